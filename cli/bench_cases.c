@@ -1,0 +1,172 @@
+/* Which operations are measured at which sizes, and the series that show how cost grows. To measure another size, add
+ * it to the operation's list; to measure another operation, write it in bench_operations.c and give it a list here. */
+#include "bench.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* 0 where an operation has no such size. Those marked quick are also measured with --quick. */
+typedef struct size_entry {
+    int64_t batch, m, n, k;
+    bool quick;
+} size_entry;
+
+enum { SIZES = 16 };
+
+typedef enum size_style { STYLE_SQUARE, STYLE_RECTANGLE, STYLE_PAIR } size_style;
+
+typedef struct case_list {
+    const char *operation;
+    tch_dtype dtype;
+    size_style style;
+    size_entry sizes[SIZES]; /* ends with batch 0 */
+} case_list;
+
+#define F32                                                                                                            \
+    {                                                                                                                  \
+        TCH_FLOAT, 32, 1                                                                                               \
+    }
+#define F64                                                                                                            \
+    {                                                                                                                  \
+        TCH_FLOAT, 64, 1                                                                                               \
+    }
+#define BF16                                                                                                           \
+    {                                                                                                                  \
+        TCH_BFLOAT, 16, 1                                                                                              \
+    }
+#define ONE(n, quick)                                                                                                  \
+    {                                                                                                                  \
+        1, n, n, n, quick                                                                                              \
+    }
+#define BATCH(b, n, quick)                                                                                             \
+    {                                                                                                                  \
+        b, n, n, n, quick                                                                                              \
+    }
+
+/* 32 to 2048 in steps of two, the batches at which the cost per matrix is shown, and those of TARGETS. */
+#define SINGLE_SIZES                                                                                                   \
+    ONE(32, false), ONE(64, true), ONE(128, true), ONE(256, true), ONE(512, true), ONE(1024, false), ONE(2048, false)
+#define BATCH_SIZES                                                                                                    \
+    BATCH(4, 128, false), BATCH(16, 128, true), BATCH(64, 128, false), BATCH(256, 128, false), BATCH(64, 256, false),  \
+        BATCH(16, 1024, false)
+
+static const case_list lists[] = {
+    {"matmul", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH_SIZES}},
+    {"matmul", F64, STYLE_SQUARE, {ONE(256, false), ONE(512, true), ONE(1024, false), ONE(2048, false)}},
+    {"symmetric_product", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH(64, 256, false), BATCH(16, 1024, false)}},
+    {"symmetric_product", F64, STYLE_SQUARE, {ONE(512, true), ONE(1024, false), ONE(2048, false)}},
+    {"gram", F32, STYLE_RECTANGLE, {{1, 256, 0, 1024, true}, {1, 768, 0, 3072, true}, {1, 1024, 0, 4096, false}}},
+    {"gram", F64, STYLE_RECTANGLE, {{1, 768, 0, 3072, true}}},
+    {"matmul_chunked", F32, STYLE_SQUARE, {ONE(512, true), ONE(1024, false)}},
+    {"matmul_chunked", BF16, STYLE_SQUARE, {ONE(512, true), ONE(1024, false)}},
+    {"eigh", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH_SIZES}},
+    {"eigh", F64, STYLE_SQUARE, {ONE(256, true), ONE(512, true), ONE(1024, false)}},
+    {"matrix_power", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH(64, 256, false), BATCH(16, 1024, false)}},
+    {"matrix_power", F64, STYLE_SQUARE, {ONE(256, true), ONE(512, true), ONE(1024, false)}},
+    {"inverse_root", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH_SIZES}},
+    {"inverse_root", F64, STYLE_SQUARE, {ONE(256, true), ONE(512, true), ONE(1024, false)}},
+    {"orthogonalize",
+     F32,
+     STYLE_RECTANGLE,
+     {{1, 256, 256, 0, true}, {1, 1024, 1024, 0, false}, {1, 768, 3072, 0, true}}},
+    {"kronecker_product", F32, STYLE_PAIR, {{1, 32, 64, 0, true}, {1, 64, 128, 0, true}}},
+    {"kronecker_product", F64, STYLE_PAIR, {{1, 64, 128, 0, false}}},
+    {"kronecker_matmul", F32, STYLE_PAIR, {{1, 64, 128, 16, true}, {1, 256, 512, 16, false}}},
+    {"kronecker_solve", F32, STYLE_PAIR, {{1, 64, 128, 0, true}, {1, 256, 512, 0, true}, {1, 768, 768, 0, false}}},
+    {"kronecker_solve", F64, STYLE_PAIR, {{1, 256, 512, 0, true}}},
+    {"nearest_kronecker", F32, STYLE_PAIR, {{1, 16, 32, 0, true}, {1, 32, 64, 0, false}}},
+};
+enum { LISTS = sizeof lists / sizeof lists[0] };
+
+static const double dampings[] = {1e-6, 1e-4};
+static const tch_root_method methods[] = {TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_ROOT_RATIONAL, TCH_ROOT_AUTO};
+
+const bench_series bench_all_series[] = {
+    {"matmul", "matmul", TCH_ROOT_AUTO},
+    {"eigh", "eigh", TCH_ROOT_AUTO},
+    {"root, eigen", "inverse_root", TCH_ROOT_EIGEN},
+    {"root, newton", "inverse_root", TCH_ROOT_NEWTON},
+    {"root, rational", "inverse_root", TCH_ROOT_RATIONAL},
+};
+const int bench_series_count = sizeof bench_all_series / sizeof bench_all_series[0];
+
+static const bench_operation *find_operation(const char *name)
+{
+    for (int i = 0; bench_operations[i] != NULL; i++)
+        if (strcmp(bench_operations[i]->name, name) == 0)
+            return bench_operations[i];
+    return NULL;
+}
+
+static void write_size(const size_entry *size, size_style style, char *text, size_t length)
+{
+    long long batch = size->batch, m = size->m, n = size->n, k = size->k;
+    if (style == STYLE_SQUARE && batch == 1)
+        snprintf(text, length, "%lld", n);
+    else if (style == STYLE_SQUARE)
+        snprintf(text, length, "%lldx%lld", batch, n);
+    else if (style == STYLE_RECTANGLE)
+        snprintf(text, length, "%lld-by-%lld", m, n > 0 ? n : k);
+    else if (k > 0)
+        snprintf(text, length, "%lld-kron-%lld-by-%lld", m, n, k);
+    else
+        snprintf(text, length, "%lld-kron-%lld", m, n);
+}
+
+static void add(bench_results *results, const char *only, const case_list *list, const size_entry *size,
+                tch_root_method method, double damping)
+{
+    bench_case c = {
+        find_operation(list->operation), list->dtype, size->batch, size->m, size->n, size->k, method, damping, "", ""};
+    write_size(size, list->style, c.size, sizeof c.size);
+    if (damping > 0.0)
+        snprintf(c.name, sizeof c.name, "%s/%s/%s/%s/%.0e", list->operation, tch_root_method_name(method), c.size,
+                 tch_dtype_name(c.dtype), damping);
+    else
+        snprintf(c.name, sizeof c.name, "%s/%s/%s", list->operation, c.size, tch_dtype_name(c.dtype));
+    if (results->quick && !size->quick)
+        return;
+    if ((only == NULL || strstr(c.name, only) != NULL) && results->case_count < BENCH_CASES)
+        results->cases[results->case_count++] = c;
+}
+
+static void add_list(bench_results *results, const char *only, const case_list *list)
+{
+    bool roots = strcmp(list->operation, "inverse_root") == 0;
+    for (size_t d = 0; d < (roots ? sizeof dampings / sizeof dampings[0] : 1); d++)
+        for (int i = 0; i < SIZES && list->sizes[i].batch > 0; i++)
+            for (size_t j = 0; j < (roots ? sizeof methods / sizeof methods[0] : 1); j++)
+                add(results, only, list, &list->sizes[i], roots ? methods[j] : TCH_ROOT_AUTO,
+                    roots ? dampings[d] : 0.0);
+}
+
+void bench_cases_fill(bench_results *results, const char *only)
+{
+    results->case_count = 0;
+    for (int i = 0; i < LISTS; i++)
+        add_list(results, only, &lists[i]);
+}
+
+const bench_row *bench_eigen_row(const bench_results *results, const bench_row *row)
+{
+    for (int i = 0; i < results->row_count; i++) {
+        const bench_case *c = results->rows[i].c;
+        if (c->operation == row->c->operation && c->method == TCH_ROOT_EIGEN && c->batch == row->c->batch &&
+            c->n == row->c->n && c->damping == row->c->damping && tch_dtype_equal(c->dtype, row->c->dtype))
+            return &results->rows[i];
+    }
+    return NULL;
+}
+
+const bench_row *bench_series_row(const bench_results *results, const bench_series *series, int64_t batch, int64_t n)
+{
+    for (int i = 0; i < results->row_count; i++) {
+        const bench_row *row = &results->rows[i];
+        const bench_case *c = row->c;
+        if (strcmp(c->operation->name, series->operation) == 0 && c->method == series->method && c->batch == batch &&
+            c->n == n && tch_dtype_equal(c->dtype, TCH_FLOAT32) && row->status == TCH_OK &&
+            (c->damping == 0.0 || c->damping == dampings[0]))
+            return row;
+    }
+    return NULL;
+}

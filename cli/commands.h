@@ -1,0 +1,9 @@
+/* The commands. Each takes what follows its name on the command line and returns an exit status of output.h. */
+#ifndef CLI_COMMANDS_H
+#define CLI_COMMANDS_H
+
+int command_info(int argc, char **argv);
+int command_demo(int argc, char **argv);
+int command_bench(int argc, char **argv);
+
+#endif

@@ -1,0 +1,245 @@
+/* `torchium demo`: a batch of ill-conditioned matrices and their inverse roots by every method, with what each costs
+ * and how far each is from the float64 root. The matrices are singular until damping gives them the condition number
+ * asked for, which is how an optimizer meets them. */
+#include <stdbool.h>
+#include <stdio.h>
+
+#include <torchium/torchium.h>
+
+#include "commands.h"
+#include "machine.h"
+#include "options.h"
+#include "output.h"
+#include "progress.h"
+#include "random_matrices.h"
+#include "root_trial.h"
+#include "table.h"
+#include "timing.h"
+#include "workplace.h"
+
+typedef struct demo_options {
+    int64_t n, batch, root, seed;
+    double condition;
+    const char *device;
+} demo_options;
+
+typedef struct demo_row {
+    tch_dtype dtype;
+    tch_root_method method, used;
+    bool offered; /* by the device's backend */
+    timing time;
+    root_verdict verdict;
+} demo_row;
+
+/* The first row is the reference of the others, the second the one their speed is compared with. */
+static const demo_row plan[] = {
+    {.dtype = {TCH_FLOAT, 64, 1}, .method = TCH_ROOT_EIGEN},
+    {.dtype = {TCH_FLOAT, 32, 1}, .method = TCH_ROOT_EIGEN},
+    {.dtype = {TCH_FLOAT, 32, 1}, .method = TCH_ROOT_NEWTON},
+    {.dtype = {TCH_FLOAT, 32, 1}, .method = TCH_ROOT_RATIONAL},
+    {.dtype = {TCH_FLOAT, 32, 1}, .method = TCH_ROOT_AUTO},
+};
+enum { ROWS = sizeof plan / sizeof plan[0] };
+
+/* Seconds spent on timing one row. */
+static const double row_seconds = 0.3;
+
+/* The matrices, in both precisions, with the same numbers. */
+typedef struct demo_inputs {
+    tch_tensor *f32;
+    tch_tensor *f64;
+} demo_inputs;
+
+static void release_inputs(demo_inputs *inputs)
+{
+    tch_tensor_destroy(inputs->f32);
+    tch_tensor_destroy(inputs->f64);
+}
+
+/* Eigenvalues falling as a power from nearly 1 to 0; damping by 1/condition makes the smallest 1/condition. */
+static tch_status fill_spectrum(const workplace *place, const demo_options *options, tch_tensor **spectrum)
+{
+    tch_status status = workplace_vector(place->host, TCH_FLOAT64, options->n, spectrum);
+    if (status != TCH_OK)
+        return status;
+    double *w = (*spectrum)->data;
+    random_power_law(options->n, options->condition, w);
+    for (int64_t i = 0; i < options->n && options->n > 1; i++)
+        w[i] -= 1.0 / options->condition;
+    return TCH_OK;
+}
+
+static tch_status make_inputs(const workplace *place, const demo_options *options, demo_inputs *inputs)
+{
+    tch_status status;
+    tch_tensor *spectrum = NULL;
+    int64_t n = options->n, batch = options->batch;
+    *inputs = (demo_inputs){NULL, NULL};
+    if ((status = workplace_matrices(place->device, TCH_FLOAT32, batch, n, n, &inputs->f32)) == TCH_OK &&
+        (status = workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &inputs->f64)) == TCH_OK &&
+        (status = fill_spectrum(place, options, &spectrum)) == TCH_OK &&
+        (status = random_symmetric(place, (uint64_t)options->seed, spectrum->data, inputs->f32)) == TCH_OK)
+        status = tch_tensor_copy(place->device, inputs->f64, inputs->f32);
+    tch_tensor_destroy(spectrum);
+    return status;
+}
+
+/* Runs one row. The first one, which has no reference yet, leaves its result in *reference. */
+static tch_status run_row(const workplace *place, const demo_options *options, const demo_inputs *inputs, demo_row *row,
+                          tch_tensor **reference)
+{
+    root_trial trial;
+    bool wide = tch_dtype_equal(row->dtype, TCH_FLOAT64);
+    tch_status status = root_trial_start(place, wide ? inputs->f64 : inputs->f32, &trial);
+    if (status != TCH_OK)
+        return status;
+    trial.root = (int32_t)options->root;
+    trial.config.method = row->method;
+    trial.config.relative_eps = 1.0 / options->condition;
+    if ((status = tch_inverse_root_plan(place->device, row->dtype, options->batch, options->n, trial.root,
+                                        &trial.config, &row->used, NULL)) == TCH_OK &&
+        (status = timing_measure(place->device, root_trial_run, &trial, row_seconds, &row->time)) == TCH_OK)
+        status = root_trial_judge(place, &trial, *reference, &row->verdict);
+    if (status == TCH_OK && *reference == NULL)
+        status = workplace_fetch(place, trial.out, reference);
+    root_trial_end(&trial);
+    row->offered = status != TCH_ERR_UNSUPPORTED;
+    return row->offered ? status : TCH_OK;
+}
+
+static tch_status run_rows(const workplace *place, const demo_options *options, demo_row *rows)
+{
+    demo_inputs inputs;
+    tch_tensor *reference = NULL;
+    progress p = progress_start(ROWS);
+    progress_show(&p, "making the matrices");
+    tch_status status = make_inputs(place, options, &inputs);
+    for (int i = 0; i < ROWS && status == TCH_OK; i++) {
+        rows[i] = plan[i];
+        progress_show(&p, tch_root_method_name(rows[i].method));
+        status = run_row(place, options, &inputs, &rows[i], &reference);
+        progress_advance(&p, 1.0);
+    }
+    progress_clear(&p);
+    tch_tensor_destroy(reference);
+    release_inputs(&inputs);
+    return status;
+}
+
+static void print_row(table *t, const demo_options *options, const demo_row *rows, const demo_row *row)
+{
+    const root_verdict *verdict = &row->verdict;
+    table_row(t);
+    table_set(t, 0, "%s", tch_root_method_name(row->method));
+    table_set(t, 2, "%s", tch_dtype_name(row->dtype));
+    if (!row->offered) {
+        table_set(t, 7, "not offered on this device");
+        return;
+    }
+    table_set(t, 1, "%s", tch_root_method_name(row->used));
+    if (row == rows)
+        table_set(t, 3, "reference");
+    else if (verdict->failed < options->batch)
+        table_set(t, 3, "%.1e", verdict->error);
+    if (verdict->failed < options->batch)
+        table_set(t, 4, "%.1e", verdict->residual);
+    table_set(t, 5, "%.2f", row->time.median_ms);
+    table_set(t, 6, "%.2f x", rows[1].time.median_ms / row->time.median_ms);
+    if (verdict->failed > 0)
+        table_set(t, 7, "%lld failed: %s", (long long)verdict->failed, root_report_text(verdict->reason));
+}
+
+static void print_table(const demo_options *options, const demo_row *rows)
+{
+    static table t; /* too large for the stack of a small thread */
+    table_start(&t, "method|<used|<type|error|residual|ms|speed|<");
+    for (int i = 0; i < ROWS; i++)
+        print_row(&t, options, rows, &rows[i]);
+    table_print(&t);
+}
+
+static void print_heading(const workplace *place, const demo_options *options)
+{
+    char line[192];
+    output_heading("A^(-1/%lld) of %lld matrices %lld x %lld, condition number %.0e", (long long)options->root,
+                   (long long)options->batch, (long long)options->n, (long long)options->n, options->condition);
+    printf("on %s\n\n", machine_context_line(place->device, line));
+}
+
+static void print_explanation(const demo_options *options)
+{
+    printf("\nerror     largest of the batch, relative Frobenius norm, against the float64 root of the same float32\n"
+           "          matrices, which are singular until damped by %.0e of their largest eigenvalue.\n"
+           "residual  largest |X^%lld A - I| / sqrt(n): the certificate every result comes with, found without\n"
+           "          knowing the answer; speed is against eigen in float32.\n",
+           1.0 / options->condition, (long long)options->root);
+}
+
+static int check_options(const demo_options *options)
+{
+    if (options->root == 5 || options->root == 7)
+        return output_usage("demo", "--root takes 1, 2, 3, 4, 6 or 8, not %lld", (long long)options->root);
+    return CLI_OK;
+}
+
+/* An absurd size is refused by the library. A size that is only too large for this machine is refused here, because
+ * the system may promise more memory than it has and end the process when it is touched. */
+static int check_memory(const workplace *place, const demo_options *options)
+{
+    tch_tensor *largest = NULL;
+    tch_memory_info memory = TCH_MEMORY_INFO_INIT;
+    if (workplace_matrices(place->device, TCH_FLOAT64, options->batch, options->n, options->n, &largest))
+        return output_fail_library("demo");
+    tch_tensor_destroy(largest);
+    if (tch_memory_trim(place->device, 0) || tch_memory_get_info(place->device, &memory))
+        return output_fail_library("demo");
+    double n = (double)options->n, needed = ((double)options->batch * 48.0 + 64.0) * n * n;
+    if (needed <= (double)memory.free)
+        return CLI_OK;
+    char need[32], available[32];
+    return output_fail("demo", "this takes about %s and %s is free: choose a smaller --n or --batch",
+                       output_bytes(needed, need), output_bytes((double)memory.free, available));
+}
+
+static int run_demo(const demo_options *options)
+{
+    workplace place;
+    if (workplace_open(options->device, &place))
+        return output_fail_library("demo");
+    int result = check_memory(&place, options);
+    if (result == CLI_OK) {
+        demo_row rows[ROWS];
+        print_heading(&place, options);
+        fflush(stdout);
+        if (run_rows(&place, options, rows)) {
+            result = output_fail_library("demo");
+        } else {
+            print_table(options, rows);
+            print_explanation(options);
+        }
+    }
+    workplace_close(&place);
+    return result;
+}
+
+int command_demo(int argc, char **argv)
+{
+    demo_options options = {.n = 256, .batch = 16, .root = 4, .seed = 1, .condition = 1e6, .device = "auto"};
+    const option_spec specs[] = {
+        {"--n", "N", OPTION_INTEGER, &options.n, 1, 0x1p62, "size of the matrices (256)"},
+        {"--batch", "B", OPTION_INTEGER, &options.batch, 1, 0x1p62, "how many of them (16)"},
+        {"--condition", "K", OPTION_REAL, &options.condition, 10, 1e15, "condition number after damping (1e6)"},
+        {"--root", "P", OPTION_INTEGER, &options.root, 1, 8, "which root: 1, 2, 3, 4, 6 or 8 (4)"},
+        {"--seed", "S", OPTION_INTEGER, &options.seed, 0, 0x1p62, "of the random matrices (1)"},
+        {"--device", "D", OPTION_TEXT, &options.device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},
+    };
+    const option_table table = {"demo",
+                                "Takes the inverse root A^(-1/P) of a batch of random ill-conditioned symmetric\n"
+                                "matrices by every method, and shows error, residual and time of each.",
+                                specs, sizeof specs / sizeof specs[0]};
+    options_result result = options_read(&table, argc, argv);
+    if (result != OPTIONS_GO)
+        return result == OPTIONS_HELPED ? CLI_OK : CLI_USAGE;
+    int status = check_options(&options);
+    return status ? status : run_demo(&options);
+}

@@ -1,0 +1,91 @@
+/* The command `torchium`: finds the command in a table and runs it. A new command is a line in that table and a file of
+ * its own; all of them use the public interface of the library and nothing else. */
+#include <stdio.h>
+#include <string.h>
+
+#include <torchium/torchium.h>
+
+#include "commands.h"
+#include "options.h"
+#include "output.h"
+
+typedef struct command {
+    const char *name;
+    const char *summary;
+    int (*run)(int argc, char **argv);
+} command;
+
+static const command commands[] = {
+    {"info", "what this installation is, and which devices it can use", command_info},
+    {"demo", "inverse roots of ill-conditioned matrices by every method, with error and time", command_demo},
+    {"bench", "times the operations against the limits of this machine", command_bench},
+};
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static int print_help(void)
+{
+    puts("usage: torchium COMMAND [options]\n\n"
+         "Matrix functions for second-order optimization of neural networks.\n\n"
+         "commands:");
+    for (int i = 0; i < COMMANDS; i++)
+        printf("  %-8s %s\n", commands[i].name, commands[i].summary);
+    puts("  help     help on a command: torchium help COMMAND\n\n"
+         "options:\n"
+         "  --version\n"
+         "  --help\n\n"
+         "Exit status: 0 done, 1 failed, 2 wrong usage.");
+    return CLI_OK;
+}
+
+static const command *find(const char *name)
+{
+    for (int i = 0; i < COMMANDS; i++)
+        if (strcmp(commands[i].name, name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+static int unknown(const char *name)
+{
+    const char *names[COMMANDS + 3] = {[COMMANDS] = "help", "--help", "--version"};
+    for (int i = 0; i < COMMANDS; i++)
+        names[i] = commands[i].name;
+    const char *what = name[0] == '-' ? "option" : "command";
+    const char *nearest = options_nearest(name, names, COMMANDS + 3);
+    if (nearest != NULL)
+        return output_usage("", "unknown %s '%s'; did you mean 'torchium %s'?", what, name, nearest);
+    return output_usage("", "unknown %s '%s'", what, name);
+}
+
+static int help(int argc, char **argv)
+{
+    char option[] = "--help";
+    char *arguments[] = {option, NULL};
+    if (argc == 0)
+        return print_help();
+    if (argc > 1)
+        return output_usage("", "help takes one command: torchium help %s", argv[0]);
+    const command *found = find(argv[0]);
+    return found != NULL ? found->run(1, arguments) : unknown(argv[0]);
+}
+
+static int dispatch(int argc, char **argv)
+{
+    const char *name = argv[0];
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        return help(argc - 1, argv + 1);
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
+        printf("torchium %s\n", tch_version());
+        return CLI_OK;
+    }
+    const command *found = find(name);
+    return found != NULL ? found->run(argc - 1, argv + 1) : unknown(name);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2)
+        return output_usage("", "a command is missing; 'torchium info' is a good first one");
+    int status = dispatch(argc - 1, argv + 1);
+    return output_finish("", status);
+}

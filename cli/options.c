@@ -1,0 +1,181 @@
+/* Reads a command's options and prints its help from one table. Numbers are read strictly: the whole word must be a
+ * number and lie in the option's range, so that "--n 25O" is a message and not 25. */
+#include "options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "output.h"
+
+enum { LONGEST_NAME = 32, MOST_NAMES = 32 };
+
+/* Edits (insert, delete, replace) that turn a into b, for words below LONGEST_NAME. */
+static size_t edit_distance(const char *a, const char *b)
+{
+    size_t row[LONGEST_NAME + 1];
+    size_t length = strlen(b);
+    for (size_t j = 0; j <= length; j++)
+        row[j] = j;
+    for (size_t i = 0; a[i] != '\0'; i++) {
+        size_t diagonal = row[0];
+        row[0] = i + 1;
+        for (size_t j = 0; j < length; j++) {
+            size_t replaced = diagonal + (a[i] != b[j]);
+            size_t shifted = (row[j] < row[j + 1] ? row[j] : row[j + 1]) + 1;
+            diagonal = row[j + 1];
+            row[j + 1] = replaced < shifted ? replaced : shifted;
+        }
+    }
+    return row[length];
+}
+
+const char *options_nearest(const char *word, const char *const *names, size_t count)
+{
+    const char *nearest = NULL;
+    size_t least = strlen(word) / 3 + 1; /* one slip in a short word, more in a long one */
+    if (strlen(word) > LONGEST_NAME)
+        return NULL;
+    for (size_t i = 0; i < count; i++) {
+        size_t distance = strlen(names[i]) > LONGEST_NAME ? LONGEST_NAME : edit_distance(word, names[i]);
+        if (distance <= least) {
+            least = distance - (distance > 0);
+            nearest = names[i];
+        }
+    }
+    return nearest;
+}
+
+static void print_help(const option_table *table)
+{
+    printf("usage: torchium %s%s\n\n%s\n", table->command, table->count ? " [options]" : "", table->description);
+    printf("\noptions:\n");
+    for (size_t i = 0; i < table->count; i++) {
+        const option_spec *spec = &table->specs[i];
+        char left[64];
+        snprintf(left, sizeof left, "%s%s%s", spec->name, spec->value ? " " : "", spec->value ? spec->value : "");
+        printf("  %-16s %s\n", left, spec->help);
+    }
+    printf("  %-16s %s\n", "--help", "this text");
+}
+
+static options_result wrong_name(const option_table *table, const char *word)
+{
+    const char *names[MOST_NAMES];
+    size_t count = 0;
+    for (; count < table->count && count < MOST_NAMES; count++)
+        names[count] = table->specs[count].name;
+    const char *nearest = options_nearest(word, names, count);
+    if (word[0] != '-')
+        output_usage(table->command, "unexpected argument '%s'", word);
+    else if (nearest != NULL)
+        output_usage(table->command, "unknown option '%s'; did you mean '%s'?", word, nearest);
+    else
+        output_usage(table->command, "unknown option '%s'", word);
+    return OPTIONS_WRONG;
+}
+
+/* The spec that `word` names, with or without "=value" at its end; NULL if none does. */
+static const option_spec *find(const option_table *table, const char *word, const char **value)
+{
+    size_t length = strcspn(word, "=");
+    for (size_t i = 0; i < table->count; i++) {
+        const option_spec *spec = &table->specs[i];
+        if (strlen(spec->name) == length && strncmp(spec->name, word, length) == 0) {
+            *value = word[length] == '=' ? word + length + 1 : NULL;
+            return spec;
+        }
+    }
+    return NULL;
+}
+
+/* strtol and strtod skip white space and accept "nan", "inf" and "0x10"; none of them is meant here. */
+static bool looks_like_number(const char *text)
+{
+    return text[0] != '\0' && text[strspn(text, "+-.0123456789eE")] == '\0';
+}
+
+static bool read_integer(const option_spec *spec, const char *text)
+{
+    char *end = NULL;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (!looks_like_number(text) || *end != '\0' || errno != 0)
+        return false;
+    if ((double)number < spec->least || (double)number > spec->most)
+        return false;
+    *(int64_t *)spec->target = number;
+    return true;
+}
+
+static bool read_real(const option_spec *spec, const char *text)
+{
+    char *end = NULL;
+    double number = strtod(text, &end);
+    if (!looks_like_number(text) || *end != '\0' || !isfinite(number))
+        return false;
+    if (number < spec->least || number > spec->most)
+        return false;
+    *(double *)spec->target = number;
+    return true;
+}
+
+static options_result wrong_number(const option_table *table, const option_spec *spec, const char *text)
+{
+    const char *what = spec->kind == OPTION_INTEGER ? "a whole number" : "a number";
+    if (spec->most < 1e18)
+        output_usage(table->command, "%s takes %s from %.15g to %.15g, not '%s'", spec->name, what, spec->least,
+                     spec->most, text);
+    else
+        output_usage(table->command, "%s takes %s of at least %.15g, not '%s'", spec->name, what, spec->least, text);
+    return OPTIONS_WRONG;
+}
+
+static options_result store(const option_table *table, const option_spec *spec, const char *text)
+{
+    bool good = true;
+    switch (spec->kind) {
+    case OPTION_FLAG:
+        *(bool *)spec->target = true;
+        break;
+    case OPTION_INTEGER:
+        good = read_integer(spec, text);
+        break;
+    case OPTION_REAL:
+        good = read_real(spec, text);
+        break;
+    case OPTION_TEXT:
+        *(const char **)spec->target = text;
+        break;
+    }
+    return good ? OPTIONS_GO : wrong_number(table, spec, text);
+}
+
+options_result options_read(const option_table *table, int argc, char **argv)
+{
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            print_help(table);
+            return OPTIONS_HELPED;
+        }
+        const char *value = NULL;
+        const option_spec *spec = find(table, argv[i], &value);
+        if (spec == NULL)
+            return wrong_name(table, argv[i]);
+        if (spec->kind == OPTION_FLAG && value != NULL) {
+            output_usage(table->command, "%s takes no value", spec->name);
+            return OPTIONS_WRONG;
+        }
+        if (spec->kind != OPTION_FLAG && value == NULL)
+            value = ++i < argc ? argv[i] : NULL;
+        if (spec->kind != OPTION_FLAG && value == NULL) {
+            output_usage(table->command, "%s needs a value: %s %s", spec->name, spec->name, spec->value);
+            return OPTIONS_WRONG;
+        }
+        if (store(table, spec, value) != OPTIONS_GO)
+            return OPTIONS_WRONG;
+    }
+    return OPTIONS_GO;
+}

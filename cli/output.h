@@ -1,0 +1,29 @@
+/* What every command says in the same way: errors, headings, and the check that all output was written. */
+#ifndef CLI_OUTPUT_H
+#define CLI_OUTPUT_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+/* The command's exit statuses. */
+enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
+
+/* Says on stderr "torchium COMMAND: message" and returns CLI_FAILED. */
+int output_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The same for a call of the library that failed: its own message. */
+int output_fail_library(const char *command);
+
+/* The same for wrong arguments, with a line that says where help is; returns CLI_USAGE. */
+int output_usage(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* A line of its own, bold where stdout is a terminal that shows it. */
+void output_heading(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Flushes stdout. `status` if everything was written; otherwise says so and returns CLI_FAILED. */
+int output_finish(const char *command, int status);
+
+/* 1536 as "1.5 KiB". Returns `text`, which holds 32 characters. */
+const char *output_bytes(double bytes, char text[32]);
+
+#endif

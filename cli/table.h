@@ -1,0 +1,26 @@
+/* Tables for people: columns as wide as their widest cell. */
+#ifndef CLI_TABLE_H
+#define CLI_TABLE_H
+
+enum { TABLE_COLUMNS = 10, TABLE_ROWS = 64, TABLE_CELL = 40 };
+
+typedef struct table {
+    int columns, rows;
+    char header[TABLE_COLUMNS][TABLE_CELL];
+    char cells[TABLE_ROWS][TABLE_COLUMNS][TABLE_CELL];
+} table;
+
+/* `header` names the columns, separated by '|'. The first column is set to the left, the others to the right, unless
+ * their name begins with '<'. */
+void table_start(table *t, const char *header);
+
+/* Begins a row of empty cells. Rows beyond TABLE_ROWS are printed and cleared as they come. */
+void table_row(table *t);
+
+/* Sets a cell of the row begun last, printf-style. */
+void table_set(table *t, int column, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Prints it, indented by two, without the columns in which no row says anything, and forgets the rows. */
+void table_print(table *t);
+
+#endif

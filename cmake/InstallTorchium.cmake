@@ -1,0 +1,32 @@
+# The installed package: headers, library, command, find_package(torchium) and pkg-config. Every path in it is relative
+# to where its file lies, so that an installed folder can be moved.
+include(CMakePackageConfigHelpers)
+
+set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/torchium")
+get_property(public_headers GLOBAL PROPERTY torchium_public_headers)
+
+install(FILES ${public_headers} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/torchium")
+install(TARGETS torchium EXPORT torchium-targets
+        LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+        ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(EXPORT torchium-targets NAMESPACE torchium:: DESTINATION "${package_folder}")
+
+configure_package_config_file(cmake/torchium-config.cmake.in torchium-config.cmake
+                              INSTALL_DESTINATION "${package_folder}" NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/torchium-config-version.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/torchium-config.cmake" "${PROJECT_BINARY_DIR}/torchium-config-version.cmake"
+        DESTINATION "${package_folder}")
+
+# A shared library brings its own dependencies; an archive needs them named: pkg-config --static.
+list(JOIN OpenMP_C_LIB_NAMES " -l" private_libraries)
+set(private_libraries "-l${private_libraries} -l${CMAKE_DL_LIBS} -lm")
+file(RELATIVE_PATH prefix_from_pc "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/prefix")
+string(REGEX REPLACE "/$" "" prefix_from_pc "${prefix_from_pc}")
+configure_file(cmake/torchium.pc.in torchium.pc @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/torchium.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+
+if(TORCHIUM_BUILD_CLI)
+    file(RELATIVE_PATH lib_from_bin "/prefix/${CMAKE_INSTALL_BINDIR}" "/prefix/${CMAKE_INSTALL_LIBDIR}")
+    set_target_properties(torchium_command PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_bin}")
+    install(TARGETS torchium_command RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+endif()

@@ -1,0 +1,52 @@
+# How tests are built and run: linking, the environment the sanitizers read, labels, time limits.
+
+# The sanitizers of gcc 12 place their shadow memory at fixed addresses, which newer kernels' wider randomization of
+# addresses can hit; where the machine lets us, tests run without randomization.
+set(test_launcher)
+if(TORCHIUM_SANITIZE)
+    execute_process(COMMAND setarch -R true RESULT_VARIABLE setarch_failed OUTPUT_QUIET ERROR_QUIET)
+    if(NOT setarch_failed)
+        set(test_launcher setarch -R)
+    endif()
+endif()
+
+set(test_environment "UBSAN_OPTIONS=print_stacktrace=1")
+if(TORCHIUM_SANITIZE MATCHES "thread")
+    # libgomp is not instrumented, so its barriers would look like races: our own threads are tested, not OpenMP's.
+    list(APPEND test_environment "OMP_NUM_THREADS=1")
+endif()
+
+function(torchium_test_settings name)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "LABELS")
+    if(NOT arg_TIMEOUT)
+        set(arg_TIMEOUT 300)
+    endif()
+    set_tests_properties(${name} PROPERTIES
+        LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${test_environment}")
+endfunction()
+
+# torchium_test(NAME [INTERNAL] [LABELS label...] [SOURCES more.c...] [TIMEOUT seconds]): see tests/CMakeLists.txt.
+function(torchium_test name)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL" "TIMEOUT" "LABELS;SOURCES")
+    add_executable(test_${name} test_${name}.c ${arg_SOURCES})
+    torchium_compile_options(test_${name})
+    if(arg_INTERNAL)
+        target_link_libraries(test_${name} PRIVATE test_support torchium_internal)
+    else()
+        target_link_libraries(test_${name} PRIVATE test_support torchium::torchium)
+    endif()
+    add_test(NAME ${name} COMMAND ${test_launcher} $<TARGET_FILE:test_${name}>)
+    torchium_test_settings(${name} LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+endfunction()
+
+# torchium_test_module(TARGET FOLDER folder SOURCE file.c): a module for the loader to find, built as
+# <build>/tests/modules/FOLDER/libtorchium_cuda.so. Tests find that place in the macro TEST_MODULES.
+function(torchium_test_module target)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER;SOURCE" "DEFINITIONS")
+    add_library(${target} MODULE ${arg_SOURCE})
+    torchium_compile_options(${target})
+    target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include")
+    target_compile_definitions(${target} PRIVATE ${arg_DEFINITIONS})
+    set_target_properties(${target} PROPERTIES
+        OUTPUT_NAME torchium_cuda LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/modules/${arg_FOLDER}")
+endfunction()

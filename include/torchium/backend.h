@@ -1,0 +1,236 @@
+/* The operations table: the one seam between algorithms and devices. For authors of backends.
+ *
+ * Everything above this table (src/linalg, the optimizers) is written once and never asks which device it runs on;
+ * everything below it implements these operations for one kind of device. The operations are at the level of
+ * mathematics, over whole batches. Entries are
+ *   REQUIRED              every backend has them;
+ *   OPTIONAL              may be NULL: the library composes the result from required ones;
+ *   OPTIONAL, NO DEFAULT  may be NULL: what needs it is then not offered, or done another way.
+ *
+ * Rules for all operations: arguments have been validated; sizes may be zero; work is queued on the state's stream and
+ * nothing waits for the device unless said so; nothing allocates, except `allocate` and `state_create`; scratch is
+ * given by the caller, as large as `scratch_bytes` says. Outputs do not overlap inputs unless an entry allows it. On
+ * failure an operation returns a status after calling host->fail with a message. Scalars that differ between the
+ * matrices of a batch live on the device, as arrays of double with one entry per matrix.
+ *
+ * docs/adding-a-backend.md walks through a new one. */
+#ifndef TORCHIUM_BACKEND_H
+#define TORCHIUM_BACKEND_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <torchium/device.h>
+#include <torchium/export.h>
+#include <torchium/linalg.h>
+#include <torchium/status.h>
+
+/* Raised whenever the table or a struct it uses changes; a module built for another number is refused. */
+#define TCH_BACKEND_ABI 1u
+
+/* The function a module exports, and its type. It returns NULL, with a sentence in `reason`, when it cannot work. */
+#define TCH_BACKEND_ENTRY "torchium_backend_entry"
+
+/* Element types inside the table. */
+typedef enum tch_scalar {
+    TCH_SCALAR_F64 = 0,
+    TCH_SCALAR_F32 = 1,
+    TCH_SCALAR_F16 = 2,
+    TCH_SCALAR_BF16 = 3,
+    TCH_SCALAR_I32 = 4,
+    TCH_SCALAR_I64 = 5,
+    TCH_SCALAR_COUNT = 6
+} tch_scalar;
+
+/* A batch of row-major matrices: element (i, j) of matrix b is at data[b * stride + i * ld + j]. A stride of 0 repeats
+ * one matrix, on inputs only. */
+typedef struct tch_matrices {
+    void *data;
+    tch_scalar type;
+    int64_t rows, cols;
+    int64_t ld;
+    int64_t batch;
+    int64_t stride;
+} tch_matrices;
+
+/* An array of any rank, for copies: strides in elements. */
+typedef struct tch_array {
+    void *data;
+    tch_scalar type;
+    int32_t rank; /* at most TCH_MAX_RANK */
+    const int64_t *shape;
+    const int64_t *strides;
+} tch_array;
+
+typedef enum tch_reduction {
+    TCH_REDUCE_FROBENIUS = 0,       /* square root of the sum of squares, without overflow */
+    TCH_REDUCE_MAX_ABS = 1,         /* largest |entry| */
+    TCH_REDUCE_MAX_ROW_SUM = 2,     /* largest sum of |entries| of a row: a bound of every eigenvalue */
+    TCH_REDUCE_TRACE = 3,           /* sum of the diagonal */
+    TCH_REDUCE_NONFINITE = 4,       /* number of entries that are infinite or NaN */
+    TCH_REDUCE_ASYMMETRY = 5,       /* largest |a_ij - a_ji|, square matrices only */
+    TCH_REDUCE_COUNT = 6
+} tch_reduction;
+
+typedef enum tch_copy_kind { TCH_COPY_DEVICE = 0, TCH_COPY_TO_DEVICE = 1, TCH_COPY_TO_HOST = 2 } tch_copy_kind;
+
+/* Operations that need scratch, for `scratch_bytes`. */
+typedef enum tch_scratch_for {
+    TCH_SCRATCH_EIGH = 0,
+    TCH_SCRATCH_LARGEST_EIGENVALUE = 1,
+    TCH_SCRATCH_SHIFTED_INVERSE = 2, /* `extra` is the number of poles */
+    TCH_SCRATCH_ROOT_RESIDUAL = 3
+} tch_scratch_for;
+
+/* What `root_setup` decides from; arrays of one double per matrix. */
+typedef struct tch_root_norms {
+    const double *largest;   /* largest eigenvalue, estimated from below */
+    const double *row_sum;   /* TCH_REDUCE_MAX_ROW_SUM */
+    const double *frobenius; /* TCH_REDUCE_FROBENIUS */
+    const double *max_abs;
+    const double *nonfinite;
+    const double *asymmetry;
+} tch_root_norms;
+
+/* How `spectrum_power` maps eigenvalues. */
+typedef struct tch_spectrum_map {
+    double eps;          /* damping = max(eps, relative_eps * largest eigenvalue) */
+    double relative_eps;
+    double power;        /* w becomes max(w + damping, damping)^power */
+    double negative;     /* an eigenvalue below -negative * largest makes the matrix TCH_REPORT_NOT_POSITIVE */
+} tch_spectrum_map;
+
+/* What the library offers to a backend. */
+typedef struct tch_backend_host {
+    size_t struct_size;
+    /* Records the message of tch_last_error, printf-style, and returns `status`. */
+    tch_status (*fail)(tch_status status, const char *format, ...);
+    /* Host memory through the library's allocator. */
+    void *(*allocate)(size_t bytes, size_t alignment);
+    void (*release)(void *pointer, size_t bytes);
+} tch_backend_host;
+
+typedef struct tch_backend {
+    uint32_t abi;      /* TCH_BACKEND_ABI */
+    size_t table_size; /* sizeof(tch_backend) */
+    const char *name;  /* "cpu", "cuda" */
+    int32_t device_type;
+    int32_t priority;     /* "auto" takes the available backend with the highest */
+    int32_t host_memory;  /* 1: its memory can be read by the host, and operations are done when they return */
+
+    /* --- devices and state ------------------------------------------------------------------------------------- */
+
+    /* REQUIRED. Devices that can be used now; 0 with a sentence in `reason` when none. */
+    int32_t (*device_count)(char *reason, size_t reason_size);
+    /* REQUIRED. Fills everything but struct_size. */
+    tch_status (*device_info)(int32_t index, tch_device_info *info);
+    /* REQUIRED. One line on the libraries it runs on. */
+    void (*describe)(char *text, size_t text_size);
+    /* REQUIRED. The state of one context: a stream, library handles. */
+    tch_status (*state_create)(int32_t index, void **state);
+    void (*state_destroy)(void *state);
+    /* REQUIRED. Called first in every public call on the context: makes the device current, and fixes what must not
+     * change until the call is over (the CPU's thread count, for which scratch is measured). */
+    tch_status (*begin)(void *state);
+    /* REQUIRED. NULL is the default stream. */
+    tch_status (*set_stream)(void *state, void *stream);
+    void *(*get_stream)(void *state);
+    /* REQUIRED. Waits, and reports what failed since the last wait. */
+    tch_status (*synchronize)(void *state);
+
+    /* --- memory ------------------------------------------------------------------------------------------------ */
+
+    /* REQUIRED. Aligned to at least 256 bytes; TCH_ERR_OUT_OF_MEMORY with the sizes in the message. */
+    tch_status (*allocate)(void *state, int64_t bytes, void **pointer);
+    void (*release)(void *state, void *pointer, int64_t bytes);
+    tch_status (*memory_info)(void *state, int64_t *total, int64_t *free);
+    /* REQUIRED. Plain bytes. Copies to the host wait until they are done. */
+    tch_status (*copy_bytes)(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind);
+    tch_status (*zero_bytes)(void *state, void *dst, int64_t bytes);
+
+    /* --- elementwise ------------------------------------------------------------------------------------------- */
+
+    /* REQUIRED. dst = src with conversion of type (to nearest even), equal shapes, any strides of src (0 repeats). */
+    tch_status (*copy)(void *state, const tch_array *dst, const tch_array *src);
+    /* REQUIRED. Every element of dst = value. */
+    tch_status (*fill)(void *state, const tch_array *dst, double value);
+    /* REQUIRED. out = c0 I + c1 X + c2 Y; x or y may be NULL with its coefficient ignored; out may be x or y. */
+    tch_status (*combine)(void *state, double c0, double c1, const tch_matrices *x, double c2, const tch_matrices *y,
+                          const tch_matrices *out);
+    /* REQUIRED. out_b = (X_b + shift_b I) scale_b^exponent; shift may be NULL; float types may differ; in place allowed. */
+    tch_status (*shift_scale)(void *state, const tch_matrices *x, const double *shift, const double *scale,
+                              double exponent, const tch_matrices *out);
+    /* REQUIRED. out(i, j) = X(i, j) w(i), w being 1 by rows per matrix, of X's type; in place allowed. */
+    tch_status (*scale_rows)(void *state, const tch_matrices *x, const tch_matrices *w, const tch_matrices *out);
+    /* REQUIRED. Signs +1 and -1 that depend only on seed, row, column and not on the batch. */
+    tch_status (*random_signs)(void *state, uint64_t seed, const tch_matrices *out);
+    /* REQUIRED. out_b = X_b, converted, wherever flags[b] is 0; elsewhere out_b is left as it is. */
+    tch_status (*select)(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out);
+    /* REQUIRED. The Kronecker product of each pair. */
+    tch_status (*kronecker)(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
+
+    /* --- reductions and decisions ------------------------------------------------------------------------------ */
+
+    /* REQUIRED. One double per matrix. */
+    tch_status (*reduce)(void *state, tch_reduction kind, const tch_matrices *x, double *out);
+    /* REQUIRED. An estimate from below of each symmetric matrix's largest eigenvalue, by Lanczos iteration from a fixed
+     * start until its relative error is expected below `tolerance` (or, where the device cannot decide, for a fixed
+     * number of steps). */
+    tch_status (*largest_eigenvalue)(void *state, const tch_matrices *x, double tolerance, double *out,
+                                     void *scratch);
+    /* REQUIRED. For each matrix: flags = NOT_FINITE, NOT_SYMMETRIC (asymmetry > symmetry * max_abs), NOT_POSITIVE (zero
+     * matrix and no damping) or OK; damping = max(eps, relative_eps * largest); bound = damping + min(row_sum,
+     * frobenius, 1.02 * largest). Flagged matrices get damping 0 and bound 1. */
+    tch_status (*root_setup)(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
+                             double symmetry, double *damping, double *bound, int32_t *flags);
+    /* REQUIRED. |X^ceil(p/2) A X^floor(p/2) - I| / sqrt(n) for A_b + shift_b I, in float64: over `probes` random sign
+     * vectors, or exactly when probes is 0. This balanced form is the one that does not magnify X's own rounding. */
+    tch_status (*root_residual)(void *state, int32_t root, const tch_matrices *a, const double *shift,
+                                const tch_matrices *x, int32_t probes, double *out, void *scratch);
+    /* REQUIRED. flags[b] = NO_CONVERGENCE where it is OK and residual[b] is not at most tolerance. */
+    tch_status (*root_verdict)(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags);
+
+    /* REQUIRED. Factored damping: with pi = sqrt((trace_a / m) / (trace_b / n)), or 1 where a trace is not positive,
+     * shift_a = pi sqrt(damping) and shift_b = sqrt(damping) / pi, for each matrix. */
+    tch_status (*factored_damping)(void *state, int64_t batch, const double *trace_a, int64_t m, const double *trace_b,
+                                   int64_t n, double damping, double *shift_a, double *shift_b);
+
+    /* --- products ---------------------------------------------------------------------------------------------- */
+
+    /* REQUIRED. C = alpha op(A) op(B) + beta C; beta = 0 does not read C. One type for all three. */
+    tch_status (*gemm)(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
+                       int32_t transpose_b, double beta, const tch_matrices *c);
+    /* OPTIONAL. C = alpha A A' + beta C (transpose: A' A), both triangles written, only the lower read. */
+    tch_status (*gram)(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                       const tch_matrices *c);
+    /* OPTIONAL. C = A B where that is symmetric: the lower half computed and mirrored. */
+    tch_status (*symmetric_product)(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+
+    /* --- decompositions ---------------------------------------------------------------------------------------- */
+
+    /* REQUIRED. On entry symmetric matrices in v (both triangles given); on return row i of v is the eigenvector of the
+     * i-th eigenvalue, which are ascending in w, 1 by n of v's type. flags[b], where it was OK on entry, becomes
+     * NO_CONVERGENCE on failure; matrices flagged on entry are skipped. */
+    tch_status (*eigh)(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch);
+    /* REQUIRED. Maps w in place; damping (one double per matrix, may be NULL) receives what was added; a result that is
+     * not finite, or an eigenvalue that is too negative, sets the flag NOT_POSITIVE. */
+    tch_status (*spectrum_power)(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
+                                 int32_t *flags);
+    /* REQUIRED. B = (A + shift I)^-1 B for symmetric positive definite A + shift I; A is destroyed. shift may be NULL.
+     * flags as in eigh, with NOT_POSITIVE. B may have any number of columns. */
+    tch_status (*spd_solve)(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
+                            int32_t *flags);
+    /* OPTIONAL, NO DEFAULT. X = sum over j of weights[j] (A + shifts[j] I)^-1 for positive shifts, host arrays; A is
+     * destroyed. flags as in spd_solve. */
+    tch_status (*shifted_inverse)(void *state, const tch_matrices *a, int32_t count, const double *shifts,
+                                  const double *weights, const tch_matrices *x, int32_t *flags, void *scratch);
+
+    /* REQUIRED. Bytes of scratch for one of the operations above on matrices of this type and size. */
+    int64_t (*scratch_bytes)(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
+                             int64_t batch, int64_t extra);
+} tch_backend;
+
+typedef const tch_backend *(*tch_backend_entry)(uint32_t abi, const tch_backend_host *host, char *reason,
+                                                size_t reason_size);
+
+#endif

@@ -1,0 +1,40 @@
+/* Contexts: one device, one stream, one memory pool and one workspace.
+ *
+ * Contexts are independent of each other: two threads may use two contexts at once. One context is used by one thread
+ * at a time. On a CUDA context calls return before the device has finished; on the CPU they return when done. */
+#ifndef TORCHIUM_CONTEXT_H
+#define TORCHIUM_CONTEXT_H
+
+#include <torchium/device.h>
+#include <torchium/export.h>
+#include <torchium/status.h>
+
+typedef struct tch_context tch_context;
+
+TCH_BEGIN_DECLS
+
+/* `device` is "auto", "cpu", "cuda" or "cuda:N". "auto" takes the best device that works, the CPU if there is no other. */
+TCH_API tch_status tch_context_create(const char *device, tch_context **context);
+
+/* Waits for the device and frees the context. Tensors made by it stay valid until destroyed. NULL is allowed. */
+TCH_API void tch_context_destroy(tch_context *context);
+
+TCH_API tch_device tch_context_device(const tch_context *context);
+
+/* Makes later calls run on the caller's stream (a cudaStream_t; not owned). NULL is the device's default stream. The
+ * CPU has no streams: only NULL is accepted there. */
+TCH_API tch_status tch_context_set_stream(tch_context *context, void *stream);
+TCH_API void *tch_context_get_stream(const tch_context *context);
+
+/* Waits until everything asked of this context is done, and reports an error that happened on the way. */
+TCH_API tch_status tch_context_synchronize(tch_context *context);
+
+/* Upper limit, in bytes, of the scratch memory a call may take; 0 (the default) means no limit but the memory there is.
+ * Batched functions work through the batch in pieces to stay below it. A limit too small for a single matrix is an
+ * error of the call that needs more, and the message says how much. */
+TCH_API tch_status tch_context_set_workspace_limit(tch_context *context, int64_t bytes);
+TCH_API int64_t tch_context_get_workspace_limit(const tch_context *context);
+
+TCH_END_DECLS
+
+#endif

@@ -1,0 +1,50 @@
+/* Status codes and error messages.
+ *
+ * Every call that can fail returns a tch_status. TCH_OK is zero, so `if (tch_...(...))` reads as "if it failed". When a
+ * call fails, tch_last_error() holds a sentence for people: what failed, which argument (its name, shape, type and
+ * device), what was expected and what to do next. The message belongs to the calling thread.
+ *
+ * After a caller's error (TCH_ERR_INVALID_ARGUMENT to TCH_ERR_UNSUPPORTED) nothing has been written: every argument is
+ * checked before the first write. After a device's error (the rest) each function says what its outputs hold. */
+#ifndef TORCHIUM_STATUS_H
+#define TORCHIUM_STATUS_H
+
+#include <torchium/export.h>
+
+/* The one list of statuses: X(enumerator, text). It becomes the enum here, and the names and texts in status.c. */
+#define TCH_STATUS_LIST(X)                                                                                             \
+    X(TCH_OK, "success")                                                                                               \
+    X(TCH_ERR_INVALID_ARGUMENT, "an argument is missing or outside its range")                                         \
+    X(TCH_ERR_SHAPE, "shapes do not fit together")                                                                     \
+    X(TCH_ERR_DTYPE, "an element type is not accepted here")                                                           \
+    X(TCH_ERR_DEVICE, "a tensor lives on another device than the context")                                             \
+    X(TCH_ERR_LAYOUT, "strides, alignment or overlap are not accepted here")                                           \
+    X(TCH_ERR_UNAVAILABLE, "the device or backend is not available on this machine")                                   \
+    X(TCH_ERR_UNSUPPORTED, "this backend does not offer the operation")                                                \
+    X(TCH_ERR_OUT_OF_MEMORY, "out of memory")                                                                          \
+    X(TCH_ERR_NUMERIC, "the numbers do not allow it: not finite, not positive definite, or no convergence")            \
+    X(TCH_ERR_BACKEND, "the device or one of its libraries failed")                                                    \
+    X(TCH_ERR_IO, "reading or writing a file failed")                                                                  \
+    X(TCH_ERR_INTERNAL, "an internal check failed; please report it")
+
+#define TCH_STATUS_ENUMERATOR(name, text) name,
+typedef enum tch_status { TCH_STATUS_LIST(TCH_STATUS_ENUMERATOR) TCH_STATUS_COUNT } tch_status;
+#undef TCH_STATUS_ENUMERATOR
+
+TCH_BEGIN_DECLS
+
+/* "TCH_ERR_SHAPE" for TCH_ERR_SHAPE; "unknown status" for a number that is none. */
+TCH_API const char *tch_status_name(tch_status status);
+
+/* A short general sentence for the status; tch_last_error() is the specific one. */
+TCH_API const char *tch_status_text(tch_status status);
+
+/* The message of this thread's latest failed call, or "" if none failed yet. It stays until the next failure. */
+TCH_API const char *tch_last_error(void);
+
+/* Forgets the message. */
+TCH_API void tch_clear_error(void);
+
+TCH_END_DECLS
+
+#endif

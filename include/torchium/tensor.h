@@ -1,0 +1,100 @@
+/* Tensors: descriptions of memory somebody owns.
+ *
+ * A tch_tensor has exactly the layout of DLPack's DLTensor, so a pointer to one can be used as the other. Make one over
+ * your own memory by filling in the fields (tch_tensor_view helps), or let tch_tensor_create take memory from a
+ * context's pool. Sizes are int64_t; strides count elements, and NULL strides mean row-major without gaps. */
+#ifndef TORCHIUM_TENSOR_H
+#define TORCHIUM_TENSOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <torchium/context.h>
+#include <torchium/device.h>
+#include <torchium/export.h>
+#include <torchium/status.h>
+
+#define TCH_MAX_RANK 8
+
+/* DLPack's type codes. */
+typedef enum tch_dtype_code { TCH_INT = 0, TCH_UINT = 1, TCH_FLOAT = 2, TCH_BFLOAT = 4 } tch_dtype_code;
+
+/* An element type: laid out as DLPack's DLDataType. */
+typedef struct tch_dtype {
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+} tch_dtype;
+
+static const tch_dtype TCH_FLOAT64 = {TCH_FLOAT, 64, 1};
+static const tch_dtype TCH_FLOAT32 = {TCH_FLOAT, 32, 1};
+static const tch_dtype TCH_FLOAT16 = {TCH_FLOAT, 16, 1};
+static const tch_dtype TCH_BFLOAT16 = {TCH_BFLOAT, 16, 1};
+static const tch_dtype TCH_INT32 = {TCH_INT, 32, 1};
+static const tch_dtype TCH_INT64 = {TCH_INT, 64, 1};
+
+typedef struct tch_tensor {
+    void *data;           /* start of the allocation */
+    tch_device device;    /* where it lives */
+    int32_t ndim;         /* 0 is a scalar */
+    tch_dtype dtype;      /* element type */
+    int64_t *shape;       /* ndim sizes */
+    int64_t *strides;     /* ndim strides in elements, or NULL */
+    uint64_t byte_offset; /* from data to the first element */
+} tch_tensor;
+
+typedef enum tch_memory_format {
+    TCH_CONTIGUOUS = 0,   /* row-major without gaps */
+    TCH_CHANNELS_LAST = 1 /* rank 4 or 5 [N, C, ...] stored as [N, ..., C] */
+} tch_memory_format;
+
+TCH_BEGIN_DECLS
+
+/* --- the simple calls ------------------------------------------------------------------------------------------- */
+
+/* A zero-filled tensor with memory of the context's pool, aligned to at least 64 bytes. Destroy it when done. */
+TCH_API tch_status tch_tensor_create(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
+                                     tch_memory_format format, tch_tensor **tensor);
+
+/* The same with contents undefined. */
+TCH_API tch_status tch_tensor_create_uninitialized(tch_context *context, tch_dtype dtype, int32_t ndim,
+                                                   const int64_t *shape, tch_memory_format format,
+                                                   tch_tensor **tensor);
+
+/* Frees a tensor made by tch_tensor_create, before or after its context. NULL is allowed. Must not be called on others. */
+TCH_API void tch_tensor_destroy(tch_tensor *tensor);
+
+/* A contiguous tensor over the caller's memory on the CPU. `shape` is kept by reference: it must outlive the view. */
+TCH_API tch_tensor tch_tensor_view(void *data, tch_dtype dtype, int32_t ndim, int64_t *shape);
+
+/* dst = src, element by element with conversion of type; any strides. One side may be on the CPU and the other on the
+ * context's device. The tensors must not overlap. */
+TCH_API tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tensor *src);
+
+/* Sets every element, rounding `value` to the tensor's type. */
+TCH_API tch_status tch_tensor_fill(tch_context *context, tch_tensor *tensor, double value);
+
+/* --- questions -------------------------------------------------------------------------------------------------- */
+
+/* Bytes of one element, or 0 for a type the library does not know. */
+TCH_API size_t tch_dtype_size(tch_dtype dtype);
+
+/* "float32" and so on, or "unknown". */
+TCH_API const char *tch_dtype_name(tch_dtype dtype);
+
+TCH_API bool tch_dtype_equal(tch_dtype a, tch_dtype b);
+
+/* Number of elements; -1 if the shape is invalid or the number does not fit in 63 bits. */
+TCH_API int64_t tch_tensor_numel(const tch_tensor *tensor);
+
+/* True when the elements lie in row-major order without gaps. */
+TCH_API bool tch_tensor_is_contiguous(const tch_tensor *tensor);
+
+/* Checks the description itself: rank, sizes, type, pointer, alignment of the first element. `name` goes into the
+ * message. Every function of the library does this to each tensor it is given. */
+TCH_API tch_status tch_tensor_check(const tch_tensor *tensor, const char *name);
+
+TCH_END_DECLS
+
+#endif

@@ -1,0 +1,274 @@
+/* The CPU backend's table, its one device, and host memory behind the memory entries. */
+#define _GNU_SOURCE
+#include "cpu.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/threads.h"
+
+#include "cpu_features.h"
+#include "eigh.h"
+#include "shifted_inverse.h"
+
+#define ALIGNMENT 256
+
+static const tch_backend_host *host;
+
+const tch_backend_host *tchi_cpu_host(void)
+{
+    return host;
+}
+
+/* --- the device ------------------------------------------------------------------------------------------------- */
+
+static int32_t device_count(char *reason, size_t reason_size)
+{
+    const char *why = "";
+    if (tchi_blas_open(&why) == NULL) {
+        snprintf(reason, reason_size, "%s", why);
+        return 0;
+    }
+    return 1;
+}
+
+/* The value of the first line of /proc/cpuinfo or /proc/meminfo that begins with `key`; empty when there is none. */
+static void read_proc(const char *path, const char *key, char *value, size_t size)
+{
+    char line[512];
+    value[0] = '\0';
+    FILE *file = fopen(path, "r");
+    if (file == NULL) {
+        return;
+    }
+    while (fgets(line, sizeof line, file) != NULL) {
+        char *colon = strchr(line, ':');
+        if (colon != NULL && strncmp(line, key, strlen(key)) == 0) {
+            colon += 1 + strspn(colon + 1, " \t");
+            colon[strcspn(colon, "\n")] = '\0';
+            snprintf(value, size, "%s", colon);
+            break;
+        }
+    }
+    fclose(file);
+}
+
+static int64_t free_memory(void)
+{
+    char value[64];
+    long long kilobytes = 0;
+    read_proc("/proc/meminfo", "MemAvailable", value, sizeof value);
+    if (sscanf(value, "%lld", &kilobytes) == 1) {
+        return kilobytes * 1024;
+    }
+    return (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
+}
+
+static tch_status memory_info(void *state, int64_t *total, int64_t *free)
+{
+    (void)state;
+    *total = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    *free = free_memory();
+    return TCH_OK;
+}
+
+static int32_t usable_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+static tch_status device_info(int32_t index, tch_device_info *info)
+{
+    (void)index;
+    read_proc("/proc/cpuinfo", "model name", info->name, sizeof info->name);
+    if (info->name[0] == '\0') {
+        snprintf(info->name, sizeof info->name, "CPU");
+    }
+    snprintf(info->features, sizeof info->features, "%s%sloops: %s", tchi_cpu_has_avx2() ? "avx2 fma " : "",
+             tchi_cpu_has_avx512() ? "avx512 " : "", tchi_loops_name());
+    info->processors = usable_cores();
+    return memory_info(NULL, &info->total_memory, &info->free_memory);
+}
+
+static void describe(char *text, size_t size)
+{
+    const char *why = "";
+    const tchi_blas *blas = tchi_blas_open(&why);
+    if (blas == NULL) {
+        snprintf(text, size, "no BLAS");
+        return;
+    }
+    static const char *const threading[] = {"sequential", "pthreads", "OpenMP"};
+    snprintf(text, size, "%.200s (%s kernels, %s threads)%s%s", blas->library, blas->core,
+             threading[blas->threading <= TCHI_BLAS_OPENMP ? blas->threading : 0], blas->note[0] ? "; " : "", blas->note);
+}
+
+/* --- state and memory ------------------------------------------------------------------------------------------- */
+
+static tch_status state_create(int32_t index, void **state)
+{
+    (void)index;
+    tchi_cpu_state *s = host->allocate(sizeof *s, _Alignof(tchi_cpu_state));
+    if (s == NULL) {
+        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a context", sizeof *s);
+    }
+    s->blas = tchi_blas_open(NULL);
+    s->threads = tchi_num_threads();
+    *state = s;
+    return TCH_OK;
+}
+
+static void state_destroy(void *state)
+{
+    host->release(state, sizeof(tchi_cpu_state));
+}
+
+static tch_status begin(void *state)
+{
+    ((tchi_cpu_state *)state)->threads = tchi_num_threads();
+    return TCH_OK;
+}
+
+static tch_status set_stream(void *state, void *stream)
+{
+    (void)state;
+    if (stream != NULL) {
+        return host->fail(TCH_ERR_UNSUPPORTED, "the cpu has no streams: stream must be NULL");
+    }
+    return TCH_OK;
+}
+
+static void *get_stream(void *state)
+{
+    (void)state;
+    return NULL;
+}
+
+static tch_status synchronize(void *state)
+{
+    (void)state;
+    return TCH_OK;
+}
+
+static tch_status allocate(void *state, int64_t bytes, void **pointer)
+{
+    (void)state;
+    *pointer = host->allocate((size_t)bytes, ALIGNMENT);
+    if (*pointer == NULL) {
+        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %lld bytes were asked for, about %lld are free",
+                          (long long)bytes, (long long)free_memory());
+    }
+    return TCH_OK;
+}
+
+static void release(void *state, void *pointer, int64_t bytes)
+{
+    (void)state;
+    host->release(pointer, (size_t)bytes);
+}
+
+static tch_status copy_bytes(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind)
+{
+    (void)state;
+    (void)kind;
+    memcpy(dst, src, (size_t)bytes);
+    return TCH_OK;
+}
+
+static tch_status zero_bytes(void *state, void *dst, int64_t bytes)
+{
+    (void)state;
+    memset(dst, 0, (size_t)bytes);
+    return TCH_OK;
+}
+
+/* One scratch block serves one thread: they are laid side by side, each rounded to whole cache lines. */
+static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
+                             int64_t batch, int64_t extra)
+{
+    (void)cols;
+    int is_double = type == TCH_SCALAR_F64;
+    int64_t each = 0;
+    switch (operation) {
+    case TCH_SCRATCH_EIGH:
+        each = (int64_t)(is_double ? tchi_cpu_eigh_scratch_f64(rows) : tchi_cpu_eigh_scratch_f32(rows));
+        break;
+    case TCH_SCRATCH_LARGEST_EIGENVALUE:
+        each = tchi_cpu_largest_eigenvalue_scratch(rows);
+        break;
+    case TCH_SCRATCH_SHIFTED_INVERSE:
+        each = (int64_t)(is_double ? tchi_cpu_shifted_inverse_scratch_f64(rows, extra)
+                                   : tchi_cpu_shifted_inverse_scratch_f32(rows, extra));
+        break;
+    case TCH_SCRATCH_ROOT_RESIDUAL:
+        each = tchi_cpu_root_residual_scratch(rows, extra);
+        break;
+    }
+    return tchi_cpu_slots(state, batch) * TCHI_CPU_SCRATCH_ROUND(each);
+}
+
+/* --- the table -------------------------------------------------------------------------------------------------- */
+
+static const tch_backend table = {
+    .abi = TCH_BACKEND_ABI,
+    .table_size = sizeof(tch_backend),
+    .name = "cpu",
+    .device_type = TCH_DEVICE_CPU,
+    .priority = 0,
+    .host_memory = 1,
+
+    .device_count = device_count,
+    .device_info = device_info,
+    .describe = describe,
+    .state_create = state_create,
+    .state_destroy = state_destroy,
+    .begin = begin,
+    .set_stream = set_stream,
+    .get_stream = get_stream,
+    .synchronize = synchronize,
+
+    .allocate = allocate,
+    .release = release,
+    .memory_info = memory_info,
+    .copy_bytes = copy_bytes,
+    .zero_bytes = zero_bytes,
+
+    .copy = tchi_cpu_copy,
+    .fill = tchi_cpu_fill,
+    .combine = tchi_cpu_combine,
+    .shift_scale = tchi_cpu_shift_scale,
+    .scale_rows = tchi_cpu_scale_rows,
+    .random_signs = tchi_cpu_random_signs,
+    .select = tchi_cpu_select,
+    .kronecker = tchi_cpu_kronecker,
+
+    .reduce = tchi_cpu_reduce,
+    .largest_eigenvalue = tchi_cpu_largest_eigenvalue,
+    .root_setup = tchi_cpu_root_setup,
+    .root_residual = tchi_cpu_root_residual,
+    .root_verdict = tchi_cpu_root_verdict,
+    .factored_damping = tchi_cpu_factored_damping,
+
+    .gemm = tchi_cpu_gemm,
+    .gram = tchi_cpu_gram,
+    .symmetric_product = tchi_cpu_symmetric_product,
+
+    .eigh = tchi_cpu_eigh,
+    .spectrum_power = tchi_cpu_spectrum_power,
+    .spd_solve = tchi_cpu_spd_solve,
+    .shifted_inverse = tchi_cpu_shifted_inverse,
+    .scratch_bytes = scratch_bytes,
+};
+
+const tch_backend *tchi_cpu_backend(uint32_t abi, const tch_backend_host *services, char *reason, size_t reason_size)
+{
+    if (abi != TCH_BACKEND_ABI) {
+        snprintf(reason, reason_size, "built for backend interface %u, asked for %u", TCH_BACKEND_ABI, abi);
+        return NULL;
+    }
+    host = services;
+    return &table;
+}

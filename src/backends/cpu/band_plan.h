@@ -1,0 +1,79 @@
+/* How a matrix is cut for the route through a band: the widths are chosen here and nowhere else, and all scratch is
+ * counted per piece of work rather than per thread, so that it does not depend on how many threads turn up.
+ *
+ * Rows and columns fall into blocks of `block`, the bandwidth. Panel j is block column j below the band; its
+ * reflectors act on the rows from block j + 1 on. On the way back the reflectors of several panels, a group, are
+ * applied together. Large updates are cut into tiles of columns. Groups and tiles are counted from the second block
+ * on, where the first reflectors begin; what lies before is tile 0 or strip 0, one block wide. */
+#ifndef TCHI_CPU_BAND_PLAN_H
+#define TCHI_CPU_BAND_PLAN_H
+
+#include <stdint.h>
+
+typedef struct band_plan {
+    int64_t n;
+    int64_t poles;
+    int64_t block;
+    int64_t blocks;
+    int64_t panels;
+    int64_t group; /* columns of a group's reflectors, but for the last */
+    int64_t groups;
+    int64_t tile; /* a multiple of group */
+    int64_t tiles;
+} band_plan;
+
+static inline int64_t min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t max_i64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static inline band_plan make_band_plan(int64_t n, int64_t poles)
+{
+    band_plan plan = {.n = n, .poles = poles};
+    plan.block = n <= 32 ? n : 32;
+    plan.blocks = ceil_div(n, plan.block);
+    plan.panels = max_i64(plan.blocks - 2, 0);
+    plan.group = 2 * plan.block;
+    plan.groups = ceil_div(plan.panels * plan.block, plan.group);
+    plan.tile = 2 * plan.group;
+    plan.tiles = 1 + ceil_div(n - plan.block, plan.tile);
+    return plan;
+}
+
+static inline int64_t tile_begin(const band_plan *plan, int64_t tile)
+{
+    return tile == 0 ? 0 : plan->block + (tile - 1) * plan->tile;
+}
+
+static inline int64_t tile_end(const band_plan *plan, int64_t tile)
+{
+    return min_i64(plan->block + tile * plan->tile, plan->n);
+}
+
+static inline int64_t tile_of(const band_plan *plan, int64_t row)
+{
+    return row < plan->block ? 0 : 1 + (row - plan->block) / plan->tile;
+}
+
+/* Strip s ends where group s begins to act. The last strip has no group and ends with the matrix. */
+static inline int64_t strip_begin(const band_plan *plan, int64_t strip)
+{
+    return strip == 0 ? 0 : plan->block + (strip - 1) * plan->group;
+}
+
+static inline int64_t strip_end(const band_plan *plan, int64_t strip)
+{
+    return strip == plan->groups ? plan->n : plan->block + strip * plan->group;
+}
+
+#endif

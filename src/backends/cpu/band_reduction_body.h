@@ -1,0 +1,207 @@
+/* A = Q B Q' with B block tridiagonal, and X = Q F Q' on the way back. The reflectors of panel j stay in the columns
+ * of a where they were found, their triangular factors on the diagonals of the groups' larger ones. Needs
+ * two_sided_body.h. */
+
+typedef struct band_factors {
+    REAL *diagonal; /* blocks of block by block: B(j,j), of which the lower triangle counts */
+    REAL *below;    /* blocks of block by block: B(j+1,j), upper triangular but for the last */
+    REAL *t;        /* groups of group by group */
+    REAL *products; /* groups of two of group by group: for whoever works on the group, or on the strip before it */
+    two_sided_scratch two_sided;
+} band_factors;
+
+static size_t band_factors_count(const band_plan *plan)
+{
+    const int64_t bands = 2 * plan->blocks * plan->block * plan->block;
+    const int64_t squares = 3 * plan->groups * plan->group * plan->group;
+    return (size_t)(bands + squares) + two_sided_scratch_count(plan);
+}
+
+static band_factors make_band_factors(const band_plan *plan, REAL *memory)
+{
+    const int64_t band = plan->blocks * plan->block * plan->block;
+    const int64_t squares = plan->groups * plan->group * plan->group;
+    band_factors factors = {.diagonal = memory};
+    factors.below = factors.diagonal + band;
+    factors.t = factors.below + band;
+    factors.products = factors.t + squares;
+    factors.two_sided = make_two_sided_scratch(plan, factors.products + 2 * squares);
+    return factors;
+}
+
+static REAL *group_t(const band_plan *plan, const band_factors *factors, int64_t group)
+{
+    return factors->t + group * plan->group * plan->group;
+}
+
+static REAL *group_products(const band_plan *plan, const band_factors *factors, int64_t group)
+{
+    return factors->products + 2 * group * plan->group * plan->group;
+}
+
+static REAL *panel_t(const band_plan *plan, const band_factors *factors, int64_t panel)
+{
+    const int64_t column = panel * plan->block;
+    return group_t(plan, factors, column / plan->group) + column % plan->group * (plan->group + 1);
+}
+
+static block_reflector panel_reflector(const band_plan *plan, const band_factors *factors, const REAL *a, int64_t lda,
+                                       int64_t panel)
+{
+    const int64_t column = panel * plan->block, first = column + plan->block;
+    return (block_reflector){.first = first,
+                             .width = plan->block,
+                             .v = a + first + column * lda,
+                             .ldv = lda,
+                             .t = panel_t(plan, factors, panel),
+                             .ldt = plan->group};
+}
+
+static block_reflector group_reflector(const band_plan *plan, const band_factors *factors, const REAL *a, int64_t lda,
+                                       int64_t group)
+{
+    const int64_t column = group * plan->group, first = column + plan->block;
+    return (block_reflector){.first = first,
+                             .width = min_i64(plan->group, plan->panels * plan->block - column),
+                             .v = a + first + column * lda,
+                             .ldv = lda,
+                             .t = group_t(plan, factors, group),
+                             .ldt = plan->group};
+}
+
+static void keep_diagonal(const band_plan *plan, const band_factors *factors, const REAL *a, int64_t lda,
+                          int64_t block)
+{
+    const int64_t b = plan->block, begin = block * b, rows = min_i64(b, plan->n - begin);
+    copy_block(rows, rows, a + begin + begin * lda, lda, factors->diagonal + block * b * b, b);
+}
+
+/* Panel j is up to date: keeps its diagonal block and factors what lies below it. */
+static void reduce_panel(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a,
+                         int64_t lda, int64_t panel)
+{
+    const int64_t b = plan->block, first = (panel + 1) * b;
+    keep_diagonal(plan, factors, a, lda, panel);
+    factor_panel(blas, plan->n - first, b, a + first + panel * b * lda, lda, factors->below + panel * b * b, b,
+                 panel_t(plan, factors, panel), plan->group, factors->products);
+}
+
+/* Brings the rest of the matrix up to date after panel j. The next panel is the first piece of work, so that one
+ * thread factors it, which cannot be shared, while the others update the columns behind it. */
+static void update_and_look_ahead(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a,
+                                  int64_t lda, int64_t panel)
+{
+    const block_reflector h = panel_reflector(plan, factors, a, lda, panel);
+    const int64_t rest = h.first + plan->block, from = tile_of(plan, rest);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t tile = from - 1; tile < plan->tiles; tile++) {
+        if (tile >= from) {
+            update_columns(blas, plan, a, lda, &h, max_i64(rest, tile_begin(plan, tile)), tile_end(plan, tile),
+                           &factors->two_sided);
+            continue;
+        }
+        update_columns(blas, plan, a, lda, &h, h.first, rest, &factors->two_sided);
+        if (panel + 1 < plan->panels) {
+            reduce_panel(blas, plan, factors, a, lda, panel + 1);
+        }
+    }
+}
+
+/* Called by every thread of a team. */
+static void reduce_to_band(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a,
+                           int64_t lda)
+{
+#pragma omp single
+    if (plan->panels > 0) {
+        reduce_panel(blas, plan, factors, a, lda, 0);
+    }
+    for (int64_t panel = 0; panel < plan->panels; panel++) {
+        const block_reflector h = panel_reflector(plan, factors, a, lda, panel);
+        prepare_two_sided(blas, plan, a, lda, &h, 0, &factors->two_sided);
+        update_and_look_ahead(blas, plan, factors, a, lda, panel);
+    }
+#pragma omp single
+    {
+        const int64_t b = plan->block;
+        for (int64_t block = plan->panels; block < plan->blocks; block++) {
+            keep_diagonal(plan, factors, a, lda, block);
+        }
+        if (plan->blocks > 1) {
+            const int64_t last = (plan->blocks - 1) * b;
+            copy_block(plan->n - last, b, a + last + (last - b) * lda, lda, factors->below + plan->panels * b * b, b);
+        }
+    }
+}
+
+/* One reflector out of a group's: the triangular factors are joined panel by panel, and what the matrix left above
+ * the reflectors is cleared. */
+static void join_group(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a, int64_t lda,
+                       int64_t group)
+{
+    const int64_t b = plan->block, column = group * plan->group, first = column + b;
+    const int64_t width = min_i64(plan->group, plan->panels * b - column);
+    REAL *t = group_t(plan, factors, group);
+    for (int64_t done = b; done < width; done += b) {
+        REAL *v1 = a + first + done + column * lda, *v2 = v1 + done * lda;
+        clear_block(done, b, v2 - done, lda);
+        join_reflectors(blas, plan->n - first - done, done, v1, b, v2, lda, t, plan->group,
+                        group_products(plan, factors, group));
+        clear_block(b, done, t + done, plan->group);
+    }
+}
+
+/* The columns of one strip meet, from the left only, every group that begins below them. */
+static void restore_strip(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, const REAL *a,
+                          int64_t lda, REAL *x, int64_t ldx, int64_t strip)
+{
+    const int64_t begin = strip_begin(plan, strip), columns = strip_end(plan, strip) - begin;
+    for (int64_t group = plan->groups - 1; group >= strip; group--) {
+        const block_reflector h = group_reflector(plan, factors, a, lda, group);
+        apply_left(blas, 0, plan->n - h.first, h.width, h.v, h.ldv, h.t, h.ldt, columns, x + h.first + begin * ldx,
+                   ldx, group_products(plan, factors, strip));
+    }
+}
+
+static void restore_from_left(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a,
+                              int64_t lda, REAL *x, int64_t ldx)
+{
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t group = 0; group < plan->groups; group++) {
+        join_group(blas, plan, factors, a, lda, group);
+    }
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t strip = 0; strip < plan->groups; strip++) {
+        restore_strip(blas, plan, factors, a, lda, x, ldx, strip);
+    }
+}
+
+static void restore_from_both_sides(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors,
+                                    const REAL *a, int64_t lda, REAL *x, int64_t ldx)
+{
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t tile = 0; tile < plan->tiles; tile++) {
+        const int64_t begin = tile_begin(plan, tile);
+        mirror_square(tile_end(plan, tile) - begin, x + begin * (ldx + 1), ldx);
+    }
+    for (int64_t group = plan->groups - 1; group >= 0; group--) {
+        const block_reflector h = group_reflector(plan, factors, a, lda, group);
+        prepare_two_sided(blas, plan, x, ldx, &h, 1, &factors->two_sided);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t tile = tile_of(plan, h.first); tile < plan->tiles; tile++) {
+            update_columns(blas, plan, x, ldx, &h, max_i64(h.first, tile_begin(plan, tile)), tile_end(plan, tile),
+                           &factors->two_sided);
+        }
+    }
+}
+
+/* x <- Q x Q', lower triangle given, lower triangle returned. A column is done with all that meets it from the left
+ * only before the first two-sided update reaches it, so the one-sided work comes first, for all columns at once and
+ * without waiting. Called by every thread of a team. */
+static void restore_from_band(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a,
+                              int64_t lda, REAL *x, int64_t ldx)
+{
+    if (plan->groups > 0) {
+        restore_from_left(blas, plan, factors, a, lda, x, ldx);
+        restore_from_both_sides(blas, plan, factors, a, lda, x, ldx);
+    }
+}

@@ -1,0 +1,102 @@
+/* The CPU backend: its state, its operations, and what they share. The table itself is filled in backend.c; each
+ * operation is documented where the table declares it, in torchium/backend.h. */
+#ifndef TCHI_CPU_H
+#define TCHI_CPU_H
+
+#include <torchium/backend.h>
+
+#include "blas.h"
+#include "loops/loops.h"
+
+/* The backend's entry point, the same as a module's. */
+const tch_backend *tchi_cpu_backend(uint32_t abi, const tch_backend_host *host, char *reason, size_t reason_size);
+
+typedef struct tchi_cpu_state {
+    const tchi_blas *blas;
+    int threads; /* for the public call under way: fixed by `begin`, since scratch is measured for it */
+} tchi_cpu_state;
+
+/* What the library gave the backend: messages and memory. */
+const tch_backend_host *tchi_cpu_host(void);
+
+/* --- shared ----------------------------------------------------------------------------------------------------- */
+
+/* One matrix of a batch; `thread` numbers the caller among the threads at work, from 0. */
+typedef void (*tchi_cpu_task)(void *argument, int64_t index, int thread);
+
+/* Runs a task for every matrix. Threads are used either across matrices, each task on one thread, or inside the tasks,
+ * never both: the batch goes out in rounds of one matrix per thread, and what is left over runs one after another with
+ * all threads inside each. `work` is a rough count of operations per matrix. */
+void tchi_cpu_for_each(const tchi_cpu_state *state, int64_t batch, double work, tchi_cpu_task task, void *argument);
+
+/* Runs body(argument, from, to) over [0, count) split among threads, when `work` operations in all are worth it. Inside
+ * a task of tchi_cpu_for_each it runs on the one thread it has. */
+void tchi_cpu_split(const tchi_cpu_state *state, int64_t count, double work,
+                    void (*body)(void *argument, int64_t from, int64_t to), void *argument);
+
+/* How many tasks may run at once: scratch is this many times what one needs. */
+int64_t tchi_cpu_slots(const tchi_cpu_state *state, int64_t batch);
+
+/* Scratch blocks of several threads lie side by side, each rounded to whole cache lines. */
+#define TCHI_CPU_SCRATCH_ROUND(bytes) (((bytes) + 63) / 64 * 64)
+
+static inline int64_t tchi_cpu_size(tch_scalar type)
+{
+    static const int64_t sizes[TCH_SCALAR_COUNT] = {8, 4, 2, 2, 4, 8};
+    return sizes[type];
+}
+
+/* Address of row `row` of matrix `index`. */
+static inline void *tchi_cpu_row(const tch_matrices *m, int64_t index, int64_t row)
+{
+    return (char *)m->data + (index * m->stride + row * m->ld) * tchi_cpu_size(m->type);
+}
+
+/* --- operations ------------------------------------------------------------------------------------------------- */
+
+tch_status tchi_cpu_copy(void *state, const tch_array *dst, const tch_array *src);
+tch_status tchi_cpu_fill(void *state, const tch_array *dst, double value);
+
+tch_status tchi_cpu_combine(void *state, double c0, double c1, const tch_matrices *x, double c2, const tch_matrices *y,
+                            const tch_matrices *out);
+tch_status tchi_cpu_shift_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
+                                double exponent, const tch_matrices *out);
+tch_status tchi_cpu_scale_rows(void *state, const tch_matrices *x, const tch_matrices *w, const tch_matrices *out);
+tch_status tchi_cpu_random_signs(void *state, uint64_t seed, const tch_matrices *out);
+tch_status tchi_cpu_select(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out);
+tch_status tchi_cpu_kronecker(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
+
+tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out);
+tch_status tchi_cpu_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out,
+                                       void *scratch);
+tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps,
+                               double relative_eps, double symmetry, double *damping, double *bound, int32_t *flags);
+tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
+                                  const tch_matrices *x, int32_t probes, double *out, void *scratch);
+tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *residual, double tolerance,
+                                 int32_t *flags);
+
+tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m,
+                                     const double *trace_b, int64_t n, double damping, double *shift_a,
+                                     double *shift_b);
+
+tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
+                         int32_t transpose_b, double beta, const tch_matrices *c);
+tch_status tchi_cpu_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                         const tch_matrices *c);
+tch_status tchi_cpu_symmetric_product(void *state, const tch_matrices *a, const tch_matrices *b,
+                                      const tch_matrices *c);
+
+tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch);
+tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
+                                   int32_t *flags);
+tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
+                              int32_t *flags);
+tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t count, const double *shifts,
+                                    const double *weights, const tch_matrices *x, int32_t *flags, void *scratch);
+
+/* Scratch of one matrix, by operation. */
+int64_t tchi_cpu_largest_eigenvalue_scratch(int64_t n);
+int64_t tchi_cpu_root_residual_scratch(int64_t n, int64_t probes);
+
+#endif

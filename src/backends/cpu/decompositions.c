@@ -1,0 +1,200 @@
+/* Eigendecompositions, solves and shifted inverses over a batch, each matrix by the kernels next door. */
+#include "cpu.h"
+
+#include <math.h>
+
+#include "eigh.h"
+#include "shifted_inverse.h"
+
+typedef struct decompose_job {
+    const tchi_blas *blas;
+    const tch_matrices *a, *b;
+    const double *shift;
+    int32_t *flags;
+    char *scratch;
+    int64_t scratch_each;
+    int32_t count; /* of poles */
+    const double *shifts, *weights;
+} decompose_job;
+
+static void eigh_one(void *argument, int64_t i, int thread)
+{
+    const decompose_job *j = argument;
+    if (j->flags[i] != TCH_REPORT_OK) {
+        return;
+    }
+    void *scratch = j->scratch + thread * j->scratch_each;
+    void *v = tchi_cpu_row(j->a, i, 0);
+    void *w = tchi_cpu_row(j->b, i, 0);
+    int code = j->a->type == TCH_SCALAR_F64
+                   ? tchi_cpu_eigh_f64(&j->blas->f64, j->a->rows, v, j->a->ld, w, scratch)
+                   : tchi_cpu_eigh_f32(&j->blas->f32, j->a->rows, v, j->a->ld, w, scratch);
+    if (code != 0) {
+        j->flags[i] = code == TCHI_EIGH_NOT_FINITE ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NO_CONVERGENCE;
+    }
+}
+
+tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch)
+{
+    tchi_cpu_state *s = state;
+    int64_t n = v->rows;
+    size_t each = v->type == TCH_SCALAR_F64 ? tchi_cpu_eigh_scratch_f64(n) : tchi_cpu_eigh_scratch_f32(n);
+    decompose_job job = {.blas = s->blas, .a = v, .b = w, .flags = flags, .scratch = scratch};
+    job.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
+    if (n > 0) {
+        tchi_cpu_for_each(s, v->batch, 9.0 * (double)n * (double)n * (double)n, eigh_one, &job);
+    }
+    return TCH_OK;
+}
+
+/* --- powers of a spectrum --------------------------------------------------------------------------------------- */
+
+static double get(const tch_matrices *w, int64_t b, int64_t i)
+{
+    const void *row = tchi_cpu_row(w, b, 0);
+    return w->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
+}
+
+static void put(const tch_matrices *w, int64_t b, int64_t i, double value)
+{
+    void *row = tchi_cpu_row(w, b, 0);
+    if (w->type == TCH_SCALAR_F64) {
+        ((double *)row)[i] = value;
+    } else {
+        ((float *)row)[i] = (float)value;
+    }
+}
+
+tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
+                                   int32_t *flags)
+{
+    (void)state;
+    int64_t n = w->cols;
+    for (int64_t b = 0; b < w->batch; b++) {
+        if (flags[b] != TCH_REPORT_OK || n == 0) {
+            continue;
+        }
+        double largest = fmax(get(w, b, n - 1), 0.0);
+        double added = fmax(map->eps, map->relative_eps * largest);
+        if (damping != NULL) {
+            damping[b] = added;
+        }
+        if (get(w, b, 0) < -map->negative * largest) {
+            flags[b] = TCH_REPORT_NOT_POSITIVE;
+        }
+        for (int64_t i = 0; i < n; i++) {
+            double value = pow(fmax(get(w, b, i) + added, added), map->power);
+            flags[b] = isfinite(value) ? flags[b] : TCH_REPORT_NOT_POSITIVE;
+            put(w, b, i, value);
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- Cholesky --------------------------------------------------------------------------------------------------- */
+
+static void add_to_diagonal(const tch_matrices *a, int64_t index, double shift)
+{
+    for (int64_t i = 0; i < a->rows; i++) {
+        void *row = tchi_cpu_row(a, index, i);
+        if (a->type == TCH_SCALAR_F64) {
+            ((double *)row)[i] += shift;
+        } else {
+            ((float *)row)[i] = (float)((double)((float *)row)[i] + shift);
+        }
+    }
+}
+
+/* Row-major lower is Fortran's upper: potrf leaves L with A = L L', and two triangular solves follow. */
+static int solve_f64(const tchi_blas_f64 *blas, int n, int columns, double *a, int lda, double *b, int ldb)
+{
+    int info = 0;
+    blas->potrf("U", &n, a, &lda, &info, 1);
+    if (info == 0 && columns > 0) {
+        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_NO_TRANS, TCHI_NON_UNIT, n, columns, 1.0, a, lda, b, ldb);
+        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_TRANS, TCHI_NON_UNIT, n, columns, 1.0, a, lda, b, ldb);
+    }
+    return info;
+}
+
+static int solve_f32(const tchi_blas_f32 *blas, int n, int columns, float *a, int lda, float *b, int ldb)
+{
+    int info = 0;
+    blas->potrf("U", &n, a, &lda, &info, 1);
+    if (info == 0 && columns > 0) {
+        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_NO_TRANS, TCHI_NON_UNIT, n, columns, 1.0f, a, lda, b, ldb);
+        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_TRANS, TCHI_NON_UNIT, n, columns, 1.0f, a, lda, b, ldb);
+    }
+    return info;
+}
+
+static void solve_one(void *argument, int64_t i, int thread)
+{
+    (void)thread;
+    const decompose_job *j = argument;
+    if (j->flags[i] != TCH_REPORT_OK) {
+        return;
+    }
+    if (j->shift != NULL) {
+        add_to_diagonal(j->a, i, j->shift[i]);
+    }
+    int n = (int)j->a->rows;
+    int columns = (int)j->b->cols;
+    void *a = tchi_cpu_row(j->a, i, 0);
+    void *b = tchi_cpu_row(j->b, i, 0);
+    int info = j->a->type == TCH_SCALAR_F64
+                   ? solve_f64(&j->blas->f64, n, columns, a, (int)j->a->ld, b, (int)j->b->ld)
+                   : solve_f32(&j->blas->f32, n, columns, a, (int)j->a->ld, b, (int)j->b->ld);
+    if (info != 0) {
+        j->flags[i] = TCH_REPORT_NOT_POSITIVE;
+    }
+}
+
+tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
+                              int32_t *flags)
+{
+    tchi_cpu_state *s = state;
+    decompose_job job = {.blas = s->blas, .a = a, .b = b, .shift = shift, .flags = flags};
+    double n = (double)a->rows;
+    if (a->rows > 0) {
+        tchi_cpu_for_each(s, a->batch, n * n * (n / 3.0 + 2.0 * (double)b->cols), solve_one, &job);
+    }
+    return TCH_OK;
+}
+
+/* --- shifted inverses ------------------------------------------------------------------------------------------- */
+
+static void shifted_one(void *argument, int64_t i, int thread)
+{
+    const decompose_job *j = argument;
+    if (j->flags[i] != TCH_REPORT_OK) {
+        return;
+    }
+    void *scratch = j->scratch + thread * j->scratch_each;
+    void *a = tchi_cpu_row(j->a, i, 0);
+    void *x = tchi_cpu_row(j->b, i, 0);
+    int code = j->a->type == TCH_SCALAR_F64
+                   ? tchi_cpu_shifted_inverse_f64(j->blas, j->a->rows, a, j->a->ld, j->count, j->shifts, j->weights, x,
+                                                  j->b->ld, scratch)
+                   : tchi_cpu_shifted_inverse_f32(j->blas, j->a->rows, a, j->a->ld, j->count, j->shifts, j->weights, x,
+                                                  j->b->ld, scratch);
+    if (code != 0) {
+        j->flags[i] = code < 0 ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NOT_POSITIVE;
+    }
+}
+
+tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t count, const double *shifts,
+                                    const double *weights, const tch_matrices *x, int32_t *flags, void *scratch)
+{
+    tchi_cpu_state *s = state;
+    int64_t n = a->rows;
+    size_t each = a->type == TCH_SCALAR_F64 ? tchi_cpu_shifted_inverse_scratch_f64(n, count)
+                                            : tchi_cpu_shifted_inverse_scratch_f32(n, count);
+    decompose_job job = {.blas = s->blas, .a = a, .b = x, .flags = flags, .scratch = scratch,
+                         .count = count, .shifts = shifts, .weights = weights};
+    job.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
+    if (n > 0) {
+        tchi_cpu_for_each(s, a->batch, 4.0 * (double)n * (double)n * (double)n, shifted_one, &job);
+    }
+    return TCH_OK;
+}

@@ -1,0 +1,35 @@
+/* The inner problem of divide and conquer: the eigenvalues of diag(d) + rho z zT, always in double precision, also for
+ * float matrices: it is a small part of the work and the differences d_i - lambda_j carry the orthogonality. */
+#ifndef TCHI_CPU_EIGH_SECULAR_H
+#define TCHI_CPU_EIGH_SECULAR_H
+
+#include <stdint.h>
+
+/* Roots found together, side by side in vector lanes. A range of roots given to a thread is a multiple of this. */
+enum { TCHI_SECULAR_LANES = 16 };
+
+/* The k poles ascend strictly, no z_i is zero, sum of weight = 1 and rho > 0; deflation has seen to it. The arrays have
+ * room for k + 1 numbers. Root j lies between poles j and j + 1 and is kept as pole[origin] + offset, with the origin
+ * whichever of the two is nearer, because only so is the small difference of the two accurate. */
+typedef struct tchi_secular {
+    int64_t k;
+    double rho;
+    double tolerance;     /* of the residual, relative to its terms; one more step is taken after it is met */
+    double *pole;         /* k, and one more that the solver sets, beyond the last root */
+    const double *weight; /* z_i squared */
+    double *origin;       /* out: the pole that root j is measured from */
+    double *offset;       /* out: root j is origin[j] + offset[j] */
+} tchi_secular;
+
+/* Sets the bound beyond the last root; to be called once, before the roots. */
+void tchi_secular_prepare(const tchi_secular *s);
+
+/* Finds roots begin to end - 1. Returns how many of them did not converge. */
+int tchi_secular_roots(const tchi_secular *s, int64_t begin, int64_t end);
+
+/* The z for which the computed roots are exact (Gu and Eisenstat 1994), but for a common factor: vectors formed from it
+ * are orthogonal to working precision even where the roots are not accurate. Needs all roots. Writes |z_i| for i from
+ * begin to end - 1. */
+void tchi_secular_vector(const tchi_secular *s, int64_t begin, int64_t end, double *z);
+
+#endif

@@ -1,0 +1,56 @@
+/* The loops of the CPU backend that are not BLAS: over contiguous runs of one row, in every precision and for every
+ * instruction set. A table holds one precision; tchi_loops_for picks the widest instruction set the processor has.
+ * The three sets are the same text (loops_body.h) compiled with other flags, so the plain one is the reference. */
+#ifndef TCHI_CPU_LOOPS_H
+#define TCHI_CPU_LOOPS_H
+
+#include <stdint.h>
+
+#include <torchium/backend.h>
+
+/* Pointers are to elements of the table's precision; runs may be unaligned, and outputs may be one of the inputs. */
+typedef struct tchi_loops {
+    /* out = c1 x + c2 y; x or y NULL counts as zero */
+    void (*combine)(int64_t n, double c1, const void *x, double c2, const void *y, void *out);
+    /* out = factor x */
+    void (*scale)(int64_t n, double factor, const void *x, void *out);
+    /* out = factor x for long outputs that nobody reads soon: written past the caches where the processor can */
+    void (*stream_scale)(int64_t n, double factor, const void *x, void *out);
+    /* largest |x|; NaN entries are passed over */
+    double (*max_abs)(int64_t n, const void *x);
+    /* sum of |x| */
+    double (*sum_abs)(int64_t n, const void *x);
+    /* sum of (x factor)^2 */
+    double (*sum_squares)(int64_t n, double factor, const void *x);
+    int64_t (*count_nonfinite)(int64_t n, const void *x);
+    /* sum of x y, x of the table's precision and y double */
+    double (*dot)(int64_t n, const void *x, const double *y);
+    /* sums of x y0, x y1, x y2, x y3 for four double vectors stored one after another */
+    void (*dot4)(int64_t n, const void *x, const double *y, double sums[4]);
+    /* upper triangle = lower triangle of an n by n matrix, rows [from, to) of the upper one */
+    void (*mirror)(int64_t n, void *a, int64_t ld, int64_t from, int64_t to);
+} tchi_loops;
+
+const tchi_loops *tchi_loops_for(tch_scalar type);
+
+/* dst = src between float types, contiguous; and the name of the instruction set in use. */
+void tchi_convert(int64_t n, tch_scalar dst_type, void *dst, tch_scalar src_type, const void *src);
+const char *tchi_loops_name(void);
+
+extern const tchi_loops tchi_loops_f32_plain;
+extern const tchi_loops tchi_loops_f64_plain;
+extern const tchi_loops tchi_loops_f32_avx2;
+extern const tchi_loops tchi_loops_f64_avx2;
+extern const tchi_loops tchi_loops_f32_avx512;
+extern const tchi_loops tchi_loops_f64_avx512;
+
+/* Conversions between two precisions; indices are tch_scalar, float types only. */
+typedef void (*tchi_convert_run)(int64_t n, const void *src, void *dst);
+typedef struct tchi_conversions {
+    tchi_convert_run run[TCH_SCALAR_COUNT][TCH_SCALAR_COUNT]; /* [dst][src]; NULL where not offered */
+} tchi_conversions;
+extern const tchi_conversions tchi_conversions_plain;
+extern const tchi_conversions tchi_conversions_avx2;
+extern const tchi_conversions tchi_conversions_avx512;
+
+#endif

@@ -1,0 +1,5 @@
+/* The float32 loops for AVX2. */
+#define REAL float
+#include "loops_body.h"
+
+const tchi_loops tchi_loops_f32_avx2 = LOOPS_TABLE;

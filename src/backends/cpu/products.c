@@ -1,0 +1,151 @@
+/* Products: BLAS calls over a batch. The half products compute the lower triangle and mirror it. */
+#include "cpu.h"
+
+typedef struct gemm_job {
+    const tchi_cpu_state *state;
+    double alpha, beta;
+    const tch_matrices *a, *b, *c;
+    int trans_a, trans_b;
+    int64_t inner;
+} gemm_job;
+
+static int blas_trans(int32_t transpose)
+{
+    return transpose ? TCHI_TRANS : TCHI_NO_TRANS;
+}
+
+static void gemm_one(void *argument, int64_t i, int thread)
+{
+    (void)thread;
+    const gemm_job *j = argument;
+    int m = (int)j->c->rows;
+    int n = (int)j->c->cols;
+    int k = (int)j->inner;
+    const void *a = tchi_cpu_row(j->a, i, 0);
+    const void *b = tchi_cpu_row(j->b, i, 0);
+    void *c = tchi_cpu_row(j->c, i, 0);
+    if (j->c->type == TCH_SCALAR_F64) {
+        j->state->blas->f64.gemm(TCHI_ROW_MAJOR, j->trans_a, j->trans_b, m, n, k, j->alpha, a, (int)j->a->ld, b,
+                          (int)j->b->ld, j->beta, c, (int)j->c->ld);
+    } else {
+        j->state->blas->f32.gemm(TCHI_ROW_MAJOR, j->trans_a, j->trans_b, m, n, k, (float)j->alpha, a, (int)j->a->ld, b,
+                          (int)j->b->ld, (float)j->beta, c, (int)j->c->ld);
+    }
+}
+
+/* BLAS does not touch C at all when there is nothing to add to it and beta is one; with k = 0 it scales by beta, and
+ * beta = 0 has to mean "not read". */
+tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
+                         int32_t transpose_b, double beta, const tch_matrices *c)
+{
+    tchi_cpu_state *s = state;
+    int64_t inner = transpose_a ? a->rows : a->cols;
+    if (c->rows == 0 || c->cols == 0) {
+        return TCH_OK;
+    }
+    if (inner == 0) {
+        return tchi_cpu_combine(state, 0.0, beta, beta == 0.0 ? NULL : c, 0.0, NULL, c);
+    }
+    gemm_job job = {s, alpha, beta, a, b, c, blas_trans(transpose_a), blas_trans(transpose_b), inner};
+    double work = 2.0 * (double)c->rows * (double)c->cols * (double)inner;
+    tchi_cpu_for_each(s, c->batch, work, gemm_one, &job);
+    return TCH_OK;
+}
+
+/* --- half products ---------------------------------------------------------------------------------------------- */
+
+typedef struct mirror_job {
+    const tchi_loops *loops;
+    int64_t n, ld;
+    void *data;
+} mirror_job;
+
+static void mirror_rows(void *argument, int64_t from, int64_t to)
+{
+    const mirror_job *j = argument;
+    j->loops->mirror(j->n, j->data, j->ld, from, to);
+}
+
+static void mirror_one(const tchi_cpu_state *state, const tch_matrices *c, int64_t i)
+{
+    mirror_job job = {tchi_loops_for(c->type), c->rows, c->ld, tchi_cpu_row(c, i, 0)};
+    tchi_cpu_split(state, c->rows, (double)c->rows * (double)c->rows, mirror_rows, &job);
+}
+
+static void gram_one(void *argument, int64_t i, int thread)
+{
+    (void)thread;
+    const gemm_job *j = argument;
+    int n = (int)j->c->rows;
+    int k = (int)j->inner;
+    const void *a = tchi_cpu_row(j->a, i, 0);
+    void *c = tchi_cpu_row(j->c, i, 0);
+    if (j->c->type == TCH_SCALAR_F64) {
+        j->state->blas->f64.syrk(TCHI_ROW_MAJOR, TCHI_LOWER, j->trans_a, n, k, j->alpha, a, (int)j->a->ld, j->beta, c,
+                          (int)j->c->ld);
+    } else {
+        j->state->blas->f32.syrk(TCHI_ROW_MAJOR, TCHI_LOWER, j->trans_a, n, k, (float)j->alpha, a, (int)j->a->ld,
+                          (float)j->beta, c, (int)j->c->ld);
+    }
+    mirror_one(j->state, j->c, i);
+}
+
+tch_status tchi_cpu_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                         const tch_matrices *c)
+{
+    tchi_cpu_state *s = state;
+    int64_t inner = transpose ? a->rows : a->cols;
+    if (c->rows == 0) {
+        return TCH_OK;
+    }
+    if (inner == 0) {
+        return tchi_cpu_combine(state, 0.0, beta, beta == 0.0 ? NULL : c, 0.0, NULL, c);
+    }
+    gemm_job job = {s, alpha, beta, a, NULL, c, blas_trans(transpose), 0, inner};
+    tchi_cpu_for_each(s, c->batch, (double)c->rows * (double)c->rows * (double)inner, gram_one, &job);
+    return TCH_OK;
+}
+
+/* Columns of the lower triangle done by one call to gemm: narrow strips waste fewer products above the diagonal, wide
+ * ones run BLAS faster. Measured at n = 512 to 2048 on two cores: 128 is within 3 % of the best everywhere. */
+#define STRIP 128
+
+static void strip_product(const gemm_job *j, int64_t i, int64_t from, int64_t width)
+{
+    int64_t n = j->c->rows;
+    tch_matrices strip = *j->c;
+    strip.rows = n - from;
+    strip.cols = width;
+    strip.data = (char *)tchi_cpu_row(j->c, i, from) + from * tchi_cpu_size(strip.type);
+    tch_matrices left = *j->a;
+    left.data = tchi_cpu_row(j->a, i, from);
+    tch_matrices right = *j->b;
+    right.data = (char *)tchi_cpu_row(j->b, i, 0) + from * tchi_cpu_size(right.type);
+    gemm_job part = {j->state, 1.0, 0.0, &left, &right, &strip, TCHI_NO_TRANS, TCHI_NO_TRANS, n};
+    gemm_one(&part, 0, 0);
+}
+
+static void symmetric_one(void *argument, int64_t i, int thread)
+{
+    (void)thread;
+    const gemm_job *j = argument;
+    int64_t n = j->c->rows;
+    for (int64_t from = 0; from < n; from += STRIP) {
+        strip_product(j, i, from, n - from < STRIP ? n - from : STRIP);
+    }
+    mirror_one(j->state, j->c, i);
+}
+
+/* A square is a Gram matrix, for which BLAS has a half product of its own. */
+tch_status tchi_cpu_symmetric_product(void *state, const tch_matrices *a, const tch_matrices *b,
+                                      const tch_matrices *c)
+{
+    tchi_cpu_state *s = state;
+    if (a->data == b->data && a->stride == b->stride && a->ld == b->ld) {
+        return tchi_cpu_gram(state, 1.0, a, 0, 0.0, c);
+    }
+    gemm_job job = {s, 1.0, 0.0, a, b, c, TCHI_NO_TRANS, TCHI_NO_TRANS, c->rows};
+    double n = (double)c->rows;
+    tchi_cpu_for_each(s, c->batch, n * n * n, symmetric_one, &job);
+    return TCH_OK;
+}

@@ -1,0 +1,217 @@
+/* What roots and solves need besides products: bounds and damping before, the certificate after. */
+#include "cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+/* --- before ----------------------------------------------------------------------------------------------------- */
+
+static int32_t judge(const tch_root_norms *norms, int64_t b, double symmetry, double damping, double largest)
+{
+    if (norms->nonfinite[b] != 0 || isnan(largest)) {
+        return TCH_REPORT_NOT_FINITE;
+    }
+    if (norms->asymmetry[b] > symmetry * norms->max_abs[b]) {
+        return TCH_REPORT_NOT_SYMMETRIC;
+    }
+    return norms->max_abs[b] == 0 && damping == 0 ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
+}
+
+tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps,
+                               double relative_eps, double symmetry, double *damping, double *bound, int32_t *flags)
+{
+    (void)state;
+    for (int64_t b = 0; b < batch; b++) {
+        double largest = fmax(norms->largest[b], 0.0);
+        double added = fmax(eps, relative_eps * largest);
+        double top = fmin(fmin(norms->row_sum[b], norms->frobenius[b]), 1.02 * largest);
+        flags[b] = judge(norms, b, symmetry, added, norms->largest[b]);
+        int good = flags[b] == TCH_REPORT_OK;
+        damping[b] = good ? added : 0.0;
+        bound[b] = good && added + top > 0 ? added + top : 1.0;
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m,
+                                     const double *trace_b, int64_t n, double damping, double *shift_a,
+                                     double *shift_b)
+{
+    (void)state;
+    for (int64_t b = 0; b < batch; b++) {
+        int usable = trace_a[b] > 0 && trace_b[b] > 0;
+        double pi = usable ? sqrt((trace_a[b] / (double)m) / (trace_b[b] / (double)n)) : 1.0;
+        shift_a[b] = pi * sqrt(damping);
+        shift_b[b] = sqrt(damping) / pi;
+    }
+    return TCH_OK;
+}
+
+/* --- after ------------------------------------------------------------------------------------------------------ */
+
+#define PROBES 4 /* vectors multiplied at once; more probes are done in groups */
+
+typedef struct residual_job {
+    const tchi_cpu_state *state;
+    const tch_matrices *a, *x;
+    const double *shift;
+    int32_t root, probes;
+    double *out;
+    char *scratch;
+    int64_t scratch_each;
+} residual_job;
+
+typedef struct block_job {
+    const tchi_loops *loops;
+    const tch_matrices *m;
+    int64_t index;
+    double shift;
+    const double *y; /* PROBES vectors of n, one after another */
+    double *out;
+} block_job;
+
+int64_t tchi_cpu_root_residual_scratch(int64_t n, int64_t probes)
+{
+    return (probes == 0 ? 4 * n * n : 3 * PROBES * n) * (int64_t)sizeof(double);
+}
+
+static void block_rows(void *argument, int64_t from, int64_t to)
+{
+    const block_job *j = argument;
+    int64_t n = j->m->cols;
+    for (int64_t i = from; i < to; i++) {
+        double sums[PROBES];
+        j->loops->dot4(n, tchi_cpu_row(j->m, j->index, i), j->y, sums);
+        for (int k = 0; k < PROBES; k++) {
+            j->out[k * n + i] = sums[k] + j->shift * j->y[k * n + i];
+        }
+    }
+}
+
+/* y and spare change places, so that y is the result. */
+static void multiply_block(const residual_job *j, const tch_matrices *m, int64_t index, double shift, double **y,
+                           double **spare)
+{
+    block_job block = {tchi_loops_for(m->type), m, index, shift, *y, *spare};
+    double n = (double)m->rows;
+    tchi_cpu_split(j->state, m->rows, 2.0 * PROBES * n * n, block_rows, &block);
+    double *swap = *y;
+    *y = *spare;
+    *spare = swap;
+}
+
+/* Signs of a group of probes: vector k of the group has bits of its own. */
+static void draw_probes(int64_t n, uint64_t group, double *v)
+{
+    uint64_t bits = 0xDA942042E4DD58B5u + group * 0x9E3779B97F4A7C15u;
+    for (int64_t i = 0; i < PROBES * n; i++) {
+        bits = bits * 0x5851F42D4C957F2Du + 0x14057B7EF767814Fu;
+        v[i] = (bits >> 63) != 0 ? 1.0 : -1.0;
+    }
+}
+
+static double probe_residual(const residual_job *j, int64_t index, double *scratch)
+{
+    int64_t n = j->a->rows;
+    double *v = scratch;
+    double sum = 0;
+    int groups = (j->probes + PROBES - 1) / PROBES;
+    for (int g = 0; g < groups; g++) {
+        double *y = scratch + PROBES * n;
+        double *spare = scratch + 2 * PROBES * n;
+        draw_probes(n, (uint64_t)g, v);
+        memcpy(y, v, (size_t)(PROBES * n) * sizeof *v);
+        for (int k = 0; k < j->root / 2; k++) {
+            multiply_block(j, j->x, index, 0.0, &y, &spare);
+        }
+        multiply_block(j, j->a, index, j->shift != NULL ? j->shift[index] : 0.0, &y, &spare);
+        for (int k = 0; k < j->root - j->root / 2; k++) {
+            multiply_block(j, j->x, index, 0.0, &y, &spare);
+        }
+        for (int64_t i = 0; i < PROBES * n; i++) {
+            sum += (y[i] - v[i]) * (y[i] - v[i]);
+        }
+    }
+    return sqrt(sum / ((double)groups * PROBES * (double)n));
+}
+
+static void widen(const tch_matrices *m, int64_t index, double *out)
+{
+    for (int64_t i = 0; i < m->rows; i++) {
+        tchi_convert(m->cols, TCH_SCALAR_F64, out + i * m->cols, m->type, tchi_cpu_row(m, index, i));
+    }
+}
+
+/* y <- m y by BLAS, with `spare` taking the product. */
+static void multiply_full(const residual_job *j, const double *m, double **y, double **spare)
+{
+    int n = (int)j->a->rows;
+    j->state->blas->f64.gemm(TCHI_ROW_MAJOR, TCHI_NO_TRANS, TCHI_NO_TRANS, n, n, n, 1.0, m, n, *y, n, 0.0, *spare, n);
+    double *swap = *y;
+    *y = *spare;
+    *spare = swap;
+}
+
+static double exact_residual(const residual_job *j, int64_t index, double *scratch)
+{
+    int64_t n = j->a->rows;
+    double *x = scratch;
+    double *a = scratch + n * n;
+    double *y = scratch + 2 * n * n;
+    double *spare = scratch + 3 * n * n;
+    widen(j->x, index, x);
+    widen(j->a, index, a);
+    for (int64_t i = 0; i < n; i++) {
+        a[i * n + i] += j->shift != NULL ? j->shift[index] : 0.0;
+    }
+    memcpy(y, j->root > 1 ? x : a, (size_t)(n * n) * sizeof *y);
+    for (int k = 1; k < j->root / 2; k++) {
+        multiply_full(j, x, &y, &spare);
+    }
+    if (j->root > 1) {
+        multiply_full(j, a, &y, &spare);
+    }
+    for (int k = 0; k < j->root - j->root / 2; k++) {
+        multiply_full(j, x, &y, &spare);
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        y[i * n + i] -= 1.0;
+        sum += tchi_loops_for(TCH_SCALAR_F64)->sum_squares(n, 1.0, y + i * n);
+    }
+    return sqrt(sum / (double)n);
+}
+
+static void residual_one(void *argument, int64_t index, int thread)
+{
+    const residual_job *j = argument;
+    double *scratch = (double *)(void *)(j->scratch + thread * j->scratch_each);
+    j->out[index] = j->probes == 0 ? exact_residual(j, index, scratch) : probe_residual(j, index, scratch);
+}
+
+tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
+                                  const tch_matrices *x, int32_t probes, double *out, void *scratch)
+{
+    residual_job job = {state, a, x, shift, root, probes, out, scratch, 0};
+    double n = (double)a->rows;
+    job.scratch_each = TCHI_CPU_SCRATCH_ROUND(tchi_cpu_root_residual_scratch(a->rows, probes));
+    if (a->rows == 0) {
+        memset(out, 0, (size_t)a->batch * sizeof *out);
+        return TCH_OK;
+    }
+    double work = (root + 1) * n * n * (probes == 0 ? 2.0 * n : 2.0 * probes);
+    tchi_cpu_for_each(state, a->batch, work, residual_one, &job);
+    return TCH_OK;
+}
+
+tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *residual, double tolerance,
+                                 int32_t *flags)
+{
+    (void)state;
+    for (int64_t b = 0; b < batch; b++) {
+        if (flags[b] == TCH_REPORT_OK && !(residual[b] <= tolerance)) {
+            flags[b] = TCH_REPORT_NO_CONVERGENCE;
+        }
+    }
+    return TCH_OK;
+}

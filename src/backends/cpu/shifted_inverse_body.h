@@ -1,0 +1,125 @@
+/* The shifted inverse for one precision: included by shifted_inverse_f32.c and shifted_inverse_f64.c, which define
+ * REAL and REAL_BLAS. Matrices are column by column, and of a symmetric one the lower triangle is the one in use. */
+#ifndef REAL
+#error "shifted_inverse_body.h is included by a file that defines REAL and REAL_BLAS"
+#endif
+
+#include <math.h>
+#include <string.h>
+
+#include "band_plan.h"
+#include "flush_subnormals.h"
+#include "vector_clones.h"
+
+#include "matrix_copy_body.h"
+#include "block_reflector_body.h"
+#include "two_sided_body.h"
+#include "band_reduction_body.h"
+#include "band_inverse_body.h"
+
+/* Whether a column is free of NaN and infinity: either times zero is not zero. */
+VECTOR_CLONES static int is_finite(int64_t n, const REAL *x)
+{
+    REAL sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
+        sum += x[i] * 0;
+    }
+    return sum == 0;
+}
+
+/* Looks at one triangle: both were given and are equal. */
+static int lower_is_finite(int64_t n, const REAL *a, int64_t lda)
+{
+    int finite = 1;
+#pragma omp parallel for schedule(static, 16) reduction(&& : finite)
+    for (int64_t j = 0; j < n; j++) {
+        finite = finite && is_finite(n - j, a + j + j * lda);
+    }
+    return finite;
+}
+
+/* inverse <- (A + shift I)^(-1), lower triangle. */
+static int invert_shifted(const tchi_blas_f64 *blas, int64_t n, const REAL *a, int64_t lda, double shift,
+                          double *inverse)
+{
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t i = j; i < n; i++) {
+            inverse[i + j * n] = (double)a[i + j * lda] + (i == j ? shift : 0);
+        }
+    }
+    const int order = (int)n;
+    int info = 0;
+    blas->potrf("L", &order, inverse, &order, &info, 1);
+    if (info == 0) {
+        blas->potri("L", &order, inverse, &order, &info, 1);
+    }
+    return info;
+}
+
+static int shifted_inverse_reference(const tchi_blas *blas, int64_t n, const REAL *a, int64_t lda, int64_t count,
+                                     const double *shifts, const double *weights, REAL *x, int64_t ldx, void *scratch)
+{
+    double *inverse = scratch;
+    double *sum = inverse + n * n;
+    if (!lower_is_finite(n, a, lda)) {
+        return -1;
+    }
+    memset(sum, 0, (size_t)(n * n) * sizeof *sum);
+    for (int64_t k = 0; k < count; k++) {
+        if (invert_shifted(&blas->f64, n, a, lda, shifts[k], inverse) != 0) {
+            return (int)(k + 1);
+        }
+        for (int64_t i = 0; i < n * n; i++) {
+            sum[i] += weights[k] * inverse[i];
+        }
+    }
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t i = j; i < n; i++) {
+            x[i + j * ldx] = (REAL)sum[i + j * n];
+        }
+    }
+    mirror_lower(n, x, ldx);
+    return 0;
+}
+
+static size_t align_up(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static size_t shifted_inverse_scratch(int64_t n, int64_t count)
+{
+    const band_plan plan = make_band_plan(n, count);
+    return align_up(band_factors_count(&plan) * sizeof(REAL)) + align_up(band_inverse_bytes(&plan));
+}
+
+static int shifted_inverse(const tchi_blas *blas, const REAL_BLAS *real, int64_t n, REAL *a, int64_t lda,
+                           int64_t count, const double *shifts, const double *weights, REAL *x, int64_t ldx,
+                           void *scratch)
+{
+    const band_plan plan = make_band_plan(n, count);
+    const size_t factors_bytes = align_up(band_factors_count(&plan) * sizeof(REAL));
+    const band_factors factors = make_band_factors(&plan, scratch);
+    const band_inverse_scratch inverse = make_band_inverse_scratch(&plan, (char *)scratch + factors_bytes);
+    int status = 0;
+    if (!lower_is_finite(n, a, lda)) {
+        return -1;
+    }
+#pragma omp parallel
+    {
+        const unsigned subnormals = flush_subnormals();
+        reduce_to_band(real, &plan, &factors, a, lda);
+        const int failed = invert_band(blas, real, &plan, &factors, shifts, weights, &inverse, x, ldx);
+        if (failed == 0) {
+            restore_from_band(real, &plan, &factors, a, lda, x, ldx);
+        }
+#pragma omp single
+        status = failed;
+        restore_subnormals(subnormals);
+    }
+    if (status == 0) {
+        mirror_lower(n, x, ldx);
+    }
+    return status;
+}

@@ -1,0 +1,105 @@
+/* A symmetric matrix A between a block reflector and its transpose: A - V W' - W V', in three rounds of products that
+ * a team of threads shares. Only tiles on and below the diagonal are kept up to date; those on the diagonal are kept
+ * whole, which turns every symmetric product into general ones. Needs block_reflector_body.h.
+ *
+ * With Y = A V and S = V' Y:   H' A H has W = Y T - V (T' S T) / 2;   H A H' has T' in T's place. */
+
+typedef struct two_sided_scratch {
+    REAL *y;     /* n by group */
+    REAL *left;  /* V beside W, n by 2 group */
+    REAL *right; /* W beside V, n by 2 group */
+    REAL *s;     /* group by group for every tile of rows, then two more */
+} two_sided_scratch;
+
+static size_t two_sided_scratch_count(const band_plan *plan)
+{
+    return (size_t)(5 * plan->n * plan->group + (plan->tiles + 2) * plan->group * plan->group);
+}
+
+static two_sided_scratch make_two_sided_scratch(const band_plan *plan, REAL *memory)
+{
+    two_sided_scratch scratch = {.y = memory};
+    scratch.left = scratch.y + plan->n * plan->group;
+    scratch.right = scratch.left + 2 * plan->n * plan->group;
+    scratch.s = scratch.right + 2 * plan->n * plan->group;
+    return scratch;
+}
+
+/* The rows of one tile of Y = A V, and their share of S. */
+static void project_tile(const REAL_BLAS *blas, const band_plan *plan, const REAL *a, int64_t lda,
+                         const block_reflector *h, int64_t tile, const two_sided_scratch *scratch)
+{
+    const int64_t n = plan->n, w = h->width, first = h->first;
+    const int64_t begin = max_i64(tile_begin(plan, tile), first), end = tile_end(plan, tile);
+    const REAL *v = h->v + begin - first;
+    REAL *y = scratch->y + begin - first;
+    multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, end - begin, w, end - first, 1, a + begin + first * lda, lda, h->v,
+             h->ldv, 0, y, n);
+    if (end < n) {
+        multiply(blas, TCHI_TRANS, TCHI_NO_TRANS, end - begin, w, n - end, 1, a + end + begin * lda, lda,
+                 h->v + end - first, h->ldv, 1, y, n);
+    }
+    multiply(blas, TCHI_TRANS, TCHI_NO_TRANS, w, w, end - begin, 1, v, h->ldv, y, n, 0, scratch->s + tile * w * w, w);
+}
+
+/* S <- -(T' S T) / 2 with the shares of all tiles added up, or T S T' for the reflector from the other side. */
+static void finish_core(const REAL_BLAS *blas, const band_plan *plan, const block_reflector *h, int transposed,
+                        const two_sided_scratch *scratch)
+{
+    const int64_t w = h->width;
+    REAL *sum = scratch->s + plan->tiles * w * w;
+    REAL *product = sum + w * w;
+    memset(sum, 0, (size_t)(w * w) * sizeof *sum);
+    for (int64_t tile = tile_of(plan, h->first); tile < plan->tiles; tile++) {
+        const REAL *share = scratch->s + tile * w * w;
+        for (int64_t i = 0; i < w * w; i++) {
+            sum[i] += share[i];
+        }
+    }
+    const int outer = transposed ? TCHI_NO_TRANS : TCHI_TRANS, inner = transposed ? TCHI_TRANS : TCHI_NO_TRANS;
+    multiply(blas, outer, TCHI_NO_TRANS, w, w, w, 1, h->t, h->ldt, sum, w, 0, product, w);
+    multiply(blas, TCHI_NO_TRANS, inner, w, w, w, (REAL)-0.5, product, w, h->t, h->ldt, 0, sum, w);
+}
+
+/* The rows of one tile of W, and of the two factors in which V and W stand side by side. */
+static void finish_tile(const REAL_BLAS *blas, const band_plan *plan, const block_reflector *h, int transposed,
+                        int64_t tile, const two_sided_scratch *scratch)
+{
+    const int64_t n = plan->n, w = h->width, first = h->first;
+    const int64_t begin = max_i64(tile_begin(plan, tile), first) - first, rows = tile_end(plan, tile) - first - begin;
+    const REAL *core = scratch->s + plan->tiles * w * w;
+    const REAL *v = h->v + begin;
+    REAL *w_right = scratch->right + begin;
+    multiply(blas, TCHI_NO_TRANS, transposed ? TCHI_TRANS : TCHI_NO_TRANS, rows, w, w, 1, scratch->y + begin, n,
+             h->t, h->ldt, 0, w_right, n);
+    multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, w, w, 1, v, h->ldv, core, w, 1, w_right, n);
+    copy_block(rows, w, w_right, n, scratch->left + begin + w * n, n);
+    copy_block(rows, w, v, h->ldv, scratch->left + begin, n);
+    copy_block(rows, w, v, h->ldv, scratch->right + begin + w * n, n);
+}
+
+/* A <- A - V W' - W V' on columns begin to end and the rows from begin down. */
+static void update_columns(const REAL_BLAS *blas, const band_plan *plan, REAL *a, int64_t lda,
+                           const block_reflector *h, int64_t begin, int64_t end, const two_sided_scratch *scratch)
+{
+    const int64_t n = plan->n, offset = begin - h->first;
+    multiply(blas, TCHI_NO_TRANS, TCHI_TRANS, n - begin, end - begin, 2 * h->width, -1, scratch->left + offset, n,
+             scratch->right + offset, n, 1, a + begin + begin * lda, lda);
+}
+
+/* The first two rounds: leaves V beside W and W beside V in the scratch. Called by every thread of a team. */
+static void prepare_two_sided(const REAL_BLAS *blas, const band_plan *plan, const REAL *a, int64_t lda,
+                              const block_reflector *h, int transposed, const two_sided_scratch *scratch)
+{
+    const int64_t from = tile_of(plan, h->first);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t tile = from; tile < plan->tiles; tile++) {
+        project_tile(blas, plan, a, lda, h, tile, scratch);
+    }
+#pragma omp single
+    finish_core(blas, plan, h, transposed, scratch);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t tile = from; tile < plan->tiles; tile++) {
+        finish_tile(blas, plan, h, transposed, tile, scratch);
+    }
+}

@@ -1,0 +1,43 @@
+/* Validation of arguments. Every public function calls these before its first write; each names the argument in its
+ * message, with shape, type and device, and says what was expected. */
+#ifndef TCHI_CHECK_H
+#define TCHI_CHECK_H
+
+#include <stddef.h>
+
+#include <torchium/tensor.h>
+
+#define TCHI_DESCRIBE_SIZE 256
+
+/* "[3, 4]" */
+const char *tchi_describe_shape(const tch_tensor *tensor, char *text, size_t size);
+/* "float32 [3, 4] on cpu:0" */
+const char *tchi_describe(const tch_tensor *tensor, char *text, size_t size);
+
+/* The first line of every public call on a context: it exists, and its backend is ready. */
+tch_status tchi_begin(tch_context *context, const char *function);
+tch_status tchi_check_device(const tch_context *context, const tch_tensor *tensor, const char *name);
+
+/* A sound description on the context's device. */
+tch_status tchi_check_input(const tch_context *context, const tch_tensor *tensor, const char *name);
+/* The same, and no element stored twice. */
+tch_status tchi_check_output(const tch_context *context, const tch_tensor *tensor, const char *name);
+tch_status tchi_check_writable(const tch_tensor *tensor, const char *name);
+
+tch_status tchi_check_float(const tch_tensor *tensor, const char *name);
+tch_status tchi_check_dtype(const tch_tensor *tensor, const char *name, tch_dtype expected);
+/* `other` has the type of `tensor`. */
+tch_status tchi_check_same_dtype(const tch_tensor *other, const char *other_name, const tch_tensor *tensor,
+                                 const char *name);
+tch_status tchi_check_same_shape(const tch_tensor *other, const char *other_name, const tch_tensor *tensor,
+                                 const char *name);
+/* Rank at least 2. */
+tch_status tchi_check_matrix(const tch_tensor *tensor, const char *name);
+/* Rank at least 2 and square in the last two dimensions. */
+tch_status tchi_check_square(const tch_tensor *tensor, const char *name);
+/* `out` has exactly this shape. */
+tch_status tchi_check_shape(const tch_tensor *out, const char *name, int32_t ndim, const int64_t *shape);
+/* No byte of `out` belongs to `in`. */
+tch_status tchi_check_disjoint(const tch_tensor *out, const char *out_name, const tch_tensor *in, const char *in_name);
+
+#endif

@@ -1,0 +1,43 @@
+/* The inside of a context, and the workspace that algorithms take their scratch from. */
+#ifndef TCHI_CONTEXT_H
+#define TCHI_CONTEXT_H
+
+#include <torchium/backend.h>
+#include <torchium/context.h>
+
+#include "pool.h"
+
+struct tch_context {
+    const tch_backend *backend; /* the operations table */
+    void *state;                /* its first argument */
+    tchi_pool *pool;
+    void *workspace; /* grows to the largest scratch asked for, and is reused */
+    int64_t workspace_bytes;
+    int64_t workspace_limit;
+};
+
+/* Scratch laid out by the same code twice: first with no memory, to learn the size, then for real.
+ *
+ *     tchi_arena arena = {0};
+ *     layout(&buffers, &arena);                         // every pointer NULL, arena.used is the size
+ *     TCHI_TRY(tchi_arena_reserve(context, &arena));
+ *     layout(&buffers, &arena);                         // the same again, now with addresses
+ *
+ * The workspace belongs to one public call at a time; functions below it get their pieces from its arena. */
+typedef struct tchi_arena {
+    char *base;
+    int64_t used;
+} tchi_arena;
+
+/* `bytes` of scratch, aligned to 256; NULL while measuring. */
+void *tchi_arena_take(tchi_arena *arena, int64_t bytes);
+
+/* Makes the workspace at least as large as what was measured and points the arena at its start. Fails, before anything
+ * was written, when the context's limit or the device's memory is too small. */
+tch_status tchi_arena_reserve(tch_context *context, tchi_arena *arena);
+
+/* How many of `batch` matrices fit at once when each takes `bytes_each` on top of `bytes_fixed`: all, unless the limit
+ * says less, and at least one. */
+int64_t tchi_arena_fit(const tch_context *context, int64_t batch, int64_t bytes_each, int64_t bytes_fixed);
+
+#endif

@@ -1,0 +1,184 @@
+/* Finds, opens and checks backend modules. A module is a file libtorchium_NAME.so in a folder of TORCHIUM_BACKEND_PATH
+ * (absolute folders, separated by colons) or in the folder the library itself lies in; never in the current folder,
+ * where anybody may have put a file. Each way of failing has its own message, kept in the registry. */
+#define _GNU_SOURCE
+#include "loader.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "registry.h"
+
+#define PREFIX "libtorchium_"
+#define SUFFIX ".so"
+
+/* The NAME of libtorchium_NAME.so, or 0. */
+static int module_name(const char *file, char *name, size_t size)
+{
+    size_t length = strlen(file);
+    size_t prefix = strlen(PREFIX);
+    size_t suffix = strlen(SUFFIX);
+    if (length <= prefix + suffix || strncmp(file, PREFIX, prefix) != 0 ||
+        strcmp(file + length - suffix, SUFFIX) != 0) {
+        return 0;
+    }
+    int written = snprintf(name, size, "%.*s", (int)(length - prefix - suffix), file + prefix);
+    return written > 0 && (size_t)written < size;
+}
+
+/* The first slot marked REQUIRED that the table leaves empty, by name, or NULL. */
+static const char *missing_entry(const tch_backend *t)
+{
+    const struct {
+        const char *name;
+        int present;
+    } required[] = {
+        {"device_count", t->device_count != NULL},
+        {"device_info", t->device_info != NULL},
+        {"describe", t->describe != NULL},
+        {"state_create", t->state_create != NULL},
+        {"state_destroy", t->state_destroy != NULL},
+        {"begin", t->begin != NULL},
+        {"set_stream", t->set_stream != NULL},
+        {"get_stream", t->get_stream != NULL},
+        {"synchronize", t->synchronize != NULL},
+        {"allocate", t->allocate != NULL},
+        {"release", t->release != NULL},
+        {"memory_info", t->memory_info != NULL},
+        {"copy_bytes", t->copy_bytes != NULL},
+        {"zero_bytes", t->zero_bytes != NULL},
+        {"copy", t->copy != NULL},
+        {"fill", t->fill != NULL},
+        {"combine", t->combine != NULL},
+        {"shift_scale", t->shift_scale != NULL},
+        {"scale_rows", t->scale_rows != NULL},
+        {"random_signs", t->random_signs != NULL},
+        {"select", t->select != NULL},
+        {"kronecker", t->kronecker != NULL},
+        {"reduce", t->reduce != NULL},
+        {"largest_eigenvalue", t->largest_eigenvalue != NULL},
+        {"root_setup", t->root_setup != NULL},
+        {"root_residual", t->root_residual != NULL},
+        {"root_verdict", t->root_verdict != NULL},
+        {"factored_damping", t->factored_damping != NULL},
+        {"gemm", t->gemm != NULL},
+        {"eigh", t->eigh != NULL},
+        {"spectrum_power", t->spectrum_power != NULL},
+        {"spd_solve", t->spd_solve != NULL},
+        {"scratch_bytes", t->scratch_bytes != NULL},
+    };
+    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++) {
+        if (!required[i].present) {
+            return required[i].name;
+        }
+    }
+    return NULL;
+}
+
+/* Opens one module; NULL with a sentence in `reason` when it cannot be used. A module stays open until the process
+ * ends: tables and their functions are used from anywhere. */
+static const tch_backend *open_module(const char *path, char *reason, size_t size)
+{
+    void *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (module == NULL) {
+        snprintf(reason, size, "the module cannot be opened: %s", dlerror());
+        return NULL;
+    }
+    tch_backend_entry enter = NULL;
+    void *address = dlsym(module, TCH_BACKEND_ENTRY);
+    if (address == NULL) {
+        snprintf(reason, size, "%s has no function " TCH_BACKEND_ENTRY ": it is not a Torchium module", path);
+        dlclose(module);
+        return NULL;
+    }
+    memcpy(&enter, &address, sizeof enter);
+    char why[512] = "it gave no reason";
+    const tch_backend *table = enter(TCH_BACKEND_ABI, tchi_registry_host(), why, sizeof why);
+    if (table == NULL) {
+        snprintf(reason, size, "%s cannot work here: %s", path, why);
+    } else if (table->abi != TCH_BACKEND_ABI || table->table_size != sizeof(tch_backend)) {
+        snprintf(reason, size, "%s was built for backend interface %u, this library has %u; build both from one source",
+                 path, table->abi, TCH_BACKEND_ABI);
+        table = NULL;
+    } else if (missing_entry(table) != NULL) {
+        snprintf(reason, size, "%s lacks the required operation %s", path, missing_entry(table));
+        table = NULL;
+    }
+    if (table == NULL) {
+        dlclose(module);
+    }
+    return table;
+}
+
+static void load_folder(const char *folder)
+{
+    DIR *listing = opendir(folder);
+    if (listing == NULL) {
+        return;
+    }
+    for (struct dirent *item = readdir(listing); item != NULL; item = readdir(listing)) {
+        char name[32];
+        char path[PATH_MAX];
+        char reason[1024] = "";
+        if (!module_name(item->d_name, name, sizeof name) || tchi_registry_has(name)) {
+            continue;
+        }
+        int length = snprintf(path, sizeof path, "%s/%s", folder, item->d_name);
+        if (length > 0 && (size_t)length < sizeof path) {
+            const tch_backend *table = open_module(path, reason, sizeof reason);
+            tchi_registry_add(table, name, path, reason);
+        }
+    }
+    closedir(listing);
+}
+
+/* Folders that are not absolute are passed over: they would mean the current folder. */
+static void load_search_path(const char *search_path)
+{
+    while (search_path != NULL && *search_path != '\0') {
+        size_t length = strcspn(search_path, ":");
+        char folder[PATH_MAX];
+        if (search_path[0] == '/' && length < sizeof folder) {
+            snprintf(folder, sizeof folder, "%.*s", (int)length, search_path);
+            load_folder(folder);
+        }
+        search_path += length + (search_path[length] == ':');
+    }
+}
+
+/* The folder of the shared object (or program) this file was linked into. */
+static int own_folder(char *folder)
+{
+    static const char anchor = 0;
+    Dl_info info;
+    if (dladdr(&anchor, &info) == 0 || realpath(info.dli_fname, folder) == NULL) {
+        return 0;
+    }
+    char *slash = strrchr(folder, '/');
+    if (slash == NULL) {
+        return 0;
+    }
+    *slash = '\0';
+    return 1;
+}
+
+void tchi_load_modules(void)
+{
+    char folder[PATH_MAX] = "";
+    load_search_path(getenv("TORCHIUM_BACKEND_PATH"));
+    if (own_folder(folder)) {
+        load_folder(folder);
+    }
+    if (!tchi_registry_has("cuda")) {
+        char reason[1024];
+        snprintf(reason, sizeof reason,
+                 "no module " PREFIX "cuda" SUFFIX " beside the library (%.400s) or under TORCHIUM_BACKEND_PATH; this "
+                 "build runs on the CPU",
+                 folder);
+        tchi_registry_add(NULL, "cuda", "", reason);
+    }
+}

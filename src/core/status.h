@@ -1,0 +1,28 @@
+/* How the inside of the library reports failures: one function that records the message, and the two check forms. */
+#ifndef TCHI_STATUS_H
+#define TCHI_STATUS_H
+
+#include <torchium/status.h>
+
+/* Records the thread's message, printf-style, and returns `status`, so that `return tchi_fail(...)` is one line. */
+tch_status tchi_fail(tch_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Returns from the enclosing function when the call failed. */
+#define TCHI_TRY(call)                                                                                                 \
+    do {                                                                                                               \
+        tch_status tchi_try_status = (call);                                                                           \
+        if (tchi_try_status != TCH_OK) {                                                                               \
+            return tchi_try_status;                                                                                    \
+        }                                                                                                              \
+    } while (0)
+
+/* Leaves to `label` when the call failed, with `status` set, where something has to be released. */
+#define TCHI_TRY_GOTO(status, label, call)                                                                             \
+    do {                                                                                                               \
+        (status) = (call);                                                                                             \
+        if ((status) != TCH_OK) {                                                                                      \
+            goto label;                                                                                                \
+        }                                                                                                              \
+    } while (0)
+
+#endif

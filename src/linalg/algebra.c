@@ -1,0 +1,115 @@
+/* See algebra.h. */
+#include "algebra.h"
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "batch.h"
+
+tch_status tchi_symmetric_product(tch_context *context, const tch_matrices *a, const tch_matrices *b,
+                                  const tch_matrices *c)
+{
+    const tch_backend *t = context->backend;
+    return t->symmetric_product != NULL ? t->symmetric_product(context->state, a, b, c)
+                                        : t->gemm(context->state, 1.0, a, 0, b, 0, 0.0, c);
+}
+
+tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                     const tch_matrices *c)
+{
+    const tch_backend *t = context->backend;
+    return t->gram != NULL ? t->gram(context->state, alpha, a, transpose, beta, c)
+                           : t->gemm(context->state, alpha, a, transpose, a, !transpose, beta, c);
+}
+
+void tchi_inspection_layout(tchi_inspection *i, tchi_arena *arena, int64_t batch)
+{
+    double **const numbers[] = {&i->largest,   &i->row_sum,   &i->frobenius, &i->max_abs,
+                                &i->nonfinite, &i->asymmetry, &i->damping,   &i->bound};
+    for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
+        *numbers[k] = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
+    }
+    i->flags = tchi_arena_take(arena, batch * (int64_t)sizeof(int32_t));
+}
+
+double tchi_symmetry_tolerance(tch_scalar type)
+{
+    switch (type) {
+    case TCH_SCALAR_F64:
+        return 1e-12;
+    case TCH_SCALAR_F32:
+        return 1e-5;
+    default:
+        return 1e-3;
+    }
+}
+
+/* The setup of a root judges finiteness and symmetry; with the largest entry for all norms and some damping, that is
+ * all it does. */
+tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar type, tchi_inspection *i)
+{
+    const tch_backend *t = context->backend;
+    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_MAX_ABS, a, i->max_abs));
+    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_NONFINITE, a, i->nonfinite));
+    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_ASYMMETRY, a, i->asymmetry));
+    tch_root_norms norms = {i->max_abs, i->max_abs, i->max_abs, i->max_abs, i->nonfinite, i->asymmetry};
+    return t->root_setup(context->state, a->batch, &norms, 1.0, 0.0, tchi_symmetry_tolerance(type), i->damping,
+                         i->bound, i->flags);
+}
+
+static const char *reason_of(int32_t flag)
+{
+    switch (flag) {
+    case TCH_REPORT_NOT_FINITE:
+        return "has entries that are infinite or NaN";
+    case TCH_REPORT_NOT_SYMMETRIC:
+        return "is not symmetric";
+    case TCH_REPORT_NOT_POSITIVE:
+        return "is not positive definite; add damping";
+    default:
+        return "did not converge: its residual stayed above the tolerance; loosen it, add damping, or use the eigen "
+               "method";
+    }
+}
+
+/* Flags come to the host a piece at a time, so that no memory is needed for them. */
+static tch_status find_bad(tch_context *context, int64_t first, int64_t count, const int32_t *flags, const char *name,
+                           tch_status *bad)
+{
+    enum { PIECE = 256 };
+    int32_t here[PIECE];
+    for (int64_t done = 0; done < count && *bad == TCH_OK; done += PIECE) {
+        int64_t n = count - done < PIECE ? count - done : PIECE;
+        TCHI_TRY(context->backend->copy_bytes(context->state, here, flags + done, n * (int64_t)sizeof *here,
+                                              TCH_COPY_TO_HOST));
+        for (int64_t k = 0; k < n && *bad == TCH_OK; k++) {
+            if (here[k] != TCH_REPORT_OK) {
+                *bad = tchi_fail(TCH_ERR_NUMERIC, "matrix %lld of %s %s", (long long)(first + done + k), name,
+                                 reason_of(here[k]));
+            }
+        }
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_report(tch_context *context, const tch_tensor *report, int64_t first, int64_t count,
+                       const int32_t *flags, const char *name, tch_status *bad)
+{
+    if (report == NULL) {
+        return find_bad(context, first, count, flags, name, bad);
+    }
+    tchi_batch batch = tchi_batch_of(report, 0);
+    tch_matrices numbers = tchi_matrices_new((void *)flags, TCH_SCALAR_I32, count, 1, 1);
+    return tchi_batch_write(context, &batch, first, &numbers);
+}
+
+tch_status tchi_check_report(const tch_context *context, const tch_tensor *report, const char *name,
+                             const tch_tensor *tensor, tch_dtype dtype)
+{
+    if (report == NULL) {
+        return TCH_OK;
+    }
+    TCHI_TRY(tchi_check_output(context, report, name));
+    TCHI_TRY(tchi_check_dtype(report, name, dtype));
+    return tchi_check_shape(report, name, tensor->ndim - 2, tensor->shape);
+}

@@ -1,0 +1,41 @@
+/* Steps shared by the algorithms, on batches in scratch memory: products that fall back to general ones where a backend
+ * has no better, and the inspection of symmetric inputs. */
+#ifndef TCHI_ALGEBRA_H
+#define TCHI_ALGEBRA_H
+
+#include "core/context.h"
+#include "core/tensor.h"
+
+/* C = A B, which is symmetric. */
+tch_status tchi_symmetric_product(tch_context *context, const tch_matrices *a, const tch_matrices *b,
+                                  const tch_matrices *c);
+
+/* C = alpha A A' + beta C, or alpha A' A + beta C. */
+tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                     const tch_matrices *c);
+
+/* Numbers per matrix, on the device. */
+typedef struct tchi_inspection {
+    double *largest, *row_sum, *frobenius, *max_abs, *nonfinite, *asymmetry;
+    double *damping, *bound;
+    int32_t *flags;
+} tchi_inspection;
+
+void tchi_inspection_layout(tchi_inspection *inspection, tchi_arena *arena, int64_t batch);
+
+/* Largest |a_ij - a_ji| that still counts as symmetric, relative to the largest entry. */
+double tchi_symmetry_tolerance(tch_scalar type);
+
+/* Flags each matrix as finite and symmetric or not; `type` is that of the caller's tensor. */
+tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar type, tchi_inspection *inspection);
+
+/* Copies flags to the caller's report, or, without one, waits and turns the first bad matrix into an error. `first` is
+ * the number of the first matrix of this part of the batch; *bad keeps the message of the first bad one over all parts. */
+tch_status tchi_report(tch_context *context, const tch_tensor *report, int64_t first, int64_t count,
+                       const int32_t *flags, const char *name, tch_status *bad);
+
+/* `report` is NULL, or an int32 tensor of the leading dimensions of `tensor`. */
+tch_status tchi_check_report(const tch_context *context, const tch_tensor *report, const char *name,
+                             const tch_tensor *tensor, tch_dtype dtype);
+
+#endif

@@ -1,0 +1,174 @@
+/* Eigendecomposition, and real powers by it. */
+#include <torchium/linalg.h>
+
+#include <math.h>
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "algebra.h"
+#include "batch.h"
+#include "limits.h"
+
+typedef struct eigen_buffers {
+    tch_matrices v;     /* the input, then eigenvectors as rows */
+    tch_matrices w;     /* 1 by n */
+    tch_matrices x;     /* the result, or scratch for layouts that cannot be written selectively */
+    tch_matrices spare; /* the same for w */
+    tchi_inspection inspection;
+    void *scratch;
+} eigen_buffers;
+
+static void layout(eigen_buffers *e, tchi_arena *arena, tch_context *context, tch_scalar type, int64_t batch,
+                   int64_t n)
+{
+    int64_t size = tchi_scalar_size(type);
+    e->v = tchi_matrices_new(tchi_arena_take(arena, batch * n * n * size), type, batch, n, n);
+    e->x = tchi_matrices_new(tchi_arena_take(arena, batch * n * n * size), type, batch, n, n);
+    e->w = tchi_matrices_new(tchi_arena_take(arena, batch * n * size), type, batch, 1, n);
+    e->spare = tchi_matrices_new(tchi_arena_take(arena, batch * n * size), type, batch, 1, n);
+    tchi_inspection_layout(&e->inspection, arena, batch);
+    e->scratch = tchi_arena_take(
+        arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_EIGH, type, n, n, batch, 0));
+}
+
+/* How many matrices to do at once, from the scratch of one and of the whole batch. */
+static int64_t choose_chunk(tch_context *context, tch_scalar type, int64_t batch, int64_t n)
+{
+    eigen_buffers probe;
+    tchi_arena one = {0};
+    tchi_arena all = {0};
+    layout(&probe, &one, context, type, 1, n);
+    layout(&probe, &all, context, type, batch, n);
+    int64_t limit = tch_context_get_workspace_limit(context);
+    if (limit == 0 || all.used <= limit / 9 * 8) {
+        return batch;
+    }
+    int64_t fixed = context->backend->scratch_bytes(context->state, TCH_SCRATCH_EIGH, type, n, n, batch, 0);
+    return tchi_arena_fit(context, batch, one.used, fixed);
+}
+
+static tch_status reserve(eigen_buffers *e, tch_context *context, tch_scalar type, int64_t batch, int64_t n)
+{
+    tchi_arena arena = {0};
+    layout(e, &arena, context, type, batch, n);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    layout(e, &arena, context, type, batch, n);
+    return TCH_OK;
+}
+
+static tch_status decompose(tch_context *context, eigen_buffers *e, const tchi_batch *a, int64_t first)
+{
+    TCHI_TRY(tchi_batch_read(context, a, first, &e->v));
+    TCHI_TRY(tchi_inspect(context, &e->v, a->type, &e->inspection));
+    return context->backend->eigh(context->state, &e->v, &e->w, e->inspection.flags, e->scratch);
+}
+
+static tch_status check_input(tch_context *context, const tch_tensor *a, const tch_tensor *report)
+{
+    TCHI_TRY(tchi_check_input(context, a, "a"));
+    TCHI_TRY(tchi_check_square(a, "a"));
+    TCHI_TRY(tchi_check_matrix_size(a, "a"));
+    TCHI_TRY(tchi_check_float(a, "a"));
+    return tchi_check_report(context, report, "report", a, TCH_INT32);
+}
+
+/* --- eigenvalues and eigenvectors ------------------------------------------------------------------------------- */
+
+static tch_status check_eigh(tch_context *context, const tch_tensor *a, const tch_tensor *w, const tch_tensor *v,
+                             const tch_tensor *report)
+{
+    TCHI_TRY(check_input(context, a, report));
+    TCHI_TRY(tchi_check_output(context, w, "w"));
+    TCHI_TRY(tchi_check_same_dtype(w, "w", a, "a"));
+    TCHI_TRY(tchi_check_shape(w, "w", a->ndim - 1, a->shape));
+    TCHI_TRY(tchi_check_disjoint(w, "w", a, "a"));
+    if (v != NULL) {
+        TCHI_TRY(tchi_check_output(context, v, "v"));
+        TCHI_TRY(tchi_check_same_dtype(v, "v", a, "a"));
+        TCHI_TRY(tchi_check_same_shape(v, "v", a, "a"));
+        TCHI_TRY(tchi_check_disjoint(v, "v", a, "a"));
+        TCHI_TRY(tchi_check_disjoint(v, "v", w, "w"));
+    }
+    return TCH_OK;
+}
+
+static tch_status eigh_part(tch_context *context, const tchi_batch *a, const tch_tensor *w, const tch_tensor *v,
+                            const tch_tensor *report, int64_t first, int64_t count, tch_status *bad)
+{
+    eigen_buffers e;
+    TCHI_TRY(reserve(&e, context, tchi_compute_type(a->type), count, a->rows));
+    TCHI_TRY(decompose(context, &e, a, first));
+    tchi_batch values = tchi_batch_of(w, 1);
+    TCHI_TRY(tchi_batch_select(context, &values, first, e.inspection.flags, &e.w, &e.spare));
+    if (v != NULL) {
+        tchi_batch vectors = tchi_batch_transposed(tchi_batch_of(v, 2));
+        TCHI_TRY(tchi_batch_select(context, &vectors, first, e.inspection.flags, &e.v, &e.x));
+    }
+    return tchi_report(context, report, first, count, e.inspection.flags, "a", bad);
+}
+
+tch_status tch_eigh(tch_context *context, const tch_tensor *a, tch_tensor *w, tch_tensor *v, tch_tensor *report)
+{
+    TCHI_TRY(tchi_begin(context, "tch_eigh"));
+    TCHI_TRY(check_eigh(context, a, w, v, report));
+    tch_status bad = TCH_OK;
+    tchi_batch batch = tchi_batch_of(a, 2);
+    int64_t chunk = choose_chunk(context, tchi_compute_type(batch.type), batch.count, batch.rows);
+    for (int64_t first = 0; first < batch.count; first += chunk) {
+        int64_t count = batch.count - first < chunk ? batch.count - first : chunk;
+        TCHI_TRY(eigh_part(context, &batch, w, v, report, first, count, &bad));
+    }
+    return bad;
+}
+
+/* --- powers ----------------------------------------------------------------------------------------------------- */
+
+static tch_status check_power(tch_context *context, const tch_tensor *a, double power, double eps,
+                              const tch_tensor *out, const tch_tensor *report)
+{
+    TCHI_TRY(check_input(context, a, report));
+    TCHI_TRY(tchi_check_output(context, out, "out"));
+    TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_same_shape(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
+    if (!isfinite(power)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "power is %g, expected a finite number", power);
+    }
+    if (!isfinite(eps) || eps < 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "eps is %g, expected a finite number, 0 or more", eps);
+    }
+    return TCH_OK;
+}
+
+/* With w^(power/2) on the rows of V' the result is a Gram matrix: half the work, and symmetric to the last bit. */
+static tch_status power_part(tch_context *context, const tchi_batch *a, double power, double eps,
+                             const tch_tensor *out, const tch_tensor *report, int64_t first, int64_t count,
+                             tch_status *bad)
+{
+    eigen_buffers e;
+    const tch_spectrum_map map = {eps, 0.0, 0.5 * power, INFINITY};
+    TCHI_TRY(reserve(&e, context, tchi_compute_type(a->type), count, a->rows));
+    TCHI_TRY(decompose(context, &e, a, first));
+    TCHI_TRY(context->backend->spectrum_power(context->state, &map, &e.w, NULL, e.inspection.flags));
+    TCHI_TRY(context->backend->scale_rows(context->state, &e.v, &e.w, &e.v));
+    TCHI_TRY(tchi_gram(context, 1.0, &e.v, 1, 0.0, &e.x));
+    tchi_batch result = tchi_batch_of(out, 2);
+    TCHI_TRY(tchi_batch_select(context, &result, first, e.inspection.flags, &e.x, &e.v));
+    return tchi_report(context, report, first, count, e.inspection.flags, "a", bad);
+}
+
+tch_status tch_matrix_power(tch_context *context, const tch_tensor *a, double power, double eps, tch_tensor *out,
+                            tch_tensor *report)
+{
+    TCHI_TRY(tchi_begin(context, "tch_matrix_power"));
+    TCHI_TRY(check_power(context, a, power, eps, out, report));
+    tch_status bad = TCH_OK;
+    tchi_batch batch = tchi_batch_of(a, 2);
+    int64_t chunk = choose_chunk(context, tchi_compute_type(batch.type), batch.count, batch.rows);
+    for (int64_t first = 0; first < batch.count; first += chunk) {
+        int64_t count = batch.count - first < chunk ? batch.count - first : chunk;
+        TCHI_TRY(power_part(context, &batch, power, eps, out, report, first, count, &bad));
+    }
+    return bad;
+}

@@ -1,0 +1,329 @@
+/* Inverse p-th roots. The walk of one part of a batch: bring it into the type to compute in, inspect and bound it, take
+ * the root by the planned method, certify it, and write the good ones. What fails by a method of our own choice is done
+ * again by the eigen method in float64. */
+#include <torchium/linalg.h>
+
+#include <math.h>
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "algebra.h"
+#include "batch.h"
+#include "limits.h"
+#include "newton.h"
+#include "root_plan.h"
+
+typedef struct root_buffers {
+    tch_matrices a;         /* the input in the compute type, undamped: kept for the certificate */
+    tchi_newton_buffers m;  /* m[0]: scaled matrix, then eigenvectors or scratch; m[1]: result of the others */
+    tch_matrices w;         /* eigenvalues, 1 by n */
+    tchi_inspection inspection;
+    double *residual;
+    void *scratch;
+    bool a_in_place;
+} root_buffers;
+
+/* The arguments of the public call, as batches. */
+typedef struct root_call {
+    tchi_batch a, out, residual;
+    const tch_tensor *report;
+    bool has_residual;
+} root_call;
+
+static int buffers_of(tch_root_method method)
+{
+    return method == TCH_ROOT_NEWTON ? TCHI_NEWTON_BUFFERS : 2;
+}
+
+/* The largest scratch of the operations that will run; they run one after another and share it. */
+static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int64_t batch, int64_t n)
+{
+    const struct {
+        tch_scratch_for operation;
+        bool used;
+        int64_t extra;
+    } users[] = {
+        {TCH_SCRATCH_LARGEST_EIGENVALUE, true, 0},
+        {TCH_SCRATCH_ROOT_RESIDUAL, true, plan->probes},
+        {TCH_SCRATCH_EIGH, plan->method == TCH_ROOT_EIGEN, 0},
+        {TCH_SCRATCH_SHIFTED_INVERSE, plan->method == TCH_ROOT_RATIONAL, TCHI_MINIMAX_MAX_POLES},
+    };
+    int64_t most = 0;
+    for (size_t i = 0; i < sizeof users / sizeof users[0]; i++) {
+        int64_t bytes = !users[i].used ? 0
+                                       : context->backend->scratch_bytes(context->state, users[i].operation, plan->type,
+                                                                         n, n, batch, users[i].extra);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+static tch_matrices take_matrices(tchi_arena *arena, tch_scalar type, int64_t batch, int64_t rows, int64_t cols)
+{
+    int64_t bytes = batch * rows * cols * tchi_scalar_size(type);
+    return tchi_matrices_new(tchi_arena_take(arena, bytes), type, batch, rows, cols);
+}
+
+/* `source` may be NULL, when only sizes are wanted. */
+static void layout(root_buffers *r, tchi_arena *arena, tch_context *context, const tchi_root_plan *plan,
+                   const tchi_batch *source, int64_t first, int64_t batch, int64_t n)
+{
+    r->a_in_place = source != NULL && tchi_batch_direct(source, plan->type, first, batch, &r->a);
+    if (!r->a_in_place) {
+        r->a = take_matrices(arena, plan->type, batch, n, n);
+    }
+    for (int k = 0; k < buffers_of(plan->method); k++) {
+        r->m.m[k] = take_matrices(arena, plan->type, batch, n, n);
+    }
+    r->w = take_matrices(arena, plan->type, batch, 1, n);
+    tchi_inspection_layout(&r->inspection, arena, batch);
+    r->residual = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
+    r->scratch = tchi_arena_take(arena, scratch_of(context, plan, batch, n));
+}
+
+static int64_t layout_bytes(tch_context *context, const tchi_root_plan *plan, int64_t batch, int64_t n)
+{
+    root_buffers r;
+    tchi_arena arena = {0};
+    layout(&r, &arena, context, plan, NULL, 0, batch, n);
+    return arena.used;
+}
+
+static int64_t choose_chunk(tch_context *context, const tchi_root_plan *plan, int64_t batch, int64_t n)
+{
+    int64_t limit = tch_context_get_workspace_limit(context);
+    if (limit == 0 || layout_bytes(context, plan, batch, n) <= limit / 9 * 8) {
+        return batch;
+    }
+    int64_t scratch = scratch_of(context, plan, batch, n);
+    int64_t one = layout_bytes(context, plan, 1, n) - scratch_of(context, plan, 1, n);
+    return tchi_arena_fit(context, batch, one, scratch);
+}
+
+/* --- before ----------------------------------------------------------------------------------------------------- */
+
+/* Norms, damping, bound and flags of every matrix, in the inspection. */
+static tch_status prepare(tch_context *context, const tchi_root_plan *plan, tch_scalar given, root_buffers *r)
+{
+    const tch_backend *t = context->backend;
+    tchi_inspection *i = &r->inspection;
+    TCHI_TRY(tchi_inspect(context, &r->a, given, i));
+    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_MAX_ROW_SUM, &r->a, i->row_sum));
+    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_FROBENIUS, &r->a, i->frobenius));
+    TCHI_TRY(t->largest_eigenvalue(context->state, &r->a, 0.01 * plan->tolerance, i->largest, r->scratch));
+    tch_root_norms norms = {i->largest, i->row_sum, i->frobenius, i->max_abs, i->nonfinite, i->asymmetry};
+    return t->root_setup(context->state, r->a.batch, &norms, plan->eps, plan->relative_eps,
+                         tchi_symmetry_tolerance(given), i->damping, i->bound, i->flags);
+}
+
+/* The lower bound of the scaled spectra when only an absolute damping was given: it has to be read from the device. */
+static tch_status read_low(tch_context *context, const root_buffers *r, double *low)
+{
+    enum { PIECE = 128 };
+    double damping[PIECE];
+    double bound[PIECE];
+    *low = 1.0;
+    for (int64_t done = 0; done < r->a.batch; done += PIECE) {
+        int64_t n = r->a.batch - done < PIECE ? r->a.batch - done : PIECE;
+        int64_t bytes = n * (int64_t)sizeof(double);
+        TCHI_TRY(context->backend->copy_bytes(context->state, damping, r->inspection.damping + done, bytes,
+                                              TCH_COPY_TO_HOST));
+        TCHI_TRY(context->backend->copy_bytes(context->state, bound, r->inspection.bound + done, bytes,
+                                              TCH_COPY_TO_HOST));
+        for (int64_t k = 0; k < n; k++) {
+            *low = damping[k] > 0 ? fmin(*low, damping[k] / bound[k]) : *low;
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- the three methods: each leaves the root in *x -------------------------------------------------------------- */
+
+static tch_status by_eigen(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
+{
+    const tch_backend *t = context->backend;
+    double unit = plan->type == TCH_SCALAR_F64 ? 0x1p-53 : 0x1p-24;
+    tch_spectrum_map map = {plan->eps, plan->relative_eps, -0.5 / plan->root, 8.0 * (double)r->a.rows * unit};
+    TCHI_TRY(t->combine(context->state, 0.0, 1.0, &r->a, 0.0, NULL, &r->m.m[0]));
+    TCHI_TRY(t->eigh(context->state, &r->m.m[0], &r->w, r->inspection.flags, r->scratch));
+    TCHI_TRY(t->spectrum_power(context->state, &map, &r->w, r->inspection.damping, r->inspection.flags));
+    TCHI_TRY(t->scale_rows(context->state, &r->m.m[0], &r->w, &r->m.m[0]));
+    *x = r->m.m[1];
+    return tchi_gram(context, 1.0, &r->m.m[0], 1, 0.0, x);
+}
+
+/* M = (A + damping I) / bound, into the first buffer. */
+static tch_status scale_down(tch_context *context, root_buffers *r)
+{
+    return context->backend->shift_scale(context->state, &r->a, r->inspection.damping, r->inspection.bound, -1.0,
+                                         &r->m.m[0]);
+}
+
+static tch_status scale_up(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
+{
+    return context->backend->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
+}
+
+static tch_status by_newton(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
+{
+    TCHI_TRY(scale_down(context, r));
+    TCHI_TRY(tchi_newton(context, plan->root, plan->degree, plan->step, plan->steps, &r->m, x));
+    return scale_up(context, plan, r, x);
+}
+
+static tch_status by_poles(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
+{
+    *x = r->m.m[1];
+    TCHI_TRY(scale_down(context, r));
+    TCHI_TRY(context->backend->shifted_inverse(context->state, &r->m.m[0], plan->poles, plan->shifts, plan->weights, x,
+                                               r->inspection.flags, r->scratch));
+    return scale_up(context, plan, r, x);
+}
+
+static tch_status take_root(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
+{
+    switch (plan->method) {
+    case TCH_ROOT_NEWTON:
+        return by_newton(context, plan, r, x);
+    case TCH_ROOT_RATIONAL:
+        return by_poles(context, plan, r, x);
+    default:
+        return by_eigen(context, plan, r, x);
+    }
+}
+
+/* --- one part of the batch -------------------------------------------------------------------------------------- */
+
+static tch_status reserve(root_buffers *r, tch_context *context, const tchi_root_plan *plan, const tchi_batch *source,
+                          int64_t first, int64_t count)
+{
+    tchi_arena arena = {0};
+    layout(r, &arena, context, plan, source, first, count, source->rows);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    layout(r, &arena, context, plan, source, first, count, source->rows);
+    return TCH_OK;
+}
+
+/* Everything up to the flags; nothing of the caller's is written yet. */
+static tch_status compute(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
+                          int64_t count, root_buffers *r, tch_matrices *x)
+{
+    TCHI_TRY(reserve(r, context, plan, &call->a, first, count));
+    if (!r->a_in_place) {
+        TCHI_TRY(tchi_batch_read(context, &call->a, first, &r->a));
+    }
+    TCHI_TRY(prepare(context, plan, call->a.type, r));
+    double low = plan->low;
+    if (plan->method != TCH_ROOT_EIGEN && plan->relative_eps == 0 && plan->eps > 0) {
+        TCHI_TRY(read_low(context, r, &low));
+    }
+    tch_root_method before = plan->method;
+    TCHI_TRY(tchi_root_plan_finish(plan, low));
+    if (plan->method != before) {
+        return compute(context, plan, call, first, count, r, x);
+    }
+    TCHI_TRY(take_root(context, plan, r, x));
+    TCHI_TRY(context->backend->root_residual(context->state, plan->root, &r->a, r->inspection.damping, x, plan->probes,
+                                             r->residual, r->scratch));
+    return context->backend->root_verdict(context->state, count, r->residual, plan->residual, r->inspection.flags);
+}
+
+static tch_status deliver(tch_context *context, const root_call *call, int64_t first, int64_t count, root_buffers *r,
+                          const tch_matrices *x, tch_status *bad)
+{
+    TCHI_TRY(tchi_batch_select(context, &call->out, first, r->inspection.flags, x, &r->m.m[0]));
+    if (call->has_residual) {
+        tch_matrices numbers = tchi_matrices_new(r->residual, TCH_SCALAR_F64, count, 1, 1);
+        TCHI_TRY(tchi_batch_write(context, &call->residual, first, &numbers));
+    }
+    return tchi_report(context, call->report, first, count, r->inspection.flags, "a", bad);
+}
+
+/* Matrices that only failed their certificate, on a backend whose flags the host can read at once. */
+static bool worth_another_try(const tch_context *context, const tchi_root_plan *plan, const root_buffers *r,
+                              int64_t index)
+{
+    return plan->fall_back && plan->method != TCH_ROOT_EIGEN && context->backend->host_memory &&
+           (r->inspection.flags[index] == TCH_REPORT_NO_CONVERGENCE ||
+            r->inspection.flags[index] == TCH_REPORT_NOT_POSITIVE);
+}
+
+static tch_status root_part(tch_context *context, const tchi_root_plan *made, const root_call *call, int64_t first,
+                            int64_t count, tch_status *bad)
+{
+    root_buffers r;
+    tch_matrices x;
+    tchi_root_plan plan = *made;
+    TCHI_TRY(compute(context, &plan, call, first, count, &r, &x));
+    bool again = false;
+    for (int64_t k = 0; k < count && !again; k++) {
+        again = worth_another_try(context, &plan, &r, k);
+    }
+    if (again) {
+        plan = tchi_root_plan_fallback(&plan);
+        TCHI_TRY(compute(context, &plan, call, first, count, &r, &x));
+    }
+    return deliver(context, call, first, count, &r, &x, bad);
+}
+
+/* --- the public calls ------------------------------------------------------------------------------------------- */
+
+static tch_status check_call(tch_context *context, const tch_tensor *a, const tch_tensor *out,
+                             const tch_tensor *residual, const tch_tensor *report)
+{
+    TCHI_TRY(tchi_check_input(context, a, "a"));
+    TCHI_TRY(tchi_check_square(a, "a"));
+    TCHI_TRY(tchi_check_matrix_size(a, "a"));
+    TCHI_TRY(tchi_check_float(a, "a"));
+    TCHI_TRY(tchi_check_output(context, out, "out"));
+    TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_same_shape(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_report(context, residual, "residual", a, TCH_FLOAT64));
+    return tchi_check_report(context, report, "report", a, TCH_INT32);
+}
+
+tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root, const tch_root_config *config,
+                            tch_tensor *out, tch_tensor *residual, tch_tensor *report)
+{
+    TCHI_TRY(tchi_begin(context, "tch_inverse_root"));
+    TCHI_TRY(check_call(context, a, out, residual, report));
+    root_call call = {.a = tchi_batch_of(a, 2), .out = tchi_batch_of(out, 2), .report = report};
+    if (residual != NULL) {
+        call.residual = tchi_batch_of(residual, 0);
+        call.has_residual = true;
+    }
+    tchi_root_plan plan;
+    TCHI_TRY(tchi_root_plan_make(context, call.a.type, call.a.rows, root, config, &plan));
+    tch_status bad = TCH_OK;
+    int64_t chunk = choose_chunk(context, &plan, call.a.count, call.a.rows);
+    for (int64_t first = 0; first < call.a.count; first += chunk) {
+        int64_t count = call.a.count - first < chunk ? call.a.count - first : chunk;
+        TCHI_TRY(root_part(context, &plan, &call, first, count, &bad));
+    }
+    return bad;
+}
+
+tch_status tch_inverse_root_plan(tch_context *context, tch_dtype dtype, int64_t batch, int64_t n, int32_t root,
+                                 const tch_root_config *config, tch_root_method *method, int64_t *scratch_bytes)
+{
+    TCHI_TRY(tchi_begin(context, "tch_inverse_root_plan"));
+    tch_scalar type = tchi_scalar_of(dtype);
+    if (type == TCH_SCALAR_COUNT || !tchi_scalar_is_float(type)) {
+        return tchi_fail(TCH_ERR_DTYPE, "dtype is %s, expected a float type", tch_dtype_name(dtype));
+    }
+    if (batch < 0 || n < 0 || n > TCHI_MOST_SIZE) {
+        return tchi_fail(TCH_ERR_SHAPE, "batch is %lld and n is %lld, expected 0 or more", (long long)batch,
+                         (long long)n);
+    }
+    tchi_root_plan plan;
+    TCHI_TRY(tchi_root_plan_make(context, type, n, root, config, &plan));
+    if (method != NULL) {
+        *method = plan.method;
+    }
+    if (scratch_bytes != NULL) {
+        *scratch_bytes = batch == 0 ? 0 : layout_bytes(context, &plan, batch, n) / batch;
+    }
+    return TCH_OK;
+}

@@ -1,0 +1,333 @@
+/* Kronecker algebra that never forms the product, and the product itself for those who want it. Leading dimensions of
+ * all tensors of a call are equal; A and B may also be single matrices that the whole batch shares. */
+#include <torchium/linalg.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "algebra.h"
+#include "batch.h"
+#include "limits.h"
+
+/* --- arguments -------------------------------------------------------------------------------------------------- */
+
+/* `factor` is one matrix, or has the leading dimensions of `like` (which has `inner` trailing ones of its own). */
+static tch_status check_factor(tch_context *context, const tch_tensor *factor, const char *name,
+                               const tch_tensor *like, int32_t like_inner, const char *like_name)
+{
+    TCHI_TRY(tchi_check_input(context, factor, name));
+    TCHI_TRY(tchi_check_matrix(factor, name));
+    TCHI_TRY(tchi_check_matrix_size(factor, name));
+    TCHI_TRY(tchi_check_float(factor, name));
+    TCHI_TRY(tchi_check_same_dtype(factor, name, like, like_name));
+    bool fits = factor->ndim == 2 || factor->ndim - 2 == like->ndim - like_inner;
+    for (int32_t i = 0; fits && i < factor->ndim - 2; i++) {
+        fits = factor->shape[i] == like->shape[i];
+    }
+    if (fits) {
+        return TCH_OK;
+    }
+    char a[TCHI_DESCRIBE_SIZE];
+    char b[TCHI_DESCRIBE_SIZE];
+    return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s, expected one matrix or the leading dimensions of %s %s", name,
+                     tchi_describe_shape(factor, a, sizeof a), like_name, tchi_describe_shape(like, b, sizeof b));
+}
+
+static tch_status check_out(tch_context *context, const tch_tensor *out, const tch_tensor *x, int64_t rows,
+                            int64_t cols)
+{
+    int64_t shape[TCH_MAX_RANK];
+    memcpy(shape, x->shape, (size_t)(x->ndim - 2) * sizeof *shape);
+    shape[x->ndim - 2] = rows;
+    shape[x->ndim - 1] = cols;
+    TCHI_TRY(tchi_check_output(context, out, "out"));
+    TCHI_TRY(tchi_check_same_dtype(out, "out", x, "x"));
+    return tchi_check_shape(out, "out", x->ndim, shape);
+}
+
+static int64_t rows_of(const tch_tensor *t)
+{
+    return t->shape[t->ndim - 2];
+}
+
+static int64_t cols_of(const tch_tensor *t)
+{
+    return t->shape[t->ndim - 1];
+}
+
+static tch_status check_size(const tch_tensor *x, const char *name, int64_t rows, int64_t cols)
+{
+    if (rows_of(x) == rows && (cols < 0 || cols_of(x) == cols)) {
+        return TCH_OK;
+    }
+    char text[TCHI_DESCRIBE_SIZE];
+    char want[32] = "r";
+    if (cols >= 0) {
+        snprintf(want, sizeof want, "%lld", (long long)cols);
+    }
+    return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s, expected [..., %lld, %s] for these a and b", name,
+                     tchi_describe_shape(x, text, sizeof text), (long long)rows, want);
+}
+
+/* --- parts of a batch in scratch -------------------------------------------------------------------------------- */
+
+/* A factor in the compute type: one matrix read once and repeated, or a part of the batch. */
+static tch_matrices place_factor(tchi_arena *arena, const tchi_batch *f, tch_scalar type, int64_t batch)
+{
+    int64_t count = f->count == 1 ? 1 : batch;
+    int64_t bytes = count * f->rows * f->cols * tchi_scalar_size(type);
+    return tchi_matrices_new(tchi_arena_take(arena, bytes), type, count, f->rows, f->cols);
+}
+
+static tch_status read_factor(tch_context *context, const tchi_batch *f, int64_t first, int64_t batch,
+                              tch_matrices *m)
+{
+    TCHI_TRY(tchi_batch_read(context, f, f->count == 1 ? 0 : first, m));
+    if (f->count == 1) {
+        m->stride = 0;
+        m->batch = batch;
+    }
+    return TCH_OK;
+}
+
+static tch_matrices place(tchi_arena *arena, tch_scalar type, int64_t batch, int64_t rows, int64_t cols)
+{
+    int64_t bytes = batch * rows * cols * tchi_scalar_size(type);
+    return tchi_matrices_new(tchi_arena_take(arena, bytes), type, batch, rows, cols);
+}
+
+/* --- the product itself ----------------------------------------------------------------------------------------- */
+
+typedef struct kron_job {
+    tchi_batch a, b, x, out;
+    tch_scalar type;
+    tch_matrices ma, mb, mx, mt, mo;
+    bool out_in_place;
+} kron_job;
+
+static void product_layout(kron_job *j, tchi_arena *arena, int64_t first, int64_t count)
+{
+    j->ma = place_factor(arena, &j->a, j->type, count);
+    j->mb = place_factor(arena, &j->b, j->type, count);
+    j->out_in_place = tchi_batch_direct(&j->out, j->type, first, count, &j->mo);
+    if (!j->out_in_place) {
+        j->mo = place(arena, j->type, count, j->out.rows, j->out.cols);
+    }
+}
+
+static tch_status product_part(tch_context *context, kron_job *j, int64_t first, int64_t count)
+{
+    tchi_arena arena = {0};
+    product_layout(j, &arena, first, count);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    product_layout(j, &arena, first, count);
+    TCHI_TRY(read_factor(context, &j->a, first, count, &j->ma));
+    TCHI_TRY(read_factor(context, &j->b, first, count, &j->mb));
+    TCHI_TRY(context->backend->kronecker(context->state, &j->ma, &j->mb, &j->mo));
+    return j->out_in_place ? TCH_OK : tchi_batch_write(context, &j->out, first, &j->mo);
+}
+
+static tch_status check_product(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *out)
+{
+    int64_t rows;
+    int64_t cols;
+    TCHI_TRY(tchi_check_output(context, out, "out"));
+    TCHI_TRY(tchi_check_matrix(out, "out"));
+    TCHI_TRY(check_factor(context, a, "a", out, 2, "out"));
+    TCHI_TRY(check_factor(context, b, "b", out, 2, "out"));
+    const tch_tensor *longer = a->ndim >= b->ndim ? a : b;
+    int64_t shape[TCH_MAX_RANK];
+    memcpy(shape, longer->shape, (size_t)longer->ndim * sizeof *shape);
+    if (__builtin_mul_overflow(rows_of(a), rows_of(b), &rows) ||
+        __builtin_mul_overflow(cols_of(a), cols_of(b), &cols)) {
+        return tchi_fail(TCH_ERR_SHAPE, "the Kronecker product of a and b has more elements than fit in 64 bits");
+    }
+    shape[longer->ndim - 2] = rows;
+    shape[longer->ndim - 1] = cols;
+    TCHI_TRY(tchi_check_shape(out, "out", longer->ndim, shape));
+    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
+    return tchi_check_disjoint(out, "out", b, "b");
+}
+
+tch_status tch_kronecker_product(tch_context *context, const tch_tensor *a, const tch_tensor *b, tch_tensor *out)
+{
+    TCHI_TRY(tchi_begin(context, "tch_kronecker_product"));
+    TCHI_TRY(check_product(context, a, b, out));
+    kron_job j = {.a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .out = tchi_batch_of(out, 2)};
+    j.type = tchi_compute_type(j.out.type);
+    tchi_arena one = {0};
+    product_layout(&j, &one, 0, 1);
+    int64_t chunk = tchi_arena_fit(context, j.out.count, one.used, 0);
+    for (int64_t first = 0; first < j.out.count; first += chunk) {
+        int64_t count = j.out.count - first < chunk ? j.out.count - first : chunk;
+        TCHI_TRY(product_part(context, &j, first, count));
+    }
+    return TCH_OK;
+}
+
+/* --- times a matrix --------------------------------------------------------------------------------------------- */
+
+/* A X B' in the cheaper order; mt holds A X or X B'. */
+static bool left_first(const kron_job *j)
+{
+    double m = (double)j->a.rows;
+    double n = (double)j->a.cols;
+    double p = (double)j->b.rows;
+    double q = (double)j->b.cols;
+    return m * n * q + m * q * p <= n * q * p + m * n * p;
+}
+
+static void apply_layout(kron_job *j, tchi_arena *arena, int64_t count)
+{
+    j->ma = place_factor(arena, &j->a, j->type, count);
+    j->mb = place_factor(arena, &j->b, j->type, count);
+    j->mx = place(arena, j->type, count, j->x.rows, j->x.cols);
+    j->mt = left_first(j) ? place(arena, j->type, count, j->a.rows, j->b.cols)
+                          : place(arena, j->type, count, j->a.cols, j->b.rows);
+    j->mo = place(arena, j->type, count, j->out.rows, j->out.cols);
+}
+
+static tch_status apply_part(tch_context *context, kron_job *j, int64_t first, int64_t count)
+{
+    tchi_arena arena = {0};
+    const tch_backend *t = context->backend;
+    apply_layout(j, &arena, count);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    apply_layout(j, &arena, count);
+    TCHI_TRY(read_factor(context, &j->a, first, count, &j->ma));
+    TCHI_TRY(read_factor(context, &j->b, first, count, &j->mb));
+    TCHI_TRY(tchi_batch_read(context, &j->x, first, &j->mx));
+    if (left_first(j)) {
+        TCHI_TRY(t->gemm(context->state, 1.0, &j->ma, 0, &j->mx, 0, 0.0, &j->mt));
+        TCHI_TRY(t->gemm(context->state, 1.0, &j->mt, 0, &j->mb, 1, 0.0, &j->mo));
+    } else {
+        TCHI_TRY(t->gemm(context->state, 1.0, &j->mx, 0, &j->mb, 1, 0.0, &j->mt));
+        TCHI_TRY(t->gemm(context->state, 1.0, &j->ma, 0, &j->mt, 0, 0.0, &j->mo));
+    }
+    return tchi_batch_write(context, &j->out, first, &j->mo);
+}
+
+static tch_status run_apply(tch_context *context, kron_job *j)
+{
+    tchi_arena one = {0};
+    apply_layout(j, &one, 1);
+    int64_t chunk = tchi_arena_fit(context, j->out.count, one.used, 0);
+    for (int64_t first = 0; first < j->out.count; first += chunk) {
+        int64_t count = j->out.count - first < chunk ? j->out.count - first : chunk;
+        TCHI_TRY(apply_part(context, j, first, count));
+    }
+    return TCH_OK;
+}
+
+static tch_status check_apply(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
+                              const tch_tensor *out)
+{
+    TCHI_TRY(tchi_check_input(context, x, "x"));
+    TCHI_TRY(tchi_check_matrix(x, "x"));
+    TCHI_TRY(tchi_check_matrix_size(x, "x"));
+    TCHI_TRY(check_factor(context, a, "a", x, 2, "x"));
+    TCHI_TRY(check_factor(context, b, "b", x, 2, "x"));
+    TCHI_TRY(check_size(x, "x", cols_of(a), cols_of(b)));
+    TCHI_TRY(check_out(context, out, x, rows_of(a), rows_of(b)));
+    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_disjoint(out, "out", b, "b"));
+    return tchi_check_disjoint(out, "out", x, "x");
+}
+
+tch_status tch_kronecker_apply(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
+                               tch_tensor *out)
+{
+    TCHI_TRY(tchi_begin(context, "tch_kronecker_apply"));
+    TCHI_TRY(check_apply(context, a, b, x, out));
+    kron_job j = {.a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2),
+                  .out = tchi_batch_of(out, 2)};
+    j.type = tchi_compute_type(j.x.type);
+    return run_apply(context, &j);
+}
+
+/* (A (x) B) X for X [n q, r]: with X seen as [n, q r], T = A X is [m, q r], that is m matrices [q, r], and each is
+ * multiplied by B. */
+static void matmul_layout(kron_job *j, tchi_arena *arena, int64_t count)
+{
+    int64_t r = j->x.cols;
+    j->ma = place_factor(arena, &j->a, j->type, count);
+    j->mb = place_factor(arena, &j->b, j->type, count);
+    j->mx = place(arena, j->type, count, j->a.cols, j->b.cols * r);
+    j->mt = place(arena, j->type, count, j->a.rows, j->b.cols * r);
+    j->mo = place(arena, j->type, count, j->out.rows, r);
+}
+
+/* The m matrices of one item, or the m items themselves when there is one column and they form a single product. */
+static tch_status multiply_by_b(tch_context *context, const kron_job *j, int64_t index)
+{
+    int64_t m = j->a.rows;
+    int64_t r = j->x.cols;
+    tch_matrices b = tchi_matrices_part(&j->mb, index, 1);
+    tch_matrices t = tchi_matrices_part(&j->mt, index, 1);
+    tch_matrices o = tchi_matrices_part(&j->mo, index, 1);
+    if (r == 1) {
+        tch_matrices rows = tchi_matrices_new(o.data, j->type, 1, m, j->b.rows);
+        return context->backend->gemm(context->state, 1.0, &t, 0, &b, 1, 0.0, &rows);
+    }
+    tch_matrices blocks = tchi_matrices_new(t.data, j->type, m, j->b.cols, r);
+    tch_matrices results = tchi_matrices_new(o.data, j->type, m, j->b.rows, r);
+    b.batch = m;
+    b.stride = 0;
+    return context->backend->gemm(context->state, 1.0, &b, 0, &blocks, 0, 0.0, &results);
+}
+
+static tch_status matmul_part(tch_context *context, kron_job *j, int64_t first, int64_t count)
+{
+    tchi_arena arena = {0};
+    matmul_layout(j, &arena, count);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    matmul_layout(j, &arena, count);
+    TCHI_TRY(read_factor(context, &j->a, first, count, &j->ma));
+    TCHI_TRY(read_factor(context, &j->b, first, count, &j->mb));
+    tch_matrices whole = tchi_matrices_new(j->mx.data, j->type, count, j->x.rows, j->x.cols);
+    TCHI_TRY(tchi_batch_read(context, &j->x, first, &whole));
+    TCHI_TRY(context->backend->gemm(context->state, 1.0, &j->ma, 0, &j->mx, 0, 0.0, &j->mt));
+    for (int64_t i = 0; i < count; i++) {
+        TCHI_TRY(multiply_by_b(context, j, i));
+    }
+    return tchi_batch_write(context, &j->out, first, &j->mo);
+}
+
+static tch_status check_matmul(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
+                               const tch_tensor *out)
+{
+    TCHI_TRY(tchi_check_input(context, x, "x"));
+    TCHI_TRY(tchi_check_matrix(x, "x"));
+    TCHI_TRY(check_factor(context, a, "a", x, 2, "x"));
+    TCHI_TRY(check_factor(context, b, "b", x, 2, "x"));
+    TCHI_TRY(check_size(x, "x", cols_of(a) * cols_of(b), -1));
+    TCHI_TRY(check_out(context, out, x, rows_of(a) * rows_of(b), cols_of(x)));
+    if (cols_of(x) > 0 && cols_of(b) > TCHI_MOST_SIZE / cols_of(x)) {
+        return tchi_fail(TCH_ERR_SHAPE, "b has %lld columns and x has %lld: their product must stay below 2^31",
+                         (long long)cols_of(b), (long long)cols_of(x));
+    }
+    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_disjoint(out, "out", b, "b"));
+    return tchi_check_disjoint(out, "out", x, "x");
+}
+
+tch_status tch_kronecker_matmul(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
+                                tch_tensor *out)
+{
+    TCHI_TRY(tchi_begin(context, "tch_kronecker_matmul"));
+    TCHI_TRY(check_matmul(context, a, b, x, out));
+    kron_job j = {.a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2),
+                  .out = tchi_batch_of(out, 2)};
+    j.type = tchi_compute_type(j.x.type);
+    tchi_arena one = {0};
+    matmul_layout(&j, &one, 1);
+    int64_t chunk = tchi_arena_fit(context, j.out.count, one.used, 0);
+    for (int64_t first = 0; first < j.out.count; first += chunk) {
+        int64_t count = j.out.count - first < chunk ? j.out.count - first : chunk;
+        TCHI_TRY(matmul_part(context, &j, first, count));
+    }
+    return TCH_OK;
+}

@@ -1,0 +1,159 @@
+/* Decisions of the inverse root. See docs/numerics/inverse-roots.md for the measurements behind the constants. */
+#include "root_plan.h"
+
+#include <math.h>
+
+#include "core/status.h"
+#include "core/tensor.h"
+
+/* From this size on the rational method beats the eigen method on the CPU (bench/ladder/inverse_root.md). */
+#define RATIONAL_FROM 96
+
+/* Without damping nothing is known of the smallest eigenvalue. Newton and rational, when asked for by name, are prepared
+ * for this much, and the certificate tells whether it was enough. */
+#define ASSUMED_LOW 1e-10
+
+#define UNIT_F32 0x1p-24
+
+static const char *const method_names[] = {"auto", "eigen", "newton", "rational"};
+
+const char *tch_root_method_name(tch_root_method method)
+{
+    return (int)method >= 0 && (int)method <= TCH_ROOT_RATIONAL ? method_names[method] : "unknown";
+}
+
+static tch_status check_number(const char *name, double value)
+{
+    if (isfinite(value) && value >= 0) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "config: %s is %g, expected a finite number, 0 or more", name, value);
+}
+
+static tch_status check_config(int32_t root, const tch_root_config *c)
+{
+    if (root != 1 && root != 2 && root != 3 && root != 4 && root != 6 && root != 8) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "root is %d, expected 1, 2, 3, 4, 6 or 8; tch_matrix_power takes any power", root);
+    }
+    if (c->struct_size != sizeof *c) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "config: struct_size is %zu, expected %zu; start from TCH_ROOT_CONFIG_INIT", c->struct_size,
+                         sizeof *c);
+    }
+    TCHI_TRY(check_number("eps", c->eps));
+    TCHI_TRY(check_number("relative_eps", c->relative_eps));
+    TCHI_TRY(check_number("tolerance", c->tolerance));
+    if ((int)c->method < TCH_ROOT_AUTO || (int)c->method > TCH_ROOT_RATIONAL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "config: method is %d, expected one of tch_root_method",
+                         (int)c->method);
+    }
+    if (c->degree < 0 || c->degree > 2) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "config: degree is %d, expected 1, 2, or 0 to choose", c->degree);
+    }
+    return TCH_OK;
+}
+
+/* A relative error u in the matrix is an error u / (p low) in the smallest eigenvalues of the root; measured with float32
+ * eigendecompositions at low = 1e-6, p = 4: 1.3e-2, where this says 1.5e-2. */
+static tch_scalar choose_type(const tchi_root_plan *p, tch_scalar type)
+{
+    if (type == TCH_SCALAR_F64 || p->low == 0) {
+        return TCH_SCALAR_F64;
+    }
+    return UNIT_F32 / (p->low * p->root) <= p->tolerance ? TCH_SCALAR_F32 : TCH_SCALAR_F64;
+}
+
+static tch_root_method choose_method(const tch_context *context, int64_t n, bool damped)
+{
+    bool rational = context->backend->shifted_inverse != NULL && n >= RATIONAL_FROM && damped;
+    return rational ? TCH_ROOT_RATIONAL : TCH_ROOT_EIGEN;
+}
+
+/* An error e of X in every direction is p e in the certificate; the factor 4 leaves room for the spread of the random
+ * probes. The eigen method has no better to fall back on, so only nonsense is refused. */
+static double residual_allowed(const tchi_root_plan *p)
+{
+    double allowed = 4.0 * p->root * p->tolerance;
+    return p->method == TCH_ROOT_EIGEN ? fmax(allowed, 0.1) : allowed;
+}
+
+tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int64_t n, int32_t root,
+                               const tch_root_config *config, tchi_root_plan *plan)
+{
+    static const tch_root_config defaults = TCH_ROOT_CONFIG_INIT;
+    const tch_root_config *c = config != NULL ? config : &defaults;
+    TCHI_TRY(check_config(root, c));
+    *plan = (tchi_root_plan){.root = root, .eps = c->eps, .relative_eps = c->relative_eps, .degree = c->degree};
+    plan->tolerance = c->tolerance > 0 ? c->tolerance : type == TCH_SCALAR_F64 ? 1e-9 : 1e-3;
+    plan->probes = c->exact_residual ? 0 : 4;
+    /* The scaled matrix is (A + d I) / b with d >= r l and b <= d + 1.02 l, l the largest eigenvalue. */
+    plan->low = c->relative_eps > 0 ? c->relative_eps / (c->relative_eps + 1.02) : 0.0;
+    bool damped = c->eps > 0 || c->relative_eps > 0;
+    plan->fall_back = c->method == TCH_ROOT_AUTO;
+    plan->method = c->method == TCH_ROOT_AUTO ? choose_method(context, n, damped) : c->method;
+    plan->type = choose_type(plan, type);
+    plan->residual = residual_allowed(plan);
+    if (plan->method == TCH_ROOT_RATIONAL && context->backend->shifted_inverse == NULL) {
+        return tchi_fail(TCH_ERR_UNSUPPORTED, "config: method rational is not offered by the %s backend",
+                         context->backend->name);
+    }
+    return TCH_OK;
+}
+
+/* The degree with fewer products, unless the caller chose. */
+static int plan_newton(tchi_root_plan *p, double low)
+{
+    int best = -1;
+    int only = p->degree;
+    for (int degree = 1; degree <= 2; degree++) {
+        tchi_minimax_step step[TCHI_MINIMAX_MAX_STEPS];
+        int steps = only == 0 || only == degree ? tchi_minimax_plan(p->root, degree, low, 0.25 * p->tolerance, step) : -1;
+        int products = steps < 0 ? -1 : tchi_minimax_plan_products(p->root, degree, steps);
+        if (steps >= 0 && (best < 0 || products < best)) {
+            best = products;
+            p->degree = degree;
+            p->steps = steps;
+            for (int k = 0; k < steps; k++) {
+                p->step[k] = step[k];
+            }
+        }
+    }
+    return best;
+}
+
+static int plan_rational(tchi_root_plan *p, double low)
+{
+    double error;
+    p->poles = tchi_minimax_poles(p->root, low, 0.25 * p->tolerance, p->shifts, p->weights, &error);
+    return p->poles < 1 || error > p->tolerance ? -1 : p->poles;
+}
+
+tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low)
+{
+    plan->low = low > 0 ? fmin(low, 0.999) : ASSUMED_LOW;
+    int found = plan->method == TCH_ROOT_NEWTON     ? plan_newton(plan, plan->low)
+                : plan->method == TCH_ROOT_RATIONAL ? plan_rational(plan, plan->low)
+                                                    : 0;
+    if (found >= 0) {
+        return TCH_OK;
+    }
+    if (plan->fall_back) {
+        *plan = tchi_root_plan_fallback(plan);
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                     "method %s cannot reach an error of %g when the smallest eigenvalue may be %.3g of the largest; add "
+                     "damping, loosen the tolerance, or use the eigen method",
+                     tch_root_method_name(plan->method), plan->tolerance, plan->low);
+}
+
+tchi_root_plan tchi_root_plan_fallback(const tchi_root_plan *plan)
+{
+    tchi_root_plan eigen = *plan;
+    eigen.method = TCH_ROOT_EIGEN;
+    eigen.type = TCH_SCALAR_F64;
+    eigen.fall_back = false;
+    eigen.residual = residual_allowed(&eigen);
+    return eigen;
+}

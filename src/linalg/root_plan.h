@@ -1,0 +1,39 @@
+/* What an inverse root will do, decided before any arithmetic: the method, the precision, the coefficients. */
+#ifndef TCHI_ROOT_PLAN_H
+#define TCHI_ROOT_PLAN_H
+
+#include <torchium/linalg.h>
+
+#include "core/context.h"
+
+#include "minimax.h"
+
+typedef struct tchi_root_plan {
+    int32_t root;
+    tch_root_method method; /* never TCH_ROOT_AUTO */
+    bool fall_back;         /* try the eigen method on what fails: the method was our choice, not the caller's */
+    tch_scalar type;        /* to compute in */
+    double eps, relative_eps;
+    double tolerance;       /* of the error of X */
+    double residual;        /* largest acceptable certificate */
+    int32_t probes;         /* of the certificate; 0 for the exact norm */
+    double low;             /* lower bound of the scaled spectrum; 0 while it is not known */
+    /* Newton */
+    int degree, steps;
+    tchi_minimax_step step[TCHI_MINIMAX_MAX_STEPS];
+    /* rational */
+    int poles;
+    double shifts[TCHI_MINIMAX_MAX_POLES], weights[TCHI_MINIMAX_MAX_POLES];
+} tchi_root_plan;
+
+/* Checks root and config, and decides all that does not depend on the matrices. */
+tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int64_t n, int32_t root,
+                               const tch_root_config *config, tchi_root_plan *plan);
+
+/* Fills in the coefficients once `low` is known. Turns to the eigen method where it must and may. */
+tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low);
+
+/* The plan for matrices on which this one failed. */
+tchi_root_plan tchi_root_plan_fallback(const tchi_root_plan *plan);
+
+#endif

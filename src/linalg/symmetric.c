@@ -1,0 +1,116 @@
+/* The half products offered to callers. */
+#include <torchium/linalg.h>
+
+#include <string.h>
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "algebra.h"
+#include "batch.h"
+#include "limits.h"
+
+/* A and B staged where they have to be, and C. */
+typedef struct half_product {
+    tchi_batch a, b, c;
+    tch_matrices x, y, z;
+    tch_scalar type;
+    bool has_b;
+    int64_t chunk;
+} half_product;
+
+/* Scratch for one part of the batch; operands that lie right are used in place. */
+static tch_matrices place(tchi_arena *arena, const tchi_batch *batch, tch_scalar type, int64_t first, int64_t count)
+{
+    tch_matrices m;
+    if (!tchi_batch_direct(batch, type, first, count, &m)) {
+        int64_t bytes = count * batch->rows * batch->cols * tchi_scalar_size(type);
+        m = tchi_matrices_new(tchi_arena_take(arena, bytes), type, count, batch->rows, batch->cols);
+    }
+    return m;
+}
+
+static void layout(half_product *h, tchi_arena *arena, int64_t first, int64_t count)
+{
+    h->x = place(arena, &h->a, h->type, first, count);
+    h->y = h->has_b ? place(arena, &h->b, h->type, first, count) : h->x;
+    h->z = place(arena, &h->c, h->type, first, count);
+}
+
+static bool is_staged(const tch_matrices *m, const tchi_arena *arena)
+{
+    return (const char *)m->data >= arena->base && (const char *)m->data < arena->base + arena->used;
+}
+
+static tch_status run_part(tch_context *context, half_product *h, int64_t first, int64_t count, double alpha,
+                           int32_t transpose, double beta)
+{
+    tchi_arena arena = {0};
+    layout(h, &arena, first, count);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    layout(h, &arena, first, count);
+    if (is_staged(&h->x, &arena)) {
+        TCHI_TRY(tchi_batch_read(context, &h->a, first, &h->x));
+    }
+    if (h->has_b && is_staged(&h->y, &arena)) {
+        TCHI_TRY(tchi_batch_read(context, &h->b, first, &h->y));
+    }
+    if (beta != 0.0 && is_staged(&h->z, &arena)) {
+        TCHI_TRY(tchi_batch_read(context, &h->c, first, &h->z));
+    }
+    TCHI_TRY(h->has_b ? tchi_symmetric_product(context, &h->x, &h->y, &h->z)
+                      : tchi_gram(context, alpha, &h->x, transpose, beta, &h->z));
+    return is_staged(&h->z, &arena) ? tchi_batch_write(context, &h->c, first, &h->z) : TCH_OK;
+}
+
+static tch_status run(tch_context *context, half_product *h, double alpha, int32_t transpose, double beta)
+{
+    int64_t size = tchi_scalar_size(h->type);
+    int64_t each = (h->a.rows * h->a.cols * (h->has_b ? 2 : 1) + h->c.rows * h->c.cols) * size + 3 * 256;
+    int64_t chunk = tchi_arena_fit(context, h->c.count, each, 0);
+    for (int64_t first = 0; first < h->c.count; first += chunk) {
+        int64_t count = h->c.count - first < chunk ? h->c.count - first : chunk;
+        TCHI_TRY(run_part(context, h, first, count, alpha, transpose, beta));
+    }
+    return TCH_OK;
+}
+
+tch_status tch_symmetric_product(tch_context *context, const tch_tensor *a, const tch_tensor *b, tch_tensor *out)
+{
+    TCHI_TRY(tchi_begin(context, "tch_symmetric_product"));
+    TCHI_TRY(tchi_check_input(context, a, "a"));
+    TCHI_TRY(tchi_check_input(context, b, "b"));
+    TCHI_TRY(tchi_check_output(context, out, "out"));
+    TCHI_TRY(tchi_check_square(a, "a"));
+    TCHI_TRY(tchi_check_matrix_size(a, "a"));
+    TCHI_TRY(tchi_check_float(a, "a"));
+    TCHI_TRY(tchi_check_same_dtype(b, "b", a, "a"));
+    TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_same_shape(b, "b", a, "a"));
+    TCHI_TRY(tchi_check_same_shape(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
+    TCHI_TRY(tchi_check_disjoint(out, "out", b, "b"));
+    half_product h = {tchi_batch_of(a, 2), tchi_batch_of(b, 2), tchi_batch_of(out, 2), .has_b = true};
+    h.type = tchi_compute_type(h.a.type);
+    return run(context, &h, 1.0, 0, 0.0);
+}
+
+tch_status tch_gram(tch_context *context, double alpha, const tch_tensor *a, int32_t transpose, double beta,
+                    tch_tensor *out)
+{
+    TCHI_TRY(tchi_begin(context, "tch_gram"));
+    TCHI_TRY(tchi_check_input(context, a, "a"));
+    TCHI_TRY(tchi_check_output(context, out, "out"));
+    TCHI_TRY(tchi_check_matrix(a, "a"));
+    TCHI_TRY(tchi_check_matrix_size(a, "a"));
+    TCHI_TRY(tchi_check_float(a, "a"));
+    TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
+    int64_t shape[TCH_MAX_RANK];
+    memcpy(shape, a->shape, (size_t)a->ndim * sizeof *shape);
+    shape[a->ndim - 2] = shape[a->ndim - 1] = a->shape[a->ndim - (transpose ? 1 : 2)];
+    TCHI_TRY(tchi_check_shape(out, "out", a->ndim, shape));
+    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
+    half_product h = {.a = tchi_batch_of(a, 2), .c = tchi_batch_of(out, 2)};
+    h.type = tchi_compute_type(h.a.type);
+    return run(context, &h, alpha, transpose != 0, beta);
+}

@@ -1,0 +1,28 @@
+# libtorchium exports exactly the functions its headers declare: nothing internal leaks, nothing promised is missing.
+cmake_policy(VERSION 3.25)
+
+execute_process(COMMAND "${nm}" -D --defined-only "${library}" OUTPUT_VARIABLE listing COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL "[^ \n]+\n" exported "${listing}")
+list(TRANSFORM exported STRIP)
+
+file(GLOB headers "${include}/*.h")
+set(declared)
+foreach(header IN LISTS headers)
+    file(READ "${header}" text)
+    string(REGEX MATCHALL "TCH_API[^;(]*[ *](tch_[a-z0-9_]+)\\(" declarations "${text}")
+    list(TRANSFORM declarations REPLACE "^.*[ *](tch_[a-z0-9_]+)\\($" "\\1")
+    list(APPEND declared ${declarations})
+endforeach()
+
+set(leaked ${exported})
+list(REMOVE_ITEM leaked ${declared})
+set(missing ${declared})
+list(REMOVE_ITEM missing ${exported})
+list(LENGTH declared count)
+if(count EQUAL 0)
+    message(FATAL_ERROR "no declarations were found in ${include}")
+endif()
+if(leaked OR missing)
+    message(FATAL_ERROR "exported but not declared: ${leaked}\ndeclared but not exported: ${missing}")
+endif()
+message(STATUS "${count} functions declared, and exactly these exported")

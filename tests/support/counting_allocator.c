@@ -1,0 +1,63 @@
+/* Each block is preceded by a record of its size and of where the memory behind it begins, so that a release with
+ * another size than the allocation's is seen. */
+#include "counting_allocator.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct record {
+    void *start;
+    size_t bytes;
+} record;
+
+static void *counted_allocate(void *user, size_t bytes, size_t alignment)
+{
+    counting_allocator *counting = user;
+    long long call = atomic_fetch_add(&counting->calls, 1) + 1;
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+        atomic_fetch_add(&counting->mistakes, 1);
+        return NULL;
+    }
+    if (call == atomic_load(&counting->fail_at)) {
+        atomic_fetch_add(&counting->failures, 1);
+        return NULL;
+    }
+    if (bytes > SIZE_MAX / 2) {
+        return NULL;
+    }
+    char *start = malloc(sizeof(record) + alignment + bytes);
+    if (start == NULL) {
+        return NULL;
+    }
+    uintptr_t first = ((uintptr_t)start + sizeof(record) + alignment - 1) & ~(uintptr_t)(alignment - 1);
+    record mine = {start, bytes};
+    memcpy((char *)first - sizeof mine, &mine, sizeof mine);
+    atomic_fetch_add(&counting->bytes, (long long)bytes);
+    atomic_fetch_add(&counting->blocks, 1);
+    return (char *)first;
+}
+
+static void counted_release(void *user, void *pointer, size_t bytes)
+{
+    counting_allocator *counting = user;
+    record mine;
+    memcpy(&mine, (char *)pointer - sizeof mine, sizeof mine);
+    if (mine.bytes != bytes) {
+        atomic_fetch_add(&counting->mistakes, 1);
+    }
+    atomic_fetch_sub(&counting->bytes, (long long)mine.bytes);
+    atomic_fetch_sub(&counting->blocks, 1);
+    free(mine.start);
+}
+
+tch_host_allocator counting_allocator_interface(counting_allocator *counting)
+{
+    return (tch_host_allocator){sizeof(tch_host_allocator), counted_allocate, counted_release, counting};
+}
+
+void counting_allocator_arm(counting_allocator *counting, long long call)
+{
+    atomic_store(&counting->calls, 0);
+    atomic_store(&counting->fail_at, call);
+}

@@ -1,0 +1,25 @@
+/* A host allocator that counts what is in use and fails when told to: the test's end of tch_set_host_allocator. Safe to
+ * call from several threads. */
+#ifndef TORCHIUM_TESTS_COUNTING_ALLOCATOR_H
+#define TORCHIUM_TESTS_COUNTING_ALLOCATOR_H
+
+#include <stdatomic.h>
+
+#include <torchium/memory.h>
+
+typedef struct counting_allocator {
+    atomic_llong bytes;     /* in use */
+    atomic_llong blocks;    /* in use */
+    atomic_llong calls;     /* allocations asked for since the start or the last arming */
+    atomic_llong fail_at;   /* the number of the call that gets NULL; 0: none does */
+    atomic_llong failures;  /* calls that got NULL */
+    atomic_llong mistakes;  /* releases whose size is not the allocation's, and alignments that are no power of two */
+} counting_allocator;
+
+/* The struct to hand to tch_set_host_allocator. */
+tch_host_allocator counting_allocator_interface(counting_allocator *counting);
+
+/* The call-th allocation from now on fails; 0 lets all succeed. */
+void counting_allocator_arm(counting_allocator *counting, long long call);
+
+#endif

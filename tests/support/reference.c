@@ -1,0 +1,273 @@
+/* Sums run in the order that is kind to the cache, and that is all the tuning there is. */
+#include "reference.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "testing.h"
+
+void ref_matmul(int64_t m, int64_t k, int64_t n, const double *a, const double *b, double *c)
+{
+    memset(c, 0, (size_t)(m * n) * sizeof *c);
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t l = 0; l < k; l++) {
+            double factor = a[i * k + l];
+            for (int64_t j = 0; j < n; j++) {
+                c[i * n + j] += factor * b[l * n + j];
+            }
+        }
+    }
+}
+
+void ref_matmul_abs(int64_t m, int64_t k, int64_t n, const double *a, const double *b, double *c)
+{
+    memset(c, 0, (size_t)(m * n) * sizeof *c);
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t l = 0; l < k; l++) {
+            double factor = fabs(a[i * k + l]);
+            for (int64_t j = 0; j < n; j++) {
+                c[i * n + j] += factor * fabs(b[l * n + j]);
+            }
+        }
+    }
+}
+
+void ref_transpose(int64_t m, int64_t n, const double *a, double *b)
+{
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            b[j * m + i] = a[i * n + j];
+        }
+    }
+}
+
+void ref_kronecker(int64_t m, int64_t n, const double *a, int64_t p, int64_t q, const double *b, double *out)
+{
+    for (int64_t i = 0; i < m * p; i++) {
+        for (int64_t j = 0; j < n * q; j++) {
+            out[i * n * q + j] = a[i / p * n + j / q] * b[i % p * q + j % q];
+        }
+    }
+}
+
+/* Rotates rows p and q of a matrix with n columns. */
+static void rotate_rows(int64_t n, double *a, int64_t p, int64_t q, double c, double s)
+{
+    double *x = a + p * n;
+    double *y = a + q * n;
+    for (int64_t j = 0; j < n; j++) {
+        double t = c * x[j] - s * y[j];
+        y[j] = s * x[j] + c * y[j];
+        x[j] = t;
+    }
+}
+
+static void rotate_columns(int64_t n, double *a, int64_t p, int64_t q, double c, double s)
+{
+    for (int64_t i = 0; i < n; i++) {
+        double t = c * a[i * n + p] - s * a[i * n + q];
+        a[i * n + q] = s * a[i * n + p] + c * a[i * n + q];
+        a[i * n + p] = t;
+    }
+}
+
+/* One rotation that makes a_pq zero; rows of u collect the eigenvectors. Returns whether there was anything to do. */
+static int annihilate(int64_t n, double *a, double *u, int64_t p, int64_t q)
+{
+    double apq = a[p * n + q];
+    double app = a[p * n + p];
+    double aqq = a[q * n + q];
+    if (fabs(apq) <= 0x1p-60 * sqrt(fabs(app * aqq)) || fabs(apq) < 1e-300) {
+        return 0;
+    }
+    double theta = (aqq - app) / (2.0 * apq);
+    double t = copysign(1.0, theta) / (fabs(theta) + hypot(theta, 1.0));
+    double c = 1.0 / hypot(t, 1.0);
+    rotate_rows(n, a, p, q, c, t * c);
+    rotate_columns(n, a, p, q, c, t * c);
+    rotate_rows(n, u, p, q, c, t * c);
+    a[p * n + q] = 0.0;
+    a[q * n + p] = 0.0;
+    return 1;
+}
+
+static int sweep(int64_t n, double *a, double *u)
+{
+    int rotations = 0;
+    for (int64_t p = 0; p + 1 < n; p++) {
+        for (int64_t q = p + 1; q < n; q++) {
+            rotations += annihilate(n, a, u, p, q);
+        }
+    }
+    return rotations;
+}
+
+static void sort_ascending(int64_t n, double *w, double *u, double *row)
+{
+    for (int64_t i = 0; i + 1 < n; i++) {
+        int64_t least = i;
+        for (int64_t j = i + 1; j < n; j++) {
+            least = w[j] < w[least] ? j : least;
+        }
+        double t = w[i];
+        w[i] = w[least];
+        w[least] = t;
+        memcpy(row, u + i * n, (size_t)n * sizeof *row);
+        memmove(u + i * n, u + least * n, (size_t)n * sizeof *row);
+        memcpy(u + least * n, row, (size_t)n * sizeof *row);
+    }
+}
+
+void ref_eigh(int64_t n, const double *a, double *w, double *v)
+{
+    double *work = test_alloc((size_t)(n * n) * sizeof *work);
+    double *u = test_alloc((size_t)(n * n) * sizeof *u);
+    memcpy(work, a, (size_t)(n * n) * sizeof *work);
+    memset(u, 0, (size_t)(n * n) * sizeof *u);
+    for (int64_t i = 0; i < n; i++) {
+        u[i * n + i] = 1.0;
+    }
+    int sweeps = 0;
+    while (sweep(n, work, u) > 0 && sweeps < 60) {
+        sweeps++;
+    }
+    CHECK(sweeps < 60, "the reference eigensolver did not converge");
+    for (int64_t i = 0; i < n; i++) {
+        w[i] = work[i * n + i];
+    }
+    sort_ascending(n, w, u, work);
+    ref_transpose(n, n, u, v);
+    free(work);
+    free(u);
+}
+
+void ref_compose(int64_t n, const double *v, const double *f, double *out)
+{
+    double *scaled = test_alloc((size_t)(n * n) * sizeof *scaled);
+    double *transposed = test_alloc((size_t)(n * n) * sizeof *transposed);
+    for (int64_t i = 0; i < n * n; i++) {
+        scaled[i] = v[i] * f[i % n];
+    }
+    ref_transpose(n, n, v, transposed);
+    ref_matmul(n, n, n, scaled, transposed, out);
+    free(scaled);
+    free(transposed);
+}
+
+double ref_root_residual(int64_t n, int32_t root, const double *a, double shift, const double *x)
+{
+    size_t bytes = (size_t)(n * n) * sizeof(double);
+    double *product = test_alloc(bytes);
+    double *next = test_alloc(bytes);
+    memcpy(product, a, bytes);
+    for (int64_t i = 0; i < n; i++) {
+        product[i * n + i] += shift;
+    }
+    for (int32_t i = 0; i < root; i++) {
+        if (i % 2 == 0) {
+            ref_matmul(n, n, n, x, product, next);
+        } else {
+            ref_matmul(n, n, n, product, x, next);
+        }
+        memcpy(product, next, bytes);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        product[i * n + i] -= 1.0;
+    }
+    double residual = ref_norm(n * n, product) / sqrt((double)n);
+    free(product);
+    free(next);
+    return residual;
+}
+
+/* Scaled by the largest entry, whose square may be out of range. */
+double ref_norm(int64_t count, const double *x)
+{
+    double scale = ref_largest(count, x);
+    double sum = 0.0;
+    if (scale == 0.0 || !isfinite(scale)) {
+        return scale;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        sum += x[i] / scale * (x[i] / scale);
+    }
+    return scale * sqrt(sum);
+}
+
+double ref_distance(int64_t count, const double *x, const double *y)
+{
+    double *difference = test_alloc((size_t)count * sizeof *difference);
+    for (int64_t i = 0; i < count; i++) {
+        difference[i] = x[i] - y[i];
+    }
+    double norm = ref_norm(count, difference);
+    free(difference);
+    return norm;
+}
+
+/* NaN if there is one: fmax would hide it. */
+double ref_largest(int64_t count, const double *x)
+{
+    double largest = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        largest = fabs(x[i]) <= largest ? largest : fabs(x[i]);
+        if (isnan(largest)) {
+            return largest;
+        }
+    }
+    return largest;
+}
+
+/* a = (I - 2 u u') a (I - 2 u u') for a unit vector u: a - u z' - z u' with z = 2 (y - (u' y) u), y = a u. */
+static void reflect(int64_t n, double *a, const double *u, double *z)
+{
+    double along = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        z[i] = 0.0;
+        for (int64_t j = 0; j < n; j++) {
+            z[i] += a[i * n + j] * u[j];
+        }
+        along += u[i] * z[i];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        z[i] = 2.0 * (z[i] - along * u[i]);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            a[i * n + j] -= u[i] * z[j] + z[i] * u[j];
+        }
+    }
+}
+
+void ref_symmetric(test_random *random, int64_t n, const double *w, double *a)
+{
+    double *u = test_alloc((size_t)n * sizeof *u);
+    double *z = test_alloc((size_t)n * sizeof *z);
+    memset(a, 0, (size_t)(n * n) * sizeof *a);
+    for (int64_t i = 0; i < n; i++) {
+        a[i * n + i] = w[i];
+    }
+    for (int reflection = 0; reflection < 3; reflection++) {
+        test_random_fill_normal(random, u, n);
+        double norm = ref_norm(n, u);
+        for (int64_t i = 0; i < n; i++) {
+            u[i] /= norm;
+        }
+        reflect(n, a, u, z);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < i; j++) {
+            a[j * n + i] = a[i * n + j];
+        }
+    }
+    free(u);
+    free(z);
+}
+
+void ref_spectrum(int64_t n, double condition, double *w)
+{
+    for (int64_t i = 0; i < n; i++) {
+        w[i] = n > 1 ? pow(condition, -(double)i / (double)(n - 1)) : 1.0;
+    }
+}

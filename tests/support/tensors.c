@@ -1,0 +1,196 @@
+/* The whole block travels to the host and back as int32, which no copy may alter, so that this file sees every byte
+ * without touching device memory. Poison is all bits set: NaN in every floating type, -1 in the integers. */
+#include "tensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "elements.h"
+#include "testing.h"
+
+#define GUARD_BYTES 256
+#define POISON 0xff
+#define ROW_GAP 3
+#define BATCH_GAP 5
+
+const char *test_layout_name(test_layout layout)
+{
+    static const char *const names[] = {"contiguous", "transposed", "row gaps", "batch gaps",
+                                        "stepped",    "offset",     "expanded"};
+    return names[layout];
+}
+
+static int64_t at_least_one(int64_t size)
+{
+    return size > 1 ? size : 1;
+}
+
+/* Strides from the innermost dimension outward; transposing exchanges the innermost two. */
+static void lay_out(test_tensor *t, int32_t ndim, test_layout layout)
+{
+    int64_t pitch = layout == LAYOUT_STEPPED ? 2 : 1;
+    for (int32_t level = 0; level < ndim; level++) {
+        int32_t d = ndim - 1 - level;
+        if (layout == LAYOUT_TRANSPOSED && ndim > 1 && level < 2) {
+            d = ndim - 2 + level;
+        }
+        t->strides[d] = pitch;
+        pitch *= at_least_one(t->shape[d]);
+        if ((layout == LAYOUT_ROW_GAPS || layout == LAYOUT_STEPPED) && level == 0) {
+            pitch += ROW_GAP;
+        }
+        if (layout == LAYOUT_BATCH_GAPS && level > 0) {
+            pitch += BATCH_GAP;
+        }
+    }
+    if (layout == LAYOUT_EXPANDED && ndim > 0) {
+        t->strides[0] = 0;
+    }
+}
+
+static int64_t count_elements(const test_tensor *t, int32_t ndim)
+{
+    int64_t count = 1;
+    for (int32_t d = 0; d < ndim; d++) {
+        count *= t->shape[d];
+    }
+    return count;
+}
+
+/* Elements from the first to the last one in memory. */
+static int64_t span(const test_tensor *t, int32_t ndim)
+{
+    int64_t last = 0;
+    for (int32_t d = 0; d < ndim; d++) {
+        last += (at_least_one(t->shape[d]) - 1) * t->strides[d];
+    }
+    return last + 1;
+}
+
+static tch_tensor host_block(const test_tensor *t, unsigned char *bytes, int64_t *length)
+{
+    *length = t->bytes / 4;
+    return tch_tensor_view(bytes, TCH_INT32, 1, length);
+}
+
+static void to_device(test_tensor *t)
+{
+    int64_t length;
+    tch_tensor host = host_block(t, t->image, &length);
+    CHECK_OK(tch_tensor_copy(t->context, t->block, &host));
+}
+
+static unsigned char *from_device(const test_tensor *t)
+{
+    int64_t length;
+    unsigned char *bytes = test_alloc((size_t)t->bytes);
+    tch_tensor host = host_block(t, bytes, &length);
+    CHECK_OK(tch_tensor_copy(t->context, &host, t->block));
+    CHECK_OK(tch_context_synchronize(t->context));
+    return bytes;
+}
+
+test_tensor *test_tensor_make(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
+                              test_layout layout)
+{
+    test_tensor *t = test_alloc(sizeof *t);
+    memset(t, 0, sizeof *t);
+    memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
+    lay_out(t, ndim, layout);
+    int64_t size = (int64_t)tch_dtype_size(dtype);
+    int64_t shift = layout == LAYOUT_OFFSET ? size : 0;
+    t->context = context;
+    t->count = count_elements(t, ndim);
+    t->bytes = (2 * GUARD_BYTES + shift + span(t, ndim) * size + 3) / 4 * 4;
+    int64_t words = t->bytes / 4;
+    CHECK_OK(tch_tensor_create_uninitialized(context, TCH_INT32, 1, &words, TCH_CONTIGUOUS, &t->block));
+    t->image = test_alloc((size_t)t->bytes);
+    memset(t->image, POISON, (size_t)t->bytes);
+    to_device(t);
+    t->tensor = (tch_tensor){t->block->data, tch_context_device(context), ndim, dtype, t->shape,
+                             layout == LAYOUT_CONTIGUOUS ? NULL : t->strides,
+                             t->block->byte_offset + (uint64_t)(GUARD_BYTES + shift)};
+    return t;
+}
+
+void test_tensor_free(test_tensor *t)
+{
+    if (t != NULL) {
+        tch_tensor_destroy(t->block);
+        free(t->image);
+        free(t);
+    }
+}
+
+/* Byte offset in the block of the element with this row-major number. */
+static int64_t offset_of(const test_tensor *t, int64_t number)
+{
+    int64_t offset = 0;
+    for (int32_t d = t->tensor.ndim - 1; d >= 0; d--) {
+        offset += number % t->shape[d] * t->strides[d];
+        number /= t->shape[d];
+    }
+    int64_t first = (int64_t)(t->tensor.byte_offset - t->block->byte_offset);
+    return first + offset * (int64_t)tch_dtype_size(t->tensor.dtype);
+}
+
+void test_tensor_write(test_tensor *t, const double *values)
+{
+    for (int64_t i = 0; i < t->count; i++) {
+        test_encode(t->tensor.dtype, values[i], t->image + offset_of(t, i));
+    }
+    to_device(t);
+}
+
+void test_tensor_poison(test_tensor *t)
+{
+    memset(t->image, POISON, (size_t)t->bytes);
+    to_device(t);
+}
+
+double *test_tensor_read(const test_tensor *t)
+{
+    unsigned char *bytes = from_device(t);
+    double *values = test_alloc((size_t)t->count * sizeof *values);
+    for (int64_t i = 0; i < t->count; i++) {
+        values[i] = test_decode(t->tensor.dtype, bytes + offset_of(t, i));
+    }
+    free(bytes);
+    return values;
+}
+
+bool test_tensor_is_unchanged(const test_tensor *t)
+{
+    unsigned char *bytes = from_device(t);
+    bool same = memcmp(bytes, t->image, (size_t)t->bytes) == 0;
+    free(bytes);
+    return same;
+}
+
+void test_tensor_check_unchanged(const test_tensor *t, const char *name)
+{
+    CHECK(test_tensor_is_unchanged(t), "%s was written", name);
+}
+
+static bool is_poison(const unsigned char *element, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        if (element[i] != POISON) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void test_tensor_check_written(const test_tensor *t, const char *name)
+{
+    unsigned char *bytes = from_device(t);
+    size_t size = tch_dtype_size(t->tensor.dtype);
+    for (int64_t i = 0; i < t->count; i++) {
+        unsigned char *element = bytes + offset_of(t, i);
+        CHECK(!is_poison(element, size), "element %lld of %s was not written", (long long)i, name);
+        memcpy(element, t->image + offset_of(t, i), size);
+    }
+    CHECK(memcmp(bytes, t->image, (size_t)t->bytes) == 0, "memory beside %s was written", name);
+    free(bytes);
+}

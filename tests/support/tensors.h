@@ -1,0 +1,58 @@
+/* Tensors on the device under test, laid out in every way a caller may lay them out. Elements lie in a block that
+ * begins and ends with guard bytes; guards, gaps and the elements of outputs are poisoned with NaN, so that reading
+ * outside an input, leaving an output element out and writing beside it all show. */
+#ifndef TORCHIUM_TESTS_TENSORS_H
+#define TORCHIUM_TESTS_TENSORS_H
+
+#include <stdbool.h>
+
+#include <torchium/torchium.h>
+
+typedef enum test_layout {
+    LAYOUT_CONTIGUOUS, /* strides NULL */
+    LAYOUT_TRANSPOSED, /* the last two dimensions swapped in memory */
+    LAYOUT_ROW_GAPS,   /* unused elements between rows */
+    LAYOUT_BATCH_GAPS, /* unused elements between matrices, so that several batch dimensions are no single one */
+    LAYOUT_STEPPED,    /* every second element of a row */
+    LAYOUT_OFFSET,     /* the first element aligned to its own size and no more */
+    LAYOUT_COUNT,
+    LAYOUT_EXPANDED = LAYOUT_COUNT /* stride 0 in the first dimension; inputs only */
+} test_layout;
+
+typedef struct test_tensor {
+    tch_tensor tensor; /* what the library is given */
+    int64_t shape[TCH_MAX_RANK];
+    int64_t strides[TCH_MAX_RANK];
+    int64_t count; /* elements */
+    tch_context *context;
+    tch_tensor *block; /* the device memory, as one row of int32 */
+    unsigned char *image; /* what that memory should hold */
+    int64_t bytes;
+} test_tensor;
+
+const char *test_layout_name(test_layout layout);
+
+/* A tensor whose elements, gaps and guards are all poison. */
+test_tensor *test_tensor_make(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
+                              test_layout layout);
+void test_tensor_free(test_tensor *t);
+
+/* Stores row-major values, rounded to the dtype. */
+void test_tensor_write(test_tensor *t, const double *values);
+
+/* Poisons the elements again. */
+void test_tensor_poison(test_tensor *t);
+
+/* The elements in row-major order as they are on the device; free with free. */
+double *test_tensor_read(const test_tensor *t);
+
+/* Fails the test unless every byte of the block is as it was written or poisoned. */
+void test_tensor_check_unchanged(const test_tensor *t, const char *name);
+
+/* Fails the test if a guard or a gap was written, or an element was not. */
+void test_tensor_check_written(const test_tensor *t, const char *name);
+
+/* True when every byte of the block is as it was: for matrices of which some were written. */
+bool test_tensor_is_unchanged(const test_tensor *t);
+
+#endif

@@ -1,0 +1,51 @@
+/* What every test program shares: the device and seed it was asked for, a context, and failures that say which case
+ * broke and how to repeat it. Tests are written against the public API and never touch device memory themselves, so
+ * that the same program checks every backend. */
+#ifndef TORCHIUM_TESTS_TESTING_H
+#define TORCHIUM_TESTS_TESTING_H
+
+/* cmocka.h wants these four before it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <torchium/torchium.h>
+
+/* Reads the device from the first argument or TORCHIUM_TEST_DEVICE ("cpu" if neither is given) and the seed from
+ * TORCHIUM_TEST_SEED. The first line of every main. */
+void test_begin(int argc, char **argv);
+
+const char *test_device(void);
+
+/* Says which case runs now; a failure prints it. */
+void test_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Prints the case, the seed and the message, and ends the test. Only on the test's own thread. */
+_Noreturn void test_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+#define CHECK(condition, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            test_fail(__FILE__, __LINE__, __VA_ARGS__);                                                                \
+    } while (0)
+
+#define CHECK_OK(call)                                                                                                 \
+    do {                                                                                                               \
+        tch_status status_ = (call);                                                                                   \
+        CHECK(status_ == TCH_OK, "%s gave %s: %s", #call, tch_status_name(status_), tch_last_error());                 \
+    } while (0)
+
+/* Fixtures for cmocka groups: *state is a tch_context on the device under test. */
+int test_open_context(void **state);
+int test_close_context(void **state);
+
+/* True when the device under test keeps its tensors in memory of the host. */
+int test_on_cpu(void);
+
+/* malloc that fails the test instead of returning NULL; free with free. */
+void *test_alloc(size_t bytes);
+
+#endif

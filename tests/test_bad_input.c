@@ -1,0 +1,653 @@
+/* Bad arguments. Every operation of the table is called with each of its tensors broken in each way; every number
+ * outside its range is tried; each refusal has its status, names the argument, and leaves every tensor as it was. */
+#include <math.h>
+#include <string.h>
+
+#include "support/messages.h"
+#include "support/operations.h"
+#include "support/testing.h"
+
+/* --- tensors broken one at a time -------------------------------------------------------------------------------- */
+
+/* A copy of a tensor with strides of its own, to be broken. */
+typedef struct broken {
+    tch_tensor tensor;
+    int64_t shape[TCH_MAX_RANK + 1];
+    int64_t strides[TCH_MAX_RANK + 1];
+} broken;
+
+static void copy_to_break(const test_tensor *t, broken *b)
+{
+    b->tensor = t->tensor;
+    memcpy(b->shape, t->shape, sizeof t->shape);
+    memcpy(b->strides, t->strides, sizeof t->strides);
+    b->shape[TCH_MAX_RANK] = 1;
+    b->strides[TCH_MAX_RANK] = 1;
+    b->tensor.shape = b->shape;
+    b->tensor.strides = b->strides;
+}
+
+/* Runs the call with operand `index` replaced, expects this status with its name, and that nothing was written. */
+static void refuse(test_call *call, tch_context *context, int32_t index, tch_tensor *replacement, tch_status expected)
+{
+    tch_tensor *kept = call->arguments[index];
+    call->arguments[index] = replacement;
+    test_check_refused(test_call_run(call, context), expected, call->operation->operands[index].name);
+    call->arguments[index] = kept;
+    test_call_check_unchanged(call);
+}
+
+typedef void (*breaker)(test_call *call, tch_context *context, int32_t index);
+
+static void break_null(test_call *call, tch_context *context, int32_t index)
+{
+    if (call->operation->operands[index].role != ROLE_OPTIONAL_OUTPUT) {
+        refuse(call, context, index, NULL, TCH_ERR_INVALID_ARGUMENT);
+    }
+}
+
+static void break_data(test_call *call, tch_context *context, int32_t index)
+{
+    broken b;
+    copy_to_break(call->tensors[index], &b);
+    b.tensor.data = NULL;
+    refuse(call, context, index, &b.tensor, TCH_ERR_INVALID_ARGUMENT);
+}
+
+static void break_shape_pointer(test_call *call, tch_context *context, int32_t index)
+{
+    broken b;
+    copy_to_break(call->tensors[index], &b);
+    b.tensor.shape = NULL;
+    refuse(call, context, index, &b.tensor, TCH_ERR_INVALID_ARGUMENT);
+}
+
+static void break_rank(test_call *call, tch_context *context, int32_t index)
+{
+    const int32_t ranks[] = {-1, TCH_MAX_RANK + 1, INT32_MAX, INT32_MIN};
+    broken b;
+    copy_to_break(call->tensors[index], &b);
+    for (int i = 0; i < 4; i++) {
+        b.tensor.ndim = ranks[i];
+        refuse(call, context, index, &b.tensor, TCH_ERR_SHAPE);
+    }
+}
+
+static bool is_fill(const test_call *call)
+{
+    return strcmp(call->operation->name, "tch_tensor_fill") == 0;
+}
+
+static bool is_copy(const test_call *call)
+{
+    return strcmp(call->operation->name, "tch_tensor_copy") == 0;
+}
+
+/* Too few dimensions: a vector where matrices belong, a number where a vector belongs. */
+static void break_rank_too_low(test_call *call, tch_context *context, int32_t index)
+{
+    broken b;
+    copy_to_break(call->tensors[index], &b);
+    b.tensor.ndim = b.tensor.ndim > 1 ? 1 : 0;
+    if (!is_fill(call)) {
+        refuse(call, context, index, &b.tensor, TCH_ERR_SHAPE);
+    }
+}
+
+static void break_sizes(test_call *call, tch_context *context, int32_t index)
+{
+    broken b;
+    for (int32_t d = 0; d < call->tensors[index]->tensor.ndim; d++) {
+        copy_to_break(call->tensors[index], &b);
+        b.shape[d] = -b.shape[d];
+        refuse(call, context, index, &b.tensor, TCH_ERR_SHAPE);
+        copy_to_break(call->tensors[index], &b);
+        b.shape[d] = INT64_MAX;
+        b.shape[b.tensor.ndim > 1 ? (d + 1) % b.tensor.ndim : 0] = INT64_MAX;
+        refuse(call, context, index, &b.tensor, TCH_ERR_SHAPE);
+    }
+}
+
+/* One row, column or matrix more than the others say: the message names one of those that do not fit together. A
+ * Gram matrix takes any number of columns, and a fill any shape. */
+static void break_fit(test_call *call, tch_context *context, int32_t index)
+{
+    const test_operation *operation = call->operation;
+    int32_t free_dimension = strcmp(operation->name, "tch_gram") == 0 && index == 0 ? 2 : -1;
+    for (int32_t d = 0; d < call->tensors[index]->tensor.ndim && !is_fill(call); d++) {
+        broken b;
+        copy_to_break(call->tensors[index], &b);
+        b.tensor.strides = NULL;
+        b.shape[d] += 1;
+        if (d == free_dimension) {
+            continue;
+        }
+        call->arguments[index] = &b.tensor;
+        tch_status got = test_call_run(call, context);
+        call->arguments[index] = &call->tensors[index]->tensor;
+        CHECK(got == TCH_ERR_SHAPE, "dimension %d gave %s", d, tch_status_name(got));
+        bool named = false;
+        for (int32_t i = 0; i < operation->count; i++) {
+            named = named || test_names_argument(tch_last_error(), operation->operands[i].name);
+        }
+        CHECK(named, "the message names no argument: %s", tch_last_error());
+        test_call_check_unchanged(call);
+    }
+}
+
+static void break_unknown_dtype(test_call *call, tch_context *context, int32_t index)
+{
+    const tch_dtype unknown[] = {{TCH_FLOAT, 8, 1}, {TCH_FLOAT, 32, 4}, {TCH_UINT, 32, 1}, {77, 32, 1}, {0, 0, 0}};
+    broken b;
+    copy_to_break(call->tensors[index], &b);
+    for (int i = 0; i < 5; i++) {
+        b.tensor.dtype = unknown[i];
+        refuse(call, context, index, &b.tensor, TCH_ERR_DTYPE);
+    }
+}
+
+/* A type the library knows, in the wrong place. Copies convert and fills take any type. */
+static void break_dtype(test_call *call, tch_context *context, int32_t index)
+{
+    const tch_dtype others[] = {TCH_FLOAT16, TCH_BFLOAT16, TCH_INT32, TCH_INT64, TCH_FLOAT32, TCH_FLOAT64};
+    broken b;
+    copy_to_break(call->tensors[index], &b);
+    for (int i = 0; i < 6 && !is_fill(call) && !is_copy(call); i++) {
+        b.tensor.dtype = others[i];
+        if (!tch_dtype_equal(others[i], call->tensors[index]->tensor.dtype)) {
+            refuse(call, context, index, &b.tensor, TCH_ERR_DTYPE);
+        }
+    }
+}
+
+static void break_device(test_call *call, tch_context *context, int32_t index)
+{
+    broken b;
+    copy_to_break(call->tensors[index], &b);
+    b.tensor.device.type = test_on_cpu() ? TCH_DEVICE_CUDA : TCH_DEVICE_CPU;
+    if (!is_copy(call) || test_on_cpu()) {
+        refuse(call, context, index, &b.tensor, TCH_ERR_DEVICE);
+    }
+    b.tensor.device.type = 4711;
+    refuse(call, context, index, &b.tensor, TCH_ERR_DEVICE);
+    copy_to_break(call->tensors[index], &b);
+    b.tensor.device.index += 1;
+    if (!is_copy(call)) {
+        refuse(call, context, index, &b.tensor, TCH_ERR_DEVICE);
+    }
+}
+
+static void break_alignment(test_call *call, tch_context *context, int32_t index)
+{
+    broken b;
+    copy_to_break(call->tensors[index], &b);
+    b.tensor.byte_offset += 1;
+    refuse(call, context, index, &b.tensor, TCH_ERR_LAYOUT);
+}
+
+/* Strides that lead out of the address space; the products on the way must not wrap. */
+static void break_strides_too_far(test_call *call, tch_context *context, int32_t index)
+{
+    const int64_t far[] = {INT64_MAX, INT64_MIN, INT64_MAX / 2, INT64_MIN / 2, INT64_MAX / 4};
+    for (int i = 0; i < 5; i++) {
+        broken b;
+        copy_to_break(call->tensors[index], &b);
+        b.strides[0] = far[i];
+        refuse(call, context, index, &b.tensor, TCH_ERR_LAYOUT);
+    }
+}
+
+/* Outputs whose elements share memory. */
+static void break_output_strides(test_call *call, tch_context *context, int32_t index)
+{
+    broken b;
+    if (!test_is_output(&call->operation->operands[index])) {
+        return;
+    }
+    for (int32_t d = 0; d < call->tensors[index]->tensor.ndim; d++) {
+        copy_to_break(call->tensors[index], &b);
+        b.strides[d] = 0;
+        refuse(call, context, index, &b.tensor, TCH_ERR_LAYOUT);
+    }
+    copy_to_break(call->tensors[index], &b);
+    if (b.tensor.ndim > 1) {
+        b.strides[b.tensor.ndim - 2] = 1;
+        refuse(call, context, index, &b.tensor, TCH_ERR_LAYOUT);
+    }
+}
+
+/* An output on top of another operand, exactly or by its last element. */
+static void break_overlap(test_call *call, tch_context *context, int32_t index)
+{
+    for (int32_t other = 0; other < call->operation->count; other++) {
+        if (other == index || !test_is_output(&call->operation->operands[index])) {
+            continue;
+        }
+        const test_tensor *victim = call->tensors[other];
+        broken b;
+        copy_to_break(call->tensors[index], &b);
+        b.tensor.data = victim->tensor.data;
+        b.tensor.byte_offset = victim->tensor.byte_offset;
+        tch_tensor *kept = call->arguments[index];
+        call->arguments[index] = &b.tensor;
+        tch_status got = test_call_run(call, context);
+        CHECK(got == TCH_ERR_LAYOUT, "on %s gave %s", call->operation->operands[other].name, tch_status_name(got));
+        const char *message = tch_last_error();
+        CHECK(test_names_argument(message, call->operation->operands[index].name) &&
+                  test_names_argument(message, call->operation->operands[other].name),
+              "the message does not name both: %s", message);
+        call->arguments[index] = kept;
+        test_call_check_unchanged(call);
+    }
+}
+
+static void for_every_operand(tch_context *context, const char *what, breaker breaks)
+{
+    for (int32_t i = 0; i < test_operation_count; i++) {
+        const test_operation *operation = &test_operations[i];
+        test_call call;
+        test_call_make(&call, context, operation, TCH_FLOAT32);
+        for (int32_t index = 0; index < operation->count; index++) {
+            test_case("%s %s: %s with %s", operation->name, operation->variant, operation->operands[index].name, what);
+            breaks(&call, context, index);
+        }
+        test_case("%s %s: still works", operation->name, operation->variant);
+        CHECK_OK(test_call_run(&call, context));
+        test_call_check_done(&call);
+        test_call_free(&call);
+    }
+}
+
+static void null_tensors(void **state)
+{
+    for_every_operand(*state, "NULL", break_null);
+}
+
+static void null_data(void **state)
+{
+    for_every_operand(*state, "data NULL", break_data);
+}
+
+static void null_shapes(void **state)
+{
+    for_every_operand(*state, "shape NULL", break_shape_pointer);
+}
+
+static void impossible_ranks(void **state)
+{
+    for_every_operand(*state, "an impossible rank", break_rank);
+}
+
+static void ranks_too_low(void **state)
+{
+    for_every_operand(*state, "a rank too low", break_rank_too_low);
+}
+
+static void impossible_sizes(void **state)
+{
+    for_every_operand(*state, "a negative or overflowing size", break_sizes);
+}
+
+static void shapes_that_do_not_fit(void **state)
+{
+    for_every_operand(*state, "a size that does not fit", break_fit);
+}
+
+static void unknown_dtypes(void **state)
+{
+    for_every_operand(*state, "an unknown dtype", break_unknown_dtype);
+}
+
+static void wrong_dtypes(void **state)
+{
+    for_every_operand(*state, "a wrong dtype", break_dtype);
+}
+
+static void wrong_devices(void **state)
+{
+    for_every_operand(*state, "a wrong device", break_device);
+}
+
+static void misaligned_tensors(void **state)
+{
+    for_every_operand(*state, "a misaligned first element", break_alignment);
+}
+
+static void strides_too_far(void **state)
+{
+    for_every_operand(*state, "strides out of the address space", break_strides_too_far);
+}
+
+static void outputs_that_share_memory_with_themselves(void **state)
+{
+    for_every_operand(*state, "strides that repeat elements", break_output_strides);
+}
+
+static void outputs_that_overlap(void **state)
+{
+    for_every_operand(*state, "memory of another operand", break_overlap);
+}
+
+static void null_contexts(void **state)
+{
+    tch_context *context = *state;
+    for (int32_t i = 0; i < test_operation_count; i++) {
+        test_call call;
+        test_case("%s", test_operations[i].name);
+        test_call_make(&call, context, &test_operations[i], TCH_FLOAT32);
+        test_check_refused(test_call_run(&call, NULL), TCH_ERR_INVALID_ARGUMENT, "context");
+        test_call_check_unchanged(&call);
+        test_call_free(&call);
+    }
+}
+
+static void optional_outputs_may_be_left_out(void **state)
+{
+    tch_context *context = *state;
+    for (int32_t i = 0; i < test_operation_count; i++) {
+        for (int32_t index = 0; index < test_operations[i].count; index++) {
+            test_call call;
+            if (test_operations[i].operands[index].role != ROLE_OPTIONAL_OUTPUT) {
+                continue;
+            }
+            test_case("%s without %s", test_operations[i].name, test_operations[i].operands[index].name);
+            test_call_make(&call, context, &test_operations[i], TCH_FLOAT32);
+            call.arguments[index] = NULL;
+            CHECK_OK(test_call_run(&call, context));
+            test_tensor_check_unchanged(call.tensors[index], "what was left out");
+            test_tensor_check_written(call.tensors[1], "an output");
+            test_call_free(&call);
+        }
+    }
+}
+
+/* A batch of none, and matrices without rows: valid, and nothing is done. */
+static void run_empty(tch_context *context, const test_operation *operation, bool keep_batch)
+{
+    test_operation empty = *operation;
+    test_call call;
+    for (int32_t index = 0; index < empty.count; index++) {
+        test_operand *operand = &empty.operands[index];
+        for (int32_t d = keep_batch ? 1 : 0; d < (keep_batch ? operand->ndim : 1); d++) {
+            operand->shape[d] = 0;
+        }
+    }
+    test_call_make(&call, context, &empty, TCH_FLOAT32);
+    CHECK_OK(test_call_run(&call, context));
+    for (int32_t index = 0; index < empty.count; index++) {
+        if (call.tensors[index]->count == 0) {
+            test_tensor_check_unchanged(call.tensors[index], empty.operands[index].name);
+        }
+    }
+    test_call_free(&call);
+}
+
+static void empty_tensors_are_valid(void **state)
+{
+    tch_context *context = *state;
+    for (int32_t i = 0; i < test_operation_count; i++) {
+        test_case("%s %s with a batch of none", test_operations[i].name, test_operations[i].variant);
+        run_empty(context, &test_operations[i], false);
+        test_case("%s %s with 0 by 0 matrices", test_operations[i].name, test_operations[i].variant);
+        run_empty(context, &test_operations[i], true);
+    }
+}
+
+/* --- numbers outside their range --------------------------------------------------------------------------------- */
+
+static const test_operation *operation_named(const char *name)
+{
+    for (int32_t i = 0; i < test_operation_count; i++) {
+        if (strcmp(test_operations[i].name, name) == 0) {
+            return &test_operations[i];
+        }
+    }
+    fail_msg("no operation %s", name);
+    return NULL;
+}
+
+static void try_root(test_call *call, tch_context *context, int32_t root, const tch_root_config *config,
+                     const char *argument)
+{
+    tch_tensor *const *t = call->arguments;
+    test_check_refused(tch_inverse_root(context, t[0], root, config, t[1], t[2], t[3]), TCH_ERR_INVALID_ARGUMENT,
+                       argument);
+    test_call_check_unchanged(call);
+    tch_root_method method = (tch_root_method)-5;
+    int64_t bytes = -5;
+    test_check_refused(tch_inverse_root_plan(context, TCH_FLOAT32, 2, 6, root, config, &method, &bytes),
+                       TCH_ERR_INVALID_ARGUMENT, argument);
+    CHECK(method == (tch_root_method)-5 && bytes == -5, "the plan was written");
+}
+
+static void roots_that_are_not_offered(void **state)
+{
+    const int32_t roots[] = {0, -1, 5, 7, 9, 16, INT32_MAX, INT32_MIN};
+    test_call call;
+    test_call_make(&call, *state, operation_named("tch_inverse_root"), TCH_FLOAT32);
+    for (size_t i = 0; i < sizeof roots / sizeof roots[0]; i++) {
+        test_case("root %d", roots[i]);
+        try_root(&call, *state, roots[i], NULL, "root");
+    }
+    test_call_free(&call);
+}
+
+static void root_configs_out_of_range(void **state)
+{
+    const double bad[] = {-1.0, -1e-300, NAN, INFINITY, -INFINITY};
+    test_call call;
+    test_call_make(&call, *state, operation_named("tch_inverse_root"), TCH_FLOAT32);
+    for (int i = 0; i < 5; i++) {
+        tch_root_config config = TCH_ROOT_CONFIG_INIT;
+        test_case("%g", bad[i]);
+        config.eps = bad[i];
+        try_root(&call, *state, 2, &config, "eps");
+        config = (tch_root_config)TCH_ROOT_CONFIG_INIT;
+        config.relative_eps = bad[i];
+        try_root(&call, *state, 2, &config, "relative_eps");
+        config = (tch_root_config)TCH_ROOT_CONFIG_INIT;
+        config.tolerance = bad[i];
+        try_root(&call, *state, 2, &config, "tolerance");
+    }
+    test_call_free(&call);
+}
+
+static void root_configs_with_strange_choices(void **state)
+{
+    test_call call;
+    test_call_make(&call, *state, operation_named("tch_inverse_root"), TCH_FLOAT32);
+    const int strange[] = {-1, 4, 99};
+    for (int i = 0; i < 3; i++) {
+        tch_root_config config = TCH_ROOT_CONFIG_INIT;
+        test_case("%d", strange[i]);
+        config.method = (tch_root_method)strange[i];
+        try_root(&call, *state, 2, &config, "method");
+        config = (tch_root_config)TCH_ROOT_CONFIG_INIT;
+        config.degree = strange[i];
+        try_root(&call, *state, 2, &config, "degree");
+    }
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    test_case("struct_size");
+    config.struct_size = 0;
+    try_root(&call, *state, 2, &config, "struct_size");
+    config.struct_size = sizeof config + 8;
+    try_root(&call, *state, 2, &config, "struct_size");
+    test_call_free(&call);
+}
+
+static void plans_that_make_no_sense(void **state)
+{
+    tch_root_method method = (tch_root_method)-5;
+    int64_t bytes = -5;
+    tch_context *context = *state;
+    test_case("plan");
+    test_check_refused(tch_inverse_root_plan(NULL, TCH_FLOAT32, 1, 4, 2, NULL, &method, &bytes),
+                       TCH_ERR_INVALID_ARGUMENT, "context");
+    test_check_refused(tch_inverse_root_plan(context, TCH_INT32, 1, 4, 2, NULL, &method, &bytes), TCH_ERR_DTYPE,
+                       "dtype");
+    test_check_refused(tch_inverse_root_plan(context, TCH_FLOAT32, 1, -4, 2, NULL, &method, &bytes),
+                       TCH_ERR_INVALID_ARGUMENT, "n");
+    test_check_refused(tch_inverse_root_plan(context, TCH_FLOAT32, -1, 4, 2, NULL, &method, &bytes),
+                       TCH_ERR_INVALID_ARGUMENT, "batch");
+    test_check_refused(tch_inverse_root_plan(context, TCH_FLOAT32, 1, INT64_MAX / 2, 2, NULL, &method, &bytes),
+                       TCH_ERR_INVALID_ARGUMENT, "n");
+    CHECK(method == (tch_root_method)-5 && bytes == -5, "the plan was written");
+    CHECK_OK(tch_inverse_root_plan(context, TCH_FLOAT32, 1, 4, 2, NULL, NULL, NULL));
+}
+
+static void orthogonalisation_out_of_range(void **state)
+{
+    const int32_t steps[] = {0, -1, 101, INT32_MAX, INT32_MIN};
+    tch_context *context = *state;
+    test_call call;
+    test_call_make(&call, context, operation_named("tch_orthogonalize"), TCH_FLOAT32);
+    for (int i = 0; i < 5; i++) {
+        test_case("%d steps", steps[i]);
+        test_check_refused(
+            tch_orthogonalize(context, call.arguments[0], steps[i], TCH_ORTHO_MUON, call.arguments[1]),
+            TCH_ERR_INVALID_ARGUMENT, "steps");
+        test_call_check_unchanged(&call);
+    }
+    test_case("an unknown method");
+    test_check_refused(tch_orthogonalize(context, call.arguments[0], 5, (tch_ortho_method)9, call.arguments[1]),
+                       TCH_ERR_INVALID_ARGUMENT, "method");
+    test_call_check_unchanged(&call);
+    test_call_free(&call);
+}
+
+static void powers_out_of_range(void **state)
+{
+    const double bad[] = {-1.0, NAN, INFINITY};
+    tch_context *context = *state;
+    test_call call;
+    test_call_make(&call, context, operation_named("tch_matrix_power"), TCH_FLOAT32);
+    tch_tensor *const *t = call.arguments;
+    for (int i = 0; i < 3; i++) {
+        test_case("%g", bad[i]);
+        test_check_refused(tch_matrix_power(context, t[0], 0.5, bad[i], t[1], t[2]), TCH_ERR_INVALID_ARGUMENT, "eps");
+        if (i > 0) {
+            test_check_refused(tch_matrix_power(context, t[0], bad[i], 0.1, t[1], t[2]), TCH_ERR_INVALID_ARGUMENT,
+                               "power");
+        }
+        test_call_check_unchanged(&call);
+    }
+    test_call_free(&call);
+}
+
+static void dampings_out_of_range(void **state)
+{
+    const double bad[] = {-1.0, -1e-300, NAN, INFINITY};
+    tch_context *context = *state;
+    test_call call;
+    test_call_make(&call, context, operation_named("tch_kronecker_solve"), TCH_FLOAT32);
+    tch_tensor *const *t = call.arguments;
+    for (int i = 0; i < 4; i++) {
+        test_case("damping %g", bad[i]);
+        test_check_refused(tch_kronecker_solve(context, t[0], t[1], t[2], bad[i], t[3], t[4]),
+                           TCH_ERR_INVALID_ARGUMENT, "damping");
+        test_call_check_unchanged(&call);
+    }
+    test_call_free(&call);
+}
+
+static void budgets_out_of_range(void **state)
+{
+    tch_context *context = *state;
+    test_call call;
+    test_call_make(&call, context, operation_named("tch_matmul_chunked"), TCH_FLOAT32);
+    tch_tensor *const *t = call.arguments;
+    test_case("a negative budget");
+    test_check_refused(tch_matmul_chunked(context, t[0], t[1], -1, t[2]), TCH_ERR_INVALID_ARGUMENT, "memory_budget");
+    test_call_check_unchanged(&call);
+    test_call_free(&call);
+}
+
+static void methods_have_names(void **state)
+{
+    (void)state;
+    assert_string_equal(tch_root_method_name(TCH_ROOT_AUTO), "auto");
+    assert_string_equal(tch_root_method_name(TCH_ROOT_EIGEN), "eigen");
+    assert_string_equal(tch_root_method_name(TCH_ROOT_NEWTON), "newton");
+    assert_string_equal(tch_root_method_name(TCH_ROOT_RATIONAL), "rational");
+    assert_non_null(tch_root_method_name((tch_root_method)77));
+    assert_non_null(tch_root_method_name((tch_root_method)-1));
+}
+
+/* --- creation ---------------------------------------------------------------------------------------------------- */
+
+static void impossible_creations(void **state)
+{
+    tch_context *context = *state;
+    tch_tensor *t = NULL;
+    const int64_t good[] = {2, 3};
+    const int64_t negative[] = {2, -3};
+    const int64_t huge[] = {INT64_MAX / 2, 3};
+    const int64_t huge_bytes[] = {INT64_MAX / 4, 1};
+    test_case("creation");
+    test_check_refused(tch_tensor_create(NULL, TCH_FLOAT32, 2, good, TCH_CONTIGUOUS, &t), TCH_ERR_INVALID_ARGUMENT,
+                       "context");
+    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, NULL, TCH_CONTIGUOUS, &t), TCH_ERR_INVALID_ARGUMENT,
+                       "shape");
+    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, good, TCH_CONTIGUOUS, NULL), TCH_ERR_INVALID_ARGUMENT,
+                       "tensor");
+    test_check_refused(tch_tensor_create(context, (tch_dtype){9, 9, 9}, 2, good, TCH_CONTIGUOUS, &t), TCH_ERR_DTYPE,
+                       "dtype");
+    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, -1, good, TCH_CONTIGUOUS, &t), TCH_ERR_SHAPE, "ndim");
+    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 9, good, TCH_CONTIGUOUS, &t), TCH_ERR_SHAPE, "ndim");
+    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, negative, TCH_CONTIGUOUS, &t), TCH_ERR_SHAPE,
+                       "shape");
+    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, huge, TCH_CONTIGUOUS, &t), TCH_ERR_SHAPE, "shape");
+    test_check_refused(tch_tensor_create(context, TCH_FLOAT64, 2, huge_bytes, TCH_CONTIGUOUS, &t), TCH_ERR_SHAPE,
+                       "shape");
+    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, good, TCH_CHANNELS_LAST, &t), TCH_ERR_SHAPE, "ndim");
+    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, good, (tch_memory_format)7, &t),
+                       TCH_ERR_INVALID_ARGUMENT, "format");
+    CHECK(t == NULL, "a tensor was made");
+}
+
+static void more_memory_than_there_is(void **state)
+{
+    tch_context *context = *state;
+    tch_tensor *t = NULL;
+    const int64_t shape[] = {(int64_t)1 << 40, 1 << 18};
+    test_case("half an exabyte");
+    assert_int_equal(tch_tensor_create(context, TCH_FLOAT16, 2, shape, TCH_CONTIGUOUS, &t), TCH_ERR_OUT_OF_MEMORY);
+    assert_true(strlen(tch_last_error()) > 0);
+    assert_null(t);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(null_tensors),
+        cmocka_unit_test(null_data),
+        cmocka_unit_test(null_shapes),
+        cmocka_unit_test(null_contexts),
+        cmocka_unit_test(impossible_ranks),
+        cmocka_unit_test(ranks_too_low),
+        cmocka_unit_test(impossible_sizes),
+        cmocka_unit_test(shapes_that_do_not_fit),
+        cmocka_unit_test(unknown_dtypes),
+        cmocka_unit_test(wrong_dtypes),
+        cmocka_unit_test(wrong_devices),
+        cmocka_unit_test(misaligned_tensors),
+        cmocka_unit_test(strides_too_far),
+        cmocka_unit_test(outputs_that_share_memory_with_themselves),
+        cmocka_unit_test(outputs_that_overlap),
+        cmocka_unit_test(optional_outputs_may_be_left_out),
+        cmocka_unit_test(empty_tensors_are_valid),
+        cmocka_unit_test(roots_that_are_not_offered),
+        cmocka_unit_test(root_configs_out_of_range),
+        cmocka_unit_test(root_configs_with_strange_choices),
+        cmocka_unit_test(plans_that_make_no_sense),
+        cmocka_unit_test(orthogonalisation_out_of_range),
+        cmocka_unit_test(powers_out_of_range),
+        cmocka_unit_test(dampings_out_of_range),
+        cmocka_unit_test(budgets_out_of_range),
+        cmocka_unit_test(methods_have_names),
+        cmocka_unit_test(impossible_creations),
+        cmocka_unit_test(more_memory_than_there_is),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

@@ -1,0 +1,235 @@
+/* Orthogonalisation: against the same steps done plainly in float64, and by what it is for: singular values near 1 with
+ * the singular vectors unchanged.
+ *
+ * Rounding errors of the first step grow with the slope of the polynomials at zero, the product of the coefficients a:
+ * |X - X_ref| <= (n + m + 10) u prod(a) sqrt(min(n, m)), u being the round-off of the arithmetic. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/cases.h"
+#include "support/elements.h"
+#include "support/reference.h"
+#include "support/symmetric_cases.h"
+#include "support/testing.h"
+
+typedef struct step {
+    double a, b, c;
+} step;
+
+/* As published: Muon's one step, and Polar Express's with all but the last divided by a safety factor. */
+static step step_of(tch_ortho_method method, int number)
+{
+    static const step muon = {3.4445, -4.7750, 2.0315};
+    static const step polar[] = {{8.2872, -23.5959, 17.3004}, {4.1071, -2.9478, 0.5448}, {3.9487, -2.9089, 0.5518},
+                                 {3.3184, -2.4885, 0.5100},   {2.3007, -1.6689, 0.4188}, {1.875, -1.25, 0.375}};
+    const double safety = 1.01;
+    if (method == TCH_ORTHO_MUON) {
+        return muon;
+    }
+    step s = polar[number < 5 ? number : 5];
+    if (number < 5) {
+        s = (step){s.a / safety, s.b / pow(safety, 3), s.c / pow(safety, 5)};
+    }
+    return s;
+}
+
+/* x = a x + b (x x') x + c (x x')^2 x for x n by m. */
+static void newton_schulz(int64_t n, int64_t m, step s, double *x)
+{
+    double *t = test_alloc((size_t)(n * m) * sizeof *t);
+    double *gram = test_alloc((size_t)(n * n) * sizeof *gram);
+    double *once = test_alloc((size_t)(n * m) * sizeof *once);
+    double *twice = test_alloc((size_t)(n * m) * sizeof *twice);
+    ref_transpose(n, m, x, t);
+    ref_matmul(n, m, n, x, t, gram);
+    ref_matmul(n, n, m, gram, x, once);
+    ref_matmul(n, n, m, gram, once, twice);
+    for (int64_t i = 0; i < n * m; i++) {
+        x[i] = s.a * x[i] + s.b * once[i] + s.c * twice[i];
+    }
+    free(t);
+    free(gram);
+    free(once);
+    free(twice);
+}
+
+static void check_one(int64_t n, int64_t m, const double *a, int steps, tch_ortho_method method, const double *got,
+                      tch_dtype dtype)
+{
+    double *x = test_alloc((size_t)(n * m) * sizeof *x);
+    double norm = ref_norm(n * m, a);
+    double growth = 1.0;
+    for (int64_t i = 0; i < n * m; i++) {
+        x[i] = norm > 0.0 ? a[i] / norm : 0.0;
+    }
+    for (int k = 0; k < steps; k++) {
+        newton_schulz(n, m, step_of(method, k), x);
+        growth *= step_of(method, k).a;
+    }
+    double storage = dtype.bits == 16 ? test_unit_roundoff(dtype) * ref_norm(n * m, x) : 0.0;
+    double bound =
+        (double)(n + m + 10) * test_arithmetic_roundoff(dtype) * growth * sqrt((double)(n < m ? n : m)) + storage;
+    double error = ref_distance(n * m, got, x);
+    CHECK(error <= bound, "%d steps are off by %.3g > %.3g", steps, error, bound);
+    free(x);
+}
+
+static void check_steps(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows, int64_t cols)
+{
+    size_t which = (size_t)v->in + (size_t)v->out;
+    tch_ortho_method method = which % 2 == 0 ? TCH_ORTHO_MUON : TCH_ORTHO_POLAR_EXPRESS;
+    int steps = (int)(which % 5) + 1;
+    test_tensor *a = test_case_random(context, v, dtype, rows, cols, v->in, 31);
+    test_tensor *out = test_case_tensor(context, v, dtype, rows, cols, v->out);
+    CHECK_OK(tch_orthogonalize(context, &a->tensor, steps, method, &out->tensor));
+    test_tensor_check_unchanged(a, "a");
+    test_tensor_check_written(out, "out");
+    double *x = test_tensor_read(a);
+    double *got = test_tensor_read(out);
+    for (int64_t i = 0; i < v->matrices; i++) {
+        check_one(rows, cols, x + i * rows * cols, steps, method, got + i * rows * cols, dtype);
+    }
+    free(x);
+    free(got);
+    test_tensor_free(a);
+    test_tensor_free(out);
+}
+
+static void check_shapes(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    check_steps(context, v, dtype, v->n, v->k);
+    check_steps(context, v, dtype, v->m, v->n);
+}
+
+static void steps_float32(void **state)
+{
+    test_for_each_case(*state, "orthogonalize", TCH_FLOAT32, 200, check_shapes);
+}
+
+static void steps_float64(void **state)
+{
+    test_for_each_case(*state, "orthogonalize", TCH_FLOAT64, 200, check_shapes);
+}
+
+static void steps_halves(void **state)
+{
+    test_for_each_case(*state, "orthogonalize", TCH_FLOAT16, 33, check_shapes);
+    test_for_each_case(*state, "orthogonalize", TCH_BFLOAT16, 33, check_shapes);
+}
+
+/* For symmetric A = V diag(w) V' the polar factor is V diag(sign w) V'. With singular values above a hundredth of the
+ * norm, five Muon steps leave them between 0.68 and 1.14, five of Polar Express between 0.86 and 1.13 and eight at 1. */
+static void singular_values_come_near_one(void **state)
+{
+    static const struct {
+        tch_ortho_method method;
+        int steps;
+        double low, high;
+    } cases[] = {{TCH_ORTHO_MUON, 5, 0.68, 1.14},
+                 {TCH_ORTHO_MUON, 12, 0.68, 1.14},
+                 {TCH_ORTHO_POLAR_EXPRESS, 5, 0.86, 1.13},
+                 {TCH_ORTHO_POLAR_EXPRESS, 8, 1.0, 1.0},
+                 {TCH_ORTHO_POLAR_EXPRESS, 100, 1.0, 1.0}};
+    const int64_t n = 48;
+    tch_context *context = *state;
+    const known_matrix *known = test_known(n, 0, -10.0, TCH_FLOAT64);
+    double *turned = test_alloc((size_t)(n * n) * sizeof *turned);
+    double *w = test_alloc((size_t)n * sizeof *w);
+    double *v = test_alloc((size_t)(n * n) * sizeof *v);
+    double *signs = test_alloc((size_t)n * sizeof *signs);
+    double *factor = test_alloc((size_t)(n * n) * sizeof *factor);
+    for (int64_t i = 0; i < n; i++) {
+        signs[i] = copysign(1.0, known->w[i]);
+    }
+    ref_compose(n, known->v, signs, factor);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        test_variation shape = {.n = n, .matrices = 1};
+        test_case("method %d, %d steps", (int)cases[i].method, cases[i].steps);
+        test_tensor *a = test_case_tensor(context, &shape, TCH_FLOAT64, n, n, LAYOUT_CONTIGUOUS);
+        test_tensor *out = test_case_tensor(context, &shape, TCH_FLOAT64, n, n, LAYOUT_CONTIGUOUS);
+        test_tensor_write(a, known->a);
+        CHECK_OK(tch_orthogonalize(context, &a->tensor, cases[i].steps, cases[i].method, &out->tensor));
+        double *x = test_tensor_read(out);
+        /* factor' x has the singular values of x as eigenvalues if, and only if, the singular vectors are A's. */
+        ref_matmul(n, n, n, factor, x, turned);
+        for (int64_t j = 0; j < n * n; j++) {
+            CHECK(fabs(turned[j] - turned[j % n * n + j / n]) < 1e-9, "the singular vectors moved");
+        }
+        ref_eigh(n, turned, w, v);
+        CHECK(w[0] >= cases[i].low - 1e-9 && w[n - 1] <= cases[i].high + 1e-9, "singular values from %.6f to %.6f", w[0],
+              w[n - 1]);
+        free(x);
+        test_tensor_free(a);
+        test_tensor_free(out);
+    }
+    free(turned);
+    free(w);
+    free(v);
+    free(signs);
+    free(factor);
+}
+
+/* A zero matrix has no direction: it stays zero, and is no division by zero. */
+static void zero_stays_zero(void **state)
+{
+    tch_context *context = *state;
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_BFLOAT16};
+    for (int d = 0; d < 3; d++) {
+        test_variation shape = {.n = 6, .matrices = 1};
+        const double zeros[30] = {0};
+        test_case("zero, %s", tch_dtype_name(dtypes[d]));
+        test_tensor *a = test_case_tensor(context, &shape, dtypes[d], 6, 5, LAYOUT_CONTIGUOUS);
+        test_tensor *out = test_case_tensor(context, &shape, dtypes[d], 6, 5, LAYOUT_CONTIGUOUS);
+        test_tensor_write(a, zeros);
+        CHECK_OK(tch_orthogonalize(context, &a->tensor, 5, TCH_ORTHO_MUON, &out->tensor));
+        double *x = test_tensor_read(out);
+        CHECK(ref_norm(30, x) == 0.0, "the result has norm %g", ref_norm(30, x));
+        free(x);
+        test_tensor_free(a);
+        test_tensor_free(out);
+    }
+}
+
+/* The result depends on directions only: scaling the input by any power of two changes nothing. */
+static void scale_does_not_matter(void **state)
+{
+    tch_context *context = *state;
+    const double scales[] = {0x1p-100, 0x1p-60, 0x1p60, 0x1p100};
+    test_variation shape = {.n = 9, .matrices = 1, .stream = 4};
+    test_tensor *a = test_case_random(context, &shape, TCH_FLOAT32, 9, 7, LAYOUT_CONTIGUOUS, 33);
+    test_tensor *out = test_case_tensor(context, &shape, TCH_FLOAT32, 9, 7, LAYOUT_CONTIGUOUS);
+    double *values = test_tensor_read(a);
+    for (int i = 0; i < 4; i++) {
+        test_case("scaled by %g", scales[i]);
+        double scaled[63];
+        for (int j = 0; j < 63; j++) {
+            scaled[j] = values[j] * scales[i];
+        }
+        test_tensor_write(a, scaled);
+        CHECK_OK(tch_orthogonalize(context, &a->tensor, 5, TCH_ORTHO_POLAR_EXPRESS, &out->tensor));
+        double *x = test_tensor_read(out);
+        check_one(9, 7, values, 5, TCH_ORTHO_POLAR_EXPRESS, x, TCH_FLOAT32);
+        free(x);
+    }
+    free(values);
+    test_tensor_free(a);
+    test_tensor_free(out);
+}
+
+static int close_all(void **state)
+{
+    test_known_release();
+    return test_close_context(state);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_float32),   cmocka_unit_test(steps_float64),
+        cmocka_unit_test(steps_halves),    cmocka_unit_test(singular_values_come_near_one),
+        cmocka_unit_test(zero_stays_zero), cmocka_unit_test(scale_does_not_matter),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, close_all);
+}

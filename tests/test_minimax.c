@@ -1,0 +1,545 @@
+/* The coefficients of polynomial steps and of sums of poles, against the theory that characterises them: the best ones
+ * alternate, no change makes them better, and what they promise holds on a fine grid in long double arithmetic. */
+#include <float.h>
+#include <math.h>
+
+#include "linalg/minimax.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+enum { GRID = 1000 };
+
+static const double RATIOS[] = {0.97, 0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8, 1e-10};
+enum { RATIO_COUNT = sizeof RATIOS / sizeof RATIOS[0] };
+
+/* Term i of `count` in geometric progression, the first and the last being given. */
+static double spread(int i, int count, double first, double last)
+{
+    return i == count - 1 ? last : first * pow(last / first, (double)i / (count - 1));
+}
+
+/* A function of x with what it needs: the curves below are examined by the same code. */
+typedef struct curve {
+    long double (*value)(const struct curve *self, long double x);
+    int root, poles;
+    const double *coefficients, *shifts, *weights;
+} curve;
+
+static long double polynomial(const double *c, long double x)
+{
+    return c[0] + x * (c[1] + x * c[2]);
+}
+
+static long double power(long double x, int exponent)
+{
+    long double result = 1.0L;
+    for (; exponent > 0; exponent--) {
+        result *= x;
+    }
+    return result;
+}
+
+/* x q(x)^p - 1 */
+static long double step_error(const curve *self, long double x)
+{
+    return x * power(polynomial(self->coefficients, x), self->root) - 1.0L;
+}
+
+/* x^(1/p) (sum of poles) - 1 */
+static long double pole_error(const curve *self, long double x)
+{
+    long double sum = 0.0L;
+    for (int j = 0; j < self->poles; j++) {
+        sum += self->weights[j] / (x + self->shifts[j]);
+    }
+    return powl(x, 1.0L / self->root) * sum - 1.0L;
+}
+
+static curve step_curve(int root, const double *coefficients)
+{
+    return (curve){.value = step_error, .root = root, .coefficients = coefficients};
+}
+
+static curve pole_curve(int root, int poles, const double *shifts, const double *weights)
+{
+    return (curve){.value = pole_error, .root = root, .poles = poles, .shifts = shifts, .weights = weights};
+}
+
+/* Even points evenly spaced, odd points in geometric progression; both ends are among them. */
+static void fill_grid(long double lo, long double hi, long double *grid)
+{
+    int last = GRID / 2 - 1;
+    long double factor = powl(hi / lo, 1.0L / last), x = lo;
+    for (int i = 0; i <= last; i++) {
+        grid[2 * i] = lo + (hi - lo) * i / last;
+        grid[2 * i + 1] = fminl(x, hi);
+        x *= factor;
+    }
+    grid[2 * last] = hi;
+}
+
+static long double largest_error(const curve *c, long double lo, long double hi)
+{
+    long double grid[GRID], largest = 0.0L;
+    fill_grid(lo, hi, grid);
+    for (int i = 0; i < GRID; i++) {
+        largest = fmaxl(largest, fabsl(c->value(c, grid[i])));
+    }
+    return largest;
+}
+
+/* The extremum of sign * value between two points around it, by ternary search. */
+static long double refine_extremum(const curve *c, long double left, long double right, long double sign)
+{
+    for (int i = 0; i < 60; i++) {
+        long double third = (right - left) / 3.0L;
+        if (sign * c->value(c, left + third) < sign * c->value(c, right - third)) {
+            left += third;
+        } else {
+            right -= third;
+        }
+    }
+    return c->value(c, 0.5L * (left + right));
+}
+
+/* Collects the values at the ends and at all local extrema between them, in order; returns how many. */
+static int find_extrema(const curve *c, long double lo, long double hi, long double *values, int room)
+{
+    int count = 0;
+    long double before = lo, here = lo, value_before = c->value(c, lo), value_here = value_before;
+    values[count++] = value_here;
+    long double factor = powl(hi / lo, 1.0L / GRID), x = lo;
+    for (int i = 1; i < GRID; i++) {
+        x *= factor;
+        long double value = c->value(c, x);
+        int turns = (value_here - value_before) * (value - value_here) < 0.0L;
+        if (turns && count < room - 1) {
+            values[count++] = refine_extremum(c, before, x, value_here > value ? 1.0L : -1.0L);
+        }
+        before = here;
+        value_before = value_here;
+        here = x;
+        value_here = value;
+    }
+    values[count++] = c->value(c, hi);
+    return count;
+}
+
+/* The error alternates in sign over exactly `expected` extrema of one size. */
+static void check_alternation(const curve *c, double lo, double hi, int expected, double size)
+{
+    long double values[64];
+    int count = find_extrema(c, lo, hi, values, 64);
+    CHECK(count == expected, "%d extrema instead of %d", count, expected);
+    for (int i = 0; i < count; i++) {
+        double deviation = (double)fabsl(fabsl(values[i]) / size - 1.0L);
+        CHECK(deviation <= 1e-6, "extremum %d is %.3e away from the others", i, deviation);
+        CHECK(i == 0 || values[i] * values[i - 1] < 0.0L, "extrema %d and %d have one sign", i - 1, i);
+    }
+}
+
+static tchi_minimax_step make_step(int root, int degree, double lo, double hi)
+{
+    tchi_minimax_step step = {{NAN, NAN, NAN}, NAN, NAN};
+    test_case("root %d, degree %d, [%.17g, %.17g]", root, degree, lo, hi);
+    CHECK(tchi_minimax_polynomial(root, degree, lo, hi, &step) == 0, "no step");
+    CHECK(fabs(step.lo + step.hi - 2.0) <= 1e-15, "[%.17g, %.17g] is not centred", step.lo, step.hi);
+    return step;
+}
+
+static void steps_alternate_degree_plus_two_times(void **state)
+{
+    (void)state;
+    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        for (int r = 0; r < RATIO_COUNT; r++) {
+            double hi = r % 2 ? 1.9 : 1.0, lo = RATIOS[r] * hi;
+            tchi_minimax_step line = make_step(root, 1, lo, hi);
+            curve c = step_curve(root, line.c);
+            check_alternation(&c, lo, hi, 3, line.hi - 1.0);
+            tchi_minimax_step parabola = make_step(root, 2, lo, hi);
+            c = step_curve(root, parabola.c);
+            check_alternation(&c, lo, hi, 4, parabola.hi - 1.0);
+            CHECK(parabola.lo > line.lo, "degree 2 is no better than degree 1");
+        }
+    }
+}
+
+/* The lower end is checked relatively, since the next step starts from it, up to the rounding of the coefficients. */
+static void check_image(int root, double lo, const tchi_minimax_step *step)
+{
+    long double grid[GRID];
+    double slack = 1e-13 + 4.0 * root * DBL_EPSILON / pow(step->lo, 1.0 / root);
+    fill_grid(lo, 1.0L, grid);
+    for (int i = 0; i < GRID; i++) {
+        long double q = polynomial(step->c, grid[i]), image = grid[i] * power(q, root);
+        CHECK(q > 0.0L, "q(%Lg) is %Lg", grid[i], q);
+        CHECK(image >= step->lo * (1.0L - slack), "%Lg becomes %.17Lg, below %.17g", grid[i], image, step->lo);
+        CHECK(image <= step->hi * (1.0L + 1e-13L), "%Lg becomes %.17Lg, above %.17g", grid[i], image, step->hi);
+    }
+}
+
+static void steps_stay_positive_and_in_their_interval(void **state)
+{
+    (void)state;
+    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        for (int i = 0; i < 60; i++) {
+            double lo = spread(i, 60, 1e-15, 0.999);
+            for (int degree = 1; degree <= 2; degree++) {
+                tchi_minimax_step step = make_step(root, degree, lo, 1.0);
+                check_image(root, lo, &step);
+            }
+        }
+    }
+}
+
+static void no_perturbed_step_is_better(void **state)
+{
+    (void)state;
+    test_random random = test_random_stream(1);
+    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        for (int trial = 0; trial < 40; trial++) {
+            int degree = 1 + trial % 2;
+            double lo = RATIOS[trial % RATIO_COUNT];
+            tchi_minimax_step step = make_step(root, degree, lo, 1.0);
+            double changed[3] = {0.0, 0.0, 0.0};
+            double size = 0.1 * (step.hi - 1.0) / root;
+            for (int i = 0; i <= degree; i++) {
+                changed[i] = step.c[i] + size * (2.0 * test_random_uniform(&random) - 1.0);
+            }
+            curve c = step_curve(root, changed);
+            CHECK(largest_error(&c, lo, 1.0) > (step.hi - 1.0) * (1.0 - 1e-9), "a perturbed step is better");
+        }
+    }
+}
+
+/* Close to convergence the step tends to Taylor's polynomial of x^(-1/p) at 1, whose coefficients must not drown in the
+ * cancellation of an ever shorter interval: rounding puts eigenvalues outside of it. */
+static void short_intervals_give_taylor_polynomials(void **state)
+{
+    (void)state;
+    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        double a = 1.0 / root;
+        for (int i = 0; i < 40; i++) {
+            double half = spread(i, 40, 1e-2, 1e-14);
+            double lo = 1.0 - half, hi = 1.0 + half;
+            tchi_minimax_step line = make_step(root, 1, lo, hi);
+            CHECK(fabs(line.c[0] - (1.0 + a)) <= half && fabs(line.c[1] + a) <= half, "%g %g", line.c[0], line.c[1]);
+            CHECK(line.hi - 1.0 <= (1.0 + a) * half * half + 1e-14, "squares %g into %g", half, line.hi - 1.0);
+            tchi_minimax_step parabola = make_step(root, 2, lo, hi);
+            double second = 0.5 * a * (a + 1.0);
+            CHECK(fabs(parabola.c[0] - (1.0 + a + second)) <= half + 1e-8, "c0 is %.17g", parabola.c[0]);
+            CHECK(fabs(parabola.c[1] + (a + 2.0 * second)) <= half + 1e-8, "c1 is %.17g", parabola.c[1]);
+            CHECK(fabs(parabola.c[2] - second) <= half + 1e-8, "c2 is %.17g", parabola.c[2]);
+            double least = (a + 1.0) * (a + 2.0) / 24.0 * half * half * half; /* of all parabolas, as half -> 0 */
+            CHECK(parabola.hi - 1.0 <= 1.01 * least + 1e-14, "%g instead of %g", parabola.hi - 1.0, least);
+        }
+    }
+}
+
+/* Runs the scalar iteration and compares with the promise of every step and of the whole plan. */
+static void check_plan(int root, int degree, double lo, double tolerance)
+{
+    tchi_minimax_step steps[TCHI_MINIMAX_MAX_STEPS];
+    test_case("root %d, degree %d, from %g to %g", root, degree, lo, tolerance);
+    int count = tchi_minimax_plan(root, degree, lo, tolerance, steps);
+    CHECK(count >= 0 && count <= TCHI_MINIMAX_MAX_STEPS, "the plan has %d steps", count);
+    long double grid[GRID];
+    double slack = 1e-13 + 1e-15 / lo;
+    fill_grid(lo, 1.0L, grid);
+    for (int i = 0; i < GRID; i++) {
+        long double m = grid[i], root_of_x = 1.0L;
+        for (int s = 0; s < count; s++) {
+            long double q = polynomial(steps[s].c, m);
+            root_of_x *= q;
+            m *= power(q, root);
+            CHECK(m >= steps[s].lo * (1.0 - slack), "step %d: %.17Lg from %Lg", s, m, grid[i]);
+            CHECK(m <= steps[s].hi * (1.0 + slack), "step %d: %.17Lg from %Lg", s, m, grid[i]);
+        }
+        long double error = fabsl(root_of_x * powl(grid[i], 1.0L / root) - 1.0L);
+        CHECK(error <= tolerance * (1.0 + 1e-6) + 1e-15, "the error at %Lg is %Lg", grid[i], error);
+    }
+}
+
+static void plans_reach_their_tolerance(void **state)
+{
+    (void)state;
+    const double tolerances[] = {1e-1, 1e-3, 1e-6, 1e-10, 1e-14};
+    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        for (int r = 0; r < RATIO_COUNT; r++) {
+            for (int t = 0; t < 5; t++) {
+                check_plan(root, 1, RATIOS[r], tolerances[t]);
+                check_plan(root, 2, RATIOS[r], tolerances[t]);
+            }
+        }
+    }
+}
+
+static void plans_exist_for_every_request_in_range(void **state)
+{
+    (void)state;
+    tchi_minimax_step steps[TCHI_MINIMAX_MAX_STEPS];
+    for (int root = 1; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        for (int i = 0; i < 50; i++) {
+            for (int j = 0; j < 20; j++) {
+                double lo = spread(i, 50, 1e-15, 1.0), tolerance = spread(j, 20, 1e-16, 2.0);
+                test_case("root %d, from %g to %g", root, lo, tolerance);
+                int line = tchi_minimax_plan(root, 1, lo, tolerance, steps);
+                int parabola = tchi_minimax_plan(root, 2, lo, tolerance, steps);
+                CHECK(line >= 0 && parabola >= 0 && parabola <= line, "%d and %d steps", line, parabola);
+            }
+        }
+    }
+    assert_int_equal(tchi_minimax_plan(4, 2, 1.0, 1e-6, steps), 0);
+}
+
+/* Counts and intervals found independently in the study that led to this method. */
+static void plans_have_the_published_sizes(void **state)
+{
+    (void)state;
+    const struct {
+        int root, degree, steps, products;
+        double lo;
+    } known[] = {
+        {4, 1, 9, 32, 1e-6},  {4, 2, 6, 26, 1e-6}, {4, 1, 7, 24, 1e-4}, {4, 2, 5, 21, 1e-4},
+        {2, 1, 11, 30, 1e-6}, {2, 2, 7, 25, 1e-6}, {2, 1, 8, 21, 1e-4}, {2, 2, 6, 21, 1e-4},
+    };
+    tchi_minimax_step steps[TCHI_MINIMAX_MAX_STEPS];
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        int count = tchi_minimax_plan(known[i].root, known[i].degree, known[i].lo, 1e-6, steps);
+        assert_int_equal(count, known[i].steps);
+        assert_int_equal(tchi_minimax_plan_products(known[i].root, known[i].degree, count), known[i].products);
+    }
+    const double lower_ends[] = {6e-5, 2e-3, 6e-2, 0.6, 0.99, 1.0};
+    assert_int_equal(tchi_minimax_plan(4, 2, 9e-7, 1e-6, steps), 6);
+    for (int i = 0; i < 6; i++) {
+        CHECK(fabs(steps[i].lo / lower_ends[i] - 1.0) < 0.1, "step %d ends at %g", i, steps[i].lo);
+    }
+}
+
+static void products_are_counted(void **state)
+{
+    (void)state;
+    assert_int_equal(tchi_minimax_plan_products(4, 1, 0), 0);
+    assert_int_equal(tchi_minimax_plan_products(4, 1, 1), 0); /* X = H */
+    assert_int_equal(tchi_minimax_plan_products(4, 2, 1), 1); /* M^2 */
+    assert_int_equal(tchi_minimax_plan_products(1, 1, 2), 2); /* H M; X H */
+    assert_int_equal(tchi_minimax_plan_products(3, 1, 2), 4); /* H^2, H^3, H^3 M; X H */
+    assert_int_equal(tchi_minimax_plan_products(6, 1, 2), 5); /* H^2, H^3, H^6, H^6 M; X H */
+    assert_int_equal(tchi_minimax_plan_products(8, 2, 2), 7); /* M^2, H^2, H^4, H^8, H^8 M; M^2, X H */
+}
+
+typedef struct sum {
+    int root, count;
+    double lo, error;
+    double shifts[TCHI_MINIMAX_MAX_POLES], weights[TCHI_MINIMAX_MAX_POLES];
+} sum;
+
+static sum make_sum(int root, double lo, double tolerance)
+{
+    sum s = {.root = root, .lo = lo, .error = NAN};
+    test_case("poles for root %d on [%.17g, 1] to %.17g", root, lo, tolerance);
+    s.count = tchi_minimax_poles(root, lo, tolerance, s.shifts, s.weights, &s.error);
+    CHECK(s.count >= 1 && s.count <= TCHI_MINIMAX_MAX_POLES, "%d poles", s.count);
+    CHECK(s.error <= tolerance || s.count == TCHI_MINIMAX_MAX_POLES || tolerance < 2e-15, "error %g", s.error);
+    for (int j = 0; j < s.count; j++) {
+        CHECK(s.weights[j] > 0.0 && isfinite(s.weights[j]), "weight %d is %g", j, s.weights[j]);
+        CHECK(s.shifts[j] > (j ? s.shifts[j - 1] : 0.0) && isfinite(s.shifts[j]), "shift %d is %g", j, s.shifts[j]);
+    }
+    return s;
+}
+
+static void check_error_is_true(const sum *s)
+{
+    curve c = pole_curve(s->root, s->count, s->shifts, s->weights);
+    long double largest = largest_error(&c, s->lo, 1.0L);
+    CHECK(largest <= s->error * (1.0 + 1e-6) + 1e-16, "an error of %Lg where %g was stated", largest, s->error);
+}
+
+/* Errors found independently in the study that led to this method; those of root 2 are Zolotarev's. */
+static void sums_have_the_published_errors(void **state)
+{
+    (void)state;
+    const struct {
+        int root, poles;
+        double lo, error;
+    } known[] = {
+        {2, 2, 1e-4, 1.48e-1}, {2, 3, 1e-4, 2.86e-2}, {2, 4, 1e-4, 5.50e-3}, {2, 5, 1e-4, 1.06e-3},
+        {2, 5, 1e-6, 1.04e-2}, {2, 7, 1e-6, 9.65e-4}, {2, 8, 1e-8, 2.32e-3}, {4, 5, 1e-4, 7.58e-4},
+        {4, 4, 1e-6, 2.46e-2}, {4, 5, 1e-6, 7.46e-3}, {4, 6, 1e-6, 2.27e-3}, {4, 8, 1e-8, 1.66e-3},
+        {8, 6, 1e-6, 1.24e-3},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        sum s = make_sum(known[i].root, known[i].lo, known[i].error * 1.01);
+        assert_int_equal(s.count, known[i].poles);
+        CHECK(fabs(s.error / known[i].error - 1.0) < 0.005, "error %g instead of %g", s.error, known[i].error);
+    }
+}
+
+static void sums_alternate_at_all_points(void **state)
+{
+    (void)state;
+    const double tolerances[] = {3e-1, 1e-1, 1e-2, 1e-3, 1e-5, 1e-7, 1e-9};
+    for (int root = 2; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        for (int r = 0; r < RATIO_COUNT; r++) {
+            sum s = make_sum(root, RATIOS[r], tolerances[(root + r) % 7]);
+            check_error_is_true(&s);
+            if (s.error > 1e-9) { /* below that the rounding of the poles shows in the sixth digit */
+                curve c = pole_curve(root, s.count, s.shifts, s.weights);
+                check_alternation(&c, s.lo, 1.0, 2 * s.count + 1, s.error);
+            }
+        }
+    }
+}
+
+static void no_perturbed_sum_is_better(void **state)
+{
+    (void)state;
+    test_random random = test_random_stream(2);
+    for (int trial = 0; trial < 200; trial++) {
+        sum s = make_sum(2 + trial % 15, RATIOS[trial % RATIO_COUNT], trial % 2 ? 1e-2 : 1e-4);
+        double error = s.error;
+        double size = 0.5 * error * test_random_uniform(&random);
+        for (int j = 0; j < s.count; j++) {
+            s.shifts[j] *= exp(size * (2.0 * test_random_uniform(&random) - 1.0));
+            s.weights[j] *= exp(size * (2.0 * test_random_uniform(&random) - 1.0));
+        }
+        curve c = pole_curve(s.root, s.count, s.shifts, s.weights);
+        CHECK(largest_error(&c, s.lo, 1.0) > error * (1.0 - 1e-7), "a perturbed sum is better");
+    }
+}
+
+/* Asking for slightly less than what k poles reach must give k + 1, asking for exactly that must give k. */
+static void sums_have_the_fewest_poles(void **state)
+{
+    (void)state;
+    const int roots[] = {2, 3, 4, 6, 8, 16};
+    const double ends[] = {0.99, 0.5, 1e-1, 1e-3, 1e-6, 1e-10, 1e-14};
+    for (int i = 0; i < 6; i++) {
+        for (int e = 0; e < 7; e++) {
+            sum s = make_sum(roots[i], ends[e], 0.5);
+            while (s.count < TCHI_MINIMAX_MAX_POLES && s.error > 1e-13) {
+                sum same = make_sum(roots[i], ends[e], s.error * (1.0 + 1e-5));
+                CHECK(same.count == s.count, "%d poles where %d suffice", same.count, s.count);
+                sum next = make_sum(roots[i], ends[e], s.error * (1.0 - 1e-3));
+                CHECK(next.count == s.count + 1, "%d poles after %d", next.count, s.count);
+                s = next;
+            }
+        }
+    }
+}
+
+static void sums_keep_their_promise_everywhere(void **state)
+{
+    (void)state;
+    test_random random = test_random_stream(3);
+    for (int trial = 0; trial < 300; trial++) {
+        int root = 2 + trial % 15;
+        double depth = -14.9 * test_random_uniform(&random), digits = -15.0 * test_random_uniform(&random);
+        sum s =
+            make_sum(root, trial % 4 ? pow(10.0, depth) : 1.0 - 0.5 * test_random_uniform(&random), pow(10.0, digits));
+        check_error_is_true(&s);
+    }
+}
+
+static void sums_stop_at_their_limits(void **state)
+{
+    (void)state;
+    sum s = make_sum(4, 1e-14, 1e-13); /* would take 55 poles */
+    assert_int_equal(s.count, TCHI_MINIMAX_MAX_POLES);
+    CHECK(s.error > 1e-6 && s.error < 1e-5, "24 poles reach %g", s.error);
+    check_error_is_true(&s);
+    for (int root = 2; root <= TCHI_MINIMAX_MAX_ROOT; root++) {
+        for (int i = 0; i < 100; i++) {
+            double gap = i < 80 ? spread(i, 80, 0.9, 1e-2) : spread(i - 80, 20, 1e-2, 1e-15);
+            s = make_sum(root, 1.0 - gap, 1e-300);
+            CHECK(s.error <= 2e-15, "rounding stops at %g", s.error);
+            check_error_is_true(&s);
+        }
+    }
+}
+
+static void root_one_is_one_exact_pole(void **state)
+{
+    (void)state;
+    double shift = NAN, weight = NAN, error = NAN;
+    assert_int_equal(tchi_minimax_poles(1, 1e-6, 1e-3, &shift, &weight, &error), 1);
+    assert_true(shift == 0.0 && weight == 1.0 && error == 0.0);
+}
+
+static void bad_steps_and_plans_are_refused(void **state)
+{
+    (void)state;
+    const tchi_minimax_step untouched = {{1.0, 2.0, 3.0}, 4.0, 5.0};
+    const struct {
+        int root, degree;
+        double lo, hi;
+    } bad[] = {
+        {0, 1, 0.1, 1.0}, {-4, 1, 0.1, 1.0},     {17, 1, 0.1, 1.0},  {4, 0, 0.1, 1.0},   {4, 3, 0.1, 1.0},
+        {4, 1, 0.0, 1.0}, {4, 2, -0.1, 1.0},     {4, 2, 1.0, 1.0},   {4, 2, 2.0, 1.0},   {4, 2, NAN, 1.0},
+        {4, 2, 0.1, NAN}, {4, 1, 0.1, INFINITY}, {4, 1, 1e-16, 1.0}, {4, 2, 1e-16, 1.0}, {4, 2, -2.0, -1.0},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        tchi_minimax_step step = untouched;
+        test_case("bad step %zu", i);
+        CHECK(tchi_minimax_polynomial(bad[i].root, bad[i].degree, bad[i].lo, bad[i].hi, &step) == -1, "accepted");
+        CHECK(step.c[0] == 1.0 && step.c[1] == 2.0 && step.c[2] == 3.0, "coefficients were written");
+        CHECK(step.lo == untouched.lo && step.hi == untouched.hi, "the interval was written");
+    }
+    tchi_minimax_step steps[TCHI_MINIMAX_MAX_STEPS];
+    assert_int_equal(tchi_minimax_polynomial(4, 1, 0.1, 1.0, NULL), -1);
+    assert_int_equal(tchi_minimax_plan(0, 1, 0.1, 1e-3, steps), -1);
+    assert_int_equal(tchi_minimax_plan(4, 3, 0.1, 1e-3, steps), -1);
+    assert_int_equal(tchi_minimax_plan(4, 1, 0.0, 1e-3, steps), -1);
+    assert_int_equal(tchi_minimax_plan(4, 1, 1.5, 1e-3, steps), -1);
+    assert_int_equal(tchi_minimax_plan(4, 1, NAN, 1e-3, steps), -1);
+    assert_int_equal(tchi_minimax_plan(4, 1, 0.1, 0.0, steps), -1);
+    assert_int_equal(tchi_minimax_plan(4, 1, 0.1, NAN, steps), -1);
+    assert_int_equal(tchi_minimax_plan(4, 1, 0.1, 1e-3, NULL), -1);
+    assert_int_equal(tchi_minimax_plan_products(0, 1, 3), -1);
+    assert_int_equal(tchi_minimax_plan_products(4, 3, 3), -1);
+    assert_int_equal(tchi_minimax_plan_products(4, 1, -1), -1);
+    assert_int_equal(tchi_minimax_plan_products(4, 1, TCHI_MINIMAX_MAX_STEPS + 1), -1);
+}
+
+static void bad_sums_are_refused(void **state)
+{
+    (void)state;
+    double shifts[TCHI_MINIMAX_MAX_POLES], weights[TCHI_MINIMAX_MAX_POLES], error = 7.0;
+    assert_int_equal(tchi_minimax_poles(0, 1e-3, 1e-3, shifts, weights, &error), -1);
+    assert_int_equal(tchi_minimax_poles(17, 1e-3, 1e-3, shifts, weights, &error), -1);
+    assert_int_equal(tchi_minimax_poles(4, 0.0, 1e-3, shifts, weights, &error), -1);
+    assert_int_equal(tchi_minimax_poles(4, 1.0, 1e-3, shifts, weights, &error), -1);
+    assert_int_equal(tchi_minimax_poles(4, 1e-16, 1e-3, shifts, weights, &error), -1);
+    assert_int_equal(tchi_minimax_poles(4, NAN, 1e-3, shifts, weights, &error), -1);
+    assert_int_equal(tchi_minimax_poles(4, 1e-3, 0.0, shifts, weights, &error), -1);
+    assert_int_equal(tchi_minimax_poles(4, 1e-3, NAN, shifts, weights, &error), -1);
+    assert_int_equal(tchi_minimax_poles(4, 1e-3, 1e-3, NULL, weights, &error), -1);
+    assert_int_equal(tchi_minimax_poles(4, 1e-3, 1e-3, shifts, NULL, &error), -1);
+    assert_int_equal(tchi_minimax_poles(4, 1e-3, 1e-3, shifts, weights, NULL), -1);
+    assert_true(error == 7.0);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_alternate_degree_plus_two_times),
+        cmocka_unit_test(steps_stay_positive_and_in_their_interval),
+        cmocka_unit_test(no_perturbed_step_is_better),
+        cmocka_unit_test(short_intervals_give_taylor_polynomials),
+        cmocka_unit_test(plans_reach_their_tolerance),
+        cmocka_unit_test(plans_exist_for_every_request_in_range),
+        cmocka_unit_test(plans_have_the_published_sizes),
+        cmocka_unit_test(products_are_counted),
+        cmocka_unit_test(sums_have_the_published_errors),
+        cmocka_unit_test(sums_alternate_at_all_points),
+        cmocka_unit_test(no_perturbed_sum_is_better),
+        cmocka_unit_test(sums_have_the_fewest_poles),
+        cmocka_unit_test(sums_keep_their_promise_everywhere),
+        cmocka_unit_test(sums_stop_at_their_limits),
+        cmocka_unit_test(root_one_is_one_exact_pole),
+        cmocka_unit_test(bad_steps_and_plans_are_refused),
+        cmocka_unit_test(bad_sums_are_refused),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,350 @@
+/* Backends and the loader of modules. The registry is filled once per process, so every case runs in a child process
+ * of its own, forked before the library was asked anything; the child sends back what it saw. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "support/testing.h"
+
+#define MODULE_FILE "libtorchium_cuda.so"
+
+typedef struct sight {
+    tch_backend_info cuda;
+    int32_t found;        /* entries named "cuda" */
+    int32_t cuda_devices; /* tch_device_count */
+    tch_device best;      /* what "auto" means */
+    tch_status create;    /* of tch_context_create("cuda") */
+    tch_status cpu_create;
+    char message[1024]; /* of the failed create */
+} sight;
+
+static void look(sight *seen)
+{
+    memset(seen, 0, sizeof *seen);
+    for (int32_t i = 0; i < tch_backend_count(); i++) {
+        tch_backend_info info = TCH_BACKEND_INFO_INIT;
+        if (tch_backend_info_get(i, &info) == TCH_OK && strcmp(info.name, "cuda") == 0) {
+            seen->cuda = info;
+            seen->found++;
+        }
+    }
+    tch_context *context = NULL;
+    seen->cuda_devices = tch_device_count(TCH_DEVICE_CUDA);
+    tch_device_parse("auto", &seen->best);
+    seen->create = tch_context_create("cuda", &context);
+    snprintf(seen->message, sizeof seen->message, "%.1000s", tch_last_error());
+    tch_context_destroy(context);
+    seen->cpu_create = tch_context_create("cpu", &context);
+    tch_context_destroy(context);
+}
+
+/* Sends `size` bytes that `work` filled in from a child whose environment and current folder are as given. */
+static void in_child(const char *search_path, const char *folder, void (*work)(void *), void *result, size_t size)
+{
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (search_path != NULL) {
+            setenv("TORCHIUM_BACKEND_PATH", search_path, 1);
+        } else {
+            unsetenv("TORCHIUM_BACKEND_PATH");
+        }
+        if (folder != NULL && chdir(folder) != 0) {
+            _exit(2);
+        }
+        work(result);
+        _exit(write(ends[1], result, size) == (ssize_t)size ? 0 : 3);
+    }
+    close(ends[1]);
+    size_t got = 0;
+    ssize_t part = 1;
+    while (got < size && part > 0) {
+        part = read(ends[0], (char *)result + got, size - got);
+        got += part > 0 ? (size_t)part : 0;
+    }
+    close(ends[0]);
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with wait status %d", status);
+    assert_int_equal(got, size);
+}
+
+static void look_in_child(void *seen)
+{
+    look(seen);
+}
+
+static sight see(const char *search_path, const char *folder)
+{
+    sight seen;
+    test_case("path \"%s\", folder %s", search_path != NULL ? search_path : "(unset)", folder != NULL ? folder : "-");
+    in_child(search_path, folder, look_in_child, &seen, sizeof seen);
+    CHECK(seen.found == 1, "%d backends are called cuda", seen.found);
+    CHECK(seen.cpu_create == TCH_OK, "the CPU did not work beside it");
+    return seen;
+}
+
+static const char *variant(const char *name)
+{
+    static char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s/%s", TEST_MODULES, name);
+    return folder;
+}
+
+/* The module is listed with this reason, which also reaches whoever asks for its device. */
+static void expect_absent(const sight *seen, const char *reason)
+{
+    CHECK(seen->cuda.available == 0 && seen->cuda.devices == 0, "the module counts as available");
+    CHECK(strstr(seen->cuda.reason, reason) != NULL, "expected \"%s\" in the reason: %s", reason, seen->cuda.reason);
+    CHECK(seen->cuda_devices == 0, "%d devices", seen->cuda_devices);
+    CHECK(seen->best.type == TCH_DEVICE_CPU && seen->best.index == 0, "auto is %d:%d", seen->best.type,
+          seen->best.index);
+    CHECK(seen->create == TCH_ERR_UNAVAILABLE, "a context gave %s", tch_status_name(seen->create));
+    CHECK(strstr(seen->message, reason) != NULL, "the reason is not in the message: %s", seen->message);
+}
+
+static void expect_present(const sight *seen)
+{
+    CHECK(seen->cuda.available == 1 && seen->cuda.devices == 1, "not available: %s", seen->cuda.reason);
+    CHECK(seen->cuda_devices == 1, "%d devices", seen->cuda_devices);
+    CHECK(seen->best.type == TCH_DEVICE_CUDA && seen->best.index == 0, "auto is %d:%d", seen->best.type,
+          seen->best.index);
+    CHECK(seen->create == TCH_OK, "no context: %s", seen->message);
+}
+
+static void a_good_module_is_used(void **state)
+{
+    (void)state;
+    sight seen = see(variant("good"), NULL);
+    expect_present(&seen);
+    assert_non_null(strstr(seen.cuda.library, MODULE_FILE));
+    assert_non_null(strstr(seen.cuda.library, variant("good")));
+    assert_non_null(strstr(seen.cuda.details, "imagination"));
+    assert_string_equal(seen.cuda.reason, "");
+}
+
+static void every_way_of_failing_has_its_reason(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *variant, *reason;
+    } cases[] = {{"wrong_abi", "7777"},
+                 {"wrong_size", "interface"},
+                 {"no_entry", "torchium_backend_entry"},
+                 {"refuses", "the driver is older than time"},
+                 {"refuses_silently", "no reason"},
+                 {"incomplete", "gemm"},
+                 {"no_devices", "on holiday"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        sight seen = see(variant(cases[i].variant), NULL);
+        expect_absent(&seen, cases[i].reason);
+        CHECK(strstr(seen.cuda.library, MODULE_FILE) != NULL, "its file is not named: %s", seen.cuda.library);
+        for (size_t j = 0; j < sizeof cases / sizeof cases[0]; j++) {
+            CHECK(i == j || j == 1 || strstr(seen.cuda.reason, cases[j].reason) == NULL,
+                  "the reason reads like that of %s: %s", cases[j].variant, seen.cuda.reason);
+        }
+    }
+}
+
+static void write_file(const char *folder, const char *name, const char *text)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void remove_file(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    unlink(path);
+}
+
+static void a_file_that_is_no_shared_object(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/torchium_test_XXXXXX";
+    assert_non_null(mkdtemp(folder));
+    write_file(folder, MODULE_FILE, "This is a letter, not a library.\n");
+    sight seen = see(folder, NULL);
+    expect_absent(&seen, "cannot be opened");
+    write_file(folder, MODULE_FILE, "");
+    seen = see(folder, NULL);
+    expect_absent(&seen, "cannot be opened");
+    remove_file(folder, MODULE_FILE);
+    seen = see(folder, NULL);
+    expect_absent(&seen, "no module");
+    rmdir(folder);
+}
+
+static void without_a_module_the_reason_says_where_it_was_looked_for(void **state)
+{
+    (void)state;
+    sight seen = see(NULL, NULL);
+    expect_absent(&seen, "TORCHIUM_BACKEND_PATH");
+    seen = see("/nowhere/at/all", NULL);
+    expect_absent(&seen, "TORCHIUM_BACKEND_PATH");
+}
+
+/* A module in the current folder must not be run, however the path is written. */
+static void the_current_folder_is_never_searched(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {NULL, "", ".", "./", ":", "::", "good", "./good", "../modules/good", ":.:"};
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        sight seen = see(paths[i], variant("good"));
+        expect_absent(&seen, "no module");
+        seen = see(paths[i], TEST_MODULES);
+        expect_absent(&seen, "no module");
+    }
+}
+
+static void the_first_folder_of_the_path_wins(void **state)
+{
+    (void)state;
+    char path[3 * PATH_MAX];
+    snprintf(path, sizeof path, "/nowhere:%s/good:%s/refuses", TEST_MODULES, TEST_MODULES);
+    sight seen = see(path, NULL);
+    expect_present(&seen);
+    snprintf(path, sizeof path, "%s/refuses:%s/good", TEST_MODULES, TEST_MODULES);
+    seen = see(path, NULL);
+    expect_absent(&seen, "older than time");
+}
+
+static void a_very_long_path_is_harmless(void **state)
+{
+    (void)state;
+    size_t length = 100000;
+    char *path = test_alloc(length + PATH_MAX + 2);
+    memset(path, 'x', length);
+    path[0] = '/';
+    snprintf(path + length, PATH_MAX, ":%s", variant("good"));
+    sight seen;
+    test_case("a path of %zu characters", strlen(path));
+    in_child(path, NULL, look_in_child, &seen, sizeof seen);
+    expect_present(&seen);
+    free(path);
+}
+
+/* The registry may be asked for the first time by many threads at once: all see the same complete list. */
+#define THREADS 16
+
+static void *count_backends(void *answer)
+{
+    tch_backend_info info = TCH_BACKEND_INFO_INIT;
+    int32_t count = tch_backend_count();
+    int32_t complete = tch_backend_info_get(count - 1, &info) == TCH_OK && info.name[0] != '\0';
+    *(int32_t *)answer = complete ? count : -1;
+    return NULL;
+}
+
+static void ask_from_many_threads(void *answers)
+{
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        if (pthread_create(&threads[i], NULL, count_backends, (int32_t *)answers + i) != 0) {
+            _exit(4);
+        }
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+}
+
+static void many_threads_may_ask_first(void **state)
+{
+    (void)state;
+    int32_t answers[THREADS] = {0};
+    for (int round = 0; round < 5; round++) {
+        in_child(variant("good"), NULL, ask_from_many_threads, answers, sizeof answers);
+        for (int i = 0; i < THREADS; i++) {
+            CHECK(answers[i] == 2, "thread %d saw %d backends", i, answers[i]);
+        }
+    }
+}
+
+/* --- a context on the fake device: what works, works; what it lacks is an error in its own words ------------------ */
+
+typedef struct walk {
+    tch_status allocate, release, create, roundtrip, fill, wrong_device;
+    int32_t device;
+    int32_t equal;
+    char fill_message[256];
+    char device_message[256];
+} walk;
+
+static void use_fake_device(void *result)
+{
+    walk *w = result;
+    tch_context *context = NULL;
+    tch_tensor *t = NULL;
+    void *pointer = NULL;
+    int64_t shape[] = {3};
+    float values[] = {1, 2, 3};
+    float back[3] = {0};
+    memset(w, 0, sizeof *w);
+    tch_context_create("cuda:0", &context);
+    w->device = tch_context_device(context).type;
+    w->allocate = tch_memory_alloc(context, 1000, &pointer);
+    w->release = tch_memory_free(context, pointer);
+    w->create = tch_tensor_create(context, TCH_FLOAT32, 1, shape, TCH_CONTIGUOUS, &t);
+    tch_tensor host = tch_tensor_view(values, TCH_FLOAT32, 1, shape);
+    tch_tensor result_host = tch_tensor_view(back, TCH_FLOAT32, 1, shape);
+    w->roundtrip = tch_tensor_copy(context, t, &host);
+    w->roundtrip = w->roundtrip == TCH_OK ? tch_tensor_copy(context, &result_host, t) : w->roundtrip;
+    w->equal = memcmp(values, back, sizeof values) == 0;
+    w->fill = tch_tensor_fill(context, t, 1.0);
+    snprintf(w->fill_message, sizeof w->fill_message, "%.250s", tch_last_error());
+    w->wrong_device = tch_tensor_fill(context, &host, 1.0);
+    snprintf(w->device_message, sizeof w->device_message, "%.250s", tch_last_error());
+    tch_tensor_destroy(t);
+    tch_context_destroy(context);
+}
+
+static void a_context_on_a_modules_device(void **state)
+{
+    (void)state;
+    walk w;
+    in_child(variant("good"), NULL, use_fake_device, &w, sizeof w);
+    assert_int_equal(w.device, TCH_DEVICE_CUDA);
+    assert_int_equal(w.allocate, TCH_OK);
+    assert_int_equal(w.release, TCH_OK);
+    assert_int_equal(w.create, TCH_OK);
+    assert_int_equal(w.roundtrip, TCH_OK);
+    assert_true(w.equal);
+    assert_int_equal(w.fill, TCH_ERR_UNSUPPORTED);
+    assert_non_null(strstr(w.fill_message, "the fake device cannot do fills"));
+    assert_int_equal(w.wrong_device, TCH_ERR_DEVICE);
+    assert_non_null(strstr(w.device_message, "tensor"));
+    assert_non_null(strstr(w.device_message, "cuda:0"));
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_good_module_is_used),
+        cmocka_unit_test(every_way_of_failing_has_its_reason),
+        cmocka_unit_test(a_file_that_is_no_shared_object),
+        cmocka_unit_test(without_a_module_the_reason_says_where_it_was_looked_for),
+        cmocka_unit_test(the_current_folder_is_never_searched),
+        cmocka_unit_test(the_first_folder_of_the_path_wins),
+        cmocka_unit_test(a_very_long_path_is_harmless),
+        cmocka_unit_test(many_threads_may_ask_first),
+        cmocka_unit_test(a_context_on_a_modules_device),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

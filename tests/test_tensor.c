@@ -1,0 +1,436 @@
+/* Tensors: the layout shared with DLPack, creation, questions, copies with conversion, and fills. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/random.h"
+#include "support/tensors.h"
+#include "support/testing.h"
+
+/* DLPack's structures as its specification lists them (the C types it names, in its order). */
+struct dl_device {
+    int32_t device_type; /* an enum with int32_t behind it */
+    int32_t device_id;
+};
+
+struct dl_data_type {
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+};
+
+struct dl_tensor {
+    void *data;
+    struct dl_device device;
+    int32_t ndim;
+    struct dl_data_type dtype;
+    int64_t *shape;
+    int64_t *strides;
+    uint64_t byte_offset;
+};
+
+static void layout_is_dltensors(void **state)
+{
+    (void)state;
+    assert_int_equal(sizeof(tch_tensor), 48);
+    assert_int_equal(offsetof(tch_tensor, data), 0);
+    assert_int_equal(offsetof(tch_tensor, device), 8);
+    assert_int_equal(offsetof(tch_tensor, ndim), 16);
+    assert_int_equal(offsetof(tch_tensor, dtype), 20);
+    assert_int_equal(offsetof(tch_tensor, shape), 24);
+    assert_int_equal(offsetof(tch_tensor, strides), 32);
+    assert_int_equal(offsetof(tch_tensor, byte_offset), 40);
+    assert_int_equal(sizeof(tch_device), 8);
+    assert_int_equal(offsetof(tch_device, type), 0);
+    assert_int_equal(offsetof(tch_device, index), 4);
+    assert_int_equal(sizeof(tch_dtype), 4);
+    assert_int_equal(offsetof(tch_dtype, code), 0);
+    assert_int_equal(offsetof(tch_dtype, bits), 1);
+    assert_int_equal(offsetof(tch_dtype, lanes), 2);
+}
+
+static void layout_agrees_with_the_specifications_structs(void **state)
+{
+    (void)state;
+    assert_int_equal(sizeof(tch_tensor), sizeof(struct dl_tensor));
+    assert_int_equal(_Alignof(tch_tensor), _Alignof(struct dl_tensor));
+    assert_int_equal(offsetof(tch_tensor, device), offsetof(struct dl_tensor, device));
+    assert_int_equal(offsetof(tch_tensor, ndim), offsetof(struct dl_tensor, ndim));
+    assert_int_equal(offsetof(tch_tensor, dtype), offsetof(struct dl_tensor, dtype));
+    assert_int_equal(offsetof(tch_tensor, shape), offsetof(struct dl_tensor, shape));
+    assert_int_equal(offsetof(tch_tensor, strides), offsetof(struct dl_tensor, strides));
+    assert_int_equal(offsetof(tch_tensor, byte_offset), offsetof(struct dl_tensor, byte_offset));
+    assert_int_equal(sizeof(tch_device), sizeof(struct dl_device));
+    assert_int_equal(sizeof(tch_dtype), sizeof(struct dl_data_type));
+    assert_int_equal(TCH_DEVICE_CPU, 1);
+    assert_int_equal(TCH_DEVICE_CUDA, 2);
+    assert_int_equal(TCH_DEVICE_CUDA_HOST, 3);
+    assert_int_equal(TCH_INT, 0);
+    assert_int_equal(TCH_UINT, 1);
+    assert_int_equal(TCH_FLOAT, 2);
+    assert_int_equal(TCH_BFLOAT, 4);
+}
+
+static void a_dltensor_is_accepted_as_it_is(void **state)
+{
+    tch_context *context = *state;
+    float from[6] = {1, 2, 3, 4, 5, 6};
+    float to[6] = {0};
+    int64_t shape[2] = {2, 3};
+    struct dl_tensor foreign = {from, {1, 0}, 2, {2, 32, 1}, shape, NULL, 0};
+    tch_tensor src;
+    memcpy(&src, &foreign, sizeof src);
+    tch_tensor *middle = NULL;
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &middle));
+    CHECK_OK(tch_tensor_copy(context, middle, &src));
+    tch_tensor dst = tch_tensor_view(to, TCH_FLOAT32, 2, shape);
+    CHECK_OK(tch_tensor_copy(context, &dst, middle));
+    CHECK_OK(tch_context_synchronize(context));
+    assert_memory_equal(from, to, sizeof from);
+    tch_tensor_destroy(middle);
+}
+
+static const tch_dtype dtypes[] = {
+    {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}, {TCH_INT, 32, 1}, {TCH_INT, 64, 1}};
+#define DTYPES (sizeof dtypes / sizeof dtypes[0])
+
+static void dtypes_have_sizes_and_names(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {8, 4, 2, 2, 4, 8};
+    static const char *const names[] = {"float64", "float32", "float16", "bfloat16", "int32", "int64"};
+    for (size_t i = 0; i < DTYPES; i++) {
+        assert_int_equal(tch_dtype_size(dtypes[i]), sizes[i]);
+        assert_string_equal(tch_dtype_name(dtypes[i]), names[i]);
+        for (size_t j = 0; j < DTYPES; j++) {
+            assert_int_equal(tch_dtype_equal(dtypes[i], dtypes[j]), i == j);
+        }
+    }
+    const tch_dtype strange[] = {{TCH_FLOAT, 8, 1}, {TCH_FLOAT, 32, 2}, {TCH_UINT, 32, 1}, {9, 32, 1}, {0, 0, 0}};
+    for (size_t i = 0; i < sizeof strange / sizeof strange[0]; i++) {
+        assert_int_equal(tch_dtype_size(strange[i]), 0);
+        assert_string_equal(tch_dtype_name(strange[i]), "unknown");
+    }
+}
+
+static int64_t numel(int32_t ndim, int64_t *shape)
+{
+    tch_tensor t = tch_tensor_view(NULL, TCH_FLOAT32, ndim, shape);
+    return tch_tensor_numel(&t);
+}
+
+static void elements_are_counted(void **state)
+{
+    (void)state;
+    assert_int_equal(numel(0, NULL), 1);
+    assert_int_equal(numel(1, (int64_t[]){7}), 7);
+    assert_int_equal(numel(3, (int64_t[]){2, 3, 4}), 24);
+    assert_int_equal(numel(3, (int64_t[]){2, 0, 4}), 0);
+    assert_int_equal(numel(2, (int64_t[]){2, -1}), -1);
+    assert_int_equal(numel(2, (int64_t[]){-1, -1}), -1);
+    assert_int_equal(numel(2, (int64_t[]){INT64_MAX, 1}), INT64_MAX);
+    assert_int_equal(numel(2, (int64_t[]){INT64_MAX, 2}), -1);
+    assert_int_equal(numel(3, (int64_t[]){1LL << 32, 1LL << 31, 2}), -1);
+    assert_int_equal(numel(3, (int64_t[]){INT64_MAX, INT64_MAX, 0}), 0);
+    assert_int_equal(numel(-1, (int64_t[]){1}), -1);
+    assert_int_equal(numel(TCH_MAX_RANK + 1, (int64_t[]){1, 1, 1, 1, 1, 1, 1, 1, 1}), -1);
+    assert_int_equal(numel(2, NULL), -1);
+    assert_int_equal(tch_tensor_numel(NULL), -1);
+}
+
+static bool contiguous(int32_t ndim, int64_t *shape, int64_t *strides)
+{
+    tch_tensor t = tch_tensor_view(NULL, TCH_FLOAT32, ndim, shape);
+    t.strides = strides;
+    return tch_tensor_is_contiguous(&t);
+}
+
+static void contiguity_is_recognised(void **state)
+{
+    (void)state;
+    int64_t shape[] = {2, 3, 4};
+    assert_true(contiguous(3, shape, NULL));
+    assert_true(contiguous(3, shape, (int64_t[]){12, 4, 1}));
+    assert_false(contiguous(3, shape, (int64_t[]){13, 4, 1}));
+    assert_false(contiguous(3, shape, (int64_t[]){12, 1, 3}));
+    assert_false(contiguous(3, shape, (int64_t[]){0, 4, 1}));
+    assert_false(contiguous(1, (int64_t[]){3}, (int64_t[]){-1}));
+    assert_true(contiguous(3, (int64_t[]){1, 3, 1}, (int64_t[]){99, 1, 77}));
+    assert_true(contiguous(0, NULL, NULL));
+    assert_false(tch_tensor_is_contiguous(NULL));
+}
+
+static double *read_owned(tch_context *context, const tch_tensor *t)
+{
+    int64_t count = tch_tensor_numel(t);
+    size_t size = tch_dtype_size(t->dtype);
+    unsigned char *bytes = test_alloc((size_t)count * size);
+    double *values = test_alloc((size_t)count * sizeof *values);
+    tch_tensor flat = *t;
+    flat.ndim = 1;
+    flat.shape = &count;
+    flat.strides = NULL;
+    tch_tensor host = tch_tensor_view(bytes, t->dtype, 1, &count);
+    CHECK_OK(tch_tensor_copy(context, &host, &flat));
+    CHECK_OK(tch_context_synchronize(context));
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = test_decode(t->dtype, bytes + (size_t)i * size);
+    }
+    free(bytes);
+    return values;
+}
+
+/* The pool hands memory out again, so a first tensor is filled with ones for the second to inherit. */
+static void created_tensors_are_zero_and_aligned(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shape[] = {3, 5, 7};
+    for (size_t i = 0; i < DTYPES; i++) {
+        tch_tensor *t = NULL;
+        test_case("%s", tch_dtype_name(dtypes[i]));
+        for (int round = 0; round < 2; round++) {
+            CHECK_OK(tch_tensor_create(context, dtypes[i], 3, shape, TCH_CONTIGUOUS, &t));
+            CHECK((uintptr_t)t->data % 64 == 0 && t->byte_offset % 64 == 0, "memory is not aligned to 64 bytes");
+            CHECK(tch_dtype_equal(t->dtype, dtypes[i]) && t->ndim == 3, "wrong dtype or rank");
+            CHECK(memcmp(t->shape, shape, sizeof shape) == 0, "wrong shape");
+            CHECK(tch_tensor_is_contiguous(t), "not contiguous");
+            CHECK(t->device.type == tch_context_device(context).type, "wrong device");
+            double *values = read_owned(context, t);
+            for (int j = 0; j < 105; j++) {
+                CHECK(values[j] == 0.0, "element %d is %g", j, values[j]);
+            }
+            free(values);
+            CHECK_OK(tch_tensor_fill(context, t, 1.0));
+            tch_tensor_destroy(t);
+        }
+    }
+}
+
+static void channels_last_strides(void **state)
+{
+    tch_context *context = *state;
+    tch_tensor *t = NULL;
+    const int64_t image[] = {2, 3, 4, 5};
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 4, image, TCH_CHANNELS_LAST, &t));
+    assert_memory_equal(t->shape, image, sizeof image);
+    assert_memory_equal(t->strides, ((const int64_t[]){60, 1, 15, 3}), 4 * sizeof(int64_t));
+    assert_false(tch_tensor_is_contiguous(t));
+    tch_tensor_destroy(t);
+    const int64_t video[] = {2, 3, 4, 5, 6};
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT16, 5, video, TCH_CHANNELS_LAST, &t));
+    assert_memory_equal(t->strides, ((const int64_t[]){360, 1, 90, 18, 3}), 5 * sizeof(int64_t));
+    tch_tensor_destroy(t);
+}
+
+static void scalars_and_empty_tensors(void **state)
+{
+    tch_context *context = *state;
+    tch_tensor *t = NULL;
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT64, 0, NULL, TCH_CONTIGUOUS, &t));
+    assert_int_equal(tch_tensor_numel(t), 1);
+    CHECK_OK(tch_tensor_fill(context, t, 3.5));
+    double *value = read_owned(context, t);
+    assert_true(value[0] == 3.5);
+    free(value);
+    tch_tensor_destroy(t);
+    const int64_t empty[] = {3, 0, 2};
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 3, empty, TCH_CONTIGUOUS, &t));
+    assert_int_equal(tch_tensor_numel(t), 0);
+    CHECK_OK(tch_tensor_check(t, "t"));
+    CHECK_OK(tch_tensor_fill(context, t, 1.0));
+    tch_tensor_destroy(t);
+    tch_tensor_destroy(NULL);
+}
+
+/* Values on both sides of every decision of rounding: ties, the largest, subnormal, overflowing, and not finite. */
+static const double delicate[] = {0.0,      -0.0,      1.0,        -1.0,        1.0 / 3.0,   65504.0,   65519.0,
+                                  65520.0,  -65536.0,  0x1p-24,    0x1p-25,     0x1.8p-25,   0x1p-14,   0x1.ffcp-15,
+                                  1e-300,   3.0e38,    3.39e38,    3.4e38,      1e39,        1e300,     INFINITY,
+                                  1.00390625, 1.01171875, 0x1.002p0, 0x1.006p0, 0x1.000001p0, 0x1.000003p0, -2.5,
+                                  0x1p-126, 0x1p-133,  0x1p-134,   0x1.8p-133,  0x1p-149,    0x1p-150,  2047.5,
+                                  2048.5,   0x1.00100000001p0, 0x1.01000000001p0, 0x1.003fffffp0, 0x1.02ffffffp0};
+#define DELICATE ((int64_t)(sizeof delicate / sizeof delicate[0]))
+
+static bool same_number(double a, double b)
+{
+    return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b));
+}
+
+/* Conversion rounds once, to nearest even, from every floating type to every other. */
+static void copies_convert(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shape[] = {DELICATE};
+    for (size_t from = 0; from < 4; from++) {
+        for (size_t to = 0; to < 4; to++) {
+            test_case("%s to %s", tch_dtype_name(dtypes[from]), tch_dtype_name(dtypes[to]));
+            test_tensor *src = test_tensor_make(context, dtypes[from], 1, shape, LAYOUT_OFFSET);
+            test_tensor *dst = test_tensor_make(context, dtypes[to], 1, shape, LAYOUT_STEPPED);
+            test_tensor_write(src, delicate);
+            CHECK_OK(tch_tensor_copy(context, &dst->tensor, &src->tensor));
+            test_tensor_check_written(dst, "dst");
+            double *values = test_tensor_read(dst);
+            for (int64_t i = 0; i < DELICATE; i++) {
+                double expected = test_round(dtypes[to], test_round(dtypes[from], delicate[i]));
+                CHECK(same_number(values[i], expected), "%a became %a, expected %a", delicate[i], values[i], expected);
+            }
+            free(values);
+            test_tensor_free(src);
+            test_tensor_free(dst);
+        }
+    }
+}
+
+static void nan_stays_nan(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shape[] = {3};
+    const double values[] = {NAN, 1.0, -NAN};
+    for (size_t from = 0; from < 4; from++) {
+        for (size_t to = 0; to < 4; to++) {
+            test_case("%s to %s", tch_dtype_name(dtypes[from]), tch_dtype_name(dtypes[to]));
+            test_tensor *src = test_tensor_make(context, dtypes[from], 1, shape, LAYOUT_CONTIGUOUS);
+            test_tensor *dst = test_tensor_make(context, dtypes[to], 1, shape, LAYOUT_CONTIGUOUS);
+            test_tensor_write(src, values);
+            CHECK_OK(tch_tensor_copy(context, &dst->tensor, &src->tensor));
+            double *got = test_tensor_read(dst);
+            CHECK(isnan(got[0]) && got[1] == 1.0 && isnan(got[2]), "NaN became %g and %g", got[0], got[2]);
+            free(got);
+            test_tensor_free(src);
+            test_tensor_free(dst);
+        }
+    }
+}
+
+static void integers_convert(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shape[] = {5};
+    const double values[] = {0.0, -7.0, 2147483647.0, -2147483648.0, 12.0};
+    const tch_dtype kinds[] = {TCH_INT32, TCH_INT64, TCH_FLOAT64};
+    for (int from = 0; from < 3; from++) {
+        for (int to = 0; to < 3; to++) {
+            test_case("%s to %s", tch_dtype_name(kinds[from]), tch_dtype_name(kinds[to]));
+            test_tensor *src = test_tensor_make(context, kinds[from], 1, shape, LAYOUT_STEPPED);
+            test_tensor *dst = test_tensor_make(context, kinds[to], 1, shape, LAYOUT_OFFSET);
+            test_tensor_write(src, values);
+            CHECK_OK(tch_tensor_copy(context, &dst->tensor, &src->tensor));
+            double *got = test_tensor_read(dst);
+            for (int i = 0; i < 5; i++) {
+                CHECK(got[i] == values[i], "%.0f became %.0f", values[i], got[i]);
+            }
+            free(got);
+            test_tensor_free(src);
+            test_tensor_free(dst);
+        }
+    }
+}
+
+static void copy_one(tch_context *context, int32_t ndim, const int64_t *shape, tch_dtype dtype, test_layout to,
+                     test_layout from)
+{
+    test_case("rank %d %s, %s to %s", ndim, tch_dtype_name(dtype), test_layout_name(from), test_layout_name(to));
+    test_random random = test_random_stream(11);
+    test_tensor *src = test_tensor_make(context, dtype, ndim, shape, from);
+    test_tensor *dst = test_tensor_make(context, dtype, ndim, shape, to);
+    double *values = test_alloc((size_t)src->count * sizeof *values);
+    test_random_fill_normal(&random, values, src->count);
+    test_tensor_write(src, values);
+    CHECK_OK(tch_tensor_copy(context, &dst->tensor, &src->tensor));
+    test_tensor_check_written(dst, "dst");
+    test_tensor_check_unchanged(src, "src");
+    double *expected = test_tensor_read(src);
+    double *got = test_tensor_read(dst);
+    CHECK(memcmp(got, expected, (size_t)src->count * sizeof *got) == 0, "the copy differs");
+    free(values);
+    free(expected);
+    free(got);
+    test_tensor_free(src);
+    test_tensor_free(dst);
+}
+
+static void copies_follow_any_strides(void **state)
+{
+    tch_context *context = *state;
+    static const int64_t shapes[][5] = {{1}, {70}, {1, 1}, {33, 65}, {3, 17, 5}, {2, 3, 8, 9}, {2, 1, 3, 4, 5}};
+    static const int32_t ranks[] = {1, 1, 2, 2, 3, 4, 5};
+    for (size_t s = 0; s < sizeof ranks / sizeof ranks[0]; s++) {
+        for (int from = 0; from <= LAYOUT_EXPANDED; from++) {
+            for (int to = 0; to < LAYOUT_COUNT; to++) {
+                copy_one(context, ranks[s], shapes[s], TCH_FLOAT32, (test_layout)to, (test_layout)from);
+                copy_one(context, ranks[s], shapes[s], TCH_BFLOAT16, (test_layout)to, (test_layout)from);
+            }
+        }
+    }
+    copy_one(context, 2, (const int64_t[]){1000, 1000}, TCH_FLOAT64, LAYOUT_TRANSPOSED, LAYOUT_ROW_GAPS);
+}
+
+static void backwards_strides_are_followed(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shape[] = {3, 4};
+    double values[12];
+    test_tensor *src = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_OFFSET);
+    test_tensor *dst = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
+    for (int i = 0; i < 12; i++) {
+        values[i] = i;
+    }
+    test_tensor_write(src, values);
+    tch_tensor flipped = src->tensor;
+    int64_t strides[] = {-4, -1};
+    flipped.strides = strides;
+    flipped.byte_offset += 11 * sizeof(double);
+    CHECK_OK(tch_tensor_copy(context, &dst->tensor, &flipped));
+    double *got = test_tensor_read(dst);
+    for (int i = 0; i < 12; i++) {
+        CHECK(got[i] == 11 - i, "element %d is %g", i, got[i]);
+    }
+    free(got);
+    test_tensor_free(src);
+    test_tensor_free(dst);
+}
+
+static void fills_round_and_stay_inside(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shape[] = {2, 3, 9};
+    const double value = 1.0 / 3.0;
+    for (size_t d = 0; d < 4; d++) {
+        for (int layout = 0; layout < LAYOUT_COUNT; layout++) {
+            test_case("%s %s", tch_dtype_name(dtypes[d]), test_layout_name((test_layout)layout));
+            test_tensor *t = test_tensor_make(context, dtypes[d], 3, shape, (test_layout)layout);
+            CHECK_OK(tch_tensor_fill(context, &t->tensor, value));
+            test_tensor_check_written(t, "tensor");
+            double *got = test_tensor_read(t);
+            for (int64_t i = 0; i < t->count; i++) {
+                CHECK(got[i] == test_round(dtypes[d], value), "element %d is %a", (int)i, got[i]);
+            }
+            free(got);
+            test_tensor_free(t);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layout_is_dltensors),
+        cmocka_unit_test(layout_agrees_with_the_specifications_structs),
+        cmocka_unit_test(a_dltensor_is_accepted_as_it_is),
+        cmocka_unit_test(dtypes_have_sizes_and_names),
+        cmocka_unit_test(elements_are_counted),
+        cmocka_unit_test(contiguity_is_recognised),
+        cmocka_unit_test(created_tensors_are_zero_and_aligned),
+        cmocka_unit_test(channels_last_strides),
+        cmocka_unit_test(scalars_and_empty_tensors),
+        cmocka_unit_test(copies_convert),
+        cmocka_unit_test(nan_stays_nan),
+        cmocka_unit_test(integers_convert),
+        cmocka_unit_test(copies_follow_any_strides),
+        cmocka_unit_test(backwards_strides_are_followed),
+        cmocka_unit_test(fills_round_and_stay_inside),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}
