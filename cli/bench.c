@@ -30,7 +30,7 @@ static void count_work(const bench_results *results, bench_row *row)
 {
     const bench_case *c = row->c;
     const bench_operation *operation = c->operation;
-    double seconds = 1e-3 * row->time.median_ms, batch = (double)c->batch;
+    double seconds = 1e-3 * row->time.least_ms, batch = (double)c->batch;
     bool wide = tch_dtype_equal(c->dtype, TCH_FLOAT64);
     double peak = wide ? results->limits.flops_f64 : results->limits.flops_f32;
     if (operation->flops != NULL) {
@@ -143,7 +143,7 @@ static int run_all(const bench_options *options, const workplace *place, bench_r
 {
     progress early = progress_start(0.0);
     progress_show(&early, "limits of this machine");
-    tch_status status = bench_limits_measure(place, options->quick, options->seconds, &results->limits);
+    tch_status status = bench_limits_measure(place, options->quick, 4.0 * options->seconds, &results->limits);
     progress_clear(&early);
     if (status != TCH_OK)
         return output_fail_library("bench");
@@ -177,6 +177,7 @@ static int list_cases(const bench_options *options, const bench_results *results
 static int run_bench(const bench_options *options, bench_results *results)
 {
     workplace place;
+    machine_facts_get(&results->machine);
     results->quick = options->quick;
     results->seconds = options->seconds;
     bench_cases_fill(results, options->only);
@@ -207,7 +208,8 @@ int command_bench(int argc, char **argv)
         "bench",
         "Times the operations at named sizes. Limits of the machine are measured first, in the same run, and each\n"
         "row says which share of the limit it reached, or how many matrix products its time is worth. Then it shows\n"
-        "how cost grows with n and with the batch, and the error of each inverse root over condition numbers.",
+        "how cost grows with n and with the batch, and the error of each inverse root over condition numbers. Times\n"
+        "are medians with the least beside them; rates and ratios are of the least, which other work disturbs less.",
         specs, sizeof specs / sizeof specs[0]};
     options_result result = options_read(&table, argc, argv);
     if (result != OPTIONS_GO)

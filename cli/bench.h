@@ -12,6 +12,7 @@
 
 #include <torchium/torchium.h>
 
+#include "machine.h"
 #include "root_trial.h"
 #include "timing.h"
 #include "workplace.h"
@@ -90,7 +91,7 @@ enum { BENCH_CASES = 400, BENCH_ACCURACY_ROWS = 128 };
 enum { BENCH_ACCURACY_N = 256, BENCH_ACCURACY_BATCH = 4 };
 
 typedef struct bench_results {
-    const char *device; /* as asked for */
+    machine_facts machine; /* as it was before the first measurement */
     bool quick;
     double seconds;
     bench_limits limits;

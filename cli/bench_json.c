@@ -6,16 +6,13 @@
 #include <stdio.h>
 
 #include "json.h"
-#include "machine.h"
 
-static void write_machine(json_writer *json, const workplace *place)
+static void write_machine(json_writer *json, const bench_results *results, const workplace *place)
 {
-    machine_facts machine;
     tch_device device = tch_context_device(place->device);
     tch_device_info info = TCH_DEVICE_INFO_INIT;
-    machine_facts_get(&machine);
     json_object_begin(json, "machine");
-    machine_json(json, &machine);
+    machine_json(json, &results->machine);
     json_text(json, "device_type", device.type == TCH_DEVICE_CPU ? "cpu" : "cuda");
     if (tch_device_info_get(device, &info) == TCH_OK) {
         json_object_begin(json, "device");
@@ -74,7 +71,7 @@ static void write_row(json_writer *json, const bench_results *results, const ben
         json_text(json, "used", tch_root_method_name(row->used));
         json_integer(json, "root", 4);
         json_real(json, "relative_damping", row->c->damping);
-        json_real(json, "speed_to_eigen", compared ? eigen->time.median_ms / row->time.median_ms : (double)NAN);
+        json_real(json, "speed_to_eigen", compared ? eigen->time.least_ms / row->time.least_ms : (double)NAN);
         write_verdict(json, &row->verdict);
     }
     json_object_end(json);
@@ -87,8 +84,8 @@ static void write_point(json_writer *json, const bench_row *row, const bench_row
     json_object_begin(json, NULL);
     json_integer(json, "n", row->c->n);
     json_integer(json, "batch", row->c->batch);
-    json_real(json, "ms", row->time.median_ms);
-    json_real(json, "growth", before != NULL ? row->time.median_ms / before->time.median_ms : (double)NAN);
+    json_real(json, "least_ms", row->time.least_ms);
+    json_real(json, "growth", before != NULL ? row->time.least_ms / before->time.least_ms : (double)NAN);
     json_object_end(json);
 }
 
@@ -136,7 +133,7 @@ void bench_json(const bench_results *results, const workplace *place)
     json_text(&json, "torchium", tch_version());
     json_bool(&json, "quick", results->quick);
     json_real(&json, "seconds_per_row", results->seconds);
-    write_machine(&json, place);
+    write_machine(&json, results, place);
     write_limits(&json, &results->limits);
     json_array_begin(&json, "rows");
     for (int i = 0; i < results->row_count; i++)

@@ -18,6 +18,9 @@ void bench_text_limits(const bench_results *results)
     printf("  product float32  %8.1f GFLOP/s\n", 1e-9 * limits->flops_f32);
     printf("  product float64  %8.1f GFLOP/s\n", 1e-9 * limits->flops_f64);
     printf("  copy             %8.1f GB/s, read and written\n", 1e-9 * limits->copy_bytes);
+    if (!isnan(results->machine.load))
+        printf("  load             %8.1f before the start; where other programs run, times are disturbed\n",
+               results->machine.load);
     fflush(stdout);
 }
 
@@ -35,11 +38,11 @@ static void set_root_columns(const bench_results *results, const bench_row *row)
     else
         table_set(&t, 1, "%s", method);
     if (eigen != NULL && eigen->status == TCH_OK)
-        table_set(&t, 6, "%.2f x", eigen->time.median_ms / row->time.median_ms);
+        table_set(&t, 7, "%.2f x", eigen->time.least_ms / row->time.least_ms);
     if (row->verdict.failed < row->c->batch)
-        table_set(&t, 7, "%.1e", row->verdict.residual);
+        table_set(&t, 8, "%.1e", row->verdict.residual);
     if (row->verdict.failed > 0)
-        table_set(&t, 8, "%lld failed: %s", (long long)row->verdict.failed, root_report_text(row->verdict.reason));
+        table_set(&t, 9, "%lld failed: %s", (long long)row->verdict.failed, root_report_text(row->verdict.reason));
 }
 
 static void set_row(const bench_results *results, const bench_row *row)
@@ -47,16 +50,17 @@ static void set_row(const bench_results *results, const bench_row *row)
     table_row(&t);
     table_set(&t, 0, "%s", row->c->size);
     if (row->status != TCH_OK) {
-        table_set(&t, 8, row->status == TCH_ERR_UNSUPPORTED ? "not offered" : "failed");
+        table_set(&t, 9, row->status == TCH_ERR_UNSUPPORTED ? "not offered" : "failed");
         return;
     }
     set_time(2, row->time.median_ms);
+    set_time(3, row->time.least_ms);
     if (!isnan(row->rate))
-        table_set(&t, 3, "%.1f %s", 1e-9 * row->rate, row->c->operation->bytes ? "GB/s" : "GFLOP/s");
+        table_set(&t, 4, "%.1f %s", 1e-9 * row->rate, row->c->operation->bytes ? "GB/s" : "GFLOP/s");
     if (!isnan(row->share))
-        table_set(&t, 4, "%.0f %%", 100.0 * row->share);
+        table_set(&t, 5, "%.0f %%", 100.0 * row->share);
     if (!isnan(row->products))
-        table_set(&t, 5, row->products < 100.0 ? "%.1f" : "%.0f", row->products);
+        table_set(&t, 6, row->products < 100.0 ? "%.1f" : "%.0f", row->products);
     if (row->c->damping > 0.0)
         set_root_columns(results, row);
 }
@@ -87,7 +91,7 @@ void bench_text_rows(const bench_results *results, int first, int end)
                                c->operation->formula, tch_dtype_name(c->dtype), c->damping);
             else
                 output_heading("%s: %s, %s", c->operation->name, c->operation->formula, tch_dtype_name(c->dtype));
-            table_start(&t, "size|<method|ms|rate|of limit|products|to eigen|residual|<");
+            table_start(&t, "size|<method|ms|least|rate|of limit|products|to eigen|residual|<");
         }
         set_row(results, &results->rows[i]);
         if (i + 1 == end || !same_table(c, results->rows[i + 1].c))
@@ -103,7 +107,7 @@ static void start_scaling(const char *first)
     char header[256];
     size_t used = (size_t)snprintf(header, sizeof header, "%s", first);
     for (int j = 0; j < bench_series_count; j++)
-        used += (size_t)snprintf(header + used, sizeof header - used, "|%s", bench_all_series[j].title);
+        used += (size_t)snprintf(header + used, sizeof header - used, "|%s|<", bench_all_series[j].title);
     table_start(&t, header);
 }
 
@@ -119,11 +123,9 @@ static bool set_scaling(const bench_results *results, int64_t batch, int64_t n, 
         if (!any)
             table_row(&t);
         any = true;
-        double ms = row->time.median_ms;
-        if (before == NULL)
-            table_set(&t, j + 1, "%.3g        ", ms);
-        else
-            table_set(&t, j + 1, "%.3g (%4.1f x)", ms, ms / before->time.median_ms);
+        set_time(2 * j + 1, row->time.least_ms);
+        if (before != NULL)
+            table_set(&t, 2 * j + 2, "(%.1f x)", row->time.least_ms / before->time.least_ms);
     }
     return any;
 }
@@ -137,7 +139,7 @@ static void print_over_n(const bench_results *results)
     if (t.rows < 2)
         return;
     puts("");
-    output_heading("Cost over n: ms of one float32 matrix, and its growth when n doubles (8 x is the work's)");
+    output_heading("Cost over n: least ms of one float32 matrix, and its growth when n doubles (8 x is the work's)");
     table_print(&t);
 }
 
@@ -154,8 +156,9 @@ static void print_over_batch(const bench_results *results)
     if (t.rows < 2)
         return;
     puts("");
-    output_heading("Cost over the batch: ms of a batch of %d x %d float32 matrices, and its growth from the line above",
-                   BENCH_SERIES_N, BENCH_SERIES_N);
+    output_heading(
+        "Cost over the batch: least ms of a batch of %d x %d float32 matrices, and its growth from the line above",
+        BENCH_SERIES_N, BENCH_SERIES_N);
     table_print(&t);
 }
 

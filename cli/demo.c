@@ -144,7 +144,7 @@ static void print_row(table *t, const demo_options *options, const demo_row *row
     if (verdict->failed < options->batch)
         table_set(t, 4, "%.1e", verdict->residual);
     table_set(t, 5, "%.2f", row->time.median_ms);
-    table_set(t, 6, "%.2f x", rows[1].time.median_ms / row->time.median_ms);
+    table_set(t, 6, "%.2f x", rows[1].time.least_ms / row->time.least_ms);
     if (verdict->failed > 0)
         table_set(t, 7, "%lld failed: %s", (long long)verdict->failed, root_report_text(verdict->reason));
 }

@@ -1,9 +1,11 @@
 /* Facts about the machine and the build, shared by `info` and `bench`. The date of the build is left out on purpose, so
  * that the same source gives the same file. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* getloadavg */
 #include "machine.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/utsname.h>
 
 #if defined(__clang__)
@@ -38,6 +40,8 @@ void machine_facts_get(machine_facts *facts)
     snprintf(facts->compiler, sizeof facts->compiler, "%s, C%ld%s%s", COMPILER, __STDC_VERSION__ / 100 % 100, OPTIMISED,
              SANITIZER);
     facts->threads = tch_get_num_threads();
+    if (getloadavg(&facts->load, 1) != 1)
+        facts->load = (double)NAN;
 }
 
 const char *machine_device_name(const char *backend, int32_t index, char name[64])
@@ -68,6 +72,7 @@ void machine_json(json_writer *json, const machine_facts *facts)
     json_text(json, "system", facts->system);
     json_text(json, "compiler", facts->compiler);
     json_integer(json, "threads", facts->threads);
+    json_real(json, "load_average", facts->load);
 }
 
 void machine_device_json(json_writer *json, tch_device device, const tch_device_info *info)

@@ -2,7 +2,7 @@
 #ifndef CLI_TABLE_H
 #define CLI_TABLE_H
 
-enum { TABLE_COLUMNS = 10, TABLE_ROWS = 64, TABLE_CELL = 40 };
+enum { TABLE_COLUMNS = 12, TABLE_ROWS = 64, TABLE_CELL = 40 };
 
 typedef struct table {
     int columns, rows;

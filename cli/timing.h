@@ -5,8 +5,8 @@
 #include <torchium/torchium.h>
 
 typedef struct timing {
-    double median_ms;
-    double least_ms;
+    double median_ms; /* what a caller sees on this machine as it is now */
+    double least_ms;  /* what the work costs when nothing else disturbs it: for ratios */
     int32_t runs;
 } timing;
 

@@ -252,7 +252,9 @@ static void not_symmetric(void **state)
     run_spoiled(*state, "asymmetric below", make_asymmetric_below, TCH_REPORT_NOT_SYMMETRIC);
 }
 
-/* Asymmetry within the tolerance is no complaint: the lower triangle is read. */
+/* Asymmetry within the tolerance is no complaint, and either triangle may be the one that is read: a difference E of the
+ * input, |E| <= 2 delta, comes out magnified by the steepest of these functions, the inverse at the smallest eigenvalue
+ * 1/20, or by the inverse of the smallest gap, which is less. */
 static void slight_asymmetry_is_accepted(void **state)
 {
     tch_context *context = *state;
@@ -263,12 +265,14 @@ static void slight_asymmetry_is_accepted(void **state)
         trial t = make_trial(context, 9, dtypes[i % 2]);
         test_case("%s, %s", s->name, tch_dtype_name(t.dtype));
         double *expected = clean_result(context, s, &t);
-        t.good[BAD * 81 + 8] += slight[i % 2] * ref_largest(81, t.good + BAD * 81);
+        double delta = slight[i % 2] * ref_largest(81, t.good + BAD * 81);
+        t.good[BAD * 81 + 8] += delta;
         test_tensor_write(t.a, t.good);
         test_tensor_poison(t.out);
         CHECK_OK(s->call(context, t.a, t.out, NULL));
         double *got = test_tensor_read(t.out);
-        CHECK(memcmp(got, expected, (size_t)t.out->count * sizeof *got) == 0, "the upper triangle was read");
+        double moved = ref_distance(t.out->count, got, expected);
+        CHECK(moved <= 2.0 * delta * 20.0 * 20.0, "an asymmetry of %.3g moved the result by %.3g", delta, moved);
         free(got);
         free(expected);
         free_trial(&t);

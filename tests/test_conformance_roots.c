@@ -77,13 +77,15 @@ static void check_error(const known_matrix *known, int32_t root, const tch_root_
 
 /* A residual of float64 arithmetic on the stored result agrees with ours to its own rounding, n u64 kappa for each of
  * the p + 1 products; one estimated with probes agrees within a factor. Storing the result in a narrower type may come
- * after the certificate: that moves it by at most p u sqrt(kappa) (the balanced form; see NUMERICS). */
+ * after the certificate. An error D of X, |D| <= u |X|, appears as X^i D X^j A X^k with i + j + k = p - 1, in which the
+ * balanced order magnifies it by at most kappa^(ceil(p/2) / p), once for each of the p factors. */
 static void check_certificate(const known_matrix *known, int32_t root, const tch_root_config *config, const double *x,
                               double residual, tch_dtype dtype)
 {
     double own = ref_root_residual(known->n, root, known->a, damping_of(known, config), x);
     double kappa = condition_of(known, config);
-    double rounding = (root + 1) * (double)known->n * 0x1p-53 * kappa + root * test_unit_roundoff(dtype) * sqrt(kappa);
+    double storing = root * test_unit_roundoff(dtype) * pow(kappa, (double)((root + 1) / 2) / root);
+    double rounding = (root + 1) * (double)known->n * 0x1p-53 * kappa + storing;
     double factor = config->exact_residual ? 1.0 + 1e-6 : 4.0;
     CHECK(residual <= factor * own + rounding && own <= factor * residual + rounding,
           "the residual is given as %.3g and is %.3g", residual, own);
@@ -118,16 +120,18 @@ static void check_roots(tch_context *context, const test_variation *v, double co
     CHECK_OK(tch_inverse_root(context, &c.a->tensor, root, config, &c.out->tensor, &c.residual->tensor,
                               &c.report->tensor));
     test_tensor_check_unchanged(c.a, "a");
-    test_tensor_check_written(c.out, "out");
     test_tensor_check_written(c.residual, "residual");
     test_tensor_check_written(c.report, "report");
     double *x = test_tensor_read(c.out);
     double *residual = test_tensor_read(c.residual);
     double *report = test_tensor_read(c.report);
     for (int64_t b = 0; b < v->matrices; b++) {
+        CHECK(report[b] == TCH_REPORT_OK, "matrix %lld is reported as %g, root %d by %s, residual %.3g", (long long)b,
+              report[b], root, tch_root_method_name(config->method), residual[b]);
+    }
+    test_tensor_check_written(c.out, "out");
+    for (int64_t b = 0; b < v->matrices; b++) {
         const known_matrix *known = test_known_of(v, b, condition, dtype);
-        CHECK(report[b] == TCH_REPORT_OK, "matrix %lld is reported as %g, residual %.3g", (long long)b, report[b],
-              residual[b]);
         check_error(known, root, config, x + b * size, dtype);
         check_certificate(known, root, config, x + b * size, residual[b], dtype);
     }
@@ -295,11 +299,27 @@ static void conditioning(void **state)
  * lies below what float64 can tell from rounding. */
 static void the_previous_root_is_kept(void **state)
 {
+    tch_root_config config = config_with(TCH_ROOT_NEWTON, 0.0);
+    name_root("kept", 64, TCH_FLOAT64, 4, &config);
+    bool good = check_honesty(*state, 1e17, TCH_FLOAT64, 4, &config);
+    CHECK(!good, "a root of a singular matrix was certified");
+}
+
+/* A method that cannot reach the tolerance whatever the numbers are says so before it starts. */
+static void impossible_tolerances_are_refused(void **state)
+{
+    tch_context *context = *state;
     for (int i = 2; i < 4; i++) {
         tch_root_config config = config_with(methods[i], 0.0);
-        name_root("kept", 64, TCH_FLOAT64, 4, &config);
-        bool good = check_honesty(*state, 1e17, TCH_FLOAT64, 4, &config);
-        CHECK(!good, "a root of a singular matrix was certified");
+        test_variation v = {.n = 20, .matrices = 1};
+        config.relative_eps = 1e-12;
+        config.tolerance = 1e-18;
+        name_root("impossible", 20, TCH_FLOAT64, 4, &config);
+        root_call c = make_call(context, &v, 100.0, TCH_FLOAT64);
+        tch_status got = tch_inverse_root(context, &c.a->tensor, 4, &config, &c.out->tensor, NULL, NULL);
+        CHECK(got == TCH_ERR_INVALID_ARGUMENT || got == TCH_ERR_NUMERIC, "gave %s", tch_status_name(got));
+        test_tensor_check_unchanged(c.out, "out");
+        free_call(&c);
     }
 }
 
@@ -425,6 +445,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(defaults_work),
         cmocka_unit_test(conditioning),
         cmocka_unit_test(the_previous_root_is_kept),
+        cmocka_unit_test(impossible_tolerances_are_refused),
         cmocka_unit_test(unusual_spectra),
         cmocka_unit_test(a_thousand),
         cmocka_unit_test(plans),

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "support/operations.h"
+#include "support/random.h"
+#include "support/reference.h"
 #include "support/testing.h"
 
 #define ROUNDS 3
@@ -152,6 +154,100 @@ static void four_contexts_in_four_threads(void **state)
     run_together(4, TCH_FLOAT32);
 }
 
+/* --- larger matrices, whose work goes through the blocked algorithms ----------------------------------------------- */
+
+enum { LARGE = 130 };
+
+typedef struct root_worker {
+    tch_context *context;
+    test_tensor *a, *out;
+    tch_root_method method;
+    tch_status status;
+    pthread_barrier_t *start;
+} root_worker;
+
+static void make_root_worker(root_worker *w, tch_root_method method, tch_dtype dtype)
+{
+    const int64_t shape[] = {2, LARGE, LARGE};
+    double *values = test_alloc(sizeof(double) * 2 * LARGE * LARGE);
+    double spectrum[LARGE];
+    test_random random = test_random_stream(55);
+    memset(w, 0, sizeof *w);
+    w->method = method;
+    CHECK_OK(tch_context_create(test_device(), &w->context));
+    w->a = test_tensor_make(w->context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    w->out = test_tensor_make(w->context, dtype, 3, shape, LAYOUT_TRANSPOSED);
+    ref_spectrum(LARGE, 100.0, spectrum);
+    ref_symmetric(&random, LARGE, spectrum, values);
+    ref_symmetric(&random, LARGE, spectrum, values + LARGE * LARGE);
+    test_tensor_write(w->a, values);
+    free(values);
+}
+
+static void *take_roots(void *argument)
+{
+    root_worker *w = argument;
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.relative_eps = 1e-2;
+    config.method = w->method;
+    if (w->start != NULL) {
+        pthread_barrier_wait(w->start);
+    }
+    for (int i = 0; i < ROUNDS && w->status == TCH_OK; i++) {
+        w->status = tch_inverse_root(w->context, &w->a->tensor, 4, &config, &w->out->tensor, NULL, NULL);
+    }
+    return NULL;
+}
+
+static double *finish_roots(root_worker *w)
+{
+    CHECK(w->status == TCH_OK, "%s gave %s", tch_root_method_name(w->method), tch_status_name(w->status));
+    double *x = test_tensor_read(w->out);
+    test_tensor_free(w->a);
+    test_tensor_free(w->out);
+    tch_context_destroy(w->context);
+    return x;
+}
+
+/* Two threads by two methods give what each method gives alone. */
+static void two_methods_at_once(tch_root_method first, tch_root_method second, tch_dtype dtype)
+{
+    const tch_root_method methods[] = {first, second};
+    root_worker alone[2];
+    root_worker together[2];
+    pthread_t threads[2];
+    pthread_barrier_t start;
+    test_case("%s beside %s, %s", tch_root_method_name(first), tch_root_method_name(second), tch_dtype_name(dtype));
+    pthread_barrier_init(&start, NULL, 2);
+    for (int i = 0; i < 2; i++) {
+        make_root_worker(&alone[i], methods[i], dtype);
+        take_roots(&alone[i]);
+        make_root_worker(&together[i], methods[i], dtype);
+        together[i].start = &start;
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, take_roots, &together[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        double *expected = finish_roots(&alone[i]);
+        double *got = finish_roots(&together[i]);
+        CHECK(memcmp(got, expected, sizeof(double) * 2 * LARGE * LARGE) == 0, "%s differs from what one thread computes",
+              tch_root_method_name(methods[i]));
+        free(expected);
+        free(got);
+    }
+    pthread_barrier_destroy(&start);
+}
+
+static void large_roots_in_two_threads(void **state)
+{
+    (void)state;
+    two_methods_at_once(TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_FLOAT32);
+    two_methods_at_once(TCH_ROOT_RATIONAL, TCH_ROOT_RATIONAL, TCH_FLOAT64);
+    two_methods_at_once(TCH_ROOT_EIGEN, TCH_ROOT_RATIONAL, TCH_FLOAT32);
+}
+
 /* --- messages ----------------------------------------------------------------------------------------------------- */
 
 typedef struct speaker {
@@ -261,6 +357,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(tensors_may_be_destroyed_by_another_thread),
         cmocka_unit_test(two_contexts_in_two_threads),
         cmocka_unit_test(four_contexts_in_four_threads),
+        cmocka_unit_test(large_roots_in_two_threads),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);

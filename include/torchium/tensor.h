@@ -68,7 +68,8 @@ TCH_API void tch_tensor_destroy(tch_tensor *tensor);
 /* A contiguous tensor over the caller's memory on the CPU. `shape` is kept by reference: it must outlive the view. */
 TCH_API tch_tensor tch_tensor_view(void *data, tch_dtype dtype, int32_t ndim, int64_t *shape);
 
-/* dst = src, element by element with conversion of type; any strides. One side may be on the CPU and the other on the
+/* dst = src, element by element; any strides. Float types convert into each other, rounding to nearest even; integers are
+ * copied to their own type only. One side may be on the CPU and the other on the
  * context's device. The tensors must not overlap. */
 TCH_API tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tensor *src);
 

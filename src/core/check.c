@@ -50,6 +50,22 @@ tch_status tchi_begin(tch_context *context, const char *function)
     return context->backend->begin(context->state);
 }
 
+/* The distance in bytes between the furthest elements fits in 63 bits. Only for sound shapes with elements. */
+static int reach_fits(const tch_tensor *tensor, int64_t element)
+{
+    int64_t reach = element;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        int64_t stride = tchi_tensor_stride(tensor, i);
+        int64_t step;
+        if (tensor->shape[i] > 1 && (stride == INT64_MIN || __builtin_mul_overflow(llabs(stride), element, &step) ||
+                                     __builtin_mul_overflow(step, tensor->shape[i] - 1, &step) ||
+                                     __builtin_add_overflow(reach, step, &reach))) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 tch_status tch_tensor_check(const tch_tensor *tensor, const char *name)
 {
     char text[TCHI_DESCRIBE_SIZE];
@@ -71,6 +87,9 @@ tch_status tch_tensor_check(const tch_tensor *tensor, const char *name)
     if (count < 0 || count > INT64_MAX / (int64_t)size) {
         return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s: a size is negative, or the elements do not fit in 64 bits", name,
                          tchi_describe_shape(tensor, text, sizeof text));
+    }
+    if (count > 0 && !reach_fits(tensor, (int64_t)size)) {
+        return tchi_fail(TCH_ERR_LAYOUT, "%s has strides that reach further than 64 bits can address", name);
     }
     if (count > 0 && tensor->data == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s is %s but its data is NULL", name,
@@ -220,10 +239,27 @@ tch_status tchi_check_disjoint(const tch_tensor *out, const char *out_name, cons
     const char *out_high;
     const char *in_low;
     const char *in_high;
+    if (out == NULL || in == NULL) {
+        return TCH_OK;
+    }
     tchi_tensor_extent(out, &out_low, &out_high);
     tchi_tensor_extent(in, &in_low, &in_high);
     if (out_low == NULL || in_low == NULL || out_high <= in_low || in_high <= out_low) {
         return TCH_OK;
     }
     return tchi_fail(TCH_ERR_LAYOUT, "%s overlaps %s in memory; give it memory of its own", out_name, in_name);
+}
+
+tch_status tchi_check_all_disjoint(const tchi_named *outputs, int32_t output_count, const tchi_named *inputs,
+                                   int32_t input_count)
+{
+    for (int32_t i = 0; i < output_count; i++) {
+        for (int32_t k = 0; k < input_count; k++) {
+            TCHI_TRY(tchi_check_disjoint(outputs[i].tensor, outputs[i].name, inputs[k].tensor, inputs[k].name));
+        }
+        for (int32_t k = i + 1; k < output_count; k++) {
+            TCHI_TRY(tchi_check_disjoint(outputs[i].tensor, outputs[i].name, outputs[k].tensor, outputs[k].name));
+        }
+    }
+    return TCH_OK;
 }

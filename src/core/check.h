@@ -37,7 +37,15 @@ tch_status tchi_check_matrix(const tch_tensor *tensor, const char *name);
 tch_status tchi_check_square(const tch_tensor *tensor, const char *name);
 /* `out` has exactly this shape. */
 tch_status tchi_check_shape(const tch_tensor *out, const char *name, int32_t ndim, const int64_t *shape);
-/* No byte of `out` belongs to `in`. */
+/* No byte of `out` belongs to `in`. Either may be NULL: an argument the caller left out. */
 tch_status tchi_check_disjoint(const tch_tensor *out, const char *out_name, const tch_tensor *in, const char *in_name);
+
+/* The same for all outputs of a call against its inputs and each other. */
+typedef struct tchi_named {
+    const tch_tensor *tensor;
+    const char *name;
+} tchi_named;
+tch_status tchi_check_all_disjoint(const tchi_named *outputs, int32_t output_count, const tchi_named *inputs,
+                                   int32_t input_count);
 
 #endif

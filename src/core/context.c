@@ -159,13 +159,18 @@ tch_status tch_memory_reset_peak(tch_context *context)
 void *tchi_arena_take(tchi_arena *arena, int64_t bytes)
 {
     void *piece = arena->base == NULL ? NULL : arena->base + arena->used;
-    arena->used += (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+    int64_t most = INT64_MAX / 2; /* sizes beyond this stay there, and fail when they are reserved */
+    bytes = bytes < 0 || bytes > most ? most : (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+    arena->used = arena->used > most - bytes ? most : arena->used + bytes;
     return piece;
 }
 
 tch_status tchi_arena_reserve(tch_context *context, tchi_arena *arena)
 {
-    int64_t bytes = arena->used > 0 ? arena->used : ARENA_ALIGNMENT;
+    if (arena->used > INT64_MAX / 4) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "this call needs more scratch memory than 64 bits can count");
+    }
+    int64_t bytes = tchi_pool_block_size(arena->used);
     if (context->workspace_limit > 0 && bytes > context->workspace_limit) {
         return tchi_fail(TCH_ERR_OUT_OF_MEMORY,
                          "this call needs %lld bytes of scratch, the context's workspace limit is %lld; raise it with "

@@ -49,6 +49,12 @@ static int size_class(int64_t *bytes)
     return exponent * STEPS + (int)steps;
 }
 
+int64_t tchi_pool_block_size(int64_t bytes)
+{
+    size_class(&bytes);
+    return bytes;
+}
+
 static size_t bucket_of(const void *pointer)
 {
     uint64_t key = (uint64_t)(uintptr_t)pointer >> 8;

@@ -155,3 +155,21 @@ bool tchi_batch_direct(const tchi_batch *batch, tch_scalar type, int64_t first, 
     *matrices = run_matrices(batch, start, count);
     return true;
 }
+
+tch_matrices tchi_scratch_matrices(tchi_arena *arena, tch_scalar type, int64_t count, int64_t rows, int64_t cols)
+{
+    int64_t bytes;
+    if (__builtin_mul_overflow(count, rows * cols, &bytes) ||
+        __builtin_mul_overflow(bytes, tchi_scalar_size(type), &bytes)) {
+        bytes = INT64_MAX; /* reserving it will fail */
+    }
+    return tchi_matrices_new(tchi_arena_take(arena, bytes), type, count, rows, cols);
+}
+
+tch_matrices tchi_batch_place(const tchi_batch *batch, tchi_arena *arena, tch_scalar type, int64_t first,
+                              int64_t count, bool *in_place)
+{
+    tch_matrices m;
+    *in_place = tchi_batch_direct(batch, type, first, count, &m);
+    return *in_place ? m : tchi_scratch_matrices(arena, type, count, batch->rows, batch->cols);
+}

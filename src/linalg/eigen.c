@@ -22,11 +22,10 @@ typedef struct eigen_buffers {
 static void layout(eigen_buffers *e, tchi_arena *arena, tch_context *context, tch_scalar type, int64_t batch,
                    int64_t n)
 {
-    int64_t size = tchi_scalar_size(type);
-    e->v = tchi_matrices_new(tchi_arena_take(arena, batch * n * n * size), type, batch, n, n);
-    e->x = tchi_matrices_new(tchi_arena_take(arena, batch * n * n * size), type, batch, n, n);
-    e->w = tchi_matrices_new(tchi_arena_take(arena, batch * n * size), type, batch, 1, n);
-    e->spare = tchi_matrices_new(tchi_arena_take(arena, batch * n * size), type, batch, 1, n);
+    e->v = tchi_scratch_matrices(arena, type, batch, n, n);
+    e->x = tchi_scratch_matrices(arena, type, batch, n, n);
+    e->w = tchi_scratch_matrices(arena, type, batch, 1, n);
+    e->spare = tchi_scratch_matrices(arena, type, batch, 1, n);
     tchi_inspection_layout(&e->inspection, arena, batch);
     e->scratch = tchi_arena_take(
         arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_EIGH, type, n, n, batch, 0));
@@ -82,15 +81,14 @@ static tch_status check_eigh(tch_context *context, const tch_tensor *a, const tc
     TCHI_TRY(tchi_check_output(context, w, "w"));
     TCHI_TRY(tchi_check_same_dtype(w, "w", a, "a"));
     TCHI_TRY(tchi_check_shape(w, "w", a->ndim - 1, a->shape));
-    TCHI_TRY(tchi_check_disjoint(w, "w", a, "a"));
     if (v != NULL) {
         TCHI_TRY(tchi_check_output(context, v, "v"));
         TCHI_TRY(tchi_check_same_dtype(v, "v", a, "a"));
         TCHI_TRY(tchi_check_same_shape(v, "v", a, "a"));
-        TCHI_TRY(tchi_check_disjoint(v, "v", a, "a"));
-        TCHI_TRY(tchi_check_disjoint(v, "v", w, "w"));
     }
-    return TCH_OK;
+    const tchi_named inputs[] = {{a, "a"}};
+    const tchi_named outputs[] = {{w, "w"}, {v, "v"}, {report, "report"}};
+    return tchi_check_all_disjoint(outputs, 3, inputs, 1);
 }
 
 static tch_status eigh_part(tch_context *context, const tchi_batch *a, const tch_tensor *w, const tch_tensor *v,
@@ -131,7 +129,9 @@ static tch_status check_power(tch_context *context, const tch_tensor *a, double 
     TCHI_TRY(tchi_check_output(context, out, "out"));
     TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
     TCHI_TRY(tchi_check_same_shape(out, "out", a, "a"));
-    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
+    const tchi_named inputs[] = {{a, "a"}};
+    const tchi_named outputs[] = {{out, "out"}, {report, "report"}};
+    TCHI_TRY(tchi_check_all_disjoint(outputs, 2, inputs, 1));
     if (!isfinite(power)) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "power is %g, expected a finite number", power);
     }

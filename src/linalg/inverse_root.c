@@ -59,24 +59,18 @@ static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int6
     return most;
 }
 
-static tch_matrices take_matrices(tchi_arena *arena, tch_scalar type, int64_t batch, int64_t rows, int64_t cols)
-{
-    int64_t bytes = batch * rows * cols * tchi_scalar_size(type);
-    return tchi_matrices_new(tchi_arena_take(arena, bytes), type, batch, rows, cols);
-}
-
 /* `source` may be NULL, when only sizes are wanted. */
 static void layout(root_buffers *r, tchi_arena *arena, tch_context *context, const tchi_root_plan *plan,
                    const tchi_batch *source, int64_t first, int64_t batch, int64_t n)
 {
     r->a_in_place = source != NULL && tchi_batch_direct(source, plan->type, first, batch, &r->a);
     if (!r->a_in_place) {
-        r->a = take_matrices(arena, plan->type, batch, n, n);
+        r->a = tchi_scratch_matrices(arena, plan->type, batch, n, n);
     }
     for (int k = 0; k < buffers_of(plan->method); k++) {
-        r->m.m[k] = take_matrices(arena, plan->type, batch, n, n);
+        r->m.m[k] = tchi_scratch_matrices(arena, plan->type, batch, n, n);
     }
-    r->w = take_matrices(arena, plan->type, batch, 1, n);
+    r->w = tchi_scratch_matrices(arena, plan->type, batch, 1, n);
     tchi_inspection_layout(&r->inspection, arena, batch);
     r->residual = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
     r->scratch = tchi_arena_take(arena, scratch_of(context, plan, batch, n));
@@ -232,7 +226,8 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
 static tch_status deliver(tch_context *context, const root_call *call, int64_t first, int64_t count, root_buffers *r,
                           const tch_matrices *x, tch_status *bad)
 {
-    TCHI_TRY(tchi_batch_select(context, &call->out, first, r->inspection.flags, x, &r->m.m[0]));
+    const tch_matrices *spare = x->data == r->m.m[0].data ? &r->m.m[1] : &r->m.m[0];
+    TCHI_TRY(tchi_batch_select(context, &call->out, first, r->inspection.flags, x, spare));
     if (call->has_residual) {
         tch_matrices numbers = tchi_matrices_new(r->residual, TCH_SCALAR_F64, count, 1, 1);
         TCHI_TRY(tchi_batch_write(context, &call->residual, first, &numbers));
@@ -279,9 +274,11 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, const tc
     TCHI_TRY(tchi_check_output(context, out, "out"));
     TCHI_TRY(tchi_check_same_dtype(out, "out", a, "a"));
     TCHI_TRY(tchi_check_same_shape(out, "out", a, "a"));
-    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
     TCHI_TRY(tchi_check_report(context, residual, "residual", a, TCH_FLOAT64));
-    return tchi_check_report(context, report, "report", a, TCH_INT32);
+    TCHI_TRY(tchi_check_report(context, report, "report", a, TCH_INT32));
+    const tchi_named inputs[] = {{a, "a"}};
+    const tchi_named outputs[] = {{out, "out"}, {residual, "residual"}, {report, "report"}};
+    return tchi_check_all_disjoint(outputs, 3, inputs, 1);
 }
 
 tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root, const tch_root_config *config,
@@ -323,7 +320,9 @@ tch_status tch_inverse_root_plan(tch_context *context, tch_dtype dtype, int64_t 
         *method = plan.method;
     }
     if (scratch_bytes != NULL) {
-        *scratch_bytes = batch == 0 ? 0 : layout_bytes(context, &plan, batch, n) / batch;
+        /* Beyond a few, more matrices take proportionally more: a large batch need not be multiplied out. */
+        int64_t some = batch < 64 ? batch : 64;
+        *scratch_bytes = some == 0 ? 0 : layout_bytes(context, &plan, some, n) / some;
     }
     return TCH_OK;
 }

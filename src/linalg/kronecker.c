@@ -93,29 +93,20 @@ static tch_status read_factor(tch_context *context, const tchi_batch *f, int64_t
     return TCH_OK;
 }
 
-static tch_matrices place(tchi_arena *arena, tch_scalar type, int64_t batch, int64_t rows, int64_t cols)
-{
-    int64_t bytes = batch * rows * cols * tchi_scalar_size(type);
-    return tchi_matrices_new(tchi_arena_take(arena, bytes), type, batch, rows, cols);
-}
-
 /* --- the product itself ----------------------------------------------------------------------------------------- */
 
 typedef struct kron_job {
     tchi_batch a, b, x, out;
     tch_scalar type;
     tch_matrices ma, mb, mx, mt, mo;
-    bool out_in_place;
+    bool x_in_place, out_in_place;
 } kron_job;
 
 static void product_layout(kron_job *j, tchi_arena *arena, int64_t first, int64_t count)
 {
     j->ma = place_factor(arena, &j->a, j->type, count);
     j->mb = place_factor(arena, &j->b, j->type, count);
-    j->out_in_place = tchi_batch_direct(&j->out, j->type, first, count, &j->mo);
-    if (!j->out_in_place) {
-        j->mo = place(arena, j->type, count, j->out.rows, j->out.cols);
-    }
+    j->mo = tchi_batch_place(&j->out, arena, j->type, first, count, &j->out_in_place);
 }
 
 static tch_status product_part(tch_context *context, kron_job *j, int64_t first, int64_t count)
@@ -180,26 +171,28 @@ static bool left_first(const kron_job *j)
     return m * n * q + m * q * p <= n * q * p + m * n * p;
 }
 
-static void apply_layout(kron_job *j, tchi_arena *arena, int64_t count)
+static void apply_layout(kron_job *j, tchi_arena *arena, int64_t first, int64_t count)
 {
     j->ma = place_factor(arena, &j->a, j->type, count);
     j->mb = place_factor(arena, &j->b, j->type, count);
-    j->mx = place(arena, j->type, count, j->x.rows, j->x.cols);
-    j->mt = left_first(j) ? place(arena, j->type, count, j->a.rows, j->b.cols)
-                          : place(arena, j->type, count, j->a.cols, j->b.rows);
-    j->mo = place(arena, j->type, count, j->out.rows, j->out.cols);
+    j->mx = tchi_batch_place(&j->x, arena, j->type, first, count, &j->x_in_place);
+    j->mt = left_first(j) ? tchi_scratch_matrices(arena, j->type, count, j->a.rows, j->b.cols)
+                          : tchi_scratch_matrices(arena, j->type, count, j->a.cols, j->b.rows);
+    j->mo = tchi_batch_place(&j->out, arena, j->type, first, count, &j->out_in_place);
 }
 
 static tch_status apply_part(tch_context *context, kron_job *j, int64_t first, int64_t count)
 {
     tchi_arena arena = {0};
     const tch_backend *t = context->backend;
-    apply_layout(j, &arena, count);
+    apply_layout(j, &arena, first, count);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
-    apply_layout(j, &arena, count);
+    apply_layout(j, &arena, first, count);
     TCHI_TRY(read_factor(context, &j->a, first, count, &j->ma));
     TCHI_TRY(read_factor(context, &j->b, first, count, &j->mb));
-    TCHI_TRY(tchi_batch_read(context, &j->x, first, &j->mx));
+    if (!j->x_in_place) {
+        TCHI_TRY(tchi_batch_read(context, &j->x, first, &j->mx));
+    }
     if (left_first(j)) {
         TCHI_TRY(t->gemm(context->state, 1.0, &j->ma, 0, &j->mx, 0, 0.0, &j->mt));
         TCHI_TRY(t->gemm(context->state, 1.0, &j->mt, 0, &j->mb, 1, 0.0, &j->mo));
@@ -207,13 +200,13 @@ static tch_status apply_part(tch_context *context, kron_job *j, int64_t first, i
         TCHI_TRY(t->gemm(context->state, 1.0, &j->mx, 0, &j->mb, 1, 0.0, &j->mt));
         TCHI_TRY(t->gemm(context->state, 1.0, &j->ma, 0, &j->mt, 0, 0.0, &j->mo));
     }
-    return tchi_batch_write(context, &j->out, first, &j->mo);
+    return j->out_in_place ? TCH_OK : tchi_batch_write(context, &j->out, first, &j->mo);
 }
 
 static tch_status run_apply(tch_context *context, kron_job *j)
 {
     tchi_arena one = {0};
-    apply_layout(j, &one, 1);
+    apply_layout(j, &one, 0, 1);
     int64_t chunk = tchi_arena_fit(context, j->out.count, one.used, 0);
     for (int64_t first = 0; first < j->out.count; first += chunk) {
         int64_t count = j->out.count - first < chunk ? j->out.count - first : chunk;
@@ -232,9 +225,9 @@ static tch_status check_apply(tch_context *context, const tch_tensor *a, const t
     TCHI_TRY(check_factor(context, b, "b", x, 2, "x"));
     TCHI_TRY(check_size(x, "x", cols_of(a), cols_of(b)));
     TCHI_TRY(check_out(context, out, x, rows_of(a), rows_of(b)));
-    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
-    TCHI_TRY(tchi_check_disjoint(out, "out", b, "b"));
-    return tchi_check_disjoint(out, "out", x, "x");
+    const tchi_named inputs[] = {{a, "a"}, {b, "b"}, {x, "x"}};
+    const tchi_named outputs[] = {{out, "out"}};
+    return tchi_check_all_disjoint(outputs, 1, inputs, 3);
 }
 
 tch_status tch_kronecker_apply(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
@@ -255,9 +248,9 @@ static void matmul_layout(kron_job *j, tchi_arena *arena, int64_t count)
     int64_t r = j->x.cols;
     j->ma = place_factor(arena, &j->a, j->type, count);
     j->mb = place_factor(arena, &j->b, j->type, count);
-    j->mx = place(arena, j->type, count, j->a.cols, j->b.cols * r);
-    j->mt = place(arena, j->type, count, j->a.rows, j->b.cols * r);
-    j->mo = place(arena, j->type, count, j->out.rows, r);
+    j->mx = tchi_scratch_matrices(arena, j->type, count, j->a.cols, j->b.cols * r);
+    j->mt = tchi_scratch_matrices(arena, j->type, count, j->a.rows, j->b.cols * r);
+    j->mo = tchi_scratch_matrices(arena, j->type, count, j->out.rows, r);
 }
 
 /* The m matrices of one item, or the m items themselves when there is one column and they form a single product. */
@@ -309,9 +302,9 @@ static tch_status check_matmul(tch_context *context, const tch_tensor *a, const 
         return tchi_fail(TCH_ERR_SHAPE, "b has %lld columns and x has %lld: their product must stay below 2^31",
                          (long long)cols_of(b), (long long)cols_of(x));
     }
-    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
-    TCHI_TRY(tchi_check_disjoint(out, "out", b, "b"));
-    return tchi_check_disjoint(out, "out", x, "x");
+    const tchi_named inputs[] = {{a, "a"}, {b, "b"}, {x, "x"}};
+    const tchi_named outputs[] = {{out, "out"}};
+    return tchi_check_all_disjoint(outputs, 1, inputs, 3);
 }
 
 tch_status tch_kronecker_matmul(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,

@@ -20,11 +20,10 @@ typedef struct solve_buffers {
 
 static void layout(solve_buffers *s, tchi_arena *arena, tch_scalar type, int64_t batch, int64_t m, int64_t n)
 {
-    int64_t size = tchi_scalar_size(type);
-    s->a = tchi_matrices_new(tchi_arena_take(arena, batch * m * m * size), type, batch, m, m);
-    s->b = tchi_matrices_new(tchi_arena_take(arena, batch * n * n * size), type, batch, n, n);
-    s->x = tchi_matrices_new(tchi_arena_take(arena, batch * m * n * size), type, batch, m, n);
-    s->y = tchi_matrices_new(tchi_arena_take(arena, batch * m * n * size), type, batch, n, m);
+    s->a = tchi_scratch_matrices(arena, type, batch, m, m);
+    s->b = tchi_scratch_matrices(arena, type, batch, n, n);
+    s->x = tchi_scratch_matrices(arena, type, batch, m, n);
+    s->y = tchi_scratch_matrices(arena, type, batch, n, m);
     tchi_inspection_layout(&s->of_a, arena, batch);
     tchi_inspection_layout(&s->of_b, arena, batch);
     s->trace_a = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
@@ -117,10 +116,10 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, const tc
     TCHI_TRY(tchi_check_output(context, out, "out"));
     TCHI_TRY(tchi_check_same_dtype(out, "out", x, "x"));
     TCHI_TRY(tchi_check_same_shape(out, "out", x, "x"));
-    TCHI_TRY(tchi_check_disjoint(out, "out", a, "a"));
-    TCHI_TRY(tchi_check_disjoint(out, "out", b, "b"));
-    TCHI_TRY(tchi_check_disjoint(out, "out", x, "x"));
     TCHI_TRY(tchi_check_report(context, report, "report", x, TCH_INT32));
+    const tchi_named inputs[] = {{a, "a"}, {b, "b"}, {x, "x"}};
+    const tchi_named outputs[] = {{out, "out"}, {report, "report"}};
+    TCHI_TRY(tchi_check_all_disjoint(outputs, 2, inputs, 3));
     if (!isfinite(damping) || damping < 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "damping is %g, expected a finite number, 0 or more", damping);
     }

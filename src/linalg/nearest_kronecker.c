@@ -39,8 +39,7 @@ static bool is_exact(const nearest *s)
 
 static tch_matrices take(tchi_arena *arena, int64_t rows, int64_t cols)
 {
-    return tchi_matrices_new(tchi_arena_take(arena, rows * cols * (int64_t)sizeof(double)), TCH_SCALAR_F64, 1, rows,
-                             cols);
+    return tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, rows, cols);
 }
 
 static void layout(nearest *s, tchi_arena *arena)
@@ -288,8 +287,7 @@ static tch_status check_factor(tch_context *context, const tch_tensor *f, const 
     memcpy(shape, m->shape, (size_t)m->ndim * sizeof *shape);
     shape[m->ndim - 2] = f->shape[f->ndim - 2];
     shape[m->ndim - 1] = f->shape[f->ndim - 1];
-    TCHI_TRY(tchi_check_shape(f, name, m->ndim, shape));
-    return tchi_check_disjoint(f, name, m, "m");
+    return tchi_check_shape(f, name, m->ndim, shape);
 }
 
 static tch_status check_call(tch_context *context, const tch_tensor *m, const tch_tensor *a, const tch_tensor *b,
@@ -300,8 +298,10 @@ static tch_status check_call(tch_context *context, const tch_tensor *m, const tc
     TCHI_TRY(tchi_check_float(m, "m"));
     TCHI_TRY(check_factor(context, a, "a", m));
     TCHI_TRY(check_factor(context, b, "b", m));
-    TCHI_TRY(tchi_check_disjoint(a, "a", b, "b"));
     TCHI_TRY(tchi_check_report(context, error, "error", m, TCH_FLOAT64));
+    const tchi_named inputs[] = {{m, "m"}};
+    const tchi_named outputs[] = {{a, "a"}, {b, "b"}, {error, "error"}};
+    TCHI_TRY(tchi_check_all_disjoint(outputs, 3, inputs, 1));
     for (int32_t i = m->ndim - 2; i < m->ndim; i++) {
         if (m->shape[i] != a->shape[i] * b->shape[i]) {
             char text[TCHI_DESCRIBE_SIZE];

@@ -47,13 +47,11 @@ typedef struct ortho_buffers {
 
 static void layout(ortho_buffers *o, tchi_arena *arena, tch_scalar type, int64_t batch, int64_t rows, int64_t cols)
 {
-    int64_t long_bytes = batch * rows * cols * tchi_scalar_size(type);
-    int64_t short_bytes = batch * rows * rows * tchi_scalar_size(type);
     int64_t numbers = batch * (int64_t)sizeof(double);
-    o->x = tchi_matrices_new(tchi_arena_take(arena, long_bytes), type, batch, rows, cols);
-    o->y = tchi_matrices_new(tchi_arena_take(arena, long_bytes), type, batch, rows, cols);
-    o->g = tchi_matrices_new(tchi_arena_take(arena, short_bytes), type, batch, rows, rows);
-    o->g2 = tchi_matrices_new(tchi_arena_take(arena, short_bytes), type, batch, rows, rows);
+    o->x = tchi_scratch_matrices(arena, type, batch, rows, cols);
+    o->y = tchi_scratch_matrices(arena, type, batch, rows, cols);
+    o->g = tchi_scratch_matrices(arena, type, batch, rows, rows);
+    o->g2 = tchi_scratch_matrices(arena, type, batch, rows, rows);
     o->norm = tchi_arena_take(arena, numbers);
     o->zeros = tchi_arena_take(arena, numbers);
     o->damping = tchi_arena_take(arena, numbers);

@@ -10,36 +10,24 @@
 #include "batch.h"
 #include "limits.h"
 
-/* A and B staged where they have to be, and C. */
+/* A, B and C of a call, and as matrices x, y and z for the part of the batch at work. */
 typedef struct half_product {
     tchi_batch a, b, c;
     tch_matrices x, y, z;
     tch_scalar type;
     bool has_b;
-    int64_t chunk;
+    bool in_place[3];
 } half_product;
-
-/* Scratch for one part of the batch; operands that lie right are used in place. */
-static tch_matrices place(tchi_arena *arena, const tchi_batch *batch, tch_scalar type, int64_t first, int64_t count)
-{
-    tch_matrices m;
-    if (!tchi_batch_direct(batch, type, first, count, &m)) {
-        int64_t bytes = count * batch->rows * batch->cols * tchi_scalar_size(type);
-        m = tchi_matrices_new(tchi_arena_take(arena, bytes), type, count, batch->rows, batch->cols);
-    }
-    return m;
-}
 
 static void layout(half_product *h, tchi_arena *arena, int64_t first, int64_t count)
 {
-    h->x = place(arena, &h->a, h->type, first, count);
-    h->y = h->has_b ? place(arena, &h->b, h->type, first, count) : h->x;
-    h->z = place(arena, &h->c, h->type, first, count);
-}
-
-static bool is_staged(const tch_matrices *m, const tchi_arena *arena)
-{
-    return (const char *)m->data >= arena->base && (const char *)m->data < arena->base + arena->used;
+    h->x = tchi_batch_place(&h->a, arena, h->type, first, count, &h->in_place[0]);
+    h->y = h->x;
+    h->in_place[1] = true;
+    if (h->has_b) {
+        h->y = tchi_batch_place(&h->b, arena, h->type, first, count, &h->in_place[1]);
+    }
+    h->z = tchi_batch_place(&h->c, arena, h->type, first, count, &h->in_place[2]);
 }
 
 static tch_status run_part(tch_context *context, half_product *h, int64_t first, int64_t count, double alpha,
@@ -49,18 +37,18 @@ static tch_status run_part(tch_context *context, half_product *h, int64_t first,
     layout(h, &arena, first, count);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     layout(h, &arena, first, count);
-    if (is_staged(&h->x, &arena)) {
+    if (!h->in_place[0]) {
         TCHI_TRY(tchi_batch_read(context, &h->a, first, &h->x));
     }
-    if (h->has_b && is_staged(&h->y, &arena)) {
+    if (!h->in_place[1]) {
         TCHI_TRY(tchi_batch_read(context, &h->b, first, &h->y));
     }
-    if (beta != 0.0 && is_staged(&h->z, &arena)) {
+    if (beta != 0.0 && !h->in_place[2]) {
         TCHI_TRY(tchi_batch_read(context, &h->c, first, &h->z));
     }
     TCHI_TRY(h->has_b ? tchi_symmetric_product(context, &h->x, &h->y, &h->z)
                       : tchi_gram(context, alpha, &h->x, transpose, beta, &h->z));
-    return is_staged(&h->z, &arena) ? tchi_batch_write(context, &h->c, first, &h->z) : TCH_OK;
+    return h->in_place[2] ? TCH_OK : tchi_batch_write(context, &h->c, first, &h->z);
 }
 
 static tch_status run(tch_context *context, half_product *h, double alpha, int32_t transpose, double beta)

@@ -177,6 +177,12 @@ static tch_status root_setup(void *state, int64_t batch, const tch_root_norms *n
     return unsupported("roots");
 }
 
+static tch_status factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m, const double *trace_b,
+                                   int64_t n, double damping, double *damping_a, double *damping_b)
+{
+    return unsupported("damping");
+}
+
 static tch_status root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
                                 const tch_matrices *x, int32_t probes, double *out, void *scratch)
 {
@@ -249,6 +255,7 @@ static const tch_backend table = {
     .reduce = reduce,
     .largest_eigenvalue = largest_eigenvalue,
     .root_setup = root_setup,
+    .factored_damping = factored_damping,
     .root_residual = root_residual,
     .root_verdict = root_verdict,
     .gemm = FAKE_VARIANT == INCOMPLETE ? NULL : gemm,

@@ -192,6 +192,9 @@ static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar 
     (void)cols;
     int is_double = type == TCH_SCALAR_F64;
     int64_t each = 0;
+    if (rows == 0) {
+        return 0;
+    }
     switch (operation) {
     case TCH_SCRATCH_EIGH:
         each = (int64_t)(is_double ? tchi_cpu_eigh_scratch_f64(rows) : tchi_cpu_eigh_scratch_f32(rows));

@@ -254,23 +254,23 @@ static void assemble_rows(const REAL_BLAS *real, const band_plan *plan, const do
 }
 
 /* The lower triangle of F into x. Returns k + 1 for the first pole k that is not positive definite. Called by every
- * thread of a team; all return the same. */
-static int invert_band(const tchi_blas *blas, const REAL_BLAS *real, const band_plan *plan,
+ * thread of the team; all return the same. */
+static int invert_band(work_team *team, const tchi_blas *blas, const REAL_BLAS *real, const band_plan *plan,
                        const band_factors *factors, const double *shifts, const double *weights,
                        const band_inverse_scratch *scratch, REAL *x, int64_t ldx)
 {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t k = 0; k < plan->poles; k++) {
+    for (int64_t k; (k = team_take(team)) < plan->poles;) {
         scratch->done[k] = invert_pole(blas, real, plan, factors, shifts[k], k, scratch);
     }
+    team_meet(team);
     for (int64_t k = 0; k < plan->poles; k++) {
         if (!scratch->done[k]) {
             return (int)(k + 1);
         }
     }
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < stretches(plan); i++) {
+    for (int64_t i; (i = team_take(team)) < stretches(plan);) {
         assemble_rows(real, plan, weights, stretches(plan) - 1 - i, scratch, x, ldx);
     }
+    team_meet(team);
     return 0;
 }

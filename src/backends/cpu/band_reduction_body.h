@@ -88,48 +88,50 @@ static void reduce_panel(const REAL_BLAS *blas, const band_plan *plan, const ban
 
 /* Brings the rest of the matrix up to date after panel j. The next panel is the first piece of work, so that one
  * thread factors it, which cannot be shared, while the others update the columns behind it. */
-static void update_and_look_ahead(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a,
-                                  int64_t lda, int64_t panel)
+static void update_and_look_ahead(work_team *team, const REAL_BLAS *blas, const band_plan *plan,
+                                  const band_factors *factors, REAL *a, int64_t lda, int64_t panel)
 {
     const block_reflector h = panel_reflector(plan, factors, a, lda, panel);
     const int64_t rest = h.first + plan->block, from = tile_of(plan, rest);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t tile = from - 1; tile < plan->tiles; tile++) {
-        if (tile >= from) {
-            update_columns(blas, plan, a, lda, &h, max_i64(rest, tile_begin(plan, tile)), tile_end(plan, tile),
-                           &factors->two_sided);
-            continue;
-        }
-        update_columns(blas, plan, a, lda, &h, h.first, rest, &factors->two_sided);
-        if (panel + 1 < plan->panels) {
+    for (int64_t i; (i = team_take(team)) <= plan->tiles - from;) {
+        const int64_t tile = from + i - 1;
+        const int64_t begin = i == 0 ? h.first : max_i64(rest, tile_begin(plan, tile));
+        update_columns(blas, plan, a, lda, &h, begin, i == 0 ? rest : tile_end(plan, tile), &factors->two_sided);
+        if (i == 0 && panel + 1 < plan->panels) {
             reduce_panel(blas, plan, factors, a, lda, panel + 1);
         }
     }
+    team_meet(team);
 }
 
-/* Called by every thread of a team. */
-static void reduce_to_band(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a,
-                           int64_t lda)
+/* What no panel reached: the last two diagonal blocks and the block between them. */
+static void keep_corner(const band_plan *plan, const band_factors *factors, const REAL *a, int64_t lda)
 {
-#pragma omp single
-    if (plan->panels > 0) {
+    const int64_t b = plan->block, last = (plan->blocks - 1) * b;
+    for (int64_t block = plan->panels; block < plan->blocks; block++) {
+        keep_diagonal(plan, factors, a, lda, block);
+    }
+    if (plan->blocks > 1) {
+        copy_block(plan->n - last, b, a + last + (last - b) * lda, lda, factors->below + plan->panels * b * b, b);
+    }
+}
+
+/* Called by every thread of the team. */
+static void reduce_to_band(work_team *team, const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors,
+                           REAL *a, int64_t lda)
+{
+    if (plan->panels > 0 && team_gather(team)) {
         reduce_panel(blas, plan, factors, a, lda, 0);
+        team_release(team);
     }
     for (int64_t panel = 0; panel < plan->panels; panel++) {
         const block_reflector h = panel_reflector(plan, factors, a, lda, panel);
-        prepare_two_sided(blas, plan, a, lda, &h, 0, &factors->two_sided);
-        update_and_look_ahead(blas, plan, factors, a, lda, panel);
+        prepare_two_sided(team, blas, plan, a, lda, &h, 0, &factors->two_sided);
+        update_and_look_ahead(team, blas, plan, factors, a, lda, panel);
     }
-#pragma omp single
-    {
-        const int64_t b = plan->block;
-        for (int64_t block = plan->panels; block < plan->blocks; block++) {
-            keep_diagonal(plan, factors, a, lda, block);
-        }
-        if (plan->blocks > 1) {
-            const int64_t last = (plan->blocks - 1) * b;
-            copy_block(plan->n - last, b, a + last + (last - b) * lda, lda, factors->below + plan->panels * b * b, b);
-        }
+    if (team_gather(team)) {
+        keep_corner(plan, factors, a, lda);
+        team_release(team);
     }
 }
 
@@ -162,46 +164,47 @@ static void restore_strip(const REAL_BLAS *blas, const band_plan *plan, const ba
     }
 }
 
-static void restore_from_left(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a,
-                              int64_t lda, REAL *x, int64_t ldx)
+static void restore_from_left(work_team *team, const REAL_BLAS *blas, const band_plan *plan,
+                              const band_factors *factors, REAL *a, int64_t lda, REAL *x, int64_t ldx)
 {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t group = 0; group < plan->groups; group++) {
+    for (int64_t group; (group = team_take(team)) < plan->groups;) {
         join_group(blas, plan, factors, a, lda, group);
     }
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t strip = 0; strip < plan->groups; strip++) {
+    team_meet(team);
+    for (int64_t strip; (strip = team_take(team)) < plan->groups;) {
         restore_strip(blas, plan, factors, a, lda, x, ldx, strip);
     }
+    team_meet(team);
 }
 
-static void restore_from_both_sides(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors,
-                                    const REAL *a, int64_t lda, REAL *x, int64_t ldx)
+static void restore_from_both_sides(work_team *team, const REAL_BLAS *blas, const band_plan *plan,
+                                    const band_factors *factors, const REAL *a, int64_t lda, REAL *x, int64_t ldx)
 {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t tile = 0; tile < plan->tiles; tile++) {
+    for (int64_t tile; (tile = team_take(team)) < plan->tiles;) {
         const int64_t begin = tile_begin(plan, tile);
         mirror_square(tile_end(plan, tile) - begin, x + begin * (ldx + 1), ldx);
     }
+    team_meet(team);
     for (int64_t group = plan->groups - 1; group >= 0; group--) {
         const block_reflector h = group_reflector(plan, factors, a, lda, group);
-        prepare_two_sided(blas, plan, x, ldx, &h, 1, &factors->two_sided);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t tile = tile_of(plan, h.first); tile < plan->tiles; tile++) {
-            update_columns(blas, plan, x, ldx, &h, max_i64(h.first, tile_begin(plan, tile)), tile_end(plan, tile),
-                           &factors->two_sided);
+        const int64_t from = tile_of(plan, h.first);
+        prepare_two_sided(team, blas, plan, x, ldx, &h, 1, &factors->two_sided);
+        for (int64_t i; (i = team_take(team)) < plan->tiles - from;) {
+            update_columns(blas, plan, x, ldx, &h, max_i64(h.first, tile_begin(plan, from + i)),
+                           tile_end(plan, from + i), &factors->two_sided);
         }
+        team_meet(team);
     }
 }
 
 /* x <- Q x Q', lower triangle given, lower triangle returned. A column is done with all that meets it from the left
  * only before the first two-sided update reaches it, so the one-sided work comes first, for all columns at once and
- * without waiting. Called by every thread of a team. */
-static void restore_from_band(const REAL_BLAS *blas, const band_plan *plan, const band_factors *factors, REAL *a,
-                              int64_t lda, REAL *x, int64_t ldx)
+ * without waiting. Called by every thread of the team. */
+static void restore_from_band(work_team *team, const REAL_BLAS *blas, const band_plan *plan,
+                              const band_factors *factors, REAL *a, int64_t lda, REAL *x, int64_t ldx)
 {
     if (plan->groups > 0) {
-        restore_from_left(blas, plan, factors, a, lda, x, ldx);
-        restore_from_both_sides(blas, plan, factors, a, lda, x, ldx);
+        restore_from_left(team, blas, plan, factors, a, lda, x, ldx);
+        restore_from_both_sides(team, blas, plan, factors, a, lda, x, ldx);
     }
 }

@@ -1,6 +1,6 @@
 /* The symmetric eigensolver, written once for the two precisions: reduce to tridiagonal form, divide and conquer,
  * transform back. Only matrix products are borrowed; why, and what each step reached, is in bench/ladder/eigh.md.
- * Before including, define REAL, REAL_BLAS, ROUND_OFF, SMALLEST_SQUARES and SECULAR_TOLERANCE. */
+ * Before including, define REAL, REAL_BLAS, ROUND_OFF, SMALLEST_SQUARES, LEAF_TOLERANCE and SECULAR_TOLERANCE. */
 #include <math.h>
 #include <omp.h>
 #include <stdbool.h>
@@ -14,6 +14,9 @@
 /* Reflections gathered into one block, and columns taken through all blocks at once. */
 #ifndef BACK_WIDTH
 #define BACK_WIDTH 64
+#endif
+#ifndef NARROW_UNDER
+#define NARROW_UNDER 192
 #endif
 #ifndef BACK_SLICE
 #define BACK_SLICE 256
@@ -100,6 +103,23 @@ static REAL largest_entry(int64_t n, const REAL *a, int64_t lda)
     return most + wrong;
 }
 
+/* Scales the tridiagonal matrix to entries of at most one, exactly, and returns the exponent taken out: deflation
+ * compares with the norm of the whole. */
+static int normalise(int64_t n, double *d, double *e)
+{
+    double most = fmax(largest(d, n), largest(e, n - 1));
+    int exponent = 0;
+    frexp(most, &exponent);
+    double scale = ldexp(1.0, -exponent);
+    for (int64_t i = 0; i < n; i++) {
+        d[i] *= scale;
+    }
+    for (int64_t i = 0; i + 1 < n; i++) {
+        e[i] *= scale;
+    }
+    return exponent;
+}
+
 static int solve(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w, const workspace *s, int exponent)
 {
     int available = omp_in_parallel() ? 1 : omp_get_max_threads();
@@ -107,12 +127,25 @@ static int solve(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w
     int threads = team_size(n, DIVIDE_ROWS, available);
     reduction r = {n, s->padded, s->q, s->ldq, a, lda, s->tau, s->values, s->e, s->vectors};
     reduce(&r, a, lda, (REAL)ldexp(1.0, -exponent), team_size(n, REDUCE_ROWS, available));
+    exponent += normalise(n, s->values, s->e);
     divide t = {blas, n, s->q, s->ldq, s->square, s->packed, s->values, s->numbers, s->order, s->indices};
     int failed = divide_and_conquer(&t, s->e, threads);
     if (failed != 0) {
         return failed;
     }
-    back b = {blas, n, s->q, s->ldq, s->order, a, lda, s->tau, s->square, s->packed, s->t, s->w};
+    back b = {blas,
+              n,
+              s->q,
+              s->ldq,
+              s->order,
+              a,
+              lda,
+              s->tau,
+              s->square,
+              s->packed,
+              s->t,
+              s->w,
+              n < NARROW_UNDER ? BACK_WIDTH / 2 : BACK_WIDTH};
     back_transform(&b, threads);
     for (int64_t i = 0; i < n; i++) {
         w[i] = (REAL)ldexp(s->values[s->order[i]], exponent);

@@ -46,7 +46,7 @@ static int solve_leaf(const divide *t, int64_t begin, int64_t end, const double 
     double vectors[TCHI_LEAF * TCHI_LEAF], between[TCHI_LEAF];
     int size = (int)(end - begin);
     memcpy(between, e + begin, (size_t)size * sizeof *between);
-    int failed = tchi_leaf_eigen(size, t->values + begin, between, vectors);
+    int failed = tchi_leaf_eigen(size, LEAF_TOLERANCE, t->values + begin, between, vectors);
     for (int j = 0; j < size; j++) {
         REAL *column = t->q + (begin + j) * t->ldq;
         memset(column, 0, (size_t)t->n * sizeof *column);

@@ -3,6 +3,7 @@
 #define REAL_BLAS tchi_blas_f32
 #define ROUND_OFF 0x1p-24
 #define SMALLEST_SQUARES 0x1p-100f
+#define LEAF_TOLERANCE 0x1p-32
 #define SECULAR_TOLERANCE 0x1p-24
 #include "eigh_body.h"
 

@@ -3,6 +3,7 @@
 #define REAL_BLAS tchi_blas_f64
 #define ROUND_OFF 0x1p-53
 #define SMALLEST_SQUARES 0x1p-900
+#define LEAF_TOLERANCE 0x1p-52
 #define SECULAR_TOLERANCE 0x1p-46
 #include "eigh_body.h"
 

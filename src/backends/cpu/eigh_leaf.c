@@ -2,18 +2,17 @@
  * of fixed length, so that a plane rotation of two of them is a few vector instructions. */
 #include "eigh_leaf.h"
 
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
-#include "eigh_target.h"
+#include "vector_clones.h"
 
 enum { SWEEPS_PER_VALUE = 60 };
 
 /* Below this an off-diagonal entry is zero beside a matrix of norm one, and its square would underflow. */
 static const double negligible = 0x1p-400;
 
-TCHI_KERNEL void rotate(double *restrict x, double *restrict y, double c, double s, int length)
+VECTOR_INLINE void rotate(double *restrict x, double *restrict y, double c, double s, int length)
 {
 #pragma omp simd
     for (int i = 0; i < length; i++) {
@@ -24,12 +23,12 @@ TCHI_KERNEL void rotate(double *restrict x, double *restrict y, double c, double
 }
 
 /* The first index from l on after which the matrix falls apart. */
-TCHI_KERNEL int block_end(int n, int l, const double *d, const double *e)
+VECTOR_INLINE int block_end(int n, int l, const double *d, const double *e, double tolerance)
 {
     int m = l;
     while (m + 1 < n) {
         double size = fabs(e[m]);
-        if (size <= DBL_EPSILON * (fabs(d[m]) + fabs(d[m + 1])) || size <= negligible) {
+        if (size <= tolerance * (fabs(d[m]) + fabs(d[m + 1])) || size <= negligible) {
             break;
         }
         m++;
@@ -38,7 +37,7 @@ TCHI_KERNEL int block_end(int n, int l, const double *d, const double *e)
 }
 
 /* One sweep from m down to l with Wilkinson's shift: the bulge starts below and leaves at the top. */
-TCHI_KERNEL void sweep(int l, int m, double *d, double *e, double *z, int length)
+VECTOR_INLINE void sweep(int l, int m, double *d, double *e, double *z, int length)
 {
     double half = (d[l + 1] - d[l]) / (2.0 * e[l]);
     double shift = d[l] - e[l] / (half + copysign(sqrt(1.0 + half * half), half));
@@ -65,7 +64,7 @@ TCHI_KERNEL void sweep(int l, int m, double *d, double *e, double *z, int length
     e[m] = 0.0;
 }
 
-TCHI_KERNEL int leaf_kernel(int n, double *d, double *e, double *z)
+VECTOR_CLONES int tchi_leaf_eigen(int n, double tolerance, double *d, double *e, double *z)
 {
     int length = (n + 7) / 8 * 8;
     memset(z, 0, (size_t)n * TCHI_LEAF * sizeof *z);
@@ -74,7 +73,7 @@ TCHI_KERNEL int leaf_kernel(int n, double *d, double *e, double *z)
     }
     for (int l = 0; l < n; l++) {
         int tries = 0;
-        for (int m = block_end(n, l, d, e); m != l; m = block_end(n, l, d, e)) {
+        for (int m = block_end(n, l, d, e, tolerance); m != l; m = block_end(n, l, d, e, tolerance)) {
             if (tries++ == SWEEPS_PER_VALUE) {
                 return n - l;
             }
@@ -82,26 +81,4 @@ TCHI_KERNEL int leaf_kernel(int n, double *d, double *e, double *z)
         }
     }
     return 0;
-}
-
-static int leaf_plain(int n, double *d, double *e, double *z)
-{
-    return leaf_kernel(n, d, e, z);
-}
-
-TCHI_AVX2 static int leaf_avx2(int n, double *d, double *e, double *z)
-{
-    return leaf_kernel(n, d, e, z);
-}
-
-TCHI_AVX512 static int leaf_avx512(int n, double *d, double *e, double *z)
-{
-    return leaf_kernel(n, d, e, z);
-}
-
-int tchi_leaf_eigen(int n, double *d, double *e, double *z)
-{
-    static int (*const variants[TCHI_ISA_COUNT])(int, double *, double *, double *) = {leaf_plain, leaf_avx2,
-                                                                                       leaf_avx512};
-    return variants[tchi_cpu_isa()](n, d, e, z);
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "eigh_secular.h"
-#include "eigh_target.h"
+#include "vector_clones.h"
 
 /* Which rows of an eigenvector can be other than zero. */
 enum { TOP, BOTH, BOTTOM };
@@ -149,7 +149,7 @@ static bool merge_close_pair(const divide *t, node *p, int x, int y, double tole
     return true;
 }
 
-/* Divides the columns into kept and dropped. The tolerance is LAPACK's; the matrix has a norm of about one or more. */
+/* Divides the columns into kept and dropped. The tolerance is LAPACK's, for a matrix of norm one. */
 static void deflate(const divide *t, node *p)
 {
     double tolerance = 8.0 * ROUND_OFF * fmax(largest(p->values, p->size), largest(p->z, p->size));
@@ -215,7 +215,7 @@ static void pack(const divide *t, const node *p)
 
 /* Normalised columns of s: component g of vector j is z_g / (pole_g - root_j), rows in the order of the groups. Four
  * columns share one division. */
-TCHI_KERNEL void vectors_kernel(const node *p, int64_t begin, int64_t end)
+VECTOR_CLONES static void inner_vectors(const node *p, int64_t begin, int64_t end)
 {
     int64_t k = p->kept_count;
     const double *restrict pole = p->weight, *restrict z = p->grouped;
@@ -267,21 +267,6 @@ TCHI_KERNEL void vectors_kernel(const node *p, int64_t begin, int64_t end)
     }
 }
 
-static void vectors_plain(const node *p, int64_t begin, int64_t end)
-{
-    vectors_kernel(p, begin, end);
-}
-
-TCHI_AVX2 static void vectors_avx2(const node *p, int64_t begin, int64_t end)
-{
-    vectors_kernel(p, begin, end);
-}
-
-TCHI_AVX512 static void vectors_avx512(const node *p, int64_t begin, int64_t end)
-{
-    vectors_kernel(p, begin, end);
-}
-
 static void product(const divide *t, int64_t rows, int64_t columns, int64_t inner, const REAL *x, const REAL *s,
                     int64_t lds, REAL *out)
 {
@@ -291,19 +276,17 @@ static void product(const divide *t, int64_t rows, int64_t columns, int64_t inne
         }
         return;
     }
-    t->blas->gemm(TCHI_COL_MAJOR, TCHI_NO_TRANS, TCHI_NO_TRANS, (int)rows, (int)columns, (int)inner, 1, x, (int)rows,
-                  s, (int)lds, 0, out, (int)t->ldq);
+    t->blas->gemm(TCHI_COL_MAJOR, TCHI_NO_TRANS, TCHI_NO_TRANS, (int)rows, (int)columns, (int)inner, 1, x, (int)rows, s,
+                  (int)lds, 0, out, (int)t->ldq);
 }
 
 /* Vectors begin to end - 1 of the merged node, into its first columns. */
 static void form_vectors(const divide *t, const node *p, int64_t begin, int64_t end)
 {
-    static void (*const variants[TCHI_ISA_COUNT])(const node *, int64_t, int64_t) = {vectors_plain, vectors_avx2,
-                                                                                    vectors_avx512};
     int64_t k = p->kept_count, columns = end - begin;
     const REAL *s = p->s + begin * k;
     REAL *out = p->q + begin * t->ldq;
-    variants[tchi_cpu_isa()](p, begin, end);
+    inner_vectors(p, begin, end);
     product(t, p->top, columns, p->count[TOP] + p->count[BOTH], p->packed, s, k, out);
     product(t, p->bottom, columns, p->count[BOTH] + p->count[BOTTOM], packed_bottom(p), s + p->count[TOP], k,
             out + p->top);

@@ -4,17 +4,27 @@
  * copies of the vectors, computed redundantly in the same order: they agree to the last bit. */
 #include <math.h>
 #include <omp.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "eigh_target.h"
+#include "vector_clones.h"
 
 /* The columns are owned in blocks. The squares on the diagonal are kept whole, and rows and columns are padded with
  * zeros to full blocks, so that all loops have whole vectors. */
 enum { BLOCK = 16 };
 
+/* Looks at the meeting's counter before giving way. */
+enum { SPINS = 20000 };
+
 /* Every thread has four vectors of its own and two partial products; two more are shared. */
 enum { VECTORS_PER_THREAD = 6, SHARED_VECTORS = 2 };
+
+/* Where the threads meet. OpenMP's barrier makes a system call each time, about as long as a column's work. */
+typedef struct meeting {
+    atomic_int arrived, round;
+} meeting;
 
 typedef struct reduction {
     int64_t n, padded;
@@ -27,13 +37,32 @@ typedef struct reduction {
     REAL *vectors; /* (VECTORS_PER_THREAD * threads + SHARED_VECTORS) * padded */
 } reduction;
 
+/* Spins for about the time of a column; after that the other thread has probably lost its processor, and gets ours. */
+VECTOR_INLINE void meet(meeting *m, int threads)
+{
+    if (threads == 1) {
+        return;
+    }
+    int round = atomic_load_explicit(&m->round, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&m->arrived, 1, memory_order_acq_rel) == threads - 1) {
+        atomic_store_explicit(&m->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&m->round, round + 1, memory_order_release);
+        return;
+    }
+    for (int spins = 0; atomic_load_explicit(&m->round, memory_order_acquire) == round; spins++) {
+        if (spins > SPINS) {
+            sched_yield();
+        }
+    }
+}
+
 static int64_t round_up(int64_t n, int64_t unit)
 {
     return (n + unit - 1) / unit * unit;
 }
 
 /* Blocks are dealt to the threads back and forth, 0 1 1 0 0 1 1 0, since their columns get shorter. */
-TCHI_KERNEL int owner(int64_t block, int threads)
+VECTOR_INLINE int owner(int64_t block, int threads)
 {
     int turn = (int)(block % (2 * threads));
     return turn < threads ? turn : 2 * threads - 1 - turn;
@@ -67,7 +96,7 @@ typedef struct pass {
 } pass;
 
 /* Updates rows begin to end - 1 of four columns and adds their product to y. */
-TCHI_KERNEL void pass_square(const pass *p, REAL *m, int64_t ldm, int64_t column, int64_t begin, int64_t end)
+VECTOR_INLINE void pass_square(const pass *p, REAL *m, int64_t ldm, int64_t column, int64_t begin, int64_t end)
 {
     const REAL *restrict old_v = p->old_v, *restrict old_w = p->old_w;
     REAL *restrict y = p->y;
@@ -84,7 +113,7 @@ TCHI_KERNEL void pass_square(const pass *p, REAL *m, int64_t ldm, int64_t column
 }
 
 /* The same below the diagonal, where each number also stands for its mirror image. */
-TCHI_KERNEL void pass_columns(const pass *p, REAL *m, int64_t ldm, int64_t column, int64_t begin, int64_t end)
+VECTOR_INLINE void pass_columns(const pass *p, REAL *m, int64_t ldm, int64_t column, int64_t begin, int64_t end)
 {
     const REAL *restrict old_v = p->old_v, *restrict old_w = p->old_w, *restrict v = p->v;
     REAL *restrict y = p->y;
@@ -115,7 +144,7 @@ TCHI_KERNEL void pass_columns(const pass *p, REAL *m, int64_t ldm, int64_t colum
 }
 
 /* One thread's share of the pass over the columns from first on. */
-TCHI_KERNEL void pass_blocks(const reduction *r, const pass *p, int64_t first, int thread, int threads)
+VECTOR_INLINE void pass_blocks(const reduction *r, const pass *p, int64_t first, int thread, int threads)
 {
     for (int64_t block = first / BLOCK; block * BLOCK < r->padded; block++) {
         if (owner(block, threads) != thread) {
@@ -131,7 +160,7 @@ TCHI_KERNEL void pass_blocks(const reduction *r, const pass *p, int64_t first, i
 
 /* Turns v, whose entries up to j count as zero, into the vector that reflects it onto entry j + 1; returns tau and sets
  * *beta to what is left there. A tail too small to be squared safely is nothing beside a matrix of norm one. */
-TCHI_KERNEL REAL make_reflector(REAL *restrict v, int64_t j, int64_t padded, REAL *beta)
+VECTOR_INLINE REAL make_reflector(REAL *restrict v, int64_t j, int64_t padded, REAL *beta)
 {
     REAL alpha = v[j + 1], squares = 0;
     int64_t start = j / BLOCK * BLOCK;
@@ -159,8 +188,8 @@ TCHI_KERNEL REAL make_reflector(REAL *restrict v, int64_t j, int64_t padded, REA
 }
 
 /* w = tau (y - tau/2 (yTv) v), y being the sum of the threads' partial products: then H M H = M - v wT - w vT. */
-TCHI_KERNEL void finish_product(const REAL *partials, int threads, int64_t padded, const REAL *restrict v, REAL tau,
-                                int64_t j, REAL *restrict w)
+VECTOR_INLINE void finish_product(const REAL *partials, int threads, int64_t padded, const REAL *restrict v, REAL tau,
+                                  int64_t j, REAL *restrict w)
 {
     int64_t start = j / BLOCK * BLOCK;
     memcpy(w + start, partials + start, (size_t)(padded - start) * sizeof *w);
@@ -187,8 +216,8 @@ TCHI_KERNEL void finish_product(const REAL *partials, int threads, int64_t padde
 }
 
 /* The column about to be reduced, brought up to date: what is stored misses the last reflection. */
-TCHI_KERNEL void take_column(const REAL *restrict front, const REAL *restrict old_v, const REAL *restrict old_w,
-                             int64_t j, int64_t padded, REAL *restrict v)
+VECTOR_INLINE void take_column(const REAL *restrict front, const REAL *restrict old_v, const REAL *restrict old_w,
+                               int64_t j, int64_t padded, REAL *restrict v)
 {
     REAL vj = old_v[j], wj = old_w[j];
 #pragma omp simd
@@ -198,7 +227,7 @@ TCHI_KERNEL void take_column(const REAL *restrict front, const REAL *restrict ol
 }
 
 /* The owner of the next column to be reduced copies it out for everyone. */
-TCHI_KERNEL void publish_column(const reduction *r, int64_t j, int thread, int threads, REAL *front)
+VECTOR_INLINE void publish_column(const reduction *r, int64_t j, int thread, int threads, REAL *front)
 {
     int64_t start = j / BLOCK * BLOCK;
     if (owner(j / BLOCK, threads) == thread) {
@@ -206,7 +235,7 @@ TCHI_KERNEL void publish_column(const reduction *r, int64_t j, int thread, int t
     }
 }
 
-TCHI_KERNEL void record(const reduction *r, int64_t j, const REAL *v, REAL diagonal, REAL beta, REAL tau)
+VECTOR_INLINE void record(const reduction *r, int64_t j, const REAL *v, REAL diagonal, REAL beta, REAL tau)
 {
     memcpy(r->reflectors + j * r->ld + j + 1, v + j + 1, (size_t)(r->n - j - 1) * sizeof *v);
     r->d[j] = (double)diagonal;
@@ -216,15 +245,16 @@ TCHI_KERNEL void record(const reduction *r, int64_t j, const REAL *v, REAL diago
 
 /* What each thread of a team runs, once all blocks are loaded. The partial products and the published column alternate
  * between two places, so that one barrier a column is enough. */
-TCHI_KERNEL void reduce_kernel(const reduction *r, int thread, int threads)
+VECTOR_CLONES static void reduce_share(const reduction *r, meeting *m, int thread, int threads)
 {
     int64_t n = r->n, padded = r->padded;
     REAL *fronts = r->vectors, *partials = fronts + SHARED_VECTORS * padded;
     REAL *own = partials + 2 * threads * padded + 4 * thread * padded;
     REAL *v = own, *old_v = own + padded, *w = own + 2 * padded, *old_w = own + 3 * padded;
     memset(own, 0, 4 * (size_t)padded * sizeof *own);
+    meet(m, threads);
     publish_column(r, 0, thread, threads, fronts);
-#pragma omp barrier
+    meet(m, threads);
     for (int64_t j = 0; j < n; j++) {
         REAL *front = fronts + (j & 1) * padded, *next_front = fronts + (~j & 1) * padded;
         REAL *products = partials + (j & 1) * threads * padded;
@@ -246,7 +276,7 @@ TCHI_KERNEL void reduce_kernel(const reduction *r, int thread, int threads)
         memset(p.y + j / BLOCK * BLOCK, 0, (size_t)(padded - j / BLOCK * BLOCK) * sizeof *p.y);
         pass_blocks(r, &p, j + 1, thread, threads);
         publish_column(r, j + 1, thread, threads, next_front);
-#pragma omp barrier
+        meet(m, threads);
         finish_product(products, threads, padded, v, tau, j, w);
         REAL *swap = old_v;
         old_v = v;
@@ -257,31 +287,14 @@ TCHI_KERNEL void reduce_kernel(const reduction *r, int thread, int threads)
     }
 }
 
-static void reduce_plain(const reduction *r, int thread, int threads)
-{
-    reduce_kernel(r, thread, threads);
-}
-
-TCHI_AVX2 static void reduce_avx2(const reduction *r, int thread, int threads)
-{
-    reduce_kernel(r, thread, threads);
-}
-
-TCHI_AVX512 static void reduce_avx512(const reduction *r, int thread, int threads)
-{
-    reduce_kernel(r, thread, threads);
-}
-
 /* Reads the lower triangle of a and overwrites it with the reflectors (r->reflectors may be a itself). */
 static void reduce(const reduction *r, const REAL *a, int64_t lda, REAL scale, int threads)
 {
-    static void (*const variants[TCHI_ISA_COUNT])(const reduction *, int, int) = {reduce_plain, reduce_avx2,
-                                                                                  reduce_avx512};
+    meeting m = {0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         int thread = omp_get_thread_num(), team = omp_get_num_threads();
         load_blocks(r, a, lda, scale, thread, team);
-#pragma omp barrier
-        variants[tchi_cpu_isa()](r, thread, team);
+        reduce_share(r, &m, thread, team);
     }
 }

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-#include "eigh_target.h"
+#include "vector_clones.h"
 
 enum { LANES = TCHI_SECULAR_LANES, MAX_STEPS = 100, CUT_EVERY = 8 };
 
@@ -27,8 +27,8 @@ typedef struct lanes {
 
 /* Adds the terms of poles begin to end - 1 to sum and slope. Four poles share one division, which is what the loop's
  * time goes to. */
-TCHI_KERNEL void add_poles(const tchi_secular *s, const lanes *b, int64_t begin, int64_t end, double *restrict sum,
-                           double *restrict slope)
+VECTOR_INLINE void add_poles(const tchi_secular *s, const lanes *b, int64_t begin, int64_t end, double *restrict sum,
+                             double *restrict slope)
 {
     int64_t i = begin;
     for (; i + 4 <= end; i += 4) {
@@ -57,7 +57,7 @@ TCHI_KERNEL void add_poles(const tchi_secular *s, const lanes *b, int64_t begin,
 }
 
 /* The poles that lie above some roots of the block and below others. */
-TCHI_KERNEL void add_own_poles(const tchi_secular *s, lanes *b, int64_t first, int64_t begin, int64_t end)
+VECTOR_INLINE void add_own_poles(const tchi_secular *s, lanes *b, int64_t first, int64_t begin, int64_t end)
 {
     for (int64_t i = begin; i < end; i++) {
         double p = s->pole[i], w = s->weight[i], lane = (double)(i - first);
@@ -73,7 +73,7 @@ TCHI_KERNEL void add_own_poles(const tchi_secular *s, lanes *b, int64_t first, i
     }
 }
 
-TCHI_KERNEL void evaluate(const tchi_secular *s, lanes *b, int64_t first)
+VECTOR_INLINE void evaluate(const tchi_secular *s, lanes *b, int64_t first)
 {
     for (int l = 0; l < LANES; l++) {
         b->psi[l] = b->psi_slope[l] = b->phi[l] = b->phi_slope[l] = 0.0;
@@ -85,7 +85,7 @@ TCHI_KERNEL void evaluate(const tchi_secular *s, lanes *b, int64_t first)
 }
 
 /* The root of c x^2 - a x + b that lies between the two poles of the model. */
-TCHI_KERNEL double model_root(double a, double b, double c)
+VECTOR_INLINE double model_root(double a, double b, double c)
 {
     double inside = a * a - 4.0 * b * c;
     double root = sqrt(inside > 0.0 ? inside : 0.0);
@@ -96,7 +96,7 @@ TCHI_KERNEL double model_root(double a, double b, double c)
 
 /* Starts in the middle of each interval: the sign of f there tells which pole is nearer. Lanes past the last root
  * repeat it. */
-TCHI_KERNEL void place_in_middle(const tchi_secular *s, lanes *b, int64_t first)
+VECTOR_INLINE void place_in_middle(const tchi_secular *s, lanes *b, int64_t first)
 {
     for (int l = 0; l < LANES; l++) {
         int64_t j = first + l < s->k ? first + l : s->k - 1;
@@ -112,7 +112,7 @@ TCHI_KERNEL void place_in_middle(const tchi_secular *s, lanes *b, int64_t first)
 }
 
 /* The first guess keeps the weights of the two poles around the root and takes the rest of f as it is in the middle. */
-TCHI_KERNEL void guess(const tchi_secular *s, lanes *b)
+VECTOR_INLINE void guess(const tchi_secular *s, lanes *b)
 {
     double constant = 1.0 / s->rho;
 #pragma omp simd
@@ -137,7 +137,7 @@ TCHI_KERNEL void guess(const tchi_secular *s, lanes *b)
 
 /* A point inside the bracket; halving the exponents where both ends have the same sign, since a root may be many orders
  * of magnitude nearer to its pole than the next pole is. */
-TCHI_KERNEL double inside_bracket(double low, double high)
+VECTOR_INLINE double inside_bracket(double low, double high)
 {
     double product = low * high, mean = sqrt(product > 0.0 ? product : 0.0);
     double signed_mean = low < 0.0 ? -mean : mean;
@@ -146,7 +146,7 @@ TCHI_KERNEL double inside_bracket(double low, double high)
 
 /* One step of every lane that is not done; returns whether all are. A step that brought f down by less than ten without
  * passing the root is answered by the other kind of step, and when force is set by cutting the bracket. */
-TCHI_KERNEL bool improve(const tchi_secular *s, lanes *b, double force)
+VECTOR_INLINE bool improve(const tchi_secular *s, lanes *b, double force)
 {
     double constant = 1.0 / s->rho, all = 1.0;
 #pragma omp simd reduction(min : all)
@@ -184,7 +184,7 @@ TCHI_KERNEL bool improve(const tchi_secular *s, lanes *b, double force)
     return all > 0.0;
 }
 
-TCHI_KERNEL int roots_kernel(const tchi_secular *s, int64_t begin, int64_t end)
+VECTOR_CLONES int tchi_secular_roots(const tchi_secular *s, int64_t begin, int64_t end)
 {
     int failed = 0;
     for (int64_t first = begin; first < end; first += LANES) {
@@ -208,8 +208,8 @@ TCHI_KERNEL int roots_kernel(const tchi_secular *s, int64_t begin, int64_t end)
 
 /* Multiplies product by (pole_i - root_j) / (pole_i - pole_j) for the roots j from begin to end - 1, none of which is
  * one of the lanes' own. */
-TCHI_KERNEL void multiply_ratios(const tchi_secular *s, const double *restrict pole, int64_t begin, int64_t end,
-                                 double *restrict product)
+VECTOR_INLINE void multiply_ratios(const tchi_secular *s, const double *restrict pole, int64_t begin, int64_t end,
+                                   double *restrict product)
 {
     int64_t j = begin;
     for (; j + 2 <= end; j += 2) {
@@ -229,7 +229,7 @@ TCHI_KERNEL void multiply_ratios(const tchi_secular *s, const double *restrict p
     }
 }
 
-TCHI_KERNEL void vector_kernel(const tchi_secular *s, int64_t begin, int64_t end, double *z)
+VECTOR_CLONES void tchi_secular_vector(const tchi_secular *s, int64_t begin, int64_t end, double *z)
 {
     for (int64_t first = begin; first < end; first += LANES) {
         int64_t after = first + LANES < s->k ? first + LANES : s->k;
@@ -253,54 +253,10 @@ TCHI_KERNEL void vector_kernel(const tchi_secular *s, int64_t begin, int64_t end
     }
 }
 
-static int roots_plain(const tchi_secular *s, int64_t begin, int64_t end)
-{
-    return roots_kernel(s, begin, end);
-}
-
-TCHI_AVX2 static int roots_avx2(const tchi_secular *s, int64_t begin, int64_t end)
-{
-    return roots_kernel(s, begin, end);
-}
-
-TCHI_AVX512 static int roots_avx512(const tchi_secular *s, int64_t begin, int64_t end)
-{
-    return roots_kernel(s, begin, end);
-}
-
-static void vector_plain(const tchi_secular *s, int64_t begin, int64_t end, double *z)
-{
-    vector_kernel(s, begin, end, z);
-}
-
-TCHI_AVX2 static void vector_avx2(const tchi_secular *s, int64_t begin, int64_t end, double *z)
-{
-    vector_kernel(s, begin, end, z);
-}
-
-TCHI_AVX512 static void vector_avx512(const tchi_secular *s, int64_t begin, int64_t end, double *z)
-{
-    vector_kernel(s, begin, end, z);
-}
-
 /* The largest eigenvalue is at most the largest pole plus rho. The bound is put a little farther, to stay a bound when
  * rounded. */
 void tchi_secular_prepare(const tchi_secular *s)
 {
     double last = s->pole[s->k - 1];
     s->pole[s->k] = last + s->rho * 1.0625 + 0x1p-48 * fabs(last);
-}
-
-int tchi_secular_roots(const tchi_secular *s, int64_t begin, int64_t end)
-{
-    static int (*const variants[TCHI_ISA_COUNT])(const tchi_secular *, int64_t, int64_t) = {roots_plain, roots_avx2,
-                                                                                            roots_avx512};
-    return variants[tchi_cpu_isa()](s, begin, end);
-}
-
-void tchi_secular_vector(const tchi_secular *s, int64_t begin, int64_t end, double *z)
-{
-    static void (*const variants[TCHI_ISA_COUNT])(const tchi_secular *, int64_t, int64_t, double *) = {
-        vector_plain, vector_avx2, vector_avx512};
-    variants[tchi_cpu_isa()](s, begin, end, z);
 }

@@ -1,4 +1,4 @@
-/* Small movements of matrices, column by column. Needs REAL and band_plan.h. */
+/* Small movements of matrices, column by column. Needs REAL, band_plan.h and work_team.h. */
 
 static void copy_block(int64_t m, int64_t n, const REAL *from, int64_t ld_from, REAL *to, int64_t ld_to)
 {
@@ -24,14 +24,14 @@ static void mirror_square(int64_t n, REAL *x, int64_t ldx)
     }
 }
 
-enum { MIRROR_TILE = 32 };
+/* Columns per piece of work: narrow enough for the strided side to stay in the cache. */
+enum { MIRROR_COLUMNS = 32 };
 
-/* The same for a large matrix, by squares, so that the strided side stays in the cache. */
-static void mirror_lower(int64_t n, REAL *x, int64_t ldx)
+/* The same for a whole matrix. Called by every thread of the team. */
+static void mirror_lower(work_team *team, int64_t n, REAL *x, int64_t ldx)
 {
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t left = 0; left < n; left += MIRROR_TILE) {
-        const int64_t right = min_i64(left + MIRROR_TILE, n);
+    for (int64_t piece; (piece = team_take(team)) * MIRROR_COLUMNS < n;) {
+        const int64_t left = piece * MIRROR_COLUMNS, right = min_i64(left + MIRROR_COLUMNS, n);
         mirror_square(right - left, x + left * (ldx + 1), ldx);
         for (int64_t i = right; i < n; i++) {
             for (int64_t j = left; j < right; j++) {
@@ -39,4 +39,5 @@ static void mirror_lower(int64_t n, REAL *x, int64_t ldx)
             }
         }
     }
+    team_meet(team);
 }

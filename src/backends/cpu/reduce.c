@@ -1,52 +1,27 @@
-/* Reductions: one number per matrix. */
+/* Reductions: one number per matrix. A batch is split by matrices, a single matrix by rows; either way the partial
+ * results are combined in a fixed order, so that the number does not depend on the number of threads at work. */
 #include "cpu.h"
 
 #include <math.h>
 
+#define PARTS 32 /* a matrix is always cut into this many ranges of rows: the order of summation is theirs */
+
 typedef struct reduce_job {
+    const tchi_cpu_state *state;
     const tch_matrices *x;
     const tchi_loops *loops;
     tch_reduction kind;
     double *out;
 } reduce_job;
 
-static double largest_entry(const reduce_job *j, int64_t b)
-{
-    double largest = 0;
-    for (int64_t i = 0; i < j->x->rows; i++) {
-        largest = fmax(largest, j->loops->max_abs(j->x->cols, tchi_cpu_row(j->x, b, i)));
-    }
-    return largest;
-}
-
-static double largest_row_sum(const reduce_job *j, int64_t b)
-{
-    double largest = 0;
-    for (int64_t i = 0; i < j->x->rows; i++) {
-        largest = fmax(largest, j->loops->sum_abs(j->x->cols, tchi_cpu_row(j->x, b, i)));
-    }
-    return largest;
-}
-
-/* Squares of entries beyond about 1e150 overflow and of those below 1e-150 vanish, so entries are divided by the
- * largest first; float32 entries cannot reach that far, and are spared the extra pass. */
-static double frobenius(const reduce_job *j, int64_t b)
-{
-    double largest = j->x->type == TCH_SCALAR_F64 ? largest_entry(j, b) : 1.0;
-    if (largest == 0 || !isfinite(largest)) {
-        return largest;
-    }
-    double sum = 0;
-    double factor = j->x->type == TCH_SCALAR_F64 ? 1.0 / largest : 1.0;
-    if (!isfinite(factor)) {
-        factor = 1.0 / 0x1p-1022;
-        largest = 0x1p-1022;
-    }
-    for (int64_t i = 0; i < j->x->rows; i++) {
-        sum += j->loops->sum_squares(j->x->cols, factor, tchi_cpu_row(j->x, b, i));
-    }
-    return largest * sqrt(sum);
-}
+/* One matrix under reduction, and the results of its parts. */
+typedef struct matrix_job {
+    const reduce_job *reduce;
+    int64_t index;
+    double factor; /* of entries, for the Frobenius norm */
+    tch_reduction kind;
+    double part[PARTS];
+} matrix_job;
 
 static double at(const tch_matrices *x, int64_t b, int64_t i, int64_t k)
 {
@@ -54,59 +29,90 @@ static double at(const tch_matrices *x, int64_t b, int64_t i, int64_t k)
     return x->type == TCH_SCALAR_F64 ? ((const double *)row)[k] : (double)((const float *)row)[k];
 }
 
-static double trace(const reduce_job *j, int64_t b)
+static double reduce_row(const matrix_job *m, int64_t i)
 {
-    double sum = 0;
-    int64_t n = j->x->rows < j->x->cols ? j->x->rows : j->x->cols;
-    for (int64_t i = 0; i < n; i++) {
-        sum += at(j->x, b, i, i);
+    const tch_matrices *x = m->reduce->x;
+    const tchi_loops *loops = m->reduce->loops;
+    const void *row = tchi_cpu_row(x, m->index, i);
+    switch (m->kind) {
+    case TCH_REDUCE_FROBENIUS:
+        return loops->sum_squares(x->cols, m->factor, row);
+    case TCH_REDUCE_MAX_ROW_SUM:
+        return loops->sum_abs(x->cols, row);
+    case TCH_REDUCE_TRACE:
+        return i < x->cols ? at(x, m->index, i, i) : 0.0;
+    case TCH_REDUCE_NONFINITE:
+        return (double)loops->count_nonfinite(x->cols, row);
+    default:
+        return loops->max_abs(x->cols, row);
     }
-    return sum;
 }
 
-static double nonfinite(const reduce_job *j, int64_t b)
+static int is_maximum(tch_reduction kind)
 {
-    int64_t count = 0;
-    for (int64_t i = 0; i < j->x->rows; i++) {
-        count += j->loops->count_nonfinite(j->x->cols, tchi_cpu_row(j->x, b, i));
-    }
-    return (double)count;
+    return kind == TCH_REDUCE_MAX_ABS || kind == TCH_REDUCE_MAX_ROW_SUM || kind == TCH_REDUCE_ASYMMETRY;
 }
 
-/* Pairs of tiles on either side of the diagonal, so that the columns of one stay cached while the other is read. */
-static double asymmetry(const reduce_job *j, int64_t b)
+static double join(tch_reduction kind, double a, double b)
 {
-    enum { TILE = 32 };
-    double largest = 0;
-    int64_t n = j->x->rows;
-    for (int64_t i0 = 0; i0 < n; i0 += TILE) {
-        for (int64_t k0 = 0; k0 <= i0; k0 += TILE) {
-            for (int64_t i = i0; i < n && i < i0 + TILE; i++) {
-                for (int64_t k = k0; k < i && k < k0 + TILE; k++) {
-                    double gap = fabs(at(j->x, b, i, k) - at(j->x, b, k, i));
-                    largest = gap > largest ? gap : largest;
-                }
-            }
+    return is_maximum(kind) ? fmax(a, b) : a + b;
+}
+
+static void reduce_parts(void *argument, int64_t from, int64_t to)
+{
+    matrix_job *m = argument;
+    const tch_matrices *x = m->reduce->x;
+    for (int64_t p = from; p < to; p++) {
+        int64_t first = x->rows * p / PARTS;
+        int64_t last = x->rows * (p + 1) / PARTS;
+        m->part[p] = 0;
+        if (m->kind == TCH_REDUCE_ASYMMETRY) {
+            m->part[p] = m->reduce->loops->asymmetry(x->rows, tchi_cpu_row(x, m->index, 0), x->ld, first, last);
+            continue;
+        }
+        for (int64_t i = first; i < last; i++) {
+            m->part[p] = join(m->kind, m->part[p], reduce_row(m, i));
         }
     }
-    return largest;
 }
 
-static void reduce_one(void *argument, int64_t b, int thread)
+static double reduce_matrix(const reduce_job *j, int64_t index, tch_reduction kind, double factor)
+{
+    matrix_job m = {.reduce = j, .index = index, .factor = factor, .kind = kind};
+    tchi_cpu_split(j->state, PARTS, (double)j->x->rows * (double)j->x->cols, reduce_parts, &m);
+    double result = 0;
+    for (int p = 0; p < PARTS; p++) {
+        result = join(kind, result, m.part[p]);
+    }
+    return result;
+}
+
+/* Squares of float64 entries beyond about 1e150 overflow and of those below 1e-150 vanish, so entries are divided by the
+ * largest first; float32 entries cannot reach that far in float64 sums, and are spared the extra pass. */
+static double frobenius(const reduce_job *j, int64_t index)
+{
+    if (j->x->type != TCH_SCALAR_F64) {
+        return sqrt(reduce_matrix(j, index, TCH_REDUCE_FROBENIUS, 1.0));
+    }
+    double largest = reduce_matrix(j, index, TCH_REDUCE_MAX_ABS, 1.0);
+    if (largest == 0 || !isfinite(largest)) {
+        return largest;
+    }
+    double unit = fmax(largest, 0x1p-1022);
+    return unit * sqrt(reduce_matrix(j, index, TCH_REDUCE_FROBENIUS, 1.0 / unit));
+}
+
+static void reduce_one(void *argument, int64_t index, int thread)
 {
     (void)thread;
-    static double (*const kinds[TCH_REDUCE_COUNT])(const reduce_job *, int64_t) = {
-        [TCH_REDUCE_FROBENIUS] = frobenius, [TCH_REDUCE_MAX_ABS] = largest_entry,
-        [TCH_REDUCE_MAX_ROW_SUM] = largest_row_sum, [TCH_REDUCE_TRACE] = trace,
-        [TCH_REDUCE_NONFINITE] = nonfinite, [TCH_REDUCE_ASYMMETRY] = asymmetry,
-    };
     const reduce_job *j = argument;
-    j->out[b] = kinds[j->kind](j, b);
+    j->out[index] =
+        j->kind == TCH_REDUCE_FROBENIUS ? frobenius(j, index) : reduce_matrix(j, index, j->kind, 1.0);
 }
 
 tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out)
 {
-    reduce_job job = {x, tchi_loops_for(x->type), kind, out};
+    reduce_job job = {state, x, tchi_loops_for(x->type), kind, out};
     tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, reduce_one, &job);
     return TCH_OK;
 }

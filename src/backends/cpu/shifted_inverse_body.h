@@ -5,11 +5,13 @@
 #endif
 
 #include <math.h>
+#include <omp.h>
 #include <string.h>
 
 #include "band_plan.h"
 #include "flush_subnormals.h"
 #include "vector_clones.h"
+#include "work_team.h"
 
 #include "matrix_copy_body.h"
 #include "block_reflector_body.h"
@@ -31,12 +33,12 @@ VECTOR_CLONES static int is_finite(int64_t n, const REAL *x)
 /* Looks at one triangle: both were given and are equal. */
 static int lower_is_finite(int64_t n, const REAL *a, int64_t lda)
 {
-    int finite = 1;
-#pragma omp parallel for schedule(static, 16) reduction(&& : finite)
     for (int64_t j = 0; j < n; j++) {
-        finite = finite && is_finite(n - j, a + j + j * lda);
+        if (!is_finite(n - j, a + j + j * lda)) {
+            return 0;
+        }
     }
-    return finite;
+    return 1;
 }
 
 /* inverse <- (A + shift I)^(-1), lower triangle. */
@@ -79,9 +81,12 @@ static int shifted_inverse_reference(const tchi_blas *blas, int64_t n, const REA
             x[i + j * ldx] = (REAL)sum[i + j * n];
         }
     }
-    mirror_lower(n, x, ldx);
+    mirror_square(n, x, ldx);
     return 0;
 }
+
+/* Rows times poles below which one thread is as fast as two: a region costs about as much as this. */
+enum { SMALLEST_SHARED_WORK = 200 };
 
 static size_t align_up(size_t bytes)
 {
@@ -94,32 +99,62 @@ static size_t shifted_inverse_scratch(int64_t n, int64_t count)
     return align_up(band_factors_count(&plan) * sizeof(REAL)) + align_up(band_inverse_bytes(&plan));
 }
 
+/* What the threads of a call share. */
+typedef struct shifted_inverse_call {
+    const tchi_blas *blas;
+    const REAL_BLAS *real;
+    band_plan plan;
+    band_factors factors;
+    band_inverse_scratch inverse;
+    const double *shifts;
+    const double *weights;
+} shifted_inverse_call;
+
+/* The whole computation, by every thread of the team; all return the same. */
+static int reduce_invert_restore(work_team *team, const shifted_inverse_call *call, REAL *a, int64_t lda, REAL *x,
+                                 int64_t ldx)
+{
+    const band_plan *plan = &call->plan;
+    reduce_to_band(team, call->real, plan, &call->factors, a, lda);
+    const int status = invert_band(team, call->blas, call->real, plan, &call->factors, call->shifts, call->weights,
+                                   &call->inverse, x, ldx);
+    if (status == 0) {
+        restore_from_band(team, call->real, plan, &call->factors, a, lda, x, ldx);
+        mirror_lower(team, plan->n, x, ldx);
+    }
+    return status;
+}
+
+/* Threads worth starting: a BLAS with threads of its own is left to use them, and a small matrix to one thread. */
+static int threads_for(const tchi_blas *blas, const band_plan *plan)
+{
+    const int one = blas->threading == TCHI_BLAS_PTHREADS || plan->n * plan->poles < SMALLEST_SHARED_WORK;
+    return one || omp_in_parallel() ? 1 : omp_get_max_threads();
+}
+
 static int shifted_inverse(const tchi_blas *blas, const REAL_BLAS *real, int64_t n, REAL *a, int64_t lda,
                            int64_t count, const double *shifts, const double *weights, REAL *x, int64_t ldx,
                            void *scratch)
 {
-    const band_plan plan = make_band_plan(n, count);
-    const size_t factors_bytes = align_up(band_factors_count(&plan) * sizeof(REAL));
-    const band_factors factors = make_band_factors(&plan, scratch);
-    const band_inverse_scratch inverse = make_band_inverse_scratch(&plan, (char *)scratch + factors_bytes);
+    shifted_inverse_call call = {
+        .blas = blas, .real = real, .plan = make_band_plan(n, count), .shifts = shifts, .weights = weights};
+    call.factors = make_band_factors(&call.plan, scratch);
+    call.inverse = make_band_inverse_scratch(
+        &call.plan, (char *)scratch + align_up(band_factors_count(&call.plan) * sizeof(REAL)));
+    work_team team = WORK_TEAM_INIT;
     int status = 0;
     if (!lower_is_finite(n, a, lda)) {
         return -1;
     }
-#pragma omp parallel
+#pragma omp parallel num_threads(threads_for(blas, &call.plan))
     {
-        const unsigned subnormals = flush_subnormals();
-        reduce_to_band(real, &plan, &factors, a, lda);
-        const int failed = invert_band(blas, real, &plan, &factors, shifts, weights, &inverse, x, ldx);
-        if (failed == 0) {
-            restore_from_band(real, &plan, &factors, a, lda, x, ldx);
-        }
 #pragma omp single
-        status = failed;
+        team.threads = omp_get_num_threads();
+        const unsigned subnormals = flush_subnormals();
+        const int mine = reduce_invert_restore(&team, &call, a, lda, x, ldx);
         restore_subnormals(subnormals);
-    }
-    if (status == 0) {
-        mirror_lower(n, x, ldx);
+#pragma omp master
+        status = mine;
     }
     return status;
 }

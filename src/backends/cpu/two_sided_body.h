@@ -87,19 +87,20 @@ static void update_columns(const REAL_BLAS *blas, const band_plan *plan, REAL *a
              scratch->right + offset, n, 1, a + begin + begin * lda, lda);
 }
 
-/* The first two rounds: leaves V beside W and W beside V in the scratch. Called by every thread of a team. */
-static void prepare_two_sided(const REAL_BLAS *blas, const band_plan *plan, const REAL *a, int64_t lda,
+/* The first two rounds: leaves V beside W and W beside V in the scratch. Called by every thread of the team. */
+static void prepare_two_sided(work_team *team, const REAL_BLAS *blas, const band_plan *plan, const REAL *a, int64_t lda,
                               const block_reflector *h, int transposed, const two_sided_scratch *scratch)
 {
-    const int64_t from = tile_of(plan, h->first);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t tile = from; tile < plan->tiles; tile++) {
-        project_tile(blas, plan, a, lda, h, tile, scratch);
+    const int64_t from = tile_of(plan, h->first), count = plan->tiles - from;
+    for (int64_t i; (i = team_take(team)) < count;) {
+        project_tile(blas, plan, a, lda, h, from + i, scratch);
     }
-#pragma omp single
-    finish_core(blas, plan, h, transposed, scratch);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t tile = from; tile < plan->tiles; tile++) {
-        finish_tile(blas, plan, h, transposed, tile, scratch);
+    if (team_gather(team)) {
+        finish_core(blas, plan, h, transposed, scratch);
+        team_release(team);
     }
+    for (int64_t i; (i = team_take(team)) < count;) {
+        finish_tile(blas, plan, h, transposed, from + i, scratch);
+    }
+    team_meet(team);
 }

@@ -27,6 +27,8 @@ typedef struct tchi_loops {
     double (*dot)(int64_t n, const void *x, const double *y);
     /* sums of x y0, x y1, x y2, x y3 for four double vectors stored one after another */
     void (*dot4)(int64_t n, const void *x, const double *y, double sums[4]);
+    /* largest |a_ij - a_ji| over rows [from, to) of the lower triangle of an n by n matrix; NaN is passed over */
+    double (*asymmetry)(int64_t n, const void *a, int64_t ld, int64_t from, int64_t to);
     /* upper triangle = lower triangle of an n by n matrix, rows [from, to) of the upper one */
     void (*mirror)(int64_t n, void *a, int64_t ld, int64_t from, int64_t to);
 } tchi_loops;

@@ -191,6 +191,36 @@ static void dot4(int64_t n, const void *x_data, const double *y, double sums[4])
     }
 }
 
+/* A tile above the diagonal is turned around in a buffer first, so that the comparison runs along rows. */
+static double asymmetry(int64_t n, const void *a_data, int64_t ld, int64_t from, int64_t to)
+{
+    enum { TILE = 32 };
+    const REAL *a = a_data;
+    REAL largest = 0;
+    (void)n;
+    for (int64_t i0 = from; i0 < to; i0 += TILE) {
+        int64_t rows = to - i0 < TILE ? to - i0 : TILE;
+        for (int64_t j0 = 0; j0 < i0 + rows; j0 += TILE) {
+            REAL turned[TILE][TILE] = {{0}};
+            int64_t cols = i0 + rows - j0 < TILE ? i0 + rows - j0 : TILE;
+            for (int64_t j = 0; j < cols; j++) {
+                for (int64_t i = 0; i < rows; i++) {
+                    turned[i][j] = a[(j0 + j) * ld + i0 + i];
+                }
+            }
+            for (int64_t i = 0; i < rows; i++) {
+                const REAL *row = a + (i0 + i) * ld + j0;
+                for (int64_t j = 0; j < cols; j++) {
+                    REAL gap = row[j] - turned[i][j];
+                    gap = gap < 0 ? -gap : gap;
+                    largest = gap > largest ? gap : largest;
+                }
+            }
+        }
+    }
+    return (double)largest;
+}
+
 /* In tiles, so that both the rows written and the columns read stay in the nearest cache. */
 static void mirror(int64_t n, void *a_data, int64_t ld, int64_t from, int64_t to)
 {
@@ -213,4 +243,5 @@ static void mirror(int64_t n, void *a_data, int64_t ld, int64_t from, int64_t to
     {                                                                                                                  \
         .combine = combine, .scale = scale, .stream_scale = stream_scale, .max_abs = max_abs, .sum_abs = sum_abs,      \
         .sum_squares = sum_squares, .count_nonfinite = count_nonfinite, .dot = dot, .dot4 = dot4, .mirror = mirror,    \
+        .asymmetry = asymmetry,                                                                                         \
     }

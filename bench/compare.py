@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""Times libtorchium beside PyTorch's CPU build on the same inputs, in one process and one run.
+
+    bench/compare.py build/release/src/libtorchium.so [--json FILE] [--svg FILE] [--quick]
+
+Every row has fresh random matrices, an output that is poisoned before it is checked, and the error of both sides
+against float64. Times on a shared machine are noisy, so both sides run in turns and the medians are compared; the ratio
+is what counts.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+
+import numpy as np
+import torch
+from library import Library
+from plots.bars import ratio_bars
+
+PAUSE = 0.02  # seconds between the sides: the threads of one stop waiting actively before the other starts
+
+
+def median_ms(function, seconds):
+    """Median time of repeated calls, at least three of them, for about `seconds`."""
+    times = []
+    stop = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < stop:
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times)
+
+
+def in_turns(ours, theirs, seconds):
+    """Best median of three turns of each side, the sides taking turns."""
+    best = [float("inf"), float("inf")]
+    ours()
+    theirs()
+    for _ in range(3):
+        for side, function in enumerate((ours, theirs)):
+            time.sleep(PAUSE)
+            best[side] = min(best[side], median_ms(function, seconds / 6))
+    return best
+
+
+def symmetric_batch(rng, batch, n, condition, dtype):
+    """Symmetric matrices with log-spaced eigenvalues from 1 down to 1/condition and random eigenvectors."""
+    spectrum = np.logspace(0, -np.log10(condition), n)
+    matrices = np.empty((batch, n, n), dtype)
+    for i in range(batch):
+        q, _ = np.linalg.qr(rng.standard_normal((n, n)))
+        a = (q * spectrum) @ q.T
+        matrices[i] = (0.5 * (a + a.T)).astype(dtype)
+    return matrices
+
+
+def reference_root(a, power, damping):
+    """The power of the damped matrices, by float64 eigendecomposition of the very numbers given."""
+    w, v = np.linalg.eigh(a.astype(np.float64))
+    return (v * (np.maximum(w, 0) + damping)[:, None, :] ** power) @ v.transpose(0, 2, 1)
+
+
+def error(x, reference):
+    """Largest relative Frobenius error of the batch; NaN counts as infinite."""
+    gap = np.linalg.norm(x.astype(np.float64) - reference, axis=(1, 2)) / np.linalg.norm(reference, axis=(1, 2))
+    return float(np.max(np.where(np.isnan(gap), np.inf, gap)))
+
+
+def torch_power(t, power, damping):
+    """What people write today."""
+    w, v = torch.linalg.eigh(t)
+    return (v * (w.clamp_min(0) + damping).pow(power).unsqueeze(-2)) @ v.transpose(-1, -2)
+
+
+class Comparison:
+    def __init__(self, library, seconds, quiet):
+        self.library = library
+        self.seconds = seconds
+        self.quiet = quiet
+        self.rows = []
+        self.rng = np.random.default_rng(20240607)
+
+    def add(self, work, size, dtype, target, times, errors, note=""):
+        ours, theirs = times
+        row = {
+            "work": work,
+            "size": size,
+            "dtype": np.dtype(dtype).name,
+            "ours_ms": round(ours, 4),
+            "torch_ms": round(theirs, 4),
+            "ratio": round(theirs / ours, 3),
+            "target": target,
+            "ours_error": errors[0],
+            "torch_error": errors[1],
+            "note": note,
+        }
+        self.rows.append(row)
+        if not self.quiet:
+            met = "met" if row["ratio"] >= target and errors[0] <= max(errors[1], 1e-12) * 1.05 else "NOT MET"
+            print(
+                f"{work:<15} {size:>12} {row['dtype']:<8} {ours:10.3f} ms {theirs:10.3f} ms "
+                f"{row['ratio']:6.2f} (target {target:.1f}) {met:<8} "
+                f"{errors[0]:8.1e} {errors[1]:8.1e} {note}",
+                flush=True,
+            )
+
+    def eigen_power(self, batch, n, dtype):
+        a = symmetric_batch(self.rng, batch, n, 1e6, dtype)
+        t = torch.from_numpy(a)
+        out = np.full_like(a, np.nan)
+        damping = 1e-6
+        times = in_turns(
+            lambda: self.library.matrix_power(a, -0.25, damping, out),
+            lambda: torch_power(t, -0.25, damping),
+            self.seconds,
+        )
+        reference = reference_root(a, -0.25, damping)
+        errors = error(out, reference), error(torch_power(t, -0.25, damping).numpy(), reference)
+        self.add("eigen power", f"{batch}x{n}", dtype, 1.0, times, errors)
+
+    def inverse_root(self, batch, n, dtype, tolerance, target, note):
+        """A^(-1/4) with relative damping 1e-6; `tolerance` 0 is the library's own default."""
+        a = symmetric_batch(self.rng, batch, n, 1e6, dtype)
+        t = torch.from_numpy(a)
+        out = np.full_like(a, np.nan)
+        damping = 1e-6 * float(np.linalg.eigvalsh(a[0].astype(np.float64))[-1])
+
+        def ours():
+            self.library.inverse_root(a, 4, out, relative_eps=1e-6, tolerance=tolerance)
+
+        times = in_turns(ours, lambda: torch_power(t, -0.25, damping), self.seconds)
+        reference = reference_root(a, -0.25, damping)
+        errors = error(out, reference), error(torch_power(t, -0.25, damping).numpy(), reference)
+        self.add("inverse root", f"{batch}x{n}", dtype, target, times, errors, note)
+
+    def kronecker(self, m, p, dtype):
+        a = self.rng.standard_normal((m, m)).astype(dtype)
+        b = self.rng.standard_normal((p, p)).astype(dtype)
+        out = np.full((m * p, m * p), np.nan, dtype)
+        ta, tb = torch.from_numpy(a), torch.from_numpy(b)
+        times = in_turns(
+            lambda: self.library.kronecker_product(a, b, out), lambda: torch.kron(ta, tb), self.seconds
+        )
+        reference = np.kron(a.astype(np.float64), b.astype(np.float64))[None]
+        errors = error(out[None], reference), error(torch.kron(ta, tb).numpy()[None], reference)
+        self.add("kronecker", f"{m} (x) {p}", dtype, 1.0, times, errors)
+
+
+def machine():
+    """What the figures were measured on, without naming a host."""
+    model = platform.processor()
+    try:
+        with open("/proc/cpuinfo", encoding="ascii") as lines:
+            model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "processor": model,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def run(library, seconds, quick, quiet):
+    c = Comparison(library, seconds, quiet)
+    single = (64, 128, 256, 512, 1024) if quick else (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+    batches = ((64, 64), (16, 256)) if quick else ((256, 32), (64, 64), (64, 128), (16, 256), (4, 512))
+    for dtype in (np.float32, np.float64):
+        for n in single:
+            c.eigen_power(1, n, dtype)
+        for batch, n in batches:
+            c.eigen_power(batch, n, dtype)
+    for n in single:
+        target = 1.5 if n >= 512 else 1.0
+        c.inverse_root(1, n, np.float32, 1e-2, target, "error as PyTorch's or smaller")
+    for n in single:
+        c.inverse_root(1, n, np.float32, 0.0, 1.0, "default: error below 1e-3")
+    for n in single:
+        c.inverse_root(1, n, np.float64, 1e-9, 1.0, "default: error below 1e-9")
+    for batch, n in batches:
+        c.inverse_root(batch, n, np.float32, 1e-2, 1.0, "error as PyTorch's or smaller")
+    for dtype in (np.float32, np.float64):
+        c.kronecker(16, 32, dtype)
+        c.kronecker(32, 64, dtype)
+        if not quick:
+            c.kronecker(64, 128 if dtype == np.float32 else 64, dtype)
+    return c.rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library")
+    parser.add_argument("--json", help="write the rows here")
+    parser.add_argument("--svg", help="draw the ratios here")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, shorter measurements")
+    arguments = parser.parse_args()
+    library = Library(arguments.library)
+    library.set_threads(torch.get_num_threads())
+    info = machine() | {"torchium": library.version()}
+    print(f"{info['processor']}, {info['threads']} threads; PyTorch {info['torch']}; Torchium {info['torchium']}")
+    print(f"{'work':<15} {'size':>12} {'dtype':<8} {'ours':>13} {'PyTorch':>13} ratio of times, and errors of both")
+    rows = run(library, 0.6 if arguments.quick else 2.0, arguments.quick, False)
+    if arguments.json:
+        os.makedirs(os.path.dirname(arguments.json) or ".", exist_ok=True)
+        with open(arguments.json, "w", encoding="ascii") as file:
+            json.dump({"machine": info, "rows": rows}, file, indent=1)
+            file.write("\n")
+    if arguments.svg:
+        with open(arguments.svg, "w", encoding="ascii") as file:
+            file.write(ratio_bars(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+/* The threads of one parallel region, handing out pieces of work and waiting for each other many thousand times a
+ * second. OpenMP's own loops would do the same, but its barriers spin for milliseconds: measured with one core of two
+ * taken by another program, the reduction of a 512 by 512 matrix went from 2 to 200 ms, because the thread that spun
+ * kept the last core from the one it was waiting for. Here a thread spins for about as long as a piece of work takes
+ * and then sleeps.
+ *
+ * Every thread runs the same text:   while ((i = team_take(team)) < count) work(i);   team_meet(team); */
+#ifndef TCHI_CPU_WORK_TEAM_H
+#define TCHI_CPU_WORK_TEAM_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+typedef struct work_team {
+    int threads; /* set by one of them before the others use the team */
+    atomic_int arrived;
+    atomic_uint round;
+    atomic_llong next;
+    pthread_mutex_t mutex;
+    pthread_cond_t next_round;
+} work_team;
+
+#define WORK_TEAM_INIT {.threads = 1, .mutex = PTHREAD_MUTEX_INITIALIZER, .next_round = PTHREAD_COND_INITIALIZER}
+
+/* Pauses before sleeping: about 0.1 ms where a pause takes 140 cycles, less where it is shorter. */
+enum { TEAM_SPINS = 1500 };
+
+static inline void team_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* The next piece of this round, counted from 0 without end: the caller knows how many there are. */
+static inline int64_t team_take(work_team *team)
+{
+    return atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
+}
+
+static inline void team_wait(work_team *team, unsigned round)
+{
+    for (int i = 0; i < TEAM_SPINS; i++) {
+        if (atomic_load_explicit(&team->round, memory_order_acquire) != round) {
+            return;
+        }
+        team_pause();
+    }
+    pthread_mutex_lock(&team->mutex);
+    while (atomic_load_explicit(&team->round, memory_order_acquire) == round) {
+        pthread_cond_wait(&team->next_round, &team->mutex);
+    }
+    pthread_mutex_unlock(&team->mutex);
+}
+
+/* Lets those who wait go on, with the pieces counted from 0 again. */
+static inline void team_release(work_team *team)
+{
+    atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->next, 0, memory_order_relaxed);
+    if (team->threads > 1) {
+        pthread_mutex_lock(&team->mutex);
+        atomic_fetch_add_explicit(&team->round, 1, memory_order_release);
+        pthread_cond_broadcast(&team->next_round);
+        pthread_mutex_unlock(&team->mutex);
+    }
+}
+
+/* Returns 1 to the last thread that arrives, which alone may then work and must call team_release; the others come
+ * back with 0 once it has. */
+static inline int team_gather(work_team *team)
+{
+    const unsigned round = atomic_load_explicit(&team->round, memory_order_acquire);
+    if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) + 1 == team->threads) {
+        return 1;
+    }
+    team_wait(team, round);
+    return 0;
+}
+
+static inline void team_meet(work_team *team)
+{
+    if (team_gather(team)) {
+        team_release(team);
+    }
+}
+
+#endif
