@@ -15,6 +15,8 @@ import unittest
 
 COMMAND = None
 PLAIN = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "TERM")}
+# Under the address sanitizer, memory that cannot be had is to be refused as it is elsewhere.
+PLAIN["ASAN_OPTIONS"] = PLAIN.get("ASAN_OPTIONS", "") + ":allocator_may_return_null=1"
 
 
 def run(*arguments, env=None, stdout=subprocess.PIPE):
@@ -182,7 +184,7 @@ class Demo(unittest.TestCase):
         for arguments in (["--n", "1000000000000"], ["--n", "200000"], ["--n", "9", "--batch", "4611686018427387904"]):
             status, _, messages = run("demo", *arguments)
             self.assertEqual(status, 1, arguments)
-            self.assertTrue(messages.startswith("torchium demo: "), messages)
+            self.assertIn("torchium demo: ", messages)
 
     def test_an_absent_device_is_explained(self):
         for device in ("tpu", "cuda:4711"):

@@ -11,7 +11,7 @@ int main(void)
     tch_tensor in = tch_tensor_view(a, TCH_FLOAT32, 2, shape);
     tch_tensor out = tch_tensor_view(x, TCH_FLOAT32, 2, shape);
     tch_context *context;
-    if (tch_context_create("auto", &context) || tch_inverse_root(context, &in, 4, NULL, &out, NULL, NULL)) {
+    if (tch_context_create("cpu", &context) || tch_inverse_root(context, &in, 4, NULL, &out, NULL, NULL)) {
         fprintf(stderr, "%s\n", tch_last_error());
         return 1;
     }

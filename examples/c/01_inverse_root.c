@@ -59,7 +59,7 @@ int main(void)
     a[SPOILT][0] = NAN;
 
     tch_context *context;
-    must(tch_context_create("auto", &context));
+    must(tch_context_create("cpu", &context));
     tch_root_config config = TCH_ROOT_CONFIG_INIT;
     config.relative_eps = damping;
     must(tch_inverse_root(context, &in, 4, &config, &out, &residual, &report));

@@ -69,7 +69,7 @@ int main(void)
     fill(outputs, SAMPLES, OUTPUTS, 2);
 
     tch_context *context;
-    must(tch_context_create("auto", &context));
+    must(tch_context_create("cpu", &context));
     must(tch_gram(context, mean, &x, 1, 0.0, &a));           /* A = x'x / samples */
     must(tch_gram(context, mean, &y, 1, 0.0, &g));           /* G = y'y / samples */
     must(tch_gemm(context, mean, &y, 1, &x, 0, 0.0, &grad)); /* grad = y'x / samples */

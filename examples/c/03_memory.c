@@ -29,7 +29,7 @@ static tch_memory_info figures(tch_context *context)
     return info;
 }
 
-/* What `call` adds to the memory allocated before it, at its highest: its scratch. */
+/* What the call adds, at its highest, to the memory allocated before it: its scratch. */
 static int64_t scratch_of_roots(tch_context *context, const tch_tensor *a, const tch_root_config *config, tch_tensor *x)
 {
     must(tch_memory_trim(context, 0));
@@ -39,11 +39,11 @@ static int64_t scratch_of_roots(tch_context *context, const tch_tensor *a, const
     return figures(context).peak - before;
 }
 
-/* Batches of matrices larger than the limit are worked through in pieces; the results are the same. */
+/* A batch whose scratch would pass the limit is worked through in pieces; the results are the same. */
 static int limited_roots(tch_context *context)
 {
-    int64_t shape[] = {BATCH, N, N}, g_shape[] = {BATCH, N, N}, per_matrix;
-    tch_tensor *g = create(context, TCH_FLOAT32, 3, g_shape), *a = create(context, TCH_FLOAT32, 3, shape);
+    int64_t shape[] = {BATCH, N, N}, one_matrix;
+    tch_tensor *g = create(context, TCH_FLOAT32, 3, shape), *a = create(context, TCH_FLOAT32, 3, shape);
     tch_tensor *x = create(context, TCH_FLOAT32, 3, shape), *y = create(context, TCH_FLOAT32, 3, shape);
     float *numbers = g->data;
     for (int64_t i = 0; i < BATCH * N * N; i++) {
@@ -52,10 +52,10 @@ static int limited_roots(tch_context *context)
     must(tch_gram(context, 1.0 / N, g, 0, 0.0, a));
     tch_root_config config = TCH_ROOT_CONFIG_INIT;
     config.relative_eps = 1e-4;
-    must(tch_inverse_root_plan(context, TCH_FLOAT32, BATCH, N, 4, &config, NULL, &per_matrix));
+    must(tch_inverse_root_plan(context, TCH_FLOAT32, 1, N, 4, &config, NULL, &one_matrix));
 
     int64_t free_scratch = scratch_of_roots(context, a, &config, x);
-    int64_t limit = 4 * per_matrix;
+    int64_t limit = 2 * one_matrix;
     must(tch_context_set_workspace_limit(context, limit));
     int64_t limited_scratch = scratch_of_roots(context, a, &config, y);
     printf("%d roots of %d x %d: %lld KiB of scratch without a limit\n", BATCH, N, N, (long long)free_scratch / 1024);

@@ -47,7 +47,8 @@ static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int6
         {TCH_SCRATCH_LARGEST_EIGENVALUE, true, 0},
         {TCH_SCRATCH_ROOT_RESIDUAL, true, plan->probes},
         {TCH_SCRATCH_EIGH, plan->method == TCH_ROOT_EIGEN, 0},
-        {TCH_SCRATCH_SHIFTED_INVERSE, plan->method == TCH_ROOT_RATIONAL, TCHI_MINIMAX_MAX_POLES},
+        {TCH_SCRATCH_SHIFTED_INVERSE, plan->method == TCH_ROOT_RATIONAL,
+         plan->ready ? plan->poles : TCHI_MINIMAX_MAX_POLES},
     };
     int64_t most = 0;
     for (size_t i = 0; i < sizeof users / sizeof users[0]; i++) {
@@ -208,14 +209,14 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
         TCHI_TRY(tchi_batch_read(context, &call->a, first, &r->a));
     }
     TCHI_TRY(prepare(context, plan, call->a.type, r));
-    double low = plan->low;
-    if (plan->method != TCH_ROOT_EIGEN && plan->relative_eps == 0 && plan->eps > 0) {
+    if (!plan->ready) {
+        double low;
+        tch_root_method before = plan->method;
         TCHI_TRY(read_low(context, r, &low));
-    }
-    tch_root_method before = plan->method;
-    TCHI_TRY(tchi_root_plan_finish(plan, low));
-    if (plan->method != before) {
-        return compute(context, plan, call, first, count, r, x);
+        TCHI_TRY(tchi_root_plan_finish(plan, low));
+        if (plan->method != before) {
+            return compute(context, plan, call, first, count, r, x);
+        }
     }
     TCHI_TRY(take_root(context, plan, r, x));
     TCHI_TRY(context->backend->root_residual(context->state, plan->root, &r->a, r->inspection.damping, x, plan->probes,

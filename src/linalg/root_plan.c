@@ -2,6 +2,7 @@
 #include "root_plan.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "core/status.h"
 #include "core/tensor.h"
@@ -100,7 +101,8 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
         return tchi_fail(TCH_ERR_UNSUPPORTED, "config: method rational is not offered by the %s backend",
                          context->backend->name);
     }
-    return TCH_OK;
+    bool must_look = plan->method != TCH_ROOT_EIGEN && c->relative_eps == 0 && c->eps > 0;
+    return must_look ? TCH_OK : tchi_root_plan_finish(plan, plan->low);
 }
 
 /* The degree with fewer products, unless the caller chose. */
@@ -124,16 +126,37 @@ static int plan_newton(tchi_root_plan *p, double low)
     return best;
 }
 
+/* The poles of a thread's last plan: a caller asks for the same root again and again, and finding the poles takes as long
+ * as the root of a matrix of size 100. */
+typedef struct pole_memo {
+    int root, count;
+    double low, tolerance, error;
+    double shifts[TCHI_MINIMAX_MAX_POLES], weights[TCHI_MINIMAX_MAX_POLES];
+} pole_memo;
+
+static const pole_memo *find_poles(int root, double low, double tolerance)
+{
+    static _Thread_local pole_memo memo;
+    if (memo.root != root || memo.low != low || memo.tolerance != tolerance) {
+        memo = (pole_memo){.root = root, .low = low, .tolerance = tolerance};
+        memo.count = tchi_minimax_poles(root, low, tolerance, memo.shifts, memo.weights, &memo.error);
+    }
+    return &memo;
+}
+
 static int plan_rational(tchi_root_plan *p, double low)
 {
-    double error;
-    p->poles = tchi_minimax_poles(p->root, low, 0.25 * p->tolerance, p->shifts, p->weights, &error);
-    return p->poles < 1 || error > p->tolerance ? -1 : p->poles;
+    const pole_memo *memo = find_poles(p->root, low, 0.25 * p->tolerance);
+    p->poles = memo->count;
+    memcpy(p->shifts, memo->shifts, sizeof p->shifts);
+    memcpy(p->weights, memo->weights, sizeof p->weights);
+    return p->poles < 1 || memo->error > p->tolerance ? -1 : p->poles;
 }
 
 tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low)
 {
     plan->low = low > 0 ? fmin(low, 0.999) : ASSUMED_LOW;
+    plan->ready = true;
     int found = plan->method == TCH_ROOT_NEWTON     ? plan_newton(plan, plan->low)
                 : plan->method == TCH_ROOT_RATIONAL ? plan_rational(plan, plan->low)
                                                     : 0;

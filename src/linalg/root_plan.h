@@ -17,7 +17,8 @@ typedef struct tchi_root_plan {
     double tolerance;       /* of the error of X */
     double residual;        /* largest acceptable certificate */
     int32_t probes;         /* of the certificate; 0 for the exact norm */
-    double low;             /* lower bound of the scaled spectrum; 0 while it is not known */
+    double low;             /* lower bound of the scaled spectrum */
+    bool ready;             /* the coefficients below are there; false while `low` waits for the matrices */
     /* Newton */
     int degree, steps;
     tchi_minimax_step step[TCHI_MINIMAX_MAX_STEPS];
@@ -26,11 +27,12 @@ typedef struct tchi_root_plan {
     double shifts[TCHI_MINIMAX_MAX_POLES], weights[TCHI_MINIMAX_MAX_POLES];
 } tchi_root_plan;
 
-/* Checks root and config, and decides all that does not depend on the matrices. */
+/* Checks root and config, and decides all that does not depend on the matrices: everything, with relative damping. */
 tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int64_t n, int32_t root,
                                const tch_root_config *config, tchi_root_plan *plan);
 
-/* Fills in the coefficients once `low` is known. Turns to the eigen method where it must and may. */
+/* Fills in the coefficients once `low` is known, 0 meaning that it never will be. Turns to the eigen method where it must
+ * and may. */
 tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low);
 
 /* The plan for matrices on which this one failed. */

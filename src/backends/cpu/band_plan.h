@@ -43,7 +43,7 @@ static inline band_plan make_band_plan(int64_t n, int64_t poles)
     plan.block = n <= 32 ? n : 32;
     plan.blocks = ceil_div(n, plan.block);
     plan.panels = max_i64(plan.blocks - 2, 0);
-    plan.group = 2 * plan.block;
+    plan.group = (n < 768 ? 1 : 2) * plan.block;
     plan.groups = ceil_div(plan.panels * plan.block, plan.group);
     plan.tile = 2 * plan.group;
     plan.tiles = 1 + ceil_div(n - plan.block, plan.tile);

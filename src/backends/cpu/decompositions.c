@@ -38,12 +38,13 @@ tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices 
 {
     tchi_cpu_state *s = state;
     int64_t n = v->rows;
+    if (n == 0) {
+        return TCH_OK;
+    }
     size_t each = v->type == TCH_SCALAR_F64 ? tchi_cpu_eigh_scratch_f64(n) : tchi_cpu_eigh_scratch_f32(n);
     decompose_job job = {.blas = s->blas, .a = v, .b = w, .flags = flags, .scratch = scratch};
     job.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
-    if (n > 0) {
-        tchi_cpu_for_each(s, v->batch, 9.0 * (double)n * (double)n * (double)n, eigh_one, &job);
-    }
+    tchi_cpu_for_each(s, v->batch, 9.0 * (double)n * (double)n * (double)n, eigh_one, &job);
     return TCH_OK;
 }
 
@@ -188,13 +189,14 @@ tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t 
 {
     tchi_cpu_state *s = state;
     int64_t n = a->rows;
+    if (n == 0) {
+        return TCH_OK;
+    }
     size_t each = a->type == TCH_SCALAR_F64 ? tchi_cpu_shifted_inverse_scratch_f64(n, count)
                                             : tchi_cpu_shifted_inverse_scratch_f32(n, count);
     decompose_job job = {.blas = s->blas, .a = a, .b = x, .flags = flags, .scratch = scratch,
                          .count = count, .shifts = shifts, .weights = weights};
     job.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
-    if (n > 0) {
-        tchi_cpu_for_each(s, a->batch, 4.0 * (double)n * (double)n * (double)n, shifted_one, &job);
-    }
+    tchi_cpu_for_each(s, a->batch, 4.0 * (double)n * (double)n * (double)n, shifted_one, &job);
     return TCH_OK;
 }
