@@ -4,6 +4,7 @@ JOBS ?= $(shell nproc)
 # Tools installed by scripts/setup into the virtual environment come first.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export CTEST_PARALLEL_LEVEL ?= 2
 
 .PHONY: help run test bench format lint docs install clean release
 

@@ -90,9 +90,14 @@ static tch_status call_rational(tch_context *context, const test_tensor *a, test
 }
 
 static const subject subjects[] = {
-    {"eigh", call_eigh},           {"power", call_power},        {"root auto", call_auto},
-    {"root eigen", call_eigen},    {"root newton", call_newton}, {"root rational", call_rational},
-    {"solve, a", call_solve_first}, {"solve, b", call_solve_second},
+    {"eigh", call_eigh},
+    {"power", call_power},
+    {"root auto", call_auto},
+    {"root eigen", call_eigen},
+    {"root newton", call_newton},
+    {"root rational", call_rational},
+    {"solve, a", call_solve_first},
+    {"solve, b", call_solve_second},
 };
 #define SUBJECTS (sizeof subjects / sizeof subjects[0])
 
@@ -252,8 +257,8 @@ static void not_symmetric(void **state)
     run_spoiled(*state, "asymmetric below", make_asymmetric_below, TCH_REPORT_NOT_SYMMETRIC);
 }
 
-/* Asymmetry within the tolerance is no complaint, and either triangle may be the one that is read: a difference E of the
- * input, |E| <= 2 delta, comes out magnified by the steepest of these functions, the inverse at the smallest eigenvalue
+/* Asymmetry within the tolerance is no complaint, and either triangle may be the one that is read: a difference E of
+ * the input, |E| <= 2 delta, comes out magnified by the steepest of these functions, the inverse at the smallest eigenvalue
  * 1/20, or by the inverse of the smallest gap, which is less. */
 static void slight_asymmetry_is_accepted(void **state)
 {

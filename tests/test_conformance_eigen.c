@@ -49,8 +49,9 @@ static void check_residual(int64_t n, const double *a, const double *w, const do
         product[i] -= v[i] * w[i % n];
     }
     double error = ref_norm(n * n, product);
-    double bound = ((double)(n + 10) * test_arithmetic_roundoff(dtype) + 3.0 * storage_roundoff(dtype) * sqrt((double)n)) *
-                   ref_norm(n * n, a);
+    double bound =
+        ((double)(n + 10) * test_arithmetic_roundoff(dtype) + 3.0 * storage_roundoff(dtype) * sqrt((double)n)) *
+        ref_norm(n * n, a);
     CHECK(error <= bound, "|AV - VW| is %.3g > %.3g", error, bound);
     free(product);
 }
@@ -117,7 +118,7 @@ static void check_eigenvalues_only(tch_context *context, const test_variation *v
 
 static const struct {
     double power, eps, condition;
-} powers[] = {{-0.25, 1e-3, 100.0}, {-0.5, 0.0, 100.0}, {0.5, 0.0, 100.0},    {-1.0, 0.0, 30.0},
+} powers[] = {{-0.25, 1e-3, 100.0}, {-0.5, 0.0, 100.0}, {0.5, 0.0, 100.0},      {-1.0, 0.0, 30.0},
               {1.0, 0.0, -10.0},    {2.0, 0.1, 100.0},  {-1.0 / 3, 0.5, -10.0}, {0.0, 0.1, 30.0}};
 
 static double damped(double w, double eps)
@@ -331,9 +332,9 @@ static int close_all(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eigh_float32),     cmocka_unit_test(eigh_float64),        cmocka_unit_test(eigh_halves),
-        cmocka_unit_test(eigenvalues_only), cmocka_unit_test(power_float32),       cmocka_unit_test(power_float64),
-        cmocka_unit_test(power_halves),     cmocka_unit_test(a_thousand),          cmocka_unit_test(awkward_matrices),
+        cmocka_unit_test(eigh_float32),        cmocka_unit_test(eigh_float64),  cmocka_unit_test(eigh_halves),
+        cmocka_unit_test(eigenvalues_only),    cmocka_unit_test(power_float32), cmocka_unit_test(power_float64),
+        cmocka_unit_test(power_halves),        cmocka_unit_test(a_thousand),    cmocka_unit_test(awkward_matrices),
         cmocka_unit_test(thread_counts_agree),
     };
     test_begin(argc, argv);

@@ -189,6 +189,39 @@ static void check_apply(tch_context *context, const test_variation *v, tch_dtype
     test_tensor_free(out);
 }
 
+/* Factors without a batch serve the whole batch, one of them or both. */
+static void check_shared(tch_context *context, tch_dtype dtype, bool share_a, bool share_b)
+{
+    const test_variation one = {.n = 4, .k = 3, .m = 5, .matrices = 1, .stream = 3};
+    const test_variation many = {.n = 4, .k = 3, .m = 5, .batch_rank = 2, .batch = {2, 2}, .matrices = 4, .stream = 4};
+    const int64_t d[] = {4, 3, 2, 5};
+    test_tensor *a = test_case_random(context, share_a ? &one : &many, dtype, 4, 3, LAYOUT_ROW_GAPS, 41);
+    test_tensor *b = test_case_random(context, share_b ? &one : &many, dtype, 2, 5, LAYOUT_TRANSPOSED, 42);
+    test_tensor *x = test_case_random(context, &many, dtype, 3, 5, LAYOUT_BATCH_GAPS, 43);
+    test_tensor *y = test_case_random(context, &many, dtype, 15, 6, LAYOUT_CONTIGUOUS, 44);
+    test_tensor *applied = test_case_tensor(context, &many, dtype, 4, 2, LAYOUT_OFFSET);
+    test_tensor *multiplied = test_case_tensor(context, &many, dtype, 8, 6, LAYOUT_STEPPED);
+    CHECK_OK(tch_kronecker_apply(context, &a->tensor, &b->tensor, &x->tensor, &applied->tensor));
+    CHECK_OK(tch_kronecker_matmul(context, &a->tensor, &b->tensor, &y->tensor, &multiplied->tensor));
+    test_tensor_check_written(applied, "out of apply");
+    test_tensor_check_written(multiplied, "out of matmul");
+    test_tensor *tensors[] = {a, b, x, y, applied, multiplied};
+    double *values[6];
+    for (int i = 0; i < 6; i++) {
+        values[i] = test_tensor_read(tensors[i]);
+    }
+    for (int64_t i = 0; i < 4; i++) {
+        const double *one_a = values[0] + (share_a ? 0 : i * 12);
+        const double *one_b = values[1] + (share_b ? 0 : i * 10);
+        check_one_apply(&many, 2, one_a, one_b, values[2] + i * 15, values[4] + i * 8, dtype);
+        check_one_matmul(d, 6, one_a, one_b, values[3] + i * 90, values[5] + i * 48, dtype);
+    }
+    for (int i = 0; i < 6; i++) {
+        free(values[i]);
+        test_tensor_free(tensors[i]);
+    }
+}
+
 /* --- solve -------------------------------------------------------------------------------------------------------- */
 
 static double trace(int64_t n, const double *a)
@@ -314,13 +347,15 @@ static double least_distance(const int64_t *d, const double *m)
     return sqrt(rest);
 }
 
-static void check_sign(const double *a, int64_t count)
+/* A's largest entry is positive; entries of opposite sign may have become equal in size by rounding. */
+static void check_sign(const double *a, int64_t count, tch_dtype dtype)
 {
-    int64_t largest = 0;
+    double most = a[0];
     for (int64_t i = 1; i < count; i++) {
-        largest = fabs(a[i]) > fabs(a[largest]) ? i : largest;
+        most = fmax(most, a[i]);
     }
-    CHECK(a[largest] > 0.0, "the largest entry of A is %g", a[largest]);
+    CHECK(most >= (1.0 - 2.0 * test_unit_roundoff(dtype)) * ref_largest(count, a), "the largest entries are %g and %g",
+          most, -ref_largest(count, a));
 }
 
 /* The distance may exceed the least one by rounding, |M| (n + 10) u, and nothing else; the optimum is flat, so an error
@@ -334,15 +369,16 @@ static void check_nearest_one(const int64_t *d, const double *m, const double *a
     ref_kronecker(d[0], d[1], a, d[2], d[3], b, formed);
     double distance = ref_distance(size, m, formed);
     double least = least_distance(d, m);
-    double rounding = ((double)(d[0] * d[1] + d[2] * d[3] + 10) * test_arithmetic_roundoff(dtype) +
-                       2.0 * storage_roundoff(dtype)) * norm;
+    double rounding =
+        ((double)(d[0] * d[1] + d[2] * d[3] + 10) * test_arithmetic_roundoff(dtype) + 2.0 * storage_roundoff(dtype)) *
+        norm;
     CHECK(distance <= least + rounding, "|M - A (x) B| is %.9g, possible is %.9g", distance, least);
     CHECK(fabs(error * norm - distance) <= rounding, "the error is given as %.9g and is %.9g", error, distance / norm);
     double norm_a = ref_norm(d[0] * d[1], a);
     double norm_b = ref_norm(d[2] * d[3], b);
     double slack = (double)(size + 10) * test_arithmetic_roundoff(dtype) + 2.0 * storage_roundoff(dtype);
     CHECK(fabs(norm_a - norm_b) <= slack * norm_a, "the norms are %.9g and %.9g", norm_a, norm_b);
-    check_sign(a, d[0] * d[1]);
+    check_sign(a, d[0] * d[1], dtype);
     free(formed);
 }
 
@@ -428,7 +464,7 @@ static void exact_products_are_recovered(void **state)
     double formed[120];
     ref_kronecker(3, 4, av, 5, 2, bv, formed);
     CHECK(ref_distance(120, formed, m) <= 32 * 0x1p-53 * ref_norm(120, m), "off by %.3g", ref_distance(120, formed, m));
-    check_sign(av, d[0] * d[1]);
+    check_sign(av, d[0] * d[1], TCH_FLOAT64);
     free(av);
     free(bv);
     test_case("a zero matrix");
@@ -452,8 +488,7 @@ static void exact_products_are_recovered(void **state)
 
 /* --- the tests ---------------------------------------------------------------------------------------------------- */
 
-static const tch_dtype dtypes[] = {
-    {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
+static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 
 static void over_all_dtypes(tch_context *context, const char *operation, int64_t largest, test_check check)
 {
@@ -487,6 +522,16 @@ static void nearest(void **state)
     over_all_dtypes(*state, "nearest_kronecker", 65, check_nearest);
 }
 
+static void shared_factors(void **state)
+{
+    for (int d = 0; d < 4; d++) {
+        for (int shared = 1; shared < 4; shared++) {
+            test_case("shared%s%s, %s", shared & 1 ? " a" : "", shared & 2 ? " b" : "", tch_dtype_name(dtypes[d]));
+            check_shared(*state, dtypes[d], (shared & 1) != 0, (shared & 2) != 0);
+        }
+    }
+}
+
 static int close_all(void **state)
 {
     test_known_release();
@@ -496,8 +541,13 @@ static int close_all(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(product), cmocka_unit_test(matmul),  cmocka_unit_test(apply),
-        cmocka_unit_test(solve),   cmocka_unit_test(nearest), cmocka_unit_test(exact_products_are_recovered),
+        cmocka_unit_test(product),
+        cmocka_unit_test(matmul),
+        cmocka_unit_test(apply),
+        cmocka_unit_test(shared_factors),
+        cmocka_unit_test(solve),
+        cmocka_unit_test(nearest),
+        cmocka_unit_test(exact_products_are_recovered),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, close_all);

@@ -119,7 +119,7 @@ static void steps_halves(void **state)
 }
 
 /* For symmetric A = V diag(w) V' the polar factor is V diag(sign w) V'. With singular values above a hundredth of the
- * norm, five Muon steps leave them between 0.68 and 1.14, five of Polar Express between 0.86 and 1.13 and eight at 1. */
+ * norm, five Muon steps leave them between 0.68 and 1.14, five of Polar Express between 0.86 and 1.13, eight at 1. */
 static void singular_values_come_near_one(void **state)
 {
     static const struct {
@@ -157,8 +157,8 @@ static void singular_values_come_near_one(void **state)
             CHECK(fabs(turned[j] - turned[j % n * n + j / n]) < 1e-9, "the singular vectors moved");
         }
         ref_eigh(n, turned, w, v);
-        CHECK(w[0] >= cases[i].low - 1e-9 && w[n - 1] <= cases[i].high + 1e-9, "singular values from %.6f to %.6f", w[0],
-              w[n - 1]);
+        CHECK(w[0] >= cases[i].low - 1e-9 && w[n - 1] <= cases[i].high + 1e-9, "singular values from %.6f to %.6f",
+              w[0], w[n - 1]);
         free(x);
         test_tensor_free(a);
         test_tensor_free(out);

@@ -115,8 +115,7 @@ static void check_gemm(tch_context *context, const test_variation *v, tch_dtype 
         if (tb) {
             ref_transpose(v->m, v->k, y + i * v->k * v->m, right);
         }
-        check_product(alpha, left, right, beta, before + i * v->n * v->m, v->n, v->k, v->m, z + i * v->n * v->m,
-                      dtype);
+        check_product(alpha, left, right, beta, before + i * v->n * v->m, v->n, v->k, v->m, z + i * v->n * v->m, dtype);
     }
     free(left);
     free(right);
@@ -234,8 +233,7 @@ static void check_symmetric_product(tch_context *context, const test_variation *
     test_tensor_free(out);
 }
 
-static const tch_dtype dtypes[] = {
-    {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
+static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 
 static void over_all_dtypes(tch_context *context, const char *operation, test_check check)
 {

@@ -1,9 +1,10 @@
 /* Inverse roots by every method, against the float64 eigendecomposition and by their residuals.
  *
- * The promise of tch_root_config.tolerance is that a result reported as good has |X - X_ref| <= tolerance |X_ref|; storing
- * the result adds one rounding. By eigenvalues the error is that of a stable eigensolver, |E| <= (n + 10) u |A|,
+ * The promise of tch_root_config.tolerance is that a result reported as good has |X - X_ref| <= tolerance |X_ref|;
+ * storing it adds one rounding. By eigenvalues the error is that of a stable eigensolver, |E| <= (n + 10) u |A|,
  * magnified by the steepness of x^(-1/p) at the smallest eigenvalue: relative to |X| at most (n + 10) u kappa / p, plus
- * (n + 10) u for composing the result. kappa is the condition number after damping. */
+ * (n + 10) u for composing the result, kappa being the condition number after damping. Where that is more than the
+ * tolerance, the eigen method is not asked for better. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +60,13 @@ static double *expected_root(const known_matrix *known, int32_t root, const tch_
     return expected;
 }
 
+/* (n + 10) u kappa / p for the method, plus composing the result. */
+static double stable_error(const known_matrix *known, int32_t root, const tch_root_config *config, tch_dtype dtype)
+{
+    double u = test_arithmetic_roundoff(dtype);
+    return (double)(known->n + 10) * u * (condition_of(known, config) / root + 1.0);
+}
+
 static void check_error(const known_matrix *known, int32_t root, const tch_root_config *config, const double *x,
                         tch_dtype dtype)
 {
@@ -66,11 +74,11 @@ static void check_error(const known_matrix *known, int32_t root, const tch_root_
     double *expected = expected_root(known, root, config);
     double error = ref_distance(n * n, x, expected) / ref_norm(n * n, expected);
     double bound = promised_tolerance(config, dtype);
-    CHECK(error <= bound, "relative error %.3g > %.3g promised", error, bound);
+    double stable = stable_error(known, root, config, dtype);
+    bool may_be_eigen = config->method == TCH_ROOT_EIGEN || config->method == TCH_ROOT_AUTO;
+    CHECK(error <= (may_be_eigen ? fmax(bound, stable) : bound), "relative error %.3g > %.3g promised", error, bound);
     if (config->method == TCH_ROOT_EIGEN && dtype.bits != 16) {
-        double u = test_arithmetic_roundoff(dtype);
-        bound = (double)(n + 10) * u * (condition_of(known, config) / root + 1.0);
-        CHECK(error <= bound, "relative error %.3g > %.3g of a stable eigensolver", error, bound);
+        CHECK(error <= stable, "relative error %.3g > %.3g of a stable eigensolver", error, stable);
     }
     free(expected);
 }
@@ -117,8 +125,8 @@ static void check_roots(tch_context *context, const test_variation *v, double co
 {
     int64_t size = v->n * v->n;
     root_call c = make_call(context, v, condition, dtype);
-    CHECK_OK(tch_inverse_root(context, &c.a->tensor, root, config, &c.out->tensor, &c.residual->tensor,
-                              &c.report->tensor));
+    CHECK_OK(
+        tch_inverse_root(context, &c.a->tensor, root, config, &c.out->tensor, &c.residual->tensor, &c.report->tensor));
     test_tensor_check_unchanged(c.a, "a");
     test_tensor_check_written(c.residual, "residual");
     test_tensor_check_written(c.report, "report");
@@ -256,8 +264,8 @@ static bool check_honesty(tch_context *context, double condition, tch_dtype dtyp
     const int64_t n = 64;
     test_variation v = {.n = n, .batch_rank = 0, .matrices = 1};
     root_call c = make_call(context, &v, condition, dtype);
-    CHECK_OK(tch_inverse_root(context, &c.a->tensor, root, config, &c.out->tensor, &c.residual->tensor,
-                              &c.report->tensor));
+    CHECK_OK(
+        tch_inverse_root(context, &c.a->tensor, root, config, &c.out->tensor, &c.residual->tensor, &c.report->tensor));
     test_tensor_check_written(c.report, "report");
     double *report = test_tensor_read(c.report);
     bool good = report[0] == TCH_REPORT_OK;
@@ -328,18 +336,22 @@ static void unusual_spectra(void **state)
 {
     const int64_t n = 48;
     tch_context *context = *state;
-    for (int which = 0; which < 5 * 4; which++) {
+    for (int which = 0; which < 6 * 4; which++) {
+        if (which / 4 == 5 && which % 4 > 1) {
+            continue; /* products and poles are made for a spectrum that damping has lifted above zero */
+        }
         double *values = test_alloc((size_t)(n * n) * sizeof *values);
         double *w = test_alloc((size_t)n * sizeof *w);
         double *spectrum = test_alloc((size_t)n * sizeof *spectrum);
         double *vectors = test_alloc((size_t)(n * n) * sizeof *vectors);
         test_random random = test_random_stream(300 + (uint64_t)which / 4);
         for (int64_t i = 0; i < n; i++) {
-            const double spectra[] = {i == 0 ? 1.0 : 0.0,             /* rank one */
-                                      i < n / 2 ? 1.0 : 0.0,          /* half of full rank */
-                                      1.0,                            /* a multiple of the identity */
-                                      1e-20 * (1.0 + (double)i),      /* small as a whole */
-                                      1e15 * pow(10.0, -(double)i / 16)}; /* large as a whole */
+            const double spectra[] = {i == 0 ? 1.0 : 0.0,                /* rank one */
+                                      i < n / 2 ? 1.0 : 0.0,             /* half of full rank */
+                                      1.0,                               /* a multiple of the identity */
+                                      1e-20 * (1.0 + (double)i),         /* small as a whole */
+                                      1e15 * pow(10.0, -(double)i / 16), /* large as a whole */
+                                      i == n - 1 ? -3e-5 : 1.0};         /* below zero, but not by the damping */
             spectrum[i] = spectra[which / 4];
         }
         ref_symmetric(&random, n, spectrum, values);

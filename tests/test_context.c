@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/operations.h"
 #include "support/random.h"
 #include "support/reference.h"
 #include "support/tensors.h"
@@ -14,12 +15,8 @@ static void device_names_are_parsed(void **state)
     static const struct {
         const char *text;
         int32_t type, index;
-    } good[] = {{"cpu", TCH_DEVICE_CPU, 0},
-                {"cpu:0", TCH_DEVICE_CPU, 0},
-                {"cuda", TCH_DEVICE_CUDA, 0},
-                {"cuda:0", TCH_DEVICE_CUDA, 0},
-                {"cuda:1", TCH_DEVICE_CUDA, 1},
-                {"cuda:15", TCH_DEVICE_CUDA, 15}};
+    } good[] = {{"cpu", TCH_DEVICE_CPU, 0},     {"cpu:0", TCH_DEVICE_CPU, 0},   {"cuda", TCH_DEVICE_CUDA, 0},
+                {"cuda:0", TCH_DEVICE_CUDA, 0}, {"cuda:1", TCH_DEVICE_CUDA, 1}, {"cuda:15", TCH_DEVICE_CUDA, 15}};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         tch_device device = {-1, -1};
         test_case("%s", good[i].text);
@@ -32,9 +29,23 @@ static void device_names_are_parsed(void **state)
 static void wrong_device_names_are_refused(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"",        "gpu",     "CPU",      "cuda:",  "cuda:-1",    "cuda:x",
-                                      "cuda:1x", "cuda: 1", "cuda:+1",  "cudas",  "cuda:99999999999999999999",
-                                      " cpu",    "cpu ",    "auto:1",   "cuda1",  "cuda:0x1",   "cuda:1:2"};
+    static const char *const bad[] = {"",
+                                      "gpu",
+                                      "CPU",
+                                      "cuda:",
+                                      "cuda:-1",
+                                      "cuda:x",
+                                      "cuda:1x",
+                                      "cuda: 1",
+                                      "cuda:+1",
+                                      "cudas",
+                                      "cuda:99999999999999999999",
+                                      " cpu",
+                                      "cpu ",
+                                      "auto:1",
+                                      "cuda1",
+                                      "cuda:0x1",
+                                      "cuda:1:2"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         tch_device device = {-7, -7};
         tch_context *context = (tch_context *)&device;
@@ -297,6 +308,76 @@ static void a_limit_too_small_for_one_matrix_says_what_is_needed(void **state)
     free_roots(&c);
 }
 
+/* The same for every operation: below some limit it is refused and nothing is written, above it the result is the one
+ * that no limit gives, with no more memory than allowed. */
+static bool run_limited(tch_context *context, const test_call *call, int64_t limit)
+{
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_trim(context, 0));
+    CHECK_OK(tch_memory_get_info(context, &before));
+    CHECK_OK(tch_memory_reset_peak(context));
+    CHECK_OK(tch_context_set_workspace_limit(context, limit));
+    tch_status status = test_call_run(call, context);
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    CHECK_OK(tch_memory_get_info(context, &after));
+    CHECK(after.peak - before.allocated <= limit, "%lld bytes with a limit of %lld",
+          (long long)(after.peak - before.allocated), (long long)limit);
+    CHECK(status == TCH_OK || status == TCH_ERR_OUT_OF_MEMORY, "gave %s", tch_status_name(status));
+    return status == TCH_OK;
+}
+
+static void check_against(const test_call *call, double *const *expected)
+{
+    for (int32_t i = 0; i < call->operation->count; i++) {
+        double *got = test_tensor_read(call->tensors[i]);
+        CHECK(memcmp(got, expected[i], (size_t)call->tensors[i]->count * sizeof *got) == 0, "%s has changed",
+              call->operation->operands[i].name);
+        free(got);
+    }
+}
+
+static void limit_operation(tch_context *context, const test_operation *operation, tch_dtype dtype)
+{
+    test_call whole;
+    double *expected[TEST_MAX_OPERANDS];
+    test_call_make(&whole, context, operation, dtype);
+    CHECK_OK(test_call_run(&whole, context));
+    for (int32_t i = 0; i < operation->count; i++) {
+        expected[i] = test_tensor_read(whole.tensors[i]);
+    }
+    bool through = false;
+    for (int64_t limit = 1; limit <= 1 << 20; limit += limit / 2 + 1) {
+        test_case("%s %s %s, limit %lld", operation->name, operation->variant, tch_dtype_name(dtype), (long long)limit);
+        test_call call;
+        test_call_make(&call, context, operation, dtype);
+        if (run_limited(context, &call, limit)) {
+            test_call_check_done(&call);
+            check_against(&call, expected);
+            through = true;
+        } else {
+            CHECK(!through, "it was refused though less was enough");
+            CHECK(bytes_named(tch_last_error(), limit) > limit, "the message does not say how much: %s",
+                  tch_last_error());
+            test_call_check_unchanged(&call);
+        }
+        test_call_free(&call);
+    }
+    CHECK(through, "a mebibyte is not enough");
+    for (int32_t i = 0; i < operation->count; i++) {
+        free(expected[i]);
+    }
+    test_call_free(&whole);
+}
+
+static void every_operation_keeps_to_the_limit(void **state)
+{
+    for (int32_t i = 0; i < test_operation_count; i++) {
+        limit_operation(*state, &test_operations[i], TCH_FLOAT32);
+        limit_operation(*state, &test_operations[i], TCH_BFLOAT16);
+    }
+}
+
 static void a_negative_limit_is_refused(void **state)
 {
     tch_context *context = *state;
@@ -321,6 +402,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(threads_can_be_counted_and_set),
         cmocka_unit_test(a_limit_changes_memory_and_nothing_else),
         cmocka_unit_test(a_limit_too_small_for_one_matrix_says_what_is_needed),
+        cmocka_unit_test(every_operation_keeps_to_the_limit),
         cmocka_unit_test(a_negative_limit_is_refused),
     };
     test_begin(argc, argv);

@@ -489,6 +489,14 @@ static void test_not_positive_definite(void **state)
     }
 }
 
+static void test_empty(void **state)
+{
+    (void)state;
+    const double one_pole = 1;
+    assert_int_equal(tchi_cpu_shifted_inverse_f32(blas, 0, NULL, 1, 1, &one_pole, &one_pole, NULL, 1, NULL), 0);
+    assert_int_equal(tchi_cpu_shifted_inverse_f64(blas, 0, NULL, 1, 1, &one_pole, &one_pole, NULL, 1, NULL), 0);
+}
+
 /* A batch is split over threads, each with a matrix of its own. */
 static void test_inside_a_parallel_region(void **state)
 {
@@ -513,7 +521,8 @@ static void test_inside_a_parallel_region(void **state)
         for (int i = 0; i < BATCH; i++) {
             const int64_t count = problems[i].n * problems[i].n;
             const double error = ref_distance(count, alone[i], together[i]) / ref_norm(count, alone[i]);
-            CHECK(error <= expected_error(&precisions[kind], problems[i].n, 1e3), "matrix %d differs by %.3g", i, error);
+            CHECK(error <= expected_error(&precisions[kind], problems[i].n, 1e3), "matrix %d differs by %.3g", i,
+                  error);
             free(alone[i]);
             free(together[i]);
             free(problems[i].a);
@@ -540,6 +549,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_scaling),
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_not_positive_definite),
+        cmocka_unit_test(test_empty),
         cmocka_unit_test(test_inside_a_parallel_region),
     };
     return cmocka_run_group_tests_name("cpu_shifted_inverse", tests, NULL, NULL);

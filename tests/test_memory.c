@@ -14,8 +14,7 @@ static tch_memory_info figures(tch_context *context)
     CHECK(info.allocated >= 0 && info.allocated <= info.reserved, "allocated %lld, reserved %lld",
           (long long)info.allocated, (long long)info.reserved);
     CHECK(info.peak >= info.allocated, "peak %lld, allocated %lld", (long long)info.peak, (long long)info.allocated);
-    CHECK(info.misses <= info.requests, "misses %lld, requests %lld", (long long)info.misses,
-          (long long)info.requests);
+    CHECK(info.misses <= info.requests, "misses %lld, requests %lld", (long long)info.misses, (long long)info.requests);
     return info;
 }
 

@@ -91,8 +91,8 @@ static void a_dltensor_is_accepted_as_it_is(void **state)
     tch_tensor_destroy(middle);
 }
 
-static const tch_dtype dtypes[] = {
-    {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}, {TCH_INT, 32, 1}, {TCH_INT, 64, 1}};
+static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1},  {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1},
+                                   {TCH_BFLOAT, 16, 1}, {TCH_INT, 32, 1},   {TCH_INT, 64, 1}};
 #define DTYPES (sizeof dtypes / sizeof dtypes[0])
 
 static void dtypes_have_sizes_and_names(void **state)
@@ -244,12 +244,46 @@ static void scalars_and_empty_tensors(void **state)
 }
 
 /* Values on both sides of every decision of rounding: ties, the largest, subnormal, overflowing, and not finite. */
-static const double delicate[] = {0.0,      -0.0,      1.0,        -1.0,        1.0 / 3.0,   65504.0,   65519.0,
-                                  65520.0,  -65536.0,  0x1p-24,    0x1p-25,     0x1.8p-25,   0x1p-14,   0x1.ffcp-15,
-                                  1e-300,   3.0e38,    3.39e38,    3.4e38,      1e39,        1e300,     INFINITY,
-                                  1.00390625, 1.01171875, 0x1.002p0, 0x1.006p0, 0x1.000001p0, 0x1.000003p0, -2.5,
-                                  0x1p-126, 0x1p-133,  0x1p-134,   0x1.8p-133,  0x1p-149,    0x1p-150,  2047.5,
-                                  2048.5,   0x1.00100000001p0, 0x1.01000000001p0, 0x1.003fffffp0, 0x1.02ffffffp0};
+static const double delicate[] = {0.0,
+                                  -0.0,
+                                  1.0,
+                                  -1.0,
+                                  1.0 / 3.0,
+                                  65504.0,
+                                  65519.0,
+                                  65520.0,
+                                  -65536.0,
+                                  0x1p-24,
+                                  0x1p-25,
+                                  0x1.8p-25,
+                                  0x1p-14,
+                                  0x1.ffcp-15,
+                                  1e-300,
+                                  3.0e38,
+                                  3.39e38,
+                                  3.4e38,
+                                  1e39,
+                                  1e300,
+                                  INFINITY,
+                                  1.00390625,
+                                  1.01171875,
+                                  0x1.002p0,
+                                  0x1.006p0,
+                                  0x1.000001p0,
+                                  0x1.000003p0,
+                                  -2.5,
+                                  0x1p-126,
+                                  0x1p-133,
+                                  0x1p-134,
+                                  0x1.8p-133,
+                                  0x1p-149,
+                                  0x1p-150,
+                                  2047.5,
+                                  2048.5,
+                                  0x1.00100000001p0,
+                                  0x1.01000000001p0,
+                                  0x1.003fffffp0,
+                                  0x1.02ffffffp0};
 #define DELICATE ((int64_t)(sizeof delicate / sizeof delicate[0]))
 
 static bool same_number(double a, double b)

@@ -154,7 +154,7 @@ static void four_contexts_in_four_threads(void **state)
     run_together(4, TCH_FLOAT32);
 }
 
-/* --- larger matrices, whose work goes through the blocked algorithms ----------------------------------------------- */
+/* --- larger matrices, whose work goes through the blocked algorithms ---------------------------------------------- */
 
 enum { LARGE = 130 };
 
@@ -232,8 +232,8 @@ static void two_methods_at_once(tch_root_method first, tch_root_method second, t
         pthread_join(threads[i], NULL);
         double *expected = finish_roots(&alone[i]);
         double *got = finish_roots(&together[i]);
-        CHECK(memcmp(got, expected, sizeof(double) * 2 * LARGE * LARGE) == 0, "%s differs from what one thread computes",
-              tch_root_method_name(methods[i]));
+        CHECK(memcmp(got, expected, sizeof(double) * 2 * LARGE * LARGE) == 0,
+              "%s differs from what one thread computes", tch_root_method_name(methods[i]));
         free(expected);
         free(got);
     }

@@ -96,8 +96,10 @@ typedef struct tch_root_norms {
 typedef struct tch_spectrum_map {
     double eps;          /* damping = max(eps, relative_eps * largest eigenvalue) */
     double relative_eps;
-    double power;        /* w becomes max(w + damping, damping)^power */
-    double negative;     /* an eigenvalue below -negative * largest makes the matrix TCH_REPORT_NOT_POSITIVE */
+    double power;        /* w becomes (w + damping)^power */
+    int32_t clamp;       /* where w + damping is below damping (1), or not positive (0), damping takes its place */
+    double negative;     /* an eigenvalue below both -negative * largest and -damping makes the matrix
+                            TCH_REPORT_NOT_POSITIVE */
 } tch_spectrum_map;
 
 /* What the library offers to a backend. */

@@ -86,7 +86,10 @@ typedef struct tch_root_config {
     double relative_eps;    /* relative damping bounds the cost and the error in advance: prefer it */
     tch_root_method method; /* TCH_ROOT_AUTO */
     double tolerance;       /* largest acceptable error of X relative to its norm; 0: 1e-3 for float32 and below, 1e-9
-                               for float64. A looser one allows faster arithmetic. */
+                               for float64. A looser one allows faster arithmetic. The eigen method gives what
+                               rounding allows, about u / (root d) with d the damping relative to the largest
+                               eigenvalue and u the unit roundoff of the type computed in; it refuses only results
+                               whose certificate is above 0.1. */
     int32_t degree;         /* of the Newton steps, 1 or 2; 0 chooses */
     int32_t exact_residual; /* 0: residuals estimated with random probes; 1: full Frobenius norm, three more products */
 } tch_root_config;
@@ -94,8 +97,8 @@ typedef struct tch_root_config {
 
 /* out = (A + damping I)^(-1/root) for symmetric positive semidefinite A [..., n, n]; root is 1, 2, 3, 4, 6 or 8.
  *
- * `residual`, if not NULL, is a float64 tensor of the batch's shape that receives |X^root A - I| / sqrt(n), the
- * certificate of each result. A matrix whose certificate fails keeps what `out` held (the previous root, in an
+ * `residual`, if not NULL, is a float64 tensor of the batch's shape that receives the certificate of each result,
+ * |X^ceil(root/2) (A + damping I) X^floor(root/2) - I| / sqrt(n). A matrix whose certificate fails keeps what `out` held (the previous root, in an
  * optimizer) and is reported. A zero matrix gives damping^(-1/root) I. `config` may be NULL for the defaults. */
 TCH_API tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root,
                                     const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
@@ -122,7 +125,10 @@ typedef enum tch_ortho_method {
 TCH_API tch_status tch_orthogonalize(tch_context *context, const tch_tensor *a, int32_t steps, tch_ortho_method method,
                                      tch_tensor *out);
 
-/* === Kronecker algebra, in row-major order: (A (x) B) vec(X) = vec(A X B') ======================================= */
+/* === Kronecker algebra, in row-major order: (A (x) B) vec(X) = vec(A X B') =======================================
+ *
+ * Leading dimensions of a call's tensors are equal. In the first three functions A and B may also be single matrices,
+ * shared by the whole batch. */
 
 /* out[..., m p, n q] = A (x) B for A [..., m, n], B [..., p, q]. Mind its size; the functions below never form it. */
 TCH_API tch_status tch_kronecker_product(tch_context *context, const tch_tensor *a, const tch_tensor *b,

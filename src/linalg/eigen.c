@@ -147,7 +147,7 @@ static tch_status power_part(tch_context *context, const tchi_batch *a, double p
                              tch_status *bad)
 {
     eigen_buffers e;
-    const tch_spectrum_map map = {eps, 0.0, 0.5 * power, INFINITY};
+    const tch_spectrum_map map = {eps, 0.0, 0.5 * power, 1, INFINITY};
     TCHI_TRY(reserve(&e, context, tchi_compute_type(a->type), count, a->rows));
     TCHI_TRY(decompose(context, &e, a, first));
     TCHI_TRY(context->backend->spectrum_power(context->state, &map, &e.w, NULL, e.inspection.flags));

@@ -138,8 +138,7 @@ static tch_status read_low(tch_context *context, const root_buffers *r, double *
 static tch_status by_eigen(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
 {
     const tch_backend *t = context->backend;
-    double unit = plan->type == TCH_SCALAR_F64 ? 0x1p-53 : 0x1p-24;
-    tch_spectrum_map map = {plan->eps, plan->relative_eps, -0.5 / plan->root, 8.0 * (double)r->a.rows * unit};
+    tch_spectrum_map map = {plan->eps, plan->relative_eps, -0.5 / plan->root, 0, plan->negative};
     TCHI_TRY(t->combine(context->state, 0.0, 1.0, &r->a, 0.0, NULL, &r->m.m[0]));
     TCHI_TRY(t->eigh(context->state, &r->m.m[0], &r->w, r->inspection.flags, r->scratch));
     TCHI_TRY(t->spectrum_power(context->state, &map, &r->w, r->inspection.damping, r->inspection.flags));

@@ -134,7 +134,7 @@ static tch_status orthonormalize(nearest *s, tch_matrices *block, tch_matrices *
     TCHI_TRY(tchi_gram(s->context, 1.0, block, 1, 0.0, &s->gram));
     TCHI_TRY(decompose(s, &s->gram));
     TCHI_TRY(read_number(s, (double *)s->values.data + s->k - 1, &largest));
-    const tch_spectrum_map map = {largest > 0 ? largest * 1e-30 : 1.0, 0.0, -0.5, INFINITY};
+    const tch_spectrum_map map = {largest > 0 ? largest * 1e-30 : 1.0, 0.0, -0.5, 1, INFINITY};
     TCHI_TRY(t->spectrum_power(state, &map, &s->values, NULL, s->flag));
     TCHI_TRY(t->scale_rows(state, &s->gram, &s->values, &s->gram));
     TCHI_TRY(gemm(s, 1.0, block, 0, &s->gram, 1, 0.0, spare));

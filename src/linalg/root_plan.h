@@ -16,6 +16,7 @@ typedef struct tchi_root_plan {
     double eps, relative_eps;
     double tolerance;       /* of the error of X */
     double residual;        /* largest acceptable certificate */
+    double negative;        /* eigenvalues this far below zero, relative to the largest, are rounding of the input */
     int32_t probes;         /* of the certificate; 0 for the exact norm */
     double low;             /* lower bound of the scaled spectrum */
     bool ready;             /* the coefficients below are there; false while `low` waits for the matrices */

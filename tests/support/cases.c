@@ -14,8 +14,8 @@
 
 static const struct {
     int64_t n, k, m;
-} sizes[] = {{1, 1, 1},    {2, 3, 1},    {3, 1, 5},    {5, 17, 2},    {17, 5, 31},   {31, 33, 17},  {32, 32, 32},
-             {33, 64, 31}, {63, 32, 65}, {64, 63, 64}, {65, 129, 33}, {127, 64, 3},  {129, 17, 127}, {200, 65, 129}};
+} sizes[] = {{1, 1, 1},    {2, 3, 1},    {3, 1, 5},    {5, 17, 2},    {17, 5, 31},  {31, 33, 17},   {32, 32, 32},
+             {33, 64, 31}, {63, 32, 65}, {64, 63, 64}, {65, 129, 33}, {127, 64, 3}, {129, 17, 127}, {200, 65, 129}};
 
 static const struct {
     int32_t rank;
@@ -62,8 +62,7 @@ static void run_size(tch_context *context, const char *operation, tch_dtype dtyp
     }
 }
 
-void test_for_each_case(tch_context *context, const char *operation, tch_dtype dtype, int64_t largest,
-                        test_check check)
+void test_for_each_case(tch_context *context, const char *operation, tch_dtype dtype, int64_t largest, test_check check)
 {
     for (size_t size = 0; size < COUNT(sizes); size++) {
         if (sizes[size].n <= largest) {

@@ -8,12 +8,12 @@
 #include <torchium/memory.h>
 
 typedef struct counting_allocator {
-    atomic_llong bytes;     /* in use */
-    atomic_llong blocks;    /* in use */
-    atomic_llong calls;     /* allocations asked for since the start or the last arming */
-    atomic_llong fail_at;   /* the number of the call that gets NULL; 0: none does */
-    atomic_llong failures;  /* calls that got NULL */
-    atomic_llong mistakes;  /* releases whose size is not the allocation's, and alignments that are no power of two */
+    atomic_llong bytes;    /* in use */
+    atomic_llong blocks;   /* in use */
+    atomic_llong calls;    /* allocations asked for since the start or the last arming */
+    atomic_llong fail_at;  /* the number of the call that gets NULL; 0: none does */
+    atomic_llong failures; /* calls that got NULL */
+    atomic_llong mistakes; /* releases whose size is not the allocation's, and alignments that are no power of two */
 } counting_allocator;
 
 /* The struct to hand to tch_set_host_allocator. */

@@ -52,7 +52,7 @@ static double half_value(uint16_t bits)
 {
     int exponent = bits >> 10 & 0x1f;
     double fraction = bits & 0x3ff;
-    double magnitude = exponent == 31 ? (fraction == 0.0 ? INFINITY : NAN)
+    double magnitude = exponent == 31  ? (fraction == 0.0 ? INFINITY : NAN)
                        : exponent == 0 ? ldexp(fraction, -24)
                                        : ldexp(1024.0 + fraction, exponent - 25);
     return bits & 0x8000u ? -magnitude : magnitude;

@@ -238,8 +238,8 @@ void test_call_make(test_call *call, tch_context *context, const test_operation 
     call->operation = operation;
     for (int32_t i = 0; i < operation->count; i++) {
         const test_operand *operand = &operation->operands[i];
-        test_tensor *t = test_tensor_make(context, dtype_of(operand->kind, dtype), operand->ndim, operand->shape,
-                                          LAYOUT_CONTIGUOUS);
+        test_tensor *t =
+            test_tensor_make(context, dtype_of(operand->kind, dtype), operand->ndim, operand->shape, LAYOUT_CONTIGUOUS);
         if (operand->role == ROLE_SYMMETRIC) {
             fill_symmetric(t);
         } else if (operand->role == ROLE_INPUT) {

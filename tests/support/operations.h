@@ -9,8 +9,8 @@
 #define TEST_MAX_OPERANDS 5
 
 typedef enum test_role {
-    ROLE_INPUT,          /* random numbers */
-    ROLE_SYMMETRIC,      /* an input: symmetric positive definite matrices, well conditioned */
+    ROLE_INPUT,     /* random numbers */
+    ROLE_SYMMETRIC, /* an input: symmetric positive definite matrices, well conditioned */
     ROLE_OUTPUT,
     ROLE_OPTIONAL_OUTPUT /* may be NULL */
 } test_role;
@@ -26,8 +26,8 @@ typedef struct test_operand {
 } test_operand;
 
 typedef struct test_operation {
-    const char *name;     /* the public function */
-    const char *variant;  /* which of its options, or "" */
+    const char *name;    /* the public function */
+    const char *variant; /* which of its options, or "" */
     int32_t count;
     test_operand operands[TEST_MAX_OPERANDS];
     tch_status (*call)(tch_context *context, tch_tensor *const *t);

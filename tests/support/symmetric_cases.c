@@ -47,7 +47,10 @@ const known_matrix *test_known(int64_t n, int64_t index, double condition, tch_d
     entry *e = test_alloc(sizeof *e);
     size_t bytes = (size_t)(n * n) * sizeof(double);
     *e = (entry){{n, test_alloc(bytes), test_alloc((size_t)n * sizeof(double)), test_alloc(bytes)},
-                 index, condition, dtype, entries};
+                 index,
+                 condition,
+                 dtype,
+                 entries};
     make_matrix(e);
     entries = e;
     return &e->matrix;

@@ -107,7 +107,11 @@ test_tensor *test_tensor_make(tch_context *context, tch_dtype dtype, int32_t ndi
     t->image = test_alloc((size_t)t->bytes);
     memset(t->image, POISON, (size_t)t->bytes);
     to_device(t);
-    t->tensor = (tch_tensor){t->block->data, tch_context_device(context), ndim, dtype, t->shape,
+    t->tensor = (tch_tensor){t->block->data,
+                             tch_context_device(context),
+                             ndim,
+                             dtype,
+                             t->shape,
                              layout == LAYOUT_CONTIGUOUS ? NULL : t->strides,
                              t->block->byte_offset + (uint64_t)(GUARD_BYTES + shift)};
     return t;

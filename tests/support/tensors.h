@@ -25,7 +25,7 @@ typedef struct test_tensor {
     int64_t strides[TCH_MAX_RANK];
     int64_t count; /* elements */
     tch_context *context;
-    tch_tensor *block; /* the device memory, as one row of int32 */
+    tch_tensor *block;    /* the device memory, as one row of int32 */
     unsigned char *image; /* what that memory should hold */
     int64_t bytes;
 } test_tensor;

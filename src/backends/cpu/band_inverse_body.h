@@ -127,8 +127,8 @@ static void round_square(int64_t b, const double *from, int64_t ld_from, REAL *t
 }
 
 /* Going down for one pole: H(j) into step, D(j)^(-1) into core. Returns 0 when it is not positive definite. */
-static int factor_band(const tchi_blas *blas, const REAL_BLAS *real, const band_plan *plan,
-                       const band_factors *factors, double shift, REAL *step, REAL *core, double *local)
+static int factor_band(const tchi_blas *blas, const REAL_BLAS *real, const band_plan *plan, const band_factors *factors,
+                       double shift, REAL *step, REAL *core, double *local)
 {
     const int64_t b = plan->block, square = b * b;
     double *rows = local;
@@ -174,8 +174,8 @@ static void gather_chain(const REAL_BLAS *real, const band_plan *plan, const REA
     }
 }
 
-static int invert_pole(const tchi_blas *blas, const REAL_BLAS *real, const band_plan *plan,
-                       const band_factors *factors, double shift, int64_t pole, const band_inverse_scratch *scratch)
+static int invert_pole(const tchi_blas *blas, const REAL_BLAS *real, const band_plan *plan, const band_factors *factors,
+                       double shift, int64_t pole, const band_inverse_scratch *scratch)
 {
     const int64_t b = plan->block, stride = plan->blocks * b * b;
     double *local = scratch->local + pole * LOCAL_SQUARES * b * b;
@@ -244,8 +244,8 @@ static void assemble_rows(const REAL_BLAS *real, const band_plan *plan, const do
         multiply(real, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, height, inner, 1, columns, height, chain, inner, 0,
                  x + first + left * height * ldx, ldx);
         for (int64_t k = 0; k < plan->poles && left > 0; k++) {
-            multiply(real, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, b, b, 1, columns + k * b * height, height,
-                     chain + k * b, inner, 0, spare + k * b * height, height);
+            multiply(real, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, b, b, 1, columns + k * b * height, height, chain + k * b,
+                     inner, 0, spare + k * b * height, height);
         }
         REAL *swap = columns;
         columns = spare;

@@ -69,8 +69,7 @@ static block_reflector group_reflector(const band_plan *plan, const band_factors
                              .ldt = plan->group};
 }
 
-static void keep_diagonal(const band_plan *plan, const band_factors *factors, const REAL *a, int64_t lda,
-                          int64_t block)
+static void keep_diagonal(const band_plan *plan, const band_factors *factors, const REAL *a, int64_t lda, int64_t block)
 {
     const int64_t b = plan->block, begin = block * b, rows = min_i64(b, plan->n - begin);
     copy_block(rows, rows, a + begin + begin * lda, lda, factors->diagonal + block * b * b, b);
@@ -159,8 +158,8 @@ static void restore_strip(const REAL_BLAS *blas, const band_plan *plan, const ba
     const int64_t begin = strip_begin(plan, strip), columns = strip_end(plan, strip) - begin;
     for (int64_t group = plan->groups - 1; group >= strip; group--) {
         const block_reflector h = group_reflector(plan, factors, a, lda, group);
-        apply_left(blas, 0, plan->n - h.first, h.width, h.v, h.ldv, h.t, h.ldt, columns, x + h.first + begin * ldx,
-                   ldx, group_products(plan, factors, strip));
+        apply_left(blas, 0, plan->n - h.first, h.width, h.v, h.ldv, h.t, h.ldt, columns, x + h.first + begin * ldx, ldx,
+                   group_products(plan, factors, strip));
     }
 }
 

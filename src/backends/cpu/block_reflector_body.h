@@ -171,8 +171,8 @@ static void join_reflectors(const REAL_BLAS *blas, int64_t m, int64_t n1, const 
     REAL *product = scratch + n1 * n2;
     multiply(blas, TCHI_TRANS, TCHI_NO_TRANS, n1, n2, m, 1, v1, ldv, v2, ldv, 0, scratch, n1);
     multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, n1, n2, n1, -1, t, ldt, scratch, n1, 0, product, n1);
-    multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, n1, n2, n2, 1, product, n1, t + n1 + n1 * ldt, ldt, 0,
-             t + n1 * ldt, ldt);
+    multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, n1, n2, n2, 1, product, n1, t + n1 + n1 * ldt, ldt, 0, t + n1 * ldt,
+             ldt);
 }
 
 /* QR of an m by n panel, m >= n: p becomes V, r and t are n by n and fully written. Halves recursively, which leaves

@@ -149,17 +149,18 @@ static bool is_empty(const tch_array *array)
     return false;
 }
 
-/* One long row is cut so that threads can share it. */
+/* One long row is cut into equal ones, if its length allows, so that threads can share it. */
 static void cut_single_row(copy_job *job)
 {
     axis *only = &job->axes[0];
-    int64_t parts = only->size / RUN;
-    if (job->rank == 1 && parts > 1 && only->size % parts == 0) {
-        int64_t length = only->size / parts;
-        job->axes[1] = (axis){length, only->dst, only->src};
-        *only = (axis){parts, only->dst * length, only->src * length};
-        job->rank = 2;
-        job->rows = parts;
+    for (int64_t parts = 64; job->rank == 1 && parts >= 2; parts--) {
+        if (only->size % parts == 0 && only->size / parts >= RUN) {
+            int64_t length = only->size / parts;
+            job->axes[1] = (axis){length, only->dst, only->src};
+            *only = (axis){parts, only->dst * length, only->src * length};
+            job->rank = 2;
+            job->rows = parts;
+        }
     }
 }
 
@@ -179,7 +180,7 @@ tch_status tchi_cpu_copy(void *state, const tch_array *dst, const tch_array *src
 
 typedef struct fill_job {
     copy_job copy;
-    char pattern[8]; /* one element, already rounded */
+    char pattern[RUN * 8]; /* one element, already rounded, repeated */
 } fill_job;
 
 static void fill_rows(void *argument, int64_t from, int64_t to)
@@ -192,8 +193,14 @@ static void fill_rows(void *argument, int64_t from, int64_t to)
         int64_t src;
         row_offsets(&job->copy, row, &dst, &src);
         char *start = (char *)job->copy.dst->data + dst * size;
-        for (int64_t i = 0; i < inner->size; i++) {
-            memcpy(start + i * inner->dst * size, job->pattern, (size_t)size);
+        for (int64_t i = 0; i < inner->size; i += RUN) {
+            int64_t n = inner->size - i < RUN ? inner->size - i : RUN;
+            char *to = start + i * inner->dst * size;
+            if (inner->dst == 1) {
+                memcpy(to, job->pattern, (size_t)(n * size));
+            } else {
+                scatter(n, size, job->pattern, to, inner->dst);
+            }
         }
     }
 }
@@ -221,8 +228,13 @@ tch_status tchi_cpu_fill(void *state, const tch_array *dst, double value)
     if (is_empty(dst)) {
         return TCH_OK;
     }
+    int64_t size = tchi_cpu_size(dst->type);
     make_pattern(dst->type, value, job.pattern);
+    for (int64_t i = 1; i < RUN; i++) {
+        memcpy(job.pattern + i * size, job.pattern, (size_t)size);
+    }
     simplify(&job.copy);
+    cut_single_row(&job.copy);
     int64_t inner = job.copy.axes[job.copy.rank - 1].size;
     tchi_cpu_split(state, job.copy.rows, (double)job.copy.rows * (double)inner, fill_rows, &job);
     return TCH_OK;

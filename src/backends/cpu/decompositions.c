@@ -80,11 +80,12 @@ tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, con
         if (damping != NULL) {
             damping[b] = added;
         }
-        if (get(w, b, 0) < -map->negative * largest) {
+        if (get(w, b, 0) < -fmax(map->negative * largest, added)) {
             flags[b] = TCH_REPORT_NOT_POSITIVE;
         }
         for (int64_t i = 0; i < n; i++) {
-            double value = pow(fmax(get(w, b, i) + added, added), map->power);
+            double base = get(w, b, i) + added;
+            double value = pow(base > (map->clamp ? added : 0.0) ? base : added, map->power);
             flags[b] = isfinite(value) ? flags[b] : TCH_REPORT_NOT_POSITIVE;
             put(w, b, i, value);
         }

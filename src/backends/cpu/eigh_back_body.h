@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "blas.h"
+#include "eigh_team.h"
 #include "vector_clones.h"
 
 typedef struct back {
@@ -86,19 +87,17 @@ static void transform_slice(const back *b, int64_t begin, int64_t end)
     }
 }
 
-static void back_transform(const back *b, int threads)
+/* One member's part. */
+static void back_transform(const back *b, const member *me)
 {
-    int64_t slice = (b->n + threads - 1) / threads;
+    int64_t blocks = (b->n - 2) / b->width + 1, slice = product_columns(b->n, b->n, b->width), begin, end;
     slice = slice < BACK_SLICE ? slice : BACK_SLICE;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for schedule(dynamic)
-        for (int64_t first = 0; first < b->n - 1; first += b->width) {
-            form_block(b, first);
-        }
-#pragma omp for schedule(dynamic)
-        for (int64_t begin = 0; begin < b->n; begin += slice) {
-            transform_slice(b, begin, begin + slice < b->n ? begin + slice : b->n);
-        }
+    for (int64_t i = me->thread; i < blocks; i += me->threads) {
+        form_block(b, i * b->width);
+    }
+    meet(me);
+    share(me, b->n, 4, &begin, &end);
+    for (int64_t first = begin; first < end; first += slice) {
+        transform_slice(b, first, first + slice < end ? first + slice : end);
     }
 }

@@ -1,36 +1,23 @@
 /* The symmetric eigensolver, written once for the two precisions: reduce to tridiagonal form, divide and conquer,
  * transform back. Only matrix products are borrowed; why, and what each step reached, is in bench/ladder/eigh.md.
- * Before including, define REAL, REAL_BLAS, ROUND_OFF, SMALLEST_SQUARES, LEAF_TOLERANCE and SECULAR_TOLERANCE. */
+ * Before including, define REAL, REAL_BLAS and the numbers that eigh_f32.c explains. */
 #include <math.h>
 #include <omp.h>
 #include <stdbool.h>
 
 #include "eigh.h"
 
-/* Orders up to this are leaves of divide and conquer. */
-#ifndef LEAF_ORDER
-#define LEAF_ORDER 24
-#endif
-/* Reflections gathered into one block, and columns taken through all blocks at once. */
-#ifndef BACK_WIDTH
-#define BACK_WIDTH 64
-#endif
-#ifndef NARROW_UNDER
-#define NARROW_UNDER 192
-#endif
-#ifndef BACK_SLICE
-#define BACK_SLICE 256
-#endif
-/* Rows of the matrix for each thread: with fewer the threads wait for each other longer than they work. */
-#ifndef REDUCE_ROWS
-#define REDUCE_ROWS 192
-#endif
-#ifndef DIVIDE_ROWS
-#define DIVIDE_ROWS 64
-#endif
+/* Measured in bench/ladder/eigh.md. A leaf of divide and conquer has at most LEAF_ORDER rows: between 12 and 24 the time
+ * is the same within the noise. BACK_WIDTH reflections are gathered into a block, half as many for orders under
+ * NARROW_UNDER, and BACK_SLICE columns taken through all blocks at once. A thread is worth having for so many rows in
+ * the reduction, where threads meet at each column, and in the rest. */
+enum { LEAF_ORDER = 24, BACK_WIDTH = 64, NARROW_UNDER = 192, BACK_SLICE = 256, REDUCE_ROWS = 192, DIVIDE_ROWS = 64 };
 
-#include "eigh_back_body.h"
+/* Orders that always have a team of one, and the multiplications in a product up to which OpenBLAS has one too. */
+enum { SERIAL_UNDER = 2 * DIVIDE_ROWS, SERIAL_PRODUCT = 262144 };
+
 #include "eigh_divide_body.h"
+#include "eigh_back_body.h"
 #include "eigh_reduce_body.h"
 
 enum { MAX_THREADS = 64 };
@@ -89,7 +76,7 @@ static size_t eigh_scratch(int64_t n)
 }
 
 /* The largest size of an entry of the lower triangle, or a NaN when one is not finite. */
-static REAL largest_entry(int64_t n, const REAL *a, int64_t lda)
+VECTOR_CLONES static REAL largest_entry(int64_t n, const REAL *a, int64_t lda)
 {
     REAL most = 0, wrong = 0;
     for (int64_t j = 0; j < n; j++) {
@@ -120,41 +107,70 @@ static int normalise(int64_t n, double *d, double *e)
     return exponent;
 }
 
+/* One matrix on its way through the three steps. */
+typedef struct job {
+    reduction reduction;
+    divide divide;
+    back back;
+    node shared;
+    REAL scale;
+    int exponent; /* of what the eigenvalues are multiplied by at the end */
+    meeting everyone, reducers;
+} job;
+
+/* What each thread does. Fewer of them reduce than do the rest. Returns how many eigenvalues it did not find. */
+static int solve_share(job *j, const member *me)
+{
+    int reducers = team_size(j->reduction.n, REDUCE_ROWS, me->threads);
+    if (me->thread < reducers) {
+        const member reducer = {&j->reducers, me->thread, reducers};
+        reduce(&j->reduction, j->back.a, j->back.lda, j->scale, &reducer);
+    }
+    meet(me);
+    if (me->thread == 0) {
+        j->exponent += normalise(j->reduction.n, j->reduction.d, j->reduction.e);
+    }
+    int failed = divide_and_conquer(&j->divide, &j->shared, j->reduction.e, me);
+    back_transform(&j->back, me);
+    return failed;
+}
+
+static job make_job(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, const workspace *s, int exponent)
+{
+    int64_t width = n < NARROW_UNDER ? BACK_WIDTH / 2 : BACK_WIDTH;
+    return (job){
+        .reduction = {n, s->padded, s->q, s->ldq, a, lda, s->tau, s->values, s->e, s->vectors},
+        .divide = {blas, n, s->q, s->ldq, s->square, s->packed, s->values, s->numbers, s->order, s->indices},
+        .back = {blas, n, s->q, s->ldq, s->order, a, lda, s->tau, s->square, s->packed, s->t, s->w, width},
+        .scale = (REAL)ldexp(1.0, -exponent),
+        .exponent = exponent,
+    };
+}
+
 static int solve(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w, const workspace *s, int exponent)
 {
-    int available = omp_in_parallel() ? 1 : omp_get_max_threads();
-    available = available < MAX_THREADS ? available : MAX_THREADS;
-    int threads = team_size(n, DIVIDE_ROWS, available);
-    reduction r = {n, s->padded, s->q, s->ldq, a, lda, s->tau, s->values, s->e, s->vectors};
-    reduce(&r, a, lda, (REAL)ldexp(1.0, -exponent), team_size(n, REDUCE_ROWS, available));
-    exponent += normalise(n, s->values, s->e);
-    divide t = {blas, n, s->q, s->ldq, s->square, s->packed, s->values, s->numbers, s->order, s->indices};
-    int failed = divide_and_conquer(&t, s->e, threads);
-    if (failed != 0) {
-        return failed;
+    job j = make_job(blas, n, a, lda, s, exponent);
+    int failed = 0, available = omp_in_parallel() ? 1 : omp_get_max_threads();
+    int threads = team_size(n, DIVIDE_ROWS, available < MAX_THREADS ? available : MAX_THREADS);
+    if (threads == 1) {
+        const member alone = {NULL, 0, 1};
+        failed = solve_share(&j, &alone);
+    } else {
+#pragma omp parallel num_threads(threads) reduction(+ : failed)
+        {
+            const member me = {&j.everyone, omp_get_thread_num(), omp_get_num_threads()};
+            failed += solve_share(&j, &me);
+        }
     }
-    back b = {blas,
-              n,
-              s->q,
-              s->ldq,
-              s->order,
-              a,
-              lda,
-              s->tau,
-              s->square,
-              s->packed,
-              s->t,
-              s->w,
-              n < NARROW_UNDER ? BACK_WIDTH / 2 : BACK_WIDTH};
-    back_transform(&b, threads);
     for (int64_t i = 0; i < n; i++) {
-        w[i] = (REAL)ldexp(s->values[s->order[i]], exponent);
+        w[i] = (REAL)ldexp(s->values[s->order[i]], j.exponent);
     }
-    return 0;
+    return failed;
 }
 
 /* The matrix is worked on with its largest entry between one half and one, by an exact scaling, so that no square can
- * overflow and what underflows is negligible. */
+ * overflow and what underflows is negligible. At the ends of the range the scaling stops short of factors that are not
+ * normal numbers themselves. */
 static int eigh(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w, void *scratch)
 {
     if (n == 0) {
@@ -171,6 +187,7 @@ static int eigh(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w,
     }
     int exponent = 0;
     frexp((double)most, &exponent);
+    exponent = exponent < -MAX_SCALING ? -MAX_SCALING : exponent > MAX_SCALING ? MAX_SCALING : exponent;
     workspace s = lay_out(n, scratch);
     return solve(blas, n, a, lda, w, &s, exponent);
 }

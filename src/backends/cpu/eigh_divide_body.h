@@ -58,40 +58,45 @@ static int solve_leaf(const divide *t, int64_t begin, int64_t end, const double 
     return failed;
 }
 
-static int solve_leaves(const divide *t, int levels, const double *e, int threads)
+/* Joins nodes of 2^(levels - level) leaves in pairs. */
+static int merge_level(const divide *t, node *shared, int levels, int level, const double *e, const member *me)
 {
+    const member alone = {NULL, 0, 1};
+    int64_t nodes = (int64_t)1 << level, leaves = (int64_t)1 << (levels - level);
+    bool apart = nodes >= me->threads;
     int failed = 0;
-#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(+ : failed)
-    for (int64_t i = 0; i < (int64_t)1 << levels; i++) {
+    for (int64_t i = apart ? me->thread : 0; i < nodes; i += apart ? me->threads : 1) {
+        int64_t begin = leaf_begin(t->n, levels, i * leaves), end = leaf_begin(t->n, levels, (i + 1) * leaves);
+        int64_t middle = leaf_begin(t->n, levels, i * leaves + leaves / 2);
+        node own;
+        node *p = apart ? &own : shared;
+        if (apart || me->thread == 0) {
+            *p = node_at(t, begin, middle, end);
+        }
+        failed += merge_node(t, p, e[middle - 1], apart ? &alone : me);
+        if (!apart) {
+            meet(me);
+        }
+    }
+    return failed;
+}
+
+/* One member's part in finding the eigenvalues of the matrix with diagonal t->values and off-diagonal e, and its vectors
+ * in t->q; t->order tells the columns' ascending order. Returns how many eigenvalues this member did not find. */
+static int divide_and_conquer(const divide *t, node *shared, const double *e, const member *me)
+{
+    int levels = level_count(t->n), failed = 0;
+    if (me->thread == 0) {
+        cut(t->n, levels, t->values, e);
+    }
+    meet(me);
+    for (int64_t i = me->thread; i < (int64_t)1 << levels; i += me->threads) {
         failed += solve_leaf(t, leaf_begin(t->n, levels, i), leaf_begin(t->n, levels, i + 1), e);
     }
-    return failed;
-}
-
-/* Joins nodes of 2^(levels - level) leaves in pairs. */
-static int merge_level(const divide *t, int levels, int level, const double *e, int threads)
-{
-    int64_t nodes = (int64_t)1 << level;
-    int across = nodes >= threads ? threads : 1, within = nodes >= threads ? 1 : threads, failed = 0;
-#pragma omp parallel for num_threads(across) if (across > 1) reduction(+ : failed) schedule(dynamic)
-    for (int64_t i = 0; i < nodes; i++) {
-        int64_t leaves = (int64_t)1 << (levels - level), first = i * leaves;
-        int64_t begin = leaf_begin(t->n, levels, first), middle = leaf_begin(t->n, levels, first + leaves / 2);
-        int64_t end = leaf_begin(t->n, levels, first + leaves);
-        failed += merge_node(t, begin, middle, end, e[middle - 1], within);
+    for (int level = levels - 1; level >= 0; level--) {
+        meet(me);
+        failed += merge_level(t, shared, levels, level, e, me);
     }
-    return failed;
-}
-
-/* The eigenvalues of the matrix with diagonal t->values and off-diagonal e, and its vectors in t->q; t->order tells the
- * columns' ascending order. Returns how many eigenvalues were not found. */
-static int divide_and_conquer(const divide *t, const double *e, int threads)
-{
-    int levels = level_count(t->n);
-    cut(t->n, levels, t->values, e);
-    int failed = solve_leaves(t, levels, e, threads);
-    for (int level = levels - 1; level >= 0 && failed == 0; level--) {
-        failed = merge_level(t, levels, level, e, threads);
-    }
+    meet(me);
     return failed;
 }

@@ -1,8 +1,9 @@
-/* The symmetric eigensolver in double precision. */
+/* The symmetric eigensolver in double precision. What the numbers mean is said in eigh_f32.c. */
 #define REAL double
 #define REAL_BLAS tchi_blas_f64
 #define ROUND_OFF 0x1p-53
 #define SMALLEST_SQUARES 0x1p-900
+#define MAX_SCALING 1022
 #define LEAF_TOLERANCE 0x1p-52
 #define SECULAR_TOLERANCE 0x1p-46
 #include "eigh_body.h"

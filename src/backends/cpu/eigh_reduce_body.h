@@ -3,28 +3,18 @@
  * that each number is read and written once per column; the threads meet once per column. Every thread keeps its own
  * copies of the vectors, computed redundantly in the same order: they agree to the last bit. */
 #include <math.h>
-#include <omp.h>
-#include <sched.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "eigh_team.h"
 #include "vector_clones.h"
 
 /* The columns are owned in blocks. The squares on the diagonal are kept whole, and rows and columns are padded with
  * zeros to full blocks, so that all loops have whole vectors. */
 enum { BLOCK = 16 };
 
-/* Looks at the meeting's counter before giving way. */
-enum { SPINS = 20000 };
-
 /* Every thread has four vectors of its own and two partial products; two more are shared. */
 enum { VECTORS_PER_THREAD = 6, SHARED_VECTORS = 2 };
-
-/* Where the threads meet. OpenMP's barrier makes a system call each time, about as long as a column's work. */
-typedef struct meeting {
-    atomic_int arrived, round;
-} meeting;
 
 typedef struct reduction {
     int64_t n, padded;
@@ -36,25 +26,6 @@ typedef struct reduction {
     double *d, *e;
     REAL *vectors; /* (VECTORS_PER_THREAD * threads + SHARED_VECTORS) * padded */
 } reduction;
-
-/* Spins for about the time of a column; after that the other thread has probably lost its processor, and gets ours. */
-VECTOR_INLINE void meet(meeting *m, int threads)
-{
-    if (threads == 1) {
-        return;
-    }
-    int round = atomic_load_explicit(&m->round, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&m->arrived, 1, memory_order_acq_rel) == threads - 1) {
-        atomic_store_explicit(&m->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&m->round, round + 1, memory_order_release);
-        return;
-    }
-    for (int spins = 0; atomic_load_explicit(&m->round, memory_order_acquire) == round; spins++) {
-        if (spins > SPINS) {
-            sched_yield();
-        }
-    }
-}
 
 static int64_t round_up(int64_t n, int64_t unit)
 {
@@ -68,22 +39,29 @@ VECTOR_INLINE int owner(int64_t block, int threads)
     return turn < threads ? turn : 2 * threads - 1 - turn;
 }
 
-/* Copies a thread's blocks of the lower triangle of a, times scale, into the padded matrix. */
-static void load_blocks(const reduction *r, const REAL *a, int64_t lda, REAL scale, int thread, int threads)
+/* Copies column j of the lower triangle of a, times scale, from the top of its diagonal block down. The part above the
+ * diagonal comes from the columns before it, which are there already. */
+VECTOR_INLINE void load_column(const reduction *r, const REAL *a, int64_t lda, REAL scale, int64_t j)
 {
-    for (int64_t block = 0; block * BLOCK < r->padded; block++) {
-        if (owner(block, threads) != thread) {
-            continue;
-        }
-        int64_t top = block * BLOCK;
-        for (int64_t j = top; j < top + BLOCK; j++) {
-            REAL *column = r->m + j * r->ldm;
-            for (int64_t i = top; i < j; i++) {
-                column[i] = r->m[i * r->ldm + j];
-            }
-            for (int64_t i = j; i < r->padded; i++) {
-                column[i] = i < r->n && j < r->n ? scale * a[j * lda + i] : (REAL)0;
-            }
+    REAL *restrict column = r->m + j * r->ldm;
+    const REAL *restrict source = a + j * lda;
+    int64_t filled = j < r->n ? r->n : j;
+    for (int64_t i = j / BLOCK * BLOCK; i < j; i++) {
+        column[i] = r->m[i * r->ldm + j];
+    }
+#pragma omp simd
+    for (int64_t i = j; i < filled; i++) {
+        column[i] = scale * source[i];
+    }
+    memset(column + filled, 0, (size_t)(r->padded - filled) * sizeof *column);
+}
+
+/* A member loads the blocks it owns. */
+VECTOR_INLINE void load_blocks(const reduction *r, const REAL *a, int64_t lda, REAL scale, const member *me)
+{
+    for (int64_t j = 0; j < r->padded; j++) {
+        if (owner(j / BLOCK, me->threads) == me->thread) {
+            load_column(r, a, lda, scale, j);
         }
     }
 }
@@ -243,18 +221,20 @@ VECTOR_INLINE void record(const reduction *r, int64_t j, const REAL *v, REAL dia
     r->tau[j] = tau;
 }
 
-/* What each thread of a team runs, once all blocks are loaded. The partial products and the published column alternate
- * between two places, so that one barrier a column is enough. */
-VECTOR_CLONES static void reduce_share(const reduction *r, meeting *m, int thread, int threads)
+/* One member's part. Reads the lower triangle of a and overwrites it with the reflectors (r->reflectors may be a). The
+ * partial products and the published column alternate between two places, so that one meeting a column is enough. */
+VECTOR_CLONES static void reduce(const reduction *r, const REAL *a, int64_t lda, REAL scale, const member *me)
 {
+    int thread = me->thread, threads = me->threads;
     int64_t n = r->n, padded = r->padded;
     REAL *fronts = r->vectors, *partials = fronts + SHARED_VECTORS * padded;
     REAL *own = partials + 2 * threads * padded + 4 * thread * padded;
     REAL *v = own, *old_v = own + padded, *w = own + 2 * padded, *old_w = own + 3 * padded;
     memset(own, 0, 4 * (size_t)padded * sizeof *own);
-    meet(m, threads);
+    load_blocks(r, a, lda, scale, me);
+    meet(me);
     publish_column(r, 0, thread, threads, fronts);
-    meet(m, threads);
+    meet(me);
     for (int64_t j = 0; j < n; j++) {
         REAL *front = fronts + (j & 1) * padded, *next_front = fronts + (~j & 1) * padded;
         REAL *products = partials + (j & 1) * threads * padded;
@@ -276,7 +256,7 @@ VECTOR_CLONES static void reduce_share(const reduction *r, meeting *m, int threa
         memset(p.y + j / BLOCK * BLOCK, 0, (size_t)(padded - j / BLOCK * BLOCK) * sizeof *p.y);
         pass_blocks(r, &p, j + 1, thread, threads);
         publish_column(r, j + 1, thread, threads, next_front);
-        meet(m, threads);
+        meet(me);
         finish_product(products, threads, padded, v, tau, j, w);
         REAL *swap = old_v;
         old_v = v;
@@ -284,17 +264,5 @@ VECTOR_CLONES static void reduce_share(const reduction *r, meeting *m, int threa
         swap = old_w;
         old_w = w;
         w = swap;
-    }
-}
-
-/* Reads the lower triangle of a and overwrites it with the reflectors (r->reflectors may be a itself). */
-static void reduce(const reduction *r, const REAL *a, int64_t lda, REAL scale, int threads)
-{
-    meeting m = {0};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        int thread = omp_get_thread_num(), team = omp_get_num_threads();
-        load_blocks(r, a, lda, scale, thread, team);
-        reduce_share(r, &m, thread, team);
     }
 }

@@ -144,42 +144,48 @@ VECTOR_INLINE double inside_bracket(double low, double high)
     return mean > 0.0 ? signed_mean : 0.5 * (low + high);
 }
 
+/* The step to the root of the model of f. The model is a constant and the poles left and right of the root; b, f and its
+ * slope settle all but the constant, which is where the two methods differ. */
+VECTOR_INLINE double model_step(const lanes *b, int l, double f, double slope, double middle_way)
+{
+    double to_left = (b->left[l] - b->origin[l]) - b->offset[l], to_right = (b->right[l] - b->origin[l]) - b->offset[l];
+    bool nearer_left = b->left[l] == b->origin[l];
+    double near = nearer_left ? to_left : to_right, far = nearer_left ? to_right : to_left;
+    double near_weight = nearer_left ? b->left_weight[l] : b->right_weight[l];
+    double c_middle = f - to_left * b->psi_slope[l] - to_right * b->phi_slope[l];
+    double c_fixed = f - far * slope - (near - far) * (near_weight / (near * near));
+    double a = (to_left + to_right) * f - to_left * to_right * slope;
+    return model_root(a, to_left * to_right * f, middle_way > 0.0 ? c_middle : c_fixed);
+}
+
 /* One step of every lane that is not done; returns whether all are. A step that brought f down by less than ten without
- * passing the root is answered by the other kind of step, and when force is set by cutting the bracket. */
-VECTOR_INLINE bool improve(const tchi_secular *s, lanes *b, double force)
+ * passing the root is answered by the other method, and all lanes that are not close cut their bracket when cut is 1.
+ * Truth is 1.0 here, so that the lanes stay lanes. */
+VECTOR_INLINE bool improve(const tchi_secular *s, lanes *b, double cut)
 {
     double constant = 1.0 / s->rho, all = 1.0;
 #pragma omp simd reduction(min : all)
     for (int l = 0; l < LANES; l++) {
-        double x = b->offset[l];
-        double to_left = (b->left[l] - b->origin[l]) - x, to_right = (b->right[l] - b->origin[l]) - x;
-        double f = constant + b->psi[l] + b->phi[l], slope = b->psi_slope[l] + b->phi_slope[l];
+        double x = b->offset[l], f = constant + b->psi[l] + b->phi[l], slope = b->psi_slope[l] + b->phi_slope[l];
         double low = f < 0.0 ? x : b->low[l], high = f < 0.0 ? b->high[l] : x;
-
         double slow = f * b->last_f[l] > 0.1 * b->last_f[l] * b->last_f[l] ? 1.0 : 0.0;
         double middle_way = fabs(b->middle_way[l] - slow);
-        double nearer_left = b->left[l] == b->origin[l] ? 1.0 : 0.0;
-        double near = nearer_left > 0.0 ? to_left : to_right, far = nearer_left > 0.0 ? to_right : to_left;
-        double near_weight = nearer_left > 0.0 ? b->left_weight[l] : b->right_weight[l];
-        double c_middle = f - to_left * b->psi_slope[l] - to_right * b->phi_slope[l];
-        double c_fixed = f - far * slope - (near - far) * (near_weight / (near * near));
-        double c = middle_way > 0.0 ? c_middle : c_fixed;
-        double a = (to_left + to_right) * f - to_left * to_right * slope;
-        double next = x + model_root(a, to_left * to_right * f, c);
+        double next = x + model_step(b, l, f, slope, middle_way);
+
         double small = fabs(f) <= s->tolerance * (constant + b->phi[l] - b->psi[l]) ? 1.0 : 0.0;
         double still = fabs(next - x) <= 0x1p-52 * fabs(x) ? 1.0 : 0.0;
-        double otherwise = small + still > 0.0 ? x : inside_bracket(low, high);
-        double good = next > low && next < high ? 1.0 - force : 0.0;
-        next = good > 0.0 || (small > 0.0 && next > low && next < high) ? next : otherwise;
-        double was_done = b->done[l];
-        double now_done = small + still + was_done > 0.0 ? 1.0 : 0.0;
-        b->offset[l] = was_done > 0.0 ? x : next;
+        double close = small + still > 0.0 ? 1.0 : 0.0;
+        double inside = next > low && next < high ? 1.0 : 0.0;
+        double otherwise = close > 0.0 ? x : inside_bracket(low, high);
+        double chosen = inside > 0.0 && cut <= close ? next : otherwise;
+        double done = b->done[l] > close ? b->done[l] : close;
+        b->offset[l] = b->done[l] > 0.0 ? x : chosen;
         b->low[l] = low;
         b->high[l] = high;
         b->last_f[l] = f;
         b->middle_way[l] = middle_way;
-        b->done[l] = now_done;
-        all = now_done < all ? now_done : all;
+        b->done[l] = done;
+        all = done < all ? done : all;
     }
     return all > 0.0;
 }

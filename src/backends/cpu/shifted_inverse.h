@@ -25,9 +25,9 @@ int tchi_cpu_shifted_inverse_f64(const tchi_blas *blas, int64_t n, double *a, in
 /* The same by one Cholesky inversion per pole, in double precision throughout: plain and slow, what tests compare
  * with. a is kept. The scratch is for either precision. */
 size_t tchi_cpu_shifted_inverse_reference_scratch(int64_t n);
-int tchi_cpu_shifted_inverse_reference_f32(const tchi_blas *blas, int64_t n, const float *a, int64_t lda,
-                                           int64_t count, const double *shifts, const double *weights, float *x,
-                                           int64_t ldx, void *scratch);
+int tchi_cpu_shifted_inverse_reference_f32(const tchi_blas *blas, int64_t n, const float *a, int64_t lda, int64_t count,
+                                           const double *shifts, const double *weights, float *x, int64_t ldx,
+                                           void *scratch);
 int tchi_cpu_shifted_inverse_reference_f64(const tchi_blas *blas, int64_t n, const double *a, int64_t lda,
                                            int64_t count, const double *shifts, const double *weights, double *x,
                                            int64_t ldx, void *scratch);

@@ -95,6 +95,9 @@ static size_t align_up(size_t bytes)
 
 static size_t shifted_inverse_scratch(int64_t n, int64_t count)
 {
+    if (n == 0) {
+        return 0;
+    }
     const band_plan plan = make_band_plan(n, count);
     return align_up(band_factors_count(&plan) * sizeof(REAL)) + align_up(band_inverse_bytes(&plan));
 }
@@ -132,15 +135,17 @@ static int threads_for(const tchi_blas *blas, const band_plan *plan)
     return one || omp_in_parallel() ? 1 : omp_get_max_threads();
 }
 
-static int shifted_inverse(const tchi_blas *blas, const REAL_BLAS *real, int64_t n, REAL *a, int64_t lda,
-                           int64_t count, const double *shifts, const double *weights, REAL *x, int64_t ldx,
-                           void *scratch)
+static int shifted_inverse(const tchi_blas *blas, const REAL_BLAS *real, int64_t n, REAL *a, int64_t lda, int64_t count,
+                           const double *shifts, const double *weights, REAL *x, int64_t ldx, void *scratch)
 {
+    if (n == 0) {
+        return 0;
+    }
     shifted_inverse_call call = {
         .blas = blas, .real = real, .plan = make_band_plan(n, count), .shifts = shifts, .weights = weights};
     call.factors = make_band_factors(&call.plan, scratch);
-    call.inverse = make_band_inverse_scratch(
-        &call.plan, (char *)scratch + align_up(band_factors_count(&call.plan) * sizeof(REAL)));
+    call.inverse = make_band_inverse_scratch(&call.plan,
+                                             (char *)scratch + align_up(band_factors_count(&call.plan) * sizeof(REAL)));
     work_team team = WORK_TEAM_INIT;
     int status = 0;
     if (!lower_is_finite(n, a, lda)) {

@@ -24,9 +24,9 @@ int tchi_cpu_shifted_inverse_f32(const tchi_blas *blas, int64_t n, float *a, int
     return shifted_inverse(blas, &blas->f32, n, a, lda, count, shifts, weights, x, ldx, scratch);
 }
 
-int tchi_cpu_shifted_inverse_reference_f32(const tchi_blas *blas, int64_t n, const float *a, int64_t lda,
-                                           int64_t count, const double *shifts, const double *weights, float *x,
-                                           int64_t ldx, void *scratch)
+int tchi_cpu_shifted_inverse_reference_f32(const tchi_blas *blas, int64_t n, const float *a, int64_t lda, int64_t count,
+                                           const double *shifts, const double *weights, float *x, int64_t ldx,
+                                           void *scratch)
 {
     return shifted_inverse_reference(blas, n, a, lda, count, shifts, weights, x, ldx, scratch);
 }

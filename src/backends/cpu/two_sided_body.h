@@ -70,8 +70,8 @@ static void finish_tile(const REAL_BLAS *blas, const band_plan *plan, const bloc
     const REAL *core = scratch->s + plan->tiles * w * w;
     const REAL *v = h->v + begin;
     REAL *w_right = scratch->right + begin;
-    multiply(blas, TCHI_NO_TRANS, transposed ? TCHI_TRANS : TCHI_NO_TRANS, rows, w, w, 1, scratch->y + begin, n,
-             h->t, h->ldt, 0, w_right, n);
+    multiply(blas, TCHI_NO_TRANS, transposed ? TCHI_TRANS : TCHI_NO_TRANS, rows, w, w, 1, scratch->y + begin, n, h->t,
+             h->ldt, 0, w_right, n);
     multiply(blas, TCHI_NO_TRANS, TCHI_NO_TRANS, rows, w, w, 1, v, h->ldv, core, w, 1, w_right, n);
     copy_block(rows, w, w_right, n, scratch->left + begin + w * n, n);
     copy_block(rows, w, v, h->ldv, scratch->left + begin, n);
@@ -79,8 +79,8 @@ static void finish_tile(const REAL_BLAS *blas, const band_plan *plan, const bloc
 }
 
 /* A <- A - V W' - W V' on columns begin to end and the rows from begin down. */
-static void update_columns(const REAL_BLAS *blas, const band_plan *plan, REAL *a, int64_t lda,
-                           const block_reflector *h, int64_t begin, int64_t end, const two_sided_scratch *scratch)
+static void update_columns(const REAL_BLAS *blas, const band_plan *plan, REAL *a, int64_t lda, const block_reflector *h,
+                           int64_t begin, int64_t end, const two_sided_scratch *scratch)
 {
     const int64_t n = plan->n, offset = begin - h->first;
     multiply(blas, TCHI_NO_TRANS, TCHI_TRANS, n - begin, end - begin, 2 * h->width, -1, scratch->left + offset, n,

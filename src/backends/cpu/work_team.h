@@ -21,7 +21,10 @@ typedef struct work_team {
     pthread_cond_t next_round;
 } work_team;
 
-#define WORK_TEAM_INIT {.threads = 1, .mutex = PTHREAD_MUTEX_INITIALIZER, .next_round = PTHREAD_COND_INITIALIZER}
+#define WORK_TEAM_INIT                                                                                                 \
+    {                                                                                                                  \
+        .threads = 1, .mutex = PTHREAD_MUTEX_INITIALIZER, .next_round = PTHREAD_COND_INITIALIZER                       \
+    }
 
 /* Pauses before sleeping: about 0.1 ms where a pause takes 140 cycles, less where it is shorter. */
 enum { TEAM_SPINS = 1500 };
