@@ -137,7 +137,8 @@ static void fill_rank_one_plus_identity(int64_t n, const double *g, double *a)
 static void fill_graded(int64_t n, const double *g, double *a)
 {
     for (int64_t i = 0; i < n * n; i++) {
-        double place = (double)(i / n + i % n) / (double)(2 * n);
+        int64_t steps = i / n + i % n;
+        double place = (double)steps / (double)(2 * n);
         a[i] = (g[i] + g[i % n * n + i / n]) * pow(10.0, -30.0 * place);
     }
 }
@@ -145,7 +146,8 @@ static void fill_graded(int64_t n, const double *g, double *a)
 static void fill_graded_upwards(int64_t n, const double *g, double *a)
 {
     for (int64_t i = 0; i < n * n; i++) {
-        double place = 1.0 - (double)(i / n + i % n) / (double)(2 * n);
+        int64_t steps = i / n + i % n;
+        double place = 1.0 - (double)steps / (double)(2 * n);
         a[i] = (g[i] + g[i % n * n + i / n]) * pow(10.0, -30.0 * place);
     }
 }

@@ -276,8 +276,8 @@ static void test_plain_against_eigenvalues(void **state)
 static void test_sizes(void **state)
 {
     (void)state;
-    static const int64_t sizes[] = {1,   2,   3,   5,   17,  31,  32,  33,  63,  64,  65,  95,   96,  97,
-                                    100, 127, 129, 160, 161, 200, 257, 289, 511, 512, 513, 1000, 1024};
+    static const int64_t sizes[] = {1,   2,   3,   5,   17,  31,  32,  33,  63,  64,  65,  95,   96,   97,
+                                    100, 127, 129, 160, 161, 200, 257, 289, 511, 512, 513, 1000, 1024, 1537};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         for (int kind = 0; kind < PRECISIONS; kind++) {
             test_case("%s, n = %lld", precisions[kind].name, (long long)sizes[s]);

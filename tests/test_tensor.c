@@ -430,6 +430,28 @@ static void backwards_strides_are_followed(void **state)
     test_tensor_free(dst);
 }
 
+/* A tensor with negative strides reaches below its first element, and a copy into that memory is an overlap. */
+static void backwards_tensors_overlap_below_their_start(void **state)
+{
+    tch_context *context = *state;
+    const int64_t whole[] = {8};
+    int64_t four[] = {4};
+    int64_t backwards[] = {-1};
+    test_tensor *t = test_tensor_make(context, TCH_FLOAT64, 1, whole, LAYOUT_CONTIGUOUS);
+    tch_tensor src = t->tensor;
+    src.shape = four;
+    src.strides = backwards;
+    src.byte_offset += 5 * sizeof(double);
+    tch_tensor dst = t->tensor;
+    dst.shape = four;
+    dst.byte_offset -= 1 * sizeof(double); /* elements -1 to 2, where src has 2 to 5 */
+    assert_int_equal(tch_tensor_copy(context, &dst, &src), TCH_ERR_LAYOUT);
+    test_tensor_check_unchanged(t, "the block");
+    dst.byte_offset += 7 * sizeof(double); /* 6 to 9: beside it */
+    CHECK_OK(tch_tensor_copy(context, &dst, &src));
+    test_tensor_free(t);
+}
+
 static void fills_round_and_stay_inside(void **state)
 {
     tch_context *context = *state;
@@ -468,6 +490,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(integers_keep_their_type),
         cmocka_unit_test(copies_follow_any_strides),
         cmocka_unit_test(backwards_strides_are_followed),
+        cmocka_unit_test(backwards_tensors_overlap_below_their_start),
         cmocka_unit_test(fills_round_and_stay_inside),
     };
     test_begin(argc, argv);

@@ -10,7 +10,7 @@ typedef struct test_random {
     uint64_t counter;
 } test_random;
 
-void test_random_set_seed(uint64_t seed);
+void test_random_set_seed(uint64_t value);
 uint64_t test_random_seed(void);
 
 /* A generator for one case; different streams are independent. */

@@ -16,7 +16,7 @@
 const char *test_layout_name(test_layout layout)
 {
     static const char *const names[] = {"contiguous", "transposed", "row gaps", "batch gaps",
-                                        "stepped",    "offset",     "expanded"};
+                                        "stepped",    "offset",     "reversed", "expanded"};
     return names[layout];
 }
 
@@ -46,6 +46,9 @@ static void lay_out(test_tensor *t, int32_t ndim, test_layout layout)
     if (layout == LAYOUT_EXPANDED && ndim > 0) {
         t->strides[0] = 0;
     }
+    for (int32_t d = 0; d < ndim && layout == LAYOUT_REVERSED; d++) {
+        t->strides[d] = -t->strides[d];
+    }
 }
 
 static int64_t count_elements(const test_tensor *t, int32_t ndim)
@@ -57,14 +60,14 @@ static int64_t count_elements(const test_tensor *t, int32_t ndim)
     return count;
 }
 
-/* Elements from the first to the last one in memory. */
-static int64_t span(const test_tensor *t, int32_t ndim)
+/* How far, in elements, the last element lies from the first; negative when it lies before it. */
+static int64_t distance(const test_tensor *t, int32_t ndim)
 {
     int64_t last = 0;
     for (int32_t d = 0; d < ndim; d++) {
         last += (at_least_one(t->shape[d]) - 1) * t->strides[d];
     }
-    return last + 1;
+    return last;
 }
 
 static tch_tensor host_block(const test_tensor *t, unsigned char *bytes, int64_t *length)
@@ -98,10 +101,11 @@ test_tensor *test_tensor_make(tch_context *context, tch_dtype dtype, int32_t ndi
     memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
     lay_out(t, ndim, layout);
     int64_t size = (int64_t)tch_dtype_size(dtype);
-    int64_t shift = layout == LAYOUT_OFFSET ? size : 0;
+    int64_t reach = distance(t, ndim) * size;
+    int64_t shift = layout == LAYOUT_OFFSET ? size : reach < 0 ? -reach : 0;
     t->context = context;
     t->count = count_elements(t, ndim);
-    t->bytes = (2 * GUARD_BYTES + shift + span(t, ndim) * size + 3) / 4 * 4;
+    t->bytes = (2 * GUARD_BYTES + shift + (reach > 0 ? reach : 0) + size + 3) / 4 * 4;
     int64_t words = t->bytes / 4;
     CHECK_OK(tch_tensor_create_uninitialized(context, TCH_INT32, 1, &words, TCH_CONTIGUOUS, &t->block));
     t->image = test_alloc((size_t)t->bytes);

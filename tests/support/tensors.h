@@ -15,6 +15,7 @@ typedef enum test_layout {
     LAYOUT_BATCH_GAPS, /* unused elements between matrices, so that several batch dimensions are no single one */
     LAYOUT_STEPPED,    /* every second element of a row */
     LAYOUT_OFFSET,     /* the first element aligned to its own size and no more */
+    LAYOUT_REVERSED,   /* every stride negative: the first element lies last */
     LAYOUT_COUNT,
     LAYOUT_EXPANDED = LAYOUT_COUNT /* stride 0 in the first dimension; inputs only */
 } test_layout;

@@ -4,14 +4,14 @@
  * where a badly conditioned matrix loses digits, so it is done in double precision always. Coming up, the inverse Z
  * needs only H(j) = -M(j)' L(j)^(-1):
  *     Z(j,j) = D(j)^(-1) + H(j)' Z(j+1,j+1) H(j),     Z(i,j) = Z(i,j+1) H(j)  for i > j.
- * Between two tiles of blocks, products of H are gathered into one factor C, so that the sum over poles is the inner
- * dimension of a single large product. */
+ * Between two stretches of blocks, products of H are gathered into one factor C, so that the sum over poles is the
+ * inner dimension of a single large product. */
 
 typedef struct band_inverse_scratch {
     REAL *step;    /* H(j), for every pole and block */
     REAL *core;    /* Z(j,j), for every pole and block */
     REAL *chain;   /* C, poles * block by blocks * block */
-    REAL *rows;    /* for every tile of rows: two of tile by poles * block */
+    REAL *rows;    /* for every stretch: two of its rows by poles * block */
     double *local; /* for every pole: LOCAL_SQUARES of block by block */
     int *done;     /* for every pole: whether it was positive definite */
 } band_inverse_scratch;

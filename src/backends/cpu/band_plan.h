@@ -39,8 +39,8 @@ static inline int64_t ceil_div(int64_t a, int64_t b)
 
 /* Measured on one core of two with AVX-512 (bench/ladder/shifted_inverse.md): a band of 32 against 48 and 64 costs
  * 96, 99 and 109 ms at n = 1024 in double, 326, 303 and 320 ms at n = 2048 in float: the poles' share grows with the
- * width, the products' efficiency too. Groups of two panels pay from about n = 768 on, 45.5 against 48.4 ms at 1024
- * in float, and cost below, 7.5 against 6.6 ms at 512. */
+ * width, the products' efficiency too. Groups of two panels with tiles of 128, against one panel with tiles of 64,
+ * take 45.5 and 48.4 ms at n = 1024 in float, 7.5 and 6.6 ms at 512; the border lies somewhere between. */
 static inline band_plan make_band_plan(int64_t n, int64_t poles)
 {
     band_plan plan = {.n = n, .poles = poles};

@@ -195,11 +195,11 @@ static void fill_rows(void *argument, int64_t from, int64_t to)
         char *start = (char *)job->copy.dst->data + dst * size;
         for (int64_t i = 0; i < inner->size; i += RUN) {
             int64_t n = inner->size - i < RUN ? inner->size - i : RUN;
-            char *to = start + i * inner->dst * size;
+            char *run = start + i * inner->dst * size;
             if (inner->dst == 1) {
-                memcpy(to, job->pattern, (size_t)(n * size));
+                memcpy(run, job->pattern, (size_t)(n * size));
             } else {
-                scatter(n, size, job->pattern, to, inner->dst);
+                scatter(n, size, job->pattern, run, inner->dst);
             }
         }
     }

@@ -7,7 +7,7 @@
 
 #include "eigh.h"
 
-/* Measured in bench/ladder/eigh.md. A leaf of divide and conquer has at most LEAF_ORDER rows: between 12 and 24 the time
+/* Measured in bench/ladder/eigh.md. A leaf of divide and conquer has at most LEAF_ORDER rows: between 9 and 32 the time
  * is the same within the noise. BACK_WIDTH reflections are gathered into a block, half as many for orders under
  * NARROW_UNDER, and BACK_SLICE columns taken through all blocks at once. A thread is worth having for so many rows in
  * the reduction, where threads meet at each column, and in the rest. */
@@ -29,7 +29,23 @@ static int team_size(int64_t n, int64_t rows, int limit)
     return threads > 1 ? (int)threads : 1;
 }
 
-/* Everything the solver works in, in the order in which it lies in the scratch. */
+/* The parts of the scratch, in their order. */
+enum {
+    PART_Q,
+    PART_SQUARE,
+    PART_PACKED,
+    PART_VECTORS,
+    PART_TAU,
+    PART_T,
+    PART_W,
+    PART_VALUES,
+    PART_E,
+    PART_NUMBERS,
+    PART_ORDER,
+    PART_INDICES,
+    PARTS
+};
+
 typedef struct workspace {
     int64_t padded, ldq;
     REAL *q;      /* padded columns of length ldq: the matrix being reduced, then the tridiagonal vectors */
@@ -38,41 +54,67 @@ typedef struct workspace {
     REAL *vectors, *tau, *t, *w;
     double *values, *e, *numbers;
     int *order, *indices;
-    size_t bytes;
 } workspace;
 
-static void *take(char *scratch, size_t *used, int64_t count, size_t size)
+/* The columns of q are an odd multiple of a block apart, so that they do not fall on the same lines of the cache. */
+static int64_t distance_of_columns(int64_t padded)
 {
-    char *here = scratch == NULL ? NULL : scratch + *used;
-    *used += ((size_t)count * size + 63) / 64 * 64;
-    return here;
+    return padded / BLOCK % 2 == 0 ? padded + BLOCK : padded;
 }
 
-/* With scratch NULL only the sizes are meant. The odd multiple of 64 bytes between columns keeps them from falling on
- * the same lines of the cache. */
-static workspace lay_out(int64_t n, void *scratch)
+static size_t part_bytes(int64_t n, int part)
 {
-    workspace s = {.padded = round_up(n, BLOCK)};
-    s.ldq = s.padded + BLOCK;
-    s.q = take(scratch, &s.bytes, s.padded * s.ldq, sizeof(REAL));
-    s.square = take(scratch, &s.bytes, n * n, sizeof(REAL));
-    s.packed = take(scratch, &s.bytes, n * n, sizeof(REAL));
-    int team = team_size(n, REDUCE_ROWS, MAX_THREADS);
-    s.vectors = take(scratch, &s.bytes, (VECTORS_PER_THREAD * team + SHARED_VECTORS) * s.padded, sizeof(REAL));
-    s.tau = take(scratch, &s.bytes, n, sizeof(REAL));
-    s.t = take(scratch, &s.bytes, n * BACK_WIDTH, sizeof(REAL));
-    s.w = take(scratch, &s.bytes, n * BACK_WIDTH, sizeof(REAL));
-    s.values = take(scratch, &s.bytes, n, sizeof(double));
-    s.e = take(scratch, &s.bytes, n, sizeof(double));
-    s.numbers = take(scratch, &s.bytes, NUMBER_LISTS * 2 * n, sizeof(double));
-    s.order = take(scratch, &s.bytes, n, sizeof(int));
-    s.indices = take(scratch, &s.bytes, INDEX_LISTS * 2 * n, sizeof(int));
-    return s;
+    int64_t padded = round_up(n, BLOCK), team = team_size(n, REDUCE_ROWS, MAX_THREADS);
+    const size_t bytes[PARTS] = {
+        [PART_Q] = (size_t)(padded * distance_of_columns(padded)) * sizeof(REAL),
+        [PART_SQUARE] = (size_t)(n * n) * sizeof(REAL),
+        [PART_PACKED] = (size_t)(n * n) * sizeof(REAL),
+        [PART_VECTORS] = (size_t)((VECTORS_PER_THREAD * team + SHARED_VECTORS) * padded) * sizeof(REAL),
+        [PART_TAU] = (size_t)n * sizeof(REAL),
+        [PART_T] = (size_t)(n * BACK_WIDTH) * sizeof(REAL),
+        [PART_W] = (size_t)(n * BACK_WIDTH) * sizeof(REAL),
+        [PART_VALUES] = (size_t)n * sizeof(double),
+        [PART_E] = (size_t)n * sizeof(double),
+        [PART_NUMBERS] = (size_t)(NUMBER_LISTS * 2 * n) * sizeof(double),
+        [PART_ORDER] = (size_t)n * sizeof(int),
+        [PART_INDICES] = (size_t)(INDEX_LISTS * 2 * n) * sizeof(int),
+    };
+    return (bytes[part] + 63) / 64 * 64;
 }
 
 static size_t eigh_scratch(int64_t n)
 {
-    return lay_out(n, NULL).bytes;
+    size_t bytes = 0;
+    for (int part = 0; part < PARTS; part++) {
+        bytes += part_bytes(n, part);
+    }
+    return bytes;
+}
+
+static workspace lay_out(int64_t n, char *scratch)
+{
+    void *at[PARTS];
+    for (int part = 0; part < PARTS; part++) {
+        at[part] = scratch;
+        scratch += part_bytes(n, part);
+    }
+    int64_t padded = round_up(n, BLOCK);
+    return (workspace){
+        .padded = padded,
+        .ldq = distance_of_columns(padded),
+        .q = at[PART_Q],
+        .square = at[PART_SQUARE],
+        .packed = at[PART_PACKED],
+        .vectors = at[PART_VECTORS],
+        .tau = at[PART_TAU],
+        .t = at[PART_T],
+        .w = at[PART_W],
+        .values = at[PART_VALUES],
+        .e = at[PART_E],
+        .numbers = at[PART_NUMBERS],
+        .order = at[PART_ORDER],
+        .indices = at[PART_INDICES],
+    };
 }
 
 /* The largest size of an entry of the lower triangle, or a NaN when one is not finite. */

@@ -81,8 +81,9 @@ static int merge_level(const divide *t, node *shared, int levels, int level, con
     return failed;
 }
 
-/* One member's part in finding the eigenvalues of the matrix with diagonal t->values and off-diagonal e, and its vectors
- * in t->q; t->order tells the columns' ascending order. Returns how many eigenvalues this member did not find. */
+/* One member's part in finding the eigenvalues of the matrix with diagonal t->values and off-diagonal e, and its
+ * vectors in t->q; t->order tells the columns' ascending order. Returns how many eigenvalues this member did not
+ * find. */
 static int divide_and_conquer(const divide *t, node *shared, const double *e, const member *me)
 {
     int levels = level_count(t->n), failed = 0;

@@ -5,9 +5,10 @@
 /* The largest order, and the distance between the columns of the vectors. */
 enum { TCHI_LEAF = 32 };
 
-/* Diagonal d (n numbers) becomes the eigenvalues, in no order; e (n numbers, the last unused) is used up; column j of z,
- * z + j * TCHI_LEAF, becomes the unit eigenvector of d[j]. The matrix is scaled to a norm between about 0.1 and the
- * order of the whole problem. An off-diagonal entry below tolerance times its neighbours is taken for zero. Returns how many eigenvalues did not converge. */
+/* Diagonal d (n numbers) becomes the eigenvalues, in no order; e (n numbers, the last unused) is used up; column j of
+ * z, z + j * TCHI_LEAF, becomes the unit eigenvector of d[j]. The matrix is part of one of norm about one, and an
+ * off-diagonal entry below tolerance times its neighbours is taken for zero. Returns how many eigenvalues did not
+ * converge. */
 int tchi_leaf_eigen(int n, double tolerance, double *d, double *e, double *z);
 
 #endif

@@ -144,8 +144,8 @@ VECTOR_INLINE double inside_bracket(double low, double high)
     return mean > 0.0 ? signed_mean : 0.5 * (low + high);
 }
 
-/* The step to the root of the model of f. The model is a constant and the poles left and right of the root; b, f and its
- * slope settle all but the constant, which is where the two methods differ. */
+/* The step to the root of a model of f, which is a constant and the poles left and right of the root, with weights such
+ * that f and its slope agree. That leaves one choice, and there the two methods differ. */
 VECTOR_INLINE double model_step(const lanes *b, int l, double f, double slope, double middle_way)
 {
     double to_left = (b->left[l] - b->origin[l]) - b->offset[l], to_right = (b->right[l] - b->origin[l]) - b->offset[l];

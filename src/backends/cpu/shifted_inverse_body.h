@@ -85,7 +85,8 @@ static int shifted_inverse_reference(const tchi_blas *blas, int64_t n, const REA
     return 0;
 }
 
-/* Rows times poles below which one thread is as fast as two: a region costs about as much as this. */
+/* Rows times poles below which no threads are started: all the work then takes about as long as starting them, some
+ * ten microseconds. An estimate, not tuned. */
 enum { SMALLEST_SHARED_WORK = 200 };
 
 static size_t align_up(size_t bytes)
