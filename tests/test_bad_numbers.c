@@ -6,7 +6,7 @@
 
 #include "support/random.h"
 #include "support/reference.h"
-#include "support/tensors.h"
+#include "support/symmetric_cases.h"
 #include "support/testing.h"
 
 #define BATCH 3
@@ -284,6 +284,49 @@ static void slight_asymmetry_is_accepted(void **state)
     }
 }
 
+/* Batches of several dimensions and outputs of every layout: the verdict must find its own matrix. */
+static void bad_matrices_in_batches_of_batches(void **state)
+{
+    enum { N = 10, SIZE = N * N, LAST_BUT_ONE = 2 };
+    tch_context *context = *state;
+    const test_variation v = {.n = N, .batch_rank = 2, .batch = {2, 2}, .matrices = 4};
+    for (int layout = 0; layout < LAYOUT_COUNT; layout++) {
+        for (int method = TCH_ROOT_EIGEN; method <= TCH_ROOT_RATIONAL; method++) {
+            tch_root_config config = TCH_ROOT_CONFIG_INIT;
+            config.relative_eps = 1e-3;
+            config.method = (tch_root_method)method;
+            test_case("%s, output %s", tch_root_method_name(config.method), test_layout_name((test_layout)layout));
+            test_tensor *a = test_known_tensor(context, &v, 20.0, TCH_FLOAT64);
+            test_tensor *out = test_case_tensor(context, &v, TCH_FLOAT64, N, N, (test_layout)layout);
+            test_tensor *report = test_case_tensor(context, &v, TCH_INT32, -1, -1, LAYOUT_TRANSPOSED);
+            CHECK_OK(tch_inverse_root(context, &a->tensor, 2, &config, &out->tensor, NULL, NULL));
+            double *expected = test_tensor_read(out);
+            double *values = test_tensor_read(a);
+            values[LAST_BUT_ONE * SIZE] = NAN;
+            test_tensor_write(a, values);
+            test_tensor_poison(out);
+            CHECK_OK(tch_inverse_root(context, &a->tensor, 2, &config, &out->tensor, NULL, &report->tensor));
+            double *got = test_tensor_read(out);
+            double *codes = test_tensor_read(report);
+            for (int i = 0; i < 4 * SIZE; i++) {
+                bool bad = i / SIZE == LAST_BUT_ONE;
+                CHECK(codes[i / SIZE] == (bad ? TCH_REPORT_NOT_FINITE : TCH_REPORT_OK), "matrix %d is reported as %g",
+                      i / SIZE, codes[i / SIZE]);
+                CHECK(bad ? isnan(got[i]) : got[i] == expected[i], "element %d of matrix %d is %g", i % SIZE, i / SIZE,
+                      got[i]);
+            }
+            free(expected);
+            free(values);
+            free(got);
+            free(codes);
+            test_tensor_free(a);
+            test_tensor_free(out);
+            test_tensor_free(report);
+        }
+    }
+    test_known_release();
+}
+
 /* Shifts the spectrum so that the smallest eigenvalue is well below zero. */
 static void make_indefinite(double *matrix, int64_t n)
 {
@@ -439,6 +482,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(not_finite),
         cmocka_unit_test(not_symmetric),
         cmocka_unit_test(slight_asymmetry_is_accepted),
+        cmocka_unit_test(bad_matrices_in_batches_of_batches),
         cmocka_unit_test(not_positive),
         cmocka_unit_test(zero_matrices_without_damping),
         cmocka_unit_test(zero_matrices_with_damping),
