@@ -16,21 +16,22 @@ run: release ## build, then show what this machine offers and a short demonstrat
 	build/release/bin/torchium demo
 
 test: ## build and run every test, then again under the sanitizers
-	@scripts/setup build test
+	@scripts/setup build
 	@scripts/test
 
-bench: release ## time the operations, beside PyTorch where it is installed
-	@scripts/bench
+bench: release ## time the operations, beside PyTorch where it is installed (QUICK=1: fewer, shorter)
+	@scripts/bench $(if $(QUICK),--quick)
 
 format: ## lay out the C and Python files
 	@scripts/setup lint
 	@scripts/lint --fix
 
 lint: ## check layout, clang-tidy, cppcheck and ruff
-	@scripts/setup build test lint
+	@scripts/setup build lint
 	@scripts/lint
 
 docs: ## check that every link in the documentation leads somewhere
+	@scripts/setup build
 	@python3 scripts/check-links
 
 install: release ## install under PREFIX (default /usr/local)

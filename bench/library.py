@@ -1,4 +1,4 @@
-"""A thin ctypes view of libtorchium for benchmarks: NumPy arrays in, NumPy arrays out, nothing copied.
+"""A thin ctypes view of libtorchium for benchmarks: calls on NumPy arrays are prepared once and made often.
 
 Only what the benchmarks call is declared. It is not the Python package.
 """
@@ -69,11 +69,11 @@ class Library:
     def set_threads(self, count):
         self._check(self.lib.tch_set_num_threads(ctypes.c_int32(count)))
 
-    def call(self, name, *arguments):
-        """Calls a function whose arguments are tensors, integers and floats, after the context."""
-        converted = []
+    def prepare(self, name, *arguments):
+        """A function without arguments that makes the call: what it costs is the call, not its preparation."""
+        converted = [self.context]
         for value in arguments:
-            if isinstance(value, _Tensor):
+            if isinstance(value, ctypes.Structure):
                 converted.append(ctypes.byref(value))
             elif isinstance(value, float):
                 converted.append(ctypes.c_double(value))
@@ -81,18 +81,22 @@ class Library:
                 converted.append(ctypes.c_int64(value))
             else:
                 converted.append(value)
-        self._check(getattr(self.lib, name)(self.context, *converted))
+        function = getattr(self.lib, name)
+
+        def call():
+            status = function(*converted)
+            if status != 0:
+                self._check(status)
+
+        call.keep = arguments
+        return call
 
     def matrix_power(self, a, power, eps, out):
-        self.call("tch_matrix_power", tensor(a), float(power), float(eps), tensor(out), None)
+        return self.prepare("tch_matrix_power", tensor(a), float(power), float(eps), tensor(out), None)
 
-    def inverse_root(self, a, root, out, method="auto", eps=0.0, relative_eps=0.0, tolerance=0.0, residual=None):
+    def inverse_root(self, a, root, out, method="auto", eps=0.0, relative_eps=0.0, tolerance=0.0):
         config = _RootConfig(ctypes.sizeof(_RootConfig), eps, relative_eps, METHODS[method], tolerance, 0, 0)
-        residual = None if residual is None else tensor(residual)
-        self.call("tch_inverse_root", tensor(a), root, ctypes.byref(config), tensor(out), residual, None)
+        return self.prepare("tch_inverse_root", tensor(a), root, config, tensor(out), None, None)
 
     def kronecker_product(self, a, b, out):
-        self.call("tch_kronecker_product", tensor(a), tensor(b), tensor(out))
-
-    def orthogonalize(self, a, steps, method, out):
-        self.call("tch_orthogonalize", tensor(a), steps, method, tensor(out))
+        return self.prepare("tch_kronecker_product", tensor(a), tensor(b), tensor(out))

@@ -207,6 +207,18 @@ static void every_root_by_every_method(void **state)
     }
 }
 
+/* The larger of the two dampings counts, and only that one. */
+static void the_larger_damping_counts(void **state)
+{
+    for (int i = 0; i < 2 * 4; i++) {
+        tch_root_config config = config_with(methods[i / 2], i % 2 == 0 ? 1e-2 : 2e-3);
+        test_variation v = {.n = 33, .batch_rank = 1, .batch = {2}, .matrices = 2};
+        config.relative_eps = i % 2 == 0 ? 2e-3 : 1e-2;
+        name_root("dampings", 33, TCH_FLOAT64, 2, &config);
+        check_roots(*state, &v, 1e3, TCH_FLOAT64, 2, &config);
+    }
+}
+
 static void both_degrees(void **state)
 {
     for (int32_t degree = 1; degree <= 2; degree++) {
@@ -452,6 +464,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(layouts_float64),
         cmocka_unit_test(layouts_halves),
         cmocka_unit_test(every_root_by_every_method),
+        cmocka_unit_test(the_larger_damping_counts),
         cmocka_unit_test(both_degrees),
         cmocka_unit_test(tolerances_are_kept),
         cmocka_unit_test(defaults_work),

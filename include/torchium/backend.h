@@ -63,12 +63,12 @@ typedef struct tch_array {
 } tch_array;
 
 typedef enum tch_reduction {
-    TCH_REDUCE_FROBENIUS = 0,       /* square root of the sum of squares, without overflow */
-    TCH_REDUCE_MAX_ABS = 1,         /* largest |entry| */
-    TCH_REDUCE_MAX_ROW_SUM = 2,     /* largest sum of |entries| of a row: a bound of every eigenvalue */
-    TCH_REDUCE_TRACE = 3,           /* sum of the diagonal */
-    TCH_REDUCE_NONFINITE = 4,       /* number of entries that are infinite or NaN */
-    TCH_REDUCE_ASYMMETRY = 5,       /* largest |a_ij - a_ji|, square matrices only */
+    TCH_REDUCE_FROBENIUS = 0,   /* square root of the sum of squares, without overflow */
+    TCH_REDUCE_MAX_ABS = 1,     /* largest |entry| */
+    TCH_REDUCE_MAX_ROW_SUM = 2, /* largest sum of |entries| of a row: a bound of every eigenvalue */
+    TCH_REDUCE_TRACE = 3,       /* sum of the diagonal */
+    TCH_REDUCE_NONFINITE = 4,   /* number of entries that are infinite or NaN */
+    TCH_REDUCE_ASYMMETRY = 5,   /* largest |a_ij - a_ji|, square matrices only */
     TCH_REDUCE_COUNT = 6
 } tch_reduction;
 
@@ -94,11 +94,11 @@ typedef struct tch_root_norms {
 
 /* How `spectrum_power` maps eigenvalues. */
 typedef struct tch_spectrum_map {
-    double eps;          /* damping = max(eps, relative_eps * largest eigenvalue) */
+    double eps; /* damping = max(eps, relative_eps * largest eigenvalue) */
     double relative_eps;
-    double power;        /* w becomes (w + damping)^power */
-    int32_t clamp;       /* where w + damping is below damping (1), or not positive (0), damping takes its place */
-    double negative;     /* an eigenvalue below both -negative * largest and -damping makes the matrix
+    double power;    /* w becomes (w + damping)^power */
+    int32_t clamp;   /* where w + damping is below damping (1), or not positive (0), damping takes its place */
+    double negative; /* an eigenvalue below both -negative * largest and -damping makes the matrix
                             TCH_REPORT_NOT_POSITIVE */
 } tch_spectrum_map;
 
@@ -117,8 +117,8 @@ typedef struct tch_backend {
     size_t table_size; /* sizeof(tch_backend) */
     const char *name;  /* "cpu", "cuda" */
     int32_t device_type;
-    int32_t priority;     /* "auto" takes the available backend with the highest */
-    int32_t host_memory;  /* 1: its memory can be read by the host, and operations are done when they return */
+    int32_t priority;    /* "auto" takes the available backend with the highest */
+    int32_t host_memory; /* 1: its memory can be read by the host, and operations are done when they return */
 
     /* --- devices and state ------------------------------------------------------------------------------------- */
 
@@ -178,8 +178,7 @@ typedef struct tch_backend {
     /* REQUIRED. An estimate from below of each symmetric matrix's largest eigenvalue, by Lanczos iteration from a fixed
      * start until its relative error is expected below `tolerance` (or, where the device cannot decide, for a fixed
      * number of steps). */
-    tch_status (*largest_eigenvalue)(void *state, const tch_matrices *x, double tolerance, double *out,
-                                     void *scratch);
+    tch_status (*largest_eigenvalue)(void *state, const tch_matrices *x, double tolerance, double *out, void *scratch);
     /* REQUIRED. For each matrix: flags = NOT_FINITE, NOT_SYMMETRIC (asymmetry > symmetry * max_abs), NOT_POSITIVE (zero
      * matrix and no damping) or OK; damping = max(eps, relative_eps * largest); bound = damping + min(row_sum,
      * frobenius, 1.02 * largest). Flagged matrices get damping 0 and bound 1. */

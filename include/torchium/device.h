@@ -29,20 +29,29 @@ typedef struct tch_device_info {
     int64_t free_memory;   /* bytes now */
     int32_t compute_major; /* CUDA's compute capability; 0 on the CPU */
     int32_t compute_minor;
-    int32_t processors;    /* cores this process may use, or multiprocessors */
+    int32_t processors; /* cores this process may use, or multiprocessors */
 } tch_device_info;
-#define TCH_DEVICE_INFO_INIT {sizeof(tch_device_info), {0}, {0}, 0, 0, 0, 0, 0}
+#define TCH_DEVICE_INFO_INIT                                                                                           \
+    {                                                                                                                  \
+        sizeof(tch_device_info), {0}, {0}, 0, 0, 0, 0, 0                                                               \
+    }
 
 typedef struct tch_backend_info {
-    size_t struct_size;  /* set by TCH_BACKEND_INFO_INIT */
-    char name[32];       /* "cpu", "cuda" */
-    int32_t available;   /* 1 when its devices can be used */
-    int32_t devices;     /* how many */
-    char library[512];   /* the module's file, or "built in" */
-    char details[512];   /* libraries it runs on, and remarks on them */
-    char reason[1024];   /* when not available: why, and what to do */
+    size_t struct_size; /* set by TCH_BACKEND_INFO_INIT */
+    char name[32];      /* "cpu", "cuda" */
+    int32_t available;  /* 1 when its devices can be used */
+    int32_t devices;    /* how many */
+    char library[512];  /* the module's file, or "built in" */
+    char details[512];  /* libraries it runs on, and remarks on them */
+    char reason[1024];  /* when not available: why, and what to do */
 } tch_backend_info;
-#define TCH_BACKEND_INFO_INIT {sizeof(tch_backend_info), {0}, 0, 0, {0}, {0}, {0}}
+#define TCH_BACKEND_INFO_INIT                                                                                          \
+    {                                                                                                                  \
+        sizeof(tch_backend_info), {0}, 0, 0, {0}, {0},                                                                 \
+        {                                                                                                              \
+            0                                                                                                          \
+        }                                                                                                              \
+    }
 
 TCH_BEGIN_DECLS
 

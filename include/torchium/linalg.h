@@ -73,10 +73,10 @@ TCH_API tch_status tch_matrix_power(tch_context *context, const tch_tensor *a, d
 /* === Inverse roots ============================================================================================== */
 
 typedef enum tch_root_method {
-    TCH_ROOT_AUTO = 0,     /* the fastest that reaches the tolerance */
-    TCH_ROOT_EIGEN = 1,    /* eigendecomposition: exact up to rounding, any conditioning */
-    TCH_ROOT_NEWTON = 2,   /* coupled iteration with minimax polynomials: products only */
-    TCH_ROOT_RATIONAL = 3  /* minimax rational function in partial fractions: shifted inverses */
+    TCH_ROOT_AUTO = 0,    /* the fastest that reaches the tolerance */
+    TCH_ROOT_EIGEN = 1,   /* eigendecomposition: exact up to rounding, any conditioning */
+    TCH_ROOT_NEWTON = 2,  /* coupled iteration with minimax polynomials: products only */
+    TCH_ROOT_RATIONAL = 3 /* minimax rational function in partial fractions: shifted inverses */
 } tch_root_method;
 
 /* How to take an inverse root. Start from TCH_ROOT_CONFIG_INIT and change what you need. */
@@ -93,7 +93,10 @@ typedef struct tch_root_config {
     int32_t degree;         /* of the Newton steps, 1 or 2; 0 chooses */
     int32_t exact_residual; /* 0: residuals estimated with random probes; 1: full Frobenius norm, three more products */
 } tch_root_config;
-#define TCH_ROOT_CONFIG_INIT {sizeof(tch_root_config), 0.0, 0.0, TCH_ROOT_AUTO, 0.0, 0, 0}
+#define TCH_ROOT_CONFIG_INIT                                                                                           \
+    {                                                                                                                  \
+        sizeof(tch_root_config), 0.0, 0.0, TCH_ROOT_AUTO, 0.0, 0, 0                                                    \
+    }
 
 /* out = (A + damping I)^(-1/root) for symmetric positive semidefinite A [..., n, n]; root is 1, 2, 3, 4, 6 or 8.
  *

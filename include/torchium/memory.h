@@ -19,7 +19,10 @@ typedef struct tch_memory_info {
     int64_t requests;   /* allocations asked of the pool */
     int64_t misses;     /* of them, those that had to go to the device: constant in a steady state */
 } tch_memory_info;
-#define TCH_MEMORY_INFO_INIT {sizeof(tch_memory_info), 0, 0, 0, 0, 0, 0, 0}
+#define TCH_MEMORY_INFO_INIT                                                                                           \
+    {                                                                                                                  \
+        sizeof(tch_memory_info), 0, 0, 0, 0, 0, 0, 0                                                                   \
+    }
 
 /* Where host memory comes from. `allocate` returns memory aligned to `alignment` (a power of two), or NULL. */
 typedef struct tch_host_allocator {

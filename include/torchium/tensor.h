@@ -59,8 +59,7 @@ TCH_API tch_status tch_tensor_create(tch_context *context, tch_dtype dtype, int3
 
 /* The same with contents undefined. */
 TCH_API tch_status tch_tensor_create_uninitialized(tch_context *context, tch_dtype dtype, int32_t ndim,
-                                                   const int64_t *shape, tch_memory_format format,
-                                                   tch_tensor **tensor);
+                                                   const int64_t *shape, tch_memory_format format, tch_tensor **tensor);
 
 /* Frees a tensor made by tch_tensor_create, before or after its context. NULL is allowed. Must not be called on others. */
 TCH_API void tch_tensor_destroy(tch_tensor *tensor);

@@ -66,8 +66,7 @@ tch_status tch_set_host_allocator(const tch_host_allocator *allocator)
                          sizeof(tch_host_allocator));
     }
     if (allocator->allocate == NULL || allocator->release == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "tch_set_host_allocator: allocate and release must both be given");
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_set_host_allocator: allocate and release must both be given");
     }
     current = *allocator;
     return TCH_OK;

@@ -85,8 +85,8 @@ tch_status tch_tensor_check(const tch_tensor *tensor, const char *name)
     }
     int64_t count = tch_tensor_numel(tensor);
     if (count < 0 || count > INT64_MAX / (int64_t)size) {
-        return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s: a size is negative, or the elements do not fit in 64 bits", name,
-                         tchi_describe_shape(tensor, text, sizeof text));
+        return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s: a size is negative, or the elements do not fit in 64 bits",
+                         name, tchi_describe_shape(tensor, text, sizeof text));
     }
     if (count > 0 && !reach_fits(tensor, (int64_t)size)) {
         return tchi_fail(TCH_ERR_LAYOUT, "%s has strides that reach further than 64 bits can address", name);

@@ -139,7 +139,7 @@ tch_status tchi_pool_allocate(tchi_pool *pool, int64_t bytes, void **pointer)
     } else {
         status = new_block(pool, bytes, &b);
     }
-    if (status == TCH_OK) {
+    if (b != NULL) {
         b->in_use = 1;
         b->next_free = NULL;
         pool->requests++;
@@ -170,7 +170,8 @@ tch_status tchi_pool_free(tchi_pool *pool, void *pointer)
     pthread_mutex_unlock(&pool->lock);
     if (!ours) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "pointer %p is not in use in this pool: it was freed before, or comes from elsewhere", pointer);
+                         "pointer %p is not in use in this pool: it was freed before, or comes from elsewhere",
+                         pointer);
     }
     return TCH_OK;
 }

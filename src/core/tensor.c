@@ -224,15 +224,17 @@ static tch_status check_creation(tch_dtype dtype, int32_t ndim, const int64_t *s
                          tensor == NULL ? "tensor" : "shape");
     }
     if (tch_dtype_size(dtype) == 0) {
-        return tchi_fail(TCH_ERR_DTYPE, "tch_tensor_create: dtype (code %u, %u bits, %u lanes) is not one of the library's",
+        return tchi_fail(TCH_ERR_DTYPE,
+                         "tch_tensor_create: dtype (code %u, %u bits, %u lanes) is not one of the library's",
                          dtype.code, dtype.bits, dtype.lanes);
     }
     if (ndim < 0 || ndim > TCH_MAX_RANK) {
         return tchi_fail(TCH_ERR_SHAPE, "tch_tensor_create: ndim is %d, expected 0 to %d", ndim, TCH_MAX_RANK);
     }
     if (format != TCH_CONTIGUOUS && format != TCH_CHANNELS_LAST) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_tensor_create: format is %d, expected TCH_CONTIGUOUS or "
-                                                   "TCH_CHANNELS_LAST",
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_tensor_create: format is %d, expected TCH_CONTIGUOUS or "
+                         "TCH_CHANNELS_LAST",
                          (int)format);
     }
     if (format == TCH_CHANNELS_LAST && ndim != 4 && ndim != 5) {
@@ -320,8 +322,9 @@ static bool on_host(const tch_tensor *tensor)
 static tch_status copy_across(tch_context *context, tch_tensor *dst, const tch_tensor *src)
 {
     if (!tch_dtype_equal(dst->dtype, src->dtype) || !tch_tensor_is_contiguous(dst) || !tch_tensor_is_contiguous(src)) {
-        return tchi_fail(TCH_ERR_LAYOUT, "tch_tensor_copy: between host and device dst and src must be contiguous and of "
-                                         "one dtype; convert or rearrange on one side first");
+        return tchi_fail(TCH_ERR_LAYOUT,
+                         "tch_tensor_copy: between host and device dst and src must be contiguous and of "
+                         "one dtype; convert or rearrange on one side first");
     }
     int64_t bytes = tch_tensor_numel(src) * (int64_t)tch_dtype_size(src->dtype);
     return context->backend->copy_bytes(context->state, tchi_tensor_data(dst), tchi_tensor_data(src), bytes,

@@ -166,8 +166,8 @@ tch_matrices tchi_scratch_matrices(tchi_arena *arena, tch_scalar type, int64_t c
     return tchi_matrices_new(tchi_arena_take(arena, bytes), type, count, rows, cols);
 }
 
-tch_matrices tchi_batch_place(const tchi_batch *batch, tchi_arena *arena, tch_scalar type, int64_t first,
-                              int64_t count, bool *in_place)
+tch_matrices tchi_batch_place(const tchi_batch *batch, tchi_arena *arena, tch_scalar type, int64_t first, int64_t count,
+                              bool *in_place)
 {
     tch_matrices m;
     *in_place = tchi_batch_direct(batch, type, first, count, &m);

@@ -42,8 +42,8 @@ bool tchi_batch_is_plain(const tchi_batch *batch);
 bool tchi_batch_direct(const tchi_batch *batch, tch_scalar type, int64_t first, int64_t count, tch_matrices *matrices);
 
 /* The same where possible, and otherwise scratch of that shape for the caller to fill or to write back from. */
-tch_matrices tchi_batch_place(const tchi_batch *batch, tchi_arena *arena, tch_scalar type, int64_t first,
-                              int64_t count, bool *in_place);
+tch_matrices tchi_batch_place(const tchi_batch *batch, tchi_arena *arena, tch_scalar type, int64_t first, int64_t count,
+                              bool *in_place);
 
 /* Scratch for a contiguous batch. */
 tch_matrices tchi_scratch_matrices(tchi_arena *arena, tch_scalar type, int64_t count, int64_t rows, int64_t cols);

@@ -19,16 +19,15 @@ typedef struct eigen_buffers {
     void *scratch;
 } eigen_buffers;
 
-static void layout(eigen_buffers *e, tchi_arena *arena, tch_context *context, tch_scalar type, int64_t batch,
-                   int64_t n)
+static void layout(eigen_buffers *e, tchi_arena *arena, tch_context *context, tch_scalar type, int64_t batch, int64_t n)
 {
     e->v = tchi_scratch_matrices(arena, type, batch, n, n);
     e->x = tchi_scratch_matrices(arena, type, batch, n, n);
     e->w = tchi_scratch_matrices(arena, type, batch, 1, n);
     e->spare = tchi_scratch_matrices(arena, type, batch, 1, n);
     tchi_inspection_layout(&e->inspection, arena, batch);
-    e->scratch = tchi_arena_take(
-        arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_EIGH, type, n, n, batch, 0));
+    e->scratch =
+        tchi_arena_take(arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_EIGH, type, n, n, batch, 0));
 }
 
 /* How many matrices to do at once, from the scratch of one and of the whole batch. */
@@ -142,9 +141,8 @@ static tch_status check_power(tch_context *context, const tch_tensor *a, double 
 }
 
 /* With w^(power/2) on the rows of V' the result is a Gram matrix: half the work, and symmetric to the last bit. */
-static tch_status power_part(tch_context *context, const tchi_batch *a, double power, double eps,
-                             const tch_tensor *out, const tch_tensor *report, int64_t first, int64_t count,
-                             tch_status *bad)
+static tch_status power_part(tch_context *context, const tchi_batch *a, double power, double eps, const tch_tensor *out,
+                             const tch_tensor *report, int64_t first, int64_t count, tch_status *bad)
 {
     eigen_buffers e;
     const tch_spectrum_map map = {eps, 0.0, 0.5 * power, 1, INFINITY};

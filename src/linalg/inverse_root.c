@@ -15,9 +15,9 @@
 #include "root_plan.h"
 
 typedef struct root_buffers {
-    tch_matrices a;         /* the input in the compute type, undamped: kept for the certificate */
-    tchi_newton_buffers m;  /* m[0]: scaled matrix, then eigenvectors or scratch; m[1]: result of the others */
-    tch_matrices w;         /* eigenvalues, 1 by n */
+    tch_matrices a;        /* the input in the compute type, undamped: kept for the certificate */
+    tchi_newton_buffers m; /* m[0]: scaled matrix, then eigenvectors or scratch; m[1]: result of the others */
+    tch_matrices w;        /* eigenvalues, 1 by n */
     tchi_inspection inspection;
     double *residual;
     void *scratch;
@@ -124,8 +124,8 @@ static tch_status read_low(tch_context *context, const root_buffers *r, double *
         int64_t bytes = n * (int64_t)sizeof(double);
         TCHI_TRY(context->backend->copy_bytes(context->state, damping, r->inspection.damping + done, bytes,
                                               TCH_COPY_TO_HOST));
-        TCHI_TRY(context->backend->copy_bytes(context->state, bound, r->inspection.bound + done, bytes,
-                                              TCH_COPY_TO_HOST));
+        TCHI_TRY(
+            context->backend->copy_bytes(context->state, bound, r->inspection.bound + done, bytes, TCH_COPY_TO_HOST));
         for (int64_t k = 0; k < n; k++) {
             *low = damping[k] > 0 ? fmin(*low, damping[k] / bound[k]) : *low;
         }

@@ -15,8 +15,8 @@
 /* --- arguments -------------------------------------------------------------------------------------------------- */
 
 /* `factor` is one matrix, or has the leading dimensions of `like` (which has `inner` trailing ones of its own). */
-static tch_status check_factor(tch_context *context, const tch_tensor *factor, const char *name,
-                               const tch_tensor *like, int32_t like_inner, const char *like_name)
+static tch_status check_factor(tch_context *context, const tch_tensor *factor, const char *name, const tch_tensor *like,
+                               int32_t like_inner, const char *like_name)
 {
     TCHI_TRY(tchi_check_input(context, factor, name));
     TCHI_TRY(tchi_check_matrix(factor, name));
@@ -82,8 +82,7 @@ static tch_matrices place_factor(tchi_arena *arena, const tchi_batch *f, tch_sca
     return tchi_matrices_new(tchi_arena_take(arena, bytes), type, count, f->rows, f->cols);
 }
 
-static tch_status read_factor(tch_context *context, const tchi_batch *f, int64_t first, int64_t batch,
-                              tch_matrices *m)
+static tch_status read_factor(tch_context *context, const tchi_batch *f, int64_t first, int64_t batch, tch_matrices *m)
 {
     TCHI_TRY(tchi_batch_read(context, f, f->count == 1 ? 0 : first, m));
     if (f->count == 1) {
@@ -235,8 +234,8 @@ tch_status tch_kronecker_apply(tch_context *context, const tch_tensor *a, const 
 {
     TCHI_TRY(tchi_begin(context, "tch_kronecker_apply"));
     TCHI_TRY(check_apply(context, a, b, x, out));
-    kron_job j = {.a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2),
-                  .out = tchi_batch_of(out, 2)};
+    kron_job j = {
+        .a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2), .out = tchi_batch_of(out, 2)};
     j.type = tchi_compute_type(j.x.type);
     return run_apply(context, &j);
 }
@@ -312,8 +311,8 @@ tch_status tch_kronecker_matmul(tch_context *context, const tch_tensor *a, const
 {
     TCHI_TRY(tchi_begin(context, "tch_kronecker_matmul"));
     TCHI_TRY(check_matmul(context, a, b, x, out));
-    kron_job j = {.a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2),
-                  .out = tchi_batch_of(out, 2)};
+    kron_job j = {
+        .a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2), .out = tchi_batch_of(out, 2)};
     j.type = tchi_compute_type(j.x.type);
     tchi_arena one = {0};
     matmul_layout(&j, &one, 1);

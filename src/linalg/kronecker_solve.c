@@ -131,8 +131,8 @@ tch_status tch_kronecker_solve(tch_context *context, const tch_tensor *a, const 
 {
     TCHI_TRY(tchi_begin(context, "tch_kronecker_solve"));
     TCHI_TRY(check_call(context, a, b, x, damping, out, report));
-    solve_call c = {tchi_batch_of(a, 2), tchi_batch_of(b, 2), tchi_batch_of(x, 2), tchi_batch_of(out, 2), report,
-                    damping};
+    solve_call c = {
+        tchi_batch_of(a, 2), tchi_batch_of(b, 2), tchi_batch_of(x, 2), tchi_batch_of(out, 2), report, damping};
     solve_buffers probe;
     tchi_arena one = {0};
     layout(&probe, &one, tchi_compute_type(c.x.type), 1, c.x.rows, c.x.cols);

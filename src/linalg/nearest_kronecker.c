@@ -16,17 +16,17 @@
 #define EXACT_UP_TO 512 /* side of the Gram matrix; above it the eigenvectors cost more than the iteration */
 #define BLOCK 8         /* vectors iterated together: convergence goes with the ninth singular value over the first */
 #define MOST_ROUNDS 200
-#define SETTLED 1e-14   /* relative change of the singular value's square that ends the iteration */
+#define SETTLED 1e-14 /* relative change of the singular value's square that ends the iteration */
 
 typedef struct nearest {
     tch_context *context;
-    int64_t mn, pq; /* sides of R */
-    int64_t k;      /* vectors at work: BLOCK, or fewer for a small R, or a whole side */
-    tch_matrices r; /* mn by pq */
-    tch_matrices left, right;  /* mn by k, pq by k */
+    int64_t mn, pq;              /* sides of R */
+    int64_t k;                   /* vectors at work: BLOCK, or fewer for a small R, or a whole side */
+    tch_matrices r;              /* mn by pq */
+    tch_matrices left, right;    /* mn by k, pq by k */
     tch_matrices gram, rotation; /* k by k */
-    tch_matrices values;       /* 1 by k */
-    tch_matrices u, v;         /* mn by 1, pq by 1: the pair */
+    tch_matrices values;         /* 1 by k */
+    tch_matrices u, v;           /* mn by 1, pq by 1: the pair */
     double *number;
     int32_t *flag;
     void *scratch;
@@ -57,8 +57,8 @@ static void layout(nearest *s, tchi_arena *arena)
     s->v = take(arena, s->pq, 1);
     s->number = tchi_arena_take(arena, (int64_t)sizeof(double));
     s->flag = tchi_arena_take(arena, (int64_t)sizeof(int32_t));
-    s->scratch = tchi_arena_take(
-        arena, c->backend->scratch_bytes(c->state, TCH_SCRATCH_EIGH, TCH_SCALAR_F64, s->k, s->k, 1, 0));
+    s->scratch =
+        tchi_arena_take(arena, c->backend->scratch_bytes(c->state, TCH_SCRATCH_EIGH, TCH_SCALAR_F64, s->k, s->k, 1, 0));
 }
 
 static tch_status gemm(nearest *s, double alpha, const tch_matrices *a, int ta, const tch_matrices *b, int tb,
@@ -100,8 +100,7 @@ static tch_status decompose(nearest *s, const tch_matrices *gram)
 
 static tch_status read_number(nearest *s, const void *device, double *value)
 {
-    return s->context->backend->copy_bytes(s->context->state, value, device, (int64_t)sizeof *value,
-                                           TCH_COPY_TO_HOST);
+    return s->context->backend->copy_bytes(s->context->state, value, device, (int64_t)sizeof *value, TCH_COPY_TO_HOST);
 }
 
 /* The last row of the eigenvectors, as a column. */

@@ -86,8 +86,8 @@ static double residual_allowed(const tchi_root_plan *p)
 /* Rounding the entries of a semidefinite matrix moves its eigenvalues by about u sqrt(n) times the largest. */
 static double negative_by_rounding(tch_scalar type, int64_t n)
 {
-    static const double unit[] = {[TCH_SCALAR_F64] = 0x1p-53, [TCH_SCALAR_F32] = 0x1p-24, [TCH_SCALAR_F16] = 0x1p-11,
-                                  [TCH_SCALAR_BF16] = 0x1p-8};
+    static const double unit[] = {
+        [TCH_SCALAR_F64] = 0x1p-53, [TCH_SCALAR_F32] = 0x1p-24, [TCH_SCALAR_F16] = 0x1p-11, [TCH_SCALAR_BF16] = 0x1p-8};
     return 4.0 * unit[type] * sqrt((double)n);
 }
 
@@ -123,7 +123,8 @@ static int plan_newton(tchi_root_plan *p, double low)
     int only = p->degree;
     for (int degree = 1; degree <= 2; degree++) {
         tchi_minimax_step step[TCHI_MINIMAX_MAX_STEPS];
-        int steps = only == 0 || only == degree ? tchi_minimax_plan(p->root, degree, low, 0.25 * p->tolerance, step) : -1;
+        int steps =
+            only == 0 || only == degree ? tchi_minimax_plan(p->root, degree, low, 0.25 * p->tolerance, step) : -1;
         int products = steps < 0 ? -1 : tchi_minimax_plan_products(p->root, degree, steps);
         if (steps >= 0 && (best < 0 || products < best)) {
             best = products;
@@ -178,10 +179,11 @@ tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low)
         *plan = tchi_root_plan_fallback(plan);
         return TCH_OK;
     }
-    return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                     "method %s cannot reach an error of %g when the smallest eigenvalue may be %.3g of the largest; add "
-                     "damping, loosen the tolerance, or use the eigen method",
-                     tch_root_method_name(plan->method), plan->tolerance, plan->low);
+    return tchi_fail(
+        TCH_ERR_INVALID_ARGUMENT,
+        "method %s cannot reach an error of %g when the smallest eigenvalue may be %.3g of the largest; add "
+        "damping, loosen the tolerance, or use the eigen method",
+        tch_root_method_name(plan->method), plan->tolerance, plan->low);
 }
 
 tchi_root_plan tchi_root_plan_fallback(const tchi_root_plan *plan)

@@ -14,12 +14,12 @@ typedef struct tchi_root_plan {
     bool fall_back;         /* try the eigen method on what fails: the method was our choice, not the caller's */
     tch_scalar type;        /* to compute in */
     double eps, relative_eps;
-    double tolerance;       /* of the error of X */
-    double residual;        /* largest acceptable certificate */
-    double negative;        /* eigenvalues this far below zero, relative to the largest, are rounding of the input */
-    int32_t probes;         /* of the certificate; 0 for the exact norm */
-    double low;             /* lower bound of the scaled spectrum */
-    bool ready;             /* the coefficients below are there; false while `low` waits for the matrices */
+    double tolerance; /* of the error of X */
+    double residual;  /* largest acceptable certificate */
+    double negative;  /* eigenvalues this far below zero, relative to the largest, are rounding of the input */
+    int32_t probes;   /* of the certificate; 0 for the exact norm */
+    double low;       /* lower bound of the scaled spectrum */
+    bool ready;       /* the coefficients below are there; false while `low` waits for the matrices */
     /* Newton */
     int degree, steps;
     tchi_minimax_step step[TCHI_MINIMAX_MAX_STEPS];

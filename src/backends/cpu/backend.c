@@ -103,7 +103,8 @@ static void describe(char *text, size_t size)
     }
     static const char *const threading[] = {"sequential", "pthreads", "OpenMP"};
     snprintf(text, size, "%.200s (%s kernels, %s threads)%s%s", blas->library, blas->core,
-             threading[blas->threading <= TCHI_BLAS_OPENMP ? blas->threading : 0], blas->note[0] ? "; " : "", blas->note);
+             threading[blas->threading <= TCHI_BLAS_OPENMP ? blas->threading : 0], blas->note[0] ? "; " : "",
+             blas->note);
 }
 
 /* --- state and memory ------------------------------------------------------------------------------------------- */

@@ -9,8 +9,8 @@
 
 #include <torchium/tensor.h>
 
-#define RUN 256  /* elements of a row done at once: buffers of it fit the nearest cache */
-#define ROWS 64  /* rows that share a strip of RUN columns, so that a transposed source is read by whole cache lines */
+#define RUN 256 /* elements of a row done at once: buffers of it fit the nearest cache */
+#define ROWS 64 /* rows that share a strip of RUN columns, so that a transposed source is read by whole cache lines */
 
 typedef struct axis {
     int64_t size, dst, src; /* strides in elements */
@@ -209,13 +209,13 @@ static void fill_rows(void *argument, int64_t from, int64_t to)
 static void make_pattern(tch_scalar type, double value, char *pattern)
 {
     if (type == TCH_SCALAR_I32) {
-        int32_t i = value != value ? 0 : value >= 2147483647.0 ? INT32_MAX : value <= -2147483648.0 ? INT32_MIN : (int32_t)value;
+        int32_t i = value != value           ? 0
+                    : value >= 2147483647.0  ? INT32_MAX
+                    : value <= -2147483648.0 ? INT32_MIN
+                                             : (int32_t)value;
         memcpy(pattern, &i, sizeof i);
     } else if (type == TCH_SCALAR_I64) {
-        int64_t i = value != value        ? 0
-                    : value >= 0x1p63  ? INT64_MAX
-                    : value <= -0x1p63 ? INT64_MIN
-                                       : (int64_t)value;
+        int64_t i = value != value ? 0 : value >= 0x1p63 ? INT64_MAX : value <= -0x1p63 ? INT64_MIN : (int64_t)value;
         memcpy(pattern, &i, sizeof i);
     } else {
         tchi_convert(1, type, pattern, TCH_SCALAR_F64, &value);

@@ -9,7 +9,7 @@
 #include "loops/loops.h"
 
 /* The backend's entry point, the same as a module's. */
-const tch_backend *tchi_cpu_backend(uint32_t abi, const tch_backend_host *host, char *reason, size_t reason_size);
+const tch_backend *tchi_cpu_backend(uint32_t abi, const tch_backend_host *services, char *reason, size_t reason_size);
 
 typedef struct tchi_cpu_state {
     const tchi_blas *blas;
@@ -69,12 +69,11 @@ tch_status tchi_cpu_kronecker(void *state, const tch_matrices *a, const tch_matr
 tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out);
 tch_status tchi_cpu_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out,
                                        void *scratch);
-tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps,
-                               double relative_eps, double symmetry, double *damping, double *bound, int32_t *flags);
+tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
+                               double symmetry, double *damping, double *bound, int32_t *flags);
 tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
                                   const tch_matrices *x, int32_t probes, double *out, void *scratch);
-tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *residual, double tolerance,
-                                 int32_t *flags);
+tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags);
 
 tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m,
                                      const double *trace_b, int64_t n, double damping, double *shift_a,
@@ -84,8 +83,7 @@ tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32
                          int32_t transpose_b, double beta, const tch_matrices *c);
 tch_status tchi_cpu_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                          const tch_matrices *c);
-tch_status tchi_cpu_symmetric_product(void *state, const tch_matrices *a, const tch_matrices *b,
-                                      const tch_matrices *c);
+tch_status tchi_cpu_symmetric_product(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
 
 tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch);
 tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,

@@ -26,9 +26,8 @@ static void eigh_one(void *argument, int64_t i, int thread)
     void *scratch = j->scratch + thread * j->scratch_each;
     void *v = tchi_cpu_row(j->a, i, 0);
     void *w = tchi_cpu_row(j->b, i, 0);
-    int code = j->a->type == TCH_SCALAR_F64
-                   ? tchi_cpu_eigh_f64(&j->blas->f64, j->a->rows, v, j->a->ld, w, scratch)
-                   : tchi_cpu_eigh_f32(&j->blas->f32, j->a->rows, v, j->a->ld, w, scratch);
+    int code = j->a->type == TCH_SCALAR_F64 ? tchi_cpu_eigh_f64(&j->blas->f64, j->a->rows, v, j->a->ld, w, scratch)
+                                            : tchi_cpu_eigh_f32(&j->blas->f32, j->a->rows, v, j->a->ld, w, scratch);
     if (code != 0) {
         j->flags[i] = code == TCHI_EIGH_NOT_FINITE ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NO_CONVERGENCE;
     }
@@ -113,7 +112,8 @@ static int solve_f64(const tchi_blas_f64 *blas, int n, int columns, double *a, i
     int info = 0;
     blas->potrf("U", &n, a, &lda, &info, 1);
     if (info == 0 && columns > 0) {
-        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_NO_TRANS, TCHI_NON_UNIT, n, columns, 1.0, a, lda, b, ldb);
+        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_NO_TRANS, TCHI_NON_UNIT, n, columns, 1.0, a, lda, b,
+                   ldb);
         blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_TRANS, TCHI_NON_UNIT, n, columns, 1.0, a, lda, b, ldb);
     }
     return info;
@@ -124,7 +124,8 @@ static int solve_f32(const tchi_blas_f32 *blas, int n, int columns, float *a, in
     int info = 0;
     blas->potrf("U", &n, a, &lda, &info, 1);
     if (info == 0 && columns > 0) {
-        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_NO_TRANS, TCHI_NON_UNIT, n, columns, 1.0f, a, lda, b, ldb);
+        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_NO_TRANS, TCHI_NON_UNIT, n, columns, 1.0f, a, lda, b,
+                   ldb);
         blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_TRANS, TCHI_NON_UNIT, n, columns, 1.0f, a, lda, b, ldb);
     }
     return info;
@@ -144,9 +145,8 @@ static void solve_one(void *argument, int64_t i, int thread)
     int columns = (int)j->b->cols;
     void *a = tchi_cpu_row(j->a, i, 0);
     void *b = tchi_cpu_row(j->b, i, 0);
-    int info = j->a->type == TCH_SCALAR_F64
-                   ? solve_f64(&j->blas->f64, n, columns, a, (int)j->a->ld, b, (int)j->b->ld)
-                   : solve_f32(&j->blas->f32, n, columns, a, (int)j->a->ld, b, (int)j->b->ld);
+    int info = j->a->type == TCH_SCALAR_F64 ? solve_f64(&j->blas->f64, n, columns, a, (int)j->a->ld, b, (int)j->b->ld)
+                                            : solve_f32(&j->blas->f32, n, columns, a, (int)j->a->ld, b, (int)j->b->ld);
     if (info != 0) {
         j->flags[i] = TCH_REPORT_NOT_POSITIVE;
     }
@@ -175,11 +175,10 @@ static void shifted_one(void *argument, int64_t i, int thread)
     void *scratch = j->scratch + thread * j->scratch_each;
     void *a = tchi_cpu_row(j->a, i, 0);
     void *x = tchi_cpu_row(j->b, i, 0);
-    int code = j->a->type == TCH_SCALAR_F64
-                   ? tchi_cpu_shifted_inverse_f64(j->blas, j->a->rows, a, j->a->ld, j->count, j->shifts, j->weights, x,
-                                                  j->b->ld, scratch)
-                   : tchi_cpu_shifted_inverse_f32(j->blas, j->a->rows, a, j->a->ld, j->count, j->shifts, j->weights, x,
-                                                  j->b->ld, scratch);
+    int code = j->a->type == TCH_SCALAR_F64 ? tchi_cpu_shifted_inverse_f64(j->blas, j->a->rows, a, j->a->ld, j->count,
+                                                                           j->shifts, j->weights, x, j->b->ld, scratch)
+                                            : tchi_cpu_shifted_inverse_f32(j->blas, j->a->rows, a, j->a->ld, j->count,
+                                                                           j->shifts, j->weights, x, j->b->ld, scratch);
     if (code != 0) {
         j->flags[i] = code < 0 ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NOT_POSITIVE;
     }
@@ -195,8 +194,14 @@ tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t 
     }
     size_t each = a->type == TCH_SCALAR_F64 ? tchi_cpu_shifted_inverse_scratch_f64(n, count)
                                             : tchi_cpu_shifted_inverse_scratch_f32(n, count);
-    decompose_job job = {.blas = s->blas, .a = a, .b = x, .flags = flags, .scratch = scratch,
-                         .count = count, .shifts = shifts, .weights = weights};
+    decompose_job job = {.blas = s->blas,
+                         .a = a,
+                         .b = x,
+                         .flags = flags,
+                         .scratch = scratch,
+                         .count = count,
+                         .shifts = shifts,
+                         .weights = weights};
     job.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
     tchi_cpu_for_each(s, a->batch, 4.0 * (double)n * (double)n * (double)n, shifted_one, &job);
     return TCH_OK;

@@ -1,8 +1,9 @@
 /* Elementwise operations on batches of matrices. Each walks over all rows of all matrices, split among threads. */
+#define _GNU_SOURCE
 #include "cpu.h"
 
 #include <math.h>
-#include <string.h>
+#include <unistd.h>
 
 /* Rows of the whole batch are numbered through: row r belongs to matrix r / rows. */
 typedef struct row_job {
@@ -12,6 +13,7 @@ typedef struct row_job {
     const double *shift, *scale; /* one per matrix */
     const int32_t *flags;
     uint64_t seed;
+    int past; /* write past the caches */
 } row_job;
 
 static void for_rows(void *state, row_job *job, void (*body)(void *argument, int64_t from, int64_t to))
@@ -161,38 +163,31 @@ tch_status tchi_cpu_select(void *state, const int32_t *flags, const tch_matrices
 
 /* --- Kronecker product ------------------------------------------------------------------------------------------ */
 
-/* Above this the result passes by the caches: it would push out everything else and not be found again. */
-#define STREAM_BYTES (8 << 20)
-
-static double element(const tch_matrices *m, int64_t b, int64_t i, int64_t k)
+/* A result larger than half the last cache is written past it: it would push out everything else and not be found again.
+ * Measured with a cache of 300 MB: 268 MB take 24 ms past it and 33 ms through it, 17 MB take 1.1 and 0.5 ms. */
+static double too_large_for_caches(void)
 {
-    const char *row = tchi_cpu_row(m, b, i);
-    return m->type == TCH_SCALAR_F64 ? ((const double *)(const void *)row)[k] : (double)((const float *)(const void *)row)[k];
+    long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return bytes > 0 ? 0.5 * (double)bytes : 16e6;
 }
 
 static void kronecker_rows(void *argument, int64_t from, int64_t to)
 {
     const row_job *j = argument;
     int64_t p = j->y->rows;
-    int64_t q = j->y->cols;
-    int64_t size = tchi_cpu_size(j->out->type);
-    double bytes = (double)j->out->batch * (double)j->out->rows * (double)j->out->cols * (double)size;
-    void (*scale)(int64_t, double, const void *, void *) =
-        bytes > STREAM_BYTES ? j->loops->stream_scale : j->loops->scale;
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / j->out->rows;
         int64_t i = r % j->out->rows;
-        const void *y = tchi_cpu_row(j->y, b, i % p);
-        char *out = tchi_cpu_row(j->out, b, i);
-        for (int64_t k = 0; k < j->x->cols; k++) {
-            scale(q, element(j->x, b, i / p, k), y, out + k * q * size);
-        }
+        j->loops->kronecker(j->x->cols, tchi_cpu_row(j->x, b, i / p), j->y->cols, tchi_cpu_row(j->y, b, i % p),
+                            tchi_cpu_row(j->out, b, i), j->past);
     }
 }
 
 tch_status tchi_cpu_kronecker(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out)
 {
-    row_job job = {.x = a, .y = b, .out = out};
+    double elements = (double)out->batch * (double)out->rows * (double)out->cols;
+    row_job job = {
+        .x = a, .y = b, .out = out, .past = elements * (double)tchi_cpu_size(out->type) > too_large_for_caches()};
     for_rows(state, &job, kronecker_rows);
     return TCH_OK;
 }

@@ -164,8 +164,7 @@ static void largest_one(void *argument, int64_t index, int thread)
     j->out[index] = estimate(j, index, (double *)(void *)(j->scratch + thread * each));
 }
 
-tch_status tchi_cpu_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out,
-                                       void *scratch)
+tch_status tchi_cpu_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out, void *scratch)
 {
     lanczos_job job = {state, x, tchi_loops_for(x->type), tolerance, out, scratch};
     double n = (double)x->rows;

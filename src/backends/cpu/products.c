@@ -26,10 +26,10 @@ static void gemm_one(void *argument, int64_t i, int thread)
     void *c = tchi_cpu_row(j->c, i, 0);
     if (j->c->type == TCH_SCALAR_F64) {
         j->state->blas->f64.gemm(TCHI_ROW_MAJOR, j->trans_a, j->trans_b, m, n, k, j->alpha, a, (int)j->a->ld, b,
-                          (int)j->b->ld, j->beta, c, (int)j->c->ld);
+                                 (int)j->b->ld, j->beta, c, (int)j->c->ld);
     } else {
         j->state->blas->f32.gemm(TCHI_ROW_MAJOR, j->trans_a, j->trans_b, m, n, k, (float)j->alpha, a, (int)j->a->ld, b,
-                          (int)j->b->ld, (float)j->beta, c, (int)j->c->ld);
+                                 (int)j->b->ld, (float)j->beta, c, (int)j->c->ld);
     }
 }
 
@@ -82,10 +82,10 @@ static void gram_one(void *argument, int64_t i, int thread)
     void *c = tchi_cpu_row(j->c, i, 0);
     if (j->c->type == TCH_SCALAR_F64) {
         j->state->blas->f64.syrk(TCHI_ROW_MAJOR, TCHI_LOWER, j->trans_a, n, k, j->alpha, a, (int)j->a->ld, j->beta, c,
-                          (int)j->c->ld);
+                                 (int)j->c->ld);
     } else {
         j->state->blas->f32.syrk(TCHI_ROW_MAJOR, TCHI_LOWER, j->trans_a, n, k, (float)j->alpha, a, (int)j->a->ld,
-                          (float)j->beta, c, (int)j->c->ld);
+                                 (float)j->beta, c, (int)j->c->ld);
     }
     mirror_one(j->state, j->c, i);
 }
@@ -137,8 +137,7 @@ static void symmetric_one(void *argument, int64_t i, int thread)
 }
 
 /* A square is a Gram matrix, for which BLAS has a half product of its own. */
-tch_status tchi_cpu_symmetric_product(void *state, const tch_matrices *a, const tch_matrices *b,
-                                      const tch_matrices *c)
+tch_status tchi_cpu_symmetric_product(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     tchi_cpu_state *s = state;
     if (a->data == b->data && a->stride == b->stride && a->ld == b->ld) {

@@ -106,8 +106,7 @@ static void reduce_one(void *argument, int64_t index, int thread)
 {
     (void)thread;
     const reduce_job *j = argument;
-    j->out[index] =
-        j->kind == TCH_REDUCE_FROBENIUS ? frobenius(j, index) : reduce_matrix(j, index, j->kind, 1.0);
+    j->out[index] = j->kind == TCH_REDUCE_FROBENIUS ? frobenius(j, index) : reduce_matrix(j, index, j->kind, 1.0);
 }
 
 tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out)

@@ -17,8 +17,8 @@ static int32_t judge(const tch_root_norms *norms, int64_t b, double symmetry, do
     return norms->max_abs[b] == 0 && damping == 0 ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
 }
 
-tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps,
-                               double relative_eps, double symmetry, double *damping, double *bound, int32_t *flags)
+tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
+                               double symmetry, double *damping, double *bound, int32_t *flags)
 {
     (void)state;
     for (int64_t b = 0; b < batch; b++) {
@@ -34,8 +34,7 @@ tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms 
 }
 
 tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m,
-                                     const double *trace_b, int64_t n, double damping, double *shift_a,
-                                     double *shift_b)
+                                     const double *trace_b, int64_t n, double damping, double *shift_a, double *shift_b)
 {
     (void)state;
     for (int64_t b = 0; b < batch; b++) {
@@ -204,8 +203,7 @@ tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices 
     return TCH_OK;
 }
 
-tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *residual, double tolerance,
-                                 int32_t *flags)
+tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags)
 {
     (void)state;
     for (int64_t b = 0; b < batch; b++) {

@@ -181,16 +181,12 @@ static void bf16_to_f16(int64_t n, const void *src, void *dst)
 
 #define CONVERSIONS_TABLE                                                                                              \
     {                                                                                                                  \
-        .run = {[TCH_SCALAR_F64] = {[TCH_SCALAR_F32] = f32_to_f64,                                                     \
-                                    [TCH_SCALAR_F16] = f16_to_f64,                                                     \
-                                    [TCH_SCALAR_BF16] = bf16_to_f64},                                                  \
-                [TCH_SCALAR_F32] = {[TCH_SCALAR_F64] = f64_to_f32,                                                     \
-                                    [TCH_SCALAR_F16] = f16_to_f32,                                                     \
-                                    [TCH_SCALAR_BF16] = bf16_to_f32},                                                  \
-                [TCH_SCALAR_F16] = {[TCH_SCALAR_F64] = f64_to_f16,                                                     \
-                                    [TCH_SCALAR_F32] = f32_to_f16,                                                     \
-                                    [TCH_SCALAR_BF16] = bf16_to_f16},                                                  \
-                [TCH_SCALAR_BF16] = {[TCH_SCALAR_F64] = f64_to_bf16,                                                   \
-                                     [TCH_SCALAR_F32] = f32_to_bf16,                                                   \
-                                     [TCH_SCALAR_F16] = f16_to_bf16}},                                                 \
+        .run = {[TCH_SCALAR_F64] =                                                                                     \
+                    {[TCH_SCALAR_F32] = f32_to_f64, [TCH_SCALAR_F16] = f16_to_f64, [TCH_SCALAR_BF16] = bf16_to_f64},   \
+                [TCH_SCALAR_F32] =                                                                                     \
+                    {[TCH_SCALAR_F64] = f64_to_f32, [TCH_SCALAR_F16] = f16_to_f32, [TCH_SCALAR_BF16] = bf16_to_f32},   \
+                [TCH_SCALAR_F16] =                                                                                     \
+                    {[TCH_SCALAR_F64] = f64_to_f16, [TCH_SCALAR_F32] = f32_to_f16, [TCH_SCALAR_BF16] = bf16_to_f16},   \
+                [TCH_SCALAR_BF16] = {                                                                                  \
+                    [TCH_SCALAR_F64] = f64_to_bf16, [TCH_SCALAR_F32] = f32_to_bf16, [TCH_SCALAR_F16] = f16_to_bf16}},  \
     }

@@ -45,30 +45,46 @@ static void scale(int64_t n, double factor, const void *x_data, void *out_data)
 }
 
 /* Stores that bypass the caches must be aligned: the run is split into a head, aligned vectors and a tail. */
-static void stream_scale(int64_t n, double factor, const void *x_data, void *out_data)
+static void stream_scale(int64_t n, REAL factor, const REAL *x, REAL *out)
 {
+    int64_t i = 0;
 #if defined(__AVX512F__)
     enum { WIDTH = 64 / sizeof(REAL) };
-    const REAL *x = x_data;
-    REAL *out = out_data;
     int64_t head = (int64_t)((64 - (uintptr_t)out % 64) % 64 / sizeof(REAL));
-    head = head < n ? head : n;
-    scale(head, factor, x, out);
-    int64_t i = head;
-    REAL f = (REAL)factor;
+    for (; i < head && i < n; i++) {
+        out[i] = factor * x[i];
+    }
     for (; i + WIDTH <= n; i += WIDTH) {
         REAL lane[WIDTH];
         for (int k = 0; k < WIDTH; k++) {
-            lane[k] = f * x[i + k];
+            lane[k] = factor * x[i + k];
         }
         __m512i vector;
         __builtin_memcpy(&vector, lane, sizeof vector);
         _mm512_stream_si512((void *)(out + i), vector);
     }
-    scale(n - i, factor, x + i, out + i);
-#else
-    scale(n, factor, x_data, out_data);
 #endif
+    for (; i < n; i++) {
+        out[i] = factor * x[i];
+    }
+}
+
+static void kronecker(int64_t m, const void *a_data, int64_t n, const void *b_data, void *out_data, int past)
+{
+    const REAL *a = a_data;
+    const REAL *restrict b = b_data;
+    REAL *out = out_data;
+    for (int64_t k = 0; k < m; k++) {
+        REAL factor = a[k];
+        REAL *restrict part = out + k * n;
+        if (past) {
+            stream_scale(n, factor, b, part);
+            continue;
+        }
+        for (int64_t i = 0; i < n; i++) {
+            part[i] = factor * b[i];
+        }
+    }
 }
 
 static double max_abs(int64_t n, const void *x_data)
@@ -241,7 +257,7 @@ static void mirror(int64_t n, void *a_data, int64_t ld, int64_t from, int64_t to
 
 #define LOOPS_TABLE                                                                                                    \
     {                                                                                                                  \
-        .combine = combine, .scale = scale, .stream_scale = stream_scale, .max_abs = max_abs, .sum_abs = sum_abs,      \
+        .combine = combine, .scale = scale, .kronecker = kronecker, .max_abs = max_abs, .sum_abs = sum_abs,            \
         .sum_squares = sum_squares, .count_nonfinite = count_nonfinite, .dot = dot, .dot4 = dot4, .mirror = mirror,    \
-        .asymmetry = asymmetry,                                                                                         \
+        .asymmetry = asymmetry,                                                                                        \
     }
