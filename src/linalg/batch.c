@@ -77,6 +77,13 @@ static int64_t next_run(const tchi_batch *b, int64_t first, int64_t count, char 
     return run < count ? run : count;
 }
 
+void *tchi_batch_item(const tchi_batch *batch, int64_t index)
+{
+    char *start;
+    (void)next_run(batch, index, 1, &start);
+    return start;
+}
+
 typedef enum direction { READ, WRITE } direction;
 
 static tch_status transfer(tch_context *context, const tchi_batch *b, int64_t first, const tch_matrices *m,

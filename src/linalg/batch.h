@@ -26,6 +26,9 @@ tchi_batch tchi_batch_transposed(tchi_batch batch);
 /* The type to compute in for elements of this type: float64 for float64, float32 for the rest. */
 tch_scalar tchi_compute_type(tch_scalar type);
 
+/* Address of the first element of one item. */
+void *tchi_batch_item(const tchi_batch *batch, int64_t index);
+
 /* Items [first, first + dst->batch) into dst, converted. */
 tch_status tchi_batch_read(tch_context *context, const tchi_batch *batch, int64_t first, const tch_matrices *dst);
 

@@ -70,18 +70,12 @@ static tch_status gemm(nearest *s, double alpha, const tch_matrices *a, int ta, 
 /* The rows of R are the blocks of M: a view with its dimensions reordered, copied into place. */
 static tch_status rearrange(nearest *s, const tchi_batch *m, int64_t index, const tch_tensor *a, const tch_tensor *b)
 {
-    tch_matrices item;
     int64_t p = b->shape[b->ndim - 2];
     int64_t q = b->shape[b->ndim - 1];
     const int64_t shape[4] = {a->shape[a->ndim - 2], a->shape[a->ndim - 1], p, q};
     const int64_t from[4] = {p * m->row_stride, q * m->col_stride, m->row_stride, m->col_stride};
     const int64_t to[4] = {shape[1] * p * q, p * q, q, 1};
-    tchi_batch single = *m;
-    single.row_stride = single.cols = single.rows = single.col_stride = 1;
-    if (!tchi_batch_direct(&single, m->type, index, 1, &item)) {
-        return tchi_fail(TCH_ERR_INTERNAL, "nearest_kronecker: matrix %lld cannot be addressed", (long long)index);
-    }
-    tch_array source = {item.data, m->type, 4, shape, from};
+    tch_array source = {tchi_batch_item(m, index), m->type, 4, shape, from};
     tch_array target = {s->r.data, TCH_SCALAR_F64, 4, shape, to};
     return s->context->backend->copy(s->context->state, &target, &source);
 }

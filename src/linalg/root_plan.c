@@ -7,8 +7,11 @@
 #include "core/status.h"
 #include "core/tensor.h"
 
-/* From this size on the rational method beats the eigen method on the CPU (bench/ladder/inverse_root.md). */
-#define RATIONAL_FROM 96
+/* From these sizes on the rational method beats the eigen method on the CPU (bench/ladder/inverse_root.md): at once where
+ * few poles reach the tolerance, later where many are needed. */
+#define RATIONAL_FROM 64
+#define RATIONAL_FROM_TIGHT 768
+#define TIGHT 1e-5
 
 /* Without damping nothing is known of the smallest eigenvalue. Newton and rational, when asked for by name, are prepared
  * for this much, and the certificate tells whether it was enough. */
@@ -69,9 +72,10 @@ static tch_scalar choose_type(const tchi_root_plan *p, tch_scalar type)
     return growth * UNIT_F32 / (p->low * p->root) <= p->tolerance ? TCH_SCALAR_F32 : TCH_SCALAR_F64;
 }
 
-static tch_root_method choose_method(const tch_context *context, int64_t n, bool damped)
+static tch_root_method choose_method(const tch_context *context, int64_t n, bool damped, double tolerance)
 {
-    bool rational = context->backend->shifted_inverse != NULL && n >= RATIONAL_FROM && damped;
+    int64_t from = tolerance < TIGHT ? RATIONAL_FROM_TIGHT : RATIONAL_FROM;
+    bool rational = context->backend->shifted_inverse != NULL && n >= from && damped;
     return rational ? TCH_ROOT_RATIONAL : TCH_ROOT_EIGEN;
 }
 
@@ -105,7 +109,7 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
     plan->low = c->relative_eps > 0 ? c->relative_eps / (c->relative_eps + 1.02) : 0.0;
     bool damped = c->eps > 0 || c->relative_eps > 0;
     plan->fall_back = c->method == TCH_ROOT_AUTO;
-    plan->method = c->method == TCH_ROOT_AUTO ? choose_method(context, n, damped) : c->method;
+    plan->method = c->method == TCH_ROOT_AUTO ? choose_method(context, n, damped, plan->tolerance) : c->method;
     plan->type = choose_type(plan, type);
     plan->residual = residual_allowed(plan);
     if (plan->method == TCH_ROOT_RATIONAL && context->backend->shifted_inverse == NULL) {
