@@ -378,6 +378,28 @@ static void every_operation_keeps_to_the_limit(void **state)
     }
 }
 
+/* A limit below what the workspace has grown to takes effect at once, not at the next call. */
+static void a_limit_shrinks_the_workspace(void **state)
+{
+    tch_context *context = *state;
+    root_case c = make_roots(context, TCH_ROOT_EIGEN, TCH_FLOAT64);
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info grown = TCH_MEMORY_INFO_INIT;
+    tch_memory_info limited = TCH_MEMORY_INFO_INIT;
+    test_case("shrinking");
+    CHECK_OK(tch_memory_trim(context, 0));
+    CHECK_OK(tch_memory_get_info(context, &before));
+    CHECK_OK(run_roots(context, &c));
+    CHECK_OK(tch_memory_get_info(context, &grown));
+    CHECK(grown.allocated > before.allocated, "there is no workspace");
+    CHECK_OK(tch_context_set_workspace_limit(context, 5000));
+    CHECK_OK(tch_memory_get_info(context, &limited));
+    CHECK(limited.allocated - before.allocated <= 5000, "%lld bytes are still held",
+          (long long)(limited.allocated - before.allocated));
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    free_roots(&c);
+}
+
 static void a_negative_limit_is_refused(void **state)
 {
     tch_context *context = *state;
@@ -403,6 +425,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_limit_changes_memory_and_nothing_else),
         cmocka_unit_test(a_limit_too_small_for_one_matrix_says_what_is_needed),
         cmocka_unit_test(every_operation_keeps_to_the_limit),
+        cmocka_unit_test(a_limit_shrinks_the_workspace),
         cmocka_unit_test(a_negative_limit_is_refused),
     };
     test_begin(argc, argv);
