@@ -258,8 +258,8 @@ static void not_symmetric(void **state)
 }
 
 /* Asymmetry within the tolerance is no complaint, and either triangle may be the one that is read: a difference E of
- * the input, |E| <= 2 delta, comes out magnified by the steepest of these functions, the inverse at the smallest eigenvalue
- * 1/20, or by the inverse of the smallest gap, which is less. */
+ * the input, |E| <= 2 delta, comes out magnified by the steepest of these functions, the inverse at the smallest
+ * eigenvalue 1/20, or by the inverse of the smallest gap, which is less. */
 static void slight_asymmetry_is_accepted(void **state)
 {
     tch_context *context = *state;

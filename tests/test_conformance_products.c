@@ -425,31 +425,6 @@ static void gram_matrices_of_nothing(void **state)
     }
 }
 
-/* The product is what has to be symmetric, not the factors: the square of a skew-symmetric matrix is one, and it is the
- * negative of its Gram matrix. */
-static void squares_of_skew_symmetric_matrices(void **state)
-{
-    tch_context *context = *state;
-    const int64_t shape[] = {40, 40};
-    const test_variation v = {.n = 40, .matrices = 1, .stream = 13};
-    test_case("the square of a skew-symmetric matrix");
-    test_tensor *a = test_case_random(context, &v, TCH_FLOAT64, 40, 40, LAYOUT_CONTIGUOUS, 14);
-    double *x = test_tensor_read(a);
-    mirror_lower(x, 40, 1);
-    for (int64_t i = 0; i < 1600; i++) {
-        x[i] = i / 40 == i % 40 ? 0.0 : is_above_the_diagonal(i, 40) ? -x[i] : x[i];
-    }
-    test_tensor_write(a, x);
-    test_tensor *out = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
-    CHECK_OK(tch_symmetric_product(context, &a->tensor, &a->tensor, &out->tensor));
-    double *z = test_tensor_read(out);
-    check_product(1.0, x, x, 0.0, NULL, 40, 40, 40, z, TCH_FLOAT64);
-    free(x);
-    free(z);
-    test_tensor_free(a);
-    test_tensor_free(out);
-}
-
 /* The same tensor twice as input is no overlap. */
 static void one_tensor_may_be_both_operands(void **state)
 {
@@ -550,7 +525,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(shapes_that_do_not_broadcast),
         cmocka_unit_test(sums_of_nothing_are_zero),
         cmocka_unit_test(gram_matrices_of_nothing),
-        cmocka_unit_test(squares_of_skew_symmetric_matrices),
         cmocka_unit_test(one_tensor_may_be_both_operands),
         cmocka_unit_test(a_thousand),
         cmocka_unit_test(chunks_stay_inside_the_budget),

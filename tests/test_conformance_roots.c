@@ -86,14 +86,19 @@ static void check_error(const known_matrix *known, int32_t root, const tch_root_
 /* A residual of float64 arithmetic on the stored result agrees with ours to its own rounding, n u64 kappa for each of
  * the p + 1 products; one estimated with probes agrees within a factor. Storing the result in a narrower type may come
  * after the certificate. An error D of X, |D| <= u |X|, appears as X^i D X^j A X^k with i + j + k = p - 1, in which the
- * balanced order magnifies it by at most kappa^(ceil(p/2) / p), once for each of the p factors. */
+ * balanced order magnifies it by at most kappa^(ceil(p/2) / p), once for each of the p factors. The largest eigenvalue,
+ * of which relative damping is a part, need be known no better than the tolerance. */
 static void check_certificate(const known_matrix *known, int32_t root, const tch_root_config *config, const double *x,
                               double residual, tch_dtype dtype)
 {
     double own = ref_root_residual(known->n, root, known->a, damping_of(known, config), x);
     double kappa = condition_of(known, config);
     double storing = root * test_unit_roundoff(dtype) * pow(kappa, (double)((root + 1) / 2) / root);
-    double rounding = (root + 1) * (double)known->n * 0x1p-53 * kappa + storing;
+    double damping = damping_of(known, config);
+    double estimated = config->relative_eps * known->w[known->n - 1] > config->eps
+                           ? promised_tolerance(config, dtype) * damping / (known->w[0] + damping)
+                           : 0.0;
+    double rounding = (root + 1) * (double)known->n * 0x1p-53 * kappa + storing + estimated;
     double factor = config->exact_residual ? 1.0 + 1e-6 : 4.0;
     CHECK(residual <= factor * own + rounding && own <= factor * residual + rounding,
           "the residual is given as %.3g and is %.3g", residual, own);

@@ -65,11 +65,10 @@ typedef struct tch_array {
 typedef enum tch_reduction {
     TCH_REDUCE_FROBENIUS = 0,   /* square root of the sum of squares, without overflow */
     TCH_REDUCE_MAX_ABS = 1,     /* largest |entry| */
-    TCH_REDUCE_MAX_ROW_SUM = 2, /* largest sum of |entries| of a row: a bound of every eigenvalue */
-    TCH_REDUCE_TRACE = 3,       /* sum of the diagonal */
-    TCH_REDUCE_NONFINITE = 4,   /* number of entries that are infinite or NaN */
-    TCH_REDUCE_ASYMMETRY = 5,   /* largest |a_ij - a_ji|, square matrices only */
-    TCH_REDUCE_COUNT = 6
+    TCH_REDUCE_TRACE = 2,     /* sum of the diagonal */
+    TCH_REDUCE_NONFINITE = 3, /* number of entries that are infinite or NaN */
+    TCH_REDUCE_ASYMMETRY = 4, /* largest |a_ij - a_ji|, square matrices only */
+    TCH_REDUCE_COUNT = 5
 } tch_reduction;
 
 typedef enum tch_copy_kind { TCH_COPY_DEVICE = 0, TCH_COPY_TO_DEVICE = 1, TCH_COPY_TO_HOST = 2 } tch_copy_kind;
@@ -84,9 +83,7 @@ typedef enum tch_scratch_for {
 
 /* What `root_setup` decides from; arrays of one double per matrix. */
 typedef struct tch_root_norms {
-    const double *largest;   /* largest eigenvalue, estimated from below */
-    const double *row_sum;   /* TCH_REDUCE_MAX_ROW_SUM */
-    const double *frobenius; /* TCH_REDUCE_FROBENIUS */
+    const double *largest; /* largest eigenvalue, estimated from below */
     const double *max_abs;
     const double *nonfinite;
     const double *asymmetry;
@@ -180,10 +177,10 @@ typedef struct tch_backend {
      * number of steps). */
     tch_status (*largest_eigenvalue)(void *state, const tch_matrices *x, double tolerance, double *out, void *scratch);
     /* REQUIRED. For each matrix: flags = NOT_FINITE, NOT_SYMMETRIC (asymmetry > symmetry * max_abs), NOT_POSITIVE (zero
-     * matrix and no damping) or OK; damping = max(eps, relative_eps * largest); bound = damping + min(row_sum,
-     * frobenius, 1.02 * largest). Flagged matrices get damping 0 and bound 1. */
+     * matrix and no damping) or OK; damping = max(eps, relative_eps * largest); bound = damping + margin * largest,
+     * the margin covering what an estimate lacks. Flagged matrices get damping 0 and bound 1. */
     tch_status (*root_setup)(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
-                             double symmetry, double *damping, double *bound, int32_t *flags);
+                             double margin, double symmetry, double *damping, double *bound, int32_t *flags);
     /* REQUIRED. |X^ceil(p/2) A X^floor(p/2) - I| / sqrt(n) for A_b + shift_b I, in float64: over `probes` random sign
      * vectors, or exactly when probes is 0. This balanced form is the one that does not magnify X's own rounding. */
     tch_status (*root_residual)(void *state, int32_t root, const tch_matrices *a, const double *shift,

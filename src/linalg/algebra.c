@@ -24,8 +24,8 @@ tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, 
 
 void tchi_inspection_layout(tchi_inspection *i, tchi_arena *arena, int64_t batch)
 {
-    double **const numbers[] = {&i->largest,   &i->row_sum,   &i->frobenius, &i->max_abs,
-                                &i->nonfinite, &i->asymmetry, &i->damping,   &i->bound};
+    double **const numbers[] = {&i->largest,   &i->max_abs, &i->nonfinite,
+                                &i->asymmetry, &i->damping, &i->bound};
     for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
         *numbers[k] = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
     }
@@ -44,7 +44,7 @@ double tchi_symmetry_tolerance(tch_scalar type)
     }
 }
 
-/* The setup of a root judges finiteness and symmetry; with the largest entry for all norms and some damping, that is
+/* The setup of a root judges finiteness and symmetry; with the largest entry for the largest eigenvalue and some damping, that is
  * all it does. */
 tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar type, tchi_inspection *i)
 {
@@ -52,8 +52,8 @@ tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar 
     TCHI_TRY(t->reduce(context->state, TCH_REDUCE_MAX_ABS, a, i->max_abs));
     TCHI_TRY(t->reduce(context->state, TCH_REDUCE_NONFINITE, a, i->nonfinite));
     TCHI_TRY(t->reduce(context->state, TCH_REDUCE_ASYMMETRY, a, i->asymmetry));
-    tch_root_norms norms = {i->max_abs, i->max_abs, i->max_abs, i->max_abs, i->nonfinite, i->asymmetry};
-    return t->root_setup(context->state, a->batch, &norms, 1.0, 0.0, tchi_symmetry_tolerance(type), i->damping,
+    tch_root_norms norms = {i->max_abs, i->max_abs, i->nonfinite, i->asymmetry};
+    return t->root_setup(context->state, a->batch, &norms, 1.0, 0.0, 1.0, tchi_symmetry_tolerance(type), i->damping,
                          i->bound, i->flags);
 }
 

@@ -16,7 +16,7 @@ tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, 
 
 /* Numbers per matrix, on the device. */
 typedef struct tchi_inspection {
-    double *largest, *row_sum, *frobenius, *max_abs, *nonfinite, *asymmetry;
+    double *largest, *max_abs, *nonfinite, *asymmetry;
     double *damping, *bound;
     int32_t *flags;
 } tchi_inspection;

@@ -104,11 +104,9 @@ static tch_status prepare(tch_context *context, const tchi_root_plan *plan, tch_
     const tch_backend *t = context->backend;
     tchi_inspection *i = &r->inspection;
     TCHI_TRY(tchi_inspect(context, &r->a, given, i));
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_MAX_ROW_SUM, &r->a, i->row_sum));
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_FROBENIUS, &r->a, i->frobenius));
-    TCHI_TRY(t->largest_eigenvalue(context->state, &r->a, 0.01 * plan->tolerance, i->largest, r->scratch));
-    tch_root_norms norms = {i->largest, i->row_sum, i->frobenius, i->max_abs, i->nonfinite, i->asymmetry};
-    return t->root_setup(context->state, r->a.batch, &norms, plan->eps, plan->relative_eps,
+    TCHI_TRY(t->largest_eigenvalue(context->state, &r->a, plan->estimate, i->largest, r->scratch));
+    tch_root_norms norms = {i->largest, i->max_abs, i->nonfinite, i->asymmetry};
+    return t->root_setup(context->state, r->a.batch, &norms, plan->eps, plan->relative_eps, TCHI_ROOT_MARGIN,
                          tchi_symmetry_tolerance(given), i->damping, i->bound, i->flags);
 }
 

@@ -66,8 +66,8 @@ static tch_status normalize(tch_context *context, ortho_buffers *o)
     double floor = o->x.type == TCH_SCALAR_F64 ? 1e-300 : 1e-37;
     TCHI_TRY(t->reduce(context->state, TCH_REDUCE_FROBENIUS, &o->x, o->norm));
     TCHI_TRY(t->zero_bytes(context->state, o->zeros, o->x.batch * (int64_t)sizeof(double)));
-    tch_root_norms norms = {o->norm, o->norm, o->norm, o->norm, o->zeros, o->zeros};
-    TCHI_TRY(t->root_setup(context->state, o->x.batch, &norms, floor, 0.0, 1.0, o->damping, o->bound, o->flags));
+    tch_root_norms norms = {o->norm, o->norm, o->zeros, o->zeros};
+    TCHI_TRY(t->root_setup(context->state, o->x.batch, &norms, floor, 0.0, 1.0, 1.0, o->damping, o->bound, o->flags));
     return t->shift_scale(context->state, &o->x, NULL, o->bound, -1.0, &o->x);
 }
 

@@ -105,11 +105,15 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
     plan->tolerance = c->tolerance > 0 ? c->tolerance : type == TCH_SCALAR_F64 ? 1e-9 : 1e-3;
     plan->probes = c->exact_residual ? 0 : 4;
     plan->negative = negative_by_rounding(type, n);
-    /* The scaled matrix is (A + d I) / b with d >= r l and b <= d + 1.02 l, l the largest eigenvalue. */
-    plan->low = c->relative_eps > 0 ? c->relative_eps / (c->relative_eps + 1.02) : 0.0;
+    plan->estimate = 0.01 * plan->tolerance;
+    /* The scaled matrix is (A + d I) / b with d >= r l and b <= d + margin l, l the largest eigenvalue. */
+    plan->low = c->relative_eps > 0 ? c->relative_eps / (c->relative_eps + TCHI_ROOT_MARGIN) : 0.0;
     bool damped = c->eps > 0 || c->relative_eps > 0;
     plan->fall_back = c->method == TCH_ROOT_AUTO;
     plan->method = c->method == TCH_ROOT_AUTO ? choose_method(context, n, damped, plan->tolerance) : c->method;
+    if (plan->method == TCH_ROOT_NEWTON) { /* its polynomials are steep beyond the interval they were made for */
+        plan->estimate = fmin(plan->estimate, 1e-6);
+    }
     plan->type = choose_type(plan, type);
     plan->residual = residual_allowed(plan);
     if (plan->method == TCH_ROOT_RATIONAL && context->backend->shifted_inverse == NULL) {

@@ -8,6 +8,9 @@
 
 #include "minimax.h"
 
+/* The matrix is scaled by this much more than its largest eigenvalue as estimated, so that none comes out above 1. */
+#define TCHI_ROOT_MARGIN 1.02
+
 typedef struct tchi_root_plan {
     int32_t root;
     tch_root_method method; /* never TCH_ROOT_AUTO */
@@ -16,6 +19,7 @@ typedef struct tchi_root_plan {
     double eps, relative_eps;
     double tolerance; /* of the error of X */
     double residual;  /* largest acceptable certificate */
+    double estimate;        /* relative error allowed in the largest eigenvalue, which sets damping and scale */
     double negative;  /* eigenvalues this far below zero, relative to the largest, are rounding of the input */
     int32_t probes;   /* of the certificate; 0 for the exact norm */
     double low;       /* lower bound of the scaled spectrum */

@@ -46,15 +46,12 @@ static int bind_all(void *library)
     tchi_blas_f32 *s = &table.f32;
     tchi_blas_f64 *d = &table.f64;
     const symbol symbols[] = {
-        {"cblas_sgemm", &s->gemm}, {"cblas_dgemm", &d->gemm}, {"cblas_ssymm", &s->symm},   {"cblas_dsymm", &d->symm},
-        {"cblas_ssyrk", &s->syrk}, {"cblas_dsyrk", &d->syrk}, {"cblas_ssyr2k", &s->syr2k}, {"cblas_dsyr2k", &d->syr2k},
-        {"cblas_strmm", &s->trmm}, {"cblas_dtrmm", &d->trmm}, {"cblas_strsm", &s->trsm},   {"cblas_dtrsm", &d->trsm},
-        {"cblas_sgemv", &s->gemv}, {"cblas_dgemv", &d->gemv}, {"cblas_ssymv", &s->symv},   {"cblas_dsymv", &d->symv},
-        {"ssyevd_", &s->syevd},    {"dsyevd_", &d->syevd},    {"spotrf_", &s->potrf},      {"dpotrf_", &d->potrf},
-        {"spotri_", &s->potri},    {"dpotri_", &d->potri},    {"spotrs_", &s->potrs},      {"dpotrs_", &d->potrs},
-        {"ssytrd_", &s->sytrd},    {"dsytrd_", &d->sytrd},    {"sormtr_", &s->ormtr},      {"dormtr_", &d->ormtr},
-        {"ssteqr_", &s->steqr},    {"dsteqr_", &d->steqr},    {"sstedc_", &s->stedc},      {"dstedc_", &d->stedc},
-        {"sgeqrf_", &s->geqrf},    {"dgeqrf_", &d->geqrf},    {"slarft_", &s->larft},      {"dlarft_", &d->larft},
+        {"cblas_sgemm", &s->gemm}, {"cblas_dgemm", &d->gemm},
+        {"cblas_ssyrk", &s->syrk}, {"cblas_dsyrk", &d->syrk},
+        {"cblas_strsm", &s->trsm}, {"cblas_dtrsm", &d->trsm},
+        {"ssyevd_", &s->syevd}, {"dsyevd_", &d->syevd},
+        {"spotrf_", &s->potrf}, {"dpotrf_", &d->potrf},
+        {"spotri_", &s->potri}, {"dpotri_", &d->potri},
     };
     return bind(library, symbols, sizeof symbols / sizeof symbols[0]);
 }

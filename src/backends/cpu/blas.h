@@ -17,77 +17,27 @@ enum { TCHI_LEFT = 141, TCHI_RIGHT = 142 };
 typedef struct tchi_blas_f32 {
     void (*gemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc);
-    void (*symm)(int order, int side, int uplo, int m, int n, float alpha, const float *a, int lda, const float *b,
-                 int ldb, float beta, float *c, int ldc);
     void (*syrk)(int order, int uplo, int trans, int n, int k, float alpha, const float *a, int lda, float beta,
                  float *c, int ldc);
-    void (*syr2k)(int order, int uplo, int trans, int n, int k, float alpha, const float *a, int lda, const float *b,
-                  int ldb, float beta, float *c, int ldc);
-    void (*trmm)(int order, int side, int uplo, int trans, int diag, int m, int n, float alpha, const float *a, int lda,
-                 float *b, int ldb);
     void (*trsm)(int order, int side, int uplo, int trans, int diag, int m, int n, float alpha, const float *a, int lda,
                  float *b, int ldb);
-    void (*gemv)(int order, int trans, int m, int n, float alpha, const float *a, int lda, const float *x, int incx,
-                 float beta, float *y, int incy);
-    void (*symv)(int order, int uplo, int n, float alpha, const float *a, int lda, const float *x, int incx, float beta,
-                 float *y, int incy);
     void (*syevd)(const char *jobz, const char *uplo, const int *n, float *a, const int *lda, float *w, float *work,
                   const int *lwork, int *iwork, const int *liwork, int *info, size_t, size_t);
     void (*potrf)(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t);
     void (*potri)(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t);
-    void (*potrs)(const char *uplo, const int *n, const int *nrhs, const float *a, const int *lda, float *b,
-                  const int *ldb, int *info, size_t);
-    void (*sytrd)(const char *uplo, const int *n, float *a, const int *lda, float *d, float *e, float *tau, float *work,
-                  const int *lwork, int *info, size_t);
-    void (*ormtr)(const char *side, const char *uplo, const char *trans, const int *m, const int *n, const float *a,
-                  const int *lda, const float *tau, float *c, const int *ldc, float *work, const int *lwork, int *info,
-                  size_t, size_t, size_t);
-    void (*steqr)(const char *compz, const int *n, float *d, float *e, float *z, const int *ldz, float *work, int *info,
-                  size_t);
-    void (*stedc)(const char *compz, const int *n, float *d, float *e, float *z, const int *ldz, float *work,
-                  const int *lwork, int *iwork, const int *liwork, int *info, size_t);
-    void (*geqrf)(const int *m, const int *n, float *a, const int *lda, float *tau, float *work, const int *lwork,
-                  int *info);
-    void (*larft)(const char *direct, const char *storev, const int *n, const int *k, const float *v, const int *ldv,
-                  const float *tau, float *t, const int *ldt, size_t, size_t);
 } tchi_blas_f32;
 
 typedef struct tchi_blas_f64 {
     void (*gemm)(int order, int trans_a, int trans_b, int m, int n, int k, double alpha, const double *a, int lda,
                  const double *b, int ldb, double beta, double *c, int ldc);
-    void (*symm)(int order, int side, int uplo, int m, int n, double alpha, const double *a, int lda, const double *b,
-                 int ldb, double beta, double *c, int ldc);
     void (*syrk)(int order, int uplo, int trans, int n, int k, double alpha, const double *a, int lda, double beta,
                  double *c, int ldc);
-    void (*syr2k)(int order, int uplo, int trans, int n, int k, double alpha, const double *a, int lda, const double *b,
-                  int ldb, double beta, double *c, int ldc);
-    void (*trmm)(int order, int side, int uplo, int trans, int diag, int m, int n, double alpha, const double *a,
-                 int lda, double *b, int ldb);
     void (*trsm)(int order, int side, int uplo, int trans, int diag, int m, int n, double alpha, const double *a,
                  int lda, double *b, int ldb);
-    void (*gemv)(int order, int trans, int m, int n, double alpha, const double *a, int lda, const double *x, int incx,
-                 double beta, double *y, int incy);
-    void (*symv)(int order, int uplo, int n, double alpha, const double *a, int lda, const double *x, int incx,
-                 double beta, double *y, int incy);
     void (*syevd)(const char *jobz, const char *uplo, const int *n, double *a, const int *lda, double *w, double *work,
                   const int *lwork, int *iwork, const int *liwork, int *info, size_t, size_t);
     void (*potrf)(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t);
     void (*potri)(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t);
-    void (*potrs)(const char *uplo, const int *n, const int *nrhs, const double *a, const int *lda, double *b,
-                  const int *ldb, int *info, size_t);
-    void (*sytrd)(const char *uplo, const int *n, double *a, const int *lda, double *d, double *e, double *tau,
-                  double *work, const int *lwork, int *info, size_t);
-    void (*ormtr)(const char *side, const char *uplo, const char *trans, const int *m, const int *n, const double *a,
-                  const int *lda, const double *tau, double *c, const int *ldc, double *work, const int *lwork,
-                  int *info, size_t, size_t, size_t);
-    void (*steqr)(const char *compz, const int *n, double *d, double *e, double *z, const int *ldz, double *work,
-                  int *info, size_t);
-    void (*stedc)(const char *compz, const int *n, double *d, double *e, double *z, const int *ldz, double *work,
-                  const int *lwork, int *iwork, const int *liwork, int *info, size_t);
-    void (*geqrf)(const int *m, const int *n, double *a, const int *lda, double *tau, double *work, const int *lwork,
-                  int *info);
-    void (*larft)(const char *direct, const char *storev, const int *n, const int *k, const double *v, const int *ldv,
-                  const double *tau, double *t, const int *ldt, size_t, size_t);
 } tchi_blas_f64;
 
 /* How the opened library runs on several threads. */

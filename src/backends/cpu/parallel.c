@@ -3,9 +3,10 @@
 
 #include "cpu.h"
 
-/* Below this many operations a parallel region costs more than it gains: starting one takes 2 to 5 microseconds, in
- * which one core does about this much. */
-#define WORTH_A_REGION 5e4
+/* Below this many operations a parallel region does not pay. Starting one takes 1 microsecond on a quiet machine, but
+ * where another program holds one of two cores the region was measured to last 8 milliseconds, a slice of the
+ * scheduler's, however small its work: it should be worth the risk. */
+#define WORTH_A_REGION 4e5
 
 /* OpenMP's thread count is a property of the calling thread, and BLAS follows it: it is set for the length of an
  * operation and given back. */

@@ -99,6 +99,9 @@ tch_status tchi_cpu_gram(void *state, double alpha, const tch_matrices *a, int32
         return TCH_OK;
     }
     if (inner == 0) {
+        for (int64_t i = 0; i < c->batch; i++) {
+            mirror_one(s, c, i);
+        }
         return tchi_cpu_combine(state, 0.0, beta, beta == 0.0 ? NULL : c, 0.0, NULL, c);
     }
     gemm_job job = {s, alpha, beta, a, NULL, c, blas_trans(transpose), 0, inner};

@@ -37,8 +37,6 @@ static double reduce_row(const matrix_job *m, int64_t i)
     switch (m->kind) {
     case TCH_REDUCE_FROBENIUS:
         return loops->sum_squares(x->cols, m->factor, row);
-    case TCH_REDUCE_MAX_ROW_SUM:
-        return loops->sum_abs(x->cols, row);
     case TCH_REDUCE_TRACE:
         return i < x->cols ? at(x, m->index, i, i) : 0.0;
     case TCH_REDUCE_NONFINITE:
@@ -50,7 +48,7 @@ static double reduce_row(const matrix_job *m, int64_t i)
 
 static int is_maximum(tch_reduction kind)
 {
-    return kind == TCH_REDUCE_MAX_ABS || kind == TCH_REDUCE_MAX_ROW_SUM || kind == TCH_REDUCE_ASYMMETRY;
+    return kind == TCH_REDUCE_MAX_ABS || kind == TCH_REDUCE_ASYMMETRY;
 }
 
 static double join(tch_reduction kind, double a, double b)

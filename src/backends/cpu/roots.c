@@ -17,18 +17,17 @@ static int32_t judge(const tch_root_norms *norms, int64_t b, double symmetry, do
     return norms->max_abs[b] == 0 && damping == 0 ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
 }
 
-tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
-                               double symmetry, double *damping, double *bound, int32_t *flags)
+tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps, double margin, double symmetry,
+                               double *damping, double *bound, int32_t *flags)
 {
     (void)state;
     for (int64_t b = 0; b < batch; b++) {
         double largest = fmax(norms->largest[b], 0.0);
         double added = fmax(eps, relative_eps * largest);
-        double top = fmin(fmin(norms->row_sum[b], norms->frobenius[b]), 1.02 * largest);
         flags[b] = judge(norms, b, symmetry, added, norms->largest[b]);
         int good = flags[b] == TCH_REPORT_OK;
         damping[b] = good ? added : 0.0;
-        bound[b] = good && added + top > 0 ? added + top : 1.0;
+        bound[b] = good && added + largest > 0 ? added + margin * largest : 1.0;
     }
     return TCH_OK;
 }

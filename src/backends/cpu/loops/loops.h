@@ -19,8 +19,6 @@ typedef struct tchi_loops {
     void (*kronecker)(int64_t m, const void *a, int64_t n, const void *b, void *out, int past);
     /* largest |x|; NaN entries are passed over */
     double (*max_abs)(int64_t n, const void *x);
-    /* sum of |x| */
-    double (*sum_abs)(int64_t n, const void *x);
     /* sum of (x factor)^2 */
     double (*sum_squares)(int64_t n, double factor, const void *x);
     int64_t (*count_nonfinite)(int64_t n, const void *x);

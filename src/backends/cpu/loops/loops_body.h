@@ -117,22 +117,6 @@ static double add_lanes(const double *sums)
     return total;
 }
 
-static double sum_abs(int64_t n, const void *x_data)
-{
-    const REAL *x = x_data;
-    double sums[LANES] = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            sums[k] += (double)(x[i + k] < 0 ? -x[i + k] : x[i + k]);
-        }
-    }
-    for (; i < n; i++) {
-        sums[0] += (double)(x[i] < 0 ? -x[i] : x[i]);
-    }
-    return add_lanes(sums);
-}
-
 static double sum_squares(int64_t n, double factor, const void *x_data)
 {
     const REAL *x = x_data;
@@ -257,7 +241,7 @@ static void mirror(int64_t n, void *a_data, int64_t ld, int64_t from, int64_t to
 
 #define LOOPS_TABLE                                                                                                    \
     {                                                                                                                  \
-        .combine = combine, .scale = scale, .kronecker = kronecker, .max_abs = max_abs, .sum_abs = sum_abs,            \
+        .combine = combine, .scale = scale, .kronecker = kronecker, .max_abs = max_abs, \
         .sum_squares = sum_squares, .count_nonfinite = count_nonfinite, .dot = dot, .dot4 = dot4, .mirror = mirror,    \
         .asymmetry = asymmetry,                                                                                        \
     }
