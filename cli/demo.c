@@ -168,11 +168,12 @@ static void print_heading(const workplace *place, const demo_options *options)
 
 static void print_explanation(const demo_options *options)
 {
-    printf("\nerror     largest of the batch, relative Frobenius norm, against the float64 root of the same float32\n"
-           "          matrices, which are singular until damped by %.0e of their largest eigenvalue.\n"
-           "residual  largest |X^%lld A X^%lld - I| / sqrt(n), A damped: the certificate every result comes with, found\n"
-           "          without knowing the answer; speed is against eigen in float32.\n",
-           1.0 / options->condition, (long long)(options->root - options->root / 2), (long long)(options->root / 2));
+    printf(
+        "\nerror     largest of the batch, relative Frobenius norm, against the float64 root of the same float32\n"
+        "          matrices, which are singular until damped by %.0e of their largest eigenvalue.\n"
+        "residual  largest |X^%lld A X^%lld - I| / sqrt(n), A damped: the certificate every result comes with, found\n"
+        "          without knowing the answer; speed is against eigen in float32.\n",
+        1.0 / options->condition, (long long)(options->root - options->root / 2), (long long)(options->root / 2));
 }
 
 static int check_options(const demo_options *options)

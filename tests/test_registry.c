@@ -176,7 +176,7 @@ static void remove_file(const char *folder, const char *name)
 static void a_file_that_is_no_shared_object(void **state)
 {
     (void)state;
-    char folder[] = "/tmp/torchium_test_XXXXXX";
+    char folder[] = TEST_MODULES "/letter_XXXXXX";
     assert_non_null(mkdtemp(folder));
     write_file(folder, MODULE_FILE, "This is a letter, not a library.\n");
     sight seen = see(folder, NULL);

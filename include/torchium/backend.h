@@ -63,8 +63,8 @@ typedef struct tch_array {
 } tch_array;
 
 typedef enum tch_reduction {
-    TCH_REDUCE_FROBENIUS = 0,   /* square root of the sum of squares, without overflow */
-    TCH_REDUCE_MAX_ABS = 1,     /* largest |entry| */
+    TCH_REDUCE_FROBENIUS = 0, /* square root of the sum of squares, without overflow */
+    TCH_REDUCE_MAX_ABS = 1,   /* largest |entry| */
     TCH_REDUCE_TRACE = 2,     /* sum of the diagonal */
     TCH_REDUCE_NONFINITE = 3, /* number of entries that are infinite or NaN */
     TCH_REDUCE_ASYMMETRY = 4, /* largest |a_ij - a_ji|, square matrices only */

@@ -24,8 +24,7 @@ tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, 
 
 void tchi_inspection_layout(tchi_inspection *i, tchi_arena *arena, int64_t batch)
 {
-    double **const numbers[] = {&i->largest,   &i->max_abs, &i->nonfinite,
-                                &i->asymmetry, &i->damping, &i->bound};
+    double **const numbers[] = {&i->largest, &i->max_abs, &i->nonfinite, &i->asymmetry, &i->damping, &i->bound};
     for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
         *numbers[k] = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
     }

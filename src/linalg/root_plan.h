@@ -19,7 +19,7 @@ typedef struct tchi_root_plan {
     double eps, relative_eps;
     double tolerance; /* of the error of X */
     double residual;  /* largest acceptable certificate */
-    double estimate;        /* relative error allowed in the largest eigenvalue, which sets damping and scale */
+    double estimate;  /* relative error allowed in the largest eigenvalue, which sets damping and scale */
     double negative;  /* eigenvalues this far below zero, relative to the largest, are rounding of the input */
     int32_t probes;   /* of the certificate; 0 for the exact norm */
     double low;       /* lower bound of the scaled spectrum */

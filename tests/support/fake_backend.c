@@ -171,7 +171,7 @@ static tch_status largest_eigenvalue(void *state, const tch_matrices *x, double 
     return unsupported("eigenvalues");
 }
 
-static tch_status root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps, double margin,
+static tch_status root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
                              double margin, double symmetry, double *damping, double *bound, int32_t *flags)
 {
     return unsupported("roots");

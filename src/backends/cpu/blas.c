@@ -46,12 +46,9 @@ static int bind_all(void *library)
     tchi_blas_f32 *s = &table.f32;
     tchi_blas_f64 *d = &table.f64;
     const symbol symbols[] = {
-        {"cblas_sgemm", &s->gemm}, {"cblas_dgemm", &d->gemm},
-        {"cblas_ssyrk", &s->syrk}, {"cblas_dsyrk", &d->syrk},
-        {"cblas_strsm", &s->trsm}, {"cblas_dtrsm", &d->trsm},
-        {"ssyevd_", &s->syevd}, {"dsyevd_", &d->syevd},
-        {"spotrf_", &s->potrf}, {"dpotrf_", &d->potrf},
-        {"spotri_", &s->potri}, {"dpotri_", &d->potri},
+        {"cblas_sgemm", &s->gemm}, {"cblas_dgemm", &d->gemm}, {"cblas_ssyrk", &s->syrk}, {"cblas_dsyrk", &d->syrk},
+        {"cblas_strsm", &s->trsm}, {"cblas_dtrsm", &d->trsm}, {"ssyevd_", &s->syevd},    {"dsyevd_", &d->syevd},
+        {"spotrf_", &s->potrf},    {"dpotrf_", &d->potrf},    {"spotri_", &s->potri},    {"dpotri_", &d->potri},
     };
     return bind(library, symbols, sizeof symbols / sizeof symbols[0]);
 }

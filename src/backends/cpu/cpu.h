@@ -69,8 +69,8 @@ tch_status tchi_cpu_kronecker(void *state, const tch_matrices *a, const tch_matr
 tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out);
 tch_status tchi_cpu_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out,
                                        void *scratch);
-tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps, double margin, double symmetry,
-                               double *damping, double *bound, int32_t *flags);
+tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
+                               double margin, double symmetry, double *damping, double *bound, int32_t *flags);
 tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
                                   const tch_matrices *x, int32_t probes, double *out, void *scratch);
 tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags);

@@ -17,8 +17,8 @@ static int32_t judge(const tch_root_norms *norms, int64_t b, double symmetry, do
     return norms->max_abs[b] == 0 && damping == 0 ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
 }
 
-tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps, double margin, double symmetry,
-                               double *damping, double *bound, int32_t *flags)
+tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
+                               double margin, double symmetry, double *damping, double *bound, int32_t *flags)
 {
     (void)state;
     for (int64_t b = 0; b < batch; b++) {

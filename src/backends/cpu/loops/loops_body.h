@@ -1,5 +1,5 @@
-/* The loops of one precision, REAL, for whatever instruction set the including file is compiled for. Reductions keep
- * several partial sums so that the compiler can vectorise them without reordering what is written. */
+/* The loops of one precision, REAL, for whatever instruction set the including file is compiled for. Reductions
+ * may be reordered by the compiler to fill its vectors, always in the same way. */
 #include "loops.h"
 
 #include <math.h>
@@ -8,8 +8,6 @@
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
-
-#define LANES 16
 
 static void combine(int64_t n, double c1, const void *x_data, double c2, const void *y_data, void *out_data)
 {
@@ -90,49 +88,25 @@ static void kronecker(int64_t m, const void *a_data, int64_t n, const void *b_da
 static double max_abs(int64_t n, const void *x_data)
 {
     const REAL *x = x_data;
-    REAL largest[LANES] = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            REAL v = x[i + k] < 0 ? -x[i + k] : x[i + k];
-            largest[k] = v > largest[k] ? v : largest[k];
-        }
+    REAL largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < n; i++) {
+        REAL v = REAL_ABS(x[i]);
+        largest = v > largest ? v : largest;
     }
-    for (; i < n; i++) {
-        REAL v = x[i] < 0 ? -x[i] : x[i];
-        largest[0] = v > largest[0] ? v : largest[0];
-    }
-    for (int k = 1; k < LANES; k++) {
-        largest[0] = largest[k] > largest[0] ? largest[k] : largest[0];
-    }
-    return (double)largest[0];
-}
-
-static double add_lanes(const double *sums)
-{
-    double total = 0;
-    for (int k = 0; k < LANES; k++) {
-        total += sums[k];
-    }
-    return total;
+    return (double)largest;
 }
 
 static double sum_squares(int64_t n, double factor, const void *x_data)
 {
     const REAL *x = x_data;
-    double sums[LANES] = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            double v = (double)x[i + k] * factor;
-            sums[k] += v * v;
-        }
-    }
-    for (; i < n; i++) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
         double v = (double)x[i] * factor;
-        sums[0] += v * v;
+        sum += v * v;
     }
-    return add_lanes(sums);
+    return sum;
 }
 
 /* x - x is 0 exactly for finite x. */
@@ -149,82 +123,82 @@ static int64_t count_nonfinite(int64_t n, const void *x_data)
 static double dot(int64_t n, const void *x_data, const double *y)
 {
     const REAL *x = x_data;
-    double sums[LANES] = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            sums[k] += (double)x[i + k] * y[i + k];
-        }
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
+        sum += (double)x[i] * y[i];
     }
-    for (; i < n; i++) {
-        sums[0] += (double)x[i] * y[i];
-    }
-    return add_lanes(sums);
+    return sum;
 }
 
 static void dot4(int64_t n, const void *x_data, const double *y, double sums[4])
 {
-    enum { WIDTH = 8 };
     const REAL *x = x_data;
-    double partial[4][WIDTH] = {{0}};
-    int64_t i = 0;
-    for (; i + WIDTH <= n; i += WIDTH) {
-        double v[WIDTH];
-        for (int k = 0; k < WIDTH; k++) {
-            v[k] = (double)x[i + k];
-        }
-        for (int j = 0; j < 4; j++) {
-            for (int k = 0; k < WIDTH; k++) {
-                partial[j][k] += v[k] * y[j * n + i + k];
-            }
-        }
+    double sum0 = 0;
+    double sum1 = 0;
+    double sum2 = 0;
+    double sum3 = 0;
+#pragma omp simd reduction(+ : sum0, sum1, sum2, sum3)
+    for (int64_t i = 0; i < n; i++) {
+        double v = (double)x[i];
+        sum0 += v * y[i];
+        sum1 += v * y[n + i];
+        sum2 += v * y[2 * n + i];
+        sum3 += v * y[3 * n + i];
     }
-    for (int j = 0; j < 4; j++) {
-        double total = 0;
-        for (int k = 0; k < WIDTH; k++) {
-            total += partial[j][k];
-        }
-        for (int64_t k = i; k < n; k++) {
-            total += (double)x[k] * y[j * n + k];
-        }
-        sums[j] = total;
-    }
+    sums[0] = sum0;
+    sums[1] = sum1;
+    sums[2] = sum2;
+    sums[3] = sum3;
 }
 
-/* A tile above the diagonal is turned around in a buffer first, so that the comparison runs along rows. */
+enum { TILE = 32 };
+
+static double max_gap(const REAL *x, const REAL *y)
+{
+    REAL largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int i = 0; i < TILE * TILE; i++) {
+        REAL gap = REAL_ABS(x[i] - y[i]);
+        largest = gap > largest ? gap : largest;
+    }
+    return (double)largest;
+}
+
+/* The largest gap between a tile of rows and its mirror image above the diagonal, which is turned around in a buffer first, so
+ * that the comparison runs along rows. Both are padded with zeros. */
+static void tile_gaps(const REAL *a, int64_t ld, int64_t i0, int64_t rows, int64_t j0, int64_t cols, double *largest)
+{
+    REAL here[TILE][TILE] = {{0}};
+    REAL turned[TILE][TILE] = {{0}};
+    for (int64_t i = 0; i < rows; i++) {
+        __builtin_memcpy(here[i], a + (i0 + i) * ld + j0, (size_t)cols * sizeof(REAL));
+    }
+    for (int64_t j = 0; j < cols; j++) {
+        for (int64_t i = 0; i < rows; i++) {
+            turned[i][j] = a[(j0 + j) * ld + i0 + i];
+        }
+    }
+    *largest = fmax(*largest, max_gap(&here[0][0], &turned[0][0]));
+}
+
 static double asymmetry(int64_t n, const void *a_data, int64_t ld, int64_t from, int64_t to)
 {
-    enum { TILE = 32 };
-    const REAL *a = a_data;
-    REAL largest = 0;
+    double largest = 0;
     (void)n;
     for (int64_t i0 = from; i0 < to; i0 += TILE) {
         int64_t rows = to - i0 < TILE ? to - i0 : TILE;
         for (int64_t j0 = 0; j0 < i0 + rows; j0 += TILE) {
-            REAL turned[TILE][TILE] = {{0}};
             int64_t cols = i0 + rows - j0 < TILE ? i0 + rows - j0 : TILE;
-            for (int64_t j = 0; j < cols; j++) {
-                for (int64_t i = 0; i < rows; i++) {
-                    turned[i][j] = a[(j0 + j) * ld + i0 + i];
-                }
-            }
-            for (int64_t i = 0; i < rows; i++) {
-                const REAL *row = a + (i0 + i) * ld + j0;
-                for (int64_t j = 0; j < cols; j++) {
-                    REAL gap = row[j] - turned[i][j];
-                    gap = gap < 0 ? -gap : gap;
-                    largest = gap > largest ? gap : largest;
-                }
-            }
+            tile_gaps(a_data, ld, i0, rows, j0, cols, &largest);
         }
     }
-    return (double)largest;
+    return largest;
 }
 
 /* In tiles, so that both the rows written and the columns read stay in the nearest cache. */
 static void mirror(int64_t n, void *a_data, int64_t ld, int64_t from, int64_t to)
 {
-    enum { TILE = 32 };
     REAL *a = a_data;
     for (int64_t i0 = from; i0 < to; i0 += TILE) {
         int64_t i1 = i0 + TILE < to ? i0 + TILE : to;
@@ -241,7 +215,6 @@ static void mirror(int64_t n, void *a_data, int64_t ld, int64_t from, int64_t to
 
 #define LOOPS_TABLE                                                                                                    \
     {                                                                                                                  \
-        .combine = combine, .scale = scale, .kronecker = kronecker, .max_abs = max_abs, \
-        .sum_squares = sum_squares, .count_nonfinite = count_nonfinite, .dot = dot, .dot4 = dot4, .mirror = mirror,    \
-        .asymmetry = asymmetry,                                                                                        \
+        .combine = combine, .scale = scale, .kronecker = kronecker, .max_abs = max_abs, .sum_squares = sum_squares,    \
+        .count_nonfinite = count_nonfinite, .dot = dot, .dot4 = dot4, .mirror = mirror, .asymmetry = asymmetry,        \
     }
