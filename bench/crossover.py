@@ -9,6 +9,7 @@ a run with its conclusions.
 
 import argparse
 import sys
+import time
 
 import numpy as np
 from compare import median_ms, symmetric_batch
@@ -41,6 +42,7 @@ def table(library, batch, methods, seconds):
             if batch > 1 and n > 256:
                 continue
             a = symmetric_batch(rng, batch, n, 1e8, dtype)
+            time.sleep(0.3)  # the threads NumPy used for it go to sleep
             times = [time_method(library, m, a, damping, tolerance, seconds) for m in methods]
             fastest = methods[times.index(min(times))]
             print(f"{n:>5}" + "".join(f"{t:>12.1f}" for t in times) + f"   {fastest}", flush=True)

@@ -14,9 +14,8 @@ typedef struct tchi_loops {
     void (*combine)(int64_t n, double c1, const void *x, double c2, const void *y, void *out);
     /* out = factor x */
     void (*scale)(int64_t n, double factor, const void *x, void *out);
-    /* One row of a Kronecker product: for each of the m entries of a, that entry times the n entries of b. With `past`
-     * the row is written past the caches where the processor can: for results that nobody reads soon. */
-    void (*kronecker)(int64_t m, const void *a, int64_t n, const void *b, void *out, int past);
+    /* One row of a Kronecker product: for each of the m entries of a, that entry times the n entries of b */
+    void (*kronecker)(int64_t m, const void *a, int64_t n, const void *b, void *out);
     /* largest |x|; NaN entries are passed over */
     double (*max_abs)(int64_t n, const void *x);
     /* sum of (x factor)^2 */
