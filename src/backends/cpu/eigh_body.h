@@ -157,7 +157,7 @@ typedef struct job {
     node shared;
     REAL scale;
     int exponent; /* of what the eigenvalues are multiplied by at the end */
-    meeting everyone, reducers;
+    work_team *reducers;
 } job;
 
 /* What each thread does. Fewer of them reduce than do the rest. Returns how many eigenvalues it did not find. */
@@ -165,7 +165,7 @@ static int solve_share(job *j, const member *me)
 {
     int reducers = team_size(j->reduction.n, REDUCE_ROWS, me->threads);
     if (me->thread < reducers) {
-        const member reducer = {&j->reducers, me->thread, reducers};
+        const member reducer = {j->reducers, me->thread, reducers};
         reduce(&j->reduction, j->back.a, j->back.lda, j->scale, &reducer);
     }
     meet(me);
@@ -198,9 +198,16 @@ static int solve(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w
         const member alone = {NULL, 0, 1};
         failed = solve_share(&j, &alone);
     } else {
+        work_team everyone = WORK_TEAM_INIT, reducers = WORK_TEAM_INIT;
+        j.reducers = &reducers;
 #pragma omp parallel num_threads(threads) reduction(+ : failed)
         {
-            const member me = {&j.everyone, omp_get_thread_num(), omp_get_num_threads()};
+#pragma omp single
+            {
+                everyone.threads = omp_get_num_threads();
+                reducers.threads = team_size(n, REDUCE_ROWS, everyone.threads);
+            }
+            const member me = {&everyone, omp_get_thread_num(), everyone.threads};
             failed += solve_share(&j, &me);
         }
     }

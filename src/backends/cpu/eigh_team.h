@@ -1,42 +1,22 @@
-/* The threads that solve one matrix together. They are started once per matrix and then meet many times, hence a
- * barrier of our own: OpenMP's makes a system call each time, about as long as the work between two meetings. */
+/* The threads that solve one matrix together: started once per matrix, they share out the work by number and then meet
+ * many times, between any two columns of the reduction. */
 #ifndef TCHI_CPU_EIGH_TEAM_H
 #define TCHI_CPU_EIGH_TEAM_H
 
-#include <sched.h>
-#include <stdatomic.h>
 #include <stdint.h>
 
-typedef struct meeting {
-    atomic_int arrived, round;
-} meeting;
+#include "work_team.h"
 
 /* One thread of a team. A team of one never meets. */
 typedef struct member {
-    meeting *m;
+    work_team *team;
     int thread, threads;
 } member;
 
-/* Looks at the counter before giving way: some tens of microseconds. A thread that has not come by then has probably
- * lost its processor, perhaps to us. */
-enum { MEETING_SPINS = 20000 };
-
 static inline void meet(const member *me)
 {
-    if (me->threads == 1) {
-        return;
-    }
-    int round = atomic_load_explicit(&me->m->round, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&me->m->arrived, 1, memory_order_acq_rel) == me->threads - 1) {
-        atomic_store_explicit(&me->m->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&me->m->round, round + 1, memory_order_release);
-        return;
-    }
-    for (int spins = 0; atomic_load_explicit(&me->m->round, memory_order_acquire) == round; spins++) {
-        if (spins >= MEETING_SPINS) {
-            spins = MEETING_SPINS;
-            sched_yield();
-        }
+    if (me->threads > 1) {
+        team_meet(me->team);
     }
 }
 
