@@ -44,7 +44,7 @@ static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int6
         bool used;
         int64_t extra;
     } users[] = {
-        {TCH_SCRATCH_LARGEST_EIGENVALUE, true, 0},
+        {TCH_SCRATCH_LARGEST_EIGENVALUE, plan->method != TCH_ROOT_EIGEN, 0},
         {TCH_SCRATCH_ROOT_RESIDUAL, true, plan->probes},
         {TCH_SCRATCH_EIGH, plan->method == TCH_ROOT_EIGEN, 0},
         {TCH_SCRATCH_SHIFTED_INVERSE, plan->method == TCH_ROOT_RATIONAL,
@@ -104,6 +104,9 @@ static tch_status prepare(tch_context *context, const tchi_root_plan *plan, tch_
     const tch_backend *t = context->backend;
     tchi_inspection *i = &r->inspection;
     TCHI_TRY(tchi_inspect(context, &r->a, given, i));
+    if (plan->method == TCH_ROOT_EIGEN) { /* its eigenvalues will tell the damping, and nothing is scaled */
+        return TCH_OK;
+    }
     TCHI_TRY(t->largest_eigenvalue(context->state, &r->a, plan->estimate, i->largest, r->scratch));
     tch_root_norms norms = {i->largest, i->max_abs, i->nonfinite, i->asymmetry};
     return t->root_setup(context->state, r->a.batch, &norms, plan->eps, plan->relative_eps, TCHI_ROOT_MARGIN,
