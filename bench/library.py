@@ -1,4 +1,5 @@
-"""A thin ctypes view of libtorchium for benchmarks: calls on NumPy arrays are prepared once and made often.
+"""A thin ctypes view of libtorchium for benchmarks: calls on NumPy arrays and torch tensors are prepared once and made
+often.
 
 Only what the benchmarks call is declared. It is not the Python package.
 """
@@ -8,7 +9,14 @@ import pathlib
 
 import numpy as np
 
-_CODES = {np.dtype(np.float32): (2, 32), np.dtype(np.float64): (2, 64), np.dtype(np.int32): (0, 32)}
+_CODES = {
+    "float64": (2, 64),
+    "float32": (2, 32),
+    "float16": (2, 16),
+    "bfloat16": (4, 16),
+    "int32": (0, 32),
+}
+_DEVICES = {"cpu": 1, "cuda": 2}
 METHODS = {"auto": 0, "eigen": 1, "newton": 2, "rational": 3}
 
 
@@ -27,6 +35,10 @@ class _Tensor(ctypes.Structure):
     ]
 
 
+class _Dtype(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
 class _RootConfig(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -39,35 +51,81 @@ class _RootConfig(ctypes.Structure):
     ]
 
 
+class _MemoryInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("total", ctypes.c_int64),
+        ("free", ctypes.c_int64),
+        ("allocated", ctypes.c_int64),
+        ("reserved", ctypes.c_int64),
+        ("peak", ctypes.c_int64),
+        ("requests", ctypes.c_int64),
+        ("misses", ctypes.c_int64),
+    ]
+
+
 def tensor(array):
-    """Describes a NumPy array; the description keeps the array's shape and strides alive."""
-    code, bits = _CODES[array.dtype]
+    """Describes a NumPy array or a torch tensor; the description keeps it, its shape and its strides alive."""
+    if isinstance(array, np.ndarray):
+        name, address, device = array.dtype.name, array.ctypes.data, (1, 0)
+        strides = [s // array.itemsize for s in array.strides]
+    else:
+        name, address = str(array.dtype).removeprefix("torch."), array.data_ptr()
+        device = _DEVICES[array.device.type], array.device.index or 0
+        strides = array.stride()
+    code, bits = _CODES[name]
     shape = (ctypes.c_int64 * array.ndim)(*array.shape)
-    strides = (ctypes.c_int64 * array.ndim)(*(s // array.itemsize for s in array.strides))
-    described = _Tensor(array.ctypes.data, 1, 0, array.ndim, code, bits, 1, shape, strides, 0)
-    described.keep = (array, shape, strides)
+    steps = (ctypes.c_int64 * array.ndim)(*strides)
+    described = _Tensor(address, *device, array.ndim, code, bits, 1, shape, steps, 0)
+    described.keep = (array, shape, steps)
     return described
 
 
 class Library:
-    """libtorchium with one context on the CPU."""
+    """libtorchium with one context, on the CPU unless another device is named."""
 
-    def __init__(self, path):
+    def __init__(self, path, device="cpu"):
         self.lib = ctypes.CDLL(str(pathlib.Path(path).resolve()))
         self.lib.tch_last_error.restype = ctypes.c_char_p
         self.lib.tch_version.restype = ctypes.c_char_p
         self.context = ctypes.c_void_p()
-        self._check(self.lib.tch_context_create(b"cpu", ctypes.byref(self.context)))
+        self._check(self.lib.tch_context_create(device.encode(), ctypes.byref(self.context)))
 
     def _check(self, status):
         if status != 0:
             raise RuntimeError(self.lib.tch_last_error().decode())
+
+    def close(self):
+        self.lib.tch_context_destroy(self.context)
+        self.context = ctypes.c_void_p()
 
     def version(self):
         return self.lib.tch_version().decode()
 
     def set_threads(self, count):
         self._check(self.lib.tch_set_num_threads(ctypes.c_int32(count)))
+
+    def set_stream(self, stream):
+        """`stream` is a number as torch.cuda.Stream.cuda_stream gives it; 0 is the device's default stream."""
+        self._check(self.lib.tch_context_set_stream(self.context, ctypes.c_void_p(stream)))
+
+    def synchronize(self):
+        self._check(self.lib.tch_context_synchronize(self.context))
+
+    def set_workspace_limit(self, count):
+        self._check(self.lib.tch_context_set_workspace_limit(self.context, ctypes.c_int64(count)))
+
+    def trim(self):
+        """Gives kept memory back to the device."""
+        self._check(self.lib.tch_memory_trim(self.context, ctypes.c_int64(0)))
+
+    def reset_peak(self):
+        self._check(self.lib.tch_memory_reset_peak(self.context))
+
+    def memory(self):
+        info = _MemoryInfo(ctypes.sizeof(_MemoryInfo))
+        self._check(self.lib.tch_memory_get_info(self.context, ctypes.byref(info)))
+        return {name: getattr(info, name) for name, _ in _MemoryInfo._fields_[1:]}
 
     def prepare(self, name, *arguments):
         """A function without arguments that makes the call: what it costs is the call, not its preparation."""
@@ -91,12 +149,38 @@ class Library:
         call.keep = arguments
         return call
 
-    def matrix_power(self, a, power, eps, out):
-        return self.prepare("tch_matrix_power", tensor(a), float(power), float(eps), tensor(out), None)
+    def matrix_power(self, a, power, eps, out, report=None):
+        return self.prepare("tch_matrix_power", tensor(a), float(power), float(eps), tensor(out), _optional(report))
 
-    def inverse_root(self, a, root, out, method="auto", eps=0.0, relative_eps=0.0, tolerance=0.0):
+    def inverse_root(self, a, root, out, method="auto", eps=0.0, relative_eps=0.0, tolerance=0.0, report=None):
+        """With a `report` the call does not wait for the device."""
         config = _RootConfig(ctypes.sizeof(_RootConfig), eps, relative_eps, METHODS[method], tolerance, 0, 0)
-        return self.prepare("tch_inverse_root", tensor(a), root, config, tensor(out), None, None)
+        return self.prepare("tch_inverse_root", tensor(a), root, config, tensor(out), None, _optional(report))
+
+    def root_method(self, dtype, batch, n, root, relative_eps, tolerance=0.0):
+        """The method that `auto` takes."""
+        config = _RootConfig(ctypes.sizeof(_RootConfig), 0.0, relative_eps, 0, tolerance, 0, 0)
+        chosen = ctypes.c_int()
+        self._check(
+            self.lib.tch_inverse_root_plan(
+                self.context,
+                _Dtype(*_CODES[dtype], 1),
+                ctypes.c_int64(batch),
+                ctypes.c_int64(n),
+                ctypes.c_int32(root),
+                ctypes.byref(config),
+                ctypes.byref(chosen),
+                None,
+            )
+        )
+        return next(name for name, number in METHODS.items() if number == chosen.value)
 
     def kronecker_product(self, a, b, out):
         return self.prepare("tch_kronecker_product", tensor(a), tensor(b), tensor(out))
+
+    def matmul_chunked(self, a, b, budget, out):
+        return self.prepare("tch_matmul_chunked", tensor(a), tensor(b), budget, tensor(out))
+
+
+def _optional(array):
+    return None if array is None else tensor(array)

@@ -9,6 +9,9 @@ install(FILES ${public_headers} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/torchiu
 install(TARGETS torchium EXPORT torchium-targets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
         ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+if(TORCHIUM_HAVE_CUDA) # beside the library, where it is looked for
+    install(TARGETS torchium_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+endif()
 install(EXPORT torchium-targets NAMESPACE torchium:: DESTINATION "${package_folder}")
 
 configure_package_config_file(cmake/torchium-config.cmake.in torchium-config.cmake

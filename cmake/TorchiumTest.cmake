@@ -19,27 +19,56 @@ if(TORCHIUM_SANITIZE MATCHES "thread")
     list(APPEND test_environment "OMP_NUM_THREADS=1")
 endif()
 
+# A kernel that hangs must not hold a borrowed GPU for long.
+set(gpu_test_timeout 120)
+
 function(torchium_test_settings name)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "LABELS")
     if(NOT arg_TIMEOUT)
         set(arg_TIMEOUT 300)
     endif()
-    set_tests_properties(${name} PROPERTIES
-        LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${test_environment}")
+    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
+        ENVIRONMENT "${test_environment}" SKIP_RETURN_CODE 77) # support/testing.h: TEST_SKIPPED
 endfunction()
 
-# torchium_test(NAME [INTERNAL] [LABELS label...] [SOURCES more.c...] [TIMEOUT seconds]): see tests/CMakeLists.txt.
-function(torchium_test name)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL" "TIMEOUT" "LABELS;SOURCES")
+# A program test_NAME from test_NAME.c. Libraries are found relative to it, so that a folder that was built can be carried
+# to the machine that has the GPU.
+function(torchium_test_program name)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL" "" "SOURCES")
     add_executable(test_${name} test_${name}.c ${arg_SOURCES})
     torchium_compile_options(test_${name})
+    set_target_properties(test_${name} PROPERTIES BUILD_RPATH_USE_ORIGIN ON BUILD_RPATH "$ORIGIN")
     if(arg_INTERNAL)
         target_link_libraries(test_${name} PRIVATE test_support torchium_internal)
     else()
         target_link_libraries(test_${name} PRIVATE test_support torchium::torchium)
     endif()
+endfunction()
+
+# torchium_test(NAME [INTERNAL] [DEVICES] [LABELS label...] [SOURCES more.c...] [TIMEOUT seconds]): see
+# tests/CMakeLists.txt.
+function(torchium_test name)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL;DEVICES" "TIMEOUT" "LABELS;SOURCES")
+    set(internal)
+    if(arg_INTERNAL)
+        set(internal INTERNAL)
+    endif()
+    torchium_test_program(${name} ${internal} SOURCES ${arg_SOURCES})
     add_test(NAME ${name} COMMAND ${test_launcher} $<TARGET_FILE:test_${name}>)
     torchium_test_settings(${name} LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+    if(arg_DEVICES AND TORCHIUM_HAVE_CUDA)
+        add_test(NAME ${name}_cuda COMMAND ${test_launcher} $<TARGET_FILE:test_${name}> cuda)
+        torchium_test_settings(${name}_cuda LABELS gpu TIMEOUT ${gpu_test_timeout})
+    endif()
+endfunction()
+
+# torchium_cuda_test(NAME): a test of a GPU alone, which may call CUDA's runtime itself. Only where the CUDA module is
+# built.
+function(torchium_cuda_test name)
+    torchium_test_program(${name})
+    target_link_libraries(test_${name} PRIVATE CUDA::cudart_static)
+    add_test(NAME ${name} COMMAND ${test_launcher} $<TARGET_FILE:test_${name}> cuda)
+    torchium_test_settings(${name} LABELS gpu TIMEOUT ${gpu_test_timeout})
 endfunction()
 
 # torchium_test_module(TARGET FOLDER folder SOURCE file.c): a module for the loader to find, built as
@@ -52,4 +81,15 @@ function(torchium_test_module target)
     target_compile_definitions(${target} PRIVATE ${arg_DEFINITIONS})
     set_target_properties(${target} PROPERTIES
         OUTPUT_NAME torchium_cuda LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/modules/${arg_FOLDER}")
+endfunction()
+
+# torchium_test_library(TARGET FOLDER folder NAME file): support/TARGET.c as a library that pretends to be another one,
+# built as <build>/tests/modules/FOLDER/NAME.
+function(torchium_test_library target)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER;NAME" "")
+    add_library(${target} MODULE support/${target}.c)
+    torchium_compile_options(${target})
+    target_link_options(${target} PRIVATE "-Wl,-soname,${arg_NAME}")
+    set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME "${arg_NAME}" SUFFIX ""
+        LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/modules/${arg_FOLDER}")
 endfunction()

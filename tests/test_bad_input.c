@@ -81,6 +81,12 @@ static bool is_copy(const test_call *call)
     return strcmp(call->operation->name, "tch_tensor_copy") == 0;
 }
 
+/* The one call that reads and writes memory of the host from a context on another device. */
+static bool is_chunked(const test_call *call)
+{
+    return strcmp(call->operation->name, "tch_matmul_chunked") == 0;
+}
+
 /* Runs the call with operand `index` replaced by one that does not fit the others: the message names one of them. */
 static void refuse_shape(test_call *call, tch_context *context, int32_t index, tch_tensor *replacement)
 {
@@ -169,7 +175,7 @@ static void break_device(test_call *call, tch_context *context, int32_t index)
     broken b;
     copy_to_break(call->tensors[index], &b);
     b.tensor.device.type = test_on_cpu() ? TCH_DEVICE_CUDA : TCH_DEVICE_CPU;
-    if (!is_copy(call) || test_on_cpu()) {
+    if (test_on_cpu() || (!is_copy(call) && !is_chunked(call))) {
         refuse(call, context, index, &b.tensor, TCH_ERR_DEVICE);
     }
     b.tensor.device.type = 4711;
@@ -247,7 +253,7 @@ static void break_overlap(test_call *call, tch_context *context, int32_t index)
 
 static void for_every_operand(tch_context *context, const char *what, breaker breaks)
 {
-    for (int32_t i = 0; i < test_operation_count; i++) {
+    for (int32_t i = 0; i < test_operation_count(); i++) {
         const test_operation *operation = &test_operations[i];
         test_call call;
         test_call_make(&call, context, operation, TCH_FLOAT32);
@@ -335,7 +341,7 @@ static void outputs_that_overlap(void **state)
 static void null_contexts(void **state)
 {
     tch_context *context = *state;
-    for (int32_t i = 0; i < test_operation_count; i++) {
+    for (int32_t i = 0; i < test_operation_count(); i++) {
         test_call call;
         test_case("%s", test_operations[i].name);
         test_call_make(&call, context, &test_operations[i], TCH_FLOAT32);
@@ -348,7 +354,7 @@ static void null_contexts(void **state)
 static void optional_outputs_may_be_left_out(void **state)
 {
     tch_context *context = *state;
-    for (int32_t i = 0; i < test_operation_count; i++) {
+    for (int32_t i = 0; i < test_operation_count(); i++) {
         for (int32_t index = 0; index < test_operations[i].count; index++) {
             test_call call;
             if (test_operations[i].operands[index].role != ROLE_OPTIONAL_OUTPUT) {
@@ -389,7 +395,7 @@ static void run_empty(tch_context *context, const test_operation *operation, boo
 static void empty_tensors_are_valid(void **state)
 {
     tch_context *context = *state;
-    for (int32_t i = 0; i < test_operation_count; i++) {
+    for (int32_t i = 0; i < test_operation_count(); i++) {
         test_case("%s %s with a batch of none", test_operations[i].name, test_operations[i].variant);
         run_empty(context, &test_operations[i], false);
         test_case("%s %s with 0 by 0 matrices", test_operations[i].name, test_operations[i].variant);

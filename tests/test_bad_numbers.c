@@ -95,11 +95,18 @@ static const subject subjects[] = {
     {"root auto", call_auto},
     {"root eigen", call_eigen},
     {"root newton", call_newton},
-    {"root rational", call_rational},
     {"solve, a", call_solve_first},
     {"solve, b", call_solve_second},
+    {"root rational", call_rational},
 };
-#define SUBJECTS (sizeof subjects / sizeof subjects[0])
+#define ROOT_AUTO 2 /* the first subject to which an indefinite matrix is a bad one */
+
+/* Subjects that the device offers; the last is not offered by all. */
+static size_t subject_count(void)
+{
+    size_t count = sizeof subjects / sizeof subjects[0];
+    return test_offers_method(TCH_ROOT_RATIONAL) ? count : count - 1;
+}
 
 typedef struct trial {
     int64_t n;
@@ -230,7 +237,7 @@ static void run_spoiled(tch_context *context, const char *what, spoiler spoil, i
 {
     static const int64_t sizes[] = {2, 7, 64, 97};
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
-    for (size_t i = 0; i < SUBJECTS * 8; i++) {
+    for (size_t i = 0; i < subject_count() * 8; i++) {
         const subject *s = &subjects[i / 8];
         int64_t n = sizes[i % 4];
         trial t = make_trial(context, n, dtypes[i / 4 % 2]);
@@ -265,7 +272,7 @@ static void slight_asymmetry_is_accepted(void **state)
     tch_context *context = *state;
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
     const double slight[] = {0.5e-5, 0.5e-12};
-    for (size_t i = 0; i < SUBJECTS * 2; i++) {
+    for (size_t i = 0; i < subject_count() * 2; i++) {
         const subject *s = &subjects[i / 2];
         trial t = make_trial(context, 9, dtypes[i % 2]);
         test_case("%s, %s", s->name, tch_dtype_name(t.dtype));
@@ -295,6 +302,9 @@ static void bad_matrices_in_batches_of_batches(void **state)
             tch_root_config config = TCH_ROOT_CONFIG_INIT;
             config.relative_eps = 1e-3;
             config.method = (tch_root_method)method;
+            if (!test_offers_method(config.method)) {
+                continue;
+            }
             test_case("%s, output %s", tch_root_method_name(config.method), test_layout_name((test_layout)layout));
             test_tensor *a = test_known_tensor(context, &v, 20.0, TCH_FLOAT64);
             test_tensor *out = test_case_tensor(context, &v, TCH_FLOAT64, N, N, (test_layout)layout);
@@ -346,7 +356,7 @@ static void not_positive(void **state)
     tch_context *context = *state;
     static const int64_t sizes[] = {2, 7, 64, 97};
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
-    for (size_t i = 2 * 8; i < SUBJECTS * 8; i++) {
+    for (size_t i = ROOT_AUTO * 8; i < subject_count() * 8; i++) {
         const subject *s = &subjects[i / 8];
         int64_t n = sizes[i % 4];
         trial t = make_trial(context, n, dtypes[i / 4 % 2]);
@@ -365,7 +375,10 @@ static void not_positive(void **state)
 static void zero_matrices_without_damping(void **state)
 {
     tch_context *context = *state;
-    for (size_t i = 1; i < 6; i++) {
+    for (size_t i = 1; i < subject_count(); i++) {
+        if (strncmp(subjects[i].name, "solve", 5) == 0) {
+            continue; /* its damping is absolute */
+        }
         trial t = make_trial(context, 6, TCH_FLOAT32);
         test_case("%s of zero", subjects[i].name);
         double *expected = clean_result(context, &subjects[i], &t);
@@ -387,6 +400,9 @@ static void zero_matrices_with_damping(void **state)
         tch_root_config config = TCH_ROOT_CONFIG_INIT;
         config.eps = 1e-4;
         config.method = methods[i];
+        if (!test_offers_method(config.method)) {
+            continue;
+        }
         test_case("%s", tch_root_method_name(methods[i]));
         test_tensor *a = test_tensor_make(context, TCH_FLOAT64, 3, shape, LAYOUT_CONTIGUOUS);
         test_tensor *out = test_tensor_make(context, TCH_FLOAT64, 3, shape, LAYOUT_CONTIGUOUS);

@@ -313,6 +313,9 @@ static void thread_counts_agree(void **state)
 {
     tch_context *context = *state;
     int32_t usual = tch_get_num_threads();
+    if (!test_on_cpu()) {
+        skip(); /* threads are the CPU's */
+    }
     for (int32_t threads = 1; threads <= 3; threads++) {
         CHECK_OK(tch_set_num_threads(threads));
         test_variation v = {.n = 65, .batch_rank = 1, .batch = {4}, .matrices = 4, .stream = 10};

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/elements.h"
 #include "support/operations.h"
 #include "support/random.h"
 #include "support/reference.h"
@@ -254,6 +255,22 @@ static int64_t least_limit(tch_context *context, const root_case *c)
     return bytes_named(tch_last_error(), 1);
 }
 
+/* Pieces of the batch give what the whole gives, to the last bit. The eigensolvers of a GPU's libraries are chosen by
+ * the size of the batch: there the results agree as two stable solvers do, within (n + 10) u kappa / p of each. */
+static void check_same_roots(const double *got, const double *expected, tch_root_method method, tch_dtype dtype,
+                             int64_t limit)
+{
+    double kappa = 1e3;
+    double freedom = 2.0 * (N + 10) * test_unit_roundoff(dtype) * (kappa / 4 + 1.0);
+    bool to_the_bit = test_on_cpu() || method != TCH_ROOT_EIGEN;
+    for (int64_t i = 0; i < BATCH * N * N; i += N * N) {
+        double off = ref_distance(N * N, got + i, expected + i);
+        bool same = to_the_bit ? memcmp(got + i, expected + i, sizeof(double) * N * N) == 0
+                               : off <= freedom * ref_norm(N * N, expected + i);
+        CHECK(same, "the limit %lld moved matrix %lld by %.3g", (long long)limit, (long long)(i / (N * N)), off);
+    }
+}
+
 static void check_limit(tch_context *context, tch_root_method method, tch_dtype dtype)
 {
     root_case c = make_roots(context, method, dtype);
@@ -271,8 +288,7 @@ static void check_limit(tch_context *context, tch_root_method method, tch_dtype 
         CHECK(used <= limit, "%lld bytes of scratch were taken with a limit of %lld (%lld without)", (long long)used,
               (long long)limit, (long long)whole);
         double *got = test_tensor_read(c.out);
-        CHECK(memcmp(got, expected, sizeof(double) * BATCH * N * N) == 0, "the limit %lld changed the result",
-              (long long)limit);
+        check_same_roots(got, expected, method, dtype, limit);
         free(got);
     }
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
@@ -287,8 +303,10 @@ static void a_limit_changes_memory_and_nothing_else(void **state)
     check_limit(context, TCH_ROOT_EIGEN, TCH_FLOAT64);
     check_limit(context, TCH_ROOT_NEWTON, TCH_FLOAT32);
     check_limit(context, TCH_ROOT_NEWTON, TCH_FLOAT64);
-    check_limit(context, TCH_ROOT_RATIONAL, TCH_FLOAT32);
-    check_limit(context, TCH_ROOT_RATIONAL, TCH_FLOAT64);
+    if (test_offers_method(TCH_ROOT_RATIONAL)) {
+        check_limit(context, TCH_ROOT_RATIONAL, TCH_FLOAT32);
+        check_limit(context, TCH_ROOT_RATIONAL, TCH_FLOAT64);
+    }
 }
 
 static void a_limit_too_small_for_one_matrix_says_what_is_needed(void **state)
@@ -327,12 +345,26 @@ static bool run_limited(tch_context *context, const test_call *call, int64_t lim
     return status == TCH_OK;
 }
 
-static void check_against(const test_call *call, double *const *expected)
+/* To the last bit on the CPU. A GPU's libraries choose their algorithms by the size of the batch, and eigenvectors have
+ * two signs: there the magnitudes agree within the rounding of the arithmetic, which these well conditioned problems
+ * (kappa = 100 after damping at most) magnify by a few hundred, and that of storing both. */
+static bool agrees(double got, double expected, double largest, tch_dtype dtype)
+{
+    double freedom = 500.0 * test_arithmetic_roundoff(dtype) + 2.0 * test_unit_roundoff(dtype);
+    return test_on_cpu() ? memcmp(&got, &expected, sizeof got) == 0
+                         : fabs(fabs(got) - fabs(expected)) <= freedom * largest;
+}
+
+static void check_against(const test_call *call, double *const *expected, tch_dtype dtype)
 {
     for (int32_t i = 0; i < call->operation->count; i++) {
+        const test_operand *operand = &call->operation->operands[i];
         double *got = test_tensor_read(call->tensors[i]);
-        CHECK(memcmp(got, expected[i], (size_t)call->tensors[i]->count * sizeof *got) == 0, "%s has changed",
-              call->operation->operands[i].name);
+        double largest = fmax(ref_largest(call->tensors[i]->count, expected[i]), 1.0);
+        for (int64_t k = 0; k < call->tensors[i]->count; k++) {
+            CHECK(agrees(got[k], expected[i][k], largest, dtype), "element %lld of %s was %.17g and is %.17g",
+                  (long long)k, operand->name, expected[i][k], got[k]);
+        }
         free(got);
     }
 }
@@ -347,13 +379,14 @@ static void limit_operation(tch_context *context, const test_operation *operatio
         expected[i] = test_tensor_read(whole.tensors[i]);
     }
     bool through = false;
-    for (int64_t limit = 1; limit <= 1 << 20; limit += limit / 2 + 1) {
+    int64_t most = test_on_cpu() ? 1 << 20 : 1 << 26; /* a GPU's libraries ask for scratch of their own */
+    for (int64_t limit = 1; limit <= most; limit += limit / 2 + 1) {
         test_case("%s %s %s, limit %lld", operation->name, operation->variant, tch_dtype_name(dtype), (long long)limit);
         test_call call;
         test_call_make(&call, context, operation, dtype);
         if (run_limited(context, &call, limit)) {
             test_call_check_done(&call);
-            check_against(&call, expected);
+            check_against(&call, expected, dtype);
             through = true;
         } else {
             CHECK(!through, "it was refused though less was enough");
@@ -363,7 +396,7 @@ static void limit_operation(tch_context *context, const test_operation *operatio
         }
         test_call_free(&call);
     }
-    CHECK(through, "a mebibyte is not enough");
+    CHECK(through, "%lld bytes are not enough", (long long)most);
     for (int32_t i = 0; i < operation->count; i++) {
         free(expected[i]);
     }
@@ -372,7 +405,7 @@ static void limit_operation(tch_context *context, const test_operation *operatio
 
 static void every_operation_keeps_to_the_limit(void **state)
 {
-    for (int32_t i = 0; i < test_operation_count; i++) {
+    for (int32_t i = 0; i < test_operation_count(); i++) {
         limit_operation(*state, &test_operations[i], TCH_FLOAT32);
         limit_operation(*state, &test_operations[i], TCH_BFLOAT16);
     }

@@ -135,7 +135,7 @@ static void the_peak_can_start_again(void **state)
 static void nothing_is_allocated_in_a_steady_state(void **state)
 {
     tch_context *context = *state;
-    for (int32_t i = 0; i < test_operation_count; i++) {
+    for (int32_t i = 0; i < test_operation_count(); i++) {
         test_call call;
         test_case("%s %s", test_operations[i].name, test_operations[i].variant);
         test_call_make(&call, context, &test_operations[i], TCH_FLOAT32);
@@ -245,7 +245,7 @@ static void all_host_memory_comes_from_the_callers_allocator(void **state)
     CHECK_OK(tch_set_host_allocator(&allocator));
     CHECK_OK(tch_context_create(test_device(), &context));
     assert_true(atomic_load(&counting.bytes) > 0);
-    for (int32_t i = 0; i < test_operation_count; i++) {
+    for (int32_t i = 0; i < test_operation_count(); i++) {
         test_call call;
         test_case("%s %s", test_operations[i].name, test_operations[i].variant);
         test_call_make(&call, context, &test_operations[i], TCH_FLOAT32);

@@ -190,6 +190,47 @@ static void a_file_that_is_no_shared_object(void **state)
     rmdir(folder);
 }
 
+/* Copies the first `part` percent of a file. */
+static void copy_beginning(const char *from, const char *to, long part)
+{
+    FILE *in = fopen(from, "rb");
+    FILE *out = fopen(to, "wb");
+    assert_non_null(in);
+    assert_non_null(out);
+    assert_int_equal(fseek(in, 0, SEEK_END), 0);
+    long size = ftell(in) * part / 100;
+    char *bytes = test_alloc((size_t)size);
+    rewind(in);
+    assert_int_equal(fread(bytes, 1, (size_t)size, in), size);
+    assert_int_equal(fwrite(bytes, 1, (size_t)size, out), size);
+    free(bytes);
+    fclose(in);
+    assert_int_equal(fclose(out), 0);
+}
+
+/* dlopen would map such a file and the process would die of it. */
+static void a_module_that_was_copied_in_part(void **state)
+{
+    (void)state;
+    char folder[] = TEST_MODULES "/part_XXXXXX";
+    char from[PATH_MAX];
+    char to[PATH_MAX];
+    assert_non_null(mkdtemp(folder));
+    snprintf(from, sizeof from, "%s/%s", variant("good"), MODULE_FILE);
+    snprintf(to, sizeof to, "%s/%s", folder, MODULE_FILE);
+    static const long parts[] = {1, 5, 20, 40};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        copy_beginning(from, to, parts[i]);
+        sight seen = see(folder, NULL);
+        expect_absent(&seen, "cut short");
+    }
+    copy_beginning(from, to, 100);
+    sight seen = see(folder, NULL);
+    expect_present(&seen);
+    remove_file(folder, MODULE_FILE);
+    rmdir(folder);
+}
+
 static void without_a_module_the_reason_says_where_it_was_looked_for(void **state)
 {
     (void)state;
@@ -338,6 +379,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_good_module_is_used),
         cmocka_unit_test(every_way_of_failing_has_its_reason),
         cmocka_unit_test(a_file_that_is_no_shared_object),
+        cmocka_unit_test(a_module_that_was_copied_in_part),
         cmocka_unit_test(without_a_module_the_reason_says_where_it_was_looked_for),
         cmocka_unit_test(the_current_folder_is_never_searched),
         cmocka_unit_test(the_first_folder_of_the_path_wins),

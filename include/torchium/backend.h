@@ -26,7 +26,7 @@
 #include <torchium/status.h>
 
 /* Raised whenever the table or a struct it uses changes; a module built for another number is refused. */
-#define TCH_BACKEND_ABI 1u
+#define TCH_BACKEND_ABI 2u
 
 /* The function a module exports, and its type. It returns NULL, with a sentence in `reason`, when it cannot work. */
 #define TCH_BACKEND_ENTRY "torchium_backend_entry"
@@ -39,11 +39,16 @@ typedef enum tch_scalar {
     TCH_SCALAR_BF16 = 3,
     TCH_SCALAR_I32 = 4,
     TCH_SCALAR_I64 = 5,
-    TCH_SCALAR_COUNT = 6
+    TCH_SCALAR_BF16X2 = 6, /* split: see tch_matrices; only in scratch, only where an entry says so */
+    TCH_SCALAR_COUNT = 7
 } tch_scalar;
 
 /* A batch of row-major matrices: element (i, j) of matrix b is at data[b * stride + i * ld + j]. A stride of 0 repeats
- * one matrix, on inputs only. */
+ * one matrix, on inputs only.
+ *
+ * The split type TCH_SCALAR_BF16X2 keeps a number as the sum of two bfloat16, its rounding and the rounding of what is
+ * left, which is good to 17 bits and multiplies by three bfloat16 products. Matrix b is two planes, one after the other:
+ * the high parts at (bfloat16 *)data + 2 * b * stride + i * ld + j, the low parts `stride` elements further. */
 typedef struct tch_matrices {
     void *data;
     tch_scalar type;
@@ -78,7 +83,8 @@ typedef enum tch_scratch_for {
     TCH_SCRATCH_EIGH = 0,
     TCH_SCRATCH_LARGEST_EIGENVALUE = 1,
     TCH_SCRATCH_SHIFTED_INVERSE = 2, /* `extra` is the number of poles */
-    TCH_SCRATCH_ROOT_RESIDUAL = 3
+    TCH_SCRATCH_ROOT_RESIDUAL = 3,
+    TCH_SCRATCH_SPD_SOLVE = 4 /* `cols` is the number of columns of B */
 } tch_scratch_for;
 
 /* What `root_setup` decides from; arrays of one double per matrix. */
@@ -98,6 +104,31 @@ typedef struct tch_spectrum_map {
     double negative; /* an eigenvalue below both -negative * largest and -damping makes the matrix
                             TCH_REPORT_NOT_POSITIVE */
 } tch_spectrum_map;
+
+/* Products per second of each arithmetic, for large matrices, in any unit: what the choice of arithmetic weighs. 0 where
+ * the backend does not offer the type to compute in. */
+typedef struct tch_product_rates {
+    double f64, f32;
+    double bf16x2; /* split operands: hi hi + hi lo + lo hi, accumulated in float32 */
+    double bf16;   /* accumulated in float32 */
+} tch_product_rates;
+
+/* The coupled iteration of an inverse root: H = c[0] I + c[1] M + c[2] M^2, X <- X H, M <- H^root M. */
+#define TCH_NEWTON_MAX_STEPS 40
+typedef struct tch_newton_iteration {
+    int32_t root;
+    int32_t degree; /* of H: 1 or 2 */
+    int32_t count;  /* of steps */
+    double c[TCH_NEWTON_MAX_STEPS][3];
+} tch_newton_iteration;
+
+/* A product whose operands or result lie in host memory. `host` says which of A, B, C do. */
+typedef struct tch_streamed_product {
+    double alpha, beta;
+    tch_matrices a, b, c; /* batch of 1 each, row-major */
+    int32_t transpose_a, transpose_b;
+    int32_t a_on_host, b_on_host, c_on_host;
+} tch_streamed_product;
 
 /* What the library offers to a backend. */
 typedef struct tch_backend_host {
@@ -131,11 +162,20 @@ typedef struct tch_backend {
     /* REQUIRED. Called first in every public call on the context: makes the device current, and fixes what must not
      * change until the call is over (the CPU's thread count, for which scratch is measured). */
     tch_status (*begin)(void *state);
+    /* OPTIONAL. Called last in every public call whose `begin` succeeded: gives back what that took, such as the caller's
+     * current device. Calls may be nested. */
+    void (*end)(void *state);
     /* REQUIRED. NULL is the default stream. */
     tch_status (*set_stream)(void *state, void *stream);
     void *(*get_stream)(void *state);
     /* REQUIRED. Waits, and reports what failed since the last wait. */
     tch_status (*synchronize)(void *state);
+
+    /* OPTIONAL. Named ranges for a profiler's timeline, nested; `name` is a literal. */
+    void (*range_push)(void *state, const char *name);
+    void (*range_pop)(void *state);
+    /* OPTIONAL. Without it every type is taken to compute in itself, and products are done in the matrices' own type. */
+    void (*product_rates)(void *state, tch_product_rates *rates);
 
     /* --- memory ------------------------------------------------------------------------------------------------ */
 
@@ -156,7 +196,8 @@ typedef struct tch_backend {
     /* REQUIRED. out = c0 I + c1 X + c2 Y; x or y may be NULL with its coefficient ignored; out may be x or y. */
     tch_status (*combine)(void *state, double c0, double c1, const tch_matrices *x, double c2, const tch_matrices *y,
                           const tch_matrices *out);
-    /* REQUIRED. out_b = (X_b + shift_b I) scale_b^exponent; shift may be NULL; float types may differ; in place allowed. */
+    /* REQUIRED. out_b = (X_b + shift_b I) scale_b^exponent; shift and scale may be NULL, for 0 and 1; float types may
+     * differ, the split type included; in place allowed where they do not. */
     tch_status (*shift_scale)(void *state, const tch_matrices *x, const double *shift, const double *scale,
                               double exponent, const tch_matrices *out);
     /* REQUIRED. out(i, j) = X(i, j) w(i), w being 1 by rows per matrix, of X's type; in place allowed. */
@@ -172,6 +213,8 @@ typedef struct tch_backend {
 
     /* REQUIRED. One double per matrix. */
     tch_status (*reduce)(void *state, tch_reduction kind, const tch_matrices *x, double *out);
+    /* OPTIONAL. MAX_ABS, NONFINITE and ASYMMETRY of square matrices in one pass. */
+    tch_status (*inspect)(void *state, const tch_matrices *x, double *max_abs, double *nonfinite, double *asymmetry);
     /* REQUIRED. An estimate from below of each symmetric matrix's largest eigenvalue, by Lanczos iteration from a fixed
      * start until its relative error is expected below `tolerance` (or, where the device cannot decide, for a fixed
      * number of steps). */
@@ -201,8 +244,23 @@ typedef struct tch_backend {
     /* OPTIONAL. C = alpha A A' + beta C (transpose: A' A), both triangles written, only the lower read. */
     tch_status (*gram)(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                        const tch_matrices *c);
-    /* OPTIONAL. C = A B where that is symmetric: the lower half computed and mirrored. */
-    tch_status (*symmetric_product)(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+    /* OPTIONAL. C = c0 I + c1 D + c2 A B, where B, D and the result are symmetric: its lower half is computed and
+     * mirrored. D may be NULL with c1 ignored. A, B and D have one type, C may have another: types are those whose rate
+     * is not 0. In the split type rows are aligned to 16 bytes. No operand may be C. */
+    tch_status (*symmetric_product)(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                    const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+    /* OPTIONAL, NO DEFAULT. A product larger than the device, streamed: copies both ways overlap with arithmetic.
+     * `scratch` is device memory; host memory that is not page-locked goes through page-locked buffers of the state,
+     * which may be allocated here. Returns when the host's operands have been read and its result is written. */
+    tch_status (*streamed_product)(void *state, const tch_streamed_product *product, void *scratch,
+                                   int64_t scratch_bytes);
+    /* OPTIONAL, NO DEFAULT. Largest n that `newton` takes, 0 for none. */
+    int64_t (*newton_limit)(void *state);
+    /* OPTIONAL, NO DEFAULT. X_b = (A_b + shift_b I)^(-1/root), all steps in one launch and in float64: the iteration
+     * starts from M = (A + shift I) / bound, and its X is scaled by bound^(-1/root). A and X may be of float32 or
+     * float64. */
+    tch_status (*newton)(void *state, const tch_newton_iteration *iteration, const tch_matrices *a, const double *shift,
+                         const double *bound, const tch_matrices *x);
 
     /* --- decompositions ---------------------------------------------------------------------------------------- */
 
@@ -214,10 +272,16 @@ typedef struct tch_backend {
      * not finite, or an eigenvalue that is too negative, sets the flag NOT_POSITIVE. */
     tch_status (*spectrum_power)(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
                                  int32_t *flags);
+    /* OPTIONAL, NO DEFAULT. B, float64, is nearly diagonal with the numbers `lambda` on its diagonal, and `values` (both 1
+     * by n) are a function of them, (lambda + damping)^power, constant where clamped. B becomes that function of B, to
+     * first order in what is off the diagonal: element (i, j) is multiplied by the divided difference of the function at
+     * lambda_i and lambda_j. Elements too large for that, more than half of an eigenvalue, are taken as rounding: zero. */
+    tch_status (*divided_differences)(void *state, const tch_matrices *lambda, const tch_matrices *values,
+                                      const double *damping, double power, const tch_matrices *b);
     /* REQUIRED. B = (A + shift I)^-1 B for symmetric positive definite A + shift I; A is destroyed. shift may be NULL.
      * flags as in eigh, with NOT_POSITIVE. B may have any number of columns. */
     tch_status (*spd_solve)(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
-                            int32_t *flags);
+                            int32_t *flags, void *scratch);
     /* OPTIONAL, NO DEFAULT. X = sum over j of weights[j] (A + shifts[j] I)^-1 for positive shifts, host arrays; A is
      * destroyed. flags as in spd_solve. */
     tch_status (*shifted_inverse)(void *state, const tch_matrices *a, int32_t count, const double *shifts,

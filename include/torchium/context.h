@@ -1,7 +1,11 @@
 /* Contexts: one device, one stream, one memory pool and one workspace.
  *
  * Contexts are independent of each other: two threads may use two contexts at once. One context is used by one thread
- * at a time. On a CUDA context calls return before the device has finished; on the CPU they return when done. */
+ * at a time.
+ *
+ * On the CPU a call returns when it is done. On a GPU it returns when its work is queued on the context's stream, in
+ * the order of the calls; where a call waits for the device its comment says so, and tch_context_synchronize waits for
+ * all. */
 #ifndef TORCHIUM_CONTEXT_H
 #define TORCHIUM_CONTEXT_H
 
@@ -13,20 +17,29 @@ typedef struct tch_context tch_context;
 
 TCH_BEGIN_DECLS
 
-/* `device` is "auto", "cpu", "cuda" or "cuda:N". "auto" takes the best device that works, the CPU if there is no other. */
+/* `device` is "auto", "cpu", "cuda" or "cuda:N". "auto" takes the best device that works, the CPU if there is no other;
+ * "cuda" is the first GPU. N is CUDA's own number, which CUDA_VISIBLE_DEVICES changes. The thread's current CUDA device
+ * is left as it was, by this and by every other call. */
 TCH_API tch_status tch_context_create(const char *device, tch_context **context);
 
-/* Waits for the device and frees the context. Tensors made by it stay valid until destroyed. NULL is allowed. */
+/* Waits for the context's stream and frees the context. Tensors made by it stay valid until destroyed. NULL is
+ * allowed. */
 TCH_API void tch_context_destroy(tch_context *context);
 
 TCH_API tch_device tch_context_device(const tch_context *context);
 
-/* Makes later calls run on the caller's stream (a cudaStream_t; not owned). NULL is the device's default stream. The
- * CPU has no streams: only NULL is accepted there. */
+/* Makes later calls run on the caller's stream: a cudaStream_t of the context's device, not owned. NULL is the device's
+ * default stream. Until the first such call the context has a stream of its own. The CPU has no streams: only NULL is
+ * accepted there.
+ *
+ * What the new stream gets from now on runs after all that the context gave the old one, without a wait of the host;
+ * not so while one of the two is being captured in a graph. The stream must outlive the context and every tensor made
+ * by it, since memory is given back in its order: set another one before you destroy it. */
 TCH_API tch_status tch_context_set_stream(tch_context *context, void *stream);
 TCH_API void *tch_context_get_stream(const tch_context *context);
 
-/* Waits until everything asked of this context is done, and reports an error that happened on the way. */
+/* Waits until everything asked of this context is done, and reports an error that happened on the way. An error while a
+ * graph is being captured from its stream. */
 TCH_API tch_status tch_context_synchronize(tch_context *context);
 
 /* Upper limit, in bytes, of the scratch memory a call may take; 0 (the default) means no limit but the memory there is.

@@ -24,7 +24,7 @@ typedef struct tch_device {
 typedef struct tch_device_info {
     size_t struct_size;    /* set by TCH_DEVICE_INFO_INIT */
     char name[128];        /* "Intel(R) Xeon(R) Processor", "NVIDIA H200" */
-    char features[256];    /* "avx2 fma avx512", "sm_90" */
+    char features[256];    /* "avx2 fma avx512", "sm_90, ..." with cache and shared memory */
     int64_t total_memory;  /* bytes */
     int64_t free_memory;   /* bytes now */
     int32_t compute_major; /* CUDA's compute capability; 0 on the CPU */

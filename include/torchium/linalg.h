@@ -8,6 +8,9 @@
  * - Outputs are given by the caller with the right shape, must not overlap an input, and are written only after every
  *   argument was found good. Inputs are never modified.
  * - n = 0 and an empty batch are valid and do nothing.
+ * - On a GPU tensors are on the context's device, and a call returns once its work is queued. A function that takes a
+ *   `report` waits for the device when none is given, and where NVIDIA's eigensolver does; the others wait only where
+ *   they say so.
  * - Where symmetry is required it is checked (|A - A'| at most 1e-3 of the largest entry for half types, 1e-5 for
  *   float32, 1e-12 for float64); the triangles are then taken as equal. */
 #ifndef TORCHIUM_LINALG_H
@@ -33,7 +36,9 @@ TCH_API tch_status tch_gemm(tch_context *context, double alpha, const tch_tensor
                             const tch_tensor *b, int32_t transpose_b, double beta, tch_tensor *out);
 
 /* out = A B for symmetric A and B that commute, such as polynomials in one symmetric matrix, so that the product is
- * symmetric too: half of the work, and out is symmetric to the last bit. A and B [..., n, n] of equal shape. */
+ * symmetric too: half of the work, and out is symmetric to the last bit. A and B [..., n, n] of equal shape. On a GPU
+ * that holds for float64 where it has tensor cores (compute capability 8.0, 9.0, 10.0); other types and GPUs compute
+ * the whole product, symmetric up to rounding. */
 TCH_API tch_status tch_symmetric_product(tch_context *context, const tch_tensor *a, const tch_tensor *b,
                                          tch_tensor *out);
 
@@ -43,7 +48,12 @@ TCH_API tch_status tch_gram(tch_context *context, double alpha, const tch_tensor
                             tch_tensor *out);
 
 /* out = A B as tch_matmul, with at most `memory_budget` bytes of extra memory (0: the context's workspace limit):
- * worked through in tiles when converting or packing the operands whole would take more. */
+ * worked through in tiles when converting or packing the operands whole would take more.
+ *
+ * On a GPU a, b and out may each lie in host memory (TCH_DEVICE_CPU, or TCH_DEVICE_CUDA_HOST for page-locked), and may
+ * be larger than the device. Each matrix then lies by rows or by columns. The budget is device memory for tiles, 0
+ * meaning the context's workspace limit, or most of what is free where there is none; copies both ways run beside the
+ * products. The call returns when the host's operands have been read and its result is written. */
 TCH_API tch_status tch_matmul_chunked(tch_context *context, const tch_tensor *a, const tch_tensor *b,
                                       int64_t memory_budget, tch_tensor *out);
 
@@ -51,7 +61,8 @@ TCH_API tch_status tch_matmul_chunked(tch_context *context, const tch_tensor *a,
 
 /* What became of each matrix of a batch. Functions that take a `report` tensor (int32, the batch's shape) write one of
  * these per matrix and return TCH_OK; without a report they wait, and return TCH_ERR_NUMERIC naming the first bad
- * matrix. Either way the other matrices are done, and the output of a bad one keeps what it held. */
+ * matrix. Either way the other matrices are done, and the output of a bad one keeps what it held. On a GPU the report
+ * is a tensor of the device: the host learns of a bad matrix when it copies the report back. */
 typedef enum tch_report {
     TCH_REPORT_OK = 0,
     TCH_REPORT_NOT_FINITE = 1,    /* the input has an infinity or a NaN */
@@ -101,8 +112,14 @@ typedef struct tch_root_config {
 /* out = (A + damping I)^(-1/root) for symmetric positive semidefinite A [..., n, n]; root is 1, 2, 3, 4, 6 or 8.
  *
  * `residual`, if not NULL, is a float64 tensor of the batch's shape that receives the certificate of each result,
- * |X^ceil(root/2) (A + damping I) X^floor(root/2) - I| / sqrt(n). A matrix whose certificate fails keeps what `out` held (the previous root, in an
- * optimizer) and is reported. A zero matrix gives damping^(-1/root) I. `config` may be NULL for the defaults. */
+ * |X^ceil(root/2) (A + damping I) X^floor(root/2) - I| / sqrt(n). A matrix whose certificate fails keeps what `out`
+ * held (the previous root, in an optimizer) and is reported. A zero matrix gives damping^(-1/root) I. `config` may be
+ * NULL for the defaults.
+ *
+ * Where TCH_ROOT_AUTO chose the method and a matrix failed by it, its piece of the batch is done again by the eigen
+ * method: on the CPU always, on a GPU only without a report, where the call waits anyway. With a report nothing waits
+ * on a GPU, and what failed keeps its previous root. An absolute eps alone makes Newton and rational read the damping
+ * of each matrix back first, and wait for it; relative_eps does not. */
 TCH_API tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root,
                                     const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
                                     tch_tensor *report);
@@ -124,7 +141,8 @@ typedef enum tch_ortho_method {
 } tch_ortho_method;
 
 /* out is near the closest semi-orthogonal matrix to A [..., m, n] (U V' of its singular value decomposition), by
- * `steps` Newton-Schulz steps, as Muon uses it: singular values come out near 1, not at 1. steps 1 to 100; 5 is usual. */
+ * `steps` Newton-Schulz steps, as Muon uses it: singular values come out near 1, not at 1. steps 1 to 100; 5 is
+ * usual. On a GPU that multiplies bfloat16, every type but float64 is computed in it, with sums in float32. */
 TCH_API tch_status tch_orthogonalize(tch_context *context, const tch_tensor *a, int32_t steps, tch_ortho_method method,
                                      tch_tensor *out);
 
@@ -152,7 +170,7 @@ TCH_API tch_status tch_kronecker_solve(tch_context *context, const tch_tensor *a
 
 /* The A [m, n] and B [p, q] that make |M - A (x) B| least for M [..., m p, n q]. The outputs' shapes say the split; the
  * factors have equal norms, and A's largest entry is positive. `error`, if not NULL: float64, the batch's shape,
- * |M - A (x) B| / |M|. */
+ * |M - A (x) B| / |M|. One matrix after the other, and on a GPU it waits for the device several times for each. */
 TCH_API tch_status tch_nearest_kronecker(tch_context *context, const tch_tensor *m, tch_tensor *a, tch_tensor *b,
                                          tch_tensor *error);
 

@@ -39,10 +39,13 @@ TCH_API tch_status tch_memory_get_info(tch_context *context, tch_memory_info *in
 /* Memory of the context's device from its pool, aligned to at least 64 bytes, contents undefined. 0 bytes give NULL. */
 TCH_API tch_status tch_memory_alloc(tch_context *context, int64_t bytes, void **pointer);
 
-/* Gives it back to the pool. NULL is allowed; a pointer the pool did not hand out is an error. */
+/* Gives it back to the pool, which may hand it out again at once: on a GPU its next user comes later on the
+ * context's stream. Work on other streams must be done with it. NULL is allowed; a pointer the pool did not hand out
+ * is an error. */
 TCH_API tch_status tch_memory_free(tch_context *context, void *pointer);
 
-/* Returns kept memory to the device until at most `keep` bytes are held for reuse. The workspace counts as kept. */
+/* Waits, then returns kept memory to the device until at most `keep` bytes are held for reuse. The workspace counts as
+ * kept. A GPU has the memory back after the wait that follows. */
 TCH_API tch_status tch_memory_trim(tch_context *context, int64_t keep);
 
 /* Makes `peak` start again from what is allocated now. */

@@ -61,15 +61,21 @@ TCH_API tch_status tch_tensor_create(tch_context *context, tch_dtype dtype, int3
 TCH_API tch_status tch_tensor_create_uninitialized(tch_context *context, tch_dtype dtype, int32_t ndim,
                                                    const int64_t *shape, tch_memory_format format, tch_tensor **tensor);
 
-/* Frees a tensor made by tch_tensor_create, before or after its context. NULL is allowed. Must not be called on others. */
+/* Frees a tensor made by tch_tensor_create, before or after its context. NULL is allowed. Must not be called on
+ * others. */
 TCH_API void tch_tensor_destroy(tch_tensor *tensor);
 
-/* A contiguous tensor over the caller's memory on the CPU. `shape` is kept by reference: it must outlive the view. */
+/* A contiguous tensor over the caller's memory on the CPU. `shape` is kept by reference: it must outlive the view. For
+ * memory of a GPU set `device` of the result to {TCH_DEVICE_CUDA, N}. */
 TCH_API tch_tensor tch_tensor_view(void *data, tch_dtype dtype, int32_t ndim, int64_t *shape);
 
-/* dst = src, element by element; any strides. Float types convert into each other, rounding to nearest even; integers are
- * copied to their own type only. One side may be on the CPU and the other on the
- * context's device. The tensors must not overlap. */
+/* dst = src, element by element; any strides. Float types convert into each other, rounding to nearest even; integers
+ * are copied to their own type only. The tensors must not overlap.
+ *
+ * On a GPU's context one side may be in host memory: both tensors are then contiguous and of one type. A copy to the
+ * host waits until it is done. A copy from ordinary memory returns when `src` may be changed again; from page-locked
+ * memory (TCH_DEVICE_CUDA_HOST, or registered with CUDA) it is queued, and `src` must stay as it is until its turn has
+ * come. Two tensors in host memory are copied by a context of the CPU. */
 TCH_API tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tensor *src);
 
 /* Sets every element, rounding `value` to the tensor's type. */

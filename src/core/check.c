@@ -42,12 +42,41 @@ const char *tchi_describe(const tch_tensor *tensor, char *text, size_t size)
     return text;
 }
 
-tch_status tchi_begin(tch_context *context, const char *function)
+tch_status tchi_enter(tch_context *context, const char *function, tch_context **entered)
 {
     if (context == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: context is NULL", function);
     }
-    return context->backend->begin(context->state);
+    TCHI_TRY(context->backend->begin(context->state));
+    tchi_range_push(context, function);
+    *entered = context;
+    return TCH_OK;
+}
+
+void tchi_leave(tch_context **entered)
+{
+    tch_context *context = *entered;
+    if (context == NULL) {
+        return;
+    }
+    tchi_range_pop(context);
+    if (context->backend->end != NULL) {
+        context->backend->end(context->state);
+    }
+}
+
+void tchi_range_push(tch_context *context, const char *name)
+{
+    if (context->backend->range_push != NULL) {
+        context->backend->range_push(context->state, name);
+    }
+}
+
+void tchi_range_pop(tch_context *context)
+{
+    if (context->backend->range_pop != NULL) {
+        context->backend->range_pop(context->state);
+    }
 }
 
 /* The distance in bytes between the furthest elements fits in 63 bits. Only for sound shapes with elements. */

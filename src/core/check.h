@@ -14,8 +14,17 @@ const char *tchi_describe_shape(const tch_tensor *tensor, char *text, size_t siz
 /* "float32 [3, 4] on cpu:0" */
 const char *tchi_describe(const tch_tensor *tensor, char *text, size_t size);
 
-/* The first line of every public call on a context: it exists, and its backend is ready. */
-tch_status tchi_begin(tch_context *context, const char *function);
+/* The first line of every public call on a context: it exists, its backend is ready, and a profiler sees a range of the
+ * function's name until the call returns, whichever way it does. */
+#define TCHI_ENTER(context, function)                                                                                  \
+    __attribute__((cleanup(tchi_leave))) tch_context *tchi_entered_ = NULL;                                            \
+    TCHI_TRY(tchi_enter((context), (function), &tchi_entered_))
+tch_status tchi_enter(tch_context *context, const char *function, tch_context **entered);
+void tchi_leave(tch_context **entered);
+
+/* A named range inside a public call: a phase of its algorithm, on a profiler's timeline. */
+void tchi_range_push(tch_context *context, const char *name);
+void tchi_range_pop(tch_context *context);
 tch_status tchi_check_device(const tch_context *context, const tch_tensor *tensor, const char *name);
 
 /* A sound description on the context's device. */

@@ -60,7 +60,7 @@ tch_device tch_context_device(const tch_context *context)
 
 tch_status tch_context_set_stream(tch_context *context, void *stream)
 {
-    TCHI_TRY(tchi_begin(context, "tch_context_set_stream"));
+    TCHI_ENTER(context, "tch_context_set_stream");
     return context->backend->set_stream(context->state, stream);
 }
 
@@ -71,13 +71,13 @@ void *tch_context_get_stream(const tch_context *context)
 
 tch_status tch_context_synchronize(tch_context *context)
 {
-    TCHI_TRY(tchi_begin(context, "tch_context_synchronize"));
+    TCHI_ENTER(context, "tch_context_synchronize");
     return context->backend->synchronize(context->state);
 }
 
 tch_status tch_context_set_workspace_limit(tch_context *context, int64_t bytes)
 {
-    TCHI_TRY(tchi_begin(context, "tch_context_set_workspace_limit"));
+    TCHI_ENTER(context, "tch_context_set_workspace_limit");
     if (bytes < 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "tch_context_set_workspace_limit: bytes is %lld, expected 0 (no limit) or more",
@@ -101,7 +101,7 @@ int64_t tch_context_get_workspace_limit(const tch_context *context)
 
 tch_status tch_memory_get_info(tch_context *context, tch_memory_info *info)
 {
-    TCHI_TRY(tchi_begin(context, "tch_memory_get_info"));
+    TCHI_ENTER(context, "tch_memory_get_info");
     if (info == NULL || info->struct_size != sizeof(tch_memory_info)) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "tch_memory_get_info: info must point to a struct set to TCH_MEMORY_INFO_INIT");
@@ -115,7 +115,7 @@ tch_status tch_memory_get_info(tch_context *context, tch_memory_info *info)
 
 tch_status tch_memory_alloc(tch_context *context, int64_t bytes, void **pointer)
 {
-    TCHI_TRY(tchi_begin(context, "tch_memory_alloc"));
+    TCHI_ENTER(context, "tch_memory_alloc");
     if (pointer == NULL || bytes < 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_memory_alloc: pointer is %s and bytes is %lld",
                          pointer == NULL ? "NULL" : "set", (long long)bytes);
@@ -125,7 +125,7 @@ tch_status tch_memory_alloc(tch_context *context, int64_t bytes, void **pointer)
 
 tch_status tch_memory_free(tch_context *context, void *pointer)
 {
-    TCHI_TRY(tchi_begin(context, "tch_memory_free"));
+    TCHI_ENTER(context, "tch_memory_free");
     if (pointer != NULL && pointer == context->workspace) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_memory_free: pointer %p is the context's workspace", pointer);
     }
@@ -134,7 +134,7 @@ tch_status tch_memory_free(tch_context *context, void *pointer)
 
 tch_status tch_memory_trim(tch_context *context, int64_t keep)
 {
-    TCHI_TRY(tchi_begin(context, "tch_memory_trim"));
+    TCHI_ENTER(context, "tch_memory_trim");
     if (keep < 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_memory_trim: keep is %lld, expected 0 or more",
                          (long long)keep);
@@ -149,7 +149,7 @@ tch_status tch_memory_trim(tch_context *context, int64_t keep)
 
 tch_status tch_memory_reset_peak(tch_context *context)
 {
-    TCHI_TRY(tchi_begin(context, "tch_memory_reset_peak"));
+    TCHI_ENTER(context, "tch_memory_reset_peak");
     tchi_pool_reset_peak(context->pool);
     return TCH_OK;
 }

@@ -7,9 +7,12 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <limits.h>
+#include <link.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "registry.h"
 
@@ -79,10 +82,50 @@ static const char *missing_entry(const tch_backend *t)
     return NULL;
 }
 
+/* Where the last segment of an ELF file ends; 0 for what is no ELF file of this machine's kind. */
+static uint64_t last_segment_end(FILE *file)
+{
+    ElfW(Ehdr) header;
+    ElfW(Phdr) segment;
+    uint64_t end = 0;
+    if (fread(&header, sizeof header, 1, file) != 1 || memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
+        header.e_phentsize != sizeof segment) {
+        return 0;
+    }
+    for (int i = 0; i < header.e_phnum; i++) {
+        long place = (long)(header.e_phoff + (uint64_t)i * sizeof segment);
+        if (fseek(file, place, SEEK_SET) != 0 || fread(&segment, sizeof segment, 1, file) != 1) {
+            return UINT64_MAX;
+        }
+        uint64_t segment_end = (uint64_t)segment.p_offset + segment.p_filesz;
+        end = segment_end > end ? segment_end : end;
+    }
+    return end;
+}
+
+/* A copy that was interrupted leaves a file that dlopen would map, and the process would die at the first page that is
+ * not there. Every other kind of wrong file is left to dlopen to describe. */
+static int is_cut_short(const char *path)
+{
+    struct stat facts;
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        return 0;
+    }
+    int known = fstat(fileno(file), &facts) == 0;
+    uint64_t end = last_segment_end(file);
+    fclose(file);
+    return known && (uint64_t)facts.st_size < end;
+}
+
 /* Opens one module; NULL with a sentence in `reason` when it cannot be used. A module stays open until the process
  * ends: tables and their functions are used from anywhere. */
 static const tch_backend *open_module(const char *path, char *reason, size_t size)
 {
+    if (is_cut_short(path)) {
+        snprintf(reason, size, "%s is cut short, as by an interrupted copy; install it again", path);
+        return NULL;
+    }
     void *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (module == NULL) {
         snprintf(reason, size, "the module cannot be opened: %s", dlerror());

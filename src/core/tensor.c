@@ -24,7 +24,11 @@ static const struct {
     [TCH_SCALAR_F64] = {{TCH_FLOAT, 64, 1}, "float64", 8}, [TCH_SCALAR_F32] = {{TCH_FLOAT, 32, 1}, "float32", 4},
     [TCH_SCALAR_F16] = {{TCH_FLOAT, 16, 1}, "float16", 2}, [TCH_SCALAR_BF16] = {{TCH_BFLOAT, 16, 1}, "bfloat16", 2},
     [TCH_SCALAR_I32] = {{TCH_INT, 32, 1}, "int32", 4},     [TCH_SCALAR_I64] = {{TCH_INT, 64, 1}, "int64", 8},
+    [TCH_SCALAR_BF16X2] = {{0, 0, 0}, "split bfloat16", 4},
 };
+
+/* Types that tensors can have; the split type exists only in scratch. */
+#define TENSOR_TYPES TCH_SCALAR_BF16X2
 
 bool tch_dtype_equal(tch_dtype a, tch_dtype b)
 {
@@ -33,11 +37,12 @@ bool tch_dtype_equal(tch_dtype a, tch_dtype b)
 
 tch_scalar tchi_scalar_of(tch_dtype dtype)
 {
-    int i = 0;
-    while (i < TCH_SCALAR_COUNT && !tch_dtype_equal(types[i].dtype, dtype)) {
-        i++;
+    for (int i = 0; i < TENSOR_TYPES; i++) {
+        if (tch_dtype_equal(types[i].dtype, dtype)) {
+            return (tch_scalar)i;
+        }
     }
-    return (tch_scalar)i;
+    return TCH_SCALAR_COUNT;
 }
 
 int64_t tchi_scalar_size(tch_scalar type)
@@ -246,7 +251,7 @@ static tch_status check_creation(tch_dtype dtype, int32_t ndim, const int64_t *s
 static tch_status create(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
                          tch_memory_format format, int zero, tch_tensor **tensor)
 {
-    TCHI_TRY(tchi_begin(context, "tch_tensor_create"));
+    TCHI_ENTER(context, "tch_tensor_create");
     TCHI_TRY(check_creation(dtype, ndim, shape, format, tensor));
     tch_tensor wanted = {.ndim = ndim, .dtype = dtype, .shape = (int64_t *)shape};
     int64_t count = tch_tensor_numel(&wanted);
@@ -340,7 +345,7 @@ static tch_status check_place(const tch_context *context, const tch_tensor *tens
 
 tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tensor *src)
 {
-    TCHI_TRY(tchi_begin(context, "tch_tensor_copy"));
+    TCHI_ENTER(context, "tch_tensor_copy");
     TCHI_TRY(check_place(context, src, "src"));
     TCHI_TRY(check_place(context, dst, "dst"));
     TCHI_TRY(tchi_check_writable(dst, "dst"));
@@ -368,7 +373,7 @@ tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tens
 
 tch_status tch_tensor_fill(tch_context *context, tch_tensor *tensor, double value)
 {
-    TCHI_TRY(tchi_begin(context, "tch_tensor_fill"));
+    TCHI_ENTER(context, "tch_tensor_fill");
     TCHI_TRY(tchi_check_output(context, tensor, "tensor"));
     int64_t strides[TCH_MAX_RANK];
     tch_array array = tchi_array_of(tensor, strides);

@@ -9,9 +9,27 @@
 tch_status tchi_symmetric_product(tch_context *context, const tch_matrices *a, const tch_matrices *b,
                                   const tch_matrices *c)
 {
+    return tchi_symmetric_polynomial(context, 0.0, 0.0, NULL, 1.0, a, b, c);
+}
+
+tch_status tchi_symmetric_polynomial(tch_context *context, double c0, double c1, const tch_matrices *d, double c2,
+                                     const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+{
     const tch_backend *t = context->backend;
-    return t->symmetric_product != NULL ? t->symmetric_product(context->state, a, b, c)
-                                        : t->gemm(context->state, 1.0, a, 0, b, 0, 0.0, c);
+    if (t->symmetric_product != NULL) {
+        return t->symmetric_product(context->state, c0, c1, d, c2, a, b, c);
+    }
+    TCHI_TRY(t->gemm(context->state, c2, a, 0, b, 0, 0.0, c));
+    return c0 == 0.0 && d == NULL ? TCH_OK : t->combine(context->state, c0, c1, d, 1.0, c, c);
+}
+
+tch_product_rates tchi_product_rates(const tch_context *context)
+{
+    tch_product_rates rates = {.f64 = 1.0, .f32 = 2.0};
+    if (context->backend->product_rates != NULL) {
+        context->backend->product_rates(context->state, &rates);
+    }
+    return rates;
 }
 
 tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, int32_t transpose, double beta,
@@ -43,14 +61,23 @@ double tchi_symmetry_tolerance(tch_scalar type)
     }
 }
 
+tch_status tchi_measure(tch_context *context, const tch_matrices *a, tchi_inspection *i)
+{
+    const tch_backend *t = context->backend;
+    if (t->inspect != NULL) {
+        return t->inspect(context->state, a, i->max_abs, i->nonfinite, i->asymmetry);
+    }
+    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_MAX_ABS, a, i->max_abs));
+    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_NONFINITE, a, i->nonfinite));
+    return t->reduce(context->state, TCH_REDUCE_ASYMMETRY, a, i->asymmetry);
+}
+
 /* The setup of a root judges finiteness and symmetry; with the largest entry for the largest eigenvalue and some damping, that is
  * all it does. */
 tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar type, tchi_inspection *i)
 {
     const tch_backend *t = context->backend;
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_MAX_ABS, a, i->max_abs));
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_NONFINITE, a, i->nonfinite));
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_ASYMMETRY, a, i->asymmetry));
+    TCHI_TRY(tchi_measure(context, a, i));
     tch_root_norms norms = {i->max_abs, i->max_abs, i->nonfinite, i->asymmetry};
     return t->root_setup(context->state, a->batch, &norms, 1.0, 0.0, 1.0, tchi_symmetry_tolerance(type), i->damping,
                          i->bound, i->flags);

@@ -10,6 +10,13 @@
 tch_status tchi_symmetric_product(tch_context *context, const tch_matrices *a, const tch_matrices *b,
                                   const tch_matrices *c);
 
+/* C = c0 I + c1 D + c2 A B, all of them symmetric; D may be NULL. */
+tch_status tchi_symmetric_polynomial(tch_context *context, double c0, double c1, const tch_matrices *d, double c2,
+                                     const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+
+/* What the backend says of its arithmetic; where it says nothing, float32 is twice as fast as float64. */
+tch_product_rates tchi_product_rates(const tch_context *context);
+
 /* C = alpha A A' + beta C, or alpha A' A + beta C. */
 tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                      const tch_matrices *c);
@@ -25,6 +32,9 @@ void tchi_inspection_layout(tchi_inspection *inspection, tchi_arena *arena, int6
 
 /* Largest |a_ij - a_ji| that still counts as symmetric, relative to the largest entry. */
 double tchi_symmetry_tolerance(tch_scalar type);
+
+/* Only the numbers flags are judged by: max_abs, nonfinite and asymmetry. */
+tch_status tchi_measure(tch_context *context, const tch_matrices *a, tchi_inspection *inspection);
 
 /* Flags each matrix as finite and symmetric or not; `type` is that of the caller's tensor. */
 tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar type, tchi_inspection *inspection);

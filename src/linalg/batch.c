@@ -173,6 +173,14 @@ tch_matrices tchi_scratch_matrices(tchi_arena *arena, tch_scalar type, int64_t c
     return tchi_matrices_new(tchi_arena_take(arena, bytes), type, count, rows, cols);
 }
 
+tch_matrices tchi_scratch_aligned(tchi_arena *arena, tch_scalar type, int64_t count, int64_t rows, int64_t cols)
+{
+    enum { ELEMENTS = 8 }; /* 16 bytes of the narrowest type */
+    tch_matrices m = tchi_scratch_matrices(arena, type, count, rows, (cols + ELEMENTS - 1) / ELEMENTS * ELEMENTS);
+    m.cols = cols;
+    return m;
+}
+
 tch_matrices tchi_batch_place(const tchi_batch *batch, tchi_arena *arena, tch_scalar type, int64_t first, int64_t count,
                               bool *in_place)
 {

@@ -48,6 +48,9 @@ bool tchi_batch_direct(const tchi_batch *batch, tch_scalar type, int64_t first, 
 tch_matrices tchi_batch_place(const tchi_batch *batch, tchi_arena *arena, tch_scalar type, int64_t first, int64_t count,
                               bool *in_place);
 
+/* Scratch whose rows start at whole 16 bytes in every type, as fast products want them. */
+tch_matrices tchi_scratch_aligned(tchi_arena *arena, tch_scalar type, int64_t count, int64_t rows, int64_t cols);
+
 /* Scratch for a contiguous batch. */
 tch_matrices tchi_scratch_matrices(tchi_arena *arena, tch_scalar type, int64_t count, int64_t rows, int64_t cols);
 

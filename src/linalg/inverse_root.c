@@ -4,6 +4,7 @@
 #include <torchium/linalg.h>
 
 #include <math.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "core/status.h"
@@ -31,9 +32,14 @@ typedef struct root_call {
     bool has_residual;
 } root_call;
 
-static int buffers_of(tch_root_method method)
+static void layout_work(tchi_newton_buffers *work, tchi_arena *arena, const tchi_root_plan *plan, int64_t batch,
+                        int64_t n)
 {
-    return method == TCH_ROOT_NEWTON ? TCHI_NEWTON_BUFFERS : 2;
+    bool iterates = plan->method == TCH_ROOT_NEWTON && !plan->one_launch;
+    for (int k = 0; k < (iterates ? TCHI_NEWTON_BUFFERS : 2); k++) {
+        work->m[k] = iterates && plan->mixed ? tchi_scratch_aligned(arena, plan->widest, batch, n, n)
+                                             : tchi_scratch_matrices(arena, plan->type, batch, n, n);
+    }
 }
 
 /* The largest scratch of the operations that will run; they run one after another and share it. */
@@ -68,9 +74,7 @@ static void layout(root_buffers *r, tchi_arena *arena, tch_context *context, con
     if (!r->a_in_place) {
         r->a = tchi_scratch_matrices(arena, plan->type, batch, n, n);
     }
-    for (int k = 0; k < buffers_of(plan->method); k++) {
-        r->m.m[k] = tchi_scratch_matrices(arena, plan->type, batch, n, n);
-    }
+    layout_work(&r->m, arena, plan, batch, n);
     r->w = tchi_scratch_matrices(arena, plan->type, batch, 1, n);
     tchi_inspection_layout(&r->inspection, arena, batch);
     r->residual = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
@@ -103,10 +107,10 @@ static tch_status prepare(tch_context *context, const tchi_root_plan *plan, tch_
 {
     const tch_backend *t = context->backend;
     tchi_inspection *i = &r->inspection;
-    TCHI_TRY(tchi_inspect(context, &r->a, given, i));
     if (plan->method == TCH_ROOT_EIGEN) { /* its eigenvalues will tell the damping, and nothing is scaled */
-        return TCH_OK;
+        return tchi_inspect(context, &r->a, given, i);
     }
+    TCHI_TRY(tchi_measure(context, &r->a, i));
     TCHI_TRY(t->largest_eigenvalue(context->state, &r->a, plan->estimate, i->largest, r->scratch));
     tch_root_norms norms = {i->largest, i->max_abs, i->nonfinite, i->asymmetry};
     return t->root_setup(context->state, r->a.batch, &norms, plan->eps, plan->relative_eps, TCHI_ROOT_MARGIN,
@@ -155,16 +159,35 @@ static tch_status scale_down(tch_context *context, root_buffers *r)
                                          &r->m.m[0]);
 }
 
-static tch_status scale_up(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
+static tch_status newton_in_one_launch(tch_context *context, const tchi_root_plan *plan, root_buffers *r,
+                                       tch_matrices *x)
 {
-    return context->backend->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
+    tch_newton_iteration iteration = {plan->root, plan->newton.degree, plan->newton.steps, {{0}}};
+    for (int k = 0; k < plan->newton.steps; k++) {
+        memcpy(iteration.c[k], plan->newton.step[k].c, sizeof iteration.c[k]);
+    }
+    *x = r->m.m[1];
+    return context->backend->newton(context->state, &iteration, &r->a, r->inspection.damping, r->inspection.bound, x);
+}
+
+/* A buffer that is not X, as matrices without gaps like those the caller will get. */
+static tch_matrices spare_of(const root_buffers *r, tch_scalar type, const tch_matrices *x)
+{
+    void *data = x->data == r->m.m[0].data ? r->m.m[1].data : r->m.m[0].data;
+    return tchi_matrices_new(data, type, x->batch, x->rows, x->cols);
 }
 
 static tch_status by_newton(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
 {
+    if (plan->one_launch) {
+        return newton_in_one_launch(context, plan, r, x);
+    }
+    r->m.m[0].type = plan->widest;
     TCHI_TRY(scale_down(context, r));
-    TCHI_TRY(tchi_newton(context, plan->root, plan->degree, plan->step, plan->steps, &r->m, x));
-    return scale_up(context, plan, r, x);
+    tch_matrices last;
+    TCHI_TRY(tchi_newton(context, &plan->newton, &r->m, &last));
+    *x = plan->mixed ? spare_of(r, plan->type, &last) : last;
+    return context->backend->shift_scale(context->state, &last, NULL, r->inspection.bound, -1.0 / plan->root, x);
 }
 
 static tch_status by_poles(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
@@ -173,7 +196,7 @@ static tch_status by_poles(tch_context *context, const tchi_root_plan *plan, roo
     TCHI_TRY(scale_down(context, r));
     TCHI_TRY(context->backend->shifted_inverse(context->state, &r->m.m[0], plan->poles, plan->shifts, plan->weights, x,
                                                r->inspection.flags, r->scratch));
-    return scale_up(context, plan, r, x);
+    return context->backend->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
 }
 
 static tch_status take_root(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
@@ -200,6 +223,18 @@ static tch_status reserve(root_buffers *r, tch_context *context, const tchi_root
     return TCH_OK;
 }
 
+static tch_status certify(tch_context *context, const tchi_root_plan *plan, int64_t count, root_buffers *r,
+                          const tch_matrices *x)
+{
+    const tch_backend *t = context->backend;
+    tchi_range_push(context, "certificate");
+    tch_status status = t->root_residual(context->state, plan->root, &r->a, r->inspection.damping, x, plan->probes,
+                                         r->residual, r->scratch);
+    tchi_range_pop(context);
+    TCHI_TRY(status);
+    return t->root_verdict(context->state, count, r->residual, plan->residual, r->inspection.flags);
+}
+
 /* Everything up to the flags; nothing of the caller's is written yet. */
 static tch_status compute(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
                           int64_t count, root_buffers *r, tch_matrices *x)
@@ -208,7 +243,10 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
     if (!r->a_in_place) {
         TCHI_TRY(tchi_batch_read(context, &call->a, first, &r->a));
     }
-    TCHI_TRY(prepare(context, plan, call->a.type, r));
+    tchi_range_push(context, "damping and bound");
+    tch_status status = prepare(context, plan, call->a.type, r);
+    tchi_range_pop(context);
+    TCHI_TRY(status);
     if (!plan->ready) {
         double low;
         tch_root_method before = plan->method;
@@ -218,17 +256,18 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
             return compute(context, plan, call, first, count, r, x);
         }
     }
-    TCHI_TRY(take_root(context, plan, r, x));
-    TCHI_TRY(context->backend->root_residual(context->state, plan->root, &r->a, r->inspection.damping, x, plan->probes,
-                                             r->residual, r->scratch));
-    return context->backend->root_verdict(context->state, count, r->residual, plan->residual, r->inspection.flags);
+    tchi_range_push(context, tch_root_method_name(plan->method));
+    status = take_root(context, plan, r, x);
+    tchi_range_pop(context);
+    TCHI_TRY(status);
+    return certify(context, plan, count, r, x);
 }
 
 static tch_status deliver(tch_context *context, const root_call *call, int64_t first, int64_t count, root_buffers *r,
                           const tch_matrices *x, tch_status *bad)
 {
-    const tch_matrices *spare = x->data == r->m.m[0].data ? &r->m.m[1] : &r->m.m[0];
-    TCHI_TRY(tchi_batch_select(context, &call->out, first, r->inspection.flags, x, spare));
+    tch_matrices spare = spare_of(r, x->type, x);
+    TCHI_TRY(tchi_batch_select(context, &call->out, first, r->inspection.flags, x, &spare));
     if (call->has_residual) {
         tch_matrices numbers = tchi_matrices_new(r->residual, TCH_SCALAR_F64, count, 1, 1);
         TCHI_TRY(tchi_batch_write(context, &call->residual, first, &numbers));
@@ -236,13 +275,28 @@ static tch_status deliver(tch_context *context, const root_call *call, int64_t f
     return tchi_report(context, call->report, first, count, r->inspection.flags, "a", bad);
 }
 
-/* Matrices that only failed their certificate, on a backend whose flags the host can read at once. */
-static bool worth_another_try(const tch_context *context, const tchi_root_plan *plan, const root_buffers *r,
-                              int64_t index)
+/* Whether some matrix failed in a way the eigen method may mend. The flags are looked at where that costs no waiting that
+ * would not come anyway: on a backend whose memory the host reads, or when the caller gave no report and so asked for an
+ * error at once. Otherwise the verdict stays on the device, and what failed keeps its previous root. */
+static tch_status look_for_failures(tch_context *context, const tchi_root_plan *plan, const root_call *call,
+                                    const root_buffers *r, int64_t count, bool *found)
 {
-    return plan->fall_back && plan->method != TCH_ROOT_EIGEN && context->backend->host_memory &&
-           (r->inspection.flags[index] == TCH_REPORT_NO_CONVERGENCE ||
-            r->inspection.flags[index] == TCH_REPORT_NOT_POSITIVE);
+    enum { PIECE = 256 };
+    int32_t here[PIECE];
+    *found = false;
+    if (!plan->fall_back || plan->method == TCH_ROOT_EIGEN ||
+        (call->report != NULL && !context->backend->host_memory)) {
+        return TCH_OK;
+    }
+    for (int64_t done = 0; done < count && !*found; done += PIECE) {
+        int64_t n = count - done < PIECE ? count - done : PIECE;
+        TCHI_TRY(context->backend->copy_bytes(context->state, here, r->inspection.flags + done,
+                                              n * (int64_t)sizeof *here, TCH_COPY_TO_HOST));
+        for (int64_t k = 0; k < n && !*found; k++) {
+            *found = here[k] == TCH_REPORT_NO_CONVERGENCE || here[k] == TCH_REPORT_NOT_POSITIVE;
+        }
+    }
+    return TCH_OK;
 }
 
 static tch_status root_part(tch_context *context, const tchi_root_plan *made, const root_call *call, int64_t first,
@@ -252,10 +306,8 @@ static tch_status root_part(tch_context *context, const tchi_root_plan *made, co
     tch_matrices x;
     tchi_root_plan plan = *made;
     TCHI_TRY(compute(context, &plan, call, first, count, &r, &x));
-    bool again = false;
-    for (int64_t k = 0; k < count && !again; k++) {
-        again = worth_another_try(context, &plan, &r, k);
-    }
+    bool again;
+    TCHI_TRY(look_for_failures(context, &plan, call, &r, count, &again));
     if (again) {
         plan = tchi_root_plan_fallback(&plan);
         TCHI_TRY(compute(context, &plan, call, first, count, &r, &x));
@@ -285,7 +337,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, const tc
 tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root, const tch_root_config *config,
                             tch_tensor *out, tch_tensor *residual, tch_tensor *report)
 {
-    TCHI_TRY(tchi_begin(context, "tch_inverse_root"));
+    TCHI_ENTER(context, "tch_inverse_root");
     TCHI_TRY(check_call(context, a, out, residual, report));
     root_call call = {.a = tchi_batch_of(a, 2), .out = tchi_batch_of(out, 2), .report = report};
     if (residual != NULL) {
@@ -306,7 +358,7 @@ tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t r
 tch_status tch_inverse_root_plan(tch_context *context, tch_dtype dtype, int64_t batch, int64_t n, int32_t root,
                                  const tch_root_config *config, tch_root_method *method, int64_t *scratch_bytes)
 {
-    TCHI_TRY(tchi_begin(context, "tch_inverse_root_plan"));
+    TCHI_ENTER(context, "tch_inverse_root_plan");
     tch_scalar type = tchi_scalar_of(dtype);
     if (type == TCH_SCALAR_COUNT || !tchi_scalar_is_float(type)) {
         return tchi_fail(TCH_ERR_DTYPE, "dtype is %s, expected a float type", tch_dtype_name(dtype));

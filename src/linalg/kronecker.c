@@ -144,7 +144,7 @@ static tch_status check_product(tch_context *context, const tch_tensor *a, const
 
 tch_status tch_kronecker_product(tch_context *context, const tch_tensor *a, const tch_tensor *b, tch_tensor *out)
 {
-    TCHI_TRY(tchi_begin(context, "tch_kronecker_product"));
+    TCHI_ENTER(context, "tch_kronecker_product");
     TCHI_TRY(check_product(context, a, b, out));
     kron_job j = {.a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .out = tchi_batch_of(out, 2)};
     j.type = tchi_compute_type(j.out.type);
@@ -232,7 +232,7 @@ static tch_status check_apply(tch_context *context, const tch_tensor *a, const t
 tch_status tch_kronecker_apply(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
                                tch_tensor *out)
 {
-    TCHI_TRY(tchi_begin(context, "tch_kronecker_apply"));
+    TCHI_ENTER(context, "tch_kronecker_apply");
     TCHI_TRY(check_apply(context, a, b, x, out));
     kron_job j = {
         .a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2), .out = tchi_batch_of(out, 2)};
@@ -309,7 +309,7 @@ static tch_status check_matmul(tch_context *context, const tch_tensor *a, const 
 tch_status tch_kronecker_matmul(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
                                 tch_tensor *out)
 {
-    TCHI_TRY(tchi_begin(context, "tch_kronecker_matmul"));
+    TCHI_ENTER(context, "tch_kronecker_matmul");
     TCHI_TRY(check_matmul(context, a, b, x, out));
     kron_job j = {
         .a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2), .out = tchi_batch_of(out, 2)};

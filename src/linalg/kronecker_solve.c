@@ -16,9 +16,20 @@ typedef struct solve_buffers {
     tch_matrices y; /* its transpose after the first solve: n by m */
     tchi_inspection of_a, of_b;
     double *trace_a, *trace_b;
+    void *scratch;
 } solve_buffers;
 
-static void layout(solve_buffers *s, tchi_arena *arena, tch_scalar type, int64_t batch, int64_t m, int64_t n)
+/* The two solves run one after the other and share it. */
+static int64_t scratch_of(tch_context *context, tch_scalar type, int64_t batch, int64_t m, int64_t n)
+{
+    const tch_backend *t = context->backend;
+    int64_t left = t->scratch_bytes(context->state, TCH_SCRATCH_SPD_SOLVE, type, m, n, batch, 0);
+    int64_t right = t->scratch_bytes(context->state, TCH_SCRATCH_SPD_SOLVE, type, n, m, batch, 0);
+    return left > right ? left : right;
+}
+
+static void layout(solve_buffers *s, tchi_arena *arena, tch_context *context, tch_scalar type, int64_t batch, int64_t m,
+                   int64_t n)
 {
     s->a = tchi_scratch_matrices(arena, type, batch, m, m);
     s->b = tchi_scratch_matrices(arena, type, batch, n, n);
@@ -28,6 +39,7 @@ static void layout(solve_buffers *s, tchi_arena *arena, tch_scalar type, int64_t
     tchi_inspection_layout(&s->of_b, arena, batch);
     s->trace_a = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
     s->trace_b = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
+    s->scratch = tchi_arena_take(arena, scratch_of(context, type, batch, m, n));
 }
 
 /* The arguments as batches. */
@@ -72,9 +84,9 @@ static tch_status solve_part(tch_context *context, const solve_call *c, int64_t 
     tchi_arena arena = {0};
     const tch_backend *t = context->backend;
     tch_scalar type = tchi_compute_type(c->x.type);
-    layout(&s, &arena, type, count, c->x.rows, c->x.cols);
+    layout(&s, &arena, context, type, count, c->x.rows, c->x.cols);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
-    layout(&s, &arena, type, count, c->x.rows, c->x.cols);
+    layout(&s, &arena, context, type, count, c->x.rows, c->x.cols);
     TCHI_TRY(tchi_batch_read(context, &c->a, first, &s.a));
     TCHI_TRY(tchi_batch_read(context, &c->b, first, &s.b));
     TCHI_TRY(tchi_batch_read(context, &c->x, first, &s.x));
@@ -82,13 +94,23 @@ static tch_status solve_part(tch_context *context, const solve_call *c, int64_t 
     TCHI_TRY(tchi_inspect(context, &s.b, c->b.type, &s.of_b));
     TCHI_TRY(join_flags(context, &s));
     TCHI_TRY(damp(context, &s, c->damping));
-    TCHI_TRY(t->spd_solve(context->state, &s.a, s.of_a.damping, &s.x, s.of_a.flags));
+    TCHI_TRY(t->spd_solve(context->state, &s.a, s.of_a.damping, &s.x, s.of_a.flags, s.scratch));
     TCHI_TRY(transpose(context, &s.x, &s.y));
-    TCHI_TRY(t->spd_solve(context->state, &s.b, s.of_b.damping, &s.y, s.of_a.flags));
+    TCHI_TRY(t->spd_solve(context->state, &s.b, s.of_b.damping, &s.y, s.of_a.flags, s.scratch));
     tchi_batch out = tchi_batch_transposed(c->out);
     tch_matrices spare = tchi_matrices_new(s.x.data, type, count, s.y.rows, s.y.cols);
     TCHI_TRY(tchi_batch_select(context, &out, first, s.of_a.flags, &s.y, &spare));
     return tchi_report(context, c->report, first, count, s.of_a.flags, "a or b", bad);
+}
+
+static int64_t choose_chunk(tch_context *context, const tchi_batch *x)
+{
+    solve_buffers probe;
+    tchi_arena one = {0};
+    tch_scalar type = tchi_compute_type(x->type);
+    layout(&probe, &one, context, type, 1, x->rows, x->cols);
+    int64_t fixed = scratch_of(context, type, x->count, x->rows, x->cols);
+    return tchi_arena_fit(context, x->count, one.used, fixed);
 }
 
 static tch_status check_side(tch_context *context, const tch_tensor *f, const char *name, const tch_tensor *x,
@@ -129,14 +151,11 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, const tc
 tch_status tch_kronecker_solve(tch_context *context, const tch_tensor *a, const tch_tensor *b, const tch_tensor *x,
                                double damping, tch_tensor *out, tch_tensor *report)
 {
-    TCHI_TRY(tchi_begin(context, "tch_kronecker_solve"));
+    TCHI_ENTER(context, "tch_kronecker_solve");
     TCHI_TRY(check_call(context, a, b, x, damping, out, report));
     solve_call c = {
         tchi_batch_of(a, 2), tchi_batch_of(b, 2), tchi_batch_of(x, 2), tchi_batch_of(out, 2), report, damping};
-    solve_buffers probe;
-    tchi_arena one = {0};
-    layout(&probe, &one, tchi_compute_type(c.x.type), 1, c.x.rows, c.x.cols);
-    int64_t chunk = tchi_arena_fit(context, c.x.count, one.used, 0);
+    int64_t chunk = choose_chunk(context, &c.x);
     tch_status bad = TCH_OK;
     for (int64_t first = 0; first < c.x.count; first += chunk) {
         int64_t count = c.x.count - first < chunk ? c.x.count - first : chunk;

@@ -314,7 +314,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *m, const tc
 tch_status tch_nearest_kronecker(tch_context *context, const tch_tensor *m, tch_tensor *a, tch_tensor *b,
                                  tch_tensor *error)
 {
-    TCHI_TRY(tchi_begin(context, "tch_nearest_kronecker"));
+    TCHI_ENTER(context, "tch_nearest_kronecker");
     TCHI_TRY(check_call(context, m, a, b, error));
     tchi_batch batch = tchi_batch_of(m, 2);
     nearest s = {.context = context};

@@ -2,14 +2,127 @@
  * iterates are polynomials in one symmetric matrix, so every product is symmetric and half of it suffices. */
 #include "newton.h"
 
+#include <math.h>
+
+#include "core/check.h"
 #include "core/status.h"
 
 #include "algebra.h"
 
-/* The five buffers by the part they play; parts change hands by pointer. */
+/* --- arithmetic ------------------------------------------------------------------------------------------------- */
+
+/* The error that steps from an interval [low, 2 - low] on leave in X when computed in a type: a part that grows as the
+ * small eigenvalues sink into the rounding of M, and a floor from X's own products. Float32 and the split type were
+ * measured on an H200 at n = 1024 for p = 4 with degree 2 (docs/numerics/inverse-roots.md) and are rounded up. */
+static double error_of(tch_scalar type, double low)
+{
+    switch (type) {
+    case TCH_SCALAR_F64:
+        return 4e-16 / low;
+    case TCH_SCALAR_F32:
+        return 2.4e-7 / low + 4e-6;
+    case TCH_SCALAR_BF16X2:
+        return 8e-7 / low + 2e-5;
+    default:
+        return 1.0;
+    }
+}
+
+/* Half the tolerance is the arithmetic's; the other half is for the polynomials and the rounding of the input. */
+static tch_scalar fastest(const tch_product_rates *rates, double low, double tolerance)
+{
+    const struct {
+        tch_scalar type;
+        double rate;
+    } types[] = {{TCH_SCALAR_F64, rates->f64}, {TCH_SCALAR_F32, rates->f32}, {TCH_SCALAR_BF16X2, rates->bf16x2}};
+    int best = 0;
+    for (int i = 1; i < 3; i++) {
+        if (types[i].rate > types[best].rate && error_of(types[i].type, low) <= 0.5 * tolerance) {
+            best = i;
+        }
+    }
+    return types[best].type;
+}
+
+/* Congruent steps in the split type, in a model of the arithmetic at n = 384 with four kinds of spectra: an error of at
+ * most 5.9e-4 for low down to 1e-8 and p = 2, 4, 8 (docs/numerics/inverse-roots.md). They cost two products in float64,
+ * one of them whole, where a step in float64 throughout costs up to six halves. */
+#define CONGRUENT_TOLERANCE 6e-4
+#define CONGRUENT_LOW 1e-8
+
+static bool congruence_serves(const tchi_newton_plan *plan, const tch_product_rates *rates, double low,
+                              double tolerance)
+{
+    return plan->root % 2 == 0 && rates->bf16x2 > rates->f64 && tolerance >= CONGRUENT_TOLERANCE &&
+           low >= CONGRUENT_LOW;
+}
+
+/* Intervals only shrink, so types only get faster from step to step. Degree 1 makes H elementwise, which the split type
+ * does not offer. */
+void tchi_newton_choose_types(tchi_newton_plan *plan, const tch_product_rates *rates, double low, double tolerance)
+{
+    tch_product_rates offered = *rates;
+    offered.bf16x2 = plan->degree == 2 ? rates->bf16x2 : 0.0;
+    bool congruence = congruence_serves(plan, &offered, low, tolerance);
+    for (int k = 0; k < plan->steps; k++) {
+        plan->type[k] = fastest(&offered, k == 0 ? low : plan->step[k - 1].lo, tolerance);
+        plan->congruent[k] = congruence && plan->type[k] == TCH_SCALAR_F64 && k + 1 < plan->steps;
+        plan->type[k] = plan->congruent[k] ? TCH_SCALAR_BF16X2 : plan->type[k];
+    }
+}
+
+bool tchi_newton_shorten(tchi_newton_plan *plan, double tolerance)
+{
+    int last = plan->steps - 1;
+    tchi_minimax_step shorter;
+    if (plan->degree == 1 || last < 1 ||
+        tchi_minimax_polynomial(plan->root, 1, plan->step[last - 1].lo, plan->step[last - 1].hi, &shorter) != 0 ||
+        fmax(pow(shorter.hi, 1.0 / plan->root) - 1.0, 1.0 - pow(shorter.lo, 1.0 / plan->root)) > tolerance) {
+        return false;
+    }
+    shorter.c[2] = 0.0;
+    plan->step[last] = shorter;
+    return true;
+}
+
+tch_scalar tchi_newton_type_of_m(const tchi_newton_plan *plan, int k)
+{
+    return plan->congruent[k] ? TCH_SCALAR_F64 : plan->type[k];
+}
+
+/* --- the iteration ---------------------------------------------------------------------------------------------- */
+
+/* The buffers by the part they play; parts change hands by pointer. Congruent steps need P and K beside M in float64,
+ * and keep the rest in halves of the other two buffers. */
 typedef struct cast {
     tch_matrices *m, *x, *h, *s, *t;
+    tch_matrices *p, *k;
+    tch_matrices halves[4];
 } cast;
+
+static tch_matrices half_of(const tch_matrices *wide, int which)
+{
+    tch_matrices half = *wide;
+    half.type = TCH_SCALAR_BF16X2;
+    half.data = (char *)wide->data + which * (wide->batch * wide->stride * tchi_scalar_size(half.type));
+    return half;
+}
+
+static void assign(const tchi_newton_plan *plan, tchi_newton_buffers *b, cast *c)
+{
+    *c = (cast){.m = &b->m[0], .x = &b->m[1], .h = &b->m[2], .s = &b->m[3], .t = &b->m[4]};
+    if (plan->steps > 0 && plan->congruent[0]) {
+        for (int i = 0; i < 4; i++) {
+            c->halves[i] = half_of(&b->m[3 + i / 2], i % 2);
+        }
+        c->p = &b->m[1];
+        c->k = &b->m[2];
+        c->x = &c->halves[0];
+        c->h = &c->halves[1];
+        c->s = &c->halves[2];
+        c->t = &c->halves[3];
+    }
+}
 
 static void swap(tch_matrices **a, tch_matrices **b)
 {
@@ -18,73 +131,167 @@ static void swap(tch_matrices **a, tch_matrices **b)
     *b = c;
 }
 
-/* H = c0 I + c1 M + c2 M^2, with S taking M^2. */
-static tch_status make_step(tch_context *context, int degree, const tchi_minimax_step *step, cast *c)
+static tch_status multiply(tch_context *context, const tch_matrices *a, const tch_matrices *b, tch_scalar type,
+                           tch_matrices *c)
 {
+    c->type = type;
+    return tchi_symmetric_product(context, a, b, c);
+}
+
+static tch_status convert(tch_context *context, const tch_matrices *from, tch_scalar type, tch_matrices *to)
+{
+    to->type = type;
+    return context->backend->shift_scale(context->state, from, NULL, NULL, 1.0, to);
+}
+
+/* H = c0 I + c1 M + c2 M^2. */
+static tch_status make_h(tch_context *context, int degree, const tchi_minimax_step *step, const tch_matrices *m,
+                         tch_matrices *h)
+{
+    h->type = m->type;
     if (degree == 2) {
-        TCHI_TRY(tchi_symmetric_product(context, c->m, c->m, c->s));
+        return tchi_symmetric_polynomial(context, step->c[0], step->c[1], m, step->c[2], m, m, h);
     }
-    return context->backend->combine(context->state, step->c[0], step->c[1], c->m, step->c[2],
-                                     degree == 2 ? c->s : NULL, c->h);
+    return context->backend->combine(context->state, step->c[0], step->c[1], m, 0.0, NULL, h);
 }
 
 /* H^root into *power, which is H itself or one of S and T. */
 static tch_status raise(tch_context *context, int32_t root, cast *c, tch_matrices **power)
 {
+    tch_scalar type = c->h->type;
     *power = c->h;
     if (root == 1) {
         return TCH_OK;
     }
-    TCHI_TRY(tchi_symmetric_product(context, c->h, c->h, c->s));
+    TCHI_TRY(multiply(context, c->h, c->h, type, c->s));
     *power = c->s;
     if (root == 2) {
         return TCH_OK;
     }
     /* T = H^3 on the way to 3 and 6, H^4 on the way to 4 and 8. */
-    TCHI_TRY(tchi_symmetric_product(context, c->s, root % 3 == 0 ? c->h : c->s, c->t));
+    TCHI_TRY(multiply(context, c->s, root % 3 == 0 ? c->h : c->s, type, c->t));
     *power = c->t;
     if (root == 3 || root == 4) {
         return TCH_OK;
     }
-    TCHI_TRY(tchi_symmetric_product(context, c->t, c->t, c->s));
+    TCHI_TRY(multiply(context, c->t, c->t, type, c->s));
     *power = c->s;
     return TCH_OK;
 }
 
 /* M <- H^root M, into whichever buffer is free by then. */
-static tch_status update_m(tch_context *context, int32_t root, cast *c)
+static tch_status update_m(tch_context *context, int32_t root, tch_scalar next, cast *c)
 {
     tch_matrices *power;
     TCHI_TRY(raise(context, root, c, &power));
     tch_matrices **target = power == c->s ? &c->t : &c->s;
-    TCHI_TRY(tchi_symmetric_product(context, power, c->m, *target));
+    TCHI_TRY(multiply(context, power, c->m, next, *target));
     swap(&c->m, target);
     return TCH_OK;
 }
 
-static tch_status identity(tch_context *context, const tch_matrices *x)
+/* The first X is H itself, and changes hands once H has served; only a change of type makes it a copy. */
+static tch_status first_x(tch_context *context, tch_scalar next, cast *c)
 {
-    return context->backend->combine(context->state, 1.0, 0.0, NULL, 0.0, NULL, x);
+    if (c->h->type == next) {
+        swap(&c->x, &c->h);
+        return TCH_OK;
+    }
+    return convert(context, c->h, next, c->x);
 }
 
-tch_status tchi_newton(tch_context *context, int32_t root, int degree, const tchi_minimax_step *steps, int count,
-                       tchi_newton_buffers *b, tch_matrices *result)
+/* K = H^(root/2) in float64, for an even root. */
+static tch_status make_k(tch_context *context, int32_t root, cast *c)
 {
-    cast c = {&b->m[0], &b->m[1], &b->m[2], &b->m[3], &b->m[4]};
-    if (count == 0) {
-        TCHI_TRY(identity(context, c.x));
+    if (root == 2) {
+        return convert(context, c->h, TCH_SCALAR_F64, c->k);
     }
-    for (int k = 0; k < count; k++) {
-        TCHI_TRY(make_step(context, degree, &steps[k], &c));
-        if (k == 0) { /* X is the identity: X H is H, and H is still needed */
-            TCHI_TRY(context->backend->combine(context->state, 0.0, 1.0, c.h, 0.0, NULL, c.x));
-        } else {
-            TCHI_TRY(tchi_symmetric_product(context, c.x, c.h, c.t));
-            swap(&c.x, &c.t);
-        }
-        if (k + 1 < count) {
-            TCHI_TRY(update_m(context, root, &c));
-        }
+    if (root == 4) {
+        return multiply(context, c->h, c->h, TCH_SCALAR_F64, c->k);
+    }
+    TCHI_TRY(multiply(context, c->h, c->h, c->h->type, c->s));
+    return multiply(context, c->s, root == 6 ? c->h : c->s, TCH_SCALAR_F64, c->k);
+}
+
+/* M <- K M K. The product K M is not symmetric, since K commutes with M only up to its own rounding; K M K is. */
+static tch_status congruence(tch_context *context, tch_scalar next, cast *c)
+{
+    c->p->type = TCH_SCALAR_F64;
+    TCHI_TRY(context->backend->gemm(context->state, 1.0, c->k, 0, c->m, 0, 0.0, c->p));
+    return multiply(context, c->p, c->k, next, c->m);
+}
+
+static tch_status run_congruent_step(tch_context *context, const tchi_newton_plan *p, int k, cast *c)
+{
+    tch_scalar next = p->type[k + 1]; /* a congruent step is never the last */
+    TCHI_TRY(convert(context, c->m, p->type[k], c->t));
+    TCHI_TRY(make_h(context, p->degree, &p->step[k], c->t, c->h));
+    if (k > 0) {
+        TCHI_TRY(multiply(context, c->x, c->h, next, c->s));
+        swap(&c->x, &c->s);
+    }
+    TCHI_TRY(make_k(context, p->root, c));
+    TCHI_TRY(congruence(context, tchi_newton_type_of_m(p, k + 1), c));
+    return k == 0 ? first_x(context, next, c) : TCH_OK;
+}
+
+/* A last step of degree 1 without H: X <- X (c0 I + c1 M). */
+static tch_status finish(tch_context *context, const tchi_minimax_step *step, cast *c)
+{
+    c->t->type = c->x->type;
+    TCHI_TRY(tchi_symmetric_polynomial(context, 0.0, step->c[0], c->x, step->c[1], c->x, c->m, c->t));
+    swap(&c->x, &c->t);
+    return TCH_OK;
+}
+
+static tch_status run_step(tch_context *context, const tchi_newton_plan *p, int k, cast *c)
+{
+    if (p->congruent[k]) {
+        return run_congruent_step(context, p, k, c);
+    }
+    bool last = k + 1 == p->steps;
+    tch_scalar next = last ? p->type[k] : p->type[k + 1];
+    if (last && k > 0 && p->step[k].c[2] == 0.0) {
+        return finish(context, &p->step[k], c);
+    }
+    TCHI_TRY(make_h(context, p->degree, &p->step[k], c->m, c->h));
+    if (k > 0) {
+        TCHI_TRY(multiply(context, c->x, c->h, next, c->t));
+        swap(&c->x, &c->t);
+    }
+    if (!last) {
+        TCHI_TRY(update_m(context, p->root, next, c));
+    }
+    return k == 0 ? first_x(context, next, c) : TCH_OK;
+}
+
+static const char *range_name(const tchi_newton_plan *plan, int k)
+{
+    if (plan->congruent[k]) {
+        return "newton step, congruent";
+    }
+    switch (plan->type[k]) {
+    case TCH_SCALAR_F64:
+        return "newton step, float64";
+    case TCH_SCALAR_F32:
+        return "newton step, float32";
+    default:
+        return "newton step, split bfloat16";
+    }
+}
+
+tch_status tchi_newton(tch_context *context, const tchi_newton_plan *plan, tchi_newton_buffers *b, tch_matrices *result)
+{
+    cast c;
+    assign(plan, b, &c);
+    if (plan->steps == 0) {
+        TCHI_TRY(context->backend->combine(context->state, 1.0, 0.0, NULL, 0.0, NULL, c.x));
+    }
+    for (int k = 0; k < plan->steps; k++) {
+        tchi_range_push(context, range_name(plan, k));
+        tch_status status = run_step(context, plan, k, &c);
+        tchi_range_pop(context);
+        TCHI_TRY(status);
     }
     *result = *c.x;
     return TCH_OK;

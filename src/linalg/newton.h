@@ -9,13 +9,39 @@
 
 #define TCHI_NEWTON_BUFFERS 5
 
-/* Scratch of the iteration: batches of equal shape. On entry buffer 0 holds M, a scaled matrix with spectrum in (0, 1];
- * tchi_newton leaves M^(-1/root) in the buffer it names through *result. */
+/* All that the iteration does, decided before it starts. Every step has the type it is computed in: its products read
+ * and write that type, except the last X and M of a step, which come out in the type of the next.
+ *
+ * A congruent step keeps M in float64 and does all else in its type: with K = H^(root/2), M becomes K M K. Whatever
+ * rounding K has, that congruence cannot disturb M's small eigenvalues by more than a like fraction of themselves, so
+ * only the two products that form it need float64. */
+typedef struct tchi_newton_plan {
+    int32_t root;
+    int degree, steps;
+    tchi_minimax_step step[TCHI_MINIMAX_MAX_STEPS];
+    tch_scalar type[TCHI_MINIMAX_MAX_STEPS];
+    bool congruent[TCHI_MINIMAX_MAX_STEPS];
+} tchi_newton_plan;
+
+/* The type M is kept in before step k. */
+tch_scalar tchi_newton_type_of_m(const tchi_newton_plan *plan, int k);
+
+/* Scratch of the iteration: batches of equal shape, each with room for the widest type of the plan. On entry buffer 0
+ * holds M, a scaled matrix with spectrum in (0, 1], in the type of the first step's M; tchi_newton leaves M^(-1/root)
+ * in *result, somewhere in the buffers, in the type of the last step. */
 typedef struct tchi_newton_buffers {
     tch_matrices m[TCHI_NEWTON_BUFFERS];
 } tchi_newton_buffers;
 
-tch_status tchi_newton(tch_context *context, int32_t root, int degree, const tchi_minimax_step *steps, int count,
-                       tchi_newton_buffers *buffers, tch_matrices *result);
+tch_status tchi_newton(tch_context *context, const tchi_newton_plan *plan, tchi_newton_buffers *buffers,
+                       tch_matrices *result);
+
+/* Makes the last of several steps one of degree 1, which saves a product, where that too brings X within `tolerance`.
+ * Returns whether it did. */
+bool tchi_newton_shorten(tchi_newton_plan *plan, double tolerance);
+
+/* Chooses the kind of every step from what the arithmetic costs and how much of its rounding the step magnifies, for an
+ * error of `tolerance` in X and a first M with spectrum in [low, 1]. */
+void tchi_newton_choose_types(tchi_newton_plan *plan, const tch_product_rates *rates, double low, double tolerance);
 
 #endif

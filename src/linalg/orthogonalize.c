@@ -48,15 +48,23 @@ typedef struct ortho_buffers {
 static void layout(ortho_buffers *o, tchi_arena *arena, tch_scalar type, int64_t batch, int64_t rows, int64_t cols)
 {
     int64_t numbers = batch * (int64_t)sizeof(double);
-    o->x = tchi_scratch_matrices(arena, type, batch, rows, cols);
-    o->y = tchi_scratch_matrices(arena, type, batch, rows, cols);
-    o->g = tchi_scratch_matrices(arena, type, batch, rows, rows);
-    o->g2 = tchi_scratch_matrices(arena, type, batch, rows, rows);
+    o->x = tchi_scratch_aligned(arena, type, batch, rows, cols);
+    o->y = tchi_scratch_aligned(arena, type, batch, rows, cols);
+    o->g = tchi_scratch_aligned(arena, type, batch, rows, rows);
+    o->g2 = tchi_scratch_aligned(arena, type, batch, rows, rows);
     o->norm = tchi_arena_take(arena, numbers);
     o->zeros = tchi_arena_take(arena, numbers);
     o->damping = tchi_arena_take(arena, numbers);
     o->bound = tchi_arena_take(arena, numbers);
     o->flags = tchi_arena_take(arena, batch * (int64_t)sizeof(int32_t));
+}
+
+/* bfloat16 where the device has products for it: the steps pull singular values towards 1 from wherever rounding leaves
+ * them, and an optimizer asks for no more. float64 stays what it is. */
+static tch_scalar compute_type(const tch_context *context, tch_scalar type)
+{
+    bool narrow = type != TCH_SCALAR_F64 && tchi_product_rates(context).bf16 > 0;
+    return narrow ? TCH_SCALAR_BF16 : tchi_compute_type(type);
 }
 
 /* X / |X|: the setup of a root gives the norm plus a floor, which keeps a zero matrix at zero. */
@@ -74,9 +82,8 @@ static tch_status normalize(tch_context *context, ortho_buffers *o)
 static tch_status step(tch_context *context, coefficients c, ortho_buffers *o)
 {
     TCHI_TRY(tchi_gram(context, 1.0, &o->x, 0, 0.0, &o->g));
-    TCHI_TRY(tchi_symmetric_product(context, &o->g, &o->g, &o->g2));
-    TCHI_TRY(context->backend->combine(context->state, c.a, c.b, &o->g, c.c, &o->g2, &o->g));
-    TCHI_TRY(context->backend->gemm(context->state, 1.0, &o->g, 0, &o->x, 0, 0.0, &o->y));
+    TCHI_TRY(tchi_symmetric_polynomial(context, c.a, c.b, &o->g, c.c, &o->g, &o->g, &o->g2));
+    TCHI_TRY(context->backend->gemm(context->state, 1.0, &o->g2, 0, &o->x, 0, 0.0, &o->y));
     tch_matrices swap = o->x;
     o->x = o->y;
     o->y = swap;
@@ -88,7 +95,7 @@ static tch_status ortho_part(tch_context *context, const tchi_batch *a, const tc
 {
     ortho_buffers o;
     tchi_arena arena = {0};
-    tch_scalar type = tchi_compute_type(a->type);
+    tch_scalar type = compute_type(context, a->type);
     layout(&o, &arena, type, count, a->rows, a->cols);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     layout(&o, &arena, type, count, a->rows, a->cols);
@@ -123,7 +130,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, int32_t 
 tch_status tch_orthogonalize(tch_context *context, const tch_tensor *a, int32_t steps, tch_ortho_method method,
                              tch_tensor *out)
 {
-    TCHI_TRY(tchi_begin(context, "tch_orthogonalize"));
+    TCHI_ENTER(context, "tch_orthogonalize");
     TCHI_TRY(check_call(context, a, steps, method, out));
     tchi_batch from = tchi_batch_of(a, 2);
     tchi_batch to = tchi_batch_of(out, 2);
@@ -136,7 +143,7 @@ tch_status tch_orthogonalize(tch_context *context, const tch_tensor *a, int32_t 
     }
     ortho_buffers probe;
     tchi_arena one = {0};
-    layout(&probe, &one, tchi_compute_type(from.type), 1, from.rows, from.cols);
+    layout(&probe, &one, compute_type(context, from.type), 1, from.rows, from.cols);
     int64_t chunk = tchi_arena_fit(context, from.count, one.used, 0);
     for (int64_t first = 0; first < from.count; first += chunk) {
         int64_t count = from.count - first < chunk ? from.count - first : chunk;

@@ -1,5 +1,6 @@
 /* Products. Operands that BLAS can read where they lie are used in place; others are first copied to scratch in the
- * type to compute in. When that scratch would pass a budget, the product is worked through in tiles. */
+ * type to compute in. When that scratch would pass a budget, the product is worked through in tiles. Where the backend
+ * streams products, operands of the chunked one may lie in host memory. */
 #include <torchium/linalg.h>
 
 #include <string.h>
@@ -60,12 +61,24 @@ static int64_t dimension(const tch_tensor *t, int32_t from_right, int32_t transp
     return t->shape[t->ndim - 1 - (transpose ? 1 - from_right : from_right)];
 }
 
-static tch_status check_product(tch_context *context, const tch_tensor *a, int32_t ta, const tch_tensor *b, int32_t tb,
-                                const tch_tensor *out)
+static bool lies_on_host(const tch_tensor *t)
 {
-    TCHI_TRY(tchi_check_input(context, a, "a"));
-    TCHI_TRY(tchi_check_input(context, b, "b"));
-    TCHI_TRY(tchi_check_output(context, out, "out"));
+    return t != NULL && (t->device.type == TCH_DEVICE_CPU || t->device.type == TCH_DEVICE_CUDA_HOST);
+}
+
+/* A sound tensor on the context's device, or also in host memory where the product is streamed. */
+static tch_status check_place(tch_context *context, const tch_tensor *t, const char *name, bool streamed)
+{
+    return streamed && lies_on_host(t) ? tch_tensor_check(t, name) : tchi_check_input(context, t, name);
+}
+
+static tch_status check_product(tch_context *context, const tch_tensor *a, int32_t ta, const tch_tensor *b, int32_t tb,
+                                const tch_tensor *out, bool streamed)
+{
+    TCHI_TRY(check_place(context, a, "a", streamed));
+    TCHI_TRY(check_place(context, b, "b", streamed));
+    TCHI_TRY(check_place(context, out, "out", streamed));
+    TCHI_TRY(tchi_check_writable(out, "out"));
     TCHI_TRY(tchi_check_matrix(a, "a"));
     TCHI_TRY(tchi_check_matrix(b, "b"));
     TCHI_TRY(tchi_check_float(a, "a"));
@@ -403,64 +416,193 @@ static tch_status multiply_tiles(tch_context *context, const product *p, const b
     return TCH_OK;
 }
 
-/* --- the public calls ------------------------------------------------------------------------------------------- */
-
-/* `budget` in bytes, 0 for none but the context's. */
-static tch_status multiply(tch_context *context, double alpha, const tch_tensor *a, int32_t ta, const tch_tensor *b,
-                           int32_t tb, double beta, tch_tensor *out, int64_t budget)
+/* The type in which the backend multiplies: half types as they are where it has arithmetic for them, which adds up in
+ * float32, else in float32. */
+static tch_scalar product_type(const tch_context *context, tch_scalar type)
 {
-    TCHI_TRY(check_product(context, a, ta, b, tb, out));
-    if (tch_tensor_numel(out) == 0) {
-        return TCH_OK;
+    tch_product_rates rates = {0};
+    if (context->backend->product_rates != NULL) {
+        context->backend->product_rates(context->state, &rates);
     }
+    return rates.bf16 > 0.0 ? type : tchi_compute_type(type);
+}
+
+static product make_product(double alpha, const tch_tensor *a, int32_t ta, const tch_tensor *b, int32_t tb, double beta,
+                            const tch_tensor *out)
+{
     product p = {.alpha = alpha, .beta = beta, .rank = out->ndim - 2};
-    p.compute = tchi_compute_type(tchi_scalar_of(a->dtype));
     memcpy(p.sizes, out->shape, (size_t)p.rank * sizeof *p.sizes);
     p.a = make_operand(a, ta, &p);
     p.b = make_operand(b, tb, &p);
     p.c = make_operand(out, 0, &p);
-    const bool stage[3] = {!usable(&p.a, p.compute, true), !usable(&p.b, p.compute, true),
-                           !usable(&p.c, p.compute, false)};
-    int64_t bytes = 0;
-    const operand *each[3] = {&p.a, &p.b, &p.c};
-    for (int k = 0; k < 3; k++) {
-        bytes += stage[k] ? staged_bytes(each[k], p.compute) + ROUND_TO : 0;
-    }
-    if (bytes == 0) {
-        merge_dimensions(&p);
-        return multiply_in_place(context, &p);
-    }
+    return p;
+}
+
+/* The smaller of a call's budget and the context's limit, each 0 for none, less what the pool may round a block up by:
+ * at most an eighth. A budget stays one, however small. */
+static int64_t usable_budget(const tch_context *context, int64_t budget)
+{
     int64_t limit = tch_context_get_workspace_limit(context);
     if (budget == 0 || (limit > 0 && limit < budget)) {
         budget = limit;
     }
-    int64_t usable_budget = budget / 9 * 8; /* the pool rounds blocks up by at most an eighth */
-    if (budget > 0 && bytes > usable_budget) {
-        return multiply_tiles(context, &p, stage, usable_budget);
+    return budget > 0 && budget < 9 ? 1 : budget / 9 * 8;
+}
+
+/* Which operands have to be staged to be multiplied in p->compute, and the bytes that takes. */
+static int64_t staging_needed(const product *p, bool *stage)
+{
+    const operand *each[3] = {&p->a, &p->b, &p->c};
+    int64_t bytes = 0;
+    for (int k = 0; k < 3; k++) {
+        stage[k] = !usable(each[k], p->compute, k < 2);
+        bytes += stage[k] ? staged_bytes(each[k], p->compute) + ROUND_TO : 0;
+    }
+    return bytes;
+}
+
+/* `budget` in bytes, 0 for none but the context's. Tiles add up slices of the inner dimension in the result, which a
+ * half type would round each time: they are float32 then. */
+static tch_status multiply(tch_context *context, double alpha, const tch_tensor *a, int32_t ta, const tch_tensor *b,
+                           int32_t tb, double beta, tch_tensor *out, int64_t budget)
+{
+    TCHI_TRY(check_product(context, a, ta, b, tb, out, false));
+    if (tch_tensor_numel(out) == 0) {
+        return TCH_OK;
+    }
+    bool stage[3];
+    product p = make_product(alpha, a, ta, b, tb, beta, out);
+    p.compute = product_type(context, p.a.type);
+    int64_t bytes = staging_needed(&p, stage);
+    if (bytes == 0) {
+        merge_dimensions(&p);
+        return multiply_in_place(context, &p);
+    }
+    budget = usable_budget(context, budget);
+    if (budget > 0 && bytes > budget) {
+        p.compute = tchi_compute_type(p.a.type);
+        (void)staging_needed(&p, stage);
+        return multiply_tiles(context, &p, stage, budget);
     }
     return multiply_staged(context, &p, ta, tb, stage);
 }
 
+/* --- operands in host memory ------------------------------------------------------------------------------------- */
+
+static tch_status check_lines(const operand *o, const char *name)
+{
+    if ((lies_by_rows(o) || lies_by_columns(o)) && o->row_stride <= TCHI_MOST_SIZE && o->col_stride <= TCHI_MOST_SIZE) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_LAYOUT,
+                     "%s has strides %lld and %lld in its last two dimensions: a product with operands in host memory "
+                     "reads whole rows or whole columns; copy it to a contiguous tensor with tch_tensor_copy",
+                     name, (long long)o->row_stride, (long long)o->col_stride);
+}
+
+/* One pair of matrices. A result that lies by columns is the transposed product, C' = B' A', by rows. */
+static tch_streamed_product streamed_pair(const product *p, int64_t index)
+{
+    tch_streamed_product s = {.alpha = p->alpha, .beta = p->beta};
+    int32_t ta;
+    int32_t tb;
+    int32_t tc;
+    s.a = as_matrices(&p->a, batch_offset(p, &p->a, p->rank, index), 1, 0, &ta);
+    s.b = as_matrices(&p->b, batch_offset(p, &p->b, p->rank, index), 1, 0, &tb);
+    s.c = as_matrices(&p->c, batch_offset(p, &p->c, p->rank, index), 1, 0, &tc);
+    s.transpose_a = ta;
+    s.transpose_b = tb;
+    s.a_on_host = lies_on_host(p->a.tensor);
+    s.b_on_host = lies_on_host(p->b.tensor);
+    s.c_on_host = lies_on_host(p->c.tensor);
+    if (tc) {
+        tch_streamed_product t = s;
+        s.a = t.b;
+        s.b = t.a;
+        s.transpose_a = !tb;
+        s.transpose_b = !ta;
+        s.a_on_host = t.b_on_host;
+        s.b_on_host = t.a_on_host;
+    }
+    return s;
+}
+
+/* Bytes with which every host operand of a pair could be on the device as a whole, its rows aligned to 16 bytes. */
+static int64_t most_useful(const tch_streamed_product *s)
+{
+    const tch_matrices *each[3] = {&s->a, &s->b, &s->c};
+    const int32_t on_host[3] = {s->a_on_host, s->b_on_host, s->c_on_host};
+    int64_t bytes = 0;
+    for (int k = 0; k < 3; k++) {
+        int64_t row = (each[k]->cols * tchi_scalar_size(each[k]->type) + 15) / 16 * 16;
+        bytes += on_host[k] ? each[k]->rows * row + 2 * ROUND_TO : 0;
+    }
+    return bytes;
+}
+
+/* The scratch to stream a pair with: the budget, or without one four fifths of the device's free memory. */
+static tch_status streaming_bytes(tch_context *context, const tch_streamed_product *s, int64_t budget, int64_t *bytes)
+{
+    budget = usable_budget(context, budget);
+    if (budget == 0) {
+        int64_t total;
+        int64_t available;
+        TCHI_TRY(context->backend->memory_info(context->state, &total, &available));
+        budget = available / 5 * 4;
+    }
+    int64_t most = most_useful(s);
+    *bytes = most < budget ? most : budget;
+    return TCH_OK;
+}
+
+static tch_status multiply_streamed(tch_context *context, const tch_tensor *a, const tch_tensor *b, tch_tensor *out,
+                                    int64_t budget)
+{
+    TCHI_TRY(check_product(context, a, 0, b, 0, out, true));
+    if (tch_tensor_numel(out) == 0) {
+        return TCH_OK;
+    }
+    product p = make_product(1.0, a, 0, b, 0, 0.0, out);
+    TCHI_TRY(check_lines(&p.a, "a"));
+    TCHI_TRY(check_lines(&p.b, "b"));
+    TCHI_TRY(check_lines(&p.c, "out"));
+    tch_streamed_product pair = streamed_pair(&p, 0);
+    tchi_arena arena = {0};
+    TCHI_TRY(streaming_bytes(context, &pair, budget, &arena.used));
+    int64_t bytes = arena.used;
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    for (int64_t index = 0; index < outer_count(&p, p.rank); index++) {
+        pair = streamed_pair(&p, index);
+        TCHI_TRY(context->backend->streamed_product(context->state, &pair, arena.base, bytes));
+    }
+    return TCH_OK;
+}
+
+/* --- the public calls ------------------------------------------------------------------------------------------- */
+
 tch_status tch_matmul(tch_context *context, const tch_tensor *a, const tch_tensor *b, tch_tensor *out)
 {
-    TCHI_TRY(tchi_begin(context, "tch_matmul"));
+    TCHI_ENTER(context, "tch_matmul");
     return multiply(context, 1.0, a, 0, b, 0, 0.0, out, 0);
 }
 
 tch_status tch_gemm(tch_context *context, double alpha, const tch_tensor *a, int32_t transpose_a, const tch_tensor *b,
                     int32_t transpose_b, double beta, tch_tensor *out)
 {
-    TCHI_TRY(tchi_begin(context, "tch_gemm"));
+    TCHI_ENTER(context, "tch_gemm");
     return multiply(context, alpha, a, transpose_a != 0, b, transpose_b != 0, beta, out, 0);
 }
 
 tch_status tch_matmul_chunked(tch_context *context, const tch_tensor *a, const tch_tensor *b, int64_t memory_budget,
                               tch_tensor *out)
 {
-    TCHI_TRY(tchi_begin(context, "tch_matmul_chunked"));
+    TCHI_ENTER(context, "tch_matmul_chunked");
     if (memory_budget < 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "memory_budget is %lld, expected 0 (no limit) or more bytes",
                          (long long)memory_budget);
+    }
+    if (context->backend->streamed_product != NULL && (lies_on_host(a) || lies_on_host(b) || lies_on_host(out))) {
+        return multiply_streamed(context, a, b, out, memory_budget);
     }
     return multiply(context, 1.0, a, 0, b, 0, 0.0, out, memory_budget);
 }

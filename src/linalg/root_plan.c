@@ -7,6 +7,9 @@
 #include "core/status.h"
 #include "core/tensor.h"
 
+#include "algebra.h"
+#include "batch.h"
+
 /* From these sizes on the rational method beats the eigen method on the CPU (bench/ladder/inverse_root.md): at once where
  * few poles reach the tolerance, later where many are needed. */
 #define RATIONAL_FROM 64
@@ -18,6 +21,9 @@
 #define ASSUMED_LOW 1e-10
 
 #define UNIT_F32 0x1p-24
+#define UNIT_F64 0x1p-53
+
+static const double growths[] = {[TCH_ROOT_EIGEN] = 4.0, [TCH_ROOT_NEWTON] = 16.0, [TCH_ROOT_RATIONAL] = 0.5};
 
 static const char *const method_names[] = {"auto", "eigen", "newton", "rational"};
 
@@ -67,16 +73,34 @@ static tch_scalar choose_type(const tchi_root_plan *p, tch_scalar type)
     if (type == TCH_SCALAR_F64 || p->low == 0) {
         return TCH_SCALAR_F64;
     }
-    static const double growths[] = {[TCH_ROOT_EIGEN] = 4.0, [TCH_ROOT_NEWTON] = 16.0, [TCH_ROOT_RATIONAL] = 0.5};
     double growth = growths[p->method];
     return growth * UNIT_F32 / (p->low * p->root) <= p->tolerance ? TCH_SCALAR_F32 : TCH_SCALAR_F64;
 }
 
-static tch_root_method choose_method(const tch_context *context, int64_t n, bool damped, double tolerance)
+/* Whether float64 throughout could keep Newton's error below the tolerance. */
+static bool newton_reaches(const tchi_root_plan *p, double low)
 {
-    int64_t from = tolerance < TIGHT ? RATIONAL_FROM_TIGHT : RATIONAL_FROM;
-    bool rational = context->backend->shifted_inverse != NULL && n >= from && damped;
-    return rational ? TCH_ROOT_RATIONAL : TCH_ROOT_EIGEN;
+    return growths[TCH_ROOT_NEWTON] * UNIT_F64 / (low * p->root) <= p->tolerance;
+}
+
+/* A backend that knows the rates of its products is one on which products are what is fast: Newton. The CPU has the
+ * rational method instead. */
+static tch_root_method choose_method(const tch_context *context, const tchi_root_plan *p, int64_t n, bool damped)
+{
+    int64_t from = p->tolerance < TIGHT ? RATIONAL_FROM_TIGHT : RATIONAL_FROM;
+    if (!damped) {
+        return TCH_ROOT_EIGEN;
+    }
+    if (context->backend->shifted_inverse != NULL) {
+        return n >= from ? TCH_ROOT_RATIONAL : TCH_ROOT_EIGEN;
+    }
+    return p->mixed && (p->low == 0 || newton_reaches(p, p->low)) ? TCH_ROOT_NEWTON : TCH_ROOT_EIGEN;
+}
+
+static bool is_one_launch(const tch_context *context, int64_t n)
+{
+    const tch_backend *t = context->backend;
+    return t->newton != NULL && t->newton_limit != NULL && n <= t->newton_limit(context->state);
 }
 
 /* An error e of X in every direction is p e in the certificate; the factor 4 leaves room for the spread of the random
@@ -101,7 +125,12 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
     static const tch_root_config defaults = TCH_ROOT_CONFIG_INIT;
     const tch_root_config *c = config != NULL ? config : &defaults;
     TCHI_TRY(check_config(root, c));
-    *plan = (tchi_root_plan){.root = root, .eps = c->eps, .relative_eps = c->relative_eps, .degree = c->degree};
+    *plan = (tchi_root_plan){.root = root, .eps = c->eps, .relative_eps = c->relative_eps};
+    plan->newton.root = root;
+    plan->newton.degree = c->degree;
+    plan->mixed = context->backend->product_rates != NULL;
+    plan->one_launch = is_one_launch(context, n);
+    plan->rates = tchi_product_rates(context);
     plan->tolerance = c->tolerance > 0 ? c->tolerance : type == TCH_SCALAR_F64 ? 1e-9 : 1e-3;
     plan->probes = c->exact_residual ? 0 : 4;
     plan->negative = negative_by_rounding(type, n);
@@ -110,11 +139,12 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
     plan->low = c->relative_eps > 0 ? c->relative_eps / (c->relative_eps + TCHI_ROOT_MARGIN) : 0.0;
     bool damped = c->eps > 0 || c->relative_eps > 0;
     plan->fall_back = c->method == TCH_ROOT_AUTO;
-    plan->method = c->method == TCH_ROOT_AUTO ? choose_method(context, n, damped, plan->tolerance) : c->method;
-    if (plan->method == TCH_ROOT_NEWTON) { /* its polynomials are steep beyond the interval they were made for */
-        plan->estimate = fmin(plan->estimate, 1e-6);
-    }
+    plan->method = c->method == TCH_ROOT_AUTO ? choose_method(context, plan, n, damped) : c->method;
     plan->type = choose_type(plan, type);
+    plan->widest = TCH_SCALAR_F64;
+    if (plan->method == TCH_ROOT_NEWTON && plan->mixed) {
+        plan->type = tchi_compute_type(type);
+    }
     plan->residual = residual_allowed(plan);
     if (plan->method == TCH_ROOT_RATIONAL && context->backend->shifted_inverse == NULL) {
         return tchi_fail(TCH_ERR_UNSUPPORTED, "config: method rational is not offered by the %s backend",
@@ -128,7 +158,7 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
 static int plan_newton(tchi_root_plan *p, double low)
 {
     int best = -1;
-    int only = p->degree;
+    int only = p->newton.degree;
     for (int degree = 1; degree <= 2; degree++) {
         tchi_minimax_step step[TCHI_MINIMAX_MAX_STEPS];
         int steps =
@@ -136,14 +166,27 @@ static int plan_newton(tchi_root_plan *p, double low)
         int products = steps < 0 ? -1 : tchi_minimax_plan_products(p->root, degree, steps);
         if (steps >= 0 && (best < 0 || products < best)) {
             best = products;
-            p->degree = degree;
-            p->steps = steps;
-            for (int k = 0; k < steps; k++) {
-                p->step[k] = step[k];
-            }
+            p->newton.degree = degree;
+            p->newton.steps = steps;
+            memcpy(p->newton.step, step, sizeof step);
+            best -= tchi_newton_shorten(&p->newton, 0.25 * p->tolerance);
         }
     }
     return best;
+}
+
+/* One type for all steps where the backend computes in the matrices' own; else each step's fastest. */
+static void plan_types(tchi_root_plan *p, double low)
+{
+    tchi_newton_plan *newton = &p->newton;
+    if (p->mixed) {
+        tchi_newton_choose_types(newton, &p->rates, low, p->tolerance);
+    } else {
+        for (int k = 0; k < newton->steps; k++) {
+            newton->type[k] = p->type;
+        }
+    }
+    p->widest = newton->steps == 0 ? p->type : tchi_newton_type_of_m(newton, 0);
 }
 
 /* The poles of a thread's last plan: a caller asks for the same root again and again, and finding the poles takes as long
@@ -177,10 +220,15 @@ tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low)
 {
     plan->low = low > 0 ? fmin(low, 0.999) : ASSUMED_LOW;
     plan->ready = true;
+    if (plan->method == TCH_ROOT_NEWTON && plan->mixed && plan->fall_back && !newton_reaches(plan, plan->low)) {
+        *plan = tchi_root_plan_fallback(plan);
+        return TCH_OK;
+    }
     int found = plan->method == TCH_ROOT_NEWTON     ? plan_newton(plan, plan->low)
                 : plan->method == TCH_ROOT_RATIONAL ? plan_rational(plan, plan->low)
                                                     : 0;
     if (found >= 0) {
+        plan_types(plan, plan->low);
         return TCH_OK;
     }
     if (plan->fall_back) {

@@ -6,7 +6,7 @@
 
 #include "core/context.h"
 
-#include "minimax.h"
+#include "newton.h"
 
 /* The matrix is scaled by this much more than its largest eigenvalue as estimated, so that none comes out above 1. */
 #define TCHI_ROOT_MARGIN 1.02
@@ -15,7 +15,7 @@ typedef struct tchi_root_plan {
     int32_t root;
     tch_root_method method; /* never TCH_ROOT_AUTO */
     bool fall_back;         /* try the eigen method on what fails: the method was our choice, not the caller's */
-    tch_scalar type;        /* to compute in */
+    tch_scalar type;        /* of the matrices at hand: A, eigenvalues, the result; Newton's steps have their own */
     double eps, relative_eps;
     double tolerance; /* of the error of X */
     double residual;  /* largest acceptable certificate */
@@ -25,8 +25,11 @@ typedef struct tchi_root_plan {
     double low;       /* lower bound of the scaled spectrum */
     bool ready;       /* the coefficients below are there; false while `low` waits for the matrices */
     /* Newton */
-    int degree, steps;
-    tchi_minimax_step step[TCHI_MINIMAX_MAX_STEPS];
+    bool mixed;      /* steps may differ in type, chosen by `rates` */
+    bool one_launch; /* the backend does the whole iteration */
+    tch_product_rates rates;
+    tch_scalar widest; /* type of the steps that needs most room */
+    tchi_newton_plan newton;
     /* rational */
     int poles;
     double shifts[TCHI_MINIMAX_MAX_POLES], weights[TCHI_MINIMAX_MAX_POLES];

@@ -65,7 +65,7 @@ static tch_status run(tch_context *context, half_product *h, double alpha, int32
 
 tch_status tch_symmetric_product(tch_context *context, const tch_tensor *a, const tch_tensor *b, tch_tensor *out)
 {
-    TCHI_TRY(tchi_begin(context, "tch_symmetric_product"));
+    TCHI_ENTER(context, "tch_symmetric_product");
     TCHI_TRY(tchi_check_input(context, a, "a"));
     TCHI_TRY(tchi_check_input(context, b, "b"));
     TCHI_TRY(tchi_check_output(context, out, "out"));
@@ -86,7 +86,7 @@ tch_status tch_symmetric_product(tch_context *context, const tch_tensor *a, cons
 tch_status tch_gram(tch_context *context, double alpha, const tch_tensor *a, int32_t transpose, double beta,
                     tch_tensor *out)
 {
-    TCHI_TRY(tchi_begin(context, "tch_gram"));
+    TCHI_ENTER(context, "tch_gram");
     TCHI_TRY(tchi_check_input(context, a, "a"));
     TCHI_TRY(tchi_check_output(context, out, "out"));
     TCHI_TRY(tchi_check_matrix(a, "a"));

@@ -42,7 +42,7 @@ if(kind STREQUAL "static")
     set(build "${work}/build")
     run("${CMAKE_COMMAND}" -S "${source}" -B "${build}" -G "${generator}" "-DCMAKE_C_COMPILER=${cc}"
         -DCMAKE_BUILD_TYPE=Debug -DBUILD_SHARED_LIBS=OFF "-DCMAKE_INSTALL_LIBDIR=${libdir}"
-        -DTORCHIUM_BUILD_TESTS=OFF -DTORCHIUM_BUILD_EXAMPLES=OFF "-DTORCHIUM_BUILD_CLI=${command}")
+        -DTORCHIUM_CUDA=OFF -DTORCHIUM_BUILD_TESTS=OFF -DTORCHIUM_BUILD_EXAMPLES=OFF "-DTORCHIUM_BUILD_CLI=${command}")
     run("${CMAKE_COMMAND}" --build "${build}")
 endif()
 run("${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/installed")

@@ -11,16 +11,23 @@ typedef struct record {
     size_t bytes;
 } record;
 
+bool counting_allocator_refuses(counting_allocator *counting)
+{
+    long long call = atomic_fetch_add(&counting->calls, 1) + 1;
+    bool refused = call == atomic_load(&counting->fail_at);
+    atomic_fetch_add(&counting->failures, refused);
+    return refused;
+}
+
 static void *counted_allocate(void *user, size_t bytes, size_t alignment)
 {
     counting_allocator *counting = user;
-    long long call = atomic_fetch_add(&counting->calls, 1) + 1;
+    bool refused = counting_allocator_refuses(counting);
     if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
         atomic_fetch_add(&counting->mistakes, 1);
         return NULL;
     }
-    if (call == atomic_load(&counting->fail_at)) {
-        atomic_fetch_add(&counting->failures, 1);
+    if (refused) {
         return NULL;
     }
     if (bytes > SIZE_MAX / 2) {

@@ -4,6 +4,7 @@
 #define TORCHIUM_TESTS_COUNTING_ALLOCATOR_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 #include <torchium/memory.h>
 
@@ -15,6 +16,9 @@ typedef struct counting_allocator {
     atomic_llong failures; /* calls that got NULL */
     atomic_llong mistakes; /* releases whose size is not the allocation's, and alignments that are no power of two */
 } counting_allocator;
+
+/* Counts an allocation, of whatever memory, and says whether it is the one that must fail. */
+bool counting_allocator_refuses(counting_allocator *counting);
 
 /* The struct to hand to tch_set_host_allocator. */
 tch_host_allocator counting_allocator_interface(counting_allocator *counting);

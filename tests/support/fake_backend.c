@@ -212,7 +212,7 @@ static tch_status spectrum_power(void *state, const tch_spectrum_map *map, const
 }
 
 static tch_status spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
-                            int32_t *flags)
+                            int32_t *flags, void *scratch)
 {
     return unsupported("solves");
 }

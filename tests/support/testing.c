@@ -9,6 +9,31 @@
 
 static const char *device_name = "cpu";
 static char case_name[512];
+static int offers_rational = 1;
+
+static int is_offered(tch_context *context, tch_root_method method)
+{
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.method = method;
+    config.relative_eps = 1e-3;
+    return tch_inverse_root_plan(context, TCH_FLOAT32, 1, 4, 4, &config, NULL, NULL) != TCH_ERR_UNSUPPORTED;
+}
+
+/* The CPU is always there, and is not asked before the tests begin: one of them wants to be the first to ask. */
+static void look_at_device(void)
+{
+    tch_context *context = NULL;
+    if (test_on_cpu()) {
+        return;
+    }
+    if (tch_context_create(device_name, &context) == TCH_ERR_UNAVAILABLE) {
+        int required = getenv("TORCHIUM_TEST_REQUIRE_DEVICE") != NULL;
+        printf("%s: %s cannot be used here: %s\n", required ? "failed" : "skipped", device_name, tch_last_error());
+        exit(required ? EXIT_FAILURE : TEST_SKIPPED);
+    }
+    offers_rational = context == NULL || is_offered(context, TCH_ROOT_RATIONAL);
+    tch_context_destroy(context);
+}
 
 void test_begin(int argc, char **argv)
 {
@@ -20,6 +45,7 @@ void test_begin(int argc, char **argv)
     if (seed != NULL && seed[0] != '\0') {
         test_random_set_seed(strtoull(seed, NULL, 0));
     }
+    look_at_device();
 }
 
 const char *test_device(void)
@@ -30,6 +56,11 @@ const char *test_device(void)
 int test_on_cpu(void)
 {
     return strcmp(device_name, "cpu") == 0;
+}
+
+int test_offers_method(tch_root_method method)
+{
+    return method != TCH_ROOT_RATIONAL || offers_rational;
 }
 
 void test_case(const char *format, ...)

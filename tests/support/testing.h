@@ -14,8 +14,12 @@
 
 #include <torchium/torchium.h>
 
+/* The exit status that says "not run here"; ctest shows such a test as skipped. */
+#define TEST_SKIPPED 77
+
 /* Reads the device from the first argument or TORCHIUM_TEST_DEVICE ("cpu" if neither is given) and the seed from
- * TORCHIUM_TEST_SEED. The first line of every main. */
+ * TORCHIUM_TEST_SEED. The first line of every main. Where the device cannot be used the program ends here, with the
+ * reason and TEST_SKIPPED; with TORCHIUM_TEST_REQUIRE_DEVICE set, on machines that must have it, it fails instead. */
 void test_begin(int argc, char **argv);
 
 const char *test_device(void);
@@ -44,6 +48,10 @@ int test_close_context(void **state);
 
 /* True when the device under test keeps its tensors in memory of the host. */
 int test_on_cpu(void);
+
+/* True when the device under test offers the method: the rational one is left out by backends without
+ * shifted_inverse, and tests of it are then left out too. The CPU offers every method. */
+int test_offers_method(tch_root_method method);
 
 /* malloc that fails the test instead of returning NULL; free with free. */
 void *test_alloc(size_t bytes);

@@ -210,6 +210,8 @@ static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar 
     case TCH_SCRATCH_ROOT_RESIDUAL:
         each = tchi_cpu_root_residual_scratch(rows, extra);
         break;
+    case TCH_SCRATCH_SPD_SOLVE: /* LAPACK solves in place */
+        break;
     }
     return tchi_cpu_slots(state, batch) * TCHI_CPU_SCRATCH_ROUND(each);
 }

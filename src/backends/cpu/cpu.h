@@ -42,7 +42,7 @@ int64_t tchi_cpu_slots(const tchi_cpu_state *state, int64_t batch);
 
 static inline int64_t tchi_cpu_size(tch_scalar type)
 {
-    static const int64_t sizes[TCH_SCALAR_COUNT] = {8, 4, 2, 2, 4, 8};
+    static const int64_t sizes[TCH_SCALAR_COUNT] = {8, 4, 2, 2, 4, 8, 4};
     return sizes[type];
 }
 
@@ -83,13 +83,14 @@ tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32
                          int32_t transpose_b, double beta, const tch_matrices *c);
 tch_status tchi_cpu_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                          const tch_matrices *c);
-tch_status tchi_cpu_symmetric_product(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+tch_status tchi_cpu_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
 
 tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch);
 tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
                                    int32_t *flags);
 tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
-                              int32_t *flags);
+                              int32_t *flags, void *scratch);
 tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t count, const double *shifts,
                                     const double *weights, const tch_matrices *x, int32_t *flags, void *scratch);
 

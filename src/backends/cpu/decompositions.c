@@ -153,8 +153,9 @@ static void solve_one(void *argument, int64_t i, int thread)
 }
 
 tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
-                              int32_t *flags)
+                              int32_t *flags, void *scratch)
 {
+    (void)scratch;
     tchi_cpu_state *s = state;
     decompose_job job = {.blas = s->blas, .a = a, .b = b, .shift = shift, .flags = flags};
     double n = (double)a->rows;

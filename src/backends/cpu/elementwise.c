@@ -66,7 +66,7 @@ static void shift_scale_rows(void *argument, int64_t from, int64_t to)
         const void *x = tchi_cpu_row(j->x, b, i);
         void *out = tchi_cpu_row(j->out, b, i);
         double diagonal = 0;
-        double factor = pow(j->scale[b], j->c0);
+        double factor = j->scale != NULL ? pow(j->scale[b], j->c0) : 1.0;
         if (i < j->out->cols) {
             tchi_convert(1, TCH_SCALAR_F64, &diagonal, j->x->type, (const char *)x + i * tchi_cpu_size(j->x->type));
         }

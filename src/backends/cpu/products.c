@@ -141,7 +141,7 @@ static void symmetric_one(void *argument, int64_t i, int thread)
 }
 
 /* A square is a Gram matrix, for which BLAS has a half product of its own. */
-tch_status tchi_cpu_symmetric_product(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+static tch_status half_product(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     tchi_cpu_state *s = state;
     if (a->data == b->data && a->stride == b->stride && a->ld == b->ld) {
@@ -151,4 +151,14 @@ tch_status tchi_cpu_symmetric_product(void *state, const tch_matrices *a, const 
     double n = (double)c->rows;
     tchi_cpu_for_each(s, c->batch, n * n * n, symmetric_one, &job);
     return TCH_OK;
+}
+
+tch_status tchi_cpu_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+{
+    tch_status status = half_product(state, a, b, c);
+    if (status != TCH_OK || (c0 == 0.0 && d == NULL && c2 == 1.0)) {
+        return status;
+    }
+    return tchi_cpu_combine(state, c0, c1, d, c2, c, c);
 }

@@ -64,7 +64,7 @@ const char *tchi_loops_name(void)
 
 void tchi_convert(int64_t n, tch_scalar dst_type, void *dst, tch_scalar src_type, const void *src)
 {
-    static const int64_t sizes[TCH_SCALAR_COUNT] = {8, 4, 2, 2, 4, 8};
+    static const int64_t sizes[TCH_SCALAR_COUNT] = {8, 4, 2, 2, 4, 8, 4};
     if (dst_type == src_type) {
         memcpy(dst, src, (size_t)(n * sizes[dst_type]));
         return;

@@ -1,0 +1,386 @@
+/* A laboratory for the symmetric product in bfloat16: every kernel against a plain one on shapes that are hard on edges,
+ * then their speed. Stands alone, on a GPU of sm_90; from the root of the repository:
+ *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_split_bench.cu
+ * Exits with 1 if a check fails. */
+#include <algorithm>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <vector>
+
+#include <cuda_runtime.h>
+
+/* A barrier that nobody comes to ends the program after about a second. */
+#define TCHI_BARRIER_PATIENCE 2000000000ll
+
+#include "backends/cuda/symmetric_split.cu"
+#include "backends/cuda/symmetric_split_wgmma.cu"
+#undef SIZE
+#undef THREADS
+#undef BLOCKS
+#undef STAGES
+#undef STAGE_BYTES
+#include "backends/cuda/symmetric_split_cluster.cu"
+
+/* --- what the kernels need of the module -------------------------------------------------------------------------- */
+
+extern "C" tch_status tchi_cuda_check(cudaError_t error, const char *what)
+{
+    if (error != cudaSuccess) {
+        fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+        return TCH_ERR_INTERNAL;
+    }
+    return TCH_OK;
+}
+
+extern "C" tch_status tchi_cuda_launched(const tchi_cuda_state *, const char *kernel)
+{
+    return tchi_cuda_check(cudaGetLastError(), kernel);
+}
+
+/* Any failure ends the program: it has nothing to save. */
+static void must(cudaError_t error, const char *what)
+{
+    if (tchi_cuda_check(error, what) != TCH_OK) {
+        exit(1);
+    }
+}
+
+/* --- variants ----------------------------------------------------------------------------------------------------- */
+
+enum variant { MMA_64, MMA_128, WGMMA_128, CLUSTER_1X2, CLUSTER_2X2, CHOSEN, VARIANTS };
+
+static const char *const variant_names[VARIANTS] = {"mma 64x64",   "mma 128x128", "wgmma 128x128",
+                                                    "cluster 1x2", "cluster 2x2", "as chosen"};
+
+typedef struct product {
+    double c0, c1, c2;
+    tch_matrices a, b, c, d;
+    int has_d;
+} product;
+
+/* Clusters multiply split operands, and no empty ones. */
+static int can_run(enum variant v, const tch_matrices *a)
+{
+    return (v != CLUSTER_1X2 && v != CLUSTER_2X2) || (a->type == TCH_SCALAR_BF16X2 && a->cols > 0);
+}
+
+static void run(tchi_cuda_state *state, enum variant v, const product *q)
+{
+    const tch_matrices *d = q->has_d ? &q->d : NULL;
+    tchi_split_problem p = problem_of(q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
+    tch_status status;
+    if (v == CHOSEN) {
+        status = tchi_cuda_symmetric_split(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
+    } else if (v == MMA_64 || v == MMA_128) {
+        status = split_mma(state, &p, q->c.batch, v == MMA_64 ? 64 : 128);
+    } else if (v == WGMMA_128) {
+        status = tchi_cuda_split_wgmma(state, &p, q->c.batch);
+    } else {
+        status = split_cluster(state, &p, q->c.batch, v == CLUSTER_2X2 ? 2 : 1);
+    }
+    if (status != TCH_OK) {
+        exit(1);
+    }
+}
+
+/* --- operands ----------------------------------------------------------------------------------------------------- */
+
+static __global__ void fill_kernel(tchi_cuda_operand m, int64_t rows, int64_t cols, int64_t batch, uint64_t seed,
+                                   int symmetric)
+{
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < rows * cols * batch) {
+        int64_t mirror = at / cols / rows * rows * cols + at % cols * cols + at / cols % rows;
+        uint64_t bits = (uint64_t)(symmetric ? min(at, mirror) : at) * 0x9E3779B97F4A7C15ull + seed;
+        bits = (bits ^ bits >> 31) * 0xD6E8FEB86659FD93ull;
+        bits = (bits ^ bits >> 29) * 0xD6E8FEB86659FD93ull;
+        float value = (float)(bits >> 40) / 8388608.0f - 1.0f;
+        int64_t i = at / cols % rows;
+        tchi_cuda_store<float>(m.type, tchi_cuda_at(m, at / cols / rows, i, at % cols), 0, m.stride, value);
+    }
+}
+
+/* A batch in memory of its own, all bytes 0xFF, NaN in every type, padding included; `shift` elements off alignment. */
+static tch_matrices make(tch_scalar type, int64_t rows, int64_t cols, int64_t ld, int64_t batch, int shift)
+{
+    int64_t planes = type == TCH_SCALAR_BF16X2 ? 2 : 1;
+    int64_t stride = rows * ld;
+    int64_t size = tchi_cuda_size(type);
+    size_t bytes = (size_t)((stride * planes * batch + shift + 64) * size);
+    char *data;
+    must(cudaMalloc((void **)&data, bytes), "cudaMalloc");
+    must(cudaMemset(data, 0xFF, bytes), "cudaMemset");
+    return {data + shift * size, type, rows, cols, ld, batch, stride};
+}
+
+static tch_matrices make_random(tch_scalar type, int64_t rows, int64_t cols, int64_t ld, int64_t batch, int shift,
+                                uint64_t seed, int symmetric)
+{
+    tch_matrices m = make(type, rows, cols, ld, batch, shift);
+    int64_t count = rows * cols * batch;
+    if (count > 0) {
+        fill_kernel<<<(unsigned)((count + 255) / 256), 256>>>(tchi_cuda_operand_of(&m), rows, cols, batch, seed,
+                                                              symmetric);
+        must(cudaGetLastError(), "fill_kernel");
+    }
+    return m;
+}
+
+static void drop(tch_matrices *m, int shift)
+{
+    must(cudaFree((char *)m->data - shift * tchi_cuda_size(m->type)), "cudaFree");
+}
+
+/* --- checks ------------------------------------------------------------------------------------------------------- */
+
+/* One thread per element, in float64, of the numbers that the split type stands for. worst[0] gets the largest error in
+ * units of sqrt(k + 1) + |wanted|, worst[1] the number of elements that differ from their mirror image. Both are kept as
+ * bits of non-negative floats, whose order is that of integers; NaN is above all of them. */
+static __global__ void plain_check(tchi_split_problem p, int64_t batch, unsigned *worst)
+{
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= (int64_t)p.n * p.n * batch) {
+        return;
+    }
+    int64_t b = at / p.n / p.n;
+    int64_t i = at / p.n % p.n;
+    int64_t j = at % p.n;
+    int64_t row = max(i, j);
+    int64_t col = min(i, j);
+    double sum = 0.0;
+    for (int64_t l = 0; l < p.k; l++) {
+        sum += tchi_cuda_load<double>(p.a.type, tchi_cuda_at(p.a, b, row, l), 0, p.a.stride) *
+               tchi_cuda_load<double>(p.b.type, tchi_cuda_at(p.b, b, col, l), 0, p.b.stride);
+    }
+    double want = p.c2 * sum + (row == col ? p.c0 : 0.0f);
+    if (p.has_d) {
+        want += p.c1 * tchi_cuda_load<double>(p.d.type, tchi_cuda_at(p.d, b, row, col), 0, p.d.stride);
+    }
+    double got = tchi_cuda_load<double>(p.c.type, tchi_cuda_at(p.c, b, i, j), 0, p.c.stride);
+    double mirror = tchi_cuda_load<double>(p.c.type, tchi_cuda_at(p.c, b, j, i), 0, p.c.stride);
+    float error = (float)(fabs(got - want) / (sqrt((double)p.k + 1.0) + fabs(want)));
+    atomicMax(worst, __float_as_uint(error) & 0x7FFFFFFFu);
+    if (!(got == mirror)) {
+        atomicAdd(worst + 1, 1u);
+    }
+}
+
+/* Numbers of the padding of C that were written: they were NaN with all bits set. */
+static __global__ void padding_check(tchi_cuda_operand c, int64_t n, int64_t batch, unsigned *strayed)
+{
+    int64_t planes = c.type == TCH_SCALAR_BF16X2 ? 2 : 1;
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= c.stride * planes * batch || at % c.ld < n) {
+        return;
+    }
+    int64_t size = tchi_cuda_size(c.type);
+    for (int64_t k = 0; k < size; k++) {
+        if ((unsigned char)c.data[at * size + k] != 0xFF) {
+            atomicAdd(strayed, 1u);
+        }
+    }
+}
+
+typedef struct shape_case {
+    tch_scalar in, out;
+    int64_t n, k, batch;
+    int has_d;
+    int odd; /* C and D neither aligned nor with an even leading dimension */
+} shape_case;
+
+/* What rounding the result leaves, or float32 sums and the low low products that are dropped; and for each instruction,
+ * 16 along k, the half of a unit of the sum's last place that tensor cores cut off on average. */
+static double tolerance_of(const shape_case *s)
+{
+    double instructions = (double)(s->k / 16 + 1) * (s->in == TCH_SCALAR_BF16X2 ? 3.0 : 1.0);
+    double cut = instructions * 0x1p-24;
+    if (s->out == TCH_SCALAR_BF16) {
+        return 4e-3 + cut;
+    }
+    int exact = s->in == TCH_SCALAR_BF16 && s->out != TCH_SCALAR_BF16X2;
+    return cut + (exact ? 1e-6 : 0x1p-16);
+}
+
+static int check(tchi_cuda_state *state, enum variant v, const shape_case *s, unsigned *worst, double *share)
+{
+    int64_t ld_in = (s->k + 15) / 8 * 8;
+    int64_t ld_out = s->odd ? s->n + 1 : (s->n + 15) / 8 * 8;
+    int shift = s->odd ? 1 : 0;
+    /* D of the split type is aligned by contract. */
+    int d_shift = s->in == TCH_SCALAR_BF16 ? shift : 0;
+    int64_t ld_d = s->in == TCH_SCALAR_BF16 ? ld_out : (s->n + 15) / 8 * 8;
+    product q = {};
+    q.c0 = 0.75;
+    q.c1 = -0.5;
+    q.c2 = 1.25;
+    q.a = make_random(s->in, s->n, s->k, ld_in, s->batch, 0, 1, 0);
+    q.b = make_random(s->in, s->n, s->k, ld_in + 8, s->batch, 0, 2, 0);
+    q.d = make_random(s->in, s->n, s->n, ld_d, s->batch, d_shift, 3, 1);
+    q.c = make(s->out, s->n, s->n, ld_out, s->batch, shift);
+    q.has_d = s->has_d;
+    must(cudaMemset(worst, 0, 3 * sizeof *worst), "cudaMemset");
+    run(state, v, &q);
+    tchi_split_problem p = problem_of(q.c0, q.c1, q.has_d ? &q.d : NULL, q.c2, &q.a, &q.b, &q.c);
+    int64_t planes = s->out == TCH_SCALAR_BF16X2 ? 2 : 1;
+    plain_check<<<(unsigned)((s->n * s->n * s->batch + 255) / 256), 256>>>(p, s->batch, worst);
+    padding_check<<<(unsigned)((q.c.stride * planes * s->batch + 255) / 256), 256>>>(p.c, s->n, s->batch, worst + 2);
+    unsigned got[3];
+    must(cudaMemcpy(got, worst, sizeof got, cudaMemcpyDeviceToHost), variant_names[v]);
+    float error;
+    memcpy(&error, got, sizeof error);
+    *share = std::max(*share, error / tolerance_of(s));
+    int bad = !(error <= tolerance_of(s)) || got[1] != 0 || got[2] != 0;
+    if (bad) {
+        printf("FAIL %s: in %d out %d n %lld k %lld batch %lld d %d odd %d: error %.2e, asymmetric %u, strayed %u\n",
+               variant_names[v], (int)s->in, (int)s->out, (long long)s->n, (long long)s->k, (long long)s->batch,
+               s->has_d, s->odd, error, got[1], got[2]);
+    }
+    drop(&q.a, 0), drop(&q.b, 0), drop(&q.d, d_shift), drop(&q.c, shift);
+    return bad;
+}
+
+#define SPLIT TCH_SCALAR_BF16X2
+#define PLAIN TCH_SCALAR_BF16
+static const shape_case cases[] = {
+    {SPLIT, SPLIT, 1, 1, 1, 1, 0},
+    {SPLIT, SPLIT, 64, 64, 3, 1, 0},
+    {SPLIT, SPLIT, 128, 128, 5, 1, 0},
+    {SPLIT, SPLIT, 129, 130, 2, 1, 1},
+    {SPLIT, TCH_SCALAR_F32, 255, 31, 2, 0, 1},
+    {SPLIT, TCH_SCALAR_F64, 257, 33, 2, 1, 1},
+    {SPLIT, TCH_SCALAR_F32, 40, 0, 2, 1, 0},
+    {SPLIT, SPLIT, 300, 1000, 1, 0, 0},
+    {SPLIT, SPLIT, 511, 513, 2, 1, 0},
+    {SPLIT, TCH_SCALAR_F64, 1024, 1024, 2, 1, 0},
+    {SPLIT, SPLIT, 1000, 4099, 1, 1, 0},
+    {SPLIT, SPLIT, 5, 7, 3000, 1, 1},
+    {SPLIT, PLAIN, 96, 96, 4, 1, 0},
+    {SPLIT, SPLIT, 384, 96, 45, 1, 0}, /* these three have a last round of few tiles, which is cut */
+    {SPLIT, TCH_SCALAR_F64, 300, 64, 46, 0, 1},
+    {PLAIN, PLAIN, 384, 96, 50, 1, 0},
+    {PLAIN, PLAIN, 1, 5, 2, 1, 1},
+    {PLAIN, PLAIN, 127, 200, 3, 1, 1},
+    {PLAIN, TCH_SCALAR_F32, 300, 64, 2, 0, 0},
+    {PLAIN, SPLIT, 100, 520, 2, 1, 0},
+    {PLAIN, PLAIN, 640, 2048, 2, 1, 0},
+    {PLAIN, TCH_SCALAR_F64, 385, 129, 2, 1, 1},
+    {PLAIN, PLAIN, 256, 0, 1, 1, 0},
+};
+
+static int check_all(tchi_cuda_state *state)
+{
+    unsigned *worst;
+    must(cudaMalloc((void **)&worst, 3 * sizeof *worst), "cudaMalloc");
+    int failed = 0;
+    for (int v = 0; v < VARIANTS; v++) {
+        double share = 0.0;
+        for (const shape_case &s : cases) {
+            tch_matrices a = {NULL, s.in, s.n, s.k, 0, s.batch, 0};
+            if (!can_run((enum variant)v, &a)) {
+                continue;
+            }
+            failed += check(state, (enum variant)v, &s, worst, &share);
+        }
+        printf("checked %s: largest error %.2f of what is allowed\n", variant_names[v], share);
+        fflush(stdout);
+    }
+    must(cudaFree(worst), "cudaFree");
+    return failed;
+}
+
+/* --- speed -------------------------------------------------------------------------------------------------------- */
+
+static double median_ms(tchi_cuda_state *state, enum variant v, const product *q)
+{
+    std::vector<float> times;
+    cudaEvent_t from;
+    cudaEvent_t to;
+    must(cudaEventCreate(&from), "cudaEventCreate");
+    must(cudaEventCreate(&to), "cudaEventCreate");
+    for (int i = 0; i < 23; i++) {
+        float ms;
+        must(cudaEventRecord(from, state->stream), "cudaEventRecord");
+        run(state, v, q);
+        must(cudaEventRecord(to, state->stream), "cudaEventRecord");
+        must(cudaEventSynchronize(to), variant_names[v]);
+        must(cudaEventElapsedTime(&ms, from, to), "cudaEventElapsedTime");
+        if (i >= 3) {
+            times.push_back(ms);
+        }
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+/* TFLOP/s count a half product: n^3 for each product of parts, three of them for split operands. */
+static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int64_t n, int has_d)
+{
+    product q = {};
+    q.c0 = 0.75;
+    q.c1 = -0.5;
+    q.c2 = 1.25;
+    q.a = make_random(type, n, n, n, batch, 0, 1, 0);
+    q.b = make_random(type, n, n, n, batch, 0, 2, 0);
+    q.d = make_random(type, n, n, n, batch, 0, 3, 1);
+    q.c = make(type, n, n, n, batch, 0);
+    q.has_d = has_d;
+    double flop = (type == SPLIT ? 3.0 : 1.0) * (double)n * (double)n * (double)n * (double)batch;
+    printf("%4lld x %4lld %s %s", (long long)batch, (long long)n, type == SPLIT ? "split" : "plain",
+           has_d ? "with D:   " : "without D:");
+    for (int v = 0; v < VARIANTS; v++) {
+        if (!can_run((enum variant)v, &q.a)) {
+            continue;
+        }
+        double ms = median_ms(state, (enum variant)v, &q);
+        printf("  %s %.4f ms %.0f TFLOP/s", variant_names[v], ms, flop / ms * 1e-9);
+    }
+    printf("\n");
+    fflush(stdout);
+    drop(&q.a, 0), drop(&q.b, 0), drop(&q.d, 0), drop(&q.c, 0);
+}
+
+/* How many clusters the GPU holds at a time: what a cluster finds no room for is a multiprocessor that waits. */
+template <int high> static void print_clusters(void)
+{
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {1, 2 * high, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(1, 2 * high, 1);
+    config.blockDim = dim3(THREADS, 1, 1);
+    config.dynamicSmemBytes = SHARED_BYTES;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int count = 0;
+    must(cudaFuncSetAttribute(symmetric_split_cluster<high>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES),
+         "cudaFuncSetAttribute");
+    must(cudaOccupancyMaxActiveClusters(&count, symmetric_split_cluster<high>, &config),
+         "cudaOccupancyMaxActiveClusters");
+    printf("clusters of %d blocks at a time: %d\n", 2 * high, count);
+}
+
+int main()
+{
+    tchi_cuda_state state = {};
+    cudaDeviceProp properties;
+    must(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+    state.device.major = properties.major;
+    state.device.minor = properties.minor;
+    state.device.processors = properties.multiProcessorCount;
+    if (properties.major != 9) {
+        fprintf(stderr, "needs a GPU of sm_90\n");
+        return 1;
+    }
+    print_clusters<1>();
+    print_clusters<2>();
+    int failed = check_all(&state);
+    printf("%d checks failed\n", failed);
+    const int64_t sizes[][2] = {{16, 1024}, {4, 2048}, {64, 256}, {1, 4096}, {256, 128}, {32, 512}, {1, 1024}};
+    for (const auto &size : sizes) {
+        time_all(&state, SPLIT, size[0], size[1], 0);
+        time_all(&state, SPLIT, size[0], size[1], 1);
+        time_all(&state, PLAIN, size[0], size[1], 1);
+    }
+    return failed != 0;
+}

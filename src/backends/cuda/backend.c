@@ -1,0 +1,103 @@
+/* The CUDA module's table and its entry point, the one symbol it exports. The module itself needs neither a GPU nor a
+ * driver to be opened: what is missing is said when devices are counted. */
+#include "cuda.h"
+
+#include <stdio.h>
+
+const tch_backend_host *tchi_cuda_host;
+
+/* Matrices are square where an operation has one size. */
+int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
+                                int64_t batch, int64_t extra)
+{
+    if (rows == 0 || batch == 0) {
+        return 0;
+    }
+    switch (operation) {
+    case TCH_SCRATCH_EIGH:
+        return tchi_cuda_eigh_scratch(state, type, rows, batch);
+    case TCH_SCRATCH_LARGEST_EIGENVALUE:
+        return tchi_cuda_largest_eigenvalue_scratch(state, type, rows, batch);
+    case TCH_SCRATCH_ROOT_RESIDUAL:
+        return tchi_cuda_root_residual_scratch(state, type, rows, batch, extra);
+    case TCH_SCRATCH_SPD_SOLVE:
+        return tchi_cuda_spd_solve_scratch(state, type, rows, cols, batch);
+    case TCH_SCRATCH_SHIFTED_INVERSE: /* not offered */
+        break;
+    }
+    return 0;
+}
+
+static const tch_backend table = {
+    .abi = TCH_BACKEND_ABI,
+    .table_size = sizeof(tch_backend),
+    .name = "cuda",
+    .device_type = TCH_DEVICE_CUDA,
+    .priority = 100,
+    .host_memory = 0,
+
+    .device_count = tchi_cuda_device_count,
+    .device_info = tchi_cuda_device_info,
+    .describe = tchi_cuda_describe,
+    .state_create = tchi_cuda_state_create,
+    .state_destroy = tchi_cuda_state_destroy,
+    .begin = tchi_cuda_begin,
+    .end = tchi_cuda_end,
+    .set_stream = tchi_cuda_set_stream,
+    .get_stream = tchi_cuda_get_stream,
+    .synchronize = tchi_cuda_synchronize,
+    .range_push = tchi_cuda_range_push,
+    .range_pop = tchi_cuda_range_pop,
+    .product_rates = tchi_cuda_product_rates,
+
+    .allocate = tchi_cuda_allocate,
+    .release = tchi_cuda_release,
+    .memory_info = tchi_cuda_memory_info,
+    .copy_bytes = tchi_cuda_copy_bytes,
+    .zero_bytes = tchi_cuda_zero_bytes,
+
+    .copy = tchi_cuda_copy,
+    .fill = tchi_cuda_fill,
+    .combine = tchi_cuda_combine,
+    .shift_scale = tchi_cuda_shift_scale,
+    .scale_rows = tchi_cuda_scale_rows,
+    .random_signs = tchi_cuda_random_signs,
+    .select = tchi_cuda_select,
+    .kronecker = tchi_cuda_kronecker,
+
+    .reduce = tchi_cuda_reduce,
+    .inspect = tchi_cuda_inspect,
+    .largest_eigenvalue = tchi_cuda_largest_eigenvalue,
+    .root_setup = tchi_cuda_root_setup,
+    .root_residual = tchi_cuda_root_residual,
+    .root_verdict = tchi_cuda_root_verdict,
+    .factored_damping = tchi_cuda_factored_damping,
+
+    .gemm = tchi_cuda_gemm,
+    .gram = tchi_cuda_gram,
+    .symmetric_product = tchi_cuda_symmetric_product,
+    .streamed_product = tchi_cuda_streamed_product,
+    .newton_limit = tchi_cuda_newton_limit,
+    .newton = tchi_cuda_newton,
+
+    .eigh = tchi_cuda_eigh,
+    .divided_differences = tchi_cuda_divided_differences,
+    .spectrum_power = tchi_cuda_spectrum_power,
+    .spd_solve = tchi_cuda_spd_solve,
+    .scratch_bytes = tchi_cuda_scratch_bytes,
+};
+
+TCH_API const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason,
+                                                  size_t reason_size);
+
+const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason, size_t reason_size)
+{
+    if (abi != TCH_BACKEND_ABI) {
+        snprintf(reason, reason_size,
+                 "the module was built for backend interface %u, the library has %u; build both from one source",
+                 TCH_BACKEND_ABI, abi);
+        return NULL;
+    }
+    tchi_cuda_host = host;
+    return &table;
+}

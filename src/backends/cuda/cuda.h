@@ -1,0 +1,166 @@
+/* What the files of the CUDA module share: the state of a context, the check of CUDA's own calls, and the operations of
+ * the table by name. Readable by C and by CUDA C; kernels' helpers are in the .cuh files. */
+#ifndef TCHI_CUDA_H
+#define TCHI_CUDA_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <torchium/backend.h>
+
+#include "cublas.h"
+#include "cusolver.h"
+
+/* One GPU, as far as decisions need to know it. */
+typedef struct tchi_cuda_device {
+    int32_t index;
+    int32_t major, minor;     /* compute capability */
+    int32_t processors;       /* multiprocessors */
+    int64_t shared_per_block; /* bytes of shared memory a block can have after opting in */
+    int64_t l2_bytes;
+} tchi_cuda_device;
+
+/* Page-locked buffers, streams and events of streamed products; made at the first one. */
+typedef struct tchi_cuda_staging tchi_cuda_staging;
+
+typedef struct tchi_cuda_state {
+    tchi_cuda_device device;
+    cudaStream_t stream; /* where work is queued: `own`, or the caller's */
+    cudaStream_t own;
+    tchi_cublas_handle blas;
+    void *blas_workspace;            /* device memory, so that cuBLAS allocates none, also under graph capture */
+    tchi_cusolver_handle solver;     /* NULL until the first decomposition asks for its scratch */
+    tchi_cusolver_params solver_params;
+    void *solver_host; /* host scratch of cuSOLVER, grown when scratch_bytes is asked */
+    size_t solver_host_bytes;
+    tchi_cuda_staging *staging;
+} tchi_cuda_state;
+
+TCH_BEGIN_DECLS
+
+/* What the library offers; set when the module is entered. */
+extern const tch_backend_host *tchi_cuda_host;
+
+/* --- errors ------------------------------------------------------------------------------------------------------- */
+
+/* TCH_OK, or a status with the message "what: CUDA's own words"; clears the error where CUDA lets it be cleared. */
+tch_status tchi_cuda_check(cudaError_t error, const char *what);
+
+/* After every launch. Under TORCHIUM_DEBUG_SYNC=1 it waits, so that the kernel named is the one that failed. */
+tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel);
+
+#define TCHI_CUDA_TRY(call, what)                                                                                      \
+    do {                                                                                                               \
+        tch_status tchi_status_ = tchi_cuda_check((call), (what));                                                     \
+        if (tchi_status_ != TCH_OK) {                                                                                  \
+            return tchi_status_;                                                                                       \
+        }                                                                                                              \
+    } while (0)
+
+#define TCHI_CUDA_PASS(call)                                                                                           \
+    do {                                                                                                               \
+        tch_status tchi_status_ = (call);                                                                              \
+        if (tchi_status_ != TCH_OK) {                                                                                  \
+            return tchi_status_;                                                                                       \
+        }                                                                                                              \
+    } while (0)
+
+/* --- devices, state, memory: device.c, state.c, memory.c, ranges.c ------------------------------------------------- */
+
+int32_t tchi_cuda_device_count(char *reason, size_t reason_size);
+tch_status tchi_cuda_device_info(int32_t index, tch_device_info *info);
+tch_status tchi_cuda_device_read(int32_t index, tchi_cuda_device *device);
+void tchi_cuda_describe(char *text, size_t text_size);
+tch_status tchi_cuda_state_create(int32_t index, void **state);
+void tchi_cuda_state_destroy(void *state);
+tch_status tchi_cuda_begin(void *state);
+void tchi_cuda_end(void *state);
+tch_status tchi_cuda_set_stream(void *state, void *stream);
+void *tchi_cuda_get_stream(void *state);
+tch_status tchi_cuda_synchronize(void *state);
+void tchi_cuda_range_push(void *state, const char *name);
+void tchi_cuda_range_pop(void *state);
+/* Rates by compute capability alone, so that the decision can be tested for GPUs that are not at hand. */
+tch_product_rates tchi_cuda_rates_of(int32_t major, int32_t minor);
+void tchi_cuda_product_rates(void *state, tch_product_rates *rates);
+tch_status tchi_cuda_allocate(void *state, int64_t bytes, void **pointer);
+void tchi_cuda_release(void *state, void *pointer, int64_t bytes);
+tch_status tchi_cuda_memory_info(void *state, int64_t *total, int64_t *free);
+tch_status tchi_cuda_copy_bytes(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind);
+tch_status tchi_cuda_zero_bytes(void *state, void *dst, int64_t bytes);
+
+/* --- elementwise: copy.cu, elementwise.cu, kronecker.cu ------------------------------------------------------------ */
+
+tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *src);
+tch_status tchi_cuda_fill(void *state, const tch_array *dst, double value);
+tch_status tchi_cuda_combine(void *state, double c0, double c1, const tch_matrices *x, double c2, const tch_matrices *y,
+                             const tch_matrices *out);
+tch_status tchi_cuda_shift_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
+                                 double exponent, const tch_matrices *out);
+tch_status tchi_cuda_scale_rows(void *state, const tch_matrices *x, const tch_matrices *w, const tch_matrices *out);
+tch_status tchi_cuda_random_signs(void *state, uint64_t seed, const tch_matrices *out);
+tch_status tchi_cuda_select(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out);
+tch_status tchi_cuda_kronecker(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
+
+/* --- reductions and decisions: reduce.cu, decisions.cu, lanczos.cu, root_residual.cu ------------------------------- */
+
+tch_status tchi_cuda_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out);
+tch_status tchi_cuda_inspect(void *state, const tch_matrices *x, double *max_abs, double *nonfinite, double *asymmetry);
+tch_status tchi_cuda_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out,
+                                        void *scratch);
+int64_t tchi_cuda_largest_eigenvalue_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch);
+tch_status tchi_cuda_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps,
+                                double relative_eps, double margin, double symmetry, double *damping, double *bound,
+                                int32_t *flags);
+tch_status tchi_cuda_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
+                                   const tch_matrices *x, int32_t probes, double *out, void *scratch);
+int64_t tchi_cuda_root_residual_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch,
+                                        int64_t probes);
+tch_status tchi_cuda_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags);
+tch_status tchi_cuda_factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m,
+                                      const double *trace_b, int64_t n, double damping, double *shift_a,
+                                      double *shift_b);
+tch_status tchi_cuda_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
+                                    int32_t *flags);
+
+/* --- products: products.c, symmetric_product.c, symmetric_f64.cu, symmetric_split.cu, newton_small.cu, streamed.c -- */
+
+tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
+                          int32_t transpose_b, double beta, const tch_matrices *c);
+tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                          const tch_matrices *c);
+tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                       const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+/* Kernels of our own for it; each says whether it can take these operands. C = c0 I + c1 D + c2 A B' over the lower
+ * tiles, mirrored; A and B n by k, rows aligned to 16 bytes. */
+int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
+                                  const tch_matrices *c);
+tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
+                                   const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
+                                    const tch_matrices *c);
+tch_status tchi_cuda_symmetric_split(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
+                                     const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+int64_t tchi_cuda_newton_limit(void *state);
+tch_status tchi_cuda_newton(void *state, const tch_newton_iteration *iteration, const tch_matrices *a,
+                            const double *shift, const double *bound, const tch_matrices *x);
+tch_status tchi_cuda_streamed_product(void *state, const tch_streamed_product *product, void *scratch,
+                                      int64_t scratch_bytes);
+void tchi_cuda_staging_destroy(tchi_cuda_staging *staging); /* NULL is allowed */
+
+/* --- decompositions: decompositions.c ------------------------------------------------------------------------------ */
+
+tch_status tchi_cuda_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch);
+int64_t tchi_cuda_eigh_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch);
+tch_status tchi_cuda_divided_differences(void *state, const tch_matrices *lambda, const tch_matrices *values,
+                                         const double *damping, double power, const tch_matrices *b);
+tch_status tchi_cuda_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
+                               int32_t *flags, void *scratch);
+int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t cols, int64_t batch);
+int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
+                                int64_t batch, int64_t extra);
+
+TCH_END_DECLS
+
+#endif

@@ -1,0 +1,378 @@
+/* Elements of every float type inside kernels: loading them as float or double, storing them rounded once to nearest
+ * even, and sums and maxima over warps and blocks in a fixed order. A kernel is compiled for float and for double only;
+ * which type lies in memory is looked at while it runs, by a branch that all its threads take alike and that costs
+ * nothing beside the memory it guards. */
+#ifndef TCHI_CUDA_ELEMENTS_CUH
+#define TCHI_CUDA_ELEMENTS_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include <torchium/backend.h>
+
+/* --- types -------------------------------------------------------------------------------------------------------- */
+
+/* Bytes from one element to the next; of the split type, in one of its planes. */
+static __host__ __device__ inline int64_t tchi_cuda_size(tch_scalar type)
+{
+    switch (type) {
+    case TCH_SCALAR_F64:
+    case TCH_SCALAR_I64:
+        return 8;
+    case TCH_SCALAR_F32:
+    case TCH_SCALAR_I32:
+        return 4;
+    default:
+        return 2;
+    }
+}
+
+/* A double as a float that rounds on to 16 bits as the double itself would: cut off, with the last bit set where
+ * anything was lost ("round to odd"). */
+static __device__ inline float tchi_cuda_to_odd(double value)
+{
+    float cut = __double2float_rz(value);
+    bool lost = (double)cut != value && value == value;
+    return lost ? __uint_as_float(__float_as_uint(cut) | 1u) : cut;
+}
+
+static __device__ inline __nv_bfloat16 tchi_cuda_to_bf16(float value)
+{
+    return __float2bfloat16_rn(value);
+}
+
+static __device__ inline __nv_bfloat16 tchi_cuda_to_bf16(double value)
+{
+    return __float2bfloat16_rn(tchi_cuda_to_odd(value));
+}
+
+static __device__ inline __half tchi_cuda_to_f16(float value)
+{
+    return __float2half_rn(value);
+}
+
+static __device__ inline __half tchi_cuda_to_f16(double value)
+{
+    return __float2half_rn(tchi_cuda_to_odd(value));
+}
+
+/* A number as two bfloat16. What is left after the high part is exact; beside an infinite high part it is nothing. */
+template <typename real>
+static __device__ inline void tchi_cuda_split(real value, __nv_bfloat16 *high, __nv_bfloat16 *low)
+{
+    *high = tchi_cuda_to_bf16(value);
+    real top = (real)__bfloat162float(*high);
+    *low = tchi_cuda_to_bf16(isinf(top) ? (real)0 : value - top);
+}
+
+/* --- one element -------------------------------------------------------------------------------------------------- */
+
+/* Element `index` from `data` on; `plane` is the distance from high to low parts, read for the split type only. */
+template <typename real>
+static __device__ inline real tchi_cuda_load(tch_scalar type, const void *data, int64_t index, int64_t plane)
+{
+    switch (type) {
+    case TCH_SCALAR_F64:
+        return (real)((const double *)data)[index];
+    case TCH_SCALAR_F32:
+        return (real)((const float *)data)[index];
+    case TCH_SCALAR_F16:
+        return (real)__half2float(((const __half *)data)[index]);
+    case TCH_SCALAR_BF16:
+        return (real)__bfloat162float(((const __nv_bfloat16 *)data)[index]);
+    case TCH_SCALAR_BF16X2:
+        return (real)__bfloat162float(((const __nv_bfloat16 *)data)[index]) +
+               (real)__bfloat162float(((const __nv_bfloat16 *)data)[index + plane]);
+    default:
+        return (real)0;
+    }
+}
+
+template <typename real>
+static __device__ inline void tchi_cuda_store(tch_scalar type, void *data, int64_t index, int64_t plane, real value)
+{
+    switch (type) {
+    case TCH_SCALAR_F64:
+        ((double *)data)[index] = (double)value;
+        break;
+    case TCH_SCALAR_F32:
+        ((float *)data)[index] = (float)value;
+        break;
+    case TCH_SCALAR_F16:
+        ((__half *)data)[index] = tchi_cuda_to_f16(value);
+        break;
+    case TCH_SCALAR_BF16:
+        ((__nv_bfloat16 *)data)[index] = tchi_cuda_to_bf16(value);
+        break;
+    case TCH_SCALAR_BF16X2:
+        tchi_cuda_split(value, (__nv_bfloat16 *)data + index, (__nv_bfloat16 *)data + index + plane);
+        break;
+    default:
+        break;
+    }
+}
+
+/* --- four elements of a row --------------------------------------------------------------------------------------- */
+
+template <typename real> struct tchi_cuda_four {
+    real v[4];
+};
+
+/* Bit patterns that lie together in memory: four elements of 4 or 2 bytes, or two of 8. */
+struct __align__(8) tchi_cuda_shorts
+{
+    uint16_t v[4];
+};
+
+template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda_load_bf16x4(const __nv_bfloat16 *from)
+{
+    tchi_cuda_shorts s = *(const tchi_cuda_shorts *)from;
+    tchi_cuda_four<real> four;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        four.v[k] = (real)__uint_as_float((uint32_t)s.v[k] << 16);
+    }
+    return four;
+}
+
+template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda_load_f16x4(const __half *from)
+{
+    tchi_cuda_shorts s = *(const tchi_cuda_shorts *)from;
+    tchi_cuda_four<real> four;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        four.v[k] = (real)__half2float(__ushort_as_half(s.v[k]));
+    }
+    return four;
+}
+
+/* Four elements from a place that is aligned for them: to 16 bytes, or to 8 where an element has 2. */
+template <typename real>
+static __device__ inline tchi_cuda_four<real> tchi_cuda_load_wide(tch_scalar type, const void *data, int64_t index,
+                                                                  int64_t plane)
+{
+    if (type == TCH_SCALAR_F32) {
+        float4 f = *(const float4 *)((const float *)data + index);
+        return {{(real)f.x, (real)f.y, (real)f.z, (real)f.w}};
+    }
+    if (type == TCH_SCALAR_F64) {
+        const double2 *from = (const double2 *)((const double *)data + index);
+        double2 a = from[0];
+        double2 b = from[1];
+        return {{(real)a.x, (real)a.y, (real)b.x, (real)b.y}};
+    }
+    if (type == TCH_SCALAR_F16) {
+        return tchi_cuda_load_f16x4<real>((const __half *)data + index);
+    }
+    tchi_cuda_four<real> four = tchi_cuda_load_bf16x4<real>((const __nv_bfloat16 *)data + index);
+    if (type == TCH_SCALAR_BF16X2) {
+        tchi_cuda_four<real> low = tchi_cuda_load_bf16x4<real>((const __nv_bfloat16 *)data + index + plane);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            four.v[k] += low.v[k];
+        }
+    }
+    return four;
+}
+
+template <typename real>
+static __device__ inline void tchi_cuda_store_split4(__nv_bfloat16 *high, __nv_bfloat16 *low,
+                                                     const tchi_cuda_four<real> &four)
+{
+    tchi_cuda_shorts h;
+    tchi_cuda_shorts l;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        __nv_bfloat16 top;
+        __nv_bfloat16 rest;
+        tchi_cuda_split(four.v[k], &top, &rest);
+        h.v[k] = __bfloat16_as_ushort(top);
+        l.v[k] = __bfloat16_as_ushort(rest);
+    }
+    *(tchi_cuda_shorts *)high = h;
+    *(tchi_cuda_shorts *)low = l;
+}
+
+template <typename real>
+static __device__ inline void tchi_cuda_store_short4(tch_scalar type, uint16_t *to, const tchi_cuda_four<real> &four)
+{
+    tchi_cuda_shorts s;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        s.v[k] = type == TCH_SCALAR_F16 ? __half_as_ushort(tchi_cuda_to_f16(four.v[k]))
+                                        : __bfloat16_as_ushort(tchi_cuda_to_bf16(four.v[k]));
+    }
+    *(tchi_cuda_shorts *)to = s;
+}
+
+template <typename real>
+static __device__ inline void tchi_cuda_store_wide(tch_scalar type, void *data, int64_t index, int64_t plane,
+                                                   const tchi_cuda_four<real> &four)
+{
+    if (type == TCH_SCALAR_F32) {
+        *(float4 *)((float *)data + index) =
+            make_float4((float)four.v[0], (float)four.v[1], (float)four.v[2], (float)four.v[3]);
+    } else if (type == TCH_SCALAR_F64) {
+        double2 *to = (double2 *)((double *)data + index);
+        to[0] = make_double2((double)four.v[0], (double)four.v[1]);
+        to[1] = make_double2((double)four.v[2], (double)four.v[3]);
+    } else if (type == TCH_SCALAR_BF16X2) {
+        __nv_bfloat16 *high = (__nv_bfloat16 *)data + index;
+        tchi_cuda_store_split4(high, high + plane, four);
+    } else {
+        tchi_cuda_store_short4(type, (uint16_t *)data + index, four);
+    }
+}
+
+/* --- matrices of a batch ------------------------------------------------------------------------------------------ */
+
+/* A tch_matrices as kernels take it. `wide` where every fourth element of every row is aligned for four at once. */
+typedef struct tchi_cuda_operand {
+    char *data;
+    tch_scalar type;
+    int32_t wide;
+    int64_t ld, stride;
+} tchi_cuda_operand;
+
+static inline tchi_cuda_operand tchi_cuda_operand_of(const tch_matrices *m)
+{
+    int64_t size = tchi_cuda_size(m->type);
+    int aligned = (uintptr_t)m->data % (size == 2 ? 8 : 16) == 0;
+    int wide = aligned && m->ld % 4 == 0 && m->stride % 4 == 0;
+    return {(char *)m->data, m->type, wide, m->ld, m->stride};
+}
+
+/* The address of element (i, j) of matrix b; of the split type, of its high part, the low one `stride` elements on. */
+static __device__ inline char *tchi_cuda_at(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j)
+{
+    int64_t first = (m.type == TCH_SCALAR_BF16X2 ? 2 * b : b) * m.stride;
+    return m.data + (first + i * m.ld + j) * tchi_cuda_size(m.type);
+}
+
+/* Up to four elements from an address within m on; those beyond `count` come out as zero. */
+template <typename real>
+static __device__ inline tchi_cuda_four<real> tchi_cuda_load_from(const tchi_cuda_operand &m, const char *from,
+                                                                  int count)
+{
+    if (m.wide && count >= 4) {
+        return tchi_cuda_load_wide<real>(m.type, from, 0, m.stride);
+    }
+    tchi_cuda_four<real> four;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        four.v[k] = k < count ? tchi_cuda_load<real>(m.type, from, k, m.stride) : (real)0;
+    }
+    return four;
+}
+
+/* The same from (i, j) of matrix b on; where m is wide, j is a multiple of four. */
+template <typename real>
+static __device__ inline tchi_cuda_four<real> tchi_cuda_load_four(const tchi_cuda_operand &m, int64_t b, int64_t i,
+                                                                  int64_t j, int count)
+{
+    return tchi_cuda_load_from<real>(m, tchi_cuda_at(m, b, i, j), count);
+}
+
+template <typename real>
+static __device__ inline void tchi_cuda_store_four(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j,
+                                                   int count, const tchi_cuda_four<real> &four)
+{
+    char *to = tchi_cuda_at(m, b, i, j);
+    if (m.wide && count >= 4) {
+        tchi_cuda_store_wide<real>(m.type, to, 0, m.stride, four);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        if (k < count) {
+            tchi_cuda_store<real>(m.type, to, k, m.stride, four.v[k]);
+        }
+    }
+}
+
+/* --- grids, and reductions over a block --------------------------------------------------------------------------- */
+
+/* Kernels walk on by the size of the grid, so that any number of blocks' worth of work may be asked for. */
+static inline unsigned tchi_cuda_grid(int64_t blocks)
+{
+    return (unsigned)(blocks < 0x7FFFFFFF ? blocks : 0x7FFFFFFF);
+}
+
+static __host__ __device__ inline int64_t tchi_cuda_ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+#define TCHI_CUDA_MOST_BLOCKS 65535 /* along y and z of a grid */
+
+static inline unsigned tchi_cuda_grid_yz(int64_t blocks)
+{
+    return (unsigned)(blocks < TCHI_CUDA_MOST_BLOCKS ? blocks : TCHI_CUDA_MOST_BLOCKS);
+}
+
+/* A block over something `across` by `down`, threads along rows: as wide as needed up to a warp, then as tall as
+ * needed up to `threads` in all, and wider again for flat ones. Sides are powers of two. */
+static inline dim3 tchi_cuda_block_for(int64_t across, int64_t down, int64_t threads)
+{
+    int64_t x = 1;
+    int64_t y = 1;
+    while (x < 32 && x < across) {
+        x *= 2;
+    }
+    while (x * y < threads && y < down) {
+        y *= 2;
+    }
+    while (x * y < threads && x < across) {
+        x *= 2;
+    }
+    return dim3((unsigned)x, (unsigned)y);
+}
+
+static __device__ inline double tchi_cuda_warp_sum(double value)
+{
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(0xFFFFFFFFu, value, distance);
+    }
+    return value;
+}
+
+/* NaN is passed over. */
+static __device__ inline double tchi_cuda_warp_max(double value)
+{
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        value = fmax(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
+    }
+    return value;
+}
+
+/* Over a block of whole warps, at most 1024 threads, numbered `thread` from 0 to `threads`; every thread gets the
+ * result. `shared` holds 32 doubles and can be used again at once. Empty places count as 0, so maxima are of numbers
+ * not below it. */
+static __device__ inline double tchi_cuda_block_sum(double value, int thread, int threads, double *shared)
+{
+    value = tchi_cuda_warp_sum(value);
+    if (thread % 32 == 0) {
+        shared[thread / 32] = value;
+    }
+    __syncthreads();
+    value = tchi_cuda_warp_sum(thread % 32 < threads / 32 ? shared[thread % 32] : 0.0);
+    __syncthreads();
+    return value;
+}
+
+static __device__ inline double tchi_cuda_block_max(double value, int thread, int threads, double *shared)
+{
+    value = tchi_cuda_warp_max(value);
+    if (thread % 32 == 0) {
+        shared[thread / 32] = value;
+    }
+    __syncthreads();
+    value = tchi_cuda_warp_max(thread % 32 < threads / 32 ? shared[thread % 32] : 0.0);
+    __syncthreads();
+    return value;
+}
+
+#endif

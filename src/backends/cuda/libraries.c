@@ -1,0 +1,295 @@
+/* Finds and opens cuBLAS and cuSOLVER at run time. What the process has loaded already comes first: beside PyTorch one
+ * copy of each library must serve both. Then come the places a user or an installer names, in this order:
+ *
+ *     TORCHIUM_CUBLAS, TORCHIUM_CUSOLVER        a file: it is taken or nothing is
+ *     loaded already                            by PyTorch, CuPy, the program
+ *     beside cuBLAS                             for cuSOLVER
+ *     $TORCHIUM_CUDA_PATH, and lib64, lib in it a toolkit's folder
+ *     the system's search                       LD_LIBRARY_PATH, ld.so.conf
+ *     /usr/local/cuda/lib64
+ *     ../nvidia, ../../nvidia from this module  pip's packages, when Torchium is one beside them */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cublas.h"
+#include "cusolver.h"
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+typedef struct symbol {
+    const char *name;
+    void *slot; /* a function pointer in the table */
+    int optional;
+} symbol;
+
+/* One library: its names and folders for CUDA 13 and 12, and what became of the search. */
+typedef struct library {
+    const char *title;
+    const char *variable;
+    const char *sonames[2];
+    const char *pip_folders[2];
+    const char *beside; /* a file whose folder is looked into early, or NULL */
+    const char *advice;
+    const symbol *symbols;
+    size_t symbol_count;
+    char path[512];     /* the file opened, or empty */
+    char problem[512];  /* of the last file that is there but cannot be used */
+    char failure[1024]; /* the sentence for the user */
+} library;
+
+/* ISO C has no conversion from void* to a function pointer; POSIX promises that the representation fits. */
+static int bind_symbols(library *wanted, void *handle)
+{
+    void *address = NULL;
+    for (size_t i = 0; i < wanted->symbol_count; i++) {
+        const symbol *s = &wanted->symbols[i];
+        address = dlsym(handle, s->name);
+        if (address == NULL && !s->optional) {
+            snprintf(wanted->problem, sizeof wanted->problem, "it has no function %s", s->name);
+            return 0;
+        }
+        memcpy(s->slot, &address, sizeof address);
+    }
+    Dl_info info;
+    address = dlsym(handle, wanted->symbols[0].name);
+    int known = address != NULL && dladdr(address, &info) != 0;
+    snprintf(wanted->path, sizeof wanted->path, "%s", known ? info.dli_fname : wanted->sonames[0]);
+    return 1;
+}
+
+/* With RTLD_NOLOAD in `flags`, only a library that is in the process already. It stays open until the process ends. */
+static int open_file(library *wanted, const char *name, int flags)
+{
+    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | flags);
+    if (handle == NULL) {
+        if (flags == 0 && (name[0] != '/' || access(name, F_OK) == 0)) {
+            snprintf(wanted->problem, sizeof wanted->problem, "%s", dlerror());
+        }
+        return 0;
+    }
+    if (!bind_symbols(wanted, handle)) {
+        dlclose(handle);
+        return 0;
+    }
+    return 1;
+}
+
+/* Any of its names in folder/sub, or in the folder itself. */
+static int open_in(library *wanted, const char *folder, const char *sub)
+{
+    char path[PATH_MAX];
+    for (size_t i = 0; i < COUNT(wanted->sonames); i++) {
+        int length =
+            snprintf(path, sizeof path, "%s/%s%s%s", folder, sub, sub[0] != '\0' ? "/" : "", wanted->sonames[i]);
+        if (length > 0 && (size_t)length < sizeof path && open_file(wanted, path, 0)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int open_loaded(library *wanted)
+{
+    for (size_t i = 0; i < COUNT(wanted->sonames); i++) {
+        if (open_file(wanted, wanted->sonames[i], RTLD_NOLOAD)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int open_by_system(library *wanted)
+{
+    for (size_t i = 0; i < COUNT(wanted->sonames); i++) {
+        if (open_file(wanted, wanted->sonames[i], 0)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* The folder of a file, without its links; 0 when there is none. */
+static int folder_of(const char *file, char folder[PATH_MAX])
+{
+    if (file == NULL || realpath(file, folder) == NULL) {
+        return 0;
+    }
+    *strrchr(folder, '/') = '\0'; /* realpath's answer begins with one */
+    return 1;
+}
+
+static int open_beside(library *wanted)
+{
+    char folder[PATH_MAX];
+    return folder_of(wanted->beside, folder) && open_in(wanted, folder, "");
+}
+
+/* Folders that are not absolute are passed over: they would mean the current folder. */
+static int open_in_named_folder(library *wanted)
+{
+    const char *folder = getenv("TORCHIUM_CUDA_PATH");
+    return folder != NULL && folder[0] == '/' &&
+           (open_in(wanted, folder, "") || open_in(wanted, folder, "lib64") || open_in(wanted, folder, "lib"));
+}
+
+static int open_in_pip_packages(library *wanted)
+{
+    static const char anchor = 0;
+    static const char *const ups[] = {"../nvidia", "../../nvidia"};
+    char folder[PATH_MAX];
+    char sub[64];
+    Dl_info info;
+    if (dladdr(&anchor, &info) == 0 || !folder_of(info.dli_fname, folder)) {
+        return 0;
+    }
+    for (size_t i = 0; i < COUNT(ups) * COUNT(wanted->pip_folders); i++) {
+        snprintf(sub, sizeof sub, "%s/%s", ups[i / 2], wanted->pip_folders[i % 2]);
+        if (open_in(wanted, folder, sub)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void find(library *wanted)
+{
+    const char *asked = getenv(wanted->variable);
+    if (asked != NULL && asked[0] != '\0') {
+        if (!open_file(wanted, asked, 0)) {
+            snprintf(wanted->failure, sizeof wanted->failure, "cannot use the %s that %s names, %.300s: %.300s",
+                     wanted->title, wanted->variable, asked, wanted->problem[0] ? wanted->problem : "there is no file");
+        }
+        return;
+    }
+    if (open_loaded(wanted) || open_beside(wanted) || open_in_named_folder(wanted) || open_by_system(wanted) ||
+        open_in(wanted, "/usr/local/cuda", "lib64") || open_in_pip_packages(wanted)) {
+        return;
+    }
+    const char *folder = getenv("TORCHIUM_CUDA_PATH");
+    snprintf(wanted->failure, sizeof wanted->failure,
+             "no %s can be used: looked for %s and %s among what is loaded, in TORCHIUM_CUDA_PATH (%.200s), where the "
+             "system looks, in /usr/local/cuda/lib64 and in pip's nvidia packages beside this module (last answer: "
+             "%.300s); %s, or give the file in %s",
+             wanted->title, wanted->sonames[0], wanted->sonames[1], folder != NULL ? folder : "not set",
+             wanted->problem[0] ? wanted->problem : "no such file", wanted->advice, wanted->variable);
+}
+
+/* --- cuBLAS ------------------------------------------------------------------------------------------------------- */
+
+static tchi_cublas cublas;
+static tchi_cublas_status (*cublas_property)(libraryPropertyType type, int *value);
+
+/* The functions with 64-bit sizes are there since cuBLAS 12. */
+static const symbol cublas_symbols[] = {
+    {"cublasCreate_v2", &cublas.create, 0},
+    {"cublasDestroy_v2", &cublas.destroy, 0},
+    {"cublasSetStream_v2", &cublas.set_stream, 0},
+    {"cublasSetWorkspace_v2", &cublas.set_workspace, 0},
+    {"cublasSetMathMode", &cublas.set_math_mode, 0},
+    {"cublasSetPointerMode_v2", &cublas.set_pointer_mode, 0},
+    {"cublasGetStatusString", &cublas.get_status_string, 0},
+    {"cublasGetProperty", &cublas_property, 0},
+    {"cublasGemmStridedBatchedEx_64", &cublas.gemm_strided_batched_ex, 0},
+    {"cublasGemmBatchedEx_64", &cublas.gemm_batched_ex, 0},
+    {"cublasStrsm_v2_64", &cublas.strsm, 0},
+    {"cublasDtrsm_v2_64", &cublas.dtrsm, 0},
+    {"cublasStrsmBatched_64", &cublas.strsm_batched, 0},
+    {"cublasDtrsmBatched_64", &cublas.dtrsm_batched, 0},
+};
+
+static library cublas_library = {
+    .title = "cuBLAS",
+    .variable = "TORCHIUM_CUBLAS",
+    .sonames = {"libcublas.so.13", "libcublas.so.12"},
+    .pip_folders = {"cu13/lib", "cublas/lib"},
+    .advice = "install it (pip install nvidia-cublas, or NVIDIA's package libcublas-13-0)",
+    .symbols = cublas_symbols,
+    .symbol_count = COUNT(cublas_symbols),
+};
+
+static void find_cublas(void)
+{
+    find(&cublas_library);
+    if (cublas_library.path[0] == '\0') {
+        return;
+    }
+    int major = 0;
+    int minor = 0;
+    int patch = 0;
+    cublas_property(MAJOR_VERSION, &major);
+    cublas_property(MINOR_VERSION, &minor);
+    cublas_property(PATCH_LEVEL, &patch);
+    cublas.version = major * 10000 + minor * 100 + patch;
+    snprintf(cublas.library, sizeof cublas.library, "%s", cublas_library.path);
+}
+
+const tchi_cublas *tchi_cublas_open(const char **reason)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, find_cublas);
+    if (reason != NULL) {
+        *reason = cublas_library.failure;
+    }
+    return cublas_library.path[0] != '\0' ? &cublas : NULL;
+}
+
+/* --- cuSOLVER ----------------------------------------------------------------------------------------------------- */
+
+static tchi_cusolver cusolver;
+static tchi_cusolver_status (*cusolver_version)(int *version);
+
+static const symbol cusolver_symbols[] = {
+    {"cusolverDnCreate", &cusolver.create, 0},
+    {"cusolverDnDestroy", &cusolver.destroy, 0},
+    {"cusolverDnSetStream", &cusolver.set_stream, 0},
+    {"cusolverDnCreateParams", &cusolver.create_params, 0},
+    {"cusolverDnDestroyParams", &cusolver.destroy_params, 0},
+    {"cusolverGetVersion", &cusolver_version, 0},
+    {"cusolverDnXsyevd_bufferSize", &cusolver.xsyevd_buffer_size, 0},
+    {"cusolverDnXsyevd", &cusolver.xsyevd, 0},
+    {"cusolverDnXsyevBatched_bufferSize", &cusolver.xsyev_batched_buffer_size, 1},
+    {"cusolverDnXsyevBatched", &cusolver.xsyev_batched, 1},
+    {"cusolverDnXpotrf_bufferSize", &cusolver.xpotrf_buffer_size, 0},
+    {"cusolverDnXpotrf", &cusolver.xpotrf, 0},
+    {"cusolverDnSpotrfBatched", &cusolver.spotrf_batched, 0},
+    {"cusolverDnDpotrfBatched", &cusolver.dpotrf_batched, 0},
+};
+
+static library cusolver_library = {
+    .title = "cuSOLVER",
+    .variable = "TORCHIUM_CUSOLVER",
+    .sonames = {"libcusolver.so.12", "libcusolver.so.11"},
+    .pip_folders = {"cu13/lib", "cusolver/lib"},
+    .advice = "eigenvalues and solves need it: install it (pip install nvidia-cusolver, or NVIDIA's package "
+              "libcusolver-13-0)",
+    .symbols = cusolver_symbols,
+    .symbol_count = COUNT(cusolver_symbols),
+};
+
+static void find_cusolver(void)
+{
+    const tchi_cublas *blas = tchi_cublas_open(NULL);
+    cusolver_library.beside = blas != NULL ? blas->library : NULL;
+    find(&cusolver_library);
+    if (cusolver_library.path[0] == '\0') {
+        return;
+    }
+    cusolver_version(&cusolver.version);
+    snprintf(cusolver.library, sizeof cusolver.library, "%s", cusolver_library.path);
+}
+
+const tchi_cusolver *tchi_cusolver_open(const char **reason)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, find_cusolver);
+    if (reason != NULL) {
+        *reason = cusolver_library.failure;
+    }
+    return cusolver_library.path[0] != '\0' ? &cusolver : NULL;
+}

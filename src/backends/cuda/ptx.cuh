@@ -1,0 +1,464 @@
+/* Instructions that CUDA C has no name for, one small function each: asynchronous copies, fragment loads, tensor-core
+ * products, clusters. Fragments are described with lane = 4 g + t, 0 <= t < 4. Every function compiles for every
+ * architecture; where the instruction does not exist it is done another way, or traps: the host never launches a kernel
+ * on a GPU that lacks what it uses. */
+#ifndef TCHI_CUDA_PTX_CUH
+#define TCHI_CUDA_PTX_CUH
+
+#ifdef TCHI_EMULATED
+#include "ptx_emulated.h"
+#else
+
+#include <stdint.h>
+
+static __device__ __forceinline__ uint32_t tchi_shared_address(const void *shared)
+{
+    return (uint32_t)__cvta_generic_to_shared(shared);
+}
+
+/* threadIdx.x, read anew each time: what is computed from it inside a loop is computed there, and holds no registers
+ * around it. */
+static __device__ __forceinline__ int tchi_thread_index()
+{
+    int index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+}
+
+/* --- asynchronous copies: sm_80 ------------------------------------------------------------------------------------ */
+
+/* 16 bytes from global to shared memory, both aligned to 16: the first bytes_valid of them, zeros for the rest. With
+ * bytes_valid 0 nothing is read, but `global` must still be an address the compiler may form. */
+static __device__ __forceinline__ void tchi_cp_async_16(void *shared, const void *global, int bytes_valid)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tchi_shared_address(shared)), "l"(global),
+                 "r"(bytes_valid)
+                 : "memory");
+#else
+    uint32_t words[4] = {0, 0, 0, 0};
+    if (bytes_valid == 16) {
+        *(uint4 *)shared = *(const uint4 *)global;
+        return;
+    }
+    for (int i = 0; i < bytes_valid; i++) {
+        words[i / 4] |= (uint32_t)((const unsigned char *)global)[i] << (8 * (i % 4));
+    }
+    *(uint4 *)shared = make_uint4(words[0], words[1], words[2], words[3]);
+#endif
+}
+
+/* Closes a group of the copies this thread has issued since the last one. */
+static __device__ __forceinline__ void tchi_cp_async_commit()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* Waits until at most `pending` of this thread's groups are under way. Other threads see the data after a barrier. */
+template <int pending> static __device__ __forceinline__ void tchi_cp_async_wait()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+#endif
+}
+
+/* Two doubles from shared memory, aligned to 16 bytes, asked for where it is written: the compiler leaves it between the
+ * products it stands between. */
+static __device__ __forceinline__ double2 tchi_load_shared_pair(const double *shared)
+{
+    double2 pair;
+    asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];"
+                 : "=d"(pair.x), "=d"(pair.y)
+                 : "r"(tchi_shared_address(shared))
+                 : "memory");
+    return pair;
+}
+
+/* --- barriers that are reached and waited for apart: sm_80 ---------------------------------------------------------- */
+
+/* Eight bytes of shared memory, written by one thread; others may use it after a barrier of the block. */
+static __device__ __forceinline__ void tchi_barrier_create(uint64_t *barrier, int arrivals)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(tchi_shared_address(barrier)), "r"(arrivals) : "memory");
+#else
+    __trap();
+#endif
+}
+
+/* One of the phase's arrivals; the last of them ends it. */
+static __device__ __forceinline__ void tchi_barrier_arrive(uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("{\n"
+                 ".reg .b64 state;\n"
+                 "mbarrier.arrive.shared.b64 state, [%0];\n"
+                 "}" ::"r"(tchi_shared_address(barrier))
+                 : "memory");
+#else
+    __trap();
+#endif
+}
+
+/* Waits for the end of the phase of the given parity, the first having 0, and sees what was written before each of its
+ * arrivals. Nobody may be a whole phase behind. Parity 1 of a new barrier counts as ended. Where a laboratory defines
+ * TCHI_BARRIER_PATIENCE, so many cycles without an end are an error instead of a hang. */
+static __device__ __forceinline__ void tchi_barrier_wait(uint64_t *barrier, int parity)
+{
+#if __CUDA_ARCH__ >= 800
+    uint32_t done;
+#ifdef TCHI_BARRIER_PATIENCE
+    long long since = clock64();
+#endif
+    do {
+#ifdef TCHI_BARRIER_PATIENCE
+        if (clock64() - since > TCHI_BARRIER_PATIENCE) {
+            __trap();
+        }
+#endif
+        asm volatile("{\n"
+                     ".reg .pred ended;\n"
+#if __CUDA_ARCH__ >= 900
+                     "mbarrier.try_wait.parity.shared.b64 ended, [%1], %2;\n"
+#else
+                     "mbarrier.test_wait.parity.shared.b64 ended, [%1], %2;\n"
+#endif
+                     "selp.u32 %0, 1, 0, ended;\n"
+                     "}"
+                     : "=r"(done)
+                     : "r"(tchi_shared_address(barrier)), "r"(parity)
+                     : "memory");
+    } while (done == 0);
+#else
+    __trap();
+#endif
+}
+
+/* --- 16-bit fragments: ldmatrix is sm_75, the bfloat16 product sm_80 ----------------------------------------------- */
+
+/* Four 8 by 8 matrices of 16-bit elements. Lane 8 i + j points to row j of matrix i, 16 bytes aligned to 16; r[i] gets
+ * row g, columns 2 t and 2 t + 1 of matrix i, the lower column in the lower half. */
+static __device__ __forceinline__ void tchi_ldmatrix_x4(uint32_t r[4], const void *shared_row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(tchi_shared_address(shared_row))
+                 : "memory");
+}
+
+/* The same, each matrix transposed: r[i] gets rows 2 t and 2 t + 1, column g. */
+static __device__ __forceinline__ void tchi_ldmatrix_x4_trans(uint32_t r[4], const void *shared_row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(tchi_shared_address(shared_row))
+                 : "memory");
+}
+
+/* C (16 by 8, float32) += A (16 by 16) B (16 by 8), bfloat16. a[0], a[1]: rows g, g + 8 at columns 2 t, 2 t + 1;
+ * a[2], a[3]: the same rows, columns 2 t + 8, 2 t + 9. b[0], b[1]: rows 2 t, 2 t + 1 and 2 t + 8, 2 t + 9 of column g.
+ * c[0], c[1]: row g, columns 2 t, 2 t + 1; c[2], c[3]: row g + 8. */
+static __device__ __forceinline__ void tchi_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    __trap();
+#endif
+}
+
+/* --- float64 products: 8x8x4 is sm_80, the larger ones sm_90; 8x8x4 and 16x8x16 work everywhere, if slowly --------- */
+
+/* C (8 by 8) += A (8 by 4) B (4 by 8). a: row g, column t. b: row t, column g. c[0], c[1]: row g, columns 2 t, 2 t + 1. */
+static __device__ __forceinline__ void tchi_mma_f64_8x8x4(double c[2], double a, double b)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                 : "+d"(c[0]), "+d"(c[1])
+                 : "d"(a), "d"(b));
+#else
+    int g = (int)threadIdx.x % 32 / 4;
+    int t = (int)threadIdx.x % 4;
+#pragma unroll 1
+    for (int k = 0; k < 4; k++) {
+        double left = __shfl_sync(0xFFFFFFFFu, a, 4 * g + k);
+        c[0] = fma(left, __shfl_sync(0xFFFFFFFFu, b, 8 * t + k), c[0]);
+        c[1] = fma(left, __shfl_sync(0xFFFFFFFFu, b, 8 * t + 4 + k), c[1]);
+    }
+#endif
+}
+
+/* C (16 by 8) += A (16 by 8) B (8 by 8). a[0], a[1]: rows g, g + 8 of column t; a[2], a[3]: of column t + 4. b[0], b[1]:
+ * rows t, t + 4 of column g. c[0], c[1]: row g, columns 2 t, 2 t + 1; c[2], c[3]: row g + 8. */
+static __device__ __forceinline__ void tchi_mma_f64_16x8x8(double c[4], const double a[4], const double b[2])
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+                 : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+#else
+    __trap();
+#endif
+}
+
+/* C (16 by 8) += A (16 by 16) B (16 by 8). a[2 i], a[2 i + 1]: rows g, g + 8 of column 4 i + t. b[i]: row 4 i + t of
+ * column g. c as above. */
+static __device__ __forceinline__ void tchi_mma_f64_16x8x16(double c[4], const double a[8], const double b[4])
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, {%0, %1, %2, %3};"
+                 : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+                 : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]),
+                   "d"(b[1]), "d"(b[2]), "d"(b[3]));
+#else
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        tchi_mma_f64_8x8x4(c + 2 * (i % 2), a[i], b[i / 2]);
+    }
+#endif
+}
+
+/* --- clusters: sm_90 ----------------------------------------------------------------------------------------------- */
+
+/* This block's number in its cluster, and the number of blocks in it; 0 and 1 where there are no clusters. */
+static __device__ __forceinline__ int tchi_cluster_rank()
+{
+#if __CUDA_ARCH__ >= 900
+    int rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+#else
+    return 0;
+#endif
+}
+
+static __device__ __forceinline__ int tchi_cluster_size()
+{
+#if __CUDA_ARCH__ >= 900
+    int size;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+#else
+    return 1;
+#endif
+}
+
+/* A barrier of all threads of the cluster's blocks, after which each sees what the others wrote. No block may exit while
+ * another can still reach into its shared memory: end with one of these. */
+static __device__ __forceinline__ void tchi_cluster_sync()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+/* The same in two steps, with other work between: the wait is short if all have arrived long ago. */
+static __device__ __forceinline__ void tchi_cluster_arrive()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void tchi_cluster_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/* Where this block's shared variable lies in the block of the given rank: an ordinary pointer to read and write. */
+static __device__ __forceinline__ void *tchi_cluster_map(void *shared, int rank)
+{
+#if __CUDA_ARCH__ >= 900
+    uint64_t mapped;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(mapped) : "l"((uint64_t)shared), "r"(rank));
+    return (void *)mapped;
+#else
+    return rank == 0 ? shared : nullptr;
+#endif
+}
+
+/* --- copies by the tensor memory accelerator, to several blocks of a cluster: sm_90 --------------------------------- */
+
+/* After tchi_barrier_create, by the thread that called it and before a barrier of the cluster: the other blocks and the
+ * accelerator see the new barriers. */
+static __device__ __forceinline__ void tchi_barrier_publish()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+/* An arrival that lets the phase end only after so many bytes have been copied to this block in it. */
+static __device__ __forceinline__ void tchi_barrier_arrive_expecting(uint64_t *barrier, int bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n"
+                 ".reg .b64 state;\n"
+                 "mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n"
+                 "}" ::"r"(tchi_shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+#else
+    __trap();
+#endif
+}
+
+/* An arrival at the barrier that has this one's place in the block of the given rank. */
+static __device__ __forceinline__ void tchi_barrier_arrive_at(uint64_t *barrier, int rank)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+                 "}" ::"r"(tchi_shared_address(barrier)),
+                 "r"(rank)
+                 : "memory");
+#else
+    __trap();
+#endif
+}
+
+/* Copies the box at (x, y, z) of the array that `map` describes, a CUtensorMap among the kernel's parameters, to the place
+ * of `shared` in each block of the cluster named by a bit of `blocks`; each block's own `barrier` counts its bytes. What
+ * lies outside the array arrives, and counts, as zeros. */
+static __device__ __forceinline__ void tchi_tma_box(void *shared, const void *map, int x, int y, int z,
+                                                    uint64_t *barrier, int blocks)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(tchi_shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(tchi_shared_address(barrier)), "h"((uint16_t)blocks)
+                 : "memory");
+#else
+    __trap();
+#endif
+}
+
+/* Asks for so many bytes of global memory to be in the L2 cache soon; both are multiples of 16. */
+static __device__ __forceinline__ void tchi_fetch_to_l2(const void *global, int bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+/* --- warpgroup products of bfloat16: sm_90a and nothing newer ------------------------------------------------------ */
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define TCHI_WGMMA 1
+#else
+#define TCHI_WGMMA 0
+#endif
+
+/* Describes rows of 128 bytes in shared memory, their 16-byte chunks permuted by chunk ^ (row % 8), to wgmma. The rows
+ * begin at a multiple of 1024 bytes; `shared` may point at any of the first row's chunks. Fields, from bit 0: address
+ * / 16; from 16: unused here, 1; from 32: bytes from eight rows to the next eight, / 16; from 62: 1, this permutation. */
+static __device__ __forceinline__ uint64_t tchi_wgmma_rows(const void *shared)
+{
+    uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
+    return address | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* The same for rows of 64 bytes, chunk c of row r at c ^ (r / 2 % 4), that begin at a multiple of 512 bytes. */
+static __device__ __forceinline__ uint64_t tchi_wgmma_short_rows(const void *shared)
+{
+    uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
+    return address | (uint64_t)1 << 16 | (uint64_t)(512 >> 4) << 32 | (uint64_t)2 << 62;
+}
+
+/* Before the first wgmma, and after other instructions have written its accumulators. */
+static __device__ __forceinline__ void tchi_wgmma_fence()
+{
+#if TCHI_WGMMA
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void tchi_wgmma_commit()
+{
+#if TCHI_WGMMA
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+/* Waits until at most `pending` of the warpgroup's groups are running. */
+template <int pending> static __device__ __forceinline__ void tchi_wgmma_wait()
+{
+#if TCHI_WGMMA
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+#endif
+}
+
+/* Shows what this thread has written to shared memory, cp.async included, to wgmma; a barrier has to follow. */
+static __device__ __forceinline__ void tchi_wgmma_publish()
+{
+#if TCHI_WGMMA
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* D += A B' for A 64 by 16 and B 128 (or 64) by 16 of bfloat16, both in shared memory as tchi_wgmma_rows
+ * describes them, run in the background by the 128 threads of a warpgroup. Warp w holds rows 16 w to 16 w + 15; its
+ * d[4 j] to d[4 j + 3] are columns 8 j to 8 j + 7, laid out as in tchi_mma_bf16. */
+static __device__ __forceinline__ void tchi_wgmma_bf16_n128(float (&d)[64], uint64_t a, uint64_t b)
+{
+#if TCHI_WGMMA
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+                 "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+                 "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
+                 "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
+                 "%60, %61, %62, %63"
+                 "}, %64, %65, 1, 1, 1, 0, 0;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
+                   "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+                   "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
+                   "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+                   "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
+                   "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
+                   "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+                 : "l"(a), "l"(b));
+#else
+    __trap();
+#endif
+}
+
+static __device__ __forceinline__ void tchi_wgmma_bf16_n64(float (&d)[32], uint64_t a, uint64_t b)
+{
+#if TCHI_WGMMA
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
+                 "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
+                 "%24, %25, %26, %27, %28, %29, %30, %31"
+                 "}, %32, %33, 1, 1, 1, 0, 0;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
+                   "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+                   "+f"(d[30]), "+f"(d[31])
+                 : "l"(a), "l"(b));
+#else
+    __trap();
+#endif
+}
+
+#endif
+#endif

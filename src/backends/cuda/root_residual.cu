@@ -1,0 +1,430 @@
+/* How far a root is from one: |X^ceil(p/2) (A + shift I) X^floor(p/2) - I| / sqrt(n), in float64 whatever A and X are
+ * stored in. Estimated with random signs by a chain of p + 1 products with four vectors, all in one launch; or exactly,
+ * by matrix products, which are the table's own operations. */
+#include "matvec.cuh"
+
+#define PROBES 4    /* vectors multiplied at once; more probes are done in groups */
+#define THREADS 256 /* eight warps take the 128 rows of a block, and have registers enough to read far ahead */
+#define ROWS 16     /* of the matrix, which a warp multiplies at once */
+#define STEP 16     /* columns, likewise */
+#ifndef AHEAD
+#define AHEAD 128 /* columns a warp reads ahead: on eight warps 64 KB of float32, which cover 2 us of latency */
+#endif
+#define SIGNS_SEED 0x726F6F74u
+#define EXACT_ELEMENTS 2097152 /* matrices whose elements sum up to this are multiplied at once: 64 MB of scratch */
+
+typedef struct residual_parameters {
+    tchi_cuda_operand a, x;
+    int n, root, groups;
+    tchi_cuda_spread spread;
+    const double *shift;
+    const double *signs; /* n of each probe, the same for all matrices */
+    double *published;   /* of each matrix, twice PROBES vectors: products of even and of odd steps */
+    double *sums;        /* of each block */
+    char *vectors;       /* of each block, when they are not in shared memory */
+    double *out;
+} residual_parameters;
+
+/* Entries from one vector to the next: whole steps, and two more, so that eight lanes reading 16 bytes each of two vectors
+ * meet every bank once. */
+static __host__ __device__ inline int64_t plane_of(int64_t n)
+{
+    return (n + STEP - 1) / STEP * STEP + 2;
+}
+
+/* What a block knows of its matrix. y holds the chain's vectors, `plane` entries apart. */
+struct residual_block {
+    int64_t b;
+    int rank, first, plane;
+    double *y;
+    char *resident; /* rows of X that stay in shared memory */
+    double *published;
+};
+
+/* --- the product -------------------------------------------------------------------------------------------------- */
+
+/* One lane's part in the product of ROWS rows. With lane = 4 g + t it has columns 4 t to 4 t + 3 of every step in rows g
+ * and g + 8, and of the vectors in probe g % 4: tensor cores multiply eight vectors, and the upper four are dropped. */
+struct lane_share {
+    const char *low, *high; /* rows g and g + 8 */
+    const double *y;
+    int whole; /* steps; what follows is read element by element */
+};
+
+/* Four neighbouring elements; `streamed` ones are not read again soon, and leave their place in L2 to others. */
+template <typename T, bool streamed> static __device__ inline tchi_cuda_piece<T, 4> read_whole(const char *from)
+{
+    tchi_cuda_piece<T, 4> four;
+    if constexpr (streamed) {
+#pragma unroll
+        for (int k = 0; k < (int)(sizeof(four) / 16); k++) {
+            ((uint4 *)&four)[k] = __ldcs((const uint4 *)from + k);
+        }
+    } else {
+        four = *(const tchi_cuda_piece<T, 4> *)from;
+    }
+    return four;
+}
+
+template <typename T> static __device__ inline tchi_cuda_piece<T, 4> read_edge(const T *from, int count)
+{
+    tchi_cuda_piece<T, 4> four;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        four.v[k] = k < count ? from[k] : (T)0;
+    }
+    return four;
+}
+
+/* The instruction wants the lane's columns four apart, but a sum does not care which is which. */
+template <typename T>
+static __device__ inline void multiply_step(double (&sums)[4], const tchi_cuda_piece<T, 4> &low,
+                                            const tchi_cuda_piece<T, 4> &high, const tchi_cuda_piece<double, 4> &y)
+{
+    double a[8];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        a[2 * k] = (double)low.v[k];
+        a[2 * k + 1] = (double)high.v[k];
+    }
+    tchi_mma_f64_16x8x16(sums, a, y.v);
+}
+
+template <typename T, bool streamed>
+static __device__ inline void multiply_whole(const lane_share &m, double (&sums)[4])
+{
+    constexpr int bytes = STEP * sizeof(T);
+    constexpr int ahead = AHEAD / STEP * 4 / sizeof(T); /* float64 would not fit in registers otherwise */
+    tchi_cuda_piece<T, 4> low[ahead];
+    tchi_cuda_piece<T, 4> high[ahead];
+#pragma unroll
+    for (int k = 0; k < ahead; k++) { /* the last step is read again rather than none, and not used */
+        int step = min(k, m.whole - 1);
+        low[k] = read_whole<T, streamed>(m.low + (int64_t)step * bytes);
+        high[k] = read_whole<T, streamed>(m.high + (int64_t)step * bytes);
+    }
+    int step = 0;
+#pragma unroll 1
+    for (; step + ahead <= m.whole; step += ahead) {
+#pragma unroll
+        for (int k = 0; k < ahead; k++) {
+            multiply_step(sums, low[k], high[k], *(const tchi_cuda_piece<double, 4> *)(m.y + (step + k) * STEP));
+            int next = min(step + ahead + k, m.whole - 1);
+            low[k] = read_whole<T, streamed>(m.low + (int64_t)next * bytes);
+            high[k] = read_whole<T, streamed>(m.high + (int64_t)next * bytes);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < ahead - 1; k++) {
+        if (step + k < m.whole) {
+            multiply_step(sums, low[k], high[k], *(const tchi_cuda_piece<double, 4> *)(m.y + (step + k) * STEP));
+        }
+    }
+}
+
+template <typename T> static __device__ inline void multiply_edge(const lane_share &m, int n, double (&sums)[4])
+{
+#pragma unroll 1
+    for (int column = m.whole * STEP; column < n; column += STEP) {
+        int count = n - column - (int)threadIdx.x % 4 * 4;
+        multiply_step(sums, read_edge((const T *)m.low + column, count), read_edge((const T *)m.high + column, count),
+                      read_edge(m.y + column, count));
+    }
+}
+
+/* Row `row` of the block, or its last one, from the lane's first column on. */
+template <typename T> static __device__ inline const char *row_from(const tchi_cuda_rows &m, int row)
+{
+    row = min(row, m.count - 1);
+    const char *first = row < m.kept ? m.resident + (int64_t)row * m.resident_pitch : m.data + row * m.pitch;
+    return first + threadIdx.x % 4 * 4 * sizeof(T);
+}
+
+template <typename T>
+static __device__ inline lane_share share_of(const tchi_cuda_rows &m, int n, const residual_block &k, int row)
+{
+    int g = threadIdx.x % 32 / 4;
+    bool aligned = m.wide || min(row + ROWS, m.count) <= m.kept;
+    lane_share share;
+    share.low = row_from<T>(m, row + g);
+    share.high = row_from<T>(m, row + g + 8);
+    share.y = k.y + g % PROBES * k.plane + threadIdx.x % 4 * 4;
+    share.whole = aligned ? n / STEP : 0;
+    return share;
+}
+
+/* Multiplies the block's rows with the chain's vectors and calls store(row, probe, sum) for every product, in some
+ * lane. */
+template <typename T, bool streamed, typename function>
+static __device__ inline void multiply_rows(const tchi_cuda_rows &m, int n, const residual_block &k, function store)
+{
+    int t = threadIdx.x % 4;
+#pragma unroll 1
+    for (int first = threadIdx.x / 32 * ROWS; first < m.count; first += blockDim.x / 32 * ROWS) {
+        double sums[4] = {};
+        lane_share share = share_of<T>(m, n, k, first);
+        if (share.whole > 0) {
+            multiply_whole<T, streamed>(share, sums);
+        }
+        multiply_edge<T>(share, n, sums);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int row = first + threadIdx.x % 32 / 4 + i / 2 * 8;
+            if (t < PROBES / 2 && row < m.count) {
+                store(row, 2 * t + i % 2, sums[i]);
+            }
+        }
+    }
+}
+
+/* X is wanted again, A is not: what L2 can hold of X should stay there while A passes. */
+template <typename function>
+static __device__ inline void multiply(tch_scalar type, bool with_a, const tchi_cuda_rows &m, int n,
+                                       const residual_block &k, function store)
+{
+    if (type == TCH_SCALAR_F32 && with_a) {
+        multiply_rows<float, true>(m, n, k, store);
+    } else if (type == TCH_SCALAR_F32) {
+        multiply_rows<float, false>(m, n, k, store);
+    } else {
+        multiply_rows<double, false>(m, n, k, store);
+    }
+}
+
+/* --- the chain ---------------------------------------------------------------------------------------------------- */
+
+/* The block's rows of A or of X, put together anew for every product: registers are scarce in it. */
+static __device__ inline tchi_cuda_rows rows_of(const residual_parameters &p, const residual_block &k, bool with_a)
+{
+    tchi_cuda_operand m;
+    m.data = with_a ? p.a.data : p.x.data;
+    m.type = with_a ? p.a.type : p.x.type;
+    m.wide = with_a ? p.a.wide : p.x.wide;
+    m.ld = with_a ? p.a.ld : p.x.ld;
+    m.stride = with_a ? p.a.stride : p.x.stride;
+    return tchi_cuda_rows_of(m, k.b, p.n, k.rank, p.spread.blocks, k.resident, with_a ? 0 : p.spread.resident);
+}
+
+/* The chain's vectors from PROBES vectors of n; a barrier has to follow. */
+static __device__ void fetch(const residual_block &k, int n, const double *from)
+{
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        double entry[PROBES];
+#pragma unroll
+        for (int j = 0; j < PROBES; j++) {
+            entry[j] = __ldcg(from + (int64_t)j * n + i);
+        }
+#pragma unroll
+        for (int j = 0; j < PROBES; j++) {
+            k.y[j * k.plane + i] = entry[j];
+        }
+    }
+}
+
+/* This thread's part of the sum of squares over the block's rows and one group of probes. `meetings` counts those of
+ * the whole launch: a place in `published` is written again only two meetings later, when everyone has read it. */
+static __device__ double chain(const residual_parameters &p, const residual_block &k, int group, int *meetings)
+{
+    const double *signs = p.signs + (int64_t)group * PROBES * p.n;
+    double error = 0;
+    fetch(k, p.n, signs);
+    __syncthreads();
+    for (int step = 0; step <= p.root; step++) {
+        bool with_a = step == p.root / 2;
+        bool last = step == p.root;
+        double shift = with_a && p.shift != NULL ? p.shift[k.b] : 0.0;
+        double *to = k.published + (int64_t)(*meetings % 2) * PROBES * p.n;
+        tch_scalar type = with_a ? p.a.type : p.x.type;
+        multiply(type, with_a, rows_of(p, k, with_a), p.n, k, [&](int row, int probe, double sum) {
+            int i = k.first + row;
+            double entry = with_a ? sum + shift * k.y[probe * k.plane + i] : sum;
+            if (last) {
+                double off = entry - signs[(int64_t)probe * p.n + i];
+                error += off * off;
+            } else {
+                to[(int64_t)probe * p.n + i] = entry;
+            }
+        });
+        if (last) {
+            break;
+        }
+        tchi_cuda_meet(p.spread.blocks);
+        *meetings += 1;
+        fetch(k, p.n, to);
+        __syncthreads();
+    }
+    __syncthreads(); /* the next group overwrites the vectors */
+    return error;
+}
+
+/* Of 16 matrices of 1024 in float32 and p = 4 the products read 5 times 67 MB, less what of X stays in shared memory,
+ * convert 84 million elements to float64, and do 0.67 G operations, twice that with the dropped vectors. */
+static __global__ void __launch_bounds__(THREADS, 1) root_residual(residual_parameters p)
+{
+    extern __shared__ __align__(16) char memory[];
+    __shared__ double shared[32];
+    int blocks = p.spread.blocks;
+    residual_block k;
+    k.b = blockIdx.x / blocks;
+    k.rank = (int)(blockIdx.x % blocks);
+    k.first = tchi_cuda_slice_start(p.n, k.rank, blocks);
+    k.plane = (int)plane_of(p.n);
+    k.y = (double *)(p.spread.vectors_shared ? memory : p.vectors + blockIdx.x * p.spread.vector_bytes);
+    k.resident = p.spread.vectors_shared ? memory + p.spread.vector_bytes : memory;
+    k.published = p.published + k.b * 2 * PROBES * p.n;
+    if (p.x.type == TCH_SCALAR_F32) {
+        tchi_cuda_keep_rows<float>(rows_of(p, k, false), p.n);
+    } else {
+        tchi_cuda_keep_rows<double>(rows_of(p, k, false), p.n);
+    }
+    double error = 0;
+    int meetings = 0;
+    for (int group = 0; group < p.groups; group++) {
+        error += chain(p, k, group, &meetings);
+    }
+    error = tchi_cuda_block_sum(error, threadIdx.x, blockDim.x, shared);
+    if (threadIdx.x == 0) {
+        p.sums[blockIdx.x] = error;
+    }
+    tchi_cuda_meet(blocks);
+    if (k.rank == 0 && threadIdx.x == 0) {
+        double sum = 0;
+        for (int i = 0; i < blocks; i++) {
+            sum += __ldcg(p.sums + blockIdx.x + i);
+        }
+        p.out[k.b] = sqrt(sum / ((double)p.groups * PROBES * p.n));
+    }
+}
+
+static int64_t vector_bytes(int64_t n)
+{
+    return PROBES * plane_of(n) * (int64_t)sizeof(double);
+}
+
+static tch_status probe(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,
+                        const tch_matrices *x, int64_t probes, double *out, double *scratch)
+{
+    int64_t n = a->rows;
+    int64_t groups = tchi_cuda_ceil_div(probes, PROBES);
+    tch_matrices signs = {scratch, TCH_SCALAR_F64, groups * PROBES, n, n, 1, groups * PROBES * n};
+    TCHI_CUDA_PASS(tchi_cuda_random_signs(state, SIGNS_SEED, &signs));
+    residual_parameters p;
+    p.a = tchi_cuda_operand_of(a);
+    p.x = tchi_cuda_operand_of(x);
+    p.n = (int)n;
+    p.root = root;
+    p.groups = (int)groups;
+    p.spread =
+        tchi_cuda_spread_for(state, root_residual, {n, a->batch, tchi_cuda_size(x->type), vector_bytes(n), THREADS});
+    p.shift = shift;
+    p.signs = scratch;
+    p.published = scratch + groups * PROBES * n;
+    p.sums = p.published + a->batch * 2 * PROBES * n;
+    p.vectors = (char *)(p.sums + a->batch * TCHI_CUDA_SPREAD_MOST);
+    p.out = out;
+    return tchi_cuda_spread_launch(state, &p.spread, a->batch, root_residual, p, "root_residual");
+}
+
+/* --- exactly ------------------------------------------------------------------------------------------------------ */
+
+static int64_t exact_chunk(int64_t n, int64_t batch)
+{
+    int64_t chunk = EXACT_ELEMENTS / (n * n);
+    return chunk < 1 ? 1 : chunk < batch ? chunk : batch;
+}
+
+/* The matrices from `first` on; a stride of 0 goes on repeating the one. */
+static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t count)
+{
+    tch_matrices part = *m;
+    part.data = (char *)m->data + first * m->stride * tchi_cuda_size(m->type);
+    part.batch = count;
+    return part;
+}
+
+/* y <- m y: the result is written to `spare`, which takes the place of what y was. */
+static tch_status multiply_full(tchi_cuda_state *state, const tch_matrices *m, tch_matrices *y, tch_matrices *spare)
+{
+    TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, m, 0, y, 0, 0.0, spare));
+    tch_matrices swap = *y;
+    *y = *spare;
+    *spare = swap;
+    return TCH_OK;
+}
+
+/* The products of one chunk, in y. Of the four buffers the first two hold X and A + shift I; the first product reads
+ * its right factor from there, so y starts as a view of it and leaves it for a buffer of its own. */
+static tch_status multiply_chain(tchi_cuda_state *state, int32_t root, const tch_matrices *buffer, tch_matrices *y)
+{
+    const tch_matrices *x = &buffer[0];
+    const tch_matrices *a = &buffer[1];
+    tch_matrices spare = buffer[3];
+    *y = buffer[2];
+    for (int32_t step = 1; step <= root; step++) {
+        const tch_matrices *left = step == root / 2 ? a : x;
+        if (step == 1) {
+            const tch_matrices *right = root > 1 ? x : a;
+            TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, left, 0, right, 0, 0.0, y));
+        } else {
+            TCHI_CUDA_PASS(multiply_full(state, left, y, &spare));
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status exact(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,
+                        const tch_matrices *x, double *out, double *scratch)
+{
+    int64_t n = a->rows;
+    int64_t chunk = exact_chunk(n, a->batch);
+    for (int64_t first = 0; first < a->batch; first += chunk) {
+        int64_t count = a->batch - first < chunk ? a->batch - first : chunk;
+        tch_matrices buffer[4];
+        for (int i = 0; i < 4; i++) {
+            buffer[i] = {scratch + i * chunk * n * n, TCH_SCALAR_F64, n, n, n, count, n * n};
+        }
+        tch_matrices a_part = part_of(a, first, count);
+        tch_matrices x_part = part_of(x, first, count);
+        tch_matrices y;
+        TCHI_CUDA_PASS(tchi_cuda_shift_scale(state, &x_part, NULL, NULL, 0.0, &buffer[0]));
+        TCHI_CUDA_PASS(
+            tchi_cuda_shift_scale(state, &a_part, shift != NULL ? shift + first : NULL, NULL, 0.0, &buffer[1]));
+        TCHI_CUDA_PASS(multiply_chain(state, root, buffer, &y));
+        double unit = 1 / sqrt((double)n);
+        TCHI_CUDA_PASS(tchi_cuda_combine(state, -unit, unit, &y, 0.0, NULL, &y));
+        TCHI_CUDA_PASS(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, &y, out + first));
+    }
+    return TCH_OK;
+}
+
+/* --- the operation ------------------------------------------------------------------------------------------------ */
+
+int64_t tchi_cuda_root_residual_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch,
+                                        int64_t probes)
+{
+    (void)type;
+    int64_t size = (int64_t)sizeof(double);
+    if (n == 0 || batch == 0) {
+        return 0;
+    }
+    if (probes == 0) {
+        return 4 * exact_chunk(n, batch) * n * n * size;
+    }
+    int64_t outside = vector_bytes(n) > tchi_cuda_spread_limit(state) ? TCHI_CUDA_SPREAD_MOST * vector_bytes(n) : 0;
+    int64_t signs = tchi_cuda_ceil_div(probes, PROBES) * PROBES * n;
+    return (signs + batch * (2 * PROBES * n + TCHI_CUDA_SPREAD_MOST)) * size + batch * outside;
+}
+
+tch_status tchi_cuda_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
+                                   const tch_matrices *x, int32_t probes, double *out, void *scratch)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (a->batch == 0) {
+        return TCH_OK;
+    }
+    if (a->rows == 0) {
+        return tchi_cuda_check(cudaMemsetAsync(out, 0, (size_t)a->batch * sizeof(double), s->stream), "root_residual");
+    }
+    return probes == 0 ? exact(s, root, a, shift, x, out, (double *)scratch)
+                       : probe(s, root, a, shift, x, probes, out, (double *)scratch);
+}

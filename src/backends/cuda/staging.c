@@ -1,0 +1,188 @@
+/* Streams, events and page-locked rings between host and device: see staging.h. */
+#include "staging.h"
+
+#include <string.h>
+
+/* --- making it ---------------------------------------------------------------------------------------------------- */
+
+static tch_status make_event(cudaEvent_t *event)
+{
+    return *event != NULL ? TCH_OK
+                          : tchi_cuda_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreate");
+}
+
+static tch_status make_stream(cudaStream_t *stream)
+{
+    return *stream != NULL
+               ? TCH_OK
+               : tchi_cuda_check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "cudaStreamCreate");
+}
+
+static tch_status make_slots(tchi_cuda_staging *s)
+{
+    for (int i = 0; i < 3; i++) {
+        for (int k = 0; k < 2; k++) {
+            TCHI_CUDA_PASS(make_event(&s->slots[i][k].filled));
+            TCHI_CUDA_PASS(make_event(&s->slots[i][k].used));
+            TCHI_CUDA_PASS(make_event(&s->slots[i][k].drained));
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status make_ring(tchi_cuda_staging *s, tchi_staging_ring *ring)
+{
+    for (int i = 0; i < TCHI_STAGING_PIECES; i++) {
+        TCHI_CUDA_PASS(make_event(&ring->copied[i]));
+    }
+    if (ring->memory == NULL) {
+        TCHI_CUDA_TRY(
+            cudaHostAlloc((void **)&ring->memory, TCHI_STAGING_PIECES * TCHI_STAGING_PIECE_BYTES, cudaHostAllocDefault),
+            "page-locked memory for streamed products");
+    }
+    if (s->threads == NULL && (s->threads = tchi_copy_threads_create()) == NULL) {
+        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "no host memory for the threads of streamed products");
+    }
+    return TCH_OK;
+}
+
+static tch_status make_staging(tchi_cuda_state *state)
+{
+    if (state->staging != NULL) {
+        return TCH_OK;
+    }
+    state->staging = tchi_cuda_host->allocate(sizeof *state->staging, _Alignof(tchi_cuda_staging));
+    if (state->staging == NULL) {
+        return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "no host memory for streamed products");
+    }
+    memset(state->staging, 0, sizeof *state->staging);
+    return TCH_OK;
+}
+
+tch_status tchi_cuda_staging_ready(tchi_cuda_state *state, int ring_in, int ring_out)
+{
+    TCHI_CUDA_PASS(make_staging(state));
+    tchi_cuda_staging *s = state->staging;
+    TCHI_CUDA_PASS(make_stream(&s->in));
+    TCHI_CUDA_PASS(make_stream(&s->out));
+    TCHI_CUDA_PASS(make_event(&s->start));
+    TCHI_CUDA_PASS(make_slots(s));
+    TCHI_CUDA_PASS(ring_in ? make_ring(s, &s->inward) : TCH_OK);
+    return ring_out ? make_ring(s, &s->outward) : TCH_OK;
+}
+
+/* --- its end ------------------------------------------------------------------------------------------------------ */
+
+/* Errors while destroying have nobody left to tell. */
+static void end_event(cudaEvent_t event)
+{
+    if (event != NULL) {
+        (void)cudaEventDestroy(event);
+    }
+}
+
+static void end_stream(cudaStream_t stream)
+{
+    if (stream != NULL) {
+        (void)cudaStreamSynchronize(stream);
+        (void)cudaStreamDestroy(stream);
+    }
+}
+
+static void end_ring(tchi_staging_ring *ring)
+{
+    for (int i = 0; i < TCHI_STAGING_PIECES; i++) {
+        end_event(ring->copied[i]);
+    }
+    if (ring->memory != NULL) {
+        (void)cudaFreeHost(ring->memory);
+    }
+}
+
+void tchi_cuda_staging_destroy(tchi_cuda_staging *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    tchi_copy_threads_destroy(s->threads);
+    end_stream(s->in);
+    end_stream(s->out);
+    for (int i = 0; i < 3; i++) {
+        for (int k = 0; k < 2; k++) {
+            end_event(s->slots[i][k].filled);
+            end_event(s->slots[i][k].used);
+            end_event(s->slots[i][k].drained);
+        }
+    }
+    end_event(s->start);
+    end_ring(&s->inward);
+    end_ring(&s->outward);
+    tchi_cuda_host->release(s, sizeof *s);
+}
+
+/* --- copies ------------------------------------------------------------------------------------------------------- */
+
+/* CUDA takes no larger pitch. */
+#define MOST_PITCH INT32_MAX
+
+tch_status tchi_cuda_staging_copy(const tchi_rows *r, cudaStream_t stream)
+{
+    if (r->rows < 1 || r->width < 1) {
+        return TCH_OK;
+    }
+    if (r->to_pitch <= MOST_PITCH && r->from_pitch <= MOST_PITCH) {
+        return tchi_cuda_check(cudaMemcpy2DAsync(r->to, (size_t)r->to_pitch, r->from, (size_t)r->from_pitch,
+                                                 (size_t)r->width, (size_t)r->rows, cudaMemcpyDefault, stream),
+                               "cudaMemcpy2DAsync");
+    }
+    for (int64_t i = 0; i < r->rows; i++) {
+        TCHI_CUDA_TRY(cudaMemcpyAsync(r->to + i * r->to_pitch, r->from + i * r->from_pitch, (size_t)r->width,
+                                      cudaMemcpyDefault, stream),
+                      "cudaMemcpyAsync");
+    }
+    return TCH_OK;
+}
+
+static char *piece_memory(const tchi_staging_ring *ring, int64_t piece)
+{
+    return ring->memory + piece % TCHI_STAGING_PIECES * TCHI_STAGING_PIECE_BYTES;
+}
+
+tch_status tchi_cuda_staging_send(tchi_cuda_staging *s, const tchi_rows *r)
+{
+    tchi_staging_ring *ring = &s->inward;
+    int64_t piece = ring->next++;
+    cudaEvent_t copied = ring->copied[piece % TCHI_STAGING_PIECES];
+    tchi_rows pack = *r;
+    tchi_rows send = *r;
+    pack.to = piece_memory(ring, piece);
+    pack.to_pitch = r->width;
+    send.from = pack.to;
+    send.from_pitch = r->width;
+    TCHI_CUDA_TRY(cudaEventSynchronize(copied), "waiting for a copy to the device");
+    tchi_copy_threads_run(s->threads, &pack);
+    TCHI_CUDA_PASS(tchi_cuda_staging_copy(&send, s->in));
+    return tchi_cuda_check(cudaEventRecord(copied, s->in), "cudaEventRecord");
+}
+
+tch_status tchi_cuda_staging_fetch(tchi_cuda_staging *s, const tchi_rows *r, int64_t *piece)
+{
+    tchi_staging_ring *ring = &s->outward;
+    tchi_rows fetch = *r;
+    *piece = ring->next++;
+    fetch.to = piece_memory(ring, *piece);
+    fetch.to_pitch = r->width;
+    TCHI_CUDA_PASS(tchi_cuda_staging_copy(&fetch, s->out));
+    return tchi_cuda_check(cudaEventRecord(ring->copied[*piece % TCHI_STAGING_PIECES], s->out), "cudaEventRecord");
+}
+
+tch_status tchi_cuda_staging_deliver(tchi_cuda_staging *s, const tchi_rows *r, int64_t piece)
+{
+    tchi_staging_ring *ring = &s->outward;
+    tchi_rows unpack = *r;
+    unpack.from = piece_memory(ring, piece);
+    unpack.from_pitch = r->width;
+    TCHI_CUDA_TRY(cudaEventSynchronize(ring->copied[piece % TCHI_STAGING_PIECES]), "waiting for a copy to the host");
+    tchi_copy_threads_run(s->threads, &unpack);
+    return TCH_OK;
+}

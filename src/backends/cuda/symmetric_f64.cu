@@ -1,0 +1,229 @@
+/* The half product in float64 on tensor cores: C = c0 I + c1 D + c2 A B' over the lower tiles of C, mirrored. Here are
+ * which block computes which tile, and with which tiling; how it does is in symmetric_f64_tile.cuh.
+ *
+ * A batch of N matrices asks for N n^2 k operations (half of 2 N n^2 k), and at least 8 N (2 n k + n^2) bytes, with
+ * 4 N n^2 more for D. From L2 a tile of R by C reads 8 k (R + C) bytes for its 2 R C k operations: 16 operations a byte
+ * for 128 by 128, 8 for 64 by 64. bench/ladder/cuda_symmetric_f64.md has the reasoning, bench/kernels the timings. */
+#include "symmetric_f64_tile.cuh"
+
+/* float64 tensor cores at full rate: compute capability 8.0, 9.0 and 10.0. Elsewhere the kernel is empty. */
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
+#define HAS_F64_TENSOR_CORES 1
+#endif
+
+/* --- which tile --------------------------------------------------------------------------------------------------- */
+
+/* Tiles in rows of tiles 0 to count - 1: with tiles `wide` times as high as wide, row i has `wide` (i + 1) of them. */
+static __host__ __device__ __forceinline__ int64_t tiles_above(int64_t count, int wide)
+{
+    return wide * (count * (count + 1) / 2);
+}
+
+/* The square root is only a guess, good to one or two for any number of tiles. */
+template <class T> static __device__ __forceinline__ place place_of(const problem &p, int64_t tile)
+{
+    constexpr int wide = T::rows / T::cols;
+    place at;
+    at.matrix = (int)(tile / p.tiles);
+    int64_t t = tile % p.tiles;
+    int64_t i = (int64_t)((sqrtf(8.0f * (float)(t / wide) + 1.0f) - 1.0f) * 0.5f);
+    while (tiles_above(i, wide) > t) {
+        i--;
+    }
+    while (tiles_above(i + 1, wide) <= t) {
+        i++;
+    }
+    at.row = (int)i * T::rows;
+    at.col = (int)(t - tiles_above(i, wide)) * T::cols;
+    return at;
+}
+
+/* Blocks up to p.whole compute tiles of the one tiling, later ones share the remaining tiles between them, cut into
+ * pieces of the other, which has as many threads: the last round of a grid seldom fills the device, and with smaller
+ * pieces it is over sooner. */
+template <class T, class PIECE>
+static __global__ void __launch_bounds__(T::threads, T::blocks) symmetric_f64_kernel(const problem p)
+{
+#ifdef HAS_F64_TENSOR_CORES
+    static_assert(T::threads == PIECE::threads && T::shared_bytes >= PIECE::shared_bytes, "one launch serves both");
+    constexpr int across = T::cols / PIECE::cols, pieces = T::rows / PIECE::rows * across;
+    extern __shared__ __align__(128) double shared[];
+    int64_t block = blockIdx.x;
+    if (block < p.whole) {
+        place at = place_of<T>(p, block);
+        if (at.col < p.n) {
+            compute_tile<T>(shared, p, at);
+        }
+    } else if constexpr (pieces > 1) {
+        int piece = (int)((block - p.whole) % pieces);
+        place at = place_of<T>(p, p.whole + (block - p.whole) / pieces);
+        at.row += piece / across * PIECE::rows;
+        at.col += piece % across * PIECE::cols;
+        if (at.row < p.n && at.col < at.row + PIECE::rows) {
+            compute_tile<PIECE>(shared, p, at);
+        }
+    }
+#else
+    (void)p;
+#endif
+}
+
+/* --- launching ---------------------------------------------------------------------------------------------------- */
+
+/* How the tiles of a batch fall on the device. */
+typedef struct rounds {
+    int64_t tiles; /* of one matrix */
+    int64_t whole; /* tiles of the batch that are computed whole */
+    int64_t blocks;
+    double time; /* in products of 64 by 64 by k done by one multiprocessor */
+} rounds;
+
+/* Pieces are worth it where the tiles of the last, partial round do not fill three quarters of the device. */
+template <class T, class PIECE> static rounds plan(const tchi_cuda_state *state, int64_t n, int64_t batch)
+{
+    const int pieces = T::rows / PIECE::rows * (T::cols / PIECE::cols);
+    const int64_t slots = (int64_t)state->device.processors * T::blocks;
+    const double unit = T::rows * T::cols / 4096.0 * T::blocks;
+    rounds r;
+    r.tiles = tiles_above((n + T::rows - 1) / T::rows, T::rows / T::cols);
+    int64_t total = r.tiles * batch;
+    int64_t left = total % slots;
+    int cut = pieces > 1 && 4 * left <= 3 * slots;
+    r.whole = cut ? total - left : total;
+    r.blocks = r.whole + (total - r.whole) * pieces;
+    r.time = unit * (double)((r.whole + slots - 1) / slots);
+    r.time += unit / pieces * (double)((r.blocks - r.whole + slots - 1) / slots);
+    return r;
+}
+
+/* More than the usual 48 KB for a block, and as much as there is for the blocks that share a multiprocessor. */
+static tch_status ask_for_shared_memory(const void *kernel, int bytes)
+{
+    TCHI_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                  "cudaFuncSetAttribute");
+    TCHI_CUDA_TRY(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "cudaFuncSetAttribute");
+    return TCH_OK;
+}
+
+template <class T, class PIECE> static tch_status launch(const tchi_cuda_state *state, problem p, int64_t batch)
+{
+    const auto kernel = symmetric_f64_kernel<T, PIECE>;
+    const rounds r = plan<T, PIECE>(state, p.n, batch);
+    p.tiles = r.tiles;
+    p.whole = r.whole;
+    TCHI_CUDA_PASS(ask_for_shared_memory((const void *)kernel, T::shared_bytes));
+    kernel<<<(unsigned)r.blocks, T::threads, T::shared_bytes, state->stream>>>(p);
+    return tchi_cuda_launched(state, "symmetric_f64_kernel");
+}
+
+/* 128 by 128 reads little enough from L2 to keep the tensor cores busy; one block fills a multiprocessor's registers.
+ * 64 by 64 wastes less on small matrices, and three blocks hide each other's beginnings, barriers and ends. */
+typedef tiling<128, 128, 64, 32, 8, 16, 4, 2, 1> large_tiling;
+typedef tiling<64, 64, 32, 16, 8, 16, 4, 2, 1> large_piece;
+typedef tiling<64, 64, 32, 32, 8, 16, 4, 2, 3, false> small_tiling;
+
+/* What a tile of 64 by 64 costs in a small block against its share of a large one, for reading twice as much from L2;
+ * and the columns' worth of time in which a large block only starts or stores. Reasoned, not yet measured. */
+#define SMALL_COST 1.2
+#define LARGE_IDLE_COLUMNS 64.0
+
+static int prefers_small(const tchi_cuda_state *state, int64_t n, int64_t k, int64_t batch)
+{
+    double large = plan<large_tiling, large_piece>(state, n, batch).time * ((double)k + LARGE_IDLE_COLUMNS);
+    double small = plan<small_tiling, small_tiling>(state, n, batch).time * SMALL_COST * (double)k;
+    return small <= large;
+}
+
+/* Rows for which the tiles of one matrix fit into a grid, and columns that an int can count past the end. */
+#define MOST_ROWS (1 << 20)
+#define MOST_COLUMNS (1 << 30)
+
+static int rows_are_aligned(const tch_matrices *x)
+{
+    return (uintptr_t)x->data % 16 == 0 && (x->rows <= 1 || x->ld % 2 == 0) && (x->batch <= 1 || x->stride % 2 == 0);
+}
+
+extern "C" int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
+                                             const tch_matrices *c)
+{
+    int major = state->device.major;
+    int tensor_cores = (major == 8 || major == 9 || major == 10) && state->device.minor == 0;
+    int output = c->type == TCH_SCALAR_F64 || c->type == TCH_SCALAR_F32 || c->type == TCH_SCALAR_BF16X2;
+    return tensor_cores && state->device.shared_per_block >= large_tiling::shared_bytes && output &&
+           a->type == TCH_SCALAR_F64 && b->type == TCH_SCALAR_F64 && rows_are_aligned(a) && rows_are_aligned(b) &&
+           c->rows <= MOST_ROWS && a->cols <= MOST_COLUMNS;
+}
+
+static operand operand_of(const tch_matrices *x)
+{
+    operand o = {NULL, 0, 0};
+    if (x != NULL) {
+        o.data = (const double *)x->data;
+        o.ld = x->ld;
+        o.stride = x->stride;
+    }
+    return o;
+}
+
+static problem problem_of(double c0, double c1, const tch_matrices *d, double c2, const tch_matrices *a,
+                          const tch_matrices *b, const tch_matrices *c)
+{
+    problem p = {};
+    p.a = operand_of(a);
+    p.b = operand_of(b);
+    p.d = operand_of(d);
+    p.c = c->data;
+    p.c_type = c->type;
+    p.c_ld = c->ld;
+    p.c_stride = c->stride;
+    p.n = (int)c->rows;
+    p.k = (int)a->cols;
+    p.c_paired = rows_are_aligned(c);
+    p.d_paired = d != NULL && rows_are_aligned(d);
+    p.c0 = c0;
+    p.c1 = d == NULL ? 0.0 : c1;
+    p.c2 = c2;
+    return p;
+}
+
+static const double *matrix_from(operand o, int64_t matrix)
+{
+    return o.data == NULL ? NULL : o.data + matrix * o.stride;
+}
+
+/* The matrices of the batch from `first` on. */
+static problem part_of(problem p, int64_t first)
+{
+    static const int64_t element[TCH_SCALAR_COUNT] = {8, 4, 2, 2, 4, 8, 4};
+    p.a.data = matrix_from(p.a, first);
+    p.b.data = matrix_from(p.b, first);
+    p.d.data = matrix_from(p.d, first);
+    p.c = (char *)p.c + first * p.c_stride * element[p.c_type];
+    return p;
+}
+
+/* Blocks that one launch may be asked for: a grid ends at 2^31 - 1. */
+#define MOST_BLOCKS INT64_C(0x40000000)
+
+extern "C" tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
+                                              double c2, const tch_matrices *a, const tch_matrices *b,
+                                              const tch_matrices *c)
+{
+    const int64_t n = c->rows, k = a->cols;
+    if (n == 0 || c->batch == 0) {
+        return TCH_OK;
+    }
+    const problem p = problem_of(c0, c1, d, c2, a, b, c);
+    const int64_t most = MOST_BLOCKS / tiles_above((n + 63) / 64, 1);
+    for (int64_t first = 0; first < c->batch; first += most) {
+        int64_t count = c->batch - first < most ? c->batch - first : most;
+        if (prefers_small(state, n, k, count)) {
+            TCHI_CUDA_PASS((launch<small_tiling, small_tiling>(state, part_of(p, first), count)));
+        } else {
+            TCHI_CUDA_PASS((launch<large_tiling, large_piece>(state, part_of(p, first), count)));
+        }
+    }
+    return TCH_OK;
+}

@@ -1,0 +1,357 @@
+/* Every public operation once or twice at small odd sizes, in a few seconds: what compute-sanitizer runs, and a first
+ * sign of life on a new GPU.
+ *
+ *     cuda_smoke [device]      0: all is well, 77: no such device, 1: something failed
+ *
+ * Results are looked at only so far as a wrong one is plainly wrong; the conformance tests are the judges. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <torchium/torchium.h>
+
+#define SKIPPED 77
+#define MOST_TENSORS 8
+#define MOST_MATRICES 4 /* of a batch */
+
+static tch_context *context;
+static tch_tensor *taken[MOST_TENSORS]; /* of the running case; destroyed after it */
+static int taken_count;
+static int failures;
+
+static void expect(int good, const char *what, const char *detail)
+{
+    if (!good) {
+        fprintf(stderr, "%s: %s\n", what, detail);
+        failures++;
+    }
+}
+
+static void done(tch_status status, const char *what)
+{
+    expect(status == TCH_OK, what, tch_last_error());
+}
+
+static tch_tensor *make(tch_dtype dtype, int32_t ndim, const int64_t *shape)
+{
+    tch_tensor *t = NULL;
+    if (tch_tensor_create_uninitialized(context, dtype, ndim, shape, TCH_CONTIGUOUS, &t) != TCH_OK) {
+        fprintf(stderr, "no tensor: %s\n", tch_last_error());
+        exit(EXIT_FAILURE);
+    }
+    taken[taken_count++] = t;
+    return t;
+}
+
+static tch_tensor *matrices(tch_dtype dtype, int64_t batch, int64_t rows, int64_t cols)
+{
+    return make(dtype, 3, (const int64_t[]){batch, rows, cols});
+}
+
+static tch_tensor *per_matrix(tch_dtype dtype, int64_t batch)
+{
+    return make(dtype, 1, (const int64_t[]){batch});
+}
+
+static void end_case(void)
+{
+    while (taken_count > 0) {
+        tch_tensor_destroy(taken[--taken_count]);
+    }
+}
+
+/* Copies between host and device do not convert: numbers travel as float64, and integers as they are. */
+static tch_tensor flat(const tch_tensor *t, int64_t *count)
+{
+    tch_tensor row = *t;
+    *count = tch_tensor_numel(t);
+    row.ndim = 1;
+    row.shape = count;
+    row.strides = NULL;
+    return row;
+}
+
+static void must(tch_status status)
+{
+    if (status != TCH_OK) {
+        fprintf(stderr, "cannot copy: %s\n", tch_last_error());
+        exit(EXIT_FAILURE);
+    }
+}
+
+/* The elements as float64; free with free. */
+static double *read_back(const tch_tensor *t)
+{
+    int64_t count;
+    tch_tensor row = flat(t, &count);
+    double *values = malloc((size_t)count * sizeof *values);
+    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, 1, &count);
+    tch_tensor *wide = NULL;
+    must(tch_tensor_create_uninitialized(context, TCH_FLOAT64, 1, &count, TCH_CONTIGUOUS, &wide));
+    must(tch_tensor_copy(context, wide, &row));
+    must(tch_tensor_copy(context, &host, wide));
+    must(tch_context_synchronize(context));
+    tch_tensor_destroy(wide);
+    return values;
+}
+
+static void write_values(tch_tensor *t, double *values)
+{
+    int64_t count;
+    tch_tensor row = flat(t, &count);
+    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, 1, &count);
+    tch_tensor *wide = NULL;
+    must(tch_tensor_create_uninitialized(context, TCH_FLOAT64, 1, &count, TCH_CONTIGUOUS, &wide));
+    must(tch_tensor_copy(context, wide, &host));
+    must(tch_tensor_copy(context, &row, wide));
+    must(tch_context_synchronize(context));
+    tch_tensor_destroy(wide);
+}
+
+static tch_tensor *waves(tch_dtype dtype, int64_t batch, int64_t rows, int64_t cols)
+{
+    tch_tensor *t = matrices(dtype, batch, rows, cols);
+    int64_t count = batch * rows * cols;
+    double *values = malloc((size_t)count * sizeof *values);
+    for (int64_t i = 0; i < count && values != NULL; i++) {
+        values[i] = sin(1.7 * (double)i) + 0.1;
+    }
+    write_values(t, values);
+    free(values);
+    return t;
+}
+
+/* Positive definite, condition about 20: second differences plus a multiple of the identity. */
+static tch_tensor *positive(tch_dtype dtype, int64_t batch, int64_t n)
+{
+    tch_tensor *t = matrices(dtype, batch, n, n);
+    int64_t size = n * n;
+    double *values = calloc((size_t)(batch * size), sizeof *values);
+    for (int64_t i = 0; i < batch * size && values != NULL; i++) {
+        int64_t gap = llabs(i % size / n - i % n);
+        values[i] = gap == 0 ? 2.2 + 0.1 * (double)(i / size) : gap == 1 ? -1.0 : 0.0;
+    }
+    write_values(t, values);
+    free(values);
+    return t;
+}
+
+static void expect_finite(const tch_tensor *t, const char *what)
+{
+    int64_t count = tch_tensor_numel(t);
+    double *values = read_back(t);
+    double largest = 0.0;
+    int bad = 0;
+    for (int64_t i = 0; i < count; i++) {
+        bad += !isfinite(values[i]);
+        largest = fmax(largest, fabs(values[i]));
+    }
+    expect(bad == 0, what, "an element is not finite");
+    expect(count == 0 || (largest > 0.0 && largest < 1e6), what, "the result has no sensible size");
+    free(values);
+}
+
+static void expect_at_most(const tch_tensor *t, double limit, const char *what)
+{
+    double *values = read_back(t);
+    for (int64_t i = 0; i < tch_tensor_numel(t); i++) {
+        char text[64];
+        snprintf(text, sizeof text, "matrix %lld has %g", (long long)i, values[i]);
+        expect(values[i] <= limit, what, text);
+    }
+    free(values);
+}
+
+static void expect_good(const tch_tensor *report, const char *what)
+{
+    int32_t codes[MOST_MATRICES] = {0};
+    int64_t count;
+    tch_tensor row = flat(report, &count);
+    tch_tensor host = tch_tensor_view(codes, TCH_INT32, 1, &count);
+    must(tch_tensor_copy(context, &host, &row));
+    must(tch_context_synchronize(context));
+    for (int64_t i = 0; i < count; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "matrix %lld is reported as %d", (long long)i, codes[i]);
+        expect(codes[i] == TCH_REPORT_OK, what, text);
+    }
+}
+
+static void copies_and_fills(tch_dtype dtype)
+{
+    tch_tensor *a = waves(dtype, 2, 37, 19);
+    tch_tensor *b = matrices(TCH_FLOAT32, 2, 19, 37);
+    int64_t shape[] = {2, 37, 19};
+    int64_t strides[] = {703, 1, 37};
+    tch_tensor turned = *b;
+    turned.shape = shape;
+    turned.strides = strides;
+    done(tch_tensor_copy(context, &turned, a), "copy");
+    expect_finite(b, "copy");
+    done(tch_tensor_fill(context, a, 1.5), "fill");
+    expect_finite(a, "fill");
+    end_case();
+}
+
+static void products(tch_dtype dtype, int64_t n)
+{
+    tch_tensor *a = waves(dtype, 2, n, n + 3);
+    tch_tensor *b = waves(dtype, 2, n + 3, n);
+    tch_tensor *out = matrices(dtype, 2, n, n);
+    done(tch_matmul(context, a, b, out), "matmul");
+    expect_finite(out, "matmul");
+    done(tch_gemm(context, 0.5, b, 1, a, 1, 0.25, out), "gemm");
+    expect_finite(out, "gemm");
+    done(tch_gram(context, 1.0, a, 0, 0.0, out), "gram");
+    done(tch_gram(context, 0.1, b, 1, 0.9, out), "gram, accumulating");
+    expect_finite(out, "gram");
+    done(tch_matmul_chunked(context, a, b, 1 << 20, out), "chunked");
+    expect_finite(out, "chunked");
+    end_case();
+    tch_tensor *s = positive(dtype, 2, n);
+    tch_tensor *same = positive(dtype, 2, n);
+    tch_tensor *square = matrices(dtype, 2, n, n);
+    done(tch_symmetric_product(context, s, same, square), "symmetric product");
+    expect_finite(square, "symmetric product");
+    end_case();
+}
+
+static void eigen(tch_dtype dtype, int64_t n)
+{
+    tch_tensor *a = positive(dtype, 3, n);
+    tch_tensor *w = make(dtype, 2, (const int64_t[]){3, n});
+    tch_tensor *v = matrices(dtype, 3, n, n);
+    tch_tensor *report = per_matrix(TCH_INT32, 3);
+    done(tch_eigh(context, a, w, v, report), "eigh");
+    expect_finite(w, "eigenvalues");
+    expect_finite(v, "eigenvectors");
+    expect_good(report, "eigh's report");
+    done(tch_matrix_power(context, a, -0.5, 1e-3, v, report), "power");
+    expect_finite(v, "power");
+    end_case();
+}
+
+static void roots(tch_dtype dtype, int64_t n, int32_t root, tch_root_method method, int32_t exact)
+{
+    char what[64];
+    snprintf(what, sizeof what, "root %d by %s, n = %lld, %s", root, tch_root_method_name(method), (long long)n,
+             tch_dtype_name(dtype));
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.relative_eps = 1e-2;
+    config.method = method;
+    config.exact_residual = exact;
+    tch_tensor *a = positive(dtype, 3, n);
+    tch_tensor *out = matrices(dtype, 3, n, n);
+    tch_tensor *residual = per_matrix(TCH_FLOAT64, 3);
+    tch_tensor *report = per_matrix(TCH_INT32, 3);
+    done(tch_inverse_root(context, a, root, &config, out, residual, report), what);
+    expect_good(report, what);
+    expect_at_most(residual, dtype.bits == 16 ? 0.2 : 0.02, what);
+    expect_finite(out, what);
+    end_case();
+}
+
+static void orthogonal(tch_dtype dtype)
+{
+    tch_tensor *a = waves(dtype, 2, 33, 18);
+    tch_tensor *out = matrices(dtype, 2, 33, 18);
+    done(tch_orthogonalize(context, a, 5, TCH_ORTHO_POLAR_EXPRESS, out), "polar express");
+    expect_finite(out, "polar express");
+    done(tch_orthogonalize(context, a, 5, TCH_ORTHO_MUON, out), "muon");
+    expect_finite(out, "muon");
+    end_case();
+}
+
+static void kronecker(tch_dtype dtype)
+{
+    tch_tensor *a = waves(dtype, 2, 3, 5);
+    tch_tensor *b = waves(dtype, 2, 9, 7);
+    tch_tensor *product = matrices(dtype, 2, 27, 35);
+    tch_tensor *x = waves(dtype, 2, 35, 11);
+    tch_tensor *y = matrices(dtype, 2, 27, 11);
+    done(tch_kronecker_product(context, a, b, product), "kronecker product");
+    expect_finite(product, "kronecker product");
+    done(tch_kronecker_matmul(context, a, b, x, y), "kronecker matmul");
+    expect_finite(y, "kronecker matmul");
+    tch_tensor *error = per_matrix(TCH_FLOAT64, 2);
+    done(tch_nearest_kronecker(context, product, a, b, error), "nearest kronecker");
+    expect_at_most(error, dtype.bits == 16 ? 0.1 : 1e-3, "nearest kronecker");
+    end_case();
+    tch_tensor *left = positive(dtype, 2, 13);
+    tch_tensor *right = positive(dtype, 2, 6);
+    tch_tensor *gradient = waves(dtype, 2, 13, 6);
+    tch_tensor *out = matrices(dtype, 2, 13, 6);
+    tch_tensor *report = per_matrix(TCH_INT32, 2);
+    done(tch_kronecker_apply(context, left, right, gradient, out), "kronecker apply");
+    expect_finite(out, "kronecker apply");
+    done(tch_kronecker_solve(context, left, right, gradient, 1e-2, out, report), "kronecker solve");
+    expect_finite(out, "kronecker solve");
+    expect_good(report, "kronecker solve");
+    end_case();
+}
+
+/* A product whose operands stay in memory of the host; on the CPU that is any product. */
+static void streamed(void)
+{
+    static float a[70 * 50];
+    static float b[50 * 30];
+    static float out[70 * 30];
+    int64_t shape_a[] = {70, 50};
+    int64_t shape_b[] = {50, 30};
+    int64_t shape_out[] = {70, 30};
+    for (int i = 0; i < 70 * 50; i++) {
+        a[i] = 1.0f;
+        b[i % (50 * 30)] = 2.0f;
+    }
+    tch_tensor ta = tch_tensor_view(a, TCH_FLOAT32, 2, shape_a);
+    tch_tensor tb = tch_tensor_view(b, TCH_FLOAT32, 2, shape_b);
+    tch_tensor tout = tch_tensor_view(out, TCH_FLOAT32, 2, shape_out);
+    done(tch_matmul_chunked(context, &ta, &tb, 1 << 20, &tout), "streamed product");
+    done(tch_context_synchronize(context), "streamed product");
+    int wrong = 0;
+    for (int i = 0; i < 70 * 30; i++) {
+        wrong += out[i] != 100.0f;
+    }
+    expect(wrong == 0, "streamed product", "an element is not 100");
+}
+
+static void run_all(void)
+{
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
+    static const int64_t sizes[] = {1, 33, 130};
+    for (int d = 0; d < 4; d++) {
+        copies_and_fills(dtypes[d]);
+        orthogonal(dtypes[d]);
+        kronecker(dtypes[d]);
+        products(dtypes[d], 21);
+        eigen(dtypes[d], 17);
+        roots(dtypes[d], 19, 2, TCH_ROOT_AUTO, 1);
+    }
+    for (int s = 0; s < 3; s++) {
+        products(TCH_FLOAT32, sizes[s]);
+        for (int method = TCH_ROOT_EIGEN; method <= TCH_ROOT_NEWTON; method++) {
+            roots(TCH_FLOAT32, sizes[s], 4, (tch_root_method)method, 0);
+            roots(TCH_FLOAT64, sizes[s], 3, (tch_root_method)method, 1);
+        }
+    }
+    roots(TCH_FLOAT32, 100, 8, TCH_ROOT_NEWTON, 0);
+    roots(TCH_FLOAT32, 290, 4, TCH_ROOT_NEWTON, 0);
+    streamed();
+}
+
+int main(int argc, char **argv)
+{
+    const char *device = argc > 1 ? argv[1] : "cuda";
+    tch_status status = tch_context_create(device, &context);
+    if (status != TCH_OK) {
+        printf("%s cannot be used here: %s\n", device, tch_last_error());
+        int required = status != TCH_ERR_UNAVAILABLE || getenv("TORCHIUM_TEST_REQUIRE_DEVICE") != NULL;
+        return required ? EXIT_FAILURE : SKIPPED;
+    }
+    run_all();
+    done(tch_context_synchronize(context), "the end");
+    tch_context_destroy(context);
+    printf("%s: %d failures\n", device, failures);
+    return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,57 @@
+/* A libcuda.so.1 for machines without one. CUDA's runtime asks it for its version and starts it; both answers come from
+ * the environment, and every other function fails. So the module can be seen with a driver that is too old, and with one
+ * that finds no GPU, anywhere. */
+#include <stdlib.h>
+#include <string.h>
+
+int cuInit(unsigned int flags);
+int cuDriverGetVersion(int *version);
+int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags, int *found);
+
+typedef void (*any_function)(void);
+
+static int number(const char *variable, int otherwise)
+{
+    const char *value = getenv(variable);
+    return value != NULL ? atoi(value) : otherwise;
+}
+
+int cuInit(unsigned int flags)
+{
+    (void)flags;
+    return number("FAKE_DRIVER_INIT", 100); /* CUDA_ERROR_NO_DEVICE */
+}
+
+int cuDriverGetVersion(int *version)
+{
+    *version = number("FAKE_DRIVER_VERSION", 99000);
+    return 0;
+}
+
+static int fails(void)
+{
+    return 999; /* CUDA_ERROR_UNKNOWN */
+}
+
+int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags, int *found)
+{
+    const struct {
+        const char *name;
+        any_function function;
+    } known[] = {{"cuInit", (any_function)cuInit},
+                 {"cuDriverGetVersion", (any_function)cuDriverGetVersion},
+                 {"cuGetProcAddress", (any_function)cuGetProcAddress_v2}};
+    any_function answer = (any_function)fails;
+    (void)version;
+    (void)flags;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strcmp(name, known[i].name) == 0) {
+            answer = known[i].function;
+        }
+    }
+    memcpy(function, &answer, sizeof answer);
+    if (found != NULL) {
+        *found = 0;
+    }
+    return 0;
+}

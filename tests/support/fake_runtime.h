@@ -1,0 +1,41 @@
+/* A CUDA runtime without a GPU: enough of it to run the host side of the CUDA module and to see what it asked for. The
+ * struct is both the remote control and the record. */
+#ifndef TORCHIUM_TESTS_FAKE_RUNTIME_H
+#define TORCHIUM_TESTS_FAKE_RUNTIME_H
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+enum { FAKE_DEVICES = 4 };
+
+/* CUDA leaves the struct behind cudaStream_t undefined, so it can be ours. */
+struct CUstream_st {
+    int device;
+};
+
+typedef struct fake_runtime {
+    /* What the machine is like. */
+    int devices;
+    int capability[FAKE_DEVICES]; /* 90 for 9.0 */
+    int has_pools;
+    int failing_allocations; /* how many of the next ones */
+    cudaStream_t captured;
+    cudaError_t pending;     /* what cudaGetLastError will say */
+    cudaError_t broken;      /* what cudaGetDevice answers */
+    const void *page_locked; /* the one host address that is */
+
+    /* What was done. */
+    int current;   /* device */
+    int allocated; /* blocks not freed */
+    int pools, streams, trims, synchronized;
+    int bad_waits; /* for a stream under capture */
+    cudaStream_t freed_on;
+    cudaStream_t recorded, waiting; /* the last event: recorded on one, waited for by the other */
+} fake_runtime;
+
+extern fake_runtime fake;
+
+/* Two devices of capability 9.0, with pools; device 0 is current. */
+void fake_runtime_reset(void);
+
+#endif
