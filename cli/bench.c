@@ -26,13 +26,20 @@ static const double conditions[] = {1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8};
 static const int32_t accuracy_roots[] = {2, 4};
 enum { CONDITIONS = sizeof conditions / sizeof conditions[0] };
 
+/* A device without arithmetic for bfloat16 widens it, and may be no faster than that. */
+static double product_limit(const bench_limits *limits, tch_dtype dtype)
+{
+    if (tch_dtype_equal(dtype, TCH_FLOAT64))
+        return limits->flops_f64;
+    return tch_dtype_equal(dtype, TCH_BFLOAT16) ? fmax(limits->flops_bf16, limits->flops_f32) : limits->flops_f32;
+}
+
 static void count_work(const bench_results *results, bench_row *row)
 {
     const bench_case *c = row->c;
     const bench_operation *operation = c->operation;
     double seconds = 1e-3 * row->time.least_ms, batch = (double)c->batch;
-    bool wide = tch_dtype_equal(c->dtype, TCH_FLOAT64);
-    double peak = wide ? results->limits.flops_f64 : results->limits.flops_f32;
+    double peak = product_limit(&results->limits, c->dtype);
     if (operation->flops != NULL) {
         row->rate = operation->flops(c) / seconds;
         row->share = row->rate / peak;
@@ -63,7 +70,8 @@ static tch_status judge(const workplace *place, const bench_data *data, bench_ro
 static void measure_case(const workplace *place, const bench_results *results, const bench_case *c, bench_row *row)
 {
     bench_data data;
-    *row = (bench_row){.c = c, .rate = (double)NAN, .share = (double)NAN, .products = (double)NAN};
+    *row = (bench_row){
+        .c = c, .verdict = ROOT_VERDICT_NONE, .rate = (double)NAN, .share = (double)NAN, .products = (double)NAN};
     row->status = bench_prepare(place, c, &data);
     if (row->status == TCH_OK) {
         row->status = timing_measure(place->device, c->operation->run, &data, results->seconds, &row->time);
@@ -143,7 +151,7 @@ static int run_all(const bench_options *options, const workplace *place, bench_r
 {
     progress early = progress_start(0.0);
     progress_show(&early, "limits of this machine");
-    tch_status status = bench_limits_measure(place, options->quick, 4.0 * options->seconds, &results->limits);
+    tch_status status = bench_limits_measure(place, 4.0 * options->seconds, results);
     progress_clear(&early);
     if (status != TCH_OK)
         return output_fail_library("bench");
@@ -177,7 +185,11 @@ static int list_cases(const bench_options *options, const bench_results *results
 static int run_bench(const bench_options *options, bench_results *results)
 {
     workplace place;
+    tch_device device;
+    if (tch_device_parse(options->device, &device))
+        return output_fail_library("bench");
     machine_facts_get(&results->machine);
+    results->large = device.type != TCH_DEVICE_CPU;
     results->quick = options->quick;
     results->seconds = options->seconds;
     bench_cases_fill(results, options->only);
@@ -209,7 +221,8 @@ int command_bench(int argc, char **argv)
         "Times the operations at named sizes. Limits of the machine are measured first, in the same run, and each\n"
         "row says which share of the limit it reached, or how many matrix products its time is worth. Then it shows\n"
         "how cost grows with n and with the batch, and the error of each inverse root over condition numbers. Times\n"
-        "are medians with the least beside them; rates and ratios are of the least, which other work disturbs less.",
+        "are medians with the least beside them; rates and ratios are of the least, which other work disturbs less.\n"
+        "On a GPU larger sizes are measured too.",
         specs, sizeof specs / sizeof specs[0]};
     options_result result = options_read(&table, argc, argv);
     if (result != OPTIONS_GO)

@@ -58,11 +58,9 @@ void bench_release(bench_data *data);
 tch_status bench_check(const workplace *place, const bench_data *data, bool *good);
 
 typedef struct bench_limits {
-    double flops_f32, flops_f64; /* per second, of one large product */
-    double copy_bytes;           /* per second, read plus written */
+    double flops_f32, flops_f64, flops_bf16; /* per second, of one large product */
+    double copy_bytes;                       /* per second, read plus written */
 } bench_limits;
-
-tch_status bench_limits_measure(const workplace *place, bool quick, double seconds, bench_limits *limits);
 
 /* The result of a case. */
 typedef struct bench_row {
@@ -82,6 +80,7 @@ typedef struct bench_accuracy_row {
     int32_t root;
     tch_dtype dtype;
     tch_root_method method;
+    bool offered; /* by the device's backend */
     root_verdict verdict;
 } bench_accuracy_row;
 
@@ -93,6 +92,7 @@ enum { BENCH_ACCURACY_N = 256, BENCH_ACCURACY_BATCH = 4 };
 typedef struct bench_results {
     machine_facts machine; /* as it was before the first measurement */
     bool quick;
+    bool large; /* the device is not the CPU: sizes that keep it busy are measured too */
     double seconds;
     bench_limits limits;
     bench_case cases[BENCH_CASES];
@@ -103,7 +103,10 @@ typedef struct bench_results {
     int accuracy_count;
 } bench_results;
 
-/* Fills results->cases with those whose name contains `only` (NULL: all). */
+/* Fills results->limits, spending about `seconds` on each. */
+tch_status bench_limits_measure(const workplace *place, double seconds, bench_results *results);
+
+/* Fills results->cases with those of `quick` and `large` whose name contains `only` (NULL: all). */
 void bench_cases_fill(bench_results *results, const char *only);
 
 /* Adds the rows of one condition number to results->accuracy. */
@@ -121,6 +124,7 @@ typedef struct bench_series {
 extern const bench_series bench_all_series[];
 extern const int bench_series_count;
 enum { BENCH_SERIES_N = 128 }; /* the size at which the batch varies */
+enum { BENCH_SERIES_MOST_N = 4096, BENCH_SERIES_MOST_BATCH = 1024 };
 
 /* The row of a series at this size, or NULL. */
 const bench_row *bench_series_row(const bench_results *results, const bench_series *series, int64_t batch, int64_t n);

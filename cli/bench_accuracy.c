@@ -90,6 +90,8 @@ static tch_status add_rows(const workplace *place, const accuracy_inputs *in, co
         row->method = methods[i];
         status = take_root(place, wide ? in->a64 : in->a32, row, wide ? in->reference64 : in->reference32,
                            &row->verdict, NULL);
+        row->offered = status != TCH_ERR_UNSUPPORTED;
+        status = row->offered ? status : TCH_OK;
     }
     return status;
 }
@@ -97,7 +99,8 @@ static tch_status add_rows(const workplace *place, const accuracy_inputs *in, co
 tch_status bench_accuracy_measure(const workplace *place, int32_t root, double condition, bench_results *results)
 {
     accuracy_inputs in = {0};
-    bench_accuracy_row row = {.condition = condition, .root = root, .method = TCH_ROOT_EIGEN};
+    bench_accuracy_row row = {
+        .condition = condition, .root = root, .method = TCH_ROOT_EIGEN, .verdict = ROOT_VERDICT_NONE};
     tch_status status = allocate(place, &in);
     if (status == TCH_OK)
         status = fill_matrices(place, root, condition, &in);

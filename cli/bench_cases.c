@@ -5,13 +5,17 @@
 #include <stdio.h>
 #include <string.h>
 
-/* 0 where an operation has no such size. Those marked quick are also measured with --quick. */
+/* QUICK sizes are measured always, FULL ones without --quick, and LARGE ones without --quick where the device is not the
+ * CPU: a GPU is not busy with less, and a CPU would be for too long. */
+typedef enum size_when { QUICK, FULL, LARGE } size_when;
+
+/* 0 where an operation has no such size. */
 typedef struct size_entry {
     int64_t batch, m, n, k;
-    bool quick;
+    size_when when;
 } size_entry;
 
-enum { SIZES = 16 };
+enum { SIZES = 20 };
 
 typedef enum size_style { STYLE_SQUARE, STYLE_RECTANGLE, STYLE_PAIR } size_style;
 
@@ -34,47 +38,61 @@ typedef struct case_list {
     {                                                                                                                  \
         TCH_BFLOAT, 16, 1                                                                                              \
     }
-#define ONE(n, quick)                                                                                                  \
+#define ONE(n, when)                                                                                                   \
     {                                                                                                                  \
-        1, n, n, n, quick                                                                                              \
+        1, n, n, n, when                                                                                               \
     }
-#define BATCH(b, n, quick)                                                                                             \
+#define BATCH(b, n, when)                                                                                              \
     {                                                                                                                  \
-        b, n, n, n, quick                                                                                              \
+        b, n, n, n, when                                                                                               \
     }
 
-/* 32 to 2048 in steps of two, the batches at which the cost per matrix is shown, and those of TARGETS. */
+/* 32 to 2048 in steps of two, the batches at which the cost per matrix is shown, and those that users of
+ * preconditioners meet. */
 #define SINGLE_SIZES                                                                                                   \
-    ONE(32, false), ONE(64, true), ONE(128, true), ONE(256, true), ONE(512, true), ONE(1024, false), ONE(2048, false)
+    ONE(32, FULL), ONE(64, QUICK), ONE(128, QUICK), ONE(256, QUICK), ONE(512, QUICK), ONE(1024, FULL), ONE(2048, FULL)
 #define BATCH_SIZES                                                                                                    \
-    BATCH(4, 128, false), BATCH(16, 128, true), BATCH(64, 128, false), BATCH(256, 128, false), BATCH(64, 256, false),  \
-        BATCH(16, 1024, false)
+    BATCH(4, 128, FULL), BATCH(16, 128, QUICK), BATCH(64, 128, FULL), BATCH(256, 128, FULL), BATCH(64, 256, FULL),     \
+        BATCH(16, 1024, FULL)
+#define LARGE_SIZES BATCH(1024, 128, LARGE), BATCH(4, 2048, LARGE), ONE(4096, LARGE)
 
 static const case_list lists[] = {
-    {"matmul", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH_SIZES}},
-    {"matmul", F64, STYLE_SQUARE, {ONE(256, false), ONE(512, true), ONE(1024, false), ONE(2048, false)}},
-    {"symmetric_product", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH(64, 256, false), BATCH(16, 1024, false)}},
-    {"symmetric_product", F64, STYLE_SQUARE, {ONE(512, true), ONE(1024, false), ONE(2048, false)}},
-    {"gram", F32, STYLE_RECTANGLE, {{1, 256, 0, 1024, true}, {1, 768, 0, 3072, true}, {1, 1024, 0, 4096, false}}},
-    {"gram", F64, STYLE_RECTANGLE, {{1, 768, 0, 3072, true}}},
-    {"matmul_chunked", F32, STYLE_SQUARE, {ONE(512, true), ONE(1024, false)}},
-    {"matmul_chunked", BF16, STYLE_SQUARE, {ONE(512, true), ONE(1024, false)}},
-    {"eigh", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH_SIZES}},
-    {"eigh", F64, STYLE_SQUARE, {ONE(256, true), ONE(512, true), ONE(1024, false)}},
-    {"matrix_power", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH(64, 256, false), BATCH(16, 1024, false)}},
-    {"matrix_power", F64, STYLE_SQUARE, {ONE(256, true), ONE(512, true), ONE(1024, false)}},
-    {"inverse_root", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH_SIZES}},
-    {"inverse_root", F64, STYLE_SQUARE, {ONE(256, true), ONE(512, true), ONE(1024, false)}},
+    {"matmul", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH_SIZES, LARGE_SIZES}},
+    {"matmul", F64, STYLE_SQUARE, {ONE(256, FULL), ONE(512, QUICK), ONE(1024, FULL), ONE(2048, FULL)}},
+    {"symmetric_product",
+     F32,
+     STYLE_SQUARE,
+     {SINGLE_SIZES, BATCH(64, 256, FULL), BATCH(16, 1024, FULL), BATCH(4, 2048, LARGE)}},
+    {"symmetric_product", F64, STYLE_SQUARE, {ONE(512, QUICK), ONE(1024, FULL), ONE(2048, FULL)}},
+    {"gram",
+     F32,
+     STYLE_RECTANGLE,
+     {{1, 256, 0, 1024, QUICK}, {1, 768, 0, 3072, QUICK}, {1, 1024, 0, 4096, FULL}, {1, 4096, 0, 16384, LARGE}}},
+    {"gram", F64, STYLE_RECTANGLE, {{1, 768, 0, 3072, QUICK}}},
+    {"matmul_chunked", F32, STYLE_SQUARE, {ONE(512, QUICK), ONE(1024, FULL), ONE(4096, LARGE)}},
+    {"matmul_chunked", BF16, STYLE_SQUARE, {ONE(512, QUICK), ONE(1024, FULL), ONE(4096, LARGE)}},
+    {"eigh", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH_SIZES, LARGE_SIZES}},
+    {"eigh", F64, STYLE_SQUARE, {ONE(256, QUICK), ONE(512, QUICK), ONE(1024, FULL)}},
+    {"matrix_power",
+     F32,
+     STYLE_SQUARE,
+     {SINGLE_SIZES, BATCH(64, 256, FULL), BATCH(16, 1024, FULL), BATCH(4, 2048, LARGE)}},
+    {"matrix_power", F64, STYLE_SQUARE, {ONE(256, QUICK), ONE(512, QUICK), ONE(1024, FULL)}},
+    {"inverse_root", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH_SIZES, LARGE_SIZES}},
+    {"inverse_root", F64, STYLE_SQUARE, {ONE(256, QUICK), ONE(512, QUICK), ONE(1024, FULL)}},
     {"orthogonalize",
      F32,
      STYLE_RECTANGLE,
-     {{1, 256, 256, 0, true}, {1, 1024, 1024, 0, false}, {1, 768, 3072, 0, true}}},
-    {"kronecker_product", F32, STYLE_PAIR, {{1, 32, 64, 0, true}, {1, 64, 128, 0, true}}},
-    {"kronecker_product", F64, STYLE_PAIR, {{1, 64, 128, 0, false}}},
-    {"kronecker_matmul", F32, STYLE_PAIR, {{1, 64, 128, 16, true}, {1, 256, 512, 16, false}}},
-    {"kronecker_solve", F32, STYLE_PAIR, {{1, 64, 128, 0, true}, {1, 256, 512, 0, true}, {1, 768, 768, 0, false}}},
-    {"kronecker_solve", F64, STYLE_PAIR, {{1, 256, 512, 0, true}}},
-    {"nearest_kronecker", F32, STYLE_PAIR, {{1, 16, 32, 0, true}, {1, 32, 64, 0, false}}},
+     {{1, 256, 256, 0, QUICK}, {1, 1024, 1024, 0, FULL}, {1, 768, 3072, 0, QUICK}, {1, 4096, 4096, 0, LARGE}}},
+    {"kronecker_product", F32, STYLE_PAIR, {{1, 32, 64, 0, QUICK}, {1, 64, 128, 0, QUICK}}},
+    {"kronecker_product", F64, STYLE_PAIR, {{1, 64, 128, 0, FULL}}},
+    {"kronecker_matmul", F32, STYLE_PAIR, {{1, 64, 128, 16, QUICK}, {1, 256, 512, 16, FULL}}},
+    {"kronecker_solve",
+     F32,
+     STYLE_PAIR,
+     {{1, 64, 128, 0, QUICK}, {1, 256, 512, 0, QUICK}, {1, 768, 768, 0, FULL}, {1, 2048, 2048, 0, LARGE}}},
+    {"kronecker_solve", F64, STYLE_PAIR, {{1, 256, 512, 0, QUICK}}},
+    {"nearest_kronecker", F32, STYLE_PAIR, {{1, 16, 32, 0, QUICK}, {1, 32, 64, 0, FULL}}},
 };
 enum { LISTS = sizeof lists / sizeof lists[0] };
 
@@ -124,7 +142,7 @@ static void add(bench_results *results, const char *only, const case_list *list,
                  tch_dtype_name(c.dtype), damping);
     else
         snprintf(c.name, sizeof c.name, "%s/%s/%s", list->operation, c.size, tch_dtype_name(c.dtype));
-    if (results->quick && !size->quick)
+    if (size->when > (results->quick ? QUICK : results->large ? LARGE : FULL))
         return;
     if ((only == NULL || strstr(c.name, only) != NULL) && results->case_count < BENCH_CASES)
         results->cases[results->case_count++] = c;

@@ -27,6 +27,7 @@ static void write_limits(json_writer *json, const bench_limits *limits)
     json_object_begin(json, "limits");
     json_real(json, "float32_gflops", 1e-9 * limits->flops_f32);
     json_real(json, "float64_gflops", 1e-9 * limits->flops_f64);
+    json_real(json, "bfloat16_gflops", 1e-9 * limits->flops_bf16);
     json_real(json, "copy_gbps", 1e-9 * limits->copy_bytes);
     json_object_end(json);
 }
@@ -95,7 +96,7 @@ static void write_series(json_writer *json, const bench_results *results, const 
     json_object_begin(json, NULL);
     json_text(json, "title", series->title);
     json_array_begin(json, "over_n");
-    for (int64_t n = 32; n <= 2048; n *= 2) {
+    for (int64_t n = 32; n <= BENCH_SERIES_MOST_N; n *= 2) {
         const bench_row *row = bench_series_row(results, series, 1, n);
         write_point(json, row, before);
         before = row;
@@ -103,7 +104,7 @@ static void write_series(json_writer *json, const bench_results *results, const 
     json_array_end(json);
     before = NULL;
     json_array_begin(json, "over_batch");
-    for (int64_t batch = 1; batch <= 256; batch *= 4) {
+    for (int64_t batch = 1; batch <= BENCH_SERIES_MOST_BATCH; batch *= 4) {
         const bench_row *row = bench_series_row(results, series, batch, BENCH_SERIES_N);
         write_point(json, row, before);
         before = row;
@@ -121,6 +122,7 @@ static void write_accuracy(json_writer *json, const bench_accuracy_row *row)
     json_text(json, "method", tch_root_method_name(row->method));
     json_integer(json, "batch", BENCH_ACCURACY_BATCH);
     json_integer(json, "n", BENCH_ACCURACY_N);
+    json_bool(json, "offered", row->offered);
     json_real(json, "error", row->verdict.error);
     write_verdict(json, &row->verdict);
     json_object_end(json);

@@ -43,15 +43,15 @@ static tch_status measure_product(const workplace *place, tch_dtype dtype, int64
     return status;
 }
 
-static tch_status measure_copy(const workplace *place, double seconds, double *bytes_per_second)
+static tch_status measure_copy(const workplace *place, int64_t rows, double seconds, double *bytes_per_second)
 {
-    const int64_t side = 8192; /* 256 MiB each */
-    const double bytes = 4.0 * (double)side * (double)side;
+    const int64_t cols = 8192;
+    const double bytes = 4.0 * (double)rows * (double)cols;
     limit_data d = {NULL, NULL, NULL};
     timing time = {0};
     tch_status status;
-    if ((status = workplace_matrices(place->device, TCH_FLOAT32, 1, side, side, &d.a)) == TCH_OK &&
-        (status = workplace_matrices(place->device, TCH_FLOAT32, 1, side, side, &d.out)) == TCH_OK &&
+    if ((status = workplace_matrices(place->device, TCH_FLOAT32, 1, rows, cols, &d.a)) == TCH_OK &&
+        (status = workplace_matrices(place->device, TCH_FLOAT32, 1, rows, cols, &d.out)) == TCH_OK &&
         (status = tch_tensor_fill(place->device, d.a, 1.25)) == TCH_OK)
         status = timing_measure(place->device, run_copy, &d, seconds, &time);
     *bytes_per_second = 2.0 * bytes / (1e-3 * time.least_ms);
@@ -59,11 +59,18 @@ static tch_status measure_copy(const workplace *place, double seconds, double *b
     return status;
 }
 
-tch_status bench_limits_measure(const workplace *place, bool quick, double seconds, bench_limits *limits)
+/* A device with more arithmetic and bandwidth needs more of both to show them: products of 2048 and copies of 256 MiB
+ * would last a fraction of a millisecond on a large GPU. */
+tch_status bench_limits_measure(const workplace *place, double seconds, bench_results *results)
 {
-    const int64_t n = quick ? 1024 : 2048;
+    bench_limits *limits = &results->limits;
+    const int64_t n = (results->quick ? 1024 : 2048) * (results->large ? 4 : 1);
     tch_status status = measure_product(place, TCH_FLOAT32, n, seconds, &limits->flops_f32);
     if (status == TCH_OK)
         status = measure_product(place, TCH_FLOAT64, n, seconds, &limits->flops_f64);
-    return status ? status : measure_copy(place, seconds, &limits->copy_bytes);
+    if (status == TCH_OK)
+        status = measure_product(place, TCH_BFLOAT16, n, seconds, &limits->flops_bf16);
+    if (status == TCH_OK)
+        status = measure_copy(place, results->large ? 32768 : 8192, seconds, &limits->copy_bytes);
+    return status ? status : tch_memory_trim(place->device, 0); /* gigabytes that no case needs */
 }

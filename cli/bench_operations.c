@@ -19,6 +19,23 @@ static tch_status add_random(const workplace *place, bench_data *d, int index, i
     return status ? status : random_entries(place, first_seed + (uint64_t)index, d->in[index]);
 }
 
+/* Each costs the host three products to build, so that a large batch repeats the first ones. */
+enum { DISTINCT = 16 };
+
+static tch_status fill_symmetric(const workplace *place, const double *spectrum, tch_tensor *out)
+{
+    int64_t batch = out->shape[0], n = out->shape[2];
+    int64_t shape[] = {batch < DISTINCT ? batch : DISTINCT, n, n};
+    tch_tensor distinct = *out;
+    distinct.shape = shape;
+    tch_status status = random_symmetric(place, first_seed, spectrum, &distinct);
+    for (int64_t i = DISTINCT; i < batch && status == TCH_OK; i++) {
+        tch_tensor slice = workplace_slice(out, i), earlier = workplace_slice(out, i % DISTINCT);
+        status = tch_tensor_copy(place->device, &slice, &earlier);
+    }
+    return status;
+}
+
 /* Matrices of one seed commute, whatever their spectra. */
 static tch_status add_symmetric(const workplace *place, bench_data *d, int index, int64_t n, double condition)
 {
@@ -28,7 +45,7 @@ static tch_status add_symmetric(const workplace *place, bench_data *d, int index
         status = workplace_vector(place->host, TCH_FLOAT64, n, &spectrum);
     if (status == TCH_OK) {
         random_power_law(n, condition, spectrum->data);
-        status = random_symmetric(place, first_seed, spectrum->data, d->in[index]);
+        status = fill_symmetric(place, spectrum->data, d->in[index]);
     }
     tch_tensor_destroy(spectrum);
     return status;

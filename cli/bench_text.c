@@ -17,6 +17,7 @@ void bench_text_limits(const bench_results *results)
     output_heading("Limits measured now");
     printf("  product float32  %8.1f GFLOP/s\n", 1e-9 * limits->flops_f32);
     printf("  product float64  %8.1f GFLOP/s\n", 1e-9 * limits->flops_f64);
+    printf("  product bfloat16 %8.1f GFLOP/s\n", 1e-9 * limits->flops_bf16);
     printf("  copy             %8.1f GB/s, read and written\n", 1e-9 * limits->copy_bytes);
     if (!isnan(results->machine.load))
         printf("  load             %8.1f before the start; where other programs run, times are disturbed\n",
@@ -133,7 +134,7 @@ static bool set_scaling(const bench_results *results, int64_t batch, int64_t n, 
 static void print_over_n(const bench_results *results)
 {
     start_scaling("n");
-    for (int64_t n = 32; n <= 2048; n *= 2)
+    for (int64_t n = 32; n <= BENCH_SERIES_MOST_N; n *= 2)
         if (set_scaling(results, 1, n, 1, n / 2))
             table_set(&t, 0, "%lld", (long long)n);
     if (t.rows < 2)
@@ -147,7 +148,7 @@ static void print_over_batch(const bench_results *results)
 {
     int64_t before = 0;
     start_scaling("batch");
-    for (int64_t batch = 1; batch <= 256; batch *= 4) {
+    for (int64_t batch = 1; batch <= BENCH_SERIES_MOST_BATCH; batch *= 4) {
         if (set_scaling(results, batch, BENCH_SERIES_N, before, BENCH_SERIES_N)) {
             table_set(&t, 0, "%lld", (long long)batch);
             before = batch;
@@ -171,7 +172,9 @@ void bench_text_scaling(const bench_results *results)
 
 static void set_accuracy(int column, const bench_accuracy_row *row)
 {
-    if (row->verdict.failed == 0)
+    if (!row->offered)
+        table_set(&t, column, "not offered");
+    else if (row->verdict.failed == 0)
         table_set(&t, column, "%.1e", row->verdict.error);
     else
         table_set(&t, column, "%s", root_report_text(row->verdict.reason));

@@ -183,23 +183,32 @@ static int check_options(const demo_options *options)
     return CLI_OK;
 }
 
+static int check_free(tch_context *context, const char *place, double needed)
+{
+    tch_memory_info memory = TCH_MEMORY_INFO_INIT;
+    if (tch_memory_get_info(context, &memory))
+        return output_fail_library("demo");
+    if (needed <= (double)memory.free)
+        return CLI_OK;
+    char need[32], available[32];
+    return output_fail("demo", "this takes about %s and %s has %s free: choose a smaller --n or --batch",
+                       output_bytes(needed, need), place, output_bytes((double)memory.free, available));
+}
+
 /* An absurd size is refused by the library. A size that is only too large for this machine is refused here, because
  * the system may promise more memory than it has and end the process when it is touched. */
 static int check_memory(const workplace *place, const demo_options *options)
 {
     tch_tensor *largest = NULL;
-    tch_memory_info memory = TCH_MEMORY_INFO_INIT;
     if (workplace_matrices(place->device, TCH_FLOAT64, options->batch, options->n, options->n, &largest))
         return output_fail_library("demo");
     tch_tensor_destroy(largest);
-    if (tch_memory_trim(place->device, 0) || tch_memory_get_info(place->device, &memory))
+    double batch = (double)options->batch, n = (double)options->n;
+    if (tch_memory_trim(place->device, 0))
         return output_fail_library("demo");
-    double n = (double)options->n, needed = ((double)options->batch * 48.0 + 64.0) * n * n;
-    if (needed <= (double)memory.free)
-        return CLI_OK;
-    char need[32], available[32];
-    return output_fail("demo", "this takes about %s and %s is free: choose a smaller --n or --batch",
-                       output_bytes(needed, need), output_bytes((double)memory.free, available));
+    int result = check_free(place->device, "the device", (48.0 * batch + 64.0) * n * n);
+    /* A reference and a result in float64, and what one matrix is made from. */
+    return result ? result : check_free(place->host, "this machine", (16.0 * batch + 32.0) * n * n);
 }
 
 static int run_demo(const demo_options *options)

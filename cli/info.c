@@ -22,7 +22,10 @@ typedef struct device_facts {
 } device_facts;
 
 /* Variables that change what the library does. */
-static const char *const variables[] = {"TORCHIUM_BACKEND_PATH", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE"};
+static const char *const variables[] = {
+    "TORCHIUM_BACKEND_PATH", "TORCHIUM_CPU",    "TORCHIUM_BLAS",     "OMP_NUM_THREADS",     "OPENBLAS_CORETYPE",
+    "TORCHIUM_CUDA_PATH",    "TORCHIUM_CUBLAS", "TORCHIUM_CUSOLVER", "TORCHIUM_DEBUG_SYNC", "CUDA_VISIBLE_DEVICES",
+};
 enum { VARIABLES = sizeof variables / sizeof variables[0] };
 
 static tch_status read_memory(const char *name, tch_memory_info *memory)

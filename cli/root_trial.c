@@ -67,7 +67,7 @@ tch_status root_trial_judge(const workplace *place, const root_trial *trial, con
 {
     tch_status status;
     tch_tensor *x = NULL, *residual = NULL, *report = NULL;
-    *verdict = (root_verdict){0, TCH_REPORT_OK, (double)NAN, (double)NAN};
+    *verdict = ROOT_VERDICT_NONE;
     if ((status = workplace_fetch(place, trial->out, &x)) == TCH_OK &&
         (status = workplace_fetch(place, trial->residual, &residual)) == TCH_OK &&
         (status = workplace_fetch(place, trial->report, &report)) == TCH_OK) {

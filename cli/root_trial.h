@@ -2,6 +2,8 @@
 #ifndef CLI_ROOT_TRIAL_H
 #define CLI_ROOT_TRIAL_H
 
+#include <math.h>
+
 #include <torchium/torchium.h>
 
 #include "workplace.h"
@@ -22,6 +24,9 @@ typedef struct root_verdict {
     double residual;   /* the largest certificate of the others */
     double error;      /* the largest relative Frobenius error of the others, NaN if nothing was compared */
 } root_verdict;
+
+/* Nothing judged yet. */
+#define ROOT_VERDICT_NONE ((root_verdict){0, TCH_REPORT_OK, (double)NAN, (double)NAN})
 
 /* Outputs for the matrices `a`; root and config are set by the caller. */
 tch_status root_trial_start(const workplace *place, const tch_tensor *a, root_trial *trial);

@@ -224,14 +224,17 @@ static void power_halves(void **state)
     test_for_each_case(*state, "matrix_power", TCH_BFLOAT16, 65, check_power);
 }
 
-/* One decomposition, checked by its residuals alone. */
-static void check_matrix(tch_context *context, const char *name, int64_t n, const double *values, tch_dtype dtype)
+/* Decompositions of `count` matrices at once, checked by their residuals alone. */
+static void check_matrices(tch_context *context, const char *name, int64_t count, int64_t n, const double *values,
+                           tch_dtype dtype)
 {
-    const int64_t shape[] = {n, n};
-    test_case("%s, n = %lld, %s", name, (long long)n, tch_dtype_name(dtype));
-    test_tensor *a = test_tensor_make(context, dtype, 2, shape, LAYOUT_CONTIGUOUS);
-    test_tensor *w = test_tensor_make(context, dtype, 1, shape, LAYOUT_CONTIGUOUS);
-    test_tensor *v = test_tensor_make(context, dtype, 2, shape, LAYOUT_TRANSPOSED);
+    const int64_t shape[] = {count, n, n};
+    int32_t batch_rank = count > 1;
+    const int64_t *sizes = shape + !batch_rank;
+    test_case("%s, %lld of n = %lld, %s", name, (long long)count, (long long)n, tch_dtype_name(dtype));
+    test_tensor *a = test_tensor_make(context, dtype, batch_rank + 2, sizes, LAYOUT_CONTIGUOUS);
+    test_tensor *w = test_tensor_make(context, dtype, batch_rank + 1, sizes, LAYOUT_CONTIGUOUS);
+    test_tensor *v = test_tensor_make(context, dtype, batch_rank + 2, sizes, LAYOUT_TRANSPOSED);
     test_tensor_write(a, values);
     CHECK_OK(tch_eigh(context, &a->tensor, &w->tensor, &v->tensor, NULL));
     test_tensor_check_written(w, "w");
@@ -239,9 +242,11 @@ static void check_matrix(tch_context *context, const char *name, int64_t n, cons
     double *held = test_tensor_read(a);
     double *eigenvalues = test_tensor_read(w);
     double *vectors = test_tensor_read(v);
-    check_eigenvalues(n, eigenvalues, NULL, 0.0, dtype);
-    check_orthonormal(n, vectors, dtype);
-    check_residual(n, held, eigenvalues, vectors, dtype);
+    for (int64_t b = 0; b < count; b++) {
+        check_eigenvalues(n, eigenvalues + b * n, NULL, 0.0, dtype);
+        check_orthonormal(n, vectors + b * n * n, dtype);
+        check_residual(n, held + b * n * n, eigenvalues + b * n, vectors + b * n * n, dtype);
+    }
     free(held);
     free(eigenvalues);
     free(vectors);
@@ -258,8 +263,8 @@ static void a_thousand(void **state)
     test_random random = test_random_stream(81);
     ref_spectrum(n, 1e4, spectrum);
     ref_symmetric(&random, n, spectrum, a);
-    check_matrix(*state, "random", n, a, TCH_FLOAT32);
-    check_matrix(*state, "random", n, a, TCH_FLOAT64);
+    check_matrices(*state, "random", 1, n, a, TCH_FLOAT32);
+    check_matrices(*state, "random", 1, n, a, TCH_FLOAT64);
     free(spectrum);
     free(a);
 }
@@ -300,12 +305,49 @@ static void awkward_matrices(void **state)
             fill_awkward(which, sizes[s], 1e30, a);
             char name[32];
             snprintf(name, sizeof name, "awkward %d", which);
-            check_matrix(*state, name, sizes[s], a, TCH_FLOAT32);
+            check_matrices(*state, name, 1, sizes[s], a, TCH_FLOAT32);
             fill_awkward(which, sizes[s], 1e200, a);
-            check_matrix(*state, name, sizes[s], a, TCH_FLOAT64);
+            check_matrices(*state, name, 1, sizes[s], a, TCH_FLOAT64);
         }
     }
     free(a);
+}
+
+/* The sum of x x' over `rank` random vectors x: what an optimizer's statistics are after a step or two. All but `rank`
+ * eigenvalues are zero up to rounding, and a solver has nothing but rounding errors to choose their eigenvectors by. */
+static void add_low_rank(test_random *random, int64_t n, int64_t rank, double *a)
+{
+    double *x = test_alloc((size_t)n * sizeof *x);
+    for (int64_t k = 0; k < rank; k++) {
+        test_random_fill_normal(random, x, n);
+        for (int64_t i = 0; i < n * n; i++) {
+            a[i] += x[i / n] * x[i % n];
+        }
+    }
+    free(x);
+}
+
+/* Each size alone and in a batch, where ranks one and three take turns. */
+static void low_rank(void **state)
+{
+    static const int64_t sizes[] = {5, 17, 33, 64, 100, 257, 320};
+    enum { COUNT = 4 };
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        int64_t n = sizes[s];
+        double *a = test_alloc((size_t)(COUNT * n * n) * sizeof *a);
+        memset(a, 0, (size_t)(COUNT * n * n) * sizeof *a);
+        test_random random = test_random_stream(82 + s);
+        for (int64_t b = 0; b < COUNT; b++) {
+            add_low_rank(&random, n, b % 2 == 0 ? 1 : 3, a + b * n * n);
+        }
+        for (int which = 0; which < 2; which++) {
+            tch_dtype dtype = which == 0 ? TCH_FLOAT32 : TCH_FLOAT64;
+            check_matrices(*state, "rank one", 1, n, a, dtype);
+            check_matrices(*state, "rank three", 1, n, a + n * n, dtype);
+            check_matrices(*state, "low ranks", COUNT, n, a, dtype);
+        }
+        free(a);
+    }
 }
 
 /* What one thread computes, two compute too. */
@@ -335,10 +377,10 @@ static int close_all(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eigh_float32),        cmocka_unit_test(eigh_float64),  cmocka_unit_test(eigh_halves),
-        cmocka_unit_test(eigenvalues_only),    cmocka_unit_test(power_float32), cmocka_unit_test(power_float64),
-        cmocka_unit_test(power_halves),        cmocka_unit_test(a_thousand),    cmocka_unit_test(awkward_matrices),
-        cmocka_unit_test(thread_counts_agree),
+        cmocka_unit_test(eigh_float32),     cmocka_unit_test(eigh_float64),        cmocka_unit_test(eigh_halves),
+        cmocka_unit_test(eigenvalues_only), cmocka_unit_test(power_float32),       cmocka_unit_test(power_float64),
+        cmocka_unit_test(power_halves),     cmocka_unit_test(a_thousand),          cmocka_unit_test(awkward_matrices),
+        cmocka_unit_test(low_rank),         cmocka_unit_test(thread_counts_agree),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, close_all);

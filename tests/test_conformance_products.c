@@ -233,6 +233,53 @@ static void check_symmetric_product(tch_context *context, const test_variation *
     test_tensor_free(out);
 }
 
+/* Two symmetric matrices that do not commute, as rounding leaves those that should: the lower half of their product is
+ * what counts, and the upper is its mirror image to the last bit. */
+static void check_half_of_product(tch_context *context, int64_t n, tch_dtype dtype)
+{
+    test_variation shape = {.n = n, .matrices = 1, .stream = 11};
+    test_case("two that do not commute, n = %lld, %s", (long long)n, tch_dtype_name(dtype));
+    test_tensor *in[2];
+    double *values[2];
+    for (int i = 0; i < 2; i++) {
+        in[i] = test_case_random(context, &shape, dtype, n, n, LAYOUT_CONTIGUOUS, (uint64_t)(41 + i));
+        values[i] = test_tensor_read(in[i]);
+        mirror_lower(values[i], n, 1);
+        test_tensor_write(in[i], values[i]);
+        free(values[i]);
+        values[i] = test_tensor_read(in[i]);
+    }
+    test_tensor *out = test_case_tensor(context, &shape, dtype, n, n, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_symmetric_product(context, &in[0]->tensor, &in[1]->tensor, &out->tensor));
+    double *z = test_tensor_read(out);
+    double *product = test_alloc((size_t)(n * n) * sizeof *product);
+    double *scale = test_alloc((size_t)(n * n) * sizeof *scale);
+    ref_matmul(n, n, n, values[0], values[1], product);
+    ref_matmul_abs(n, n, n, values[0], values[1], scale);
+    check_symmetry(z, n, 1);
+    for (int64_t i = 0; i < n * n; i++) {
+        double bound = (double)(n + 4) * test_arithmetic_roundoff(dtype) * scale[i];
+        CHECK(i % n > i / n || fabs(z[i] - product[i]) <= bound, "element %lld is off", (long long)i);
+    }
+    free(z);
+    free(product);
+    free(scale);
+    free(values[0]);
+    free(values[1]);
+    test_tensor_free(in[0]);
+    test_tensor_free(in[1]);
+    test_tensor_free(out);
+}
+
+static void half_of_a_product(void **state)
+{
+    static const int64_t sizes[] = {1, 2, 33, 64, 129, 260};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        check_half_of_product(*state, sizes[i], TCH_FLOAT32);
+        check_half_of_product(*state, sizes[i], TCH_FLOAT64);
+    }
+}
+
 static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 
 static void over_all_dtypes(tch_context *context, const char *operation, test_check check)
@@ -520,6 +567,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(gemm),
         cmocka_unit_test(gram),
         cmocka_unit_test(symmetric_product),
+        cmocka_unit_test(half_of_a_product),
         cmocka_unit_test(matmul_chunked),
         cmocka_unit_test(broadcasting),
         cmocka_unit_test(shapes_that_do_not_broadcast),

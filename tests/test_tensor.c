@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "support/elements.h"
+#include "support/messages.h"
 #include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
@@ -452,6 +453,207 @@ static void backwards_tensors_overlap_below_their_start(void **state)
     test_tensor_free(t);
 }
 
+/* --- between host memory and the device ------------------------------------------------------------------------- */
+
+/* A contiguous tensor in the test's own memory. */
+typedef struct host_tensor {
+    tch_tensor tensor;
+    int64_t shape[TCH_MAX_RANK];
+    unsigned char *bytes;
+    int64_t count;
+} host_tensor;
+
+static host_tensor *host_make(tch_dtype dtype, int32_t ndim, const int64_t *shape, const double *values)
+{
+    host_tensor *h = test_alloc(sizeof *h);
+    memcpy(h->shape, shape, (size_t)ndim * sizeof *shape);
+    h->tensor = tch_tensor_view(NULL, dtype, ndim, h->shape);
+    h->count = tch_tensor_numel(&h->tensor);
+    size_t size = tch_dtype_size(dtype);
+    h->tensor.data = h->bytes = test_alloc((size_t)h->count * size);
+    memset(h->bytes, 0xff, (size_t)h->count * size);
+    for (int64_t i = 0; values != NULL && i < h->count; i++) {
+        test_encode(dtype, values[i], h->bytes + (size_t)i * size);
+    }
+    return h;
+}
+
+static double host_entry(const host_tensor *h, int64_t i)
+{
+    return test_decode(h->tensor.dtype, h->bytes + (size_t)i * tch_dtype_size(h->tensor.dtype));
+}
+
+static void host_free(host_tensor *h)
+{
+    free(h->bytes);
+    free(h);
+}
+
+/* The values go from a host tensor of one type to a device tensor of another, strided, and from there to the host in the
+ * first type again. Each way rounds once. */
+static void cross_both_ways(tch_context *context, tch_dtype host, tch_dtype device, int32_t ndim, const int64_t *shape,
+                            test_layout layout, const double *values)
+{
+    test_case("%s on the host, rank %d %s %s on the device", tch_dtype_name(host), ndim, tch_dtype_name(device),
+              test_layout_name(layout));
+    host_tensor *src = host_make(host, ndim, shape, values);
+    host_tensor *back = host_make(host, ndim, shape, NULL);
+    test_tensor *t = test_tensor_make(context, device, ndim, shape, layout);
+    CHECK_OK(tch_tensor_copy(context, &t->tensor, &src->tensor));
+    test_tensor_check_written(t, "dst");
+    CHECK_OK(tch_tensor_copy(context, &back->tensor, &t->tensor));
+    double *there = test_tensor_read(t);
+    for (int64_t i = 0; i < src->count; i++) {
+        double rounded = test_round(host, values[i]);
+        double expected = test_round(device, rounded);
+        CHECK(same_number(there[i], expected), "element %d: %a became %a, expected %a", (int)i, rounded, there[i],
+              expected);
+        expected = test_round(host, expected);
+        CHECK(same_number(host_entry(back, i), expected), "element %d came back as %a, expected %a", (int)i,
+              host_entry(back, i), expected);
+    }
+    free(there);
+    host_free(src);
+    host_free(back);
+    test_tensor_free(t);
+}
+
+static void crossings_convert(void **state)
+{
+    const int64_t shape[] = {DELICATE};
+    for (size_t host = 0; host < 4; host++) {
+        for (size_t device = 0; device < 4; device++) {
+            cross_both_ways(*state, dtypes[host], dtypes[device], 1, shape, LAYOUT_CONTIGUOUS, delicate);
+            cross_both_ways(*state, dtypes[host], dtypes[device], 1, shape, LAYOUT_STEPPED, delicate);
+        }
+    }
+}
+
+/* Small whole numbers are the same in every type, so that only their places can go wrong. */
+static void whole_numbers(double *values, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = (double)(i * 37 % 251);
+    }
+}
+
+static void cross_every_layout(tch_context *context)
+{
+    static const int64_t shapes[][5] = {{1}, {70}, {33, 65}, {3, 17, 5}, {2, 3, 8, 9}, {2, 1, 3, 4, 5}};
+    static const int32_t ranks[] = {1, 1, 2, 3, 4, 5};
+    double values[33 * 65];
+    whole_numbers(values, 33 * 65);
+    for (size_t s = 0; s < sizeof ranks / sizeof ranks[0]; s++) {
+        for (int layout = 0; layout < LAYOUT_COUNT; layout++) {
+            cross_both_ways(context, TCH_FLOAT64, TCH_FLOAT32, ranks[s], shapes[s], (test_layout)layout, values);
+            cross_both_ways(context, TCH_BFLOAT16, TCH_BFLOAT16, ranks[s], shapes[s], (test_layout)layout, values);
+            cross_both_ways(context, TCH_INT64, TCH_INT64, ranks[s], shapes[s], (test_layout)layout, values);
+        }
+    }
+}
+
+static void crossings_follow_any_strides(void **state)
+{
+    cross_every_layout(*state);
+}
+
+/* From one block of the pool, in which a row is cut in pieces, to some rows at a time. */
+static void crossings_fit_a_small_workspace(void **state)
+{
+    tch_context *context = *state;
+    const int64_t limits[] = {512, 700, 2000, 9000};
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        CHECK_OK(tch_context_set_workspace_limit(context, limits[i]));
+        cross_every_layout(context);
+    }
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+}
+
+/* 72 MiB, more than one piece, with no limit set. */
+static void large_crossings_go_in_pieces(void **state)
+{
+    tch_context *context = *state;
+    int64_t shape[] = {3, (int64_t)3 << 20};
+    int64_t count = shape[0] * shape[1];
+    double *values = test_alloc((size_t)count * sizeof *values);
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = (double)i;
+    }
+    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, 2, shape);
+    tch_tensor *t = NULL;
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &t));
+    CHECK_OK(tch_memory_get_info(context, &before));
+    CHECK_OK(tch_tensor_copy(context, t, &host));
+    CHECK_OK(tch_memory_get_info(context, &after));
+    CHECK(after.allocated - before.allocated <= (int64_t)64 << 20, "the workspace grew by %lld bytes",
+          (long long)(after.allocated - before.allocated));
+    memset(values, 0xff, (size_t)count * sizeof *values);
+    CHECK_OK(tch_tensor_copy(context, &host, t));
+    for (int64_t i = 0; i < count; i++) {
+        CHECK(values[i] == (double)i, "element %lld is %g", (long long)i, values[i]);
+    }
+    tch_tensor_destroy(t);
+    free(values);
+}
+
+/* Where a piece of scratch is not to be had nothing is written; copies that need none are not concerned. */
+static void crossings_without_scratch(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shape[] = {5, 7};
+    double values[35];
+    whole_numbers(values, 35);
+    host_tensor *host = host_make(TCH_FLOAT64, 2, shape, values);
+    test_tensor *same = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_OFFSET);
+    test_tensor *other = test_tensor_make(context, TCH_FLOAT32, 2, shape, LAYOUT_TRANSPOSED);
+    CHECK_OK(tch_context_set_workspace_limit(context, 1));
+    CHECK_OK(tch_tensor_copy(context, &same->tensor, &host->tensor));
+    CHECK_OK(tch_tensor_copy(context, &host->tensor, &same->tensor));
+    tch_status there = tch_tensor_copy(context, &other->tensor, &host->tensor);
+    tch_status back = test_on_cpu() ? TCH_OK : tch_tensor_copy(context, &host->tensor, &other->tensor);
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    if (test_on_cpu()) {
+        CHECK(there == TCH_OK, "the CPU needs no scratch, and gave %s", tch_status_name(there));
+    } else {
+        CHECK(there == TCH_ERR_OUT_OF_MEMORY, "gave %s", tch_status_name(there));
+        CHECK(back == TCH_ERR_OUT_OF_MEMORY, "gave %s", tch_status_name(back));
+        test_tensor_check_unchanged(other, "dst");
+    }
+    for (int64_t i = 0; i < 35; i++) {
+        CHECK(host_entry(host, i) == values[i], "element %d of the host is %g", (int)i, host_entry(host, i));
+    }
+    test_tensor_free(same);
+    test_tensor_free(other);
+    host_free(host);
+}
+
+/* Nothing on the host's side of a link rearranges: a device refuses, by the tensor's name. */
+static void strided_host_tensors(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shape[] = {4, 4};
+    int64_t transposed[] = {1, 4};
+    double values[16];
+    whole_numbers(values, 16);
+    host_tensor *host = host_make(TCH_FLOAT32, 2, shape, values);
+    host->tensor.strides = transposed;
+    test_tensor *t = test_tensor_make(context, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS);
+    if (test_on_cpu()) {
+        CHECK_OK(tch_tensor_copy(context, &t->tensor, &host->tensor));
+    } else {
+        test_check_refused(tch_tensor_copy(context, &t->tensor, &host->tensor), TCH_ERR_LAYOUT, "src");
+        test_check_refused(tch_tensor_copy(context, &host->tensor, &t->tensor), TCH_ERR_LAYOUT, "dst");
+        test_tensor_check_unchanged(t, "dst");
+    }
+    for (int64_t i = 0; i < 16; i++) {
+        CHECK(host_entry(host, i) == values[i], "element %d of the host is %g", (int)i, host_entry(host, i));
+    }
+    test_tensor_free(t);
+    host_free(host);
+}
+
 static void fills_round_and_stay_inside(void **state)
 {
     tch_context *context = *state;
@@ -491,6 +693,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(copies_follow_any_strides),
         cmocka_unit_test(backwards_strides_are_followed),
         cmocka_unit_test(backwards_tensors_overlap_below_their_start),
+        cmocka_unit_test(crossings_convert),
+        cmocka_unit_test(crossings_follow_any_strides),
+        cmocka_unit_test(crossings_fit_a_small_workspace),
+        cmocka_unit_test(large_crossings_go_in_pieces),
+        cmocka_unit_test(crossings_without_scratch),
+        cmocka_unit_test(strided_host_tensors),
         cmocka_unit_test(fills_round_and_stay_inside),
     };
     test_begin(argc, argv);

@@ -15,6 +15,7 @@
 #include <cuda_runtime.h>
 
 #include "../../src/backends/cuda/matvec.cuh"
+#include "../../src/backends/cuda/patches.cuh"
 
 /* The files under test use the same short names: each gets a namespace, and the constants that vary are set here. */
 namespace kron
@@ -27,10 +28,15 @@ const int library_threads = THREADS, library_rows = ROWS;
 namespace elementwise
 {
 #include "../../src/backends/cuda/elementwise.cu"
-const int library_steps = SHIFT_SCALE_STEPS, library_blocks = SHIFT_SCALE_BLOCKS;
-#undef THREADS
-#undef STEPS
 } // namespace elementwise
+namespace scale
+{
+#include "../../src/backends/cuda/shift_scale.cu"
+const int library_steps = STEPS, library_blocks = BLOCKS;
+const int widening_steps = WIDENING_STEPS, widening_blocks = WIDENING_BLOCKS;
+#undef STEPS
+#undef BLOCKS
+} // namespace scale
 namespace lanczos_file
 {
 #include "../../src/backends/cuda/lanczos.cu"
@@ -65,10 +71,11 @@ namespace residual_ahead_192
 #include "../../src/backends/cuda/root_residual.cu"
 } // namespace residual_ahead_192
 
-/* --- what the rest of the module would offer ----------------------------------------------------------------------- */
+/* --- what the rest of the module would offer ---------------------------------------------------------------------- */
 
 const tch_backend_host *tchi_cuda_host;
 static int failures;
+static cudaStream_t work; /* of everything that is timed; checks run on the default stream, which waits for it */
 
 tch_status tchi_cuda_check(cudaError_t error, const char *what)
 {
@@ -117,7 +124,9 @@ static tchi_cuda_state this_device()
 {
     cudaDeviceProp found;
     tchi_cuda_check(cudaGetDeviceProperties(&found, 0), "cudaGetDeviceProperties");
+    tchi_cuda_check(cudaStreamCreate(&work), "cudaStreamCreate");
     tchi_cuda_state state = {};
+    state.stream = work;
     state.device.major = found.major;
     state.device.minor = found.minor;
     state.device.processors = found.multiProcessorCount;
@@ -127,27 +136,36 @@ static tchi_cuda_state this_device()
     return state;
 }
 
-/* --- time and data ------------------------------------------------------------------------------------------------- */
+/* --- time and data ------------------------------------------------------------------------------------------------ */
 
-/* Microseconds of one call: the median of 20 times of four calls in a row. */
+/* Microseconds of one call: the median of 20 times of four calls in a row, recorded once and replayed, so that the host
+ * is not timed. */
 template <typename function> static double time_of(function call)
 {
     const int calls = 4;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
     cudaEvent_t begin, end;
     cudaEventCreate(&begin);
     cudaEventCreate(&end);
+    tchi_cuda_check(cudaStreamBeginCapture(work, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    for (int i = 0; i < calls; i++) {
+        call();
+    }
+    tchi_cuda_check(cudaStreamEndCapture(work, &graph), "cudaStreamEndCapture");
+    tchi_cuda_check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
     std::vector<float> times(20);
-    call();
+    tchi_cuda_check(cudaGraphLaunch(replay, work), "cudaGraphLaunch");
     for (float &time : times) {
-        cudaEventRecord(begin);
-        for (int i = 0; i < calls; i++) {
-            call();
-        }
-        cudaEventRecord(end);
+        cudaEventRecord(begin, work);
+        cudaGraphLaunch(replay, work);
+        cudaEventRecord(end, work);
         tchi_cuda_check(cudaEventSynchronize(end), "a kernel");
         cudaEventElapsedTime(&time, begin, end);
     }
     std::sort(times.begin(), times.end());
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
     cudaEventDestroy(begin);
     cudaEventDestroy(end);
     return times[times.size() / 2] * 1e3 / calls;
@@ -227,7 +245,7 @@ static unsigned long long *new_count()
     return count;
 }
 
-/* --- kronecker ----------------------------------------------------------------------------------------------------- */
+/* --- kronecker ---------------------------------------------------------------------------------------------------- */
 
 static __global__ void compare_kronecker(kron::kronecker_job job, unsigned long long *differences)
 {
@@ -287,7 +305,7 @@ template <typename T, int rows> static void try_rows(const kron::kronecker_job &
             char name[64];
             snprintf(name, sizeof(name), "%2d rows, %d threads, %s", rows, threads, stream ? "streamed" : "plain");
             bool library = rows == kron::library_rows && threads == kron::library_threads && stream;
-            try_kronecker(name, job, library, [&] { kron::launch_vector<T, rows>(variant, threads, 0); });
+            try_kronecker(name, job, library, [&] { kron::launch_vector<T, rows>(variant, threads, work); });
         }
     }
 }
@@ -312,8 +330,8 @@ static void bench_kronecker(const tchi_cuda_state &state)
     printf("kronecker, 64x64 (x) 128x128, float32\n");
     kron::kronecker_job job = new_kronecker(state, TCH_SCALAR_F32, 64, 128);
     double bytes = (double)(job.rows * job.cols * 4);
-    report("cudaMemset", bytes, time_of([&] { cudaMemsetAsync(job.out.data, 0, (size_t)bytes, 0); }), false);
-    try_kronecker("blocks along rows", job, false, [&] { along_rows_kernel<<<8192, 256>>>(job); });
+    report("cudaMemset", bytes, time_of([&] { cudaMemsetAsync(job.out.data, 0, (size_t)bytes, work); }), false);
+    try_kronecker("blocks along rows", job, false, [&] { along_rows_kernel<<<8192, 256, 0, work>>>(job); });
     try_rows<float, 2>(job);
     try_rows<float, 4>(job);
     try_rows<float, 8>(job);
@@ -329,13 +347,12 @@ static void bench_kronecker(const tchi_cuda_state &state)
     release(job);
 }
 
-/* --- shift_scale --------------------------------------------------------------------------------------------------- */
+/* --- shift_scale -------------------------------------------------------------------------------------------------- */
 
 /* The library's other kernel has the same expressions; here they stand alone, element by element. */
 template <typename real>
-static __global__ void compare_shift_scale(elementwise::extent e, tchi_cuda_operand x,
-                                           elementwise::shift_scale_factors f, tchi_cuda_operand out,
-                                           unsigned long long *differences)
+static __global__ void compare_shift_scale(tchi_cuda_extent e, tchi_cuda_operand x, scale::shift_scale_factors f,
+                                           tchi_cuda_operand out, unsigned long long *differences)
 {
     int64_t b = blockIdx.y;
     double factor = pow(f.scale[b], f.exponent);
@@ -359,33 +376,34 @@ static double element_bytes(tch_scalar type)
 
 template <tch_scalar source, tch_scalar target, int steps>
 static void try_steps(const tchi_cuda_state &state, const tch_matrices &x, const tch_matrices &out,
-                      const elementwise::shift_scale_factors &f)
+                      const scale::shift_scale_factors &f)
 {
     constexpr bool in_double = source == TCH_SCALAR_F64 || target == TCH_SCALAR_F64;
     typedef typename std::conditional<in_double, double, float>::type real;
-    elementwise::extent e = elementwise::extent_of(&out);
+    tchi_cuda_extent e = tchi_cuda_extent_of(&out);
     tchi_cuda_operand from = tchi_cuda_operand_of(&x);
     tchi_cuda_operand to = tchi_cuda_operand_of(&out);
     double bytes = (double)(e.rows * e.cols * e.batch) * (element_bytes(source) + element_bytes(target));
+    constexpr bool widening = source == TCH_SCALAR_F32 && target == TCH_SCALAR_F64;
+    const int library_steps = widening ? scale::widening_steps : scale::library_steps;
+    const int library_blocks = widening ? scale::widening_blocks : scale::library_blocks;
     for (int blocks : {4, 8, 16, 32, 1000000}) {
         char name[64];
         snprintf(name, sizeof(name), "%d steps, at most %d blocks each", steps, blocks);
         auto call = [&] {
-            elementwise::launch_known<source, target, steps>(0, e, from, f, to,
-                                                             (int64_t)blocks * state.device.processors);
+            scale::launch_known<source, target, steps>(work, e, from, f, to, (int64_t)blocks * state.device.processors);
         };
         call();
         unsigned long long *differences = new_count();
         compare_shift_scale<real><<<dim3(128, (unsigned)e.batch), 256>>>(e, from, f, to, differences);
         judge(read_count(differences) == 0, name);
-        report(name, bytes, time_of(call),
-               steps == elementwise::library_steps && blocks == elementwise::library_blocks);
+        report(name, bytes, time_of(call), steps == library_steps && blocks == library_blocks);
     }
 }
 
 template <tch_scalar source, tch_scalar target>
 static void bench_shift_scale(tchi_cuda_state &state, const char *name, int64_t n, int64_t batch,
-                              const elementwise::shift_scale_factors &f)
+                              const scale::shift_scale_factors &f)
 {
     tch_matrices x = filled(source, n, n, batch, 0, 1, 3);
     tch_matrices out = matrices(target, n, n, batch);
@@ -393,17 +411,17 @@ static void bench_shift_scale(tchi_cuda_state &state, const char *name, int64_t 
     printf("shift_scale, %d x %d, %s\n", (int)batch, (int)n, name);
     char *copy = device_array<char>((int64_t)bytes);
     report("a copy of as much", bytes, time_of([&] {
-               cudaMemcpyAsync(copy, copy + (int64_t)bytes / 2, (size_t)(bytes / 2), cudaMemcpyDeviceToDevice, 0);
+               cudaMemcpyAsync(copy, copy + (int64_t)bytes / 2, (size_t)(bytes / 2), cudaMemcpyDeviceToDevice, work);
            }),
            false);
     report("types looked up", bytes, time_of([&] {
-               elementwise::launch_shape shape = elementwise::shape_for(elementwise::extent_of(&out));
-               elementwise::extent e = elementwise::extent_of(&out);
+               tchi_cuda_launch_shape shape = tchi_cuda_shape_for(tchi_cuda_extent_of(&out));
+               tchi_cuda_extent e = tchi_cuda_extent_of(&out);
                tchi_cuda_operand from = tchi_cuda_operand_of(&x), to = tchi_cuda_operand_of(&out);
                if (source == TCH_SCALAR_F64 || target == TCH_SCALAR_F64) {
-                   elementwise::shift_scale_kernel<double><<<shape.grid, shape.block>>>(e, from, f, to);
+                   scale::shift_scale_kernel<double><<<shape.grid, shape.block, 0, work>>>(e, from, f, to);
                } else {
-                   elementwise::shift_scale_kernel<float><<<shape.grid, shape.block>>>(e, from, f, to);
+                   scale::shift_scale_kernel<float><<<shape.grid, shape.block, 0, work>>>(e, from, f, to);
                }
            }),
            false);
@@ -423,7 +441,7 @@ static void bench_shift_scales(tchi_cuda_state &state)
     }
     double *numbers = device_array<double>(64);
     cudaMemcpy(numbers, host, sizeof(host), cudaMemcpyHostToDevice);
-    elementwise::shift_scale_factors f = {numbers, numbers, -0.25};
+    scale::shift_scale_factors f = {numbers, numbers, -0.25};
     const tch_scalar f64 = TCH_SCALAR_F64, f32 = TCH_SCALAR_F32, split = TCH_SCALAR_BF16X2;
     bench_shift_scale<split, f32>(state, "split to float32", 1024, 16, f);
     bench_shift_scale<f32, split>(state, "float32 to split", 1024, 16, f);
@@ -433,7 +451,7 @@ static void bench_shift_scales(tchi_cuda_state &state)
     cudaFree(numbers);
 }
 
-/* --- root_residual ------------------------------------------------------------------------------------------------- */
+/* --- root_residual ------------------------------------------------------------------------------------------------ */
 
 /* out = M y + shift y for `probes` vectors of each matrix, (batch, probes, n), in double. */
 static __global__ void plain_product(tchi_cuda_operand m, int64_t n, int probes, double shift, const double *y,
@@ -530,11 +548,6 @@ static void bench_residual(const tchi_cuda_state &state, int64_t n, int64_t batc
     try_residual("as it is, 128 columns ahead", state, c, wanted, residual::tchi_cuda_root_residual, true);
     try_residual("64 columns ahead", state, c, wanted, residual_ahead_64::tchi_cuda_root_residual, false);
     try_residual("192 columns ahead", state, c, wanted, residual_ahead_192::tchi_cuda_root_residual, false);
-    here.device.shared_per_block = std::min<int64_t>(state.device.shared_per_block, 128 << 10);
-    try_residual("rows kept in 128 KB", here, c, wanted, residual::tchi_cuda_root_residual, false);
-    here.device.shared_per_block = 4 * 8 * (n + 64) + 8192;
-    try_residual("no rows kept", here, c, wanted, residual::tchi_cuda_root_residual, false);
-    here = state;
     here.device.processors = state.device.processors / 2;
     try_residual("half of the blocks for a matrix", here, c, wanted, residual::tchi_cuda_root_residual, false);
     cudaFree(c.a.data);
@@ -544,7 +557,7 @@ static void bench_residual(const tchi_cuda_state &state, int64_t n, int64_t batc
     cudaFree(c.scratch);
 }
 
-/* --- largest_eigenvalue -------------------------------------------------------------------------------------------- */
+/* --- largest_eigenvalue ------------------------------------------------------------------------------------------- */
 
 /* Diagonal matrices, whose largest entry is 1: seven steps or so, as real ones take. */
 static void try_lanczos(const char *name, tchi_cuda_state state, int64_t n, int64_t batch, bool library)

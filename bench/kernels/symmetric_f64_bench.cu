@@ -41,38 +41,30 @@ typedef struct variant {
     launcher run;
 } variant;
 
-typedef tiling<128, 128, 64, 32, 8, 16, 4, 2, 1, false> large_strict;
 typedef tiling<128, 128, 64, 32, 8, 16, 6, 2, 1> large_deep;
 typedef tiling<128, 128, 64, 32, 8, 32, 3, 2, 1> large_slab32;
-typedef tiling<128, 128, 64, 32, 8, 32, 3, 2, 1, false> large_slab32_strict;
 typedef tiling<128, 128, 32, 64, 8, 16, 4, 2, 1> large_32x64;
 typedef tiling<128, 128, 32, 32, 8, 16, 4, 1, 1> large_16_warps;
 typedef tiling<128, 64, 64, 32, 8, 16, 4, 2, 2> medium;
-typedef tiling<128, 64, 64, 32, 8, 16, 4, 2, 2, false> medium_strict;
 typedef tiling<64, 64, 32, 32, 8, 16, 4, 2, 2> medium_piece;
-typedef tiling<64, 64, 32, 32, 8, 16, 4, 2, 3> small_loose;
 typedef tiling<64, 64, 32, 32, 16, 16, 4, 1, 3> small_k16;
 typedef tiling<64, 64, 32, 32, 8, 16, 3, 1, 4> small_4_blocks;
 typedef tiling<64, 64, 32, 16, 8, 16, 4, 2, 2> small_8_warps;
 
 static const variant variants[] = {
-    {"128x128 64x32 loose, cut", launch<large_tiling, large_piece>},
-    {"128x128 64x32 loose", launch<large_tiling, large_tiling>},
-    {"128x128 64x32 strict", launch<large_strict, large_strict>},
-    {"  loose, 6 stages, cut", launch<large_deep, large_piece>},
-    {"  loose, slab 32, cut", launch<large_slab32, large_piece>},
-    {"  strict, slab 32", launch<large_slab32_strict, large_slab32_strict>},
-    {"128x128 32x64 loose, cut", launch<large_32x64, large_piece>},
+    {"128x128 64x32, cut", launch<large_tiling, large_piece>},
+    {"128x128 64x32", launch<large_tiling, large_tiling>},
+    {"  the same, 6 stages, cut", launch<large_deep, large_piece>},
+    {"  the same, slab 32, cut", launch<large_slab32, large_piece>},
+    {"128x128 32x64, cut", launch<large_32x64, large_piece>},
     {"128x128 32x32 16 warps, not ahead", launch<large_16_warps, large_16_warps>},
-    {"128x64 64x32 loose, 2 blocks", launch<medium, medium>},
-    {"128x64 64x32 loose, 2 blocks, cut", launch<medium, medium_piece>},
-    {"128x64 64x32 strict, 2 blocks", launch<medium_strict, medium_strict>},
-    {"64x64 32x32 strict, 3 blocks", launch<small_tiling, small_tiling>},
-    {"64x64 32x32 loose, 3 blocks", launch<small_loose, small_loose>},
-    {"64x64 32x32 loose, 2 blocks", launch<medium_piece, medium_piece>},
+    {"128x64 64x32, 2 blocks", launch<medium, medium>},
+    {"128x64 64x32, 2 blocks, cut", launch<medium, medium_piece>},
+    {"64x64 32x32, 3 blocks", launch<small_tiling, small_tiling>},
+    {"64x64 32x32, 2 blocks", launch<medium_piece, medium_piece>},
     {"64x64 32x32 k16, 3 blocks", launch<small_k16, small_k16>},
     {"64x64 32x32 not ahead, 4 blocks", launch<small_4_blocks, small_4_blocks>},
-    {"64x64 32x16 loose, 2 blocks", launch<small_8_warps, small_8_warps>},
+    {"64x64 32x16, 2 blocks", launch<small_8_warps, small_8_warps>},
 };
 
 /* --- data --------------------------------------------------------------------------------------------------------- */

@@ -10,17 +10,8 @@
 
 #include <cuda_runtime.h>
 
-/* A barrier that nobody comes to ends the program after about a second. */
-#define TCHI_BARRIER_PATIENCE 2000000000ll
-
 #include "backends/cuda/symmetric_split.cu"
 #include "backends/cuda/symmetric_split_wgmma.cu"
-#undef SIZE
-#undef THREADS
-#undef BLOCKS
-#undef STAGES
-#undef STAGE_BYTES
-#include "backends/cuda/symmetric_split_cluster.cu"
 
 /* --- what the kernels need of the module -------------------------------------------------------------------------- */
 
@@ -48,22 +39,15 @@ static void must(cudaError_t error, const char *what)
 
 /* --- variants ----------------------------------------------------------------------------------------------------- */
 
-enum variant { MMA_64, MMA_128, WGMMA_128, CLUSTER_1X2, CLUSTER_2X2, CHOSEN, VARIANTS };
+enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, VARIANTS };
 
-static const char *const variant_names[VARIANTS] = {"mma 64x64",   "mma 128x128", "wgmma 128x128",
-                                                    "cluster 1x2", "cluster 2x2", "as chosen"};
+static const char *const variant_names[VARIANTS] = {"mma 64x64", "mma 128x128", "wgmma 128x128", "as chosen"};
 
 typedef struct product {
     double c0, c1, c2;
     tch_matrices a, b, c, d;
     int has_d;
 } product;
-
-/* Clusters multiply split operands, and no empty ones. */
-static int can_run(enum variant v, const tch_matrices *a)
-{
-    return (v != CLUSTER_1X2 && v != CLUSTER_2X2) || (a->type == TCH_SCALAR_BF16X2 && a->cols > 0);
-}
 
 static void run(tchi_cuda_state *state, enum variant v, const product *q)
 {
@@ -74,10 +58,8 @@ static void run(tchi_cuda_state *state, enum variant v, const product *q)
         status = tchi_cuda_symmetric_split(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
     } else if (v == MMA_64 || v == MMA_128) {
         status = split_mma(state, &p, q->c.batch, v == MMA_64 ? 64 : 128);
-    } else if (v == WGMMA_128) {
-        status = tchi_cuda_split_wgmma(state, &p, q->c.batch);
     } else {
-        status = split_cluster(state, &p, q->c.batch, v == CLUSTER_2X2 ? 2 : 1);
+        status = tchi_cuda_split_wgmma(state, &p, q->c.batch);
     }
     if (status != TCH_OK) {
         exit(1);
@@ -256,7 +238,7 @@ static const shape_case cases[] = {
     {SPLIT, SPLIT, 1000, 4099, 1, 1, 0},
     {SPLIT, SPLIT, 5, 7, 3000, 1, 1},
     {SPLIT, PLAIN, 96, 96, 4, 1, 0},
-    {SPLIT, SPLIT, 384, 96, 45, 1, 0}, /* these three have a last round of few tiles, which is cut */
+    {SPLIT, SPLIT, 384, 96, 45, 1, 0},
     {SPLIT, TCH_SCALAR_F64, 300, 64, 46, 0, 1},
     {PLAIN, PLAIN, 384, 96, 50, 1, 0},
     {PLAIN, PLAIN, 1, 5, 2, 1, 1},
@@ -276,10 +258,6 @@ static int check_all(tchi_cuda_state *state)
     for (int v = 0; v < VARIANTS; v++) {
         double share = 0.0;
         for (const shape_case &s : cases) {
-            tch_matrices a = {NULL, s.in, s.n, s.k, 0, s.batch, 0};
-            if (!can_run((enum variant)v, &a)) {
-                continue;
-            }
             failed += check(state, (enum variant)v, &s, worst, &share);
         }
         printf("checked %s: largest error %.2f of what is allowed\n", variant_names[v], share);
@@ -329,35 +307,12 @@ static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int
     printf("%4lld x %4lld %s %s", (long long)batch, (long long)n, type == SPLIT ? "split" : "plain",
            has_d ? "with D:   " : "without D:");
     for (int v = 0; v < VARIANTS; v++) {
-        if (!can_run((enum variant)v, &q.a)) {
-            continue;
-        }
         double ms = median_ms(state, (enum variant)v, &q);
         printf("  %s %.4f ms %.0f TFLOP/s", variant_names[v], ms, flop / ms * 1e-9);
     }
     printf("\n");
     fflush(stdout);
     drop(&q.a, 0), drop(&q.b, 0), drop(&q.d, 0), drop(&q.c, 0);
-}
-
-/* How many clusters the GPU holds at a time: what a cluster finds no room for is a multiprocessor that waits. */
-template <int high> static void print_clusters(void)
-{
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {1, 2 * high, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(1, 2 * high, 1);
-    config.blockDim = dim3(THREADS, 1, 1);
-    config.dynamicSmemBytes = SHARED_BYTES;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    int count = 0;
-    must(cudaFuncSetAttribute(symmetric_split_cluster<high>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES),
-         "cudaFuncSetAttribute");
-    must(cudaOccupancyMaxActiveClusters(&count, symmetric_split_cluster<high>, &config),
-         "cudaOccupancyMaxActiveClusters");
-    printf("clusters of %d blocks at a time: %d\n", 2 * high, count);
 }
 
 int main()
@@ -372,8 +327,6 @@ int main()
         fprintf(stderr, "needs a GPU of sm_90\n");
         return 1;
     }
-    print_clusters<1>();
-    print_clusters<2>();
     int failed = check_all(&state);
     printf("%d checks failed\n", failed);
     const int64_t sizes[][2] = {{16, 1024}, {4, 2048}, {64, 256}, {1, 4096}, {256, 128}, {32, 512}, {1, 1024}};

@@ -36,9 +36,9 @@ TCH_API tch_status tch_gemm(tch_context *context, double alpha, const tch_tensor
                             const tch_tensor *b, int32_t transpose_b, double beta, tch_tensor *out);
 
 /* out = A B for symmetric A and B that commute, such as polynomials in one symmetric matrix, so that the product is
- * symmetric too: half of the work, and out is symmetric to the last bit. A and B [..., n, n] of equal shape. On a GPU
- * that holds for float64 where it has tensor cores (compute capability 8.0, 9.0, 10.0); other types and GPUs compute
- * the whole product, symmetric up to rounding. */
+ * symmetric too, to the last bit. A and B [..., n, n] of equal shape. It takes half the work of tch_matmul on the CPU
+ * and, in float64, on GPUs whose tensor cores have it (compute capability 8.0, 9.0, 10.0); elsewhere the whole product is
+ * computed and one half of it kept. */
 TCH_API tch_status tch_symmetric_product(tch_context *context, const tch_tensor *a, const tch_tensor *b,
                                          tch_tensor *out);
 

@@ -231,7 +231,7 @@ static tch_status power_part(tch_context *context, const tchi_batch *a, double p
                              const tch_tensor *report, int64_t first, int64_t count, tch_status *bad)
 {
     eigen_buffers e;
-    sharp_buffers s;
+    sharp_buffers s = {0};
     tchi_arena arena = {0};
     tch_scalar type = tchi_compute_type(a->type);
     layout_power(&e, &s, &arena, context, type, count, a->rows);

@@ -111,12 +111,12 @@ static tch_matrices half_of(const tch_matrices *wide, int which)
 static void assign(const tchi_newton_plan *plan, tchi_newton_buffers *b, cast *c)
 {
     *c = (cast){.m = &b->m[0], .x = &b->m[1], .h = &b->m[2], .s = &b->m[3], .t = &b->m[4]};
+    c->p = &b->m[1];
+    c->k = &b->m[2];
     if (plan->steps > 0 && plan->congruent[0]) {
         for (int i = 0; i < 4; i++) {
             c->halves[i] = half_of(&b->m[3 + i / 2], i % 2);
         }
-        c->p = &b->m[1];
-        c->k = &b->m[2];
         c->x = &c->halves[0];
         c->h = &c->halves[1];
         c->s = &c->halves[2];
@@ -249,12 +249,13 @@ static tch_status run_step(tch_context *context, const tchi_newton_plan *p, int 
     if (p->congruent[k]) {
         return run_congruent_step(context, p, k, c);
     }
+    const tchi_minimax_step *step = &p->step[k];
     bool last = k + 1 == p->steps;
     tch_scalar next = last ? p->type[k] : p->type[k + 1];
-    if (last && k > 0 && p->step[k].c[2] == 0.0) {
-        return finish(context, &p->step[k], c);
+    if (last && step->c[2] == 0.0 && k > 0) {
+        return finish(context, step, c);
     }
-    TCHI_TRY(make_h(context, p->degree, &p->step[k], c->m, c->h));
+    TCHI_TRY(make_h(context, p->degree, step, c->m, c->h));
     if (k > 0) {
         TCHI_TRY(multiply(context, c->x, c->h, next, c->t));
         swap(&c->x, &c->t);

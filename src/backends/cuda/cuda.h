@@ -29,8 +29,8 @@ typedef struct tchi_cuda_state {
     cudaStream_t stream; /* where work is queued: `own`, or the caller's */
     cudaStream_t own;
     tchi_cublas_handle blas;
-    void *blas_workspace;            /* device memory, so that cuBLAS allocates none, also under graph capture */
-    tchi_cusolver_handle solver;     /* NULL until the first decomposition asks for its scratch */
+    void *blas_workspace;        /* device memory, so that cuBLAS allocates none, also under graph capture */
+    tchi_cusolver_handle solver; /* NULL until the first decomposition asks for its scratch */
     tchi_cusolver_params solver_params;
     void *solver_host; /* host scratch of cuSOLVER, grown when scratch_bytes is asked */
     size_t solver_host_bytes;
@@ -90,7 +90,7 @@ tch_status tchi_cuda_memory_info(void *state, int64_t *total, int64_t *free);
 tch_status tchi_cuda_copy_bytes(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind);
 tch_status tchi_cuda_zero_bytes(void *state, void *dst, int64_t bytes);
 
-/* --- elementwise: copy.cu, elementwise.cu, kronecker.cu ------------------------------------------------------------ */
+/* --- elementwise: copy.cu, elementwise.cu, shift_scale.cu, kronecker.cu -------------------------------------------- */
 
 tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *src);
 tch_status tchi_cuda_fill(void *state, const tch_array *dst, double value);
@@ -103,7 +103,7 @@ tch_status tchi_cuda_random_signs(void *state, uint64_t seed, const tch_matrices
 tch_status tchi_cuda_select(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out);
 tch_status tchi_cuda_kronecker(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
 
-/* --- reductions and decisions: reduce.cu, decisions.cu, lanczos.cu, root_residual.cu ------------------------------- */
+/* --- reductions and decisions: reduce.cu, frobenius.cu, decisions.cu, lanczos.cu, root_residual.cu ----------------- */
 
 tch_status tchi_cuda_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out);
 tch_status tchi_cuda_inspect(void *state, const tch_matrices *x, double *max_abs, double *nonfinite, double *asymmetry);

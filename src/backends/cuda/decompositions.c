@@ -75,9 +75,9 @@ typedef struct work_space {
 #define EIGH_MOST_BATCH 16384
 #define EIGH_MOST_ELEMENTS (INT64_C(1) << 30)
 
-/* Measured on an H200 in float32, batched against one by one: 64 of n = 256: 3.6 and 127 ms, 16 of 1024: 69 and 170 ms,
- * 4 of 2048: 245 and 98 ms. If the batched time is the same for every batch that does not fill the device, which was not
- * measured, one by one is faster below about n / 150 matrices. */
+/* Measured on an H200 in float32, batched against one by one: 64 of n = 256: 3.5 and 127 ms, 16 of 1024: 56 to 69 and
+ * 170 ms, 4 of 2048: 245 and 98 ms. If the batched time is the same for every batch that does not fill the device,
+ * which was not measured, one by one is faster below about n / 150 matrices. */
 #define EIGH_SIZE_PER_MATRIX 150
 
 static int eigh_is_batched(const tchi_cusolver *solver, int64_t n, int64_t batch)
@@ -99,7 +99,9 @@ typedef struct eigh_buffers {
     void *values;       /* n to a matrix, contiguous */
     int32_t *exponents; /* one to a matrix */
     int32_t *info;
-    work_space work;
+    double *defects; /* |V V' - I| of each matrix */
+    double *rows;    /* to make rows orthonormal: 2 n to a matrix */
+    work_space work; /* of a call, and then V V' - I of its matrices */
 } eigh_buffers;
 
 /* The sizes do not depend on the data, but the addresses are looked at: the workspace of cuBLAS stands for both. */
@@ -130,7 +132,11 @@ static tch_status eigh_layout(tchi_cuda_state *state, const tchi_cusolver *solve
     e->values = carve(scratch, batch * n * tchi_cuda_scalar_size(type));
     e->exponents = carve(scratch, batch * (int64_t)sizeof *e->exponents);
     e->info = carve(scratch, batch * (int64_t)sizeof *e->info);
-    e->work.device = carve(scratch, (int64_t)e->work.device_bytes);
+    e->defects = carve(scratch, batch * (int64_t)sizeof *e->defects);
+    e->rows = carve(scratch, batch * 2 * n * (int64_t)sizeof *e->rows);
+    int64_t gram_bytes = e->part * n * n * tchi_cuda_scalar_size(type);
+    int64_t work_bytes = (int64_t)e->work.device_bytes;
+    e->work.device = carve(scratch, work_bytes > gram_bytes ? work_bytes : gram_bytes);
     return host_memory(state, e->work.host_bytes);
 }
 
@@ -153,30 +159,48 @@ int64_t tchi_cuda_eigh_scratch(tchi_cuda_state *state, tch_scalar type, int64_t 
 }
 
 /* Matrices [first, first + e->part), or fewer at the end of the batch. */
+static tch_matrices eigh_matrices(const tch_matrices *v, const eigh_buffers *e, int64_t first)
+{
+    tch_matrices part = *v;
+    part.data = tchi_cuda_matrix_at(v, first);
+    part.batch = v->batch - first < e->part ? v->batch - first : e->part;
+    return part;
+}
+
+/* `v` are the matrices of the call, the first of which is number `first` of the batch. */
 static tch_status eigh_call(const tchi_cuda_state *state, const tchi_cusolver *solver, const tch_matrices *v,
                             const eigh_buffers *e, int64_t first)
 {
     cudaDataType t = tchi_cuda_data_type(v->type);
-    int64_t count = v->batch - first < e->part ? v->batch - first : e->part;
-    void *a = tchi_cuda_matrix_at(v, first);
     void *w = (char *)e->values + first * v->rows * tchi_cuda_scalar_size(v->type);
     if (e->batched) {
         TCHI_CUSOLVER_TRY(solver->xsyev_batched(state->solver, state->solver_params, TCHI_CUSOLVER_VECTORS,
-                                                TCHI_CUBLAS_LOWER, v->rows, t, a, v->ld, t, w, t, e->work.device,
+                                                TCHI_CUBLAS_LOWER, v->rows, t, v->data, v->ld, t, w, t, e->work.device,
                                                 e->work.device_bytes, state->solver_host, e->work.host_bytes,
-                                                e->info + first, count),
+                                                e->info + first, v->batch),
                           "cusolverDnXsyevBatched");
     } else {
         TCHI_CUSOLVER_TRY(solver->xsyevd(state->solver, state->solver_params, TCHI_CUSOLVER_VECTORS, TCHI_CUBLAS_LOWER,
-                                         v->rows, t, a, v->ld, t, w, t, e->work.device, e->work.device_bytes,
+                                         v->rows, t, v->data, v->ld, t, w, t, e->work.device, e->work.device_bytes,
                                          state->solver_host, e->work.host_bytes, e->info + first),
                           "cusolverDnXsyevd");
     }
     return TCH_OK;
 }
 
+/* defects[first ...] = |V V' - I| of the matrices of a call: 2 n^3 operations a matrix. */
+static tch_status measure_defects(tchi_cuda_state *state, const tch_matrices *v, const eigh_buffers *e, int64_t first)
+{
+    int64_t n = v->rows;
+    tch_matrices gram = {e->work.device, v->type, n, n, n, v->batch, n * n};
+    TCHI_CUDA_PASS(tchi_cuda_combine(state, 1.0, 0.0, NULL, 0.0, NULL, &gram));
+    TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, v, 0, v, 1, -1.0, &gram));
+    return tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, &gram, e->defects + first);
+}
+
 /* The batched call wants its matrices one right after the other; with gaps between them they go one by one. About 9 n^3
- * operations a matrix. Whether it can be captured in a graph is up to cuSOLVER. */
+ * operations a matrix. cuSOLVER's eigenvectors of equal eigenvalues need not be orthogonal, so they are looked at and
+ * repaired where needed. Whether it can be captured in a graph is up to cuSOLVER. */
 tch_status tchi_cuda_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch)
 {
     tchi_cuda_state *s = state;
@@ -194,9 +218,12 @@ tch_status tchi_cuda_eigh(void *state, const tch_matrices *v, const tch_matrices
     TCHI_CUDA_PASS(eigh_layout(s, solver, v->type, n, v->batch, &from, &e));
     TCHI_CUDA_PASS(tchi_cuda_eigh_prepare(s, v, e.exponents, flags));
     for (int64_t first = 0; first < v->batch; first += e.part) {
-        TCHI_CUDA_PASS(eigh_call(s, solver, v, &e, first));
+        tch_matrices part = eigh_matrices(v, &e, first);
+        TCHI_CUDA_PASS(eigh_call(s, solver, &part, &e, first));
+        TCHI_CUDA_PASS(measure_defects(s, &part, &e, first));
     }
-    return tchi_cuda_eigh_finish(s, e.values, e.exponents, e.info, w, flags);
+    TCHI_CUDA_PASS(tchi_cuda_eigh_finish(s, e.values, e.exponents, e.info, w, flags));
+    return tchi_cuda_orthonormal_rows(s, v, e.values, e.defects, e.rows, flags);
 }
 
 /* --- positive definite solve -------------------------------------------------------------------------------------- */

@@ -13,10 +13,16 @@ TCH_BEGIN_DECLS
 tch_status tchi_cuda_eigh_prepare(const tchi_cuda_state *state, const tch_matrices *v, int32_t *exponents,
                                   int32_t *flags);
 
-/* w = values (n to a matrix, contiguous, of w's type) times 2^exponents, and NO_CONVERGENCE where info is not 0; both only
- * where flags are OK. */
+/* w = values (n to a matrix, contiguous, of w's type) times 2^exponents, and NO_CONVERGENCE where info is not 0; both
+ * only where flags are OK. */
 tch_status tchi_cuda_eigh_finish(const tchi_cuda_state *state, const void *values, const int32_t *exponents,
                                  const int32_t *info, const tch_matrices *w, int32_t *flags);
+
+/* Rows of v become orthonormal where flags are OK and defects[b], |V V' - I| in the Frobenius norm, is larger than a
+ * good solver's; NO_CONVERGENCE where it is not finite. `values`, the eigenvalues as above, say which rows to change
+ * least: those of the largest. `rows` is scratch for 2 n numbers to a matrix. */
+tch_status tchi_cuda_orthonormal_rows(const tchi_cuda_state *state, const tch_matrices *v, const void *values,
+                                      const double *defects, double *rows, int32_t *flags);
 
 /* Matrices of one element. */
 tch_status tchi_cuda_eigh_single(const tchi_cuda_state *state, const tch_matrices *v, const tch_matrices *w,

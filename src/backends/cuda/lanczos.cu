@@ -286,7 +286,7 @@ static tch_status launch(const tchi_cuda_state *state, const tch_matrices *x, do
     p.x = tchi_cuda_operand_of(x);
     p.n = (int)x->rows;
     p.spread = tchi_cuda_spread_for(
-        state, kernel, {x->rows, x->batch, (int64_t)sizeof(T), vector_bytes(x->rows, sizeof(real)), THREADS});
+        state, kernel, {x->rows, x->batch, (int64_t)sizeof(T), vector_bytes(x->rows, sizeof(real)), THREADS, 1});
     p.threshold = sqrt(tolerance);
     p.published = (double *)scratch;
     p.vectors = (char *)scratch + x->batch * 2 * x->rows * (int64_t)sizeof(double);

@@ -1,6 +1,6 @@
 /* Products of a matrix with vectors, for kernels that need many of them one after another: each matrix is
- * spread by rows over the blocks of a cluster, every block keeps the vectors whole and as many of its rows as fit in
- * shared memory, and the blocks meet once per product. A product then reads from L2 only the rows that did not fit. */
+ * spread by rows over the blocks of a cluster, every block keeps the vectors whole and, where asked, as many of its
+ * rows as fit in shared memory, and the blocks meet once per product, which reads only the rows that did not fit. */
 #ifndef TCHI_CUDA_MATVEC_CUH
 #define TCHI_CUDA_MATVEC_CUH
 
@@ -30,6 +30,7 @@ typedef struct tchi_cuda_spread_need {
     int64_t size;         /* of an element of the rows to keep */
     int64_t vector_bytes; /* of the vectors of one block */
     int threads;          /* the most that the kernel's registers allow */
+    int keeps_rows;
 } tchi_cuda_spread_need;
 
 /* Entries a vector takes in memory: see tchi_cuda_place. */
@@ -38,11 +39,10 @@ static __host__ __device__ inline int64_t tchi_cuda_places(int64_t n)
     return (n + n / 16 * 2 + 3) / 4 * 4;
 }
 
-/* Bytes from one kept row to the next: an odd multiple of 64, so that eight lanes reading 64 bytes of two rows meet every
- * bank once. */
+/* Bytes from one kept row to the next. */
 static __host__ __device__ inline int64_t tchi_cuda_kept_pitch(int64_t n, int64_t size)
 {
-    return ((n * size + 63) / 128 * 2 + 1) * 64;
+    return (n * size + 15) / 16 * 16;
 }
 
 static inline int64_t tchi_cuda_spread_limit(const tchi_cuda_state *state)
@@ -84,7 +84,7 @@ static inline tchi_cuda_spread tchi_cuda_spread_of(const tchi_cuda_state *state,
     int64_t shared = need->vector_bytes <= limit ? need->vector_bytes : 0;
     int64_t left = (crowded ? limit / 2 : limit) - shared;
     int64_t pitch = tchi_cuda_kept_pitch(n, need->size);
-    int64_t rows = left > 0 ? left / pitch : 0;
+    int64_t rows = left > 0 && need->keeps_rows ? left / pitch : 0;
     rows = rows >= slice ? slice : rows / TCHI_CUDA_ROWS * TCHI_CUDA_ROWS;
     return {blocks, (int)threads, (int)rows, shared > 0, need->vector_bytes, rows * pitch + shared};
 }
@@ -248,8 +248,8 @@ static __device__ inline double tchi_cuda_warp_fold(const double (&values)[count
     }
 }
 
-/* One lane's share of TCHI_CUDA_ROWS rows times a vector. Entries are taken 16 bytes of the vector at a time, so that few
- * of a float matrix's elements are held as double at once. */
+/* One lane's share of TCHI_CUDA_ROWS rows times a vector. Entries are taken 16 bytes of the vector at a time, so that
+ * few of a float matrix's elements are held as double at once. */
 template <typename T, typename real>
 static __device__ inline void tchi_cuda_dot_rows(const char *const (&rows)[TCHI_CUDA_ROWS], int n, int body,
                                                  const real *v, real (&sums)[TCHI_CUDA_ROWS])

@@ -5,7 +5,8 @@
  *
  * Let N be the batch, P the number of products of an iteration (26 for a fourth root at relative damping 1e-6). Bytes
  * that must move: those of A and X, 8 or 16 N n^2. Operations that must be done: N P n^3, half of a full product each;
- * tiles on the diagonal are computed whole, so N P n^2 (n + 16) are. Arithmetic decides from n = 16 on. */
+ * tiles on the diagonal are computed whole, so N P n^2 (n + 16) are. Arithmetic decides from n = 16 on.
+ * bench/ladder/cuda_newton_small.md has what was measured. */
 #include "cuda.h"
 #include "elements.cuh"
 #include "ptx.cuh"
@@ -79,39 +80,6 @@ static __device__ __forceinline__ share share_of(int tiles)
 
 /* --- products ------------------------------------------------------------------------------------------------------ */
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-/* As tchi_mma_f64_8x8x4, where there are no float64 tensor cores at all. */
-static __device__ __forceinline__ void multiply_by_shuffles(double c[2], double a, double b)
-{
-    int g = (int)threadIdx.x % 32 / 4;
-    int t = (int)threadIdx.x % 4;
-#pragma unroll 1
-    for (int k = 0; k < 4; k++) {
-        double left = __shfl_sync(0xFFFFFFFFu, a, 4 * g + k);
-        c[0] = fma(left, __shfl_sync(0xFFFFFFFFu, b, 8 * t + k), c[0]);
-        c[1] = fma(left, __shfl_sync(0xFFFFFFFFu, b, 8 * t + 4 + k), c[1]);
-    }
-}
-#endif
-
-/* C (16 by 8) += A (16 by 16) B (16 by 8) with the fragments of tchi_mma_f64_16x8x16, which are those of eight smaller
- * products side by side. */
-static __device__ __forceinline__ void multiply_fragments(double c[4], const double a[8], const double b[4])
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    tchi_mma_f64_16x8x16(c, a, b);
-#else
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-        multiply_by_shuffles(c + 2 * (i % 2), a[i], b[i / 2]);
-#else
-        tchi_mma_f64_8x8x4(c + 2 * (i % 2), a[i], b[i / 2]);
-#endif
-    }
-#endif
-}
-
 /* Where a lane's elements lie in a tile, 0 <= h < 2, 0 <= i < 4, lane = 4 g + t: (g + 8 h, 4 i + t) at
  * rows[i] + 128 h, and (4 i + t, g + 8 h) at cols[h] + 64 i. */
 typedef struct lane_offsets {
@@ -175,8 +143,8 @@ static __device__ __forceinline__ void multiply(double c[WARP_TILES][8], const d
                 load_fragment(right, b, mine.col[s], k, offsets);
                 const double low[4] = {right[0], right[2], right[4], right[6]};
                 const double high[4] = {right[1], right[3], right[5], right[7]};
-                multiply_fragments(c[s], left, low);
-                multiply_fragments(c[s] + 4, left, high);
+                tchi_mma_f64_16x8x16(c[s], left, low);
+                tchi_mma_f64_16x8x16(c[s] + 4, left, high);
             }
         }
     }

@@ -76,66 +76,6 @@ static __device__ __forceinline__ double2 tchi_load_shared_pair(const double *sh
     return pair;
 }
 
-/* --- barriers that are reached and waited for apart: sm_80 ---------------------------------------------------------- */
-
-/* Eight bytes of shared memory, written by one thread; others may use it after a barrier of the block. */
-static __device__ __forceinline__ void tchi_barrier_create(uint64_t *barrier, int arrivals)
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(tchi_shared_address(barrier)), "r"(arrivals) : "memory");
-#else
-    __trap();
-#endif
-}
-
-/* One of the phase's arrivals; the last of them ends it. */
-static __device__ __forceinline__ void tchi_barrier_arrive(uint64_t *barrier)
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("{\n"
-                 ".reg .b64 state;\n"
-                 "mbarrier.arrive.shared.b64 state, [%0];\n"
-                 "}" ::"r"(tchi_shared_address(barrier))
-                 : "memory");
-#else
-    __trap();
-#endif
-}
-
-/* Waits for the end of the phase of the given parity, the first having 0, and sees what was written before each of its
- * arrivals. Nobody may be a whole phase behind. Parity 1 of a new barrier counts as ended. Where a laboratory defines
- * TCHI_BARRIER_PATIENCE, so many cycles without an end are an error instead of a hang. */
-static __device__ __forceinline__ void tchi_barrier_wait(uint64_t *barrier, int parity)
-{
-#if __CUDA_ARCH__ >= 800
-    uint32_t done;
-#ifdef TCHI_BARRIER_PATIENCE
-    long long since = clock64();
-#endif
-    do {
-#ifdef TCHI_BARRIER_PATIENCE
-        if (clock64() - since > TCHI_BARRIER_PATIENCE) {
-            __trap();
-        }
-#endif
-        asm volatile("{\n"
-                     ".reg .pred ended;\n"
-#if __CUDA_ARCH__ >= 900
-                     "mbarrier.try_wait.parity.shared.b64 ended, [%1], %2;\n"
-#else
-                     "mbarrier.test_wait.parity.shared.b64 ended, [%1], %2;\n"
-#endif
-                     "selp.u32 %0, 1, 0, ended;\n"
-                     "}"
-                     : "=r"(done)
-                     : "r"(tchi_shared_address(barrier)), "r"(parity)
-                     : "memory");
-    } while (done == 0);
-#else
-    __trap();
-#endif
-}
-
 /* --- 16-bit fragments: ldmatrix is sm_75, the bfloat16 product sm_80 ----------------------------------------------- */
 
 /* Four 8 by 8 matrices of 16-bit elements. Lane 8 i + j points to row j of matrix i, 16 bytes aligned to 16; r[i] gets
@@ -143,15 +83,6 @@ static __device__ __forceinline__ void tchi_barrier_wait(uint64_t *barrier, int 
 static __device__ __forceinline__ void tchi_ldmatrix_x4(uint32_t r[4], const void *shared_row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(tchi_shared_address(shared_row))
-                 : "memory");
-}
-
-/* The same, each matrix transposed: r[i] gets rows 2 t and 2 t + 1, column g. */
-static __device__ __forceinline__ void tchi_ldmatrix_x4_trans(uint32_t r[4], const void *shared_row)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(tchi_shared_address(shared_row))
                  : "memory");
@@ -263,21 +194,6 @@ static __device__ __forceinline__ void tchi_cluster_sync()
 #endif
 }
 
-/* The same in two steps, with other work between: the wait is short if all have arrived long ago. */
-static __device__ __forceinline__ void tchi_cluster_arrive()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-
-static __device__ __forceinline__ void tchi_cluster_wait()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
 /* Where this block's shared variable lies in the block of the given rank: an ordinary pointer to read and write. */
 static __device__ __forceinline__ void *tchi_cluster_map(void *shared, int rank)
 {
@@ -287,73 +203,6 @@ static __device__ __forceinline__ void *tchi_cluster_map(void *shared, int rank)
     return (void *)mapped;
 #else
     return rank == 0 ? shared : nullptr;
-#endif
-}
-
-/* --- copies by the tensor memory accelerator, to several blocks of a cluster: sm_90 --------------------------------- */
-
-/* After tchi_barrier_create, by the thread that called it and before a barrier of the cluster: the other blocks and the
- * accelerator see the new barriers. */
-static __device__ __forceinline__ void tchi_barrier_publish()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-/* An arrival that lets the phase end only after so many bytes have been copied to this block in it. */
-static __device__ __forceinline__ void tchi_barrier_arrive_expecting(uint64_t *barrier, int bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n"
-                 ".reg .b64 state;\n"
-                 "mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n"
-                 "}" ::"r"(tchi_shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
-#else
-    __trap();
-#endif
-}
-
-/* An arrival at the barrier that has this one's place in the block of the given rank. */
-static __device__ __forceinline__ void tchi_barrier_arrive_at(uint64_t *barrier, int rank)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n"
-                 ".reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-                 "}" ::"r"(tchi_shared_address(barrier)),
-                 "r"(rank)
-                 : "memory");
-#else
-    __trap();
-#endif
-}
-
-/* Copies the box at (x, y, z) of the array that `map` describes, a CUtensorMap among the kernel's parameters, to the place
- * of `shared` in each block of the cluster named by a bit of `blocks`; each block's own `barrier` counts its bytes. What
- * lies outside the array arrives, and counts, as zeros. */
-static __device__ __forceinline__ void tchi_tma_box(void *shared, const void *map, int x, int y, int z,
-                                                    uint64_t *barrier, int blocks)
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(tchi_shared_address(shared)),
-                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(tchi_shared_address(barrier)), "h"((uint16_t)blocks)
-                 : "memory");
-#else
-    __trap();
-#endif
-}
-
-/* Asks for so many bytes of global memory to be in the L2 cache soon; both are multiples of 16. */
-static __device__ __forceinline__ void tchi_fetch_to_l2(const void *global, int bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(bytes)
-                 : "memory");
 #endif
 }
 
@@ -372,13 +221,6 @@ static __device__ __forceinline__ uint64_t tchi_wgmma_rows(const void *shared)
 {
     uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
     return address | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-/* The same for rows of 64 bytes, chunk c of row r at c ^ (r / 2 % 4), that begin at a multiple of 512 bytes. */
-static __device__ __forceinline__ uint64_t tchi_wgmma_short_rows(const void *shared)
-{
-    uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
-    return address | (uint64_t)1 << 16 | (uint64_t)(512 >> 4) << 32 | (uint64_t)2 << 62;
 }
 
 /* Before the first wgmma, and after other instructions have written its accumulators. */
@@ -412,8 +254,8 @@ static __device__ __forceinline__ void tchi_wgmma_publish()
 #endif
 }
 
-/* D += A B' for A 64 by 16 and B 128 (or 64) by 16 of bfloat16, both in shared memory as tchi_wgmma_rows
- * describes them, run in the background by the 128 threads of a warpgroup. Warp w holds rows 16 w to 16 w + 15; its
+/* D += A B' for A 64 by 16 and B 128 by 16 of bfloat16, both in shared memory as tchi_wgmma_rows describes
+ * them, run in the background by the 128 threads of a warpgroup. Warp w holds rows 16 w to 16 w + 15; its
  * d[4 j] to d[4 j + 3] are columns 8 j to 8 j + 7, laid out as in tchi_mma_bf16. */
 static __device__ __forceinline__ void tchi_wgmma_bf16_n128(float (&d)[64], uint64_t a, uint64_t b)
 {
@@ -435,25 +277,6 @@ static __device__ __forceinline__ void tchi_wgmma_bf16_n128(float (&d)[64], uint
                    "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
                    "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
                    "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-                 : "l"(a), "l"(b));
-#else
-    __trap();
-#endif
-}
-
-static __device__ __forceinline__ void tchi_wgmma_bf16_n64(float (&d)[32], uint64_t a, uint64_t b)
-{
-#if TCHI_WGMMA
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-                 "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
-                 "%24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, %32, %33, 1, 1, 1, 0, 0;"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
-                   "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-                   "+f"(d[30]), "+f"(d[31])
                  : "l"(a), "l"(b));
 #else
     __trap();

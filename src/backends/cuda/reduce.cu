@@ -1,18 +1,11 @@
 /* Reductions: one number per matrix. Maxima and counts do not depend on the order they are taken in, so all blocks of
- * the device share a matrix and meet in atomic operations on the result. The sum of squares does: a matrix is always
- * cut into the same parts, summed by one block each or in turn, and added up in their order by one thread, so that the
- * number depends neither on the batch nor on chance. Blocks of one matrix meet in a cluster, for want of scratch. */
-#include "cuda.h"
-#include "elements.cuh"
-#include "ptx.cuh"
+ * the device share a matrix and meet in atomic operations on the result. The sum of squares does, and is in
+ * frobenius.cu. */
+#include "reduce.cuh"
 
-#define THREADS 256       /* of a block, but for large sums of squares */
+#define THREADS 256       /* of a block */
 #define BLOCKS_PER_UNIT 8 /* blocks of 256 threads that fill a multiprocessor */
 #define TILE 32
-
-typedef struct extent {
-    int64_t rows, cols, batch;
-} extent;
 
 /* Blocks that share one matrix, so that the batch fills the device about once. */
 static int64_t share_of(const tchi_cuda_state *state, int64_t batch)
@@ -24,19 +17,6 @@ static int64_t share_of(const tchi_cuda_state *state, int64_t batch)
 static int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
-}
-
-/* A block of whole warps, as wide as rows of fours need. */
-static dim3 block_of(const extent &e, int64_t threads)
-{
-    dim3 block = tchi_cuda_block_for(tchi_cuda_ceil_div(e.cols, 4), e.rows, threads);
-    block.y = (unsigned)threads / block.x;
-    return block;
-}
-
-static __device__ inline int thread_number()
-{
-    return (int)(threadIdx.y * blockDim.x + threadIdx.x);
 }
 
 /* --- meeting in the result ---------------------------------------------------------------------------------------- */
@@ -57,7 +37,7 @@ static __global__ void __launch_bounds__(THREADS) clear_kernel(int64_t batch, do
     }
 }
 
-static tch_status clear(const tchi_cuda_state *state, int64_t batch, double *a, double *b, double *c)
+tch_status tchi_cuda_clear(const tchi_cuda_state *state, int64_t batch, double *a, double *b, double *c)
 {
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(batch, THREADS));
     clear_kernel<<<blocks, THREADS, 0, state->stream>>>(batch, a, b, c);
@@ -96,7 +76,7 @@ template <typename real>
 static __device__ inline void report(const tally<real> &seen, double *max_abs, double *nonfinite, double *asymmetry)
 {
     __shared__ double shared[32];
-    int thread = thread_number();
+    int thread = tchi_cuda_thread_number();
     if (max_abs != NULL) {
         double largest = tchi_cuda_block_max((double)seen.largest, thread, THREADS, shared);
         if (thread == 0) {
@@ -124,30 +104,10 @@ static __device__ inline double *entry(double *array, int64_t b)
 
 /* --- largest entry, entries that are not finite ------------------------------------------------------------------- */
 
-/* Fours of rows i, i + step, ... from column j on; zeros outside the matrix. */
-template <typename real, int count> struct column_of_fours {
-    tchi_cuda_four<real> row[count];
-};
-
-template <typename real, int count>
-static __device__ inline column_of_fours<real, count> load_rows(const tchi_cuda_operand &x, const extent &e, int64_t b,
-                                                                int64_t i, int64_t step, int64_t j)
-{
-    column_of_fours<real, count> values;
-    int wanted = e.cols - j < 4 ? (int)(e.cols - j) : 4;
-    const char *from = tchi_cuda_at(x, b, i, j);
-    int64_t pitch = step * x.ld * tchi_cuda_size(x.type);
-#pragma unroll
-    for (int k = 0; k < count; k++) {
-        values.row[k] = tchi_cuda_load_from<real>(x, from + k * pitch, i + k * step < e.rows ? wanted : 0);
-    }
-    return values;
-}
-
 /* Reads every element once: grid columns by rows by matrices, each walked on by the grid's size. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
-    scan_kernel(extent e, tchi_cuda_operand x, double *max_abs, double *nonfinite)
+    scan_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double *max_abs, double *nonfinite)
 {
     const int held = 2;
     int64_t step = (int64_t)gridDim.y * blockDim.y;
@@ -156,7 +116,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int64_t i = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; i < e.rows; i += held * step) {
             for (int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4; j < e.cols;
                  j += (int64_t)gridDim.x * blockDim.x * 4) {
-                column_of_fours<real, held> values = load_rows<real, held>(x, e, b, i, step, j);
+                tchi_cuda_rows_of_fours<real, held> values = tchi_cuda_load_fours<real, held>(x, e, b, i, step, j);
 #pragma unroll
                 for (int k = 0; k < 4 * held; k++) {
                     look_at(seen, values.row[k / 4].v[k % 4]);
@@ -167,15 +127,15 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-static tch_status scan(const tchi_cuda_state *state, const tch_matrices *x, double *max_abs, double *nonfinite)
+tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, double *max_abs, double *nonfinite)
 {
-    extent e = {x->rows, x->cols, x->batch};
-    TCHI_CUDA_PASS(clear(state, e.batch, max_abs, nonfinite, NULL));
+    tchi_cuda_extent e = {x->rows, x->cols, x->batch};
+    TCHI_CUDA_PASS(tchi_cuda_clear(state, e.batch, max_abs, nonfinite, NULL));
     if (e.rows == 0 || e.cols == 0) {
         return TCH_OK;
     }
     int64_t share = share_of(state, e.batch);
-    dim3 block = block_of(e, THREADS);
+    dim3 block = tchi_cuda_reduce_block(e, THREADS);
     int64_t across = least(tchi_cuda_ceil_div(e.cols, (int64_t)block.x * 4), share);
     int64_t down = least(tchi_cuda_ceil_div(e.rows, block.y), tchi_cuda_ceil_div(share, across));
     dim3 grid((unsigned)across, (unsigned)down, tchi_cuda_grid_yz(e.batch));
@@ -265,7 +225,7 @@ tch_status tchi_cuda_inspect(void *state, const tch_matrices *x, double *max_abs
     if (x->batch == 0) {
         return TCH_OK;
     }
-    TCHI_CUDA_PASS(clear(s, x->batch, max_abs, nonfinite, asymmetry));
+    TCHI_CUDA_PASS(tchi_cuda_clear(s, x->batch, max_abs, nonfinite, asymmetry));
     if (x->rows == 0) {
         return TCH_OK;
     }
@@ -286,7 +246,7 @@ tch_status tchi_cuda_inspect(void *state, const tch_matrices *x, double *max_abs
 /* --- trace -------------------------------------------------------------------------------------------------------- */
 
 /* A block per matrix. */
-static __global__ void __launch_bounds__(THREADS) trace_kernel(extent e, tchi_cuda_operand x, double *out)
+static __global__ void __launch_bounds__(THREADS) trace_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double *out)
 {
     __shared__ double shared[32];
     int64_t n = e.rows < e.cols ? e.rows : e.cols;
@@ -304,155 +264,9 @@ static __global__ void __launch_bounds__(THREADS) trace_kernel(extent e, tchi_cu
 
 static tch_status trace(const tchi_cuda_state *state, const tch_matrices *x, double *out)
 {
-    extent e = {x->rows, x->cols, x->batch};
+    tchi_cuda_extent e = {x->rows, x->cols, x->batch};
     trace_kernel<<<tchi_cuda_grid(e.batch), THREADS, 0, state->stream>>>(e, tchi_cuda_operand_of(x), out);
     return tchi_cuda_launched(state, "trace");
-}
-
-/* --- Frobenius norm ----------------------------------------------------------------------------------------------- */
-
-/* From this many elements on a matrix is cut into 16 parts for blocks of 1024 threads: fewer are not worth the meeting.
- * A part is every `across`-th strip of columns and every `down`-th strip of rows, across times down being `parts`. */
-#define LARGE 65536
-#define LARGE_THREADS 1024
-#define MOST_PARTS 16
-
-typedef struct partition {
-    int32_t parts, across, down;
-} partition;
-
-/* Sums over one part. 64 bytes are under way in a thread at once, which a multiprocessor with 1024 of them needs to draw
- * its share from memory: 64 KB in the 700 ns that a load takes. */
-template <typename real>
-static __device__ inline double sum_part(const extent &e, const tchi_cuda_operand &x, int64_t b, const partition &cut,
-                                         int part, double factor)
-{
-    const int held = 16 / (int)sizeof(real);
-    int64_t row = (int64_t)(part % cut.down) * blockDim.y + threadIdx.y;
-    int64_t col = ((int64_t)(part / cut.down) * blockDim.x + threadIdx.x) * 4;
-    int64_t step = (int64_t)cut.down * blockDim.y;
-    double sum = 0;
-    for (int64_t i = row; i < e.rows; i += held * step) {
-        for (int64_t j = col; j < e.cols; j += (int64_t)cut.across * blockDim.x * 4) {
-            column_of_fours<real, held> values = load_rows<real, held>(x, e, b, i, step, j);
-#pragma unroll
-            for (int k = 0; k < 4 * held; k++) {
-                double v = (double)values.row[k / 4].v[k % 4];
-                v = sizeof(real) == sizeof(double) ? v * factor : v;
-                sum += v * v;
-            }
-        }
-    }
-    return sum;
-}
-
-/* The norm of a matrix whose largest entry is `largest`, from the sum of squares of entries divided by `unit`. */
-static __device__ inline double norm_of(double largest, double unit, double sum)
-{
-    return largest == 0 || isinf(largest) ? largest : unit * sqrt(sum);
-}
-
-/* A cluster per matrix, its blocks taking parts in turn. Squares of float64 entries beyond about 1e150 overflow and of
- * those below 1e-150 vanish, so these are divided by the largest entry, which is in `out` beforehand; entries of other
- * types cannot reach that far in float64 sums. */
-template <typename real, int threads>
-static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
-    frobenius_kernel(extent e, tchi_cuda_operand x, partition cut, double *out)
-{
-    __shared__ double sums[MOST_PARTS];
-    __shared__ double shared[32];
-    int rank = tchi_cluster_rank();
-    int size = tchi_cluster_size();
-    const bool scaled = sizeof(real) == sizeof(double);
-    for (int64_t b = blockIdx.x / size; b < e.batch; b += gridDim.x / size) {
-        double largest = scaled ? out[b] : 1.0;
-        double unit = scaled ? fmax(largest, 0x1p-1022) : 1.0;
-        for (int part = rank; part < cut.parts; part += size) {
-            double sum = sum_part<real>(e, x, b, cut, part, 1.0 / unit);
-            sum = tchi_cuda_block_sum(sum, thread_number(), threads, shared);
-            if (thread_number() == 0) {
-                sums[part] = sum;
-            }
-        }
-        tchi_cluster_sync();
-        if (rank == 0 && thread_number() == 0) {
-            double sum = 0;
-            for (int part = 0; part < cut.parts; part++) {
-                sum += *(const double *)tchi_cluster_map(&sums[part], part % size);
-            }
-            out[b] = norm_of(largest, unit, sum);
-        }
-        tchi_cluster_sync();
-    }
-}
-
-/* Blocks that share a matrix: as many as there are parts while the batch leaves multiprocessors idle. Clusters of 16
- * have to be asked for, and are not to be had on every device. */
-template <typename real> static int cluster_for(const tchi_cuda_state *state, int64_t batch, cudaLaunchConfig_t *config)
-{
-    auto kernel = frobenius_kernel<real, LARGE_THREADS>;
-    int clusters = 0;
-    if (state->device.major < 9 || batch >= state->device.processors) {
-        return 1;
-    }
-    if (batch * 8 >= state->device.processors) {
-        return 8;
-    }
-    config->attrs[0].val.clusterDim.x = MOST_PARTS;
-    config->gridDim = dim3(MOST_PARTS);
-    bool possible = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
-                    cudaOccupancyMaxActiveClusters(&clusters, kernel, config) == cudaSuccess && clusters > 0;
-    if (!possible) {
-        cudaGetLastError();
-    }
-    return possible ? MOST_PARTS : 8;
-}
-
-template <typename real>
-static tch_status launch_large(const tchi_cuda_state *state, const extent &e, const tch_matrices *x, double *out)
-{
-    partition cut = e.rows < MOST_PARTS ? partition{MOST_PARTS, MOST_PARTS, 1} : partition{MOST_PARTS, 1, MOST_PARTS};
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.blockDim = block_of(e, LARGE_THREADS);
-    config.stream = state->stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int size = cluster_for<real>(state, e.batch, &config);
-    attribute.val.clusterDim.x = (unsigned)size;
-    config.numAttrs = size > 1 ? 1 : 0;
-    config.gridDim = dim3(size > 1 ? (unsigned)(e.batch * size) : tchi_cuda_grid(e.batch));
-    TCHI_CUDA_TRY(
-        cudaLaunchKernelEx(&config, frobenius_kernel<real, LARGE_THREADS>, e, tchi_cuda_operand_of(x), cut, out),
-        "frobenius");
-    return tchi_cuda_launched(state, "frobenius");
-}
-
-template <typename real>
-static tch_status launch_frobenius(const tchi_cuda_state *state, const tch_matrices *x, double *out)
-{
-    extent e = {x->rows, x->cols, x->batch};
-    if (e.rows * e.cols >= LARGE) {
-        return launch_large<real>(state, e, x, out);
-    }
-    partition whole = {1, 1, 1};
-    frobenius_kernel<real, THREADS>
-        <<<tchi_cuda_grid(e.batch), block_of(e, THREADS), 0, state->stream>>>(e, tchi_cuda_operand_of(x), whole, out);
-    return tchi_cuda_launched(state, "frobenius");
-}
-
-static tch_status frobenius(const tchi_cuda_state *state, const tch_matrices *x, double *out)
-{
-    if (x->rows == 0 || x->cols == 0) {
-        return clear(state, x->batch, out, NULL, NULL);
-    }
-    if (x->type != TCH_SCALAR_F64) {
-        return launch_frobenius<float>(state, x, out);
-    }
-    TCHI_CUDA_PASS(scan(state, x, out, NULL));
-    return launch_frobenius<double>(state, x, out);
 }
 
 /* --- the operation ------------------------------------------------------------------------------------------------ */
@@ -465,13 +279,13 @@ tch_status tchi_cuda_reduce(void *state, tch_reduction kind, const tch_matrices 
     }
     switch (kind) {
     case TCH_REDUCE_FROBENIUS:
-        return frobenius(s, x, out);
+        return tchi_cuda_frobenius(s, x, out);
     case TCH_REDUCE_TRACE:
         return trace(s, x, out);
     case TCH_REDUCE_MAX_ABS:
-        return scan(s, x, out, NULL);
+        return tchi_cuda_scan(s, x, out, NULL);
     case TCH_REDUCE_NONFINITE:
-        return scan(s, x, NULL, out);
+        return tchi_cuda_scan(s, x, NULL, out);
     default:
         return tchi_cuda_inspect(s, x, NULL, NULL, out);
     }

@@ -25,8 +25,8 @@ typedef struct residual_parameters {
     double *out;
 } residual_parameters;
 
-/* Entries from one vector to the next: whole steps, and two more, so that eight lanes reading 16 bytes each of two vectors
- * meet every bank once. */
+/* Entries from one vector to the next: whole steps, and two more, so that eight lanes reading 16 bytes each of two
+ * vectors meet every bank once. */
 static __host__ __device__ inline int64_t plane_of(int64_t n)
 {
     return (n + STEP - 1) / STEP * STEP + 2;
@@ -37,14 +37,14 @@ struct residual_block {
     int64_t b;
     int rank, first, plane;
     double *y;
-    char *resident; /* rows of X that stay in shared memory */
     double *published;
 };
 
 /* --- the product -------------------------------------------------------------------------------------------------- */
 
-/* One lane's part in the product of ROWS rows. With lane = 4 g + t it has columns 4 t to 4 t + 3 of every step in rows g
- * and g + 8, and of the vectors in probe g % 4: tensor cores multiply eight vectors, and the upper four are dropped. */
+/* One lane's part in the product of ROWS rows. With lane = 4 g + t it has columns 4 t to 4 t + 3 of every step in rows
+ * g and g + 8, and of the vectors in probe g % 4: tensor cores multiply eight vectors, and the upper four are
+ * dropped. */
 struct lane_share {
     const char *low, *high; /* rows g and g + 8 */
     const double *y;
@@ -135,21 +135,18 @@ template <typename T> static __device__ inline void multiply_edge(const lane_sha
 /* Row `row` of the block, or its last one, from the lane's first column on. */
 template <typename T> static __device__ inline const char *row_from(const tchi_cuda_rows &m, int row)
 {
-    row = min(row, m.count - 1);
-    const char *first = row < m.kept ? m.resident + (int64_t)row * m.resident_pitch : m.data + row * m.pitch;
-    return first + threadIdx.x % 4 * 4 * sizeof(T);
+    return m.data + min(row, m.count - 1) * m.pitch + threadIdx.x % 4 * 4 * sizeof(T);
 }
 
 template <typename T>
 static __device__ inline lane_share share_of(const tchi_cuda_rows &m, int n, const residual_block &k, int row)
 {
     int g = threadIdx.x % 32 / 4;
-    bool aligned = m.wide || min(row + ROWS, m.count) <= m.kept;
     lane_share share;
     share.low = row_from<T>(m, row + g);
     share.high = row_from<T>(m, row + g + 8);
     share.y = k.y + g % PROBES * k.plane + threadIdx.x % 4 * 4;
-    share.whole = aligned ? n / STEP : 0;
+    share.whole = m.wide ? n / STEP : 0;
     return share;
 }
 
@@ -202,7 +199,7 @@ static __device__ inline tchi_cuda_rows rows_of(const residual_parameters &p, co
     m.wide = with_a ? p.a.wide : p.x.wide;
     m.ld = with_a ? p.a.ld : p.x.ld;
     m.stride = with_a ? p.a.stride : p.x.stride;
-    return tchi_cuda_rows_of(m, k.b, p.n, k.rank, p.spread.blocks, k.resident, with_a ? 0 : p.spread.resident);
+    return tchi_cuda_rows_of(m, k.b, p.n, k.rank, p.spread.blocks, NULL, 0);
 }
 
 /* The chain's vectors from PROBES vectors of n; a barrier has to follow. */
@@ -257,8 +254,10 @@ static __device__ double chain(const residual_parameters &p, const residual_bloc
     return error;
 }
 
-/* Of 16 matrices of 1024 in float32 and p = 4 the products read 5 times 67 MB, less what of X stays in shared memory,
- * convert 84 million elements to float64, and do 0.67 G operations, twice that with the dropped vectors. */
+/* Of 16 matrices of 1024 in float32 and p = 4 the products read 5 times 67 MB, of X from L2 as far as it fits there,
+ * convert 84 million elements to float64, and do 0.67 G operations, twice that with the dropped vectors. Rows of X
+ * kept in shared memory gained nothing there, and 64 x 256 took 42 us with them and 33 without, on an H200
+ * (bench/ladder/cuda_lanczos.md). */
 static __global__ void __launch_bounds__(THREADS, 1) root_residual(residual_parameters p)
 {
     extern __shared__ __align__(16) char memory[];
@@ -270,13 +269,7 @@ static __global__ void __launch_bounds__(THREADS, 1) root_residual(residual_para
     k.first = tchi_cuda_slice_start(p.n, k.rank, blocks);
     k.plane = (int)plane_of(p.n);
     k.y = (double *)(p.spread.vectors_shared ? memory : p.vectors + blockIdx.x * p.spread.vector_bytes);
-    k.resident = p.spread.vectors_shared ? memory + p.spread.vector_bytes : memory;
     k.published = p.published + k.b * 2 * PROBES * p.n;
-    if (p.x.type == TCH_SCALAR_F32) {
-        tchi_cuda_keep_rows<float>(rows_of(p, k, false), p.n);
-    } else {
-        tchi_cuda_keep_rows<double>(rows_of(p, k, false), p.n);
-    }
     double error = 0;
     int meetings = 0;
     for (int group = 0; group < p.groups; group++) {
@@ -315,7 +308,7 @@ static tch_status probe(tchi_cuda_state *state, int32_t root, const tch_matrices
     p.root = root;
     p.groups = (int)groups;
     p.spread =
-        tchi_cuda_spread_for(state, root_residual, {n, a->batch, tchi_cuda_size(x->type), vector_bytes(n), THREADS});
+        tchi_cuda_spread_for(state, root_residual, {n, a->batch, tchi_cuda_size(x->type), vector_bytes(n), THREADS, 0});
     p.shift = shift;
     p.signs = scratch;
     p.published = scratch + groups * PROBES * n;

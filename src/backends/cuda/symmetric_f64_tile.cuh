@@ -12,10 +12,9 @@
 /* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, slabs of `slab` columns of A and B in a
  * ring of `stages`, products of mma_k columns at a time (8 or 16; below compute capability 9.0 always 4). `buffers` is
  * 2 where fragments are read one step ahead, for which the registers have to suffice. `blocks` of them are meant to
- * share a multiprocessor. Where `loose`, a warp says early that it has left a slab and waits for the others only half a
- * step later; it takes fragments ahead. */
+ * share a multiprocessor. */
 template <int rows_, int cols_, int warp_rows_, int warp_cols_, int mma_k_, int slab_, int stages_, int buffers_,
-          int blocks_, bool loose_ = true>
+          int blocks_>
 struct tiling {
     static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = warp_cols_;
     static constexpr int mma_k = mma_k_, slab = slab_, stages = stages_, buffers = buffers_, blocks = blocks_;
@@ -28,8 +27,7 @@ struct tiling {
     /* A warp's in one step, and the pairs of operands that a lane reads for them. */
     static constexpr int products = (warp_rows / 16) * (warp_cols / 8);
     static constexpr int pairs = (warp_rows + warp_cols) / 8 * (mma_k / 8);
-    static constexpr bool loose = loose_ && buffers == 2;
-    static constexpr int shared_bytes = 8 * stages * stage + 16; /* the last for the barrier of loose warps */
+    static constexpr int shared_bytes = 8 * stages * stage;
 
     static_assert(rows % cols == 0, "rows of tiles end at the diagonal");
     static_assert(slab % 16 == 0 && slab % mma_k == 0 && warp_rows % 16 == 0 && warp_cols % 8 == 0, "whole products");
@@ -208,78 +206,60 @@ template <class T> static __device__ __forceinline__ bool has_lower_part(const p
 /* The slab that is multiplied, with the one whose buffer is free to be filled meanwhile. */
 typedef struct slabs {
     const double *now, *next;
-    int number, fetched;
+    int fetched;
 } slabs;
 
-template <class T> static __device__ __forceinline__ uint64_t *slab_barrier(double *shared)
-{
-    return (uint64_t *)(shared + T::stages * T::stage);
-}
-
-/* This warp has read all it needs of the current slab, and its copies of the next one have arrived. */
-template <class T> static __device__ __forceinline__ void leave_slab(double *shared)
+/* All warps have read what they need of the current slab, and the copies of the next one have arrived. */
+template <class T> static __device__ __forceinline__ void leave_slab()
 {
     tchi_cp_async_commit();
     tchi_cp_async_wait<T::stages - 2>();
-    if constexpr (T::loose) {
-        __syncwarp();
-        if (tchi_thread_index() % 32 == 0) {
-            tchi_barrier_arrive(slab_barrier<T>(shared));
-        }
-    } else {
-        __syncthreads();
-    }
+    __syncthreads();
+}
+
+/* The copies of a later slab that are made in one step: all steps but the last have a share. */
+template <class T> static __device__ __forceinline__ int copies_until(int step)
+{
+    constexpr int fetching = T::steps - 1;
+    return min(step, fetching) * T::copies / fetching;
 }
 
 /* The products of one step, between them the loads for the step after it and some copies for a later slab: in one heap
- * they would keep the queue to shared memory full, and the products behind them waiting. Loads from the next slab begin
- * after half of the products, when most warps have left the current one. */
+ * they would keep the queue to shared memory full, and the products behind them waiting. */
 template <class T>
 static __device__ __forceinline__ void multiply_step(sums<T> &sum, const fragments<T> &now, fragments<T> &next,
                                                      double *shared, const problem &p, const place &at, const slabs &s,
                                                      int step)
 {
-    constexpr int products = T::products, fetching = T::steps - 1;
+    constexpr int products = T::products;
     const bool last = step == T::steps - 1;
-    const int begin = last && T::loose ? products / 2 : 0, length = products - begin;
-    const int first = step * T::copies / fetching;
-    const int copies = last ? 0 : (step + 1) * T::copies / fetching - first;
+    const int first = copies_until<T>(step);
+    const int copies = copies_until<T>(step + 1) - first;
     reader r = reader_of<T>(last ? s.next : s.now, last ? 0 : step + 1);
 #pragma unroll
     for (int e = 0; e < products; e++) {
-        if (last && T::loose && e == begin) {
-            tchi_barrier_wait(slab_barrier<T>(shared), s.number & 1);
-        }
         multiply_one<T>(sum, now, e);
-        if (e >= begin) {
-            load_pairs<T>(next, r, (e - begin) * T::pairs / length, (e - begin + 1) * T::pairs / length);
-        }
+        load_pairs<T>(next, r, e * T::pairs / products, (e + 1) * T::pairs / products);
         fetch<T>(shared, p, at, s.fetched, first + e * copies / products, first + (e + 1) * copies / products);
     }
 }
 
-/* f[0] holds the first step's fragments on entry and those of the next slab on return. */
+/* f[0] holds the first step's fragments on entry and those of the next slab on return. A warp without products still
+ * copies for the others, and all meet at the same barrier. */
 template <class T>
 static __device__ __forceinline__ void multiply_slab_ahead(sums<T> &sum, fragments<T> *f, double *shared,
-                                                           const problem &p, const place &at, const slabs &s)
+                                                           const problem &p, const place &at, const slabs &s, bool busy)
 {
 #pragma unroll
     for (int step = 0; step < T::steps; step++) {
         if (step == T::steps - 1) {
-            leave_slab<T>(shared);
+            leave_slab<T>();
         }
-        multiply_step<T>(sum, f[step % 2], f[(step + 1) % 2], shared, p, at, s, step);
-    }
-}
-
-/* What a warp without products still does for the others. */
-template <class T>
-static __device__ __forceinline__ void attend_slab(double *shared, const problem &p, const place &at, const slabs &s)
-{
-    fetch<T>(shared, p, at, s.fetched, 0, T::copies);
-    leave_slab<T>(shared);
-    if constexpr (T::loose) {
-        tchi_barrier_wait(slab_barrier<T>(shared), s.number & 1);
+        if (busy) {
+            multiply_step<T>(sum, f[step % 2], f[(step + 1) % 2], shared, p, at, s, step);
+        } else {
+            fetch<T>(shared, p, at, s.fetched, copies_until<T>(step), copies_until<T>(step + 1));
+        }
     }
 }
 
@@ -316,23 +296,18 @@ static __device__ __forceinline__ void accumulate(sums<T> &sum, double *shared, 
         tchi_cp_async_commit();
     }
     if constexpr (T::buffers == 2) {
-        if (threadIdx.x == 0) {
-            tchi_barrier_create(slab_barrier<T>(shared), T::warps);
-        }
         tchi_cp_async_wait<T::stages - 2>();
         __syncthreads();
         load_pairs<T>(f[0], reader_of<T>(shared, 0), 0, T::pairs);
     }
 #pragma unroll 1
     for (int slab = 0; slab < count; slab++) {
-        const slabs s = {shared + slab % T::stages * T::stage, shared + (slab + 1) % T::stages * T::stage, slab,
+        const slabs s = {shared + slab % T::stages * T::stage, shared + (slab + 1) % T::stages * T::stage,
                          slab + T::stages - 1};
         if constexpr (T::buffers == 1) {
             multiply_slab<T>(sum, f, shared, p, at, s, busy);
-        } else if (busy) {
-            multiply_slab_ahead<T>(sum, f, shared, p, at, s);
         } else {
-            attend_slab<T>(shared, p, at, s);
+            multiply_slab_ahead<T>(sum, f, shared, p, at, s, busy);
         }
     }
     tchi_cp_async_wait<0>();

@@ -13,13 +13,14 @@
 #else
 #define LARGE_BLOCKS 1
 #endif
-/* Below so many large tiles for each multiprocessor, small ones: a large tile that finds half of the GPU idle takes as
- * long as four small ones. Reasoned, not yet measured. */
+/* Large tiles take the place of small ones from these n on, for wgmma and for mma.sync: on the diagonal half of a tile
+ * is computed for nothing. On an H200 wgmma takes 0.026 ms for 256 x 128 where small tiles take 0.029. The GPUs that
+ * mma.sync is for were not measured; on an H200 its large tiles win at 4096 alone and lose up to a sixth elsewhere. */
+#define WGMMA_FROM 128
+#define MMA_FROM 192
+/* Below so many large tiles for each multiprocessor, small ones: on an H200, which has 132, 1 x 1024 of 36 large tiles
+ * takes 0.039 ms by wgmma and 0.034 with small ones, 64 x 256 of 192 takes 0.028 and 0.031. */
 #define LARGE_TILES_PER_PROCESSOR 1
-/* Below this, tiles of 64 waste less: on the diagonal, half of a tile is computed for nothing. Reasoned. */
-#define LARGE_FROM 192
-/* Width of wgmma's tiles: 256 moves a sixth less through the L2 cache at n = 1024, 128 wastes less on the diagonal and
- * lets one block write while another computes. Reasoned: the writing is about a third of a block's time. */
 
 /* --- mma.sync ----------------------------------------------------------------------------------------------------- */
 
@@ -103,19 +104,19 @@ static __global__ void __launch_bounds__((size / 16 / high) * (size / 8 / wide) 
     constexpr int threads = (size / 16 / high) * warps_wide * 32;
     constexpr int stage_bytes = 2 * size * TCHI_SPLIT_ROW_BYTES;
     extern __shared__ __align__(1024) char shared[];
-    tchi_split_tile tile = tchi_split_tile_of(p, size, blockIdx.x);
+    tchi_split_tile tile = tchi_split_tile_of(p, size);
     int number = (int)threadIdx.x / 32;
     warp_tile<high, wide> warp = {number / warps_wide * high * 16, number % warps_wide * wide * 8, {}};
     int slabs = (p.k + tchi_split_slab<planes>::depth - 1) / tchi_split_slab<planes>::depth;
     for (int s = 0; s < STAGES - 1; s++) {
-        tchi_split_load<size, size, threads, planes>(shared + s * stage_bytes, p, tile, s);
+        tchi_split_load<size, threads, planes>(shared + s * stage_bytes, p, tile, s);
     }
     for (int s = 0; s < slabs; s++) {
         char *stage = shared + s % STAGES * stage_bytes;
         tchi_cp_async_wait<STAGES - 2>();
         __syncthreads(); /* slab s has landed for all, and all have done with the one before it */
-        tchi_split_load<size, size, threads, planes>(shared + (s + STAGES - 1) % STAGES * stage_bytes, p, tile,
-                                                     s + STAGES - 1);
+        tchi_split_load<size, threads, planes>(shared + (s + STAGES - 1) % STAGES * stage_bytes, p, tile,
+                                               s + STAGES - 1);
         multiply_slab<high, wide, planes>(warp, stage, stage + size * TCHI_SPLIT_ROW_BYTES);
     }
     __syncthreads();
@@ -133,7 +134,6 @@ static __global__ void __launch_bounds__((size / 16 / high) * (size / 8 / wide) 
 #endif
 }
 
-/* Tiles of 128, or of 64 where those would leave multiprocessors idle. */
 static tch_status split_mma(tchi_cuda_state *state, tchi_split_problem *p, int64_t batch, int size)
 {
     int split = p->a.type == TCH_SCALAR_BF16X2;
@@ -141,10 +141,10 @@ static tch_status split_mma(tchi_cuda_state *state, tchi_split_problem *p, int64
     p->tiles = (int32_t)tchi_split_tile_count(p->n, size);
     if (size == 128) {
         tchi_split_kernel kernel = split ? symmetric_split_mma<128, 4, 4, 2> : symmetric_split_mma<128, 4, 4, 1>;
-        return tchi_split_launch(state, kernel, "symmetric_split_mma", p, batch, 256, shared, 1, 1);
+        return tchi_split_launch(state, kernel, "symmetric_split_mma", p, batch, 256, shared);
     }
     tchi_split_kernel kernel = split ? symmetric_split_mma<64, 2, 4, 2> : symmetric_split_mma<64, 2, 4, 1>;
-    return tchi_split_launch(state, kernel, "symmetric_split_mma", p, batch, 128, shared, 1, 1);
+    return tchi_split_launch(state, kernel, "symmetric_split_mma", p, batch, 128, shared);
 }
 
 /* --- the choice --------------------------------------------------------------------------------------------------- */
@@ -169,10 +169,10 @@ extern "C" int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, con
     return state->device.major >= 8 && in && out && size && b->type == a->type && rows_aligned(a) && rows_aligned(b);
 }
 
-static int large_tiles(const tchi_cuda_state *state, int64_t n, int64_t batch)
+static int large_tiles(const tchi_cuda_state *state, int64_t n, int64_t batch, int64_t from)
 {
     int64_t tiles = batch * tchi_split_tile_count(n, 128);
-    return n >= LARGE_FROM && tiles >= (int64_t)LARGE_TILES_PER_PROCESSOR * state->device.processors;
+    return n >= from && tiles >= (int64_t)LARGE_TILES_PER_PROCESSOR * state->device.processors;
 }
 
 static tchi_split_problem problem_of(double c0, double c1, const tch_matrices *d, double c2, const tch_matrices *a,
@@ -203,11 +203,9 @@ extern "C" tch_status tchi_cuda_symmetric_split(tchi_cuda_state *state, double c
         return TCH_OK;
     }
     tchi_split_problem p = problem_of(c0, c1, d, c2, a, b, c);
-    if (!large_tiles(state, c->rows, c->batch)) {
+    int has_wgmma = state->device.major == 9;
+    if (!large_tiles(state, c->rows, c->batch, has_wgmma ? WGMMA_FROM : MMA_FROM)) {
         return split_mma(state, &p, c->batch, 64);
     }
-    if (state->device.major == 9) {
-        return tchi_cuda_split_wgmma(state, &p, c->batch);
-    }
-    return split_mma(state, &p, c->batch, 128);
+    return has_wgmma ? tchi_cuda_split_wgmma(state, &p, c->batch) : split_mma(state, &p, c->batch, 128);
 }
