@@ -5,10 +5,6 @@
 #ifndef TCHI_CUDA_PTX_CUH
 #define TCHI_CUDA_PTX_CUH
 
-#ifdef TCHI_EMULATED
-#include "ptx_emulated.h"
-#else
-
 #include <stdint.h>
 
 static __device__ __forceinline__ uint32_t tchi_shared_address(const void *shared)
@@ -283,5 +279,4 @@ static __device__ __forceinline__ void tchi_wgmma_bf16_n128(float (&d)[64], uint
 #endif
 }
 
-#endif
 #endif
