@@ -107,7 +107,8 @@ static void plans_that_make_no_sense(void **state)
     CHECK_OK(tch_inverse_root_plan(context, TCH_FLOAT32, 1, 4, 2, NULL, NULL, NULL));
     /* The figure is per matrix, so that no batch is too large for it. */
     CHECK_OK(tch_inverse_root_plan(context, TCH_FLOAT32, INT64_MAX, 64, 2, NULL, NULL, &bytes));
-    CHECK(bytes > 0 && bytes < 1 << 22, "%lld bytes for a matrix of 16 KiB", (long long)bytes);
+    int64_t most = test_on_cpu() ? 1 << 20 : 1 << 22; /* cuSOLVER asks for 1.1 MB of its own */
+    CHECK(bytes > 0 && bytes < most, "%lld bytes for a matrix of 16 KiB", (long long)bytes);
 }
 
 static void orthogonalisation_out_of_range(void **state)
