@@ -11,12 +11,12 @@ export CTEST_PARALLEL_LEVEL ?= 2
 help: ## list these words
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: release ## build, then show what this machine offers and a short demonstration
+run: release ## build, then show what this machine offers and compare optimizers on a small network
 	build/release/bin/torchium info
-	build/release/bin/torchium demo
+	build/release/bin/torchium train --optimizer shampoo,soap,muon,adamw --plot build/train.svg
 
 test: ## build and run every test, then again under the sanitizers
-	@scripts/setup build
+	@scripts/setup build test
 	@scripts/test
 
 bench: release ## time the operations, beside PyTorch where it is installed (QUICK=1: fewer, shorter)

@@ -3,6 +3,7 @@
 #define CLI_COMMANDS_H
 
 int command_info(int argc, char **argv);
+int command_train(int argc, char **argv);
 int command_demo(int argc, char **argv);
 int command_bench(int argc, char **argv);
 

@@ -44,14 +44,15 @@ static void write_string(FILE *out, const char *text)
 
 static void new_line(const json_writer *json)
 {
-    fprintf(json->out, "\n%*s", 2 * json->depth, "");
+    if (!json->line)
+        fprintf(json->out, "\n%*s", 2 * json->depth, "");
 }
 
 /* What stands before a value: the comma, the place and the key. */
 static void lead(json_writer *json, const char *key)
 {
     if (!json->empty)
-        fputc(',', json->out);
+        fputs(json->line ? ", " : ",", json->out);
     if (json->depth > 0)
         new_line(json);
     json->empty = false;
@@ -82,7 +83,12 @@ static void end(json_writer *json, char bracket)
 
 json_writer json_start(FILE *out)
 {
-    return (json_writer){out, 0, true};
+    return (json_writer){out, 0, true, false};
+}
+
+json_writer json_start_line(FILE *out)
+{
+    return (json_writer){out, 0, true, true};
 }
 
 void json_object_begin(json_writer *json, const char *key)

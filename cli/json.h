@@ -1,4 +1,4 @@
-/* Writes one JSON document to a stream, indented, member by member. */
+/* Writes one JSON document to a stream, member by member: indented, or all on one line. */
 #ifndef CLI_JSON_H
 #define CLI_JSON_H
 
@@ -10,10 +10,12 @@ typedef struct json_writer {
     FILE *out;
     int depth;
     bool empty; /* nothing written yet at this depth */
+    bool line;  /* the document is one line */
 } json_writer;
 
 /* Inside an object every value has a key; inside an array, and for the document itself, the key is NULL. */
 json_writer json_start(FILE *out);
+json_writer json_start_line(FILE *out);
 void json_object_begin(json_writer *json, const char *key);
 void json_object_end(json_writer *json);
 void json_array_begin(json_writer *json, const char *key);

@@ -17,6 +17,7 @@ typedef struct command {
 
 static const command commands[] = {
     {"info", "what this installation is, and which devices it can use", command_info},
+    {"train", "trains a network with one optimizer or several, and compares them", command_train},
     {"demo", "inverse roots of ill-conditioned matrices by every method, with error and time", command_demo},
     {"bench", "times the operations against the limits of this machine", command_bench},
 };

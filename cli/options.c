@@ -48,17 +48,28 @@ const char *options_nearest(const char *word, const char *const *names, size_t c
     return nearest;
 }
 
+/* "--seed N" */
+static const char *left_side(const option_spec *spec, char text[64])
+{
+    snprintf(text, 64, "%s%s%s", spec->name, spec->value ? " " : "", spec->value ? spec->value : "");
+    return text;
+}
+
 static void print_help(const option_table *table)
 {
+    char left[64];
+    int width = 16;
+    for (size_t i = 0; i < table->count; i++) {
+        int length = (int)strlen(left_side(&table->specs[i], left));
+        width = length > width ? length : width;
+    }
     printf("usage: torchium %s%s\n\n%s\n", table->command, table->count ? " [options]" : "", table->description);
     printf("\noptions:\n");
     for (size_t i = 0; i < table->count; i++) {
         const option_spec *spec = &table->specs[i];
-        char left[64];
-        snprintf(left, sizeof left, "%s%s%s", spec->name, spec->value ? " " : "", spec->value ? spec->value : "");
-        printf("  %-16s %s\n", left, spec->help);
+        printf("  %-*s %s\n", width, left_side(spec, left), spec->help);
     }
-    printf("  %-16s %s\n", "--help", "this text");
+    printf("  %-*s %s\n", width, "--help", "this text");
 }
 
 static options_result wrong_name(const option_table *table, const char *word)

@@ -1,14 +1,40 @@
 /* The progress line. It is drawn over itself with a carriage return and wiped before anything else is printed, so it
- * never ends up between the lines of a table. */
-#define _POSIX_C_SOURCE 200809L
+ * never ends up between the lines of a table; it is never wider than the terminal, where a carriage return would not
+ * lead back to its beginning. */
+#define _DEFAULT_SOURCE
 #include "progress.h"
 
 #include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "timing.h"
 
-enum { LINE = 72 };
+enum { NARROW = 72, WIDE = 110, BAR = 20 };
+
+/* Columns to draw on: asked each time, for a window can be resized. */
+static int line_width(void)
+{
+    struct winsize size;
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+        return NARROW;
+    int width = size.ws_col - 1;
+    return width < WIDE ? width : WIDE;
+}
+
+/* "[#####...............] ", or nothing on a narrow terminal. */
+static void bar(double share, int width, char text[BAR + 4])
+{
+    int filled = (int)(share * BAR + 0.5);
+    text[0] = '\0';
+    if (width < WIDE - BAR / 2)
+        return;
+    text[0] = '[';
+    memset(text + 1, '#', (size_t)filled);
+    memset(text + 1 + filled, '.', (size_t)(BAR - filled));
+    memcpy(text + 1 + BAR, "] ", 3);
+}
 
 progress progress_start(double total)
 {
@@ -31,12 +57,15 @@ static void time_left(const progress *p, char *text, size_t size)
 
 void progress_show(const progress *p, const char *now)
 {
-    char left[48], line[LINE + 1];
+    char left[48], drawn[BAR + 4], line[WIDE + 1];
     if (!p->shown)
         return;
+    int width = line_width();
+    double share = p->total > 0.0 && p->done < p->total ? p->done / p->total : (double)(p->total > 0.0);
     time_left(p, left, sizeof left);
-    snprintf(line, sizeof line, "%3.0f %%%s  %s", p->total > 0.0 ? 100.0 * p->done / p->total : 0.0, left, now);
-    fprintf(stderr, "\r%-*s", LINE, line);
+    bar(share, width, drawn);
+    snprintf(line, sizeof line, "%s%3.0f %%%s  %s", drawn, 100.0 * share, left, now);
+    fprintf(stderr, "\r%-*.*s", width, width, line);
     fflush(stderr);
 }
 
@@ -49,6 +78,6 @@ void progress_clear(const progress *p)
 {
     if (!p->shown)
         return;
-    fprintf(stderr, "\r%*s\r", LINE, "");
+    fprintf(stderr, "\r%*s\r", line_width(), "");
     fflush(stderr);
 }

@@ -325,6 +325,50 @@ static void streamed(void)
     expect(wrong == 0, "streamed product", "an element is not 100");
 }
 
+/* A few steps of one optimizer on matrices of odd sizes, of which one is cut into blocks, and a vector. */
+static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half)
+{
+    static const int64_t odd[3][2] = {{37, 50}, {41, 19}, {23, 1}};
+    tch_optim_config config = tch_optim_defaults(kind);
+    tch_parameter parameters[3] = {{0}};
+    const tch_tensor *gradients[3];
+    config.precondition_frequency = 2;
+    config.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 24 : 64;
+    config.grafting = TCH_GRAFTING_ADAM;
+    config.momentum = 0.9;
+    config.amsgrad = 1;
+    config.master_weights = half == 1;
+    config.stochastic_rounding = half == 2;
+    for (int i = 0; i < 3; i++) {
+        parameters[i].tensor = waves(dtype, 1, odd[i][0], odd[i][1]);
+        gradients[i] = waves(dtype, 1, odd[i][0], odd[i][1]);
+    }
+    tch_optimizer *o = NULL;
+    done(tch_optimizer_create(context, &config, 3, parameters, &o), "optimizer");
+    for (int step = 0; o != NULL && step < 4; step++) {
+        done(tch_optimizer_step(o, 3, gradients), tch_optim_kind_name(kind));
+    }
+    for (int i = 0; i < 3; i++) {
+        expect_finite(parameters[i].tensor, tch_optim_kind_name(kind));
+    }
+    tch_optimizer_destroy(o);
+    end_case();
+}
+
+static void optimizers(void)
+{
+    for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
+        if (!ours || kind != TCH_OPTIM_SOAP) { /* which begins with an eigendecomposition */
+            optimizer((tch_optim_kind)kind, TCH_FLOAT32, 0);
+        }
+        optimizer(TCH_OPTIM_ADAMW, TCH_FLOAT16, 1);
+        optimizer(TCH_OPTIM_ADAMW, TCH_BFLOAT16, 2);
+    }
+    optimizer(TCH_OPTIM_SHAMPOO, TCH_BFLOAT16, 1);
+    optimizer(TCH_OPTIM_MUON, TCH_BFLOAT16, 2);
+    optimizer(TCH_OPTIM_SHAMPOO, TCH_FLOAT64, 0);
+}
+
 static void run_all(void)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
@@ -352,6 +396,7 @@ static void run_all(void)
     roots(TCH_FLOAT32, 130, 3, TCH_ROOT_NEWTON, 0);
     roots(TCH_FLOAT32, 290, 4, TCH_ROOT_NEWTON, 0);
     streamed();
+    optimizers();
 }
 
 static void run_alone(void)
@@ -373,6 +418,8 @@ static void run_alone(void)
     }
     damping = 1e-6;
     roots(TCH_FLOAT32, 136, 3, TCH_ROOT_NEWTON, 0);
+    optimizer(TCH_OPTIM_SGD, TCH_FLOAT32, 0);
+    optimizer(TCH_OPTIM_ADAMW, TCH_BFLOAT16, 2);
 }
 
 int main(int argc, char **argv)

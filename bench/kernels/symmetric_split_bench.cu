@@ -1,7 +1,7 @@
-/* A laboratory for the symmetric product in bfloat16: every kernel against a plain one on shapes that are hard on edges,
- * then their speed. Stands alone, on a GPU of sm_90; from the root of the repository:
+/* A laboratory for the symmetric product in bfloat16: every kernel against a plain one on shapes that are hard on
+ * edges, then their speed. Stands alone, on a GPU of sm_90; from the root of the repository:
  *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_split_bench.cu
- * Exits with 1 if a check fails. */
+ * With the argument `plain` only the products of an orthogonalisation are timed. Exits with 1 if a check fails. */
 #include <algorithm>
 #include <stdarg.h>
 #include <stdio.h>
@@ -49,10 +49,15 @@ typedef struct product {
     int has_d;
 } product;
 
+static tchi_split_problem problem_for(const product *q)
+{
+    return problem_of(q->c0, q->c1, q->has_d ? &q->d : NULL, q->c2, &q->a, &q->b, &q->c);
+}
+
 static void run(tchi_cuda_state *state, enum variant v, const product *q)
 {
     const tch_matrices *d = q->has_d ? &q->d : NULL;
-    tchi_split_problem p = problem_of(q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
+    tchi_split_problem p = problem_for(q);
     tch_status status;
     if (v == CHOSEN) {
         status = tchi_cuda_symmetric_split(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
@@ -117,8 +122,8 @@ static void drop(tch_matrices *m, int shift)
 /* --- checks ------------------------------------------------------------------------------------------------------- */
 
 /* One thread per element, in float64, of the numbers that the split type stands for. worst[0] gets the largest error in
- * units of sqrt(k + 1) + |wanted|, worst[1] the number of elements that differ from their mirror image. Both are kept as
- * bits of non-negative floats, whose order is that of integers; NaN is above all of them. */
+ * units of sqrt(k + 1) + |wanted|, worst[1] the number of elements that differ from their mirror image. Both are kept
+ * as bits of non-negative floats, whose order is that of integers; NaN is above all of them. */
 static __global__ void plain_check(tchi_split_problem p, int64_t batch, unsigned *worst)
 {
     int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -203,7 +208,7 @@ static int check(tchi_cuda_state *state, enum variant v, const shape_case *s, un
     q.has_d = s->has_d;
     must(cudaMemset(worst, 0, 3 * sizeof *worst), "cudaMemset");
     run(state, v, &q);
-    tchi_split_problem p = problem_of(q.c0, q.c1, q.has_d ? &q.d : NULL, q.c2, &q.a, &q.b, &q.c);
+    tchi_split_problem p = problem_for(&q);
     int64_t planes = s->out == TCH_SCALAR_BF16X2 ? 2 : 1;
     plain_check<<<(unsigned)((s->n * s->n * s->batch + 255) / 256), 256>>>(p, s->batch, worst);
     padding_check<<<(unsigned)((q.c.stride * planes * s->batch + 255) / 256), 256>>>(p.c, s->n, s->batch, worst + 2);
@@ -246,6 +251,12 @@ static const shape_case cases[] = {
     {PLAIN, TCH_SCALAR_F32, 300, 64, 2, 0, 0},
     {PLAIN, SPLIT, 100, 520, 2, 1, 0},
     {PLAIN, PLAIN, 640, 2048, 2, 1, 0},
+    {PLAIN, PLAIN, 1, 1, 3, 1, 0},
+    {PLAIN, PLAIN, 256, 64, 300, 1, 0},
+    {PLAIN, PLAIN, 257, 130, 2, 1, 0},
+    {PLAIN, PLAIN, 600, 321, 3, 0, 0},
+    {PLAIN, PLAIN, 768, 2304, 48, 0, 0},
+    {PLAIN, PLAIN, 2048, 2048, 3, 1, 0},
     {PLAIN, TCH_SCALAR_F64, 385, 129, 2, 1, 1},
     {PLAIN, PLAIN, 256, 0, 1, 1, 0},
 };
@@ -291,21 +302,21 @@ static double median_ms(tchi_cuda_state *state, enum variant v, const product *q
     return times[times.size() / 2];
 }
 
-/* TFLOP/s count a half product: n^3 for each product of parts, three of them for split operands. */
-static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int64_t n, int has_d)
+/* TFLOP/s count a half product: n^2 k for each product of parts, three of them for split operands. */
+static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int64_t n, int64_t k, int has_d)
 {
     product q = {};
     q.c0 = 0.75;
     q.c1 = -0.5;
     q.c2 = 1.25;
-    q.a = make_random(type, n, n, n, batch, 0, 1, 0);
-    q.b = make_random(type, n, n, n, batch, 0, 2, 0);
+    q.a = make_random(type, n, k, k, batch, 0, 1, 0);
+    q.b = make_random(type, n, k, k, batch, 0, 2, 0);
     q.d = make_random(type, n, n, n, batch, 0, 3, 1);
     q.c = make(type, n, n, n, batch, 0);
     q.has_d = has_d;
-    double flop = (type == SPLIT ? 3.0 : 1.0) * (double)n * (double)n * (double)n * (double)batch;
-    printf("%4lld x %4lld %s %s", (long long)batch, (long long)n, type == SPLIT ? "split" : "plain",
-           has_d ? "with D:   " : "without D:");
+    double flop = (type == SPLIT ? 3.0 : 1.0) * (double)n * (double)n * (double)k * (double)batch;
+    printf("%4lld x %4lld, k %4lld, %s %s", (long long)batch, (long long)n, (long long)k,
+           type == SPLIT ? "split" : "plain", has_d ? "with D:   " : "without D:");
     for (int v = 0; v < VARIANTS; v++) {
         double ms = median_ms(state, (enum variant)v, &q);
         printf("  %s %.4f ms %.0f TFLOP/s", variant_names[v], ms, flop / ms * 1e-9);
@@ -315,7 +326,21 @@ static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int
     drop(&q.a, 0), drop(&q.b, 0), drop(&q.d, 0), drop(&q.c, 0);
 }
 
-int main()
+/* The half products of Muon's matrices: Gram matrices of their rows, and polynomials in those. */
+static void time_orthogonalisation(tchi_cuda_state *state)
+{
+    const int64_t sizes[][3] = {{12, 768, 768},   {24, 768, 768},  {48, 768, 768},   {12, 768, 2304},
+                                {24, 768, 3072},  {8, 2048, 2048}, {16, 2048, 2048}, {64, 2048, 2048},
+                                {16, 2048, 5632}, {48, 2048, 5632}};
+    for (const auto &size : sizes) {
+        time_all(state, PLAIN, size[0], size[1], size[2], 0);
+        if (size[1] == size[2]) {
+            time_all(state, PLAIN, size[0], size[1], size[2], 1);
+        }
+    }
+}
+
+int main(int argc, char **argv)
 {
     tchi_cuda_state state = {};
     cudaDeviceProp properties;
@@ -329,11 +354,15 @@ int main()
     }
     int failed = check_all(&state);
     printf("%d checks failed\n", failed);
+    time_orthogonalisation(&state);
+    if (argc > 1 && strcmp(argv[1], "plain") == 0) {
+        return failed != 0;
+    }
     const int64_t sizes[][2] = {{16, 1024}, {4, 2048}, {64, 256}, {1, 4096}, {256, 128}, {32, 512}, {1, 1024}};
     for (const auto &size : sizes) {
-        time_all(&state, SPLIT, size[0], size[1], 0);
-        time_all(&state, SPLIT, size[0], size[1], 1);
-        time_all(&state, PLAIN, size[0], size[1], 1);
+        time_all(&state, SPLIT, size[0], size[1], size[1], 0);
+        time_all(&state, SPLIT, size[0], size[1], size[1], 1);
+        time_all(&state, PLAIN, size[0], size[1], size[1], 1);
     }
     return failed != 0;
 }

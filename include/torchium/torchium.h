@@ -10,10 +10,14 @@
 #ifndef TORCHIUM_TORCHIUM_H
 #define TORCHIUM_TORCHIUM_H
 
+#include <torchium/amp.h>
+#include <torchium/checkpoint.h>
 #include <torchium/context.h>
 #include <torchium/device.h>
 #include <torchium/linalg.h>
 #include <torchium/memory.h>
+#include <torchium/network.h>
+#include <torchium/optim.h>
 #include <torchium/status.h>
 #include <torchium/tensor.h>
 #include <torchium/version.h>

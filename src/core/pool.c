@@ -23,6 +23,7 @@ typedef struct block {
     void *pointer;
     int64_t bytes; /* of its class */
     int in_use;
+    int exact; /* of no class: goes back to the device when freed */
     struct block *next_in_bucket;
     struct block *next_free;
 } block;
@@ -112,6 +113,7 @@ static tch_status new_block(tchi_pool *pool, int64_t bytes, block **result)
         return status;
     }
     fresh->bytes = bytes;
+    fresh->exact = 0;
     block **bucket = &pool->buckets[bucket_of(fresh->pointer)];
     fresh->next_in_bucket = *bucket;
     *bucket = fresh;
@@ -121,26 +123,20 @@ static tch_status new_block(tchi_pool *pool, int64_t bytes, block **result)
     return TCH_OK;
 }
 
-tch_status tchi_pool_allocate(tchi_pool *pool, int64_t bytes, void **pointer)
+/* From a list of kept blocks, or, where `kept` is NULL, from the device for this request alone. */
+static tch_status hand_out(tchi_pool *pool, int64_t bytes, block **kept, void **pointer)
 {
-    *pointer = NULL;
-    if (bytes == 0) {
-        return TCH_OK;
-    }
-    if (bytes < 0 || bytes > INT64_MAX / 4) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "an allocation of %lld bytes was asked for", (long long)bytes);
-    }
-    int class = size_class(&bytes);
     tch_status status = TCH_OK;
     pthread_mutex_lock(&pool->lock);
-    block *b = pool->free[class];
+    block *b = kept != NULL ? *kept : NULL;
     if (b != NULL) {
-        pool->free[class] = b->next_free;
+        *kept = b->next_free;
     } else {
         status = new_block(pool, bytes, &b);
     }
     if (b != NULL) {
         b->in_use = 1;
+        b->exact = kept == NULL;
         b->next_free = NULL;
         pool->requests++;
         pool->allocated += b->bytes;
@@ -151,6 +147,35 @@ tch_status tchi_pool_allocate(tchi_pool *pool, int64_t bytes, void **pointer)
     return status;
 }
 
+static tch_status check_size(int64_t bytes)
+{
+    if (bytes < 0 || bytes > INT64_MAX / 4) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "an allocation of %lld bytes was asked for", (long long)bytes);
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_pool_allocate(tchi_pool *pool, int64_t bytes, void **pointer)
+{
+    *pointer = NULL;
+    if (bytes == 0) {
+        return TCH_OK;
+    }
+    TCHI_TRY(check_size(bytes));
+    int class = size_class(&bytes);
+    return hand_out(pool, bytes, &pool->free[class], pointer);
+}
+
+tch_status tchi_pool_allocate_exact(tchi_pool *pool, int64_t bytes, void **pointer)
+{
+    *pointer = NULL;
+    if (bytes == 0) {
+        return TCH_OK;
+    }
+    TCHI_TRY(check_size(bytes));
+    return hand_out(pool, bytes, NULL, pointer);
+}
+
 tch_status tchi_pool_free(tchi_pool *pool, void *pointer)
 {
     if (pointer == NULL) {
@@ -159,7 +184,10 @@ tch_status tchi_pool_free(tchi_pool *pool, void *pointer)
     pthread_mutex_lock(&pool->lock);
     block *b = find_block(pool, pointer);
     int ours = b != NULL && b->in_use;
-    if (ours) {
+    if (ours && b->exact) {
+        pool->allocated -= b->bytes;
+        discard_block(pool, b);
+    } else if (ours) {
         int64_t bytes = b->bytes;
         int class = size_class(&bytes);
         b->in_use = 0;

@@ -24,6 +24,8 @@ tch_device tchi_pool_device(const tchi_pool *pool);
 
 /* 0 bytes give NULL. On out of memory the kept blocks are returned to the device and the request tried once more. */
 tch_status tchi_pool_allocate(tchi_pool *pool, int64_t bytes, void **pointer);
+/* The same without rounding up to a size class: for what is large and stays long. Freed, it goes back to the device. */
+tch_status tchi_pool_allocate_exact(tchi_pool *pool, int64_t bytes, void **pointer);
 /* What a request of this size takes from the device: blocks come in size classes. */
 int64_t tchi_pool_block_size(int64_t bytes);
 /* Keeps the block for reuse. TCH_ERR_INVALID_ARGUMENT when the pointer is none of the pool's. */

@@ -217,6 +217,128 @@ static tch_status spd_solve(void *state, const tch_matrices *a, const double *sh
     return unsupported("solves");
 }
 
+static tch_status store_numbers(void *state, double *dst, const double *values, int32_t count)
+{
+    return unsupported("stores");
+}
+
+static tch_status find_nonfinite(void *state, const tch_update *update, int32_t *found)
+{
+    return unsupported("searches");
+}
+
+static tch_status decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip, double *counts)
+{
+    return unsupported("decisions");
+}
+
+static tch_status advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
+                          const int32_t *skip, int32_t correct, tch_factor_rule rule)
+{
+    return unsupported("clocks");
+}
+
+static tch_status adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2)
+{
+    return unsupported("AdamW");
+}
+
+static tch_status sgd(void *state, const tch_update *update, int32_t nesterov)
+{
+    return unsupported("SGD");
+}
+
+static tch_status gather(void *state, const tch_update *update, tch_filter filter, int32_t l2)
+{
+    return unsupported("gathering");
+}
+
+static tch_status graft(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
+                        void *scratch)
+{
+    return unsupported("grafting");
+}
+
+static tch_status rotated_adam(void *state, const tch_update *update)
+{
+    return unsupported("rotated Adam");
+}
+
+static tch_status apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
+                        const double *norms, int32_t nesterov, int32_t decay)
+{
+    return unsupported("directions");
+}
+
+static tch_status unscale(void *state, const tch_update *update, float *found_inf)
+{
+    return unsupported("unscaling");
+}
+
+static tch_status update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
+                               double backoff, int32_t interval)
+{
+    return unsupported("loss scales");
+}
+
+static tch_status factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
+                                int32_t rounded, const tch_matrices *c)
+{
+    return unsupported("factors");
+}
+
+static tch_status cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
+                                   void *scratch)
+{
+    return unsupported("inverse Cholesky factors");
+}
+
+static tch_status row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
+                           const tch_matrices *w)
+{
+    return unsupported("row products");
+}
+
+static tch_status descending(void *state, const tch_matrices *w, int32_t *order)
+{
+    return unsupported("orders");
+}
+
+static tch_status permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
+                          const tch_matrices *out)
+{
+    return unsupported("permutations");
+}
+
+static tch_status bias_activation(void *state, tch_activation activation, const tch_matrices *x,
+                                  const tch_matrices *bias, const tch_matrices *out)
+{
+    return unsupported("activations");
+}
+
+static tch_status activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
+                                      const tch_matrices *gradient)
+{
+    return unsupported("derivatives");
+}
+
+static tch_status column_sums(void *state, const tch_matrices *x, const tch_matrices *out)
+{
+    return unsupported("column sums");
+}
+
+static tch_status softmax_loss(void *state, const tch_matrices *logits, const int32_t *labels,
+                               const tch_loss_results *results)
+{
+    return unsupported("cross entropies");
+}
+
+static tch_status squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
+                               const tch_loss_results *results)
+{
+    return unsupported("squared errors");
+}
+
 static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
                              int64_t batch, int64_t extra)
 {
@@ -262,6 +384,28 @@ static const tch_backend table = {
     .eigh = eigh,
     .spectrum_power = spectrum_power,
     .spd_solve = spd_solve,
+    .store_numbers = store_numbers,
+    .find_nonfinite = find_nonfinite,
+    .decide_skip = decide_skip,
+    .advance = advance,
+    .adamw = adamw,
+    .sgd = sgd,
+    .gather = gather,
+    .graft = graft,
+    .rotated_adam = rotated_adam,
+    .apply = apply,
+    .unscale = unscale,
+    .update_scale = update_scale,
+    .factor_update = factor_update,
+    .cholesky_inverse = cholesky_inverse,
+    .row_dots = row_dots,
+    .descending = descending,
+    .permute = permute,
+    .bias_activation = bias_activation,
+    .activation_backward = activation_backward,
+    .column_sums = column_sums,
+    .softmax_loss = softmax_loss,
+    .squared_loss = squared_loss,
     .scratch_bytes = scratch_bytes,
 };
 

@@ -211,7 +211,10 @@ static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar 
         each = tchi_cpu_root_residual_scratch(rows, extra);
         break;
     case TCH_SCRATCH_SPD_SOLVE: /* LAPACK solves in place */
+    case TCH_SCRATCH_CHOLESKY_INVERSE:
         break;
+    case TCH_SCRATCH_GRAFT:
+        return tchi_cpu_graft_scratch(rows, batch);
     }
     return tchi_cpu_slots(state, batch) * TCHI_CPU_SCRATCH_ROUND(each);
 }
@@ -266,6 +269,32 @@ static const tch_backend table = {
     .spectrum_power = tchi_cpu_spectrum_power,
     .spd_solve = tchi_cpu_spd_solve,
     .shifted_inverse = tchi_cpu_shifted_inverse,
+
+    .store_numbers = tchi_cpu_store_numbers,
+    .find_nonfinite = tchi_cpu_find_nonfinite,
+    .decide_skip = tchi_cpu_decide_skip,
+    .advance = tchi_cpu_advance,
+    .adamw = tchi_cpu_adamw,
+    .sgd = tchi_cpu_sgd,
+    .gather = tchi_cpu_gather,
+    .graft = tchi_cpu_graft,
+    .rotated_adam = tchi_cpu_rotated_adam,
+    .apply = tchi_cpu_apply,
+    .unscale = tchi_cpu_unscale,
+    .update_scale = tchi_cpu_update_scale,
+    .factor_update = tchi_cpu_factor_update,
+
+    .cholesky_inverse = tchi_cpu_cholesky_inverse,
+    .row_dots = tchi_cpu_row_dots,
+    .descending = tchi_cpu_descending,
+    .permute = tchi_cpu_permute,
+
+    .bias_activation = tchi_cpu_bias_activation,
+    .activation_backward = tchi_cpu_activation_backward,
+    .column_sums = tchi_cpu_column_sums,
+    .softmax_loss = tchi_cpu_softmax_loss,
+    .squared_loss = tchi_cpu_squared_loss,
+
     .scratch_bytes = scratch_bytes,
 };
 

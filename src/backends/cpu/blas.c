@@ -49,6 +49,7 @@ static int bind_all(void *library)
         {"cblas_sgemm", &s->gemm}, {"cblas_dgemm", &d->gemm}, {"cblas_ssyrk", &s->syrk}, {"cblas_dsyrk", &d->syrk},
         {"cblas_strsm", &s->trsm}, {"cblas_dtrsm", &d->trsm}, {"ssyevd_", &s->syevd},    {"dsyevd_", &d->syevd},
         {"spotrf_", &s->potrf},    {"dpotrf_", &d->potrf},    {"spotri_", &s->potri},    {"dpotri_", &d->potri},
+        {"strtri_", &s->trtri},    {"dtrtri_", &d->trtri},
     };
     return bind(library, symbols, sizeof symbols / sizeof symbols[0]);
 }

@@ -25,6 +25,8 @@ typedef struct tchi_blas_f32 {
                   const int *lwork, int *iwork, const int *liwork, int *info, size_t, size_t);
     void (*potrf)(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t);
     void (*potri)(const char *uplo, const int *n, float *a, const int *lda, int *info, size_t);
+    void (*trtri)(const char *uplo, const char *diag, const int *n, float *a, const int *lda, int *info, size_t,
+                  size_t);
 } tchi_blas_f32;
 
 typedef struct tchi_blas_f64 {
@@ -38,6 +40,8 @@ typedef struct tchi_blas_f64 {
                   const int *lwork, int *iwork, const int *liwork, int *info, size_t, size_t);
     void (*potrf)(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t);
     void (*potri)(const char *uplo, const int *n, double *a, const int *lda, int *info, size_t);
+    void (*trtri)(const char *uplo, const char *diag, const int *n, double *a, const int *lda, int *info, size_t,
+                  size_t);
 } tchi_blas_f64;
 
 /* How the opened library runs on several threads. */

@@ -94,8 +94,49 @@ tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *
 tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t count, const double *shifts,
                                     const double *weights, const tch_matrices *x, int32_t *flags, void *scratch);
 
+tch_status tchi_cpu_cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
+                                     void *scratch);
+tch_status tchi_cpu_row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
+                             const tch_matrices *w);
+tch_status tchi_cpu_descending(void *state, const tch_matrices *w, int32_t *order);
+tch_status tchi_cpu_permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
+                            const tch_matrices *out);
+
+tch_status tchi_cpu_store_numbers(void *state, double *dst, const double *values, int32_t count);
+tch_status tchi_cpu_find_nonfinite(void *state, const tch_update *update, int32_t *found);
+tch_status tchi_cpu_decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
+                                double *counts);
+tch_status tchi_cpu_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
+                            const int32_t *skip, int32_t correct, tch_factor_rule rule);
+tch_status tchi_cpu_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2);
+tch_status tchi_cpu_sgd(void *state, const tch_update *update, int32_t nesterov);
+tch_status tchi_cpu_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2);
+tch_status tchi_cpu_graft(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
+                          void *scratch);
+tch_status tchi_cpu_rotated_adam(void *state, const tch_update *update);
+tch_status tchi_cpu_apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
+                          const double *norms, int32_t nesterov, int32_t decay);
+tch_status tchi_cpu_unscale(void *state, const tch_update *update, float *found_inf);
+tch_status tchi_cpu_update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
+                                 double backoff, int32_t interval);
+tch_status tchi_cpu_factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
+                                  int32_t rounded, const tch_matrices *c);
+
+tch_status tchi_cpu_bias_activation(void *state, tch_activation activation, const tch_matrices *x,
+                                    const tch_matrices *bias, const tch_matrices *out);
+tch_status tchi_cpu_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
+                                        const tch_matrices *gradient);
+tch_status tchi_cpu_column_sums(void *state, const tch_matrices *x, const tch_matrices *out);
+tch_status tchi_cpu_softmax_loss(void *state, const tch_matrices *logits, const int32_t *labels,
+                                 const tch_loss_results *results);
+tch_status tchi_cpu_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
+                                 const tch_loss_results *results);
+
 /* Scratch of one matrix, by operation. */
 int64_t tchi_cpu_largest_eigenvalue_scratch(int64_t n);
 int64_t tchi_cpu_root_residual_scratch(int64_t n, int64_t probes);
+
+/* Scratch of one call. */
+int64_t tchi_cpu_graft_scratch(int64_t elements, int64_t pieces);
 
 #endif

@@ -22,6 +22,10 @@ int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scal
         return tchi_cuda_root_residual_scratch(state, type, rows, batch, extra);
     case TCH_SCRATCH_SPD_SOLVE:
         return tchi_cuda_spd_solve_scratch(state, type, rows, cols, batch);
+    case TCH_SCRATCH_GRAFT:
+        return tchi_cuda_graft_scratch(rows, batch);
+    case TCH_SCRATCH_CHOLESKY_INVERSE:
+        return tchi_cuda_cholesky_inverse_scratch(type, rows, batch);
     case TCH_SCRATCH_SHIFTED_INVERSE: /* not offered */
         break;
     }
@@ -84,6 +88,33 @@ static const tch_backend table = {
     .divided_differences = tchi_cuda_divided_differences,
     .spectrum_power = tchi_cuda_spectrum_power,
     .spd_solve = tchi_cuda_spd_solve,
+
+    .store_numbers = tchi_cuda_store_numbers,
+    .find_nonfinite = tchi_cuda_find_nonfinite,
+    .decide_skip = tchi_cuda_decide_skip,
+    .advance = tchi_cuda_advance,
+    .adamw = tchi_cuda_adamw,
+    .sgd = tchi_cuda_sgd,
+    .gather = tchi_cuda_gather,
+    .graft = tchi_cuda_graft,
+    .rotated_adam = tchi_cuda_rotated_adam,
+    .apply = tchi_cuda_apply,
+    .unscale = tchi_cuda_unscale,
+    .update_scale = tchi_cuda_update_scale,
+    .factor_update = tchi_cuda_factor_update,
+    .gemm_rounded = tchi_cuda_gemm_rounded,
+
+    .cholesky_inverse = tchi_cuda_cholesky_inverse,
+    .row_dots = tchi_cuda_row_dots,
+    .descending = tchi_cuda_descending,
+    .permute = tchi_cuda_permute,
+
+    .bias_activation = tchi_cuda_bias_activation,
+    .activation_backward = tchi_cuda_activation_backward,
+    .column_sums = tchi_cuda_column_sums,
+    .softmax_loss = tchi_cuda_softmax_loss,
+    .squared_loss = tchi_cuda_squared_loss,
+
     .scratch_bytes = tchi_cuda_scratch_bytes,
 };
 

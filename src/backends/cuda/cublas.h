@@ -29,7 +29,11 @@ typedef enum tchi_cublas_math {
     TCHI_CUBLAS_MATH_FULL_REDUCTIONS = 16 /* sums of half-precision products are never rounded to half in between */
 } tchi_cublas_math;
 /* The type in which products are accumulated; alpha and beta are of the same. */
-typedef enum tchi_cublas_compute { TCHI_CUBLAS_COMPUTE_F32 = 68, TCHI_CUBLAS_COMPUTE_F64 = 70 } tchi_cublas_compute;
+typedef enum tchi_cublas_compute {
+    TCHI_CUBLAS_COMPUTE_F32 = 68,
+    TCHI_CUBLAS_COMPUTE_F64 = 70,
+    TCHI_CUBLAS_COMPUTE_TF32 = 77 /* float32 operands may be rounded to TF32; on GPUs without it, the same as F32 */
+} tchi_cublas_compute;
 typedef enum tchi_cublas_algorithm { TCHI_CUBLAS_ALGORITHM_DEFAULT = -1 } tchi_cublas_algorithm;
 
 /* Fields are cuBLAS's names without the prefix; sizes are 64-bit throughout. */

@@ -161,6 +161,59 @@ int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int
 int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
                                 int64_t batch, int64_t extra);
 
+/* --- optimizers: updates_adamw.cu, updates_sgd.cu, updates_blocks.cu, updates_apply.cu, updates_graft.cu,
+ * updates_control.cu, products.c */
+
+tch_status tchi_cuda_store_numbers(void *state, double *dst, const double *values, int32_t count);
+tch_status tchi_cuda_find_nonfinite(void *state, const tch_update *update, int32_t *found);
+tch_status tchi_cuda_decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
+                                 double *counts);
+tch_status tchi_cuda_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
+                             const int32_t *skip, int32_t correct, tch_factor_rule rule);
+tch_status tchi_cuda_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2);
+tch_status tchi_cuda_sgd(void *state, const tch_update *update, int32_t nesterov);
+tch_status tchi_cuda_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2);
+tch_status tchi_cuda_graft(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
+                           void *scratch);
+int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t pieces);
+tch_status tchi_cuda_rotated_adam(void *state, const tch_update *update);
+tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
+                           const double *norms, int32_t nesterov, int32_t decay);
+tch_status tchi_cuda_unscale(void *state, const tch_update *update, float *found_inf);
+tch_status tchi_cuda_update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
+                                  double backoff, int32_t interval);
+tch_status tchi_cuda_factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
+                                   int32_t rounded, const tch_matrices *c);
+tch_status tchi_cuda_gemm_rounded(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
+                                  const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
+
+/* --- tracking an eigenbasis: cholesky.c, cholesky.cu, basis.cu ----------------------------------------------------- */
+
+tch_status tchi_cuda_cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
+                                      void *scratch);
+int64_t tchi_cuda_cholesky_inverse_scratch(tch_scalar type, int64_t n, int64_t batch);
+/* The same for matrices of up to TCHI_CUDA_CHOLESKY_LEAF, without scratch. Flagged ones get the identity. */
+#define TCHI_CUDA_CHOLESKY_LEAF 64
+tch_status tchi_cuda_cholesky_leaf(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x,
+                                   int32_t *flags);
+tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
+                              const tch_matrices *w);
+tch_status tchi_cuda_descending(void *state, const tch_matrices *w, int32_t *order);
+tch_status tchi_cuda_permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
+                             const tch_matrices *out);
+
+/* --- networks: network.cu ------------------------------------------------------------------------------------------ */
+
+tch_status tchi_cuda_bias_activation(void *state, tch_activation activation, const tch_matrices *x,
+                                     const tch_matrices *bias, const tch_matrices *out);
+tch_status tchi_cuda_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
+                                         const tch_matrices *gradient);
+tch_status tchi_cuda_column_sums(void *state, const tch_matrices *x, const tch_matrices *out);
+tch_status tchi_cuda_softmax_loss(void *state, const tch_matrices *logits, const int32_t *labels,
+                                  const tch_loss_results *results);
+tch_status tchi_cuda_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
+                                  const tch_loss_results *results);
+
 TCH_END_DECLS
 
 #endif

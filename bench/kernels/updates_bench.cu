@@ -1,0 +1,446 @@
+/* The optimizers' kernels alone on a GPU, over the parameters of two networks: adamw, sgd, find_nonfinite, gather, graft,
+ * rotated_adam and apply of src/backends/cuda, each checked against a plain kernel and then timed. Not part of the build:
+ *
+ *     nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/updates_bench.cu \
+ *         src/backends/cuda/updates_*.cu build/updates_pieces.o
+ *
+ * where updates_pieces.o is src/backends/cuda/updates_pieces.c compiled by a C compiler. GB/s count what an operation has
+ * to move. -DTCHI_CUDA_STEPS=1 or 4 gives every thread another number of fours. */
+#include <algorithm>
+#include <chrono>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <vector>
+
+#include <cuda_runtime.h>
+
+#include "../../src/backends/cuda/updates.cuh"
+
+/* --- what the rest of the module would offer ---------------------------------------------------------------------- */
+
+const tch_backend_host *tchi_cuda_host;
+static int failures;
+static cudaStream_t work;
+static tchi_cuda_state state;
+
+tch_status tchi_cuda_check(cudaError_t error, const char *what)
+{
+    if (error != cudaSuccess) {
+        printf("%s: %s\n", what, cudaGetErrorString(error));
+        exit(1);
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_cuda_launched(const tchi_cuda_state *, const char *kernel)
+{
+    return tchi_cuda_check(cudaGetLastError(), kernel);
+}
+
+/* --- time --------------------------------------------------------------------------------------------------------- */
+
+/* Microseconds of one call: the median of 20 times of four calls in a row, recorded once and replayed, so that the host
+ * is not timed. */
+template <typename function> static double time_of(function call)
+{
+    const int calls = 4;
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    cudaEvent_t begin, end;
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
+    tchi_cuda_check(cudaStreamBeginCapture(work, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    for (int i = 0; i < calls; i++) {
+        call();
+    }
+    tchi_cuda_check(cudaStreamEndCapture(work, &graph), "cudaStreamEndCapture");
+    tchi_cuda_check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+    std::vector<float> times(20);
+    tchi_cuda_check(cudaGraphLaunch(replay, work), "cudaGraphLaunch");
+    for (float &time : times) {
+        cudaEventRecord(begin, work);
+        cudaGraphLaunch(replay, work);
+        cudaEventRecord(end, work);
+        tchi_cuda_check(cudaEventSynchronize(end), "a kernel");
+        cudaEventElapsedTime(&time, begin, end);
+    }
+    std::sort(times.begin(), times.end());
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    return times[times.size() / 2] * 1e3 / calls;
+}
+
+/* Microseconds that the host spends in one call, without a graph. */
+template <typename function> static double host_time_of(function call)
+{
+    const int calls = 50;
+    call();
+    tchi_cuda_check(cudaStreamSynchronize(work), "cudaStreamSynchronize");
+    auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < calls; i++) {
+        call();
+    }
+    std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - begin;
+    tchi_cuda_check(cudaStreamSynchronize(work), "cudaStreamSynchronize");
+    return taken.count() / calls;
+}
+
+static void report(const char *name, double bytes, double microseconds)
+{
+    printf("  %-44s %8.1f us %7.0f GB/s\n", name, microseconds, bytes / microseconds / 1e3);
+}
+
+/* --- networks ----------------------------------------------------------------------------------------------------- */
+
+typedef struct shape {
+    int64_t rows, cols;
+} shape;
+
+static void repeat(std::vector<shape> &all, int times, const std::vector<shape> &layer)
+{
+    for (int i = 0; i < times; i++) {
+        all.insert(all.end(), layer.begin(), layer.end());
+    }
+}
+
+/* Twelve layers of GPT-2 without its embeddings: 48 matrices and 98 vectors, 85 M parameters. */
+static std::vector<shape> gpt2()
+{
+    std::vector<shape> all;
+    repeat(all, 12,
+           {{768, 2304},
+            {768, 768},
+            {768, 3072},
+            {3072, 768},
+            {1, 2304},
+            {1, 768},
+            {1, 3072},
+            {1, 768},
+            {1, 768},
+            {1, 768},
+            {1, 768},
+            {1, 768}});
+    repeat(all, 2, {{1, 768}});
+    return all;
+}
+
+/* Sixteen layers of a Llama of width 2048 without its embeddings: 822 M parameters. */
+static std::vector<shape> llama()
+{
+    std::vector<shape> all;
+    repeat(all, 16,
+           {{2048, 2048},
+            {2048, 2048},
+            {2048, 2048},
+            {2048, 2048},
+            {2048, 5632},
+            {2048, 5632},
+            {5632, 2048},
+            {1, 2048},
+            {1, 2048}});
+    repeat(all, 1, {{1, 2048}});
+    return all;
+}
+
+/* All of a network's parameters in one array, each aligned to 256 bytes, and arrays of the same layout beside it. */
+typedef struct network {
+    std::vector<shape> shapes;
+    std::vector<int64_t> first; /* where each parameter begins */
+    int64_t span;               /* of the arrays */
+    double parameters;
+    float *param, *grad, *state[3], *block[2];
+    tch_clock *clock;
+    tch_hyper *hyper;
+    double *norms, *wanted;
+} network;
+
+template <typename T> static T *device_array(int64_t count)
+{
+    void *pointer = NULL;
+    tchi_cuda_check(cudaMalloc(&pointer, (size_t)count * sizeof(T)), "cudaMalloc");
+    return (T *)pointer;
+}
+
+static const tch_clock the_clock = {3, 1 - 0.9 * 0.9 * 0.9, 1 - 0.95 * 0.95 * 0.95, 0.2, {0.5, 0.5}, {0.5f, 0.5f}, 0};
+static const tch_hyper the_hyper = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.9, 0.0, 0.99, 1e-8, {}};
+
+static network network_of(const std::vector<shape> &shapes)
+{
+    network n = {};
+    n.shapes = shapes;
+    for (const shape &s : shapes) {
+        n.first.push_back(n.span);
+        n.span += (s.rows * s.cols + 63) / 64 * 64;
+        n.parameters += (double)(s.rows * s.cols);
+    }
+    n.param = device_array<float>(n.span);
+    n.grad = device_array<float>(n.span);
+    for (float *&one : n.state) {
+        one = device_array<float>(n.span);
+    }
+    for (float *&one : n.block) {
+        one = device_array<float>(n.span);
+    }
+    n.clock = device_array<tch_clock>(1);
+    n.hyper = device_array<tch_hyper>(1);
+    n.norms = device_array<double>(4096);
+    n.wanted = device_array<double>(4096);
+    cudaMemcpy(n.clock, &the_clock, sizeof(the_clock), cudaMemcpyHostToDevice);
+    cudaMemcpy(n.hyper, &the_hyper, sizeof(the_hyper), cudaMemcpyHostToDevice);
+    std::vector<double> ones(4096, 1.0);
+    cudaMemcpy(n.norms, ones.data(), ones.size() * 8, cudaMemcpyHostToDevice);
+    cudaMemcpy(n.wanted, ones.data(), ones.size() * 8, cudaMemcpyHostToDevice);
+    return n;
+}
+
+static void free_network(network &n)
+{
+    for (void *one : {(void *)n.param, (void *)n.grad, (void *)n.state[0], (void *)n.state[1], (void *)n.state[2],
+                      (void *)n.block[0], (void *)n.block[1], (void *)n.clock, (void *)n.hyper, (void *)n.norms,
+                      (void *)n.wanted}) {
+        cudaFree(one);
+    }
+}
+
+/* A rectangle of a parameter; its block lies where it does, one after the other in the span. */
+static tch_piece piece_of(const network &n, int64_t at, shape whole, int64_t i, int64_t j, int64_t rows, int64_t cols,
+                          int64_t block_at, bool transposed)
+{
+    tch_piece p = {};
+    int64_t offset = at + i * whole.cols + j;
+    p.param = n.param + offset;
+    p.grad = n.grad + offset;
+    for (int k = 0; k < 3; k++) {
+        p.state[k] = n.state[k] + offset;
+    }
+    for (int k = 0; k < 2; k++) {
+        p.block[k] = n.block[k] + block_at;
+    }
+    p.clock = n.clock;
+    p.rows = rows;
+    p.cols = cols;
+    p.stride = whole.cols;
+    p.block_ld = transposed ? rows : cols;
+    p.transposed = transposed;
+    p.factor = 1;
+    return p;
+}
+
+static std::vector<tch_piece> whole_pieces(const network &n)
+{
+    std::vector<tch_piece> pieces;
+    for (size_t k = 0; k < n.shapes.size(); k++) {
+        int64_t size = n.shapes[k].rows * n.shapes[k].cols;
+        pieces.push_back(piece_of(n, n.first[k], {1, size}, 0, 0, 1, size, n.first[k], false));
+    }
+    return pieces;
+}
+
+/* The matrices in rectangles of at most 1024 by 1024. */
+static std::vector<tch_piece> block_pieces(const network &n, bool transposed)
+{
+    std::vector<tch_piece> pieces;
+    for (size_t k = 0; k < n.shapes.size(); k++) {
+        const shape &s = n.shapes[k];
+        int64_t block_at = n.first[k];
+        for (int64_t i = 0; s.rows > 1 && i < s.rows; i += 1024) {
+            for (int64_t j = 0; j < s.cols; j += 1024) {
+                int64_t rows = std::min<int64_t>(1024, s.rows - i);
+                int64_t cols = std::min<int64_t>(1024, s.cols - j);
+                pieces.push_back(piece_of(n, n.first[k], s, i, j, rows, cols, block_at, transposed));
+                pieces.back().block_index = (int32_t)pieces.size() - 1;
+                block_at += rows * cols;
+            }
+        }
+    }
+    return pieces;
+}
+
+static double elements_of(const std::vector<tch_piece> &pieces)
+{
+    double sum = 0;
+    for (const tch_piece &p : pieces) {
+        sum += (double)(p.rows * p.cols);
+    }
+    return sum;
+}
+
+static tch_update update_of(const network &n, const std::vector<tch_piece> &pieces)
+{
+    tch_update u = {};
+    u.pieces = pieces.data();
+    u.count = (int64_t)pieces.size();
+    u.real = u.param_type = u.grad_type = u.block_type = TCH_SCALAR_F32;
+    u.hyper = n.hyper;
+    return u;
+}
+
+/* --- checks ------------------------------------------------------------------------------------------------------- */
+
+/* A number in [-1, 1) that depends on the index alone. */
+static __device__ float noise(uint64_t index)
+{
+    uint64_t x = (index + 1) * 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return (float)((double)(int64_t)(x ^ (x >> 31)) * 0x1p-63);
+}
+
+static __global__ void fill_kernel(float *to, int64_t count, uint64_t seed, bool positive)
+{
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+        float value = noise(seed * 1000000007u + (uint64_t)i);
+        to[i] = positive ? fabsf(value) + 0.01f : value;
+    }
+}
+
+static void fill(network &n)
+{
+    float *arrays[] = {n.param, n.grad, n.state[0], n.state[1], n.state[2], n.block[0], n.block[1]};
+    for (int k = 0; k < 7; k++) {
+        fill_kernel<<<1024, 256>>>(arrays[k], n.span, (uint64_t)k, k == 3 || k == 4);
+    }
+    tchi_cuda_check(cudaDeviceSynchronize(), "fill_kernel");
+}
+
+/* The largest difference of p, and of the block, from what a step from fill's numbers must give; `kind` is the operation. */
+typedef enum operation { ADAMW, GATHER, APPLY } operation;
+
+static __global__ void compare_kernel(tch_piece p, operation kind, int64_t at, int64_t block_at, tch_clock c,
+                                      tch_hyper h, float *worst)
+{
+    for (int64_t e = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; e < p.rows * p.cols;
+         e += (int64_t)gridDim.x * blockDim.x) {
+        int64_t i = e / p.cols, j = e % p.cols;
+        int64_t here = i * p.stride + j, there = p.transposed ? j * p.block_ld + i : i * p.block_ld + j;
+        double was = noise((uint64_t)(at + here)), g = noise(1000000007u + (uint64_t)(at + here));
+        double m = noise(2 * 1000000007ull + (uint64_t)(at + here));
+        double v = fabsf(noise(3 * 1000000007ull + (uint64_t)(at + here))) + 0.01f;
+        double d = noise(6 * 1000000007ull + (uint64_t)(block_at + there));
+        double wanted = g, found = ((float *)p.block[0])[there];
+        if (kind == ADAMW) {
+            m = h.beta1 * m + (1 - h.beta1) * g;
+            v = h.beta2 * v + (1 - h.beta2) * g * g;
+            wanted = was * (1 - h.lr * h.weight_decay) - h.lr * m / c.correction1 / (sqrt(v / c.correction2) + h.eps);
+        } else if (kind == APPLY) {
+            wanted = was * (1 - h.lr * h.weight_decay) - h.lr * d;
+        }
+        if (kind != GATHER) {
+            found = ((float *)p.param)[here];
+        }
+        float error = (float)fabs(found - wanted);
+        if (!(error <= 1e-6f)) {
+            *worst = error; /* any of them will do */
+        }
+    }
+}
+
+static void check(const network &n, const std::vector<tch_piece> &pieces, operation kind, const char *name)
+{
+    float worst = 0;
+    float *found = device_array<float>(1);
+    cudaMemset(found, 0, sizeof(float));
+    for (const tch_piece &p : pieces) {
+        compare_kernel<<<256, 256>>>(p, kind, (float *)p.param - n.param, (float *)p.block[0] - n.block[0], the_clock,
+                                     the_hyper, found);
+    }
+    tchi_cuda_check(cudaMemcpy(&worst, found, sizeof(float), cudaMemcpyDeviceToHost), name);
+    cudaFree(found);
+    if (worst != 0) {
+        failures++;
+        printf("WRONG: %s, by %g\n", name, worst);
+    }
+}
+
+/* --- the operations ----------------------------------------------------------------------------------------------- */
+
+static void bench_whole(network &n)
+{
+    std::vector<tch_piece> pieces = whole_pieces(n);
+    tch_update u = update_of(n, pieces);
+    double bytes = n.parameters * 4;
+    int32_t *found = (int32_t *)n.norms;
+    float *copy = n.block[0];
+    report("a copy of 3.5 arrays", 7 * bytes,
+           3.5 * time_of([&] { cudaMemcpyAsync(copy, n.param, (size_t)bytes, cudaMemcpyDeviceToDevice, work); }));
+    auto adamw = [&] { tchi_cuda_adamw(&state, &u, 0, 0); };
+    fill(n);
+    adamw();
+    check(n, pieces, ADAMW, "adamw");
+    report("adamw", 7 * bytes, time_of(adamw));
+    printf("  %-44s %8.1f us\n", "adamw, the host's part", host_time_of(adamw));
+    report("adamw, amsgrad", 9 * bytes, time_of([&] { tchi_cuda_adamw(&state, &u, 1, 0); }));
+    report("sgd with momentum", 5 * bytes, time_of([&] { tchi_cuda_sgd(&state, &u, 0); }));
+    report("find_nonfinite", bytes, time_of([&] { tchi_cuda_find_nonfinite(&state, &u, found); }));
+    tch_update half = u; /* bfloat16 parameters and gradients with a float32 master copy, over the same memory */
+    std::vector<tch_piece> mastered = pieces;
+    for (tch_piece &p : mastered) {
+        p.master = p.param;
+        p.param = p.block[0];
+    }
+    half.pieces = mastered.data();
+    half.param_type = half.grad_type = TCH_SCALAR_BF16;
+    report("adamw, bfloat16 with a master copy", 7 * bytes, time_of([&] { tchi_cuda_adamw(&state, &half, 0, 0); }));
+    tch_update random = u;
+    random.param_type = random.grad_type = TCH_SCALAR_BF16;
+    random.stochastic = 1;
+    report("adamw, bfloat16 rounded at random", 5.5 * bytes, time_of([&] { tchi_cuda_adamw(&state, &random, 0, 0); }));
+}
+
+static void bench_blocks(network &n, bool transposed)
+{
+    std::vector<tch_piece> pieces = block_pieces(n, transposed);
+    tch_update u = update_of(n, pieces);
+    double bytes = elements_of(pieces) * 4;
+    void *scratch = device_array<char>(tchi_cuda_graft_scratch((int64_t)elements_of(pieces), u.count));
+    printf(" blocks of 1024, %s, %d pieces\n", transposed ? "transposed" : "as they lie", (int)u.count);
+    auto gather = [&] { tchi_cuda_gather(&state, &u, TCH_FILTER_NONE, 0); };
+    auto apply = [&] { tchi_cuda_apply(&state, &u, TCH_BLOCK_GRAFT, n.wanted, n.norms, 0, 1); };
+    std::vector<double> ones(4096, 1.0);
+    cudaMemcpy(n.norms, ones.data(), ones.size() * 8, cudaMemcpyHostToDevice);
+    fill(n);
+    gather();
+    check(n, pieces, GATHER, "gather");
+    report("gather", 2 * bytes, time_of(gather));
+    report("gather, filtered", 5 * bytes, time_of([&] { tchi_cuda_gather(&state, &u, TCH_FILTER_EMA, 0); }));
+    report("graft, Adam", 4 * bytes,
+           time_of([&] { tchi_cuda_graft(&state, &u, TCH_GRAFT_ADAM, 0, n.wanted, scratch); }));
+    report("rotated_adam", 5 * bytes, time_of([&] { tchi_cuda_rotated_adam(&state, &u); }));
+    cudaMemcpy(n.wanted, ones.data(), ones.size() * 8, cudaMemcpyHostToDevice);
+    report("apply with momentum", 5 * bytes, time_of(apply));
+    for (tch_piece &p : pieces) {
+        p.state[2] = NULL;
+    }
+    fill(n);
+    apply();
+    check(n, pieces, APPLY, "apply");
+    report("apply", 3 * bytes, time_of(apply));
+    cudaFree(scratch);
+}
+
+static void bench(const char *name, const std::vector<shape> &shapes)
+{
+    network n = network_of(shapes);
+    printf("%s: %d tensors, %.1f M parameters\n", name, (int)shapes.size(), n.parameters / 1e6);
+    bench_whole(n);
+    bench_blocks(n, false);
+    bench_blocks(n, true);
+    free_network(n);
+}
+
+int main()
+{
+    cudaDeviceProp found;
+    tchi_cuda_check(cudaGetDeviceProperties(&found, 0), "cudaGetDeviceProperties");
+    tchi_cuda_check(cudaStreamCreate(&work), "cudaStreamCreate");
+    state.stream = work;
+    state.device.processors = found.multiProcessorCount;
+    printf("%s, %d multiprocessors, %d fours a thread\n", found.name, found.multiProcessorCount, TCHI_CUDA_STEPS);
+    bench("GPT-2", gpt2());
+    bench("a Llama", llama());
+    printf(failures == 0 ? "all right\n" : "%d WRONG\n", failures);
+    return failures != 0;
+}

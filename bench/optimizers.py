@@ -1,0 +1,152 @@
+"""A thin ctypes view of the optimizers of libtorchium, for benchmarks and for tests beside PyTorch."""
+
+import ctypes
+
+from library import _Tensor, tensor
+
+KINDS = {"sgd": 0, "adamw": 1, "shampoo": 2, "soap": 3, "muon": 4}
+GRAFTING = {None: 0, "sgd": 1, "adagrad": 2, "rmsprop": 3, "adam": 4}
+NONFINITE = {"skip": 0, "raise": 1, "ignore": 2}
+
+_real, _int = ctypes.c_double, ctypes.c_int32
+
+
+class Config(ctypes.Structure):
+    """tch_optim_config, field by field."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("kind", _int),
+        ("lr", _real),
+        ("weight_decay", _real),
+        ("decay", _int),
+        ("maximize", _int),
+        ("momentum", _real),
+        ("dampening", _real),
+        ("nesterov", _int),
+        ("beta1", _real),
+        ("beta2", _real),
+        ("eps", _real),
+        ("bias_correction", _int),
+        ("amsgrad", _int),
+        ("scalar_lr", _real),
+        ("scalar_beta1", _real),
+        ("scalar_beta2", _real),
+        ("scalar_eps", _real),
+        ("scalar_weight_decay", _real),
+        ("max_preconditioner_dim", ctypes.c_int64),
+        ("block", _int),
+        ("merge_dims", _int),
+        ("precondition_1d", _int),
+        ("precondition_frequency", _int),
+        ("start_preconditioning_step", _int),
+        ("stagger", _int),
+        ("precision", _int),
+        ("relative_eps", _real),
+        ("root_tolerance", _real),
+        ("root_method", _int),
+        ("exponent_override", _int),
+        ("grafting", _int),
+        ("grafting_beta2", _real),
+        ("grafting_eps", _real),
+        ("shampoo_beta", _real),
+        ("normalize_grads", _int),
+        ("muon_method", _int),
+        ("muon_coefficients", _real * 3),
+        ("muon_steps", _int),
+        ("muon_lr", _int),
+        ("master_weights", _int),
+        ("stochastic_rounding", _int),
+        ("nonfinite", _int),
+        ("seed", ctypes.c_uint64),
+        ("memory_budget", ctypes.c_int64),
+    ]
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = [("tensor", ctypes.POINTER(_Tensor)), ("name", ctypes.c_char_p), ("elementwise", _int)]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t)] + [
+        (name, ctypes.c_int64) for name in ("state", "scratch", "refresh", "blocks", "factors")
+    ]
+
+
+class _Stats(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("steps", ctypes.c_int64),
+        ("skipped", ctypes.c_int64),
+        ("refreshes", ctypes.c_int64),
+        ("failed", ctypes.c_int64),
+        ("worst_residual", _real),
+    ]
+
+
+def _figures(struct):
+    return {name: getattr(struct, name) for name, _ in struct._fields_[1:]}
+
+
+def defaults(library, kind, **options):
+    """The library's defaults of a kind with some options changed; a wrong name is an error."""
+    library.lib.tch_optim_defaults.restype = Config
+    config = library.lib.tch_optim_defaults(_int(KINDS[kind]))
+    for name, value in options.items():
+        if name == "muon_coefficients":
+            value = (_real * 3)(*value)
+        elif name not in dict(Config._fields_):
+            raise TypeError(f"tch_optim_config has no {name}")
+        setattr(config, name, value)
+    return config
+
+
+class Optimizer:
+    """One group of parameters, NumPy arrays or torch tensors. Gradients are described once, when `gradients` is set."""
+
+    def __init__(self, library, config, parameters, names=None):
+        self.library = library
+        self.config = config
+        self._tensors = [tensor(p) for p in parameters]
+        names = names or [f"p{i}" for i in range(len(parameters))]
+        entries = [
+            _Parameter(ctypes.pointer(t), name.encode(), 0) for t, name in zip(self._tensors, names, strict=True)
+        ]
+        self._parameters = (_Parameter * len(entries))(*entries)
+        self._count = _int(len(entries))
+        self.handle = ctypes.c_void_p()
+        library._check(
+            library.lib.tch_optimizer_create(
+                library.context, ctypes.byref(config), self._count, self._parameters, ctypes.byref(self.handle)
+            )
+        )
+
+    def set_gradients(self, gradients):
+        """None stands for a gradient that is missing."""
+        self._gradients = [None if g is None else tensor(g) for g in gradients]
+        pointers = [None if g is None else ctypes.pointer(g) for g in self._gradients]
+        self._list = (ctypes.POINTER(_Tensor) * len(pointers))(*pointers)
+
+    def step(self):
+        status = self.library.lib.tch_optimizer_step(self.handle, self._count, self._list)
+        if status != 0:
+            self.library._check(status)
+
+    def set_config(self, **options):
+        for name, value in options.items():
+            setattr(self.config, name, value)
+        self.library._check(self.library.lib.tch_optimizer_set_config(self.handle, _int(0), ctypes.byref(self.config)))
+
+    def memory(self):
+        figures = _Memory(ctypes.sizeof(_Memory))
+        self.library._check(self.library.lib.tch_optimizer_get_memory(self.handle, ctypes.byref(figures)))
+        return _figures(figures)
+
+    def stats(self):
+        figures = _Stats(ctypes.sizeof(_Stats))
+        self.library._check(self.library.lib.tch_optimizer_get_stats(self.handle, ctypes.byref(figures)))
+        return _figures(figures)
+
+    def close(self):
+        self.library.lib.tch_optimizer_destroy(self.handle)
+        self.handle = ctypes.c_void_p()

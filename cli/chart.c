@@ -1,0 +1,237 @@
+/* Lays out a chart: title, legend, and panels that share a vertical axis. It knows nothing of files but their names'
+ * ends; canvas.h draws. */
+#define _POSIX_C_SOURCE 200809L
+#include "chart.h"
+
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "canvas.h"
+
+static const double page_width = 960, page_height = 420, left_margin = 64, right_margin = 20, top_margin = 92,
+                    bottom_margin = 48, gap = 56, letters = 12;
+
+/* From values to places on the page. */
+typedef struct axis {
+    double low, high;   /* values, their logarithms where `log` is set */
+    double start, stop; /* places */
+    bool log;
+} axis;
+
+static double place(const axis *a, double value)
+{
+    double at = a->log ? log10(value) : value;
+    return a->start + (at - a->low) / (a->high - a->low) * (a->stop - a->start);
+}
+
+static bool shown(const axis *a, double value)
+{
+    return isfinite(value) && (!a->log || value > 0.0);
+}
+
+/* --- ranges and ticks --------------------------------------------------------------------------------------------- */
+
+static void widen(const double *values, int64_t count, double least, double *low, double *high)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (isfinite(values[i]) && values[i] >= least) {
+            *low = fmin(*low, values[i]);
+            *high = fmax(*high, values[i]);
+        }
+}
+
+static axis horizontal(const chart *c, const chart_panel *panel, double start, double stop)
+{
+    double low = 0.0, high = 0.0;
+    for (int i = 0; i < c->series_count; i++)
+        widen(panel->series[i].x, panel->series[i].count, 0.0, &low, &high);
+    return (axis){low, high > low ? high : low + 1.0, start, stop, false};
+}
+
+static axis vertical(const chart *c)
+{
+    double low = DBL_MAX, high = 0.0, start = page_height - bottom_margin;
+    for (int p = 0; p < c->panel_count; p++)
+        for (int i = 0; i < c->series_count; i++)
+            widen(c->panels[p].series[i].y, c->panels[p].series[i].count, DBL_MIN, &low, &high);
+    if (high == 0.0)
+        return (axis){0.0, 1.0, start, top_margin, false};
+    if (high <= 10.0 * low)
+        return (axis){0.0, high, start, top_margin, false};
+    return (axis){log10(low), log10(high), start, top_margin, true};
+}
+
+/* The first of 1, 2, 5, 10, 20, ... with at most `most` of it in the range. */
+static double tick_distance(double range, int most)
+{
+    static const double steps[] = {1, 2, 5, 10};
+    double power = pow(10.0, floor(log10(range / most)));
+    for (int i = 0; i < 4; i++)
+        if (range / (steps[i] * power) <= most)
+            return steps[i] * power;
+    return 10.0 * power;
+}
+
+enum { TICKS = 32 };
+
+static int linear_ticks(const axis *a, double ticks[TICKS])
+{
+    double distance = tick_distance(a->high - a->low, 6);
+    int count = 0;
+    int64_t first = (int64_t)ceil(a->low / distance - 1e-9), last = (int64_t)floor(a->high / distance + 1e-9);
+    for (int64_t k = first; k <= last && count < TICKS; k++)
+        ticks[count++] = (double)k * distance;
+    return count;
+}
+
+/* Powers of ten, and where there are few of them their multiples by 2 and 5. */
+static int log_ticks(const axis *a, double ticks[TICKS])
+{
+    static const double multiples[] = {1, 2, 5};
+    int count = 0, used = a->high - a->low < 3.0 ? 3 : 1;
+    for (int k = (int)floor(a->low); k <= a->high; k++)
+        for (int i = 0; i < used && count < TICKS; i++) {
+            double value = multiples[i] * pow(10.0, k);
+            if (log10(value) >= a->low - 1e-9 && log10(value) <= a->high + 1e-9)
+                ticks[count++] = value;
+        }
+    return count;
+}
+
+static int find_ticks(const axis *a, double ticks[TICKS])
+{
+    return a->log ? log_ticks(a, ticks) : linear_ticks(a, ticks);
+}
+
+/* --- drawing ------------------------------------------------------------------------------------------------------ */
+
+static void draw_line(canvas *page, double x0, double y0, double x1, double y1, canvas_colour colour, double width)
+{
+    const double points[] = {x0, y0, x1, y1};
+    page->line(page, points, 2, colour, width);
+}
+
+static void draw_grid(canvas *page, const axis *x, const axis *y)
+{
+    double ticks[TICKS];
+    char text[32];
+    int count = find_ticks(y, ticks);
+    for (int i = 0; i < count; i++) {
+        double at = place(y, ticks[i]);
+        draw_line(page, x->start, at, x->stop, at, CANVAS_GRID, 0.6);
+        snprintf(text, sizeof text, "%g", ticks[i]);
+        page->text(page, x->start - 8, at + 4, CANVAS_RIGHT, letters, text);
+    }
+    count = find_ticks(x, ticks);
+    for (int i = 0; i < count; i++) {
+        double at = place(x, ticks[i]);
+        draw_line(page, at, y->start, at, y->stop, CANVAS_GRID, 0.6);
+        snprintf(text, sizeof text, "%g", ticks[i]);
+        page->text(page, at, y->start + 18, CANVAS_MIDDLE, letters, text);
+    }
+    draw_line(page, x->start, y->start, x->stop, y->start, CANVAS_INK, 1);
+    draw_line(page, x->start, y->start, x->start, y->stop, CANVAS_INK, 1);
+}
+
+/* `points` has room for the longest series. */
+static void draw_curve(canvas *page, const axis *x, const axis *y, const chart_series *series, int colour,
+                       double *points)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; i < series->count; i++) {
+        if (!shown(x, series->x[i]) || !shown(y, series->y[i]))
+            continue;
+        points[2 * count] = place(x, series->x[i]);
+        points[2 * count + 1] = place(y, series->y[i]);
+        count++;
+    }
+    if (count > 1)
+        page->line(page, points, count, (canvas_colour)(CANVAS_SERIES + colour), 2);
+}
+
+static void draw_legend(canvas *page, const chart *c)
+{
+    double x = left_margin, y = top_margin - 28;
+    for (int i = 0; i < c->series_count; i++) {
+        const char *name = c->panels[0].series[i].name;
+        draw_line(page, x, y - 4, x + 24, y - 4, (canvas_colour)(CANVAS_SERIES + i), 3);
+        page->text(page, x + 30, y, CANVAS_LEFT, letters, name);
+        x += 56 + 8.0 * (double)strlen(name);
+    }
+}
+
+static void draw_chart(canvas *page, const chart *c, double *points)
+{
+    double width = (page_width - left_margin - right_margin - gap * (c->panel_count - 1)) / c->panel_count;
+    axis y = vertical(c);
+    page->text(page, 12, 24, CANVAS_LEFT, 16, c->title);
+    page->text(page, 12, 43, CANVAS_LEFT, letters, c->remark);
+    draw_legend(page, c);
+    for (int p = 0; p < c->panel_count; p++) {
+        double start = left_margin + p * (width + gap);
+        axis x = horizontal(c, &c->panels[p], start, start + width);
+        draw_grid(page, &x, &y);
+        page->text(page, start - 48, top_margin - 10, CANVAS_LEFT, letters, c->y_name);
+        page->text(page, start + 0.5 * width, page_height - 12, CANVAS_MIDDLE, letters, c->panels[p].x_name);
+        for (int i = 0; i < c->series_count; i++)
+            draw_curve(page, &x, &y, &c->panels[p].series[i], i, points);
+    }
+}
+
+static double *allocate_points(const chart *c)
+{
+    int64_t most = 1;
+    for (int p = 0; p < c->panel_count; p++)
+        for (int i = 0; i < c->series_count; i++)
+            most = c->panels[p].series[i].count > most ? c->panels[p].series[i].count : most;
+    return malloc(2 * (size_t)most * sizeof(double));
+}
+
+static bool write_page(const chart *c, FILE *out, bool png)
+{
+    canvas page;
+    double *points = allocate_points(c);
+    bool good = points != NULL;
+    good = good &&
+           (png ? canvas_png(&page, out, page_width, page_height) : canvas_svg(&page, out, page_width, page_height));
+    if (good) {
+        draw_chart(&page, c, points);
+        good = page.finish(&page);
+    } else {
+        errno = ENOMEM;
+    }
+    free(points);
+    return good;
+}
+
+/* Half a picture is no picture; but a device or a pipe by that name is not ours to remove. */
+static void remove_file(const char *path)
+{
+    struct stat facts;
+    if (lstat(path, &facts) == 0 && S_ISREG(facts.st_mode))
+        remove(path);
+}
+
+bool chart_write(const chart *c, const char *path)
+{
+    size_t length = strlen(path);
+    bool png = length >= 4 && strcmp(path + length - 4, ".png") == 0;
+    FILE *out = fopen(path, "wb");
+    if (out == NULL)
+        return false;
+    bool good = write_page(c, out, png);
+    int problem = errno;
+    if (fclose(out) != 0 && good) {
+        good = false;
+        problem = errno;
+    }
+    if (!good)
+        remove_file(path);
+    errno = problem;
+    return good;
+}

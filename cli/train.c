@@ -1,0 +1,158 @@
+/* `torchium train`: reads the plan, makes one run for each optimizer, and trains them one after the other. All of them
+ * exist from the beginning: what cannot be had is said before time is spent, and a checkpoint holds them all. */
+#include "train.h"
+
+#include <stdlib.h>
+
+#include "commands.h"
+#include "output.h"
+
+const train_run *train_session_baseline(const train_session *session)
+{
+    for (int32_t i = 0; i < session->run_count; i++)
+        if (session->runs[i].method.kind == TCH_OPTIM_ADAMW)
+            return &session->runs[i];
+    return &session->runs[session->run_count - 1];
+}
+
+/* The next step at which something other than a step is done. */
+static int64_t next_halt(const train_plan *plan, int64_t step)
+{
+    int64_t halt = (step / plan->log_every + 1) * plan->log_every;
+    if (plan->checkpoint_every > 0) {
+        int64_t saved = (step / plan->checkpoint_every + 1) * plan->checkpoint_every;
+        halt = saved < halt ? saved : halt;
+    }
+    return halt < plan->steps ? halt : plan->steps;
+}
+
+/* Says why a call of the library failed, on a line of its own. */
+static int fail(const train_session *session)
+{
+    progress_clear(&session->bar);
+    return output_fail_library("train");
+}
+
+static int measure(train_session *session, train_run *run)
+{
+    train_point point;
+    const train_point *last = train_run_last(run);
+    if (last != NULL && last->step == run->step)
+        return CLI_OK;
+    if (train_run_measure(session, run, &point))
+        return fail(session);
+    if (!train_run_record(run, &point))
+        return output_fail("train", "out of memory for measurement %lld", (long long)run->point_count + 1);
+    train_report_point(session, run, &point);
+    return CLI_OK;
+}
+
+static int save(train_session *session)
+{
+    if (session->plan.checkpoint == NULL)
+        return CLI_OK;
+    progress_clear(&session->bar);
+    return train_checkpoint_save(session);
+}
+
+static int train_run_whole(train_session *session, train_run *run)
+{
+    const train_plan *plan = &session->plan;
+    int status = measure(session, run);
+    while (status == CLI_OK && run->step < plan->steps && !run->diverged && !train_stop_asked()) {
+        if (train_run_advance(session, run, next_halt(plan, run->step)))
+            return fail(session);
+        if (run->step % plan->log_every == 0 || run->step == plan->steps)
+            status = measure(session, run);
+        bool due = plan->checkpoint_every > 0 && run->step % plan->checkpoint_every == 0;
+        if (status == CLI_OK && due && run->step < plan->steps)
+            status = save(session);
+    }
+    return status;
+}
+
+static int create_runs(train_session *session)
+{
+    const train_plan *plan = &session->plan;
+    for (int32_t i = 0; i < plan->method_count; i++) {
+        if (train_run_create(session, &plan->methods[i], &session->runs[i]))
+            return output_fail_library("train");
+        session->run_count = i + 1;
+    }
+    return CLI_OK;
+}
+
+static int train_all(train_session *session, tch_checkpoint *checkpoint)
+{
+    int status = session->plan.tune ? train_tune(session) : CLI_OK;
+    if (status == CLI_OK)
+        status = create_runs(session);
+    if (status == CLI_OK && checkpoint != NULL)
+        status = train_resume_runs(session, checkpoint, session->plan.resume);
+    for (int32_t i = 0; i < session->run_count && status == CLI_OK && !train_stop_asked(); i++)
+        status = train_run_whole(session, &session->runs[i]);
+    progress_clear(&session->bar);
+    session->interrupted = train_stop_asked();
+    return status == CLI_OK ? save(session) : status;
+}
+
+/* Amount of work in steps, for the bar. */
+static double work(const train_plan *plan)
+{
+    return (double)plan->steps * plan->method_count * (plan->tune ? 1 + TRAIN_RATES : 1);
+}
+
+static int run_session(train_session *session, tch_checkpoint *checkpoint)
+{
+    const int64_t totals = TCH_NETWORK_TOTALS;
+    train_plan *plan = &session->plan;
+    if ((plan->threads > 0 && tch_set_num_threads((int32_t)plan->threads)) ||
+        tch_context_create(plan->device, &session->context) ||
+        tch_tensor_create(session->context, TCH_FLOAT64, 1, &totals, TCH_CONTIGUOUS, &session->totals))
+        return output_fail_library("train");
+    int status = train_data_load(plan, &session->data);
+    if (status == CLI_OK)
+        status = train_data_upload(session->context, &session->data);
+    if (status != CLI_OK)
+        return status;
+    train_plan_settle(plan, session->data.train.rows);
+    train_stop_watch();
+    train_report_start(session);
+    session->bar = progress_start(work(plan));
+    status = train_all(session, checkpoint);
+    if (status != CLI_OK)
+        return status;
+    train_report_end(session);
+    if (plan->plot != NULL)
+        status = train_plot(session);
+    return status == CLI_OK && session->interrupted ? TRAIN_INTERRUPTED : status;
+}
+
+static void release_session(train_session *session)
+{
+    for (int32_t i = 0; i < session->run_count; i++)
+        train_run_destroy(&session->runs[i]);
+    train_data_release(&session->data);
+    tch_tensor_destroy(session->totals);
+    tch_context_destroy(session->context);
+}
+
+int command_train(int argc, char **argv)
+{
+    bool go = false;
+    tch_checkpoint *checkpoint = NULL;
+    train_session *session = calloc(1, sizeof *session);
+    if (session == NULL)
+        return output_fail("train", "out of memory");
+    int status = train_plan_read(argc, argv, &session->plan, &go);
+    if (status == CLI_OK && go && session->plan.resume != NULL)
+        status = train_resume_plan(argc, argv, &session->plan, &checkpoint);
+    if (status == CLI_OK && go)
+        status = train_plan_parse(&session->plan);
+    if (status == CLI_OK && go)
+        status = run_session(session, checkpoint);
+    release_session(session);
+    tch_checkpoint_close(checkpoint);
+    free(session);
+    return status;
+}

@@ -1,0 +1,138 @@
+/* Checkpoints: named tensors and settings in one file.
+ *
+ * The file is a safetensors file, which any reader of that format opens (docs/checkpoints.md). Writing collects what
+ * belongs in it, then saves all at once; reading opens a file, then takes out what is wanted:
+ *
+ *     tch_checkpoint_writer *writer;
+ *     tch_checkpoint_writer_create(&writer);
+ *     tch_checkpoint_writer_add(writer, "layer1.weight", &weight);
+ *     tch_checkpoint_writer_set_integer(writer, "step", 1200);
+ *     tch_checkpoint_writer_save(writer, context, "model.safetensors");
+ *     tch_checkpoint_writer_destroy(writer);
+ *
+ *     tch_checkpoint *checkpoint;
+ *     tch_checkpoint_open("model.safetensors", &checkpoint);
+ *     tch_checkpoint_read(checkpoint, context, "layer1.weight", &weight);
+ *     tch_checkpoint_integer(checkpoint, "step", &step);
+ *     tch_checkpoint_close(checkpoint);
+ *
+ * A save either happens or does not: whatever ends it, an error, a full disk or the end of the process, the path holds
+ * the old file or the new one, whole. A file that is opened is believed in nothing: every name, shape and offset in it
+ * is checked before anything is read by it.
+ *
+ * A writer is used by one thread at a time. A checkpoint that is open never changes, and any number of threads may read
+ * from it, each with its own context. Names, keys and text are UTF-8. */
+#ifndef TORCHIUM_CHECKPOINT_H
+#define TORCHIUM_CHECKPOINT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <torchium/context.h>
+#include <torchium/export.h>
+#include <torchium/status.h>
+#include <torchium/tensor.h>
+
+typedef struct tch_checkpoint_writer tch_checkpoint_writer;
+typedef struct tch_checkpoint tch_checkpoint;
+
+/* What a file says of one of its tensors. Files by others may hold types and ranks that this library has no tensors of:
+ * they are described here and cannot be read. The pointers are good until the checkpoint is closed. */
+typedef struct tch_checkpoint_info {
+    size_t struct_size;   /* set by TCH_CHECKPOINT_INFO_INIT */
+    const char *name;     /* the tensor's */
+    const char *type;     /* as the file spells it: "F32", "BF16", "F8_E4M3", ... */
+    tch_dtype dtype;      /* the same in DLPack's numbers; tch_dtype_size() is 0 for one that cannot be read */
+    int32_t ndim;         /* may be above TCH_MAX_RANK, and then the tensor cannot be read */
+    const int64_t *shape; /* ndim sizes */
+    int64_t bytes;        /* in the file */
+} tch_checkpoint_info;
+#define TCH_CHECKPOINT_INFO_INIT                                                                                       \
+    {                                                                                                                  \
+        sizeof(tch_checkpoint_info), NULL, NULL, {0, 0, 0}, 0, NULL, 0                                                 \
+    }
+
+TCH_BEGIN_DECLS
+
+/* --- writing ---------------------------------------------------------------------------------------------------- */
+
+/* A writer with nothing in it. */
+TCH_API tch_status tch_checkpoint_writer_create(tch_checkpoint_writer **writer);
+
+/* NULL is allowed. */
+TCH_API void tch_checkpoint_writer_destroy(tch_checkpoint_writer *writer);
+
+/* Puts a tensor on the list, of any layout, in host memory or on a device. Name and description are copied; the
+ * elements are read by each save, and their memory must stay until the last one. A name can be given once. */
+TCH_API tch_status tch_checkpoint_writer_add(tch_checkpoint_writer *writer, const char *name, const tch_tensor *tensor);
+
+/* Settings, kept as text under a key. A key that was set before gets the new value. Numbers are written so that they
+ * read back exactly, infinities and NaN too. The key "format" and those that begin with "torchium." are the library's
+ * own. */
+TCH_API tch_status tch_checkpoint_writer_set_text(tch_checkpoint_writer *writer, const char *key, const char *value);
+TCH_API tch_status tch_checkpoint_writer_set_number(tch_checkpoint_writer *writer, const char *key, double value);
+TCH_API tch_status tch_checkpoint_writer_set_integer(tch_checkpoint_writer *writer, const char *key, int64_t value);
+
+/* Writes the file, each tensor row-major without gaps. `context` is of the device the tensors are on; it may be NULL
+ * when all are in host memory. Their values are those after the work already queued on its stream; the call waits for
+ * it. Tensors that cannot be written from where they lie pass through 16 MiB of host memory.
+ *
+ * The bytes go to a temporary file ".torchium-*.part" in the folder of `path`, and reach the disk before that file
+ * takes the name `path`. When the call fails it is removed and `path` is as it was. A process killed on the way leaves
+ * it behind; the next save into the folder removes it. A symbolic link at `path` is replaced, not followed.
+ *
+ * The same writer can save again, to the same path or another. */
+TCH_API tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch_context *context, const char *path);
+
+/* --- reading ---------------------------------------------------------------------------------------------------- */
+
+/* Opens a safetensors file of whatever origin. TCH_ERR_IO, with what is wrong and where, for one that cannot be read,
+ * breaks a rule of the format, or was written by a later version of Torchium in a form this one does not know. */
+TCH_API tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint);
+
+/* Views of the checkpoint's tensors end here. NULL is allowed. */
+TCH_API void tch_checkpoint_close(tch_checkpoint *checkpoint);
+
+/* Copies a tensor into `out`, which has the shape and element type of the file's: nothing is converted. Any layout, in
+ * host memory or on the device of `context`, which may be NULL for host memory. When reading fails midway, because the
+ * disk did or because somebody cut the file short, part of `out` has been written. */
+TCH_API tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
+                                       tch_tensor *out);
+
+/* A setting as text, or NULL when the file has none of this key. */
+TCH_API const char *tch_checkpoint_text(const tch_checkpoint *checkpoint, const char *key);
+
+/* The same as a number. TCH_ERR_INVALID_ARGUMENT when the file has no such key, TCH_ERR_IO when its text is no number
+ * or, for an integer, not one of 64 bits. */
+TCH_API tch_status tch_checkpoint_number(const tch_checkpoint *checkpoint, const char *key, double *value);
+TCH_API tch_status tch_checkpoint_integer(const tch_checkpoint *checkpoint, const char *key, int64_t *value);
+
+/* --- questions, and tensors without a copy ---------------------------------------------------------------------- */
+
+/* How many tensors the file has. They are numbered as they follow each other in it. */
+TCH_API int64_t tch_checkpoint_count(const tch_checkpoint *checkpoint);
+
+/* The number of the tensor of this name, or -1. */
+TCH_API int64_t tch_checkpoint_find(const tch_checkpoint *checkpoint, const char *name);
+
+/* The name of tensor `index`, or NULL when there is none. */
+TCH_API const char *tch_checkpoint_name(const tch_checkpoint *checkpoint, int64_t index);
+
+TCH_API tch_status tch_checkpoint_get_info(const tch_checkpoint *checkpoint, int64_t index, tch_checkpoint_info *info);
+
+/* How many settings it has, and the key of setting `index`, or NULL when there is none. */
+TCH_API int64_t tch_checkpoint_key_count(const tch_checkpoint *checkpoint);
+TCH_API const char *tch_checkpoint_key(const tch_checkpoint *checkpoint, int64_t index);
+
+/* A tensor as it lies in the file, mapped into memory and read-only: an input for others, such as tch_tensor_copy. The
+ * view ends with the checkpoint. TCH_ERR_LAYOUT when the file does not align it; files of tch_checkpoint_writer_save
+ * always do.
+ *
+ * A file that is cut short while it is mapped ends the process that looks at the missing part (SIGBUS), as with every
+ * mapping. A save never does this to a reader: the file it replaces stays whole for those who have it open. Where
+ * others may write to the file, use tch_checkpoint_read. */
+TCH_API tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *name, tch_tensor *view);
+
+TCH_END_DECLS
+
+#endif

@@ -1,0 +1,121 @@
+/* A multilayer network on a context's device: what an optimizer needs to be tried on, in C alone.
+ *
+ *     const int64_t hidden[] = {256, 128};
+ *     tch_network_config config = TCH_NETWORK_CONFIG_INIT;
+ *     config.inputs = 400, config.outputs = 10, config.hidden_count = 2, config.hidden = hidden;
+ *     tch_network *net;
+ *     tch_network_create(ctx, &config, &net);
+ *     tch_tensor_fill(ctx, totals, 0.0);
+ *     tch_network_loss_and_gradients(net, inputs, labels, NULL, totals);    // nothing waits
+ *     ... an optimizer's step over tch_network_parameter(net, i) and tch_network_gradient(net, i) ...
+ *     tch_network_destroy(net);
+ *
+ * Layer k computes a_k = f(a_(k-1) W_k' + b_k); the last one has no f. Everything is float32, on the context's device,
+ * and in row-major order with one example per row. Inputs may be rows of a larger tensor: any stride between rows, none
+ * between columns.
+ *
+ * A network belongs to its context: it is used by the same thread, and destroyed before it. */
+#ifndef TORCHIUM_NETWORK_H
+#define TORCHIUM_NETWORK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <torchium/context.h>
+#include <torchium/export.h>
+#include <torchium/status.h>
+#include <torchium/tensor.h>
+
+typedef struct tch_network tch_network;
+
+/* The f between layers. */
+typedef enum tch_activation {
+    TCH_ACTIVATION_NONE = 0, /* x */
+    TCH_ACTIVATION_RELU = 1, /* max(x, 0) */
+    TCH_ACTIVATION_TANH = 2,
+    TCH_ACTIVATION_GELU = 3, /* x P(N(0, 1) <= x), the exact form with erf */
+    TCH_ACTIVATION_COUNT = 4
+} tch_activation;
+
+/* Of one example, with outputs y; a batch's loss is the mean over its rows. */
+typedef enum tch_loss {
+    TCH_LOSS_CROSS_ENTROPY = 0, /* log(sum exp(y)) - y[label]; targets are labels, int32 [B], from 0 */
+    TCH_LOSS_SQUARED = 1,       /* mean over the outputs of (y - t)^2; targets are float32 [B, outputs] */
+    TCH_LOSS_COUNT = 2
+} tch_loss;
+
+#define TCH_NETWORK_MAX_HIDDEN 64
+
+typedef struct tch_network_config {
+    size_t struct_size;    /* set by TCH_NETWORK_CONFIG_INIT */
+    int64_t inputs;        /* numbers in an example, at least 1 */
+    int64_t outputs;       /* classes, or numbers to predict, at least 1 */
+    int32_t hidden_count;  /* 0 to TCH_NETWORK_MAX_HIDDEN; 0 is a linear model */
+    const int64_t *hidden; /* their widths, read by tch_network_create only */
+    tch_activation activation;
+    tch_loss loss;
+    uint64_t seed;     /* of the first weights: the same seed gives the same bits on every device and machine */
+    int64_t max_batch; /* rows to take memory for at creation; 0 waits for the first batch */
+} tch_network_config;
+#define TCH_NETWORK_CONFIG_INIT                                                                                        \
+    {                                                                                                                  \
+        sizeof(tch_network_config), 0, 0, 0, NULL, TCH_ACTIVATION_RELU, TCH_LOSS_CROSS_ENTROPY, 0, 0                   \
+    }
+
+/* What the numbers of `totals` are: a float64 tensor [TCH_NETWORK_TOTALS] on the device, to which calls add. Fill it
+ * with zeros where a sum is to begin, and read it when the sum is wanted: no call before that waits for the device. */
+enum {
+    TCH_TOTAL_LOSS = 0,    /* sum over the rows counted; divided by their number, the mean loss */
+    TCH_TOTAL_RIGHT = 1,   /* rows whose largest output is the label's, the first of equals; 0 for TCH_LOSS_SQUARED */
+    TCH_TOTAL_ROWS = 2,    /* rows counted */
+    TCH_TOTAL_SKIPPED = 3, /* rows not counted, because their label is no class */
+    TCH_NETWORK_TOTALS = 4
+};
+
+TCH_BEGIN_DECLS
+
+/* Weights are uniform with mean 0 and the variance that keeps signals at their size: 2 / inputs of the layer before
+ * RELU and GELU (He), 2 / (inputs + outputs) before TANH and NONE (Glorot), 1 / inputs in the last layer. Biases
+ * are 0. */
+TCH_API tch_status tch_network_create(tch_context *context, const tch_network_config *config, tch_network **network);
+
+/* NULL is allowed. Tensors of the network end with it. */
+TCH_API void tch_network_destroy(tch_network *network);
+
+/* --- parameters ------------------------------------------------------------------------------------------------- */
+
+/* Two for each layer: 2 (hidden_count + 1). 0 for NULL. */
+TCH_API int32_t tch_network_parameter_count(const tch_network *network);
+
+/* Parameter 2 k is the weight [outputs, inputs] of layer k + 1 and 2 k + 1 its bias [outputs]; the gradients have the
+ * same shapes. The tensors belong to the network, whose addresses do not change; their contents are the caller's to
+ * change. The name is "layer1.weight", "layer1.bias" and so on. NULL for an index that does not exist. */
+TCH_API tch_tensor *tch_network_parameter(const tch_network *network, int32_t index);
+TCH_API tch_tensor *tch_network_gradient(const tch_network *network, int32_t index);
+TCH_API const char *tch_network_parameter_name(const tch_network *network, int32_t index);
+
+/* Numbers in all parameters together. */
+TCH_API int64_t tch_network_size(const tch_network *network);
+
+/* --- use -------------------------------------------------------------------------------------------------------- */
+
+/* Batches may have any number of rows B, 0 included. A batch larger than all before takes memory, before anything is
+ * written; the others take none, so that they can be captured in a CUDA graph. */
+
+/* outputs [B, outputs] of the last layer (no softmax) for inputs [B, inputs]. */
+TCH_API tch_status tch_network_forward(tch_network *network, const tch_tensor *inputs, tch_tensor *outputs);
+
+/* Adds the batch's loss to `totals` and writes the gradients of its mean, times *loss_scale, over those of the call
+ * before. `loss_scale` is one float32 on the device, for mixed precision, or NULL for 1. A row whose label is no class
+ * adds nothing to the gradients, and is divided by all the same. `targets` are those of the network's loss. */
+TCH_API tch_status tch_network_loss_and_gradients(tch_network *network, const tch_tensor *inputs,
+                                                  const tch_tensor *targets, const tch_tensor *loss_scale,
+                                                  tch_tensor *totals);
+
+/* The same without gradients. */
+TCH_API tch_status tch_network_evaluate(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
+                                        tch_tensor *totals);
+
+TCH_END_DECLS
+
+#endif

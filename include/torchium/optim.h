@@ -1,0 +1,298 @@
+/* Optimizers: SGD, AdamW, Shampoo, SOAP and Muon, written once for every device.
+ *
+ *     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
+ *     config.lr = 0.01;
+ *     tch_optimizer *optimizer;
+ *     tch_optimizer_create(context, &config, count, parameters, &optimizer);
+ *     for (;;) {
+ *         ... compute gradients ...
+ *         tch_optimizer_step(optimizer, count, gradients);
+ *     }
+ *
+ * Parameters are updated in place. They stay the caller's, on the context's device, float32, float64, float16 or bfloat16,
+ * in any dense layout (row-major, channels last, transposed). Shampoo, SOAP and Muon take the parameters with at least two
+ * dimensions larger than 1; the others get AdamW, in the same optimizer.
+ *
+ * A step waits for nothing and allocates nothing once it has run a few times, and can be captured in a CUDA graph.
+ * Results are the same, to the bit, from run to run on the same device. */
+#ifndef TORCHIUM_OPTIM_H
+#define TORCHIUM_OPTIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <torchium/checkpoint.h>
+#include <torchium/context.h>
+#include <torchium/export.h>
+#include <torchium/linalg.h>
+#include <torchium/status.h>
+#include <torchium/tensor.h>
+
+typedef struct tch_optimizer tch_optimizer;
+
+/* === Configuration ================================================================================================ */
+
+typedef enum tch_optim_kind {
+    TCH_OPTIM_SGD = 0,
+    TCH_OPTIM_ADAMW = 1,
+    TCH_OPTIM_SHAMPOO = 2,
+    TCH_OPTIM_SOAP = 3,
+    TCH_OPTIM_MUON = 4
+} tch_optim_kind;
+
+typedef enum tch_grafting {
+    TCH_GRAFTING_NONE = 0,
+    TCH_GRAFTING_SGD = 1,
+    TCH_GRAFTING_ADAGRAD = 2,
+    TCH_GRAFTING_RMSPROP = 3,
+    TCH_GRAFTING_ADAM = 4
+} tch_grafting;
+
+typedef enum tch_decay {
+    TCH_DECAY_DECOUPLED = 0, /* p shrinks by lr weight_decay, beside the step */
+    TCH_DECAY_L2 = 1         /* weight_decay p is added to the gradient */
+} tch_decay;
+
+/* What a step does when a gradient holds an infinity or a NaN. Decided on the device, for the whole step: a bad gradient
+ * never reaches a factor, a moment or a parameter. (On a GPU, where the host does not wait to learn of it, roots and bases
+ * that were due are refreshed all the same, from the factors as they are. At the steps with which roots and bases begin the
+ * host does wait.) */
+typedef enum tch_nonfinite {
+    TCH_NONFINITE_SKIP = 0,  /* nothing changes but the count of skipped steps */
+    TCH_NONFINITE_RAISE = 1, /* the same, and the step waits for the device and returns TCH_ERR_NUMERIC */
+    TCH_NONFINITE_IGNORE = 2 /* not looked for */
+} tch_nonfinite;
+
+/* How the step length of a Muon matrix [m, n] follows from lr. */
+typedef enum tch_muon_lr {
+    TCH_MUON_LR_ORIGINAL = 0,        /* lr sqrt(max(1, m / n)) */
+    TCH_MUON_LR_MATCH_RMS_ADAMW = 1, /* 0.2 lr sqrt(max(m, n)) */
+    TCH_MUON_LR_PLAIN = 2            /* lr */
+} tch_muon_lr;
+
+/* How accurate the products with float32 gradients are. Roots and bases are always computed as their own tolerance says. */
+typedef enum tch_precision {
+    TCH_PRECISION_HIGH = 0,   /* on a GPU with TF32 operands are rounded to 11 bits: far below a gradient's own noise */
+    TCH_PRECISION_HIGHEST = 1 /* float32 */
+} tch_precision;
+
+/* All options of all kinds; each kind reads the ones named after it. Take one from tch_optim_defaults and change what you
+ * need. Those marked (step) may be changed between steps. */
+typedef struct tch_optim_config {
+    size_t struct_size;
+    tch_optim_kind kind;
+
+    /* --- all */
+    double lr;           /* (step) */
+    double weight_decay; /* (step) */
+    tch_decay decay;     /* SGD is always l2, Muon always decoupled */
+    int32_t maximize;
+
+    /* --- SGD, and what follows the preconditioner in Shampoo */
+    double momentum;  /* (step) SGD, Shampoo: buffer = momentum buffer + d. Muon: a moving average */
+    double dampening; /* (step) SGD */
+    int32_t nesterov; /* SGD, Shampoo, Muon */
+
+    /* --- AdamW, SOAP, Shampoo: moving averages of the gradient (beta1) and of its square or of the factors (beta2) */
+    double beta1, beta2;     /* (step) Shampoo: beta1 = 0 leaves the gradient as it is, beta2 = 1 sums the factors */
+    double eps;              /* (step) AdamW, SOAP, Muon: see each; Shampoo: damping of the factors, absolute */
+    int32_t bias_correction; /* AdamW (always on), SOAP, Shampoo */
+    int32_t amsgrad;         /* AdamW */
+
+    /* --- AdamW for what Shampoo, SOAP and Muon do not take */
+    double scalar_lr;                  /* (step) 0 for lr itself */
+    double scalar_beta1, scalar_beta2; /* (step) */
+    double scalar_eps;                 /* (step) */
+    double scalar_weight_decay;        /* (step) -1 for weight_decay itself */
+
+    /* --- Shampoo and SOAP: which matrices have factors */
+    int64_t max_preconditioner_dim; /* Shampoo: larger dimensions are cut into blocks of at most this size. SOAP: into
+                                       blocks too if `block` is set, otherwise a larger dimension has no factor */
+    int32_t block;                  /* SOAP */
+    int32_t merge_dims;      /* tensors of rank above 2: neighbouring dimensions, innermost first, are merged while
+                                       their product stays within max_preconditioner_dim; 0 keeps a factor for each */
+    int32_t precondition_1d; /* SOAP, Shampoo: vectors too */
+    int32_t precondition_frequency;     /* (step) refresh every so many steps, at least 1 */
+    int32_t start_preconditioning_step; /* Shampoo: the grafted method alone (SGD without one) before this step, counted
+                                           from 1; -1 begins at once */
+    int32_t stagger; /* (step) Shampoo: spread the refreshes over the steps of a period by their cost */
+    tch_precision precision;
+
+    /* --- Shampoo */
+    double relative_eps;   /* (step) damping is max(eps, relative_eps largest eigenvalue); see tch_root_config. Taken
+                                    as at least 2 u sqrt(gradients in the factor), u the unit roundoff: below that a factor
+                                    is rounding. 0: eps alone, for which a refresh has to wait for the device */
+    double root_tolerance; /* 0: the default of tch_inverse_root */
+    tch_root_method root_method; /* TCH_ROOT_AUTO */
+    int32_t exponent_override;   /* the root: the power is -1/override. 0: twice the number of factors */
+    tch_grafting grafting;
+    double grafting_beta2, grafting_eps; /* (step) */
+
+    /* --- SOAP */
+    double shampoo_beta;     /* (step) of the factors; below 0 for beta2 */
+    int32_t normalize_grads; /* every step of a matrix is scaled to a mean square of 1 */
+
+    /* --- Muon */
+    tch_ortho_method muon_method;
+    double muon_coefficients[3]; /* for TCH_ORTHO_MUON; all 0 for its own */
+    int32_t muon_steps;
+    tch_muon_lr muon_lr;
+
+    /* --- half-precision parameters */
+    int32_t master_weights;      /* keep a float32 copy, of which the parameter is the rounding */
+    int32_t stochastic_rounding; /* bfloat16 parameters without a copy: round at random, right on average */
+
+    /* --- of the whole optimizer: the first group's count */
+    tch_nonfinite nonfinite;
+    uint64_t seed;         /* of stochastic rounding */
+    int64_t memory_budget; /* extra memory a step may take beyond the state, in bytes; 0: an eighth of the state, and at
+                              least 1 GiB. Work is cut into pieces to stay within it */
+} tch_optim_config;
+
+/* One parameter, or one gradient's place in the list. */
+typedef struct tch_parameter {
+    tch_tensor *tensor;  /* updated in place; the description is copied, the memory is not */
+    const char *name;    /* for state, messages and checkpoints; copied. NULL: "parameterN" */
+    int32_t elementwise; /* 1: AdamW for this one, whatever its shape, as for embeddings */
+} tch_parameter;
+
+/* Where the state's memory comes from, when not from the context's pool. The library asks for a few large pieces and gives
+ * them back when the optimizer is destroyed. Memory is on the context's device, aligned to 256 bytes. */
+typedef struct tch_state_allocator {
+    size_t struct_size; /* sizeof(tch_state_allocator) */
+    tch_status (*allocate)(void *user, int64_t bytes, void **pointer);
+    void (*release)(void *user, void *pointer, int64_t bytes);
+    void *user;
+} tch_state_allocator;
+
+TCH_BEGIN_DECLS
+
+/* The defaults of a kind; those of SGD for a number that is none. */
+TCH_API tch_optim_config tch_optim_defaults(tch_optim_kind kind);
+
+/* "sgd", "adamw", "shampoo", "soap", "muon"; NULL for a number that is none. And back: -1 for a name that is none. */
+TCH_API const char *tch_optim_kind_name(tch_optim_kind kind);
+TCH_API int32_t tch_optim_kind_parse(const char *name);
+
+/* === Making one =================================================================================================== */
+
+/* An optimizer with one group of `count` parameters, 0 allowed. The context must outlive it. */
+TCH_API tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *config, int32_t count,
+                                        const tch_parameter *parameters, tch_optimizer **optimizer);
+
+/* The same with the state's memory from the caller; the struct is copied. */
+TCH_API tch_status tch_optimizer_create_with(tch_context *context, const tch_optim_config *config, int32_t count,
+                                             const tch_parameter *parameters, const tch_state_allocator *allocator,
+                                             tch_optimizer **optimizer);
+
+/* Another group, of the same kind, also in the middle of training. Its parameters are numbered after those there are. */
+TCH_API tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
+                                           const tch_parameter *parameters, int32_t *group);
+
+/* Waits for the device. NULL is allowed. */
+TCH_API void tch_optimizer_destroy(tch_optimizer *optimizer);
+
+/* === Stepping ===================================================================================================== */
+
+/* One step. `gradients` has one entry for every parameter of all groups, in order; NULL for a parameter that has none this
+ * time, which then stays as it is with all its state. A gradient has its parameter's shape, any layout, and its dtype; for
+ * a float32 parameter float16 and bfloat16 too. Gradients are not changed.
+ *
+ * After an error of the caller's nothing has changed. After an error of the device the optimizer is marked failed, and
+ * every later step says so. */
+TCH_API tch_status tch_optimizer_step(tch_optimizer *optimizer, int32_t count, const tch_tensor *const *gradients);
+
+/* The same with loss scaling, see amp.h: gradients are divided by the number in `grad_scale`, and nothing changes where the
+ * one in `found_inf` is not 0. Both float32 with one element on the device; either may be NULL. */
+TCH_API tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count,
+                                             const tch_tensor *const *gradients, const tch_tensor *grad_scale,
+                                             const tch_tensor *found_inf);
+
+/* === Groups and their numbers ===================================================================================== */
+
+TCH_API int32_t tch_optimizer_group_count(const tch_optimizer *optimizer);
+TCH_API int32_t tch_optimizer_parameter_count(const tch_optimizer *optimizer);
+
+/* A group's configuration as it is now. */
+TCH_API tch_status tch_optimizer_get_config(const tch_optimizer *optimizer, int32_t group, tch_optim_config *config);
+
+/* Changes a group's numbers, those marked (step); a change of anything else is refused by name. */
+TCH_API tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, const tch_optim_config *config);
+
+/* The change people make most. */
+TCH_API tch_status tch_optimizer_set_lr(tch_optimizer *optimizer, int32_t group, double lr);
+
+/* A learning rate that lives on the device, float32 or float64 with one element, read at every step from now on; NULL
+ * returns to the number in the configuration. */
+TCH_API tch_status tch_optimizer_set_lr_tensor(tch_optimizer *optimizer, int32_t group, const tch_tensor *lr);
+
+/* Moves a parameter to other memory: same shape, dtype and layout. Its state stays. */
+TCH_API tch_status tch_optimizer_set_parameter(tch_optimizer *optimizer, int32_t parameter, tch_tensor *tensor);
+
+/* === State, memory, statistics ==================================================================================== */
+
+typedef struct tch_optim_state {
+    size_t struct_size;
+    const char *name;   /* "layer1.weight/exp_avg", "layer1.weight/factor.0.1": parameter / what . block . dimension */
+    int32_t parameter;  /* whose it is */
+    tch_tensor *tensor; /* a view, valid as long as the optimizer */
+} tch_optim_state;
+#define TCH_OPTIM_STATE_INIT                                                                                           \
+    {                                                                                                                  \
+        sizeof(tch_optim_state), NULL, 0, NULL                                                                         \
+    }
+
+/* Everything that must survive a restart, as named tensors: what a checkpoint holds, together with the number of steps. */
+TCH_API int32_t tch_optimizer_state_count(const tch_optimizer *optimizer);
+TCH_API tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_optim_state *state);
+
+typedef struct tch_optim_memory {
+    size_t struct_size;
+    int64_t state;   /* bytes that stay: moments, factors, roots, master copies */
+    int64_t scratch; /* bytes a step keeps for itself while the optimizer lives */
+    int64_t refresh; /* bytes of the context's workspace that a refresh takes */
+    int64_t blocks;  /* matrices with a second-order method, after blocking */
+    int64_t factors; /* of them */
+} tch_optim_memory;
+#define TCH_OPTIM_MEMORY_INIT                                                                                          \
+    {                                                                                                                  \
+        sizeof(tch_optim_memory), 0, 0, 0, 0, 0                                                                        \
+    }
+
+/* What an optimizer would take, before anything is allocated; the tensors' data may be NULL. */
+TCH_API tch_status tch_optim_forecast(tch_context *context, const tch_optim_config *config, int32_t count,
+                                      const tch_parameter *parameters, tch_optim_memory *memory);
+
+/* What this one takes. */
+TCH_API tch_status tch_optimizer_get_memory(tch_optimizer *optimizer, tch_optim_memory *memory);
+
+typedef struct tch_optim_stats {
+    size_t struct_size;
+    int64_t steps;         /* asked for */
+    int64_t skipped;       /* of them, by a gradient that was not finite or by loss scaling */
+    int64_t refreshes;     /* of roots or bases, each factor counted */
+    int64_t failed;        /* factors whose latest refresh failed; they go on with their last good root */
+    double worst_residual; /* the largest certificate among the latest roots; see tch_inverse_root */
+} tch_optim_stats;
+#define TCH_OPTIM_STATS_INIT                                                                                           \
+    {                                                                                                                  \
+        sizeof(tch_optim_stats), 0, 0, 0, 0, 0.0                                                                       \
+    }
+
+/* Waits for the device. Factors found failed are refreshed by the eigen method from now on. */
+TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *stats);
+
+/* === Checkpoints ================================================================================================== */
+
+/* Adds the whole state to a checkpoint being written, under names that begin with `prefix` and a slash, and the
+ * hyper-parameters to its metadata. The tensors are read when the writer saves: not after the next step. */
+TCH_API tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix);
+
+/* Takes the state from an open checkpoint: the same kind, parameters of the same names and shapes. Training goes on bit for
+ * bit as it would have on the same device. Hyper-parameters marked (step) are taken too. Everything is compared before the
+ * first write; after an error of the device the optimizer is marked failed. */
+TCH_API tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoint, const char *prefix);
+
+TCH_END_DECLS
+
+#endif

@@ -1,0 +1,366 @@
+/* The loss scaler: three numbers on the device, and on the host only what an iteration has called so far. Nothing is read
+ * back but by tch_scaler_get_state, so an iteration can be captured in a graph.
+ *
+ * An infinity anywhere in an iteration skips every step that comes after it in that iteration. */
+#include <torchium/amp.h>
+
+#include <math.h>
+#include <stdio.h>
+
+#include "core/allocator.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/status.h"
+#include "core/tensor.h"
+
+#include "rectangles.h"
+
+/* On the device. `decided` is what decide_skip counts in; the second number is 1 where an infinity was found. */
+typedef struct scaler_numbers {
+    float scale;
+    int32_t tracker;
+    struct {
+        float found_inf;
+        int32_t found;
+    } flags; /* of this iteration */
+    double decided[2];
+    int32_t skip;
+} scaler_numbers;
+
+struct tch_scaler {
+    tch_context *context;
+    tch_scaler_config config;
+    scaler_numbers *numbers; /* on the device */
+    tch_tensor scale, found_inf;
+    int32_t checked;  /* gradients were looked at in this iteration */
+    int32_t unscaled; /* tch_scaler_unscale was called in this iteration */
+    tch_piece *pieces;
+    int64_t room;
+};
+
+/* --- configuration ---------------------------------------------------------------------------------------------- */
+
+static tch_status refuse(const char *function, const char *name, double value, const char *expected)
+{
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is %.10g, expected %s", function, name, value, expected);
+}
+
+static tch_status check_numbers(const char *function, const char *name, const tch_scaler_state *s)
+{
+    if (!((float)s->scale > 0.0f && isfinite((float)s->scale))) {
+        return refuse(function, name, s->scale, "a number above 0 that float32 can hold");
+    }
+    if (!(s->growth_factor > 1.0 && isfinite(s->growth_factor))) {
+        return refuse(function, "growth_factor", s->growth_factor, "a finite number above 1");
+    }
+    if (!(s->backoff_factor > 0.0 && s->backoff_factor < 1.0)) {
+        return refuse(function, "backoff_factor", s->backoff_factor, "a number above 0 and below 1");
+    }
+    if (s->growth_interval < 1) {
+        return refuse(function, "growth_interval", s->growth_interval, "1 or more");
+    }
+    if (s->growth_tracker < 0 || s->growth_tracker >= s->growth_interval) {
+        return refuse(function, "growth_tracker", s->growth_tracker, "0 or more, and below growth_interval");
+    }
+    return TCH_OK;
+}
+
+static tch_status check_config(const tch_scaler_config *c)
+{
+    static const char function[] = "tch_scaler_create";
+    if (c->struct_size != sizeof *c) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "%s: config: struct_size is %zu, expected %zu; start from TCH_SCALER_CONFIG_INIT", function,
+                         c->struct_size, sizeof *c);
+    }
+    if (c->enabled != 0 && c->enabled != 1) {
+        return refuse(function, "enabled", c->enabled, "0 or 1");
+    }
+    const tch_scaler_state state = {sizeof state,      c->init_scale,      c->growth_factor,
+                                    c->backoff_factor, c->growth_interval, 0};
+    return check_numbers(function, "init_scale", &state);
+}
+
+static tch_status check_scaler(const char *function, const tch_scaler *scaler)
+{
+    return scaler != NULL ? TCH_OK : tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: scaler is NULL", function);
+}
+
+/* --- making one ------------------------------------------------------------------------------------------------- */
+
+static tch_tensor number_at(const tch_scaler *scaler, float *number)
+{
+    tch_tensor tensor = tch_tensor_view(number, TCH_FLOAT32, 0, NULL);
+    tensor.device = tch_context_device(scaler->context);
+    return tensor;
+}
+
+static tch_status store(tch_scaler *scaler, double scale, int32_t tracker)
+{
+    const scaler_numbers numbers = {.scale = (float)scale, .tracker = tracker};
+    const tch_context *context = scaler->context;
+    return context->backend->copy_bytes(context->state, scaler->numbers, &numbers, sizeof numbers, TCH_COPY_TO_DEVICE);
+}
+
+static void release(tch_scaler *scaler)
+{
+    tchi_pool_free(scaler->context->pool, scaler->numbers);
+    tchi_host_release(scaler->pieces, (size_t)scaler->room * sizeof *scaler->pieces);
+    tchi_host_release(scaler, sizeof *scaler);
+}
+
+static tch_status open(tch_scaler *scaler)
+{
+    TCHI_TRY(tchi_pool_allocate(scaler->context->pool, sizeof *scaler->numbers, (void **)&scaler->numbers));
+    scaler->scale = number_at(scaler, &scaler->numbers->scale);
+    scaler->found_inf = number_at(scaler, &scaler->numbers->flags.found_inf);
+    return store(scaler, scaler->config.enabled ? scaler->config.init_scale : 1.0, 0);
+}
+
+tch_status tch_scaler_create(tch_context *context, const tch_scaler_config *config, tch_scaler **scaler)
+{
+    static const tch_scaler_config defaults = TCH_SCALER_CONFIG_INIT;
+    if (scaler == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_scaler_create: scaler is NULL");
+    }
+    *scaler = NULL;
+    TCHI_ENTER(context, "tch_scaler_create");
+    config = config == NULL ? &defaults : config;
+    TCHI_TRY(check_config(config));
+    tch_scaler *s = tchi_host_allocate(sizeof *s, _Alignof(tch_scaler));
+    if (s == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a scaler", sizeof *s);
+    }
+    *s = (tch_scaler){.context = context, .config = *config};
+    tch_status status = open(s);
+    if (status != TCH_OK) {
+        release(s);
+        return status;
+    }
+    *scaler = s;
+    return TCH_OK;
+}
+
+void tch_scaler_destroy(tch_scaler *scaler)
+{
+    if (scaler != NULL) {
+        release(scaler);
+    }
+}
+
+const tch_tensor *tch_scaler_scale(const tch_scaler *scaler)
+{
+    return scaler == NULL ? NULL : &scaler->scale;
+}
+
+const tch_tensor *tch_scaler_found_inf(const tch_scaler *scaler)
+{
+    return scaler == NULL ? NULL : &scaler->found_inf;
+}
+
+/* --- looking at gradients --------------------------------------------------------------------------------------- */
+
+typedef tch_status (*visitor)(tch_scaler *scaler, const tch_update *update);
+
+static tch_status divide(tch_scaler *scaler, const tch_update *update)
+{
+    const tch_context *context = scaler->context;
+    return context->backend->unscale(context->state, update, &scaler->numbers->flags.found_inf);
+}
+
+static tch_status look(tch_scaler *scaler, const tch_update *update)
+{
+    const tch_context *context = scaler->context;
+    return context->backend->find_nonfinite(context->state, update, &scaler->numbers->flags.found);
+}
+
+static tch_status make_room(tch_scaler *scaler, int64_t count)
+{
+    if (count <= scaler->room) {
+        return TCH_OK;
+    }
+    tch_piece *pieces = tchi_host_allocate((size_t)count * sizeof *pieces, _Alignof(tch_piece));
+    if (pieces == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %lld pieces of gradients", (long long)count);
+    }
+    tchi_host_release(scaler->pieces, (size_t)scaler->room * sizeof *pieces);
+    scaler->pieces = pieces;
+    scaler->room = count;
+    return TCH_OK;
+}
+
+static bool is_of_type(const tch_tensor *tensor, tch_scalar type)
+{
+    return tensor != NULL && tchi_scalar_of(tensor->dtype) == type;
+}
+
+/* All gradients of one dtype in one call. */
+static tch_status visit_type(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients, tch_scalar type,
+                             visitor visit)
+{
+    tch_update update = {.pieces = scaler->pieces,
+                         .real = type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32,
+                         .grad_type = type,
+                         .grad_scale = &scaler->numbers->scale};
+    update.param_type = update.block_type = update.real;
+    for (int32_t i = 0; i < count; i++) {
+        if (is_of_type(gradients[i], type)) {
+            update.count += tchi_list_rectangles(gradients[i], scaler->pieces + update.count);
+        }
+    }
+    return update.count > 0 ? visit(scaler, &update) : TCH_OK;
+}
+
+static tch_status visit_all(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients, visitor visit)
+{
+    static const tch_scalar types[] = {TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16, TCH_SCALAR_F64};
+    int64_t pieces = 0;
+    for (int32_t i = 0; i < count; i++) {
+        pieces += tchi_rectangle_count(gradients[i]);
+    }
+    TCHI_TRY(make_room(scaler, pieces));
+    for (size_t k = 0; k < sizeof types / sizeof types[0]; k++) {
+        TCHI_TRY(visit_type(scaler, count, gradients, types[k], visit));
+    }
+    scaler->checked = 1;
+    return TCH_OK;
+}
+
+/* --- an iteration ----------------------------------------------------------------------------------------------- */
+
+static tch_status check_gradients(const tch_scaler *scaler, const char *function, int32_t count,
+                                  const tch_tensor *const *gradients, bool written)
+{
+    if (count < 0 || (count > 0 && gradients == NULL)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: count is %d and gradients is %s", function, count,
+                         gradients == NULL ? "NULL" : "set");
+    }
+    for (int32_t i = 0; i < count; i++) {
+        char name[48];
+        snprintf(name, sizeof name, "gradients[%d]", i);
+        if (gradients[i] != NULL) {
+            TCHI_TRY(tchi_check_input(scaler->context, gradients[i], name));
+            TCHI_TRY(tchi_check_float(gradients[i], name));
+            TCHI_TRY(written ? tchi_check_writable(gradients[i], name) : TCH_OK);
+        }
+    }
+    return TCH_OK;
+}
+
+tch_status tch_scaler_unscale(tch_scaler *scaler, int32_t count, tch_tensor *const *gradients)
+{
+    static const char function[] = "tch_scaler_unscale";
+    const tch_tensor *const *list = (const tch_tensor *const *)gradients;
+    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_ENTER(scaler->context, function);
+    TCHI_TRY(check_gradients(scaler, function, count, list, true));
+    if (!scaler->config.enabled) {
+        return TCH_OK;
+    }
+    TCHI_TRY(visit_all(scaler, count, list, divide));
+    scaler->unscaled = 1;
+    return TCH_OK;
+}
+
+/* found_inf = found or found_inf. The table has one decision that takes both, and counts it as a number. */
+static tch_status gather_found(tch_scaler *scaler)
+{
+    const tch_backend *t = scaler->context->backend;
+    void *state = scaler->context->state;
+    scaler_numbers *n = scaler->numbers;
+    const tch_array flag = {&n->flags.found_inf, TCH_SCALAR_F32, 0, NULL, NULL};
+    const tch_array counted = {&n->decided[1], TCH_SCALAR_F64, 0, NULL, NULL};
+    TCHI_TRY(t->zero_bytes(state, n->decided, sizeof n->decided));
+    TCHI_TRY(t->decide_skip(state, &n->flags.found, &n->flags.found_inf, &n->skip, n->decided));
+    return t->copy(state, &flag, &counted);
+}
+
+tch_status tch_scaler_step(tch_scaler *scaler, tch_optimizer *optimizer, int32_t count,
+                           const tch_tensor *const *gradients)
+{
+    static const char function[] = "tch_scaler_step";
+    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_ENTER(scaler->context, function);
+    if (optimizer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: optimizer is NULL", function);
+    }
+    TCHI_TRY(check_gradients(scaler, function, count, gradients, false));
+    if (!scaler->config.enabled) {
+        return tch_optimizer_step(optimizer, count, gradients);
+    }
+    if (!scaler->unscaled) {
+        TCHI_TRY(visit_all(scaler, count, gradients, look));
+        TCHI_TRY(gather_found(scaler));
+    }
+    return tch_optimizer_step_scaled(optimizer, count, gradients, scaler->unscaled ? NULL : &scaler->scale,
+                                     &scaler->found_inf);
+}
+
+tch_status tch_scaler_update(tch_scaler *scaler)
+{
+    static const char function[] = "tch_scaler_update";
+    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_ENTER(scaler->context, function);
+    if (!scaler->config.enabled) {
+        return TCH_OK;
+    }
+    if (!scaler->checked) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "%s: scaler has seen no gradients since its last update; call tch_scaler_step or "
+                         "tch_scaler_unscale first",
+                         function);
+    }
+    const tch_backend *t = scaler->context->backend;
+    void *state = scaler->context->state;
+    scaler_numbers *n = scaler->numbers;
+    const tch_scaler_config *c = &scaler->config;
+    TCHI_TRY(t->update_scale(state, &n->scale, &n->tracker, &n->flags.found_inf, c->growth_factor, c->backoff_factor,
+                             c->growth_interval));
+    TCHI_TRY(t->zero_bytes(state, &n->flags, sizeof n->flags));
+    scaler->checked = scaler->unscaled = 0;
+    return TCH_OK;
+}
+
+/* --- state ------------------------------------------------------------------------------------------------------ */
+
+static tch_status check_state(const char *function, const tch_scaler_state *state)
+{
+    if (state == NULL || state->struct_size != sizeof *state) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: state must point to a struct set to TCH_SCALER_STATE_INIT",
+                         function);
+    }
+    return TCH_OK;
+}
+
+tch_status tch_scaler_get_state(tch_scaler *scaler, tch_scaler_state *state)
+{
+    static const char function[] = "tch_scaler_get_state";
+    scaler_numbers numbers;
+    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_TRY(check_state(function, state));
+    TCHI_ENTER(scaler->context, function);
+    const tch_context *context = scaler->context;
+    TCHI_TRY(context->backend->copy_bytes(context->state, &numbers, scaler->numbers, sizeof numbers, TCH_COPY_TO_HOST));
+    const tch_scaler_config *c = &scaler->config;
+    *state = (tch_scaler_state){sizeof *state,     numbers.scale,      c->growth_factor,
+                                c->backoff_factor, c->growth_interval, numbers.tracker};
+    return TCH_OK;
+}
+
+tch_status tch_scaler_set_state(tch_scaler *scaler, const tch_scaler_state *state)
+{
+    static const char function[] = "tch_scaler_set_state";
+    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_TRY(check_state(function, state));
+    TCHI_TRY(check_numbers(function, "scale", state));
+    TCHI_ENTER(scaler->context, function);
+    if (!scaler->config.enabled) {
+        return TCH_OK;
+    }
+    TCHI_TRY(store(scaler, state->scale, state->growth_tracker));
+    scaler->config.growth_factor = state->growth_factor;
+    scaler->config.backoff_factor = state->backoff_factor;
+    scaler->config.growth_interval = state->growth_interval;
+    scaler->checked = scaler->unscaled = 0;
+    return TCH_OK;
+}

@@ -1,0 +1,172 @@
+/* What decides about a step: numbers, clocks, gradients that are not finite, loss scales; and factors, whose weights
+ * the clocks hold. Few numbers each, except where gradients are looked at. */
+#include "pieces.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+tch_status tchi_cpu_store_numbers(void *state, double *dst, const double *values, int32_t count)
+{
+    (void)state;
+    memcpy(dst, values, (size_t)count * sizeof *dst);
+    return TCH_OK;
+}
+
+tch_status tchi_cpu_decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
+                                double *counts)
+{
+    (void)state;
+    *skip = (found != NULL && *found != 0) || (found_inf != NULL && *found_inf != 0.0f);
+    counts[0] += 1.0;
+    counts[1] += (double)*skip;
+    return TCH_OK;
+}
+
+/* --- clocks ----------------------------------------------------------------------------------------------------- */
+
+static void set_weights(tch_clock *clock, double gradient, double factor)
+{
+    clock->factor[0] = gradient;
+    clock->factor[1] = factor;
+    clock->narrow[0] = (float)gradient;
+    clock->narrow[1] = (float)factor;
+}
+
+static void advance_clock(tch_clock *clock, const tch_hyper *h, int32_t skipped, int32_t correct, tch_factor_rule rule)
+{
+    clock->step += skipped ? 0.0 : 1.0;
+    clock->correction1 = correct ? 1.0 - pow(h->beta1, clock->step) : 1.0;
+    clock->correction2 = correct ? 1.0 - pow(h->beta2, clock->step) : 1.0;
+    clock->graft = 1.0 - pow(h->graft_beta2, clock->step);
+    if (skipped) {
+        set_weights(clock, 0.0, 1.0);
+    } else if (rule == TCH_FACTOR_SUM) {
+        set_weights(clock, 1.0, 1.0);
+    } else if (rule == TCH_FACTOR_EMA) {
+        set_weights(clock, 1.0 - h->beta2, h->beta2);
+    } else {
+        double weight = (1.0 - h->beta2) / (1.0 - pow(h->beta2, clock->step));
+        set_weights(clock, weight, 1.0 - weight);
+    }
+}
+
+tch_status tchi_cpu_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
+                            const int32_t *skip, int32_t correct, tch_factor_rule rule)
+{
+    (void)state;
+    for (int64_t k = 0; k < count; k++) {
+        advance_clock(clocks[k], hyper, skip != NULL ? *skip : 0, correct, rule);
+    }
+    return TCH_OK;
+}
+
+/* With weights 0 and 1 the factor stays to the bit, whatever the gradients hold: BLAS would multiply them by 0. */
+tch_status tchi_cpu_factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
+                                  int32_t rounded, const tch_matrices *c)
+{
+    (void)rounded;
+    if (clock->factor[0] == 0.0 && clock->factor[1] == 1.0) {
+        return TCH_OK;
+    }
+    return tchi_cpu_gram(state, clock->factor[0], a, transpose, clock->factor[1], c);
+}
+
+/* --- gradients that are not finite ------------------------------------------------------------------------------ */
+
+typedef struct gradient_job {
+    const tch_update *update;
+    atomic_int found;
+} gradient_job;
+
+static int64_t count_nonfinite(tchi_cpu_run *run, const void *gradient)
+{
+    const tch_update *u = run->update;
+    if (u->grad_type != u->real) {
+        tchi_convert(run->n, u->real, run->other, u->grad_type, gradient);
+        gradient = run->other;
+    }
+    return run->loops->count_nonfinite(run->n, gradient);
+}
+
+static void find_chunk(void *argument, const tchi_cpu_chunk *chunk)
+{
+    gradient_job *job = argument;
+    int64_t size = tchi_cpu_size(job->update->grad_type);
+    tchi_cpu_run run;
+    tchi_cpu_run_begin(&run, job->update, chunk);
+    while (tchi_cpu_run_next(&run)) {
+        if (count_nonfinite(&run, (const char *)chunk->piece->grad + run.at * size) > 0) {
+            atomic_store_explicit(&job->found, 1, memory_order_relaxed);
+        }
+    }
+}
+
+/* Not stopped by skip, which is decided from what is found here. */
+tch_status tchi_cpu_find_nonfinite(void *state, const tch_update *update, int32_t *found)
+{
+    gradient_job job = {.update = update};
+    tchi_cpu_for_chunks(state, update, false, 1.0, find_chunk, &job);
+    if (job.found) {
+        *found = 1;
+    }
+    return TCH_OK;
+}
+
+/* What was not finite stays so when it is divided, hence one look at what was stored is enough. */
+static void unscale_chunk(void *argument, const tchi_cpu_chunk *chunk)
+{
+    gradient_job *job = argument;
+    const tch_update *u = job->update;
+    int64_t size = tchi_cpu_size(u->grad_type);
+    tchi_cpu_run run;
+    tchi_cpu_run_begin(&run, u, chunk);
+    while (tchi_cpu_run_next(&run)) {
+        char *stored = (char *)chunk->piece->grad + run.at * size;
+        const void *g = stored;
+        if (u->grad_type != u->real) {
+            tchi_convert(run.n, u->real, run.gradient, u->grad_type, stored);
+            g = run.gradient;
+        }
+        run.steps->divide(run.n, (double)*u->grad_scale, g, run.gradient);
+        tchi_convert(run.n, u->grad_type, stored, u->real, run.gradient);
+        if (count_nonfinite(&run, stored) > 0) {
+            atomic_store_explicit(&job->found, 1, memory_order_relaxed);
+        }
+    }
+}
+
+tch_status tchi_cpu_unscale(void *state, const tch_update *update, float *found_inf)
+{
+    gradient_job job = {.update = update};
+    tchi_cpu_for_chunks(state, update, false, 4.0, update->grad_scale != NULL ? unscale_chunk : find_chunk, &job);
+    if (job.found) {
+        *found_inf = 1.0f;
+    }
+    return TCH_OK;
+}
+
+static void grow_scale(float *scale, double growth)
+{
+    float grown = (float)((double)*scale * growth);
+    if (isfinite(grown)) {
+        *scale = grown;
+    }
+}
+
+tch_status tchi_cpu_update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
+                                 double backoff, int32_t interval)
+{
+    (void)state;
+    if (*found_inf != 0.0f) {
+        *scale = (float)((double)*scale * backoff);
+        *tracker = 0;
+        return TCH_OK;
+    }
+    *tracker += 1;
+    if (*tracker == interval) {
+        grow_scale(scale, growth);
+        *tracker = 0;
+    }
+    return TCH_OK;
+}

@@ -1,0 +1,188 @@
+/* A run's numbers in the type of the arithmetic, and the way back: conversions, the gradient's scale and sign, master
+ * copies, stochastic rounding, transposed blocks. Where memory has the right type already nothing is copied. */
+#include "pieces.h"
+
+static char *at_element(void *data, tch_scalar type, int64_t index)
+{
+    return (char *)data + index * tchi_cpu_size(type);
+}
+
+void tchi_cpu_run_begin(tchi_cpu_run *run, const tch_update *update, const tchi_cpu_chunk *chunk)
+{
+    run->update = update;
+    run->piece = chunk->piece;
+    run->loops = tchi_loops_for(update->real);
+    run->steps = tchi_cpu_steps_for(update->real);
+    run->chunk = chunk;
+    run->row = run->col = run->n = 0;
+}
+
+bool tchi_cpu_run_next(tchi_cpu_run *run)
+{
+    const tchi_cpu_chunk *chunk = run->chunk;
+    run->col += run->n;
+    if (run->col == chunk->cols) {
+        run->row++;
+        run->col = 0;
+    }
+    int64_t left = chunk->cols - run->col;
+    run->n = left < TCHI_CPU_RUN ? left : TCHI_CPU_RUN;
+    run->at = (chunk->row + run->row) * run->piece->stride + chunk->col + run->col;
+    return run->row < chunk->rows;
+}
+
+/* --- parameters ------------------------------------------------------------------------------------------------- */
+
+/* The memory that holds the parameter in full, and its type. */
+static char *truth_of(const tchi_cpu_run *run, tch_scalar *type)
+{
+    bool mastered = run->piece->master != NULL;
+    *type = mastered ? TCH_SCALAR_F32 : run->update->param_type;
+    return at_element(mastered ? run->piece->master : run->piece->param, *type, run->at);
+}
+
+void *tchi_cpu_run_param(tchi_cpu_run *run)
+{
+    tch_scalar type;
+    char *truth = truth_of(run, &type);
+    if (type == run->update->real) {
+        return truth;
+    }
+    tchi_convert(run->n, run->update->real, run->param, type, truth);
+    return run->param;
+}
+
+static void round_at_random(const tchi_cpu_run *run, const float *p, uint16_t *out)
+{
+    const tch_piece *piece = run->piece;
+    tchi_cpu_random_run random = {run->update->seed, (uint32_t)piece->parameter, (uint32_t)piece->clock->step,
+                                  piece->first + run->at};
+    run->steps->round_at_random(run->n, &random, p, out);
+}
+
+void tchi_cpu_run_store_param(tchi_cpu_run *run, const void *p)
+{
+    const tch_update *u = run->update;
+    tch_scalar type;
+    char *truth = truth_of(run, &type);
+    if (u->stochastic && type == TCH_SCALAR_BF16 && u->real == TCH_SCALAR_F32) {
+        round_at_random(run, p, (uint16_t *)truth);
+    } else if (type != u->real) {
+        tchi_convert(run->n, type, truth, u->real, p);
+    }
+    if (run->piece->master != NULL) {
+        tchi_convert(run->n, u->param_type, at_element(run->piece->param, u->param_type, run->at), type, truth);
+    }
+}
+
+/* --- gradients and state ---------------------------------------------------------------------------------------- */
+
+const void *tchi_cpu_run_gradient(tchi_cpu_run *run, const void *p, double decay)
+{
+    const tch_update *u = run->update;
+    const void *g = at_element(run->piece->grad, u->grad_type, run->at);
+    double divisor = (u->grad_scale != NULL ? (double)*u->grad_scale : 1.0) * (u->maximize ? -1.0 : 1.0);
+    if (u->grad_type != u->real) {
+        tchi_convert(run->n, u->real, run->gradient, u->grad_type, g);
+        g = run->gradient;
+    }
+    if (divisor != 1.0) {
+        run->steps->divide(run->n, divisor, g, run->gradient);
+        g = run->gradient;
+    }
+    if (p != NULL && decay != 0.0) {
+        run->loops->combine(run->n, 1.0, g, decay, p, run->gradient);
+        g = run->gradient;
+    }
+    return g;
+}
+
+void *tchi_cpu_run_state(const tchi_cpu_run *run, int index)
+{
+    return at_element(run->piece->state[index], run->update->real, run->at);
+}
+
+/* --- blocks ----------------------------------------------------------------------------------------------------- */
+
+/* A chunk's part of a block, which has as many rows as the chunk has columns where the block is transposed. */
+typedef struct block_part {
+    tch_scalar type, real;
+    char *data;
+    int64_t rows, cols, ld;
+} block_part;
+
+static block_part part_of(const tch_update *update, const tchi_cpu_chunk *chunk, int index)
+{
+    const tch_piece *piece = chunk->piece;
+    bool turned = piece->transposed;
+    int64_t first = turned ? chunk->col * piece->block_ld + chunk->row : chunk->row * piece->block_ld + chunk->col;
+    return (block_part){
+        .type = update->block_type,
+        .real = update->real,
+        .data = at_element(piece->block[index], update->block_type, first),
+        .rows = turned ? chunk->cols : chunk->rows,
+        .cols = turned ? chunk->rows : chunk->cols,
+        .ld = piece->block_ld,
+    };
+}
+
+/* Rows one after the other, in the type of the arithmetic. */
+static void unpack(const block_part *part, char *packed)
+{
+    for (int64_t i = 0; i < part->rows; i++) {
+        tchi_convert(part->cols, part->real, at_element(packed, part->real, i * part->cols), part->type,
+                     at_element(part->data, part->type, i * part->ld));
+    }
+}
+
+static void pack(const block_part *part, const char *packed)
+{
+    for (int64_t i = 0; i < part->rows; i++) {
+        tchi_convert(part->cols, part->type, at_element(part->data, part->type, i * part->ld), part->real,
+                     packed + i * part->cols * tchi_cpu_size(part->real));
+    }
+}
+
+void tchi_cpu_tile_open(tchi_cpu_tile *tile, const tch_update *update, const tchi_cpu_chunk *chunk, int index,
+                        bool read)
+{
+    char packed[TCHI_CPU_CHUNK * sizeof(double)];
+    tile->data = NULL;
+    tile->direct = false;
+    if (chunk->piece->block[index] == NULL) {
+        return;
+    }
+    block_part part = part_of(update, chunk, index);
+    tile->direct = !chunk->piece->transposed && part.type == part.real;
+    tile->data = tile->direct ? part.data : tile->buffer;
+    tile->ld = tile->direct ? part.ld : chunk->cols;
+    if (tile->direct || !read) {
+        return;
+    }
+    if (!chunk->piece->transposed) {
+        unpack(&part, tile->buffer);
+        return;
+    }
+    unpack(&part, packed);
+    tchi_cpu_steps_for(part.real)->transpose(part.rows, part.cols, packed, part.cols, tile->buffer, tile->ld);
+}
+
+void tchi_cpu_tile_store(const tchi_cpu_tile *tile, const tch_update *update, const tchi_cpu_chunk *chunk, int index)
+{
+    char packed[TCHI_CPU_CHUNK * sizeof(double)];
+    if (tile->data == NULL || tile->direct) {
+        return;
+    }
+    block_part part = part_of(update, chunk, index);
+    if (!chunk->piece->transposed) {
+        pack(&part, tile->buffer);
+        return;
+    }
+    tchi_cpu_steps_for(part.real)->transpose(part.cols, part.rows, tile->buffer, tile->ld, packed, part.cols);
+    pack(&part, packed);
+}
+
+void *tchi_cpu_tile_run(const tchi_cpu_tile *tile, const tchi_cpu_run *run)
+{
+    return tile->data + (run->row * tile->ld + run->col) * tchi_cpu_size(run->update->real);
+}

@@ -1,0 +1,54 @@
+/* The loops of the optimizers over contiguous runs, beside those of loops.h: in both precisions and for every
+ * instruction set, the same text (steps_body.h) compiled with other flags. What a few calls of tchi_loops can do is not
+ * here. */
+#ifndef TCHI_CPU_UPDATES_STEPS_H
+#define TCHI_CPU_UPDATES_STEPS_H
+
+#include <stdint.h>
+
+#include <torchium/backend.h>
+
+/* An AdamW step of one parameter, its hyper-parameters and its clock reduced to what the loop needs. */
+typedef struct tchi_cpu_adamw_numbers {
+    double keep1, take1; /* m = keep1 m + take1 g */
+    double keep2, take2; /* v = keep2 v + take2 g^2 */
+    double root;         /* of 1 / correction2 */
+    double eps;
+    double decay; /* p = decay p - step m / (root sqrt(v) + eps) */
+    double step;
+} tchi_cpu_adamw_numbers;
+
+/* What the random bits of a run depend on. */
+typedef struct tchi_cpu_random_run {
+    uint64_t seed;
+    uint32_t parameter, step;
+    int64_t element; /* the number of the run's first element in its parameter */
+} tchi_cpu_random_run;
+
+/* Pointers are to elements of the table's precision; runs may be unaligned, and outputs may be one of the inputs. */
+typedef struct tchi_cpu_steps {
+    /* out = x / divisor */
+    void (*divide)(int64_t n, double divisor, const void *x, void *out);
+    /* `largest` is NULL, or holds the largest v so far, which then takes v's place in the last formula */
+    void (*adamw)(int64_t n, const tchi_cpu_adamw_numbers *c, void *p, const void *g, void *m, void *v, void *largest);
+    /* v = keep v + take x^2 */
+    void (*square)(int64_t n, double keep, double take, const void *x, void *v);
+    /* out = factor x / (root sqrt(v) + eps) */
+    void (*whiten)(int64_t n, double root, double eps, double factor, const void *v, const void *x, void *out);
+    /* out(j, i) = x(i, j), x being rows by cols */
+    void (*transpose)(int64_t rows, int64_t cols, const void *x, int64_t ld, void *out, int64_t out_ld);
+    /* float32 to bfloat16, up or down at random, whatever the table's precision */
+    void (*round_at_random)(int64_t n, const tchi_cpu_random_run *random, const float *x, uint16_t *out);
+} tchi_cpu_steps;
+
+/* Those of the instruction set that tchi_loops_for has chosen. */
+const tchi_cpu_steps *tchi_cpu_steps_for(tch_scalar type);
+
+extern const tchi_cpu_steps tchi_cpu_steps_f32_plain;
+extern const tchi_cpu_steps tchi_cpu_steps_f64_plain;
+extern const tchi_cpu_steps tchi_cpu_steps_f32_avx2;
+extern const tchi_cpu_steps tchi_cpu_steps_f64_avx2;
+extern const tchi_cpu_steps tchi_cpu_steps_f32_avx512;
+extern const tchi_cpu_steps tchi_cpu_steps_f64_avx512;
+
+#endif

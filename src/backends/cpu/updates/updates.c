@@ -1,0 +1,95 @@
+/* AdamW and SGD: everything a step does to a parameter, in one pass over its memory. */
+#include "pieces.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct step_job {
+    const tch_update *update;
+    int32_t amsgrad, l2, nesterov;
+} step_job;
+
+/* --- AdamW ------------------------------------------------------------------------------------------------------ */
+
+static tchi_cpu_adamw_numbers adamw_numbers(const tch_hyper *h, const tch_piece *piece, int32_t l2)
+{
+    return (tchi_cpu_adamw_numbers){
+        .keep1 = h->beta1,
+        .take1 = 1.0 - h->beta1,
+        .keep2 = h->beta2,
+        .take2 = 1.0 - h->beta2,
+        .root = 1.0 / sqrt(piece->clock->correction2),
+        .eps = h->eps,
+        .decay = l2 ? 1.0 : 1.0 - h->lr * h->weight_decay,
+        .step = h->lr * (double)piece->factor / piece->clock->correction1,
+    };
+}
+
+static void adamw_chunk(void *argument, const tchi_cpu_chunk *chunk)
+{
+    const step_job *job = argument;
+    const tch_hyper *hyper = job->update->hyper;
+    tchi_cpu_adamw_numbers numbers = adamw_numbers(hyper, chunk->piece, job->l2);
+    tchi_cpu_run run;
+    tchi_cpu_run_begin(&run, job->update, chunk);
+    while (tchi_cpu_run_next(&run)) {
+        void *p = tchi_cpu_run_param(&run);
+        const void *g = tchi_cpu_run_gradient(&run, job->l2 ? p : NULL, hyper->weight_decay);
+        run.steps->adamw(run.n, &numbers, p, g, tchi_cpu_run_state(&run, 0), tchi_cpu_run_state(&run, 1),
+                         job->amsgrad ? tchi_cpu_run_state(&run, 2) : NULL);
+        tchi_cpu_run_store_param(&run, p);
+    }
+}
+
+tch_status tchi_cpu_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2)
+{
+    step_job job = {.update = update, .amsgrad = amsgrad, .l2 = l2};
+    if (!tchi_cpu_is_skipped(update)) {
+        tchi_cpu_for_chunks(state, update, false, 8.0, adamw_chunk, &job);
+    }
+    return TCH_OK;
+}
+
+/* --- SGD -------------------------------------------------------------------------------------------------------- */
+
+/* The direction after momentum. At a clock's first step the buffer is written without being read. */
+static const void *with_momentum(tchi_cpu_run *run, const void *g, int32_t nesterov)
+{
+    const tch_hyper *h = run->update->hyper;
+    void *buffer = tchi_cpu_run_state(run, 0);
+    if (run->piece->clock->step <= 1.0) {
+        memcpy(buffer, g, (size_t)(run->n * tchi_cpu_size(run->update->real)));
+    } else {
+        run->loops->combine(run->n, h->momentum, buffer, 1.0 - h->dampening, g, buffer);
+    }
+    if (!nesterov) {
+        return buffer;
+    }
+    run->loops->combine(run->n, 1.0, g, h->momentum, buffer, run->other);
+    return run->other;
+}
+
+static void sgd_chunk(void *argument, const tchi_cpu_chunk *chunk)
+{
+    const step_job *job = argument;
+    const tch_hyper *hyper = job->update->hyper;
+    bool momentum = hyper->momentum != 0.0 && chunk->piece->state[0] != NULL;
+    tchi_cpu_run run;
+    tchi_cpu_run_begin(&run, job->update, chunk);
+    while (tchi_cpu_run_next(&run)) {
+        void *p = tchi_cpu_run_param(&run);
+        const void *g = tchi_cpu_run_gradient(&run, p, hyper->weight_decay);
+        const void *d = momentum ? with_momentum(&run, g, job->nesterov) : g;
+        run.loops->combine(run.n, 1.0, p, -hyper->lr * (double)chunk->piece->factor, d, p);
+        tchi_cpu_run_store_param(&run, p);
+    }
+}
+
+tch_status tchi_cpu_sgd(void *state, const tch_update *update, int32_t nesterov)
+{
+    step_job job = {.update = update, .nesterov = nesterov};
+    if (!tchi_cpu_is_skipped(update)) {
+        tchi_cpu_for_chunks(state, update, false, 4.0, sgd_chunk, &job);
+    }
+    return TCH_OK;
+}

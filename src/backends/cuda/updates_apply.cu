@@ -1,0 +1,128 @@
+/* From blocks to parameters: a direction is scaled, goes through momentum, and moves the parameter. */
+#include "updates.cuh"
+
+/* How the call was made. */
+typedef struct apply_rules {
+    tch_block_scale scale;
+    const double *wanted, *norms;
+    int nesterov, decay;
+} apply_rules;
+
+template <typename real> struct apply_numbers {
+    real scale; /* of the direction */
+    real keep;  /* buffer = keep buffer + d */
+    real decay; /* p = decay p - step d */
+    real step;
+    int momentum, skip;
+};
+
+static __device__ double scale_of(const apply_rules &rules, int32_t block)
+{
+    if (rules.scale == TCH_BLOCK_AS_IS) {
+        return 1.0;
+    }
+    double norm = rules.norms[block];
+    double wanted = rules.wanted[block];
+    return norm == 0.0 ? 0.0 : (rules.scale == TCH_BLOCK_UNIT_RMS ? sqrt(wanted) : wanted) / norm;
+}
+
+template <typename real>
+static __device__ apply_numbers<real> numbers_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece,
+                                                 const apply_rules &rules)
+{
+    const tch_hyper *h = list.hyper;
+    apply_numbers<real> n;
+    n.scale = (real)scale_of(rules, piece.block_index);
+    n.keep = (real)h->momentum;
+    n.decay = rules.decay ? (real)(1.0 - h->lr * h->weight_decay) : (real)1;
+    n.step = (real)(h->lr * piece.factor);
+    n.momentum = piece.data[TCHI_CUDA_STATE_2] != NULL && h->momentum != 0.0;
+    n.skip = tchi_cuda_skips(list);
+    return n;
+}
+
+template <typename real>
+static __device__ inline void apply_four(const apply_numbers<real> &n, int nesterov, const tchi_cuda_four<real> &block,
+                                         tchi_cuda_four<real> &buffer, tchi_cuda_four<real> &p)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        real d = n.scale * block.v[k];
+        if (n.momentum) {
+            buffer.v[k] = fma(n.keep, buffer.v[k], d);
+            d = nesterov ? fma(n.keep, buffer.v[k], d) : buffer.v[k];
+        }
+        p.v[k] = fma(n.decay, p.v[k], -(n.step * d));
+    }
+}
+
+template <typename real, tchi_cuda_way way>
+static __device__ inline void apply_chunk(const tchi_cuda_job<real, way> &job, const apply_rules &rules,
+                                          apply_numbers<real> &numbers, real *tile)
+{
+    tchi_cuda_slot from = tchi_cuda_job_has(job, TCHI_CUDA_BLOCK_1) ? TCHI_CUDA_BLOCK_1 : TCHI_CUDA_BLOCK_0;
+    bool buffered = tchi_cuda_job_has(job, TCHI_CUDA_STATE_2);
+    tchi_cuda_fours<real> d = tchi_cuda_fetch(job, from);
+    tchi_cuda_fours<real> p = tchi_cuda_fetch_param(job);
+    tchi_cuda_fours<real> buffer = tchi_cuda_fetch_if(buffered, job, TCHI_CUDA_STATE_2);
+    if (threadIdx.x == 0) {
+        numbers = numbers_of<real>(job.list, job.piece, rules);
+    }
+    __syncthreads();
+    if (numbers.skip) {
+        return;
+    }
+    tchi_cuda_unpack_block(job, from, tile, d);
+    tchi_cuda_unpack_param(job, p);
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+        apply_four(numbers, rules.nesterov, d.at[s], buffer.at[s], p.at[s]);
+    }
+    if (numbers.momentum) {
+        tchi_cuda_put_all(job, TCHI_CUDA_STATE_2, buffer);
+    }
+    tchi_cuda_put_param(job, p);
+}
+
+/* In float32, for an element: 8 bytes read and 4 written, 12 and 8 with momentum; up to 6 operations. */
+template <typename real>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
+    apply_kernel(const __grid_constant__ tchi_cuda_pieces list, apply_rules rules)
+{
+    __shared__ apply_numbers<real> numbers;
+    __shared__ real tile[TCHI_CUDA_TILE];
+    int index = tchi_cuda_find_piece(list);
+    const tchi_cuda_piece &piece = list.piece[index];
+    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
+    tchi_cuda_view view = tchi_cuda_view_of(piece, corner);
+    tchi_cuda_view in_block = tchi_cuda_block_view_of(piece, corner);
+    switch (tchi_cuda_way_of(list, piece, view)) {
+    case TCHI_CUDA_PLAIN:
+        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, in_block}, rules, numbers, tile);
+        break;
+    case TCHI_CUDA_WHOLE:
+        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, in_block}, rules, numbers, tile);
+        break;
+    default:
+        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, in_block}, rules, numbers, tile);
+    }
+}
+
+tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
+                           const double *norms, int32_t nesterov, int32_t decay)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    apply_rules rules = {scale, wanted, norms, nesterov, decay};
+    tchi_cuda_pieces list;
+    int64_t next = 0;
+    int32_t chunks;
+    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 1, &next, &list)) > 0) {
+        if (update->real == TCH_SCALAR_F64) {
+            apply_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
+        } else {
+            apply_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
+        }
+        TCHI_CUDA_PASS(tchi_cuda_launched(s, "apply"));
+    }
+    return TCH_OK;
+}

@@ -1,0 +1,254 @@
+/* What decides about a step and stays on the device: numbers from the host, clocks, gradients that are not finite, and
+ * loss scales. The rules are those of the CPU backend; but for the gradients it is a few bytes each. */
+#include "updates.cuh"
+
+#define THREADS 128
+
+/* --- numbers ------------------------------------------------------------------------------------------------------ */
+
+#define MOST_NUMBERS 64
+
+typedef struct few_numbers {
+    double at[MOST_NUMBERS];
+} few_numbers;
+
+/* The numbers travel as the kernel's parameters, so that nothing of the caller's is read once the launch is queued. */
+static __global__ void store_numbers_kernel(const __grid_constant__ few_numbers values, int count, double *dst)
+{
+    int k = (int)threadIdx.x;
+    if (k < count) {
+        dst[k] = values.at[k];
+    }
+}
+
+tch_status tchi_cuda_store_numbers(void *state, double *dst, const double *values, int32_t count)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    few_numbers numbers = {};
+    if (count == 0) {
+        return TCH_OK;
+    }
+    for (int32_t k = 0; k < count; k++) {
+        numbers.at[k] = values[k];
+    }
+    store_numbers_kernel<<<1, MOST_NUMBERS, 0, s->stream>>>(numbers, count, dst);
+    return tchi_cuda_launched(s, "store_numbers");
+}
+
+static __global__ void decide_skip_kernel(const int32_t *found, const float *found_inf, int32_t *skip, double *counts)
+{
+    bool bad = (found != NULL && *found != 0) || (found_inf != NULL && *found_inf != 0.0f);
+    *skip = bad;
+    counts[0] += 1.0;
+    counts[1] += bad ? 1.0 : 0.0;
+}
+
+tch_status tchi_cuda_decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
+                                 double *counts)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    decide_skip_kernel<<<1, 1, 0, s->stream>>>(found, found_inf, skip, counts);
+    return tchi_cuda_launched(s, "decide_skip");
+}
+
+static __global__ void update_scale_kernel(float *scale, int32_t *tracker, const float *found_inf, double growth,
+                                           double backoff, int32_t interval)
+{
+    bool bad = *found_inf != 0.0f;
+    bool due = !bad && *tracker + 1 == interval;
+    float next = (float)((double)*scale * (bad ? backoff : growth));
+    if (bad || (due && isfinite(next))) {
+        *scale = next;
+    }
+    *tracker = bad || due ? 0 : *tracker + 1;
+}
+
+tch_status tchi_cuda_update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
+                                  double backoff, int32_t interval)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    update_scale_kernel<<<1, 1, 0, s->stream>>>(scale, tracker, found_inf, growth, backoff, interval);
+    return tchi_cuda_launched(s, "update_scale");
+}
+
+/* --- clocks ------------------------------------------------------------------------------------------------------- */
+
+#define MOST_CLOCKS 512
+
+typedef struct some_clocks {
+    tch_clock *at[MOST_CLOCKS];
+} some_clocks;
+
+static __device__ inline void set_weights(tch_clock *clock, double gradient, double factor)
+{
+    clock->factor[0] = gradient;
+    clock->factor[1] = factor;
+    clock->narrow[0] = (float)gradient;
+    clock->narrow[1] = (float)factor;
+}
+
+/* A thread for each clock: 64 bytes read and written, three powers. */
+static __global__ void __launch_bounds__(THREADS)
+    advance_kernel(const __grid_constant__ some_clocks clocks, int count, const tch_hyper *h, const int32_t *skip,
+                   int correct, tch_factor_rule rule)
+{
+    int k = (int)(blockIdx.x * THREADS + threadIdx.x);
+    if (k >= count) {
+        return;
+    }
+    tch_clock *clock = clocks.at[k];
+    bool skipped = skip != NULL && *skip != 0;
+    double step = clock->step + (skipped ? 0.0 : 1.0);
+    double correction2 = 1.0 - pow(h->beta2, step);
+    clock->step = step;
+    clock->correction1 = correct ? 1.0 - pow(h->beta1, step) : 1.0;
+    clock->correction2 = correct ? correction2 : 1.0;
+    clock->graft = 1.0 - pow(h->graft_beta2, step);
+    if (skipped) {
+        set_weights(clock, 0.0, 1.0);
+    } else if (rule == TCH_FACTOR_SUM) {
+        set_weights(clock, 1.0, 1.0);
+    } else {
+        double weight = (1.0 - h->beta2) / (rule == TCH_FACTOR_EMA ? 1.0 : correction2);
+        set_weights(clock, weight, rule == TCH_FACTOR_EMA ? h->beta2 : 1.0 - weight);
+    }
+}
+
+tch_status tchi_cuda_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
+                             const int32_t *skip, int32_t correct, tch_factor_rule rule)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    some_clocks some = {};
+    for (int64_t first = 0; first < count; first += MOST_CLOCKS) {
+        int now = (int)(count - first < MOST_CLOCKS ? count - first : MOST_CLOCKS);
+        for (int k = 0; k < now; k++) {
+            some.at[k] = clocks[first + k];
+        }
+        advance_kernel<<<tchi_cuda_grid(tchi_cuda_ceil_div(now, THREADS)), THREADS, 0, s->stream>>>(
+            some, now, hyper, skip, correct, rule);
+        TCHI_CUDA_PASS(tchi_cuda_launched(s, "advance"));
+    }
+    return TCH_OK;
+}
+
+/* --- gradients that are not finite -------------------------------------------------------------------------------- */
+
+/* What is found: one of the two. All threads that write write the same. */
+typedef struct finding {
+    int32_t *found;
+    float *found_inf;
+} finding;
+
+static __device__ inline void report(const finding &result)
+{
+    if (result.found != NULL) {
+        *result.found = 1;
+    } else {
+        *result.found_inf = 1.0f;
+    }
+}
+
+/* Beyond a piece's edge there are zeros, which are finite. */
+template <typename real> static __device__ inline bool all_finite(const tchi_cuda_fours<real> &g)
+{
+    bool finite = true;
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            finite = finite && isfinite(g.at[s].v[k]);
+        }
+    }
+    return finite;
+}
+
+/* A number as it will be stored. */
+template <typename real> static __device__ inline real rounded(tch_scalar type, real value)
+{
+    switch (type) {
+    case TCH_SCALAR_F16:
+        return (real)__half2float(tchi_cuda_to_f16(value));
+    case TCH_SCALAR_BF16:
+        return (real)__bfloat162float(tchi_cuda_to_bf16(value));
+    case TCH_SCALAR_F32:
+        return (real)(float)value;
+    default:
+        return value;
+    }
+}
+
+/* Rounding may overflow: what is looked at is what was stored. */
+template <typename real> static __device__ inline void round_all(tch_scalar type, tchi_cuda_fours<real> &g)
+{
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            g.at[s].v[k] = rounded(type, g.at[s].v[k]);
+        }
+    }
+}
+
+/* What was not finite stays so when it is divided, hence one look is enough. */
+template <typename real, tchi_cuda_way way>
+static __device__ inline void inspect_chunk(const tchi_cuda_job<real, way> &job, bool unscale, const finding &result)
+{
+    tchi_cuda_fours<real> g = tchi_cuda_fetch(job, TCHI_CUDA_GRAD);
+    if (unscale) {
+        tchi_cuda_unpack_grad(job, (real)*job.list.grad_scale, g);
+        round_all(tchi_cuda_job_type(job, TCHI_CUDA_GRAD), g);
+        tchi_cuda_put_all(job, TCHI_CUDA_GRAD, g);
+    } else {
+        tchi_cuda_unpack_all(job, TCHI_CUDA_GRAD, g);
+    }
+    if (!all_finite(g)) {
+        report(result);
+    }
+}
+
+/* In float32, for an element: 4 bytes read and, with `unscale`, 4 written; one operation. */
+template <typename real>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
+    inspect_grads_kernel(const __grid_constant__ tchi_cuda_pieces list, bool unscale, finding result)
+{
+    int index = tchi_cuda_find_piece(list);
+    const tchi_cuda_piece &piece = list.piece[index];
+    tchi_cuda_view view = tchi_cuda_view_of(piece, tchi_cuda_corner_of(list, index));
+    switch (tchi_cuda_way_of(list, piece, view)) {
+    case TCHI_CUDA_PLAIN:
+        inspect_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, view}, unscale, result);
+        break;
+    case TCHI_CUDA_WHOLE:
+        inspect_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, view}, unscale, result);
+        break;
+    default:
+        inspect_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, view}, unscale, result);
+    }
+}
+
+static tch_status inspect(tchi_cuda_state *s, const tch_update *update, bool unscale, finding result)
+{
+    tchi_cuda_pieces list;
+    int64_t next = 0;
+    int32_t chunks;
+    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 0, &next, &list)) > 0) {
+        if (update->real == TCH_SCALAR_F64) {
+            inspect_grads_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, unscale, result);
+        } else {
+            inspect_grads_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, unscale, result);
+        }
+        TCHI_CUDA_PASS(tchi_cuda_launched(s, "inspect_grads"));
+    }
+    return TCH_OK;
+}
+
+/* Not stopped by skip, which is decided from what is found here. */
+tch_status tchi_cuda_find_nonfinite(void *state, const tch_update *update, int32_t *found)
+{
+    return inspect((tchi_cuda_state *)state, update, false, {found, NULL});
+}
+
+tch_status tchi_cuda_unscale(void *state, const tch_update *update, float *found_inf)
+{
+    return inspect((tchi_cuda_state *)state, update, update->grad_scale != NULL, {NULL, found_inf});
+}

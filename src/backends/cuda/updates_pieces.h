@@ -1,0 +1,68 @@
+/* The pieces of an update as kernels take them: by value, as many as fit among a kernel's parameters, each cut into
+ * chunks of which a block of threads takes one. How a piece is cut depends on the piece alone, so that results do not
+ * depend on which pieces share a call. */
+#ifndef TCHI_CUDA_UPDATES_PIECES_H
+#define TCHI_CUDA_UPDATES_PIECES_H
+
+#include <torchium/backend.h>
+
+/* Parameters of a kernel end at 32764 bytes; this many pieces leave more than a kilobyte for the others. */
+#define TCHI_CUDA_MOST_PIECES 224
+
+/* Where a piece has data. */
+typedef enum tchi_cuda_slot {
+    TCHI_CUDA_PARAM = 0,
+    TCHI_CUDA_MASTER = 1,
+    TCHI_CUDA_GRAD = 2,
+    TCHI_CUDA_STATE_0 = 3,
+    TCHI_CUDA_STATE_1 = 4,
+    TCHI_CUDA_STATE_2 = 5,
+    TCHI_CUDA_BLOCK_0 = 6,
+    TCHI_CUDA_BLOCK_1 = 7,
+    TCHI_CUDA_SLOTS = 8
+} tchi_cuda_slot;
+
+/* Chunks are rectangles of a power of two of elements, with sides that are powers of two from 4 on. They lie row by row,
+ * `across` of them beside each other; the last ones stick out of the piece. */
+typedef struct tchi_cuda_piece {
+    void *data[TCHI_CUDA_SLOTS];
+    const tch_clock *clock;
+    int64_t rows, cols, stride, block_ld, first;
+    int32_t across;
+    int32_t parameter, block_index;
+    uint8_t log_width, log_height; /* of a chunk */
+    uint8_t transposed;
+    uint8_t wide; /* bit s: in slot s every fourth element of a row is aligned for four at once, or nothing is there */
+    double factor;
+} tchi_cuda_piece;
+
+/* What one launch works on. */
+typedef struct tchi_cuda_pieces {
+    const tch_hyper *hyper;
+    const int32_t *skip;
+    const float *grad_scale;
+    uint64_t seed;
+    tch_scalar real, param_type, grad_type, block_type;
+    int32_t plain; /* all types that the operation uses are the arithmetic's */
+    int32_t maximize, stochastic;
+    int32_t count;
+    int32_t first_chunk[TCHI_CUDA_MOST_PIECES + 1]; /* of each piece, and behind the last: how many there are */
+    tchi_cuda_piece piece[TCHI_CUDA_MOST_PIECES];
+} tchi_cuda_pieces;
+
+TCH_BEGIN_DECLS
+
+/* Packs pieces of the update from *next on, as many as one launch takes, into chunks of 2^log_chunk elements, and moves
+ * *next behind them; empty ones are left out. Returns the number of chunks, 0 when nothing is left. Blocks are looked at
+ * where `blocks` is set. */
+int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_pieces *list);
+
+/* Chunks of one piece, as tchi_cuda_pack cuts it. */
+int64_t tchi_cuda_chunks_of(const tch_piece *piece, int log_chunk, int blocks);
+
+/* No list of so many pieces with so many elements in all has more chunks. */
+int64_t tchi_cuda_most_chunks(int64_t elements, int64_t pieces, int log_chunk);
+
+TCH_END_DECLS
+
+#endif

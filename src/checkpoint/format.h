@@ -1,0 +1,24 @@
+/* What every file of this library says of itself, and the limits of the format. */
+#ifndef TCHI_CHECKPOINT_FORMAT_H
+#define TCHI_CHECKPOINT_FORMAT_H
+
+/* Bytes of the little-endian length before the header. */
+#define TCHI_PREFIX_BYTES 8
+
+/* What the format's own library accepts, in bytes. */
+#define TCHI_MOST_HEADER_BYTES 100000000
+
+/* The member of the header that holds the settings. */
+#define TCHI_SETTINGS_NAME "__metadata__"
+
+/* Settings of the library's own. The version counts changes after which an older reader would misunderstand. */
+#define TCHI_FORMAT_KEY "format"
+#define TCHI_FORMAT_NAME "torchium"
+#define TCHI_OWN_PREFIX "torchium."
+#define TCHI_FORMAT_VERSION_KEY "torchium.format_version"
+#define TCHI_FORMAT_VERSION 1
+#define TCHI_LIBRARY_VERSION_KEY "torchium.version"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files hold little-endian numbers, which are not swapped");
+
+#endif

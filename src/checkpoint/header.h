@@ -1,0 +1,42 @@
+/* The header of a file that was opened, checked and in a form to ask. */
+#ifndef TCHI_CHECKPOINT_HEADER_H
+#define TCHI_CHECKPOINT_HEADER_H
+
+#include <stdint.h>
+
+#include <torchium/status.h>
+
+#include "core/list.h"
+#include "names.h"
+#include "types.h"
+
+/* One tensor of a file. */
+typedef struct tchi_stored {
+    const char *name;
+    const tchi_file_type *type;
+    int32_t ndim;
+    int64_t first_size; /* number of its first size in `sizes` */
+    int64_t begin;      /* its bytes, counted from the end of the header */
+    int64_t end;
+} tchi_stored;
+
+typedef struct tchi_setting {
+    const char *key;
+    const char *value;
+} tchi_setting;
+
+typedef struct tchi_header {
+    tchi_list tensors;  /* tchi_stored, as they follow each other in the file */
+    tchi_list sizes;    /* int64_t: all shapes, one after the other */
+    tchi_list settings; /* tchi_setting */
+    tchi_names names;   /* of tensors */
+    tchi_names keys;    /* of settings */
+} tchi_header;
+
+/* Reads and checks everything: afterwards the tensors cover the `data_bytes` behind the header, each byte once, and
+ * every shape fits its bytes. Names and texts lie in `text`, which is written to. Release the header also when this
+ * fails. */
+tch_status tchi_header_read(tchi_header *header, const char *path, char *text, int64_t length, int64_t data_bytes);
+void tchi_header_release(tchi_header *header);
+
+#endif

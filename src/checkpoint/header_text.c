@@ -1,0 +1,129 @@
+/* The header of a file as text. The same code runs twice, first without memory, to learn the size. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <torchium/version.h>
+
+#include "core/allocator.h"
+#include "core/status.h"
+#include "format.h"
+#include "pieces.h"
+#include "writer.h"
+
+typedef struct sink {
+    char *text; /* NULL while measuring */
+    int64_t used;
+} sink;
+
+static void put(sink *out, const char *bytes, size_t count)
+{
+    if (out->text != NULL) {
+        memcpy(out->text + out->used, bytes, count);
+    }
+    out->used += (int64_t)count;
+}
+
+/* Of what is short: structure and numbers. */
+static void put_format(sink *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put_format(sink *out, const char *format, ...)
+{
+    char text[128];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    put(out, text, (size_t)length);
+}
+
+/* UTF-8 as it is; only what JSON does not allow in a string is escaped. */
+static void put_string(sink *out, const char *text)
+{
+    put(out, "\"", 1);
+    for (; *text != '\0'; text++) {
+        unsigned char byte = (unsigned char)*text;
+        if (byte < 0x20) {
+            put_format(out, "\\u%04x", byte);
+        } else {
+            put(out, "\\", byte == '"' || byte == '\\');
+            put(out, text, 1);
+        }
+    }
+    put(out, "\"", 1);
+}
+
+static void put_settings(sink *out, const tch_checkpoint_writer *writer)
+{
+    put_format(out, "\"%s\":{\"%s\":\"%s\",\"%s\":\"%d\",\"%s\":\"%s\"", TCHI_SETTINGS_NAME, TCHI_FORMAT_KEY,
+               TCHI_FORMAT_NAME, TCHI_FORMAT_VERSION_KEY, TCHI_FORMAT_VERSION, TCHI_LIBRARY_VERSION_KEY,
+               TCH_VERSION_STRING);
+    const tchi_set *settings = writer->settings.items;
+    for (int64_t i = 0; i < writer->settings.count; i++) {
+        put(out, ",", 1);
+        put_string(out, settings[i].key);
+        put(out, ":", 1);
+        put_string(out, settings[i].value);
+    }
+    put(out, "}", 1);
+}
+
+/* Returns where the tensor's bytes end, and so where the next one's begin. */
+static int64_t put_tensor(sink *out, const tchi_added *added, int64_t begin)
+{
+    tch_tensor tensor = tchi_added_tensor(added);
+    int64_t end = begin + tchi_tensor_bytes(&tensor);
+    put(out, ",", 1);
+    put_string(out, added->name);
+    put_format(out, ":{\"dtype\":\"%s\",\"shape\":[", added->type->name);
+    for (int32_t i = 0; i < tensor.ndim; i++) {
+        put_format(out, "%s%lld", i > 0 ? "," : "", (long long)tensor.shape[i]);
+    }
+    put_format(out, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
+    return end;
+}
+
+static void put_header(sink *out, const tch_checkpoint_writer *writer, const tchi_list *order)
+{
+    put(out, "{", 1);
+    put_settings(out, writer);
+    const int64_t *numbers = order->items;
+    int64_t begin = 0;
+    for (int64_t i = 0; i < order->count; i++) {
+        begin = put_tensor(out, (const tchi_added *)writer->tensors.items + numbers[i], begin);
+    }
+    put(out, "}", 1);
+    while (out->used % 8 != 0) {
+        put(out, " ", 1);
+    }
+}
+
+static void put_prefix(char *text, uint64_t length)
+{
+    for (int i = 0; i < TCHI_PREFIX_BYTES; i++) {
+        text[i] = (char)(unsigned char)(length >> (8 * i));
+    }
+}
+
+tch_status tchi_header_text(const tch_checkpoint_writer *writer, const tchi_list *order, char **text, int64_t *bytes)
+{
+    sink measure = {0};
+    put_header(&measure, writer, order);
+    if (measure.used > TCHI_MOST_HEADER_BYTES) {
+        return tchi_fail(
+            TCH_ERR_INVALID_ARGUMENT,
+            "tch_checkpoint_writer_save: names, shapes and settings of writer take %lld bytes, and readers "
+            "of the format accept %d",
+            (long long)measure.used, TCHI_MOST_HEADER_BYTES);
+    }
+    *bytes = TCHI_PREFIX_BYTES + measure.used;
+    *text = tchi_host_allocate((size_t)*bytes, 8);
+    if (*text == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY,
+                         "tch_checkpoint_writer_save: out of host memory: %lld bytes for the header",
+                         (long long)*bytes);
+    }
+    put_prefix(*text, (uint64_t)measure.used);
+    sink out = {.text = *text + TCHI_PREFIX_BYTES};
+    put_header(&out, writer, order);
+    return TCH_OK;
+}

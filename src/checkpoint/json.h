@@ -1,0 +1,34 @@
+/* Reads the JSON of a header, token by token, for whoever knows what should come next. Strict: what RFC 8259 does not
+ * allow is an error, and so are a NUL in a string and a number that is not a whole one from 0 to 2^63 - 1. There is no
+ * recursion; nesting is as deep as the caller asks for. */
+#ifndef TCHI_CHECKPOINT_JSON_H
+#define TCHI_CHECKPOINT_JSON_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <torchium/status.h>
+
+typedef struct tchi_json {
+    const char *path; /* for messages */
+    char *text;       /* strings are decoded where they lie, so it is written to */
+    int64_t length;
+    int64_t at;
+} tchi_json;
+
+/* TCH_ERR_IO with the path and the place: "model.safetensors: header byte 17: ...". */
+tch_status tchi_json_fail(const tchi_json *json, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Passes over white space and the character `token`; false, or an error, when something else is there. */
+bool tchi_json_accept(tchi_json *json, char token);
+tch_status tchi_json_expect(tchi_json *json, char token);
+
+/* A string, decoded and ended by NUL. It lives in `text`. */
+tch_status tchi_json_string(tchi_json *json, const char **string);
+
+tch_status tchi_json_integer(tchi_json *json, int64_t *value);
+
+/* Nothing but white space follows. */
+tch_status tchi_json_end(tchi_json *json);
+
+#endif

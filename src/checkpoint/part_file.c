@@ -1,0 +1,165 @@
+/* Writing a file so that its name never stands for half of it: see part_file.h. The order of the last steps is what
+ * matters: bytes to the disk, then the name, then the folder to the disk. */
+#include "part_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/status.h"
+#include "system.h"
+
+_Static_assert(sizeof(off_t) == 8, "a checkpoint may be larger than 2 GiB");
+
+/* A name is drawn from 2^64, so a second attempt is rare and a tenth means that something else is wrong. */
+#define ATTEMPTS 10
+
+static tch_status fail(const tchi_part_file *part, const char *what, int error)
+{
+    char text[TCHI_ERRNO_SIZE];
+    return tchi_fail(TCH_ERR_IO, "tch_checkpoint_writer_save: path %.600s: %s: %s", part->path, what,
+                     tchi_errno_text(error, text));
+}
+
+static tch_status open_folder(tchi_part_file *part)
+{
+    char folder[PATH_MAX];
+    size_t length = (size_t)(part->base - part->path);
+    if (length >= sizeof folder) {
+        return fail(part, "the name of its folder is too long", ENAMETOOLONG);
+    }
+    memcpy(folder, part->path, length);
+    folder[length] = '\0';
+    part->folder = open(length > 0 ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return part->folder < 0 ? fail(part, "its folder cannot be opened", errno) : TCH_OK;
+}
+
+/* What is there must be a file: a rename would also replace a device. `mode` is its permissions, or -1 when there is
+ * nothing yet. */
+static tch_status check_target(const tchi_part_file *part, int *mode)
+{
+    struct stat target;
+    *mode = -1;
+    if (part->base[0] == '\0') {
+        return fail(part, "it names no file", EISDIR);
+    }
+    if (fstatat(part->folder, part->base, &target, 0) != 0) {
+        return errno == ENOENT ? TCH_OK : fail(part, "it cannot be replaced", errno);
+    }
+    if (S_ISDIR(target.st_mode)) {
+        return fail(part, "it cannot be replaced", EISDIR);
+    }
+    if (!S_ISREG(target.st_mode)) {
+        return tchi_fail(TCH_ERR_IO,
+                         "tch_checkpoint_writer_save: path %.600s: it is a device, a pipe or a socket, expected a file",
+                         part->path);
+    }
+    *mode = target.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO);
+    return TCH_OK;
+}
+
+static int create_locked(tchi_part_file *part)
+{
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+        snprintf(part->name, sizeof part->name, "%s%0*llx%s", TCHI_PART_PREFIX, TCHI_PART_DIGITS,
+                 (unsigned long long)tchi_random_bits(), TCHI_PART_SUFFIX);
+        int file = openat(part->folder, part->name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (file < 0 && errno != EEXIST) {
+            return -1;
+        }
+        if (file >= 0 && tchi_part_lock(file)) {
+            return file;
+        }
+        if (file >= 0) {
+            close(file);
+        }
+    }
+    errno = EEXIST;
+    return -1;
+}
+
+/* A new file has the permissions of any new file; one that replaces another has those of the other, which somebody may
+ * have chosen. */
+static tch_status create(tchi_part_file *part)
+{
+    int mode;
+    TCHI_TRY(open_folder(part));
+    TCHI_TRY(check_target(part, &mode));
+    tchi_remove_leftovers(part->folder);
+    part->file = create_locked(part);
+    if (part->file < 0) {
+        part->name[0] = '\0';
+        return fail(part, "no file can be created in its folder", errno);
+    }
+    if (mode >= 0 && fchmod(part->file, (mode_t)mode) != 0) {
+        return fail(part, "the permissions of the file it replaces cannot be kept", errno);
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_part_file_create(tchi_part_file *part, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    *part = (tchi_part_file){.path = path, .base = slash != NULL ? slash + 1 : path, .folder = -1, .file = -1};
+    tch_status status = create(part);
+    if (status != TCH_OK) {
+        tchi_part_file_close(part);
+    }
+    return status;
+}
+
+tch_status tchi_part_file_write(tchi_part_file *part, const void *bytes, int64_t count)
+{
+    const char *at = bytes;
+    while (count > 0) {
+        ssize_t written = write(part->file, at, (size_t)count);
+        if (written < 0 && errno == EINTR) {
+            continue;
+        }
+        if (written <= 0) {
+            return fail(part, "writing failed", written < 0 ? errno : ENOSPC);
+        }
+        at += written;
+        count -= written;
+    }
+    return TCH_OK;
+}
+
+/* Some file systems have no such thing as a folder on the disk, and say so. */
+static tch_status sync_folder(const tchi_part_file *part)
+{
+    if (fsync(part->folder) == 0 || errno == EINVAL || errno == ENOTSUP) {
+        return TCH_OK;
+    }
+    return fail(part, "the file is complete, but its folder could not be written to the disk", errno);
+}
+
+tch_status tchi_part_file_commit(tchi_part_file *part)
+{
+    if (fsync(part->file) != 0) {
+        return fail(part, "the file could not be written to the disk", errno);
+    }
+    if (renameat(part->folder, part->name, part->folder, part->base) != 0) {
+        return fail(part, "the finished file could not be given this name", errno);
+    }
+    part->name[0] = '\0';
+    return sync_folder(part);
+}
+
+/* The lock goes with the descriptor, and so after the name. */
+void tchi_part_file_close(tchi_part_file *part)
+{
+    if (part->name[0] != '\0') {
+        (void)unlinkat(part->folder, part->name, 0);
+    }
+    if (part->file >= 0) {
+        close(part->file);
+    }
+    if (part->folder >= 0) {
+        close(part->folder);
+    }
+}

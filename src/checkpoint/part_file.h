@@ -1,0 +1,45 @@
+/* A file that appears under its name whole or not at all: bytes go to a temporary file in the same folder, which takes
+ * the name when all of them are on the disk.
+ *
+ *     tchi_part_file file;
+ *     tchi_part_file_create(&file, path);
+ *     tchi_part_file_write(&file, bytes, count);     // as often as needed
+ *     tchi_part_file_commit(&file);
+ *     tchi_part_file_close(&file);                   // after a failure too: removes what was not committed
+ */
+#ifndef TCHI_CHECKPOINT_PART_FILE_H
+#define TCHI_CHECKPOINT_PART_FILE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <torchium/status.h>
+
+#define TCHI_PART_PREFIX ".torchium-"
+#define TCHI_PART_SUFFIX ".part"
+#define TCHI_PART_DIGITS 16
+#define TCHI_PART_SIZE (sizeof TCHI_PART_PREFIX + TCHI_PART_DIGITS + sizeof TCHI_PART_SUFFIX - 1)
+
+typedef struct tchi_part_file {
+    const char *path;          /* where it shall appear */
+    const char *base;          /* the last part of it */
+    char name[TCHI_PART_SIZE]; /* of the temporary file; "" when there is none */
+    int folder;                /* descriptors, or -1 */
+    int file;
+} tchi_part_file;
+
+/* On failure there is nothing to close. Removes what processes that were killed left in the folder. */
+tch_status tchi_part_file_create(tchi_part_file *part, const char *path);
+tch_status tchi_part_file_write(tchi_part_file *part, const void *bytes, int64_t count);
+tch_status tchi_part_file_commit(tchi_part_file *part);
+void tchi_part_file_close(tchi_part_file *part);
+
+/* --- leftovers.c ------------------------------------------------------------------------------------------------ */
+
+/* Takes the lock that tells the file from a leftover. False when it was taken for one and removed: make another. */
+bool tchi_part_lock(int file);
+
+/* Removes the temporary files of a folder that no living process holds. What cannot be removed stays. */
+void tchi_remove_leftovers(int folder);
+
+#endif

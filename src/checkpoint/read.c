@@ -1,0 +1,162 @@
+/* Tensors out of an open file: as views of the mapping, and as copies. Copies are read with system calls and not
+ * through the mapping: when the file has been cut short they fail, where the mapping would end the process. */
+#include <stdio.h>
+
+#include "core/allocator.h"
+#include "core/check.h"
+#include "core/status.h"
+#include "core/tensor.h"
+#include "pieces.h"
+#include "reader.h"
+#include "system.h"
+#include "utf8.h"
+
+/* The tensor of this name, if there can be a tch_tensor of its type and rank; else NULL, and why in `status`. */
+static const tchi_stored *find_loadable(const char *function, const tch_checkpoint *checkpoint, const char *name,
+                                        tch_status *status)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    int64_t number = tchi_names_find(&checkpoint->header.names, name);
+    if (number < 0) {
+        *status = tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %.600s has no tensor with the name \"%s\"", function,
+                            checkpoint->path, tchi_quote(name, quoted));
+        return NULL;
+    }
+    const tchi_stored *stored = (const tchi_stored *)checkpoint->header.tensors.items + number;
+    if (tch_dtype_size(stored->type->dtype) == 0) {
+        *status =
+            tchi_fail(TCH_ERR_DTYPE, "%s: the tensor with the name \"%s\" is %s, which this library has no tensors of",
+                      function, tchi_quote(name, quoted), stored->type->name);
+        return NULL;
+    }
+    if (stored->ndim > TCH_MAX_RANK) {
+        *status = tchi_fail(TCH_ERR_SHAPE, "%s: the tensor with the name \"%s\" has %d dimensions, this library has %d",
+                            function, tchi_quote(name, quoted), stored->ndim, TCH_MAX_RANK);
+        return NULL;
+    }
+    return stored;
+}
+
+/* As it lies in the file; `data` is where the file's tensors begin in memory. */
+static tch_tensor tensor_of(const tch_checkpoint *checkpoint, const tchi_stored *stored, char *data)
+{
+    int64_t *sizes = (int64_t *)checkpoint->header.sizes.items;
+    return tch_tensor_view(data == NULL || stored->begin == stored->end ? NULL : data + stored->begin,
+                           stored->type->dtype, stored->ndim, stored->ndim > 0 ? sizes + stored->first_size : NULL);
+}
+
+tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *name, tch_tensor *view)
+{
+    char text[TCHI_ERRNO_SIZE];
+    char quoted[TCHI_QUOTE_SIZE];
+    if (checkpoint == NULL || name == NULL || view == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_view: %s is NULL",
+                         checkpoint == NULL ? "checkpoint"
+                         : name == NULL     ? "name"
+                                            : "view");
+    }
+    tch_status status = TCH_OK;
+    const tchi_stored *stored = find_loadable("tch_checkpoint_view", checkpoint, name, &status);
+    if (stored == NULL) {
+        return status;
+    }
+    if (checkpoint->map == NULL) {
+        return tchi_fail(TCH_ERR_IO, "%.600s: it cannot be mapped into memory: %s; use tch_checkpoint_read",
+                         checkpoint->path, tchi_errno_text(checkpoint->map_error, text));
+    }
+    if ((checkpoint->data_begin + stored->begin) % (int64_t)tch_dtype_size(stored->type->dtype) != 0) {
+        return tchi_fail(TCH_ERR_LAYOUT,
+                         "tch_checkpoint_view: the tensor with the name \"%s\" lies at byte %lld of the file, which is "
+                         "not aligned for %s; use tch_checkpoint_read",
+                         tchi_quote(name, quoted), (long long)(checkpoint->data_begin + stored->begin),
+                         stored->type->name);
+    }
+    *view = tensor_of(checkpoint, stored, checkpoint->map + checkpoint->data_begin);
+    return TCH_OK;
+}
+
+/* --- copies ----------------------------------------------------------------------------------------------------- */
+
+typedef struct reading {
+    const tch_checkpoint *checkpoint;
+    tch_context *context;
+    int64_t at; /* in the file */
+    char *buffer;
+    int64_t buffer_bytes;
+} reading;
+
+/* A copy to a device returns when the buffer may be used again. */
+static tch_status read_piece(void *user, tch_tensor *piece)
+{
+    reading *r = user;
+    int64_t bytes = tchi_tensor_bytes(piece);
+    TCHI_TRY(tchi_checkpoint_bytes(r->checkpoint->file, r->checkpoint->path, r->at, r->buffer, bytes));
+    r->at += bytes;
+    if (tchi_on_host(piece)) {
+        tchi_unpack(piece, r->buffer);
+        return TCH_OK;
+    }
+    tch_tensor packed = tch_tensor_view(r->buffer, piece->dtype, piece->ndim, piece->shape);
+    return tch_tensor_copy(r->context, piece, &packed);
+}
+
+static tch_status read_through_buffer(reading *r, const tch_tensor *out)
+{
+    r->buffer_bytes = tchi_buffer_bytes(out);
+    r->buffer = tchi_host_allocate((size_t)r->buffer_bytes, 64);
+    if (r->buffer == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "tch_checkpoint_read: out of host memory: %lld bytes for a buffer",
+                         (long long)r->buffer_bytes);
+    }
+    int64_t room = r->buffer_bytes / (int64_t)tch_dtype_size(out->dtype);
+    tch_status status = tchi_visit_pieces(out, room, read_piece, r);
+    tchi_host_release(r->buffer, (size_t)r->buffer_bytes);
+    return status;
+}
+
+/* Type and shape are the file's, and the memory is the host's or the context's. */
+static tch_status check_out(const tch_checkpoint *checkpoint, const tch_context *context, const tchi_stored *stored,
+                            const tch_tensor *out)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    char name[TCHI_QUOTE_SIZE + 32];
+    TCHI_TRY(tch_tensor_check(out, "out"));
+    TCHI_TRY(tchi_check_writable(out, "out"));
+    snprintf(name, sizeof name, "\"%s\" in the file", tchi_quote(stored->name, quoted));
+    tch_tensor expected = tensor_of(checkpoint, stored, NULL);
+    TCHI_TRY(tchi_check_same_dtype(out, "out", &expected, name));
+    TCHI_TRY(tchi_check_same_shape(out, "out", &expected, name));
+    if (tchi_on_host(out)) {
+        return TCH_OK;
+    }
+    if (context == NULL) {
+        return tchi_fail(TCH_ERR_DEVICE, "tch_checkpoint_read: context is NULL, and out is not in host memory; give a "
+                                         "context of its device");
+    }
+    return tchi_check_device(context, out, "out");
+}
+
+tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
+                               tch_tensor *out)
+{
+    if (checkpoint == NULL || name == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_read: %s is NULL",
+                         checkpoint == NULL ? "checkpoint" : "name");
+    }
+    tch_status status = TCH_OK;
+    const tchi_stored *stored = find_loadable("tch_checkpoint_read", checkpoint, name, &status);
+    if (stored == NULL) {
+        return status;
+    }
+    TCHI_TRY(check_out(checkpoint, context, stored, out));
+    int64_t at = checkpoint->data_begin + stored->begin;
+    if (stored->begin == stored->end) {
+        return TCH_OK;
+    }
+    if (tchi_is_plain(out)) {
+        return tchi_checkpoint_bytes(checkpoint->file, checkpoint->path, at, tchi_tensor_data(out),
+                                     stored->end - stored->begin);
+    }
+    reading r = {.checkpoint = checkpoint, .context = context, .at = at};
+    return read_through_buffer(&r, out);
+}

@@ -1,0 +1,217 @@
+/* Opening and closing files, and questions about what is in them. The header is read into memory of our own and not
+ * through the mapping, so that nobody can change it while it is checked. */
+#include "reader.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/allocator.h"
+#include "core/status.h"
+#include "format.h"
+#include "system.h"
+
+static tch_status fail_system(const char *path, const char *what, int error)
+{
+    char text[TCHI_ERRNO_SIZE];
+    return tchi_fail(TCH_ERR_IO, "%.600s: %s: %s", path, what, tchi_errno_text(error, text));
+}
+
+tch_status tchi_checkpoint_bytes(int file, const char *path, int64_t offset, void *to, int64_t count)
+{
+    char *at = to;
+    while (count > 0) {
+        ssize_t got = pread(file, at, (size_t)count, (off_t)offset);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got < 0) {
+            return fail_system(path, "reading failed", errno);
+        }
+        if (got == 0) {
+            return tchi_fail(TCH_ERR_IO, "%.600s: the file was cut short after it was opened: it ends at byte %lld",
+                             path, (long long)offset);
+        }
+        at += got;
+        offset += got;
+        count -= got;
+    }
+    return TCH_OK;
+}
+
+/* O_NONBLOCK, so that a pipe does not hold us up before we see that it is one. */
+static tch_status open_file(const char *path, int *file, int64_t *bytes)
+{
+    struct stat status;
+    *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*file < 0 || fstat(*file, &status) != 0) {
+        return fail_system(path, "it cannot be opened", errno);
+    }
+    if (!S_ISREG(status.st_mode)) {
+        return tchi_fail(TCH_ERR_IO, "%.600s: it is %s, expected a file", path,
+                         S_ISDIR(status.st_mode) ? "a folder" : "a device, a pipe or a socket");
+    }
+    *bytes = status.st_size;
+    return TCH_OK;
+}
+
+/* The length before the header, held against the file's. */
+static tch_status read_length(tch_checkpoint *c, int64_t file_bytes)
+{
+    unsigned char prefix[TCHI_PREFIX_BYTES];
+    uint64_t length = 0;
+    if (file_bytes < TCHI_PREFIX_BYTES) {
+        return tchi_fail(TCH_ERR_IO, "%.600s: it has %lld bytes, too few for a safetensors file", c->path,
+                         (long long)file_bytes);
+    }
+    TCHI_TRY(tchi_checkpoint_bytes(c->file, c->path, 0, prefix, TCHI_PREFIX_BYTES));
+    for (int i = TCHI_PREFIX_BYTES - 1; i >= 0; i--) {
+        length = length << 8 | prefix[i];
+    }
+    if (length > TCHI_MOST_HEADER_BYTES) {
+        return tchi_fail(TCH_ERR_IO,
+                         "%.600s: no safetensors file: its header would have %llu bytes, more than the %d allowed",
+                         c->path, (unsigned long long)length, TCHI_MOST_HEADER_BYTES);
+    }
+    if ((int64_t)length > file_bytes - TCHI_PREFIX_BYTES) {
+        return tchi_fail(TCH_ERR_IO, "%.600s: it is cut short: the header has %llu bytes and the file %lld", c->path,
+                         (unsigned long long)length, (long long)file_bytes);
+    }
+    c->text_bytes = (int64_t)length;
+    c->data_begin = TCHI_PREFIX_BYTES + (int64_t)length;
+    return TCH_OK;
+}
+
+static tch_status read_header(tch_checkpoint *c, int64_t file_bytes)
+{
+    TCHI_TRY(read_length(c, file_bytes));
+    c->text = tchi_host_allocate((size_t)c->text_bytes, 8);
+    if (c->text == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "tch_checkpoint_open: out of host memory: %lld bytes for the header",
+                         (long long)c->text_bytes);
+    }
+    TCHI_TRY(tchi_checkpoint_bytes(c->file, c->path, TCHI_PREFIX_BYTES, c->text, c->text_bytes));
+    return tchi_header_read(&c->header, c->path, c->text, c->text_bytes, file_bytes - c->data_begin);
+}
+
+/* Only views need it, so a file that cannot be mapped can still be read. */
+static void map_file(tch_checkpoint *c, int64_t file_bytes)
+{
+    c->map_bytes = file_bytes;
+    c->map = mmap(NULL, (size_t)file_bytes, PROT_READ, MAP_PRIVATE, c->file, 0);
+    if (c->map == MAP_FAILED) {
+        c->map = NULL;
+        c->map_error = errno;
+    }
+}
+
+static tch_status open_and_read(tch_checkpoint *c)
+{
+    int64_t file_bytes = 0;
+    TCHI_TRY(open_file(c->path, &c->file, &file_bytes));
+    TCHI_TRY(read_header(c, file_bytes));
+    map_file(c, file_bytes);
+    return TCH_OK;
+}
+
+/* One block for the struct and, behind it, the path. */
+static tch_checkpoint *make(const char *path)
+{
+    size_t path_bytes = strlen(path) + 1;
+    size_t bytes = sizeof(tch_checkpoint) + path_bytes;
+    tch_checkpoint *c = tchi_host_allocate(bytes, _Alignof(tch_checkpoint));
+    if (c != NULL) {
+        *c = (tch_checkpoint){.file = -1, .path = (char *)(c + 1), .block_bytes = bytes};
+        memcpy(c->path, path, path_bytes);
+    }
+    return c;
+}
+
+tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint)
+{
+    if (path == NULL || checkpoint == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_open: %s is NULL",
+                         path == NULL ? "path" : "checkpoint");
+    }
+    tch_checkpoint *opened = make(path);
+    if (opened == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "tch_checkpoint_open: out of host memory");
+    }
+    tch_status status = open_and_read(opened);
+    if (status != TCH_OK) {
+        tch_checkpoint_close(opened);
+        return status;
+    }
+    *checkpoint = opened;
+    return TCH_OK;
+}
+
+void tch_checkpoint_close(tch_checkpoint *checkpoint)
+{
+    if (checkpoint == NULL) {
+        return;
+    }
+    if (checkpoint->map != NULL) {
+        munmap(checkpoint->map, (size_t)checkpoint->map_bytes);
+    }
+    if (checkpoint->file >= 0) {
+        close(checkpoint->file);
+    }
+    tchi_header_release(&checkpoint->header);
+    tchi_host_release(checkpoint->text, (size_t)checkpoint->text_bytes);
+    tchi_host_release(checkpoint, checkpoint->block_bytes);
+}
+
+/* --- questions -------------------------------------------------------------------------------------------------- */
+
+static const tchi_stored *stored_at(const tch_checkpoint *checkpoint, int64_t index)
+{
+    bool there = checkpoint != NULL && index >= 0 && index < checkpoint->header.tensors.count;
+    return there ? (const tchi_stored *)checkpoint->header.tensors.items + index : NULL;
+}
+
+int64_t tch_checkpoint_count(const tch_checkpoint *checkpoint)
+{
+    return checkpoint == NULL ? 0 : checkpoint->header.tensors.count;
+}
+
+int64_t tch_checkpoint_find(const tch_checkpoint *checkpoint, const char *name)
+{
+    return checkpoint == NULL || name == NULL ? -1 : tchi_names_find(&checkpoint->header.names, name);
+}
+
+const char *tch_checkpoint_name(const tch_checkpoint *checkpoint, int64_t index)
+{
+    const tchi_stored *stored = stored_at(checkpoint, index);
+    return stored == NULL ? NULL : stored->name;
+}
+
+tch_status tch_checkpoint_get_info(const tch_checkpoint *checkpoint, int64_t index, tch_checkpoint_info *info)
+{
+    if (checkpoint == NULL || info == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_get_info: %s is NULL",
+                         checkpoint == NULL ? "checkpoint" : "info");
+    }
+    if (info->struct_size != sizeof *info) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_checkpoint_get_info: struct_size of info is %zu, this library expects %zu",
+                         info->struct_size, sizeof *info);
+    }
+    const tchi_stored *stored = stored_at(checkpoint, index);
+    if (stored == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_checkpoint_get_info: index is %lld, and the file has %lld tensors", (long long)index,
+                         (long long)tch_checkpoint_count(checkpoint));
+    }
+    const int64_t *sizes = checkpoint->header.sizes.items;
+    info->name = stored->name;
+    info->type = stored->type->name;
+    info->dtype = stored->type->dtype;
+    info->ndim = stored->ndim;
+    info->shape = stored->ndim > 0 ? sizes + stored->first_size : NULL;
+    info->bytes = stored->end - stored->begin;
+    return TCH_OK;
+}

@@ -1,0 +1,141 @@
+/* From a writer to a file. All that can be found out beforehand, memory included, is found out before the first file is
+ * made; after that only the disk and the device can fail. */
+#include <torchium/checkpoint.h>
+
+#include "core/allocator.h"
+#include "core/check.h"
+#include "core/status.h"
+#include "core/tensor.h"
+#include "part_file.h"
+#include "pieces.h"
+#include "utf8.h"
+#include "writer.h"
+
+typedef struct saving {
+    const tch_checkpoint_writer *writer;
+    tch_context *context;
+    tchi_list order; /* int64_t: the tensors' numbers as they follow each other in the file */
+    char *header;
+    int64_t header_bytes;
+    char *buffer;
+    int64_t buffer_bytes;
+    tchi_part_file file;
+} saving;
+
+static const tchi_added *added_at(const tch_checkpoint_writer *writer, int64_t number)
+{
+    return (const tchi_added *)writer->tensors.items + number;
+}
+
+/* A device tensor needs a context of its device. */
+static tch_status check_places(const tch_checkpoint_writer *writer, const tch_context *context)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    for (int64_t i = 0; i < writer->tensors.count; i++) {
+        tch_tensor tensor = tchi_added_tensor(added_at(writer, i));
+        const char *name = tchi_quote(added_at(writer, i)->name, quoted);
+        if (tchi_on_host(&tensor)) {
+            continue;
+        }
+        if (context == NULL) {
+            return tchi_fail(TCH_ERR_DEVICE,
+                             "tch_checkpoint_writer_save: context is NULL, and tensor \"%s\" is not in host memory; "
+                             "give a context of its device",
+                             name);
+        }
+        TCHI_TRY(tchi_check_device(context, &tensor, name));
+    }
+    return TCH_OK;
+}
+
+/* The format allows no gaps. From large elements to small ones, all of them are aligned without any. */
+static tch_status put_in_order(saving *s)
+{
+    s->order = (tchi_list){.item_size = sizeof(int64_t)};
+    for (int32_t bits = 64; bits >= 8; bits /= 2) {
+        for (int64_t i = 0; i < s->writer->tensors.count; i++) {
+            if (added_at(s->writer, i)->type->bits == bits) {
+                TCHI_TRY(tchi_list_add(&s->order, &i));
+            }
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status take_buffer(saving *s)
+{
+    for (int64_t i = 0; i < s->writer->tensors.count; i++) {
+        tch_tensor tensor = tchi_added_tensor(added_at(s->writer, i));
+        int64_t bytes = tchi_buffer_bytes(&tensor);
+        s->buffer_bytes = bytes > s->buffer_bytes ? bytes : s->buffer_bytes;
+    }
+    if (s->buffer_bytes == 0) {
+        return TCH_OK;
+    }
+    s->buffer = tchi_host_allocate((size_t)s->buffer_bytes, 64);
+    if (s->buffer == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY,
+                         "tch_checkpoint_writer_save: out of host memory: %lld bytes for a buffer",
+                         (long long)s->buffer_bytes);
+    }
+    return TCH_OK;
+}
+
+/* A copy from a device waits for it, so the buffer is full when it returns. */
+static tch_status write_piece(void *user, tch_tensor *piece)
+{
+    saving *s = user;
+    if (tchi_on_host(piece)) {
+        tchi_pack(piece, s->buffer);
+    } else {
+        tch_tensor packed = tch_tensor_view(s->buffer, piece->dtype, piece->ndim, piece->shape);
+        TCHI_TRY(tch_tensor_copy(s->context, &packed, piece));
+    }
+    return tchi_part_file_write(&s->file, s->buffer, tchi_tensor_bytes(piece));
+}
+
+static tch_status write_tensor(saving *s, const tch_tensor *tensor)
+{
+    if (tchi_is_plain(tensor)) {
+        return tchi_part_file_write(&s->file, tchi_tensor_data(tensor), tchi_tensor_bytes(tensor));
+    }
+    int64_t room = s->buffer_bytes / (int64_t)tch_dtype_size(tensor->dtype);
+    return tchi_visit_pieces(tensor, room, write_piece, s);
+}
+
+static tch_status write_all(saving *s)
+{
+    TCHI_TRY(tchi_part_file_write(&s->file, s->header, s->header_bytes));
+    const int64_t *numbers = s->order.items;
+    for (int64_t i = 0; i < s->order.count; i++) {
+        tch_tensor tensor = tchi_added_tensor(added_at(s->writer, numbers[i]));
+        TCHI_TRY(write_tensor(s, &tensor));
+    }
+    return tchi_part_file_commit(&s->file);
+}
+
+static tch_status save(saving *s, const char *path)
+{
+    TCHI_TRY(put_in_order(s));
+    TCHI_TRY(take_buffer(s));
+    TCHI_TRY(tchi_header_text(s->writer, &s->order, &s->header, &s->header_bytes));
+    TCHI_TRY(tchi_part_file_create(&s->file, path));
+    tch_status status = write_all(s);
+    tchi_part_file_close(&s->file);
+    return status;
+}
+
+tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch_context *context, const char *path)
+{
+    if (writer == NULL || path == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_save: %s is NULL",
+                         writer == NULL ? "writer" : "path");
+    }
+    TCHI_TRY(check_places(writer, context));
+    saving s = {.writer = writer, .context = context};
+    tch_status status = save(&s, path);
+    tchi_list_release(&s.order);
+    tchi_host_release(s.header, (size_t)s.header_bytes);
+    tchi_host_release(s.buffer, (size_t)s.buffer_bytes);
+    return status;
+}

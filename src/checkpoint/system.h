@@ -1,0 +1,14 @@
+/* What is asked of the system besides files. */
+#ifndef TCHI_CHECKPOINT_SYSTEM_H
+#define TCHI_CHECKPOINT_SYSTEM_H
+
+#include <stdint.h>
+
+/* Bits that nobody else can foresee. */
+uint64_t tchi_random_bits(void);
+
+/* The system's words for an errno. */
+#define TCHI_ERRNO_SIZE 128
+const char *tchi_errno_text(int error, char text[TCHI_ERRNO_SIZE]);
+
+#endif

@@ -1,0 +1,101 @@
+/* UTF-8: see utf8.h. */
+#include "utf8.h"
+
+#include <string.h>
+
+static bool continues(unsigned char byte)
+{
+    return (byte & 0xc0) == 0x80;
+}
+
+/* The second byte carries all the restrictions: those of E0 and F0 keep forms short, that of ED keeps surrogates out,
+ * that of F4 ends at U+10FFFF. */
+static bool second_is_allowed(unsigned char first, unsigned char second)
+{
+    switch (first) {
+    case 0xe0:
+        return second >= 0xa0 && second <= 0xbf;
+    case 0xed:
+        return second >= 0x80 && second <= 0x9f;
+    case 0xf0:
+        return second >= 0x90 && second <= 0xbf;
+    case 0xf4:
+        return second >= 0x80 && second <= 0x8f;
+    default:
+        return continues(second);
+    }
+}
+
+int tchi_utf8_length(const char *text, int64_t room)
+{
+    const unsigned char *byte = (const unsigned char *)text;
+    if (room < 1) {
+        return 0;
+    }
+    int length = byte[0] < 0x80                      ? 1
+                 : byte[0] >= 0xc2 && byte[0] < 0xe0 ? 2
+                 : byte[0] >= 0xe0 && byte[0] < 0xf0 ? 3
+                 : byte[0] >= 0xf0 && byte[0] < 0xf5 ? 4
+                                                     : 0;
+    if (length > room || (length > 1 && !second_is_allowed(byte[0], byte[1]))) {
+        return 0;
+    }
+    for (int i = 2; i < length; i++) {
+        if (!continues(byte[i])) {
+            return 0;
+        }
+    }
+    return length;
+}
+
+int tchi_utf8_encode(uint32_t character, char *text)
+{
+    if (character < 0x80) {
+        text[0] = (char)character;
+        return 1;
+    }
+    int length = character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
+    static const unsigned char lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    for (int i = length - 1; i > 0; i--) {
+        text[i] = (char)(0x80 | (character & 0x3f));
+        character >>= 6;
+    }
+    text[0] = (char)(lead[length] | character);
+    return length;
+}
+
+bool tchi_utf8_is_valid(const char *text)
+{
+    int64_t room = (int64_t)strlen(text);
+    while (room > 0) {
+        int length = tchi_utf8_length(text, room);
+        if (length == 0) {
+            return false;
+        }
+        text += length;
+        room -= length;
+    }
+    return true;
+}
+
+const char *tchi_quote(const char *name, char quoted[TCHI_QUOTE_SIZE])
+{
+    static const char rest[] = "...";
+    int64_t room = (int64_t)strlen(name);
+    size_t used = 0;
+    while (room > 0) {
+        int length = tchi_utf8_length(name, room);
+        int taken = length > 0 ? length : 1;
+        if (used + (size_t)taken + sizeof rest > TCHI_QUOTE_SIZE) {
+            memcpy(quoted + used, rest, sizeof rest);
+            return quoted;
+        }
+        bool plain = length > 0 && (unsigned char)name[0] >= 0x20 && name[0] != 0x7f;
+        memcpy(quoted + used, plain ? name : "?", plain ? (size_t)taken : 1);
+        used += plain ? (size_t)taken : 1;
+        name += taken;
+        room -= taken;
+    }
+    quoted[used] = '\0';
+    return quoted;
+}

@@ -1,0 +1,237 @@
+/* The writer: what goes into a checkpoint, collected and checked one by one. Nothing here touches a file or looks at an
+ * element; save.c does. */
+#include "writer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/status.h"
+#include "format.h"
+#include "numbers.h"
+#include "pieces.h"
+#include "utf8.h"
+
+static char *copy_of(const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = tchi_host_allocate(bytes, 1);
+    return copy == NULL ? NULL : memcpy(copy, text, bytes);
+}
+
+static void release_text(char *text)
+{
+    tchi_host_release(text, text == NULL ? 0 : strlen(text) + 1);
+}
+
+static tch_status no_memory(const char *function)
+{
+    return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "%s: out of host memory", function);
+}
+
+tch_status tch_checkpoint_writer_create(tch_checkpoint_writer **writer)
+{
+    if (writer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_create: writer is NULL");
+    }
+    tch_checkpoint_writer *made = tchi_host_allocate(sizeof *made, _Alignof(tch_checkpoint_writer));
+    if (made == NULL) {
+        return no_memory("tch_checkpoint_writer_create");
+    }
+    *made = (tch_checkpoint_writer){.tensors = {.item_size = sizeof(tchi_added)},
+                                    .settings = {.item_size = sizeof(tchi_set)}};
+    *writer = made;
+    return TCH_OK;
+}
+
+void tch_checkpoint_writer_destroy(tch_checkpoint_writer *writer)
+{
+    if (writer == NULL) {
+        return;
+    }
+    const tchi_added *tensors = writer->tensors.items;
+    for (int64_t i = 0; i < writer->tensors.count; i++) {
+        release_text(tensors[i].name);
+    }
+    const tchi_set *settings = writer->settings.items;
+    for (int64_t i = 0; i < writer->settings.count; i++) {
+        release_text(settings[i].key);
+        release_text(settings[i].value);
+    }
+    tchi_list_release(&writer->tensors);
+    tchi_list_release(&writer->settings);
+    tchi_names_release(&writer->names);
+    tchi_names_release(&writer->keys);
+    tchi_host_release(writer, sizeof *writer);
+}
+
+/* `argument` is text that a file can hold. */
+static tch_status check_text(const char *function, const char *argument, const char *text)
+{
+    if (text == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function, argument);
+    }
+    if (!tchi_utf8_is_valid(text)) {
+        char quoted[TCHI_QUOTE_SIZE];
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s \"%s\" is not UTF-8", function, argument,
+                         tchi_quote(text, quoted));
+    }
+    return TCH_OK;
+}
+
+/* --- tensors ---------------------------------------------------------------------------------------------------- */
+
+static tch_status check_name(const tch_checkpoint_writer *writer, const char *name)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    if (writer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_add: writer is NULL");
+    }
+    TCHI_TRY(check_text("tch_checkpoint_writer_add", "name", name));
+    if (name[0] == '\0' || strcmp(name, TCHI_SETTINGS_NAME) == 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_checkpoint_writer_add: name is \"%s\", which no tensor can have", name);
+    }
+    if (tchi_names_find(&writer->names, name) >= 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_checkpoint_writer_add: name \"%s\" is taken by a tensor added before",
+                         tchi_quote(name, quoted));
+    }
+    return TCH_OK;
+}
+
+static tch_status check_tensor(const tch_checkpoint_writer *writer, const tch_tensor *tensor, int64_t *bytes)
+{
+    TCHI_TRY(tch_tensor_check(tensor, "tensor"));
+    if (tchi_file_type_of(tensor->dtype) == NULL) {
+        return tchi_fail(TCH_ERR_DTYPE, "tensor is %s, which safetensors files do not have",
+                         tch_dtype_name(tensor->dtype));
+    }
+    if (__builtin_add_overflow(writer->bytes, tchi_tensor_bytes(tensor), bytes)) {
+        return tchi_fail(TCH_ERR_SHAPE, "tensor has %lld bytes, too many for one file with those added before",
+                         (long long)tchi_tensor_bytes(tensor));
+    }
+    return TCH_OK;
+}
+
+static tchi_added describe(char *name, const tch_tensor *tensor)
+{
+    tchi_added added = {.name = name, .type = tchi_file_type_of(tensor->dtype), .tensor = *tensor};
+    if (tensor->ndim > 0) {
+        memcpy(added.shape, tensor->shape, (size_t)tensor->ndim * sizeof *added.shape);
+    }
+    if (tensor->ndim > 0 && tensor->strides != NULL) {
+        memcpy(added.strides, tensor->strides, (size_t)tensor->ndim * sizeof *added.strides);
+    }
+    return added;
+}
+
+tch_tensor tchi_added_tensor(const tchi_added *added)
+{
+    tch_tensor tensor = added->tensor;
+    tensor.shape = (int64_t *)added->shape;
+    tensor.strides = tensor.strides != NULL ? (int64_t *)added->strides : NULL;
+    return tensor;
+}
+
+tch_status tch_checkpoint_writer_add(tch_checkpoint_writer *writer, const char *name, const tch_tensor *tensor)
+{
+    int64_t bytes = 0;
+    TCHI_TRY(check_name(writer, name));
+    TCHI_TRY(check_tensor(writer, tensor, &bytes));
+    char *copy = copy_of(name);
+    if (copy == NULL) {
+        return no_memory("tch_checkpoint_writer_add");
+    }
+    tchi_added added = describe(copy, tensor);
+    tch_status status = tchi_list_add(&writer->tensors, &added);
+    if (status != TCH_OK) {
+        release_text(copy);
+        return status;
+    }
+    status = tchi_names_add(&writer->names, copy, writer->tensors.count - 1);
+    if (status != TCH_OK) {
+        writer->tensors.count--;
+        release_text(copy);
+        return status;
+    }
+    writer->bytes = bytes;
+    return TCH_OK;
+}
+
+/* --- settings --------------------------------------------------------------------------------------------------- */
+
+static tch_status check_key(const char *function, const tch_checkpoint_writer *writer, const char *key)
+{
+    if (writer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: writer is NULL", function);
+    }
+    TCHI_TRY(check_text(function, "key", key));
+    if (key[0] == '\0') {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: key is empty", function);
+    }
+    if (strcmp(key, TCHI_FORMAT_KEY) == 0 || strncmp(key, TCHI_OWN_PREFIX, strlen(TCHI_OWN_PREFIX)) == 0) {
+        char quoted[TCHI_QUOTE_SIZE];
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "%s: key is \"%s\"; \"%s\" and what begins with \"%s\" is set by the "
+                         "library",
+                         function, tchi_quote(key, quoted), TCHI_FORMAT_KEY, TCHI_OWN_PREFIX);
+    }
+    return TCH_OK;
+}
+
+/* Takes over both texts when it succeeds. */
+static tch_status add_setting(tch_checkpoint_writer *writer, char *key, char *value)
+{
+    tchi_set setting = {key, value};
+    TCHI_TRY(tchi_list_add(&writer->settings, &setting));
+    tch_status status = tchi_names_add(&writer->keys, key, writer->settings.count - 1);
+    if (status != TCH_OK) {
+        writer->settings.count--;
+    }
+    return status;
+}
+
+static tch_status set(const char *function, tch_checkpoint_writer *writer, const char *key, const char *value)
+{
+    char *value_copy = copy_of(value);
+    if (value_copy == NULL) {
+        return no_memory(function);
+    }
+    int64_t number = tchi_names_find(&writer->keys, key);
+    if (number >= 0) {
+        tchi_set *known = (tchi_set *)writer->settings.items + number;
+        release_text(known->value);
+        known->value = value_copy;
+        return TCH_OK;
+    }
+    char *key_copy = copy_of(key);
+    tch_status status = key_copy == NULL ? no_memory(function) : add_setting(writer, key_copy, value_copy);
+    if (status != TCH_OK) {
+        release_text(key_copy);
+        release_text(value_copy);
+    }
+    return status;
+}
+
+tch_status tch_checkpoint_writer_set_text(tch_checkpoint_writer *writer, const char *key, const char *value)
+{
+    TCHI_TRY(check_key("tch_checkpoint_writer_set_text", writer, key));
+    TCHI_TRY(check_text("tch_checkpoint_writer_set_text", "value", value));
+    return set("tch_checkpoint_writer_set_text", writer, key, value);
+}
+
+tch_status tch_checkpoint_writer_set_number(tch_checkpoint_writer *writer, const char *key, double value)
+{
+    char text[TCHI_NUMBER_SIZE];
+    TCHI_TRY(check_key("tch_checkpoint_writer_set_number", writer, key));
+    return set("tch_checkpoint_writer_set_number", writer, key, tchi_number_text(value, text));
+}
+
+tch_status tch_checkpoint_writer_set_integer(tch_checkpoint_writer *writer, const char *key, int64_t value)
+{
+    char text[TCHI_NUMBER_SIZE];
+    TCHI_TRY(check_key("tch_checkpoint_writer_set_integer", writer, key));
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    return set("tch_checkpoint_writer_set_integer", writer, key, text);
+}

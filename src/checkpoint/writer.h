@@ -1,0 +1,43 @@
+/* What a writer holds until it saves. */
+#ifndef TCHI_CHECKPOINT_WRITER_H
+#define TCHI_CHECKPOINT_WRITER_H
+
+#include <torchium/checkpoint.h>
+
+#include "core/list.h"
+#include "names.h"
+#include "types.h"
+
+/* A tensor to be written. It moves when the list grows, so `tensor` does not point at `shape` and `strides`: take it by
+ * tchi_added_tensor. */
+typedef struct tchi_added {
+    char *name;
+    const tchi_file_type *type;
+    tch_tensor tensor;
+    int64_t shape[TCH_MAX_RANK];
+    int64_t strides[TCH_MAX_RANK];
+} tchi_added;
+
+/* A setting to be written, as text. */
+typedef struct tchi_set {
+    char *key;
+    char *value;
+} tchi_set;
+
+struct tch_checkpoint_writer {
+    tchi_list tensors;  /* tchi_added */
+    tchi_list settings; /* tchi_set */
+    tchi_names names;   /* of tensors */
+    tchi_names keys;    /* of settings */
+    int64_t bytes;      /* of all tensors */
+};
+
+/* The tensor with its shape and strides. */
+tch_tensor tchi_added_tensor(const tchi_added *added);
+
+/* The file's beginning: the length of the header, then the header, filled up with spaces so that tensors begin at a
+ * multiple of 8 bytes. `order` has the numbers of the tensors as they follow each other in the file. Release with
+ * tchi_host_release. */
+tch_status tchi_header_text(const tch_checkpoint_writer *writer, const tchi_list *order, char **text, int64_t *bytes);
+
+#endif

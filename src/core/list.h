@@ -1,0 +1,32 @@
+/* An array that grows, in host memory. Items move when it does, so others keep their numbers. */
+#ifndef TCHI_LIST_H
+#define TCHI_LIST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <torchium/status.h>
+
+typedef struct tchi_list {
+    void *items;
+    size_t item_size; /* bytes of one: set when the list is made */
+    int64_t count;
+    int64_t room; /* items that fit in the memory there is */
+} tchi_list;
+
+/* Adds a copy of `item` at the end. */
+tch_status tchi_list_add(tchi_list *list, const void *item);
+
+/* Room for `count` items in all; what is there stays. */
+tch_status tchi_list_reserve(tchi_list *list, int64_t count);
+
+/* Adds a zeroed item at the end, for which there is room, and returns it. */
+void *tchi_list_extend(tchi_list *list);
+
+/* Frees the array; the list is then empty. */
+void tchi_list_release(tchi_list *list);
+
+/* Zeroed memory of the host in *(void **)pointer; `what` it is for goes into the message. 0 bytes give NULL. */
+tch_status tchi_host_take(size_t bytes, const char *what, void *pointer);
+
+#endif

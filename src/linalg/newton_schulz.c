@@ -1,0 +1,239 @@
+/* The Newton-Schulz iteration. A step needs only the Gram matrix M = X X': with P = a I + b M + c M^2 the new X is P X
+ * and its Gram matrix is P M P. So for long X several steps are done on M alone, multiplied up in Q, and X <- Q X once.
+ *
+ * The one thing to know before changing it: rounding gives M an error relative to its largest eigenvalue, which every
+ * step on M multiplies by a^2 where eigenvalues are small, whereas a Gram matrix formed anew from X has no negative
+ * eigenvalues to speak of. Runs of steps on one M are therefore short: docs/numerics/orthogonalisation.md. */
+#include "orthogonalize.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "algebra.h"
+#include "batch.h"
+
+/* --- coefficients ------------------------------------------------------------------------------------------------- */
+
+/* Muon's one set; and Polar Express's, each optimal for what the steps before have left, the last one repeated. Its
+ * authors divide all but the last by a safety factor, so that rounding cannot push a singular value out of range. */
+static const tchi_schulz_step muon = {3.4445, -4.7750, 2.0315};
+static const tchi_schulz_step polar_express[] = {
+    {8.2872, -23.5959, 17.3004}, {4.1071, -2.9478, 0.5448}, {3.9487, -2.9089, 0.5518},
+    {3.3184, -2.4885, 0.5100},   {2.3007, -1.6689, 0.4188}, {1.875, -1.25, 0.375},
+};
+#define POLAR_SETS ((int32_t)(sizeof polar_express / sizeof polar_express[0]))
+#define SAFETY 1.01
+
+static tchi_schulz_step polar_step(int32_t k)
+{
+    if (k >= POLAR_SETS - 1) {
+        return polar_express[POLAR_SETS - 1];
+    }
+    tchi_schulz_step c = polar_express[k];
+    double s = SAFETY;
+    return (tchi_schulz_step){c.a / s, c.b / (s * s * s), c.c / (s * s * s * s * s)};
+}
+
+tchi_ortho tchi_ortho_of(tch_ortho_method method, int32_t steps, double eps)
+{
+    if (method == TCH_ORTHO_MUON) {
+        return tchi_ortho_repeating(muon, steps, eps);
+    }
+    tchi_ortho ortho = {.eps = eps, .steps = steps};
+    for (int32_t k = 0; k < steps; k++) {
+        ortho.step[k] = polar_step(k);
+    }
+    return ortho;
+}
+
+tchi_ortho tchi_ortho_repeating(tchi_schulz_step step, int32_t steps, double eps)
+{
+    tchi_ortho ortho = {.eps = eps, .steps = steps};
+    for (int32_t k = 0; k < steps; k++) {
+        ortho.step[k] = step;
+    }
+    return ortho;
+}
+
+/* bfloat16 where the device has products for it: the steps pull singular values towards 1 from wherever rounding leaves
+ * them, and an optimizer asks for no more. float64 stays what it is. */
+tch_scalar tchi_ortho_type(const tch_context *context, tch_scalar type)
+{
+    bool narrow = type != TCH_SCALAR_F64 && tchi_product_rates(context).bf16 > 0;
+    return narrow ? TCH_SCALAR_BF16 : tchi_compute_type(type);
+}
+
+/* --- the plan ----------------------------------------------------------------------------------------------------- */
+
+/* The factor by which a run may let the error of M grow. In bfloat16, with matrices of rank one plus noise among others,
+ * 12 (two of Muon's steps, the last two of Polar Express's five) leaves singular values as a new M at every step does, if
+ * the first step stands alone; 16 (Polar Express's second and third) may diverge. */
+#define MOST_GROWTH 12.5
+
+/* The time of a half product over that of a whole one. A step more in a run is three half products of M; a new run is a
+ * half and a whole product of X in their place. Of plain bfloat16 an H200 did halves at up to 374 TFLOP/s and wholes at
+ * 725; on one core of a CPU in float32, runs took 4 % longer for 256 by 384 and a fifth less for 256 by 704. */
+#define HALF_COST 1.0
+
+static bool runs_pay(int64_t rows, int64_t cols)
+{
+    return (1.0 + HALF_COST) * (double)cols > 3.0 * HALF_COST * (double)rows;
+}
+
+/* The first step of the run that ends before step `end`. After the first of all steps X is always multiplied: it moves the
+ * singular values furthest. */
+static int32_t run_start(const tchi_ortho *ortho, int32_t end)
+{
+    double growth = 1.0;
+    int32_t first = end - 1;
+    while (first > 1) {
+        double a = ortho->step[first - 1].a;
+        growth *= fmax(a * a, 1.0);
+        if (!(growth <= MOST_GROWTH)) {
+            break;
+        }
+        first--;
+    }
+    return first;
+}
+
+/* Runs are laid out from the last step backwards, each as long as may be. */
+int32_t tchi_ortho_run(const tchi_ortho *ortho, int32_t step, int64_t rows, int64_t cols)
+{
+    if (!runs_pay(rows, cols)) {
+        return 1;
+    }
+    int32_t end = ortho->steps;
+    int32_t first = run_start(ortho, end);
+    while (first > step) {
+        end = first;
+        first = run_start(ortho, end);
+    }
+    return end - step;
+}
+
+static bool has_runs(const tchi_ortho *ortho, int64_t rows, int64_t cols)
+{
+    for (int32_t k = 0; k < ortho->steps; k++) {
+        if (tchi_ortho_run(ortho, k, rows, cols) > 1) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* --- scratch ------------------------------------------------------------------------------------------------------ */
+
+typedef struct schulz_buffers {
+    tch_matrices y;       /* as x */
+    tch_matrices m, p, q; /* rows by rows */
+    double *norm, *zeros; /* one per matrix */
+    double *damping, *bound;
+    int32_t *flags;
+} schulz_buffers;
+
+static void layout(schulz_buffers *s, tchi_arena *arena, const tchi_ortho *ortho, const tch_matrices *x)
+{
+    int64_t numbers = x->batch * (int64_t)sizeof(double);
+    int64_t for_runs = has_runs(ortho, x->rows, x->cols) ? x->batch : 0;
+    s->y = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->cols);
+    s->m = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
+    s->q = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
+    s->p = tchi_scratch_aligned(arena, x->type, for_runs, x->rows, x->rows);
+    s->norm = tchi_arena_take(arena, numbers);
+    s->zeros = tchi_arena_take(arena, numbers);
+    s->damping = tchi_arena_take(arena, numbers);
+    s->bound = tchi_arena_take(arena, numbers);
+    s->flags = tchi_arena_take(arena, x->batch * (int64_t)sizeof(int32_t));
+}
+
+int64_t tchi_orthogonalize_bytes(const tchi_ortho *ortho, const tch_matrices *x)
+{
+    schulz_buffers probe;
+    tchi_arena arena = {0};
+    layout(&probe, &arena, ortho, x);
+    return arena.used;
+}
+
+/* --- the iteration ------------------------------------------------------------------------------------------------ */
+
+/* X / max(|X|, eps): with the norm for the largest eigenvalue and all of it for damping, that is what the setup of a
+ * root gives as its bound. A zero matrix stays zero even where eps is 0. */
+static tch_status normalize(tch_context *context, double eps, const tch_matrices *x, schulz_buffers *s)
+{
+    const tch_backend *t = context->backend;
+    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_FROBENIUS, x, s->norm));
+    TCHI_TRY(t->zero_bytes(context->state, s->zeros, x->batch * (int64_t)sizeof(double)));
+    tch_root_norms norms = {s->norm, s->norm, s->zeros, s->zeros};
+    TCHI_TRY(t->root_setup(context->state, x->batch, &norms, eps, 1.0, 0.0, 1.0, s->damping, s->bound, s->flags));
+    return t->shift_scale(context->state, x, NULL, s->bound, -1.0, x);
+}
+
+/* P(M) */
+static tch_status polynomial(tch_context *context, tchi_schulz_step c, const tch_matrices *m, const tch_matrices *p)
+{
+    return tchi_symmetric_polynomial(context, c.a, c.b, m, c.c, m, m, p);
+}
+
+/* M <- P M P, with `spare` for half of the way. */
+static tch_status carry_on(tch_context *context, const tch_matrices *p, const tch_matrices *m,
+                           const tch_matrices *spare)
+{
+    TCHI_TRY(tchi_symmetric_product(context, p, m, spare));
+    return tchi_symmetric_product(context, spare, p, m);
+}
+
+static void swap(tch_matrices *a, tch_matrices *b)
+{
+    tch_matrices c = *a;
+    *a = *b;
+    *b = c;
+}
+
+/* Steps 1 to count - 1 of a run, whose step 0 has left its P in q. The product of all P ends up in m: q and the fourth
+ * batch change places, and the fourth lies in y, which is free until X is multiplied and is wide enough. */
+static tch_status multiply_up(tch_context *context, const tchi_schulz_step *step, int32_t count,
+                              const schulz_buffers *s)
+{
+    tch_matrices q = s->q;
+    tch_matrices spare = s->y;
+    spare.cols = spare.rows;
+    for (int32_t k = 1; k < count; k++) {
+        TCHI_TRY(carry_on(context, k == 1 ? &q : &s->p, &s->m, &spare));
+        TCHI_TRY(polynomial(context, step[k], &s->m, &s->p));
+        bool last = k + 1 == count;
+        TCHI_TRY(tchi_symmetric_product(context, &s->p, &q, last ? &s->m : &spare));
+        swap(&q, &spare);
+    }
+    return TCH_OK;
+}
+
+/* `count` steps on one Gram matrix: from x to y. */
+static tch_status run(tch_context *context, const tchi_schulz_step *step, int32_t count, const tch_matrices *x,
+                      const schulz_buffers *s)
+{
+    TCHI_TRY(tchi_gram(context, 1.0, x, 0, 0.0, &s->m));
+    TCHI_TRY(polynomial(context, step[0], &s->m, &s->q));
+    TCHI_TRY(multiply_up(context, step, count, s));
+    return context->backend->gemm(context->state, 1.0, count == 1 ? &s->q : &s->m, 0, x, 0, 0.0, &s->y);
+}
+
+tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x,
+                                     void *scratch, tch_matrices *result)
+{
+    schulz_buffers s;
+    tchi_arena arena = {.base = scratch};
+    layout(&s, &arena, ortho, x);
+    *result = *x;
+    TCHI_TRY(normalize(context, ortho->eps, result, &s));
+    for (int32_t k = 0; k < ortho->steps;) {
+        int32_t count = tchi_ortho_run(ortho, k, x->rows, x->cols);
+        TCHI_TRY(run(context, ortho->step + k, count, result, &s));
+        swap(result, &s.y);
+        k += count;
+    }
+    return TCH_OK;
+}

@@ -1,0 +1,234 @@
+/* One batch through a network: forward through the layers, the loss at their end, and back. The walk is the same on
+ * every device, and nothing on it looks at a number; every argument is checked before the first write. */
+#include "network.h"
+
+#include "core/check.h"
+#include "core/status.h"
+#include "linalg/limits.h"
+
+/* --- the walk ----------------------------------------------------------------------------------------------------- */
+
+static tch_matrices parameter(const tch_tensor *tensor, int64_t rows, int64_t cols)
+{
+    return tchi_matrices_new(tchi_tensor_data(tensor), TCH_SCALAR_F32, 1, rows, cols);
+}
+
+static tch_status forward(tch_network *network)
+{
+    const tch_context *context = network->context;
+    const tch_backend *t = context->backend;
+    for (int32_t i = 0; i < network->layer_count; i++) {
+        tchi_layer *layer = &network->layers[i];
+        tch_matrices weight = parameter(layer->weight, layer->outputs, layer->inputs);
+        tch_matrices bias = parameter(layer->bias, 1, layer->outputs);
+        TCHI_TRY(t->gemm(context->state, 1.0, &layer->input, 0, &weight, 1, 0.0, &layer->z));
+        TCHI_TRY(t->bias_activation(context->state, layer->activation, &layer->z, &bias, &layer->output));
+    }
+    return TCH_OK;
+}
+
+/* From a layer's delta to its gradients, and to the delta of the layer before. */
+static tch_status backward_layer(const tch_network *network, int32_t index)
+{
+    const tch_context *context = network->context;
+    const tch_backend *t = context->backend;
+    const tchi_layer *layer = &network->layers[index];
+    tch_matrices weight = parameter(layer->weight, layer->outputs, layer->inputs);
+    tch_matrices weight_gradient = parameter(layer->weight_gradient, layer->outputs, layer->inputs);
+    tch_matrices bias_gradient = parameter(layer->bias_gradient, 1, layer->outputs);
+    TCHI_TRY(t->gemm(context->state, 1.0, &layer->delta, 1, &layer->input, 0, 0.0, &weight_gradient));
+    TCHI_TRY(t->column_sums(context->state, &layer->delta, &bias_gradient));
+    if (index == 0) {
+        return TCH_OK;
+    }
+    const tchi_layer *before = layer - 1;
+    const tch_matrices *kept = before->activation == TCH_ACTIVATION_GELU ? &before->z : &before->output;
+    TCHI_TRY(t->gemm(context->state, 1.0, &layer->delta, 0, &weight, 0, 0.0, &before->delta));
+    return t->activation_backward(context->state, before->activation, kept, &before->delta);
+}
+
+static tch_status backward(const tch_network *network)
+{
+    for (int32_t i = network->layer_count - 1; i >= 0; i--) {
+        TCHI_TRY(backward_layer(network, i));
+    }
+    return TCH_OK;
+}
+
+static tch_status loss(const tch_network *network, const tch_tensor *targets, const tch_loss_results *results)
+{
+    const tch_context *context = network->context;
+    const tch_matrices *outputs = &network->layers[network->layer_count - 1].output;
+    if (network->loss == TCH_LOSS_CROSS_ENTROPY) {
+        return context->backend->softmax_loss(context->state, outputs, tchi_tensor_data(targets), results);
+    }
+    tch_matrices wanted;
+    (void)tchi_matrices_of(targets, &wanted); /* which was checked */
+    return context->backend->squared_loss(context->state, outputs, &wanted, results);
+}
+
+/* --- checks ------------------------------------------------------------------------------------------------------- */
+
+/* Rows of float32 that the table can take: any stride between them, none between columns. */
+static tch_status check_rows(const tch_tensor *tensor, const char *name, int64_t cols)
+{
+    char text[TCHI_DESCRIBE_SIZE];
+    tch_matrices rows;
+    TCHI_TRY(tchi_check_dtype(tensor, name, TCH_FLOAT32));
+    if (tensor->ndim != 2 || tensor->shape[1] != cols) {
+        return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s, expected [rows, %lld]", name,
+                         tchi_describe_shape(tensor, text, sizeof text), (long long)cols);
+    }
+    TCHI_TRY(tchi_check_matrix_size(tensor, name));
+    if (!tchi_matrices_of(tensor, &rows) || rows.ld > TCHI_MOST_SIZE) {
+        return tchi_fail(TCH_ERR_LAYOUT,
+                         "%s has strides [%lld, %lld]: its columns must lie side by side, and its rows one after "
+                         "the other; copy it to a contiguous tensor",
+                         name, (long long)tchi_tensor_stride(tensor, 0), (long long)tchi_tensor_stride(tensor, 1));
+    }
+    return TCH_OK;
+}
+
+static tch_status check_inputs(const tch_network *network, const tch_tensor *inputs)
+{
+    TCHI_TRY(tchi_check_input(network->context, inputs, "inputs"));
+    return check_rows(inputs, "inputs", network->layers[0].inputs);
+}
+
+static tch_status check_targets(const tch_network *network, const tch_tensor *targets, int64_t rows)
+{
+    TCHI_TRY(tchi_check_input(network->context, targets, "targets"));
+    if (network->loss == TCH_LOSS_SQUARED) {
+        const int64_t shape[] = {rows, network->layers[network->layer_count - 1].outputs};
+        TCHI_TRY(check_rows(targets, "targets", shape[1]));
+        return tchi_check_shape(targets, "targets", 2, shape);
+    }
+    TCHI_TRY(tchi_check_dtype(targets, "targets", TCH_INT32));
+    TCHI_TRY(tchi_check_shape(targets, "targets", 1, &rows));
+    if (!tch_tensor_is_contiguous(targets)) {
+        return tchi_fail(TCH_ERR_LAYOUT, "targets has stride %lld: labels must lie side by side",
+                         (long long)tchi_tensor_stride(targets, 0));
+    }
+    return TCH_OK;
+}
+
+static tch_status check_totals(const tch_network *network, const tch_tensor *totals)
+{
+    const int64_t shape[] = {TCH_NETWORK_TOTALS};
+    TCHI_TRY(tchi_check_output(network->context, totals, "totals"));
+    TCHI_TRY(tchi_check_dtype(totals, "totals", TCH_FLOAT64));
+    TCHI_TRY(tchi_check_shape(totals, "totals", 1, shape));
+    return tch_tensor_is_contiguous(totals)
+               ? TCH_OK
+               : tchi_fail(TCH_ERR_LAYOUT, "totals has stride %lld: its numbers must lie side by side",
+                           (long long)tchi_tensor_stride(totals, 0));
+}
+
+static tch_status check_scale(const tch_network *network, const tch_tensor *scale)
+{
+    char text[TCHI_DESCRIBE_SIZE];
+    if (scale == NULL) {
+        return TCH_OK;
+    }
+    TCHI_TRY(tchi_check_input(network->context, scale, "loss_scale"));
+    TCHI_TRY(tchi_check_dtype(scale, "loss_scale", TCH_FLOAT32));
+    return tch_tensor_numel(scale) == 1 ? TCH_OK
+                                        : tchi_fail(TCH_ERR_SHAPE, "loss_scale has shape %s, expected one number",
+                                                    tchi_describe_shape(scale, text, sizeof text));
+}
+
+/* `out` shares no byte with the network's parameters and gradients. */
+static tch_status check_apart(const tch_network *network, const tch_tensor *out, const char *name)
+{
+    for (int32_t i = 0; i < tch_network_parameter_count(network); i++) {
+        const char *other = tch_network_parameter_name(network, i);
+        TCHI_TRY(tchi_check_disjoint(out, name, tch_network_parameter(network, i), other));
+        TCHI_TRY(tchi_check_disjoint(out, name, tch_network_gradient(network, i), other));
+    }
+    return TCH_OK;
+}
+
+static tch_status check_loss_call(const tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
+                                  const tch_tensor *scale, const tch_tensor *totals)
+{
+    TCHI_TRY(check_inputs(network, inputs));
+    TCHI_TRY(check_targets(network, targets, inputs->shape[0]));
+    TCHI_TRY(check_scale(network, scale));
+    TCHI_TRY(check_totals(network, totals));
+    TCHI_TRY(check_apart(network, inputs, "inputs"));
+    TCHI_TRY(check_apart(network, targets, "targets"));
+    TCHI_TRY(check_apart(network, totals, "totals"));
+    const tchi_named out = {totals, "totals"};
+    const tchi_named in[] = {{inputs, "inputs"}, {targets, "targets"}, {scale, "loss_scale"}};
+    return tchi_check_all_disjoint(&out, 1, in, 3);
+}
+
+static tch_status check_network(const tch_network *network, const char *function)
+{
+    return network != NULL ? TCH_OK : tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: network is NULL", function);
+}
+
+/* --- the public calls --------------------------------------------------------------------------------------------- */
+
+static tch_status begin_batch(tch_network *network, const tch_tensor *inputs)
+{
+    TCHI_TRY(tchi_network_set_batch(network, inputs->shape[0]));
+    (void)tchi_matrices_of(inputs, &network->layers[0].input); /* which was checked */
+    return TCH_OK;
+}
+
+tch_status tch_network_forward(tch_network *network, const tch_tensor *inputs, tch_tensor *outputs)
+{
+    TCHI_TRY(check_network(network, "tch_network_forward"));
+    TCHI_ENTER(network->context, "tch_network_forward");
+    tchi_layer *last = &network->layers[network->layer_count - 1];
+    TCHI_TRY(check_inputs(network, inputs));
+    TCHI_TRY(tchi_check_output(network->context, outputs, "outputs"));
+    TCHI_TRY(tchi_check_dtype(outputs, "outputs", TCH_FLOAT32));
+    const int64_t shape[] = {inputs->shape[0], last->outputs};
+    TCHI_TRY(tchi_check_shape(outputs, "outputs", 2, shape));
+    TCHI_TRY(tchi_check_disjoint(outputs, "outputs", inputs, "inputs"));
+    TCHI_TRY(check_apart(network, outputs, "outputs"));
+    TCHI_TRY(begin_batch(network, inputs));
+    TCHI_TRY(forward(network));
+    int64_t strides[TCH_MAX_RANK];
+    const int64_t steps[] = {last->output.ld, 1};
+    const tch_array from = {last->output.data, TCH_SCALAR_F32, 2, shape, steps};
+    const tch_array to = tchi_array_of(outputs, strides);
+    return network->context->backend->copy(network->context->state, &to, &from);
+}
+
+static tch_status run_loss(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
+                           const tch_tensor *scale, const tch_tensor *totals, bool with_gradients)
+{
+    int64_t rows = inputs->shape[0];
+    TCHI_TRY(begin_batch(network, inputs));
+    TCHI_TRY(forward(network));
+    const tch_loss_results results = {
+        .gradient = with_gradients ? &network->layers[network->layer_count - 1].delta : NULL,
+        .weight = rows > 0 ? 1.0 / (double)rows : 0.0,
+        .scale = scale != NULL ? tchi_tensor_data(scale) : NULL,
+        .totals = tchi_tensor_data(totals),
+        .scratch = network->scratch,
+    };
+    TCHI_TRY(loss(network, targets, &results));
+    return with_gradients ? backward(network) : TCH_OK;
+}
+
+tch_status tch_network_loss_and_gradients(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
+                                          const tch_tensor *loss_scale, tch_tensor *totals)
+{
+    TCHI_TRY(check_network(network, "tch_network_loss_and_gradients"));
+    TCHI_ENTER(network->context, "tch_network_loss_and_gradients");
+    TCHI_TRY(check_loss_call(network, inputs, targets, loss_scale, totals));
+    return run_loss(network, inputs, targets, loss_scale, totals, true);
+}
+
+tch_status tch_network_evaluate(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
+                                tch_tensor *totals)
+{
+    TCHI_TRY(check_network(network, "tch_network_evaluate"));
+    TCHI_ENTER(network->context, "tch_network_evaluate");
+    TCHI_TRY(check_loss_call(network, inputs, targets, NULL, totals));
+    return run_loss(network, inputs, targets, NULL, totals, false);
+}

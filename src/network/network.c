@@ -1,0 +1,188 @@
+/* Networks come and go here, and get their memory: parameters once, and one block for everything whose size depends on
+ * the batch, which grows to the largest batch seen. */
+#include "network.h"
+
+#include <stdalign.h>
+
+#include "core/allocator.h"
+#include "core/check.h"
+#include "core/status.h"
+#include "linalg/limits.h"
+
+/* --- checks ------------------------------------------------------------------------------------------------------- */
+
+static tch_status check_size(const char *name, int64_t value, int64_t least)
+{
+    if (value < least || value > TCHI_MOST_SIZE) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_create: %s is %lld, expected %lld to %d", name,
+                         (long long)value, (long long)least, TCHI_MOST_SIZE);
+    }
+    return TCH_OK;
+}
+
+static tch_status check_hidden(const tch_network_config *config)
+{
+    if (config->hidden_count < 0 || config->hidden_count > TCH_NETWORK_MAX_HIDDEN) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_create: hidden_count is %d, expected 0 to %d",
+                         config->hidden_count, TCH_NETWORK_MAX_HIDDEN);
+    }
+    if (config->hidden_count > 0 && config->hidden == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_create: hidden is NULL, expected %d widths",
+                         config->hidden_count);
+    }
+    for (int32_t i = 0; i < config->hidden_count; i++) {
+        TCHI_TRY(check_size("an entry of hidden", config->hidden[i], 1));
+    }
+    return TCH_OK;
+}
+
+static tch_status check_config(const tch_network_config *config)
+{
+    if (config == NULL || config->struct_size != sizeof *config) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_network_create: config must point to a struct set to TCH_NETWORK_CONFIG_INIT");
+    }
+    TCHI_TRY(check_size("inputs", config->inputs, 1));
+    TCHI_TRY(check_size("outputs", config->outputs, 1));
+    TCHI_TRY(check_size("max_batch", config->max_batch, 0));
+    TCHI_TRY(check_hidden(config));
+    if ((int)config->activation < 0 || config->activation >= TCH_ACTIVATION_COUNT) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_create: activation is %d, expected a tch_activation",
+                         (int)config->activation);
+    }
+    if ((int)config->loss < 0 || config->loss >= TCH_LOSS_COUNT) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_create: loss is %d, expected a tch_loss",
+                         (int)config->loss);
+    }
+    return TCH_OK;
+}
+
+/* --- memory of a batch -------------------------------------------------------------------------------------------- */
+
+static tch_matrices rows_from(tchi_arena *arena, int64_t rows, int64_t cols)
+{
+    bool countable = rows <= INT64_MAX / (int64_t)sizeof(float) / cols;
+    void *data = tchi_arena_take(arena, countable ? rows * cols * (int64_t)sizeof(float) : INT64_MAX);
+    return tchi_matrices_new(data, TCH_SCALAR_F32, 1, rows, cols);
+}
+
+/* What GELU's derivative is known by is its argument, so that its output needs memory of its own. */
+static void lay_out(tch_network *network, tchi_arena *arena, int64_t rows)
+{
+    network->scratch = tchi_arena_take(arena, 3 * TCH_LOSS_RANGES * (int64_t)sizeof(double));
+    for (int32_t i = 0; i < network->layer_count; i++) {
+        tchi_layer *layer = &network->layers[i];
+        layer->z = rows_from(arena, rows, layer->outputs);
+        layer->output = layer->activation == TCH_ACTIVATION_GELU ? rows_from(arena, rows, layer->outputs) : layer->z;
+        layer->delta = rows_from(arena, rows, layer->outputs);
+        if (i + 1 < network->layer_count) {
+            network->layers[i + 1].input = layer->output;
+        }
+    }
+}
+
+static tch_status grow(tch_network *network, int64_t rows)
+{
+    tchi_arena arena = {0};
+    void *memory = NULL;
+    lay_out(network, &arena, rows);
+    if (arena.used > INT64_MAX / 4) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "a batch of %lld rows needs more memory than 64 bits can count",
+                         (long long)rows);
+    }
+    TCHI_TRY(tchi_pool_allocate(network->context->pool, arena.used, &memory));
+    tchi_pool_free(network->context->pool, network->memory);
+    network->memory = memory;
+    network->capacity = rows;
+    return TCH_OK;
+}
+
+tch_status tchi_network_set_batch(tch_network *network, int64_t rows)
+{
+    if (rows > network->capacity || network->memory == NULL) {
+        TCHI_TRY(grow(network, rows));
+    }
+    tchi_arena arena = {.base = network->memory};
+    lay_out(network, &arena, rows);
+    return TCH_OK;
+}
+
+/* --- creation and destruction ------------------------------------------------------------------------------------- */
+
+static size_t struct_bytes(int32_t layer_count)
+{
+    return sizeof(tch_network) + (size_t)layer_count * sizeof(tchi_layer);
+}
+
+static void set_sizes(tch_network *network, const tch_network_config *config)
+{
+    int32_t last = network->layer_count - 1;
+    for (int32_t i = 0; i <= last; i++) {
+        network->layers[i] = (tchi_layer){
+            .inputs = i == 0 ? config->inputs : config->hidden[i - 1],
+            .outputs = i == last ? config->outputs : config->hidden[i],
+            .activation = i == last ? TCH_ACTIVATION_NONE : config->activation,
+        };
+    }
+}
+
+/* A seed becomes one key for each layer, far from those of other seeds and layers. */
+static uint64_t key_of(uint64_t seed, int32_t layer)
+{
+    uint64_t z = (seed + 0xD1B54A32D192ED03u) ^ ((uint64_t)layer + 1) * 0x8CB92BA72F3D8DD7u;
+    z = (z ^ (z >> 31)) * 0x7FB5D329728EA185u;
+    z = (z ^ (z >> 27)) * 0x81DADEF4BC2DD44Du;
+    return z ^ (z >> 33);
+}
+
+/* The batch comes first: where its size is absurd, nothing was taken yet. */
+static tch_status build(tch_network *network, const tch_network_config *config)
+{
+    tch_context *context = network->context;
+    if (config->max_batch > 0) {
+        TCHI_TRY(tchi_network_set_batch(network, config->max_batch));
+    }
+    for (int32_t i = 0; i < network->layer_count; i++) {
+        tchi_layer *layer = &network->layers[i];
+        TCHI_TRY(tchi_layer_create(context, layer, i + 1));
+        TCHI_TRY(tchi_layer_draw(context, layer, key_of(config->seed, i), i + 1 == network->layer_count));
+    }
+    return TCH_OK;
+}
+
+tch_status tch_network_create(tch_context *context, const tch_network_config *config, tch_network **network)
+{
+    TCHI_ENTER(context, "tch_network_create");
+    if (network == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_create: network is NULL");
+    }
+    *network = NULL;
+    TCHI_TRY(check_config(config));
+    int32_t layer_count = config->hidden_count + 1;
+    tch_network *made = tchi_host_allocate(struct_bytes(layer_count), alignof(max_align_t));
+    if (made == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a network",
+                         struct_bytes(layer_count));
+    }
+    *made = (tch_network){.context = context, .loss = config->loss, .layer_count = layer_count};
+    set_sizes(made, config);
+    tch_status status = build(made, config);
+    if (status != TCH_OK) {
+        tch_network_destroy(made);
+        return status;
+    }
+    *network = made;
+    return TCH_OK;
+}
+
+void tch_network_destroy(tch_network *network)
+{
+    if (network == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < network->layer_count; i++) {
+        tchi_layer_destroy(&network->layers[i]);
+    }
+    tchi_pool_free(network->context->pool, network->memory);
+    tchi_host_release(network, struct_bytes(network->layer_count));
+}

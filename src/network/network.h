@@ -1,0 +1,52 @@
+/* The inside of a network: its layers, and what a batch leaves behind in them.
+ *
+ * After tch_network_loss_and_gradients each layer holds, for the rows of that batch, what curvature is made of: the
+ * layer's `input` and the gradient of the batch's mean loss with respect to its pre-activation, `delta`. The first
+ * layer's input is the caller's own tensor. The rest lies in one block of device memory with room for `capacity` rows;
+ * a smaller batch uses the first of them. */
+#ifndef TCHI_NETWORK_H
+#define TCHI_NETWORK_H
+
+#include <stdbool.h>
+
+#include <torchium/network.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+
+typedef struct tchi_layer {
+    int64_t inputs, outputs;
+    tch_activation activation; /* NONE in the last layer */
+    tch_tensor *weight;        /* [outputs, inputs] */
+    tch_tensor *bias;          /* [outputs] */
+    tch_tensor *weight_gradient, *bias_gradient;
+    char weight_name[32], bias_name[32];
+    tch_matrices input;  /* the batch's inputs, or the output of the layer before */
+    tch_matrices z;      /* input W' + bias */
+    tch_matrices output; /* f(z), in the memory of z unless that must be kept: see tch_backend's activation_backward */
+    tch_matrices delta;  /* d loss / d z */
+} tchi_layer;
+
+struct tch_network {
+    tch_context *context;
+    tch_loss loss;
+    int32_t layer_count;
+    int64_t capacity; /* rows that `memory` has room for */
+    void *memory;     /* of the pool; NULL while capacity is 0 */
+    double *scratch;  /* of the losses, in `memory` */
+    tchi_layer layers[];
+};
+
+/* Zeroed parameters and gradients for a layer whose sizes are set, named as number `number`, from 1. After a failure
+ * tchi_layer_destroy releases what was made. */
+tch_status tchi_layer_create(tch_context *context, tchi_layer *layer, int32_t number);
+void tchi_layer_destroy(tchi_layer *layer);
+
+/* The first weights; layers of one network need different keys. */
+tch_status tchi_layer_draw(tch_context *context, const tchi_layer *layer, uint64_t key, bool is_last);
+
+/* Room for a batch of `rows`; the memory is kept as it is where that fails. Every layer's matrices are then those of
+ * this batch, except the first one's input. */
+tch_status tchi_network_set_batch(tch_network *network, int64_t rows);
+
+#endif

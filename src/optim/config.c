@@ -1,0 +1,285 @@
+/* See config.h. A new option is a field in optim.h, a line in the table below, and its default. */
+#include "config.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "core/status.h"
+
+#define LARGEST 1e300
+
+typedef enum option_type { REAL, INT32, INT64, ENUM } option_type;
+
+typedef struct option {
+    const char *name;
+    size_t offset;
+    option_type type;
+    int changes;        /* may change between steps */
+    double least, most; /* both allowed */
+    int below_most;     /* `most` itself is not */
+    const char *range;  /* in words, for the message */
+} option;
+
+#define AT(field) offsetof(tch_optim_config, field)
+
+static const option options[] = {
+    {"lr", AT(lr), REAL, 1, 0, LARGEST, 0, "0 or more"},
+    {"weight_decay", AT(weight_decay), REAL, 1, 0, LARGEST, 0, "0 or more"},
+    {"decay", AT(decay), ENUM, 0, 0, TCH_DECAY_L2, 0, "one of tch_decay"},
+    {"maximize", AT(maximize), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"momentum", AT(momentum), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
+    {"dampening", AT(dampening), REAL, 1, -LARGEST, 1, 0, "1 or less"},
+    {"nesterov", AT(nesterov), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"beta1", AT(beta1), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
+    {"beta2", AT(beta2), REAL, 1, 0, 1, 0, "0 to 1"},
+    {"eps", AT(eps), REAL, 1, 0, LARGEST, 0, "0 or more"},
+    {"bias_correction", AT(bias_correction), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"amsgrad", AT(amsgrad), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"scalar_lr", AT(scalar_lr), REAL, 1, 0, LARGEST, 0, "0 or more"},
+    {"scalar_beta1", AT(scalar_beta1), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
+    {"scalar_beta2", AT(scalar_beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
+    {"scalar_eps", AT(scalar_eps), REAL, 1, 0, LARGEST, 0, "0 or more"},
+    {"scalar_weight_decay", AT(scalar_weight_decay), REAL, 1, -1, LARGEST, 0, "0 or more, or -1"},
+    {"max_preconditioner_dim", AT(max_preconditioner_dim), INT64, 0, 1, 1 << 20, 0, "1 to 1048576"},
+    {"block", AT(block), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"merge_dims", AT(merge_dims), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"precondition_1d", AT(precondition_1d), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"precondition_frequency", AT(precondition_frequency), INT32, 1, 1, 1 << 30, 0, "1 or more"},
+    {"start_preconditioning_step", AT(start_preconditioning_step), INT32, 0, -1, 1 << 30, 0, "-1, or a step from 0 on"},
+    {"stagger", AT(stagger), INT32, 1, 0, 1, 0, "0 or 1"},
+    {"precision", AT(precision), ENUM, 0, 0, TCH_PRECISION_HIGHEST, 0, "one of tch_precision"},
+    {"relative_eps", AT(relative_eps), REAL, 1, 0, 1, 0, "0 to 1"},
+    {"root_tolerance", AT(root_tolerance), REAL, 0, 0, 1, 1, "0 or more, and below 1"},
+    {"root_method", AT(root_method), ENUM, 0, 0, TCH_ROOT_RATIONAL, 0, "one of tch_root_method"},
+    {"exponent_override", AT(exponent_override), INT32, 0, 0, 8, 0, "0, 1, 2, 3, 4, 6 or 8"},
+    {"grafting", AT(grafting), ENUM, 0, 0, TCH_GRAFTING_ADAM, 0, "one of tch_grafting"},
+    {"grafting_beta2", AT(grafting_beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
+    {"grafting_eps", AT(grafting_eps), REAL, 1, 0, LARGEST, 0, "0 or more"},
+    {"shampoo_beta", AT(shampoo_beta), REAL, 1, -1, 1, 1, "0 or more and below 1, or -1"},
+    {"normalize_grads", AT(normalize_grads), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"muon_method", AT(muon_method), ENUM, 0, 0, TCH_ORTHO_MUON, 0, "one of tch_ortho_method"},
+    {"muon_coefficients[0]", AT(muon_coefficients[0]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
+    {"muon_coefficients[1]", AT(muon_coefficients[1]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
+    {"muon_coefficients[2]", AT(muon_coefficients[2]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
+    {"muon_steps", AT(muon_steps), INT32, 0, 1, 100, 0, "1 to 100"},
+    {"muon_lr", AT(muon_lr), ENUM, 0, 0, TCH_MUON_LR_PLAIN, 0, "one of tch_muon_lr"},
+    {"master_weights", AT(master_weights), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"stochastic_rounding", AT(stochastic_rounding), INT32, 0, 0, 1, 0, "0 or 1"},
+    {"nonfinite", AT(nonfinite), ENUM, 0, 0, TCH_NONFINITE_IGNORE, 0, "one of tch_nonfinite"},
+    {"memory_budget", AT(memory_budget), INT64, 0, 0, 9e18, 0, "0 or more"},
+};
+#define OPTIONS ((int32_t)(sizeof options / sizeof options[0]))
+
+/* --- values by name --------------------------------------------------------------------------------------------- */
+
+int tchi_config_option(int32_t index, const char **name, int *changes)
+{
+    if (index >= OPTIONS) {
+        return 0;
+    }
+    *name = options[index].name;
+    *changes = options[index].changes;
+    return 1;
+}
+
+double tchi_config_get(const tch_optim_config *config, int32_t index)
+{
+    const char *at = (const char *)config + options[index].offset;
+    switch (options[index].type) {
+    case REAL:
+        return *(const double *)at;
+    case INT64:
+        return (double)*(const int64_t *)at;
+    default: /* enumerations have the size of an int */
+        return *(const int32_t *)at;
+    }
+}
+
+void tchi_config_set(tch_optim_config *config, int32_t index, double value)
+{
+    char *at = (char *)config + options[index].offset;
+    switch (options[index].type) {
+    case REAL:
+        *(double *)at = value;
+        break;
+    case INT64:
+        *(int64_t *)at = (int64_t)value;
+        break;
+    default:
+        *(int32_t *)at = (int32_t)value;
+        break;
+    }
+}
+
+/* --- defaults ---------------------------------------------------------------------------------------------------- */
+
+static void set_adamw_defaults(tch_optim_config *c)
+{
+    c->lr = 1e-3;
+    c->beta1 = 0.9;
+    c->beta2 = 0.999;
+    c->eps = 1e-8;
+    c->weight_decay = 1e-2;
+}
+
+static void set_shampoo_defaults(tch_optim_config *c)
+{
+    c->lr = 0.03;
+    c->beta1 = 0.9;
+    c->beta2 = 1.0;
+    c->eps = 1e-4;
+    c->precondition_frequency = 100;
+    c->merge_dims = 1;
+}
+
+static void set_soap_defaults(tch_optim_config *c)
+{
+    c->lr = 3e-3;
+    c->beta1 = 0.95;
+    c->beta2 = 0.95;
+    c->eps = 1e-8;
+    c->weight_decay = 0.01;
+    c->precondition_frequency = 10;
+    c->max_preconditioner_dim = 10000;
+}
+
+static void set_muon_defaults(tch_optim_config *c)
+{
+    c->lr = 1e-3;
+    c->weight_decay = 0.1;
+    c->momentum = 0.95;
+    c->nesterov = 1;
+    c->eps = 1e-7;
+}
+
+tch_optim_config tch_optim_defaults(tch_optim_kind kind)
+{
+    tch_optim_config c = {
+        .struct_size = sizeof c,
+        .kind = kind,
+        .lr = 1e-3,
+        .bias_correction = 1,
+        .scalar_beta1 = 0.9,
+        .scalar_beta2 = 0.999,
+        .scalar_eps = 1e-8,
+        .scalar_weight_decay = -1.0,
+        .max_preconditioner_dim = 1024,
+        .precondition_frequency = 1,
+        .start_preconditioning_step = -1,
+        .stagger = 1,
+        .relative_eps = 1e-6,
+        .grafting_beta2 = 0.999,
+        .grafting_eps = 1e-8,
+        .shampoo_beta = -1.0,
+        .muon_steps = 5,
+    };
+    switch (kind) {
+    case TCH_OPTIM_ADAMW:
+        set_adamw_defaults(&c);
+        break;
+    case TCH_OPTIM_SHAMPOO:
+        set_shampoo_defaults(&c);
+        break;
+    case TCH_OPTIM_SOAP:
+        set_soap_defaults(&c);
+        break;
+    case TCH_OPTIM_MUON:
+        set_muon_defaults(&c);
+        break;
+    case TCH_OPTIM_SGD:
+        break;
+    default:
+        c.kind = TCH_OPTIM_SGD;
+        break;
+    }
+    return c;
+}
+
+static const char *const kinds[] = {"sgd", "adamw", "shampoo", "soap", "muon"};
+#define KINDS ((int32_t)(sizeof kinds / sizeof kinds[0]))
+
+const char *tch_optim_kind_name(tch_optim_kind kind)
+{
+    return (int32_t)kind >= 0 && (int32_t)kind < KINDS ? kinds[kind] : NULL;
+}
+
+int32_t tch_optim_kind_parse(const char *name)
+{
+    for (int32_t i = 0; name != NULL && i < KINDS; i++) {
+        if (strcmp(name, kinds[i]) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* --- ranges ------------------------------------------------------------------------------------------------------ */
+
+static tch_status refuse(const char *function, const char *name, double value, const char *range)
+{
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is %.10g, expected %s", function, name, value, range);
+}
+
+/* What no single option shows. */
+static tch_status check_together(const char *function, const tch_optim_config *c)
+{
+    bool is_root = c->exponent_override != 5 && c->exponent_override != 7;
+    if (!is_root) {
+        return refuse(function, "exponent_override", c->exponent_override, "0, 1, 2, 3, 4, 6 or 8");
+    }
+    if ((c->kind == TCH_OPTIM_ADAMW || c->kind == TCH_OPTIM_SOAP) && c->beta2 >= 1.0) {
+        return refuse(function, "beta2", c->beta2, "0 or more, and below 1");
+    }
+    if (c->kind == TCH_OPTIM_SGD && c->nesterov && (c->momentum == 0.0 || c->dampening != 0.0)) {
+        return tchi_fail(
+            TCH_ERR_INVALID_ARGUMENT,
+            "%s: nesterov is 1 with momentum %.10g and dampening %.10g, expected a momentum above 0 and no "
+            "dampening",
+            function, c->momentum, c->dampening);
+    }
+    if (c->kind == TCH_OPTIM_SHAMPOO && c->eps == 0.0 && c->relative_eps == 0.0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "%s: eps and relative_eps are both 0, expected some damping: the factors begin singular",
+                         function);
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_config_check(const char *function, const tch_optim_config *config)
+{
+    if (config == NULL || config->struct_size != sizeof *config) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: config must come from tch_optim_defaults", function);
+    }
+    if (tch_optim_kind_name(config->kind) == NULL) {
+        return refuse(function, "kind", (double)config->kind, "one of tch_optim_kind");
+    }
+    for (int32_t i = 0; i < OPTIONS; i++) {
+        const option *o = &options[i];
+        double value = tchi_config_get(config, i);
+        if (!(value >= o->least && value <= o->most) || (o->below_most && value >= o->most)) {
+            return refuse(function, o->name, value, o->range);
+        }
+    }
+    return check_together(function, config);
+}
+
+tch_status tchi_config_check_change(const tch_optim_config *now, const tch_optim_config *next)
+{
+    if (next->kind != now->kind) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "kind is %s, expected %s: it cannot change",
+                         tch_optim_kind_name(next->kind), tch_optim_kind_name(now->kind));
+    }
+    for (int32_t i = 0; i < OPTIONS; i++) {
+        double before = tchi_config_get(now, i);
+        double after = tchi_config_get(next, i);
+        if (before != after && !options[i].changes) {
+            return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                             "%s is %.10g, expected %.10g: it cannot change once the optimizer is made",
+                             options[i].name, after, before);
+        }
+    }
+    if (next->seed != now->seed) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "seed cannot change once the optimizer is made");
+    }
+    return TCH_OK;
+}

@@ -1,0 +1,19 @@
+/* Configurations: defaults, ranges, and which options may change between steps. All options stand in one table. */
+#ifndef TCHI_OPTIM_CONFIG_H
+#define TCHI_OPTIM_CONFIG_H
+
+#include <torchium/optim.h>
+
+/* Every option within its range; the message names the one that is not, with its value. */
+tch_status tchi_config_check(const char *function, const tch_optim_config *config);
+
+/* `next` differs from `now` only in options that may change between steps. */
+tch_status tchi_config_check_change(const tch_optim_config *now, const tch_optim_config *next);
+
+/* The options one by one, for checkpoints: name and value of option `index` as a number; 0 past the end. Those that may
+ * change between steps are marked. */
+int tchi_config_option(int32_t index, const char **name, int *changes);
+double tchi_config_get(const tch_optim_config *config, int32_t index);
+void tchi_config_set(tch_optim_config *config, int32_t index, double value);
+
+#endif

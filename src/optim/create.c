@@ -1,0 +1,575 @@
+/* Making optimizers: checking parameters, laying out their state, taking the memory. Everything is checked before anything
+ * is taken, and a group that cannot be added leaves the optimizer as it was. */
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/check.h"
+#include "core/status.h"
+#include "linalg/basis.h"
+
+#include "config.h"
+#include "layout.h"
+#include "core/list.h"
+#include "optimizer.h"
+#include "shape.h"
+
+static const tchi_optim_method *method_of(tch_optim_kind kind)
+{
+    switch (kind) {
+    case TCH_OPTIM_SHAMPOO:
+        return &tchi_method_shampoo;
+    case TCH_OPTIM_SOAP:
+        return &tchi_method_soap;
+    case TCH_OPTIM_MUON:
+        return &tchi_method_muon;
+    default:
+        return &tchi_method_elementwise;
+    }
+}
+
+/* --- parameters -------------------------------------------------------------------------------------------------- */
+
+static const char *name_of(const tch_parameter *parameter, int32_t index, char text[32])
+{
+    snprintf(text, 32, "parameter%d", index);
+    return parameter->name != NULL && parameter->name[0] != '\0' ? parameter->name : text;
+}
+
+static tch_status check_parameter(const tch_context *context, const tch_parameter *parameter, const char *name,
+                                  bool with_data)
+{
+    static max_align_t nowhere;
+    char text[TCHI_DESCRIBE_SIZE];
+    tchi_dims dims;
+    tch_tensor shape_only;
+    const tch_tensor *tensor = parameter->tensor;
+    if (tensor == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "parameter '%s' is NULL", name);
+    }
+    if (strlen(name) >= TCHI_NAME_SIZE) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "a parameter's name has %zu bytes, expected below %d", strlen(name),
+                         TCHI_NAME_SIZE);
+    }
+    if (!with_data) {
+        shape_only = *tensor;
+        shape_only.data = &nowhere; /* aligned, and never looked at */
+        shape_only.byte_offset = 0;
+        shape_only.device = tch_context_device(context);
+        tensor = &shape_only;
+    }
+    TCHI_TRY(tchi_check_output(context, tensor, name));
+    TCHI_TRY(tchi_check_float(tensor, name));
+    if (!tchi_dims_of(tensor, &dims)) {
+        return tchi_fail(TCH_ERR_LAYOUT, "parameter '%s' is %s with gaps between its elements; expected a dense one",
+                         name, tchi_describe(tensor, text, sizeof text));
+    }
+    return TCH_OK;
+}
+
+typedef struct span {
+    const char *low, *high;
+    int32_t index;
+} span;
+
+static int by_address(const void *a, const void *b)
+{
+    const char *x = ((const span *)a)->low;
+    const char *y = ((const span *)b)->low;
+    return (x > y) - (x < y);
+}
+
+/* No two parameters share memory: an update of one would change the other. */
+static tch_status check_apart(const tch_optimizer *o)
+{
+    int64_t count = o->params.count;
+    span *spans;
+    size_t bytes = (size_t)count * sizeof *spans;
+    TCHI_TRY(tchi_host_take(bytes, "the list of parameters", &spans));
+    for (int32_t i = 0; i < count; i++) {
+        const tchi_param *p = tchi_param_at(o, i);
+        spans[i] = (span){p->data, p->data + p->count * tchi_scalar_size(p->type), i};
+    }
+    if (count > 1) {
+        qsort(spans, (size_t)count, sizeof *spans, by_address);
+    }
+    tch_status status = TCH_OK;
+    for (int64_t i = 0; i + 1 < count && status == TCH_OK; i++) {
+        if (spans[i].high > spans[i + 1].low && spans[i + 1].high > spans[i + 1].low) {
+            status = tchi_fail(TCH_ERR_LAYOUT, "parameters '%s' and '%s' share memory",
+                               tchi_param_at(o, spans[i].index)->name, tchi_param_at(o, spans[i + 1].index)->name);
+        }
+    }
+    tchi_host_release(spans, bytes);
+    return status;
+}
+
+static void set_dims(const tch_optim_config *config, tchi_param *p)
+{
+    if (config->kind == TCH_OPTIM_MUON) {
+        tchi_dims_as_matrix(&p->dims);
+    } else if (config->merge_dims) {
+        tchi_dims_merge(&p->dims, config->max_preconditioner_dim);
+    }
+    tchi_dims_limit(&p->dims, TCHI_MOST_ORDER);
+}
+
+static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter *parameter)
+{
+    char text[32];
+    const tch_optim_config *config = &tchi_group_at(o, group)->config;
+    const tch_tensor *tensor = parameter->tensor;
+    const char *name = name_of(parameter, (int32_t)o->params.count, text);
+    for (int32_t i = 0; i < o->params.count; i++) {
+        if (strcmp(tchi_param_at(o, i)->name, name) == 0) {
+            return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "two parameters are called '%s'", name);
+        }
+    }
+    size_t bytes = strlen(name) + 1;
+    char *copy;
+    TCHI_TRY(tchi_host_take(bytes, "a parameter's name", &copy));
+    memcpy(copy, name, bytes);
+    tchi_param *p = tchi_list_extend(&o->params); /* there is room */
+    p->name = copy;
+    p->name_bytes = bytes;
+    p->group = group;
+    p->type = tchi_scalar_of(tensor->dtype);
+    p->real = p->type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
+    p->data = tchi_tensor_data(tensor);
+    p->ndim = tensor->ndim;
+    for (int32_t k = 0; k < tensor->ndim; k++) {
+        p->shape[k] = tensor->shape[k];
+        p->strides[k] = tchi_tensor_stride(tensor, k);
+    }
+    p->count = tch_tensor_numel(tensor);
+    tchi_dims_of(tensor, &p->dims);
+    if (p->count > 0 && !parameter->elementwise) {
+        set_dims(config, p);
+        p->blocked = o->method->takes(config, &p->dims);
+    }
+    return TCH_OK;
+}
+
+/* --- undoing ----------------------------------------------------------------------------------------------------- */
+
+/* How far the lists go before a group is added. */
+typedef struct mark {
+    int64_t groups, params, blocks, classes, families, states, slabs;
+} mark;
+
+static mark mark_of(const tch_optimizer *o)
+{
+    return (mark){o->groups.count,   o->params.count, o->blocks.count, o->classes.count,
+                  o->families.count, o->states.count, o->slabs.count};
+}
+
+static void release_slab(tch_optimizer *o, const tchi_slab *slab)
+{
+    if (slab->is_state && o->allocator.release != NULL) {
+        o->allocator.release(o->allocator.user, slab->pointer, slab->bytes);
+    } else {
+        tchi_pool_free(o->context->pool, slab->pointer);
+    }
+}
+
+static void return_to(tch_optimizer *o, const mark *m)
+{
+    for (int64_t i = m->states; i < o->states.count; i++) {
+        tchi_host_release(tchi_state_at(o, i), tchi_state_at(o, i)->bytes);
+    }
+    for (int64_t i = m->families; i < o->families.count; i++) {
+        tchi_layout_free_family(tchi_family_at(o, (int32_t)i));
+    }
+    for (int64_t i = m->params; i < o->params.count; i++) {
+        const tchi_param *p = tchi_param_at(o, (int32_t)i);
+        tchi_host_release(p->name, p->name_bytes);
+    }
+    for (int64_t i = m->slabs; i < o->slabs.count; i++) {
+        release_slab(o, (const tchi_slab *)o->slabs.items + i);
+    }
+    o->groups.count = m->groups;
+    o->params.count = m->params;
+    o->blocks.count = m->blocks;
+    o->classes.count = m->classes;
+    o->families.count = m->families;
+    o->states.count = m->states;
+    o->slabs.count = m->slabs;
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+static tch_status take_slab(tch_optimizer *o, int64_t bytes, bool from_caller, char **pointer)
+{
+    *pointer = NULL;
+    if (bytes == 0) {
+        return TCH_OK;
+    }
+    TCHI_TRY(tchi_list_reserve(&o->slabs, o->slabs.count + 1));
+    void *memory = NULL;
+    if (from_caller && o->allocator.allocate != NULL) {
+        TCHI_TRY(o->allocator.allocate(o->allocator.user, bytes, &memory));
+        if (memory == NULL || (uintptr_t)memory % 256 != 0) {
+            return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                             "the state's allocator gave %p for %lld bytes, expected memory aligned to 256", memory,
+                             (long long)bytes);
+        }
+    } else {
+        TCHI_TRY(tchi_pool_allocate_exact(o->context->pool, bytes, &memory));
+    }
+    *(tchi_slab *)tchi_list_extend(&o->slabs) = (tchi_slab){memory, bytes, from_caller};
+    *pointer = memory;
+    return TCH_OK;
+}
+
+/* Zeroes, roots at the identity, master copies at their parameters. */
+static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64_t bytes)
+{
+    const tch_backend *t = o->context->backend;
+    const tchi_group *g = tchi_group_at(o, group);
+    if (bytes > 0) {
+        TCHI_TRY(t->zero_bytes(o->context->state, state, bytes));
+    }
+    for (int32_t i = 0; i < g->families; i++) {
+        const tchi_family *f = tchi_family_at(o, g->first_family + i);
+        tch_matrices roots = tchi_matrices_new(f->roots, f->real, f->count, f->n, f->n);
+        TCHI_TRY(t->combine(o->context->state, 1.0, 0.0, NULL, 0.0, NULL, &roots));
+    }
+    for (int32_t i = 0; i < g->params; i++) {
+        const tchi_param *p = tchi_param_at(o, g->first_param + i);
+        int64_t stride = 1;
+        tch_array from = {p->data, p->type, 1, &p->count, &stride};
+        tch_array to = {p->master, p->real, 1, &p->count, &stride};
+        if (p->master != NULL && p->count > 0) {
+            TCHI_TRY(t->copy(o->context->state, &to, &from));
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status take_state(tch_optimizer *o, int32_t group)
+{
+    tchi_arena state = {0};
+    tchi_arena beside = {0};
+    TCHI_TRY(tchi_layout_state(o, group, &state, &beside, false));
+    int64_t state_bytes = state.used;
+    int64_t beside_bytes = beside.used;
+    state = beside = (tchi_arena){0};
+    TCHI_TRY(take_slab(o, state_bytes, true, &state.base));
+    TCHI_TRY(take_slab(o, beside_bytes, false, &beside.base));
+    TCHI_TRY(tchi_layout_state(o, group, &state, &beside, true));
+    TCHI_TRY(o->context->backend->zero_bytes(o->context->state, beside.base, beside_bytes));
+    TCHI_TRY(fill_state(o, group, state.base, state_bytes));
+    o->state_bytes += state_bytes;
+    return TCH_OK;
+}
+
+/* Workspace for one factor of a family, by products and by the eigen method, which may have to take over. */
+static tch_status one_refresh(const tch_optimizer *o, const tchi_family *f, int64_t *bytes)
+{
+    const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
+    if (f->root == 0) {
+        *bytes = tchi_basis_bytes(o->context, f->real, f->n, 1);
+        return TCH_OK;
+    }
+    const tch_root_method methods[] = {config->root_method, TCH_ROOT_EIGEN};
+    *bytes = 0;
+    for (int i = 0; i < 2; i++) {
+        tch_root_config how = TCH_ROOT_CONFIG_INIT;
+        int64_t need;
+        how.relative_eps = config->relative_eps;
+        how.eps = config->eps;
+        how.tolerance = config->root_tolerance;
+        how.method = methods[i];
+        TCHI_TRY(tch_inverse_root_plan(o->context, f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32, 1, f->n,
+                                       f->root, &how, NULL, &need));
+        *bytes = need > *bytes ? need : *bytes;
+    }
+    return TCH_OK;
+}
+
+/* The least workspace with which every factor can be refreshed, the pool's rounding included, and what a refresh of all of
+ * them at once takes within the budget. */
+static tch_status refresh_bytes(const tch_optimizer *o, int64_t *least, int64_t *most)
+{
+    int64_t budget = tchi_layout_budget(o) - o->work_bytes;
+    *least = *most = 0;
+    for (int32_t i = 0; i < o->families.count; i++) {
+        const tchi_family *f = tchi_family_at(o, i);
+        int64_t each;
+        TCHI_TRY(one_refresh(o, f, &each));
+        int64_t all = each > budget / f->count ? budget : each * f->count;
+        all = all < each ? each : all;
+        *least = each > *least ? each : *least;
+        *most = all > *most ? all : *most;
+    }
+    *least += *least / 4;
+    return TCH_OK;
+}
+
+/* Scratch for all groups: it may have to grow with a new one. Host lists first, so that nothing is lost if one fails. */
+static tch_status take_scratch(tch_optimizer *o)
+{
+    tchi_arena arena = {0};
+    tchi_layout_chunks(o, &arena);
+    int64_t bytes = arena.used;
+    int64_t most;
+    TCHI_TRY(refresh_bytes(o, &o->least_workspace, &most));
+    int64_t pieces = o->most_pieces > o->params.count ? o->most_pieces : o->params.count;
+    void *list;
+    TCHI_TRY(tchi_list_reserve(&o->piece_list, pieces));
+    TCHI_TRY(tchi_list_reserve(&o->clock_list, o->params.count));
+    TCHI_TRY(tchi_pool_allocate_exact(o->context->pool, bytes, &list));
+    tchi_pool_free(o->context->pool, o->scratch_block);
+    o->scratch_block = list;
+    o->scratch_bytes = bytes;
+    o->pieces = o->piece_list.items;
+    arena = (tchi_arena){.base = list};
+    tchi_layout_chunks(o, &arena);
+    return TCH_OK;
+}
+
+/* --- groups ------------------------------------------------------------------------------------------------------ */
+
+static tch_status check_all(const tch_context *context, const char *function, const tch_optim_config *config,
+                            int32_t count, const tch_parameter *parameters, bool with_data)
+{
+    TCHI_TRY(tchi_config_check(function, config));
+    if (count < 0 || (count > 0 && parameters == NULL)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: count is %d and parameters is %s", function, count,
+                         parameters == NULL ? "NULL" : "set");
+    }
+    for (int32_t i = 0; i < count; i++) {
+        char text[32];
+        TCHI_TRY(check_parameter(context, &parameters[i], name_of(&parameters[i], i, text), with_data));
+    }
+    return TCH_OK;
+}
+
+/* The group and all that follows from its parameters, short of memory on the device. */
+static tch_status plan_group(tch_optimizer *o, const tch_optim_config *config, int32_t count,
+                             const tch_parameter *parameters, bool with_data)
+{
+    TCHI_TRY(tchi_list_reserve(&o->groups, o->groups.count + 1));
+    TCHI_TRY(tchi_list_reserve(&o->params, o->params.count + count));
+    tchi_group *g = tchi_list_extend(&o->groups);
+    *g = (tchi_group){.config = *config,
+                      .stale = true,
+                      .first_param = (int32_t)o->params.count,
+                      .params = count,
+                      .first_class = (int32_t)o->classes.count,
+                      .first_family = (int32_t)o->families.count};
+    int32_t group = (int32_t)o->groups.count - 1;
+    for (int32_t i = 0; i < count; i++) {
+        TCHI_TRY(add_param(o, group, &parameters[i]));
+    }
+    if (with_data) {
+        TCHI_TRY(check_apart(o));
+    }
+    return tchi_layout_group(o, group);
+}
+
+static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, int32_t count,
+                            const tch_parameter *parameters)
+{
+    mark before = mark_of(o);
+    int64_t state_bytes = o->state_bytes;
+    tch_status status = plan_group(o, config, count, parameters, true);
+    if (status == TCH_OK) {
+        status = take_state(o, (int32_t)o->groups.count - 1);
+    }
+    if (status == TCH_OK) {
+        status = take_scratch(o);
+    }
+    if (status != TCH_OK) {
+        o->context->backend->synchronize(o->context->state);
+        return_to(o, &before);
+        o->state_bytes = state_bytes;
+        if (o->scratch_block != NULL) { /* as it was: the chunks of the groups that stay */
+            tchi_arena arena = {.base = o->scratch_block};
+            tchi_layout_chunks(o, &arena);
+        }
+    }
+    return status;
+}
+
+static void prepare(tch_optimizer *o, tch_context *context, const tch_optim_config *config,
+                    const tch_state_allocator *allocator)
+{
+    *o = (tch_optimizer){.context = context, .method = method_of(config->kind)};
+    o->groups.item_size = sizeof(tchi_group);
+    o->params.item_size = sizeof(tchi_param);
+    o->blocks.item_size = sizeof(tchi_block);
+    o->classes.item_size = sizeof(tchi_class);
+    o->families.item_size = sizeof(tchi_family);
+    o->states.item_size = sizeof(tchi_state *);
+    o->slabs.item_size = sizeof(tchi_slab);
+    o->piece_list.item_size = sizeof(tch_piece);
+    o->clock_list.item_size = sizeof(tch_clock *);
+    o->counts.item_size = sizeof(int64_t);
+    if (allocator != NULL) {
+        o->allocator = *allocator;
+    }
+}
+
+/* Everything but the struct itself. */
+static void empty(tch_optimizer *o)
+{
+    return_to(o, &(mark){0});
+    tchi_pool_free(o->context->pool, o->control);
+    tchi_pool_free(o->context->pool, o->scratch_block);
+    tchi_pool_free(o->context->pool, o->copies);
+    tchi_list *const lists[] = {&o->groups, &o->params, &o->blocks,     &o->classes,    &o->families,
+                                &o->states, &o->slabs,  &o->piece_list, &o->clock_list, &o->counts};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        tchi_list_release(lists[i]);
+    }
+}
+
+static tch_status fill_optimizer(tch_optimizer *o, const tch_optim_config *config, int32_t count,
+                                 const tch_parameter *parameters)
+{
+    void *control;
+    TCHI_TRY(tchi_pool_allocate(o->context->pool, sizeof *o->control, &control));
+    o->control = control;
+    TCHI_TRY(o->context->backend->zero_bytes(o->context->state, o->control, sizeof *o->control));
+    return add_group(o, config, count, parameters);
+}
+
+static tch_status check_allocator(const tch_state_allocator *allocator)
+{
+    if (allocator != NULL &&
+        (allocator->struct_size != sizeof *allocator || allocator->allocate == NULL || allocator->release == NULL)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_optimizer_create_with: allocator must have its struct_size and both functions set");
+    }
+    return TCH_OK;
+}
+
+tch_status tch_optimizer_create_with(tch_context *context, const tch_optim_config *config, int32_t count,
+                                     const tch_parameter *parameters, const tch_state_allocator *allocator,
+                                     tch_optimizer **optimizer)
+{
+    TCHI_ENTER(context, "tch_optimizer_create");
+    if (optimizer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_create: optimizer is NULL");
+    }
+    *optimizer = NULL;
+    TCHI_TRY(check_allocator(allocator));
+    TCHI_TRY(check_all(context, "tch_optimizer_create", config, count, parameters, true));
+    tch_optimizer *o;
+    TCHI_TRY(tchi_host_take(sizeof *o, "an optimizer", &o));
+    prepare(o, context, config, allocator);
+    tch_status status = fill_optimizer(o, config, count, parameters);
+    if (status != TCH_OK) {
+        empty(o);
+        tchi_host_release(o, sizeof *o);
+        return status;
+    }
+    *optimizer = o;
+    return TCH_OK;
+}
+
+tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *config, int32_t count,
+                                const tch_parameter *parameters, tch_optimizer **optimizer)
+{
+    return tch_optimizer_create_with(context, config, count, parameters, NULL, optimizer);
+}
+
+tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
+                                   const tch_parameter *parameters, int32_t *group)
+{
+    if (optimizer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: optimizer is NULL");
+    }
+    TCHI_ENTER(optimizer->context, "tch_optimizer_add_group");
+    TCHI_TRY(check_all(optimizer->context, "tch_optimizer_add_group", config, count, parameters, true));
+    if (config->kind != tchi_group_at(optimizer, 0)->config.kind) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: kind is %s, the optimizer is %s",
+                         tch_optim_kind_name(config->kind),
+                         tch_optim_kind_name(tchi_group_at(optimizer, 0)->config.kind));
+    }
+    TCHI_TRY(add_group(optimizer, config, count, parameters));
+    if (group != NULL) {
+        *group = (int32_t)optimizer->groups.count - 1;
+    }
+    return TCH_OK;
+}
+
+void tch_optimizer_destroy(tch_optimizer *optimizer)
+{
+    if (optimizer == NULL) {
+        return;
+    }
+    tch_context_synchronize(optimizer->context);
+    empty(optimizer);
+    tchi_host_release(optimizer, sizeof *optimizer);
+}
+
+/* --- forecasts --------------------------------------------------------------------------------------------------- */
+
+static tch_status check_memory(const char *function, const tch_optim_memory *memory)
+{
+    if (memory == NULL || memory->struct_size != sizeof *memory) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: memory must point to a struct set to TCH_OPTIM_MEMORY_INIT",
+                         function);
+    }
+    return TCH_OK;
+}
+
+static tch_status fill_memory(const tch_optimizer *o, int64_t scratch, tch_optim_memory *memory)
+{
+    tch_optim_memory m = TCH_OPTIM_MEMORY_INIT;
+    m.state = o->state_bytes;
+    m.scratch = scratch;
+    m.blocks = o->blocks.count;
+    for (int32_t i = 0; i < o->families.count; i++) {
+        m.factors += tchi_family_at(o, i)->count;
+    }
+    int64_t least;
+    TCHI_TRY(refresh_bytes(o, &least, &m.refresh));
+    *memory = m;
+    return TCH_OK;
+}
+
+static tch_status forecast(tch_optimizer *o, const tch_optim_config *config, int32_t count,
+                           const tch_parameter *parameters, tch_optim_memory *memory)
+{
+    tchi_arena state = {0};
+    tchi_arena beside = {0};
+    tchi_arena scratch = {0};
+    TCHI_TRY(plan_group(o, config, count, parameters, false));
+    TCHI_TRY(tchi_layout_state(o, 0, &state, &beside, false));
+    o->state_bytes = state.used;
+    tchi_layout_chunks(o, &scratch);
+    return fill_memory(o, scratch.used + beside.used, memory);
+}
+
+tch_status tch_optim_forecast(tch_context *context, const tch_optim_config *config, int32_t count,
+                              const tch_parameter *parameters, tch_optim_memory *memory)
+{
+    TCHI_ENTER(context, "tch_optim_forecast");
+    TCHI_TRY(check_memory("tch_optim_forecast", memory));
+    TCHI_TRY(check_all(context, "tch_optim_forecast", config, count, parameters, false));
+    tch_optimizer o;
+    prepare(&o, context, config, NULL);
+    tch_status status = forecast(&o, config, count, parameters, memory);
+    empty(&o);
+    return status;
+}
+
+tch_status tch_optimizer_get_memory(tch_optimizer *optimizer, tch_optim_memory *memory)
+{
+    if (optimizer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_get_memory: optimizer is NULL");
+    }
+    TCHI_ENTER(optimizer->context, "tch_optimizer_get_memory");
+    TCHI_TRY(check_memory("tch_optimizer_get_memory", memory));
+    int64_t beside = 0;
+    for (int64_t i = 0; i < optimizer->slabs.count; i++) {
+        const tchi_slab *slab = (const tchi_slab *)optimizer->slabs.items + i;
+        beside += slab->is_state ? 0 : slab->bytes;
+    }
+    return fill_memory(optimizer, optimizer->scratch_bytes + beside, memory);
+}

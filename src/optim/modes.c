@@ -1,0 +1,177 @@
+/* See modes.h. */
+#include "modes.h"
+
+#include "core/status.h"
+#include "linalg/algebra.h"
+
+static tch_matrices of_family(const tchi_family *f, char *base, int64_t first, int64_t count)
+{
+    int64_t square = f->n * f->n;
+    return (tch_matrices){base + first * square * tchi_scalar_size(f->real), f->real, f->n, f->n, f->n, count, square};
+}
+
+tch_matrices tchi_run_factors(const tch_optimizer *optimizer, const tchi_run *run, int32_t k)
+{
+    const tchi_family *f = tchi_family_at(optimizer, run->class->family[k]);
+    return of_family(f, f->factors, run->class->position[k] + run->first, run->count);
+}
+
+tch_matrices tchi_run_roots(const tch_optimizer *optimizer, const tchi_run *run, int32_t k)
+{
+    const tchi_family *f = tchi_family_at(optimizer, run->class->family[k]);
+    return of_family(f, f->roots, run->class->position[k] + run->first, run->count);
+}
+
+/* Blocks are matrices with the dimension along their rows or their columns, or neither. A matrix whose rows have gaps
+ * between them is seen in its own two dimensions only, however small they are. */
+typedef enum mode_kind { ALONG_COLUMNS, ALONG_ROWS, BETWEEN } mode_kind;
+
+typedef struct mode {
+    int64_t outer, size, inner;
+    mode_kind kind;
+} mode;
+
+static mode mode_of(const tchi_class *class, int32_t k)
+{
+    mode m = {1, class->size[k], 1, BETWEEN};
+    for (int32_t i = 0; i < k; i++) {
+        m.outer *= class->size[i];
+    }
+    for (int32_t i = k + 1; i < class->order; i++) {
+        m.inner *= class->size[i];
+    }
+    if (k == class->order - 1 || (m.inner == 1 && m.outer > 1)) {
+        m.kind = ALONG_COLUMNS;
+    } else if (m.outer == 1) {
+        m.kind = ALONG_ROWS;
+    }
+    return m;
+}
+
+bool tchi_class_has_middle(const tchi_class *class)
+{
+    for (int32_t k = 0; k < class->order; k++) {
+        if (class->family[k] >= 0 && mode_of(class, k).kind == BETWEEN) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool rounded(const tch_optimizer *o, const tchi_class *class)
+{
+    return tchi_group_at(o, class->group)->config.precision == TCH_PRECISION_HIGH && class->real == TCH_SCALAR_F32;
+}
+
+/* Blocks as matrices of size by inner (outer = 1), or of outer by size. */
+static tch_matrices view(const tchi_work *work, void *buffer, int64_t rows, int64_t cols, int64_t blocks)
+{
+    int64_t ld = rows == work->rows && cols == work->cols ? work->ld : cols;
+    return (tch_matrices){buffer, work->type, rows, cols, ld, blocks, work->stride};
+}
+
+/* --- factors ----------------------------------------------------------------------------------------------------- */
+
+/* [outer, size, inner] of every block as [size, outer, inner]: matrices of size by outer * inner. */
+static tch_status bring_to_front(tch_optimizer *o, const tchi_work *work, const mode *m, int64_t blocks, void *from,
+                                 void *to)
+{
+    int64_t shape[4] = {blocks, m->size, m->outer, m->inner};
+    int64_t source[4] = {work->stride, m->inner, m->size * m->inner, 1};
+    int64_t target[4] = {work->stride, m->outer * m->inner, m->inner, 1};
+    tch_array src = {from, work->type, 4, shape, source};
+    tch_array dst = {to, work->type, 4, shape, target};
+    return o->context->backend->copy(o->context->state, &dst, &src);
+}
+
+static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int32_t k, void *buffer,
+                                void *spare, const tch_clock *clock)
+{
+    mode m = mode_of(run->class, k);
+    tch_matrices c = tchi_run_factors(o, run, k);
+    int32_t transpose = m.inner == 1 && m.outer > 1;
+    tch_matrices a =
+        transpose ? view(work, buffer, m.outer, m.size, run->count) : view(work, buffer, m.size, m.inner, run->count);
+    if (run->class->order == 1) { /* a row of numbers: its Gram matrix has their products */
+        transpose = 1;
+        a = view(work, buffer, 1, m.size, run->count);
+    }
+    if (m.inner > 1 && m.outer > 1) {
+        TCHI_TRY(bring_to_front(o, work, &m, run->count, buffer, spare));
+        a = view(work, spare, m.size, m.outer * m.inner, run->count);
+    }
+    return o->context->backend->factor_update(o->context->state, &a, transpose, clock, rounded(o, run->class), &c);
+}
+
+tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
+                                   void *spare, const tch_clock *clock)
+{
+    for (int32_t k = 0; k < run->class->order; k++) {
+        if (run->class->family[k] >= 0) {
+            TCHI_TRY(update_factor(optimizer, run, work, k, buffer, spare, clock));
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- products ---------------------------------------------------------------------------------------------------- */
+
+static tch_status multiply(tch_optimizer *o, const tchi_class *class, const tch_matrices *a, int32_t transpose_a,
+                           const tch_matrices *b, int32_t transpose_b, const tch_matrices *c)
+{
+    const tch_backend *t = o->context->backend;
+    return rounded(o, class) && t->gemm_rounded != NULL
+               ? t->gemm_rounded(o->context->state, 1.0, a, transpose_a, b, transpose_b, 0.0, c)
+               : t->gemm(o->context->state, 1.0, a, transpose_a, b, transpose_b, 0.0, c);
+}
+
+/* Dimensions with others on both sides: block after block, its outer ones being a batch that shares one matrix. */
+static tch_status multiply_middle(tch_optimizer *o, const tchi_run *run, const tchi_work *work, const mode *m,
+                                  const tch_matrices *x, int32_t transpose, char *from, char *to)
+{
+    int64_t step = m->size * m->inner;
+    for (int64_t b = 0; b < run->count; b++) {
+        int64_t at = b * work->stride * tchi_scalar_size(work->type);
+        tch_matrices one = tchi_matrices_part(x, b, 1);
+        one.stride = 0;
+        one.batch = m->outer;
+        tch_matrices in = {from + at, work->type, m->size, m->inner, m->inner, m->outer, step};
+        tch_matrices out = {to + at, work->type, m->size, m->inner, m->inner, m->outer, step};
+        TCHI_TRY(multiply(o, run->class, &one, transpose, &in, 0, &out));
+    }
+    return TCH_OK;
+}
+
+/* Along dimension k: new(.., i, ..) = sum over j of x(i, j) old(.., j, ..), or x(j, i) where transposed. */
+static tch_status multiply_along(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int32_t k,
+                                 int32_t transpose, void *from, void *to)
+{
+    mode m = mode_of(run->class, k);
+    tch_matrices x = tchi_run_roots(o, run, k);
+    if (m.kind == BETWEEN) {
+        return multiply_middle(o, run, work, &m, &x, transpose, from, to);
+    }
+    if (m.kind == ALONG_COLUMNS) {
+        tch_matrices in = view(work, from, m.outer, m.size, run->count);
+        tch_matrices out = view(work, to, m.outer, m.size, run->count);
+        return multiply(o, run->class, &in, 0, &x, !transpose, &out);
+    }
+    tch_matrices in = view(work, from, m.size, m.inner, run->count);
+    tch_matrices out = view(work, to, m.size, m.inner, run->count);
+    return multiply(o, run->class, &x, transpose, &in, 0, &out);
+}
+
+tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, bool transpose,
+                             void **from, void **to)
+{
+    for (int32_t k = 0; k < run->class->order; k++) {
+        if (run->class->family[k] < 0) {
+            continue;
+        }
+        TCHI_TRY(multiply_along(optimizer, run, work, k, transpose, *from, *to));
+        void *swap = *from;
+        *from = *to;
+        *to = swap;
+    }
+    return TCH_OK;
+}

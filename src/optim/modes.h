@@ -1,0 +1,25 @@
+/* Blocks and the matrices along their dimensions: Gram matrices into factors, and products with roots or bases. A block of
+ * order k is a tensor; dimension d of it is seen as [outer, size, inner]. */
+#ifndef TCHI_OPTIM_MODES_H
+#define TCHI_OPTIM_MODES_H
+
+#include "pieces.h"
+
+/* The matrices of a family that belong to dimension `k` of a run's blocks. */
+tch_matrices tchi_run_factors(const tch_optimizer *optimizer, const tchi_run *run, int32_t k);
+tch_matrices tchi_run_roots(const tch_optimizer *optimizer, const tchi_run *run, int32_t k);
+
+/* Adds the Gram matrices of the blocks in `buffer` to the run's factors, with the weights of `clock`. `spare` is a work
+ * buffer, used where a dimension has others on both sides. */
+tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
+                                   void *spare, const tch_clock *clock);
+
+/* Multiplies the blocks in *from along every dimension that has a factor by the run's roots (or, transposed, by the
+ * transposes), going back and forth between the two buffers; *from is where the result is. */
+tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, bool transpose,
+                             void **from, void **to);
+
+/* Whether a dimension of the class has others on both sides. */
+bool tchi_class_has_middle(const tchi_class *class);
+
+#endif

@@ -1,0 +1,96 @@
+/* Muon: the momentum of a matrix, made orthogonal, is its step.
+ *
+ *     B <- momentum B + (1 - momentum) G
+ *     U  = momentum B + (1 - momentum) G  (nesterov), or B
+ *     p <- (1 - lr weight_decay) p - lr factor orthogonalise(U)
+ *
+ * Matrices are gathered with their short side first and in the type that is orthogonalised, so that all of one shape, lying
+ * or standing, go through as one batch. */
+#include <math.h>
+
+#include "core/check.h"
+#include "core/status.h"
+#include "linalg/orthogonalize.h"
+
+#include "pieces.h"
+#include "refresh.h"
+
+static tchi_ortho ortho_of(const tch_optim_config *config)
+{
+    const double *c = config->muon_coefficients;
+    if (config->muon_method == TCH_ORTHO_MUON && (c[0] != 0.0 || c[1] != 0.0 || c[2] != 0.0)) {
+        return tchi_ortho_repeating((tchi_schulz_step){c[0], c[1], c[2]}, config->muon_steps, config->eps);
+    }
+    return tchi_ortho_of(config->muon_method, config->muon_steps, config->eps);
+}
+
+/* The gathered matrices and the scratch of their orthogonalisation. */
+static int64_t work_bytes(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
+{
+    tchi_ortho ortho = ortho_of(config);
+    tchi_work work = tchi_work_of(class, tchi_ortho_type(context, class->real));
+    tch_matrices one = tchi_work_matrices(&work, NULL, 1);
+    return tchi_work_bytes(&work, 1) + (tchi_orthogonalize_bytes(&ortho, &one) + 255) / 256 * 256;
+}
+
+static bool takes(const tch_optim_config *config, const tchi_dims *dims)
+{
+    (void)config;
+    return dims->order >= 2;
+}
+
+/* Of a matrix of m by n by the parameter's shape, in whatever order it lies in memory. */
+static double factor_of(const tch_optim_config *config, const tchi_param *p)
+{
+    int32_t first = 0;
+    while (p->shape[first] == 1) {
+        first++;
+    }
+    double m = (double)p->shape[first];
+    double n = (double)p->count / m;
+    switch (config->muon_lr) {
+    case TCH_MUON_LR_ORIGINAL:
+        return sqrt(fmax(1.0, m / n));
+    case TCH_MUON_LR_MATCH_RMS_ADAMW:
+        return 0.2 * sqrt(fmax(m, n));
+    default:
+        return 1.0;
+    }
+}
+
+static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
+{
+    const tch_backend *t = o->context->backend;
+    tchi_ortho ortho = ortho_of(config);
+    tchi_work work = tchi_work_of(run->class, tchi_ortho_type(o->context, run->class->real));
+    tch_update update = tchi_update_run(o, run, &work, NULL, o->scratch);
+    TCHI_TRY(t->gather(o->context->state, &update, config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0));
+    tch_matrices x = tchi_work_matrices(&work, o->scratch, run->count);
+    tch_matrices direction;
+    tchi_range_push(o->context, "orthogonalise");
+    tch_status status =
+        tchi_orthogonalize_blocks(o->context, &ortho, &x, o->scratch + tchi_work_bytes(&work, run->count), &direction);
+    tchi_range_pop(o->context);
+    TCHI_TRY(status);
+    work.ld = direction.ld;
+    work.stride = direction.stride;
+    update = tchi_update_run(o, run, &work, direction.data, NULL);
+    for (int64_t i = 0; i < update.count; i++) {
+        o->pieces[i].factor = factor_of(config, tchi_param_at(o, o->pieces[i].parameter));
+    }
+    return t->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0, 1);
+}
+
+static tch_status step(tch_optimizer *o, int32_t group)
+{
+    const tchi_group *g = tchi_group_at(o, group);
+    for (int32_t i = g->first_class; i < g->first_class + g->classes; i++) {
+        tchi_run run;
+        for (int64_t at = 0; tchi_next_run(o, i, &at, &run);) {
+            TCHI_TRY(step_run(o, &g->config, &run));
+        }
+    }
+    return TCH_OK;
+}
+
+const tchi_optim_method tchi_method_muon = {TCH_OPTIM_MUON, takes, work_bytes, step};

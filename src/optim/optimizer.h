@@ -1,0 +1,214 @@
+/* The inside of an optimizer. From the outside in:
+ *
+ *     optimizer    groups, parameters, the memory they share
+ *       group      one configuration, its numbers on the device
+ *         parameter   a dense array in the caller's memory, its moments, its clock
+ *           block       a rectangle of one parameter with factors of its own
+ *         class     all blocks of a group with equal sizes: what one batched call works on
+ *         family    all factors of a group with equal size and root: what one refresh works on
+ *
+ * Blocks of a class lie one after the other, and so do their factors within a family: every batched call sees a constant
+ * stride. Code goes by class and by family, never parameter by parameter. */
+#ifndef TCHI_OPTIMIZER_H
+#define TCHI_OPTIMIZER_H
+
+#include <stdbool.h>
+
+#include <torchium/optim.h>
+
+#include "core/context.h"
+#include "core/list.h"
+#include "core/tensor.h"
+
+#define TCHI_MOST_ORDER 4 /* factors of one block */
+#define TCHI_MOMENTS 3    /* elementwise state tensors of one parameter */
+#define TCHI_NAME_SIZE 192
+
+/* The same elements seen without size-1 dimensions, outermost in memory first. */
+typedef struct tchi_dims {
+    int32_t order;
+    int64_t size[TCH_MAX_RANK];
+} tchi_dims;
+
+typedef struct tchi_param {
+    char *name;
+    size_t name_bytes;
+    int32_t group;
+    bool blocked; /* has blocks; otherwise one elementwise piece */
+    tch_scalar type;
+    tch_scalar real; /* of its state */
+    char *data;
+    int32_t ndim;
+    int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
+    int64_t count; /* elements */
+    tchi_dims dims;
+    tch_clock *clock;
+    void *master;
+    void *moment[TCHI_MOMENTS]; /* meaning by kind; NULL where not kept */
+    int64_t taken;              /* steps with a gradient, the one under way included */
+    uint64_t history;           /* equal for parameters whose clocks are equal */
+    /* of the step under way */
+    char *grad; /* laid out as the parameter; NULL when there is none */
+    tch_scalar grad_type;
+} tchi_param;
+
+typedef struct tchi_block {
+    int32_t param;
+    int32_t number; /* in its parameter */
+    int32_t transposed;
+    int64_t start[TCHI_MOST_ORDER]; /* in the parameter's dims */
+} tchi_block;
+
+typedef struct tchi_class {
+    int32_t group;
+    int32_t order;
+    int64_t size[TCHI_MOST_ORDER];
+    int32_t family[TCHI_MOST_ORDER];   /* index of the family of each dimension's factors, or -1 for none */
+    int64_t position[TCHI_MOST_ORDER]; /* of the first block's factor there */
+    tch_scalar type, real;             /* of parameters, and of the arithmetic */
+    int64_t count, first;              /* its blocks in the optimizer's list */
+    int64_t elements;                  /* of one block */
+    int64_t pieces;                    /* of one block, at most */
+    char *moment;                      /* SOAP: second moments in the basis, block after block */
+    int64_t chunk;                     /* blocks that one pass works on */
+} tchi_class;
+
+typedef struct tchi_family {
+    int32_t group;
+    int64_t n;
+    int32_t root; /* Shampoo */
+    tch_scalar real;
+    int64_t count;
+    char *factors, *roots; /* count matrices each; roots are bases in SOAP */
+    int32_t *flags;        /* on the device: what became of the latest refresh of each */
+    double *residuals;
+    int32_t *orders; /* SOAP, on the device: how the latest tracking permuted each basis */
+    /* on the host, one per factor */
+    int32_t *phase; /* the step of a period in which it is refreshed */
+    uint8_t *due;   /* this step */
+    uint8_t *eigen; /* failed by products: eigen from now on */
+    int32_t *class; /* whose it is, and which block of that class */
+    int64_t *block;
+    int32_t phases; /* the period that `phase` was made for, 0 for none yet */
+} tchi_family;
+
+/* The numbers of a group on the device. */
+typedef struct tchi_group_numbers {
+    tch_hyper main;    /* of the kind's own method */
+    tch_hyper scalar;  /* of AdamW for the rest */
+    tch_hyper factors; /* SOAP: beta2 is shampoo_beta */
+    tch_clock clock;   /* SOAP: weights of the factors' moving average */
+} tchi_group_numbers;
+
+typedef struct tchi_group {
+    tch_optim_config config;
+    tchi_group_numbers *numbers; /* on the device */
+    bool stale;                  /* the device has not seen the latest numbers */
+    const tch_tensor *lr;        /* NULL, or points to lr_tensor */
+    tch_tensor lr_tensor;
+    int64_t lr_shape[TCH_MAX_RANK];
+    int32_t first_param, params;
+    int32_t first_class, classes;
+    int32_t first_family, families;
+    int64_t first_state, states;
+} tchi_group;
+
+/* One named tensor of the state, in memory of its own: callers hold views of it. */
+typedef struct tchi_state {
+    size_t bytes; /* of this struct, the name included */
+    int32_t param;
+    tch_tensor tensor;
+    int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
+    char name[];
+} tchi_state;
+
+/* A piece of memory of the state. */
+typedef struct tchi_slab {
+    void *pointer;
+    int64_t bytes;
+    bool is_state; /* from the caller's allocator, if there is one */
+} tchi_slab;
+
+/* What the device keeps for a step beside hyper-parameters. */
+typedef struct tchi_control {
+    int32_t found, skip;
+    double counts[2]; /* steps asked for, steps skipped */
+} tchi_control;
+
+typedef struct tchi_optim_method tchi_optim_method;
+
+struct tch_optimizer {
+    tch_context *context;
+    const tchi_optim_method *method;
+    tch_state_allocator allocator; /* allocate is NULL for the pool */
+    tchi_list groups, params, blocks, classes, families, states, slabs;
+    tchi_control *control; /* on the device */
+    /* scratch of a step */
+    void *scratch_block; /* on the device; the pointers below lead into it */
+    int64_t scratch_bytes;
+    char *scratch;           /* work buffers of a chunk */
+    int64_t work_bytes;      /* of the work buffers */
+    int64_t most_pieces;     /* of a chunk */
+    int64_t least_workspace; /* with which a refresh can be done at all */
+    double *wanted, *norms;  /* in scratch, one each for a block of a chunk */
+    void *graft_scratch;
+    char *copies; /* on the device: gradients whose layout is not their parameter's */
+    int64_t copies_bytes;
+    tchi_list piece_list, clock_list;
+    tchi_list counts;  /* int64_t, as a checkpoint holds them: see save.c */
+    tch_piece *pieces; /* on the host */
+    int64_t steps;     /* asked for */
+    int64_t refreshes; /* factors refreshed */
+    int64_t state_bytes;
+    tch_status failed; /* not TCH_OK after an error of the device */
+    /* of the step under way */
+    const float *grad_scale;
+};
+
+/* One kind of optimizer: what it keeps, and its step over the blocks of a group. Elementwise parameters are no concern of
+ * it; AdamW and SGD have nothing else and leave the functions NULL. */
+struct tchi_optim_method {
+    tch_optim_kind kind;
+    /* Whether a parameter of these dims is blocked. */
+    bool (*takes)(const tch_optim_config *config, const tchi_dims *dims);
+    /* Bytes of work buffers for one block of a class. */
+    int64_t (*work)(const tch_context *context, const tch_optim_config *config, const tchi_class *class);
+    /* One step of all blocked parameters of a group that have gradients. */
+    tch_status (*step)(tch_optimizer *optimizer, int32_t group);
+};
+
+extern const tchi_optim_method tchi_method_elementwise;
+extern const tchi_optim_method tchi_method_shampoo;
+extern const tchi_optim_method tchi_method_soap;
+extern const tchi_optim_method tchi_method_muon;
+
+static inline tchi_group *tchi_group_at(const tch_optimizer *o, int32_t i)
+{
+    return (tchi_group *)o->groups.items + i;
+}
+static inline tchi_param *tchi_param_at(const tch_optimizer *o, int32_t i)
+{
+    return (tchi_param *)o->params.items + i;
+}
+static inline tchi_block *tchi_block_at(const tch_optimizer *o, int64_t i)
+{
+    return (tchi_block *)o->blocks.items + i;
+}
+static inline tchi_class *tchi_class_at(const tch_optimizer *o, int32_t i)
+{
+    return (tchi_class *)o->classes.items + i;
+}
+static inline tchi_family *tchi_family_at(const tch_optimizer *o, int32_t i)
+{
+    return (tchi_family *)o->families.items + i;
+}
+static inline tchi_state *tchi_state_at(const tch_optimizer *o, int64_t i)
+{
+    return ((tchi_state **)o->states.items)[i];
+}
+static inline tchi_param *tchi_block_param(const tch_optimizer *o, const tchi_block *block)
+{
+    return tchi_param_at(o, block->param);
+}
+
+#endif

@@ -1,0 +1,231 @@
+/* See pieces.h. */
+#include "pieces.h"
+
+#include "core/status.h"
+
+/* --- blocks in a work buffer ------------------------------------------------------------------------------------- */
+
+enum { ALIGNED = 8 }; /* elements: 16 bytes of the narrowest type */
+
+static int64_t align(int64_t count)
+{
+    return (count + ALIGNED - 1) / ALIGNED * ALIGNED;
+}
+
+tchi_work tchi_work_of(const tchi_class *class, tch_scalar type)
+{
+    int64_t last = class->size[class->order - 1];
+    tchi_work work = {.type = type, .rows = class->elements / last, .cols = last, .ld = last};
+    if (class->order == 2) {
+        work.ld = align(last);
+    }
+    work.stride = align(work.rows * work.ld);
+    return work;
+}
+
+int64_t tchi_work_bytes(const tchi_work *work, int64_t blocks)
+{
+    int64_t bytes = blocks * work->stride * tchi_scalar_size(work->type);
+    return (bytes + 255) / 256 * 256;
+}
+
+tch_matrices tchi_work_matrices(const tchi_work *work, void *buffer, int64_t blocks)
+{
+    return (tch_matrices){buffer, work->type, work->rows, work->cols, work->ld, blocks, work->stride};
+}
+
+/* --- runs -------------------------------------------------------------------------------------------------------- */
+
+static const tchi_param *param_of(const tch_optimizer *o, const tchi_class *class, int64_t block)
+{
+    return tchi_block_param(o, tchi_block_at(o, class->first + block));
+}
+
+const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run *run)
+{
+    return param_of(optimizer, run->class, run->first);
+}
+
+static bool goes_with(const tchi_param *a, const tchi_param *b)
+{
+    return b->grad != NULL && a->grad_type == b->grad_type && a->history == b->history;
+}
+
+bool tchi_next_run(const tch_optimizer *optimizer, int32_t class, int64_t *at, tchi_run *run)
+{
+    tchi_class *c = tchi_class_at(optimizer, class);
+    while (*at < c->count && param_of(optimizer, c, *at)->grad == NULL) {
+        ++*at;
+    }
+    if (*at >= c->count) {
+        return false;
+    }
+    const tchi_param *first = param_of(optimizer, c, *at);
+    *run = (tchi_run){.class = c, .first = *at};
+    while (*at < c->count && run->count < c->chunk && goes_with(first, param_of(optimizer, c, *at))) {
+        run->count++;
+        ++*at;
+    }
+    return true;
+}
+
+/* --- pieces ------------------------------------------------------------------------------------------------------ */
+
+tch_update tchi_update_of(const tch_optimizer *optimizer, int32_t group, const tch_hyper *hyper)
+{
+    const tch_optim_config *config = &tchi_group_at(optimizer, group)->config;
+    return (tch_update){
+        .pieces = optimizer->pieces,
+        .hyper = hyper,
+        .skip = &optimizer->control->skip,
+        .grad_scale = optimizer->grad_scale,
+        .maximize = config->maximize,
+        .stochastic = config->stochastic_rounding,
+        .seed = tchi_group_at(optimizer, 0)->config.seed,
+    };
+}
+
+static void *advance_by(void *base, int64_t elements, tch_scalar type)
+{
+    return base == NULL ? NULL : (char *)base + elements * tchi_scalar_size(type);
+}
+
+/* A rectangle that begins at element `first` of the parameter. */
+static tch_piece piece_at(const tch_optimizer *o, const tchi_param *p, int64_t first, int64_t rows, int64_t cols,
+                          int64_t stride)
+{
+    tch_piece piece = {
+        .param = advance_by(p->data, first, p->type),
+        .master = advance_by(p->master, first, p->real),
+        .grad = advance_by(p->grad, first, p->grad_type),
+        .clock = p->clock,
+        .rows = rows,
+        .cols = cols,
+        .stride = stride,
+        .first = first,
+        .parameter = (int32_t)(p - tchi_param_at(o, 0)),
+        .factor = 1.0,
+    };
+    for (int k = 0; k < TCHI_MOMENTS; k++) {
+        piece.state[k] = advance_by(p->moment[k], first, p->real);
+    }
+    return piece;
+}
+
+/* Where a block lies in its parameter: sizes and strides, neighbours joined where the elements go on without a gap. */
+typedef struct extent {
+    int32_t order;
+    int64_t size[TCHI_MOST_ORDER], stride[TCHI_MOST_ORDER];
+    int64_t first;
+} extent;
+
+static extent extent_of(const tchi_class *class, const tchi_param *p, const tchi_block *block, bool join)
+{
+    extent e = {.order = 0};
+    int64_t stride = 1;
+    for (int32_t k = class->order - 1; k >= 0; k--) {
+        int64_t size = class->size[block->transposed ? class->order - 1 - k : k];
+        e.first += block->start[k] * stride;
+        if (join && e.order > 0 && stride == e.size[e.order - 1] * e.stride[e.order - 1]) {
+            e.size[e.order - 1] *= size;
+        } else {
+            e.size[e.order] = size;
+            e.stride[e.order++] = stride;
+        }
+        stride *= p->dims.size[k];
+    }
+    return e; /* innermost first */
+}
+
+static int64_t outer_of(const extent *e)
+{
+    int64_t outer = 1;
+    for (int32_t k = 2; k < e->order; k++) {
+        outer *= e->size[k];
+    }
+    return outer;
+}
+
+int64_t tchi_block_pieces(const tch_optimizer *optimizer, const tchi_class *class, int64_t block)
+{
+    const tchi_block *b = tchi_block_at(optimizer, class->first + block);
+    extent e = extent_of(class, tchi_block_param(optimizer, b), b, true);
+    return outer_of(&e);
+}
+
+static int64_t add_pieces(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int64_t index, void *block0,
+                          void *block1, int64_t used)
+{
+    const tchi_block *block = tchi_block_at(o, run->class->first + run->first + index);
+    const tchi_param *p = tchi_block_param(o, block);
+    bool plain = work->ld == work->cols && !block->transposed;
+    extent e = extent_of(run->class, p, block, plain);
+    int64_t cols = e.size[0];
+    int64_t rows = e.order > 1 ? e.size[1] : 1;
+    int64_t outer = outer_of(&e);
+    for (int64_t i = 0; i < outer; i++) {
+        int64_t first = e.first;
+        int64_t rest = i;
+        for (int32_t k = 2; k < e.order; k++) {
+            first += rest % e.size[k] * e.stride[k];
+            rest /= e.size[k];
+        }
+        tch_piece piece = piece_at(o, p, first, rows, cols, e.order > 1 ? e.stride[1] : cols);
+        int64_t at = index * work->stride + i * rows * cols;
+        piece.block[0] = advance_by(block0, at, work->type);
+        piece.block[1] = advance_by(block1, at, work->type);
+        piece.block_ld = plain ? cols : work->ld;
+        piece.block_index = (int32_t)index;
+        piece.transposed = block->transposed;
+        o->pieces[used++] = piece;
+    }
+    return used;
+}
+
+tch_update tchi_update_run(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *block0,
+                           void *block1)
+{
+    const tchi_class *class = run->class;
+    tch_update update = tchi_update_of(optimizer, class->group, &tchi_group_at(optimizer, class->group)->numbers->main);
+    for (int64_t i = 0; i < run->count; i++) {
+        update.count = add_pieces(optimizer, run, work, i, block0, block1, update.count);
+    }
+    update.real = class->real;
+    update.param_type = class->type;
+    update.grad_type = tchi_run_param(optimizer, run)->grad_type;
+    update.block_type = work->type;
+    return update;
+}
+
+/* --- whole parameters -------------------------------------------------------------------------------------------- */
+
+static int64_t collect(tch_optimizer *o, const tchi_group *group, bool with_blocks, tch_scalar type, tch_scalar grad)
+{
+    int64_t used = 0;
+    for (int32_t i = 0; i < group->params; i++) {
+        const tchi_param *p = tchi_param_at(o, group->first_param + i);
+        if (p->grad != NULL && p->type == type && p->grad_type == grad && (with_blocks || !p->blocked)) {
+            o->pieces[used++] = piece_at(o, p, 0, 1, p->count, p->count);
+        }
+    }
+    return used;
+}
+
+tch_status tchi_for_each_type(tch_optimizer *optimizer, int32_t group, bool with_blocks, const tch_hyper *hyper,
+                              tchi_update_visit visit)
+{
+    const tchi_group *g = tchi_group_at(optimizer, group);
+    tch_update update = tchi_update_of(optimizer, group, hyper);
+    for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
+        for (int grad = 0; grad <= TCH_SCALAR_BF16; grad++) {
+            update.count = collect(optimizer, g, with_blocks, (tch_scalar)type, (tch_scalar)grad);
+            update.param_type = (tch_scalar)type;
+            update.grad_type = (tch_scalar)grad;
+            update.block_type = update.real = type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
+            if (update.count > 0) {
+                TCHI_TRY(visit(optimizer, group, &update));
+            }
+        }
+    }
+    return TCH_OK;
+}

@@ -1,0 +1,212 @@
+/* See refresh.h. */
+#include "refresh.h"
+
+#include <math.h>
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "layout.h"
+
+/* --- the plan of a period ---------------------------------------------------------------------------------------- */
+
+#define MOST_PERIOD 4096 /* longer periods are planned as so many parts of equal length */
+
+static int32_t parts_of(int32_t period)
+{
+    return period < MOST_PERIOD ? period : MOST_PERIOD;
+}
+
+/* Families by falling cost of one factor: the large ones are spread first, and the small ones fill up. */
+static int32_t next_family(const tch_optimizer *o, const tchi_group *group, int64_t below, int32_t after)
+{
+    int32_t best = -1;
+    for (int32_t i = group->first_family; i < group->first_family + group->families; i++) {
+        int64_t n = tchi_family_at(o, i)->n;
+        bool left = n < below || (n == below && i > after);
+        if (left && (best < 0 || n > tchi_family_at(o, best)->n)) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+static int32_t lightest(const double *load, const uint8_t *taken, int32_t parts)
+{
+    int32_t best = -1;
+    for (int32_t i = 0; i < parts; i++) {
+        if (!taken[i] && (best < 0 || load[i] < load[best])) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+/* Every part gets count / parts factors, and the parts with the least work so far one more. Factors of one part follow each
+ * other, so that a refresh is one batched call. */
+static void spread(tchi_family *f, double *load, int32_t parts)
+{
+    uint8_t extra[MOST_PERIOD] = {0};
+    double cost = (double)f->n * (double)f->n * (double)f->n;
+    for (int64_t rest = f->count % parts; rest > 0; rest--) {
+        extra[lightest(load, extra, parts)] = 1;
+    }
+    int64_t at = 0;
+    for (int32_t i = 0; i < parts; i++) {
+        int64_t here = f->count / parts + extra[i];
+        load[i] += cost * (double)here;
+        for (; here > 0; here--) {
+            f->phase[at++] = i;
+        }
+    }
+}
+
+void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period)
+{
+    double load[MOST_PERIOD] = {0.0};
+    const tchi_group *g = tchi_group_at(optimizer, group);
+    int64_t below = INT64_MAX;
+    for (int32_t i = next_family(optimizer, g, below, -1); i >= 0; i = next_family(optimizer, g, below, i)) {
+        tchi_family *f = tchi_family_at(optimizer, i);
+        below = f->n;
+        f->phases = period;
+        spread(f, load, parts_of(period));
+    }
+}
+
+/* --- what is due ------------------------------------------------------------------------------------------------- */
+
+int64_t tchi_refresh_first(const tch_optim_config *config)
+{
+    return config->start_preconditioning_step > 1 ? config->start_preconditioning_step : 1;
+}
+
+static bool is_due(const tch_optimizer *o, const tch_optim_config *config, const tchi_family *f, int64_t factor)
+{
+    const tchi_class *class = tchi_class_at(o, f->class[factor]);
+    const tchi_param *p = tchi_block_param(o, tchi_block_at(o, class->first + f->block[factor]));
+    int64_t first = tchi_refresh_first(config);
+    int32_t period = config->precondition_frequency;
+    if (p->grad == NULL || p->taken < first) {
+        return false;
+    }
+    if (p->taken == first) {
+        return true;
+    }
+    if (!config->stagger) {
+        return (p->taken - first) % period == 0;
+    }
+    int64_t now = o->steps % period;
+    return now == (int64_t)f->phase[factor] * period / parts_of(period);
+}
+
+bool tchi_refresh_mark(tch_optimizer *optimizer, int32_t group)
+{
+    const tchi_group *g = tchi_group_at(optimizer, group);
+    bool any = false;
+    for (int32_t i = g->first_family; i < g->first_family + g->families; i++) {
+        tchi_family *f = tchi_family_at(optimizer, i);
+        if (f->phases != g->config.precondition_frequency) {
+            tchi_refresh_plan(optimizer, group, g->config.precondition_frequency);
+        }
+        for (int64_t k = 0; k < f->count; k++) {
+            f->due[k] = is_due(optimizer, &g->config, f, k);
+            any = any || f->due[k];
+        }
+    }
+    return any;
+}
+
+bool tchi_class_is_due(const tch_optimizer *optimizer, const tchi_class *class)
+{
+    for (int32_t k = 0; k < class->order; k++) {
+        const tchi_family *f = class->family[k] < 0 ? NULL : tchi_family_at(optimizer, class->family[k]);
+        for (int64_t b = 0; f != NULL && b < class->count; b++) {
+            if (f->due[class->position[k] + b]) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* --- roots ------------------------------------------------------------------------------------------------------- */
+
+int64_t tchi_workspace_hold(const tch_optimizer *optimizer)
+{
+    tch_context *context = optimizer->context;
+    int64_t before = context->workspace_limit;
+    int64_t mine = tchi_layout_budget(optimizer) - optimizer->work_bytes;
+    mine = mine > optimizer->least_workspace ? mine : optimizer->least_workspace;
+    if (mine > 0 && (before == 0 || mine < before)) {
+        context->workspace_limit = mine;
+    }
+    return before;
+}
+
+void tchi_workspace_restore(const tch_optimizer *optimizer, int64_t before)
+{
+    optimizer->context->workspace_limit = before;
+}
+
+/* A float32 factor to which T gradients were added has been rounded T times: its small eigenvalues are off by about
+ * u sqrt(T) of the largest, some of them below zero. Damping below that would give roots of the rounding. */
+static double relative_damping(const tch_optimizer *o, const tch_optim_config *config, const tchi_family *f)
+{
+    double unit = f->real == TCH_SCALAR_F64 ? 0x1p-53 : 0x1p-24;
+    double added = (double)(o->steps + 1);
+    double memory = config->beta2 < 1.0 ? 1.0 / (1.0 - config->beta2) : added;
+    double rounding = 2.0 * unit * sqrt(fmin(added, memory));
+    return config->relative_eps > 0.0 ? fmax(config->relative_eps, rounding) : 0.0;
+}
+
+/* Factors [first, first + count) of a family, all due, all by one method. */
+static tch_status take_roots(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count)
+{
+    const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
+    tch_root_config how = TCH_ROOT_CONFIG_INIT;
+    how.eps = config->eps;
+    how.relative_eps = relative_damping(o, config, f);
+    how.tolerance = config->root_tolerance;
+    how.method = f->eigen[first] ? TCH_ROOT_EIGEN : config->root_method;
+    int64_t shape[3] = {count, f->n, f->n};
+    int64_t at = first * f->n * f->n * tchi_scalar_size(f->real);
+    tch_tensor a = tch_tensor_view(f->factors + at, f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32, 3, shape);
+    a.device = tch_context_device(o->context);
+    tch_tensor x = a;
+    x.data = f->roots + at;
+    tch_tensor residuals = tch_tensor_view(f->residuals + first, TCH_FLOAT64, 1, shape);
+    tch_tensor report = tch_tensor_view(f->flags + first, TCH_INT32, 1, shape);
+    residuals.device = report.device = a.device;
+    o->refreshes += count;
+    return tch_inverse_root(o->context, &a, f->root, &how, &x, &residuals, &report);
+}
+
+static tch_status refresh_family(tch_optimizer *o, tchi_family *f)
+{
+    for (int64_t first = 0; first < f->count;) {
+        int64_t end = first;
+        while (end < f->count && f->due[end] && f->eigen[end] == f->eigen[first]) {
+            end++;
+        }
+        if (end > first) {
+            TCHI_TRY(take_roots(o, f, first, end - first));
+        }
+        first = end > first ? end : first + 1;
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group)
+{
+    const tchi_group *g = tchi_group_at(optimizer, group);
+    tch_status status = TCH_OK;
+    int64_t before = tchi_workspace_hold(optimizer);
+    tchi_range_push(optimizer->context, "refresh");
+    for (int32_t i = 0; i < g->families && status == TCH_OK; i++) {
+        status = refresh_family(optimizer, tchi_family_at(optimizer, g->first_family + i));
+    }
+    tchi_range_pop(optimizer->context);
+    tchi_workspace_restore(optimizer, before);
+    return status;
+}

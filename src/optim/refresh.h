@@ -1,0 +1,28 @@
+/* When factors are refreshed, and the refresh of roots. The plan of a period spreads the work over its steps; it depends on
+ * the sizes and the period alone, so a training that is resumed follows the same plan. */
+#ifndef TCHI_OPTIM_REFRESH_H
+#define TCHI_OPTIM_REFRESH_H
+
+#include "optimizer.h"
+
+/* Assigns every factor of the group a step of the period. `most_loaded` (may be NULL) is the largest cost of a step over
+ * the mean. */
+void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
+
+/* Marks the factors of the group that are due at this step; false when there are none. */
+bool tchi_refresh_mark(tch_optimizer *optimizer, int32_t group);
+
+/* Whether a factor of the class is due. */
+bool tchi_class_is_due(const tch_optimizer *optimizer, const tchi_class *class);
+
+/* Takes the roots of all marked factors. */
+tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group);
+
+/* The step, counted by a parameter's gradients, at which its first roots are taken. */
+int64_t tchi_refresh_first(const tch_optim_config *config);
+
+/* Makes the workspace stay within what the optimizer's budget leaves for it; give the result back to _restore. */
+int64_t tchi_workspace_hold(const tch_optimizer *optimizer);
+void tchi_workspace_restore(const tch_optimizer *optimizer, int64_t before);
+
+#endif

@@ -1,0 +1,274 @@
+/* Optimizers in checkpoints: the named state as tensors, what the host counts as one more tensor, hyper-parameters as
+ * settings. Loading compares everything with the file before it writes anything. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "config.h"
+#include "core/list.h"
+#include "optimizer.h"
+
+#define FULL_NAME (3 * TCHI_NAME_SIZE)
+
+/* What the host keeps: for each parameter the steps with a gradient, then the number of steps asked for, then for each
+ * factor whether it has gone over to the eigen method. */
+static const char *const counts_name = "counts";
+
+static tch_status check_prefix(const char *function, const char *prefix)
+{
+    if (prefix == NULL || prefix[0] == '\0' || strlen(prefix) >= TCHI_NAME_SIZE) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: prefix must have 1 to %d bytes", function, TCHI_NAME_SIZE - 1);
+    }
+    return TCH_OK;
+}
+
+static const char *join(char *text, const char *prefix, const char *name)
+{
+    snprintf(text, FULL_NAME, "%s/%s", prefix, name);
+    return text;
+}
+
+static const char *option_key(char *text, const char *prefix, int32_t group, const char *option)
+{
+    snprintf(text, FULL_NAME, "%s/group%d.%s", prefix, group, option);
+    return text;
+}
+
+static tch_status save_settings(const tch_optimizer *o, tch_checkpoint_writer *writer, const char *prefix)
+{
+    char key[FULL_NAME];
+    TCHI_TRY(tch_checkpoint_writer_set_text(writer, join(key, prefix, "kind"),
+                                            tch_optim_kind_name(tchi_group_at(o, 0)->config.kind)));
+    TCHI_TRY(tch_checkpoint_writer_set_integer(writer, join(key, prefix, "seed"),
+                                               (int64_t)tchi_group_at(o, 0)->config.seed));
+    for (int32_t g = 0; g < o->groups.count; g++) {
+        const char *name;
+        int changes;
+        for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
+            TCHI_TRY(tch_checkpoint_writer_set_number(writer, option_key(key, prefix, g, name),
+                                                      tchi_config_get(&tchi_group_at(o, g)->config, i)));
+        }
+    }
+    return TCH_OK;
+}
+
+static int64_t counts_length(const tch_optimizer *o)
+{
+    int64_t length = o->params.count + 1;
+    for (int32_t i = 0; i < o->families.count; i++) {
+        length += tchi_family_at(o, i)->count;
+    }
+    return length;
+}
+
+/* The counts live in the optimizer, in host memory, for as long as the writer may read them. */
+static tch_status refresh_counts(tch_optimizer *o)
+{
+    TCHI_TRY(tchi_list_reserve(&o->counts, counts_length(o)));
+    int64_t *at = o->counts.items;
+    for (int32_t i = 0; i < o->params.count; i++) {
+        *at++ = tchi_param_at(o, i)->taken;
+    }
+    *at++ = o->steps;
+    for (int32_t i = 0; i < o->families.count; i++) {
+        const tchi_family *f = tchi_family_at(o, i);
+        for (int64_t k = 0; k < f->count; k++) {
+            *at++ = f->eigen[k];
+        }
+    }
+    o->counts.count = counts_length(o);
+    return TCH_OK;
+}
+
+tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix)
+{
+    if (optimizer == NULL || writer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_save: %s is NULL",
+                         optimizer == NULL ? "optimizer" : "writer");
+    }
+    TCHI_ENTER(optimizer->context, "tch_optimizer_save");
+    TCHI_TRY(check_prefix("tch_optimizer_save", prefix));
+    if (optimizer->failed != TCH_OK) {
+        return tchi_fail(optimizer->failed,
+                         "tch_optimizer_save: a step of this optimizer failed, and its state is not whole");
+    }
+    char name[FULL_NAME];
+    TCHI_TRY(refresh_counts(optimizer));
+    tch_tensor counts = tch_tensor_view(optimizer->counts.items, TCH_INT64, 1, &optimizer->counts.count);
+    TCHI_TRY(tch_checkpoint_writer_add(writer, join(name, prefix, counts_name), &counts));
+    for (int32_t i = 0; i < optimizer->states.count; i++) {
+        tch_optim_state state = TCH_OPTIM_STATE_INIT;
+        TCHI_TRY(tch_optimizer_get_state(optimizer, i, &state));
+        TCHI_TRY(tch_checkpoint_writer_add(writer, join(name, prefix, state.name), state.tensor));
+    }
+    return save_settings(optimizer, writer, prefix);
+}
+
+/* --- loading ----------------------------------------------------------------------------------------------------- */
+
+static tch_status check_entry(const tch_checkpoint *file, const char *name, const tch_tensor *tensor)
+{
+    tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
+    int64_t index = tch_checkpoint_find(file, name);
+    if (index < 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "the checkpoint has no '%s': it is of another model or of other options", name);
+    }
+    TCHI_TRY(tch_checkpoint_get_info(file, index, &info));
+    bool same = info.ndim == tensor->ndim && tch_dtype_equal(info.dtype, tensor->dtype);
+    for (int32_t k = 0; same && k < tensor->ndim; k++) {
+        same = info.shape[k] == tensor->shape[k];
+    }
+    if (!same) {
+        char wanted[TCHI_DESCRIBE_SIZE];
+        char found[TCHI_DESCRIBE_SIZE];
+        tch_tensor theirs = {.ndim = info.ndim > TCH_MAX_RANK ? TCH_MAX_RANK : info.ndim,
+                             .shape = (int64_t *)info.shape};
+        return tchi_fail(TCH_ERR_SHAPE, "the checkpoint's '%s' is %s %s, expected %s %s", name, info.type,
+                         tchi_describe_shape(&theirs, found, sizeof found), tch_dtype_name(tensor->dtype),
+                         tchi_describe_shape(tensor, wanted, sizeof wanted));
+    }
+    return TCH_OK;
+}
+
+/* How many of the file's tensors are under the prefix: as many as we have, or something there is not ours. */
+static tch_status check_nothing_else(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
+{
+    char start[FULL_NAME];
+    int64_t count = 0;
+    join(start, prefix, "");
+    for (int64_t i = 0; i < tch_checkpoint_count(file); i++) {
+        count += strncmp(tch_checkpoint_name(file, i), start, strlen(start)) == 0;
+    }
+    if (count != o->states.count + 1) {
+        return tchi_fail(
+            TCH_ERR_INVALID_ARGUMENT,
+            "the checkpoint has %lld tensors under '%s', this optimizer %lld: it is of another model or of "
+            "other options",
+            (long long)count, start, (long long)o->states.count + 1);
+    }
+    return TCH_OK;
+}
+
+static tch_status check_tensors(tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
+{
+    char name[FULL_NAME];
+    for (int32_t i = 0; i < o->states.count; i++) {
+        tch_optim_state state = TCH_OPTIM_STATE_INIT;
+        TCHI_TRY(tch_optimizer_get_state(o, i, &state));
+        TCHI_TRY(check_entry(file, join(name, prefix, state.name), state.tensor));
+    }
+    int64_t length = counts_length(o);
+    tch_tensor counts = tch_tensor_view(NULL, TCH_INT64, 1, &length);
+    TCHI_TRY(check_entry(file, join(name, prefix, counts_name), &counts));
+    return check_nothing_else(o, file, prefix);
+}
+
+/* The settings of one group as the file has them, checked; options that cannot change must be the same. */
+static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, int32_t group,
+                                tch_optim_config *config)
+{
+    char key[FULL_NAME];
+    const char *name;
+    int changes;
+    *config = tchi_group_at(o, group)->config;
+    for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
+        double value;
+        TCHI_TRY(tch_checkpoint_number(file, option_key(key, prefix, group, name), &value));
+        if (strcmp(name, "memory_budget") != 0 && strcmp(name, "nonfinite") != 0 && strcmp(name, "precision") != 0) {
+            tchi_config_set(config, i, value);
+        }
+    }
+    TCHI_TRY(tchi_config_check("tch_optimizer_load", config));
+    return tchi_config_check_change(&tchi_group_at(o, group)->config, config);
+}
+
+static tch_status check_settings(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
+{
+    char key[FULL_NAME];
+    const char *kind = tch_checkpoint_text(file, join(key, prefix, "kind"));
+    const char *mine = tch_optim_kind_name(tchi_group_at(o, 0)->config.kind);
+    if (kind == NULL || strcmp(kind, mine) != 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint's '%s' is a state of %s, expected one of %s", prefix,
+                         kind == NULL ? "no optimizer" : kind, mine);
+    }
+    int64_t seed;
+    TCHI_TRY(tch_checkpoint_integer(file, join(key, prefix, "seed"), &seed));
+    for (int32_t g = 0; g < o->groups.count; g++) {
+        tch_optim_config config;
+        TCHI_TRY(read_settings(o, file, prefix, g, &config));
+    }
+    return TCH_OK;
+}
+
+/* Parameters with equal counts and equal clocks have had the same steps, as far as it matters. */
+static uint64_t history_of(int64_t taken, double step)
+{
+    uint64_t bits;
+    memcpy(&bits, &step, sizeof bits);
+    return ((uint64_t)taken * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
+}
+
+static tch_status load_counts(tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
+{
+    char name[FULL_NAME];
+    char clock[FULL_NAME];
+    TCHI_TRY(tchi_list_reserve(&o->counts, counts_length(o)));
+    o->counts.count = counts_length(o);
+    tch_tensor counts = tch_tensor_view(o->counts.items, TCH_INT64, 1, &o->counts.count);
+    TCHI_TRY(tch_checkpoint_read(file, NULL, join(name, prefix, counts_name), &counts));
+    const int64_t *numbers = o->counts.items;
+    for (int32_t i = 0; i < o->params.count; i++) {
+        tchi_param *p = tchi_param_at(o, i);
+        double step;
+        tch_tensor view = tch_tensor_view(&step, TCH_FLOAT64, 0, NULL);
+        snprintf(clock, sizeof clock, "%s/step", p->name);
+        TCHI_TRY(tch_checkpoint_read(file, NULL, join(name, prefix, clock), &view));
+        p->taken = numbers[i];
+        p->history = history_of(p->taken, step);
+    }
+    numbers += o->params.count;
+    o->steps = *numbers++;
+    for (int32_t i = 0; i < o->families.count; i++) {
+        tchi_family *f = tchi_family_at(o, i);
+        for (int64_t k = 0; k < f->count; k++) {
+            f->eigen[k] = *numbers++ != 0;
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status load_all(tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
+{
+    char name[FULL_NAME];
+    TCHI_TRY(load_counts(o, file, prefix));
+    for (int32_t i = 0; i < o->states.count; i++) {
+        tch_optim_state state = TCH_OPTIM_STATE_INIT;
+        TCHI_TRY(tch_optimizer_get_state(o, i, &state));
+        TCHI_TRY(tch_checkpoint_read(file, o->context, join(name, prefix, state.name), state.tensor));
+    }
+    for (int32_t g = 0; g < o->groups.count; g++) {
+        TCHI_TRY(read_settings(o, file, prefix, g, &tchi_group_at(o, g)->config));
+        tchi_group_at(o, g)->stale = true;
+    }
+    int64_t seed;
+    TCHI_TRY(tch_checkpoint_integer(file, join(name, prefix, "seed"), &seed));
+    tchi_group_at(o, 0)->config.seed = (uint64_t)seed;
+    return TCH_OK;
+}
+
+tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoint, const char *prefix)
+{
+    if (optimizer == NULL || checkpoint == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_load: %s is NULL",
+                         optimizer == NULL ? "optimizer" : "checkpoint");
+    }
+    TCHI_ENTER(optimizer->context, "tch_optimizer_load");
+    TCHI_TRY(check_prefix("tch_optimizer_load", prefix));
+    TCHI_TRY(check_settings(optimizer, checkpoint, prefix));
+    TCHI_TRY(check_tensors(optimizer, checkpoint, prefix));
+    optimizer->failed = load_all(optimizer, checkpoint, prefix);
+    return optimizer->failed;
+}

@@ -1,0 +1,157 @@
+/* Shampoo: every dimension of a block has a factor, the running sum or average of its gradients' Gram matrices; the
+ * gradient is multiplied by an inverse root of each.
+ *
+ *     C_k <- weight C_k + weight' G_(k) G_(k)'          every step, every dimension k
+ *     X_k <- (C_k + damping I)^(-1 / (2 order))         when due
+ *     P   <- F x_1 X_1 x_2 X_2 ...                      F the filtered gradient
+ *     P   <- P |D| / |P|                                D the direction of the grafted method
+ *
+ * The one thing to know before changing the order of these: roots are taken from factors that hold this step's gradient,
+ * and all blocks of a class share its work buffers, so a step with a refresh goes over the gradients twice. */
+#include "core/check.h"
+#include "core/status.h"
+
+#include "modes.h"
+#include "pieces.h"
+#include "refresh.h"
+
+/* Gradient and filtered gradient, or gradient and a place for products; a third where a dimension lies between others. */
+static int buffers_of(const tchi_class *class)
+{
+    return tchi_class_has_middle(class) ? 3 : 2;
+}
+
+typedef struct shampoo_run {
+    tchi_run run;
+    tchi_work work;
+    void *gradient, *filtered; /* filtered is NULL where beta1 is 0 */
+    void *spare;
+} shampoo_run;
+
+static shampoo_run begin_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
+{
+    shampoo_run r = {.run = *run, .work = tchi_work_of(run->class, run->class->real)};
+    int64_t bytes = tchi_work_bytes(&r.work, run->count);
+    r.gradient = o->scratch;
+    r.filtered = config->beta1 != 0.0 ? o->scratch + bytes : NULL;
+    r.spare = o->scratch + (buffers_of(run->class) - 1) * bytes;
+    return r;
+}
+
+static int64_t work_bytes(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
+{
+    (void)context;
+    (void)config;
+    tchi_work work = tchi_work_of(class, class->real);
+    return buffers_of(class) * tchi_work_bytes(&work, 1);
+}
+
+static bool takes(const tch_optim_config *config, const tchi_dims *dims)
+{
+    return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d);
+}
+
+static const tch_clock *clock_of(const tch_optimizer *o, const tchi_run *run)
+{
+    return tchi_run_param(o, run)->clock;
+}
+
+/* --- factors and roots ------------------------------------------------------------------------------------------- */
+
+static tch_status gather(tch_optimizer *o, const tch_optim_config *config, const shampoo_run *r, bool filter)
+{
+    tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
+    return o->context->backend->gather(o->context->state, &update,
+                                       filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE,
+                                       config->decay == TCH_DECAY_L2);
+}
+
+static tch_status update_factors(tch_optimizer *o, const shampoo_run *r)
+{
+    return tchi_run_update_factors(o, &r->run, &r->work, r->gradient, r->spare, clock_of(o, &r->run));
+}
+
+/* The factors of all classes of which some root is due, then those roots. */
+static tch_status refresh(tch_optimizer *o, int32_t group)
+{
+    const tchi_group *g = tchi_group_at(o, group);
+    for (int32_t i = g->first_class; i < g->first_class + g->classes; i++) {
+        tchi_run run;
+        for (int64_t at = 0; tchi_class_is_due(o, tchi_class_at(o, i)) && tchi_next_run(o, i, &at, &run);) {
+            shampoo_run r = begin_run(o, &g->config, &run);
+            TCHI_TRY(gather(o, &g->config, &r, false));
+            TCHI_TRY(update_factors(o, &r));
+        }
+    }
+    return tchi_refresh_roots(o, group);
+}
+
+/* --- direction and step ------------------------------------------------------------------------------------------ */
+
+static bool preconditions(const tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
+{
+    return tchi_run_param(o, run)->taken >= tchi_refresh_first(config);
+}
+
+static tch_status graft(tch_optimizer *o, const tch_optim_config *config, const shampoo_run *r, bool replace)
+{
+    tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, r->filtered);
+    return o->context->backend->graft(o->context->state, &update, (tch_graft)config->grafting, replace, o->wanted,
+                                      o->graft_scratch);
+}
+
+/* Multiplies by the roots; *result is the buffer that holds P, and its norms are taken where they are wanted. */
+static tch_status precondition(tch_optimizer *o, const shampoo_run *r, bool with_norms, void **result)
+{
+    *result = r->filtered != NULL ? r->filtered : r->gradient;
+    void *other = r->filtered != NULL ? r->gradient : r->spare;
+    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, false, result, &other));
+    tch_matrices p = tchi_work_matrices(&r->work, *result, r->run.count);
+    return !with_norms ? TCH_OK : o->context->backend->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &p, o->norms);
+}
+
+static tch_status apply(tch_optimizer *o, const tch_optim_config *config, const shampoo_run *r, void *direction,
+                        bool scale)
+{
+    tch_update update = tchi_update_run(o, &r->run, &r->work, direction, NULL);
+    return o->context->backend->apply(o->context->state, &update, scale ? TCH_BLOCK_GRAFT : TCH_BLOCK_AS_IS, o->wanted,
+                                      o->norms, config->nesterov, config->decay == TCH_DECAY_DECOUPLED);
+}
+
+static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, bool factors_done)
+{
+    shampoo_run r = begin_run(o, config, run);
+    bool second_order = preconditions(o, config, run);
+    bool grafts = config->grafting != TCH_GRAFTING_NONE;
+    void *direction = r.filtered != NULL ? r.filtered : r.gradient;
+    TCHI_TRY(gather(o, config, &r, true));
+    if (!factors_done) {
+        TCHI_TRY(update_factors(o, &r));
+    }
+    if (grafts) {
+        TCHI_TRY(graft(o, config, &r, !second_order));
+    }
+    if (second_order) {
+        TCHI_TRY(precondition(o, &r, grafts, &direction));
+    }
+    return apply(o, config, &r, direction, grafts && second_order);
+}
+
+static tch_status step(tch_optimizer *o, int32_t group)
+{
+    const tchi_group *g = tchi_group_at(o, group);
+    bool any_due = tchi_refresh_mark(o, group);
+    if (any_due) {
+        TCHI_TRY(refresh(o, group));
+    }
+    for (int32_t i = g->first_class; i < g->first_class + g->classes; i++) {
+        bool factors_done = any_due && tchi_class_is_due(o, tchi_class_at(o, i));
+        tchi_run run;
+        for (int64_t at = 0; tchi_next_run(o, i, &at, &run);) {
+            TCHI_TRY(step_run(o, &g->config, &run, factors_done));
+        }
+    }
+    return TCH_OK;
+}
+
+const tchi_optim_method tchi_method_shampoo = {TCH_OPTIM_SHAMPOO, takes, work_bytes, step};

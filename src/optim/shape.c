@@ -1,0 +1,109 @@
+/* See shape.h. */
+#include "shape.h"
+
+#include <string.h>
+
+/* Insertion by falling stride: ranks are at most TCH_MAX_RANK. */
+static void insert_by_stride(tchi_dims *dims, int64_t *strides, int64_t size, int64_t stride)
+{
+    int32_t k = dims->order++;
+    for (; k > 0 && strides[k - 1] < stride; k--) {
+        strides[k] = strides[k - 1];
+        dims->size[k] = dims->size[k - 1];
+    }
+    strides[k] = stride;
+    dims->size[k] = size;
+}
+
+bool tchi_dims_of(const tch_tensor *tensor, tchi_dims *dims)
+{
+    int64_t strides[TCH_MAX_RANK] = {0};
+    *dims = (tchi_dims){0};
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] == 0) {
+            *dims = (tchi_dims){1, {0}};
+            return true;
+        }
+        if (tensor->shape[i] > 1) {
+            insert_by_stride(dims, strides, tensor->shape[i], tchi_tensor_stride(tensor, i));
+        }
+    }
+    int64_t expected = 1;
+    for (int32_t k = dims->order - 1; k >= 0; k--) {
+        if (strides[k] != expected) {
+            return false;
+        }
+        expected *= dims->size[k];
+    }
+    return true;
+}
+
+int64_t tchi_dims_count(const tchi_dims *dims)
+{
+    int64_t count = 1;
+    for (int32_t k = 0; k < dims->order; k++) {
+        count *= dims->size[k];
+    }
+    return count;
+}
+
+/* Dimension k takes in the one after it. */
+static void merge_at(tchi_dims *dims, int32_t k)
+{
+    dims->size[k] *= dims->size[k + 1];
+    for (int32_t i = k + 1; i + 1 < dims->order; i++) {
+        dims->size[i] = dims->size[i + 1];
+    }
+    dims->order--;
+}
+
+void tchi_dims_merge(tchi_dims *dims, int64_t most)
+{
+    for (int32_t k = dims->order - 2; k >= 0 && dims->order > 2; k--) {
+        if (dims->size[k] <= most / dims->size[k + 1]) {
+            merge_at(dims, k);
+        }
+    }
+}
+
+void tchi_dims_limit(tchi_dims *dims, int32_t order)
+{
+    while (dims->order > order) {
+        int32_t best = 0;
+        for (int32_t k = 1; k + 1 < dims->order; k++) {
+            if (dims->size[k] * dims->size[k + 1] < dims->size[best] * dims->size[best + 1]) {
+                best = k;
+            }
+        }
+        merge_at(dims, best);
+    }
+}
+
+void tchi_dims_as_matrix(tchi_dims *dims)
+{
+    while (dims->order > 2) {
+        merge_at(dims, 1);
+    }
+}
+
+tchi_cut tchi_cut_of(const tchi_dims *dims, int64_t most)
+{
+    tchi_cut cut = {.order = dims->order, .most = most, .blocks = 1};
+    for (int32_t k = 0; k < dims->order; k++) {
+        cut.dims[k] = dims->size[k];
+        cut.counts[k] = dims->size[k] <= most ? 1 : (dims->size[k] + most - 1) / most;
+        cut.blocks *= cut.counts[k];
+    }
+    return cut;
+}
+
+void tchi_cut_block(const tchi_cut *cut, int64_t number, int64_t *start, int64_t *size)
+{
+    for (int32_t k = cut->order - 1; k >= 0; k--) {
+        int64_t part = number % cut->counts[k];
+        number /= cut->counts[k];
+        start[k] = cut->counts[k] == 1 ? 0 : part * cut->most;
+        int64_t left = cut->dims[k] - start[k];
+        size[k] = cut->counts[k] == 1 || left < cut->most ? left : cut->most;
+    }
+}

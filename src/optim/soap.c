@@ -1,0 +1,271 @@
+/* SOAP: Adam in the eigenbasis of Shampoo's factors.
+ *
+ *     C_k <- beta C_k + (1 - beta) G_(k) G_(k)'                   every step, every dimension k
+ *     M   <- beta1 M + (1 - beta1) G                              in the parameter's own space
+ *     G', M' = G, M rotated into the bases Q_k
+ *     V   <- beta2 V + (1 - beta2) G'^2;  N' = M' / (sqrt(V) + eps)
+ *     N   = N' rotated back;  p <- (1 - lr weight_decay) p - lr N
+ *     Q_k follows C_k by one orthogonal iteration, when due, and V is permuted as the basis is
+ *
+ * At its first gradient a parameter only finds its bases: the gradient that made them is not used with them. Its clock
+ * counts updates of the moments, one less than gradients. */
+#include "core/check.h"
+#include "core/status.h"
+#include "linalg/basis.h"
+
+#include "modes.h"
+#include "pieces.h"
+#include "refresh.h"
+
+enum { BUFFERS = 3 }; /* gradient, moment, and a place for products */
+
+static int64_t work_bytes(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
+{
+    (void)context;
+    (void)config;
+    tchi_work work = tchi_work_of(class, class->real);
+    return BUFFERS * tchi_work_bytes(&work, 1);
+}
+
+static bool takes(const tch_optim_config *config, const tchi_dims *dims)
+{
+    bool fits = config->block != 0;
+    for (int32_t k = 0; k < dims->order; k++) {
+        fits = fits || dims->size[k] <= config->max_preconditioner_dim;
+    }
+    return fits && (dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d));
+}
+
+static bool is_first(const tch_optimizer *o, const tchi_run *run)
+{
+    return tchi_run_param(o, run)->taken == 1;
+}
+
+/* --- Adam in the basis ------------------------------------------------------------------------------------------- */
+
+/* The second moments of a run as pieces of their own: they lie block after block, without gaps. */
+static tch_update moments_of(tch_optimizer *o, const tchi_run *run, const tchi_work *work, void *gradient, void *moment)
+{
+    tch_update update = tchi_update_run(o, run, work, gradient, moment);
+    int64_t size = tchi_scalar_size(work->type);
+    for (int64_t i = 0; i < run->count; i++) {
+        int64_t at = i * work->stride * size;
+        o->pieces[i] = (tch_piece){
+            .state = {NULL, run->class->moment + (run->first + i) * run->class->elements * size, NULL},
+            .block = {(char *)gradient + at, (char *)moment + at},
+            .clock = tchi_run_param(o, run)->clock,
+            .rows = work->rows,
+            .cols = work->cols,
+            .stride = work->cols,
+            .block_ld = work->ld,
+            .block_index = (int32_t)i,
+            .factor = 1.0,
+        };
+    }
+    update.count = run->count;
+    return update;
+}
+
+/* The filter divides by the correction of the piece's clock; rotated_adam will correct the moment, so here the clock is the
+ * group's, which corrects nothing. */
+static tch_status gather(tch_optimizer *o, const tchi_group *group, const tchi_run *run, const tchi_work *work,
+                         void *gradient, void *moment)
+{
+    tch_update update = tchi_update_run(o, run, work, gradient, moment);
+    for (int64_t i = 0; i < update.count; i++) {
+        o->pieces[i].clock = &group->numbers->clock;
+    }
+    return o->context->backend->gather(o->context->state, &update, moment != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE,
+                                       group->config.decay == TCH_DECAY_L2);
+}
+
+static tch_status apply(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, const tchi_work *work,
+                        void *direction)
+{
+    const tch_backend *t = o->context->backend;
+    tch_block_scale scale = config->normalize_grads ? TCH_BLOCK_UNIT_RMS : TCH_BLOCK_AS_IS;
+    if (config->normalize_grads) {
+        tch_matrices n = tchi_work_matrices(work, direction, run->count);
+        tch_array wanted = {o->wanted, TCH_SCALAR_F64, 1, &run->count, &(int64_t){1}};
+        TCHI_TRY(t->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &n, o->norms));
+        TCHI_TRY(t->fill(o->context->state, &wanted, (double)run->class->elements));
+    }
+    tch_update update = tchi_update_run(o, run, work, direction, NULL);
+    return t->apply(o->context->state, &update, scale, o->wanted, o->norms, 0, config->decay == TCH_DECAY_DECOUPLED);
+}
+
+static tch_status step_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
+{
+    const tch_backend *t = o->context->backend;
+    bool first = is_first(o, run);
+    tchi_work work = tchi_work_of(run->class, run->class->real);
+    int64_t bytes = tchi_work_bytes(&work, run->count);
+    void *gradient = o->scratch;
+    void *moment = o->scratch + bytes;
+    void *spare = o->scratch + 2 * bytes;
+    TCHI_TRY(gather(o, group, run, &work, gradient, first ? NULL : moment));
+    TCHI_TRY(tchi_run_update_factors(o, run, &work, gradient, spare, &group->numbers->clock));
+    if (first) {
+        return TCH_OK;
+    }
+    TCHI_TRY(tchi_run_multiply(o, run, &work, false, &gradient, &spare));
+    TCHI_TRY(tchi_run_multiply(o, run, &work, false, &moment, &spare));
+    tch_update moments = moments_of(o, run, &work, gradient, moment);
+    TCHI_TRY(t->rotated_adam(o->context->state, &moments));
+    TCHI_TRY(tchi_run_multiply(o, run, &work, true, &moment, &spare));
+    return apply(o, &group->config, run, &work, moment);
+}
+
+/* --- bases ------------------------------------------------------------------------------------------------------- */
+
+/* Counted by updates of the moments. */
+static bool is_due(const tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
+{
+    return (tchi_run_param(o, run)->taken - 1) % config->precondition_frequency == 0;
+}
+
+/* As many factors at once as the workspace allows; at least one. */
+static int64_t fit(tch_optimizer *o, const tchi_family *f, int64_t count)
+{
+    int64_t limit = o->context->workspace_limit;
+    while (count > 1 && limit > 0 && tchi_basis_bytes(o->context, f->real, f->n, count) > limit / 9 * 8) {
+        count = (count + 1) / 2;
+    }
+    return count;
+}
+
+static tch_status refresh_part(tch_optimizer *o, tchi_family *f, const tch_matrices *c, const tch_matrices *q,
+                               int64_t first, bool begin)
+{
+    tchi_arena arena = {0};
+    int64_t bytes = tchi_basis_bytes(o->context, f->real, f->n, c->batch);
+    tchi_arena_take(&arena, bytes);
+    TCHI_TRY(tchi_arena_reserve(o->context, &arena));
+    void *scratch = tchi_arena_take(&arena, bytes);
+    o->refreshes += c->batch;
+    return begin ? tchi_basis_init(o->context, c, q, f->flags + first, scratch)
+                 : tchi_basis_track(o->context, c, q, f->orders + first * f->n, f->flags + first, scratch);
+}
+
+static tch_status refresh_bases(tch_optimizer *o, const tchi_run *run, int32_t k, bool begin)
+{
+    tchi_family *f = tchi_family_at(o, run->class->family[k]);
+    tch_matrices factors = tchi_run_factors(o, run, k);
+    tch_matrices bases = tchi_run_roots(o, run, k);
+    int64_t first = run->class->position[k] + run->first;
+    int64_t together = fit(o, f, run->count);
+    for (int64_t done = 0; done < run->count; done += together) {
+        int64_t count = run->count - done < together ? run->count - done : together;
+        tch_matrices c = tchi_matrices_part(&factors, done, count);
+        tch_matrices q = tchi_matrices_part(&bases, done, count);
+        TCHI_TRY(refresh_part(o, f, &c, &q, first + done, begin));
+    }
+    return TCH_OK;
+}
+
+/* The orders of a run's bases along dimension k, or NULL where it has none. */
+static const int32_t *orders_of(const tch_optimizer *o, const tchi_run *run, int32_t k)
+{
+    if (run->class->family[k] < 0) {
+        return NULL;
+    }
+    const tchi_family *f = tchi_family_at(o, run->class->family[k]);
+    return f->orders + (run->class->position[k] + run->first) * f->n;
+}
+
+/* [outer, size, inner] of every block, dense, as [size, outer, inner], or back. */
+static tch_status turn(tch_optimizer *o, const tchi_class *class, int32_t k, int64_t blocks, void *dense, void *turned,
+                       bool back)
+{
+    int64_t outer = 1;
+    for (int32_t i = 0; i < k; i++) {
+        outer *= class->size[i];
+    }
+    int64_t size = class->size[k];
+    int64_t inner = class->elements / outer / size;
+    int64_t shape[4] = {blocks, size, outer, inner};
+    int64_t dense_strides[4] = {class->elements, inner, size * inner, 1};
+    int64_t turned_strides[4] = {class->elements, outer * inner, inner, 1};
+    tch_array a = {dense, class->real, 4, shape, dense_strides};
+    tch_array b = {turned, class->real, 4, shape, turned_strides};
+    return o->context->backend->copy(o->context->state, back ? &a : &b, back ? &b : &a);
+}
+
+static tch_status permute_matrices(tch_optimizer *o, const tchi_run *run, void *moment, void *spare)
+{
+    const tchi_class *c = run->class;
+    const tch_backend *t = o->context->backend;
+    bool matrix = c->order == 2;
+    int64_t rows = matrix ? c->size[0] : 1;
+    int64_t cols = matrix ? c->size[1] : c->size[0];
+    tch_matrices v = tchi_matrices_new(moment, c->real, run->count, rows, cols);
+    tch_matrices out = tchi_matrices_new(spare, c->real, run->count, rows, cols);
+    TCHI_TRY(
+        t->permute(o->context->state, &v, matrix ? orders_of(o, run, 0) : NULL, orders_of(o, run, c->order - 1), &out));
+    return t->copy_bytes(o->context->state, moment, spare, run->count * c->elements * tchi_scalar_size(c->real),
+                         TCH_COPY_DEVICE);
+}
+
+/* Higher orders go one dimension at a time, with that dimension in front. */
+static tch_status permute_along(tch_optimizer *o, const tchi_run *run, int32_t k, void *moment, char *spare)
+{
+    const tchi_class *c = run->class;
+    const int32_t *order = orders_of(o, run, k);
+    if (order == NULL) {
+        return TCH_OK;
+    }
+    int64_t bytes = (run->count * c->elements * tchi_scalar_size(c->real) + 255) / 256 * 256;
+    tch_matrices turned = tchi_matrices_new(spare, c->real, run->count, c->size[k], c->elements / c->size[k]);
+    tch_matrices sorted = turned;
+    sorted.data = spare + bytes;
+    TCHI_TRY(turn(o, c, k, run->count, moment, turned.data, false));
+    TCHI_TRY(o->context->backend->permute(o->context->state, &turned, order, NULL, &sorted));
+    return turn(o, c, k, run->count, moment, sorted.data, true);
+}
+
+static tch_status permute_moments(tch_optimizer *o, const tchi_run *run)
+{
+    const tchi_class *c = run->class;
+    void *moment = c->moment + run->first * c->elements * tchi_scalar_size(c->real);
+    if (c->order <= 2) {
+        return permute_matrices(o, run, moment, o->scratch);
+    }
+    for (int32_t k = 0; k < c->order; k++) {
+        TCHI_TRY(permute_along(o, run, k, moment, o->scratch));
+    }
+    return TCH_OK;
+}
+
+static tch_status refresh_run(tch_optimizer *o, const tchi_run *run, bool begin)
+{
+    for (int32_t k = 0; k < run->class->order; k++) {
+        if (run->class->family[k] >= 0) {
+            TCHI_TRY(refresh_bases(o, run, k, begin));
+        }
+    }
+    return begin ? TCH_OK : permute_moments(o, run);
+}
+
+/* --- the step ---------------------------------------------------------------------------------------------------- */
+
+static tch_status step(tch_optimizer *o, int32_t group)
+{
+    const tchi_group *g = tchi_group_at(o, group);
+    tch_status status = TCH_OK;
+    int64_t before = tchi_workspace_hold(o);
+    for (int32_t i = g->first_class; i < g->first_class + g->classes && status == TCH_OK; i++) {
+        tchi_run run;
+        for (int64_t at = 0; status == TCH_OK && tchi_next_run(o, i, &at, &run);) {
+            status = step_run(o, g, &run);
+            if (status == TCH_OK && (is_first(o, &run) || is_due(o, &g->config, &run))) {
+                tchi_range_push(o->context, "basis");
+                status = refresh_run(o, &run, is_first(o, &run));
+                tchi_range_pop(o->context);
+            }
+        }
+    }
+    tchi_workspace_restore(o, before);
+    return status;
+}
+
+const tchi_optim_method tchi_method_soap = {TCH_OPTIM_SOAP, takes, work_bytes, step};

@@ -1,0 +1,375 @@
+/* One step, from the gradients of the caller to the operations of each group. Everything that can be wrong with the call is
+ * found before the first write; what fails after that fails the optimizer. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "config.h"
+#include "elementwise.h"
+#include "core/list.h"
+#include "optimizer.h"
+#include "pieces.h"
+#include "refresh.h"
+
+/* --- gradients --------------------------------------------------------------------------------------------------- */
+
+static bool accepts(tch_scalar param, tch_scalar grad)
+{
+    return grad == param || (param == TCH_SCALAR_F32 && (grad == TCH_SCALAR_F16 || grad == TCH_SCALAR_BF16));
+}
+
+static tch_status check_gradient(const tch_context *context, const tchi_param *p, const tch_tensor *grad)
+{
+    char text[TCHI_DESCRIBE_SIZE];
+    char name[TCHI_NAME_SIZE + 32];
+    snprintf(name, sizeof name, "the gradient of '%s'", p->name);
+    TCHI_TRY(tchi_check_input(context, grad, name));
+    bool same = grad->ndim == p->ndim;
+    for (int32_t k = 0; same && k < p->ndim; k++) {
+        same = grad->shape[k] == p->shape[k];
+    }
+    if (!same) {
+        tch_tensor wanted = {.ndim = p->ndim, .shape = (int64_t *)p->shape};
+        char expected[TCHI_DESCRIBE_SIZE];
+        return tchi_fail(TCH_ERR_SHAPE, "%s is %s, expected the parameter's shape %s", name,
+                         tchi_describe(grad, text, sizeof text),
+                         tchi_describe_shape(&wanted, expected, sizeof expected));
+    }
+    if (!accepts(p->type, tchi_scalar_of(grad->dtype))) {
+        return tchi_fail(TCH_ERR_DTYPE,
+                         "%s is %s, expected the parameter's type (or, where that is float32, a half type)", name,
+                         tchi_describe(grad, text, sizeof text));
+    }
+    return TCH_OK;
+}
+
+static bool same_layout(const tchi_param *p, const tch_tensor *grad)
+{
+    for (int32_t k = 0; k < p->ndim; k++) {
+        if (p->shape[k] > 1 && tchi_tensor_stride(grad, k) != p->strides[k]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int64_t copy_bytes_of(const tchi_param *p, const tch_tensor *grad)
+{
+    int64_t bytes = p->count * tchi_scalar_size(tchi_scalar_of(grad->dtype));
+    return (bytes + 255) / 256 * 256;
+}
+
+static tch_status check_scalar(const tch_context *context, const tch_tensor *tensor, const char *name)
+{
+    if (tensor == NULL) {
+        return TCH_OK;
+    }
+    TCHI_TRY(tchi_check_input(context, tensor, name));
+    TCHI_TRY(tchi_check_dtype(tensor, name, TCH_FLOAT32));
+    if (tch_tensor_numel(tensor) != 1) {
+        char text[TCHI_DESCRIBE_SIZE];
+        return tchi_fail(TCH_ERR_SHAPE, "%s is %s, expected one element", name,
+                         tchi_describe(tensor, text, sizeof text));
+    }
+    return TCH_OK;
+}
+
+/* All that can be refused; and room for the gradients that must be laid out anew. */
+static tch_status check_step(tch_optimizer *o, int32_t count, const tch_tensor *const *gradients,
+                             const tch_tensor *grad_scale, const tch_tensor *found_inf)
+{
+    if (o->failed != TCH_OK) {
+        return tchi_fail(o->failed,
+                         "an earlier step of this optimizer failed on the device, and its state is not whole; "
+                         "load a checkpoint or make a new one");
+    }
+    if (count != o->params.count || (count > 0 && gradients == NULL)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_optimizer_step: %d gradients were given, expected %lld, one for each parameter", count,
+                         (long long)o->params.count);
+    }
+    TCHI_TRY(check_scalar(o->context, grad_scale, "grad_scale"));
+    TCHI_TRY(check_scalar(o->context, found_inf, "found_inf"));
+    int64_t copies = 0;
+    for (int32_t i = 0; i < count; i++) {
+        const tchi_param *p = tchi_param_at(o, i);
+        if (gradients[i] != NULL) {
+            TCHI_TRY(check_gradient(o->context, p, gradients[i]));
+            copies += same_layout(p, gradients[i]) ? 0 : copy_bytes_of(p, gradients[i]);
+        }
+    }
+    if (copies > o->copies_bytes) {
+        void *fresh;
+        TCHI_TRY(tchi_pool_allocate(o->context->pool, copies, &fresh));
+        tchi_pool_free(o->context->pool, o->copies);
+        o->copies = fresh;
+        o->copies_bytes = copies;
+    }
+    return TCH_OK;
+}
+
+/* A dense copy in the layout of the parameter. */
+static tch_status lay_out(tch_optimizer *o, tchi_param *p, const tch_tensor *grad, int64_t *used)
+{
+    int64_t strides[TCH_MAX_RANK];
+    p->grad_type = tchi_scalar_of(grad->dtype);
+    p->grad = tchi_tensor_data(grad);
+    if (p->count == 0) {
+        p->grad = NULL;
+    } else if (!same_layout(p, grad)) {
+        tch_array from = tchi_array_of(grad, strides);
+        p->grad = o->copies + *used;
+        *used += copy_bytes_of(p, grad);
+        tch_array to = {p->grad, p->grad_type, p->ndim, p->shape, p->strides};
+        return o->context->backend->copy(o->context->state, &to, &from);
+    }
+    return TCH_OK;
+}
+
+static tch_status take_gradients(tch_optimizer *o, const tch_tensor *const *gradients)
+{
+    int64_t used = 0;
+    for (int32_t i = 0; i < o->params.count; i++) {
+        tchi_param *p = tchi_param_at(o, i);
+        p->grad = NULL;
+        if (gradients[i] != NULL) {
+            TCHI_TRY(lay_out(o, p, gradients[i], &used));
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- whether to take the step ------------------------------------------------------------------------------------ */
+
+static tch_status find_nonfinite(tch_optimizer *o, int32_t group, const tch_update *update)
+{
+    (void)group;
+    return o->context->backend->find_nonfinite(o->context->state, update, &o->control->found);
+}
+
+static tch_status look_at_all(tch_optimizer *o)
+{
+    const tch_backend *t = o->context->backend;
+    TCHI_TRY(t->zero_bytes(o->context->state, &o->control->found, sizeof o->control->found));
+    for (int32_t i = 0; i < o->groups.count; i++) {
+        TCHI_TRY(tchi_for_each_type(o, i, true, &tchi_group_at(o, i)->numbers->main, find_nonfinite));
+    }
+    return TCH_OK;
+}
+
+/* The first parameter whose gradient is bad, for the message: the step has been refused, and time does not matter. */
+static tch_status name_nonfinite(tch_optimizer *o)
+{
+    const tch_backend *t = o->context->backend;
+    for (int32_t i = 0; i < o->params.count; i++) {
+        const tchi_param *p = tchi_param_at(o, i);
+        int32_t found = 0;
+        if (p->grad == NULL) {
+            continue;
+        }
+        tch_update update = tchi_update_of(o, p->group, &tchi_group_at(o, p->group)->numbers->main);
+        tch_piece piece = {.grad = p->grad, .clock = p->clock, .rows = 1, .cols = p->count, .stride = p->count};
+        update.pieces = &piece;
+        update.count = 1;
+        update.real = update.block_type = p->real;
+        update.param_type = p->type;
+        update.grad_type = p->grad_type;
+        TCHI_TRY(t->zero_bytes(o->context->state, &o->control->found, sizeof found));
+        TCHI_TRY(t->find_nonfinite(o->context->state, &update, &o->control->found));
+        TCHI_TRY(t->copy_bytes(o->context->state, &found, &o->control->found, sizeof found, TCH_COPY_TO_HOST));
+        if (found) {
+            return tchi_fail(TCH_ERR_NUMERIC,
+                             "the gradient of '%s' has entries that are infinite or NaN; nothing was changed", p->name);
+        }
+    }
+    return tchi_fail(TCH_ERR_NUMERIC, "found_inf says that a gradient is not finite; nothing was changed");
+}
+
+/* Roots and bases are first made at a parameter's first step, by a schedule that the host keeps: it has to know whether
+ * that one was taken. Loss scaling skips the first steps of most trainings. */
+static bool begins_something(const tch_optimizer *o)
+{
+    for (int32_t i = 0; i < o->params.count; i++) {
+        const tchi_param *p = tchi_param_at(o, i);
+        const tch_optim_config *config = &tchi_group_at(o, p->group)->config;
+        int64_t first = config->kind == TCH_OPTIM_SHAMPOO ? tchi_refresh_first(config) : 1;
+        if (p->grad != NULL && p->blocked && config->kind != TCH_OPTIM_MUON && p->taken < first) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Leaves the decision on the device. It is also brought here, in *skipped, where that costs no waiting, and where somebody
+ * asked for an error or something begins with this step. */
+static tch_status decide(tch_optimizer *o, const tch_tensor *found_inf, bool *skipped)
+{
+    const tch_backend *t = o->context->backend;
+    tch_nonfinite policy = tchi_group_at(o, 0)->config.nonfinite;
+    bool look = policy != TCH_NONFINITE_IGNORE && found_inf == NULL;
+    const float *told = found_inf == NULL ? NULL : tchi_tensor_data(found_inf);
+    if (look) {
+        TCHI_TRY(look_at_all(o));
+    }
+    TCHI_TRY(t->decide_skip(o->context->state, look ? &o->control->found : NULL, told, &o->control->skip,
+                            o->control->counts));
+    *skipped = false;
+    bool possible = look || found_inf != NULL;
+    if (possible && (policy == TCH_NONFINITE_RAISE || t->host_memory || begins_something(o))) {
+        int32_t skip;
+        TCHI_TRY(t->copy_bytes(o->context->state, &skip, &o->control->skip, sizeof skip, TCH_COPY_TO_HOST));
+        *skipped = skip != 0;
+    }
+    return TCH_OK;
+}
+
+/* --- numbers and clocks ------------------------------------------------------------------------------------------ */
+
+static tchi_group_numbers numbers_of(const tch_optim_config *c)
+{
+    tchi_group_numbers n = {0};
+    n.main = (tch_hyper){.lr = c->lr,
+                         .beta1 = c->kind == TCH_OPTIM_MUON ? c->momentum : c->beta1,
+                         .beta2 = c->beta2,
+                         .eps = c->eps,
+                         .weight_decay = c->weight_decay,
+                         .momentum = c->momentum,
+                         .dampening = c->dampening,
+                         .graft_beta2 = c->grafting_beta2,
+                         .graft_eps = c->grafting_eps};
+    n.scalar = (tch_hyper){.lr = c->scalar_lr > 0.0 ? c->scalar_lr : c->lr,
+                           .beta1 = c->scalar_beta1,
+                           .beta2 = c->scalar_beta2,
+                           .eps = c->scalar_eps,
+                           .weight_decay = c->scalar_weight_decay >= 0.0 ? c->scalar_weight_decay : c->weight_decay};
+    n.factors.beta2 = c->shampoo_beta >= 0.0 ? c->shampoo_beta : c->beta2;
+    return n;
+}
+
+static tch_status store_numbers(tch_optimizer *o, tchi_group *g)
+{
+    tchi_group_numbers n = numbers_of(&g->config);
+    enum { COUNT = 3 * sizeof(tch_hyper) / sizeof(double) }; /* the three follow each other */
+    double values[COUNT];
+    memcpy(values, &n, sizeof values);
+    return o->context->backend->store_numbers(o->context->state, (double *)g->numbers, values, COUNT);
+}
+
+static tch_status read_lr(tch_optimizer *o, tchi_group *g)
+{
+    const tch_array from = {tchi_tensor_data(g->lr), tchi_scalar_of(g->lr->dtype), 0, NULL, NULL};
+    const tch_array to = {&g->numbers->main.lr, TCH_SCALAR_F64, 0, NULL, NULL};
+    TCHI_TRY(o->context->backend->copy(o->context->state, &to, &from));
+    if (g->config.scalar_lr > 0.0) {
+        return TCH_OK;
+    }
+    const tch_array scalar = {&g->numbers->scalar.lr, TCH_SCALAR_F64, 0, NULL, NULL};
+    return o->context->backend->copy(o->context->state, &scalar, &from);
+}
+
+static int64_t list_clocks(tch_optimizer *o, const tchi_group *g, bool blocked)
+{
+    tch_clock **clocks = o->clock_list.items;
+    int64_t count = 0;
+    for (int32_t i = 0; i < g->params; i++) {
+        tchi_param *p = tchi_param_at(o, g->first_param + i);
+        bool waits = p->blocked && g->config.kind == TCH_OPTIM_SOAP && p->taken == 1; /* it only finds its bases */
+        if (p->grad != NULL && p->blocked == blocked && !waits) {
+            clocks[count++] = p->clock;
+        }
+    }
+    return count;
+}
+
+static tch_factor_rule rule_of(const tch_optim_config *c)
+{
+    return c->beta2 >= 1.0 ? TCH_FACTOR_SUM : c->bias_correction ? TCH_FACTOR_CORRECTED : TCH_FACTOR_EMA;
+}
+
+static tch_status advance(tch_optimizer *o, tchi_group *g)
+{
+    const tch_backend *t = o->context->backend;
+    const tch_optim_config *c = &g->config;
+    tch_clock **clocks = o->clock_list.items;
+    bool own = c->kind == TCH_OPTIM_SGD || c->kind == TCH_OPTIM_ADAMW;
+    int64_t count = list_clocks(o, g, false);
+    TCHI_TRY(t->advance(o->context->state, count, clocks, own ? &g->numbers->main : &g->numbers->scalar,
+                        &o->control->skip, 1, TCH_FACTOR_EMA));
+    count = list_clocks(o, g, true);
+    TCHI_TRY(t->advance(o->context->state, count, clocks, &g->numbers->main, &o->control->skip,
+                        c->kind != TCH_OPTIM_MUON && c->bias_correction, rule_of(c)));
+    if (c->kind != TCH_OPTIM_SOAP) {
+        return TCH_OK;
+    }
+    tch_clock *factors = &g->numbers->clock;
+    return t->advance(o->context->state, 1, &factors, &g->numbers->factors, &o->control->skip, 0, TCH_FACTOR_EMA);
+}
+
+/* --- the step ---------------------------------------------------------------------------------------------------- */
+
+/* Counted by the host, a step that was skipped unknown to it included: what the schedule of refreshes goes by. */
+static void count_step(tch_optimizer *o)
+{
+    for (int32_t i = 0; i < o->params.count; i++) {
+        tchi_param *p = tchi_param_at(o, i);
+        if (p->grad != NULL) {
+            p->taken++;
+            p->history = (p->history ^ (uint64_t)(o->steps + 1)) * 0x9E3779B97F4A7C15u;
+        }
+    }
+}
+
+static tch_status step_group(tch_optimizer *o, int32_t index)
+{
+    tchi_group *g = tchi_group_at(o, index);
+    if (g->stale) {
+        TCHI_TRY(store_numbers(o, g));
+        g->stale = false;
+    }
+    if (g->lr != NULL) {
+        TCHI_TRY(read_lr(o, g));
+    }
+    TCHI_TRY(advance(o, g));
+    if (g->classes > 0) {
+        TCHI_TRY(o->method->step(o, index));
+    }
+    return tchi_elementwise_step(o, index);
+}
+
+static tch_status run_step(tch_optimizer *o, const tch_tensor *const *gradients, const tch_tensor *grad_scale,
+                           const tch_tensor *found_inf, bool *skipped)
+{
+    o->grad_scale = grad_scale == NULL ? NULL : tchi_tensor_data(grad_scale);
+    TCHI_TRY(take_gradients(o, gradients));
+    TCHI_TRY(decide(o, found_inf, skipped));
+    if (*skipped) {
+        return TCH_OK;
+    }
+    count_step(o);
+    for (int32_t i = 0; i < o->groups.count; i++) {
+        TCHI_TRY(step_group(o, i));
+    }
+    o->steps++;
+    return TCH_OK;
+}
+
+tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count, const tch_tensor *const *gradients,
+                                     const tch_tensor *grad_scale, const tch_tensor *found_inf)
+{
+    if (optimizer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_step: optimizer is NULL");
+    }
+    TCHI_ENTER(optimizer->context, "tch_optimizer_step");
+    TCHI_TRY(check_step(optimizer, count, gradients, grad_scale, found_inf));
+    bool skipped = false;
+    optimizer->failed = run_step(optimizer, gradients, grad_scale, found_inf, &skipped);
+    bool raise = skipped && tchi_group_at(optimizer, 0)->config.nonfinite == TCH_NONFINITE_RAISE;
+    return raise && optimizer->failed == TCH_OK ? name_nonfinite(optimizer) : optimizer->failed;
+}
+
+tch_status tch_optimizer_step(tch_optimizer *optimizer, int32_t count, const tch_tensor *const *gradients)
+{
+    return tch_optimizer_step_scaled(optimizer, count, gradients, NULL, NULL);
+}

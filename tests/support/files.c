@@ -1,0 +1,105 @@
+/* Files of tests: see files.h. */
+#include "files.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "testing.h"
+
+static char folder[TEST_PATH_SIZE / 2];
+
+int test_folder_make(void **state)
+{
+    (void)state;
+    const char *place = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%s/torchium-test-XXXXXX", place != NULL && place[0] != '\0' ? place : "/tmp");
+    return mkdtemp(folder) == NULL ? -1 : 0;
+}
+
+static int visit(int (*each)(const char *path))
+{
+    char path[TEST_PATH_SIZE];
+    int count = 0;
+    DIR *entries = opendir(folder);
+    if (entries == NULL) {
+        return 0;
+    }
+    for (const struct dirent *entry = readdir(entries); entry != NULL; entry = readdir(entries)) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+            count += each(path);
+        }
+    }
+    closedir(entries);
+    return count;
+}
+
+static int is_leftover(const char *path)
+{
+    return strstr(path, "/.torchium-") != NULL;
+}
+
+int test_leftover_count(void)
+{
+    return visit(is_leftover);
+}
+
+int test_folder_remove(void **state)
+{
+    (void)state;
+    chmod(folder, S_IRWXU);
+    visit(remove);
+    return rmdir(folder);
+}
+
+const char *test_path(const char *name)
+{
+    static char paths[TEST_PATHS][TEST_PATH_SIZE];
+    static int next;
+    char *path = paths[next];
+    next = (next + 1) % TEST_PATHS;
+    snprintf(path, TEST_PATH_SIZE, "%s/%s", folder, name);
+    return path;
+}
+
+void test_file_write(const char *path, const void *bytes, int64_t count)
+{
+    FILE *file = fopen(path, "wb");
+    CHECK(file != NULL, "the test cannot write %s", path);
+    size_t written = count > 0 ? fwrite(bytes, 1, (size_t)count, file) : 0;
+    int closed = fclose(file);
+    CHECK(closed == 0 && (int64_t)written == count, "the test cannot write %s", path);
+}
+
+char *test_file_read(const char *path, int64_t *count)
+{
+    struct stat status;
+    FILE *file = fopen(path, "rb");
+    CHECK(file != NULL && fstat(fileno(file), &status) == 0, "the test cannot read %s", path);
+    *count = status.st_size;
+    char *bytes = test_alloc((size_t)status.st_size);
+    size_t got = fread(bytes, 1, (size_t)status.st_size, file);
+    fclose(file);
+    CHECK((int64_t)got == *count, "the test cannot read %s", path);
+    return bytes;
+}
+
+void test_safetensors_write(const char *path, const char *header, int64_t length, int64_t data_bytes)
+{
+    size_t text = strlen(header);
+    uint64_t stated = length < 0 ? text : (uint64_t)length;
+    unsigned char *bytes = test_alloc(8 + text + (size_t)data_bytes);
+    for (int i = 0; i < 8; i++) {
+        bytes[i] = (unsigned char)(stated >> (8 * i));
+    }
+    memcpy(bytes + 8, header, text);
+    for (int64_t i = 0; i < data_bytes; i++) {
+        bytes[8 + (int64_t)text + i] = (unsigned char)i;
+    }
+    test_file_write(path, bytes, 8 + (int64_t)text + data_bytes);
+    free(bytes);
+}

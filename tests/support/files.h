@@ -1,0 +1,30 @@
+/* Files for the tests of checkpoints: a folder of one's own that disappears again, and safetensors files written by
+ * hand, so that a test can write what no library would. */
+#ifndef TORCHIUM_TESTS_FILES_H
+#define TORCHIUM_TESTS_FILES_H
+
+#include <stdint.h>
+
+#define TEST_PATH_SIZE 768
+#define TEST_PATHS 16
+
+/* Fixtures of cmocka: a fresh folder, removed with all its files. One at a time. */
+int test_folder_make(void **state);
+int test_folder_remove(void **state);
+
+/* "FOLDER/name"; the text is good until TEST_PATHS more were asked for. */
+const char *test_path(const char *name);
+
+/* How many temporary files of a checkpoint's writer the folder has. */
+int test_leftover_count(void);
+
+void test_file_write(const char *path, const void *bytes, int64_t count);
+
+/* All bytes of a file; free with free. */
+char *test_file_read(const char *path, int64_t *count);
+
+/* The length of the header, the header, then `data_bytes` bytes that count from 0 up. `length` is what stands before
+ * the header, -1 for the true one. */
+void test_safetensors_write(const char *path, const char *header, int64_t length, int64_t data_bytes);
+
+#endif

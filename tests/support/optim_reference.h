@@ -1,0 +1,48 @@
+/* The optimizers in plain float64, one parameter at a time: the shortest code that is right, written from the formulas
+ * and apart from the library, so that the two can disagree. Numbers are in the order of memory; every call reads its
+ * hyper-parameters from the configuration it is given, so that a test may change them between steps. */
+#ifndef TORCHIUM_TESTS_OPTIM_REFERENCE_H
+#define TORCHIUM_TESTS_OPTIM_REFERENCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <torchium/optim.h>
+
+#define REF_MAX_ORDER 4
+
+/* A box of the parameter with its own state: all of it for the elementwise methods and Muon, at most
+ * max_preconditioner_dim wide for Shampoo and SOAP. What a method does not use stays zero. */
+typedef struct ref_block {
+    int64_t start[REF_MAX_ORDER], size[REF_MAX_ORDER], count;
+    double *average, *square, *largest, *buffer; /* count numbers each */
+    double *factor[REF_MAX_ORDER];               /* size by size; NULL where the dimension has none */
+    double *root[REF_MAX_ORDER];                 /* Shampoo: the inverse root. SOAP: the basis, in its columns */
+} ref_block;
+
+typedef struct ref_optim {
+    tch_optim_kind method; /* what this parameter gets: ADAMW too for what the others leave */
+    int32_t scalar;        /* it is one of those */
+    int32_t order;
+    int64_t dims[REF_MAX_ORDER]; /* after dropping and merging, outermost first */
+    int64_t count;
+    int64_t step; /* gradients seen */
+    int32_t block_count;
+    ref_block *blocks;
+    double *values;
+} ref_optim;
+
+/* `shape` is in the order of memory, outermost first. */
+ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const int64_t *shape, int32_t elementwise,
+                          const double *values);
+void ref_optim_free(ref_optim *r);
+
+/* One step with a gradient in the order of memory. */
+void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *gradient);
+
+/* For tests of the parts: how dimensions are merged (returns how many are left), and the orthogonalisation of an m by n
+ * matrix in place. */
+int32_t ref_merge_dims(const tch_optim_config *config, int32_t ndim, int64_t *dims);
+void ref_orthogonalize(const tch_optim_config *config, int64_t m, int64_t n, double *x);
+
+#endif

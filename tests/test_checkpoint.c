@@ -1,0 +1,475 @@
+/* Checkpoints that go well: what was saved comes back, bit by bit, from every layout into every other, by copy and by
+ * view; and what the file looks like in between. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "support/files.h"
+#include "support/random.h"
+#include "support/tensors.h"
+#include "support/testing.h"
+
+static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1},  {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1},
+                                   {TCH_BFLOAT, 16, 1}, {TCH_INT, 32, 1},   {TCH_INT, 64, 1}};
+#define DTYPES (sizeof dtypes / sizeof dtypes[0])
+
+static int open_all(void **state)
+{
+    return test_folder_make(state) == 0 ? test_open_context(state) : -1;
+}
+
+static int close_all(void **state)
+{
+    int closed = test_close_context(state);
+    return test_folder_remove(state) == 0 ? closed : -1;
+}
+
+static tch_checkpoint_writer *new_writer(void)
+{
+    tch_checkpoint_writer *writer = NULL;
+    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    return writer;
+}
+
+static tch_checkpoint *open_checkpoint(const char *path)
+{
+    tch_checkpoint *checkpoint = NULL;
+    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    return checkpoint;
+}
+
+/* Saves one tensor and opens the file. */
+static tch_checkpoint *through_file(tch_context *context, const char *name, const tch_tensor *tensor)
+{
+    const char *path = test_path("one.safetensors");
+    tch_checkpoint_writer *writer = new_writer();
+    CHECK_OK(tch_checkpoint_writer_add(writer, name, tensor));
+    CHECK_OK(tch_checkpoint_writer_save(writer, context, path));
+    tch_checkpoint_writer_destroy(writer);
+    return open_checkpoint(path);
+}
+
+/* Whole numbers that every type holds, and not -1, which is poison. */
+static void fill(test_tensor *t, uint64_t stream)
+{
+    test_random random = test_random_stream(stream);
+    double *values = test_alloc((size_t)t->count * sizeof *values);
+    for (int64_t i = 0; i < t->count; i++) {
+        uint64_t bits = test_random_bits(&random);
+        values[i] = (double)(bits % 126 + 2) * (bits >> 63 != 0 ? 1.0 : -1.0);
+    }
+    test_tensor_write(t, values);
+    free(values);
+}
+
+static void check_equal(const test_tensor *got, const test_tensor *expected)
+{
+    double *a = test_tensor_read(got);
+    double *b = test_tensor_read(expected);
+    CHECK(memcmp(a, b, (size_t)got->count * sizeof *a) == 0, "the elements differ");
+    free(a);
+    free(b);
+}
+
+/* The view, copied to the device and to a layout of its own, is the tensor again. */
+static void check_view(tch_context *context, const tch_checkpoint *checkpoint, const test_tensor *expected)
+{
+    tch_tensor view;
+    CHECK_OK(tch_checkpoint_view(checkpoint, "t", &view));
+    CHECK(tch_dtype_equal(view.dtype, expected->tensor.dtype) && view.ndim == expected->tensor.ndim, "another tensor");
+    test_tensor *copy = test_tensor_make(context, view.dtype, view.ndim, expected->shape, LAYOUT_OFFSET);
+    CHECK_OK(tch_tensor_copy(context, &copy->tensor, &view));
+    check_equal(copy, expected);
+    test_tensor_free(copy);
+}
+
+static void round_trip(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape, test_layout from,
+                       test_layout to)
+{
+    test_case("%s rank %d, %s to %s", tch_dtype_name(dtype), ndim, test_layout_name(from), test_layout_name(to));
+    test_tensor *src = test_tensor_make(context, dtype, ndim, shape, from);
+    test_tensor *dst = test_tensor_make(context, dtype, ndim, shape, to);
+    fill(src, 1);
+    tch_checkpoint *checkpoint = through_file(context, "t", &src->tensor);
+    CHECK_OK(tch_checkpoint_read(checkpoint, context, "t", &dst->tensor));
+    test_tensor_check_unchanged(src, "src");
+    test_tensor_check_written(dst, "dst");
+    check_equal(dst, src);
+    check_view(context, checkpoint, src);
+    tch_checkpoint_close(checkpoint);
+    test_tensor_free(src);
+    test_tensor_free(dst);
+}
+
+static void every_type_and_layout(void **state)
+{
+    static const int64_t shape[] = {3, 5, 7};
+    for (size_t d = 0; d < DTYPES; d++) {
+        for (int layout = 0; layout < LAYOUT_COUNT; layout++) {
+            round_trip(*state, dtypes[d], 3, shape, (test_layout)layout, LAYOUT_CONTIGUOUS);
+            round_trip(*state, dtypes[d], 3, shape, LAYOUT_CONTIGUOUS, (test_layout)layout);
+        }
+        round_trip(*state, dtypes[d], 3, shape, LAYOUT_EXPANDED, LAYOUT_TRANSPOSED);
+    }
+}
+
+static void every_rank(void **state)
+{
+    static const int64_t shape[TCH_MAX_RANK] = {2, 3, 1, 2, 4, 1, 3, 2};
+    for (int32_t ndim = 0; ndim <= TCH_MAX_RANK; ndim++) {
+        for (int layout = 0; layout < LAYOUT_COUNT; layout++) {
+            round_trip(*state, TCH_FLOAT32, ndim, shape, (test_layout)layout, LAYOUT_CONTIGUOUS);
+            round_trip(*state, TCH_FLOAT16, ndim, shape, LAYOUT_CONTIGUOUS, (test_layout)layout);
+        }
+    }
+}
+
+static void channels_last(void **state)
+{
+    tch_context *context = *state;
+    int64_t shape[] = {2, 3, 4, 5};
+    float values[120];
+    float back[120];
+    for (int i = 0; i < 120; i++) {
+        values[i] = (float)i / 7.0f;
+    }
+    tch_tensor *image = NULL;
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 4, shape, TCH_CHANNELS_LAST, &image));
+    tch_tensor host = tch_tensor_view(values, TCH_FLOAT32, 4, shape);
+    CHECK_OK(tch_tensor_copy(context, image, &host));
+    tch_checkpoint *checkpoint = through_file(context, "image", image);
+    CHECK_OK(tch_tensor_fill(context, image, NAN));
+    CHECK_OK(tch_checkpoint_read(checkpoint, context, "image", image));
+    tch_tensor out = tch_tensor_view(back, TCH_FLOAT32, 4, shape);
+    CHECK_OK(tch_tensor_copy(context, &out, image));
+    CHECK_OK(tch_context_synchronize(context));
+    assert_memory_equal(back, values, sizeof values);
+    tch_tensor view;
+    CHECK_OK(tch_checkpoint_view(checkpoint, "image", &view));
+    assert_memory_equal(view.data, values, sizeof values);
+    tch_checkpoint_close(checkpoint);
+    tch_tensor_destroy(image);
+}
+
+/* Larger than the buffer: in rows, in pieces of a row, and where the first dimension is 1. */
+static void large_tensors_go_in_pieces(void **state)
+{
+    round_trip(*state, TCH_FLOAT64, 2, (const int64_t[]){1500, 1501}, LAYOUT_TRANSPOSED, LAYOUT_ROW_GAPS);
+    round_trip(*state, TCH_FLOAT64, 2, (const int64_t[]){2, 2100001}, LAYOUT_ROW_GAPS, LAYOUT_CONTIGUOUS);
+    round_trip(*state, TCH_INT64, 4, (const int64_t[]){1, 1, 1100001, 2}, LAYOUT_CONTIGUOUS, LAYOUT_STEPPED);
+}
+
+/* Memory of the host is read and written as it is, whatever the context and without one. */
+static void host_tensors_need_no_context(void **state)
+{
+    tch_context *contexts[] = {NULL, *state};
+    double values[2][6] = {{1, 2, 3, 4, 5, 6}};
+    int64_t shape[] = {2, 3};
+    int64_t columns[] = {1, 2};
+    for (int i = 0; i < 2; i++) {
+        tch_tensor src = tch_tensor_view(values[0], TCH_FLOAT64, 2, shape);
+        tch_tensor dst = tch_tensor_view(values[1], TCH_FLOAT64, 2, shape);
+        src.strides = columns;
+        memset(values[1], 0, sizeof values[1]);
+        tch_checkpoint *checkpoint = through_file(contexts[i], "t", &src);
+        CHECK_OK(tch_checkpoint_read(checkpoint, contexts[i], "t", &dst));
+        assert_memory_equal(values[1], ((const double[]){1, 3, 5, 2, 4, 6}), sizeof values[1]);
+        dst.strides = columns;
+        CHECK_OK(tch_checkpoint_read(checkpoint, contexts[i], "t", &dst));
+        assert_memory_equal(values[1], values[0], sizeof values[1]);
+        tch_checkpoint_close(checkpoint);
+    }
+}
+
+static void empty_tensors(void **state)
+{
+    static const int64_t shapes[][3] = {{0}, {3, 0, 2}, {0, 0, 0}};
+    static const int32_t ranks[] = {1, 3, 3};
+    tch_context *context = *state;
+    tch_checkpoint_writer *writer = new_writer();
+    char name[8];
+    for (int i = 0; i < 3; i++) {
+        tch_tensor t = tch_tensor_view(NULL, TCH_FLOAT64, ranks[i], (int64_t *)shapes[i]);
+        snprintf(name, sizeof name, "%d", i);
+        CHECK_OK(tch_checkpoint_writer_add(writer, name, &t));
+    }
+    const char *path = test_path("empty");
+    CHECK_OK(tch_checkpoint_writer_save(writer, context, path));
+    tch_checkpoint *checkpoint = open_checkpoint(path);
+    assert_int_equal(tch_checkpoint_count(checkpoint), 3);
+    for (int i = 0; i < 3; i++) {
+        tch_tensor t = tch_tensor_view(NULL, TCH_FLOAT64, ranks[i], (int64_t *)shapes[i]);
+        tch_tensor view;
+        snprintf(name, sizeof name, "%d", i);
+        CHECK_OK(tch_checkpoint_read(checkpoint, context, name, &t));
+        CHECK_OK(tch_checkpoint_view(checkpoint, name, &view));
+        CHECK_OK(tch_tensor_check(&view, "view"));
+        CHECK(view.ndim == ranks[i] && tch_tensor_numel(&view) == 0, "%s has elements", name);
+    }
+    tch_checkpoint_close(checkpoint);
+    tch_checkpoint_writer_destroy(writer);
+}
+
+static void a_file_of_nothing(void **state)
+{
+    tch_checkpoint_writer *writer = new_writer();
+    const char *path = test_path("nothing");
+    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
+    tch_checkpoint *checkpoint = open_checkpoint(path);
+    assert_int_equal(tch_checkpoint_count(checkpoint), 0);
+    assert_int_equal(tch_checkpoint_find(checkpoint, "t"), -1);
+    assert_null(tch_checkpoint_name(checkpoint, 0));
+    assert_string_equal(tch_checkpoint_text(checkpoint, "format"), "torchium");
+    assert_string_equal(tch_checkpoint_text(checkpoint, "torchium.version"), TCH_VERSION_STRING);
+    int64_t version;
+    CHECK_OK(tch_checkpoint_integer(checkpoint, "torchium.format_version", &version));
+    assert_int_equal(version, 1);
+    tch_checkpoint_close(checkpoint);
+    tch_checkpoint_writer_destroy(writer);
+    tch_checkpoint_writer_destroy(NULL);
+    tch_checkpoint_close(NULL);
+}
+
+static const char *const odd_names[] = {
+    "a",
+    " ",
+    "optimizer/layer1.weight/factor.0.0",
+    "quote \" backslash \\ slash /",
+    "tab\tnewline\nbell\a",
+    "\x7f",
+    "gr\xc3\xb6\xc3\x9f"
+    "e",
+    "\xe9\x87\x8d\xe3\x81\xbf",
+    "\xf0\x9f\x94\xa5",
+    "{\"dtype\":",
+    "%s%n",
+    "format",
+};
+#define ODD_NAMES ((int64_t)(sizeof odd_names / sizeof odd_names[0]))
+
+static void any_name_and_any_text(void **state)
+{
+    tch_checkpoint_writer *writer = new_writer();
+    const char *path = test_path("names");
+    float values[ODD_NAMES];
+    for (int64_t i = 0; i < ODD_NAMES; i++) {
+        values[i] = (float)i;
+        tch_tensor t = tch_tensor_view(&values[i], TCH_FLOAT32, 0, NULL);
+        CHECK_OK(tch_checkpoint_writer_add(writer, odd_names[i], &t));
+        if (strcmp(odd_names[i], "format") != 0) {
+            CHECK_OK(tch_checkpoint_writer_set_text(writer, odd_names[i], odd_names[ODD_NAMES - 1 - i]));
+        }
+    }
+    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
+    tch_checkpoint *checkpoint = open_checkpoint(path);
+    for (int64_t i = 0; i < ODD_NAMES; i++) {
+        tch_tensor view;
+        test_case("name %d", (int)i);
+        CHECK_OK(tch_checkpoint_view(checkpoint, odd_names[i], &view));
+        CHECK(*(const float *)view.data == (float)i, "another tensor");
+        assert_string_equal(tch_checkpoint_name(checkpoint, tch_checkpoint_find(checkpoint, odd_names[i])),
+                            odd_names[i]);
+        if (strcmp(odd_names[i], "format") != 0) {
+            assert_string_equal(tch_checkpoint_text(checkpoint, odd_names[i]), odd_names[ODD_NAMES - 1 - i]);
+        }
+    }
+    assert_int_equal(tch_checkpoint_key_count(checkpoint), ODD_NAMES - 1 + 3);
+    for (int64_t i = 0; i < tch_checkpoint_key_count(checkpoint); i++) {
+        assert_non_null(tch_checkpoint_text(checkpoint, tch_checkpoint_key(checkpoint, i)));
+    }
+    assert_null(tch_checkpoint_key(checkpoint, -1));
+    assert_null(tch_checkpoint_key(checkpoint, ODD_NAMES + 2));
+    tch_checkpoint_close(checkpoint);
+    tch_checkpoint_writer_destroy(writer);
+}
+
+/* Of every type by turns: the file must order them so that each is aligned. */
+static void a_thousand_tensors(void **state)
+{
+    enum { COUNT = 1000 };
+    static int64_t values[COUNT][4];
+    static int64_t sizes[COUNT];
+    tch_checkpoint_writer *writer = new_writer();
+    const char *path = test_path("thousand");
+    char name[64];
+    for (int i = 0; i < COUNT; i++) {
+        memset(values[i], i, sizeof values[i]);
+        sizes[i] = i % 5;
+        snprintf(name, sizeof name, "optimizer/layer%d.weight/factor.0.%d", i / 2, i % 2);
+        tch_tensor t = tch_tensor_view(values[i], dtypes[(size_t)i % DTYPES], 1, &sizes[i]);
+        CHECK_OK(tch_checkpoint_writer_add(writer, name, &t));
+    }
+    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
+    tch_checkpoint_writer_destroy(writer);
+    tch_checkpoint *checkpoint = open_checkpoint(path);
+    assert_int_equal(tch_checkpoint_count(checkpoint), COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        tch_tensor view;
+        snprintf(name, sizeof name, "optimizer/layer%d.weight/factor.0.%d", i / 2, i % 2);
+        test_case("%s", name);
+        CHECK_OK(tch_checkpoint_view(checkpoint, name, &view));
+        CHECK_OK(tch_tensor_check(&view, "view"));
+        CHECK(view.shape[0] == sizes[i] && tch_dtype_equal(view.dtype, dtypes[(size_t)i % DTYPES]), "another tensor");
+        size_t bytes = (size_t)sizes[i] * tch_dtype_size(view.dtype);
+        CHECK(bytes == 0 || memcmp(view.data, values[i], bytes) == 0, "other elements");
+    }
+    tch_checkpoint_close(checkpoint);
+}
+
+static void numbers_come_back_exactly(void **state)
+{
+    static const double numbers[] = {0.0,      -0.0,      0.1, 1.0 / 3.0, -1e-300, 0x1p-1074, 0x1.fffffffffffffp1023,
+                                     INFINITY, -INFINITY, 1e23};
+    static const int64_t integers[] = {0, -1, 42, INT64_MAX, INT64_MIN, (int64_t)1 << 53};
+    tch_checkpoint_writer *writer = new_writer();
+    const char *path = test_path("numbers");
+    char key[16];
+    for (int i = 0; i < 10; i++) {
+        snprintf(key, sizeof key, "number %d", i);
+        CHECK_OK(tch_checkpoint_writer_set_number(writer, key, numbers[i]));
+    }
+    for (int i = 0; i < 6; i++) {
+        snprintf(key, sizeof key, "integer %d", i);
+        CHECK_OK(tch_checkpoint_writer_set_integer(writer, key, -7));
+        CHECK_OK(tch_checkpoint_writer_set_integer(writer, key, integers[i]));
+    }
+    CHECK_OK(tch_checkpoint_writer_set_number(writer, "nan", NAN));
+    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
+    tch_checkpoint_writer_destroy(writer);
+    tch_checkpoint *checkpoint = open_checkpoint(path);
+    double number;
+    int64_t integer;
+    for (int i = 0; i < 10; i++) {
+        snprintf(key, sizeof key, "number %d", i);
+        CHECK_OK(tch_checkpoint_number(checkpoint, key, &number));
+        CHECK(memcmp(&number, &numbers[i], sizeof number) == 0, "%a became %a", numbers[i], number);
+    }
+    for (int i = 0; i < 6; i++) {
+        snprintf(key, sizeof key, "integer %d", i);
+        CHECK_OK(tch_checkpoint_integer(checkpoint, key, &integer));
+        assert_true(integer == integers[i]);
+    }
+    CHECK_OK(tch_checkpoint_number(checkpoint, "nan", &number));
+    assert_true(isnan(number));
+    CHECK_OK(tch_checkpoint_number(checkpoint, "integer 2", &number));
+    assert_true(number == 42.0);
+    tch_checkpoint_close(checkpoint);
+}
+
+static void saving_again(void **state)
+{
+    int32_t value = 1;
+    int32_t got = 0;
+    int64_t bytes[3];
+    char *content[3];
+    const char *path = test_path("again");
+    tch_tensor t = tch_tensor_view(&value, TCH_INT32, 0, NULL);
+    tch_tensor out = tch_tensor_view(&got, TCH_INT32, 0, NULL);
+    tch_checkpoint_writer *writer = new_writer();
+    CHECK_OK(tch_checkpoint_writer_add(writer, "t", &t));
+    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
+    content[0] = test_file_read(path, &bytes[0]);
+    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
+    content[1] = test_file_read(path, &bytes[1]);
+    CHECK(bytes[0] == bytes[1] && memcmp(content[0], content[1], (size_t)bytes[0]) == 0,
+          "the same is written differently");
+    tch_checkpoint *old = open_checkpoint(path);
+    value = 2;
+    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
+    content[2] = test_file_read(path, &bytes[2]);
+    CHECK(content[2][bytes[2] - 4] == 2, "the new value is not in the file");
+    tch_tensor view;
+    CHECK_OK(tch_checkpoint_view(old, "t", &view));
+    CHECK_OK(tch_checkpoint_read(old, *state, "t", &out));
+    CHECK(got == 1 && *(const int32_t *)view.data == 1, "an open checkpoint changed");
+    tch_checkpoint_close(old);
+    tch_checkpoint_writer_destroy(writer);
+    for (int i = 0; i < 3; i++) {
+        free(content[i]);
+    }
+}
+
+static int mode_of(const char *path)
+{
+    struct stat status;
+    CHECK(stat(path, &status) == 0, "%s is not there", path);
+    return status.st_mode & 0777;
+}
+
+static void permissions_are_those_of_the_file_replaced(void **state)
+{
+    tch_checkpoint_writer *writer = new_writer();
+    const char *path = test_path("mode");
+    mode_t before = umask(027);
+    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
+    umask(before);
+    assert_int_equal(mode_of(path), 0640);
+    assert_int_equal(chmod(path, 0604), 0);
+    CHECK_OK(tch_checkpoint_writer_save(writer, *state, path));
+    assert_int_equal(mode_of(path), 0604);
+    tch_checkpoint_writer_destroy(writer);
+}
+
+/* The bytes themselves, so that a change of the format is seen. */
+static void the_file_is_as_documented(void **state)
+{
+    static const char header[] = "{\"__metadata__\":{\"format\":\"torchium\",\"torchium.format_version\":\"1\","
+                                 "\"torchium.version\":\"" TCH_VERSION_STRING "\",\"step\":\"7\"},"
+                                 "\"wide\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[0,8]},"
+                                 "\"narrow\":{\"dtype\":\"BF16\",\"shape\":[1,2],\"data_offsets\":[8,12]}}";
+    uint16_t narrow[] = {0x3f80, 0x4000};
+    double wide = 1.0;
+    int64_t shape[] = {1, 2};
+    tch_tensor tensors[] = {tch_tensor_view(narrow, TCH_BFLOAT16, 2, shape),
+                            tch_tensor_view(&wide, TCH_FLOAT64, 0, NULL)};
+    tch_checkpoint_writer *writer = new_writer();
+    CHECK_OK(tch_checkpoint_writer_add(writer, "narrow", &tensors[0]));
+    CHECK_OK(tch_checkpoint_writer_add(writer, "wide", &tensors[1]));
+    CHECK_OK(tch_checkpoint_writer_set_integer(writer, "step", 7));
+    CHECK_OK(tch_checkpoint_writer_save(writer, *state, test_path("bytes")));
+    tch_checkpoint_writer_destroy(writer);
+    int64_t bytes;
+    char *content = test_file_read(test_path("bytes"), &bytes);
+    int64_t padded = ((int64_t)sizeof header - 1 + 7) / 8 * 8;
+    assert_int_equal(bytes, 8 + padded + 12);
+    assert_int_equal((unsigned char)content[0] + 256 * (unsigned char)content[1], padded);
+    assert_memory_equal(content + 2, "\0\0\0\0\0\0", 6);
+    assert_memory_equal(content + 8, header, sizeof header - 1);
+    for (int64_t i = (int64_t)sizeof header - 1; i < padded; i++) {
+        assert_int_equal(content[8 + i], ' ');
+    }
+    assert_memory_equal(content + 8 + padded, &wide, 8);
+    assert_memory_equal(content + 8 + padded + 8, narrow, 4);
+    free(content);
+}
+
+static void no_temporary_file_is_left(void **state)
+{
+    (void)state;
+    assert_int_equal(test_leftover_count(), 0);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_type_and_layout),
+        cmocka_unit_test(every_rank),
+        cmocka_unit_test(channels_last),
+        cmocka_unit_test(large_tensors_go_in_pieces),
+        cmocka_unit_test(host_tensors_need_no_context),
+        cmocka_unit_test(empty_tensors),
+        cmocka_unit_test(a_file_of_nothing),
+        cmocka_unit_test(any_name_and_any_text),
+        cmocka_unit_test(a_thousand_tensors),
+        cmocka_unit_test(numbers_come_back_exactly),
+        cmocka_unit_test(saving_again),
+        cmocka_unit_test(permissions_are_those_of_the_file_replaced),
+        cmocka_unit_test(the_file_is_as_documented),
+        cmocka_unit_test(no_temporary_file_is_left),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}

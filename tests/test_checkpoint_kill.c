@@ -1,0 +1,152 @@
+/* A process that saves without pause is killed at a random moment, many times. Afterwards the path always holds one
+ * whole version, at least as new as the last one whose save had returned, and what the killed left behind goes with
+ * the next save. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "support/files.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+#define KILLS 100
+#define SAVES_PER_LIFE 4 /* at most, by the time the first one took */
+#define TENSORS 4
+#define SIZE 60000
+
+static int64_t values[TENSORS][SIZE];
+static int64_t size = SIZE;
+
+static const char *name_of(int i)
+{
+    static const char *const names[TENSORS] = {"a", "b", "c", "d"};
+    return names[i];
+}
+
+/* Every element of version v is v, and so is its setting. */
+static tch_status save_version(tch_checkpoint_writer *writer, const char *path, int64_t version)
+{
+    for (int i = 0; i < TENSORS; i++) {
+        for (int j = 0; j < SIZE; j++) {
+            values[i][j] = version;
+        }
+    }
+    tch_status status = tch_checkpoint_writer_set_integer(writer, "version", version);
+    return status != TCH_OK ? status : tch_checkpoint_writer_save(writer, NULL, path);
+}
+
+static tch_checkpoint_writer *new_writer(void)
+{
+    tch_checkpoint_writer *writer = NULL;
+    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    for (int i = 0; i < TENSORS; i++) {
+        tch_tensor t = tch_tensor_view(values[i], TCH_INT64, 1, &size);
+        CHECK_OK(tch_checkpoint_writer_add(writer, name_of(i), &t));
+    }
+    return writer;
+}
+
+/* The child: saves version after version, and tells each that is done through the pipe. */
+static _Noreturn void save_until_killed(tch_checkpoint_writer *writer, const char *path, int64_t version, int pipe_end)
+{
+    for (;; version++) {
+        if (save_version(writer, path, version) != TCH_OK ||
+            write(pipe_end, &version, sizeof version) != (ssize_t)sizeof version) {
+            _exit(1);
+        }
+    }
+}
+
+/* The version in the file; fails the test unless all of it is of one. */
+static int64_t version_of(const char *path)
+{
+    tch_checkpoint *checkpoint = NULL;
+    int64_t version = -1;
+    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    CHECK_OK(tch_checkpoint_integer(checkpoint, "version", &version));
+    CHECK(tch_checkpoint_count(checkpoint) == TENSORS, "tensors are missing");
+    for (int i = 0; i < TENSORS; i++) {
+        tch_tensor out = tch_tensor_view(values[i], TCH_INT64, 1, &size);
+        CHECK_OK(tch_checkpoint_read(checkpoint, NULL, name_of(i), &out));
+        for (int j = 0; j < SIZE; j++) {
+            CHECK(values[i][j] == version, "%s has an element of version %lld in version %lld", name_of(i),
+                  (long long)values[i][j], (long long)version);
+        }
+    }
+    tch_checkpoint_close(checkpoint);
+    return version;
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Starts a child, lets it live for `life` seconds, kills it, and returns the last version it said was done. */
+static int64_t one_life(tch_checkpoint_writer *writer, const char *path, int64_t version, double life)
+{
+    int ends[2];
+    int64_t done = version - 1;
+    CHECK(pipe(ends) == 0, "the test has no pipe");
+    pid_t child = fork();
+    if (child == 0) {
+        close(ends[0]);
+        save_until_killed(writer, path, version, ends[1]);
+    }
+    CHECK(child > 0, "the test cannot fork");
+    close(ends[1]);
+    struct timespec sleep = {.tv_sec = (time_t)life, .tv_nsec = (long)((life - (double)(time_t)life) * 1e9)};
+    nanosleep(&sleep, NULL);
+    kill(child, SIGKILL);
+    int status = 0;
+    waitpid(child, &status, 0);
+    CHECK(WIFSIGNALED(status), "the child ended by itself: saving failed");
+    while (read(ends[0], &version, sizeof version) == (ssize_t)sizeof version) {
+        done = version;
+    }
+    close(ends[0]);
+    return done;
+}
+
+static void killed_at_any_moment(void **state)
+{
+    (void)state;
+    const char *path = test_path("killed");
+    test_random random = test_random_stream(1);
+    tch_checkpoint_writer *writer = new_writer();
+    int64_t version = 1;
+    int leftovers = 0;
+    int saves = 0;
+    double start = seconds();
+    CHECK_OK(save_version(writer, path, version));
+    double longest = SAVES_PER_LIFE * (seconds() - start);
+    for (int i = 0; i < KILLS; i++) {
+        int64_t before = version;
+        test_case("kill %d after version %lld", i, (long long)before);
+        int64_t done = one_life(writer, path, version + 1, longest * test_random_uniform(&random));
+        version = version_of(path);
+        CHECK(version == done || version == done + 1, "version %lld was done, and version %lld is there",
+              (long long)done, (long long)version);
+        CHECK(test_leftover_count() <= 1, "leftovers of earlier kills are still there");
+        leftovers += test_leftover_count();
+        saves += version > before;
+    }
+    printf("%d of %d kills left a temporary file; %d came after a save\n", leftovers, KILLS, saves);
+    CHECK(leftovers > 0 && saves > 0, "the kills came too late or too early to try anything");
+    CHECK_OK(save_version(writer, path, version + 1));
+    CHECK(test_leftover_count() == 0, "the last leftover is still there");
+    tch_checkpoint_writer_destroy(writer);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(killed_at_any_moment)};
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_folder_make, test_folder_remove);
+}

@@ -1,0 +1,495 @@
+#!/usr/bin/env python3
+"""`torchium train` as a user meets it: python3 tests/test_train.py PATH-TO-TORCHIUM.
+
+Only the standard library is used. Data sets are made here, from a seed; checkpoints are read by what the format says
+of itself, not by the library that wrote them. Work is done on the device TORCHIUM_TEST_DEVICE, or on the CPU if that is
+not set; where the device cannot be used, nothing is run.
+"""
+
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import xml.dom.minidom
+import zlib
+
+import test_cli
+from test_cli import DEVICE, PLAIN, SKIPPED, run_on_terminal
+
+SMALL = ["--samples", "500", "--hidden", "24,16", "--batch", "32", "--device", DEVICE]
+ALL = "shampoo,soap,muon,adamw,sgd"
+
+
+def run(*arguments, **keywords):
+    return test_cli.run("train", *arguments, **keywords)
+
+
+def lines(output):
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def read_checkpoint(path):
+    """(settings, {name: (dtype, shape, bytes)}) of a safetensors file."""
+    with open(path, "rb") as file:
+        content = file.read()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    settings = header.pop("__metadata__")
+    tensors = {}
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        tensors[name] = (entry["dtype"], entry["shape"], content[8 + length + first : 8 + length + last])
+    return settings, tensors
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def write(self, name, content):
+        with open(self.path(name), "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+        return self.path(name)
+
+    def train(self, *arguments, env=None):
+        """A run that must succeed, as the objects of its lines."""
+        status, output, messages = run(*arguments, "--json", env=env)
+        self.assertEqual((status, messages), (0, ""), arguments)
+        return lines(output)
+
+    def assert_refused(self, wanted_status, arguments, *wanted):
+        status, output, messages = run(*arguments)
+        self.assertEqual((status, output), (wanted_status, ""), (arguments, messages))
+        self.assertTrue(messages.startswith("torchium train: "), messages)
+        for text in wanted:
+            self.assertIn(text, messages, arguments)
+
+
+def blobs(rows, classes, columns, seed):
+    """Rows (features, label) around one centre for each class."""
+    source = random.Random(seed)
+    centres = [[source.gauss(0, 3) for _ in range(columns)] for _ in range(classes)]
+    result = []
+    for i in range(rows):
+        label = i % classes
+        result.append(([value + source.gauss(0, 0.5) for value in centres[label]], label))
+    return result
+
+
+class Training(Case):
+    def test_every_optimizer_learns_the_digits(self):
+        data = self.train(*SMALL, "--steps", "60", "--optimizer", ALL, "--lr", "sgd=0.1")
+        *points, summary = data
+        self.assertEqual([run["optimizer"] for run in summary["runs"]], ALL.split(","))
+        for result in summary["runs"]:
+            own = [point for point in points if point["optimizer"] == result["optimizer"]]
+            self.assertEqual([point["step"] for point in own], sorted({point["step"] for point in own}))
+            self.assertEqual((own[0]["step"], own[-1]["step"], result["steps"]), (0, 60, 60))
+            self.assertEqual(own[-1]["train_loss"], result["train_loss"])
+            self.assertLess(result["train_loss"], 0.5 * own[0]["train_loss"], result)
+            self.assertGreater(result["test_accuracy"], 0.4, result)
+            self.assertEqual((result["skipped"], result["failed"], result["diverged"]), (0, 0, False))
+        self.assertEqual(len({point["train_loss"] for point in points if point["step"] == 0}), 1)
+        self.assertEqual(summary["baseline"], "adamw")
+
+    def test_a_run_does_not_depend_on_the_others(self):
+        alone = self.train(*SMALL, "--steps", "20", "--optimizer", "soap")
+        among = self.train(*SMALL, "--steps", "20", "--optimizer", "adamw,soap")
+        wanted = [point["train_loss"] for point in alone if point.get("optimizer") == "soap"]
+        self.assertEqual(wanted, [point["train_loss"] for point in among if point.get("optimizer") == "soap"])
+
+    def test_the_seed_decides_everything(self):
+        def losses(seed):
+            points = self.train(*SMALL, "--steps", "10", "--optimizer", "adamw", "--seed", seed)[:-1]
+            return [point["train_loss"] for point in points]
+
+        self.assertEqual(losses("3"), losses("3"))
+        self.assertNotEqual(losses("3"), losses("4"))
+
+    def test_measurements_come_as_often_as_asked(self):
+        points = self.train(*SMALL, "--steps", "20", "--log-every", "6", "--optimizer", "sgd")[:-1]
+        self.assertEqual([point["step"] for point in points], [0, 6, 12, 18, 20])
+
+    def test_epochs(self):
+        summary = self.train(*SMALL, "--epochs", "3", "--optimizer", "sgd")[-1]
+        self.assertEqual(summary["runs"][0]["steps"], 3 * (400 // 32))
+        summary = self.train(*SMALL[:-4], "--batch", "4000", "--epochs", "2", "--optimizer", "sgd")[-1]
+        self.assertEqual(summary["runs"][0]["steps"], 2)
+        self.assertEqual(summary["settings"]["batch"], "400")
+
+    def test_schedule_and_warmup(self):
+        schedule = ["--schedule", "cosine", "--warmup", "4", "--lr", "0.1", "--log-every", "1"]
+        points = self.train(*SMALL, "--steps", "20", "--optimizer", "sgd", *schedule)[:-1]
+        rates = [point["lr"] for point in points]
+        self.assertAlmostEqual(rates[0], 0.025)
+        self.assertEqual(rates[3:], sorted(rates[3:], reverse=True))
+        self.assertAlmostEqual(rates[10], 0.05, places=6)
+        self.assertAlmostEqual(rates[20], 0.0, places=6)
+
+    def test_rates_by_name(self):
+        rates = ["--lr", "0.5,adamw=0.002"]
+        summary = self.train(*SMALL, "--steps", "2", "--optimizer", "sgd,adamw", *rates)[-1]
+        self.assertEqual([run["lr"] for run in summary["runs"]], [0.5, 0.002])
+
+    def test_a_linear_model(self):
+        summary = self.train(*SMALL[:2], "--hidden", "none", "--steps", "5", "--device", DEVICE)[-1]
+        self.assertEqual(summary["parameters"], 400 * 10 + 10)
+
+    def test_divergence_is_said_and_the_others_go_on(self):
+        arguments = [*SMALL, "--steps", "30", "--optimizer", "sgd,adamw", "--lr", "sgd=1e6", "--activation", "none"]
+        status, output, messages = run(*arguments)
+        self.assertEqual((status, messages), (0, ""))
+        summary = self.train(*arguments)[-1]
+        diverged, good = summary["runs"]
+        if diverged["diverged"]:
+            self.assertIn("diverged", output)
+            self.assertIsNone(diverged["train_loss"])
+        self.assertEqual((good["steps"], good["diverged"]), (30, False))
+
+    def test_tune_takes_the_best_rate(self):
+        data = self.train(*SMALL, "--steps", "8", "--optimizer", "adamw", "--tune", "--lr", "0.003")
+        trials = {line["lr"]: line["train_loss"] for line in data if "tune" in line}
+        self.assertEqual(len(trials), 5)
+        self.assertAlmostEqual(min(trials), 0.0003)
+        self.assertAlmostEqual(max(trials), 0.03)
+        best = data[-1]["runs"][0]
+        self.assertEqual(trials[best["lr"]], min(trials.values()))
+        self.assertEqual(best["train_loss"], min(trials.values()))
+
+    def test_text_without_a_terminal_is_short_and_plain(self):
+        status, output, messages = run(*SMALL, "--steps", "100", "--optimizer", "sgd")
+        self.assertEqual((status, messages), (0, ""))
+        self.assertNotIn("\r", output)
+        self.assertNotIn("\033", output)
+        self.assertEqual(sum(line.startswith("sgd ") for line in output.splitlines()), 10)
+        for heading in ("optimizer", "train loss", "test loss", "accuracy", "a step", "steps to L", "time to L"):
+            self.assertIn(heading, output)
+
+    def test_progress_on_a_terminal(self):
+        arguments = [*SMALL, "--steps", "300", "--optimizer", "shampoo"]
+        status, text = run_on_terminal("train", *arguments, env=dict(PLAIN, TERM="xterm"))
+        self.assertEqual(status, 0)
+        self.assertRegex(text, r"\r.*\d+ %.*steps/s")
+        self.assertNotIn("step 30 of", text)
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
+    def test_a_full_disk_is_a_failure(self):
+        with open("/dev/full", "wb") as full:
+            status, _, messages = run(*SMALL, "--steps", "2", stdout=full)
+        self.assertEqual(status, 1)
+        self.assertIn("could not be written", messages)
+        link = self.path("full.svg")
+        os.symlink("/dev/full", link)
+        status, _, messages = run(*SMALL, "--steps", "2", "--plot", link)
+        self.assertEqual(status, 1)
+        self.assertIn("No space left on device", messages)
+        self.assertTrue(os.path.exists("/dev/full"))
+
+
+class Data(Case):
+    def csv(self, rows, names=("red", "green", "blue")):
+        text = "a,b,c,d,kind\n"
+        for features, label in rows:
+            text += ",".join(f"{value:.6f}" for value in features) + f",{names[label]}\n"
+        return text
+
+    def test_csv(self):
+        path = self.write("blobs.csv", self.csv(blobs(300, 3, 4, seed=1)))
+        summary = self.train("--data", path, "--steps", "60", "--optimizer", "adamw", "--device", DEVICE)[-1]
+        self.assertEqual((summary["columns"], summary["classes"]), (4, 3))
+        self.assertEqual((summary["train_rows"], summary["test_rows"]), (240, 60))
+        self.assertGreater(summary["runs"][0]["test_accuracy"], 0.9)
+
+    def test_the_label_may_be_any_column(self):
+        rows = blobs(60, 2, 3, seed=2)
+        text = "kind;x;y;z\n" + "".join(f"{label};{a};{b};{c}\n" for (a, b, c), label in rows)
+        path = self.write("first.csv", text)
+        for label in ("kind", "1"):
+            summary = self.train("--data", path, "--label", label, "--steps", "2", "--device", DEVICE)[-1]
+            self.assertEqual((summary["columns"], summary["classes"]), (3, 2))
+        self.assert_refused(1, ["--data", path, "--label", "colour"], "colour")
+
+    def idx(self, rows, side, seed):
+        """Images in which the label's row of pixels is bright."""
+        source = random.Random(seed)
+        labels = [source.randrange(side) for _ in range(rows)]
+        pixels = bytearray()
+        for label in labels:
+            for y in range(side):
+                pixels += bytes(source.randrange(60) + (180 if y == label else 0) for _ in range(side))
+        images = struct.pack(">IIII", 0x0803, rows, side, side) + bytes(pixels)
+        return images, struct.pack(">II", 0x0801, rows) + bytes(labels)
+
+    def test_idx(self):
+        images, labels = self.idx(300, 6, seed=3)
+        names = [self.write("some-images-idx3-ubyte", images), self.write("some-labels-idx1-ubyte", labels)]
+        for arguments in (["--images", names[0], "--labels", names[1]], ["--data", names[0]]):
+            summary = self.train(*arguments, "--steps", "60", "--optimizer", "adamw", "--device", DEVICE)[-1]
+            self.assertEqual((summary["columns"], summary["classes"]), (36, 6))
+            self.assertGreater(summary["runs"][0]["test_accuracy"], 0.9)
+
+    def test_what_cannot_be_read_is_named(self):
+        images, labels = self.idx(10, 4, seed=4)
+        good = self.write("labels", labels)
+        self.assert_refused(1, ["--data", self.path("absent.csv")], "absent.csv")
+        self.assert_refused(1, ["--data", self.folder.name])
+        self.assert_refused(1, ["--data", self.write("empty.csv", "")], "empty.csv")
+        self.assert_refused(1, ["--data", self.write("hole.csv", "a,b,k\n1,2,x\n1,,y\n")], "hole.csv", "3")
+        self.assert_refused(1, ["--data", self.write("one.csv", "a,k\n1,x\n2,x\n3,x\n")], "same label")
+        self.assert_refused(1, ["--images", self.write("short", images[:-1]), "--labels", good], "short")
+        self.assert_refused(1, ["--images", self.path("absent"), "--labels", good], "absent")
+
+
+class Checkpoints(Case):
+    ARGUMENTS = (*SMALL, "--optimizer", ALL, "--log-every", "7", "--schedule", "constant")
+
+    def interesting(self, path):
+        """What two trainings of the same course share to the bit: everything but times."""
+        settings, tensors = read_checkpoint(path)
+        settings = {key: value for key, value in settings.items() if not key.endswith(".seconds")}
+        for name in [name for name in tensors if name.endswith("/curve")]:
+            _, shape, content = tensors.pop(name)
+            numbers = struct.unpack(f"<{shape[0] * shape[1]}d", content)
+            tensors[name] = [numbers[i : i + 1] + numbers[i + 2 : i + 5] for i in range(0, len(numbers), 5)]
+        return settings, tensors
+
+    def test_resume_is_exact(self):
+        whole, part, rest = self.path("whole"), self.path("part"), self.path("rest")
+        self.train(*self.ARGUMENTS, "--steps", "40", "--checkpoint", whole)
+        self.train(*self.ARGUMENTS, "--steps", "17", "--checkpoint", part)
+        self.train("--resume", part, "--steps", "40", "--checkpoint", rest, "--device", DEVICE)
+        (settings, tensors), (wanted_settings, wanted) = self.interesting(rest), self.interesting(whole)
+        self.assertEqual(settings, wanted_settings)
+        self.assertEqual(set(tensors), set(wanted))
+        for name in wanted:
+            if not name.endswith("/curve"):
+                self.assertEqual(tensors[name], wanted[name], name)
+                continue
+            # The shorter training also measured at its own end.
+            self.assertEqual([row for row in tensors[name] if row[0] != 17], wanted[name], name)
+
+    def test_a_finished_training_changes_nothing(self):
+        first, second = self.path("first"), self.path("second")
+        self.train(*self.ARGUMENTS, "--steps", "10", "--checkpoint", first)
+        self.train("--resume", first, "--checkpoint", second, "--device", DEVICE)
+        self.assertEqual(read_checkpoint(first), read_checkpoint(second))
+
+    def test_what_does_not_fit_is_refused(self):
+        path = self.path("some")
+        self.train(*self.ARGUMENTS, "--steps", "4", "--checkpoint", path, "--schedule", "cosine")
+        for change, *words in (
+            (["--hidden", "24"], "--hidden", "'24,16'", "'24'"),
+            (["--seed", "5"], "data"),
+            (["--batch", "16"], "--batch", "'32'", "'16'"),
+            (["--optimizer", "adamw"], "--optimizer"),
+            (["--lr", "adamw=0.5"], "--lr"),
+            (["--samples", "400"], "data"),
+            (["--steps", "8"], "--steps"),
+            (["--weight-decay", "0.1"], "--weight-decay"),
+            (["--block", "8"], "--block"),
+        ):
+            status, _, messages = run("--resume", path, "--device", DEVICE, "--json", *change)
+            self.assertNotEqual(status, 0, change)
+            for word in words:
+                self.assertIn(word, messages, change)
+
+    def test_bad_files(self):
+        path = self.path("good")
+        self.train(*SMALL, "--steps", "2", "--checkpoint", path)
+        with open(path, "rb") as file:
+            content = file.read()
+        self.assert_refused(1, ["--resume", self.path("absent")], "absent")
+        self.assert_refused(1, ["--resume", self.write("cut", content[: len(content) // 2])], "cut")
+        self.assert_refused(1, ["--resume", self.write("noise", b"\xff" * 100)], "noise")
+        other = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        foreign = self.write("foreign", struct.pack("<Q", len(other)) + other + b"\0\0\0\0")
+        self.assert_refused(1, ["--resume", foreign], "foreign", "not one of 'torchium train'")
+        status, _, messages = run(*SMALL, "--steps", "2", "--checkpoint", "/no/such/folder/x")
+        self.assertEqual(status, 1)
+        self.assertIn("/no/such/folder", messages)
+
+    def test_checkpoint_every_leaves_no_litter(self):
+        path = self.path("often")
+        self.train(*SMALL, "--steps", "9", "--checkpoint", path, "--checkpoint-every", "2", "--optimizer", "sgd")
+        self.assertEqual(os.listdir(self.folder.name), ["often"])
+        settings, _ = read_checkpoint(path)
+        self.assertEqual(settings["train.sgd.step"], "9")
+
+
+class Stopping(Case):
+    def start(self, *arguments):
+        length = ["--schedule", "constant", "--steps", "100000", "--log-every", "5"]
+        command = [test_cli.COMMAND, "train", *SMALL, *length, *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=PLAIN)
+
+    def stop(self, process, number):
+        for _ in range(4):  # it is under way
+            process.stdout.readline()
+        process.send_signal(number)
+        rest, messages = process.communicate(timeout=120)
+        return process.returncode, rest.decode(), messages.decode()
+
+    def test_ctrl_c_ends_with_checkpoint_and_table(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            path = self.path(f"stopped-{number}")
+            process = self.start("--json", "--checkpoint", path, "--optimizer", "adamw,sgd")
+            status, output, messages = self.stop(process, number)
+            self.assertEqual((status, messages), (130, ""))
+            summary = lines(output)[-1]
+            self.assertTrue(summary["interrupted"])
+            steps = summary["runs"][0]["steps"]
+            self.assertGreaterEqual(steps, 5)
+            settings, _ = read_checkpoint(path)
+            self.assertEqual(settings["train.adamw.step"], str(steps))
+            self.assertEqual(settings["train.sgd.step"], "0")
+
+    def test_resume_after_ctrl_c_is_exact(self):
+        path, rest, whole = self.path("stopped"), self.path("rest"), self.path("whole")
+        process = self.start("--json", "--checkpoint", path, "--optimizer", "shampoo")
+        status, output, _ = self.stop(process, signal.SIGINT)
+        self.assertEqual(status, 130)
+        steps = str(lines(output)[-1]["runs"][0]["steps"] + 10)
+        self.train("--resume", path, "--steps", steps, "--checkpoint", rest, "--device", DEVICE)
+        arguments = ["--schedule", "constant", "--steps", steps, "--log-every", "5", "--optimizer", "shampoo"]
+        self.train(*SMALL, *arguments, "--checkpoint", whole)
+        tensors, wanted = read_checkpoint(rest)[1], read_checkpoint(whole)[1]
+        self.assertEqual(set(tensors), set(wanted))
+        for name in wanted:
+            if not name.endswith("/curve"):
+                self.assertEqual(tensors[name], wanted[name], name)
+
+    def test_the_table_so_far(self):
+        status, output, messages = self.stop(self.start("--optimizer", "adamw"), signal.SIGINT)
+        self.assertEqual((status, messages), (130, ""))
+        self.assertRegex(output, r"adamw .* interrupted\n")
+        self.assertIn("steps to L", output)
+
+    def test_the_second_signal_ends_at_once(self):
+        process = self.start("--json", "--optimizer", "adamw", "--tune")
+        process.stdout.readline()
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.001)
+        process.communicate()
+        self.assertIn(process.returncode, (-signal.SIGINT, 130))
+
+
+class Pictures(Case):
+    def plot(self, name):
+        path = self.path(name)
+        status, output, messages = run(*SMALL, "--steps", "30", "--optimizer", "shampoo,adamw", "--plot", path)
+        self.assertEqual((status, messages), (0, ""))
+        self.assertIn(path, output)
+        with open(path, "rb") as file:
+            return file.read()
+
+    def test_svg(self):
+        document = xml.dom.minidom.parseString(self.plot("curves.svg"))
+        lines_drawn = [line for line in document.getElementsByTagName("polyline") if line.hasAttribute("stroke")]
+        self.assertEqual(len(lines_drawn), 2 * (1 + 2))  # the legend's, and one in each panel
+        curves = [line for line in lines_drawn if len(line.getAttribute("points").split()) > 2]
+        self.assertEqual([len(line.getAttribute("points").split()) for line in curves], 4 * [31])
+        for line in curves:
+            for point in line.getAttribute("points").split():
+                x, y = map(float, point.split(","))
+                self.assertTrue(0 <= x <= 960 and 0 <= y <= 420, point)
+        words = " ".join(text.firstChild.data for text in document.getElementsByTagName("text"))
+        for word in ("shampoo", "adamw", "steps", "seconds", "loss"):
+            self.assertIn(word, words)
+
+    def test_png(self):
+        content = self.plot("curves.png")
+        self.assertEqual(content[:8], b"\x89PNG\r\n\x1a\n")
+        at, chunks = 8, {}
+        while at < len(content):
+            (length,) = struct.unpack(">I", content[at : at + 4])
+            kind, body = content[at + 4 : at + 8], content[at + 8 : at + 8 + length]
+            (check,) = struct.unpack(">I", content[at + 8 + length : at + 12 + length])
+            self.assertEqual(check, zlib.crc32(kind + body))
+            chunks[kind] = body
+            at += 12 + length
+        self.assertEqual(list(chunks), [b"IHDR", b"IDAT", b"IEND"])
+        width, height, depth, colours, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
+        self.assertEqual((depth, colours, rest), (8, 2, [0, 0, 0]))
+        rows = zlib.decompress(chunks[b"IDAT"])
+        self.assertEqual(len(rows), height * (3 * width + 1))
+        self.assertEqual({rows[y * (3 * width + 1)] for y in range(height)}, {2})
+        # Rows are differences from the one above: summed up, most of the page is white and some of it is not.
+        above, white = bytearray(3 * width), 0
+        for y in range(height):
+            row = rows[y * (3 * width + 1) + 1 : (y + 1) * (3 * width + 1)]
+            above = bytearray((a + b) & 255 for a, b in zip(above, row, strict=True))
+            white += above.count(255)
+        self.assertTrue(0.7 < white / (3 * width * height) < 0.99, white)
+
+
+class Usage(Case):
+    def test_wrong_usage_says_what_to_type(self):
+        for arguments, *wanted in (
+            (["--optimizer", "shampo"], "did you mean 'shampoo'"),
+            (["--optimizer", "lion"], "does not know 'lion'", "muon"),
+            (["--optimizer", ""], "does not know ''"),
+            (["--optimizer", "adamw,"], "does not know ''"),
+            (["--optimizer", "sgd,sgd"], "twice"),
+            (["--lr", "fast"], "--lr takes numbers", "'fast'"),
+            (["--lr", "-0.1"], "'-0.1'"),
+            (["--lr", "nan"], "'nan'"),
+            (["--lr", "muon=0.1"], "'muon'", "not among"),
+            (["--lr", "adamw="], "'adamw='"),
+            (["--hidden", "64,x"], "'x'"),
+            (["--hidden", "64,0"], "'0'"),
+            (["--hidden", "64.5"], "'64.5'"),
+            (["--hidden", ",".join(17 * ["8"])], "16"),
+            (["--activation", "rel"], "did you mean 'relu'"),
+            (["--schedule", "cosin"], "did you mean 'cosine'"),
+            (["--steps", "5", "--epochs", "2"], "not both"),
+            (["--steps", "0"], "--steps takes"),
+            (["--batch", "many"], "--batch takes", "'many'"),
+            (["--test-fraction", "1"], "--test-fraction takes"),
+            (["--labels", "x"], "--images"),
+            (["--data", "x", "--images", "y"], "not both"),
+            (["--label", "x"], "--data"),
+            (["--checkpoint-every", "3"], "--checkpoint"),
+            (["--plot", "curves.jpg"], ".svg or .png", "curves.jpg"),
+            (["--plot", ".svg"], ".svg or .png"),
+            (["--stpes", "5"], "did you mean '--steps'"),
+        ):
+            self.assert_refused(2, arguments, *wanted)
+        self.assert_refused(2, ["--resume", "x", "--tune"])
+
+    def test_absent_devices_and_sizes_that_do_not_fit(self):
+        self.assert_refused(1, ["--device", "tpu"], "tpu")
+        self.assert_refused(1, ["--device", "cuda:4711"])
+        status, _, messages = run("--samples", "10", "--hidden", "1000000,1000000", "--device", DEVICE, "--json")
+        self.assertEqual(status, 1)
+        self.assertRegex(messages, r"(?m)^torchium train: .*memory")
+
+    def test_help(self):
+        status, output, messages = run("--help")
+        self.assertEqual((status, messages), (0, ""))
+        for option in ("--data", "--optimizer", "--resume", "--plot", "--tune", "--precondition-frequency"):
+            self.assertIn(option, output)
+        self.assertLessEqual(max(map(len, output.splitlines())), 120)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: test_train.py PATH-TO-TORCHIUM [unittest options]")
+    test_cli.COMMAND = os.path.abspath(sys.argv.pop(1))
+    if "TORCHIUM_TEST_REQUIRE_DEVICE" not in os.environ:
+        status, _, messages = run("--samples", "10", "--steps", "1", "--device", DEVICE)
+        if status != 0 and DEVICE != "cpu":
+            print(f"skipped: {messages}")
+            sys.exit(SKIPPED)
+    unittest.main()
