@@ -59,6 +59,10 @@ function(torchium_test name)
     if(arg_DEVICES AND TORCHIUM_HAVE_CUDA)
         add_test(NAME ${name}_cuda COMMAND ${test_launcher} $<TARGET_FILE:test_${name}> cuda)
         torchium_test_settings(${name}_cuda LABELS gpu TIMEOUT ${gpu_test_timeout})
+        if(arg_INTERNAL) # the library is linked in: the module does not lie beside it
+            set_property(TEST ${name}_cuda APPEND PROPERTY
+                ENVIRONMENT "TORCHIUM_BACKEND_PATH=$<TARGET_FILE_DIR:torchium_cuda>")
+        endif()
     endif()
 endfunction()
 

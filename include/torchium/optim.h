@@ -279,7 +279,8 @@ typedef struct tch_optim_stats {
         sizeof(tch_optim_stats), 0, 0, 0, 0, 0.0                                                                       \
     }
 
-/* Waits for the device. Factors found failed are refreshed by the eigen method from now on. */
+/* Waits for the device. Factors found failed get ten times the relative damping from now on; those that fail again go over
+ * to the eigen method. */
 TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *stats);
 
 /* === Checkpoints ================================================================================================== */

@@ -164,7 +164,9 @@ tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_
     return TCH_OK;
 }
 
-/* The flags and residuals of one family, a piece at a time; failed factors are marked for the eigen method. */
+#define MOST_TROUBLE 2
+
+/* The flags and residuals of one family, a piece at a time; failed factors are marked for another way: see refresh.c. */
 static tch_status read_family(tch_optimizer *o, tchi_family *f, tch_optim_stats *stats)
 {
     enum { PIECE = 128 };
@@ -180,7 +182,9 @@ static tch_status read_family(tch_optimizer *o, tchi_family *f, tch_optim_stats 
         for (int64_t k = 0; k < n; k++) {
             bool bad = flags[k] != TCH_REPORT_OK;
             stats->failed += bad;
-            f->eigen[done + k] = f->eigen[done + k] || (bad && f->root > 0);
+            if (bad && f->root > 0 && f->trouble[done + k] < MOST_TROUBLE) {
+                f->trouble[done + k]++;
+            }
             if (!bad && residuals[k] > stats->worst_residual) {
                 stats->worst_residual = residuals[k];
             }

@@ -170,7 +170,7 @@ static tch_status take_family_lists(tchi_family *f)
     size_t n = (size_t)f->count;
     TCHI_TRY(tchi_host_take(n * sizeof *f->phase, "a family of factors", &f->phase));
     TCHI_TRY(tchi_host_take(n, "a family of factors", &f->due));
-    TCHI_TRY(tchi_host_take(n, "a family of factors", &f->eigen));
+    TCHI_TRY(tchi_host_take(n, "a family of factors", &f->trouble));
     TCHI_TRY(tchi_host_take(n * sizeof *f->class, "a family of factors", &f->class));
     return tchi_host_take(n * sizeof *f->block, "a family of factors", &f->block);
 }
@@ -180,7 +180,7 @@ void tchi_layout_free_family(tchi_family *f)
     size_t n = (size_t)f->count;
     tchi_host_release(f->phase, n * sizeof *f->phase);
     tchi_host_release(f->due, n);
-    tchi_host_release(f->eigen, n);
+    tchi_host_release(f->trouble, n);
     tchi_host_release(f->class, n * sizeof *f->class);
     tchi_host_release(f->block, n * sizeof *f->block);
 }

@@ -84,10 +84,10 @@ typedef struct tchi_family {
     double *residuals;
     int32_t *orders; /* SOAP, on the device: how the latest tracking permuted each basis */
     /* on the host, one per factor */
-    int32_t *phase; /* the step of a period in which it is refreshed */
-    uint8_t *due;   /* this step */
-    uint8_t *eigen; /* failed by products: eigen from now on */
-    int32_t *class; /* whose it is, and which block of that class */
+    int32_t *phase;   /* the step of a period in which it is refreshed */
+    uint8_t *due;     /* this step */
+    uint8_t *trouble; /* how often a refresh was found failed: then more damping, then the eigen method */
+    int32_t *class;   /* whose it is, and which block of that class */
     int64_t *block;
     int32_t phases; /* the period that `phase` was made for, 0 for none yet */
 } tchi_family;

@@ -160,15 +160,19 @@ static double relative_damping(const tch_optimizer *o, const tch_optim_config *c
     return config->relative_eps > 0.0 ? fmax(config->relative_eps, rounding) : 0.0;
 }
 
-/* Factors [first, first + count) of a family, all due, all by one method. */
+/* A root that failed has met rounding, which more damping covers and which costs nothing; where that was not enough the
+ * eigen method remains, which waits for the device. */
+#define MORE_DAMPING 10.0
+
+/* Factors [first, first + count) of a family, all due, all in equal trouble. */
 static tch_status take_roots(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     tch_root_config how = TCH_ROOT_CONFIG_INIT;
     how.eps = config->eps;
-    how.relative_eps = relative_damping(o, config, f);
+    how.relative_eps = relative_damping(o, config, f) * (f->trouble[first] > 0 ? MORE_DAMPING : 1.0);
     how.tolerance = config->root_tolerance;
-    how.method = f->eigen[first] ? TCH_ROOT_EIGEN : config->root_method;
+    how.method = f->trouble[first] > 1 ? TCH_ROOT_EIGEN : config->root_method;
     int64_t shape[3] = {count, f->n, f->n};
     int64_t at = first * f->n * f->n * tchi_scalar_size(f->real);
     tch_tensor a = tch_tensor_view(f->factors + at, f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32, 3, shape);
@@ -186,7 +190,7 @@ static tch_status refresh_family(tch_optimizer *o, tchi_family *f)
 {
     for (int64_t first = 0; first < f->count;) {
         int64_t end = first;
-        while (end < f->count && f->due[end] && f->eigen[end] == f->eigen[first]) {
+        while (end < f->count && f->due[end] && f->trouble[end] == f->trouble[first]) {
             end++;
         }
         if (end > first) {

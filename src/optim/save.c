@@ -13,7 +13,7 @@
 #define FULL_NAME (3 * TCHI_NAME_SIZE)
 
 /* What the host keeps: for each parameter the steps with a gradient, then the number of steps asked for, then for each
- * factor whether it has gone over to the eigen method. */
+ * factor the trouble it has had. */
 static const char *const counts_name = "counts";
 
 static tch_status check_prefix(const char *function, const char *prefix)
@@ -75,7 +75,7 @@ static tch_status refresh_counts(tch_optimizer *o)
     for (int32_t i = 0; i < o->families.count; i++) {
         const tchi_family *f = tchi_family_at(o, i);
         for (int64_t k = 0; k < f->count; k++) {
-            *at++ = f->eigen[k];
+            *at++ = f->trouble[k];
         }
     }
     o->counts.count = counts_length(o);
@@ -234,7 +234,7 @@ static tch_status load_counts(tch_optimizer *o, const tch_checkpoint *file, cons
     for (int32_t i = 0; i < o->families.count; i++) {
         tchi_family *f = tchi_family_at(o, i);
         for (int64_t k = 0; k < f->count; k++) {
-            f->eigen[k] = *numbers++ != 0;
+            f->trouble[k] = (uint8_t)*numbers++;
         }
     }
     return TCH_OK;

@@ -75,8 +75,8 @@ static void whiten(int64_t n, double root, double eps, double factor, const void
     }
 }
 
-/* Written along rows and read down columns: strided stores take twice the time. The caller cuts matrices into tiles
- * that fit the nearest cache. */
+/* Written along rows and read down columns: strided stores were measured at twice the time. The caller cuts matrices
+ * into tiles that fit the nearest cache. */
 static void transpose(int64_t rows, int64_t cols, const void *x_data, int64_t ld, void *out_data, int64_t out_ld)
 {
     const REAL *restrict x = x_data;
