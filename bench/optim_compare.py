@@ -26,6 +26,7 @@ from optimizers import GRAFTING, NONFINITE, Optimizer, defaults
 GPT2 = 12 * [(2304, 768), (768, 768), (3072, 768), (768, 3072)]
 GPT2_VECTORS = 12 * [(2304,), (768,), (3072,), (768,), (768,), (768,), (768,), (768,)]
 LLAMA = 16 * [(2048, 2048)] * 4 + 16 * [(5632, 2048), (5632, 2048), (2048, 5632)]
+SMALL = [(64, 64), (64,), (128, 64), (128,), (64, 128), (64,), (10, 64), (10,)]
 MLP = [(512, 256), (256,), (256, 512), (256,), (128, 256), (128,), (64, 128), (64,)]
 
 
@@ -358,6 +359,7 @@ def on_cpu(c, arguments):
         lambda: c.adamw("200 x 1000", many, None),
         lambda: c.adamw("4096^2", large, None),
         lambda: c.muon("MLP", mlp, None),
+        lambda: c.shampoo("64 to 128", tiny if arguments.tiny else SMALL, [None, None, None]),
         lambda: c.shampoo("MLP", mlp, [None, None, None]),
         lambda: c.soap("MLP", mlp, None),
     ]
@@ -369,6 +371,8 @@ def main():
     torch.set_float32_matmul_precision("highest")
     library = Library(arguments.library, arguments.device)
     info = machine(library, device)
+    if device.type == "cpu":
+        info["device"] = f"cpu, {torch.get_num_threads()} cores"
     print(f"{info['device']}; PyTorch {info['torch']}; Torchium {info['torchium']}")
     c = Comparison(library, device, 0.05 if arguments.tiny else 0.4)
     if device.type == "cuda":

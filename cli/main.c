@@ -26,7 +26,7 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 static int print_help(void)
 {
     puts("usage: torchium COMMAND [options]\n\n"
-         "Matrix functions for second-order optimization of neural networks.\n\n"
+         "Second-order optimization of neural networks.\n\n"
          "commands:");
     for (int i = 0; i < COMMANDS; i++)
         printf("  %-8s %s\n", commands[i].name, commands[i].summary);

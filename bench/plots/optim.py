@@ -9,7 +9,7 @@ import math
 import sys
 from xml.sax.saxutils import escape
 
-LEFT, RIGHT, WIDTH, TOP, BAR, GAP = 268, 120, 760, 76, 15, 12
+LEFT, RIGHT, WIDTH, TOP, BAR, GAP = 280, 130, 780, 76, 15, 12
 OURS, THEIRS = "#3ca951", "#ff725c"
 
 
@@ -57,7 +57,7 @@ def bars(device, rows):
             parts.append(
                 f'<rect x="{LEFT}" y="{top + 1}" width="{at(value) - LEFT:.1f}" height="{BAR - 2}" fill="{colour}"/>'
             )
-            parts.append(text(at(value) + 5, top + 12, f"{value:.3g}{note}"))
+            parts.append(text(at(value) + 5, top + 12, f"{value:.3g}{note}" if value < 1000 else f"{value:.0f}{note}"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -68,7 +68,7 @@ int main(void)
     tch_optimizer *optimizer;
     must(tch_optimizer_create(context, &config, PARAMETERS, parameters, &optimizer));
 
-    for (int step = 0; step < STEPS; step++) { /* nothing in here waits for the device */
+    for (int step = 0; step < STEPS; step++) { /* after the first step nothing in here waits */
         must(tch_network_loss_and_gradients(network, inputs, labels, NULL, totals));
         must(tch_optimizer_step(optimizer, PARAMETERS, gradients));
     }

@@ -5,8 +5,7 @@
 
 #include "optimizer.h"
 
-/* Assigns every factor of the group a step of the period. `most_loaded` (may be NULL) is the largest cost of a step over
- * the mean. */
+/* Assigns every factor of the group a step of the period, so that steps cost about the same. */
 void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
 
 /* Marks the factors of the group that are due at this step; false when there are none. */
