@@ -38,6 +38,8 @@ static void runs_are_as_measured(void **state)
     check_plan(&five, 768, 1160, (const int32_t[]){1, 2, 2, 0});
     check_plan(&five, 768, 1152, (const int32_t[]){1, 1, 1, 1, 1, 0});
     check_plan(&five, 768, 768, (const int32_t[]){1, 1, 1, 1, 1, 0});
+    tchi_ortho four = tchi_ortho_of(TCH_ORTHO_MUON, 4, 0.0);
+    check_plan(&four, 768, 3072, (const int32_t[]){1, 1, 2, 0});
     tchi_ortho seven = tchi_ortho_of(TCH_ORTHO_MUON, 7, 0.0);
     check_plan(&seven, 768, 3072, (const int32_t[]){1, 2, 2, 2, 0});
     tchi_ortho polar = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 5, 0.0);
