@@ -8,9 +8,10 @@
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/status.h"
-#include "linalg/basis.h"
 
 #include "config.h"
+#include "create.h"
+#include "forecast.h"
 #include "layout.h"
 #include "core/list.h"
 #include "optimizer.h"
@@ -265,49 +266,6 @@ static tch_status take_state(tch_optimizer *o, int32_t group)
     return TCH_OK;
 }
 
-/* Workspace for one factor of a family, by products and by the eigen method, which may have to take over. */
-static tch_status one_refresh(const tch_optimizer *o, const tchi_family *f, int64_t *bytes)
-{
-    const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
-    if (f->root == 0) {
-        *bytes = tchi_basis_bytes(o->context, f->real, f->n, 1);
-        return TCH_OK;
-    }
-    const tch_root_method methods[] = {config->root_method, TCH_ROOT_EIGEN};
-    *bytes = 0;
-    for (int i = 0; i < 2; i++) {
-        tch_root_config how = TCH_ROOT_CONFIG_INIT;
-        int64_t need;
-        how.relative_eps = config->relative_eps;
-        how.eps = config->eps;
-        how.tolerance = config->root_tolerance;
-        how.method = methods[i];
-        TCHI_TRY(tch_inverse_root_plan(o->context, f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32, 1, f->n,
-                                       f->root, &how, NULL, &need));
-        *bytes = need > *bytes ? need : *bytes;
-    }
-    return TCH_OK;
-}
-
-/* The least workspace with which every factor can be refreshed, the pool's rounding included, and what a refresh of all of
- * them at once takes within the budget. */
-static tch_status refresh_bytes(const tch_optimizer *o, int64_t *least, int64_t *most)
-{
-    int64_t budget = tchi_layout_budget(o) - o->work_bytes;
-    *least = *most = 0;
-    for (int32_t i = 0; i < o->families.count; i++) {
-        const tchi_family *f = tchi_family_at(o, i);
-        int64_t each;
-        TCHI_TRY(one_refresh(o, f, &each));
-        int64_t all = each > budget / f->count ? budget : each * f->count;
-        all = all < each ? each : all;
-        *least = each > *least ? each : *least;
-        *most = all > *most ? all : *most;
-    }
-    *least += *least / 4;
-    return TCH_OK;
-}
-
 /* Scratch for all groups: it may have to grow with a new one. Host lists first, so that nothing is lost if one fails. */
 static tch_status take_scratch(tch_optimizer *o)
 {
@@ -315,7 +273,7 @@ static tch_status take_scratch(tch_optimizer *o)
     tchi_layout_chunks(o, &arena);
     int64_t bytes = arena.used;
     int64_t most;
-    TCHI_TRY(refresh_bytes(o, &o->least_workspace, &most));
+    TCHI_TRY(tchi_forecast_refresh(o, &o->least_workspace, &most));
     int64_t pieces = o->most_pieces > o->params.count ? o->most_pieces : o->params.count;
     void *list;
     TCHI_TRY(tchi_list_reserve(&o->piece_list, pieces));
@@ -332,7 +290,7 @@ static tch_status take_scratch(tch_optimizer *o)
 
 /* --- groups ------------------------------------------------------------------------------------------------------ */
 
-static tch_status check_all(const tch_context *context, const char *function, const tch_optim_config *config,
+tch_status tchi_optim_check(const tch_context *context, const char *function, const tch_optim_config *config,
                             int32_t count, const tch_parameter *parameters, bool with_data)
 {
     TCHI_TRY(tchi_config_check(function, config));
@@ -347,9 +305,8 @@ static tch_status check_all(const tch_context *context, const char *function, co
     return TCH_OK;
 }
 
-/* The group and all that follows from its parameters, short of memory on the device. */
-static tch_status plan_group(tch_optimizer *o, const tch_optim_config *config, int32_t count,
-                             const tch_parameter *parameters, bool with_data)
+tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int32_t count,
+                           const tch_parameter *parameters, bool with_data)
 {
     TCHI_TRY(tchi_list_reserve(&o->groups, o->groups.count + 1));
     TCHI_TRY(tchi_list_reserve(&o->params, o->params.count + count));
@@ -375,7 +332,7 @@ static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, in
 {
     mark before = mark_of(o);
     int64_t state_bytes = o->state_bytes;
-    tch_status status = plan_group(o, config, count, parameters, true);
+    tch_status status = tchi_optim_plan(o, config, count, parameters, true);
     if (status == TCH_OK) {
         status = take_state(o, (int32_t)o->groups.count - 1);
     }
@@ -394,8 +351,8 @@ static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, in
     return status;
 }
 
-static void prepare(tch_optimizer *o, tch_context *context, const tch_optim_config *config,
-                    const tch_state_allocator *allocator)
+void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_config *config,
+                        const tch_state_allocator *allocator)
 {
     *o = (tch_optimizer){.context = context, .method = method_of(config->kind)};
     o->groups.item_size = sizeof(tchi_group);
@@ -413,8 +370,7 @@ static void prepare(tch_optimizer *o, tch_context *context, const tch_optim_conf
     }
 }
 
-/* Everything but the struct itself. */
-static void empty(tch_optimizer *o)
+void tchi_optim_empty(tch_optimizer *o)
 {
     return_to(o, &(mark){0});
     tchi_pool_free(o->context->pool, o->control);
@@ -457,13 +413,13 @@ tch_status tch_optimizer_create_with(tch_context *context, const tch_optim_confi
     }
     *optimizer = NULL;
     TCHI_TRY(check_allocator(allocator));
-    TCHI_TRY(check_all(context, "tch_optimizer_create", config, count, parameters, true));
+    TCHI_TRY(tchi_optim_check(context, "tch_optimizer_create", config, count, parameters, true));
     tch_optimizer *o;
     TCHI_TRY(tchi_host_take(sizeof *o, "an optimizer", &o));
-    prepare(o, context, config, allocator);
+    tchi_optim_prepare(o, context, config, allocator);
     tch_status status = fill_optimizer(o, config, count, parameters);
     if (status != TCH_OK) {
-        empty(o);
+        tchi_optim_empty(o);
         tchi_host_release(o, sizeof *o);
         return status;
     }
@@ -484,7 +440,7 @@ tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_con
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: optimizer is NULL");
     }
     TCHI_ENTER(optimizer->context, "tch_optimizer_add_group");
-    TCHI_TRY(check_all(optimizer->context, "tch_optimizer_add_group", config, count, parameters, true));
+    TCHI_TRY(tchi_optim_check(optimizer->context, "tch_optimizer_add_group", config, count, parameters, true));
     if (config->kind != tchi_group_at(optimizer, 0)->config.kind) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: kind is %s, the optimizer is %s",
                          tch_optim_kind_name(config->kind),
@@ -503,73 +459,6 @@ void tch_optimizer_destroy(tch_optimizer *optimizer)
         return;
     }
     tch_context_synchronize(optimizer->context);
-    empty(optimizer);
+    tchi_optim_empty(optimizer);
     tchi_host_release(optimizer, sizeof *optimizer);
-}
-
-/* --- forecasts --------------------------------------------------------------------------------------------------- */
-
-static tch_status check_memory(const char *function, const tch_optim_memory *memory)
-{
-    if (memory == NULL || memory->struct_size != sizeof *memory) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: memory must point to a struct set to TCH_OPTIM_MEMORY_INIT",
-                         function);
-    }
-    return TCH_OK;
-}
-
-static tch_status fill_memory(const tch_optimizer *o, int64_t scratch, tch_optim_memory *memory)
-{
-    tch_optim_memory m = TCH_OPTIM_MEMORY_INIT;
-    m.state = o->state_bytes;
-    m.scratch = scratch;
-    m.blocks = o->blocks.count;
-    for (int32_t i = 0; i < o->families.count; i++) {
-        m.factors += tchi_family_at(o, i)->count;
-    }
-    int64_t least;
-    TCHI_TRY(refresh_bytes(o, &least, &m.refresh));
-    *memory = m;
-    return TCH_OK;
-}
-
-static tch_status forecast(tch_optimizer *o, const tch_optim_config *config, int32_t count,
-                           const tch_parameter *parameters, tch_optim_memory *memory)
-{
-    tchi_arena state = {0};
-    tchi_arena beside = {0};
-    tchi_arena scratch = {0};
-    TCHI_TRY(plan_group(o, config, count, parameters, false));
-    TCHI_TRY(tchi_layout_state(o, 0, &state, &beside, false));
-    o->state_bytes = state.used;
-    tchi_layout_chunks(o, &scratch);
-    return fill_memory(o, scratch.used + beside.used, memory);
-}
-
-tch_status tch_optim_forecast(tch_context *context, const tch_optim_config *config, int32_t count,
-                              const tch_parameter *parameters, tch_optim_memory *memory)
-{
-    TCHI_ENTER(context, "tch_optim_forecast");
-    TCHI_TRY(check_memory("tch_optim_forecast", memory));
-    TCHI_TRY(check_all(context, "tch_optim_forecast", config, count, parameters, false));
-    tch_optimizer o;
-    prepare(&o, context, config, NULL);
-    tch_status status = forecast(&o, config, count, parameters, memory);
-    empty(&o);
-    return status;
-}
-
-tch_status tch_optimizer_get_memory(tch_optimizer *optimizer, tch_optim_memory *memory)
-{
-    if (optimizer == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_get_memory: optimizer is NULL");
-    }
-    TCHI_ENTER(optimizer->context, "tch_optimizer_get_memory");
-    TCHI_TRY(check_memory("tch_optimizer_get_memory", memory));
-    int64_t beside = 0;
-    for (int64_t i = 0; i < optimizer->slabs.count; i++) {
-        const tchi_slab *slab = (const tchi_slab *)optimizer->slabs.items + i;
-        beside += slab->is_state ? 0 : slab->bytes;
-    }
-    return fill_memory(optimizer, optimizer->scratch_bytes + beside, memory);
 }

@@ -1,0 +1,22 @@
+/* The steps in which an optimizer is made, for those who want only some of them: a forecast plans one and drops it. */
+#ifndef TCHI_OPTIM_CREATE_H
+#define TCHI_OPTIM_CREATE_H
+
+#include "optimizer.h"
+
+/* Configuration and parameters, all that can be wrong with them; the tensors' memory only `with_data`. */
+tch_status tchi_optim_check(const tch_context *context, const char *function, const tch_optim_config *config,
+                            int32_t count, const tch_parameter *parameters, bool with_data);
+
+/* An optimizer without groups. */
+void tchi_optim_prepare(tch_optimizer *optimizer, tch_context *context, const tch_optim_config *config,
+                        const tch_state_allocator *allocator);
+
+/* Adds a group and all that follows from its parameters, short of memory on the device. */
+tch_status tchi_optim_plan(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
+                           const tch_parameter *parameters, bool with_data);
+
+/* Frees everything but the struct itself. */
+void tchi_optim_empty(tch_optimizer *optimizer);
+
+#endif

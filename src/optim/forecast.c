@@ -1,0 +1,115 @@
+/* See forecast.h. A forecast lays out an optimizer as its making does, with arenas that only measure. */
+#include "forecast.h"
+
+#include "core/check.h"
+#include "core/status.h"
+#include "linalg/basis.h"
+
+#include "create.h"
+#include "layout.h"
+
+/* Workspace for one factor of a family, by products and by the eigen method, which may have to take over. */
+static tch_status one_refresh(const tch_optimizer *o, const tchi_family *f, int64_t *bytes)
+{
+    const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
+    if (f->root == 0) {
+        *bytes = tchi_basis_bytes(o->context, f->real, f->n, 1);
+        return TCH_OK;
+    }
+    const tch_root_method methods[] = {config->root_method, TCH_ROOT_EIGEN};
+    *bytes = 0;
+    for (int i = 0; i < 2; i++) {
+        tch_root_config how = TCH_ROOT_CONFIG_INIT;
+        int64_t need;
+        how.relative_eps = config->relative_eps;
+        how.eps = config->eps;
+        how.tolerance = config->root_tolerance;
+        how.method = methods[i];
+        TCHI_TRY(tch_inverse_root_plan(o->context, f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32, 1, f->n,
+                                       f->root, &how, NULL, &need));
+        *bytes = need > *bytes ? need : *bytes;
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_forecast_refresh(const tch_optimizer *o, int64_t *least, int64_t *most)
+{
+    int64_t budget = tchi_layout_budget(o) - o->work_bytes;
+    *least = *most = 0;
+    for (int32_t i = 0; i < o->families.count; i++) {
+        const tchi_family *f = tchi_family_at(o, i);
+        int64_t each;
+        TCHI_TRY(one_refresh(o, f, &each));
+        int64_t all = each > budget / f->count ? budget : each * f->count;
+        all = all < each ? each : all;
+        *least = each > *least ? each : *least;
+        *most = all > *most ? all : *most;
+    }
+    *least += *least / 4;
+    return TCH_OK;
+}
+
+static tch_status check_memory(const char *function, const tch_optim_memory *memory)
+{
+    if (memory == NULL || memory->struct_size != sizeof *memory) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: memory must point to a struct set to TCH_OPTIM_MEMORY_INIT",
+                         function);
+    }
+    return TCH_OK;
+}
+
+static tch_status fill_memory(const tch_optimizer *o, int64_t scratch, tch_optim_memory *memory)
+{
+    tch_optim_memory m = TCH_OPTIM_MEMORY_INIT;
+    m.state = o->state_bytes;
+    m.scratch = scratch;
+    m.blocks = o->blocks.count;
+    for (int32_t i = 0; i < o->families.count; i++) {
+        m.factors += tchi_family_at(o, i)->count;
+    }
+    int64_t least;
+    TCHI_TRY(tchi_forecast_refresh(o, &least, &m.refresh));
+    *memory = m;
+    return TCH_OK;
+}
+
+static tch_status forecast(tch_optimizer *o, const tch_optim_config *config, int32_t count,
+                           const tch_parameter *parameters, tch_optim_memory *memory)
+{
+    tchi_arena state = {0};
+    tchi_arena beside = {0};
+    tchi_arena scratch = {0};
+    TCHI_TRY(tchi_optim_plan(o, config, count, parameters, false));
+    TCHI_TRY(tchi_layout_state(o, 0, &state, &beside, false));
+    o->state_bytes = state.used;
+    tchi_layout_chunks(o, &scratch);
+    return fill_memory(o, scratch.used + beside.used, memory);
+}
+
+tch_status tch_optim_forecast(tch_context *context, const tch_optim_config *config, int32_t count,
+                              const tch_parameter *parameters, tch_optim_memory *memory)
+{
+    TCHI_ENTER(context, "tch_optim_forecast");
+    TCHI_TRY(check_memory("tch_optim_forecast", memory));
+    TCHI_TRY(tchi_optim_check(context, "tch_optim_forecast", config, count, parameters, false));
+    tch_optimizer o;
+    tchi_optim_prepare(&o, context, config, NULL);
+    tch_status status = forecast(&o, config, count, parameters, memory);
+    tchi_optim_empty(&o);
+    return status;
+}
+
+tch_status tch_optimizer_get_memory(tch_optimizer *optimizer, tch_optim_memory *memory)
+{
+    if (optimizer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_get_memory: optimizer is NULL");
+    }
+    TCHI_ENTER(optimizer->context, "tch_optimizer_get_memory");
+    TCHI_TRY(check_memory("tch_optimizer_get_memory", memory));
+    int64_t beside = 0;
+    for (int64_t i = 0; i < optimizer->slabs.count; i++) {
+        const tchi_slab *slab = (const tchi_slab *)optimizer->slabs.items + i;
+        beside += slab->is_state ? 0 : slab->bytes;
+    }
+    return fill_memory(optimizer, optimizer->scratch_bytes + beside, memory);
+}
