@@ -21,7 +21,7 @@
 #define ASSUMED_LOW 1e-10
 
 /* What the certificate may show at most: above it a root is nonsense rather than rounded. */
-#define MOST_RESIDUAL 0.25
+#define MOST_RESIDUAL 0.1
 
 #define UNIT_F32 0x1p-24
 #define UNIT_F64 0x1p-53
@@ -111,7 +111,7 @@ static bool is_one_launch(const tch_context *context, int64_t n)
 static double residual_allowed(const tchi_root_plan *p)
 {
     double allowed = 4.0 * p->root * p->tolerance;
-    return p->method == TCH_ROOT_EIGEN ? fmax(allowed, 0.1) : allowed;
+    return p->method == TCH_ROOT_EIGEN ? fmax(allowed, MOST_RESIDUAL) : allowed;
 }
 
 /* Rounding the entries of a semidefinite matrix moves its eigenvalues by about u sqrt(n) times the largest. */
@@ -181,8 +181,7 @@ static int plan_newton(tchi_root_plan *p, double low)
 /* Products round X by u of its norm in every direction, and the certificate shows what that is in the direction of the
  * largest eigenvalue against that of the smallest: u / sqrt(low). A matrix of low rank, whose damped null space holds many
  * of the smallest, shows all of it: measured on an H200 at low = 1e-6, n = 256 to 1024 and ranks from n/16 to 3n/4, in split
- * bfloat16, 0.033 to 0.057 where the error of X was 2e-4, which is 4 to 8 times that. Sums of many gradients, whose null
- * space is rounding of its own, showed up to twice as much. */
+ * bfloat16, 0.033 to 0.057 where the error of X was 2e-4, which is 4 to 8 times that. */
 static double residual_of_rounding(const tchi_newton_plan *newton, double low)
 {
     static const double unit[TCH_SCALAR_COUNT] = {[TCH_SCALAR_F64] = 0x1p-53,
@@ -193,7 +192,7 @@ static double residual_of_rounding(const tchi_newton_plan *newton, double low)
     for (int k = 0; k < newton->steps; k++) {
         worst = fmax(worst, unit[newton->type[k]]);
     }
-    return fmin(20.0 * worst / sqrt(low), MOST_RESIDUAL);
+    return fmin(10.0 * worst / sqrt(low), MOST_RESIDUAL);
 }
 
 /* One type for all steps where the backend computes in the matrices' own; else each step's fastest. */
