@@ -72,16 +72,16 @@ static tch_matrices view(const tchi_work *work, void *buffer, int64_t rows, int6
 
 /* --- factors ----------------------------------------------------------------------------------------------------- */
 
-/* [outer, size, inner] of every block as [size, outer, inner]: matrices of size by outer * inner. */
-static tch_status bring_to_front(tch_optimizer *o, const tchi_work *work, const mode *m, int64_t blocks, void *from,
-                                 void *to)
+tch_status tchi_turn_blocks(tch_optimizer *optimizer, const tchi_class *class, int32_t k, int64_t stride,
+                            int64_t blocks, void *plain, void *turned, bool back)
 {
-    int64_t shape[4] = {blocks, m->size, m->outer, m->inner};
-    int64_t source[4] = {work->stride, m->inner, m->size * m->inner, 1};
-    int64_t target[4] = {work->stride, m->outer * m->inner, m->inner, 1};
-    tch_array src = {from, work->type, 4, shape, source};
-    tch_array dst = {to, work->type, 4, shape, target};
-    return o->context->backend->copy(o->context->state, &dst, &src);
+    mode m = mode_of(class, k);
+    int64_t shape[4] = {blocks, m.size, m.outer, m.inner};
+    int64_t plain_strides[4] = {stride, m.inner, m.size * m.inner, 1};
+    int64_t turned_strides[4] = {stride, m.outer * m.inner, m.inner, 1};
+    tch_array a = {plain, class->real, 4, shape, plain_strides};
+    tch_array b = {turned, class->real, 4, shape, turned_strides};
+    return optimizer->context->backend->copy(optimizer->context->state, back ? &a : &b, back ? &b : &a);
 }
 
 static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int32_t k, void *buffer,
@@ -97,7 +97,7 @@ static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tch
         a = view(work, buffer, 1, m.size, run->count);
     }
     if (m.inner > 1 && m.outer > 1) {
-        TCHI_TRY(bring_to_front(o, work, &m, run->count, buffer, spare));
+        TCHI_TRY(tchi_turn_blocks(o, run->class, k, work->stride, run->count, buffer, spare, false));
         a = view(work, spare, m.size, m.outer * m.inner, run->count);
     }
     return o->context->backend->factor_update(o->context->state, &a, transpose, clock, rounded(o, run->class), &c);

@@ -19,6 +19,11 @@ tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run
 tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, bool transpose,
                              void **from, void **to);
 
+/* Copies blocks without gaps, `stride` elements apart, with dimension k brought to the front: [outer, size, inner] becomes
+ * [size, outer, inner]; or back. */
+tch_status tchi_turn_blocks(tch_optimizer *optimizer, const tchi_class *class, int32_t k, int64_t stride,
+                            int64_t blocks, void *plain, void *turned, bool back);
+
 /* Whether a dimension of the class has others on both sides. */
 bool tchi_class_has_middle(const tchi_class *class);
 

@@ -173,24 +173,6 @@ static const int32_t *orders_of(const tch_optimizer *o, const tchi_run *run, int
     return f->orders + (run->class->position[k] + run->first) * f->n;
 }
 
-/* [outer, size, inner] of every block, dense, as [size, outer, inner], or back. */
-static tch_status turn(tch_optimizer *o, const tchi_class *class, int32_t k, int64_t blocks, void *dense, void *turned,
-                       bool back)
-{
-    int64_t outer = 1;
-    for (int32_t i = 0; i < k; i++) {
-        outer *= class->size[i];
-    }
-    int64_t size = class->size[k];
-    int64_t inner = class->elements / outer / size;
-    int64_t shape[4] = {blocks, size, outer, inner};
-    int64_t dense_strides[4] = {class->elements, inner, size * inner, 1};
-    int64_t turned_strides[4] = {class->elements, outer * inner, inner, 1};
-    tch_array a = {dense, class->real, 4, shape, dense_strides};
-    tch_array b = {turned, class->real, 4, shape, turned_strides};
-    return o->context->backend->copy(o->context->state, back ? &a : &b, back ? &b : &a);
-}
-
 static tch_status permute_matrices(tch_optimizer *o, const tchi_run *run, void *moment, void *spare)
 {
     const tchi_class *c = run->class;
@@ -218,9 +200,9 @@ static tch_status permute_along(tch_optimizer *o, const tchi_run *run, int32_t k
     tch_matrices turned = tchi_matrices_new(spare, c->real, run->count, c->size[k], c->elements / c->size[k]);
     tch_matrices sorted = turned;
     sorted.data = spare + bytes;
-    TCHI_TRY(turn(o, c, k, run->count, moment, turned.data, false));
+    TCHI_TRY(tchi_turn_blocks(o, c, k, c->elements, run->count, moment, turned.data, false));
     TCHI_TRY(o->context->backend->permute(o->context->state, &turned, order, NULL, &sorted));
-    return turn(o, c, k, run->count, moment, sorted.data, true);
+    return tchi_turn_blocks(o, c, k, c->elements, run->count, moment, sorted.data, true);
 }
 
 static tch_status permute_moments(tch_optimizer *o, const tchi_run *run)
