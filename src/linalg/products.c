@@ -308,9 +308,10 @@ static tch_status choose_tile(const product *p, const bool *stage, int64_t budge
         int64_t *largest = t->m >= t->n ? &t->m : &t->n;
         largest = t->k > *largest ? &t->k : largest;
         if (*largest == 1) {
-            return tchi_fail(TCH_ERR_OUT_OF_MEMORY,
-                             "the product needs at least %lld bytes of scratch, the budget is %lld bytes",
-                             (long long)t->bytes, (long long)budget);
+            return tchi_fail(
+                TCH_ERR_OUT_OF_MEMORY,
+                "the product needs at least %lld bytes of scratch, and the budget leaves %lld (the pool rounds up)",
+                (long long)t->bytes, (long long)budget);
         }
         *largest = (*largest + 1) / 2;
     }

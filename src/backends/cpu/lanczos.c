@@ -7,6 +7,11 @@
 
 #define MOST_STEPS 96
 
+/* What the residual must fall below, however rough an estimate is asked for. A start whose part along the largest
+ * eigenvector is smaller than the threshold settles on the second largest and looks converged: at 3e-3 that happened to 11
+ * of 2100 random matrices of rank 3 to 18, whose roots then failed. */
+#define SURE 1e-4
+
 typedef struct lanczos_job {
     const tchi_cpu_state *state;
     const tch_matrices *x;
@@ -126,6 +131,11 @@ static double lanczos_step(int64_t n, const double *v, double *before, double *w
 
 /* The error of the estimate is about the square of its residual over the gap, and the gap is taken as the value itself
  * at most: hence the square root of the tolerance. */
+static double threshold_of(double tolerance)
+{
+    return fmin(sqrt(tolerance), SURE);
+}
+
 static double estimate(const lanczos_job *j, int64_t index, double *scratch)
 {
     int64_t n = j->x->rows;
@@ -147,7 +157,7 @@ static double estimate(const lanczos_job *j, int64_t index, double *scratch)
         }
         value = largest_of_tridiagonal(k + 1, alpha, beta);
         double residual = beta[k] * last_entry(k + 1, alpha, beta, value);
-        if (residual <= sqrt(j->tolerance) * fabs(value) || beta[k] == 0) {
+        if (residual <= threshold_of(j->tolerance) * fabs(value) || beta[k] == 0) {
             break;
         }
         double *swap = v;

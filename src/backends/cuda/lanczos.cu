@@ -9,6 +9,7 @@
 #define FLOAT_FROM 1e-6
 
 #define MOST_STEPS 96     /* as on the CPU */
+#define SURE 1e-4         /* the threshold at most, as on the CPU: a poor start must not pass for convergence */
 #define THREADS 512       /* four rows of 16 bytes each: 32 KB in flight on a multiprocessor */
 #define CHECKS_EARLY 8    /* every step is checked up to this one, then every other: checks get longer */
 #define NEWTON_ROUNDS 12  /* from within four times the distance, three to eight are enough */
@@ -196,7 +197,7 @@ static __device__ void advance(const lanczos_block<real> &k, double *alpha, doub
 /* --- the iteration ------------------------------------------------------------------------------------------------ */
 
 /* The error of the estimate is about the square of its residual over the gap, and the gap is taken as the value itself
- * at most: hence a threshold that is the square root of the tolerance. */
+ * at most: hence a threshold that is the square root of the tolerance, or SURE. */
 template <typename T, typename real> static __device__ double iterate(const lanczos_block<real> &k, double threshold)
 {
     __shared__ tridiagonal t;
@@ -287,7 +288,7 @@ static tch_status launch(const tchi_cuda_state *state, const tch_matrices *x, do
     p.n = (int)x->rows;
     p.spread = tchi_cuda_spread_for(
         state, kernel, {x->rows, x->batch, (int64_t)sizeof(T), vector_bytes(x->rows, sizeof(real)), THREADS, 1});
-    p.threshold = sqrt(tolerance);
+    p.threshold = fmin(sqrt(tolerance), SURE);
     p.published = (double *)scratch;
     p.vectors = (char *)scratch + x->batch * 2 * x->rows * (int64_t)sizeof(double);
     p.out = out;
