@@ -64,9 +64,13 @@ static tch_status use_stream(tchi_cuda_state *s, cudaStream_t stream)
     return TCH_OK;
 }
 
+/* A stream under capture may not even be asked for its device: that would end the capture. */
 static tch_status check_owner(const tchi_cuda_state *s, cudaStream_t stream)
 {
     int device = 0;
+    if (tchi_cuda_is_capturing(stream)) {
+        return TCH_OK;
+    }
     TCHI_CUDA_TRY(cudaStreamGetDevice(stream, &device), "tch_context_set_stream: the device of the stream");
     if (device != s->device.index) {
         return tchi_cuda_host->fail(
