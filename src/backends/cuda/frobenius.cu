@@ -16,19 +16,19 @@ typedef struct partition {
     int32_t parts, across, down;
 } partition;
 
+/* What the compiler knows of the matrices: `short_fours` where they are bfloat16, in rows made of aligned fours. */
+enum known { any_type, short_fours };
+
 /* Sums over one part. 64 bytes are under way in a thread at once, which a multiprocessor with 1024 of them needs to draw
  * its share from memory: 64 KB in the 700 ns that a load takes. */
 template <typename real>
-static __device__ inline double sum_part(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
-                                         const partition &cut, int part, double factor)
+static __device__ inline double sum_of_fours(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
+                                             int64_t row, int64_t step, int64_t col, int64_t across, double factor)
 {
     const int held = 16 / (int)sizeof(real);
-    int64_t row = (int64_t)(part % cut.down) * blockDim.y + threadIdx.y;
-    int64_t col = ((int64_t)(part / cut.down) * blockDim.x + threadIdx.x) * 4;
-    int64_t step = (int64_t)cut.down * blockDim.y;
     double sum = 0;
     for (int64_t i = row; i < e.rows; i += held * step) {
-        for (int64_t j = col; j < e.cols; j += (int64_t)cut.across * blockDim.x * 4) {
+        for (int64_t j = col; j < e.cols; j += across) {
             tchi_cuda_rows_of_fours<real, held> values = tchi_cuda_load_fours<real, held>(x, e, b, i, step, j);
 #pragma unroll
             for (int k = 0; k < 4 * held; k++) {
@@ -41,6 +41,52 @@ static __device__ inline double sum_part(const tchi_cuda_extent &e, const tchi_c
     return sum;
 }
 
+static __device__ inline double square(uint32_t bits)
+{
+    double v = (double)__uint_as_float(bits);
+    return v * v;
+}
+
+/* The same for bfloat16. Rows wait in the registers as they came, two numbers in each: widened at once they would not fit
+ * in the 64 registers that a thread of 1024 has. */
+static __device__ inline double sum_of_short_fours(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
+                                                   int64_t row, int64_t step, int64_t col, int64_t across)
+{
+    const int held = 8;
+    double sum = 0;
+    for (int64_t i = row; i < e.rows; i += held * step) {
+        for (int64_t j = col; j < e.cols; j += across) {
+            const char *from = tchi_cuda_at(x, b, i, j);
+            int64_t pitch = step * x.ld * 2;
+            uint2 four[held];
+#pragma unroll
+            for (int k = 0; k < held; k++) {
+                four[k] = i + k * step < e.rows ? *(const uint2 *)(from + k * pitch) : make_uint2(0, 0);
+            }
+#pragma unroll
+            for (int k = 0; k < held; k++) {
+                sum += square(four[k].x << 16) + square(four[k].x & 0xFFFF0000u);
+                sum += square(four[k].y << 16) + square(four[k].y & 0xFFFF0000u);
+            }
+        }
+    }
+    return sum;
+}
+
+template <typename real, known what>
+static __device__ inline double sum_part(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
+                                         const partition &cut, int part, double factor)
+{
+    int64_t row = (int64_t)(part % cut.down) * blockDim.y + threadIdx.y;
+    int64_t col = ((int64_t)(part / cut.down) * blockDim.x + threadIdx.x) * 4;
+    int64_t step = (int64_t)cut.down * blockDim.y;
+    int64_t across = (int64_t)cut.across * blockDim.x * 4;
+    if (what == short_fours) {
+        return sum_of_short_fours(e, x, b, row, step, col, across);
+    }
+    return sum_of_fours<real>(e, x, b, row, step, col, across, factor);
+}
+
 /* The norm of a matrix whose largest entry is `largest`, from the sum of squares of entries divided by `unit`. */
 static __device__ inline double norm_of(double largest, double unit, double sum)
 {
@@ -50,7 +96,7 @@ static __device__ inline double norm_of(double largest, double unit, double sum)
 /* A cluster per matrix, its blocks taking parts in turn. Squares of float64 entries beyond about 1e150 overflow and of
  * those below 1e-150 vanish, so these are divided by the largest entry, which is in `out` beforehand; entries of other
  * types cannot reach that far in float64 sums. */
-template <typename real, int threads>
+template <typename real, known what, int threads>
 static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
     frobenius_kernel(tchi_cuda_extent e, tchi_cuda_operand x, partition cut, double *out)
 {
@@ -63,7 +109,7 @@ static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
         double largest = scaled ? out[b] : 1.0;
         double unit = scaled ? fmax(largest, 0x1p-1022) : 1.0;
         for (int part = rank; part < cut.parts; part += size) {
-            double sum = sum_part<real>(e, x, b, cut, part, 1.0 / unit);
+            double sum = sum_part<real, what>(e, x, b, cut, part, 1.0 / unit);
             sum = tchi_cuda_block_sum(sum, tchi_cuda_thread_number(), threads, shared);
             if (tchi_cuda_thread_number() == 0) {
                 sums[part] = sum;
@@ -83,9 +129,10 @@ static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
 
 /* Blocks that share a matrix: as many as there are parts while the batch leaves multiprocessors idle. Clusters of 16
  * have to be asked for, and are not to be had on every device. */
-template <typename real> static int cluster_for(const tchi_cuda_state *state, int64_t batch, cudaLaunchConfig_t *config)
+template <typename real, known what>
+static int cluster_for(const tchi_cuda_state *state, int64_t batch, cudaLaunchConfig_t *config)
 {
-    auto kernel = frobenius_kernel<real, LARGE_THREADS>;
+    auto kernel = frobenius_kernel<real, what, LARGE_THREADS>;
     int clusters = 0;
     if (state->device.major < 9 || batch >= state->device.processors) {
         return 1;
@@ -103,7 +150,7 @@ template <typename real> static int cluster_for(const tchi_cuda_state *state, in
     return possible ? MOST_PARTS : 8;
 }
 
-template <typename real>
+template <typename real, known what>
 static tch_status launch_large(const tchi_cuda_state *state, const tchi_cuda_extent &e, const tch_matrices *x,
                                double *out)
 {
@@ -116,12 +163,12 @@ static tch_status launch_large(const tchi_cuda_state *state, const tchi_cuda_ext
     config.stream = state->stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    int size = cluster_for<real>(state, e.batch, &config);
+    int size = cluster_for<real, what>(state, e.batch, &config);
     attribute.val.clusterDim.x = (unsigned)size;
     config.numAttrs = size > 1 ? 1 : 0;
     config.gridDim = dim3(size > 1 ? (unsigned)(e.batch * size) : tchi_cuda_grid(e.batch));
     TCHI_CUDA_TRY(
-        cudaLaunchKernelEx(&config, frobenius_kernel<real, LARGE_THREADS>, e, tchi_cuda_operand_of(x), cut, out),
+        cudaLaunchKernelEx(&config, frobenius_kernel<real, what, LARGE_THREADS>, e, tchi_cuda_operand_of(x), cut, out),
         "frobenius");
     return tchi_cuda_launched(state, "frobenius");
 }
@@ -131,11 +178,12 @@ static tch_status launch_frobenius(const tchi_cuda_state *state, const tch_matri
 {
     tchi_cuda_extent e = {x->rows, x->cols, x->batch};
     if (e.rows * e.cols >= LARGE) {
-        return launch_large<real>(state, e, x, out);
+        return launch_large<real, any_type>(state, e, x, out);
     }
     partition whole = {1, 1, 1};
-    frobenius_kernel<real, THREADS><<<tchi_cuda_grid(e.batch), tchi_cuda_reduce_block(e, THREADS), 0, state->stream>>>(
-        e, tchi_cuda_operand_of(x), whole, out);
+    frobenius_kernel<real, any_type, THREADS>
+        <<<tchi_cuda_grid(e.batch), tchi_cuda_reduce_block(e, THREADS), 0, state->stream>>>(e, tchi_cuda_operand_of(x),
+                                                                                            whole, out);
     return tchi_cuda_launched(state, "frobenius");
 }
 
@@ -143,6 +191,9 @@ tch_status tchi_cuda_frobenius(const tchi_cuda_state *state, const tch_matrices 
 {
     if (x->rows == 0 || x->cols == 0) {
         return tchi_cuda_clear(state, x->batch, out, NULL, NULL);
+    }
+    if (x->type == TCH_SCALAR_BF16 && x->rows * x->cols >= LARGE && x->cols % 4 == 0 && tchi_cuda_operand_of(x).wide) {
+        return launch_large<float, short_fours>(state, {x->rows, x->cols, x->batch}, x, out);
     }
     if (x->type != TCH_SCALAR_F64) {
         return launch_frobenius<float>(state, x, out);
