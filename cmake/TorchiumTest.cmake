@@ -75,6 +75,23 @@ function(torchium_cuda_test name)
     torchium_test_settings(${name} LABELS gpu TIMEOUT ${gpu_test_timeout})
 endfunction()
 
+# torchium_python_test(NAME [TIMEOUT seconds]): tests/python/test_NAME.py, run by pytest on the package of the build tree
+# as python_NAME; and, where the CUDA module is built, those of its tests that want a GPU as python_NAME_cuda.
+function(torchium_python_test name)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "")
+    set(folder "${CMAKE_CURRENT_SOURCE_DIR}/python")
+    set(command "${Python3_EXECUTABLE}" "${folder}/run.py" -q -p no:cacheprovider "${folder}/test_${name}.py")
+    set(environment "PYTHONPATH=${PROJECT_BINARY_DIR}/python" "PYTHONDONTWRITEBYTECODE=1")
+    add_test(NAME python_${name} COMMAND ${command} -m "not gpu")
+    torchium_test_settings(python_${name} TIMEOUT ${arg_TIMEOUT})
+    set_property(TEST python_${name} APPEND PROPERTY ENVIRONMENT ${environment})
+    if(TORCHIUM_HAVE_CUDA)
+        add_test(NAME python_${name}_cuda COMMAND ${command} -m gpu)
+        torchium_test_settings(python_${name}_cuda LABELS gpu TIMEOUT ${gpu_test_timeout})
+        set_property(TEST python_${name}_cuda APPEND PROPERTY ENVIRONMENT ${environment})
+    endif()
+endfunction()
+
 # torchium_test_module(TARGET FOLDER folder SOURCE file.c): a module for the loader to find, built as
 # <build>/tests/modules/FOLDER/libtorchium_cuda.so. Tests find that place in the macro TEST_MODULES.
 function(torchium_test_module target)

@@ -235,6 +235,14 @@ static void eigen(tch_dtype dtype, int64_t n)
     expect_good(report, "eigh's report");
     done(tch_matrix_power(context, a, -0.5, 1e-3, v, report), "power");
     expect_finite(v, "power");
+    tch_tensor *gradient = waves(dtype, 3, n, n);
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.relative_eps = damping;
+    done(tch_matrix_power_backward(context, a, -0.5, 1e-3, gradient, v, report), "gradient of a power");
+    expect_finite(v, "gradient of a power");
+    expect_good(report, "gradient of a power");
+    done(tch_inverse_root_backward(context, a, 4, &config, gradient, v, report), "gradient of a root");
+    expect_finite(v, "gradient of a root");
     end_case();
 }
 
@@ -266,6 +274,17 @@ static void orthogonal(tch_dtype dtype)
     expect_finite(out, "polar express");
     done(tch_orthogonalize(context, a, 5, TCH_ORTHO_MUON, out), "muon");
     expect_finite(out, "muon");
+    end_case();
+}
+
+/* Enough matrices, and large enough, for the kernels that want every multiprocessor to have several tiles: one step is a
+ * Gram matrix, a polynomial in it and a whole product. */
+static void many_orthogonal(void)
+{
+    tch_tensor *a = waves(TCH_BFLOAT16, 90, 256, 264);
+    tch_tensor *out = matrices(TCH_BFLOAT16, 90, 256, 264);
+    done(tch_orthogonalize(context, a, 1, TCH_ORTHO_MUON, out), "muon, many");
+    expect_finite(out, "muon, many");
     end_case();
 }
 
@@ -396,6 +415,7 @@ static void run_all(void)
     roots(TCH_FLOAT32, 130, 3, TCH_ROOT_NEWTON, 0);
     roots(TCH_FLOAT32, 290, 4, TCH_ROOT_NEWTON, 0);
     streamed();
+    many_orthogonal();
     optimizers();
 }
 

@@ -84,13 +84,13 @@ static void every_layout_is_divided(void **state)
     }
 }
 
-/* One bad element, first, last or in the middle, in one gradient of several of all dtypes, is found. */
-static void every_infinity_is_found(void **state)
+/* One bad element, first, last or in the middle, in one gradient of several of all dtypes, is found: by the division, and by
+ * a look that leaves gradients as they are. */
+static void find_infinities(tch_context *context, bool divide)
 {
     const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
     const double bad[] = {INFINITY, -INFINITY, NAN};
     const int64_t sizes[] = {4, 9, 5};
-    tch_context *context = *state;
     for (int variant = 0; variant < 4 * 3 * 3; variant++) {
         tch_scaler *scaler = NULL;
         test_tensor *g[4];
@@ -106,18 +106,28 @@ static void every_infinity_is_found(void **state)
             test_tensor_write(g[i], values);
             list[i] = &g[i]->tensor;
         }
-        test_case("%g in a gradient of %s, place %d", bad[variant / 4 % 3], tch_dtype_name(types[variant % 4]),
-                  variant / 12);
-        CHECK_OK(tch_scaler_unscale(scaler, 4, list));
+        test_case("%g in a gradient of %s, place %d, %s", bad[variant / 4 % 3], tch_dtype_name(types[variant % 4]),
+                  variant / 12, divide ? "divided" : "looked at");
+        CHECK_OK(divide ? tch_scaler_unscale(scaler, 4, list)
+                        : tch_scaler_check(scaler, 4, (const tch_tensor *const *)list));
         CHECK(number_in(context, tch_scaler_found_inf(scaler)) != 0.0, "it was not found");
         CHECK_OK(tch_scaler_update(scaler));
         CHECK(number_in(context, tch_scaler_found_inf(scaler)) == 0.0, "the flag was not cleared");
         CHECK(number_in(context, tch_scaler_scale(scaler)) == 32768.0, "the scale did not fall");
         for (int i = 0; i < 4; i++) {
+            if (!divide) {
+                test_tensor_check_unchanged(g[i], "the gradient");
+            }
             test_tensor_free(g[i]);
         }
         tch_scaler_destroy(scaler);
     }
+}
+
+static void every_infinity_is_found(void **state)
+{
+    find_infinities(*state, true);
+    find_infinities(*state, false);
 }
 
 /* --- the state machine -------------------------------------------------------------------------------------------- */
@@ -407,6 +417,8 @@ static void bad_calls(void **state)
     test_check_refused(tch_scaler_unscale(scaler, 1, NULL), TCH_ERR_INVALID_ARGUMENT, "gradients");
     test_check_refused(tch_scaler_unscale(scaler, -1, list), TCH_ERR_INVALID_ARGUMENT, "count");
     test_check_refused(tch_scaler_unscale(NULL, 0, list), TCH_ERR_INVALID_ARGUMENT, "scaler");
+    test_check_refused(tch_scaler_check(scaler, 1, NULL), TCH_ERR_INVALID_ARGUMENT, "gradients");
+    test_check_refused(tch_scaler_check(NULL, 1, none), TCH_ERR_INVALID_ARGUMENT, "scaler");
     test_check_refused(tch_scaler_step(scaler, NULL, 1, none), TCH_ERR_INVALID_ARGUMENT, "optimizer");
     test_check_refused(tch_scaler_step(NULL, NULL, 1, none), TCH_ERR_INVALID_ARGUMENT, "scaler");
     test_check_refused(tch_scaler_update(NULL), TCH_ERR_INVALID_ARGUMENT, "scaler");

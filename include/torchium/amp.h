@@ -64,6 +64,9 @@ TCH_API const tch_tensor *tch_scaler_found_inf(const tch_scaler *scaler);
  * example. Entries may be NULL. A second call for the same gradients before the update is the caller's error. */
 TCH_API tch_status tch_scaler_unscale(tch_scaler *scaler, int32_t count, tch_tensor *const *gradients);
 
+/* Only looks for infinities, in gradients that stay scaled: for a step that divides by itself. */
+TCH_API tch_status tch_scaler_check(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients);
+
 /* A step with scaled gradients, which are not changed; or, after tch_scaler_unscale in this iteration, with unscaled ones.
  * The step is skipped on the device where an infinity was found. */
 TCH_API tch_status tch_scaler_step(tch_scaler *scaler, tch_optimizer *optimizer, int32_t count,

@@ -27,7 +27,7 @@
 #include <torchium/status.h>
 
 /* Raised whenever the table or a struct it uses changes; a module built for another number is refused. */
-#define TCH_BACKEND_ABI 3u
+#define TCH_BACKEND_ABI 4u
 
 /* The function a module exports, and its type. It returns NULL, with a sentence in `reason`, when it cannot work. */
 #define TCH_BACKEND_ENTRY "torchium_backend_entry"
@@ -98,7 +98,7 @@ typedef struct tch_root_norms {
     const double *asymmetry;
 } tch_root_norms;
 
-/* How `spectrum_power` maps eigenvalues. */
+/* How `spectrum_power` maps eigenvalues, and what `loewner` takes the derivative of. */
 typedef struct tch_spectrum_map {
     double eps; /* damping = max(eps, relative_eps * largest eigenvalue) */
     double relative_eps;
@@ -390,6 +390,15 @@ typedef struct tch_backend {
      * lambda_i and lambda_j. Elements too large for that, more than half of an eigenvalue, are taken as rounding: zero. */
     tch_status (*divided_differences)(void *state, const tch_matrices *lambda, const tch_matrices *values,
                                       const double *damping, double power, const tch_matrices *b);
+    /* REQUIRED. The derivative of a power in its own basis: B(i, j), float64, is multiplied by the divided difference, at
+     * eigenvalues i and j of w (1 by n, ascending, float64), of the function that the map describes; by its derivative
+     * where they are equal, computed without cancellation. The function is flat where it is clamped, and an eigenvalue no
+     * more than `negative` times the largest below zero counts as zero, where the derivative is that from above. Where the
+     * damping is relative_eps times the largest eigenvalue, the derivative through that is added, shared evenly among
+     * eigenvalues that equal it. A flag that was OK becomes NOT_POSITIVE where a derivative is not finite or, without
+     * clamp, an eigenvalue is too negative; matrices flagged on entry are skipped. */
+    tch_status (*loewner)(void *state, const tch_spectrum_map *map, const tch_matrices *w, const tch_matrices *b,
+                          int32_t *flags);
     /* REQUIRED. B = (A + shift I)^-1 B for symmetric positive definite A + shift I; A is destroyed. shift may be NULL.
      * flags as in eigh, with NOT_POSITIVE. B may have any number of columns. */
     tch_status (*spd_solve)(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,

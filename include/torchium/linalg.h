@@ -81,6 +81,16 @@ TCH_API tch_status tch_eigh(tch_context *context, const tch_tensor *a, tch_tenso
 TCH_API tch_status tch_matrix_power(tch_context *context, const tch_tensor *a, double power, double eps,
                                     tch_tensor *out, tch_tensor *report);
 
+/* The gradient of tch_matrix_power: out is the derivative, with respect to symmetric A, of the sum of all elements of
+ * grad times those of the power, and symmetric itself. grad need not be symmetric; it and out have A's shape and dtype.
+ * With K(i, j) = (f(w_i) - f(w_j)) / (w_i - w_j), or f'(w_i) where they are equal,
+ *     out = V (K o V' (grad + grad')/2 V) V'.
+ * Computed in float64 for every dtype. The function is flat where an eigenvalue was raised to eps; one that is negative
+ * by no more than the rounding of A's entries counts as zero, where the derivative is that from above. Where a
+ * derivative is infinite, as for a root of a singular matrix with eps = 0, the matrix is TCH_REPORT_NOT_POSITIVE. */
+TCH_API tch_status tch_matrix_power_backward(tch_context *context, const tch_tensor *a, double power, double eps,
+                                             const tch_tensor *grad, tch_tensor *out, tch_tensor *report);
+
 /* === Inverse roots ============================================================================================== */
 
 typedef enum tch_root_method {
@@ -123,6 +133,13 @@ typedef struct tch_root_config {
 TCH_API tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root,
                                     const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
                                     tch_tensor *report);
+
+/* The gradient of tch_inverse_root in the same manner, whatever the method the root was taken by; of `config` only the
+ * damping matters. With relative damping it includes the dependence of the damping on the largest eigenvalue, shared
+ * evenly among eigenvalues equal to it. */
+TCH_API tch_status tch_inverse_root_backward(tch_context *context, const tch_tensor *a, int32_t root,
+                                             const tch_root_config *config, const tch_tensor *grad, tch_tensor *out,
+                                             tch_tensor *report);
 
 /* What tch_inverse_root would do for n by n matrices of this dtype on this context: the method `auto` would take, and
  * the scratch bytes per matrix. Either pointer may be NULL. */

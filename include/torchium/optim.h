@@ -246,6 +246,17 @@ typedef struct tch_optim_state {
 TCH_API int32_t tch_optimizer_state_count(const tch_optimizer *optimizer);
 TCH_API tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_optim_state *state);
 
+/* What the host counts for one parameter beside those tensors, for a caller who copies them himself: the steps of the
+ * optimizer, the steps taken with this parameter, and for each of its factors how often a refresh failed. With the tensors
+ * and the counts of every parameter in its place a new optimizer, made from the same parameters, goes on bit for bit. */
+TCH_API int64_t tch_optimizer_counts_length(const tch_optimizer *optimizer, int32_t parameter); /* 0 if there is none */
+TCH_API tch_status tch_optimizer_get_counts(const tch_optimizer *optimizer, int32_t parameter, int64_t length,
+                                            int64_t *counts);
+
+/* After the parameter's tensors: its clock is read. Waits for the device. */
+TCH_API tch_status tch_optimizer_set_counts(tch_optimizer *optimizer, int32_t parameter, int64_t length,
+                                            const int64_t *counts);
+
 typedef struct tch_optim_memory {
     size_t struct_size;
     int64_t state;   /* bytes that stay: moments, factors, roots, master copies */

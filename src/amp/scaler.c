@@ -275,6 +275,21 @@ static tch_status gather_found(tch_scaler *scaler)
     return t->copy(state, &flag, &counted);
 }
 
+static tch_status look_at_all(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients)
+{
+    TCHI_TRY(visit_all(scaler, count, gradients, look));
+    return gather_found(scaler);
+}
+
+tch_status tch_scaler_check(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients)
+{
+    static const char function[] = "tch_scaler_check";
+    TCHI_TRY(check_scaler(function, scaler));
+    TCHI_ENTER(scaler->context, function);
+    TCHI_TRY(check_gradients(scaler, function, count, gradients, false));
+    return scaler->config.enabled ? look_at_all(scaler, count, gradients) : TCH_OK;
+}
+
 tch_status tch_scaler_step(tch_scaler *scaler, tch_optimizer *optimizer, int32_t count,
                            const tch_tensor *const *gradients)
 {
@@ -289,8 +304,7 @@ tch_status tch_scaler_step(tch_scaler *scaler, tch_optimizer *optimizer, int32_t
         return tch_optimizer_step(optimizer, count, gradients);
     }
     if (!scaler->unscaled) {
-        TCHI_TRY(visit_all(scaler, count, gradients, look));
-        TCHI_TRY(gather_found(scaler));
+        TCHI_TRY(look_at_all(scaler, count, gradients));
     }
     return tch_optimizer_step_scaled(optimizer, count, gradients, scaler->unscaled ? NULL : &scaler->scale,
                                      &scaler->found_inf);

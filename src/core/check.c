@@ -70,13 +70,30 @@ void tchi_range_push(tch_context *context, const char *name)
     if (context->backend->range_push != NULL) {
         context->backend->range_push(context->state, name);
     }
+    if (context->range_push != NULL) {
+        context->range_push(context->range_user, name);
+    }
 }
 
 void tchi_range_pop(tch_context *context)
 {
+    if (context->range_pop != NULL) {
+        context->range_pop(context->range_user);
+    }
     if (context->backend->range_pop != NULL) {
         context->backend->range_pop(context->state);
     }
+}
+
+tch_context *tchi_range_open(tch_context *context, const char *name)
+{
+    tchi_range_push(context, name);
+    return context;
+}
+
+void tchi_range_close(tch_context **context)
+{
+    tchi_range_pop(*context);
 }
 
 /* The distance in bytes between the furthest elements fits in 63 bits. Only for sound shapes with elements. */

@@ -25,6 +25,13 @@ void tchi_leave(tch_context **entered);
 /* A named range inside a public call: a phase of its algorithm, on a profiler's timeline. */
 void tchi_range_push(tch_context *context, const char *name);
 void tchi_range_pop(tch_context *context);
+
+/* The same until the end of the enclosing block, whichever way it is left. */
+#define TCHI_RANGE(context, name)                                                                                      \
+    __attribute__((cleanup(tchi_range_close))) tch_context *tchi_range_ = tchi_range_open((context), (name))
+tch_context *tchi_range_open(tch_context *context, const char *name);
+void tchi_range_close(tch_context **context);
+
 tch_status tchi_check_device(const tch_context *context, const tch_tensor *tensor, const char *name);
 
 /* A sound description on the context's device. */

@@ -97,6 +97,22 @@ int64_t tch_context_get_workspace_limit(const tch_context *context)
     return context == NULL ? 0 : context->workspace_limit;
 }
 
+/* No range of its own: it would be opened with one hook and closed with another. */
+tch_status tch_context_set_range_hook(tch_context *context, void (*push)(void *user, const char *name),
+                                      void (*pop)(void *user), void *user)
+{
+    if (context == NULL || (push == NULL) != (pop == NULL)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_context_set_range_hook: context is %s, push is %s and pop is %s; expected a context and "
+                         "both functions or neither",
+                         context == NULL ? "NULL" : "set", push == NULL ? "NULL" : "set", pop == NULL ? "NULL" : "set");
+    }
+    context->range_push = push;
+    context->range_pop = pop;
+    context->range_user = user;
+    return TCH_OK;
+}
+
 /* --- memory.h --------------------------------------------------------------------------------------------------- */
 
 tch_status tch_memory_get_info(tch_context *context, tch_memory_info *info)

@@ -14,6 +14,9 @@ struct tch_context {
     void *workspace; /* grows to the largest scratch asked for, and is reused */
     int64_t workspace_bytes;
     int64_t workspace_limit;
+    void (*range_push)(void *user, const char *name); /* the caller's, or NULL */
+    void (*range_pop)(void *user);
+    void *range_user;
 };
 
 /* Scratch laid out by the same code twice: first with no memory, to learn the size, then for real.

@@ -71,6 +71,7 @@ static const char *missing_entry(const tch_backend *t)
         {"gemm", t->gemm != NULL},
         {"eigh", t->eigh != NULL},
         {"spectrum_power", t->spectrum_power != NULL},
+        {"loewner", t->loewner != NULL},
         {"spd_solve", t->spd_solve != NULL},
         {"store_numbers", t->store_numbers != NULL},
         {"find_nonfinite", t->find_nonfinite != NULL},

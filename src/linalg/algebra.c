@@ -1,6 +1,8 @@
 /* See algebra.h. */
 #include "algebra.h"
 
+#include <math.h>
+
 #include "core/check.h"
 #include "core/status.h"
 
@@ -138,4 +140,15 @@ tch_status tchi_check_report(const tch_context *context, const tch_tensor *repor
     TCHI_TRY(tchi_check_output(context, report, name));
     TCHI_TRY(tchi_check_dtype(report, name, dtype));
     return tchi_check_shape(report, name, tensor->ndim - 2, tensor->shape);
+}
+
+tch_status tchi_check_power(double power, double eps)
+{
+    if (!isfinite(power)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "power is %g, expected a finite number", power);
+    }
+    if (!isfinite(eps) || eps < 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "eps is %g, expected a finite number, 0 or more", eps);
+    }
+    return TCH_OK;
 }

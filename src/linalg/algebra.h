@@ -48,4 +48,7 @@ tch_status tchi_report(tch_context *context, const tch_tensor *report, int64_t f
 tch_status tchi_check_report(const tch_context *context, const tch_tensor *report, const char *name,
                              const tch_tensor *tensor, tch_dtype dtype);
 
+/* The numbers of a matrix power. */
+tch_status tchi_check_power(double power, double eps);
+
 #endif

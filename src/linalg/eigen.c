@@ -143,13 +143,7 @@ static tch_status check_power(tch_context *context, const tch_tensor *a, double 
     const tchi_named inputs[] = {{a, "a"}};
     const tchi_named outputs[] = {{out, "out"}, {report, "report"}};
     TCHI_TRY(tchi_check_all_disjoint(outputs, 2, inputs, 1));
-    if (!isfinite(power)) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "power is %g, expected a finite number", power);
-    }
-    if (!isfinite(eps) || eps < 0) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "eps is %g, expected a finite number, 0 or more", eps);
-    }
-    return TCH_OK;
+    return tchi_check_power(power, eps);
 }
 
 /* With w^(power/2) on the rows of V' the result is a Gram matrix: half the work, and symmetric to the last bit. */

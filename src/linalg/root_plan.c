@@ -43,7 +43,7 @@ static tch_status check_number(const char *name, double value)
     return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "config: %s is %g, expected a finite number, 0 or more", name, value);
 }
 
-static tch_status check_config(int32_t root, const tch_root_config *c)
+tch_status tchi_root_check(int32_t root, const tch_root_config *c)
 {
     if (root != 1 && root != 2 && root != 3 && root != 4 && root != 6 && root != 8) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
@@ -115,7 +115,7 @@ static double residual_allowed(const tchi_root_plan *p)
 }
 
 /* Rounding the entries of a semidefinite matrix moves its eigenvalues by about u sqrt(n) times the largest. */
-static double negative_by_rounding(tch_scalar type, int64_t n)
+double tchi_root_negative(tch_scalar type, int64_t n)
 {
     static const double unit[] = {
         [TCH_SCALAR_F64] = 0x1p-53, [TCH_SCALAR_F32] = 0x1p-24, [TCH_SCALAR_F16] = 0x1p-11, [TCH_SCALAR_BF16] = 0x1p-8};
@@ -127,7 +127,7 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
 {
     static const tch_root_config defaults = TCH_ROOT_CONFIG_INIT;
     const tch_root_config *c = config != NULL ? config : &defaults;
-    TCHI_TRY(check_config(root, c));
+    TCHI_TRY(tchi_root_check(root, c));
     *plan = (tchi_root_plan){.root = root, .eps = c->eps, .relative_eps = c->relative_eps};
     plan->newton.root = root;
     plan->newton.degree = c->degree;
@@ -136,7 +136,7 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
     plan->rates = tchi_product_rates(context);
     plan->tolerance = c->tolerance > 0 ? c->tolerance : type == TCH_SCALAR_F64 ? 1e-9 : 1e-3;
     plan->probes = c->exact_residual ? 0 : 4;
-    plan->negative = negative_by_rounding(type, n);
+    plan->negative = tchi_root_negative(type, n);
     plan->estimate = 0.01 * plan->tolerance;
     /* The scaled matrix is (A + d I) / b with d >= r l and b <= d + margin l, l the largest eigenvalue. */
     plan->low = c->relative_eps > 0 ? c->relative_eps / (c->relative_eps + TCHI_ROOT_MARGIN) : 0.0;

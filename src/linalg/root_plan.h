@@ -35,6 +35,12 @@ typedef struct tchi_root_plan {
     double shifts[TCHI_MINIMAX_MAX_POLES], weights[TCHI_MINIMAX_MAX_POLES];
 } tchi_root_plan;
 
+/* That root and config are what linalg.h says; config is not NULL. */
+tch_status tchi_root_check(int32_t root, const tch_root_config *config);
+
+/* How far below zero, relative to the largest, eigenvalues of a semidefinite n by n matrix of this type may be. */
+double tchi_root_negative(tch_scalar type, int64_t n);
+
 /* Checks root and config, and decides all that does not depend on the matrices: everything, with relative damping. */
 tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int64_t n, int32_t root,
                                const tch_root_config *config, tchi_root_plan *plan);

@@ -5,6 +5,7 @@
 #include "core/status.h"
 
 #include "config.h"
+#include "counts.h"
 #include "optimizer.h"
 #include "shape.h"
 
@@ -164,8 +165,6 @@ tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_
     return TCH_OK;
 }
 
-#define MOST_TROUBLE 2
-
 /* The flags and residuals of one family, a piece at a time; failed factors are marked for another way: see refresh.c. */
 static tch_status read_family(tch_optimizer *o, tchi_family *f, tch_optim_stats *stats)
 {
@@ -182,7 +181,7 @@ static tch_status read_family(tch_optimizer *o, tchi_family *f, tch_optim_stats 
         for (int64_t k = 0; k < n; k++) {
             bool bad = flags[k] != TCH_REPORT_OK;
             stats->failed += bad;
-            if (bad && f->root > 0 && f->trouble[done + k] < MOST_TROUBLE) {
+            if (bad && f->root > 0 && f->trouble[done + k] < TCHI_MOST_TROUBLE) {
                 f->trouble[done + k]++;
             }
             if (!bad && residuals[k] > stats->worst_residual) {

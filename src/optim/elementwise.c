@@ -1,6 +1,7 @@
 /* See elementwise.h. One launch for all parameters of a group that have the same types. */
 #include "elementwise.h"
 
+#include "core/check.h"
 #include "core/status.h"
 
 #include "pieces.h"
@@ -19,6 +20,7 @@ static tch_status adamw(tch_optimizer *o, int32_t group, const tch_update *updat
 
 tch_status tchi_elementwise_step(tch_optimizer *optimizer, int32_t group)
 {
+    TCHI_RANGE(optimizer->context, "elementwise");
     const tchi_group *g = tchi_group_at(optimizer, group);
     bool own = g->config.kind == TCH_OPTIM_SGD || g->config.kind == TCH_OPTIM_ADAMW;
     return tchi_for_each_type(optimizer, group, false, own ? &g->numbers->main : &g->numbers->scalar,

@@ -58,27 +58,43 @@ static double factor_of(const tch_optim_config *config, const tchi_param *p)
     }
 }
 
-static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
+static tch_status gather(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, const tchi_work *work)
 {
-    const tch_backend *t = o->context->backend;
+    TCHI_RANGE(o->context, "gather gradients");
+    tch_update update = tchi_update_run(o, run, work, NULL, o->scratch);
+    return o->context->backend->gather(o->context->state, &update,
+                                       config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0);
+}
+
+static tch_status orthogonalise(tch_optimizer *o, const tch_optim_config *config, const tch_matrices *x, void *scratch,
+                                tch_matrices *direction)
+{
+    TCHI_RANGE(o->context, "orthogonalise");
     tchi_ortho ortho = ortho_of(config);
-    tchi_work work = tchi_work_of(run->class, tchi_ortho_type(o->context, run->class->real));
-    tch_update update = tchi_update_run(o, run, &work, NULL, o->scratch);
-    TCHI_TRY(t->gather(o->context->state, &update, config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0));
-    tch_matrices x = tchi_work_matrices(&work, o->scratch, run->count);
-    tch_matrices direction;
-    tchi_range_push(o->context, "orthogonalise");
-    tch_status status =
-        tchi_orthogonalize_blocks(o->context, &ortho, &x, o->scratch + tchi_work_bytes(&work, run->count), &direction);
-    tchi_range_pop(o->context);
-    TCHI_TRY(status);
-    work.ld = direction.ld;
-    work.stride = direction.stride;
-    update = tchi_update_run(o, run, &work, direction.data, NULL);
+    return tchi_orthogonalize_blocks(o->context, &ortho, x, scratch, direction);
+}
+
+static tch_status apply(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, const tchi_work *work,
+                        void *direction)
+{
+    TCHI_RANGE(o->context, "apply");
+    tch_update update = tchi_update_run(o, run, work, direction, NULL);
     for (int64_t i = 0; i < update.count; i++) {
         o->pieces[i].factor = factor_of(config, tchi_param_at(o, o->pieces[i].parameter));
     }
-    return t->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0, 1);
+    return o->context->backend->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0, 1);
+}
+
+static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
+{
+    tchi_work work = tchi_work_of(run->class, tchi_ortho_type(o->context, run->class->real));
+    tch_matrices x = tchi_work_matrices(&work, o->scratch, run->count);
+    tch_matrices direction;
+    TCHI_TRY(gather(o, config, run, &work));
+    TCHI_TRY(orthogonalise(o, config, &x, o->scratch + tchi_work_bytes(&work, run->count), &direction));
+    work.ld = direction.ld;
+    work.stride = direction.stride;
+    return apply(o, config, run, &work, direction.data);
 }
 
 static tch_status step(tch_optimizer *o, int32_t group)

@@ -203,14 +203,13 @@ static tch_status refresh_family(tch_optimizer *o, tchi_family *f)
 
 tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group)
 {
+    TCHI_RANGE(optimizer->context, "refresh");
     const tchi_group *g = tchi_group_at(optimizer, group);
     tch_status status = TCH_OK;
     int64_t before = tchi_workspace_hold(optimizer);
-    tchi_range_push(optimizer->context, "refresh");
     for (int32_t i = 0; i < g->families && status == TCH_OK; i++) {
         status = refresh_family(optimizer, tchi_family_at(optimizer, g->first_family + i));
     }
-    tchi_range_pop(optimizer->context);
     tchi_workspace_restore(optimizer, before);
     return status;
 }

@@ -7,6 +7,7 @@
 #include "core/status.h"
 
 #include "config.h"
+#include "counts.h"
 #include "core/list.h"
 #include "optimizer.h"
 
@@ -203,14 +204,6 @@ static tch_status check_settings(const tch_optimizer *o, const tch_checkpoint *f
     return TCH_OK;
 }
 
-/* Parameters with equal counts and equal clocks have had the same steps, as far as it matters. */
-static uint64_t history_of(int64_t taken, double step)
-{
-    uint64_t bits;
-    memcpy(&bits, &step, sizeof bits);
-    return ((uint64_t)taken * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
-}
-
 static tch_status load_counts(tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
 {
     char name[FULL_NAME];
@@ -226,8 +219,7 @@ static tch_status load_counts(tch_optimizer *o, const tch_checkpoint *file, cons
         tch_tensor view = tch_tensor_view(&step, TCH_FLOAT64, 0, NULL);
         snprintf(clock, sizeof clock, "%s/step", p->name);
         TCHI_TRY(tch_checkpoint_read(file, NULL, join(name, prefix, clock), &view));
-        p->taken = numbers[i];
-        p->history = history_of(p->taken, step);
+        tchi_param_resume(p, numbers[i], step);
     }
     numbers += o->params.count;
     o->steps = *numbers++;

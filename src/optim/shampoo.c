@@ -60,6 +60,7 @@ static const tch_clock *clock_of(const tch_optimizer *o, const tchi_run *run)
 
 static tch_status gather(tch_optimizer *o, const tch_optim_config *config, const shampoo_run *r, bool filter)
 {
+    TCHI_RANGE(o->context, "gather gradients");
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
     return o->context->backend->gather(o->context->state, &update,
                                        filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE,
@@ -68,6 +69,7 @@ static tch_status gather(tch_optimizer *o, const tch_optim_config *config, const
 
 static tch_status update_factors(tch_optimizer *o, const shampoo_run *r)
 {
+    TCHI_RANGE(o->context, "factors");
     return tchi_run_update_factors(o, &r->run, &r->work, r->gradient, r->spare, clock_of(o, &r->run));
 }
 
@@ -95,6 +97,7 @@ static bool preconditions(const tch_optimizer *o, const tch_optim_config *config
 
 static tch_status graft(tch_optimizer *o, const tch_optim_config *config, const shampoo_run *r, bool replace)
 {
+    TCHI_RANGE(o->context, "graft");
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, r->filtered);
     return o->context->backend->graft(o->context->state, &update, (tch_graft)config->grafting, replace, o->wanted,
                                       o->graft_scratch);
@@ -103,6 +106,7 @@ static tch_status graft(tch_optimizer *o, const tch_optim_config *config, const 
 /* Multiplies by the roots; *result is the buffer that holds P, and its norms are taken where they are wanted. */
 static tch_status precondition(tch_optimizer *o, const shampoo_run *r, bool with_norms, void **result)
 {
+    TCHI_RANGE(o->context, "precondition");
     *result = r->filtered != NULL ? r->filtered : r->gradient;
     void *other = r->filtered != NULL ? r->gradient : r->spare;
     TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, false, result, &other));
@@ -113,6 +117,7 @@ static tch_status precondition(tch_optimizer *o, const shampoo_run *r, bool with
 static tch_status apply(tch_optimizer *o, const tch_optim_config *config, const shampoo_run *r, void *direction,
                         bool scale)
 {
+    TCHI_RANGE(o->context, "apply");
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction, NULL);
     return o->context->backend->apply(o->context->state, &update, scale ? TCH_BLOCK_GRAFT : TCH_BLOCK_AS_IS, o->wanted,
                                       o->norms, config->nesterov, config->decay == TCH_DECAY_DECOUPLED);

@@ -71,6 +71,7 @@ static tch_update moments_of(tch_optimizer *o, const tchi_run *run, const tchi_w
 static tch_status gather(tch_optimizer *o, const tchi_group *group, const tchi_run *run, const tchi_work *work,
                          void *gradient, void *moment)
 {
+    TCHI_RANGE(o->context, "gather gradients");
     tch_update update = tchi_update_run(o, run, work, gradient, moment);
     for (int64_t i = 0; i < update.count; i++) {
         o->pieces[i].clock = &group->numbers->clock;
@@ -82,6 +83,7 @@ static tch_status gather(tch_optimizer *o, const tchi_group *group, const tchi_r
 static tch_status apply(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, const tchi_work *work,
                         void *direction)
 {
+    TCHI_RANGE(o->context, "apply");
     const tch_backend *t = o->context->backend;
     tch_block_scale scale = config->normalize_grads ? TCH_BLOCK_UNIT_RMS : TCH_BLOCK_AS_IS;
     if (config->normalize_grads) {
@@ -94,9 +96,27 @@ static tch_status apply(tch_optimizer *o, const tch_optim_config *config, const 
     return t->apply(o->context->state, &update, scale, o->wanted, o->norms, 0, config->decay == TCH_DECAY_DECOUPLED);
 }
 
+static tch_status update_factors(tch_optimizer *o, const tchi_group *group, const tchi_run *run, const tchi_work *work,
+                                 void *gradient, void *spare)
+{
+    TCHI_RANGE(o->context, "factors");
+    return tchi_run_update_factors(o, run, work, gradient, spare, &group->numbers->clock);
+}
+
+/* Gradient and moment into the bases, Adam there, and the direction back; *moment is where it is. */
+static tch_status precondition(tch_optimizer *o, const tchi_run *run, const tchi_work *work, void *gradient,
+                               void **moment, void *spare)
+{
+    TCHI_RANGE(o->context, "precondition");
+    TCHI_TRY(tchi_run_multiply(o, run, work, false, &gradient, &spare));
+    TCHI_TRY(tchi_run_multiply(o, run, work, false, moment, &spare));
+    tch_update moments = moments_of(o, run, work, gradient, *moment);
+    TCHI_TRY(o->context->backend->rotated_adam(o->context->state, &moments));
+    return tchi_run_multiply(o, run, work, true, moment, &spare);
+}
+
 static tch_status step_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
 {
-    const tch_backend *t = o->context->backend;
     bool first = is_first(o, run);
     tchi_work work = tchi_work_of(run->class, run->class->real);
     int64_t bytes = tchi_work_bytes(&work, run->count);
@@ -104,15 +124,11 @@ static tch_status step_run(tch_optimizer *o, const tchi_group *group, const tchi
     void *moment = o->scratch + bytes;
     void *spare = o->scratch + 2 * bytes;
     TCHI_TRY(gather(o, group, run, &work, gradient, first ? NULL : moment));
-    TCHI_TRY(tchi_run_update_factors(o, run, &work, gradient, spare, &group->numbers->clock));
+    TCHI_TRY(update_factors(o, group, run, &work, gradient, spare));
     if (first) {
         return TCH_OK;
     }
-    TCHI_TRY(tchi_run_multiply(o, run, &work, false, &gradient, &spare));
-    TCHI_TRY(tchi_run_multiply(o, run, &work, false, &moment, &spare));
-    tch_update moments = moments_of(o, run, &work, gradient, moment);
-    TCHI_TRY(t->rotated_adam(o->context->state, &moments));
-    TCHI_TRY(tchi_run_multiply(o, run, &work, true, &moment, &spare));
+    TCHI_TRY(precondition(o, run, &work, gradient, &moment, spare));
     return apply(o, &group->config, run, &work, moment);
 }
 
@@ -220,6 +236,7 @@ static tch_status permute_moments(tch_optimizer *o, const tchi_run *run)
 
 static tch_status refresh_run(tch_optimizer *o, const tchi_run *run, bool begin)
 {
+    TCHI_RANGE(o->context, "basis");
     for (int32_t k = 0; k < run->class->order; k++) {
         if (run->class->family[k] >= 0) {
             TCHI_TRY(refresh_bases(o, run, k, begin));
@@ -240,9 +257,7 @@ static tch_status step(tch_optimizer *o, int32_t group)
         for (int64_t at = 0; status == TCH_OK && tchi_next_run(o, i, &at, &run);) {
             status = step_run(o, g, &run);
             if (status == TCH_OK && (is_first(o, &run) || is_due(o, &g->config, &run))) {
-                tchi_range_push(o->context, "basis");
                 status = refresh_run(o, &run, is_first(o, &run));
-                tchi_range_pop(o->context);
             }
         }
     }

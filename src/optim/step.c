@@ -225,6 +225,14 @@ static tch_status decide(tch_optimizer *o, const tch_tensor *found_inf, bool *sk
     return TCH_OK;
 }
 
+static tch_status look_at_gradients(tch_optimizer *o, const tch_tensor *const *gradients, const tch_tensor *found_inf,
+                                    bool *skipped)
+{
+    TCHI_RANGE(o->context, "look at gradients");
+    TCHI_TRY(take_gradients(o, gradients));
+    return decide(o, found_inf, skipped);
+}
+
 /* --- numbers and clocks ------------------------------------------------------------------------------------------ */
 
 static tchi_group_numbers numbers_of(const tch_optim_config *c)
@@ -342,8 +350,7 @@ static tch_status run_step(tch_optimizer *o, const tch_tensor *const *gradients,
                            const tch_tensor *found_inf, bool *skipped)
 {
     o->grad_scale = grad_scale == NULL ? NULL : tchi_tensor_data(grad_scale);
-    TCHI_TRY(take_gradients(o, gradients));
-    TCHI_TRY(decide(o, found_inf, skipped));
+    TCHI_TRY(look_at_gradients(o, gradients, found_inf, skipped));
     if (*skipped) {
         return TCH_OK;
     }

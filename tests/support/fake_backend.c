@@ -211,6 +211,12 @@ static tch_status spectrum_power(void *state, const tch_spectrum_map *map, const
     return unsupported("powers");
 }
 
+static tch_status loewner(void *state, const tch_spectrum_map *map, const tch_matrices *w, const tch_matrices *b,
+                          int32_t *flags)
+{
+    return unsupported("derivatives");
+}
+
 static tch_status spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
                             int32_t *flags, void *scratch)
 {
@@ -383,6 +389,7 @@ static const tch_backend table = {
     .gemm = FAKE_VARIANT == INCOMPLETE ? NULL : gemm,
     .eigh = eigh,
     .spectrum_power = spectrum_power,
+    .loewner = loewner,
     .spd_solve = spd_solve,
     .store_numbers = store_numbers,
     .find_nonfinite = find_nonfinite,

@@ -53,6 +53,18 @@ static tch_status call_matrix_power(tch_context *context, tch_tensor *const *t)
     return tch_matrix_power(context, t[0], -0.25, 1e-3, t[1], t[2]);
 }
 
+static tch_status call_power_backward(tch_context *context, tch_tensor *const *t)
+{
+    return tch_matrix_power_backward(context, t[0], -0.25, 1e-3, t[1], t[2], t[3]);
+}
+
+static tch_status call_root_backward(tch_context *context, tch_tensor *const *t)
+{
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.relative_eps = 1e-2;
+    return tch_inverse_root_backward(context, t[0], 4, &config, t[1], t[2], t[3]);
+}
+
 static tch_status inverse_root(tch_context *context, tch_root_method method, tch_tensor *const *t)
 {
     tch_root_config config = TCH_ROOT_CONFIG_INIT;
@@ -123,6 +135,12 @@ static tch_status call_nearest_kronecker(tch_context *context, tch_tensor *const
      {"residual", ROLE_OPTIONAL_OUTPUT, KIND_FLOAT64, 1, {2}},  \
      {"report", ROLE_OPTIONAL_OUTPUT, KIND_INT32, 1, {2}}}
 
+#define BACKWARD_OPERANDS                                       \
+    {{"a", ROLE_SYMMETRIC, KIND_REAL, 3, {2, 6, 6}},            \
+     {"grad", ROLE_INPUT, KIND_REAL, 3, {2, 6, 6}},             \
+     {"out", ROLE_OUTPUT, KIND_REAL, 3, {2, 6, 6}},             \
+     {"report", ROLE_OPTIONAL_OUTPUT, KIND_INT32, 1, {2}}}
+
 const test_operation test_operations[] = {
     {"tch_tensor_copy", "", 2,
      {{"dst", ROLE_OUTPUT, KIND_REAL, 3, {2, 5, 4}},
@@ -157,6 +175,8 @@ const test_operation test_operations[] = {
      {{"a", ROLE_SYMMETRIC, KIND_REAL, 3, {2, 6, 6}},
       {"out", ROLE_OUTPUT, KIND_REAL, 3, {2, 6, 6}},
       {"report", ROLE_OPTIONAL_OUTPUT, KIND_INT32, 1, {2}}}, call_matrix_power},
+    {"tch_matrix_power_backward", "", 4, BACKWARD_OPERANDS, call_power_backward},
+    {"tch_inverse_root_backward", "", 4, BACKWARD_OPERANDS, call_root_backward},
     {"tch_inverse_root", "auto", 4, ROOT_OPERANDS, call_root_auto},
     {"tch_inverse_root", "eigen", 4, ROOT_OPERANDS, call_root_eigen},
     {"tch_inverse_root", "newton", 4, ROOT_OPERANDS, call_root_newton},

@@ -267,6 +267,7 @@ static const tch_backend table = {
 
     .eigh = tchi_cpu_eigh,
     .spectrum_power = tchi_cpu_spectrum_power,
+    .loewner = tchi_cpu_loewner,
     .spd_solve = tchi_cpu_spd_solve,
     .shifted_inverse = tchi_cpu_shifted_inverse,
 

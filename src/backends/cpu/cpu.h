@@ -89,6 +89,8 @@ tch_status tchi_cpu_symmetric_product(void *state, double c0, double c1, const t
 tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch);
 tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
                                    int32_t *flags);
+tch_status tchi_cpu_loewner(void *state, const tch_spectrum_map *map, const tch_matrices *w, const tch_matrices *b,
+                            int32_t *flags);
 tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
                               int32_t *flags, void *scratch);
 tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t count, const double *shifts,

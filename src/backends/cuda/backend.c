@@ -87,6 +87,7 @@ static const tch_backend table = {
     .eigh = tchi_cuda_eigh,
     .divided_differences = tchi_cuda_divided_differences,
     .spectrum_power = tchi_cuda_spectrum_power,
+    .loewner = tchi_cuda_loewner,
     .spd_solve = tchi_cuda_spd_solve,
 
     .store_numbers = tchi_cuda_store_numbers,

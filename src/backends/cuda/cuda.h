@@ -124,7 +124,8 @@ tch_status tchi_cuda_factored_damping(void *state, int64_t batch, const double *
 tch_status tchi_cuda_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
                                     int32_t *flags);
 
-/* --- products: products.c, symmetric_product.c, symmetric_f64.cu, symmetric_split.cu, newton_small.cu, streamed.c -- */
+/* --- products: products.c, symmetric_product.c, symmetric_f64.cu, symmetric_split.cu, symmetric_turns.cu,
+ * newton_small.cu, streamed.c */
 
 tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
                           int32_t transpose_b, double beta, const tch_matrices *c);
@@ -132,14 +133,18 @@ tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int3
                           const tch_matrices *c);
 tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                        const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
-/* Kernels of our own for it; each says whether it can take these operands. C = c0 I + c1 D + c2 A B' over the lower
- * tiles, mirrored; A and B n by k, rows aligned to 16 bytes. */
-int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
-                                  const tch_matrices *c);
+/* Kernels of our own for it; each says whether it can take these operands, and should. C = c0 I + c1 D + c2 A B' over
+ * the lower tiles, mirrored; D may be NULL; A and B n by k, rows aligned to 16 bytes. */
+int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
+                                  const tch_matrices *b, const tch_matrices *c);
 tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
                                    const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
-int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
-                                    const tch_matrices *c);
+int tchi_cuda_symmetric_turns_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
+                                    const tch_matrices *b, const tch_matrices *c);
+tch_status tchi_cuda_symmetric_turns(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
+                                     const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
+                                    const tch_matrices *b, const tch_matrices *c);
 tch_status tchi_cuda_symmetric_split(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
 int64_t tchi_cuda_newton_limit(void *state);
@@ -155,6 +160,8 @@ tch_status tchi_cuda_eigh(void *state, const tch_matrices *v, const tch_matrices
 int64_t tchi_cuda_eigh_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch);
 tch_status tchi_cuda_divided_differences(void *state, const tch_matrices *lambda, const tch_matrices *values,
                                          const double *damping, double power, const tch_matrices *b);
+tch_status tchi_cuda_loewner(void *state, const tch_spectrum_map *map, const tch_matrices *w, const tch_matrices *b,
+                             int32_t *flags);
 tch_status tchi_cuda_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
                                int32_t *flags, void *scratch);
 int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t cols, int64_t batch);

@@ -250,20 +250,24 @@ static __device__ __forceinline__ void tchi_wgmma_publish()
 #endif
 }
 
-/* D += A B' for A 64 by 16 and B 128 by 16 of bfloat16, both in shared memory as tchi_wgmma_rows describes
- * them, run in the background by the 128 threads of a warpgroup. Warp w holds rows 16 w to 16 w + 15; its
- * d[4 j] to d[4 j + 3] are columns 8 j to 8 j + 7, laid out as in tchi_mma_bf16. */
-static __device__ __forceinline__ void tchi_wgmma_bf16_n128(float (&d)[64], uint64_t a, uint64_t b)
+/* D += A B', or D = A B' if `add` is 0, for A 64 by 16 and B 128 by 16 of bfloat16, both in shared memory as
+ * tchi_wgmma_rows describes them, run in the background by the 128 threads of a warpgroup. Warp w holds rows 16 w to
+ * 16 w + 15; its d[4 j] to d[4 j + 3] are columns 8 j to 8 j + 7, laid out as in tchi_mma_bf16. */
+static __device__ __forceinline__ void tchi_wgmma_bf16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
 {
 #if TCHI_WGMMA
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
                  "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "
                  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, "
                  "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
                  "%60, %61, %62, %63"
-                 "}, %64, %65, 1, 1, 1, 0, 0;"
+                 "}, %64, %65, p, 1, 1, 0, 0;\n"
+                 "}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
                    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
@@ -273,7 +277,7 @@ static __device__ __forceinline__ void tchi_wgmma_bf16_n128(float (&d)[64], uint
                    "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
                    "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
                    "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-                 : "l"(a), "l"(b));
+                 : "l"(a), "l"(b), "r"(add));
 #else
     __trap();
 #endif

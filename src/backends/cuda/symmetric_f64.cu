@@ -147,8 +147,8 @@ static int rows_are_aligned(const tch_matrices *x)
     return (uintptr_t)x->data % 16 == 0 && (x->rows <= 1 || x->ld % 2 == 0) && (x->batch <= 1 || x->stride % 2 == 0);
 }
 
-extern "C" int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
-                                             const tch_matrices *c)
+extern "C" int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matrices *, const tch_matrices *a,
+                                             const tch_matrices *b, const tch_matrices *c)
 {
     int major = state->device.major;
     int tensor_cores = (major == 8 || major == 9 || major == 10) && state->device.minor == 0;

@@ -3,25 +3,27 @@
 #include "cuda.h"
 #include "symmetric_any.h"
 
-typedef int (*takes_operands)(const tchi_cuda_state *, const tch_matrices *, const tch_matrices *,
+typedef int (*takes_operands)(const tchi_cuda_state *, const tch_matrices *, const tch_matrices *, const tch_matrices *,
                               const tch_matrices *);
 typedef tch_status (*half_product)(tchi_cuda_state *, double, double, const tch_matrices *, double,
                                    const tch_matrices *, const tch_matrices *, const tch_matrices *);
 
+/* The first that takes the operands is used. */
 static const struct half_kernel {
     takes_operands takes;
     half_product run;
 } half_kernels[] = {
     {tchi_cuda_symmetric_f64_takes, tchi_cuda_symmetric_f64},
+    {tchi_cuda_symmetric_turns_takes, tchi_cuda_symmetric_turns},
     {tchi_cuda_symmetric_split_takes, tchi_cuda_symmetric_split},
 };
 
 /* The half product that takes these operands, or NULL. */
-static half_product find_half_product(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *b,
-                                      const tch_matrices *c)
+static half_product find_half_product(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
+                                      const tch_matrices *b, const tch_matrices *c)
 {
     for (size_t i = 0; i < sizeof half_kernels / sizeof half_kernels[0]; i++) {
-        if (half_kernels[i].takes(state, a, b, c)) {
+        if (half_kernels[i].takes(state, d, a, b, c)) {
             return half_kernels[i].run;
         }
     }
@@ -38,7 +40,7 @@ static int gemm_takes(const tch_matrices *a, const tch_matrices *c)
 tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                        const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
-    half_product half = find_half_product(state, a, b, c);
+    half_product half = find_half_product(state, d, a, b, c);
     if (half != NULL) {
         return half(state, c0, c1, d, c2, a, b, c);
     }
@@ -66,7 +68,7 @@ static int fills_device(const tchi_cuda_state *state, const tch_matrices *a, con
 tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                           const tch_matrices *c)
 {
-    half_product half = transpose || !fills_device(state, a, c) ? NULL : find_half_product(state, a, a, c);
+    half_product half = transpose || !fills_device(state, a, c) ? NULL : find_half_product(state, NULL, a, a, c);
     if (half != NULL && beta == 0.0) {
         return half(state, 0.0, 0.0, NULL, alpha, a, a, c);
     }

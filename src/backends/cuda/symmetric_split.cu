@@ -159,8 +159,8 @@ static int rows_aligned(const tch_matrices *m)
 /* Tiles and elements of one matrix are counted in 32 bits. */
 #define SIZE_LIMIT (1 << 21)
 
-extern "C" int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, const tch_matrices *a,
-                                               const tch_matrices *b, const tch_matrices *c)
+extern "C" int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, const tch_matrices *,
+                                               const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     int in = a->type == TCH_SCALAR_BF16X2 || a->type == TCH_SCALAR_BF16;
     int out = c->type == TCH_SCALAR_BF16X2 || c->type == TCH_SCALAR_BF16 || c->type == TCH_SCALAR_F32 ||

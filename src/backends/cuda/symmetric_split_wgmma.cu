@@ -18,10 +18,10 @@ template <int planes> static __device__ inline void start_slab(float (&sum)[64],
     tchi_wgmma_fence();
 #pragma unroll
     for (int chunk = 0; chunk < 8 / planes; chunk += 2) {
-        tchi_wgmma_bf16_n128(sum, a + chunk, b + chunk);
+        tchi_wgmma_bf16_n128(sum, a + chunk, b + chunk, 1);
         if (planes == 2) {
-            tchi_wgmma_bf16_n128(sum, a + chunk, b + chunk + low);
-            tchi_wgmma_bf16_n128(sum, a + chunk + low, b + chunk);
+            tchi_wgmma_bf16_n128(sum, a + chunk, b + chunk + low, 1);
+            tchi_wgmma_bf16_n128(sum, a + chunk + low, b + chunk, 1);
         }
     }
     tchi_wgmma_commit();

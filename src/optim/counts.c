@@ -1,0 +1,137 @@
+/* See counts.h. The counts of a parameter are [steps of the optimizer, steps with its gradient, trouble of each factor],
+ * factors in the order of classes, blocks and dimensions, which its sizes alone decide. */
+#include "counts.h"
+
+#include <string.h>
+
+#include "core/check.h"
+#include "core/status.h"
+
+enum { STEPS, TAKEN, TROUBLE }; /* where each begins */
+
+/* Parameters with equal counts and equal clocks have had the same steps, as far as it matters. */
+static uint64_t history_of(int64_t taken, double step)
+{
+    uint64_t bits;
+    memcpy(&bits, &step, sizeof bits);
+    return ((uint64_t)taken * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
+}
+
+void tchi_param_resume(tchi_param *param, int64_t taken, double step)
+{
+    param->taken = taken;
+    param->history = history_of(taken, step);
+}
+
+static bool exists(const tch_optimizer *o, int32_t parameter)
+{
+    return o != NULL && parameter >= 0 && parameter < o->params.count;
+}
+
+/* Calls visit with every factor of a parameter, in order. */
+typedef void (*trouble_visit)(uint8_t *trouble, void *user);
+
+static void visit_block(const tch_optimizer *o, const tchi_class *class, int64_t block, trouble_visit visit, void *user)
+{
+    for (int32_t k = 0; k < class->order; k++) {
+        if (class->family[k] >= 0) {
+            visit(tchi_family_at(o, class->family[k])->trouble + class->position[k] + block, user);
+        }
+    }
+}
+
+static void for_each_factor(const tch_optimizer *o, int32_t parameter, trouble_visit visit, void *user)
+{
+    const tchi_group *g = tchi_group_at(o, tchi_param_at(o, parameter)->group);
+    for (int32_t i = g->first_class; i < g->first_class + g->classes; i++) {
+        const tchi_class *class = tchi_class_at(o, i);
+        for (int64_t b = 0; b < class->count; b++) {
+            if (tchi_block_at(o, class->first + b)->param == parameter) {
+                visit_block(o, class, b, visit, user);
+            }
+        }
+    }
+}
+
+static void count_one(uint8_t *trouble, void *user)
+{
+    (void)trouble;
+    ++*(int64_t *)user;
+}
+
+static void read_one(uint8_t *trouble, void *user)
+{
+    int64_t **at = user;
+    **at = *trouble;
+    ++*at;
+}
+
+static void write_one(uint8_t *trouble, void *user)
+{
+    const int64_t **at = user;
+    *trouble = (uint8_t) * *at;
+    ++*at;
+}
+
+int64_t tch_optimizer_counts_length(const tch_optimizer *optimizer, int32_t parameter)
+{
+    int64_t length = TROUBLE;
+    if (!exists(optimizer, parameter)) {
+        return 0;
+    }
+    for_each_factor(optimizer, parameter, count_one, &length);
+    return length;
+}
+
+static tch_status check(const tch_optimizer *o, const char *function, int32_t parameter, int64_t length,
+                        const int64_t *counts)
+{
+    if (!exists(o, parameter)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: there is no parameter %d", function, parameter);
+    }
+    int64_t expected = tch_optimizer_counts_length(o, parameter);
+    if (length != expected || counts == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: the counts of '%s' are %lld numbers, expected %lld", function,
+                         tchi_param_at(o, parameter)->name, counts == NULL ? 0LL : (long long)length,
+                         (long long)expected);
+    }
+    return TCH_OK;
+}
+
+tch_status tch_optimizer_get_counts(const tch_optimizer *optimizer, int32_t parameter, int64_t length, int64_t *counts)
+{
+    TCHI_TRY(check(optimizer, "tch_optimizer_get_counts", parameter, length, counts));
+    counts[STEPS] = optimizer->steps;
+    counts[TAKEN] = tchi_param_at(optimizer, parameter)->taken;
+    int64_t *at = counts + TROUBLE;
+    for_each_factor(optimizer, parameter, read_one, &at);
+    return TCH_OK;
+}
+
+static tch_status check_values(const char *function, const char *name, int64_t length, const int64_t *counts)
+{
+    for (int64_t i = 0; i < length; i++) {
+        if (counts[i] < 0 || (i >= TROUBLE && counts[i] > TCHI_MOST_TROUBLE)) {
+            return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: counts[%lld] of '%s' is %lld, expected 0 %s", function,
+                             (long long)i, name, (long long)counts[i], i < TROUBLE ? "or more" : "to 2");
+        }
+    }
+    return TCH_OK;
+}
+
+tch_status tch_optimizer_set_counts(tch_optimizer *optimizer, int32_t parameter, int64_t length, const int64_t *counts)
+{
+    static const char function[] = "tch_optimizer_set_counts";
+    TCHI_TRY(check(optimizer, function, parameter, length, counts));
+    tchi_param *p = tchi_param_at(optimizer, parameter);
+    TCHI_TRY(check_values(function, p->name, length, counts));
+    TCHI_ENTER(optimizer->context, function);
+    double step;
+    TCHI_TRY(optimizer->context->backend->copy_bytes(optimizer->context->state, &step, &p->clock->step, sizeof step,
+                                                     TCH_COPY_TO_HOST));
+    tchi_param_resume(p, counts[TAKEN], step);
+    optimizer->steps = counts[STEPS];
+    counts += TROUBLE;
+    for_each_factor(optimizer, parameter, write_one, &counts);
+    return TCH_OK;
+}

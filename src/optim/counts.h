@@ -1,0 +1,12 @@
+/* What the host keeps for a step beside the state on the device, as checkpoints and callers see it. */
+#ifndef TCHI_OPTIM_COUNTS_H
+#define TCHI_OPTIM_COUNTS_H
+
+#include "optimizer.h"
+
+#define TCHI_MOST_TROUBLE 2 /* failed refreshes of a factor that make a difference: see refresh.c */
+
+/* Puts a parameter where it was after `taken` steps with a gradient, its clock at `step`. */
+void tchi_param_resume(tchi_param *param, int64_t taken, double step);
+
+#endif

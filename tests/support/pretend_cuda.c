@@ -1,0 +1,123 @@
+/* A module that pretends to be CUDA on the processor: two devices whose memory is the host's and whose arithmetic is the
+ * CPU backend's. It keeps a diary of contexts made, streams set and waits, which the Python tests of streams read. */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <torchium/backend.h>
+
+#include "backends/cpu/cpu.h"
+
+#define MOST_STATES 64
+
+static const tch_backend *cpu;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char diary[1 << 16];
+static struct {
+    void *state; /* the CPU's, which all its operations want */
+    void *stream;
+} states[MOST_STATES];
+static int state_count;
+
+TCH_API void pretend_take_diary(char *text, size_t size);
+
+/* Copies what was written since the last time. */
+void pretend_take_diary(char *text, size_t size)
+{
+    pthread_mutex_lock(&lock);
+    snprintf(text, size, "%s", diary);
+    diary[0] = '\0';
+    pthread_mutex_unlock(&lock);
+}
+
+static int number_of(const void *state)
+{
+    int i = 0;
+    while (states[i].state != state) {
+        i++;
+    }
+    return i;
+}
+
+static void note(const char *what, int number, long long detail)
+{
+    pthread_mutex_lock(&lock);
+    size_t used = strlen(diary);
+    snprintf(diary + used, sizeof diary - used, "%s %d %lld\n", what, number, detail);
+    pthread_mutex_unlock(&lock);
+}
+
+static int32_t device_count(char *reason, size_t reason_size)
+{
+    (void)reason;
+    (void)reason_size;
+    return 2;
+}
+
+static tch_status device_info(int32_t index, tch_device_info *info)
+{
+    tch_status status = cpu->device_info(0, info);
+    snprintf(info->name, sizeof info->name, "pretended GPU %d", index);
+    return status;
+}
+
+static tch_status state_create(int32_t index, void **state)
+{
+    tch_status status = cpu->state_create(0, state);
+    if (status == TCH_OK) {
+        states[state_count].state = *state;
+        note("made", state_count++, index);
+    }
+    return status;
+}
+
+static tch_status set_stream(void *state, void *stream)
+{
+    int number = number_of(state);
+    if (states[number].stream != stream) {
+        states[number].stream = stream;
+        note("stream", number, (long long)(intptr_t)stream);
+    }
+    return TCH_OK;
+}
+
+static void *get_stream(void *state)
+{
+    return states[number_of(state)].stream;
+}
+
+static tch_status synchronize(void *state)
+{
+    note("wait", number_of(state), 0);
+    return TCH_OK;
+}
+
+static tch_status gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
+                       int32_t transpose_b, double beta, const tch_matrices *c)
+{
+    note("gemm", number_of(state), (long long)(intptr_t)states[number_of(state)].stream);
+    return cpu->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
+}
+
+TCH_API const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason,
+                                                  size_t reason_size);
+
+const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason, size_t reason_size)
+{
+    static tch_backend table;
+    cpu = tchi_cpu_backend(abi, host, reason, reason_size);
+    if (cpu == NULL) {
+        return NULL;
+    }
+    table = *cpu;
+    table.name = "cuda";
+    table.device_type = TCH_DEVICE_CUDA;
+    table.device_count = device_count;
+    table.device_info = device_info;
+    table.state_create = state_create;
+    table.set_stream = set_stream;
+    table.get_stream = get_stream;
+    table.synchronize = synchronize;
+    table.gemm = gemm;
+    return &table;
+}

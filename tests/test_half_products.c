@@ -1,0 +1,275 @@
+/* Half products of large batches, through the operations table: symmetric products with and without their polynomial
+ * terms, and Gram matrices, in sizes for which devices have kernels of their own. In bfloat16 where the device
+ * multiplies it, else in float32.
+ *
+ * What must hold: one element of every 16 by 16 block, chosen at random, is the float64 sum of products up to the
+ * rounding of the arithmetic and of the result; all elements equal their mirror image to the last bit; nothing beside
+ * the matrices and the ends of their rows is written; and a second call gives the same bits. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "linalg/algebra.h"
+#include "support/elements.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+#define GUARD 2048 /* elements before and behind the matrices */
+
+/* --- batches on the device ---------------------------------------------------------------------------------------- */
+
+typedef struct batch {
+    tch_matrices m;
+    tch_dtype dtype;
+    unsigned char *memory; /* device memory of m, guards included */
+    unsigned char *image;  /* what was put there */
+    int64_t bytes;
+} batch;
+
+/* Rows `ld` apart, and between matrices a row that belongs to none. All bits are set: NaN. */
+static batch make(tch_context *context, int64_t count, int64_t rows, int64_t cols, int64_t ld)
+{
+    bool narrow = tchi_product_rates(context).bf16 > 0.0;
+    batch b = {.dtype = narrow ? TCH_BFLOAT16 : TCH_FLOAT32};
+    b.m = (tch_matrices){NULL, narrow ? TCH_SCALAR_BF16 : TCH_SCALAR_F32, rows, cols, ld, count, (rows + 1) * ld};
+    int64_t size = (int64_t)tch_dtype_size(b.dtype);
+    b.bytes = (count * b.m.stride + 2 * GUARD) * size;
+    b.image = test_alloc((size_t)b.bytes);
+    memset(b.image, 0xff, (size_t)b.bytes);
+    void *memory = NULL;
+    CHECK_OK(context->backend->allocate(context->state, b.bytes, &memory));
+    b.memory = memory;
+    b.m.data = b.memory + GUARD * size;
+    return b;
+}
+
+static void drop(tch_context *context, batch *b)
+{
+    context->backend->release(context->state, b->memory, b->bytes);
+    free(b->image);
+}
+
+static unsigned char *element(const batch *b, unsigned char *image, int64_t z, int64_t i, int64_t j)
+{
+    return image + (GUARD + z * b->m.stride + i * b->m.ld + j) * (int64_t)tch_dtype_size(b->dtype);
+}
+
+static double value(const batch *b, int64_t z, int64_t i, int64_t j)
+{
+    return test_decode(b->dtype, element(b, b->image, z, i, j));
+}
+
+static void send(tch_context *context, const batch *b)
+{
+    CHECK_OK(context->backend->copy_bytes(context->state, b->memory, b->image, b->bytes, TCH_COPY_TO_DEVICE));
+}
+
+static unsigned char *fetch(tch_context *context, const batch *b)
+{
+    unsigned char *image = test_alloc((size_t)b->bytes);
+    CHECK_OK(context->backend->copy_bytes(context->state, image, b->memory, b->bytes, TCH_COPY_TO_HOST));
+    return image;
+}
+
+/* Random numbers; of a symmetric batch those above the diagonal are those below it. */
+static batch random_batch(tch_context *context, int64_t count, int64_t rows, int64_t cols, int64_t ld, bool symmetric,
+                          uint64_t stream)
+{
+    batch b = make(context, count, rows, cols, ld);
+    test_random random = test_random_stream(stream);
+    for (int64_t at = 0; at < count * rows * cols; at++) {
+        int64_t z = at / cols / rows;
+        int64_t i = at / cols % rows;
+        int64_t j = at % cols;
+        double x = symmetric && j > i ? 0.0 : 2.0 * test_random_uniform(&random) - 1.0;
+        test_encode(b.dtype, x, element(&b, b.image, z, i, j));
+    }
+    for (int64_t at = 0; symmetric && at < count * rows * cols; at++) {
+        int64_t z = at / cols / rows;
+        int64_t i = at / cols % rows;
+        int64_t j = at % cols;
+        memcpy(element(&b, b.image, z, i, j), element(&b, b.image, z, i > j ? i : j, i > j ? j : i),
+               tch_dtype_size(b.dtype));
+    }
+    send(context, &b);
+    return b;
+}
+
+/* --- the checks --------------------------------------------------------------------------------------------------- */
+
+/* C = c0 I + c1 D + c2 A B'; in a symmetric product B is its own transpose. */
+typedef struct half {
+    double c0, c1, c2;
+    const batch *a, *b, *d; /* d may be NULL */
+    batch c;
+} half;
+
+static void check_element(const half *h, unsigned char *got, int64_t z, int64_t i, int64_t j)
+{
+    int64_t k = h->a->m.cols;
+    double sum = 0.0;
+    double magnitude = 0.0;
+    for (int64_t l = 0; l < k; l++) {
+        double product = value(h->a, z, i, l) * value(h->b, z, j, l);
+        sum += product;
+        magnitude += fabs(product);
+    }
+    double addend = h->d != NULL ? h->c1 * value(h->d, z, i, j) : 0.0;
+    double shift = i == j ? h->c0 : 0.0;
+    double expected = h->c2 * sum + addend + shift;
+    double scale = fabs(h->c2) * magnitude + fabs(addend) + fabs(shift);
+    double bound = (double)(k + 4) * test_arithmetic_roundoff(h->c.dtype) * scale +
+                   test_unit_roundoff(h->c.dtype) * fabs(expected) + test_underflow(h->c.dtype);
+    double found = test_decode(h->c.dtype, element(&h->c, got, z, i, j));
+    CHECK(fabs(found - expected) <= bound,
+          "element (%lld, %lld) of matrix %lld is %.9g, expected %.9g, off by %.2g > %.2g", (long long)i, (long long)j,
+          (long long)z, found, expected, fabs(found - expected), bound);
+}
+
+/* One element of every 16 by 16 block; those above the diagonal are another's mirror image. */
+static void check_blocks(const half *h, unsigned char *got, uint64_t stream)
+{
+    int64_t n = h->c.m.rows;
+    test_random random = test_random_stream(stream);
+    for (int64_t z = 0; z < h->c.m.batch; z++) {
+        for (int64_t row = 0; row < n; row += 16) {
+            for (int64_t col = 0; col <= row; col += 16) {
+                uint64_t bits = test_random_bits(&random);
+                int64_t i = row + (int64_t)(bits % 16);
+                int64_t j = col + (int64_t)(bits / 16 % 16);
+                if (i < n && j <= i) {
+                    check_element(h, got, z, i, j);
+                }
+            }
+        }
+    }
+}
+
+static void check_mirror_and_gaps(const half *h, unsigned char *got)
+{
+    size_t size = tch_dtype_size(h->c.dtype);
+    int64_t n = h->c.m.rows;
+    int64_t total = h->c.m.batch * h->c.m.stride;
+    static const unsigned char untouched[8] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
+    for (int64_t at = -GUARD; at < total + GUARD; at++) {
+        const unsigned char *here = got + (GUARD + at) * (int64_t)size;
+        int64_t i = at < 0 ? n : at % h->c.m.stride / h->c.m.ld;
+        int64_t j = at < 0 ? n : at % h->c.m.ld;
+        if (at >= 0 && at < total && i < n && j >= n) {
+            continue; /* between the end of a row and the next: scratch that kernels may fill up whole vectors with */
+        }
+        if (at < 0 || at >= total || i >= n) {
+            CHECK(memcmp(here, untouched, size) == 0, "element %lld beside the matrices was written", (long long)at);
+        } else {
+            const unsigned char *mirror = element(&h->c, got, at / h->c.m.stride, j, i);
+            CHECK(memcmp(here, mirror, size) == 0, "(%lld, %lld) of matrix %lld is not its mirror image", (long long)i,
+                  (long long)j, (long long)(at / h->c.m.stride));
+        }
+    }
+}
+
+static tch_status multiply(tch_context *context, const half *h, bool gram)
+{
+    if (gram) {
+        return tchi_gram(context, h->c2, &h->a->m, 0, 0.0, &h->c.m);
+    }
+    const tch_matrices *d = h->d != NULL ? &h->d->m : NULL;
+    return tchi_symmetric_polynomial(context, h->c0, h->c1, d, h->c2, &h->a->m, &h->b->m, &h->c.m);
+}
+
+static void check_half(tch_context *context, const half *h, bool gram, uint64_t stream)
+{
+    send(context, &h->c);
+    CHECK_OK(multiply(context, h, gram));
+    unsigned char *first = fetch(context, &h->c);
+    check_mirror_and_gaps(h, first);
+    check_blocks(h, first, stream);
+    send(context, &h->c);
+    CHECK_OK(multiply(context, h, gram));
+    unsigned char *second = fetch(context, &h->c);
+    CHECK(memcmp(first, second, (size_t)h->c.bytes) == 0, "a second call gives other bits");
+    free(first);
+    free(second);
+}
+
+/* --- the cases ---------------------------------------------------------------------------------------------------- */
+
+/* Kernels with tiles of 128 by 128 are for batches that have one on or below the diagonals for each of a GPU's
+ * multiprocessors, 132 on an H200: from 44 x 256, 14 x 512, 7 x 768, 3 x 1152, 1 x 2048 on. Fewer go another way, as do
+ * rows that are not aligned (48 x 264). With 150 x 256 every multiprocessor has several. */
+typedef struct size_case {
+    int64_t batch, n, gap; /* between rows */
+} size_case;
+
+static const size_case sizes[] = {
+    {1, 256, 0}, {3, 512, 8},  {1, 768, 0},  {44, 256, 0},  {45, 257, 7}, {14, 512, 24},
+    {7, 768, 8}, {3, 1152, 0}, {5, 1000, 8}, {150, 256, 0}, {48, 264, 1}, {1, 2048, 0},
+};
+
+/* The CPU has one way for all sizes: it does without the large ones. */
+static bool is_left_out(const size_case *size)
+{
+    return test_on_cpu() && size->batch * size->n * size->n > 1 << 20;
+}
+
+static void symmetric_products(void **state)
+{
+    tch_context *context = *state;
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        if (is_left_out(&sizes[s])) {
+            continue;
+        }
+        int64_t n = sizes[s].n;
+        int64_t count = sizes[s].batch;
+        int64_t ld = n + sizes[s].gap;
+        batch a = random_batch(context, count, n, n, ld, true, 3 * s + 1);
+        batch b = random_batch(context, count, n, n, ld + 8, true, 3 * s + 2);
+        batch d = random_batch(context, count, n, n, ld + 16, true, 3 * s + 3);
+        half h = {.c2 = 1.25, .a = &a, .b = &b, .c = make(context, count, n, n, ld)};
+        test_case("%lld x %lld, rows %lld apart: A B", (long long)count, (long long)n, (long long)ld);
+        check_half(context, &h, false, 101);
+        test_case("%lld x %lld, rows %lld apart: I + A B", (long long)count, (long long)n, (long long)ld);
+        h.c0 = 0.75;
+        check_half(context, &h, false, 102);
+        test_case("%lld x %lld, rows %lld apart: I + D + A B", (long long)count, (long long)n, (long long)ld);
+        h.c1 = -20.0; /* as large as the sums, so that a D in the wrong place shows */
+        h.d = &d;
+        check_half(context, &h, false, 103);
+        drop(context, &a);
+        drop(context, &b);
+        drop(context, &d);
+        drop(context, &h.c);
+    }
+}
+
+static void gram_matrices(void **state)
+{
+    static const int64_t widths[] = {8, 64, 72, 136, 521, 1000};
+    tch_context *context = *state;
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        if (is_left_out(&sizes[s])) {
+            continue;
+        }
+        int64_t n = sizes[s].n;
+        int64_t k = widths[s % 6];
+        int64_t ld = (k + 7) / 8 * 8 + sizes[s].gap;
+        test_case("%lld x %lld, k %lld, rows %lld apart: A A'", (long long)sizes[s].batch, (long long)n, (long long)k,
+                  (long long)ld);
+        batch a = random_batch(context, sizes[s].batch, n, k, ld, false, 50 + s);
+        half h = {.c2 = -0.5, .a = &a, .b = &a, .c = make(context, sizes[s].batch, n, n, n + sizes[s].gap)};
+        check_half(context, &h, true, 104);
+        drop(context, &a);
+        drop(context, &h.c);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(symmetric_products),
+        cmocka_unit_test(gram_matrices),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}
