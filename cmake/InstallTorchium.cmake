@@ -6,6 +6,10 @@ set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/torchium")
 get_property(public_headers GLOBAL PROPERTY torchium_public_headers)
 
 install(FILES ${public_headers} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/torchium")
+if(SKBUILD) # a wheel has no symbolic links: one file, whose name is without a version
+    set_property(TARGET torchium PROPERTY VERSION)
+    set_property(TARGET torchium PROPERTY SOVERSION)
+endif()
 install(TARGETS torchium EXPORT torchium-targets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
         ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")

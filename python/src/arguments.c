@@ -1,0 +1,201 @@
+/* Arguments: see arguments.h. Numbers are read through Python's own protocols (__float__, __index__), so whatever Python
+ * takes for a number is one here. */
+#include "arguments.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "errors.h"
+
+/* "NAME must be EXPECTED, got an object of type TYPE". */
+static int wrong_type(PyObject *value, const char *name, const char *expected)
+{
+    PyObject *type = py_type_name(value);
+    if (type != NULL) {
+        PyErr_Format(PyExc_TypeError, "%s must be %s, got an object of type %U", name, expected, type);
+        Py_DECREF(type);
+    }
+    return -1;
+}
+
+static int find_name(const char *const *names, PyObject *keyword)
+{
+    for (int i = 0; names[i] != NULL; i++) {
+        if (PyUnicode_CompareWithASCIIString(keyword, names[i]) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static int take_keywords(const char *function, const char *const *names, PyObject *const *args, Py_ssize_t positional,
+                         PyObject *keywords, PyObject **values)
+{
+    Py_ssize_t count = PyTuple_Size(keywords);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *keyword = PyTuple_GetItem(keywords, i);
+        int place = find_name(names, keyword);
+        if (place < 0) {
+            PyErr_Format(PyExc_TypeError, "%s() has no argument named '%U'", function, keyword);
+            return -1;
+        }
+        if (values[place] != NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() got two values for argument '%s'", function, names[place]);
+            return -1;
+        }
+        values[place] = args[positional + i];
+    }
+    return 0;
+}
+
+int py_arguments(const char *function, const char *const *names, int required, PyObject *const *args, Py_ssize_t count,
+                 PyObject *keywords, PyObject **values)
+{
+    int known = 0;
+    while (names[known] != NULL) {
+        values[known] = known < count ? args[known] : NULL;
+        known++;
+    }
+    if (count > known) {
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %d arguments, got %zd", function, known, count);
+        return -1;
+    }
+    if (keywords != NULL && take_keywords(function, names, args, count, keywords, values) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < required; i++) {
+        if (values[i] == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() needs the argument '%s'", function, names[i]);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int py_take_double(PyObject *value, const char *name, double *result)
+{
+    double number = PyFloat_AsDouble(value);
+    if (number == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            return wrong_type(value, name, "a real number");
+        }
+        return -1;
+    }
+    if (isnan(number)) {
+        PyErr_Format(PyExc_ValueError, "%s must be a number, got nan", name);
+        return -1;
+    }
+    *result = number;
+    return 0;
+}
+
+int py_take_int(PyObject *value, const char *name, int64_t low, int64_t high, int64_t *result)
+{
+    if (!PyIndex_Check(value)) {
+        return wrong_type(value, name, "an integer");
+    }
+    PyObject *integer = PyNumber_Index(value);
+    if (integer == NULL) {
+        return -1;
+    }
+    int overflow = 0;
+    long long number = PyLong_AsLongLongAndOverflow(integer, &overflow);
+    Py_DECREF(integer);
+    if (number == -1 && overflow == 0 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (overflow != 0) {
+        PyErr_Format(PyExc_ValueError, "%s must be between %lld and %lld, got a number beyond 64 bits", name,
+                     (long long)low, (long long)high);
+        return -1;
+    }
+    if (number < low || number > high) {
+        PyErr_Format(PyExc_ValueError, "%s must be between %lld and %lld, got %lld", name, (long long)low,
+                     (long long)high, number);
+        return -1;
+    }
+    *result = number;
+    return 0;
+}
+
+int py_take_bool(PyObject *value, const char *name, bool *result)
+{
+    if (!PyBool_Check(value)) {
+        return wrong_type(value, name, "True or False");
+    }
+    *result = value == Py_True;
+    return 0;
+}
+
+int py_take_string(PyObject *value, const char *name, const char **result)
+{
+    if (!PyUnicode_Check(value)) {
+        return wrong_type(value, name, "a string");
+    }
+    Py_ssize_t length = 0;
+    const char *text = PyUnicode_AsUTF8AndSize(value, &length);
+    if (text == NULL) {
+        return -1;
+    }
+    if (strlen(text) != (size_t)length) {
+        PyErr_Format(PyExc_ValueError, "%s must not contain null characters, got %R", name, value);
+        return -1;
+    }
+    *result = text;
+    return 0;
+}
+
+/* "'auto', 'eigen' or 'newton'", cut where it does not fit. */
+static void list_words(const char *const *words, char *text, size_t size)
+{
+    size_t used = 0;
+    for (int i = 0; words[i] != NULL && used < size; i++) {
+        const char *before = i == 0 ? "" : words[i + 1] == NULL ? " or " : ", ";
+        used += (size_t)snprintf(text + used, size - used, "%s'%s'", before, words[i]);
+    }
+}
+
+int py_take_word(PyObject *value, const char *name, const char *const *words, int *result)
+{
+    const char *text;
+    if (py_take_string(value, name, &text) < 0) {
+        return -1;
+    }
+    for (int i = 0; words[i] != NULL; i++) {
+        if (strcmp(text, words[i]) == 0) {
+            *result = i;
+            return 0;
+        }
+    }
+    char list[256] = "";
+    list_words(words, list, sizeof list);
+    PyErr_Format(PyExc_ValueError, "%s must be %s, got %R", name, list, value);
+    return -1;
+}
+
+int py_take_device(PyObject *value, const char *name, tch_device *result)
+{
+    const char *text;
+    if (py_take_string(value, name, &text) < 0) {
+        return -1;
+    }
+    if (tch_device_parse(text, result) != TCH_OK) {
+        PyErr_Format(PyExc_ValueError, "%s must be 'cpu', 'cuda' or 'cuda:N', got %R", name, value);
+        return -1;
+    }
+    return 0;
+}
+
+int py_take_dtype(PyObject *value, const char *name, tch_dtype *result)
+{
+    static const char *const words[] = {"float64", "float32", "float16", "bfloat16", "int32", "int64", NULL};
+    const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16, TCH_INT32, TCH_INT64};
+    int index;
+    if (py_take_word(value, name, words, &index) < 0) {
+        return -1;
+    }
+    *result = types[index];
+    return 0;
+}

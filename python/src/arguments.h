@@ -1,0 +1,33 @@
+/* Arguments of the extension's functions, taken apart by hand: faster than a format string, and with messages that name
+ * the argument, what it was and what was expected. All return 0, or -1 with an exception set. */
+#ifndef TORCHIUM_PYTHON_ARGUMENTS_H
+#define TORCHIUM_PYTHON_ARGUMENTS_H
+
+#include "python.h"
+
+/* Sorts positional and keyword arguments into `values`, one for each of `names` (the last of which is NULL). The first
+ * `required` must be there; of the others the absent ones become NULL. References are borrowed. */
+int py_arguments(const char *function, const char *const *names, int required, PyObject *const *args, Py_ssize_t count,
+                 PyObject *keywords, PyObject **values);
+
+/* A real number; NaN is refused. */
+int py_take_double(PyObject *value, const char *name, double *result);
+
+/* An integer between `low` and `high`. */
+int py_take_int(PyObject *value, const char *name, int64_t low, int64_t high, int64_t *result);
+
+int py_take_bool(PyObject *value, const char *name, bool *result);
+
+/* A string; *result lives as long as `value`. */
+int py_take_string(PyObject *value, const char *name, const char **result);
+
+/* One of a list of words that ends in NULL; *result is its index. */
+int py_take_word(PyObject *value, const char *name, const char *const *words, int *result);
+
+/* "cpu", "cuda" or "cuda:1". */
+int py_take_device(PyObject *value, const char *name, tch_device *result);
+
+/* "float32" and so on. */
+int py_take_dtype(PyObject *value, const char *name, tch_dtype *result);
+
+#endif

@@ -1,0 +1,320 @@
+/* The arrays of a call: see arrays.h. What an object says about itself is copied, so that it holds whatever becomes of
+ * the object; shapes, strides and devices are then the library's to judge. */
+#include "arrays.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "arguments.h"
+#include "errors.h"
+
+/* --- refusals --------------------------------------------------------------------------------------------------------- */
+
+int py_array_refuse(PyObject *exception, const py_operand *operand, const char *why)
+{
+    PyObject *type = py_type_name(operand->object);
+    if (type != NULL) {
+        PyErr_Format(exception, "%s (of type %U) %s", operand->name, type, why);
+        Py_DECREF(type);
+    }
+    return -1;
+}
+
+/* The text of an exception up to its first line break, PyTorch's having stack traces below. NULL when there is none. */
+static PyObject *first_line(PyObject *value)
+{
+    PyObject *text = value != NULL ? PyObject_Str(value) : NULL;
+    if (text == NULL) {
+        PyErr_Clear();
+        return NULL;
+    }
+    Py_ssize_t end = PyUnicode_FindChar(text, '\n', 0, PyUnicode_GetLength(text), 1);
+    if (end >= 0) {
+        PyObject *line = PyUnicode_Substring(text, 0, end);
+        Py_DECREF(text);
+        return line;
+    }
+    return text;
+}
+
+/* What is no judgement on the array (an interrupt, no memory) is passed on as it is. */
+static bool is_about_array(void)
+{
+    return PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError);
+}
+
+int py_array_refuse_because(PyObject *exception, const py_operand *operand, const char *why)
+{
+    if (PyErr_Occurred() && !is_about_array()) {
+        return -1;
+    }
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyErr_NormalizeException(&kind, &value, &trace);
+    PyObject *type = py_type_name(operand->object);
+    PyObject *text = first_line(value);
+    if (type != NULL && text != NULL) {
+        PyErr_Format(exception, "%s (of type %U) %s: %U", operand->name, type, why, text);
+    } else if (type != NULL) {
+        PyErr_Format(exception, "%s (of type %U) %s", operand->name, type, why);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(kind);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return -1;
+}
+
+/* --- one array -------------------------------------------------------------------------------------------------------- */
+
+static int refuse_dtype(const py_operand *operand, tch_dtype dtype)
+{
+    static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+    char text[64];
+    if (dtype.code >= sizeof kinds / sizeof kinds[0] || dtype.lanes != 1) {
+        snprintf(text, sizeof text, "of code %u, %u bits, %u lanes", dtype.code, dtype.bits, dtype.lanes);
+    } else if (dtype.code == 6) {
+        snprintf(text, sizeof text, "bool");
+    } else {
+        snprintf(text, sizeof text, "%s%u", kinds[dtype.code], dtype.bits);
+    }
+    PyErr_Format(PyExc_TypeError, "%s has dtype %s, expected float16, bfloat16, float32, float64, int32 or int64",
+                 operand->name, text);
+    return -1;
+}
+
+int py_array_adopt(py_array *array, const py_operand *operand, const tch_tensor *given)
+{
+    if (given->ndim < 0 || given->ndim > TCH_MAX_RANK) {
+        PyErr_Format(PyExc_ValueError, "%s has %d dimensions, expected at most %d", operand->name, (int)given->ndim,
+                     TCH_MAX_RANK);
+        return -1;
+    }
+    if (tch_dtype_size(given->dtype) == 0) {
+        return refuse_dtype(operand, given->dtype);
+    }
+    if (given->ndim > 0 && given->shape == NULL) {
+        return py_array_refuse(PyExc_TypeError, operand, "gave an array without a shape");
+    }
+    if (given->data == NULL && tch_tensor_numel(given) != 0) {
+        return py_array_refuse(PyExc_TypeError, operand, "has no memory to work on");
+    }
+    array->tensor = *given;
+    if (given->device.type == TCH_DEVICE_CPU) {
+        array->tensor.device.index = 0; /* JAX can number several, which are one to us */
+    }
+    array->tensor.shape = array->shape;
+    array->tensor.strides = NULL;
+    for (int32_t i = 0; i < given->ndim; i++) {
+        array->shape[i] = given->shape[i];
+    }
+    if (given->strides != NULL) {
+        memcpy(array->strides, given->strides, (size_t)given->ndim * sizeof(int64_t));
+        array->tensor.strides = array->strides;
+    }
+    return 0;
+}
+
+int py_array_borrow(py_array *array, const py_operand *operand, const DLPackExchange *table)
+{
+    tch_tensor given;
+    int negated = py_is_negated(operand->object);
+    if (negated < 0 || table->borrow(operand->object, &given) != 0) {
+        return py_array_refuse_because(PyExc_TypeError, operand, "cannot be used as an array");
+    }
+    if (negated) {
+        return py_array_refuse(PyExc_TypeError, operand, "is lazily negated; use its resolve_neg()");
+    }
+    if (py_array_adopt(array, operand, &given) < 0) {
+        return -1;
+    }
+    array->table = table;
+    array->owner = Py_NewRef(operand->object);
+    array->versioned = NULL;
+    array->unversioned = NULL;
+    return 0;
+}
+
+static void release(py_array *array)
+{
+    if (array->versioned != NULL && array->versioned->deleter != NULL) {
+        array->versioned->deleter(array->versioned);
+    }
+    if (array->unversioned != NULL && array->unversioned->deleter != NULL) {
+        array->unversioned->deleter(array->unversioned);
+    }
+    Py_XDECREF(array->owner);
+}
+
+/* --- all arrays of a call --------------------------------------------------------------------------------------------- */
+
+static bool is_absent(const py_operand *operand)
+{
+    return operand->object == NULL || operand->object == Py_None;
+}
+
+/* Asked on GPUs alone, where it is little beside a launch. */
+static bool torch_is_capturing(void)
+{
+    static PyObject *name;
+    if (name == NULL) {
+        name = PyUnicode_InternFromString("torch.cuda");
+    }
+    PyObject *module = name != NULL ? PyImport_GetModule(name) : NULL;
+    PyObject *question = module != NULL ? PyObject_GetAttrString(module, "is_current_stream_capturing") : NULL;
+    PyObject *answer = question != NULL ? PyObject_CallNoArgs(question) : NULL;
+    bool capturing = answer == Py_True;
+    Py_XDECREF(answer);
+    Py_XDECREF(question);
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return capturing;
+}
+
+/* The stream of the first borrowed array on a GPU. */
+static int find_stream(const py_array *arrays, tch_tensor *const *tensors, const py_operand *operands, int count,
+                       py_stream *stream)
+{
+    for (int i = 0; i < count; i++) {
+        if (tensors[i] == NULL || tensors[i]->device.type != TCH_DEVICE_CUDA) {
+            continue;
+        }
+        if (arrays[i].table->current_stream(TCH_DEVICE_CUDA, tensors[i]->device.index, &stream->handle) != 0) {
+            return py_array_refuse_because(PyExc_RuntimeError, &operands[i], "did not tell its stream");
+        }
+        stream->capturing = torch_is_capturing();
+        return 0;
+    }
+    return 0;
+}
+
+static int check_present(const py_operand *operands, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if ((operands[i].use & PY_REQUIRED) != 0 && is_absent(&operands[i])) {
+            PyErr_Format(PyExc_TypeError, "%s must be an array, got None", operands[i].name);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int borrow_all(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count)
+{
+    for (int i = 0; i < count; i++) {
+        const DLPackExchange *table = is_absent(&operands[i]) ? NULL : py_table_of(operands[i].object);
+        if (table != NULL) {
+            if (py_array_borrow(&arrays[i], &operands[i], table) < 0) {
+                return -1;
+            }
+            tensors[i] = &arrays[i].tensor;
+        }
+    }
+    return 0;
+}
+
+/* Returns how many were imported, or -1. */
+static int import_others(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count, void *stream)
+{
+    int imported = 0;
+    for (int i = 0; i < count; i++) {
+        if (tensors[i] == NULL && !is_absent(&operands[i])) {
+            if (py_array_import(&arrays[i], &operands[i], stream) < 0) {
+                return -1;
+            }
+            tensors[i] = &arrays[i].tensor;
+            imported++;
+        }
+    }
+    return imported;
+}
+
+/* Importing ran code of other libraries, which may have changed what was borrowed before. */
+static int borrow_again(py_array *arrays, tch_tensor *const *tensors, const py_operand *operands, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (tensors[i] != NULL && arrays[i].table != NULL) {
+            PyObject *held = arrays[i].owner;
+            if (py_array_borrow(&arrays[i], &operands[i], arrays[i].table) < 0) {
+                return -1; /* `held` is still the owner, to be released */
+            }
+            Py_DECREF(held);
+        }
+    }
+    return 0;
+}
+
+static bool any_on_gpu(const py_array *arrays, tch_tensor *const *tensors, int count, bool borrowed)
+{
+    for (int i = 0; i < count; i++) {
+        if (tensors[i] != NULL && tensors[i]->device.type == TCH_DEVICE_CUDA && (arrays[i].table != NULL) == borrowed) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int take(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count, PyObject *given,
+                py_stream *stream)
+{
+    bool is_given = given != NULL && given != Py_None;
+    int64_t number = 0;
+    if (is_given && py_take_int(given, "stream", 0, INT64_MAX, &number) < 0) {
+        return -1;
+    }
+    stream->handle = (void *)(uintptr_t)number;
+    if (check_present(operands, count) < 0 || borrow_all(arrays, tensors, operands, count) < 0 ||
+        (!is_given && find_stream(arrays, tensors, operands, count, stream) < 0)) {
+        return -1;
+    }
+    int imported = import_others(arrays, tensors, operands, count, stream->handle);
+    if (imported < 0 || (imported > 0 && borrow_again(arrays, tensors, operands, count) < 0)) {
+        return -1;
+    }
+    stream->wait = imported > 0 && !is_given && any_on_gpu(arrays, tensors, count, false);
+    stream->passing = is_given && stream->handle != NULL && !any_on_gpu(arrays, tensors, count, true);
+    return 0;
+}
+
+int py_arrays_take(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count, PyObject *given,
+                   py_stream *stream)
+{
+    *stream = (py_stream){.handle = NULL};
+    for (int i = 0; i < count; i++) {
+        tensors[i] = NULL;
+    }
+    if (take(arrays, tensors, operands, count, given, stream) < 0) {
+        py_arrays_release(arrays, tensors, count);
+        return -1;
+    }
+    return 0;
+}
+
+void py_arrays_release(py_array *arrays, tch_tensor *const *tensors, int count)
+{
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    for (int i = 0; i < count; i++) {
+        if (tensors[i] != NULL) {
+            release(&arrays[i]);
+        }
+    }
+    PyErr_Restore(kind, value, trace);
+}
+
+tch_device py_arrays_device(tch_tensor *const *tensors, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (tensors[i] != NULL && tensors[i]->device.type == TCH_DEVICE_CUDA) {
+            return tensors[i]->device;
+        }
+    }
+    tch_device cpu = {TCH_DEVICE_CPU, 0};
+    for (int i = 0; i < count; i++) {
+        if (tensors[i] != NULL && tensors[i]->device.type == TCH_DEVICE_CUDA_HOST) {
+            tensors[i]->device = cpu;
+        }
+    }
+    return cpu;
+}

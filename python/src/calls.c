@@ -1,0 +1,137 @@
+/* One call: see calls.h. */
+#include "calls.h"
+
+#include "errors.h"
+
+static int check_stream(tch_device device, PyObject *stream)
+{
+    if (device.type != TCH_DEVICE_CUDA && stream != NULL && stream != Py_None) {
+        PyErr_SetString(PyExc_ValueError, "stream was given for arrays on the CPU, which has no streams");
+        return -1;
+    }
+    return 0;
+}
+
+/* A stream that may be gone after the call is only visited: the context of the default stream goes there and comes back,
+ * and no context remembers it. */
+static py_context *borrow_place(tch_device device, const py_stream *stream)
+{
+    bool visit = stream->passing && device.type == TCH_DEVICE_CUDA;
+    py_context *place = py_context_borrow(device, visit ? NULL : stream->handle, stream->capturing);
+    if (place == NULL || !visit) {
+        return place;
+    }
+    tch_status status = tch_context_set_stream(place->context, stream->handle);
+    if (status != TCH_OK) {
+        py_fail(status);
+        py_context_return(place);
+        return NULL;
+    }
+    return place;
+}
+
+/* A context that cannot come back from its visit stays away for good. */
+static void return_place(py_call *call)
+{
+    if (call->stream.passing && call->place->device.type == TCH_DEVICE_CUDA &&
+        tch_context_set_stream(call->context, NULL) != TCH_OK) {
+        return;
+    }
+    py_context_return(call->place);
+}
+
+int py_call_begin(py_call *call, const py_operand *operands, int count, PyObject *stream, const tch_device *device)
+{
+    if (py_arrays_take(call->arrays, call->tensors, operands, count, stream, &call->stream) < 0) {
+        return -1;
+    }
+    tch_device where = device != NULL ? *device : py_arrays_device(call->tensors, count);
+    call->place = check_stream(where, stream) == 0 ? borrow_place(where, &call->stream) : NULL;
+    if (call->place == NULL) {
+        py_arrays_release(call->arrays, call->tensors, count);
+        return -1;
+    }
+    call->context = call->place->context;
+    call->operands = operands;
+    call->count = count;
+    call->made_count = 0;
+    call->status = TCH_OK;
+    call->failed = false;
+    return 0;
+}
+
+static int make(py_call *call, int index, int like, const py_shape *shape)
+{
+    const DLPackExchange *table = call->arrays[like].table;
+    if (table == NULL) {
+        PyErr_Format(PyExc_TypeError, "%s must be an array, got None: it is made only for torch tensors",
+                     call->operands[index].name);
+        return -1;
+    }
+    PyObject *made = py_new_like(call->operands[like].object, shape->rank, shape->sizes);
+    if (made == NULL) {
+        return -1;
+    }
+    call->made[call->made_count++] = made;
+    py_operand operand = {made, call->operands[index].name, PY_WRITTEN};
+    if (py_table_of(made) != table || py_array_borrow(&call->arrays[index], &operand, table) < 0) {
+        return PyErr_Occurred() ? -1
+                                : py_array_refuse(PyExc_TypeError, &operand, "was made, and is of another library");
+    }
+    call->tensors[index] = &call->arrays[index].tensor;
+    return 0;
+}
+
+void py_call_make(py_call *call, int index, int like, py_shape shape)
+{
+    if (!call->failed) {
+        call->failed = shape.rank < 0 || make(call, index, like, &shape) < 0;
+    }
+}
+
+/* A new reference to what the caller gets, and the end of what was made for a call that failed. */
+static PyObject *result_of(py_call *call)
+{
+    PyObject *result = NULL;
+    if (call->failed) {
+        result = NULL;
+    } else if (call->made_count == 0) {
+        result = Py_NewRef(Py_None);
+    } else if (call->made_count == 1) {
+        result = Py_NewRef(call->made[0]);
+    } else {
+        result = Py_BuildValue("(OO)", call->made[0], call->made[1]);
+    }
+    for (int i = 0; i < call->made_count; i++) {
+        Py_DECREF(call->made[i]);
+    }
+    return result;
+}
+
+/* Nobody orders his work after ours: it must be done before the arrays are given back. */
+static void wait_for_results(py_call *call)
+{
+    PyObject *kind, *value, *trace;
+    tch_status status;
+    PyErr_Fetch(&kind, &value, &trace);
+    Py_BEGIN_ALLOW_THREADS status = tch_context_synchronize(call->context);
+    Py_END_ALLOW_THREADS PyErr_Restore(kind, value, trace);
+    if (status != TCH_OK && !call->failed) {
+        py_fail(status);
+        call->failed = true;
+    }
+}
+
+PyObject *py_call_end(py_call *call)
+{
+    if (!call->failed && call->status != TCH_OK) {
+        py_fail(call->status);
+        call->failed = true;
+    }
+    if (call->stream.wait) {
+        wait_for_results(call);
+    }
+    return_place(call);
+    py_arrays_release(call->arrays, call->tensors, call->count);
+    return result_of(call);
+}

@@ -1,0 +1,53 @@
+/* The frame of one call: its arrays, the stream and the context it runs on.
+ *
+ *     py_call call;
+ *     if (py_call_begin(&call, operands, 3, stream, NULL) < 0) {
+ *         return NULL;
+ *     }
+ *     PY_CALL(call, tch_matmul(call.context, call.tensors[0], call.tensors[1], call.tensors[2]));
+ *     return py_call_end(&call);
+ */
+#ifndef TORCHIUM_PYTHON_CALLS_H
+#define TORCHIUM_PYTHON_CALLS_H
+
+#include "arrays.h"
+#include "contexts.h"
+#include "python.h"
+#include "results.h"
+
+#define PY_CALL_ARRAYS 6
+#define PY_CALL_RESULTS 2
+
+typedef struct py_call {
+    tch_context *context;
+    tch_status status;
+    py_context *place;
+    py_stream stream;
+    bool failed; /* an exception is set; the library is not called */
+    int count;
+    int made_count;
+    PyObject *made[PY_CALL_RESULTS];
+    const py_operand *operands;
+    tch_tensor *tensors[PY_CALL_ARRAYS]; /* NULL where None was given and allowed */
+    py_array arrays[PY_CALL_ARRAYS];
+} py_call;
+
+/* Takes the arrays and borrows a context: on `device` where that is not NULL, else where the arrays are. `stream` is NULL,
+ * None or the number of a CUDA stream. Returns 0, or -1 with an exception set and nothing to give back. */
+int py_call_begin(py_call *call, const py_operand *operands, int count, PyObject *stream, const tch_device *device);
+
+/* Makes operand `index`, for which None was given, as an array like operand `like`, which must be PyTorch's. */
+void py_call_make(py_call *call, int index, int like, py_shape shape);
+
+/* Gives everything back. Returns what was made, two of them as a tuple, or None where nothing was; NULL with an exception
+ * set where the call failed. */
+PyObject *py_call_end(py_call *call);
+
+/* Runs the expression, a call that gives a status, without the GIL. */
+#define PY_CALL(call, expression)                                                                                      \
+    do {                                                                                                               \
+        Py_BEGIN_ALLOW_THREADS(call).status = (expression);                                                            \
+        Py_END_ALLOW_THREADS                                                                                           \
+    } while (0)
+
+#endif

@@ -1,0 +1,44 @@
+/* The module torchium._C. Each file registers what it defines; this one only calls them in order. */
+#include "module.h"
+
+#include "arrays.h"
+#include "contexts.h"
+#include "errors.h"
+
+/* Exceptions, types and contexts are kept for the whole process, so there is room for one interpreter. */
+static int check_interpreter(void)
+{
+    static int64_t first = -1;
+    int64_t mine = PyInterpreterState_GetID(PyInterpreterState_Get());
+    if (first >= 0 && mine != first) {
+        PyErr_SetString(PyExc_ImportError, "torchium can be imported by one interpreter of a process only");
+        return -1;
+    }
+    first = mine;
+    return 0;
+}
+
+static int execute(PyObject *module)
+{
+    if (check_interpreter() < 0 || PyModule_AddStringConstant(module, "version", tch_version()) < 0 ||
+        py_errors_register(module) < 0 || py_contexts_register() < 0 || py_capsules_register() < 0 ||
+        py_devices_register(module) < 0 || py_memory_register(module) < 0 || py_linalg_register(module) < 0 ||
+        py_optimizer_register(module) < 0 || py_scaler_register(module) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+PyMODINIT_FUNC PyInit__C(void);
+
+PyMODINIT_FUNC PyInit__C(void)
+{
+    static PyModuleDef_Slot slots[] = {{Py_mod_exec, PY_SLOT(execute)}, {0, NULL}};
+    static PyModuleDef definition = {
+        .m_base = PyModuleDef_HEAD_INIT,
+        .m_name = "torchium._C",
+        .m_doc = "libtorchium for Python. Private: see torchium, torchium.linalg and torchium.optim.",
+        .m_slots = slots,
+    };
+    return PyModuleDef_Init(&definition);
+}

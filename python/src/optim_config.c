@@ -1,0 +1,289 @@
+/* See optim_config.h. A new option of tch_optim_config is one line in the table below; whether its value is in range is the
+ * library's to judge. */
+#include "optim_config.h"
+
+#include <stdio.h>
+
+#include "arguments.h"
+#include "errors.h"
+
+typedef enum field_kind { REAL, INT32, INT64, UINT64, BOOL, WORD, TRIPLE } field_kind;
+
+typedef struct field {
+    const char *name;
+    size_t offset;
+    field_kind kind;
+    const char *const *words; /* of an enumeration, in its order */
+} field;
+
+#define AT(name) #name, offsetof(tch_optim_config, name)
+
+static const char *const kinds[] = {"sgd", "adamw", "shampoo", "soap", "muon", NULL};
+static const char *const decays[] = {"decoupled", "l2", NULL};
+static const char *const graftings[] = {"none", "sgd", "adagrad", "rmsprop", "adam", NULL};
+static const char *const policies[] = {"skip", "raise", "ignore", NULL};
+static const char *const muon_lrs[] = {"original", "match_rms_adamw", "plain", NULL};
+static const char *const precisions[] = {"high", "highest", NULL};
+static const char *const roots[] = {"auto", "eigen", "newton", "rational", NULL};
+static const char *const orthos[] = {"polar_express", "muon", NULL};
+
+static const field fields[] = {
+    {AT(kind), WORD, kinds},
+    {AT(lr), REAL, NULL},
+    {AT(weight_decay), REAL, NULL},
+    {AT(decay), WORD, decays},
+    {AT(maximize), BOOL, NULL},
+    {AT(momentum), REAL, NULL},
+    {AT(dampening), REAL, NULL},
+    {AT(nesterov), BOOL, NULL},
+    {AT(beta1), REAL, NULL},
+    {AT(beta2), REAL, NULL},
+    {AT(eps), REAL, NULL},
+    {AT(bias_correction), BOOL, NULL},
+    {AT(amsgrad), BOOL, NULL},
+    {AT(scalar_lr), REAL, NULL},
+    {AT(scalar_beta1), REAL, NULL},
+    {AT(scalar_beta2), REAL, NULL},
+    {AT(scalar_eps), REAL, NULL},
+    {AT(scalar_weight_decay), REAL, NULL},
+    {AT(max_preconditioner_dim), INT64, NULL},
+    {AT(block), BOOL, NULL},
+    {AT(merge_dims), BOOL, NULL},
+    {AT(precondition_1d), BOOL, NULL},
+    {AT(precondition_frequency), INT32, NULL},
+    {AT(start_preconditioning_step), INT32, NULL},
+    {AT(stagger), BOOL, NULL},
+    {AT(precision), WORD, precisions},
+    {AT(relative_eps), REAL, NULL},
+    {AT(root_tolerance), REAL, NULL},
+    {AT(root_method), WORD, roots},
+    {AT(exponent_override), INT32, NULL},
+    {AT(grafting), WORD, graftings},
+    {AT(grafting_beta2), REAL, NULL},
+    {AT(grafting_eps), REAL, NULL},
+    {AT(shampoo_beta), REAL, NULL},
+    {AT(normalize_grads), BOOL, NULL},
+    {AT(muon_method), WORD, orthos},
+    {AT(muon_coefficients), TRIPLE, NULL},
+    {AT(muon_steps), INT32, NULL},
+    {AT(muon_lr), WORD, muon_lrs},
+    {AT(master_weights), BOOL, NULL},
+    {AT(stochastic_rounding), BOOL, NULL},
+    {AT(nonfinite), WORD, policies},
+    {AT(seed), UINT64, NULL},
+    {AT(memory_budget), INT64, NULL},
+};
+#define FIELDS ((int)(sizeof fields / sizeof fields[0]))
+
+static PyObject *names[FIELDS]; /* as Python strings, so that a look-up makes none */
+
+int py_wrong_type(PyObject *value, const char *expected)
+{
+    PyObject *type = py_type_name(value);
+    if (type != NULL) {
+        PyErr_Format(PyExc_TypeError, "%s, got an object of type %U", expected, type);
+        Py_DECREF(type);
+    }
+    return -1;
+}
+
+/* --- from a dictionary -------------------------------------------------------------------------------------------- */
+
+static int take_triple(PyObject *value, const char *name, double *at)
+{
+    PyObject *items = PySequence_Tuple(value);
+    if (items == NULL) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_TypeError, "%s must be three numbers", name);
+        return -1;
+    }
+    if (PyTuple_Size(items) != 3) {
+        PyErr_Format(PyExc_ValueError, "%s must be three numbers, got %zd", name, PyTuple_Size(items));
+        Py_DECREF(items);
+        return -1;
+    }
+    int failed = 0;
+    for (Py_ssize_t i = 0; i < 3 && !failed; i++) {
+        failed = py_take_double(PyTuple_GetItem(items, i), name, &at[i]);
+    }
+    Py_DECREF(items);
+    return failed;
+}
+
+/* A flag may also be 0 or 1, as it is in a checkpoint. */
+static int take_flag(PyObject *value, const char *name, int32_t *at)
+{
+    bool flag;
+    int64_t number;
+    if (PyBool_Check(value)) {
+        if (py_take_bool(value, name, &flag) < 0) {
+            return -1;
+        }
+        *at = flag;
+        return 0;
+    }
+    if (py_take_int(value, name, 0, 1, &number) < 0) {
+        return -1;
+    }
+    *at = (int32_t)number;
+    return 0;
+}
+
+static int take_seed(PyObject *value, const char *name, uint64_t *at)
+{
+    int64_t number;
+    if (py_take_int(value, name, 0, INT64_MAX, &number) < 0) {
+        return -1;
+    }
+    *at = (uint64_t)number;
+    return 0;
+}
+
+static int take_int32(PyObject *value, const char *name, int32_t *at)
+{
+    int64_t number;
+    if (py_take_int(value, name, INT32_MIN, INT32_MAX, &number) < 0) {
+        return -1;
+    }
+    *at = (int32_t)number;
+    return 0;
+}
+
+static int take_field(const field *f, PyObject *value, tch_optim_config *config)
+{
+    void *at = (char *)config + f->offset;
+    switch (f->kind) {
+    case REAL:
+        return py_take_double(value, f->name, at);
+    case INT32:
+        return take_int32(value, f->name, at);
+    case INT64:
+        return py_take_int(value, f->name, INT64_MIN, INT64_MAX, at);
+    case UINT64:
+        return take_seed(value, f->name, at);
+    case BOOL:
+        return take_flag(value, f->name, at);
+    case WORD: /* enumerations have the size of an int */
+        return py_take_word(value, f->name, f->words, at);
+    default:
+        return take_triple(value, f->name, at);
+    }
+}
+
+static int refuse_unknown(PyObject *dictionary)
+{
+    PyObject *key;
+    PyObject *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(dictionary, &at, &key, &value)) {
+        bool known = false;
+        for (int i = 0; i < FIELDS && !known; i++) {
+            known = PyUnicode_Check(key) && PyUnicode_CompareWithASCIIString(key, fields[i].name) == 0;
+        }
+        if (!known) {
+            if (!PyUnicode_Check(key)) {
+                return py_wrong_type(key, "the options of a config must be strings");
+            }
+            PyErr_Format(PyExc_TypeError, "config has no option '%U'", key);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int take_kind(PyObject *dictionary, int *kind)
+{
+    PyObject *value = PyDict_GetItemWithError(dictionary, names[0]);
+    if (value == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "config needs the option 'kind'");
+        }
+        return -1;
+    }
+    return py_take_word(value, "kind", kinds, kind);
+}
+
+int py_optim_config(PyObject *dictionary, tch_optim_config *config)
+{
+    int kind;
+    Py_ssize_t found = 0;
+    if (!PyDict_Check(dictionary)) {
+        return py_wrong_type(dictionary, "config must be a dictionary");
+    }
+    if (take_kind(dictionary, &kind) < 0) {
+        return -1;
+    }
+    *config = tch_optim_defaults((tch_optim_kind)kind);
+    for (int i = 0; i < FIELDS; i++) {
+        PyObject *value = PyDict_GetItemWithError(dictionary, names[i]);
+        if (value == NULL && PyErr_Occurred()) {
+            return -1;
+        }
+        if (value != NULL) {
+            found++;
+            if (take_field(&fields[i], value, config) < 0) {
+                return -1;
+            }
+        }
+    }
+    return found == PyDict_Size(dictionary) ? 0 : refuse_unknown(dictionary);
+}
+
+/* --- to a dictionary ---------------------------------------------------------------------------------------------- */
+
+static PyObject *give_field(const field *f, const tch_optim_config *config)
+{
+    const void *at = (const char *)config + f->offset;
+    const double *numbers = at;
+    switch (f->kind) {
+    case REAL:
+        return PyFloat_FromDouble(numbers[0]);
+    case INT32:
+        return PyLong_FromLong(*(const int32_t *)at);
+    case INT64:
+        return PyLong_FromLongLong(*(const int64_t *)at);
+    case UINT64:
+        return PyLong_FromUnsignedLongLong(*(const uint64_t *)at);
+    case BOOL:
+        return PyBool_FromLong(*(const int32_t *)at);
+    case WORD:
+        return PyUnicode_FromString(f->words[*(const int32_t *)at]);
+    default:
+        return Py_BuildValue("(ddd)", numbers[0], numbers[1], numbers[2]);
+    }
+}
+
+static PyObject *optim_defaults(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const expected[] = {"kind", NULL};
+    PyObject *values[1];
+    int kind;
+    (void)module;
+    if (py_arguments("optim_defaults", expected, 1, args, count, keywords, values) < 0 ||
+        py_take_word(values[0], "kind", kinds, &kind) < 0) {
+        return NULL;
+    }
+    tch_optim_config config = tch_optim_defaults((tch_optim_kind)kind);
+    PyObject *dictionary = PyDict_New();
+    for (int i = 0; i < FIELDS && dictionary != NULL; i++) {
+        PyObject *value = give_field(&fields[i], &config);
+        if (value == NULL || PyDict_SetItem(dictionary, names[i], value) < 0) {
+            Py_CLEAR(dictionary);
+        }
+        Py_XDECREF(value);
+    }
+    return dictionary;
+}
+
+int py_optim_config_register(PyObject *module)
+{
+    static PyMethodDef functions[] = {
+        PY_METHOD("optim_defaults", optim_defaults, "The configuration that a kind of optimizer begins with."),
+        {NULL, NULL, 0, NULL}};
+    for (int i = 0; i < FIELDS; i++) {
+        if (names[i] == NULL && (names[i] = PyUnicode_InternFromString(fields[i].name)) == NULL) {
+            return -1;
+        }
+    }
+    return PyModule_AddFunctions(module, functions);
+}

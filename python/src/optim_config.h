@@ -1,0 +1,16 @@
+/* Configurations of optimizers as dictionaries: the fields of tch_optim_config by name, enumerations as their words. */
+#ifndef TORCHIUM_PYTHON_OPTIM_CONFIG_H
+#define TORCHIUM_PYTHON_OPTIM_CONFIG_H
+
+#include "python.h"
+
+/* Adds optim_defaults to the module. Returns 0, or -1 with an exception set. */
+int py_optim_config_register(PyObject *module);
+
+/* The defaults of the dictionary's "kind", changed by its other entries. Returns 0, or -1 with an exception set. */
+int py_optim_config(PyObject *dictionary, tch_optim_config *config);
+
+/* "EXPECTED, got an object of type TYPE", as a TypeError; an object is not asked to describe itself. Always -1. */
+int py_wrong_type(PyObject *value, const char *expected);
+
+#endif

@@ -1,0 +1,310 @@
+/* The type torchium._C.Optimizer: its making and end, where the memory of the state comes from, and the hook for profilers.
+ * What runs inside the library without the GIL and calls Python back is `allocate`, `release`, `push` and `pop`: each takes
+ * the GIL for itself. */
+#include "optimizer.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "arguments.h"
+#include "contexts.h"
+#include "errors.h"
+#include "module.h"
+#include "optim_config.h"
+
+#define STATE_ALIGNMENT 256
+
+int py_optimizer_enter(py_optimizer *self)
+{
+    if (self->context == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "this optimizer was never made: its __init__ did not succeed");
+        return -1;
+    }
+    if (self->process != (long)getpid()) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "this optimizer belongs to the process that this one was forked from; make a "
+                        "new one here");
+        return -1;
+    }
+    if (self->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "this optimizer is in use by another call, perhaps in another thread");
+        return -1;
+    }
+    self->busy = true;
+    return 0;
+}
+
+void py_optimizer_leave(py_optimizer *self)
+{
+    self->busy = false;
+}
+
+/* --- memory of the state ------------------------------------------------------------------------------------------ */
+
+/* allocate(bytes) gives (owner, address): memory at the address that lives as long as the owner. */
+static int take_memory(PyObject *pair, PyObject **owner, char **address)
+{
+    if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
+        return py_wrong_type(pair, "allocate must return (owner, address)");
+    }
+    *address = PyLong_AsVoidPtr(PyTuple_GetItem(pair, 1));
+    if (*address == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_MemoryError, "allocate returned the address 0");
+        }
+        return -1;
+    }
+    *owner = Py_NewRef(PyTuple_GetItem(pair, 0));
+    return 0;
+}
+
+static int add_slab(py_optimizer *self, int64_t bytes, void **pointer)
+{
+    py_slab *slabs = PyMem_Realloc(self->slabs, (size_t)(self->slab_count + 1) * sizeof *slabs);
+    if (slabs == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->slabs = slabs;
+    PyObject *pair = PyObject_CallFunction(self->allocate, "L", (long long)(bytes + STATE_ALIGNMENT));
+    PyObject *owner = NULL;
+    char *address = NULL;
+    int failed = pair == NULL || take_memory(pair, &owner, &address) < 0;
+    Py_XDECREF(pair);
+    if (failed) {
+        return -1;
+    }
+    address += (STATE_ALIGNMENT - (uintptr_t)address % STATE_ALIGNMENT) % STATE_ALIGNMENT;
+    self->slabs[self->slab_count++] = (py_slab){address, bytes, owner};
+    *pointer = address;
+    return 0;
+}
+
+static tch_status allocate(void *user, int64_t bytes, void **pointer)
+{
+    py_optimizer *self = user;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    int failed = add_slab(self, bytes, pointer);
+    if (failed) {
+        PyErr_Fetch(&self->error_type, &self->error_value, &self->error_trace);
+    }
+    PyGILState_Release(gil);
+    return failed ? TCH_ERR_OUT_OF_MEMORY : TCH_OK;
+}
+
+static void release(void *user, void *pointer, int64_t bytes)
+{
+    py_optimizer *self = user;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    (void)bytes;
+    for (int32_t i = 0; i < self->slab_count; i++) {
+        if (self->slabs[i].pointer == (char *)pointer) {
+            PyObject *owner = self->slabs[i].owner;
+            self->slabs[i] = self->slabs[--self->slab_count];
+            Py_DECREF(owner);
+            break;
+        }
+    }
+    PyGILState_Release(gil);
+}
+
+tch_state_allocator py_optimizer_allocator(py_optimizer *self)
+{
+    return (tch_state_allocator){sizeof(tch_state_allocator), allocate, release, self};
+}
+
+int py_optimizer_fail(py_optimizer *self, tch_status status)
+{
+    if (self->error_type != NULL) {
+        PyErr_Restore(self->error_type, self->error_value, self->error_trace);
+        self->error_type = self->error_value = self->error_trace = NULL;
+    } else {
+        py_fail(status);
+    }
+    return -1;
+}
+
+/* --- names for a profiler ----------------------------------------------------------------------------------------- */
+
+/* A step goes on whatever a profiler's function does. */
+static void call_quietly(PyObject *function, const char *name)
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *result =
+        name != NULL ? PyObject_CallFunction(function, "s", name) : PyObject_CallFunction(function, NULL);
+    if (result == NULL) {
+        PyErr_WriteUnraisable(function);
+    }
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+}
+
+static void push_range(void *user, const char *name)
+{
+    call_quietly(((py_optimizer *)user)->push, name);
+}
+
+static void pop_range(void *user)
+{
+    call_quietly(((py_optimizer *)user)->pop, NULL);
+}
+
+static void replace(PyObject **place, PyObject *value)
+{
+    PyObject *before = *place;
+    *place = Py_NewRef(value);
+    Py_XDECREF(before);
+}
+
+static PyObject *set_range_hook(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"push", "pop", NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    PyObject *values[2];
+    if (py_arguments("set_range_hook", names, 2, args, count, keywords, values) < 0) {
+        return NULL;
+    }
+    bool none = values[0] == Py_None && values[1] == Py_None;
+    if (!none && !(PyCallable_Check(values[0]) && PyCallable_Check(values[1]))) {
+        PyErr_SetString(PyExc_TypeError, "push and pop must both be callable, or both None");
+        return NULL;
+    }
+    if (py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    replace(&self->push, values[0]);
+    replace(&self->pop, values[1]);
+    return py_optimizer_done(
+        self, tch_context_set_range_hook(self->context, none ? NULL : push_range, none ? NULL : pop_range, self));
+}
+
+/* --- the type ----------------------------------------------------------------------------------------------------- */
+
+static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"device", "allocate", NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    PyObject *device;
+    PyObject *memory = Py_None;
+    char text[32];
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|O:Optimizer", names, &device, &memory) ||
+        py_take_device(device, "device", &self->device) < 0) {
+        return -1;
+    }
+    if (self->context != NULL || (memory != Py_None && !PyCallable_Check(memory))) {
+        PyErr_SetString(PyExc_TypeError,
+                        self->context != NULL ? "an optimizer is made once" : "allocate must be callable, or None");
+        return -1;
+    }
+    self->lr_tensors = PyDict_New();
+    if (self->lr_tensors == NULL) {
+        return -1;
+    }
+    replace(&self->allocate, memory);
+    self->process = (long)getpid();
+    tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
+    return status == TCH_OK ? 0 : py_optimizer_fail(self, status);
+}
+
+static int traverse(PyObject *object, visitproc visit, void *arg)
+{
+    py_optimizer *self = (py_optimizer *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->allocate);
+    Py_VISIT(self->push);
+    Py_VISIT(self->pop);
+    Py_VISIT(self->lr_tensors);
+    for (int32_t i = 0; i < self->slab_count; i++) {
+        Py_VISIT(self->slabs[i].owner);
+    }
+    return 0;
+}
+
+/* The library first: it waits for the device and then gives the state's memory back, through `release`. A profiler is not
+ * told of it: the interpreter may be at its end. */
+static void close_library(py_optimizer *self)
+{
+    if (self->process == (long)getpid() && self->context != NULL) {
+        tch_context_set_range_hook(self->context, NULL, NULL, NULL);
+        tch_optimizer_destroy(self->optimizer);
+        tch_context_destroy(self->context);
+    }
+    self->optimizer = NULL;
+    self->context = NULL;
+}
+
+static int clear(PyObject *object)
+{
+    py_optimizer *self = (py_optimizer *)object;
+    if (self->busy) {
+        return 0;
+    }
+    close_library(self);
+    Py_CLEAR(self->allocate);
+    Py_CLEAR(self->push);
+    Py_CLEAR(self->pop);
+    Py_CLEAR(self->lr_tensors);
+    while (self->slab_count > 0) {
+        Py_DECREF(self->slabs[--self->slab_count].owner);
+    }
+    return 0;
+}
+
+static void deallocate(PyObject *object)
+{
+    py_optimizer *self = (py_optimizer *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject *kind, *value, *trace;
+    PyObject_GC_UnTrack(object);
+    PyErr_Fetch(&kind, &value, &trace);
+    self->busy = false;
+    clear(object);
+    PyErr_Restore(kind, value, trace);
+    PyMem_Free(self->slabs);
+    for (int32_t i = 0; i < self->count; i++) {
+        PyMem_Free(self->places[i]);
+    }
+    PyMem_Free((void *)self->places);
+    py_operands_free(&self->step);
+    PyObject_GC_Del(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    PY_METHOD("add_group", py_optimizer_add_group, "Parameters with one configuration; returns the group's number."),
+    PY_METHOD("set_config", py_optimizer_set_config, "Changes the numbers of a group."),
+    PY_METHOD("set_lr", py_optimizer_set_lr, "Changes the learning rate of a group."),
+    PY_METHOD("set_lr_tensor", py_optimizer_set_lr_tensor, "A learning rate that lives on the device, or None."),
+    PY_METHOD("step", py_optimizer_step, "One step with the gradients given, or with those that the parameters have."),
+    PY_METHOD("states", py_optimizer_states, "(name, parameter, memory) of every tensor of the state."),
+    PY_METHOD("get_counts", py_optimizer_get_counts, "What the host counts for a parameter."),
+    PY_METHOD("set_counts", py_optimizer_set_counts, "Puts the counts of a parameter back, after its tensors."),
+    PY_METHOD("memory", py_optimizer_memory, "Bytes of state, scratch and refreshes."),
+    PY_METHOD("stats", py_optimizer_stats, "Steps, skipped steps, refreshes. Waits for the device."),
+    PY_METHOD("set_range_hook", set_range_hook, "Functions that are told of a step's phases, or None and None."),
+    {NULL, NULL, 0, NULL}};
+
+int py_optimizer_register(PyObject *module)
+{
+    static PyType_Slot slots[] = {
+        {Py_tp_doc, "One tch_optimizer: all parameters of one device."},
+        {Py_tp_init, PY_SLOT(initialize)},
+        {Py_tp_traverse, PY_SLOT(traverse)},
+        {Py_tp_clear, PY_SLOT(clear)},
+        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_methods, methods},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {"torchium._C.Optimizer", sizeof(py_optimizer), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+    static PyMethodDef functions[] = {
+        PY_METHOD("same_items", py_same_items, "Whether two lists hold the same objects."),
+        PY_METHOD("optim_forecast", py_optim_forecast, "What an optimizer would take, before anything is allocated."),
+        {NULL, NULL, 0, NULL}};
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    int failed = type == NULL || PyModule_AddObjectRef(module, "Optimizer", type) < 0 ||
+                 PyModule_AddFunctions(module, functions) < 0 || py_optim_config_register(module) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}

@@ -1,0 +1,88 @@
+/* The inside of torchium._C.Optimizer: one tch_optimizer and the context it runs on. Several files define its methods.
+ *
+ * A method has the object to itself from py_optimizer_enter to py_optimizer_leave, also while the GIL is released: who comes
+ * in between, from another thread or from a function the object itself has called, gets a RuntimeError. */
+#ifndef TORCHIUM_PYTHON_OPTIMIZER_H
+#define TORCHIUM_PYTHON_OPTIMIZER_H
+
+#include "arrays.h"
+#include "python.h"
+
+/* Memory of the state, and the object that keeps it. */
+typedef struct py_slab {
+    char *pointer;
+    int64_t bytes;
+    PyObject *owner;
+} py_slab;
+
+/* A parameter as the library knows it: shape and strides point into the struct. */
+typedef struct py_place {
+    tch_tensor tensor;
+    int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
+    char label[256], gradient_label[256]; /* for messages */
+} py_place;
+
+/* The arrays of a step: the parameters, their gradients, grad_scale and found_inf. */
+typedef struct py_operands {
+    py_operand *operands;
+    py_array *arrays;
+    tch_tensor **tensors; /* NULL where there is none */
+} py_operands;
+
+typedef struct py_optimizer {
+    PyObject ob_base;
+    tch_device device;
+    tch_context *context;
+    tch_optimizer *optimizer; /* NULL until the first group */
+    bool busy;
+    long process; /* that made it: a child of a fork leaves it alone */
+    PyObject *allocate, *push, *pop;
+    PyObject *lr_tensors; /* a dictionary, group: what keeps its learning rate alive */
+    py_slab *slabs;
+    int32_t slab_count;
+    /* an exception that came out of `allocate`, until the library has returned */
+    PyObject *error_type, *error_value, *error_trace;
+    bool has_stream;
+    void *stream;
+    int32_t count;     /* parameters */
+    py_place **places; /* one for each */
+    py_operands step;  /* 2 count + 2 of each */
+} py_optimizer;
+
+/* 0, or -1 with a RuntimeError set. */
+int py_optimizer_enter(py_optimizer *self);
+void py_optimizer_leave(py_optimizer *self);
+
+/* Makes the library's calls go to the stream that the arrays of a call are worked on. 0, or -1 with an exception set. */
+int py_optimizer_follow_stream(py_optimizer *self, const py_stream *stream);
+
+/* Room for so many arrays; 0, or -1 with an exception set. */
+int py_operands_make(py_operands *operands, size_t count);
+void py_operands_free(py_operands *operands);
+
+/* Where the library takes the state's memory from: self->allocate. */
+tch_state_allocator py_optimizer_allocator(py_optimizer *self);
+
+/* Sets the exception of a failed call, the one that `allocate` raised if it did. Always -1. */
+int py_optimizer_fail(py_optimizer *self, tch_status status);
+
+/* The end of a method: None, or the exception of the status. */
+PyObject *py_optimizer_done(py_optimizer *self, tch_status status);
+
+void py_place_set(py_place *place, const tch_tensor *tensor);
+
+/* Methods: of optimizer_groups.c, optimizer_step.c and optimizer_state.c. */
+PyObject *py_optimizer_add_group(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_set_config(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_set_lr(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_set_lr_tensor(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_step(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_same_items(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_states(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_get_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_set_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_memory(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_stats(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optim_forecast(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+
+#endif

@@ -1,0 +1,308 @@
+/* Groups of parameters and their numbers; and how arrays and streams reach the library. */
+#include "optimizer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "arguments.h"
+#include "errors.h"
+#include "optim_config.h"
+
+/* --- streams and arrays ------------------------------------------------------------------------------------------- */
+
+int py_optimizer_follow_stream(py_optimizer *self, const py_stream *stream)
+{
+    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && stream->handle == self->stream)) {
+        return 0;
+    }
+    tch_status status = tch_context_set_stream(self->context, stream->handle);
+    if (status != TCH_OK) {
+        py_fail(status);
+        return -1;
+    }
+    self->has_stream = true;
+    self->stream = stream->handle;
+    return 0;
+}
+
+int py_operands_make(py_operands *operands, size_t count)
+{
+    *operands =
+        (py_operands){PyMem_Calloc(count + 1, sizeof *operands->operands),
+                      PyMem_Calloc(count + 1, sizeof *operands->arrays), PyMem_Calloc(count + 1, sizeof(void *))};
+    if (operands->operands == NULL || operands->arrays == NULL || operands->tensors == NULL) {
+        py_operands_free(operands);
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+void py_operands_free(py_operands *operands)
+{
+    PyMem_Free(operands->operands);
+    PyMem_Free(operands->arrays);
+    PyMem_Free((void *)operands->tensors);
+    *operands = (py_operands){NULL, NULL, NULL};
+}
+
+/* --- places ------------------------------------------------------------------------------------------------------- */
+
+void py_place_set(py_place *place, const tch_tensor *tensor)
+{
+    size_t bytes = (size_t)tensor->ndim * sizeof(int64_t);
+    place->tensor = *tensor;
+    place->tensor.shape = place->shape;
+    memcpy(place->shape, tensor->shape, bytes);
+    if (tensor->strides != NULL) {
+        memcpy(place->strides, tensor->strides, bytes);
+        place->tensor.strides = place->strides;
+    }
+}
+
+static void name_operands(py_optimizer *self)
+{
+    py_operand *at = self->step.operands;
+    for (int32_t i = 0; i < self->count; i++) {
+        at[i] = (py_operand){NULL, self->places[i]->label, true};
+        at[self->count + i] = (py_operand){NULL, self->places[i]->gradient_label, false};
+    }
+    at[2 * self->count] = (py_operand){NULL, "grad_scale", false};
+    at[2 * self->count + 1] = (py_operand){NULL, "found_inf", false};
+}
+
+/* Everything that needs memory, before the library has a new group: places without a tensor yet, and room for the arrays of
+ * a step. */
+static int prepare_places(py_optimizer *self, const tch_parameter *entries, int32_t count)
+{
+    int32_t total = self->count + count;
+    py_operands step;
+    py_place **places = PyMem_Realloc(self->places, ((size_t)total + 1) * sizeof(py_place *));
+    if (places == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->places = places;
+    if (py_operands_make(&step, 2 * (size_t)total + 2) < 0) {
+        return -1;
+    }
+    py_operands_free(&self->step);
+    self->step = step;
+    for (int32_t i = self->count; i < total; i++) {
+        places[i] = PyMem_Calloc(1, sizeof *places[i]);
+        if (places[i] == NULL) {
+            while (i-- > self->count) {
+                PyMem_Free(places[i]);
+            }
+            name_operands(self);
+            PyErr_NoMemory();
+            return -1;
+        }
+        const char *name = entries[i - self->count].name;
+        snprintf(places[i]->label, sizeof places[i]->label, "parameter '%s'", name);
+        snprintf(places[i]->gradient_label, sizeof places[i]->gradient_label, "the gradient of '%s'", name);
+    }
+    return 0;
+}
+
+/* The places of a group that is there now, or is not. */
+static void settle_places(py_optimizer *self, const tch_parameter *entries, int32_t count, bool made)
+{
+    for (int32_t i = 0; i < count; i++) {
+        if (made) {
+            py_place_set(self->places[self->count + i], entries[i].tensor);
+        } else {
+            PyMem_Free(self->places[self->count + i]);
+        }
+    }
+    self->count += made ? count : 0;
+    name_operands(self);
+}
+
+/* --- a new group -------------------------------------------------------------------------------------------------- */
+
+static int make_group(py_optimizer *self, const tch_optim_config *config, int32_t count, const tch_parameter *entries,
+                      int32_t *group)
+{
+    const tch_state_allocator memory = py_optimizer_allocator(self);
+    tch_status status;
+    bool own = self->allocate != Py_None;
+    *group = 0;
+    if (prepare_places(self, entries, count) < 0) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = self->optimizer != NULL ? tch_optimizer_add_group(self->optimizer, config, count, entries, group)
+                                     : tch_optimizer_create_with(self->context, config, count, entries,
+                                                                 own ? &memory : NULL, &self->optimizer);
+    Py_END_ALLOW_THREADS;
+    settle_places(self, entries, count, status == TCH_OK);
+    return status == TCH_OK ? 0 : py_optimizer_fail(self, status);
+}
+
+static int describe_parameters(PyObject *const *tuples, int32_t count, py_operand *operands, tch_parameter *entries)
+{
+    for (int32_t i = 0; i < count; i++) {
+        bool elementwise;
+        const char *name;
+        if (py_take_string(PyTuple_GetItem(tuples[1], i), "a parameter's name", &name) < 0 ||
+            py_take_bool(PyTuple_GetItem(tuples[2], i), "elementwise", &elementwise) < 0) {
+            return -1;
+        }
+        operands[i] = (py_operand){PyTuple_GetItem(tuples[0], i), name, true};
+        entries[i] = (tch_parameter){NULL, name, elementwise};
+    }
+    return 0;
+}
+
+static int add_parameters(py_optimizer *self, const tch_optim_config *config, PyObject *const *tuples, PyObject *given,
+                          py_operands *o, tch_parameter *entries, int32_t *group)
+{
+    int32_t count = (int32_t)PyTuple_Size(tuples[0]);
+    py_stream stream;
+    if (describe_parameters(tuples, count, o->operands, entries) < 0 ||
+        py_arrays_take(o->arrays, o->tensors, o->operands, count, given, &stream) < 0) {
+        return -1;
+    }
+    py_arrays_device(o->tensors, count); /* page-locked memory counts as the CPU's */
+    for (int32_t i = 0; i < count; i++) {
+        entries[i].tensor = o->tensors[i];
+    }
+    int failed = py_optimizer_follow_stream(self, &stream) < 0 || make_group(self, config, count, entries, group) < 0;
+    py_arrays_release(o->arrays, o->tensors, count);
+    return failed ? -1 : 0;
+}
+
+/* The three lists as tuples, which nobody changes while arrays are asked for; they are new references. */
+static int take_lists(PyObject *const *lists, PyObject **tuples)
+{
+    static const char *const names[] = {"parameters", "names", "elementwise"};
+    for (int i = 0; i < 3; i++) {
+        if (!PyList_Check(lists[i]) || PyList_Size(lists[i]) != PyList_Size(lists[0])) {
+            PyErr_Format(PyExc_TypeError, "%s must be a list, as long as that of the parameters", names[i]);
+            return -1;
+        }
+        if (PyList_Size(lists[i]) > INT32_MAX / 2) {
+            PyErr_SetString(PyExc_ValueError, "parameters has more entries than can be counted");
+            return -1;
+        }
+        tuples[i] = PyList_AsTuple(lists[i]);
+        if (tuples[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int add_with_room(py_optimizer *self, const tch_optim_config *config, PyObject *const *tuples, PyObject *stream,
+                         int32_t *group)
+{
+    size_t count = (size_t)PyTuple_Size(tuples[0]);
+    py_operands operands;
+    tch_parameter *entries = PyMem_Calloc(count + 1, sizeof *entries);
+    if (entries == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    int failed = py_operands_make(&operands, count);
+    if (!failed) {
+        failed = add_parameters(self, config, tuples, stream, &operands, entries, group);
+        py_operands_free(&operands);
+    }
+    PyMem_Free(entries);
+    return failed;
+}
+
+PyObject *py_optimizer_add_group(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"config", "parameters", "names", "elementwise", "stream", NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    PyObject *values[5];
+    PyObject *tuples[3] = {NULL};
+    tch_optim_config config;
+    if (py_arguments("add_group", names, 4, args, count, keywords, values) < 0 ||
+        py_optim_config(values[0], &config) < 0 || py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    int32_t group = 0;
+    int failed = take_lists(values + 1, tuples) < 0 || add_with_room(self, &config, tuples, values[4], &group) != 0;
+    for (int i = 0; i < 3; i++) {
+        Py_XDECREF(tuples[i]);
+    }
+    py_optimizer_leave(self);
+    return failed ? NULL : PyLong_FromLong(group);
+}
+
+PyObject *py_optimizer_done(py_optimizer *self, tch_status status)
+{
+    PyObject *result = status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+    py_optimizer_leave(self);
+    return result;
+}
+
+PyObject *py_optimizer_set_config(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"group", "config", NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    PyObject *values[2];
+    int64_t group;
+    tch_optim_config config;
+    if (py_arguments("set_config", names, 2, args, count, keywords, values) < 0 ||
+        py_take_int(values[0], "group", 0, INT32_MAX, &group) < 0 || py_optim_config(values[1], &config) < 0 ||
+        py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    return py_optimizer_done(self, tch_optimizer_set_config(self->optimizer, (int32_t)group, &config));
+}
+
+PyObject *py_optimizer_set_lr(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"group", "lr", NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    PyObject *values[2];
+    int64_t group;
+    double lr;
+    if (py_arguments("set_lr", names, 2, args, count, keywords, values) < 0 ||
+        py_take_int(values[0], "group", 0, INT32_MAX, &group) < 0 || py_take_double(values[1], "lr", &lr) < 0 ||
+        py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    return py_optimizer_done(self, tch_optimizer_set_lr(self->optimizer, (int32_t)group, lr));
+}
+
+/* TCH_ERR_INTERNAL where an exception of its own is set. */
+static tch_status use_lr_tensor(py_optimizer *self, PyObject *group, int32_t index, PyObject *lr)
+{
+    const py_operand operand = {lr, "lr", false};
+    py_array array;
+    tch_tensor *tensor;
+    py_stream stream;
+    if (py_arrays_take(&array, &tensor, &operand, 1, NULL, &stream) < 0) {
+        return TCH_ERR_INTERNAL;
+    }
+    tch_status status = tch_optimizer_set_lr_tensor(self->optimizer, index, tensor);
+    py_arrays_release(&array, &tensor, 1);
+    if (status == TCH_OK && PyDict_SetItem(self->lr_tensors, group, lr) < 0) {
+        tch_optimizer_set_lr_tensor(self->optimizer, index, NULL);
+        return TCH_ERR_INTERNAL;
+    }
+    return status;
+}
+
+PyObject *py_optimizer_set_lr_tensor(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"group", "lr", NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    PyObject *values[2];
+    int64_t group;
+    if (py_arguments("set_lr_tensor", names, 2, args, count, keywords, values) < 0 ||
+        py_take_int(values[0], "group", 0, INT32_MAX, &group) < 0 || py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    tch_status status = use_lr_tensor(self, values[0], (int32_t)group, values[1]);
+    if (PyErr_Occurred()) {
+        py_optimizer_leave(self);
+        return NULL;
+    }
+    return py_optimizer_done(self, status);
+}

@@ -1,0 +1,255 @@
+/* What is asked of an optimizer: its state as tensors, its counts, memory and statistics; and the forecast of one. */
+#include "optimizer.h"
+
+#include <string.h>
+
+#include "arguments.h"
+#include "contexts.h"
+#include "errors.h"
+#include "memory.h"
+#include "optim_config.h"
+
+/* --- the state ---------------------------------------------------------------------------------------------------- */
+
+/* Who keeps this memory alive: the caller's own object, or this one where the memory is the library's. */
+static PyObject *owner_of(const py_optimizer *self, const char *data)
+{
+    for (int32_t i = 0; i < self->slab_count; i++) {
+        const py_slab *slab = &self->slabs[i];
+        if (data >= slab->pointer && data < slab->pointer + slab->bytes) {
+            return slab->owner;
+        }
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *describe_state(py_optimizer *self, int32_t index)
+{
+    tch_optim_state state = TCH_OPTIM_STATE_INIT;
+    tch_status status = tch_optimizer_get_state(self->optimizer, index, &state);
+    if (status != TCH_OK) {
+        return py_fail(status);
+    }
+    PyObject *memory = py_memory_wrap(state.tensor, owner_of(self, state.tensor->data), self->stream);
+    if (memory == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue("(siN)", strrchr(state.name, '/') + 1, (int)state.parameter, memory);
+}
+
+PyObject *py_optimizer_states(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    if (py_arguments("states", names, 0, args, count, keywords, NULL) < 0 || py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    for (int32_t i = 0; list != NULL && i < tch_optimizer_state_count(self->optimizer); i++) {
+        PyObject *item = describe_state(self, i);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    py_optimizer_leave(self);
+    return list;
+}
+
+/* --- counts ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *list_numbers(const int64_t *numbers, int64_t length)
+{
+    PyObject *list = PyList_New(0);
+    for (int64_t i = 0; list != NULL && i < length; i++) {
+        PyObject *number = PyLong_FromLongLong(numbers[i]);
+        if (number == NULL || PyList_Append(list, number) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(number);
+    }
+    return list;
+}
+
+PyObject *py_optimizer_get_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"parameter", NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    PyObject *values[1];
+    int64_t parameter;
+    if (py_arguments("get_counts", names, 1, args, count, keywords, values) < 0 ||
+        py_take_int(values[0], "parameter", 0, INT32_MAX, &parameter) < 0 || py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    int64_t length = tch_optimizer_counts_length(self->optimizer, (int32_t)parameter);
+    int64_t *numbers = PyMem_Calloc((size_t)length + 1, sizeof *numbers);
+    PyObject *list = NULL;
+    if (numbers == NULL) {
+        PyErr_NoMemory();
+    } else {
+        tch_status status = tch_optimizer_get_counts(self->optimizer, (int32_t)parameter, length, numbers);
+        list = status == TCH_OK ? list_numbers(numbers, length) : py_fail(status);
+    }
+    PyMem_Free(numbers);
+    py_optimizer_leave(self);
+    return list;
+}
+
+static int read_numbers(PyObject *sequence, Py_ssize_t length, int64_t *numbers)
+{
+    for (Py_ssize_t i = 0; i < length; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        int failed = item == NULL || py_take_int(item, "counts", INT64_MIN, INT64_MAX, &numbers[i]) < 0;
+        Py_XDECREF(item);
+        if (failed) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyObject *py_optimizer_set_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"parameter", "counts", NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    PyObject *values[2];
+    int64_t parameter;
+    if (py_arguments("set_counts", names, 2, args, count, keywords, values) < 0 ||
+        py_take_int(values[0], "parameter", 0, INT32_MAX, &parameter) < 0) {
+        return NULL;
+    }
+    Py_ssize_t length = PySequence_Size(values[1]);
+    if (length < 0 || py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    int64_t *numbers = PyMem_Calloc((size_t)length + 1, sizeof *numbers);
+    int failed = numbers == NULL;
+    if (failed) {
+        PyErr_NoMemory();
+    } else if (!(failed = read_numbers(values[1], length, numbers) < 0)) {
+        tch_status status = tch_optimizer_set_counts(self->optimizer, (int32_t)parameter, length, numbers);
+        failed = status != TCH_OK && py_fail(status) == NULL;
+    }
+    PyMem_Free(numbers);
+    py_optimizer_leave(self);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* --- memory and statistics ---------------------------------------------------------------------------------------- */
+
+static PyObject *describe_memory(const tch_optim_memory *m)
+{
+    return Py_BuildValue("{sLsLsLsLsL}", "state", (long long)m->state, "scratch", (long long)m->scratch, "refresh",
+                         (long long)m->refresh, "blocks", (long long)m->blocks, "factors", (long long)m->factors);
+}
+
+PyObject *py_optimizer_memory(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+    if (py_arguments("memory", names, 0, args, count, keywords, NULL) < 0 || py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    tch_status status = tch_optimizer_get_memory(self->optimizer, &memory);
+    PyObject *result = status == TCH_OK ? describe_memory(&memory) : py_fail(status);
+    py_optimizer_leave(self);
+    return result;
+}
+
+PyObject *py_optimizer_stats(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {NULL};
+    py_optimizer *self = (py_optimizer *)object;
+    tch_optim_stats s = TCH_OPTIM_STATS_INIT;
+    tch_status status;
+    if (py_arguments("stats", names, 0, args, count, keywords, NULL) < 0 || py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = tch_optimizer_get_stats(self->optimizer, &s);
+    Py_END_ALLOW_THREADS;
+    PyObject *result = status != TCH_OK ? py_fail(status)
+                                        : Py_BuildValue("{sdsdsdsdsd}", "steps", (double)s.steps, "skipped",
+                                                        (double)s.skipped, "refreshes", (double)s.refreshes, "failed",
+                                                        (double)s.failed, "worst_residual", s.worst_residual);
+    py_optimizer_leave(self);
+    return result;
+}
+
+/* --- forecast ----------------------------------------------------------------------------------------------------- */
+
+/* (shape, dtype, elementwise) of a parameter that need not exist. */
+static int read_parameter(PyObject *item, py_place *place, tch_parameter *parameter)
+{
+    PyObject *shape;
+    PyObject *dtype;
+    int elementwise;
+    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOp", &shape, &dtype, &elementwise)) {
+        PyErr_Clear();
+        return py_wrong_type(item, "parameters must have entries (shape, dtype, elementwise)");
+    }
+    Py_ssize_t ndim = PySequence_Size(shape);
+    if (ndim < 0) {
+        PyErr_Clear();
+        return py_wrong_type(shape, "shape must be a sequence of sizes");
+    }
+    if (ndim > TCH_MAX_RANK) {
+        PyErr_Format(PyExc_ValueError, "shape must have at most %d sizes, got %zd", TCH_MAX_RANK, ndim);
+        return -1;
+    }
+    *place = (py_place){.tensor = {.ndim = (int32_t)ndim, .shape = place->shape}};
+    *parameter = (tch_parameter){&place->tensor, NULL, elementwise};
+    return py_take_dtype(dtype, "dtype", &place->tensor.dtype) < 0 ? -1 : read_numbers(shape, ndim, place->shape);
+}
+
+static PyObject *forecast(tch_device device, const tch_optim_config *config, PyObject *list, py_place *places,
+                          tch_parameter *parameters)
+{
+    Py_ssize_t count = PyTuple_Size(list);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (read_parameter(PyTuple_GetItem(list, i), &places[i], &parameters[i]) < 0) {
+            return NULL;
+        }
+        places[i].tensor.device = device;
+    }
+    py_context *place = py_context_borrow(device, NULL, false);
+    if (place == NULL) {
+        return NULL;
+    }
+    tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+    tch_status status = tch_optim_forecast(place->context, config, (int32_t)count, parameters, &memory);
+    PyObject *result = status == TCH_OK ? describe_memory(&memory) : py_fail(status);
+    py_context_return(place);
+    return result;
+}
+
+PyObject *py_optim_forecast(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"device", "config", "parameters", NULL};
+    PyObject *values[3];
+    tch_device device;
+    tch_optim_config config;
+    (void)module;
+    if (py_arguments("optim_forecast", names, 3, args, count, keywords, values) < 0 ||
+        py_take_device(values[0], "device", &device) < 0 || py_optim_config(values[1], &config) < 0) {
+        return NULL;
+    }
+    if (!PyList_Check(values[2]) || PyList_Size(values[2]) > INT32_MAX) {
+        PyErr_SetString(PyExc_TypeError, "parameters must be a list of (shape, dtype, elementwise)");
+        return NULL;
+    }
+    PyObject *list = PyList_AsTuple(values[2]); /* which nobody changes while its items are read */
+    if (list == NULL) {
+        return NULL;
+    }
+    size_t room = (size_t)PyTuple_Size(list) + 1;
+    py_place *places = PyMem_Calloc(room, sizeof *places);
+    tch_parameter *parameters = PyMem_Calloc(room, sizeof *parameters);
+    PyObject *result =
+        places == NULL || parameters == NULL ? PyErr_NoMemory() : forecast(device, &config, list, places, parameters);
+    PyMem_Free(places);
+    PyMem_Free(parameters);
+    Py_DECREF(list);
+    return result;
+}

@@ -1,0 +1,25 @@
+/* CPython and libtorchium, included once for all files of the extension. Only CPython's limited API is used, so that one
+ * binary serves every Python from 3.10 on: nothing here may reach into an object's struct. */
+#ifndef TORCHIUM_PYTHON_H
+#define TORCHIUM_PYTHON_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <torchium/torchium.h>
+
+/* An entry of a method table for functions that take (module or self, arguments, their number, keyword names). */
+#define PY_METHOD(name, function, text)                                                                                \
+    {                                                                                                                  \
+        name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS, text                             \
+    }
+
+/* A function as the object pointer that CPython's tables of slots want. */
+#define PY_SLOT(function) ((void *)(uintptr_t)(function))
+
+#endif

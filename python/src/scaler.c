@@ -1,0 +1,304 @@
+/* The type torchium._C.Scaler: one tch_scaler and the context it runs on. The scale and the flag are handed out as views that
+ * may be written to: torchium.amp keeps PyTorch's state machine with them. */
+#include "module.h"
+
+#include <unistd.h>
+
+#include "arguments.h"
+#include "arrays.h"
+#include "contexts.h"
+#include "errors.h"
+#include "memory.h"
+#include "optim_config.h"
+#include "optimizer.h"
+
+typedef struct scaler {
+    PyObject ob_base;
+    tch_device device;
+    tch_context *context;
+    tch_scaler *scaler;
+    bool busy;    /* a call is inside the library */
+    long process; /* that made it */
+    void *stream;
+    bool has_stream;
+} scaler;
+
+static int enter(scaler *self)
+{
+    if (self->scaler == NULL || self->busy || self->process != (long)getpid()) {
+        PyErr_SetString(PyExc_RuntimeError, self->scaler == NULL ? "this scaler was never made"
+                                            : self->busy         ? "this scaler is in use by another call"
+                                                                 : "this scaler belongs to the parent process");
+        return -1;
+    }
+    self->busy = true;
+    return 0;
+}
+
+static PyObject *leave(scaler *self, tch_status status)
+{
+    self->busy = false;
+    return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+static int follow_stream(scaler *self, void *wanted)
+{
+    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && wanted == self->stream)) {
+        return 0;
+    }
+    tch_status status = tch_context_set_stream(self->context, wanted);
+    if (status != TCH_OK) {
+        py_fail(status);
+        return -1;
+    }
+    self->has_stream = true;
+    self->stream = wanted;
+    return 0;
+}
+
+/* Without arrays that tell: the stream that is given, or the one of the last call. */
+static int follow_given(scaler *self, PyObject *given)
+{
+    int64_t number;
+    if (given == NULL || given == Py_None) {
+        return 0;
+    }
+    return py_take_int(given, "stream", 0, INT64_MAX, &number) < 0 ? -1
+                                                                   : follow_stream(self, (void *)(uintptr_t)number);
+}
+
+static tch_status visit(scaler *self, tch_tensor *const *tensors, int32_t count, bool divide, bool wait)
+{
+    tch_status status = divide ? tch_scaler_unscale(self->scaler, count, tensors)
+                               : tch_scaler_check(self->scaler, count, (const tch_tensor *const *)tensors);
+    return status == TCH_OK && wait ? tch_context_synchronize(self->context) : status;
+}
+
+static PyObject *visit_all(scaler *self, PyObject *tuple, PyObject *given, bool divide, py_operands *o)
+{
+    int32_t count = (int32_t)PyTuple_Size(tuple);
+    py_stream stream;
+    PyObject *result = NULL;
+    for (int32_t i = 0; i < count; i++) {
+        o->operands[i] = (py_operand){PyTuple_GetItem(tuple, i), "a gradient", divide};
+    }
+    if (py_arrays_take(o->arrays, o->tensors, o->operands, count, given, &stream) < 0) {
+        return NULL;
+    }
+    if (self->device.type == TCH_DEVICE_CPU) {
+        py_arrays_device(o->tensors, count); /* page-locked memory counts as the CPU's */
+    }
+    if (follow_stream(self, stream.handle) == 0) {
+        tch_status status;
+        Py_BEGIN_ALLOW_THREADS;
+        status = visit(self, o->tensors, count, divide, stream.wait);
+        Py_END_ALLOW_THREADS;
+        result = status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+    }
+    py_arrays_release(o->arrays, o->tensors, count);
+    return result;
+}
+
+static PyObject *unscale(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"gradients", "stream", "divide", NULL};
+    scaler *self = (scaler *)object;
+    PyObject *values[3];
+    bool divide = true;
+    if (py_arguments("unscale", names, 1, args, count, keywords, values) < 0 ||
+        (values[2] != NULL && py_take_bool(values[2], "divide", &divide) < 0)) {
+        return NULL;
+    }
+    if (!PyList_Check(values[0]) || PyList_Size(values[0]) > INT32_MAX) {
+        py_wrong_type(values[0], "gradients must be a list");
+        return NULL;
+    }
+    PyObject *tuple = PyList_AsTuple(values[0]); /* which nobody changes while arrays are asked for */
+    PyObject *result = NULL;
+    py_operands operands;
+    if (tuple != NULL && py_operands_make(&operands, (size_t)PyTuple_Size(tuple)) == 0) {
+        if (enter(self) == 0) {
+            result = visit_all(self, tuple, values[1], divide, &operands);
+            self->busy = false;
+        }
+        py_operands_free(&operands);
+    }
+    Py_XDECREF(tuple);
+    return result;
+}
+
+/* --- the numbers -------------------------------------------------------------------------------------------------- */
+
+static PyObject *view(PyObject *object, const char *function, PyObject *const *args, Py_ssize_t count,
+                      PyObject *keywords, const tch_tensor *(*get)(const tch_scaler *))
+{
+    static const char *const names[] = {NULL};
+    scaler *self = (scaler *)object;
+    if (py_arguments(function, names, 0, args, count, keywords, NULL) < 0 || enter(self) < 0) {
+        return NULL;
+    }
+    self->busy = false;
+    return py_memory_wrap(get(self->scaler), object, self->stream);
+}
+
+static PyObject *scale(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    return view(object, "scale", args, count, keywords, tch_scaler_scale);
+}
+
+static PyObject *found_inf(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    return view(object, "found_inf", args, count, keywords, tch_scaler_found_inf);
+}
+
+static PyObject *update(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"stream", NULL};
+    scaler *self = (scaler *)object;
+    PyObject *values[1];
+    if (py_arguments("update", names, 0, args, count, keywords, values) < 0 || enter(self) < 0) {
+        return NULL;
+    }
+    if (follow_given(self, values[0]) < 0) {
+        self->busy = false;
+        return NULL;
+    }
+    return leave(self, tch_scaler_update(self->scaler));
+}
+
+static PyObject *get_state(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {NULL};
+    scaler *self = (scaler *)object;
+    tch_scaler_state s = TCH_SCALER_STATE_INIT;
+    tch_status status;
+    if (py_arguments("get_state", names, 0, args, count, keywords, NULL) < 0 || enter(self) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = tch_scaler_get_state(self->scaler, &s);
+    Py_END_ALLOW_THREADS;
+    self->busy = false;
+    return status != TCH_OK ? py_fail(status)
+                            : Py_BuildValue("{sdsdsdsisi}", "scale", s.scale, "growth_factor", s.growth_factor,
+                                            "backoff_factor", s.backoff_factor, "growth_interval",
+                                            (int)s.growth_interval, "_growth_tracker", (int)s.growth_tracker);
+}
+
+static PyObject *item_of(PyObject *state, const char *name)
+{
+    PyObject *value = PyMapping_GetItemString(state, name);
+    if (value == NULL && PyErr_ExceptionMatches(PyExc_KeyError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError, "state has no '%s'", name);
+    }
+    return value;
+}
+
+static int read_number(PyObject *state, const char *name, double *number)
+{
+    PyObject *value = item_of(state, name);
+    int failed = value == NULL || py_take_double(value, name, number) < 0;
+    Py_XDECREF(value);
+    return failed;
+}
+
+static int read_count(PyObject *state, const char *name, int32_t *number)
+{
+    int64_t wide = 0;
+    PyObject *value = item_of(state, name);
+    int failed = value == NULL || py_take_int(value, name, 0, INT32_MAX, &wide) < 0;
+    Py_XDECREF(value);
+    *number = (int32_t)wide;
+    return failed;
+}
+
+static PyObject *set_state(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"state", NULL};
+    scaler *self = (scaler *)object;
+    PyObject *values[1];
+    tch_scaler_state s = TCH_SCALER_STATE_INIT;
+    if (py_arguments("set_state", names, 1, args, count, keywords, values) < 0) {
+        return NULL;
+    }
+    if (!PyDict_Check(values[0])) {
+        py_wrong_type(values[0], "state must be a dictionary");
+        return NULL;
+    }
+    if (read_number(values[0], "scale", &s.scale) || read_number(values[0], "growth_factor", &s.growth_factor) ||
+        read_number(values[0], "backoff_factor", &s.backoff_factor) ||
+        read_count(values[0], "growth_interval", &s.growth_interval) ||
+        read_count(values[0], "_growth_tracker", &s.growth_tracker) || enter(self) < 0) {
+        return NULL;
+    }
+    return leave(self, tch_scaler_set_state(self->scaler, &s));
+}
+
+/* --- the type ----------------------------------------------------------------------------------------------------- */
+
+static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"device",          "init_scale", "growth_factor", "backoff_factor",
+                            "growth_interval", "enabled",    "stream",        NULL};
+    scaler *self = (scaler *)object;
+    tch_scaler_config c = TCH_SCALER_CONFIG_INIT;
+    PyObject *device;
+    PyObject *stream = Py_None;
+    char text[32];
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|dddipO:Scaler", names, &device, &c.init_scale, &c.growth_factor,
+                                     &c.backoff_factor, &c.growth_interval, &c.enabled, &stream) ||
+        py_take_device(device, "device", &self->device) < 0) {
+        return -1;
+    }
+    if (self->context != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a scaler is made once");
+        return -1;
+    }
+    self->process = (long)getpid();
+    tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
+    if (status == TCH_OK && follow_given(self, stream) < 0) {
+        return -1;
+    }
+    status = status == TCH_OK ? tch_scaler_create(self->context, &c, &self->scaler) : status;
+    return status == TCH_OK ? 0 : (py_fail(status), -1);
+}
+
+static void deallocate(PyObject *object)
+{
+    scaler *self = (scaler *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->process == (long)getpid()) {
+        tch_scaler_destroy(self->scaler);
+        tch_context_destroy(self->context);
+    }
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    PY_METHOD("scale", scale, "The scale, a float32 on the device, as memory that may be written to."),
+    PY_METHOD("found_inf", found_inf, "The flag of this iteration, likewise."),
+    PY_METHOD("unscale", unscale, "Divides gradients by the scale and looks for infinities; or only looks."),
+    PY_METHOD("update", update, "The end of an iteration: the scale falls or grows, the flag is cleared."),
+    PY_METHOD("get_state", get_state, "The numbers of a state_dict. Waits for the device."),
+    PY_METHOD("set_state", set_state, "Puts them back."),
+    {NULL, NULL, 0, NULL}};
+
+int py_scaler_register(PyObject *module)
+{
+    static PyType_Slot slots[] = {
+        {Py_tp_doc, "One tch_scaler: the scale, the growth tracker and the flag of the iteration, on one device."},
+        {Py_tp_init, PY_SLOT(initialize)},
+        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_methods, methods},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {"torchium._C.Scaler", sizeof(scaler), 0, Py_TPFLAGS_DEFAULT, slots};
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    int failed = type == NULL || PyModule_AddObjectRef(module, "Scaler", type) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}

@@ -1,0 +1,183 @@
+"""libtorchium, as the package sees it. Private: the public names are in torchium, torchium.linalg, torchium.optim.
+
+Arrays are anything that speaks DLPack: torch tensors (parameters that require gradients included), NumPy, CuPy, JAX.
+An output is written in place, must be writable and must not overlap an input. The device of a call is that of its
+arrays; a call on a GPU is queued on the stream its arrays' library is working on, and `stream` says another one.
+For torch tensors a result may be None: then it is made, contiguous, and returned (in eigh both, where w is None).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Array = Any
+
+version: str
+
+class NumericError(RuntimeError):
+    """Numbers that do not allow it: not finite, not symmetric, not positive definite, no convergence."""
+
+class OutOfMemoryError(MemoryError):
+    """The device or the host has not enough memory for the call."""
+
+def library_path() -> str:
+    """The file of libtorchium."""
+
+# --- devices and memory -----------------------------------------------------------------------------------------------
+
+def device_count(kind: str) -> int: ...
+def devices() -> list[dict[str, Any]]:
+    """Of each usable device: device, name, features, total_memory, free_memory, capability, processors."""
+
+def backends() -> list[dict[str, Any]]:
+    """Of each backend: name, available, devices, library, details, and the reason where it cannot be used."""
+
+def memory_info(device: str) -> dict[str, int]:
+    """total and free of the device; allocated, reserved, peak, requests, misses of the pools that calls here use, those
+    at work in another thread left out."""
+
+def trim_pool(device: str, keep: int = 0) -> None: ...
+def synchronize(device: str) -> None: ...
+def set_num_threads(count: int) -> None: ...
+def get_num_threads() -> int: ...
+
+class Memory:
+    """A zero-filled tensor in memory of the pool, for from_dlpack of any library, given back after its last user."""
+
+    def __init__(
+        self, shape: Sequence[int], dtype: str, device: str, channels_last: bool = False, stream: int | None = None
+    ) -> None: ...
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+# --- matrix functions, one for each of linalg.h -----------------------------------------------------------------------
+
+def matmul(a: Array, b: Array, out: Array | None, stream: int | None = None) -> Array | None: ...
+def matmul_chunked(
+    a: Array, b: Array, memory_budget: int, out: Array | None, device: str | None = None, stream: int | None = None
+) -> Array | None: ...
+def symmetric_product(a: Array, b: Array, out: Array | None, stream: int | None = None) -> Array | None: ...
+def gram(
+    alpha: float, a: Array, transpose: bool, beta: float, out: Array | None, stream: int | None = None
+) -> Array | None: ...
+def eigh(a: Array, w: Array | None, v: Array | None, report: Array | None, stream: int | None = None) -> Any: ...
+def matrix_power(
+    a: Array, power: float, eps: float, out: Array | None, report: Array | None, stream: int | None = None
+) -> Array | None: ...
+def matrix_power_backward(
+    a: Array,
+    power: float,
+    eps: float,
+    grad: Array,
+    out: Array | None,
+    report: Array | None = None,
+    stream: int | None = None,
+) -> Array | None: ...
+def inverse_root(
+    a: Array,
+    root: int,
+    eps: float,
+    relative_eps: float,
+    method: str,
+    tolerance: float,
+    out: Array | None,
+    residual: Array | None,
+    report: Array | None,
+    stream: int | None = None,
+) -> Array | None: ...
+def inverse_root_backward(
+    a: Array,
+    root: int,
+    eps: float,
+    relative_eps: float,
+    grad: Array,
+    out: Array | None,
+    report: Array | None = None,
+    stream: int | None = None,
+) -> Array | None: ...
+def orthogonalize(a: Array, steps: int, method: str, out: Array | None, stream: int | None = None) -> Array | None: ...
+def kronecker_product(a: Array, b: Array, out: Array | None, stream: int | None = None) -> Array | None: ...
+def kronecker_matmul(a: Array, b: Array, x: Array, out: Array | None, stream: int | None = None) -> Array | None: ...
+def kronecker_apply(a: Array, b: Array, x: Array, out: Array | None, stream: int | None = None) -> Array | None: ...
+def kronecker_solve(
+    a: Array, b: Array, x: Array, damping: float, out: Array | None, report: Array | None, stream: int | None = None
+) -> Array | None: ...
+def nearest_kronecker(m: Array, a: Array, b: Array, error: Array | None, stream: int | None = None) -> None: ...
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+def optim_defaults(kind: str) -> dict[str, Any]: ...
+def optim_forecast(
+    device: str, config: dict[str, Any], parameters: list[tuple[Sequence[int], str, bool]]
+) -> dict[str, int]:
+    """What an optimizer would take: parameters as (shape, dtype, elementwise)."""
+
+def same_items(a: list[Any], b: list[Any]) -> bool:
+    """Whether two lists hold the same objects."""
+
+class Optimizer:
+    """One tch_optimizer: all parameters of one device. A `config` has the fields of tch_optim_config by name,
+    enumerations as their words; "kind" must be there, missing ones have the kind's defaults. `allocate(bytes)` returns
+    (owner, address): memory on the device that becomes part of the state's and lives as long as the owner."""
+
+    def __init__(self, device: str, allocate: Callable[[int], tuple[Any, int]] | None = None) -> None: ...
+    def add_group(
+        self,
+        config: dict[str, Any],
+        parameters: list[Array],
+        names: list[str],
+        elementwise: list[bool],
+        stream: int | None = None,
+    ) -> int: ...
+    def set_config(self, group: int, config: dict[str, Any]) -> None: ...
+    def set_lr(self, group: int, lr: float) -> None: ...
+    def set_lr_tensor(self, group: int, lr: Array | None) -> None: ...
+    def step(
+        self,
+        parameters: list[Array],
+        gradients: list[Array | None] | None = None,
+        grad_scale: Array | None = None,
+        found_inf: Array | None = None,
+        stream: int | None = None,
+    ) -> int | list[Array] | None:
+        """Parameters of all groups in order, with these gradients or with those in their attribute `grad`. None where
+        all had one, else the list of those that had: nothing is done where that is empty. Parameters whose memory has
+        moved are followed; the number of one that is another tensor now (shape, dtype, layout, device) is returned, and
+        nothing has changed."""
+
+    def states(self) -> list[tuple[str, int, Memory]]:
+        """(name without its parameter's, parameter, view) of each tensor; the views keep the memory alive."""
+
+    def get_counts(self, parameter: int) -> list[int]: ...
+    def set_counts(self, parameter: int, counts: Sequence[int]) -> None: ...
+    def memory(self) -> dict[str, int]: ...
+    def stats(self) -> dict[str, float]: ...
+    def set_range_hook(self, push: Callable[[str], object] | None, pop: Callable[[], object] | None) -> None: ...
+
+# --- loss scaling -----------------------------------------------------------------------------------------------------
+
+class Scaler:
+    """One tch_scaler: the scale, the growth tracker and the flag of the iteration, on one device. `scale` and
+    `found_inf` are views that may be written to."""
+
+    def __init__(
+        self,
+        device: str,
+        init_scale: float = 65536.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        stream: int | None = None,
+    ) -> None: ...
+    def scale(self) -> Memory: ...
+    def found_inf(self) -> Memory: ...
+    def unscale(self, gradients: list[Array | None], stream: int | None = None, divide: bool = True) -> None:
+        """Divides by the scale and looks for infinities in one pass; only looks where divide is False."""
+
+    def update(self, stream: int | None = None) -> None: ...
+    def get_state(self) -> dict[str, Any]:
+        """scale, growth_factor, backoff_factor, growth_interval, _growth_tracker."""
+
+    def set_state(self, state: dict[str, Any]) -> None: ...

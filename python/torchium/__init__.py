@@ -1,0 +1,71 @@
+"""Second-order optimization of neural networks, on GPUs and CPUs.
+
+    import torchium
+    optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03)
+    optimizer = torchium.create_optimizer("muon", model, elementwise=("embedding",))
+
+`torchium.linalg` has the matrix functions for PyTorch, NumPy, CuPy and JAX arrays. `torchium.optim`, `torchium.amp` and
+`torchium.utils` are for PyTorch, and it is they that import it. `python -m torchium` tells what was found here.
+
+Nothing is loaded by `import torchium` itself, neither PyTorch nor the C library: a name is looked up when it is first
+used. So the doctor starts where the library does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchium import amp, linalg, optim, utils
+    from torchium._C import NumericError, OutOfMemoryError
+    from torchium._C import version as __version__
+    from torchium.factory import create_optimizer, list_optimizers
+    from torchium.library import get_include, get_library_dir, is_available, memory_report, stats
+
+__all__ = [
+    "NumericError",
+    "OutOfMemoryError",
+    "__version__",
+    "amp",
+    "create_optimizer",
+    "get_include",
+    "get_library_dir",
+    "is_available",
+    "linalg",
+    "list_optimizers",
+    "memory_report",
+    "optim",
+    "stats",
+    "utils",
+]
+
+_MODULES = ("amp", "linalg", "optim", "utils")
+# Where each other name is: its module, and its name there.
+_NAMES = {
+    "NumericError": ("_C", "NumericError"),
+    "OutOfMemoryError": ("_C", "OutOfMemoryError"),
+    "__version__": ("_C", "version"),
+    "create_optimizer": ("factory", "create_optimizer"),
+    "get_include": ("library", "get_include"),
+    "get_library_dir": ("library", "get_library_dir"),
+    "is_available": ("library", "is_available"),
+    "list_optimizers": ("factory", "list_optimizers"),
+    "memory_report": ("library", "memory_report"),
+    "stats": ("library", "stats"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _NAMES:
+        module, attribute = _NAMES[name]
+        value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

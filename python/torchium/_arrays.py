@@ -1,0 +1,254 @@
+"""The matrix functions for arrays that are not PyTorch's. Each kind of array says how its results are made and which
+stream its library works on; the functions themselves are written once, above that. Nothing here imports a library: an
+array that is given proves that its library is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torchium import _C, _shapes
+
+Array = Any
+
+
+class Arrays:
+    """One kind of array: what differs between libraries, and on top of it the functions of torchium.linalg."""
+
+    name = ""
+
+    def accepts(self, x: Any) -> bool:
+        raise NotImplementedError
+
+    def empty(self, shape: Sequence[int], like: Array, dtype: str | None = None) -> Any:
+        """Something on the device of `like` that the C library can write to."""
+        raise NotImplementedError
+
+    def result(self, out: Any) -> Array:
+        """What `empty` made, as an array of this kind, now that it is written."""
+        return out
+
+    def expand(self, x: Array, shape: Sequence[int]) -> Array:
+        """A view of another shape that repeats elements."""
+        raise NotImplementedError
+
+    def stream(self, like: Array) -> int | None:
+        """The CUDA stream that this library's work is queued on; None where it says so itself, or there is none."""
+        return None
+
+    def check(self, **arrays: Array) -> None:
+        """All arguments are arrays of this kind, and of one dtype."""
+        first_name, first = next(iter(arrays.items()))
+        for name, x in arrays.items():
+            if not self.accepts(x):
+                raise TypeError(f"{name} must be a {self.name} array like {first_name}, got {type(x).__name__}")
+            if x.dtype != first.dtype:
+                raise TypeError(f"{name} has dtype {x.dtype}, expected {first.dtype} like {first_name}")
+
+    def spread(self, shape: Sequence[int], *arrays: Array) -> list[Array]:
+        """Matrices with the leading dimensions of `shape`."""
+        leading = tuple(shape[:-2])
+        return [x if x.shape[:-2] in (leading, ()) else self.expand(x, (*leading, *x.shape[-2:])) for x in arrays]
+
+    def matrix_power(self, a: Array, power: float, eps: float = 0.0) -> Array:
+        self.check(a=a)
+        out = self.empty(a.shape, a)
+        _C.matrix_power(a, power, eps, out, None, self.stream(a))
+        return self.result(out)
+
+    def inverse_root(
+        self,
+        a: Array,
+        root: int,
+        eps: float = 0.0,
+        relative_eps: float = 0.0,
+        method: str = "auto",
+        tolerance: float = 0.0,
+        return_residual: bool = False,
+    ) -> Any:
+        self.check(a=a)
+        out = self.empty(a.shape, a)
+        residual = self.empty(_shapes.square("a", a.shape)[0], a, "float64") if return_residual else None
+        _C.inverse_root(a, root, eps, relative_eps, method, tolerance, out, residual, None, self.stream(a))
+        return (self.result(out), self.result(residual)) if return_residual else self.result(out)
+
+    def eigh(self, a: Array) -> tuple[Array, Array]:
+        self.check(a=a)
+        leading, n = _shapes.square("a", a.shape)
+        w, v = self.empty((*leading, n), a), self.empty(a.shape, a)
+        _C.eigh(a, w, v, None, self.stream(a))
+        return self.result(w), self.result(v)
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        self.check(a=a, b=b)
+        out = self.empty(_shapes.matmul(a.shape, b.shape), a)
+        _C.matmul(a, b, out, self.stream(a))
+        return self.result(out)
+
+    def gram(self, a: Array, transpose: bool = False, alpha: float = 1.0) -> Array:
+        self.check(a=a)
+        out = self.empty(_shapes.gram(a.shape, transpose), a)
+        _C.gram(alpha, a, bool(transpose), 0.0, out, self.stream(a))
+        return self.result(out)
+
+    def symmetric_product(self, a: Array, b: Array) -> Array:
+        self.check(a=a, b=b)
+        out = self.empty(a.shape, a)
+        _C.symmetric_product(a, b, out, self.stream(a))
+        return self.result(out)
+
+    def orthogonalize(self, a: Array, steps: int = 5, method: str = "polar_express") -> Array:
+        self.check(a=a)
+        out = self.empty(a.shape, a)
+        _C.orthogonalize(a, steps, method, out, self.stream(a))
+        return self.result(out)
+
+    def kronecker_product(self, a: Array, b: Array) -> Array:
+        self.check(a=a, b=b)
+        shape = _shapes.kronecker_product(a.shape, b.shape)
+        out = self.empty(shape, a)
+        _C.kronecker_product(*self.spread(shape, a, b), out, self.stream(a))
+        return self.result(out)
+
+    def kronecker_matmul(self, a: Array, b: Array, x: Array) -> Array:
+        return self._kronecker(_C.kronecker_matmul, _shapes.kronecker_matmul, a, b, x)
+
+    def kronecker_apply(self, a: Array, b: Array, x: Array) -> Array:
+        return self._kronecker(_C.kronecker_apply, _shapes.kronecker_apply, a, b, x)
+
+    def _kronecker(self, function: Any, shape_of: Any, a: Array, b: Array, x: Array) -> Array:
+        self.check(a=a, b=b, x=x)
+        shape = shape_of(a.shape, b.shape, x.shape)
+        out = self.empty(shape, x)
+        function(*self.spread(shape, a, b), self._whole(x, shape), out, self.stream(x))
+        return self.result(out)
+
+    def kronecker_solve(self, a: Array, b: Array, x: Array, damping: float) -> Array:
+        self.check(a=a, b=b, x=x)
+        shape = _shapes.kronecker_solve(a.shape, b.shape, x.shape)
+        out = self.empty(shape, x)
+        whole = [self._whole(each, shape) for each in (a, b, x)]
+        _C.kronecker_solve(*whole, damping, out, None, self.stream(x))
+        return self.result(out)
+
+    def _whole(self, x: Array, shape: Sequence[int]) -> Array:
+        leading = tuple(shape[:-2])
+        return x if x.shape[:-2] == leading else self.expand(x, (*leading, *x.shape[-2:]))
+
+    def nearest_kronecker(
+        self, m: Array, shape_a: Sequence[int], shape_b: Sequence[int], return_error: bool = False
+    ) -> tuple[Array, ...]:
+        self.check(m=m)
+        first, second, leading = _shapes.nearest_kronecker(m.shape, shape_a, shape_b)
+        a, b = self.empty(first, m), self.empty(second, m)
+        error = self.empty(leading, m, "float64") if return_error else None
+        _C.nearest_kronecker(m, a, b, error, self.stream(m))
+        results = [a, b, error] if return_error else [a, b]
+        return tuple(self.result(each) for each in results)
+
+
+class NumpyArrays(Arrays):
+    name = "NumPy"
+
+    def __init__(self) -> None:
+        self.numpy = sys.modules["numpy"]
+
+    def accepts(self, x: Any) -> bool:
+        return isinstance(x, self.numpy.ndarray)
+
+    def check(self, **arrays: Array) -> None:
+        super().check(**arrays)
+        name, x = next(iter(arrays.items()))
+        if x.dtype.char in "efd":  # float16, float32, float64; all arguments have one dtype
+            return
+        if x.dtype.name == "bfloat16":  # of ml_dtypes: NumPy has no DLPack code for what it does not know itself
+            raise TypeError(
+                f"{name} has dtype bfloat16, which NumPy cannot hand over by DLPack; use astype('float32'), "
+                "or a torch or JAX array"
+            )
+        raise TypeError(f"{name} has dtype {x.dtype.name}, expected float16, float32 or float64")
+
+    def empty(self, shape: Sequence[int], like: Array, dtype: str | None = None) -> Any:
+        return self.numpy.empty(tuple(shape), dtype or like.dtype)
+
+    def expand(self, x: Array, shape: Sequence[int]) -> Array:
+        # broadcast_to alone gives a read-only view, and NumPy before 2.1 does not hand those over.
+        strides = self.numpy.broadcast_to(x, shape).strides
+        return self.numpy.lib.stride_tricks.as_strided(x, shape, strides)
+
+
+class CupyArrays(Arrays):
+    name = "CuPy"
+
+    def __init__(self) -> None:
+        self.cupy = sys.modules["cupy"]
+
+    def accepts(self, x: Any) -> bool:
+        return isinstance(x, self.cupy.ndarray)
+
+    def empty(self, shape: Sequence[int], like: Array, dtype: str | None = None) -> Any:
+        with like.device:
+            return self.cupy.empty(tuple(shape), dtype or like.dtype)
+
+    def expand(self, x: Array, shape: Sequence[int]) -> Array:
+        return self.cupy.broadcast_to(x, shape)
+
+    def stream(self, like: Array) -> int | None:
+        with like.device:
+            return self.cupy.cuda.get_current_stream().ptr
+
+
+class JaxArrays(Arrays):
+    """JAX arrays never change: results are written into memory of our own, and become arrays afterwards."""
+
+    name = "JAX"
+
+    def __init__(self) -> None:
+        import jax
+        import jax.dlpack
+
+        self.jax = jax
+
+    def accepts(self, x: Any) -> bool:
+        return isinstance(x, self.jax.Array)
+
+    def check(self, **arrays: Array) -> None:
+        super().check(**arrays)
+        for name, x in arrays.items():
+            if isinstance(x, self.jax.core.Tracer):
+                raise TypeError(
+                    f"{name} is being traced by JAX (jit, grad or vmap), and has no numbers yet; call the function "
+                    "outside of it, or through jax.pure_callback"
+                )
+            x.block_until_ready()
+
+    def empty(self, shape: Sequence[int], like: Array, dtype: str | None = None) -> Any:
+        kind, index = like.__dlpack_device__()
+        device = "cpu" if kind == 1 else f"cuda:{index}"
+        return _C.Memory(tuple(shape), dtype or str(like.dtype), device)
+
+    def result(self, out: Any) -> Array:
+        return self.jax.dlpack.from_dlpack(out)
+
+    def expand(self, x: Array, shape: Sequence[int]) -> Array:
+        return self.jax.numpy.broadcast_to(x, shape)
+
+
+_KINDS: dict[str, type[Arrays]] = {"numpy": NumpyArrays, "cupy": CupyArrays, "jax": JaxArrays, "jaxlib": JaxArrays}
+_made: dict[type[Arrays], Arrays] = {}
+
+
+def arrays_of(name: str, x: Any) -> Arrays:
+    """The kind of an argument, by the module that its class, or a class it is made from, comes from."""
+    for cls in type(x).__mro__:
+        kind = _KINDS.get(cls.__module__.partition(".")[0])
+        if kind is not None:
+            home = _made.get(kind) or _made.setdefault(kind, kind())
+            if home.accepts(x):
+                return home
+    raise TypeError(
+        f"{name} must be a torch tensor or a NumPy, CuPy or JAX array, got {type(x).__name__}; "
+        "numpy.asarray makes an array of a list"
+    )

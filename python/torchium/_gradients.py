@@ -1,0 +1,283 @@
+"""Gradients of the matrix functions, one torch.autograd.Function each. Ordinary calls apply these classes themselves;
+torch.library is given their `keep`, as setup_context, and `backward`, so that a formula stands here and nowhere else.
+`forward` calls `keep` itself: a class with a method of the name setup_context takes 20 microseconds more to apply.
+
+A backward calls functions of torchium._ops, which take the short way or the operator as any call does. Those of
+products can therefore be differentiated again; powers and roots end at their first derivative.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+import torchium._ops as ops  # which imports this file: its names are looked up when they are called
+from torchium import _kernels as kernels
+
+
+def _fit(gradient: Tensor, like: Tensor) -> Tensor:
+    """The gradient of a tensor that was broadcast: summed over what it was repeated along."""
+    return gradient if gradient.shape == like.shape else gradient.sum_to_size(like.shape)
+
+
+class Gradient(Function):
+    """`run` is `apply` for ordinary calls: without what that does for torch.func, which is a third of its time."""
+
+    @classmethod
+    def run(cls, *inputs: Any) -> Any:
+        return super(Function, cls).apply(*inputs)
+
+
+class MatrixPower(Gradient):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = kernels.matrix_power(*inputs)
+        MatrixPower.keep(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
+        a, ctx.power, ctx.eps = inputs
+        ctx.save_for_backward(a)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        (a,) = ctx.saved_tensors
+        return ops.matrix_power_backward(a, ctx.power, ctx.eps, grad), None, None
+
+
+class InverseRootAlone(Gradient):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = kernels.inverse_root_alone(*inputs)
+        InverseRootAlone.keep(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
+        a, ctx.root, ctx.eps, ctx.relative_eps, _, _ = inputs
+        ctx.save_for_backward(a)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        (a,) = ctx.saved_tensors
+        result = ops.inverse_root_backward(a, ctx.root, ctx.eps, ctx.relative_eps, grad)
+        return result, None, None, None, None, None
+
+
+class InverseRoot(Gradient):
+    """With the residual, which has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple:
+        output = kernels.inverse_root(*inputs)
+        InverseRoot.keep(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
+        InverseRootAlone.keep(ctx, inputs, output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple:
+        return InverseRootAlone.backward(ctx, grad)
+
+
+def _keep_two(ctx: Any, inputs: tuple, output: Any) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1])
+
+
+def _product_backward(ctx: Any, grad: Tensor) -> tuple:
+    a, b = ctx.saved_tensors
+    return (
+        _fit(ops.matmul(grad, b.mT), a) if ctx.needs_input_grad[0] else None,
+        _fit(ops.matmul(a.mT, grad), b) if ctx.needs_input_grad[1] else None,
+    )
+
+
+class Matmul(Gradient):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = kernels.matmul(*inputs)
+        Matmul.keep(ctx, inputs, output)
+        return output
+
+    keep = staticmethod(_keep_two)
+    backward = staticmethod(_product_backward)
+
+
+class SymmetricProduct(Gradient):
+    """A B is symmetric when A and B commute; its gradient is that of any product."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = kernels.symmetric_product(*inputs)
+        SymmetricProduct.keep(ctx, inputs, output)
+        return output
+
+    keep = staticmethod(_keep_two)
+    backward = staticmethod(_product_backward)
+
+
+class MatmulChunked(Gradient):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = kernels.matmul_chunked(*inputs)
+        MatmulChunked.keep(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
+        a, b, ctx.memory_budget, ctx.device = inputs
+        ctx.save_for_backward(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        a, b = ctx.saved_tensors
+        left = right = None
+        if ctx.needs_input_grad[0]:
+            left = _fit(ops.matmul_chunked(grad, b.mT, ctx.memory_budget, ctx.device), a).to(a.device)
+        if ctx.needs_input_grad[1]:
+            right = _fit(ops.matmul_chunked(a.mT, grad, ctx.memory_budget, ctx.device), b).to(b.device)
+        return left, right, None, None
+
+
+class Gram(Gradient):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = kernels.gram(*inputs)
+        Gram.keep(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def keep(ctx: Any, inputs: tuple, output: Any) -> None:
+        a, ctx.transpose, ctx.alpha = inputs
+        ctx.save_for_backward(a)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        (a,) = ctx.saved_tensors
+        both = ctx.alpha * (grad + grad.mT)
+        return ops.matmul(a, both) if ctx.transpose else ops.matmul(both, a), None, None
+
+
+def _by_factors(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A gradient [..., m p, n q] with a row for each element of A and a column for each of B: [..., m n, p q]."""
+    (m, n), (p, q) = a.shape[-2:], b.shape[-2:]
+    leading = grad.shape[:-2]
+    return grad.reshape(*leading, m, p, n, q).transpose(-3, -2).reshape(*leading, m * n, p * q)
+
+
+class KroneckerProduct(Gradient):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = kernels.kronecker_product(*inputs)
+        KroneckerProduct.keep(ctx, inputs, output)
+        return output
+
+    keep = staticmethod(_keep_two)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        a, b = ctx.saved_tensors
+        rows = _by_factors(grad, a, b)
+        left = right = None
+        if ctx.needs_input_grad[0]:
+            left = ops.matmul(rows, b.reshape(*b.shape[:-2], -1, 1))
+            left = _fit(left.reshape(*left.shape[:-2], *a.shape[-2:]), a)
+        if ctx.needs_input_grad[1]:
+            right = ops.matmul(rows.mT, a.reshape(*a.shape[:-2], -1, 1))
+            right = _fit(right.reshape(*right.shape[:-2], *b.shape[-2:]), b)
+        return left, right
+
+
+def _keep_three(ctx: Any, inputs: tuple, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:3])
+
+
+class KroneckerMatmul(Gradient):
+    """With X as [n, q, r] and the result as [m, p, r]: out(i, k, c) is the sum of A(i, j) B(k, l) X(j, l, c)."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = kernels.kronecker_matmul(*inputs)
+        KroneckerMatmul.keep(ctx, inputs, output)
+        return output
+
+    keep = staticmethod(_keep_three)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        a, b, x = ctx.saved_tensors
+        (m, n), (p, q), r = a.shape[-2:], b.shape[-2:], x.shape[-1]
+        cubes = x.reshape(*x.shape[:-2], n, q, r)
+        left = right = below = None
+        if ctx.needs_input_grad[0]:
+            turned = ops.matmul(b.unsqueeze(-3), cubes)  # [..., n, p, r]
+            left = ops.matmul(grad.reshape(*grad.shape[:-2], m, p * r), turned.flatten(-2).mT)
+            left = _fit(left, a)
+        if ctx.needs_input_grad[1]:
+            mixed = ops.matmul(a, cubes.flatten(-2))  # [..., m, q r]
+            mixed = mixed.reshape(*mixed.shape[:-1], q, r)
+            right = ops.matmul(grad.reshape(*grad.shape[:-2], m, p, r), mixed.mT).sum(-3)
+            right = _fit(right, b)
+        if ctx.needs_input_grad[2]:
+            below = _fit(ops.kronecker_matmul(a.mT, b.mT, grad), x)
+        return left, right, below
+
+
+class KroneckerApply(Gradient):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = kernels.kronecker_apply(*inputs)
+        KroneckerApply.keep(ctx, inputs, output)
+        return output
+
+    keep = staticmethod(_keep_three)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        a, b, x = ctx.saved_tensors
+        left = right = below = None
+        if ctx.needs_input_grad[0]:
+            left = _fit(ops.matmul(grad, ops.matmul(b, x.mT)), a)
+        if ctx.needs_input_grad[1]:
+            right = _fit(ops.matmul(grad.mT, ops.matmul(a, x)), b)
+        if ctx.needs_input_grad[2]:
+            below = _fit(ops.kronecker_apply(a.mT, b.mT, grad), x)
+        return left, right, below
+
+
+def without(message: str) -> type[Function]:
+    """For an operator that has no gradient: says so when one is asked for."""
+
+    class Without(Gradient):
+        @staticmethod
+        def keep(ctx: Any, inputs: tuple, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            raise RuntimeError(message)
+
+    return Without
+
+
+def under_transforms(gradient: Any, operator: Any) -> type[Function]:
+    """The same gradient for torch.func, which takes no Function without setup_context, and no operator's own."""
+
+    class Transformed(gradient):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            return operator(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+            gradient.keep(ctx, inputs, output)
+
+    return Transformed

@@ -1,0 +1,152 @@
+"""What the functions of torchium._ops do on numbers: calls into the C library, which makes a result like its argument
+where `out` is None. Tensors here are ordinary ones on a CPU or a GPU. Results are contiguous, whatever the layout of
+the arguments: the shape functions in torchium._operators count on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchium import _C, _shapes
+
+
+def new(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtype)
+
+
+def check_together(**tensors: Tensor) -> None:
+    """One dtype and one device."""
+    first_name, first = next(iter(tensors.items()))
+    for name, t in tensors.items():
+        if t.dtype is not first.dtype:
+            raise TypeError(f"{name} has dtype {t.dtype}, expected {first.dtype} like {first_name}")
+        if t.device != first.device:
+            raise ValueError(f"{name} is on {t.device}, expected {first.device} like {first_name}")
+
+
+def _spread(shape: Sequence[int], *tensors: Tensor) -> list[Tensor]:
+    """Matrices with the leading dimensions of `shape`."""
+    leading = tuple(shape[:-2])
+    return [t if tuple(t.shape[:-2]) == leading else t.expand(*leading, *t.shape[-2:]) for t in tensors]
+
+
+def _call(function: Any, a: Tensor, b: Tensor, x: Tensor, *rest: Any) -> Tensor:
+    try:
+        return function(a, b, x, *rest)
+    except (TypeError, ValueError):
+        check_together(a=a, b=b, x=x)  # where it would name the result, which no caller has seen
+        raise
+
+
+def matrix_power(a: Tensor, power: float, eps: float) -> Tensor:
+    return _C.matrix_power(a, power, eps, None, None)
+
+
+def matrix_power_backward(a: Tensor, power: float, eps: float, grad: Tensor) -> Tensor:
+    return _C.matrix_power_backward(a, power, eps, grad, None)
+
+
+def inverse_root(
+    a: Tensor, root: int, eps: float, relative_eps: float, method: str, tolerance: float
+) -> tuple[Tensor, Tensor]:
+    residual = new(a, _shapes.square("a", a.shape)[0], torch.float64)
+    return _C.inverse_root(a, root, eps, relative_eps, method, tolerance, None, residual, None), residual
+
+
+def inverse_root_alone(a: Tensor, root: int, eps: float, relative_eps: float, method: str, tolerance: float) -> Tensor:
+    return _C.inverse_root(a, root, eps, relative_eps, method, tolerance, None, None, None)
+
+
+def inverse_root_backward(a: Tensor, root: int, eps: float, relative_eps: float, grad: Tensor) -> Tensor:
+    return _C.inverse_root_backward(a, root, eps, relative_eps, grad, None)
+
+
+def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+    return _C.eigh(a, None, None, None)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    try:
+        return _C.matmul(a, b, None)
+    except (TypeError, ValueError):
+        check_together(a=a, b=b)
+        raise
+
+
+def matmul_chunked(a: Tensor, b: Tensor, memory_budget: int, device: str) -> Tensor:
+    try:
+        return _C.matmul_chunked(a, b, memory_budget, None, device or None)
+    except TypeError:
+        if a.dtype is not b.dtype:
+            raise TypeError(f"b has dtype {b.dtype}, expected {a.dtype} like a") from None
+        raise
+
+
+def matmul_into(a: Tensor, b: Tensor, memory_budget: int, device: str, out: Tensor) -> None:
+    _C.matmul_chunked(a, b, memory_budget, out, device or None)
+
+
+def gram(a: Tensor, transpose: bool, alpha: float) -> Tensor:
+    return _C.gram(alpha, a, transpose, 0.0, None)
+
+
+def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
+    try:
+        return _C.symmetric_product(a, b, None)
+    except (TypeError, ValueError):
+        check_together(a=a, b=b)
+        raise
+
+
+def orthogonalize(a: Tensor, steps: int, method: str) -> Tensor:
+    return _C.orthogonalize(a, steps, method, None)
+
+
+def kronecker_product(a: Tensor, b: Tensor) -> Tensor:
+    if a.dim() != 2 or b.dim() != 2:
+        a, b = _spread(_shapes.kronecker_product(a.shape, b.shape), a, b)
+    try:
+        return _C.kronecker_product(a, b, None)
+    except (TypeError, ValueError):
+        check_together(a=a, b=b)
+        raise
+
+
+# The C library takes equal leading dimensions, and in the two that follow also single matrices A and B beside any X.
+
+
+def kronecker_matmul(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    if a.dim() != 2 or b.dim() != 2:
+        a, b, x = _spread(_shapes.kronecker_matmul(a.shape, b.shape, x.shape), a, b, x)
+    return _call(_C.kronecker_matmul, a, b, x, None)
+
+
+def kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    if a.dim() != 2 or b.dim() != 2:
+        a, b, x = _spread(_shapes.kronecker_apply(a.shape, b.shape, x.shape), a, b, x)
+    return _call(_C.kronecker_apply, a, b, x, None)
+
+
+def kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
+    if not a.dim() == b.dim() == x.dim() == 2:
+        a, b, x = _spread(_shapes.kronecker_solve(a.shape, b.shape, x.shape), a, b, x)
+    return _call(_C.kronecker_solve, a, b, x, damping, None, None)
+
+
+def nearest_kronecker(m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    first, second, leading = _shapes.nearest_kronecker(m.shape, shape_a, shape_b)
+    a, b, error = new(m, first), new(m, second), new(m, leading, torch.float64)
+    _C.nearest_kronecker(m, a, b, error)
+    return a, b, error
+
+
+def nearest_kronecker_alone(m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Without the error, which takes products of its own."""
+    first, second, _ = _shapes.nearest_kronecker(m.shape, shape_a, shape_b)
+    a, b = new(m, first), new(m, second)
+    _C.nearest_kronecker(m, a, b, None)
+    return a, b

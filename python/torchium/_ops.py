@@ -1,0 +1,248 @@
+"""The matrix functions for PyTorch tensors, as operators torch.ops.torchium.* with shape functions and gradients.
+
+A function here has two ways. Where nothing but the numbers is wanted, that is in ordinary eager code, it calls the C
+library at once, or through a torch.autograd.Function where a gradient will be wanted. Where something else listens,
+torch.compile, export, vmap, a profiler, a dispatch mode, a tensor subclass, it calls its operator, whose kernel does
+the same as the short way. The kernels are in torchium._kernels, the gradients of both ways in torchium._gradients, and
+the operators are declared in torchium._operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import torchium._gradients as gradients
+import torchium._kernels as kernels
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+# --- which way a call goes --------------------------------------------------------------------------------------------
+
+
+# Whether anything but the kernels wants to see a call: there is no public way to ask. Where these names are missing,
+# every call goes through its operator, which is right and slower.
+try:
+    _dispatch_modes = torch._C._len_torch_dispatch_stack
+    _transforms = torch._C._functorch.peek_interpreter_stack
+    _tracing = torch._C._get_tracing_state
+    _profiling = torch.autograd._profiler_enabled
+except AttributeError:
+    _dispatch_modes, _transforms, _tracing, _profiling = (lambda: 1), (lambda: None), (lambda: None), (lambda: True)
+
+
+def _somebody_listens() -> bool:
+    return (
+        _dispatch_modes() != 0
+        or _transforms() is not None
+        or _tracing() is not None
+        or _profiling()  # which shows operators by their names
+        or getattr(forward_ad, "_current_level", 0) >= 0
+    )
+
+
+def _is_direct(*tensors: Any) -> bool:
+    """Ordinary tensors, in code that is run and not looked at."""
+    if torch.compiler.is_compiling() or _somebody_listens():
+        return False
+    for t in tensors:  # noqa: SIM110, half the time of all() over a generator
+        if type(t) not in _PLAIN or not (t.is_cpu or t.is_cuda):
+            return False
+    return True
+
+
+def _wants_gradient(*tensors: Tensor) -> bool:
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t.requires_grad:
+                return True
+    return False
+
+
+def _check_tensors(**tensors: Any) -> None:
+    for name, t in tensors.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
+        if not torch.compiler.is_compiling() and forward_ad.unpack_dual(t).tangent is not None:
+            raise NotImplementedError(
+                f"{name} has a tangent: the functions of torchium have no forward-mode derivative"
+            )
+
+
+def _through(operator: Any, *args: Any) -> Any:
+    """By its operator, so that whoever listens sees it."""
+    if not torch.compiler.is_compiling() and _transforms() is not None:
+        return _operators.transformed[operator].apply(*args)
+    return operator(*args)
+
+
+def _refuse_gradient(function: str, **tensors: Any) -> None:
+    for name, t in tensors.items():
+        if isinstance(t, Tensor) and t.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{function} has no gradient, and {name} requires one: give it {name}.detach(), or call it under "
+                "torch.no_grad()"
+            )
+
+
+# --- the functions, as in torchium.linalg -----------------------------------------------------------------------------
+
+
+def matrix_power(a: Tensor, power: float, eps: float = 0.0) -> Tensor:
+    if _is_direct(a):
+        if _wants_gradient(a):
+            return gradients.MatrixPower.run(a, power, eps)
+        return kernels.matrix_power(a, power, eps)
+    _check_tensors(a=a)
+    return _through(torch.ops.torchium.matrix_power.default, a, power, eps)
+
+
+def matrix_power_backward(a: Tensor, power: float, eps: float, grad: Tensor) -> Tensor:
+    if _is_direct(a, grad) and not _wants_gradient(a, grad):
+        return kernels.matrix_power_backward(a, power, eps, grad)
+    return _through(torch.ops.torchium.matrix_power_backward.default, a, power, eps, grad)
+
+
+def inverse_root(
+    a: Tensor,
+    root: int,
+    eps: float = 0.0,
+    relative_eps: float = 0.0,
+    method: str = "auto",
+    tolerance: float = 0.0,
+    return_residual: bool = False,
+) -> Any:
+    if not _is_direct(a):
+        _check_tensors(a=a)
+        both = _through(torch.ops.torchium.inverse_root.default, a, root, eps, relative_eps, method, tolerance)
+        return both if return_residual else both[0]
+    if _wants_gradient(a):
+        gradient = gradients.InverseRoot if return_residual else gradients.InverseRootAlone
+        return gradient.run(a, root, eps, relative_eps, method, tolerance)
+    kernel = kernels.inverse_root if return_residual else kernels.inverse_root_alone
+    return kernel(a, root, eps, relative_eps, method, tolerance)
+
+
+def inverse_root_backward(a: Tensor, root: int, eps: float, relative_eps: float, grad: Tensor) -> Tensor:
+    if _is_direct(a, grad) and not _wants_gradient(a, grad):
+        return kernels.inverse_root_backward(a, root, eps, relative_eps, grad)
+    return _through(torch.ops.torchium.inverse_root_backward.default, a, root, eps, relative_eps, grad)
+
+
+def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+    _refuse_gradient("eigh", a=a)
+    if _is_direct(a):
+        return kernels.eigh(a)
+    _check_tensors(a=a)
+    return _through(torch.ops.torchium.eigh.default, a)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    if _is_direct(a, b):
+        if _wants_gradient(a, b):
+            return gradients.Matmul.run(a, b)
+        return kernels.matmul(a, b)
+    _check_tensors(a=a, b=b)
+    return _through(torch.ops.torchium.matmul.default, a, b)
+
+
+def matmul_chunked(a: Tensor, b: Tensor, memory_budget: int, device: str) -> Tensor:
+    """`device` is where to compute, "" for where the tensors are. The result is where A is."""
+    if _is_direct(a, b):
+        if _wants_gradient(a, b):
+            return gradients.MatmulChunked.run(a, b, memory_budget, device)
+        return kernels.matmul_chunked(a, b, memory_budget, device)
+    _check_tensors(a=a, b=b)
+    return _through(torch.ops.torchium.matmul_chunked.default, a, b, memory_budget, device)
+
+
+def matmul_into(a: Tensor, b: Tensor, memory_budget: int, device: str, out: Tensor) -> Tensor:
+    _refuse_gradient("a product with out", a=a, b=b, out=out)
+    if _is_direct(a, b, out):
+        kernels.matmul_into(a, b, memory_budget, device, out)
+    else:
+        _check_tensors(a=a, b=b, out=out)
+        torch.ops.torchium.matmul_into.default(a, b, memory_budget, device, out)
+    return out
+
+
+def gram(a: Tensor, transpose: bool = False, alpha: float = 1.0) -> Tensor:
+    if _is_direct(a):
+        if _wants_gradient(a):
+            return gradients.Gram.run(a, transpose, alpha)
+        return kernels.gram(a, transpose, alpha)
+    _check_tensors(a=a)
+    return _through(torch.ops.torchium.gram.default, a, transpose, alpha)
+
+
+def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
+    if _is_direct(a, b):
+        if _wants_gradient(a, b):
+            return gradients.SymmetricProduct.run(a, b)
+        return kernels.symmetric_product(a, b)
+    _check_tensors(a=a, b=b)
+    return _through(torch.ops.torchium.symmetric_product.default, a, b)
+
+
+def orthogonalize(a: Tensor, steps: int = 5, method: str = "polar_express") -> Tensor:
+    _refuse_gradient("orthogonalize", a=a)
+    if _is_direct(a):
+        return kernels.orthogonalize(a, steps, method)
+    _check_tensors(a=a)
+    return _through(torch.ops.torchium.orthogonalize.default, a, steps, method)
+
+
+def kronecker_product(a: Tensor, b: Tensor) -> Tensor:
+    if _is_direct(a, b):
+        if _wants_gradient(a, b):
+            return gradients.KroneckerProduct.run(a, b)
+        return kernels.kronecker_product(a, b)
+    _check_tensors(a=a, b=b)
+    return _through(torch.ops.torchium.kronecker_product.default, a, b)
+
+
+def kronecker_matmul(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    if _is_direct(a, b, x):
+        if _wants_gradient(a, b, x):
+            return gradients.KroneckerMatmul.run(a, b, x)
+        return kernels.kronecker_matmul(a, b, x)
+    _check_tensors(a=a, b=b, x=x)
+    return _through(torch.ops.torchium.kronecker_matmul.default, a, b, x)
+
+
+def kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    if _is_direct(a, b, x):
+        if _wants_gradient(a, b, x):
+            return gradients.KroneckerApply.run(a, b, x)
+        return kernels.kronecker_apply(a, b, x)
+    _check_tensors(a=a, b=b, x=x)
+    return _through(torch.ops.torchium.kronecker_apply.default, a, b, x)
+
+
+def kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
+    _refuse_gradient("kronecker_solve", a=a, b=b, x=x)
+    if _is_direct(a, b, x):
+        return kernels.kronecker_solve(a, b, x, damping)
+    _check_tensors(a=a, b=b, x=x)
+    return _through(torch.ops.torchium.kronecker_solve.default, a, b, x, damping)
+
+
+def nearest_kronecker(
+    m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int], return_error: bool = False
+) -> tuple[Tensor, ...]:
+    _refuse_gradient("nearest_kronecker", m=m)
+    if _is_direct(m):
+        kernel = kernels.nearest_kronecker if return_error else kernels.nearest_kronecker_alone
+        return kernel(m, shape_a, shape_b)
+    _check_tensors(m=m)
+    three = _through(torch.ops.torchium.nearest_kronecker.default, m, shape_a, shape_b)
+    return tuple(three) if return_error else tuple(three[:2])
+
+
+# Declares torch.ops.torchium: after the functions, which the gradients call.
+import torchium._operators as _operators  # noqa: E402

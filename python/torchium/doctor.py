@@ -1,0 +1,169 @@
+"""The doctor, `python -m torchium`: what is installed, what was loaded from where, which devices can be used, and
+whether they compute.
+
+A report is a plain dict (`examine`), printed as text or as JSON. Every part is looked at even when another one failed:
+nothing here may raise, and what is wrong ends up in report["problems"] with what to do about it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from torchium import selftest
+
+Report = dict[str, Any]
+
+# Libraries whose file matters when something is slow or clashes: how their file names begin.
+_LIBRARIES = ("libtorchium", "libopenblas", "libgomp", "libcuda.", "libcudart", "libcublas.", "libcusolver.")
+# What each missing library is called where people can get it.
+_PACKAGES = {
+    "libgomp": "it comes with gcc; Debian and Ubuntu: apt-get install libgomp1",
+    "libtorchium": "the package is incomplete: install it again (pip install --force-reinstall torchium)",
+}
+_OPENBLAS = (
+    "install OpenBLAS (Debian and Ubuntu: apt-get install libopenblas0-openmp) or name its file in TORCHIUM_BLAS"
+)
+_VARIABLES = (
+    "TORCHIUM_BACKEND_PATH",
+    "TORCHIUM_BLAS",
+    "TORCHIUM_CPU",
+    "TORCHIUM_CUBLAS",
+    "TORCHIUM_CUDA_PATH",
+    "TORCHIUM_CUSOLVER",
+    "TORCHIUM_DEBUG_SYNC",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_CORETYPE",
+)
+
+
+def examine() -> Report:
+    """Everything the doctor knows, as a dict of plain values; `problems` is empty when all is well."""
+    report: Report = {
+        "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
+        "package": {"folder": str(Path(__file__).parent), "installed_version": _installed_version()},
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        "problems": [],
+    }
+    # PyTorch first, as in most programs: its CUDA libraries then serve both.
+    report["numpy"] = _examine_numpy(report)
+    report["torch"] = _examine_torch(report)
+    report["library"] = _examine_library(report)
+    if report["library"] is not None:
+        _compare_versions(report)
+        _compare_cuda(report)
+        report["tests"] = _run_tests(report)
+    report["loaded"] = loaded_libraries()
+    return report
+
+
+def loaded_libraries() -> dict[str, list[str]]:
+    """The files of the libraries of interest that this process has mapped, by the beginning of their names."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return {}
+    files = sorted({line.split(maxsplit=5)[5] for line in lines if line.count("/") > 0})
+    found = {prefix.rstrip("."): [f for f in files if Path(f).name.startswith(prefix)] for prefix in _LIBRARIES}
+    # PyTorch's wheels carry a libgomp under a name of their own.
+    return {name: places for name, places in found.items() if places}
+
+
+def _problem(report: Report, what: str, remedy: str) -> None:
+    report["problems"].append({"what": what, "remedy": remedy})
+
+
+def _installed_version() -> str | None:
+    try:
+        return importlib.metadata.version("torchium")
+    except importlib.metadata.PackageNotFoundError:
+        return None  # used from a build tree
+
+
+def _import(report: Report, name: str) -> Any:
+    """A module, or None where it is not installed. One that is there and does not start is a problem."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            _problem(report, f"{name} does not start: {error}", f"install {name} again")
+    except Exception as error:  # whatever an import may raise: it is what the doctor is asked about
+        _problem(report, f"{name} does not start: {type(error).__name__}: {error}", f"install {name} again")
+    return None
+
+
+def _examine_numpy(report: Report) -> Report | None:
+    numpy = _import(report, "numpy")
+    return None if numpy is None else {"version": numpy.__version__, "file": numpy.__file__}
+
+
+def _examine_torch(report: Report) -> Report | None:
+    torch = _import(report, "torch")
+    if torch is None:
+        return None
+    usable = bool(torch.cuda.is_available())
+    return {
+        "version": torch.__version__,
+        "file": torch.__file__,
+        "cuda": torch.version.cuda,
+        "hip": getattr(torch.version, "hip", None),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if usable else [],
+    }
+
+
+def _examine_library(report: Report) -> Report | None:
+    try:
+        from torchium import _C
+    except ImportError as error:
+        remedy = next((text for name, text in _PACKAGES.items() if name in str(error)), "install torchium again")
+        _problem(report, f"the extension torchium._C does not start: {error}", remedy)
+        return None
+    library = {
+        "version": _C.version,
+        "extension": _C.__file__,
+        "file": str(Path(_C.library_path()).resolve()),
+        "backends": _C.backends(),
+        "devices": [device | {"capability": list(device["capability"])} for device in _C.devices()],
+    }
+    for backend in library["backends"]:
+        if backend["name"] == "cpu" and not backend["available"]:
+            what, _, remedy = backend["reason"].partition("; ")
+            _problem(report, f"the CPU cannot be used: {what}", remedy or _OPENBLAS)
+    return library
+
+
+def _compare_versions(report: Report) -> None:
+    installed, loaded = report["package"]["installed_version"], report["library"]["version"]
+    if installed is not None and installed != loaded:
+        _problem(
+            report,
+            f"the package is version {installed}, libtorchium is {loaded} ({report['library']['file']})",
+            "another libtorchium was found first: look at LD_LIBRARY_PATH, or install torchium again",
+        )
+
+
+def _compare_cuda(report: Report) -> None:
+    """A GPU that PyTorch uses and Torchium does not is what people come to the doctor with."""
+    torch = report["torch"]
+    cuda = next((b for b in report["library"]["backends"] if b["name"] == "cuda"), None)
+    if torch is None or not torch["gpus"] or (cuda is not None and cuda["available"]):
+        return
+    if torch["hip"]:
+        return  # an AMD GPU, which PyTorch calls cuda as well
+    reason = cuda["reason"] if cuda is not None else "this build knows no CUDA module"
+    what, _, remedy = reason.partition("; ")
+    _problem(report, f"PyTorch uses {torch['gpus'][0]} and Torchium does not: {what}", remedy)
+
+
+def _run_tests(report: Report) -> list[Report]:
+    tests = selftest.run(numpy=report["numpy"] is not None, torch=report["torch"] is not None)
+    for test in tests:
+        if test["passed"] is False:
+            _problem(report, f"self-test on {test['device']}, {test['name']}: {test['result']}", "please report this")
+    return tests

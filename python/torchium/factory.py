@@ -1,0 +1,146 @@
+"""Optimizers by name, for configuration files and command lines. Given a model instead of parameters, the factory makes
+the groups that people make by hand: which parameters get the second-order method, and which get no weight decay."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+# The name people write, and the class of torchium.optim.
+_CLASSES = {"adamw": "AdamW", "muon": "Muon", "sgd": "SGD", "shampoo": "Shampoo", "soap": "SOAP"}
+_ALIASES = {"cudashampoo": "shampoo"}
+# These treat every parameter elementwise in any case.
+_FIRST_ORDER = ("adamw", "sgd")
+
+
+def list_optimizers(pattern: str = "") -> list[str]:
+    """The names create_optimizer knows, sorted; with a pattern, those that match it: list_optimizers("s*")."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"pattern must be a str, got {type(pattern).__name__!r}")
+    return sorted(fnmatch.filter(_CLASSES, pattern.lower() or "*"))
+
+
+def create_optimizer(
+    name: str,
+    params_or_model: Any,
+    *,
+    elementwise: str | type | Iterable[str | type] = (),
+    no_decay_1d: bool = False,
+    **options: Any,
+) -> torch.optim.Optimizer:
+    """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "adamw", "sgd".
+
+    Arguments:
+        params_or_model: parameters or groups as every optimizer takes them, passed on as they are; or a model.
+        elementwise: for a model, the matrices that get AdamW all the same, as people do with embeddings and the output
+            layer. A class of modules, or a pattern compared, in any case, with the name of a parameter, the name of its
+            module ("transformer.wte"), the last part of that ("wte") and the name of the module's class ("Embedding").
+        no_decay_1d: for a model, whether parameters with fewer than two dimensions go without weight decay.
+        options: the optimizer's own, such as lr and weight_decay.
+
+        optimizer = torchium.create_optimizer(
+            "muon", model, lr=0.02, elementwise=("embedding", "lm_head"), no_decay_1d=True
+        )
+    """
+    key = _known_name(name)
+    patterns = _as_patterns(elementwise)
+    optim = importlib.import_module("torchium.optim")
+    make = getattr(optim, _CLASSES[key])
+    if not _is_model(params_or_model):
+        if patterns or no_decay_1d:
+            raise ValueError(
+                "elementwise and no_decay_1d need a model to look into; groups of your own say it themselves"
+            )
+        return make(params_or_model, **options)
+    groups = _groups_of(params_or_model, patterns, bool(no_decay_1d))
+    return make([_group(*kind, parameters, key) for kind, parameters in groups.items()], **options)
+
+
+def _known_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {type(name).__name__!r}")
+    key = name.lower()
+    key = _ALIASES.get(key, key)
+    if key not in _CLASSES:
+        close = difflib.get_close_matches(key, _CLASSES, n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise ValueError(f"name is {name!r}, expected one of {', '.join(list_optimizers())}{hint}")
+    return key
+
+
+def _as_patterns(elementwise: Any) -> list[str | type]:
+    if isinstance(elementwise, (str, type)):
+        elementwise = (elementwise,)
+    try:
+        patterns = list(elementwise)
+    except TypeError:
+        raise TypeError(f"elementwise must be patterns or classes, got {type(elementwise).__name__!r}") from None
+    for pattern in patterns:
+        if not isinstance(pattern, (str, type)):
+            raise TypeError(f"elementwise must hold str or classes of modules, got {type(pattern).__name__!r}")
+    return patterns
+
+
+def _is_model(value: Any) -> bool:
+    from torch.nn import Module
+
+    return isinstance(value, Module)
+
+
+def _groups_of(
+    model: torch.nn.Module, patterns: list[str | type], no_decay_1d: bool
+) -> dict[tuple[bool, bool], list[tuple[str, torch.nn.Parameter]]]:
+    """Named parameters by (elementwise, without decay), in the model's order. A shared parameter counts once, and
+    matches when any of its owners does."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    if not names:
+        raise ValueError(f"params_or_model is a {type(model).__name__!r} without parameters")
+    chosen = _matching(model, patterns)
+    groups: dict[tuple[bool, bool], list[tuple[str, torch.nn.Parameter]]] = {}
+    for parameter, name in names.items():
+        kind = (parameter in chosen, no_decay_1d and parameter.ndim < 2)
+        groups.setdefault(kind, []).append((name, parameter))
+    return groups
+
+
+def _matching(model: torch.nn.Module, patterns: list[str | type]) -> set[torch.nn.Parameter]:
+    """The parameters that any of the patterns chooses. A pattern without one is an error: it would be a spelling
+    mistake that shows only in the loss."""
+    owned = [
+        (parameter, f"{path}.{own}".lstrip("."), path, module)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+    ]
+    chosen = set()
+    for pattern in patterns:
+        found = {parameter for parameter, *owner in owned if _matches(pattern, *owner)}
+        if not found:
+            raise ValueError(f"elementwise: {pattern!r} matches no parameter of {type(model).__name__!r}")
+        chosen |= found
+    return chosen
+
+
+def _matches(pattern: str | type, parameter_name: str, module_name: str, module: torch.nn.Module) -> bool:
+    if isinstance(pattern, type):
+        return isinstance(module, pattern)
+    words = (parameter_name, module_name, module_name.rpartition(".")[2], type(module).__name__)
+    return any(fnmatch.fnmatchcase(word.lower(), pattern.lower()) for word in words)
+
+
+def _group(
+    elementwise: bool, without_decay: bool, parameters: list[tuple[str, torch.nn.Parameter]], key: str
+) -> dict[str, Any]:
+    group: dict[str, Any] = {"params": parameters}
+    if elementwise and key not in _FIRST_ORDER:
+        group["elementwise"] = True
+    if without_decay:
+        group["weight_decay"] = 0.0
+        if key not in _FIRST_ORDER:
+            group["adamw_weight_decay"] = 0.0
+    return group

@@ -1,0 +1,84 @@
+"""The C library behind the package: where it lies, what it can use here, what its memory pools hold. Nothing here
+imports PyTorch, and devices are named as text: "cpu", "cuda", "cuda:1" (a torch.device will do)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchium import _C
+
+if TYPE_CHECKING:
+    from torchium.optim import TorchiumOptimizer
+
+
+def get_include() -> str:
+    """The folder to give to a C compiler with -I, so that `#include <torchium/torchium.h>` is found.
+
+    cc program.c $(python -c "import torchium as t; print(f'-I{t.get_include()} -L{t.get_library_dir()}')") -ltorchium
+    """
+    # Beside this file in a build tree, beside the library's folder once installed.
+    places = [Path(__file__).parent / "include", Path(get_library_dir()).parent / "include"]
+    for place in places:
+        if (place / "torchium" / "torchium.h").is_file():
+            return str(place)
+    raise RuntimeError(
+        f"the headers of Torchium are in neither of {', '.join(map(str, places))}; install the package again"
+    )
+
+
+def get_library_dir() -> str:
+    """The folder of libtorchium: to link with (-L), to run with (-Wl,-rpath), with cmake and pkgconfig files in it."""
+    return str(Path(_C.library_path()).resolve().parent)
+
+
+def is_available(device: Any = "cuda") -> bool:
+    """Whether the library can compute on a device here: "cpu", "cuda", "cuda:1". `python -m torchium` tells why not."""
+    name = _device_name(device)
+    kind, colon, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not index.isdecimal()):
+        raise ValueError(f"device is {name!r}, expected 'cpu', 'cuda' or 'cuda:N'")
+    return int(index or 0) < _C.device_count(kind)
+
+
+def _device_name(device: Any) -> str:
+    # Known by its type's name, so that PyTorch need not be there.
+    kind = type(device)
+    if isinstance(device, str) or (kind.__module__, kind.__name__) == ("torch", "device"):
+        return str(device)
+    raise TypeError(f"device must be a str or a torch.device, got {kind.__name__!r}")
+
+
+def _usable_devices() -> list[str]:
+    return [f"{kind}:{i}" if kind == "cuda" else kind for kind in ("cpu", "cuda") for i in range(_C.device_count(kind))]
+
+
+def memory_report(optimizer: TorchiumOptimizer | None = None, *, device: Any = None) -> dict[str, Any]:
+    """What an optimizer takes, in bytes; without one, what the library's pools hold on each device.
+
+    For an optimizer it is `optimizer.memory_report()`: a forecast before its first step, figures after it. The pools
+    are told by device, or for the one device that was asked for: total, free, allocated, reserved, peak and so on.
+
+        torchium.memory_report(device="cuda")["peak"]
+    """
+    if optimizer is not None:
+        return _method(optimizer, "memory_report")()
+    if device is not None:
+        return _C.memory_info(_device_name(device))
+    return {name: _C.memory_info(name) for name in _usable_devices()}
+
+
+def stats(optimizer: TorchiumOptimizer | None = None) -> dict[str, float]:
+    """A flat dict of numbers for a logger: those of an optimizer, or of the pools as "cpu/allocated", "cuda:0/peak"."""
+    if optimizer is not None:
+        return _method(optimizer, "stats")()
+    return {f"{name}/{what}": float(value) for name, pool in memory_report().items() for what, value in pool.items()}
+
+
+def _method(optimizer: Any, name: str) -> Any:
+    method = getattr(optimizer, name, None)
+    if isinstance(optimizer, type) or not callable(method):
+        raise TypeError(
+            f"optimizer must be one of torchium.optim, got {type(optimizer).__name__!r}: it has no {name}()"
+        )
+    return method

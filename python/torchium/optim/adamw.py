@@ -1,0 +1,90 @@
+"""AdamW with the names and defaults of torch.optim.AdamW."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from .base import TorchiumOptimizer
+from .options import COMMON, common_part, pair, plain
+
+__all__ = ["AdamW"]
+
+
+class AdamW(TorchiumOptimizer):
+    r"""Adam with decoupled weight decay, all parameters in one launch.
+
+    .. math::
+        m \leftarrow \beta_1 m + (1 - \beta_1) g, \quad
+        v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \quad
+        p \leftarrow (1 - \gamma \lambda) p - \gamma \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
+
+    Args:
+        params: parameters, groups of them, or `model.named_parameters()`.
+        lr: :math:`\gamma`, a number or a tensor of one element.
+        betas: :math:`\beta_1, \beta_2`; eps: :math:`\epsilon`; weight_decay: :math:`\lambda`.
+        amsgrad: divide by the largest v so far.
+        maximize: go uphill.
+        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
+            or 'ignore'.
+        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
+        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+
+    Example::
+
+        optimizer = torchium.optim.AdamW(model.parameters(), lr=3e-4)
+        loss.backward()
+        optimizer.step()
+    """
+
+    kind = "adamw"
+    _options: ClassVar = ("betas", "eps", "amsgrad", *COMMON)
+    _names: ClassVar = {"beta1": "betas[0]", "beta2": "betas[1]"}
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        nonfinite: str = "skip",
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        memory_budget: int | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "nonfinite": nonfinite,
+            "master_weights": master_weights,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
+            "memory_budget": memory_budget,
+        }
+        super().__init__(params, defaults)
+
+    def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
+        beta1, beta2 = pair("betas", group["betas"])
+        return common_part(self.kind, group, lr) | {
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": plain(group["eps"]),
+            "amsgrad": group["amsgrad"],
+        }

@@ -1,0 +1,487 @@
+"""The optimizer as PyTorch knows it: groups, hooks, closures, state_dict. What a step does is in the C library; here is
+who takes part in it.
+
+Parameters come to an engine (one for each device) with the first gradient that anybody has, all that require one at
+once, or later when they get theirs. `self.state` holds views of the engines' memory. Whenever an engine no longer fits
+(a model was moved, an option that decides about memory was changed) it is given up, and another is made from
+`self.state`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from torchium import _C
+
+from . import state as saved_state
+from .engine import Engine, Members
+from .options import check_config, lr_for, plain, shown
+from .placement import Arrival, Engines, Group, arrivals, labels_of, place, placed, put_back
+from .report import MemoryReport
+
+__all__ = ["TorchiumOptimizer"]
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_OF_THE_WHOLE = ("nonfinite", "seed", "memory_budget")
+
+# torch.compiler.disable loads the compiler when a module is imported; this one, which torch.optim itself uses, when a
+# step is first taken.
+_untraced = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
+
+
+def _takes_many() -> bool:
+    try:
+        torch.autograd.graph.increment_version([])
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
+_INCREMENTS_MANY = _takes_many()
+
+
+def _mark_changed(parameters: list[torch.Tensor]) -> None:
+    """Tells autograd that they were written to, as every operation of PyTorch does."""
+    if _INCREMENTS_MANY:
+        torch.autograd.graph.increment_version(parameters)
+        return
+    for parameter in parameters:
+        torch.autograd.graph.increment_version(parameter)
+
+
+class _Shielded:
+    """Saved state that torch.optim's load_state_dict must not cast to the type of the parameter."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _shield(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The last hook before loading: looks whether it is a state_dict, and shields its state."""
+    groups, state = state_dict.get("param_groups"), state_dict.get("state")
+    if not isinstance(groups, list) or not isinstance(state, Mapping):
+        raise ValueError("a state_dict must have 'state', a dictionary, and 'param_groups', a list")
+    if not all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups):
+        raise ValueError("each of a state_dict's 'param_groups' must be a dictionary with 'params', a list")
+    return {**state_dict, "state": {key: _Shielded(value) for key, value in state.items()}}
+
+
+class TorchiumOptimizer(torch.optim.Optimizer):
+    """What all optimizers of torchium.optim have in common; not for direct use.
+
+    Beside the contract of torch.optim.Optimizer there are `memory_report()` and `stats()`.
+    """
+
+    kind: ClassVar[str] = ""
+    # The options that are read from a group at every step, beside lr.
+    _options: ClassVar[tuple[str, ...]] = ()
+    # Other words for options of a group.
+    _aliases: ClassVar[dict[str, str]] = {}
+    # What the library's names for options are called here, for messages.
+    _names: ClassVar[dict[str, str]] = {}
+    # GradScaler leaves the scaling and the skipping to the step.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        if not self.kind or not isinstance(defaults, dict):
+            raise TypeError(
+                "TorchiumOptimizer is what Shampoo, SOAP, Muon, AdamW and SGD have in common; make one of these"
+            )
+        self._forget_engines()
+        super().__init__(params, defaults)
+
+    def _config(self, group: Group, lr: float) -> dict[str, Any]:
+        """The library's configuration for a group, with this learning rate."""
+        raise NotImplementedError
+
+    # --- groups
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Adds a group, also in the middle of training. Options it does not name have the defaults."""
+        if isinstance(param_group, dict):
+            if "params" not in param_group:
+                raise ValueError(f"{type(self).__name__}: a group must have 'params', its parameters")
+            self._unwrap_names(param_group)
+            self._rename_options(param_group)
+        super().add_param_group(param_group)
+        try:
+            self._check_group(len(self.param_groups) - 1, self.param_groups)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    @staticmethod
+    def _unwrap_names(group: Group) -> None:
+        """(name, parameter) pairs, which PyTorch takes apart from 2.6 on."""
+        params = group.get("params")
+        if isinstance(params, (torch.Tensor, set)) or not isinstance(params, Iterable):
+            return
+        params = list(params)
+        group["params"] = params
+        if params and all(isinstance(item, tuple) and len(item) == 2 for item in params):
+            group["param_names"] = [name for name, _ in params]
+            group["params"] = [parameter for _, parameter in params]
+
+    def _rename_options(self, group: Group) -> None:
+        for alias, name in self._aliases.items():
+            if alias in group:
+                group[name] = group.pop(alias)
+
+    def _check_group(self, index: int, groups: list[Group]) -> None:
+        group, who = groups[index], type(self).__name__
+        if group.get("differentiable"):
+            raise NotImplementedError(f"{who}: differentiable=True is not supported, autograd does not record steps")
+        if len({id(p) for p in group["params"]}) != len(group["params"]):
+            raise ValueError(f"{who}: a parameter is in group {index} more than once")
+        check_config(self._config(group, lr_for(None, group["lr"])[0]), who, self._names)
+        for name in _OF_THE_WHOLE:
+            if group.get(name) != groups[0].get(name):
+                raise ValueError(
+                    f"{who}: {name} is {shown(group[name])} in group {index}, expected {shown(groups[0][name])} as in "
+                    "group 0: it is of the whole optimizer"
+                )
+        self._elementwise(group, index)
+        required = [position for position, parameter in enumerate(group["params"]) if parameter.requires_grad]
+        self._check_parameters(groups, index, required)
+
+    def _check_parameters(self, groups: list[Group], index: int, positions: list[int]) -> None:
+        who = type(self).__name__
+        for position in positions:
+            parameter = groups[index]["params"][position]
+            if parameter.dtype in _DTYPES and parameter.layout is torch.strided:
+                continue
+            label = labels_of(groups)[index][position]
+            raise TypeError(
+                f"{who}: {label!r} is {parameter.dtype} with layout {parameter.layout}, expected float32, float64, "
+                "float16 or bfloat16 with layout torch.strided"
+            )
+
+    def _elementwise(self, group: Group, index: int) -> list[bool]:
+        """Which parameters of a group get AdamW whatever their shape: all, none, or those whose names match."""
+        chosen, who = group.get("elementwise", False), type(self).__name__
+        if isinstance(chosen, bool):
+            return [chosen] * len(group["params"])
+        patterns = [chosen] if isinstance(chosen, str) else chosen
+        if not isinstance(patterns, (tuple, list)) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise TypeError(f"{who}: elementwise must be True, False or patterns of names, got {shown(chosen)}")
+        if not group.get("param_names"):
+            raise ValueError(
+                f"{who}: elementwise is {shown(chosen)}, but the parameters of group {index} have no names; give "
+                "model.named_parameters()"
+            )
+        return [any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in group["param_names"]]
+
+    # --- who takes part
+
+    def _forget_engines(self) -> None:
+        self._engines: Engines = {}
+        self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
+        self._seen: list[list[torch.Tensor]] = []  # the parameters of each group when they were last looked at
+
+    def _give_up_engines(self) -> None:
+        """Whatever they have counted stays; the next step makes new ones."""
+        self._collect_counts()
+        self._forget_engines()
+
+    def _groups_changed(self) -> bool:
+        groups = self.param_groups
+        if len(self._seen) != len(groups):
+            return True
+        return not all(_C.same_items(seen, group["params"]) for seen, group in zip(self._seen, groups, strict=True))
+
+    def _look_at_groups(self) -> None:
+        """Notes who is there. Engines with a parameter that has left, or is in another group now, are given up."""
+        index_of = {id(p): index for index, group in enumerate(self.param_groups) for p in group["params"]}
+        for engine in self._engines.values():
+            if any(index_of.get(id(p)) != members.index for members in engine.groups for p in members.parameters):
+                self._give_up_engines()
+                break
+        inside = placed(self._engines)
+        self._seen = [list(group["params"]) for group in self.param_groups]
+        self._outside = [p for params in self._seen for p in params if id(p) not in inside]
+
+    def _join(self, engine: Engine, arrival: Arrival, group: Group, labels: list[str]) -> Members:
+        elementwise = self._elementwise(group, arrival.index)
+        lr, tensor = lr_for(engine.device, group["lr"])
+        members = engine.add(
+            arrival.index,
+            arrival.generation,
+            self._config(group, lr),
+            arrival.parameters,
+            [labels[position] for position in arrival.positions],
+            [elementwise[position] for position in arrival.positions],
+        )
+        engine.set_lr_tensor(members, tensor)
+        members.options = [plain(group[name]) for name in self._options]
+        members.lr = lr
+        return members
+
+    def _place(
+        self, engines: Engines, newcomers: list[Arrival], groups: list[Group], state: Any, strict: bool
+    ) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
+        labels = labels_of(groups)
+        for arrival in newcomers:
+            self._check_parameters(groups, arrival.index, arrival.positions)
+        return place(
+            engines,
+            newcomers,
+            lambda engine, arrival: self._join(engine, arrival, groups[arrival.index], labels[arrival.index]),
+            lambda device: Engine(self.kind, device),
+            state,
+            strict,
+        )
+
+    def _admit(self) -> None:
+        """Places for all that require a gradient or have one."""
+        newcomers = arrivals(
+            self._engines, self.param_groups, self.state, lambda p: p.requires_grad or p.grad is not None
+        )
+        try:
+            self._engines, state = self._place(self._engines, newcomers, self.param_groups, self.state, strict=False)
+        except BaseException:
+            self._give_up_engines()
+            raise
+        self.state.update(state)
+        self._look_at_groups()
+
+    # --- a step
+
+    @_untraced
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step with the gradients there are; parameters without one stay as they are.
+
+        `closure` computes the loss and its gradients anew and returns the loss, which is then returned from here.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._engines and not self.state:  # somebody has cleared it, to begin anew
+            self._forget_engines()
+        if self._groups_changed():
+            self._look_at_groups()
+        if any(p.grad is not None for p in self._outside):
+            self._admit()
+        done: set[int] = set()
+        if not self._step_engines(done):
+            self._replace_engines()
+            if not self._step_engines(done):
+                raise RuntimeError(f"{type(self).__name__}: the parameters change while they are looked at")
+        return loss
+
+    def _replace_engines(self) -> None:
+        """New engines with the state of those there are, for parameters or options that are others now."""
+        changes = self._option_changes()
+        self._give_up_engines()
+        self._look_at_groups()
+        try:
+            self._admit()
+        except ValueError as error:
+            if not changes:
+                raise
+            raise ValueError(
+                f"{type(self).__name__}: {changes}, which does not fit the state there is: {error}"
+            ) from error
+
+    def _option_changes(self) -> str:
+        """The options of groups that the engines do not have, in words."""
+        changes = [
+            f"{name} was changed from {shown(old)} to {shown(new)}"
+            for engine in self._engines.values()
+            for members in engine.groups
+            for name, old in zip(self._options, members.options or (), strict=False)
+            if (new := plain(self.param_groups[members.index][name])) != old
+        ]
+        return ", ".join(dict.fromkeys(changes))
+
+    def _step_engines(self, done: set[int]) -> bool:
+        """Steps what is not done yet. False where an engine no longer fits its parameters or options."""
+        if not all(self._configure(engine, members) for engine in self._engines.values() for members in engine.groups):
+            return False
+        for engine in self._engines.values():
+            changed = self._step_engine(engine, done)
+            if changed is None:
+                return False
+            if changed:
+                _mark_changed(changed)
+            if len(self._engines) > 1:
+                done.update(id(p) for p in engine.parameters)
+        return True
+
+    def _step_engine(self, engine: Engine, done: set[int]) -> list[torch.Tensor] | None:
+        gradients = [None if id(p) in done else p.grad for p in engine.parameters] if done else None
+        scale = self._amp_tensor("grad_scale", engine.device)
+        found = self._amp_tensor("found_inf", engine.device)
+        try:
+            return engine.step(gradients, scale, found)
+        except _C.NumericError:
+            raise
+        except (TypeError, ValueError):
+            self._explain_gradients(engine)
+            raise
+        except (RuntimeError, MemoryError):
+            self._explain_gradients(engine)
+            engine.broken = True
+            raise
+
+    def _amp_tensor(self, name: str, device: torch.device) -> torch.Tensor | None:
+        """What GradScaler leaves on an optimizer for the length of a step."""
+        tensor = getattr(self, name, None)
+        return tensor if tensor is None or tensor.device == device else tensor.to(device, non_blocking=True)
+
+    def _explain_gradients(self, engine: Engine) -> None:
+        """Says of a refused step what PyTorch says of it."""
+        for label, p in zip(engine.labels, engine.parameters, strict=True):
+            if p.grad is not None and p.grad.layout is not torch.strided:
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support sparse gradients: that of {label!r} has layout "
+                    f"{p.grad.layout}, expected torch.strided"
+                ) from None
+
+    def _configure(self, engine: Engine, members: Members) -> bool:
+        """Brings what has changed in a group to the engine. False where the engine would have to be another one."""
+        group = self.param_groups[members.index]
+        lr, tensor = lr_for(engine.device, group["lr"])
+        engine.set_lr_tensor(members, tensor)
+        if [group[name] for name in self._options] != members.options:
+            return self._reconfigure(engine, members, group, lr)
+        if lr != members.lr:
+            if group.get("adamw_lr") is not None:  # which stops where lr is 0
+                return self._reconfigure(engine, members, group, lr)
+            engine.set_lr(members, lr)
+        return True
+
+    def _reconfigure(self, engine: Engine, members: Members, group: Group, lr: float) -> bool:
+        config = self._config(group, lr)
+        try:
+            engine.set_config(members, config)
+        except (TypeError, ValueError):
+            check_config(config, type(self).__name__, self._names)
+            return False
+        members.options = [plain(group[name]) for name in self._options]
+        return True
+
+    # --- saving and loading
+
+    def _collect_counts(self) -> None:
+        """What the engines count on the host, into the state."""
+        for engine in self._engines.values():
+            for i, p in enumerate(engine.parameters):
+                counts = self.state[p].get(saved_state.COUNTS) if p in self.state else None
+                if counts is not None:
+                    counts.copy_(torch.tensor([engine.generation_of(i), *engine.counts(i)]))
+
+    def state_dict(self) -> dict[str, Any]:
+        self._collect_counts()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes groups and state from a `state_dict()`: of this class, or of its namesake in torch.optim. State keeps
+        its own precision, whatever the parameters have. After an error nothing has changed."""
+        if not isinstance(state_dict, dict):
+            raise TypeError(f"state_dict must be a dictionary, got an object of type {type(state_dict).__name__}")
+        handle = self.register_load_state_dict_pre_hook(_shield)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._collect_counts()
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "defaults" in state:  # from a pickle or a deepcopy: engines come with the next step
+            self._forget_engines()
+            super().__setstate__(state)
+            self._complete_groups(self.param_groups)
+            return
+        groups = state["param_groups"]
+        loaded = {key: value.value for key, value in state["state"].items()}
+        for key, value in loaded.items():
+            if isinstance(key, torch.Tensor) and not isinstance(value, Mapping):
+                raise TypeError(f"the state of a parameter is a {type(value).__name__}, expected a dictionary")
+        self._complete_groups(groups)
+        for index in range(len(groups)):
+            self._check_group(index, groups)
+        engines, current = self._engines_for(groups, loaded)
+        super().__setstate__({"state": defaultdict(dict, loaded | current), "param_groups": groups})
+        self._engines = engines
+        self._look_at_groups()
+
+    def _complete_groups(self, groups: list[Group]) -> None:
+        """Groups of another class or an older version lack some options."""
+        for group in groups:
+            self._rename_options(group)
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def _engines_for(self, groups: list[Group], loaded: Any) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
+        """Engines with this state: those there are, where they fit, or else new ones beside them."""
+        newcomers = arrivals({}, groups, loaded, lambda p: False)
+        wanted = [(str(a.device), a.generation, a.index, [id(p) for p in a.parameters]) for a in newcomers]
+        present = [
+            (str(engine.device), m.generation, m.index, [id(p) for p in m.parameters])
+            for engine in self._engines.values()
+            for m in engine.groups
+        ]
+        usable = not any(engine.broken for engine in self._engines.values())
+        if usable and sorted(wanted) == sorted(present) and self._take_options(groups):
+            return self._engines, put_back(self._engines, dict.fromkeys(self._engines, 0), loaded, strict=True)
+        return self._place({}, newcomers, groups, loaded, strict=True)
+
+    def _take_options(self, groups: list[Group]) -> bool:
+        """Whether the engines there are can have the options of these groups."""
+        for engine in self._engines.values():
+            for members in engine.groups:
+                group = groups[members.index]
+                lr, tensor = lr_for(engine.device, group["lr"])
+                engine.set_lr_tensor(members, tensor)
+                fits = self._reconfigure(engine, members, group, lr)
+                members.options = None  # whatever comes of it, the next step compares anew
+                if not fits:
+                    return False
+        return True
+
+    # --- reports
+
+    def memory_report(self) -> MemoryReport:
+        """Bytes of state, scratch and refreshes: a forecast before the first step, figures after it."""
+        if self._engines:
+            return MemoryReport((engine.memory() for engine in self._engines.values()), forecast=False)
+        parts = []
+        for arrival in arrivals({}, self.param_groups, self.state, lambda p: p.requires_grad or p.grad is not None):
+            group = self.param_groups[arrival.index]
+            elementwise = self._elementwise(group, arrival.index)
+            parameters = [
+                (tuple(p.shape), str(p.dtype).removeprefix("torch."), elementwise[k])
+                for p, k in zip(arrival.parameters, arrival.positions, strict=True)
+            ]
+            config = self._config(group, lr_for(None, group["lr"])[0])
+            parts.append(_C.optim_forecast(str(arrival.device), config, parameters))
+        return MemoryReport(parts, forecast=True)
+
+    def stats(self) -> dict[str, float]:
+        """A flat dictionary for loggers. Waits for the device.
+
+        steps: taken or skipped since the optimizer was made or loaded; skipped: of them; refreshes: of roots or bases,
+            each factor counted; failed: factors whose latest refresh failed, which go on with their last good root;
+            worst_residual: the largest error certificate among the latest roots.
+        """
+        parts = [engine.stats() for engine in self._engines.values()]
+        total = {name: sum(part[name] for part in parts) for name in ("refreshes", "failed")}
+        most = {
+            name: max((part[name] for part in parts), default=0.0) for name in ("steps", "skipped", "worst_residual")
+        }
+        return {
+            "steps": most["steps"],
+            "skipped": most["skipped"],
+            "refreshes": float(total["refreshes"]),
+            "failed": float(total["failed"]),
+            "worst_residual": most["worst_residual"],
+        }

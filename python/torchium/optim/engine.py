@@ -1,0 +1,158 @@
+"""One device's share of an optimizer: the C object, the memory of its state, and the groups of parameters it has been
+given.
+
+The parameters of an engine have numbers, in the order in which they came; a list of gradients for a step goes by them.
+A group of the C object is tied to a group of `param_groups` by its index there; parameters that come later, to a group
+of `param_groups` that there is already, are another group of the C object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+
+from torchium import _C
+
+__all__ = ["Engine", "Members"]
+
+# PyTorch from 2.10 on tells the extension its current stream itself.
+_TELLS_STREAM = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
+def _profiler_enabled() -> bool:
+    # There is no public question for it; without this one phases are not named.
+    asks = getattr(torch.autograd, "_profiler_enabled", None)
+    return asks is not None and asks()
+
+
+def _allocate(device: torch.device, size: int) -> tuple[torch.Tensor, int]:
+    """Memory of the state comes from PyTorch, which counts it as its own."""
+    memory = torch.empty(size, dtype=torch.uint8, device=device)
+    return memory, memory.data_ptr()
+
+
+@dataclasses.dataclass
+class Members:
+    """A group of the C object, and the numbers it was last given."""
+
+    index: int  # in param_groups
+    number: int  # in the C object
+    generation: int  # which arrival of parameters it was part of: what a restart must repeat
+    parameters: list[torch.Tensor]
+    options: list[Any] | None = None
+    lr: float = 0.0
+    lr_tensor: bool = False  # it is read from a tensor on the device instead
+
+
+class Ranges:
+    """Phases of a step as ranges of torch.profiler, named "torchium::shampoo/refresh"."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._open: list[torch.autograd.profiler.record_function] = []
+
+    def push(self, name: str) -> None:
+        phase = name.removeprefix("tch_optimizer_").removeprefix("tch_")
+        entered = torch.autograd.profiler.record_function(f"torchium::{self._kind}/{phase}")
+        entered.__enter__()
+        self._open.append(entered)
+
+    def pop(self) -> None:
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
+
+
+class Engine:
+    """All parameters that an optimizer has on one device."""
+
+    def __init__(self, kind: str, device: torch.device) -> None:
+        self.kind = kind
+        self.device = device
+        self.parameters: list[torch.Tensor] = []
+        self.labels: list[str] = []
+        self.groups: list[Members] = []
+        self.broken = False  # an error of the device has left the state in pieces
+        self._profiled = False
+        self._handle = _C.Optimizer(str(device), functools.partial(_allocate, device))
+
+    def add(
+        self,
+        index: int,
+        generation: int,
+        config: dict[str, Any],
+        parameters: list[torch.Tensor],
+        labels: list[str],
+        elementwise: list[bool],
+    ) -> Members:
+        number = self._handle.add_group(config, parameters, labels, elementwise, self._stream())
+        members = Members(index, number, generation, parameters)
+        self.groups.append(members)
+        self.parameters += parameters
+        self.labels += labels
+        return members
+
+    def states(self) -> list[dict[str, torch.Tensor]]:
+        """The state of each parameter, by name: views of the engine's memory."""
+        views: list[dict[str, torch.Tensor]] = [{} for _ in self.parameters]
+        for name, parameter, memory in self._handle.states():
+            views[parameter][name] = torch.from_dlpack(memory)
+        return views
+
+    def generation_of(self, parameter: int) -> int:
+        for members in self.groups:
+            if parameter < len(members.parameters):
+                return members.generation
+            parameter -= len(members.parameters)
+        raise IndexError(parameter)
+
+    def counts(self, parameter: int) -> list[int]:
+        return self._handle.get_counts(parameter)
+
+    def set_counts(self, parameter: int, counts: list[int]) -> None:
+        self._handle.set_counts(parameter, counts)
+
+    def set_lr(self, members: Members, lr: float) -> None:
+        self._handle.set_lr(members.number, lr)
+        members.lr = lr
+
+    def set_lr_tensor(self, members: Members, lr: torch.Tensor | None) -> None:
+        """A tensor on the engine's device that is read at every step from now on, or None for the number."""
+        if lr is not None or members.lr_tensor:
+            self._handle.set_lr_tensor(members.number, lr)
+            members.lr_tensor = lr is not None
+
+    def set_config(self, members: Members, config: dict[str, Any]) -> None:
+        self._handle.set_config(members.number, config)
+        members.lr = config["lr"]
+
+    def step(
+        self,
+        gradients: list[torch.Tensor | None] | None,
+        grad_scale: torch.Tensor | None,
+        found_inf: torch.Tensor | None,
+    ) -> list[torch.Tensor] | None:
+        """A step with these gradients, or with those that the parameters have. Returns the parameters that had one;
+        None where some parameter is another tensor than it was, and then nothing has changed."""
+        profiled = _profiler_enabled()
+        if profiled != self._profiled:
+            ranges = Ranges(self.kind) if profiled else None
+            self._handle.set_range_hook(ranges and ranges.push, ranges and ranges.pop)
+            self._profiled = profiled
+        outcome = self._handle.step(self.parameters, gradients, grad_scale, found_inf, self._stream())
+        if outcome is None:
+            return self.parameters
+        return None if isinstance(outcome, int) else outcome
+
+    def memory(self) -> dict[str, int]:
+        return self._handle.memory()
+
+    def stats(self) -> dict[str, float]:
+        return self._handle.stats()
+
+    def _stream(self) -> int | None:
+        if _TELLS_STREAM or self.device.type != "cuda":
+            return None
+        return torch.cuda.current_stream(self.device).cuda_stream

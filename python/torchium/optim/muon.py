@@ -1,0 +1,151 @@
+"""Muon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from .base import TorchiumOptimizer
+from .options import ADAMW_NAMES, ADAMW_PART, COMMON, adamw_part, common_part, plain, shown
+
+__all__ = ["Muon"]
+
+
+class Muon(TorchiumOptimizer):
+    r"""Muon: the momentum of a matrix, made orthogonal, is its step.
+
+    .. math::
+        B \leftarrow \mu B + (1 - \mu) G, \quad U = \mu B + (1 - \mu) G \text{ (Nesterov) or } B, \quad
+        p \leftarrow (1 - \gamma \lambda) p - \gamma s \, \mathrm{orthogonal}(U)
+
+    with :math:`s = \sqrt{\max(1, m / n)}` for a matrix of m by n. In tensors of more dimensions all but the
+    first are merged. Vectors and scalars get AdamW, for which `adamw_lr` is usually much smaller than lr.
+
+    Args:
+        params: parameters, groups of them, or `model.named_parameters()`.
+        lr: :math:`\gamma`, a number or a tensor of one element.
+        weight_decay: :math:`\lambda`. momentum: :math:`\mu`. nesterov: see above.
+        ns_coefficients: three numbers (a, b, c) of the polynomial a X + b X X' X + c X X' X X' X, repeated `ns_steps`
+            times, as torch.optim.Muon has it; given, they are used instead of `method`.
+        eps: the least norm that a matrix is divided by before the first step.
+        ns_steps: number of Newton-Schulz steps.
+        adjust_lr_fn: s: None or 'original' as above, 'match_rms_adamw' for 0.2 sqrt(max(m, n)).
+        method: 'polar_express', with polynomials chosen step by step, or 'muon', with (3.4445, -4.7750, 2.0315) at
+            each.
+        adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
+            parameters get; None means lr and weight_decay. Schedulers change lr alone.
+        elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
+            parameter gets its first gradient.
+        precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
+        maximize: go uphill.
+        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
+            or 'ignore'.
+        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
+        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
+        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+
+    Example::
+
+        optimizer = torchium.optim.Muon(model.named_parameters(), lr=0.02, adamw_lr=3e-4, elementwise=("*embed*",))
+        loss.backward()
+        optimizer.step()
+    """
+
+    kind = "muon"
+    _options: ClassVar = (
+        "momentum",
+        "nesterov",
+        "ns_coefficients",
+        "eps",
+        "ns_steps",
+        "adjust_lr_fn",
+        "method",
+        *ADAMW_PART,
+        *COMMON,
+    )
+    _names: ClassVar = {
+        "muon_coefficients": "ns_coefficients",
+        "muon_coefficients[0]": "ns_coefficients[0]",
+        "muon_coefficients[1]": "ns_coefficients[1]",
+        "muon_coefficients[2]": "ns_coefficients[2]",
+        "muon_steps": "ns_steps",
+        "muon_lr": "adjust_lr_fn",
+        "muon_method": "method",
+        **ADAMW_NAMES,
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] | None = None,
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        method: str = "polar_express",
+        adamw_lr: float | None = None,
+        adamw_betas: tuple[float, float] = (0.9, 0.999),
+        adamw_eps: float = 1e-8,
+        adamw_weight_decay: float | None = None,
+        elementwise: bool | Sequence[str] = False,
+        precision: str = "high",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        nonfinite: str = "skip",
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        memory_budget: int | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+            "method": method,
+            "adamw_lr": adamw_lr,
+            "adamw_betas": adamw_betas,
+            "adamw_eps": adamw_eps,
+            "adamw_weight_decay": adamw_weight_decay,
+            "elementwise": elementwise,
+            "precision": precision,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "nonfinite": nonfinite,
+            "master_weights": master_weights,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
+            "memory_budget": memory_budget,
+        }
+        super().__init__(params, defaults)
+
+    def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
+        coefficients = plain(group["ns_coefficients"])
+        if coefficients is not None and (not isinstance(coefficients, tuple) or len(coefficients) != 3):
+            raise ValueError(f"ns_coefficients must be three numbers, got {shown(coefficients)}")
+        config = {
+            "momentum": plain(group["momentum"]),
+            "nesterov": group["nesterov"],
+            "eps": plain(group["eps"]),
+            "muon_steps": group["ns_steps"],
+            "muon_lr": "original" if group["adjust_lr_fn"] is None else group["adjust_lr_fn"],
+            "muon_method": group["method"],
+        }
+        if coefficients is not None:
+            config |= {"muon_method": "muon", "muon_coefficients": coefficients}
+        return common_part(self.kind, group, lr) | adamw_part(group, lr) | config

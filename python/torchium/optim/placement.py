@@ -1,0 +1,130 @@
+"""Who comes to which engine, in which order, and with what state.
+
+The order decides about bits: a group of the C object is refreshed by a plan of its own, and random numbers go by a
+    parameter's number. So parameters that came together are one generation, their state remembers its number, and a
+    restart lets them come in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from . import state as saved_state
+from .engine import Engine, Members
+
+__all__ = ["Arrival", "Engines", "Group", "arrivals", "labels_of", "place", "placed", "put_back"]
+
+Group = dict[str, Any]
+Engines = dict[torch.device, Engine]
+
+_MOST_LABEL = 150  # bytes: the library takes names below 192
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """Parameters of one group and one device that come together."""
+
+    device: torch.device
+    generation: int
+    index: int  # of the group
+    positions: list[int]  # in it
+    parameters: list[torch.Tensor]
+
+
+def placed(engines: Engines) -> set[int]:
+    """The ids of all parameters that have a place."""
+    return {id(p) for engine in engines.values() for p in engine.parameters}
+
+
+def arrivals(
+    engines: Engines, groups: list[Group], state: Mapping[Any, Any], wanted: Callable[[torch.Tensor], bool]
+) -> list[Arrival]:
+    """Parameters without a place that are wanted, or that have state, in the order in which they are to come."""
+    inside = placed(engines)
+    generations = [saved_state.generation_of(state.get(p)) for group in groups for p in group["params"]]
+    fresh = 1 + max((g for g in generations if g is not None), default=-1)
+    found: dict[tuple[int, int, torch.device], list[int]] = defaultdict(list)
+    for index, group in enumerate(groups):
+        for position, p in enumerate(group["params"]):
+            saved = state.get(p)
+            if id(p) not in inside and (saved_state.has_state(saved) or wanted(p)):
+                generation = saved_state.generation_of(saved)
+                found[fresh if generation is None else generation, index, p.device].append(position)
+    in_order = sorted(found.items(), key=lambda item: item[0][:2])
+    return [
+        Arrival(device, generation, index, positions, [groups[index]["params"][k] for k in positions])
+        for (generation, index, device), positions in in_order
+    ]
+
+
+def labels_of(groups: list[Group]) -> list[list[str]]:
+    """What each parameter is called in messages: its name if it has one, made unique."""
+    names = [group.get("param_names") or [None] * len(group["params"]) for group in groups]
+    uses = Counter(name for row in names for name in row)
+
+    def label(index: int, position: int, name: Any) -> str:
+        place = f"parameter {position} of group {index}"
+        if name is None:
+            return place
+        text = str(name).replace("\0", "?")
+        if len(text.encode()) > _MOST_LABEL:
+            return f"{place}, ...{text.encode()[-_MOST_LABEL // 2 :].decode(errors='ignore')}"
+        return text if uses[name] == 1 and text else f"{text} ({place})"
+
+    return [[label(index, k, name) for k, name in enumerate(row)] for index, row in enumerate(names)]
+
+
+def place(
+    engines: Engines,
+    newcomers: Iterable[Arrival],
+    join: Callable[[Engine, Arrival], Members],
+    make: Callable[[torch.device], Engine],
+    state: Mapping[Any, Any],
+    strict: bool,
+) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
+    """Lets them join the engines, made where there is none, and puts their state back; returns both. Where `strict`,
+    saved state must be complete. Engines that there were have the newcomers even when this fails."""
+    engines = dict(engines)
+    first: dict[torch.device, int] = {}
+    for arrival in newcomers:
+        if arrival.device not in engines:
+            engines[arrival.device] = make(arrival.device)
+        first.setdefault(arrival.device, len(engines[arrival.device].parameters))
+        join(engines[arrival.device], arrival)
+    return engines, put_back(engines, first, state, strict)
+
+
+def put_back(
+    engines: Engines, first: Mapping[torch.device, int], state: Mapping[Any, Any], strict: bool
+) -> dict[torch.Tensor, dict[str, Any]]:
+    """Saved state into the engines, for the parameters from number first[device] on: everything is compared before
+    anything is written. Returns the state they have now."""
+    views = {device: engines[device].states() for device in first}
+    for device, start in first.items():
+        engine = engines[device]
+        for i in range(start, len(engine.parameters)):
+            saved = state.get(engine.parameters[i])
+            if saved_state.has_state(saved):
+                saved_state.check(engine.labels[i], views[device][i], saved, len(engine.counts(i)), strict)
+    return {
+        engines[device].parameters[i]: _adopt(engines[device], i, views[device][i], state)
+        for device, start in first.items()
+        for i in range(start, len(engines[device].parameters))
+    }
+
+
+def _adopt(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mapping[Any, Any]) -> dict[str, Any]:
+    saved = state.get(engine.parameters[i]) or {}
+    counts = engine.counts(i)
+    if saved_state.has_state(saved):
+        saved_state.restore(views, saved)
+        counts = saved_state.counts_of(views, saved, len(counts))
+        engine.set_counts(i, counts)
+    others = {name: value for name, value in saved.items() if not saved_state.is_ours(name)}
+    generation = engine.generation_of(i)
+    return {**others, **views, saved_state.COUNTS: torch.tensor([generation, *counts], dtype=torch.int64, device="cpu")}

@@ -1,0 +1,87 @@
+"""SGD with the names and defaults of torch.optim.SGD."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from .base import TorchiumOptimizer
+from .options import COMMON, common_part, plain
+
+__all__ = ["SGD"]
+
+
+class SGD(TorchiumOptimizer):
+    r"""Stochastic gradient descent with momentum, all parameters in one launch.
+
+    .. math::
+        g \leftarrow g + \lambda p, \quad
+        b \leftarrow \mu b + (1 - \tau) g, \quad
+        p \leftarrow p - \gamma b \quad (\text{with Nesterov: } p - \gamma (g + \mu b))
+
+    Args:
+        params: parameters, groups of them, or `model.named_parameters()`.
+        lr: :math:`\gamma`, a number or a tensor of one element.
+        momentum: :math:`\mu`; dampening: :math:`\tau`; weight_decay: :math:`\lambda`.
+        nesterov: look ahead with the momentum.
+        maximize: go uphill.
+        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
+            or 'ignore'.
+        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
+        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+
+    Example::
+
+        optimizer = torchium.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        loss.backward()
+        optimizer.step()
+    """
+
+    kind = "sgd"
+    _options: ClassVar = ("momentum", "dampening", "nesterov", *COMMON)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        capturable: bool = False,
+        nonfinite: str = "skip",
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        memory_budget: int | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "nonfinite": nonfinite,
+            "master_weights": master_weights,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
+            "memory_budget": memory_budget,
+        }
+        super().__init__(params, defaults)
+
+    def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
+        return common_part(self.kind, group, lr) | {
+            "momentum": plain(group["momentum"]),
+            "dampening": plain(group["dampening"]),
+            "nesterov": group["nesterov"],
+        }

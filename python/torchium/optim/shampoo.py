@@ -1,0 +1,214 @@
+"""Shampoo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from .base import TorchiumOptimizer
+from .options import ADAMW_NAMES, ADAMW_PART, COMMON, adamw_part, common_part, pair, plain
+
+__all__ = ["CUDAShampoo", "Shampoo"]
+
+
+class Shampoo(TorchiumOptimizer):
+    r"""Shampoo: each dimension of a gradient is multiplied by an inverse root of its second moment.
+
+    For a matrix, with :math:`F` the filtered gradient and :math:`L, R` summed (:math:`\beta_2 = 1`) or averaged:
+
+    .. math::
+        L \leftarrow L + G G^T, \quad R \leftarrow R + G^T G, \quad
+        p \leftarrow (1 - \gamma \lambda) p - \gamma (L + \epsilon I)^{-1/4} F (R + \epsilon I)^{-1/4}
+
+    Factors are updated at every step, roots every `update_freq` steps, spread over them. Vectors and scalars get AdamW.
+
+    Args:
+        params: parameters, groups of them, or `model.named_parameters()`.
+        lr: :math:`\gamma`, a number or a tensor of one element.
+        eps: :math:`\epsilon`, added to the factors; `epsilon` is another name for it.
+        update_freq: steps between refreshes of a root; `precondition_frequency` is another name for it.
+        weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
+        betas: of the filtered gradient (0: none) and of the factors (1: a sum).
+        relative_eps: the least damping relative to a factor's largest eigenvalue; bounds the cost of a root in advance.
+        max_preconditioner_dim: larger dimensions are cut into blocks of at most this size.
+        merge_dims: neighbouring small dimensions, as those of a convolution, are taken as one.
+        precondition_1d: vectors too.
+        start_preconditioning_step: the grafted method alone before this step; -1 begins at once.
+        use_bias_correction: of both averages.
+        grafting: None, 'sgd', 'adagrad', 'rmsprop' or 'adam': whose step length is taken; with `grafting_beta2` and
+            `grafting_eps`.
+        momentum, nesterov: of the preconditioned direction.
+        exponent_override: the root, where it is not twice the number of dimensions: 1, 2, 3, 4, 6 or 8.
+        root_method: 'auto', 'eigen', 'newton' or 'rational'; `root_tolerance` is the error to reach, 0 for the default.
+        stagger: spread the refreshes over the steps of a period; False takes all at once.
+        adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
+            parameters get; None means lr and weight_decay. Schedulers change lr alone.
+        elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
+            parameter gets its first gradient.
+        precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
+        maximize: go uphill.
+        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
+            or 'ignore'.
+        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
+        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
+        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+
+    Example::
+
+        optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03, update_freq=20, grafting="adam")
+        loss.backward()
+        optimizer.step()
+    """
+
+    kind = "shampoo"
+    _options: ClassVar = (
+        "betas",
+        "eps",
+        "update_freq",
+        "weight_decay_type",
+        "relative_eps",
+        "max_preconditioner_dim",
+        "merge_dims",
+        "precondition_1d",
+        "start_preconditioning_step",
+        "use_bias_correction",
+        "grafting",
+        "grafting_beta2",
+        "grafting_eps",
+        "momentum",
+        "nesterov",
+        "exponent_override",
+        "root_method",
+        "root_tolerance",
+        "stagger",
+        *ADAMW_PART,
+        *COMMON,
+    )
+    _aliases: ClassVar = {"epsilon": "eps", "precondition_frequency": "update_freq"}
+    _names: ClassVar = {
+        "beta1": "betas[0]",
+        "beta2": "betas[1]",
+        "eps": "eps (epsilon)",
+        "precondition_frequency": "update_freq (precondition_frequency)",
+        "decay": "weight_decay_type",
+        "bias_correction": "use_bias_correction",
+        **ADAMW_NAMES,
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 0.03,
+        eps: float = 1e-4,
+        update_freq: int = 100,
+        weight_decay: float = 0,
+        *,
+        betas: tuple[float, float] = (0.9, 1.0),
+        epsilon: float | None = None,
+        precondition_frequency: int | None = None,
+        weight_decay_type: str = "decoupled",
+        relative_eps: float = 1e-6,
+        max_preconditioner_dim: int = 1024,
+        merge_dims: bool = True,
+        precondition_1d: bool = False,
+        start_preconditioning_step: int = -1,
+        use_bias_correction: bool = True,
+        grafting: str | None = None,
+        grafting_beta2: float = 0.999,
+        grafting_eps: float = 1e-8,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        exponent_override: int = 0,
+        root_method: str = "auto",
+        root_tolerance: float = 0.0,
+        stagger: bool = True,
+        adamw_lr: float | None = None,
+        adamw_betas: tuple[float, float] = (0.9, 0.999),
+        adamw_eps: float = 1e-8,
+        adamw_weight_decay: float | None = None,
+        elementwise: bool | Sequence[str] = False,
+        precision: str = "high",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        nonfinite: str = "skip",
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        memory_budget: int | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "eps": eps if epsilon is None else epsilon,
+            "update_freq": update_freq if precondition_frequency is None else precondition_frequency,
+            "weight_decay": weight_decay,
+            "betas": betas,
+            "weight_decay_type": weight_decay_type,
+            "relative_eps": relative_eps,
+            "max_preconditioner_dim": max_preconditioner_dim,
+            "merge_dims": merge_dims,
+            "precondition_1d": precondition_1d,
+            "start_preconditioning_step": start_preconditioning_step,
+            "use_bias_correction": use_bias_correction,
+            "grafting": grafting,
+            "grafting_beta2": grafting_beta2,
+            "grafting_eps": grafting_eps,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "exponent_override": exponent_override,
+            "root_method": root_method,
+            "root_tolerance": root_tolerance,
+            "stagger": stagger,
+            "adamw_lr": adamw_lr,
+            "adamw_betas": adamw_betas,
+            "adamw_eps": adamw_eps,
+            "adamw_weight_decay": adamw_weight_decay,
+            "elementwise": elementwise,
+            "precision": precision,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "nonfinite": nonfinite,
+            "master_weights": master_weights,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
+            "memory_budget": memory_budget,
+        }
+        super().__init__(params, defaults)
+
+    def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
+        beta1, beta2 = pair("betas", group["betas"])
+        return (
+            common_part(self.kind, group, lr)
+            | adamw_part(group, lr)
+            | {
+                "beta1": beta1,
+                "beta2": beta2,
+                "eps": plain(group["eps"]),
+                "precondition_frequency": plain(group["update_freq"]),
+                "decay": group["weight_decay_type"],
+                "relative_eps": plain(group["relative_eps"]),
+                "max_preconditioner_dim": group["max_preconditioner_dim"],
+                "merge_dims": group["merge_dims"],
+                "precondition_1d": group["precondition_1d"],
+                "start_preconditioning_step": group["start_preconditioning_step"],
+                "bias_correction": group["use_bias_correction"],
+                "grafting": "none" if group["grafting"] is None else group["grafting"],
+                "grafting_beta2": plain(group["grafting_beta2"]),
+                "grafting_eps": plain(group["grafting_eps"]),
+                "momentum": plain(group["momentum"]),
+                "nesterov": group["nesterov"],
+                "exponent_override": group["exponent_override"],
+                "root_method": group["root_method"],
+                "root_tolerance": group["root_tolerance"],
+                "stagger": group["stagger"],
+            }
+        )
+
+
+CUDAShampoo = Shampoo

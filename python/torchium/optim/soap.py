@@ -1,0 +1,168 @@
+"""SOAP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from .base import TorchiumOptimizer
+from .options import ADAMW_NAMES, ADAMW_PART, COMMON, adamw_part, common_part, pair, plain
+
+__all__ = ["SOAP"]
+
+
+class SOAP(TorchiumOptimizer):
+    r"""SOAP: Adam in the eigenbasis of Shampoo's factors.
+
+    For a matrix with factors :math:`L, R` (averages of :math:`G G^T` and :math:`G^T G`) and their bases :math:`Q_L,
+    Q_R`:
+
+    .. math::
+        p \leftarrow (1 - \gamma \lambda) p - \gamma Q_L \, \mathrm{Adam}(Q_L^T G Q_R) \, Q_R^T
+
+    The bases follow the factors every `precondition_frequency` steps. At its first gradient a parameter only finds its
+    bases. Vectors and scalars get AdamW.
+
+    Args:
+        params: parameters, groups of them, or `model.named_parameters()`.
+        lr: :math:`\gamma`, a number or a tensor of one element.
+        betas: of Adam. shampoo_beta: of the factors; below 0 for betas[1].
+        eps: of Adam. weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
+        precondition_frequency: steps between two refreshes of the bases.
+        max_precond_dim: larger dimensions have no factor; with `block` they are cut into blocks of at most this size.
+        merge_dims: neighbouring small dimensions, as those of a convolution, are taken as one.
+        precondition_1d: vectors too.
+        normalize_grads: every step of a matrix is scaled to a mean square of 1.
+        correct_bias: of Adam's averages.
+        adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
+            parameters get; None means lr and weight_decay. Schedulers change lr alone.
+        elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
+            parameter gets its first gradient.
+        precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
+        maximize: go uphill.
+        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
+            or 'ignore'.
+        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
+        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
+        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+
+    Example::
+
+        optimizer = torchium.optim.SOAP(model.parameters(), lr=3e-3)
+        loss.backward()
+        optimizer.step()
+    """
+
+    kind = "soap"
+    _options: ClassVar = (
+        "betas",
+        "shampoo_beta",
+        "eps",
+        "weight_decay_type",
+        "precondition_frequency",
+        "max_precond_dim",
+        "block",
+        "merge_dims",
+        "precondition_1d",
+        "normalize_grads",
+        "correct_bias",
+        *ADAMW_PART,
+        *COMMON,
+    )
+    _names: ClassVar = {
+        "beta1": "betas[0]",
+        "beta2": "betas[1]",
+        "decay": "weight_decay_type",
+        "max_preconditioner_dim": "max_precond_dim",
+        "bias_correction": "correct_bias",
+        **ADAMW_NAMES,
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 3e-3,
+        betas: tuple[float, float] = (0.95, 0.95),
+        shampoo_beta: float = -1,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        precondition_frequency: int = 10,
+        max_precond_dim: int = 10000,
+        merge_dims: bool = False,
+        precondition_1d: bool = False,
+        normalize_grads: bool = False,
+        correct_bias: bool = True,
+        *,
+        block: bool = False,
+        weight_decay_type: str = "decoupled",
+        adamw_lr: float | None = None,
+        adamw_betas: tuple[float, float] = (0.9, 0.999),
+        adamw_eps: float = 1e-8,
+        adamw_weight_decay: float | None = None,
+        elementwise: bool | Sequence[str] = False,
+        precision: str = "high",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        nonfinite: str = "skip",
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        memory_budget: int | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "shampoo_beta": shampoo_beta,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "precondition_frequency": precondition_frequency,
+            "max_precond_dim": max_precond_dim,
+            "merge_dims": merge_dims,
+            "precondition_1d": precondition_1d,
+            "normalize_grads": normalize_grads,
+            "correct_bias": correct_bias,
+            "block": block,
+            "weight_decay_type": weight_decay_type,
+            "adamw_lr": adamw_lr,
+            "adamw_betas": adamw_betas,
+            "adamw_eps": adamw_eps,
+            "adamw_weight_decay": adamw_weight_decay,
+            "elementwise": elementwise,
+            "precision": precision,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "nonfinite": nonfinite,
+            "master_weights": master_weights,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
+            "memory_budget": memory_budget,
+        }
+        super().__init__(params, defaults)
+
+    def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
+        beta1, beta2 = pair("betas", group["betas"])
+        return (
+            common_part(self.kind, group, lr)
+            | adamw_part(group, lr)
+            | {
+                "beta1": beta1,
+                "beta2": beta2,
+                "shampoo_beta": plain(group["shampoo_beta"]),
+                "eps": plain(group["eps"]),
+                "decay": group["weight_decay_type"],
+                "precondition_frequency": plain(group["precondition_frequency"]),
+                "max_preconditioner_dim": group["max_precond_dim"],
+                "block": group["block"],
+                "merge_dims": group["merge_dims"],
+                "precondition_1d": group["precondition_1d"],
+                "normalize_grads": group["normalize_grads"],
+                "bias_correction": group["correct_bias"],
+            }
+        )

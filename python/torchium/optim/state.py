@@ -1,0 +1,81 @@
+"""Saved state of one parameter: what is looked at before anything is written, and the writing.
+
+It is a dictionary of tensors, and of `counts`, a row of integers for what the host counts: [generation, steps of the
+optimizer, steps with this parameter, then one for each factor]. States of torch.optim's AdamW, SGD and Muon have the
+same names without the counts, which then follow from `step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["COUNTS", "check", "counts_of", "generation_of", "has_state", "is_ours", "restore"]
+
+COUNTS = "counts"
+_NAMES = {COUNTS, "step", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "grafting_sq"}
+_FAMILIES = ("factor.", "root.", "basis.", "exp_avg_sq.")
+# What may be missing: a clock follows from the rest, a master copy from the parameter, and SGD begins without momentum.
+_MAY_BE_MISSING = ("step", "master", "momentum_buffer")
+
+
+def is_ours(name: Any) -> bool:
+    """Whether it is the library's to keep; a user may have put other things beside it."""
+    return isinstance(name, str) and (name in _NAMES or name.startswith(_FAMILIES))
+
+
+def has_state(saved: Any) -> bool:
+    """Whether there is anything to restore; torch.optim.SGD saves `momentum_buffer: None`."""
+    return isinstance(saved, Mapping) and any(value is not None and is_ours(name) for name, value in saved.items())
+
+
+def generation_of(saved: Any) -> int | None:
+    """Which arrival of parameters this one was part of, or None where nothing tells."""
+    counts = saved.get(COUNTS) if isinstance(saved, Mapping) else None
+    return None if counts is None else int(counts[0])
+
+
+def check(label: str, views: Mapping[str, torch.Tensor], saved: Mapping[str, Any], counts: int, strict: bool) -> None:
+    """Refuses state that does not fit, by name. Where not strict, some may be missing and then begins anew."""
+    for name, view in views.items():
+        value = saved.get(name)
+        if value is None:
+            if strict and name not in _MAY_BE_MISSING:
+                raise ValueError(
+                    f"the state of {label!r} has no {name!r}: it is of another optimizer or of other options"
+                )
+            continue
+        shape = list(_tensor(label, name, value).shape)
+        if shape != list(view.shape) and not (view.ndim == 0 and shape == [1]):
+            raise ValueError(f"the state {name!r} of {label!r} has shape {shape}, expected {list(view.shape)}")
+    given = saved.get(COUNTS)
+    if strict and given is not None and len(given) != counts + 1:
+        raise ValueError(f"the state 'counts' of {label!r} has {len(given)} numbers, expected {counts + 1}")
+
+
+def _tensor(label: str, name: str, value: Any) -> torch.Tensor:
+    if not isinstance(value, (torch.Tensor, int, float)):
+        raise TypeError(f"the state {name!r} of {label!r} is a {type(value).__name__}, expected a tensor")
+    return torch.as_tensor(value)
+
+
+def restore(views: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:
+    """Copies what is there; a parameter with a past but no clock has taken one step."""
+    for name, view in views.items():
+        value = saved.get(name)
+        if value is not None:
+            view.copy_(torch.as_tensor(value).detach().reshape(view.shape))
+    if saved.get("step") is None:
+        views["step"].fill_(1.0)
+
+
+def counts_of(views: Mapping[str, torch.Tensor], saved: Mapping[str, Any], length: int) -> list[int]:
+    """The counts of a restored parameter, without the generation."""
+    given = saved.get(COUNTS)
+    if given is None:
+        step = int(views["step"].item())
+        return [step, step] + [0] * (length - 2)
+    counts = [int(count) for count in given[1:]]
+    return counts if len(counts) == length else counts[:2] + [0] * (length - 2)

@@ -1,0 +1,291 @@
+"""Matrix functions and memory for PyTorch tensors, under the names that programs written for CUDA kernels use.
+
+    from torchium.utils.cuda_kernels import CUDAMatrixOps
+    root = CUDAMatrixOps.matrix_sqrt_inv_eigen(factor, power=-0.25, eps=1e-8)
+
+A CUDA tensor is worked on by the CUDA module, on PyTorch's current stream, and a CPU tensor on the CPU, with the same
+results. Types are float32 and float64, and float16 and bfloat16 which are computed wider. A batch of matrices,
+`[..., n, n]`, has any number of leading dimensions. Inputs are never modified and may be transposed, sliced, expanded.
+torchium.linalg has the same functions for other kinds of arrays, with the details of each.
+
+The classes are only names to group functions by: all methods are static.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchium import _C, _ops
+
+__all__ = [
+    "CUDAMatrixOps",
+    "CUDAMemoryOps",
+    "cuda_memory_info",
+    "get_cuda_device_count",
+    "get_optimal_device",
+    "is_cuda_available",
+]
+
+
+def is_cuda_available() -> bool:
+    """Whether Torchium's CUDA module is loaded and a GPU answers. `python -m torchium` tells why not."""
+    return get_cuda_device_count() > 0
+
+
+def get_cuda_device_count() -> int:
+    """How many GPUs the CUDA module can use."""
+    return _C.device_count("cuda")
+
+
+def get_optimal_device() -> torch.device:
+    """The GPU with the most free memory, or the CPU where Torchium and PyTorch have no GPU in common.
+
+    >>> model.to(get_optimal_device())
+    """
+    usable = get_cuda_device_count() if torch.cuda.is_available() else 0
+    if usable == 0:
+        return torch.device("cpu")
+    return torch.device("cuda", max(range(usable), key=lambda index: _C.memory_info(f"cuda:{index}")["free"]))
+
+
+def cuda_memory_info(device: Any = None) -> dict[str, Any]:
+    """The memory of one GPU, in bytes; `device` is an index, a name or a torch.device, None the current one.
+
+    `total_memory` and `free_memory` are the GPU's own. `allocated_memory` is what PyTorch's tensors and Torchium's take
+    in this process, and `cached_memory` what the pools of both hold, that included. Without a GPU it is
+    `{'available': False}` with a `reason`.
+
+        >>> cuda_memory_info(0)["free_memory"]
+    """
+    if not is_cuda_available():
+        return {"available": False, "reason": _why_no_cuda()}
+    place = _gpu(device)
+    pool = _C.memory_info(str(place))
+    theirs = torch.cuda.is_available()
+    return {
+        "available": True,
+        "device": str(place),
+        "total_memory": pool["total"],
+        "allocated_memory": pool["allocated"] + (torch.cuda.memory_allocated(place) if theirs else 0),
+        "cached_memory": pool["reserved"] + (torch.cuda.memory_reserved(place) if theirs else 0),
+        "free_memory": pool["free"],
+    }
+
+
+def _why_no_cuda() -> str:
+    reasons = [backend["reason"] for backend in _C.backends() if backend["name"] == "cuda"]
+    return reasons[0] if reasons and reasons[0] else "no GPU was found"
+
+
+def _gpu(device: Any) -> torch.device:
+    """A GPU by index, name or device, with its number."""
+    if device is None:
+        device = "cuda"
+    if isinstance(device, bool) or not isinstance(device, (int, str, torch.device)):
+        raise TypeError(f"device must be an index, a name or a torch.device, got {type(device).__name__}")
+    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if place.type != "cuda":
+        raise ValueError(f"device is {str(place)!r}, expected a CUDA device")
+    if place.index is None:
+        place = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    if place.index >= get_cuda_device_count():
+        raise ValueError(f"device is {str(place)!r}, but there are {get_cuda_device_count()} CUDA devices")
+    return place
+
+
+class CUDAMatrixOps:
+    """Functions of matrices. Those with a gradient say so; the others refuse tensors that require one."""
+
+    @staticmethod
+    def matrix_sqrt_inv_eigen(matrix: Tensor, power: float = -0.25, eps: float = 1e-8) -> Tensor:
+        """V max(w + eps, eps)^power V' for symmetric A = V diag(w) V': any real power of A + eps I, with a gradient.
+
+        Args:
+            matrix: symmetric, [..., n, n].
+            power: any real number.
+            eps: damping, 0 or more; eigenvalues that it leaves below eps are raised to it.
+
+            >>> CUDAMatrixOps.matrix_sqrt_inv_eigen(torch.eye(3) * 16, power=-0.25, eps=0.0)   # 0.5 on the diagonal
+        """
+        return _ops.matrix_power(matrix, power, eps)
+
+    @staticmethod
+    def batch_matrix_multiply(A: Tensor, B: Tensor) -> Tensor:
+        """A B, [..., m, k] times [..., k, n], broadcast over the leading dimensions, with a gradient.
+
+        >>> CUDAMatrixOps.batch_matrix_multiply(torch.rand(8, 3, 4), torch.rand(4, 5)).shape        # [8, 3, 5]
+        """
+        return _ops.matmul(A, B)
+
+    @staticmethod
+    def kronecker_product_approx(A: Tensor, B: Tensor) -> Tensor:
+        """A (x) B, [..., m p, n q] for A [..., m, n] and B [..., p, q], with a gradient.
+
+        It is exact. Its size is why the functions below, which never form it, are to be preferred.
+
+            >>> CUDAMatrixOps.kronecker_product_approx(torch.eye(2), torch.ones(2, 2))       # two blocks of ones
+        """
+        return _ops.kronecker_product(A, B)
+
+    @staticmethod
+    def kronecker_matmul(A: Tensor, B: Tensor, X: Tensor) -> Tensor:
+        """(A (x) B) X without forming the product, for X [..., n q, r]: [..., m p, r], with a gradient.
+
+        >>> CUDAMatrixOps.kronecker_matmul(torch.rand(3, 2), torch.rand(5, 4), torch.rand(8, 1)).shape    # [15, 1]
+        """
+        return _ops.kronecker_matmul(A, B, X)
+
+    @staticmethod
+    def kronecker_solve(A: Tensor, B: Tensor, X: Tensor, damping: float) -> Tensor:
+        """(A + pi sqrt(damping) I)^-1 X (B + sqrt(damping)/pi I)^-1, pi = sqrt((tr A / m) / (tr B / n)), as in KFAC.
+
+        Args:
+            A, B: symmetric positive semidefinite, [..., m, m] and [..., n, n].
+            X: [..., m, n].
+            damping: 0 or more.
+
+            >>> step = CUDAMatrixOps.kronecker_solve(A, B, weight.grad, damping=1e-3)
+        """
+        return _ops.kronecker_solve(A, B, X, damping)
+
+    @staticmethod
+    def nearest_kronecker(M: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The A of shape_a and B of shape_b that make |M - A (x) B| least, for M [..., m p, n q]; of equal norms.
+
+        >>> A, B = CUDAMatrixOps.nearest_kronecker(M, (4, 3), (5, 2))                 # M is [..., 20, 6]
+        """
+        a, b = _ops.nearest_kronecker(M, shape_a, shape_b)
+        return a, b
+
+    @staticmethod
+    def inverse_root(
+        matrix: Tensor,
+        root: int,
+        eps: float = 0.0,
+        relative_eps: float = 0.0,
+        method: str = "auto",
+        return_residual: bool = False,
+    ) -> Any:
+        """(A + d I)^(-1/root), d = max(eps, relative_eps * largest eigenvalue), with a gradient.
+
+        Args:
+            matrix: symmetric positive semidefinite, [..., n, n].
+            root: 1, 2, 3, 4, 6 or 8.
+            eps, relative_eps: damping; relative damping bounds the cost in advance.
+            method: "auto", "eigen" or "newton"; "rational" on the CPU.
+            return_residual: also return |X^ceil(r/2) (A + d I) X^floor(r/2) - I| / sqrt(n) of each, in float64.
+
+            >>> x, residual = CUDAMatrixOps.inverse_root(factor, 4, relative_eps=1e-6, return_residual=True)
+        """
+        return _ops.inverse_root(matrix, root, eps, relative_eps, method, 0.0, return_residual)
+
+    @staticmethod
+    def orthogonalize(matrix: Tensor, steps: int = 5, method: str = "polar_express") -> Tensor:
+        """Near U V' for A = U S V' [..., m, n], by `steps` Newton-Schulz steps: what Muon does to a momentum.
+
+        `method` is "polar_express" or "muon". Singular values come out near 1, not at 1.
+
+            >>> direction = CUDAMatrixOps.orthogonalize(momentum)
+        """
+        return _ops.orthogonalize(matrix, steps, method)
+
+
+_CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
+class CUDAMemoryOps:
+    """Tensors from Torchium's pool, products that fit into little memory, and what the pools hold."""
+
+    @staticmethod
+    def efficient_tensor_creation(
+        shape: int | Sequence[int],
+        device: Any,
+        dtype: torch.dtype,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> Tensor:
+        """A zero-filled tensor in memory of the pool, which takes it back when the tensor is gone.
+
+        Args:
+            shape: one size or several.
+            device: a name or a torch.device.
+            dtype: float64, float32, float16, bfloat16, int32 or int64.
+            memory_format: contiguous, channels_last (rank 4) or channels_last_3d (rank 5).
+
+            >>> CUDAMemoryOps.efficient_tensor_creation((8, 3, 32, 32), "cuda", torch.float16, torch.channels_last)
+        """
+        sizes = [shape] if isinstance(shape, int) else [operator.index(size) for size in shape]
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype, got {type(dtype).__name__}")
+        if not isinstance(memory_format, torch.memory_format):
+            raise TypeError(f"memory_format must be a torch.memory_format, got {type(memory_format).__name__}")
+        rank = _CHANNELS_LAST.get(memory_format)
+        if rank is not None and len(sizes) != rank:
+            raise ValueError(f"memory_format is {memory_format}, which needs rank {rank}, and shape is {sizes}")
+        memory = _C.Memory(sizes, str(dtype).removeprefix("torch."), str(torch.device(device)), rank is not None)
+        return torch.from_dlpack(memory)
+
+    @staticmethod
+    def memory_efficient_matmul(
+        A: Tensor,
+        B: Tensor,
+        memory_budget: int | None = None,
+        out: Tensor | None = None,
+        *,
+        device: Any = None,
+    ) -> Tensor:
+        """A B in bounded memory: worked through in tiles, and streamed where operands or result are in host memory.
+
+        Where a tensor is on a GPU the product is computed there; those in host memory may be larger than the GPU's, and
+        are copied while it computes. Tensors that are all in host memory go through a GPU with `device`, and are
+        multiplied on the CPU without it. The result lies where A does, or in `out`. There is a gradient, except with
+        `out`.
+
+        Args:
+            A, B: [..., m, k] and [..., k, n]. Page-locked host memory (`tensor.pin_memory()`) is copied fastest.
+            memory_budget: bytes of extra memory at most; None lets the library choose.
+            out: where to write the product.
+            device: the GPU to compute on.
+
+            >>> C = CUDAMemoryOps.memory_efficient_matmul(A, B, memory_budget=2**30, device="cuda")
+        """
+        budget = 0 if memory_budget is None else memory_budget
+        place = _where_to_compute(device, A=A, B=B, out=out)
+        return _ops.matmul_chunked(A, B, budget, place) if out is None else _ops.matmul_into(A, B, budget, place, out)
+
+    @staticmethod
+    def pool_stats() -> dict[str, dict[str, int]]:
+        """What each device's pool holds, in bytes: total, free, allocated, reserved, peak; and how often it was asked.
+
+        >>> CUDAMemoryOps.pool_stats()["cpu"]["peak"]
+        """
+        return {device["device"]: _C.memory_info(device["device"]) for device in _C.devices()}
+
+    @staticmethod
+    def trim_pool() -> None:
+        """Gives memory that the pools keep but nobody uses back to the devices."""
+        for device in _C.devices():
+            _C.trim_pool(device["device"])
+
+
+def _where_to_compute(device: Any, **tensors: Any) -> str:
+    """The GPU that a tensor is on, or the one that was asked for; "" for the CPU."""
+    places = {}
+    for name, t in tensors.items():
+        if t is None:
+            continue
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
+        if t.is_cuda:
+            places.setdefault(str(t.device), name)
+    if device is not None:
+        asked = torch.device(device)
+        places.setdefault(str(_gpu(asked) if asked.type == "cuda" else asked), "device")
+    if len(places) > 1:
+        (first, one), (second, two) = list(places.items())[:2]
+        raise ValueError(f"{one} is on {first} and {two} on {second}, expected one GPU")
+    return next(iter(places), "")

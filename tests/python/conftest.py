@@ -1,0 +1,57 @@
+"""What the Python tests share: the devices they run on, and the seed of their random numbers.
+
+A test that takes the fixture `device` runs on the CPU, and once more, marked `gpu`, where a GPU can be used by PyTorch
+and by the library. TORCHIUM_TEST_SEED, as for the tests in C, changes all numbers; the word `random` draws a seed,
+which pytest prints at its head.
+"""
+
+import functools
+import os
+import random
+import zlib
+
+import pytest
+
+ASKED = os.environ.get("TORCHIUM_TEST_SEED", "1")
+SEED = random.SystemRandom().randrange(2**31) if ASKED == "random" else int(ASKED)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: wants a GPU")
+
+
+def pytest_report_header(config):
+    return f"TORCHIUM_TEST_SEED={SEED}"
+
+
+@functools.cache
+def why_no_gpu():
+    """The reason why tests cannot use a GPU, or None."""
+    torch = pytest.importorskip("torch")
+    from torchium import _C
+
+    if not torch.cuda.is_available():
+        return "PyTorch finds no GPU"
+    if _C.device_count("cuda") == 0:
+        return next(b["reason"] for b in _C.backends() if b["name"] == "cuda")
+    return None
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and why_no_gpu() is not None:
+        pytest.skip(why_no_gpu())
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def fresh_numbers(request):
+    """Seeds every generator by the run and the test's name, so that one test alone repeats what it did among others."""
+    seed = (SEED + zlib.crc32(request.node.nodeid.encode())) % 2**31
+    random.seed(seed)
+    for name in ("numpy", "torch"):
+        try:
+            module = __import__(name)
+        except ImportError:
+            continue
+        (module.random.seed if name == "numpy" else module.manual_seed)(seed)

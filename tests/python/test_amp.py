@@ -1,0 +1,235 @@
+"""torchium.amp.GradScaler beside torch.amp.GradScaler: the same scales, flags, parameters and state over many steps."""
+
+import copy
+import io
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torchium  # noqa: E402
+from torchium import amp  # noqa: E402
+
+STEPS = 60
+SHAPES = [(33, 17), (4, 3, 5, 5), (1,)]
+INFINITIES = {3, 4, 17, 30, 31, 32, 55}
+
+
+def gradients_of(parameters, step, scale, seed=0):
+    """Scaled gradients, fresh at every step, with an infinity or a NaN at some."""
+    generator = torch.Generator().manual_seed(1000 * seed + step)
+    for parameter in parameters:
+        fresh = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale
+        parameter.grad = fresh.to(parameter.device, parameter.dtype)
+    if step in INFINITIES:
+        parameters[step % len(parameters)].grad.view(-1)[-1] = float("inf") if step % 2 else float("nan")
+
+
+def parameters_for(device, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(7)
+    shapes = [(5, 3), (7,), (2, 3, 2, 2), ()]
+    return [torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes]
+
+
+def train(scaler, optimizer, parameters, device, unscale=False, clip=None):
+    """The scale after every step."""
+    scales = []
+    for step in range(STEPS):
+        scaler.scale(torch.ones((), device=device))
+        gradients_of(parameters, step, scaler.get_scale())
+        if unscale:
+            scaler.unscale_(optimizer)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+def pair(device, make, **options):
+    """Theirs and ours, each with an optimizer and parameters of its own."""
+    for cls in (torch.amp.GradScaler, amp.GradScaler):
+        parameters = parameters_for(device)
+        scaler = cls(device, init_scale=2.0**10, growth_interval=5, **options)
+        yield scaler, make(parameters), parameters
+
+
+OPTIMIZERS = {
+    "torch SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "torch AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "torch AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "torchium SGD": lambda p: torchium.optim.SGD(p, lr=0.1, momentum=0.9),
+    "torchium AdamW": lambda p: torchium.optim.AdamW(p, lr=0.1),
+    "torchium Shampoo": lambda p: torchium.optim.Shampoo(p, lr=0.1, update_freq=3),
+}
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_same_as_torch(name, unscale, device):
+    (theirs, their_optimizer, their_parameters), (ours, our_optimizer, our_parameters) = pair(device, OPTIMIZERS[name])
+    clip = 1.0 if unscale else None
+    expected = train(theirs, their_optimizer, their_parameters, device, unscale, clip)
+    scales = train(ours, our_optimizer, our_parameters, device, unscale, clip)
+    assert scales == expected
+    assert len(set(scales)) > 3  # it fell and it grew
+    assert ours.state_dict() == theirs.state_dict()
+    for a, b in zip(our_parameters, their_parameters, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_other_factors(device):
+    """Scales that are not powers of 2, where dividing and multiplying by the reciprocal differ in the last bit."""
+    runs = [
+        (train(s, o, p, device, unscale=True), p)
+        for s, o, p in pair(device, OPTIMIZERS["torch SGD"], growth_factor=1.7, backoff_factor=0.3)
+    ]
+    assert runs[0][0] == runs[1][0]
+    for a, b in zip(runs[0][1], runs[1][1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_unscale_divides_every_layout(dtype, device):
+    """Odd sizes and strange layouts, against the same division in float64."""
+    parameters = [
+        torch.zeros(s, device=device, dtype=dtype, requires_grad=True) for s in [(33, 17), (4, 3, 5, 5), (1,)]
+    ]
+    generator = torch.Generator().manual_seed(3)
+    plain = [torch.randn(p.shape, generator=generator).to(device, dtype) for p in parameters]
+    parameters[0].grad = plain[0].t().contiguous().t()
+    parameters[1].grad = plain[1].to(memory_format=torch.channels_last)
+    parameters[2].grad = plain[2].clone()
+    scaler = amp.GradScaler(device, init_scale=1024.0)
+    scaler.scale(torch.ones((), device=device))
+    strides = [p.grad.stride() for p in parameters]
+    scaler.unscale_(torch.optim.SGD(parameters, lr=0.1))
+    for parameter, before, stride in zip(parameters, plain, strides, strict=True):
+        assert torch.equal(parameter.grad, (before.double() / 1024.0).to(dtype))
+        assert parameter.grad.stride() == stride
+
+
+def test_a_direct_step_leaves_gradients_alone(device):
+    parameters = parameters_for(device)
+    optimizer = torchium.optim.AdamW(parameters, lr=0.1)
+    scaler = amp.GradScaler(device, init_scale=64.0)
+    scaler.scale(torch.ones((), device=device))
+    gradients_of(parameters, 0, 64.0)
+    before = [p.grad.clone() for p in parameters]
+    versions = [p.grad._version for p in parameters]
+    scaler.step(optimizer)
+    assert all(torch.equal(p.grad, g) for p, g in zip(parameters, before, strict=True))
+    assert [p.grad._version for p in parameters] == versions
+
+
+def test_two_optimizers_have_flags_of_their_own(device):
+    """An infinity in one of them skips that one alone, and the scale falls once."""
+    first, second = parameters_for(device), parameters_for(device)
+    optimizers = [torchium.optim.SGD(first, lr=0.1), torchium.optim.SGD(second, lr=0.1)]
+    scaler = amp.GradScaler(device, init_scale=64.0)
+    scaler.scale(torch.ones((), device=device))
+    gradients_of(first, 3, 64.0)
+    gradients_of(second, 0, 64.0)
+    before = [p.detach().clone() for p in first + second]
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    moved = [not torch.equal(a, b) for a, b in zip(first + second, before, strict=True)]
+    assert moved == [False] * len(first) + [True] * len(second)
+    assert scaler.get_scale() == 32.0
+
+
+@pytest.mark.parametrize("kind", ["sparse", "complex"])
+def test_gradients_that_only_torch_takes(kind):
+    """Handed on to PyTorch's own pass, with its results and its errors."""
+    results = []
+    for cls in (torch.amp.GradScaler, amp.GradScaler):
+        parameter = torch.ones(3, 2, requires_grad=True, dtype=torch.complex64 if kind == "complex" else torch.float32)
+        gradient = torch.full_like(parameter, 8.0).detach()
+        parameter.grad = gradient.to_sparse() if kind == "sparse" else gradient
+        scaler = cls("cpu", init_scale=8.0)
+        scaler.scale(torch.ones(()))
+        try:
+            scaler.unscale_(torch.optim.SGD([parameter], lr=0.5))
+            results.append(parameter.grad.to_dense())
+        except RuntimeError as error:
+            results.append(type(error))
+    same = torch.equal(*results) if isinstance(results[0], torch.Tensor) else results[0] is results[1]
+    assert same
+
+
+def test_half_gradients_are_refused_as_by_torch(device):
+    parameter = torch.ones(3, device=device, dtype=torch.float16, requires_grad=True)
+    parameter.grad = torch.ones_like(parameter)
+    scaler = amp.GradScaler(device)
+    scaler.scale(torch.ones((), device=device))
+    with pytest.raises(ValueError, match="FP16"):
+        scaler.unscale_(torch.optim.SGD([parameter], lr=0.1))
+
+
+def test_wrong_order_is_refused_as_by_torch(device):
+    parameters = parameters_for(device)
+    optimizer = torchium.optim.SGD(parameters, lr=0.1)
+    scaler = amp.GradScaler(device)
+    with pytest.raises(AssertionError):
+        scaler.step(optimizer)
+    scaler.scale(torch.ones((), device=device))
+    gradients_of(parameters, 0, 1.0)
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.step(optimizer)
+
+
+def test_no_gradients_at_all(device):
+    optimizer = torchium.optim.SGD(parameters_for(device), lr=0.1)
+    scaler = amp.GradScaler(device)
+    scaler.scale(torch.ones((), device=device))
+    scaler.unscale_(optimizer)
+    with pytest.raises(AssertionError, match="No inf checks"):
+        scaler.update()
+
+
+def test_state_goes_to_torch_and_back(device):
+    (theirs, *_), (ours, optimizer, parameters) = pair(device, OPTIMIZERS["torchium SGD"])
+    train(ours, optimizer, parameters, device)
+    state = ours.state_dict()
+    assert set(state) == {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
+    theirs.load_state_dict(state)
+    assert theirs.state_dict() == state
+    fresh = amp.GradScaler(device)
+    fresh.load_state_dict(theirs.state_dict())
+    assert fresh.state_dict() == state
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == state
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+def test_copies_go_on_alike(again, device):
+    (_, _, _), (scaler, optimizer, parameters) = pair(device, OPTIMIZERS["torch SGD"])
+    train(scaler, optimizer, parameters, device)
+    other = again(scaler)
+    assert other.state_dict() == scaler.state_dict()
+    twin = [p.detach().clone().requires_grad_() for p in parameters]
+    assert train(other, torch.optim.SGD(twin, lr=0.1), twin, device) == train(scaler, optimizer, parameters, device)
+
+
+def test_disabled():
+    parameters = parameters_for("cpu")
+    scaler = amp.GradScaler("cpu", enabled=False)
+    loss = torch.ones(())
+    assert scaler.scale(loss) is loss
+    gradients_of(parameters, 0, 1.0)
+    scaler.unscale_(torch.optim.SGD(parameters, lr=0.1))
+    assert scaler.state_dict() == {} and scaler.get_scale() == 1.0 and not scaler.is_enabled()
+
+
+def test_is_a_grad_scaler():
+    """Frameworks ask."""
+    assert issubclass(amp.GradScaler, torch.amp.GradScaler)

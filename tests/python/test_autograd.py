@@ -1,0 +1,312 @@
+"""Gradients of the matrix functions: by differences in float64, by a second way to the same derivative, and the
+refusals of functions that have none.
+
+Powers and roots take symmetric matrices only, so differences are taken through the symmetric part of a free matrix.
+"""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torchium.linalg as linalg  # noqa: E402
+from torchium.utils.cuda_kernels import CUDAMatrixOps, CUDAMemoryOps  # noqa: E402
+
+gradcheck = torch.autograd.gradcheck
+gradgradcheck = torch.autograd.gradgradcheck
+
+
+def free(*shape, device, dtype=torch.float64):
+    return torch.randn(*shape, dtype=torch.float64).to(device=device, dtype=dtype).requires_grad_()
+
+
+def symmetric(x):
+    return (x + x.mT) / 2
+
+
+def with_spectrum(values, device, dtype=torch.float64):
+    """Random eigenvectors; one matrix for each row of values."""
+    w = torch.tensor(values, dtype=torch.float64)
+    q, _ = torch.linalg.qr(torch.randn(*w.shape, w.shape[-1], dtype=torch.float64))
+    return symmetric((q * w.unsqueeze(-2)) @ q.mT).to(device=device, dtype=dtype).requires_grad_()
+
+
+# --- powers and roots
+
+
+SPECTRA = {
+    "apart": [[0.3, 1.0, 2.5, 4.0], [0.2, 0.9, 1.1, 3.0]],
+    "equal": [[1.0, 1.0, 1.0, 1.0], [0.5, 2.0, 2.0, 2.0]],
+    "nearly equal": [[1.0, 1.0 + 1e-9, 1.0 + 2e-9, 2.0], [0.5, 0.5 + 1e-13, 0.7, 0.7 + 1e-12]],
+    "clamped": [[-1.0, -0.4, 0.5, 2.0], [-0.3, -0.3, 0.8, 0.8]],
+}
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize(("power", "eps"), [(-0.25, 0.1), (-1.0, 0.2), (0.5, 0.1), (2.0, 0.3), (1.0, 0.5), (0.0, 0.5)])
+def test_power(device, spectrum, power, eps):
+    a = with_spectrum(SPECTRA[spectrum], device)
+    assert gradcheck(lambda x: linalg.matrix_power(symmetric(x), power, eps), a)
+
+
+@pytest.mark.parametrize("spectrum", ["apart", "equal", "nearly equal"])
+@pytest.mark.parametrize("root", [1, 2, 4])
+def test_root_with_absolute_damping(device, spectrum, root):
+    a = with_spectrum(SPECTRA[spectrum], device)
+    assert gradcheck(lambda x: CUDAMatrixOps.inverse_root(symmetric(x), root, eps=0.1, method="eigen"), a)
+
+
+@pytest.mark.parametrize("root", [1, 3, 4, 8])
+@pytest.mark.parametrize(("eps", "relative_eps"), [(0.0, 0.1), (0.2, 0.1), (0.5, 0.1)])
+def test_root_with_relative_damping(device, root, eps, relative_eps):
+    a = with_spectrum(SPECTRA["apart"], device)
+    assert gradcheck(lambda x: linalg.inverse_root(symmetric(x), root, eps, relative_eps, method="eigen"), a)
+
+
+def test_against_the_gradient_of_an_eigendecomposition(device):
+    a = with_spectrum([sorted(torch.rand(7).add(0.2).tolist())] * 6, device)
+    weight = torch.randn(6, 7, 7, dtype=torch.float64, device=device)
+    w, v = torch.linalg.eigh(symmetric(a))
+    reference = (v * (w + 1e-3).pow(-0.25).unsqueeze(-2)) @ v.mT
+    (expected,) = torch.autograd.grad(reference, a, weight)
+    (got,) = torch.autograd.grad(linalg.matrix_power(symmetric(a), -0.25, 1e-3), a, weight)
+    assert torch.allclose(got, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_narrow_gradients(device, dtype):
+    a = with_spectrum([[0.2, 0.5, 1.0, 3.0]] * 3, device, dtype)
+    weight = torch.randn(3, 4, 4, device=device).to(dtype)
+    wide = a.detach().double().requires_grad_()
+    for function in (
+        lambda x: linalg.matrix_power(x, -0.5, 0.1),
+        lambda x: linalg.inverse_root(x, 4, relative_eps=0.1),
+    ):
+        (got,) = torch.autograd.grad(function(a), a, weight)
+        (expected,) = torch.autograd.grad(function(wide), wide, weight.double())
+        assert got.dtype == dtype
+        # Computed in float64 and rounded once, whatever the dtype.
+        assert (got.double() - expected).abs().max() <= torch.finfo(dtype).eps * expected.abs().max()
+
+
+def test_every_method_has_the_same_gradient(device):
+    a = with_spectrum([[0.5, 1.0, 2.0, 3.0]], device)
+    gradients = []
+    for method in ["auto", "eigen", "newton"] + ["rational"] * (device == "cpu"):
+        x = linalg.inverse_root(a, 4, relative_eps=0.01, method=method)
+        gradients.append(torch.autograd.grad(x.square().sum(), a)[0])
+    for each in gradients[1:]:
+        assert torch.allclose(each, gradients[0], rtol=1e-6, atol=1e-9)
+
+
+def test_low_rank_has_the_gradient_from_above(device):
+    x = torch.randn(6, 1, dtype=torch.float64, device=device)
+    a = (x @ x.mT).requires_grad_()
+    (got,) = torch.autograd.grad(
+        linalg.matrix_power(a, -0.5, 0.25), a, torch.eye(6, dtype=torch.float64, device=device)
+    )
+    u = x / x.norm()
+    large = -0.5 * (x.square().sum() + 0.25) ** -1.5
+    expected = -0.5 * 0.25**-1.5 * (torch.eye(6, dtype=torch.float64, device=device) - u @ u.mT) + large * (u @ u.mT)
+    assert torch.allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_in_every_layout(device):
+    a = with_spectrum([[0.3, 1.0, 2.0]] * 4, device)
+    weight = torch.randn(4, 3, 3, dtype=torch.float64, device=device)
+    expected = torch.autograd.grad(linalg.matrix_power(a, -0.5, 0.1), a, weight)[0]
+    wider = torch.zeros(4, 7, 9, dtype=torch.float64, device=device)
+    wider[:, 1:4, ::3] = a.detach()
+    view = wider[:, 1:4, ::3].requires_grad_()
+    turned = weight.mT.contiguous().mT
+    assert torch.allclose(torch.autograd.grad(linalg.matrix_power(view, -0.5, 0.1), view, turned)[0], expected)
+    # The gradient of a sum is one number expanded.
+    total = torch.autograd.grad(linalg.matrix_power(a, -0.5, 0.1).sum(), a)[0]
+    ones = torch.autograd.grad(linalg.matrix_power(a, -0.5, 0.1), a, torch.ones_like(a))[0]
+    assert torch.allclose(total, ones)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (1, 1), (0, 3, 3), (2, 0, 4, 4)], ids=str)
+def test_empty_and_single(device, shape):
+    a = torch.ones(shape, dtype=torch.float64, device=device, requires_grad=True)
+    for function in (lambda x: linalg.matrix_power(x, -0.5, 1.0), lambda x: linalg.inverse_root(x, 2, eps=1.0)):
+        (gradient,) = torch.autograd.grad(function(a).sum(), a)
+        assert torch.allclose(gradient, torch.full_like(a, -0.5 * 2.0**-1.5))
+
+
+def test_residual_has_no_gradient(device):
+    a = with_spectrum([[0.5, 1.0, 2.0]], device)
+    x, residual = linalg.inverse_root(a, 2, eps=0.1, return_residual=True)
+    assert x.requires_grad and not residual.requires_grad
+    x.sum().backward()
+    assert a.grad is not None
+
+
+def test_singular_matrices(device):
+    a = torch.zeros(2, 3, 3, dtype=torch.float64, device=device, requires_grad=True)
+    x = linalg.matrix_power(a, 0.5)
+    with pytest.raises(RuntimeError, match="matrix 0 of a is not positive definite"):
+        x.sum().backward()
+
+
+def test_a_tensor_that_was_changed(device):
+    a = with_spectrum([[0.5, 1.0, 2.0]], device)
+    b = a * 1.0
+    x = linalg.matrix_power(b, -0.5, 0.1)
+    b.add_(1.0)
+    with pytest.raises(RuntimeError, match="inplace"):
+        x.sum().backward()
+
+
+def test_powers_are_differentiated_once(device):
+    a = with_spectrum([[0.5, 1.0, 2.0]], device)
+    for function, name in (
+        (lambda x: linalg.matrix_power(x, -0.5, 0.1), "matrix_power"),
+        (lambda x: linalg.inverse_root(x, 2, eps=0.1), "inverse_root"),
+    ):
+        (gradient,) = torch.autograd.grad(function(a).square().sum(), a, create_graph=True)
+        with pytest.raises(RuntimeError, match=f"{name} can be differentiated once"):
+            gradient.sum().backward()
+
+
+# --- products
+
+
+def products(device):
+    def t(*shape):
+        return free(*shape, device=device)
+
+    yield "matmul", linalg.matmul, (t(2, 3), t(3, 4))
+    yield "matmul broadcast", linalg.matmul, (t(2, 1, 3, 2), t(4, 2, 3))
+    yield "chunked", lambda a, b: CUDAMemoryOps.memory_efficient_matmul(a, b, 1 << 16), (t(5, 2, 3), t(3, 4))
+    yield "gram", linalg.gram, (t(2, 3, 4),)
+    yield "gram transposed", lambda a: linalg.gram(a, True, 0.5), (t(2, 3, 4),)
+    yield "kronecker", CUDAMatrixOps.kronecker_product_approx, (t(2, 3), t(4, 2))
+    yield "kronecker broadcast", linalg.kronecker_product, (t(3, 1, 2, 3), t(2, 2, 1))
+    yield "kronecker matmul", CUDAMatrixOps.kronecker_matmul, (t(2, 3), t(4, 2), t(6, 2))
+    yield "kronecker matmul broadcast", linalg.kronecker_matmul, (t(2, 3), t(3, 1, 2, 2), t(2, 6, 1))
+    yield "kronecker apply", linalg.kronecker_apply, (t(2, 3), t(4, 2), t(3, 2))
+    yield "kronecker apply broadcast", linalg.kronecker_apply, (t(2, 1, 2, 3), t(1, 2), t(3, 3, 2))
+
+
+PRODUCTS = [name for name, _, _ in products("cpu")]
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(device, name):
+    function, inputs = next((f, x) for n, f, x in products(device) if n == name)
+    assert gradcheck(function, inputs)
+    assert gradgradcheck(function, inputs)
+    for k in range(len(inputs)):
+        # One input at a time: what is not wanted is not computed.
+        some = [x.detach().requires_grad_(i == k) for i, x in enumerate(inputs)]
+        result = function(*some)
+        weight = torch.randn_like(result)
+        (alone,) = torch.autograd.grad(result, some[k], weight)
+        together = torch.autograd.grad(function(*inputs), inputs, weight)
+        assert torch.allclose(alone, together[k])
+
+
+def test_symmetric_product(device):
+    a = with_spectrum([[0.5, 1.0, 2.0]] * 2, device)
+    weight = torch.randn(2, 3, 3, dtype=torch.float64, device=device)
+    (got,) = torch.autograd.grad(linalg.symmetric_product(a, a), a, weight)
+    (expected,) = torch.autograd.grad(a @ a, a, weight)
+    assert torch.allclose(got, expected)
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("eigh", linalg.eigh),
+        ("orthogonalize", CUDAMatrixOps.orthogonalize),
+        ("kronecker_solve", lambda a: CUDAMatrixOps.kronecker_solve(a.detach(), a.detach(), a, 0.1)),
+        ("nearest_kronecker", lambda a: CUDAMatrixOps.nearest_kronecker(a, (2, 2), (2, 2))),
+        ("a product with out", lambda a: CUDAMemoryOps.memory_efficient_matmul(a, a, out=torch.empty_like(a))),
+    ],
+)
+def test_functions_without_a_gradient(device, name, function):
+    a = torch.eye(4, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match=f"{name} has no gradient, and .* requires one.*detach"):
+        function(a)
+    with torch.no_grad():
+        function(a)
+    function(a.detach())
+
+
+def test_operators_without_a_gradient(device):
+    a = torch.eye(4, device=device, requires_grad=True)
+    x = torch.ops.torchium.orthogonalize(a, 5, "muon")
+    with pytest.raises(RuntimeError, match="orthogonalize has no gradient"):
+        x.sum().backward()
+
+
+def test_forward_mode_is_refused():
+    import torch.autograd.forward_ad as forward
+
+    with forward.dual_level():
+        a = forward.make_dual(torch.eye(3), torch.ones(3, 3))
+        with pytest.raises(NotImplementedError, match="a has a tangent"):
+            linalg.matrix_power(a, -0.5, 0.1)
+        linalg.matrix_power(torch.eye(3), -0.5, 0.1)
+    with pytest.raises(NotImplementedError, match="a has a tangent"):
+        torch.func.jvp(lambda x: linalg.matmul(x, x), (torch.eye(3),), (torch.ones(3, 3),))
+
+
+# --- transforms
+
+
+def test_vmap(device):
+    a = with_spectrum([[0.5, 1.0, 2.0]] * 4, device).detach()
+    b = torch.randn(3, 5, dtype=torch.float64, device=device)
+    mapped = torch.vmap(lambda x: linalg.matrix_power(x, -0.5, 0.1))(a)
+    assert torch.allclose(mapped, linalg.matrix_power(a, -0.5, 0.1))
+    assert torch.allclose(torch.vmap(linalg.matmul, (0, None))(a, b), a @ b)
+    assert torch.allclose(torch.vmap(linalg.matmul, (1, None), 1)(a.transpose(0, 1), b), (a @ b).transpose(0, 1))
+    root, residual = torch.vmap(lambda x: linalg.inverse_root(x, 2, eps=0.1, return_residual=True))(a)
+    assert root.shape == (4, 3, 3) and residual.shape == (4,)
+    # Leading dimensions of its own, and one of the two not mapped over.
+    c = torch.randn(2, 3, 3, dtype=torch.float64, device=device)
+    assert torch.allclose(torch.vmap(linalg.matmul, (0, None))(a, c), a.unsqueeze(1) @ c)
+    applied = torch.vmap(linalg.kronecker_apply, (None, 0, None))(c, a, c)
+    assert torch.allclose(applied, c @ c @ a.unsqueeze(1).mT)
+
+
+def test_functional_gradients(device):
+    a = with_spectrum([[0.5, 1.0, 2.0]] * 4, device)
+
+    def loss(x):
+        return linalg.matrix_power(x, -0.5, 0.1).square().sum()
+
+    (expected,) = torch.autograd.grad(loss(a), a)
+    assert torch.allclose(torch.func.grad(loss)(a.detach()), expected)
+    assert torch.allclose(torch.vmap(torch.func.grad(loss))(a.detach()), expected)
+    summed = torch.func.grad(lambda x: torch.vmap(loss)(x).sum())(a.detach())
+    assert torch.allclose(summed, expected)
+    b = free(3, 2, device=device)
+    jacobian = torch.func.jacrev(lambda x: linalg.kronecker_matmul(x, x, b.detach()[:1]))
+    x = free(2, 1, device=device).detach()
+    assert torch.allclose(jacobian(x), torch.func.jacrev(lambda x: torch.kron(x, x) @ b.detach()[:1])(x))
+    with pytest.raises(RuntimeError, match="matrix_power can be differentiated once"):
+        torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(a.detach())
+
+
+def test_training_with_a_power(device):
+    """A whitening layer learns: a power inside of a model, with an optimizer around it."""
+    x = torch.randn(64, 6, dtype=torch.float64, device=device) @ torch.diag(torch.arange(1.0, 7.0)).double().to(device)
+    weight = torch.eye(6, dtype=torch.float64, device=device).requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.05)
+    losses = []
+    for _ in range(30):
+        y = x @ weight
+        z = y @ linalg.inverse_root(linalg.gram(y, True, 1 / 64), 2, relative_eps=1e-3)
+        loss = (z - x / x.std(0)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(math.isfinite(each) for each in losses) and losses[-1] < losses[0]

@@ -1,0 +1,774 @@
+"""The extension module: every function against float64 references, arguments, exceptions, threads, fork, leaks."""
+
+import ast
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from producers import Producer, random_array  # noqa: E402
+from torchium import _C  # noqa: E402
+
+
+def poisoned(*shape):
+    return np.full(shape, np.nan)
+
+
+def close(actual, expected, tolerance=1e-9):
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def transposed(a):
+    return np.swapaxes(a, -1, -2)
+
+
+def positive(*batch, n=5):
+    """Symmetric matrices with eigenvalues between 0.5 and 2."""
+    q = np.linalg.qr(random_array(*batch, n, n))[0]
+    a = q * np.random.uniform(0.5, 2.0, (*batch, 1, n)) @ transposed(q)
+    return (a + transposed(a)) / 2
+
+
+def spectral(a, function):
+    w, v = np.linalg.eigh(a)
+    return v * function(w)[..., None, :] @ transposed(v)
+
+
+def kron(a, b):
+    return np.einsum("...ij,...kl->...ikjl", a, b).reshape(
+        *a.shape[:-2], a.shape[-2] * b.shape[-2], a.shape[-1] * b.shape[-1]
+    )
+
+
+def solve_damped(a, b, x, damping):
+    m, n = a.shape[-1], b.shape[-1]
+    pi = np.sqrt((np.trace(a) / m) / (np.trace(b) / n))
+    left = a + pi * np.sqrt(damping) * np.eye(m)
+    right = b + np.sqrt(damping) / pi * np.eye(n)
+    return np.linalg.solve(left, x) @ np.linalg.inv(right)
+
+
+# --- the functions ----------------------------------------------------------------------------------------------------
+
+BATCHES = [(), (3,), (2, 1, 3)]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_products(batch):
+    a, b = random_array(*batch, 3, 4), random_array(*batch, 4, 6)
+    for function, arguments in ((_C.matmul, ()), (_C.matmul_chunked, (0,)), (_C.matmul_chunked, (1 << 20,))):
+        out = poisoned(*batch, 3, 6)
+        function(a, b, *arguments, out)
+        close(out, a @ b)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_symmetric_product_and_gram(batch):
+    s = positive(*batch)
+    out = poisoned(*batch, 5, 5)
+    _C.symmetric_product(s, s @ s, out)
+    close(out, s @ s @ s)
+    a = random_array(*batch, 5, 3)
+    for transpose, expected in ((False, a @ transposed(a)), (True, transposed(a) @ a)):
+        n = expected.shape[-1]
+        out = poisoned(*batch, n, n)
+        _C.gram(2.0, a, transpose, 0.0, out)
+        close(out, 2.0 * expected)
+        _C.gram(alpha=1, a=a, transpose=transpose, beta=0.5, out=out)
+        close(out, 2.0 * expected)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_eigh(batch):
+    a = positive(*batch)
+    w, v, report = poisoned(*batch, 5), poisoned(*batch, 5, 5), np.full(batch, -1, np.int32)
+    _C.eigh(a, w, v, report)
+    assert (report == 0).all()
+    close(w, np.linalg.eigvalsh(a))
+    close(v * w[..., None, :] @ transposed(v), a)
+    alone = poisoned(*batch, 5)
+    _C.eigh(a, alone, None, None)
+    close(alone, w)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("power", [-0.25, -1, 0.5, 2.0])
+def test_matrix_power(batch, power):
+    a, eps = positive(*batch), 0.01
+    out = poisoned(*batch, 5, 5)
+    _C.matrix_power(a, power, eps, out, None)
+    close(out, spectral(a, lambda w: (w + eps) ** power))
+
+
+@pytest.mark.parametrize("method", ["auto", "eigen", "newton", "rational"])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_inverse_root(batch, method):
+    a = positive(*batch)
+    out, residual, report = poisoned(*batch, 5, 5), poisoned(*batch), np.full(batch, -1, np.int32)
+    _C.inverse_root(a, 4, 0.0, 1e-3, method, 0.0, out, residual, report)
+    assert (report == 0).all()
+    assert (residual < 1e-8).all()
+    damping = 1e-3 * np.linalg.eigvalsh(a)[..., -1:]
+    close(out, spectral(a, lambda w: (w + damping) ** -0.25), 1e-8)
+
+
+def difference(function, a, grad):
+    """The derivative of sum(grad * function(a)) along a random symmetric direction, by central differences."""
+    direction = random_array(*a.shape)
+    direction += transposed(direction)
+    h = 1e-5
+    slope = (grad * (function(a + h * direction) - function(a - h * direction))).sum() / (2 * h)
+    return slope, direction
+
+
+def test_backward():
+    a, grad = positive(2), random_array(2, 5, 5)
+    out = poisoned(2, 5, 5)
+    _C.matrix_power_backward(a, -0.25, 0.01, grad, out)
+    slope, direction = difference(lambda x: spectral(x, lambda w: (w + 0.01) ** -0.25), a, grad)
+    close((out * direction).sum(), slope, 1e-6)
+    report = np.full(2, -1, np.int32)
+    _C.inverse_root_backward(a, 2, 0.01, 0.0, grad, out, report)
+    slope, direction = difference(lambda x: spectral(x, lambda w: (w + 0.01) ** -0.5), a, grad)
+    close((out * direction).sum(), slope, 1e-6)
+    assert (report == 0).all()
+
+
+@pytest.mark.parametrize("method, low, high", [("polar_express", 0.8, 1.2), ("muon", 0.5, 1.5)])
+def test_orthogonalize(method, low, high):
+    a, out = random_array(2, 6, 4), poisoned(2, 6, 4)
+    _C.orthogonalize(a, 8, method, out)
+    singular = np.linalg.svd(out, compute_uv=False)
+    assert (singular > low).all()
+    assert (singular < high).all()
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_kronecker(batch):
+    a, b = random_array(*batch, 2, 3), random_array(*batch, 4, 5)
+    product = kron(a, b)
+    out = poisoned(*batch, 8, 15)
+    _C.kronecker_product(a, b, out)
+    close(out, product)
+    x, out = random_array(*batch, 15, 2), poisoned(*batch, 8, 2)
+    _C.kronecker_matmul(a, b, x, out)
+    close(out, product @ x)
+    x, out = random_array(*batch, 3, 5), poisoned(*batch, 2, 4)
+    _C.kronecker_apply(a, b, x, out)
+    close(out, a @ x @ transposed(b))
+    left, right, error = poisoned(*batch, 2, 3), poisoned(*batch, 4, 5), poisoned(*batch)
+    _C.nearest_kronecker(product, left, right, error)
+    close(kron(left, right), product)
+    assert (error < 1e-10).all()
+
+
+def test_kronecker_solve():
+    a, b, x = positive(n=3), positive(n=4), random_array(3, 4)
+    out = poisoned(3, 4)
+    _C.kronecker_solve(a, b, x, 0.1, out, None)
+    close(out, solve_damped(a, b, x, 0.1))
+
+
+def test_on_a_device(device):
+    """On a GPU with torch's stream: work queued before the call is seen by it, and its result by what comes after."""
+    torch = pytest.importorskip("torch")
+    stream = torch.cuda.Stream() if device == "cuda" else None
+    with torch.cuda.stream(stream):
+        for n in (3, 64, 300):
+            a = torch.randn(4, n, n, dtype=torch.float64, device=device)
+            a = a @ a.mT / n + torch.eye(n, dtype=torch.float64, device=device)
+            out = torch.full_like(a, float("nan"))
+            _C.inverse_root(a, 2, 0.0, 1e-6, "auto", 0.0, out, None, None)
+            identity = out @ a @ out
+            assert (identity - torch.eye(n, dtype=torch.float64, device=device)).abs().max() < 1e-3
+            given = None if stream is None else stream.cuda_stream
+            _C.matmul(a, out, out := torch.full_like(a, float("nan")), stream=given)
+            assert not out.isnan().any()
+
+
+# --- results that a call makes itself ---------------------------------------------------------------------------------
+
+# Calls with the place of their result, in which None is to be put, and its shape.
+MAKERS = {
+    "matmul": (lambda t, out: _C.matmul(t(3, 4), t(4, 5), out), (3, 5)),
+    "matmul, broadcast": (lambda t, out: _C.matmul(t(2, 1, 3, 4), t(6, 4, 5), out), (2, 6, 3, 5)),
+    "matmul, wider b": (lambda t, out: _C.matmul(t(3, 4), t(7, 4, 5), out), (7, 3, 5)),
+    "matmul, empty": (lambda t, out: _C.matmul(t(0, 3, 4), t(4, 5), out), (0, 3, 5)),
+    "matmul, transposed": (lambda t, out: _C.matmul(t(4, 3).T, t(5, 4).T, out), (3, 5)),
+    "matmul_chunked": (lambda t, out: _C.matmul_chunked(t(2, 3, 4), t(4, 5), 0, out), (2, 3, 5)),
+    "symmetric_product": (lambda t, out: _C.symmetric_product(t.s(3, 4), t.s(3, 4), out), (3, 4, 4)),
+    "gram": (lambda t, out: _C.gram(2.0, t(2, 3, 4), False, 0.0, out), (2, 3, 3)),
+    "gram, transposed": (lambda t, out: _C.gram(2.0, t(2, 3, 4), True, 0.0, out), (2, 4, 4)),
+    "matrix_power": (lambda t, out: _C.matrix_power(t.s(2, 4), 0.5, 0.1, out, None), (2, 4, 4)),
+    "matrix_power_backward": (lambda t, out: _C.matrix_power_backward(t.s(4), 0.5, 0.1, t(4, 4), out), (4, 4)),
+    "inverse_root": (lambda t, out: _C.inverse_root(t.s(4), 2, 0.1, 0.0, "eigen", 0.0, out, None, None), (4, 4)),
+    "inverse_root_backward": (lambda t, out: _C.inverse_root_backward(t.s(4), 2, 0.1, 0.0, t(4, 4), out), (4, 4)),
+    "orthogonalize": (lambda t, out: _C.orthogonalize(t(2, 3, 4), 5, "muon", out), (2, 3, 4)),
+    "kronecker_product": (lambda t, out: _C.kronecker_product(t(2, 3), t(6, 4, 5), out), (6, 8, 15)),
+    "kronecker_matmul": (lambda t, out: _C.kronecker_matmul(t(2, 3), t(4, 5), t(6, 15, 2), out), (6, 8, 2)),
+    "kronecker_apply": (lambda t, out: _C.kronecker_apply(t(2, 3), t(4, 5), t(6, 3, 5), out), (6, 2, 4)),
+    "kronecker_solve": (lambda t, out: _C.kronecker_solve(t.s(3), t.s(4), t(3, 4), 0.1, out, None), (3, 4)),
+}
+
+
+class Numbers:
+    """The same tensors again for each object that is made with one seed."""
+
+    def __init__(self, torch, device, seed):
+        self.torch, self.device = torch, device
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape):
+        numbers = self.torch.randn(*shape, generator=self.generator, dtype=self.torch.float64)
+        return numbers.to(self.device)
+
+    def s(self, *shape):
+        """Symmetric and positive."""
+        a = self(*shape, shape[-1])
+        return a @ a.mT + self.torch.eye(shape[-1], dtype=a.dtype, device=self.device)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_made_results(name, device):
+    torch = pytest.importorskip("torch")
+    call, shape = MAKERS[name]
+    given = torch.full(shape, float("nan"), dtype=torch.float64, device=device)
+    assert call(Numbers(torch, device, 1), given) is None
+    made = call(Numbers(torch, device, 1), None)
+    assert type(made) is torch.Tensor
+    assert made.is_contiguous()
+    assert not made.requires_grad
+    torch.testing.assert_close(made, given, rtol=1e-12, atol=1e-12)
+
+
+def test_made_eigenvectors(device):
+    torch = pytest.importorskip("torch")
+    a = Numbers(torch, device, 2).s(3, 4)
+    w, v = _C.eigh(a, None, None, None)
+    torch.testing.assert_close(v * w[:, None] @ v.mT, a)
+    given = torch.empty_like(a)
+    alone = _C.eigh(torch.nn.Parameter(a), None, given, None)
+    torch.testing.assert_close(alone, w)
+    torch.testing.assert_close(given * w[:, None] @ given.mT, a)
+
+
+@pytest.mark.parametrize(
+    "a, b, message",
+    [
+        ((3, 4), (5, 6), r"b has shape \[5, 6\], expected 4 rows, as many as a of shape \[3, 4\] has columns"),
+        ((2, 3, 4), (3, 4, 5), r"the leading dimensions \[3\] of b and \[2\] of a cannot be broadcast together"),
+        ((4,), (4, 5), r"a has shape \[4\], expected a matrix or a batch of matrices"),
+        ((3, 4), (), r"b has shape \[\], expected a matrix or a batch of matrices"),
+    ],
+)
+def test_shapes_without_a_result(a, b, message):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=message):
+        _C.matmul(torch.ones(a), torch.ones(b), None)
+
+
+def test_results_that_cannot_be_made():
+    torch = pytest.importorskip("torch")
+    for shape in ((), (3,), (3, 4)):
+        with pytest.raises(ValueError, match=r"\ba\b"):
+            _C.matrix_power(torch.ones(shape), 0.5, 0.0, None, None)
+        with pytest.raises(ValueError, match=r"\ba\b"):
+            _C.eigh(torch.ones(shape), None, None, None)
+    with pytest.raises(TypeError, match="out must be an array where beta is not 0, got None"):
+        _C.gram(1.0, torch.eye(2), False, 0.5, None)
+    with pytest.raises(TypeError, match="out must be an array, got None: it is made only for torch tensors"):
+        _C.gram(1.0, np.eye(2), False, 0.0, None)
+    with pytest.raises(TypeError, match="b has dtype bool"):
+        _C.matmul(torch.eye(2), torch.ones(2, 2, dtype=torch.bool), None)
+    with pytest.raises((RuntimeError, ValueError)):
+        huge = torch.ones(1, 1).expand(1 << 40, 1 << 40)
+        _C.kronecker_product(huge, huge, None)
+    a = torch.full((2, 2), float("nan"))
+    before = sys.getrefcount(a)
+    with pytest.raises(_C.NumericError, match="matrix 0"):
+        _C.matrix_power(a, 0.5, 0.0, None, None)
+    assert sys.getrefcount(a) == before
+
+
+@pytest.mark.gpu
+def test_graph_capture():
+    """Calls recorded in a graph of PyTorch's, after a first run on another stream, as PyTorch's manual has it."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available() or _C.device_count("cuda") == 0:
+        pytest.skip("no GPU")
+    graphs = []
+    for n in (32, 96):  # the second needs more memory than the first was recorded with
+        a = torch.randn(8, n, n, device="cuda")
+        out, report = torch.empty_like(a), torch.empty(8, dtype=torch.int32, device="cuda")
+
+        def work(a=a, out=out, report=report):
+            gram = torch.einsum("bij,bkj->bik", a, a)
+            _C.inverse_root(gram, 4, 0.0, 1e-3, "newton", 0.0, out, None, report)
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        graphs.append((graph, a, out, work))
+    for graph, a, out, work in graphs:
+        a.normal_()
+        out.fill_(float("nan"))
+        graph.replay()
+        replayed = out.clone()
+        out.fill_(float("nan"))
+        work()
+        torch.testing.assert_close(replayed, out)
+
+
+# --- the module -------------------------------------------------------------------------------------------------------
+
+
+def test_what_there_is():
+    assert _C.version.count(".") == 2
+    assert Path(_C.library_path()).is_file()
+    assert _C.device_count("cpu") == 1
+    assert _C.device_count("cuda") >= 0
+    cpu = _C.devices()[0]
+    assert (cpu["device"], cpu["capability"]) == ("cpu", (0, 0))
+    assert cpu["total_memory"] >= cpu["free_memory"] > 0
+    assert cpu["processors"] >= 1
+    names = {backend["name"]: backend for backend in _C.backends()}
+    assert names["cpu"]["available"] is True
+    assert "cuda" not in names or names["cuda"]["available"] or names["cuda"]["reason"]
+    info = _C.memory_info("cpu")
+    assert set(info) == {"total", "free", "allocated", "reserved", "peak", "requests", "misses"}
+    _C.synchronize("cpu")
+
+
+def test_trim():
+    memory = _C.Memory((1 << 20,), "float64", "cpu")
+    assert _C.memory_info("cpu")["allocated"] >= 1 << 23
+    del memory
+    assert _C.memory_info("cpu")["reserved"] >= 1 << 23
+    _C.trim_pool("cpu", keep=0)
+    assert _C.memory_info("cpu")["reserved"] == 0
+
+
+def test_threads_setting():
+    before = _C.get_num_threads()
+    try:
+        _C.set_num_threads(1)
+        assert _C.get_num_threads() == 1
+        with pytest.raises(ValueError, match="count is 0"):
+            _C.set_num_threads(0)
+    finally:
+        _C.set_num_threads(before)
+
+
+def test_the_stub_tells_the_truth():
+    """_C.pyi names what is there, no more and no less, and its arguments have the names it gives them."""
+    stub = ast.parse(Path(_C.__file__).with_name("_C.pyi").read_text())
+    functions = {node.name: node.args for node in stub.body if isinstance(node, ast.FunctionDef)}
+    names = functions.keys() | {node.name for node in stub.body if isinstance(node, ast.ClassDef)} | {"version"}
+    assert names == {name for name in dir(_C) if not name.startswith("_")}
+    for name, arguments in functions.items():
+        keywords = {argument.arg: None for argument in arguments.args}
+        if len(keywords) > 1:
+            with pytest.raises((TypeError, ValueError)) as caught:
+                getattr(_C, name)(**keywords)
+            assert "argument named" not in str(caught.value)
+
+
+def test_import_takes_nothing_else_along():
+    program = (
+        "import sys, torchium._C as C; assert not {'torch', 'numpy'} & set(sys.modules); print(C.device_count('cpu'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_import_again():
+    before = _C.NumericError
+    del sys.modules["torchium._C"]
+    try:
+        import torchium._C as again
+
+        assert again.NumericError is before
+        out = poisoned(2, 2)
+        again.matmul(np.eye(2), np.eye(2), out)
+        close(out, np.eye(2))
+    finally:
+        sys.modules["torchium._C"] = _C
+
+
+def test_stable_abi():
+    """One binary for every Python from 3.10 on: it asks for nothing outside the stable ABI."""
+    try:
+        listing = subprocess.run(["nm", "-D", "--undefined-only", _C.__file__], capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("no nm on this machine")
+    used = {line.split()[-1] for line in listing.stdout.splitlines()}
+    stable = set(Path(__file__).with_name("stable_abi.txt").read_text().splitlines())
+    assert "PyModuleDef_Init" in used & stable
+    assert {name for name in used if name.startswith(("Py", "_Py"))} <= stable
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, keywords, message",
+    [
+        ((), {}, r"matmul\(\) needs the argument 'a'"),
+        ((1, 2), {}, r"matmul\(\) needs the argument 'out'"),
+        ((1, 2, 3, None, 5), {}, r"matmul\(\) takes at most 4 arguments, got 5"),
+        ((1, 2, 3), {"b": 2}, r"matmul\(\) got two values for argument 'b'"),
+        ((1, 2, 3), {"c": 2}, r"matmul\(\) has no argument named 'c'"),
+        ((1, 2), {"o\N{LATIN SMALL LETTER U WITH DIAERESIS}t": 2}, r"matmul\(\) has no argument named 'oüt'"),
+    ],
+)
+def test_calls(arguments, keywords, message):
+    with pytest.raises(TypeError, match=message):
+        _C.matmul(*arguments, **keywords)
+
+
+class Number:
+    def __init__(self, value):
+        self.value = value
+
+    def __float__(self):
+        return self.value
+
+    def __index__(self):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "power, error, message",
+    [
+        ("1", TypeError, "power must be a real number, got an object of type str"),
+        (None, TypeError, "power must be a real number, got an object of type NoneType"),
+        (1j, TypeError, "power must be a real number, got an object of type complex"),
+        (Number("1"), TypeError, "power must be a real number, got an object of type test_extension.Number"),
+        (float("nan"), ValueError, "power must be a number, got nan"),
+        (10**400, OverflowError, "too large"),
+    ],
+)
+def test_real_numbers(power, error, message):
+    with pytest.raises(error, match=message):
+        _C.matrix_power(np.eye(2), power, 0.0, poisoned(2, 2), None)
+
+
+def test_what_python_takes_for_a_number():
+    for power in (2, 2.0, np.float32(2), np.int64(2), True + True, Number(2.0)):
+        out = poisoned(2, 2)
+        _C.matrix_power(np.diag([1.0, 3.0]), power, 0.0, out, None)
+        close(out, np.diag([1.0, 9.0]))
+
+
+@pytest.mark.parametrize(
+    "steps, error, message",
+    [
+        (2.0, TypeError, "steps must be an integer, got an object of type float"),
+        ("2", TypeError, "steps must be an integer, got an object of type str"),
+        (2**31, ValueError, "steps must be between -2147483648 and 2147483647, got 2147483648"),
+        (2**64, ValueError, "steps must be between .* got a number beyond 64 bits"),
+        pytest.param(-(10**5000), ValueError, "steps must be between .* got a number beyond 64 bits", id="huge"),
+        (0, ValueError, "steps is 0"),
+        (Number("2"), TypeError, "__index__ returned non-int"),
+    ],
+)
+def test_integers(steps, error, message):
+    with pytest.raises(error, match=message):
+        _C.orthogonalize(np.eye(2), steps, "muon", poisoned(2, 2))
+
+
+@pytest.mark.parametrize(
+    "method, error, message",
+    [
+        ("magic", ValueError, "method must be 'auto', 'eigen', 'newton' or 'rational', got 'magic'"),
+        ("", ValueError, "method must be"),
+        ("eigen\0", ValueError, "method must not contain null characters"),
+        ("\ud800", ValueError, "surrogates"),
+        (b"eigen", TypeError, "method must be a string, got an object of type bytes"),
+        (None, TypeError, "method must be a string"),
+    ],
+)
+def test_words(method, error, message):
+    with pytest.raises(error, match=message):
+        _C.inverse_root(np.eye(2), 2, 0.0, 0.0, method, 0.0, poisoned(2, 2), None, None)
+
+
+def test_flags_and_devices():
+    with pytest.raises(TypeError, match="transpose must be True or False, got an object of type int"):
+        _C.gram(1.0, np.eye(2), 1, 0.0, poisoned(2, 2))
+    for device in ("gpu", "cpu:x", "", "cuda:-1"):
+        with pytest.raises(ValueError, match="device must be 'cpu', 'cuda' or 'cuda:N', got"):
+            _C.matmul_chunked(np.eye(2), np.eye(2), 0, poisoned(2, 2), device)
+    with pytest.raises(ValueError, match="memory_budget must be between 0 and"):
+        _C.matmul_chunked(np.eye(2), np.eye(2), -1, poisoned(2, 2))
+    with pytest.raises(ValueError, match="kind must be 'cpu' or 'cuda', got 'tpu'"):
+        _C.device_count("tpu")
+    with pytest.raises(ValueError, match="stream was given for arrays on the CPU"):
+        _C.matmul(np.eye(2), np.eye(2), poisoned(2, 2), stream=0)
+    with pytest.raises(TypeError, match="stream must be an integer"):
+        _C.matmul(np.eye(2), np.eye(2), poisoned(2, 2), stream="default")
+
+
+# --- exceptions -------------------------------------------------------------------------------------------------------
+
+
+def test_exceptions():
+    assert issubclass(_C.NumericError, RuntimeError)
+    assert issubclass(_C.OutOfMemoryError, MemoryError)
+    out = poisoned(3, 3)
+    with pytest.raises(ValueError, match=r"\[2, 2\].*\[3, 3\]|\[3, 3\].*\[2, 2\]"):
+        _C.matmul(np.eye(2), np.eye(2), out)
+    with pytest.raises(TypeError, match=r"\bout\b.*float"):
+        _C.matmul(np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), out)
+    with pytest.raises(ValueError, match="overlap"):
+        _C.matmul(out, np.eye(3), out)
+    with pytest.raises(RuntimeError, match="cuda"):
+        _C.memory_info("cuda:1000")
+    with pytest.raises(_C.OutOfMemoryError, match="memory"):
+        _C.Memory((1 << 45,), "float64", "cpu")
+    a = positive(3)
+    a[1, 2, 2] = np.inf
+    with pytest.raises(_C.NumericError, match=r"matrix 1\b"):
+        _C.matrix_power(a, 0.5, 0.0, poisoned(3, 5, 5), None)
+
+
+def test_reports_instead_of_exceptions():
+    a = positive(3)
+    a[1, 2, 2] = np.nan
+    out, report = poisoned(3, 5, 5), np.full(3, -1, np.int32)
+    _C.matrix_power(a, 2.0, 0.0, out, report)
+    np.testing.assert_array_equal(report, [0, 1, 0])
+    close(out[::2], a[::2] @ a[::2])
+    assert np.isnan(out[1]).all()
+
+
+def test_each_thread_has_its_own_message():
+    """While other threads fail all the time, a call that fails reports its own failure."""
+    wrong = []
+
+    def fail(n):
+        for _ in range(300):
+            try:
+                _C.matmul(np.eye(n), np.eye(n), poisoned(1, 1))
+            except ValueError as error:
+                wrong.extend([str(error)] if f"[{n}, {n}]" not in str(error) else [])
+
+    run_threads([lambda n=n: fail(n) for n in range(2, 8)])
+    assert wrong == []
+
+
+# --- threads, processes -----------------------------------------------------------------------------------------------
+
+
+def run_threads(functions):
+    errors = []
+
+    def guarded(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.fixture
+def eager_switching():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_many_threads(eager_switching):
+    def work():
+        for i in range(300):
+            n = 2 + i % 7
+            a = positive(n=n)
+            out = poisoned(n, n)
+            _C.matmul(a, a, out)
+            close(out, a @ a)
+            _C.matrix_power(Producer(a), 0.5, 0.0, out, None)
+            close(out @ out, a)
+            memory = np.from_dlpack(_C.Memory((n, n), "float64", "cpu"))
+            assert not memory.any()
+            memory[:] = np.nan  # the next one to get it must see zeros again
+            with pytest.raises(ValueError, match="out"):
+                _C.matmul(a, a, poisoned(n + 1, n))
+
+    run_threads([work] * 8)
+
+
+def test_the_gil_is_released():
+    """While one thread is in C for a good while, another goes on."""
+    a, w = positive(n=400), poisoned(400)
+    started, done = threading.Event(), threading.Event()
+
+    def work():
+        started.set()
+        _C.eigh(a, w, None, None)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    turns = 0
+    while not done.is_set():
+        turns += 1
+        time.sleep(0.0005)
+    thread.join()
+    assert turns > 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fork():
+    """A child computes, whatever threads its parent had: with contexts of its own, on one thread."""
+    a = positive(n=300)
+    expected, out = poisoned(300, 300), poisoned(300, 300)
+    _C.matrix_power(a, 0.5, 0.0, expected, None)
+    kept = np.from_dlpack(_C.Memory((50, 50), "float64", "cpu"))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _C.matrix_power(a, 0.5, 0.0, out, None)
+            kept[:] = 1.0
+            del kept
+            fine = np.allclose(out, expected, atol=1e-10) and _C.get_num_threads() == 1
+            status = 0 if fine and not np.from_dlpack(_C.Memory((9,), "float64", "cpu")).any() else 2
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            pytest.fail("the child hangs")
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    _C.matrix_power(a, 0.5, 0.0, out, None)  # the parent goes on as before
+    close(out, expected)
+
+
+def test_the_end_of_a_process():
+    """Work and memory still out when the interpreter ends."""
+    program = """
+import threading, numpy as np
+from torchium import _C
+kept = [np.from_dlpack(_C.Memory((100,), "float32", "cpu")), _C.Memory((3,), "float32", "cpu").__dlpack__()]
+def work():
+    while True:
+        _C.matmul(np.eye(50), np.eye(50), np.empty((50, 50)))
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- leaks ------------------------------------------------------------------------------------------------------------
+
+
+frees_at_once = pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer keeps freed memory for a while"
+)
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def swallow(error, function, *arguments, **keywords):
+    try:
+        function(*arguments, **keywords)
+    except error:
+        return
+    raise AssertionError("no exception")
+
+
+def every_kind_of_call(arrays):
+    for a, out in arrays:
+        _C.matmul(a, a, out)
+        _C.matmul(a, a, out=out, stream=None)
+        swallow(ValueError, _C.matmul, a, a, np.zeros((1, 2)))
+        swallow(TypeError, _C.matmul, a, a, "text")
+        swallow(TypeError, _C.matmul, a, b=a, wrong=out)
+    if len(arrays) == 3:  # torch's, which are made where they are not given
+        a = arrays[2][0]
+        assert _C.matmul(a, a, None).shape == (2, 2)
+        assert len(_C.eigh(a, None, None, None)) == 2
+        swallow(ValueError, _C.matmul, a, a[:1], None)
+        swallow(ValueError, _C.symmetric_product, a[:1], a[:1], None)
+    swallow(_C.NumericError, _C.matrix_power, np.full((2, 2), np.nan), 0.5, 0.0, arrays[0][1], None)
+    swallow(ValueError, _C.inverse_root, np.eye(2), 2, 0.0, 0.0, "magic", 0.0, arrays[0][1], None, None)
+    memory = _C.Memory((4, 4), "float64", "cpu")
+    np.from_dlpack(memory)
+    memory.__dlpack__()
+    swallow(BufferError, memory.__dlpack__, copy=True)
+    swallow(TypeError, _C.Memory, (4.5,), "float64", "cpu")
+    swallow(MemoryError, _C.Memory, (1 << 50,), "float64", "cpu")
+    _C.devices()
+    _C.memory_info("cpu")
+
+
+@frees_at_once
+def test_leaks():
+    arrays = [(np.eye(2), np.eye(2) * 2), (Producer(np.eye(2)), Producer(np.eye(2) * 2))]
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        arrays.append((torch.eye(2, dtype=torch.float64), torch.empty(2, 2, dtype=torch.float64)))
+    for _ in range(200):
+        every_kind_of_call(arrays)
+    for producer in arrays[1]:
+        producer.asked.clear()
+    gc.collect()
+    counts = [sys.getrefcount(x) for pair in arrays for x in pair] + [sys.getrefcount(None)]
+    size = resident()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    rounds = 2000
+    for _ in range(rounds):
+        every_kind_of_call(arrays)
+        for producer in arrays[1]:
+            producer.asked.clear()
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    after = [sys.getrefcount(x) for pair in arrays for x in pair] + [sys.getrefcount(None)]
+    assert after[:-1] == counts[:-1]
+    assert abs(after[-1] - counts[-1]) < 1000  # None, of which every call returns one
+    assert grown / rounds < 25  # bytes; no object is that small
+    assert resident() - size < 8 << 20
+
+
+@frees_at_once
+def test_no_growth_over_many_calls():
+    a, out = np.eye(2), np.empty((2, 2))
+    for _ in range(1000):
+        _C.matmul(a, a, out)
+    size, counts = resident(), sys.getrefcount(a)
+    for _ in range(100_000):
+        _C.matmul(a, a, out)
+    assert resident() - size < 2 << 20
+    assert sys.getrefcount(a) == counts

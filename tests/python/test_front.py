@@ -1,0 +1,308 @@
+"""The front of the package: its lazy names, the factory, the figures of the library, the doctor."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torchium
+from torchium import __main__, doctor, factory, library, selftest
+
+torch = pytest.importorskip("torch")
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_import_loads_nothing():
+    assert (
+        run("import torchium, sys; print([m for m in ('torch', 'numpy', 'torchium._C') if m in sys.modules])") == "[]"
+    )
+
+
+def test_linalg_does_not_load_torch():
+    assert run("import torchium, sys; torchium.linalg; print('torch' in sys.modules)") == "False"
+
+
+@pytest.mark.parametrize("name", torchium.__all__)
+def test_public_names_are_there(name):
+    assert getattr(torchium, name) is not None
+    assert name in dir(torchium)
+
+
+def test_star_import():
+    assert run("from torchium import *; print(__version__, create_optimizer.__name__)").endswith("create_optimizer")
+
+
+def test_unknown_name():
+    with pytest.raises(AttributeError, match="'torchium' has no attribute 'Shampo'"):
+        torchium.Shampo  # noqa: B018
+
+
+def test_version_is_the_header_s():
+    header = Path(torchium.get_include(), "torchium", "version.h").read_text()
+    assert f'#define TCH_VERSION_STRING "{torchium.__version__}"' in header
+
+
+def test_exceptions():
+    assert issubclass(torchium.NumericError, RuntimeError)
+    assert issubclass(torchium.OutOfMemoryError, MemoryError)
+
+
+# --- the library ------------------------------------------------------------------------------------------------------
+
+
+def test_library_lies_where_it_says():
+    assert list(Path(torchium.get_library_dir()).glob("libtorchium.so*"))
+
+
+def test_is_available():
+    assert torchium.is_available("cpu") is True
+    assert torchium.is_available(torch.device("cpu")) is True
+    assert torchium.is_available("cuda:1000") is False
+    assert torchium.is_available() is torchium.is_available("cuda:0")
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "meta"])
+def test_is_available_refuses(device):
+    with pytest.raises(ValueError, match="device is"):
+        torchium.is_available(device)
+
+
+@pytest.mark.parametrize("device", [None, 3, b"cpu", torch.zeros(1)])
+def test_is_available_refuses_what_is_no_device(device):
+    with pytest.raises(TypeError, match=r"device must be a str or a torch\.device"):
+        torchium.is_available(device)
+
+
+def test_memory_report_of_pools():
+    report = torchium.memory_report()
+    assert report["cpu"]["total"] > 0
+    assert set(torchium.memory_report(device="cpu")) == set(report["cpu"])
+    with pytest.raises((ValueError, RuntimeError)):
+        torchium.memory_report(device="cuda:1000")
+
+
+def test_stats_of_pools_are_flat_floats():
+    assert {type(value) for value in torchium.stats().values()} == {float}
+    assert "cpu/allocated" in torchium.stats()
+
+
+@pytest.mark.parametrize("function", [torchium.memory_report, torchium.stats])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD([torch.zeros(1)], lr=0.1), "sgd", 3])
+def test_reports_refuse_other_optimizers(function, optimizer):
+    with pytest.raises(TypeError, match=r"optimizer must be one of torchium\.optim"):
+        function(optimizer)
+
+
+def test_reports_of_an_optimizer(device):
+    weight = torch.ones(6, 4, device=device, requires_grad=True)
+    optimizer = torchium.create_optimizer("shampoo", [weight])
+    assert torchium.memory_report(optimizer)["state"] > 0
+    weight.sum().backward()
+    optimizer.step()
+    assert torchium.memory_report(optimizer) == optimizer.memory_report()
+    assert torchium.stats(optimizer)["steps"] == 1
+
+
+# --- the factory ------------------------------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    """A little of everything: an embedding tied to the head, a norm, a hidden matrix, a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = torch.nn.Embedding(7, 4)
+        self.hidden = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.head = torch.nn.Linear(4, 7, bias=False)
+        self.head.weight = self.tokens.weight
+        self.temperature = torch.nn.Parameter(torch.ones(()))
+
+
+NAMES = ["adamw", "muon", "sgd", "shampoo", "soap"]
+
+
+def test_list_optimizers():
+    assert torchium.list_optimizers() == NAMES
+    assert torchium.list_optimizers("s*") == ["sgd", "shampoo", "soap"]
+    assert torchium.list_optimizers("S?ap") == ["soap"]
+    assert torchium.list_optimizers("lion") == []
+    with pytest.raises(TypeError, match="pattern must be a str"):
+        torchium.list_optimizers(3)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "Shampoo", "SOAP", "CUDAShampoo"])
+def test_create_from_parameters(name, device):
+    model = Model().to(device)
+    optimizer = torchium.create_optimizer(name, model.parameters(), lr=0.01)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert type(optimizer).__name__.lower() in name.lower()
+    assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_create_from_model(name, device):
+    torch.manual_seed(0)
+    model = Model().to(device)
+    optimizer = torchium.create_optimizer(
+        name, model, lr=0.01, weight_decay=0.1, elementwise=("embedding",), no_decay_1d=True
+    )
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    tokens = torch.arange(7, device=device)
+    for _ in range(2):  # with its first gradient SOAP only finds its basis
+        loss = (model.head(model.norm(model.hidden(model.tokens(tokens)))) * model.temperature).square().mean()
+        loss.backward()
+        optimizer.step()
+    for n, p in model.named_parameters():
+        assert torch.isfinite(p).all()
+        assert not torch.equal(p, before[n]), n
+
+
+def group_of(optimizer, parameter):
+    (group,) = [g for g in optimizer.param_groups if any(p is parameter for p in g["params"])]
+    return group
+
+
+def test_groups_of_a_model():
+    model = Model()
+    optimizer = torchium.create_optimizer("soap", model, weight_decay=0.1, elementwise="embedding", no_decay_1d=True)
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    assert count == len(list(model.parameters()))
+    assert group_of(optimizer, model.tokens.weight)["elementwise"] is True
+    assert group_of(optimizer, model.tokens.weight)["weight_decay"] == 0.1
+    assert not group_of(optimizer, model.hidden.weight).get("elementwise")
+    assert group_of(optimizer, model.hidden.weight)["weight_decay"] == 0.1
+    for vector in (model.hidden.bias, model.norm.weight, model.temperature):
+        assert group_of(optimizer, vector)["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["embedding", "Embedding", "tokens", "tokens.weight", "tok*", "head", torch.nn.Embedding, ["head", "tokens"]],
+)
+def test_patterns_find_a_shared_matrix_by_any_owner(pattern):
+    model = Model()
+    chosen = factory._groups_of(model, factory._as_patterns(pattern), False)
+    assert [name for name, _ in chosen[True, False]] == ["tokens.weight"]
+
+
+def test_a_pattern_without_a_parameter_is_an_error():
+    with pytest.raises(ValueError, match="'embeding' matches no parameter of 'Model'"):
+        torchium.create_optimizer("muon", Model(), elementwise=("embeding",))
+
+
+def test_options_of_a_model_need_a_model():
+    parameters = list(Model().parameters())
+    with pytest.raises(ValueError, match="need a model"):
+        torchium.create_optimizer("muon", parameters, elementwise=("embedding",))
+    with pytest.raises(ValueError, match="need a model"):
+        torchium.create_optimizer("muon", parameters, no_decay_1d=True)
+
+
+def test_wrong_names():
+    with pytest.raises(ValueError, match=r"name is 'shampo', expected one of .* did you mean 'shampoo'"):
+        torchium.create_optimizer("shampo", Model())
+    with pytest.raises(ValueError, match="name is 'lion', expected one of adamw, muon, sgd, shampoo, soap"):
+        torchium.create_optimizer("lion", Model())
+    with pytest.raises(TypeError, match="name must be a str, got 'NoneType'"):
+        torchium.create_optimizer(None, Model())
+    with pytest.raises(TypeError, match="elementwise must"):
+        torchium.create_optimizer("muon", Model(), elementwise=3)
+    with pytest.raises(TypeError, match="elementwise must hold"):
+        torchium.create_optimizer("muon", Model(), elementwise=(3,))
+    with pytest.raises(ValueError, match="without parameters"):
+        torchium.create_optimizer("muon", torch.nn.Identity())
+
+
+# --- the doctor -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def report():
+    return doctor.examine()
+
+
+def test_doctor_finds_all_well(report):
+    assert report["problems"] == []
+    assert report["library"]["version"] == torchium.__version__
+    assert all(test["passed"] for test in report["tests"])
+    devices = {test["device"] for test in report["tests"]}
+    assert devices >= {"cpu", "cuda:0"} if torchium.is_available("cuda") else devices == {"cpu"}
+
+
+def test_doctor_names_files(report):
+    assert Path(report["library"]["file"]).name.startswith("libtorchium.so")
+    assert any(Path(report["library"]["file"]).samefile(path) for path in report["loaded"]["libtorchium"])
+    assert report["loaded"]["libgomp"]
+
+
+def test_doctor_text_and_json_agree(report):
+    assert json.loads(json.dumps(report)) == report
+    text = __main__.text_of(report)
+    assert text.startswith(f"Torchium {torchium.__version__}\n")
+    assert text.endswith("Problems\n  none")
+    for word in ("Devices", "Self-test", "PyTorch", report["library"]["file"], report["torch"]["version"]):
+        assert word in text
+    assert max(map(len, text.splitlines())) < 200
+
+
+def test_doctor_tells_what_is_wrong(report):
+    report = json.loads(json.dumps(report))
+    doctor._problem(report, "the moon is full", "wait")
+    assert "1.            the moon is full. Wait." in __main__.text_of(report)
+
+
+def test_doctor_sees_that_versions_differ(report):
+    report = json.loads(json.dumps(report))
+    report["package"]["installed_version"] = "9.9.9"
+    doctor._compare_versions(report)
+    assert "9.9.9" in report["problems"][0]["what"]
+
+
+def test_doctor_sees_a_gpu_that_only_torch_uses(report):
+    report = json.loads(json.dumps(report))
+    report["torch"] |= {"gpus": ["NVIDIA H200"], "hip": None}
+    report["library"]["backends"] = [{"name": "cuda", "available": False, "reason": "no driver; install it"}]
+    doctor._compare_cuda(report)
+    assert report["problems"] == [
+        {"what": "PyTorch uses NVIDIA H200 and Torchium does not: no driver", "remedy": "install it"}
+    ]
+
+
+def test_doctor_reports_a_test_that_fails(monkeypatch, report):
+    monkeypatch.setattr(selftest, "_LARGEST_RESIDUAL", 1e-30)
+    report = json.loads(json.dumps(report))
+    tests = doctor._run_tests(report)
+    assert [test for test in tests if test["passed"] is False]
+    assert "residual" in report["problems"][0]["what"]
+
+
+def test_doctor_as_a_program():
+    done = subprocess.run([sys.executable, "-m", "torchium", "doctor"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.endswith("Problems\n  none\n"), done.stdout + done.stderr
+    assert __main__.main(["--json"]) == 0
+
+
+@pytest.mark.parametrize("arguments", [["nurse"], ["--yaml"], ["doctor", "doctor"]])
+def test_doctor_usage(arguments):
+    with pytest.raises(SystemExit) as stopped:
+        __main__.main(arguments)
+    assert stopped.value.code == 2
+
+
+def test_command_without_its_program(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(__main__, "__file__", str(tmp_path / "__main__.py"))
+    monkeypatch.setattr(library._C, "library_path", lambda: str(tmp_path / "lib" / "libtorchium.so"))
+    with pytest.raises(SystemExit) as stopped:
+        __main__.command()
+    assert stopped.value.code == 1
+    assert "cannot be run (No such file or directory)" in capsys.readouterr().err

@@ -1,0 +1,295 @@
+"""Mixed precision: GradScaler in both of its protocols, autocast, gradients that are not finite, and half-precision
+parameters with a float32 copy or rounded at random.
+
+A scale that is a power of two changes no bit of a gradient, so scaled training must give the very numbers of plain
+training.
+"""
+
+import pytest
+import references
+import torch
+from optim_cases import (
+    CLASSES,
+    KINDS,
+    LIVELY,
+    NOT_FOR_REFERENCE,
+    assert_same_bits,
+    batch,
+    copies,
+    draw,
+    exact,
+    loss_of,
+    make,
+    small,
+    train,
+)
+
+SCALE = 2.0**10
+
+
+def steady(kind, device):
+    """Refreshes that a skipped step cannot shift: the host, which plans them, does not learn of a skip on a GPU."""
+    if kind == "soap" and device != "cpu":
+        return {"precondition_frequency": 1000}
+    return {"update_freq": 1} if kind == "shampoo" else {}
+
+
+def scaler_for(device, **options):
+    return torch.amp.GradScaler(device, **({"init_scale": SCALE, "growth_interval": 1000} | options))
+
+
+def train_scaled(model, optimizer, scaler, steps, first=0, unscale=False, spoil=()):
+    """Training with loss scaling; at the steps to spoil one gradient is infinite."""
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step)).backward()
+        if step in spoil:
+            model.hidden.weight.grad[1, 2] = float("inf")
+        if unscale:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def train_clipped(model, optimizer, steps, first=0):
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+
+
+# --- GradScaler
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_directly(kind, device):
+    """scaler.step without unscale_: the optimizer divides by the scale, and leaves the gradients as they are."""
+    model, twin = small(device), small(device)
+    optimizer, beside = make(kind, model.parameters()), make(kind, twin.parameters())
+    train_scaled(model, optimizer, scaler_for(device), 6)
+    train(twin, beside, 6)
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+    assert not hasattr(optimizer, "grad_scale") and not hasattr(optimizer, "found_inf")
+    torch.testing.assert_close(model.conv.weight.grad, twin.conv.weight.grad * SCALE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unscale_clip_step_update(kind, device):
+    model, twin = small(device), small(device)
+    train_scaled(model, make(kind, model.parameters()), scaler_for(device), 6, unscale=True)
+    train_clipped(twin, make(kind, twin.parameters()), 6)
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+@pytest.mark.parametrize("unscale", [False, True], ids=["direct", "unscale_"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_infinite_gradient_skips_the_step(kind, unscale, device):
+    """Nothing of the bad step remains but a smaller scale, from the very first step on."""
+    model, twin = small(device), small(device)
+    optimizer, beside = (make(kind, m.parameters(), **steady(kind, device)) for m in (model, twin))
+    scaler = scaler_for(device)
+    go = train_clipped if unscale else train
+    before = copies(model.parameters())
+    train_scaled(model, optimizer, scaler, 1, first=50, unscale=unscale, spoil=[50])
+    assert_same_bits(before, copies(model.parameters()))
+    train_scaled(model, optimizer, scaler, 3, unscale=unscale)
+    train_scaled(model, optimizer, scaler, 2, first=60, unscale=unscale, spoil=[60, 61])
+    train_scaled(model, optimizer, scaler, 3, first=3, unscale=unscale)
+    go(twin, beside, 6)
+    assert scaler.get_scale() == SCALE / 8
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scale_grows_and_is_followed(kind, device):
+    model, twin = small(device), small(device)
+    scaler = scaler_for(device, growth_interval=2)
+    train_scaled(model, make(kind, model.parameters()), scaler, 6)
+    train(twin, make(kind, twin.parameters()), 6)
+    assert scaler.get_scale() == SCALE * 8
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_disabled_scaler(kind, device):
+    model, twin = small(device), small(device)
+    train_scaled(model, make(kind, model.parameters()), scaler_for(device, enabled=False), 3)
+    train(twin, make(kind, twin.parameters()), 3)
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+def test_two_optimizers_and_one_scaler(device):
+    model, twin = small(device), small(device)
+    scaler = scaler_for(device)
+
+    def pair(m):
+        matrices = [p for p in m.parameters() if p.ndim >= 2]
+        return make("muon", matrices), make("adamw", [p for p in m.parameters() if p.ndim < 2])
+
+    optimizers, beside = pair(model), pair(twin)
+    for step in range(4):
+        for optimizer in (*optimizers, *beside):
+            optimizer.zero_grad()
+        scaler.scale(loss_of(model, step)).backward()
+        loss_of(twin, step).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        for optimizer in beside:
+            optimizer.step()
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    scaler = scaler_for(device)
+    losses = []
+    for _ in range(60):
+        x, y = batch(0, device=device)
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16):
+            loss = torch.nn.functional.mse_loss(model(x).float(), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+# --- gradients that are not finite
+
+
+def bad_step(model, optimizer, value, step=90):
+    optimizer.zero_grad()
+    loss_of(model, step).backward()
+    model.hidden.weight.grad[3, 1] = value
+    optimizer.step()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_skip(kind, value, device):
+    """The default: the whole step does nothing, state included, and is counted."""
+    model, twin = small(device), small(device)
+    optimizer, beside = (make(kind, m.parameters(), **steady(kind, device)) for m in (model, twin))
+    bad_step(model, optimizer, value)
+    train(model, optimizer, 3)
+    bad_step(model, optimizer, value)
+    train(model, optimizer, 3, first=3)
+    train(twin, beside, 6)
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+    assert optimizer.stats()["skipped"] == 2
+    assert optimizer.stats()["steps"] == 8
+    assert all(v.isfinite().all() for s in optimizer.state.values() for v in s.values() if v.is_floating_point())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_raise(kind, device):
+    model, twin = small(device), small(device)
+    options = steady(kind, device) | {"nonfinite": "raise"}
+    optimizer, beside = (make(kind, m.named_parameters(), **options) for m in (model, twin))
+    train(model, optimizer, 2)
+    before = copies(model.parameters())
+    with pytest.raises(RuntimeError, match=r"hidden\.weight"):
+        bad_step(model, optimizer, float("nan"))
+    assert_same_bits(before, copies(model.parameters()))
+    train(model, optimizer, 3, first=2)
+    train(twin, beside, 5)
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "muon"])
+def test_ignore(kind, device):
+    """Nobody looks: the parameter takes it."""
+    model = small(device)
+    optimizer = make(kind, model.parameters(), nonfinite="ignore")
+    bad_step(model, optimizer, float("nan"))
+    assert not model.hidden.weight.isfinite().all()
+    assert model.conv.weight.isfinite().all()
+    assert optimizer.stats()["skipped"] == 0
+
+
+# --- half-precision parameters
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_master_weights(kind, dtype, device):
+    """The parameter is the rounding of a float32 copy, and the copy follows the reference on the rounded gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(6, 6), (4, 3, 2), (5,), ()]
+    params = [torch.nn.Parameter(draw(s, generator).to(device=device, dtype=dtype)) for s in shapes]
+    options = exact(kind)
+    known = {k: v for k, v in options.items() if k not in NOT_FOR_REFERENCE}
+    beside = [references.reference(kind, p.cpu(), **known) for p in params]
+    optimizer = CLASSES[kind](params, master_weights=True, **options)
+    for _ in range(20):
+        for p, r in zip(params, beside, strict=True):
+            p.grad = draw(p.shape, generator).to(device=device, dtype=dtype)
+            r.step(p.grad.cpu())
+        optimizer.step()
+    for p, r in zip(params, beside, strict=True):
+        master = optimizer.state[p]["master"]
+        assert master.dtype == torch.float32
+        assert torch.equal(master.to(dtype), p)
+        error = (master.cpu().double() - r.values).norm().item() / r.way
+        assert error < (0.05 if kind == "muon" and device != "cpu" else 1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_master_weights_rounding_is_to_nearest(kind, device):
+    """One step from the same parameter: what float32 gives, rounded."""
+    torch.manual_seed(0)
+    start = torch.randn(6, 6, device=device).bfloat16()
+    grads = [torch.randn(6, 6, device=device).bfloat16() for _ in range(2)]
+    results = []
+    for dtype in (torch.bfloat16, torch.float32):
+        p = torch.nn.Parameter(start.to(dtype, copy=True))
+        optimizer = make(kind, [p])
+        p.grad = grads[0].to(dtype)
+        optimizer.step()
+        p.data = start.to(dtype, copy=True)
+        p.grad = grads[1].to(dtype)
+        optimizer.step()
+        results.append(p.detach())
+    assert results[0].dtype == torch.bfloat16
+    assert torch.equal(results[0], results[1].bfloat16())
+
+
+def test_stochastic_rounding_is_right_on_average(device):
+    """A step of an eighth of the last place moves one element in eight by one place, and no element by more."""
+    place = 2.0**-7
+    results = []
+    for seed in (1, 1, 2):
+        p = torch.nn.Parameter(torch.ones(256, 256, device=device, dtype=torch.bfloat16))
+        optimizer = CLASSES["sgd"]([p], lr=place / 8, stochastic_rounding=True, seed=seed)
+        p.grad = torch.full_like(p, -1.0)
+        optimizer.step()
+        results.append(p.detach().float())
+    moved = results[0] - 1.0
+    assert set(moved.unique().tolist()) == {0.0, place}
+    # The mean of 65536 draws of 1/8 has a standard deviation of 0.0013.
+    assert abs((moved / place).mean().item() - 0.125) < 5 * 0.0013
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stochastic_rounding_trains(kind, device):
+    model = small(device, torch.bfloat16)
+    optimizer = make(kind, model.parameters(), stochastic_rounding=True, seed=3)
+    losses = [train(model, optimizer, 1)[0] for _ in range(60)]
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_master_weights_and_stochastic_rounding_are_options_of_all():
+    for kind in KINDS:
+        p = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))
+        group = CLASSES[kind]([p], **LIVELY[kind]).param_groups[0]
+        assert group["master_weights"] is False
+        assert group["stochastic_rounding"] is False

@@ -1,0 +1,330 @@
+"""The optimizers keep torch.optim's contract: construction, groups, closures, hooks; and they train."""
+
+import copy
+import inspect
+
+import numpy as np
+import pytest
+import references
+import torch
+import torchium.optim
+from optim_cases import CLASSES, KINDS, LIVELY, SECOND_ORDER, Trial, assert_same_bits, copies, exact, make, small, train
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+
+def matrix(*shape, device="cpu"):
+    return torch.nn.Parameter(torch.randn(shape or (4, 3), device=device))
+
+
+# --- construction
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_defaults(kind):
+    optimizer = CLASSES[kind]([matrix()])
+    group = optimizer.param_groups[0]
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    for name, value in references.DEFAULTS[kind].items():
+        assert group[name] == value, name
+        assert optimizer.defaults[name] == value, name
+    assert CLASSES[kind].__name__ in repr(optimizer)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "muon"])
+def test_signature_begins_as_torchs(kind):
+    """Positional arguments mean the same in both."""
+    theirs = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "muon": torch.optim.Muon}[kind]
+    positional = [n for n, p in inspect.signature(theirs).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    mine = list(inspect.signature(CLASSES[kind]).parameters)
+    assert mine[: len(positional)] == positional
+
+
+def test_shampoo_by_position_and_by_its_other_names():
+    first = torchium.optim.Shampoo([matrix()], 0.1, 1e-3, 7, 0.2).param_groups[0]
+    assert (first["lr"], first["eps"], first["update_freq"], first["weight_decay"]) == (0.1, 1e-3, 7, 0.2)
+    second = torchium.optim.Shampoo([matrix()], epsilon=1e-3, precondition_frequency=7).param_groups[0]
+    assert (second["eps"], second["update_freq"]) == (1e-3, 7)
+    assert torchium.optim.CUDAShampoo is torchium.optim.Shampoo
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_in_every_form(kind, device):
+    """A list, an iterator, groups, named parameters and named groups train alike."""
+    forms = [
+        lambda m: list(m.parameters()),
+        lambda m: (p for p in m.parameters()),
+        lambda m: [{"params": list(m.parameters())}],
+        lambda m: m.named_parameters(),
+        lambda m: [{"params": m.named_parameters(), "lr": LIVELY[kind]["lr"]}],
+    ]
+    results = []
+    for form in forms:
+        model = small(device)
+        train(model, make(kind, form(model)), 3)
+        results.append(copies(model.parameters()))
+    for other in results[1:]:
+        assert_same_bits(results[0], other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_may_be_empty(kind, device):
+    p = matrix(device=device)
+    optimizer = CLASSES[kind]([{"params": []}, {"params": [p]}])
+    before = p.detach().clone()
+    for _ in range(3):
+        p.grad = torch.randn_like(p)
+        optimizer.step()
+    assert not torch.equal(p, before)
+
+
+# --- closures
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_closure(kind, device):
+    model, other = small(device), small(device)
+    optimizer = make(kind, model.parameters())
+    calls = []
+
+    def closure():
+        assert torch.is_grad_enabled()
+        optimizer.zero_grad()
+        loss = (model.out.weight**2).sum() + model.conv.weight.sum()
+        loss.backward()
+        calls.append(loss)
+        return loss
+
+    with torch.no_grad():
+        returned = optimizer.step(closure)
+    assert len(calls) == 1 and returned is calls[0]
+    beside = make(kind, other.parameters())
+    ((other.out.weight**2).sum() + other.conv.weight.sum()).backward()
+    assert beside.step() is None
+    assert_same_bits(copies(model.parameters()), copies(other.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closure_that_raises_changes_nothing(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 2)
+    before = copies(model.parameters())
+
+    def closure():
+        raise KeyError("no data")
+
+    with pytest.raises(KeyError, match="no data"):
+        optimizer.step(closure)
+    assert_same_bits(before, copies(model.parameters()))
+    train(model, optimizer, 1)
+
+
+# --- hooks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_hooks(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    seen = []
+
+    def before(opt, args, kwargs):
+        seen.append(("before", opt is optimizer, model.scale.item()))
+
+    def after(opt, args, kwargs):
+        seen.append(("after", opt is optimizer, model.scale.item()))
+
+    handles = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+    train(model, optimizer, 3)
+    assert [s[0] for s in seen] == ["before", "after"] * 3
+    assert all(s[1] for s in seen)
+    assert seen[4][2] != seen[5][2]
+    for handle in handles:
+        handle.remove()
+    train(model, optimizer, 1)
+    assert len(seen) == 6
+
+
+def test_hooks_of_all_optimizers():
+    model = small()
+    optimizer = make("shampoo", model.parameters())
+    seen = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda opt, args, kwargs: seen.append(opt)),
+        register_optimizer_step_post_hook(lambda opt, args, kwargs: seen.append(opt)),
+    ]
+    train(model, optimizer, 1)
+    for handle in handles:
+        handle.remove()
+    assert seen == [optimizer, optimizer]
+
+
+def test_a_pre_hook_may_change_the_arguments():
+    model = small()
+    optimizer = make("adamw", model.parameters())
+    optimizer.register_step_pre_hook(lambda opt, args, kwargs: ((opt, lambda: 7.0), {}))
+    assert optimizer.step() == 7.0
+
+
+# --- groups
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_group_added_in_mid_training(kind, device):
+    shapes = [(6, 6), (5,), (4, 3, 2)]
+    trial = Trial(kind, shapes, device, **exact(kind)).run(5)
+    trial.add_group([(4, 4), (7,)], lr=0.003)
+    trial.run(8)
+    trial.add_group([(3, 3)], weight_decay=0.0)
+    trial.run(8).check(1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameter_added_to_a_group_in_place(kind, device):
+    """Not a documented way, but one that people use: the list of a group grows."""
+    trial = Trial(kind, [(6, 6), (5,)], device, **exact(kind)).run(5)
+    (added,) = trial.add([(4, 4)], (), exact(kind))
+    trial.optimizer.param_groups[0]["params"].extend(added["params"])
+    trial.run(8).check(1e-10)
+
+
+@pytest.mark.parametrize("kind", SECOND_ORDER)
+def test_embeddings_as_elementwise(kind, device):
+    """A group marked so has AdamW's state and no factors, whatever its shapes."""
+    table, weight = matrix(10, 4, device=device), matrix(4, 4, device=device)
+    optimizer = make(kind, [{"params": [table], "elementwise": True}, {"params": [weight]}])
+    for p in (table, weight):
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    assert {"exp_avg", "exp_avg_sq"} <= set(optimizer.state[table])
+    assert not any("factor" in name for name in optimizer.state[table])
+    assert set(optimizer.state[weight]) != set(optimizer.state[table])
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_zero_grad(kind, set_to_none, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 1)
+    optimizer.zero_grad(set_to_none=set_to_none)
+    for p in model.parameters():
+        assert p.grad is None if set_to_none else not p.grad.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_trains(kind, device):
+    """The loss on one batch falls by half, and every parameter takes part."""
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    before = copies(model.parameters())
+    losses = []
+    for _ in range(60):
+        losses += train(model, optimizer, 1)
+    assert losses[-1] < 0.5 * losses[0]
+    for p, b in zip(model.parameters(), before, strict=True):
+        assert p.isfinite().all() and not torch.equal(p, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_repeat_to_the_bit(kind, device):
+    results = []
+    for _ in range(2):
+        model = small(device)
+        train(model, make(kind, model.parameters()), 8)
+        results.append(copies(model.parameters()))
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_other_types(kind, device):
+    """Whole numbers, NumPy's numbers and tensors of one element stand for the same number."""
+    results = []
+    for lr in (0.25, np.float64(0.25), np.float32(0.25), torch.tensor([0.25])):
+        model = small(device)
+        train(model, make(kind, model.parameters(), lr=lr, weight_decay=np.float32(0.5)), 2)
+        results.append(copies(model.parameters()))
+    for other in results[1:]:
+        assert_same_bits(results[0], other)
+    train(model, make(kind, model.parameters(), lr=1, weight_decay=0), 1)
+
+
+# --- figures
+
+
+PHASES = {
+    "sgd": ["elementwise"],
+    "adamw": ["elementwise"],
+    "shampoo": ["factors", "refresh", "precondition", "apply"],
+    "soap": ["factors", "basis", "apply"],
+    "muon": ["orthogonalise", "apply"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_phases_in_a_profile(kind, device):
+    """The step by its name, as of every optimizer, and its phases inside."""
+    model = small(device)
+    optimizer = make(kind, model.parameters(), **{"shampoo": {"update_freq": 1}}.get(kind, {}))
+    train(model, optimizer, 2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        train(model, optimizer, 2)
+    train(model, optimizer, 1)
+    names = {event.key for event in profile.key_averages()}
+    assert any(f"Optimizer.step#{CLASSES[kind].__name__}" in name for name in names)
+    for phase in PHASES[kind]:
+        assert f"torchium::{kind}/{phase}" in names
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stats_and_memory(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    forecast = optimizer.memory_report()
+    assert optimizer.stats()["steps"] == 0
+    train(model, optimizer, 4)
+    stats, report = optimizer.stats(), optimizer.memory_report()
+    assert all(isinstance(k, str) and isinstance(v, float) for k, v in stats.items())
+    assert stats["steps"] == 4 and stats["skipped"] == 0 and stats["failed"] == 0
+    assert (stats["refreshes"] > 0) == (kind in ("shampoo", "soap"))
+    assert report["state"] == forecast["state"]
+    assert report["factors"] == forecast["factors"]
+    held = sum(v.nbytes for s in optimizer.state.values() for v in s.values() if v.is_floating_point())
+    assert held <= report["state"]
+    assert str(report)
+
+
+OTHERWISE = {
+    "sgd": [{"maximize": True}, {"nesterov": True}],
+    "adamw": [{"maximize": True}, {"amsgrad": True}],
+    "shampoo": [
+        {"maximize": True},
+        {"nesterov": True},
+        {"grafting": "sgd"},
+        {"weight_decay_type": "l2"},
+        {"update_freq": 2},
+        {"exponent_override": 2},
+        {"max_preconditioner_dim": 3},
+        {"use_bias_correction": False},
+    ],
+    "soap": [{"maximize": True}, {"normalize_grads": True}, {"precondition_frequency": 3}, {"correct_bias": False}],
+    "muon": [{"maximize": True}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw"}, {"ns_steps": 3}],
+}
+
+
+@pytest.mark.parametrize(("kind", "changes"), [(k, c) for k, v in OTHERWISE.items() for c in v])
+def test_an_option_changed_later_is_followed_or_refused(kind, changes, device):
+    """Never ignored: what cannot change any more is refused by name at the next step, and undone goes on."""
+    trial = Trial(kind, [(6, 6), (5,), (4, 3, 2)], device, **exact(kind)).run(3)
+    kept = copy.deepcopy(trial.references)
+    before = copies(trial.params)
+    undo = {name: trial.optimizer.param_groups[0][name] for name in changes}
+    trial.follow(**changes)
+    try:
+        trial.step()
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        assert next(iter(changes)) in str(error)
+        assert_same_bits(before, copies(trial.params))
+        trial.references = kept
+        trial.follow(**undo)
+    trial.run(4).check(1e-10)

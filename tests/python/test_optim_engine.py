@@ -1,0 +1,341 @@
+"""What lies between torchium.optim and the library: _C.Optimizer and _C.Scaler, the memory of the state, parameters
+that move, the order in which they come, and who may be inside at a time.
+"""
+
+import copy
+import gc
+import os
+import threading
+
+import pytest
+import torch
+import torchium.optim
+from optim_cases import CLASSES, KINDS, assert_same_bits, copies, make
+from torchium import _C
+
+
+def parameters(device, count=3, shape=(6, 5)):
+    generator = torch.Generator().manual_seed(count)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(device)) for _ in range(count)]
+
+
+def give_gradients(params, step=0):
+    for i, p in enumerate(params):
+        generator = torch.Generator().manual_seed(100 * step + i)
+        p.grad = torch.randn(p.shape, generator=generator).to(p)
+
+
+def run(optimizer, params, first, last):
+    for step in range(first, last):
+        give_gradients(params, step)
+        optimizer.step()
+
+
+# --- _C.Optimizer
+
+
+def handle(device, params, kind="adamw", **config):
+    def allocate(size):
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        return memory, memory.data_ptr()
+
+    optimizer = _C.Optimizer(device, allocate)
+    names = [f"p{i}" for i in range(len(params))]
+    optimizer.add_group({"kind": kind, **config}, params, names, [False] * len(params))
+    return optimizer
+
+
+def test_every_default_can_be_given_back(device):
+    for kind in KINDS:
+        defaults = _C.optim_defaults(kind)
+        assert defaults["kind"] == kind
+        handle(device, parameters(device), **defaults)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "word"),
+    [
+        ({"kind": "adamw", "learning_rate": 0.1}, TypeError, "learning_rate"),
+        ({"lr": 0.1}, TypeError, "kind"),
+        ({"kind": "adam"}, ValueError, "kind"),
+        ({"kind": "adamw", "lr": "fast"}, TypeError, "lr"),
+        ({"kind": "adamw", "lr": -1.0}, ValueError, "lr"),
+        ({"kind": "adamw", "amsgrad": 2}, ValueError, "amsgrad"),
+        ({"kind": "muon", "muon_coefficients": (1.0,)}, ValueError, "muon_coefficients"),
+        ({"kind": "shampoo", "grafting": "Adam"}, ValueError, "grafting"),
+        ({"kind": "sgd", "seed": -1}, ValueError, "seed"),
+        ([], TypeError, "config"),
+    ],
+)
+def test_configurations_are_refused_by_name(config, error, word):
+    optimizer = _C.Optimizer("cpu")
+    with pytest.raises(error, match=word):
+        optimizer.add_group(config, [], [], [])
+
+
+def test_arguments_of_the_handle():
+    p = parameters("cpu", 2)
+    optimizer = handle("cpu", p)
+    give_gradients(p)
+    for wrong in ((), ([p[0]],), (p, [None]), (tuple(p),), ([None, p[0]], [None, None]), (["p", "q"],)):
+        with pytest.raises((TypeError, ValueError, AttributeError)):
+            optimizer.step(*wrong)
+    with pytest.raises(ValueError, match="parameter 7"):
+        optimizer.get_counts(7)
+    with pytest.raises(TypeError):
+        optimizer.set_range_hook(print, None)
+    with pytest.raises(RuntimeError, match="group"):
+        _C.Optimizer("cpu").step([])
+    with pytest.raises(TypeError):
+        _C.Optimizer("cpu", allocate=3)
+    optimizer.step(p)
+
+
+def test_only_those_with_gradients_are_returned(device):
+    p = parameters(device)
+    optimizer = handle(device, p)
+    assert optimizer.step(p) == []
+    assert optimizer.stats()["steps"] == 0
+    give_gradients(p)
+    assert optimizer.step(p) is None
+    p[1].grad = None
+    changed = optimizer.step(p)
+    assert [id(x) for x in changed] == [id(p[0]), id(p[2])]
+
+
+def test_an_allocation_that_fails_leaves_nothing(device):
+    def refuse(size):
+        raise MemoryError(f"no {size} bytes")
+
+    optimizer = _C.Optimizer(device, refuse)
+    p = parameters(device)
+    for _ in range(3):
+        with pytest.raises(MemoryError, match="bytes"):
+            optimizer.add_group({"kind": "adamw"}, p, ["a", "b", "c"], [False] * 3)
+    for wrong in (lambda size: None, lambda size: (None, "x"), lambda size: (None, 0)):
+        with pytest.raises((TypeError, MemoryError)):
+            _C.Optimizer(device, wrong).add_group({"kind": "adamw"}, p, ["a", "b", "c"], [False] * 3)
+
+
+def test_state_outlives_the_handle(device):
+    p = parameters(device)
+    optimizer = handle(device, p)
+    give_gradients(p)
+    optimizer.step(p)
+    views = {(name, i): torch.from_dlpack(memory) for name, i, memory in optimizer.states()}
+    before = copies(views.values())
+    assert all(view.untyped_storage().nbytes() == view.nbytes for view in views.values())
+    del optimizer
+    gc.collect()
+    torch.empty(1 << 20, device=device).fill_(7.0)
+    assert_same_bits(before, list(views.values()))
+
+
+def test_calls_from_inside_are_refused(device):
+    """A function that the optimizer calls finds it in use."""
+    p = parameters(device)
+    optimizer = handle(device, p)
+    give_gradients(p)
+    seen = []
+
+    def push(name):
+        with pytest.raises(RuntimeError, match="in use"):
+            optimizer.step(p)
+        seen.append(name)
+
+    optimizer.set_range_hook(push, lambda: seen.append(None))
+    optimizer.step(p)
+    optimizer.set_range_hook(None, None)
+    assert "elementwise" in seen
+    assert len(seen) == 2 * seen.count(None)
+
+
+def test_two_threads_never_step_at_once():
+    p = parameters("cpu", 8, (64, 64))
+    optimizer = torchium.optim.Shampoo(p, update_freq=1)
+    give_gradients(p)
+    optimizer.step()
+    outcomes = []
+
+    def work():
+        for _ in range(10):
+            try:
+                optimizer.step()
+                outcomes.append("done")
+            except RuntimeError as error:
+                outcomes.append("in use" in str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 40
+    assert set(outcomes) <= {"done", True}
+    optimizer.step()
+    assert optimizer.stats()["steps"] == 2 + outcomes.count("done")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_process_leaves_the_handle_alone():
+    optimizer = handle("cpu", parameters("cpu"))
+    child = os.fork()
+    if child == 0:
+        try:
+            optimizer.stats()
+        except RuntimeError as error:
+            os._exit(0 if "process" in str(error) else 3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert optimizer.stats()["steps"] == 0
+
+
+# --- parameters that move
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_followed(kind, device):
+    """To new memory, to each other's, and in a circle."""
+    here, there = parameters(device), parameters(device)
+    still, moving = make(kind, here), make(kind, there)
+    for step in range(8):
+        if step % 4 == 1:
+            for p in reversed(there):
+                p.data = p.data.clone()
+        if step % 4 == 2:
+            data = [p.data.clone() for p in there]
+            memory = [p.data for p in there]
+            for k, p in enumerate(there):
+                p.data = memory[(k + 1) % len(there)]
+            for p, values in zip(there, data, strict=True):
+                p.data.copy_(values)
+        run(still, here, step, step + 1)
+        run(moving, there, step, step + 1)
+    assert_same_bits(copies(here), copies(there))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restart_repeats_the_order_of_arrival(kind, device):
+    """Parameters that came later are groups of their own, before and after a restart."""
+    params = parameters(device, 5)
+    for p in params[3:]:
+        p.requires_grad_(False)
+    whole = make(kind, params, **({"update_freq": 4} if kind == "shampoo" else {}))
+    for step in range(4):
+        give_gradients(params[:3], step)
+        whole.step()
+    params[3].requires_grad_(True)
+    give_gradients(params[:4], 4)
+    whole.step()
+    params[4].requires_grad_(True)
+    run(whole, params, 5, 7)
+    others = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    restarted = CLASSES[kind](others)
+    restarted.load_state_dict(copy.deepcopy(whole.state_dict()))
+    assert [int(restarted.state[p]["counts"][0]) for p in others] == [0, 0, 0, 1, 2]
+    run(whole, params, 7, 15)
+    run(restarted, others, 7, 15)
+    assert_same_bits(copies(params), copies(others))
+
+
+def test_versions_tell_autograd_what_was_written(device):
+    p = parameters(device)
+    give_gradients(p)
+    p[1].grad = None
+    before = [x._version for x in p]
+    torchium.optim.SGD(p, lr=0.1).step()
+    assert [x._version > v for x, v in zip(p, before, strict=True)] == [True, False, True]
+
+
+def test_state_that_was_cleared_begins_anew(device):
+    p, q = parameters(device), parameters(device)
+    optimizer = torchium.optim.AdamW(p, lr=0.1)
+    run(optimizer, p, 0, 3)
+    with torch.no_grad():
+        for a, b in zip(p, q, strict=True):
+            b.copy_(a)
+    optimizer.state.clear()
+    fresh = torchium.optim.AdamW(q, lr=0.1)
+    run(optimizer, p, 3, 6)
+    run(fresh, q, 3, 6)
+    assert_same_bits(copies(p), copies(q))
+
+
+# --- names for a profiler, reports
+
+
+PHASES = {
+    "sgd": ["step", "look at gradients", "elementwise"],
+    "adamw": ["step", "elementwise"],
+    "shampoo": ["gather gradients", "factors", "refresh", "graft", "precondition", "apply", "elementwise"],
+    "soap": ["gather gradients", "factors", "precondition", "apply", "basis", "elementwise"],
+    "muon": ["gather gradients", "orthogonalise", "apply", "elementwise"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_phases_have_names_in_a_profile(kind, device):
+    p = [*parameters(device), torch.nn.Parameter(torch.zeros(4, device=device))]
+    optimizer = make(kind, p)
+    run(optimizer, p, 0, 1)
+    with torch.profiler.profile() as profile:
+        run(optimizer, p, 1, 7)
+    names = {event.key for event in profile.key_averages()}
+    assert {f"torchium::{kind}/{phase}" for phase in PHASES[kind]} <= names
+    run(optimizer, p, 7, 8)
+
+
+def test_memory_reports(device):
+    p = parameters(device, 3, (30, 20))
+    optimizer = torchium.optim.Shampoo(p, max_preconditioner_dim=16)
+    forecast = optimizer.memory_report()
+    run(optimizer, p, 0, 1)
+    figures = optimizer.memory_report()
+    assert forecast.forecast
+    assert not figures.forecast
+    assert dict(forecast) == dict(figures)
+    tensors = [t for x in p for name, t in optimizer.state[x].items() if name != "counts"]
+    total = sum(t.nbytes for t in tensors)
+    assert total <= figures["state"] < total + 256 * len(tensors)
+    assert figures["factors"] == 2 * figures["blocks"] == 2 * 3 * 4
+    assert "MiB" in str(figures)
+
+
+# --- _C.Scaler
+
+
+def test_scaler_divides_or_only_looks(device):
+    scaler = _C.Scaler(device, init_scale=8.0, growth_interval=2)
+    scale, found = torch.from_dlpack(scaler.scale()), torch.from_dlpack(scaler.found_inf())
+    gradients = [torch.full((3, 2), 16.0, device=device), None, torch.full((5,), 8.0, device=device).half()]
+    scaler.unscale(gradients, divide=False)
+    assert gradients[0][0, 0].item() == 16.0
+    assert found.item() == 0.0
+    scaler.unscale(gradients)
+    assert gradients[0].unique().tolist() == [2.0]
+    assert gradients[2].unique().tolist() == [1.0]
+    gradients[2][3] = float("inf")
+    scaler.unscale(gradients, divide=False)
+    assert found.item() == 1.0
+    scaler.update()
+    assert scale.item() == 4.0
+    assert found.item() == 0.0
+    scale.fill_(32.0)
+    assert scaler.get_state()["scale"] == 32.0
+    scaler.set_state(scaler.get_state() | {"scale": 2.0, "_growth_tracker": 1})
+    assert scale.item() == 2.0
+
+
+def test_scaler_refuses():
+    for options in ({"init_scale": 0.0}, {"growth_factor": 1.0}, {"backoff_factor": 2.0}, {"growth_interval": 0}):
+        with pytest.raises(ValueError):
+            _C.Scaler("cpu", **options)
+    scaler = _C.Scaler("cpu")
+    with pytest.raises(TypeError):
+        scaler.unscale(torch.ones(2))
+    with pytest.raises(TypeError):
+        scaler.unscale([torch.ones(2, dtype=torch.int64)])
+    with pytest.raises(ValueError, match="scale"):
+        scaler.set_state({})
+    with pytest.raises(ValueError, match="gradients"):
+        scaler.update()

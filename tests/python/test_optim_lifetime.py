@@ -1,0 +1,327 @@
+"""Optimizers in a living program: memory that outlives or is given back, groups that people rearrange, autograd that
+must notice a step, threads, and tensors whose memory is gone.
+"""
+
+import copy
+import gc
+import pickle
+import threading
+import warnings
+import weakref
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from optim_cases import CLASSES, KINDS, Trial, assert_same_bits, copies, exact, loss_of, make, small, train
+
+SHAPES = [(6, 6), (5,), (4, 4)]
+
+
+# --- memory
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_outlives_its_optimizer(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 3)
+    views = [v for s in optimizer.state.values() for v in s.values()]
+    kept = copies(views)
+    del optimizer, model
+    gc.collect()
+    others = [torch.randn(100_000, device=device) for _ in range(10)]
+    assert_same_bits(kept, views)
+    del others
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_keeps_an_optimizer_alive(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 3)
+    gone = [weakref.ref(optimizer), weakref.ref(model), weakref.ref(model.out.weight)]
+    del optimizer, model
+    gc.collect()
+    assert [r() for r in gone] == [None, None, None]
+
+
+def resident_kilobytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+@pytest.mark.parametrize("kind", KINDS)
+def test_optimizers_come_and_go(kind):
+    """Making, stepping, saving and dropping many of them, and steps that are refused, take no more memory."""
+    model = small()
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    bad = model.out.weight.grad.to_sparse()
+
+    def once():
+        optimizer = make(kind, model.parameters())
+        optimizer.step()
+        copy.deepcopy(optimizer.state_dict())
+        good, model.out.weight.grad = model.out.weight.grad, bad
+        with pytest.raises((TypeError, RuntimeError, ValueError)):
+            optimizer.step()
+        model.out.weight.grad = good
+
+    for _ in range(30):
+        once()
+    gc.collect()
+    before = resident_kilobytes()
+    for _ in range(100):
+        once()
+    gc.collect()
+    # One state of these is 10 to 60 KB: a leak of any of them would be far above this.
+    assert resident_kilobytes() - before < 500
+
+
+# --- groups rearranged, state cleared
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_parameter_leaves_its_group(kind, device):
+    trial = Trial(kind, SHAPES, device, **exact(kind)).run(4)
+    trial.optimizer.param_groups[0]["params"].pop(0)
+    before = copies(trial.params[:1])
+    for _ in range(5):
+        trial.step(missing={0})
+    assert_same_bits(before, copies(trial.params[:1]))
+    trial.check(1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_parameter_changes_its_group(kind, device):
+    trial = Trial(kind, SHAPES, device, **exact(kind))
+    trial.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2, 2, device=device))]})
+    trial.run(4)
+    first, second = trial.optimizer.param_groups
+    second["params"].append(first["params"].pop(0))
+    trial.run(5).check(1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_leaves_and_returns(kind, device):
+    trial = Trial(kind, SHAPES[:2], device, **exact(kind))
+    trial.add_group(SHAPES[2:], lr=0.001)
+    trial.run(4)
+    group = trial.optimizer.param_groups.pop(0)
+    for _ in range(4):
+        trial.step(missing={0, 1})
+    trial.optimizer.param_groups.insert(0, group)
+    trial.run(4).check(1e-10)
+
+
+@pytest.mark.parametrize("how", ["clear", "replace"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_cleared_begins_anew(kind, how, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 4)
+    twin = copy.deepcopy(model)
+    if how == "clear":
+        optimizer.state.clear()
+    else:
+        optimizer.state = defaultdict(dict)
+    train(model, optimizer, 3)
+    train(twin, make(kind, twin.parameters()), 3)
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_users_keys_in_a_group_are_kept(kind, device):
+    """Names and notes that loggers and trainers put there; a group of one tensor that is not in a list."""
+    model = small(device)
+    optimizer = CLASSES[kind]([{"params": model.out.weight, "name": "out", "note": [1, 2]}])
+    optimizer.add_param_group({"params": model.conv.weight, "name": "conv"})
+    train(model, optimizer, 2)
+    state = optimizer.state_dict()
+    assert [g["name"] for g in state["param_groups"]] == ["out", "conv"]
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["note"] == [1, 2]
+    train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_made_under_a_scheduler(kind, device):
+    """A scheduler wraps the step; copies do not step the original. No warning about the order of steps."""
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(3):
+            train(model, optimizer, 1, step)
+            scheduler.step()
+    twins = [copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))]
+    train(model, optimizer, 2, 10)
+    for twin, other in twins:
+        train(twin, other, 2, 10)
+        assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+class Named(CLASSES["shampoo"]):
+    """A user's subclass."""
+
+    def __init__(self, params, label):
+        super().__init__(params, lr=0.02, update_freq=3)
+        self.label = label
+
+
+def test_subclass(device):
+    model, twin = small(device), small(device)
+    optimizer = Named(model.parameters(), "mine")
+    train(model, optimizer, 4)
+    train(twin, CLASSES["shampoo"](twin.parameters(), lr=0.02, update_freq=3), 4)
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+    assert type(copy.deepcopy(optimizer)) is Named
+
+
+# --- autograd
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autograd_notices_a_step(kind, device):
+    """A step between a forward pass and its backward pass is an error, as with every operation in place."""
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 2)
+    late = loss_of(model, 1)
+    train(model, optimizer, 1)
+    with pytest.raises(RuntimeError, match="inplace"):
+        late.backward()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_that_have_a_graph(kind, device):
+    model, twin = small(device), small(device)
+    optimizer, beside = make(kind, model.parameters()), make(kind, twin.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step).backward(create_graph=True)
+        optimizer.step()
+    train(twin, beside, 3)
+    assert all(p.is_leaf and p.requires_grad for p in model.parameters())
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_in_inference_mode(kind, device):
+    model, twin = small(device), small(device)
+    optimizer, beside = make(kind, model.parameters()), make(kind, twin.parameters())
+    loss_of(model, 0).backward()
+    with torch.inference_mode():
+        optimizer.step()
+    train(twin, beside, 1)
+    train(model, optimizer, 2, 1)
+    train(twin, beside, 2, 1)
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+# --- threads
+
+
+def in_threads(count, work):
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_with_optimizers_of_their_own(kind, device):
+    models = [small(device) for _ in range(4)]
+    gradients = [[torch.randn_like(p) for p in models[0].parameters()] for _ in range(10)]
+
+    def work(i):
+        optimizer = make(kind, models[i].parameters())
+        for step in gradients:
+            for p, g in zip(models[i].parameters(), step, strict=True):
+                p.grad = g.clone()
+            optimizer.step()
+
+    in_threads(4, work)
+    for model in models[1:]:
+        assert_same_bits(copies(models[0].parameters()), copies(model.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_at_one_optimizer(kind, device):
+    """Each step is taken whole or refused; the count of steps is the count of those that were taken."""
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 1)
+    taken = []
+
+    def work(i):
+        for _ in range(50):
+            try:
+                optimizer.step()
+                taken.append(i)
+            except RuntimeError as error:
+                assert "in use" in str(error)
+
+    in_threads(4, work)
+    assert taken
+    assert optimizer.stats()["steps"] == len(taken) + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_within_a_step(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 1)
+
+    def closure():
+        optimizer.step()
+        return 1.0
+
+    assert optimizer.step(closure) == 1.0
+    assert optimizer.stats()["steps"] == 3
+
+
+# --- tensors that cannot be worked on
+
+
+@pytest.mark.parametrize("whose", ["parameter", "gradient"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_that_is_gone(kind, whose, device):
+    """Freed as FSDP frees it: refused by name."""
+    model = small(device)
+    optimizer = make(kind, model.named_parameters())
+    train(model, optimizer, 2)
+    p = model.out.weight
+    (p if whose == "parameter" else p.grad).untyped_storage().resize_(0)
+    before = copies(q for q in model.parameters() if q is not p)
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=r"out\.weight"):
+        optimizer.step()
+    assert_same_bits(before, copies(q for q in model.parameters() if q is not p))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_without_memory(kind):
+    """On the meta device an optimizer can be made, but not step."""
+    with torch.device("meta"):
+        p = torch.nn.Parameter(torch.zeros(3, 3))
+    optimizer = make(kind, [p])
+    p.grad = torch.zeros_like(p)
+    with pytest.raises((TypeError, ValueError, RuntimeError), match="meta"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_that_share_memory_are_refused(kind, device):
+    base = torch.randn(6, 4, device=device)
+    params = [torch.nn.Parameter(base[:4]), torch.nn.Parameter(base[2:])]
+    before = base.clone()
+    for p in params:
+        p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match="share memory"):
+        make(kind, params).step()
+    assert torch.equal(before, base)

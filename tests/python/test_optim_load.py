@@ -1,0 +1,161 @@
+"""State from elsewhere: of torch.optim, of a model of another dtype, through torch.distributed.checkpoint; and state
+that does not fit, which is refused by name and changes nothing.
+"""
+
+import copy
+
+import pytest
+import torch
+from optim_cases import (
+    CLASSES,
+    KINDS,
+    LIVELY,
+    OTHER,
+    assert_go_on_alike,
+    assert_same_bits,
+    copies,
+    fresh,
+    make,
+    small,
+    square,
+    square_batch,
+    through_file,
+    train,
+)
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_exchange_with_torch_optim(kind, device):
+    """Into torchium and back, in the middle of training: as if nothing had changed, to rounding."""
+    theirs = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[kind]
+    options = LIVELY[kind]
+    model = small(device, torch.float64)
+    plain = theirs(model.parameters(), **options)
+    train(model, plain, 4)
+    twin = copy.deepcopy(model)
+    ours = CLASSES[kind](twin.parameters(), **OTHER)
+    ours.load_state_dict(plain.state_dict())
+    train(model, plain, 4, first=4)
+    train(twin, ours, 4, first=4)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    third = copy.deepcopy(twin)
+    back = theirs(third.parameters(), **OTHER)
+    back.load_state_dict(through_file(ours.state_dict()))
+    train(model, plain, 4, first=8)
+    train(third, back, 4, first=8)
+    for a, b in zip(model.parameters(), third.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_exchange_with_torch_optim_muon(device):
+    """One buffer for each matrix; torch's rounding to bfloat16 keeps the two a few thousandths of a step apart."""
+    options = {"lr": 0.02, "weight_decay": 0.1}
+    model = square(device).float()
+    for layer in (model[0], model[2]):
+        layer.bias = None
+    plain = torch.optim.Muon(model.parameters(), **options)
+    start = copies(model.parameters())
+
+    def go(m, optimizer, first):
+        for step in range(first, first + 4):
+            optimizer.zero_grad()
+            m(square_batch(step, device).float()).square().mean().backward()
+            optimizer.step()
+
+    go(model, plain, 0)
+    twin = copy.deepcopy(model)
+    ours = CLASSES["muon"](twin.parameters(), method="muon", **OTHER)
+    ours.load_state_dict(plain.state_dict())
+    assert ours.param_groups[0]["lr"] == 0.02
+    assert_same_bits(
+        *([o.state[p]["momentum_buffer"] for p in m.parameters()] for o, m in ((plain, model), (ours, twin)))
+    )
+    go(model, plain, 4)
+    go(twin, ours, 4)
+    for a, b, s in zip(model.parameters(), twin.parameters(), start, strict=True):
+        assert (a - b).norm() < 0.03 * (a - s).norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_that_are_refused_change_nothing(kind, device):
+    """Another number of parameters or groups, other shapes, another method: refused, with the optimizer as it was."""
+    model, twin = small(device), small(device)
+    optimizer, beside = make(kind, model.named_parameters()), make(kind, twin.named_parameters())
+    train(model, optimizer, 3)
+    train(twin, beside, 3)
+    good = optimizer.state_dict()
+
+    shapes = copy.deepcopy(good)
+    conv = shapes["state"][[n for n, _ in model.named_parameters()].index("conv.weight")]
+    name, value = next((n, v) for n, v in conv.items() if v.ndim >= 2)
+    conv[name] = torch.zeros(*value.shape[:-1], value.shape[-1] + 1, device=device)
+    with pytest.raises((ValueError, RuntimeError), match=r"conv\.weight") as error:
+        optimizer.load_state_dict(shapes)
+        optimizer.step()
+    assert name in str(error.value)
+
+    fewer = copy.deepcopy(good)
+    fewer["param_groups"][0]["params"].pop()
+    with pytest.raises(ValueError):
+        optimizer.load_state_dict(fewer)
+    groups = copy.deepcopy(good)
+    groups["param_groups"].append(copy.deepcopy(groups["param_groups"][0]))
+    with pytest.raises(ValueError):
+        optimizer.load_state_dict(groups)
+    numbers = copy.deepcopy(good)
+    numbers["param_groups"][0]["lr"] = -1.0
+    with pytest.raises(ValueError, match="lr"):
+        optimizer.load_state_dict(numbers)
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        optimizer.load_state_dict({"state": {}})
+    assert_go_on_alike(model, optimizer, twin, beside, steps=3)
+
+
+def test_state_of_another_kind_is_refused(device):
+    model = small(device)
+    shampoo = make("shampoo", model.parameters())
+    train(model, shampoo, 3)
+    muon = make("muon", model.parameters())
+    with pytest.raises((ValueError, KeyError, RuntimeError)):
+        muon.load_state_dict(shampoo.state_dict())
+        train(model, muon, 1)
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16"), ("float64", "float32")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_of_a_model_of_another_dtype(kind, dtypes, device):
+    """Taken over with its numbers, or refused by name with nothing loaded."""
+    first, second = (getattr(torch, d) for d in dtypes)
+    model = small(device, first)
+    optimizer = make(kind, model.named_parameters())
+    train(model, optimizer, 4)
+    twin = small(device, second)
+    twin.load_state_dict(model.state_dict())
+    other = make(kind, twin.named_parameters(), **OTHER)
+    try:
+        other.load_state_dict(optimizer.state_dict())
+        train(twin, other, 1)
+    except (RuntimeError, TypeError, ValueError) as error:
+        assert "weight" in str(error) or "bias" in str(error)
+    else:
+        expected = 5 if kind != "soap" else None
+        for p in twin.parameters():
+            steps = float(other.state[p]["step"])
+            assert steps == expected or (expected is None and steps in (4, 5))
+        train(twin, other, 3)
+        assert all(p.isfinite().all() for p in twin.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_distributed_checkpoint_state_dicts(kind, device):
+    """torch.distributed.checkpoint makes the state of a fresh optimizer by a step with zero gradients and lr 0."""
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 4)
+    state = get_optimizer_state_dict(model, optimizer)
+    twin, other = fresh(kind, model)
+    set_optimizer_state_dict(twin, other, copy.deepcopy(state))
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+    assert_go_on_alike(model, optimizer, twin, other)

@@ -1,0 +1,191 @@
+"""What the optimizers refuse when they are made: numbers out of range, arguments of the wrong kind, lists of parameters
+that are none, complex and integer parameters. Each refusal names the argument and shows its value.
+"""
+
+import pytest
+import torch
+import torchium.optim
+from optim_cases import CLASSES, KINDS, assert_same_bits, copies, make, small, train
+
+
+def matrix():
+    return torch.nn.Parameter(torch.randn(4, 3))
+
+
+# --- lists of parameters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_that_are_refused(kind):
+    p = matrix()
+    with pytest.raises(ValueError, match="empty"):
+        CLASSES[kind]([])
+    with pytest.raises(TypeError, match="iterable"):
+        CLASSES[kind](p)
+    with pytest.raises(ValueError, match="more than one"):
+        CLASSES[kind]([{"params": [p]}, {"params": [p]}])
+    with pytest.raises(TypeError):
+        CLASSES[kind]([{"params": {matrix(), matrix()}}])
+    with pytest.raises(TypeError):
+        CLASSES[kind]([3.0])
+    with pytest.raises(ValueError, match="leaf"):
+        CLASSES[kind]([p * 2])
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_parameter_twice_in_a_group_is_refused(kind):
+    p = matrix()
+    p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError):
+        CLASSES[kind]([p, p]).step()
+
+
+# --- numbers
+
+
+# The option, a wrong value, and what of it the message must show.
+WRONG = {
+    "sgd": [
+        ("lr", -0.5, "-0.5"),
+        ("lr", float("nan"), "nan"),
+        ("momentum", -0.25, "-0.25"),
+        ("weight_decay", -2, "-2"),
+    ],
+    "adamw": [
+        ("lr", -0.5, "-0.5"),
+        ("lr", float("inf"), "inf"),
+        ("betas", (1.0, 0.9), "1"),
+        ("betas", (0.9, 1.0), "1"),
+        ("betas", (-0.25, 0.9), "-0.25"),
+        ("betas", (0.9,), "0.9"),
+        ("eps", -0.5, "-0.5"),
+        ("weight_decay", -0.5, "-0.5"),
+    ],
+    "shampoo": [
+        ("lr", -0.5, "-0.5"),
+        ("eps", -0.5, "-0.5"),
+        ("epsilon", -0.5, "-0.5"),
+        ("update_freq", 0, "0"),
+        ("precondition_frequency", -3, "-3"),
+        ("betas", (1.0, 1.0), "1"),
+        ("betas", (0.9, 1.5), "1.5"),
+        ("weight_decay", -0.5, "-0.5"),
+        ("weight_decay_type", "both", "both"),
+        ("max_preconditioner_dim", 0, "0"),
+        ("start_preconditioning_step", -7, "-7"),
+        ("grafting", "adamm", "adamm"),
+        ("momentum", 1.5, "1.5"),
+        ("exponent_override", 5, "5"),
+        ("exponent_override", -2, "-2"),
+        ("root_method", "magic", "magic"),
+        ("relative_eps", 1.5, "1.5"),
+        ("precision", "lowest", "lowest"),
+        ("nonfinite", "panic", "panic"),
+        ("adamw_lr", -0.5, "-0.5"),
+        ("adamw_betas", (1.0, 0.9), "1"),
+        ("memory_budget", -5, "-5"),
+    ],
+    "soap": [
+        ("lr", -0.5, "-0.5"),
+        ("betas", (0.9, 1.0), "1"),
+        ("shampoo_beta", 1.5, "1.5"),
+        ("eps", -0.5, "-0.5"),
+        ("precondition_frequency", 0, "0"),
+        ("max_precond_dim", 0, "0"),
+        ("nonfinite", "panic", "panic"),
+    ],
+    "muon": [
+        ("lr", -0.5, "-0.5"),
+        ("momentum", 1.5, "1.5"),
+        ("weight_decay", -0.5, "-0.5"),
+        ("ns_steps", 0, "0"),
+        ("ns_steps", 101, "101"),
+        ("adjust_lr_fn", "sqrt", "sqrt"),
+        ("method", "magic", "magic"),
+        ("ns_coefficients", (1.0, 2.0), "1.0, 2.0"),
+        ("eps", -0.5, "-0.5"),
+    ],
+}
+WRONG = [(kind, *row) for kind, rows in WRONG.items() for row in rows]
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "shown"), WRONG)
+def test_numbers_out_of_range_are_refused_at_construction(kind, name, value, shown):
+    """With the argument's name and its value in the message."""
+    with pytest.raises(ValueError) as error:
+        CLASSES[kind]([matrix()], **{name: value})
+    assert name in str(error.value)
+    assert shown in str(error.value)
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "shown"), [w for w in WRONG if w[1] in ("lr", "betas", "momentum")])
+def test_numbers_of_a_group_are_refused_too(kind, name, value, shown):
+    with pytest.raises(ValueError, match=name):
+        CLASSES[kind]([{"params": [matrix()], name: value}])
+    optimizer = CLASSES[kind]([matrix()])
+    with pytest.raises(ValueError, match=name):
+        optimizer.add_param_group({"params": [matrix()], name: value})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_set_out_of_range_later_is_refused_at_the_step(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 2)
+    optimizer.param_groups[0]["lr"] = -1.0
+    before = copies(model.parameters())
+    with pytest.raises(ValueError, match="lr"):
+        optimizer.step()
+    assert_same_bits(before, copies(model.parameters()))
+    optimizer.param_groups[0]["lr"] = 0.01
+    train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_of_the_wrong_kind_are_refused(kind):
+    for options in ({"lr": "fast"}, {"lr": None}, {"weight_decay": [1, 2]}, {"lr": 1j}):
+        with pytest.raises((TypeError, ValueError)):
+            CLASSES[kind]([matrix()], **options)
+    with pytest.raises(TypeError, match="learning_rate"):
+        CLASSES[kind]([matrix()], learning_rate=0.1)
+    with pytest.raises(ValueError):
+        CLASSES[kind]([matrix()], lr=torch.ones(2))
+
+
+def test_nesterov_without_momentum_is_refused_as_torch_does():
+    for options in ({}, {"momentum": 0.9, "dampening": 0.5}):
+        with pytest.raises(ValueError, match=r"[Nn]esterov"):
+            torchium.optim.SGD([matrix()], lr=0.1, nesterov=True, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_switches_of_torch(kind):
+    """What means something is taken, what does not is refused by name."""
+    for switches in ({"foreach": False}, {"foreach": True}, {"fused": True}, {"foreach": None, "fused": None}):
+        CLASSES[kind]([matrix()], **switches)
+    CLASSES[kind]([matrix()], differentiable=False)
+    with pytest.raises(NotImplementedError, match="differentiable"):
+        CLASSES[kind]([matrix()], differentiable=True)
+    if kind != "sgd":
+        CLASSES[kind]([matrix()], capturable=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_complex_parameters_are_refused_by_name(kind):
+    p = torch.nn.Parameter(torch.randn(3, 4, dtype=torch.complex64))
+    p.grad = torch.ones_like(p)
+    with pytest.raises((TypeError, RuntimeError, ValueError), match="complex"):
+        CLASSES[kind]([p]).step()
+    with pytest.raises((TypeError, RuntimeError, ValueError), match=r"layer\.weight"):
+        CLASSES[kind]([("layer.weight", p)]).step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integer_parameters_are_refused(kind):
+    p = torch.zeros(3, 4, dtype=torch.int64)
+    with pytest.raises((TypeError, ValueError), match="int64"):
+        optimizer = CLASSES[kind]([p])
+        p.grad = torch.ones_like(p)
+        optimizer.step()

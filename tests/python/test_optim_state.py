@@ -1,0 +1,268 @@
+"""State that survives: state_dict and back, torch.save, pickle, deepcopy. A copy goes on to the bit as the original
+does, and the state of a half-precision model stays float32.
+"""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from optim_cases import (
+    KINDS,
+    LIVELY,
+    OTHER,
+    assert_go_on_alike,
+    assert_same_bits,
+    copies,
+    fresh,
+    make,
+    small,
+    tensors_of,
+    through_file,
+    train,
+)
+
+WAYS = {
+    "directly": lambda state: state,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda state: pickle.loads(pickle.dumps(state)),
+    "file": through_file,
+}
+
+
+# --- round trips
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_round_trip(kind, way, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 5)
+    state = WAYS[way](optimizer.state_dict())
+    twin, other = fresh(kind, model)
+    other.load_state_dict(state)
+    assert other.param_groups[0]["lr"] == LIVELY[kind]["lr"]
+    assert_go_on_alike(model, optimizer, twin, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loading_into_an_optimizer_that_has_stepped(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 5)
+    state = copy.deepcopy(optimizer.state_dict())
+    before = copy.deepcopy(model.state_dict())
+    train(model, optimizer, 4, first=50)
+    after = copies(model.parameters())
+    model.load_state_dict(before)
+    optimizer.load_state_dict(state)
+    train(model, optimizer, 4, first=50)
+    assert_same_bits(after, copies(model.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_again_without_a_step(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 5)
+    _, other = fresh(kind, model)
+    other.load_state_dict(optimizer.state_dict())
+    assert_same_bits(tensors_of(optimizer), tensors_of(other))
+    first, second = optimizer.state_dict(), other.state_dict()
+    assert first["param_groups"] == second["param_groups"]
+    assert [list(s) for s in first["state"].values()] == [list(s) for s in second["state"].values()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_of_an_optimizer_that_has_not_stepped(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    state = through_file(optimizer.state_dict())
+    train(model, optimizer, 3)
+    twin = small(device)
+    other = make(kind, twin.parameters(), **OTHER)
+    train(twin, other, 2, first=30)
+    twin.load_state_dict(small(device).state_dict())
+    other.load_state_dict(state)
+    train(twin, other, 3)
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loaded_state_is_a_copy(kind, device):
+    """Two optimizers loaded from one state do not share it, nor does the state follow them."""
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 3)
+    state = copy.deepcopy(optimizer.state_dict())
+    kept = copy.deepcopy(state)
+    twin, other = fresh(kind, model)
+    third, another = fresh(kind, model)
+    other.load_state_dict(state)
+    another.load_state_dict(state)
+    train(twin, other, 5)
+    for saved, before in zip(state["state"].values(), kept["state"].values(), strict=True):
+        assert_same_bits(saved.values(), before.values())
+    assert_go_on_alike(model, optimizer, third, another)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_and_late_parameters(kind, device):
+    """Groups added on the way, a parameter that never had a gradient, and clocks that differ."""
+
+    def grow(model, optimizer):
+        optimizer.add_param_group({"params": [model.hidden.weight, model.hidden.bias], "lr": 0.002})
+
+    def start(model):
+        rest = [p for n, p in model.named_parameters() if not n.startswith("hidden")]
+        return make(kind, rest)
+
+    model = small(device)
+    model.norm.bias.requires_grad_(False)
+    optimizer = start(model)
+    train(model, optimizer, 3)
+    grow(model, optimizer)
+    train(model, optimizer, 4, first=3)
+    twin = copy.deepcopy(model)
+    other = start(twin)
+    grow(twin, other)
+    other.load_state_dict(through_file(optimizer.state_dict()))
+    assert_go_on_alike(model, optimizer, twin, other)
+    for m in (model, twin):
+        m.norm.bias.requires_grad_(True)
+    assert_go_on_alike(model, optimizer, twin, other)
+
+
+# --- half precision
+
+
+def floats_of(optimizer):
+    return [v for s in optimizer.state.values() for v in s.values() if v.is_floating_point()]
+
+
+@pytest.mark.parametrize("master_weights", [False, True], ids=["alone", "master"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_models_keep_float32_state(kind, dtype, master_weights, device):
+    model = small(device, dtype)
+    optimizer = make(kind, model.parameters(), master_weights=master_weights)
+    train(model, optimizer, 5)
+    assert floats_of(optimizer)
+    assert all(v.dtype != dtype for v in floats_of(optimizer))
+    twin, other = fresh(kind, model, master_weights=master_weights)
+    other.load_state_dict(through_file(optimizer.state_dict()))
+    assert_same_bits(tensors_of(optimizer), tensors_of(other))
+    assert_go_on_alike(model, optimizer, twin, other)
+    assert all(v.dtype != dtype for v in floats_of(other))
+
+
+# --- whole optimizers
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_deepcopy_of_model_and_optimizer(kind, steps, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, steps)
+    twin, other = copy.deepcopy((model, optimizer))
+    assert type(other) is type(optimizer)
+    assert next(twin.parameters()) is other.param_groups[0]["params"][0]
+    kept = copies(model.parameters())
+    train(twin, other, 3, first=100)
+    assert_same_bits(kept, copies(model.parameters()))
+    train(model, optimizer, 3, first=100)
+    assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pickle_of_model_and_optimizer(kind, steps, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, steps)
+    twin, other = pickle.loads(pickle.dumps((model, optimizer)))
+    assert_go_on_alike(model, optimizer, twin, other)
+
+
+def test_whole_optimizer_through_torch_save(device):
+    model = small(device)
+    optimizer = make("soap", model.parameters())
+    train(model, optimizer, 5)
+    file = io.BytesIO()
+    torch.save((model, optimizer), file)
+    file.seek(0)
+    twin, other = torch.load(file, weights_only=False)
+    assert_go_on_alike(model, optimizer, twin, other)
+
+
+# --- the dictionary itself
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_state_dict_holds(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.named_parameters())
+    train(model, optimizer, 3)
+    state = optimizer.state_dict()
+    assert set(state) == {"state", "param_groups"}
+    assert list(state["state"]) == list(range(len(list(model.parameters()))))
+    assert state["param_groups"][0]["param_names"] == [n for n, _ in model.named_parameters()]
+    for entry in state["state"].values():
+        assert "step" in entry
+        assert all(isinstance(v, torch.Tensor) for v in entry.values())
+    p = model.hidden.weight
+    names = {
+        "sgd": "momentum_buffer",
+        "adamw": "exp_avg",
+        "shampoo": "exp_avg",
+        "soap": "exp_avg",
+        "muon": "momentum_buffer",
+    }
+    assert optimizer.state[p][names[kind]].shape == p.shape
+    assert optimizer.state[p][names[kind]].device == p.device
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_is_alive(kind, device):
+    """What optimizer.state shows is the state itself: it moves with the steps, and what is written to it is used."""
+    model, twin = small(device), small(device)
+    optimizer, beside = make(kind, model.parameters()), make(kind, twin.parameters())
+    train(model, optimizer, 3)
+    train(twin, beside, 3)
+    before = copies(tensors_of(optimizer))
+    train(model, optimizer, 1, first=3)
+    train(twin, beside, 1, first=3)
+    assert any(not torch.equal(a, b) for a, b in zip(before, tensors_of(optimizer), strict=True))
+    for s in optimizer.state.values():
+        for name in ("exp_avg", "momentum_buffer"):
+            if name in s:
+                s[name].zero_()
+    train(model, optimizer, 1, first=4)
+    train(twin, beside, 1, first=4)
+    assert not torch.equal(model.out.weight, twin.out.weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_dict_hooks(kind, device):
+    model = small(device)
+    optimizer = make(kind, model.parameters())
+    train(model, optimizer, 2)
+    seen = []
+    optimizer.register_state_dict_pre_hook(lambda opt: seen.append("before saving"))
+    optimizer.register_state_dict_post_hook(lambda opt, state: state | {"note": "kept"})
+    state = optimizer.state_dict()
+    assert state["note"] == "kept"
+
+    def strip(opt, state):
+        seen.append("before loading")
+        return {k: v for k, v in state.items() if k != "note"}
+
+    _, other = fresh(kind, model)
+    other.register_load_state_dict_pre_hook(strip)
+    other.register_load_state_dict_post_hook(lambda opt: seen.append(f"after loading {opt.param_groups[0]['lr']}"))
+    other.load_state_dict(state)
+    assert seen == ["before saving", "before loading", f"after loading {LIVELY[kind]['lr']}"]
+    assert_same_bits(tensors_of(optimizer), tensors_of(other))
