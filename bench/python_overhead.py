@@ -1,0 +1,332 @@
+"""What Python adds to the library, in microseconds of the host: to a call of a matrix function on matrices so small
+that the arithmetic is nothing, and to a step of an optimizer with 200 small parameters. Used by python_compare.py.
+
+The library's own time is that of the same C function through ctypes, less what ctypes takes for as many arguments. In a
+round of the clock every side has its turn, and differences are taken round by round, so that whatever else the machine
+does meets all sides alike. On a GPU only the calls are timed; what they queued is waited for between the turns.
+"""
+
+import gc
+import importlib
+import statistics
+import time
+from functools import partial
+
+import torch
+from library import tensor
+from optim_compare import torch_optimizer
+from optimizers import GRAFTING, NONFINITE, Optimizer, defaults
+
+CALL_LIMIT_US = 15.0
+STEP_LIMIT_US = 200.0
+NEVER = 1 << 20  # a frequency: no refresh among the steps that are timed
+SMALL = 100 * [(8, 8), (8,)]
+
+
+def waiter(device):
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+def in_rounds(sides, wait, seconds, calls):
+    """Microseconds of a call: for every side a list with one figure for each round, for about `seconds`. Every other
+    round goes through the sides backwards, so that none is always the one after a certain other."""
+    times = {name: [] for name in sides}
+    order = list(sides.items())
+    for _, function in order:
+        for _ in range(3):
+            function()
+    gc.disable()
+    try:
+        stop = time.perf_counter() + seconds
+        while len(times[order[0][0]]) < 5 or time.perf_counter() < stop:
+            for name, function in order:
+                wait()
+                start = time.perf_counter_ns()
+                for _ in range(calls):
+                    function()
+                times[name].append(1e-3 * (time.perf_counter_ns() - start) / calls)
+            order.reverse()
+    finally:
+        gc.enable()
+        wait()
+    return times
+
+
+def less(first, *others):
+    """Median over the rounds of the first side less the others."""
+    return statistics.median(a - sum(b) for a, *b in zip(first, *others, strict=True))
+
+
+def idle(library, *arguments):
+    """A call with these arguments that does nothing: it reads a number of the context, which is 0."""
+    return library.prepare("tch_context_get_workspace_limit", *arguments)
+
+
+# --- matrix functions -------------------------------------------------------------------------------------------------
+
+LINALG = "torchium.linalg"
+OPS = "torchium.utils.cuda_kernels:CUDAMatrixOps"
+MEMORY = "torchium.utils.cuda_kernels:CUDAMemoryOps"
+
+# Where a function is, its name and its arguments; the C function it stands for, as the extension has it, and its
+# arguments. A text that names one of the operands stands for it.
+CALLS = [
+    (LINALG, "matmul", ["spd", "any"], "matmul", ["spd", "any", "out"]),
+    (LINALG, "symmetric_product", ["spd", "spd"], "symmetric_product", ["spd", "spd", "out"]),
+    (LINALG, "gram", ["any"], "gram", [1.0, "any", False, 0.0, "out"]),
+    (LINALG, "eigh", ["spd"], "eigh", ["spd", "values", "out", None]),
+    (LINALG, "matrix_power", ["spd", -0.3], "matrix_power", ["spd", -0.3, 0.0, "out", None]),
+    (LINALG, "inverse_root", ["spd", 4], "inverse_root", ["spd", 4, 0.0, 0.0, "auto", 0.0, "out", None, None]),
+    (LINALG, "orthogonalize", ["any"], "orthogonalize", ["any", 5, "polar_express", "out"]),
+    (LINALG, "kronecker_product", ["left", "right"], "kronecker_product", ["left", "right", "out"]),
+    (LINALG, "kronecker_matmul", ["left", "right", "tall"], "kronecker_matmul", ["left", "right", "tall", "tall_out"]),
+    (LINALG, "kronecker_apply", ["spd", "spd", "any"], "kronecker_apply", ["spd", "spd", "any", "out"]),
+    (LINALG, "kronecker_solve", ["spd", "spd", "any", 0.1], "kronecker_solve", ["spd", "spd", "any", 0.1, "out", None]),
+    (LINALG, "nearest_kronecker", ["any", (2, 2), (2, 2)], "nearest_kronecker", ["any", "left_out", "right_out", None]),
+    (OPS, "matrix_sqrt_inv_eigen", ["spd"], "matrix_power", ["spd", -0.25, 1e-8, "out", None]),
+    (OPS, "batch_matrix_multiply", ["spd", "any"], "matmul", ["spd", "any", "out"]),
+    (OPS, "kronecker_product_approx", ["left", "right"], "kronecker_product", ["left", "right", "out"]),
+    (OPS, "kronecker_matmul", ["left", "right", "tall"], "kronecker_matmul", ["left", "right", "tall", "tall_out"]),
+    (OPS, "kronecker_solve", ["spd", "spd", "any", 0.1], "kronecker_solve", ["spd", "spd", "any", 0.1, "out", None]),
+    (OPS, "nearest_kronecker", ["any", (2, 2), (2, 2)], "nearest_kronecker", ["any", "left_out", "right_out", None]),
+    (OPS, "inverse_root", ["spd", 4], "inverse_root", ["spd", 4, 0.0, 0.0, "auto", 0.0, "out", None, None]),
+    (OPS, "orthogonalize", ["any"], "orthogonalize", ["any", 5, "polar_express", "out"]),
+    (MEMORY, "memory_efficient_matmul", ["spd", "any"], "matmul_chunked", ["spd", "any", 0, "out"]),
+]
+
+# Those that wait for the device before they return. Beside the wait, which varies more than all of Python takes, a mean
+# over several calls says little: they are timed call by call.
+WAITING = ("eigh", "matrix_power", "inverse_root", "kronecker_solve", "nearest_kronecker")
+
+RECORDED, UNRECORDED, NUMPY = "autograd", "no autograd", "NumPy"
+
+
+def operands(device, how):
+    """Small matrices by name, and outputs for the calls that are given theirs."""
+    generator = torch.Generator().manual_seed(5)
+    made = {"any": (4, 4), "left": (2, 2), "right": (2, 2), "tall": (4, 1)}
+    made = {name: torch.randn(shape, generator=generator) for name, shape in made.items()}
+    made["spd"] = made["any"] @ made["any"].T + torch.eye(4)
+    made = {name: a.to(device).requires_grad_(how == RECORDED) for name, a in made.items()}
+    outputs = {"out": (4, 4), "left_out": (2, 2), "right_out": (2, 2), "tall_out": (4, 1), "values": (4,)}
+    made |= {name: torch.full(shape, torch.nan, device=device) for name, shape in outputs.items()}
+    return {name: a.numpy() for name, a in made.items()} if how == NUMPY else made
+
+
+def named(arguments, made):
+    return [made.get(a, a) if isinstance(a, str) else a for a in arguments]
+
+
+def find(where, name):
+    """A function of a module, or of a class of it, written module:class."""
+    module, _, owner = where.partition(":")
+    found = importlib.import_module(module)
+    return getattr(getattr(found, owner) if owner else found, name)
+
+
+def prepared(library, function, arguments):
+    """The call of the C function with the extension's arguments."""
+    if function == "inverse_root":
+        a, root, eps, relative_eps, method, tolerance, out, _, _ = arguments
+        return library.inverse_root(a, root, out, method, eps, relative_eps, tolerance)
+    numbers = {"polar_express": 0}
+    converted = [tensor(a) if hasattr(a, "shape") else numbers[a] if isinstance(a, str) else a for a in arguments]
+    return library.prepare(f"tch_{function}", *converted)
+
+
+def refusal(function):
+    """What a function says that has no derivative, asked to record one; None where it does as asked."""
+    try:
+        function()
+    except RuntimeError as said:
+        return str(said).splitlines()[0]
+    return None
+
+
+def measure_call(library, call, how, device, seconds):
+    """What the package, and the extension alone, take beyond the library's own time."""
+    where, name, arguments, function, c_arguments = call
+    made = operands(device, how)
+    found = {"function": f"{where.split('.')[-1].split(':')[-1]}.{name}", "how": how}
+    package = partial(find(where, name), *named(arguments, made))
+    refused = refusal(package) if how == RECORDED else None
+    if refused:
+        return found | {"refused": refused}
+    c_arguments = named(c_arguments, made)
+    c_call = prepared(library, function, c_arguments)
+    sides = {
+        "package": package,
+        "extension": partial(find("torchium._C", function), *c_arguments),
+        "library": c_call,
+        "idle": idle(library, *c_call.keep),
+    }
+    calls = 50 if device.type == "cpu" else 1 if function in WAITING else 10
+    with torch.set_grad_enabled(how == RECORDED):
+        times = in_rounds(sides, waiter(device), seconds if calls > 1 else 2 * seconds, calls)
+    own = [a - b for a, b in zip(times["library"], times["idle"], strict=True)]
+    return found | {
+        "package_us": statistics.median(times["package"]),
+        "library_us": statistics.median(own),
+        "overhead_us": less(times["package"], own),
+        "extension_overhead_us": less(times["extension"], own),
+        "limit_us": CALL_LIMIT_US,
+        "rounds": len(own),
+        "calls_in_a_round": calls,
+    }
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+CLASSES = {"sgd": "SGD", "adamw": "AdamW", "shampoo": "Shampoo", "soap": "SOAP", "muon": "Muon"}
+_C_NAMES = {
+    "update_freq": "precondition_frequency",
+    "max_precond_dim": "max_preconditioner_dim",
+    "method": "muon_method",
+}
+_C_NUMBERS = {
+    "grafting": GRAFTING,
+    "nonfinite": NONFINITE,
+    "method": {"polar_express": 0, "muon": 1},
+    "precision": {"high": 0, "highest": 1},
+}
+
+
+def c_options(options):
+    """Options of a class of torchium.optim as fields of tch_optim_config."""
+    numbered = {name: _C_NUMBERS[name][value] if name in _C_NUMBERS else value for name, value in options.items()}
+    return {_C_NAMES.get(name, name): value for name, value in numbered.items()}
+
+
+class Pair:
+    """One optimizer twice, on copies of the same parameters: `package`, of torchium.optim, and `library`, the C
+    interface by ctypes with the same options."""
+
+    def __init__(self, library, kind, parameters, gradients, **options):
+        self.kind, self.gradients = kind, gradients
+        self.own = [torch.nn.Parameter(p.clone()) for p in parameters]
+        for p, g in zip(self.own, gradients, strict=True):
+            p.grad = g
+        self.package = getattr(importlib.import_module("torchium.optim"), CLASSES[kind])(self.own, **options)
+        self.theirs = [p.clone() for p in parameters]
+        self.library = Optimizer(library, defaults(library, kind, **c_options(options)), self.theirs)
+        self.library.set_gradients(gradients)
+
+    def agree(self):
+        """Takes a step with both; whether every parameter came out the same, to the bit."""
+        self.package.step()
+        self.library.step()
+        return all(torch.equal(p.detach(), q) for p, q in zip(self.own, self.theirs, strict=True))
+
+    def close(self):
+        self.library.close()
+        self.package = None
+
+
+STEPS = {
+    "sgd": {"lr": 1e-4, "momentum": 0.9},
+    "adamw": {"lr": 1e-4},
+    "shampoo": {"lr": 1e-4, "eps": 0.0, "relative_eps": 1e-6, "update_freq": NEVER},
+    "soap": {"lr": 1e-4, "precondition_frequency": NEVER},
+    "muon": {"lr": 1e-4},
+}
+
+
+def peer(kind, parameters, gradients):
+    """PyTorch's own class at its fastest, for those it has."""
+    if kind == "adamw":
+        return torch_optimizer(torch.optim.AdamW, parameters, gradients, lr=1e-4, fused=True)
+    if kind == "sgd":
+        return torch_optimizer(torch.optim.SGD, parameters, gradients, lr=1e-4, momentum=0.9, fused=True)
+    return None
+
+
+def with_another_lr(optimizer):
+    """A step after a change of the learning rate, as with a scheduler."""
+    group = optimizer.param_groups[0]
+    rates = [1e-4, 2e-4]
+
+    def step():
+        rates.reverse()
+        group["lr"] = rates[0]
+        optimizer.step()
+
+    return step
+
+
+def measure_step(library, kind, device, seconds):
+    """What a step of 200 small parameters costs the host beyond the C step."""
+    parameters = [0.1 * torch.randn(shape, device=device) for shape in SMALL]
+    gradients = [0.1 * torch.randn(shape, device=device) for shape in SMALL]
+    pair = Pair(library, kind, parameters, gradients, **STEPS[kind])
+    same = pair.agree()
+    sides = {
+        "package": pair.package.step,
+        "library": pair.library.step,
+        "idle": idle(library, pair.library._count, pair.library._list),
+        "changed": with_another_lr(pair.package),
+    }
+    wait, calls = waiter(device), 1 if device.type == "cuda" else 5
+    times = in_rounds(sides, wait, seconds, calls)
+    theirs = peer(kind, parameters, gradients)
+    torch_us = statistics.median(in_rounds({"torch": theirs}, wait, 0.3 * seconds, calls)["torch"]) if theirs else None
+    pair.close()
+    own = [a - b for a, b in zip(times["library"], times["idle"], strict=True)]
+    return {
+        "class": CLASSES[kind],
+        "parameters": len(SMALL),
+        "package_us": statistics.median(times["package"]),
+        "library_us": statistics.median(own),
+        "overhead_us": less(times["package"], own),
+        "overhead_with_lr_changed_us": less(times["changed"], own),
+        "torch_us": torch_us,
+        "same_as_c": same,
+        "limit_us": STEP_LIMIT_US,
+        "rounds": len(own),
+    }
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def verdict(found):
+    return f"limit {found['limit_us']:g} " + ("met" if found["overhead_us"] <= found["limit_us"] else "NOT MET")
+
+
+def call_line(found):
+    if "refused" in found:
+        return f"call    {found['function']:<40} {found['how']:<12} refused: {found['refused']}"
+    return (
+        f"call    {found['function']:<40} {found['how']:<12} {found['package_us']:>8.2f} us"
+        f"  C {found['library_us']:.2f}  adds {found['overhead_us']:.2f}, of it the extension"
+        f" {found['extension_overhead_us']:.2f}  {verdict(found)}"
+        + ("  (waits: call by call)" if found["calls_in_a_round"] == 1 else "")
+    )
+
+
+def step_line(found):
+    said = (
+        f"step    {found['class']:<8} {found['parameters']} parameters {found['package_us']:>8.1f} us"
+        f"  C {found['library_us']:.1f}  adds {found['overhead_us']:.1f}, with another lr"
+        f" {found['overhead_with_lr_changed_us']:.1f}  {verdict(found)}"
+    )
+    said += f"  torch fused {found['torch_us']:.1f}" if found["torch_us"] else ""
+    return said + ("" if found["same_as_c"] else "  NOT THE SAME AS C")
+
+
+def overheads(s):
+    """Every function and every class, each on its own: `s` has the library, the device, the seconds and the report."""
+
+    def call(entry, how):
+        found = measure_call(s.library, entry, how, s.device, 0.7 * s.seconds)
+        s.report.add("calls", found, call_line(found))
+
+    def step(kind):
+        found = measure_step(s.library, kind, s.device, 2 * s.seconds)
+        s.report.add("steps", found, step_line(found))
+
+    for how in (UNRECORDED, RECORDED, NUMPY) if s.device.type == "cpu" else (UNRECORDED, RECORDED):
+        for entry in CALLS:
+            if how != NUMPY or entry[0] == LINALG:
+                s.report.attempt(f"{entry[0]} {entry[1]}, {how}", call, entry, how)
+    for kind in CLASSES:
+        s.report.attempt(f"step of {kind}", step, kind)
