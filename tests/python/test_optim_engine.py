@@ -298,7 +298,16 @@ def test_memory_reports(device):
     total = sum(t.nbytes for t in tensors)
     assert total <= figures["state"] < total + 256 * len(tensors)
     assert figures["factors"] == 2 * figures["blocks"] == 2 * 3 * 4
-    assert "MiB" in str(figures)
+    assert f"{figures['state'] / 2**10:.1f} KiB" in str(figures)
+
+
+def test_a_forecast_allocates_nothing():
+    """A model on "meta", far larger than the machine."""
+    with torch.device("meta"):
+        model = torch.nn.Linear(2**20, 2**20)
+    forecast = torchium.optim.AdamW(model.parameters()).memory_report()
+    assert forecast["state"] >= 2 * 4 * (2**40 + 2**20)
+    assert "MiB" in str(forecast)
 
 
 # --- _C.Scaler

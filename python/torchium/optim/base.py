@@ -54,6 +54,13 @@ def _mark_changed(parameters: list[torch.Tensor]) -> None:
         torch.autograd.graph.increment_version(parameter)
 
 
+def _device_of_forecast(device: torch.device) -> str:
+    """A model on "meta", made to ask how much it would take, is taken to be meant for a GPU where there is one."""
+    if device.type != "meta":
+        return str(device)
+    return "cuda" if _C.device_count("cuda") > 0 else "cpu"
+
+
 class _Shielded:
     """Saved state that torch.optim's load_state_dict must not cast to the type of the parameter."""
 
@@ -463,7 +470,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 for p, k in zip(arrival.parameters, arrival.positions, strict=True)
             ]
             config = self._config(group, lr_for(None, group["lr"])[0])
-            parts.append(_C.optim_forecast(str(arrival.device), config, parameters))
+            parts.append(_C.optim_forecast(_device_of_forecast(arrival.device), config, parameters))
         return MemoryReport(parts, forecast=True)
 
     def stats(self) -> dict[str, float]:

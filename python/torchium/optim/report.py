@@ -29,6 +29,7 @@ class MemoryReport(dict[str, int]):
         self.forecast = forecast
 
     def __str__(self) -> str:
-        rows = [f"{name:<8} {self[name] / 2**20:12.1f} MiB" for name in ("state", "scratch", "refresh", "peak")]
+        size, unit = (2**20, "MiB") if self["peak"] >= 2**23 else (2**10, "KiB")
+        rows = [f"{name:<8} {self[name] / size:12.1f} {unit}" for name in ("state", "scratch", "refresh", "peak")]
         matrices = f"{self['blocks']} blocks with {self['factors']} factors"
         return "\n".join(["forecast" if self.forecast else "in use", *rows, matrices])
