@@ -1,6 +1,7 @@
 /* A laboratory for the symmetric product in bfloat16: every kernel against a plain one on shapes that are hard on
  * edges, then their speed. Stands alone, on a GPU of sm_90; from the root of the repository:
- *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_split_bench.cu
+ *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_split_bench.cu \
+ *       src/backends/cuda/symmetric_turns.cu src/backends/cuda/tensor_map.c
  * With the argument `plain` only the products of an orthogonalisation are timed. Exits with 1 if a check fails. */
 #include <algorithm>
 #include <stdarg.h>
@@ -29,6 +30,19 @@ extern "C" tch_status tchi_cuda_launched(const tchi_cuda_state *, const char *ke
     return tchi_cuda_check(cudaGetLastError(), kernel);
 }
 
+static tch_status fail(tch_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+static const tch_backend_host host = {sizeof host, fail, NULL, NULL};
+extern "C" const tch_backend_host *tchi_cuda_host;
+const tch_backend_host *tchi_cuda_host = &host;
+
 /* Any failure ends the program: it has nothing to save. */
 static void must(cudaError_t error, const char *what)
 {
@@ -39,9 +53,10 @@ static void must(cudaError_t error, const char *what)
 
 /* --- variants ----------------------------------------------------------------------------------------------------- */
 
-enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, VARIANTS };
+/* CHOSEN is symmetric_split.cu's own choice, which does not know TURNS. */
+enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, TURNS, VARIANTS };
 
-static const char *const variant_names[VARIANTS] = {"mma 64x64", "mma 128x128", "wgmma 128x128", "as chosen"};
+static const char *const variant_names[VARIANTS] = {"mma 64x64", "mma 128x128", "wgmma 128x128", "as chosen", "turns"};
 
 typedef struct product {
     double c0, c1, c2;
@@ -54,6 +69,14 @@ static tchi_split_problem problem_for(const product *q)
     return problem_of(q->c0, q->c1, q->has_d ? &q->d : NULL, q->c2, &q->a, &q->b, &q->c);
 }
 
+/* TURNS is asked as if the GPU had one multiprocessor, so that few tiles are measured as well. */
+static bool takes(const tchi_cuda_state *state, enum variant v, const product *q)
+{
+    tchi_cuda_state small = *state;
+    small.device.processors = 1;
+    return v != TURNS || tchi_cuda_symmetric_turns_takes(&small, q->has_d ? &q->d : NULL, &q->a, &q->b, &q->c);
+}
+
 static void run(tchi_cuda_state *state, enum variant v, const product *q)
 {
     const tch_matrices *d = q->has_d ? &q->d : NULL;
@@ -61,6 +84,8 @@ static void run(tchi_cuda_state *state, enum variant v, const product *q)
     tch_status status;
     if (v == CHOSEN) {
         status = tchi_cuda_symmetric_split(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
+    } else if (v == TURNS) {
+        status = tchi_cuda_symmetric_turns(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
     } else if (v == MMA_64 || v == MMA_128) {
         status = split_mma(state, &p, q->c.batch, v == MMA_64 ? 64 : 128);
     } else {
@@ -206,6 +231,10 @@ static int check(tchi_cuda_state *state, enum variant v, const shape_case *s, un
     q.d = make_random(s->in, s->n, s->n, ld_d, s->batch, d_shift, 3, 1);
     q.c = make(s->out, s->n, s->n, ld_out, s->batch, shift);
     q.has_d = s->has_d;
+    if (!takes(state, v, &q)) {
+        drop(&q.a, 0), drop(&q.b, 0), drop(&q.d, d_shift), drop(&q.c, shift);
+        return 0;
+    }
     must(cudaMemset(worst, 0, 3 * sizeof *worst), "cudaMemset");
     run(state, v, &q);
     tchi_split_problem p = problem_for(&q);
@@ -259,6 +288,9 @@ static const shape_case cases[] = {
     {PLAIN, PLAIN, 2048, 2048, 3, 1, 0},
     {PLAIN, TCH_SCALAR_F64, 385, 129, 2, 1, 1},
     {PLAIN, PLAIN, 256, 0, 1, 1, 0},
+    {PLAIN, PLAIN, 256, 8, 1, 1, 0},
+    {PLAIN, PLAIN, 1000, 72, 5, 1, 0},
+    {PLAIN, PLAIN, 512, 520, 14, 0, 0},
 };
 
 static int check_all(tchi_cuda_state *state)
@@ -318,6 +350,9 @@ static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int
     printf("%4lld x %4lld, k %4lld, %s %s", (long long)batch, (long long)n, (long long)k,
            type == SPLIT ? "split" : "plain", has_d ? "with D:   " : "without D:");
     for (int v = 0; v < VARIANTS; v++) {
+        if (!takes(state, (enum variant)v, &q)) {
+            continue;
+        }
         double ms = median_ms(state, (enum variant)v, &q);
         printf("  %s %.4f ms %.0f TFLOP/s", variant_names[v], ms, flop / ms * 1e-9);
     }
@@ -329,9 +364,10 @@ static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int
 /* The half products of Muon's matrices: Gram matrices of their rows, and polynomials in those. */
 static void time_orthogonalisation(tchi_cuda_state *state)
 {
-    const int64_t sizes[][3] = {{12, 768, 768},   {24, 768, 768},  {48, 768, 768},   {12, 768, 2304},
-                                {24, 768, 3072},  {8, 2048, 2048}, {16, 2048, 2048}, {64, 2048, 2048},
-                                {16, 2048, 5632}, {48, 2048, 5632}};
+    const int64_t sizes[][3] = {{44, 256, 256},   {128, 256, 256},  {44, 256, 1024}, {14, 512, 512},  {48, 512, 512},
+                                {1, 1024, 1024},  {4, 1024, 1024},  {1, 2048, 2048}, {12, 768, 768},  {24, 768, 768},
+                                {48, 768, 768},   {12, 768, 2304},  {24, 768, 3072}, {8, 2048, 2048}, {16, 2048, 2048},
+                                {64, 2048, 2048}, {16, 2048, 5632}, {48, 2048, 5632}};
     for (const auto &size : sizes) {
         time_all(state, PLAIN, size[0], size[1], size[2], 0);
         if (size[1] == size[2]) {
