@@ -1,0 +1,297 @@
+"""Trains one model with several optimizers, from the same first weights over the same batches, and shows what came out.
+
+char_gpt.py and vision.py say what is trained, by a `Task`; the training loop, the clock, the progress bar, the
+checkpoints and the table are here. `train` is the loop as one would write it for any optimizer of PyTorch.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from curves import Series, draw
+from torch import Tensor, nn
+from torch.nn import functional
+
+Batch = tuple[Tensor, Tensor]
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Task:
+    """What is trained: the model gives logits of shape [..., classes] for the inputs of a batch."""
+
+    title: str
+    make_model: Callable[[], nn.Module]
+    make_optimizer: Callable[[str, nn.Module, float], torch.optim.Optimizer]
+    rates: dict[str, float]  # the optimizers there are, and the learning rate of each
+    batch: Callable[[int], Batch]  # of a step: the same for every optimizer, and again after a restart
+    held_out: list[Batch]
+    floor: float | None = None  # the least loss that is possible, where it is known
+    floor_label: str = ""
+
+
+@dataclass
+class Run:
+    """What was measured of one optimizer. Seconds are those of training alone, without the measurements."""
+
+    name: str
+    lr: float
+    steps: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+    optimizer_seconds: float = 0.0
+
+    def reached(self, loss: float) -> int | None:
+        """The first measurement with at most this loss."""
+        return next((i for i, value in enumerate(self.losses) if value <= loss), None)
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+def options(description: str, steps: int, rates: dict[str, float]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
+    parser.add_argument("--precision", choices=["auto", *PRECISIONS], default="auto", help="auto: bf16 on a GPU")
+    parser.add_argument("--optimizers", default=",".join(rates), help="which ones, separated by commas")
+    parser.add_argument("--lr", action="append", default=[], metavar="NAME=RATE", help="another rate for one of them")
+    parser.add_argument("--tune", action="store_true", help="try five rates for each and take the best")
+    parser.add_argument("--steps", type=int, default=steps, help="of each optimizer")
+    parser.add_argument("--batch", type=int, default=32, help="examples in a step")
+    parser.add_argument("--seed", type=int, default=0, help="of data, first weights and batches")
+    parser.add_argument("--log-every", type=int, default=0, help="steps between measurements; 0: a thirtieth of them")
+    parser.add_argument("--plot", metavar="FILE", help="learning curves as an SVG file")
+    parser.add_argument("--save", metavar="FILE", help="checkpoint, written at every measurement")
+    parser.add_argument("--resume", metavar="FILE", help="go on from a checkpoint")
+    return parser
+
+
+def settle(args: argparse.Namespace, rates: dict[str, float]) -> argparse.Namespace:
+    """Replaces what was given as words by what it means."""
+    if args.device == "auto":
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    args.device = torch.device(args.device)
+    if args.precision == "auto":
+        args.precision = "bf16" if args.device.type == "cuda" else "fp32"
+    args.optimizers = args.optimizers.split(",")
+    args.lr = dict(rate.partition("=")[::2] for rate in args.lr)
+    for name in [*args.optimizers, *args.lr]:
+        if name not in rates:
+            raise SystemExit(f"there is no optimizer {name!r} here, only {', '.join(rates)}")
+    if args.steps < 1:
+        raise SystemExit(f"--steps must be at least 1, got {args.steps}")
+    args.log_every = args.log_every or max(1, args.steps // 30)
+    return args
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+class Stopwatch:
+    """Adds up the time spent in `with` blocks: on a GPU between events, so that nothing waits until the sum is read."""
+
+    def __init__(self, device: torch.device, total: float = 0.0) -> None:
+        self.on_gpu, self.total, self.events = device.type == "cuda", total, []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        if self.on_gpu:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            yield
+            end.record()
+            self.events.append((begin, end))
+        else:
+            begin = time.perf_counter()
+            yield
+            self.total += time.perf_counter() - begin
+
+    def read(self) -> float:
+        if self.events:
+            self.events[-1][1].synchronize()
+            self.total += sum(begin.elapsed_time(end) for begin, end in self.events) / 1000
+            self.events.clear()
+        return self.total
+
+
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, reduction: str = "mean") -> tuple[Tensor, Tensor]:
+    logits = model(inputs)
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction), logits
+
+
+@torch.no_grad()
+def measure(model: nn.Module, batches: list[Batch], autocast: contextlib.AbstractContextManager) -> tuple[float, float]:
+    """Mean loss and accuracy."""
+    model.eval()
+    loss = right = count = 0.0
+    for inputs, targets in batches:
+        with autocast:
+            part, logits = loss_of(model, inputs, targets, "sum")
+        loss += part.item()
+        right += (logits.argmax(-1) == targets).sum().item()
+        count += targets.numel()
+    model.train()
+    return loss / count, right / count
+
+
+def schedule(steps: int) -> Callable[[int], float]:
+    """A twentieth of the steps to warm up, then a cosine down to 0."""
+    warmup = max(1, steps // 20)
+    return lambda step: min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps)))
+
+
+def train(
+    task: Task, args: argparse.Namespace, run: Run, saved: dict | None, save: Callable[[dict], None]
+) -> nn.Module:
+    torch.manual_seed(args.seed)
+    model = task.make_model().to(args.device)
+    optimizer = task.make_optimizer(run.name, model, run.lr)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(args.steps))
+    scaler = torch.amp.GradScaler(args.device.type, enabled=args.precision == "fp16")
+    autocast = torch.autocast(args.device.type, PRECISIONS[args.precision], enabled=args.precision != "fp32")
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    for name, state in (saved or {}).items():
+        parts[name].load_state_dict(state)
+
+    in_optimizer = Stopwatch(args.device, run.optimizer_seconds)
+    first = run.steps[-1] if run.steps else 0
+    elapsed, begin = run.seconds[-1] if run.seconds else 0.0, time.perf_counter()
+    for step in range(first, args.steps + 1):
+        if step % args.log_every == 0 or step == args.steps:
+            run.optimizer_seconds = in_optimizer.read()  # on a GPU this waits for the step's end
+            elapsed += time.perf_counter() - begin
+            if step > first or step == 0:
+                loss, accuracy = measure(model, task.held_out, autocast)
+                note(run, step, elapsed, loss, accuracy)
+                save({name: part.state_dict() for name, part in parts.items()})
+            show(run, args.steps)
+            begin = time.perf_counter()
+        if step == args.steps:
+            break
+
+        inputs, targets = task.batch(step)
+        with autocast:
+            loss, _ = loss_of(model, inputs, targets)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with in_optimizer.running():
+            scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+    return model
+
+
+def note(run: Run, step: int, seconds: float, loss: float, accuracy: float) -> None:
+    run.steps.append(step)
+    run.seconds.append(seconds)
+    run.losses.append(loss)
+    run.accuracies.append(accuracy)
+
+
+def warm_up(task: Task, args: argparse.Namespace) -> None:
+    """One pass that nobody times, so that the first optimizer does not pay for the libraries' own beginnings."""
+    loss_of(task.make_model().to(args.device), *task.batch(0))[0].backward()
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def show(run: Run, steps: int) -> None:
+    """A bar with the loss and the time left, on a terminal only."""
+    if not sys.stdout.isatty():
+        return
+    done, seconds = run.steps[-1], run.seconds[-1]
+    left = seconds / done * (steps - done) if done else 0.0
+    bar = ("█" * (24 * done // steps)).ljust(24, "·")
+    line = f"\r  {run.name:8} {bar} {done:6}/{steps}  loss {run.losses[-1]:.4f}  {left:4.0f} s left "
+    print(line, end="\n" if done == steps else "", flush=True)
+
+
+def table(runs: list[Run]) -> None:
+    """One line for each run. The last two columns: when it had the loss that AdamW, or else the last one, ends with."""
+    baseline = next((run for run in runs if run.name == "adamw"), runs[-1])
+    goal = baseline.losses[-1]
+    print(
+        f"\n  {'optimizer':10}{'rate':>8}{'steps':>7}{'loss':>9}{'accuracy':>10}{'time':>9}{'a step':>10}"
+        f"{'optimizer':>11}{'steps to L':>12}{'time to L':>11}"
+    )
+    for run in runs:
+        per_step, at = 1e3 / max(1, run.steps[-1]), run.reached(goal)
+        when = ("-", "-") if at is None else (f"{run.steps[at]}", f"{run.seconds[at]:.1f} s")
+        print(
+            f"  {run.name:10}{run.lr:8.2g}{run.steps[-1]:7}{run.losses[-1]:9.4f}{100 * run.accuracies[-1]:8.2f} %"
+            f"{run.seconds[-1]:7.1f} s{run.seconds[-1] * per_step:7.1f} ms{run.optimizer_seconds * per_step:8.2f} ms"
+            f"{when[0]:>12}{when[1]:>11}"
+        )
+    print(f"\n  L = {goal:.4f}, what {baseline.name} ends with. Losses are of data that was not trained on.")
+
+
+def plot(task: Task, args: argparse.Namespace, runs: list[Run], subtitle: str) -> None:
+    series = [Series(f"{run.name}, rate {run.lr:.2g}", run.steps, run.seconds, run.losses) for run in runs]
+    draw(args.plot, series, task.title, subtitle, "held-out loss", task.floor, task.floor_label)
+    print(f"  curves in {args.plot}")
+
+
+# --- the comparison --------------------------------------------------------------------------------------------------
+
+
+def checkpoint_of(args: argparse.Namespace) -> dict:
+    """The checkpoint to go on from, or an empty one. What would change the course must be as it was."""
+    free = ("device", "optimizers", "plot", "save", "resume", "sample", "tune")
+    course = {key: value for key, value in vars(args).items() if key not in free}
+    if not args.resume:
+        return {"course": course, "runs": {}}
+    checkpoint = torch.load(args.resume, map_location=args.device, weights_only=True)
+    for key, value in checkpoint["course"].items():
+        if course[key] != value:
+            raise SystemExit(f"{args.resume} was made with {key} {value!r}, not {course[key]!r}")
+    return checkpoint
+
+
+def tune(task: Task, args: argparse.Namespace, name: str, middle: float) -> float:
+    """The best of five rates, half a power of ten apart."""
+    rates = [middle * 10 ** (k / 2) for k in (-2, -1, 0, 1, 2)]
+    runs = [Run(name, lr) for lr in rates]
+    for run in runs:
+        train(task, args, run, None, lambda state: None)
+    losses = [run.losses[-1] if math.isfinite(run.losses[-1]) else math.inf for run in runs]
+    print(f"  {name}: " + ", ".join(f"{lr:.2g} gives {loss:.4f}" for lr, loss in zip(rates, losses, strict=True)))
+    return rates[losses.index(min(losses))]
+
+
+def compare(task: Task, args: argparse.Namespace, subtitle: str) -> dict[str, nn.Module]:
+    """Trains with each optimizer in turn, prints the table, draws the picture; returns the trained models by name."""
+    checkpoint = checkpoint_of(args)
+    models, runs = {}, []
+    print(f"{task.title}\n  {subtitle}\n  on {args.device}, {args.precision}")
+    warm_up(task, args)
+    for name in args.optimizers:
+        saved = checkpoint["runs"].get(name, {"state": None})
+        lr = float(args.lr.get(name, task.rates[name]))
+        if args.tune:
+            lr = tune(task, args, name, lr)
+        run = Run(**saved["run"]) if saved["state"] else Run(name, lr)
+
+        def save(state: dict, run: Run = run) -> None:
+            if args.save:
+                checkpoint["runs"][run.name] = {"run": asdict(run), "state": state}
+                torch.save(checkpoint, args.save + ".part")
+                os.replace(args.save + ".part", args.save)  # the old one stays until the new one is whole
+
+        models[name] = train(task, args, run, saved["state"], save)
+        runs.append(run)
+    table(runs)
+    if args.plot:
+        Path(args.plot).parent.mkdir(parents=True, exist_ok=True)
+        plot(task, args, runs, subtitle)
+    return models

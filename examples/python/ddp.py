@@ -1,0 +1,88 @@
+"""DistributedDataParallel with Muon in two processes, and the check that both replicas stay the same.
+
+    python ddp.py                                               # starts two processes itself; some seconds
+    torchrun --nproc-per-node 2 ddp.py                          # the same under torchrun
+
+Uses gloo on CPUs, and NCCL where there is a GPU for each process. DDP averages the gradients, every process takes the
+same step, and a step gives the same bits everywhere: parameters are sent once, at the beginning.
+"""
+
+import gc
+import os
+import socket
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchium.optim import Muon
+
+PROCESSES, STEPS = 2, 40
+
+
+def device_of(rank: int) -> torch.device:
+    return torch.device("cuda", rank) if torch.cuda.device_count() >= PROCESSES else torch.device("cpu")
+
+
+def part_of_batch(step: int, rank: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each process draws rows of its own."""
+    generator = torch.Generator().manual_seed(step * distributed.get_world_size() + rank)
+    x = torch.randn(64, 32, generator=generator)
+    return x.to(device), torch.sin(x).sum(1, keepdim=True).to(device)
+
+
+def difference(model: nn.Module) -> float:
+    """How far the parameters of any process are from those of the first: 0 if all are the same."""
+    mine = nn.utils.parameters_to_vector(model.parameters()).detach()
+    first = mine.clone()
+    distributed.broadcast(first, 0)
+    most = (mine - first).abs().max()
+    distributed.all_reduce(most, distributed.ReduceOp.MAX)
+    return most.item()
+
+
+def train(rank: int, device: torch.device) -> float:
+    torch.manual_seed(rank)  # DDP sends the first process's weights to all
+    net = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
+    model = DistributedDataParallel(net.to(device))
+    optimizer = Muon(model.parameters(), lr=0.01, adjust_lr_fn="match_rms_adamw", weight_decay=0.0)
+    for step in range(STEPS):
+        x, y = part_of_batch(step, rank, device)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if rank == 0 and step % 10 == 9:
+            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
+    return difference(model)
+
+
+def main() -> None:
+    rank = int(os.environ["RANK"])
+    device = device_of(rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    apart = train(rank, device)
+    gc.collect()  # gloo's threads must not be left with anything of Python's when the interpreter ends
+    distributed.destroy_process_group()
+    if rank == 0:
+        print(f"largest difference between replicas after {STEPS} steps: {apart}")
+    if apart != 0:
+        raise SystemExit("the replicas are not the same")
+
+
+def start(rank: int, port: int) -> None:
+    """What torchrun tells its processes."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(PROCESSES), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    main()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        main()
+    else:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            free_port = s.getsockname()[1]
+        torch.multiprocessing.spawn(start, (free_port,), nprocs=PROCESSES)
