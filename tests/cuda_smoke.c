@@ -3,9 +3,10 @@
  *
  *     cuda_smoke [device [ours | alone]]      0: all is well, 77: no such device, 1: something failed
  *
- * `ours` leaves out what cuSOLVER does, which takes racecheck minutes, and large products of cuBLAS's. `alone` is for initcheck: what runs without cuBLAS,
- * whose kernels write in a way that initcheck does not see, and in sizes that are multiples of eight, since it counts all
- * 16 bytes of an asynchronous copy as read, also where only those inside the matrix were asked for.
+ * `ours` leaves out what cuSOLVER does, which takes racecheck minutes, and large products of cuBLAS's. `alone` is for
+ * initcheck: what runs without cuBLAS, whose kernels write in a way that initcheck does not see, and in sizes that are
+ * multiples of eight, since it counts all 16 bytes of an asynchronous copy as read, also where only those inside the
+ * matrix were asked for.
  *
  * Results are looked at only so far as a wrong one is plainly wrong; the conformance tests are the judges. */
 #include <math.h>

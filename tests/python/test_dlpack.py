@@ -358,10 +358,11 @@ def test_immutable_libraries_are_read_and_never_written(module):
 def test_jax():
     jax = pytest.importorskip("jax")
     plain = random_array(4, 4, dtype=np.float32)
-    a, out = jax.numpy.asarray(plain), poisoned(4, 4, dtype=np.float32)
+    a = jax.device_put(plain, jax.devices("cpu")[0])  # which need not be where JAX puts arrays by itself
+    out = poisoned(4, 4, dtype=np.float32)
     _C.matmul(a, a, out)
     close(out, plain @ plain, 1e-5)
-    result = jax.numpy.zeros((4, 4))
+    result = jax.device_put(np.zeros((4, 4), np.float32), jax.devices("cpu")[0])
     with pytest.raises(ValueError, match=r"^out"):
         _C.matmul(a, a, result)
     assert not np.asarray(result).any()

@@ -120,7 +120,8 @@ static __device__ __forceinline__ void tchi_tma_load_to(int blocks, void *shared
                  : "memory");
 }
 
-/* The other way; what lies outside of the array is not written. */
+/* The other way. What lies outside of the array is not written, if its rows are multiples of 16 bytes: behind rows of
+ * 257 numbers of 2 bytes an H200 wrote on. */
 static __device__ __forceinline__ void tchi_tma_store(const void *map, int x, int y, int z, const void *shared)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),

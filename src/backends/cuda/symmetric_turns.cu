@@ -423,7 +423,8 @@ extern "C" int tchi_cuda_symmetric_turns_takes(const tchi_cuda_state *state, con
     int large = c->rows >= SMALLEST && tiles >= (int64_t)TILES_PER_PROCESSOR * state->device.processors;
     int countable =
         c->rows < (1 << 20) && c->batch < (1 << 30) && tiles < (1 << 30) && a->cols > 0 && a->cols < (1 << 30);
-    return state->device.major == 9 && large && countable && tchi_cuda_tensor_map_takes(a) &&
+    int whole = c->rows % 8 == 0; /* the accelerator would write beyond the ends of other rows: tchi_tma_store */
+    return state->device.major == 9 && large && countable && whole && tchi_cuda_tensor_map_takes(a) &&
            tchi_cuda_tensor_map_takes(b) && tchi_cuda_tensor_map_takes(c) &&
            (d == NULL || tchi_cuda_tensor_map_takes(d));
 }
