@@ -7,7 +7,8 @@
  * the one warpgroup that has its sums. A square below the diagonal is written with its mirror image, one on it is made
  * symmetric first, one above it is left out. Stand-alone; from the root of the repository:
  *   nvcc -std=c++17 -O3 -lineinfo -gencode=arch=compute_90a,code=sm_90a bench/kernels/symmetric_tma_bench.cu
- * With the argument `backwards` the variants run in the other order. Exits with 1 if a check fails. A way that traps ends its process; another goes on with those that are left. */
+ * With the argument `backwards` the variants run in the other order. Exits with 1 if a check fails. A way that traps
+ * ends its process; another goes on with those that are left. */
 #include <algorithm>
 #include <stdint.h>
 #include <stdio.h>
@@ -1080,7 +1081,7 @@ static __global__ void reference_kernel(product q, float *out)
 
 #define SHOWN 6
 
-/* What a check found: elements that are wrong, that differ from their mirror image, that were written where C is not. */
+/* What a check found: wrong elements, those that differ from their mirror image, those written where C is not. */
 typedef struct findings {
     unsigned long long wrong, asymmetric, strayed;
     unsigned shown;

@@ -1,6 +1,6 @@
 """A small convolutional network on images of digits, trained with AdamW, Muon, SOAP and Shampoo side by side.
 
-    python vision.py                                            # drawn digits; about a minute on two cores
+    python vision.py                                            # drawn digits; less than a minute on two cores
     python vision.py --plot curves.svg --channels-last
     python vision.py --images train-images-idx3-ubyte.gz --labels train-labels-idx1-ubyte.gz --steps 2000
 
@@ -14,6 +14,7 @@ from digits import drawn, from_files
 from torch import Tensor, nn
 from torchium.optim import SOAP, AdamW, Muon, Shampoo
 
+# A first guess, the same for all; --tune finds better ones.
 RATES = {"shampoo": 3e-3, "soap": 3e-3, "muon": 3e-3, "adamw": 3e-3}
 
 
