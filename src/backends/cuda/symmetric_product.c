@@ -1,7 +1,5 @@
 /* The half products: which of the ways to compute one takes the operands at hand. Our kernels compute the lower half and
  * mirror it; cuBLAS computes all of C, symmetric up to rounding only, of which the upper half is then replaced. */
-#include <stdlib.h>
-
 #include "cuda.h"
 #include "symmetric_any.h"
 
@@ -10,21 +8,13 @@ typedef int (*takes_operands)(const tchi_cuda_state *, const tch_matrices *, con
 typedef tch_status (*half_product)(tchi_cuda_state *, double, double, const tch_matrices *, double,
                                    const tch_matrices *, const tch_matrices *, const tch_matrices *);
 
-/* The kernel in turns is off unless TORCHIUM_CUDA_TURNS is set: with it, one of eight comparisons of two Muon steps was
- * not the same to the bit, and why is not known yet: bench/ladder/cuda_orthogonalize.md. */
-static int turns_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
-                       const tch_matrices *b, const tch_matrices *c)
-{
-    return getenv("TORCHIUM_CUDA_TURNS") != NULL && tchi_cuda_symmetric_turns_takes(state, d, a, b, c);
-}
-
 /* The first that takes the operands is used. */
 static const struct half_kernel {
     takes_operands takes;
     half_product run;
 } half_kernels[] = {
     {tchi_cuda_symmetric_f64_takes, tchi_cuda_symmetric_f64},
-    {turns_takes, tchi_cuda_symmetric_turns},
+    {tchi_cuda_symmetric_turns_takes, tchi_cuda_symmetric_turns},
     {tchi_cuda_symmetric_split_takes, tchi_cuda_symmetric_split},
 };
 

@@ -336,6 +336,7 @@ static __device__ __forceinline__ void compute_tile(const turns_problem &p, turn
         tchi_barrier_wait(m.full + at.stage, at.parity);
         pass_turn(m, group);
         read_d(d, m.stage[at.stage]);
+        tchi_tma_publish(); /* reads, too, must be over before the accelerator may write there again */
         __syncwarp();
         leave(m.empty + at.stage);
     } else {
