@@ -1,7 +1,9 @@
 """What Python adds to the library, in microseconds of the host: to a call of a matrix function on matrices so small
 that the arithmetic is nothing, and to a step of an optimizer with 200 small parameters. Used by python_compare.py.
 
-The library's own time is that of the same C function through ctypes, less what ctypes takes for as many arguments. In a
+For a matrix function it is the time of the call less the time that the same call spent inside the library, which the
+extension counts: a call that waits for the device waits in there, at one time longer than at another. For a step the
+library's own time is that of the same C function through ctypes, less what ctypes takes for as many arguments; in a
 round of the clock every side has its turn, and differences are taken round by round, so that whatever else the machine
 does meets all sides alike. On a GPU only the calls are timed; what they queued is waited for between the turns.
 """
@@ -13,7 +15,6 @@ import time
 from functools import partial
 
 import torch
-from library import tensor
 from optim_compare import torch_optimizer
 from optimizers import GRAFTING, NONFINITE, Optimizer, defaults
 
@@ -94,10 +95,6 @@ CALLS = [
     (MEMORY, "memory_efficient_matmul", ["spd", "any"], "matmul_chunked", ["spd", "any", 0, "out"]),
 ]
 
-# Those that wait for the device before they return. Beside the wait, which varies more than all of Python takes, a mean
-# over several calls says little: they are timed call by call.
-WAITING = ("eigh", "matrix_power", "inverse_root", "kronecker_solve", "nearest_kronecker")
-
 RECORDED, UNRECORDED, NUMPY = "autograd", "no autograd", "NumPy"
 
 
@@ -124,16 +121,6 @@ def find(where, name):
     return getattr(getattr(found, owner) if owner else found, name)
 
 
-def prepared(library, function, arguments):
-    """The call of the C function with the extension's arguments."""
-    if function == "inverse_root":
-        a, root, eps, relative_eps, method, tolerance, out, _, _ = arguments
-        return library.inverse_root(a, root, out, method, eps, relative_eps, tolerance)
-    numbers = {"polar_express": 0}
-    converted = [tensor(a) if hasattr(a, "shape") else numbers[a] if isinstance(a, str) else a for a in arguments]
-    return library.prepare(f"tch_{function}", *converted)
-
-
 def refusal(function):
     """What a function says that has no derivative, asked to record one; None where it does as asked."""
     try:
@@ -143,8 +130,29 @@ def refusal(function):
     return None
 
 
-def measure_call(library, call, how, device, seconds):
-    """What the package, and the extension alone, take beyond the library's own time."""
+def beyond(function, seconds):
+    """Microseconds of a call and, of them, those inside the library: two lists with a figure for each call. One call
+    follows the other, so that Python's own memory is where a loop keeps it."""
+    inside = importlib.import_module("torchium._C").library_time
+    whole, own = [], []
+    for _ in range(20):
+        function()
+    gc.disable()
+    try:
+        stop = time.perf_counter() + seconds
+        while len(whole) < 100 or time.perf_counter() < stop:
+            before, start = inside(), time.perf_counter_ns()
+            function()
+            end = time.perf_counter_ns()
+            whole.append(1e-3 * (end - start))
+            own.append(1e-3 * (inside() - before))
+    finally:
+        gc.enable()
+    return whole, own
+
+
+def measure_call(call, how, device, seconds):
+    """What the package, and the extension alone, take beyond the time inside the library."""
     where, name, arguments, function, c_arguments = call
     made = operands(device, how)
     found = {"function": f"{where.split('.')[-1].split(':')[-1]}.{name}", "how": how}
@@ -152,26 +160,17 @@ def measure_call(library, call, how, device, seconds):
     refused = refusal(package) if how == RECORDED else None
     if refused:
         return found | {"refused": refused}
-    c_arguments = named(c_arguments, made)
-    c_call = prepared(library, function, c_arguments)
-    sides = {
-        "package": package,
-        "extension": partial(find("torchium._C", function), *c_arguments),
-        "library": c_call,
-        "idle": idle(library, *c_call.keep),
-    }
-    calls = 50 if device.type == "cpu" else 1 if function in WAITING else 10
+    extension = partial(find("torchium._C", function), *named(c_arguments, made))
     with torch.set_grad_enabled(how == RECORDED):
-        times = in_rounds(sides, waiter(device), seconds if calls > 1 else 2 * seconds, calls)
-    own = [a - b for a, b in zip(times["library"], times["idle"], strict=True)]
+        whole, own = beyond(package, 0.5 * seconds)
+        alone = beyond(extension, 0.5 * seconds)
     return found | {
-        "package_us": statistics.median(times["package"]),
+        "package_us": statistics.median(whole),
         "library_us": statistics.median(own),
-        "overhead_us": less(times["package"], own),
-        "extension_overhead_us": less(times["extension"], own),
+        "overhead_us": less(whole, own),
+        "extension_overhead_us": less(*alone),
         "limit_us": CALL_LIMIT_US,
-        "rounds": len(own),
-        "calls_in_a_round": calls,
+        "calls": len(own),
     }
 
 
@@ -299,7 +298,6 @@ def call_line(found):
         f"call    {found['function']:<40} {found['how']:<12} {found['package_us']:>8.2f} us"
         f"  C {found['library_us']:.2f}  adds {found['overhead_us']:.2f}, of it the extension"
         f" {found['extension_overhead_us']:.2f}  {verdict(found)}"
-        + ("  (waits: call by call)" if found["calls_in_a_round"] == 1 else "")
     )
 
 
@@ -317,7 +315,7 @@ def overheads(s):
     """Every function and every class, each on its own: `s` has the library, the device, the seconds and the report."""
 
     def call(entry, how):
-        found = measure_call(s.library, entry, how, s.device, 0.7 * s.seconds)
+        found = measure_call(entry, how, s.device, 0.7 * s.seconds)
         s.report.add("calls", found, call_line(found))
 
     def step(kind):

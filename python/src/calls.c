@@ -1,7 +1,27 @@
 /* One call: see calls.h. */
 #include "calls.h"
 
+#include <time.h>
+
 #include "errors.h"
+
+static _Thread_local int64_t in_library;
+
+int64_t py_library_time(void)
+{
+    return in_library;
+}
+
+int64_t py_library_clock(int64_t began)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t time = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    if (began != 0) {
+        in_library += time - began;
+    }
+    return time;
+}
 
 static int check_stream(tch_device device, PyObject *stream)
 {

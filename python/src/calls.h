@@ -43,10 +43,17 @@ void py_call_make(py_call *call, int index, int like, py_shape shape);
  * set where the call failed. */
 PyObject *py_call_end(py_call *call);
 
+/* Nanoseconds that this thread has spent in the library, inside PY_CALL: what is left of a call's time is Python's. The
+ * second one counts the time since `began`, and gives the time there is now where that is 0. */
+int64_t py_library_time(void);
+int64_t py_library_clock(int64_t began);
+
 /* Runs the expression, a call that gives a status, without the GIL. */
 #define PY_CALL(call, expression)                                                                                      \
     do {                                                                                                               \
-        Py_BEGIN_ALLOW_THREADS(call).status = (expression);                                                            \
+        Py_BEGIN_ALLOW_THREADS int64_t py_began_ = py_library_clock(0);                                                \
+        (call).status = (expression);                                                                                  \
+        (void)py_library_clock(py_began_);                                                                             \
         Py_END_ALLOW_THREADS                                                                                           \
     } while (0)
 

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include "arguments.h"
+#include "calls.h"
 #include "contexts.h"
 #include "errors.h"
 
@@ -18,6 +19,13 @@ static PyObject *library_path(PyObject *module, PyObject *unused)
         return NULL;
     }
     return PyUnicode_DecodeFSDefault(info.dli_fname);
+}
+
+static PyObject *library_time(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyLong_FromLongLong((long long)py_library_time());
 }
 
 /* --- what there is ---------------------------------------------------------------------------------------------------- */
@@ -208,6 +216,8 @@ int py_devices_register(PyObject *module)
 {
     static PyMethodDef functions[] = {
         {"library_path", library_path, METH_NOARGS, "The file of libtorchium."},
+        {"library_time", library_time, METH_NOARGS,
+         "Nanoseconds this thread has spent in matrix functions of the library."},
         {"device_count", device_count, METH_O, "How many devices of a kind, 'cpu' or 'cuda', can be used."},
         {"devices", devices, METH_NOARGS, "A dictionary for each device that can be used."},
         {"backends", backends, METH_NOARGS, "A dictionary for each backend known, with the reason where it is absent."},

@@ -368,18 +368,40 @@ static PyObject *kronecker_solve(ARGUMENTS)
     return py_call_end(&call);
 }
 
+/* The shape of one matrix, given in the place of an array that is to be made. */
+static int take_size(PyObject *value, const char *name, int64_t size[2])
+{
+    if (PyTuple_Size(value) != 2) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd sizes, expected those of one matrix", name, PyTuple_Size(value));
+        return -1;
+    }
+    return py_take_int(PyTuple_GetItem(value, 0), name, 0, INT64_MAX, &size[0]) < 0 ||
+                   py_take_int(PyTuple_GetItem(value, 1), name, 0, INT64_MAX, &size[1]) < 0
+               ? -1
+               : 0;
+}
+
 static PyObject *nearest_kronecker(ARGUMENTS)
 {
     static const char *const names[] = {"m", "a", "b", "error", "stream", NULL};
     PyObject *v[5];
     py_call call;
+    int64_t size[2][2];
     (void)module;
     if (py_arguments("nearest_kronecker", names, 4, args, count, keywords, v) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {INPUT(v[0], "m"), OUTPUT(v[1], "a"), OUTPUT(v[2], "b"), MAYBE(v[3], "error")};
-    if (py_call_begin(&call, operands, 4, v[4], NULL) < 0) {
+    bool made = PyTuple_Check(v[1]) && PyTuple_Check(v[2]);
+    if (made && (take_size(v[1], "a", size[0]) < 0 || take_size(v[2], "b", size[1]) < 0)) {
         return NULL;
+    }
+    const py_operand given[] = {INPUT(v[0], "m"), OUTPUT(v[1], "a"), OUTPUT(v[2], "b"), MAYBE(v[3], "error")};
+    const py_operand wanted[] = {INPUT(v[0], "m"), MAYBE(Py_None, "a"), MAYBE(Py_None, "b"), MAYBE(v[3], "error")};
+    if (py_call_begin(&call, made ? wanted : given, 4, v[4], NULL) < 0) {
+        return NULL;
+    }
+    for (int i = 0; made && i < 2; i++) {
+        py_call_make(&call, 1 + i, 0, py_shape_matrices(call.tensors[0], "m", size[i]));
     }
     PY_CALL(call,
             tch_nearest_kronecker(call.context, call.tensors[0], call.tensors[1], call.tensors[2], call.tensors[3]));

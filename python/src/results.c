@@ -65,6 +65,11 @@ py_shape py_shape_rows(const tch_tensor *a)
     return shape;
 }
 
+py_shape py_shape_matrices(const tch_tensor *a, const char *name, const int64_t size[2])
+{
+    return is_matrix(a, name) ? matrices(a, size[0], size[1]) : none;
+}
+
 py_shape py_shape_gram(const tch_tensor *a, bool transpose)
 {
     if (!is_matrix(a, "a")) {

@@ -16,6 +16,9 @@ py_shape py_shape_like(const tch_tensor *a);
 /* [..., n] for a [..., n, n]. */
 py_shape py_shape_rows(const tch_tensor *a);
 
+/* [..., rows, columns] for a [..., m, n]. */
+py_shape py_shape_matrices(const tch_tensor *a, const char *name, const int64_t size[2]);
+
 /* [..., m, m] for a [..., m, n], or [..., n, n]. */
 py_shape py_shape_gram(const tch_tensor *a, bool transpose);
 

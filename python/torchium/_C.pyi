@@ -22,6 +22,9 @@ class OutOfMemoryError(MemoryError):
 def library_path() -> str:
     """The file of libtorchium."""
 
+def library_time() -> int:
+    """Nanoseconds this thread has spent inside matrix functions of the library: the rest of a call is Python's."""
+
 # --- devices and memory -----------------------------------------------------------------------------------------------
 
 def device_count(kind: str) -> int: ...
@@ -103,7 +106,14 @@ def kronecker_apply(a: Array, b: Array, x: Array, out: Array | None, stream: int
 def kronecker_solve(
     a: Array, b: Array, x: Array, damping: float, out: Array | None, report: Array | None, stream: int | None = None
 ) -> Array | None: ...
-def nearest_kronecker(m: Array, a: Array, b: Array, error: Array | None, stream: int | None = None) -> None: ...
+def nearest_kronecker(
+    m: Array,
+    a: Array | tuple[int, int],
+    b: Array | tuple[int, int],
+    error: Array | None,
+    stream: int | None = None,
+) -> tuple[Array, Array] | None:
+    """Where a and b are given as the shapes of one matrix of each, they are made, and returned."""
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
 

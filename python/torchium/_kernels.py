@@ -146,7 +146,8 @@ def nearest_kronecker(m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int])
 
 def nearest_kronecker_alone(m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Without the error, which takes products of its own."""
-    first, second, _ = _shapes.nearest_kronecker(m.shape, shape_a, shape_b)
-    a, b = new(m, first), new(m, second)
-    _C.nearest_kronecker(m, a, b, None)
-    return a, b
+    try:
+        return _C.nearest_kronecker(m, tuple(shape_a), tuple(shape_b), None)
+    except (TypeError, ValueError):
+        _shapes.nearest_kronecker(m.shape, shape_a, shape_b)  # which names the shape that is wrong
+        raise

@@ -32,35 +32,32 @@ try:
     _transforms = torch._C._functorch.peek_interpreter_stack
     _tracing = torch._C._get_tracing_state
     _profiling = torch.autograd._profiler_enabled
+    _ = forward_ad._current_level
 except AttributeError:
     _dispatch_modes, _transforms, _tracing, _profiling = (lambda: 1), (lambda: None), (lambda: None), (lambda: True)
 
 
-def _somebody_listens() -> bool:
-    return (
-        _dispatch_modes() != 0
+def _is_direct(*tensors: Any) -> bool:
+    """Ordinary tensors, in code that is run and not looked at. In one piece, since every call begins with it."""
+    if (
+        torch.compiler.is_compiling()
+        or _dispatch_modes() != 0
         or _transforms() is not None
         or _tracing() is not None
         or _profiling()  # which shows operators by their names
-        or getattr(forward_ad, "_current_level", 0) >= 0
-    )
-
-
-def _is_direct(*tensors: Any) -> bool:
-    """Ordinary tensors, in code that is run and not looked at."""
-    if torch.compiler.is_compiling() or _somebody_listens():
+        or forward_ad._current_level >= 0
+    ):
         return False
     for t in tensors:  # noqa: SIM110, half the time of all() over a generator
-        if type(t) not in _PLAIN or not (t.is_cpu or t.is_cuda):
+        if type(t) not in _PLAIN or not (t.is_cuda or t.is_cpu):
             return False
     return True
 
 
 def _wants_gradient(*tensors: Tensor) -> bool:
-    if torch.is_grad_enabled():
-        for t in tensors:
-            if t.requires_grad:
-                return True
+    for t in tensors:
+        if t.requires_grad:
+            return torch.is_grad_enabled()
     return False
 
 
@@ -135,9 +132,9 @@ def inverse_root_backward(a: Tensor, root: int, eps: float, relative_eps: float,
 
 
 def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    _refuse_gradient("eigh", a=a)
-    if _is_direct(a):
+    if _is_direct(a) and not _wants_gradient(a):
         return kernels.eigh(a)
+    _refuse_gradient("eigh", a=a)
     _check_tensors(a=a)
     return _through(torch.ops.torchium.eigh.default, a)
 
@@ -190,9 +187,9 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def orthogonalize(a: Tensor, steps: int = 5, method: str = "polar_express") -> Tensor:
-    _refuse_gradient("orthogonalize", a=a)
-    if _is_direct(a):
+    if _is_direct(a) and not _wants_gradient(a):
         return kernels.orthogonalize(a, steps, method)
+    _refuse_gradient("orthogonalize", a=a)
     _check_tensors(a=a)
     return _through(torch.ops.torchium.orthogonalize.default, a, steps, method)
 
@@ -225,9 +222,9 @@ def kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
-    _refuse_gradient("kronecker_solve", a=a, b=b, x=x)
-    if _is_direct(a, b, x):
+    if _is_direct(a, b, x) and not _wants_gradient(a, b, x):
         return kernels.kronecker_solve(a, b, x, damping)
+    _refuse_gradient("kronecker_solve", a=a, b=b, x=x)
     _check_tensors(a=a, b=b, x=x)
     return _through(torch.ops.torchium.kronecker_solve.default, a, b, x, damping)
 
@@ -235,10 +232,10 @@ def kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
 def nearest_kronecker(
     m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int], return_error: bool = False
 ) -> tuple[Tensor, ...]:
-    _refuse_gradient("nearest_kronecker", m=m)
-    if _is_direct(m):
+    if _is_direct(m) and not _wants_gradient(m):
         kernel = kernels.nearest_kronecker if return_error else kernels.nearest_kronecker_alone
         return kernel(m, shape_a, shape_b)
+    _refuse_gradient("nearest_kronecker", m=m)
     _check_tensors(m=m)
     three = _through(torch.ops.torchium.nearest_kronecker.default, m, shape_a, shape_b)
     return tuple(three) if return_error else tuple(three[:2])

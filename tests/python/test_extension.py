@@ -338,6 +338,16 @@ def test_graph_capture():
 def test_what_there_is():
     assert _C.version.count(".") == 2
     assert Path(_C.library_path()).is_file()
+
+
+def test_time_in_the_library_is_counted_and_is_less_than_that_of_the_call():
+    a = np.random.default_rng(3).standard_normal((200, 200))
+    out = np.full_like(a, np.nan)
+    before, start = _C.library_time(), time.perf_counter_ns()
+    _C.matmul(a, a, out)
+    whole, inside = time.perf_counter_ns() - start, _C.library_time() - before
+    assert 0 < inside < whole
+    assert _C.library_time() == before + inside
     assert _C.device_count("cpu") == 1
     assert _C.device_count("cuda") >= 0
     cpu = _C.devices()[0]
