@@ -13,7 +13,7 @@ help: ## list these words
 
 run: release ## build, then show what this machine offers and compare optimizers on a small network
 	build/release/bin/torchium info
-	build/release/bin/torchium train --optimizer shampoo,soap,muon,adamw --plot build/train.svg
+	build/release/bin/torchium train --optimizer shampoo,soap,muon,kfac,adamw --plot build/train.svg
 
 test: ## build and run every test, then again under the sanitizers
 	@scripts/setup build test

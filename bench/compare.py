@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 import torch
-from library import Library
+from library import Library, linear_layer
 from plots.bars import ratio_bars
 
 PAUSE = 0.02  # seconds between the sides: the threads of one stop waiting actively before the other starts
@@ -105,7 +105,7 @@ class Comparison:
             met = "met" if fast and errors[0] <= max(errors[1], allowed) else "NOT MET"
             aim = "no target" if target is None else f"target {target:.1f}"
             print(
-                f"{work:<15} {size:>12} {row['dtype']:<8} {ours:10.3f} ms {theirs:10.3f} ms "
+                f"{work:<16} {size:>16} {row['dtype']:<8} {ours:10.3f} ms {theirs:10.3f} ms "
                 f"{row['ratio']:6.2f} ({aim}) {met:<8} "
                 f"{errors[0]:8.1e} {errors[1]:8.1e} {note}",
                 flush=True,
@@ -149,6 +149,22 @@ class Comparison:
         errors = error(out[None], reference), error(torch.kron(ta, tb).numpy()[None], reference)
         self.add("kronecker", f"{m} (x) {p}", dtype, 1.0, times, errors, 0.0)
 
+    def sample_gradients(self, batch, positions, inputs, outputs, dtype):
+        x = self.rng.standard_normal((batch, positions, inputs)).astype(dtype)
+        g = self.rng.standard_normal((batch, positions, outputs)).astype(dtype)
+        out = np.full((batch, outputs, inputs), np.nan, dtype)
+        tx, tg = torch.from_numpy(x), torch.from_numpy(g)
+
+        def theirs():
+            return torch.einsum("btp,btd->bpd", tg, tx)
+
+        times = in_turns(self.library.grad_samples(linear_layer(), x, g, out), theirs, self.seconds)
+        reference = g.astype(np.float64).transpose(0, 2, 1) @ x.astype(np.float64)
+        errors = error(out, reference), error(theirs().numpy(), reference)
+        # Both are rounding, of the same size: which one is larger is chance.
+        size = f"{batch}x{positions} {inputs}->{outputs}"
+        self.add("sample gradients", size, dtype, 1.0, times, errors, 2.0 * errors[1])
+
 
 def machine():
     """What the figures were measured on, without naming a host."""
@@ -190,7 +206,18 @@ def run(library, seconds, quick, quiet):
         c.kronecker(32, 64, dtype)
         if not quick:
             c.kronecker(64, 128 if dtype == np.float32 else 64, dtype)
+    run_gradients(c, quick)
     return c.rows
+
+
+def run_gradients(c, quick):
+    """Samples, positions, inputs and outputs of linear layers."""
+    layers = [(64, 1, 256, 256), (16, 64, 256, 256)]
+    if not quick:
+        layers += [(256, 1, 512, 512), (32, 128, 256, 512), (8, 256, 768, 768)]
+    for shape in layers:
+        c.sample_gradients(*shape, np.float32)
+    c.sample_gradients(*layers[0], np.float64)
 
 
 def main():
@@ -204,7 +231,7 @@ def main():
     library.set_threads(torch.get_num_threads())
     info = machine() | {"torchium": library.version()}
     print(f"{info['processor']}, {info['threads']} threads; PyTorch {info['torch']}; Torchium {info['torchium']}")
-    print(f"{'work':<15} {'size':>12} {'dtype':<8} {'ours':>13} {'PyTorch':>13} ratio of times, and errors of both")
+    print(f"{'work':<16} {'size':>16} {'dtype':<8} {'ours':>13} {'PyTorch':>13} ratio of times, and errors of both")
     rows = run(library, 0.6 if arguments.quick else 2.0, arguments.quick, False)
     if arguments.json:
         os.makedirs(os.path.dirname(arguments.json) or ".", exist_ok=True)

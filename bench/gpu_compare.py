@@ -21,7 +21,7 @@ import sys
 import time
 
 import torch
-from library import Library
+from library import Library, linear_layer
 
 DAMPING = 1e-6  # relative to the largest eigenvalue, which is 1
 ROOT = 4
@@ -142,6 +142,21 @@ def torch_streamed(a, b, device, rows):
     return out
 
 
+def torch_gram_norms(x, g):
+    """Squared norms of the gradients of weight and bias of a linear layer: the Gram form, three batched products."""
+    inputs = torch.bmm(x, x.mT)
+    outputs = torch.bmm(g, g.mT)
+    return (inputs * outputs).sum((1, 2)) + outputs.sum((1, 2))
+
+
+def reference_norms(x, g):
+    """The same from the gradients themselves, a sample at a time, in float64."""
+    norms = []
+    for a, b in zip(x.double(), g.double(), strict=True):
+        norms.append((b.mT @ a).square().sum() + b.sum(0).square().sum())
+    return torch.stack(norms)
+
+
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +246,89 @@ class Comparison:
         more = {"gigabytes_per_second": gigabytes / ms * 1e3, "allowed_error": anchors["torch.kron"]["error"]}
         self.add(14, "kronecker product", f"{m} (x) {p}", ours, anchors, target, **more)
 
+    def layer(self, batch, positions, inputs, outputs, seed, dtype=torch.float32):
+        """What a linear layer saw: inputs and output gradients, of a tiny layer in a dry run."""
+        if self.scale != FULL:
+            batch, positions, inputs, outputs = min(batch, 3), min(positions, 5), 24, 40
+        generator = torch.Generator(self.device).manual_seed(seed)
+        x = torch.randn(batch, positions, inputs, device=self.device, generator=generator).to(dtype)
+        g = torch.randn(batch, positions, outputs, device=self.device, generator=generator).to(dtype)
+        return x, g
+
+    def measure(self, anchors, gap):
+        """Time and error of functions that return their result; `gap` takes it to its error."""
+        return {
+            name: {"ms": self.clock.median(function, self.seconds), "error": gap(function())}
+            for name, function in anchors.items()
+        }
+
+    def sample_gradients(self, batch, n, target):
+        """Row 11: one position, so that each gradient is an outer product, and writing them is the work."""
+        x, g = self.layer(batch, 1, n, n, 11)
+        shape = x.shape[0], g.shape[2], x.shape[2]
+        out = self.poisoned(*shape)
+        ms = self.clock.median(self.library.grad_samples(linear_layer(), x, g, out), self.seconds)
+        reference = torch.einsum("btp,btd->bpd", g.double(), x.double())
+
+        def gap(result):
+            return relative_gap(result, reference, reference.abs().amax())
+
+        ours = {"samples": {"ms": ms, "error": gap(out)}}
+        anchors = {
+            "torch einsum": lambda: torch.einsum("btp,btd->bpd", g, x),
+            "torch bmm": lambda: torch.bmm(g.mT, x),
+        }
+        found = self.measure(anchors, gap)
+        # One product for each number, rounded once.
+        more = {"gigabytes_per_second": 4 * math.prod(shape) / ms / 1e6, "allowed_error": 2**-24}
+        self.add(11, "sample gradients", f"{shape[0]}x{shape[2]}->{shape[1]}", ours, found, target, **more)
+
+    def sample_norms(self, batch, positions, inputs, outputs, dtype, target):
+        """Row 12. Rounding operands to TF32 (11 bits) or taking bfloat16 ones as they are, each of the many terms of a
+        norm is off by 2^-11 at most, at random; the bound is for all of them together."""
+        x, g = self.layer(batch, positions, inputs, outputs, 12, dtype)
+        norms = torch.full((x.shape[0],), math.nan, dtype=torch.float64, device=self.device)
+        reference = reference_norms(x, g)
+        ours = {}
+        for name, rounded in (("rounded", True), ("float32", False)):
+            norms.fill_(math.nan)
+            call = self.library.grad_norms(linear_layer(rounded), x, g, norms)
+            ours[name] = {
+                "ms": self.clock.median(call, self.seconds),
+                "error": relative_gap(norms, reference, reference),
+            }
+        anchors = {"torch Gram form": lambda: torch_gram_norms(x, g)}
+        found = self.measure(anchors, lambda result: relative_gap(result, reference, reference))
+        size = f"{x.shape[0]}x{x.shape[1]} {x.shape[2]}->{g.shape[2]}"
+        name = f"sample norms, {str(dtype).removeprefix('torch.')}"
+        self.add(12, name, size, ours, found, target, allowed_error=2**-11)
+
+    def factors(self, batch, positions, inputs, outputs, dtype, target):
+        """Row 13. Entries are sums of many products; in norm, TF32's rounding of both operands is the bound."""
+        x, g = self.layer(batch, positions, inputs, outputs, 13, dtype)
+        rows = x.shape[0] * x.shape[1]
+        a, b = self.poisoned(x.shape[2], x.shape[2]), self.poisoned(g.shape[2], g.shape[2])
+        x2, g2 = x.reshape(rows, -1), g.reshape(rows, -1)
+        references = x2.double().mT @ x2.double() / rows, g2.double().mT @ g2.double() / x.shape[0]
+
+        def gap(pair):
+            return max(error(mine[None], wanted[None]) for mine, wanted in zip(pair, references, strict=True))
+
+        ours = {}
+        for name, rounded in (("rounded", True), ("float32", False)):
+            a.fill_(math.nan)
+            b.fill_(math.nan)
+            call = self.library.grad_factors(linear_layer(rounded), x, g, 1.0, 0.0, a, b)
+            ours[name] = {"ms": self.clock.median(call, self.seconds), "error": gap((a, b))}
+        x3, g3 = x2.float(), g2.float()
+        anchors = {"torch, two float32 products": lambda: (x3.mT @ x3 / rows, g3.mT @ g3 / x.shape[0])}
+        if dtype != torch.float32:
+            anchors["torch, two half products"] = lambda: (x2.mT @ x2 / rows, g2.mT @ g2 / x.shape[0])
+        found = self.measure(anchors, gap)
+        size = f"{x.shape[0]}x{x.shape[1]} {x.shape[2]}->{g.shape[2]}"
+        name = f"KFAC factors, {str(dtype).removeprefix('torch.')}"
+        self.add(13, name, size, ours, found, target, allowed_error=2**-11)
+
     def host_matrix(self, rows, cols, pinned):
         """Random numbers made on the device, where it is quick, and kept on the host."""
         host = torch.empty(rows, cols, pin_memory=pinned and self.device.type == "cuda")
@@ -301,6 +399,12 @@ class Comparison:
         self.library.set_workspace_limit(0)
         self.library.trim()
         return results
+
+
+def relative_gap(x, reference, size):
+    """Largest difference as a share of `size`; NaN counts as infinite."""
+    gap = ((x.double() - reference).abs() / size).amax().item()
+    return gap if math.isfinite(gap) else math.inf
 
 
 def host_ms(function, repeats):
@@ -434,6 +538,11 @@ def run_rows(c, quick):
         (c.inverse_root, (3, 4, 2048), 16.0),
         (c.eigen_power, (64, 256), 4.5),
         (c.eigen_power, (16, 1024), 75.0),
+        (c.sample_gradients, (256, 1024), 0.31),
+        (c.sample_norms, (32, 256, 768, 3072, torch.float32), 0.15),
+        (c.sample_norms, (32, 256, 768, 3072, torch.bfloat16), 0.15),
+        (c.factors, (32, 256, 768, 3072, torch.float32), 0.6),
+        (c.factors, (32, 256, 768, 3072, torch.bfloat16), 0.6),
         (c.kronecker, (64, 128), 0.085),
         (c.streamed, host_product, False),
     ]
@@ -444,7 +553,7 @@ def run_rows(c, quick):
         try:
             measure(*size, last if isinstance(last, bool) or h200 else None)
         except RuntimeError as failure:
-            failed.append({"row": measure.__name__, "size": list(size), "why": str(failure)})
+            failed.append({"row": measure.__name__, "size": [str(part) for part in size], "why": str(failure)})
             print(f"FAILED {measure.__name__} {size}: {failure}", flush=True)
     return failed
 

@@ -51,6 +51,34 @@ class _RootConfig(ctypes.Structure):
     ]
 
 
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("kind", ctypes.c_int),
+        ("rounded", ctypes.c_int32),
+        ("scale", ctypes.c_double),
+        ("dims", ctypes.c_int32),
+        ("kernel", ctypes.c_int64 * 3),
+        ("stride", ctypes.c_int64 * 3),
+        ("dilation", ctypes.c_int64 * 3),
+        ("before", ctypes.c_int64 * 3),
+        ("after", ctypes.c_int64 * 3),
+        ("padding", ctypes.c_int),
+        ("groups", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("padding_index", ctypes.c_int64),
+        ("normalized", ctypes.c_int32),
+        ("eps", ctypes.c_double),
+    ]
+
+
+def linear_layer(rounded=True):
+    """TCH_LAYER_INIT(TCH_LAYER_LINEAR); `rounded` lets a GPU round the operands of norms and factors to TF32."""
+    ones, zeros = (1, 1, 1), (0, 0, 0)
+    size = ctypes.sizeof(_Layer)
+    return _Layer(size, 0, int(rounded), 1.0, 0, ones, ones, ones, zeros, zeros, 0, 1, 0, -1, 1, 1e-5)
+
+
 class _MemoryInfo(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -180,6 +208,23 @@ class Library:
 
     def matmul_chunked(self, a, b, budget, out):
         return self.prepare("tch_matmul_chunked", tensor(a), tensor(b), budget, tensor(out))
+
+    def grad_samples(self, layer, x, g, weight, bias=None):
+        return self.prepare("tch_grad_samples", layer, tensor(x), tensor(g), tensor(weight), _optional(bias))
+
+    def grad_norms(self, layer, x, g, norms):
+        """Of weight and bias together."""
+        return self.prepare("tch_grad_norms", layer, tensor(x), tensor(g), 3, 0, tensor(norms))
+
+    def grad_weighted_sum(self, layer, x, g, weights, weight, bias=None):
+        described = tensor(x), tensor(g), tensor(weights)
+        return self.prepare("tch_grad_weighted_sum", layer, *described, 0.0, tensor(weight), _optional(bias))
+
+    def grad_factors(self, layer, x, g, alpha, beta, input_factor, output_factor):
+        """Without a bias, every position being a sample of its own."""
+        numbers = float(alpha), float(beta)
+        described = tensor(input_factor), tensor(output_factor)
+        return self.prepare("tch_grad_factors", layer, tensor(x), tensor(g), 0, 0, *numbers, *described)
 
 
 def _optional(array):

@@ -2,6 +2,7 @@
  *
  * bench_cases.c       which operations are measured, at which sizes
  * bench_operations.c  how each operation is set up, run, and its work counted
+ * bench_gradients.c   the same for gradients of single samples and curvature
  * bench_limits.c      what this machine can do at best, measured in the same run
  * bench_accuracy.c    errors of the inverse roots over condition numbers
  * bench_text.c, bench_json.c   the results for people and for programs */
@@ -19,7 +20,7 @@
 
 typedef struct bench_operation bench_operation;
 
-/* One thing to measure. What m, n and k mean is said at each operation in bench_operations.c. */
+/* One thing to measure. What m, n and k mean is said at each operation where it is written. */
 typedef struct bench_case {
     const bench_operation *operation;
     tch_dtype dtype;
@@ -48,11 +49,17 @@ struct bench_operation {
     double products; /* rough cost in products of n by n matrices, to foretell the time left */
 };
 
+/* Of bench_gradients.c. */
+extern const bench_operation bench_sample_gradients, bench_sample_norms, bench_weighted_sum, bench_factors;
+
 /* Every operation, in the order in which they are measured; ends with NULL. */
 extern const bench_operation *const bench_operations[];
 
 tch_status bench_prepare(const workplace *place, const bench_case *c, bench_data *data);
 void bench_release(bench_data *data);
+
+/* Input `index` of a case: as many matrices as its batch, of random entries. */
+tch_status bench_add_random(const workplace *place, bench_data *d, int index, int64_t rows, int64_t cols);
 
 /* Sets *good to whether every output was written and is finite. */
 tch_status bench_check(const workplace *place, const bench_data *data, bool *good);

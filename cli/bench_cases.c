@@ -17,7 +17,7 @@ typedef struct size_entry {
 
 enum { SIZES = 20 };
 
-typedef enum size_style { STYLE_SQUARE, STYLE_RECTANGLE, STYLE_PAIR } size_style;
+typedef enum size_style { STYLE_SQUARE, STYLE_RECTANGLE, STYLE_PAIR, STYLE_LAYER } size_style;
 
 typedef struct case_list {
     const char *operation;
@@ -56,6 +56,13 @@ typedef struct case_list {
         BATCH(16, 1024, FULL)
 #define LARGE_SIZES BATCH(1024, 128, LARGE), BATCH(4, 2048, LARGE), ONE(4096, LARGE)
 
+/* Samples, outputs, inputs, positions: two layers of a small language model. */
+#define LAYER_SIZES                                                                                                    \
+    {32, 768, 768, 64, FULL},                                                                                          \
+    {                                                                                                                  \
+        32, 3072, 768, 256, LARGE                                                                                      \
+    }
+
 static const case_list lists[] = {
     {"matmul", F32, STYLE_SQUARE, {SINGLE_SIZES, BATCH_SIZES, LARGE_SIZES}},
     {"matmul", F64, STYLE_SQUARE, {ONE(256, FULL), ONE(512, QUICK), ONE(1024, FULL), ONE(2048, FULL)}},
@@ -93,6 +100,16 @@ static const case_list lists[] = {
      {{1, 64, 128, 0, QUICK}, {1, 256, 512, 0, QUICK}, {1, 768, 768, 0, FULL}, {1, 2048, 2048, 0, LARGE}}},
     {"kronecker_solve", F64, STYLE_PAIR, {{1, 256, 512, 0, QUICK}}},
     {"nearest_kronecker", F32, STYLE_PAIR, {{1, 16, 32, 0, QUICK}, {1, 32, 64, 0, FULL}}},
+    {"sample_gradients",
+     F32,
+     STYLE_LAYER,
+     {{64, 256, 256, 1, QUICK}, {16, 256, 256, 64, QUICK}, {256, 512, 512, 1, FULL}, {256, 1024, 1024, 1, LARGE}}},
+    {"sample_norms", F32, STYLE_LAYER, {{16, 512, 256, 64, QUICK}, LAYER_SIZES}},
+    {"sample_norms", BF16, STYLE_LAYER, {LAYER_SIZES}},
+    {"weighted_sum", F32, STYLE_LAYER, {{16, 512, 256, 64, QUICK}, LAYER_SIZES}},
+    {"weighted_sum", BF16, STYLE_LAYER, {LAYER_SIZES}},
+    {"kfac_factors", F32, STYLE_LAYER, {{16, 512, 256, 64, QUICK}, LAYER_SIZES}},
+    {"kfac_factors", BF16, STYLE_LAYER, {LAYER_SIZES}},
 };
 enum { LISTS = sizeof lists / sizeof lists[0] };
 
@@ -125,6 +142,8 @@ static void write_size(const size_entry *size, size_style style, char *text, siz
         snprintf(text, length, "%lldx%lld", batch, n);
     else if (style == STYLE_RECTANGLE)
         snprintf(text, length, "%lld-by-%lld", m, n > 0 ? n : k);
+    else if (style == STYLE_LAYER)
+        snprintf(text, length, "%lldx%lld-%lld-to-%lld", batch, k, n, m);
     else if (k > 0)
         snprintf(text, length, "%lld-kron-%lld-by-%lld", m, n, k);
     else

@@ -13,7 +13,7 @@ static const double spectrum_condition = 1e8;
 /* Seeds of the inputs: fresh for each input of a case, the same in every run. */
 static const uint64_t first_seed = 1000;
 
-static tch_status add_random(const workplace *place, bench_data *d, int index, int64_t rows, int64_t cols)
+tch_status bench_add_random(const workplace *place, bench_data *d, int index, int64_t rows, int64_t cols)
 {
     tch_status status = workplace_matrices(place->device, d->c->dtype, d->c->batch, rows, cols, &d->in[index]);
     return status ? status : random_entries(place, first_seed + (uint64_t)index, d->in[index]);
@@ -62,9 +62,9 @@ static tch_status add_output(const workplace *place, bench_data *d, int index, i
 static tch_status matmul_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
-    tch_status status = add_random(place, d, 0, c->m, c->k);
+    tch_status status = bench_add_random(place, d, 0, c->m, c->k);
     if (status == TCH_OK)
-        status = add_random(place, d, 1, c->k, c->n);
+        status = bench_add_random(place, d, 1, c->k, c->n);
     return status ? status : add_output(place, d, 0, c->m, c->n);
 }
 
@@ -109,7 +109,7 @@ static double gram_flops(const bench_case *c)
 
 static tch_status gram_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = add_random(place, d, 0, d->c->m, d->c->k);
+    tch_status status = bench_add_random(place, d, 0, d->c->m, d->c->k);
     return status ? status : add_output(place, d, 0, d->c->m, d->c->m);
 }
 
@@ -169,7 +169,7 @@ static tch_status root_run(tch_context *context, void *data)
 
 static tch_status ortho_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = add_random(place, d, 0, d->c->m, d->c->n);
+    tch_status status = bench_add_random(place, d, 0, d->c->m, d->c->n);
     return status ? status : add_output(place, d, 0, d->c->m, d->c->n);
 }
 
@@ -191,9 +191,9 @@ static double ortho_flops(const bench_case *c)
 static tch_status kron_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
-    tch_status status = add_random(place, d, 0, c->m, c->m);
+    tch_status status = bench_add_random(place, d, 0, c->m, c->m);
     if (status == TCH_OK)
-        status = add_random(place, d, 1, c->n, c->n);
+        status = bench_add_random(place, d, 1, c->n, c->n);
     return status ? status : add_output(place, d, 0, c->m * c->n, c->m * c->n);
 }
 
@@ -213,11 +213,11 @@ static double kron_bytes(const bench_case *c)
 static tch_status kron_matmul_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
-    tch_status status = add_random(place, d, 0, c->m, c->m);
+    tch_status status = bench_add_random(place, d, 0, c->m, c->m);
     if (status == TCH_OK)
-        status = add_random(place, d, 1, c->n, c->n);
+        status = bench_add_random(place, d, 1, c->n, c->n);
     if (status == TCH_OK)
-        status = add_random(place, d, 2, c->m * c->n, c->k);
+        status = bench_add_random(place, d, 2, c->m * c->n, c->k);
     return status ? status : add_output(place, d, 0, c->m * c->n, c->k);
 }
 
@@ -240,7 +240,7 @@ static tch_status kron_solve_prepare(const workplace *place, bench_data *d)
     if (status == TCH_OK)
         status = add_symmetric(place, d, 1, c->n, spectrum_condition);
     if (status == TCH_OK)
-        status = add_random(place, d, 2, c->m, c->n);
+        status = bench_add_random(place, d, 2, c->m, c->n);
     return status ? status : add_output(place, d, 0, c->m, c->n);
 }
 
@@ -261,7 +261,7 @@ static double kron_solve_flops(const bench_case *c)
 static tch_status nearest_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
-    tch_status status = add_random(place, d, 0, c->m * c->n, c->m * c->n);
+    tch_status status = bench_add_random(place, d, 0, c->m * c->n, c->m * c->n);
     if (status == TCH_OK)
         status = add_output(place, d, 0, c->m, c->m);
     return status ? status : add_output(place, d, 1, c->n, c->n);
@@ -293,9 +293,25 @@ static const bench_operation kron_solve = {
 static const bench_operation nearest = {
     "nearest_kronecker", "the A (x) B nearest to M", nearest_prepare, nearest_run, NULL, NULL, 1};
 
-const bench_operation *const bench_operations[] = {&matmul,     &symmetric, &gram,  &chunked, &eigh,
-                                                   &power,      &root,      &ortho, &kron,    &kron_matmul,
-                                                   &kron_solve, &nearest,   NULL};
+const bench_operation *const bench_operations[] = {
+    &matmul,
+    &symmetric,
+    &gram,
+    &chunked,
+    &eigh,
+    &power,
+    &root,
+    &ortho,
+    &kron,
+    &kron_matmul,
+    &kron_solve,
+    &nearest,
+    &bench_sample_gradients,
+    &bench_sample_norms,
+    &bench_weighted_sum,
+    &bench_factors,
+    NULL,
+};
 
 tch_status bench_prepare(const workplace *place, const bench_case *c, bench_data *data)
 {

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include <torchium/checkpoint.h>
+#include <torchium/kfac.h>
 #include <torchium/network.h>
 #include <torchium/optim.h>
 #include <torchium/torchium.h>
@@ -17,30 +18,36 @@
 
 /* --- the plan (train_plan.c) -------------------------------------------------------------------------------------- */
 
-enum { TRAIN_METHODS = 5, TRAIN_HIDDEN = 16, TRAIN_PARAMETERS = 2 * (TRAIN_HIDDEN + 1), TRAIN_TEXT = 256 };
+enum { TRAIN_METHODS = 8, TRAIN_HIDDEN = 16, TRAIN_PARAMETERS = 2 * (TRAIN_HIDDEN + 1), TRAIN_TEXT = 256 };
+
+/* What a gradient goes through before the optimizer's step. */
+typedef enum train_curvature { TRAIN_PLAIN, TRAIN_KFAC, TRAIN_EKFAC, TRAIN_NATURAL } train_curvature;
 
 typedef struct train_method {
-    tch_optim_kind kind;
     const char *name;
+    tch_optim_kind kind; /* of the step */
+    train_curvature curvature;
     double rate;
 } train_method;
 
 typedef struct train_plan {
     /* as the options give it */
     const char *data, *images, *labels, *label_column;
-    const char *optimizer, *lr, *hidden, *activation, *schedule;
+    const char *optimizer, *lr, *hidden, *activation, *schedule, *fisher;
     const char *device, *plot, *checkpoint, *resume;
     int64_t samples, seed, batch, steps, epochs, warmup, threads;
     int64_t precondition_frequency, block; /* 0: each optimizer's own */
     int64_t log_every, checkpoint_every;   /* 0: steps / 50; never but at the end */
     double test_fraction, weight_decay;
+    double damping, kl_clip; /* below 0: each method's own */
+    double per_sample_clip;  /* 0: none */
     bool tune, json;
     /* read from it */
     int32_t method_count, hidden_count;
     train_method methods[TRAIN_METHODS];
     int64_t widths[TRAIN_HIDDEN];
     tch_activation f;
-    bool cosine;
+    bool cosine, empirical;                            /* the rate's schedule; KFAC's factors from the data's labels */
     char hidden_text[TRAIN_TEXT], lr_text[TRAIN_TEXT]; /* the same in one spelling */
 } train_plan;
 
@@ -50,7 +57,7 @@ typedef struct train_setting {
     char text[4096];    /* empty where the option was not given */
     bool free;          /* may be another when a training is taken up again */
 } train_setting;
-enum { TRAIN_SETTINGS = 19 };
+enum { TRAIN_SETTINGS = 23 };
 
 /* Reads the command line: CLI_OK, or the exit status of a failure that has been said. *go is false where the help was
  * asked for. */
@@ -70,6 +77,11 @@ void train_plan_spell_rates(train_plan *plan);
 
 /* An optimizer's configuration: its defaults, what the options say, and what suits a small network (train_plan.c). */
 tch_optim_config train_plan_config(const train_plan *plan, const train_method *method);
+
+/* The same for KFAC, the damping of it and of the natural gradient, and the steps from one refresh to the next. */
+tch_kfac_config train_plan_kfac(const train_plan *plan, const train_method *method);
+double train_plan_damping(const train_plan *plan, const train_method *method);
+int64_t train_plan_frequency(const train_plan *plan);
 
 /* The learning rate of a step, from 0, as a share of the method's. */
 double train_plan_schedule(const train_plan *plan, int64_t step);
@@ -128,6 +140,9 @@ typedef struct train_run {
     tch_network *network;
     tch_optimizer *optimizer;
     const tch_tensor *gradients[TRAIN_PARAMETERS];
+    tch_kfac *kfac;                      /* of kfac and ekfac */
+    tch_tensor *shares;                  /* [batch], with --per-sample-clip: what is left of each sample's gradient */
+    tch_tensor *gram, *weights, *report; /* of natural: [batch, batch], [batch], [] */
     int64_t step;
     double seconds;
     bool diverged;       /* its loss is no number any more; it goes no further */
@@ -174,6 +189,18 @@ const train_run *train_session_baseline(const train_session *session);
 /* Tries TRAIN_RATES rates per method, each for the whole number of steps, and leaves the best in the plan. */
 enum { TRAIN_RATES = 5 };
 int train_tune(train_session *session);
+
+/* --- single samples and curvature (train_curvature.c) ------------------------------------------------------------- */
+
+/* What the run's method and --per-sample-clip need beside the optimizer; destroyed also after a failure. */
+tch_status train_curvature_create(const train_session *session, train_run *run);
+void train_curvature_destroy(train_run *run);
+
+/* Turns the gradients of the batch at hand into those that the optimizer gets; `rate` is the step's. */
+tch_status train_curvature_apply(const train_session *session, train_run *run, double rate);
+
+/* Bytes of KFAC's state. */
+int64_t train_curvature_bytes(const train_run *run);
 
 /* --- checkpoints (train_checkpoint.c) ----------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
-/* Checkpoints of `torchium train`: the settings as text, and for each run its network, its optimizer's state and its
- * curve. The order of the data needs no state: it follows from the seed and the step. */
+/* Checkpoints of `torchium train`: the settings as text, and for each run its network, the state of its optimizer
+ * and of KFAC, and its curve. The order of the data needs no state: it follows from the seed and the step. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +89,8 @@ static tch_status add_runs(train_session *session, tch_checkpoint_writer *writer
         numbers += TRAIN_POINT_NUMBERS * run->point_count;
         if ((status = add_numbers(run, writer)) || (status = add_network(run, writer)) ||
             (status = tch_optimizer_save(run->optimizer, writer, tensor_name(run, "optimizer", "", name))))
+            return status;
+        if (run->kfac != NULL && (status = tch_kfac_save(run->kfac, writer, tensor_name(run, "kfac", "", name))))
             return status;
         if (run->point_count > 0)
             status = tch_checkpoint_writer_add(writer, tensor_name(run, "curve", "", name), &curve);
@@ -257,6 +259,8 @@ static int resume_run(train_session *session, train_run *run, tch_checkpoint *ch
     const train_plan *plan = &session->plan;
     if (!read_numbers(run, checkpoint) || !read_network(session, run, checkpoint) ||
         tch_optimizer_load(run->optimizer, checkpoint, tensor_name(run, "optimizer", "", name)))
+        return output_fail_library("train");
+    if (run->kfac != NULL && tch_kfac_load(run->kfac, checkpoint, tensor_name(run, "kfac", "", name)))
         return output_fail_library("train");
     if (run->step < 0 || run->step > plan->steps)
         return output_fail("train", "%s has made %lld steps in %s, and %lld are asked for", run->method.name,

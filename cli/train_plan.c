@@ -12,19 +12,17 @@
 
 static const double pi = 3.14159265358979323846;
 
-/* What is trained with when nothing else is said. */
-typedef struct method_default {
-    const char *name;
-    double rate;
-} method_default;
-
-static const method_default method_defaults[] = {
-    {"shampoo", 0.01}, {"soap", 0.01}, {"muon", 0.02}, {"adamw", 0.01}, {"sgd", 0.3},
+/* All methods, with the rate each is trained with when nothing else is said. */
+static const train_method known_methods[TRAIN_METHODS] = {
+    {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01}, {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01},
+    {"muon", TCH_OPTIM_MUON, TRAIN_PLAIN, 0.02},       {"kfac", TCH_OPTIM_SGD, TRAIN_KFAC, 0.05},
+    {"ekfac", TCH_OPTIM_SGD, TRAIN_EKFAC, 0.05},       {"natural", TCH_OPTIM_SGD, TRAIN_NATURAL, 10.0},
+    {"adamw", TCH_OPTIM_ADAMW, TRAIN_PLAIN, 0.01},     {"sgd", TCH_OPTIM_SGD, TRAIN_PLAIN, 0.3},
 };
-enum { NAMES = sizeof method_defaults / sizeof method_defaults[0] };
 
 static const char *const activation_names[TCH_ACTIVATION_COUNT] = {"none", "relu", "tanh", "gelu"};
 static const char *const schedule_names[] = {"constant", "cosine"};
+static const char *const fisher_names[] = {"sampled", "empirical"};
 
 static const train_plan defaults = {
     .optimizer = "shampoo,adamw",
@@ -35,6 +33,8 @@ static const train_plan defaults = {
     .samples = 12000,
     .batch = 256,
     .test_fraction = 0.2,
+    .damping = -1.0,
+    .kl_clip = -1.0,
 };
 
 static const char description[] =
@@ -54,7 +54,8 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
         {"--samples", "N", OPTION_INTEGER, &plan->samples, 2, 1e7, "built-in digits to draw (12000)"},
         {"--test-fraction", "X", OPTION_REAL, &plan->test_fraction, 0.001, 0.999, "share kept for testing (0.2)"},
         {"--seed", "N", OPTION_INTEGER, &plan->seed, 0, 9e18, "of digits, weights, and order of rows (0)"},
-        {"--optimizer", "NAMES", OPTION_TEXT, &plan->optimizer, 0, 0, "of shampoo,soap,muon,adamw,sgd (shampoo,adamw)"},
+        {"--optimizer", "NAMES", OPTION_TEXT, &plan->optimizer, 0, 0,
+         "shampoo,soap,muon,kfac,ekfac,natural,adamw,sgd (shampoo,adamw)"},
         {"--lr", "X", OPTION_TEXT, &plan->lr, 0, 0, "learning rate, or rates: shampoo=0.01,adamw=0.003"},
         {"--tune", NULL, OPTION_FLAG, &plan->tune, 0, 0, "try five rates around each and take the best"},
         {"--schedule", "NAME", OPTION_TEXT, &plan->schedule, 0, 0, "of the rate: constant or cosine (cosine)"},
@@ -66,8 +67,13 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
         {"--steps", "N", OPTION_INTEGER, &plan->steps, 1, 1e9, "of each optimizer (150)"},
         {"--epochs", "N", OPTION_INTEGER, &plan->epochs, 1, 1e9, "the same in passes over the data"},
         {"--precondition-frequency", "N", OPTION_INTEGER, &plan->precondition_frequency, 1, 1e9,
-         "shampoo, soap: steps between refreshes (10)"},
+         "shampoo, soap, kfac: steps between refreshes (10)"},
         {"--block", "N", OPTION_INTEGER, &plan->block, 1, 1e6, "shampoo, soap: largest block with factors"},
+        {"--damping", "X", OPTION_REAL, &plan->damping, 1e-12, 1e6, "kfac, ekfac, natural: of the curvature"},
+        {"--kl-clip", "X", OPTION_REAL, &plan->kl_clip, 0, 1e6, "kfac, ekfac: bound on a step's change; 0 for none"},
+        {"--fisher", "LABELS", OPTION_TEXT, &plan->fisher, 0, 0, "kfac, ekfac: sampled or empirical (sampled)"},
+        {"--per-sample-clip", "C", OPTION_REAL, &plan->per_sample_clip, 1e-12, 1e12,
+         "clip every sample's gradient to this norm"},
         {"--device", "D", OPTION_TEXT, &plan->device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},
         {"--threads", "N", OPTION_INTEGER, &plan->threads, 1, 4096, "of the CPU (all)"},
         {"--log-every", "N", OPTION_INTEGER, &plan->log_every, 1, 1e9, "steps between measurements (steps / 50)"},
@@ -125,20 +131,19 @@ static int find_word(const char *word, const char *const *names, size_t count)
 
 static int parse_methods(train_plan *plan)
 {
-    const char *names[NAMES], *list = plan->optimizer;
+    const char *names[TRAIN_METHODS], *list = plan->optimizer;
     char word[TRAIN_TEXT];
-    for (int i = 0; i < NAMES; i++)
-        names[i] = method_defaults[i].name;
+    for (int i = 0; i < TRAIN_METHODS; i++)
+        names[i] = known_methods[i].name;
     plan->method_count = 0;
     while (next_word(&list, word)) {
-        int found = find_word(word, names, NAMES);
+        int found = find_word(word, names, TRAIN_METHODS);
         if (found < 0)
-            return unknown_word("--optimizer", word, names, NAMES);
+            return unknown_word("--optimizer", word, names, TRAIN_METHODS);
         for (int32_t i = 0; i < plan->method_count; i++)
             if (plan->methods[i].name == names[found])
                 return output_usage("train", "--optimizer names '%s' twice", word);
-        plan->methods[plan->method_count++] =
-            (train_method){(tch_optim_kind)tch_optim_kind_parse(word), names[found], method_defaults[found].rate};
+        plan->methods[plan->method_count++] = known_methods[found];
     }
     return CLI_OK;
 }
@@ -237,7 +242,11 @@ int train_plan_parse(train_plan *plan)
     int schedule = find_word(plan->schedule, schedule_names, 2);
     if (schedule < 0)
         return unknown_word("--schedule", plan->schedule, schedule_names, 2);
+    int fisher = plan->fisher != NULL ? find_word(plan->fisher, fisher_names, 2) : 0;
+    if (fisher < 0)
+        return unknown_word("--fisher", plan->fisher, fisher_names, 2);
     plan->f = (tch_activation)activation;
+    plan->empirical = fisher == 1;
     plan->cosine = schedule == 1;
     return CLI_OK;
 }
@@ -284,6 +293,11 @@ static train_setting given_integer(const char *option, int64_t number)
     return given(option, number > 0 ? text : NULL);
 }
 
+static train_setting given_positive(const char *option, double number)
+{
+    return number > 0.0 ? given_number(option, number) : given(option, NULL);
+}
+
 void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SETTINGS])
 {
     bool drawn = plan->data == NULL && plan->images == NULL;
@@ -305,6 +319,10 @@ void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SE
     *next++ = given_integer("--batch", plan->batch);
     *next++ = given_integer("--precondition-frequency", plan->precondition_frequency);
     *next++ = given_integer("--block", plan->block);
+    *next++ = given_positive("--damping", plan->damping);
+    *next++ = plan->kl_clip < 0.0 ? given("--kl-clip", NULL) : given_number("--kl-clip", plan->kl_clip);
+    *next++ = given("--fisher", plan->fisher);
+    *next++ = given_positive("--per-sample-clip", plan->per_sample_clip);
     *next = given_integer("--steps", plan->steps);
     next++->free = !plan->cosine; /* a constant rate does not know how long it will be wanted */
     *next = given_integer("--log-every", plan->log_every);
@@ -321,7 +339,8 @@ tch_optim_config train_plan_config(const train_plan *plan, const train_method *m
     config.seed = (uint64_t)plan->seed;
     switch (method->kind) {
     case TCH_OPTIM_SGD:
-        config.momentum = 0.9;
+        config.momentum = method->curvature == TRAIN_PLAIN ? 0.9 : 0.7;
+        config.nesterov = method->curvature != TRAIN_PLAIN;
         break;
     case TCH_OPTIM_SHAMPOO:
         config.precondition_frequency = 10;
@@ -341,6 +360,26 @@ tch_optim_config train_plan_config(const train_plan *plan, const train_method *m
         config.block = 1;
     }
     return config;
+}
+
+tch_kfac_config train_plan_kfac(const train_plan *plan, const train_method *method)
+{
+    tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
+    config.method = method->curvature == TRAIN_EKFAC ? TCH_KFAC_EKFAC : TCH_KFAC_EIGEN;
+    config.damping = train_plan_damping(plan, method);
+    config.kl_clip = plan->kl_clip >= 0.0 ? plan->kl_clip : 0.3;
+    return config;
+}
+
+double train_plan_damping(const train_plan *plan, const train_method *method)
+{
+    double own = method->curvature == TRAIN_NATURAL ? 10.0 : 0.04;
+    return plan->damping > 0.0 ? plan->damping : own;
+}
+
+int64_t train_plan_frequency(const train_plan *plan)
+{
+    return plan->precondition_frequency > 0 ? plan->precondition_frequency : 10;
 }
 
 double train_plan_schedule(const train_plan *plan, int64_t step)

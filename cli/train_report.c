@@ -145,6 +145,26 @@ static const train_point *reach_baseline(const train_session *session, const tra
     return goal != NULL ? train_run_reach(run, goal->train_loss) : NULL;
 }
 
+/* What optimizer and KFAC have counted, together. Waits for the device. */
+static bool read_stats(const train_run *run, tch_optim_stats *stats)
+{
+    tch_kfac_stats kfac = TCH_KFAC_STATS_INIT;
+    if (tch_optimizer_get_stats(run->optimizer, stats) || (run->kfac != NULL && tch_kfac_get_stats(run->kfac, &kfac)))
+        return false;
+    stats->refreshes += kfac.refreshes;
+    stats->failed += kfac.failed;
+    stats->worst_residual = fmax(stats->worst_residual, kfac.worst_residual);
+    return true;
+}
+
+/* Bytes that stay from step to step beside the network. */
+static int64_t state_bytes(const train_run *run)
+{
+    tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+    (void)tch_optimizer_get_memory(run->optimizer, &memory);
+    return memory.state + train_curvature_bytes(run);
+}
+
 /* What the optimizer itself has to say: nothing, where all went well. */
 static const char *remark(const train_session *session, const train_run *run, char text[TRAIN_TEXT])
 {
@@ -154,8 +174,8 @@ static const char *remark(const train_session *session, const train_run *run, ch
         snprintf(text, TRAIN_TEXT, "diverged");
     else if (run->step < session->plan.steps)
         snprintf(text, TRAIN_TEXT, "interrupted");
-    else if (tch_optimizer_get_stats(run->optimizer, &stats) == TCH_OK && stats.skipped + stats.failed > 0)
-        snprintf(text, TRAIN_TEXT, "%lld steps skipped, %lld roots failed", (long long)stats.skipped,
+    else if (read_stats(run, &stats) && stats.skipped + stats.failed > 0)
+        snprintf(text, TRAIN_TEXT, "%lld steps skipped, %lld refreshes failed", (long long)stats.skipped,
                  (long long)stats.failed);
     return text;
 }
@@ -216,7 +236,8 @@ static void json_run(json_writer *json, const train_session *session, const trai
     json_real(json, "baseline_steps", reached != NULL ? (double)reached->step : (double)NAN);
     json_real(json, "baseline_seconds", reached != NULL ? reached->seconds : (double)NAN);
     json_bool(json, "diverged", run->diverged);
-    if (tch_optimizer_get_stats(run->optimizer, &stats) == TCH_OK) {
+    json_integer(json, "state_bytes", state_bytes(run));
+    if (read_stats(run, &stats)) {
         json_integer(json, "skipped", stats.skipped);
         json_integer(json, "refreshes", stats.refreshes);
         json_integer(json, "failed", stats.failed);

@@ -51,6 +51,8 @@ tch_status train_run_create(train_session *session, const train_method *method, 
     tch_status status = create_network(session, &run->network);
     if (status == TCH_OK)
         status = create_optimizer(session, run);
+    if (status == TCH_OK)
+        status = train_curvature_create(session, run);
     if (status != TCH_OK)
         train_run_destroy(run);
     return status;
@@ -58,6 +60,7 @@ tch_status train_run_create(train_session *session, const train_method *method, 
 
 void train_run_destroy(train_run *run)
 {
+    train_curvature_destroy(run);
     tch_optimizer_destroy(run->optimizer);
     tch_network_destroy(run->network);
     free(run->points);
@@ -74,6 +77,8 @@ static tch_status step(train_session *session, train_run *run)
     tch_status status = train_data_batch(session->context, &session->data, plan, run->step, &batch);
     if (status == TCH_OK)
         status = tch_network_loss_and_gradients(run->network, &batch.inputs, &batch.labels, NULL, session->totals);
+    if (status == TCH_OK)
+        status = train_curvature_apply(session, run, rate);
     if (status == TCH_OK)
         status = tch_optimizer_set_lr(run->optimizer, 0, rate);
     if (status == TCH_OK)

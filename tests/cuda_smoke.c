@@ -17,14 +17,15 @@
 #include <torchium/torchium.h>
 
 #define SKIPPED 77
-#define MOST_TENSORS 8
+#define MOST_TENSORS 16
 #define MOST_MATRICES 4 /* of a batch */
 
 static tch_context *context;
 static tch_tensor *taken[MOST_TENSORS]; /* of the running case; destroyed after it */
 static int taken_count;
 static int failures;
-static int ours; /* no decompositions of the libraries */
+static int ours;  /* no decompositions of the libraries */
+static int alone; /* nor anything else of theirs */
 static double damping = 1e-2;
 
 static void expect(int good, const char *what, const char *detail)
@@ -397,6 +398,231 @@ static void optimizers(void)
     optimizer(TCH_OPTIM_SHAMPOO, TCH_FLOAT64, 0);
 }
 
+/* --- gradients of single samples ---------------------------------------------------------------------------------- */
+
+static tch_tensor *waves_of(tch_dtype dtype, int32_t ndim, const int64_t *shape)
+{
+    tch_tensor *t = make(dtype, ndim, shape);
+    int64_t count = tch_tensor_numel(t);
+    double *values = malloc((size_t)count * sizeof *values);
+    for (int64_t i = 0; i < count && values != NULL; i++) {
+        values[i] = sin(1.7 * (double)i) + 0.1;
+    }
+    write_values(t, values);
+    free(values);
+    return t;
+}
+
+enum { SAMPLES = 3, POSITIONS = 70, TOKENS = 9 };
+
+static tch_tensor *tokens_of(tch_dtype dtype)
+{
+    static int32_t narrow[SAMPLES * POSITIONS];
+    static int64_t wide[SAMPLES * POSITIONS];
+    tch_tensor *t = make(dtype, 2, (const int64_t[]){SAMPLES, POSITIONS});
+    for (int i = 0; i < SAMPLES * POSITIONS; i++) {
+        wide[i] = narrow[i] = i * i % 11 % TOKENS;
+    }
+    tch_tensor host = tch_tensor_view(dtype.bits == 64 ? (void *)wide : (void *)narrow, dtype, 2, t->shape);
+    must(tch_tensor_copy(context, t, &host));
+    must(tch_context_synchronize(context));
+    return t;
+}
+
+/* A layer and what it saw of three samples. */
+typedef struct layer_case {
+    tch_layer layer;
+    const tch_tensor *input, *gradient;
+    int32_t ndim; /* of the weight */
+    int64_t weight[5];
+    int64_t bias; /* elements; 0 for none */
+    const char *what;
+} layer_case;
+
+static tch_tensor *parameter(const layer_case *c, int bias, int samples)
+{
+    tch_dtype dtype = c->gradient->dtype.bits == 16 ? TCH_FLOAT32 : c->gradient->dtype;
+    int64_t shape[6] = {SAMPLES, c->bias};
+    for (int32_t i = 0; i < c->ndim && !bias; i++) {
+        shape[1 + i] = c->weight[i];
+    }
+    int32_t ndim = bias ? 1 : c->ndim;
+    return samples ? waves_of(dtype, ndim + 1, shape) : waves_of(dtype, ndim, shape + 1);
+}
+
+/* What is summed, which for embeddings and normalising layers takes no product. */
+static void layer_sums(const layer_case *c)
+{
+    tch_tensor *weight = parameter(c, 0, 0);
+    tch_tensor *bias = c->bias > 0 ? parameter(c, 1, 0) : NULL;
+    tch_tensor *weights = parameter(c, 0, 1);
+    tch_tensor *biases = c->bias > 0 ? parameter(c, 1, 1) : NULL;
+    tch_tensor *norms = per_matrix(TCH_FLOAT64, SAMPLES);
+    done(tch_grad_samples(context, &c->layer, c->input, c->gradient, weights, biases), c->what);
+    expect_finite(weights, c->what);
+    done(tch_grad_norms(context, &c->layer, c->input, c->gradient, TCH_GRAD_BOTH, 0, norms), c->what);
+    done(tch_grad_norms(context, &c->layer, c->input, c->gradient, TCH_GRAD_WEIGHT, 1, norms), c->what);
+    expect_finite(norms, c->what);
+    done(tch_grad_clip_weights(context, norms, 0.5, norms), "clip weights");
+    expect_at_most(norms, 1.0, "clip weights");
+    done(tch_grad_weighted_sum(context, &c->layer, c->input, c->gradient, norms, 0.5, weight, bias), c->what);
+    expect_finite(weight, c->what);
+}
+
+static void layer_products(const layer_case *c)
+{
+    tch_tensor *weight = parameter(c, 0, 0);
+    tch_tensor *bias = c->bias > 0 ? parameter(c, 1, 0) : NULL;
+    tch_tensor *numbers = per_matrix(TCH_FLOAT64, SAMPLES);
+    tch_tensor *gram = make(TCH_FLOAT64, 2, (const int64_t[]){SAMPLES, SAMPLES});
+    done(tch_grad_dots(context, &c->layer, c->input, c->gradient, weight, bias, 0, numbers), c->what);
+    expect_finite(numbers, c->what);
+    done(tch_grad_gram(context, &c->layer, c->input, c->gradient, TCH_GRAD_BOTH, 0, gram), c->what);
+    expect_finite(gram, c->what);
+    if (!ours) {
+        tch_tensor *report = make(TCH_INT32, 0, NULL);
+        done(tch_grad_natural_weights(context, gram, NULL, 1.0, numbers, report), "natural weights");
+        expect_good(report, "natural weights");
+    }
+}
+
+static void layer_gradients(const layer_case *c)
+{
+    layer_sums(c);
+    if (!alone) {
+        layer_products(c);
+    }
+    end_case();
+}
+
+static void linear_gradients(tch_dtype dtype, int64_t positions)
+{
+    const tch_tensor *x = waves_of(dtype, 3, (const int64_t[]){SAMPLES, positions, 21});
+    const tch_tensor *g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, positions, 18});
+    layer_case c = {TCH_LAYER_INIT(TCH_LAYER_LINEAR), x, g, 2, {18, 21}, 18, "linear layer"};
+    layer_gradients(&c);
+}
+
+static void convolution_gradients(tch_dtype dtype, int64_t groups)
+{
+    const tch_tensor *x = waves_of(dtype, 4, (const int64_t[]){SAMPLES, 4, 7, 9});
+    const tch_tensor *g = waves_of(dtype, 4, (const int64_t[]){SAMPLES, 6, 4, 9});
+    layer_case c = {TCH_LAYER_INIT(TCH_LAYER_CONV), x, g, 4, {6, 4 / groups, 3, 3}, 6, "convolution"};
+    c.layer.dims = 2;
+    c.layer.groups = groups;
+    c.layer.padding = groups > 1 ? TCH_PADDING_CIRCULAR : TCH_PADDING_REFLECT;
+    c.layer.stride[0] = 2;
+    for (int i = 0; i < 2; i++) {
+        c.layer.kernel[i] = 3;
+        c.layer.before[i] = c.layer.after[i] = 1;
+    }
+    layer_gradients(&c);
+}
+
+static void embedding_gradients(tch_dtype dtype, tch_dtype integers)
+{
+    const tch_tensor *x = tokens_of(integers);
+    const tch_tensor *g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, POSITIONS, 12});
+    layer_case c = {TCH_LAYER_INIT(TCH_LAYER_EMBEDDING), x, g, 2, {TOKENS, 12}, 0, "embedding"};
+    c.layer.rows = TOKENS;
+    c.layer.padding_index = 4;
+    const tch_tensor *linear_x = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 5, 12});
+    const tch_tensor *linear_g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 5, TOKENS});
+    tch_tensor *norms = per_matrix(TCH_FLOAT64, SAMPLES);
+    done(tch_tensor_fill(context, norms, 1.0), "tied norms");
+    done(tch_grad_tied_norms(context, &c.layer, x, g, linear_x, linear_g, norms), "tied norms");
+    expect_finite(norms, "tied norms");
+    layer_gradients(&c);
+}
+
+static void normalizing_gradients(tch_dtype dtype, tch_layer_kind kind, const char *what)
+{
+    const tch_tensor *x = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 12, 8});
+    const tch_tensor *g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 12, 8});
+    int64_t features = kind == TCH_LAYER_GROUP_NORM ? 12 : 8;
+    layer_case c = {TCH_LAYER_INIT(kind), x, g, 1, {features}, kind == TCH_LAYER_RMS_NORM ? 0 : features, what};
+    c.layer.groups = kind == TCH_LAYER_GROUP_NORM ? 3 : 1;
+    layer_gradients(&c);
+}
+
+static void gradients_without_products(tch_dtype dtype, tch_dtype integers)
+{
+    embedding_gradients(dtype, integers);
+    normalizing_gradients(dtype, TCH_LAYER_LAYER_NORM, "layer norm");
+    normalizing_gradients(dtype, TCH_LAYER_RMS_NORM, "RMS norm");
+    normalizing_gradients(dtype, TCH_LAYER_GROUP_NORM, "group norm");
+}
+
+/* --- curvature ---------------------------------------------------------------------------------------------------- */
+
+static void factors(tch_dtype dtype, tch_sharing sharing)
+{
+    tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    tch_dtype wide = dtype.bits == 16 ? TCH_FLOAT32 : dtype;
+    tch_tensor *x = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 5, 21});
+    tch_tensor *g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 5, 18});
+    tch_tensor *a = make(wide, 2, (const int64_t[]){22, 22});
+    tch_tensor *b = make(wide, 2, (const int64_t[]){18, 18});
+    done(tch_grad_factors(context, &layer, x, g, 1, sharing, 1.0, 0.0, a, b), "factors");
+    done(tch_grad_factors(context, &layer, x, g, 1, sharing, 0.05, 0.95, a, b), "factors, averaged");
+    expect_finite(a, "input factor");
+    expect_finite(b, "output factor");
+    tch_tensor *scales = make(wide, 2, (const int64_t[]){18, 22});
+    done(tch_grad_scales(context, &layer, x, g, 1, a, b, 1.0, 0.0, scales), "scales");
+    expect_finite(scales, "scales");
+    end_case();
+}
+
+/* Two steps of a linear layer with a bias and of a convolution without. */
+static void kfac(tch_kfac_method method, tch_dtype dtype)
+{
+    tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
+    tch_kfac_layer layers[2] = {{TCH_LAYER_INIT(TCH_LAYER_LINEAR), 21, 18, 1, "linear"},
+                                {TCH_LAYER_INIT(TCH_LAYER_CONV), 12, 5, 0, NULL}};
+    tch_kfac *k = NULL;
+    config.method = method;
+    config.damping = 1e-2;
+    layers[1].layer.dims = 1;
+    layers[1].layer.kernel[0] = 3;
+    tch_tensor *x[2] = {waves_of(dtype, 2, (const int64_t[]){SAMPLES, 21}),
+                        waves_of(dtype, 3, (const int64_t[]){SAMPLES, 4, 11})};
+    tch_tensor *g[2] = {waves_of(dtype, 2, (const int64_t[]){SAMPLES, 18}),
+                        waves_of(dtype, 3, (const int64_t[]){SAMPLES, 5, TOKENS})};
+    tch_tensor *gradients[4] = {waves_of(dtype, 2, (const int64_t[]){18, 21}),
+                                waves_of(dtype, 1, (const int64_t[]){18}),
+                                waves_of(dtype, 3, (const int64_t[]){5, 4, 3}), NULL};
+    done(tch_kfac_create(context, &config, 2, layers, &k), "kfac");
+    for (int step = 0; k != NULL && step < 2; step++) {
+        done(tch_kfac_observe(k, 0, x[0], g[0], 1.0, NULL), "kfac observes");
+        done(tch_kfac_observe(k, 1, x[1], g[1], 1.0, NULL), "kfac observes");
+        done(tch_kfac_refresh(k), "kfac refreshes");
+        done(tch_kfac_precondition(k, 0.1, 4, gradients), "kfac preconditions");
+    }
+    for (int i = 0; i < 3; i++) {
+        expect_finite(gradients[i], "kfac");
+    }
+    tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
+    done(tch_kfac_get_stats(k, &stats), "kfac's statistics");
+    expect(stats.failed == 0 && stats.rejected == 0, "kfac", "a refresh failed, or an observation was rejected");
+    tch_kfac_destroy(k);
+    end_case();
+}
+
+static void curvature(void)
+{
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
+    for (int d = 0; d < 4; d++) {
+        factors(dtypes[d], TCH_SHARING_EXPAND);
+        factors(dtypes[d], TCH_SHARING_REDUCE);
+        kfac(TCH_KFAC_INVERSE, dtypes[d]);
+    }
+    if (!ours) {
+        kfac(TCH_KFAC_EIGEN, TCH_FLOAT32);
+        kfac(TCH_KFAC_EKFAC, TCH_FLOAT32);
+        kfac(TCH_KFAC_EKFAC, TCH_BFLOAT16);
+    }
+}
+
 static void run_all(void)
 {
     const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
@@ -407,6 +633,11 @@ static void run_all(void)
         kronecker(dtypes[d]);
         products(dtypes[d], 21);
         roots(dtypes[d], 19, 2, ours ? TCH_ROOT_NEWTON : TCH_ROOT_AUTO, 1);
+        linear_gradients(dtypes[d], 1);
+        linear_gradients(dtypes[d], 37);
+        convolution_gradients(dtypes[d], 1);
+        convolution_gradients(dtypes[d], 2);
+        gradients_without_products(dtypes[d], d % 2 ? TCH_INT64 : TCH_INT32);
         if (!ours) {
             eigen(dtypes[d], 17);
         }
@@ -426,6 +657,7 @@ static void run_all(void)
     streamed();
     many_orthogonal();
     optimizers();
+    curvature();
 }
 
 static void run_alone(void)
@@ -440,6 +672,7 @@ static void run_alone(void)
         done(tch_kronecker_product(context, a, b, product), "kronecker product");
         expect_finite(product, "kronecker product");
         end_case();
+        gradients_without_products(dtypes[d], TCH_INT64);
     }
     for (int s = 0; s < 4; s++) {
         roots(TCH_FLOAT32, sizes[s], 4, TCH_ROOT_NEWTON, 0);
@@ -454,7 +687,7 @@ static void run_alone(void)
 int main(int argc, char **argv)
 {
     const char *device = argc > 1 ? argv[1] : "cuda";
-    int alone = argc > 2 && strcmp(argv[2], "alone") == 0;
+    alone = argc > 2 && strcmp(argv[2], "alone") == 0;
     ours = argc > 2 && strcmp(argv[2], "ours") == 0;
     tch_status status = tch_context_create(device, &context);
     if (status != TCH_OK) {

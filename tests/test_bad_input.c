@@ -39,7 +39,8 @@ typedef void (*breaker)(test_call *call, tch_context *context, int32_t index);
 
 static void break_null(test_call *call, tch_context *context, int32_t index)
 {
-    if (call->operation->operands[index].role != ROLE_OPTIONAL_OUTPUT) {
+    test_role role = call->operation->operands[index].role;
+    if (role != ROLE_OPTIONAL_OUTPUT && role != ROLE_OPTIONAL_INPUT) {
         refuse(call, context, index, NULL, TCH_ERR_INVALID_ARGUMENT);
     }
 }
@@ -130,16 +131,15 @@ static void break_sizes(test_call *call, tch_context *context, int32_t index)
     }
 }
 
-/* One row, column or matrix more than the others say. A Gram matrix takes any number of columns, a fill any shape. */
+/* One row, column or matrix more than the others say, where they say it. A fill takes any shape. */
 static void break_fit(test_call *call, tch_context *context, int32_t index)
 {
-    int32_t free_dimension = strcmp(call->operation->name, "tch_gram") == 0 && index == 0 ? 2 : -1;
     for (int32_t d = 0; d < call->tensors[index]->tensor.ndim && !is_fill(call); d++) {
         broken b;
         copy_to_break(call->tensors[index], &b);
         b.tensor.strides = NULL;
         b.shape[d] += 1;
-        if (d != free_dimension) {
+        if (d != 2 || !test_is_free(call->operation, index, FREE_COLS)) {
             refuse_shape(call, context, index, &b.tensor);
         }
     }
@@ -164,7 +164,11 @@ static void break_dtype(test_call *call, tch_context *context, int32_t index)
     copy_to_break(call->tensors[index], &b);
     for (int i = 0; i < 6 && !is_fill(call) && !is_copy(call); i++) {
         b.tensor.dtype = others[i];
-        if (!tch_dtype_equal(others[i], call->tensors[index]->tensor.dtype)) {
+        bool will_do =
+            (tch_dtype_equal(others[i], TCH_FLOAT32) && test_is_free(call->operation, index, FREE_FLOAT32)) ||
+            ((others[i].code == TCH_FLOAT || others[i].code == TCH_BFLOAT) &&
+             test_is_free(call->operation, index, FREE_FLOAT));
+        if (!will_do && !tch_dtype_equal(others[i], call->tensors[index]->tensor.dtype)) {
             refuse(call, context, index, &b.tensor, TCH_ERR_DTYPE);
         }
     }
@@ -230,7 +234,8 @@ static void break_output_strides(test_call *call, tch_context *context, int32_t 
 static void break_overlap(test_call *call, tch_context *context, int32_t index)
 {
     for (int32_t other = 0; other < call->operation->count; other++) {
-        if (other == index || !test_is_output(&call->operation->operands[index])) {
+        const test_operand *operand = &call->operation->operands[index];
+        if (other == index || !test_is_output(operand) || test_is_free(call->operation, index, FREE_IN_PLACE)) {
             continue;
         }
         const test_tensor *victim = call->tensors[other];
@@ -396,6 +401,9 @@ static void empty_tensors_are_valid(void **state)
 {
     tch_context *context = *state;
     for (int32_t i = 0; i < test_operation_count(); i++) {
+        if (!test_is_batched(&test_operations[i])) {
+            continue;
+        }
         test_case("%s %s with a batch of none", test_operations[i].name, test_operations[i].variant);
         run_empty(context, &test_operations[i], false);
         test_case("%s %s with 0 by 0 matrices", test_operations[i].name, test_operations[i].variant);

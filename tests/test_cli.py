@@ -235,6 +235,10 @@ class Bench(unittest.TestCase):
             "kronecker_matmul",
             "kronecker_solve",
             "nearest_kronecker",
+            "sample_gradients",
+            "sample_norms",
+            "weighted_sum",
+            "kfac_factors",
             "matmul_chunked",
             "accuracy",
         ):

@@ -1,5 +1,6 @@
-/* CUDA graphs and streams. A root that was taken once is captured from the caller's stream and replayed on other
- * numbers: nothing in it may wait for the device, allocate, or depend on what the host read. */
+/* CUDA graphs and streams. A root, and what is done with the gradients of single samples, is captured from the caller's
+ * stream after it was called once, and replayed on other numbers: nothing in it may wait for the device, allocate, or
+ * depend on what the host read. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
@@ -81,15 +82,21 @@ static tch_status take_root(const root_case *c)
                             &c->report->tensor);
 }
 
-static cudaGraphExec_t capture(const root_case *c)
+static tch_status take_root_of(const void *data)
+{
+    return take_root(data);
+}
+
+/* The calls that `calls` makes, as a graph. */
+static cudaGraphExec_t capture(cudaStream_t stream, tch_status (*calls)(const void *), const void *data)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t executable = NULL;
-    CHECK_CUDA(cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeGlobal));
-    tch_status status = take_root(c);
+    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    tch_status status = calls(data);
     char message[512];
     snprintf(message, sizeof message, "%s", tch_last_error());
-    cudaError_t ended = cudaStreamEndCapture(c->stream, &graph);
+    cudaError_t ended = cudaStreamEndCapture(stream, &graph);
     CHECK(status == TCH_OK, "the captured call gave %s: %s", tch_status_name(status), message);
     CHECK(ended == cudaSuccess, "the capture ended with %s", cudaGetErrorString(ended));
     CHECK_CUDA(cudaGraphInstantiateWithFlags(&executable, graph, 0));
@@ -138,7 +145,7 @@ static void check_graph(tch_context *context, int64_t n, tch_root_method method)
     CHECK_OK(take_root(&c)); /* sizes the workspace */
     CHECK_OK(tch_context_synchronize(context));
     CHECK_OK(tch_memory_get_info(context, &before));
-    cudaGraphExec_t graph = capture(&c);
+    cudaGraphExec_t graph = capture(c.stream, take_root_of, &c);
     replay(&c, graph, 2);
     replay(&c, graph, 3);
     CHECK_OK(tch_memory_get_info(context, &after));
@@ -171,7 +178,7 @@ static void a_replay_meets_a_bad_matrix(void **state)
     write_matrices(&c, 4);
     CHECK_OK(take_root(&c));
     double *expected = test_tensor_read(c.out);
-    cudaGraphExec_t graph = capture(&c);
+    cudaGraphExec_t graph = capture(c.stream, take_root_of, &c);
     double *values = test_tensor_read(c.a);
     values[1600 + 41] = NAN;
     test_tensor_write(c.a, values);
@@ -193,6 +200,179 @@ static void a_replay_meets_a_bad_matrix(void **state)
     CHECK_CUDA(cudaGraphExecDestroy(graph));
     free_case(&c);
 }
+
+/* --- gradients of single samples ---------------------------------------------------------------------------------- */
+
+enum { SAMPLES = 3, OUTPUTS = 6 };
+
+/* One layer, what it saw of a batch, and everything that is made of it. */
+typedef struct gradient_case {
+    tch_context *context;
+    cudaStream_t stream;
+    tch_layer layer;
+    test_tensor *input, *gradient;
+    test_tensor *samples, *norms, *weights, *sum; /* of the weight's gradients */
+    test_tensor *gram, *factor;                   /* factor: of products only, otherwise NULL */
+} gradient_case;
+
+static void gradient_outputs(const gradient_case *c, test_tensor *outputs[OUTPUTS])
+{
+    test_tensor *all[OUTPUTS] = {c->samples, c->norms, c->weights, c->sum, c->gram, c->factor};
+    memcpy(outputs, all, sizeof all);
+}
+
+/* What clipping does, one call after the other, without the host in between; then what curvature is made of. */
+static tch_status take_gradients(const void *data)
+{
+    const gradient_case *c = data;
+    const tch_tensor *x = &c->input->tensor;
+    const tch_tensor *g = &c->gradient->tensor;
+    tch_status status = tch_grad_samples(c->context, &c->layer, x, g, &c->samples->tensor, NULL);
+    if (status == TCH_OK) {
+        status = tch_grad_norms(c->context, &c->layer, x, g, TCH_GRAD_WEIGHT, 0, &c->norms->tensor);
+    }
+    if (status == TCH_OK) {
+        status = tch_grad_clip_weights(c->context, &c->norms->tensor, 0.5, &c->weights->tensor);
+    }
+    if (status == TCH_OK) {
+        status = tch_grad_weighted_sum(c->context, &c->layer, x, g, &c->weights->tensor, 0.0, &c->sum->tensor, NULL);
+    }
+    if (status == TCH_OK) {
+        status = tch_grad_gram(c->context, &c->layer, x, g, TCH_GRAD_WEIGHT, 0, &c->gram->tensor);
+    }
+    if (status == TCH_OK && c->factor != NULL) {
+        status =
+            tch_grad_factors(c->context, &c->layer, x, NULL, 0, TCH_SHARING_EXPAND, 1.0, 0.0, &c->factor->tensor, NULL);
+    }
+    return status;
+}
+
+static void poison_gradients(const gradient_case *c)
+{
+    test_tensor *outputs[OUTPUTS];
+    gradient_outputs(c, outputs);
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (outputs[i] != NULL) {
+            test_tensor_poison(outputs[i]);
+        }
+    }
+}
+
+/* Tokens where the layer is an embedding. */
+static void write_batch(const gradient_case *c, uint64_t numbers)
+{
+    test_random random = test_random_stream(numbers);
+    test_tensor *inputs[] = {c->input, c->gradient};
+    for (int k = 0; k < 2; k++) {
+        double *values = test_alloc((size_t)inputs[k]->count * sizeof *values);
+        for (int64_t i = 0; i < inputs[k]->count; i++) {
+            double uniform = test_random_uniform(&random);
+            bool token = k == 0 && c->layer.kind == TCH_LAYER_EMBEDDING;
+            values[i] = token ? floor(uniform * (double)c->layer.rows) : 2.0 * uniform - 1.0;
+        }
+        test_tensor_write(inputs[k], values);
+        free(values);
+    }
+}
+
+static void replay_gradients(const gradient_case *c, cudaGraphExec_t graph, uint64_t numbers)
+{
+    test_tensor *outputs[OUTPUTS];
+    double *expected[OUTPUTS] = {NULL};
+    gradient_outputs(c, outputs);
+    write_batch(c, numbers);
+    poison_gradients(c);
+    CHECK_OK(take_gradients(c));
+    for (int i = 0; i < OUTPUTS; i++) {
+        expected[i] = outputs[i] != NULL ? test_tensor_read(outputs[i]) : NULL;
+    }
+    poison_gradients(c);
+    CHECK_CUDA(cudaGraphLaunch(graph, c->stream));
+    CHECK_CUDA(cudaStreamSynchronize(c->stream));
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (outputs[i] != NULL) {
+            test_tensor_check_written(outputs[i], "an output");
+            check_equal(outputs[i], expected[i], "output");
+        }
+        free(expected[i]);
+    }
+}
+
+static void check_gradient_graph(gradient_case *c, const char *what)
+{
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    test_case("gradients of %s", what);
+    CHECK_CUDA(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
+    CHECK_OK(tch_context_set_stream(c->context, c->stream));
+    write_batch(c, 1);
+    CHECK_OK(take_gradients(c)); /* sizes the workspace */
+    CHECK_OK(tch_context_synchronize(c->context));
+    CHECK_OK(tch_memory_get_info(c->context, &before));
+    cudaGraphExec_t graph = capture(c->stream, take_gradients, c);
+    replay_gradients(c, graph, 2);
+    replay_gradients(c, graph, 3);
+    CHECK_OK(tch_memory_get_info(c->context, &after));
+    CHECK(after.misses == before.misses, "%lld allocations after the first call",
+          (long long)(after.misses - before.misses));
+    CHECK_CUDA(cudaGraphExecDestroy(graph));
+    CHECK_OK(tch_context_set_stream(c->context, NULL));
+    CHECK_CUDA(cudaStreamDestroy(c->stream));
+    test_tensor *outputs[OUTPUTS];
+    gradient_outputs(c, outputs);
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (outputs[i] != NULL) {
+            test_tensor_free(outputs[i]);
+        }
+    }
+    test_tensor_free(c->input);
+    test_tensor_free(c->gradient);
+}
+
+static test_tensor *tensor_of(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape)
+{
+    return test_tensor_make(context, dtype, ndim, shape, LAYOUT_CONTIGUOUS);
+}
+
+/* `weight` begins with the samples. */
+static gradient_case gradients_of(tch_context *context, tch_layer_kind kind, int32_t ndim, const int64_t *weight)
+{
+    gradient_case c = {.context = context, .layer = TCH_LAYER_INIT(kind)};
+    c.samples = tensor_of(context, TCH_FLOAT32, ndim, weight);
+    c.sum = tensor_of(context, TCH_FLOAT32, ndim - 1, weight + 1);
+    c.norms = tensor_of(context, TCH_FLOAT64, 1, weight);
+    c.weights = tensor_of(context, TCH_FLOAT64, 1, weight);
+    c.gram = tensor_of(context, TCH_FLOAT64, 2, (const int64_t[]){SAMPLES, SAMPLES});
+    return c;
+}
+
+static void gradients_are_captured_and_replayed(void **state)
+{
+    tch_context *context = *state;
+    gradient_case linear = gradients_of(context, TCH_LAYER_LINEAR, 3, (const int64_t[]){SAMPLES, 70, 33});
+    linear.input = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 9, 33});
+    linear.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 9, 70});
+    linear.factor = tensor_of(context, TCH_FLOAT32, 2, (const int64_t[]){33, 33});
+    check_gradient_graph(&linear, "a linear layer");
+    gradient_case conv = gradients_of(context, TCH_LAYER_CONV, 4, (const int64_t[]){SAMPLES, 6, 5, 3});
+    conv.layer.dims = 1;
+    conv.layer.kernel[0] = 3;
+    conv.input = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 5, 40});
+    conv.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 6, 38});
+    conv.factor = tensor_of(context, TCH_FLOAT32, 2, (const int64_t[]){15, 15});
+    check_gradient_graph(&conv, "a convolution");
+    gradient_case embedding = gradients_of(context, TCH_LAYER_EMBEDDING, 3, (const int64_t[]){SAMPLES, 300, 20});
+    embedding.layer.rows = 300;
+    embedding.input = tensor_of(context, TCH_INT64, 2, (const int64_t[]){SAMPLES, 100});
+    embedding.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 100, 20});
+    check_gradient_graph(&embedding, "an embedding");
+    gradient_case norm = gradients_of(context, TCH_LAYER_LAYER_NORM, 2, (const int64_t[]){SAMPLES, 50});
+    norm.input = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 200, 50});
+    norm.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 200, 50});
+    check_gradient_graph(&norm, "a layer norm");
+}
+
+/* --- streams ------------------------------------------------------------------------------------------------------ */
 
 /* Work queued on one stream is seen by work queued after a change of streams, without waiting in between. */
 static void a_change_of_streams_keeps_the_order(void **state)
@@ -269,6 +449,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(roots_are_captured_and_replayed),
         cmocka_unit_test(a_replay_meets_a_bad_matrix),
+        cmocka_unit_test(gradients_are_captured_and_replayed),
         cmocka_unit_test(a_change_of_streams_keeps_the_order),
         cmocka_unit_test(calls_are_ordered_on_the_callers_stream),
     };

@@ -9,152 +9,10 @@
 
 #include "support/counting_allocator.h"
 #include "support/messages.h"
-#include "support/random.h"
-#include "support/reference_network.h"
-#include "support/tensors.h"
+#include "support/network_trial.h"
 #include "support/testing.h"
 
-/* --- a network with a batch, and the same in float64 -------------------------------------------------------------- */
-
-typedef struct trial {
-    tch_context *context;
-    tch_network_config config;
-    tch_network *net;
-    reference_network reference;
-    int64_t rows;
-    test_tensor *inputs, *targets, *totals;
-    double *x, *t; /* what is in inputs and targets, as rounded */
-} trial;
-
-static double rounded(double value)
-{
-    return (double)(float)value;
-}
-
-static double *random_floats(test_random *random, int64_t count, double size)
-{
-    double *values = test_alloc((size_t)count * sizeof *values + 1);
-    for (int64_t i = 0; i < count; i++) {
-        values[i] = rounded(size * test_random_normal(random));
-    }
-    return values;
-}
-
-static void write_floats(tch_context *context, tch_tensor *tensor, const double *values)
-{
-    tch_tensor view = tch_tensor_view((void *)(uintptr_t)values, TCH_FLOAT64, tensor->ndim, tensor->shape);
-    tch_context *host = NULL;
-    tch_tensor *staged = NULL;
-    CHECK_OK(tch_context_create("cpu", &host));
-    CHECK_OK(tch_tensor_create(host, TCH_FLOAT32, tensor->ndim, tensor->shape, TCH_CONTIGUOUS, &staged));
-    CHECK_OK(tch_tensor_copy(host, staged, &view));
-    CHECK_OK(tch_tensor_copy(context, tensor, staged));
-    CHECK_OK(tch_context_synchronize(context));
-    tch_tensor_destroy(staged);
-    tch_context_destroy(host);
-}
-
-/* The elements as double; free with free. */
-static double *read_floats(tch_context *context, const tch_tensor *tensor)
-{
-    int64_t count = tch_tensor_numel(tensor);
-    float *staged = test_alloc((size_t)count * sizeof *staged + 1);
-    double *values = test_alloc((size_t)count * sizeof *values + 1);
-    tch_tensor view = tch_tensor_view(staged, TCH_FLOAT32, tensor->ndim, tensor->shape);
-    CHECK_OK(tch_tensor_copy(context, &view, tensor));
-    for (int64_t i = 0; i < count; i++) {
-        values[i] = (double)staged[i];
-    }
-    free(staged);
-    return values;
-}
-
-/* Biases are random too, so that none of them can be forgotten. */
-static void set_parameters(trial *s, test_random *random)
-{
-    for (int i = 0; i < 2 * s->reference.layers; i++) {
-        int64_t count = reference_network_count(&s->reference, i);
-        double size = i % 2 == 0 ? sqrt(1.5 / (double)s->reference.width[i / 2]) : 0.3;
-        free(s->reference.parameter[i]);
-        s->reference.parameter[i] = random_floats(random, count, size);
-        write_floats(s->context, tch_network_parameter(s->net, i), s->reference.parameter[i]);
-    }
-}
-
-static void set_batch(trial *s, test_random *random, int64_t rows, test_layout layout)
-{
-    const int64_t input_shape[] = {rows, s->config.inputs};
-    const int64_t target_shape[] = {rows, s->config.outputs};
-    bool labels = s->config.loss == TCH_LOSS_CROSS_ENTROPY;
-    int64_t target_count = labels ? rows : rows * s->config.outputs;
-    s->rows = rows;
-    s->x = random_floats(random, rows * s->config.inputs, 1.0);
-    s->t = random_floats(random, target_count, 1.0);
-    for (int64_t i = 0; i < rows && labels; i++) {
-        s->t[i] = (double)(test_random_bits(random) % (uint64_t)s->config.outputs);
-    }
-    s->inputs = test_tensor_make(s->context, TCH_FLOAT32, 2, input_shape, layout);
-    s->targets = labels ? test_tensor_make(s->context, TCH_INT32, 1, &rows, LAYOUT_CONTIGUOUS)
-                        : test_tensor_make(s->context, TCH_FLOAT32, 2, target_shape, layout);
-    test_tensor_write(s->inputs, s->x);
-    test_tensor_write(s->targets, s->t);
-}
-
-static void drop_batch(trial *s)
-{
-    test_tensor_free(s->inputs);
-    test_tensor_free(s->targets);
-    free(s->x);
-    free(s->t);
-}
-
-static void trial_make(trial *s, tch_context *context, const tch_network_config *config, test_random *random)
-{
-    const int64_t four[] = {TCH_NETWORK_TOTALS};
-    const double zeros[TCH_NETWORK_TOTALS] = {0};
-    *s = (trial){.context = context, .config = *config, .reference = reference_network_make(config)};
-    CHECK_OK(tch_network_create(context, config, &s->net));
-    set_parameters(s, random);
-    s->totals = test_tensor_make(context, TCH_FLOAT64, 1, four, LAYOUT_CONTIGUOUS);
-    test_tensor_write(s->totals, zeros);
-}
-
-static void trial_free(trial *s)
-{
-    tch_network_destroy(s->net);
-    reference_network_free(&s->reference);
-    test_tensor_free(s->totals);
-}
-
-static void clear_totals(trial *s)
-{
-    CHECK_OK(tch_tensor_fill(s->context, &s->totals->tensor, 0.0));
-}
-
-static tch_status call_loss(trial *s)
-{
-    return tch_network_loss_and_gradients(s->net, &s->inputs->tensor, &s->targets->tensor, NULL, &s->totals->tensor);
-}
-
-static double largest(int64_t count, const double *values)
-{
-    double size = 0;
-    for (int64_t i = 0; i < count; i++) {
-        size = fmax(size, fabs(values[i]));
-    }
-    return size;
-}
-
-static void check_close(const char *name, int64_t count, const double *got, const double *wanted, double tolerance)
-{
-    double unit = largest(count, wanted) + 1e-6;
-    for (int64_t i = 0; i < count; i++) {
-        CHECK(fabs(got[i] - wanted[i]) <= tolerance * unit, "%s [%lld] is %.9g, expected %.9g (largest %.3g)", name,
-              (long long)i, got[i], wanted[i], unit);
-    }
-}
-
-static void check_totals(const trial *s, const double *wanted)
+static void check_totals(const network_trial *s, const double *wanted)
 {
     double *got = test_tensor_read(s->totals);
     CHECK(fabs(got[TCH_TOTAL_LOSS] - wanted[TCH_TOTAL_LOSS]) <= 2e-6 * (double)(s->rows + 1) + 4e-6 * wanted[0],
@@ -167,12 +25,12 @@ static void check_totals(const trial *s, const double *wanted)
 
 /* Sums of n products in float32 are off by n eps / 2 of their size at the very most, and by far less as a rule: the
  * error of the longest chain here, five layers of up to 70 terms and a batch of 70, stays below 1e-5. */
-static void check_gradients(const trial *s)
+static void check_gradients(const network_trial *s)
 {
     for (int i = 0; i < 2 * s->reference.layers; i++) {
-        double *got = read_floats(s->context, tch_network_gradient(s->net, i));
-        check_close(tch_network_parameter_name(s->net, i), reference_network_count(&s->reference, i), got,
-                    s->reference.gradient[i], 1e-5);
+        double *got = network_trial_read(s->context, tch_network_gradient(s->net, i));
+        network_trial_close(tch_network_parameter_name(s->net, i), reference_network_count(&s->reference, i), got,
+                            s->reference.gradient[i], 1e-5);
         free(got);
     }
 }
@@ -241,7 +99,7 @@ static void first_weights_are_the_same_everywhere(void **state)
     tch_network *net = NULL;
     CHECK_OK(tch_network_create(*state, &config, &net));
     for (size_t k = 0; k < sizeof known / sizeof known[0]; k++) {
-        double *values = read_floats(*state, tch_network_parameter(net, known[k].parameter));
+        double *values = network_trial_read(*state, tch_network_parameter(net, known[k].parameter));
         CHECK(values[known[k].index] == known[k].value, "%s [%lld] is %a, expected %a",
               tch_network_parameter_name(net, known[k].parameter), (long long)known[k].index, values[known[k].index],
               known[k].value);
@@ -260,7 +118,7 @@ static double variance_of_first_layer(tch_context *context, tch_activation activ
     config.inputs = 200, config.outputs = 10, config.hidden_count = 1, config.hidden = hidden;
     config.activation = activation, config.seed = seed;
     CHECK_OK(tch_network_create(context, &config, &net));
-    double *w = read_floats(context, tch_network_parameter(net, 0));
+    double *w = network_trial_read(context, tch_network_parameter(net, 0));
     for (int i = 0; i < 60000; i++) {
         sum += w[i];
         squares += w[i] * w[i];
@@ -299,7 +157,7 @@ static void forward_on_known_numbers(void **state)
     config.inputs = 2, config.outputs = 2, config.hidden_count = 1, config.hidden = hidden;
     CHECK_OK(tch_network_create(*state, &config, &net));
     for (int i = 0; i < 4; i++) {
-        write_floats(*state, tch_network_parameter(net, i), parameters[i]);
+        network_trial_write(*state, tch_network_parameter(net, i), parameters[i]);
     }
     test_tensor *x = test_tensor_make(*state, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS);
     test_tensor *y = test_tensor_make(*state, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS);
@@ -313,7 +171,7 @@ static void forward_on_known_numbers(void **state)
     tch_network_destroy(net);
 }
 
-static void check_forward(trial *s, test_layout layout)
+static void check_forward(network_trial *s, test_layout layout)
 {
     const int64_t shape[] = {s->rows, s->config.outputs};
     test_tensor *y = test_tensor_make(s->context, TCH_FLOAT32, 2, shape, layout);
@@ -321,24 +179,24 @@ static void check_forward(trial *s, test_layout layout)
     test_tensor_check_written(y, "outputs");
     double *got = test_tensor_read(y);
     double *wanted = reference_network_forward(&s->reference, s->rows, s->x);
-    check_close("outputs", y->count, got, wanted, 1e-5);
+    network_trial_close("outputs", y->count, got, wanted, 1e-5);
     free(got);
     free(wanted);
     test_tensor_free(y);
 }
 
-static void check_loss(trial *s)
+static void check_loss(network_trial *s)
 {
     double totals[TCH_NETWORK_TOTALS];
     reference_network_loss(&s->reference, s->rows, s->x, s->t, 1, totals);
-    clear_totals(s);
+    network_trial_clear(s);
     CHECK_OK(tch_network_evaluate(s->net, &s->inputs->tensor, &s->targets->tensor, &s->totals->tensor));
     check_totals(s, totals);
-    clear_totals(s);
+    network_trial_clear(s);
     for (int i = 0; i < 2 * s->reference.layers; i++) {
         CHECK_OK(tch_tensor_fill(s->context, tch_network_gradient(s->net, i), (double)NAN));
     }
-    CHECK_OK(call_loss(s));
+    CHECK_OK(network_trial_loss(s));
     check_totals(s, totals);
     check_gradients(s);
     test_tensor_check_unchanged(s->inputs, "inputs");
@@ -352,17 +210,17 @@ static void check_shape(tch_context *context, const tch_network_config *config, 
     const test_layout layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_ROW_GAPS, LAYOUT_OFFSET};
     const test_layout written[] = {LAYOUT_CONTIGUOUS, LAYOUT_TRANSPOSED, LAYOUT_STEPPED, LAYOUT_REVERSED};
     test_random random = test_random_stream(stream);
-    trial s;
-    trial_make(&s, context, config, &random);
+    network_trial s;
+    network_trial_make(&s, context, config, &random);
     for (int i = 0; i < 5; i++) {
         test_case("%d hidden, %lld inputs, activation %d, loss %d, %lld rows", config->hidden_count,
                   (long long)config->inputs, (int)config->activation, (int)config->loss, (long long)batches[i]);
-        set_batch(&s, &random, batches[i], layouts[i % 3]);
+        network_trial_batch(&s, &random, batches[i], layouts[i % 3]);
         check_forward(&s, written[i % 4]);
         check_loss(&s);
-        drop_batch(&s);
+        network_trial_drop_batch(&s);
     }
-    trial_free(&s);
+    network_trial_free(&s);
 }
 
 static void gradients_agree_with_float64(void **state)
@@ -386,9 +244,9 @@ static void gradients_agree_with_float64(void **state)
     }
 }
 
-static double mean_loss(trial *s)
+static double mean_loss(network_trial *s)
 {
-    clear_totals(s);
+    network_trial_clear(s);
     CHECK_OK(tch_network_evaluate(s->net, &s->inputs->tensor, &s->targets->tensor, &s->totals->tensor));
     double *totals = test_tensor_read(s->totals);
     double mean = totals[TCH_TOTAL_LOSS] / totals[TCH_TOTAL_ROWS];
@@ -397,20 +255,20 @@ static double mean_loss(trial *s)
 }
 
 /* Parameters moved by `step` along random directions; returns the slope that the gradients foretell. */
-static double move(trial *s, uint64_t stream, double step)
+static double move(network_trial *s, uint64_t stream, double step)
 {
     test_random random = test_random_stream(stream);
     double slope = 0;
     for (int i = 0; i < 2 * s->reference.layers; i++) {
         int64_t count = reference_network_count(&s->reference, i);
-        double *gradient = read_floats(s->context, tch_network_gradient(s->net, i));
+        double *gradient = network_trial_read(s->context, tch_network_gradient(s->net, i));
         double *moved = test_alloc((size_t)count * sizeof *moved);
         for (int64_t k = 0; k < count; k++) {
             double direction = test_random_normal(&random) / sqrt((double)count);
             moved[k] = s->reference.parameter[i][k] + step * direction;
             slope += direction * gradient[k];
         }
-        write_floats(s->context, tch_network_parameter(s->net, i), moved);
+        network_trial_write(s->context, tch_network_parameter(s->net, i), moved);
         free(gradient);
         free(moved);
     }
@@ -426,7 +284,7 @@ static void gradients_agree_with_differences(void **state)
         for (int activation = 0; activation < TCH_ACTIVATION_COUNT; activation++) {
             tch_network_config config = small_config();
             test_random random = test_random_stream(200 + (uint64_t)(10 * loss + activation));
-            trial s;
+            network_trial s;
             config.hidden_count = 2;
             config.activation = (tch_activation)activation;
             config.loss = (tch_loss)loss;
@@ -434,9 +292,9 @@ static void gradients_agree_with_differences(void **state)
                 continue;
             }
             test_case("loss %d, activation %d", loss, activation);
-            trial_make(&s, *state, &config, &random);
-            set_batch(&s, &random, 40, LAYOUT_CONTIGUOUS);
-            CHECK_OK(call_loss(&s));
+            network_trial_make(&s, *state, &config, &random);
+            network_trial_batch(&s, &random, 40, LAYOUT_CONTIGUOUS);
+            CHECK_OK(network_trial_loss(&s));
             double slope = move(&s, 300, step);
             double above = mean_loss(&s);
             move(&s, 300, -step);
@@ -444,8 +302,8 @@ static void gradients_agree_with_differences(void **state)
             double difference = (above - below) / (2 * step);
             CHECK(fabs(difference - slope) <= 1e-3 * fabs(slope) + 1e-4,
                   "the loss has slope %.8g, the gradient says %.8g", difference, slope);
-            drop_batch(&s);
-            trial_free(&s);
+            network_trial_drop_batch(&s);
+            network_trial_free(&s);
         }
     }
 }
@@ -458,19 +316,19 @@ static void totals_add_up(void **state)
     test_random random = test_random_stream(400);
     double once[TCH_NETWORK_TOTALS];
     double twice[TCH_NETWORK_TOTALS];
-    trial s;
-    trial_make(&s, *state, &config, &random);
-    set_batch(&s, &random, 300, LAYOUT_CONTIGUOUS);
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 300, LAYOUT_CONTIGUOUS);
     reference_network_loss(&s.reference, s.rows, s.x, s.t, 0, once);
     for (int k = 0; k < TCH_NETWORK_TOTALS; k++) {
         twice[k] = 2 * once[k];
     }
-    CHECK_OK(call_loss(&s));
+    CHECK_OK(network_trial_loss(&s));
     CHECK_OK(tch_network_evaluate(s.net, &s.inputs->tensor, &s.targets->tensor, &s.totals->tensor));
     check_totals(&s, twice);
     CHECK(once[TCH_TOTAL_RIGHT] > 0 && once[TCH_TOTAL_RIGHT] < 300, "the test is no test: %g right", once[1]);
-    drop_batch(&s);
-    trial_free(&s);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
 }
 
 /* Powers of two change no digit. */
@@ -481,18 +339,18 @@ static void loss_scale_multiplies_gradients(void **state)
         test_random random = test_random_stream(410);
         const int64_t one[] = {1};
         const double scale_value[] = {1024};
-        trial s;
+        network_trial s;
         test_case("loss %d", loss);
         config.loss = (tch_loss)loss;
-        trial_make(&s, *state, &config, &random);
-        set_batch(&s, &random, 9, LAYOUT_CONTIGUOUS);
-        CHECK_OK(call_loss(&s));
-        double *plain = read_floats(*state, tch_network_gradient(s.net, 0));
+        network_trial_make(&s, *state, &config, &random);
+        network_trial_batch(&s, &random, 9, LAYOUT_CONTIGUOUS);
+        CHECK_OK(network_trial_loss(&s));
+        double *plain = network_trial_read(*state, tch_network_gradient(s.net, 0));
         test_tensor *scale = test_tensor_make(*state, TCH_FLOAT32, loss == 0 ? 0 : 1, one, LAYOUT_CONTIGUOUS);
         test_tensor_write(scale, scale_value);
         CHECK_OK(tch_network_loss_and_gradients(s.net, &s.inputs->tensor, &s.targets->tensor, &scale->tensor,
                                                 &s.totals->tensor));
-        double *scaled = read_floats(*state, tch_network_gradient(s.net, 0));
+        double *scaled = network_trial_read(*state, tch_network_gradient(s.net, 0));
         for (int64_t i = 0; i < reference_network_count(&s.reference, 0); i++) {
             CHECK(scaled[i] == 1024 * plain[i], "[%lld] is %.9g, expected %.9g", (long long)i, scaled[i],
                   1024 * plain[i]);
@@ -500,8 +358,8 @@ static void loss_scale_multiplies_gradients(void **state)
         test_tensor_free(scale);
         free(plain);
         free(scaled);
-        drop_batch(&s);
-        trial_free(&s);
+        network_trial_drop_batch(&s);
+        network_trial_free(&s);
     }
 }
 
@@ -511,21 +369,21 @@ static void labels_that_are_no_class_are_skipped(void **state)
     tch_network_config config = small_config();
     test_random random = test_random_stream(420);
     double totals[TCH_NETWORK_TOTALS];
-    trial s;
-    trial_make(&s, *state, &config, &random);
-    set_batch(&s, &random, 20, LAYOUT_CONTIGUOUS);
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 20, LAYOUT_CONTIGUOUS);
     for (int i = 0; i < 6; i++) {
         s.t[3 * i] = bad[i];
     }
     test_tensor_write(s.targets, s.t);
     reference_network_loss(&s.reference, s.rows, s.x, s.t, 1, totals);
     assert_true(totals[TCH_TOTAL_SKIPPED] == 6 && totals[TCH_TOTAL_ROWS] == 14);
-    clear_totals(&s);
-    CHECK_OK(call_loss(&s));
+    network_trial_clear(&s);
+    CHECK_OK(network_trial_loss(&s));
     check_totals(&s, totals);
     check_gradients(&s);
-    drop_batch(&s);
-    trial_free(&s);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
 }
 
 /* With zero weights all outputs are equal: the first class is the answer. */
@@ -533,9 +391,9 @@ static void the_first_of_equal_outputs_is_the_answer(void **state)
 {
     tch_network_config config = small_config();
     test_random random = test_random_stream(430);
-    trial s;
-    trial_make(&s, *state, &config, &random);
-    set_batch(&s, &random, 12, LAYOUT_CONTIGUOUS);
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 12, LAYOUT_CONTIGUOUS);
     for (int i = 0; i < 4; i++) {
         memset(s.reference.parameter[i], 0, (size_t)reference_network_count(&s.reference, i) * sizeof(double));
         CHECK_OK(tch_tensor_fill(*state, tch_network_parameter(s.net, i), 0.0));
@@ -545,10 +403,10 @@ static void the_first_of_equal_outputs_is_the_answer(void **state)
     }
     test_tensor_write(s.targets, s.t);
     const double wanted[] = {12 * log(3.0), 5, 12, 0};
-    CHECK_OK(call_loss(&s));
+    CHECK_OK(network_trial_loss(&s));
     check_totals(&s, wanted);
-    drop_batch(&s);
-    trial_free(&s);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
 }
 
 /* A number that is not finite shows in the loss and in the gradients, and no such row is an answer. */
@@ -558,28 +416,28 @@ static void bad_numbers_show(void **state)
     for (int k = 0; k < 3 * TCH_ACTIVATION_COUNT; k++) {
         tch_network_config config = small_config();
         test_random random = test_random_stream(440);
-        trial s;
+        network_trial s;
         config.activation = (tch_activation)(k / 3);
         if (k % 3 > 0 && config.activation == TCH_ACTIVATION_TANH) {
             continue; /* an infinity is 1 to it */
         }
         test_case("%g, activation %d", bad[k % 3], k / 3);
-        trial_make(&s, *state, &config, &random);
-        set_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+        network_trial_make(&s, *state, &config, &random);
+        network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
         for (int64_t j = 0; j < config.inputs; j++) {
             s.x[2 * config.inputs + j] = bad[k % 3]; /* of both signs after the first layer */
         }
         test_tensor_write(s.inputs, s.x);
-        CHECK_OK(call_loss(&s));
+        CHECK_OK(network_trial_loss(&s));
         double *totals = test_tensor_read(s.totals);
-        double *gradient = read_floats(*state, tch_network_gradient(s.net, 2));
+        double *gradient = network_trial_read(*state, tch_network_gradient(s.net, 2));
         CHECK(!isfinite(totals[TCH_TOTAL_LOSS]), "the loss is %g", totals[TCH_TOTAL_LOSS]);
         CHECK(totals[TCH_TOTAL_ROWS] == 6 && totals[TCH_TOTAL_RIGHT] <= 5, "%g of %g are right", totals[1], totals[2]);
         CHECK(!isfinite(gradient[0] + gradient[1] + gradient[2] + gradient[3] + gradient[4]), "the gradient is finite");
         free(totals);
         free(gradient);
-        drop_batch(&s);
-        trial_free(&s);
+        network_trial_drop_batch(&s);
+        network_trial_free(&s);
     }
 }
 
@@ -589,18 +447,18 @@ static void an_empty_batch_is_nothing(void **state)
         tch_network_config config = small_config();
         test_random random = test_random_stream(450);
         const double nothing[TCH_NETWORK_TOTALS] = {0};
-        trial s;
+        network_trial s;
         config.loss = (tch_loss)loss;
-        trial_make(&s, *state, &config, &random);
-        set_batch(&s, &random, 0, LAYOUT_CONTIGUOUS);
+        network_trial_make(&s, *state, &config, &random);
+        network_trial_batch(&s, &random, 0, LAYOUT_CONTIGUOUS);
         CHECK_OK(tch_tensor_fill(*state, tch_network_gradient(s.net, 0), 5.0));
-        CHECK_OK(call_loss(&s));
+        CHECK_OK(network_trial_loss(&s));
         check_totals(&s, nothing);
-        double *gradient = read_floats(*state, tch_network_gradient(s.net, 0));
-        CHECK(largest(35, gradient) == 0, "the gradient of nothing is not 0");
+        double *gradient = network_trial_read(*state, tch_network_gradient(s.net, 0));
+        CHECK(network_trial_largest(35, gradient) == 0, "the gradient of nothing is not 0");
         free(gradient);
-        drop_batch(&s);
-        trial_free(&s);
+        network_trial_drop_batch(&s);
+        network_trial_free(&s);
     }
 }
 
@@ -617,21 +475,21 @@ static void calls_repeat_themselves(void **state)
     const int64_t hidden[] = {100, 50};
     tch_network_config config = small_config();
     test_random random = test_random_stream(460);
-    trial s;
+    network_trial s;
     config.inputs = 90, config.hidden_count = 2, config.hidden = hidden, config.max_batch = 700;
     config.activation = TCH_ACTIVATION_GELU;
-    trial_make(&s, *state, &config, &random);
-    set_batch(&s, &random, 700, LAYOUT_CONTIGUOUS);
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 700, LAYOUT_CONTIGUOUS);
     int64_t requests = pool_requests(*state);
-    CHECK_OK(call_loss(&s));
+    CHECK_OK(network_trial_loss(&s));
     CHECK(pool_requests(*state) == requests, "the first batch took memory that was reserved");
-    double *first = read_floats(*state, tch_network_gradient(s.net, 0));
+    double *first = network_trial_read(*state, tch_network_gradient(s.net, 0));
     double *totals = test_tensor_read(s.totals);
-    clear_totals(&s);
+    network_trial_clear(&s);
     requests = pool_requests(*state);
-    CHECK_OK(call_loss(&s));
+    CHECK_OK(network_trial_loss(&s));
     CHECK(pool_requests(*state) == requests, "a second batch took memory");
-    double *second = read_floats(*state, tch_network_gradient(s.net, 0));
+    double *second = network_trial_read(*state, tch_network_gradient(s.net, 0));
     double *again = test_tensor_read(s.totals);
     CHECK(memcmp(first, second, 9000 * sizeof *first) == 0, "gradients differ from run to run");
     CHECK(memcmp(totals, again, sizeof(double) * TCH_NETWORK_TOTALS) == 0, "totals differ from run to run");
@@ -639,8 +497,8 @@ static void calls_repeat_themselves(void **state)
     free(second);
     free(totals);
     free(again);
-    drop_batch(&s);
-    trial_free(&s);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
 }
 
 /* --- bad arguments ------------------------------------------------------------------------------------------------ */
@@ -710,7 +568,7 @@ typedef struct bad_call {
     test_layout layout;
 } bad_call;
 
-static void refuse_call(trial *s, const bad_call *bad, const tch_tensor *tensor)
+static void refuse_call(network_trial *s, const bad_call *bad, const tch_tensor *tensor)
 {
     tch_tensor totals = s->totals->tensor;
     const tch_tensor *scale = strcmp(bad->argument, "loss_scale") == 0 ? tensor : NULL;
@@ -754,9 +612,9 @@ static void bad_tensors_are_refused(void **state)
     };
     tch_network_config config = small_config();
     test_random random = test_random_stream(500);
-    trial s;
-    trial_make(&s, *state, &config, &random);
-    set_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
     for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++) {
         const bad_call *bad = &classes[i];
         test_tensor *tensor = test_tensor_make(*state, bad->dtype, bad->ndim, bad->shape, bad->layout);
@@ -765,17 +623,17 @@ static void bad_tensors_are_refused(void **state)
         test_tensor_free(tensor);
     }
     test_tensor_check_unchanged(s.totals, "totals");
-    drop_batch(&s);
-    trial_free(&s);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
 }
 
 static void missing_tensors_are_refused(void **state)
 {
     tch_network_config config = small_config();
     test_random random = test_random_stream(510);
-    trial s;
-    trial_make(&s, *state, &config, &random);
-    set_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
     tch_tensor *x = &s.inputs->tensor;
     tch_tensor *t = &s.targets->tensor;
     tch_tensor *totals = &s.totals->tensor;
@@ -791,8 +649,8 @@ static void missing_tensors_are_refused(void **state)
     test_check_refused(tch_network_forward(s.net, x, NULL), TCH_ERR_INVALID_ARGUMENT, "outputs");
     test_check_refused(tch_network_evaluate(s.net, x, t, &elsewhere), TCH_ERR_DEVICE, "totals");
     test_tensor_check_unchanged(s.totals, "totals");
-    drop_batch(&s);
-    trial_free(&s);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
 }
 
 static void outputs_may_not_overlap(void **state)
@@ -800,9 +658,9 @@ static void outputs_may_not_overlap(void **state)
     int64_t shape[] = {6, 3};
     tch_network_config config = small_config();
     test_random random = test_random_stream(520);
-    trial s;
-    trial_make(&s, *state, &config, &random);
-    set_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
     tch_tensor outputs = s.inputs->tensor;
     outputs.shape = shape;
     outputs.strides = NULL;
@@ -822,8 +680,8 @@ static void outputs_may_not_overlap(void **state)
     two.shape = rows;
     test_check_refused(tch_network_loss_and_gradients(s.net, &outputs, &two, NULL, &s.totals->tensor), TCH_ERR_LAYOUT,
                        "inputs");
-    drop_batch(&s);
-    trial_free(&s);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
 }
 
 /* --- no memory ---------------------------------------------------------------------------------------------------- */
@@ -894,26 +752,26 @@ static void batches_without_memory(void **state)
         tch_network_config config = small_config();
         test_random random = test_random_stream(600);
         tch_context *context = NULL;
-        trial s;
+        network_trial s;
         test_case("a batch, allocation %lld", k);
         CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
         CHECK_OK(tch_context_create(test_device(), &context));
         config.max_batch = 4;
-        trial_make(&s, context, &config, &random);
-        set_batch(&s, &random, 5000, LAYOUT_CONTIGUOUS);
+        network_trial_make(&s, context, &config, &random);
+        network_trial_batch(&s, &random, 5000, LAYOUT_CONTIGUOUS);
         CHECK_OK(tch_memory_trim(context, 0));
         counting_allocator_arm(&counting, k);
-        tch_status status = call_loss(&s);
+        tch_status status = network_trial_loss(&s);
         through = atomic_load(&counting.calls) < k;
         counting_allocator_arm(&counting, 0);
         if (!through) {
             check_refused_memory(status);
             test_tensor_check_unchanged(s.totals, "totals");
         }
-        clear_totals(&s);
+        network_trial_clear(&s);
         check_loss(&s);
-        drop_batch(&s);
-        trial_free(&s);
+        network_trial_drop_batch(&s);
+        network_trial_free(&s);
         tch_context_destroy(context);
         check_nothing_left();
     }

@@ -6,6 +6,7 @@ of itself, not by the library that wrote them. Work is done on the device TORCHI
 not set; where the device cannot be used, nothing is run.
 """
 
+import itertools
 import json
 import os
 import random
@@ -23,7 +24,7 @@ import test_cli
 from test_cli import DEVICE, PLAIN, SKIPPED, run_on_terminal
 
 SMALL = ["--samples", "500", "--hidden", "24,16", "--batch", "32", "--device", DEVICE]
-ALL = "shampoo,soap,muon,adamw,sgd"
+ALL = "shampoo,soap,muon,kfac,ekfac,natural,adamw,sgd"
 
 
 def run(*arguments, **keywords):
@@ -46,6 +47,15 @@ def read_checkpoint(path):
         first, last = entry["data_offsets"]
         tensors[name] = (entry["dtype"], entry["shape"], content[8 + length + first : 8 + length + last])
     return settings, tensors
+
+
+def weights_of(path, method):
+    """All numbers of a method's network in a checkpoint."""
+    numbers = []
+    for name, (_, _, content) in sorted(read_checkpoint(path)[1].items()):
+        if name.startswith(f"{method}/network/"):
+            numbers += struct.unpack(f"<{len(content) // 4}f", content)
+    return numbers
 
 
 class Case(unittest.TestCase):
@@ -196,6 +206,67 @@ class Training(Case):
         self.assertTrue(os.path.exists("/dev/full"))
 
 
+class Curvature(Case):
+    """KFAC, the natural gradient, and what happens to single samples."""
+
+    def test_kfac_needs_half_of_adamws_steps(self):
+        kfac, adamw = self.train("--optimizer", "kfac,adamw", "--device", DEVICE)[-1]["runs"]
+        self.assertIsNotNone(kfac["baseline_steps"])
+        self.assertLessEqual(kfac["baseline_steps"], 0.5 * adamw["steps"])
+
+    def test_statistics_are_those_of_kfac(self):
+        steps = ["--steps", "9", "--precondition-frequency", "5"]
+        kfac, sgd = self.train(*SMALL, *steps, "--optimizer", "kfac,sgd")[-1]["runs"]
+        self.assertEqual((kfac["refreshes"], kfac["failed"]), (6 * 3, 0))  # at steps 0 to 5, for three layers
+        widths = [400, 24, 16, 10]
+        factors = sum((a + 1) ** 2 + b**2 for a, b in itertools.pairwise(widths))
+        self.assertGreaterEqual(kfac["state_bytes"] - sgd["state_bytes"], 2 * 4 * factors)
+
+    def last_loss(self, *arguments):
+        return self.train(*SMALL, "--steps", "20", *arguments)[-1]["runs"][0]["train_loss"]
+
+    def test_options_count(self):
+        for method, options in (
+            ("kfac", (["--damping", "1"], ["--kl-clip", "1e-6"], ["--fisher", "empirical"])),
+            ("ekfac", (["--damping", "1"], ["--kl-clip", "1e-6"], ["--fisher", "empirical"])),
+            ("natural", (["--damping", "3"],)),
+        ):
+            plain = self.last_loss("--optimizer", method)
+            for option in options:
+                self.assertNotEqual(self.last_loss("--optimizer", method, *option), plain, (method, option))
+        self.assertEqual(
+            self.last_loss("--optimizer", "kfac", "--fisher", "sampled"), self.last_loss("--optimizer", "kfac")
+        )
+
+    def test_a_clip_beyond_all_norms_changes_rounding_alone(self):
+        for method in ALL.split(","):
+            plain = self.train(*SMALL, "--steps", "3", "--optimizer", method)[-1]["runs"][0]
+            wide = self.train(*SMALL, "--steps", "3", "--optimizer", method, "--per-sample-clip", "1e9")[-1]["runs"][0]
+            self.assertAlmostEqual(wide["train_loss"] / plain["train_loss"], 1.0, delta=1e-3, msg=method)
+
+    def test_per_sample_clip_bounds_the_step(self):
+        """One row in fifty is a thousand times the others: without clipping it alone decides the step."""
+        text = "a,b,c,d,kind\n"
+        for i, (features, label) in enumerate(blobs(200, 3, 4, seed=5)):
+            size = 1000.0 if i % 50 == 7 else 1.0
+            text += ",".join(f"{size * value:.6f}" for value in features) + f",{label}\n"
+        path, rate, bound = self.write("outliers.csv", text), 0.5, 0.01
+        common = ["--data", path, "--hidden", "8", "--steps", "1", "--optimizer", "sgd", "--device", DEVICE]
+        common += ["--batch", "200"]
+
+        def change(*arguments):
+            before, after = self.path("before"), self.path("after")
+            self.train(*common, *arguments, "--lr", "0", "--checkpoint", before)
+            self.train(*common, *arguments, "--lr", str(rate), "--checkpoint", after)
+            pairs = zip(weights_of(before, "sgd"), weights_of(after, "sgd"), strict=True)
+            return sum((b - a) ** 2 for a, b in pairs) ** 0.5
+
+        self.assertGreater(change(), 10 * rate * bound)
+        # A mean of vectors no longer than the bound; the weights' own rounding comes on top.
+        self.assertLessEqual(change("--per-sample-clip", str(bound)), rate * bound + 1e-5)
+        self.assertGreater(change("--per-sample-clip", str(bound)), 0.0)
+
+
 class Data(Case):
     def csv(self, rows, names=("red", "green", "blue")):
         text = "a,b,c,d,kind\n"
@@ -297,6 +368,10 @@ class Checkpoints(Case):
             (["--steps", "8"], "--steps"),
             (["--weight-decay", "0.1"], "--weight-decay"),
             (["--block", "8"], "--block"),
+            (["--damping", "0.5"], "--damping"),
+            (["--kl-clip", "0"], "--kl-clip"),
+            (["--fisher", "empirical"], "--fisher"),
+            (["--per-sample-clip", "1"], "--per-sample-clip"),
         ):
             status, _, messages = run("--resume", path, "--device", DEVICE, "--json", *change)
             self.assertNotEqual(status, 0, change)
@@ -457,6 +532,14 @@ class Usage(Case):
             (["--steps", "0"], "--steps takes"),
             (["--batch", "many"], "--batch takes", "'many'"),
             (["--test-fraction", "1"], "--test-fraction takes"),
+            (["--optimizer", "kfca"], "did you mean 'kfac'"),
+            (["--damping", "0"], "--damping takes"),
+            (["--damping", "nan"], "--damping takes"),
+            (["--kl-clip", "-1"], "--kl-clip takes"),
+            (["--per-sample-clip", "0"], "--per-sample-clip takes"),
+            (["--per-sample-clip", "-2"], "--per-sample-clip takes"),
+            (["--fisher", "sample"], "did you mean 'sampled'"),
+            (["--fisher", "true"], "sampled, empirical"),
             (["--labels", "x"], "--images"),
             (["--data", "x", "--images", "y"], "not both"),
             (["--label", "x"], "--data"),
@@ -478,7 +561,7 @@ class Usage(Case):
     def test_help(self):
         status, output, messages = run("--help")
         self.assertEqual((status, messages), (0, ""))
-        for option in ("--data", "--optimizer", "--resume", "--plot", "--tune", "--precondition-frequency"):
+        for option in ("--data", "--optimizer", "--resume", "--plot", "--tune", "--kl-clip", "--per-sample-clip"):
             self.assertIn(option, output)
         self.assertLessEqual(max(map(len, output.splitlines())), 120)
 

@@ -22,12 +22,13 @@
 
 #include <torchium/device.h>
 #include <torchium/export.h>
+#include <torchium/grad.h>
 #include <torchium/linalg.h>
 #include <torchium/network.h>
 #include <torchium/status.h>
 
 /* Raised whenever the table or a struct it uses changes; a module built for another number is refused. */
-#define TCH_BACKEND_ABI 4u
+#define TCH_BACKEND_ABI 5u
 
 /* The function a module exports, and its type. It returns NULL, with a sentence in `reason`, when it cannot work. */
 #define TCH_BACKEND_ENTRY "torchium_backend_entry"
@@ -87,7 +88,15 @@ typedef enum tch_scratch_for {
     TCH_SCRATCH_ROOT_RESIDUAL = 3,
     TCH_SCRATCH_SPD_SOLVE = 4, /* `cols` is the number of columns of B */
     TCH_SCRATCH_GRAFT = 5,     /* `rows` elements in all, `batch` pieces */
-    TCH_SCRATCH_CHOLESKY_INVERSE = 6
+    TCH_SCRATCH_CHOLESKY_INVERSE = 6,
+    TCH_SCRATCH_SAMPLE_NORMS = 7,   /* `rows` positions, `cols` of A, `extra` of G, `batch` samples */
+    TCH_SCRATCH_SAMPLE_SQUARES = 8, /* the same */
+    TCH_SCRATCH_SAMPLE_SUMS = 9,    /* `rows` positions, `cols` columns, `batch` samples */
+    TCH_SCRATCH_TOKENS = 10,     /* of the token_ operations: `rows` samples, `cols` positions of the tokens, `extra` V,
+                                `batch` columns d */
+    TCH_SCRATCH_NORMALIZED = 11, /* `rows` positions, `cols` features or channels, `batch` samples */
+    TCH_SCRATCH_BLOCK_DOTS = 12, /* `rows` and `cols` of X */
+    TCH_SCRATCH_PAIR_DOTS = 13   /* `rows`, `cols` and `batch` of X */
 } tch_scratch_for;
 
 /* What `root_setup` decides from; arrays of one double per matrix. */
@@ -242,6 +251,31 @@ typedef struct tch_loss_results {
     double *scratch;              /* 3 TCH_LOSS_RANGES numbers on the device */
 } tch_loss_results;
 
+/* --- what gradients of single samples hand down ------------------------------------------------------------------- */
+
+/* A convolution's view of its input, always in three dimensions, the unused ones in front with size, kernel, stride and
+ * dilation 1 and no padding. Channel c of group h of sample b at (x, y, z) is at data[b strides[0] + (h channels + c)
+ * strides[1] + x strides[2] + y strides[3] + z strides[4]]. */
+typedef struct tch_patches {
+    const void *data;
+    tch_scalar type;
+    int64_t samples, groups, channels; /* channels of one group */
+    int64_t strides[5];
+    int64_t size[3], kernel[3], stride[3], dilation[3], before[3], outputs[3];
+    tch_padding padding;
+} tch_patches;
+
+/* A normalising layer and what it saw; x and g are row-major, and of one type.
+ * LAYER_NORM, RMS_NORM: [samples, positions, features]; GROUP_NORM: [samples, features (channels), positions]. */
+typedef struct tch_normalized {
+    tch_layer_kind kind;
+    const void *x, *g;
+    tch_scalar type;
+    int64_t samples, positions, features;
+    int64_t groups; /* GROUP_NORM */
+    double eps;
+} tch_normalized;
+
 /* What the library offers to a backend. */
 typedef struct tch_backend_host {
     size_t struct_size;
@@ -350,7 +384,8 @@ typedef struct tch_backend {
 
     /* --- products ---------------------------------------------------------------------------------------------- */
 
-    /* REQUIRED. C = alpha op(A) op(B) + beta C; beta = 0 does not read C. One type for all three. */
+    /* REQUIRED. C = alpha op(A) op(B) + beta C; beta = 0 does not read C. One type for all three, or C of float32 where A
+     * and B are of a half type. */
     tch_status (*gemm)(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
                        int32_t transpose_b, double beta, const tch_matrices *c);
     /* OPTIONAL. C = alpha A A' + beta C (transpose: A' A), both triangles written, only the lower read. */
@@ -462,6 +497,10 @@ typedef struct tch_backend {
      * directions, not for roots. */
     tch_status (*gemm_rounded)(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
                                const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
+    /* OPTIONAL. As gram, with operands of float32 that may be rounded to 11 bits and sums in float32: for factors. C may be
+     * of float32 where A is of a half type. */
+    tch_status (*gram_rounded)(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                               const tch_matrices *c);
 
     /* --- tracking an eigenbasis -------------------------------------------------------------------------------- */
 
@@ -500,6 +539,82 @@ typedef struct tch_backend {
     /* REQUIRED. TCH_LOSS_SQUARED: gradient = 2 (outputs - targets) / cols weight scale. */
     tch_status (*squared_loss)(void *state, const tch_matrices *outputs, const tch_matrices *targets,
                                const tch_loss_results *results);
+
+    /* REQUIRED. Labels drawn from the softmax of each row of `logits`: the Fisher matrix's own. Row r takes the first class
+     * whose cumulative probability passes a uniform number, made of the low 24 bits of the first word of Philox-4x32-10 with
+     * counter (r low, r high, 0, 0) and key (seed low, seed high). A row that is not finite gets label -1. */
+    tch_status (*sample_labels)(void *state, const tch_matrices *logits, uint64_t seed, int32_t *labels);
+
+    /* --- gradients of single samples --------------------------------------------------------------------------- */
+
+    /* Matrices A (T by d) and G (T by p) are the inputs and output gradients of one sample at T positions; a batch of them
+     * is the samples, or samples times groups, `groups` of one sample following each other. Both have one type: float64,
+     * float32, float16 or bfloat16. Sums are in float64 for float64, in float32 at least for the rest. `rounded` allows the
+     * operands of float32 products to be rounded as in gemm_rounded. */
+
+    /* REQUIRED. norms[b / groups] += scale |G_b' A_b|^2, sum of squares of a p by d matrix that is not formed whole. */
+    tch_status (*sample_norms)(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups, double scale,
+                               int32_t rounded, double *norms, void *scratch);
+    /* REQUIRED. out = beta out + scale times the sum over samples of the squares of the elements of G_b' A_b, b counting
+     * samples of one group: out (p by d) has `groups` matrices. float32 or float64, which A and G may be narrower than. */
+    tch_status (*sample_squares)(void *state, const tch_matrices *a, const tch_matrices *g, double scale, double beta,
+                                 int32_t rounded, const tch_matrices *out, void *scratch);
+    /* REQUIRED. Row b of out (a single matrix, batch by cols, float32 or float64) = beta times itself + scale times the sum of
+     * the rows of X_b. */
+    tch_status (*sample_sums)(void *state, const tch_matrices *x, double scale, double beta, const tch_matrices *out,
+                              void *scratch);
+    /* REQUIRED. Matrix b groups + h of out (of the input's type, samples times groups of them, outputs' product by channels
+     * times kernel's product) has in row l what output position l sees of group h: column (c, i, j, k) in the order of the
+     * weight. */
+    tch_status (*patches)(void *state, const tch_patches *patches, const tch_matrices *out);
+    /* REQUIRED. norms[b] += scale times the sum over pairs s, t of positions with equal tokens of <row s, row t of G_b>.
+     * tokens: a single matrix of int32 or int64, a sample in each row; G_b is S by d. Tokens outside [0, rows) and those that
+     * equal `padding` count for nothing, here and below. */
+    tch_status (*token_norms)(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
+                              const tch_matrices *g, double scale, double *norms, void *scratch);
+    /* REQUIRED. Row v of out = beta times itself + sum over samples b, positions s with token v, of weights[b] times scale
+     * times row s of G_b, in a fixed order; out is V by d, float32 or float64. weights may be NULL, for 1; a weight of 0
+     * leaves its sample out. With `apart`, out is a batch with a matrix for each sample. */
+    tch_status (*token_sums)(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                             const double *weights, double scale, double beta, int32_t apart, const tch_matrices *out,
+                             void *scratch);
+    /* REQUIRED. norms[b] += scale times the sum over s and t of G_b(t, tokens(b, s)) <row s of H_b, row t of A_b>: H is S by
+     * d, A is T by d, G is T by V. */
+    tch_status (*token_cross)(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *h,
+                              const tch_matrices *a, const tch_matrices *g, double scale, double *norms, void *scratch);
+    /* REQUIRED. dots[b] += scale times the sum over s of <row s of G_b, row tokens(b, s) of W>: W is a single matrix, V by d,
+     * of G's type, or float32 where that is a half type. */
+    tch_status (*token_dots)(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                             const tch_matrices *w, double scale, double *dots, void *scratch);
+    /* REQUIRED. For each sample and feature: weight = scale times the sum over positions of x^ g, x^ the normalised x; bias
+     * = scale times that of g. Each a single matrix, samples by features, float32 or float64; either may be NULL. */
+    tch_status (*normalized_sums)(void *state, const tch_normalized *layer, double scale, const tch_matrices *weight,
+                                  const tch_matrices *bias, void *scratch);
+    /* REQUIRED. out(i, j) = beta times itself + scale times the sum over the elements of block (i, j) of X(r, c) Y(r, c), blocks
+     * being `height` by `width`; X and Y are single matrices of one type, out float32 or float64, and one of them where blocks
+     * have one element. */
+    tch_status (*block_dots)(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height, int64_t width,
+                             double scale, double beta, const tch_matrices *out, void *scratch);
+    /* REQUIRED. out[b / groups] += scale times the sum of X_b(i, j) Y_b(i, j); in float64. A stride of 0 repeats one. */
+    tch_status (*pair_dots)(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
+                            double *out, void *scratch);
+    /* REQUIRED. weights[i] = min(1, most / (sqrt(norms[i]) + 1e-6)), 0 where norms[i] is not finite; a negative one counts as 0.
+     * May be in place. */
+    tch_status (*clip_weights)(void *state, int64_t count, const double *norms, double most, double *weights);
+    /* REQUIRED. out_b = X_b weights[b / groups], converted to out's type, and 0 where the weight is 0 whatever X is. With
+     * `drop_only` weights only say which samples are left out: X_b itself where its weight is not 0. In place where the
+     * types are equal. */
+    tch_status (*weigh_samples)(void *state, const tch_matrices *x, int64_t groups, const double *weights,
+                                int32_t drop_only, const tch_matrices *out);
+
+    /* --- curvature --------------------------------------------------------------------------------------------- */
+
+    /* REQUIRED. X(i, j) = X(i, j) / (rows(i) cols(j) + damping), rows and cols being 1 by so many per matrix; or, where they
+     * are NULL, X(i, j) / (values(i, j) + damping). Negative rows, cols and values count as 0. */
+    tch_status (*damped_divide)(void *state, const tch_matrices *x, const tch_matrices *rows, const tch_matrices *cols,
+                                const tch_matrices *values, double damping);
+    /* REQUIRED. *scale = min(1, sqrt(most / |lr^2 *dot|)), 1 where that is not finite or *dot is 0. */
+    tch_status (*kl_clip)(void *state, const double *dot, double lr, double most, double *scale);
 
     /* REQUIRED. Bytes of scratch for one of the operations above on matrices of this type and size. */
     int64_t (*scratch_bytes)(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,

@@ -23,6 +23,7 @@
 
 #include <torchium/context.h>
 #include <torchium/export.h>
+#include <torchium/grad.h>
 #include <torchium/status.h>
 #include <torchium/tensor.h>
 
@@ -115,6 +116,48 @@ TCH_API tch_status tch_network_loss_and_gradients(tch_network *network, const tc
 /* The same without gradients. */
 TCH_API tch_status tch_network_evaluate(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,
                                         tch_tensor *totals);
+
+/* --- single samples and curvature ------------------------------------------------------------------------------- */
+
+/* What a batch leaves behind in one layer, as the functions of grad.h and kfac.h take it. The squared norms of the
+ * samples' gradients, for example, are those of all layers added up:
+ *
+ *     for (int32_t k = 0; k < tch_network_layer_count(net); k++) {
+ *         tch_network_layer at = TCH_NETWORK_LAYER_INIT;
+ *         tch_network_get_layer(net, k, &at);
+ *         tch_grad_norms(ctx, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0, norms);
+ *     }
+ */
+typedef struct tch_network_layer {
+    size_t struct_size;
+    tch_layer layer;                   /* TCH_LAYER_LINEAR; its scale is B, since the gradient is that of a mean */
+    const tch_tensor *input;           /* [B, inputs] */
+    const tch_tensor *output_gradient; /* [B, outputs], with respect to input W' + b, before the activation */
+} tch_network_layer;
+#define TCH_NETWORK_LAYER_INIT                                                                                         \
+    {                                                                                                                  \
+        sizeof(tch_network_layer), TCH_LAYER_INIT(TCH_LAYER_LINEAR), NULL, NULL                                        \
+    }
+
+/* hidden_count + 1. 0 for NULL. */
+TCH_API int32_t tch_network_layer_count(const tch_network *network);
+
+/* Layer `index`, from 0, of the batch of the latest tch_network_loss_and_gradients. The tensors are views that end with
+ * the next batch, be it one of tch_network_forward or tch_network_evaluate; the first layer's input is the caller's own
+ * memory. Where there was a loss scale, output gradients are multiplied by it. */
+TCH_API tch_status tch_network_get_layer(tch_network *network, int32_t index, tch_network_layer *layer);
+
+/* Writes the gradients of all parameters anew, as scale times the sum over the rows of weights[i] times the gradient of
+ * row i's own loss, from what the latest batch left behind: nothing is walked through again. `weights` is float64 [B];
+ * NULL for 1. With weights of tch_grad_clip_weights and scale 1 / B that is the mean of clipped gradients, with those
+ * of tch_grad_natural_weights and scale 1 the natural gradient. After TCH_ERR_OUT_OF_MEMORY gradients are undefined. */
+TCH_API tch_status tch_network_weigh_samples(tch_network *network, const tch_tensor *weights, double scale);
+
+/* Draws a label for each row of the latest batch from the softmax of the network's outputs, and puts the output
+ * gradients of the loss with these labels in the place of those there were, without a loss scale: what KFAC's factors
+ * are made of, if they are to be the Fisher matrix's. The parameters' gradients stay. The same seed draws the same
+ * numbers on every device. TCH_ERR_UNSUPPORTED for TCH_LOSS_SQUARED. */
+TCH_API tch_status tch_network_draw_labels(tch_network *network, uint64_t seed);
 
 TCH_END_DECLS
 

@@ -14,6 +14,8 @@
 #include <torchium/checkpoint.h>
 #include <torchium/context.h>
 #include <torchium/device.h>
+#include <torchium/grad.h>
+#include <torchium/kfac.h>
 #include <torchium/linalg.h>
 #include <torchium/memory.h>
 #include <torchium/network.h>

@@ -42,6 +42,19 @@ tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, 
                            : t->gemm(context->state, alpha, a, transpose, a, !transpose, beta, c);
 }
 
+tch_status tchi_gram_rounded(tch_context *context, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                             const tch_matrices *c)
+{
+    const tch_backend *t = context->backend;
+    if (t->gram_rounded != NULL) {
+        return t->gram_rounded(context->state, alpha, a, transpose, beta, c);
+    }
+    if (a->type != c->type) {
+        return tchi_fail(TCH_ERR_UNSUPPORTED, "the backend %s computes half products in one type only", t->name);
+    }
+    return tchi_gram(context, alpha, a, transpose, beta, c);
+}
+
 void tchi_inspection_layout(tchi_inspection *i, tchi_arena *arena, int64_t batch)
 {
     double **const numbers[] = {&i->largest, &i->max_abs, &i->nonfinite, &i->asymmetry, &i->damping, &i->bound};

@@ -27,30 +27,36 @@ static tch_status forward(tch_network *network)
     return TCH_OK;
 }
 
-/* From a layer's delta to its gradients, and to the delta of the layer before. */
-static tch_status backward_layer(const tch_network *network, int32_t index)
+/* A layer's gradients from its delta. */
+static tch_status layer_gradients(const tch_network *network, int32_t index)
 {
     const tch_context *context = network->context;
     const tch_backend *t = context->backend;
     const tchi_layer *layer = &network->layers[index];
-    tch_matrices weight = parameter(layer->weight, layer->outputs, layer->inputs);
     tch_matrices weight_gradient = parameter(layer->weight_gradient, layer->outputs, layer->inputs);
     tch_matrices bias_gradient = parameter(layer->bias_gradient, 1, layer->outputs);
     TCHI_TRY(t->gemm(context->state, 1.0, &layer->delta, 1, &layer->input, 0, 0.0, &weight_gradient));
-    TCHI_TRY(t->column_sums(context->state, &layer->delta, &bias_gradient));
-    if (index == 0) {
-        return TCH_OK;
-    }
+    return t->column_sums(context->state, &layer->delta, &bias_gradient);
+}
+
+/* From a layer's delta to that of the layer before. */
+static tch_status delta_before(const tch_network *network, int32_t index)
+{
+    const tch_context *context = network->context;
+    const tch_backend *t = context->backend;
+    const tchi_layer *layer = &network->layers[index];
     const tchi_layer *before = layer - 1;
     const tch_matrices *kept = before->activation == TCH_ACTIVATION_GELU ? &before->z : &before->output;
+    tch_matrices weight = parameter(layer->weight, layer->outputs, layer->inputs);
     TCHI_TRY(t->gemm(context->state, 1.0, &layer->delta, 0, &weight, 0, 0.0, &before->delta));
     return t->activation_backward(context->state, before->activation, kept, &before->delta);
 }
 
-static tch_status backward(const tch_network *network)
+tch_status tchi_network_backward(const tch_network *network, bool with_gradients)
 {
     for (int32_t i = network->layer_count - 1; i >= 0; i--) {
-        TCHI_TRY(backward_layer(network, i));
+        TCHI_TRY(with_gradients ? layer_gradients(network, i) : TCH_OK);
+        TCHI_TRY(i > 0 ? delta_before(network, i) : TCH_OK);
     }
     return TCH_OK;
 }
@@ -212,7 +218,11 @@ static tch_status run_loss(tch_network *network, const tch_tensor *inputs, const
         .scratch = network->scratch,
     };
     TCHI_TRY(loss(network, targets, &results));
-    return with_gradients ? backward(network) : TCH_OK;
+    if (with_gradients) {
+        TCHI_TRY(tchi_network_backward(network, true));
+        network->rows = rows;
+    }
+    return TCH_OK;
 }
 
 tch_status tch_network_loss_and_gradients(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,

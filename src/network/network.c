@@ -70,6 +70,8 @@ static tch_matrices rows_from(tchi_arena *arena, int64_t rows, int64_t cols)
 static void lay_out(tch_network *network, tchi_arena *arena, int64_t rows)
 {
     network->scratch = tchi_arena_take(arena, 3 * TCH_LOSS_RANGES * (int64_t)sizeof(double));
+    network->ignored = tchi_arena_take(arena, TCH_NETWORK_TOTALS * (int64_t)sizeof(double));
+    network->labels = rows_from(arena, rows, 1).data;
     for (int32_t i = 0; i < network->layer_count; i++) {
         tchi_layer *layer = &network->layers[i];
         layer->z = rows_from(arena, rows, layer->outputs);
@@ -99,6 +101,7 @@ static tch_status grow(tch_network *network, int64_t rows)
 
 tch_status tchi_network_set_batch(tch_network *network, int64_t rows)
 {
+    network->rows = -1;
     if (rows > network->capacity || network->memory == NULL) {
         TCHI_TRY(grow(network, rows));
     }
@@ -164,7 +167,7 @@ tch_status tch_network_create(tch_context *context, const tch_network_config *co
         return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a network",
                          struct_bytes(layer_count));
     }
-    *made = (tch_network){.context = context, .loss = config->loss, .layer_count = layer_count};
+    *made = (tch_network){.context = context, .loss = config->loss, .layer_count = layer_count, .rows = -1};
     set_sizes(made, config);
     tch_status status = build(made, config);
     if (status != TCH_OK) {

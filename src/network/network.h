@@ -14,6 +14,12 @@
 #include "core/context.h"
 #include "core/tensor.h"
 
+/* A matrix of the batch as a tensor, with the shape and strides that the tensor points to. */
+typedef struct tchi_rows_view {
+    tch_tensor tensor;
+    int64_t shape[2], strides[2];
+} tchi_rows_view;
+
 typedef struct tchi_layer {
     int64_t inputs, outputs;
     tch_activation activation; /* NONE in the last layer */
@@ -25,15 +31,19 @@ typedef struct tchi_layer {
     tch_matrices z;      /* input W' + bias */
     tch_matrices output; /* f(z), in the memory of z unless that must be kept: see tch_backend's activation_backward */
     tch_matrices delta;  /* d loss / d z */
+    tchi_rows_view input_view, delta_view; /* what tch_network_get_layer hands out */
 } tchi_layer;
 
 struct tch_network {
     tch_context *context;
     tch_loss loss;
     int32_t layer_count;
+    int64_t rows;     /* of the batch whose deltas the layers hold; -1 where there is none */
     int64_t capacity; /* rows that `memory` has room for */
-    void *memory;     /* of the pool; NULL while capacity is 0 */
-    double *scratch;  /* of the losses, in `memory` */
+    void *memory;     /* of the pool; NULL while capacity is 0. The rest lies in it: */
+    double *scratch;  /* of the losses */
+    double *ignored;  /* totals of a loss that nobody asked for */
+    int32_t *labels;  /* drawn from the outputs, one for each row */
     tchi_layer layers[];
 };
 
@@ -48,5 +58,8 @@ tch_status tchi_layer_draw(tch_context *context, const tchi_layer *layer, uint64
 /* Room for a batch of `rows`; the memory is kept as it is where that fails. Every layer's matrices are then those of
  * this batch, except the first one's input. */
 tch_status tchi_network_set_batch(tch_network *network, int64_t rows);
+
+/* From the last layer's delta to those of all layers and, where asked for, to the gradients of the parameters. */
+tch_status tchi_network_backward(const tch_network *network, bool with_gradients);
 
 #endif

@@ -345,6 +345,99 @@ static tch_status squared_loss(void *state, const tch_matrices *outputs, const t
     return unsupported("squared errors");
 }
 
+static tch_status sample_labels(void *state, const tch_matrices *logits, uint64_t seed, int32_t *labels)
+{
+    return unsupported("labels");
+}
+
+static tch_status sample_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups, double scale,
+                               int32_t rounded, double *norms, void *scratch)
+{
+    return unsupported("norms");
+}
+
+static tch_status sample_squares(void *state, const tch_matrices *a, const tch_matrices *g, double scale, double beta,
+                                 int32_t rounded, const tch_matrices *out, void *scratch)
+{
+    return unsupported("squares");
+}
+
+static tch_status sample_sums(void *state, const tch_matrices *x, double scale, double beta, const tch_matrices *out,
+                              void *scratch)
+{
+    return unsupported("sums");
+}
+
+static tch_status patches_of(void *state, const tch_patches *patches, const tch_matrices *out)
+{
+    return unsupported("patches");
+}
+
+static tch_status token_norms(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
+                              const tch_matrices *g, double scale, double *norms, void *scratch)
+{
+    return unsupported("tokens");
+}
+
+static tch_status token_sums(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                             const double *weights, double scale, double beta, int32_t apart, const tch_matrices *out,
+                             void *scratch)
+{
+    return unsupported("tokens");
+}
+
+static tch_status token_cross(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *h,
+                              const tch_matrices *a, const tch_matrices *g, double scale, double *norms, void *scratch)
+{
+    return unsupported("tokens");
+}
+
+static tch_status token_dots(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                             const tch_matrices *w, double scale, double *dots, void *scratch)
+{
+    return unsupported("tokens");
+}
+
+static tch_status normalized_sums(void *state, const tch_normalized *layer, double scale, const tch_matrices *weight,
+                                  const tch_matrices *bias, void *scratch)
+{
+    return unsupported("normalising layers");
+}
+
+static tch_status block_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height, int64_t width,
+                             double scale, double beta, const tch_matrices *out, void *scratch)
+{
+    return unsupported("inner products");
+}
+
+static tch_status pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
+                            double *out, void *scratch)
+{
+    return unsupported("inner products");
+}
+
+static tch_status clip_weights(void *state, int64_t count, const double *norms, double most, double *weights)
+{
+    return unsupported("clipping");
+}
+
+static tch_status weigh_samples(void *state, const tch_matrices *x, int64_t groups, const double *weights,
+                                int32_t drop_only, const tch_matrices *out)
+{
+    return unsupported("weights");
+}
+
+static tch_status damped_divide(void *state, const tch_matrices *x, const tch_matrices *rows, const tch_matrices *cols,
+                                const tch_matrices *values, double damping)
+{
+    return unsupported("divisions");
+}
+
+static tch_status kl_clip(void *state, const double *dot, double lr, double most, double *scale)
+{
+    return unsupported("clipping");
+}
+
 static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
                              int64_t batch, int64_t extra)
 {
@@ -413,6 +506,22 @@ static const tch_backend table = {
     .column_sums = column_sums,
     .softmax_loss = softmax_loss,
     .squared_loss = squared_loss,
+    .sample_labels = sample_labels,
+    .sample_norms = sample_norms,
+    .sample_squares = sample_squares,
+    .sample_sums = sample_sums,
+    .patches = patches_of,
+    .token_norms = token_norms,
+    .token_sums = token_sums,
+    .token_cross = token_cross,
+    .token_dots = token_dots,
+    .normalized_sums = normalized_sums,
+    .block_dots = block_dots,
+    .pair_dots = pair_dots,
+    .clip_weights = clip_weights,
+    .weigh_samples = weigh_samples,
+    .damped_divide = damped_divide,
+    .kl_clip = kl_clip,
     .scratch_bytes = scratch_bytes,
 };
 

@@ -128,6 +128,83 @@ static tch_status call_nearest_kronecker(tch_context *context, tch_tensor *const
     return tch_nearest_kronecker(context, t[0], t[1], t[2], t[3]);
 }
 
+static tch_status call_grad_samples(tch_context *context, tch_tensor *const *t)
+{
+    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    return tch_grad_samples(context, &layer, t[0], t[1], t[2], t[3]);
+}
+
+static tch_status call_grad_norms(tch_context *context, tch_tensor *const *t)
+{
+    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    return tch_grad_norms(context, &layer, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]);
+}
+
+static tch_status call_grad_norms_of_layer_norm(tch_context *context, tch_tensor *const *t)
+{
+    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LAYER_NORM);
+    return tch_grad_norms(context, &layer, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]);
+}
+
+static tch_status call_grad_sum(tch_context *context, tch_tensor *const *t)
+{
+    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    return tch_grad_weighted_sum(context, &layer, t[0], t[1], t[2], 0.0, t[3], t[4]);
+}
+
+static tch_status call_grad_sum_of_group_norm(tch_context *context, tch_tensor *const *t)
+{
+    tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_GROUP_NORM);
+    layer.groups = 2;
+    return tch_grad_weighted_sum(context, &layer, t[0], t[1], t[2], 0.0, t[3], t[4]);
+}
+
+static tch_status call_grad_gram(tch_context *context, tch_tensor *const *t)
+{
+    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    return tch_grad_gram(context, &layer, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]);
+}
+
+static tch_status call_grad_gram_of_rms_norm(tch_context *context, tch_tensor *const *t)
+{
+    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_RMS_NORM);
+    return tch_grad_gram(context, &layer, t[0], t[1], TCH_GRAD_BOTH, 0, t[2]);
+}
+
+static tch_status call_grad_dots(tch_context *context, tch_tensor *const *t)
+{
+    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    return tch_grad_dots(context, &layer, t[0], t[1], t[2], t[3], 0, t[4]);
+}
+
+static tch_status call_grad_factors(tch_context *context, tch_tensor *const *t)
+{
+    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    return tch_grad_factors(context, &layer, t[0], t[1], 0, TCH_SHARING_EXPAND, 1.0, 0.0, t[2], t[3]);
+}
+
+static tch_status call_grad_reduced_factors(tch_context *context, tch_tensor *const *t)
+{
+    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    return tch_grad_factors(context, &layer, t[0], t[1], 1, TCH_SHARING_REDUCE, 1.0, 0.0, t[2], t[3]);
+}
+
+static tch_status call_grad_scales(tch_context *context, tch_tensor *const *t)
+{
+    const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    return tch_grad_scales(context, &layer, t[0], t[1], 0, t[2], t[3], 1.0, 0.0, t[4]);
+}
+
+static tch_status call_clip_weights(tch_context *context, tch_tensor *const *t)
+{
+    return tch_grad_clip_weights(context, t[0], 0.5, t[1]);
+}
+
+static tch_status call_natural_weights(tch_context *context, tch_tensor *const *t)
+{
+    return tch_grad_natural_weights(context, t[0], t[1], 0.1, t[2], NULL);
+}
+
 /* clang-format off */
 #define ROOT_OPERANDS                                           \
     {{"a", ROLE_SYMMETRIC, KIND_REAL, 3, {2, 6, 6}},            \
@@ -140,6 +217,14 @@ static tch_status call_nearest_kronecker(tch_context *context, tch_tensor *const
      {"grad", ROLE_INPUT, KIND_REAL, 3, {2, 6, 6}},             \
      {"out", ROLE_OUTPUT, KIND_REAL, 3, {2, 6, 6}},             \
      {"report", ROLE_OPTIONAL_OUTPUT, KIND_INT32, 1, {2}}}
+
+#define LINEAR_OPERANDS                                         \
+    {"input", ROLE_INPUT, KIND_REAL, 3, {2, 3, 4}},             \
+    {"output_gradient", ROLE_INPUT, KIND_REAL, 3, {2, 3, 5}}
+
+#define NORMALISED_OPERANDS                                     \
+    {"input", ROLE_INPUT, KIND_REAL, 3, {2, 4, 6}},             \
+    {"output_gradient", ROLE_INPUT, KIND_REAL, 3, {2, 4, 6}}
 
 const test_operation test_operations[] = {
     {"tch_tensor_copy", "", 2,
@@ -211,10 +296,116 @@ const test_operation test_operations[] = {
       {"a", ROLE_OUTPUT, KIND_REAL, 3, {2, 2, 3}},
       {"b", ROLE_OUTPUT, KIND_REAL, 3, {2, 5, 4}},
       {"error", ROLE_OPTIONAL_OUTPUT, KIND_FLOAT64, 1, {2}}}, call_nearest_kronecker},
+    {"tch_grad_samples", "linear", 4,
+     {LINEAR_OPERANDS,
+      {"weight", ROLE_OPTIONAL_OUTPUT, KIND_REAL, 3, {2, 5, 4}},
+      {"bias", ROLE_OPTIONAL_OUTPUT, KIND_REAL, 2, {2, 5}}}, call_grad_samples},
+    {"tch_grad_norms", "linear", 3,
+     {LINEAR_OPERANDS,
+      {"norms", ROLE_OUTPUT, KIND_FLOAT64, 1, {2}}}, call_grad_norms},
+    {"tch_grad_norms", "layer norm", 3,
+     {NORMALISED_OPERANDS,
+      {"norms", ROLE_OUTPUT, KIND_FLOAT64, 1, {2}}}, call_grad_norms_of_layer_norm},
+    {"tch_grad_weighted_sum", "linear", 5,
+     {LINEAR_OPERANDS,
+      {"weights", ROLE_OPTIONAL_INPUT, KIND_FLOAT64, 1, {2}},
+      {"weight", ROLE_OPTIONAL_OUTPUT, KIND_REAL, 2, {5, 4}},
+      {"bias", ROLE_OPTIONAL_OUTPUT, KIND_REAL, 1, {5}}}, call_grad_sum},
+    {"tch_grad_weighted_sum", "group norm", 5,
+     {NORMALISED_OPERANDS,
+      {"weights", ROLE_OPTIONAL_INPUT, KIND_FLOAT64, 1, {2}},
+      {"weight", ROLE_OPTIONAL_OUTPUT, KIND_REAL, 1, {4}},
+      {"bias", ROLE_OPTIONAL_OUTPUT, KIND_REAL, 1, {4}}}, call_grad_sum_of_group_norm},
+    {"tch_grad_gram", "linear", 3,
+     {LINEAR_OPERANDS,
+      {"gram", ROLE_OUTPUT, KIND_FLOAT64, 2, {2, 2}}}, call_grad_gram},
+    {"tch_grad_gram", "RMS norm", 3,
+     {NORMALISED_OPERANDS,
+      {"gram", ROLE_OUTPUT, KIND_FLOAT64, 2, {2, 2}}}, call_grad_gram_of_rms_norm},
+    {"tch_grad_dots", "linear", 5,
+     {LINEAR_OPERANDS,
+      {"weight", ROLE_OPTIONAL_INPUT, KIND_REAL, 2, {5, 4}},
+      {"bias", ROLE_OPTIONAL_INPUT, KIND_REAL, 1, {5}},
+      {"dots", ROLE_OUTPUT, KIND_FLOAT64, 1, {2}}}, call_grad_dots},
+    {"tch_grad_factors", "expand", 4,
+     {LINEAR_OPERANDS,
+      {"input_factor", ROLE_OPTIONAL_OUTPUT, KIND_FLOAT64, 2, {4, 4}},
+      {"output_factor", ROLE_OPTIONAL_OUTPUT, KIND_FLOAT64, 2, {5, 5}}}, call_grad_factors},
+    {"tch_grad_factors", "reduce", 4,
+     {LINEAR_OPERANDS,
+      {"input_factor", ROLE_OPTIONAL_OUTPUT, KIND_FLOAT64, 2, {5, 5}},
+      {"output_factor", ROLE_OPTIONAL_OUTPUT, KIND_FLOAT64, 2, {5, 5}}}, call_grad_reduced_factors},
+    {"tch_grad_scales", "", 5,
+     {LINEAR_OPERANDS,
+      {"input_basis", ROLE_INPUT, KIND_FLOAT64, 2, {4, 4}},
+      {"output_basis", ROLE_INPUT, KIND_FLOAT64, 2, {5, 5}},
+      {"scales", ROLE_OUTPUT, KIND_FLOAT64, 2, {5, 4}}}, call_grad_scales},
+    {"tch_grad_clip_weights", "", 2,
+     {{"norms", ROLE_INPUT, KIND_FLOAT64, 1, {2}},
+      {"weights", ROLE_OUTPUT, KIND_FLOAT64, 1, {2}}}, call_clip_weights},
+    {"tch_grad_natural_weights", "", 3,
+     {{"gram", ROLE_SYMMETRIC, KIND_FLOAT64, 2, {3, 3}},
+      {"rhs", ROLE_OPTIONAL_INPUT, KIND_FLOAT64, 1, {3}},
+      {"weights", ROLE_OUTPUT, KIND_FLOAT64, 1, {3}}}, call_natural_weights},
     /* Last, to be left out where the device does not offer it: see test_operation_count. */
     {"tch_inverse_root", "rational", 4, ROOT_OPERANDS, call_root_rational},
 };
 /* clang-format on */
+
+/* clang-format off */
+static const struct {
+    const char *operation, *variant, *operand;
+    test_freedom freedom;
+} freedoms[] = {
+    {"tch_gram", "", "a", FREE_COLS},
+    {"tch_grad_norms", "linear", "input", FREE_COLS},
+    {"tch_grad_norms", "linear", "output_gradient", FREE_COLS},
+    {"tch_grad_gram", "linear", "input", FREE_COLS},
+    {"tch_grad_gram", "linear", "output_gradient", FREE_COLS},
+    {"tch_grad_gram", "linear", "gram", FREE_FLOAT32},
+    {"tch_grad_gram", "RMS norm", "gram", FREE_FLOAT32},
+    {"tch_grad_factors", "expand", "input", FREE_FLOAT},
+    {"tch_grad_factors", "expand", "output_gradient", FREE_FLOAT},
+    {"tch_grad_factors", "expand", "input_factor", FREE_FLOAT32},
+    {"tch_grad_factors", "expand", "output_factor", FREE_FLOAT32},
+    {"tch_grad_factors", "reduce", "input", FREE_FLOAT},
+    {"tch_grad_factors", "reduce", "output_gradient", FREE_FLOAT},
+    {"tch_grad_factors", "reduce", "input_factor", FREE_FLOAT32},
+    {"tch_grad_factors", "reduce", "output_factor", FREE_FLOAT32},
+    {"tch_grad_scales", "", "input", FREE_FLOAT},
+    {"tch_grad_scales", "", "output_gradient", FREE_FLOAT},
+    {"tch_grad_clip_weights", "", "weights", FREE_IN_PLACE},
+    {"tch_grad_natural_weights", "", "gram", FREE_FLOAT32},
+};
+
+/* Parameters and Gram matrices do not begin with a batch. */
+static const char *const unbatched[] = {
+    "tch_grad_weighted_sum", "tch_grad_gram",   "tch_grad_dots",
+    "tch_grad_factors",      "tch_grad_scales", "tch_grad_natural_weights",
+};
+/* clang-format on */
+
+bool test_is_free(const test_operation *operation, int32_t index, test_freedom freedom)
+{
+    for (size_t i = 0; i < sizeof freedoms / sizeof freedoms[0]; i++) {
+        if (freedoms[i].freedom == freedom && strcmp(freedoms[i].operation, operation->name) == 0 &&
+            strcmp(freedoms[i].variant, operation->variant) == 0 &&
+            strcmp(freedoms[i].operand, operation->operands[index].name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool test_is_batched(const test_operation *operation)
+{
+    for (size_t i = 0; i < sizeof unbatched / sizeof unbatched[0]; i++) {
+        if (strcmp(unbatched[i], operation->name) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
 
 int32_t test_operation_count(void)
 {
@@ -267,7 +458,7 @@ void test_call_make(test_call *call, tch_context *context, const test_operation 
             test_tensor_make(context, dtype_of(operand->kind, dtype), operand->ndim, operand->shape, LAYOUT_CONTIGUOUS);
         if (operand->role == ROLE_SYMMETRIC) {
             fill_symmetric(t);
-        } else if (operand->role == ROLE_INPUT) {
+        } else if (operand->role == ROLE_INPUT || operand->role == ROLE_OPTIONAL_INPUT) {
             fill_random(t, (uint64_t)(100 + i));
         }
         call->tensors[i] = t;

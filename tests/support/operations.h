@@ -9,8 +9,9 @@
 #define TEST_MAX_OPERANDS 5
 
 typedef enum test_role {
-    ROLE_INPUT,     /* random numbers */
-    ROLE_SYMMETRIC, /* an input: symmetric positive definite matrices, well conditioned */
+    ROLE_INPUT,          /* random numbers */
+    ROLE_OPTIONAL_INPUT, /* the same, may be NULL */
+    ROLE_SYMMETRIC,      /* an input: symmetric positive definite matrices, well conditioned */
     ROLE_OUTPUT,
     ROLE_OPTIONAL_OUTPUT /* may be NULL */
 } test_role;
@@ -54,5 +55,18 @@ void test_call_check_unchanged(const test_call *call);
 void test_call_check_done(const test_call *call);
 
 bool test_is_output(const test_operand *operand);
+
+/* What an operand may be beside what its row says. */
+typedef enum test_freedom {
+    FREE_COLS,    /* dimension 2 may have any size, whatever the others have */
+    FREE_FLOAT32, /* float32 will do as well */
+    FREE_FLOAT,   /* any float type will do */
+    FREE_IN_PLACE /* an output that may be one of the inputs */
+} test_freedom;
+
+bool test_is_free(const test_operation *operation, int32_t index, test_freedom freedom);
+
+/* Whether the first dimension is the same batch in all operands. */
+bool test_is_batched(const test_operation *operation);
 
 #endif

@@ -215,6 +215,19 @@ static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar 
         break;
     case TCH_SCRATCH_GRAFT:
         return tchi_cpu_graft_scratch(rows, batch);
+    case TCH_SCRATCH_SAMPLE_NORMS:
+        return tchi_cpu_sample_norms_scratch(state, type, rows, cols, batch, extra);
+    case TCH_SCRATCH_SAMPLE_SQUARES:
+        return tchi_cpu_sample_squares_scratch(state, type, rows);
+    case TCH_SCRATCH_PAIR_DOTS: /* a result for each pair */
+        return batch * (int64_t)sizeof(double);
+    case TCH_SCRATCH_SAMPLE_SUMS:
+    case TCH_SCRATCH_BLOCK_DOTS:
+        break;
+    case TCH_SCRATCH_TOKENS:
+        return tchi_cpu_token_scratch(state, rows, cols);
+    case TCH_SCRATCH_NORMALIZED:
+        return tchi_cpu_normalized_scratch(state, cols);
     }
     return tchi_cpu_slots(state, batch) * TCHI_CPU_SCRATCH_ROUND(each);
 }
@@ -295,6 +308,22 @@ static const tch_backend table = {
     .column_sums = tchi_cpu_column_sums,
     .softmax_loss = tchi_cpu_softmax_loss,
     .squared_loss = tchi_cpu_squared_loss,
+    .sample_labels = tchi_cpu_sample_labels,
+    .sample_norms = tchi_cpu_sample_norms,
+    .sample_squares = tchi_cpu_sample_squares,
+    .sample_sums = tchi_cpu_sample_sums,
+    .patches = tchi_cpu_patches,
+    .token_norms = tchi_cpu_token_norms,
+    .token_sums = tchi_cpu_token_sums,
+    .token_cross = tchi_cpu_token_cross,
+    .token_dots = tchi_cpu_token_dots,
+    .normalized_sums = tchi_cpu_normalized_sums,
+    .block_dots = tchi_cpu_block_dots,
+    .pair_dots = tchi_cpu_pair_dots,
+    .clip_weights = tchi_cpu_clip_weights,
+    .weigh_samples = tchi_cpu_weigh_samples,
+    .damped_divide = tchi_cpu_damped_divide,
+    .kl_clip = tchi_cpu_kl_clip,
 
     .scratch_bytes = scratch_bytes,
 };

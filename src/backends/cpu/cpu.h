@@ -133,6 +133,44 @@ tch_status tchi_cpu_softmax_loss(void *state, const tch_matrices *logits, const 
                                  const tch_loss_results *results);
 tch_status tchi_cpu_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
                                  const tch_loss_results *results);
+tch_status tchi_cpu_sample_labels(void *state, const tch_matrices *logits, uint64_t seed, int32_t *labels);
+tch_status tchi_cpu_sample_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
+                                 double scale, int32_t rounded, double *norms, void *scratch);
+tch_status tchi_cpu_sample_squares(void *state, const tch_matrices *a, const tch_matrices *g, double scale, double beta,
+                                   int32_t rounded, const tch_matrices *out, void *scratch);
+tch_status tchi_cpu_sample_sums(void *state, const tch_matrices *x, double scale, double beta, const tch_matrices *out,
+                                void *scratch);
+tch_status tchi_cpu_patches(void *state, const tch_patches *patches, const tch_matrices *out);
+tch_status tchi_cpu_token_norms(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
+                                const tch_matrices *g, double scale, double *norms, void *scratch);
+tch_status tchi_cpu_token_sums(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                               const double *weights, double scale, double beta, int32_t apart, const tch_matrices *out,
+                               void *scratch);
+tch_status tchi_cpu_token_cross(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *h,
+                                const tch_matrices *a, const tch_matrices *g, double scale, double *norms,
+                                void *scratch);
+tch_status tchi_cpu_token_dots(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                               const tch_matrices *w, double scale, double *dots, void *scratch);
+tch_status tchi_cpu_normalized_sums(void *state, const tch_normalized *layer, double scale, const tch_matrices *weight,
+                                    const tch_matrices *bias, void *scratch);
+tch_status tchi_cpu_block_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height, int64_t width,
+                               double scale, double beta, const tch_matrices *out, void *scratch);
+tch_status tchi_cpu_pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
+                              double *out, void *scratch);
+tch_status tchi_cpu_clip_weights(void *state, int64_t count, const double *norms, double most, double *weights);
+tch_status tchi_cpu_weigh_samples(void *state, const tch_matrices *x, int64_t groups, const double *weights,
+                                  int32_t drop_only, const tch_matrices *out);
+tch_status tchi_cpu_damped_divide(void *state, const tch_matrices *x, const tch_matrices *rows,
+                                  const tch_matrices *cols, const tch_matrices *values, double damping);
+tch_status tchi_cpu_kl_clip(void *state, const double *dot, double lr, double most, double *scale);
+
+/* The sum of x y, in float64, of two runs of one float type. */
+double tchi_cpu_dot(int64_t n, tch_scalar type, const void *x, const void *y);
+
+/* Scratch for a whole batch. */
+int64_t tchi_cpu_sample_norms_scratch(const tchi_cpu_state *state, tch_scalar type, int64_t positions, int64_t d,
+                                      int64_t batch, int64_t p);
+int64_t tchi_cpu_sample_squares_scratch(const tchi_cpu_state *state, tch_scalar type, int64_t positions);
 
 /* Scratch of one matrix, by operation. */
 int64_t tchi_cpu_largest_eigenvalue_scratch(int64_t n);
@@ -140,5 +178,7 @@ int64_t tchi_cpu_root_residual_scratch(int64_t n, int64_t probes);
 
 /* Scratch of one call. */
 int64_t tchi_cpu_graft_scratch(int64_t elements, int64_t pieces);
+int64_t tchi_cpu_token_scratch(const tchi_cpu_state *state, int64_t samples, int64_t positions);
+int64_t tchi_cpu_normalized_scratch(const tchi_cpu_state *state, int64_t features);
 
 #endif

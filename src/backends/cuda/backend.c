@@ -6,6 +6,11 @@
 
 const tch_backend_host *tchi_cuda_host;
 
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* Matrices are square where an operation has one size. */
 int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
                                 int64_t batch, int64_t extra)
@@ -26,6 +31,20 @@ int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scal
         return tchi_cuda_graft_scratch(rows, batch);
     case TCH_SCRATCH_CHOLESKY_INVERSE:
         return tchi_cuda_cholesky_inverse_scratch(type, rows, batch);
+    case TCH_SCRATCH_SAMPLE_NORMS:
+        return tchi_cuda_sample_norms_scratch(rows, cols, extra, batch);
+    case TCH_SCRATCH_SAMPLE_SQUARES: /* in registers */
+        break;
+    case TCH_SCRATCH_SAMPLE_SUMS:
+        return tchi_cuda_sample_sums_scratch(rows, cols, batch);
+    case TCH_SCRATCH_TOKENS:
+        return larger(tchi_cuda_token_runs_scratch(rows, cols, batch), tchi_cuda_token_cross_scratch(rows, cols));
+    case TCH_SCRATCH_NORMALIZED:
+        return tchi_cuda_normalized_scratch(type, rows, cols, batch);
+    case TCH_SCRATCH_BLOCK_DOTS:
+        return tchi_cuda_block_dots_scratch(rows, cols);
+    case TCH_SCRATCH_PAIR_DOTS:
+        return tchi_cuda_pair_dots_scratch(rows, cols, batch);
     case TCH_SCRATCH_SHIFTED_INVERSE: /* not offered */
         break;
     }
@@ -104,6 +123,7 @@ static const tch_backend table = {
     .update_scale = tchi_cuda_update_scale,
     .factor_update = tchi_cuda_factor_update,
     .gemm_rounded = tchi_cuda_gemm_rounded,
+    .gram_rounded = tchi_cuda_gram_rounded,
 
     .cholesky_inverse = tchi_cuda_cholesky_inverse,
     .row_dots = tchi_cuda_row_dots,
@@ -115,6 +135,22 @@ static const tch_backend table = {
     .column_sums = tchi_cuda_column_sums,
     .softmax_loss = tchi_cuda_softmax_loss,
     .squared_loss = tchi_cuda_squared_loss,
+    .sample_labels = tchi_cuda_sample_labels,
+    .sample_norms = tchi_cuda_sample_norms,
+    .sample_squares = tchi_cuda_sample_squares,
+    .sample_sums = tchi_cuda_sample_sums,
+    .patches = tchi_cuda_patches,
+    .token_norms = tchi_cuda_token_norms,
+    .token_sums = tchi_cuda_token_sums,
+    .token_cross = tchi_cuda_token_cross,
+    .token_dots = tchi_cuda_token_dots,
+    .normalized_sums = tchi_cuda_normalized_sums,
+    .block_dots = tchi_cuda_block_dots,
+    .pair_dots = tchi_cuda_pair_dots,
+    .clip_weights = tchi_cuda_clip_weights,
+    .weigh_samples = tchi_cuda_weigh_samples,
+    .damped_divide = tchi_cuda_damped_divide,
+    .kl_clip = tchi_cuda_kl_clip,
 
     .scratch_bytes = tchi_cuda_scratch_bytes,
 };

@@ -74,6 +74,8 @@ tch_status tchi_cuda_device_read(int32_t index, tchi_cuda_device *device);
 void tchi_cuda_describe(char *text, size_t text_size);
 tch_status tchi_cuda_state_create(int32_t index, void **state);
 void tchi_cuda_state_destroy(void *state);
+/* Of blas_workspace, which kernels of our own may use between two products of cuBLAS. */
+int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *state);
 tch_status tchi_cuda_begin(void *state);
 void tchi_cuda_end(void *state);
 tch_status tchi_cuda_set_stream(void *state, void *stream);
@@ -193,6 +195,8 @@ tch_status tchi_cuda_factor_update(void *state, const tch_matrices *a, int32_t t
                                    int32_t rounded, const tch_matrices *c);
 tch_status tchi_cuda_gemm_rounded(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
                                   const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
+tch_status tchi_cuda_gram_rounded(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                                  const tch_matrices *c);
 
 /* --- tracking an eigenbasis: cholesky.c, cholesky.cu, basis.cu ----------------------------------------------------- */
 
@@ -220,6 +224,49 @@ tch_status tchi_cuda_softmax_loss(void *state, const tch_matrices *logits, const
                                   const tch_loss_results *results);
 tch_status tchi_cuda_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
                                   const tch_loss_results *results);
+tch_status tchi_cuda_sample_labels(void *state, const tch_matrices *logits, uint64_t seed, int32_t *labels);
+tch_status tchi_cuda_sample_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
+                                  double scale, int32_t rounded, double *norms, void *scratch);
+int64_t tchi_cuda_sample_norms_scratch(int64_t positions, int64_t d, int64_t p, int64_t batch);
+tch_status tchi_cuda_sample_squares(void *state, const tch_matrices *a, const tch_matrices *g, double scale,
+                                    double beta, int32_t rounded, const tch_matrices *out, void *scratch);
+tch_status tchi_cuda_sample_sums(void *state, const tch_matrices *x, double scale, double beta, const tch_matrices *out,
+                                 void *scratch);
+tch_status tchi_cuda_patches(void *state, const tch_patches *patches, const tch_matrices *out);
+tch_status tchi_cuda_token_norms(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
+                                 const tch_matrices *g, double scale, double *norms, void *scratch);
+tch_status tchi_cuda_token_sums(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                                const double *weights, double scale, double beta, int32_t apart,
+                                const tch_matrices *out, void *scratch);
+tch_status tchi_cuda_token_cross(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *h,
+                                 const tch_matrices *a, const tch_matrices *g, double scale, double *norms,
+                                 void *scratch);
+tch_status tchi_cuda_token_dots(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                                const tch_matrices *w, double scale, double *dots, void *scratch);
+tch_status tchi_cuda_normalized_sums(void *state, const tch_normalized *layer, double scale, const tch_matrices *weight,
+                                     const tch_matrices *bias, void *scratch);
+tch_status tchi_cuda_block_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height,
+                                int64_t width, double scale, double beta, const tch_matrices *out, void *scratch);
+tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
+                               double *out, void *scratch);
+tch_status tchi_cuda_clip_weights(void *state, int64_t count, const double *norms, double most, double *weights);
+tch_status tchi_cuda_weigh_samples(void *state, const tch_matrices *x, int64_t groups, const double *weights,
+                                   int32_t drop_only, const tch_matrices *out);
+tch_status tchi_cuda_damped_divide(void *state, const tch_matrices *x, const tch_matrices *rows,
+                                   const tch_matrices *cols, const tch_matrices *values, double damping);
+tch_status tchi_cuda_kl_clip(void *state, const double *dot, double lr, double most, double *scale);
+
+/* Scratch of these, as scratch_bytes asks for it. */
+int64_t tchi_cuda_sample_sums_scratch(int64_t rows, int64_t cols, int64_t batch);
+int64_t tchi_cuda_token_runs_scratch(int64_t samples, int64_t positions, int64_t cols); /* of norms and sums */
+int64_t tchi_cuda_token_cross_scratch(int64_t samples, int64_t positions);              /* and of token_dots */
+int64_t tchi_cuda_normalized_scratch(tch_scalar type, int64_t positions, int64_t features, int64_t samples);
+int64_t tchi_cuda_block_dots_scratch(int64_t rows, int64_t cols);
+int64_t tchi_cuda_pair_dots_scratch(int64_t rows, int64_t cols, int64_t batch);
+
+/* out[i] += scale times the sum of partial[i each] to partial[i each + each - 1], in a fixed order. */
+tch_status tchi_cuda_add_partials(const tchi_cuda_state *state, int64_t count, int64_t each, const double *partial,
+                                  double scale, double *out);
 
 TCH_END_DECLS
 

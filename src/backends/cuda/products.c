@@ -2,6 +2,7 @@
  * product is asked for as C' = op(B)' op(A)', with the operands exchanged and nothing transposed that was not before. */
 #include "cuda.h"
 
+#include "outer.h"
 #include "scalars.h"
 
 /* Matrices in one call: kernels put the batch in a grid dimension that ends at 65535. */
@@ -90,6 +91,9 @@ tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int3
     }
     if ((transpose_a ? a->rows : a->cols) == 0) {
         return tchi_cuda_combine(state, 0.0, beta, beta == 0.0 ? NULL : c, 0.0, NULL, c);
+    }
+    if ((transpose_a ? a->rows : a->cols) == 1 && beta == 0.0) {
+        return tchi_cuda_outer(state, alpha, a, transpose_a, b, transpose_b, c);
     }
     return multiply_all(state, c->type == TCH_SCALAR_F64 ? in_f64 : in_f32, a, transpose_a, b, transpose_b, c);
 }

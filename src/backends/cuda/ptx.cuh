@@ -84,6 +84,15 @@ static __device__ __forceinline__ void tchi_ldmatrix_x4(uint32_t r[4], const voi
                  : "memory");
 }
 
+/* The same with every matrix transposed: r[i] gets rows 2 t and 2 t + 1 of column g. */
+static __device__ __forceinline__ void tchi_ldmatrix_x4_transposed(uint32_t r[4], const void *shared_row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(tchi_shared_address(shared_row))
+                 : "memory");
+}
+
 /* C (16 by 8, float32) += A (16 by 16) B (16 by 8), bfloat16. a[0], a[1]: rows g, g + 8 at columns 2 t, 2 t + 1;
  * a[2], a[3]: the same rows, columns 2 t + 8, 2 t + 9. b[0], b[1]: rows 2 t, 2 t + 1 and 2 t + 8, 2 t + 9 of column g.
  * c[0], c[1]: row g, columns 2 t, 2 t + 1; c[2], c[3]: row g + 8. */
@@ -91,6 +100,42 @@ static __device__ __forceinline__ void tchi_mma_bf16(float c[4], const uint32_t 
 {
 #if __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    __trap();
+#endif
+}
+
+/* The same for float16. */
+static __device__ __forceinline__ void tchi_mma_f16(float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    __trap();
+#endif
+}
+
+/* --- float32 products of operands rounded to TF32: sm_80 ----------------------------------------------------------- */
+
+/* To nearest, in the 19 bits that the tensor core reads of it: it cuts the rest off. Nothing is added to infinities, and
+ * to NaN, which could be carried past its own bits. */
+static __device__ __forceinline__ uint32_t tchi_round_tf32(uint32_t bits)
+{
+    return fabsf(__uint_as_float(bits)) < __uint_as_float(0x7F800000u) ? bits + 0x1000u : bits;
+}
+
+/* C (16 by 8) += A (16 by 8) B (8 by 8). a[0], a[1]: rows g, g + 8 of column t; a[2], a[3]: of column t + 4. b[0], b[1]:
+ * rows t, t + 4 of column g. c as in tchi_mma_bf16. */
+static __device__ __forceinline__ void tchi_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

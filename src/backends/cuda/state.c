@@ -46,7 +46,7 @@ void tchi_cuda_end(void *state)
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
 /* NVIDIA's advice for the workspace of cuBLAS: 32 MiB on Hopper and newer, less before. */
-static int64_t workspace_bytes(const tchi_cuda_state *s)
+int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *s)
 {
     return (int64_t)(s->device.major >= 9 ? 32 : 8) << 20;
 }
@@ -56,7 +56,8 @@ static tch_status use_stream(tchi_cuda_state *s, cudaStream_t stream)
 {
     const tchi_cublas *blas = tchi_cublas_open(NULL);
     TCHI_CUBLAS_TRY(blas->set_stream(s->blas, stream), "cublasSetStream");
-    TCHI_CUBLAS_TRY(blas->set_workspace(s->blas, s->blas_workspace, (size_t)workspace_bytes(s)), "cublasSetWorkspace");
+    TCHI_CUBLAS_TRY(blas->set_workspace(s->blas, s->blas_workspace, (size_t)tchi_cuda_workspace_bytes(s)),
+                    "cublasSetWorkspace");
     if (s->solver != NULL) {
         TCHI_CUSOLVER_TRY(tchi_cusolver_open(NULL)->set_stream(s->solver, stream), "cusolverDnSetStream");
     }
@@ -144,7 +145,7 @@ static tch_status open_blas(tchi_cuda_state *s)
     if (blas == NULL) {
         return tchi_cuda_host->fail(TCH_ERR_UNAVAILABLE, "%s", why);
     }
-    TCHI_CUDA_PASS(tchi_cuda_allocate(s, workspace_bytes(s), &s->blas_workspace));
+    TCHI_CUDA_PASS(tchi_cuda_allocate(s, tchi_cuda_workspace_bytes(s), &s->blas_workspace));
     TCHI_CUBLAS_TRY(blas->create(&s->blas), "cublasCreate");
     TCHI_CUBLAS_TRY(blas->set_math_mode(s->blas, TCHI_CUBLAS_MATH_FULL_REDUCTIONS), "cublasSetMathMode");
     return TCH_OK;
@@ -199,7 +200,7 @@ static void close_device(tchi_cuda_state *s)
     wait_for_stream(s);
     tchi_cuda_staging_destroy(s->staging);
     close_libraries(s);
-    tchi_cuda_release(s, s->blas_workspace, workspace_bytes(s));
+    tchi_cuda_release(s, s->blas_workspace, tchi_cuda_workspace_bytes(s));
     cudaStreamSynchronize(s->own);
     cudaStreamDestroy(s->own);
     cudaGetLastError();

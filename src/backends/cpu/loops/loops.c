@@ -12,13 +12,15 @@ typedef struct level {
     const char *name;
     const tchi_loops *f32, *f64;
     const tchi_conversions *conversions;
+    tchi_thin_product thin_product;
 } level;
 
-static const level plain = {"plain", &tchi_loops_f32_plain, &tchi_loops_f64_plain, &tchi_conversions_plain};
+static const level plain = {"plain", &tchi_loops_f32_plain, &tchi_loops_f64_plain, &tchi_conversions_plain, NULL};
 
 #if defined(__x86_64__)
-static const level avx2 = {"avx2", &tchi_loops_f32_avx2, &tchi_loops_f64_avx2, &tchi_conversions_avx2};
-static const level avx512 = {"avx512", &tchi_loops_f32_avx512, &tchi_loops_f64_avx512, &tchi_conversions_avx512};
+static const level avx2 = {"avx2", &tchi_loops_f32_avx2, &tchi_loops_f64_avx2, &tchi_conversions_avx2, NULL};
+static const level avx512 = {"avx512", &tchi_loops_f32_avx512, &tchi_loops_f64_avx512, &tchi_conversions_avx512,
+                             tchi_thin_product_avx512};
 
 static const level *widest_level(void)
 {
@@ -55,6 +57,11 @@ const tchi_loops *tchi_loops_for(tch_scalar type)
 {
     const level *l = level_now();
     return type == TCH_SCALAR_F64 ? l->f64 : l->f32;
+}
+
+tchi_thin_product tchi_thin_product_now(void)
+{
+    return level_now()->thin_product;
 }
 
 const char *tchi_loops_name(void)

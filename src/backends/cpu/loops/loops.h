@@ -33,6 +33,25 @@ typedef struct tchi_loops {
 
 const tchi_loops *tchi_loops_for(tch_scalar type);
 
+/* C = alpha A' B in float32: A is `inner` by `rows`, B is `inner` by `cols`, in whole tiles of C. `past_caches`: C is
+ * written without being read into the caches first, which wants its rows aligned to 64 bytes. */
+#define TCHI_THIN_ROWS 8
+#define TCHI_THIN_COLS 32
+#define TCHI_THIN_MOST_INNER 256
+#define TCHI_THIN_MOST_ROWS 128
+typedef struct tchi_thin_job {
+    const float *a, *b;
+    float *c;
+    int64_t lda, ldb, ldc;
+    int64_t inner, rows, cols;
+    float alpha;
+    int past_caches;
+} tchi_thin_job;
+typedef void (*tchi_thin_product)(const tchi_thin_job *job);
+
+/* NULL where the instruction set in use has none. */
+tchi_thin_product tchi_thin_product_now(void);
+
 /* dst = src between float types, contiguous; and the name of the instruction set in use. */
 void tchi_convert(int64_t n, tch_scalar dst_type, void *dst, tch_scalar src_type, const void *src);
 const char *tchi_loops_name(void);
@@ -43,6 +62,7 @@ extern const tchi_loops tchi_loops_f32_avx2;
 extern const tchi_loops tchi_loops_f64_avx2;
 extern const tchi_loops tchi_loops_f32_avx512;
 extern const tchi_loops tchi_loops_f64_avx512;
+void tchi_thin_product_avx512(const tchi_thin_job *job);
 
 /* Conversions between two precisions; indices are tch_scalar, float types only. */
 typedef void (*tchi_convert_run)(int64_t n, const void *src, void *dst);

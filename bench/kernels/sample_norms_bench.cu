@@ -1,0 +1,699 @@
+/* A laboratory for what gradients of single samples cost on CUDA: squared norms in both forms, sums of squares, outer
+ * products and the factors of curvature. Every kernel is checked against plain float64 on fresh random inputs, sizes
+ * around the edges of tiles and outputs that held NaN; then it is timed, one line for each: name, median of 20 in ms,
+ * TFLOP/s of the form's own operations or TB/s, and the error of that very run. From the root of the repository:
+ *   cd src/backends/cuda && nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I../../../include -I../.. \
+ *       ../../../bench/kernels/sample_norms_bench.cu sample_plain.cu sample_norms.cu sample_norms_mma.cu \
+ *       sample_norms_wgmma.cu sample_norms_wgmma_gram.cu sample_norms_narrow.cu narrow.cu sample_squares.cu outer.cu \
+ *       half_factors.c half_factors_mma.cu half_factors_wgmma.cu symmetric_any.cu products.c libraries.c errors.c \
+ *       tensor_map.c
+ * cuBLAS is looked for as the module does; without it its lines are left out. Exits with 1 if a check fails. */
+#include <algorithm>
+#include <functional>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <vector>
+
+#include <cuda_runtime.h>
+
+#include "backends/cuda/elements.cuh"
+#include "backends/cuda/half_factors.h"
+#include "backends/cuda/outer.h"
+#include "backends/cuda/sample_norms.h"
+
+/* --- what the kernels need of the module -------------------------------------------------------------------------- */
+
+static tch_status fail(tch_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "\n");
+    return status;
+}
+
+static const tch_backend_host host = {sizeof host, fail, NULL, NULL};
+extern "C" {
+int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *)
+{
+    return (int64_t)32 << 20;
+}
+const tch_backend_host *tchi_cuda_host = &host;
+/* Fallbacks that nothing here comes to. */
+tch_status tchi_cuda_combine(void *, double, double, const tch_matrices *, double, const tch_matrices *,
+                             const tch_matrices *)
+{
+    return TCH_ERR_INTERNAL;
+}
+tch_status tchi_cuda_shift_scale(void *, const tch_matrices *, const double *, const double *, double,
+                                 const tch_matrices *)
+{
+    return TCH_ERR_INTERNAL;
+}
+tch_status tchi_cuda_gram(void *, double, const tch_matrices *, int32_t, double, const tch_matrices *)
+{
+    return TCH_ERR_INTERNAL;
+}
+}
+
+static void must(cudaError_t error, const char *what)
+{
+    if (error != cudaSuccess) {
+        fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+        exit(1);
+    }
+}
+
+static void must(tch_status status, const char *what)
+{
+    if (status != TCH_OK) {
+        fprintf(stderr, "%s failed\n", what);
+        exit(1);
+    }
+}
+
+static tchi_cuda_state state;
+static int failed;
+
+/* --- matrices ----------------------------------------------------------------------------------------------------- */
+
+static __device__ uint32_t mixed(uint64_t x)
+{
+    x = (x ^ (x >> 31)) * 0x7FB5D329728EA185ull;
+    x = (x ^ (x >> 27)) * 0x81DADEF4BC2DD44Dull;
+    return (uint32_t)(x >> 32);
+}
+
+/* Uniform in [-1, 1); elements between the rows become NaN. */
+static __global__ void fill_random(tch_matrices m, int64_t count, uint64_t seed)
+{
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += (int64_t)gridDim.x * blockDim.x) {
+        int64_t inside = m.stride > 0 ? e % m.stride : e;
+        bool hole = inside / m.ld >= m.rows || inside % m.ld >= m.cols;
+        float value = (float)(int32_t)mixed(seed * 0x9E3779B97F4A7C15ull + (uint64_t)e) * 0x1p-31f;
+        tchi_cuda_store<float>(m.type, m.data, e, 0, hole ? NAN : value);
+    }
+}
+
+static __global__ void fill_nan(tch_matrices m, int64_t count)
+{
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += (int64_t)gridDim.x * blockDim.x) {
+        tchi_cuda_store<float>(m.type, m.data, e, 0, NAN);
+    }
+}
+
+static int64_t elements_of(const tch_matrices *m)
+{
+    return m->batch * m->stride;
+}
+
+/* `shift` elements behind an aligned place, rows `pad` longer than they are. */
+static tch_matrices make(tch_scalar type, int64_t batch, int64_t rows, int64_t cols, int64_t pad, int64_t shift)
+{
+    tch_matrices m = {NULL, type, rows, cols, cols + pad, batch, rows * (cols + pad) + pad};
+    char *data;
+    must(cudaMalloc((void **)&data, (size_t)((elements_of(&m) + shift + 16) * tchi_cuda_size(type))), "cudaMalloc");
+    m.data = data + shift * tchi_cuda_size(type);
+    fill_nan<<<1024, 256>>>(m, elements_of(&m));
+    return m;
+}
+
+static tch_matrices make_random(tch_scalar type, int64_t batch, int64_t rows, int64_t cols, int64_t pad, int64_t shift)
+{
+    static uint64_t seed = 1;
+    tch_matrices m = make(type, batch, rows, cols, pad, shift);
+    fill_random<<<1024, 256>>>(m, elements_of(&m), seed++);
+    must(cudaGetLastError(), "fill_random");
+    return m;
+}
+
+static void drop(const tch_matrices *m, int64_t shift)
+{
+    must(cudaFree((char *)m->data - shift * tchi_cuda_size(m->type)), "cudaFree");
+}
+
+static __global__ void widen(tch_matrices from, tch_matrices to, int64_t count)
+{
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += (int64_t)gridDim.x * blockDim.x) {
+        ((double *)to.data)[e] = tchi_cuda_load<double>(from.type, from.data, e, 0);
+    }
+}
+
+static tch_matrices widened(const tch_matrices *m)
+{
+    tch_matrices wide = *m;
+    wide.type = TCH_SCALAR_F64;
+    must(cudaMalloc(&wide.data, (size_t)elements_of(m) * 8 + 16), "cudaMalloc");
+    widen<<<1024, 256>>>(*m, wide, elements_of(m));
+    return wide;
+}
+
+static const char *type_name(tch_scalar type)
+{
+    return type == TCH_SCALAR_F64   ? "float64"
+           : type == TCH_SCALAR_F32 ? "float32"
+           : type == TCH_SCALAR_F16 ? "float16"
+                                    : "bfloat16";
+}
+
+static double median_ms(const std::function<void()> &run)
+{
+    std::vector<float> times;
+    cudaEvent_t from;
+    cudaEvent_t to;
+    must(cudaEventCreate(&from), "cudaEventCreate");
+    must(cudaEventCreate(&to), "cudaEventCreate");
+    for (int i = 0; i < 23; i++) {
+        float ms;
+        must(cudaEventRecord(from, state.stream), "cudaEventRecord");
+        run();
+        must(cudaEventRecord(to, state.stream), "cudaEventRecord");
+        must(cudaEventSynchronize(to), "cudaEventSynchronize");
+        must(cudaEventElapsedTime(&ms, from, to), "cudaEventElapsedTime");
+        if (i >= 3) {
+            times.push_back(ms);
+        }
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+/* --- norms -------------------------------------------------------------------------------------------------------- */
+
+enum norms_variant {
+    PLAIN_TILES,
+    PLAIN_GRAM,
+    MMA_TILES,
+    MMA_GRAM,
+    WGMMA_TILES,
+    NARROW_TILES,
+    WGMMA_GRAM,
+    NORMS_CHOSEN,
+    NORMS_VARIANTS
+};
+static const char *const norms_names[] = {"plain tiles", "plain Gram",    "mma tiles",  "mma Gram",
+                                          "wgmma tiles", "copies, wgmma", "wgmma Gram", "chosen"};
+
+static bool norms_takes(int v, const tch_matrices *a, const tch_matrices *g, int64_t groups)
+{
+    bool mma = v == MMA_TILES || v == MMA_GRAM;
+    if (v == NARROW_TILES) {
+        return state.device.major == 9 && a->type != TCH_SCALAR_F64 &&
+               !tchi_cuda_sample_norms_wgmma_takes(&state, a, g) &&
+               tchi_cuda_sample_norms_narrow_takes(&state, a, g, groups);
+    }
+    if (v == WGMMA_GRAM) {
+        return tchi_cuda_sample_norms_wgmma_gram_takes(&state, a, g);
+    }
+    return v == WGMMA_TILES ? tchi_cuda_sample_norms_wgmma_takes(&state, a, g) : !mma || a->type != TCH_SCALAR_F64;
+}
+
+static void norms_run(int v, const tch_matrices *a, const tch_matrices *g, int64_t groups, double *norms, double *parts)
+{
+    int64_t tiles = 0;
+    if (v == NORMS_CHOSEN) {
+        must(tchi_cuda_sample_norms(&state, a, g, groups, 1.0, 1, norms, parts), "sample_norms");
+        return;
+    }
+    if (v == NARROW_TILES) {
+        must(tchi_cuda_sample_norms_narrow(&state, a, g, groups, 1.0, norms, parts), "sample_norms_narrow");
+        return;
+    }
+    must(v == PLAIN_TILES  ? tchi_cuda_sample_norms_plain(&state, a, g, false, parts, &tiles)
+         : v == PLAIN_GRAM ? tchi_cuda_sample_norms_plain(&state, a, g, true, parts, &tiles)
+         : v == MMA_TILES  ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_TILES, parts, &tiles)
+         : v == MMA_GRAM   ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_GRAM, parts, &tiles)
+         : v == WGMMA_GRAM ? tchi_cuda_sample_norms_wgmma_gram(&state, a, g, parts, &tiles)
+                           : tchi_cuda_sample_norms_wgmma(&state, a, g, parts, &tiles),
+         norms_names[v]);
+    tchi_norms_parts sums = {parts, tiles, groups, NULL, NULL};
+    must(tchi_cuda_sample_norms_add(&state, a->batch / groups, &sums, 1.0, norms), "sample_norms_add");
+}
+
+/* The largest relative error of a sample's norm. */
+static double norms_error(int v, const tch_matrices *a, const tch_matrices *g, int64_t groups, double *parts,
+                          const std::vector<double> &expected)
+{
+    int64_t samples = a->batch / groups;
+    std::vector<double> got((size_t)samples, 0.0);
+    double *norms;
+    must(cudaMalloc((void **)&norms, (size_t)samples * 8), "cudaMalloc");
+    must(cudaMemset(norms, 0, (size_t)samples * 8), "cudaMemset");
+    must(cudaMemset(parts, 0xFF, (size_t)tchi_cuda_sample_norms_scratch(a->rows, a->cols, g->cols, a->batch)), "parts");
+    norms_run(v, a, g, groups, norms, parts);
+    must(cudaMemcpy(got.data(), norms, (size_t)samples * 8, cudaMemcpyDeviceToHost), norms_names[v]);
+    double worst = 0.0;
+    for (int64_t i = 0; i < samples; i++) {
+        double error = fabs(got[(size_t)i] - expected[(size_t)i]) / (expected[(size_t)i] + 1e-300);
+        worst = error <= worst ? worst : error;
+    }
+    must(cudaFree(norms), "cudaFree");
+    return worst;
+}
+
+static std::vector<double> norms_expected(const tch_matrices *a, const tch_matrices *g, int64_t groups, double *parts)
+{
+    tch_matrices wide_a = widened(a), wide_g = widened(g);
+    std::vector<double> expected((size_t)(a->batch / groups));
+    double *norms;
+    bool gram = a->rows < 2 * a->cols * g->cols / (a->cols + g->cols);
+    must(cudaMalloc((void **)&norms, expected.size() * 8), "cudaMalloc");
+    must(cudaMemset(norms, 0, expected.size() * 8), "cudaMemset");
+    norms_run(gram ? PLAIN_GRAM : PLAIN_TILES, &wide_a, &wide_g, groups, norms, parts);
+    must(cudaMemcpy(expected.data(), norms, expected.size() * 8, cudaMemcpyDeviceToHost), "reference");
+    must(cudaFree(norms), "cudaFree");
+    drop(&wide_a, 0);
+    drop(&wide_g, 0);
+    return expected;
+}
+
+/* Four operands of TF32 are wrong by 2^-11 at most; sums in float32, cut off at every step by tensor cores, by 2^-23 for
+ * every step, four times over. */
+static double norms_allowed(int v, tch_scalar type, const tch_matrices *a, const tch_matrices *g)
+{
+    if (type == TCH_SCALAR_F64) {
+        return 1e-12;
+    }
+    bool rounded = type == TCH_SCALAR_F32 && v >= MMA_TILES;
+    double steps = (double)std::max(std::max(a->cols, g->cols), a->rows) / 8.0 + 16.0;
+    return (rounded ? 4.0 * 0x1p-11 : 0.0) + 4.0 * steps * 0x1p-23;
+}
+
+static double *parts_for(const tch_matrices *a, const tch_matrices *g)
+{
+    double *parts;
+    must(cudaMalloc((void **)&parts, (size_t)tchi_cuda_sample_norms_scratch(a->rows, a->cols, g->cols, a->batch) + 16),
+         "cudaMalloc");
+    return parts;
+}
+
+static double norms_flop(int v, const tch_matrices *a, const tch_matrices *g)
+{
+    double t = (double)a->rows, d = (double)a->cols, p = (double)g->cols, b = (double)a->batch;
+    double gram = t * t * (p + d), tiles = 2.0 * t * p * d;
+    return b * (v == PLAIN_GRAM || v == MMA_GRAM || v == WGMMA_GRAM ? gram
+                : v == NORMS_CHOSEN                                 ? std::min(gram, tiles)
+                                                                    : tiles);
+}
+
+/* Of half types the plain kernels are not timed. */
+static void norms_case(tch_scalar type, int64_t samples, int64_t groups, int64_t t, int64_t d, int64_t p, int64_t pad,
+                       int64_t shift, bool timed)
+{
+    tch_matrices a = make_random(type, samples * groups, t, d, pad, shift);
+    tch_matrices g = make_random(type, samples * groups, t, p, pad, shift);
+    double *parts = parts_for(&a, &g);
+    std::vector<double> expected = norms_expected(&a, &g, groups, parts);
+    for (int v = 0; v < NORMS_VARIANTS; v++) {
+        if (!norms_takes(v, &a, &g, groups) || (timed && v <= PLAIN_GRAM && type != TCH_SCALAR_F32)) {
+            continue;
+        }
+        double error = norms_error(v, &a, &g, groups, parts, expected);
+        double again = norms_error(v, &a, &g, groups, parts, expected);
+        double allowed = norms_allowed(v, type, &a, &g);
+        if (!(error <= allowed) || again != error) {
+            failed++;
+            printf("FAIL ");
+        }
+        if (timed) {
+            double *norms;
+            must(cudaMalloc((void **)&norms, (size_t)samples * 8), "cudaMalloc");
+            double ms = median_ms([&] { norms_run(v, &a, &g, groups, norms, parts); });
+            must(cudaFree(norms), "cudaFree");
+            printf("norms %s B %lld T %lld %lld -> %lld: %-14s %.4f ms %6.1f TFLOP/s error %.1e\n", type_name(type),
+                   (long long)samples, (long long)t, (long long)d, (long long)p, norms_names[v], ms,
+                   norms_flop(v, &a, &g) / ms * 1e-9, error);
+        } else if (!(error <= allowed) || again != error) {
+            printf("norms %s B %lld groups %lld T %lld d %lld p %lld pad %lld shift %lld: %s error %.2e, again %.2e\n",
+                   type_name(type), (long long)samples, (long long)groups, (long long)t, (long long)d, (long long)p,
+                   (long long)pad, (long long)shift, norms_names[v], error, again);
+        }
+        fflush(stdout);
+    }
+    drop(&a, shift);
+    drop(&g, shift);
+    must(cudaFree(parts), "cudaFree");
+}
+
+static void check_norms()
+{
+    const tch_scalar types[] = {TCH_SCALAR_F64, TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16};
+    const int64_t sizes[][7] = {{3, 1, 5, 7, 3, 0, 0},       {2, 1, 64, 256, 128, 0, 0},  {2, 2, 130, 137, 69, 3, 1},
+                                {3, 1, 257, 200, 264, 8, 0}, {2, 1, 1000, 72, 520, 0, 0}, {1, 1, 33, 131, 1, 0, 0},
+                                {70, 2, 96, 8, 8, 0, 0},     {2, 1, 127, 255, 129, 1, 0}, {5, 3, 2, 64, 64, 0, 0},
+                                {2, 1, 128, 128, 128, 0, 0}, {3, 1, 1, 1000, 37, 0, 1},   {2, 1, 2049, 40, 24, 0, 0},
+                                {9, 1, 320, 768, 512, 0, 0}, {2, 1, 63, 1024, 2048, 0, 0}};
+    for (tch_scalar type : types) {
+        for (const auto &s : sizes) {
+            norms_case(type, s[0], s[1], s[2], s[3], s[4], s[5], s[6], false);
+        }
+    }
+}
+
+/* Elements far from 1, of both signs of the exponent. */
+static __global__ void multiply(tch_matrices m, int64_t count, float factor)
+{
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += (int64_t)gridDim.x * blockDim.x) {
+        ((float *)m.data)[e] *= factor;
+    }
+}
+
+static void check_scaling()
+{
+    for (float factor : {1e-12f, 1e12f}) {
+        tch_matrices a = make_random(TCH_SCALAR_F32, 3, 300, 200, 0, 0),
+                     g = make_random(TCH_SCALAR_F32, 3, 300, 130, 0, 0);
+        multiply<<<256, 256>>>(a, elements_of(&a), factor);
+        multiply<<<256, 256>>>(g, elements_of(&g), 1e-3f / factor);
+        double *parts = parts_for(&a, &g);
+        double error = norms_error(NARROW_TILES, &a, &g, 1, parts, norms_expected(&a, &g, 1, parts));
+        if (!(error <= norms_allowed(NARROW_TILES, TCH_SCALAR_F32, &a, &g))) {
+            failed++;
+            printf("FAIL scaling by %g: error %.2e\n", factor, error);
+        }
+        drop(&a, 0);
+        drop(&g, 0);
+        must(cudaFree(parts), "cudaFree");
+    }
+}
+
+static void time_norms()
+{
+    norms_case(TCH_SCALAR_F32, 32, 1, 256, 768, 3072, 0, 0, true);
+    const int64_t layers[][2] = {{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}};
+    for (tch_scalar type : {TCH_SCALAR_BF16, TCH_SCALAR_F32}) {
+        for (const auto &layer : layers) {
+            norms_case(type, 8, 1, 1024, layer[0], layer[1], 0, 0, true);
+        }
+    }
+    norms_case(TCH_SCALAR_BF16, 8, 1, 1024, 768, 50257, 0, 0, true);
+    norms_case(TCH_SCALAR_BF16, 8, 1, 1024, 768, 50304, 0, 0, true);
+}
+
+/* --- sums of squares ---------------------------------------------------------------------------------------------- */
+
+/* Largest |difference| and largest |expected|, over all elements. */
+static __global__ void compare(tch_matrices got, tch_matrices expected, int64_t count, unsigned long long *worst)
+{
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += (int64_t)gridDim.x * blockDim.x) {
+        int64_t b = e / (got.rows * got.cols), i = e / got.cols % got.rows, j = e % got.cols;
+        double x = tchi_cuda_load<double>(got.type, got.data, b * got.stride + i * got.ld + j, 0);
+        double y = tchi_cuda_load<double>(expected.type, expected.data, b * expected.stride + i * expected.ld + j, 0);
+        double error = fabs(x - y);
+        error = error == error ? error : INFINITY;
+        atomicMax(worst, (unsigned long long)__double_as_longlong(error));
+        atomicMax(worst + 1, (unsigned long long)__double_as_longlong(fabs(y)));
+    }
+}
+
+static double relative_error(const tch_matrices *got, const tch_matrices *expected)
+{
+    unsigned long long *worst;
+    double values[2];
+    must(cudaMalloc((void **)&worst, 16), "cudaMalloc");
+    must(cudaMemset(worst, 0, 16), "cudaMemset");
+    compare<<<1024, 256>>>(*got, *expected, got->batch * got->rows * got->cols, worst);
+    must(cudaMemcpy(values, worst, 16, cudaMemcpyDeviceToHost), "compare");
+    must(cudaFree(worst), "cudaFree");
+    return values[0] / (values[1] + 1e-300);
+}
+
+static void squares_case(tch_scalar type, int64_t samples, int64_t groups, int64_t t, int64_t d, int64_t p, int64_t pad,
+                         int64_t shift, bool timed)
+{
+    tch_matrices a = make_random(type, samples * groups, t, d, pad, shift);
+    tch_matrices g = make_random(type, samples * groups, t, p, pad, shift);
+    tch_matrices wide_a = widened(&a), wide_g = widened(&g);
+    tch_matrices expected = make(TCH_SCALAR_F64, groups, p, d, 0, 0);
+    tch_matrices out = make(TCH_SCALAR_F32, groups, p, d, pad, shift);
+    must(tchi_cuda_sample_squares_plain(&state, &wide_a, &wide_g, 0.5, 0.0, &expected), "squares");
+    for (int mma = 0; mma < 2; mma++) {
+        auto run = [&] {
+            must(mma ? tchi_cuda_sample_squares_mma(&state, &a, &g, 0.5, 0.0, &out)
+                     : tchi_cuda_sample_squares_plain(&state, &a, &g, 0.5, 0.0, &out),
+                 "squares");
+        };
+        fill_nan<<<1024, 256>>>(out, elements_of(&out));
+        run();
+        double error = relative_error(&out, &expected);
+        double allowed =
+            (mma && type == TCH_SCALAR_F32 ? 4.0 * 0x1p-11 : 0.0) + 4.0 * ((double)t / 8.0 + 32.0) * 0x1p-23;
+        if (!(error <= allowed)) {
+            failed++;
+            printf("FAIL squares %s T %lld d %lld p %lld mma %d: error %.2e\n", type_name(type), (long long)t,
+                   (long long)d, (long long)p, mma, error);
+        }
+        if (timed) {
+            double ms = median_ms(run);
+            printf("squares %s B %lld T %lld %lld -> %lld: %s %.4f ms %.1f TFLOP/s error %.1e\n", type_name(type),
+                   (long long)samples, (long long)t, (long long)d, (long long)p, mma ? "mma" : "plain", ms,
+                   2.0 * (double)(samples * t * d * p) / ms * 1e-9, error);
+        }
+        fflush(stdout);
+    }
+    drop(&a, shift);
+    drop(&g, shift);
+    drop(&wide_a, 0);
+    drop(&wide_g, 0);
+    drop(&expected, 0);
+    drop(&out, shift);
+}
+
+static void check_squares()
+{
+    for (tch_scalar type : {TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16}) {
+        squares_case(type, 3, 1, 70, 136, 130, 0, 0, false);
+        squares_case(type, 2, 2, 37, 131, 65, 1, 1, false);
+        squares_case(type, 9, 1, 1, 300, 64, 0, 0, false);
+    }
+}
+
+/* --- outer products ----------------------------------------------------------------------------------------------- */
+
+static __global__ void outer_plain(tch_matrices x, tch_matrices y, tch_matrices c, double alpha)
+{
+    int64_t count = c.batch * c.rows * c.cols;
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += (int64_t)gridDim.x * blockDim.x) {
+        int64_t b = e / (c.rows * c.cols), i = e / c.cols % c.rows, j = e % c.cols;
+        double left = tchi_cuda_load<double>(x.type, x.data, b * x.stride + i, 0);
+        double right = tchi_cuda_load<double>(y.type, y.data, b * y.stride + j, 0);
+        ((double *)c.data)[b * c.stride + i * c.ld + j] = alpha * left * right;
+    }
+}
+
+static void outer_case(tch_scalar type, tch_scalar out, int64_t batch, int64_t m, int64_t n, int64_t pad, int64_t shift,
+                       bool timed)
+{
+    tch_matrices x = make_random(type, batch, 1, m, pad, shift), y = make_random(type, batch, 1, n, pad, shift);
+    tch_matrices c = make(out, batch, m, n, pad, shift);
+    auto run = [&] { must(tchi_cuda_outer(&state, 1.25, &x, 1, &y, 0, &c), "outer"); };
+    run();
+    double error = 0.0;
+    if (!timed) {
+        tch_matrices expected = make(TCH_SCALAR_F64, batch, m, n, 0, 0);
+        outer_plain<<<1024, 256>>>(x, y, expected, 1.25);
+        error = relative_error(&c, &expected);
+        drop(&expected, 0);
+    }
+    double unit = out == TCH_SCALAR_F64   ? 0x1p-52
+                  : out == TCH_SCALAR_F32 ? 0x1p-23
+                  : out == TCH_SCALAR_F16 ? 0x1p-10
+                                          : 0x1p-7;
+    if (!(error <= 2.0 * unit)) {
+        failed++;
+        printf("FAIL outer %s to %s %lld x %lld x %lld: error %.2e\n", type_name(type), type_name(out),
+               (long long)batch, (long long)m, (long long)n, error);
+    }
+    if (timed) {
+        double bytes = (double)(batch * m * n) * (double)tchi_cuda_size(out);
+        double ms = median_ms(run);
+        double plain = median_ms([&] { must(cudaMemsetAsync(c.data, 0, (size_t)bytes, state.stream), "cudaMemset"); });
+        printf("outer %s %lld x %lld x %lld: %.4f ms %.2f TB/s; cudaMemset of as much: %.4f ms %.2f TB/s\n",
+               type_name(type), (long long)batch, (long long)m, (long long)n, ms, bytes / ms * 1e-9, plain,
+               bytes / plain * 1e-9);
+    }
+    drop(&x, shift);
+    drop(&y, shift);
+    drop(&c, shift);
+}
+
+static void check_outer()
+{
+    const tch_scalar types[][2] = {{TCH_SCALAR_F64, TCH_SCALAR_F64},   {TCH_SCALAR_F32, TCH_SCALAR_F32},
+                                   {TCH_SCALAR_BF16, TCH_SCALAR_F32},  {TCH_SCALAR_F16, TCH_SCALAR_F16},
+                                   {TCH_SCALAR_BF16, TCH_SCALAR_BF16}, {TCH_SCALAR_F16, TCH_SCALAR_F32}};
+    for (const auto &type : types) {
+        outer_case(type[0], type[1], 3, 5, 7, 0, 0, false);
+        outer_case(type[0], type[1], 2, 300, 1028, 0, 0, false);
+        outer_case(type[0], type[1], 70000, 3, 2, 0, 0, false);
+        outer_case(type[0], type[1], 2, 67, 129, 3, 1, false);
+        outer_case(type[0], type[1], 1, 1, 1, 0, 0, false);
+    }
+}
+
+/* --- factors ------------------------------------------------------------------------------------------------------ */
+
+/* Elements of C = alpha A'A (or A A') + beta before, `probes` of them at random or, where that is 0, all; worst[0] the
+ * largest error over sqrt(C_ii C_jj), worst[1] the number of elements that are not symmetric to the bit. */
+static __global__ void factor_check(tch_matrices a, int transpose, tch_matrices c, const float *before, double alpha,
+                                    double beta, int64_t probes, unsigned long long *worst)
+{
+    int64_t n = c.rows, k = transpose ? a.rows : a.cols, count = probes > 0 ? probes : n * n;
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += (int64_t)gridDim.x * blockDim.x) {
+        int64_t i = probes > 0 ? mixed(2 * (uint64_t)e + 77) % n : e / n;
+        int64_t j = probes > 0 ? mixed(2 * (uint64_t)e + 78) % n : e % n;
+        if (j > i) {
+            int64_t low = i;
+            i = j, j = low;
+        }
+        double sum = 0.0, left = 0.0, right = 0.0;
+        for (int64_t r = 0; r < k; r++) {
+            double x = tchi_cuda_load<double>(a.type, a.data, transpose ? r * a.ld + i : i * a.ld + r, 0);
+            double y = tchi_cuda_load<double>(a.type, a.data, transpose ? r * a.ld + j : j * a.ld + r, 0);
+            sum += x * y, left += x * x, right += y * y;
+        }
+        const float *out = (const float *)c.data;
+        double value = alpha * sum + (beta == 0.0 ? 0.0 : beta * before[i * c.ld + j]);
+        double error = fabs(out[i * c.ld + j] - value) / (alpha * sqrt(left * right) + fabs(beta) + 1e-300);
+        error = error == error ? error : INFINITY;
+        atomicMax(worst, (unsigned long long)__double_as_longlong(error));
+        if (__float_as_uint(out[i * c.ld + j]) != __float_as_uint(out[j * c.ld + i])) {
+            atomicAdd(worst + 1, 1ull);
+        }
+    }
+}
+
+/* `way` 0 is our kernel by mma.sync, -1 that by wgmma, -2 the same through copies; others are so many panels by cuBLAS. */
+static const char *const factor_names[] = {"copies, wgmma", "wgmma", "mma", "panels"};
+
+static void factor_run(int64_t way, double alpha, const tch_matrices *a, int transpose, double beta,
+                       const tch_matrices *c)
+{
+    must(way == 0    ? tchi_cuda_half_factor_mma(&state, alpha, a, transpose, beta, c)
+         : way == -1 ? tchi_cuda_half_factor_wgmma(&state, alpha, a, NULL, beta, c)
+         : way == -2 ? tchi_cuda_half_factor_narrow(&state, alpha, a, beta, c)
+                     : tchi_cuda_half_factor_panels(&state, way, alpha, a, transpose, beta, c),
+         "half factor");
+}
+
+static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, double beta, int64_t pad, int64_t shift,
+                        int64_t way, bool timed)
+{
+    if (way > 0 && state.blas == NULL) {
+        return;
+    }
+    tch_matrices a = make_random(type, 1, transpose ? k : n, transpose ? n : k, pad, shift);
+    tch_matrices c = make_random(TCH_SCALAR_F32, 1, n, n, pad, shift);
+    tch_matrices before = make(TCH_SCALAR_F32, 1, n, n, pad, 0);
+    double alpha = 1.0 / (double)k;
+    unsigned long long *worst;
+    double values[2];
+    bool taken = way >= 0 || (transpose && (way == -1 ? tchi_cuda_half_factor_wgmma_takes(&state, &a, &c)
+                                                      : tchi_cuda_half_factor_narrow_takes(&state, &a, &c)));
+    if (!taken) {
+        drop(&a, shift);
+        drop(&c, shift);
+        drop(&before, 0);
+        return;
+    }
+    if (beta == 0.0) {
+        fill_nan<<<1024, 256>>>(c, elements_of(&c));
+    }
+    must(cudaMemcpy(before.data, c.data, (size_t)elements_of(&c) * 4, cudaMemcpyDeviceToDevice), "before");
+    must(cudaMalloc((void **)&worst, 16), "cudaMalloc");
+    must(cudaMemset(worst, 0, 16), "cudaMemset");
+    factor_run(way, alpha, &a, transpose, beta, &c);
+    factor_check<<<512, 128>>>(a, transpose, c, (const float *)before.data, alpha, beta, timed ? 20000 : 0, worst);
+    must(cudaMemcpy(values, worst, 16, cudaMemcpyDeviceToHost), "factor_check");
+    double allowed = (type == TCH_SCALAR_F32 ? 2.0 * 0x1p-10 : 0.0) + ((double)k / 8.0 + 16.0) * 0x1p-23;
+    if (!(values[0] <= allowed) || values[1] != 0.0) {
+        failed++;
+        printf("FAIL factor %s n %lld k %lld transpose %d beta %g way %lld: error %.2e, asymmetric %d\n",
+               type_name(type), (long long)n, (long long)k, transpose, beta, (long long)way, values[0],
+               values[1] != 0.0);
+    }
+    if (timed) {
+        double ms = median_ms([&] { factor_run(way, alpha, &a, transpose, beta, &c); });
+        printf("factor %s n %lld k %lld: %s %lld %.4f ms %.1f TFLOP/s of exact halves, error %.1e\n", type_name(type),
+               (long long)n, (long long)k, factor_names[way < 1 ? way + 2 : 3], (long long)way, ms,
+               (double)n * (double)n * (double)k / ms * 1e-9, values[0]);
+    }
+    fflush(stdout);
+    drop(&a, shift);
+    drop(&c, shift);
+    drop(&before, 0);
+    must(cudaFree(worst), "cudaFree");
+}
+
+static void check_factors()
+{
+    for (tch_scalar type : {TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16}) {
+        for (int64_t way : {-2, -1, 0, 1, 3}) {
+            for (int transpose = 0; transpose < 2; transpose++) {
+                factor_case(type, 300, 200, transpose, 0.0, 0, 0, way, false);
+                factor_case(type, 300, 1000, transpose, 0.5, 4, 0, way, false);
+                factor_case(type, 131, 77, transpose, 0.5, 1, 1, way, false);
+                factor_case(type, 1, 3, transpose, 0.0, 0, 0, way, false);
+            }
+        }
+    }
+}
+
+static void time_factors()
+{
+    for (tch_scalar type : {TCH_SCALAR_F32, TCH_SCALAR_BF16}) {
+        for (int64_t n : {768, 3072}) {
+            for (int64_t way : {-2, -1, 0, 1, 2, 3, 4}) {
+                factor_case(type, n, 8192, 1, 0.95, 0, 0, way, true);
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+static void open_blas()
+{
+    const char *reason = "";
+    const tchi_cublas *blas = tchi_cublas_open(&reason);
+    const size_t bytes = (size_t)tchi_cuda_workspace_bytes(&state);
+    must(cudaMalloc(&state.blas_workspace, bytes), "cudaMalloc");
+    if (blas == NULL || blas->create(&state.blas) != 0) {
+        printf("without cuBLAS: %s\n", reason);
+        state.blas = NULL;
+        return;
+    }
+    if (blas->set_stream(state.blas, state.stream) != 0 ||
+        blas->set_workspace(state.blas, state.blas_workspace, bytes) != 0) {
+        exit(1);
+    }
+}
+
+int main()
+{
+    cudaDeviceProp properties;
+    must(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+    state.device.major = properties.major;
+    state.device.minor = properties.minor;
+    state.device.processors = properties.multiProcessorCount;
+    state.device.shared_per_block = (int64_t)properties.sharedMemPerBlockOptin;
+    open_blas();
+    check_norms();
+    check_scaling();
+    check_squares();
+    check_outer();
+    check_factors();
+    printf("%d checks failed\n", failed);
+    fflush(stdout);
+    outer_case(TCH_SCALAR_F32, TCH_SCALAR_F32, 256, 1024, 1024, 0, 0, true);
+    time_norms();
+    squares_case(TCH_SCALAR_F32, 32, 1, 256, 768, 3072, 0, 0, true);
+    squares_case(TCH_SCALAR_BF16, 8, 1, 1024, 768, 3072, 0, 0, true);
+    time_factors();
+    printf("%d checks failed\n", failed);
+    return failed != 0;
+}

@@ -1,0 +1,259 @@
+/* Inner products with the gradient of an embedding, sample by sample: with that of a linear layer that has the same weight,
+ * and with a matrix of the weight's shape. For the first, the products <row s of H, row t of A> are formed in tiles that
+ * stay in registers, multiplied there by the entries of G that the tokens pick, and summed; nothing of size S by T is
+ * kept. */
+#include "token_cross.cuh"
+
+#define THREADS 256
+#define DEPTH 8  /* columns of a step */
+#define EACH 8   /* rows and columns of the tile that a thread has: two fours, half a tile apart */
+#define PIECE 64 /* positions of a block of token_dots */
+
+/* Blocks that a multiprocessor holds of float32: two where ptxas fits them into 128 registers without spilling. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define BLOCKS 2
+#else
+#define BLOCKS 1
+#endif
+
+/* Columns of the operand first, so that a thread reads four of its positions at once. */
+template <typename real> struct cross_tile {
+    alignas(16) real at[DEPTH][TCHI_CUDA_CROSS_TILE + 4];
+};
+
+/* Which row, or column, of the tile is number `n` of thread row, or column, `thread`. */
+static __device__ inline int place_in_tile(int thread, int n)
+{
+    return 4 * thread + n % 4 + n / 4 * (TCHI_CUDA_CROSS_TILE / 2);
+}
+
+/* The thread's four elements of rows `first` on, columns j on; zeros beyond the edges. */
+template <typename real>
+static __device__ inline tchi_cuda_four<real> fetch(const tchi_cuda_operand &m, int64_t b, int64_t first, int64_t rows,
+                                                    int64_t j, int64_t cols)
+{
+    int64_t row = first + threadIdx.x / (DEPTH / 4);
+    int64_t col = j + threadIdx.x % (DEPTH / 4) * 4;
+    int64_t left = cols - col;
+    int count = left < 0 || row >= rows ? 0 : left < 4 ? (int)left : 4;
+    return tchi_cuda_load_four<real>(m, b, row, col, count);
+}
+
+template <typename real> static __device__ inline void put(cross_tile<real> &tile, const tchi_cuda_four<real> &four)
+{
+    int row = (int)threadIdx.x / (DEPTH / 4);
+    int col = (int)threadIdx.x % (DEPTH / 4) * 4;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        tile.at[col + k][row] = four.v[k];
+    }
+}
+
+/* products += the share of DEPTH columns. */
+template <typename real>
+static __device__ inline void multiply(const cross_tile<real> &h, const cross_tile<real> &a, real products[EACH][EACH])
+{
+    const int down = (int)threadIdx.x / 16;
+    const int along = (int)threadIdx.x % 16;
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++) {
+        real x[EACH];
+        real y[EACH];
+#pragma unroll
+        for (int n = 0; n < EACH; n++) {
+            x[n] = h.at[k][place_in_tile(down, n)];
+            y[n] = a.at[k][place_in_tile(along, n)];
+        }
+#pragma unroll
+        for (int n = 0; n < EACH * EACH; n++) {
+            products[n / EACH][n % EACH] = fma(x[n / EACH], y[n % EACH], products[n / EACH][n % EACH]);
+        }
+    }
+}
+
+/* <row s of H, row t of A> for the thread's part of a tile. While one block brings a step, another multiplies. */
+template <typename real>
+static __device__ inline void tile_products(const tchi_cuda_cross &c, int64_t b, int64_t s, int64_t t,
+                                            cross_tile<real> &h, cross_tile<real> &a, real products[EACH][EACH])
+{
+    for (int64_t j = 0; j < c.cols; j += DEPTH) {
+        tchi_cuda_four<real> four_h = fetch<real>(c.h, b, s, c.list.positions, j, c.cols);
+        tchi_cuda_four<real> four_a = fetch<real>(c.a, b, t, c.rows, j, c.cols);
+        __syncthreads(); /* all have done with the step before */
+        put(h, four_h);
+        put(a, four_a);
+        __syncthreads();
+        multiply(h, a, products);
+    }
+}
+
+/* The sum of the products times G(t, token of s). */
+template <typename real>
+static __device__ inline double weighted(const tchi_cuda_cross &c, int64_t b, int64_t s, int64_t t,
+                                         const real products[EACH][EACH])
+{
+    double sum = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int64_t position = s + place_in_tile((int)threadIdx.x / 16, i);
+        int64_t token = position < c.list.positions ? tchi_cuda_token_at(c.list, b, position) : c.list.rows;
+        if (token == c.list.rows) {
+            continue;
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            int64_t row = t + place_in_tile((int)threadIdx.x % 16, k);
+            if (row < c.rows) {
+                double g = (double)tchi_cuda_load<real>(c.g.type, tchi_cuda_at(c.g, b, row, token), 0, 0);
+                sum = fma(g, (double)products[i][k], sum);
+            }
+        }
+    }
+    return sum;
+}
+
+/* H (positions, cols), A (rows, cols), G (rows, tokens) for each sample. Moves: G at positions times rows places, 32 bytes
+ * each, and H and A a few times from the cache. Does: 2 positions rows cols operations. A block for a tile's
+ * positions of H and a range of A's. */
+template <typename real>
+static __global__ void __launch_bounds__(THREADS, sizeof(real) == sizeof(double) ? 1 : BLOCKS)
+    token_cross_kernel(const __grid_constant__ tchi_cuda_cross c, double *partial)
+{
+    __shared__ cross_tile<real> h;
+    __shared__ cross_tile<real> a;
+    __shared__ double shared[32];
+    const int64_t across = tchi_cuda_ceil_div(c.rows, TCHI_CUDA_CROSS_TILE); /* tiles of A */
+    for (int64_t n = blockIdx.x; n < c.samples * c.tiles * TCHI_CUDA_CROSS_RANGES; n += gridDim.x) {
+        int64_t range = n % TCHI_CUDA_CROSS_RANGES;
+        int64_t b = n / TCHI_CUDA_CROSS_RANGES / c.tiles;
+        int64_t s = n / TCHI_CUDA_CROSS_RANGES % c.tiles * TCHI_CUDA_CROSS_TILE;
+        double sum = 0;
+        for (int64_t tile = across * range / TCHI_CUDA_CROSS_RANGES;
+             tile < across * (range + 1) / TCHI_CUDA_CROSS_RANGES; tile++) {
+            real products[EACH][EACH] = {};
+            tile_products(c, b, s, tile * TCHI_CUDA_CROSS_TILE, h, a, products);
+            sum += weighted(c, b, s, tile * TCHI_CUDA_CROSS_TILE, products);
+        }
+        sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, THREADS, shared);
+        if (threadIdx.x == 0) {
+            partial[n] = sum;
+        }
+    }
+}
+
+/* token_dots has no more pieces. */
+int64_t tchi_cuda_token_cross_scratch(int64_t samples, int64_t positions)
+{
+    int64_t tiles = tchi_cuda_ceil_div(positions, TCHI_CUDA_CROSS_TILE);
+    return samples * tiles * TCHI_CUDA_CROSS_RANGES * (int64_t)sizeof(double);
+}
+
+static tch_status run_cross(const tchi_cuda_state *state, const tchi_cuda_cross &c, double *partial)
+{
+    unsigned blocks = tchi_cuda_grid(c.samples * c.tiles * TCHI_CUDA_CROSS_RANGES);
+    if (c.a.type == TCH_SCALAR_F64) {
+        token_cross_kernel<double><<<blocks, THREADS, 0, state->stream>>>(c, partial);
+    } else {
+        token_cross_kernel<float><<<blocks, THREADS, 0, state->stream>>>(c, partial);
+    }
+    return tchi_cuda_launched(state, "token_cross");
+}
+
+tch_status tchi_cuda_token_cross(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *h,
+                                 const tch_matrices *a, const tch_matrices *g, double scale, double *norms,
+                                 void *scratch)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    int64_t tiles = tchi_cuda_ceil_div(tokens->cols, TCHI_CUDA_CROSS_TILE);
+    tchi_cuda_cross c = {tchi_cuda_token_list_of(tokens, g->cols, padding, true),
+                         tchi_cuda_operand_of(h),
+                         tchi_cuda_operand_of(a),
+                         tchi_cuda_operand_of(g),
+                         tokens->rows,
+                         tiles,
+                         a->rows,
+                         a->cols};
+    double *partial = (double *)scratch;
+    if (c.samples == 0 || c.tiles == 0 || c.rows == 0 || c.cols == 0) {
+        return TCH_OK;
+    }
+    if (tchi_cuda_token_cross_mma_takes(s, h, a)) {
+        TCHI_CUDA_PASS(tchi_cuda_token_cross_mma(s, c, h, a, partial));
+    } else {
+        TCHI_CUDA_PASS(run_cross(s, c, partial));
+    }
+    return tchi_cuda_add_partials(s, c.samples, c.tiles * TCHI_CUDA_CROSS_RANGES, partial, scale, norms);
+}
+
+/* --- rows of a weight ----------------------------------------------------------------------------------------------- */
+
+typedef struct dots_call {
+    tchi_cuda_token_list list;
+    tchi_cuda_operand g, w;
+    int64_t samples, pieces, cols;
+} dots_call;
+
+/* <row s of G, row `token` of W>, a lane's share of it. */
+template <typename real>
+static __device__ inline double share_of_dot(const dots_call &c, int64_t b, int64_t s, int64_t token, int lane)
+{
+    double sum = 0;
+    for (int64_t j = lane * 4; j < c.cols; j += 128) {
+        int count = c.cols - j < 4 ? (int)(c.cols - j) : 4;
+        tchi_cuda_four<real> g = tchi_cuda_load_four<real>(c.g, b, s, j, count);
+        tchi_cuda_four<real> w = tchi_cuda_load_four<real>(c.w, 0, token, j, count);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            sum = fma((double)g.v[k], (double)w.v[k], sum);
+        }
+    }
+    return sum;
+}
+
+/* G (positions, cols) for each sample, W (tokens, cols). Moves: G and a row of W for each position. Does: a product and a
+ * sum an element. A block for each PIECE positions of a sample, a warp for each eighth of them. */
+template <typename real>
+static __global__ void __launch_bounds__(THREADS, 4)
+    token_dots_kernel(const __grid_constant__ dots_call c, double *partial)
+{
+    __shared__ double shared[32];
+    const int lane = (int)threadIdx.x % 32;
+    for (int64_t n = blockIdx.x; n < c.samples * c.pieces; n += gridDim.x) {
+        int64_t b = n / c.pieces;
+        int64_t first = (n - b * c.pieces) * PIECE;
+        int64_t last = first + PIECE < c.list.positions ? first + PIECE : c.list.positions;
+        double sum = 0;
+        for (int64_t s = first + threadIdx.x / 32; s < last; s += THREADS / 32) {
+            int64_t token = tchi_cuda_token_at(c.list, b, s);
+            sum += token < c.list.rows ? share_of_dot<real>(c, b, s, token, lane) : 0.0;
+        }
+        sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, THREADS, shared);
+        if (threadIdx.x == 0) {
+            partial[n] = sum;
+        }
+    }
+}
+
+tch_status tchi_cuda_token_dots(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                                const tch_matrices *w, double scale, double *dots, void *scratch)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    dots_call c = {tchi_cuda_token_list_of(tokens, w->rows, padding, true),
+                   tchi_cuda_operand_of(g),
+                   tchi_cuda_operand_of(w),
+                   tokens->rows,
+                   tchi_cuda_ceil_div(tokens->cols, PIECE),
+                   g->cols};
+    double *partial = (double *)scratch;
+    if (c.samples == 0 || c.pieces == 0 || c.cols == 0) {
+        return TCH_OK;
+    }
+    unsigned blocks = tchi_cuda_grid(c.samples * c.pieces);
+    if (g->type == TCH_SCALAR_F64) {
+        token_dots_kernel<double><<<blocks, THREADS, 0, s->stream>>>(c, partial);
+    } else {
+        token_dots_kernel<float><<<blocks, THREADS, 0, s->stream>>>(c, partial);
+    }
+    TCHI_CUDA_PASS(tchi_cuda_launched(s, "token_dots"));
+    return tchi_cuda_add_partials(s, c.samples, c.pieces, partial, scale, dots);
+}

@@ -1,0 +1,113 @@
+/* See candidate.h. */
+#include "candidate.h"
+
+#include "core/status.h"
+
+#define MOST_CANDIDATES 2
+
+void tchi_candidate_layout(tchi_candidate *c, tchi_arena *arena, const tch_tensor *target, tch_scalar type,
+                           bool is_gram)
+{
+    c->target = tchi_batch_of(target, 2);
+    c->sum = tchi_scratch_matrices(arena, type, c->target.count, c->target.rows, c->target.cols);
+    c->before = tchi_batch_place(&c->target, arena, type, 0, c->target.count, &c->in_place);
+    c->is_gram = is_gram;
+}
+
+/* All matrices of a contiguous batch as one. */
+static tch_matrices as_one(const tch_matrices *m)
+{
+    return tchi_matrices_new(m->data, m->type, 1, m->batch * m->rows, m->cols);
+}
+
+tch_status tchi_candidate_divide(tch_context *context, const tchi_candidate *c, const double *divisor)
+{
+    tch_matrices sum = as_one(&c->sum);
+    return context->backend->shift_scale(context->state, &sum, NULL, divisor, -2.0, &sum);
+}
+
+void tchi_verdict_layout(tchi_verdict *verdict, tchi_arena *arena, int64_t matrices)
+{
+    tchi_inspection_layout(&verdict->of, arena, MOST_CANDIDATES);
+    verdict->flags = tchi_arena_take(arena, matrices * (int64_t)sizeof *verdict->flags);
+}
+
+/* A sum of x x' has an element that is not finite only if some x x is not: no product is larger than the larger of the
+ * two squares. So n numbers are looked at in place of n^2. */
+static tch_matrices diagonal(const tch_matrices *sum)
+{
+    return (tch_matrices){sum->data, sum->type, sum->rows, 1, sum->ld + 1, 1, 0};
+}
+
+/* How many elements of a sum are not finite. */
+static tch_status count_bad(tch_context *context, const tchi_candidate *c, double *bad)
+{
+    bool few = c->is_gram && c->sum.batch == 1;
+    tch_matrices looked_at = few ? diagonal(&c->sum) : as_one(&c->sum);
+    return context->backend->reduce(context->state, TCH_REDUCE_NONFINITE, &looked_at, bad);
+}
+
+/* A flag for each candidate. */
+static tch_status judge(tch_context *context, tchi_verdict *v, tchi_candidate *const *candidates, int32_t count)
+{
+    const tch_backend *t = context->backend;
+    const double *none = v->of.max_abs;
+    TCHI_TRY(t->zero_bytes(context->state, v->of.max_abs, count * (int64_t)sizeof(double)));
+    for (int32_t i = 0; i < count; i++) {
+        TCHI_TRY(count_bad(context, candidates[i], v->of.nonfinite + i));
+    }
+    tch_root_norms norms = {none, none, v->of.nonfinite, none};
+    return t->root_setup(context->state, count, &norms, 1.0, 0.0, 1.0, 1.0, v->of.damping, v->of.bound, v->of.flags);
+}
+
+/* The first flag becomes that of all: where it is good the second takes its place. */
+static tch_status join(tch_context *context, const tchi_verdict *v, int32_t count)
+{
+    tch_matrices first = tchi_matrices_new(v->of.flags, TCH_SCALAR_I32, 1, 1, 1);
+    tch_matrices second = tchi_matrices_new(v->of.flags + 1, TCH_SCALAR_I32, 1, 1, 1);
+    return count < MOST_CANDIDATES ? TCH_OK : context->backend->select(context->state, v->of.flags, &second, &first);
+}
+
+static tch_status mix(tch_context *context, const tchi_candidate *c, double beta)
+{
+    if (beta == 0.0) {
+        return TCH_OK;
+    }
+    if (!c->in_place) {
+        TCHI_TRY(tchi_batch_read(context, &c->target, 0, &c->before));
+    }
+    return context->backend->combine(context->state, 0.0, 1.0, &c->sum, beta, &c->before, &c->sum);
+}
+
+/* The one flag, repeated for as many matrices as there are. */
+static tch_status spread(tch_context *context, const tchi_verdict *v, int64_t matrices)
+{
+    const int64_t repeat = 0;
+    const int64_t step = 1;
+    tch_array one = {v->of.flags, TCH_SCALAR_I32, 1, &matrices, &repeat};
+    tch_array all = {v->flags, TCH_SCALAR_I32, 1, &matrices, &step};
+    return context->backend->copy(context->state, &all, &one);
+}
+
+static tch_status keep(tch_context *context, const tchi_verdict *v, const tchi_candidate *c)
+{
+    bool single = c->target.count == 1;
+    if (!single) {
+        TCHI_TRY(spread(context, v, c->target.count));
+    }
+    return tchi_batch_select(context, &c->target, 0, single ? v->of.flags : v->flags, &c->sum, &c->before);
+}
+
+tch_status tchi_candidates_keep(tch_context *context, tchi_verdict *verdict, tchi_candidate *const *candidates,
+                                int32_t count, double beta, int32_t *rejected)
+{
+    TCHI_TRY(judge(context, verdict, candidates, count));
+    TCHI_TRY(join(context, verdict, count));
+    for (int32_t i = 0; i < count; i++) {
+        TCHI_TRY(mix(context, candidates[i], beta));
+        TCHI_TRY(keep(context, verdict, candidates[i]));
+    }
+    return rejected == NULL ? TCH_OK
+                            : context->backend->copy_bytes(context->state, rejected, verdict->of.flags,
+                                                           (int64_t)sizeof *rejected, TCH_COPY_DEVICE);
+}

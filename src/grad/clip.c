@@ -1,0 +1,48 @@
+/* Weights that bring every sample's gradient to a norm of at most max_norm. */
+#include <torchium/grad.h>
+
+#include <math.h>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "core/status.h"
+#include "core/tensor.h"
+
+#include "layer.h"
+
+/* `weights` is all of `norms`, for work in place. */
+static bool is_same(const tch_tensor *weights, const tch_tensor *norms)
+{
+    return tchi_tensor_data(weights) == tchi_tensor_data(norms);
+}
+
+static tch_status check_call(tch_context *context, const tch_tensor *norms, double max_norm, const tch_tensor *weights)
+{
+    TCHI_TRY(tchi_check_input(context, norms, "norms"));
+    if (norms->ndim != 1) {
+        char text[TCHI_DESCRIBE_SIZE];
+        return tchi_fail(TCH_ERR_SHAPE, "norms has shape %s, expected [B]",
+                         tchi_describe_shape(norms, text, sizeof text));
+    }
+    TCHI_TRY(tchi_check_numbers(context, norms, "norms", norms->shape[0]));
+    TCHI_TRY(tchi_check_output(context, weights, "weights"));
+    TCHI_TRY(tchi_check_numbers(context, weights, "weights", norms->shape[0]));
+    if (!is_same(weights, norms)) {
+        TCHI_TRY(tchi_check_disjoint(weights, "weights", norms, "norms"));
+    }
+    if (isnan(max_norm) || max_norm <= 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "max_norm is %g, expected a number above 0", max_norm);
+    }
+    return TCH_OK;
+}
+
+tch_status tch_grad_clip_weights(tch_context *context, const tch_tensor *norms, double max_norm, tch_tensor *weights)
+{
+    TCHI_ENTER(context, "tch_grad_clip_weights");
+    TCHI_TRY(check_call(context, norms, max_norm, weights));
+    if (norms->shape[0] == 0) {
+        return TCH_OK;
+    }
+    return context->backend->clip_weights(context->state, norms->shape[0], tchi_tensor_data(norms), max_norm,
+                                          tchi_tensor_data(weights));
+}

@@ -1,0 +1,170 @@
+/* The Gram matrix of an embedding's gradients. The gradient of one sample at a time is formed, and the inner products of
+ * the others with it are taken at the rows of their tokens alone: one gradient in memory, or as many of its columns as
+ * fit, and work that grows with the positions and not with the vocabulary, save for clearing the gradient. */
+#include "kinds.h"
+
+#include "core/status.h"
+#include "linalg/batch.h"
+
+#include "embedding.h"
+#include "sample_rows.h"
+
+typedef struct gram_buffers {
+    tch_matrices sum;       /* B by B in float64: the caller's, or scratch */
+    tch_matrices direction; /* some columns of one gradient: V by at most `width` */
+    tchi_token_piece one;   /* the sample it is formed of */
+    tchi_token_piece block; /* those it is multiplied with */
+} gram_buffers;
+
+typedef struct gram_call {
+    tchi_tokens t;
+    const tch_tensor *gram;
+    int64_t width; /* columns of a gradient at a time */
+    tchi_chunks chunks;
+} gram_call;
+
+static bool sum_in_place(const tch_tensor *gram)
+{
+    tch_matrices m;
+    return tchi_scalar_of(gram->dtype) == TCH_SCALAR_F64 && tchi_matrices_of(gram, &m);
+}
+
+static tch_matrices place_sum(const tch_tensor *gram, tchi_arena *arena)
+{
+    tch_matrices m;
+    if (sum_in_place(gram)) {
+        (void)tchi_matrices_of(gram, &m);
+        return m;
+    }
+    return tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, gram->shape[0], gram->shape[1]);
+}
+
+/* What keeps its place comes first. */
+static void layout(const gram_call *c, gram_buffers *b, tchi_arena *arena, tch_context *context, int64_t sample,
+                   int64_t first, int64_t count)
+{
+    b->sum = place_sum(c->gram, arena);
+    b->direction = tchi_scratch_matrices(arena, tchi_compute_type(c->t.gradient.type), 1, c->t.layer->rows, c->width);
+    tchi_tokens_layout(&c->t, &b->one, arena, context, sample, 1);
+    tchi_tokens_layout(&c->t, &b->block, arena, context, first, count);
+}
+
+static tch_matrices columns_of(const tch_matrices *m, int64_t column, int64_t count)
+{
+    tch_matrices part = *m;
+    part.data = (char *)m->data + column * tchi_scalar_size(m->type);
+    part.cols = count;
+    return part;
+}
+
+/* sum(sample, k) += <gradient of the sample, that of sample k> for k from `from` on in the block, whose first sample is
+ * number `first`. */
+static tch_status add_products(tch_context *context, const gram_call *c, const gram_buffers *b, int64_t sample,
+                               int64_t first, int64_t from)
+{
+    const tch_backend *t = context->backend;
+    const tch_layer *layer = c->t.layer;
+    int64_t count = b->block.tokens.rows - (from - first);
+    int64_t size = tchi_scalar_size(b->block.tokens.type);
+    tch_matrices tokens = b->block.tokens;
+    tokens.data = (char *)tokens.data + (from - first) * tokens.ld * size;
+    tokens.rows = count;
+    tch_matrices others = tchi_matrices_part(&b->block.g, from - first, count);
+    double *out = (double *)b->sum.data + sample * b->sum.ld + from;
+    for (int64_t column = 0; column < others.cols; column += c->width) {
+        int64_t n = others.cols - column < c->width ? others.cols - column : c->width;
+        tch_matrices g = columns_of(&b->one.g, column, n);
+        tch_matrices h = columns_of(&others, column, n);
+        tch_matrices direction = tchi_matrices_new(b->direction.data, b->direction.type, 1, layer->rows, n);
+        TCHI_TRY(t->token_sums(context->state, &b->one.tokens, layer->padding_index, &g, NULL, layer->scale, 0.0, 0,
+                               &direction, b->one.scratch));
+        TCHI_TRY(t->token_dots(context->state, &tokens, layer->padding_index, &h, &direction, layer->scale, out,
+                               b->block.scratch));
+    }
+    return TCH_OK;
+}
+
+/* All products of the samples of a block with those up to themselves: columns of the upper triangle. */
+static tch_status add_block(tch_context *context, const gram_call *c, const tchi_arena *arena, int64_t first,
+                            int64_t count)
+{
+    gram_buffers b;
+    for (int64_t sample = 0; sample < first + count; sample++) {
+        tchi_arena here = *arena;
+        layout(c, &b, &here, context, sample, first, count);
+        if (sample == 0) {
+            TCHI_TRY(tchi_tokens_read(context, &c->t, first, &b.block));
+        }
+        TCHI_TRY(tchi_tokens_read(context, &c->t, sample, &b.one));
+        TCHI_TRY(add_products(context, c, &b, sample, first, sample > first ? sample : first));
+    }
+    return TCH_OK;
+}
+
+/* The lower triangle becomes the mirror image of the upper one. */
+static tch_status mirror(tch_context *context, const tch_matrices *sum)
+{
+    double *data = sum->data;
+    for (int64_t i = 0; i + 1 < sum->rows; i++) {
+        const int64_t shape[1] = {sum->rows - i - 1};
+        const int64_t along[1] = {1};
+        const int64_t down[1] = {sum->ld};
+        tch_array source = {data + i * sum->ld + i + 1, TCH_SCALAR_F64, 1, shape, along};
+        tch_array target = {data + (i + 1) * sum->ld + i, TCH_SCALAR_F64, 1, shape, down};
+        TCHI_TRY(context->backend->copy(context->state, &target, &source));
+    }
+    return TCH_OK;
+}
+
+static tch_status clear(tch_context *context, const tch_matrices *sum)
+{
+    const int64_t shape[2] = {sum->rows, sum->cols};
+    const int64_t strides[2] = {sum->ld, 1};
+    tch_array array = {sum->data, sum->type, 2, shape, strides};
+    return context->backend->fill(context->state, &array, 0.0);
+}
+
+/* Columns of the gradient and samples of a block, by what fits: half of what is left is for either. */
+static void choose_sizes(tch_context *context, gram_call *c)
+{
+    tchi_token_piece piece;
+    tchi_arena fixed = {0};
+    tchi_arena one = {0};
+    int64_t column = c->t.layer->rows * tchi_scalar_size(tchi_compute_type(c->t.gradient.type));
+    (void)place_sum(c->gram, &fixed);
+    tchi_tokens_layout(&c->t, &piece, &one, context, 0, 1);
+    c->width = tchi_arena_fit(context, c->t.gradient.cols, 2 * column, fixed.used + 2 * one.used);
+    int64_t used = fixed.used + one.used + c->width * column;
+    c->chunks.samples = c->t.gradient.samples;
+    c->chunks.size = tchi_chunk_samples(context, c->chunks.samples, c->t.gradient.positions, one.used, used);
+}
+
+tch_status tchi_embedding_gram(tch_context *context, const tch_layer *layer, const tch_tensor *input,
+                               const tch_tensor *gradient, int32_t accumulate, tch_tensor *gram)
+{
+    gram_call c = {.t = tchi_tokens_of(layer, input, gradient), .gram = gram};
+    gram_buffers b;
+    tchi_arena arena = {0};
+    tchi_arena last = {0};
+    tchi_batch batch = tchi_batch_of(gram, 2);
+    if (c.t.gradient.samples == 0) {
+        return TCH_OK;
+    }
+    choose_sizes(context, &c);
+    layout(&c, &b, &arena, context, 0, 0, tchi_chunk_at(&c.chunks, 0));
+    layout(&c, &b, &last, context, 0, 0, tchi_chunk_last(&c.chunks));
+    arena.used = last.used > arena.used ? last.used : arena.used;
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    tchi_arena start = arena;
+    b.sum = place_sum(gram, &start);
+    if (!accumulate) {
+        TCHI_TRY(clear(context, &b.sum));
+    } else if (!sum_in_place(gram)) {
+        TCHI_TRY(tchi_batch_read(context, &batch, 0, &b.sum));
+    }
+    for (int64_t first = 0; first < c.chunks.samples; first += c.chunks.size) {
+        TCHI_TRY(add_block(context, &c, &arena, first, tchi_chunk_at(&c.chunks, first)));
+    }
+    TCHI_TRY(mirror(context, &b.sum));
+    return sum_in_place(gram) ? TCH_OK : tchi_batch_write(context, &batch, 0, &b.sum);
+}

@@ -1,0 +1,392 @@
+/* The Kronecker factors of a layer's Fisher matrix: one symmetric product for each side, over all samples and
+ * positions. The bias' 1 is never appended to the inputs: what it adds to the factor, a last row and column, is the sum
+ * of the inputs, and is written there. */
+#include "factors.h"
+
+#include <math.h>
+
+#include "core/check.h"
+#include "core/status.h"
+#include "linalg/algebra.h"
+#include "linalg/batch.h"
+
+#include "candidate.h"
+#include "layer.h"
+
+/* --- checks shared with scales.c --------------------------------------------------------------------------------- */
+
+static tch_status check_number(const char *name, double value)
+{
+    return isfinite(value) ? TCH_OK
+                           : tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s is %g, expected a finite number", name, value);
+}
+
+static tch_status check_together(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient)
+{
+    tchi_side a = tchi_input_side(layer, input);
+    tchi_side g = tchi_gradient_side(layer, output_gradient);
+    if (a.samples == g.samples && a.positions == g.positions) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_SHAPE,
+                     "output_gradient has %lld samples of %lld positions, expected %lld of %lld as the layer makes of "
+                     "input",
+                     (long long)g.samples, (long long)g.positions, (long long)a.samples, (long long)a.positions);
+}
+
+tch_status tchi_check_curvature(const tch_context *context, const char *function, const tch_layer *layer,
+                                const tch_tensor *input, const tch_tensor *output_gradient, double alpha, double beta)
+{
+    TCHI_TRY(tchi_check_layer(layer));
+    TCHI_TRY(tchi_check_layer_is_product(layer, function));
+    if (input != NULL) {
+        TCHI_TRY(tchi_check_layer_input(context, layer, input));
+    }
+    if (output_gradient != NULL) {
+        TCHI_TRY(tchi_check_layer_gradient(context, layer, output_gradient));
+    }
+    if (input != NULL && output_gradient != NULL) {
+        TCHI_TRY(check_together(layer, input, output_gradient));
+    }
+    TCHI_TRY(check_number("alpha", alpha));
+    return check_number("beta", beta);
+}
+
+tch_status tchi_check_factor(const tch_context *context, const tch_tensor *factor, const char *name, int64_t groups,
+                             int64_t rows, int64_t cols)
+{
+    const int64_t shape[3] = {groups, rows, cols};
+    TCHI_TRY(tchi_check_output(context, factor, name));
+    tch_scalar type = tchi_scalar_of(factor->dtype);
+    if (type != TCH_SCALAR_F32 && type != TCH_SCALAR_F64) {
+        return tchi_fail(TCH_ERR_DTYPE, "%s is %s, expected float32 or float64", name, tch_dtype_name(factor->dtype));
+    }
+    return groups > 1 ? tchi_check_shape(factor, name, 3, shape) : tchi_check_shape(factor, name, 2, shape + 1);
+}
+
+tch_scalar tchi_curvature_type(tch_scalar result, tch_scalar positions)
+{
+    return result == TCH_SCALAR_F64 || positions == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
+}
+
+tch_status tchi_widen_scale(tch_context *context, const float *grad_scale, double *wide)
+{
+    const int64_t one = 1;
+    tch_array from = {(void *)grad_scale, TCH_SCALAR_F32, 1, &one, &one};
+    tch_array to = {wide, TCH_SCALAR_F64, 1, &one, &one};
+    return grad_scale == NULL ? TCH_OK : context->backend->copy(context->state, &to, &from);
+}
+
+/* --- one factor -------------------------------------------------------------------------------------------------- */
+
+/* What one factor is made of. */
+typedef struct factor_source {
+    tchi_side side;
+    tch_tensor *factor;
+    int32_t bias;
+    tch_sharing sharing;
+    double weight; /* of the outer product of one row */
+    double pooled; /* REDUCE: what the sum over a sample's positions is multiplied by to be its row */
+    double corner; /* the bias' own number */
+} factor_source;
+
+typedef struct factor_buffers {
+    tchi_candidate candidate;
+    tch_matrices positions; /* of a chunk: the caller's memory or scratch */
+    tch_matrices rows;      /* what the product is taken of, a matrix for each group */
+    void *scratch;
+} factor_buffers;
+
+static bool is_half(tch_scalar type)
+{
+    return type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
+}
+
+static tch_scalar compute_type(const factor_source *s)
+{
+    return tchi_curvature_type(tchi_scalar_of(s->factor->dtype), s->side.type);
+}
+
+/* Rows as they are placed can be multiplied: their type is that of the sum, or the device multiplies half types. */
+static bool rows_as_placed(const tch_context *context, const factor_source *s)
+{
+    tch_scalar type = compute_type(s);
+    bool good_type = s->side.type == type ||
+                     (is_half(s->side.type) && type == TCH_SCALAR_F32 && context->backend->gram_rounded != NULL);
+    return s->sharing == TCH_SHARING_EXPAND && s->side.groups == 1 && good_type;
+}
+
+static int64_t sums_scratch(const tch_context *context, const tch_matrices *x)
+{
+    return context->backend->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, x->type, x->rows, x->cols, x->batch,
+                                           0);
+}
+
+/* Rows of a chunk of samples: all positions of a group one after the other, or one for each sample, which for several
+ * groups leaves those of one a row apart. */
+static tch_matrices rows_layout(const factor_source *s, tchi_arena *arena, int64_t count)
+{
+    const tchi_side *side = &s->side;
+    tch_scalar type = compute_type(s);
+    if (s->sharing == TCH_SHARING_REDUCE) {
+        tch_matrices rows = tchi_scratch_matrices(arena, type, 1, count * side->groups, side->cols);
+        return (tch_matrices){rows.data, type, count, side->cols, side->groups * side->cols, side->groups, side->cols};
+    }
+    return tchi_scratch_matrices(arena, type, side->groups, count * side->positions, side->cols);
+}
+
+/* The buffers of one chunk. */
+static void chunk_layout(const tch_context *context, const factor_source *s, factor_buffers *b, tchi_arena *arena,
+                         int64_t first, int64_t count)
+{
+    tchi_arrangement how = s->sharing == TCH_SHARING_EXPAND && s->side.groups == 1 ? TCHI_TALL : TCHI_APART;
+    b->positions = tchi_side_place(&s->side, arena, first, count, how);
+    b->rows = rows_as_placed(context, s) ? tchi_tall(&b->positions) : rows_layout(s, arena, count);
+    int64_t pooling = sums_scratch(context, &b->positions);
+    int64_t border = sums_scratch(context, &b->rows);
+    b->scratch = tchi_arena_take(arena, pooling > border ? pooling : border);
+}
+
+/* Positions [sample][group][T] put in the order [group][sample][T], and into the type of the sum. */
+static tch_status regroup(tch_context *context, const factor_source *s, const factor_buffers *b)
+{
+    const tch_matrices *from = &b->positions;
+    const tch_matrices *to = &b->rows;
+    int64_t groups = s->side.groups;
+    const int64_t shape[4] = {groups, from->batch / groups, from->rows, from->cols};
+    const int64_t theirs[4] = {groups > 1 ? from->stride : 0, groups * from->stride, from->ld, 1};
+    const int64_t ours[4] = {to->stride, from->rows * to->ld, to->ld, 1};
+    tch_array source = {from->data, from->type, 4, shape, theirs};
+    tch_array target = {to->data, to->type, 4, shape, ours};
+    return context->backend->copy(context->state, &target, &source);
+}
+
+static tch_status pool(tch_context *context, const factor_source *s, const factor_buffers *b)
+{
+    tch_matrices out = tchi_matrices_new(b->rows.data, b->rows.type, 1, b->positions.batch, s->side.cols);
+    return context->backend->sample_sums(context->state, &b->positions, s->pooled, 0.0, &out, b->scratch);
+}
+
+static tch_status make_rows(tch_context *context, const factor_source *s, const factor_buffers *b, int64_t first)
+{
+    TCHI_TRY(tchi_side_read(context, &s->side, first, &b->positions));
+    if (rows_as_placed(context, s)) {
+        return TCH_OK;
+    }
+    return s->sharing == TCH_SHARING_REDUCE ? pool(context, s, b) : regroup(context, s, b);
+}
+
+/* The part of a factor without the bias' last row and column. */
+static tch_matrices without_border(const factor_source *s, const tch_matrices *sum)
+{
+    tch_matrices inner = *sum;
+    inner.rows = inner.cols = s->side.cols;
+    return inner;
+}
+
+/* The bias' last row, below the rest: the sum of the rows. */
+static tch_status add_border(tch_context *context, const factor_source *s, const factor_buffers *b, double beta)
+{
+    const tch_matrices *sum = &b->candidate.sum;
+    char *start = (char *)sum->data + s->side.cols * sum->ld * tchi_scalar_size(sum->type);
+    tch_matrices border = {start, sum->type, sum->batch, s->side.cols, sum->stride, 1, 0};
+    return context->backend->sample_sums(context->state, &b->rows, s->weight, beta, &border, b->scratch);
+}
+
+static tch_status add_chunk(tch_context *context, const tch_layer *layer, const factor_source *s,
+                            const factor_buffers *b, double beta)
+{
+    tch_matrices inner = without_border(s, &b->candidate.sum);
+    bool rounded = layer->rounded != 0 || is_half(b->rows.type);
+    TCHI_TRY((rounded ? tchi_gram_rounded : tchi_gram)(context, s->weight, &b->rows, 1, beta, &inner));
+    return s->bias ? add_border(context, s, b, beta) : TCH_OK;
+}
+
+/* The last column is the last row, and the corner a number of its own. */
+static tch_status finish_border(tch_context *context, const factor_source *s, const tch_matrices *sum)
+{
+    const tch_backend *t = context->backend;
+    int64_t d = s->side.cols;
+    int64_t size = tchi_scalar_size(sum->type);
+    const int64_t shape[2] = {sum->batch, d};
+    const int64_t along_row[2] = {sum->stride, 1};
+    const int64_t along_column[2] = {sum->stride, sum->ld};
+    tch_array row = {(char *)sum->data + d * sum->ld * size, sum->type, 2, shape, along_row};
+    tch_array column = {(char *)sum->data + d * size, sum->type, 2, shape, along_column};
+    tch_array corner = {(char *)sum->data + (d * sum->ld + d) * size, sum->type, 1, shape, along_row};
+    TCHI_TRY(t->copy(context->state, &column, &row));
+    return t->fill(context->state, &corner, s->corner);
+}
+
+static int64_t chunk_bytes(const tch_context *context, const factor_source *s, int64_t count)
+{
+    factor_buffers probe;
+    tchi_arena arena = {0};
+    chunk_layout(context, s, &probe, &arena, 0, count);
+    return arena.used;
+}
+
+/* Samples at a time, all buffers outside the chunk taking `fixed` bytes. What a sample takes is seen by adding many,
+ * since the pieces of an arena are rounded up. */
+static int64_t choose_chunk(const tch_context *context, const factor_source *s, int64_t fixed)
+{
+    enum { MANY = 64 };
+    int64_t one = chunk_bytes(context, s, 1);
+    int64_t each = (chunk_bytes(context, s, 1 + MANY) - one + MANY - 1) / MANY;
+    return tchi_chunk_samples(context, s->side.samples, s->side.positions, each, fixed + one);
+}
+
+/* Sums over all samples, into the candidate. */
+static tch_status sum_chunks(tch_context *context, const tch_layer *layer, const factor_source *s, factor_buffers *b,
+                             tchi_arena arena, int64_t chunk)
+{
+    for (int64_t first = 0; first < s->side.samples; first += chunk) {
+        int64_t count = s->side.samples - first < chunk ? s->side.samples - first : chunk;
+        tchi_arena here = arena;
+        chunk_layout(context, s, b, &here, first, count);
+        TCHI_TRY(make_rows(context, s, b, first));
+        TCHI_TRY(add_chunk(context, layer, s, b, first == 0 ? 0.0 : 1.0));
+    }
+    return s->bias ? finish_border(context, s, &b->candidate.sum) : TCH_OK;
+}
+
+/* --- the call ---------------------------------------------------------------------------------------------------- */
+
+/* Up to two factors; what they share. */
+typedef struct factor_call {
+    factor_source sources[2];
+    factor_buffers buffers[2];
+    int64_t chunks[2];
+    int32_t count;
+    int32_t output; /* which of them is the output factor, or -1 */
+    tchi_verdict verdict;
+    double *divisor; /* the loss scale */
+} factor_call;
+
+static factor_source source_of(const tchi_side *side, tch_tensor *factor, int32_t bias, tch_sharing sharing)
+{
+    return (factor_source){.side = *side, .factor = factor, .bias = bias != 0, .sharing = sharing};
+}
+
+static void add_input(factor_call *c, const tch_layer *layer, const tch_tensor *input, int32_t bias,
+                      tch_sharing sharing, double alpha, tch_tensor *factor)
+{
+    tchi_side side = tchi_input_side(layer, input);
+    factor_source s = source_of(&side, factor, bias, sharing);
+    double rows = (double)side.samples * (sharing == TCH_SHARING_EXPAND ? (double)side.positions : 1.0);
+    s.weight = alpha / rows;
+    s.pooled = 1.0 / (double)side.positions;
+    s.corner = alpha;
+    c->sources[c->count++] = s;
+}
+
+static void add_output(factor_call *c, const tch_layer *layer, const tch_tensor *output_gradient, tch_sharing sharing,
+                       double alpha, tch_tensor *factor)
+{
+    tchi_side side = tchi_gradient_side(layer, output_gradient);
+    factor_source s = source_of(&side, factor, 0, sharing);
+    s.weight = alpha * layer->scale * layer->scale / (double)side.samples;
+    s.pooled = 1.0;
+    c->output = c->count;
+    c->sources[c->count++] = s;
+}
+
+/* What stays for the whole call. */
+static void fixed_layout(factor_call *c, tchi_arena *arena)
+{
+    for (int32_t i = 0; i < c->count; i++) {
+        tchi_candidate_layout(&c->buffers[i].candidate, arena, c->sources[i].factor, compute_type(&c->sources[i]),
+                              true);
+    }
+    tchi_verdict_layout(&c->verdict, arena, c->sources[0].side.groups);
+    c->divisor = tchi_arena_take(arena, sizeof *c->divisor);
+}
+
+/* The chunks of the factors run one after another and share the memory behind what stays. */
+static tch_status reserve(tch_context *context, factor_call *c, tchi_arena *arena)
+{
+    tchi_arena fixed = {0};
+    fixed_layout(c, &fixed);
+    int64_t most = fixed.used;
+    for (int32_t i = 0; i < c->count; i++) {
+        tchi_arena whole = fixed;
+        c->chunks[i] = choose_chunk(context, &c->sources[i], fixed.used);
+        int64_t samples = c->sources[i].side.samples;
+        chunk_layout(context, &c->sources[i], &c->buffers[i], &whole, 0,
+                     samples < c->chunks[i] ? samples : c->chunks[i]);
+        most = whole.used > most ? whole.used : most;
+    }
+    *arena = (tchi_arena){.used = most};
+    TCHI_TRY(tchi_arena_reserve(context, arena));
+    fixed_layout(c, arena);
+    return TCH_OK;
+}
+
+static tch_status run(tch_context *context, const tch_layer *layer, factor_call *c, const tchi_curvature_update *update)
+{
+    tchi_arena arena;
+    tchi_candidate *candidates[2] = {&c->buffers[0].candidate, &c->buffers[1].candidate};
+    TCHI_TRY(reserve(context, c, &arena));
+    if (update->rehearse) {
+        return TCH_OK;
+    }
+    TCHI_TRY(tchi_widen_scale(context, update->grad_scale, c->divisor));
+    for (int32_t i = 0; i < c->count; i++) {
+        TCHI_TRY(sum_chunks(context, layer, &c->sources[i], &c->buffers[i], arena, c->chunks[i]));
+    }
+    if (c->output >= 0 && update->grad_scale != NULL) {
+        TCHI_TRY(tchi_candidate_divide(context, candidates[c->output], c->divisor));
+    }
+    return tchi_candidates_keep(context, &c->verdict, candidates, c->count, update->beta, update->rejected);
+}
+
+static tch_status check_factors(const tch_context *context, const tch_layer *layer, const tch_tensor *input,
+                                const tch_tensor *output_gradient, int32_t bias, tch_sharing sharing,
+                                const tch_tensor *input_factor, const tch_tensor *output_factor)
+{
+    if ((int)sharing < 0 || sharing >= TCH_SHARING_COUNT) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "sharing is %d, expected one of tch_sharing", (int)sharing);
+    }
+    if (input_factor != NULL) {
+        TCHI_TRY(tchi_check_input(context, input, "input"));
+        tchi_side side = tchi_input_side(layer, input);
+        int64_t d = side.cols + (bias != 0);
+        TCHI_TRY(tchi_check_factor(context, input_factor, "input_factor", side.groups, d, d));
+    }
+    if (output_factor != NULL) {
+        TCHI_TRY(tchi_check_input(context, output_gradient, "output_gradient"));
+        tchi_side side = tchi_gradient_side(layer, output_gradient);
+        TCHI_TRY(tchi_check_factor(context, output_factor, "output_factor", side.groups, side.cols, side.cols));
+    }
+    const tchi_named inputs[] = {{input, "input"}, {output_gradient, "output_gradient"}};
+    const tchi_named outputs[] = {{input_factor, "input_factor"}, {output_factor, "output_factor"}};
+    return tchi_check_all_disjoint(outputs, 2, inputs, 2);
+}
+
+tch_status tchi_grad_factors(tch_context *context, const tch_layer *layer, const tch_tensor *input,
+                             const tch_tensor *output_gradient, int32_t bias, tch_sharing sharing,
+                             const tchi_curvature_update *update, tch_tensor *input_factor, tch_tensor *output_factor)
+{
+    TCHI_TRY(
+        tchi_check_curvature(context, "tch_grad_factors", layer, input, output_gradient, update->alpha, update->beta));
+    TCHI_TRY(check_factors(context, layer, input, output_gradient, bias, sharing, input_factor, output_factor));
+    factor_call call = {.output = -1};
+    if (input_factor != NULL) {
+        add_input(&call, layer, input, bias, sharing, update->alpha, input_factor);
+    }
+    if (output_factor != NULL) {
+        add_output(&call, layer, output_gradient, sharing, update->alpha, output_factor);
+    }
+    bool nothing = call.count == 0 || call.sources[0].side.samples == 0 || call.sources[0].side.positions == 0;
+    return nothing ? TCH_OK : run(context, layer, &call, update);
+}
+
+tch_status tch_grad_factors(tch_context *context, const tch_layer *layer, const tch_tensor *input,
+                            const tch_tensor *output_gradient, int32_t bias, tch_sharing sharing, double alpha,
+                            double beta, tch_tensor *input_factor, tch_tensor *output_factor)
+{
+    TCHI_ENTER(context, "tch_grad_factors");
+    const tchi_curvature_update update = {.alpha = alpha, .beta = beta};
+    return tchi_grad_factors(context, layer, input, output_gradient, bias, sharing, &update, input_factor,
+                             output_factor);
+}

@@ -1,0 +1,300 @@
+/* tch_grad_gram: inner products of all pairs of samples' gradients. For linear layers and convolutions either from inner
+ * products of positions (gram_positions.c) or from slices of the gradients (gram_slices.c), whichever takes fewer
+ * operations: T^2 (d + p) for each pair against p d for each pair and 2 T p d for each sample. */
+#include "gram.h"
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "kinds.h"
+#include "layer.h"
+#include "linalg/algebra.h"
+#include "linalg/batch.h"
+#include "linalg/limits.h"
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+tch_matrices tchi_block(const tch_matrices *x, int64_t row, int64_t rows, int64_t col, int64_t cols)
+{
+    tch_matrices block = *x;
+    block.data = (char *)x->data + (row * x->ld + col) * tchi_scalar_size(x->type);
+    block.rows = rows;
+    block.cols = cols;
+    return block;
+}
+
+tch_status tchi_transpose(tch_context *context, const tch_matrices *x, const tch_matrices *out)
+{
+    const int64_t shape[2] = {out->rows, out->cols};
+    const int64_t from[2] = {1, x->ld};
+    const int64_t to[2] = {out->ld, 1};
+    tch_array source = {x->data, x->type, 2, shape, from};
+    tch_array target = {out->data, out->type, 2, shape, to};
+    return context->backend->copy(context->state, &target, &source);
+}
+
+/* --- from rows, one for each sample ------------------------------------------------------------------------------- */
+
+static int64_t product_rows(const tch_context *context, const tchi_gram_call *c)
+{
+    int64_t row = c->g.samples * 2 * (int64_t)sizeof(double);
+    int64_t rows = tchi_scratch_budget(context) / 4 / row;
+    return rows < 1 ? 1 : smaller(rows, c->g.samples);
+}
+
+tchi_row_products tchi_row_products_layout(tchi_arena *arena, const tch_context *context, const tchi_gram_call *c)
+{
+    tchi_row_products p = {0};
+    if (c->gram.type != c->type) {
+        int64_t rows = product_rows(context, c);
+        p.own = tchi_scratch_matrices(arena, c->type, 1, rows, c->g.samples);
+        p.converted = tchi_scratch_matrices(arena, c->gram.type, 1, rows, c->g.samples);
+    }
+    return p;
+}
+
+/* gram += square X X' where the result is of another type than X. */
+static tch_status add_converted(tch_context *context, const tchi_gram_call *c, const tch_matrices *x,
+                                const tchi_row_products *p)
+{
+    const tch_backend *t = context->backend;
+    for (int64_t first = 0; first < x->rows; first += p->own.rows) {
+        int64_t count = smaller(p->own.rows, x->rows - first);
+        tch_matrices rows = tchi_block(x, first, count, 0, x->cols);
+        tch_matrices own = tchi_block(&p->own, 0, count, 0, x->rows);
+        tch_matrices converted = tchi_block(&p->converted, 0, count, 0, x->rows);
+        tch_matrices out = tchi_block(&c->gram, first, count, 0, x->rows);
+        TCHI_TRY(tchi_layer_product(context, c->layer, c->square, &rows, 0, x, 1, 0.0, &own));
+        TCHI_TRY(t->shift_scale(context->state, &own, NULL, NULL, 1.0, &converted));
+        TCHI_TRY(t->combine(context->state, 0.0, 1.0, &out, 1.0, &converted, &out));
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_gram_add_rows(tch_context *context, const tchi_gram_call *c, const tch_matrices *x,
+                              const tchi_row_products *p)
+{
+    if (c->gram.type != c->type) {
+        return add_converted(context, c, x, p);
+    }
+    return c->layer->rounded ? tchi_gram_rounded(context, c->square, x, 0, 1.0, &c->gram)
+                             : tchi_gram(context, c->square, x, 0, 1.0, &c->gram);
+}
+
+/* --- the parts ---------------------------------------------------------------------------------------------------- */
+
+static bool positions_are_fewer(const tchi_gram_call *c)
+{
+    double b = (double)c->g.samples;
+    double t = (double)c->g.positions;
+    double d = (double)c->a.cols;
+    double p = (double)c->g.cols;
+    return c->g.groups == 1 && b * t * t * (d + p) < (2.0 * t + b) * p * d;
+}
+
+static int64_t weight_bytes(tch_context *context, const tchi_gram_call *c)
+{
+    return positions_are_fewer(c) ? tchi_gram_positions_bytes(context, c) : tchi_gram_slices_bytes(context, c);
+}
+
+static tch_status weight_gram(tch_context *context, const tchi_gram_call *c)
+{
+    return positions_are_fewer(c) ? tchi_gram_by_positions(context, c) : tchi_gram_by_slices(context, c);
+}
+
+typedef struct bias_buffers {
+    tch_matrices sums; /* of all samples */
+    tchi_row_products products;
+    tch_matrices g;
+    void *scratch;
+} bias_buffers;
+
+static void bias_layout(bias_buffers *b, tchi_arena *arena, tch_context *context, const tchi_gram_call *c,
+                        int64_t first, int64_t count)
+{
+    b->sums = tchi_scratch_matrices(arena, c->type, c->g.samples * c->g.groups, 1, c->g.cols);
+    b->products = tchi_row_products_layout(arena, context, c);
+    b->g = tchi_side_place(&c->g, arena, first, count, TCHI_APART);
+    b->scratch =
+        tchi_arena_take(arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type,
+                                                               c->g.positions, c->g.cols, count * c->g.groups, 0));
+}
+
+static int64_t bias_chunk(tch_context *context, const tchi_gram_call *c)
+{
+    bias_buffers probe;
+    tchi_arena none = {0};
+    tchi_arena one = {0};
+    bias_layout(&probe, &none, context, c, 0, 0);
+    bias_layout(&probe, &one, context, c, 0, 1);
+    return tchi_chunk_samples(context, c->g.samples, c->g.positions, one.used - none.used, none.used);
+}
+
+static int64_t bias_bytes(tch_context *context, const tchi_gram_call *c)
+{
+    bias_buffers probe;
+    tchi_arena arena = {0};
+    bias_layout(&probe, &arena, context, c, 0, bias_chunk(context, c));
+    return arena.used;
+}
+
+static tch_status bias_gram(tch_context *context, const tchi_gram_call *c)
+{
+    bias_buffers b;
+    int64_t samples = c->g.samples;
+    int64_t chunk = bias_chunk(context, c);
+    tchi_arena arena = {.used = bias_bytes(context, c)};
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    for (int64_t first = 0; first < samples; first += chunk) {
+        int64_t count = smaller(chunk, samples - first);
+        tchi_arena again = {.base = arena.base};
+        bias_layout(&b, &again, context, c, first, count);
+        TCHI_TRY(tchi_side_read(context, &c->g, first, &b.g));
+        tch_matrices part = tchi_matrices_part(&b.sums, first * c->g.groups, count * c->g.groups);
+        tch_matrices rows = tchi_tall(&part);
+        TCHI_TRY(context->backend->sample_sums(context->state, &b.g, 1.0, 0.0, &rows, b.scratch));
+    }
+    tch_matrices rows = tchi_flat(&b.sums, samples);
+    return tchi_gram_add_rows(context, c, &rows, &b.products);
+}
+
+/* --- both halves -------------------------------------------------------------------------------------------------- */
+
+/* Rows and columns at once: what is left to the launches of a GPU is few enough, and the scratch small. */
+#define MIRROR_BLOCK 512
+
+static tch_matrices mirror_layout(tchi_arena *arena, const tchi_gram_call *c)
+{
+    int64_t block = smaller(MIRROR_BLOCK, c->gram.rows);
+    return tchi_scratch_matrices(arena, c->gram.type, 1, block, block);
+}
+
+/* A block on the diagonal is symmetric up to rounding, and becomes the mean of itself and its transpose. */
+static tch_status mirror_diagonal(tch_context *context, const tch_matrices *block, const tch_matrices *scratch)
+{
+    tch_matrices turned = tchi_block(scratch, 0, block->rows, 0, block->cols);
+    TCHI_TRY(tchi_transpose(context, block, &turned));
+    return context->backend->combine(context->state, 0.0, 0.5, block, 0.5, &turned, block);
+}
+
+/* Both halves are there up to rounding; above the diagonal they become the half below, to the bit, which a solver may ask
+ * for. */
+static tch_status mirror(tch_context *context, const tchi_gram_call *c)
+{
+    tchi_arena arena = {0};
+    (void)mirror_layout(&arena, c);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    tch_matrices scratch = mirror_layout(&arena, c);
+    int64_t n = c->gram.rows;
+    for (int64_t i = 0; i < n; i += MIRROR_BLOCK) {
+        int64_t rows = smaller(MIRROR_BLOCK, n - i);
+        tch_matrices diagonal = tchi_block(&c->gram, i, rows, i, rows);
+        TCHI_TRY(mirror_diagonal(context, &diagonal, &scratch));
+        if (i > 0) {
+            tch_matrices lower = tchi_block(&c->gram, i, rows, 0, i);
+            tch_matrices upper = tchi_block(&c->gram, 0, i, i, rows);
+            TCHI_TRY(tchi_transpose(context, &lower, &upper));
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- the call ----------------------------------------------------------------------------------------------------- */
+
+static tch_status check_gram(tch_context *context, const tch_tensor *gram, int64_t samples)
+{
+    const int64_t shape[2] = {samples, samples};
+    TCHI_TRY(tchi_check_output(context, gram, "gram"));
+    tch_scalar type = tchi_scalar_of(gram->dtype);
+    if (type != TCH_SCALAR_F32 && type != TCH_SCALAR_F64) {
+        return tchi_fail(TCH_ERR_DTYPE, "gram is %s, expected float32 or float64", tch_dtype_name(gram->dtype));
+    }
+    TCHI_TRY(tchi_check_shape(gram, "gram", 2, shape));
+    if (samples > TCHI_MOST_SIZE) {
+        return tchi_fail(TCH_ERR_SHAPE, "gram has %lld rows, expected at most %d", (long long)samples, TCHI_MOST_SIZE);
+    }
+    if (samples > 1 && (tchi_tensor_stride(gram, 1) != 1 || tchi_tensor_stride(gram, 0) < samples)) {
+        return tchi_fail(TCH_ERR_LAYOUT, "gram has strides %lld and %lld, expected rows of neighbouring elements",
+                         (long long)tchi_tensor_stride(gram, 0), (long long)tchi_tensor_stride(gram, 1));
+    }
+    return TCH_OK;
+}
+
+static tch_status check_call(tch_context *context, const tch_layer *layer, const tch_tensor *input,
+                             const tch_tensor *output_gradient, tch_grad_part parts, const tch_tensor *gram)
+{
+    TCHI_TRY(tchi_check_layer_call(context, layer, input, output_gradient));
+    TCHI_TRY(tchi_check_parts(parts));
+    TCHI_TRY(check_gram(context, gram, input->shape[0]));
+    const tchi_named inputs[] = {{input, "input"}, {output_gradient, "output_gradient"}};
+    const tchi_named outputs[] = {{gram, "gram"}};
+    return tchi_check_all_disjoint(outputs, 1, inputs, 2);
+}
+
+static tch_status clear(tch_context *context, int32_t accumulate, const tch_tensor *gram)
+{
+    int64_t strides[TCH_MAX_RANK];
+    tch_array array = tchi_array_of(gram, strides);
+    return accumulate ? TCH_OK : context->backend->fill(context->state, &array, 0.0);
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static tch_status product_gram(tch_context *context, const tchi_gram_call *c, bool weight, bool bias,
+                               int32_t accumulate, const tch_tensor *gram)
+{
+    tchi_arena all = {0};
+    (void)mirror_layout(&all, c);
+    int64_t bytes = larger(all.used, weight ? weight_bytes(context, c) : 0);
+    TCHI_TRY(tchi_reserve_first(context, larger(bytes, bias ? bias_bytes(context, c) : 0)));
+    TCHI_TRY(clear(context, accumulate, gram));
+    if (weight) {
+        TCHI_TRY(weight_gram(context, c));
+    }
+    if (bias) {
+        TCHI_TRY(bias_gram(context, c));
+    }
+    return mirror(context, c);
+}
+
+static tchi_gram_call call_of(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
+                              const tch_tensor *gram)
+{
+    tchi_gram_call c = {.layer = layer, .square = layer->scale * layer->scale};
+    int64_t samples = input->shape[0];
+    c.a = tchi_input_side(layer, input);
+    c.g = tchi_gradient_side(layer, output_gradient);
+    c.type = tchi_compute_type(c.g.type);
+    c.gram = tchi_matrices_new(tchi_tensor_data(gram), tchi_scalar_of(gram->dtype), 1, samples, samples);
+    if (samples > 1) {
+        c.gram.ld = tchi_tensor_stride(gram, 0);
+    }
+    return c;
+}
+
+tch_status tch_grad_gram(tch_context *context, const tch_layer *layer, const tch_tensor *input,
+                         const tch_tensor *output_gradient, tch_grad_part parts, int32_t accumulate, tch_tensor *gram)
+{
+    TCHI_ENTER(context, "tch_grad_gram");
+    TCHI_TRY(check_call(context, layer, input, output_gradient, parts, gram));
+    if (input->shape[0] == 0) {
+        return TCH_OK;
+    }
+    if (layer->kind == TCH_LAYER_EMBEDDING) {
+        return parts & TCH_GRAD_WEIGHT ? tchi_embedding_gram(context, layer, input, output_gradient, accumulate, gram)
+                                       : clear(context, accumulate, gram);
+    }
+    if (!tchi_layer_is_product(layer->kind)) {
+        return tchi_normalizing_gram(context, layer, input, output_gradient, parts, accumulate, gram);
+    }
+    tchi_gram_call c = call_of(layer, input, output_gradient, gram);
+    bool bias = (parts & TCH_GRAD_BIAS) && c.g.positions > 0 && c.g.cols > 0;
+    bool weight = (parts & TCH_GRAD_WEIGHT) && c.g.positions > 0 && c.g.cols > 0 && c.a.cols > 0;
+    return product_gram(context, &c, weight, bias, accumulate, gram);
+}

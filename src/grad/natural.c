@@ -1,0 +1,104 @@
+/* The natural gradient in the span of a batch: one solve with the Gram matrix of its per-sample gradients, in float64
+ * whatever the matrix's type, since the small eigenvalues count most. */
+#include <torchium/grad.h>
+
+#include <math.h>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "core/status.h"
+#include "core/tensor.h"
+#include "linalg/algebra.h"
+#include "linalg/batch.h"
+#include "linalg/limits.h"
+
+#include "layer.h"
+
+typedef struct natural_buffers {
+    tch_matrices gram; /* used up by the solve */
+    tch_matrices rhs;  /* B by 1: the right side, then the weights */
+    double *shift;
+    tchi_inspection of_gram;
+    void *scratch;
+} natural_buffers;
+
+static void layout(natural_buffers *n, tchi_arena *arena, tch_context *context, int64_t samples)
+{
+    n->gram = tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, samples, samples);
+    n->rhs = tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, samples, 1);
+    n->shift = tchi_arena_take(arena, (int64_t)sizeof(double));
+    tchi_inspection_layout(&n->of_gram, arena, 1);
+    n->scratch = tchi_arena_take(arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_SPD_SOLVE,
+                                                                        TCH_SCALAR_F64, samples, 1, 1, 0));
+}
+
+static tch_status read_rhs(tch_context *context, const tch_tensor *rhs, const tch_matrices *dst)
+{
+    const int64_t shape[1] = {dst->rows};
+    const int64_t strides[1] = {1};
+    tch_array array = {dst->data, dst->type, 1, shape, strides};
+    if (rhs == NULL) {
+        return context->backend->fill(context->state, &array, 1.0);
+    }
+    tch_array given = {tchi_tensor_data(rhs), TCH_SCALAR_F64, 1, shape, strides};
+    return context->backend->copy(context->state, &array, &given);
+}
+
+static tch_status check_gram(tch_context *context, const tch_tensor *gram)
+{
+    TCHI_TRY(tchi_check_input(context, gram, "gram"));
+    if (gram->ndim != 2 || gram->shape[0] != gram->shape[1]) {
+        char text[TCHI_DESCRIBE_SIZE];
+        return tchi_fail(TCH_ERR_SHAPE, "gram has shape %s, expected [B, B]",
+                         tchi_describe_shape(gram, text, sizeof text));
+    }
+    tch_scalar type = tchi_scalar_of(gram->dtype);
+    if (type != TCH_SCALAR_F64 && type != TCH_SCALAR_F32) {
+        return tchi_fail(TCH_ERR_DTYPE, "gram is %s, expected float32 or float64", tch_dtype_name(gram->dtype));
+    }
+    return tchi_check_matrix_size(gram, "gram");
+}
+
+static tch_status check_call(tch_context *context, const tch_tensor *gram, const tch_tensor *rhs, double damping,
+                             const tch_tensor *weights, const tch_tensor *report)
+{
+    TCHI_TRY(check_gram(context, gram));
+    if (rhs != NULL) {
+        TCHI_TRY(tchi_check_numbers(context, rhs, "rhs", gram->shape[0]));
+    }
+    TCHI_TRY(tchi_check_output(context, weights, "weights"));
+    TCHI_TRY(tchi_check_numbers(context, weights, "weights", gram->shape[0]));
+    TCHI_TRY(tchi_check_report(context, report, "report", gram, TCH_INT32));
+    const tchi_named inputs[] = {{gram, "gram"}, {rhs, "rhs"}};
+    const tchi_named outputs[] = {{weights, "weights"}, {report, "report"}};
+    TCHI_TRY(tchi_check_all_disjoint(outputs, 2, inputs, 2));
+    if (!isfinite(damping) || damping <= 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "damping is %g, expected a finite number above 0", damping);
+    }
+    return TCH_OK;
+}
+
+tch_status tch_grad_natural_weights(tch_context *context, const tch_tensor *gram, const tch_tensor *rhs, double damping,
+                                    tch_tensor *weights, tch_tensor *report)
+{
+    TCHI_ENTER(context, "tch_grad_natural_weights");
+    TCHI_TRY(check_call(context, gram, rhs, damping, weights, report));
+    natural_buffers n;
+    tchi_arena arena = {0};
+    tch_status bad = TCH_OK;
+    int64_t samples = gram->shape[0];
+    double shift = (double)samples * damping;
+    tchi_batch source = tchi_batch_of(gram, 2);
+    layout(&n, &arena, context, samples);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    layout(&n, &arena, context, samples);
+    TCHI_TRY(tchi_batch_read(context, &source, 0, &n.gram));
+    TCHI_TRY(read_rhs(context, rhs, &n.rhs));
+    TCHI_TRY(tchi_inspect(context, &n.gram, source.type, &n.of_gram));
+    TCHI_TRY(context->backend->store_numbers(context->state, n.shift, &shift, 1));
+    TCHI_TRY(context->backend->spd_solve(context->state, &n.gram, n.shift, &n.rhs, n.of_gram.flags, n.scratch));
+    tch_matrices out = tchi_matrices_new(tchi_tensor_data(weights), TCH_SCALAR_F64, 1, samples, 1);
+    TCHI_TRY(context->backend->select(context->state, n.of_gram.flags, &n.rhs, &out));
+    TCHI_TRY(tchi_report(context, report, 0, 1, n.of_gram.flags, "gram", &bad));
+    return bad;
+}

@@ -1,0 +1,49 @@
+/* Gradients of the weights of normalising layers for a chunk of samples: what the files on these layers share. */
+#ifndef TCHI_GRAD_NORMALIZING_H
+#define TCHI_GRAD_NORMALIZING_H
+
+#include <stdbool.h>
+
+#include <torchium/grad.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+
+#include "sample_rows.h"
+
+typedef struct tchi_normalizing {
+    const tch_layer *layer;
+    const tch_tensor *input, *gradient;
+    tch_grad_part parts; /* those that are wanted and that the kind has */
+    tch_scalar type;     /* of the gradients of weights: the type to compute in */
+    int64_t samples, positions, features;
+} tchi_normalizing;
+
+tchi_normalizing tchi_normalizing_of(const tch_layer *layer, const tch_tensor *input, const tch_tensor *gradient,
+                                     tch_grad_part parts);
+
+static inline bool tchi_normalizing_has(const tchi_normalizing *c, tch_grad_part part)
+{
+    return (c->parts & part) != 0;
+}
+
+/* Inputs and output gradients of some samples, and the gradients of the weights, samples by features. */
+typedef struct tchi_normalizing_piece {
+    tch_matrices x, g, weight, bias;
+    void *scratch;
+} tchi_normalizing_piece;
+
+/* Samples [first, first + count) in the layout of a call, which runs twice. Where gradients of the weights belong to the
+ * caller, `weight` and `bias` are his tensors; NULL: scratch. */
+void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_piece *p, const tch_tensor *weight,
+                             const tch_tensor *bias, tchi_arena *arena, tch_context *context, int64_t first,
+                             int64_t count);
+
+/* Fills p->weight and p->bias, those of them that are wanted. */
+tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c, const tchi_normalizing_piece *p,
+                                 int64_t first, int64_t count);
+
+/* Samples to do at once beside `bytes_fixed` of scratch. */
+tchi_chunks tchi_normalizing_chunks(const tchi_normalizing *c, tch_context *context, int64_t bytes_fixed);
+
+#endif

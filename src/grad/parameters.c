@@ -1,0 +1,88 @@
+/* Parameters as matrices: see parameters.h. */
+#include "parameters.h"
+
+#include "core/status.h"
+
+#include "linalg/batch.h"
+
+static bool is_plain(const tchi_parameter *p, bool per_sample, int64_t samples)
+{
+    int64_t step = 1;
+    for (int32_t i = p->rank - 1; i >= 0; i--) {
+        if (p->sizes[i] > 1 && p->strides[i] != step) {
+            return false;
+        }
+        step *= p->sizes[i];
+    }
+    return !per_sample || samples <= 1 || p->sample_stride == step || (p->groups == 1 && p->sample_stride > step);
+}
+
+tchi_parameter tchi_parameter_of(const tch_tensor *tensor, bool per_sample, int64_t groups, int64_t rows, int64_t cols)
+{
+    int32_t leading = per_sample ? 1 : 0;
+    tchi_parameter p = {.data = tchi_tensor_data(tensor), .type = tchi_scalar_of(tensor->dtype)};
+    p.groups = groups;
+    p.rows = rows;
+    p.cols = cols;
+    p.sample_stride = per_sample ? tchi_tensor_stride(tensor, 0) : 0;
+    p.rank = tensor->ndim - leading;
+    for (int32_t i = 0; i < p.rank; i++) {
+        p.sizes[i] = tensor->shape[leading + i];
+        p.strides[i] = tchi_tensor_stride(tensor, leading + i);
+    }
+    p.plain = is_plain(&p, per_sample, per_sample ? tensor->shape[0] : 1);
+    return p;
+}
+
+static char *address(const tchi_parameter *p, int64_t first)
+{
+    return (char *)p->data + first * p->sample_stride * tchi_scalar_size(p->type);
+}
+
+tch_matrices tchi_parameter_place(const tchi_parameter *p, tchi_arena *arena, tch_scalar type, int64_t first,
+                                  int64_t count)
+{
+    if (!p->plain || p->type != type) {
+        return tchi_scratch_matrices(arena, type, count * p->groups, p->rows, p->cols);
+    }
+    tch_matrices m = tchi_matrices_new(address(p, first), type, count * p->groups, p->rows, p->cols);
+    if (p->groups == 1 && count > 1) {
+        m.stride = p->sample_stride;
+    }
+    return m;
+}
+
+typedef enum direction { READ, WRITE } direction;
+
+static tch_status transfer(tch_context *context, const tchi_parameter *p, int64_t first, const tch_matrices *m,
+                           direction way)
+{
+    int64_t shape[TCH_MAX_RANK + 1] = {p->groups > 0 ? m->batch / p->groups : 0};
+    int64_t theirs[TCH_MAX_RANK + 1] = {p->sample_stride};
+    int64_t ours[TCH_MAX_RANK + 1] = {p->groups * m->stride};
+    if (m->data == address(p, first) || m->batch == 0 || m->rows == 0 || m->cols == 0) {
+        return TCH_OK;
+    }
+    int64_t step = 1;
+    for (int32_t i = p->rank; i >= 1; i--) {
+        shape[i] = p->sizes[i - 1];
+        theirs[i] = p->strides[i - 1];
+        ours[i] = step;
+        step *= shape[i];
+    }
+    int32_t skip = p->sample_stride == 0 ? 1 : 0; /* a single parameter may have as many dimensions as there are */
+    tch_array outside = {address(p, first), p->type, p->rank + 1 - skip, shape + skip, theirs + skip};
+    tch_array inside = {m->data, m->type, p->rank + 1 - skip, shape + skip, ours + skip};
+    return way == READ ? context->backend->copy(context->state, &inside, &outside)
+                       : context->backend->copy(context->state, &outside, &inside);
+}
+
+tch_status tchi_parameter_read(tch_context *context, const tchi_parameter *p, int64_t first, const tch_matrices *m)
+{
+    return transfer(context, p, first, m, READ);
+}
+
+tch_status tchi_parameter_write(tch_context *context, const tchi_parameter *p, int64_t first, const tch_matrices *m)
+{
+    return transfer(context, p, first, m, WRITE);
+}

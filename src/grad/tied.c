@@ -1,0 +1,158 @@
+/* One weight used as an embedding and as a linear layer: the part of its gradients' norms that neither use knows of. The
+ * gradient of the linear layer, as many rows as the vocabulary has, is never formed; its output gradients are read where
+ * they lie. */
+#include <torchium/grad.h>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "core/status.h"
+#include "core/tensor.h"
+
+#include "embedding.h"
+#include "layer.h"
+
+typedef struct tied_call {
+    tchi_tokens tokens;
+    tchi_side input, gradient; /* of the linear layer */
+} tied_call;
+
+typedef struct tied_piece {
+    tchi_token_piece tokens;
+    tch_matrices input, gradient;
+} tied_piece;
+
+static void layout(const tied_call *c, tied_piece *p, tchi_arena *arena, tch_context *context, int64_t first,
+                   int64_t count)
+{
+    tchi_tokens_layout(&c->tokens, &p->tokens, arena, context, first, count);
+    p->input = tchi_side_place(&c->input, arena, first, count, TCHI_APART);
+    p->gradient = tchi_side_place(&c->gradient, arena, first, count, TCHI_APART);
+}
+
+static int64_t choose_chunk(tch_context *context, const tied_call *c)
+{
+    tied_piece p;
+    tchi_arena one = {0};
+    layout(c, &p, &one, context, 0, 1);
+    return tchi_chunk_samples(context, c->input.samples, c->input.positions, one.used, 0);
+}
+
+static tch_status tied_part(tch_context *context, const tied_call *c, int64_t first, int64_t count, double *norms)
+{
+    tied_piece p;
+    tchi_arena arena = {0};
+    const tch_layer *layer = c->tokens.layer;
+    layout(c, &p, &arena, context, first, count);
+    TCHI_TRY(tchi_arena_reserve(context, &arena));
+    layout(c, &p, &arena, context, first, count);
+    TCHI_TRY(tchi_tokens_read(context, &c->tokens, first, &p.tokens));
+    TCHI_TRY(tchi_side_read(context, &c->input, first, &p.input));
+    TCHI_TRY(tchi_side_read(context, &c->gradient, first, &p.gradient));
+    return context->backend->token_cross(context->state, &p.tokens.tokens, layer->padding_index, &p.tokens.g, &p.input,
+                                         &p.gradient, 2.0 * layer->scale * layer->scale, norms + first,
+                                         p.tokens.scratch);
+}
+
+/* --- arguments ---------------------------------------------------------------------------------------------------- */
+
+static tch_status wrong_shape(const tch_tensor *tensor, const char *name, const char *expected)
+{
+    char text[TCHI_DESCRIBE_SIZE];
+    return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s, expected %s", name,
+                     tchi_describe_shape(tensor, text, sizeof text), expected);
+}
+
+/* The first `count` dimensions of both are equal. */
+static bool same_sizes(const tch_tensor *a, const tch_tensor *b, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++) {
+        if (a->shape[i] != b->shape[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static tch_status check_tokens(tch_context *context, const tch_tensor *tokens)
+{
+    TCHI_TRY(tchi_check_input(context, tokens, "tokens"));
+    tch_scalar type = tchi_scalar_of(tokens->dtype);
+    if (type != TCH_SCALAR_I32 && type != TCH_SCALAR_I64) {
+        return tchi_fail(TCH_ERR_DTYPE, "tokens is %s, expected int32 or int64", tch_dtype_name(tokens->dtype));
+    }
+    return tokens->ndim >= 1 ? TCH_OK : wrong_shape(tokens, "tokens", "[B, ...]");
+}
+
+static tch_status check_embedding_gradient(tch_context *context, const tch_tensor *tokens, const tch_tensor *gradient)
+{
+    TCHI_TRY(tchi_check_input(context, gradient, "embedding_gradient"));
+    TCHI_TRY(tchi_check_float(gradient, "embedding_gradient"));
+    if (gradient->ndim == tokens->ndim + 1 && same_sizes(gradient, tokens, tokens->ndim)) {
+        return TCH_OK;
+    }
+    return wrong_shape(gradient, "embedding_gradient", "the shape of tokens and one more dimension");
+}
+
+/* One of the linear layer's tensors: [B, ..., cols], of the embedding gradient's type. */
+static tch_status check_linear(tch_context *context, const tch_tensor *tensor, const char *name,
+                               const tch_tensor *gradient, int64_t cols)
+{
+    TCHI_TRY(tchi_check_input(context, tensor, name));
+    TCHI_TRY(tchi_check_same_dtype(tensor, name, gradient, "embedding_gradient"));
+    if (tensor->ndim >= 2 && tensor->shape[0] == gradient->shape[0] && tensor->shape[tensor->ndim - 1] == cols) {
+        return TCH_OK;
+    }
+    char text[TCHI_DESCRIBE_SIZE];
+    return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s, expected [%lld, ..., %lld]", name,
+                     tchi_describe_shape(tensor, text, sizeof text), (long long)gradient->shape[0], (long long)cols);
+}
+
+static tch_status check_kind(const tch_layer *layer)
+{
+    TCHI_TRY(tchi_check_layer(layer));
+    if (layer->kind == TCH_LAYER_EMBEDDING) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "layer is of kind %s, expected EMBEDDING", tchi_layer_name(layer->kind));
+}
+
+static tch_status check_call(tch_context *context, const tch_layer *layer, const tch_tensor *tokens,
+                             const tch_tensor *embedding_gradient, const tch_tensor *linear_input,
+                             const tch_tensor *linear_gradient, const tch_tensor *norms)
+{
+    TCHI_TRY(check_kind(layer));
+    TCHI_TRY(check_tokens(context, tokens));
+    TCHI_TRY(check_embedding_gradient(context, tokens, embedding_gradient));
+    int64_t features = embedding_gradient->shape[embedding_gradient->ndim - 1];
+    TCHI_TRY(check_linear(context, linear_input, "linear_input", embedding_gradient, features));
+    TCHI_TRY(check_linear(context, linear_gradient, "linear_gradient", embedding_gradient, layer->rows));
+    if (linear_gradient->ndim != linear_input->ndim ||
+        !same_sizes(linear_gradient, linear_input, linear_input->ndim - 1)) {
+        return wrong_shape(linear_gradient, "linear_gradient", "the positions of linear_input");
+    }
+    TCHI_TRY(tchi_check_output(context, norms, "norms"));
+    TCHI_TRY(tchi_check_numbers(context, norms, "norms", tokens->shape[0]));
+    const tchi_named inputs[] = {{tokens, "tokens"},
+                                 {embedding_gradient, "embedding_gradient"},
+                                 {linear_input, "linear_input"},
+                                 {linear_gradient, "linear_gradient"}};
+    const tchi_named outputs[] = {{norms, "norms"}};
+    return tchi_check_all_disjoint(outputs, 1, inputs, 4);
+}
+
+tch_status tch_grad_tied_norms(tch_context *context, const tch_layer *layer, const tch_tensor *tokens,
+                               const tch_tensor *embedding_gradient, const tch_tensor *linear_input,
+                               const tch_tensor *linear_gradient, tch_tensor *norms)
+{
+    TCHI_ENTER(context, "tch_grad_tied_norms");
+    TCHI_TRY(check_call(context, layer, tokens, embedding_gradient, linear_input, linear_gradient, norms));
+    const tch_layer linear = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    tied_call c = {tchi_tokens_of(layer, tokens, embedding_gradient), tchi_input_side(&linear, linear_input),
+                   tchi_gradient_side(&linear, linear_gradient)};
+    int64_t chunk = choose_chunk(context, &c);
+    for (int64_t first = 0; first < c.input.samples; first += chunk) {
+        int64_t count = c.input.samples - first < chunk ? c.input.samples - first : chunk;
+        TCHI_TRY(tied_part(context, &c, first, count, tchi_tensor_data(norms)));
+    }
+    return TCH_OK;
+}

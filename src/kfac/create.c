@@ -1,0 +1,197 @@
+/* Making KFAC: checking its layers, taking the memory, and what the state holds before anything was seen. Everything is
+ * checked before anything is taken. */
+#include <stdint.h>
+#include <stdio.h>
+
+#include "core/allocator.h"
+#include "core/check.h"
+#include "core/list.h"
+#include "core/status.h"
+
+#include "kfac.h"
+
+static const char *name_of(const tch_kfac_layer *layer, int32_t index, char text[32])
+{
+    snprintf(text, 32, "layer%d", index);
+    return layer->name != NULL && layer->name[0] != '\0' ? layer->name : text;
+}
+
+static tch_status check_all(const char *function, const tch_kfac_config *config, int32_t count,
+                            const tch_kfac_layer *layers)
+{
+    TCHI_TRY(tchi_kfac_check_config(function, config));
+    if (count < 0 || (count > 0 && layers == NULL)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: count is %d and layers is %s", function, count,
+                         layers == NULL ? "NULL" : "set");
+    }
+    for (int32_t i = 0; i < count; i++) {
+        char text[32];
+        TCHI_TRY(tchi_kfac_check_layer(function, &layers[i], name_of(&layers[i], i, text)));
+    }
+    return TCH_OK;
+}
+
+static tch_status check_allocator(const tch_state_allocator *allocator)
+{
+    if (allocator != NULL &&
+        (allocator->struct_size != sizeof *allocator || allocator->allocate == NULL || allocator->release == NULL)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_kfac_create_with: allocator must have its struct_size and both functions set");
+    }
+    return TCH_OK;
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+static tch_status take_state(tch_kfac *k, int64_t bytes)
+{
+    void *memory = NULL;
+    if (bytes == 0) {
+        return TCH_OK;
+    }
+    if (k->allocator.allocate == NULL) {
+        TCHI_TRY(tchi_pool_allocate_exact(k->context->pool, bytes, &memory));
+    } else {
+        TCHI_TRY(k->allocator.allocate(k->allocator.user, bytes, &memory));
+    }
+    k->state = (tchi_kfac_slab){memory, bytes};
+    if (memory == NULL || (uintptr_t)memory % 256 != 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "the state's allocator gave %p for %lld bytes, expected memory aligned to 256", memory,
+                         (long long)bytes);
+    }
+    return TCH_OK;
+}
+
+static tch_status take_memory(tch_kfac *k)
+{
+    tchi_arena state = {0};
+    tchi_arena beside = {0};
+    tchi_kfac_place(k, &state, &beside);
+    TCHI_TRY(take_state(k, state.used));
+    TCHI_TRY(tchi_pool_allocate_exact(k->context->pool, beside.used, &k->beside.pointer));
+    k->beside.bytes = beside.used;
+    state = (tchi_arena){.base = k->state.pointer};
+    beside = (tchi_arena){.base = k->beside.pointer};
+    tchi_kfac_place(k, &state, &beside);
+    return TCH_OK;
+}
+
+static void give_memory_back(tch_kfac *k)
+{
+    if (k->state.pointer != NULL && k->allocator.release != NULL) {
+        k->allocator.release(k->allocator.user, k->state.pointer, k->state.bytes);
+    } else {
+        tchi_pool_free(k->context->pool, k->state.pointer);
+    }
+    tchi_pool_free(k->context->pool, k->beside.pointer);
+}
+
+/* --- the beginning ----------------------------------------------------------------------------------------------- */
+
+static tch_status fill_with(const tch_kfac *k, char *data, int64_t count, double value)
+{
+    int64_t stride = 1;
+    tch_array all = {data, k->type, 1, &count, &stride};
+    return data == NULL ? TCH_OK : k->context->backend->fill(k->context->state, &all, value);
+}
+
+/* Everything at the identity, so that a first refresh that fails leaves gradients nearly as they are; factors too,
+ * where their averages are not corrected for a beginning at 0. */
+static tch_status fill_state(tch_kfac *k)
+{
+    const tch_backend *t = k->context->backend;
+    TCHI_TRY(t->zero_bytes(k->context->state, k->beside.pointer, k->beside.bytes));
+    TCHI_TRY(t->store_numbers(k->context->state, &k->control->scale, &(double){1.0}, 1));
+    double start = k->config.bias_correction ? 0.0 : 1.0;
+    for (int32_t i = 0; i < k->family_count; i++) {
+        const tchi_kfac_family *f = &k->families[i];
+        tch_matrices factors = tchi_kfac_factors(k, f, 0, f->count);
+        tch_matrices results = tchi_kfac_results(k, f, 0, f->count);
+        TCHI_TRY(t->combine(k->context->state, start, 0.0, NULL, 0.0, NULL, &factors));
+        TCHI_TRY(t->combine(k->context->state, 1.0, 0.0, NULL, 0.0, NULL, &results));
+        TCHI_TRY(fill_with(k, f->values, f->count * f->n, 1.0));
+    }
+    for (int32_t i = 0; i < k->class_count; i++) {
+        const tchi_kfac_class *c = &k->classes[i];
+        TCHI_TRY(fill_with(k, c->scales, c->count * c->size[TCHI_INPUT] * c->size[TCHI_OUTPUT], 1.0));
+    }
+    return TCH_OK;
+}
+
+static tch_status build(tch_kfac *k, const tch_kfac_layer *layers)
+{
+    TCHI_TRY(tchi_kfac_plan(k, layers));
+    TCHI_TRY(take_memory(k));
+    tchi_kfac_name_states(k);
+    return fill_state(k);
+}
+
+/* --- the public calls -------------------------------------------------------------------------------------------- */
+
+static tch_kfac empty_kfac(tch_context *context, const tch_kfac_config *config, int32_t count)
+{
+    return (tch_kfac){
+        .context = context, .config = *config, .type = tchi_scalar_of(config->factor_dtype), .count = count};
+}
+
+tch_status tch_kfac_create_with(tch_context *context, const tch_kfac_config *config, int32_t count,
+                                const tch_kfac_layer *layers, const tch_state_allocator *allocator, tch_kfac **kfac)
+{
+    TCHI_ENTER(context, "tch_kfac_create");
+    if (kfac == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kfac_create: kfac is NULL");
+    }
+    *kfac = NULL;
+    TCHI_TRY(check_allocator(allocator));
+    TCHI_TRY(check_all("tch_kfac_create", config, count, layers));
+    tch_kfac *k;
+    TCHI_TRY(tchi_host_take(sizeof *k, "KFAC", &k));
+    *k = empty_kfac(context, config, count);
+    if (allocator != NULL) {
+        k->allocator = *allocator;
+    }
+    tch_status status = build(k, layers);
+    if (status != TCH_OK) {
+        tch_kfac_destroy(k);
+        return status;
+    }
+    *kfac = k;
+    return TCH_OK;
+}
+
+tch_status tch_kfac_create(tch_context *context, const tch_kfac_config *config, int32_t count,
+                           const tch_kfac_layer *layers, tch_kfac **kfac)
+{
+    return tch_kfac_create_with(context, config, count, layers, NULL, kfac);
+}
+
+void tch_kfac_destroy(tch_kfac *kfac)
+{
+    if (kfac == NULL) {
+        return;
+    }
+    tch_context_synchronize(kfac->context);
+    give_memory_back(kfac);
+    tchi_kfac_release_plan(kfac);
+    tchi_host_release(kfac, sizeof *kfac);
+}
+
+tch_status tch_kfac_forecast(const tch_kfac_config *config, int32_t count, const tch_kfac_layer *layers,
+                             int64_t *state_bytes)
+{
+    if (state_bytes == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kfac_forecast: state_bytes is NULL");
+    }
+    TCHI_TRY(check_all("tch_kfac_forecast", config, count, layers));
+    tchi_arena state = {0};
+    tchi_arena beside = {0};
+    tch_kfac k = empty_kfac(NULL, config, count);
+    tch_status status = tchi_kfac_plan(&k, layers);
+    if (status == TCH_OK) {
+        tchi_kfac_place(&k, &state, &beside);
+        *state_bytes = state.used;
+    }
+    tchi_kfac_release_plan(&k);
+    return status;
+}

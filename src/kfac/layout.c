@@ -1,0 +1,307 @@
+/* How layers are grouped, and where their state lies. Layers are put into classes by the sizes of their factors,
+ * classes into families, and then every family and class takes one piece of the state: the order of layers in memory is
+ * that of classes, not the caller's. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/list.h"
+#include "core/status.h"
+#include "linalg/batch.h"
+#include "linalg/limits.h"
+
+#include "kfac.h"
+
+/* --- descriptions ------------------------------------------------------------------------------------------------ */
+
+static tch_status refuse(const char *function, const char *name, const char *field, int64_t value, const char *expected)
+{
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: layer '%s': %s is %lld, expected %s", function, name, field,
+                     (long long)value, expected);
+}
+
+/* Only what the sizes of the factors depend on: the rest of a layer is checked with its inputs. */
+static tch_status check_convolution(const char *function, const tch_kfac_layer *layer, const char *name)
+{
+    int64_t kernel = 1;
+    if (layer->layer.dims < 1 || layer->layer.dims > 3) {
+        return refuse(function, name, "dims", layer->layer.dims, "1 to 3");
+    }
+    for (int32_t k = 0; k < layer->layer.dims; k++) {
+        if (layer->layer.kernel[k] < 1 || layer->layer.kernel[k] > TCHI_MOST_SIZE) {
+            return refuse(function, name, "kernel", layer->layer.kernel[k], "1 or more");
+        }
+        kernel *= layer->layer.kernel[k];
+        if (kernel > TCHI_MOST_SIZE || layer->inputs % kernel != 0) {
+            return refuse(function, name, "inputs", layer->inputs, "a multiple of the kernel's size");
+        }
+    }
+    if (layer->layer.groups < 1 || layer->outputs % layer->layer.groups != 0) {
+        return refuse(function, name, "groups", layer->layer.groups, "a divisor of outputs");
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_kfac_check_layer(const char *function, const tch_kfac_layer *layer, const char *name)
+{
+    if (layer->layer.struct_size != sizeof layer->layer) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: layer '%s' must begin with TCH_LAYER_INIT", function, name);
+    }
+    if (layer->layer.kind != TCH_LAYER_LINEAR && layer->layer.kind != TCH_LAYER_CONV) {
+        return refuse(function, name, "kind", layer->layer.kind, "TCH_LAYER_LINEAR or TCH_LAYER_CONV");
+    }
+    if (strlen(name) >= TCHI_KFAC_NAME) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: a layer's name has %zu bytes, expected below %d", function,
+                         strlen(name), TCHI_KFAC_NAME);
+    }
+    if (layer->inputs < 1 || layer->inputs >= TCHI_MOST_SIZE) {
+        return refuse(function, name, "inputs", layer->inputs, "1 or more");
+    }
+    if (layer->outputs < 1 || layer->outputs > TCHI_MOST_SIZE) {
+        return refuse(function, name, "outputs", layer->outputs, "1 or more");
+    }
+    return layer->layer.kind == TCH_LAYER_CONV ? check_convolution(function, layer, name) : TCH_OK;
+}
+
+static tch_status add_layer(tch_kfac *k, int32_t index, const tch_kfac_layer *given)
+{
+    tchi_kfac_layer *layer = &k->layers[index];
+    if (given->name != NULL && given->name[0] != '\0') {
+        snprintf(layer->name, sizeof layer->name, "%s", given->name);
+    } else {
+        snprintf(layer->name, sizeof layer->name, "layer%d", index);
+    }
+    for (int32_t i = 0; i < index; i++) {
+        if (strcmp(k->layers[i].name, layer->name) == 0) {
+            return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "two layers are called '%s'", layer->name);
+        }
+    }
+    layer->layer = given->layer;
+    layer->inputs = given->inputs;
+    layer->outputs = given->outputs;
+    layer->bias = given->bias != 0;
+    layer->groups = given->layer.kind == TCH_LAYER_CONV ? given->layer.groups : 1;
+    return TCH_OK;
+}
+
+/* --- classes and families ---------------------------------------------------------------------------------------- */
+
+static int32_t class_of(tch_kfac *k, const tchi_kfac_layer *layer)
+{
+    int64_t d = layer->inputs + layer->bias;
+    int64_t p = layer->outputs / layer->groups;
+    for (int32_t i = 0; i < k->class_count; i++) {
+        if (k->classes[i].size[TCHI_INPUT] == d && k->classes[i].size[TCHI_OUTPUT] == p) {
+            return i;
+        }
+    }
+    k->classes[k->class_count] = (tchi_kfac_class){.size = {d, p}};
+    return k->class_count++;
+}
+
+static int32_t family_of(tch_kfac *k, int64_t n)
+{
+    for (int32_t i = 0; i < k->family_count; i++) {
+        if (k->families[i].n == n) {
+            return i;
+        }
+    }
+    k->families[k->family_count] = (tchi_kfac_family){.n = n};
+    return k->family_count++;
+}
+
+static void make_classes(tch_kfac *k)
+{
+    for (int32_t i = 0; i < k->count; i++) {
+        tchi_kfac_layer *layer = &k->layers[i];
+        layer->class = class_of(k, layer);
+        layer->unit = k->classes[layer->class].count;
+        k->classes[layer->class].count += layer->groups;
+    }
+    int32_t at = 0;
+    for (int32_t c = 0; c < k->class_count; c++) {
+        k->classes[c].first = at;
+        for (int32_t i = 0; i < k->count; i++) {
+            if (k->layers[i].class == c) {
+                k->order[at++] = i;
+            }
+        }
+        k->classes[c].layers = at - k->classes[c].first;
+    }
+}
+
+static void make_families(tch_kfac *k)
+{
+    for (int32_t c = 0; c < k->class_count; c++) {
+        tchi_kfac_class *class = &k->classes[c];
+        for (int side = 0; side < TCHI_SIDES; side++) {
+            class->family[side] = family_of(k, class->size[side]);
+            tchi_kfac_family *family = &k->families[class->family[side]];
+            class->position[side] = family->count;
+            family->count += class->count;
+        }
+    }
+}
+
+static void note_owners(tch_kfac *k)
+{
+    int32_t *at = k->owners;
+    for (int32_t f = 0; f < k->family_count; f++) {
+        k->families[f].owner = at;
+        at += k->families[f].count;
+    }
+    for (int32_t i = 0; i < k->count; i++) {
+        const tchi_kfac_layer *layer = &k->layers[i];
+        const tchi_kfac_class *class = &k->classes[layer->class];
+        for (int side = 0; side < TCHI_SIDES; side++) {
+            int32_t *owner = k->families[class->family[side]].owner + class->position[side] + layer->unit;
+            for (int64_t g = 0; g < layer->groups; g++) {
+                owner[g] = i;
+            }
+        }
+    }
+}
+
+tch_status tchi_kfac_plan(tch_kfac *k, const tch_kfac_layer *layers)
+{
+    size_t count = (size_t)k->count;
+    TCHI_TRY(tchi_host_take(count * sizeof *k->layers, "KFAC's layers", &k->layers));
+    TCHI_TRY(tchi_host_take(count * TCH_KFAC_COUNTS * sizeof *k->counts, "KFAC's counts", &k->counts));
+    TCHI_TRY(tchi_host_take(count * sizeof *k->order, "KFAC's layers", &k->order));
+    TCHI_TRY(tchi_host_take(count * sizeof *k->classes, "KFAC's classes", &k->classes));
+    TCHI_TRY(tchi_host_take(TCHI_SIDES * count * sizeof *k->families, "KFAC's families", &k->families));
+    TCHI_TRY(tchi_host_take(TCHI_KFAC_STATES * count * sizeof *k->states, "KFAC's state", &k->states));
+    for (int32_t i = 0; i < k->count; i++) {
+        TCHI_TRY(add_layer(k, i, &layers[i]));
+    }
+    make_classes(k);
+    make_families(k);
+    for (int32_t f = 0; f < k->family_count; f++) {
+        k->owner_count += k->families[f].count;
+    }
+    TCHI_TRY(tchi_host_take((size_t)k->owner_count * sizeof *k->owners, "KFAC's families", &k->owners));
+    note_owners(k);
+    return TCH_OK;
+}
+
+void tchi_kfac_release_plan(tch_kfac *k)
+{
+    size_t count = (size_t)k->count;
+    tchi_host_release(k->layers, count * sizeof *k->layers);
+    tchi_host_release(k->counts, count * TCH_KFAC_COUNTS * sizeof *k->counts);
+    tchi_host_release(k->order, count * sizeof *k->order);
+    tchi_host_release(k->classes, count * sizeof *k->classes);
+    tchi_host_release(k->families, TCHI_SIDES * count * sizeof *k->families);
+    tchi_host_release(k->states, TCHI_KFAC_STATES * count * sizeof *k->states);
+    tchi_host_release(k->owners, (size_t)k->owner_count * sizeof *k->owners);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+static void place_family(const tch_kfac *k, tchi_kfac_family *f, tchi_arena *state, tchi_arena *beside)
+{
+    tch_matrices squares = tchi_scratch_matrices(state, k->type, f->count, f->n, f->n);
+    f->factors = squares.data;
+    f->results = tchi_scratch_matrices(state, k->type, f->count, f->n, f->n).data;
+    if (k->config.method != TCH_KFAC_INVERSE) {
+        f->values = tchi_scratch_matrices(state, k->type, f->count, 1, f->n).data;
+    }
+    f->flags = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->flags);
+    f->residuals = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->residuals);
+    f->traces = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->traces);
+    f->shifts = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->shifts);
+}
+
+void tchi_kfac_place(tch_kfac *k, tchi_arena *state, tchi_arena *beside)
+{
+    k->control = tchi_arena_take(beside, sizeof *k->control);
+    for (int32_t f = 0; f < k->family_count; f++) {
+        place_family(k, &k->families[f], state, beside);
+    }
+    for (int32_t c = 0; c < k->class_count && k->config.method == TCH_KFAC_EKFAC; c++) {
+        tchi_kfac_class *class = &k->classes[c];
+        class->scales =
+            tchi_scratch_matrices(state, k->type, class->count, class->size[TCHI_OUTPUT], class->size[TCHI_INPUT]).data;
+    }
+}
+
+/* --- names ------------------------------------------------------------------------------------------------------- */
+
+/* `data` holds matrices rows by cols for each unit of a class, the first of them being unit `first`. One group has no
+ * dimension of its own, and a row of numbers has none for the row. */
+static void name_state(tch_kfac *k, int32_t index, const char *what, char *data, int64_t first, int64_t rows,
+                       int64_t cols)
+{
+    const tchi_kfac_layer *layer = &k->layers[index];
+    tchi_kfac_state *s = &k->states[k->state_count++];
+    snprintf(s->name, sizeof s->name, "%s/%s", layer->name, what);
+    s->layer = index;
+    int32_t ndim = 0;
+    const int64_t sizes[3] = {layer->groups, rows, cols};
+    for (int i = 0; i < 3; i++) {
+        bool there = i == 2 || (i == 0 ? layer->groups > 1 : rows > 0);
+        if (there) {
+            s->shape[ndim++] = sizes[i];
+        }
+    }
+    int64_t each = (rows > 0 ? rows : 1) * cols * tchi_scalar_size(k->type);
+    s->tensor = tch_tensor_view(data + first * each, k->config.factor_dtype, ndim, s->shape);
+    s->tensor.device = tch_context_device(k->context);
+}
+
+static void name_side(tch_kfac *k, int32_t index, int side)
+{
+    static const char *const results[TCHI_SIDES][2] = {{"input_inverse", "input_basis"},
+                                                       {"output_inverse", "output_basis"}};
+    static const char *const values[TCHI_SIDES] = {"input_values", "output_values"};
+    const tchi_kfac_layer *layer = &k->layers[index];
+    const tchi_kfac_class *class = &k->classes[layer->class];
+    const tchi_kfac_family *f = &k->families[class->family[side]];
+    int64_t first = class->position[side] + layer->unit;
+    name_state(k, index, results[side][f->values != NULL], f->results, first, f->n, f->n);
+    if (f->values != NULL) {
+        name_state(k, index, values[side], f->values, first, 0, f->n);
+    }
+}
+
+void tchi_kfac_name_states(tch_kfac *k)
+{
+    static const char *const factors[TCHI_SIDES] = {"input_factor", "output_factor"};
+    for (int32_t i = 0; i < k->count; i++) {
+        const tchi_kfac_layer *layer = &k->layers[i];
+        const tchi_kfac_class *class = &k->classes[layer->class];
+        for (int side = 0; side < TCHI_SIDES; side++) {
+            const tchi_kfac_family *f = &k->families[class->family[side]];
+            name_state(k, i, factors[side], f->factors, class->position[side] + layer->unit, f->n, f->n);
+        }
+        name_side(k, i, TCHI_INPUT);
+        name_side(k, i, TCHI_OUTPUT);
+        if (class->scales != NULL) {
+            name_state(k, i, "scales", class->scales, layer->unit, class->size[TCHI_OUTPUT], class->size[TCHI_INPUT]);
+        }
+    }
+}
+
+/* --- matrices of a family ---------------------------------------------------------------------------------------- */
+
+static tch_matrices squares(const tch_kfac *k, const tchi_kfac_family *f, char *data, int64_t first, int64_t count)
+{
+    tch_matrices all = tchi_matrices_new(data, k->type, f->count, f->n, f->n);
+    return tchi_matrices_part(&all, first, count);
+}
+
+tch_matrices tchi_kfac_factors(const tch_kfac *k, const tchi_kfac_family *family, int64_t first, int64_t count)
+{
+    return squares(k, family, family->factors, first, count);
+}
+
+tch_matrices tchi_kfac_results(const tch_kfac *k, const tchi_kfac_family *family, int64_t first, int64_t count)
+{
+    return squares(k, family, family->results, first, count);
+}
+
+tch_matrices tchi_kfac_values(const tch_kfac *k, const tchi_kfac_family *family, int64_t first, int64_t count)
+{
+    tch_matrices all = tchi_matrices_new(family->values, k->type, family->count, 1, family->n);
+    return tchi_matrices_part(&all, first, count);
+}

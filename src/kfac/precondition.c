@@ -1,0 +1,348 @@
+/* Gradients times the inverse of their curvature, in place. Weight and bias of a layer are put side by side in scratch
+ * as one matrix p by d, layers of equal sizes one after another, and whole classes are multiplied at once. The scale of
+ * kl_clip depends on all layers, so nothing is written before all are done: results wait in scratch, or, where the
+ * workspace's limit does not allow that, are made a second time. */
+#include <math.h>
+#include <stdio.h>
+
+#include "core/check.h"
+#include "core/status.h"
+#include "linalg/batch.h"
+
+#include "kfac.h"
+
+/* --- checks ------------------------------------------------------------------------------------------------------ */
+
+static tch_status check_gradient(const tch_kfac *k, const tchi_kfac_layer *layer, const tch_tensor *gradient,
+                                 int32_t ndim, const int64_t *shape, const char *what)
+{
+    char name[TCHI_KFAC_NAME + 32];
+    snprintf(name, sizeof name, "the gradient of %s of layer '%s'", what, layer->name);
+    TCHI_TRY(tchi_check_output(k->context, gradient, name));
+    TCHI_TRY(tchi_check_float(gradient, name));
+    return tchi_check_shape(gradient, name, ndim, shape);
+}
+
+static tch_status check_layer(const tch_kfac *k, const tchi_kfac_layer *layer, const tch_tensor *weight,
+                              const tch_tensor *bias)
+{
+    int64_t shape[5] = {layer->outputs, layer->inputs};
+    int32_t ndim = 2;
+    if (layer->layer.kind == TCH_LAYER_CONV) {
+        for (int32_t i = 0; i < layer->layer.dims; i++) {
+            shape[1] /= layer->layer.kernel[i];
+            shape[ndim++] = layer->layer.kernel[i];
+        }
+    }
+    TCHI_TRY(check_gradient(k, layer, weight, ndim, shape, "the weight"));
+    if ((bias != NULL) != (layer->bias != 0)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the gradient of the bias of layer '%s' is %s, expected %s",
+                         layer->name, bias != NULL ? "given" : "NULL",
+                         layer->bias ? "one: the layer has a bias" : "NULL: the layer has none");
+    }
+    if (bias == NULL) {
+        return TCH_OK;
+    }
+    TCHI_TRY(check_gradient(k, layer, bias, 1, shape, "the bias"));
+    return tchi_check_disjoint(weight, "the weight's gradient", bias, "the bias' gradient");
+}
+
+static tch_status check_call(const tch_kfac *k, double lr, int32_t count, tch_tensor *const *gradients)
+{
+    if (count != 2 * k->count || (count > 0 && gradients == NULL)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_kfac_precondition: %d gradients were given, expected %d, weight and bias of each layer",
+                         count, 2 * k->count);
+    }
+    if (!isfinite(lr) || lr < 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kfac_precondition: lr is %g, expected a number, 0 or more", lr);
+    }
+    for (int32_t i = 0; i < k->count; i++) {
+        if (gradients[2 * i] != NULL) {
+            TCHI_TRY(check_layer(k, &k->layers[i], gradients[2 * i], gradients[2 * i + 1]));
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- scratch ----------------------------------------------------------------------------------------------------- */
+
+typedef struct work {
+    tch_tensor *const *gradients;
+    bool clips; /* kl_clip is on */
+    bool keeps; /* results of all layers wait in scratch */
+    int64_t elements;
+    char *x, *t, *y; /* a chunk's gradients, products on the way, and results where they do not wait elsewhere */
+    void *scratch;
+} work;
+
+static int64_t elements_of(const tchi_kfac_class *c)
+{
+    return c->size[TCHI_INPUT] * c->size[TCHI_OUTPUT];
+}
+
+/* Elements of all layers of a class at once, the largest class; or of one layer, the largest. */
+static int64_t most_elements(const tch_kfac *k, bool of_one)
+{
+    int64_t most = 0;
+    for (int32_t i = 0; i < k->count; i++) {
+        const tchi_kfac_class *c = &k->classes[k->layers[i].class];
+        int64_t elements = (of_one ? k->layers[i].groups : c->count) * elements_of(c);
+        most = elements > most ? elements : most;
+    }
+    return most;
+}
+
+/* A chunk is one matrix to the inner product. */
+static int64_t dots_scratch(const tch_kfac *k, int64_t elements)
+{
+    int64_t most = 0;
+    for (int32_t i = 0; i < k->class_count; i++) {
+        int64_t d = k->classes[i].size[TCHI_INPUT];
+        int64_t bytes = k->context->backend->scratch_bytes(k->context->state, TCH_SCRATCH_PAIR_DOTS, k->type,
+                                                           (elements + d - 1) / d, d, 1, 0);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+static void layout(tch_kfac *k, work *w, tchi_arena *arena)
+{
+    int64_t bytes = w->elements * tchi_scalar_size(k->type);
+    w->x = tchi_arena_take(arena, bytes);
+    w->t = tchi_arena_take(arena, bytes);
+    w->y = w->keeps ? NULL : tchi_arena_take(arena, bytes);
+    for (int32_t i = 0; i < k->class_count && w->keeps; i++) {
+        tchi_kfac_class *c = &k->classes[i];
+        c->kept = tchi_arena_take(arena, c->count * elements_of(c) * tchi_scalar_size(k->type));
+    }
+    w->scratch = tchi_arena_take(arena, w->clips ? dots_scratch(k, w->elements) : 0);
+}
+
+static int64_t measure(tch_kfac *k, work *w)
+{
+    tchi_arena arena = {0};
+    layout(k, w, &arena);
+    return arena.used;
+}
+
+/* Everything at once where it fits; else the results are not kept; else chunks of what is left. */
+static void choose_sizes(tch_kfac *k, work *w)
+{
+    int64_t limit = tch_context_get_workspace_limit(k->context);
+    int64_t usable = limit == 0 ? INT64_MAX : limit / 9 * 8; /* the pool rounds up by at most an eighth */
+    w->elements = most_elements(k, false);
+    w->keeps = w->clips;
+    if (measure(k, w) <= usable) {
+        return;
+    }
+    w->keeps = false;
+    int64_t least = most_elements(k, true);
+    while (w->elements > least && measure(k, w) > usable) {
+        w->elements = w->elements / 2 > least ? w->elements / 2 : least;
+    }
+}
+
+static tch_status reserve(tch_kfac *k, work *w)
+{
+    tchi_arena arena = {0};
+    choose_sizes(k, w);
+    layout(k, w, &arena);
+    TCHI_TRY(tchi_arena_reserve(k->context, &arena));
+    layout(k, w, &arena);
+    return TCH_OK;
+}
+
+/* --- one chunk: layers of one class that follow each other ------------------------------------------------------- */
+
+typedef struct chunk {
+    const tchi_kfac_class *class;
+    const int32_t *layers;
+    int32_t count;
+    int64_t unit, units;
+} chunk;
+
+static tch_matrices rectangles(const tch_kfac *k, const chunk *c, char *data)
+{
+    return tchi_matrices_new(data, k->type, c->units, c->class->size[TCHI_OUTPUT], c->class->size[TCHI_INPUT]);
+}
+
+/* All of them below each other. */
+static tch_matrices as_one(const tch_matrices *m)
+{
+    return tchi_matrices_new(m->data, m->type, 1, m->batch * m->rows, m->cols);
+}
+
+typedef enum direction { READ, WRITE } direction;
+
+static tch_status transfer(const tch_kfac *k, const tch_tensor *tensor, char *data, const int64_t *inside,
+                           direction way)
+{
+    int64_t strides[TCH_MAX_RANK];
+    const tch_array outside = tchi_array_of(tensor, strides);
+    const tch_array here = {data, k->type, tensor->ndim, tensor->shape, inside};
+    return way == READ ? k->context->backend->copy(k->context->state, &here, &outside)
+                       : k->context->backend->copy(k->context->state, &outside, &here);
+}
+
+/* Weight and bias of one layer and the rows they make, whose groups follow each other as the weight's rows do. */
+static tch_status transfer_layer(const tch_kfac *k, const tchi_kfac_layer *layer, tch_tensor *const *pair, char *data,
+                                 direction way)
+{
+    int64_t d = layer->inputs + layer->bias;
+    int64_t inside[TCH_MAX_RANK];
+    int64_t stride = 1;
+    for (int32_t i = pair[0]->ndim - 1; i > 0; i--) {
+        inside[i] = stride;
+        stride *= pair[0]->shape[i];
+    }
+    inside[0] = d;
+    TCHI_TRY(transfer(k, pair[0], data, inside, way));
+    return layer->bias ? transfer(k, pair[1], data + layer->inputs * tchi_scalar_size(k->type), inside, way) : TCH_OK;
+}
+
+static tch_status transfer_chunk(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *m, direction way)
+{
+    for (int32_t i = 0; i < c->count; i++) {
+        const tchi_kfac_layer *layer = &k->layers[c->layers[i]];
+        tch_matrices part = tchi_matrices_part(m, layer->unit - c->unit, layer->groups);
+        TCHI_TRY(transfer_layer(k, layer, w->gradients + 2 * (int64_t)c->layers[i], part.data, way));
+    }
+    return TCH_OK;
+}
+
+/* What the refresh made of the chunk's factors on one side. */
+static tch_matrices results_of(const tch_kfac *k, const chunk *c, int side)
+{
+    const tchi_kfac_family *f = &k->families[c->class->family[side]];
+    return tchi_kfac_results(k, f, c->class->position[side] + c->unit, c->units);
+}
+
+/* Y = G^-1 X A^-1. */
+static tch_status by_inverses(const tch_kfac *k, const chunk *c, const tch_matrices *x, const tch_matrices *t,
+                              const tch_matrices *y)
+{
+    const tch_backend *b = k->context->backend;
+    tch_matrices a = results_of(k, c, TCHI_INPUT);
+    tch_matrices g = results_of(k, c, TCHI_OUTPUT);
+    TCHI_TRY(b->gemm(k->context->state, 1.0, &g, 0, x, 0, 0.0, t));
+    return b->gemm(k->context->state, 1.0, t, 0, &a, 0, 0.0, y);
+}
+
+static tch_status divide(const tch_kfac *k, const chunk *c, const tch_matrices *y)
+{
+    const tch_backend *b = k->context->backend;
+    if (c->class->scales != NULL) {
+        tch_matrices all = tchi_matrices_new(c->class->scales, k->type, c->class->count, y->rows, y->cols);
+        tch_matrices scales = tchi_matrices_part(&all, c->unit, c->units);
+        return b->damped_divide(k->context->state, y, NULL, NULL, &scales, k->config.damping);
+    }
+    const tchi_kfac_family *a = &k->families[c->class->family[TCHI_INPUT]];
+    const tchi_kfac_family *g = &k->families[c->class->family[TCHI_OUTPUT]];
+    tch_matrices cols = tchi_kfac_values(k, a, c->class->position[TCHI_INPUT] + c->unit, c->units);
+    tch_matrices rows = tchi_kfac_values(k, g, c->class->position[TCHI_OUTPUT] + c->unit, c->units);
+    return b->damped_divide(k->context->state, y, &rows, &cols, NULL, k->config.damping);
+}
+
+/* Y = Q_G' [(Q_G X Q_A') / ...] Q_A. */
+static tch_status by_bases(const tch_kfac *k, const chunk *c, const tch_matrices *x, const tch_matrices *t,
+                           const tch_matrices *y)
+{
+    const tch_backend *b = k->context->backend;
+    void *state = k->context->state;
+    tch_matrices a = results_of(k, c, TCHI_INPUT);
+    tch_matrices g = results_of(k, c, TCHI_OUTPUT);
+    TCHI_TRY(b->gemm(state, 1.0, &g, 0, x, 0, 0.0, t));
+    TCHI_TRY(b->gemm(state, 1.0, t, 0, &a, 1, 0.0, y));
+    TCHI_TRY(divide(k, c, y));
+    TCHI_TRY(b->gemm(state, 1.0, &g, 1, y, 0, 0.0, t));
+    return b->gemm(state, 1.0, t, 0, &a, 0, 0.0, y);
+}
+
+static tch_status make(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *x, const tch_matrices *y)
+{
+    tch_matrices t = rectangles(k, c, w->t);
+    TCHI_TRY(transfer_chunk(k, w, c, x, READ));
+    return k->config.method == TCH_KFAC_INVERSE ? by_inverses(k, c, x, &t, y) : by_bases(k, c, x, &t, y);
+}
+
+/* --- all chunks -------------------------------------------------------------------------------------------------- */
+
+/* A pass over everything: without kl_clip one DELIVER, with it first MEASURE. */
+typedef enum pass { MEASURE, DELIVER } pass;
+
+static tch_status do_chunk(tch_kfac *k, const work *w, const chunk *c, pass now)
+{
+    const tch_backend *b = k->context->backend;
+    int64_t at = c->unit * elements_of(c->class) * tchi_scalar_size(k->type);
+    tch_matrices x = rectangles(k, c, w->x);
+    tch_matrices y = rectangles(k, c, w->keeps ? c->class->kept + at : w->y);
+    tch_matrices x_one = as_one(&x);
+    tch_matrices y_one = as_one(&y);
+    if (now == MEASURE || !w->keeps) {
+        TCHI_TRY(make(k, w, c, &x, &y));
+    }
+    if (now == MEASURE) {
+        return b->pair_dots(k->context->state, &x_one, &y_one, 1, 1.0, &k->control->dot, w->scratch);
+    }
+    if (w->clips) {
+        TCHI_TRY(b->shift_scale(k->context->state, &y_one, NULL, &k->control->scale, 1.0, &y_one));
+    }
+    return transfer_chunk(k, w, c, &y, WRITE);
+}
+
+static bool takes_part(const tch_kfac *k, const work *w, int32_t layer)
+{
+    return w->gradients[2 * (int64_t)layer] != NULL && tchi_kfac_counts(k, layer)[TCHI_REFRESHES] > 0;
+}
+
+/* Layers from `first` on that take part, follow each other and fit. */
+static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_class *class, int32_t first)
+{
+    const int32_t *layers = k->order + class->first;
+    chunk c = {.class = class, .layers = layers + first, .unit = k->layers[layers[first]].unit};
+    for (int32_t i = first; i < class->layers && takes_part(k, w, layers[i]); i++) {
+        int64_t units = c.units + k->layers[layers[i]].groups;
+        if (units * elements_of(class) > w->elements) {
+            break;
+        }
+        c.units = units;
+        c.count++;
+    }
+    return c;
+}
+
+static tch_status do_all(tch_kfac *k, const work *w, pass now)
+{
+    for (int32_t i = 0; i < k->class_count; i++) {
+        for (int32_t first = 0; first < k->classes[i].layers;) {
+            chunk c = next_chunk(k, w, &k->classes[i], first);
+            if (c.count > 0) {
+                TCHI_TRY(do_chunk(k, w, &c, now));
+            }
+            first += c.count > 0 ? c.count : 1;
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status find_scale(tch_kfac *k, const work *w, double lr)
+{
+    const tch_backend *b = k->context->backend;
+    TCHI_TRY(b->zero_bytes(k->context->state, &k->control->dot, sizeof k->control->dot));
+    TCHI_TRY(do_all(k, w, MEASURE));
+    return b->kl_clip(k->context->state, &k->control->dot, lr, k->config.kl_clip, &k->control->scale);
+}
+
+tch_status tch_kfac_precondition(tch_kfac *kfac, double lr, int32_t count, tch_tensor *const *gradients)
+{
+    TCHI_TRY(tchi_kfac_usable(kfac, "tch_kfac_precondition"));
+    TCHI_ENTER(kfac->context, "tch_kfac_precondition");
+    TCHI_TRY(check_call(kfac, lr, count, gradients));
+    work w = {.gradients = gradients, .clips = kfac->config.kl_clip > 0.0};
+    TCHI_TRY(reserve(kfac, &w));
+    if (w.clips) {
+        TCHI_TRY(find_scale(kfac, &w, lr));
+    }
+    return do_all(kfac, &w, DELIVER);
+}

@@ -1,0 +1,277 @@
+/* Inverses and eigenbases anew. A refresh goes by families: all factors of one size that have been observed are one
+ * batch, whichever layer and side they belong to. A factor that fails keeps what it had. */
+#include <math.h>
+
+#include "core/check.h"
+#include "core/status.h"
+#include "linalg/algebra.h"
+#include "linalg/batch.h"
+
+#include "kfac.h"
+
+static bool is_observed(const tch_kfac *k, const tchi_kfac_family *f, int64_t factor)
+{
+    return tchi_kfac_counts(k, f->owner[factor])[TCHI_UPDATES] > 0;
+}
+
+/* Flags of matrices that can be refreshed. One that is all zero is not among them: nothing was seen yet, its
+ * observations having been rejected, or nothing but zeros, and what would be made of it is damping alone. */
+static tch_status inspect(const tch_kfac *k, const tch_matrices *factors, tchi_inspection *i)
+{
+    TCHI_TRY(tchi_measure(k->context, factors, i));
+    tch_root_norms norms = {i->max_abs, i->max_abs, i->nonfinite, i->asymmetry};
+    return k->context->backend->root_setup(k->context->state, factors->batch, &norms, 0.0, 0.0, 1.0,
+                                           tchi_symmetry_tolerance(k->type), i->damping, i->bound, i->flags);
+}
+
+/* Scratch of a refresh of `batch` factors n by n: a kind of its own for each method. */
+typedef int64_t (*measure_function)(const tch_kfac *k, int64_t batch, int64_t n);
+
+/* Factors at a time. Scratch need not grow evenly with their number, so it is halved until it fits. */
+static int64_t choose_chunk(const tch_kfac *k, measure_function measure, int64_t count, int64_t n)
+{
+    int64_t limit = tch_context_get_workspace_limit(k->context);
+    int64_t chunk = count;
+    while (limit > 0 && chunk > 1 && measure(k, chunk, n) > limit / 9 * 8) { /* the pool rounds up by an eighth */
+        chunk = (chunk + 1) / 2;
+    }
+    return chunk;
+}
+
+/* --- inverses ---------------------------------------------------------------------------------------------------- */
+
+/* The probes of a certificate, and what it may be: only nonsense is refused, as there is no other method to turn to. */
+#define PROBES 4
+#define MOST_RESIDUAL 0.1
+
+/* A float32 factor is off by about u times its trace, in which its small eigenvalues may be lost, some of them below
+ * zero: damping must not be less. */
+static double rounding_of(tch_scalar type)
+{
+    return type == TCH_SCALAR_F64 ? 0x1p-52 : 0x1p-23;
+}
+
+/* shifts = factored damping + rounding times trace, for every factor. */
+static tch_status find_shifts(tch_kfac *k)
+{
+    const tch_backend *t = k->context->backend;
+    void *state = k->context->state;
+    for (int32_t i = 0; i < k->family_count; i++) {
+        const tchi_kfac_family *f = &k->families[i];
+        tch_matrices all = tchi_kfac_factors(k, f, 0, f->count);
+        TCHI_TRY(t->reduce(state, TCH_REDUCE_TRACE, &all, f->traces));
+    }
+    for (int32_t i = 0; i < k->class_count; i++) {
+        const tchi_kfac_class *c = &k->classes[i];
+        const tchi_kfac_family *a = &k->families[c->family[TCHI_INPUT]];
+        const tchi_kfac_family *g = &k->families[c->family[TCHI_OUTPUT]];
+        int64_t at_a = c->position[TCHI_INPUT];
+        int64_t at_g = c->position[TCHI_OUTPUT];
+        TCHI_TRY(t->factored_damping(state, c->count, a->traces + at_a, a->n, g->traces + at_g, g->n, k->config.damping,
+                                     a->shifts + at_a, g->shifts + at_g));
+    }
+    for (int32_t i = 0; i < k->family_count; i++) {
+        const tchi_kfac_family *f = &k->families[i];
+        tch_matrices shifts = tchi_matrices_new(f->shifts, TCH_SCALAR_F64, 1, 1, f->count);
+        tch_matrices traces = tchi_matrices_new(f->traces, TCH_SCALAR_F64, 1, 1, f->count);
+        TCHI_TRY(t->combine(state, 0.0, 1.0, &shifts, rounding_of(k->type), &traces, &shifts));
+    }
+    return TCH_OK;
+}
+
+/* In float64 where that is not much slower than float32, and so on every device with tensor cores for it: the error is
+ * then that of the factor alone. */
+static tch_scalar inverse_type(const tch_kfac *k)
+{
+    tch_product_rates rates = tchi_product_rates(k->context);
+    return k->type == TCH_SCALAR_F64 || 4.0 * rates.f64 >= rates.f32 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
+}
+
+typedef struct inverse_buffers {
+    tch_matrices a; /* the damped factor, then its inverse */
+    tch_matrices x; /* its inverse Cholesky factor, then the factor again, for the certificate */
+    tchi_inspection inspection;
+    void *scratch;
+} inverse_buffers;
+
+static int64_t inverse_scratch(const tch_context *context, tch_scalar type, int64_t batch, int64_t n)
+{
+    const tch_backend *t = context->backend;
+    int64_t factoring = t->scratch_bytes(context->state, TCH_SCRATCH_CHOLESKY_INVERSE, type, n, n, batch, 0);
+    int64_t certifying = t->scratch_bytes(context->state, TCH_SCRATCH_ROOT_RESIDUAL, type, n, n, batch, PROBES);
+    return factoring > certifying ? factoring : certifying;
+}
+
+static void inverse_layout(inverse_buffers *b, tchi_arena *arena, const tch_context *context, tch_scalar type,
+                           int64_t batch, int64_t n)
+{
+    b->a = tchi_scratch_matrices(arena, type, batch, n, n);
+    b->x = tchi_scratch_matrices(arena, type, batch, n, n);
+    tchi_inspection_layout(&b->inspection, arena, batch);
+    b->scratch = tchi_arena_take(arena, inverse_scratch(context, type, batch, n));
+}
+
+/* (F + shift I)^-1 = X' X for X the inverse of the Cholesky factor: products but for its small leaves, and no
+ * iteration. */
+static tch_status invert(tch_kfac *k, const tchi_kfac_family *f, int64_t first, int64_t count, inverse_buffers *b)
+{
+    const tch_backend *t = k->context->backend;
+    void *state = k->context->state;
+    const double *shifts = f->shifts + first;
+    int32_t *flags = f->flags + first;
+    tch_matrices factors = tchi_kfac_factors(k, f, first, count);
+    tch_matrices results = tchi_kfac_results(k, f, first, count);
+    b->inspection.flags = flags;
+    TCHI_TRY(inspect(k, &factors, &b->inspection));
+    TCHI_TRY(t->shift_scale(state, &factors, shifts, NULL, 1.0, &b->a));
+    TCHI_TRY(t->cholesky_inverse(state, &b->a, &b->x, flags, b->scratch));
+    TCHI_TRY(tchi_gram(k->context, 1.0, &b->x, 1, 0.0, &b->a));
+    TCHI_TRY(t->shift_scale(state, &factors, NULL, NULL, 1.0, &b->x));
+    TCHI_TRY(t->root_residual(state, 1, &b->x, shifts, &b->a, PROBES, f->residuals + first, b->scratch));
+    TCHI_TRY(t->root_verdict(state, count, f->residuals + first, MOST_RESIDUAL, flags));
+    return t->select(state, flags, &b->a, &results);
+}
+
+static int64_t inverse_bytes(const tch_kfac *k, int64_t batch, int64_t n)
+{
+    inverse_buffers b;
+    tchi_arena arena = {0};
+    inverse_layout(&b, &arena, k->context, inverse_type(k), batch, n);
+    return arena.used;
+}
+
+static tch_status take_inverses(tch_kfac *k, const tchi_kfac_family *f, int64_t first, int64_t count)
+{
+    int64_t chunk = choose_chunk(k, inverse_bytes, count, f->n);
+    for (int64_t done = 0; done < count; done += chunk) {
+        int64_t here = count - done < chunk ? count - done : chunk;
+        inverse_buffers b;
+        tchi_arena arena = {.used = inverse_bytes(k, here, f->n)};
+        TCHI_TRY(tchi_arena_reserve(k->context, &arena));
+        inverse_layout(&b, &arena, k->context, inverse_type(k), here, f->n);
+        TCHI_TRY(invert(k, f, first + done, here, &b));
+    }
+    return TCH_OK;
+}
+
+/* --- eigenbases -------------------------------------------------------------------------------------------------- */
+
+typedef struct basis_buffers {
+    tch_matrices v, w; /* the factor, then its eigenvectors as rows; eigenvalues */
+    tchi_inspection inspection;
+    void *scratch;
+} basis_buffers;
+
+static void basis_layout(basis_buffers *b, tchi_arena *arena, const tch_kfac *k, int64_t batch, int64_t n)
+{
+    const tch_backend *t = k->context->backend;
+    b->v = tchi_scratch_matrices(arena, k->type, batch, n, n);
+    b->w = tchi_scratch_matrices(arena, k->type, batch, 1, n);
+    tchi_inspection_layout(&b->inspection, arena, batch);
+    b->scratch = tchi_arena_take(arena, t->scratch_bytes(k->context->state, TCH_SCRATCH_EIGH, k->type, n, n, batch, 0));
+}
+
+static int64_t basis_bytes(const tch_kfac *k, int64_t batch, int64_t n)
+{
+    basis_buffers b;
+    tchi_arena arena = {0};
+    basis_layout(&b, &arena, k, batch, n);
+    return arena.used;
+}
+
+/* Eigenvalues below zero are rounding, and become 0. */
+static tch_status decompose(tch_kfac *k, const tchi_kfac_family *f, int64_t first, int64_t count, basis_buffers *b)
+{
+    static const tch_spectrum_map clamp = {0.0, 0.0, 1.0, 1, INFINITY};
+    const tch_backend *t = k->context->backend;
+    void *state = k->context->state;
+    int32_t *flags = f->flags + first;
+    tch_matrices factors = tchi_kfac_factors(k, f, first, count);
+    tch_matrices bases = tchi_kfac_results(k, f, first, count);
+    tch_matrices values = tchi_kfac_values(k, f, first, count);
+    b->inspection.flags = flags;
+    TCHI_TRY(inspect(k, &factors, &b->inspection));
+    TCHI_TRY(t->combine(state, 0.0, 1.0, &factors, 0.0, NULL, &b->v));
+    TCHI_TRY(t->eigh(state, &b->v, &b->w, flags, b->scratch));
+    TCHI_TRY(t->spectrum_power(state, &clamp, &b->w, NULL, flags));
+    TCHI_TRY(t->select(state, flags, &b->v, &bases));
+    return t->select(state, flags, &b->w, &values);
+}
+
+static tch_status take_bases(tch_kfac *k, const tchi_kfac_family *f, int64_t first, int64_t count)
+{
+    int64_t chunk = choose_chunk(k, basis_bytes, count, f->n);
+    for (int64_t done = 0; done < count; done += chunk) {
+        int64_t here = count - done < chunk ? count - done : chunk;
+        basis_buffers b;
+        tchi_arena arena = {.used = basis_bytes(k, here, f->n)};
+        TCHI_TRY(tchi_arena_reserve(k->context, &arena));
+        basis_layout(&b, &arena, k, here, f->n);
+        TCHI_TRY(decompose(k, f, first + done, here, &b));
+    }
+    return TCH_OK;
+}
+
+/* --- all of them ------------------------------------------------------------------------------------------------- */
+
+static tch_status refresh_family(tch_kfac *k, const tchi_kfac_family *f)
+{
+    for (int64_t first = 0; first < f->count;) {
+        int64_t end = first;
+        while (end < f->count && is_observed(k, f, end)) {
+            end++;
+        }
+        if (end > first) {
+            TCHI_TRY(k->config.method == TCH_KFAC_INVERSE ? take_inverses(k, f, first, end - first)
+                                                          : take_bases(k, f, first, end - first));
+        }
+        first = end > first ? end : first + 1;
+    }
+    return TCH_OK;
+}
+
+static tch_status refresh_families(tch_kfac *k)
+{
+    if (k->config.method == TCH_KFAC_INVERSE) {
+        TCHI_TRY(find_shifts(k));
+    }
+    for (int32_t i = 0; i < k->family_count; i++) {
+        TCHI_TRY(refresh_family(k, &k->families[i]));
+    }
+    return TCH_OK;
+}
+
+/* EKFAC: in a new basis scales begin at the products of the eigenvalues, KFAC's own. */
+static tch_status start_scales(tch_kfac *k)
+{
+    for (int32_t i = 0; i < k->class_count; i++) {
+        const tchi_kfac_class *c = &k->classes[i];
+        const tchi_kfac_family *a = &k->families[c->family[TCHI_INPUT]];
+        const tchi_kfac_family *g = &k->families[c->family[TCHI_OUTPUT]];
+        tch_matrices cols = tchi_kfac_values(k, a, c->position[TCHI_INPUT], c->count);
+        tch_matrices rows = tchi_kfac_values(k, g, c->position[TCHI_OUTPUT], c->count);
+        tch_matrices column = {rows.data, rows.type, g->n, 1, 1, c->count, g->n};
+        tch_matrices scales = tchi_matrices_new(c->scales, k->type, c->count, g->n, a->n);
+        TCHI_TRY(k->context->backend->kronecker(k->context->state, &column, &cols, &scales));
+    }
+    for (int32_t i = 0; i < k->count; i++) {
+        tchi_kfac_counts(k, i)[TCHI_SCALE_UPDATES] = 0;
+    }
+    return TCH_OK;
+}
+
+tch_status tch_kfac_refresh(tch_kfac *kfac)
+{
+    TCHI_TRY(tchi_kfac_usable(kfac, "tch_kfac_refresh"));
+    TCHI_ENTER(kfac->context, "tch_kfac_refresh");
+    tch_status status = refresh_families(kfac);
+    if (kfac->config.method == TCH_KFAC_EKFAC) { /* also where memory ended halfway: some bases are new */
+        tch_status scales = start_scales(kfac);
+        status = status == TCH_OK ? scales : status;
+    }
+    for (int32_t i = 0; i < kfac->count && status == TCH_OK; i++) {
+        int64_t *counts = tchi_kfac_counts(kfac, i);
+        counts[TCHI_REFRESHES] += counts[TCHI_UPDATES] > 0;
+    }
+    return tchi_kfac_note(kfac, status);
+}

@@ -1,0 +1,580 @@
+/* What comes after the norms: tied weights, clipping and the natural gradient. Tied weights are held against a small
+ * language model whose loss is differentiated numerically; natural weights against a dense solve with all parameters. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <torchium/grad.h>
+
+#include "support/elements.h"
+#include "support/messages.h"
+#include "support/random.h"
+#include "support/tensors.h"
+#include "support/testing.h"
+
+static double *zeros(int64_t count)
+{
+    double *values = test_alloc((size_t)count * sizeof *values + 1);
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = 0;
+    }
+    return values;
+}
+
+static double *normals(test_random *random, int64_t count, tch_dtype dtype)
+{
+    double *values = zeros(count);
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = test_round(dtype, test_random_normal(random));
+    }
+    return values;
+}
+
+static test_tensor *tensor_of(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
+                              const double *values, test_layout layout)
+{
+    test_tensor *t = test_tensor_make(context, dtype, ndim, shape, layout);
+    test_tensor_write(t, values);
+    return t;
+}
+
+/* --- the cross term ----------------------------------------------------------------------------------------------- */
+
+typedef struct tied_case {
+    int64_t samples, tokens, positions, rows, cols, padding;
+} tied_case;
+
+static const tied_case tied_cases[] = {{3, 5, 7, 11, 6, -1},    {1, 1, 1, 1, 1, -1},        {2, 70, 130, 50, 300, 4},
+                                       {5, 64, 64, 9, 16, 0},   {0, 5, 7, 11, 6, -1},       {2, 0, 7, 11, 6, -1},
+                                       {2, 5, 0, 11, 6, -1},    {2, 129, 63, 260, 257, -1}, {4, 65, 1, 70, 33, 3},
+                                       {2, 1, 200, 1000, 5, -1}};
+#define TIED_CASES ((int)(sizeof tied_cases / sizeof tied_cases[0]))
+
+typedef struct tied_trial {
+    tied_case c;
+    tch_layer layer;
+    double *tokens, *h, *a, *g;
+    test_tensor *inputs[4];
+    test_tensor *norms;
+    double *start; /* what norms holds before the call */
+} tied_trial;
+
+/* Tokens from a little below 0 to a little above the last row. */
+static double *draw_tokens(test_random *random, const tied_case *c)
+{
+    double *tokens = zeros(c->samples * c->tokens);
+    for (int64_t i = 0; i < c->samples * c->tokens; i++) {
+        tokens[i] = (double)(int64_t)(test_random_bits(random) % (uint64_t)(c->rows + 2)) - 1;
+    }
+    return tokens;
+}
+
+static void tied_make(tied_trial *s, tch_context *context, const tied_case *c, tch_dtype dtype, test_layout layout,
+                      uint64_t stream)
+{
+    test_random random = test_random_stream(stream);
+    tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_EMBEDDING);
+    const int64_t shapes[4][3] = {{c->samples, c->tokens, 1},
+                                  {c->samples, c->tokens, c->cols},
+                                  {c->samples, c->positions, c->cols},
+                                  {c->samples, c->positions, c->rows}};
+    s->c = *c;
+    s->layer = layer;
+    s->layer.rows = c->rows;
+    s->layer.padding_index = c->padding;
+    s->layer.scale = 0.75;
+    s->tokens = draw_tokens(&random, c);
+    s->h = normals(&random, c->samples * c->tokens * c->cols, dtype);
+    s->a = normals(&random, c->samples * c->positions * c->cols, dtype);
+    s->g = normals(&random, c->samples * c->positions * c->rows, dtype);
+    s->start = normals(&random, c->samples, TCH_FLOAT64);
+    tch_dtype token = stream % 2 == 0 ? TCH_INT32 : TCH_INT64;
+    s->inputs[0] = tensor_of(context, token, 2, shapes[0], s->tokens, layout);
+    s->inputs[1] = tensor_of(context, dtype, 3, shapes[1], s->h, layout);
+    s->inputs[2] = tensor_of(context, dtype, 3, shapes[2], s->a, layout);
+    s->inputs[3] = tensor_of(context, dtype, 3, shapes[3], s->g, layout);
+    s->norms = tensor_of(context, TCH_FLOAT64, 1, shapes[0], s->start, LAYOUT_CONTIGUOUS);
+}
+
+static void tied_free(tied_trial *s)
+{
+    for (int i = 0; i < 4; i++) {
+        test_tensor_free(s->inputs[i]);
+    }
+    test_tensor_free(s->norms);
+    free(s->tokens);
+    free(s->h);
+    free(s->a);
+    free(s->g);
+    free(s->start);
+}
+
+static tch_status tied_run(tied_trial *s, tch_context *context)
+{
+    return tch_grad_tied_norms(context, &s->layer, &s->inputs[0]->tensor, &s->inputs[1]->tensor, &s->inputs[2]->tensor,
+                               &s->inputs[3]->tensor, &s->norms->tensor);
+}
+
+/* 2 scale^2 <E, L> for sample b with both gradients formed, V by d; the bound is u (16 + d + positions) times the sum of
+ * the terms' magnitudes: products over d are rounded, and so are their sums. */
+static double tied_reference(const tied_trial *s, int64_t b, double unit, double *bound)
+{
+    const tied_case *c = &s->c;
+    double *embedding = zeros(c->rows * c->cols);
+    double *embedding_sizes = zeros(c->rows * c->cols);
+    double sum = 0;
+    *bound = 0;
+    for (int64_t i = b * c->tokens; i < (b + 1) * c->tokens; i++) {
+        int64_t token = (int64_t)s->tokens[i];
+        for (int64_t k = 0; k < c->cols && token >= 0 && token < c->rows && token != c->padding; k++) {
+            embedding[token * c->cols + k] += s->h[i * c->cols + k];
+            embedding_sizes[token * c->cols + k] += fabs(s->h[i * c->cols + k]);
+        }
+    }
+    for (int64_t v = 0; v < c->rows; v++) {
+        for (int64_t k = 0; k < c->cols; k++) {
+            double linear = 0;
+            double size = 0;
+            for (int64_t t = b * c->positions; t < (b + 1) * c->positions; t++) {
+                linear += s->g[t * c->rows + v] * s->a[t * c->cols + k];
+                size += fabs(s->g[t * c->rows + v] * s->a[t * c->cols + k]);
+            }
+            sum += embedding[v * c->cols + k] * linear;
+            *bound += embedding_sizes[v * c->cols + k] * size;
+        }
+    }
+    free(embedding);
+    free(embedding_sizes);
+    double factor = 2 * s->layer.scale * s->layer.scale;
+    *bound *= factor * unit * (double)(16 + c->cols + c->positions + c->tokens);
+    return factor * sum;
+}
+
+static void check_tied(tied_trial *s, tch_context *context, tch_dtype dtype)
+{
+    CHECK_OK(tied_run(s, context));
+    double *got = test_tensor_read(s->norms);
+    for (int64_t b = 0; b < s->c.samples; b++) {
+        double bound;
+        double expected = s->start[b] + tied_reference(s, b, test_arithmetic_roundoff(dtype), &bound);
+        CHECK(fabs(got[b] - expected) <= bound + 1e-15 * fabs(s->start[b]),
+              "norm %lld is %.17g, expected %.17g within %g", (long long)b, got[b], expected, bound);
+    }
+    for (int i = 0; i < 4; i++) {
+        test_tensor_check_unchanged(s->inputs[i], "an input");
+    }
+    free(got);
+}
+
+static void the_cross_term_of_tied_weights(void **state)
+{
+    const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
+    for (int i = 0; i < TIED_CASES; i++) {
+        for (int k = 0; k < 4; k++) {
+            for (int layout = LAYOUT_CONTIGUOUS; layout < LAYOUT_COUNT; layout++) {
+                tied_trial s;
+                if (layout != LAYOUT_CONTIGUOUS && (i + layout) % 4 != k) {
+                    continue;
+                }
+                test_case("case %d, %s, %s", i, tch_dtype_name(dtypes[k]), test_layout_name((test_layout)layout));
+                tied_make(&s, *state, &tied_cases[i], dtypes[k], (test_layout)layout, (uint64_t)(100 + i));
+                check_tied(&s, *state, dtypes[k]);
+                tied_free(&s);
+            }
+        }
+    }
+}
+
+/* The smallest workspace that does makes the call go through its samples one by one. */
+static void the_cross_term_in_pieces(void **state)
+{
+    tch_context *context = *state;
+    tied_case c = tied_cases[2];
+    tied_trial s;
+    c.samples = 5;
+    test_case("a small workspace");
+    tied_make(&s, context, &c, TCH_FLOAT32, LAYOUT_STEPPED, 300);
+    tch_status status = TCH_ERR_OUT_OF_MEMORY;
+    for (int64_t limit = 4096; status == TCH_ERR_OUT_OF_MEMORY; limit += limit / 8) {
+        CHECK_OK(tch_context_set_workspace_limit(context, limit));
+        status = tied_run(&s, context);
+    }
+    CHECK_OK(status);
+    test_tensor_write(s.norms, s.start);
+    check_tied(&s, context, TCH_FLOAT32);
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    tied_free(&s);
+}
+
+/* --- a language model with one matrix ----------------------------------------------------------------------------- */
+
+enum { WORDS = 9, WIDTH = 4, LENGTH = 6, TEXTS = 3 };
+
+/* h_t = tanh(E[token_t]), logits E h_t, cross entropy with the next token; token 0 is ordinary here. */
+static double model_loss(const double *e, const double *tokens)
+{
+    double loss = 0;
+    for (int t = 0; t + 1 < LENGTH; t++) {
+        double logits[WORDS];
+        double sum = 0;
+        for (int v = 0; v < WORDS; v++) {
+            logits[v] = 0;
+            for (int k = 0; k < WIDTH; k++) {
+                logits[v] += e[v * WIDTH + k] * tanh(e[(int)tokens[t] * WIDTH + k]);
+            }
+            sum += exp(logits[v]);
+        }
+        loss += log(sum) - logits[(int)tokens[t + 1]];
+    }
+    return loss;
+}
+
+/* Inputs of both uses and the gradients of their outputs, by the chain rule: h, dlogits, dE[token]. */
+static void model_backward(const double *e, const double *tokens, double *h, double *dlogits, double *dembedding)
+{
+    for (int t = 0; t + 1 < LENGTH; t++) {
+        double sum = 0;
+        for (int k = 0; k < WIDTH; k++) {
+            h[t * WIDTH + k] = tanh(e[(int)tokens[t] * WIDTH + k]);
+            dembedding[t * WIDTH + k] = 0;
+        }
+        for (int v = 0; v < WORDS; v++) {
+            double logit = 0;
+            for (int k = 0; k < WIDTH; k++) {
+                logit += e[v * WIDTH + k] * h[t * WIDTH + k];
+            }
+            dlogits[t * WORDS + v] = exp(logit);
+            sum += exp(logit);
+        }
+        for (int v = 0; v < WORDS; v++) {
+            dlogits[t * WORDS + v] = dlogits[t * WORDS + v] / sum - (v == (int)tokens[t + 1] ? 1 : 0);
+            for (int k = 0; k < WIDTH; k++) {
+                dembedding[t * WIDTH + k] += dlogits[t * WORDS + v] * e[v * WIDTH + k];
+            }
+        }
+        for (int k = 0; k < WIDTH; k++) {
+            dembedding[t * WIDTH + k] *= 1 - h[t * WIDTH + k] * h[t * WIDTH + k];
+        }
+    }
+}
+
+/* |gradient|^2 of one text by central differences, good to about 1e-9. */
+static double numeric_norm(double *e, const double *tokens)
+{
+    const double step = 1e-5;
+    double sum = 0;
+    for (int i = 0; i < WORDS * WIDTH; i++) {
+        double kept = e[i];
+        e[i] = kept + step;
+        double above = model_loss(e, tokens);
+        e[i] = kept - step;
+        double below = model_loss(e, tokens);
+        e[i] = kept;
+        double slope = (above - below) / (2 * step);
+        sum += slope * slope;
+    }
+    return sum;
+}
+
+static void a_tied_language_model(void **state)
+{
+    tch_context *context = *state;
+    test_random random = test_random_stream(77);
+    tch_layer embedding = TCH_LAYER_INIT(TCH_LAYER_EMBEDDING);
+    tch_layer linear = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    const int64_t shapes[4][3] = {
+        {TEXTS, LENGTH - 1, 1}, {TEXTS, LENGTH - 1, WIDTH}, {TEXTS, LENGTH - 1, WIDTH}, {TEXTS, LENGTH - 1, WORDS}};
+    double *e = normals(&random, WORDS * WIDTH, TCH_FLOAT64);
+    double tokens[TEXTS][LENGTH];
+    double inputs[TEXTS][LENGTH - 1];
+    double h[TEXTS][(LENGTH - 1) * WIDTH];
+    double dh[TEXTS][(LENGTH - 1) * WIDTH];
+    double dlogits[TEXTS][(LENGTH - 1) * WORDS];
+    test_case("norms of a tied language model");
+    embedding.rows = WORDS;
+    for (int b = 0; b < TEXTS; b++) {
+        for (int t = 0; t < LENGTH; t++) {
+            tokens[b][t] = (double)(test_random_bits(&random) % WORDS);
+        }
+        memcpy(inputs[b], tokens[b], sizeof inputs[b]);
+        model_backward(e, tokens[b], h[b], dlogits[b], dh[b]);
+    }
+    const int64_t count = TEXTS;
+    test_tensor *tensors[5] = {tensor_of(context, TCH_INT64, 2, shapes[0], inputs[0], LAYOUT_CONTIGUOUS),
+                               tensor_of(context, TCH_FLOAT64, 3, shapes[1], dh[0], LAYOUT_CONTIGUOUS),
+                               tensor_of(context, TCH_FLOAT64, 3, shapes[2], h[0], LAYOUT_CONTIGUOUS),
+                               tensor_of(context, TCH_FLOAT64, 3, shapes[3], dlogits[0], LAYOUT_CONTIGUOUS),
+                               test_tensor_make(context, TCH_FLOAT64, 1, &count, LAYOUT_CONTIGUOUS)};
+    tch_tensor *t[5];
+    for (int i = 0; i < 5; i++) {
+        t[i] = &tensors[i]->tensor;
+    }
+    CHECK_OK(tch_grad_norms(context, &embedding, t[0], t[1], TCH_GRAD_WEIGHT, 0, t[4]));
+    CHECK_OK(tch_grad_norms(context, &linear, t[2], t[3], TCH_GRAD_WEIGHT, 1, t[4]));
+    double *untied = test_tensor_read(tensors[4]);
+    CHECK_OK(tch_grad_tied_norms(context, &embedding, t[0], t[1], t[2], t[3], t[4]));
+    double *got = test_tensor_read(tensors[4]);
+    for (int b = 0; b < TEXTS; b++) {
+        double expected = numeric_norm(e, tokens[b]);
+        CHECK(fabs(got[b] - expected) <= 1e-7 * expected, "norm %d is %.12g, expected %.12g", b, got[b], expected);
+        CHECK(fabs(untied[b] - expected) > 1e-3 * expected, "the cross term of %d is nothing", b);
+    }
+    free(untied);
+    free(got);
+    free(e);
+    for (int i = 0; i < 5; i++) {
+        test_tensor_free(tensors[i]);
+    }
+}
+
+/* --- clipping ----------------------------------------------------------------------------------------------------- */
+
+static void weights_of_clipping(void **state)
+{
+    const double values[] = {0.0, 1.0, 4.0, 100.0, 1e-30, 1e300, INFINITY, NAN, -1e-12, -INFINITY, 2.25};
+    const int64_t count = sizeof values / sizeof values[0];
+    for (int in_place = 0; in_place < 2; in_place++) {
+        test_tensor *norms = tensor_of(*state, TCH_FLOAT64, 1, &count, values, LAYOUT_CONTIGUOUS);
+        test_tensor *out = in_place ? norms : test_tensor_make(*state, TCH_FLOAT64, 1, &count, LAYOUT_CONTIGUOUS);
+        test_case(in_place ? "in place" : "apart");
+        CHECK_OK(tch_grad_clip_weights(*state, &norms->tensor, 1.5, &out->tensor));
+        double *got = test_tensor_read(out);
+        for (int64_t i = 0; i < count; i++) {
+            double norm = values[i] > 0 ? sqrt(values[i]) : 0;
+            double expected = isfinite(values[i]) ? fmin(1.0, 1.5 / (norm + 1e-6)) : 0.0;
+            CHECK(fabs(got[i] - expected) <= 4e-16 * expected, "weight %lld is %.17g, expected %.17g", (long long)i,
+                  got[i], expected);
+        }
+        free(got);
+        if (!in_place) {
+            test_tensor_check_unchanged(norms, "norms");
+            test_tensor_free(out);
+        }
+        test_tensor_free(norms);
+    }
+}
+
+static void nothing_to_clip(void **state)
+{
+    const int64_t none = 0;
+    test_case("no samples");
+    test_tensor *norms = test_tensor_make(*state, TCH_FLOAT64, 1, &none, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_grad_clip_weights(*state, &norms->tensor, 1.0, &norms->tensor));
+    test_tensor_free(norms);
+}
+
+/* --- natural gradient --------------------------------------------------------------------------------------------- */
+
+/* x = a^-1 b by elimination with exchanged rows; a and b are used up. */
+static void solve_dense(int64_t n, double *a, double *b)
+{
+    for (int64_t k = 0; k < n; k++) {
+        int64_t best = k;
+        for (int64_t i = k + 1; i < n; i++) {
+            best = fabs(a[i * n + k]) > fabs(a[best * n + k]) ? i : best;
+        }
+        for (int64_t j = 0; j < n; j++) {
+            double kept = a[k * n + j];
+            a[k * n + j] = a[best * n + j];
+            a[best * n + j] = kept;
+        }
+        double kept = b[k];
+        b[k] = b[best];
+        b[best] = kept;
+        for (int64_t i = k + 1; i < n; i++) {
+            double factor = a[i * n + k] / a[k * n + k];
+            for (int64_t j = k; j < n; j++) {
+                a[i * n + j] -= factor * a[k * n + j];
+            }
+            b[i] -= factor * b[k];
+        }
+    }
+    for (int64_t i = n - 1; i >= 0; i--) {
+        for (int64_t j = i + 1; j < n; j++) {
+            b[i] -= a[i * n + j] * b[j];
+        }
+        b[i] /= a[i * n + i];
+    }
+}
+
+/* x = (J' J / B + damping I)^-1 (mean of J's rows), all parameters at once. */
+static double *dense_natural(int64_t samples, int64_t n, const double *j, double damping)
+{
+    double *f = zeros(n * n);
+    double *x = zeros(n);
+    for (int64_t b = 0; b < samples; b++) {
+        for (int64_t i = 0; i < n; i++) {
+            x[i] += j[b * n + i] / (double)samples;
+            for (int64_t k = 0; k < n; k++) {
+                f[i * n + k] += j[b * n + i] * j[b * n + k] / (double)samples;
+            }
+        }
+    }
+    for (int64_t i = 0; i < n; i++) {
+        f[i * n + i] += damping;
+    }
+    solve_dense(n, f, x);
+    free(f);
+    return x;
+}
+
+/* From a layer to its natural gradient through the library, held against the dense solve. The error of either is that of
+ * a system of condition (largest eigenvalue + damping) / damping, here below 1e4. */
+static void natural_gradient_of_an_embedding(void **state)
+{
+    enum { B = 7, S = 5, V = 6, D = 3 };
+    tch_context *context = *state;
+    test_random random = test_random_stream(55);
+    tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_EMBEDDING);
+    const int64_t samples = B;
+    const int64_t shapes[4][3] = {{B, S, 1}, {B, S, D}, {B, B, 1}, {V, D, 1}};
+    const double damping = 0.05;
+    double tokens[B * S];
+    double *g = normals(&random, B * S * D, TCH_FLOAT64);
+    double *j = zeros(B * V * D);
+    test_case("natural gradient of an embedding");
+    layer.rows = V;
+    for (int i = 0; i < B * S; i++) {
+        tokens[i] = (double)(test_random_bits(&random) % V);
+        for (int k = 0; k < D; k++) {
+            j[i / S * V * D + (int)tokens[i] * D + k] += g[i * D + k];
+        }
+    }
+    test_tensor *input = tensor_of(context, TCH_INT32, 2, shapes[0], tokens, LAYOUT_CONTIGUOUS);
+    test_tensor *gradient = tensor_of(context, TCH_FLOAT64, 3, shapes[1], g, LAYOUT_CONTIGUOUS);
+    test_tensor *gram = test_tensor_make(context, TCH_FLOAT64, 2, shapes[2], LAYOUT_CONTIGUOUS);
+    test_tensor *weights = test_tensor_make(context, TCH_FLOAT64, 1, &samples, LAYOUT_CONTIGUOUS);
+    test_tensor *out = test_tensor_make(context, TCH_FLOAT64, 2, shapes[3], LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_grad_gram(context, &layer, &input->tensor, &gradient->tensor, TCH_GRAD_BOTH, 0, &gram->tensor));
+    CHECK_OK(tch_grad_natural_weights(context, &gram->tensor, NULL, damping, &weights->tensor, NULL));
+    CHECK_OK(tch_grad_weighted_sum(context, &layer, &input->tensor, &gradient->tensor, &weights->tensor, 0.0,
+                                   &out->tensor, NULL));
+    double *got = test_tensor_read(out);
+    double *expected = dense_natural(B, V * D, j, damping);
+    for (int i = 0; i < V * D; i++) {
+        CHECK(fabs(got[i] - expected[i]) <= 1e-10, "element %d is %.15g, expected %.15g", i, got[i], expected[i]);
+    }
+    free(got);
+    free(expected);
+    free(g);
+    free(j);
+    test_tensor *all[] = {input, gradient, gram, weights, out};
+    for (int i = 0; i < 5; i++) {
+        test_tensor_free(all[i]);
+    }
+}
+
+/* J J' of random J, samples by 2 samples, in the order of the layout. */
+static double *random_gram(test_random *random, int64_t n, tch_dtype dtype)
+{
+    double *j = normals(random, 2 * n * n, TCH_FLOAT64);
+    double *gram = zeros(n * n);
+    for (int64_t a = 0; a < n; a++) {
+        for (int64_t b = 0; b < n; b++) {
+            for (int64_t k = 0; k < 2 * n; k++) {
+                gram[a * n + b] += j[a * 2 * n + k] * j[b * 2 * n + k];
+            }
+            gram[a * n + b] = test_round(dtype, gram[a * n + b]);
+        }
+    }
+    free(j);
+    return gram;
+}
+
+static void check_natural(tch_context *context, int64_t n, tch_dtype dtype, test_layout layout, int with_rhs)
+{
+    test_random random = test_random_stream((uint64_t)(600 + n));
+    const int64_t shape[] = {n, n};
+    double damping = 0.1;
+    double *a = random_gram(&random, n, dtype);
+    double *b = normals(&random, n, TCH_FLOAT64);
+    test_tensor *gram = tensor_of(context, dtype, 2, shape, a, layout);
+    test_tensor *rhs = tensor_of(context, TCH_FLOAT64, 1, shape, b, LAYOUT_CONTIGUOUS);
+    test_tensor *weights = test_tensor_make(context, TCH_FLOAT64, 1, shape, LAYOUT_CONTIGUOUS);
+    test_tensor *report = test_tensor_make(context, TCH_INT32, 0, shape, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_grad_natural_weights(context, &gram->tensor, with_rhs ? &rhs->tensor : NULL, damping, &weights->tensor,
+                                      &report->tensor));
+    double *flag = test_tensor_read(report);
+    double *got = test_tensor_read(weights);
+    CHECK(flag[0] == TCH_REPORT_OK, "the report is %g", flag[0]);
+    for (int64_t i = 0; i < n; i++) {
+        a[i * n + i] += (double)n * damping;
+        b[i] = with_rhs ? b[i] : 1.0;
+    }
+    solve_dense(n, a, b);
+    for (int64_t i = 0; i < n; i++) { /* float64 with a condition below 1e3 */
+        CHECK(fabs(got[i] - b[i]) <= 1e-12, "weight %lld is %.15g, expected %.15g", (long long)i, got[i], b[i]);
+    }
+    test_tensor_check_unchanged(gram, "gram");
+    test_tensor *all[] = {gram, rhs, weights, report};
+    for (int i = 0; i < 4; i++) {
+        test_tensor_free(all[i]);
+    }
+    free(flag);
+    free(got);
+    free(a);
+    free(b);
+}
+
+static void natural_weights_of_many_sizes(void **state)
+{
+    const int64_t sizes[] = {0, 1, 2, 3, 17, 64, 65, 130};
+    for (int i = 0; i < 8; i++) {
+        for (int layout = LAYOUT_CONTIGUOUS; layout < LAYOUT_COUNT; layout++) {
+            test_case("%lld samples, %s", (long long)sizes[i], test_layout_name((test_layout)layout));
+            check_natural(*state, sizes[i], layout % 2 == 0 ? TCH_FLOAT64 : TCH_FLOAT32, (test_layout)layout, i % 2);
+        }
+    }
+}
+
+/* A bad matrix is reported, or without a report refused, and the weights stay as they are. */
+static void check_reported(tch_context *context, const double *values, tch_report expected)
+{
+    const int64_t shape[] = {2, 2};
+    test_tensor *gram = tensor_of(context, TCH_FLOAT64, 2, shape, values, LAYOUT_CONTIGUOUS);
+    test_tensor *weights = test_tensor_make(context, TCH_FLOAT64, 1, shape, LAYOUT_CONTIGUOUS);
+    test_tensor *report = test_tensor_make(context, TCH_INT32, 0, shape, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_grad_natural_weights(context, &gram->tensor, NULL, 0.5, &weights->tensor, &report->tensor));
+    double *flag = test_tensor_read(report);
+    CHECK(flag[0] == expected, "the report is %g, expected %d", flag[0], (int)expected);
+    test_tensor_check_unchanged(weights, "weights");
+    tch_status got = tch_grad_natural_weights(context, &gram->tensor, NULL, 0.5, &weights->tensor, NULL);
+    test_check_refused(got, TCH_ERR_NUMERIC, "gram");
+    test_tensor_check_unchanged(weights, "weights");
+    free(flag);
+    test_tensor_free(gram);
+    test_tensor_free(weights);
+    test_tensor_free(report);
+}
+
+static void bad_gram_matrices(void **state)
+{
+    const double nan[] = {1, 0, 0, NAN};
+    const double infinite[] = {INFINITY, 0, 0, 1};
+    const double lopsided[] = {1, 0.5, 0.2, 1};
+    const double negative[] = {1, 0, 0, -5};
+    test_case("NaN");
+    check_reported(*state, nan, TCH_REPORT_NOT_FINITE);
+    test_case("infinite");
+    check_reported(*state, infinite, TCH_REPORT_NOT_FINITE);
+    test_case("not symmetric");
+    check_reported(*state, lopsided, TCH_REPORT_NOT_SYMMETRIC);
+    test_case("negative");
+    check_reported(*state, negative, TCH_REPORT_NOT_POSITIVE);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_cross_term_of_tied_weights),
+        cmocka_unit_test(the_cross_term_in_pieces),
+        cmocka_unit_test(a_tied_language_model),
+        cmocka_unit_test(weights_of_clipping),
+        cmocka_unit_test(nothing_to_clip),
+        cmocka_unit_test(natural_gradient_of_an_embedding),
+        cmocka_unit_test(natural_weights_of_many_sizes),
+        cmocka_unit_test(bad_gram_matrices),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}
