@@ -5,6 +5,9 @@
 #include "python.h"
 
 int py_devices_register(PyObject *module);
+int py_grad_register(PyObject *module);
+int py_kfac_register(PyObject *module);
+int py_layer_register(PyObject *module);
 int py_linalg_register(PyObject *module);
 int py_memory_register(PyObject *module);
 int py_optimizer_register(PyObject *module);

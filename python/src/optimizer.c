@@ -1,6 +1,6 @@
 /* The type torchium._C.Optimizer: its making and end, where the memory of the state comes from, and the hook for profilers.
- * What runs inside the library without the GIL and calls Python back is `allocate`, `release`, `push` and `pop`: each takes
- * the GIL for itself. */
+ * What runs inside the library without the GIL and calls Python back is `push` and `pop`, and the memory's functions of
+ * slabs.c: each takes the GIL for itself. */
 #include "optimizer.h"
 
 #include <stdio.h>
@@ -12,8 +12,6 @@
 #include "errors.h"
 #include "module.h"
 #include "optim_config.h"
-
-#define STATE_ALIGNMENT 256
 
 int py_optimizer_enter(py_optimizer *self)
 {
@@ -38,91 +36,6 @@ int py_optimizer_enter(py_optimizer *self)
 void py_optimizer_leave(py_optimizer *self)
 {
     self->busy = false;
-}
-
-/* --- memory of the state ------------------------------------------------------------------------------------------ */
-
-/* allocate(bytes) gives (owner, address): memory at the address that lives as long as the owner. */
-static int take_memory(PyObject *pair, PyObject **owner, char **address)
-{
-    if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
-        return py_wrong_type(pair, "allocate must return (owner, address)");
-    }
-    *address = PyLong_AsVoidPtr(PyTuple_GetItem(pair, 1));
-    if (*address == NULL) {
-        if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_MemoryError, "allocate returned the address 0");
-        }
-        return -1;
-    }
-    *owner = Py_NewRef(PyTuple_GetItem(pair, 0));
-    return 0;
-}
-
-static int add_slab(py_optimizer *self, int64_t bytes, void **pointer)
-{
-    py_slab *slabs = PyMem_Realloc(self->slabs, (size_t)(self->slab_count + 1) * sizeof *slabs);
-    if (slabs == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    self->slabs = slabs;
-    PyObject *pair = PyObject_CallFunction(self->allocate, "L", (long long)(bytes + STATE_ALIGNMENT));
-    PyObject *owner = NULL;
-    char *address = NULL;
-    int failed = pair == NULL || take_memory(pair, &owner, &address) < 0;
-    Py_XDECREF(pair);
-    if (failed) {
-        return -1;
-    }
-    address += (STATE_ALIGNMENT - (uintptr_t)address % STATE_ALIGNMENT) % STATE_ALIGNMENT;
-    self->slabs[self->slab_count++] = (py_slab){address, bytes, owner};
-    *pointer = address;
-    return 0;
-}
-
-static tch_status allocate(void *user, int64_t bytes, void **pointer)
-{
-    py_optimizer *self = user;
-    PyGILState_STATE gil = PyGILState_Ensure();
-    int failed = add_slab(self, bytes, pointer);
-    if (failed) {
-        PyErr_Fetch(&self->error_type, &self->error_value, &self->error_trace);
-    }
-    PyGILState_Release(gil);
-    return failed ? TCH_ERR_OUT_OF_MEMORY : TCH_OK;
-}
-
-static void release(void *user, void *pointer, int64_t bytes)
-{
-    py_optimizer *self = user;
-    PyGILState_STATE gil = PyGILState_Ensure();
-    (void)bytes;
-    for (int32_t i = 0; i < self->slab_count; i++) {
-        if (self->slabs[i].pointer == (char *)pointer) {
-            PyObject *owner = self->slabs[i].owner;
-            self->slabs[i] = self->slabs[--self->slab_count];
-            Py_DECREF(owner);
-            break;
-        }
-    }
-    PyGILState_Release(gil);
-}
-
-tch_state_allocator py_optimizer_allocator(py_optimizer *self)
-{
-    return (tch_state_allocator){sizeof(tch_state_allocator), allocate, release, self};
-}
-
-int py_optimizer_fail(py_optimizer *self, tch_status status)
-{
-    if (self->error_type != NULL) {
-        PyErr_Restore(self->error_type, self->error_value, self->error_trace);
-        self->error_type = self->error_value = self->error_trace = NULL;
-    } else {
-        py_fail(status);
-    }
-    return -1;
 }
 
 /* --- names for a profiler ----------------------------------------------------------------------------------------- */
@@ -201,24 +114,20 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     if (self->lr_tensors == NULL) {
         return -1;
     }
-    replace(&self->allocate, memory);
+    replace(&self->memory.allocate, memory);
     self->process = (long)getpid();
     tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
-    return status == TCH_OK ? 0 : py_optimizer_fail(self, status);
+    return status == TCH_OK ? 0 : py_slabs_fail(&self->memory, status);
 }
 
 static int traverse(PyObject *object, visitproc visit, void *arg)
 {
     py_optimizer *self = (py_optimizer *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->allocate);
     Py_VISIT(self->push);
     Py_VISIT(self->pop);
     Py_VISIT(self->lr_tensors);
-    for (int32_t i = 0; i < self->slab_count; i++) {
-        Py_VISIT(self->slabs[i].owner);
-    }
-    return 0;
+    return py_slabs_traverse(&self->memory, visit, arg);
 }
 
 /* The library first: it waits for the device and then gives the state's memory back, through `release`. A profiler is not
@@ -241,13 +150,10 @@ static int clear(PyObject *object)
         return 0;
     }
     close_library(self);
-    Py_CLEAR(self->allocate);
     Py_CLEAR(self->push);
     Py_CLEAR(self->pop);
     Py_CLEAR(self->lr_tensors);
-    while (self->slab_count > 0) {
-        Py_DECREF(self->slabs[--self->slab_count].owner);
-    }
+    py_slabs_clear(&self->memory);
     return 0;
 }
 
@@ -261,7 +167,6 @@ static void deallocate(PyObject *object)
     self->busy = false;
     clear(object);
     PyErr_Restore(kind, value, trace);
-    PyMem_Free(self->slabs);
     for (int32_t i = 0; i < self->count; i++) {
         PyMem_Free(self->places[i]);
     }

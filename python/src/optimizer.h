@@ -7,13 +7,7 @@
 
 #include "arrays.h"
 #include "python.h"
-
-/* Memory of the state, and the object that keeps it. */
-typedef struct py_slab {
-    char *pointer;
-    int64_t bytes;
-    PyObject *owner;
-} py_slab;
+#include "slabs.h"
 
 /* A parameter as the library knows it: shape and strides point into the struct. */
 typedef struct py_place {
@@ -35,13 +29,10 @@ typedef struct py_optimizer {
     tch_context *context;
     tch_optimizer *optimizer; /* NULL until the first group */
     bool busy;
-    long process; /* that made it: a child of a fork leaves it alone */
-    PyObject *allocate, *push, *pop;
+    long process;    /* that made it: a child of a fork leaves it alone */
+    py_slabs memory; /* of the state */
+    PyObject *push, *pop;
     PyObject *lr_tensors; /* a dictionary, group: what keeps its learning rate alive */
-    py_slab *slabs;
-    int32_t slab_count;
-    /* an exception that came out of `allocate`, until the library has returned */
-    PyObject *error_type, *error_value, *error_trace;
     bool has_stream;
     void *stream;
     int32_t count;     /* parameters */
@@ -59,12 +50,6 @@ int py_optimizer_follow_stream(py_optimizer *self, const py_stream *stream);
 /* Room for so many arrays; 0, or -1 with an exception set. */
 int py_operands_make(py_operands *operands, size_t count);
 void py_operands_free(py_operands *operands);
-
-/* Where the library takes the state's memory from: self->allocate. */
-tch_state_allocator py_optimizer_allocator(py_optimizer *self);
-
-/* Sets the exception of a failed call, the one that `allocate` raised if it did. Always -1. */
-int py_optimizer_fail(py_optimizer *self, tch_status status);
 
 /* The end of a method: None, or the exception of the status. */
 PyObject *py_optimizer_done(py_optimizer *self, tch_status status);

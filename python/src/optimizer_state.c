@@ -11,18 +11,6 @@
 
 /* --- the state ---------------------------------------------------------------------------------------------------- */
 
-/* Who keeps this memory alive: the caller's own object, or this one where the memory is the library's. */
-static PyObject *owner_of(const py_optimizer *self, const char *data)
-{
-    for (int32_t i = 0; i < self->slab_count; i++) {
-        const py_slab *slab = &self->slabs[i];
-        if (data >= slab->pointer && data < slab->pointer + slab->bytes) {
-            return slab->owner;
-        }
-    }
-    return (PyObject *)self;
-}
-
 static PyObject *describe_state(py_optimizer *self, int32_t index)
 {
     tch_optim_state state = TCH_OPTIM_STATE_INIT;
@@ -30,7 +18,8 @@ static PyObject *describe_state(py_optimizer *self, int32_t index)
     if (status != TCH_OK) {
         return py_fail(status);
     }
-    PyObject *memory = py_memory_wrap(state.tensor, owner_of(self, state.tensor->data), self->stream);
+    PyObject *memory =
+        py_memory_wrap(state.tensor, py_slabs_owner(&self->memory, state.tensor->data, (PyObject *)self), self->stream);
     if (memory == NULL) {
         return NULL;
     }

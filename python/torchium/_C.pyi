@@ -115,6 +115,130 @@ def nearest_kronecker(
 ) -> tuple[Array, Array] | None:
     """Where a and b are given as the shapes of one matrix of each, they are made, and returned."""
 
+# --- gradients of samples, one for each of grad.h ---------------------------------------------------------------------
+
+class Layer:
+    """A tch_layer without its scale, which is an argument of each call: a kind ("linear", "conv", "embedding",
+    "layer_norm", "rms_norm", "group_norm") and the options it has. A convolution has as many dimensions as `kernel` has
+    numbers."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        rounded: bool = True,
+        kernel: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        before: Sequence[int] | None = None,
+        after: Sequence[int] | None = None,
+        padding: str = "zeros",
+        groups: int = 1,
+        rows: int = 0,
+        padding_index: int = -1,
+        normalized: int = 1,
+        eps: float = 1e-5,
+    ) -> None: ...
+
+# `parts` is 1 for the weight, 2 for the bias, 3 for both. Numbers of samples (norms, weights, dots) are float64 [B].
+
+def grad_samples(
+    layer: Layer,
+    input: Array,
+    output_gradient: Array,
+    weight: Array | None,
+    bias: Array | None,
+    scale: float = 1.0,
+    stream: int | None = None,
+) -> None: ...
+def grad_norms(
+    layer: Layer,
+    input: Array,
+    output_gradient: Array,
+    parts: int,
+    accumulate: bool,
+    norms: Array,
+    scale: float = 1.0,
+    stream: int | None = None,
+) -> None: ...
+def grad_weighted_sum(
+    layer: Layer,
+    input: Array,
+    output_gradient: Array,
+    weights: Array | None,
+    beta: float,
+    weight: Array | None,
+    bias: Array | None,
+    scale: float = 1.0,
+    stream: int | None = None,
+) -> None: ...
+def grad_gram(
+    layer: Layer,
+    input: Array,
+    output_gradient: Array,
+    parts: int,
+    accumulate: bool,
+    gram: Array,
+    scale: float = 1.0,
+    stream: int | None = None,
+) -> None: ...
+def grad_dots(
+    layer: Layer,
+    input: Array,
+    output_gradient: Array,
+    weight: Array | None,
+    bias: Array | None,
+    accumulate: bool,
+    dots: Array,
+    scale: float = 1.0,
+    stream: int | None = None,
+) -> None: ...
+def grad_tied_norms(
+    layer: Layer,
+    tokens: Array,
+    embedding_gradient: Array,
+    linear_input: Array,
+    linear_gradient: Array,
+    norms: Array,
+    scale: float = 1.0,
+    stream: int | None = None,
+) -> None: ...
+def grad_clip_weights(norms: Array, max_norm: float, weights: Array, stream: int | None = None) -> None: ...
+def grad_natural_weights(
+    gram: Array,
+    rhs: Array | None,
+    damping: float,
+    weights: Array,
+    report: Array | None,
+    stream: int | None = None,
+) -> None: ...
+def grad_factors(
+    layer: Layer,
+    input: Array | None,
+    output_gradient: Array | None,
+    bias: bool,
+    sharing: str,
+    alpha: float,
+    beta: float,
+    input_factor: Array | None,
+    output_factor: Array | None,
+    scale: float = 1.0,
+    stream: int | None = None,
+) -> None: ...
+def grad_scales(
+    layer: Layer,
+    input: Array,
+    output_gradient: Array,
+    bias: bool,
+    input_basis: Array,
+    output_basis: Array,
+    alpha: float,
+    beta: float,
+    scales: Array,
+    scale: float = 1.0,
+    stream: int | None = None,
+) -> None: ...
+
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
 def optim_defaults(kind: str) -> dict[str, Any]: ...
@@ -164,6 +288,44 @@ class Optimizer:
     def memory(self) -> dict[str, int]: ...
     def stats(self) -> dict[str, float]: ...
     def set_range_hook(self, push: Callable[[str], object] | None, pop: Callable[[], object] | None) -> None: ...
+
+# --- curvature --------------------------------------------------------------------------------------------------------
+
+def kfac_forecast(config: dict[str, Any], layers: list[tuple[Layer, int, int, bool, str]]) -> int:
+    """Bytes of state that a Kfac would take."""
+
+class Kfac:
+    """One tch_kfac: the layers of a model on one device, as (layer, inputs, outputs, bias, name). A `config` has the
+    fields of tch_kfac_config by name, enumerations as their words; missing ones have the defaults. `allocate` as for
+    Optimizer."""
+
+    def __init__(
+        self,
+        device: str,
+        config: dict[str, Any],
+        layers: list[tuple[Layer, int, int, bool, str]],
+        allocate: Callable[[int], tuple[Any, int]] | None = None,
+    ) -> None: ...
+    def observe(
+        self,
+        layer: int,
+        input: Array,
+        output_gradient: Array,
+        scale: float,
+        grad_scale: Array | None = None,
+        stream: int | None = None,
+    ) -> None: ...
+    def refresh(self) -> None: ...
+    def precondition(self, lr: float, gradients: list[Array | None], stream: int | None = None) -> None:
+        """In place: the gradients of weight and bias of each layer in turn, None for those there are not."""
+
+    def set_config(self, config: dict[str, Any]) -> None: ...
+    def states(self) -> list[tuple[str, int, Memory]]:
+        """(name without its layer's, layer, view) of each tensor; the views keep the memory alive."""
+
+    def get_counts(self, layer: int) -> list[int]: ...
+    def set_counts(self, layer: int, counts: Sequence[int]) -> None: ...
+    def stats(self) -> dict[str, float]: ...
 
 # --- loss scaling -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@
     optimizer = torchium.create_optimizer("muon", model, elementwise=("embedding",))
 
 `torchium.linalg` has the matrix functions for PyTorch, NumPy, CuPy and JAX arrays. `torchium.optim`, `torchium.amp` and
-`torchium.utils` are for PyTorch, and it is they that import it. `python -m torchium` tells what was found here.
+`torchium.utils` are for PyTorch, and it is they that import it; so is `torchium.grad_sample`, for gradients of single
+samples, with GradSampleModule, per_sample_norms and GhostClipping. `python -m torchium` tells what was found here.
 
 Nothing is loaded by `import torchium` itself, neither PyTorch nor the C library: a name is looked up when it is first
 used. So the doctor starts where the library does not.
@@ -17,13 +18,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchium import amp, linalg, optim, utils
+    from torchium import amp, grad_sample, linalg, optim, utils
     from torchium._C import NumericError, OutOfMemoryError
     from torchium._C import version as __version__
     from torchium.factory import create_optimizer, list_optimizers
+    from torchium.grad_sample import GhostClipping, GradSampleModule, per_sample_norms
     from torchium.library import get_include, get_library_dir, is_available, memory_report, stats
 
 __all__ = [
+    "GhostClipping",
+    "GradSampleModule",
     "NumericError",
     "OutOfMemoryError",
     "__version__",
@@ -31,18 +35,22 @@ __all__ = [
     "create_optimizer",
     "get_include",
     "get_library_dir",
+    "grad_sample",
     "is_available",
     "linalg",
     "list_optimizers",
     "memory_report",
     "optim",
+    "per_sample_norms",
     "stats",
     "utils",
 ]
 
-_MODULES = ("amp", "linalg", "optim", "utils")
+_MODULES = ("amp", "grad_sample", "linalg", "optim", "utils")
 # Where each other name is: its module, and its name there.
 _NAMES = {
+    "GhostClipping": ("grad_sample", "GhostClipping"),
+    "GradSampleModule": ("grad_sample", "GradSampleModule"),
     "NumericError": ("_C", "NumericError"),
     "OutOfMemoryError": ("_C", "OutOfMemoryError"),
     "__version__": ("_C", "version"),
@@ -51,6 +59,7 @@ _NAMES = {
     "get_library_dir": ("library", "get_library_dir"),
     "is_available": ("library", "is_available"),
     "list_optimizers": ("factory", "list_optimizers"),
+    "per_sample_norms": ("grad_sample", "per_sample_norms"),
     "memory_report": ("library", "memory_report"),
     "stats": ("library", "stats"),
 }

@@ -13,8 +13,18 @@ if TYPE_CHECKING:
     import torch
 
 # The name people write, and the class of torchium.optim.
-_CLASSES = {"adamw": "AdamW", "muon": "Muon", "sgd": "SGD", "shampoo": "Shampoo", "soap": "SOAP"}
-_ALIASES = {"cudashampoo": "shampoo"}
+_CLASSES = {
+    "adamw": "AdamW",
+    "kfac": "KFAC",
+    "muon": "Muon",
+    "natural": "NaturalGradient",
+    "sgd": "SGD",
+    "shampoo": "Shampoo",
+    "soap": "SOAP",
+}
+_ALIASES = {"cudashampoo": "shampoo", "naturalgradient": "natural", "natural_gradient": "natural"}
+# These look at a model's layers, and are made from the model itself.
+_OF_MODEL = ("kfac", "natural")
 # These treat every parameter elementwise in any case.
 _FIRST_ORDER = ("adamw", "sgd")
 
@@ -34,10 +44,12 @@ def create_optimizer(
     no_decay_1d: bool = False,
     **options: Any,
 ) -> torch.optim.Optimizer:
-    """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "adamw", "sgd".
+    """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "kfac", "natural", "adamw",
+    "sgd".
 
     Arguments:
-        params_or_model: parameters or groups as every optimizer takes them, passed on as they are; or a model.
+        params_or_model: parameters or groups as every optimizer takes them, passed on as they are; or a model, which
+            "kfac" and "natural" want.
         elementwise: for a model, the matrices that get AdamW all the same, as people do with embeddings and the output
             layer. A class of modules, or a pattern compared, in any case, with the name of a parameter, the name of its
             module ("transformer.wte"), the last part of that ("wte") and the name of the module's class ("Embedding").
@@ -52,6 +64,10 @@ def create_optimizer(
     patterns = _as_patterns(elementwise)
     optim = importlib.import_module("torchium.optim")
     make = getattr(optim, _CLASSES[key])
+    if key in _OF_MODEL:
+        if patterns or no_decay_1d:
+            raise ValueError(f"elementwise and no_decay_1d mean nothing to {key!r}, which has one group")
+        return make(params_or_model, **options)
     if not _is_model(params_or_model):
         if patterns or no_decay_1d:
             raise ValueError(

@@ -46,7 +46,8 @@ def script(monkeypatch, capsys):
 def table(output: str) -> dict[str, list[str]]:
     """The rows of the comparison's table by optimizer."""
     rows = (line.split() for line in output.splitlines())
-    return {row[0]: row[1:] for row in rows if len(row) > 8 and row[0] in ("adamw", "muon", "soap", "shampoo")}
+    names = ("adamw", "muon", "soap", "shampoo", "kfac", "ekfac", "natural")
+    return {row[0]: row[1:] for row in rows if len(row) > 8 and row[0] in names}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -169,6 +170,17 @@ def test_vision_in_every_precision(script, device, precision):
     assert all(math.isfinite(float(row[2])) for row in rows.values())
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_kfac(script, device, precision, tmp_path):
+    picture = tmp_path / "curves.svg"
+    output = script("kfac.py", "--quick", "--device", device, "--precision", precision, "--plot", str(picture))
+    rows = table(output)
+    assert list(rows) == ["kfac", "ekfac", "natural", "adamw"]
+    assert all(math.isfinite(float(row[2])) for row in rows.values())
+    words = [e.text for e in ElementTree.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}text")]
+    assert all(any((word or "").startswith(name + ",") for word in words) for name in rows)
+
+
 def write_idx(path: Path, values: numpy.ndarray) -> None:
     path.write_bytes(
         gzip.compress(struct.pack(f">HBB{values.ndim}i", 0, 8, values.ndim, *values.shape) + values.tobytes())
@@ -234,6 +246,12 @@ def test_the_grammar_keeps_its_promises():
 def test_one_line(script):
     losses = [float(word) for word in re.findall(r"loss (\S+)", script("one_line.py"))]
     assert len(losses) == 2 and losses[1] < losses[0]
+
+
+def test_dp_sgd(script, device):
+    small = ["--samples", "600", "--steps", "40", "--batch", "64", "--noise", "0.1"]
+    output = script("dp_sgd.py", "--device", device, *small)
+    assert float(re.match(r"([\d.]+) %", output)[1]) > 25  # of ten digits
 
 
 def test_huggingface_style(script):

@@ -129,10 +129,11 @@ class Model(torch.nn.Module):
 
 
 NAMES = ["adamw", "muon", "sgd", "shampoo", "soap"]
+OF_MODEL = ["kfac", "natural"]
 
 
 def test_list_optimizers():
-    assert torchium.list_optimizers() == NAMES
+    assert torchium.list_optimizers() == sorted(NAMES + OF_MODEL)
     assert torchium.list_optimizers("s*") == ["sgd", "shampoo", "soap"]
     assert torchium.list_optimizers("S?ap") == ["soap"]
     assert torchium.list_optimizers("lion") == []
@@ -147,6 +148,18 @@ def test_create_from_parameters(name, device):
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert type(optimizer).__name__.lower() in name.lower()
     assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+@pytest.mark.parametrize("name", [*OF_MODEL, "KFAC", "NaturalGradient"])
+def test_create_what_looks_at_layers(name, device):
+    model = torch.nn.Linear(3, 2).to(device)
+    optimizer = torchium.create_optimizer(name, model, lr=0.01)
+    assert type(optimizer).__name__.lower().startswith(name.lower())
+    assert torchium.memory_report(optimizer).forecast and torchium.stats(optimizer)["steps"] == 0
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
+        torchium.create_optimizer(name, model.parameters())
+    with pytest.raises(ValueError, match="mean nothing to"):
+        torchium.create_optimizer(name, model, no_decay_1d=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -211,7 +224,7 @@ def test_options_of_a_model_need_a_model():
 def test_wrong_names():
     with pytest.raises(ValueError, match=r"name is 'shampo', expected one of .* did you mean 'shampoo'"):
         torchium.create_optimizer("shampo", Model())
-    with pytest.raises(ValueError, match="name is 'lion', expected one of adamw, muon, sgd, shampoo, soap"):
+    with pytest.raises(ValueError, match="name is 'lion', expected one of adamw, kfac, muon, natural, sgd"):
         torchium.create_optimizer("lion", Model())
     with pytest.raises(TypeError, match="name must be a str, got 'NoneType'"):
         torchium.create_optimizer(None, Model())

@@ -56,6 +56,10 @@ def allocate(size):
     return owner, (owner.data_ptr() + 255) // 256 * 256
 
 
+def small_model(r):
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1, bias=False))
+
+
 def flag(r):
     return r.random() < 0.5
 
@@ -77,6 +81,23 @@ RIGHT = {
     "name": lambda r: r.choice(("shampoo", "Muon", "adamw")),
     "pattern": lambda r: r.choice(("s*", "")),
     "params": parameters,
+    "model": small_model,
+    "layers": lambda r: [(_C.Layer("linear"), 3, 2, True, "a"), (_C.Layer("linear"), 2, 1, False, "b")],
+    "layer": lambda r: r.choice((0, 0, _C.Layer("linear"))),
+    "counts": lambda r: [1, 0, 1, 0],
+    "kernel": lambda r: r.choice((None, (3,), (2, 3), (1, 1, 1))),
+    "input": lambda r: torch.ones(r.choice((5, 5, 0)), 3),
+    "output_gradient": lambda r: torch.ones(r.choice((5, 5, 0)), 2),
+    "tokens": lambda r: torch.zeros(5, 4, dtype=torch.int64),
+    "parts": lambda r: r.choice((1, 2, 3)),
+    "sharing": lambda r: r.choice(("expand", "reduce")),
+    "max_norm": lambda r: r.choice((0.5, 3)),
+    "loss_reduction": lambda r: r.choice(("mean", "sum")),
+    "loss_fn": lambda r: r.choice((lambda a, b: torch.sub(a, b).mean(), torch.sub, lambda a, b: a.sum())),
+    "inputs": lambda r: torch.ones(r.choice((5, 5, 1, 0)), 3),
+    "targets": lambda r: torch.ones(5, 1),
+    "outputs": lambda r: torch.ones(5, 3, requires_grad=True) * 2,
+    "loss": lambda r: r.choice(("cross_entropy", "mse")),
     "params_or_model": lambda r: r.choice((parameters(r), torch.nn.Linear(3, 2))),
     "parameters": parameters,
     "gradients": lambda r: [torch.ones(3, 2), r.choice((None, torch.ones(4)))],
@@ -94,10 +115,16 @@ for _name in ("a", "b", "A", "B", "x", "X", "m", "M", "grad"):
     RIGHT[_name] = lambda r: r.choice((matrix, matrix_of_numpy))(r)
 for _name in ("out", "w", "v", "residual", "error", "report"):
     RIGHT[_name] = lambda r: r.choice((None, torch.zeros(3, 3), torch.zeros(3), np.zeros((3, 3), dtype=np.float32)))
+for _name in ("norms", "weights", "dots"):
+    RIGHT[_name] = lambda r: torch.ones(5, dtype=torch.float64)
+for _name in ("weight", "bias"):
+    RIGHT[_name] = lambda r: r.choice((None, torch.ones(2, 3), torch.ones(5, 2, 3), torch.ones(2), flag(r)))
 for _name in ("alpha", "beta", "damping", "tolerance", "relative_eps", "weight_decay", "momentum"):
     RIGHT[_name] = lambda r: r.choice((0.0, 0.1, 1.0))
 for _name in ("stream", "grad_scale", "found_inf", "memory_format"):
     RIGHT[_name] = lambda r: None
+for _name in ("accumulate", "batch_first", "strict", "gradients", "rounded"):
+    RIGHT.setdefault(_name, flag)
 for _name in ("transpose", "return_residual", "channels_last", "nesterov", "maximize", "enabled", "divide"):
     RIGHT[_name] = flag
 
@@ -179,6 +206,8 @@ def targets_of_class(title, cls):
 
 def specimen(cls):
     """An object in the middle of its life, to call methods of."""
+    if cls in (torchium.optim.KFAC, torchium.optim.NaturalGradient, torchium.optim.KFACPreconditioner):
+        return stepped(cls)
     if issubclass(cls, torch.optim.Optimizer):
         made = parameters(random)
         for parameter in made:
@@ -190,7 +219,19 @@ def specimen(cls):
         scaler = cls("cpu")
         scaler.scale(torch.ones(()))
         return scaler
-    return cls()
+    if cls is torchium.GhostClipping:
+        return cls(small_model(random), 1.0)
+    return cls(small_model(random)) if cls in (torchium.GradSampleModule, torchium.per_sample_norms) else cls()
+
+
+def stepped(cls):
+    """One that looks at a model's layers, after a step."""
+    model = small_model(random)
+    made = cls(model)
+    made.model = model  # which it may not outlive
+    model(torch.ones(5, 3)).square().mean().backward()
+    made.step()
+    return made
 
 
 # Those of every _C.Optimizer made here.
@@ -202,6 +243,11 @@ def extension_specimen(name):
         return _C.Memory((2, 3), "float32", "cpu")
     if name == "Scaler":
         return _C.Scaler("cpu", 1024.0, 2.0, 0.5, 10, True)
+    if name == "Kfac":
+        kfac = _C.Kfac("cpu", {}, RIGHT["layers"](random))
+        kfac.observe(0, torch.ones(5, 3), torch.ones(5, 2), 1.0)
+        kfac.refresh()
+        return kfac
     optimizer = _C.Optimizer("cpu")
     optimizer.add_group({"kind": random.choice(("shampoo", "adamw"))}, PARAMETERS, ["a", "b"], [False, False])
     return optimizer
@@ -262,7 +308,13 @@ def call(target, positional, keywords):
 
 
 def exercise(result):
-    """An optimizer that could be made with strange options must also take a step, or refuse to."""
+    """An optimizer that could be made with strange options must also take a step, or refuse to; and what looks at a
+    model must look at a pass."""
+    if isinstance(result, torchium.GradSampleModule):
+        result(torch.ones(4, 3)).sum().backward()
+    elif isinstance(result, torchium.per_sample_norms):
+        with result:
+            result.model(torch.ones(4, 3)).sum().backward()
     if isinstance(result, torch.optim.Optimizer):
         for group in result.param_groups:
             for parameter in group["params"]:
@@ -275,6 +327,8 @@ def use_again(owner):
     """Whatever its method was told, the object can go on."""
     if isinstance(owner, _C.Optimizer):
         owner.step(PARAMETERS, [torch.ones_like(parameter) for parameter in PARAMETERS])
+    if isinstance(owner, _C.Kfac):
+        owner.precondition(0.1, [torch.ones(2, 3), torch.ones(2), torch.ones(1, 2), None])
     if isinstance(owner, torch.optim.Optimizer):
         owner.step()
 

@@ -2,14 +2,31 @@
 
     optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03)
 
-Matrices get the second-order method, everything else AdamW in the same optimizer.
+Matrices get the second-order method, everything else AdamW in the same optimizer. KFAC and NaturalGradient look at a
+model's layers and are made from the model; KFACPreconditioner turns the gradients for any optimizer.
+
+    optimizer = torchium.optim.KFAC(model, lr=0.01)
 """
 
 from .adamw import AdamW
 from .base import TorchiumOptimizer
+from .kfac import KFAC
 from .muon import Muon
+from .natural import NaturalGradient
+from .preconditioner import KFACPreconditioner
 from .sgd import SGD
 from .shampoo import CUDAShampoo, Shampoo
 from .soap import SOAP
 
-__all__ = ["SGD", "SOAP", "AdamW", "CUDAShampoo", "Muon", "Shampoo", "TorchiumOptimizer"]
+__all__ = [
+    "KFAC",
+    "SGD",
+    "SOAP",
+    "AdamW",
+    "CUDAShampoo",
+    "KFACPreconditioner",
+    "Muon",
+    "NaturalGradient",
+    "Shampoo",
+    "TorchiumOptimizer",
+]

@@ -268,6 +268,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._take_step()
+        return loss
+
+    def _take_step(self) -> None:
+        """The step itself, with the gradients that there are now."""
         if self._engines and not self.state:  # somebody has cleared it, to begin anew
             self._forget_engines()
         if self._groups_changed():
@@ -279,7 +284,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self._replace_engines()
             if not self._step_engines(done):
                 raise RuntimeError(f"{type(self).__name__}: the parameters change while they are looked at")
-        return loss
 
     def _replace_engines(self) -> None:
         """New engines with the state of those there are, for parameters or options that are others now."""

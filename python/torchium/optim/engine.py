@@ -8,6 +8,7 @@ of `param_groups` that there is already, are another group of the C object.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from torchium import _C
 
-__all__ = ["Engine", "Members"]
+__all__ = ["Engine", "Members", "allocate_state", "profiled_range", "stream_on"]
 
 # PyTorch from 2.10 on tells the extension its current stream itself.
 _TELLS_STREAM = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
@@ -28,7 +29,19 @@ def _profiler_enabled() -> bool:
     return asks is not None and asks()
 
 
-def _allocate(device: torch.device, size: int) -> tuple[torch.Tensor, int]:
+def stream_on(device: torch.device) -> int | None:
+    """PyTorch's current stream, where the extension must be told."""
+    if _TELLS_STREAM or device.type != "cuda":
+        return None
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def profiled_range(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A range of torch.profiler where one listens."""
+    return torch.autograd.profiler.record_function(name) if _profiler_enabled() else contextlib.nullcontext()
+
+
+def allocate_state(device: torch.device, size: int) -> tuple[torch.Tensor, int]:
     """Memory of the state comes from PyTorch, which counts it as its own."""
     memory = torch.empty(size, dtype=torch.uint8, device=device)
     return memory, memory.data_ptr()
@@ -76,7 +89,7 @@ class Engine:
         self.groups: list[Members] = []
         self.broken = False  # an error of the device has left the state in pieces
         self._profiled = False
-        self._handle = _C.Optimizer(str(device), functools.partial(_allocate, device))
+        self._handle = _C.Optimizer(str(device), functools.partial(allocate_state, device))
 
     def add(
         self,
@@ -153,6 +166,4 @@ class Engine:
         return self._handle.stats()
 
     def _stream(self) -> int | None:
-        if _TELLS_STREAM or self.device.type != "cuda":
-            return None
-        return torch.cuda.current_stream(self.device).cuda_stream
+        return stream_on(self.device)

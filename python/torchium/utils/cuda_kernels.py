@@ -14,15 +14,17 @@ The classes are only names to group functions by: all methods are static.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchium import _C, _ops
+from torchium.grad_sample import functions
 
 __all__ = [
+    "CUDAGradientOps",
     "CUDAMatrixOps",
     "CUDAMemoryOps",
     "cuda_memory_info",
@@ -193,6 +195,38 @@ class CUDAMatrixOps:
             >>> direction = CUDAMatrixOps.orthogonalize(momentum)
         """
         return _ops.orthogonalize(matrix, steps, method)
+
+
+class CUDAGradientOps:
+    """Gradients of the single samples of a batch, from one forward and one backward pass.
+
+    A loss is called as people write it, `loss_fn(outputs, targets)` for the whole batch. A scalar is taken for the mean
+    over the samples, or for their sum where `loss_fn.reduction` is "sum"; a vector of the samples' losses is added up.
+    `inputs` is a tensor, or a tuple or dictionary of arguments. The model is left as it was: its gradients, its modes,
+    its hooks. What cannot be right is refused by name, see `torchium.GradSampleModule`.
+    """
+
+    @staticmethod
+    def per_sample_gradients(
+        model: torch.nn.Module, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
+    ) -> list[Tensor | None]:
+        """The gradients [batch, *p.shape] of each parameter, in the order of `model.parameters()`.
+
+        One that the loss does not depend on has zeros; one that requires no gradient has None.
+
+            >>> gradients = CUDAGradientOps.per_sample_gradients(model, torch.nn.CrossEntropyLoss(), x, y)
+        """
+        return functions.per_sample_gradients(model, loss_fn, inputs, targets)
+
+    @staticmethod
+    def per_sample_gradient_norms(
+        model: torch.nn.Module, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
+    ) -> Tensor:
+        """The norm of each sample's gradient over all trainable parameters, [batch], without forming the gradients.
+
+        >>> norms = CUDAGradientOps.per_sample_gradient_norms(model, torch.nn.CrossEntropyLoss(), x, y)
+        """
+        return functions.per_sample_gradient_norms(model, loss_fn, inputs, targets)
 
 
 _CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}

@@ -1,0 +1,322 @@
+/* The type torchium._C.Kfac: its making and end, and what a training step calls. The library's memory of the state comes
+ * from slabs.c. */
+#include "kfac.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "arguments.h"
+#include "contexts.h"
+#include "errors.h"
+#include "module.h"
+
+#define ARGUMENTS PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords
+
+int py_kfac_enter(py_kfac *self)
+{
+    const char *why = self->kfac == NULL ? "was never made: its __init__ did not succeed"
+                      : self->process != (long)getpid()
+                          ? "belongs to the process that this one was forked from; make a "
+                            "new one here"
+                      : self->busy ? "is in use by another call, perhaps in another thread"
+                                   : NULL;
+    if (why != NULL) {
+        PyErr_Format(PyExc_RuntimeError, "this Kfac %s", why);
+        return -1;
+    }
+    self->busy = true;
+    return 0;
+}
+
+void py_kfac_leave(py_kfac *self)
+{
+    self->busy = false;
+}
+
+/* Makes the library's calls go to the stream that the arrays of a call are worked on. */
+static int follow_stream(py_kfac *self, const py_stream *stream)
+{
+    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && stream->handle == self->stream)) {
+        return 0;
+    }
+    tch_status status = tch_context_set_stream(self->context, stream->handle);
+    if (status != TCH_OK) {
+        py_fail(status);
+        return -1;
+    }
+    self->has_stream = true;
+    self->stream = stream->handle;
+    return 0;
+}
+
+static PyObject *done(py_kfac *self, tch_status status)
+{
+    PyObject *result = status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+    py_kfac_leave(self);
+    return result;
+}
+
+/* --- what a step calls -------------------------------------------------------------------------------------------- */
+
+static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_operand *operands, PyObject *given)
+{
+    py_array arrays[3];
+    tch_tensor *tensors[3];
+    py_stream stream;
+    tch_status status = TCH_OK;
+    if (py_arrays_take(arrays, tensors, operands, 3, given, &stream) < 0) {
+        return -1;
+    }
+    py_arrays_device(tensors, 3); /* page-locked memory counts as the CPU's */
+    int failed = follow_stream(self, &stream) < 0;
+    if (!failed) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = tch_kfac_observe(self->kfac, layer, tensors[0], tensors[1], scale, tensors[2]);
+        Py_END_ALLOW_THREADS;
+    }
+    if (status != TCH_OK) {
+        failed = py_slabs_fail(&self->memory, status) < 0;
+    }
+    py_arrays_release(arrays, tensors, 3);
+    return failed ? -1 : 0;
+}
+
+static PyObject *observe(ARGUMENTS)
+{
+    static const char *const names[] = {"layer", "input", "output_gradient", "scale", "grad_scale", "stream", NULL};
+    py_kfac *self = (py_kfac *)object;
+    PyObject *values[6];
+    int64_t layer;
+    double scale;
+    if (py_arguments("observe", names, 4, args, count, keywords, values) < 0 ||
+        py_take_int(values[0], "layer", 0, INT32_MAX, &layer) < 0 || py_take_double(values[3], "scale", &scale) < 0 ||
+        py_kfac_enter(self) < 0) {
+        return NULL;
+    }
+    const py_operand operands[] = {
+        {values[1], "input", PY_REQUIRED}, {values[2], "output_gradient", PY_REQUIRED}, {values[4], "grad_scale", 0}};
+    int failed = observe_arrays(self, (int32_t)layer, scale, operands, values[5]);
+    py_kfac_leave(self);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *refresh(ARGUMENTS)
+{
+    static const char *const names[] = {NULL};
+    py_kfac *self = (py_kfac *)object;
+    tch_status status;
+    if (py_arguments("refresh", names, 0, args, count, keywords, NULL) < 0 || py_kfac_enter(self) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = tch_kfac_refresh(self->kfac);
+    Py_END_ALLOW_THREADS;
+    return done(self, status);
+}
+
+static int precondition_arrays(py_kfac *self, double lr, PyObject *given)
+{
+    int32_t total = 2 * self->count;
+    py_stream stream;
+    tch_status status = TCH_OK;
+    if (py_arrays_take(self->arrays, self->tensors, self->operands, total, given, &stream) < 0) {
+        return -1;
+    }
+    py_arrays_device(self->tensors, total);
+    int failed = follow_stream(self, &stream) < 0;
+    if (!failed) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = tch_kfac_precondition(self->kfac, lr, total, self->tensors);
+        Py_END_ALLOW_THREADS;
+    }
+    if (status != TCH_OK) {
+        failed = py_slabs_fail(&self->memory, status) < 0;
+    }
+    py_arrays_release(self->arrays, self->tensors, total);
+    return failed ? -1 : 0;
+}
+
+static PyObject *precondition(ARGUMENTS)
+{
+    static const char *const names[] = {"lr", "gradients", "stream", NULL};
+    py_kfac *self = (py_kfac *)object;
+    PyObject *values[3];
+    double lr;
+    if (py_arguments("precondition", names, 2, args, count, keywords, values) < 0 ||
+        py_take_double(values[0], "lr", &lr) < 0) {
+        return NULL;
+    }
+    if (!PyList_Check(values[1])) {
+        PyErr_SetString(PyExc_TypeError, "gradients must be a list");
+        return NULL;
+    }
+    PyObject *gradients = PyList_AsTuple(values[1]); /* which nobody changes while arrays are asked for */
+    if (gradients == NULL || py_kfac_enter(self) < 0) {
+        Py_XDECREF(gradients);
+        return NULL;
+    }
+    int failed = PyTuple_Size(gradients) != 2 * (Py_ssize_t)self->count;
+    if (failed) {
+        PyErr_Format(PyExc_ValueError, "gradients has %zd entries, expected %d: weight and bias of each layer",
+                     PyTuple_Size(gradients), 2 * (int)self->count);
+    } else {
+        for (int32_t i = 0; i < 2 * self->count; i++) {
+            self->operands[i].object = PyTuple_GetItem(gradients, i);
+        }
+        failed = precondition_arrays(self, lr, values[2]);
+    }
+    py_kfac_leave(self);
+    Py_DECREF(gradients);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *set_config(ARGUMENTS)
+{
+    static const char *const names[] = {"config", NULL};
+    py_kfac *self = (py_kfac *)object;
+    PyObject *values[1];
+    tch_kfac_config config;
+    if (py_arguments("set_config", names, 1, args, count, keywords, values) < 0 ||
+        py_kfac_config(values[0], &config) < 0 || py_kfac_enter(self) < 0) {
+        return NULL;
+    }
+    return done(self, tch_kfac_set_config(self->kfac, &config));
+}
+
+/* --- the type ----------------------------------------------------------------------------------------------------- */
+
+static int make_room(py_kfac *self, const py_kfac_layers *layers)
+{
+    size_t total = 2 * (size_t)layers->count + 1;
+    self->operands = PyMem_Calloc(total, sizeof *self->operands);
+    self->arrays = PyMem_Calloc(total, sizeof *self->arrays);
+    self->tensors = PyMem_Calloc(total, sizeof *self->tensors);
+    self->labels = PyMem_Calloc(total, sizeof *self->labels);
+    if (self->operands == NULL || self->arrays == NULL || self->tensors == NULL || self->labels == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int32_t i = 0; i < 2 * layers->count; i++) {
+        snprintf(self->labels[i], sizeof self->labels[i], "the gradient of '%.200s.%s'", layers->entries[i / 2].name,
+                 i % 2 == 0 ? "weight" : "bias");
+        self->operands[i] = (py_operand){NULL, self->labels[i], PY_WRITTEN};
+    }
+    self->count = layers->count;
+    return 0;
+}
+
+static int make_library(py_kfac *self, const tch_kfac_config *config, const py_kfac_layers *layers)
+{
+    const tch_state_allocator memory = py_slabs_allocator(&self->memory);
+    bool own = self->memory.allocate != Py_None;
+    char text[32];
+    tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
+    if (status == TCH_OK) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = tch_kfac_create_with(self->context, config, layers->count, layers->entries, own ? &memory : NULL,
+                                      &self->kfac);
+        Py_END_ALLOW_THREADS;
+    }
+    return status == TCH_OK ? 0 : py_slabs_fail(&self->memory, status);
+}
+
+static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"device", "config", "layers", "allocate", NULL};
+    py_kfac *self = (py_kfac *)object;
+    PyObject *device, *options, *list;
+    PyObject *memory = Py_None;
+    tch_kfac_config config;
+    py_kfac_layers layers;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|O:Kfac", names, &device, &options, &list, &memory)) {
+        return -1;
+    }
+    if (self->memory.allocate != NULL || (memory != Py_None && !PyCallable_Check(memory))) {
+        PyErr_SetString(PyExc_TypeError,
+                        self->memory.allocate != NULL ? "a Kfac is made once" : "allocate must be callable, or None");
+        return -1;
+    }
+    if (py_take_device(device, "device", &self->device) < 0 || py_kfac_config(options, &config) < 0 ||
+        py_kfac_layers_take(list, &layers) < 0) {
+        return -1;
+    }
+    self->memory.allocate = Py_NewRef(memory);
+    self->process = (long)getpid();
+    int failed = make_room(self, &layers) < 0 || make_library(self, &config, &layers) < 0;
+    py_kfac_layers_release(&layers);
+    return failed ? -1 : 0;
+}
+
+static int traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    return py_slabs_traverse(&((py_kfac *)object)->memory, visit, arg);
+}
+
+/* The library first: it waits for the device and then gives the state's memory back. */
+static int clear(PyObject *object)
+{
+    py_kfac *self = (py_kfac *)object;
+    if (self->busy) {
+        return 0;
+    }
+    if (self->process == (long)getpid() && self->context != NULL) {
+        tch_kfac_destroy(self->kfac);
+        tch_context_destroy(self->context);
+    }
+    self->kfac = NULL;
+    self->context = NULL;
+    py_slabs_clear(&self->memory);
+    return 0;
+}
+
+static void deallocate(PyObject *object)
+{
+    py_kfac *self = (py_kfac *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject *kind, *value, *trace;
+    PyObject_GC_UnTrack(object);
+    PyErr_Fetch(&kind, &value, &trace);
+    self->busy = false;
+    clear(object);
+    PyErr_Restore(kind, value, trace);
+    PyMem_Free(self->operands);
+    PyMem_Free(self->arrays);
+    PyMem_Free((void *)self->tensors);
+    PyMem_Free(self->labels);
+    PyObject_GC_Del(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    PY_METHOD("observe", observe, "The factors of one layer see one more batch."),
+    PY_METHOD("refresh", refresh, "Inverses or eigenbases anew for every layer that has been observed."),
+    PY_METHOD("precondition", precondition, "Preconditions the gradients of all layers in place."),
+    PY_METHOD("set_config", set_config, "Changes the numbers that may change between steps."),
+    PY_METHOD("states", py_kfac_states, "(name, layer, memory) of every tensor of the state."),
+    PY_METHOD("get_counts", py_kfac_get_counts, "What the host counts for a layer."),
+    PY_METHOD("set_counts", py_kfac_set_counts, "Puts the counts of a layer back, after its tensors."),
+    PY_METHOD("stats", py_kfac_stats, "Observations, refreshes, failures. Waits for the device."),
+    {NULL, NULL, 0, NULL}};
+
+int py_kfac_register(PyObject *module)
+{
+    static PyType_Slot slots[] = {
+        {Py_tp_doc, "One tch_kfac: the layers of a model on one device."},
+        {Py_tp_init, PY_SLOT(initialize)},
+        {Py_tp_traverse, PY_SLOT(traverse)},
+        {Py_tp_clear, PY_SLOT(clear)},
+        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_methods, methods},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {"torchium._C.Kfac", sizeof(py_kfac), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+    static PyMethodDef functions[] = {
+        PY_METHOD("kfac_forecast", py_kfac_forecast, "Bytes of state, before anything is allocated."),
+        {NULL, NULL, 0, NULL}};
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    int failed =
+        type == NULL || PyModule_AddObjectRef(module, "Kfac", type) < 0 || PyModule_AddFunctions(module, functions) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}

@@ -1,0 +1,133 @@
+/* What is asked of a Kfac: its state as tensors, its counts and statistics; and the forecast of one. */
+#include "kfac.h"
+
+#include <string.h>
+
+#include "arguments.h"
+#include "errors.h"
+#include "memory.h"
+
+#define ARGUMENTS PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords
+
+/* A layer's name may have slashes in it; what it is of the layer comes after the last. */
+static PyObject *describe_state(py_kfac *self, int32_t index)
+{
+    tch_optim_state state = TCH_OPTIM_STATE_INIT;
+    tch_status status = tch_kfac_get_state(self->kfac, index, &state);
+    if (status != TCH_OK) {
+        return py_fail(status);
+    }
+    PyObject *owner = py_slabs_owner(&self->memory, state.tensor->data, (PyObject *)self);
+    PyObject *memory = py_memory_wrap(state.tensor, owner, self->stream);
+    return memory == NULL ? NULL : Py_BuildValue("(siN)", strrchr(state.name, '/') + 1, (int)state.parameter, memory);
+}
+
+PyObject *py_kfac_states(ARGUMENTS)
+{
+    static const char *const names[] = {NULL};
+    py_kfac *self = (py_kfac *)object;
+    if (py_arguments("states", names, 0, args, count, keywords, NULL) < 0 || py_kfac_enter(self) < 0) {
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    for (int32_t i = 0; list != NULL && i < tch_kfac_state_count(self->kfac); i++) {
+        PyObject *item = describe_state(self, i);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    py_kfac_leave(self);
+    return list;
+}
+
+PyObject *py_kfac_get_counts(ARGUMENTS)
+{
+    static const char *const names[] = {"layer", NULL};
+    py_kfac *self = (py_kfac *)object;
+    PyObject *values[1];
+    int64_t layer;
+    int64_t n[TCH_KFAC_COUNTS];
+    if (py_arguments("get_counts", names, 1, args, count, keywords, values) < 0 ||
+        py_take_int(values[0], "layer", 0, INT32_MAX, &layer) < 0 || py_kfac_enter(self) < 0) {
+        return NULL;
+    }
+    tch_status status = tch_kfac_get_counts(self->kfac, (int32_t)layer, n);
+    PyObject *result =
+        status != TCH_OK ? py_fail(status)
+                         : Py_BuildValue("[LLLL]", (long long)n[0], (long long)n[1], (long long)n[2], (long long)n[3]);
+    py_kfac_leave(self);
+    return result;
+}
+
+static int take_counts(PyObject *value, int64_t *numbers)
+{
+    PyObject *items = PySequence_Tuple(value); /* which nobody changes while its items are read */
+    if (items == NULL) {
+        return -1;
+    }
+    int failed = PyTuple_Size(items) != TCH_KFAC_COUNTS;
+    if (failed) {
+        PyErr_Format(PyExc_ValueError, "counts has %zd numbers, expected %d", PyTuple_Size(items), TCH_KFAC_COUNTS);
+    }
+    for (Py_ssize_t i = 0; i < TCH_KFAC_COUNTS && !failed; i++) {
+        failed = py_take_int(PyTuple_GetItem(items, i), "counts", INT64_MIN, INT64_MAX, &numbers[i]) < 0;
+    }
+    Py_DECREF(items);
+    return failed ? -1 : 0;
+}
+
+PyObject *py_kfac_set_counts(ARGUMENTS)
+{
+    static const char *const names[] = {"layer", "counts", NULL};
+    py_kfac *self = (py_kfac *)object;
+    PyObject *values[2];
+    int64_t layer;
+    int64_t numbers[TCH_KFAC_COUNTS];
+    if (py_arguments("set_counts", names, 2, args, count, keywords, values) < 0 ||
+        py_take_int(values[0], "layer", 0, INT32_MAX, &layer) < 0 || take_counts(values[1], numbers) < 0 ||
+        py_kfac_enter(self) < 0) {
+        return NULL;
+    }
+    tch_status status = tch_kfac_set_counts(self->kfac, (int32_t)layer, numbers);
+    py_kfac_leave(self);
+    return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+}
+
+PyObject *py_kfac_stats(ARGUMENTS)
+{
+    static const char *const names[] = {NULL};
+    py_kfac *self = (py_kfac *)object;
+    tch_kfac_stats s = TCH_KFAC_STATS_INIT;
+    tch_status status;
+    if (py_arguments("stats", names, 0, args, count, keywords, NULL) < 0 || py_kfac_enter(self) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = tch_kfac_get_stats(self->kfac, &s);
+    Py_END_ALLOW_THREADS;
+    PyObject *result = status != TCH_OK
+                           ? py_fail(status)
+                           : Py_BuildValue("{sdsdsdsdsdsd}", "observations", (double)s.observations, "refreshes",
+                                           (double)s.refreshes, "failed", (double)s.failed, "rejected",
+                                           (double)s.rejected, "worst_residual", s.worst_residual, "scale", s.scale);
+    py_kfac_leave(self);
+    return result;
+}
+
+PyObject *py_kfac_forecast(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"config", "layers", NULL};
+    PyObject *values[2];
+    tch_kfac_config config;
+    py_kfac_layers layers;
+    int64_t bytes = 0;
+    (void)module;
+    if (py_arguments("kfac_forecast", names, 2, args, count, keywords, values) < 0 ||
+        py_kfac_config(values[0], &config) < 0 || py_kfac_layers_take(values[1], &layers) < 0) {
+        return NULL;
+    }
+    tch_status status = tch_kfac_forecast(&config, layers.count, layers.entries, &bytes);
+    py_kfac_layers_release(&layers);
+    return status == TCH_OK ? PyLong_FromLongLong((long long)bytes) : py_fail(status);
+}

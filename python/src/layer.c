@@ -1,0 +1,168 @@
+/* See layer.h. Only what Python can get wrong is checked here, types and lengths; whether the options make a layer is the
+ * library's to judge, at every call. */
+#include "layer.h"
+
+#include <stdio.h>
+
+#include "arguments.h"
+#include "errors.h"
+#include "module.h"
+
+typedef struct py_layer {
+    PyObject ob_base;
+    tch_layer layer;
+} py_layer;
+
+static PyTypeObject *layer_type; /* there is room for one interpreter only, see module.c */
+
+int py_layer_take(PyObject *value, const char *name, tch_layer *layer)
+{
+    if (Py_TYPE(value) != layer_type) {
+        PyObject *type = py_type_name(value);
+        if (type != NULL) {
+            PyErr_Format(PyExc_TypeError, "%s must be a torchium._C.Layer, got an object of type %U", name, type);
+            Py_DECREF(type);
+        }
+        return -1;
+    }
+    *layer = ((py_layer *)value)->layer;
+    return 0;
+}
+
+/* --- options ---------------------------------------------------------------------------------------------------------- */
+
+static int take_items(PyObject *items, const char *name, int64_t *values, int32_t *count)
+{
+    char text[32];
+    Py_ssize_t length = PyTuple_Size(items);
+    if (length < 1 || length > 3) {
+        PyErr_Format(PyExc_ValueError, "%s must have 1 to 3 numbers, got %zd", name, length);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < length; i++) {
+        snprintf(text, sizeof text, "%s[%d]", name, (int)i);
+        if (py_take_int(PyTuple_GetItem(items, i), text, INT64_MIN, INT64_MAX, &values[i]) < 0) {
+            return -1;
+        }
+    }
+    *count = (int32_t)length;
+    return 0;
+}
+
+/* One to three integers; `dims` is how many there must be, or 0 where this option says it. */
+static int take_sizes(PyObject *value, const char *name, int64_t *values, int32_t *dims)
+{
+    if (value == NULL || value == Py_None) {
+        return 0;
+    }
+    PyObject *items = PySequence_Check(value) && !PyUnicode_Check(value) ? PySequence_Tuple(value) : NULL;
+    if (items == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_TypeError, "%s must be a sequence of 1 to 3 integers", name);
+        }
+        return -1;
+    }
+    int32_t count = 0;
+    int failed = take_items(items, name, values, &count);
+    Py_DECREF(items);
+    if (failed == 0 && *dims != 0 && count != *dims) {
+        PyErr_Format(PyExc_ValueError, "%s has %d numbers, expected %d as kernel has", name, (int)count, (int)*dims);
+        return -1;
+    }
+    *dims = failed == 0 ? count : *dims;
+    return failed;
+}
+
+static int take_convolution(PyObject *const *v, tch_layer *layer)
+{
+    static const char *const words[] = {"zeros", "reflect", "replicate", "circular", NULL};
+    int padding = TCH_PADDING_ZEROS;
+    if (take_sizes(v[0], "kernel", layer->kernel, &layer->dims) < 0 ||
+        take_sizes(v[1], "stride", layer->stride, &layer->dims) < 0 ||
+        take_sizes(v[2], "dilation", layer->dilation, &layer->dims) < 0 ||
+        take_sizes(v[3], "before", layer->before, &layer->dims) < 0 ||
+        take_sizes(v[4], "after", layer->after, &layer->dims) < 0 ||
+        (v[5] != NULL && py_take_word(v[5], "padding", words, &padding) < 0)) {
+        return -1;
+    }
+    layer->padding = (tch_padding)padding;
+    return 0;
+}
+
+static int take_count(PyObject *value, const char *name, int64_t low, int64_t high, int64_t *result)
+{
+    return value == NULL ? 0 : py_take_int(value, name, low, high, result);
+}
+
+static int take_options(PyObject *const *v, tch_layer *layer)
+{
+    bool rounded = true;
+    int64_t normalized = layer->normalized;
+    if ((v[1] != NULL && py_take_bool(v[1], "rounded", &rounded) < 0) || take_convolution(v + 2, layer) < 0 ||
+        take_count(v[8], "groups", 1, INT64_MAX, &layer->groups) < 0 ||
+        take_count(v[9], "rows", 0, INT64_MAX, &layer->rows) < 0 ||
+        take_count(v[10], "padding_index", -1, INT64_MAX, &layer->padding_index) < 0 ||
+        take_count(v[11], "normalized", 1, TCH_MAX_RANK, &normalized) < 0 ||
+        (v[12] != NULL && py_take_double(v[12], "eps", &layer->eps) < 0)) {
+        return -1;
+    }
+    layer->rounded = rounded;
+    layer->normalized = (int32_t)normalized;
+    return 0;
+}
+
+/* --- the type --------------------------------------------------------------------------------------------------------- */
+
+static const char *const kinds[] = {"linear", "conv", "embedding", "layer_norm", "rms_norm", "group_norm", NULL};
+
+/* Everything is settled when the object is made, so that there is no half-made one. */
+static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"kind",    "rounded", "kernel", "stride",        "dilation",   "before", "after",
+                            "padding", "groups",  "rows",   "padding_index", "normalized", "eps",    NULL};
+    PyObject *v[13] = {NULL};
+    int kind;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|$OOOOOOOOOOOO:Layer", names, &v[0], &v[1], &v[2], &v[3], &v[4],
+                                     &v[5], &v[6], &v[7], &v[8], &v[9], &v[10], &v[11], &v[12]) ||
+        py_take_word(v[0], "kind", kinds, &kind) < 0) {
+        return NULL;
+    }
+    tch_layer layer = TCH_LAYER_INIT((tch_layer_kind)kind);
+    if (take_options(v, &layer) < 0) {
+        return NULL;
+    }
+    allocfunc allocate = (allocfunc)(uintptr_t)PyType_GetSlot(type, Py_tp_alloc);
+    py_layer *self = (py_layer *)(void *)allocate(type, 0);
+    if (self != NULL) {
+        self->layer = layer;
+    }
+    return (PyObject *)self;
+}
+
+static void deallocate(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+static PyObject *describe(PyObject *object)
+{
+    return PyUnicode_FromFormat("<torchium._C.Layer '%s'>", kinds[((py_layer *)object)->layer.kind]);
+}
+
+int py_layer_register(PyObject *module)
+{
+    static PyType_Slot slots[] = {
+        {Py_tp_doc, "What kind of layer gradients of samples are taken of, with its options."},
+        {Py_tp_new, PY_SLOT(make)},
+        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_repr, PY_SLOT(describe)},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {"torchium._C.Layer", sizeof(py_layer), 0, Py_TPFLAGS_DEFAULT, slots};
+    if (layer_type == NULL) { /* a module that is imported once more has the same type, so that layers serve both */
+        layer_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    }
+    return layer_type == NULL ? -1 : PyModule_AddObjectRef(module, "Layer", (PyObject *)layer_type);
+}

@@ -1,0 +1,122 @@
+"""From a module of torch.nn to the library's description of a layer: the one place that knows both.
+
+A module has a description only where its forward is the class's own and its weight is an ordinary parameter: a subclass
+that computes something else, or a weight that is computed from others (parametrize, weight_norm), has none.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from torchium import _C
+
+__all__ = ["describe", "has_batch", "kind_of", "layer_of"]
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_RMS_NORM = getattr(nn, "RMSNorm", None)  # from PyTorch 2.4 on
+
+_KINDS: dict[type[nn.Module], str] = {
+    nn.Linear: "linear",
+    **dict.fromkeys(_CONVOLUTIONS, "conv"),
+    nn.Embedding: "embedding",
+    nn.LayerNorm: "layer_norm",
+    nn.GroupNorm: "group_norm",
+    **dict.fromkeys(_INSTANCE_NORMS, "group_norm"),
+}
+if _RMS_NORM is not None:
+    _KINDS[_RMS_NORM] = "rms_norm"
+
+
+def kind_of(module: nn.Module) -> str | None:
+    """'linear', 'conv', 'embedding', 'layer_norm', 'rms_norm' or 'group_norm'; None for anything else."""
+    for cls, kind in _KINDS.items():
+        if isinstance(module, cls):
+            return kind if type(module).forward is cls.forward and _is_plain(module) else None
+    return None
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether `weight` and `bias` are all that the module has of its own, and the weight has its numbers already."""
+    own = dict(module.named_parameters(recurse=False))
+    weight = own.get("weight")
+    if weight is None or nn.parameter.is_lazy(weight) or not own.keys() <= {"weight", "bias"}:
+        return False
+    if isinstance(module, nn.Embedding):
+        return not module.scale_grad_by_freq  # which counts tokens over the whole batch
+    if isinstance(module, _InstanceNorm):
+        return not module.track_running_stats
+    return True
+
+
+def layer_of(module: nn.Module, rounded: bool = True) -> _C.Layer | None:
+    """The library's description of a layer, or None where it has none.
+
+    `rounded`: on a GPU with TF32, whether norms, Gram matrices and curvature may round float32 operands to 11 bits.
+    """
+    kind = kind_of(module)
+    if kind is None:
+        return None
+    return _C.Layer(kind, rounded=rounded, **describe(module, kind))
+
+
+def describe(module: nn.Module, kind: str) -> dict[str, object]:
+    """The options that a kind of layer has, by their names in tch_layer."""
+    if kind == "conv":
+        return _describe_convolution(module)
+    if kind == "embedding":
+        padding = module.padding_idx
+        return {"rows": module.num_embeddings, "padding_index": -1 if padding is None else padding}
+    if kind == "group_norm":
+        groups = module.num_features if isinstance(module, _InstanceNorm) else module.num_groups
+        return {"groups": groups, "eps": module.eps}
+    if kind in ("layer_norm", "rms_norm"):
+        return {"normalized": len(module.normalized_shape), "eps": _eps(module)}
+    return {}
+
+
+def _eps(module: nn.Module) -> float:
+    """RMSNorm's own, where none was given, is that of the type it computes in, which for half types is float32."""
+    if module.eps is not None:
+        return module.eps
+    return torch.finfo(torch.float64 if module.weight.dtype == torch.float64 else torch.float32).eps
+
+
+def _describe_convolution(module: _ConvNd) -> dict[str, object]:
+    before, after = _padding(module)
+    return {
+        "kernel": tuple(module.kernel_size),
+        "stride": tuple(module.stride),
+        "dilation": tuple(module.dilation),
+        "before": before,
+        "after": after,
+        "padding": module.padding_mode,
+        "groups": module.groups,
+    }
+
+
+def _padding(module: _ConvNd) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """At the beginning and the end of each dimension. 'same' puts the odd one at the end."""
+    if module.padding == "valid":
+        return (0,) * len(module.kernel_size), (0,) * len(module.kernel_size)
+    if module.padding != "same":
+        return tuple(module.padding), tuple(module.padding)
+    whole = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    before = tuple(w // 2 for w in whole)
+    return before, tuple(w - b for w, b in zip(whole, before, strict=True))
+
+
+def has_batch(module: nn.Module, kind: str, x: torch.Tensor) -> bool:
+    """Whether an input has the samples' dimension; PyTorch takes single samples too."""
+    if kind == "conv":
+        return x.ndim == len(module.kernel_size) + 2
+    if kind == "embedding":
+        return x.ndim >= 1
+    if kind == "group_norm" and isinstance(module, _INSTANCE_NORMS):
+        return x.ndim == _INSTANCE_NORMS.index(next(c for c in _INSTANCE_NORMS if isinstance(module, c))) + 3
+    if kind in ("layer_norm", "rms_norm"):
+        return x.ndim > len(module.normalized_shape)
+    return x.ndim >= 2

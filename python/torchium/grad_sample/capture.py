@@ -1,0 +1,171 @@
+"""The hooks on a whole model, put on and taken off together, and what they ask before a pass: how many samples there
+are, and whether parameters are used beside their modules.
+
+Where ordinary gradients are not wanted, a layer runs with its parameters detached: then the backward pass does not
+compute them, and a gradient that still reaches a parameter tells that it was used elsewhere too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchium.grad_sample.forwards import Forward, LayerForward
+from torchium.grad_sample.plan import Part, Plan
+from torchium.grad_sample.units import UnitForward
+from torchium.grad_sample.uses import Sink
+
+
+class Capture:
+    """The hooks on one model, there from `install` to `remove`, any number of times.
+
+    `gradients` tells whether the parameters are to have their ordinary gradients from the backward pass as well.
+    Whether parameters are used beside their modules is looked for in the first pass only: it takes time.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, sink: Sink, batch_first: bool, gradients: bool) -> None:
+        self.model, self.plan, self.sink, self.gradients = model, plan, sink, gradients
+        self.batch_dim = 0 if batch_first else 1
+        self.enabled = True
+        self.round = 0  # passes through the model
+        self.batch: int | None = None
+        self.checked = False
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.handles: list[Any] = []
+        self.forwards = [LayerForward(self, p) if p.layer is not None else UnitForward(self, p) for p in plan.parts]
+
+    # --- on and off ---------------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        for part in self.plan.parts:
+            if isinstance(part.module.__dict__.get("forward"), Forward):
+                raise RuntimeError(f"{part.title} is captured already: one GradSampleModule or context at a time")
+        for forward in self.forwards:
+            forward.put()
+        self.handles = [
+            self.model.register_forward_pre_hook(PassHook(self.begin), with_kwargs=True),
+            self.model.register_forward_hook(PassHook(self.end)),
+        ]
+        if not self.gradients and not self.checked:
+            self.handles += [
+                p.register_hook(_refuse(self.plan.names[p])) for p in self.plan.owners if p.requires_grad and p.is_leaf
+            ]
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        for forward in self.forwards:
+            forward.restore()
+
+    # --- one pass -----------------------------------------------------------------------------------------------------
+
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not (self.enabled and torch.is_grad_enabled()):
+            return
+        self.plan.check_mixing()
+        self.round += 1
+        self.batch = None
+        first = next(tensors_in((args, kwargs)), None)
+        if first is not None and first.dim() > 0:
+            self.batch = first.size(self.batch_dim if first.dim() > self.batch_dim else 0)
+
+    def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """In the first pass looks for parameters that are used beside their modules. Where those are detached, hooks on
+        the parameters do, which see the loss too."""
+        if self.checked or not (self.gradients and self.enabled and torch.is_grad_enabled()):
+            return
+        roots = [t.grad_fn for t in tensors_in(output) if t.grad_fn is not None]
+        if roots:
+            self.checked = True
+            for parameter in used_directly(roots):
+                if parameter in self.plan.owners:
+                    _refuse(self.plan.names[parameter])(None)
+
+    def check_batch(self, part: Part, size: int) -> int:
+        """The number of samples, which all parts must have; 1 may stand for what all samples share."""
+        if self.batch is None:
+            self.batch = size
+        if size not in (self.batch, 1):
+            raise RuntimeError(
+                f"the input of {part.title} has {size} samples where the model's has {self.batch}: what is computed "
+                "for all samples together has no gradient of one sample. Give it an input for each sample, or one "
+                "whose first dimension is 1, as in positions[None]"
+            )
+        return self.batch
+
+    def source(self, parameter: nn.Parameter) -> Tensor:
+        """The parameter as its module sees it in this pass."""
+        if not self.gradients:
+            return parameter.detach()
+        return parameter if self.checked else Passage.apply(parameter)
+
+
+class Passage(torch.autograd.Function):
+    """A parameter on its way into its own module. What reaches a parameter's gradient otherwise is another use."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor) -> Tensor:
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class PassHook:
+    """A hook on the whole model, of which a copy of the model gets one that does nothing."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self.hook = hook
+
+    def __call__(self, *args: Any) -> None:
+        self.hook(*args)
+
+    def __reduce__(self) -> Any:
+        return PassHook, (do_nothing,)
+
+
+def do_nothing(*args: Any) -> None:
+    pass
+
+
+def _refuse(name: str) -> Callable[[Tensor | None], None]:
+    def refuse(gradient: Tensor | None) -> None:
+        raise RuntimeError(
+            f"the parameter {name} is used outside the forward of its own module, where gradients of samples cannot be "
+            "taken: call the module itself (a tied head is a Linear whose weight is the embedding's)"
+        )
+
+    return refuse
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of nested tuples, lists and dictionaries, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def used_directly(roots: list[Any]) -> Iterator[Tensor]:
+    """The leaves of a graph that are reached other than through a Passage."""
+    seen, waiting = set(roots), list(roots)
+    while waiting:
+        node = waiting.pop()
+        if type(node).__name__ == "PassageBackward":
+            continue
+        for following, _ in node.next_functions:
+            if following is None or following in seen:
+                continue
+            seen.add(following)
+            waiting.append(following)
+            if hasattr(following, "variable"):
+                yield following.variable

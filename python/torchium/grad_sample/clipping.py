@@ -1,0 +1,113 @@
+"""Clipping of each sample's gradient in one backward pass: norms first, then the sum of the clipped gradients, both
+from the inputs and output gradients of the layers, which are kept until the end. No gradient of a sample is formed, and
+none of the batch computed twice. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchium import _C
+from torchium.grad_sample import products
+from torchium.grad_sample.norms import NormSink, per_sample_norms
+from torchium.grad_sample.uses import Use
+
+
+class ClipSink(NormSink):
+    """Keeps what the sums need, in the order in which it was added to the norms."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.kept: list[Use] = []
+        self.kept_forms: list[tuple[nn.Parameter, Tensor]] = []
+
+    def after(self, use: Use) -> None:
+        self.kept.append(use)
+
+    def after_forming(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
+        self.kept_forms.append((parameter, gradient))
+
+    def add_to_gradients(self, weights: Tensor) -> None:
+        for use in self.kept:
+            add_weighted(use, weights)
+            use.release()
+        for parameter, gradient in self.kept_forms:
+            whole = weighted(gradient, weights).to(parameter.dtype)
+            parameter.grad = whole if parameter.grad is None else parameter.grad + whole
+        self.kept, self.kept_forms = [], []
+
+
+def add_weighted(use: Use, weights: Tensor) -> None:
+    """p.grad += sum over i of weights[i] (gradient of sample i), as they come from the loss: mean of a mean, sum
+    of a sum. Written to p.grad itself where that has the type the library sums in."""
+    made, straight = {}, {}
+    dtype = products.result_dtype(use)
+    for name, p in use.parameters.items():
+        if p.grad is not None and p.grad.dtype == dtype and p.grad.layout == torch.strided:
+            straight[name] = p.grad
+        else:
+            made[name] = torch.empty(p.shape, dtype=dtype, device=use.gradient.device)
+    for beta, outputs in ((1.0, straight), (0.0, made)):
+        if outputs:
+            weight, bias = outputs.get("weight"), outputs.get("bias")
+            _C.grad_weighted_sum(use.part.layer, use.input, use.gradient, weights, beta, weight, bias)
+    for name, gradient in made.items():
+        p = use.parameters[name]
+        p.grad = gradient.to(p.dtype) if p.grad is None else p.grad + gradient.to(p.dtype)
+
+
+def weighted(gradients: Tensor, weights: Tensor) -> Tensor:
+    """The sum over samples; one of weight 0 adds nothing, even where it is not finite."""
+    w = weights.to(gradients.dtype)
+    dropped = (weights == 0).view(-1, *[1] * (gradients.dim() - 1))
+    return torch.tensordot(w, gradients.masked_fill(dropped, 0.0), 1)
+
+
+class GhostClipping(per_sample_norms):
+    """Per-sample clipping in one backward pass: `p.grad` gets the mean (for a loss that is a mean, else the sum) over
+    the samples of g_i min(1, max_norm / |g_i|), with |g_i| over all trainable parameters.
+
+    It costs the memory of the output gradients of all layers, which are kept until the end of the `with` block; no
+    gradient of a sample is formed except of modules without a rule. A sample whose gradient is not finite is left out.
+    What `p.grad` held before is added to, as backward does.
+
+    Args:
+        model: any module; see `GradSampleModule` for what has a rule and what is refused.
+        max_norm: above 0.
+        batch_first, loss_reduction, strict: as in `GradSampleModule`.
+
+        >>> clipping = torchium.GhostClipping(model, max_norm=1.0)
+        >>> with clipping:
+        ...     loss_fn(model(x), y).backward()
+        >>> optimizer.step()                                   # clipping.norms has the norms before clipping
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_norm: float,
+        *,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        strict: bool = True,
+    ) -> None:
+        super().__init__(model, batch_first=batch_first, loss_reduction=loss_reduction, strict=strict)
+        if not (isinstance(max_norm, (int, float)) and 0 < max_norm < math.inf):
+            raise ValueError(f"max_norm must be a finite number above 0, got {max_norm!r}")
+        self.max_norm = float(max_norm)
+
+    def sink(self) -> NormSink:
+        return ClipSink(self.plan, self.loss_reduction == "mean")
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        sink = self.capture.sink
+        super().__exit__(kind, error, trace)
+        if kind is None and sink.squares is not None:
+            weights = torch.empty_like(sink.squares)
+            with torch.no_grad():
+                _C.grad_clip_weights(sink.squares, self.max_norm, weights)
+                sink.add_to_gradients(weights)

@@ -1,0 +1,147 @@
+"""Where a layer's input and its output's gradient are taken: in front of each part's forward stands an object, put into
+the module's own dictionary, that runs the class's forward and hangs a hook on the result. Nothing is copied. A hook on
+a tensor costs least of all that PyTorch has; it sees the gradient of the output as it was before any operation in place
+that follows.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchium._layers import has_batch
+from torchium.grad_sample.plan import Part
+from torchium.grad_sample.uses import Sink, Use
+
+if TYPE_CHECKING:
+    from torchium.grad_sample.capture import Capture
+
+
+class Forward:
+    """What stands in a module's dictionary as its forward. A copy of the module, or one that was pickled, gets the
+    class's own forward instead."""
+
+    def __init__(self, capture: Capture, part: Part) -> None:
+        self.capture, self.part, self.module = capture, part, part.module
+        self.hidden: Any = None  # a forward that the user put there
+        self.original = _forward_of_class(part.module)
+
+    def __reduce__(self) -> Any:
+        if self.hidden is not None:
+            return _same, (self.hidden,)
+        return _forward_of_class, (self.module,)
+
+    def put(self) -> None:
+        self.hidden = self.module.__dict__.get("forward")
+        self.original = _forward_of_class(self.module) if self.hidden is None else self.hidden
+        self.module.__dict__["forward"] = self
+
+    def restore(self) -> None:
+        if self.module.__dict__.get("forward") is self:
+            del self.module.__dict__["forward"]
+            if self.hidden is not None:
+                self.module.__dict__["forward"] = self.hidden
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Empty where nothing is to be captured now."""
+        wanted = self.capture.enabled and torch.is_grad_enabled()
+        return self.part.trainable() if wanted else {}
+
+
+def _forward_of_class(module: nn.Module) -> Callable[..., Any]:
+    return types.MethodType(type(module).forward, module)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class LayerForward(Forward):
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        parameters = self.trainable()
+        given = (*args, *kwargs.values())
+        if not parameters or len(given) != 1 or not isinstance(given[0], Tensor):
+            return self.original(*args, **kwargs)
+        capture, part = self.capture, self.part
+        x = as_computed(part.kind, given[0])
+        if not has_batch(self.module, part.kind, x):
+            raise RuntimeError(f"the input of {part.title} has shape {list(x.shape)}, without a dimension of samples")
+        dim = self.batch_dim(x)
+        use = Use(part, parameters, capture.check_batch(part, x.size(dim)), capture.round)
+        output = self.run(x, parameters)
+        if use.batch != x.size(dim):  # shared by all samples: here is where their gradients are still apart
+            output, x = spread(output, dim, use.batch), spread(x, dim, use.batch)
+        use.input = x.detach() if dim == 0 else x.detach().transpose(0, 1)
+        use.version = use.input._version
+        sink = capture.sink
+        sink.made(use)
+        output.register_hook(lambda gradient: self.arrive(use, gradient, dim, sink))
+        return output
+
+    def batch_dim(self, x: Tensor) -> int:
+        """Sequences may come first; what has no sequence has the samples first."""
+        if self.capture.batch_dim == 0 or self.part.kind in ("conv", "group_norm"):
+            return 0
+        return 1 if has_batch(self.module, self.part.kind, x[0] if x.size(0) else x.new_empty(x.shape[1:])) else 0
+
+    def run(self, x: Tensor, parameters: dict[str, nn.Parameter]) -> Tensor:
+        own = self.module._parameters  # where forward finds them, whatever kind of tensor they are
+        try:
+            own.update({name: self.capture.source(p) for name, p in parameters.items()})
+            output = self.original(x)
+        finally:
+            own.update(parameters)
+        if output._is_view():  # of which PyTorch would lose the hook in an operation in place
+            output = torch.ops.aten._unsafe_view(output, output.shape)
+        return output if output.requires_grad else Anchor.apply(output, self.capture.anchor)
+
+    def arrive(self, use: Use, gradient: Tensor, dim: int, sink: Sink) -> None:
+        if use.input is None:
+            raise RuntimeError(
+                f"a second backward pass reached {self.part.title}, whose input was released in the first: run the "
+                "model again, retain_graph does not help here"
+            )
+        if use.input._version != use.version:  # PyTorch keeps no input where it computes no gradient of the weight
+            raise RuntimeError(f"the input of {self.part.title} was modified in place after its forward")
+        with torch.no_grad():
+            gradient = gradient.detach() if dim == 0 else gradient.detach().transpose(0, 1)
+            if use.input.is_floating_point() and use.input.dtype != gradient.dtype:
+                use.input = use.input.to(gradient.dtype)
+            use.gradient = gradient
+            sink.arrived(use)
+
+
+def as_computed(kind: str, x: Tensor) -> Tensor:
+    """Under autocast the input as the product will see it: cast here, it is cast once, and what is kept is what PyTorch
+    keeps too."""
+    if (
+        kind in ("linear", "conv")
+        and x.is_floating_point()
+        and x.dtype != torch.float64
+        and torch.is_autocast_enabled(x.device.type)
+    ):
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x
+
+
+def spread(x: Tensor, dim: int, batch: int) -> Tensor:
+    shape = list(x.shape)
+    shape[dim] = batch
+    return x.expand(shape)
+
+
+class Anchor(torch.autograd.Function):
+    """Makes a result that depends on nothing trainable ask for its gradient, without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        return None, None

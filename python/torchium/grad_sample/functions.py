@@ -1,0 +1,98 @@
+"""Gradients and norms of the samples as functions of a model, a loss and a batch: one pass, with the parameters
+detached, so that nothing of the model changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchium.grad_sample import products
+from torchium.grad_sample.capture import Capture
+from torchium.grad_sample.norms import NormSink
+from torchium.grad_sample.plan import Plan
+from torchium.grad_sample.uses import Use
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+class FormSink:
+    """The gradients of each parameter, [B, ...] in its own type. Uses of one parameter add up."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[nn.Parameter, Tensor] = {}
+
+    def made(self, use: Use) -> None:
+        pass
+
+    def arrived(self, use: Use) -> None:
+        for parameter, gradient in products.samples(use, 1.0).items():
+            self.formed(use, parameter, gradient.to(parameter.dtype))
+        use.release()
+
+    def formed(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
+        present = self.gradients.get(parameter)
+        self.gradients[parameter] = gradient if present is None else present.add_(gradient)
+
+
+def per_sample_gradients(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> list[Tensor | None]:
+    sink = FormSink()
+    batch, scale = run(model, Plan(model), sink, loss_fn, inputs, targets)
+    made: list[Tensor | None] = []
+    for p in model.parameters():
+        gradient = sink.gradients.get(p)
+        if gradient is not None and scale != 1.0:
+            gradient.mul_(scale)
+        elif gradient is None and p.requires_grad:
+            gradient = p.new_zeros((batch, *p.shape))
+        made.append(gradient)
+    return made
+
+
+def per_sample_gradient_norms(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> Tensor:
+    plan = Plan(model)
+    sink = NormSink(plan, mean=False)
+    batch, scale = run(model, plan, sink, loss_fn, inputs, targets)
+    with torch.no_grad():
+        sink.finish()
+    if sink.squares is None:  # nothing trainable was reached
+        return torch.zeros(batch, device=next(model.parameters(), torch.empty(0)).device)
+    wide = any(p.dtype == torch.float64 for p in model.parameters())
+    return (sink.squares.clamp_(min=0.0).sqrt_() * scale).to(torch.float64 if wide else torch.float32)
+
+
+def run(model: nn.Module, plan: Plan, sink: Any, loss_fn: LossFunction, inputs: Any, targets: Any) -> tuple[int, float]:
+    """One pass forward and backward. The number of samples, and by what their gradients are still to be multiplied."""
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn must be callable, got {type(loss_fn).__name__}")
+    capture = Capture(model, plan, sink, batch_first=True, gradients=False)
+    capture.install()
+    try:
+        with torch.enable_grad():
+            output = call(model, inputs)
+            if capture.batch is None:
+                raise ValueError("inputs has no tensor with a dimension of samples")
+            loss, is_mean = reduced(loss_fn, loss_fn(output, targets))
+            if loss.requires_grad:
+                loss.backward()
+    finally:
+        capture.remove()
+    return capture.batch, float(capture.batch) if is_mean else 1.0
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def reduced(loss_fn: LossFunction, loss: Any) -> tuple[Tensor, bool]:
+    """The loss as a scalar, and whether it is a mean over the samples."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"loss_fn must return a tensor, got {type(loss).__name__}")
+    if loss.dim() > 0:
+        return loss.sum(), False
+    return loss, getattr(loss_fn, "reduction", "mean") != "sum"

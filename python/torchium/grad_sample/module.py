@@ -1,0 +1,164 @@
+"""GradSampleModule: a model around a model, with the gradients of single samples beside the ordinary ones. The names
+are those that users of Opacus know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchium.grad_sample import products
+from torchium.grad_sample.capture import Capture
+from torchium.grad_sample.norms import check_reduction
+from torchium.grad_sample.plan import Plan
+from torchium.grad_sample.uses import Use
+
+# The number of the backward pass at work: there is no public way to tell whether two hooks were called by one. Without
+# it two passes through the model before one backward are refused.
+_backward_number = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+class SampleSink:
+    """Writes `p.grad_sample`. Uses of one parameter in one pass add up; another pass is refused while it is there."""
+
+    def __init__(self, plan: Plan, mean: bool) -> None:
+        self.plan, self.mean = plan, mean
+        self.passes: dict[nn.Parameter, tuple[int, int]] = {}
+
+    def made(self, use: Use) -> None:
+        pass
+
+    def arrived(self, use: Use) -> None:
+        scale = float(use.batch) if self.mean else 1.0
+        for parameter, gradient in products.samples(use, scale).items():
+            self.add(use, parameter, gradient.to(parameter.dtype))
+        use.release()
+
+    def formed(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
+        # A tensor of its own: what autograd handed out it may be using elsewhere.
+        self.add(use, parameter, gradient * (use.batch if self.mean else 1))
+
+    def add(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
+        now = (use.round, _backward_number())
+        present = getattr(parameter, "grad_sample", None)
+        if present is None:
+            parameter.grad_sample = gradient
+            self.passes[parameter] = now
+            return
+        before = self.passes.get(parameter, (-1, -1))
+        name = self.plan.names[parameter]
+        if now[0] != before[0] and (now[1] < 0 or now[1] != before[1]):
+            raise RuntimeError(
+                f"{name}.grad_sample is still there from an earlier backward pass: use it, and call zero_grad() of the "
+                "GradSampleModule (or set it to None) before the next"
+            )
+        if present.shape != gradient.shape:
+            raise RuntimeError(f"{name} had {len(present)} samples in one use and has {len(gradient)} in another")
+        present += gradient
+
+
+class GradSampleModule(nn.Module):
+    """A model whose parameters have the gradients of the single samples after one ordinary backward pass.
+
+    After `loss.backward()` every trainable parameter has `p.grad_sample`, [B, *p.shape] in its own type, beside the
+    `p.grad` that it would have anyway. With reduction "mean" the mean of `grad_sample` is `grad`, with "sum" its sum.
+
+    Rules are for Linear, Conv1d to Conv3d, Embedding, LayerNorm, RMSNorm, GroupNorm and InstanceNorm. Any other module
+    with parameters of its own is run sample by sample, with everything inside it, by torch.func.vmap or in a loop. What
+    cannot be right is refused by name: batch norm in training mode when this is made, and in a pass a parameter used
+    outside its module, an input without the samples' dimension, a second backward.
+
+    Args:
+        model: the model; it is worked on in place, see `to_standard_module`.
+        batch_first: False for sequence models whose tensors are [T, B, ...].
+        loss_reduction: "mean" or "sum", what the loss does with the samples.
+        strict: False leaves layers that cannot be done without a `grad_sample` instead of refusing the model, and lets
+            batch norm mix the samples.
+
+        >>> model = torchium.GradSampleModule(model)
+        >>> loss_fn(model(x), y).backward()
+        >>> [p.grad_sample.flatten(1).norm(dim=1) for p in model.parameters()]
+    """
+
+    def __init__(
+        self, model: nn.Module, *, batch_first: bool = True, loss_reduction: str = "mean", strict: bool = True
+    ) -> None:
+        super().__init__()
+        check_reduction(loss_reduction)
+        plan = Plan(model, strict)
+        self._module = model
+        self.batch_first, self.loss_reduction = batch_first, loss_reduction
+        self._capture = Capture(model, plan, SampleSink(plan, loss_reduction == "mean"), batch_first, True)
+        self._capture.install()
+        for p in model.parameters():
+            p.grad_sample = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._module(*args, **kwargs)
+
+    # --- hooks --------------------------------------------------------------------------------------------------------
+
+    def disable_hooks(self) -> None:
+        """From now on passes leave no `grad_sample`."""
+        self._capture.enabled = False
+
+    def enable_hooks(self) -> None:
+        self._capture.enabled = True
+
+    def remove_hooks(self) -> None:
+        """Leaves the model as it was given, except for what `grad_sample` holds."""
+        self._capture.remove()
+
+    def to_standard_module(self) -> nn.Module:
+        """The model as it was given, without hooks and without `grad_sample`."""
+        self.remove_hooks()
+        for p in self._module.parameters():
+            p.__dict__.pop("grad_sample", None)
+        return self._module
+
+    # --- the model inside ---------------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "_module":
+                raise
+            return getattr(self._module, name)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for p in self._module.parameters():
+            p.grad_sample = None
+
+    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names, as the model has them, and parameters that get a `grad_sample`."""
+        return ((name, p) for name, p in self._module.named_parameters() if p.requires_grad)
+
+    def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """That of the model."""
+        if not (destination is None or isinstance(destination, dict)):
+            raise TypeError(f"destination must be a dictionary, got {type(destination).__name__}")
+        return self._module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        for name in state_dict if isinstance(state_dict, Mapping) else ():
+            if not isinstance(name, str):
+                raise TypeError(f"state_dict has a key of type {type(name).__name__}, expected names")
+        return self._module.load_state_dict(state_dict, strict, assign)
+
+    def __reduce__(self) -> Any:
+        """A copy is made of the model and given hooks of its own."""
+        options = {"batch_first": self.batch_first, "loss_reduction": self.loss_reduction}
+        return _again, (self._module, options, bool(self._capture.handles), self._capture.enabled)
+
+
+def _again(model: nn.Module, options: dict[str, Any], installed: bool, enabled: bool) -> GradSampleModule:
+    made = GradSampleModule(model, **options)
+    made._capture.enabled = enabled
+    if not installed:
+        made.remove_hooks()
+    return made

@@ -1,0 +1,205 @@
+"""Norms of the samples' gradients without forming them. A layer's norms are added as soon as the backward pass has come
+to it, and what was kept for them is released; only weights that are used more than once wait for the end, because their
+norms need all uses together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchium.grad_sample import products
+from torchium.grad_sample.capture import Capture
+from torchium.grad_sample.plan import Plan
+from torchium.grad_sample.uses import PARTS, Use
+
+
+def check_reduction(loss_reduction: str) -> None:
+    if loss_reduction not in ("mean", "sum"):
+        raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
+
+
+class NormSink:
+    """Adds up squared norms, float64 [B]."""
+
+    def __init__(self, plan: Plan, mean: bool) -> None:
+        self.plan, self.mean = plan, mean
+        self.squares: Tensor | None = None
+        self.uses: dict[nn.Parameter, list[Use]] = {}
+        self.waiting: list[Use] = []
+        self.added: set[nn.Parameter] = set()
+        self.forms: list[tuple[Use, nn.Parameter, Tensor]] = []
+
+    def scale(self, use: Use) -> float:
+        return float(use.batch) if self.mean else 1.0
+
+    def total(self, use: Use, device: torch.device) -> Tensor:
+        if self.squares is None:
+            self.squares = torch.zeros(use.batch, dtype=torch.float64, device=device)
+        if self.squares.numel() != use.batch:
+            raise RuntimeError(f"{use.part.title} has {use.batch} samples, and others before it {len(self.squares)}")
+        return self.squares
+
+    # --- as the backward pass goes ------------------------------------------------------------------------------------
+
+    def made(self, use: Use) -> None:
+        for p in use.parameters.values():
+            self.uses.setdefault(p, []).append(use)
+
+    def is_alone(self, use: Use, parameter: nn.Parameter) -> bool:
+        return len(self.uses[parameter]) == 1 and len(self.plan.owners[parameter]) == 1
+
+    def check_new(self, use: Use, parameter: nn.Parameter) -> None:
+        if parameter in self.added:
+            raise RuntimeError(
+                f"{use.part.title} was used again after the norms of {self.plan.names[parameter]} had been added: run "
+                "the model and the backward pass once"
+            )
+
+    def arrived(self, use: Use) -> None:
+        for p in use.parameters.values():
+            self.check_new(use, p)
+        if all(self.is_alone(use, p) for p in use.parameters.values()):
+            total = self.total(use, use.gradient.device)
+            products.add_norms(use, products.parts_of(use), self.scale(use), total)
+            self.added.update(use.parameters.values())
+            self.after(use)
+        else:
+            self.waiting.append(use)
+
+    def formed(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
+        self.check_new(use, parameter)
+        if self.is_alone(use, parameter):
+            products.add_formed_norms(gradient, self.scale(use), self.total(use, gradient.device))
+            self.added.add(parameter)
+            self.after_forming(use, parameter, gradient)
+        else:
+            self.forms.append((use, parameter, gradient))
+
+    def after(self, use: Use) -> None:
+        use.release()
+
+    def after_forming(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
+        pass
+
+    # --- at its end ---------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Adds the norms of weights that were used more than once."""
+        by_parameter: dict[nn.Parameter, list[tuple[Use, str]]] = {}
+        for use in self.waiting:
+            for name, p in use.parameters.items():
+                by_parameter.setdefault(p, []).append((use, name))
+        formed = {p for _, p, _ in self.forms}
+        together: dict[tuple[int, ...], tuple[list[Use], int]] = {}
+        for p, places in by_parameter.items():
+            if p in formed or not self.can_join(places):
+                formed.add(p)
+                continue
+            uses = [use for use, _ in places]
+            key = tuple(id(use) for use in uses)
+            together[key] = (uses, together.get(key, (uses, 0))[1] | PARTS[places[0][1]])
+        for uses, parts in together.values():
+            self.add_joined(uses, parts)
+        for p in formed:
+            self.add_formed(p, by_parameter.get(p, []))
+        for use in self.waiting:
+            self.after(use)
+        for form in self.forms:
+            self.after_forming(*form)
+        self.waiting, self.forms = [], []
+
+    def can_join(self, places: list[tuple[Use, str]]) -> bool:
+        kinds = {use.part.kind for use, _ in places}
+        names = {name for _, name in places}
+        return len(places) == 1 or (len(names) == 1 and kinds <= {"linear", "embedding"})
+
+    def add_joined(self, uses: list[Use], parts: int) -> None:
+        total, scale = self.total(uses[0], uses[0].gradient.device), self.scale(uses[0])
+        by_kind = {
+            kind: products.joined([use for use in uses if use.part.kind == kind])
+            for kind in {use.part.kind for use in uses}
+        }
+        for use in by_kind.values():
+            products.add_norms(use, parts, scale, total)
+        if len(by_kind) == 2 and parts & PARTS["weight"]:
+            products.add_tied_norms(by_kind["embedding"], by_kind["linear"], scale, total)
+
+    def add_formed(self, parameter: nn.Parameter, places: list[tuple[Use, str]]) -> None:
+        """The gradients of one parameter, formed, added up and discarded."""
+        gradients = [(use, gradient) for use, p, gradient in self.forms if p is parameter]
+        gradients += [(use, products.samples(use, 1.0, (name,))[parameter]) for use, name in places]
+        first, whole = gradients[0]
+        for use, gradient in gradients[1:]:
+            self.total(use, gradient.device)
+            whole = whole + gradient
+        products.add_formed_norms(whole, self.scale(first), self.total(first, whole.device))
+
+
+class per_sample_norms:
+    """Norms of the samples' gradients, |g_i| over all trainable parameters, from one pass and without forming them.
+
+    Everything between `with` and its end is one pass: the model, the loss, one backward. Then `norms` is [B].
+
+    Args:
+        model: any module; see `GradSampleModule` for what has a rule and what is refused.
+        batch_first: as in `GradSampleModule`.
+        loss_reduction: "mean" where the loss is the mean over the samples, "sum" where it is their sum.
+        gradients: whether the parameters get their ordinary gradients too. Without them the backward pass does not
+            compute the gradients of weights, and `p.grad` stays as it is.
+        strict: as in `GradSampleModule`.
+
+        >>> with torchium.per_sample_norms(model) as result:
+        ...     loss_fn(model(x), y).backward()
+        >>> result.norms
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        gradients: bool = False,
+        strict: bool = True,
+    ) -> None:
+        check_reduction(loss_reduction)
+        self.model, self.loss_reduction = model, loss_reduction
+        self.plan = Plan(model, strict)
+        self.capture = Capture(model, self.plan, self.sink(), batch_first, gradients)
+        self.squared_norms: Tensor | None = None
+
+    def sink(self) -> NormSink:
+        return NormSink(self.plan, self.loss_reduction == "mean")
+
+    def __enter__(self) -> Any:
+        self.squared_norms = None
+        self.capture.batch = None
+        self.capture.sink = self.sink()
+        self.capture.install()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        capture, sink = self.capture, self.capture.sink
+        capture.remove()
+        capture.sink = self.sink()
+        if kind is None:
+            capture.checked = True
+            with torch.no_grad():
+                sink.finish()
+            self.squared_norms = sink.squares
+            if self.squared_norms is None and sink.uses:
+                raise RuntimeError("no gradient came to any layer: run the backward pass inside the `with` block")
+            if self.squared_norms is None and capture.batch is not None:  # nothing is trainable
+                place = next(self.model.parameters(), torch.empty(0)).device
+                self.squared_norms = torch.zeros(capture.batch, dtype=torch.float64, device=place)
+
+    @property
+    def norms(self) -> Tensor:
+        """[B], in the parameters' type, or in float32 where that is a half type."""
+        if self.squared_norms is None:
+            raise RuntimeError("there are no norms yet: they are there after the end of the `with` block")
+        wide = any(p.dtype == torch.float64 for p in self.model.parameters())
+        return self.squared_norms.clamp(min=0.0).sqrt_().to(torch.float64 if wide else torch.float32)

@@ -1,0 +1,157 @@
+"""What is done with each part of a model. A part is a layer, for which the library has a rule; or a unit, a module with
+parameters of its own that has none, together with everything inside it. Here is also what is refused, by name, before
+anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils import parametrize
+
+from torchium import _C
+from torchium._layers import kind_of, layer_of
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One module of a model: a layer where `layer` is not None, else a unit."""
+
+    name: str
+    module: nn.Module
+    kind: str
+    layer: _C.Layer | None
+
+    @property
+    def title(self) -> str:
+        return f"{self.name or 'the model'} ({type(self.module).__name__})"
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Those of its parameters that gradients are wanted of now, by their names in it."""
+        if self.layer is None:
+            return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        own = self.module._parameters
+        return {name: own[name] for name in ("weight", "bias") if own.get(name) is not None and own[name].requires_grad}
+
+
+class Plan:
+    """The parts of a model, and the names of the parameters that are in them."""
+
+    def __init__(self, model: nn.Module, strict: bool = True) -> None:
+        check_model(model)
+        self.parts = list(_parts(model, rounds_products()))
+        self.mixing = [(name, m) for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
+        if strict:
+            self.refuse()
+        else:
+            self.parts = [part for part in self.parts if why_not(part) is None and not mixes(part.module)]
+            self.mixing = []
+        self.names = {p: name for name, p in model.named_parameters()}
+        self.owners: dict[nn.Parameter, list[Part]] = {}
+        for part in self.parts:
+            for p in part.module.parameters(recurse=part.layer is None):
+                self.owners.setdefault(p, []).append(part)
+
+    def refuse(self) -> None:
+        """Raises for the first part that gradients of samples cannot be taken of."""
+        self.check_mixing()
+        for part in self.parts:
+            reason = why_not(part)
+            if reason is not None:
+                raise NotImplementedError(f"{part.title} {reason}")
+
+    def check_mixing(self) -> None:
+        """Batch norm may be put into training mode at any time, so this is asked before every pass."""
+        for name, module in self.mixing:
+            if mixes(module):
+                raise NotImplementedError(
+                    f"{name or 'the model'} ({type(module).__name__}) uses statistics of the whole batch, so that a "
+                    "single sample has no gradient of its own: use GroupNorm instead, or call eval() on it"
+                )
+
+
+def rounds_products() -> bool:
+    """Whether PyTorch's own float32 products on a GPU may use TF32: then norms may as well."""
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # from PyTorch 2.9 on
+    if precision is not None:  # where it was set by this name, asking by the older one fails
+        return precision == "tf32"
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def mixes(module: nn.Module) -> bool:
+    """Whether it uses statistics of the whole batch."""
+    return isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats)
+
+
+def check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise NotImplementedError(f"model is a {type(model).__name__}: give its .module")
+    if hasattr(model, "_orig_mod"):
+        raise NotImplementedError("model was compiled by torch.compile: give the model it was made from")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise NotImplementedError(f"{name or 'model'} is a TorchScript module, which cannot be looked into")
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise NotImplementedError(f"{name} has no shape yet: run the model once before")
+
+
+def why_not(part: Part) -> str | None:
+    """Why a part cannot be done, as the end of a sentence that begins with its name."""
+    module = part.module
+    trainable = part.trainable()
+    if not trainable:
+        return None
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        return "keeps running statistics of the whole batch: make it with track_running_stats=False"
+    if isinstance(module, nn.Embedding) and module.scale_grad_by_freq:
+        return "scales gradients by how often a token occurs in the whole batch: make it with scale_grad_by_freq=False"
+    for name, p in trainable.items():
+        if p.dtype not in _DTYPES:
+            return f"has a parameter {name} of dtype {p.dtype}, expected float16, bfloat16, float32 or float64"
+    return None
+
+
+# --- taking a model apart ---------------------------------------------------------------------------------------------
+
+
+def _parts(model: nn.Module, rounded: bool) -> Iterator[Part]:
+    seen: set[nn.Module] = set()
+
+    def visit(name: str, module: nn.Module) -> Iterator[Part]:
+        if module in seen:
+            return
+        seen.add(module)
+        kind = None if _has_another_forward(module) else kind_of(module)
+        if kind is not None:
+            yield Part(name, module, kind, layer_of(module, rounded))
+        elif _is_unit(module):
+            seen.update(module.modules())
+            yield Part(name, module, "unit", None)
+        else:
+            for child, inner in module.named_children():
+                yield from visit(f"{name}.{child}" if name else child, inner)
+
+    yield from visit("", model)
+
+
+def _has_another_forward(module: nn.Module) -> bool:
+    """Whether the user put a forward into the module itself, beside the class's."""
+    forward = module.__dict__.get("forward")
+    return forward is not None and getattr(forward, "__func__", None) is not type(module).forward
+
+
+def _is_unit(module: nn.Module) -> bool:
+    """Whether it has trainable parameters that its own forward uses, itself or in modules that it does not call."""
+    if isinstance(module, nn.MultiheadAttention) or parametrize.is_parametrized(module):
+        return any(p.requires_grad for p in module.parameters())
+    return any(p.requires_grad for p in module.parameters(recurse=False))

@@ -1,0 +1,85 @@
+"""The library's functions on one use of a layer, and what several uses of one weight come to.
+
+A weight used twice has the sum of two gradients, whose squared norm is more than the sum of two. Two uses of a linear
+layer or of an embedding are one use with more positions; an embedding and a linear layer with one weight have a
+function of their own; for anything else the gradients of that one parameter are formed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchium import _C
+from torchium.grad_sample.uses import PARTS, Use
+
+
+def parts_of(use: Use) -> int:
+    return sum(PARTS[name] for name in use.parameters)
+
+
+def result_dtype(use: Use) -> torch.dtype:
+    """What the library sums in: float32 where the gradients are of a half type."""
+    dtype = use.gradient.dtype
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def samples(use: Use, scale: float, names: tuple[str, ...] = ("weight", "bias")) -> dict[nn.Parameter, Tensor]:
+    """The gradients [B, ...] of the layer's parameters, or of some of them."""
+    wanted = {name: p for name, p in use.parameters.items() if name in names}
+    made = {
+        name: torch.empty((use.batch, *p.shape), dtype=result_dtype(use), device=use.gradient.device)
+        for name, p in wanted.items()
+    }
+    _C.grad_samples(use.part.layer, use.input, use.gradient, made.get("weight"), made.get("bias"), scale)
+    return {p: made[name] for name, p in wanted.items()}
+
+
+def add_norms(use: Use, parts: int, scale: float, norms: Tensor) -> None:
+    _C.grad_norms(use.part.layer, use.input, use.gradient, parts, True, norms, scale)
+
+
+def add_formed_norms(gradients: Tensor, scale: float, norms: Tensor) -> None:
+    """Of gradients that are there."""
+    flat = gradients.flatten(1) if gradients.dim() > 1 else gradients.unsqueeze(1)
+    norms.add_(torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).mul_(scale).square_())
+
+
+# --- several uses -----------------------------------------------------------------------------------------------------
+
+
+def joined(uses: list[Use]) -> Use:
+    """Uses of linear layers, or of embeddings, with one weight: one use with the positions of all."""
+    if len(uses) == 1:
+        return uses[0]
+    one = Use(uses[0].part, uses[0].parameters, uses[0].batch, uses[0].round)
+    tokens = uses[0].part.kind == "embedding"
+    dtype = uses[0].gradient.dtype
+    for use in uses[1:]:
+        dtype = torch.promote_types(dtype, use.gradient.dtype)
+    inputs = [positions(use.input, 1 if tokens else 2) for use in uses]
+    one.input = torch.cat([x if tokens else x.to(dtype) for x in inputs], 1)
+    one.gradient = torch.cat([positions(use.gradient, 2).to(dtype) for use in uses], 1)
+    return one
+
+
+def positions(x: Tensor, rank: int) -> Tensor:
+    """[B, T] or [B, T, features] for any number of middle dimensions."""
+    middle = 1
+    for size in x.shape[1 : x.dim() + 1 - rank]:
+        middle *= size
+    return x.reshape(x.size(0), middle, *x.shape[x.dim() + 1 - rank :])
+
+
+def add_tied_norms(embedding: Use, linear: Use, scale: float, norms: Tensor) -> None:
+    """2 <gradient in the embedding, gradient in the linear layer> of each sample. The linear layer's gradients, over
+    the whole vocabulary, are by far the largest tensor here: the other one is brought to their type."""
+    _C.grad_tied_norms(
+        embedding.part.layer,
+        positions(embedding.input, 1),
+        positions(embedding.gradient, 2).to(linear.gradient.dtype),
+        positions(linear.input, 2),
+        positions(linear.gradient, 2),
+        norms,
+        scale,
+    )

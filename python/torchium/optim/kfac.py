@@ -1,0 +1,142 @@
+"""KFAC as an optimizer: the preconditioner and SGD with momentum in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .of_model import OfModel
+from .options import plain
+from .preconditioner import KFACPreconditioner
+from .report import MemoryReport
+
+__all__ = ["KFAC"]
+
+
+class KFAC(OfModel):
+    r"""Natural gradient with Kronecker-factored curvature, for linear and convolution layers.
+
+    .. math::
+        A = E[a a^T], \quad G = E[g g^T], \quad
+        v = Q_G^T \left[ \frac{Q_G \nabla Q_A^T}{\lambda_G \lambda_A^T + \gamma} \right] Q_A, \quad
+        b \leftarrow \mu b + v + \lambda p, \quad p \leftarrow p - \eta b
+
+    for inputs :math:`a` and output gradients :math:`g` of each layer. Other layers get the plain gradient;
+    `preconditioner.left_out` names them. After a step `p.grad` holds :math:`v`.
+
+    Args:
+        model: the model, whose layers get hooks; `remove()` takes them off.
+        lr: :math:`\eta`; momentum: :math:`\mu`; weight_decay: :math:`\lambda`; damping: :math:`\gamma`.
+        TCov, TInv: steps from one update of the factors, and of what is made from them, to the next.
+        fisher, method, sharing, kl_clip, factor_decay, skip_layers, loss_reduction, accumulation_steps, factor_dtype,
+            precision, process_group: see `KFACPreconditioner`, where method is compute_method.
+        grad_scaler: the GradScaler that steps this optimizer, if one does.
+        nesterov: look ahead with the momentum. nonfinite: what a step does with an infinity or a NaN in a gradient:
+            'skip' it (counted in `stats()`), 'raise', or 'ignore'.
+
+    lr, momentum, weight_decay, damping, kl_clip, factor_decay, TCov and TInv are in `param_groups`, and may change from
+    step to step; the last five are read from the first group.
+
+    Example::
+
+        optimizer = torchium.optim.KFAC(model, lr=0.01)
+        loss.backward()
+        optimizer.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: Any = 0.001,
+        momentum: float = 0.9,
+        weight_decay: float = 0,
+        damping: float = 1e-3,
+        TCov: int = 10,
+        TInv: int = 100,
+        *,
+        fisher: str = "empirical",
+        method: str = "eigen",
+        sharing: str = "expand",
+        kl_clip: float | None = 1e-3,
+        factor_decay: float = 0.95,
+        nonfinite: str = "skip",
+        nesterov: bool = False,
+        skip_layers: str | Iterable[str] | None = None,
+        loss_reduction: str = "mean",
+        accumulation_steps: int = 1,
+        grad_scaler: Any = None,
+        factor_dtype: torch.dtype | None = None,
+        precision: str = "high",
+        process_group: Any = None,
+    ) -> None:
+        turning = {"damping": damping, "TCov": TCov, "TInv": TInv, "kl_clip": kl_clip, "factor_decay": factor_decay}
+        options = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov, "nonfinite": nonfinite}
+        super().__init__(model, grad_scaler, turning, lr=lr, **options)
+        self._lr_read: tuple[torch.Tensor, int, float] | None = None
+        self.preconditioner = KFACPreconditioner(
+            model,
+            factor_update_steps=lambda step: self.param_groups[0]["TCov"],
+            inv_update_steps=lambda step: self.param_groups[0]["TInv"],
+            damping=lambda step: self.param_groups[0]["damping"],
+            factor_decay=lambda step: self.param_groups[0]["factor_decay"],
+            kl_clip=lambda step: self.param_groups[0]["kl_clip"],
+            lr=lambda step: self._lr(),
+            accumulation_steps=accumulation_steps,
+            compute_method=method,
+            skip_layers=skip_layers,
+            grad_scaler=grad_scaler,
+            factor_dtype=factor_dtype,
+            fisher=fisher,
+            sharing=sharing,
+            loss_reduction=loss_reduction,
+            precision=precision,
+            process_group=process_group,
+        )
+
+    def _lr(self) -> float:
+        """The learning rate as a number. One on a GPU is waited for only after it has changed."""
+        lr = self.param_groups[0]["lr"]
+        if not isinstance(lr, torch.Tensor):
+            return lr
+        if self._lr_read is None or self._lr_read[0] is not lr or self._lr_read[1] != lr._version:
+            self._lr_read = (lr, lr._version, plain(lr))
+        return self._lr_read[2]
+
+    def _turn_gradients(self) -> None:
+        self.preconditioner.step()
+
+    def observe_sampled(self, outputs: torch.Tensor, loss: str = "cross_entropy") -> None:
+        """With fisher='sampled', after the forward pass: see `KFACPreconditioner.observe_sampled`."""
+        self.preconditioner.observe_sampled(outputs, loss)
+
+    def paused(self) -> Any:
+        """A context whose forward and backward passes are not looked at."""
+        return self.preconditioner.paused()
+
+    def remove(self) -> None:
+        """Takes the hooks off the model."""
+        self.preconditioner.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As every optimizer's, with the factors in 'kfac'."""
+        return super().state_dict() | {"kfac": self.preconditioner.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a `state_dict()` to the bit."""
+        if not isinstance(state_dict, dict) or "kfac" not in state_dict:
+            raise ValueError("a state_dict of KFAC must have 'state', 'param_groups' and 'kfac'")
+        self.preconditioner.load_state_dict(state_dict["kfac"])
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "kfac"})
+
+    def memory_report(self) -> MemoryReport:
+        """Bytes of state and scratch, the factors' state among them: a forecast before the first step."""
+        steps = super().memory_report()
+        return MemoryReport([steps, self.preconditioner._memory()], forecast=steps.forecast)
+
+    def stats(self) -> dict[str, float]:
+        """Those of the steps and of the preconditioner in one flat dictionary. Waits for the device."""
+        steps = super().stats()
+        return steps | self.preconditioner.stats() | {"steps": steps["steps"]}

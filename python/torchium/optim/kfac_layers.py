@@ -1,0 +1,256 @@
+"""The layers of a model that KFAC takes, and their factors in the C library.
+
+There is one C object for each device, made when the first batch is seen. Where a model has been moved since, or a
+parameter frozen, another is made, with the state of the first as far as it fits.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchium import _C
+from torchium._layers import kind_of, layer_of
+
+from .engine import allocate_state, stream_on
+from .watch import Layer
+
+__all__ = ["COUNTS", "Factors", "find_layers"]
+
+COUNTS = "counts"
+
+
+# --- which layers -----------------------------------------------------------------------------------------------------
+
+
+def find_layers(
+    model: nn.Module, skip: str | Iterable[str] | None, rounded: bool
+) -> tuple[list[Layer], dict[str, str]]:
+    """The linear and convolution layers to take, and by name why every other trainable module is left out."""
+    trainable = [
+        (name or type(module).__name__, module)
+        for name, module in model.named_modules()
+        if any(p.requires_grad for p in module.parameters(recurse=False))
+    ]
+    patterns = _patterns(skip, trainable)
+    owners = Counter(id(p) for _, module in trainable for p in module.parameters(recurse=False))
+    layers, left_out = [], {}
+    for name, module in trainable:
+        reason = _why_not(name, module, patterns, owners)
+        if reason is None:
+            layers.append(Layer(name, module, kind_of(module), layer_of(module, rounded)))
+        else:
+            left_out[name] = reason
+    return layers, left_out
+
+
+def _patterns(skip: Any, modules: list[tuple[str, nn.Module]]) -> list[str]:
+    """A pattern that fits nothing is an error: it would be a spelling mistake that shows only in the loss."""
+    patterns = [skip] if isinstance(skip, str) else list(skip or ())
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"skip_layers must hold patterns, got an object of type {type(pattern).__name__}")
+        try:
+            found = any(_fits(pattern, name, module) for name, module in modules)
+        except re.error as error:
+            raise ValueError(f"skip_layers: {pattern!r} is no regular expression: {error}") from None
+        if not found:
+            raise ValueError(f"skip_layers: {pattern!r} fits no trainable layer's name or class")
+    return patterns
+
+
+def _fits(pattern: str, name: str, module: nn.Module) -> bool:
+    return bool(re.search(pattern, name) or re.search(pattern, type(module).__name__))
+
+
+def _why_not(name: str, module: nn.Module, patterns: list[str], owners: Counter[int]) -> str | None:
+    if any(_fits(pattern, name, module) for pattern in patterns):
+        return "skipped"
+    if kind_of(module) not in ("linear", "conv"):
+        return f"{type(module).__name__} is neither a plain linear nor a plain convolution layer"
+    if not module.weight.requires_grad:
+        return "its weight is frozen"
+    if any(owners[id(p)] > 1 for p in module.parameters(recurse=False)):
+        return "it shares a parameter with another layer"
+    return None
+
+
+# --- their factors ----------------------------------------------------------------------------------------------------
+
+
+def _bias_of(module: nn.Module) -> nn.Parameter | None:
+    return module.bias if module.bias is not None and module.bias.requires_grad else None
+
+
+class Factors:
+    """The factors of all layers. A configuration has the fields of tch_kfac_config by name."""
+
+    def __init__(self, layers: list[Layer], dtype: torch.dtype | None) -> None:
+        self._layers = layers
+        self._dtype = dtype
+        self._config: dict[str, Any] = {}
+        self._signature: list[Any] | None = None
+        self._engines: dict[torch.device, _C.Kfac] = {}
+        self._members: dict[torch.device, list[int]] = {}  # the layers of each, by number
+        self._places: list[tuple[torch.device, int]] = []
+
+    def configure(self, config: dict[str, Any]) -> None:
+        """Numbers that may change from step to step; the others are those of the first time."""
+        if config != self._config:
+            for device, engine in self._engines.items():
+                engine.set_config(config | {"factor_dtype": self._dtype_on(device)})
+            self._config = config
+
+    # --- making
+
+    def made(self) -> bool:
+        return bool(self._engines)
+
+    def settle(self) -> None:
+        """Makes the C objects, or others in their place where the layers are others now."""
+        signature = [_signature(layer.module) for layer in self._layers]
+        if signature == self._signature:
+            return
+        before = self.state() if self._engines else {}
+        self._make(signature)
+        if before:
+            self._restore({name: saved for name, saved in before.items() if self._fit(name, saved)})
+
+    def _make(self, signature: list[Any]) -> None:
+        members: dict[torch.device, list[int]] = {}
+        places = []
+        for k, layer in enumerate(self._layers):
+            numbers = members.setdefault(layer.module.weight.device, [])
+            places.append((layer.module.weight.device, len(numbers)))
+            numbers.append(k)
+        self._members, self._places = members, places
+        self._engines = {
+            device: _C.Kfac(
+                str(device),
+                self._config | {"factor_dtype": self._dtype_on(device)},
+                [self._entry(k) for k in numbers],
+                functools.partial(allocate_state, device),
+            )
+            for device, numbers in members.items()
+        }
+        self._signature = signature
+
+    def _dtype_on(self, device: torch.device) -> str:
+        """float32, or float64 for a device with a float64 layer."""
+        if self._dtype is not None:
+            return str(self._dtype).removeprefix("torch.")
+        weights = [layer.module.weight for layer in self._layers]
+        wide = any(w.dtype == torch.float64 and w.device == device for w in weights)
+        return "float64" if wide else "float32"
+
+    def _entry(self, k: int) -> tuple[Any, int, int, bool, str]:
+        layer = self._layers[k]
+        weight = layer.module.weight
+        return (
+            layer.description,
+            weight[0].numel(),
+            weight.shape[0],
+            _bias_of(layer.module) is not None,
+            f"{k}.{layer.name}".encode()[:180].decode(errors="ignore"),
+        )
+
+    def forecast(self) -> int:
+        """Bytes of state."""
+        devices = {layer.module.weight.device for layer in self._layers}
+        total = 0
+        for device in devices:
+            entries = [self._entry(k) for k, layer in enumerate(self._layers) if layer.module.weight.device == device]
+            total += _C.kfac_forecast(self._config | {"factor_dtype": self._dtype_on(device)}, entries)
+        return total
+
+    # --- a step
+
+    def observe(self, k: int, x: torch.Tensor, gradient: torch.Tensor, scale: float, loss_scale: Any) -> None:
+        device, number = self._places[k]
+        if loss_scale is not None and loss_scale.device != device:
+            loss_scale = loss_scale.to(device, non_blocking=True)
+        self._engines[device].observe(number, x, gradient, scale, loss_scale, stream_on(device))
+
+    def refresh(self) -> None:
+        for engine in self._engines.values():
+            engine.refresh()
+
+    def precondition(self, lr: float) -> None:
+        for device, engine in self._engines.items():
+            gradients: list[torch.Tensor | None] = []
+            for k in self._members[device]:
+                module = self._layers[k].module
+                bias = _bias_of(module)
+                gradients += [module.weight.grad, None if bias is None else bias.grad]
+            engine.precondition(lr, gradients, stream_on(device))
+
+    # --- state
+
+    def views(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The state's tensors by layer: views of the C objects' memory."""
+        found: dict[str, dict[str, torch.Tensor]] = {layer.name: {} for layer in self._layers}
+        for device, engine in self._engines.items():
+            for name, number, memory in engine.states():
+                layer = self._layers[self._members[device][number]]
+                found[layer.name][name] = torch.from_dlpack(memory)
+        return found
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """By layer its tensors, and `counts`, what the host counts."""
+        saved: dict[str, dict[str, Any]] = dict(self.views())
+        for layer, (device, number) in zip(self._layers, self._places, strict=True):
+            saved[layer.name][COUNTS] = self._engines[device].get_counts(number)
+        return saved
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Everything is compared before anything is written."""
+        names = {layer.name for layer in self._layers}
+        if saved.keys() != names:
+            missing, strange = sorted(names - saved.keys()), sorted(saved.keys() - names)
+            raise ValueError(f"the state is of other layers: {missing} are missing, {strange} are not known")
+        views = self.views()
+        for name in names:
+            self._check(name, views[name], saved[name])
+        self._restore(saved)
+
+    def _check(self, name: str, views: Mapping[str, torch.Tensor], saved: Any) -> None:
+        if not isinstance(saved, Mapping) or saved.keys() != {*views, COUNTS}:
+            raise ValueError(f"the state of layer {name!r} must have {sorted(views)} and {COUNTS!r}")
+        for key, view in views.items():
+            value = saved[key]
+            if not isinstance(value, torch.Tensor) or value.shape != view.shape:
+                got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+                raise ValueError(f"the state {key!r} of layer {name!r} is {got}, expected shape {list(view.shape)}")
+
+    def _fit(self, name: str, saved: Mapping[str, Any]) -> bool:
+        views = self.views()[name]
+        return all(key in saved and saved[key].shape == view.shape for key, view in views.items())
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        views = self.views()
+        for layer, (device, number) in zip(self._layers, self._places, strict=True):
+            if layer.name in saved:
+                for key, view in views[layer.name].items():
+                    view.copy_(saved[layer.name][key])
+                self._engines[device].set_counts(number, [int(n) for n in saved[layer.name][COUNTS]])
+
+    def stats(self) -> dict[str, float]:
+        parts = [engine.stats() for engine in self._engines.values()]
+        total = {
+            name: sum(part[name] for part in parts) for name in ("observations", "refreshes", "failed", "rejected")
+        }
+        total["worst_residual"] = max((part["worst_residual"] for part in parts), default=0.0)
+        total["scale"] = min((part["scale"] for part in parts), default=1.0)
+        return total
+
+
+def _signature(module: nn.Module) -> tuple[Any, ...]:
+    """What a C object depends on."""
+    weight = module.weight
+    return weight.device, weight.dtype, tuple(weight.shape), _bias_of(module) is not None

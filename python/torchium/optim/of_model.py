@@ -1,0 +1,68 @@
+"""Optimizers that are made from a model because they look at its layers: SGD on gradients that have been turned first.
+
+Loss scaling ends before the turning, since that is not linear in the gradient where anything is clipped; the step
+itself still skips what the scaler has found not to be finite, on the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .sgd import SGD
+
+__all__ = ["OfModel"]
+
+
+class OfModel(SGD):
+    """What KFAC and NaturalGradient have in common; not for direct use."""
+
+    def __init__(self, model: nn.Module, grad_scaler: Any, turning: dict[str, Any], **options: Any) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"{type(self).__name__}: model must be a torch.nn.Module, got an object of type "
+                f"{type(model).__name__}: it looks at layers, not at parameters alone"
+            )
+        self._scaler = grad_scaler
+        super().__init__(list(model.named_parameters()), **options)
+        self.defaults.update(turning)
+        for group in self.param_groups:
+            group.update(turning)
+
+    def _turn_gradients(self) -> None:
+        """Turns p.grad of the parameters in place."""
+        raise NotImplementedError
+
+    def _take_step(self) -> None:
+        scale = getattr(self, "grad_scale", None)
+        if getattr(self, "found_inf", None) is not None and self._scaler is None:
+            raise RuntimeError(
+                f"{type(self).__name__} is stepped by a GradScaler, whose scale it must know in the backward pass: "
+                "give it grad_scaler=scaler when it is made"
+            )
+        with torch.no_grad():
+            if scale is not None:
+                self._unscale(scale)
+            self._turn_gradients()
+        if scale is None:
+            super()._take_step()
+            return
+        self.grad_scale = None
+        try:
+            super()._take_step()
+        finally:
+            self.grad_scale = scale
+
+    def _unscale(self, scale: torch.Tensor) -> None:
+        inverse = scale.double().reciprocal().float()
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for gradient in gradients:
+            gradient.mul_(inverse.to(gradient.device, non_blocking=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            f"{type(self).__name__} has hooks on its model and cannot be copied or pickled: make one for the other "
+            "model, and give it this one's state_dict()"
+        )

@@ -1,0 +1,360 @@
+"""KFAC as a preconditioner: it watches a model's layers, keeps their factors, and turns the gradients in place before
+any optimizer's step.
+
+Whether a step updates factors or refreshes inverses is known before it begins, from the number of steps taken; so the
+hooks do nothing in the other steps. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torchium import _C
+
+from .engine import profiled_range
+from .kfac_layers import Factors, find_layers
+from .options import plain, shown
+from .report import MemoryReport
+from .watch import Pair, Watch, joined, untraced
+
+__all__ = ["KFACPreconditioner", "loss_scale_of", "whole", "word"]
+
+Number = float | Callable[[int], float]
+
+
+class KFACPreconditioner:
+    r"""Kronecker-factored curvature of linear and convolution layers, for any optimizer.
+
+    Of each layer with inputs :math:`a` (with a 1 for the bias) and output gradients :math:`g` two factors are kept as
+    moving averages, and the gradient of its weight and bias becomes, in the eigenbases of the factors,
+
+    .. math::
+        A = E[a a^T], \quad G = E[g g^T], \quad
+        \nabla \leftarrow Q_G^T \left[ \frac{Q_G \nabla Q_A^T}{\lambda_G \lambda_A^T + \gamma} \right] Q_A .
+
+    Other trainable layers keep their gradients; `left_out` names them.
+
+    Args:
+        model: the model, whose layers get hooks; `remove()` takes them off.
+        factor_update_steps, inv_update_steps: steps from one update of the factors, and of what is made from them, to
+            the next.
+        damping: :math:`\gamma`; factor_decay: of the moving averages.
+        kl_clip: the gradients of all layers are scaled by
+            :math:`\min(1, \sqrt{\kappa / |lr^2 \sum \langle new, old \rangle|})`; None or 0 leaves it out.
+        lr: that of the optimizer, for kl_clip alone.
+        accumulation_steps: backward passes before each step, whose losses have been divided by their number.
+        compute_method: 'eigen'; 'inverse', :math:`G^{-1} \nabla A^{-1}` with factored damping; or 'ekfac', which has
+            the mean squares of the gradient's own coordinates in place of :math:`\lambda_G \lambda_A^T`.
+        skip_layers: regular expressions; a layer whose name or class one is found in is left out.
+        grad_scaler: the GradScaler that scales the loss, if one does.
+        factor_dtype: torch.float32 or torch.float64; None: float32, float64 for float64 models. inv_dtype: the same
+            type or narrower, accepted for the habit's sake.
+        fisher: 'empirical', with the gradients of the loss; or 'sampled', with labels that the model draws itself: see
+            `observe_sampled`.
+        sharing: 'expand' or 'reduce': whether the positions of a sample (of sequences, of images) count as samples of
+            their own, or are averaged first.
+        loss_reduction: 'mean' or 'sum': what the loss is over the samples.
+        precision: 'high': on a GPU with TF32, float32 factors are made of products in it; 'highest': in float32.
+        process_group: the processes whose factors are averaged, where torch.distributed is initialised.
+
+    damping, factor_decay, kl_clip, lr and the two numbers of steps may be functions of the number of steps taken.
+
+    Example::
+
+        kfac = torchium.optim.KFACPreconditioner(model, lr=0.1)
+        loss.backward()
+        kfac.step()
+        optimizer.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        factor_update_steps: int | Callable[[int], int] = 1,
+        inv_update_steps: int | Callable[[int], int] = 1,
+        damping: Number = 0.001,
+        factor_decay: Number = 0.95,
+        kl_clip: Number | None = 0.001,
+        lr: Number = 0.1,
+        accumulation_steps: int = 1,
+        compute_method: str = "eigen",
+        skip_layers: str | Iterable[str] | None = None,
+        grad_scaler: Any = None,
+        factor_dtype: torch.dtype | None = None,
+        inv_dtype: torch.dtype = torch.float32,
+        *,
+        fisher: str = "empirical",
+        sharing: str = "expand",
+        loss_reduction: str = "mean",
+        precision: str = "high",
+        process_group: Any = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got an object of type {type(model).__name__}")
+        self._numbers = {
+            "factor_update_steps": factor_update_steps,
+            "inv_update_steps": inv_update_steps,
+            "damping": damping,
+            "factor_decay": factor_decay,
+            "kl_clip": kl_clip,
+            "lr": lr,
+        }
+        self._method, self._sharing = compute_method, sharing
+        self._accumulation = whole("accumulation_steps", accumulation_steps)
+        self._fisher = word("fisher", fisher, ("empirical", "sampled"))
+        self._mean = word("loss_reduction", loss_reduction, ("mean", "sum")) == "mean"
+        self._scaler, self._group = grad_scaler, process_group
+        self._steps = 0
+        self._observed = 0  # layers, since the last step
+        self._sampling = self._paused = False
+        rounded = word("precision", precision, ("high", "highest")) == "high"
+        layers, self.left_out = find_layers(model, skip_layers, rounded)
+        if not layers:
+            raise ValueError(f"the model has no layer that KFAC can take; left out: {self.left_out}")
+        self._layers = layers
+        self._factors = Factors(layers, _dtype(factor_dtype, inv_dtype))
+        self._prepare()
+        self._watch = Watch(model, layers, self._wanted, self._listening, self._complete)
+
+    # --- numbers of a step
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of the layers that are taken."""
+        return [layer.name for layer in self._layers]
+
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+        return self._steps
+
+    def _number(self, name: str) -> Any:
+        value = self._numbers[name]
+        return plain(value(self._steps) if callable(value) else value)
+
+    def _is_due(self, name: str) -> bool:
+        return self._steps % whole(name, self._number(name)) == 0
+
+    def _prepare(self) -> None:
+        """Brings the numbers of the step that begins to the library, which looks at them."""
+        kl_clip = self._number("kl_clip")
+        config = {
+            "method": self._method,
+            "sharing": self._sharing,
+            "damping": self._number("damping"),
+            "factor_decay": self._number("factor_decay"),
+            "kl_clip": 0.0 if kl_clip is None else kl_clip,
+            "accumulation": self._accumulation,
+        }
+        try:
+            _C.kfac_forecast(config, [])
+        except (TypeError, ValueError) as error:
+            text = re.sub(r"^tch_\w+: ", "", str(error)).replace("method", "compute_method", 1)
+            raise type(error)(f"KFAC: {text}") from None
+        self._factors.configure(config)
+
+    # --- watching
+
+    def _wanted(self, module: nn.Module) -> bool:
+        return module.training and not self._paused and self._is_due("factor_update_steps")
+
+    def _listening(self) -> bool:
+        return not self._paused and self._sampling == (self._fisher == "sampled")
+
+    def _complete(self, index: int, pairs: list[Pair]) -> None:
+        x, gradient = joined(self._layers[index], pairs)
+        if self._observed == 0:
+            self._factors.settle()
+        sampled = self._fisher == "sampled"
+        scale = 1.0 if sampled or not self._mean else float(x.shape[0] * self._accumulation)
+        self._factors.observe(index, x, gradient, scale, None if sampled else loss_scale_of(self._scaler))
+        self._observed += 1
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Forward and backward passes inside are not looked at."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def observe_sampled(self, outputs: torch.Tensor, loss: str = "cross_entropy") -> None:
+        """Shows the factors the gradients for labels drawn from the model itself, with fisher='sampled'.
+
+        To be called after the forward pass and before the loss's own backward pass, which it leaves alone: no `grad`
+        changes. In steps that update no factors it does nothing.
+
+        Args:
+            outputs: what the model has computed: for 'cross_entropy' logits with the classes in dimension 1, as
+                torch.nn.functional.cross_entropy takes them; for 'mse' predictions of any shape, samples first.
+            loss: 'cross_entropy' or 'mse'.
+        """
+        word("loss", loss, ("cross_entropy", "mse"))
+        if self._fisher != "sampled":
+            raise RuntimeError("observe_sampled wants fisher='sampled'; with 'empirical' the loss's gradients are seen")
+        if not self._is_due("factor_update_steps"):
+            return
+        if not isinstance(outputs, torch.Tensor) or not outputs.requires_grad:
+            raise ValueError("outputs must be a tensor that gradients can be computed of")
+        gradient = _sampled_gradient(outputs.detach(), loss, self._mean)
+        weights = [layer.module.weight for layer in self._layers]
+        self._sampling = True
+        try:
+            torch.autograd.grad(outputs, weights, gradient, retain_graph=True, allow_unused=True)
+            self._watch.flush()
+        finally:
+            self._sampling = False
+
+    # --- a step
+
+    @torch.no_grad()
+    @untraced
+    def step(self) -> None:
+        """Updates what is due, and preconditions the gradients in place."""
+        self._watch.flush()
+        self._check_seen()
+        self._prepare()
+        self._factors.settle()
+        if self._is_due("factor_update_steps"):
+            self._average(("scales",) if self._method == "ekfac" else ())
+        if self._is_due("inv_update_steps"):
+            with profiled_range("torchium::kfac/refresh"):
+                self._average(("input_factor", "output_factor"))
+                self._factors.refresh()
+        with profiled_range("torchium::kfac/precondition"):
+            self._factors.precondition(float(self._number("lr")))
+        self._observed = 0
+        self._steps += 1
+
+    def _check_seen(self) -> None:
+        if self._fisher == "sampled" and self._observed == 0 and self._is_due("factor_update_steps"):
+            raise RuntimeError(
+                "fisher='sampled' and this step updates the factors: observe_sampled(outputs) must be called after the "
+                "forward pass, with the model in training mode"
+            )
+
+    def _average(self, names: tuple[str, ...]) -> None:
+        """Over all processes, so that replicas that average their gradients stay the same."""
+        if not names or not dist.is_available() or not dist.is_initialized():
+            return
+        size = dist.get_world_size(self._group)
+        if size == 1:
+            return
+        tensors = [view for views in self._factors.views().values() for key, view in views.items() if key in names]
+        for work in [dist.all_reduce(t, group=self._group, async_op=True) for t in tensors]:
+            work.wait()
+        for tensor in tensors:
+            tensor.div_(size)
+
+    def remove(self) -> None:
+        """Takes the hooks off the model."""
+        self._watch.remove()
+
+    # --- state and reports
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive a restart: tensors, numbers and names."""
+        return {"steps": self._steps, "layers": self._factors.state() if self._factors.made() else {}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from a `state_dict()` to the bit. After an error nothing has changed."""
+        if not isinstance(state_dict, Mapping) or not {"steps", "layers"} <= state_dict.keys():
+            raise ValueError("a state_dict of KFAC must have 'steps' and 'layers'")
+        steps, layers = state_dict["steps"], state_dict["layers"]
+        if not isinstance(steps, int) or steps < 0 or not isinstance(layers, Mapping):
+            raise ValueError("a state_dict of KFAC must have 'steps', a number, and 'layers', a dictionary")
+        if layers:
+            self._factors.settle()
+            self._factors.load(layers)
+        self._steps = steps
+        self._observed = 0
+        self._watch.forget()
+
+    def stats(self) -> dict[str, float]:
+        """A flat dictionary for loggers. Waits for the device.
+
+        steps; layers and left_out: how many are taken, and not (`left_out` has their names); observations and
+            refreshes, each layer counted; rejected: batches that were not finite; failed: layers whose latest refresh
+            failed, which go on with the last good one; worst_residual: of the latest inverses; scale: what kl_clip gave
+            last.
+        """
+        counted = {"steps": self._steps, "layers": len(self._layers), "left_out": len(self.left_out)}
+        return {name: float(value) for name, value in counted.items()} | self._factors.stats()
+
+    def memory_report(self) -> MemoryReport:
+        """Bytes of state: a forecast before the first step, figures after it. Scratch is not counted."""
+        return MemoryReport([self._memory()], forecast=not self._factors.made())
+
+    def _memory(self) -> dict[str, int]:
+        count = len(self._layers)
+        return {"state": self._factors.forecast(), "scratch": 0, "refresh": 0, "blocks": count, "factors": 2 * count}
+
+    def __repr__(self) -> str:
+        rows = [f"  {name}: left out, {reason}" for name, reason in self.left_out.items()]
+        return "\n".join([f"{type(self).__name__}, {self._method}: {', '.join(self.layers)}", *rows])
+
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} has hooks on its model and cannot be copied or pickled: make one for the other "
+            "model, and give it this one's state_dict()"
+        )
+
+
+def loss_scale_of(scaler: Any) -> torch.Tensor | None:
+    """The scale of the loss, on the device. `get_scale()` would wait for it, and there is no other public way."""
+    if scaler is None or not scaler.is_enabled():
+        return None
+    scale = getattr(scaler, "_scale", None)
+    if not isinstance(scale, torch.Tensor):
+        scale = torch.tensor(scaler.get_scale())
+    return scale.detach().float()
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {shown(value)}")
+    return value
+
+
+def word(name: str, value: Any, words: tuple[str, ...]) -> str:
+    if value not in words:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {shown(value)}")
+    return value
+
+
+def _dtype(factor_dtype: Any, inv_dtype: Any) -> torch.dtype | None:
+    for name, value in (("factor_dtype", factor_dtype), ("inv_dtype", inv_dtype)):
+        if value not in (None, torch.float32, torch.float64):
+            raise ValueError(f"{name} must be torch.float32 or torch.float64, got {value}")
+    if inv_dtype == torch.float64 and factor_dtype == torch.float32:
+        raise ValueError("inv_dtype is torch.float64, which wants factor_dtype=torch.float64 too")
+    return torch.float64 if inv_dtype == torch.float64 else factor_dtype
+
+
+def _sampled_gradient(outputs: torch.Tensor, loss: str, mean: bool) -> torch.Tensor:
+    """The gradient of each sample's loss with respect to the outputs, for labels drawn from the model. Where the loss
+    is a mean over the T labels of a sample, the sum of T independent gradients is divided by sqrt(T), not T: then its
+    second moment is the curvature of that mean."""
+    if loss == "mse":
+        numbers = max(1, outputs[0].numel()) if mean and len(outputs) else 1
+        return torch.randn_like(outputs) * math.sqrt(2.0 / numbers)
+    if outputs.ndim < 2:
+        raise ValueError(f"outputs has shape {list(outputs.shape)}, expected [samples, classes, ...]")
+    probabilities = outputs.float().softmax(1).movedim(1, -1)
+    classes = probabilities.shape[-1]
+    labels = torch.multinomial(probabilities.reshape(-1, classes), 1).reshape(probabilities.shape[:-1])
+    gradient = probabilities - nn.functional.one_hot(labels, classes)
+    positions = labels[0].numel() if mean and len(labels) else 1
+    return (gradient / math.sqrt(max(1, positions))).movedim(-1, 1).to(outputs.dtype)

@@ -1,0 +1,295 @@
+"""Layers and models whose gradients of single samples are tested, and the reference: a plain loop over the samples, in
+float64, with PyTorch's autograd.
+
+Bounds. Forward and backward of everything here are sums of at most a few thousand products: in float64 they agree with
+the reference to about 1e-13 of the norm, and BOUND64 leaves a factor for cancellation; in float32, with rounding of
+6e-8 per operation, to about 1e-6 of it.
+"""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+BOUND64 = 1e-10
+BOUND32 = 2e-5
+
+
+def loss_of(output, target):
+    """Each sample's loss: the mean square distance to its target, which is as large as its output."""
+    return ((output - target) ** 2).flatten(1).mean(1)
+
+
+class Add(nn.Module):
+    """A parameter of its own, used in its own forward: no rule."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(shape))
+
+    def forward(self, x):
+        return torch.tanh(x + self.shift)
+
+
+class First(nn.Module):
+    """What returns a tuple, as a module that returns a tensor."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads, batch_first=True, **kwargs):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=batch_first, **kwargs)
+
+    def forward(self, x):
+        first = self.attention.batch_first
+        x = x if first else x.transpose(0, 1)
+        mask = nn.Transformer.generate_square_subsequent_mask(x.size(1 if first else 0), dtype=x.dtype, device=x.device)
+        out, _ = self.attention(x, x, x, attn_mask=mask, need_weights=False)
+        return out if first else out.transpose(0, 1)
+
+
+def tokens(*shape, rows=7):
+    return lambda batch, dtype, device: torch.randint(rows, (batch, *shape), device=device)
+
+
+def numbers(*shape):
+    return lambda batch, dtype, device: torch.randn(batch, *shape, dtype=dtype, device=device)
+
+
+# Name: (how the module is made, the input of B samples). Each has a rule.
+LAYERS = {
+    "linear": (lambda: nn.Linear(5, 3), numbers(5)),
+    "linear without bias": (lambda: nn.Linear(5, 3, bias=False), numbers(5)),
+    "linear 1 to 1": (lambda: nn.Linear(1, 1), numbers(1)),
+    "linear on sequences": (lambda: nn.Linear(5, 3), numbers(7, 5)),
+    "linear on long sequences": (lambda: nn.Linear(3, 2), numbers(65, 3)),
+    "linear on images": (lambda: nn.Linear(4, 6), numbers(2, 3, 2, 4)),
+    "conv1d": (lambda: nn.Conv1d(3, 4, 3), numbers(3, 9)),
+    "conv1d same even": (lambda: nn.Conv1d(2, 3, 4, padding="same"), numbers(2, 9)),
+    "conv1d same dilated": (lambda: nn.Conv1d(2, 3, 4, padding="same", dilation=3), numbers(2, 11)),
+    "conv1d valid": (lambda: nn.Conv1d(2, 3, 3, padding="valid", bias=False), numbers(2, 6)),
+    "conv1d circular": (lambda: nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), numbers(2, 6)),
+    "conv2d": (lambda: nn.Conv2d(3, 4, 3), numbers(3, 6, 5)),
+    "conv2d 1x1": (lambda: nn.Conv2d(3, 4, 1), numbers(3, 4, 5)),
+    "conv2d stride": (lambda: nn.Conv2d(3, 4, (3, 2), stride=(2, 3), padding=(1, 2)), numbers(3, 7, 8)),
+    "conv2d dilation": (lambda: nn.Conv2d(2, 4, 3, dilation=(2, 1), padding=2), numbers(2, 7, 6)),
+    "conv2d groups": (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1), numbers(4, 5, 4)),
+    "conv2d depthwise": (lambda: nn.Conv2d(4, 8, 3, groups=4, bias=False), numbers(4, 5, 6)),
+    "conv2d reflect": (lambda: nn.Conv2d(2, 3, 3, padding=(2, 1), padding_mode="reflect"), numbers(2, 5, 4)),
+    "conv2d replicate": (lambda: nn.Conv2d(2, 3, 3, padding=2, padding_mode="replicate"), numbers(2, 5, 4)),
+    "conv2d same reflect": (
+        lambda: nn.Conv2d(2, 3, (2, 4), padding="same", padding_mode="reflect"),
+        numbers(2, 5, 6),
+    ),
+    "conv3d": (lambda: nn.Conv3d(2, 3, (2, 3, 1), stride=(1, 2, 1), padding=(1, 0, 1)), numbers(2, 4, 5, 3)),
+    "conv3d groups": (lambda: nn.Conv3d(4, 2, 2, groups=2, padding_mode="circular", padding=1), numbers(4, 3, 3, 3)),
+    "embedding": (lambda: nn.Embedding(7, 4), tokens(6)),
+    "embedding of one token": (lambda: nn.Embedding(7, 4), tokens()),
+    "embedding with padding": (lambda: nn.Embedding(7, 4, padding_idx=2), tokens(9)),
+    "embedding on grids": (lambda: nn.Embedding(7, 4), tokens(3, 2)),
+    "layer norm": (lambda: nn.LayerNorm(5), numbers(5)),
+    "layer norm on sequences": (lambda: nn.LayerNorm(5, eps=1e-3), numbers(7, 5)),
+    "layer norm of two dimensions": (lambda: nn.LayerNorm((3, 5)), numbers(2, 3, 5)),
+    "layer norm without bias": (lambda: nn.LayerNorm(5, bias=False), numbers(4, 5)),
+    "rms norm": (lambda: nn.RMSNorm(5), numbers(7, 5)),
+    "rms norm with eps": (lambda: nn.RMSNorm((2, 5), eps=1e-2), numbers(3, 2, 5)),
+    "group norm": (lambda: nn.GroupNorm(2, 6), numbers(6, 4, 3)),
+    "group norm without positions": (lambda: nn.GroupNorm(3, 6), numbers(6)),
+    "instance norm 1d": (lambda: nn.InstanceNorm1d(4, affine=True), numbers(4, 6)),
+    "instance norm 2d": (lambda: nn.InstanceNorm2d(3, affine=True), numbers(3, 4, 5)),
+}
+
+# Each has none, and is run sample by sample.
+UNITS = {
+    "own parameter": (lambda: Add(3, 4), numbers(3, 4)),
+    "scalar parameter": (lambda: Add(), numbers(3)),
+    "prelu": (lambda: nn.PReLU(3), numbers(3, 4)),
+    "transposed convolution": (lambda: nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1), numbers(3, 4, 3)),
+    "attention": (lambda: Attention(8, 2), numbers(5, 8)),
+    "attention, sequence first": (lambda: Attention(8, 2, batch_first=False), numbers(5, 8)),
+    "lstm": (lambda: First(nn.LSTM(3, 4, batch_first=True)), numbers(5, 3)),
+    "gru of two layers": (
+        lambda: First(nn.GRU(3, 4, num_layers=2, batch_first=True, bidirectional=True)),
+        numbers(4, 3),
+    ),
+    "batch norm in eval mode": (lambda: trained_batch_norm(), numbers(3, 4, 2)),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), numbers(4)),
+    "subclass of linear": (lambda: Doubled(4, 3), numbers(4)),
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True), numbers(5, 8)),
+}
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x) ** 2
+
+
+def trained_batch_norm():
+    norm = nn.BatchNorm2d(3)
+    norm(torch.randn(8, 3, 4, 4) * 3 + 1)
+    return norm.eval()
+
+
+class ConvNet(nn.Module):
+    """With operations in place behind layers, which hooks must survive."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 6, 3),
+            nn.ReLU(inplace=True),
+            nn.Flatten(),
+        )
+        self.head = nn.Linear(24, 3)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        b, t, width = x.shape
+        q, k, v = self.qkv(self.before(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, t, width))
+        return x + self.down(F.gelu(self.up(self.after(x))))
+
+
+class GPT(nn.Module):
+    """Positions are an embedding of one row of numbers for all samples. The head may have the tokens' weight."""
+
+    def __init__(self, rows=11, width=8, heads=2, layers=2, context=6, tied=True):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(rows, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, rows, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, x):
+        places = torch.arange(x.size(1), device=x.device)[None]
+        return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
+
+
+class Reused(nn.Module):
+    """One module of each kind, called twice, on inputs of different lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.conv = nn.Linear(4, 4), nn.Conv1d(4, 4, 3, padding=1)
+        self.norm, self.groups, self.shift = nn.LayerNorm(4), nn.GroupNorm(2, 4), Add(4)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = torch.tanh(self.linear(self.norm(x)))
+            x = self.groups(self.conv(x.transpose(1, 2))).transpose(1, 2)
+            x = self.shift(x)
+            x = torch.cat([x, x[:, :1] * 0.5], 1)
+        return x
+
+
+class TiedLinears(nn.Module):
+    """Two layers with one weight and biases of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+class TokensTwice(nn.Module):
+    """An embedding called on two inputs, and tied to the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(7, 4, padding_idx=1), nn.Linear(4, 7)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x):
+        left, right = self.tokens(x), self.tokens(x.flip(1)[:, :3])
+        return self.head(torch.tanh(torch.cat([left, right * 2], 1)))
+
+
+class Mixed(nn.Module):
+    """A weight that a layer with a rule and a module without one share."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.other = nn.Linear(4, 4), Doubled(4, 4)
+        self.other.weight = self.linear.weight
+
+    def forward(self, x):
+        return self.other(torch.tanh(self.linear(x)))
+
+
+MODELS = {
+    "conv net": (ConvNet, numbers(1, 8, 8)),
+    "gpt": (lambda: GPT(tied=False), tokens(6, rows=11)),
+    "gpt with tied head": (GPT, tokens(6, rows=11)),
+    "reused modules": (Reused, numbers(5, 4)),
+    "reused parameter": (lambda: nn.Sequential(*[Add(3, 4)] * 2), numbers(3, 4)),
+    "tied linear layers": (TiedLinears, numbers(6, 4)),
+    "tied linear layers on vectors": (TiedLinears, numbers(4)),
+    "embedding used twice and tied": (TokensTwice, tokens(5)),
+    "weight of a layer and a unit": (Mixed, numbers(4)),
+    "sequential with an unused layer": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), numbers(4)),
+}
+ALL = LAYERS | UNITS | MODELS
+
+
+def make(name, batch, dtype, device):
+    """The model, its input, and targets."""
+    module, data = ALL[name]
+    model = module().to(dtype).to(device)
+    x = data(batch, dtype, device)
+    with torch.no_grad():
+        y = torch.randn_like(model(x)) if batch else model(data(1, dtype, device)).expand(0, *[-1] * 0)[:0]
+    return model, x, y
+
+
+def reference(model, x, y):
+    """By name: the gradients of each sample's own loss, [B, ...] in float64, one sample after the other."""
+    model = copy.deepcopy(model).double()
+    rows = []
+    for i in range(len(x)):
+        sample = x[i : i + 1]
+        sample = sample.double() if sample.is_floating_point() else sample
+        model.zero_grad()
+        loss_of(model(sample), y[i : i + 1].double()).sum().backward()
+        rows.append({n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
+    return {
+        n: torch.stack([row[n] for row in rows]) if rows else p.new_zeros((0, *p.shape))
+        for n, p in model.named_parameters()
+    }
+
+
+def reference_norms(gradients):
+    return sum(g.reshape(len(g), -1).square().sum(1) for g in gradients.values()).sqrt()
+
+
+def error(value, expected):
+    """Of the norm of what was expected."""
+    difference = (value.double() - expected).norm()
+    return (difference / expected.norm().clamp(min=1e-30)).item() if expected.numel() else 0.0

@@ -1,0 +1,332 @@
+"""What cannot be right is refused by name, and leaves the model as it was."""
+
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import grad_cases as cases  # noqa: E402
+import torchium  # noqa: E402
+from test_grad_sample import pictures  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torchium import _C  # noqa: E402
+from torchium.utils.cuda_kernels import CUDAGradientOps  # noqa: E402
+
+
+def with_layer(layer):
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(layer))
+
+
+WAYS = {
+    "module": lambda model: torchium.GradSampleModule(model),
+    "norms": lambda model: torchium.per_sample_norms(model),
+    "clipping": lambda model: torchium.GhostClipping(model, 1.0),
+    "function": lambda model: CUDAGradientOps.per_sample_gradients(model, cases.loss_of, torch.ones(3, 4), None),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.BatchNorm1d(4), "BatchNorm1d.*GroupNorm.*eval"),
+        (nn.BatchNorm2d(4, affine=False), "BatchNorm2d"),
+        (nn.SyncBatchNorm(4), "SyncBatchNorm"),
+        (nn.BatchNorm1d(4, track_running_stats=False).eval(), "BatchNorm1d"),
+        (nn.InstanceNorm1d(4, affine=True, track_running_stats=True), "InstanceNorm1d.*track_running_stats"),
+        (nn.Embedding(4, 4, scale_grad_by_freq=True), "Embedding.*scale_grad_by_freq"),
+        (nn.Linear(4, 4, dtype=torch.complex64), "Linear.*complex64"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+)
+def test_layers_before_anything_runs(way, layer, words):
+    model = with_layer(layer)
+    before = pictures(model)
+    with pytest.raises(NotImplementedError, match=re.compile(r"1\.0 \(" + words, re.DOTALL)):
+        way(model)
+    assert pictures(model) == before
+
+
+def test_batch_norm_put_into_training_later():
+    model = with_layer(nn.BatchNorm1d(4)).eval()
+    wrapped = torchium.GradSampleModule(model)
+    wrapped(torch.randn(3, 4)).sum().backward()
+    wrapped.zero_grad()
+    wrapped.train()
+    with pytest.raises(NotImplementedError, match="BatchNorm1d"):
+        wrapped(torch.randn(3, 4))
+    with torch.no_grad():
+        wrapped(torch.randn(3, 4))
+
+
+def test_not_strict():
+    model = with_layer(nn.BatchNorm1d(4))
+    wrapped = torchium.GradSampleModule(model, strict=False)
+    wrapped(torch.randn(3, 4)).sum().backward()
+    assert model[0].weight.grad_sample.shape == (3, 4, 4)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_models(way):
+    for model in ([], None, nn.Linear):
+        with pytest.raises(TypeError, match="model must be"):
+            way(model)
+    for model, word in (
+        (nn.LazyLinear(3), "no shape"),
+        (nn.DataParallel(nn.Linear(4, 4)), "DataParallel"),
+        (torch.compile(nn.Linear(4, 4)), "torch.compile"),
+        (torch.jit.script(nn.Linear(4, 4)), "TorchScript"),
+    ):
+        with pytest.raises(NotImplementedError, match=word):
+            way(model)
+
+
+@pytest.mark.parametrize("reduction", ["none", None, 1])
+def test_reductions(reduction):
+    for make in (torchium.GradSampleModule, torchium.per_sample_norms):
+        with pytest.raises(ValueError, match="loss_reduction"):
+            make(nn.Linear(2, 2), loss_reduction=reduction)
+
+
+@pytest.mark.parametrize("max_norm", [0, -1.0, float("inf"), float("nan"), "1"])
+def test_max_norm(max_norm):
+    with pytest.raises(ValueError, match="max_norm"):
+        torchium.GhostClipping(nn.Linear(2, 2), max_norm)
+
+
+def test_arguments_of_the_functions():
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    for function in (CUDAGradientOps.per_sample_gradients, CUDAGradientOps.per_sample_gradient_norms):
+        before = pictures(model)
+        with pytest.raises(TypeError, match="loss_fn must be callable"):
+            function(model, None, x, None)
+        with pytest.raises(TypeError, match="loss_fn must return a tensor"):
+            function(model, lambda a, b: 1.0, x, None)
+        with pytest.raises(ValueError, match="inputs has no tensor"):
+            function(nn.Identity(), cases.loss_of, {"input": 1}, None)
+        assert pictures(model) == before
+
+
+# --- in a pass --------------------------------------------------------------------------------------------------------
+
+
+class PositionsOfAll(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(5, 3), nn.Embedding(6, 3)
+
+    def forward(self, x):
+        return self.tokens(x) + self.positions(torch.arange(x.size(1)))
+
+
+class HeadByHand(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(5, 3)
+
+    def forward(self, x):
+        return F.linear(self.tokens(x), self.tokens.weight)
+
+
+class ChangesInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        h = self.first(x.float())
+        y = self.second(h)
+        h.add_(1.0)
+        return y
+
+
+class NoSamples(nn.Module):
+    """A module with parameters and no input that says how many samples there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.table = nn.Linear(6, 3), Table()
+
+    def forward(self, x):
+        return self.linear(x.float()) + self.table()
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self):
+        return self.weight
+
+
+class Single(nn.Module):
+    """Calls a layer on one sample without its dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return torch.stack([self.linear(row) for row in x.float()])
+
+
+@pytest.mark.parametrize("way", ["module", "norms", "clipping", "norms with gradients", "functions"])
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (PositionsOfAll, "positions.*6 samples.*has 4.*positions\\[None\\]"),
+        (HeadByHand, "tokens.weight is used outside"),
+        (ChangesInput, "second.*modified in place|modified by an inplace operation"),
+        (NoSamples, "table \\(Table\\).*no argument"),
+        (Single, "linear.*without a dimension of samples"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_in_a_pass(way, model, words):
+    model, x = model(), torch.randint(5, (4, 6))
+    before = pictures(model)
+    with pytest.raises(RuntimeError, match=re.compile(words, re.DOTALL)):
+        run(way, model, x)
+    assert pictures(model) == before
+    if way != "module" and "gradients" not in way:
+        assert all(p.grad is None for p in model.parameters())
+
+
+def run(way, model, x):
+    if way == "module":
+        wrapped = torchium.GradSampleModule(model)
+        try:
+            wrapped(x).sum().backward()
+        finally:
+            wrapped.to_standard_module()
+    elif way == "functions":
+        CUDAGradientOps.per_sample_gradients(model, lambda a, b: a.sum(), x, None)
+    else:
+        context = {
+            "norms": torchium.per_sample_norms(model),
+            "clipping": torchium.GhostClipping(model, 1.0),
+            "norms with gradients": torchium.per_sample_norms(model, gradients=True),
+        }[way]
+        with context:
+            model(x).sum().backward()
+
+
+def test_a_second_pass_over_what_is_there():
+    model, x, y = cases.make("conv net", 3, torch.float32, "cpu")
+    wrapped = torchium.GradSampleModule(model)
+    cases.loss_of(wrapped(x), y).mean().backward()
+    loss = cases.loss_of(wrapped(x), y).mean()
+    with pytest.raises(RuntimeError, match=r"grad_sample is still there.*zero_grad"):
+        loss.backward()
+    wrapped.zero_grad()
+    cases.loss_of(wrapped(x), y).mean().backward()
+    assert model.head.weight.grad_sample.shape == (3, 3, 24)
+
+
+def test_a_second_backward_through_one_graph():
+    for way in (lambda m: torchium.GradSampleModule(m), lambda m: m):
+        model, x, y = cases.make("conv net", 3, torch.float32, "cpu")
+        wrapped = way(model)
+        with torchium.per_sample_norms(model) if wrapped is model else torch.enable_grad():
+            loss = cases.loss_of(wrapped(x), y).mean()
+            loss.backward(retain_graph=True)
+            with pytest.raises(RuntimeError, match="second backward"):
+                loss.backward()
+
+
+def test_two_passes_in_one_block():
+    model, x, y = cases.make("conv net", 3, torch.float32, "cpu")
+    with torchium.per_sample_norms(model):
+        cases.loss_of(model(x), y).mean().backward()
+        loss = cases.loss_of(model(x), y).mean()
+        with pytest.raises(RuntimeError, match=r"used again after the norms"):
+            loss.backward()
+
+
+def test_two_numbers_of_samples():
+    model, x, y = cases.make("linear", 4, torch.float32, "cpu")
+    wrapped = torchium.GradSampleModule(model)
+    loss = cases.loss_of(wrapped(x), y).sum() + cases.loss_of(wrapped(x[:2]), y[:2]).sum()
+    with pytest.raises(RuntimeError, match=r"weight had \d samples in one use and has \d in another"):
+        loss.backward()
+
+
+def test_one_capture_at_a_time():
+    model = nn.Linear(2, 2)
+    wrapped = torchium.GradSampleModule(model)
+    for way in WAYS.values():
+        with pytest.raises(RuntimeError, match="captured already"):
+            context = way(model)
+            context.__enter__()
+    wrapped.to_standard_module()
+    torchium.GradSampleModule(model)
+
+
+def test_backward_outside_the_block():
+    model, x, y = cases.make("conv net", 3, torch.float32, "cpu")
+    with pytest.raises(RuntimeError, match="inside the `with` block"), torchium.per_sample_norms(model):
+        loss = cases.loss_of(model(x), y).mean()
+    with torchium.per_sample_norms(model) as result:
+        loss.backward()  # comes to layers of the block before, and is none of this one's
+        cases.loss_of(model(x), y).mean().backward()
+    reference = cases.reference_norms(cases.reference(model, x, y))
+    assert cases.error(result.norms, reference) < cases.BOUND32
+
+
+def test_norms_before_the_end():
+    context = torchium.per_sample_norms(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match="no norms yet"):
+        _ = context.norms
+    with context, pytest.raises(RuntimeError, match="no norms yet"):
+        _ = context.norms
+
+
+# --- the extension ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"kind": "dense"}, ValueError, "kind must be"),
+        ({"kind": 3}, TypeError, "kind must be a string"),
+        ({"kind": "conv", "kernel": (1, 1, 1, 1)}, ValueError, "kernel must have 1 to 3"),
+        ({"kind": "conv", "kernel": ()}, ValueError, "kernel must have 1 to 3"),
+        ({"kind": "conv", "kernel": 3}, TypeError, "kernel must be a sequence"),
+        ({"kind": "conv", "kernel": "33"}, TypeError, "kernel must be a sequence"),
+        ({"kind": "conv", "kernel": (3, 3), "stride": (1,)}, ValueError, "stride has 1 numbers, expected 2"),
+        ({"kind": "conv", "kernel": (3.5,)}, TypeError, r"kernel\[0\]"),
+        ({"kind": "conv", "kernel": (3,), "padding": "mirror"}, ValueError, "padding must be"),
+        ({"kind": "linear", "groups": 0}, ValueError, "groups"),
+        ({"kind": "embedding", "rows": -1}, ValueError, "rows"),
+        ({"kind": "layer_norm", "normalized": 0}, ValueError, "normalized"),
+        ({"kind": "layer_norm", "eps": "small"}, TypeError, "eps"),
+        ({"kind": "linear", "rounded": 1}, TypeError, "rounded"),
+        ({"kind": "linear", "surplus": 1}, TypeError, "surplus"),
+    ],
+)
+def test_layer(options, error, words):
+    with pytest.raises(error, match=words):
+        _C.Layer(**options)
+
+
+def test_layer_in_calls():
+    layer, x = _C.Layer("linear"), torch.ones(2, 3)
+    norms = torch.zeros(2, dtype=torch.float64)
+    assert repr(layer) == "<torchium._C.Layer 'linear'>"
+    with pytest.raises(TypeError, match=r"layer must be a torchium._C.Layer"):
+        _C.grad_norms("linear", x, x, 3, False, norms)
+    with pytest.raises(ValueError, match="parts must be between 1 and 3"):
+        _C.grad_norms(layer, x, x, 4, False, norms)
+    with pytest.raises(TypeError, match="norms must be an array, got None"):
+        _C.grad_norms(layer, x, x, 3, False, None)
+    with pytest.raises((TypeError, ValueError), match="norms"):
+        _C.grad_norms(layer, x, x, 3, False, norms.float())
+    with pytest.raises((TypeError, ValueError), match="output_gradient"):
+        _C.grad_norms(layer, x, x.double(), 3, False, norms)
+    with pytest.raises(ValueError, match="max_norm"):
+        _C.grad_clip_weights(norms, 0.0, norms)
+    with pytest.raises(ValueError, match="sharing must be 'expand' or 'reduce'"):
+        _C.grad_factors(layer, x, x, True, "both", 1.0, 0.0, torch.zeros(4, 4), None)

@@ -1,0 +1,357 @@
+"""GradSampleModule and CUDAGradientOps.per_sample_gradients against a loop over single samples."""
+
+import copy
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import grad_cases as cases  # noqa: E402
+import torchium  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torchium.utils.cuda_kernels import CUDAGradientOps  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def without_tf32():
+    """PyTorch rounds the operands of float32 convolutions on a GPU to 11 bits unless told not to."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
+def check(model, expected, bound, suffix=""):
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            assert p.grad_sample is not None, name
+            assert p.grad_sample.shape == expected[name].shape, name
+            assert p.grad_sample.dtype == p.dtype, name
+            assert cases.error(p.grad_sample, expected[name]) < bound, name
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("name", cases.ALL)
+def test_samples_of(name, batch, device):
+    model, x, y = cases.make(name, batch, torch.float64, device)
+    expected = cases.reference(model, x, y)
+    wrapped = torchium.GradSampleModule(model)
+    cases.loss_of(wrapped(x), y).mean().backward()
+    check(model, expected, cases.BOUND64)
+    for p in model.parameters():
+        assert cases.error(p.grad, p.grad_sample.mean(0)) < cases.BOUND64
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["linear on sequences", "conv2d groups", "embedding", "layer norm", "gpt with tied head", "reused parameter"],
+)
+def test_samples_in_float32(name, device):
+    model, x, y = cases.make(name, 4, torch.float32, device)
+    expected = cases.reference(model, x, y)
+    wrapped = torchium.GradSampleModule(model, loss_reduction="sum")
+    cases.loss_of(wrapped(x), y).sum().backward()
+    check(model, expected, cases.BOUND32)
+
+
+@pytest.mark.parametrize(
+    "name", ["linear", "linear on sequences", "conv2d", "embedding", "layer norm", "group norm", "prelu"]
+)
+def test_no_samples(name, device):
+    model, x, y = cases.make(name, 2, torch.float32, device)
+    wrapped = torchium.GradSampleModule(model, loss_reduction="sum")
+    cases.loss_of(wrapped(x[:0]), y[:0]).sum().backward()
+    for p in model.parameters():
+        assert p.grad_sample.shape == (0, *p.shape)
+
+
+@pytest.mark.parametrize("name", ["linear", "linear on sequences", "conv net", "gpt with tied head", "reused modules"])
+def test_function_leaves_the_model_alone(name, device):
+    model, x, y = cases.make(name, 3, torch.float64, device)
+    expected = cases.reference(model, x, y)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before = pictures(model)
+    loss = lambda output, target: cases.loss_of(output, target).mean()  # noqa: E731
+    gradients = CUDAGradientOps.per_sample_gradients(model, loss, x, y)
+    assert pictures(model) == before
+    assert all((p.grad == 1).all() for p in model.parameters())
+    for (parameter, _), gradient in zip(model.named_parameters(), gradients, strict=True):
+        assert cases.error(gradient, expected[parameter]) < cases.BOUND64, parameter
+
+
+def pictures(model):
+    """All that hooks could leave behind."""
+    return [
+        (
+            sorted(m.__dict__),
+            {name: list(value) for name, value in m.__dict__.items() if name.endswith("hooks")},
+            m.training,
+            m.__dict__.get("forward"),
+        )
+        for m in model.modules()
+    ] + [(sorted(p.__dict__), p.requires_grad, list(p._backward_hooks or ())) for p in model.parameters()]
+
+
+def test_reductions_of_the_function(device):
+    model, x, y = cases.make("linear", 4, torch.float64, device)
+    expected = cases.reference(model, x, y)
+    losses = {"mean": nn.MSELoss(), "sum": lambda a, b: F.mse_loss(a, b, reduction="sum") / 3, "vector": cases.loss_of}
+    losses["sum"].reduction = "sum"
+    for kind, loss in losses.items():
+        gradients = CUDAGradientOps.per_sample_gradients(model, loss, x, y)
+        assert cases.error(gradients[0], expected["weight"]) < cases.BOUND64, kind
+
+
+def test_inputs_of_the_function(device):
+    model = nn.Bilinear(3, 4, 2, device=device).double()
+    a, b = torch.randn(5, 3, device=device).double(), torch.randn(5, 4, device=device).double()
+    y = torch.zeros(5, 2, device=device)
+    one = CUDAGradientOps.per_sample_gradients(model, cases.loss_of, (a, b), y)
+    two = CUDAGradientOps.per_sample_gradients(model, cases.loss_of, {"input1": a, "input2": b}, y)
+    for i in range(5):
+        model.zero_grad()
+        cases.loss_of(model(a[i : i + 1], b[i : i + 1]), y[i : i + 1]).sum().backward()
+        for p, first, second in zip(model.parameters(), one, two, strict=True):
+            assert cases.error(first[i], p.grad) < cases.BOUND64
+            assert cases.error(second[i], p.grad) < cases.BOUND64
+
+
+# --- what a module may do ---------------------------------------------------------------------------------------------
+
+
+def test_frozen_parameters_have_none(device):
+    model, x, y = cases.make("conv net", 3, torch.float64, device)
+    model.features[0].weight.requires_grad_(False)
+    model.head.bias.requires_grad_(False)
+    expected = cases.reference(model, x, y)
+    wrapped = torchium.GradSampleModule(model)
+    cases.loss_of(wrapped(x), y).mean().backward()
+    assert model.features[0].weight.grad_sample is None and model.head.bias.grad_sample is None
+    check(model, expected, cases.BOUND64)
+    wrapped.to_standard_module()
+    gradients = CUDAGradientOps.per_sample_gradients(model, cases.loss_of, x, y)
+    assert [g is None for g in gradients] == [not p.requires_grad for p in model.parameters()]
+
+
+def test_unused_parameters(device):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    model = Two().to(device)
+    wrapped = torchium.GradSampleModule(model)
+    wrapped(torch.randn(4, 3, device=device)).sum().backward()
+    assert model.unused.weight.grad_sample is None and model.unused.weight.grad is None
+    wrapped.to_standard_module()
+    gradients = CUDAGradientOps.per_sample_gradients(
+        model, lambda a, b: a.sum(), torch.randn(4, 3, device=device), None
+    )
+    assert (gradients[2] == 0).all() and gradients[2].shape == (4, 3, 3)
+
+
+def test_without_gradients_nothing_is_kept(device):
+    model, x, y = cases.make("conv net", 3, torch.float32, device)
+    wrapped = torchium.GradSampleModule(model)
+    with torch.no_grad():
+        output = wrapped(x)
+    assert not output.requires_grad
+    assert all(p.grad_sample is None for p in model.parameters())
+    wrapped.eval()
+    cases.loss_of(wrapped(x), y).mean().backward()
+    assert all(p.grad_sample is not None for p in model.parameters())
+
+
+def test_disabled_hooks(device):
+    model, x, y = cases.make("linear", 3, torch.float32, device)
+    wrapped = torchium.GradSampleModule(model)
+    wrapped.disable_hooks()
+    cases.loss_of(wrapped(x), y).mean().backward()
+    assert model.weight.grad is not None and model.weight.grad_sample is None
+    wrapped.enable_hooks()
+    cases.loss_of(wrapped(x), y).mean().backward()
+    assert model.weight.grad_sample is not None
+
+
+@pytest.mark.parametrize("name", cases.MODELS)
+def test_hooks_come_off(name, device):
+    model, x, y = cases.make(name, 2, torch.float32, device)
+    before = pictures(model)
+    wrapped = torchium.GradSampleModule(model)
+    cases.loss_of(wrapped(x), y).mean().backward()
+    assert wrapped.to_standard_module() is model
+    assert pictures(model) == before
+
+
+def test_is_the_model_for_others(device):
+    model, _, _ = cases.make("conv net", 2, torch.float32, device)
+    wrapped = torchium.GradSampleModule(model)
+    assert wrapped._module is model and wrapped.head is model.head
+    assert list(wrapped.state_dict()) == list(model.state_dict())
+    wrapped.load_state_dict({name: torch.zeros_like(t) for name, t in model.state_dict().items()})
+    assert (model.head.weight == 0).all()
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        _ = wrapped.nothing_like_this
+    assert {name for name, _ in wrapped.trainable_parameters()} == {name for name, _ in model.named_parameters()}
+
+
+def test_copies_are_their_own(device):
+    model, x, y = cases.make("linear", 3, torch.float64, device)
+    wrapped = torchium.GradSampleModule(model)
+    plain = copy.deepcopy(model)  # of the model inside, hooks and all
+    other = copy.deepcopy(wrapped)
+    with torch.no_grad():
+        plain.weight += 1.0
+        other._module.weight += 2.0
+    assert cases.error(plain(x), F.linear(x, plain.weight, plain.bias)) < 1e-12
+    expected = cases.reference(other.to_standard_module(), x, y)
+    other = torchium.GradSampleModule(other._module)
+    cases.loss_of(other(x), y).mean().backward()
+    check(other._module, expected, cases.BOUND64)
+    assert model.weight.grad_sample is None
+    assert cases.error(pickle.loads(pickle.dumps(model))(x), model(x)) < 1e-12
+
+
+def test_changed_batch_size(device):
+    model, x, y = cases.make("conv net", 6, torch.float64, device)
+    expected = cases.reference(model, x, y)
+    wrapped = torchium.GradSampleModule(model)
+    for size in (6, 2, 1, 4):
+        wrapped.zero_grad()
+        cases.loss_of(wrapped(x[:size]), y[:size]).mean().backward()
+        check(model, {name: g[:size] for name, g in expected.items()}, cases.BOUND64)
+
+
+def test_two_passes_before_one_backward(device):
+    """A sample's loss may depend on two outputs of the model."""
+    model, x, y = cases.make("linear", 3, torch.float64, device)
+    first, second = cases.reference(model, x, y), cases.reference(model, 2 * x, y)
+    wrapped = torchium.GradSampleModule(model)
+    (cases.loss_of(wrapped(x), y) + cases.loss_of(wrapped(2 * x), y)).mean().backward()
+    check(model, {name: first[name] + second[name] for name in first}, cases.BOUND64)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_checkpoints(reentrant, device):
+    class Checkpointed(cases.GPT):
+        def forward(self, x):
+            h = self.tokens(x) + self.positions(torch.arange(x.size(1), device=x.device)[None])
+            for block in self.blocks:
+                h = checkpoint(block, h, use_reentrant=reentrant)
+            return self.head(self.norm(h))
+
+    model = Checkpointed().double().to(device)
+    x = torch.randint(11, (3, 6), device=device)
+    y = torch.randn(3, 6, 11, dtype=torch.float64, device=device)
+    expected = cases.reference(model, x, y)
+    wrapped = torchium.GradSampleModule(model)
+    cases.loss_of(wrapped(x), y).mean().backward()
+    check(model, expected, cases.BOUND64)
+    wrapped.to_standard_module()
+    gradients = CUDAGradientOps.per_sample_gradients(model, cases.loss_of, x, y)
+    for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
+        assert cases.error(gradient, expected[name]) < cases.BOUND64
+
+
+@pytest.mark.parametrize("name", ["conv net", "gpt with tied head", "encoder layer"])
+def test_autocast(name, device):
+    """The activations and their gradients have bfloat16's 8 bits, so the result has two or three of them less."""
+    model, x, y = cases.make(name, 3, torch.float32, device)
+    expected = cases.reference(model, x, y)
+    wrapped = torchium.GradSampleModule(model)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        output = wrapped(x)
+    cases.loss_of(output.float(), y).mean().backward()
+    for parameter, p in model.named_parameters():
+        assert p.grad_sample.dtype == torch.float32
+        assert cases.error(p.grad_sample, expected[parameter]) < 0.1, parameter
+        assert cases.error(p.grad, p.grad_sample.double().mean(0)) < 0.02, parameter
+
+
+def test_half_parameters(device):
+    model, x, y = cases.make("linear on sequences", 3, torch.bfloat16, device)
+    wrapped = torchium.GradSampleModule(model)
+    cases.loss_of(wrapped(x), y).mean().backward()
+    expected = cases.reference(model, x, y)
+    check(model, expected, 0.03)  # 8 bits in the output, in its gradient, and in the result
+
+
+def test_forward_of_a_single_object(device):
+    """One that was put into a module beside its class's is run as it is, and is there again at the end."""
+    model, x, y = cases.make("linear", 3, torch.float64, device)
+    forward = model.forward = lambda x: F.linear(x, model.weight) * 2
+    wrapped = torchium.GradSampleModule(model)
+    cases.loss_of(wrapped(x), y).mean().backward()
+    got = model.weight.grad_sample
+    assert wrapped.to_standard_module().forward is forward
+    for i in range(3):
+        model.zero_grad()
+        cases.loss_of(model(x[i : i + 1]), y[i : i + 1]).sum().backward()
+        assert cases.error(got[i], model.weight.grad) < cases.BOUND64
+
+
+def test_a_mistake_of_the_model_is_shown(device):
+    model = nn.Sequential(cases.Add(3, 4)).to(device)
+    wrapped = torchium.GradSampleModule(model)
+    with pytest.raises(RuntimeError, match=r"0 \(Add\).*size of tensor"):
+        wrapped(torch.randn(2, 3, 5, device=device))
+    wrapped(torch.randn(2, 3, 4, device=device)).sum().backward()
+    assert model[0].shift.grad_sample.shape == (2, 3, 4)
+
+
+def test_dropout_is_drawn_once(device):
+    """In modules that are run sample by sample too: the gradients of the samples are those of the very same pass."""
+    model = nn.Sequential(cases.Attention(8, 2, dropout=0.5), nn.Dropout(0.5), nn.Linear(8, 2)).to(device).double()
+    x = torch.randn(4, 5, 8, device=device).double()
+    wrapped = torchium.GradSampleModule(model)
+    cases.loss_of(wrapped(x), torch.zeros(4, 5, 2, device=device)).mean().backward()
+    for p in model.parameters():
+        assert cases.error(p.grad, p.grad_sample.mean(0)) < cases.BOUND64
+
+
+def test_sequence_first(device):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.lstm, self.norm = nn.Embedding(7, 4), nn.LSTM(4, 5), nn.LayerNorm(5)
+            self.head = nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.head(self.norm(self.lstm(self.tokens(x))[0]))
+
+    model = Model().double().to(device)
+    x = torch.randint(7, (6, 3), device=device)
+    y = torch.randn(6, 3, 3, dtype=torch.float64, device=device)
+    wrapped = torchium.GradSampleModule(model, batch_first=False, loss_reduction="sum")
+    ((wrapped(x) - y) ** 2).sum().backward()
+    got = {name: p.grad_sample for name, p in model.named_parameters()}
+    wrapped.to_standard_module()
+    for i in range(3):
+        model.zero_grad()
+        ((model(x[:, i : i + 1]) - y[:, i : i + 1]) ** 2).sum().backward()
+        for name, p in model.named_parameters():
+            assert cases.error(got[name][i], p.grad) < cases.BOUND64, name
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "transposed", "expanded"])
+def test_layouts(layout, device):
+    model = nn.Conv2d(3, 4, 3, padding=1).double().to(device)
+    x = torch.randn(2, 3, 6, 5, dtype=torch.float64, device=device)
+    if layout == "channels_last":
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    elif layout == "transposed":
+        x = x.transpose(2, 3)
+    else:
+        x = x[:1].expand(2, -1, -1, -1)
+    with torch.no_grad():
+        y = torch.randn_like(model(x))
+    expected = cases.reference(model, x, y)
+    wrapped = torchium.GradSampleModule(model)
+    cases.loss_of(wrapped(x), y).mean().backward()
+    check(model, expected, cases.BOUND64)

@@ -1,0 +1,414 @@
+"""What a training loop may do with KFAC: accumulation, loss scaling, half precision, passes that are not the loss's,
+sampled labels, a restart.
+"""
+
+import copy
+import gc
+import io
+import math
+import pickle
+
+import pytest
+import torch
+import torchium
+from kfac_cases import (
+    METHODS,
+    KfacReference,
+    assert_close,
+    assert_same,
+    batch,
+    draw,
+    mlp,
+    mse,
+    train,
+)
+from torch import nn
+from torchium.optim import KFAC, KFACPreconditioner
+
+# --- what a training loop may do --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_accumulation_is_one_big_batch(device, method):
+    """Losses of four micro-batches, each divided by four."""
+    first = mlp(device)
+    second = copy.deepcopy(first)
+    whole = KFAC(first, lr=0.05, method=method, damping=0.01, TCov=1, TInv=2)
+    parts = KFAC(second, lr=0.05, method=method, damping=0.01, TCov=1, TInv=2, accumulation_steps=4)
+    for step in range(6):
+        x, y = batch(first, 12, step)
+        whole.zero_grad()
+        mse(first(x), y).backward()
+        whole.step()
+        parts.zero_grad()
+        for a, b in zip(x.chunk(4), y.chunk(4), strict=True):
+            (mse(second(a), b) / 4).backward()
+        parts.step()
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert_close(q, p.detach().cpu(), 1e-9)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_may_be_a_mean_or_a_sum(device, reduction):
+    """Factors are those of single samples either way."""
+    model = mlp(device)
+    kfac = KFACPreconditioner(model, loss_reduction=reduction)
+    x, y = batch(model, 6)
+    each = (model(x) - y).square().mean(1)
+    getattr(each, reduction)().backward()
+    kfac.step()
+    reference = KfacReference(model, "eigen", 0.001, 0.95, None, 0.1)
+    reference.observe(x.cpu(), y.cpu(), mse)
+    for state, a, g in zip(kfac.state_dict()["layers"].values(), reference.a, reference.g, strict=True):
+        assert_close(state["input_factor"], a, 1e-12)
+        assert_close(state["output_factor"], g, 1e-12)
+
+
+@pytest.mark.parametrize("scale", [1024.0, 65536.0])
+def test_loss_scaling(device, scale):
+    """A scaled loss gives the same training; powers of two lose nothing."""
+    first = mlp(device, torch.float32)
+    second = copy.deepcopy(first)
+    plain = KFAC(first, lr=0.05, damping=0.01, TCov=1, TInv=1)
+    scaler = torch.amp.GradScaler(device, init_scale=scale)
+    scaled = KFAC(second, lr=0.05, damping=0.01, TCov=1, TInv=1, grad_scaler=scaler)
+    for step in range(5):
+        x, y = batch(first, 8, step)
+        plain.zero_grad()
+        mse(first(x), y).backward()
+        plain.step()
+        scaled.zero_grad()
+        scaler.scale(mse(second(x), y)).backward()
+        if step % 2:
+            scaler.unscale_(scaled)
+        scaler.step(scaled)
+        scaler.update()
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert_close(q, p.detach().double().cpu(), 1e-5)
+
+
+def test_a_step_that_the_scaler_finds_infinite_is_skipped(device):
+    model = mlp(device, torch.float32)
+    scaler = torch.amp.GradScaler(device, init_scale=8.0)
+    optimizer = KFAC(model, lr=0.05, TCov=1, TInv=1, grad_scaler=scaler)
+    for step in range(4):
+        x, y = batch(model, 8, step)
+        before = [p.detach().clone() for p in model.parameters()]
+        factors = copy.deepcopy(optimizer.preconditioner.state_dict()["layers"])
+        optimizer.zero_grad()
+        scaler.scale(mse(model(x), y) * (math.inf if step == 2 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 2:
+            assert_same(before, [p.detach() for p in model.parameters()])
+            for name, state in optimizer.preconditioner.state_dict()["layers"].items():
+                assert torch.equal(state["output_factor"], factors[name]["output_factor"])
+    assert scaler.get_scale() == 4.0
+    assert optimizer.stats()["skipped"] == 1 and optimizer.stats()["rejected"] == 3
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_scaler_that_it_does_not_know_is_refused():
+    model = mlp(dtype=torch.float32)
+    optimizer = KFAC(model)
+    scaler = torch.amp.GradScaler("cpu")
+    x, y = batch(model, 4)
+    scaler.scale(mse(model(x), y)).backward()
+    with pytest.raises(RuntimeError, match="grad_scaler=scaler"):
+        scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_reaches_nothing(device, value):
+    model = mlp(device)
+    optimizer = KFAC(model, lr=0.05, TCov=1, TInv=1)
+    train(model, optimizer, 2)
+    before = [p.detach().clone() for p in model.parameters()]
+    x, y = batch(model, 8)
+    x[3, 2] = value
+    optimizer.zero_grad()
+    mse(model(x), y).backward()
+    optimizer.step()
+    assert_same(before, [p.detach() for p in model.parameters()])
+    assert optimizer.stats()["skipped"] == 1
+    after = train(model, optimizer, 2)
+    assert all(p.isfinite().all() for p in after)
+
+
+def test_autocast_and_half_models(device):
+    for half in (False, True):
+        torch.manual_seed(0)
+        model = mlp(device, torch.bfloat16 if half else torch.float32, sizes=(5, 16, 3))
+        optimizer = KFAC(model, lr=0.05, damping=0.01, TCov=1, TInv=5)
+        x, y = batch(model, 32)
+        losses = []
+        for _ in range(30):
+            optimizer.zero_grad()
+            with torch.autocast(device, torch.bfloat16, enabled=not half):
+                loss = mse(model(x).float(), y.float())
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.9 * losses[0], f"half {half}: {losses}"
+        for state in optimizer.preconditioner.state_dict()["layers"].values():
+            assert state["input_factor"].dtype == torch.float32
+
+
+def test_a_closure_and_a_schedule(device):
+    model = mlp(device)
+    optimizer = KFAC(model, lr=0.05, TCov=1, TInv=1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    x, y = batch(model, 8)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = mse(model(x), y)
+        loss.backward()
+        return loss
+
+    losses = []
+    for _ in range(5):
+        losses.append(optimizer.step(closure).item())
+        schedule.step()
+    assert losses[-1] < losses[0] and optimizer.param_groups[0]["lr"] == 0.05 * 0.5**5
+    assert optimizer.stats()["steps"] == 5 and optimizer.stats()["observations"] == 15
+
+
+def test_batches_of_any_size(device):
+    """None, one, and more than before."""
+    model = mlp(device)
+    optimizer = KFAC(model, lr=0.01, TCov=1, TInv=1)
+    for size in (8, 1, 13):
+        train(model, optimizer, 1, size=size)
+    before = optimizer.preconditioner.state_dict()["layers"]["0"]["input_factor"].clone()
+    optimizer.zero_grad()
+    model(torch.empty(0, 5, device=device, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    assert torch.equal(before, optimizer.preconditioner.state_dict()["layers"]["0"]["input_factor"])
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_passes_that_are_not_looked_at(device):
+    """Without gradients, in evaluation mode, paused, or in a step that updates no factors."""
+    model = mlp(device)
+    kfac = KFACPreconditioner(model, factor_update_steps=2, inv_update_steps=2)
+    x, y = batch(model, 8)
+    with torch.no_grad():
+        model(x)
+    model.eval()
+    mse(model(x), y).backward()
+    model.train()
+    with kfac.paused():
+        mse(model(x), y).backward()
+    assert kfac.stats()["observations"] == 0
+    for step in range(4):
+        mse(model(x), y).backward()
+        kfac.step()
+        assert kfac.stats()["observations"] == 3 * (1 + step // 2)
+
+
+def test_a_second_backward_pass_is_refused_by_name():
+    model = mlp()
+    kfac = KFACPreconditioner(model)
+    x, y = batch(model, 4)
+    loss = mse(model(x), y)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=r"second backward pass .* layer '4'"):
+        loss.backward(retain_graph=True)
+    with kfac.paused():
+        loss.backward()
+
+
+def test_gradient_checkpointing(device):
+    from torch.utils.checkpoint import checkpoint
+
+    first = mlp(device)
+    second = copy.deepcopy(first)
+    x, y = batch(first, 6)
+    for reentrant in (False, True):
+        a, b = KFACPreconditioner(first), KFACPreconditioner(second)
+        first.zero_grad()
+        second.zero_grad()
+        mse(first(x), y).backward()
+        mse(checkpoint(second, x.clone().requires_grad_(), use_reentrant=reentrant), y).backward()
+        a.step()
+        b.step()
+        for p, q in zip(first.parameters(), second.parameters(), strict=True):
+            assert_close(q.grad, p.grad.cpu(), 1e-12)
+        a.remove()
+        b.remove()
+
+
+def test_a_parameter_frozen_in_the_middle(device):
+    """Its bias: the factor is another one then, and begins anew; what stays keeps what it has."""
+    model = mlp(device)
+    optimizer = KFAC(model, lr=0.05, TCov=1, TInv=1)
+    train(model, optimizer, 3)
+    model[0].bias.requires_grad_(False)
+    model[0].bias.grad = None
+    before = model[0].bias.detach().clone()
+    train(model, optimizer, 3)
+    layers = optimizer.preconditioner.state_dict()["layers"]
+    assert layers["0"]["counts"][0] == 3 and layers["2"]["counts"][0] == 6
+    assert layers["0"]["input_factor"].shape == (5, 5)
+    assert torch.equal(before, model[0].bias)
+
+
+# --- the model's own labels -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_the_sampled_fisher_is_the_gauss_newton_matrix(device, loss):
+    """For one layer its factor G is, in the mean over labels, that of the loss's Hessian by the outputs. A factor is a
+    mean of 40 000 draws: five standard errors of its entries are below 0.03 of the largest."""
+    model = nn.Linear(4, 3, bias=False).double().to(device)
+    kfac = KFACPreconditioner(model, fisher="sampled", factor_update_steps=1)
+    x = draw(1, 4, device=device).repeat(40_000, 1)
+    outputs = model(x)
+    kfac.observe_sampled(outputs, loss)
+    assert model.weight.grad is None
+    outputs.square().mean().backward()  # the graph is still there
+    before = kfac.stats()["observations"]
+    kfac.step()
+    got = kfac.state_dict()["layers"]["Linear"]["output_factor"].cpu()
+    out = outputs[0].detach().cpu()
+    p = out.softmax(0)
+    expected = torch.diag(p) - torch.outer(p, p) if loss == "cross_entropy" else 2 / 3 * torch.eye(3).double()
+    assert before == 1 and (got - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+def test_the_sampled_fisher_of_many_labels():
+    """The curvature of a mean over T labels: G is summed over positions and does not fall with T."""
+    model = nn.Conv1d(2, 3, 1, bias=False).double()
+    kfac = KFACPreconditioner(model, fisher="sampled")
+    x = torch.ones(5_000, 2, 8).double()
+    outputs = model(x)
+    kfac.observe_sampled(outputs)
+    p = outputs[0, :, 0].detach().softmax(0)
+    got = kfac.state_dict()["layers"]["Conv1d"]["output_factor"]
+    expected = torch.diag(p) - torch.outer(p, p)
+    assert (got - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+def test_sampling_wants_to_be_asked():
+    model = mlp()
+    x, y = batch(model, 4)
+    kfac = KFACPreconditioner(model, fisher="sampled", factor_update_steps=2)
+    mse(model(x), y).backward()
+    with pytest.raises(RuntimeError, match="observe_sampled"):
+        kfac.step()
+    kfac.observe_sampled(model(x), "mse")
+    kfac.step()
+    kfac.step()  # updates no factors
+    with pytest.raises(RuntimeError, match="fisher='sampled'"):
+        KFACPreconditioner(mlp()).observe_sampled(model(x))
+    with pytest.raises(ValueError, match="expected \\[samples, classes"):
+        kfac.observe_sampled(model(x).sum(1))
+    with pytest.raises(ValueError, match="loss must be one of"):
+        kfac.observe_sampled(model(x), "hinge")
+    with pytest.raises(ValueError, match="gradients can be computed"):
+        kfac.observe_sampled(model(x).detach())
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_restart_goes_on_to_the_bit(device, method):
+    first = mlp(device, torch.float32)
+    options = {"method": method, "TCov": 2, "TInv": 3, "damping": 0.01}
+    optimizer = KFAC(first, lr=0.05, **options)
+    train(first, optimizer, 7)
+    file = io.BytesIO()
+    torch.save({"model": first.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    second = mlp(device, torch.float32)
+    second.load_state_dict(saved["model"])
+    other = KFAC(second, lr=0.9, **(options | {"damping": 0.5}))
+    other.load_state_dict(saved["optimizer"])
+    assert other.param_groups[0]["damping"] == 0.01
+    assert_same(train(first, optimizer, 6, first=7), train(second, other, 6, first=7))
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing():
+    model, other = mlp(), mlp(sizes=(5, 6, 4, 3))
+    kfac, strange = KFACPreconditioner(model), KFACPreconditioner(other)
+    for one, m in ((kfac, model), (strange, other)):
+        x, y = batch(m, 4)
+        mse(m(x), y).backward()
+        one.step()
+    before = copy.deepcopy(kfac.state_dict())
+    with pytest.raises(ValueError, match=r"'input_factor' of layer '2'|'output_factor' of layer '0'"):
+        kfac.load_state_dict(strange.state_dict())
+    for wrong, message in (
+        ({}, "must have 'steps'"),
+        ({"steps": -1, "layers": {}}, "a number"),
+        ({"steps": 1, "layers": {"0": {}}}, "other layers"),
+        ({"steps": 1, "layers": {key: {} for key in ("0", "2", "4")}}, "must have"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kfac.load_state_dict(wrong)
+    after = kfac.state_dict()
+    assert after["steps"] == before["steps"]
+    for name, state in before["layers"].items():
+        for key, value in state.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(after["layers"][name][key]))
+    with pytest.raises(ValueError, match="'kfac'"):
+        KFAC(model).load_state_dict({"state": {}, "param_groups": []})
+
+
+def test_copies():
+    """A copy of the model is another model; a copy of the optimizer is refused."""
+    model = mlp()
+    optimizer = KFAC(model, TCov=1, TInv=1)
+    for twin_of_it in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        x, y = batch(model, 4)
+        mse(twin_of_it(x), y).backward()
+        assert optimizer.stats()["observations"] == 0
+    for copier in (copy.deepcopy, pickle.dumps):
+        for thing in (optimizer, optimizer.preconditioner):
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                copier(thing)
+
+
+def test_hooks_come_off():
+    model = mlp()
+    for end in (lambda kfac: kfac.remove(), lambda kfac: None):
+        kfac = KFACPreconditioner(model)
+        assert any(m._forward_hooks for m in model.modules())
+        end(kfac)
+        del kfac
+        gc.collect()
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    optimizer = KFAC(model)
+    optimizer.remove()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_memory_report(device):
+    model = mlp(device)
+    optimizer = KFAC(model, TCov=1, TInv=1, momentum=0.9)
+    before = optimizer.memory_report()
+    train(model, optimizer, 1)
+    after = optimizer.memory_report()
+    assert before.forecast and not after.forecast
+    assert before["state"] == after["state"] and after["blocks"] >= 3
+    states = [
+        t for s in optimizer.preconditioner.state_dict()["layers"].values() for k, t in s.items() if k != "counts"
+    ]
+    least = sum(t.numel() * t.element_size() for t in states)
+    assert least <= optimizer.preconditioner.memory_report()["state"] < least + 2**16
+
+
+@pytest.mark.gpu
+def test_a_model_that_is_moved_keeps_its_factors():
+    if not torch.cuda.is_available() or not torchium.is_available("cuda"):
+        pytest.skip("no GPU")
+    model = mlp()
+    optimizer = KFAC(model, TCov=1, TInv=1)
+    train(model, optimizer, 3)
+    model.cuda()
+    train(model, optimizer, 3)
+    state = optimizer.preconditioner.state_dict()["layers"]["0"]
+    assert state["counts"][0] == 6 and state["input_factor"].is_cuda

@@ -1,0 +1,394 @@
+"""NaturalGradient against a dense solve over all parameters at once, in float64, with the gradients of single samples
+from one backward pass for each; and what it refuses by name.
+"""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from kfac_cases import (
+    Convolutions,
+    assert_close,
+    assert_same,
+    batch,
+    draw,
+    mlp,
+    mse,
+    natural_gradient,
+    sample_gradients,
+    train,
+    twin,
+)
+from torch import nn
+from torchium.optim import NaturalGradient
+
+
+class Language(nn.Module):
+    """Embedding, layer norm, RMS norm and linear layers over sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(7, 4, padding_idx=0)
+        self.first = nn.LayerNorm(4)
+        self.mix = nn.Linear(4, 4)
+        self.second = nn.RMSNorm(4, eps=1e-5)
+        self.out = nn.Linear(4, 3, bias=False)
+
+    def forward(self, x):
+        x = self.first(self.tokens(x))
+        x = x + torch.tanh(self.mix(x)).cumsum(1)
+        return self.out(self.second(x)).mean(1)
+
+
+class Image(nn.Module):
+    """Convolutions, group norm and instance norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 6, 3, padding="same", padding_mode="reflect", groups=2)
+        self.norm = nn.GroupNorm(3, 6)
+        self.down = nn.Conv2d(6, 4, 2, stride=2, bias=False)
+        self.each = nn.InstanceNorm2d(4, affine=True)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.each(self.down(torch.tanh(self.norm(self.conv(x)))))).mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    """One linear layer and one norm, used four times."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.Linear(5, 5)
+        self.norm = nn.LayerNorm(5)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x):
+        for _ in range(4):
+            x = torch.tanh(self.norm(self.cell(x)))
+        return self.out(x)
+
+
+def inputs_of(kind, size):
+    if kind is Language:
+        return torch.randint(0, 7, (size, 6))
+    shape = {Image: (2, 6, 6), Convolutions: (4, 8)}.get(kind, (5,))
+    return draw(size, *shape)
+
+
+MODELS = {"mlp": mlp, "convolutions": Convolutions, "image": Image, "language": Language, "recurrent": Recurrent}
+# The Gram matrix has the rounding of float64; the solve enlarges it by its largest eigenvalue over m damping.
+BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-3}
+
+
+def data(kind, size, device, dtype):
+    x, y = inputs_of(kind, size), draw(size, 3)
+    return (x if x.dtype == torch.int64 else x.to(dtype)).to(device), y.to(device, dtype)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("size", [1, 2, 9])
+@pytest.mark.parametrize("name", MODELS)
+def test_natural_gradient_is_the_dense_solve(device, name, size, dtype):
+    model = MODELS[name]().to(device, dtype)
+    optimizer = NaturalGradient(model, lr=0.1, damping=0.01)
+    x, y = data(MODELS[name], size, device, dtype)
+    plain = twin(model)
+    x64 = x.cpu() if x.dtype == torch.int64 else x.double().cpu()
+    expected = natural_gradient(sample_gradients(plain, mse, x64, y.double().cpu()), 0.01)
+    mse(model(x), y).backward()
+    optimizer.step()
+    for n, p in plain.named_parameters():
+        got = dict(model.named_parameters())[n]
+        whole = torch.cat([v.flatten() for v in expected.values()]).norm()
+        error = (got.grad.double().cpu() - expected[n]).norm() / whole
+        assert error < BOUNDS[dtype], f"{n} is off by {error:.2g} of the whole gradient"
+        moved = (p.detach() - 0.1 * expected[n]).to(dtype)
+        torch.testing.assert_close(got.detach().cpu(), moved, rtol=1e-3, atol=BOUNDS[dtype] * float(whole))
+
+
+def test_twenty_steps_follow_the_definition(device):
+    model = mlp(device)
+    plain = twin(model)
+    options = {"momentum": 0.9, "weight_decay": 0.01}
+    optimizer = NaturalGradient(model, lr=0.05, damping=0.1, **options)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.05, **options)
+    for step in range(20):
+        x, y = batch(plain, 6, step)
+        for name, g in natural_gradient(sample_gradients(plain, mse, x, y), 0.1).items():
+            plain.get_parameter(name).grad = g
+        reference.step()
+        train(model, optimizer, 1, first=step, size=6)
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        assert_close(q, p.detach(), 1e-9)
+
+
+def test_a_kept_span(device):
+    """Between the updates the batch's own gradient is solved for with the Fisher matrix of the batch that was kept."""
+    model = mlp(device)
+    plain = twin(model)
+    optimizer = NaturalGradient(model, lr=0.05, damping=0.1, update_freq=3)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.05)
+    for step in range(8):
+        x, y = batch(plain, 6, step)
+        if step % 3 == 0:
+            rows = sample_gradients(plain, mse, x, y)
+            j = torch.cat([g.flatten(1) for g in rows.values()], 1)
+            fisher = j.T @ j / len(j) + 0.1 * torch.eye(j.shape[1], dtype=torch.float64)
+        reference.zero_grad()
+        mse(plain(x), y).backward()
+        grad = torch.cat([p.grad.flatten() for p in plain.parameters()])
+        parts = torch.linalg.solve(fisher, grad).split([p.numel() for p in plain.parameters()])
+        for p, part in zip(plain.parameters(), parts, strict=True):
+            p.grad = part.reshape(p.shape)
+        reference.step()
+        train(model, optimizer, 1, first=step, size=6)
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        assert_close(q, p.detach(), 1e-9)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_micro_batches_are_one_batch(device, reduction, parts):
+    """Losses of single samples stay the same whatever the loss is over them."""
+    model = mlp(device)
+    optimizer = NaturalGradient(model, damping=0.05, loss_reduction=reduction, accumulation_steps=parts)
+    x, y = batch(model, 9)
+    expected = natural_gradient(sample_gradients(twin(model), mse, x.cpu(), y.cpu()), 0.05)
+    for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True):
+        each = (model(a) - b).square().mean(1)
+        (each.mean() / parts if reduction == "mean" else each.sum()).backward()
+    optimizer.step()
+    for name, p in model.named_parameters():
+        assert_close(p.grad, expected[name], 1e-9, name)
+
+
+@pytest.mark.parametrize("freq", [1, 2])
+def test_loss_scaling(device, freq):
+    first = mlp(device, torch.float32)
+    second = copy.deepcopy(first)
+    plain = NaturalGradient(first, lr=0.05, damping=0.1, update_freq=freq)
+    scaler = torch.amp.GradScaler(device, init_scale=65536.0, growth_interval=1)
+    scaled = NaturalGradient(second, lr=0.05, damping=0.1, update_freq=freq, grad_scaler=scaler)
+    for step in range(4):
+        train(first, plain, 1, first=step)
+        x, y = batch(second, 8, step)
+        scaled.zero_grad()
+        scaler.scale(mse(second(x), y)).backward()
+        scaler.step(scaled)
+        scaler.update()
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert_close(q, p.detach().double().cpu(), 1e-4)
+
+
+def test_half_precision(device):
+    """Under autocast, and with a model in bfloat16: off by the rounding of 8 bits in each gradient."""
+    torch.manual_seed(0)
+    wide = mlp(device, torch.float32, sizes=(5, 8, 3))
+    x, y = batch(wide, 12)
+    expected = natural_gradient(sample_gradients(twin(wide), mse, x.double().cpu(), y.double().cpu()), 1.0)
+    for half in (False, True):
+        model = copy.deepcopy(wide).to(torch.bfloat16 if half else torch.float32)
+        optimizer = NaturalGradient(model, lr=1e-3, damping=1.0)
+        with torch.autocast(device, torch.bfloat16, enabled=not half):
+            loss = mse(model(x.to(next(model.parameters()).dtype)).float(), y)
+        loss.backward()
+        optimizer.step()
+        for name, p in model.named_parameters():
+            assert_close(p.grad, expected[name], 0.1, name)
+
+
+# --- right, or refused by name ----------------------------------------------------------------------------------------
+
+
+def test_frozen_parameters(device):
+    model = mlp(device)
+    model[0].bias.requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    model[4].requires_grad_(False)
+    optimizer = NaturalGradient(model, damping=0.05)
+    x, y = batch(model, 7)
+    expected = natural_gradient(sample_gradients(twin(model), mse, x.cpu(), y.cpu()), 0.05)
+    assert set(expected) == {"0.weight", "2.bias"}
+    mse(model(x), y).backward()
+    optimizer.step()
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            assert_close(p.grad, expected[name], 1e-9, name)
+        else:
+            assert p.grad is None
+
+
+def test_layers_that_no_gradient_reaches(device):
+    model = nn.ModuleDict({"used": nn.Linear(5, 3), "unused": nn.Linear(5, 3)}).double().to(device)
+    optimizer = NaturalGradient(model, damping=0.05)
+    x, y = batch(model, 6)
+    before = model["unused"].weight.detach().clone()
+    mse(model["used"](x), y).backward()
+    optimizer.step()
+    assert torch.equal(before, model["unused"].weight) and model["unused"].weight.grad is None
+
+
+def refused(*modules):
+    return nn.Sequential(*modules)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.tokens.weight
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        (refused(nn.Linear(3, 3), nn.BatchNorm1d(3)), "'1', a BatchNorm1d"),
+        (refused(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)), "'1', which mixes the samples"),
+        (refused(nn.LSTM(3, 3), nn.PReLU()), "'0', a LSTM; '1', a PReLU"),
+        (refused(nn.ConvTranspose1d(2, 2, 2)), "ConvTranspose1d"),
+        (refused(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))), "ParametrizedLinear"),
+        (Tied(), "'tokens', which shares a parameter.*'head', which shares"),
+        (Own(), "'Own', a Own"),
+    ],
+    ids=["batch norm", "plain batch norm", "lstm", "transposed", "parametrized", "tied", "own"],
+)
+def test_layers_are_refused_before_the_first_backward(model, message):
+    with pytest.raises(ValueError, match=message):
+        NaturalGradient(model)
+
+
+def test_frozen_batch_norm_is_right():
+    model = refused(nn.Linear(5, 4), nn.BatchNorm1d(4).eval().requires_grad_(False), nn.Linear(4, 3)).double()
+    model[1].eval()
+    optimizer = NaturalGradient(model, damping=0.05)
+    x, y = batch(model, 6)
+    expected = natural_gradient(sample_gradients(twin(model), mse, x, y), 0.05)
+    mse(model(x), y).backward()
+    optimizer.step()
+    for name, g in expected.items():
+        assert_close(model.get_parameter(name).grad, g, 1e-9, name)
+
+
+def test_passes_that_do_not_fit_a_step():
+    model = mlp()
+    optimizer = NaturalGradient(model)
+    optimizer.step()  # nothing has a gradient
+    x, y = batch(model, 4)
+    mse(model(x), y).backward()
+    mse(model(x), y).backward()
+    with pytest.raises(RuntimeError, match=r"seen 2 backward passes .* accumulation_steps = 1"):
+        optimizer.step()
+    optimizer.zero_grad()
+    loss = mse(model(x), y)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="second backward pass"):
+        loss.backward()
+
+
+def test_weights_that_are_used_without_their_module_are_refused():
+    model = mlp()
+    optimizer = NaturalGradient(model)
+    x, _ = batch(model, 4)
+    nn.functional.linear(x, model[0].weight).sum().backward()
+    with pytest.raises(RuntimeError, match="seen 0 backward passes through layer '0'"):
+        optimizer.step()
+
+
+def test_micro_batches_of_different_sizes_are_refused():
+    model = mlp()
+    optimizer = NaturalGradient(model, accumulation_steps=2)
+    for size in (4, 5):
+        x, y = batch(model, size)
+        (mse(model(x), y) / 2).backward()
+    with pytest.raises(RuntimeError, match="expected one shape"):
+        optimizer.step()
+
+
+def test_layers_with_different_samples_are_refused():
+    model = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(3, 2)})
+    optimizer = NaturalGradient(model)
+    (model["a"](torch.randn(4, 3)).sum() + model["b"](torch.randn(5, 3)).sum()).backward()
+    with pytest.raises(RuntimeError, match="different numbers of samples"):
+        optimizer.step()
+
+
+def test_a_group_norm_used_twice_is_refused():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.GroupNorm(1, 2)
+
+        def forward(self, x):
+            return self.norm(self.norm(x) + 1)
+
+    model = Net()
+    NaturalGradient(model)
+    with pytest.raises(NotImplementedError, match="'norm', a GroupNorm, was used 2 times"):
+        model(torch.randn(3, 2, 4)).square().sum().backward()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_skipped(device, value):
+    model = mlp(device)
+    optimizer = NaturalGradient(model)
+    train(model, optimizer, 1)
+    before = [p.detach().clone() for p in model.parameters()]
+    x, y = batch(model, 4)
+    x[1, 1] = value
+    optimizer.zero_grad()
+    mse(model(x), y).backward()
+    optimizer.step()
+    assert_same(before, [p.detach() for p in model.parameters()])
+    assert optimizer.stats()["skipped"] == 1
+    assert all(p.isfinite().all() for p in train(model, optimizer, 2))
+
+
+@pytest.mark.parametrize("damping", [0.0, -1.0, math.nan, math.inf, None, "1"])
+def test_damping_refused(damping):
+    with pytest.raises(ValueError, match="damping must be a positive number"):
+        NaturalGradient(mlp(), damping=damping)
+
+
+@pytest.mark.parametrize(
+    "options", [{"update_freq": 0}, {"accumulation_steps": 1.5}, {"loss_reduction": "none"}], ids=str
+)
+def test_options_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        NaturalGradient(mlp(), **options)
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_goes_on_to_the_bit(device):
+    first = mlp(device)
+    optimizer = NaturalGradient(first, lr=0.05, momentum=0.9)
+    train(first, optimizer, 4)
+    second = mlp(device)
+    second.load_state_dict(first.state_dict())
+    other = NaturalGradient(second, lr=0.5)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert_same(train(first, optimizer, 4, first=4), train(second, other, 4, first=4))
+    with pytest.raises(ValueError, match="'natural'"):
+        other.load_state_dict(torch.optim.SGD(second.parameters()).state_dict())
+
+
+def test_copies_and_hooks():
+    model = mlp()
+    optimizer = NaturalGradient(model)
+    for copier in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copier(optimizer)
+    optimizer.remove()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
