@@ -190,7 +190,7 @@ static int make_room(py_kfac *self, const py_kfac_layers *layers)
     size_t total = 2 * (size_t)layers->count + 1;
     self->operands = PyMem_Calloc(total, sizeof *self->operands);
     self->arrays = PyMem_Calloc(total, sizeof *self->arrays);
-    self->tensors = PyMem_Calloc(total, sizeof *self->tensors);
+    self->tensors = PyMem_Calloc(total, sizeof(tch_tensor *)); /* pointers into `arrays` */
     self->labels = PyMem_Calloc(total, sizeof *self->labels);
     if (self->operands == NULL || self->arrays == NULL || self->tensors == NULL || self->labels == NULL) {
         PyErr_NoMemory();

@@ -2,6 +2,8 @@
  * are widened a block at a time. */
 #include "cpu.h"
 
+#include <string.h>
+
 #include "thin_product.h"
 
 typedef struct gemm_job {
@@ -69,6 +71,9 @@ static void wide_product(const gemm_job *j, int64_t i, int64_t row, int64_t m, i
 {
     int turned_a = j->trans_a == TCHI_TRANS;
     int turned_b = j->trans_b == TCHI_TRANS;
+    if (j->inner <= 0) {
+        memset(w->c, 0, (size_t)(m * n) * sizeof *w->c);
+    }
     for (int64_t from = 0; from < j->inner; from += WIDE_INNER) {
         int64_t k = at_most(j->inner - from, WIDE_INNER);
         widen(j->a, i, turned_a ? from : row, turned_a ? k : m, turned_a ? row : from, turned_a ? m : k, w->a);
