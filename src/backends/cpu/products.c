@@ -2,8 +2,6 @@
  * are widened a block at a time. */
 #include "cpu.h"
 
-#include <string.h>
-
 #include "thin_product.h"
 
 typedef struct gemm_job {
@@ -71,17 +69,16 @@ static void wide_product(const gemm_job *j, int64_t i, int64_t row, int64_t m, i
 {
     int turned_a = j->trans_a == TCHI_TRANS;
     int turned_b = j->trans_b == TCHI_TRANS;
-    if (j->inner <= 0) {
-        memset(w->c, 0, (size_t)(m * n) * sizeof *w->c);
-    }
-    for (int64_t from = 0; from < j->inner; from += WIDE_INNER) {
+    int64_t from = 0;
+    do { /* there is a term at least: tchi_cpu_gemm has seen to sums of none */
         int64_t k = at_most(j->inner - from, WIDE_INNER);
         widen(j->a, i, turned_a ? from : row, turned_a ? k : m, turned_a ? row : from, turned_a ? m : k, w->a);
         widen(j->b, i, turned_b ? col : from, turned_b ? n : k, turned_b ? from : col, turned_b ? k : n, w->b);
         j->state->blas->f32.gemm(TCHI_ROW_MAJOR, j->trans_a, j->trans_b, (int)m, (int)n, (int)k, 1.0F, w->a,
                                  (int)(turned_a ? m : k), w->b, (int)(turned_b ? k : n), from > 0 ? 1.0F : 0.0F, w->c,
                                  (int)n);
-    }
+        from += WIDE_INNER;
+    } while (from < j->inner);
 }
 
 /* C = alpha (the block) + beta C, C being of float32 or of 16 bits. */
