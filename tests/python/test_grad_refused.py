@@ -1,5 +1,6 @@
 """What cannot be right is refused by name, and leaves the model as it was."""
 
+import copy
 import re
 
 import pytest
@@ -66,6 +67,9 @@ def test_not_strict():
     wrapped = torchium.GradSampleModule(model, strict=False)
     wrapped(torch.randn(3, 4)).sum().backward()
     assert model[0].weight.grad_sample.shape == (3, 4, 4)
+    copied = copy.deepcopy(wrapped)  # which is as lenient
+    copied(torch.randn(2, 4)).sum().backward()
+    assert copied._module[0].weight.grad_sample.shape == (2, 4, 4)
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

@@ -90,7 +90,7 @@ class GradSampleModule(nn.Module):
         check_reduction(loss_reduction)
         plan = Plan(model, strict)
         self._module = model
-        self.batch_first, self.loss_reduction = batch_first, loss_reduction
+        self.batch_first, self.loss_reduction, self.strict = batch_first, loss_reduction, strict
         self._capture = Capture(model, plan, SampleSink(plan, loss_reduction == "mean"), batch_first, True)
         self._capture.install()
         for p in model.parameters():
@@ -152,7 +152,7 @@ class GradSampleModule(nn.Module):
 
     def __reduce__(self) -> Any:
         """A copy is made of the model and given hooks of its own."""
-        options = {"batch_first": self.batch_first, "loss_reduction": self.loss_reduction}
+        options = {"batch_first": self.batch_first, "loss_reduction": self.loss_reduction, "strict": self.strict}
         return _again, (self._module, options, bool(self._capture.handles), self._capture.enabled)
 
 
