@@ -23,12 +23,13 @@
 #include <torchium/device.h>
 #include <torchium/export.h>
 #include <torchium/grad.h>
+#include <torchium/kernel.h>
 #include <torchium/linalg.h>
 #include <torchium/network.h>
 #include <torchium/status.h>
 
 /* Raised whenever the table or a struct it uses changes; a module built for another number is refused. */
-#define TCH_BACKEND_ABI 5u
+#define TCH_BACKEND_ABI 6u
 
 /* The function a module exports, and its type. It returns NULL, with a sentence in `reason`, when it cannot work. */
 #define TCH_BACKEND_ENTRY "torchium_backend_entry"
@@ -275,6 +276,33 @@ typedef struct tch_normalized {
     int64_t groups; /* GROUP_NORM */
     double eps;
 } tch_normalized;
+
+/* --- what user kernels hand down ---------------------------------------------------------------------------------- */
+
+/* What is compiled. All of it has been checked: the name is an expression of identifiers, ::, <>, commas and numbers, options
+ * are of those that kernel.h lists. */
+typedef struct tch_kernel_text {
+    const char *source;
+    const char *file; /* for messages */
+    const char *name;
+    int32_t option_count;
+    const char *const *options;
+    int32_t include_count;
+    const char *const *includes;
+} tch_kernel_text;
+
+/* Memory of host->allocate: what a compiler made, in the backend's own form, which can be kept on disk and loaded later. */
+typedef struct tch_kernel_image {
+    void *data;
+    size_t bytes;
+} tch_kernel_image;
+
+/* One launch: arguments are pointers to values of the parameters' sizes. */
+typedef struct tch_kernel_run {
+    int64_t grid[3], block[3];
+    int64_t shared_bytes;
+    const void *const *arguments;
+} tch_kernel_run;
 
 /* What the library offers to a backend. */
 typedef struct tch_backend_host {
@@ -615,6 +643,25 @@ typedef struct tch_backend {
                                 const tch_matrices *values, double damping);
     /* REQUIRED. *scale = min(1, sqrt(most / |lr^2 *dot|)), 1 where that is not finite or *dot is 0. */
     tch_status (*kl_clip)(void *state, const double *dot, double lr, double most, double *scale);
+
+    /* --- user kernels ------------------------------------------------------------------------------------------ */
+
+    /* All OPTIONAL, NO DEFAULT, and there or not there together. */
+
+    /* Everything about compiler and device that an image depends on, as one line: "sm_90a nvrtc 13.0.88". UNAVAILABLE, with
+     * what to install, where there is no compiler. */
+    tch_status (*kernel_compiler)(void *state, char *text, size_t size);
+    /* Compiles. What the compiler says goes to `log`, cut off at its end with a NUL; where it fails, INVALID_ARGUMENT. */
+    tch_status (*kernel_build)(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
+                               size_t log_size);
+    /* From an image, which may be damaged: TCH_ERR_IO then, and nothing else has happened. */
+    tch_status (*kernel_load)(void *state, const tch_kernel_image *image, void **kernel);
+    void (*kernel_unload)(void *state, void *kernel);
+    /* Fills info, and parameters up to `room` of them. */
+    tch_status (*kernel_describe)(void *state, void *kernel, tch_kernel_info *info, int32_t room,
+                                  tch_kernel_parameter *parameters);
+    /* Queued as everything is. */
+    tch_status (*kernel_launch)(void *state, void *kernel, const tch_kernel_run *run);
 
     /* REQUIRED. Bytes of scratch for one of the operations above on matrices of this type and size. */
     int64_t (*scratch_bytes)(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,

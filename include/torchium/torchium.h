@@ -15,6 +15,7 @@
 #include <torchium/context.h>
 #include <torchium/device.h>
 #include <torchium/grad.h>
+#include <torchium/kernel.h>
 #include <torchium/kfac.h>
 #include <torchium/linalg.h>
 #include <torchium/memory.h>

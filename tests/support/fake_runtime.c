@@ -64,6 +64,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrComputeCapabilityMinor:
         *value = fake.capability[device] % 10;
         break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = 200000;
+        break;
     case cudaDevAttrMemoryPoolsSupported:
         *value = fake.has_pools;
         break;
@@ -99,6 +102,12 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream)
     return cudaSuccess;
 }
 
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
+{
+    (void)flags;
+    return cudaStreamCreate(stream);
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     free(stream);
@@ -116,7 +125,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     fake.synchronized++;
     fake.bad_waits += stream != NULL && stream == fake.captured;
-    return cudaSuccess;
+    return fake.waiting_says;
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
@@ -242,4 +251,103 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
     (void)stream;
     memset(to, value, bytes);
     return cudaSuccess;
+}
+
+/* --- kernels that were compiled at run time ----------------------------------------------------------------------- */
+
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *jit, void **jit_values,
+                                unsigned int jit_count, enum cudaLibraryOption *options, void **values,
+                                unsigned int count)
+{
+    static char place;
+    (void)code;
+    (void)jit;
+    (void)jit_values;
+    (void)jit_count;
+    (void)options;
+    (void)values;
+    (void)count;
+    if (fake.load_says != cudaSuccess) {
+        return fake.pending = fake.load_says;
+    }
+    *library = (cudaLibrary_t)(void *)&place;
+    fake.libraries++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaLibraryUnload(cudaLibrary_t library)
+{
+    (void)library;
+    fake.libraries--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name)
+{
+    static char place;
+    (void)library;
+    strncpy(fake.kernel, name, sizeof fake.kernel - 1);
+    *kernel = (cudaKernel_t)(void *)&place;
+    return cudaSuccess;
+}
+
+cudaError_t cudaLibraryGetGlobal(void **pointer, size_t *bytes, cudaLibrary_t library, const char *name)
+{
+    (void)library;
+    if (strcmp(name, "tchi_signature") != 0 || fake.signature == NULL) {
+        return fake.pending = cudaErrorSymbolNotFound;
+    }
+    memcpy(pointer, &fake.signature, sizeof fake.signature);
+    *bytes = fake.signature_bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
+{
+    (void)function;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->sharedSizeBytes = (size_t)fake.static_shared;
+    attributes->numRegs = fake.registers;
+    attributes->maxThreadsPerBlock = fake.most_threads;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value)
+{
+    (void)function;
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+        fake.shared_allowed = value;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetParamInfo(const void *function, size_t index, size_t *offset, size_t *size)
+{
+    (void)function;
+    *offset = 8 * index;
+    *size = fake.parameter_size;
+    return cudaSuccess;
+}
+
+/* 2048 threads fit, and 8 blocks. */
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads, size_t shared)
+{
+    (void)function;
+    (void)shared;
+    *blocks = 2048 / threads < 8 ? 2048 / threads : 8;
+    return cudaSuccess;
+}
+
+cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments, size_t shared,
+                             cudaStream_t stream)
+{
+    (void)function;
+    fake.launches++;
+    fake.grid = grid;
+    fake.block = block;
+    fake.launch_shared = shared;
+    fake.launch_arguments = arguments;
+    fake.launch_stream = stream;
+    fake.pending = fake.launch_says;
+    return fake.launch_says;
 }

@@ -20,9 +20,18 @@ typedef struct fake_runtime {
     int has_pools;
     int failing_allocations; /* how many of the next ones */
     cudaStream_t captured;
-    cudaError_t pending;     /* what cudaGetLastError will say */
-    cudaError_t broken;      /* what cudaGetDevice answers */
-    const void *page_locked; /* the one host address that is */
+    cudaError_t pending;      /* what cudaGetLastError will say */
+    cudaError_t broken;       /* what cudaGetDevice answers */
+    const void *page_locked;  /* the one host address that is */
+    cudaError_t waiting_says; /* what cudaStreamSynchronize answers */
+
+    /* The one kernel that every library has: its signature in "device memory", and what CUDA knows of it. */
+    const void *signature;
+    size_t signature_bytes;
+    int static_shared, registers, most_threads;
+    size_t parameter_size;   /* of each of them */
+    cudaError_t load_says;   /* what cudaLibraryLoadData answers */
+    cudaError_t launch_says; /* what cudaLaunchKernel answers */
 
     /* What was done. */
     int current;   /* device */
@@ -30,6 +39,14 @@ typedef struct fake_runtime {
     int pools, streams, trims, synchronized;
     int bad_waits; /* for a stream under capture */
     cudaStream_t freed_on;
+    int libraries;      /* not unloaded */
+    int shared_allowed; /* of the last kernel that asked */
+    int launches;
+    struct dim3 grid, block; /* of the last launch, like the rest */
+    size_t launch_shared;
+    void **launch_arguments;
+    cudaStream_t launch_stream;
+    char kernel[256];               /* the name last looked up */
     cudaStream_t recorded, waiting; /* the last event: recorded on one, waited for by the other */
 } fake_runtime;
 

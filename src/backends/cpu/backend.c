@@ -11,6 +11,7 @@
 
 #include "cpu_features.h"
 #include "eigh.h"
+#include "kernel.h"
 #include "shifted_inverse.h"
 
 #define ALIGNMENT 256
@@ -324,6 +325,13 @@ static const tch_backend table = {
     .weigh_samples = tchi_cpu_weigh_samples,
     .damped_divide = tchi_cpu_damped_divide,
     .kl_clip = tchi_cpu_kl_clip,
+
+    .kernel_compiler = tchi_cpu_kernel_compiler,
+    .kernel_build = tchi_cpu_kernel_build,
+    .kernel_load = tchi_cpu_kernel_load,
+    .kernel_unload = tchi_cpu_kernel_unload,
+    .kernel_describe = tchi_cpu_kernel_describe,
+    .kernel_launch = tchi_cpu_kernel_launch,
 
     .scratch_bytes = scratch_bytes,
 };

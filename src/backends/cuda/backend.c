@@ -152,6 +152,13 @@ static const tch_backend table = {
     .damped_divide = tchi_cuda_damped_divide,
     .kl_clip = tchi_cuda_kl_clip,
 
+    .kernel_compiler = tchi_cuda_kernel_compiler,
+    .kernel_build = tchi_cuda_kernel_build,
+    .kernel_load = tchi_cuda_kernel_load,
+    .kernel_unload = tchi_cuda_kernel_unload,
+    .kernel_describe = tchi_cuda_kernel_describe,
+    .kernel_launch = tchi_cuda_kernel_launch,
+
     .scratch_bytes = tchi_cuda_scratch_bytes,
 };
 

@@ -47,6 +47,9 @@ extern const tch_backend_host *tchi_cuda_host;
 /* TCH_OK, or a status with the message "what: CUDA's own words"; clears the error where CUDA lets it be cleared. */
 tch_status tchi_cuda_check(cudaError_t error, const char *what);
 
+/* TCH_ERR_BACKEND, with what happened, where a kernel's fault has taken the device from this process; see faults.h. */
+tch_status tchi_cuda_check_device(int32_t device);
+
 /* After every launch. Under TORCHIUM_DEBUG_SYNC=1 it waits, so that the kernel named is the one that failed. */
 tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel);
 
@@ -78,6 +81,8 @@ void tchi_cuda_state_destroy(void *state);
 int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *state);
 tch_status tchi_cuda_begin(void *state);
 void tchi_cuda_end(void *state);
+/* The device of the call that this thread is in, or -1. */
+int32_t tchi_cuda_entered(void);
 tch_status tchi_cuda_set_stream(void *state, void *stream);
 void *tchi_cuda_get_stream(void *state);
 tch_status tchi_cuda_synchronize(void *state);
@@ -267,6 +272,17 @@ int64_t tchi_cuda_pair_dots_scratch(int64_t rows, int64_t cols, int64_t batch);
 /* out[i] += scale times the sum of partial[i each] to partial[i each + each - 1], in a fixed order. */
 tch_status tchi_cuda_add_partials(const tchi_cuda_state *state, int64_t count, int64_t each, const double *partial,
                                   double scale, double *out);
+
+/* --- kernels of a user's: kernel_build.c, kernel.c ----------------------------------------------------------------- */
+
+tch_status tchi_cuda_kernel_compiler(void *state, char *text, size_t size);
+tch_status tchi_cuda_kernel_build(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
+                                  size_t log_size);
+tch_status tchi_cuda_kernel_load(void *state, const tch_kernel_image *image, void **kernel);
+void tchi_cuda_kernel_unload(void *state, void *kernel);
+tch_status tchi_cuda_kernel_describe(void *state, void *kernel, tch_kernel_info *info, int32_t room,
+                                     tch_kernel_parameter *parameters);
+tch_status tchi_cuda_kernel_launch(void *state, void *kernel, const tch_kernel_run *run);
 
 TCH_END_DECLS
 

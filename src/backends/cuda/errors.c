@@ -3,10 +3,12 @@
 #include "cuda.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "capture.h"
+#include "faults.h"
 
 /* What a message can add to CUDA's own words; empty when nothing. */
 static const char *remedy(cudaError_t error)
@@ -14,17 +16,6 @@ static const char *remedy(cudaError_t error)
     switch (error) {
     case cudaErrorNoKernelImageForDevice:
         return "; this build has no machine code for the GPU: add its architecture to TORCHIUM_CUDA_ARCHITECTURES";
-    case cudaErrorIllegalAddress:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorHardwareStackError:
-    case cudaErrorLaunchFailure:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorAssert:
-    case cudaErrorECCUncorrectable:
-        return "; the GPU can be used again only by a new process, and TORCHIUM_DEBUG_SYNC=1 there names the kernel";
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureImplicit:
@@ -35,12 +26,42 @@ static const char *remedy(cudaError_t error)
     }
 }
 
+/* Kernels run long after they are launched, and the name is that of a user's last one: it need not be the culprit. */
+static tch_status fail_by_fault(cudaError_t error, const char *what, int32_t device)
+{
+    char kernel[192] = "";
+    tchi_cuda_fault_of(device, kernel, sizeof kernel);
+    return tchi_cuda_host->fail(TCH_ERR_BACKEND,
+                                "%s: %s (%s)%s%s%s; the GPU can be used again only by a new process, and "
+                                "TORCHIUM_DEBUG_SYNC=1 there names the kernel that failed",
+                                what, cudaGetErrorString(error), cudaGetErrorName(error),
+                                kernel[0] != '\0' ? " after kernel " : "", kernel,
+                                kernel[0] != '\0' ? " was launched" : "");
+}
+
+tch_status tchi_cuda_check_device(int32_t device)
+{
+    char kernel[192] = "";
+    char what[64];
+    cudaError_t error = tchi_cuda_fault_of(device, kernel, sizeof kernel);
+    if (error == cudaSuccess) {
+        return TCH_OK;
+    }
+    snprintf(what, sizeof what, "this process can no longer use cuda:%d", device);
+    return fail_by_fault(error, what, device);
+}
+
 tch_status tchi_cuda_check(cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) {
         return TCH_OK;
     }
     cudaGetLastError(); /* forget it, so that the next check does not report it a second time */
+    if (tchi_cuda_is_fault(error)) {
+        int32_t device = tchi_cuda_entered();
+        tchi_cuda_remember_fault(device, error);
+        return fail_by_fault(error, what, device);
+    }
     return tchi_cuda_host->fail(error == cudaErrorMemoryAllocation ? TCH_ERR_OUT_OF_MEMORY : TCH_ERR_BACKEND,
                                 "%s: %s (%s)%s", what, cudaGetErrorString(error), cudaGetErrorName(error),
                                 remedy(error));

@@ -1,9 +1,9 @@
-/* Finds and opens cuBLAS and cuSOLVER at run time. What the process has loaded already comes first: beside PyTorch one
+/* Finds and opens cuBLAS, cuSOLVER and NVRTC at run time. What the process has loaded already comes first: beside PyTorch one
  * copy of each library must serve both. Then come the places a user or an installer names, in this order:
  *
- *     TORCHIUM_CUBLAS, TORCHIUM_CUSOLVER        a file: it is taken or nothing is
+ *     TORCHIUM_CUBLAS, _CUSOLVER, _NVRTC        a file: it is taken or nothing is
  *     loaded already                            by PyTorch, CuPy, the program
- *     beside cuBLAS                             for cuSOLVER
+ *     beside cuBLAS                             for the others: its folder, and their own beside that in pip's packages
  *     $TORCHIUM_CUDA_PATH, and lib64, lib in it a toolkit's folder
  *     the system's search                       LD_LIBRARY_PATH, ld.so.conf
  *     /usr/local/cuda/lib64
@@ -19,6 +19,7 @@
 
 #include "cublas.h"
 #include "cusolver.h"
+#include "nvrtc.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
@@ -38,6 +39,7 @@ typedef struct library {
     const char *advice;
     const symbol *symbols;
     size_t symbol_count;
+    int only_look;      /* a file whose whole path is known is not opened */
     char path[512];     /* the file opened, or empty */
     char problem[512];  /* of the last file that is there but cannot be used */
     char failure[1024]; /* the sentence for the user */
@@ -63,9 +65,21 @@ static int bind_symbols(library *wanted, void *handle)
     return 1;
 }
 
+static int see_file(library *wanted, const char *path)
+{
+    if (access(path, R_OK) != 0) {
+        return 0;
+    }
+    snprintf(wanted->path, sizeof wanted->path, "%s", path);
+    return 1;
+}
+
 /* With RTLD_NOLOAD in `flags`, only a library that is in the process already. It stays open until the process ends. */
 static int open_file(library *wanted, const char *name, int flags)
 {
+    if (wanted->only_look && name[0] == '/') {
+        return see_file(wanted, name);
+    }
     void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | flags);
     if (handle == NULL) {
         if (flags == 0 && (name[0] != '/' || access(name, F_OK) == 0)) {
@@ -124,10 +138,24 @@ static int folder_of(const char *file, char folder[PATH_MAX])
     return 1;
 }
 
+/* pip's packages have one folder for all libraries, or one for each: nvidia/cublas/lib, nvidia/cuda_nvrtc/lib. */
 static int open_beside(library *wanted)
 {
     char folder[PATH_MAX];
-    return folder_of(wanted->beside, folder) && open_in(wanted, folder, "");
+    char sub[64];
+    if (!folder_of(wanted->beside, folder)) {
+        return 0;
+    }
+    if (open_in(wanted, folder, "")) {
+        return 1;
+    }
+    for (size_t i = 0; i < COUNT(wanted->pip_folders); i++) {
+        snprintf(sub, sizeof sub, "../../%s", wanted->pip_folders[i]);
+        if (open_in(wanted, folder, sub)) {
+            return 1;
+        }
+    }
+    return 0;
 }
 
 /* Folders that are not absolute are passed over: they would mean the current folder. */
@@ -292,4 +320,133 @@ const tchi_cusolver *tchi_cusolver_open(const char **reason)
         *reason = cusolver_library.failure;
     }
     return cusolver_library.path[0] != '\0' ? &cusolver : NULL;
+}
+
+/* --- NVRTC -------------------------------------------------------------------------------------------------------- */
+
+static tchi_nvrtc nvrtc;
+static tchi_nvrtc_status (*nvrtc_version)(int *major, int *minor);
+
+static const symbol nvrtc_symbols[] = {
+    {"nvrtcVersion", &nvrtc_version, 0},
+    {"nvrtcGetErrorString", &nvrtc.get_error_string, 0},
+    {"nvrtcGetNumSupportedArchs", &nvrtc.get_num_supported_archs, 0},
+    {"nvrtcGetSupportedArchs", &nvrtc.get_supported_archs, 0},
+    {"nvrtcCreateProgram", &nvrtc.create_program, 0},
+    {"nvrtcDestroyProgram", &nvrtc.destroy_program, 0},
+    {"nvrtcAddNameExpression", &nvrtc.add_name_expression, 0},
+    {"nvrtcCompileProgram", &nvrtc.compile_program, 0},
+    {"nvrtcGetLoweredName", &nvrtc.get_lowered_name, 0},
+    {"nvrtcGetProgramLogSize", &nvrtc.get_program_log_size, 0},
+    {"nvrtcGetProgramLog", &nvrtc.get_program_log, 0},
+    {"nvrtcGetCUBINSize", &nvrtc.get_cubin_size, 0},
+    {"nvrtcGetCUBIN", &nvrtc.get_cubin, 0},
+    {"nvrtcGetPTXSize", &nvrtc.get_ptx_size, 0},
+    {"nvrtcGetPTX", &nvrtc.get_ptx, 0},
+};
+
+static library nvrtc_library = {
+    .title = "NVRTC",
+    .variable = "TORCHIUM_NVRTC",
+    .sonames = {"libnvrtc.so.13", "libnvrtc.so.12"},
+    .pip_folders = {"cu13/lib", "cuda_nvrtc/lib"},
+    .advice =
+        "kernels of your own are compiled by it: install it (pip install nvidia-cuda-nvrtc nvidia-cuda-runtime, or "
+        "NVIDIA's package cuda-nvrtc-dev-13-0)",
+    .symbols = nvrtc_symbols,
+    .symbol_count = COUNT(nvrtc_symbols),
+};
+
+/* NVRTC opens a second library by its bare name, which is found only if it is loaded already or where the system looks:
+ * pip's folders are not there. Where it is missing NVRTC says so itself. */
+static void load_builtins(void)
+{
+    char folder[PATH_MAX];
+    char path[PATH_MAX + 64];
+    if (folder_of(nvrtc_library.path, folder)) {
+        snprintf(path, sizeof path, "%s/libnvrtc-builtins.so.%d.%d", folder, nvrtc.major, nvrtc.minor);
+        nvrtc.builtins = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+}
+
+/* Keeps folder/sub where the headers are in it. */
+static int headers_in(char headers[512], const char *folder, const char *sub)
+{
+    char path[PATH_MAX];
+    int length = snprintf(path, sizeof path, "%s/%s/cuda_fp16.h", folder, sub);
+    if (folder[0] != '/' || length <= 0 || (size_t)length >= sizeof path || access(path, R_OK) != 0) {
+        return 0;
+    }
+    length = snprintf(headers, 512, "%s/%s", folder, sub);
+    if (length >= 512) {
+        headers[0] = '\0';
+    }
+    return headers[0] != '\0';
+}
+
+/* A toolkit that the user names, then what belongs to the NVRTC that was found: a toolkit, or pip's packages. */
+static void find_headers(const char *nvrtc_path, char headers[512])
+{
+    char folder[PATH_MAX];
+    const char *named = getenv("TORCHIUM_CUDA_PATH");
+    headers[0] = '\0';
+    if (named != NULL && headers_in(headers, named, "include")) {
+        return;
+    }
+    if (folder_of(nvrtc_path, folder) &&
+        (headers_in(headers, folder, "../include") || headers_in(headers, folder, "../../cuda_runtime/include"))) {
+        return;
+    }
+    headers_in(headers, "/usr/local/cuda", "include");
+}
+
+static void find_nvrtc(library *wanted, char path[512], char headers[512])
+{
+    const tchi_cublas *blas = tchi_cublas_open(NULL);
+    wanted->beside = blas != NULL ? blas->library : NULL;
+    find(wanted);
+    if (wanted->path[0] != '\0') {
+        snprintf(path, 512, "%s", wanted->path);
+        find_headers(path, headers);
+    }
+}
+
+static library nvrtc_seen;
+static tchi_nvrtc_files nvrtc_files;
+
+static void locate_nvrtc(void)
+{
+    nvrtc_seen = nvrtc_library;
+    nvrtc_seen.only_look = 1;
+    find_nvrtc(&nvrtc_seen, nvrtc_files.library, nvrtc_files.headers);
+}
+
+const tchi_nvrtc_files *tchi_nvrtc_locate(const char **reason)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, locate_nvrtc);
+    if (reason != NULL) {
+        *reason = nvrtc_seen.failure;
+    }
+    return nvrtc_seen.path[0] != '\0' ? &nvrtc_files : NULL;
+}
+
+static void open_nvrtc(void)
+{
+    find_nvrtc(&nvrtc_library, nvrtc.library, nvrtc.headers);
+    if (nvrtc_library.path[0] != '\0') {
+        nvrtc_version(&nvrtc.major, &nvrtc.minor);
+        load_builtins();
+    }
+}
+
+const tchi_nvrtc *tchi_nvrtc_open(const char **reason)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    tchi_nvrtc_locate(NULL); /* the copy that it looks with is made before anything is found */
+    pthread_once(&once, open_nvrtc);
+    if (reason != NULL) {
+        *reason = nvrtc_library.failure;
+    }
+    return nvrtc_library.path[0] != '\0' ? &nvrtc : NULL;
 }

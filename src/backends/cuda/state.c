@@ -17,11 +17,16 @@ enum { MAX_NESTING = 16 };
 static _Thread_local struct {
     int depth;
     int devices[MAX_NESTING];
+    int32_t entered[MAX_NESTING]; /* whose device each call made current */
 } found;
 
-tch_status tchi_cuda_begin(void *state)
+int32_t tchi_cuda_entered(void)
 {
-    const tchi_cuda_state *s = state;
+    return found.depth > 0 ? found.entered[found.depth - 1] : -1;
+}
+
+static tch_status enter(const tchi_cuda_state *s)
+{
     int current = 0;
     if (found.depth == MAX_NESTING) {
         return tchi_cuda_host->fail(TCH_ERR_INTERNAL, "calls are nested more than %d deep", MAX_NESTING);
@@ -30,8 +35,16 @@ tch_status tchi_cuda_begin(void *state)
     if (current != s->device.index) {
         TCHI_CUDA_TRY(cudaSetDevice(s->device.index), "cudaSetDevice");
     }
+    found.entered[found.depth] = s->device.index;
     found.devices[found.depth++] = current;
     return TCH_OK;
+}
+
+tch_status tchi_cuda_begin(void *state)
+{
+    const tchi_cuda_state *s = state;
+    TCHI_CUDA_PASS(tchi_cuda_check_device(s->device.index));
+    return enter(s);
 }
 
 void tchi_cuda_end(void *state)
@@ -210,7 +223,7 @@ static void close_device(tchi_cuda_state *s)
 void tchi_cuda_state_destroy(void *state)
 {
     tchi_cuda_state *s = state;
-    if (s->own != NULL && tchi_cuda_begin(s) == TCH_OK) {
+    if (s->own != NULL && enter(s) == TCH_OK) {
         close_device(s);
         tchi_cuda_end(s);
     }

@@ -1,0 +1,134 @@
+/* Which C++ compiler, and the line that names it and the processor in the cache's keys. The compiler is not started for
+ * that line: its file's size and time change with its version, and are known in microseconds. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+#include "kernel.h"
+#include "kernel/prelude.h"
+#include "kernel/sha256.h"
+
+static int is_program(const char *path)
+{
+    struct stat about;
+    return stat(path, &about) == 0 && S_ISREG(about.st_mode) && access(path, X_OK) == 0;
+}
+
+/* A name with a slash is a path, any other is looked for in $PATH; its empty entries, which mean the current folder, are
+ * passed over. */
+static int find_program(const char *name, char path[TCHI_PATH_SIZE])
+{
+    if (strchr(name, '/') != NULL) {
+        return snprintf(path, TCHI_PATH_SIZE, "%s", name) < TCHI_PATH_SIZE && is_program(path);
+    }
+    const char *folder = getenv("PATH");
+    while (folder != NULL && *folder != '\0') {
+        size_t length = strcspn(folder, ":");
+        if (length > 0 && snprintf(path, TCHI_PATH_SIZE, "%.*s/%s", (int)length, folder, name) < TCHI_PATH_SIZE &&
+            is_program(path)) {
+            return 1;
+        }
+        folder += length + (folder[length] == ':');
+    }
+    return 0;
+}
+
+tch_status tchi_cpu_find_compiler(char path[TCHI_PATH_SIZE])
+{
+    const char *wanted = getenv("TORCHIUM_CXX");
+    if (wanted != NULL && *wanted != '\0') {
+        if (find_program(wanted, path)) {
+            return TCH_OK;
+        }
+        return tchi_cpu_host()->fail(TCH_ERR_UNAVAILABLE,
+                                     "TORCHIUM_CXX is \"%.200s\", which is not a program: it must be the name or the "
+                                     "path of a C++ compiler, without options",
+                                     wanted);
+    }
+    const char *const names[] = {getenv("CXX"), "c++", "g++", "clang++"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (names[i] != NULL && *names[i] != '\0' && find_program(names[i], path)) {
+            return TCH_OK;
+        }
+    }
+    return tchi_cpu_host()->fail(TCH_ERR_UNAVAILABLE,
+                                 "no C++ compiler was found (looked for $TORCHIUM_CXX, $CXX, c++, g++ and clang++ in "
+                                 "PATH): install g++ (Debian: apt-get install g++) or set TORCHIUM_CXX");
+}
+
+/* All that -march=native looks at. */
+static void describe_processor(char *text, size_t size)
+{
+#if defined(__x86_64__)
+    unsigned a = 0, b = 0, c = 0, d = 0, model = 0, basic[2] = {0, 0}, more[3] = {0, 0, 0}, newest = 0;
+    if (__get_cpuid(1, &a, &b, &c, &d)) {
+        model = a, basic[0] = c, basic[1] = d;
+    }
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+        more[0] = b, more[1] = c, more[2] = d;
+    }
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+        newest = a;
+    }
+    snprintf(text, size, "x86-64 %x.%x.%x.%x.%x.%x.%x", model, basic[0], basic[1], more[0], more[1], more[2], newest);
+#elif defined(__linux__)
+    snprintf(text, size, "cpu %lx.%lx", getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
+#else
+    snprintf(text, size, "cpu");
+#endif
+}
+
+/* The texts around a source are part of what an image depends on. */
+static unsigned long hash_prelude(void)
+{
+    const struct {
+        const char *text;
+        size_t size;
+    } parts[] = {
+        {tchi_prelude_signature, tchi_prelude_signature_size},
+        {tchi_prelude_cpu_launch, tchi_prelude_cpu_launch_size},
+        {tchi_prelude_cpu_types, tchi_prelude_cpu_types_size},
+        {tchi_prelude_cpu_threads, tchi_prelude_cpu_threads_size},
+        {tchi_prelude_cpu_math, tchi_prelude_cpu_math_size},
+        {tchi_prelude_cpu_half, tchi_prelude_cpu_half_size},
+        {tchi_prelude_cpu_atomics, tchi_prelude_cpu_atomics_size},
+        {tchi_prelude_cpu_runner, tchi_prelude_cpu_runner_size},
+        {tchi_prelude_cpu_refused, tchi_prelude_cpu_refused_size},
+        {tchi_prelude_cpu_entry, tchi_prelude_cpu_entry_size},
+    };
+    unsigned long hash = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        uint8_t digest[32];
+        tchi_sha256(parts[i].text, parts[i].size, digest);
+        for (int byte = 0; byte < 8; byte++) {
+            hash = hash * 31 + digest[byte];
+        }
+    }
+    return hash;
+}
+
+tch_status tchi_cpu_kernel_compiler(void *state, char *text, size_t size)
+{
+    (void)state;
+    char path[TCHI_PATH_SIZE], real[TCHI_PATH_SIZE * 4], processor[128];
+    struct stat about;
+    tch_status status = tchi_cpu_find_compiler(path);
+    if (status != TCH_OK) {
+        return status;
+    }
+    if (realpath(path, real) == NULL || stat(real, &about) != 0) {
+        return tchi_cpu_host()->fail(TCH_ERR_UNAVAILABLE, "the C++ compiler %.200s cannot be read", path);
+    }
+    describe_processor(processor, sizeof processor);
+    snprintf(text, size, "%s %.300s %lld %lld.%09ld prelude %lx", processor, real, (long long)about.st_size,
+             (long long)about.st_mtim.tv_sec, about.st_mtim.tv_nsec, hash_prelude());
+    return TCH_OK;
+}

@@ -1,0 +1,360 @@
+/* The threads of a block that wait for each other. Each runs on a stack of its own until it waits; when nobody can run, those
+ * whose waiting is over are found, as CUDA has it: a thread that has returned counts as having come. A wait that can never
+ * end is an error. One tchi_fibers serves one thread of the CPU, and keeps its stacks from block to block.
+ *
+ * Stacks are not taken from the library's allocator: below each lies a page that must not be touched. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+#include "kernel.h"
+
+#define STACK_BYTES 65536
+#define GUARD_BYTES 4096
+#define STRIDE (STACK_BYTES + GUARD_BYTES)
+#define LANES 32
+
+typedef enum fiber_state { READY, WAITING, DONE } fiber_state;
+
+#if defined(__x86_64__)
+typedef void *fiber_place; /* the stack pointer */
+#else
+typedef ucontext_t fiber_place;
+#endif
+
+typedef struct fiber {
+    fiber_state state;
+    fiber_place place;
+    tchi_cpu_wait wait;
+    uint64_t answer;
+} fiber;
+
+struct tchi_fibers {
+    tchi_cpu_launch launch;
+    const tchi_cpu_kernel_entry *entry;
+    char *stacks;
+    int count;   /* threads of the block */
+    int current; /* the one that runs */
+    int alive;
+    int failed;
+    fiber_place home;
+    char message[256];
+    fiber list[TCHI_CPU_BLOCK_THREADS];
+};
+
+/* --- switching -------------------------------------------------------------------------------------------------- */
+
+static void run_thread(tchi_fibers *f);
+
+#if defined(__x86_64__)
+
+/* Stores where it stands in *from and goes on at `to`: what the calling convention lets a function change is the compiler's
+ * concern, the rest lies on the stack. A new stack begins in tchi_fiber_begin, with its argument in r12. */
+void tchi_fiber_switch(void **from, void *to);
+void tchi_fiber_begin(void);
+void tchi_fiber_main(tchi_fibers *f);
+__asm__(".text\n"
+        ".p2align 4\n"
+        ".hidden tchi_fiber_switch\n"
+        ".globl tchi_fiber_switch\n"
+        ".type tchi_fiber_switch, @function\n"
+        "tchi_fiber_switch:\n"
+        "    pushq %rbp\n"
+        "    pushq %rbx\n"
+        "    pushq %r12\n"
+        "    pushq %r13\n"
+        "    pushq %r14\n"
+        "    pushq %r15\n"
+        "    movq %rsp, (%rdi)\n"
+        "    movq %rsi, %rsp\n"
+        "    popq %r15\n"
+        "    popq %r14\n"
+        "    popq %r13\n"
+        "    popq %r12\n"
+        "    popq %rbx\n"
+        "    popq %rbp\n"
+        "    ret\n"
+        ".size tchi_fiber_switch, . - tchi_fiber_switch\n"
+        ".hidden tchi_fiber_begin\n"
+        ".globl tchi_fiber_begin\n"
+        ".type tchi_fiber_begin, @function\n"
+        "tchi_fiber_begin:\n"
+        "    movq %r12, %rdi\n"
+        "    call tchi_fiber_main\n"
+        "    hlt\n"
+        ".size tchi_fiber_begin, . - tchi_fiber_begin\n");
+
+__attribute__((visibility("hidden"), used)) void tchi_fiber_main(tchi_fibers *f)
+{
+    run_thread(f);
+}
+
+/* From below: the six registers in the order in which they are popped, the address to return to, and two words that leave
+ * the stack aligned as a call wants it. Stacks begin at different cache lines of their pages, since lines a page apart drive
+ * each other out of the cache. */
+static void set_up(tchi_fibers *f, int number)
+{
+    uintptr_t *top = (uintptr_t *)(f->stacks + (size_t)(number + 1) * STRIDE - (size_t)(number % 64) * 64);
+    uintptr_t *sp = top - 9;
+    memset(sp, 0, 9 * sizeof *sp);
+    sp[3] = (uintptr_t)f; /* r12 */
+    sp[6] = (uintptr_t)tchi_fiber_begin;
+    f->list[number].place = sp;
+}
+
+static void go(fiber_place *from, fiber_place *to)
+{
+    tchi_fiber_switch(from, *to);
+}
+
+#else
+
+static void begin(unsigned high, unsigned low)
+{
+    run_thread((tchi_fibers *)(uintptr_t)((uint64_t)high << 32 | low));
+}
+
+static void set_up(tchi_fibers *f, int number)
+{
+    ucontext_t *place = &f->list[number].place;
+    /* cppcheck-suppress getcontextCalled ; left out of POSIX, still in every C library that this path is for */
+    getcontext(place);
+    place->uc_stack.ss_sp = f->stacks + (size_t)number * STRIDE + GUARD_BYTES;
+    place->uc_stack.ss_size = STACK_BYTES;
+    place->uc_link = NULL;
+    makecontext(place, (void (*)(void))begin, 2, (unsigned)((uint64_t)(uintptr_t)f >> 32), (unsigned)(uintptr_t)f);
+}
+
+static void go(fiber_place *from, fiber_place *to)
+{
+    /* cppcheck-suppress swapcontextCalled */
+    swapcontext(from, to);
+}
+
+#endif
+
+static void go_home(tchi_fibers *f)
+{
+    go(&f->list[f->current].place, &f->home);
+}
+
+static void run_thread(tchi_fibers *f)
+{
+    f->entry->thread(&f->launch, f->current);
+    f->list[f->current].state = DONE;
+    f->alive--;
+    go_home(f);
+}
+
+/* --- what a kernel calls ---------------------------------------------------------------------------------------- */
+
+static uint64_t wait_here(void *runner, const tchi_cpu_wait *wait)
+{
+    tchi_fibers *f = runner;
+    fiber *self = &f->list[f->current];
+    self->wait = *wait;
+    self->state = WAITING;
+    go_home(f);
+    return self->answer;
+}
+
+static void fail_here(void *runner, const char *message)
+{
+    tchi_fibers *f = runner;
+    f->failed = 1;
+    snprintf(f->message, sizeof f->message, "%s", message);
+    go_home(f);
+}
+
+/* --- whose waiting is over -------------------------------------------------------------------------------------- */
+
+static int release_block(tchi_fibers *f)
+{
+    uint64_t held = 0;
+    int waiting = 0;
+    for (int i = 0; i < f->count; i++) {
+        const fiber *one = &f->list[i];
+        if (one->state == WAITING && one->wait.kind == TCHI_WAIT_BLOCK) {
+            waiting++;
+            held += one->wait.value;
+        }
+    }
+    if (waiting == 0 || waiting < f->alive) {
+        return 0;
+    }
+    for (int i = 0; i < f->count; i++) {
+        if (f->list[i].state == WAITING) {
+            f->list[i].answer = held;
+            f->list[i].state = READY;
+        }
+    }
+    return 1;
+}
+
+/* The lanes of `warp` that wait for what lane `first` waits for, or 0 while somebody is missing. */
+static uint32_t gather(const fiber *warp, int lanes, int first)
+{
+    const tchi_cpu_wait *wanted = &warp[first].wait;
+    uint32_t come = 0;
+    for (int lane = 0; lane < lanes; lane++) {
+        if (!(wanted->mask >> lane & 1) || warp[lane].state == DONE) {
+            continue;
+        }
+        if (warp[lane].state != WAITING || warp[lane].wait.kind != wanted->kind ||
+            warp[lane].wait.mask != wanted->mask) {
+            return 0;
+        }
+        come |= (uint32_t)1 << lane;
+    }
+    return come;
+}
+
+/* A lane that is not there gives nothing: who asks it gets his own value back. */
+static void answer(fiber *warp, uint32_t come)
+{
+    uint64_t votes = 0;
+    for (int lane = 0; lane < LANES; lane++) {
+        if (come >> lane & 1 && warp[lane].wait.kind == TCHI_WAIT_BALLOT && warp[lane].wait.value) {
+            votes |= (uint64_t)1 << lane;
+        }
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        if (come >> lane & 1) {
+            const tchi_cpu_wait *wait = &warp[lane].wait;
+            int there = wait->source < LANES && (come >> wait->source & 1);
+            warp[lane].answer = wait->kind == TCHI_WAIT_BALLOT ? votes
+                                : there                        ? warp[wait->source].wait.value
+                                                               : wait->value;
+            warp[lane].state = READY;
+        }
+    }
+}
+
+static int release_warp(fiber *warp, int lanes)
+{
+    int released = 0;
+    for (int lane = 0; lane < lanes; lane++) {
+        if (warp[lane].state == WAITING && warp[lane].wait.kind != TCHI_WAIT_BLOCK) {
+            uint32_t come = gather(warp, lanes, lane);
+            /* A thread that waits for others only, and not for itself, would never go on. */
+            if (come >> lane & 1) {
+                answer(warp, come);
+                released = 1;
+            }
+        }
+    }
+    return released;
+}
+
+static int release(tchi_fibers *f)
+{
+    int released = release_block(f);
+    for (int first = 0; !released && first < f->count; first += LANES) {
+        int lanes = f->count - first < LANES ? f->count - first : LANES;
+        released |= release_warp(f->list + first, lanes);
+    }
+    return released;
+}
+
+/* --- blocks ----------------------------------------------------------------------------------------------------- */
+
+static void resume_all(tchi_fibers *f)
+{
+    for (int i = 0; i < f->count && !f->failed; i++) {
+        if (f->list[i].state == READY) {
+            f->current = i;
+            go(&f->home, &f->list[i].place);
+        }
+    }
+}
+
+static void say_deadlock(tchi_fibers *f, int64_t block)
+{
+    int number = 0;
+    while (f->list[number].state != WAITING) {
+        number++;
+    }
+    f->failed = 1;
+    snprintf(
+        f->message, sizeof f->message,
+        "thread %d of block %lld waits at %s for threads that never come there: all of them must reach the same one",
+        number, (long long)block,
+        f->list[number].wait.kind == TCHI_WAIT_BLOCK ? "__syncthreads()" : "a shuffle, vote or __syncwarp()");
+}
+
+static void run_block(tchi_fibers *f, int64_t block)
+{
+    f->entry->enter(&f->launch, block);
+    f->alive = f->count;
+    for (int i = 0; i < f->count; i++) {
+        f->list[i].state = READY;
+        set_up(f, i);
+    }
+    while (f->alive > 0 && !f->failed) {
+        resume_all(f);
+        if (f->alive > 0 && !f->failed && !release(f)) {
+            say_deadlock(f, block);
+        }
+    }
+}
+
+const char *tchi_fibers_run(tchi_fibers *f, const tchi_cpu_kernel_entry *entry, const tchi_cpu_launch *launch,
+                            int64_t from, int64_t to)
+{
+    f->launch = *launch;
+    f->launch.runner = f;
+    f->launch.wait = wait_here;
+    f->launch.fail = fail_here;
+    f->entry = entry;
+    f->count = (int)(launch->block[0] * launch->block[1] * launch->block[2]);
+    f->failed = 0;
+    for (int64_t block = from; block < to && !f->failed; block++) {
+        run_block(f, block);
+    }
+    return f->failed ? f->message : NULL;
+}
+
+/* --- memory ----------------------------------------------------------------------------------------------------- */
+
+/* Pages of stacks that no thread runs on are never touched, and cost addresses only. */
+static char *map_stacks(void)
+{
+    size_t bytes = (size_t)TCHI_CPU_BLOCK_THREADS * STRIDE;
+    /* cppcheck-suppress invalidFunctionArg ; memory without a file is asked for with -1 */
+    char *stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks == MAP_FAILED) {
+        return NULL;
+    }
+    for (int i = 0; i < TCHI_CPU_BLOCK_THREADS; i++) {
+        if (mprotect(stacks + (size_t)i * STRIDE, GUARD_BYTES, PROT_NONE) != 0) {
+            munmap(stacks, bytes);
+            return NULL;
+        }
+    }
+    return stacks;
+}
+
+tchi_fibers *tchi_fibers_create(void)
+{
+    const tch_backend_host *host = tchi_cpu_host();
+    tchi_fibers *f = host->allocate(sizeof *f, _Alignof(tchi_fibers));
+    if (f == NULL) {
+        return NULL;
+    }
+    f->stacks = map_stacks();
+    if (f->stacks == NULL) {
+        host->release(f, sizeof *f);
+        return NULL;
+    }
+    return f;
+}
+
+void tchi_fibers_destroy(tchi_fibers *f)
+{
+    munmap(f->stacks, (size_t)TCHI_CPU_BLOCK_THREADS * STRIDE);
+    tchi_cpu_host()->release(f, sizeof *f);
+}

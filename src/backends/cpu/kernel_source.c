@@ -1,0 +1,237 @@
+/* What no macro can make C++ of: "extern __shared__ T name[]", an array of no size, becomes a pointer to the block's dynamic
+ * shared memory; and the loop of a grid-stride kernel takes neighbouring elements one after another (kernel_stride.c).
+ * Lines stay lines, so that messages name the right ones. */
+#define _GNU_SOURCE /* memmem */
+#include <stdio.h>
+#include <string.h>
+
+#include "kernel.h"
+#include "kernel_tokens.h"
+
+/* Room for what is put in: a few words for each array, and a loop. */
+#define WORDS_BYTES 64
+#define LOOP_BYTES 512
+
+typedef struct writer {
+    char *out;
+    size_t used;
+    const char *from; /* what of the source has not been copied */
+} writer;
+
+static void put(writer *w, const char *text, size_t size)
+{
+    memcpy(w->out + w->used, text, size);
+    w->used += size;
+}
+
+/* The source up to `at`, then `text` in the place of what lies between there and `to`, of which newlines remain. */
+static void replace(writer *w, const char *at, const char *to, const char *text)
+{
+    put(w, w->from, (size_t)(at - w->from));
+    put(w, text, strlen(text));
+    for (; at < to; at++) {
+        if (*at == '\n') {
+            put(w, "\n", 1);
+        }
+    }
+    w->from = to;
+}
+
+/* --- dynamic shared memory --------------------------------------------------------------------------------------- */
+
+/* A declaration "extern __shared__ T name[]...;": the numbers of its tokens. */
+typedef struct shared_array {
+    size_t words[2];
+    size_t name, bracket, end;
+} shared_array;
+
+static int read_shared_array(const tchi_kernel_tokens *t, size_t i, shared_array *array)
+{
+    const tchi_token *list = t->list;
+    if (i + 1 >= t->count || !((tchi_token_is(&list[i], "extern") && tchi_token_is(&list[i + 1], "__shared__")) ||
+                               (tchi_token_is(&list[i], "__shared__") && tchi_token_is(&list[i + 1], "extern")))) {
+        return 0;
+    }
+    *array = (shared_array){{i, i + 1}, 0, 0, 0};
+    for (size_t k = i + 2; k + 1 < t->count && array->end == 0; k++) {
+        if (tchi_token_is(&list[k], ";")) {
+            array->end = k;
+        } else if (array->bracket == 0 && tchi_token_is(&list[k], "[") && tchi_token_is(&list[k + 1], "]")) {
+            array->name = k - 1;
+            array->bracket = k;
+        }
+    }
+    if (array->end == 0 && tchi_token_is(&list[t->count - 1], ";")) {
+        array->end = t->count - 1;
+    }
+    return array->bracket != 0 && array->end != 0 && list[array->name].kind == TCHI_TOKEN_WORD;
+}
+
+/* Outside functions the pointer belongs to each thread of the CPU; inside it is a variable like any other. */
+static void write_shared_array(writer *w, const tchi_kernel_tokens *t, const shared_array *array, int outside)
+{
+    const tchi_token *list = t->list;
+    const tchi_token *first = &list[array->words[0]], *second = &list[array->words[1]], *name = &list[array->name];
+    replace(w, first->at, first->at + first->size, outside ? "static thread_local" : "");
+    replace(w, second->at, second->at + second->size, "");
+    replace(w, name->at, name->at, "(*");
+    replace(w, name->at + name->size, name->at + name->size, ")");
+    replace(w, list[array->bracket].at, list[array->bracket + 1].at + 1, "");
+    replace(w, list[array->end].at, list[array->end].at, " = tchi::dynamic_shared()");
+}
+
+static int opens_namespace(const tchi_kernel_tokens *t, size_t brace)
+{
+    for (size_t back = 1; back <= 8 && back <= brace; back++) {
+        const tchi_token *token = &t->list[brace - back];
+        if (tchi_token_is(token, "namespace") || (token->kind == TCHI_TOKEN_TEXT && back == 1)) {
+            return 1; /* namespace a::b {, extern "C" { */
+        }
+        if (token->kind != TCHI_TOKEN_WORD && !tchi_token_is(token, ":")) {
+            return 0;
+        }
+    }
+    return 0;
+}
+
+static int rewrite_shared(const tchi_kernel_tokens *t, writer *w)
+{
+    int dynamic = 0, inside = 0; /* braces, but for those of namespaces around everything */
+    for (size_t i = 0; i < t->count; i++) {
+        shared_array array;
+        if (tchi_token_is(&t->list[i], "{")) {
+            inside += inside > 0 || !opens_namespace(t, i);
+        } else if (tchi_token_is(&t->list[i], "}")) {
+            inside -= inside > 0;
+        } else if (read_shared_array(t, i, &array)) {
+            write_shared_array(w, t, &array, inside == 0);
+            dynamic = 1;
+            i = array.end;
+        }
+    }
+    return dynamic;
+}
+
+/* --- grid-stride loops ------------------------------------------------------------------------------------------- */
+
+static void rewrite_stride(writer *w, const tchi_stride_loop *loop)
+{
+    char text[LOOP_BYTES], inner[LOOP_BYTES];
+    int bound = (int)loop->bound->size, variable = (int)loop->variable->size, type = (int)loop->type_size;
+    snprintf(text, sizeof text,
+             "for (int64_t tchi_first = tchi::strides.first, tchi_bound = (int64_t)(%.*s), "
+             "tchi_piece = tchi::strides.piece, tchi_step = tchi::strides.step; tchi_first < tchi_bound; "
+             "tchi_first += tchi_step) ",
+             bound, loop->bound->at);
+    snprintf(inner, sizeof inner,
+             "for (%.*s %.*s = (%.*s)tchi_first, tchi_end = (%.*s)(tchi_first + tchi_piece < tchi_bound ? tchi_first + "
+             "tchi_piece : tchi_bound); %.*s < tchi_end; %.*s++)",
+             type, loop->type, variable, loop->variable->at, type, loop->type, type, loop->type, variable,
+             loop->variable->at, variable, loop->variable->at);
+    replace(w, loop->from, loop->from, text);
+    replace(w, loop->from, loop->to, inner);
+}
+
+/* --- kernels and other functions --------------------------------------------------------------------------------- */
+
+/* How the function whose name is token `i` is declared: what stands before it, back to the last statement. */
+static int declared_with(const tchi_kernel_tokens *t, size_t i, const char *word)
+{
+    while (i-- > 0) {
+        const tchi_token *token = &t->list[i];
+        if (tchi_token_is(token, ";") || tchi_token_is(token, "{") || tchi_token_is(token, "}")) {
+            return 0;
+        }
+        if (tchi_token_is(token, word)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* The last name of "space::scale<float, 4>". */
+static tchi_token last_name(const char *name)
+{
+    size_t end = strcspn(name, "<");
+    while (end > 0 && name[end - 1] == ' ') {
+        end--;
+    }
+    size_t first = end;
+    while (first > 0 && name[first - 1] != ':' && name[first - 1] != ' ') {
+        first--;
+    }
+    return (tchi_token){name + first, end - first, TCHI_TOKEN_WORD};
+}
+
+/* To a C++ compiler __global__ is no word: a function that lacks it would run here and not on a GPU. Where the function is not
+ * seen, or a macro may have made it, the compiler decides. */
+static int lacks_global(const tchi_kernel_tokens *t, const char *name)
+{
+    tchi_token wanted = last_name(name);
+    int seen = 0;
+    for (size_t i = 0; i + 1 < t->count; i++) {
+        const tchi_token *token = &t->list[i];
+        if (token->kind == TCHI_TOKEN_DIRECTIVE) {
+            if (token->size >= 10 && memmem(token->at, token->size, "__global__", 10) != NULL) {
+                return 0;
+            }
+        } else if (tchi_token_same(token, &wanted) && tchi_token_is(&t->list[i + 1], "(")) {
+            if (declared_with(t, i, "__global__")) {
+                return 0;
+            }
+            seen |= declared_with(t, i, "void");
+        }
+    }
+    return seen;
+}
+
+/* --- the whole --------------------------------------------------------------------------------------------------- */
+
+/* A macro of the options could hide anything; numbers hide nothing. */
+static int only_numbers_defined(const tch_kernel_text *text)
+{
+    for (int32_t i = 0; i < text->option_count; i++) {
+        const char *value = strncmp(text->options[i], "-D", 2) == 0 ? strchr(text->options[i], '=') : NULL;
+        if (value != NULL && strspn(value + 1, "0123456789.-") != strlen(value + 1)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+tch_status tchi_cpu_source_prepare(const tch_kernel_text *text, tchi_cpu_source *source)
+{
+    const tch_backend_host *host = tchi_cpu_host();
+    tchi_kernel_tokens tokens;
+    tchi_stride_loop loop;
+    size_t arrays = 0, length = strlen(text->source);
+    if (tchi_kernel_tokens_read(text->source, &tokens) != 0) {
+        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for a source of %zu characters", length);
+    }
+    if (lacks_global(&tokens, text->name)) {
+        tchi_kernel_tokens_free(&tokens);
+        return host->fail(TCH_ERR_INVALID_ARGUMENT,
+                          "%.200s is not a kernel: it is declared without __global__ in %.200s", text->name,
+                          text->file);
+    }
+    for (size_t i = 0; i < tokens.count; i++) {
+        arrays += tchi_token_is(&tokens.list[i], "extern");
+    }
+    source->size = length + arrays * WORDS_BYTES + 2 * LOOP_BYTES + 1;
+    source->text = host->allocate(source->size, 1);
+    if (source->text == NULL) {
+        tchi_kernel_tokens_free(&tokens);
+        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory for a source of %zu characters", length);
+    }
+    writer w = {source->text, 0, text->source};
+    source->dynamic = 0;
+    source->stride = only_numbers_defined(text) && tchi_find_stride_loop(&tokens, &loop);
+    if (source->stride) {
+        rewrite_stride(&w, &loop);
+    } else {
+        source->dynamic = rewrite_shared(&tokens, &w);
+    }
+    put(&w, w.from, strlen(w.from) + 1);
+    tchi_kernel_tokens_free(&tokens);
+    return TCH_OK;
+}

@@ -1,0 +1,65 @@
+/* The functions of NVRTC that we call, declared by ourselves: the library is opened at run time (see libraries.c), and only
+ * when a user's kernel has to be compiled. Every name here must keep NVRTC 12's and 13's binary interface. */
+#ifndef TCHI_CUDA_NVRTC_H
+#define TCHI_CUDA_NVRTC_H
+
+#include <stddef.h>
+
+#include <torchium/export.h>
+
+typedef struct tchi_nvrtc_program *tchi_nvrtc_handle;
+
+typedef int tchi_nvrtc_status;
+enum {
+    TCHI_NVRTC_SUCCESS = 0,
+    TCHI_NVRTC_OUT_OF_MEMORY = 1,
+    TCHI_NVRTC_COMPILATION = 6 /* the source is wrong; the log says where */
+};
+
+/* Fields are NVRTC's names without the prefix. Every size counts the NUL of a text. */
+typedef struct tchi_nvrtc {
+    const char *(*get_error_string)(tchi_nvrtc_status status);
+    /* The architectures it can compile for, ascending: 90 for compute capability 9.0. */
+    tchi_nvrtc_status (*get_num_supported_archs)(int *count);
+    tchi_nvrtc_status (*get_supported_archs)(int *architectures);
+    /* `headers` are texts that an #include of one of `names` finds, before any folder. */
+    tchi_nvrtc_status (*create_program)(tchi_nvrtc_handle *program, const char *source, const char *file, int count,
+                                        const char *const *headers, const char *const *names);
+    tchi_nvrtc_status (*destroy_program)(tchi_nvrtc_handle *program);
+    tchi_nvrtc_status (*add_name_expression)(tchi_nvrtc_handle program, const char *name);
+    tchi_nvrtc_status (*compile_program)(tchi_nvrtc_handle program, int count, const char *const *options);
+    /* The name as the machine code has it; it lives as long as the program. */
+    tchi_nvrtc_status (*get_lowered_name)(tchi_nvrtc_handle program, const char *name, const char **lowered);
+    tchi_nvrtc_status (*get_program_log_size)(tchi_nvrtc_handle program, size_t *bytes);
+    tchi_nvrtc_status (*get_program_log)(tchi_nvrtc_handle program, char *log);
+    tchi_nvrtc_status (*get_cubin_size)(tchi_nvrtc_handle program, size_t *bytes);
+    tchi_nvrtc_status (*get_cubin)(tchi_nvrtc_handle program, char *cubin);
+    tchi_nvrtc_status (*get_ptx_size)(tchi_nvrtc_handle program, size_t *bytes);
+    tchi_nvrtc_status (*get_ptx)(tchi_nvrtc_handle program, char *ptx);
+
+    int major, minor;  /* of its version */
+    void *builtins;    /* its second library, held open */
+    char library[512]; /* the file it was found in */
+    /* A folder with cuda_fp16.h and the other headers of CUDA, empty where none was found. */
+    char headers[512];
+} tchi_nvrtc;
+
+/* The files of it, which may be known before it is opened. */
+typedef struct tchi_nvrtc_files {
+    char library[512];
+    char headers[512];
+} tchi_nvrtc_files;
+
+TCH_BEGIN_DECLS
+
+/* What tchi_nvrtc_open would open, looked for once per process and not opened where it lies in a folder that is known:
+ * opening it takes longer than all else that a kernel from the cache needs. NULL with a reason as below. */
+const tchi_nvrtc_files *tchi_nvrtc_locate(const char **reason);
+
+/* Looked for once per process. NULL when it cannot be used, with a sentence in *reason that says where it was looked for
+ * and what to install. */
+const tchi_nvrtc *tchi_nvrtc_open(const char **reason);
+
+TCH_END_DECLS
+
+#endif

@@ -1,0 +1,215 @@
+/* Entries of the cache: found, kept, removed. An entry is a header and an image; the header has the key and a hash of
+ * the image, so that half a file, or one of another program, is known for what it is. */
+#include "cache.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <torchium/version.h>
+
+#include "checkpoint/system.h"
+#include "core/allocator.h"
+#include "core/status.h"
+#include "file.h"
+#include "folder.h"
+#include "includes.h"
+
+/* Raised when the entries or the parts of the key change. */
+#define FORMAT "1"
+#define MAGIC "TCHKERN" FORMAT
+#define IMAGE_ALIGNMENT 64
+
+typedef struct header {
+    char magic[8];
+    uint64_t bytes; /* of the image */
+    uint8_t key[TCHI_SHA256_BYTES];
+    uint8_t digest[TCHI_SHA256_BYTES];
+} header;
+_Static_assert(sizeof(header) == 80, "a header has no gaps");
+
+/* --- keys ------------------------------------------------------------------------------------------------------- */
+
+static void add_text(tchi_sha256_state *hash, const char *label, const char *text)
+{
+    tchi_key_add(hash, label, text, strlen(text));
+}
+
+tch_status tchi_cache_key_make(tchi_cache_key *key, const tchi_kernel_input *input, const char *compiler)
+{
+    tchi_sha256_state hash;
+    tchi_sha256_begin(&hash);
+    add_text(&hash, "format", FORMAT);
+    add_text(&hash, "library", TCH_VERSION_STRING);
+    add_text(&hash, "compiler", compiler);
+    add_text(&hash, "file", input->text.file);
+    add_text(&hash, "source", input->text.source);
+    add_text(&hash, "name", input->text.name);
+    for (int32_t i = 0; i < input->text.option_count; i++) {
+        add_text(&hash, "option", input->text.options[i]);
+    }
+    TCHI_TRY(tchi_includes_add(&hash, input, &key->usable));
+    tchi_sha256_end(&hash, key->bytes);
+    return TCH_OK;
+}
+
+typedef struct entry_name {
+    char text[2 * TCHI_SHA256_BYTES + sizeof TCHI_CACHE_SUFFIX];
+} entry_name;
+
+static entry_name name_of(const tchi_cache_key *key)
+{
+    entry_name name;
+    for (int i = 0; i < TCHI_SHA256_BYTES; i++) {
+        snprintf(name.text + 2 * i, 3, "%02x", key->bytes[i]);
+    }
+    snprintf(name.text + 2 * TCHI_SHA256_BYTES, sizeof TCHI_CACHE_SUFFIX, "%s", TCHI_CACHE_SUFFIX);
+    return name;
+}
+
+/* -1 where there is none that can be used. */
+static int open_folder(void)
+{
+    char name[PATH_MAX];
+    int folder = -1;
+    return tchi_cache_folder_name(name) == TCH_OK && tchi_cache_folder_open(name, &folder) == TCH_OK ? folder : -1;
+}
+
+/* --- finding ---------------------------------------------------------------------------------------------------- */
+
+/* Only a file of this user that nobody else could have written counts. */
+static bool read_header(int file, const tchi_cache_key *key, header *head)
+{
+    struct stat found;
+    return fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_uid == geteuid() &&
+           (found.st_mode & (S_IWGRP | S_IWOTH)) == 0 && tchi_file_fill(file, head, sizeof *head) &&
+           memcmp(head->magic, MAGIC, sizeof head->magic) == 0 &&
+           memcmp(head->key, key->bytes, sizeof head->key) == 0 && head->bytes > 0 &&
+           head->bytes == (uint64_t)found.st_size - sizeof *head;
+}
+
+static bool read_image(int file, const header *head, void *image)
+{
+    uint8_t digest[TCHI_SHA256_BYTES];
+    if (!tchi_file_fill(file, image, head->bytes)) {
+        return false;
+    }
+    tchi_sha256(image, head->bytes, digest);
+    return memcmp(digest, head->digest, sizeof digest) == 0;
+}
+
+/* *damaged where the entry should go. Want of memory says nothing about it. */
+static bool read_entry(int file, const tchi_cache_key *key, tch_kernel_image *image, bool *damaged)
+{
+    header head;
+    *damaged = !read_header(file, key, &head);
+    void *data = *damaged ? NULL : tchi_host_allocate(head.bytes, IMAGE_ALIGNMENT);
+    if (data == NULL) {
+        return false;
+    }
+    *damaged = !read_image(file, &head, data);
+    if (*damaged) {
+        tchi_host_release(data, head.bytes);
+        return false;
+    }
+    *image = (tch_kernel_image){data, head.bytes};
+    return true;
+}
+
+static bool find_in(int folder, const tchi_cache_key *key, tch_kernel_image *image)
+{
+    bool damaged;
+    entry_name name = name_of(key);
+    int file = openat(folder, name.text, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) {
+        return false;
+    }
+    bool found = read_entry(file, key, image, &damaged);
+    if (found) {
+        (void)futimens(file, NULL); /* used now: what is removed first goes by this */
+    } else if (damaged) {
+        (void)unlinkat(folder, name.text, 0);
+    }
+    close(file);
+    return found;
+}
+
+bool tchi_cache_find(const tchi_cache_key *key, tch_kernel_image *image)
+{
+    int folder = open_folder();
+    if (folder < 0) {
+        return false;
+    }
+    bool found = find_in(folder, key, image);
+    close(folder);
+    return found;
+}
+
+/* --- keeping ---------------------------------------------------------------------------------------------------- */
+
+static bool write_all(int file, const void *bytes, size_t count)
+{
+    const char *at = bytes;
+    while (count > 0) {
+        ssize_t written = write(file, at, count);
+        if (written <= 0) {
+            return false;
+        }
+        at += written;
+        count -= (size_t)written;
+    }
+    return true;
+}
+
+static bool write_entry(int file, const tchi_cache_key *key, const tch_kernel_image *image)
+{
+    header head = {.bytes = image->bytes};
+    memcpy(head.magic, MAGIC, sizeof head.magic);
+    memcpy(head.key, key->bytes, sizeof head.key);
+    tchi_sha256(image->data, image->bytes, head.digest);
+    return write_all(file, &head, sizeof head) && write_all(file, image->data, image->bytes);
+}
+
+/* Nothing is forced to the disk: after a crash the hash tells a whole entry from half of one. */
+static void keep_in(int folder, const tchi_cache_key *key, const tch_kernel_image *image)
+{
+    entry_name name = name_of(key);
+    char part[64];
+    snprintf(part, sizeof part, "%s%016llx%s", TCHI_CACHE_PREFIX, (unsigned long long)tchi_random_bits(),
+             TCHI_CACHE_PART);
+    int file = openat(folder, part, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    if (file < 0) {
+        return;
+    }
+    bool whole = write_entry(file, key, image);
+    whole = close(file) == 0 && whole;
+    if (!whole || renameat(folder, part, folder, name.text) != 0) {
+        (void)unlinkat(folder, part, 0);
+    }
+}
+
+void tchi_cache_keep(const tchi_cache_key *key, const tch_kernel_image *image)
+{
+    int64_t most = tchi_cache_limit();
+    if (most < (int64_t)sizeof(header) || image->bytes > (uint64_t)most - sizeof(header)) {
+        return;
+    }
+    int folder = open_folder();
+    if (folder < 0) {
+        return;
+    }
+    keep_in(folder, key, image);
+    tchi_cache_trim(folder, most);
+    close(folder);
+}
+
+void tchi_cache_remove(const tchi_cache_key *key)
+{
+    int folder = open_folder();
+    if (folder >= 0) {
+        (void)unlinkat(folder, name_of(key).text, 0);
+        close(folder);
+    }
+}

@@ -1,0 +1,38 @@
+/* Compiled kernels on disk. Many processes may use one folder at once and none waits for another: an entry appears
+ * whole, by a rename, and may disappear at any moment. Whatever goes wrong here costs a compilation, never a call. */
+#ifndef TCHI_KERNEL_CACHE_H
+#define TCHI_KERNEL_CACHE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <torchium/backend.h>
+
+#include "input.h"
+#include "sha256.h"
+
+typedef struct tchi_cache_key {
+    bool usable; /* false where not everything that the image depends on is known */
+    uint8_t bytes[TCHI_SHA256_BYTES];
+} tchi_cache_key;
+
+/* `compiler` is the backend's line. */
+tch_status tchi_cache_key_make(tchi_cache_key *key, const tchi_kernel_input *input, const char *compiler);
+
+/* True where there was an entry, and then its image, of host memory. An entry that is damaged is removed. */
+bool tchi_cache_find(const tchi_cache_key *key, tch_kernel_image *image);
+void tchi_cache_keep(const tchi_cache_key *key, const tch_kernel_image *image);
+void tchi_cache_remove(const tchi_cache_key *key);
+
+/* Removes what was used longest ago until `most` bytes are left, and what processes that were killed left behind. */
+void tchi_cache_trim(int folder, int64_t most);
+
+/* What tch_kernel_cache_limit or the environment says. */
+int64_t tchi_cache_limit(void);
+
+/* "0123...ef.kernel": 64 digits and this; while it is written, ".torchium-" and 16 digits and TCHI_CACHE_PART. */
+#define TCHI_CACHE_SUFFIX ".kernel"
+#define TCHI_CACHE_PREFIX ".torchium-"
+#define TCHI_CACHE_PART ".kernel.part"
+
+#endif

@@ -1,0 +1,249 @@
+/* Kernels: compiled or found in the cache, asked about, destroyed. Everything about the config is settled in input.c
+ * before a compiler is started. */
+#include "kernel.h"
+
+#include <string.h>
+
+#include "cache.h"
+#include "core/allocator.h"
+#include "core/check.h"
+#include "core/context.h"
+#include "core/list.h"
+#include "core/status.h"
+#include "input.h"
+
+#define COMPILER_SIZE 512
+#define LOG_SIZE ((size_t)64 << 10) /* where the caller gives none, or a smaller one */
+#define MESSAGE_MOST 1500           /* of a log, in the message of a failure */
+
+static tch_status check_offered(const tch_context *context)
+{
+    if (context->backend->kernel_build != NULL) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_UNSUPPORTED, "tch_kernel_compile: the backend %s runs no kernels of its users",
+                     context->backend->name);
+}
+
+/* Where to begin when a log is longer than a message: the line with the first error, since warnings may fill the rest.
+ * */
+static const char *first_error(const char *log)
+{
+    const char *at = strlen(log) > MESSAGE_MOST ? strstr(log, "error") : NULL;
+    while (at != NULL && at > log && at[-1] != '\n') {
+        at--;
+    }
+    return at != NULL ? at : log;
+}
+
+/* The compiler's words, if there are any, are what the caller needs to read first. */
+static tch_status explain(tch_status status, const tch_kernel_text *text, const char *log)
+{
+    if (status != TCH_ERR_INVALID_ARGUMENT || log[0] == '\0') {
+        return status;
+    }
+    return tchi_fail(status, "tch_kernel_compile: kernel %.200s in %.200s does not compile:\n%s", text->name,
+                     text->file, first_error(log));
+}
+
+static tch_status build(tch_context *context, const tch_kernel_config *config, const tch_kernel_text *text,
+                        tch_kernel_image *image)
+{
+    bool own = config->log_size < LOG_SIZE;
+    size_t size = own ? LOG_SIZE : config->log_size;
+    char *log = config->log;
+    if (own) {
+        TCHI_TRY(tchi_host_take(size, "a compiler's messages", &log));
+    }
+    log[0] = '\0';
+    tch_status status = context->backend->kernel_build(context->state, text, image, log, size);
+    status = explain(status, text, log);
+    if (own) {
+        size_t used = config->log_size > 0 ? strnlen(log, config->log_size - 1) : 0;
+        if (config->log != NULL) {
+            memcpy(config->log, log, used);
+            config->log[used] = '\0';
+        }
+        tchi_host_release(log, size);
+    }
+    return status;
+}
+
+static void release_image(tch_kernel_image *image)
+{
+    if (image->data != NULL) {
+        tchi_host_release(image->data, image->bytes);
+    }
+    *image = (tch_kernel_image){0};
+}
+
+static tch_status load_cached(tch_context *context, const tchi_cache_key *key, void **handle)
+{
+    tch_kernel_image image = {0};
+    *handle = NULL;
+    if (!key->usable || !tchi_cache_find(key, &image)) {
+        return TCH_OK;
+    }
+    tch_status status = context->backend->kernel_load(context->state, &image, handle);
+    release_image(&image);
+    if (status == TCH_ERR_IO) {
+        *handle = NULL;
+        tchi_cache_remove(key);
+        return TCH_OK;
+    }
+    return status;
+}
+
+/* Kept only after it was loaded, so that no entry fails where it was made. */
+static tch_status load_new(tch_context *context, const tch_kernel_config *config, const tch_kernel_text *text,
+                           const tchi_cache_key *key, void **handle)
+{
+    tch_kernel_image image = {0};
+    tch_status status = build(context, config, text, &image);
+    if (status == TCH_OK) {
+        status = context->backend->kernel_load(context->state, &image, handle);
+    }
+    if (status == TCH_OK && key->usable) {
+        tchi_cache_keep(key, &image);
+    }
+    release_image(&image);
+    return status;
+}
+
+/* The compiler is asked for before the cache: it is a part of the key, and what is not installed is said in one way. */
+static tch_status load(tch_context *context, const tch_kernel_config *config, const tchi_kernel_input *input,
+                       void **handle, int32_t *from_cache)
+{
+    char compiler[COMPILER_SIZE] = "";
+    tchi_cache_key key = {0};
+    TCHI_TRY(context->backend->kernel_compiler(context->state, compiler, sizeof compiler));
+    if (config->use_cache) {
+        TCHI_TRY(tchi_cache_key_make(&key, input, compiler));
+    }
+    TCHI_TRY(load_cached(context, &key, handle));
+    *from_cache = *handle != NULL;
+    return *handle != NULL ? TCH_OK : load_new(context, config, &input->text, &key, handle);
+}
+
+static tch_status check_parameters(const tch_kernel *kernel)
+{
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < kernel->info.parameters && i < TCHI_PARAMETERS_MOST; i++) {
+        bytes += kernel->parameters[i].size;
+    }
+    if (kernel->info.parameters > TCHI_PARAMETERS_MOST || bytes > TCHI_PARAMETER_BYTES_MOST) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_kernel_compile: kernel %.200s has %d parameters of %lld bytes, expected at most %d of %d",
+                         kernel->name, kernel->info.parameters, (long long)bytes, TCHI_PARAMETERS_MOST,
+                         TCHI_PARAMETER_BYTES_MOST);
+    }
+    return TCH_OK;
+}
+
+static tch_status describe(tch_kernel *kernel, int32_t from_cache)
+{
+    tch_context *context = kernel->context;
+    kernel->info = (tch_kernel_info)TCH_KERNEL_INFO_INIT;
+    TCHI_TRY(context->backend->kernel_describe(context->state, kernel->handle, &kernel->info, TCHI_PARAMETERS_MOST,
+                                               kernel->parameters));
+    kernel->info.from_cache = from_cache;
+    return check_parameters(kernel);
+}
+
+static tch_status compile(tch_context *context, const tch_kernel_config *config, const tchi_kernel_input *input,
+                          tch_kernel *kernel)
+{
+    int32_t from_cache = 0;
+    kernel->context = context;
+    memcpy(kernel->name, config->name, strlen(config->name) + 1);
+    TCHI_TRY(load(context, config, input, &kernel->handle, &from_cache));
+    tch_status status = describe(kernel, from_cache);
+    if (status != TCH_OK) {
+        context->backend->kernel_unload(context->state, kernel->handle);
+    }
+    return status;
+}
+
+static tch_status create(tch_context *context, const tch_kernel_config *config, const tchi_kernel_input *input,
+                         tch_kernel **kernel)
+{
+    tch_kernel *made = NULL;
+    size_t bytes = sizeof *made + strlen(config->name) + 1;
+    if (config->log != NULL) {
+        config->log[0] = '\0';
+    }
+    TCHI_TRY(tchi_host_take(bytes, "a kernel", &made));
+    made->bytes = bytes;
+    tch_status status = compile(context, config, input, made);
+    if (status != TCH_OK) {
+        tchi_host_release(made, bytes);
+        return status;
+    }
+    *kernel = made;
+    return TCH_OK;
+}
+
+tch_status tch_kernel_compile(tch_context *context, const tch_kernel_config *config, tch_kernel **kernel)
+{
+    tchi_kernel_input input;
+    TCHI_ENTER(context, "tch_kernel_compile");
+    if (kernel == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kernel_compile: kernel is NULL");
+    }
+    *kernel = NULL;
+    TCHI_TRY(check_offered(context));
+    tch_status status = tchi_kernel_input_make(&input, config);
+    if (status == TCH_OK) {
+        status = create(context, config, &input, kernel);
+    }
+    tchi_kernel_input_release(&input);
+    return status;
+}
+
+/* Also where the device does not answer any more: its memory goes, ours must go too. */
+void tch_kernel_destroy(tch_kernel *kernel)
+{
+    if (kernel == NULL) {
+        return;
+    }
+    const tch_backend *backend = kernel->context->backend;
+    void *state = kernel->context->state;
+    bool begun = backend->begin(state) == TCH_OK;
+    (void)backend->synchronize(state);
+    backend->kernel_unload(state, kernel->handle);
+    if (begun && backend->end != NULL) {
+        backend->end(state);
+    }
+    tchi_host_release(kernel, kernel->bytes);
+}
+
+tch_status tch_kernel_get_info(const tch_kernel *kernel, tch_kernel_info *info)
+{
+    if (kernel == NULL || info == NULL || info->struct_size != sizeof *info) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_kernel_get_info: %s, expected a kernel and info set to TCH_KERNEL_INFO_INIT",
+                         kernel == NULL ? "kernel is NULL" : "info is NULL or of another size");
+    }
+    *info = kernel->info;
+    return TCH_OK;
+}
+
+tch_status tch_kernel_get_parameter(const tch_kernel *kernel, int32_t index, tch_kernel_parameter *parameter)
+{
+    if (kernel == NULL || parameter == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kernel_get_parameter: %s is NULL",
+                         kernel == NULL ? "kernel" : "parameter");
+    }
+    if (index < 0 || index >= kernel->info.parameters) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_kernel_get_parameter: index is %d, expected 0 to %d: kernel %.200s has %d parameters",
+                         index, kernel->info.parameters - 1, kernel->name, kernel->info.parameters);
+    }
+    *parameter = kernel->parameters[index];
+    return TCH_OK;
+}
+
+const char *tch_kernel_name(const tch_kernel *kernel)
+{
+    return kernel != NULL ? kernel->name : NULL;
+}

@@ -1,0 +1,113 @@
+/* What the parameters of a kernel are, for whoever launches it. Put behind the user's source, with TCHI_KERNEL being the
+ * kernel's name expression and TCHI_EXPORT what makes a constant array findable by name on the device at hand. The array
+ * holds the number of parameters, then for each the six numbers of tch_kernel_parameter, in their order. C++14, and without
+ * any header, since NVRTC has none; every name begins with ours, since the user's macros are still there. */
+struct __half;
+struct __nv_bfloat16;
+
+namespace tchi_signature_parts
+{
+
+enum { TCHI_POINTER = 0, TCHI_INT = 1, TCHI_UINT = 2, TCHI_REAL = 3, TCHI_OTHER = 4 };
+
+template <int tchi_code, int tchi_is_brain = 0> struct tchi_number {
+    enum { tchi_what = tchi_code, tchi_brain = tchi_is_brain };
+};
+
+template <typename tchi_t> struct tchi_kind : tchi_number<TCHI_OTHER> {
+};
+template <typename tchi_t> struct tchi_kind<tchi_t *> : tchi_number<TCHI_POINTER> {
+};
+template <typename tchi_t> struct tchi_kind<const tchi_t> : tchi_kind<tchi_t> {
+};
+template <typename tchi_t> struct tchi_kind<volatile tchi_t> : tchi_kind<tchi_t> {
+};
+template <typename tchi_t> struct tchi_kind<const volatile tchi_t> : tchi_kind<tchi_t> {
+};
+template <> struct tchi_kind<bool> : tchi_number<TCHI_UINT> {
+};
+template <> struct tchi_kind<char> : tchi_number<(char)-1 < 0 ? TCHI_INT : TCHI_UINT> {
+};
+template <> struct tchi_kind<signed char> : tchi_number<TCHI_INT> {
+};
+template <> struct tchi_kind<short> : tchi_number<TCHI_INT> {
+};
+template <> struct tchi_kind<int> : tchi_number<TCHI_INT> {
+};
+template <> struct tchi_kind<long> : tchi_number<TCHI_INT> {
+};
+template <> struct tchi_kind<long long> : tchi_number<TCHI_INT> {
+};
+template <> struct tchi_kind<unsigned char> : tchi_number<TCHI_UINT> {
+};
+template <> struct tchi_kind<unsigned short> : tchi_number<TCHI_UINT> {
+};
+template <> struct tchi_kind<unsigned int> : tchi_number<TCHI_UINT> {
+};
+template <> struct tchi_kind<unsigned long> : tchi_number<TCHI_UINT> {
+};
+template <> struct tchi_kind<unsigned long long> : tchi_number<TCHI_UINT> {
+};
+template <> struct tchi_kind<float> : tchi_number<TCHI_REAL> {
+};
+template <> struct tchi_kind<double> : tchi_number<TCHI_REAL> {
+};
+template <> struct tchi_kind<__half> : tchi_number<TCHI_REAL> {
+};
+template <> struct tchi_kind<__nv_bfloat16> : tchi_number<TCHI_REAL, 1> {
+};
+
+/* 0 where there is no size to know: void, and types that are only declared. */
+template <typename tchi_t, typename = void> struct tchi_size {
+    enum { tchi_value = 0 };
+};
+template <typename> struct tchi_no_type {
+    typedef void tchi_type;
+};
+template <> struct tchi_size<void, void> {
+    enum { tchi_value = 0 };
+};
+template <> struct tchi_size<const void, void> {
+    enum { tchi_value = 0 };
+};
+template <typename tchi_t> struct tchi_size<tchi_t, typename tchi_no_type<char[sizeof(tchi_t)]>::tchi_type> {
+    enum { tchi_value = sizeof(tchi_t) };
+};
+
+template <typename tchi_t> struct tchi_constant {
+    enum { tchi_value = 0 };
+};
+template <typename tchi_t> struct tchi_constant<const tchi_t> {
+    enum { tchi_value = 1 };
+};
+
+template <typename tchi_t> struct tchi_pointee {
+    enum { tchi_what = TCHI_OTHER, tchi_bytes = 0, tchi_read_only = 0, tchi_brain = 0 };
+};
+template <typename tchi_t> struct tchi_pointee<tchi_t *> {
+    enum {
+        tchi_what = tchi_kind<tchi_t>::tchi_what,
+        tchi_bytes = tchi_size<tchi_t>::tchi_value,
+        tchi_read_only = tchi_constant<tchi_t>::tchi_value,
+        tchi_brain = tchi_kind<tchi_t>::tchi_brain
+    };
+};
+
+struct tchi_one {
+    int tchi_what, tchi_size, tchi_pointee, tchi_pointee_size, tchi_is_const, tchi_is_brain;
+};
+template <typename tchi_t> struct tchi_of;
+template <typename... tchi_p> struct tchi_of<void (*)(tchi_p...)> {
+    int tchi_count = sizeof...(tchi_p);
+    tchi_one tchi_list[sizeof...(tchi_p)] = {{tchi_kind<tchi_p>::tchi_what, (int)sizeof(tchi_p),
+                                              tchi_pointee<tchi_p>::tchi_what, tchi_pointee<tchi_p>::tchi_bytes,
+                                              tchi_pointee<tchi_p>::tchi_read_only,
+                                              tchi_kind<tchi_p>::tchi_brain | tchi_pointee<tchi_p>::tchi_brain}...};
+};
+template <> struct tchi_of<void (*)()> {
+    int tchi_count = 0;
+};
+
+} // namespace tchi_signature_parts
+
+TCHI_EXPORT tchi_signature_parts::tchi_of<decltype(&TCHI_KERNEL)> tchi_signature = {};

@@ -1,0 +1,471 @@
+/* What only a GPU has of users' kernels: machine code for that very GPU, its properties, the large shared memory, graphs,
+ * threads that have not used CUDA yet, and faults, which take the GPU away from a process: those run in a process of their
+ * own, this program started again with the kind of fault as its second argument. */
+#define _GNU_SOURCE
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "support/random.h"
+#include "support/tensors.h"
+#include "support/testing.h"
+
+#define CHECK_CUDA(call)                                                                                               \
+    do {                                                                                                               \
+        cudaError_t error_ = (call);                                                                                   \
+        CHECK(error_ == cudaSuccess, "%s gave %s", #call, cudaGetErrorString(error_));                                 \
+    } while (0)
+
+static tch_kernel *compile(tch_context *context, const char *source, const char *name)
+{
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    tch_kernel *kernel = NULL;
+    config.source = source;
+    config.name = name;
+    config.use_cache = 0;
+    CHECK_OK(tch_kernel_compile(context, &config, &kernel));
+    return kernel;
+}
+
+static tch_kernel_info info_of(const tch_kernel *kernel)
+{
+    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
+    CHECK_OK(tch_kernel_get_info(kernel, &info));
+    return info;
+}
+
+static int attribute(enum cudaDeviceAttr which)
+{
+    int value = 0;
+    CHECK_CUDA(cudaDeviceGetAttribute(&value, which, 0));
+    return value;
+}
+
+static void expect_error(const char *wanted)
+{
+    CHECK(strstr(tch_last_error(), wanted) != NULL, "expected \"%s\" in: %s", wanted, tch_last_error());
+}
+
+/* A row of float32 with fresh numbers, and the numbers. */
+static test_tensor *fresh_row(tch_context *context, int64_t n, uint64_t stream, double **values)
+{
+    test_tensor *row = test_tensor_make(context, TCH_FLOAT32, 1, &n, LAYOUT_CONTIGUOUS);
+    test_random random = test_random_stream(stream);
+    *values = test_alloc((size_t)n * sizeof **values);
+    for (int64_t i = 0; i < n; i++) {
+        (*values)[i] = (float)test_random_normal(&random);
+    }
+    test_tensor_write(row, *values);
+    return row;
+}
+
+/* --- machine code ------------------------------------------------------------------------------------------------- */
+
+static void the_code_is_for_this_gpu(void **state)
+{
+    static const char plain[] = "__global__ void ask(int *out) { *out = __CUDA_ARCH__; }";
+    static const char hopper[] = "__global__ void ask(int *out)\n"
+                                 "{\n"
+                                 "    asm volatile(\"wgmma.fence.sync.aligned;\");\n"
+                                 "    *out = __CUDA_ARCH__;\n"
+                                 "}\n";
+    int capability =
+        100 * attribute(cudaDevAttrComputeCapabilityMajor) + 10 * attribute(cudaDevAttrComputeCapabilityMinor);
+    const int64_t one = 1;
+    test_tensor *out = test_tensor_make(*state, TCH_INT32, 1, &one, LAYOUT_CONTIGUOUS);
+    tch_kernel *kernel = compile(*state, capability == 900 ? hopper : plain, "ask");
+    const tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&out->tensor);
+    const tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 128);
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
+    double *got = test_tensor_read(out);
+    CHECK(got[0] == capability, "compiled for %g, the GPU is %d", got[0], capability);
+    free(got);
+    tch_kernel_destroy(kernel);
+    test_tensor_free(out);
+}
+
+static void properties(void **state)
+{
+    static const char source[] = "__global__ void plain(float *x) { x[threadIdx.x] += 1; }\n"
+                                 "__global__ void __launch_bounds__(96) narrow(float *x)\n"
+                                 "{\n"
+                                 "    __shared__ float tile[96];\n"
+                                 "    tile[threadIdx.x] = x[threadIdx.x];\n"
+                                 "    __syncthreads();\n"
+                                 "    x[threadIdx.x] = tile[95 - threadIdx.x];\n"
+                                 "}\n"
+                                 "__global__ void spilling(float *x, const int *at)\n"
+                                 "{\n"
+                                 "    float much[500];\n"
+                                 "    for (int i = 0; i < 500; i++) much[i] = x[i] * threadIdx.x;\n"
+                                 "    float sum = 0;\n"
+                                 "    for (int i = 0; i < 500; i++) sum += much[at[i]];\n"
+                                 "    x[threadIdx.x] = sum;\n"
+                                 "}\n";
+    tch_kernel *plain = compile(*state, source, "plain");
+    tch_kernel *narrow = compile(*state, source, "narrow");
+    tch_kernel *spilling = compile(*state, source, "spilling");
+    tch_kernel_info info = info_of(plain);
+    assert_int_equal(info.parameters, 1);
+    assert_true(info.registers > 0 && info.registers <= 255);
+    assert_int_equal(info.shared_bytes, 0);
+    assert_int_equal(info.local_bytes, 0);
+    assert_int_equal(info.max_threads, 1024);
+    assert_true(info.suggested_threads >= 32 && info.suggested_threads <= 1024 && info.suggested_threads % 32 == 0);
+    assert_int_equal(info.suggested_blocks % attribute(cudaDevAttrMultiProcessorCount), 0);
+    assert_int_equal(info.suggested_blocks * info.suggested_threads,
+                     attribute(cudaDevAttrMultiProcessorCount) * attribute(cudaDevAttrMaxThreadsPerMultiProcessor));
+    assert_int_equal(info.from_cache, 0);
+    info = info_of(narrow);
+    assert_int_equal(info.shared_bytes, 96 * 4);
+    assert_int_equal(info.max_threads, 96);
+    assert_true(info.suggested_threads <= 96);
+    info = info_of(spilling);
+    assert_true(info.local_bytes >= 500 * 4);
+    tch_kernel_destroy(plain);
+    tch_kernel_destroy(narrow);
+    tch_kernel_destroy(spilling);
+}
+
+static void check_parameter(const tch_kernel *kernel, int32_t index, tch_kernel_parameter wanted)
+{
+    tch_kernel_parameter got;
+    memset(&got, 0, sizeof got);
+    CHECK_OK(tch_kernel_get_parameter(kernel, index, &got));
+    CHECK(memcmp(&got, &wanted, sizeof got) == 0,
+          "parameter %d: class %d of %d bytes to class %d of %d bytes, const %d, %d", index, (int)got.what, got.size,
+          (int)got.pointee, got.pointee_size, got.is_const, got.is_brain);
+}
+
+static void parameters(void **state)
+{
+    static const char source[] = "struct pair { double a; int b; };\n"
+                                 "struct hidden;\n"
+                                 "template <typename T, int N>\n"
+                                 "__global__ void many(T *x, const double *__restrict__ y, const void *v, hidden *h,\n"
+                                 "                     const pair p, bool b, unsigned char c, int64_t n, float f)\n"
+                                 "{\n"
+                                 "    if (b) x[0] = y[0] + p.a + n + f + c + N;\n"
+                                 "}\n"
+                                 "__global__ void none() {}\n";
+    tch_kernel *many = compile(*state, source, "many<float, 3>");
+    tch_kernel *none = compile(*state, source, "none");
+    assert_int_equal(info_of(many).parameters, 9);
+    check_parameter(many, 0, (tch_kernel_parameter){TCH_PARAMETER_POINTER, 8, TCH_PARAMETER_REAL, 4, 0, 0});
+    check_parameter(many, 1, (tch_kernel_parameter){TCH_PARAMETER_POINTER, 8, TCH_PARAMETER_REAL, 8, 1, 0});
+    check_parameter(many, 2, (tch_kernel_parameter){TCH_PARAMETER_POINTER, 8, TCH_PARAMETER_OTHER, 0, 1, 0});
+    check_parameter(many, 3, (tch_kernel_parameter){TCH_PARAMETER_POINTER, 8, TCH_PARAMETER_OTHER, 0, 0, 0});
+    check_parameter(many, 4, (tch_kernel_parameter){TCH_PARAMETER_OTHER, 16, TCH_PARAMETER_OTHER, 0, 0, 0});
+    check_parameter(many, 5, (tch_kernel_parameter){TCH_PARAMETER_UINT, 1, TCH_PARAMETER_OTHER, 0, 0, 0});
+    check_parameter(many, 6, (tch_kernel_parameter){TCH_PARAMETER_UINT, 1, TCH_PARAMETER_OTHER, 0, 0, 0});
+    check_parameter(many, 7, (tch_kernel_parameter){TCH_PARAMETER_INT, 8, TCH_PARAMETER_OTHER, 0, 0, 0});
+    check_parameter(many, 8, (tch_kernel_parameter){TCH_PARAMETER_REAL, 4, TCH_PARAMETER_OTHER, 0, 0, 0});
+    assert_int_equal(info_of(none).parameters, 0);
+    const tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
+    CHECK_OK(tch_kernel_launch(none, &shape, 0, NULL));
+    CHECK_OK(tch_context_synchronize(*state));
+    tch_kernel_destroy(many);
+    tch_kernel_destroy(none);
+}
+
+/* --- shared memory ------------------------------------------------------------------------------------------------ */
+
+/* A row turned around through all the shared memory that a block can have: 227 KiB on Hopper. */
+static void all_the_shared_memory(void **state)
+{
+    static const char source[] = "extern __shared__ float row[];\n"
+                                 "__global__ void turn(const float *x, float *y, int n)\n"
+                                 "{\n"
+                                 "    for (int i = threadIdx.x; i < n; i += blockDim.x) row[i] = x[i];\n"
+                                 "    __syncthreads();\n"
+                                 "    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = row[n - 1 - i];\n"
+                                 "}\n";
+    int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    int64_t n = most / 4;
+    double *values = NULL;
+    test_tensor *x = fresh_row(*state, n, 1, &values);
+    test_tensor *y = test_tensor_make(*state, TCH_FLOAT32, 1, &n, LAYOUT_CONTIGUOUS);
+    tch_kernel *kernel = compile(*state, source, "turn");
+    const tch_kernel_argument arguments[] = {TCH_ARGUMENT_TENSOR(&x->tensor), TCH_ARGUMENT_TENSOR(&y->tensor),
+                                             TCH_ARGUMENT_INT(n)};
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 512);
+    shape.shared_bytes = most + 1;
+    assert_int_equal(tch_kernel_launch(kernel, &shape, 3, arguments), TCH_ERR_INVALID_ARGUMENT);
+    expect_error("shared_bytes is");
+    assert_true(test_tensor_is_unchanged(y));
+    shape.shared_bytes = most;
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 3, arguments));
+    test_tensor_check_written(y, "y");
+    double *got = test_tensor_read(y);
+    for (int64_t i = 0; i < n; i++) {
+        CHECK(got[i] == values[n - 1 - i], "y[%lld] is %g, expected %g", (long long)i, got[i], values[n - 1 - i]);
+    }
+    free(got);
+    free(values);
+    tch_kernel_destroy(kernel);
+    test_tensor_free(x);
+    test_tensor_free(y);
+}
+
+/* --- graphs and threads ------------------------------------------------------------------------------------------- */
+
+static const char add_one[] = "__global__ void add_one(float *x, int n)\n"
+                              "{\n"
+                              "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+                              "    if (i < n) x[i] += 1;\n"
+                              "}\n";
+
+static tch_status launch_add_one(tch_kernel *kernel, const test_tensor *x)
+{
+    const tch_kernel_argument arguments[] = {TCH_ARGUMENT_TENSOR(&x->tensor), TCH_ARGUMENT_INT(x->count)};
+    const tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT((x->count + 255) / 256, 256);
+    return tch_kernel_launch(kernel, &shape, 2, arguments);
+}
+
+static void check_added(const test_tensor *x, const double *values, int times)
+{
+    double *got = test_tensor_read(x);
+    for (int64_t i = 0; i < x->count; i++) {
+        float wanted = (float)values[i];
+        for (int k = 0; k < times; k++) {
+            wanted += 1;
+        }
+        CHECK(got[i] == wanted, "x[%lld] is %.9g, expected %.9g", (long long)i, got[i], wanted);
+    }
+    free(got);
+}
+
+/* The very first launch is the captured one: the code must be on the GPU by then. What is compiled under capture is refused,
+ * and does not end the capture. */
+static void a_launch_is_captured(void **state)
+{
+    cudaStream_t stream = NULL;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t executable = NULL;
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    tch_kernel *none = NULL;
+    double *values = NULL;
+    test_tensor *x = fresh_row(*state, 1001, 2, &values);
+    tch_kernel *kernel = compile(*state, add_one, "add_one");
+    config.source = "__global__ void other() {}";
+    config.name = "other";
+    config.use_cache = 0;
+    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK_OK(tch_context_set_stream(*state, stream));
+    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    tch_status launched = launch_add_one(kernel, x);
+    tch_status compiled = tch_kernel_compile(*state, &config, &none);
+    CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+    assert_int_equal(launched, TCH_OK);
+    assert_int_equal(compiled, TCH_ERR_UNSUPPORTED);
+    CHECK_CUDA(cudaGraphInstantiateWithFlags(&executable, graph, 0));
+    check_added(x, values, 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK_CUDA(cudaGraphLaunch(executable, stream));
+    }
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+    check_added(x, values, 3);
+    CHECK_CUDA(cudaGraphExecDestroy(executable));
+    CHECK_CUDA(cudaGraphDestroy(graph));
+    CHECK_OK(tch_context_set_stream(*state, NULL));
+    CHECK_CUDA(cudaStreamDestroy(stream));
+    tch_kernel_destroy(kernel);
+    test_tensor_free(x);
+    free(values);
+}
+
+typedef struct thread_work {
+    tch_context *context;
+    const test_tensor *x;
+    tch_kernel *kernel;
+    tch_status status;
+} thread_work;
+
+static void *work_in_thread(void *data)
+{
+    thread_work *work = data;
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    config.source = add_one;
+    config.name = "add_one";
+    config.use_cache = 0;
+    work->status = tch_kernel_compile(work->context, &config, &work->kernel);
+    if (work->status == TCH_OK) {
+        work->status = launch_add_one(work->kernel, work->x);
+    }
+    return NULL;
+}
+
+static void *launch_in_thread(void *data)
+{
+    thread_work *work = data;
+    work->status = launch_add_one(work->kernel, work->x);
+    return NULL;
+}
+
+static void run_thread(void *(*body)(void *), thread_work *work)
+{
+    pthread_t thread;
+    work->status = TCH_ERR_INTERNAL;
+    assert_int_equal(pthread_create(&thread, NULL, body, work), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(work->status, TCH_OK);
+}
+
+/* One compiles and launches, another launches only: CUDA's current context belongs to the thread. */
+static void threads_that_are_new_to_cuda(void **state)
+{
+    double *values = NULL;
+    test_tensor *x = fresh_row(*state, 300, 3, &values);
+    thread_work work = {*state, x, NULL, TCH_OK};
+    run_thread(work_in_thread, &work);
+    run_thread(launch_in_thread, &work);
+    check_added(x, values, 2);
+    tch_kernel_destroy(work.kernel);
+    test_tensor_free(x);
+    free(values);
+}
+
+/* --- faults ------------------------------------------------------------------------------------------------------- */
+
+/* Kernels that take the GPU away, by name. */
+static const char faulting[] = "__global__ void address(float *x) { x[1ll << 40] = 1; }\n"
+                               "__global__ void trap(float *x) { __trap(); }\n"
+                               "__global__ void assertion(float *x) { assert(x == 0); }\n";
+
+/* This program again. `debug` is TORCHIUM_DEBUG_SYNC's value. */
+static void run_fault(const char *kind, const char *debug)
+{
+    int status = 0;
+    test_case("%s, TORCHIUM_DEBUG_SYNC=%s", kind, debug);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("TORCHIUM_DEBUG_SYNC", debug, 1);
+        execl("/proc/self/exe", "test_cuda_kernel", test_device(), kind, (char *)NULL);
+        _exit(127);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the process ended with status %d", status);
+}
+
+static void faults_are_reported(void **state)
+{
+    (void)state;
+    run_fault("address", "0");
+    run_fault("address", "1");
+    run_fault("trap", "0");
+    run_fault("assertion", "0");
+}
+
+static int wrong(const char *what)
+{
+    fprintf(stderr, "%s, the last message being: %s\n", what, tch_last_error());
+    return 1;
+}
+
+static int says(const char *kind, const char *wanted)
+{
+    char kernel[64];
+    snprintf(kernel, sizeof kernel, "after kernel %s was launched", kind);
+    return strstr(tch_last_error(), wanted) != NULL && strstr(tch_last_error(), kernel) != NULL;
+}
+
+/* After the fault: every context of the device, old and new, says what happened, and everything can be destroyed. */
+static int after_fault(const char *kind, tch_context *context, tch_context *beside)
+{
+    tch_context *another = NULL;
+    if (tch_context_synchronize(context) != TCH_ERR_BACKEND || !says(kind, "this process can no longer use cuda:0")) {
+        return wrong("the context goes on");
+    }
+    if (tch_context_synchronize(beside) != TCH_ERR_BACKEND || !says(kind, "this process can no longer use cuda:0")) {
+        return wrong("another context goes on");
+    }
+    if (tch_context_create(test_device(), &another) == TCH_OK) {
+        return wrong("a new context could be made");
+    }
+    return 0;
+}
+
+static int fault(const char *kind)
+{
+    const char *debug = getenv("TORCHIUM_DEBUG_SYNC");
+    int at_once = debug != NULL && strcmp(debug, "1") == 0;
+    const int64_t n = 1;
+    tch_context *context = NULL;
+    tch_context *beside = NULL;
+    tch_kernel *kernel = NULL;
+    tch_tensor *x = NULL;
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    config.source = faulting;
+    config.name = kind;
+    config.use_cache = 0;
+    if (tch_context_create(test_device(), &context) != TCH_OK || tch_context_create(test_device(), &beside) != TCH_OK ||
+        tch_tensor_create(context, TCH_FLOAT32, 1, &n, TCH_CONTIGUOUS, &x) != TCH_OK ||
+        tch_kernel_compile(context, &config, &kernel) != TCH_OK) {
+        return wrong("nothing could be made");
+    }
+    const tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(x);
+    const tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
+    tch_status status = tch_kernel_launch(kernel, &shape, 1, &argument);
+    if (status != (at_once ? TCH_ERR_BACKEND : TCH_OK)) {
+        return wrong("the launch");
+    }
+    if (!at_once) {
+        status = tch_context_synchronize(context);
+    }
+    if (status != TCH_ERR_BACKEND || !says(kind, "only by a new process")) {
+        return wrong("the fault was not reported");
+    }
+    int result = after_fault(kind, context, beside);
+    tch_kernel_destroy(kernel);
+    tch_tensor_destroy(x);
+    tch_context_destroy(context);
+    tch_context_destroy(beside);
+    return result;
+}
+
+/* A machine with a GPU need not have NVRTC. */
+static int has_compiler(void)
+{
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    tch_context *context = NULL;
+    tch_kernel *kernel = NULL;
+    config.source = "__global__ void nothing() {}";
+    config.name = "nothing";
+    config.use_cache = 0;
+    tch_status status = tch_context_create(test_device(), &context);
+    if (status == TCH_OK) {
+        status = tch_kernel_compile(context, &config, &kernel);
+        if (status == TCH_ERR_UNAVAILABLE) {
+            fprintf(stderr, "%s\n", tch_last_error());
+        }
+        tch_kernel_destroy(kernel);
+        tch_context_destroy(context);
+    }
+    return status != TCH_ERR_UNAVAILABLE;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_code_is_for_this_gpu),
+        cmocka_unit_test(properties),
+        cmocka_unit_test(parameters),
+        cmocka_unit_test(all_the_shared_memory),
+        cmocka_unit_test(a_launch_is_captured),
+        cmocka_unit_test(threads_that_are_new_to_cuda),
+        cmocka_unit_test(faults_are_reported),
+    };
+    test_begin(argc, argv);
+    if (argc > 2) {
+        return fault(argv[2]);
+    }
+    if (!has_compiler()) {
+        return TEST_SKIPPED;
+    }
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}
