@@ -91,7 +91,7 @@ int py_array_adopt(py_array *array, const py_operand *operand, const tch_tensor 
                      TCH_MAX_RANK);
         return -1;
     }
-    if (tch_dtype_size(given->dtype) == 0) {
+    if ((operand->use & PY_ANY_DTYPE) == 0 && tch_dtype_size(given->dtype) == 0) {
         return refuse_dtype(operand, given->dtype);
     }
     if (given->ndim > 0 && given->shape == NULL) {

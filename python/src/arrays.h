@@ -24,11 +24,12 @@ typedef struct py_array {
 typedef struct py_operand {
     PyObject *object;
     const char *name;
-    int use; /* of PY_WRITTEN: the call writes to it; PY_REQUIRED: it may not be None */
+    int use; /* of PY_WRITTEN: the call writes to it; PY_REQUIRED: it may not be None; PY_ANY_DTYPE: not only ours */
 } py_operand;
 
 #define PY_WRITTEN 1
 #define PY_REQUIRED 2
+#define PY_ANY_DTYPE 4
 
 /* What is known of the stream that a call's arrays are worked on. */
 typedef struct py_stream {

@@ -5,6 +5,7 @@
 
 PyObject *py_out_of_memory_error;
 PyObject *py_numeric_error;
+PyObject *py_kernel_error;
 
 static int add_exception(PyObject *module, const char *name, const char *text, PyObject *base, PyObject **exception)
 {
@@ -19,7 +20,10 @@ static int add_exception(PyObject *module, const char *name, const char *text, P
 int py_errors_register(PyObject *module)
 {
     if (add_exception(module, "OutOfMemoryError", "The device or the host has not enough memory for the call.",
-                      PyExc_MemoryError, &py_out_of_memory_error) < 0) {
+                      PyExc_MemoryError, &py_out_of_memory_error) < 0 ||
+        add_exception(module, "KernelError",
+                      "A kernel that cannot be compiled: what the compiler says of it, or that there is none.",
+                      PyExc_RuntimeError, &py_kernel_error) < 0) {
         return -1;
     }
     return add_exception(module, "NumericError",

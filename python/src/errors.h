@@ -4,9 +4,10 @@
 
 #include "python.h"
 
-/* torchium.OutOfMemoryError, a MemoryError, and torchium.NumericError, a RuntimeError. */
+/* torchium.OutOfMemoryError, a MemoryError; torchium.NumericError and torchium.KernelError, both RuntimeErrors. */
 extern PyObject *py_out_of_memory_error;
 extern PyObject *py_numeric_error;
+extern PyObject *py_kernel_error;
 
 int py_errors_register(PyObject *module);
 

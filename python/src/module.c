@@ -24,7 +24,7 @@ static int execute(PyObject *module)
         py_errors_register(module) < 0 || py_contexts_register() < 0 || py_capsules_register() < 0 ||
         py_devices_register(module) < 0 || py_memory_register(module) < 0 || py_linalg_register(module) < 0 ||
         py_layer_register(module) < 0 || py_grad_register(module) < 0 || py_optimizer_register(module) < 0 ||
-        py_scaler_register(module) < 0 || py_kfac_register(module) < 0) {
+        py_scaler_register(module) < 0 || py_kfac_register(module) < 0 || py_kernel_register(module) < 0) {
         return -1;
     }
     return 0;

@@ -6,6 +6,7 @@
 
 int py_devices_register(PyObject *module);
 int py_grad_register(PyObject *module);
+int py_kernel_register(PyObject *module);
 int py_kfac_register(PyObject *module);
 int py_layer_register(PyObject *module);
 int py_linalg_register(PyObject *module);

@@ -16,6 +16,9 @@ version: str
 class NumericError(RuntimeError):
     """Numbers that do not allow it: not finite, not symmetric, not positive definite, no convergence."""
 
+class KernelError(RuntimeError):
+    """A kernel that cannot be compiled: what the compiler says of it, or that there is none."""
+
 class OutOfMemoryError(MemoryError):
     """The device or the host has not enough memory for the call."""
 
@@ -353,3 +356,35 @@ class Scaler:
         """scale, growth_factor, backoff_factor, growth_interval, _growth_tracker."""
 
     def set_state(self, state: dict[str, Any]) -> None: ...
+
+# --- kernels of one's own ---------------------------------------------------------------------------------------------
+
+class Kernel:
+    """One tch_kernel, compiled when it is made, of `source` or, where that is None, of the file `path`; with a context
+    of its own."""
+
+    def __init__(
+        self,
+        source: str | None,
+        path: str | None,
+        name: str,
+        device: str,
+        options: Sequence[str],
+        includes: Sequence[str],
+        cache: bool,
+    ) -> None: ...
+    def launch(
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: tuple[Any, ...],
+        shared_mem: int = 0,
+        stream: int | None = None,
+        allow_strided: bool = False,
+    ) -> None: ...
+    def parameters(self) -> list[str]: ...
+    def info(self) -> dict[str, Any]:
+        """registers, shared_bytes, local_bytes, max_threads, suggested_threads, suggested_blocks, from_cache."""
+
+def kernel_cache_folder() -> str | None: ...
+def kernel_cache_limit(bytes: int) -> None: ...

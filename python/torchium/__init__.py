@@ -6,7 +6,8 @@
 
 `torchium.linalg` has the matrix functions for PyTorch, NumPy, CuPy and JAX arrays. `torchium.optim`, `torchium.amp` and
 `torchium.utils` are for PyTorch, and it is they that import it; so is `torchium.grad_sample`, for gradients of single
-samples, with GradSampleModule, per_sample_norms and GhostClipping. `python -m torchium` tells what was found here.
+samples, with GradSampleModule, per_sample_norms and GhostClipping. `torchium.kernel` and `torchium.elementwise` compile
+kernels of your own. `python -m torchium` tells what was found here.
 
 Nothing is loaded by `import torchium` itself, neither PyTorch nor the C library: a name is looked up when it is first
 used. So the doctor starts where the library does not.
@@ -19,24 +20,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchium import amp, grad_sample, linalg, optim, utils
-    from torchium._C import NumericError, OutOfMemoryError
+    from torchium._C import KernelError, NumericError, OutOfMemoryError
     from torchium._C import version as __version__
     from torchium.factory import create_optimizer, list_optimizers
     from torchium.grad_sample import GhostClipping, GradSampleModule, per_sample_norms
+    from torchium.kernels import elementwise, kernel
     from torchium.library import get_include, get_library_dir, is_available, memory_report, stats
 
 __all__ = [
     "GhostClipping",
     "GradSampleModule",
+    "KernelError",
     "NumericError",
     "OutOfMemoryError",
     "__version__",
     "amp",
     "create_optimizer",
+    "elementwise",
     "get_include",
     "get_library_dir",
     "grad_sample",
     "is_available",
+    "kernel",
     "linalg",
     "list_optimizers",
     "memory_report",
@@ -51,13 +56,16 @@ _MODULES = ("amp", "grad_sample", "linalg", "optim", "utils")
 _NAMES = {
     "GhostClipping": ("grad_sample", "GhostClipping"),
     "GradSampleModule": ("grad_sample", "GradSampleModule"),
+    "KernelError": ("_C", "KernelError"),
     "NumericError": ("_C", "NumericError"),
     "OutOfMemoryError": ("_C", "OutOfMemoryError"),
     "__version__": ("_C", "version"),
     "create_optimizer": ("factory", "create_optimizer"),
+    "elementwise": ("kernels", "elementwise"),
     "get_include": ("library", "get_include"),
     "get_library_dir": ("library", "get_library_dir"),
     "is_available": ("library", "is_available"),
+    "kernel": ("kernels", "kernel"),
     "list_optimizers": ("factory", "list_optimizers"),
     "per_sample_norms": ("grad_sample", "per_sample_norms"),
     "memory_report": ("library", "memory_report"),

@@ -243,6 +243,15 @@ def test_the_grammar_keeps_its_promises():
 # --- the others ------------------------------------------------------------------------------------------------------
 
 
+def test_own_kernel(script, device, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path / "kernels"))
+    output = script("own_kernel.py", "--steps", "40", "--device", device)
+    losses = [float(word) for word in re.findall(r"loss (\S+)", output)]
+    assert len(losses) == 2 and math.isclose(*losses, rel_tol=1e-3)
+    # Both round every step's numbers to float32, in another order; a step is at most the rate, 3e-3.
+    assert float(re.search(r"difference of a weight: (\S+)", output)[1]) < 1e-4
+
+
 def test_one_line(script):
     losses = [float(word) for word in re.findall(r"loss (\S+)", script("one_line.py"))]
     assert len(losses) == 2 and losses[1] < losses[0]

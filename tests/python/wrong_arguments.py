@@ -13,9 +13,11 @@ import faulthandler
 import gc
 import importlib
 import inspect
+import os
 import random
 import resource
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -25,9 +27,18 @@ import torchium
 from torchium import _C
 from wrong_values import Mischief, wild
 
-MODULES = ("torchium", "torchium.linalg", "torchium.utils.cuda_kernels", "torchium.optim", "torchium.amp")
+MODULES = (
+    "torchium",
+    "torchium.linalg",
+    "torchium.utils.cuda_kernels",
+    "torchium.optim",
+    "torchium.amp",
+    "torchium.kernels",
+)
 ALLOWED = (TypeError, ValueError, RuntimeError, MemoryError, OSError, Mischief)
 SECONDS_FOR_A_CALL = 20
+# It touches no memory, whatever arrays and numbers it is given.
+SOURCE = "__global__ void nothing(float *x, int n) {}"
 # Beyond what is in use at the start: an absurd size must fail, not take the machine with it.
 MEMORY = 4 * 2**30
 
@@ -78,7 +89,7 @@ RIGHT = {
     "shape_a": lambda r: (1, 3),
     "shape_b": lambda r: (3, 1),
     "memory_budget": lambda r: r.choice((None, 0, 10**6)),
-    "name": lambda r: r.choice(("shampoo", "Muon", "adamw")),
+    "name": lambda r: r.choice(("shampoo", "Muon", "adamw", "nothing")),
     "pattern": lambda r: r.choice(("s*", "")),
     "params": parameters,
     "model": small_model,
@@ -94,9 +105,22 @@ RIGHT = {
     "max_norm": lambda r: r.choice((0.5, 3)),
     "loss_reduction": lambda r: r.choice(("mean", "sum")),
     "loss_fn": lambda r: r.choice((lambda a, b: torch.sub(a, b).mean(), torch.sub, lambda a, b: a.sum())),
-    "inputs": lambda r: torch.ones(r.choice((5, 5, 1, 0)), 3),
+    "inputs": lambda r: r.choice((torch.ones(r.choice((5, 5, 1, 0)), 3), "float x", "T x, int n")),
     "targets": lambda r: torch.ones(5, 1),
-    "outputs": lambda r: torch.ones(5, 3, requires_grad=True) * 2,
+    "outputs": lambda r: r.choice((torch.ones(5, 3, requires_grad=True) * 2, "float y", "T y")),
+    "operation": lambda r: "y = x",
+    "preamble": lambda r: "",
+    "derivative": lambda r: r.choice((None, {"x": "grad"}, ("grad",))),
+    "source": lambda r: r.choice((SOURCE, None)),
+    "path": lambda r: None,
+    "options": lambda r: r.choice(((), ["-DX=1"], ("-O2",))),
+    "includes": lambda r: (),
+    "include_dirs": lambda r: (),
+    "cache": flag,
+    "grid": lambda r: r.choice((1, (2, 1), (1, 1, 3), 0)),
+    "block": lambda r: r.choice((32, (2, 2, 2))),
+    "args": lambda r: r.choice(((torch.ones(3), 3), (None, 3), (np.ones(3, dtype=np.float32), 3))),
+    "shared_mem": lambda r: r.choice((0, 16)),
     "loss": lambda r: r.choice(("cross_entropy", "mse")),
     "params_or_model": lambda r: r.choice((parameters(r), torch.nn.Linear(3, 2))),
     "parameters": parameters,
@@ -123,7 +147,7 @@ for _name in ("alpha", "beta", "damping", "tolerance", "relative_eps", "weight_d
     RIGHT[_name] = lambda r: r.choice((0.0, 0.1, 1.0))
 for _name in ("stream", "grad_scale", "found_inf", "memory_format"):
     RIGHT[_name] = lambda r: None
-for _name in ("accumulate", "batch_first", "strict", "gradients", "rounded"):
+for _name in ("allow_strided", "accumulate", "batch_first", "strict", "gradients", "rounded"):
     RIGHT.setdefault(_name, flag)
 for _name in ("transpose", "return_residual", "channels_last", "nesterov", "maximize", "enabled", "divide"):
     RIGHT[_name] = flag
@@ -221,6 +245,8 @@ def specimen(cls):
         return scaler
     if cls is torchium.GhostClipping:
         return cls(small_model(random), 1.0)
+    if cls is torchium.kernels.Kernel:
+        return cls(SOURCE)
     return cls(small_model(random)) if cls in (torchium.GradSampleModule, torchium.per_sample_norms) else cls()
 
 
@@ -238,11 +264,29 @@ def stepped(cls):
 PARAMETERS = [torch.ones(3, 2), torch.ones(4)]
 
 
+class BriefKernel:
+    """A _C.Kernel whose launches end soon: a grid of billions is right, and takes hours."""
+
+    made = None
+
+    def __init__(self):
+        BriefKernel.made = BriefKernel.made or _C.Kernel(SOURCE, None, "nothing", "cpu", (), (), True)
+        self.info, self.parameters = self.made.info, self.made.parameters
+
+    def launch(self, grid, *positional, **keywords):
+        for extent in grid if isinstance(grid, (tuple, list)) else (grid,):
+            if isinstance(extent, (int, np.integer)) and extent > 1000:
+                raise ValueError("too long for a test")
+        self.made.launch(grid, *positional, **keywords)
+
+
 def extension_specimen(name):
     if name == "Memory":
         return _C.Memory((2, 3), "float32", "cpu")
     if name == "Scaler":
         return _C.Scaler("cpu", 1024.0, 2.0, 0.5, 10, True)
+    if name == "Kernel":
+        return BriefKernel()
     if name == "Kfac":
         kfac = _C.Kfac("cpu", {}, RIGHT["layers"](random))
         kfac.observe(0, torch.ones(5, 3), torch.ones(5, 2), 1.0)
@@ -354,6 +398,7 @@ def main():
     warnings.simplefilter("ignore")
     faulthandler.enable()
     targets = all_targets(options.only)
+    os.environ["TORCHIUM_CACHE"] = tempfile.mkdtemp()  # which kernel_cache_limit may empty
     torchium.linalg.inverse_root(torch.eye(4), 2)  # threads and libraries are there before memory is limited
     limit_memory()
     for target in targets:

@@ -1,0 +1,383 @@
+/* The type torchium._C.Kernel: one tch_kernel with a context of its own, which follows the stream of each launch. Python code
+ * runs only while the lock is not held: an array's __dlpack__ may launch the same kernel. */
+#include "kernel.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "arguments.h"
+#include "contexts.h"
+#include "errors.h"
+#include "module.h"
+
+enum { LOG_SIZE = 1 << 16 };
+
+typedef struct kernel {
+    PyObject ob_base;
+    tch_device device;
+    tch_context *context;
+    tch_kernel *kernel;
+    PyThread_type_lock lock; /* who has it may use the context */
+    long process;            /* that made it: a child of a fork leaves it alone */
+    bool has_stream;
+    void *stream;
+    int32_t count;
+    py_parameter *parameters;
+} kernel;
+
+/* --- compiling ------------------------------------------------------------------------------------------------------ */
+
+/* A list or tuple of strings: *items keeps them alive. */
+static int take_strings(PyObject *value, const char *name, PyObject **items, const char ***strings, int32_t *count)
+{
+    *items = PyUnicode_Check(value) || !PySequence_Check(value) ? NULL : PySequence_Tuple(value);
+    Py_ssize_t length = *items != NULL ? PyTuple_Size(*items) : 0;
+    if (*items == NULL || length > INT32_MAX) {
+        if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_TypeError, "%s must be a sequence of strings", name);
+        }
+        return -1;
+    }
+    *strings = PyMem_Calloc((size_t)length + 1, sizeof **strings);
+    if (*strings == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < length; i++) {
+        char label[48];
+        snprintf(label, sizeof label, "%s[%d]", name, (int)i);
+        if (py_take_string(PyTuple_GetItem(*items, i), label, &(*strings)[i]) < 0) {
+            return -1;
+        }
+    }
+    *count = (int32_t)length;
+    return 0;
+}
+
+/* The compiler's log is the message where there is one: the library's own is cut to a few hundred characters of it. */
+static void fail_to_compile(tch_status status, const char *log)
+{
+    bool has_log = status == TCH_ERR_INVALID_ARGUMENT && log[0] != '\0';
+    if (has_log || status == TCH_ERR_UNAVAILABLE) {
+        PyErr_Format(py_kernel_error, "%s", has_log ? log : tch_last_error());
+    } else {
+        py_fail(status);
+    }
+}
+
+static int describe_parameters(kernel *self)
+{
+    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
+    tch_status status = tch_kernel_get_info(self->kernel, &info);
+    self->parameters = status == TCH_OK ? PyMem_Calloc((size_t)info.parameters + 1, sizeof *self->parameters) : NULL;
+    if (status == TCH_OK && self->parameters == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int32_t i = 0; i < info.parameters && status == TCH_OK; i++) {
+        status = tch_kernel_get_parameter(self->kernel, i, &self->parameters[i].is);
+        py_parameter_describe(&self->parameters[i], i);
+    }
+    self->count = info.parameters;
+    if (status != TCH_OK) {
+        py_fail(status);
+        return -1;
+    }
+    return 0;
+}
+
+static tch_status build(kernel *self, const tch_kernel_config *config)
+{
+    char text[32];
+    tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
+    return status == TCH_OK ? tch_kernel_compile(self->context, config, &self->kernel) : status;
+}
+
+static int compile(kernel *self, tch_kernel_config *config)
+{
+    tch_status status;
+    self->lock = PyThread_allocate_lock();
+    config->log = PyMem_Malloc(LOG_SIZE);
+    config->log_size = LOG_SIZE;
+    if (self->lock == NULL || config->log == NULL) {
+        PyMem_Free(config->log);
+        PyErr_NoMemory();
+        return -1;
+    }
+    config->log[0] = '\0';
+    Py_BEGIN_ALLOW_THREADS;
+    status = build(self, config);
+    Py_END_ALLOW_THREADS;
+    if (status != TCH_OK) {
+        fail_to_compile(status, config->log);
+    }
+    PyMem_Free(config->log);
+    return status == TCH_OK ? describe_parameters(self) : -1;
+}
+
+static int take_optional(PyObject *value, const char *name, const char **text)
+{
+    return value == Py_None ? 0 : py_take_string(value, name, text);
+}
+
+/* Everything is settled when the object is made, so that there is no half-made one. */
+static int prepare(kernel *self, PyObject *const *v)
+{
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    PyObject *options = NULL, *includes = NULL;
+    const char **option_texts = NULL, **include_texts = NULL;
+    bool cache = true;
+    int failed = take_optional(v[0], "source", &config.source) < 0 || take_optional(v[1], "path", &config.path) < 0 ||
+                 py_take_string(v[2], "name", &config.name) < 0 || py_take_device(v[3], "device", &self->device) < 0 ||
+                 take_strings(v[4], "options", &options, &option_texts, &config.option_count) < 0 ||
+                 take_strings(v[5], "includes", &includes, &include_texts, &config.include_count) < 0 ||
+                 py_take_bool(v[6], "cache", &cache) < 0;
+    if (!failed) {
+        config.options = option_texts;
+        config.includes = include_texts;
+        config.use_cache = cache;
+        failed = compile(self, &config);
+    }
+    PyMem_Free((void *)option_texts);
+    PyMem_Free((void *)include_texts);
+    Py_XDECREF(options);
+    Py_XDECREF(includes);
+    return failed ? -1 : 0;
+}
+
+static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"source", "path", "name", "device", "options", "includes", "cache", NULL};
+    PyObject *v[7];
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOOO:Kernel", names, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5],
+                                     &v[6])) {
+        return NULL;
+    }
+    allocfunc allocate = (allocfunc)(uintptr_t)PyType_GetSlot(type, Py_tp_alloc);
+    kernel *self = (kernel *)(void *)allocate(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->process = (long)getpid();
+    if (prepare(self, v) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+/* --- launching ------------------------------------------------------------------------------------------------------ */
+
+/* One to three integers, or one alone; the others are 1. */
+static int take_extent(PyObject *value, const char *name, int64_t extent[3])
+{
+    extent[0] = extent[1] = extent[2] = 1;
+    if (!PyTuple_Check(value) && !PyList_Check(value)) {
+        return py_take_int(value, name, 0, INT64_MAX, &extent[0]);
+    }
+    Py_ssize_t length = PySequence_Size(value);
+    if (length < 1 || length > 3) {
+        PyErr_Format(PyExc_ValueError, "%s must have 1 to 3 numbers, got %zd", name, length);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < length; i++) {
+        char label[24];
+        snprintf(label, sizeof label, "%s[%d]", name, (int)i);
+        PyObject *item = PySequence_GetItem(value, i);
+        int failed = item == NULL ? -1 : py_take_int(item, label, 0, INT64_MAX, &extent[i]);
+        Py_XDECREF(item);
+        if (failed < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static tch_status follow_stream(kernel *self, void *wanted)
+{
+    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && wanted == self->stream)) {
+        return TCH_OK;
+    }
+    tch_status status = tch_context_set_stream(self->context, wanted);
+    self->has_stream = status == TCH_OK;
+    self->stream = wanted;
+    return status;
+}
+
+/* Without the GIL. A stream that may be gone after the call is left at once, see py_stream. */
+static tch_status launch_locked(kernel *self, const py_launch *launch)
+{
+    tch_status status = follow_stream(self, launch->stream.handle);
+    if (status == TCH_OK) {
+        status = tch_kernel_launch(self->kernel, &launch->shape, launch->count, launch->arguments);
+    }
+    if (status == TCH_OK && launch->stream.wait) {
+        status = tch_context_synchronize(self->context);
+    }
+    if (launch->stream.passing) {
+        tch_status back = follow_stream(self, NULL);
+        status = status == TCH_OK ? back : status;
+    }
+    return status;
+}
+
+static PyObject *run(kernel *self, const py_launch *launch)
+{
+    tch_status status;
+    Py_BEGIN_ALLOW_THREADS;
+    PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    status = launch_locked(self, launch);
+    PyThread_release_lock(self->lock);
+    Py_END_ALLOW_THREADS;
+    return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+}
+
+static int check_call(const kernel *self, PyObject *args)
+{
+    if (self->process != (long)getpid()) {
+        PyErr_SetString(PyExc_RuntimeError, "this kernel belongs to the parent process");
+        return -1;
+    }
+    if (!PyTuple_Check(args)) {
+        PyErr_SetString(PyExc_TypeError, "args must be a tuple");
+        return -1;
+    }
+    if (PyTuple_Size(args) != self->count) {
+        PyErr_Format(PyExc_TypeError, "%s has %d parameters, got %zd arguments", tch_kernel_name(self->kernel),
+                     (int)self->count, PyTuple_Size(args));
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *launch(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"grid", "block", "args", "shared_mem", "stream", "allow_strided", NULL};
+    kernel *self = (kernel *)object;
+    PyObject *v[6], *result = NULL;
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
+    bool strided = false;
+    if (py_arguments("launch", names, 3, args, count, keywords, v) < 0 || check_call(self, v[2]) < 0 ||
+        take_extent(v[0], "grid", shape.grid) < 0 || take_extent(v[1], "block", shape.block) < 0 ||
+        (v[3] != NULL && py_take_int(v[3], "shared_mem", 0, INT32_MAX, &shape.shared_bytes) < 0) ||
+        (v[5] != NULL && py_take_bool(v[5], "allow_strided", &strided) < 0)) {
+        return NULL;
+    }
+    py_launch *made = py_launch_make(self->count);
+    if (made == NULL) {
+        return NULL;
+    }
+    made->shape = shape;
+    made->strided = strided;
+    if (py_launch_take(made, self->parameters, v[2], self->device, v[4]) == 0) {
+        result = run(self, made);
+    }
+    py_launch_free(made);
+    return result;
+}
+
+/* --- what it is ----------------------------------------------------------------------------------------------------- */
+
+static PyObject *parameters(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {NULL};
+    kernel *self = (kernel *)object;
+    if (py_arguments("parameters", names, 0, args, count, keywords, NULL) < 0) {
+        return NULL;
+    }
+    PyObject *list = PyList_New(self->count);
+    for (int32_t i = 0; list != NULL && i < self->count; i++) {
+        PyObject *text = PyUnicode_FromString(self->parameters[i].type);
+        if (text == NULL || PyList_SetItem(list, i, text) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+static PyObject *info(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {NULL};
+    kernel *self = (kernel *)object;
+    tch_kernel_info is = TCH_KERNEL_INFO_INIT;
+    if (py_arguments("info", names, 0, args, count, keywords, NULL) < 0) {
+        return NULL;
+    }
+    tch_status status = tch_kernel_get_info(self->kernel, &is);
+    if (status != TCH_OK) {
+        return py_fail(status);
+    }
+    return Py_BuildValue("{s:i,s:L,s:L,s:i,s:i,s:i,s:N}", "registers", (int)is.registers, "shared_bytes",
+                         (long long)is.shared_bytes, "local_bytes", (long long)is.local_bytes, "max_threads",
+                         (int)is.max_threads, "suggested_threads", (int)is.suggested_threads, "suggested_blocks",
+                         (int)is.suggested_blocks, "from_cache", PyBool_FromLong(is.from_cache != 0));
+}
+
+static void deallocate(PyObject *object)
+{
+    kernel *self = (kernel *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->process == (long)getpid()) {
+        tch_kernel_destroy(self->kernel);
+        tch_context_destroy(self->context);
+    }
+    if (self->lock != NULL) {
+        PyThread_free_lock(self->lock);
+    }
+    PyMem_Free(self->parameters);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+/* --- the cache ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *cache_folder(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {NULL};
+    (void)module;
+    if (py_arguments("kernel_cache_folder", names, 0, args, count, keywords, NULL) < 0) {
+        return NULL;
+    }
+    const char *folder = tch_kernel_cache_folder();
+    return folder == NULL ? Py_NewRef(Py_None) : PyUnicode_DecodeFSDefault(folder);
+}
+
+static PyObject *cache_limit(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"bytes", NULL};
+    PyObject *value;
+    int64_t bytes;
+    (void)module;
+    if (py_arguments("kernel_cache_limit", names, 1, args, count, keywords, &value) < 0 ||
+        py_take_int(value, "bytes", 0, INT64_MAX, &bytes) < 0) {
+        return NULL;
+    }
+    tch_status status = tch_kernel_cache_limit(bytes);
+    return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+}
+
+int py_kernel_register(PyObject *module)
+{
+    static PyMethodDef methods[] = {
+        PY_METHOD("launch", launch, "Runs the kernel, or queues it where it is on a GPU."),
+        PY_METHOD("parameters", parameters, "The types of the parameters, as C writes them."),
+        PY_METHOD("info", info, "Registers, shared memory, and the block that fills the device best."),
+        {NULL, NULL, 0, NULL}};
+    static PyType_Slot slots[] = {
+        {Py_tp_doc, "One tch_kernel, compiled for one device."},
+        {Py_tp_new, PY_SLOT(make)},
+        {Py_tp_dealloc, PY_SLOT(deallocate)},
+        {Py_tp_methods, methods},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {"torchium._C.Kernel", sizeof(kernel), 0, Py_TPFLAGS_DEFAULT, slots};
+    static PyMethodDef functions[] = {
+        PY_METHOD("kernel_cache_folder", cache_folder, "Where compiled kernels are kept, or None."),
+        PY_METHOD("kernel_cache_limit", cache_limit, "Removes what was used longest ago until the rest fits."),
+        {NULL, NULL, 0, NULL}};
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    int failed = type == NULL || PyModule_AddObjectRef(module, "Kernel", type) < 0 ||
+                 PyModule_AddFunctions(module, functions) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}

@@ -1,0 +1,133 @@
+"""The operands of torchium.elementwise one by one: which type they are taken as, and whether they lie in memory as the
+kernel wants them, which is one after the other in the order of the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchium._elementwise_source import Declaration
+
+TYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "int": torch.int32,
+    "long": torch.int64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+
+
+# --- types and numbers ------------------------------------------------------------------------------------------------
+
+
+def check_tensor(d: Declaration, t: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+    if t.layout is not torch.strided:
+        raise TypeError(f"{d.name} must be a dense tensor, got layout {t.layout}")
+    if t.device != device:
+        raise ValueError(f"{d.name} is on {t.device}, expected {device} like the other inputs")
+    if d.type != "T" and t.dtype != dtype:
+        raise TypeError(f"{d.name} has dtype {t.dtype}, expected {dtype}: it is declared {d.type}")
+
+
+def number(name: str, value: Any, dtype: torch.dtype) -> int | float:
+    """A number as the kernel's parameter takes it. NumPy's numbers have __index__ or __float__ as Python's have."""
+    if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        raise TypeError(f"{name} must be a tensor or a number, got {type(value).__name__!r}")
+    if dtype.is_floating_point:
+        return float(value)
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a tensor or an integer, got {type(value).__name__!r}: it is {NAMES[dtype]}")
+    number = value.__index__()
+    limits = torch.iinfo(dtype)
+    if not limits.min <= number <= limits.max:
+        raise ValueError(f"{name} is {number}, which {NAMES[dtype]} does not hold")
+    return number
+
+
+def _kind(dtype: torch.dtype) -> int:
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
+
+
+def promoted(values: dict[str, Any]) -> torch.dtype:
+    """PyTorch's rule for any number of operands: tensors of a dimension decide, then those without, then numbers; who
+    comes later counts only by a higher kind, as a float among ints."""
+    ranks: list[list[torch.dtype]] = [[], [], []]
+    for value in values.values():
+        if isinstance(value, Tensor):
+            ranks[0 if value.dim() > 0 else 1].append(value.dtype)
+        else:
+            integral = hasattr(value, "__index__") and not isinstance(value, float)
+            ranks[2].append(torch.int64 if integral else torch.get_default_dtype())
+    result: torch.dtype | None = None
+    for dtypes in ranks:
+        for i, dtype in enumerate(dtypes):
+            dtypes[0] = torch.promote_types(dtypes[0], dtype) if i else dtype
+        if dtypes and (result is None or _kind(dtypes[0]) > _kind(result)):
+            result = dtypes[0]
+    if result not in NAMES:
+        raise TypeError(f"{', '.join(values)}: T would be {result}, expected one of {', '.join(TYPES)}")
+    return result
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def same_layout(a: Tensor, b: Tensor) -> bool:
+    if a.is_contiguous() and b.is_contiguous():
+        return True
+    strides = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return all(size == 1 or first == second for size, first, second in strides)
+
+
+def laid_out(v: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
+    """The tensor in the layout and shape of `like`: itself where it is so already."""
+    if v.dtype == dtype and v.shape == like.shape and same_layout(v, like) and not v.is_neg():
+        return v
+    return torch.empty_like(like, dtype=dtype).copy_(v.detach())
+
+
+def one(v: Any, dtype: torch.dtype) -> Any:
+    return v.detach().to(dtype).resolve_neg() if isinstance(v, Tensor) else v
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether the memory between their first and last elements meets."""
+    if a.numel() == 0 or b.numel() == 0 or a.device != b.device:
+        return False
+    ends = []
+    for t in (a, b):
+        last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+        ends.append((t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()))
+    return ends[0][0] < ends[1][1] and ends[1][0] < ends[0][1]
+
+
+def is_plain(t: Tensor) -> bool:
+    """An ordinary contiguous tensor, from which autograd wants nothing."""
+    ordinary = type(t) is Tensor or type(t) is torch.nn.Parameter
+    if not ordinary or t.layout is not torch.strided or not t.is_contiguous() or t.is_neg():
+        return False
+    return not t.requires_grad or not torch.is_grad_enabled()
+
+
+def meet(reads: list[Tensor], writes: list[Tensor], count: int) -> bool:
+    """For contiguous tensors of `count` elements: whether what is written overlaps anything else, other than an input
+    that lies in exactly the same place."""
+    sources = [(t.data_ptr(), t.element_size()) for t in reads]
+    targets = [(t.data_ptr(), t.element_size()) for t in writes]
+    for i, (p, size) in enumerate(targets):
+        others = [s for s in sources if s != (p, size)] + targets[:i]
+        for q, other in others:
+            if p < q + other * count and q < p + size * count:
+                return True
+    return False
+
+
+def clash(out: Tensor, v: Tensor) -> bool:
+    """Whether writing `out` element by element would change elements of `v` that are read later."""
+    same = out.data_ptr() == v.data_ptr() and out.dtype == v.dtype and out.shape == v.shape and same_layout(out, v)
+    return not same and overlap(out, v)

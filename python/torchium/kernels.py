@@ -1,0 +1,268 @@
+"""Kernels of one's own: CUDA C source, compiled by NVRTC for a GPU and by the system's C++ compiler for the CPU.
+
+`kernel` is here, `elementwise` is in torchium._elementwise and stands on it. Nothing here imports PyTorch: a kernel
+takes NumPy, CuPy and JAX arrays as well. A source is compiled when it first meets a device, and kept on disk then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchium import _C
+from torchium._C import KernelError
+from torchium.library import _device_name, is_available
+
+if TYPE_CHECKING:
+    from torchium._elementwise import Elementwise
+
+__all__ = ["Kernel", "KernelError", "elementwise", "kernel"]
+
+# Between __global__ and the name of a kernel there is nothing that ends a declaration, once the bounds are taken out.
+_GLOBAL = re.compile(r"__global__[^;{}()]*?\b([A-Za-z_]\w*)\s*\(")
+_BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
+_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_TEMPLATE = re.compile(r"template\s*<[^;{}]*>\s*$")
+
+
+def kernel(
+    source: str | os.PathLike[str],
+    name: str | None = None,
+    options: Sequence[str] = (),
+    include_dirs: Sequence[str | os.PathLike[str]] = (),
+    cache: bool = True,
+) -> Kernel:
+    """A kernel from CUDA C source, for GPUs and the CPU.
+
+    Arguments:
+        source: the text, or the path of a file: a str that ends in ".cu", or a Path.
+        name: of the `__global__` function; of a template with its arguments, "scale<float, 4>". It may be left out
+            where the source has one kernel and that is no template.
+        options: for both compilers: -DNAME=VALUE, -UNAME, -IFOLDER, -std=c++17, --use_fast_math, -O3.
+        include_dirs: where `#include "..."` is looked for, besides the folder of the file.
+        cache: whether compiled code is looked for, and kept, on disk.
+
+        halve = torchium.kernel("__global__ void halve(float *x, int n) { int i = blockIdx.x * blockDim.x + ...; }")
+        halve((n + 255) // 256, 256, (x, n))          # x.is_cuda: on its GPU; otherwise on the CPU
+    """
+    return Kernel(source, name, options, include_dirs, cache)
+
+
+class Kernel:
+    """What `torchium.kernel` returns: called, it launches the kernel on the device of its arrays."""
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        name: str | None = None,
+        options: Sequence[str] = (),
+        include_dirs: Sequence[str | os.PathLike[str]] = (),
+        cache: bool = True,
+    ) -> None:
+        text, self._path = _read(source)
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name must be a str, got {type(name).__name__!r}")
+        if not isinstance(cache, bool):
+            raise TypeError(f"cache must be True or False, got {cache!r}")
+        self.name = _only_kernel(text) if name is None else name
+        self._source = None if self._path is not None else text
+        self._options = _texts("options", options)
+        self._include_dirs = tuple(os.fspath(f) for f in _texts("include_dirs", include_dirs, os.PathLike))
+        self._cache = cache
+        self._compiled: dict[tuple[str, int], _C.Kernel] = {}
+        self._written: tuple[int, ...] = ()  # places of the pointers that are not const
+        self._lock = threading.Lock()
+
+    def __call__(
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+        stream: Any = None,
+        *,
+        allow_strided: bool = False,
+    ) -> None:
+        """Launches `grid` blocks of `block` threads, each a number or up to three.
+
+        `args` has one object for each parameter: an array for a pointer (None for a NULL pointer), a Python or NumPy
+        number, a ctypes or NumPy struct or bytes for a struct. They are compared with the parameters before anything
+        happens. Arrays are without gaps unless `allow_strided` says that the kernel knows about them. A tensor that
+        requires a gradient is only read, `const`, unless gradients are off. On a GPU the launch is queued on the stream
+        that the arrays' library works on, or on `stream` (a torch or CuPy stream, or its number), and nothing is waited
+        for.
+        """
+        if type(args) is not tuple:
+            args = _as_tuple(args)
+        number = None if stream is None else _stream_number(stream)
+        self._on(_device_of(args)).launch(grid, block, args, shared_mem, number, allow_strided)
+        for i in self._written:
+            if hasattr(args[i], "is_cuda"):  # a tensor of PyTorch's
+                _count_write(args[i])
+
+    def compile(self, device: Any = None) -> Kernel:
+        """Compiles for a device ahead of the first launch, and returns the kernel itself. Without a device: for a GPU
+        where there is one, otherwise for the CPU."""
+        self._on(_full_name(device))
+        return self
+
+    def info(self, device: Any = None) -> dict[str, Any]:
+        """What the compiler made: parameters (as C writes their types), registers, shared_bytes and local_bytes,
+        max_threads, suggested_threads and suggested_blocks, and whether it came from the cache."""
+        name = _full_name(device)
+        compiled = self._on(name)
+        return {"name": self.name, "device": name, "parameters": compiled.parameters(), **compiled.info()}
+
+    def suggest(self, n: int, device: Any = None) -> tuple[int, int]:
+        """Grid and block for a thread for each of n elements, with the block that fills the device best."""
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"n must be an int, got {type(n).__name__!r}")
+        if n < 0:
+            raise ValueError(f"n is {n}, expected 0 or more")
+        threads = self._on(_full_name(device)).info()["suggested_threads"]
+        return -(-n // threads), threads
+
+    def _on(self, device: str) -> _C.Kernel:
+        # A child of a fork has its own: what the parent compiled belongs to the parent's threads.
+        place = (device, os.getpid())
+        compiled = self._compiled.get(place)
+        if compiled is None:
+            with self._lock:
+                compiled = self._compiled.get(place) or _C.Kernel(
+                    self._source, self._path, self.name, device, self._options, self._include_dirs, self._cache
+                )
+                self._compiled[place] = compiled
+                self._written = tuple(
+                    i for i, type in enumerate(compiled.parameters()) if type.endswith("*") and type[:6] != "const "
+                )
+        return compiled
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        source = self._source if self._path is None else Path(self._path)
+        return Kernel, (source, self.name, self._options, self._include_dirs, self._cache)
+
+    def __repr__(self) -> str:
+        return f"<torchium.Kernel {self.name!r}>"
+
+
+def elementwise(
+    inputs: str,
+    outputs: str,
+    operation: str,
+    name: str | None = None,
+    derivative: Any = None,
+    options: Sequence[str] = (),
+    preamble: str = "",
+) -> Elementwise:
+    """A function of tensors from what it does to one element, for GPUs and the CPU.
+
+    Arguments:
+        inputs, outputs: types and names, as in "float x, float p": float, double, int, long, half, bfloat16, or T,
+            which is the type that PyTorch would promote all inputs of type T to. half and bfloat16 are computed as
+            float.
+        operation: statements in CUDA C that set the outputs.
+        name: of the kernel, for profilers.
+        derivative: the gradient of each input by its name, as an expression of the inputs, the outputs and `grad`, the
+            gradient of the output (grad_NAME where there are several); or a sequence with one for each input.
+        options: as for `torchium.kernel`.
+        preamble: text before the kernel: functions, constants, #include.
+
+        power = torchium.elementwise("T x, T p", "T y", "y = pow(x, p)", derivative={"x": "p * pow(x, p - 1) * grad"})
+        y = power(x, 0.5)                       # broadcasts; power(x, 0.5, out=y) writes to a tensor that is there
+        y.sum().backward()
+    """
+    from torchium._elementwise import Elementwise
+
+    return Elementwise(inputs, outputs, operation, name, derivative, options, preamble)
+
+
+# --- the source -------------------------------------------------------------------------------------------------------
+
+
+def _read(source: Any) -> tuple[str, str | None]:
+    """The text, and the path it came from."""
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"source must be CUDA C source or the path of a .cu file, got {type(source).__name__!r}")
+    if isinstance(source, os.PathLike) or source.endswith(".cu"):
+        path = os.path.abspath(os.fspath(source))
+        if not isinstance(path, str):
+            raise TypeError("source must be a path of text, got one of bytes")
+        return Path(path).read_text(encoding="utf-8", errors="replace"), path
+    if "__global__" not in source:
+        raise ValueError("source has no __global__ function, and is no path either, which ends in .cu")
+    return source, None
+
+
+def _only_kernel(text: str) -> str:
+    """The name of the one kernel of a source."""
+    text = _BOUNDS.sub(" ", _COMMENT.sub(" ", text))
+    found = list(_GLOBAL.finditer(text))
+    names = {m[1] for m in found}
+    if len(names) != 1:
+        what = "no kernel that could be found" if not names else f"the kernels {', '.join(sorted(names))}"
+        raise ValueError(f"name is needed: the source has {what}")
+    name = names.pop()
+    if any(_TEMPLATE.search(text[: m.start()]) for m in found):
+        raise ValueError(f"name is needed: {name} is a template, so give its arguments too, as in '{name}<float>'")
+    return name
+
+
+def _texts(name: str, values: Any, *kinds: type) -> tuple[Any, ...]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a sequence of str, got {type(values).__name__!r}")
+    for i, value in enumerate(values):
+        if not isinstance(value, (str, *kinds)):
+            raise TypeError(f"{name}[{i}] must be a str, got {type(value).__name__!r}")
+    return tuple(values)
+
+
+# --- devices and streams ----------------------------------------------------------------------------------------------
+
+
+def _full_name(device: Any) -> str:
+    if device is None:
+        device = "cuda" if is_available("cuda") else "cpu"
+    name = _device_name(device)
+    return {"cuda": "cuda:0", "cpu:0": "cpu"}.get(name, name)
+
+
+def _device_of(args: tuple[Any, ...]) -> str:
+    """Of the first array. Whether the others are there too is seen at the launch."""
+    for a in args:
+        if (on_gpu := getattr(a, "is_cuda", None)) is not None:  # PyTorch's, asked without a call
+            return f"cuda:{a.get_device()}" if on_gpu else _cpu_only(a)
+        if (ask := getattr(a, "__dlpack_device__", None)) is not None:
+            kind, index = ask()
+            return f"cuda:{int(index)}" if int(kind) in (2, 13) else "cpu"
+    raise ValueError("args has no array, so there is no telling on which device the kernel is to run")
+
+
+def _cpu_only(tensor: Any) -> str:
+    if not tensor.is_cpu:
+        raise ValueError(f"a kernel runs on the CPU or a CUDA device, got a tensor on {tensor.device}")
+    return "cpu"
+
+
+def _stream_number(stream: Any) -> int:
+    for attribute in ("cuda_stream", "ptr"):  # PyTorch's name, CuPy's
+        if (number := getattr(stream, attribute, None)) is not None:
+            return number
+    return stream
+
+
+def _count_write(tensor: Any) -> None:
+    """As an operator in place does: a backward pass that needs the old values says so."""
+    sys.modules["torch"].autograd.graph.increment_version(tensor)
+
+
+def _as_tuple(args: Any) -> tuple[Any, ...]:
+    if not isinstance(args, list):
+        raise TypeError(
+            f"args must be a tuple or a list, with an object for each parameter; got {type(args).__name__!r}"
+        )
+    return tuple(args)
