@@ -1,5 +1,6 @@
-/* Products A' B over a batch where little is summed over: the gradients of single samples. BLAS reads C before it writes
- * it, and prepares for longer sums; here tiles are summed in registers and written once. What is left over at the edges goes to BLAS. */
+/* Products A' B over a batch in which little is summed over, or of matrices that are small: the gradients of single samples.
+ * BLAS reads C before it writes it, and prepares for more; here tiles are summed in registers. A batch is cut into blocks of
+ * C, which no result depends on. */
 #define _DEFAULT_SOURCE
 #include "thin_product.h"
 
@@ -15,26 +16,22 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
+/* Columns of a block that is added to more than once and should stay near the core meanwhile. */
+#define MOST_COLS 1024
+
+/* Longer sums into more elements than this are left to BLAS: with 512 terms it was 9 % faster for 4096 by 4096, and 3 %
+ * slower for 1024 by 1024. */
+#define MOST_ELEMENTS ((int64_t)4 << 20)
+
 typedef struct thin_job {
-    const tchi_cpu_state *state;
     const tch_matrices *a, *b, *c;
     float alpha;
-    int64_t bands;   /* of one matrix */
-    int past_caches; /* the result is large, and its pages are there */
-    int untouched;   /* it is large, and they are not */
+    int64_t block_rows, block_cols;
+    int64_t down, across; /* blocks of one matrix */
+    int past_caches;      /* the result is large, and its pages are there */
+    int untouched;        /* it is large, and they are not */
     tchi_thin_product product;
 } thin_job;
-
-/* C(rows, cols) at this place, by BLAS. */
-static void edge(const tchi_thin_job *j, const tchi_cpu_state *state, int64_t row, int64_t rows, int64_t col,
-                 int64_t cols)
-{
-    if (rows > 0 && cols > 0) {
-        state->blas->f32.gemm(TCHI_ROW_MAJOR, TCHI_TRANS, TCHI_NO_TRANS, (int)rows, (int)cols, (int)j->inner, j->alpha,
-                              j->a + row, (int)j->lda, j->b + col, (int)j->ldb, 0.0F, j->c + row * j->ldc + col,
-                              (int)j->ldc);
-    }
-}
 
 /* The whole pages of these bytes. */
 static void ask_for_pages(void *start, int64_t bytes)
@@ -47,26 +44,30 @@ static void ask_for_pages(void *start, int64_t bytes)
     }
 }
 
-static void thin_band(void *argument, int64_t index, int thread)
+static int64_t at_most(int64_t n, int64_t most)
+{
+    return n < most ? n : most;
+}
+
+/* Blocks of the whole batch are counted through, those beside each other first. */
+static void thin_block(void *argument, int64_t index, int thread)
 {
     (void)thread;
     const thin_job *t = argument;
-    int64_t i = index / t->bands;
-    int64_t first = index % t->bands * TCHI_THIN_MOST_ROWS;
-    int64_t rows = t->c->rows - first < TCHI_THIN_MOST_ROWS ? t->c->rows - first : TCHI_THIN_MOST_ROWS;
+    int64_t i = index / (t->down * t->across);
+    int64_t row = index / t->across % t->down * t->block_rows;
+    int64_t col = index % t->across * t->block_cols;
     tchi_thin_job j = {.lda = t->a->ld, .ldb = t->b->ld, .ldc = t->c->ld, .inner = t->a->rows, .alpha = t->alpha};
-    j.a = (const float *)tchi_cpu_row(t->a, i, 0) + first;
-    j.b = tchi_cpu_row(t->b, i, 0);
-    j.c = tchi_cpu_row(t->c, i, first);
-    j.rows = rows / TCHI_THIN_ROWS * TCHI_THIN_ROWS;
-    j.cols = t->c->cols / TCHI_THIN_COLS * TCHI_THIN_COLS;
+    j.a = (const float *)tchi_cpu_row(t->a, i, 0) + row;
+    j.b = (const float *)tchi_cpu_row(t->b, i, 0) + col;
+    j.c = (float *)tchi_cpu_row(t->c, i, row) + col;
+    j.rows = at_most(t->c->rows - row, t->block_rows);
+    j.cols = at_most(t->c->cols - col, t->block_cols);
     j.past_caches = t->past_caches;
-    if (t->untouched) {
-        ask_for_pages(j.c, ((rows - 1) * j.ldc + t->c->cols) * (int64_t)sizeof *j.c);
+    if (t->untouched && col == 0) {
+        ask_for_pages(j.c, ((j.rows - 1) * j.ldc + t->c->cols) * (int64_t)sizeof *j.c);
     }
     t->product(&j);
-    edge(&j, t->state, 0, rows, j.cols, t->c->cols - j.cols);
-    edge(&j, t->state, j.rows, rows - j.rows, 0, j.cols);
 }
 
 /* One page in the middle stands for all. */
@@ -85,22 +86,45 @@ static void choose_writing(thin_job *job)
     int aligned = (uintptr_t)c->data % 64 == 0 && c->ld % 16 == 0 && (c->batch < 2 || c->stride % 16 == 0);
     if (bytes >= LARGE) {
         int resident = is_resident(tchi_cpu_row(c, c->batch / 2, c->rows / 2));
-        job->past_caches = resident && aligned;
+        job->past_caches = resident && aligned && job->a->rows <= TCHI_THIN_ONE_PASS;
         job->untouched = !resident;
     }
+}
+
+/* As few blocks as can be, but the same number for each thread if there are only some. */
+static void choose_blocks(thin_job *job, int64_t threads)
+{
+    const tch_matrices *c = job->c;
+    job->block_cols = job->a->rows > TCHI_THIN_ONE_PASS ? at_most(c->cols, MOST_COLS) : c->cols;
+    job->across = (c->cols + job->block_cols - 1) / job->block_cols;
+    job->down = (c->rows + TCHI_THIN_MOST_ROWS - 1) / TCHI_THIN_MOST_ROWS;
+    int64_t beside = c->batch * job->across;
+    while (beside * job->down % threads != 0 && beside * job->down < 4 * threads) {
+        job->down++;
+    }
+    int64_t rows = (c->rows + job->down - 1) / job->down;
+    job->block_rows = (rows + TCHI_THIN_ROWS - 1) / TCHI_THIN_ROWS * TCHI_THIN_ROWS;
+    job->down = (c->rows + job->block_rows - 1) / job->block_rows;
+}
+
+static int is_suited(const tch_matrices *a, const tch_matrices *c)
+{
+    if (c->type != TCH_SCALAR_F32 || c->rows < TCHI_THIN_ROWS || c->cols < TCHI_THIN_COLS) {
+        return 0;
+    }
+    return a->rows <= TCHI_THIN_ONE_PASS || c->rows * c->cols <= MOST_ELEMENTS;
 }
 
 int tchi_cpu_thin_product(const tchi_cpu_state *state, double alpha, const tch_matrices *a, const tch_matrices *b,
                           const tch_matrices *c)
 {
-    thin_job job = {.state = state, .a = a, .b = b, .c = c, .alpha = (float)alpha, .product = tchi_thin_product_now()};
-    if (job.product == NULL || c->type != TCH_SCALAR_F32 || a->rows > TCHI_THIN_MOST_INNER ||
-        c->rows < TCHI_THIN_ROWS || c->cols < TCHI_THIN_COLS) {
+    thin_job job = {.a = a, .b = b, .c = c, .alpha = (float)alpha, .product = tchi_thin_product_now()};
+    if (job.product == NULL || !is_suited(a, c)) {
         return 0;
     }
     choose_writing(&job);
-    job.bands = (c->rows + TCHI_THIN_MOST_ROWS - 1) / TCHI_THIN_MOST_ROWS;
-    double work = 2.0 * TCHI_THIN_MOST_ROWS * (double)c->cols * (double)(a->rows + 1);
-    tchi_cpu_for_each(state, c->batch * job.bands, work, thin_band, &job);
+    choose_blocks(&job, state->threads);
+    double work = 2.0 * (double)job.block_rows * (double)job.block_cols * (double)(a->rows + 1);
+    tchi_cpu_for_each(state, c->batch * job.down * job.across, work, thin_block, &job);
     return 1;
 }

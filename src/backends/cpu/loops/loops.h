@@ -33,12 +33,13 @@ typedef struct tchi_loops {
 
 const tchi_loops *tchi_loops_for(tch_scalar type);
 
-/* C = alpha A' B in float32: A is `inner` by `rows`, B is `inner` by `cols`, in whole tiles of C. `past_caches`: C is
- * written without being read into the caches first, which wants its rows aligned to 64 bytes. */
+/* C = alpha A' B in float32: A is `inner` by `rows`, at most TCHI_THIN_MOST_ROWS, and B is `inner` by `cols`; tiles of C
+ * have TCHI_THIN_ROWS by TCHI_THIN_COLS. `past_caches`: C is written without being read into the caches first, which wants
+ * its rows aligned to 64 bytes and at most TCHI_THIN_ONE_PASS terms in a sum. */
 #define TCHI_THIN_ROWS 8
 #define TCHI_THIN_COLS 32
-#define TCHI_THIN_MOST_INNER 256
-#define TCHI_THIN_MOST_ROWS 128
+#define TCHI_THIN_ONE_PASS 256
+#define TCHI_THIN_MOST_ROWS 256
 typedef struct tchi_thin_job {
     const float *a, *b;
     float *c;
