@@ -227,21 +227,25 @@ static void a_gpu_too_old_for_the_compiler(void **state)
 
 /* --- compiling ---------------------------------------------------------------------------------------------------- */
 
-static void options_go_through_one_for_one(void **state)
+/* Macros go before the source: on the command line they would change NVRTC's own headers. */
+static void options_go_where_they_belong(void **state)
 {
-    static const char *const options[] = {"-DN=3", "-UQ", "-std=c++20", "--use_fast_math", "-O2"};
+    static const char *const options[] = {"-DN=3", "-DON", "-UQ", "-std=c++20", "--use_fast_math", "-O2"};
     static const char *const includes[] = {"/a folder", "/-b"};
-    const tch_kernel_text text = {"plain", "f.cu", "f", 5, options, 2, includes};
+    const tch_kernel_text text = {"plain", "-f.cu", "f", 6, options, 2, includes};
     tch_kernel_image image;
     assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_OK);
     const char *seen = told("fake_nvrtc_options");
-    expect_in(seen, "--gpu-architecture=sm_90a\n");
-    expect_in(seen, "-DN=3\n-UQ\n-std=c++20\n--use_fast_math\n-Xptxas=-O2\n--include-path=/a folder\n"
-                    "--include-path=/-b\n");
+    expect_in(seen, "--gpu-architecture=sm_90a\n--generate-line-info\n");
+    expect_in(seen, "-std=c++20\n--use_fast_math\n-Xptxas=-O2\n--include-path=/a folder\n--include-path=/-b\n");
     assert_null(strstr(seen, "c++17"));
+    assert_null(strstr(seen, "-DN"));
+    expect_in(told("fake_nvrtc_source"),
+              "\n#undef N\n#define N 3\n#undef ON\n#define ON 1\n#undef Q\n#line 1 \"-f.cu\"\nplain\n");
     host_release(image.data, image.bytes);
     assert_int_equal(tchi_cuda_kernel_build(*state, &plain, &image, words, sizeof words), TCH_OK);
     expect_in(told("fake_nvrtc_options"), "-std=c++17\n");
+    assert_null(strstr(told("fake_nvrtc_options"), "line-info")); /* its file has a quote in its name */
     host_release(image.data, image.bytes);
 }
 
@@ -263,14 +267,14 @@ static void the_compilers_words_are_kept(void **state)
     tch_kernel_text text = {.source = "BE_WRONG", .file = "f.cu", .name = "f"};
     tch_kernel_image image = {NULL, 0};
     assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_ERR_INVALID_ARGUMENT);
-    assert_string_equal(words, "f.cu(3): error: it is wrong\n");
-    expect("f.cu(3): error: it is wrong");
+    assert_string_equal(words, "kernel.cu(3): error: it is wrong\n");
+    expect("kernel.cu(3): error: it is wrong");
     assert_null(image.data);
     assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, 6), TCH_ERR_INVALID_ARGUMENT);
-    assert_string_equal(words, "f.cu(");
+    assert_string_equal(words, "kerne");
     text.source = "BE_WARNED";
     assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_OK);
-    expect_in(words, "f.cu(2): warning");
+    expect_in(words, "kernel.cu(2): warning");
     host_release(image.data, image.bytes);
 }
 
@@ -597,7 +601,7 @@ int main(void)
         cmocka_unit_test(a_gpu_newer_than_the_compiler_gets_ptx),
         cmocka_unit_test(a_gpu_too_old_for_the_compiler),
         cmocka_unit_test_setup_teardown(the_line_names_gpu_and_compiler, open_state, close_state),
-        cmocka_unit_test_setup_teardown(options_go_through_one_for_one, open_state, close_state),
+        cmocka_unit_test_setup_teardown(options_go_where_they_belong, open_state, close_state),
         cmocka_unit_test_setup_teardown(the_source_keeps_its_lines, open_state, close_state),
         cmocka_unit_test_setup_teardown(the_compilers_words_are_kept, open_state, close_state),
         cmocka_unit_test_setup_teardown(a_name_that_is_not_there, open_state, close_state),

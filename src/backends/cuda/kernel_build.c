@@ -40,11 +40,11 @@ static tch_status out_of_memory(size_t bytes, const char *what)
 /* What messages about the text behind the source are headed with, where its own file's name would be. */
 #define NAME_TITLE "the kernel's name"
 
-/* The prelude, the file's name, the source, the kernel's name and the signature's text. A source may end without a new line,
- * or in a comment's backslash: the directive behind it begins on a line of its own. The signature is global memory: the
- * kernel's constants may fill all that there is. */
+/* The prelude, the macros of the options, the file's name, the source, the kernel's name and the signature's text. A source
+ * may end without a new line, or in a comment's backslash: the directive behind it begins on a line of its own. The
+ * signature is global memory: the kernel's constants may fill all that there is. */
 #define FRAME                                                                                                          \
-    "%s#line 1 \"%s\"\n%s\n\n#line 1 \"" NAME_TITLE "\"\n#undef TCHI_KERNEL\n#define TCHI_KERNEL %s\n"                 \
+    "%s%s#line 1 \"%s\"\n%s\n\n#line 1 \"" NAME_TITLE "\"\n#undef TCHI_KERNEL\n#define TCHI_KERNEL %s\n"               \
     "#define TCHI_EXPORT extern \"C\" __device__\n%s"
 
 /* --- the compiler and the architecture ---------------------------------------------------------------------------- */
@@ -148,28 +148,66 @@ static void escape(const char *file, char *room)
     *room = '\0';
 }
 
-static int write_text(char *room, size_t size, const tch_kernel_text *text, const char *file)
+static int is_macro(const char *option)
 {
-    return snprintf(room, size, FRAME, tchi_cuda_kernel_prelude, file, text->source, text->name,
+    return strncmp(option, "-D", 2) == 0 || strncmp(option, "-U", 2) == 0;
+}
+
+/* -DNAME=VALUE and -UNAME as lines before the source. On NVRTC's command line they would change its own headers, which it
+ * puts before everything: -DT=float there is an error in a template. */
+static void write_macros(const tch_kernel_text *text, char *room, size_t size)
+{
+    size_t used = 0;
+    room[0] = '\0';
+    for (int32_t i = 0; i < text->option_count; i++) {
+        const char *name = text->options[i] + 2;
+        int length = (int)strcspn(name, "=");
+        const char *value = name[length] == '=' ? name + length + 1 : "1";
+        if (!is_macro(text->options[i])) {
+            continue;
+        }
+        used += (size_t)snprintf(room + used, size - used, "#undef %.*s\n", length, name);
+        if (text->options[i][1] == 'D') {
+            used += (size_t)snprintf(room + used, size - used, "#define %.*s %s\n", length, name, value);
+        }
+    }
+}
+
+/* What write_macros may need: a name twice, a value and the words around them. */
+static size_t macro_bytes(const tch_kernel_text *text)
+{
+    size_t bytes = 1;
+    for (int32_t i = 0; i < text->option_count; i++) {
+        bytes += 2 * strlen(text->options[i]) + 32;
+    }
+    return bytes;
+}
+
+static int write_text(char *room, size_t size, const tch_kernel_text *text, const char *macros, const char *file)
+{
+    return snprintf(room, size, FRAME, tchi_cuda_kernel_prelude, macros, file, text->source, text->name,
                     tchi_prelude_signature);
 }
 
 static tch_status make_text(const tch_kernel_text *text, char **whole, size_t *bytes)
 {
     size_t file_bytes = 2 * strlen(text->file) + 1;
-    char *file = tchi_cuda_host->allocate(file_bytes, 1);
+    size_t parts = file_bytes + macro_bytes(text);
+    char *file = tchi_cuda_host->allocate(parts, 1);
     if (file == NULL) {
-        return out_of_memory(file_bytes, "the name of a kernel's file");
+        return out_of_memory(parts, "the name of a kernel's file and its macros");
     }
+    char *macros = file + file_bytes;
     escape(text->file, file);
+    write_macros(text, macros, parts - file_bytes);
     char none[1];
-    int length = write_text(none, sizeof none, text, file);
+    int length = write_text(none, sizeof none, text, macros, file);
     *bytes = length > 0 ? (size_t)length + 1 : 0;
     *whole = length > 0 ? tchi_cuda_host->allocate(*bytes, 1) : NULL;
     if (*whole != NULL) {
-        write_text(*whole, *bytes, text, file);
+        write_text(*whole, *bytes, text, macros, file);
     }
-    tchi_cuda_host->release(file, file_bytes);
+    tchi_cuda_host->release(file, parts);
     return *whole != NULL ? TCH_OK : out_of_memory(*bytes, "a kernel's source");
 }
 
@@ -192,12 +230,13 @@ static void add_option(option_list *list, const char *before, const char *value,
     list->left -= (size_t)length + 1;
 }
 
-/* NVRTC has no -O: the level is its assembler's. The other options that the library lets through are NVRTC's own. */
+/* NVRTC has no -O: the level is its assembler's. Of macros only the one that its assert() asks for is told to it. The other
+ * options that the library lets through are NVRTC's own. */
 static void add_user_option(option_list *list, const char *option)
 {
     if (strncmp(option, "-O", 2) == 0) {
         add_option(list, "-Xptxas=", option, "");
-    } else {
+    } else if (!is_macro(option) || strcmp(option, "-DNDEBUG") == 0) {
         add_option(list, option, "", "");
     }
 }
@@ -237,6 +276,17 @@ static int has_standard(const tch_kernel_text *text)
     return 0;
 }
 
+/* Lines for profilers come with the names of their files, which NVRTC writes into the text for its assembler as they are: a
+ * quote in one would end it there. */
+static int has_plain_names(const tch_kernel_text *text)
+{
+    int plain = strpbrk(text->file, "\"\\") == NULL;
+    for (int32_t i = 0; i < text->include_count; i++) {
+        plain = plain && strpbrk(text->includes[i], "\"\\") == NULL;
+    }
+    return plain;
+}
+
 /* The user's folders come before CUDA's own. */
 static tch_status make_options(option_list *list, const tch_kernel_text *text, const tchi_nvrtc *nvrtc,
                                const tchi_cuda_target *target)
@@ -246,7 +296,9 @@ static tch_status make_options(option_list *list, const tch_kernel_text *text, c
     snprintf(architecture, sizeof architecture, "%s_%d%s", target->code == TCHI_CUDA_CODE_PTX ? "compute" : "sm",
              target->number, target->own ? "a" : "");
     add_option(list, "--gpu-architecture=", architecture, "");
-    add_option(list, "--generate-line-info", "", "");
+    if (has_plain_names(text)) {
+        add_option(list, "--generate-line-info", "", "");
+    }
     if (!has_standard(text)) {
         add_option(list, "-std=c++17", "", "");
     }
@@ -408,7 +460,8 @@ static tch_status build(const tchi_nvrtc *nvrtc, const tchi_cuda_target *target,
                         const char *whole, tch_kernel_image *image, char *log, size_t log_size)
 {
     tchi_nvrtc_handle program = NULL;
-    TRY(nvrtc->create_program(&program, whole, text->file, TCHI_CUDA_HEADERS, tchi_cuda_header_texts,
+    /* NVRTC would take a name that begins with a dash for an option; the user's name is in the text's #line. */
+    TRY(nvrtc->create_program(&program, whole, "kernel.cu", TCHI_CUDA_HEADERS, tchi_cuda_header_texts,
                               tchi_cuda_header_names),
         "nvrtcCreateProgram");
     tch_status status = compile(nvrtc, program, text, target, log, log_size);
