@@ -2,6 +2,7 @@
  * calls. Clocks and decisions live on the device, so a replay corrects for bias and skips a bad gradient like a call. */
 #include <cuda_runtime_api.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,41 @@ static void write_random(test_tensor *t, uint64_t stream)
     test_random_fill_normal(&random, values, t->count);
     test_tensor_write(t, values);
     free(values);
+}
+
+/* Kernels of one's own for the parts that there are. The roots are crude, and the tolerance lets them pass: what matters here
+ * is that the same is launched. */
+static void set_kernel(tch_optimizer *optimizer, tch_optim_part part, const char *source, double tolerance)
+{
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    tch_optim_kernel kernel = TCH_OPTIM_KERNEL_INIT;
+    tch_optim_kernel_info info = TCH_OPTIM_KERNEL_INFO_INIT;
+    config.source = source;
+    config.name = "f";
+    kernel.kernel = &config;
+    kernel.tolerance = tolerance;
+    CHECK_OK(tch_optimizer_set_kernel(optimizer, part, &kernel));
+    CHECK_OK(tch_optimizer_get_kernel(optimizer, part, &info));
+    CHECK(info.in_use && info.left == 0, "%s", info.reason);
+}
+
+static void set_kernels(tch_optimizer *optimizer, tch_optim_kind kind)
+{
+    set_kernel(optimizer, TCH_OPTIM_PART_UPDATE,
+               "__device__ void f(tch_element &e, const tch_numbers &k)\n"
+               "{ e.m = k.beta1 * e.m + k.one_minus_beta1 * e.g; e.p -= k.lr * e.m / k.correction1; }\n",
+               0.0);
+    if (kind == TCH_OPTIM_SHAMPOO) {
+        set_kernel(optimizer, TCH_OPTIM_PART_ROOT,
+                   "__global__ void f(const float *a, float *x, float *s, int n, int root)\n"
+                   "{\n"
+                   "    for (int e = threadIdx.x; e < n * n; e += blockDim.x) {\n"
+                   "        size_t at = (size_t)blockIdx.x * n * n + e;\n"
+                   "        x[at] = e % (n + 1) == 0 ? powf(a[at], -1.0f / root) : 0.0f;\n"
+                   "    }\n"
+                   "}\n",
+                   1e6);
+    }
 }
 
 static training begin(tch_context *context, const tch_optim_config *config)
@@ -103,7 +139,7 @@ static void compare(const training *a, const training *b)
     }
 }
 
-static void check_kind(tch_context *context, const tch_optim_config *config, const char *name)
+static void check_kind(tch_context *context, const tch_optim_config *config, const char *name, bool own)
 {
     cudaStream_t stream;
     tch_memory_info before = TCH_MEMORY_INFO_INIT;
@@ -113,6 +149,10 @@ static void check_kind(tch_context *context, const tch_optim_config *config, con
     CHECK_OK(tch_context_set_stream(context, stream));
     training called = begin(context, config);
     training replayed = begin(context, config);
+    if (own) {
+        set_kernels(called.optimizer, config->kind);
+        set_kernels(replayed.optimizer, config->kind);
+    }
     for (int step = 0; step < WARM; step++) {
         call(&called, step);
         call(&replayed, step);
@@ -144,7 +184,10 @@ static void steps_are_captured_and_replayed(void **state)
         config.momentum = kind == TCH_OPTIM_SGD ? 0.9 : config.momentum;
         config.precondition_frequency = 1;
         config.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 40 : config.max_preconditioner_dim;
-        check_kind(*state, &config, tch_optim_kind_name(config.kind));
+        check_kind(*state, &config, tch_optim_kind_name(config.kind), false);
+        char name[64];
+        snprintf(name, sizeof name, "%s with kernels of one's own", tch_optim_kind_name(config.kind));
+        check_kind(*state, &config, name, true);
     }
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
     config.grafting = TCH_GRAFTING_ADAM;
@@ -152,7 +195,7 @@ static void steps_are_captured_and_replayed(void **state)
     config.momentum = 0.5;
     config.precondition_frequency = 100;
     config.stagger = 0;
-    check_kind(*state, &config, "shampoo between refreshes");
+    check_kind(*state, &config, "shampoo between refreshes", false);
 }
 
 /* The decision to skip is taken on the device, inside the graph. */

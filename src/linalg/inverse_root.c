@@ -1,7 +1,7 @@
 /* Inverse p-th roots. The walk of one part of a batch: bring it into the type to compute in, inspect and bound it, take
  * the root by the planned method, certify it, and write the good ones. What fails by a method of our own choice is done
  * again by the eigen method in float64. */
-#include <torchium/linalg.h>
+#include "inverse_root.h"
 
 #include <math.h>
 #include <string.h>
@@ -42,6 +42,11 @@ static void layout_work(tchi_newton_buffers *work, tchi_arena *arena, const tchi
     }
 }
 
+static int64_t foreign_scratch(const tchi_root_plan *plan, int64_t batch, int64_t n)
+{
+    return plan->foreign == NULL ? 0 : plan->foreign->matrices * batch * n * n * tchi_scalar_size(plan->type);
+}
+
 /* The largest scratch of the operations that will run; they run one after another and share it. */
 static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int64_t batch, int64_t n)
 {
@@ -56,7 +61,7 @@ static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int6
         {TCH_SCRATCH_SHIFTED_INVERSE, plan->method == TCH_ROOT_RATIONAL,
          plan->ready ? plan->poles : TCHI_MINIMAX_MAX_POLES},
     };
-    int64_t most = 0;
+    int64_t most = foreign_scratch(plan, batch, n);
     for (size_t i = 0; i < sizeof users / sizeof users[0]; i++) {
         int64_t bytes = !users[i].used ? 0
                                        : context->backend->scratch_bytes(context->state, users[i].operation, plan->type,
@@ -138,7 +143,7 @@ static tch_status read_low(tch_context *context, const root_buffers *r, double *
     return TCH_OK;
 }
 
-/* --- the three methods: each leaves the root in *x -------------------------------------------------------------- */
+/* --- the methods: each leaves the root in *x --------------------------------------------------------------------- */
 
 static tch_status by_eigen(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
 {
@@ -199,8 +204,19 @@ static tch_status by_poles(tch_context *context, const tchi_root_plan *plan, roo
     return context->backend->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
 }
 
+static tch_status by_foreign(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
+{
+    *x = r->m.m[1];
+    TCHI_TRY(scale_down(context, r));
+    TCHI_TRY(plan->foreign->take(plan->foreign->user, plan->root, &r->m.m[0], x, r->scratch));
+    return context->backend->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
+}
+
 static tch_status take_root(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
 {
+    if (plan->foreign != NULL) {
+        return by_foreign(context, plan, r, x);
+    }
     switch (plan->method) {
     case TCH_ROOT_NEWTON:
         return by_newton(context, plan, r, x);
@@ -256,7 +272,7 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
             return compute(context, plan, call, first, count, r, x);
         }
     }
-    tchi_range_push(context, tch_root_method_name(plan->method));
+    tchi_range_push(context, plan->foreign != NULL ? "own kernel" : tch_root_method_name(plan->method));
     status = take_root(context, plan, r, x);
     tchi_range_pop(context);
     TCHI_TRY(status);
@@ -334,11 +350,11 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, const tc
     return tchi_check_all_disjoint(outputs, 3, inputs, 1);
 }
 
-tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root, const tch_root_config *config,
-                            tch_tensor *out, tch_tensor *residual, tch_tensor *report)
+/* `foreign` is NULL for the methods here. */
+static tch_status take_roots(tch_context *context, const tchi_foreign_root *foreign, const tch_tensor *a, int32_t root,
+                             const tch_root_config *config, const tch_tensor *out, const tch_tensor *residual,
+                             const tch_tensor *report)
 {
-    TCHI_ENTER(context, "tch_inverse_root");
-    TCHI_TRY(check_call(context, a, out, residual, report));
     root_call call = {.a = tchi_batch_of(a, 2), .out = tchi_batch_of(out, 2), .report = report};
     if (residual != NULL) {
         call.residual = tchi_batch_of(residual, 0);
@@ -346,6 +362,9 @@ tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t r
     }
     tchi_root_plan plan;
     TCHI_TRY(tchi_root_plan_make(context, call.a.type, call.a.rows, root, config, &plan));
+    if (foreign != NULL) {
+        tchi_root_plan_give(&plan, call.a.type, foreign);
+    }
     tch_status bad = TCH_OK;
     int64_t chunk = choose_chunk(context, &plan, call.a.count, call.a.rows);
     for (int64_t first = 0; first < call.a.count; first += chunk) {
@@ -353,6 +372,40 @@ tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t r
         TCHI_TRY(root_part(context, &plan, &call, first, count, &bad));
     }
     return bad;
+}
+
+tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root, const tch_root_config *config,
+                            tch_tensor *out, tch_tensor *residual, tch_tensor *report)
+{
+    TCHI_ENTER(context, "tch_inverse_root");
+    TCHI_TRY(check_call(context, a, out, residual, report));
+    return take_roots(context, NULL, a, root, config, out, residual, report);
+}
+
+/* The eigen method's plan is the one that takes no time to make. */
+static tch_root_config foreign_config(const tch_root_config *config)
+{
+    tch_root_config c = *config;
+    c.method = TCH_ROOT_EIGEN;
+    c.degree = 0;
+    return c;
+}
+
+tch_status tchi_inverse_root_by(tch_context *context, const tchi_foreign_root *foreign, const tch_tensor *a,
+                                int32_t root, const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
+                                tch_tensor *report)
+{
+    tch_root_config c = foreign_config(config);
+    TCHI_TRY(check_call(context, a, out, residual, report));
+    return take_roots(context, foreign, a, root, &c, out, residual, report);
+}
+
+int64_t tchi_inverse_root_by_bytes(tch_context *context, const tchi_foreign_root *foreign, tch_scalar type, int64_t n,
+                                   int32_t root)
+{
+    tchi_root_plan plan = {.root = root, .probes = 4};
+    tchi_root_plan_give(&plan, type, foreign);
+    return layout_bytes(context, &plan, 1, n);
 }
 
 tch_status tch_inverse_root_plan(tch_context *context, tch_dtype dtype, int64_t batch, int64_t n, int32_t root,

@@ -263,6 +263,16 @@ tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low)
         tch_root_method_name(plan->method), plan->tolerance, plan->low);
 }
 
+void tchi_root_plan_give(tchi_root_plan *plan, tch_scalar type, const tchi_foreign_root *foreign)
+{
+    plan->foreign = foreign;
+    plan->method = TCH_ROOT_NEWTON;
+    plan->one_launch = plan->ready = true;
+    plan->mixed = plan->fall_back = false;
+    plan->type = tchi_compute_type(type);
+    plan->residual = residual_allowed(plan);
+}
+
 tchi_root_plan tchi_root_plan_fallback(const tchi_root_plan *plan)
 {
     tchi_root_plan eigen = *plan;

@@ -7,6 +7,7 @@
 #include "config.h"
 #include "counts.h"
 #include "optimizer.h"
+#include "own_kernel.h"
 #include "shape.h"
 
 static tch_status check_group(const tch_optimizer *o, const char *function, int32_t group)
@@ -165,6 +166,18 @@ tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_
     return TCH_OK;
 }
 
+/* A root that the user's kernel failed is the built-in's next time, as if nothing had been. */
+static void note_failure(tch_optimizer *o, tchi_family *f, int64_t factor, int32_t flag)
+{
+    uint8_t *own = &f->own[factor];
+    if (*own == TCHI_OWN_LATEST && flag == TCH_REPORT_NO_CONVERGENCE) {
+        *own = TCHI_OWN_REFUSED;
+        o->own[TCH_OPTIM_PART_ROOT].refused++;
+    } else if (*own != TCHI_OWN_REFUSED && f->trouble[factor] < TCHI_MOST_TROUBLE) {
+        f->trouble[factor]++;
+    }
+}
+
 /* The flags and residuals of one family, a piece at a time; failed factors are marked for another way: see refresh.c. */
 static tch_status read_family(tch_optimizer *o, tchi_family *f, tch_optim_stats *stats)
 {
@@ -181,8 +194,8 @@ static tch_status read_family(tch_optimizer *o, tchi_family *f, tch_optim_stats 
         for (int64_t k = 0; k < n; k++) {
             bool bad = flags[k] != TCH_REPORT_OK;
             stats->failed += bad;
-            if (bad && f->root > 0 && f->trouble[done + k] < TCHI_MOST_TROUBLE) {
-                f->trouble[done + k]++;
+            if (bad && f->root > 0) {
+                note_failure(o, f, done + k, flags[k]);
             }
             if (!bad && residuals[k] > stats->worst_residual) {
                 stats->worst_residual = residuals[k];
@@ -212,6 +225,9 @@ tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *st
     for (int32_t i = 0; i < optimizer->families.count; i++) {
         TCHI_TRY(read_family(optimizer, tchi_family_at(optimizer, i), &s));
     }
+    s.own_root = tchi_own_in_use(&optimizer->own[TCH_OPTIM_PART_ROOT]);
+    s.own_update = tchi_own_in_use(&optimizer->own[TCH_OPTIM_PART_UPDATE]);
+    s.refused = optimizer->own[TCH_OPTIM_PART_ROOT].refused;
     *stats = s;
     return TCH_OK;
 }

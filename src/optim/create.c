@@ -15,6 +15,7 @@
 #include "layout.h"
 #include "core/list.h"
 #include "optimizer.h"
+#include "own_kernel.h"
 #include "shape.h"
 
 static const tchi_optim_method *method_of(tch_optim_kind kind)
@@ -372,6 +373,8 @@ void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_
 
 void tchi_optim_empty(tch_optimizer *o)
 {
+    tchi_own_release(&o->own[TCH_OPTIM_PART_ROOT]);
+    tchi_own_release(&o->own[TCH_OPTIM_PART_UPDATE]);
     return_to(o, &(mark){0});
     tchi_pool_free(o->context->pool, o->control);
     tchi_pool_free(o->context->pool, o->scratch_block);

@@ -6,4 +6,7 @@
 
 tch_status tchi_elementwise_step(tch_optimizer *optimizer, int32_t group);
 
+/* One update of the group by the backend's own operation. */
+tch_status tchi_elementwise_built_in(tch_optimizer *optimizer, int32_t group, const tch_update *update);
+
 #endif

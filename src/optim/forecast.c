@@ -7,8 +7,10 @@
 
 #include "create.h"
 #include "layout.h"
+#include "own_kernel.h"
 
-/* Workspace for one factor of a family, by products and by the eigen method, which may have to take over. */
+/* Workspace for one factor of a family, by products and by the eigen method, which may have to take over, and by the user's
+ * kernel where there is one. */
 static tch_status one_refresh(const tch_optimizer *o, const tchi_family *f, int64_t *bytes)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
@@ -29,6 +31,8 @@ static tch_status one_refresh(const tch_optimizer *o, const tchi_family *f, int6
                                        f->root, &how, NULL, &need));
         *bytes = need > *bytes ? need : *bytes;
     }
+    int64_t own = f->own_root ? tchi_own_root_bytes(o, f) : 0;
+    *bytes = own > *bytes ? own : *bytes;
     return TCH_OK;
 }
 

@@ -171,6 +171,7 @@ static tch_status take_family_lists(tchi_family *f)
     TCHI_TRY(tchi_host_take(n * sizeof *f->phase, "a family of factors", &f->phase));
     TCHI_TRY(tchi_host_take(n, "a family of factors", &f->due));
     TCHI_TRY(tchi_host_take(n, "a family of factors", &f->trouble));
+    TCHI_TRY(tchi_host_take(n, "a family of factors", &f->own));
     TCHI_TRY(tchi_host_take(n * sizeof *f->class, "a family of factors", &f->class));
     return tchi_host_take(n * sizeof *f->block, "a family of factors", &f->block);
 }
@@ -181,6 +182,7 @@ void tchi_layout_free_family(tchi_family *f)
     tchi_host_release(f->phase, n * sizeof *f->phase);
     tchi_host_release(f->due, n);
     tchi_host_release(f->trouble, n);
+    tchi_host_release(f->own, n);
     tchi_host_release(f->class, n * sizeof *f->class);
     tchi_host_release(f->block, n * sizeof *f->block);
 }
@@ -411,6 +413,15 @@ static int64_t pieces_of(const tch_optimizer *o, const tchi_class *class)
     return most;
 }
 
+/* Blocks of one pass, where so many fit: as few passes as may be, and all alike, since a last one with little to do keeps
+ * little of a device busy. */
+static int64_t chunk_of(int64_t count, int64_t fit)
+{
+    int64_t most = fit < 1 ? 1 : fit > count ? count : fit;
+    int64_t passes = (count + most - 1) / most;
+    return (count + passes - 1) / passes;
+}
+
 void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
 {
     /* A refresh gets the rest: roots are what gains by more at a time. */
@@ -425,7 +436,7 @@ void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
         int64_t each = optimizer->method->work(optimizer->context, config, class);
         int64_t fit = each > 0 ? budget / each : class->count;
         class->pieces = pieces_of(optimizer, class);
-        class->chunk = fit < 1 ? 1 : fit > class->count ? class->count : fit;
+        class->chunk = chunk_of(class->count, fit);
         most_work = class->chunk * each > most_work ? class->chunk * each : most_work;
         most_blocks = class->chunk > most_blocks ? class->chunk : most_blocks;
         most_pieces = class->chunk * class->pieces > most_pieces ? class->chunk * class->pieces : most_pieces;

@@ -87,9 +87,11 @@ typedef struct tchi_family {
     int32_t *phase;   /* the step of a period in which it is refreshed */
     uint8_t *due;     /* this step */
     uint8_t *trouble; /* how often a refresh was found failed: then more damping, then the eigen method */
+    uint8_t *own;     /* a tchi_own_state: how it stands with the user's kernel */
     int32_t *class;   /* whose it is, and which block of that class */
     int64_t *block;
     int32_t phases; /* the period that `phase` was made for, 0 for none yet */
+    bool own_root;  /* the user's kernel has passed its check at this size */
 } tchi_family;
 
 /* The numbers of a group on the device. */
@@ -135,6 +137,18 @@ typedef struct tchi_control {
     double counts[2]; /* steps asked for, steps skipped */
 } tchi_control;
 
+/* A kernel of the user's for a part of the step: see own_kernel.h. All zero for the built-in. */
+typedef struct tchi_own {
+    tch_kernel *kernel[2]; /* for float64 and for float32 arithmetic; NULL where the built-in works */
+    int32_t groups;        /* that were there when it was set */
+    int32_t threads;       /* of a block, for roots, as the three that follow */
+    int64_t shared_bytes, most_size;
+    double tolerance;
+    int64_t served, left, launches, refused;
+    double worst;
+    char reason[2048]; /* as long as the longest message */
+} tchi_own;
+
 typedef struct tchi_optim_method tchi_optim_method;
 
 struct tch_optimizer {
@@ -161,6 +175,7 @@ struct tch_optimizer {
     int64_t refreshes; /* factors refreshed */
     int64_t state_bytes;
     tch_status failed; /* not TCH_OK after an error of the device */
+    tchi_own own[2];   /* by tch_optim_part */
     /* of the step under way */
     const float *grad_scale;
 };

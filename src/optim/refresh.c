@@ -2,11 +2,13 @@
 #include "refresh.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "core/status.h"
 
 #include "layout.h"
+#include "own_kernel.h"
 
 /* --- the plan of a period ---------------------------------------------------------------------------------------- */
 
@@ -164,14 +166,14 @@ static double relative_damping(const tch_optimizer *o, const tch_optim_config *c
  * eigen method remains, which waits for the device. */
 #define MORE_DAMPING 10.0
 
-/* Factors [first, first + count) of a family, all due, all in equal trouble. */
-static tch_status take_roots(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count)
+/* Factors [first, first + count) of a family, all due, all in equal trouble, by the built-in or by the user's kernel. */
+static tch_status take_roots(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count, tchi_own *own)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     tch_root_config how = TCH_ROOT_CONFIG_INIT;
     how.eps = config->eps;
     how.relative_eps = relative_damping(o, config, f) * (f->trouble[first] > 0 ? MORE_DAMPING : 1.0);
-    how.tolerance = config->root_tolerance;
+    how.tolerance = own != NULL ? tchi_own_root_tolerance(o, own, f) : config->root_tolerance;
     how.method = f->trouble[first] > 1 ? TCH_ROOT_EIGEN : config->root_method;
     int64_t shape[3] = {count, f->n, f->n};
     int64_t at = first * f->n * f->n * tchi_scalar_size(f->real);
@@ -182,19 +184,48 @@ static tch_status take_roots(tch_optimizer *o, tchi_family *f, int64_t first, in
     tch_tensor residuals = tch_tensor_view(f->residuals + first, TCH_FLOAT64, 1, shape);
     tch_tensor report = tch_tensor_view(f->flags + first, TCH_INT32, 1, shape);
     residuals.device = report.device = a.device;
-    o->refreshes += count;
-    return tch_inverse_root(o->context, &a, f->root, &how, &x, &residuals, &report);
+    if (own == NULL) {
+        return tch_inverse_root(o->context, &a, f->root, &how, &x, &residuals, &report);
+    }
+    tchi_foreign_root foreign = tchi_own_root_of(own);
+    return tchi_inverse_root_by(o->context, &foreign, &a, f->root, &how, &x, &residuals, &report);
+}
+
+static tch_status take_built_in(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count)
+{
+    for (int64_t k = first; k < first + count; k++) {
+        f->own[k] = f->own[k] >= TCHI_OWN_REFUSED ? TCHI_OWN_LEFT : TCHI_OWN_NEVER;
+    }
+    return take_roots(o, f, first, count, NULL);
+}
+
+/* Where the host reads the flags without waiting, the built-in takes over at once. */
+static tch_status take_own(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count)
+{
+    tchi_own *own = &o->own[TCH_OPTIM_PART_ROOT];
+    memset(f->own + first, TCHI_OWN_LATEST, (size_t)count);
+    TCHI_TRY(take_roots(o, f, first, count, own));
+    for (int64_t k = first; k < first + count && o->context->backend->host_memory; k++) {
+        if (f->flags[k] == TCH_REPORT_NO_CONVERGENCE) {
+            own->refused++;
+            f->own[k] = TCHI_OWN_REFUSED;
+            TCHI_TRY(take_built_in(o, f, k, 1));
+        }
+    }
+    return TCH_OK;
 }
 
 static tch_status refresh_family(tch_optimizer *o, tchi_family *f)
 {
     for (int64_t first = 0; first < f->count;) {
         int64_t end = first;
-        while (end < f->count && f->due[end] && f->trouble[end] == f->trouble[first]) {
+        bool own = tchi_own_roots(f, first);
+        while (end < f->count && f->due[end] && f->trouble[end] == f->trouble[first] && tchi_own_roots(f, end) == own) {
             end++;
         }
         if (end > first) {
-            TCHI_TRY(take_roots(o, f, first, end - first));
+            o->refreshes += end - first;
+            TCHI_TRY(own ? take_own(o, f, first, end - first) : take_built_in(o, f, first, end - first));
         }
         first = end > first ? end : first + 1;
     }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "kernel.h"
+#include "kernel/macros.h"
 #include "kernel/prelude.h"
 
 #define COMPILE_SECONDS 120
@@ -140,49 +141,16 @@ static void remove_folder(const work *w)
 
 /* --- the text --------------------------------------------------------------------------------------------------- */
 
-static void write_quoted(FILE *stream, const char *text)
-{
-    for (; *text != '\0'; text++) {
-        if (*text == '"' || *text == '\\') {
-            fputc('\\', stream);
-        }
-        fputc((unsigned char)*text < ' ' ? '?' : *text, stream);
-    }
-}
-
-/* -DNAME=VALUE and -UNAME, as lines between the prelude and the source: on the command line they would change both. */
-static void write_macro(FILE *stream, const char *option)
-{
-    const char *name = option + 2, *value = strchr(name, '=');
-    int length = value != NULL ? (int)(value - name) : (int)strlen(name);
-    if (option[1] == 'U') {
-        fprintf(stream, "#undef %s\n", name);
-    } else {
-        fprintf(stream, "#define %.*s %s\n", length, name, value != NULL ? value + 1 : "1");
-    }
-}
-
-static int is_macro(const char *option)
-{
-    return option[0] == '-' && (option[1] == 'D' || option[1] == 'U');
-}
-
 /* Before the source everything that does not wait for the kernel's name; the counter of waits is in the last. */
-static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_cpu_source *source)
+static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_cpu_source *source, const char *macros,
+                         const char *file)
 {
     fprintf(stream, "%s%s", source->dynamic ? "#define TCHI_DYNAMIC 1\n" : "",
             source->stride ? "#define TCHI_STRIDE 1\n" : "");
     for (size_t i = 0; i < part_count; i++) {
         if (parts[i].text == tchi_prelude_signature) {
-            for (int32_t k = 0; k < text->option_count; k++) {
-                if (is_macro(text->options[k])) {
-                    write_macro(stream, text->options[k]);
-                }
-            }
-            fputs("#line 1 \"", stream);
-            write_quoted(stream, text->file);
-            fprintf(stream, "\"\n%s\n#line 1 \"the kernel's name\"\n#define TCHI_KERNEL %s\n", source->text,
-                    text->name);
+            fprintf(stream, "%s#line 1 \"%s\"\n%s\n#line 1 \"the kernel's name\"\n#define TCHI_KERNEL %s\n", macros,
+                    file, source->text, text->name);
             fputs("#define TCHI_EXPORT extern \"C\" __attribute__((__visibility__(\"default\"), __used__)) const\n",
                   stream);
         }
@@ -190,9 +158,34 @@ static void write_kernel(FILE *stream, const tch_kernel_text *text, const tchi_c
     }
 }
 
+/* kernel.cpp, which includes the prelude's parts. */
+static tch_status write_source(const work *w, const tch_kernel_text *text)
+{
+    const tch_backend_host *host = tchi_cpu_host();
+    tchi_cpu_source source;
+    size_t file_bytes = tchi_quoted_bytes(text->file), bytes = file_bytes + tchi_macro_bytes(text);
+    char *file = host->allocate(bytes, 1);
+    if (file == NULL) {
+        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a kernel's macros", bytes);
+    }
+    char *macros = file + file_bytes;
+    tchi_quoted_write(text->file, file);
+    tchi_macros_write(text, macros, bytes - file_bytes);
+    tch_status status = tchi_cpu_source_prepare(text, &source);
+    if (status == TCH_OK) {
+        FILE *stream = create_file(w, "kernel.cpp");
+        if (stream != NULL) {
+            write_kernel(stream, text, &source, macros, file);
+        }
+        status = close_file(w, stream, "kernel.cpp");
+        host->release(source.text, source.size);
+    }
+    host->release(file, bytes);
+    return status;
+}
+
 static tch_status write_texts(const work *w, const tch_kernel_text *text)
 {
-    tchi_cpu_source source;
     tch_status status = TCH_OK;
     for (size_t i = 0; i < shim_count && status == TCH_OK; i++) {
         status = write_file(w, shims[i].name, shims[i].text, strlen(shims[i].text));
@@ -200,20 +193,7 @@ static tch_status write_texts(const work *w, const tch_kernel_text *text)
     for (size_t i = 0; i < part_count && status == TCH_OK; i++) {
         status = write_file(w, parts[i].name, parts[i].text, *parts[i].size);
     }
-    if (status != TCH_OK) {
-        return status;
-    }
-    status = tchi_cpu_source_prepare(text, &source);
-    if (status != TCH_OK) {
-        return status;
-    }
-    FILE *stream = create_file(w, "kernel.cpp");
-    if (stream != NULL) {
-        write_kernel(stream, text, &source);
-    }
-    status = close_file(w, stream, "kernel.cpp");
-    tchi_cpu_host()->release(source.text, source.size);
-    return status;
+    return status == TCH_OK ? write_source(w, text) : status;
 }
 
 /* --- the compiler ----------------------------------------------------------------------------------------------- */
@@ -246,7 +226,7 @@ static void add_option(command *c, const char *option)
         add(c, "-ffast-math", "");
     } else if (strncmp(option, "-std=c++", 8) == 0) {
         add(c, "-std=gnu++", option + 8); /* the prelude has 128-bit integers and hexadecimal numbers */
-    } else if (!is_macro(option) || strcmp(option, "-DNDEBUG") == 0) { /* which the prelude's assert asks for */
+    } else if (!tchi_option_is_macro(option) || tchi_option_is_for_both(option)) {
         add(c, option, "");
     }
 }

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "cuda.h"
+#include "kernel/macros.h"
 #include "kernel/prelude.h"
 #include "kernel/sha256.h"
 #include "kernel_text.h"
@@ -136,53 +137,6 @@ tch_status tchi_cuda_kernel_compiler(void *state, char *text, size_t size)
 
 /* --- the text ----------------------------------------------------------------------------------------------------- */
 
-/* A file's name as the text between the quotes of a #line directive. `room` holds twice its length and a NUL. */
-static void escape(const char *file, char *room)
-{
-    for (; *file != '\0'; file++) {
-        if (*file == '"' || *file == '\\') {
-            *room++ = '\\';
-        }
-        *room++ = *file;
-    }
-    *room = '\0';
-}
-
-static int is_macro(const char *option)
-{
-    return strncmp(option, "-D", 2) == 0 || strncmp(option, "-U", 2) == 0;
-}
-
-/* -DNAME=VALUE and -UNAME as lines before the source. On NVRTC's command line they would change its own headers, which it
- * puts before everything: -DT=float there is an error in a template. */
-static void write_macros(const tch_kernel_text *text, char *room, size_t size)
-{
-    size_t used = 0;
-    room[0] = '\0';
-    for (int32_t i = 0; i < text->option_count; i++) {
-        const char *name = text->options[i] + 2;
-        int length = (int)strcspn(name, "=");
-        const char *value = name[length] == '=' ? name + length + 1 : "1";
-        if (!is_macro(text->options[i])) {
-            continue;
-        }
-        used += (size_t)snprintf(room + used, size - used, "#undef %.*s\n", length, name);
-        if (text->options[i][1] == 'D') {
-            used += (size_t)snprintf(room + used, size - used, "#define %.*s %s\n", length, name, value);
-        }
-    }
-}
-
-/* What write_macros may need: a name twice, a value and the words around them. */
-static size_t macro_bytes(const tch_kernel_text *text)
-{
-    size_t bytes = 1;
-    for (int32_t i = 0; i < text->option_count; i++) {
-        bytes += 2 * strlen(text->options[i]) + 32;
-    }
-    return bytes;
-}
-
 static int write_text(char *room, size_t size, const tch_kernel_text *text, const char *macros, const char *file)
 {
     return snprintf(room, size, FRAME, tchi_cuda_kernel_prelude, macros, file, text->source, text->name,
@@ -191,15 +145,15 @@ static int write_text(char *room, size_t size, const tch_kernel_text *text, cons
 
 static tch_status make_text(const tch_kernel_text *text, char **whole, size_t *bytes)
 {
-    size_t file_bytes = 2 * strlen(text->file) + 1;
-    size_t parts = file_bytes + macro_bytes(text);
+    size_t file_bytes = tchi_quoted_bytes(text->file);
+    size_t parts = file_bytes + tchi_macro_bytes(text);
     char *file = tchi_cuda_host->allocate(parts, 1);
     if (file == NULL) {
         return out_of_memory(parts, "the name of a kernel's file and its macros");
     }
     char *macros = file + file_bytes;
-    escape(text->file, file);
-    write_macros(text, macros, parts - file_bytes);
+    tchi_quoted_write(text->file, file);
+    tchi_macros_write(text, macros, parts - file_bytes);
     char none[1];
     int length = write_text(none, sizeof none, text, macros, file);
     *bytes = length > 0 ? (size_t)length + 1 : 0;
@@ -230,13 +184,13 @@ static void add_option(option_list *list, const char *before, const char *value,
     list->left -= (size_t)length + 1;
 }
 
-/* NVRTC has no -O: the level is its assembler's. Of macros only the one that its assert() asks for is told to it. The other
+/* NVRTC has no -O: the level is its assembler's. Macros stand before the source, see macros.h. The other
  * options that the library lets through are NVRTC's own. */
 static void add_user_option(option_list *list, const char *option)
 {
     if (strncmp(option, "-O", 2) == 0) {
         add_option(list, "-Xptxas=", option, "");
-    } else if (!is_macro(option) || strcmp(option, "-DNDEBUG") == 0) {
+    } else if (!tchi_option_is_macro(option) || tchi_option_is_for_both(option)) {
         add_option(list, option, "", "");
     }
 }

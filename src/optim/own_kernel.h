@@ -1,0 +1,79 @@
+/* Kernels of the user's for a part of a step. Everything that can be wrong with one is found when it is set: it is compiled,
+ * its parameters are compared with those it will get, and it is tried on random numbers. What it does not pass it does not
+ * get, and the built-in works there; the reason is kept for whoever asks. In a step it is one launch like any other. */
+#ifndef TCHI_OPTIM_OWN_KERNEL_H
+#define TCHI_OPTIM_OWN_KERNEL_H
+
+#include "kernel/input.h"
+#include "kernel/kernel.h"
+#include "linalg/inverse_root.h"
+
+#include "optimizer.h"
+
+/* How a factor stands with the user's kernel. A root that it failed is taken by the built-in from then on. */
+typedef enum tchi_own_state {
+    TCHI_OWN_NEVER = 0,   /* the latest root is the built-in's */
+    TCHI_OWN_LATEST = 1,  /* the latest root is the kernel's */
+    TCHI_OWN_REFUSED = 2, /* the same, and it was seen to fail */
+    TCHI_OWN_LEFT = 3     /* the built-in has taken over */
+} tchi_own_state;
+
+/* What a kernel that is being set is made from. */
+typedef struct tchi_own_request {
+    tch_optimizer *optimizer;
+    const tch_optim_kernel *asked;
+    const tchi_kernel_input *input; /* of asked->kernel: checked, and read from its file */
+} tchi_own_request;
+
+/* Where in `kernel` of a tchi_own. */
+static inline int tchi_own_index(tch_scalar real)
+{
+    return real == TCH_SCALAR_F64 ? 0 : 1;
+}
+
+static inline bool tchi_own_in_use(const tchi_own *own)
+{
+    return own->kernel[0] != NULL || own->kernel[1] != NULL;
+}
+
+/* Back to the built-in. Waits for the device. */
+void tchi_own_release(tchi_own *own);
+
+/* Whether a status of compiling or trying a kernel is a finding about the kernel. Then its message becomes the reason, if
+ * there is none yet. Everything else is an error of the call. */
+bool tchi_own_finds(const tch_optimizer *optimizer, tchi_own *own, tch_status status);
+void tchi_own_explain(tchi_own *own, const char *reason);
+
+/* For the checks: the next random number between -1 and 1, and the larger of two errors, a NaN being the largest. */
+float tchi_own_random(uint64_t *seed);
+double tchi_own_worse(double a, double b);
+
+/* --- the elementwise update */
+
+/* Compiles and tries; counts the parameters that are served and left. */
+tch_status tchi_own_update_make(const tchi_own_request *request, tchi_own *own);
+
+/* Whether the user's kernel has this update. */
+bool tchi_own_updates(const tchi_own *own, int32_t group, tch_scalar real);
+tch_status tchi_own_update(const tch_optimizer *optimizer, tchi_own *own, int32_t group, const tch_update *update);
+
+/* Tries the kernel for this arithmetic on random elements, as an update of the group; what it finds is an error. */
+tch_status tchi_own_update_probe(tch_optimizer *optimizer, tchi_own *own, int32_t group, tch_scalar real,
+                                 const char *name);
+
+/* --- roots */
+
+/* Compiles and tries; `passed` gets one entry for every family. */
+tch_status tchi_own_root_make(const tchi_own_request *request, tchi_own *own, bool *passed);
+
+/* Whether the next root of this factor is the user's kernel's. */
+bool tchi_own_roots(const tchi_family *family, int64_t factor);
+
+/* How an inverse root is taken by it. */
+tchi_foreign_root tchi_own_root_of(tchi_own *own);
+double tchi_own_root_tolerance(const tch_optimizer *optimizer, const tchi_own *own, const tchi_family *family);
+
+/* Workspace for the root of one factor by it. */
+int64_t tchi_own_root_bytes(const tch_optimizer *optimizer, const tchi_family *family);
+
+#endif
