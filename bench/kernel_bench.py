@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Times users' kernels: compiling, compiling what the cache has, and launching, from C and from Python.
+"""Times users' kernels: compiling, compiling what the cache has, launching from C and from Python, and
+torchium.elementwise beside PyTorch.
 
-    bench/kernel_bench.py build/cuda/src/libtorchium.so [--device cpu]
+    PYTHONPATH=build/cuda/python bench/kernel_bench.py build/cuda/src/libtorchium.so [--device cpu] [--json FILE]
 
 One line for each figure, with its target; the process ends with status 1 where one is missed. The library is called
 through ctypes with prepared arguments; what ctypes itself takes for a call with as many arguments is subtracted from
 launches. Compiling is timed in fresh processes with a cache folder of their own, since the first call of a process also
-opens the compiler. --device cpu is a dry run: the targets are a GPU's. The Python row wants the package, and PyTorch.
+opens the compiler. --device cpu is a dry run: the targets are a GPU's. What concerns Python wants the package, and
+PyTorch. The last figure is of the CPU wherever it is run: a grid-stride kernel beside the same loop in C, both on one
+thread.
 """
 
 import argparse
@@ -166,19 +169,130 @@ def launch_from_c(session):
     return whole - nothing
 
 
-def launch_from_python(device):
-    """None where the package or PyTorch is not there."""
+def package():
+    """PyTorch, torchium and its extension; None where one of them is not there."""
     try:
         import torch
         import torchium
+        from torchium import _C
     except ImportError:
         return None
+    return torch, torchium, _C
+
+
+def launch_from_python(device):
+    """A call, and of it the part that was spent inside the library."""
+    if package() is None:
+        return None, None
+    torch, torchium, extension = package()
     x = torch.ones(N, device=device)
     y = torch.zeros(N, device=device)
     kernel = torchium.kernel(SOURCE.decode(), "scale_add", cache=False)
     arguments = (y, x, 0.5, N)
     wait = torch.cuda.synchronize if x.is_cuda else lambda: None
-    return microseconds(lambda: kernel(1, N, arguments), wait)
+    whole = microseconds(lambda: kernel(1, N, arguments), wait)
+    before = extension.library_time()
+    for _ in range(LAUNCHES):
+        kernel(1, N, arguments)
+    return whole, 1e-3 * (extension.library_time() - before) / LAUNCHES
+
+
+# --- elementwise functions --------------------------------------------------------------------------------------------
+
+
+def each_us(function, wait, calls):
+    """Microseconds of a call in a row of calls, to the end of the device's work: the median of 15 rows."""
+    times = []
+    for _ in range(15 + 2):
+        wait()
+        start = time.perf_counter_ns()
+        for _ in range(calls):
+            function()
+        wait()
+        times.append(1e-3 * (time.perf_counter_ns() - start) / calls)
+    return statistics.median(times[2:])
+
+
+def beside_torch(device):
+    """z = a x + y, one operation of PyTorch's, for growing tensors: a row for each."""
+    if package() is None:
+        return []
+    torch, torchium, _ = package()
+    axpy = torchium.elementwise("T a, T x, T y", "T z", "z = a * x + y", "axpy")
+    rows = []
+    for n in (10**k for k in range(3, 9 if device != "cpu" else 8)):
+        x, y, z = (torch.rand(n, device=device) for _ in range(3))
+        wait = torch.cuda.synchronize if x.is_cuda else lambda: None
+        if not torch.allclose(axpy(0.5, x, y), torch.add(y, x, alpha=0.5)):
+            raise SystemExit(f"axpy of {n} elements is wrong")
+        axpy(0.5, x, y, out=z)
+        calls = max(4, min(LAUNCHES, 10**8 // n))
+        sides = {
+            "ours": lambda x=x, y=y: axpy(0.5, x, y),
+            "torch": lambda x=x, y=y: torch.add(y, x, alpha=0.5),
+            "ours_out": lambda x=x, y=y, z=z: axpy(0.5, x, y, out=z),
+            "torch_out": lambda x=x, y=y, z=z: torch.add(y, x, alpha=0.5, out=z),
+        }
+        rows.append({"elements": n} | {name: each_us(function, wait, calls) for name, function in sides.items()})
+    return rows
+
+
+def print_beside_torch(rows):
+    for row in rows:
+        new, out = row["ours"] / row["torch"], row["ours_out"] / row["torch_out"]
+        print(
+            f"a x + y, {row['elements']:>9} elements: {row['ours']:9.2f} us, torch {row['torch']:9.2f} ({new:.2f} x)"
+            f"   with out {row['ours_out']:9.2f} us, torch {row['torch_out']:9.2f} ({out:.2f} x)"
+        )
+
+
+# --- the CPU beside a loop by hand ------------------------------------------------------------------------------------
+
+LOOP = "void scale_add(float *y, const float *x, float a, int n) { for (int i = 0; i < n; i++) y[i] += a * x[i]; }"
+
+
+def loop_by_hand(folder):
+    """The same loop compiled by the system's C compiler; None where there is none."""
+    source, made = os.path.join(folder, "loop.c"), os.path.join(folder, "loop.so")
+    with open(source, "w", encoding="ascii") as file:
+        file.write(LOOP)
+    try:
+        subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", source, "-o", made], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    function = ctypes.CDLL(made).scale_add
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int]
+    return function
+
+
+def ratio_on_the_cpu(elements=1_000_000, rounds=200):
+    """The shortest time of a grid-stride kernel over that of the loop, in turns: others only make times longer."""
+    if package() is None:
+        return None
+    torch, torchium, extension = package()
+    kernel = torchium.kernel(SOURCE.decode(), "scale_add")
+    x, y = torch.ones(elements), torch.zeros(elements)
+    threads = extension.get_num_threads()
+    extension.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        by_hand = loop_by_hand(folder)
+        if by_hand is None:
+            return None
+        sides = (
+            lambda: kernel(64, 256, (y, x, 0.5, elements)),
+            lambda: by_hand(y.data_ptr(), x.data_ptr(), 0.5, elements),
+        )
+        best = [float("inf")] * 2
+        for _ in range(rounds):
+            for i, side in enumerate(sides):
+                start = time.perf_counter_ns()
+                side()
+                best[i] = min(best[i], time.perf_counter_ns() - start)
+    extension.set_num_threads(threads)
+    return best[0] / best[1]
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
 
 
 def time_compiling(path, device):
@@ -204,40 +318,61 @@ def in_fresh_process(arguments, cache):
     return json.loads(done.stdout)
 
 
-def report(what, figure, unit, target):
-    """One line; whether the target, if there is one, was met."""
-    if figure is None:
-        print(f"{what:<52} not measured")
-        return True
-    met = target is None or figure <= target
-    goal = "" if target is None else f"  target {target:g} {unit}: {'met' if met else 'MISSED'}"
-    print(f"{what:<52} {figure:8.2f} {unit}{goal}")
-    return met
+class Table:
+    """Prints each figure with its target, and keeps them."""
+
+    def __init__(self):
+        self.figures, self.missed = {}, []
+
+    def add(self, name, what, figure, unit, target=None):
+        if figure is None:
+            print(f"{what:<52} not measured")
+            return
+        self.figures[name] = figure
+        met = target is None or figure <= target
+        self.missed += [] if met else [name]
+        goal = "" if target is None else f"  target {target:g} {unit}: {'met' if met else 'MISSED'}"
+        print(f"{what:<52} {figure:8.2f} {unit}{goal}")
+
+
+def measure(arguments):
+    table = Table()
+    with tempfile.TemporaryDirectory() as cache:
+        cold = in_fresh_process(arguments, cache)
+        warm = in_fresh_process(arguments, cache)
+    if cold["first_from_cache"] or not (warm["first_from_cache"] and cold["again_from_cache"]):
+        raise SystemExit("the cache was not used as the figures need it")
+    whole, inside = launch_from_python(arguments.device)
+    table.add("first_ms", "first compile of a process", cold["first"], "ms", 300)
+    table.add("next_ms", "next compile", cold["second"], "ms", 300)
+    table.add("cached_ms", "cached", cold["again"], "ms", 5)
+    table.add("cached_first_ms", "cached, the first of a process", warm["first"], "ms")
+    from_c = launch_from_c(Session(arguments.library, arguments.device))
+    table.add("launch_c_us", "launch from C, host", from_c, "us", 5)
+    table.add("launch_python_us", "launch from Python, host", whole, "us", 12)
+    table.add("launch_python_inside_us", "  of it inside the library", inside, "us")
+    table.figures["elementwise"] = beside_torch(arguments.device)
+    print_beside_torch(table.figures["elementwise"])
+    table.add("cpu_ratio", "grid-stride kernel on the CPU / loop in C", ratio_on_the_cpu(), "x", 1.5)
+    return table
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("library")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", help="a file for the figures")
     parser.add_argument("--compiling", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.compiling:
         print(json.dumps(time_compiling(arguments.library, arguments.device)))
         return 0
-    with tempfile.TemporaryDirectory() as cache:
-        cold = in_fresh_process(arguments, cache)
-        warm = in_fresh_process(arguments, cache)
-    if cold["first_from_cache"] or not (warm["first_from_cache"] and cold["again_from_cache"]):
-        raise SystemExit("the cache was not used as the figures need it")
-    met = [
-        report("first compile of a process", cold["first"], "ms", 300),
-        report("next compile", cold["second"], "ms", 300),
-        report("cached", cold["again"], "ms", 5),
-        report("cached, the first of a process", warm["first"], "ms", None),
-        report("launch from C, host", launch_from_c(Session(arguments.library, arguments.device)), "us", 5),
-        report("launch from Python, host", launch_from_python(arguments.device), "us", 12),
-    ]
-    return 0 if all(met) else 1
+    table = measure(arguments)
+    if arguments.json:
+        with open(arguments.json, "w", encoding="ascii") as file:
+            json.dump({"device": arguments.device} | table.figures, file, indent=1)
+            file.write("\n")
+    return 1 if table.missed else 0
 
 
 if __name__ == "__main__":

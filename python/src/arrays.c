@@ -154,8 +154,7 @@ static bool is_absent(const py_operand *operand)
     return operand->object == NULL || operand->object == Py_None;
 }
 
-/* Asked on GPUs alone, where it is little beside a launch. */
-static bool torch_is_capturing(void)
+bool py_torch_is_capturing(void)
 {
     static PyObject *name;
     if (name == NULL) {
@@ -172,9 +171,8 @@ static bool torch_is_capturing(void)
     return capturing;
 }
 
-/* The stream of the first borrowed array on a GPU. */
-static int find_stream(const py_array *arrays, tch_tensor *const *tensors, const py_operand *operands, int count,
-                       py_stream *stream)
+int py_arrays_stream(const py_array *arrays, tch_tensor *const *tensors, const py_operand *operands, int count,
+                     py_stream *stream)
 {
     for (int i = 0; i < count; i++) {
         if (tensors[i] == NULL || tensors[i]->device.type != TCH_DEVICE_CUDA) {
@@ -183,7 +181,7 @@ static int find_stream(const py_array *arrays, tch_tensor *const *tensors, const
         if (arrays[i].table->current_stream(TCH_DEVICE_CUDA, tensors[i]->device.index, &stream->handle) != 0) {
             return py_array_refuse_because(PyExc_RuntimeError, &operands[i], "did not tell its stream");
         }
-        stream->capturing = torch_is_capturing();
+        stream->asked = true;
         return 0;
     }
     return 0;
@@ -265,7 +263,7 @@ static int take(py_array *arrays, tch_tensor **tensors, const py_operand *operan
     }
     stream->handle = (void *)(uintptr_t)number;
     if (check_present(operands, count) < 0 || borrow_all(arrays, tensors, operands, count) < 0 ||
-        (!is_given && find_stream(arrays, tensors, operands, count, stream) < 0)) {
+        (!is_given && py_arrays_stream(arrays, tensors, operands, count, stream) < 0)) {
         return -1;
     }
     int imported = import_others(arrays, tensors, operands, count, stream->handle);

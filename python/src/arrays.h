@@ -33,10 +33,10 @@ typedef struct py_operand {
 
 /* What is known of the stream that a call's arrays are worked on. */
 typedef struct py_stream {
-    void *handle;   /* a cudaStream_t; NULL is the device's default stream */
-    bool wait;      /* some array's library will not wait for the stream by itself: the call must, before it returns */
-    bool passing;   /* the caller gave it, for arrays of a library that may destroy it any time after the call */
-    bool capturing; /* PyTorch is recording a graph from it */
+    void *handle; /* a cudaStream_t; NULL is the device's default stream */
+    bool wait;    /* some array's library will not wait for the stream by itself: the call must, before it returns */
+    bool passing; /* the caller gave it, for arrays of a library that may destroy it any time after the call */
+    bool asked;   /* the arrays' library was asked for it */
 } py_stream;
 
 /* Takes all arrays of a call: tensors[i] becomes that of operands[i], or NULL where the object is NULL or None
@@ -45,6 +45,10 @@ typedef struct py_stream {
  * working on. On failure nothing is left to release. */
 int py_arrays_take(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count, PyObject *given,
                    py_stream *stream);
+
+/* Whether PyTorch is recording a graph from its current stream. Asked on GPUs alone, where it is little beside a call's
+ * work. */
+bool py_torch_is_capturing(void);
 
 /* Gives back what py_arrays_take took. An exception that is set stays. */
 void py_arrays_release(py_array *arrays, tch_tensor *const *tensors, int count);
@@ -67,6 +71,10 @@ int py_is_negated(PyObject *object);
 /* A new array of the same library, dtype and device by PyTorch's new_empty, without gaps; NULL with an exception set, a
  * TypeError where the library has no such method. */
 PyObject *py_new_like(PyObject *object, int32_t rank, const int64_t *sizes);
+
+/* The stream of the first borrowed array on a GPU, where there is one: all tensors but NULL ones are borrowed. */
+int py_arrays_stream(const py_array *arrays, tch_tensor *const *tensors, const py_operand *operands, int count,
+                     py_stream *stream);
 
 int py_array_borrow(py_array *array, const py_operand *operand, const DLPackExchange *table);
 int py_array_import(py_array *array, const py_operand *operand, void *stream);

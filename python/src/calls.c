@@ -37,7 +37,8 @@ static int check_stream(tch_device device, PyObject *stream)
 static py_context *borrow_place(tch_device device, const py_stream *stream)
 {
     bool visit = stream->passing && device.type == TCH_DEVICE_CUDA;
-    py_context *place = py_context_borrow(device, visit ? NULL : stream->handle, stream->capturing);
+    bool capturing = stream->asked && py_torch_is_capturing();
+    py_context *place = py_context_borrow(device, visit ? NULL : stream->handle, capturing);
     if (place == NULL || !visit) {
         return place;
     }

@@ -3,69 +3,57 @@
 #include "kernel.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "arguments.h"
+#include "calls.h"
 #include "contexts.h"
 #include "errors.h"
 #include "module.h"
 
 enum { LOG_SIZE = 1 << 16 };
 
-typedef struct kernel {
-    PyObject ob_base;
-    tch_device device;
-    tch_context *context;
-    tch_kernel *kernel;
-    PyThread_type_lock lock; /* who has it may use the context */
-    long process;            /* that made it: a child of a fork leaves it alone */
-    bool has_stream;
-    void *stream;
-    int32_t count;
-    py_parameter *parameters;
-} kernel;
-
 /* --- compiling ------------------------------------------------------------------------------------------------------ */
 
-/* A list or tuple of strings: *items keeps them alive. */
-static int take_strings(PyObject *value, const char *name, PyObject **items, const char ***strings, int32_t *count)
+/* A C++ compiler on the CPU says of a wrong name what it thinks of all texts of ours in which the name stands: the first
+ * sentence is what matters. False where the name is not the cause. */
+static bool blames_name(const char *log, char *cause, size_t size)
 {
-    *items = PyUnicode_Check(value) || !PySequence_Check(value) ? NULL : PySequence_Tuple(value);
-    Py_ssize_t length = *items != NULL ? PyTuple_Size(*items) : 0;
-    if (*items == NULL || length > INT32_MAX) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "%s must be a sequence of strings", name);
-        }
-        return -1;
+    static const char title[] = "the kernel's name:";
+    const char *error = strncmp(log, title, sizeof title - 1) == 0 ? strstr(log, "error: ") : NULL;
+    if (error == NULL) {
+        return false;
     }
-    *strings = PyMem_Calloc((size_t)length + 1, sizeof **strings);
-    if (*strings == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < length; i++) {
-        char label[48];
-        snprintf(label, sizeof label, "%s[%d]", name, (int)i);
-        if (py_take_string(PyTuple_GetItem(*items, i), label, &(*strings)[i]) < 0) {
-            return -1;
-        }
-    }
-    *count = (int32_t)length;
-    return 0;
+    error += strlen("error: ");
+    snprintf(cause, size, "%.*s", (int)strcspn(error, "\n"), error);
+    return true;
 }
 
 /* The compiler's log is the message where there is one: the library's own is cut to a few hundred characters of it. */
-static void fail_to_compile(tch_status status, const char *log)
+static void fail_to_compile(const py_kernel *self, tch_status status, const tch_kernel_config *config)
 {
-    bool has_log = status == TCH_ERR_INVALID_ARGUMENT && log[0] != '\0';
-    if (has_log || status == TCH_ERR_UNAVAILABLE) {
-        PyErr_Format(py_kernel_error, "%s", has_log ? log : tch_last_error());
+    char device[32], cause[512], *log = config->log;
+    if (status != TCH_ERR_INVALID_ARGUMENT || log[0] == '\0') {
+        if (status == TCH_ERR_UNAVAILABLE) {
+            PyErr_SetString(py_kernel_error, tch_last_error());
+        } else {
+            py_fail(status);
+        }
+        return;
+    }
+    for (size_t end = strlen(log); end > 0 && log[end - 1] == '\n'; end--) {
+        log[end - 1] = '\0';
+    }
+    py_device_text(self->device, device, sizeof device);
+    if (blames_name(log, cause, sizeof cause)) {
+        PyErr_Format(py_kernel_error, "the source has no kernel %s for %s: %s", config->name, device, cause);
     } else {
-        py_fail(status);
+        PyErr_Format(py_kernel_error, "kernel %s does not compile for %s:\n%s", config->name, device, log);
     }
 }
 
-static int describe_parameters(kernel *self)
+static int describe_parameters(py_kernel *self)
 {
     tch_kernel_info info = TCH_KERNEL_INFO_INIT;
     tch_status status = tch_kernel_get_info(self->kernel, &info);
@@ -86,14 +74,14 @@ static int describe_parameters(kernel *self)
     return 0;
 }
 
-static tch_status build(kernel *self, const tch_kernel_config *config)
+static tch_status build(py_kernel *self, const tch_kernel_config *config)
 {
     char text[32];
     tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
     return status == TCH_OK ? tch_kernel_compile(self->context, config, &self->kernel) : status;
 }
 
-static int compile(kernel *self, tch_kernel_config *config)
+static int compile(py_kernel *self, tch_kernel_config *config)
 {
     tch_status status;
     self->lock = PyThread_allocate_lock();
@@ -109,57 +97,39 @@ static int compile(kernel *self, tch_kernel_config *config)
     status = build(self, config);
     Py_END_ALLOW_THREADS;
     if (status != TCH_OK) {
-        fail_to_compile(status, config->log);
+        fail_to_compile(self, status, config);
     }
     PyMem_Free(config->log);
     return status == TCH_OK ? describe_parameters(self) : -1;
 }
 
-static int take_optional(PyObject *value, const char *name, const char **text)
-{
-    return value == Py_None ? 0 : py_take_string(value, name, text);
-}
-
 /* Everything is settled when the object is made, so that there is no half-made one. */
-static int prepare(kernel *self, PyObject *const *v)
+static int prepare(py_kernel *self, PyObject *device, PyObject *const *source)
 {
-    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
-    PyObject *options = NULL, *includes = NULL;
-    const char **option_texts = NULL, **include_texts = NULL;
-    bool cache = true;
-    int failed = take_optional(v[0], "source", &config.source) < 0 || take_optional(v[1], "path", &config.path) < 0 ||
-                 py_take_string(v[2], "name", &config.name) < 0 || py_take_device(v[3], "device", &self->device) < 0 ||
-                 take_strings(v[4], "options", &options, &option_texts, &config.option_count) < 0 ||
-                 take_strings(v[5], "includes", &includes, &include_texts, &config.include_count) < 0 ||
-                 py_take_bool(v[6], "cache", &cache) < 0;
-    if (!failed) {
-        config.options = option_texts;
-        config.includes = include_texts;
-        config.use_cache = cache;
-        failed = compile(self, &config);
+    py_kernel_source taken;
+    if (py_take_device(device, "device", &self->device) < 0 || py_kernel_source_take(&taken, source) < 0) {
+        return -1;
     }
-    PyMem_Free((void *)option_texts);
-    PyMem_Free((void *)include_texts);
-    Py_XDECREF(options);
-    Py_XDECREF(includes);
-    return failed ? -1 : 0;
+    int failed = compile(self, &taken.config);
+    py_kernel_source_release(&taken);
+    return failed;
 }
 
 static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"source", "path", "name", "device", "options", "includes", "cache", NULL};
-    PyObject *v[7];
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOOO:Kernel", names, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5],
-                                     &v[6])) {
+    static char *names[] = {"device", "source", "path", "name", "options", "includes", "cache", NULL};
+    PyObject *device, *v[PY_KERNEL_SOURCE];
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOOOOO:Kernel", names, &device, &v[0], &v[1], &v[2], &v[3],
+                                     &v[4], &v[5])) {
         return NULL;
     }
     allocfunc allocate = (allocfunc)(uintptr_t)PyType_GetSlot(type, Py_tp_alloc);
-    kernel *self = (kernel *)(void *)allocate(type, 0);
+    py_kernel *self = (py_kernel *)(void *)allocate(type, 0);
     if (self == NULL) {
         return NULL;
     }
     self->process = (long)getpid();
-    if (prepare(self, v) < 0) {
+    if (prepare(self, device, v) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -173,7 +143,7 @@ static int take_extent(PyObject *value, const char *name, int64_t extent[3])
 {
     extent[0] = extent[1] = extent[2] = 1;
     if (!PyTuple_Check(value) && !PyList_Check(value)) {
-        return py_take_int(value, name, 0, INT64_MAX, &extent[0]);
+        return py_take_int(value, name, 0, INT32_MAX, &extent[0]);
     }
     Py_ssize_t length = PySequence_Size(value);
     if (length < 1 || length > 3) {
@@ -184,7 +154,7 @@ static int take_extent(PyObject *value, const char *name, int64_t extent[3])
         char label[24];
         snprintf(label, sizeof label, "%s[%d]", name, (int)i);
         PyObject *item = PySequence_GetItem(value, i);
-        int failed = item == NULL ? -1 : py_take_int(item, label, 0, INT64_MAX, &extent[i]);
+        int failed = item == NULL ? -1 : py_take_int(item, label, 0, INT32_MAX, &extent[i]);
         Py_XDECREF(item);
         if (failed < 0) {
             return -1;
@@ -193,7 +163,7 @@ static int take_extent(PyObject *value, const char *name, int64_t extent[3])
     return 0;
 }
 
-static tch_status follow_stream(kernel *self, void *wanted)
+static tch_status follow_stream(py_kernel *self, void *wanted)
 {
     if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && wanted == self->stream)) {
         return TCH_OK;
@@ -205,7 +175,7 @@ static tch_status follow_stream(kernel *self, void *wanted)
 }
 
 /* Without the GIL. A stream that may be gone after the call is left at once, see py_stream. */
-static tch_status launch_locked(kernel *self, const py_launch *launch)
+static tch_status launch_locked(py_kernel *self, const py_launch *launch)
 {
     tch_status status = follow_stream(self, launch->stream.handle);
     if (status == TCH_OK) {
@@ -221,18 +191,20 @@ static tch_status launch_locked(kernel *self, const py_launch *launch)
     return status;
 }
 
-static PyObject *run(kernel *self, const py_launch *launch)
+PyObject *py_kernel_run(py_kernel *self, const py_launch *launch)
 {
     tch_status status;
     Py_BEGIN_ALLOW_THREADS;
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    int64_t began = py_library_clock(0);
     status = launch_locked(self, launch);
+    (void)py_library_clock(began);
     PyThread_release_lock(self->lock);
     Py_END_ALLOW_THREADS;
     return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
 }
 
-static int check_call(const kernel *self, PyObject *args)
+static int check_call(const py_kernel *self, PyObject *args)
 {
     if (self->process != (long)getpid()) {
         PyErr_SetString(PyExc_RuntimeError, "this kernel belongs to the parent process");
@@ -253,7 +225,7 @@ static int check_call(const kernel *self, PyObject *args)
 static PyObject *launch(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     static const char *const names[] = {"grid", "block", "args", "shared_mem", "stream", "allow_strided", NULL};
-    kernel *self = (kernel *)object;
+    py_kernel *self = (py_kernel *)object;
     PyObject *v[6], *result = NULL;
     tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
     bool strided = false;
@@ -270,7 +242,7 @@ static PyObject *launch(PyObject *object, PyObject *const *args, Py_ssize_t coun
     made->shape = shape;
     made->strided = strided;
     if (py_launch_take(made, self->parameters, v[2], self->device, v[4]) == 0) {
-        result = run(self, made);
+        result = py_kernel_run(self, made);
     }
     py_launch_free(made);
     return result;
@@ -281,7 +253,7 @@ static PyObject *launch(PyObject *object, PyObject *const *args, Py_ssize_t coun
 static PyObject *parameters(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     static const char *const names[] = {NULL};
-    kernel *self = (kernel *)object;
+    py_kernel *self = (py_kernel *)object;
     if (py_arguments("parameters", names, 0, args, count, keywords, NULL) < 0) {
         return NULL;
     }
@@ -298,7 +270,7 @@ static PyObject *parameters(PyObject *object, PyObject *const *args, Py_ssize_t 
 static PyObject *info(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     static const char *const names[] = {NULL};
-    kernel *self = (kernel *)object;
+    py_kernel *self = (py_kernel *)object;
     tch_kernel_info is = TCH_KERNEL_INFO_INIT;
     if (py_arguments("info", names, 0, args, count, keywords, NULL) < 0) {
         return NULL;
@@ -315,7 +287,7 @@ static PyObject *info(PyObject *object, PyObject *const *args, Py_ssize_t count,
 
 static void deallocate(PyObject *object)
 {
-    kernel *self = (kernel *)object;
+    py_kernel *self = (py_kernel *)object;
     PyTypeObject *type = Py_TYPE(object);
     if (self->process == (long)getpid()) {
         tch_kernel_destroy(self->kernel);
@@ -339,7 +311,7 @@ static PyObject *cache_folder(PyObject *module, PyObject *const *args, Py_ssize_
         return NULL;
     }
     const char *folder = tch_kernel_cache_folder();
-    return folder == NULL ? Py_NewRef(Py_None) : PyUnicode_DecodeFSDefault(folder);
+    return folder == NULL ? py_fail(TCH_ERR_IO) : PyUnicode_DecodeFSDefault(folder);
 }
 
 static PyObject *cache_limit(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
@@ -370,14 +342,18 @@ int py_kernel_register(PyObject *module)
         {Py_tp_methods, methods},
         {0, NULL},
     };
-    static PyType_Spec spec = {"torchium._C.Kernel", sizeof(kernel), 0, Py_TPFLAGS_DEFAULT, slots};
+    static PyType_Spec spec = {"torchium._C.Kernel", sizeof(py_kernel), 0, Py_TPFLAGS_DEFAULT, slots};
     static PyMethodDef functions[] = {
-        PY_METHOD("kernel_cache_folder", cache_folder, "Where compiled kernels are kept, or None."),
+        PY_METHOD("kernel_cache_folder", cache_folder,
+                  "Where compiled kernels are kept; an OSError tells why nowhere."),
         PY_METHOD("kernel_cache_limit", cache_limit, "Removes what was used longest ago until the rest fits."),
         {NULL, NULL, 0, NULL}};
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    static PyObject *type; /* there is room for one interpreter only, see module.c */
+    if (type == NULL) {    /* a module that is imported once more has the same type, so that kernels serve both */
+        type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    }
     int failed = type == NULL || PyModule_AddObjectRef(module, "Kernel", type) < 0 ||
-                 PyModule_AddFunctions(module, functions) < 0;
-    Py_XDECREF(type);
+                 PyModule_AddFunctions(module, functions) < 0 ||
+                 py_elementwise_register(module, (PyTypeObject *)type) < 0;
     return failed ? -1 : 0;
 }

@@ -1,4 +1,5 @@
-/* The arguments of a launch: Python objects as what the parameters of a kernel want. */
+/* The inside of torchium._C.Kernel, and the arguments of a launch: Python objects as what the parameters of a kernel
+ * want. */
 #ifndef TORCHIUM_PYTHON_KERNEL_H
 #define TORCHIUM_PYTHON_KERNEL_H
 
@@ -14,6 +15,27 @@ typedef struct py_parameter {
     char label[PY_KERNEL_LABEL];
 } py_parameter;
 
+/* torchium._C.Kernel. */
+typedef struct py_kernel {
+    PyObject ob_base;
+    tch_device device;
+    tch_context *context;
+    tch_kernel *kernel;
+    PyThread_type_lock lock; /* who has it may use the context */
+    long process;            /* that made it: a child of a fork leaves it alone */
+    bool has_stream;
+    void *stream;
+    int32_t count;
+    py_parameter *parameters;
+} py_kernel;
+
+/* What is to be compiled. */
+typedef struct py_kernel_source {
+    tch_kernel_config config;
+    PyObject *options, *includes; /* keep the texts alive */
+    const char **option_texts, **include_texts;
+} py_kernel_source;
+
 /* Everything one launch needs, in one piece of memory, so that launches of one kernel do not meet in it. */
 typedef struct py_launch {
     int32_t count;
@@ -27,6 +49,12 @@ typedef struct py_launch {
     PyObject **bytes; /* what structs were read from */
 } py_launch;
 
+/* Takes source, path, name, options, includes and cache, of which source or path may be None. 0, or -1 with an exception
+ * set and nothing to release. The texts are good while the caller holds the objects. */
+enum { PY_KERNEL_SOURCE = 6 };
+int py_kernel_source_take(py_kernel_source *source, PyObject *const *values);
+void py_kernel_source_release(py_kernel_source *source);
+
 /* Writes `type` and `label` for the parameter of that number, from 0. */
 void py_parameter_describe(py_parameter *parameter, int32_t index);
 
@@ -38,5 +66,14 @@ void py_launch_free(py_launch *launch);
  * exception set. */
 int py_launch_take(py_launch *launch, const py_parameter *parameters, PyObject *args, tch_device device,
                    PyObject *stream);
+
+/* Launches it with what py_launch_take, or the caller himself, has put there. None, or NULL with an exception set. */
+PyObject *py_kernel_run(py_kernel *self, const py_launch *launch);
+
+/* 1 where autograd would have to know of a write to the object, or of a use of it; 0, or -1 with an exception set. */
+int py_is_watched(PyObject *object);
+
+/* Adds the type Elementwise, which is made of a kernel. */
+int py_elementwise_register(PyObject *module, PyTypeObject *made_of);
 
 #endif

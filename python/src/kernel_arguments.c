@@ -171,31 +171,40 @@ static int take_value(PyObject *object, const py_parameter *parameter, tch_kerne
 
 /* --- arrays --------------------------------------------------------------------------------------------------------- */
 
-/* 1 where autograd would have to know of a write, 0, or -1 with an exception set. */
-static int is_watched(PyObject *object)
+/* The module is there where a tensor is. */
+static int is_grad_enabled(void)
 {
-    PyObject *answer = PyObject_GetAttrString(object, "requires_grad");
-    bool requires_grad = answer == Py_True;
+    static PyObject *module_name, *name;
+    if (name == NULL) {
+        module_name = PyUnicode_InternFromString("torch");
+        name = PyUnicode_InternFromString("is_grad_enabled");
+    }
+    PyObject *torch = module_name != NULL && name != NULL ? PyImport_GetModule(module_name) : NULL;
+    PyObject *question = torch != NULL ? PyObject_GetAttr(torch, name) : NULL;
+    PyObject *enabled = question != NULL ? PyObject_CallNoArgs(question) : NULL;
+    Py_XDECREF(torch);
+    Py_XDECREF(question);
+    Py_XDECREF(enabled);
+    return PyErr_Occurred() ? -1 : enabled == Py_True;
+}
+
+int py_is_watched(PyObject *object)
+{
+    static PyObject *name;
+    if (name == NULL && (name = PyUnicode_InternFromString("requires_grad")) == NULL) {
+        return -1;
+    }
+    PyObject *answer = PyObject_GetAttr(object, name);
     Py_XDECREF(answer);
     if (answer == NULL) {
         PyErr_Clear();
     }
-    if (!requires_grad) {
-        return 0;
-    }
-    PyObject *torch = PyImport_ImportModule("torch");
-    PyObject *question = torch != NULL ? PyObject_GetAttrString(torch, "is_grad_enabled") : NULL;
-    PyObject *enabled = question != NULL ? PyObject_CallNoArgs(question) : NULL;
-    int watched = enabled == NULL ? -1 : enabled == Py_True;
-    Py_XDECREF(enabled);
-    Py_XDECREF(question);
-    Py_XDECREF(torch);
-    return watched;
+    return answer == Py_True ? is_grad_enabled() : 0;
 }
 
 static int check_watched(PyObject *object, const py_parameter *parameter)
 {
-    int watched = parameter->is.is_const ? 0 : is_watched(object);
+    int watched = parameter->is.is_const ? 0 : py_is_watched(object);
     if (watched > 0) {
         PyErr_Format(PyExc_RuntimeError,
                      "%s requires a gradient, and the kernel may write to it: use torch.no_grad() or its detach(), or "
@@ -262,7 +271,7 @@ static int take_array(py_launch *launch, const py_parameter *parameter, PyObject
 static int take_arrays(py_launch *launch, const py_parameter *parameters, tch_device device, PyObject *stream)
 {
     if (py_arrays_take(launch->arrays, launch->tensors, launch->operands, launch->count, stream, &launch->stream) < 0) {
-        memset((void *)launch->tensors, 0, (size_t)launch->count * sizeof *launch->tensors); /* nothing to release */
+        memset((void *)launch->tensors, 0, (size_t)launch->count * sizeof(tch_tensor *)); /* nothing to release */
         return -1;
     }
     if (device.type == TCH_DEVICE_CPU) {

@@ -56,7 +56,7 @@ PyObject *py_optimizer_done(py_optimizer *self, tch_status status);
 
 void py_place_set(py_place *place, const tch_tensor *tensor);
 
-/* Methods: of optimizer_groups.c, optimizer_step.c and optimizer_state.c. */
+/* Methods: of optimizer_groups.c, optimizer_step.c, optimizer_state.c and optimizer_kernel.c. */
 PyObject *py_optimizer_add_group(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
 PyObject *py_optimizer_set_config(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
 PyObject *py_optimizer_set_lr(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
@@ -68,6 +68,9 @@ PyObject *py_optimizer_get_counts(PyObject *object, PyObject *const *args, Py_ss
 PyObject *py_optimizer_set_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
 PyObject *py_optimizer_memory(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
 PyObject *py_optimizer_stats(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_set_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_clear_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_get_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
 PyObject *py_optim_forecast(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
 
 #endif

@@ -290,6 +290,27 @@ class Optimizer:
     def set_counts(self, parameter: int, counts: Sequence[int]) -> None: ...
     def memory(self) -> dict[str, int]: ...
     def stats(self) -> dict[str, float]: ...
+    def set_kernel(
+        self,
+        part: str,
+        source: str | None,
+        path: str | None,
+        name: str,
+        options: Sequence[str],
+        includes: Sequence[str],
+        cache: bool,
+        tolerance: float = 0.0,
+        most_size: int = 0,
+        threads: int = 0,
+        shared_bytes: int = 0,
+    ) -> None:
+        """A kernel of the user's for 'root' or 'update'. Groups that come later have the built-in until it is set
+        again."""
+
+    def clear_kernel(self, part: str) -> None: ...
+    def get_kernel(self, part: str) -> dict[str, Any]:
+        """in_use, reason, served, left, launches, refused, worst."""
+
     def set_range_hook(self, push: Callable[[str], object] | None, pop: Callable[[], object] | None) -> None: ...
 
 # --- curvature --------------------------------------------------------------------------------------------------------
@@ -365,10 +386,10 @@ class Kernel:
 
     def __init__(
         self,
+        device: str,
         source: str | None,
         path: str | None,
         name: str,
-        device: str,
         options: Sequence[str],
         includes: Sequence[str],
         cache: bool,
@@ -386,5 +407,18 @@ class Kernel:
     def info(self) -> dict[str, Any]:
         """registers, shared_bytes, local_bytes, max_threads, suggested_threads, suggested_blocks, from_cache."""
 
-def kernel_cache_folder() -> str | None: ...
+class Elementwise:
+    """The short way through a call of torchium.elementwise, with a kernel whose parameters are the number of elements,
+    the number of packs of 16 bytes, `inputs` inputs and the outputs, which have these dtypes, or that of the first
+    tensor where it is None."""
+
+    def __init__(
+        self, kernel: Kernel, inputs: int, dtypes: tuple[Any, ...], width: int, threads: int, blocks: int, grain: int
+    ) -> None: ...
+    def run(self, inputs: tuple[Any, ...], out: Any) -> Any:
+        """The result, or a tuple of several; None where the call is of another kind."""
+
+def kernel_cache_folder() -> str:
+    """Where compiled kernels are kept. An OSError where there is no folder that can be used."""
+
 def kernel_cache_limit(bytes: int) -> None: ...

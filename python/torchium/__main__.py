@@ -76,6 +76,7 @@ def _sections(report: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
         sections["Environment"] = [(f"{name} =", value) for name, value in report["environment"].items()]
     if library:
         sections["Self-test"] = [_test_row(test) for test in report["tests"]]
+        sections["Kernels of your own"] = list(report["kernels"].items())
     problems = [(f"{i}.", f"{p['what']}. {_sentence(p['remedy'])}") for i, p in enumerate(report["problems"], 1)]
     sections["Problems"] = problems or [("none", "")]
     return sections
@@ -91,7 +92,13 @@ def _files(report: dict[str, Any]) -> list[tuple[str, str]]:
     library = report["library"]
     if library:
         rows += [("extension", library["extension"]), ("library", library["file"])]
-    names = {"libopenblas": "OpenBLAS", "libgomp": "OpenMP", "libcublas": "cuBLAS", "libcusolver": "cuSOLVER"}
+    names = {
+        "libopenblas": "OpenBLAS",
+        "libgomp": "OpenMP",
+        "libcublas": "cuBLAS",
+        "libcusolver": "cuSOLVER",
+        "libnvrtc": "NVRTC",
+    }
     return rows + [(title, ", ".join(report["loaded"][key])) for key, title in names.items() if key in report["loaded"]]
 
 

@@ -3,7 +3,7 @@ which element i of every array lies at place i, so that the kernel is a loop ove
 written by torchium._elementwise_source.
 
 A kernel is made for each signature: the device, the type that T stands for, and which inputs are arrays, arrays of one
-element or numbers.
+element or numbers. Where nothing has to be brought anywhere, later calls of the signature go through _C.Elementwise.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchium import _C
+from torchium import _C, kernels
 from torchium import _elementwise_operands as operands
 from torchium import _elementwise_source as text
-from torchium.kernels import Kernel
 
 # Elements below which another thread costs more than it saves on the CPU.
 _GRAIN = 16384
+# Signatures that have a short way; each that does not fit costs a call some hundred nanoseconds.
+_MOST_SHORT = 8
 # Blocks of a GPU's kernel for each that fits on the device at once: a few, so that the last ones end together.
 _WAVES = 4
+
+# torch.compiler.disable loads the compiler when a module is imported; this one when it is first called.
+_untraced = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
 
 
 class _Plan(NamedTuple):
@@ -37,20 +41,11 @@ class _Plan(NamedTuple):
 
 
 class _Compiled(NamedTuple):
-    kernel: Kernel
+    kernel: kernels.Kernel
     device: str
     width: int  # elements that a thread of a GPU takes at once
     threads: int
     blocks: int
-
-
-class _Quick(NamedTuple):
-    """For calls that need no conversion, with contiguous tensors of one shape."""
-
-    compiled: _Compiled
-    first: int  # the place of a tensor among the inputs
-    arrays: tuple[int, ...]  # the places of all
-    dtypes: list[torch.dtype]  # of the outputs
 
 
 class Elementwise:
@@ -81,15 +76,19 @@ class Elementwise:
         self._derivative = _by_name(derivative, [d.name for d in self._inputs])
         self._gradients: dict[tuple[str, ...], Elementwise] = {}
         self._compiled: dict[Any, _Compiled] = {}
-        self._quick: dict[Any, _Quick] = {}
+        self._short: tuple[_C.Elementwise, ...] = ()  # for calls like those that were made, the latest kind first
+        self._known: set[Any] = set()
 
     def __call__(self, *inputs: Any, out: Tensor | Sequence[Tensor] | None = None) -> Tensor | tuple[Tensor, ...]:
         """Broadcasts its arguments as PyTorch does and returns a new tensor for each output, or writes to `out`."""
-        results = self._quickly(inputs, out)
-        if results is None:
-            results = self._carefully(inputs, out)
+        for short in self._short:
+            results = short.run(inputs, out)
+            if results is not None:
+                return results
+        results = self._carefully(inputs, out)
         return results[0] if len(self._outputs) == 1 else tuple(results)
 
+    @_untraced
     def _carefully(self, inputs: Sequence[Any], out: Any) -> Sequence[Tensor]:
         plan = self._plan(inputs)
         watched = self._watched(inputs)
@@ -234,72 +233,36 @@ class Elementwise:
                 None if plan.promoted is None else operands.NAMES[plan.promoted],
             )
             device = "cpu" if plan.device.type == "cpu" else f"cuda:{plan.device.index}"
-            kernel = Kernel(source, self.name, self._options)
+            kernel = kernels.Kernel(source, self.name, self._options)
             info = kernel._on(device).info()
             threads = info["suggested_threads"] if device != "cpu" else 1
             compiled = _Compiled(kernel, device, width, threads, max(1, _WAVES * info["suggested_blocks"]))
             self._compiled[key] = compiled
         return compiled
 
-    # --- the short way ------------------------------------------------------------------------------------------------
-
-    def _quickly(self, inputs: Sequence[Any], out: Any) -> list[Tensor] | None:
-        """A call like one that was made before, on contiguous tensors of one shape; None where it is another."""
-        shape = device = None
-        key: list[Any] = []
-        for v in inputs:
-            if not isinstance(v, Tensor):
-                key.append(type(v))
-                continue
-            if not operands.is_plain(v):
-                return None
-            if shape is None:
-                shape, device = v.shape, v.device
-            elif v.shape != shape or v.device != device:
-                return None
-            key.append(v.dtype)
-        quick = self._quick.get((device, *key))
-        if quick is None or shape.numel() == 0:
-            return None
-        arrays = [inputs[i] for i in quick.arrays]
-        if out is None:
-            like = inputs[quick.first]
-            results = [torch.empty_like(like, dtype=dtype) for dtype in quick.dtypes]
-        else:
-            results = self._quick_out(out, quick, arrays)
-            if results is None:
-                return None
-        self._launch(quick.compiled, shape.numel(), (*inputs, *results), arrays + results)
-        for t in results if out is not None else ():
-            torch.autograd.graph.increment_version(t)
-        return results
-
-    def _quick_out(self, out: Any, quick: _Quick, arrays: list[Tensor]) -> list[Tensor] | None:
-        """`out` as a list, where it can be written to as it is."""
-        like = arrays[0]
-        results = [out] if isinstance(out, Tensor) else list(out) if isinstance(out, (list, tuple)) else []
-        if len(results) != len(quick.dtypes):
-            return None
-        for t, dtype in zip(results, quick.dtypes, strict=True):
-            if not isinstance(t, Tensor) or not operands.is_plain(t):
-                return None
-            if t.dtype != dtype or t.shape != like.shape or t.device != like.device:
-                return None
-        return None if operands.meet(arrays, results, like.numel()) else results
-
     def _remember(self, plan: _Plan, inputs: Sequence[Any]) -> None:
-        """Makes the next call like this one a short one."""
-        tensors = [i for i, v in enumerate(inputs) if isinstance(v, Tensor)]
-        kinds = tuple(text.ARRAY if isinstance(v, Tensor) else text.NUMBER for v in inputs)
-        if plan.kinds != kinds or plan.shape.numel() == 0:
+        """Makes the next call like this one, if its tensors are contiguous too, a short one. That wants tensors of one
+        shape, numbers of Python's own types, and nothing to be converted; and a tensor that tells what T is."""
+        key = (kernels._forks, plan.device, plan.promoted, plan.kinds)
+        tensors = [v for v in inputs if isinstance(v, Tensor)]
+        if key in self._known or len(tensors) != plan.kinds.count(text.ARRAY) or plan.shape.numel() == 0:
             return
-        for v, dtype in zip(inputs, plan.dtypes, strict=False):
-            exact = v.dtype == dtype if isinstance(v, Tensor) else type(v) in (int, float) and dtype.is_floating_point
-            if not exact or (isinstance(v, Tensor) and v.shape != plan.shape):
-                return
-        key = [v.dtype if isinstance(v, Tensor) else type(v) for v in inputs]
-        dtypes = plan.dtypes[len(inputs) :]
-        self._quick[(plan.device, *key)] = _Quick(self._kernel(plan), tensors[0], tuple(tensors), dtypes)
+        told = {isinstance(v, Tensor) for d, v in zip(self._inputs, inputs, strict=True) if d.type == "T"}
+        if told == {False} or not all(_is_exact(v, t, plan.shape) for v, t in zip(inputs, plan.dtypes, strict=False)):
+            return
+        compiled = self._kernel(plan)
+        dtypes = tuple(None if t == tensors[0].dtype else t for t in plan.dtypes[len(inputs) :])
+        short = _C.Elementwise(
+            compiled.kernel._on(compiled.device),
+            len(inputs),
+            dtypes,
+            compiled.width,
+            compiled.threads,
+            compiled.blocks,
+            _GRAIN,
+        )
+        self._known.add(key)
+        self._short = (short, *self._short[: _MOST_SHORT - 1])
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
@@ -390,6 +353,13 @@ class _Last(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         raise RuntimeError(f"the derivative of {ctx.name} cannot be differentiated again")
+
+
+def _is_exact(value: Any, dtype: torch.dtype, shape: torch.Size) -> bool:
+    """Whether an input goes to the kernel as it is."""
+    if isinstance(value, Tensor):
+        return value.dtype == dtype and value.shape == shape
+    return type(value) is int or (type(value) is float and dtype.is_floating_point)
 
 
 def _summed(gradient: Tensor, like: Tensor) -> Tensor:

@@ -106,27 +106,6 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     return ends[0][0] < ends[1][1] and ends[1][0] < ends[0][1]
 
 
-def is_plain(t: Tensor) -> bool:
-    """An ordinary contiguous tensor, from which autograd wants nothing."""
-    ordinary = type(t) is Tensor or type(t) is torch.nn.Parameter
-    if not ordinary or t.layout is not torch.strided or not t.is_contiguous() or t.is_neg():
-        return False
-    return not t.requires_grad or not torch.is_grad_enabled()
-
-
-def meet(reads: list[Tensor], writes: list[Tensor], count: int) -> bool:
-    """For contiguous tensors of `count` elements: whether what is written overlaps anything else, other than an input
-    that lies in exactly the same place."""
-    sources = [(t.data_ptr(), t.element_size()) for t in reads]
-    targets = [(t.data_ptr(), t.element_size()) for t in writes]
-    for i, (p, size) in enumerate(targets):
-        others = [s for s in sources if s != (p, size)] + targets[:i]
-        for q, other in others:
-            if p < q + other * count and q < p + size * count:
-                return True
-    return False
-
-
 def clash(out: Tensor, v: Tensor) -> bool:
     """Whether writing `out` element by element would change elements of `v` that are read later."""
     same = out.data_ptr() == v.data_ptr() and out.dtype == v.dtype and out.shape == v.shape and same_layout(out, v)

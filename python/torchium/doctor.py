@@ -20,7 +20,16 @@ from torchium import selftest
 Report = dict[str, Any]
 
 # Libraries whose file matters when something is slow or clashes: how their file names begin.
-_LIBRARIES = ("libtorchium", "libopenblas", "libgomp", "libcuda.", "libcudart", "libcublas.", "libcusolver.")
+_LIBRARIES = (
+    "libtorchium",
+    "libopenblas",
+    "libgomp",
+    "libcuda.",
+    "libcudart",
+    "libcublas.",
+    "libcusolver.",
+    "libnvrtc.",
+)
 # What each missing library is called where people can get it.
 _PACKAGES = {
     "libgomp": "it comes with gcc; Debian and Ubuntu: apt-get install libgomp1",
@@ -32,11 +41,15 @@ _OPENBLAS = (
 _VARIABLES = (
     "TORCHIUM_BACKEND_PATH",
     "TORCHIUM_BLAS",
+    "TORCHIUM_CACHE",
+    "TORCHIUM_CACHE_SIZE",
     "TORCHIUM_CPU",
     "TORCHIUM_CUBLAS",
     "TORCHIUM_CUDA_PATH",
     "TORCHIUM_CUSOLVER",
+    "TORCHIUM_CXX",
     "TORCHIUM_DEBUG_SYNC",
+    "TORCHIUM_NVRTC",
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
     "OPENBLAS_CORETYPE",
@@ -59,6 +72,7 @@ def examine() -> Report:
         _compare_versions(report)
         _compare_cuda(report)
         report["tests"] = _run_tests(report)
+        report["kernels"] = _examine_kernels(report)
     report["loaded"] = loaded_libraries()
     return report
 
@@ -159,6 +173,28 @@ def _compare_cuda(report: Report) -> None:
     reason = cuda["reason"] if cuda is not None else "this build knows no CUDA module"
     what, _, remedy = reason.partition("; ")
     _problem(report, f"PyTorch uses {torch['gpus'][0]} and Torchium does not: {what}", remedy)
+
+
+def _examine_kernels(report: Report) -> Report:
+    """Whether kernels of one's own can be compiled, and where they are kept. Who has none needs neither, so that what
+    is missing is no problem."""
+    from torchium import _C
+
+    def answer(ask: Any) -> str:
+        try:
+            return ask()
+        except Exception as error:
+            return f"no: {error}"
+
+    def compiled(device: str) -> str:
+        source = "__global__ void nothing(float *x) {}"
+        _C.Kernel(device, source, None, "nothing", (), (), True)
+        return "compiled"
+
+    names = [device["device"] for device in report["library"]["devices"]]
+    return {name: answer(lambda name=name: compiled(name)) for name in names} | {
+        "cache": answer(_C.kernel_cache_folder)
+    }
 
 
 def _run_tests(report: Report) -> list[Report]:

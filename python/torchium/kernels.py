@@ -29,6 +29,18 @@ _BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _TEMPLATE = re.compile(r"template\s*<[^;{}]*>\s*$")
 
+# How many forks this process came by. A child compiles anew: what the parent has belongs to the parent's threads.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
 
 def kernel(
     source: str | os.PathLike[str],
@@ -128,13 +140,12 @@ class Kernel:
         return -(-n // threads), threads
 
     def _on(self, device: str) -> _C.Kernel:
-        # A child of a fork has its own: what the parent compiled belongs to the parent's threads.
-        place = (device, os.getpid())
+        place = (device, _forks)
         compiled = self._compiled.get(place)
         if compiled is None:
             with self._lock:
                 compiled = self._compiled.get(place) or _C.Kernel(
-                    self._source, self._path, self.name, device, self._options, self._include_dirs, self._cache
+                    device, self._source, self._path, self.name, self._options, self._include_dirs, self._cache
                 )
                 self._compiled[place] = compiled
                 self._written = tuple(
@@ -184,8 +195,8 @@ def elementwise(
 # --- the source -------------------------------------------------------------------------------------------------------
 
 
-def _read(source: Any) -> tuple[str, str | None]:
-    """The text, and the path it came from."""
+def _read(source: Any, words: tuple[str, ...] = ("__global__",)) -> tuple[str, str | None]:
+    """The text, and the path it came from. A text has one of the words in it."""
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"source must be CUDA C source or the path of a .cu file, got {type(source).__name__!r}")
     if isinstance(source, os.PathLike) or source.endswith(".cu"):
@@ -193,8 +204,8 @@ def _read(source: Any) -> tuple[str, str | None]:
         if not isinstance(path, str):
             raise TypeError("source must be a path of text, got one of bytes")
         return Path(path).read_text(encoding="utf-8", errors="replace"), path
-    if "__global__" not in source:
-        raise ValueError("source has no __global__ function, and is no path either, which ends in .cu")
+    if not any(word in source for word in words):
+        raise ValueError(f"source has no {' or '.join(words)} function, and is no path either, which ends in .cu")
     return source, None
 
 

@@ -374,6 +374,85 @@ def test_errors_of_the_compiler_have_the_operations_lines(device):
         torchium.elementwise("float x", "float y", "y = x;\0")(x)
 
 
+# --- the short way ----------------------------------------------------------------------------------------------------
+# A second call of a signature goes through _C.Elementwise, which must do exactly what the first one did, or leave it.
+
+
+def test_second_calls(device):
+    axpy = torchium.elementwise("T a, T x, T y", "T z", "z = a * x + y", "axpy")
+    for dtype in (torch.float32, torch.float16, torch.int32, torch.float32):
+        for n in (5, 1000, 100_003):
+            x, y = (torch.randint(-9, 9, (n,), device=device).to(dtype) for _ in range(2))
+            for a in (2, 2.5 if dtype.is_floating_point else 3, True, torch.tensor(2, dtype=dtype, device=device)):
+                expected = torch.add(y, a * x)
+                for out in (None, torch.empty_like(x)):
+                    z = axpy(a, x, y, out=out)
+                    assert z.dtype == dtype and torch.equal(z, expected) and (out is None or z is out)
+    assert len(axpy._short) == 3
+
+
+def test_short_and_other_calls_in_turns(device):
+    axpy = torchium.elementwise("T a, T x, T y", "T z", "z = a * x + y", "axpy", derivative={"x": "grad * a"})
+    x, y = (torch.randn(6, 8, device=device) for _ in range(2))
+    others = [
+        (2.0, x.t(), y.t()),
+        (2.0, x[:, ::2], y[:, ::2]),
+        (2.0, x, y[0]),
+        (2.0, x[:0], y[:0]),
+        (2.0, x.double(), y),
+        (2.0, torch._neg_view(x), y),
+        (torch.randn(6, 8, device=device), x, y),
+    ]
+    for a, p, q in others:
+        close(axpy(2.0, x, y), 2 * x.double() + y.double())
+        assert torch.allclose(axpy(a, p, q).double(), a * p.double() + q.double(), rtol=1e-6, atol=1e-6)
+    for wrong in ((2.0, x), (2.0, x, y, y), (2.0, x, "y"), (None, x, y)):
+        with pytest.raises(TypeError):
+            axpy(*wrong)
+    p = x.clone().requires_grad_()
+    axpy(2.0, p, y).sum().backward()
+    assert torch.equal(p.grad, torch.full_like(p, 2.0))
+    with torch.no_grad():
+        assert not axpy(2.0, p, y).requires_grad
+
+
+def test_numbers_that_tell_what_t_is(device):
+    """Where all inputs of type T are numbers, an int and a float mean different kernels."""
+    scaled = torchium.elementwise("T a, float x", "T y", "y = a * (T)x", "scaled")
+    x = torch.full((5,), 3.5, device=device)
+    for _ in range(3):
+        assert scaled(2, x).tolist() == [6] * 5 and scaled(2, x).dtype == torch.int64
+        assert scaled(2.0, x).tolist() == [7.0] * 5 and scaled(2.0, x).dtype == torch.float32
+
+
+def test_second_calls_with_several_outputs(device):
+    both = torchium.elementwise("float x, float y", "float s, int sign, float d", "s = x + y; sign = x < y; d = x - y")
+    x, y = (torch.randn(1000, device=device) for _ in range(2))
+    for _ in range(3):
+        s, sign, d = both(x, y)
+        assert torch.equal(s, x + y) and torch.equal(sign, (x < y).int()) and torch.equal(d, x - y)
+    out = torch.empty_like(x), torch.empty_like(sign), x  # one takes the place of an input
+    expected = x + y, (x < y).int(), x - y
+    versions = [t._version for t in out]
+    assert both(x, y, out=out) == out
+    assert all(torch.equal(a, b) for a, b in zip(out, expected, strict=True))
+    assert all(t._version > before for t, before in zip(out, versions, strict=True))
+    memory = torch.empty(1001, device=device)
+    with pytest.raises(ValueError, match="overlap"):
+        both(x, y, out=(memory[1:], sign, memory[:-1]))
+
+
+def test_second_calls_of_subclasses_are_pytorchs_affair():
+    class Marked(torch.Tensor):
+        pass
+
+    twice = torchium.elementwise("float x", "float y", "y = 2 * x")
+    x = torch.ones(3)
+    for value in (x, x, x.as_subclass(Marked), torch.nn.Parameter(x), x):
+        with torch.no_grad():
+            assert twice(value).tolist() == [2.0] * 3
+
+
 # --- around it --------------------------------------------------------------------------------------------------------
 
 

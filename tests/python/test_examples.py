@@ -252,6 +252,16 @@ def test_own_kernel(script, device, tmp_path, monkeypatch):
     assert float(re.search(r"difference of a weight: (\S+)", output)[1]) < 1e-4
 
 
+def test_optimizer_kernel(script, device, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path / "kernels"))
+    output = script("optimizer_kernel.py", "--steps", "40", "--device", device)
+    losses = [float(word) for word in re.findall(r"loss (\d\S*[^,\s])", output)]
+    # The same up to rounding, which now and then turns the sign of a number near 0.
+    assert len(losses) == 2 and math.isclose(*losses, rel_tol=1e-2)
+    assert "6 parameters in 40 launches" in output
+    assert "in use: False, 1 warning" in output and "rate" in output.splitlines()[-1]
+
+
 def test_one_line(script):
     losses = [float(word) for word in re.findall(r"loss (\S+)", script("one_line.py"))]
     assert len(losses) == 2 and losses[1] < losses[0]

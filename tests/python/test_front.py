@@ -268,6 +268,16 @@ def test_doctor_text_and_json_agree(report):
     assert max(map(len, text.splitlines())) < 200
 
 
+def test_doctor_tries_a_kernel(report, tmp_path, monkeypatch):
+    assert report["kernels"]["cpu"] == "compiled" and Path(report["kernels"]["cache"]).is_absolute()
+    monkeypatch.setenv("TORCHIUM_CXX", "/no/such/compiler")
+    monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path))
+    tmp_path.chmod(0o777)
+    found = doctor._examine_kernels(report)
+    assert "TORCHIUM_CXX" in found["cpu"] and "others may write to" in found["cache"]
+    assert report["problems"] == []
+
+
 def test_doctor_tells_what_is_wrong(report):
     report = json.loads(json.dumps(report))
     doctor._problem(report, "the moon is full", "wait")

@@ -310,6 +310,14 @@ def test_errors_have_the_users_lines(device, tmp_path):
         torchium.kernel(HALVE, options=["-fplugin=x"]).compile(device)
 
 
+def test_macros_with_names_that_compilers_use(device):
+    """-D is for the source: what a compiler puts before it by itself, with templates of T and N, does not see it."""
+    source = "__global__ void fill(T *x) { for (int i = 0; i < N; i++) x[i] = i; }"
+    x = torch.zeros(5, device=device)
+    torchium.kernel(source, options=["-DT=float", "-DN=4"])(1, 1, (x,))
+    assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 0.0]
+
+
 @pytest.mark.parametrize("what", ["name", "options", "include_dirs", "path", "text"])
 def test_hostile_strings_run_nothing(tmp_path, monkeypatch, device, what):
     monkeypatch.chdir(tmp_path)
@@ -584,6 +592,17 @@ def test_cache(tmp_path, monkeypatch, device):
     x = torch.ones(4, device=device)
     kernel(1, 4, (x, 4))
     assert x.tolist() == [0.5] * 4 and not kernel.info(device)["from_cache"]
+
+
+def test_a_folder_that_is_refused(tmp_path, monkeypatch):
+    """Whoever can write there could run what he likes: kernels are compiled each time instead."""
+    monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path))
+    tmp_path.chmod(0o777)
+    with pytest.raises(OSError, match=r"others may write to .* chmod go-w"):
+        _C.kernel_cache_folder()
+    source = HALVE.replace("halve", "halve_without_a_cache")
+    assert [torchium.kernel(source).info("cpu")["from_cache"] for _ in range(2)] == [False, False]
+    assert not list(tmp_path.iterdir())
 
 
 def test_many_processes_with_one_cache(tmp_path, device):

@@ -245,7 +245,7 @@ def specimen(cls):
         return scaler
     if cls is torchium.GhostClipping:
         return cls(small_model(random), 1.0)
-    if cls is torchium.kernels.Kernel:
+    if cls in (torchium.kernels.Kernel, torchium.optim.Kernel):
         return cls(SOURCE)
     return cls(small_model(random)) if cls in (torchium.GradSampleModule, torchium.per_sample_norms) else cls()
 
@@ -270,7 +270,7 @@ class BriefKernel:
     made = None
 
     def __init__(self):
-        BriefKernel.made = BriefKernel.made or _C.Kernel(SOURCE, None, "nothing", "cpu", (), (), True)
+        BriefKernel.made = BriefKernel.made or _C.Kernel("cpu", SOURCE, None, "nothing", (), (), True)
         self.info, self.parameters = self.made.info, self.made.parameters
 
     def launch(self, grid, *positional, **keywords):
@@ -287,6 +287,9 @@ def extension_specimen(name):
         return _C.Scaler("cpu", 1024.0, 2.0, 0.5, 10, True)
     if name == "Kernel":
         return BriefKernel()
+    if name == "Elementwise":
+        source = "__global__ void same(long long n, long long packs, const float *x, float *y) { y[0] = x[0]; }"
+        return _C.Elementwise(_C.Kernel("cpu", source, None, "same", (), (), True), 1, (None,), 4, 1, 1, 100)
     if name == "Kfac":
         kfac = _C.Kfac("cpu", {}, RIGHT["layers"](random))
         kfac.observe(0, torch.ones(5, 3), torch.ones(5, 2), 1.0)

@@ -10,6 +10,7 @@ model's layers and are made from the model; KFACPreconditioner turns the gradien
 
 from .adamw import AdamW
 from .base import TorchiumOptimizer
+from .kernel import Kernel
 from .kfac import KFAC
 from .muon import Muon
 from .natural import NaturalGradient
@@ -25,6 +26,7 @@ __all__ = [
     "AdamW",
     "CUDAShampoo",
     "KFACPreconditioner",
+    "Kernel",
     "Muon",
     "NaturalGradient",
     "Shampoo",

@@ -10,6 +10,8 @@ once, or later when they get theirs. `self.state` holds views of the engines' me
 from __future__ import annotations
 
 import fnmatch
+import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -20,6 +22,7 @@ from torchium import _C
 
 from . import state as saved_state
 from .engine import Engine, Members
+from .kernel import Kernel, as_kernel, report_of
 from .options import check_config, lr_for, plain, shown
 from .placement import Arrival, Engines, Group, arrivals, labels_of, place, placed, put_back
 from .report import MemoryReport
@@ -54,6 +57,14 @@ def _mark_changed(parameters: list[torch.Tensor]) -> None:
         torch.autograd.graph.increment_version(parameter)
 
 
+def _outside() -> int:
+    """The stacklevel of the user's line: of the first caller that is neither ours nor PyTorch's."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("torchium", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def _device_of_forecast(device: torch.device) -> str:
     """A model on "meta", made to ask how much it would take, is taken to be meant for a GPU where there is one."""
     if device.type != "meta":
@@ -81,7 +92,7 @@ def _shield(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dic
 class TorchiumOptimizer(torch.optim.Optimizer):
     """What all optimizers of torchium.optim have in common; not for direct use.
 
-    Beside the contract of torch.optim.Optimizer there are `memory_report()` and `stats()`.
+    Beside the contract of torch.optim.Optimizer there are `memory_report()`, `stats()` and `set_kernel()`.
     """
 
     kind: ClassVar[str] = ""
@@ -91,15 +102,19 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     _aliases: ClassVar[dict[str, str]] = {}
     # What the library's names for options are called here, for messages.
     _names: ClassVar[dict[str, str]] = {}
+    # The parts of a step that a kernel of the user's can do.
+    _parts: ClassVar[tuple[str, ...]] = ("update",)
     # GradScaler leaves the scaling and the skipping to the step.
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: Any, defaults: dict[str, Any], kernels: Mapping[str, Any] | None = None) -> None:
         if not self.kind or not isinstance(defaults, dict):
             raise TypeError(
                 "TorchiumOptimizer is what Shampoo, SOAP, Muon, AdamW and SGD have in common; make one of these"
             )
         self._forget_engines()
+        self._kernels = {part: as_kernel(part, given) for part, given in (kernels or {}).items() if given is not None}
+        self._told: set[tuple[str, str]] = set()  # what was said of kernels that are not in use
         super().__init__(params, defaults)
 
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
@@ -234,7 +249,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         labels = labels_of(groups)
         for arrival in newcomers:
             self._check_parameters(groups, arrival.index, arrival.positions)
-        return place(
+        engines, placed_state = place(
             engines,
             newcomers,
             lambda engine, arrival: self._join(engine, arrival, groups[arrival.index], labels[arrival.index]),
@@ -242,6 +257,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             state,
             strict,
         )
+        for device in dict.fromkeys(arrival.device for arrival in newcomers):
+            for part, kernel in self._kernels.items():
+                self._tell(engines[device], part, kernel, engines[device].set_kernel(part, kernel))
+        return engines, placed_state
 
     def _admit(self) -> None:
         """Places for all that require a gradient or have one."""
@@ -255,6 +274,49 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             raise
         self.state.update(state)
         self._look_at_groups()
+
+    # --- kernels of the user's
+
+    def set_kernel(self, part: str, kernel: Kernel | str | None) -> None:
+        """A kernel of one's own for a part of the steps from now on, or with None the built-in again.
+
+        `part` is 'update', what SGD, AdamW, and the AdamW of the others do to one element; or 'root', the inverse root
+        of a factor of Shampoo. Where a kernel does not compile or fails its check, the built-in goes on, a
+        RuntimeWarning says so, and `stats()["kernels"]` has the reason. `state_dict()` has no kernels; copies and
+        pickles do.
+        """
+        who = type(self).__name__
+        if part not in self._parts:
+            known = " or ".join(map(repr, self._parts))
+            raise ValueError(f"{who}: part is {shown(part)}, expected {known}")
+        wanted = None if kernel is None else as_kernel(part, kernel)
+        changed: list[Engine] = []
+        try:
+            for engine in self._engines.values():
+                info = engine.set_kernel(part, wanted)
+                changed.append(engine)
+                self._tell(engine, part, wanted, info)
+        except BaseException:
+            for engine in changed:
+                engine.set_kernel(part, self._kernels.get(part))
+            raise
+        self._kernels.pop(part, None)
+        if wanted is not None:
+            self._kernels[part] = wanted
+
+    def _tell(self, engine: Engine, part: str, kernel: Kernel | None, info: dict[str, Any]) -> None:
+        """Warns, once for each reason, where the built-in does what a kernel was to do."""
+        if kernel is None or info["left"] == 0 or (info["in_use"] and kernel.max_size > 0):
+            return
+        if (part, info["reason"]) not in self._told:
+            self._told.add((part, info["reason"]))
+            extent = "for some parameters" if info["in_use"] else f"on {engine.device}"
+            warnings.warn(
+                f"{type(self).__name__}: the built-in is used {extent} instead of {kernel.name!r} for {part!r}: "
+                f"{info['reason']}",
+                RuntimeWarning,
+                stacklevel=_outside(),
+            )
 
     # --- a step
 
@@ -404,11 +466,12 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._collect_counts()
-        return super().__getstate__()
+        return {**super().__getstate__(), "_kernels": dict(self._kernels)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:  # from a pickle or a deepcopy: engines come with the next step
             self._forget_engines()
+            self._kernels, self._told = {}, set()
             super().__setstate__(state)
             self._complete_groups(self.param_groups)
             return
@@ -477,17 +540,24 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             parts.append(_C.optim_forecast(_device_of_forecast(arrival.device), config, parameters))
         return MemoryReport(parts, forecast=True)
 
-    def stats(self) -> dict[str, float]:
-        """A flat dictionary for loggers. Waits for the device.
+    def stats(self) -> dict[str, Any]:
+        """A dictionary for loggers, flat unless there are kernels of one's own. Waits for the device.
 
         steps: taken or skipped since the optimizer was made or loaded; skipped: of them; refreshes: of roots or bases,
             each factor counted; failed: factors whose latest refresh failed, which go on with their last good root;
             worst_residual: the largest error certificate among the latest roots.
+        kernels: only where kernels were given; for each part a dictionary: in_use; the reason where the built-in does
+            all or some of the work; served and left, the parameters or factors of each; launches; refused, roots that
+            failed their certificate; worst, the largest error that the kernel's check has seen.
         """
         parts = [engine.stats() for engine in self._engines.values()]
         total = {name: sum(part[name] for part in parts) for name in ("refreshes", "failed")}
         most = {
             name: max((part[name] for part in parts), default=0.0) for name in ("steps", "skipped", "worst_residual")
+        }
+        kernels = {
+            part: report_of((str(device), engine.kernel_info(part)) for device, engine in self._engines.items())
+            for part in self._kernels
         }
         return {
             "steps": most["steps"],
@@ -495,4 +565,5 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             "refreshes": float(total["refreshes"]),
             "failed": float(total["failed"]),
             "worst_residual": most["worst_residual"],
+            **({"kernels": kernels} if kernels else {}),
         }

@@ -17,6 +17,8 @@ import torch
 
 from torchium import _C
 
+from .kernel import Kernel, arguments_of
+
 __all__ = ["Engine", "Members", "allocate_state", "profiled_range", "stream_on"]
 
 # PyTorch from 2.10 on tells the extension its current stream itself.
@@ -158,6 +160,17 @@ class Engine:
         if outcome is None:
             return self.parameters
         return None if isinstance(outcome, int) else outcome
+
+    def set_kernel(self, part: str, kernel: Kernel | None) -> dict[str, Any]:
+        """A kernel of the user's for a part of the steps from now on, or the built-in; tells what became of it."""
+        if kernel is None:
+            self._handle.clear_kernel(part)
+        else:
+            self._handle.set_kernel(part, *arguments_of(kernel))
+        return self._handle.get_kernel(part)
+
+    def kernel_info(self, part: str) -> dict[str, Any]:
+        return self._handle.get_kernel(part)
 
     def memory(self) -> dict[str, int]:
         return self._handle.memory()

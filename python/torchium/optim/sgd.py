@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from .base import TorchiumOptimizer
+from .kernel import Kernel
 from .options import COMMON, common_part, plain
 
 __all__ = ["SGD"]
@@ -28,6 +29,8 @@ class SGD(TorchiumOptimizer):
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        update_kernel: a kernel of one's own for what is done to one element: a
+            :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
         foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
 
     Example::
@@ -59,6 +62,7 @@ class SGD(TorchiumOptimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
         memory_budget: int | None = None,
+        update_kernel: Kernel | str | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -77,7 +81,7 @@ class SGD(TorchiumOptimizer):
             "seed": seed,
             "memory_budget": memory_budget,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, {"update": update_kernel})
 
     def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
         return common_part(self.kind, group, lr) | {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from .base import TorchiumOptimizer
+from .kernel import Kernel
 from .options import ADAMW_NAMES, ADAMW_PART, COMMON, adamw_part, common_part, pair, plain
 
 __all__ = ["CUDAShampoo", "Shampoo"]
@@ -52,6 +53,8 @@ class Shampoo(TorchiumOptimizer):
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
+        root_kernel, update_kernel: kernels of one's own for the roots of factors and for what AdamW does to one
+            element: a :class:`torchium.optim.Kernel` or its source; the built-in does it where they fail.
         foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
 
     Example::
@@ -62,6 +65,7 @@ class Shampoo(TorchiumOptimizer):
     """
 
     kind = "shampoo"
+    _parts: ClassVar = ("root", "update")
     _options: ClassVar = (
         "betas",
         "eps",
@@ -139,6 +143,8 @@ class Shampoo(TorchiumOptimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
         memory_budget: int | None = None,
+        root_kernel: Kernel | str | None = None,
+        update_kernel: Kernel | str | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -179,7 +185,7 @@ class Shampoo(TorchiumOptimizer):
             "seed": seed,
             "memory_budget": memory_budget,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, {"root": root_kernel, "update": update_kernel})
 
     def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
         beta1, beta2 = pair("betas", group["betas"])

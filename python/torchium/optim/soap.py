@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from .base import TorchiumOptimizer
+from .kernel import Kernel
 from .options import ADAMW_NAMES, ADAMW_PART, COMMON, adamw_part, common_part, pair, plain
 
 __all__ = ["SOAP"]
@@ -45,6 +46,8 @@ class SOAP(TorchiumOptimizer):
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
+        update_kernel: a kernel of one's own for what AdamW does to one element: a
+            :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
         foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
 
     Example::
@@ -112,6 +115,7 @@ class SOAP(TorchiumOptimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
         memory_budget: int | None = None,
+        update_kernel: Kernel | str | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -144,7 +148,7 @@ class SOAP(TorchiumOptimizer):
             "seed": seed,
             "memory_budget": memory_budget,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, {"update": update_kernel})
 
     def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
         beta1, beta2 = pair("betas", group["betas"])
