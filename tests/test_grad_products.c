@@ -39,6 +39,7 @@ typedef struct grad_case {
     test_layout input, gradient, output;
     uint64_t stream;
     int poison; /* a sample that holds NaN and has weight 0, or -1 */
+    int spread; /* elements are multiplied by powers of two, from -spread to spread */
 } grad_case;
 
 /* A case that has been set up. */
@@ -74,6 +75,9 @@ static test_tensor *random_tensor(const grad_case *c, int32_t ndim, const int64_
     double *values = test_alloc((size_t)t->count * sizeof *values);
     test_random random = test_random_stream(c->stream * 16 + salt);
     test_random_fill_normal(&random, values, t->count);
+    for (int64_t i = 0; c->spread > 0 && i < t->count; i++) {
+        values[i] = ldexp(values[i], (int)(test_random_bits(&random) % (uint64_t)(2 * c->spread + 1)) - c->spread);
+    }
     int64_t of_sample = t->count / (shape[0] > 0 ? shape[0] : 1);
     for (int64_t i = 0; layout == LAYOUT_EXPANDED && i < t->count; i++) {
         values[i] = values[i % of_sample];
@@ -509,6 +513,86 @@ static void linear_large(void **state)
     }
 }
 
+/* Norms alone, around the edges of tiles, with rows that are aligned and rows that are not, and with elements of one row
+ * that differ by up to 2^32: rounded to 11 bits, and not. */
+static void linear_norms(void **state)
+{
+    const linear_size sizes[] = {{3, {1, 129, 64}, 96},  {3, {3, 33, 132}, 40},  {3, {2, 257, 36}, 33},
+                                 {3, {1, 128, 160}, 32}, {3, {2, 64, 100}, 256}, {3, {5, 2, 32}, 32},
+                                 {3, {2, 300, 32}, 36},  {3, {1, 70, 33}, 300}};
+    for (size_t k = 0; k < 4 * (sizeof sizes / sizeof sizes[0]); k++) {
+        grad_case c = linear_case(*state, &sizes[k / 4], 270 + k);
+        c.dtype = TCH_FLOAT32;
+        c.layer.rounded = k % 2 == 0;
+        c.layer.scale = k % 3 == 0 ? -3.0 : 1.0;
+        c.spread = k / 2 % 2 == 0 ? 0 : 16;
+        test_case("norms of case %zu, rounded %d, spread %d", k / 4, c.layer.rounded, c.spread);
+        trial t = set_up(&c);
+        check_norms(&t, TCH_GRAD_WEIGHT);
+        check_norms(&t, TCH_GRAD_BOTH);
+        tear_down(&t);
+    }
+}
+
+/* Sums of more terms than the CPU adds up in one pass, into blocks and tiles that are not filled, a block being 256 by 1024. */
+static void linear_long_sums(void **state)
+{
+    const linear_size sizes[] = {{3, {3, 257, 33}, 9},     {3, {2, 511, 100}, 257}, {3, {5, 513, 48}, 31},
+                                 {3, {1, 1000, 1041}, 12}, {3, {2, 1000, 64}, 300}, {3, {1, 770, 47}, 8}};
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        grad_case c = linear_case(*state, &sizes[k], 220 + k);
+        c.dtype = TCH_FLOAT32;
+        c.layer.scale = k % 2 == 0 ? 1.0 : -2.5;
+        c.output = k % 3 == 0 ? LAYOUT_CONTIGUOUS : LAYOUT_ROW_GAPS;
+        test_case("long sums, case %zu", k);
+        trial t = set_up(&c);
+        check_samples(&t, c.dtype);
+        tear_down(&t);
+    }
+}
+
+static float *samples_on_threads(const grad_case *c, int32_t threads, int64_t *count)
+{
+    grad_case own = *c;
+    CHECK_OK(tch_set_num_threads(threads));
+    CHECK_OK(tch_context_create(test_device(), &own.context));
+    trial t = set_up(&own);
+    int64_t shape[TCH_MAX_RANK];
+    int32_t rank = parameter_shape(&t, t.reference->samples, false, shape);
+    *count = t.reference->samples * t.reference->weights;
+    float *got = test_alloc((size_t)*count * sizeof *got);
+    tch_tensor host = tch_tensor_view(got, TCH_FLOAT32, rank, shape);
+    test_tensor *out = parameter_tensor(&t, TCH_FLOAT32, t.reference->samples, false, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_grad_samples(own.context, &own.layer, &t.x->tensor, &t.g->tensor, &out->tensor, NULL));
+    CHECK_OK(tch_tensor_copy(own.context, &host, &out->tensor));
+    CHECK_OK(tch_context_synchronize(own.context));
+    test_tensor_free(out);
+    tear_down(&t);
+    tch_context_destroy(own.context);
+    return got;
+}
+
+/* Products are cut into other blocks where there are more threads: the bits are the same. */
+static void linear_samples_on_any_threads(void **state)
+{
+    const linear_size sizes[] = {{3, {1, 300, 70}, 301}, {3, {3, 40, 97}, 77}};
+    int32_t usual = tch_get_num_threads();
+    for (size_t k = 0; k < 2; k++) {
+        int64_t count = 0;
+        grad_case c = linear_case(*state, &sizes[k], 240 + k);
+        c.dtype = TCH_FLOAT32;
+        test_case("threads, case %zu", k);
+        float *expected = samples_on_threads(&c, 1, &count);
+        for (int32_t threads = 2; threads <= 5; threads++) {
+            float *got = samples_on_threads(&c, threads, &count);
+            CHECK(memcmp(got, expected, (size_t)count * sizeof *got) == 0, "gradients differ on %d threads", threads);
+            free(got);
+        }
+        free(expected);
+    }
+    CHECK_OK(tch_set_num_threads(usual));
+}
+
 /* Results of more than 16 MB, which the CPU writes in other ways: into memory that nobody has touched yet, and again. */
 static void linear_huge_results(void **state)
 {
@@ -787,6 +871,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear_sizes),
         cmocka_unit_test(linear_large),
+        cmocka_unit_test(linear_norms),
+        cmocka_unit_test(linear_long_sums),
+        cmocka_unit_test(linear_samples_on_any_threads),
         cmocka_unit_test(linear_huge_results),
         cmocka_unit_test(linear_layouts),
         cmocka_unit_test(empty_batches_and_positions),

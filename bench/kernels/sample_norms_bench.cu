@@ -4,10 +4,11 @@
  * TFLOP/s of the form's own operations or TB/s, and the error of that very run. From the root of the repository:
  *   cd src/backends/cuda && nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I../../../include -I../.. \
  *       ../../../bench/kernels/sample_norms_bench.cu sample_plain.cu sample_norms.cu sample_norms_mma.cu \
- *       sample_norms_wgmma.cu sample_norms_wgmma_gram.cu sample_norms_narrow.cu narrow.cu sample_squares.cu outer.cu \
- *       half_factors.c half_factors_mma.cu half_factors_wgmma.cu symmetric_any.cu products.c libraries.c errors.c \
- *       tensor_map.c
- * cuBLAS is looked for as the module does; without it its lines are left out. Exits with 1 if a check fails. */
+ *       sample_norms_wgmma.cu sample_norms_wgmma_gram.cu sample_norms_split.cu sample_norms_narrow.cu narrow.cu \
+ *       sample_squares.cu outer.cu half_factors.c half_factors_mma.cu half_factors_wgmma.cu symmetric_any.cu products.c \
+ *       libraries.c errors.c faults.c tensor_map.c
+ * cuBLAS is looked for as the module does; without it its lines are left out. With the argument `norms` it looks at norms
+ * of float32 only. Exits with 1 if a check fails. */
 #include <algorithm>
 #include <functional>
 #include <math.h>
@@ -43,6 +44,10 @@ int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *)
     return (int64_t)32 << 20;
 }
 const tch_backend_host *tchi_cuda_host = &host;
+int32_t tchi_cuda_entered(void)
+{
+    return -1;
+}
 /* Fallbacks that nothing here comes to. */
 tch_status tchi_cuda_combine(void *, double, double, const tch_matrices *, double, const tch_matrices *,
                              const tch_matrices *)
@@ -187,6 +192,8 @@ static double median_ms(const std::function<void()> &run)
 enum norms_variant {
     PLAIN_TILES,
     PLAIN_GRAM,
+    SPLIT_GRAM,
+    NORMS_EXACT,
     MMA_TILES,
     MMA_GRAM,
     WGMMA_TILES,
@@ -195,8 +202,8 @@ enum norms_variant {
     NORMS_CHOSEN,
     NORMS_VARIANTS
 };
-static const char *const norms_names[] = {"plain tiles", "plain Gram",    "mma tiles",  "mma Gram",
-                                          "wgmma tiles", "copies, wgmma", "wgmma Gram", "chosen"};
+static const char *const norms_names[] = {"plain tiles", "plain Gram",  "split Gram",    "chosen, exact", "mma tiles",
+                                          "mma Gram",    "wgmma tiles", "copies, wgmma", "wgmma Gram",    "chosen"};
 
 static bool norms_takes(int v, const tch_matrices *a, const tch_matrices *g, int64_t groups)
 {
@@ -205,6 +212,12 @@ static bool norms_takes(int v, const tch_matrices *a, const tch_matrices *g, int
         return state.device.major == 9 && a->type != TCH_SCALAR_F64 &&
                !tchi_cuda_sample_norms_wgmma_takes(&state, a, g) &&
                tchi_cuda_sample_norms_narrow_takes(&state, a, g, groups);
+    }
+    if (v == NORMS_EXACT) {
+        return a->type == TCH_SCALAR_F32;
+    }
+    if (v == SPLIT_GRAM) {
+        return tchi_cuda_sample_norms_split_takes(&state, a, g);
     }
     if (v == WGMMA_GRAM) {
         return tchi_cuda_sample_norms_wgmma_gram_takes(&state, a, g);
@@ -215,8 +228,8 @@ static bool norms_takes(int v, const tch_matrices *a, const tch_matrices *g, int
 static void norms_run(int v, const tch_matrices *a, const tch_matrices *g, int64_t groups, double *norms, double *parts)
 {
     int64_t tiles = 0;
-    if (v == NORMS_CHOSEN) {
-        must(tchi_cuda_sample_norms(&state, a, g, groups, 1.0, 1, norms, parts), "sample_norms");
+    if (v == NORMS_CHOSEN || v == NORMS_EXACT) {
+        must(tchi_cuda_sample_norms(&state, a, g, groups, 1.0, v == NORMS_CHOSEN, norms, parts), "sample_norms");
         return;
     }
     if (v == NARROW_TILES) {
@@ -227,6 +240,7 @@ static void norms_run(int v, const tch_matrices *a, const tch_matrices *g, int64
          : v == PLAIN_GRAM ? tchi_cuda_sample_norms_plain(&state, a, g, true, parts, &tiles)
          : v == MMA_TILES  ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_TILES, parts, &tiles)
          : v == MMA_GRAM   ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_GRAM, parts, &tiles)
+         : v == SPLIT_GRAM ? tchi_cuda_sample_norms_split(&state, a, g, parts, &tiles)
          : v == WGMMA_GRAM ? tchi_cuda_sample_norms_wgmma_gram(&state, a, g, parts, &tiles)
                            : tchi_cuda_sample_norms_wgmma(&state, a, g, parts, &tiles),
          norms_names[v]);
@@ -295,9 +309,9 @@ static double norms_flop(int v, const tch_matrices *a, const tch_matrices *g)
 {
     double t = (double)a->rows, d = (double)a->cols, p = (double)g->cols, b = (double)a->batch;
     double gram = t * t * (p + d), tiles = 2.0 * t * p * d;
-    return b * (v == PLAIN_GRAM || v == MMA_GRAM || v == WGMMA_GRAM ? gram
-                : v == NORMS_CHOSEN                                 ? std::min(gram, tiles)
-                                                                    : tiles);
+    bool of_gram = v == PLAIN_GRAM || v == SPLIT_GRAM || v == MMA_GRAM || v == WGMMA_GRAM;
+    bool either = v == NORMS_CHOSEN || v == NORMS_EXACT;
+    return b * (of_gram ? gram : either ? std::min(gram, tiles) : tiles);
 }
 
 /* Of half types the plain kernels are not timed. */
@@ -339,7 +353,7 @@ static void norms_case(tch_scalar type, int64_t samples, int64_t groups, int64_t
     must(cudaFree(parts), "cudaFree");
 }
 
-static void check_norms()
+static void check_norms(bool only_float32)
 {
     const tch_scalar types[] = {TCH_SCALAR_F64, TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16};
     const int64_t sizes[][7] = {{3, 1, 5, 7, 3, 0, 0},       {2, 1, 64, 256, 128, 0, 0},  {2, 2, 130, 137, 69, 3, 1},
@@ -348,6 +362,9 @@ static void check_norms()
                                 {2, 1, 128, 128, 128, 0, 0}, {3, 1, 1, 1000, 37, 0, 1},   {2, 1, 2049, 40, 24, 0, 0},
                                 {9, 1, 320, 768, 512, 0, 0}, {2, 1, 63, 1024, 2048, 0, 0}};
     for (tch_scalar type : types) {
+        if (only_float32 && type != TCH_SCALAR_F32) {
+            continue;
+        }
         for (const auto &s : sizes) {
             norms_case(type, s[0], s[1], s[2], s[3], s[4], s[5], s[6], false);
         }
@@ -370,14 +387,30 @@ static void check_scaling()
         multiply<<<256, 256>>>(a, elements_of(&a), factor);
         multiply<<<256, 256>>>(g, elements_of(&g), 1e-3f / factor);
         double *parts = parts_for(&a, &g);
-        double error = norms_error(NARROW_TILES, &a, &g, 1, parts, norms_expected(&a, &g, 1, parts));
-        if (!(error <= norms_allowed(NARROW_TILES, TCH_SCALAR_F32, &a, &g))) {
-            failed++;
-            printf("FAIL scaling by %g: error %.2e\n", factor, error);
+        std::vector<double> expected = norms_expected(&a, &g, 1, parts);
+        for (int v : {NARROW_TILES, SPLIT_GRAM}) {
+            if (!norms_takes(v, &a, &g, 1)) {
+                continue;
+            }
+            double error = norms_error(v, &a, &g, 1, parts, expected);
+            if (!(error <= norms_allowed(v, TCH_SCALAR_F32, &a, &g))) {
+                failed++;
+                printf("FAIL scaling by %g: %s error %.2e\n", factor, norms_names[v], error);
+            }
         }
         drop(&a, 0);
         drop(&g, 0);
         must(cudaFree(parts), "cudaFree");
+    }
+}
+
+/* The layer of the table, then others, of which the last's rows are not aligned. */
+static void time_float32()
+{
+    const int64_t sizes[][4] = {{32, 256, 768, 3072},  {8, 1024, 768, 3072}, {64, 128, 1024, 1024},
+                                {1, 2048, 1024, 4096}, {7, 333, 772, 1004},  {7, 333, 771, 1003}};
+    for (const auto &s : sizes) {
+        norms_case(TCH_SCALAR_F32, s[0], 1, s[1], s[2], s[3], 0, 0, true);
     }
 }
 
@@ -673,8 +706,9 @@ static void open_blas()
     }
 }
 
-int main()
+int main(int count, char **arguments)
 {
+    bool only_norms = count > 1 && strcmp(arguments[1], "norms") == 0;
     cudaDeviceProp properties;
     must(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
     state.device.major = properties.major;
@@ -682,8 +716,13 @@ int main()
     state.device.processors = properties.multiProcessorCount;
     state.device.shared_per_block = (int64_t)properties.sharedMemPerBlockOptin;
     open_blas();
-    check_norms();
+    check_norms(only_norms);
     check_scaling();
+    if (only_norms) {
+        time_float32();
+        printf("%d checks failed\n", failed);
+        return failed != 0;
+    }
     check_squares();
     check_outer();
     check_factors();

@@ -107,12 +107,19 @@ class LayerForward(Forward):
             )
         if use.input._version != use.version:  # PyTorch keeps no input where it computes no gradient of the weight
             raise RuntimeError(f"the input of {self.part.title} was modified in place after its forward")
-        with torch.no_grad():
-            gradient = gradient.detach() if dim == 0 else gradient.detach().transpose(0, 1)
-            if use.input.is_floating_point() and use.input.dtype != gradient.dtype:
-                use.input = use.input.to(gradient.dtype)
-            use.gradient = gradient
-            sink.arrived(use)
+        if torch.is_grad_enabled():  # a backward pass that is to be differentiated itself
+            with torch.no_grad():
+                self.hand_over(use, gradient.detach(), dim, sink)
+        else:
+            self.hand_over(use, gradient, dim, sink)
+
+    def hand_over(self, use: Use, gradient: Tensor, dim: int, sink: Sink) -> None:
+        if dim != 0:
+            gradient = gradient.transpose(0, 1)
+        if use.input.dtype != gradient.dtype and use.input.is_floating_point():
+            use.input = use.input.to(gradient.dtype)
+        use.gradient = gradient
+        sink.arrived(use)
 
 
 def as_computed(kind: str, x: Tensor) -> Tensor:

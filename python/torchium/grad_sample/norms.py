@@ -35,9 +35,9 @@ class NormSink:
     def scale(self, use: Use) -> float:
         return float(use.batch) if self.mean else 1.0
 
-    def total(self, use: Use, device: torch.device) -> Tensor:
+    def total(self, use: Use, like: Tensor) -> Tensor:
         if self.squares is None:
-            self.squares = torch.zeros(use.batch, dtype=torch.float64, device=device)
+            self.squares = torch.zeros(use.batch, dtype=torch.float64, device=like.device)
         if self.squares.numel() != use.batch:
             raise RuntimeError(f"{use.part.title} has {use.batch} samples, and others before it {len(self.squares)}")
         return self.squares
@@ -62,7 +62,7 @@ class NormSink:
         for p in use.parameters.values():
             self.check_new(use, p)
         if all(self.is_alone(use, p) for p in use.parameters.values()):
-            total = self.total(use, use.gradient.device)
+            total = self.total(use, use.gradient)
             products.add_norms(use, products.parts_of(use), self.scale(use), total)
             self.added.update(use.parameters.values())
             self.after(use)
@@ -72,7 +72,7 @@ class NormSink:
     def formed(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
         self.check_new(use, parameter)
         if self.is_alone(use, parameter):
-            products.add_formed_norms(gradient, self.scale(use), self.total(use, gradient.device))
+            products.add_formed_norms(gradient, self.scale(use), self.total(use, gradient))
             self.added.add(parameter)
             self.after_forming(use, parameter, gradient)
         else:
@@ -117,7 +117,7 @@ class NormSink:
         return len(places) == 1 or (len(names) == 1 and kinds <= {"linear", "embedding"})
 
     def add_joined(self, uses: list[Use], parts: int) -> None:
-        total, scale = self.total(uses[0], uses[0].gradient.device), self.scale(uses[0])
+        total, scale = self.total(uses[0], uses[0].gradient), self.scale(uses[0])
         by_kind = {
             kind: products.joined([use for use in uses if use.part.kind == kind])
             for kind in {use.part.kind for use in uses}
@@ -133,9 +133,9 @@ class NormSink:
         gradients += [(use, products.samples(use, 1.0, (name,))[parameter]) for use, name in places]
         first, whole = gradients[0]
         for use, gradient in gradients[1:]:
-            self.total(use, gradient.device)
+            self.total(use, gradient)
             whole = whole + gradient
-        products.add_formed_norms(whole, self.scale(first), self.total(first, whole.device))
+        products.add_formed_norms(whole, self.scale(first), self.total(first, whole))
 
 
 class per_sample_norms:

@@ -13,7 +13,7 @@
 #include "elements.cuh"
 
 #define TCHI_CUDA_SUM_THREADS 256
-#define TCHI_CUDA_SUM_AT_ONCE 4     /* positions that a thread has under way */
+#define TCHI_CUDA_SUM_AT_ONCE 8     /* fours that a thread has under way */
 #define TCHI_CUDA_SUM_POSITIONS 128 /* of a piece, at least */
 #define TCHI_CUDA_SUM_PIECES 256    /* of a sample, at most */
 
@@ -60,15 +60,16 @@ template <typename real, typename terms>
 static __device__ inline void tchi_cuda_sum_positions(const terms &from, int64_t b, int64_t first, int64_t last,
                                                       int64_t j, int count, tchi_cuda_four<real> *sums)
 {
+    constexpr int at_once = TCHI_CUDA_SUM_AT_ONCE / terms::outputs;
     const int64_t step = blockDim.y;
-    for (int64_t i = first + threadIdx.y; i < last && count > 0; i += TCHI_CUDA_SUM_AT_ONCE * step) {
-        tchi_cuda_four<real> values[TCHI_CUDA_SUM_AT_ONCE][terms::outputs];
+    for (int64_t i = first + threadIdx.y; i < last && count > 0; i += at_once * step) {
+        tchi_cuda_four<real> values[at_once][terms::outputs];
 #pragma unroll
-        for (int k = 0; k < TCHI_CUDA_SUM_AT_ONCE; k++) {
+        for (int k = 0; k < at_once; k++) {
             from.load(b, i + k * step, j, i + k * step < last ? count : 0, values[k]);
         }
 #pragma unroll
-        for (int k = 0; k < TCHI_CUDA_SUM_AT_ONCE * terms::outputs * 4; k++) {
+        for (int k = 0; k < at_once * terms::outputs * 4; k++) {
             int output = k / 4 % terms::outputs;
             sums[output].v[k % 4] += values[k / (4 * terms::outputs)][output].v[k % 4];
         }

@@ -55,10 +55,12 @@ static dim3 threads_for(int64_t rows, int64_t cols)
 
 /* --- pairs of two batches ----------------------------------------------------------------------------------------- */
 
-/* x, y (rows, cols). Moves: both once. Does: a product and a sum an element. Grid: pieces of all matrices. */
+/* x, y (rows, cols). Moves: both once. Does: a product and a sum an element. Grid: pieces of all matrices. Where `out` is
+ * given, a matrix is one piece, and out += scale times its sum. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS, 3)
-    pair_dots_kernel(tchi_cuda_extent e, int64_t height, tchi_cuda_operand x, tchi_cuda_operand y, double *partial)
+    pair_dots_kernel(tchi_cuda_extent e, int64_t height, tchi_cuda_operand x, tchi_cuda_operand y, double *partial,
+                     double scale, double *out)
 {
     __shared__ double shared[32];
     const int64_t pieces = tchi_cuda_ceil_div(e.rows, height);
@@ -67,7 +69,9 @@ static __global__ void __launch_bounds__(THREADS, 3)
         int64_t first = (n - b * pieces) * height;
         int64_t rows = e.rows - first < height ? e.rows - first : height;
         double sum = dot_of_parts<real>(part_of(x, b, first, 0), part_of(y, b, first, 0), rows, e.cols, shared);
-        if (tchi_cuda_thread_number() == 0) {
+        if (tchi_cuda_thread_number() == 0 && out != nullptr) {
+            out[n] += scale * sum;
+        } else if (tchi_cuda_thread_number() == 0) {
             partial[n] = sum;
         }
     }
@@ -93,12 +97,16 @@ tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_mat
     dim3 threads = threads_for(height, e.cols);
     tchi_cuda_operand a = tchi_cuda_operand_of(x);
     tchi_cuda_operand b = tchi_cuda_operand_of(y);
+    double *straight = groups * pieces == 1 ? out : nullptr;
     if (x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64) {
-        pair_dots_kernel<double><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial);
+        pair_dots_kernel<double><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
     } else {
-        pair_dots_kernel<float><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial);
+        pair_dots_kernel<float><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
     }
     TCHI_CUDA_PASS(tchi_cuda_launched(s, "pair_dots"));
+    if (straight != nullptr) {
+        return TCH_OK;
+    }
     return tchi_cuda_add_partials(s, e.batch / groups, groups * pieces, partial, scale, out);
 }
 

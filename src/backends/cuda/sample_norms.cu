@@ -109,7 +109,7 @@ static double gram_work(int64_t t, int64_t d, int64_t p)
     return 2.0 * 128.0 * 128.0 * (double)tchi_lower_tiles(tchi_cuda_ceil_div(t, 128)) * (double)(d + p);
 }
 
-typedef enum norms_way { PLAIN, MMA, WGMMA, NARROW } norms_way;
+typedef enum norms_way { PLAIN, SPLIT, MMA, WGMMA, NARROW } norms_way;
 
 /* What an H200 reaches, in TFLOP/s of whole tiles, and what copies cost it, in microseconds a megabyte: what forms are
  * weighed by. bench/ladder/cuda_sample_norms.md. */
@@ -118,14 +118,22 @@ typedef struct norms_rates {
     double copies; /* 0 where there are none */
 } norms_rates;
 
+/* Without rounding: the tile form has the plain kernel only. Float64 was not measured. */
+static norms_rates exact_rates(norms_way way, tch_scalar type)
+{
+    norms_rates equal = {1.0, 1.0, 0.0};
+    norms_rates single = {way == SPLIT ? 73.0 : 19.0, 29.0, 0.0};
+    return type == TCH_SCALAR_F64 ? equal : single;
+}
+
 static norms_rates rates_of(norms_way way, tch_scalar type, bool aligned)
 {
     bool whole = type == TCH_SCALAR_F32;
-    norms_rates plain = {1.0, 1.0, 0.0};
+    norms_rates exact = exact_rates(way, type);
     norms_rates mma = {whole ? 110.0 : 250.0, whole ? 100.0 : 340.0, 0.0};
     norms_rates slow = {60.0, 70.0, 0.0};
     norms_rates wgmma = {aligned ? mma.gram : slow.gram, 650.0, way == NARROW ? (whole ? 0.85 : 0.75) : 0.0};
-    return way == PLAIN ? plain : way == MMA ? (aligned ? mma : slow) : wgmma;
+    return way == PLAIN || way == SPLIT ? exact : way == MMA ? (aligned ? mma : slow) : wgmma;
 }
 
 /* Whether the Gram form takes less time. */
@@ -138,12 +146,19 @@ static bool gram_is_less(const tch_matrices *a, const tch_matrices *g, norms_way
     return gram < tiles;
 }
 
+/* Float32 that may not be rounded. Of a few columns the plain kernel is the more exact, and quick enough. */
+static norms_way exact_way(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
+{
+    bool many = a->cols >= 32 && g->cols >= 32;
+    return many && tchi_cuda_sample_norms_split_takes(state, a, g) ? SPLIT : PLAIN;
+}
+
 static norms_way way_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
                         int32_t rounded)
 {
     bool half = a->type == TCH_SCALAR_F16 || a->type == TCH_SCALAR_BF16;
     if (state->device.major < 8 || !(half || (a->type == TCH_SCALAR_F32 && rounded))) {
-        return PLAIN;
+        return exact_way(state, a, g);
     }
     if (tchi_cuda_sample_norms_wgmma_takes(state, a, g)) {
         return WGMMA;
@@ -154,7 +169,10 @@ static norms_way way_of(const tchi_cuda_state *state, const tch_matrices *a, con
 static tch_status compute_parts(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                 norms_way way, bool gram, double *parts, int64_t *tiles)
 {
-    if (way == PLAIN) {
+    if (way == SPLIT && gram) {
+        return tchi_cuda_sample_norms_split(state, a, g, parts, tiles);
+    }
+    if (way == PLAIN || way == SPLIT) {
         return tchi_cuda_sample_norms_plain(state, a, g, gram, parts, tiles);
     }
     if (way == WGMMA && !gram) {

@@ -53,6 +53,12 @@ bool tchi_cuda_sample_norms_wgmma_gram_takes(const tchi_cuda_state *state, const
 tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                              double *parts, int64_t *tiles);
 
+/* Gram form of float32 by wgmma, with products of split operands as exact as float32: sm_90, with rows aligned to 16
+ * bytes. */
+bool tchi_cuda_sample_norms_split_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
+tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                        double *parts, int64_t *tiles);
+
 /* What tiles left behind. */
 typedef struct tchi_norms_parts {
     const double *parts;

@@ -7,16 +7,20 @@
 #include "elements.cuh"
 
 #define TILE TCHI_SAMPLE_PLAIN_TILE
-#define SLAB 16
-
-/* Rows and columns of a tile that a thread computes, in fours: 8 of each, or 4 of float64; threads along each side of a
- * block; elements of a slab that a thread brings. */
-template <typename real> struct shape {
+/* How a block shares the work. A thread computes 8 rows and 8 columns of a tile in fours, or 4 of each in float64, and
+ * `groups` groups of threads compute the whole tile each, from their own share of every slab's steps: with few samples of
+ * few positions there are too few tiles to fill a GPU by blocks of one group. */
+template <typename real, int groups> struct shape {
     static constexpr int each = sizeof(real) == 4 ? 8 : 4;
-    static constexpr int side = TILE / each;
-    static constexpr int threads = side * side;
-    static constexpr int held = TILE * SLAB / threads;
+    static constexpr int side = TILE / each;  /* threads along each side of a tile */
+    static constexpr int group = side * side; /* threads */
+    static constexpr int threads = groups * group;
+    static constexpr int depth = groups == 1 ? 16 : 8 * groups; /* steps of the contraction in a slab */
+    static constexpr int fours = TILE * depth / 4 / threads;    /* of a slab that a thread brings */
 };
+
+/* Norms of float32 and less: bench/ladder/cuda_sample_norms.md has what one group took. */
+template <typename real> static constexpr int groups_of = sizeof(real) == 4 ? 4 : 1;
 
 /* X Y' of rows, or X' Y of columns; element (m, k) of X is m across and k along the contraction. */
 typedef struct factor {
@@ -29,9 +33,10 @@ typedef struct product {
     int64_t depth;
 } product;
 
-/* Steps of the contraction one after the other, so that a thread has its four rows and its four columns together. */
-template <typename real> struct slabs {
-    real x[SLAB][TILE + 4], y[SLAB][TILE + 4];
+/* Steps of the contraction one after the other, so that a thread has its four rows and its four columns together. Between
+ * products it is where groups put their sums. */
+template <typename real, int groups> struct slabs {
+    real x[shape<real, groups>::depth][TILE + 4], y[shape<real, groups>::depth][TILE + 4];
 };
 
 template <typename real> struct __align__(16) four_of
@@ -41,56 +46,86 @@ template <typename real> struct __align__(16) four_of
 
 /* A thread's part of a tile, in rows and columns row_of(i) and row_of(j) from its own corner on. */
 template <typename real> struct part {
-    real v[shape<real>::each][shape<real>::each];
+    static constexpr int each = shape<real, 1>::each;
+    real v[each][each];
 };
 
-/* Threads go along what lies together in memory. */
-template <bool by_rows> static __device__ __forceinline__ int across_of(int e)
+/* --- slabs -------------------------------------------------------------------------------------------------------- */
+
+/* Where four number f of a slab lies in it. By rows it is four steps of one row, and eight rows follow each other, so that
+ * threads meet two by two at most in a bank of shared memory; by columns it is four columns of one step. */
+template <int depth, bool by_rows> static __device__ __forceinline__ int across_of(int f)
 {
-    return by_rows ? e / SLAB : e % TILE;
+    return by_rows ? f / (2 * depth) * 8 + f % 8 : f % (TILE / 4) * 4;
 }
 
-template <bool by_rows> static __device__ __forceinline__ int along_of(int e)
+template <int depth, bool by_rows> static __device__ __forceinline__ int along_of(int f)
 {
-    return by_rows ? e % SLAB : e / TILE;
+    return by_rows ? f / 8 % (depth / 4) * 4 : f / (TILE / 4);
 }
 
-template <typename real, bool by_rows>
-static __device__ void fetch(real (&held)[shape<real>::held], const factor &f, int64_t depth, int64_t matrix,
-                             int64_t first, int64_t from)
+/* What of `want` elements from `at` on lies before `end`. */
+static __device__ __forceinline__ int inside(int64_t at, int64_t end, int want)
 {
-    int64_t i = first + across_of<by_rows>((int)threadIdx.x), j = from + along_of<by_rows>((int)threadIdx.x);
-    const char *at = by_rows ? tchi_cuda_at(f.m, matrix, i, j) : tchi_cuda_at(f.m, matrix, j, i);
-    int64_t lines = (by_rows ? f.count : depth) - (by_rows ? i : j);
-    bool inside = by_rows ? j < depth : i < f.count;
-    constexpr int step = by_rows ? shape<real>::threads / SLAB : shape<real>::threads / TILE;
+    return end - at < want ? (int)(end > at ? end - at : 0) : want;
+}
+
+template <typename real, int groups, bool by_rows>
+static __device__ void fetch(tchi_cuda_four<real> (&held)[shape<real, groups>::fours], const factor &f, int64_t depth,
+                             int64_t matrix, int64_t first, int64_t from)
+{
+    constexpr int steps = shape<real, groups>::depth;
 #pragma unroll
-    for (int h = 0; h < shape<real>::held; h++) {
-        held[h] = inside && h * step < lines ? tchi_cuda_load<real>(f.m.type, at, h * step * f.m.ld, 0) : (real)0;
+    for (int h = 0; h < shape<real, groups>::fours; h++) {
+        int four = (int)threadIdx.x + h * shape<real, groups>::threads;
+        int64_t m = first + across_of<steps, by_rows>(four);
+        int64_t k = from + along_of<steps, by_rows>(four);
+        int count = by_rows ? (m < f.count ? inside(k, depth, 4) : 0) : (k < depth ? inside(m, f.count, 4) : 0);
+        held[h] = tchi_cuda_load_four<real>(f.m, matrix, by_rows ? m : k, by_rows ? k : m, count);
     }
 }
 
-template <typename real, bool by_rows>
-static __device__ void put(real (&slab)[SLAB][TILE + 4], const real (&held)[shape<real>::held])
+template <typename real, int groups, bool by_rows>
+static __device__ void put(real (&slab)[shape<real, groups>::depth][TILE + 4],
+                           const tchi_cuda_four<real> (&held)[shape<real, groups>::fours])
 {
+    constexpr int steps = shape<real, groups>::depth;
 #pragma unroll
-    for (int h = 0; h < shape<real>::held; h++) {
-        int e = (int)threadIdx.x + h * shape<real>::threads;
-        slab[along_of<by_rows>(e)][across_of<by_rows>(e)] = held[h];
+    for (int h = 0; h < shape<real, groups>::fours; h++) {
+        int four = (int)threadIdx.x + h * shape<real, groups>::threads;
+        int m = across_of<steps, by_rows>(four);
+        int k = along_of<steps, by_rows>(four);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            slab[by_rows ? k + e : k][by_rows ? m : m + e] = held[h].v[e];
+        }
     }
 }
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
 
 /* Fours of a thread are as far apart as all threads' fours are wide, so that neighbours read neighbouring fours. */
 template <typename real> static __device__ __forceinline__ int row_of(int i)
 {
-    return i / 4 * (4 * shape<real>::side) + i % 4;
+    return i / 4 * (4 * shape<real, 1>::side) + i % 4;
+}
+
+/* The thread's own corner. */
+template <typename real> static __device__ __forceinline__ int first_row()
+{
+    return 4 * ((int)threadIdx.x % shape<real, 1>::group / shape<real, 1>::side);
+}
+
+template <typename real> static __device__ __forceinline__ int first_col()
+{
+    return 4 * ((int)threadIdx.x % shape<real, 1>::side);
 }
 
 template <typename real>
-static __device__ __forceinline__ void read_fours(real (&values)[shape<real>::each], const real *line)
+static __device__ __forceinline__ void read_fours(real (&values)[part<real>::each], const real *line)
 {
 #pragma unroll
-    for (int i = 0; i < shape<real>::each; i += 4) {
+    for (int i = 0; i < part<real>::each; i += 4) {
         four_of<real> four = *(const four_of<real> *)(line + row_of<real>(i));
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -99,15 +134,18 @@ static __device__ __forceinline__ void read_fours(real (&values)[shape<real>::ea
     }
 }
 
-template <typename real> static __device__ __forceinline__ void multiply_slab(part<real> &sum, const slabs<real> &s)
+/* The group's share of a slab. */
+template <typename real, int groups>
+static __device__ __forceinline__ void multiply_slab(part<real> &sum, const slabs<real, groups> &s)
 {
-    constexpr int each = shape<real>::each;
-    int x = 4 * ((int)threadIdx.x % shape<real>::side), y = 4 * ((int)threadIdx.x / shape<real>::side);
-#pragma unroll 4
-    for (int k = 0; k < SLAB; k++) {
+    constexpr int each = part<real>::each;
+    constexpr int steps = shape<real, groups>::depth / groups;
+    int first = (int)threadIdx.x / shape<real, groups>::group * steps;
+#pragma unroll 8
+    for (int k = first; k < first + steps; k++) {
         real rows[each], cols[each];
-        read_fours<real>(rows, &s.x[k][y]);
-        read_fours<real>(cols, &s.y[k][x]);
+        read_fours<real>(rows, &s.x[k][first_row<real>()]);
+        read_fours<real>(cols, &s.y[k][first_col<real>()]);
 #pragma unroll
         for (int e = 0; e < each * each; e++) {
             sum.v[e / each][e % each] += rows[e / each] * cols[e % each];
@@ -115,29 +153,58 @@ template <typename real> static __device__ __forceinline__ void multiply_slab(pa
     }
 }
 
-/* The tile at (row, col). The next slab is on its way while one is multiplied. */
-template <typename real, bool by_rows>
-static __device__ void multiply(part<real> &sum, slabs<real> &s, const product &p, int64_t matrix, int64_t row,
+/* Adds the sums of the other groups, one after the other, to those of the first. */
+template <typename real, int groups> static __device__ void gather(part<real> &sum, slabs<real, groups> &s)
+{
+    constexpr int each = part<real>::each;
+    constexpr int threads = shape<real, groups>::group;
+    static_assert(groups == 1 || sizeof s >= (size_t)threads * sizeof sum, "the sums of a group fit");
+    int group = (int)threadIdx.x / threads;
+    real *mine = &s.x[0][0] + threadIdx.x % threads;
+    for (int g = 1; g < groups; g++) {
+        __syncthreads(); /* what was there has been read */
+        if (group == g) {
+#pragma unroll
+            for (int e = 0; e < each * each; e++) {
+                mine[e * threads] = sum.v[e / each][e % each];
+            }
+        }
+        __syncthreads();
+        if (group == 0) {
+#pragma unroll
+            for (int e = 0; e < each * each; e++) {
+                sum.v[e / each][e % each] += mine[e * threads];
+            }
+        }
+    }
+}
+
+/* The tile at (row, col), in the threads of the first group. The next slab is on its way while one is multiplied. */
+template <typename real, int groups, bool by_rows>
+static __device__ void multiply(part<real> &sum, slabs<real, groups> &s, const product &p, int64_t matrix, int64_t row,
                                 int64_t col)
 {
-    real x[shape<real>::held], y[shape<real>::held];
+    constexpr int each = part<real>::each;
+    constexpr int steps = shape<real, groups>::depth;
+    tchi_cuda_four<real> x[shape<real, groups>::fours], y[shape<real, groups>::fours];
 #pragma unroll
-    for (int e = 0; e < shape<real>::each * shape<real>::each; e++) {
-        sum.v[e / shape<real>::each][e % shape<real>::each] = (real)0;
+    for (int e = 0; e < each * each; e++) {
+        sum.v[e / each][e % each] = (real)0;
     }
-    fetch<real, by_rows>(x, p.x, p.depth, matrix, row, 0);
-    fetch<real, by_rows>(y, p.y, p.depth, matrix, col, 0);
-    for (int64_t from = 0; from < p.depth; from += SLAB) {
+    fetch<real, groups, by_rows>(x, p.x, p.depth, matrix, row, 0);
+    fetch<real, groups, by_rows>(y, p.y, p.depth, matrix, col, 0);
+    for (int64_t from = 0; from < p.depth; from += steps) {
         __syncthreads(); /* the slab before has been used */
-        put<real, by_rows>(s.x, x);
-        put<real, by_rows>(s.y, y);
+        put<real, groups, by_rows>(s.x, x);
+        put<real, groups, by_rows>(s.y, y);
         __syncthreads();
-        if (from + SLAB < p.depth) {
-            fetch<real, by_rows>(x, p.x, p.depth, matrix, row, from + SLAB);
-            fetch<real, by_rows>(y, p.y, p.depth, matrix, col, from + SLAB);
+        if (from + steps < p.depth) {
+            fetch<real, groups, by_rows>(x, p.x, p.depth, matrix, row, from + steps);
+            fetch<real, groups, by_rows>(y, p.y, p.depth, matrix, col, from + steps);
         }
-        multiply_slab<real>(sum, s);
+        multiply_slab<real, groups>(sum, s);
     }
+    gather<real, groups>(sum, s);
 }
 
 static product product_of(const tch_matrices *x, const tch_matrices *y, bool by_rows)
@@ -161,27 +228,32 @@ typedef struct norms_problem {
 /* Tile form: 2 T p d operations a sample; Gram form: T^2 (p + d), half of the matrices. A tile reads 2 TILE elements for
  * every step along its contraction. */
 template <typename real, bool gram>
-static __global__ void __launch_bounds__(shape<real>::threads) sample_norms_plain(const norms_problem p)
+static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, gram ? 1 : 2)
+    sample_norms_plain(const norms_problem p)
 {
-    constexpr int each = shape<real>::each;
-    __shared__ slabs<real> s;
+    constexpr int each = part<real>::each;
+    constexpr int groups = groups_of<real>;
+    constexpr int threads = shape<real, groups>::threads;
+    __shared__ __align__(16) slabs<real, groups> s;
     __shared__ double sums[32];
     for (int64_t item = blockIdx.x; item < p.items; item += gridDim.x) {
         int64_t matrix = item / p.tiles, tile = item % p.tiles;
         int64_t above = gram ? tchi_lower_row(tile) : tile / p.across;
         int64_t left = gram ? tile - tchi_lower_tiles(above) : tile % p.across;
         part<real> one, other;
-        multiply<real, gram>(one, s, p.first, matrix, above * TILE, left * TILE);
+        multiply<real, groups, gram>(one, s, p.first, matrix, above * TILE, left * TILE);
         if (gram) {
-            multiply<real, true>(other, s, p.second, matrix, above * TILE, left * TILE);
+            multiply<real, groups, true>(other, s, p.second, matrix, above * TILE, left * TILE);
         }
         double total = 0.0;
+        if (threadIdx.x < shape<real, groups>::group) {
 #pragma unroll
-        for (int e = 0; e < each * each; e++) {
-            real value = one.v[e / each][e % each];
-            total += (double)value * (double)(gram ? other.v[e / each][e % each] : value);
+            for (int e = 0; e < each * each; e++) {
+                real value = one.v[e / each][e % each];
+                total += (double)value * (double)(gram ? other.v[e / each][e % each] : value);
+            }
         }
-        total = tchi_cuda_block_sum(total, (int)threadIdx.x, shape<real>::threads, sums);
+        total = tchi_cuda_block_sum(total, (int)threadIdx.x, threads, sums);
         if (threadIdx.x == 0) {
             p.parts[item] = gram && above != left ? 2.0 * total : total;
         }
@@ -190,10 +262,11 @@ static __global__ void __launch_bounds__(shape<real>::threads) sample_norms_plai
 
 template <typename real> static void launch_norms(const tchi_cuda_state *state, const norms_problem &p, bool gram)
 {
+    constexpr int threads = shape<real, groups_of<real>>::threads;
     if (gram) {
-        sample_norms_plain<real, true><<<tchi_cuda_grid(p.items), shape<real>::threads, 0, state->stream>>>(p);
+        sample_norms_plain<real, true><<<tchi_cuda_grid(p.items), threads, 0, state->stream>>>(p);
     } else {
-        sample_norms_plain<real, false><<<tchi_cuda_grid(p.items), shape<real>::threads, 0, state->stream>>>(p);
+        sample_norms_plain<real, false><<<tchi_cuda_grid(p.items), threads, 0, state->stream>>>(p);
     }
 }
 
@@ -238,17 +311,17 @@ static __device__ void store(const squares_problem &p, int64_t group, int64_t i,
 
 /* 2 T p d operations a sample; out is read and written once. */
 template <typename real>
-static __global__ void __launch_bounds__(shape<real>::threads) sample_squares_plain(const squares_problem p)
+static __global__ void __launch_bounds__(shape<real, 1>::threads) sample_squares_plain(const squares_problem p)
 {
-    constexpr int each = shape<real>::each;
-    __shared__ slabs<real> s;
+    constexpr int each = part<real>::each;
+    __shared__ __align__(16) slabs<real, 1> s;
     for (int64_t item = blockIdx.x; item < p.items; item += gridDim.x) {
         int64_t group = item / p.tiles, tile = item % p.tiles;
         int64_t row = tile / p.across * TILE, col = tile % p.across * TILE;
         part<real> squares = {};
         for (int64_t b = 0; b < p.samples; b++) {
             part<real> sum;
-            multiply<real, false>(sum, s, p.gradient, b * p.groups + group, row, col);
+            multiply<real, 1, false>(sum, s, p.gradient, b * p.groups + group, row, col);
 #pragma unroll
             for (int e = 0; e < each * each; e++) {
                 squares.v[e / each][e % each] += sum.v[e / each][e % each] * sum.v[e / each][e % each];
@@ -256,9 +329,9 @@ static __global__ void __launch_bounds__(shape<real>::threads) sample_squares_pl
         }
 #pragma unroll
         for (int e = 0; e < each * each; e++) {
-            int y = 4 * ((int)threadIdx.x / shape<real>::side) + row_of<real>(e / each);
-            int x = 4 * ((int)threadIdx.x % shape<real>::side) + row_of<real>(e % each);
-            store<real>(p, group, row + y, col + x, squares.v[e / each][e % each]);
+            int64_t y = row + first_row<real>() + row_of<real>(e / each);
+            int64_t x = col + first_col<real>() + row_of<real>(e % each);
+            store<real>(p, group, y, x, squares.v[e / each][e % each]);
         }
     }
 }
@@ -277,9 +350,9 @@ tch_status tchi_cuda_sample_squares_plain(const tchi_cuda_state *state, const tc
     p.scale = scale;
     p.beta = beta;
     if (out->type == TCH_SCALAR_F64) {
-        sample_squares_plain<double><<<tchi_cuda_grid(p.items), shape<double>::threads, 0, state->stream>>>(p);
+        sample_squares_plain<double><<<tchi_cuda_grid(p.items), shape<double, 1>::threads, 0, state->stream>>>(p);
     } else {
-        sample_squares_plain<float><<<tchi_cuda_grid(p.items), shape<float>::threads, 0, state->stream>>>(p);
+        sample_squares_plain<float><<<tchi_cuda_grid(p.items), shape<float, 1>::threads, 0, state->stream>>>(p);
     }
     return tchi_cuda_launched(state, "sample_squares_plain");
 }
