@@ -294,6 +294,8 @@ static void many_orthogonal(void)
     if (!ours) {
         done(tch_orthogonalize(context, a, 1, TCH_ORTHO_MUON, out), "muon, many");
         expect_finite(out, "muon, many");
+        done(tch_orthogonalize(context, a, 5, TCH_ORTHO_POLAR_EXPRESS, out), "polar express, many");
+        expect_finite(out, "polar express, many");
     }
     end_case();
 }
@@ -384,6 +386,26 @@ static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half)
     end_case();
 }
 
+/* Matrices that are cut into whole chunks, for which Muon has kernels of their own. */
+static void even_muon(void)
+{
+    tch_optim_config config = tch_optim_defaults(TCH_OPTIM_MUON);
+    tch_parameter parameters[2] = {{0}};
+    const tch_tensor *gradients[2];
+    tch_optimizer *o = NULL;
+    for (int i = 0; i < 2; i++) {
+        parameters[i].tensor = waves(TCH_FLOAT32, 1, 256, 512);
+        gradients[i] = waves(TCH_FLOAT32, 1, 256, 512);
+    }
+    done(tch_optimizer_create(context, &config, 2, parameters, &o), "even muon");
+    if (o != NULL) {
+        done(tch_optimizer_step(o, 2, gradients), "even muon");
+        expect_finite(parameters[1].tensor, "even muon");
+    }
+    tch_optimizer_destroy(o);
+    end_case();
+}
+
 static void optimizers(void)
 {
     for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
@@ -396,6 +418,9 @@ static void optimizers(void)
     optimizer(TCH_OPTIM_SHAMPOO, TCH_BFLOAT16, 1);
     optimizer(TCH_OPTIM_MUON, TCH_BFLOAT16, 2);
     optimizer(TCH_OPTIM_SHAMPOO, TCH_FLOAT64, 0);
+    if (!ours) {
+        even_muon(); /* whole products are cuBLAS's */
+    }
 }
 
 /* --- gradients of single samples ---------------------------------------------------------------------------------- */
@@ -501,6 +526,19 @@ static void linear_gradients(tch_dtype dtype, int64_t positions)
     const tch_tensor *g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, positions, 18});
     layer_case c = {TCH_LAYER_INIT(TCH_LAYER_LINEAR), x, g, 2, {18, 21}, 18, "linear layer"};
     layer_gradients(&c);
+}
+
+/* Norms as exact as float32 sums: rows that are multiples of 16 bytes go to tensor cores in parts, others do not. */
+static void exact_norms(int64_t positions, int64_t inputs, int64_t outputs)
+{
+    const tch_tensor *x = waves_of(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, positions, inputs});
+    const tch_tensor *g = waves_of(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, positions, outputs});
+    tch_tensor *norms = per_matrix(TCH_FLOAT64, SAMPLES);
+    tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
+    layer.rounded = 0;
+    done(tch_grad_norms(context, &layer, x, g, TCH_GRAD_WEIGHT, 0, norms), "exact norms");
+    expect_finite(norms, "exact norms");
+    end_case();
 }
 
 static void convolution_gradients(tch_dtype dtype, int64_t groups)
@@ -656,6 +694,8 @@ static void run_all(void)
     roots(TCH_FLOAT32, 290, 4, TCH_ROOT_NEWTON, 0);
     streamed();
     many_orthogonal();
+    exact_norms(130, 100, 72);
+    exact_norms(70, 33, 50);
     optimizers();
     curvature();
 }

@@ -5,7 +5,8 @@
  * What must hold: one element of every 16 by 16 block, chosen at random, is the float64 sum of products up to the
  * rounding of the arithmetic and of the result; all elements equal their mirror image to the last bit; nothing beside
  * the matrices is written, not even between their rows; and a second call gives the same bits, as do a hundred where
- * the device is busy with large ones. */
+ * the device is busy with large ones. The same holds, on devices that have them, of the products that orthogonalisation
+ * of large matrices asks for, with a scale for each matrix and in float16 as well. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +30,10 @@ typedef struct batch {
 } batch;
 
 /* Rows `ld` apart, and between matrices a row that belongs to none. All bits are set: NaN. */
-static batch make(tch_context *context, int64_t count, int64_t rows, int64_t cols, int64_t ld)
+static batch make_of(tch_context *context, tch_scalar type, int64_t count, int64_t rows, int64_t cols, int64_t ld)
 {
-    bool narrow = tchi_product_rates(context).bf16 > 0.0;
-    batch b = {.dtype = narrow ? TCH_BFLOAT16 : TCH_FLOAT32};
-    b.m = (tch_matrices){NULL, narrow ? TCH_SCALAR_BF16 : TCH_SCALAR_F32, rows, cols, ld, count, (rows + 1) * ld};
+    batch b = {.dtype = type == TCH_SCALAR_F16 ? TCH_FLOAT16 : type == TCH_SCALAR_BF16 ? TCH_BFLOAT16 : TCH_FLOAT32};
+    b.m = (tch_matrices){NULL, type, rows, cols, ld, count, (rows + 1) * ld};
     int64_t size = (int64_t)tch_dtype_size(b.dtype);
     b.bytes = (count * b.m.stride + 2 * GUARD) * size;
     b.image = test_alloc((size_t)b.bytes);
@@ -43,6 +43,12 @@ static batch make(tch_context *context, int64_t count, int64_t rows, int64_t col
     b.memory = memory;
     b.m.data = b.memory + GUARD * size;
     return b;
+}
+
+static batch make(tch_context *context, int64_t count, int64_t rows, int64_t cols, int64_t ld)
+{
+    bool narrow = tchi_product_rates(context).bf16 > 0.0;
+    return make_of(context, narrow ? TCH_SCALAR_BF16 : TCH_SCALAR_F32, count, rows, cols, ld);
 }
 
 static void drop(tch_context *context, batch *b)
@@ -74,36 +80,60 @@ static unsigned char *fetch(tch_context *context, const batch *b)
 }
 
 /* Random numbers; of a symmetric batch those above the diagonal are those below it. */
+static void fill(tch_context *context, batch *to, bool symmetric, uint64_t stream)
+{
+    batch b = *to;
+    size_t size = tch_dtype_size(b.dtype);
+    test_random random = test_random_stream(stream);
+    for (int64_t row = 0; row < b.m.batch * b.m.rows; row++) {
+        int64_t z = row / b.m.rows;
+        int64_t i = row % b.m.rows;
+        unsigned char *here = element(&b, b.image, z, i, 0);
+        for (int64_t j = 0; j < (symmetric ? i + 1 : b.m.cols); j++) {
+            test_encode(b.dtype, 2.0 * test_random_uniform(&random) - 1.0, here + j * (int64_t)size);
+            if (symmetric) {
+                memcpy(element(&b, b.image, z, j, i), here + j * (int64_t)size, size);
+            }
+        }
+    }
+    send(context, &b);
+}
+
 static batch random_batch(tch_context *context, int64_t count, int64_t rows, int64_t cols, int64_t ld, bool symmetric,
                           uint64_t stream)
 {
     batch b = make(context, count, rows, cols, ld);
-    test_random random = test_random_stream(stream);
-    for (int64_t at = 0; at < count * rows * cols; at++) {
-        int64_t z = at / cols / rows;
-        int64_t i = at / cols % rows;
-        int64_t j = at % cols;
-        double x = symmetric && j > i ? 0.0 : 2.0 * test_random_uniform(&random) - 1.0;
-        test_encode(b.dtype, x, element(&b, b.image, z, i, j));
-    }
-    for (int64_t at = 0; symmetric && at < count * rows * cols; at++) {
-        int64_t z = at / cols / rows;
-        int64_t i = at / cols % rows;
-        int64_t j = at % cols;
-        memcpy(element(&b, b.image, z, i, j), element(&b, b.image, z, i > j ? i : j, i > j ? j : i),
-               tch_dtype_size(b.dtype));
-    }
-    send(context, &b);
+    fill(context, &b, symmetric, stream);
     return b;
+}
+
+/* Symmetric matrices of which only the first three are drawn: numbers of a large batch take longer than all its products.
+ */
+static batch repeated_batch(tch_context *context, int64_t count, int64_t n, uint64_t stream)
+{
+    batch all = make(context, count, n, n, n);
+    batch few = all;
+    int64_t bytes = all.m.stride * (int64_t)tch_dtype_size(all.dtype);
+    few.m.batch = 3;
+    fill(context, &few, true, stream);
+    for (int64_t z = few.m.batch; z < count; z++) {
+        memcpy(element(&all, all.image, z, 0, 0), element(&all, all.image, z % 3, 0, 0), (size_t)bytes);
+    }
+    send(context, &all);
+    return all;
 }
 
 /* --- the checks --------------------------------------------------------------------------------------------------- */
 
-/* C = c0 I + c1 D + c2 A B'; in a symmetric product B is its own transpose. */
+/* C = c0 I + c1 D + c2 A B'; in a symmetric product B is its own transpose. Or that times a power of a number of each
+ * matrix. */
 typedef struct half {
     double c0, c1, c2;
     const batch *a, *b, *d; /* d may be NULL */
     batch c;
+    const double *scale; /* on the host, and the same on the device; NULL for 1 */
+    double *scale_there;
+    int32_t exponent;
 } half;
 
 static void check_element(const half *h, unsigned char *got, int64_t z, int64_t i, int64_t j)
@@ -118,10 +148,11 @@ static void check_element(const half *h, unsigned char *got, int64_t z, int64_t 
     }
     double addend = h->d != NULL ? h->c1 * value(h->d, z, i, j) : 0.0;
     double shift = i == j ? h->c0 : 0.0;
-    double expected = h->c2 * sum + addend + shift;
-    double scale = fabs(h->c2) * magnitude + fabs(addend) + fabs(shift);
+    double factor = h->scale != NULL ? pow(h->scale[z], h->exponent) : 1.0;
+    double expected = factor * (h->c2 * sum + addend + shift);
+    double scale = fabs(factor) * (fabs(h->c2) * magnitude + fabs(addend) + fabs(shift));
     /* Where no kernel takes the whole, the product is rounded, and once more with the other terms. */
-    double rounded = fabs(expected) + (scale > fabs(h->c2) * magnitude ? fabs(h->c2 * sum) : 0.0);
+    double rounded = fabs(expected) + (addend != 0.0 || shift != 0.0 ? fabs(factor * h->c2 * sum) : 0.0);
     double bound = (double)(k + 4) * test_arithmetic_roundoff(h->c.dtype) * scale +
                    test_unit_roundoff(h->c.dtype) * rounded + test_underflow(h->c.dtype);
     double found = test_decode(h->c.dtype, element(&h->c, got, z, i, j));
@@ -175,6 +206,10 @@ static tch_status multiply(tch_context *context, const half *h, bool gram)
         return tchi_gram(context, h->c2, &h->a->m, 0, 0.0, &h->c.m);
     }
     const tch_matrices *d = h->d != NULL ? &h->d->m : NULL;
+    if (h->scale != NULL) {
+        return context->backend->scaled_product(context->state, h->c0, h->c1, d, h->c2, &h->a->m, &h->b->m,
+                                                h->scale_there, h->exponent, &h->c.m);
+    }
     return tchi_symmetric_polynomial(context, h->c0, h->c1, d, h->c2, &h->a->m, &h->b->m, &h->c.m);
 }
 
@@ -264,6 +299,111 @@ static void gram_matrices(void **state)
     }
 }
 
+/* --- with a scale, and in float16 --------------------------------------------------------------------------------- */
+
+typedef struct scaled_case {
+    tch_scalar in, out;
+    int with_d;
+    int32_t exponent;
+} scaled_case;
+
+/* What a run of steps is made of: the Gram matrix, P, P M, Q. */
+static const scaled_case scaled_cases[] = {
+    {TCH_SCALAR_BF16, TCH_SCALAR_BF16, 0, 2}, {TCH_SCALAR_BF16, TCH_SCALAR_BF16, 1, 1},
+    {TCH_SCALAR_BF16, TCH_SCALAR_F16, 0, 2},  {TCH_SCALAR_F16, TCH_SCALAR_F16, 1, 0},
+    {TCH_SCALAR_F16, TCH_SCALAR_F16, 0, 0},   {TCH_SCALAR_F16, TCH_SCALAR_BF16, 0, 1},
+};
+
+static void check_scaled(tch_context *context, const scaled_case *c, int64_t count, int64_t n, int64_t k,
+                         const double *scale, double *there)
+{
+    bool gram = c->exponent == 2;
+    test_case("%lld x %lld, k %lld, types %d to %d, d %d, exponent %d", (long long)count, (long long)n, (long long)k,
+              (int)c->in, (int)c->out, c->with_d, c->exponent);
+    batch a = make_of(context, c->in, count, n, gram ? k : n, (gram ? k : n) + 8);
+    batch b = make_of(context, c->in, count, n, n, n);
+    batch d = make_of(context, c->in, count, n, n, n + 16);
+    fill(context, &a, !gram, 401);
+    fill(context, &b, true, 402);
+    fill(context, &d, true, 403);
+    half h = {.c2 = 0.75, .a = &a, .b = gram ? &a : &b, .scale = scale, .scale_there = there, .exponent = c->exponent};
+    h.c = make_of(context, c->out, count, n, n, n + 8);
+    if (c->with_d) {
+        h.c0 = 0.5;
+        h.c1 = -20.0;
+        h.d = &d;
+    }
+    check_half(context, &h, false, 404);
+    drop(context, &a);
+    drop(context, &b);
+    drop(context, &d);
+    drop(context, &h.c);
+}
+
+static void products_with_a_scale(void **state)
+{
+    enum { MOST = 45 };
+    tch_context *context = *state;
+    const tch_backend *t = context->backend;
+    double scale[MOST];
+    void *there = NULL;
+    tch_matrices large = {NULL, TCH_SCALAR_BF16, 256, 256, 256, 45, 256 * 256};
+    if (t->normalize_takes == NULL || !t->normalize_takes(context->state, &large)) {
+        return;
+    }
+    for (int i = 0; i < MOST; i++) {
+        scale[i] = 0.5 + 0.03 * i;
+    }
+    CHECK_OK(t->allocate(context->state, (int64_t)sizeof scale, &there));
+    CHECK_OK(t->copy_bytes(context->state, there, scale, (int64_t)sizeof scale, TCH_COPY_TO_DEVICE));
+    for (size_t i = 0; i < sizeof scaled_cases / sizeof scaled_cases[0]; i++) {
+        check_scaled(context, &scaled_cases[i], 45, 256, 512, scale, there);
+        check_scaled(context, &scaled_cases[i], 5, 1000, 136, scale, there);
+        check_scaled(context, &scaled_cases[i], 3, 1152, 200, scale, there);
+    }
+    t->release(context->state, there, (int64_t)sizeof scale);
+}
+
+/* Numbers whose squares leave float32's range, and a matrix of zeros: what is left is X times scale. */
+static void norms_of_all_sizes(void **state)
+{
+    enum { COUNT = 45, SIZE = 256 };
+    static const double sizes_of[] = {1.0, 1e-30, 3e25, 1e-4, 0.0, 1e9};
+    tch_context *context = *state;
+    const tch_backend *t = context->backend;
+    batch x = make_of(context, TCH_SCALAR_BF16, COUNT, SIZE, SIZE, SIZE);
+    if (t->normalize_takes != NULL && t->normalize_takes(context->state, &x.m)) {
+        void *there = NULL;
+        double scale[COUNT];
+        fill(context, &x, false, 405);
+        for (int64_t e = 0; e < (int64_t)COUNT * SIZE * SIZE; e++) {
+            unsigned char *here = element(&x, x.image, e / (SIZE * SIZE), e / SIZE % SIZE, e % SIZE);
+            test_encode(x.dtype, test_decode(x.dtype, here) * sizes_of[e / (SIZE * SIZE) % 6], here);
+        }
+        send(context, &x);
+        CHECK_OK(t->allocate(context->state, TCH_NORMALIZE_NUMBERS * (int64_t)sizeof scale, &there));
+        CHECK_OK(t->normalize(context->state, 1e-37, &x.m, there));
+        CHECK_OK(t->copy_bytes(context->state, scale, there, (int64_t)sizeof scale, TCH_COPY_TO_HOST));
+        unsigned char *after = fetch(context, &x);
+        for (int64_t z = 0; z < COUNT; z++) {
+            double before = 0.0;
+            double ratio = 0.0;
+            for (int64_t e = 0; e < (int64_t)SIZE * SIZE; e++) {
+                double now = test_decode(x.dtype, element(&x, after, z, e / SIZE, e % SIZE)) * scale[z];
+                before += value(&x, z, e / SIZE, e % SIZE) * value(&x, z, e / SIZE, e % SIZE);
+                ratio += now * now;
+            }
+            test_case("matrix %d of norm %g", (int)z, sqrt(before));
+            CHECK(before == 0.0 ? ratio == 0.0 && isfinite(scale[z]) : fabs(ratio - 1.0) < 1e-4, "|X| becomes %.9g",
+                  sqrt(ratio));
+            CHECK(scale[z] >= 0x1p-41 && scale[z] <= 0x1p41, "the scale is %g", scale[z]);
+        }
+        free(after);
+        t->release(context->state, there, TCH_NORMALIZE_NUMBERS * (int64_t)sizeof scale);
+    }
+    drop(context, &x);
+}
+
 /* Pieces in shared memory that are given back too early are overwritten now and then, when much is under way at once:
  * about every tenth product of this size had a few wrong numbers that way on an H200. Differences are taken on the
  * device. */
@@ -275,8 +415,8 @@ static void large_products_are_the_same_every_time(void **state)
     int64_t n = on_host ? 96 : 2048;
     int64_t count = on_host ? 3 : 48;
     int repeats = on_host ? 5 : 150;
-    batch a = random_batch(context, count, n, n, n, true, 201);
-    batch d = random_batch(context, count, n, n, n, true, 202);
+    batch a = repeated_batch(context, count, n, 201);
+    batch d = repeated_batch(context, count, n, 202);
     batch first = make(context, count, n, n, n);
     batch again = make(context, count, n, n, n);
     void *largest = NULL;
@@ -306,6 +446,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(symmetric_products),
         cmocka_unit_test(gram_matrices),
+        cmocka_unit_test(products_with_a_scale),
+        cmocka_unit_test(norms_of_all_sizes),
         cmocka_unit_test(large_products_are_the_same_every_time),
     };
     test_begin(argc, argv);

@@ -1,6 +1,7 @@
 /* The inside of the orthogonalisation: which steps share a Gram matrix, the entry that optimizers use, and the
  * iteration in bfloat16 as a GPU does it, modelled on top of the CPU's table by rounding what products and elementwise
- * work leave.
+ * work leave; and once more as large matrices go, with Gram matrices of several steps in float16 and X divided by its
+ * norm in the products.
  *
  * In bfloat16 the singular values must lie where those of the exact iteration lie, up to a few units of the last place,
  * whichever steps share a Gram matrix. */
@@ -10,6 +11,7 @@
 
 #include "core/context.h"
 #include "linalg/orthogonalize.h"
+#include "support/elements.h"
 #include "support/random.h"
 #include "support/reference.h"
 #include "support/testing.h"
@@ -19,15 +21,20 @@ static const tchi_schulz_step muon = {3.4445, -4.7750, 2.0315};
 /* --- the plan ---------------------------------------------------------------------------------------------------- */
 
 /* `expected` is the lengths of the runs, ended by 0. */
-static void check_plan(const tchi_ortho *ortho, int64_t rows, int64_t cols, const int32_t *expected)
+static void check_runs(const tchi_ortho *ortho, int64_t rows, int64_t cols, bool fine, const int32_t *expected)
 {
     int32_t step = 0;
     for (int i = 0; expected[i] != 0; i++) {
-        int32_t run = tchi_ortho_run(ortho, step, rows, cols);
+        int32_t run = tchi_ortho_run(ortho, step, rows, cols, fine);
         CHECK(run == expected[i], "the run from step %d on is %d long, not %d", step, run, expected[i]);
         step += run;
     }
     assert_int_equal(step, ortho->steps);
+}
+
+static void check_plan(const tchi_ortho *ortho, int64_t rows, int64_t cols, const int32_t *expected)
+{
+    check_runs(ortho, rows, cols, false, expected);
 }
 
 static void runs_are_as_measured(void **state)
@@ -50,17 +57,31 @@ static void runs_are_as_measured(void **state)
     check_plan(&one, 768, 3072, (const int32_t[]){1, 0});
 }
 
+static void float16_allows_longer_runs(void **state)
+{
+    (void)state;
+    tchi_ortho five = tchi_ortho_of(TCH_ORTHO_MUON, 5, 0.0);
+    check_runs(&five, 768, 3072, true, (const int32_t[]){1, 2, 2, 0});
+    check_runs(&five, 768, 768, true, (const int32_t[]){1, 1, 1, 1, 1, 0});
+    tchi_ortho polar = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 5, 0.0);
+    check_runs(&polar, 768, 3072, true, (const int32_t[]){1, 2, 2, 0});
+    tchi_ortho longer = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 7, 0.0);
+    check_runs(&longer, 768, 3072, true, (const int32_t[]){1, 1, 2, 3, 0});
+    tchi_ortho gentle = tchi_ortho_repeating((tchi_schulz_step){2.0, -1.5, 0.5}, 7, 0.0);
+    check_runs(&gentle, 768, 3072, true, (const int32_t[]){1, 2, 4, 0});
+}
+
 /* A user's coefficients, the gentlest and the wildest: every step is in one run, and nothing in it is endless. */
 static void any_coefficients_have_a_plan(void **state)
 {
     (void)state;
     const double slopes[] = {0.0, 1.0, 1.5, -3.0, 1e9, HUGE_VAL, NAN};
-    for (size_t i = 0; i < sizeof slopes / sizeof slopes[0]; i++) {
-        test_case("a = %g", slopes[i]);
-        tchi_ortho ortho = tchi_ortho_repeating((tchi_schulz_step){slopes[i], -0.5, 0.0}, 9, 0.0);
+    for (size_t i = 0; i < 2 * (sizeof slopes / sizeof slopes[0]); i++) {
+        test_case("a = %g", slopes[i / 2]);
+        tchi_ortho ortho = tchi_ortho_repeating((tchi_schulz_step){slopes[i / 2], -0.5, 0.0}, 9, 0.0);
         int32_t step = 0;
         while (step < ortho.steps) {
-            int32_t run = tchi_ortho_run(&ortho, step, 8, 64);
+            int32_t run = tchi_ortho_run(&ortho, step, 8, 64, i % 2 == 1);
             CHECK(run >= 1 && run <= ortho.steps - step, "a run of %d from step %d on", run, step);
             step += run;
         }
@@ -188,15 +209,21 @@ static void eps_bounds_the_norm_from_below(void **state)
 
 static const tch_backend *plain; /* the CPU's table, while a test has put its own in place */
 
+static float to_bfloat16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+    memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
 static void round_all(const tch_matrices *m)
 {
     for (int64_t b = 0; b < m->batch; b++) {
         for (int64_t i = 0; i < m->rows * m->cols; i++) {
             float *value = (float *)m->data + b * m->stride + i / m->cols * m->ld + i % m->cols;
-            uint32_t bits;
-            memcpy(&bits, value, sizeof bits);
-            bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-            memcpy(value, &bits, sizeof bits);
+            *value = to_bfloat16(*value);
         }
     }
 }
@@ -324,17 +351,21 @@ static void check_in_bfloat16(tch_context *context, const tchi_ortho *ortho, dou
     free(got);
 }
 
-static void bfloat16_keeps_the_singular_values(void **state)
+/* The CPU's table with products that round. */
+static tch_backend rounding_table(tch_context *context)
 {
-    tch_context *context = *state;
-    static tch_backend rounded;
-    rounded = *context->backend;
+    tch_backend rounded = *context->backend;
     rounded.gemm = rounded_gemm;
     rounded.gram = rounded_gram;
     rounded.symmetric_product = rounded_product;
     rounded.shift_scale = rounded_scale;
+    return rounded;
+}
+
+static void check_with_table(tch_context *context, const tch_backend *table)
+{
     plain = context->backend;
-    context->backend = &rounded;
+    context->backend = table;
     const double powers[] = {0.0, 0.5, 1.0, -0.5, -1.0, -2.0, -4.0};
     for (int method = 0; method < 2; method++) {
         for (int32_t steps = 1; steps <= 7; steps++) {
@@ -347,14 +378,101 @@ static void bfloat16_keeps_the_singular_values(void **state)
     }
 }
 
+static void bfloat16_keeps_the_singular_values(void **state)
+{
+    static tch_backend rounded;
+    rounded = rounding_table(*state);
+    check_with_table(*state, &rounded);
+}
+
+/* --- Gram matrices in float16 ------------------------------------------------------------------------------------ */
+
+/* Memory holds float32 throughout; a type says how numbers are rounded. */
+static float to_type(tch_scalar type, double value)
+{
+    unsigned char bytes[2];
+    if (type != TCH_SCALAR_F16) {
+        return to_bfloat16((float)value);
+    }
+    test_encode(TCH_FLOAT16, value, bytes);
+    return (float)test_decode(TCH_FLOAT16, bytes);
+}
+
+static float *at(const tch_matrices *m, int64_t b, int64_t i, int64_t j)
+{
+    return (float *)m->data + b * m->stride + i * m->ld + j;
+}
+
+static int32_t takes_all(void *state, const tch_matrices *x)
+{
+    (void)state;
+    (void)x;
+    return 1;
+}
+
+static tch_status modelled_normalize(void *state, double eps, const tch_matrices *x, double *scale)
+{
+    tch_status status = plain->reduce(state, TCH_REDUCE_FROBENIUS, x, scale);
+    for (int64_t b = 0; b < x->batch; b++) {
+        scale[b] = 1.0 / fmax(scale[b], eps);
+    }
+    return status;
+}
+
+static double modelled_sum(const tch_matrices *a, const tch_matrices *b, int64_t z, int64_t i, int64_t j)
+{
+    double sum = 0.0;
+    for (int64_t k = 0; k < a->cols; k++) {
+        sum += (double)*at(a, z, i, k) * (double)*at(b, z, j, k);
+    }
+    return sum;
+}
+
+static tch_status modelled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                   const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
+                                   const tch_matrices *c)
+{
+    (void)state;
+    assert_int_equal(a->type, b->type);
+    assert_true(d == NULL || (d->type == a->type && c->type == a->type));
+    assert_true(a->data != c->data && b->data != c->data && (d == NULL || d->data != c->data));
+    for (int64_t at_row = 0; at_row < c->batch * c->rows; at_row++) {
+        int64_t z = at_row / c->rows;
+        int64_t i = at_row % c->rows;
+        double factor = scale == NULL ? 1.0 : pow(scale[z], exponent);
+        for (int64_t j = 0; j <= i; j++) {
+            double addend = (d != NULL ? c1 * (double)*at(d, z, i, j) : 0.0) + (i == j ? c0 : 0.0);
+            *at(c, z, i, j) = to_type(c->type, factor * (c2 * modelled_sum(a, b, z, i, j) + addend));
+            *at(c, z, j, i) = *at(c, z, i, j);
+        }
+    }
+    return TCH_OK;
+}
+
+/* A division by the norm, or a Gram matrix of X, outside of the products above would be a mistake here. */
+static void float16_keeps_the_singular_values(void **state)
+{
+    static tch_backend modelled;
+    modelled = rounding_table(*state);
+    modelled.normalize_takes = takes_all;
+    modelled.normalize = modelled_normalize;
+    modelled.scaled_product = modelled_product;
+    modelled.shift_scale = NULL;
+    modelled.gram = NULL;
+    modelled.symmetric_product = NULL;
+    check_with_table(*state, &modelled);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(runs_are_as_measured),
+        cmocka_unit_test(float16_allows_longer_runs),
         cmocka_unit_test(any_coefficients_have_a_plan),
         cmocka_unit_test(blocks_of_any_shape),
         cmocka_unit_test(eps_bounds_the_norm_from_below),
         cmocka_unit_test_teardown(bfloat16_keeps_the_singular_values, restore_table),
+        cmocka_unit_test_teardown(float16_keeps_the_singular_values, restore_table),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

@@ -167,6 +167,24 @@ static void every_option_in_float32(void **state)
     }
 }
 
+/* Sides that are powers of two times a few: a GPU has kernels for parameters whose elements it can divide evenly. */
+static void even_shapes(void **state)
+{
+    static const trial_shape even[] = {
+        {.ndim = 2, .shape = {64, 64}},
+        {.ndim = 2, .shape = {128, 64}},
+        {.ndim = 2, .shape = {64, 128}},
+        {.ndim = 2, .shape = {192, 32}},
+    };
+    static const option some[] = {{"defaults", as_it_is}, {"no nesterov", no_nesterov}, {"much at once", much_at_once}};
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
+        tch_optim_config c = base();
+        some[i].set(&c);
+        test_case("%s, float32, even shapes", some[i].name);
+        trial_run(*state, TCH_FLOAT32, &c, 4, even, STEPS / 4, test_on_cpu() ? EXACT_F32 : BFLOAT16);
+    }
+}
+
 /* The step length follows from the tensor's own shape: the same numbers stored by columns take the same step. */
 static void a_transposed_layout_changes_nothing(void **state)
 {
@@ -286,6 +304,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_in_float64),
         cmocka_unit_test(every_option_in_float32),
+        cmocka_unit_test(even_shapes),
         cmocka_unit_test(a_transposed_layout_changes_nothing),
         cmocka_unit_test(equal_shapes_are_a_batch),
         cmocka_unit_test(groups_and_changing_numbers),

@@ -29,7 +29,7 @@
 #include <torchium/status.h>
 
 /* Raised whenever the table or a struct it uses changes; a module built for another number is refused. */
-#define TCH_BACKEND_ABI 6u
+#define TCH_BACKEND_ABI 7u
 
 /* The function a module exports, and its type. It returns NULL, with a sentence in `reason`, when it cannot work. */
 #define TCH_BACKEND_ENTRY "torchium_backend_entry"
@@ -125,6 +125,9 @@ typedef struct tch_product_rates {
     double bf16x2; /* split operands: hi hi + hi lo + lo hi, accumulated in float32 */
     double bf16;   /* accumulated in float32 */
 } tch_product_rates;
+
+/* Numbers of float64 for each matrix that `normalize` is given. */
+#define TCH_NORMALIZE_NUMBERS 65
 
 /* The coupled iteration of an inverse root: H = c[0] I + c[1] M + c[2] M^2, X <- X H, M <- H^root M. */
 #define TCH_NEWTON_MAX_STEPS 40
@@ -424,6 +427,19 @@ typedef struct tch_backend {
      * is not 0. In the split type rows are aligned to 16 bytes. No operand may be C. */
     tch_status (*symmetric_product)(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                     const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+    /* OPTIONAL, NO DEFAULT, the three of them together. Newton-Schulz steps on X / max(|X|, eps) without a pass over X for
+     * the division. `normalize_takes`: whether the two below take a batch of this shape and type, and are the faster way;
+     * data is not looked at. */
+    int32_t (*normalize_takes)(void *state, const tch_matrices *x);
+    /* scale[b] such that scale[b] X_b is X_b / max(|X_b|, eps), eps > 0; where |X_b| is so far from 1 that squares might
+     * leave the range of float32, X_b is multiplied by a power of two first. Behind the scales there is room for work:
+     * TCH_NORMALIZE_NUMBERS for each matrix in all. */
+    tch_status (*normalize)(void *state, double eps, const tch_matrices *x, double *scale);
+    /* C_b = scale_b^exponent (c0 I + c1 D + c2 A B'), symmetric, for exponents 0 to 2; D and scale may be NULL. A, B and D
+     * are of bfloat16 or all of float16, C of either, or of their type where there is a D. No operand may be C. */
+    tch_status (*scaled_product)(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                 const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
+                                 const tch_matrices *c);
     /* OPTIONAL, NO DEFAULT. A product larger than the device, streamed: copies both ways overlap with arithmetic.
      * `scratch` is device memory; host memory that is not page-locked goes through page-locked buffers of the state,
      * which may be allocated here. Returns when the host's operands have been read and its result is written. */

@@ -3,7 +3,8 @@
  *
  * The one thing to know before changing it: rounding gives M an error relative to its largest eigenvalue, which every
  * step on M multiplies by a^2 where eigenvalues are small, whereas a Gram matrix formed anew from X has no negative
- * eigenvalues to speak of. Runs of steps on one M are therefore short: docs/numerics/orthogonalisation.md. */
+ * eigenvalues to speak of. Runs of steps on one M are therefore short, and longer where M is kept in float16, eight times
+ * as fine as bfloat16: docs/numerics/orthogonalisation.md. */
 #include "orthogonalize.h"
 
 #include <math.h>
@@ -73,6 +74,11 @@ tch_scalar tchi_ortho_type(const tch_context *context, tch_scalar type)
  * the first step stands alone; 16 (Polar Express's second and third) may diverge. */
 #define MOST_GROWTH 12.5
 
+/* The same where M is float16, for matrices of 64 rows and more: 17 (Polar Express's second and third) leaves singular
+ * values as near to the exact ones as the runs above do in bfloat16, 64 (four steps with a = 2) at most 0.03 above them,
+ * 165 (the last three of Polar Express's five) up to 0.3. */
+#define MOST_GROWTH_FINE 100.0
+
 /* The time of a half product over that of a whole one. A step more in a run is three half products of M; a new run is
  * a half and a whole product of X in their place. On one core of a CPU in float32, runs took 4 % longer for 256 by 384
  * and a fifth less for 256 by 704. Of plain bfloat16 an H200 did halves at up to 613 TFLOP/s and, in other runs, wholes
@@ -88,14 +94,14 @@ static bool runs_pay(int64_t rows, int64_t cols)
 
 /* The first step of the run that ends before step `end`. After the first of all steps X is always multiplied: it moves the
  * singular values furthest. */
-static int32_t run_start(const tchi_ortho *ortho, int32_t end)
+static int32_t run_start(const tchi_ortho *ortho, int32_t end, bool fine)
 {
     double growth = 1.0;
     int32_t first = end - 1;
     while (first > 1) {
         double a = ortho->step[first - 1].a;
         growth *= fmax(a * a, 1.0);
-        if (!(growth <= MOST_GROWTH)) {
+        if (!(growth <= (fine ? MOST_GROWTH_FINE : MOST_GROWTH))) {
             break;
         }
         first--;
@@ -104,24 +110,25 @@ static int32_t run_start(const tchi_ortho *ortho, int32_t end)
 }
 
 /* Runs are laid out from the last step backwards, each as long as may be. */
-int32_t tchi_ortho_run(const tchi_ortho *ortho, int32_t step, int64_t rows, int64_t cols)
+int32_t tchi_ortho_run(const tchi_ortho *ortho, int32_t step, int64_t rows, int64_t cols, bool fine)
 {
     if (!runs_pay(rows, cols)) {
         return 1;
     }
     int32_t end = ortho->steps;
-    int32_t first = run_start(ortho, end);
+    int32_t first = run_start(ortho, end, fine);
     while (first > step) {
         end = first;
-        first = run_start(ortho, end);
+        first = run_start(ortho, end, fine);
     }
     return end - step;
 }
 
+/* In the longer of the two plans: what is true of the shorter one is true of it. */
 static bool has_runs(const tchi_ortho *ortho, int64_t rows, int64_t cols)
 {
     for (int32_t k = 0; k < ortho->steps; k++) {
-        if (tchi_ortho_run(ortho, k, rows, cols) > 1) {
+        if (tchi_ortho_run(ortho, k, rows, cols, true) > 1) {
             return true;
         }
     }
@@ -130,23 +137,39 @@ static bool has_runs(const tchi_ortho *ortho, int64_t rows, int64_t cols)
 
 /* --- scratch ------------------------------------------------------------------------------------------------------ */
 
+/* M is used up before Y is computed: where both are square they share their memory, and change it with X. P of a run, and
+ * what its products pass through, lie in Y if that is long enough for both. */
 typedef struct schulz_buffers {
     tch_matrices y;       /* as x */
-    tch_matrices m, p, q; /* rows by rows */
-    double *norm, *zeros; /* one per matrix */
+    tch_matrices m, p, q; /* rows by rows; p of no matrices where it lies in y */
+    bool shared;          /* m with y */
+    double *norm, *zeros; /* one per matrix, and behind the norms room for `normalize` */
     double *damping, *bound;
     int32_t *flags;
 } schulz_buffers;
 
+/* From row to row of a square matrix in y: whole 16 bytes. */
+static int64_t square_ld(const tch_matrices *x)
+{
+    return (x->rows + 7) / 8 * 8;
+}
+
+static bool holds_two(const tch_matrices *x)
+{
+    return x->cols >= 2 * square_ld(x);
+}
+
 static void layout(schulz_buffers *s, tchi_arena *arena, const tchi_ortho *ortho, const tch_matrices *x)
 {
     int64_t numbers = x->batch * (int64_t)sizeof(double);
-    int64_t for_runs = has_runs(ortho, x->rows, x->cols) ? x->batch : 0;
+    bool runs = has_runs(ortho, x->rows, x->cols);
+    int64_t for_p = runs && !holds_two(x) ? x->batch : 0;
+    s->shared = !runs && x->rows == x->cols;
     s->y = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->cols);
-    s->m = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
+    s->m = s->shared ? s->y : tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
     s->q = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
-    s->p = tchi_scratch_aligned(arena, x->type, for_runs, x->rows, x->rows);
-    s->norm = tchi_arena_take(arena, numbers);
+    s->p = tchi_scratch_aligned(arena, x->type, for_p, x->rows, x->rows);
+    s->norm = tchi_arena_take(arena, TCH_NORMALIZE_NUMBERS * numbers);
     s->zeros = tchi_arena_take(arena, numbers);
     s->damping = tchi_arena_take(arena, numbers);
     s->bound = tchi_arena_take(arena, numbers);
@@ -175,18 +198,64 @@ static tch_status normalize(tch_context *context, double eps, const tch_matrices
     return t->shift_scale(context->state, x, NULL, s->bound, -1.0, x);
 }
 
-/* P(M) */
-static tch_status polynomial(tch_context *context, tchi_schulz_step c, const tch_matrices *m, const tch_matrices *p)
+/* How the products of a run are done. M is `unit` times what it stands for, so that float16 keeps the small numbers of
+ * flat spectra; X is to be multiplied by `scale` for each matrix, or is what it stands for where that is NULL. */
+typedef struct schulz_arithmetic {
+    bool fine;       /* by scaled_product */
+    tch_scalar type; /* of M and P, where there are several steps */
+    double unit;
+    const double *scale;
+} schulz_arithmetic;
+
+/* float16 ends at 65504. M has no entries above 1.5, and P M, its largest product, ends at twice that. */
+#define FINE_UNIT 256.0
+
+static schulz_arithmetic arithmetic_of(const tch_matrices *x, bool fine, int32_t count, const double *scale)
 {
-    return tchi_symmetric_polynomial(context, c.a, c.b, m, c.c, m, m, p);
+    bool short_m = fine && count > 1;
+    return (schulz_arithmetic){fine, short_m ? TCH_SCALAR_F16 : x->type, short_m ? FINE_UNIT : 1.0, scale};
+}
+
+/* scale^exponent (c0 I + c1 D + c2 A B) */
+static tch_status product(tch_context *context, const schulz_arithmetic *how, double c0, double c1,
+                          const tch_matrices *d, double c2, const tch_matrices *a, const tch_matrices *b,
+                          int32_t exponent, const tch_matrices *c)
+{
+    if (how->fine) {
+        return context->backend->scaled_product(context->state, c0, c1, d, c2, a, b, how->scale, exponent, c);
+    }
+    return tchi_symmetric_polynomial(context, c0, c1, d, c2, a, b, c);
+}
+
+static tch_status gram(tch_context *context, const schulz_arithmetic *how, const tch_matrices *x, const tch_matrices *m)
+{
+    if (how->fine) {
+        return product(context, how, 0.0, 0.0, NULL, how->unit, x, x, 2, m);
+    }
+    return tchi_gram(context, 1.0, x, 0, 0.0, m);
+}
+
+/* P(M) */
+static tch_status polynomial(tch_context *context, const schulz_arithmetic *how, tchi_schulz_step c,
+                             const tch_matrices *m, int32_t exponent, const tch_matrices *p)
+{
+    double unit = how->unit;
+    return product(context, how, c.a, c.b / unit, m, c.c / (unit * unit), m, m, exponent, p);
+}
+
+/* A B */
+static tch_status commuting(tch_context *context, const schulz_arithmetic *how, const tch_matrices *a,
+                            const tch_matrices *b, int32_t exponent, const tch_matrices *c)
+{
+    return product(context, how, 0.0, 0.0, NULL, 1.0, a, b, exponent, c);
 }
 
 /* M <- P M P, with `spare` for half of the way. */
-static tch_status carry_on(tch_context *context, const tch_matrices *p, const tch_matrices *m,
-                           const tch_matrices *spare)
+static tch_status carry_on(tch_context *context, const schulz_arithmetic *how, const tch_matrices *p,
+                           const tch_matrices *m, const tch_matrices *spare)
 {
-    TCHI_TRY(tchi_symmetric_product(context, p, m, spare));
-    return tchi_symmetric_product(context, spare, p, m);
+    TCHI_TRY(commuting(context, how, p, m, 0, spare));
+    return commuting(context, how, spare, p, 0, m);
 }
 
 static void swap(tch_matrices *a, tch_matrices *b)
@@ -196,46 +265,81 @@ static void swap(tch_matrices *a, tch_matrices *b)
     *b = c;
 }
 
-/* Steps 1 to count - 1 of a run, whose step 0 has left its P in q. The product of all P ends up in m: q and the fourth
- * batch change places, and the fourth lies in y, which is free until X is multiplied and is wide enough. */
-static tch_status multiply_up(tch_context *context, const tchi_schulz_step *step, int32_t count,
-                              const schulz_buffers *s)
+static tch_matrices typed(tch_matrices m, tch_scalar type)
 {
-    tch_matrices q = s->q;
-    tch_matrices spare = s->y;
-    spare.cols = spare.rows;
+    m.type = type;
+    return m;
+}
+
+/* The first or the second of the square matrices that each matrix of y has room for. */
+static tch_matrices square_in_y(const schulz_buffers *s, int number, tch_scalar type)
+{
+    tch_matrices square = typed(s->y, type);
+    square.cols = square.rows;
+    square.ld = square_ld(&s->y);
+    square.data = (char *)s->y.data + number * square.rows * square.ld * tchi_scalar_size(s->y.type);
+    return square;
+}
+
+/* Steps 1 to count - 1 of a run on M in m, whose step 0 has left its P in q. The product of all P ends up in `result`,
+ * which is m's memory in X's type: q and the fourth batch change places, and the fourth lies in y, which is free until X
+ * is multiplied and is wide enough. */
+static tch_status multiply_up(tch_context *context, const schulz_arithmetic *how, const tchi_schulz_step *step,
+                              int32_t count, const schulz_buffers *s, tch_matrices q, const tch_matrices *result)
+{
+    tch_matrices m = typed(s->m, how->type);
+    tch_matrices p = s->p.batch > 0 ? typed(s->p, how->type) : square_in_y(s, 1, how->type);
+    tch_matrices spare = square_in_y(s, 0, how->type);
     for (int32_t k = 1; k < count; k++) {
-        TCHI_TRY(carry_on(context, k == 1 ? &q : &s->p, &s->m, &spare));
-        TCHI_TRY(polynomial(context, step[k], &s->m, &s->p));
+        TCHI_TRY(carry_on(context, how, k == 1 ? &q : &p, &m, &spare));
+        TCHI_TRY(polynomial(context, how, step[k], &m, 0, &p));
         bool last = k + 1 == count;
-        TCHI_TRY(tchi_symmetric_product(context, &s->p, &q, last ? &s->m : &spare));
+        TCHI_TRY(commuting(context, how, &p, &q, last ? 1 : 0, last ? result : &spare));
         swap(&q, &spare);
     }
     return TCH_OK;
 }
 
 /* `count` steps on one Gram matrix: from x to y. */
-static tch_status run(tch_context *context, const tchi_schulz_step *step, int32_t count, const tch_matrices *x,
-                      const schulz_buffers *s)
+static tch_status run(tch_context *context, const schulz_arithmetic *how, const tchi_schulz_step *step, int32_t count,
+                      const tch_matrices *x, const schulz_buffers *s)
 {
-    TCHI_TRY(tchi_gram(context, 1.0, x, 0, 0.0, &s->m));
-    TCHI_TRY(polynomial(context, step[0], &s->m, &s->q));
-    TCHI_TRY(multiply_up(context, step, count, s));
-    return context->backend->gemm(context->state, 1.0, count == 1 ? &s->q : &s->m, 0, x, 0, 0.0, &s->y);
+    tch_matrices m = typed(s->m, how->type);
+    tch_matrices q = typed(s->q, how->type);
+    TCHI_TRY(gram(context, how, x, &m));
+    TCHI_TRY(polynomial(context, how, step[0], &m, count == 1 ? 1 : 0, &q));
+    if (count > 1) {
+        TCHI_TRY(multiply_up(context, how, step, count, s, q, &s->m));
+    }
+    return context->backend->gemm(context->state, 1.0, count == 1 ? &q : &s->m, 0, x, 0, 0.0, &s->y);
+}
+
+/* The backend's own way for large matrices; *scale is what is left to be multiplied. */
+static tch_status begin(tch_context *context, double eps, bool fine, const tch_matrices *x, schulz_buffers *s,
+                        const double **scale)
+{
+    *scale = fine ? s->norm : NULL;
+    return fine ? context->backend->normalize(context->state, eps, x, s->norm) : normalize(context, eps, x, s);
 }
 
 tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x,
                                      void *scratch, tch_matrices *result)
 {
+    const tch_backend *t = context->backend;
+    bool fine = ortho->eps > 0.0 && t->normalize_takes != NULL && t->normalize_takes(context->state, x);
+    const double *scale;
     schulz_buffers s;
     tchi_arena arena = {.base = scratch};
     layout(&s, &arena, ortho, x);
     *result = *x;
-    TCHI_TRY(normalize(context, ortho->eps, result, &s));
+    TCHI_TRY(begin(context, ortho->eps, fine, x, &s, &scale));
     for (int32_t k = 0; k < ortho->steps;) {
-        int32_t count = tchi_ortho_run(ortho, k, x->rows, x->cols);
-        TCHI_TRY(run(context, ortho->step + k, count, result, &s));
+        int32_t count = tchi_ortho_run(ortho, k, x->rows, x->cols, fine);
+        schulz_arithmetic how = arithmetic_of(x, fine, count, scale);
+        TCHI_TRY(run(context, &how, ortho->step + k, count, result, &s));
         swap(result, &s.y);
+        s.m = s.shared ? s.y : s.m;
+        scale = NULL;
         k += count;
     }
     return TCH_OK;

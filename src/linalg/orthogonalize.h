@@ -3,6 +3,8 @@
 #ifndef TCHI_ORTHOGONALIZE_H
 #define TCHI_ORTHOGONALIZE_H
 
+#include <stdbool.h>
+
 #include <torchium/linalg.h>
 
 #include "core/context.h"
@@ -41,7 +43,7 @@ tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ort
 /* --- the plan, for tests ----------------------------------------------------------------------------------------- */
 
 /* How many of the steps from `step` on are done on one Gram matrix before X is multiplied and a new one is formed, for
- * matrices of this shape. */
-int32_t tchi_ortho_run(const tchi_ortho *ortho, int32_t step, int64_t rows, int64_t cols);
+ * matrices of this shape; `fine` where the Gram matrix of several steps is kept in float16. */
+int32_t tchi_ortho_run(const tchi_ortho *ortho, int32_t step, int64_t rows, int64_t cols, bool fine);
 
 #endif

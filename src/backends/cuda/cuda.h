@@ -132,7 +132,7 @@ tch_status tchi_cuda_spectrum_power(void *state, const tch_spectrum_map *map, co
                                     int32_t *flags);
 
 /* --- products: products.c, symmetric_product.c, symmetric_f64.cu, symmetric_split.cu, symmetric_turns.cu,
- * newton_small.cu, streamed.c */
+ * normalize.cu, newton_small.cu, streamed.c */
 
 tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
                           int32_t transpose_b, double beta, const tch_matrices *c);
@@ -154,6 +154,11 @@ int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, const tch_matr
                                     const tch_matrices *b, const tch_matrices *c);
 tch_status tchi_cuda_symmetric_split(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+int32_t tchi_cuda_normalize_takes(void *state, const tch_matrices *x);
+tch_status tchi_cuda_normalize(void *state, double eps, const tch_matrices *x, double *scale);
+tch_status tchi_cuda_scaled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                    const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
+                                    const tch_matrices *c);
 int64_t tchi_cuda_newton_limit(void *state);
 tch_status tchi_cuda_newton(void *state, const tch_newton_iteration *iteration, const tch_matrices *a,
                             const double *shift, const double *bound, const tch_matrices *x);

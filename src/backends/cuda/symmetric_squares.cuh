@@ -1,6 +1,6 @@
-/* Squares of 64 by 64 numbers between the accumulators of a warpgroup and shared memory, where they are bfloat16 in
- * rows of 128 bytes, chunk c of 16 bytes of row r at place c ^ (r % 8), as wgmma and the tensor memory accelerator know
- * them. A square begins at a multiple of 1024 bytes.
+/* Squares of 64 by 64 numbers between the accumulators of a warpgroup and shared memory, where they are bfloat16 or
+ * float16 in rows of 128 bytes, chunk c of 16 bytes of row r at place c ^ (r % 8), as wgmma and the tensor memory
+ * accelerator know them. A square begins at a multiple of 1024 bytes.
  *
  * A thread's 32 numbers of a square are sum[from] to sum[from + 31], `from` being 0 or 32: the left or the right half
  * of what tchi_wgmma_bf16_n128 leaves. With lane = 4 g + t, warp w of the warpgroup has rows 16 w + g and 16 w + g + 8.
@@ -9,7 +9,10 @@
 #define TCHI_CUDA_SYMMETRIC_SQUARES_CUH
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <string.h>
+
+#include <torchium/backend.h>
 
 #include "hopper.cuh"
 
@@ -44,16 +47,30 @@ template <int from> static __device__ __forceinline__ void tchi_square_add_ident
     }
 }
 
-static __device__ __forceinline__ uint32_t tchi_square_pack(float low, float high)
+/* The first or the second (`which`) of two numbers in a word. */
+template <tch_scalar type> static __device__ __forceinline__ float tchi_square_number(uint32_t pair, int which)
 {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    if (type == TCH_SCALAR_F16) {
+        return __half2float(__ushort_as_half((unsigned short)(which == 0 ? pair & 0xFFFFu : pair >> 16)));
+    }
+    return __uint_as_float(which == 0 ? pair << 16 : pair & 0xFFFF0000u);
+}
+
+template <tch_scalar type> static __device__ __forceinline__ uint32_t tchi_square_pack(float low, float high)
+{
     uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
+    if (type == TCH_SCALAR_F16) {
+        __half2 pair = __floats2half2_rn(low, high);
+        memcpy(&bits, &pair, sizeof bits);
+    } else {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        memcpy(&bits, &pair, sizeof bits);
+    }
     return bits;
 }
 
 /* Rounds a square and writes it and its transpose. */
-template <int from>
+template <int from, tch_scalar type>
 static __device__ __forceinline__ void tchi_square_write(char *square, char *mirror, const float (&sum)[64])
 {
     int lane = (int)threadIdx.x % 32;
@@ -61,8 +78,8 @@ static __device__ __forceinline__ void tchi_square_write(char *square, char *mir
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
         const float *v = sum + from + 4 * j;
-        uint32_t r[4] = {tchi_square_pack(v[0], v[1]), tchi_square_pack(v[2], v[3]), tchi_square_pack(v[4], v[5]),
-                         tchi_square_pack(v[6], v[7])};
+        uint32_t r[4] = {tchi_square_pack<type>(v[0], v[1]), tchi_square_pack<type>(v[2], v[3]),
+                         tchi_square_pack<type>(v[4], v[5]), tchi_square_pack<type>(v[6], v[7])};
         tchi_stmatrix_x4(tchi_square_chunk(square, 16 * warp + lane % 16, j + lane / 16), r);
         tchi_stmatrix_x4_transposed(tchi_square_chunk(mirror, 8 * (j + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
                                     r);

@@ -1,7 +1,7 @@
-/* Half products of plain bfloat16 for sm_90: C = c0 I + c1 D + c2 A B' over the lower tiles of C, mirrored. A block
- * keeps its multiprocessor for the whole launch: one thread of it asks the tensor memory accelerator for slabs of A and
- * B, and two warpgroups have tiles in turn, so that one writes its result while the other multiplies. The two blocks of
- * a cluster have tiles below each other and share B.
+/* Half products of plain bfloat16 and float16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the lower tiles of C,
+ * mirrored, with a scale for each matrix or none. A block keeps its multiprocessor for the whole launch: one thread of it
+ * asks the tensor memory accelerator for slabs of A and B, and two warpgroups have tiles in turn, so that one writes its
+ * result while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
  *
  * The one thing to know before changing it: slabs go round through STAGES places in shared memory, each with a barrier
  * for "full" and one for "empty", and a barrier tells apart only the phase that has just ended and the one before. So
@@ -35,6 +35,8 @@ typedef struct turns_problem {
     int32_t items;          /* one is a tile for each block of a cluster */
     int32_t slabs;          /* of A and of B for a tile */
     float c0, c1, c2;
+    const double *scale; /* one per matrix, to the power of `exponent`; NULL for 1 */
+    int32_t exponent;    /* 0, 1 or 2 */
     CUtensorMap a, b, c, d;
 } turns_problem;
 
@@ -191,8 +193,20 @@ template <bool has_d> static __device__ inline void load_all(const turns_problem
 /* The sums of rows 0 to 63 of a tile and of rows 64 to 127. */
 typedef float turns_sums[2][64];
 
+/* 64 rows of A and all of B. */
+template <tch_scalar type>
+static __device__ __forceinline__ void multiply_rows(float (&sum)[64], uint64_t a, uint64_t b, int add)
+{
+    if (type == TCH_SCALAR_F16) {
+        tchi_wgmma_f16_n128(sum, a, b, add);
+    } else {
+        tchi_wgmma_bf16_n128(sum, a, b, add);
+    }
+}
+
 /* All products of a slab as one group in the background, the first of a tile (`add` 0) into sums that hold nothing. A
  * step of 16 along k is 32 bytes of a row, and addresses in descriptors count 16. */
+template <tch_scalar type>
 static __device__ __forceinline__ void start_slab(turns_sums &sum, const char (&stage)[2][SLAB_BYTES], int add)
 {
     uint64_t upper = tchi_wgmma_rows(stage[0]);
@@ -201,21 +215,23 @@ static __device__ __forceinline__ void start_slab(turns_sums &sum, const char (&
     tchi_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++) {
-        tchi_wgmma_bf16_n128(sum[0], upper + 2 * k, b + 2 * k, k > 0 ? 1 : add);
-        tchi_wgmma_bf16_n128(sum[1], lower + 2 * k, b + 2 * k, k > 0 ? 1 : add);
+        int more = k > 0 ? 1 : add;
+        multiply_rows<type>(sum[0], upper + 2 * k, b + 2 * k, more);
+        multiply_rows<type>(sum[1], lower + 2 * k, b + 2 * k, more);
     }
     tchi_wgmma_commit();
 }
 
 /* A slab is left when the next one is already being multiplied, so that the tensor cores do not run dry. The last one
  * is left to the caller: its stage is returned. */
+template <tch_scalar type>
 static __device__ __forceinline__ int multiply(const turns_problem &p, turns_memory &m, turns_sums &sum,
                                                turns_place *at)
 {
     int before = 0;
     for (int slab = 0; slab < p.slabs; slab++) {
         tchi_barrier_wait(m.full + at->stage, at->parity);
-        start_slab(sum, m.stage[at->stage], slab > 0);
+        start_slab<type>(sum, m.stage[at->stage], slab > 0);
         tchi_wgmma_wait<1>();
         if (slab > 0) {
             leave(m.empty + before);
@@ -254,37 +270,49 @@ static __device__ __forceinline__ void read_d(turns_addends &d, char (&stage)[2]
     }
 }
 
+/* The coefficients of one matrix, its scale in them. */
+typedef struct turns_weights {
+    float c0, c1, c2;
+} turns_weights;
+
+static __device__ __forceinline__ turns_weights weights_of(const turns_problem &p, int matrix)
+{
+    float one = p.scale != NULL && p.exponent > 0 ? (float)p.scale[matrix] : 1.0f;
+    float scale = p.exponent > 1 ? one * one : one;
+    return {p.c0 * scale, p.c1 * scale, p.c2 * scale};
+}
+
 /* From sums to results: c2 times those of the square that begin at `from`, and c1 D. */
-template <int from, bool has_d>
-static __device__ __forceinline__ void finish(const turns_problem &p, float (&sum)[64], const uint32_t (&d)[16])
+template <int from, bool has_d, tch_scalar type>
+static __device__ __forceinline__ void finish(const turns_weights &w, float (&sum)[64], const uint32_t (&d)[16])
 {
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        sum[from + i] *= p.c2;
+        sum[from + i] *= w.c2;
         if (has_d) {
-            sum[from + i] += p.c1 * __uint_as_float(i % 2 == 0 ? d[i / 2] << 16 : d[i / 2] & 0xFFFF0000u);
+            sum[from + i] += w.c1 * tchi_square_number<type>(d[i / 2], i % 2);
         }
     }
 }
 
 /* Writes one square of C, on or below the diagonal, and its mirror image. One thread of the warpgroup speaks to the
  * accelerator, and waits until it has read the square before. */
-template <int from, bool has_d>
-static __device__ __forceinline__ void write_square(const turns_problem &p, int matrix, int row, int col,
-                                                    float (&sum)[64], const uint32_t (&d)[16],
+template <int from, bool has_d, tch_scalar in, tch_scalar out>
+static __device__ __forceinline__ void write_square(const turns_problem &p, const turns_weights &w, int matrix, int row,
+                                                    int col, float (&sum)[64], const uint32_t (&d)[16],
                                                     char (&place)[2][TCHI_SQUARE_BYTES])
 {
     bool speaker = threadIdx.x % 128 == 0;
     int barrier = 1 + tchi_warpgroup();
-    finish<from, has_d>(p, sum, d);
+    finish<from, has_d, in>(w, sum, d);
     if (row == col) {
-        tchi_square_add_identity<from>(sum, p.c0);
+        tchi_square_add_identity<from>(sum, w.c0);
     }
     if (speaker) {
         tchi_tma_wait_read();
     }
     tchi_warpgroup_sync(barrier);
-    tchi_square_write<from>(place[0], place[1], sum);
+    tchi_square_write<from, out>(place[0], place[1], sum);
     if (row == col) {
         tchi_warpgroup_sync(barrier);
         tchi_square_symmetrize(place[0], place[1]);
@@ -301,10 +329,11 @@ static __device__ __forceinline__ void write_square(const turns_problem &p, int 
 }
 
 /* The four squares of a tile but for those above the diagonal, which are another's mirror image, and those outside. */
-template <bool has_d>
+template <bool has_d, tch_scalar in, tch_scalar out>
 static __device__ __forceinline__ void write_tile(const turns_problem &p, const turns_tile &t, turns_sums &sum,
                                                   const turns_addends &d, char (&place)[2][TCHI_SQUARE_BYTES])
 {
+    turns_weights w = weights_of(p, t.matrix);
 #pragma unroll
     for (int number = 0; number < 4; number++) {
         int row = t.row + TCHI_SQUARE * (number / 2);
@@ -313,9 +342,9 @@ static __device__ __forceinline__ void write_tile(const turns_problem &p, const 
             continue;
         }
         if (number % 2 == 0) {
-            write_square<0, has_d>(p, t.matrix, row, col, sum[number / 2], d[number], place);
+            write_square<0, has_d, in, out>(p, w, t.matrix, row, col, sum[number / 2], d[number], place);
         } else {
-            write_square<32, has_d>(p, t.matrix, row, col, sum[number / 2], d[number], place);
+            write_square<32, has_d, in, out>(p, w, t.matrix, row, col, sum[number / 2], d[number], place);
         }
     }
 }
@@ -323,7 +352,7 @@ static __device__ __forceinline__ void write_tile(const turns_problem &p, const 
 /* --- the kernel --------------------------------------------------------------------------------------------------- */
 
 /* One tile: its products in turn, its result while the other warpgroup multiplies. */
-template <bool has_d>
+template <bool has_d, tch_scalar in, tch_scalar out>
 static __device__ __forceinline__ void compute_tile(const turns_problem &p, turns_memory &m, int group, int own,
                                                     const turns_tile &t)
 {
@@ -331,7 +360,7 @@ static __device__ __forceinline__ void compute_tile(const turns_problem &p, turn
     turns_addends d;
     turns_place at = place_of_tile<has_d>(p, own);
     await_turn(m, group, own);
-    int last = multiply(p, m, sum, &at);
+    int last = multiply<in>(p, m, sum, &at);
     if (has_d) {
         tchi_barrier_wait(m.full + at.stage, at.parity);
         pass_turn(m, group);
@@ -346,7 +375,7 @@ static __device__ __forceinline__ void compute_tile(const turns_problem &p, turn
     tchi_wgmma_results(sum[0]);
     tchi_wgmma_results(sum[1]);
     leave(m.empty + last);
-    write_tile<has_d>(p, t, sum, d, m.result[group]);
+    write_tile<has_d, in, out>(p, t, sum, d, m.result[group]);
 }
 
 static __device__ __forceinline__ void create_barriers(turns_memory &m)
@@ -368,7 +397,7 @@ static __device__ __forceinline__ void create_barriers(turns_memory &m)
  *
  * Copies land in the other block of a cluster too, so nobody begins before its barriers are there, and nobody exits
  * while the other block still arrives at them. */
-template <bool has_d>
+template <bool has_d, tch_scalar in, tch_scalar out>
 static __global__ void __launch_bounds__(THREADS, 1) symmetric_turns(const __grid_constant__ turns_problem p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
@@ -391,7 +420,7 @@ static __global__ void __launch_bounds__(THREADS, 1) symmetric_turns(const __gri
         int group = tchi_warpgroup();
         int rank = tchi_cluster_rank();
         for (int own = group; item_of(own) < p.items; own += WARPGROUPS) {
-            compute_tile<has_d>(p, m, group, own, tile_of(p, item_of(own), rank));
+            compute_tile<has_d, in, out>(p, m, group, own, tile_of(p, item_of(own), rank));
         }
         if (threadIdx.x % 128 == 0) {
             tchi_tma_wait_read();
@@ -425,7 +454,8 @@ extern "C" int tchi_cuda_symmetric_turns_takes(const tchi_cuda_state *state, con
     int countable =
         c->rows < (1 << 20) && c->batch < (1 << 30) && tiles < (1 << 30) && a->cols > 0 && a->cols < (1 << 30);
     int whole = c->rows % 8 == 0; /* the accelerator would write beyond the ends of other rows: tchi_tma_store */
-    return state->device.major == 9 && large && countable && whole && tchi_cuda_tensor_map_takes(a) &&
+    int typed = a->type == b->type && (d == NULL || (d->type == a->type && c->type == a->type));
+    return state->device.major == 9 && large && countable && whole && typed && tchi_cuda_tensor_map_takes(a) &&
            tchi_cuda_tensor_map_takes(b) && tchi_cuda_tensor_map_takes(c) &&
            (d == NULL || tchi_cuda_tensor_map_takes(d));
 }
@@ -471,17 +501,59 @@ static tch_status launch(tchi_cuda_state *state, const turns_problem *p, void (*
     return tchi_cuda_launched(state, "symmetric_turns");
 }
 
+typedef void (*turns_kernel)(turns_problem);
+
+/* With a D there is one type for all. */
+template <tch_scalar in> static turns_kernel kernel_to(tch_scalar out, int has_d)
+{
+    if (has_d) {
+        return symmetric_turns<true, in, in>;
+    }
+    return out == TCH_SCALAR_F16 ? symmetric_turns<false, in, TCH_SCALAR_F16>
+                                 : symmetric_turns<false, in, TCH_SCALAR_BF16>;
+}
+
+static tch_status run(tchi_cuda_state *state, turns_problem *p, const tch_matrices *d, const tch_matrices *a,
+                      const tch_matrices *b, const tch_matrices *c)
+{
+    TCHI_CUDA_PASS(tchi_cuda_tensor_map(a, TILE, &p->a));
+    TCHI_CUDA_PASS(tchi_cuda_tensor_map(b, TILE / CLUSTER, &p->b));
+    TCHI_CUDA_PASS(tchi_cuda_tensor_map(c, TCHI_SQUARE, &p->c));
+    if (d != NULL) {
+        TCHI_CUDA_PASS(tchi_cuda_tensor_map(d, TILE, &p->d));
+    }
+    int has_d = d != NULL;
+    turns_kernel kernel = a->type == TCH_SCALAR_F16 ? kernel_to<TCH_SCALAR_F16>(c->type, has_d)
+                                                    : kernel_to<TCH_SCALAR_BF16>(c->type, has_d);
+    return launch(state, p, kernel);
+}
+
 extern "C" tch_status tchi_cuda_symmetric_turns(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
                                                 double c2, const tch_matrices *a, const tch_matrices *b,
                                                 const tch_matrices *c)
 {
     turns_problem p = problem_of(c0, c1, c2, a, c);
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(a, TILE, &p.a));
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(b, TILE / CLUSTER, &p.b));
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(c, TCHI_SQUARE, &p.c));
-    if (d == NULL) {
-        return launch(state, &p, symmetric_turns<false>);
-    }
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(d, TILE, &p.d));
-    return launch(state, &p, symmetric_turns<true>);
+    return run(state, &p, d, a, b, c);
+}
+
+/* For steps on X: its Gram matrix, whose rows are aligned like all scratch, and products of that. */
+extern "C" int32_t tchi_cuda_normalize_takes(void *state, const tch_matrices *x)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    tch_matrices m = *x;
+    m.cols = m.rows;
+    m.ld = tchi_cuda_ceil_div(m.rows, 8) * 8;
+    m.stride = m.rows * m.ld;
+    return x->type == TCH_SCALAR_BF16 && tchi_cuda_symmetric_turns_takes(s, NULL, x, x, &m) &&
+           tchi_cuda_symmetric_turns_takes(s, &m, &m, &m, &m);
+}
+
+extern "C" tch_status tchi_cuda_scaled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                               const tch_matrices *a, const tch_matrices *b, const double *scale,
+                                               int32_t exponent, const tch_matrices *c)
+{
+    turns_problem p = problem_of(c0, c1, c2, a, c);
+    p.scale = scale;
+    p.exponent = exponent;
+    return run((tchi_cuda_state *)state, &p, d, a, b, c);
 }

@@ -29,7 +29,8 @@ int tchi_cuda_tensor_map_takes(const tch_matrices *m)
     int aligned = (uintptr_t)m->data % 16 == 0 && m->ld % 8 == 0 && (m->batch == 1 || m->stride % 8 == 0);
     int inside = m->rows < most && m->cols < most && m->batch < most && m->ld < most * 128 && m->stride < most * 128;
     int distinct = m->batch == 1 || m->stride > 0;
-    return m->type == TCH_SCALAR_BF16 && aligned && inside && distinct && m->rows > 0 && m->cols > 0 && m->batch > 0;
+    int typed = m->type == TCH_SCALAR_BF16 || m->type == TCH_SCALAR_F16;
+    return typed && aligned && inside && distinct && m->rows > 0 && m->cols > 0 && m->batch > 0;
 }
 
 tch_status tchi_cuda_tensor_map(const tch_matrices *m, int box_rows, CUtensorMap *map)
@@ -43,9 +44,11 @@ tch_status tchi_cuda_tensor_map(const tch_matrices *m, int box_rows, CUtensorMap
     const cuuint64_t strides[] = {(cuuint64_t)m->ld * 2, (cuuint64_t)stride * 2};
     const cuuint32_t box[] = {TCHI_CUDA_BOX_COLS, (cuuint32_t)box_rows, 1};
     const cuuint32_t every[] = {1, 1, 1};
-    CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, m->data, sizes, strides, box, every,
-                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUtensorMapDataType type =
+        m->type == TCH_SCALAR_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    CUresult result =
+        encode(map, type, 3, m->data, sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         return tchi_cuda_host->fail(TCH_ERR_BACKEND, "cuTensorMapEncodeTiled: error %d of the driver", (int)result);
     }

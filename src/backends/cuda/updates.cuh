@@ -29,6 +29,9 @@ template <typename real> constexpr int tchi_cuda_resident()
     return sizeof(real) == sizeof(double) ? 2 : 3;
 }
 
+/* The same of kernels that know the way of all their chunks, and need no registers for the others. */
+#define TCHI_CUDA_EVEN_RESIDENT 5
+
 /* --- which chunk -------------------------------------------------------------------------------------------------- */
 
 /* The piece of the block's chunk; block b has chunk b. */
@@ -121,7 +124,8 @@ static __device__ inline tchi_cuda_view tchi_cuda_block_view_of(const tchi_cuda_
 typedef enum tchi_cuda_way {
     TCHI_CUDA_ANY = 0,   /* nothing */
     TCHI_CUDA_WHOLE = 1, /* all fours are complete and aligned */
-    TCHI_CUDA_PLAIN = 2  /* and of the type of the arithmetic, and there is no master copy */
+    TCHI_CUDA_PLAIN = 2, /* and of the type of the arithmetic, and there is no master copy */
+    TCHI_CUDA_SHORT = 3  /* the same but for blocks, which are bfloat16; of lists that are so throughout */
 } tchi_cuda_way;
 
 static __device__ inline tchi_cuda_way tchi_cuda_way_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece,
@@ -158,7 +162,10 @@ TCHI_CUDA_JOB tch_scalar tchi_cuda_job_type(const tchi_cuda_job<real, way> &job,
 {
     const tch_scalar arithmetic = sizeof(real) == sizeof(double) ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
     bool is_state = slot >= TCHI_CUDA_STATE_0 && slot <= TCHI_CUDA_STATE_2;
-    if (way == TCHI_CUDA_PLAIN || is_state) {
+    if (way == TCHI_CUDA_SHORT && slot >= TCHI_CUDA_BLOCK_0) {
+        return TCH_SCALAR_BF16;
+    }
+    if (way >= TCHI_CUDA_PLAIN || is_state) {
         return arithmetic;
     }
     if (slot == TCHI_CUDA_MASTER) {
@@ -439,7 +446,7 @@ TCHI_CUDA_JOB void tchi_cuda_put_all(const tchi_cuda_job<real, way> &job, tchi_c
 /* The truth of a parameter: its master copy where it has one. */
 TCHI_CUDA_JOB tchi_cuda_fours<real> tchi_cuda_fetch_param(const tchi_cuda_job<real, way> &job)
 {
-    bool master = way != TCHI_CUDA_PLAIN && tchi_cuda_job_has(job, TCHI_CUDA_MASTER);
+    bool master = way < TCHI_CUDA_PLAIN && tchi_cuda_job_has(job, TCHI_CUDA_MASTER);
     return master ? tchi_cuda_fetch(job, TCHI_CUDA_MASTER) : tchi_cuda_fetch(job, TCHI_CUDA_PARAM);
 }
 
@@ -462,7 +469,7 @@ TCHI_CUDA_JOB void tchi_cuda_put_randomly(const tchi_cuda_job<real, way> &job, c
 
 TCHI_CUDA_JOB void tchi_cuda_put_param(const tchi_cuda_job<real, way> &job, const tchi_cuda_fours<real> &p)
 {
-    bool master = way != TCHI_CUDA_PLAIN && tchi_cuda_job_has(job, TCHI_CUDA_MASTER);
+    bool master = way < TCHI_CUDA_PLAIN && tchi_cuda_job_has(job, TCHI_CUDA_MASTER);
     bool random = job.list.stochastic && tchi_cuda_job_type(job, TCHI_CUDA_PARAM) == TCH_SCALAR_BF16;
     if (random && !master && sizeof(real) == sizeof(float)) {
         tchi_cuda_put_randomly(job, p);

@@ -108,6 +108,22 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
     }
 }
 
+/* The same where all chunks are alike, as those of Muon's directions are: 6 bytes read and 4 written. Twice as many blocks
+ * fit on a processor as of the kernel that must be ready for anything, and so twice the loads are under way. */
+template <tchi_cuda_way way>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
+    apply_even_kernel(const __grid_constant__ tchi_cuda_pieces list, apply_rules rules)
+{
+    __shared__ apply_numbers<float> numbers;
+    __shared__ float tile[TCHI_CUDA_TILE];
+    int index = tchi_cuda_find_piece(list);
+    const tchi_cuda_piece &piece = list.piece[index];
+    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
+    apply_chunk(tchi_cuda_job<float, way>{list, piece, tchi_cuda_view_of(piece, corner),
+                                          tchi_cuda_block_view_of(piece, corner)},
+                rules, numbers, tile);
+}
+
 tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
                            const double *norms, int32_t nesterov, int32_t decay)
 {
@@ -119,6 +135,8 @@ tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scal
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 1, &next, &list)) > 0) {
         if (update->real == TCH_SCALAR_F64) {
             apply_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
+        } else if (list.even && list.shorts) {
+            apply_even_kernel<TCHI_CUDA_SHORT><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
         } else {
             apply_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
         }

@@ -140,6 +140,12 @@ static void pack_piece(const tch_update *update, const tch_piece *from, extent e
     to->wide = wide_slots(update, to);
 }
 
+static int is_even(const tchi_cuda_piece *p)
+{
+    int64_t beyond = (p->rows & ((1 << p->log_height) - 1)) | (p->cols & ((1 << p->log_width) - 1));
+    return beyond == 0 && p->wide == 0xFF && p->data[TCHI_CUDA_MASTER] == NULL;
+}
+
 static void pack_shared(const tch_update *update, int blocks, tchi_cuda_pieces *list)
 {
     list->hyper = update->hyper;
@@ -152,6 +158,8 @@ static void pack_shared(const tch_update *update, int blocks, tchi_cuda_pieces *
     list->block_type = update->block_type;
     list->plain = update->param_type == update->real && update->grad_type == update->real &&
                   (!blocks || update->block_type == update->real);
+    list->shorts = update->real == TCH_SCALAR_F32 && update->param_type == update->real &&
+                   update->grad_type == update->real && blocks && update->block_type == TCH_SCALAR_BF16;
     list->maximize = update->maximize;
     list->stochastic = update->stochastic;
 }
@@ -162,6 +170,7 @@ int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int6
     int64_t chunks = 0;
     pack_shared(update, blocks, list);
     list->count = 0;
+    list->even = 1;
     for (; *next < update->count && list->count < TCHI_CUDA_MOST_PIECES; ++*next) {
         const tch_piece *piece = &update->pieces[*next];
         if (piece->rows == 0 || piece->cols == 0) {
@@ -170,7 +179,8 @@ int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int6
         extent e = extent_of(piece, blocks);
         cut c = cut_up(e, log_chunk);
         list->first_chunk[list->count] = (int32_t)chunks;
-        pack_piece(update, piece, e, c, &list->piece[list->count++]);
+        pack_piece(update, piece, e, c, &list->piece[list->count]);
+        list->even &= is_even(&list->piece[list->count++]);
         chunks += c.across * c.down;
     }
     list->first_chunk[list->count] = (int32_t)chunks;

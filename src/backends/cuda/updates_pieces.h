@@ -43,7 +43,9 @@ typedef struct tchi_cuda_pieces {
     const float *grad_scale;
     uint64_t seed;
     tch_scalar real, param_type, grad_type, block_type;
-    int32_t plain; /* all types that the operation uses are the arithmetic's */
+    int32_t plain;  /* all types that the operation uses are the arithmetic's */
+    int32_t shorts; /* they are float32, but for blocks, which are bfloat16 */
+    int32_t even;   /* every chunk is full and aligned, and no piece has a master copy */
     int32_t maximize, stochastic;
     int32_t count;
     int32_t first_chunk[TCHI_CUDA_MOST_PIECES + 1]; /* of each piece, and behind the last: how many there are */
