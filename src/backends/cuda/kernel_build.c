@@ -430,7 +430,7 @@ tch_status tchi_cuda_kernel_build(void *state, const tch_kernel_text *text, tch_
                                   size_t log_size)
 {
     const tchi_nvrtc *nvrtc = NULL;
-    tchi_cuda_target target;
+    tchi_cuda_target target = {0};
     char *whole = NULL;
     size_t bytes = 0;
     log[0] = '\0';
