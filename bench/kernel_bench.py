@@ -4,12 +4,12 @@ torchium.elementwise beside PyTorch.
 
     PYTHONPATH=build/cuda/python bench/kernel_bench.py build/cuda/src/libtorchium.so [--device cpu] [--json FILE]
 
-One line for each figure, with its target; the process ends with status 1 where one is missed. The library is called
-through ctypes with prepared arguments; what ctypes itself takes for a call with as many arguments is subtracted from
-launches. Compiling is timed in fresh processes with a cache folder of their own, since the first call of a process also
-opens the compiler. --device cpu is a dry run: the targets are a GPU's. What concerns Python wants the package, and
-PyTorch. The last figure is of the CPU wherever it is run: a grid-stride kernel beside the same loop in C, both on one
-thread.
+One line for each figure, with its target; the process ends with status 1 where one is missed, but not with --report. The
+library is called through ctypes with prepared arguments; what ctypes itself takes for a call with as many arguments is
+subtracted from launches. Compiling is timed in fresh processes with a cache folder of their own, since the first call of
+a process also opens the compiler. --device cpu is a dry run: the targets are a GPU's. What concerns Python wants the
+package, and PyTorch. The last figure is of the CPU wherever it is run: a grid-stride kernel beside the same loop in C,
+both on one thread.
 """
 
 import argparse
@@ -362,6 +362,7 @@ def main():
     parser.add_argument("library")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--report", action="store_true", help="a target that is missed is no failure")
     parser.add_argument("--compiling", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.compiling:
@@ -372,7 +373,7 @@ def main():
         with open(arguments.json, "w", encoding="ascii") as file:
             json.dump({"device": arguments.device} | table.figures, file, indent=1)
             file.write("\n")
-    return 1 if table.missed else 0
+    return 1 if table.missed and not arguments.report else 0
 
 
 if __name__ == "__main__":
