@@ -4,10 +4,10 @@ torchium.elementwise beside PyTorch.
 
     PYTHONPATH=build/cuda/python bench/kernel_bench.py build/cuda/src/libtorchium.so [--device cpu] [--json FILE]
 
-One line for each figure, with its target; the process ends with status 1 where one is missed, but not with --report. The
-library is called through ctypes with prepared arguments; what ctypes itself takes for a call with as many arguments is
-subtracted from launches. Compiling is timed in fresh processes with a cache folder of their own, since the first call of
-a process also opens the compiler. --device cpu is a dry run: the targets are a GPU's. What concerns Python wants the
+One line for each figure, with its target; the process ends with status 1 where one is missed, but not with --report.
+The library is called through ctypes with prepared arguments; what ctypes itself takes for a call with as many arguments
+is subtracted from launches. Compiling is timed in fresh processes with a cache folder of their own: the first call
+of a process also opens the compiler. --device cpu is a dry run: the targets are a GPU's. What concerns Python wants the
 package, and PyTorch. The last figure is of the CPU wherever it is run: a grid-stride kernel beside the same loop in C,
 both on one thread.
 """

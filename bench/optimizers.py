@@ -81,6 +81,9 @@ class _Stats(ctypes.Structure):
         ("refreshes", ctypes.c_int64),
         ("failed", ctypes.c_int64),
         ("worst_residual", _real),
+        ("own_root", _int),
+        ("own_update", _int),
+        ("refused", ctypes.c_int64),
     ]
 
 
