@@ -112,6 +112,8 @@ def run(torch, library, name, options, dtype, shapes, transpose=False, lr=0.01):
         for length, p, b in zip(lengths, theirs, before, strict=True):
             length += (p.detach().double() - b.double()).norm()
     library.synchronize()
+    stats = optimizer.stats()
+    check(stats["steps"] == STEPS and stats["skipped"] == 0, f"{name}: statistics {stats} after {STEPS} steps")
     optimizer.close()
     pairs = zip(theirs, mine, lengths, strict=True)
     return max(((a.detach().double() - b.double()).norm() / length).item() for a, b, length in pairs)
