@@ -4,7 +4,7 @@
     python optimizer_kernel.py --steps 1000 --device cpu
 
 The function below is all there is to write: what happens to one element. SGD keeps the one buffer that Lion needs, and
-brings the rest: all parameters in one launch, schedules, mixed precision, skipped steps, checkpoints. Its training is
+brings the rest: many parameters in one launch, schedules, mixed precision, skipped steps, checkpoints. Its training is
 compared with the same optimizer written in PyTorch. At the end a kernel that does not compile shows what happens then:
 a warning, and the built-in goes on.
 """

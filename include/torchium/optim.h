@@ -303,8 +303,7 @@ TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_s
 /* Two parts of a step can be done by a kernel of the user's, on a GPU or the CPU; kernel.h says what a source may use.
  *
  * UPDATE: what SGD, AdamW, and the AdamW for what the others do not take do to one element. The user writes a function,
- * and the library calls it for every element of every parameter, all parameters of a group in as few launches as the
- * built-in:
+ * and the library calls it for every element of every parameter of a group, up to 52 parameters in a launch:
  *
  *     __device__ void my_update(tch_element &e, const tch_numbers &k)
  *     {

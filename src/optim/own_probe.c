@@ -71,10 +71,16 @@ static void fill(probe *p, const tch_optim_config *config)
 
 /* --- to the device and back -------------------------------------------------------------------------------------- */
 
+/* An array as it lies on the device. */
+typedef union image {
+    double wide[ELEMENTS];
+    float narrow[ELEMENTS];
+} image;
+
 static tch_status send(const tch_context *context, const probe *p, bool momentum)
 {
     const tch_backend *t = context->backend;
-    char buffer[ELEMENTS * sizeof(double)];
+    image array;
     tch_hyper hyper = probe_hyper;
     tch_clock clock = {
         .step = STEP, .correction1 = 1.0 - pow(hyper.beta1, STEP), .correction2 = 1.0 - pow(hyper.beta2, STEP)};
@@ -84,12 +90,12 @@ static tch_status send(const tch_context *context, const probe *p, bool momentum
     for (int k = 0; k < ARRAYS; k++) {
         for (int i = 0; i < ELEMENTS; i++) {
             if (p->real == TCH_SCALAR_F64) {
-                ((double *)buffer)[i] = p->before[k][i];
+                array.wide[i] = p->before[k][i];
             } else {
-                ((float *)buffer)[i] = (float)p->before[k][i];
+                array.narrow[i] = (float)p->before[k][i];
             }
         }
-        TCHI_TRY(t->copy_bytes(context->state, array_at(p, k), buffer, ELEMENTS * tchi_scalar_size(p->real),
+        TCHI_TRY(t->copy_bytes(context->state, array_at(p, k), &array, ELEMENTS * tchi_scalar_size(p->real),
                                TCH_COPY_TO_DEVICE));
     }
     return TCH_OK;
@@ -97,12 +103,12 @@ static tch_status send(const tch_context *context, const probe *p, bool momentum
 
 static tch_status receive(const tch_context *context, const probe *p, double to[ARRAYS][ELEMENTS])
 {
-    char buffer[ELEMENTS * sizeof(double)];
+    image array;
     for (int k = 0; k < ARRAYS; k++) {
-        TCHI_TRY(context->backend->copy_bytes(context->state, buffer, array_at(p, k),
+        TCHI_TRY(context->backend->copy_bytes(context->state, &array, array_at(p, k),
                                               ELEMENTS * tchi_scalar_size(p->real), TCH_COPY_TO_HOST));
         for (int i = 0; i < ELEMENTS; i++) {
-            to[k][i] = p->real == TCH_SCALAR_F64 ? ((double *)buffer)[i] : (double)((float *)buffer)[i];
+            to[k][i] = p->real == TCH_SCALAR_F64 ? array.wide[i] : (double)array.narrow[i];
         }
     }
     return TCH_OK;
