@@ -664,8 +664,8 @@ typedef struct tch_backend {
 
     /* All OPTIONAL, NO DEFAULT, and there or not there together. */
 
-    /* Everything about compiler and device that an image depends on, as one line: "sm_90a nvrtc 13.0.88". UNAVAILABLE, with
-     * what to install, where there is no compiler. */
+    /* Everything about compiler and device that an image depends on, as one line for the cache's key. Asked for every kernel,
+     * those in the cache too: no compiler should be opened for it. UNAVAILABLE, with what to install, where there is none. */
     tch_status (*kernel_compiler)(void *state, char *text, size_t size);
     /* Compiles. What the compiler says goes to `log`, cut off at its end with a NUL; where it fails, INVALID_ARGUMENT. */
     tch_status (*kernel_build)(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
