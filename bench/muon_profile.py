@@ -73,7 +73,7 @@ def main():
     clock = Clock(torch.device("cuda"))
     library = Library(arguments.library, "cuda")
     library.set_stream(torch.cuda.current_stream().cuda_stream)
-    for name, method in (("polar_express", 0), ("muon", 1)):
+    for name, method in (("minimax", 2), ("polar_express", 0), ("muon", 1)):
         show_step(library, clock, name, method, arguments.steps)
     if arguments.products:
         show_products(clock)

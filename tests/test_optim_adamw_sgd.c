@@ -374,7 +374,8 @@ static void names_and_defaults(void **state)
     CHECK(sgd.lr == 1e-3 && sgd.momentum == 0.0 && sgd.dampening == 0.0 && sgd.weight_decay == 0.0, "SGD");
     tch_optim_config muon = tch_optim_defaults(TCH_OPTIM_MUON);
     CHECK(muon.lr == 1e-3 && muon.momentum == 0.95 && muon.nesterov && muon.weight_decay == 0.1, "Muon");
-    CHECK(muon.eps == 1e-7 && muon.muon_steps == 5 && muon.muon_lr == TCH_MUON_LR_ORIGINAL, "Muon");
+    CHECK(muon.eps == 1e-7 && muon.muon_steps == 0 && muon.muon_lr == TCH_MUON_LR_ORIGINAL, "Muon");
+    CHECK(muon.muon_method == TCH_ORTHO_MINIMAX, "Muon");
     test_case("the papers' defaults");
     tch_optim_config shampoo = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
     CHECK(shampoo.lr == 0.03 && shampoo.eps == 1e-4 && shampoo.precondition_frequency == 100, "Shampoo");

@@ -65,9 +65,20 @@ static void own_polynomial(tch_optim_config *c)
     c->muon_steps = 7;
 }
 
+static void polar_express(tch_optim_config *c)
+{
+    c->muon_method = TCH_ORTHO_POLAR_EXPRESS;
+}
+
 static void eight_polar_steps(tch_optim_config *c)
 {
+    c->muon_method = TCH_ORTHO_POLAR_EXPRESS;
     c->muon_steps = 8;
+}
+
+static void long_steps_and_short(tch_optim_config *c)
+{
+    c->muon_steps = 5;
 }
 
 static void one_step(tch_optim_config *c)
@@ -133,7 +144,9 @@ static const option options[] = {
     {"defaults", as_it_is},
     {"Muon's polynomial", muons_polynomial},
     {"own polynomial", own_polynomial},
-    {"eight steps", eight_polar_steps},
+    {"Polar Express", polar_express},
+    {"eight steps of it", eight_polar_steps},
+    {"short steps after the long ones", long_steps_and_short},
     {"one step", one_step},
     {"no nesterov", no_nesterov},
     {"other momentum", other_momentum},

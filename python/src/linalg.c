@@ -257,7 +257,7 @@ static PyObject *inverse_root_backward(ARGUMENTS)
 static PyObject *orthogonalize(ARGUMENTS)
 {
     static const char *const names[] = {"a", "steps", "method", "out", "stream", NULL};
-    static const char *const methods[] = {"polar_express", "muon", NULL};
+    static const char *const methods[] = {"polar_express", "muon", "minimax", NULL};
     PyObject *v[5];
     py_call call;
     int64_t steps;

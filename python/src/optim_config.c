@@ -25,7 +25,7 @@ static const char *const policies[] = {"skip", "raise", "ignore", NULL};
 static const char *const muon_lrs[] = {"original", "match_rms_adamw", "plain", NULL};
 static const char *const precisions[] = {"high", "highest", NULL};
 static const char *const roots[] = {"auto", "eigen", "newton", "rational", NULL};
-static const char *const orthos[] = {"polar_express", "muon", NULL};
+static const char *const orthos[] = {"polar_express", "muon", "minimax", NULL};
 
 static const field fields[] = {
     {AT(kind), WORD, kinds},

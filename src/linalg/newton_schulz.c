@@ -38,16 +38,52 @@ static tchi_schulz_step polar_step(int32_t k)
     return (tchi_schulz_step){c.a / s, c.b / (s * s * s), c.c / (s * s * s * s * s)};
 }
 
+/* A step of higher degree, for singular values up to `top`. With Y = X X' / top^2,
+ *
+ *     U = Y^2 + u1 Y + u0,   F = U^2 + f1 Y + f0,   X <- (t2 F^2 + t0) X / top
+ *
+ * has degree 17 for three products, and without F, X <- (t2 U^2 + t1 Y + t0) X / top, degree 9 for two. */
+typedef struct long_step {
+    int32_t degree;
+    double top;
+    double u0, u1, f0, f1, t0, t1, t2;
+} long_step;
+
+/* Three that bring singular values from 0.001 to 1 within 0.104 of 1, with room for 1.5 % of error between them: each has the
+ * least largest distance from 1 that its form allows, over what the one before leaves. Computed by
+ * bench/plots/long_steps.py. */
+static const long_step minimax[] = {
+    {17, 1.0, 0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 0.0, 60242.94},
+    {17, 2.00185, 0.1917662, -1.103001, -0.01043446, 0.006585975, 1.025102, 0.0, 30596.31},
+    {9, 1.71889, 0.3180031, -1.235464, 0.0, 0.0, 1.9062, -1.078413, 40.38145},
+};
+#define LONG_STEPS ((int32_t)(sizeof minimax / sizeof minimax[0]))
+
 tchi_ortho tchi_ortho_of(tch_ortho_method method, int32_t steps, double eps)
 {
     if (method == TCH_ORTHO_MUON) {
         return tchi_ortho_repeating(muon, steps, eps);
     }
     tchi_ortho ortho = {.eps = eps, .steps = steps};
+    if (method == TCH_ORTHO_MINIMAX) {
+        ortho.longs = steps < LONG_STEPS ? steps : LONG_STEPS;
+    }
     for (int32_t k = 0; k < steps; k++) {
-        ortho.step[k] = polar_step(k);
+        ortho.step[k] = ortho.longs > 0 ? polar_express[POLAR_SETS - 1] : polar_step(k);
     }
     return ortho;
+}
+
+int32_t tchi_ortho_usual_steps(tch_ortho_method method)
+{
+    return method == TCH_ORTHO_MINIMAX ? LONG_STEPS : 5;
+}
+
+/* Long steps subtract numbers that are nearly equal, for which bfloat16 has too few bits: where M would be kept in it, steps
+ * of Polar Express, which leave singular values as near to 1. */
+static tchi_ortho without_long_steps(const tchi_ortho *ortho)
+{
+    return tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, ortho->steps + TCHI_ORTHO_MORE, ortho->eps);
 }
 
 tchi_ortho tchi_ortho_repeating(tchi_schulz_step step, int32_t steps, double eps)
@@ -98,7 +134,7 @@ static int32_t run_start(const tchi_ortho *ortho, int32_t end, bool fine)
 {
     double growth = 1.0;
     int32_t first = end - 1;
-    while (first > 1) {
+    while (first > 1 && first > ortho->longs) {
         double a = ortho->step[first - 1].a;
         growth *= fmax(a * a, 1.0);
         if (!(growth <= (fine ? MOST_GROWTH_FINE : MOST_GROWTH))) {
@@ -112,7 +148,7 @@ static int32_t run_start(const tchi_ortho *ortho, int32_t end, bool fine)
 /* Runs are laid out from the last step backwards, each as long as may be. */
 int32_t tchi_ortho_run(const tchi_ortho *ortho, int32_t step, int64_t rows, int64_t cols, bool fine)
 {
-    if (!runs_pay(rows, cols)) {
+    if (step < ortho->longs || !runs_pay(rows, cols)) {
         return 1;
     }
     int32_t end = ortho->steps;
@@ -137,8 +173,8 @@ static bool has_runs(const tchi_ortho *ortho, int64_t rows, int64_t cols)
 
 /* --- scratch ------------------------------------------------------------------------------------------------------ */
 
-/* M is used up before Y is computed: where both are square they share their memory, and change it with X. P of a run, and
- * what its products pass through, lie in Y if that is long enough for both. */
+/* M is used up before Y is computed: where both are square they share their memory, and change it with X, unless there are
+ * long steps, which have F in Y. P of a run, and what its products pass through, lie in Y if that is long enough for both. */
 typedef struct schulz_buffers {
     tch_matrices y;       /* as x */
     tch_matrices m, p, q; /* rows by rows; p of no matrices where it lies in y */
@@ -162,9 +198,10 @@ static bool holds_two(const tch_matrices *x)
 static void layout(schulz_buffers *s, tchi_arena *arena, const tchi_ortho *ortho, const tch_matrices *x)
 {
     int64_t numbers = x->batch * (int64_t)sizeof(double);
-    bool runs = has_runs(ortho, x->rows, x->cols);
+    tchi_ortho plan = ortho->longs > 0 ? without_long_steps(ortho) : *ortho; /* it has more runs, if any */
+    bool runs = has_runs(&plan, x->rows, x->cols);
     int64_t for_p = runs && !holds_two(x) ? x->batch : 0;
-    s->shared = !runs && x->rows == x->cols;
+    s->shared = !runs && ortho->longs == 0 && x->rows == x->cols;
     s->y = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->cols);
     s->m = s->shared ? s->y : tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
     s->q = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
@@ -210,9 +247,9 @@ typedef struct schulz_arithmetic {
 /* float16 ends at 65504. M has no entries above 1.5, and P M, its largest product, ends at twice that. */
 #define FINE_UNIT 256.0
 
-static schulz_arithmetic arithmetic_of(const tch_matrices *x, bool fine, int32_t count, const double *scale)
+static schulz_arithmetic arithmetic_of(const tch_matrices *x, bool fine, bool alone, const double *scale)
 {
-    bool short_m = fine && count > 1;
+    bool short_m = fine && !alone;
     return (schulz_arithmetic){fine, short_m ? TCH_SCALAR_F16 : x->type, short_m ? FINE_UNIT : 1.0, scale};
 }
 
@@ -227,12 +264,13 @@ static tch_status product(tch_context *context, const schulz_arithmetic *how, do
     return tchi_symmetric_polynomial(context, c0, c1, d, c2, a, b, c);
 }
 
-static tch_status gram(tch_context *context, const schulz_arithmetic *how, const tch_matrices *x, const tch_matrices *m)
+static tch_status gram(tch_context *context, const schulz_arithmetic *how, double factor, const tch_matrices *x,
+                       const tch_matrices *m)
 {
     if (how->fine) {
-        return product(context, how, 0.0, 0.0, NULL, how->unit, x, x, 2, m);
+        return product(context, how, 0.0, 0.0, NULL, factor * how->unit, x, x, 2, m);
     }
-    return tchi_gram(context, 1.0, x, 0, 0.0, m);
+    return tchi_gram(context, factor, x, 0, 0.0, m);
 }
 
 /* P(M) */
@@ -276,7 +314,8 @@ static tch_matrices square_in_y(const schulz_buffers *s, int number, tch_scalar 
 {
     tch_matrices square = typed(s->y, type);
     square.cols = square.rows;
-    square.ld = square_ld(&s->y);
+    square.ld =
+        square_ld(&s->y) < s->y.ld ? square_ld(&s->y) : s->y.ld; /* rows of y may be shorter than aligned ones */
     square.data = (char *)s->y.data + number * square.rows * square.ld * tchi_scalar_size(s->y.type);
     return square;
 }
@@ -300,18 +339,50 @@ static tch_status multiply_up(tch_context *context, const schulz_arithmetic *how
     return TCH_OK;
 }
 
+static bool is_half(tch_scalar type)
+{
+    return type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
+}
+
 /* `count` steps on one Gram matrix: from x to y. */
 static tch_status run(tch_context *context, const schulz_arithmetic *how, const tchi_schulz_step *step, int32_t count,
                       const tch_matrices *x, const schulz_buffers *s)
 {
     tch_matrices m = typed(s->m, how->type);
     tch_matrices q = typed(s->q, how->type);
-    TCHI_TRY(gram(context, how, x, &m));
+    TCHI_TRY(gram(context, how, 1.0, x, &m));
     TCHI_TRY(polynomial(context, how, step[0], &m, count == 1 ? 1 : 0, &q));
     if (count > 1) {
         TCHI_TRY(multiply_up(context, how, step, count, s, q, &s->m));
     }
     return context->backend->gemm(context->state, 1.0, count == 1 ? &q : &s->m, 0, x, 0, 0.0, &s->y);
+}
+
+/* unit (A^2 / unit^2 + c1 D / unit + c0 I), A and D being `unit` times what they stand for: so is the result. */
+static tch_status square(tch_context *context, const schulz_arithmetic *how, double c0, double c1,
+                         const tch_matrices *d, const tch_matrices *a, const tch_matrices *c)
+{
+    return product(context, how, how->unit * c0, c1, d, 1.0 / how->unit, a, a, 0, c);
+}
+
+/* From x to y. Y lies in m, U and F, or U alone, in q and in the square that y has room for; the last product, of X's type,
+ * in q. */
+static tch_status run_long(tch_context *context, const schulz_arithmetic *how, const long_step *step,
+                           const tch_matrices *x, const schulz_buffers *s)
+{
+    double unit = how->unit;
+    tch_matrices m = typed(s->m, how->type);
+    tch_matrices q = typed(s->q, how->type);
+    tch_matrices spare = square_in_y(s, 0, how->type);
+    bool is_long = step->degree == 17;
+    TCHI_TRY(gram(context, how, 1.0 / (step->top * step->top), x, &m));
+    TCHI_TRY(square(context, how, step->u0, step->u1, &m, &m, is_long ? &q : &spare));
+    if (is_long) {
+        TCHI_TRY(square(context, how, step->f0, step->f1, &m, &q, &spare));
+    }
+    TCHI_TRY(product(context, how, step->t0 / step->top, step->t1 / (unit * step->top), is_long ? NULL : &m,
+                     step->t2 / (unit * unit * step->top), &spare, &spare, 1, &s->q));
+    return context->backend->gemm(context->state, 1.0, &s->q, 0, x, 0, 0.0, &s->y);
 }
 
 /* The backend's own way for large matrices; *scale is what is left to be multiplied. */
@@ -333,10 +404,12 @@ tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ort
     layout(&s, &arena, ortho, x);
     *result = *x;
     TCHI_TRY(begin(context, ortho->eps, fine, x, &s, &scale));
-    for (int32_t k = 0; k < ortho->steps;) {
-        int32_t count = tchi_ortho_run(ortho, k, x->rows, x->cols, fine);
-        schulz_arithmetic how = arithmetic_of(x, fine, count, scale);
-        TCHI_TRY(run(context, &how, ortho->step + k, count, result, &s));
+    tchi_ortho plan = ortho->longs > 0 && !fine && is_half(x->type) ? without_long_steps(ortho) : *ortho;
+    for (int32_t k = 0; k < plan.steps;) {
+        int32_t count = tchi_ortho_run(&plan, k, x->rows, x->cols, fine);
+        schulz_arithmetic how = arithmetic_of(x, fine, k >= plan.longs && count == 1, scale);
+        TCHI_TRY(k < plan.longs ? run_long(context, &how, minimax + k, result, &s)
+                                : run(context, &how, plan.step + k, count, result, &s));
         swap(result, &s.y);
         s.m = s.shared ? s.y : s.m;
         scale = NULL;

@@ -51,7 +51,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, int32_t 
     if (steps < 1 || steps > TCHI_ORTHO_MOST_STEPS) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "steps is %d, expected 1 to %d", steps, TCHI_ORTHO_MOST_STEPS);
     }
-    if (method != TCH_ORTHO_POLAR_EXPRESS && method != TCH_ORTHO_MUON) {
+    if (method < TCH_ORTHO_POLAR_EXPRESS || method > TCH_ORTHO_MINIMAX) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "method is %d, expected one of tch_ortho_method", (int)method);
     }
     return TCH_OK;

@@ -11,19 +11,21 @@
 #include "core/tensor.h"
 
 #define TCHI_ORTHO_MOST_STEPS 100
+#define TCHI_ORTHO_MORE 2 /* short steps that do what long ones would, beyond their number */
 
 typedef struct tchi_schulz_step {
     double a, b, c; /* X <- a X + b (X X') X + c (X X')^2 X */
 } tchi_schulz_step;
 
-/* What to compute: X / max(|X|, eps) in the Frobenius norm, and then the steps. */
+/* What to compute: X / max(|X|, eps) in the Frobenius norm, and then the steps. The first `longs` are the long steps of
+ * newton_schulz.c, by their number. */
 typedef struct tchi_ortho {
     double eps;
-    int32_t steps;
-    tchi_schulz_step step[TCHI_ORTHO_MOST_STEPS];
+    int32_t steps, longs;
+    tchi_schulz_step step[TCHI_ORTHO_MOST_STEPS + TCHI_ORTHO_MORE]; /* used from number `longs` on */
 } tchi_ortho;
 
-/* The published coefficients of a method. 1 <= steps <= TCHI_ORTHO_MOST_STEPS. */
+/* The coefficients of a method. 1 <= steps <= TCHI_ORTHO_MOST_STEPS. */
 tchi_ortho tchi_ortho_of(tch_ortho_method method, int32_t steps, double eps);
 
 /* One set of coefficients at every step. */
@@ -39,6 +41,9 @@ int64_t tchi_orthogonalize_bytes(const tchi_ortho *ortho, const tch_matrices *x)
  * aligned to 256 bytes. *result, of x's shape, lies in x or in scratch; all else in both is used up. */
 tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x,
                                      void *scratch, tch_matrices *result);
+
+/* How many steps a method takes unless told otherwise. */
+int32_t tchi_ortho_usual_steps(tch_ortho_method method);
 
 /* --- the plan, for tests ----------------------------------------------------------------------------------------- */
 

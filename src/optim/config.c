@@ -57,11 +57,11 @@ static const option options[] = {
     {"grafting_eps", AT(grafting_eps), REAL, 1, 0, LARGEST, 0, "0 or more"},
     {"shampoo_beta", AT(shampoo_beta), REAL, 1, -1, 1, 1, "0 or more and below 1, or -1"},
     {"normalize_grads", AT(normalize_grads), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"muon_method", AT(muon_method), ENUM, 0, 0, TCH_ORTHO_MUON, 0, "one of tch_ortho_method"},
+    {"muon_method", AT(muon_method), ENUM, 0, 0, TCH_ORTHO_MINIMAX, 0, "one of tch_ortho_method"},
     {"muon_coefficients[0]", AT(muon_coefficients[0]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
     {"muon_coefficients[1]", AT(muon_coefficients[1]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
     {"muon_coefficients[2]", AT(muon_coefficients[2]), REAL, 0, -1e3, 1e3, 0, "-1000 to 1000"},
-    {"muon_steps", AT(muon_steps), INT32, 0, 1, 100, 0, "1 to 100"},
+    {"muon_steps", AT(muon_steps), INT32, 0, 0, 100, 0, "1 to 100, or 0"},
     {"muon_lr", AT(muon_lr), ENUM, 0, 0, TCH_MUON_LR_PLAIN, 0, "one of tch_muon_lr"},
     {"master_weights", AT(master_weights), INT32, 0, 0, 1, 0, "0 or 1"},
     {"stochastic_rounding", AT(stochastic_rounding), INT32, 0, 0, 1, 0, "0 or 1"},
@@ -150,6 +150,7 @@ static void set_muon_defaults(tch_optim_config *c)
     c->momentum = 0.95;
     c->nesterov = 1;
     c->eps = 1e-7;
+    c->muon_method = TCH_ORTHO_MINIMAX;
 }
 
 tch_optim_config tch_optim_defaults(tch_optim_kind kind)
@@ -171,7 +172,6 @@ tch_optim_config tch_optim_defaults(tch_optim_kind kind)
         .grafting_beta2 = 0.999,
         .grafting_eps = 1e-8,
         .shampoo_beta = -1.0,
-        .muon_steps = 5,
     };
     switch (kind) {
     case TCH_OPTIM_ADAMW:

@@ -18,10 +18,11 @@
 static tchi_ortho ortho_of(const tch_optim_config *config)
 {
     const double *c = config->muon_coefficients;
+    int32_t steps = config->muon_steps > 0 ? config->muon_steps : tchi_ortho_usual_steps(config->muon_method);
     if (config->muon_method == TCH_ORTHO_MUON && (c[0] != 0.0 || c[1] != 0.0 || c[2] != 0.0)) {
-        return tchi_ortho_repeating((tchi_schulz_step){c[0], c[1], c[2]}, config->muon_steps, config->eps);
+        return tchi_ortho_repeating((tchi_schulz_step){c[0], c[1], c[2]}, steps, config->eps);
     }
-    return tchi_ortho_of(config->muon_method, config->muon_steps, config->eps);
+    return tchi_ortho_of(config->muon_method, steps, config->eps);
 }
 
 /* The gathered matrices and the scratch of their orthogonalisation. */

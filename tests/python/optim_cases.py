@@ -194,7 +194,7 @@ class Trial:
             p = shape if isinstance(shape, torch.Tensor) else 0.5 * draw(shape, self.generator)
             p = p.to(device=self.device, dtype=self.dtype, memory_format=torch.preserve_format)
             self.params.append(torch.nn.Parameter(p))
-            self.references.append(references.reference(self.kind, p.cpu(), i in elementwise, **known))
+            self.references.append(references.reference(self.kind, p, i in elementwise, **known))
         marked = [p for i, p in enumerate(self.params[started:]) if i in elementwise]
         plain = [p for i, p in enumerate(self.params[started:]) if i not in elementwise]
         return [{"params": plain}] + ([{"params": marked, "elementwise": True}] if marked else [])

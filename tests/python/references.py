@@ -23,6 +23,11 @@ POLAR_EXPRESS = [
     (2.3007, -1.6689, 0.4188),
     (1.875, -1.25, 0.375),
 ]
+LONG_STEPS = [  # top, u0, u1, f0, f1, t0, t1, t2: docs/numerics/orthogonalisation.md
+    (1.0, 0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 0.0, 60242.94),
+    (2.00185, 0.1917662, -1.103001, -0.01043446, 0.006585975, 1.025102, 0.0, 30596.31),
+    (1.71889, 0.3180031, -1.235464, None, None, 1.9062, -1.078413, 40.38145),
+]
 
 DEFAULTS = {
     "sgd": {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False},
@@ -77,9 +82,9 @@ DEFAULTS = {
         "nesterov": True,
         "ns_coefficients": None,
         "eps": 1e-7,
-        "ns_steps": 5,
+        "ns_steps": 3,
         "adjust_lr_fn": None,
-        "method": "polar_express",
+        "method": "minimax",
         "maximize": False,
     },
 }
@@ -88,8 +93,10 @@ ADAMW_PART = {"adamw_lr": None, "adamw_betas": (0.9, 0.999), "adamw_eps": 1e-8, 
 
 
 def reference(kind: str, parameter: Tensor, elementwise: bool = False, **options):
-    """The reference for one parameter, which it copies."""
-    return CLASSES[kind](parameter, elementwise, **options)
+    """The reference for one parameter, which it copies, on the CPU."""
+    made = CLASSES[kind](parameter.cpu(), elementwise, **options)
+    made.narrow = parameter.is_cuda and parameter.dtype != torch.float64
+    return made
 
 
 # --- a parameter as dimensions in the order of memory
@@ -152,6 +159,7 @@ class Reference:
             raise TypeError(f"{self.kind} has no option {sorted(unknown)}")
         self.options = known | options
         self.values = parameter.detach().to(torch.float64).clone()
+        self.narrow = False
         self.order = memory_order(parameter)
         self.steps = 0
         self.way = 0.0
@@ -387,8 +395,25 @@ class SOAP(Reference):
         block["basis", k] = torch.linalg.qr(product[:, order])[0]
 
 
+def long_step(x, top, u0, u1, f0, f1, t0, t1, t2):
+    """A polynomial of degree 17, or of 9 where there is no f."""
+    y = x @ x.mT / top**2
+    one = torch.eye(len(y), dtype=y.dtype, device=y.device)
+    a = y @ y + u1 * y + u0 * one
+    if f0 is not None:
+        a = a @ a + f1 * y + f0 * one
+    return (t2 * a @ a + t1 * y + t0 * one) @ x / top
+
+
 class Muon(Reference):
     kind = "muon"
+
+    def __init__(self, parameter: Tensor, elementwise: bool = False, **options):
+        if "method" not in options and ("ns_steps" in options or options.get("ns_coefficients")):
+            options["method"] = "polar_express"
+        if options.get("method", "minimax") != "minimax":
+            options.setdefault("ns_steps", 5)
+        super().__init__(parameter, elementwise, **options)
 
     def view(self, dims):
         return [dims[0], math.prod(dims[1:])]
@@ -409,10 +434,17 @@ class Muon(Reference):
             return 0.2 * math.sqrt(max(m, n))
         return math.sqrt(max(1, m / n))
 
-    def coefficients(self, step: int):
-        if self.options["method"] == "muon":
+    def plan(self):
+        """Method and number of steps. In bfloat16, which is what a GPU takes for small matrices, long steps do not
+        hold: Polar Express has two more in their place."""
+        o = self.options
+        method, steps = "muon" if o["ns_coefficients"] else o["method"], o["ns_steps"]
+        return ("polar_express", steps + 2) if method == "minimax" and self.narrow else (method, steps)
+
+    def coefficients(self, method: str, step: int):
+        if method == "muon":
             return self.options["ns_coefficients"] or MUON_COEFFICIENTS
-        if step >= 5:
+        if step >= 5 or method == "minimax":
             return POLAR_EXPRESS[5]
         return tuple(c / 1.01 ** (2 * i + 1) for i, c in enumerate(POLAR_EXPRESS[step]))
 
@@ -420,8 +452,12 @@ class Muon(Reference):
         tall = x.shape[0] > x.shape[1]
         x = x.mT if tall else x
         x = x / max(x.norm().item(), self.options["eps"])
-        for step in range(self.options["ns_steps"]):
-            a, b, c = self.coefficients(step)
+        method, steps = self.plan()
+        for step in range(steps):
+            if method == "minimax" and step < len(LONG_STEPS):
+                x = long_step(x, *LONG_STEPS[step])
+                continue
+            a, b, c = self.coefficients(method, step)
             gram = x @ x.mT
             x = a * x + (b * gram + c * gram @ gram) @ x
         return x.mT if tall else x

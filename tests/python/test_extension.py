@@ -142,7 +142,7 @@ def test_backward():
     assert (report == 0).all()
 
 
-@pytest.mark.parametrize("method, low, high", [("polar_express", 0.8, 1.2), ("muon", 0.5, 1.5)])
+@pytest.mark.parametrize("method, low, high", [("polar_express", 0.8, 1.2), ("muon", 0.5, 1.5), ("minimax", 0.8, 1.2)])
 def test_orthogonalize(method, low, high):
     a, out = random_array(2, 6, 4), poisoned(2, 6, 4)
     _C.orthogonalize(a, 8, method, out)

@@ -222,7 +222,7 @@ def test_symmetric_product(device, dtype):
     assert torch.equal(got, got.mT)
 
 
-@pytest.mark.parametrize("method", ["polar_express", "muon"])
+@pytest.mark.parametrize("method", ["polar_express", "muon", "minimax"])
 @pytest.mark.parametrize("shape", [(6, 6), (9, 4), (2, 3, 4, 9), (1, 1), (0, 5), (0, 4, 4)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_orthogonalize(device, dtype, shape, method):

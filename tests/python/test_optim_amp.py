@@ -226,7 +226,7 @@ def test_master_weights(kind, dtype, device):
     params = [torch.nn.Parameter(draw(s, generator).to(device=device, dtype=dtype)) for s in shapes]
     options = exact(kind)
     known = {k: v for k, v in options.items() if k not in NOT_FOR_REFERENCE}
-    beside = [references.reference(kind, p.cpu(), **known) for p in params]
+    beside = [references.reference(kind, p, **known) for p in params]
     optimizer = CLASSES[kind](params, master_weights=True, **options)
     for _ in range(20):
         for p, r in zip(params, beside, strict=True):

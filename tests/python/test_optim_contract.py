@@ -308,7 +308,7 @@ OTHERWISE = {
         {"use_bias_correction": False},
     ],
     "soap": [{"maximize": True}, {"normalize_grads": True}, {"precondition_frequency": 3}, {"correct_bias": False}],
-    "muon": [{"maximize": True}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw"}, {"ns_steps": 3}],
+    "muon": [{"maximize": True}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw"}, {"ns_steps": 4}],
 }
 
 

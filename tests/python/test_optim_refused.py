@@ -99,7 +99,7 @@ WRONG = {
         ("lr", -0.5, "-0.5"),
         ("momentum", 1.5, "1.5"),
         ("weight_decay", -0.5, "-0.5"),
-        ("ns_steps", 0, "0"),
+        ("ns_steps", -1, "-1"),
         ("ns_steps", 101, "101"),
         ("adjust_lr_fn", "sqrt", "sqrt"),
         ("method", "magic", "magic"),

@@ -187,7 +187,7 @@ def test_dtypes_mixed_in_a_group(kind, device):
     options = BASE[kind] | EXACT[kind]
     known = {k: v for k, v in options.items() if k not in NOT_FOR_REFERENCE}
     params = [torch.nn.Parameter(torch.randn(s).to(device, d)) for d in dtypes for s in [(6, 6), (5,)]]
-    beside = [references.reference(kind, p.cpu(), **known) for p in params]
+    beside = [references.reference(kind, p, **known) for p in params]
     optimizer = CLASSES[kind](params, **options)
     for _ in range(4):
         for p, r in zip(params, beside, strict=True):

@@ -80,7 +80,7 @@ RIGHT = {
     "power": lambda r: r.choice((-0.5, 0.5, -1.0)),
     "root": lambda r: r.choice((1, 2, 4)),
     "eps": lambda r: r.choice((0.0, 1e-6)),
-    "method": lambda r: r.choice(("auto", "eigen", "newton", "polar_express", "muon")),
+    "method": lambda r: r.choice(("auto", "eigen", "newton", "polar_express", "muon", "minimax")),
     "steps": lambda r: r.choice((1, 5)),
     "device": lambda r: r.choice(("cpu", torch.device("cpu"))),
     "kind": lambda r: r.choice(("shampoo", "soap", "muon", "adamw", "sgd", "cpu")),

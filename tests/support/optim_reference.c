@@ -557,14 +557,16 @@ static void step_soap(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
 
 /* --- Muon --------------------------------------------------------------------------------------------------------- */
 
-/* Polar Express as published: optimal step by step, all but the last with its safety factor of 1.01. */
-static void ortho_coefficients(const tch_optim_config *config, int32_t step, double *k)
+/* Polar Express as published: optimal step by step, all but the last with its safety factor of 1.01. After long steps the
+ * last. */
+static void ortho_coefficients(const tch_optim_config *config, bool longs, int32_t step, double *k)
 {
     static const double polar[6][3] = {{8.2872, -23.5959, 17.3004}, {4.1071, -2.9478, 0.5448},
                                        {3.9487, -2.9089, 0.5518},   {3.3184, -2.4885, 0.5100},
                                        {2.3007, -1.6689, 0.4188},   {1.875, -1.25, 0.375}};
     static const double muon[3] = {3.4445, -4.7750, 2.0315};
     const double *own = config->muon_coefficients;
+    step = longs ? 5 : step;
     if (config->muon_method == TCH_ORTHO_MUON) {
         memcpy(k, own[0] != 0.0 || own[1] != 0.0 || own[2] != 0.0 ? own : muon, sizeof muon);
         return;
@@ -594,7 +596,7 @@ static void ortho_step(int64_t m, int64_t n, const double *k, double *x)
     free(g2);
 }
 
-void ref_orthogonalize(const tch_optim_config *config, int64_t m, int64_t n, double *x)
+void ref_orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x)
 {
     double k[3];
     double *short_side = zeros(m * n);
@@ -608,8 +610,16 @@ void ref_orthogonalize(const tch_optim_config *config, int64_t m, int64_t n, dou
     } else {
         memcpy(short_side, x, (size_t)(m * n) * sizeof *x);
     }
-    for (int32_t step = 0; step < config->muon_steps; step++) {
-        ortho_coefficients(config, step, k);
+    bool minimax = config->muon_method == TCH_ORTHO_MINIMAX;
+    bool longs = minimax && !narrow;
+    int32_t steps = config->muon_steps > 0 ? config->muon_steps : minimax ? REF_LONG_STEPS : 5;
+    steps += minimax && narrow ? 2 : 0; /* of Polar Express, for as many as there would be */
+    for (int32_t step = 0; step < steps; step++) {
+        if (longs && step < REF_LONG_STEPS) {
+            ref_long_step(step, rows, m * n / rows, short_side);
+            continue;
+        }
+        ortho_coefficients(config, longs, step, k);
         ortho_step(rows, m * n / rows, k, short_side);
     }
     if (m > n) {
@@ -634,7 +644,7 @@ static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
         b->average[e] += (1.0 - c->momentum) * (g[e] - b->average[e]);
         g[e] = c->nesterov ? g[e] + c->momentum * (b->average[e] - g[e]) : b->average[e];
     }
-    ref_orthogonalize(c, r->dims[0], r->dims[1], g);
+    ref_orthogonalize(c, r->narrow, r->dims[0], r->dims[1], g);
     for (int64_t e = 0; e < b->count; e++) {
         p[e] = p[e] * (1.0 - c->lr * c->weight_decay) - lr * g[e];
     }

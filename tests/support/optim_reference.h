@@ -30,6 +30,7 @@ typedef struct ref_optim {
     int32_t block_count;
     ref_block *blocks;
     double *values;
+    int32_t narrow; /* its matrices are orthogonalised in bfloat16, in which long steps do not hold: set by the caller */
 } ref_optim;
 
 /* `shape` is in the order of memory, outermost first. */
@@ -41,8 +42,8 @@ void ref_optim_free(ref_optim *r);
 void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *gradient);
 
 /* For tests of the parts: how dimensions are merged (returns how many are left), and the orthogonalisation of an m by n
- * matrix in place. */
+ * matrix in place, `narrow` as above. */
 int32_t ref_merge_dims(const tch_optim_config *config, int32_t ndim, int64_t *dims);
-void ref_orthogonalize(const tch_optim_config *config, int64_t m, int64_t n, double *x);
+void ref_orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x);
 
 #endif

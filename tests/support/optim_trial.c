@@ -74,6 +74,7 @@ static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shap
     }
     test_tensor_write(p->memory, values);
     p->reference = ref_optim_make(&t->configs[group], shape->ndim, shape->shape, shape->elementwise, values);
+    p->reference->narrow = !test_on_cpu() && t->dtype.bits != 64;
     make_gradient(t, p);
     free(values);
 }

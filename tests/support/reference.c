@@ -271,3 +271,59 @@ void ref_spectrum(int64_t n, double condition, double *w)
         w[i] = n > 1 ? pow(condition, -(double)i / (double)(n - 1)) : 1.0;
     }
 }
+
+/* --- long steps of orthogonalisation ------------------------------------------------------------------------------ */
+
+/* P(Y) X / top with Y = X X' / top^2, P being t2 A^2 + t1 Y + t0 I, A = U or, where there are f, A = U^2 + f1 Y + f0 I, and
+ * U = Y^2 + u1 Y + u0 I. Multiplied out, the polynomials would lose six digits. */
+typedef struct long_polynomial {
+    double top, u[2], f[2], t[3];
+} long_polynomial;
+
+static const long_polynomial long_polynomials[] = {
+    {1.0, {0.1741972, -1.073597}, {-0.008994106, 0.004077704}, {0.274108, 0.0, 60242.94}},
+    {2.00185, {0.1917662, -1.103001}, {-0.01043446, 0.006585975}, {1.025102, 0.0, 30596.31}},
+    {1.71889, {0.3180031, -1.235464}, {0.0, 0.0}, {1.9062, -1.078413, 40.38145}},
+};
+
+double ref_long_slope(int number)
+{
+    const long_polynomial *p = &long_polynomials[number];
+    double a = number < 2 ? p->u[0] * p->u[0] + p->f[0] : p->u[0];
+    return (p->t[2] * a * a + p->t[0]) / p->top;
+}
+
+/* out = c2 A^2 + c1 Y + c0 I */
+static void square_and_add(int64_t n, const double *a, const double *y, const double c[2], double c2, double *out)
+{
+    ref_matmul(n, n, n, a, a, out);
+    for (int64_t i = 0; i < n * n; i++) {
+        out[i] = c2 * out[i] + c[1] * y[i] + (i / n == i % n ? c[0] : 0.0);
+    }
+}
+
+void ref_long_step(int number, int64_t n, int64_t m, double *x)
+{
+    const long_polynomial *p = &long_polynomials[number];
+    double *t = test_alloc((size_t)(n * m) * sizeof *t);
+    double *y = test_alloc((size_t)(n * n) * sizeof *y);
+    double *a = test_alloc((size_t)(n * n) * sizeof *a);
+    double *b = test_alloc((size_t)(n * n) * sizeof *b);
+    for (int64_t i = 0; i < n * m; i++) {
+        x[i] /= p->top;
+    }
+    ref_transpose(n, m, x, t);
+    ref_matmul(n, m, n, x, t, y);
+    square_and_add(n, y, y, p->u, 1.0, a);
+    if (number < 2) {
+        square_and_add(n, a, y, p->f, 1.0, b);
+        memcpy(a, b, (size_t)(n * n) * sizeof *a);
+    }
+    square_and_add(n, a, y, p->t, p->t[2], b);
+    ref_matmul(n, n, m, b, x, t);
+    memcpy(x, t, (size_t)(n * m) * sizeof *x);
+    free(t);
+    free(y);
+    free(a);
+    free(b);
+}

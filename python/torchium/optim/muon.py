@@ -11,6 +11,8 @@ from .options import ADAMW_NAMES, ADAMW_PART, COMMON, adamw_part, common_part, p
 
 __all__ = ["Muon"]
 
+USUAL_STEPS = {"minimax": 3, "polar_express": 5, "muon": 5}
+
 
 class Muon(TorchiumOptimizer):
     r"""Muon: the momentum of a matrix, made orthogonal, is its step.
@@ -29,10 +31,11 @@ class Muon(TorchiumOptimizer):
         ns_coefficients: three numbers (a, b, c) of the polynomial a X + b X X' X + c X X' X X' X, repeated `ns_steps`
             times, as torch.optim.Muon has it; given, they are used instead of `method`.
         eps: the least norm that a matrix is divided by before the first step.
-        ns_steps: number of Newton-Schulz steps.
+        ns_steps: number of Newton-Schulz steps; None or 0 for as many as the method usually takes, 3 or 5.
         adjust_lr_fn: s: None or 'original' as above, 'match_rms_adamw' for 0.2 sqrt(max(m, n)).
-        method: 'polar_express', with polynomials chosen step by step, or 'muon', with (3.4445, -4.7750, 2.0315) at
-            each.
+        method: 'minimax', with polynomials of degree 17, 17 and 9, 'polar_express', with one of degree 5 for each step,
+            or 'muon', with (3.4445, -4.7750, 2.0315) at each. None means 'minimax', or 'polar_express' if `ns_steps` is
+            given.
         adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
             parameters get; None means lr and weight_decay. Schedulers change lr alone.
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
@@ -87,10 +90,10 @@ class Muon(TorchiumOptimizer):
         nesterov: bool = True,
         ns_coefficients: tuple[float, float, float] | None = None,
         eps: float = 1e-7,
-        ns_steps: int = 5,
+        ns_steps: int | None = None,
         adjust_lr_fn: str | None = None,
         *,
-        method: str = "polar_express",
+        method: str | None = None,
         adamw_lr: float | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
@@ -109,6 +112,10 @@ class Muon(TorchiumOptimizer):
         memory_budget: int | None = None,
         update_kernel: Kernel | str | None = None,
     ) -> None:
+        if method is None:
+            method = "polar_express" if ns_steps or ns_coefficients is not None else "minimax"
+        if ns_steps is None or ns_steps == 0:
+            ns_steps = USUAL_STEPS.get(method, 5)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,

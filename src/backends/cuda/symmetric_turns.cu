@@ -454,7 +454,7 @@ extern "C" int tchi_cuda_symmetric_turns_takes(const tchi_cuda_state *state, con
     int countable =
         c->rows < (1 << 20) && c->batch < (1 << 30) && tiles < (1 << 30) && a->cols > 0 && a->cols < (1 << 30);
     int whole = c->rows % 8 == 0; /* the accelerator would write beyond the ends of other rows: tchi_tma_store */
-    int typed = a->type == b->type && (d == NULL || (d->type == a->type && c->type == a->type));
+    int typed = a->type == b->type && (d == NULL || d->type == a->type);
     return state->device.major == 9 && large && countable && whole && typed && tchi_cuda_tensor_map_takes(a) &&
            tchi_cuda_tensor_map_takes(b) && tchi_cuda_tensor_map_takes(c) &&
            (d == NULL || tchi_cuda_tensor_map_takes(d));
@@ -503,14 +503,12 @@ static tch_status launch(tchi_cuda_state *state, const turns_problem *p, void (*
 
 typedef void (*turns_kernel)(turns_problem);
 
-/* With a D there is one type for all. */
 template <tch_scalar in> static turns_kernel kernel_to(tch_scalar out, int has_d)
 {
-    if (has_d) {
-        return symmetric_turns<true, in, in>;
+    if (out == TCH_SCALAR_F16) {
+        return has_d ? symmetric_turns<true, in, TCH_SCALAR_F16> : symmetric_turns<false, in, TCH_SCALAR_F16>;
     }
-    return out == TCH_SCALAR_F16 ? symmetric_turns<false, in, TCH_SCALAR_F16>
-                                 : symmetric_turns<false, in, TCH_SCALAR_BF16>;
+    return has_d ? symmetric_turns<true, in, TCH_SCALAR_BF16> : symmetric_turns<false, in, TCH_SCALAR_BF16>;
 }
 
 static tch_status run(tchi_cuda_state *state, turns_problem *p, const tch_matrices *d, const tch_matrices *a,

@@ -1,0 +1,178 @@
+"""The long steps of docs/numerics/orthogonalisation.md: computes their coefficients, says what they leave of singular
+values beside the published methods, and draws docs/images/long-steps.svg.
+
+    python3 bench/plots/long_steps.py        needs NumPy
+
+A step multiplies the singular value s by P(y) / top, y = (s / top)^2, and P must have a form that few products give:
+U = y^2 + u1 y + u0, F = U^2 + f1 y + f0, P = t2 F^2 + t0 (degree 17 in s, three products), or P = t2 U^2 + t1 y + t0
+(degree 9, two products). Of these each step is the one whose largest |s P(y) / top - 1| is least over the singular
+values that the step before leaves. It is found by least squares with weights that grow where the error is large, from a
+start that a search over random ones found.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+LEAST = 1e-3  # the smallest singular value that counts, of a matrix of norm 1
+MARGIN = 1.015  # room for rounding errors above the largest one that a step leaves
+# u0, u1, f0, f1, t0, t2 for degree 17; u0, u1, t0, t1, t2 for degree 9
+STARTS = (
+    (17, (0.174, -1.07, -0.009, 0.004, 0.27, 6.0e4)),
+    (17, (0.192, -1.10, -0.0104, 0.0066, 1.03, 3.06e4)),
+    (9, (0.318, -1.235, 1.91, -1.08, 40.4)),
+)
+# As src/linalg/newton_schulz.c has them.
+LIBRARY = (
+    (17, 1.0, (0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 60242.94)),
+    (17, 2.00185, (0.1917662, -1.103001, -0.01043446, 0.006585975, 1.025102, 30596.31)),
+    (9, 1.71889, (0.3180031, -1.235464, 1.9062, -1.078413, 40.38145)),
+)
+MUON = 5 * ((3.4445, -4.7750, 2.0315),)
+POLAR_EXPRESS = (
+    (8.2872, -23.5959, 17.3004),
+    (4.1071, -2.9478, 0.5448),
+    (3.9487, -2.9089, 0.5518),
+    (3.3184, -2.4885, 0.5100),
+    (2.3007, -1.6689, 0.4188),
+)
+
+
+def polynomial(degree, c, y):
+    """P, and its derivatives by the coefficients as columns."""
+    one = np.ones_like(y)
+    u = y * y + c[1] * y + c[0]
+    if degree == 9:
+        _, _, t0, t1, t2 = c
+        slope = 2 * t2 * u
+        return t2 * u * u + t1 * y + t0, np.stack([slope, slope * y, one, y, u * u], 1)
+    _, _, f0, f1, t0, t2 = c
+    f = u * u + f1 * y + f0
+    slope = 2 * t2 * f
+    columns = [slope * 2 * u, slope * 2 * u * y, slope, slope * y, one, f * f]
+    return t2 * f * f + t0, np.stack(columns, 1)
+
+
+def solve(degree, c, s, weights):
+    """Levenberg-Marquardt for the weighted least squares of s P(s^2) - 1."""
+    root = np.sqrt(weights)
+    damping, cost = 1e-3, math.inf
+    for _ in range(60):
+        p, columns = polynomial(degree, c, s * s)
+        residual, jacobian = root * (s * p - 1), (root * s)[:, None] * columns
+        cost = residual @ residual
+        scale = np.linalg.norm(jacobian, axis=0)
+        matrix = np.vstack([jacobian / scale, math.sqrt(damping) * np.eye(len(c))])
+        right = np.concatenate([-residual, np.zeros(len(c))])
+        trial = c + np.linalg.lstsq(matrix, right, rcond=None)[0] / scale
+        error = root * (s * polynomial(degree, trial, s * s)[0] - 1)
+        if error @ error < cost:
+            c, damping = trial, damping / 4
+        else:
+            damping *= 4
+        if damping > 1e6:
+            break
+    return c
+
+
+def least_distance(degree, start, low):
+    """Coefficients for singular values from `low` to 1, and the largest distance from 1 that they leave."""
+    angle = (1 - np.cos(np.pi * np.arange(400) / 399)) / 2
+    s = low + (1 - low) * angle**2.2
+    weights, c, best = np.ones_like(s), np.array(start), (math.inf, None)
+    for _ in range(300):
+        c = solve(degree, c, s, weights)
+        distance = np.abs(s * polynomial(degree, c, s * s)[0] - 1)
+        if distance.max() < best[0]:
+            best = (distance.max(), c)
+        weights = weights * (distance / distance.max() + 1e-7) ** 0.5
+        weights /= weights.mean()
+    return best
+
+
+def compute():
+    low, top = LEAST, 1.0
+    for degree, start in STARTS:
+        distance, c = least_distance(degree, start, low / top)
+        print(f"degree {degree}, from {low:.5f} to {top:.5f}: within {distance:.4f} of 1,", *(f"{x:.7g}" for x in c))
+        low, top = 1 - distance, MARGIN * (1 + distance)
+
+
+# --- what is left of singular values ----------------------------------------------------------------------------------
+
+
+def minimax(s):
+    for degree, top, c in LIBRARY:
+        s = s / top * polynomial(degree, np.array(c), (s / top) ** 2)[0]
+    return s
+
+
+def short(s, steps, safety=1.0):
+    for a, b, c in steps:
+        s = (a / safety) * s + (b / safety**3) * s**3 + (c / safety**5) * s**5
+    return s
+
+
+METHODS = (
+    ("Muon, 5 steps", "#e9a83b", lambda s: short(s, MUON)),
+    ("Polar Express, 5 steps", "#1b6ca8", lambda s: short(s, POLAR_EXPRESS, 1.01)),
+    ("minimax, 3 steps", "#9b2226", minimax),
+)
+
+
+def report():
+    s = np.geomspace(1e-6, 1, 200001)
+    for name, _, method in METHODS:
+        out = method(s)
+        ends = [f"from {low:g}: {out[s >= low].min():.3f} to {out[s >= low].max():.3f}" for low in (1e-3, 1e-2, 0.1)]
+        print(f"{name}: slope at 0 {out[0] / s[0]:.0f}; " + "; ".join(ends))
+
+
+# --- picture ----------------------------------------------------------------------------------------------------------
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 60, 20, 46, 52
+STYLE = (
+    "<style>text{fill:#222}.axis{stroke:#222}.grid{stroke:#ccc;stroke-width:.6}"
+    "@media (prefers-color-scheme:dark){text{fill:#ddd}.axis{stroke:#ddd}.grid{stroke:#444}}</style>"
+)
+
+
+def across(s):
+    return LEFT + (WIDTH - LEFT - RIGHT) * (math.log10(s) + 4) / 4
+
+
+def up(value):
+    return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / 1.3
+
+
+def text(x, y, words, anchor="middle", size=13):
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{words}</text>'
+
+
+def draw(path):
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">', STYLE]
+    for value in (0, 0.25, 0.5, 0.75, 1, 1.25):
+        parts.append(f'<path class="grid" d="M{LEFT} {up(value):.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(text(LEFT - 8, up(value) + 4, f"{value:g}", "end"))
+    for exponent in range(-4, 1):
+        parts.append(f'<path class="grid" d="M{across(10.0**exponent):.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
+        words = f"10<tspan dy='-5' font-size='9'>{exponent}</tspan>" if exponent else "1"
+        parts.append(text(across(10.0**exponent), HEIGHT - BOTTOM + 18, words))
+    s = np.geomspace(1e-4, 1, 1600)
+    for k, (name, colour, method) in enumerate(METHODS):
+        points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in zip(s, method(s), strict=True))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        x = WIDTH - RIGHT - 190
+        y = up(0.45) + 22 * k
+        parts.append(f'<path d="M{x} {y:.1f}h22" stroke="{colour}" stroke-width="3"/>')
+        parts.append(text(x + 30, y + 4, name, "start"))
+    parts.append(text(LEFT - 44, TOP - 20, "singular value after", "start", 14))
+    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "singular value before, of a matrix of norm 1"))
+    path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    compute()
+    report()
+    draw(Path(__file__).resolve().parents[2] / "docs/images/long-steps.svg")
