@@ -2,10 +2,12 @@
 that the arithmetic is nothing, and to a step of an optimizer with 200 small parameters. Used by python_compare.py.
 
 For a matrix function it is the time of the call less the time that the same call spent inside the library, which the
-extension counts: a call that waits for the device waits in there, at one time longer than at another. For a step the
-library's own time is that of the same C function through ctypes, less what ctypes takes for as many arguments; in a
-round of the clock every side has its turn, and differences are taken round by round, so that whatever else the machine
-does meets all sides alike. On a GPU only the calls are timed; what they queued is waited for between the turns.
+extension counts: a call that waits for the device waits in there, at one time longer than at another. After a wait all
+code is slower for a while, since caches have other things in them; so what PyTorch itself takes for the result, and for
+recording, is measured in the same place. For a step the library's own time is that of the same C function through
+ctypes, less what ctypes takes for as many arguments; in a round of the clock every side has its turn, and differences
+are taken round by round, so that whatever else the machine does meets all sides alike. On a GPU only the calls are
+timed; what they queued is waited for between the turns.
 """
 
 import gc
@@ -95,18 +97,18 @@ CALLS = [
     (MEMORY, "memory_efficient_matmul", ["spd", "any"], "matmul_chunked", ["spd", "any", 0, "out"]),
 ]
 
+OPERANDS = {"any": (4, 4), "left": (2, 2), "right": (2, 2), "tall": (4, 1), "spd": (4, 4)}
+OUTPUTS = {"out": (4, 4), "left_out": (2, 2), "right_out": (2, 2), "tall_out": (4, 1), "values": (4,)}
 RECORDED, UNRECORDED, NUMPY = "autograd", "no autograd", "NumPy"
 
 
 def operands(device, how):
     """Small matrices by name, and outputs for the calls that are given theirs."""
     generator = torch.Generator().manual_seed(5)
-    made = {"any": (4, 4), "left": (2, 2), "right": (2, 2), "tall": (4, 1)}
-    made = {name: torch.randn(shape, generator=generator) for name, shape in made.items()}
+    made = {name: torch.randn(shape, generator=generator) for name, shape in OPERANDS.items() if name != "spd"}
     made["spd"] = made["any"] @ made["any"].T + torch.eye(4)
     made = {name: a.to(device).requires_grad_(how == RECORDED) for name, a in made.items()}
-    outputs = {"out": (4, 4), "left_out": (2, 2), "right_out": (2, 2), "tall_out": (4, 1), "values": (4,)}
-    made |= {name: torch.full(shape, torch.nan, device=device) for name, shape in outputs.items()}
+    made |= {name: torch.full(shape, torch.nan, device=device) for name, shape in OUTPUTS.items()}
     return {name: a.numpy() for name, a in made.items()} if how == NUMPY else made
 
 
@@ -151,8 +153,39 @@ def beyond(function, seconds):
     return whole, own
 
 
+class Nothing(torch.autograd.Function):
+    """The least that records: it saves its tensor and makes a result."""
+
+    @staticmethod
+    def forward(ctx, a, rows, columns):
+        ctx.save_for_backward(a)
+        return a.new_empty(rows, columns)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None, None
+
+
+def least(extension, c_arguments, made, how):
+    """The extension's call, which is given its results, and then what of a call of the package is PyTorch's own: making
+    them, and where a gradient is recorded a function that does nothing. It comes after the same wait as there."""
+    sizes = [OUTPUTS[a] for a in c_arguments if a in OUTPUTS]
+    source = made[next(a for a in c_arguments if a in OPERANDS)]
+    if how == RECORDED:
+        parts = [partial(super(torch.autograd.Function, Nothing).apply, source, *sizes[0])]
+    else:
+        parts = [partial(source.new_empty, *each) for each in sizes]
+
+    def call():
+        extension()
+        for part in parts:
+            part()
+
+    return call
+
+
 def measure_call(call, how, device, seconds):
-    """What the package, and the extension alone, take beyond the time inside the library."""
+    """What the package, the extension alone, and PyTorch's own part take beyond the time inside the library."""
     where, name, arguments, function, c_arguments = call
     made = operands(device, how)
     found = {"function": f"{where.split('.')[-1].split(':')[-1]}.{name}", "how": how}
@@ -162,13 +195,15 @@ def measure_call(call, how, device, seconds):
         return found | {"refused": refused}
     extension = partial(find("torchium._C", function), *named(c_arguments, made))
     with torch.set_grad_enabled(how == RECORDED):
-        whole, own = beyond(package, 0.5 * seconds)
-        alone = beyond(extension, 0.5 * seconds)
+        whole, own = beyond(package, 0.4 * seconds)
+        alone = beyond(extension, 0.3 * seconds)
+        theirs = beyond(least(extension, c_arguments, made, how), 0.3 * seconds) if how != NUMPY else None
     return found | {
         "package_us": statistics.median(whole),
         "library_us": statistics.median(own),
         "overhead_us": less(whole, own),
         "extension_overhead_us": less(*alone),
+        "torch_overhead_us": less(*theirs) - less(*alone) if theirs else None,
         "limit_us": CALL_LIMIT_US,
         "calls": len(own),
     }
@@ -297,7 +332,9 @@ def call_line(found):
     return (
         f"call    {found['function']:<40} {found['how']:<12} {found['package_us']:>8.2f} us"
         f"  C {found['library_us']:.2f}  adds {found['overhead_us']:.2f}, of it the extension"
-        f" {found['extension_overhead_us']:.2f}  {verdict(found)}"
+        f" {found['extension_overhead_us']:.2f}"
+        + (f" and PyTorch {found['torch_overhead_us']:.2f}" if found["torch_overhead_us"] is not None else "")
+        + f"  {verdict(found)}"
     )
 
 

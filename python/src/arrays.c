@@ -118,13 +118,21 @@ int py_array_adopt(py_array *array, const py_operand *operand, const tch_tensor 
 
 int py_array_borrow(py_array *array, const py_operand *operand, const DLPackExchange *table)
 {
-    tch_tensor given;
     int negated = py_is_negated(operand->object);
-    if (negated < 0 || table->borrow(operand->object, &given) != 0) {
+    if (negated < 0) {
         return py_array_refuse_because(PyExc_TypeError, operand, "cannot be used as an array");
     }
     if (negated) {
         return py_array_refuse(PyExc_TypeError, operand, "is lazily negated; use its resolve_neg()");
+    }
+    return py_array_borrow_new(array, operand, table);
+}
+
+int py_array_borrow_new(py_array *array, const py_operand *operand, const DLPackExchange *table)
+{
+    tch_tensor given;
+    if (table->borrow(operand->object, &given) != 0) {
+        return py_array_refuse_because(PyExc_TypeError, operand, "cannot be used as an array");
     }
     if (py_array_adopt(array, operand, &given) < 0) {
         return -1;
@@ -156,12 +164,15 @@ static bool is_absent(const py_operand *operand)
 
 bool py_torch_is_capturing(void)
 {
-    static PyObject *name;
+    static PyObject *module_name, *name;
     if (name == NULL) {
-        name = PyUnicode_InternFromString("torch.cuda");
+        module_name = PyUnicode_InternFromString("torch.cuda");
+        name = PyUnicode_InternFromString("is_current_stream_capturing");
     }
-    PyObject *module = name != NULL ? PyImport_GetModule(name) : NULL;
-    PyObject *question = module != NULL ? PyObject_GetAttrString(module, "is_current_stream_capturing") : NULL;
+    PyObject *modules = PyImport_GetModuleDict();
+    PyObject *module = name != NULL && module_name != NULL ? PyDict_GetItemWithError(modules, module_name) : NULL;
+    Py_XINCREF(module);
+    PyObject *question = module != NULL ? PyObject_GetAttr(module, name) : NULL;
     PyObject *answer = question != NULL ? PyObject_CallNoArgs(question) : NULL;
     bool capturing = answer == Py_True;
     Py_XDECREF(answer);

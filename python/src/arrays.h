@@ -46,8 +46,8 @@ typedef struct py_stream {
 int py_arrays_take(py_array *arrays, tch_tensor **tensors, const py_operand *operands, int count, PyObject *given,
                    py_stream *stream);
 
-/* Whether PyTorch is recording a graph from its current stream. Asked on GPUs alone, where it is little beside a call's
- * work. */
+/* Whether PyTorch is recording a graph from its current stream, which is not the default one: from that nothing can be
+ * recorded. */
 bool py_torch_is_capturing(void);
 
 /* Gives back what py_arrays_take took. An exception that is set stays. */
@@ -77,6 +77,8 @@ int py_arrays_stream(const py_array *arrays, tch_tensor *const *tensors, const p
                      py_stream *stream);
 
 int py_array_borrow(py_array *array, const py_operand *operand, const DLPackExchange *table);
+/* The same for one that was made for the call, and so is not negated. */
+int py_array_borrow_new(py_array *array, const py_operand *operand, const DLPackExchange *table);
 int py_array_import(py_array *array, const py_operand *operand, void *stream);
 
 /* Copies a description into the array, after checking what the library cannot: rank, dtype, that there is memory. */

@@ -37,7 +37,7 @@ static int check_stream(tch_device device, PyObject *stream)
 static py_context *borrow_place(tch_device device, const py_stream *stream)
 {
     bool visit = stream->passing && device.type == TCH_DEVICE_CUDA;
-    bool capturing = stream->asked && py_torch_is_capturing();
+    bool capturing = stream->asked && stream->handle != NULL && py_torch_is_capturing();
     py_context *place = py_context_borrow(device, visit ? NULL : stream->handle, capturing);
     if (place == NULL || !visit) {
         return place;
@@ -95,7 +95,7 @@ static int make(py_call *call, int index, int like, const py_shape *shape)
     }
     call->made[call->made_count++] = made;
     py_operand operand = {made, call->operands[index].name, PY_WRITTEN};
-    if (py_table_of(made) != table || py_array_borrow(&call->arrays[index], &operand, table) < 0) {
+    if (py_table_of(made) != table || py_array_borrow_new(&call->arrays[index], &operand, table) < 0) {
         return PyErr_Occurred() ? -1
                                 : py_array_refuse(PyExc_TypeError, &operand, "was made, and is of another library");
     }

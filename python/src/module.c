@@ -23,8 +23,9 @@ static int execute(PyObject *module)
     if (check_interpreter() < 0 || PyModule_AddStringConstant(module, "version", tch_version()) < 0 ||
         py_errors_register(module) < 0 || py_contexts_register() < 0 || py_capsules_register() < 0 ||
         py_devices_register(module) < 0 || py_memory_register(module) < 0 || py_linalg_register(module) < 0 ||
-        py_layer_register(module) < 0 || py_grad_register(module) < 0 || py_optimizer_register(module) < 0 ||
-        py_scaler_register(module) < 0 || py_kfac_register(module) < 0 || py_kernel_register(module) < 0) {
+        py_listeners_register(module) < 0 || py_layer_register(module) < 0 || py_grad_register(module) < 0 ||
+        py_optimizer_register(module) < 0 || py_scaler_register(module) < 0 || py_kfac_register(module) < 0 ||
+        py_kernel_register(module) < 0) {
         return -1;
     }
     return 0;

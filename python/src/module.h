@@ -10,6 +10,7 @@ int py_kernel_register(PyObject *module);
 int py_kfac_register(PyObject *module);
 int py_layer_register(PyObject *module);
 int py_linalg_register(PyObject *module);
+int py_listeners_register(PyObject *module);
 int py_memory_register(PyObject *module);
 int py_optimizer_register(PyObject *module);
 int py_scaler_register(PyObject *module);

@@ -1,6 +1,7 @@
-/* Optimizer.step: all arrays of a step in one call. Parameters are mostly where they were: a look at each tells. One whose
- * memory is elsewhere than last time is followed; one that has become another tensor (shape, type, layout or device) is named
- * to the caller, before anything has changed. */
+/* Optimizer.step: all arrays of a step in one call. Mostly they are PyTorch's and the parameters are where they were: one look
+ * at each parameter and one at its gradient then do. In any other step a parameter whose memory is elsewhere than last time
+ * is followed, and one that has become another tensor (shape, type, layout or device) is named to the caller, before
+ * anything has changed. */
 #include "optimizer.h"
 
 #include "arguments.h"
@@ -81,25 +82,6 @@ static int32_t follow(py_optimizer *self)
 
 /* --- the step ----------------------------------------------------------------------------------------------------- */
 
-/* Whether every parameter is the tensor it was, at the same place; where a library has no table, nobody knows. */
-static bool are_in_place(const py_optimizer *self, PyObject *parameters)
-{
-    for (int32_t i = 0; i < self->count; i++) {
-        PyObject *object = PyTuple_GetItem(parameters, i);
-        const tch_tensor *known = &self->places[i]->tensor;
-        const DLPackExchange *table = py_table_of(object);
-        tch_tensor now;
-        if (table == NULL || table->borrow(object, &now) != 0) {
-            PyErr_Clear();
-            return false;
-        }
-        if (data_of(&now) != data_of(known) || !same_form(&now, known)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static PyObject *run(py_optimizer *self, const py_stream *stream)
 {
     tch_tensor *const *tensors = self->step.tensors;
@@ -115,6 +97,7 @@ static PyObject *run(py_optimizer *self, const py_stream *stream)
     return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
 }
 
+/* Any step: whatever the arrays are, and wherever the parameters are now. */
 static void list_operands(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
 {
     py_operand *operands = self->step.operands;
@@ -126,27 +109,138 @@ static void list_operands(py_optimizer *self, PyObject *parameters, PyObject *gr
     operands[2 * self->count + 1].object = values[3];
 }
 
-static PyObject *step(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
+static PyObject *step_any(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
 {
     py_stream stream;
-    bool in_place = are_in_place(self, parameters);
-    int first = in_place ? self->count : 0; /* of the operands that are taken */
-    int count = 2 * self->count + 2 - first;
-    py_array *arrays = self->step.arrays + first;
-    tch_tensor **tensors = self->step.tensors + first;
+    int count = 2 * self->count + 2;
+    const py_operands *o = &self->step;
     list_operands(self, parameters, gradients, values);
-    if (py_arrays_take(arrays, tensors, self->step.operands + first, count, values[4], &stream) < 0) {
+    if (py_arrays_take(o->arrays, o->tensors, o->operands, count, values[4], &stream) < 0) {
         return NULL;
     }
     if (self->device.type == TCH_DEVICE_CPU) {
-        py_arrays_device(tensors, count); /* page-locked memory counts as the CPU's */
+        py_arrays_device(o->tensors, count); /* page-locked memory counts as the CPU's */
     }
     PyObject *result = NULL;
     if (py_optimizer_follow_stream(self, &stream) == 0) {
-        int32_t unlike = in_place ? FITS : follow(self);
+        int32_t unlike = follow(self);
         result = unlike != FITS ? PyLong_FromLong(unlike) : run(self, &stream);
     }
-    py_arrays_release(arrays, tensors, count);
+    py_arrays_release(o->arrays, o->tensors, count);
+    return result;
+}
+
+/* --- the usual step ----------------------------------------------------------------------------------------------- */
+
+/* What the table of an object's type, if it has one, says of it. */
+static bool look_at(PyObject *object, const DLPackExchange *table, tch_tensor *now)
+{
+    return table != NULL && table->borrow(object, now) == 0 && now->ndim >= 0 && now->ndim <= TCH_MAX_RANK &&
+           (now->ndim == 0 || now->shape != NULL);
+}
+
+static bool is_in_place(PyObject *parameter, const py_place *place)
+{
+    tch_tensor now;
+    return look_at(parameter, py_table_of(parameter), &now) && data_of(&now) == data_of(&place->tensor) &&
+           same_form(&now, &place->tensor);
+}
+
+/* What PyTorch has negated only in name are the imaginary parts of a conjugate, which lie two apart in memory. Where
+ * elements are neighbours the gradient is not asked, which would take longer than fetching it. */
+static bool has_neighbours(const tch_tensor *tensor)
+{
+    for (int32_t k = tensor->ndim - 1; k >= 0; k--) {
+        if (tensor->shape[k] > 1 && stride_of(tensor, k) == 1) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The tensor of a gradient, which has the shape and the strides of its parameter's where they are the same. Nobody owns it:
+ * the caller holds all gradients. False where it must be taken as any array is, perhaps with an exception set. */
+static bool take_gradient(py_optimizer *self, int32_t i, PyObject *gradient)
+{
+    int32_t at = self->count + i;
+    py_array *array = &self->step.arrays[at];
+    py_operand *operand = &self->step.operands[at];
+    const tch_tensor *like = &self->places[i]->tensor;
+    tch_tensor now;
+    self->step.tensors[at] = NULL;
+    if (gradient == Py_None) {
+        return true;
+    }
+    array->table = py_table_of(gradient);
+    if (!look_at(gradient, array->table, &now) || (!has_neighbours(&now) && py_is_negated(gradient) != 0)) {
+        return false;
+    }
+    operand->object = gradient;
+    self->step.tensors[at] = &array->tensor;
+    if (now.data == NULL || !same_form(&now, like)) {
+        return py_array_adopt(array, operand, &now) == 0;
+    }
+    array->tensor = now;
+    array->tensor.shape = like->shape;
+    array->tensor.strides = like->strides;
+    return true;
+}
+
+static bool is_borrowed_or_absent(PyObject *object)
+{
+    return object == NULL || object == Py_None || py_table_of(object) != NULL;
+}
+
+/* Whether all parameters are in place, and all other arrays PyTorch's. */
+static bool is_usual(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
+{
+    if (!is_borrowed_or_absent(values[2]) || !is_borrowed_or_absent(values[3])) {
+        return false;
+    }
+    for (int32_t i = 0; i < self->count; i++) {
+        if (!is_in_place(PyTuple_GetItem(parameters, i), self->places[i]) ||
+            !take_gradient(self, i, PyTuple_GetItem(gradients, i))) {
+            PyErr_Clear();
+            return false;
+        }
+    }
+    return true;
+}
+
+/* grad_scale and found_inf, which are seldom given, and the stream of the gradients. */
+static int take_others(py_optimizer *self, PyObject *const *values, py_stream *stream)
+{
+    const py_operands *o = &self->step;
+    int32_t n = self->count, last = 2 * n;
+    bool given = values[4] != NULL && values[4] != Py_None;
+    o->operands[last].object = values[2];
+    o->operands[last + 1].object = values[3];
+    if (py_arrays_take(o->arrays + last, o->tensors + last, o->operands + last, 2, values[4], stream) < 0) {
+        return -1;
+    }
+    if (!given && py_arrays_stream(o->arrays + n, o->tensors + n, o->operands + n, n, stream) < 0) {
+        py_arrays_release(o->arrays + last, o->tensors + last, 2);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *step(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
+{
+    py_stream stream;
+    const py_operands *o = &self->step;
+    int32_t n = self->count, last = 2 * n;
+    if (!is_usual(self, parameters, gradients, values)) {
+        return step_any(self, parameters, gradients, values);
+    }
+    if (take_others(self, values, &stream) < 0) {
+        return NULL;
+    }
+    if (self->device.type == TCH_DEVICE_CPU) {
+        py_arrays_device(o->tensors + n, n + 2); /* page-locked memory counts as the CPU's */
+    }
+    PyObject *result = py_optimizer_follow_stream(self, &stream) == 0 ? run(self, &stream) : NULL;
+    py_arrays_release(o->arrays + last, o->tensors + last, 2);
     return result;
 }
 

@@ -57,6 +57,19 @@ class Memory:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+# --- which way a call with PyTorch tensors goes -----------------------------------------------------------------------
+
+def set_listeners(
+    types: tuple[type, ...],
+    calls: tuple[tuple[Callable[[], Any], Any], ...],
+    attributes: tuple[tuple[Any, str, Any], ...],
+    is_recorded: Callable[[], bool],
+) -> None:
+    """What `recorded` asks, with the answers that mean that nobody listens. Only the first call counts."""
+
+def recorded(*tensors: Any) -> bool | None:
+    """Whether autograd records a call with these tensors; None where it must go through its operator."""
+
 # --- matrix functions, one for each of linalg.h -----------------------------------------------------------------------
 
 def matmul(a: Array, b: Array, out: Array | None, stream: int | None = None) -> Array | None: ...

@@ -1,6 +1,7 @@
 """Gradients of the matrix functions, one torch.autograd.Function each. Ordinary calls apply these classes themselves;
 torch.library is given their `keep`, as setup_context, and `backward`, so that a formula stands here and nowhere else.
-`forward` calls `keep` itself: a class with a method of the name setup_context takes 20 microseconds more to apply.
+`forward` keeps the same things itself: a class with a method of the name setup_context takes 20 microseconds more to
+apply, and a call of `keep` is not free either.
 
 A backward calls functions of torchium._ops, which take the short way or the operator as any call does. Those of
 products can therefore be differentiated again; powers and roots end at their first derivative.
@@ -8,7 +9,8 @@ products can therefore be differentiated again; powers and roots end at their fi
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.autograd import Function
@@ -25,45 +27,49 @@ def _fit(gradient: Tensor, like: Tensor) -> Tensor:
 class Gradient(Function):
     """`run` is `apply` for ordinary calls: without what that does for torch.func, which is a third of its time."""
 
-    @classmethod
-    def run(cls, *inputs: Any) -> Any:
-        return super(Function, cls).apply(*inputs)
+    run: ClassVar[Callable[..., Any]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.run = super(Function, cls).apply
 
 
 class MatrixPower(Gradient):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = kernels.matrix_power(*inputs)
-        MatrixPower.keep(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, a: Tensor, *numbers: Any) -> Tensor:
+        ctx.save_for_backward(a)
+        ctx.numbers = numbers
+        return kernels.matrix_power(a, *numbers)
 
     @staticmethod
     def keep(ctx: Any, inputs: tuple, output: Any) -> None:
-        a, ctx.power, ctx.eps = inputs
+        a, *ctx.numbers = inputs
         ctx.save_for_backward(a)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         (a,) = ctx.saved_tensors
-        return ops.matrix_power_backward(a, ctx.power, ctx.eps, grad), None, None
+        power, eps = ctx.numbers
+        return ops.matrix_power_backward(a, power, eps, grad), None, None
 
 
 class InverseRootAlone(Gradient):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = kernels.inverse_root_alone(*inputs)
-        InverseRootAlone.keep(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, a: Tensor, *numbers: Any) -> Tensor:
+        ctx.save_for_backward(a)
+        ctx.numbers = numbers
+        return kernels.inverse_root_alone(a, *numbers)
 
     @staticmethod
     def keep(ctx: Any, inputs: tuple, output: Any) -> None:
-        a, ctx.root, ctx.eps, ctx.relative_eps, _, _ = inputs
+        a, *ctx.numbers = inputs
         ctx.save_for_backward(a)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         (a,) = ctx.saved_tensors
-        result = ops.inverse_root_backward(a, ctx.root, ctx.eps, ctx.relative_eps, grad)
+        root, eps, relative_eps, _, _ = ctx.numbers
+        result = ops.inverse_root_backward(a, root, eps, relative_eps, grad)
         return result, None, None, None, None, None
 
 
@@ -100,10 +106,9 @@ def _product_backward(ctx: Any, grad: Tensor) -> tuple:
 
 class Matmul(Gradient):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = kernels.matmul(*inputs)
-        Matmul.keep(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return kernels.matmul(a, b)
 
     keep = staticmethod(_keep_two)
     backward = staticmethod(_product_backward)
@@ -113,10 +118,9 @@ class SymmetricProduct(Gradient):
     """A B is symmetric when A and B commute; its gradient is that of any product."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = kernels.symmetric_product(*inputs)
-        SymmetricProduct.keep(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return kernels.symmetric_product(a, b)
 
     keep = staticmethod(_keep_two)
     backward = staticmethod(_product_backward)
@@ -124,10 +128,10 @@ class SymmetricProduct(Gradient):
 
 class MatmulChunked(Gradient):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = kernels.matmul_chunked(*inputs)
-        MatmulChunked.keep(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, a: Tensor, b: Tensor, memory_budget: int, device: str) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.memory_budget, ctx.device = memory_budget, device
+        return kernels.matmul_chunked(a, b, memory_budget, device)
 
     @staticmethod
     def keep(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -147,10 +151,10 @@ class MatmulChunked(Gradient):
 
 class Gram(Gradient):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = kernels.gram(*inputs)
-        Gram.keep(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, a: Tensor, transpose: bool, alpha: float) -> Tensor:
+        ctx.save_for_backward(a)
+        ctx.transpose, ctx.alpha = transpose, alpha
+        return kernels.gram(a, transpose, alpha)
 
     @staticmethod
     def keep(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -173,10 +177,9 @@ def _by_factors(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 class KroneckerProduct(Gradient):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = kernels.kronecker_product(*inputs)
-        KroneckerProduct.keep(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return kernels.kronecker_product(a, b)
 
     keep = staticmethod(_keep_two)
 
@@ -202,10 +205,9 @@ class KroneckerMatmul(Gradient):
     """With X as [n, q, r] and the result as [m, p, r]: out(i, k, c) is the sum of A(i, j) B(k, l) X(j, l, c)."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = kernels.kronecker_matmul(*inputs)
-        KroneckerMatmul.keep(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b, x)
+        return kernels.kronecker_matmul(a, b, x)
 
     keep = staticmethod(_keep_three)
 
@@ -231,10 +233,9 @@ class KroneckerMatmul(Gradient):
 
 class KroneckerApply(Gradient):
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = kernels.kronecker_apply(*inputs)
-        KroneckerApply.keep(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b, x)
+        return kernels.kronecker_apply(a, b, x)
 
     keep = staticmethod(_keep_three)
 

@@ -18,47 +18,31 @@ from torch.autograd import forward_ad
 
 import torchium._gradients as gradients
 import torchium._kernels as kernels
-
-_PLAIN = (Tensor, torch.nn.Parameter)
-
+from torchium import _C
 
 # --- which way a call goes --------------------------------------------------------------------------------------------
 
 
 # Whether anything but the kernels wants to see a call: there is no public way to ask. Where these names are missing,
-# every call goes through its operator, which is right and slower.
+# every call goes through its operator, which is right and slower. For ordinary tensors, in code that is run and not
+# looked at, `_recorded` tells whether autograd records the call; for all others it is None.
 try:
-    _dispatch_modes = torch._C._len_torch_dispatch_stack
     _transforms = torch._C._functorch.peek_interpreter_stack
-    _tracing = torch._C._get_tracing_state
-    _profiling = torch.autograd._profiler_enabled
-    _ = forward_ad._current_level
+    _C.set_listeners(
+        types=(Tensor, torch.nn.Parameter),
+        calls=(
+            (torch._C._len_torch_dispatch_stack, 0),
+            (_transforms, None),
+            (torch._C._get_tracing_state, None),
+            (torch.autograd._profiler_enabled, False),  # a profiler shows operators by their names
+        ),
+        attributes=((forward_ad, "_current_level", -1), (torch.compiler, "_is_compiling_flag", False)),
+        is_recorded=torch.is_grad_enabled,
+    )
+    _ = forward_ad._current_level, torch.compiler._is_compiling_flag
+    _recorded, _traced = _C.recorded, torch.compiler.is_dynamo_compiling
 except AttributeError:
-    _dispatch_modes, _transforms, _tracing, _profiling = (lambda: 1), (lambda: None), (lambda: None), (lambda: True)
-
-
-def _is_direct(*tensors: Any) -> bool:
-    """Ordinary tensors, in code that is run and not looked at. In one piece, since every call begins with it."""
-    if (
-        torch.compiler.is_compiling()
-        or _dispatch_modes() != 0
-        or _transforms() is not None
-        or _tracing() is not None
-        or _profiling()  # which shows operators by their names
-        or forward_ad._current_level >= 0
-    ):
-        return False
-    for t in tensors:  # noqa: SIM110, half the time of all() over a generator
-        if type(t) not in _PLAIN or not (t.is_cuda or t.is_cpu):
-            return False
-    return True
-
-
-def _wants_gradient(*tensors: Tensor) -> bool:
-    for t in tensors:
-        if t.requires_grad:
-            return torch.is_grad_enabled()
-    return False
+    _transforms, _recorded, _traced = (lambda: None), (lambda *tensors: None), (lambda: False)
 
 
 def _check_tensors(**tensors: Any) -> None:
@@ -91,16 +75,17 @@ def _refuse_gradient(function: str, **tensors: Any) -> None:
 
 
 def matrix_power(a: Tensor, power: float, eps: float = 0.0) -> Tensor:
-    if _is_direct(a):
-        if _wants_gradient(a):
-            return gradients.MatrixPower.run(a, power, eps)
+    recorded = None if _traced() else _recorded(a)
+    if recorded is False:
         return kernels.matrix_power(a, power, eps)
+    if recorded:
+        return gradients.MatrixPower.run(a, power, eps)
     _check_tensors(a=a)
     return _through(torch.ops.torchium.matrix_power.default, a, power, eps)
 
 
 def matrix_power_backward(a: Tensor, power: float, eps: float, grad: Tensor) -> Tensor:
-    if _is_direct(a, grad) and not _wants_gradient(a, grad):
+    if not _traced() and _recorded(a, grad) is False:
         return kernels.matrix_power_backward(a, power, eps, grad)
     return _through(torch.ops.torchium.matrix_power_backward.default, a, power, eps, grad)
 
@@ -114,11 +99,12 @@ def inverse_root(
     tolerance: float = 0.0,
     return_residual: bool = False,
 ) -> Any:
-    if not _is_direct(a):
+    recorded = None if _traced() else _recorded(a)
+    if recorded is None:
         _check_tensors(a=a)
         both = _through(torch.ops.torchium.inverse_root.default, a, root, eps, relative_eps, method, tolerance)
         return both if return_residual else both[0]
-    if _wants_gradient(a):
+    if recorded:
         gradient = gradients.InverseRoot if return_residual else gradients.InverseRootAlone
         return gradient.run(a, root, eps, relative_eps, method, tolerance)
     kernel = kernels.inverse_root if return_residual else kernels.inverse_root_alone
@@ -126,13 +112,13 @@ def inverse_root(
 
 
 def inverse_root_backward(a: Tensor, root: int, eps: float, relative_eps: float, grad: Tensor) -> Tensor:
-    if _is_direct(a, grad) and not _wants_gradient(a, grad):
+    if not _traced() and _recorded(a, grad) is False:
         return kernels.inverse_root_backward(a, root, eps, relative_eps, grad)
     return _through(torch.ops.torchium.inverse_root_backward.default, a, root, eps, relative_eps, grad)
 
 
 def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    if _is_direct(a) and not _wants_gradient(a):
+    if not _traced() and _recorded(a) is False:
         return kernels.eigh(a)
     _refuse_gradient("eigh", a=a)
     _check_tensors(a=a)
@@ -140,27 +126,29 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    if _is_direct(a, b):
-        if _wants_gradient(a, b):
-            return gradients.Matmul.run(a, b)
+    recorded = None if _traced() else _recorded(a, b)
+    if recorded is False:
         return kernels.matmul(a, b)
+    if recorded:
+        return gradients.Matmul.run(a, b)
     _check_tensors(a=a, b=b)
     return _through(torch.ops.torchium.matmul.default, a, b)
 
 
 def matmul_chunked(a: Tensor, b: Tensor, memory_budget: int, device: str) -> Tensor:
     """`device` is where to compute, "" for where the tensors are. The result is where A is."""
-    if _is_direct(a, b):
-        if _wants_gradient(a, b):
-            return gradients.MatmulChunked.run(a, b, memory_budget, device)
+    recorded = None if _traced() else _recorded(a, b)
+    if recorded is False:
         return kernels.matmul_chunked(a, b, memory_budget, device)
+    if recorded:
+        return gradients.MatmulChunked.run(a, b, memory_budget, device)
     _check_tensors(a=a, b=b)
     return _through(torch.ops.torchium.matmul_chunked.default, a, b, memory_budget, device)
 
 
 def matmul_into(a: Tensor, b: Tensor, memory_budget: int, device: str, out: Tensor) -> Tensor:
     _refuse_gradient("a product with out", a=a, b=b, out=out)
-    if _is_direct(a, b, out):
+    if not _traced() and _recorded(a, b, out) is not None:
         kernels.matmul_into(a, b, memory_budget, device, out)
     else:
         _check_tensors(a=a, b=b, out=out)
@@ -169,25 +157,27 @@ def matmul_into(a: Tensor, b: Tensor, memory_budget: int, device: str, out: Tens
 
 
 def gram(a: Tensor, transpose: bool = False, alpha: float = 1.0) -> Tensor:
-    if _is_direct(a):
-        if _wants_gradient(a):
-            return gradients.Gram.run(a, transpose, alpha)
+    recorded = None if _traced() else _recorded(a)
+    if recorded is False:
         return kernels.gram(a, transpose, alpha)
+    if recorded:
+        return gradients.Gram.run(a, transpose, alpha)
     _check_tensors(a=a)
     return _through(torch.ops.torchium.gram.default, a, transpose, alpha)
 
 
 def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
-    if _is_direct(a, b):
-        if _wants_gradient(a, b):
-            return gradients.SymmetricProduct.run(a, b)
+    recorded = None if _traced() else _recorded(a, b)
+    if recorded is False:
         return kernels.symmetric_product(a, b)
+    if recorded:
+        return gradients.SymmetricProduct.run(a, b)
     _check_tensors(a=a, b=b)
     return _through(torch.ops.torchium.symmetric_product.default, a, b)
 
 
 def orthogonalize(a: Tensor, steps: int = 5, method: str = "polar_express") -> Tensor:
-    if _is_direct(a) and not _wants_gradient(a):
+    if not _traced() and _recorded(a) is False:
         return kernels.orthogonalize(a, steps, method)
     _refuse_gradient("orthogonalize", a=a)
     _check_tensors(a=a)
@@ -195,34 +185,37 @@ def orthogonalize(a: Tensor, steps: int = 5, method: str = "polar_express") -> T
 
 
 def kronecker_product(a: Tensor, b: Tensor) -> Tensor:
-    if _is_direct(a, b):
-        if _wants_gradient(a, b):
-            return gradients.KroneckerProduct.run(a, b)
+    recorded = None if _traced() else _recorded(a, b)
+    if recorded is False:
         return kernels.kronecker_product(a, b)
+    if recorded:
+        return gradients.KroneckerProduct.run(a, b)
     _check_tensors(a=a, b=b)
     return _through(torch.ops.torchium.kronecker_product.default, a, b)
 
 
 def kronecker_matmul(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    if _is_direct(a, b, x):
-        if _wants_gradient(a, b, x):
-            return gradients.KroneckerMatmul.run(a, b, x)
+    recorded = None if _traced() else _recorded(a, b, x)
+    if recorded is False:
         return kernels.kronecker_matmul(a, b, x)
+    if recorded:
+        return gradients.KroneckerMatmul.run(a, b, x)
     _check_tensors(a=a, b=b, x=x)
     return _through(torch.ops.torchium.kronecker_matmul.default, a, b, x)
 
 
 def kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    if _is_direct(a, b, x):
-        if _wants_gradient(a, b, x):
-            return gradients.KroneckerApply.run(a, b, x)
+    recorded = None if _traced() else _recorded(a, b, x)
+    if recorded is False:
         return kernels.kronecker_apply(a, b, x)
+    if recorded:
+        return gradients.KroneckerApply.run(a, b, x)
     _check_tensors(a=a, b=b, x=x)
     return _through(torch.ops.torchium.kronecker_apply.default, a, b, x)
 
 
 def kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
-    if _is_direct(a, b, x) and not _wants_gradient(a, b, x):
+    if not _traced() and _recorded(a, b, x) is False:
         return kernels.kronecker_solve(a, b, x, damping)
     _refuse_gradient("kronecker_solve", a=a, b=b, x=x)
     _check_tensors(a=a, b=b, x=x)
@@ -232,7 +225,7 @@ def kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
 def nearest_kronecker(
     m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int], return_error: bool = False
 ) -> tuple[Tensor, ...]:
-    if _is_direct(m) and not _wants_gradient(m):
+    if not _traced() and _recorded(m) is False:
         kernel = kernels.nearest_kronecker if return_error else kernels.nearest_kronecker_alone
         return kernel(m, shape_a, shape_b)
     _refuse_gradient("nearest_kronecker", m=m)

@@ -20,29 +20,38 @@ static bool accepts(tch_scalar param, tch_scalar grad)
     return grad == param || (param == TCH_SCALAR_F32 && (grad == TCH_SCALAR_F16 || grad == TCH_SCALAR_BF16));
 }
 
-static tch_status check_gradient(const tch_context *context, const tchi_param *p, const tch_tensor *grad)
+static bool same_shape(const tchi_param *p, const tch_tensor *grad)
+{
+    bool same = grad->ndim == p->ndim;
+    for (int32_t k = 0; same && k < p->ndim; k++) {
+        same = grad->shape[k] == p->shape[k];
+    }
+    return same;
+}
+
+/* Says what is wrong with a gradient that is not as it should be. */
+static tch_status refuse_gradient(const tch_context *context, const tchi_param *p, const tch_tensor *grad)
 {
     char text[TCHI_DESCRIBE_SIZE];
     char name[TCHI_NAME_SIZE + 32];
     snprintf(name, sizeof name, "the gradient of '%s'", p->name);
     TCHI_TRY(tchi_check_input(context, grad, name));
-    bool same = grad->ndim == p->ndim;
-    for (int32_t k = 0; same && k < p->ndim; k++) {
-        same = grad->shape[k] == p->shape[k];
-    }
-    if (!same) {
+    if (!same_shape(p, grad)) {
         tch_tensor wanted = {.ndim = p->ndim, .shape = (int64_t *)p->shape};
         char expected[TCHI_DESCRIBE_SIZE];
         return tchi_fail(TCH_ERR_SHAPE, "%s is %s, expected the parameter's shape %s", name,
                          tchi_describe(grad, text, sizeof text),
                          tchi_describe_shape(&wanted, expected, sizeof expected));
     }
-    if (!accepts(p->type, tchi_scalar_of(grad->dtype))) {
-        return tchi_fail(TCH_ERR_DTYPE,
-                         "%s is %s, expected the parameter's type (or, where that is float32, a half type)", name,
-                         tchi_describe(grad, text, sizeof text));
-    }
-    return TCH_OK;
+    return tchi_fail(TCH_ERR_DTYPE, "%s is %s, expected the parameter's type (or, where that is float32, a half type)",
+                     name, tchi_describe(grad, text, sizeof text));
+}
+
+static tch_status check_gradient(const tch_context *context, const tchi_param *p, const tch_tensor *grad)
+{
+    bool good = tchi_check_input(context, grad, p->name) == TCH_OK && same_shape(p, grad) &&
+                accepts(p->type, tchi_scalar_of(grad->dtype));
+    return good ? TCH_OK : refuse_gradient(context, p, grad);
 }
 
 static bool same_layout(const tchi_param *p, const tch_tensor *grad)

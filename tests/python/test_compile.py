@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import torchium.linalg as linalg  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torchium import _C  # noqa: E402
 from torchium.utils.cuda_kernels import CUDAMatrixOps, CUDAMemoryOps  # noqa: E402
 
 
@@ -261,3 +262,39 @@ def test_profilers_see_the_name(device):
         linalg.inverse_root(a, 4, relative_eps=0.1)
     names = {event.key for event in profile.key_averages()}
     assert {"torchium::matmul", "torchium::inverse_root"} <= names
+
+
+# --- the short way
+
+
+def test_ordinary_calls_take_the_short_way(device):
+    a, b = torch.eye(3, device=device), torch.eye(3, device=device, requires_grad=True)
+    assert _C.recorded(a, a) is False
+    assert _C.recorded(a, b) is True
+    assert _C.recorded(torch.nn.Parameter(a)) is True
+    with torch.no_grad():
+        assert _C.recorded(a, b) is False
+    with torch.inference_mode():
+        assert _C.recorded(a, b) is False
+
+
+def test_calls_that_somebody_sees_do_not():
+    a = torch.eye(3)
+
+    def ways():
+        return {_C.recorded(a), _C.recorded(a, a.clone().requires_grad_())}
+
+    for other in (torch.eye(3, device="meta"), torch.eye(3).as_subclass(type("Other", (torch.Tensor,), {})), None, 3):
+        assert _C.recorded(a, other) is None
+    with torch.autograd.forward_ad.dual_level():
+        assert ways() == {None}
+    with torch.profiler.profile():
+        assert ways() == {None}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert _C.recorded(a) is None
+    seen = []
+    torch.vmap(lambda x: (seen.append(_C.recorded(x)), x)[1])(a)
+    torch.func.grad(lambda x: (seen.append(_C.recorded(x)), x.sum())[1])(a)
+    torch.jit.trace(lambda x: (seen.append(_C.recorded(x)), x + 1)[1], a, check_trace=False)
+    assert set(seen) == {None}
+    assert ways() == {False, True}

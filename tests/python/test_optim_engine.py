@@ -103,6 +103,21 @@ def test_only_those_with_gradients_are_returned(device):
     assert [id(x) for x in changed] == [id(p[0]), id(p[2])]
 
 
+def test_gradients_of_another_library():
+    """Beside PyTorch's own, in one step: the same step to the bit."""
+    pytest.importorskip("numpy")
+    p, q = parameters("cpu"), parameters("cpu")
+    for mine, other in zip(p, q, strict=True):
+        other.data.copy_(mine.data)
+    first, second = handle("cpu", p), handle("cpu", q)
+    for step in range(3):
+        give_gradients(p, step)
+        given = [x.grad if i == 1 else x.grad.numpy() for i, x in enumerate(p)]
+        assert first.step(p) is None
+        assert second.step(q, given) is None
+    assert all(torch.equal(a, b) for a, b in zip(p, q, strict=True))
+
+
 def test_an_allocation_that_fails_leaves_nothing(device):
     def refuse(size):
         raise MemoryError(f"no {size} bytes")

@@ -139,6 +139,25 @@ def test_a_refused_gradient_names_an_unnamed_parameter(kind, device):
         optimizer.step()
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (5,), (1,), ()])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lazily_negated_gradients_are_refused_by_name(kind, shape, device):
+    """Their memory holds the numbers with the other sign. Refused at the first step and at a later one."""
+    named = [("first", torch.nn.Parameter(torch.randn(3, device=device)))]
+    named.append(("second", torch.nn.Parameter(torch.randn(shape, device=device))))
+    optimizer = make(kind, named)
+    for _ in range(2):
+        named[0][1].grad = torch.randn(3, device=device)
+        named[1][1].grad = torch.randn(shape, dtype=torch.complex64, device=device).conj().imag
+        assert named[1][1].grad.is_neg()
+        before = copies(p for _, p in named)
+        with pytest.raises((RuntimeError, TypeError, ValueError), match=r"second.*negated"):
+            optimizer.step()
+        assert_same_bits(before, copies(p for _, p in named))
+        named[1][1].grad = named[1][1].grad.resolve_neg()
+        optimizer.step()
+
+
 # --- layouts
 
 

@@ -269,6 +269,16 @@ def test_captures_take_the_context_that_has_just_worked(capture):
     assert gemm_of(multiply()) == (second, 8200)  # the next graph's work was done there
 
 
+def test_the_default_stream_is_never_recorded(capture):
+    """PyTorch is not asked there: a context that a graph may use would no longer serve ordinary calls."""
+    current.stream = 0
+    context, _ = gemm_of(multiply())
+    capture.on = True
+    assert gemm_of(multiply()) == (context, 0)
+    capture.on = False
+    assert gemm_of(multiply()) == (context, 0)
+
+
 def test_memory_and_streams():
     memory = _C.Memory((4,), "float32", "cuda:1", stream=100)
     assert memory.__dlpack_device__() == (CUDA, 1)

@@ -10,6 +10,8 @@ once, or later when they get theirs. `self.state` holds views of the engines' me
 from __future__ import annotations
 
 import fnmatch
+import functools
+import operator
 import sys
 import warnings
 from collections import defaultdict
@@ -21,7 +23,7 @@ import torch
 from torchium import _C
 
 from . import state as saved_state
-from .engine import Engine, Members
+from .engine import Engine, Members, profiler_enabled
 from .kernel import Kernel, as_kernel, report_of
 from .options import check_config, lr_for, plain, shown
 from .placement import Arrival, Engines, Group, arrivals, labels_of, place, placed, put_back
@@ -37,24 +39,32 @@ _OF_THE_WHOLE = ("nonfinite", "seed", "memory_budget")
 _untraced = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
 
 
+_increment_version = torch.autograd.graph.increment_version
+
+
 def _takes_many() -> bool:
     try:
-        torch.autograd.graph.increment_version([])
+        _increment_version([])
     except (AttributeError, TypeError):
         return False
     return True
 
 
-_INCREMENTS_MANY = _takes_many()
-
-
-def _mark_changed(parameters: list[torch.Tensor]) -> None:
-    """Tells autograd that they were written to, as every operation of PyTorch does."""
-    if _INCREMENTS_MANY:
-        torch.autograd.graph.increment_version(parameters)
-        return
+def _increment_versions(parameters: list[torch.Tensor]) -> None:
     for parameter in parameters:
-        torch.autograd.graph.increment_version(parameter)
+        _increment_version(parameter)
+
+
+# Tells autograd that parameters were written to, as every operation of PyTorch does.
+_mark_changed: Callable[[list[torch.Tensor]], None] = _increment_version if _takes_many() else _increment_versions
+
+# Hooks for the steps of every optimizer. Where PyTorch keeps them elsewhere, there may always be some.
+try:
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+    _HOOKS_OF_ALL: tuple[Any, ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+except ImportError:
+    _HOOKS_OF_ALL = (True,)
 
 
 def _outside() -> int:
@@ -202,6 +212,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _forget_engines(self) -> None:
         self._engines: Engines = {}
+        self._option_values = operator.itemgetter(*self._options)
         self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
         self._seen: list[list[torch.Tensor]] = []  # the parameters of each group when they were last looked at
 
@@ -211,10 +222,12 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._forget_engines()
 
     def _groups_changed(self) -> bool:
-        groups = self.param_groups
-        if len(self._seen) != len(groups):
+        if len(self._seen) != len(self.param_groups):
             return True
-        return not all(_C.same_items(seen, group["params"]) for seen, group in zip(self._seen, groups, strict=True))
+        for index, group in enumerate(self.param_groups):
+            if not _C.same_items(self._seen[index], group["params"]):
+                return True
+        return False
 
     def _look_at_groups(self) -> None:
         """Notes who is there. Engines with a parameter that has left, or is in another group now, are given up."""
@@ -239,7 +252,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             [elementwise[position] for position in arrival.positions],
         )
         engine.set_lr_tensor(members, tensor)
-        members.options = [plain(group[name]) for name in self._options]
+        members.options = plain(self._option_values(group))
         members.lr = lr
         return members
 
@@ -320,6 +333,26 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     # --- a step
 
+    @staticmethod
+    def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
+        """What PyTorch makes of `step`: it calls hooks, and names a range for profilers. The range takes longer than
+        all else that Python does for a step of few parameters, so it is left out where nobody listens."""
+        heard = torch.optim.Optimizer.profile_hook_step(func)
+
+        @functools.wraps(func)
+        def step(self: TorchiumOptimizer, *args: Any, **kwargs: Any) -> Any:
+            if (
+                torch.compiler.is_dynamo_compiling()
+                or profiler_enabled()
+                or self._optimizer_step_pre_hooks
+                or self._optimizer_step_post_hooks
+                or any(_HOOKS_OF_ALL)
+            ):
+                return heard(self, *args, **kwargs)
+            return func(self, *args, **kwargs)
+
+        return step
+
     @_untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step with the gradients there are; parameters without one stay as they are.
@@ -339,7 +372,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self._forget_engines()
         if self._groups_changed():
             self._look_at_groups()
-        if any(p.grad is not None for p in self._outside):
+        if self._outside and any(p.grad is not None for p in self._outside):
             self._admit()
         done: set[int] = set()
         if not self._step_engines(done):
@@ -374,8 +407,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _step_engines(self, done: set[int]) -> bool:
         """Steps what is not done yet. False where an engine no longer fits its parameters or options."""
-        if not all(self._configure(engine, members) for engine in self._engines.values() for members in engine.groups):
-            return False
+        for engine in self._engines.values():
+            for members in engine.groups:
+                if not self._configure(engine, members):
+                    return False
         for engine in self._engines.values():
             changed = self._step_engine(engine, done)
             if changed is None:
@@ -388,8 +423,12 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _step_engine(self, engine: Engine, done: set[int]) -> list[torch.Tensor] | None:
         gradients = [None if id(p) in done else p.grad for p in engine.parameters] if done else None
-        scale = self._amp_tensor("grad_scale", engine.device)
-        found = self._amp_tensor("found_inf", engine.device)
+        # What GradScaler leaves on an optimizer for the length of a step.
+        scale, found = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
+        if scale is not None:
+            scale = scale.to(engine.device, non_blocking=True)
+        if found is not None:
+            found = found.to(engine.device, non_blocking=True)
         try:
             return engine.step(gradients, scale, found)
         except _C.NumericError:
@@ -401,11 +440,6 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self._explain_gradients(engine)
             engine.broken = True
             raise
-
-    def _amp_tensor(self, name: str, device: torch.device) -> torch.Tensor | None:
-        """What GradScaler leaves on an optimizer for the length of a step."""
-        tensor = getattr(self, name, None)
-        return tensor if tensor is None or tensor.device == device else tensor.to(device, non_blocking=True)
 
     def _explain_gradients(self, engine: Engine) -> None:
         """Says of a refused step what PyTorch says of it."""
@@ -419,9 +453,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def _configure(self, engine: Engine, members: Members) -> bool:
         """Brings what has changed in a group to the engine. False where the engine would have to be another one."""
         group = self.param_groups[members.index]
-        lr, tensor = lr_for(engine.device, group["lr"])
-        engine.set_lr_tensor(members, tensor)
-        if [group[name] for name in self._options] != members.options:
+        lr = group["lr"]
+        if type(lr) is not float or members.lr_tensor:
+            lr, tensor = lr_for(engine.device, lr)
+            engine.set_lr_tensor(members, tensor)
+        if self._option_values(group) != members.options:
             return self._reconfigure(engine, members, group, lr)
         if lr != members.lr:
             if group.get("adamw_lr") is not None:  # which stops where lr is 0
@@ -436,7 +472,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         except (TypeError, ValueError):
             check_config(config, type(self).__name__, self._names)
             return False
-        members.options = [plain(group[name]) for name in self._options]
+        members.options = plain(self._option_values(group))
         return True
 
     # --- saving and loading

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,16 +20,14 @@ from torchium import _C
 
 from .kernel import Kernel, arguments_of
 
-__all__ = ["Engine", "Members", "allocate_state", "profiled_range", "stream_on"]
+__all__ = ["Engine", "Members", "allocate_state", "profiled_range", "profiler_enabled", "stream_on"]
 
 # PyTorch from 2.10 on tells the extension its current stream itself.
 _TELLS_STREAM = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
-def _profiler_enabled() -> bool:
-    # There is no public question for it; without this one phases are not named.
-    asks = getattr(torch.autograd, "_profiler_enabled", None)
-    return asks is not None and asks()
+# There is no public question for it. Without this one a profiler is taken to listen always.
+profiler_enabled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", None) or (lambda: True)
 
 
 def stream_on(device: torch.device) -> int | None:
@@ -40,7 +39,7 @@ def stream_on(device: torch.device) -> int | None:
 
 def profiled_range(name: str) -> contextlib.AbstractContextManager[Any]:
     """A range of torch.profiler where one listens."""
-    return torch.autograd.profiler.record_function(name) if _profiler_enabled() else contextlib.nullcontext()
+    return torch.autograd.profiler.record_function(name) if profiler_enabled() else contextlib.nullcontext()
 
 
 def allocate_state(device: torch.device, size: int) -> tuple[torch.Tensor, int]:
@@ -57,7 +56,7 @@ class Members:
     number: int  # in the C object
     generation: int  # which arrival of parameters it was part of: what a restart must repeat
     parameters: list[torch.Tensor]
-    options: list[Any] | None = None
+    options: tuple[Any, ...] | None = None
     lr: float = 0.0
     lr_tensor: bool = False  # it is read from a tensor on the device instead
 
@@ -102,7 +101,7 @@ class Engine:
         labels: list[str],
         elementwise: list[bool],
     ) -> Members:
-        number = self._handle.add_group(config, parameters, labels, elementwise, self._stream())
+        number = self._handle.add_group(config, parameters, labels, elementwise, stream_on(self.device))
         members = Members(index, number, generation, parameters)
         self.groups.append(members)
         self.parameters += parameters
@@ -151,12 +150,13 @@ class Engine:
     ) -> list[torch.Tensor] | None:
         """A step with these gradients, or with those that the parameters have. Returns the parameters that had one;
         None where some parameter is another tensor than it was, and then nothing has changed."""
-        profiled = _profiler_enabled()
+        profiled = profiler_enabled()
         if profiled != self._profiled:
             ranges = Ranges(self.kind) if profiled else None
             self._handle.set_range_hook(ranges and ranges.push, ranges and ranges.pop)
             self._profiled = profiled
-        outcome = self._handle.step(self.parameters, gradients, grad_scale, found_inf, self._stream())
+        stream = None if _TELLS_STREAM else stream_on(self.device)
+        outcome = self._handle.step(self.parameters, gradients, grad_scale, found_inf, stream)
         if outcome is None:
             return self.parameters
         return None if isinstance(outcome, int) else outcome
@@ -177,6 +177,3 @@ class Engine:
 
     def stats(self) -> dict[str, float]:
         return self._handle.stats()
-
-    def _stream(self) -> int | None:
-        return stream_on(self.device)

@@ -190,7 +190,7 @@ class CUDAMatrixOps:
     def orthogonalize(matrix: Tensor, steps: int = 5, method: str = "polar_express") -> Tensor:
         """Near U V' for A = U S V' [..., m, n], by `steps` Newton-Schulz steps: what Muon does to a momentum.
 
-        `method` is "polar_express" or "muon". Singular values come out near 1, not at 1.
+        `method` is "polar_express", "muon" or "minimax". Singular values come out near 1, not at 1.
 
             >>> direction = CUDAMatrixOps.orthogonalize(momentum)
         """
@@ -288,7 +288,9 @@ class CUDAMemoryOps:
             >>> C = CUDAMemoryOps.memory_efficient_matmul(A, B, memory_budget=2**30, device="cuda")
         """
         budget = 0 if memory_budget is None else memory_budget
-        place = _where_to_compute(device, A=A, B=B, out=out)
+        together = device is None and out is None and isinstance(A, Tensor) and isinstance(B, Tensor)
+        together = together and A.device == B.device
+        place = "" if together else _where_to_compute(device, A=A, B=B, out=out)
         return _ops.matmul_chunked(A, B, budget, place) if out is None else _ops.matmul_into(A, B, budget, place, out)
 
     @staticmethod
