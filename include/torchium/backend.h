@@ -29,7 +29,7 @@
 #include <torchium/status.h>
 
 /* Raised whenever the table or a struct it uses changes; a module built for another number is refused. */
-#define TCH_BACKEND_ABI 7u
+#define TCH_BACKEND_ABI 8u
 
 /* The function a module exports, and its type. It returns NULL, with a sentence in `reason`, when it cannot work. */
 #define TCH_BACKEND_ENTRY "torchium_backend_entry"
@@ -436,7 +436,7 @@ typedef struct tch_backend {
      * TCH_NORMALIZE_NUMBERS for each matrix in all. */
     tch_status (*normalize)(void *state, double eps, const tch_matrices *x, double *scale);
     /* C_b = scale_b^exponent (c0 I + c1 D + c2 A B'), symmetric, for exponents 0 to 2; D and scale may be NULL. A, B and D
-     * are of bfloat16 or all of float16, C of either, or of their type where there is a D. No operand may be C. */
+     * are of bfloat16 or all of float16, C of either. No operand may be C. */
     tch_status (*scaled_product)(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                  const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
                                  const tch_matrices *c);
@@ -659,6 +659,23 @@ typedef struct tch_backend {
                                 const tch_matrices *values, double damping);
     /* REQUIRED. *scale = min(1, sqrt(most / |lr^2 *dot|)), 1 where that is not finite or *dot is 0. */
     tch_status (*kl_clip)(void *state, const double *dot, double lr, double most, double *scale);
+
+    /* --- recorded work ----------------------------------------------------------------------------------------- */
+
+    /* All OPTIONAL, NO DEFAULT, and there or not there together: for devices on which queueing takes the host long. Work
+     * that comes again with the same arguments is kept once, and from then on queued as a whole. */
+
+    /* Whether work can be recorded now: not while the caller records what is queued, or wants every operation by itself. */
+    int32_t (*recording_possible)(void *state);
+    /* What is queued from here on is kept and not done; until recording_end nothing may be allocated or waited for. After a
+     * failure everything is as it was. */
+    tch_status (*recording_begin)(void *state);
+    /* Also after an error of what was queued. *recording is NULL where it cannot be kept, which is no failure. */
+    tch_status (*recording_end)(void *state, void **recording);
+    /* Queues all of it, in order with other work; after a failure nothing was queued. */
+    tch_status (*recording_replay)(void *state, void *recording);
+    /* Called also outside begin and end, and while what was queued is still running. */
+    void (*recording_release)(void *state, void *recording);
 
     /* --- user kernels ------------------------------------------------------------------------------------------ */
 

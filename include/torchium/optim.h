@@ -121,8 +121,9 @@ typedef struct tch_optim_config {
 
     /* --- Shampoo */
     double relative_eps;   /* (step) damping is max(eps, relative_eps largest eigenvalue); see tch_root_config. Taken
-                                    as at least 2 u sqrt(gradients in the factor), u the unit roundoff: below that a factor
-                                    is rounding. 0: eps alone, for which a refresh has to wait for the device */
+                                    as at least 2 u sqrt(T), u the unit roundoff and T the gradients in the factor up to a
+                                    power of two: below that a factor is rounding. 0: eps alone, for which a refresh has to
+                                    wait for the device */
     double root_tolerance; /* 0: the default of tch_inverse_root */
     tch_root_method root_method; /* TCH_ROOT_AUTO */
     int32_t exponent_override;   /* the root: the power is -1/override. 0: twice the number of factors */
@@ -134,9 +135,9 @@ typedef struct tch_optim_config {
     int32_t normalize_grads; /* every step of a matrix is scaled to a mean square of 1 */
 
     /* --- Muon */
-    tch_ortho_method muon_method;
-    double muon_coefficients[3]; /* for TCH_ORTHO_MUON; all 0 for its own */
-    int32_t muon_steps;
+    tch_ortho_method muon_method; /* TCH_ORTHO_MINIMAX */
+    double muon_coefficients[3];  /* for TCH_ORTHO_MUON; all 0 for its own */
+    int32_t muon_steps;           /* 0 for as many as the method usually takes: 5, 5, 3 */
     tch_muon_lr muon_lr;
 
     /* --- half-precision parameters */

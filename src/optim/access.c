@@ -141,6 +141,9 @@ tch_status tch_optimizer_set_parameter(tch_optimizer *optimizer, int32_t paramet
                          tchi_describe(tensor, text, sizeof text));
     }
     TCHI_TRY(check_apart_from_others(optimizer, parameter, tchi_tensor_data(tensor)));
+    if (p->data != (char *)tchi_tensor_data(tensor)) {
+        tchi_recordings_clear(optimizer->context, &optimizer->recordings);
+    }
     p->data = tchi_tensor_data(tensor);
     return TCH_OK;
 }

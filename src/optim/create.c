@@ -280,6 +280,7 @@ static tch_status take_scratch(tch_optimizer *o)
     TCHI_TRY(tchi_list_reserve(&o->piece_list, pieces));
     TCHI_TRY(tchi_list_reserve(&o->clock_list, o->params.count));
     TCHI_TRY(tchi_pool_allocate_exact(o->context->pool, bytes, &list));
+    tchi_recordings_clear(o->context, &o->recordings); /* they work in the old one */
     tchi_pool_free(o->context->pool, o->scratch_block);
     o->scratch_block = list;
     o->scratch_bytes = bytes;
@@ -373,6 +374,7 @@ void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_
 
 void tchi_optim_empty(tch_optimizer *o)
 {
+    tchi_recordings_close(o->context, &o->recordings);
     tchi_own_release(&o->own[TCH_OPTIM_PART_ROOT]);
     tchi_own_release(&o->own[TCH_OPTIM_PART_UPDATE]);
     return_to(o, &(mark){0});
@@ -390,6 +392,7 @@ static tch_status fill_optimizer(tch_optimizer *o, const tch_optim_config *confi
                                  const tch_parameter *parameters)
 {
     void *control;
+    TCHI_TRY(tchi_recordings_open(o->context, &o->recordings));
     TCHI_TRY(tchi_pool_allocate(o->context->pool, sizeof *o->control, &control));
     o->control = control;
     TCHI_TRY(o->context->backend->zero_bytes(o->context->state, o->control, sizeof *o->control));

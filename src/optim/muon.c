@@ -7,6 +7,7 @@
  * Matrices are gathered with their short side first and in the type that is orthogonalised, so that all of one shape, lying
  * or standing, go through as one batch. */
 #include <math.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "core/status.h"
@@ -59,43 +60,65 @@ static double factor_of(const tch_optim_config *config, const tchi_param *p)
     }
 }
 
-static tch_status gather(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, const tchi_work *work)
+typedef struct muon_run {
+    tch_optimizer *optimizer;
+    const tch_optim_config *config;
+    tchi_run run;
+    tchi_work work;
+} muon_run;
+
+static tch_status gather(const muon_run *r)
 {
+    tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
-    tch_update update = tchi_update_run(o, run, work, NULL, o->scratch);
+    tch_update update = tchi_update_run(o, &r->run, &r->work, NULL, o->scratch);
     return o->context->backend->gather(o->context->state, &update,
-                                       config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0);
+                                       r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0);
 }
 
-static tch_status orthogonalise(tch_optimizer *o, const tch_optim_config *config, const tch_matrices *x, void *scratch,
-                                tch_matrices *direction)
+static tch_status orthogonalise(const muon_run *r, tch_matrices *direction)
 {
+    tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "orthogonalise");
-    tchi_ortho ortho = ortho_of(config);
-    return tchi_orthogonalize_blocks(o->context, &ortho, x, scratch, direction);
+    tchi_ortho ortho = ortho_of(r->config);
+    tch_matrices x = tchi_work_matrices(&r->work, o->scratch, r->run.count);
+    void *scratch = o->scratch + tchi_work_bytes(&r->work, r->run.count);
+    return tchi_orthogonalize_blocks(o->context, &ortho, &x, scratch, direction);
 }
 
-static tch_status apply(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, const tchi_work *work,
-                        void *direction)
+static tch_status apply(const muon_run *r, const tch_matrices *direction)
 {
+    tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
-    tch_update update = tchi_update_run(o, run, work, direction, NULL);
+    tchi_work work = r->work;
+    work.ld = direction->ld;
+    work.stride = direction->stride;
+    tch_update update = tchi_update_run(o, &r->run, &work, direction->data, NULL);
     for (int64_t i = 0; i < update.count; i++) {
-        o->pieces[i].factor = factor_of(config, tchi_param_at(o, o->pieces[i].parameter));
+        o->pieces[i].factor = factor_of(r->config, tchi_param_at(o, o->pieces[i].parameter));
     }
     return o->context->backend->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0, 1);
 }
 
+/* All that does not look at gradients where they lie, with arguments that stay the same. */
+static tch_status after_gather(void *argument)
+{
+    const muon_run *r = argument;
+    tch_matrices direction;
+    TCHI_TRY(orthogonalise(r, &direction));
+    return apply(r, &direction);
+}
+
+/* Of the numbers that may change between steps eps alone is an argument; the others are read on the device. */
 static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
 {
-    tchi_work work = tchi_work_of(run->class, tchi_ortho_type(o->context, run->class->real));
-    tch_matrices x = tchi_work_matrices(&work, o->scratch, run->count);
-    tch_matrices direction;
-    TCHI_TRY(gather(o, config, run, &work));
-    TCHI_TRY(orthogonalise(o, config, &x, o->scratch + tchi_work_bytes(&work, run->count), &direction));
-    work.ld = direction.ld;
-    work.stride = direction.stride;
-    return apply(o, config, run, &work, direction.data);
+    muon_run r = {.optimizer = o, .config = config, .run = *run};
+    r.work = tchi_work_of(run->class, tchi_ortho_type(o->context, run->class->real));
+    int64_t eps;
+    memcpy(&eps, &config->eps, sizeof eps);
+    tchi_recording_key key = tchi_run_key(o, run, eps);
+    TCHI_TRY(gather(&r));
+    return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
 }
 
 static tch_status step(tch_optimizer *o, int32_t group)

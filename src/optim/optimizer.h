@@ -18,6 +18,7 @@
 
 #include "core/context.h"
 #include "core/list.h"
+#include "core/recording.h"
 #include "core/tensor.h"
 
 #define TCHI_MOST_ORDER 4 /* factors of one block */
@@ -174,8 +175,9 @@ struct tch_optimizer {
     int64_t steps;     /* asked for */
     int64_t refreshes; /* factors refreshed */
     int64_t state_bytes;
-    tch_status failed; /* not TCH_OK after an error of the device */
-    tchi_own own[2];   /* by tch_optim_part */
+    tch_status failed;          /* not TCH_OK after an error of the device */
+    tchi_own own[2];            /* by tch_optim_part */
+    tchi_recordings recordings; /* of what follows the gathering of gradients */
     /* of the step under way */
     const float *grad_scale;
 };

@@ -69,6 +69,13 @@ bool tchi_next_run(const tch_optimizer *optimizer, int32_t class, int64_t *at, t
     return true;
 }
 
+tchi_recording_key tchi_run_key(const tch_optimizer *optimizer, const tchi_run *run, int64_t variant)
+{
+    int64_t class = run->class - tchi_class_at(optimizer, 0);
+    int64_t grad_type = (int64_t)tchi_run_param(optimizer, run)->grad_type;
+    return (tchi_recording_key){{class, run->first, run->count, grad_type, variant}};
+}
+
 /* --- pieces ------------------------------------------------------------------------------------------------------ */
 
 tch_update tchi_update_of(const tch_optimizer *optimizer, int32_t group, const tch_hyper *hyper)

@@ -152,13 +152,14 @@ void tchi_workspace_restore(const tch_optimizer *optimizer, int64_t before)
 }
 
 /* A float32 factor to which T gradients were added has been rounded T times: its small eigenvalues are off by about
- * u sqrt(T) of the largest, some of them below zero. Damping below that would give roots of the rounding. */
+ * u sqrt(T) of the largest, some of them below zero. Damping below that would give roots of the rounding. T is taken up to a
+ * power of two, so that the number stays the same for long: it is an argument of what is recorded. */
 static double relative_damping(const tch_optimizer *o, const tch_optim_config *config, const tchi_family *f)
 {
     double unit = f->real == TCH_SCALAR_F64 ? 0x1p-53 : 0x1p-24;
     double added = (double)(o->steps + 1);
     double memory = config->beta2 < 1.0 ? 1.0 / (1.0 - config->beta2) : added;
-    double rounding = 2.0 * unit * sqrt(fmin(added, memory));
+    double rounding = 2.0 * unit * sqrt(exp2(ceil(log2(fmin(added, memory)))));
     return config->relative_eps > 0.0 ? fmax(config->relative_eps, rounding) : 0.0;
 }
 
@@ -167,28 +168,71 @@ static double relative_damping(const tch_optimizer *o, const tch_optim_config *c
 #define MORE_DAMPING 10.0
 
 /* Factors [first, first + count) of a family, all due, all in equal trouble, by the built-in or by the user's kernel. */
-static tch_status take_roots(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count, tchi_own *own)
+typedef struct root_run {
+    tch_optimizer *optimizer;
+    tchi_family *family;
+    int64_t first, count;
+    tchi_own *own; /* NULL for the built-in */
+    tch_root_config how;
+} root_run;
+
+static tch_root_config config_of(const root_run *r)
 {
+    const tch_optimizer *o = r->optimizer;
+    const tchi_family *f = r->family;
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     tch_root_config how = TCH_ROOT_CONFIG_INIT;
     how.eps = config->eps;
-    how.relative_eps = relative_damping(o, config, f) * (f->trouble[first] > 0 ? MORE_DAMPING : 1.0);
-    how.tolerance = own != NULL ? tchi_own_root_tolerance(o, own, f) : config->root_tolerance;
-    how.method = f->trouble[first] > 1 ? TCH_ROOT_EIGEN : config->root_method;
-    int64_t shape[3] = {count, f->n, f->n};
-    int64_t at = first * f->n * f->n * tchi_scalar_size(f->real);
+    how.relative_eps = relative_damping(o, config, f) * (f->trouble[r->first] > 0 ? MORE_DAMPING : 1.0);
+    how.tolerance = r->own != NULL ? tchi_own_root_tolerance(o, r->own, f) : config->root_tolerance;
+    how.method = f->trouble[r->first] > 1 ? TCH_ROOT_EIGEN : config->root_method;
+    return how;
+}
+
+static tch_status compute_roots(void *argument)
+{
+    const root_run *r = argument;
+    tch_optimizer *o = r->optimizer;
+    const tchi_family *f = r->family;
+    int64_t shape[3] = {r->count, f->n, f->n};
+    int64_t at = r->first * f->n * f->n * tchi_scalar_size(f->real);
     tch_tensor a = tch_tensor_view(f->factors + at, f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32, 3, shape);
     a.device = tch_context_device(o->context);
     tch_tensor x = a;
     x.data = f->roots + at;
-    tch_tensor residuals = tch_tensor_view(f->residuals + first, TCH_FLOAT64, 1, shape);
-    tch_tensor report = tch_tensor_view(f->flags + first, TCH_INT32, 1, shape);
+    tch_tensor residuals = tch_tensor_view(f->residuals + r->first, TCH_FLOAT64, 1, shape);
+    tch_tensor report = tch_tensor_view(f->flags + r->first, TCH_INT32, 1, shape);
     residuals.device = report.device = a.device;
-    if (own == NULL) {
-        return tch_inverse_root(o->context, &a, f->root, &how, &x, &residuals, &report);
+    if (r->own == NULL) {
+        return tch_inverse_root(o->context, &a, f->root, &r->how, &x, &residuals, &report);
     }
-    tchi_foreign_root foreign = tchi_own_root_of(own);
-    return tchi_inverse_root_by(o->context, &foreign, &a, f->root, &how, &x, &residuals, &report);
+    tchi_foreign_root foreign = tchi_own_root_of(r->own);
+    return tchi_inverse_root_by(o->context, &foreign, &a, f->root, &r->how, &x, &residuals, &report);
+}
+
+static int64_t bits_of(double number)
+{
+    int64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+/* Told from the keys of runs by its first part, which is below 0. */
+static tchi_recording_key key_of(const root_run *r)
+{
+    int64_t family = r->family - tchi_family_at(r->optimizer, 0);
+    return (tchi_recording_key){{-1 - family, r->first, r->count, (int64_t)r->how.method, bits_of(r->how.eps),
+                                 bits_of(r->how.relative_eps), bits_of(r->how.tolerance)}};
+}
+
+/* The eigen method waits for the device, and so does damping by eps alone; a user's kernel may do anything. */
+static tch_status take_roots(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count, tchi_own *own)
+{
+    root_run r = {.optimizer = o, .family = f, .first = first, .count = count, .own = own};
+    r.how = config_of(&r);
+    tchi_recording_key key = key_of(&r);
+    bool may = own == NULL && r.how.method != TCH_ROOT_EIGEN && r.how.relative_eps > 0.0;
+    return may ? tchi_recorded(o->context, &o->recordings, &key, compute_roots, &r) : compute_roots(&r);
 }
 
 static tch_status take_built_in(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count)

@@ -248,6 +248,7 @@ static tch_status load_all(tch_optimizer *o, const tch_checkpoint *file, const c
     int64_t seed;
     TCHI_TRY(tch_checkpoint_integer(file, join(name, prefix, "seed"), &seed));
     tchi_group_at(o, 0)->config.seed = (uint64_t)seed;
+    tchi_recordings_clear(o->context, &o->recordings); /* the seed is an argument of theirs */
     return TCH_OK;
 }
 

@@ -22,15 +22,21 @@ static int buffers_of(const tchi_class *class)
 }
 
 typedef struct shampoo_run {
+    tch_optimizer *optimizer;
+    const tch_optim_config *config;
     tchi_run run;
     tchi_work work;
     void *gradient, *filtered; /* filtered is NULL where beta1 is 0 */
     void *spare;
+    bool factors_done; /* by the refresh of their roots */
+    bool second_order; /* there are roots */
 } shampoo_run;
 
 static shampoo_run begin_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
 {
-    shampoo_run r = {.run = *run, .work = tchi_work_of(run->class, run->class->real)};
+    shampoo_run r = {.optimizer = o, .config = config, .run = *run};
+    r.work = tchi_work_of(run->class, run->class->real);
+    r.second_order = tchi_run_param(o, run)->taken >= tchi_refresh_first(config);
     int64_t bytes = tchi_work_bytes(&r.work, run->count);
     r.gradient = o->scratch;
     r.filtered = config->beta1 != 0.0 ? o->scratch + bytes : NULL;
@@ -51,26 +57,23 @@ static bool takes(const tch_optim_config *config, const tchi_dims *dims)
     return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d);
 }
 
-static const tch_clock *clock_of(const tch_optimizer *o, const tchi_run *run)
-{
-    return tchi_run_param(o, run)->clock;
-}
-
 /* --- factors and roots ------------------------------------------------------------------------------------------- */
 
-static tch_status gather(tch_optimizer *o, const tch_optim_config *config, const shampoo_run *r, bool filter)
+static tch_status gather(const shampoo_run *r, bool filter)
 {
+    tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
     return o->context->backend->gather(o->context->state, &update,
                                        filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE,
-                                       config->decay == TCH_DECAY_L2);
+                                       r->config->decay == TCH_DECAY_L2);
 }
 
-static tch_status update_factors(tch_optimizer *o, const shampoo_run *r)
+static tch_status update_factors(const shampoo_run *r)
 {
-    TCHI_RANGE(o->context, "factors");
-    return tchi_run_update_factors(o, &r->run, &r->work, r->gradient, r->spare, clock_of(o, &r->run));
+    TCHI_RANGE(r->optimizer->context, "factors");
+    const tch_clock *clock = tchi_run_param(r->optimizer, &r->run)->clock;
+    return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare, clock);
 }
 
 /* The factors of all classes of which some root is due, then those roots. */
@@ -81,8 +84,8 @@ static tch_status refresh(tch_optimizer *o, int32_t group)
         tchi_run run;
         for (int64_t at = 0; tchi_class_is_due(o, tchi_class_at(o, i)) && tchi_next_run(o, i, &at, &run);) {
             shampoo_run r = begin_run(o, &g->config, &run);
-            TCHI_TRY(gather(o, &g->config, &r, false));
-            TCHI_TRY(update_factors(o, &r));
+            TCHI_TRY(gather(&r, false));
+            TCHI_TRY(update_factors(&r));
         }
     }
     return tchi_refresh_roots(o, group);
@@ -90,22 +93,19 @@ static tch_status refresh(tch_optimizer *o, int32_t group)
 
 /* --- direction and step ------------------------------------------------------------------------------------------ */
 
-static bool preconditions(const tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
+static tch_status graft(const shampoo_run *r)
 {
-    return tchi_run_param(o, run)->taken >= tchi_refresh_first(config);
-}
-
-static tch_status graft(tch_optimizer *o, const tch_optim_config *config, const shampoo_run *r, bool replace)
-{
+    tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "graft");
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, r->filtered);
-    return o->context->backend->graft(o->context->state, &update, (tch_graft)config->grafting, replace, o->wanted,
-                                      o->graft_scratch);
+    return o->context->backend->graft(o->context->state, &update, (tch_graft)r->config->grafting, !r->second_order,
+                                      o->wanted, o->graft_scratch);
 }
 
 /* Multiplies by the roots; *result is the buffer that holds P, and its norms are taken where they are wanted. */
-static tch_status precondition(tch_optimizer *o, const shampoo_run *r, bool with_norms, void **result)
+static tch_status precondition(const shampoo_run *r, bool with_norms, void **result)
 {
+    tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "precondition");
     *result = r->filtered != NULL ? r->filtered : r->gradient;
     void *other = r->filtered != NULL ? r->gradient : r->spare;
@@ -114,32 +114,41 @@ static tch_status precondition(tch_optimizer *o, const shampoo_run *r, bool with
     return !with_norms ? TCH_OK : o->context->backend->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &p, o->norms);
 }
 
-static tch_status apply(tch_optimizer *o, const tch_optim_config *config, const shampoo_run *r, void *direction,
-                        bool scale)
+static tch_status apply(const shampoo_run *r, void *direction, bool scale)
 {
+    tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction, NULL);
     return o->context->backend->apply(o->context->state, &update, scale ? TCH_BLOCK_GRAFT : TCH_BLOCK_AS_IS, o->wanted,
-                                      o->norms, config->nesterov, config->decay == TCH_DECAY_DECOUPLED);
+                                      o->norms, r->config->nesterov, r->config->decay == TCH_DECAY_DECOUPLED);
+}
+
+/* All that does not look at gradients where they lie, with arguments that stay the same. */
+static tch_status after_gather(void *argument)
+{
+    const shampoo_run *r = argument;
+    bool grafts = r->config->grafting != TCH_GRAFTING_NONE;
+    void *direction = r->filtered != NULL ? r->filtered : r->gradient;
+    if (!r->factors_done) {
+        TCHI_TRY(update_factors(r));
+    }
+    if (grafts) {
+        TCHI_TRY(graft(r));
+    }
+    if (r->second_order) {
+        TCHI_TRY(precondition(r, grafts, &direction));
+    }
+    return apply(r, direction, grafts && r->second_order);
 }
 
 static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, bool factors_done)
 {
     shampoo_run r = begin_run(o, config, run);
-    bool second_order = preconditions(o, config, run);
-    bool grafts = config->grafting != TCH_GRAFTING_NONE;
-    void *direction = r.filtered != NULL ? r.filtered : r.gradient;
-    TCHI_TRY(gather(o, config, &r, true));
-    if (!factors_done) {
-        TCHI_TRY(update_factors(o, &r));
-    }
-    if (grafts) {
-        TCHI_TRY(graft(o, config, &r, !second_order));
-    }
-    if (second_order) {
-        TCHI_TRY(precondition(o, &r, grafts, &direction));
-    }
-    return apply(o, config, &r, direction, grafts && second_order);
+    r.factors_done = factors_done;
+    int64_t variant = 4 * (r.filtered != NULL) + 2 * r.second_order + r.factors_done;
+    tchi_recording_key key = tchi_run_key(o, run, variant);
+    TCHI_TRY(gather(&r, true));
+    return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
 }
 
 static tch_status step(tch_optimizer *o, int32_t group)

@@ -36,9 +36,28 @@ static bool takes(const tch_optim_config *config, const tchi_dims *dims)
     return fits && (dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d));
 }
 
-static bool is_first(const tch_optimizer *o, const tchi_run *run)
+typedef struct soap_run {
+    tch_optimizer *optimizer;
+    const tchi_group *group;
+    tchi_run run;
+    tchi_work work;
+    void *gradient, *moment, *spare;
+    bool first; /* no bases yet */
+    bool due;   /* they follow the factors, or are found */
+} soap_run;
+
+/* Bases are due by updates of the moments. */
+static soap_run begin_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
 {
-    return tchi_run_param(o, run)->taken == 1;
+    int64_t updates = tchi_run_param(o, run)->taken - 1;
+    soap_run r = {.optimizer = o, .group = group, .run = *run, .work = tchi_work_of(run->class, run->class->real)};
+    int64_t bytes = tchi_work_bytes(&r.work, run->count);
+    r.gradient = o->scratch;
+    r.moment = o->scratch + bytes;
+    r.spare = o->scratch + 2 * bytes;
+    r.first = updates == 0;
+    r.due = updates % group->config.precondition_frequency == 0;
+    return r;
 }
 
 /* --- Adam in the basis ------------------------------------------------------------------------------------------- */
@@ -68,77 +87,68 @@ static tch_update moments_of(tch_optimizer *o, const tchi_run *run, const tchi_w
 
 /* The filter divides by the correction of the piece's clock; rotated_adam will correct the moment, so here the clock is the
  * group's, which corrects nothing. */
-static tch_status gather(tch_optimizer *o, const tchi_group *group, const tchi_run *run, const tchi_work *work,
-                         void *gradient, void *moment)
+static tch_status gather(const soap_run *r)
 {
+    tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
-    tch_update update = tchi_update_run(o, run, work, gradient, moment);
+    tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, r->first ? NULL : r->moment);
     for (int64_t i = 0; i < update.count; i++) {
-        o->pieces[i].clock = &group->numbers->clock;
+        o->pieces[i].clock = &r->group->numbers->clock;
     }
-    return o->context->backend->gather(o->context->state, &update, moment != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE,
-                                       group->config.decay == TCH_DECAY_L2);
+    return o->context->backend->gather(o->context->state, &update, r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
+                                       r->group->config.decay == TCH_DECAY_L2);
 }
 
-static tch_status apply(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, const tchi_work *work,
-                        void *direction)
+static tch_status apply(const soap_run *r, void *direction)
 {
+    tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
     const tch_backend *t = o->context->backend;
+    const tch_optim_config *config = &r->group->config;
     tch_block_scale scale = config->normalize_grads ? TCH_BLOCK_UNIT_RMS : TCH_BLOCK_AS_IS;
     if (config->normalize_grads) {
-        tch_matrices n = tchi_work_matrices(work, direction, run->count);
-        tch_array wanted = {o->wanted, TCH_SCALAR_F64, 1, &run->count, &(int64_t){1}};
+        tch_matrices n = tchi_work_matrices(&r->work, direction, r->run.count);
+        tch_array wanted = {o->wanted, TCH_SCALAR_F64, 1, &r->run.count, &(int64_t){1}};
         TCHI_TRY(t->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &n, o->norms));
-        TCHI_TRY(t->fill(o->context->state, &wanted, (double)run->class->elements));
+        TCHI_TRY(t->fill(o->context->state, &wanted, (double)r->run.class->elements));
     }
-    tch_update update = tchi_update_run(o, run, work, direction, NULL);
+    tch_update update = tchi_update_run(o, &r->run, &r->work, direction, NULL);
     return t->apply(o->context->state, &update, scale, o->wanted, o->norms, 0, config->decay == TCH_DECAY_DECOUPLED);
 }
 
-static tch_status update_factors(tch_optimizer *o, const tchi_group *group, const tchi_run *run, const tchi_work *work,
-                                 void *gradient, void *spare)
+static tch_status update_factors(const soap_run *r)
 {
-    TCHI_RANGE(o->context, "factors");
-    return tchi_run_update_factors(o, run, work, gradient, spare, &group->numbers->clock);
+    TCHI_RANGE(r->optimizer->context, "factors");
+    return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare, &r->group->numbers->clock);
 }
 
-/* Gradient and moment into the bases, Adam there, and the direction back; *moment is where it is. */
-static tch_status precondition(tch_optimizer *o, const tchi_run *run, const tchi_work *work, void *gradient,
-                               void **moment, void *spare)
+/* Gradient and moment into the bases, Adam there, and the direction back; *direction is where it is. */
+static tch_status precondition(const soap_run *r, void **direction)
 {
+    tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "precondition");
-    TCHI_TRY(tchi_run_multiply(o, run, work, false, &gradient, &spare));
-    TCHI_TRY(tchi_run_multiply(o, run, work, false, moment, &spare));
-    tch_update moments = moments_of(o, run, work, gradient, *moment);
+    void *gradient = r->gradient;
+    void *spare = r->spare;
+    *direction = r->moment;
+    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, false, &gradient, &spare));
+    TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, false, direction, &spare));
+    tch_update moments = moments_of(o, &r->run, &r->work, gradient, *direction);
     TCHI_TRY(o->context->backend->rotated_adam(o->context->state, &moments));
-    return tchi_run_multiply(o, run, work, true, moment, &spare);
+    return tchi_run_multiply(o, &r->run, &r->work, true, direction, &spare);
 }
 
-static tch_status step_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
+static tch_status step_blocks(const soap_run *r)
 {
-    bool first = is_first(o, run);
-    tchi_work work = tchi_work_of(run->class, run->class->real);
-    int64_t bytes = tchi_work_bytes(&work, run->count);
-    void *gradient = o->scratch;
-    void *moment = o->scratch + bytes;
-    void *spare = o->scratch + 2 * bytes;
-    TCHI_TRY(gather(o, group, run, &work, gradient, first ? NULL : moment));
-    TCHI_TRY(update_factors(o, group, run, &work, gradient, spare));
-    if (first) {
+    void *direction;
+    TCHI_TRY(update_factors(r));
+    if (r->first) {
         return TCH_OK;
     }
-    TCHI_TRY(precondition(o, run, &work, gradient, &moment, spare));
-    return apply(o, &group->config, run, &work, moment);
+    TCHI_TRY(precondition(r, &direction));
+    return apply(r, direction);
 }
 
 /* --- bases ------------------------------------------------------------------------------------------------------- */
-
-/* Counted by updates of the moments. */
-static bool is_due(const tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
-{
-    return (tchi_run_param(o, run)->taken - 1) % config->precondition_frequency == 0;
-}
 
 /* As many factors at once as the workspace allows; at least one. */
 static int64_t fit(tch_optimizer *o, const tchi_family *f, int64_t count)
@@ -158,7 +168,6 @@ static tch_status refresh_part(tch_optimizer *o, tchi_family *f, const tch_matri
     tchi_arena_take(&arena, bytes);
     TCHI_TRY(tchi_arena_reserve(o->context, &arena));
     void *scratch = tchi_arena_take(&arena, bytes);
-    o->refreshes += c->batch;
     return begin ? tchi_basis_init(o->context, c, q, f->flags + first, scratch)
                  : tchi_basis_track(o->context, c, q, f->orders + first * f->n, f->flags + first, scratch);
 }
@@ -234,18 +243,45 @@ static tch_status permute_moments(tch_optimizer *o, const tchi_run *run)
     return TCH_OK;
 }
 
-static tch_status refresh_run(tch_optimizer *o, const tchi_run *run, bool begin)
+static tch_status refresh_run(const soap_run *r)
 {
-    TCHI_RANGE(o->context, "basis");
-    for (int32_t k = 0; k < run->class->order; k++) {
-        if (run->class->family[k] >= 0) {
-            TCHI_TRY(refresh_bases(o, run, k, begin));
+    TCHI_RANGE(r->optimizer->context, "basis");
+    for (int32_t k = 0; k < r->run.class->order; k++) {
+        if (r->run.class->family[k] >= 0) {
+            TCHI_TRY(refresh_bases(r->optimizer, &r->run, k, r->first));
         }
     }
-    return begin ? TCH_OK : permute_moments(o, run);
+    return r->first ? TCH_OK : permute_moments(r->optimizer, &r->run);
 }
 
 /* --- the step ---------------------------------------------------------------------------------------------------- */
+
+/* All that does not look at gradients where they lie, with arguments that stay the same. */
+static tch_status after_gather(void *argument)
+{
+    const soap_run *r = argument;
+    TCHI_TRY(step_blocks(r));
+    return r->due ? refresh_run(r) : TCH_OK;
+}
+
+static void count_refreshes(tch_optimizer *o, const tchi_run *run)
+{
+    for (int32_t k = 0; k < run->class->order; k++) {
+        o->refreshes += run->class->family[k] >= 0 ? run->count : 0;
+    }
+}
+
+/* Bases are found by an eigensolver, which waits: that cannot be recorded. */
+static tch_status step_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
+{
+    soap_run r = begin_run(o, group, run);
+    tchi_recording_key key = tchi_run_key(o, run, r.due);
+    TCHI_TRY(gather(&r));
+    if (r.due) {
+        count_refreshes(o, run);
+    }
+    return r.first ? after_gather(&r) : tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
+}
 
 static tch_status step(tch_optimizer *o, int32_t group)
 {
@@ -256,9 +292,6 @@ static tch_status step(tch_optimizer *o, int32_t group)
         tchi_run run;
         for (int64_t at = 0; status == TCH_OK && tchi_next_run(o, i, &at, &run);) {
             status = step_run(o, g, &run);
-            if (status == TCH_OK && (is_first(o, &run) || is_due(o, &g->config, &run))) {
-                status = refresh_run(o, &run, is_first(o, &run));
-            }
         }
     }
     tchi_workspace_restore(o, before);

@@ -139,8 +139,70 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
 {
-    (void)mode;
+    enum cudaStreamCaptureMode before = fake.mode;
+    fake.mode = *mode;
+    *mode = before;
     return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    (void)mode;
+    if (stream == NULL || fake.captured != NULL || fake.capture_says != cudaSuccess) {
+        return fake.pending = fake.capture_says != cudaSuccess ? fake.capture_says : cudaErrorIllegalState;
+    }
+    fake.captured = stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    *graph = NULL;
+    if (stream != fake.captured) {
+        return fake.pending = cudaErrorIllegalState;
+    }
+    fake.captured = NULL;
+    if (fake.end_says != cudaSuccess) {
+        return fake.pending = fake.end_says;
+    }
+    *graph = malloc(1);
+    fake.graphs++;
+    return cudaSuccess;
+}
+
+/* --- graphs ------------------------------------------------------------------------------------------------------- */
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags)
+{
+    (void)graph;
+    (void)flags;
+    if (fake.graph_says != cudaSuccess) {
+        return fake.pending = fake.graph_says;
+    }
+    *executable = malloc(1);
+    fake.executables++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    free(graph);
+    fake.graphs--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable)
+{
+    free(executable);
+    fake.executables--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream)
+{
+    (void)executable;
+    fake.replayed_on = stream;
+    return fake.pending = fake.replay_says;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)

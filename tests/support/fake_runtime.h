@@ -24,6 +24,9 @@ typedef struct fake_runtime {
     cudaError_t broken;       /* what cudaGetDevice answers */
     const void *page_locked;  /* the one host address that is */
     cudaError_t waiting_says; /* what cudaStreamSynchronize answers */
+    enum cudaStreamCaptureMode mode;
+    cudaError_t capture_says, end_says, graph_says,
+        replay_says; /* what capturing, its end, graphs and launches answer */
 
     /* The one kernel that every library has: its signature in "device memory", and what CUDA knows of it. */
     const void *signature;
@@ -48,6 +51,8 @@ typedef struct fake_runtime {
     cudaStream_t launch_stream;
     char kernel[256];               /* the name last looked up */
     cudaStream_t recorded, waiting; /* the last event: recorded on one, waited for by the other */
+    int graphs, executables;        /* not destroyed */
+    cudaStream_t replayed_on;
 } fake_runtime;
 
 extern fake_runtime fake;

@@ -155,6 +155,12 @@ static const tch_backend table = {
     .damped_divide = tchi_cuda_damped_divide,
     .kl_clip = tchi_cuda_kl_clip,
 
+    .recording_possible = tchi_cuda_recording_possible,
+    .recording_begin = tchi_cuda_recording_begin,
+    .recording_end = tchi_cuda_recording_end,
+    .recording_replay = tchi_cuda_recording_replay,
+    .recording_release = tchi_cuda_recording_release,
+
     .kernel_compiler = tchi_cuda_kernel_compiler,
     .kernel_build = tchi_cuda_kernel_build,
     .kernel_load = tchi_cuda_kernel_load,

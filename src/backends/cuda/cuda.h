@@ -21,6 +21,12 @@ typedef struct tchi_cuda_device {
     int64_t l2_bytes;
 } tchi_cuda_device;
 
+/* Work recorded as graphs: see recording.c. */
+typedef struct tchi_cuda_recorder {
+    int32_t wanted;            /* the environment has nothing against it */
+    cudaStream_t stream, main; /* what is captured, NULL until the first time; and while that is done the context's */
+} tchi_cuda_recorder;
+
 /* Page-locked buffers, streams and events of streamed products; made at the first one. */
 typedef struct tchi_cuda_staging tchi_cuda_staging;
 
@@ -35,6 +41,7 @@ typedef struct tchi_cuda_state {
     void *solver_host; /* host scratch of cuSOLVER, grown when scratch_bytes is asked */
     size_t solver_host_bytes;
     tchi_cuda_staging *staging;
+    tchi_cuda_recorder recorder;
 } tchi_cuda_state;
 
 TCH_BEGIN_DECLS
@@ -84,10 +91,20 @@ void tchi_cuda_end(void *state);
 /* The device of the call that this thread is in, or -1. */
 int32_t tchi_cuda_entered(void);
 tch_status tchi_cuda_set_stream(void *state, void *stream);
+/* Work goes there from now on, that of cuBLAS and cuSOLVER too; nothing is ordered. */
+tch_status tchi_cuda_use_stream(tchi_cuda_state *state, cudaStream_t stream);
 void *tchi_cuda_get_stream(void *state);
 tch_status tchi_cuda_synchronize(void *state);
 void tchi_cuda_range_push(void *state, const char *name);
 void tchi_cuda_range_pop(void *state);
+/* recording.c */
+void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder);
+void tchi_cuda_recorder_destroy(tchi_cuda_recorder *recorder);
+int32_t tchi_cuda_recording_possible(void *state);
+tch_status tchi_cuda_recording_begin(void *state);
+tch_status tchi_cuda_recording_end(void *state, void **recording);
+tch_status tchi_cuda_recording_replay(void *state, void *recording);
+void tchi_cuda_recording_release(void *state, void *recording);
 /* Rates by compute capability alone, so that the decision can be tested for GPUs that are not at hand. */
 tch_product_rates tchi_cuda_rates_of(int32_t major, int32_t minor);
 void tchi_cuda_product_rates(void *state, tch_product_rates *rates);

@@ -65,7 +65,7 @@ int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *s)
 }
 
 /* cuBLAS and cuSOLVER follow. cublasSetStream also forgets the workspace, so it is given again. */
-static tch_status use_stream(tchi_cuda_state *s, cudaStream_t stream)
+tch_status tchi_cuda_use_stream(tchi_cuda_state *s, cudaStream_t stream)
 {
     const tchi_cublas *blas = tchi_cublas_open(NULL);
     TCHI_CUBLAS_TRY(blas->set_stream(s->blas, stream), "cublasSetStream");
@@ -122,7 +122,7 @@ tch_status tchi_cuda_set_stream(void *state, void *stream)
     }
     TCHI_CUDA_PASS(check_owner(s, next));
     TCHI_CUDA_PASS(order(s->stream, next));
-    return use_stream(s, next);
+    return tchi_cuda_use_stream(s, next);
 }
 
 void *tchi_cuda_get_stream(void *state)
@@ -169,7 +169,7 @@ static tch_status open_device(tchi_cuda_state *s)
     TCHI_CUDA_TRY(cudaStreamCreate(&s->own), "cudaStreamCreate");
     s->stream = s->own;
     TCHI_CUDA_PASS(open_blas(s));
-    return use_stream(s, s->own);
+    return tchi_cuda_use_stream(s, s->own);
 }
 
 tch_status tchi_cuda_state_create(int32_t index, void **state)
@@ -179,6 +179,7 @@ tch_status tchi_cuda_state_create(int32_t index, void **state)
         return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a context", sizeof *s);
     }
     memset(s, 0, sizeof *s);
+    tchi_cuda_recorder_init(&s->recorder);
     tch_status status = tchi_cuda_device_read(index, &s->device);
     if (status == TCH_OK) {
         status = tchi_cuda_begin(s);
@@ -211,6 +212,7 @@ static void close_libraries(tchi_cuda_state *s)
 static void close_device(tchi_cuda_state *s)
 {
     wait_for_stream(s);
+    tchi_cuda_recorder_destroy(&s->recorder);
     tchi_cuda_staging_destroy(s->staging);
     close_libraries(s);
     tchi_cuda_release(s, s->blas_workspace, tchi_cuda_workspace_bytes(s));
