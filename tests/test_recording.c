@@ -108,6 +108,32 @@ static void the_third_call_records(void **state)
     assert_int_equal(recorded.operations, 1);
 }
 
+static void hear(void *user, const char *name)
+{
+    (void)name;
+    ++*(int *)user;
+}
+
+static void hear_end(void *user)
+{
+    (void)user;
+}
+
+/* A recording has no phases to tell of. */
+static void who_listens_to_ranges_gets_the_work(void **state)
+{
+    int heard = 0;
+    work w = work_of(*state);
+    times(&w, 1, WARM + 1);
+    CHECK_OK(tch_context_set_range_hook(*state, hear, hear_end, &heard));
+    times(&w, 1, 3);
+    CHECK_OK(tch_context_set_range_hook(*state, NULL, NULL, NULL));
+    check_figures(1, 1, 1, 0);
+    assert_int_equal(w.calls, WARM + 1 + 3);
+    once(&w, 1);
+    check_figures(1, 1, 2, 0);
+}
+
 static void keys_have_recordings_of_their_own(void **state)
 {
     work w[3] = {work_of(*state), work_of(*state), work_of(*state)};
@@ -363,6 +389,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         CASE(the_third_call_records),
+        CASE(who_listens_to_ranges_gets_the_work),
         CASE(keys_have_recordings_of_their_own),
         CASE(the_last_part_of_a_key_counts),
         CASE(a_caller_who_records_gets_the_work),
