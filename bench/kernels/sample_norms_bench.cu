@@ -404,6 +404,38 @@ static void check_scaling()
     }
 }
 
+/* Rows whose numbers grow by `growth` from column to column, after `zeros` columns of nothing. */
+static __global__ void stretch(tch_matrices m, int64_t count, float growth, int64_t zeros)
+{
+    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += (int64_t)gridDim.x * blockDim.x) {
+        int64_t col = e % m.stride % m.ld;
+        ((float *)m.data)[e] *= col < zeros ? 0.0f : powf(growth, (float)col);
+    }
+}
+
+static void check_rows_that_grow()
+{
+    const float growths[] = {1.0f, 1.03f, 1.08f, 0.97f};
+    for (float growth : growths) {
+        for (int64_t zeros : {0, 70}) {
+            tch_matrices a = make_random(TCH_SCALAR_F32, 5, 300, 200, 0, 0),
+                         g = make_random(TCH_SCALAR_F32, 5, 300, 232, 0, 0);
+            stretch<<<256, 256>>>(a, elements_of(&a), growth, zeros);
+            stretch<<<256, 256>>>(g, elements_of(&g), growth, zeros / 2);
+            double *parts = parts_for(&a, &g);
+            std::vector<double> expected = norms_expected(&a, &g, 1, parts);
+            double error = norms_takes(SPLIT_GRAM, &a, &g, 1) ? norms_error(SPLIT_GRAM, &a, &g, 1, parts, expected) : 0;
+            if (!(error <= norms_allowed(SPLIT_GRAM, TCH_SCALAR_F32, &a, &g))) {
+                failed++;
+                printf("FAIL rows growing by %g after %lld zeros: error %.2e\n", growth, (long long)zeros, error);
+            }
+            drop(&a, 0);
+            drop(&g, 0);
+            must(cudaFree(parts), "cudaFree");
+        }
+    }
+}
+
 /* The layer of the table, then others, of which the last's rows are not aligned. */
 static void time_float32()
 {
@@ -718,6 +750,7 @@ int main(int count, char **arguments)
     open_blas();
     check_norms(only_norms);
     check_scaling();
+    check_rows_that_grow();
     if (only_norms) {
         time_float32();
         printf("%d checks failed\n", failed);

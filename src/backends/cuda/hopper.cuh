@@ -28,12 +28,6 @@ static __device__ __forceinline__ void tchi_threads_sync(int number, int threads
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* An arrival at that barrier by threads that do not wait for it. */
-static __device__ __forceinline__ void tchi_threads_arrive(int number, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 /* A warpgroup gives registers back, or takes what others gave. The kernel needs __launch_bounds__ with both numbers,
  * and may contain no trap: the compiler would then stay with the registers a thread has at the beginning. */
 template <int count> static __device__ __forceinline__ void tchi_registers_give()

@@ -122,7 +122,7 @@ typedef struct norms_rates {
 static norms_rates exact_rates(norms_way way, tch_scalar type)
 {
     norms_rates equal = {1.0, 1.0, 0.0};
-    norms_rates single = {way == SPLIT ? 73.0 : 19.0, 29.0, 0.0};
+    norms_rates single = {way == SPLIT ? 95.0 : 19.0, 29.0, 0.0};
     return type == TCH_SCALAR_F64 ? equal : single;
 }
 
@@ -212,10 +212,11 @@ extern "C" tch_status tchi_cuda_sample_norms(void *state, const tch_matrices *a,
 }
 
 /* A double for every part of a sample, by whichever form and kernel has most of them: 8 parts of wgmma's tiles, of 128 by
- * 256 with either side along either, or of 128 by 128 in Gram form; the plain kernel's tiles of 64 by 64 are fewer. */
+ * 256 with either side along either, or 9 of 128 by 128 in Gram form; the plain kernel's tiles of 64 by 64 are
+ * fewer. */
 extern "C" int64_t tchi_cuda_sample_norms_scratch(int64_t positions, int64_t d, int64_t p, int64_t batch)
 {
     int64_t across = 16 * tchi_cuda_ceil_div(d, 256) * tchi_cuda_ceil_div(p, 256);
-    int64_t lower = 8 * tchi_lower_tiles(tchi_cuda_ceil_div(positions, 128));
+    int64_t lower = 9 * tchi_lower_tiles(tchi_cuda_ceil_div(positions, 128));
     return batch * (across > lower ? across : lower) * (int64_t)sizeof(double);
 }

@@ -54,7 +54,7 @@ tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const
                                              double *parts, int64_t *tiles);
 
 /* Gram form of float32 by wgmma, with products of split operands as exact as float32: sm_90, with rows aligned to 16
- * bytes. */
+ * bytes. Uses cuBLAS's workspace, if there is one. */
 bool tchi_cuda_sample_norms_split_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
 tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                         double *parts, int64_t *tiles);

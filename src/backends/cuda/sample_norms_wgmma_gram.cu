@@ -10,11 +10,11 @@
 
 #include "elements.cuh"
 #include "hopper.cuh"
-#include "tensor_map.h"
+#include "sample_gram.cuh"
 
-#define TILE 128
-#define SLAB_BYTES (TILE * 128) /* 32 numbers of each row */
-#define DEPTH 32
+#define TILE TCHI_GRAM_TILE
+#define DEPTH TCHI_GRAM_DEPTH
+#define SLAB_BYTES TCHI_GRAM_SLAB_BYTES
 #define STAGES 6
 #define GROUPS 2
 #define WARPS (4 * GROUPS)
@@ -34,22 +34,9 @@ typedef struct gram_memory {
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
 
-typedef struct gram_place {
-    int stage, parity;
-} gram_place;
-
 typedef struct gram_tile {
     int matrix, row, col;
 } gram_tile;
-
-static __device__ __forceinline__ void step(gram_place *at)
-{
-    at->stage++;
-    if (at->stage == STAGES) {
-        at->stage = 0;
-        at->parity ^= 1;
-    }
-}
 
 static __device__ __forceinline__ gram_tile tile_of(const gram_problem &p, int item)
 {
@@ -61,7 +48,7 @@ static __device__ __forceinline__ gram_tile tile_of(const gram_problem &p, int i
 /* The slabs of all tiles of the block, by one thread. To the accelerator a number is two of 16 bits. */
 static __device__ inline void load_all(const gram_problem &p, gram_memory &m)
 {
-    gram_place at = {0, 0};
+    tchi_gram_place at = {0, 0};
     for (int item = (int)blockIdx.x; item < p.items; item += (int)gridDim.x) {
         gram_tile t = tile_of(p, item);
         int operands = t.row == t.col ? 1 : 2;
@@ -74,7 +61,7 @@ static __device__ inline void load_all(const gram_problem &p, gram_memory &m)
             if (operands == 2) {
                 tchi_tma_load(m.stage[at.stage][1], map, x, t.col, t.matrix, m.full + at.stage);
             }
-            step(&at);
+            tchi_gram_step<STAGES>(&at);
         }
     }
 }
@@ -101,7 +88,7 @@ static __device__ __forceinline__ void round_slab(char *stage, int bytes)
 
 /* `slabs` slabs of one of the two Gram matrices. Addresses in descriptors count 16 bytes, and a step of 8 numbers is 32. */
 static __device__ __forceinline__ void multiply(gram_memory &m, float (&sum)[64], int slabs, bool diagonal,
-                                                gram_place *at)
+                                                tchi_gram_place *at)
 {
     int before = 0;
     for (int slab = 0; slab < slabs; slab++) {
@@ -120,7 +107,7 @@ static __device__ __forceinline__ void multiply(gram_memory &m, float (&sum)[64]
             leave(m.empty + before);
         }
         before = at->stage;
-        step(at);
+        tchi_gram_step<STAGES>(at);
     }
     tchi_wgmma_wait<0>();
     tchi_wgmma_results(sum);
@@ -164,7 +151,7 @@ static __global__ void __launch_bounds__(THREADS, 1) sample_norms_wgmma_gram(con
         }
         return;
     }
-    gram_place at = {0, 0};
+    tchi_gram_place at = {0, 0};
     for (int item = (int)blockIdx.x; item < p.items; item += (int)gridDim.x) {
         gram_tile t = tile_of(p, item);
         bool diagonal = t.row == t.col;
@@ -182,31 +169,14 @@ static __global__ void __launch_bounds__(THREADS, 1) sample_norms_wgmma_gram(con
 
 /* --- host --------------------------------------------------------------------------------------------------------- */
 
-static tch_matrices described(const tch_matrices *m)
-{
-    tch_matrices halves = *m;
-    halves.type = TCH_SCALAR_BF16;
-    halves.cols *= 2;
-    halves.ld *= 2;
-    halves.stride *= 2;
-    return halves;
-}
-
 bool tchi_cuda_sample_norms_wgmma_gram_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
 {
-    tch_matrices inputs = described(a);
-    tch_matrices gradients = described(g);
-    int64_t tiles = tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TILE));
-    return state->device.major == 9 && a->type == TCH_SCALAR_F32 && tiles < ((int64_t)1 << 28) / a->batch &&
-           a->cols < (1 << 28) && g->cols < (1 << 28) && tchi_cuda_tensor_map_takes(&inputs) &&
-           tchi_cuda_tensor_map_takes(&gradients);
+    return tchi_gram_takes(state, a, g);
 }
 
 tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                              double *parts, int64_t *tiles)
 {
-    tch_matrices inputs = described(a);
-    tch_matrices gradients = described(g);
     gram_problem p = {};
     p.tiles = (int32_t)tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TILE));
     p.items = (int32_t)(p.tiles * a->batch);
@@ -214,8 +184,8 @@ tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const
     p.slabs = p.slabs_a + (int32_t)tchi_cuda_ceil_div(g->cols, DEPTH);
     p.parts = parts;
     *tiles = (int64_t)p.tiles * WARPS;
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(&inputs, TILE, &p.a));
-    TCHI_CUDA_PASS(tchi_cuda_tensor_map(&gradients, TILE, &p.g));
+    TCHI_CUDA_PASS(tchi_gram_describe(a, &p.a));
+    TCHI_CUDA_PASS(tchi_gram_describe(g, &p.g));
     TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)sample_norms_wgmma_gram,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(gram_memory)),
                   "sample_norms_wgmma_gram");
