@@ -30,7 +30,8 @@ typedef struct ref_optim {
     int32_t block_count;
     ref_block *blocks;
     double *values;
-    int32_t narrow; /* its matrices are orthogonalised in bfloat16, in which long steps do not hold: set by the caller */
+    int32_t
+        narrow; /* its matrices are orthogonalised in bfloat16, in which long steps do not hold: set by the caller */
 } ref_optim;
 
 /* `shape` is in the order of memory, outermost first. */
