@@ -11,53 +11,9 @@
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/kernel_text.h"
 
+#include "support/fake_host.h"
 #include "support/fake_runtime.h"
 #include "support/testing.h"
-
-/* --- what the library and the rest of the module would offer ------------------------------------------------------ */
-
-static char message[8192];
-static int64_t host_bytes;
-static int allocations_left = -1; /* until one fails; -1 for never */
-
-static tch_status record(tch_status status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
-    va_end(arguments);
-    return status;
-}
-
-static void *host_allocate(size_t bytes, size_t alignment)
-{
-    (void)alignment;
-    if (allocations_left == 0) {
-        return NULL;
-    }
-    allocations_left -= allocations_left > 0;
-    host_bytes += (int64_t)bytes;
-    return malloc(bytes);
-}
-
-static void host_release(void *pointer, size_t bytes)
-{
-    host_bytes -= (int64_t)bytes;
-    free(pointer);
-}
-
-static const tch_backend_host host = {sizeof host, record, host_allocate, host_release};
-const tch_backend_host *tchi_cuda_host = &host;
-
-void tchi_cuda_staging_destroy(tchi_cuda_staging *staging)
-{
-    (void)staging;
-}
-
-static void expect(const char *wanted)
-{
-    CHECK(strstr(message, wanted) != NULL, "expected \"%s\" in: %s", wanted, message);
-}
 
 static void expect_in(const char *text, const char *wanted)
 {
@@ -71,7 +27,7 @@ static void *open_device(int capability)
     fake.capability[1] = capability;
     fake.most_threads = 1024;
     fake.registers = 40;
-    message[0] = '\0';
+    fake_host.message[0] = '\0';
     assert_int_equal(tchi_cuda_state_create(1, &state), TCH_OK);
     return state;
 }
@@ -85,7 +41,7 @@ static int open_state(void **state)
 static int close_state(void **state)
 {
     tchi_cuda_state_destroy(*state);
-    return fake.allocated == 0 && fake.streams == 0 && fake.libraries == 0 && host_bytes == 0 ? 0 : -1;
+    return fake.allocated == 0 && fake.streams == 0 && fake.libraries == 0 && fake_host.bytes == 0 ? 0 : -1;
 }
 
 static const char *nvrtc_file = FAKE_NVRTC;
@@ -125,7 +81,7 @@ static int say_what_to_install(void)
     void *state = open_device(90);
     setenv("TORCHIUM_NVRTC", "/nowhere/libnvrtc.so.13", 1);
     tch_status status = tchi_cuda_kernel_compiler(state, words, sizeof words);
-    return status == TCH_ERR_UNAVAILABLE && strstr(message, "/nowhere/libnvrtc.so.13") != NULL ? 0 : 1;
+    return status == TCH_ERR_UNAVAILABLE && strstr(fake_host.message, "/nowhere/libnvrtc.so.13") != NULL ? 0 : 1;
 }
 
 /* Nothing is named and nothing is there: where it was looked for, and what would help. */
@@ -139,9 +95,9 @@ static int say_where_it_was_looked_for(void)
     if (status == TCH_OK) { /* this machine has an NVRTC where the system looks */
         return 0;
     }
-    return status == TCH_ERR_UNAVAILABLE && strstr(message, "/nowhere/toolkit") != NULL &&
-                   strstr(message, "libnvrtc.so.13 and libnvrtc.so.12") != NULL &&
-                   strstr(message, "pip install nvidia-cuda-nvrtc") != NULL && image.data == NULL
+    return status == TCH_ERR_UNAVAILABLE && strstr(fake_host.message, "/nowhere/toolkit") != NULL &&
+                   strstr(fake_host.message, "libnvrtc.so.13 and libnvrtc.so.12") != NULL &&
+                   strstr(fake_host.message, "pip install nvidia-cuda-nvrtc") != NULL && image.data == NULL
                ? 0
                : 1;
 }
@@ -153,7 +109,8 @@ static int say_what_is_missing_in_it(void)
     tch_kernel_image image = {NULL, 0};
     setenv("TORCHIUM_NVRTC", FAKE_CUBLAS, 1);
     tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
-    return status == TCH_ERR_UNAVAILABLE && strstr(message, "it has no function nvrtcVersion") != NULL ? 0 : 1;
+    return status == TCH_ERR_UNAVAILABLE && strstr(fake_host.message, "it has no function nvrtcVersion") != NULL ? 0
+                                                                                                                 : 1;
 }
 
 static void a_missing_compiler_is_explained(void **state)
@@ -208,7 +165,7 @@ static void a_gpu_newer_than_the_compiler_gets_ptx(void **state)
     assert_int_equal(tchi_cuda_kernel_build(newer, &plain, &image, words, sizeof words), TCH_OK);
     expect_in(told("fake_nvrtc_options"), "--gpu-architecture=compute_100\n");
     assert_non_null(memmem(image.data, image.bytes, ".version", 8));
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
     assert_int_equal(close_state(&newer), 0);
 }
 
@@ -219,8 +176,8 @@ static void a_gpu_too_old_for_the_compiler(void **state)
     (void)state;
     setenv("FAKE_NVRTC_ARCHS", "80 90", 1);
     assert_int_equal(tchi_cuda_kernel_build(older, &plain, &image, words, sizeof words), TCH_ERR_UNAVAILABLE);
-    expect("NVRTC 13.7");
-    expect("compute capability 7.5");
+    fake_host_expect("NVRTC 13.7");
+    fake_host_expect("compute capability 7.5");
     unsetenv("FAKE_NVRTC_ARCHS");
     assert_int_equal(close_state(&older), 0);
 }
@@ -242,11 +199,11 @@ static void options_go_where_they_belong(void **state)
     assert_null(strstr(seen, "-DN"));
     expect_in(told("fake_nvrtc_source"),
               "\n#undef N\n#define N 3\n#undef ON\n#define ON 1\n#undef Q\n#line 1 \"-f.cu\"\nplain\n");
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
     assert_int_equal(tchi_cuda_kernel_build(*state, &plain, &image, words, sizeof words), TCH_OK);
     expect_in(told("fake_nvrtc_options"), "-std=c++17\n");
     assert_null(strstr(told("fake_nvrtc_options"), "line-info")); /* its file has a quote in its name */
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 /* Messages carry the user's lines, and nothing of the file's name ends the directive. */
@@ -259,7 +216,7 @@ static void the_source_keeps_its_lines(void **state)
     expect_in(seen, "\n#line 1 \"my \\\"file\\\\.cu\"\nplain\n");
     expect_in(seen, "\n#define TCHI_KERNEL scale<float, 4>\n");
     expect_in(seen, "tchi_signature");
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 static void the_compilers_words_are_kept(void **state)
@@ -268,14 +225,14 @@ static void the_compilers_words_are_kept(void **state)
     tch_kernel_image image = {NULL, 0};
     assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_ERR_INVALID_ARGUMENT);
     assert_string_equal(words, "kernel.cu(3): error: it is wrong\n");
-    expect("kernel.cu(3): error: it is wrong");
+    fake_host_expect("kernel.cu(3): error: it is wrong");
     assert_null(image.data);
     assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, 6), TCH_ERR_INVALID_ARGUMENT);
     assert_string_equal(words, "kerne");
     text.source = "BE_WARNED";
     assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_OK);
     expect_in(words, "kernel.cu(2): warning");
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 /* The lines of our own text behind the source are nobody's business. */
@@ -373,21 +330,21 @@ static void memory_that_runs_out(void **state)
 {
     tch_kernel_text text = {.source = "BE_WARNED", .file = "f.cu", .name = "f"};
     tch_kernel_image image = {NULL, 0};
-    int64_t before = host_bytes;
+    int64_t before = fake_host.bytes;
     int failures = 0;
     tch_status status = TCH_ERR_OUT_OF_MEMORY;
     for (int left = 0; status != TCH_OK; left++) {
-        allocations_left = left;
+        fake_host.allocations_left = left;
         status = tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words);
-        allocations_left = -1;
+        fake_host.allocations_left = -1;
         if (status != TCH_OK) {
             assert_int_equal(status, TCH_ERR_OUT_OF_MEMORY);
-            assert_int_equal(host_bytes, before);
+            assert_int_equal(fake_host.bytes, before);
             failures++;
         }
     }
     assert_int_equal(failures, 5);
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 /* --- loading ------------------------------------------------------------------------------------------------------ */
@@ -427,7 +384,7 @@ static void a_kernel_is_described(void **state)
     assert_int_equal(info.suggested_threads, 1024); /* 2048 threads in 2 blocks */
     assert_int_equal(info.suggested_blocks, 2);
     tchi_cuda_kernel_unload(*state, kernel);
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 /* Every byte of the header and the names, changed; then every length. */
@@ -452,7 +409,7 @@ static void damaged_images_are_refused(void **state)
     assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);
     assert_int_equal(fake.pending, cudaSuccess);
     assert_null(kernel);
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 static void signatures_that_do_not_fit(void **state)
@@ -461,7 +418,7 @@ static void signatures_that_do_not_fit(void **state)
     void *kernel = NULL;
     fake.parameter_size = 4;
     assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_INTERNAL);
-    expect("parameter 0 of kernel scale<float, 4> has 8 bytes by its signature, 4 by its code");
+    fake_host_expect("parameter 0 of kernel scale<float, 4> has 8 bytes by its signature, 4 by its code");
     fake.parameter_size = 8;
     fake.signature_bytes -= 4;
     assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);
@@ -470,7 +427,7 @@ static void signatures_that_do_not_fit(void **state)
     fake.signature = NULL;
     assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_BACKEND);
     assert_int_equal(fake.libraries, 0);
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 static void capture_forbids_loading(void **state)
@@ -480,32 +437,32 @@ static void capture_forbids_loading(void **state)
     void *kernel = NULL;
     fake.captured = s->own;
     assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_UNSUPPORTED);
-    expect("compile it before capturing");
+    fake_host_expect("compile it before capturing");
     fake.captured = NULL;
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 static void memory_that_runs_out_while_loading(void **state)
 {
     tch_kernel_image image = build(*state);
     void *kernel = NULL;
-    int64_t before = host_bytes;
+    int64_t before = fake_host.bytes;
     int failures = 0;
     tch_status status = TCH_ERR_OUT_OF_MEMORY;
     for (int left = 0; status != TCH_OK; left++) {
-        allocations_left = left;
+        fake_host.allocations_left = left;
         status = tchi_cuda_kernel_load(*state, &image, &kernel);
-        allocations_left = -1;
+        fake_host.allocations_left = -1;
         if (status != TCH_OK) {
             assert_int_equal(status, TCH_ERR_OUT_OF_MEMORY);
-            assert_int_equal(host_bytes, before);
+            assert_int_equal(fake_host.bytes, before);
             assert_int_equal(fake.libraries, 0);
             failures++;
         }
     }
     assert_int_equal(failures, 2);
     tchi_cuda_kernel_unload(*state, kernel);
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 /* --- launching ---------------------------------------------------------------------------------------------------- */
@@ -533,15 +490,15 @@ static void a_launch_goes_to_the_stream(void **state)
     fake.captured = NULL;
     run.shared_bytes = 200001;
     assert_int_equal(tchi_cuda_kernel_launch(*state, kernel, &run), TCH_ERR_INVALID_ARGUMENT);
-    expect("shared_bytes is 200001, expected no more than 200000");
+    fake_host_expect("shared_bytes is 200001, expected no more than 200000");
     assert_int_equal(fake.launches, 1);
     run.shared_bytes = 0;
     fake.launch_says = cudaErrorLaunchOutOfResources;
     assert_int_equal(tchi_cuda_kernel_launch(*state, kernel, &run), TCH_ERR_BACKEND);
-    expect("scale<float, 4>: words of CUDA");
+    fake_host_expect("scale<float, 4>: words of CUDA");
     assert_int_equal(fake.pending, cudaSuccess);
     tchi_cuda_kernel_unload(*state, kernel);
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
 }
 
 /* --- faults ------------------------------------------------------------------------------------------------------- */
@@ -565,23 +522,24 @@ static int fault(void)
     tchi_cuda_end(state);
     fake.waiting_says = cudaErrorIllegalAddress;
     assert_int_equal(tchi_cuda_synchronize(state), TCH_ERR_BACKEND);
-    expect("waiting for the stream: words of CUDA (cudaErrorIllegalAddress) after kernel scale<float, 4> was launched");
-    expect("only by a new process");
+    fake_host_expect(
+        "waiting for the stream: words of CUDA (cudaErrorIllegalAddress) after kernel scale<float, 4> was launched");
+    fake_host_expect("only by a new process");
     fake.waiting_says = cudaSuccess;
-    message[0] = '\0';
+    fake_host.message[0] = '\0';
     assert_int_equal(tchi_cuda_begin(beside), TCH_ERR_BACKEND);
-    expect("this process can no longer use cuda:1: words of CUDA (cudaErrorIllegalAddress) after kernel "
-           "scale<float, 4> was launched");
+    fake_host_expect("this process can no longer use cuda:1: words of CUDA (cudaErrorIllegalAddress) after kernel "
+                     "scale<float, 4> was launched");
     assert_int_equal(tchi_cuda_begin(elsewhere), TCH_OK);
     tchi_cuda_end(elsewhere);
     tchi_cuda_kernel_unload(state, kernel);
-    host_release(image.data, image.bytes);
+    tchi_cuda_host->release(image.data, image.bytes);
     tchi_cuda_state_destroy(state);
     tchi_cuda_state_destroy(beside);
     tchi_cuda_state_destroy(elsewhere);
-    assert_int_equal(host_bytes, 0);
+    assert_int_equal(fake_host.bytes, 0);
     assert_int_equal(tchi_cuda_state_create(1, &state), TCH_ERR_BACKEND);
-    expect("this process can no longer use cuda:1");
+    fake_host_expect("this process can no longer use cuda:1");
     return 0;
 }
 

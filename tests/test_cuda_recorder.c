@@ -7,49 +7,15 @@
 
 #include "backends/cuda/cuda.h"
 
+#include "support/fake_host.h"
 #include "support/fake_runtime.h"
 #include "support/testing.h"
-
-/* --- what the library and the rest of the module would offer ------------------------------------------------------ */
-
-static char message[1024];
-static int64_t host_bytes;
-
-static tch_status note(tch_status status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
-    va_end(arguments);
-    return status;
-}
-
-static void *host_allocate(size_t bytes, size_t alignment)
-{
-    (void)alignment;
-    host_bytes += (int64_t)bytes;
-    return malloc(bytes);
-}
-
-static void host_release(void *pointer, size_t bytes)
-{
-    host_bytes -= (int64_t)bytes;
-    free(pointer);
-}
-
-static const tch_backend_host host = {sizeof host, note, host_allocate, host_release};
-const tch_backend_host *tchi_cuda_host = &host;
-
-void tchi_cuda_staging_destroy(tchi_cuda_staging *staging)
-{
-    (void)staging;
-}
 
 /* A state on device 1, entered. */
 static int open_state(void **state)
 {
     fake_runtime_reset();
-    message[0] = '\0';
+    fake_host.message[0] = '\0';
     return tchi_cuda_state_create(1, state) == TCH_OK && tchi_cuda_begin(*state) == TCH_OK ? 0 : -1;
 }
 
@@ -58,7 +24,7 @@ static int close_state(void **state)
     tchi_cuda_end(*state);
     tchi_cuda_state_destroy(*state);
     bool clean = fake.allocated == 0 && fake.streams == 0 && fake.graphs == 0 && fake.executables == 0 &&
-                 host_bytes == 0 && fake.pending == cudaSuccess && fake.current == 0;
+                 fake_host.bytes == 0 && fake.pending == cudaSuccess && fake.current == 0;
     return clean && fake.mode == cudaStreamCaptureModeGlobal ? 0 : -1;
 }
 

@@ -9,61 +9,22 @@
 
 #include "backends/cuda/cuda.h"
 
+#include "support/fake_host.h"
 #include "support/fake_runtime.h"
 #include "support/testing.h"
-
-/* --- what the library and the rest of the module would offer ------------------------------------------------------ */
-
-static char message[1024];
-static int64_t host_bytes;
-
-static tch_status record(tch_status status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
-    va_end(arguments);
-    return status;
-}
-
-static void *host_allocate(size_t bytes, size_t alignment)
-{
-    (void)alignment;
-    host_bytes += (int64_t)bytes;
-    return malloc(bytes);
-}
-
-static void host_release(void *pointer, size_t bytes)
-{
-    host_bytes -= (int64_t)bytes;
-    free(pointer);
-}
-
-static const tch_backend_host host = {sizeof host, record, host_allocate, host_release};
-const tch_backend_host *tchi_cuda_host = &host;
-
-void tchi_cuda_staging_destroy(tchi_cuda_staging *staging)
-{
-    (void)staging;
-}
-
-static void expect(const char *wanted)
-{
-    CHECK(strstr(message, wanted) != NULL, "expected \"%s\" in: %s", wanted, message);
-}
 
 /* A state on device 1, while device 0 is the caller's. */
 static int open_state(void **state)
 {
     fake_runtime_reset();
-    message[0] = '\0';
+    fake_host.message[0] = '\0';
     return tchi_cuda_state_create(1, state) == TCH_OK ? 0 : -1;
 }
 
 static int close_state(void **state)
 {
     tchi_cuda_state_destroy(*state);
-    return fake.allocated == 0 && fake.streams == 0 && fake.current == 0 && host_bytes == 0 ? 0 : -1;
+    return fake.allocated == 0 && fake.streams == 0 && fake.current == 0 && fake_host.bytes == 0 ? 0 : -1;
 }
 
 /* --- devices ------------------------------------------------------------------------------------------------------ */
@@ -97,8 +58,8 @@ static void old_gpus_are_told_apart(void **state)
     fake.capability[1] = 75; /* one will do, and keeps its number */
     assert_int_equal(tchi_cuda_device_count(reason, sizeof reason), 2);
     assert_int_equal(tchi_cuda_state_create(0, &none), TCH_ERR_UNAVAILABLE);
-    expect("cuda:0 has compute capability 7.0");
-    assert_int_equal(host_bytes, 0);
+    fake_host_expect("cuda:0 has compute capability 7.0");
+    assert_int_equal(fake_host.bytes, 0);
 }
 
 static void asking_about_a_device_leaves_the_current_one(void **state)
@@ -123,8 +84,8 @@ static void every_call_gives_the_device_back(void **state)
     assert_int_equal(fake.current, 0);
     fake.broken = cudaErrorIllegalAddress;
     assert_int_equal(tchi_cuda_begin(*state), TCH_ERR_BACKEND);
-    expect("cudaErrorIllegalAddress");
-    expect("only by a new process");
+    fake_host_expect("cudaErrorIllegalAddress");
+    fake_host_expect("only by a new process");
     fake.broken = cudaSuccess;
     assert_int_equal(tchi_cuda_synchronize(*state), TCH_OK);
     assert_int_equal(fake.current, 0);
@@ -139,8 +100,8 @@ static void a_new_stream_follows_the_old(void **state)
     struct CUstream_st foreign = {0};
     assert_int_equal(tchi_cuda_begin(s), TCH_OK);
     assert_int_equal(tchi_cuda_set_stream(s, &foreign), TCH_ERR_DEVICE);
-    expect("cuda:0");
-    expect("cuda:1");
+    fake_host_expect("cuda:0");
+    fake_host_expect("cuda:1");
     assert_ptr_equal(tchi_cuda_get_stream(s), s->own);
     assert_int_equal(tchi_cuda_set_stream(s, &ours), TCH_OK);
     assert_ptr_equal(tchi_cuda_get_stream(s), &ours);
@@ -169,11 +130,11 @@ static void capture_forbids_waiting_and_allocating(void **state)
     assert_int_equal(tchi_cuda_allocate(s, 100, &block), TCH_OK);
     fake.captured = s->own;
     assert_int_equal(tchi_cuda_allocate(s, 100, &more), TCH_ERR_UNSUPPORTED);
-    expect("once before capturing");
+    fake_host_expect("once before capturing");
     assert_int_equal(tchi_cuda_synchronize(s), TCH_ERR_UNSUPPORTED);
     assert_int_equal(tchi_cuda_copy_bytes(s, &a, &b, sizeof a, TCH_COPY_TO_HOST), TCH_ERR_UNSUPPORTED);
     assert_int_equal(tchi_cuda_copy_bytes(s, &a, &b, sizeof a, TCH_COPY_TO_DEVICE), TCH_ERR_UNSUPPORTED);
-    expect("page-locked");
+    fake_host_expect("page-locked");
     assert_true(a == 1);
     fake.page_locked = &b;
     assert_int_equal(tchi_cuda_copy_bytes(s, &a, &b, sizeof a, TCH_COPY_TO_DEVICE), TCH_OK);
@@ -197,7 +158,7 @@ static void memory_that_runs_out(void **state)
     tchi_cuda_release(*state, block, 100);
     fake.failing_allocations = 2;
     assert_int_equal(tchi_cuda_allocate(*state, 12345, &block), TCH_ERR_OUT_OF_MEMORY);
-    expect("12345 bytes were asked for, 1001 of 2000 are free");
+    fake_host_expect("12345 bytes were asked for, 1001 of 2000 are free");
     assert_int_equal(fake.pending, cudaSuccess); /* nobody meets the error again */
     tchi_cuda_end(*state);
 }
@@ -219,8 +180,8 @@ static void a_failed_launch_is_reported_once(void **state)
 {
     fake.pending = cudaErrorNoKernelImageForDevice;
     assert_int_equal(tchi_cuda_launched(*state, "some_kernel"), TCH_ERR_BACKEND);
-    expect("some_kernel: words of CUDA");
-    expect("TORCHIUM_CUDA_ARCHITECTURES");
+    fake_host_expect("some_kernel: words of CUDA");
+    fake_host_expect("TORCHIUM_CUDA_ARCHITECTURES");
     assert_int_equal(tchi_cuda_launched(*state, "some_kernel"), TCH_OK);
 }
 
@@ -234,7 +195,7 @@ static void a_state_that_cannot_be_made_leaves_nothing(void **state)
     assert_int_equal(fake.streams, 0);
     assert_int_equal(fake.allocated, 0);
     assert_int_equal(fake.current, 0);
-    assert_int_equal(host_bytes, 0);
+    assert_int_equal(fake_host.bytes, 0);
 }
 
 int main(void)

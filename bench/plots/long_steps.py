@@ -1,13 +1,13 @@
-"""The long steps of docs/numerics/orthogonalisation.md: computes their coefficients, says what they leave of singular
-values beside the published methods, and draws docs/images/long-steps.svg.
+"""The long steps of docs/numerics/orthogonalisation.md: looks for better coefficients near those of the library, says
+what they leave of singular values beside the published methods, and draws docs/images/long-steps.svg.
 
     python3 bench/plots/long_steps.py        needs NumPy
 
 A step multiplies the singular value s by P(y) / top, y = (s / top)^2, and P must have a form that few products give:
 U = y^2 + u1 y + u0, F = U^2 + f1 y + f0, P = t2 F^2 + t0 (degree 17 in s, three products), or P = t2 U^2 + t1 y + t0
-(degree 9, two products). Of these each step is the one whose largest |s P(y) / top - 1| is least over the singular
-values that the step before leaves. It is found by least squares with weights that grow where the error is large, from a
-start that a search over random ones found.
+(degree 9, two products). Of these each step should be the one whose largest |s P(y) / top - 1| is least over the
+singular values that the step before leaves. They were found by least squares with weights that grow where the error is
+large, from random starts; here the same goes on from where that ended.
 """
 
 import math
@@ -16,14 +16,7 @@ from pathlib import Path
 import numpy as np
 
 LEAST = 1e-3  # the smallest singular value that counts, of a matrix of norm 1
-MARGIN = 1.015  # room for rounding errors above the largest one that a step leaves
-# u0, u1, f0, f1, t0, t2 for degree 17; u0, u1, t0, t1, t2 for degree 9
-STARTS = (
-    (17, (0.174, -1.07, -0.009, 0.004, 0.27, 6.0e4)),
-    (17, (0.192, -1.10, -0.0104, 0.0066, 1.03, 3.06e4)),
-    (9, (0.318, -1.235, 1.91, -1.08, 40.4)),
-)
-# As src/linalg/newton_schulz.c has them.
+# As src/linalg/newton_schulz.c has them: u0, u1, f0, f1, t0, t2 for degree 17; u0, u1, t0, t1, t2 for degree 9.
 LIBRARY = (
     (17, 1.0, (0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 60242.94)),
     (17, 2.00185, (0.1917662, -1.103001, -0.01043446, 0.006585975, 1.025102, 30596.31)),
@@ -76,27 +69,31 @@ def solve(degree, c, s, weights):
     return c
 
 
-def least_distance(degree, start, low):
-    """Coefficients for singular values from `low` to 1, and the largest distance from 1 that they leave."""
+def distance_of(degree, c, s):
+    return np.abs(s * polynomial(degree, c, s * s)[0] - 1)
+
+
+def look_near(degree, c, low):
+    """The largest distance from 1 over singular values from `low` to 1, and the least that is found beginning there."""
     angle = (1 - np.cos(np.pi * np.arange(400) / 399)) / 2
     s = low + (1 - low) * angle**2.2
-    weights, c, best = np.ones_like(s), np.array(start), (math.inf, None)
+    first = best = distance_of(degree, c, s).max()
+    weights = np.ones_like(s)
     for _ in range(300):
-        c = solve(degree, c, s, weights)
-        distance = np.abs(s * polynomial(degree, c, s * s)[0] - 1)
-        if distance.max() < best[0]:
-            best = (distance.max(), c)
+        distance = distance_of(degree, c, s)
+        best = min(best, distance.max())
         weights = weights * (distance / distance.max() + 1e-7) ** 0.5
         weights /= weights.mean()
-    return best
+        c = solve(degree, c, s, weights)
+    return first, best
 
 
-def compute():
-    low, top = LEAST, 1.0
-    for degree, start in STARTS:
-        distance, c = least_distance(degree, start, low / top)
-        print(f"degree {degree}, from {low:.5f} to {top:.5f}: within {distance:.4f} of 1,", *(f"{x:.7g}" for x in c))
-        low, top = 1 - distance, MARGIN * (1 + distance)
+def search():
+    low = LEAST
+    for degree, top, c in LIBRARY:
+        first, best = look_near(degree, np.array(c), low / top)
+        print(f"degree {degree}, from {low:.5f} to {top:.5f}: within {first:.4f} of 1, near by {best:.4f}")
+        low = 1 - first
 
 
 # --- what is left of singular values ----------------------------------------------------------------------------------
@@ -173,6 +170,6 @@ def draw(path):
 
 
 if __name__ == "__main__":
-    compute()
+    search()
     report()
     draw(Path(__file__).resolve().parents[2] / "docs/images/long-steps.svg")

@@ -7,6 +7,8 @@
 #ifndef TCHI_RECORDING_H
 #define TCHI_RECORDING_H
 
+#include <string.h>
+
 #include "context.h"
 #include "list.h"
 
@@ -15,6 +17,14 @@
 typedef struct tchi_recording_key {
     int64_t part[TCHI_RECORDING_PARTS];
 } tchi_recording_key;
+
+/* A number that work is given by value, as a part of a key. */
+static inline int64_t tchi_recording_number(double number)
+{
+    int64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
 
 /* The recordings of one owner, an optimizer. All zero they are closed, and work is only done. */
 typedef struct tchi_recordings {

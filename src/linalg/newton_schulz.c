@@ -49,9 +49,9 @@ typedef struct long_step {
     double u0, u1, f0, f1, t0, t1, t2;
 } long_step;
 
-/* Three that bring singular values from 0.001 to 1 within 0.104 of 1, with room for 1.5 % of error between them: each has the
- * least largest distance from 1 that its form allows, over what the one before leaves. Computed by
- * bench/plots/long_steps.py. */
+/* Three that bring singular values from 0.001 to 1 within 0.104 of 1, with room for 1.5 % of error between them: of each form
+ * the one with the least largest distance from 1, over what the step before leaves, that a search has found.
+ * bench/plots/long_steps.py looks for better ones near by. */
 static const long_step minimax[] = {
     {17, 1.0, 0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 0.0, 60242.94},
     {17, 2.00185, 0.1917662, -1.103001, -0.01043446, 0.006585975, 1.025102, 0.0, 30596.31},
@@ -339,11 +339,6 @@ static tch_status multiply_up(tch_context *context, const schulz_arithmetic *how
     return TCH_OK;
 }
 
-static bool is_half(tch_scalar type)
-{
-    return type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
-}
-
 /* `count` steps on one Gram matrix: from x to y. */
 static tch_status run(tch_context *context, const schulz_arithmetic *how, const tchi_schulz_step *step, int32_t count,
                       const tch_matrices *x, const schulz_buffers *s)
@@ -404,7 +399,7 @@ tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ort
     layout(&s, &arena, ortho, x);
     *result = *x;
     TCHI_TRY(begin(context, ortho->eps, fine, x, &s, &scale));
-    tchi_ortho plan = ortho->longs > 0 && !fine && is_half(x->type) ? without_long_steps(ortho) : *ortho;
+    tchi_ortho plan = ortho->longs > 0 && !fine && tchi_scalar_size(x->type) == 2 ? without_long_steps(ortho) : *ortho;
     for (int32_t k = 0; k < plan.steps;) {
         int32_t count = tchi_ortho_run(&plan, k, x->rows, x->cols, fine);
         schulz_arithmetic how = arithmetic_of(x, fine, k >= plan.longs && count == 1, scale);

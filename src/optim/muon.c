@@ -7,7 +7,6 @@
  * Matrices are gathered with their short side first and in the type that is orthogonalised, so that all of one shape, lying
  * or standing, go through as one batch. */
 #include <math.h>
-#include <string.h>
 
 #include "core/check.h"
 #include "core/status.h"
@@ -114,9 +113,7 @@ static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, con
 {
     muon_run r = {.optimizer = o, .config = config, .run = *run};
     r.work = tchi_work_of(run->class, tchi_ortho_type(o->context, run->class->real));
-    int64_t eps;
-    memcpy(&eps, &config->eps, sizeof eps);
-    tchi_recording_key key = tchi_run_key(o, run, eps);
+    tchi_recording_key key = tchi_run_key(o, run, tchi_recording_number(config->eps));
     TCHI_TRY(gather(&r));
     return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
 }

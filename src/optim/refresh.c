@@ -210,19 +210,13 @@ static tch_status compute_roots(void *argument)
     return tchi_inverse_root_by(o->context, &foreign, &a, f->root, &r->how, &x, &residuals, &report);
 }
 
-static int64_t bits_of(double number)
-{
-    int64_t bits;
-    memcpy(&bits, &number, sizeof bits);
-    return bits;
-}
-
 /* Told from the keys of runs by its first part, which is below 0. */
 static tchi_recording_key key_of(const root_run *r)
 {
     int64_t family = r->family - tchi_family_at(r->optimizer, 0);
-    return (tchi_recording_key){{-1 - family, r->first, r->count, (int64_t)r->how.method, bits_of(r->how.eps),
-                                 bits_of(r->how.relative_eps), bits_of(r->how.tolerance)}};
+    return (tchi_recording_key){{-1 - family, r->first, r->count, (int64_t)r->how.method,
+                                 tchi_recording_number(r->how.eps), tchi_recording_number(r->how.relative_eps),
+                                 tchi_recording_number(r->how.tolerance)}};
 }
 
 /* The eigen method waits for the device, and so does damping by eps alone; a user's kernel may do anything. */
