@@ -1,12 +1,20 @@
 # Whether the CUDA module is built, and for which GPUs. Only nvcc and the CUDA runtime are needed to build it: cuBLAS and
 # cuSOLVER are opened at run time. Sets TORCHIUM_HAVE_CUDA, and cuda_summary, the line of the summary.
 
-set(TORCHIUM_CUDA AUTO CACHE STRING "Build the CUDA module: AUTO (where nvcc is found), ON or OFF")
+set(default AUTO)
+if(NOT "$ENV{TORCHIUM_CUDA}" STREQUAL "") # for pip, which passes no options to CMake by itself
+    set(default "$ENV{TORCHIUM_CUDA}")
+endif()
+set(TORCHIUM_CUDA "${default}" CACHE STRING
+    "Build the CUDA module: AUTO (where nvcc and GPUs to build for are found), ON or OFF")
 set_property(CACHE TORCHIUM_CUDA PROPERTY STRINGS AUTO ON OFF)
-# 90a: the kernels for Hopper use instructions of its own. Code for the newest is kept as PTX too, for what comes after.
-set(TORCHIUM_CUDA_ARCHITECTURES "75-real;80-real;86-real;89-real;90a-real;100-real;120" CACHE STRING
-    "GPUs to build for, as in CMAKE_CUDA_ARCHITECTURES")
+set(TORCHIUM_CUDA_ARCHITECTURES native CACHE STRING
+    "GPUs to build for: native (those of this machine), all, one (that of this machine or Hopper), or a list as in \
+CMAKE_CUDA_ARCHITECTURES")
 
+# 90a: the kernels for Hopper use instructions of its own. Code for the newest is kept as PTX too, for what comes after.
+set(all_architectures 75-real 80-real 86-real 89-real 90a-real 100-real 120)
+set(oldest_capability 7.5)
 # The first that knows all of these GPUs, and has cudaStreamGetDevice.
 set(oldest_toolkit 12.8)
 
@@ -37,27 +45,111 @@ function(torchium_find_nvcc)
     endif()
 endfunction()
 
+# Sets `capabilities` to those of the GPUs of this machine, such as 8.9;9.0, without those that are too old; where that
+# leaves none, the reason is in `why`. Asked at every configuration: GPUs come and go with containers.
+function(torchium_find_gpus)
+    set(capabilities "" PARENT_SCOPE)
+    if(CMAKE_CROSSCOMPILING)
+        set(why "the GPUs of another machine are not known" PARENT_SCOPE)
+        return()
+    endif()
+    unset(gpus_status CACHE)
+    unset(gpus_compiled CACHE)
+    try_run(gpus_status gpus_compiled "${PROJECT_BINARY_DIR}/gpus" "${PROJECT_SOURCE_DIR}/cmake/gpu_capabilities.c"
+            LINK_LIBRARIES ${CMAKE_DL_LIBS} RUN_OUTPUT_VARIABLE text)
+    if(NOT gpus_compiled OR NOT gpus_status EQUAL 0)
+        set(why "${text}" PARENT_SCOPE)
+        return()
+    endif()
+    string(REPLACE " " ";" found "${text}")
+    list(REMOVE_DUPLICATES found)
+    set(usable)
+    foreach(capability ${found})
+        if(capability VERSION_GREATER_EQUAL oldest_capability)
+            list(APPEND usable ${capability})
+        endif()
+    endforeach()
+    set(capabilities "${usable}" PARENT_SCOPE)
+    set(why "GPUs of compute capability ${text} are older than ${oldest_capability}" PARENT_SCOPE)
+endfunction()
+
+# Sets `architecture` to what `nvcc` is asked for so that it runs on a GPU of this capability: its own code where nvcc knows
+# it, else the newest code of its generation, else PTX of the newest, which the driver compiles.
+function(torchium_architecture_for capability)
+    execute_process(COMMAND "${nvcc}" --list-gpu-arch OUTPUT_VARIABLE text ERROR_QUIET)
+    string(REGEX MATCHALL "[0-9]+" known "${text}")
+    string(REPLACE "." "" number ${capability})
+    set(same_generation)
+    set(newest 0)
+    foreach(candidate ${known})
+        math(EXPR generation "${candidate} / 10")
+        if(capability MATCHES "^${generation}\\." AND candidate LESS_EQUAL number)
+            set(same_generation ${candidate}) # nvcc lists them in order
+        endif()
+        set(newest ${candidate})
+    endforeach()
+    if(capability VERSION_EQUAL 9.0)
+        set(architecture 90a-real PARENT_SCOPE)
+    elseif(same_generation)
+        set(architecture ${same_generation}-real PARENT_SCOPE)
+    else()
+        set(architecture ${newest}-virtual PARENT_SCOPE)
+    endif()
+endfunction()
+
+# Sets `architectures` from TORCHIUM_CUDA_ARCHITECTURES, or to nothing, with the reason in `why`, where there is no GPU.
+function(torchium_decide_architectures)
+    set(result ${TORCHIUM_CUDA_ARCHITECTURES})
+    if(result STREQUAL "all")
+        set(result ${all_architectures})
+    elseif(result MATCHES "^(native|one)$")
+        set(asked ${result})
+        set(result)
+        torchium_find_gpus()
+        foreach(capability ${capabilities})
+            torchium_architecture_for(${capability})
+            list(APPEND result ${architecture})
+        endforeach()
+        if(asked STREQUAL "one")
+            list(APPEND result 90a-real)
+            list(GET result 0 result)
+        endif()
+    endif()
+    list(REMOVE_DUPLICATES result)
+    set(architectures ${result} PARENT_SCOPE)
+    set(why "${why}; TORCHIUM_CUDA=ON builds it all the same" PARENT_SCOPE)
+endfunction()
+
 # A compiler that is there but cannot be used, such as one that refuses the host compiler, must not end an AUTO build.
 macro(torchium_decide_cuda)
     torchium_find_nvcc()
-    if(nvcc AND NOT CMAKE_CUDA_COMPILER)
+    if(nvcc)
+        torchium_decide_architectures()
+        if(NOT architectures AND NOT TORCHIUM_CUDA STREQUAL "AUTO")
+            set(architectures ${all_architectures})
+        endif()
+    endif()
+    if(architectures AND NOT CMAKE_CUDA_COMPILER)
         set(ENV{CUDACXX} "${nvcc}")
         include(CheckLanguage)
         check_language(CUDA)
         if(NOT CMAKE_CUDA_COMPILER)
-            set(why "${nvcc} does not compile here (see CMakeFiles/CMakeError.log)")
+            set(why "${nvcc} does not compile with ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} here; set \
+CUDAHOSTCXX to a C++ compiler that it takes")
         endif()
     endif()
-    if(nvcc AND CMAKE_CUDA_COMPILER)
+    if(architectures AND CMAKE_CUDA_COMPILER)
         set(TORCHIUM_HAVE_CUDA ON)
     elseif(TORCHIUM_CUDA STREQUAL "AUTO")
         set(cuda_summary "not built: ${why}")
     else()
-        message(FATAL_ERROR "TORCHIUM_CUDA is ON, but ${why}. Install the CUDA toolkit, or set CUDACXX to its nvcc.")
+        message(FATAL_ERROR "TORCHIUM_CUDA is ON, but ${why}. Install the CUDA toolkit, ${oldest_toolkit} or newer, or set "
+                            "CUDACXX to its nvcc, or build without it: TORCHIUM_CUDA=OFF.")
     endif()
 endmacro()
 
 set(TORCHIUM_HAVE_CUDA OFF)
+set(architectures)
 set(cuda_summary "not built: TORCHIUM_CUDA is OFF")
 if(TORCHIUM_CUDA AND TORCHIUM_SANITIZE)
     set(cuda_summary "not built: the sanitizers cannot look into it")
@@ -66,8 +158,8 @@ elseif(TORCHIUM_CUDA)
 endif()
 
 if(TORCHIUM_HAVE_CUDA)
-    set(CMAKE_CUDA_ARCHITECTURES ${TORCHIUM_CUDA_ARCHITECTURES})
+    set(CMAKE_CUDA_ARCHITECTURES ${architectures})
     enable_language(CUDA)
-    list(JOIN TORCHIUM_CUDA_ARCHITECTURES " " architectures)
-    set(cuda_summary "module for ${architectures}, nvcc ${CMAKE_CUDA_COMPILER_VERSION}")
+    list(JOIN architectures " " text)
+    set(cuda_summary "module for ${text}, nvcc ${CMAKE_CUDA_COMPILER_VERSION}")
 endif()

@@ -1,6 +1,6 @@
 # Turns the text file `from` into the C file `to`: an array `name`, with a NUL at its end, and `name`_size without it.
 # Run by the build. As numbers, since C17 promises string literals of 4095 characters only.
-cmake_minimum_required(VERSION 3.25)
+cmake_minimum_required(VERSION 3.22)
 file(READ "${from}" bytes HEX)
 string(LENGTH "${bytes}" digits)
 math(EXPR size "${digits} / 2")

@@ -1,7 +1,7 @@
 # Makes the folder `to` a picture of the Python package in `from`: every file a relative symbolic link, links to files that
 # are gone removed; and the folder `headers` as its folder include, where the installed package has them. Run by the
 # build.
-cmake_minimum_required(VERSION 3.25)
+cmake_minimum_required(VERSION 3.22)
 file(GLOB_RECURSE files RELATIVE "${from}" "${from}/*.py" "${from}/*.pyi" "${from}/py.typed")
 foreach(file ${files})
     get_filename_component(folder "${to}/${file}" DIRECTORY)

@@ -1,0 +1,26 @@
+# What a build cannot do without, looked for before CMake does so: one sentence that says what to install, where CMake
+# would print a page. Included twice: before project(), where no compiler is known yet, and after it.
+
+set(oldest_gnu 11)
+set(oldest_clang 14)
+
+if(NOT CMAKE_C_COMPILER_ID)
+    set(compilers cc gcc clang)
+    if(CMAKE_C_COMPILER)
+        set(compilers "${CMAKE_C_COMPILER}")
+    elseif(NOT "$ENV{CC}" STREQUAL "")
+        string(REGEX REPLACE " .*" "" compilers "$ENV{CC}")
+    endif()
+    if(NOT CMAKE_TOOLCHAIN_FILE)
+        find_program(torchium_any_compiler NAMES ${compilers} NO_CACHE)
+        if(NOT torchium_any_compiler)
+            list(JOIN compilers ", " text)
+            message(FATAL_ERROR "No C compiler was found (${text}): install gcc ${oldest_gnu} or clang ${oldest_clang} or "
+                                "newer (Debian, Ubuntu: apt-get install gcc libc6-dev), or set CC to one.")
+        endif()
+    endif()
+elseif((CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_C_COMPILER_VERSION VERSION_LESS oldest_gnu) OR
+       (CMAKE_C_COMPILER_ID STREQUAL "Clang" AND CMAKE_C_COMPILER_VERSION VERSION_LESS oldest_clang))
+    message(FATAL_ERROR "${CMAKE_C_COMPILER} is ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}: gcc ${oldest_gnu} or "
+                        "clang ${oldest_clang} or newer is needed; set CC to one.")
+endif()
