@@ -47,6 +47,11 @@ function(torchium_test_program name)
     endif()
 endfunction()
 
+# What ThreadSanitizer runs, so that nothing else need be built for it.
+if(NOT TARGET thread_tests)
+    add_custom_target(thread_tests)
+endif()
+
 # torchium_test(NAME [INTERNAL] [DEVICES] [LABELS label...] [SOURCES more.c...] [TIMEOUT seconds]): see
 # tests/CMakeLists.txt.
 function(torchium_test name)
@@ -58,6 +63,9 @@ function(torchium_test name)
     torchium_test_program(${name} ${internal} SOURCES ${arg_SOURCES})
     add_test(NAME ${name} COMMAND ${test_launcher} $<TARGET_FILE:test_${name}>)
     torchium_test_settings(${name} LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+    if("threads" IN_LIST arg_LABELS)
+        add_dependencies(thread_tests test_${name})
+    endif()
     if(arg_DEVICES AND TORCHIUM_HAVE_CUDA)
         add_test(NAME ${name}_cuda COMMAND ${test_launcher} $<TARGET_FILE:test_${name}> cuda)
         torchium_test_settings(${name}_cuda LABELS gpu TIMEOUT ${gpu_test_timeout})
@@ -77,19 +85,24 @@ function(torchium_cuda_test name)
     torchium_test_settings(${name} LABELS gpu TIMEOUT ${gpu_test_timeout})
 endfunction()
 
-# torchium_python_test(NAME [TIMEOUT seconds]): tests/python/test_NAME.py, run by pytest on the package of the build tree
-# as python_NAME; and, where the CUDA module is built, those of its tests that want a GPU as python_NAME_cuda.
+# torchium_python_test(NAME [FILES name...] [TIMEOUT seconds]): tests/python/test_NAME.py, or the files test_name.py that are
+# listed, run by one pytest on the package of the build tree as python_NAME; and, where the CUDA module is built, those
+# tests that want a GPU as python_NAME_cuda. Files share a process because loading PyTorch takes seconds.
 function(torchium_python_test name)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "")
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "FILES")
     set(folder "${CMAKE_CURRENT_SOURCE_DIR}/python")
-    set(command "${Python3_EXECUTABLE}" "${folder}/run.py" -q -p no:cacheprovider "${folder}/test_${name}.py")
+    if(NOT arg_FILES)
+        set(arg_FILES ${name})
+    endif()
+    list(TRANSFORM arg_FILES REPLACE "(.+)" "${folder}/test_\\1.py")
+    set(command "${Python3_EXECUTABLE}" "${folder}/run.py" -q -p no:cacheprovider ${arg_FILES})
     set(environment "PYTHONPATH=${PROJECT_BINARY_DIR}/python" "PYTHONDONTWRITEBYTECODE=1")
     add_test(NAME python_${name} COMMAND ${command} -m "not gpu")
     torchium_test_settings(python_${name} TIMEOUT ${arg_TIMEOUT})
     set_property(TEST python_${name} APPEND PROPERTY ENVIRONMENT ${environment})
     if(TORCHIUM_HAVE_CUDA)
         add_test(NAME python_${name}_cuda COMMAND ${command} -m gpu)
-        torchium_test_settings(python_${name}_cuda LABELS gpu TIMEOUT ${gpu_test_timeout})
+        torchium_test_settings(python_${name}_cuda LABELS gpu TIMEOUT 300)
         set_property(TEST python_${name}_cuda APPEND PROPERTY ENVIRONMENT ${environment})
     endif()
 endfunction()

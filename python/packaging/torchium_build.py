@@ -1,4 +1,4 @@
-"""The build backend for pip and its like: scikit-build-core's, and on a terminal a line that tells how far the build is.
+"""The build backend for pip and its like: scikit-build-core's, and on a terminal a line that tells how far it is.
 
 pip keeps what a build says to itself until something fails, so minutes would pass without a word. Here the output goes
 through a pipe on its way to pip: what is built, what is left out and the number of files compiled are shown on the

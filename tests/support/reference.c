@@ -1,4 +1,4 @@
-/* Sums run in the order that is kind to the cache, and that is all the tuning there is. */
+/* Sums run in the order that is kind to the cache, four terms at a time, and that is all the tuning there is. */
 #include "reference.h"
 
 #include <math.h>
@@ -7,30 +7,44 @@
 
 #include "testing.h"
 
+/* c += a row of the product: `k` factors times as many rows of b. */
+static void add_rows(int64_t k, int64_t n, const double *factor, const double *b, double *c)
+{
+    int64_t l = 0;
+    for (; l + 4 <= k; l += 4) {
+        const double *f = factor + l;
+        const double *rows = b + l * n;
+        for (int64_t j = 0; j < n; j++) {
+            c[j] += f[0] * rows[j] + f[1] * rows[n + j] + f[2] * rows[2 * n + j] + f[3] * rows[3 * n + j];
+        }
+    }
+    for (; l < k; l++) {
+        for (int64_t j = 0; j < n; j++) {
+            c[j] += factor[l] * b[l * n + j];
+        }
+    }
+}
+
 void ref_matmul(int64_t m, int64_t k, int64_t n, const double *a, const double *b, double *c)
 {
     memset(c, 0, (size_t)(m * n) * sizeof *c);
     for (int64_t i = 0; i < m; i++) {
-        for (int64_t l = 0; l < k; l++) {
-            double factor = a[i * k + l];
-            for (int64_t j = 0; j < n; j++) {
-                c[i * n + j] += factor * b[l * n + j];
-            }
-        }
+        add_rows(k, n, a + i * k, b, c + i * n);
     }
 }
 
 void ref_matmul_abs(int64_t m, int64_t k, int64_t n, const double *a, const double *b, double *c)
 {
-    memset(c, 0, (size_t)(m * n) * sizeof *c);
-    for (int64_t i = 0; i < m; i++) {
-        for (int64_t l = 0; l < k; l++) {
-            double factor = fabs(a[i * k + l]);
-            for (int64_t j = 0; j < n; j++) {
-                c[i * n + j] += factor * fabs(b[l * n + j]);
-            }
-        }
+    double *a_abs = test_alloc((size_t)(m * k + k * n + 1) * sizeof *a_abs);
+    double *b_abs = a_abs + m * k;
+    for (int64_t i = 0; i < m * k; i++) {
+        a_abs[i] = fabs(a[i]);
     }
+    for (int64_t i = 0; i < k * n; i++) {
+        b_abs[i] = fabs(b[i]);
+    }
+    ref_matmul(m, k, n, a_abs, b_abs, c);
+    free(a_abs);
 }
 
 void ref_transpose(int64_t m, int64_t n, const double *a, double *b)
@@ -45,8 +59,12 @@ void ref_transpose(int64_t m, int64_t n, const double *a, double *b)
 void ref_kronecker(int64_t m, int64_t n, const double *a, int64_t p, int64_t q, const double *b, double *out)
 {
     for (int64_t i = 0; i < m * p; i++) {
-        for (int64_t j = 0; j < n * q; j++) {
-            out[i * n * q + j] = a[i / p * n + j / q] * b[i % p * q + j % q];
+        const double *a_row = a + i / p * n;
+        const double *b_row = b + i % p * q;
+        for (int64_t j = 0; j < n; j++) {
+            for (int64_t l = 0; l < q; l++) {
+                *out++ = a_row[j] * b_row[l];
+            }
         }
     }
 }

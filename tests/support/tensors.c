@@ -130,22 +130,39 @@ void test_tensor_free(test_tensor *t)
     }
 }
 
-/* Byte offset in the block of the element with this row-major number. */
-static int64_t offset_of(const test_tensor *t, int64_t number)
+/* Goes over the elements in row-major order. Divisions to find each one anew were a third of the time of some tests. */
+typedef struct walk {
+    const test_tensor *tensor;
+    int64_t index[TCH_MAX_RANK];
+    int64_t size;
+    int64_t offset; /* of the element in the block, in bytes */
+} walk;
+
+static walk walk_start(const test_tensor *t)
 {
-    int64_t offset = 0;
+    walk w = {.tensor = t, .size = (int64_t)tch_dtype_size(t->tensor.dtype)};
+    w.offset = (int64_t)(t->tensor.byte_offset - t->block->byte_offset);
+    return w;
+}
+
+static void walk_on(walk *w)
+{
+    const test_tensor *t = w->tensor;
     for (int32_t d = t->tensor.ndim - 1; d >= 0; d--) {
-        offset += number % t->shape[d] * t->strides[d];
-        number /= t->shape[d];
+        w->offset += t->strides[d] * w->size;
+        if (++w->index[d] < t->shape[d]) {
+            return;
+        }
+        w->offset -= t->shape[d] * t->strides[d] * w->size;
+        w->index[d] = 0;
     }
-    int64_t first = (int64_t)(t->tensor.byte_offset - t->block->byte_offset);
-    return first + offset * (int64_t)tch_dtype_size(t->tensor.dtype);
 }
 
 void test_tensor_write(test_tensor *t, const double *values)
 {
-    for (int64_t i = 0; i < t->count; i++) {
-        test_encode(t->tensor.dtype, values[i], t->image + offset_of(t, i));
+    walk w = walk_start(t);
+    for (int64_t i = 0; i < t->count; i++, walk_on(&w)) {
+        test_encode(t->tensor.dtype, values[i], t->image + w.offset);
     }
     to_device(t);
 }
@@ -160,8 +177,9 @@ double *test_tensor_read(const test_tensor *t)
 {
     unsigned char *bytes = from_device(t);
     double *values = test_alloc((size_t)t->count * sizeof *values);
-    for (int64_t i = 0; i < t->count; i++) {
-        values[i] = test_decode(t->tensor.dtype, bytes + offset_of(t, i));
+    walk w = walk_start(t);
+    for (int64_t i = 0; i < t->count; i++, walk_on(&w)) {
+        values[i] = test_decode(t->tensor.dtype, bytes + w.offset);
     }
     free(bytes);
     return values;
@@ -194,10 +212,11 @@ void test_tensor_check_written(const test_tensor *t, const char *name)
 {
     unsigned char *bytes = from_device(t);
     size_t size = tch_dtype_size(t->tensor.dtype);
-    for (int64_t i = 0; i < t->count; i++) {
-        unsigned char *element = bytes + offset_of(t, i);
+    walk w = walk_start(t);
+    for (int64_t i = 0; i < t->count; i++, walk_on(&w)) {
+        unsigned char *element = bytes + w.offset;
         CHECK(!is_poison(element, size), "element %lld of %s was not written", (long long)i, name);
-        memcpy(element, t->image + offset_of(t, i), size);
+        memcpy(element, t->image + w.offset, size);
     }
     CHECK(memcmp(bytes, t->image, (size_t)t->bytes) == 0, "memory beside %s was written", name);
     free(bytes);

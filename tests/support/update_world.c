@@ -369,7 +369,10 @@ static void check_element(world *w, int64_t k, int64_t i, int64_t j, const ref_e
 static void check_bytes(const world_field *field, const char *name)
 {
     int64_t bytes = field->elements * size_of(field->type);
-    for (int64_t i = 0; field->before != NULL && i < bytes; i++) {
+    if (field->before == NULL || memcmp(field->before, field->after, (size_t)bytes) == 0) {
+        return;
+    }
+    for (int64_t i = 0; i < bytes; i++) {
         CHECK(field->before[i] == field->after[i], "%s: byte %lld of element %lld (of %lld) was changed", name,
               (long long)(i % size_of(field->type)), (long long)(i / size_of(field->type)), (long long)field->elements);
     }
