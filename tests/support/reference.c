@@ -51,10 +51,10 @@ void ref_kronecker(int64_t m, int64_t n, const double *a, int64_t p, int64_t q, 
     }
 }
 
-/* A rotation by the angle with sine s and cosine c, as the change that it makes: r = s / (1 + c) is the tangent of half the
- * angle. Formed as c x - s y, each of the thousands of small rotations that end the iteration would round what it hardly
- * changes, and the eigenvectors would lose more of their lengths than an eigensolver under test may: |V'V - I| reached 1.5
- * times the bound of tests/test_conformance_eigen.c. So, what is rounded shrinks with s. */
+/* A rotation by the angle with sine s and cosine c, as the change that it makes: r = s / (1 + c) is the tangent of
+ * half the angle. Formed as c x - s y, each of the thousands of small rotations that end the iteration would round
+ * what it hardly changes, and the eigenvectors would lose more of their lengths than an eigensolver under test may:
+ * |V'V - I| reached 1.5 times the bound of tests/test_conformance_eigen.c. So, what is rounded shrinks with s. */
 static void rotate(double *x, double *y, double s, double r)
 {
     double before = *x;
