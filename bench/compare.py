@@ -166,16 +166,25 @@ class Comparison:
         self.add("sample gradients", size, dtype, 1.0, times, errors, 2.0 * errors[1])
 
 
+def processor():
+    """The processor's name; on ARM, whose kernels do not tell it, the numbers of its maker and its kind of core."""
+    found = {}
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                found.setdefault(key.strip(), value.strip())
+    except OSError:
+        pass
+    if "CPU part" in found:
+        return f"ARM processor, implementer {found.get('CPU implementer', '?')} part {found['CPU part']}"
+    return found.get("model name") or platform.processor() or platform.machine()
+
+
 def machine():
     """What the figures were measured on, without naming a host."""
-    model = platform.processor()
-    try:
-        with open("/proc/cpuinfo", encoding="ascii") as lines:
-            model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
     return {
-        "processor": model,
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -2,6 +2,17 @@
 # become errors where CMAKE_COMPILE_WARNING_AS_ERROR is set, as the debug and sanitizer presets do. nvcc has warning
 # options of its own, which the CUDA module adds.
 
+# GCC 12.1 and 12.2 for aarch64 crash at -O3 ("internal compiler error: in vect_transform_reduction") where a loop takes
+# the largest or the smallest of numbers narrower than the result, as in w = fmax(w, (double)x[i]) over floats: GCC 12
+# learned to vectorize reductions by fmax and fmin, and does not expect to need several vectors of doubles for one of
+# floats. It is their bug 108608, mended in 12.3. Without the built-in functions such loops call the C library instead,
+# and nothing else is compiled differently; no loop whose speed matters has one.
+set(TORCHIUM_FMAX_BREAKS_COMPILER OFF)
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$"
+        AND CMAKE_C_COMPILER_VERSION VERSION_GREATER_EQUAL 12 AND CMAKE_C_COMPILER_VERSION VERSION_LESS 12.3)
+    set(TORCHIUM_FMAX_BREAKS_COMPILER ON)
+endif()
+
 function(torchium_compile_options target)
     set_target_properties(${target} PROPERTIES C_STANDARD 17 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF)
     target_compile_definitions(${target} PRIVATE _POSIX_C_SOURCE=200809L)
@@ -10,6 +21,15 @@ function(torchium_compile_options target)
     if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
         # A message that does not fit its buffer is cut, on purpose and everywhere.
         target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-Wshadow=local;-Wno-format-truncation>")
+    endif()
+    if(CMAKE_C_COMPILER_ID MATCHES "Clang")
+        # It warns of each loop marked with "omp simd" that it does not vectorize, such as the maximum of floats that may
+        # be NaN. The mark allows reordering and is no promise; the result is the same.
+        target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C>:-Wno-pass-failed>")
+    endif()
+    if(TORCHIUM_FMAX_BREAKS_COMPILER)
+        target_compile_options(${target} PRIVATE
+            "$<$<COMPILE_LANGUAGE:C>:-fno-builtin-fmax;-fno-builtin-fmaxf;-fno-builtin-fmin;-fno-builtin-fminf>")
     endif()
     if(TORCHIUM_SANITIZE)
         target_compile_options(${target} PRIVATE -fsanitize=${TORCHIUM_SANITIZE} -fno-sanitize-recover=all

@@ -240,8 +240,7 @@ static const char *const odd_names[] = {
     "quote \" backslash \\ slash /",
     "tab\tnewline\nbell\a",
     "\x7f",
-    "gr\xc3\xb6\xc3\x9f"
-    "e",
+    "gr\303\266\303\237e", /* octal ends after three digits, where \x would go on and take the e */
     "\xe9\x87\x8d\xe3\x81\xbf",
     "\xf0\x9f\x94\xa5",
     "{\"dtype\":",

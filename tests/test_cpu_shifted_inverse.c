@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/cpu/flush_subnormals.h"
 #include "backends/cpu/shifted_inverse.h"
 #include "support/random.h"
 #include "support/reference.h"
@@ -530,6 +531,24 @@ static void test_inside_a_parallel_region(void **state)
     }
 }
 
+/* Half of the smallest normal number is zero while subnormal ones are flushed, and itself before and after. */
+static void test_subnormals(void **state)
+{
+    (void)state;
+#if !defined(__SSE2__) && !defined(__aarch64__)
+    skip();
+#endif
+    volatile double smallest = DBL_MIN;
+    volatile float smallest_float = FLT_MIN;
+    const unsigned before = flush_subnormals();
+    volatile double half = smallest / 2;
+    volatile float half_float = smallest_float / 2;
+    restore_subnormals(before);
+    volatile double again = smallest / 2;
+    assert_true(half == 0 && half_float == 0);
+    assert_true(again == DBL_MIN / 2 && again > 0);
+}
+
 int main(int argc, char **argv)
 {
     test_begin(argc, argv);
@@ -551,6 +570,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_not_positive_definite),
         cmocka_unit_test(test_empty),
         cmocka_unit_test(test_inside_a_parallel_region),
+        cmocka_unit_test(test_subnormals),
     };
     return cmocka_run_group_tests_name("cpu_shifted_inverse", tests, NULL, NULL);
 }

@@ -145,8 +145,10 @@ static void no_compiler(void **state)
         skip();
     }
     char *path = strdup(getenv("PATH"));
+    char *wanted = getenv("TORCHIUM_CXX") != NULL ? strdup(getenv("TORCHIUM_CXX")) : NULL;
     setenv("PATH", "/nowhere", 1);
     unsetenv("CXX");
+    unsetenv("TORCHIUM_CXX");
     tch_status status = compile(*state, "__global__ void f() {}\n", "f", &kernel);
     setenv("PATH", path, 1);
     CHECK(status == TCH_ERR_UNAVAILABLE && strstr(tch_last_error(), "apt-get install g++") != NULL, "gave %s: %s",
@@ -156,6 +158,10 @@ static void no_compiler(void **state)
     unsetenv("TORCHIUM_CXX");
     CHECK(status == TCH_ERR_UNAVAILABLE && strstr(tch_last_error(), "TORCHIUM_CXX") != NULL, "gave %s: %s",
           tch_status_name(status), tch_last_error());
+    if (wanted != NULL) {
+        setenv("TORCHIUM_CXX", wanted, 1);
+    }
+    free(wanted);
     free(path);
 }
 

@@ -28,7 +28,7 @@ void tchi_range_pop(tch_context *context);
 
 /* The same until the end of the enclosing block, whichever way it is left. */
 #define TCHI_RANGE(context, name)                                                                                      \
-    __attribute__((cleanup(tchi_range_close))) tch_context *tchi_range_ = tchi_range_open((context), (name))
+    __attribute__((cleanup(tchi_range_close), unused)) tch_context *tchi_range_ = tchi_range_open((context), (name))
 tch_context *tchi_range_open(tch_context *context, const char *name);
 void tchi_range_close(tch_context **context);
 

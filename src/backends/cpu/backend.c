@@ -9,9 +9,9 @@
 
 #include "core/threads.h"
 
-#include "cpu_features.h"
 #include "eigh.h"
 #include "kernel.h"
+#include "processor.h"
 #include "shifted_inverse.h"
 
 #define ALIGNMENT 256
@@ -35,12 +35,12 @@ static int32_t device_count(char *reason, size_t reason_size)
     return 1;
 }
 
-/* The value of the first line of /proc/cpuinfo or /proc/meminfo that begins with `key`; empty when there is none. */
-static void read_proc(const char *path, const char *key, char *value, size_t size)
+/* The value of the first line of /proc/meminfo that begins with `key`; empty when there is none. */
+static void read_meminfo(const char *key, char *value, size_t size)
 {
     char line[512];
     value[0] = '\0';
-    FILE *file = fopen(path, "r");
+    FILE *file = fopen("/proc/meminfo", "r");
     if (file == NULL) {
         return;
     }
@@ -60,7 +60,7 @@ static int64_t free_memory(void)
 {
     char value[64];
     long long kilobytes = 0;
-    read_proc("/proc/meminfo", "MemAvailable", value, sizeof value);
+    read_meminfo("MemAvailable", value, sizeof value);
     if (sscanf(value, "%lld", &kilobytes) == 1) {
         return kilobytes * 1024;
     }
@@ -84,12 +84,11 @@ static int32_t usable_cores(void)
 static tch_status device_info(int32_t index, tch_device_info *info)
 {
     (void)index;
-    read_proc("/proc/cpuinfo", "model name", info->name, sizeof info->name);
-    if (info->name[0] == '\0') {
-        snprintf(info->name, sizeof info->name, "CPU");
-    }
-    snprintf(info->features, sizeof info->features, "%s%sloops: %s", tchi_cpu_has_avx2() ? "avx2 fma " : "",
-             tchi_cpu_has_avx512() ? "avx512 " : "", tchi_loops_name());
+    char features[128];
+    tchi_cpu_processor_name(info->name, sizeof info->name);
+    tchi_cpu_processor_features(features, sizeof features);
+    snprintf(info->features, sizeof info->features, "%s%sloops: %s", features, features[0] != '\0' ? " " : "",
+             tchi_loops_name());
     info->processors = usable_cores();
     return memory_info(NULL, &info->total_memory, &info->free_memory);
 }

@@ -19,6 +19,23 @@ static inline void restore_subnormals(unsigned before)
 {
     _mm_setcsr(before);
 }
+#elif defined(__aarch64__)
+#include <stdint.h>
+
+/* Bit 24 of FPCR flushes results and reads operands as zero, both at once. The memory clobbers keep loads and stores, and
+ * so the arithmetic between them, on their side of the change. */
+static inline unsigned flush_subnormals(void)
+{
+    uint64_t before;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before)::"memory");
+    __asm__ volatile("msr fpcr, %0" ::"r"(before | (uint64_t)1 << 24) : "memory");
+    return (unsigned)before; /* the upper half is reserved, and zero */
+}
+
+static inline void restore_subnormals(unsigned before)
+{
+    __asm__ volatile("msr fpcr, %0" ::"r"((uint64_t)before) : "memory");
+}
 #else
 static inline unsigned flush_subnormals(void)
 {

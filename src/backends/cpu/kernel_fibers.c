@@ -2,25 +2,32 @@
  * whose waiting is over are found, as CUDA has it: a thread that has returned counts as having come. A wait that can never
  * end is an error. One tchi_fibers serves one thread of the CPU, and keeps its stacks from block to block.
  *
- * Stacks are not taken from the library's allocator: below each lies a page that must not be touched. */
+ * Stacks are not taken from the library's allocator: below each lies a page that must not be touched.
+ *
+ * Switching is a few instructions on x86-64 and aarch64, and swapcontext, which asks the kernel each time, elsewhere. A
+ * test defines TCHI_FIBERS_UCONTEXT to try the latter on any processor. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
+#include <unistd.h>
 
 #include "kernel.h"
 
-#define STACK_BYTES 65536
-#define GUARD_BYTES 4096
-#define STRIDE (STACK_BYTES + GUARD_BYTES)
+#if defined(__x86_64__) && !defined(TCHI_FIBERS_UCONTEXT)
+#define SWITCH_X86_64
+#elif defined(__aarch64__) && defined(__ELF__) && !defined(TCHI_FIBERS_UCONTEXT)
+#define SWITCH_AARCH64
+#else
+#include <ucontext.h>
+#endif
+
+#define STACK_BYTES 65536 /* at least: whole pages, which some kernels for ARM have of 64 KiB */
 #define LANES 32
 
 typedef enum fiber_state { READY, WAITING, DONE } fiber_state;
 
-#if defined(__x86_64__)
+#if defined(SWITCH_X86_64) || defined(SWITCH_AARCH64)
 typedef void *fiber_place; /* the stack pointer */
 #else
 typedef ucontext_t fiber_place;
@@ -37,8 +44,10 @@ struct tchi_fibers {
     tchi_cpu_launch launch;
     const tchi_cpu_kernel_entry *entry;
     char *stacks;
-    int count;   /* threads of the block */
-    int current; /* the one that runs */
+    size_t guard;  /* bytes of the page below a stack */
+    size_t stride; /* from one stack to the next, the page included */
+    int count;     /* threads of the block */
+    int current;   /* the one that runs */
     int alive;
     int failed;
     fiber_place home;
@@ -50,13 +59,35 @@ struct tchi_fibers {
 
 static void run_thread(tchi_fibers *f);
 
-#if defined(__x86_64__)
+#if defined(SWITCH_X86_64) || defined(SWITCH_AARCH64)
 
 /* Stores where it stands in *from and goes on at `to`: what the calling convention lets a function change is the compiler's
- * concern, the rest lies on the stack. A new stack begins in tchi_fiber_begin, with its argument in r12. */
+ * concern, the rest lies on the stack. A new stack begins in tchi_fiber_begin, with its argument in a register that was
+ * loaded from there: r12 or x19. */
 void tchi_fiber_switch(void **from, void *to);
 void tchi_fiber_begin(void);
 void tchi_fiber_main(tchi_fibers *f);
+
+__attribute__((visibility("hidden"), used)) void tchi_fiber_main(tchi_fibers *f)
+{
+    run_thread(f);
+}
+
+static void go(fiber_place *from, fiber_place *to)
+{
+    tchi_fiber_switch(from, *to);
+}
+
+/* Stacks begin at different cache lines of their pages, since lines a page apart drive each other out of the cache. */
+static uintptr_t *top_of(const tchi_fibers *f, int number)
+{
+    return (uintptr_t *)(f->stacks + (size_t)(number + 1) * f->stride - (size_t)(number % 64) * 64);
+}
+
+#endif
+
+#if defined(SWITCH_X86_64)
+
 __asm__(".text\n"
         ".p2align 4\n"
         ".hidden tchi_fiber_switch\n"
@@ -88,27 +119,72 @@ __asm__(".text\n"
         "    hlt\n"
         ".size tchi_fiber_begin, . - tchi_fiber_begin\n");
 
-__attribute__((visibility("hidden"), used)) void tchi_fiber_main(tchi_fibers *f)
-{
-    run_thread(f);
-}
-
 /* From below: the six registers in the order in which they are popped, the address to return to, and two words that leave
- * the stack aligned as a call wants it. Stacks begin at different cache lines of their pages, since lines a page apart drive
- * each other out of the cache. */
+ * the stack aligned as a call wants it. */
 static void set_up(tchi_fibers *f, int number)
 {
-    uintptr_t *top = (uintptr_t *)(f->stacks + (size_t)(number + 1) * STRIDE - (size_t)(number % 64) * 64);
-    uintptr_t *sp = top - 9;
+    uintptr_t *sp = top_of(f, number) - 9;
     memset(sp, 0, 9 * sizeof *sp);
     sp[3] = (uintptr_t)f; /* r12 */
     sp[6] = (uintptr_t)tchi_fiber_begin;
     f->list[number].place = sp;
 }
 
-static void go(fiber_place *from, fiber_place *to)
+#elif defined(SWITCH_AARCH64)
+
+/* Kept are x19 to x28, the frame pointer x29, the return address x30 and the lower halves of v8 to v15. "hint #34" is
+ * "bti c", where an indirect call may land in a program that checks that; older processors pass over it. Returns are
+ * not checked so, and the return address is stored as it is: each function has signed its own before it comes here. */
+__asm__(".text\n"
+        ".p2align 4\n"
+        ".hidden tchi_fiber_switch\n"
+        ".globl tchi_fiber_switch\n"
+        ".type tchi_fiber_switch, %function\n"
+        "tchi_fiber_switch:\n"
+        "    hint #34\n"
+        "    stp x19, x20, [sp, #-160]!\n"
+        "    stp x21, x22, [sp, #16]\n"
+        "    stp x23, x24, [sp, #32]\n"
+        "    stp x25, x26, [sp, #48]\n"
+        "    stp x27, x28, [sp, #64]\n"
+        "    stp x29, x30, [sp, #80]\n"
+        "    stp d8, d9, [sp, #96]\n"
+        "    stp d10, d11, [sp, #112]\n"
+        "    stp d12, d13, [sp, #128]\n"
+        "    stp d14, d15, [sp, #144]\n"
+        "    mov x9, sp\n"
+        "    str x9, [x0]\n"
+        "    mov sp, x1\n"
+        "    ldp x21, x22, [sp, #16]\n"
+        "    ldp x23, x24, [sp, #32]\n"
+        "    ldp x25, x26, [sp, #48]\n"
+        "    ldp x27, x28, [sp, #64]\n"
+        "    ldp x29, x30, [sp, #80]\n"
+        "    ldp d8, d9, [sp, #96]\n"
+        "    ldp d10, d11, [sp, #112]\n"
+        "    ldp d12, d13, [sp, #128]\n"
+        "    ldp d14, d15, [sp, #144]\n"
+        "    ldp x19, x20, [sp], #160\n"
+        "    ret\n"
+        ".size tchi_fiber_switch, . - tchi_fiber_switch\n"
+        ".hidden tchi_fiber_begin\n"
+        ".globl tchi_fiber_begin\n"
+        ".type tchi_fiber_begin, %function\n"
+        "tchi_fiber_begin:\n"
+        "    hint #34\n"
+        "    mov x0, x19\n"
+        "    bl tchi_fiber_main\n"
+        "    brk #1\n"
+        ".size tchi_fiber_begin, . - tchi_fiber_begin\n");
+
+/* From below: the twenty words in the order in which they are stored. A frame pointer of 0 ends the list of frames. */
+static void set_up(tchi_fibers *f, int number)
 {
-    tchi_fiber_switch(from, *to);
+    uintptr_t *sp = top_of(f, number) - 20;
+    memset(sp, 0, 20 * sizeof *sp);
+    sp[0] = (uintptr_t)f; /* x19 */
+    sp[11] = (uintptr_t)tchi_fiber_begin;
+    f->list[number].place = sp;
 }
 
 #else
@@ -123,8 +199,8 @@ static void set_up(tchi_fibers *f, int number)
     ucontext_t *place = &f->list[number].place;
     /* cppcheck-suppress getcontextCalled ; left out of POSIX, still in every C library that this path is for */
     getcontext(place);
-    place->uc_stack.ss_sp = f->stacks + (size_t)number * STRIDE + GUARD_BYTES;
-    place->uc_stack.ss_size = STACK_BYTES;
+    place->uc_stack.ss_sp = f->stacks + (size_t)number * f->stride + f->guard;
+    place->uc_stack.ss_size = f->stride - f->guard;
     place->uc_link = NULL;
     makecontext(place, (void (*)(void))begin, 2, (unsigned)((uint64_t)(uintptr_t)f >> 32), (unsigned)(uintptr_t)f);
 }
@@ -321,16 +397,16 @@ const char *tchi_fibers_run(tchi_fibers *f, const tchi_cpu_kernel_entry *entry, 
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 
 /* Pages of stacks that no thread runs on are never touched, and cost addresses only. */
-static char *map_stacks(void)
+static char *map_stacks(size_t guard, size_t stride)
 {
-    size_t bytes = (size_t)TCHI_CPU_BLOCK_THREADS * STRIDE;
+    size_t bytes = (size_t)TCHI_CPU_BLOCK_THREADS * stride;
     /* cppcheck-suppress invalidFunctionArg ; memory without a file is asked for with -1 */
     char *stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) {
         return NULL;
     }
     for (int i = 0; i < TCHI_CPU_BLOCK_THREADS; i++) {
-        if (mprotect(stacks + (size_t)i * STRIDE, GUARD_BYTES, PROT_NONE) != 0) {
+        if (mprotect(stacks + (size_t)i * stride, guard, PROT_NONE) != 0) {
             munmap(stacks, bytes);
             return NULL;
         }
@@ -345,7 +421,9 @@ tchi_fibers *tchi_fibers_create(void)
     if (f == NULL) {
         return NULL;
     }
-    f->stacks = map_stacks();
+    f->guard = (size_t)sysconf(_SC_PAGESIZE);
+    f->stride = (STACK_BYTES + f->guard - 1) / f->guard * f->guard + f->guard;
+    f->stacks = map_stacks(f->guard, f->stride);
     if (f->stacks == NULL) {
         host->release(f, sizeof *f);
         return NULL;
@@ -355,6 +433,6 @@ tchi_fibers *tchi_fibers_create(void)
 
 void tchi_fibers_destroy(tchi_fibers *f)
 {
-    munmap(f->stacks, (size_t)TCHI_CPU_BLOCK_THREADS * STRIDE);
+    munmap(f->stacks, (size_t)TCHI_CPU_BLOCK_THREADS * f->stride);
     tchi_cpu_host()->release(f, sizeof *f);
 }

@@ -19,10 +19,6 @@
 /* Columns of a block that is added to more than once and should stay near the core meanwhile. */
 #define MOST_COLS 1024
 
-/* Longer sums into more elements than this are left to BLAS: with 512 terms it was 9 % faster for 4096 by 4096, and 3 %
- * slower for 1024 by 1024. */
-#define MOST_ELEMENTS ((int64_t)4 << 20)
-
 typedef struct thin_job {
     const tch_matrices *a, *b, *c;
     float alpha;
@@ -30,7 +26,7 @@ typedef struct thin_job {
     int64_t down, across; /* blocks of one matrix */
     int past_caches;      /* the result is large, and its pages are there */
     int untouched;        /* it is large, and they are not */
-    tchi_thin_product product;
+    const tchi_thin_product *product;
 } thin_job;
 
 /* The whole pages of these bytes. */
@@ -67,7 +63,7 @@ static void thin_block(void *argument, int64_t index, int thread)
     if (t->untouched && col == 0) {
         ask_for_pages(j.c, ((j.rows - 1) * j.ldc + t->c->cols) * (int64_t)sizeof *j.c);
     }
-    t->product(&j);
+    t->product->run(&j);
 }
 
 /* One page in the middle stands for all. */
@@ -86,7 +82,7 @@ static void choose_writing(thin_job *job)
     int aligned = (uintptr_t)c->data % 64 == 0 && c->ld % 16 == 0 && (c->batch < 2 || c->stride % 16 == 0);
     if (bytes >= LARGE) {
         int resident = is_resident(tchi_cpu_row(c, c->batch / 2, c->rows / 2));
-        job->past_caches = resident && aligned && job->a->rows <= TCHI_THIN_ONE_PASS;
+        job->past_caches = resident && aligned && job->a->rows <= job->product->one_pass;
         job->untouched = !resident;
     }
 }
@@ -95,7 +91,7 @@ static void choose_writing(thin_job *job)
 static void choose_blocks(thin_job *job, int64_t threads)
 {
     const tch_matrices *c = job->c;
-    job->block_cols = job->a->rows > TCHI_THIN_ONE_PASS ? at_most(c->cols, MOST_COLS) : c->cols;
+    job->block_cols = job->a->rows > job->product->one_pass ? at_most(c->cols, MOST_COLS) : c->cols;
     job->across = (c->cols + job->block_cols - 1) / job->block_cols;
     job->down = (c->rows + TCHI_THIN_MOST_ROWS - 1) / TCHI_THIN_MOST_ROWS;
     int64_t beside = c->batch * job->across;
@@ -103,23 +99,24 @@ static void choose_blocks(thin_job *job, int64_t threads)
         job->down++;
     }
     int64_t rows = (c->rows + job->down - 1) / job->down;
-    job->block_rows = (rows + TCHI_THIN_ROWS - 1) / TCHI_THIN_ROWS * TCHI_THIN_ROWS;
+    int64_t tile = job->product->rows;
+    job->block_rows = (rows + tile - 1) / tile * tile;
     job->down = (c->rows + job->block_rows - 1) / job->block_rows;
 }
 
-static int is_suited(const tch_matrices *a, const tch_matrices *c)
+static int is_suited(const tchi_thin_product *product, const tch_matrices *a, const tch_matrices *c)
 {
-    if (c->type != TCH_SCALAR_F32 || c->rows < TCHI_THIN_ROWS || c->cols < TCHI_THIN_COLS) {
+    if (product == NULL || c->type != TCH_SCALAR_F32 || c->rows < product->rows || c->cols < product->cols) {
         return 0;
     }
-    return a->rows <= TCHI_THIN_ONE_PASS || c->rows * c->cols <= MOST_ELEMENTS;
+    return a->rows <= product->one_pass || c->rows * c->cols <= product->most_elements;
 }
 
 int tchi_cpu_thin_product(const tchi_cpu_state *state, double alpha, const tch_matrices *a, const tch_matrices *b,
                           const tch_matrices *c)
 {
     thin_job job = {.a = a, .b = b, .c = c, .alpha = (float)alpha, .product = tchi_thin_product_now()};
-    if (job.product == NULL || !is_suited(a, c)) {
+    if (!is_suited(job.product, a, c)) {
         return 0;
     }
     choose_writing(&job);

@@ -257,6 +257,11 @@ static inline long long clock64()
 {
 #if defined(__x86_64__)
     return (long long)__builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    unsigned long long ticks, each_second; /* from 24 million to a billion: brought near a processor's clock */
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+    __asm__("mrs %0, cntfrq_el0" : "=r"(each_second));
+    return (long long)(each_second > 0 && each_second < 1000000000 ? ticks * (1000000000 / each_second) : ticks);
 #else
     static thread_local long long ticks;
     return ++ticks;

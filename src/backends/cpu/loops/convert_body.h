@@ -1,5 +1,6 @@
 /* Conversions between float types over contiguous runs, rounding to nearest even, done on the bits so that every
- * compiler and processor gives the same result and the loops vectorise. */
+ * compiler and processor gives the same result and the loops vectorise. A file that defines OWN_HALVES brings its own
+ * f16_to_f32 and f32_to_f16. */
 #include "loops.h"
 
 #include <string.h>
@@ -89,6 +90,7 @@ static void f32_to_f64(int64_t n, const void *src, void *dst)
     }
 }
 
+#if !defined(OWN_HALVES)
 static void f16_to_f32(int64_t n, const void *src, void *dst)
 {
     const uint16_t *x = src;
@@ -98,21 +100,22 @@ static void f16_to_f32(int64_t n, const void *src, void *dst)
     }
 }
 
-static void f16_to_f64(int64_t n, const void *src, void *dst)
-{
-    const uint16_t *x = src;
-    double *y = dst;
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = (double)half_to_float(x[i]);
-    }
-}
-
 static void f32_to_f16(int64_t n, const void *src, void *dst)
 {
     const float *x = src;
     uint16_t *y = dst;
     for (int64_t i = 0; i < n; i++) {
         y[i] = float_to_half(x[i]);
+    }
+}
+#endif
+
+static void f16_to_f64(int64_t n, const void *src, void *dst)
+{
+    const uint16_t *x = src;
+    double *y = dst;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = (double)half_to_float(x[i]);
     }
 }
 

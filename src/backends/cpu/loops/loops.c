@@ -1,5 +1,5 @@
-/* The choice of loops by what the processor can do. TORCHIUM_CPU (plain, avx2 or avx512) lowers it, for tests and for
- * finding out which one is at fault. */
+/* The choice of loops by what the processor can do. TORCHIUM_CPU (plain, avx2 or avx512; plain or neon) lowers it, for
+ * tests and for finding out which one is at fault. */
 #include "loops.h"
 
 #include <pthread.h>
@@ -12,7 +12,7 @@ typedef struct level {
     const char *name;
     const tchi_loops *f32, *f64;
     const tchi_conversions *conversions;
-    tchi_thin_product thin_product;
+    const tchi_thin_product *thin_product;
 } level;
 
 static const level plain = {"plain", &tchi_loops_f32_plain, &tchi_loops_f64_plain, &tchi_conversions_plain, NULL};
@@ -20,7 +20,7 @@ static const level plain = {"plain", &tchi_loops_f32_plain, &tchi_loops_f64_plai
 #if defined(__x86_64__)
 static const level avx2 = {"avx2", &tchi_loops_f32_avx2, &tchi_loops_f64_avx2, &tchi_conversions_avx2, NULL};
 static const level avx512 = {"avx512", &tchi_loops_f32_avx512, &tchi_loops_f64_avx512, &tchi_conversions_avx512,
-                             tchi_thin_product_avx512};
+                             &tchi_thin_product_avx512};
 
 static const level *widest_level(void)
 {
@@ -31,6 +31,16 @@ static const level *widest_level(void)
         return &avx512;
     }
     return tchi_cpu_has_avx2() && !no_wide ? &avx2 : &plain;
+}
+#elif defined(__aarch64__)
+static const level neon = {"neon", &tchi_loops_f32_neon, &tchi_loops_f64_neon, &tchi_conversions_neon,
+                           &tchi_thin_product_neon};
+
+/* Every processor for aarch64 has these vectors; the plain text is compiled for them too. */
+static const level *widest_level(void)
+{
+    const char *asked = getenv("TORCHIUM_CPU");
+    return asked != NULL && strcmp(asked, "plain") == 0 ? &plain : &neon;
 }
 #else
 static const level *widest_level(void)
@@ -59,7 +69,7 @@ const tchi_loops *tchi_loops_for(tch_scalar type)
     return type == TCH_SCALAR_F64 ? l->f64 : l->f32;
 }
 
-tchi_thin_product tchi_thin_product_now(void)
+const tchi_thin_product *tchi_thin_product_now(void)
 {
     return level_now()->thin_product;
 }

@@ -1,6 +1,7 @@
 /* The loops of the CPU backend that are not BLAS: over contiguous runs of one row, in every precision and for every
  * instruction set. A table holds one precision; tchi_loops_for picks the widest instruction set the processor has.
- * The three sets are the same text (loops_body.h) compiled with other flags, so the plain one is the reference. */
+ * The sets for x86-64 are the same text (loops_body.h) compiled with other flags, so the plain one is the reference.
+ * That for aarch64 differs in the loops of which the compiler makes less than the processor can do (loops_neon.h). */
 #ifndef TCHI_CPU_LOOPS_H
 #define TCHI_CPU_LOOPS_H
 
@@ -33,12 +34,9 @@ typedef struct tchi_loops {
 
 const tchi_loops *tchi_loops_for(tch_scalar type);
 
-/* C = alpha A' B in float32: A is `inner` by `rows`, at most TCHI_THIN_MOST_ROWS, and B is `inner` by `cols`; tiles of C
- * have TCHI_THIN_ROWS by TCHI_THIN_COLS. `past_caches`: C is written without being read into the caches first, which wants
- * its rows aligned to 64 bytes and at most TCHI_THIN_ONE_PASS terms in a sum. */
-#define TCHI_THIN_ROWS 8
-#define TCHI_THIN_COLS 32
-#define TCHI_THIN_ONE_PASS 256
+/* C = alpha A' B in float32: A is `inner` by `rows`, at most TCHI_THIN_MOST_ROWS, and B is `inner` by `cols`.
+ * `past_caches`: C is written without being read into the caches first, which wants its rows aligned to 64 bytes and
+ * a sum of one pass. */
 #define TCHI_THIN_MOST_ROWS 256
 typedef struct tchi_thin_job {
     const float *a, *b;
@@ -48,10 +46,17 @@ typedef struct tchi_thin_job {
     float alpha;
     int past_caches;
 } tchi_thin_job;
-typedef void (*tchi_thin_product)(const tchi_thin_job *job);
+
+/* How an instruction set does it, and for what it is meant. */
+typedef struct tchi_thin_product {
+    void (*run)(const tchi_thin_job *job);
+    int64_t rows, cols;    /* of the tiles of C */
+    int64_t one_pass;      /* terms that are summed in registers, for any C */
+    int64_t most_elements; /* of C for longer sums, which go through C */
+} tchi_thin_product;
 
 /* NULL where the instruction set in use has none. */
-tchi_thin_product tchi_thin_product_now(void);
+const tchi_thin_product *tchi_thin_product_now(void);
 
 /* dst = src between float types, contiguous; and the name of the instruction set in use. */
 void tchi_convert(int64_t n, tch_scalar dst_type, void *dst, tch_scalar src_type, const void *src);
@@ -63,7 +68,10 @@ extern const tchi_loops tchi_loops_f32_avx2;
 extern const tchi_loops tchi_loops_f64_avx2;
 extern const tchi_loops tchi_loops_f32_avx512;
 extern const tchi_loops tchi_loops_f64_avx512;
-void tchi_thin_product_avx512(const tchi_thin_job *job);
+extern const tchi_loops tchi_loops_f32_neon;
+extern const tchi_loops tchi_loops_f64_neon;
+extern const tchi_thin_product tchi_thin_product_avx512;
+extern const tchi_thin_product tchi_thin_product_neon;
 
 /* Conversions between two precisions; indices are tch_scalar, float types only. */
 typedef void (*tchi_convert_run)(int64_t n, const void *src, void *dst);
@@ -73,5 +81,6 @@ typedef struct tchi_conversions {
 extern const tchi_conversions tchi_conversions_plain;
 extern const tchi_conversions tchi_conversions_avx2;
 extern const tchi_conversions tchi_conversions_avx512;
+extern const tchi_conversions tchi_conversions_neon;
 
 #endif

@@ -14,6 +14,8 @@ static const level levels[] = {
 #if defined(__x86_64__)
     {"avx512", &tchi_cpu_steps_f32_avx512, &tchi_cpu_steps_f64_avx512},
     {"avx2", &tchi_cpu_steps_f32_avx2, &tchi_cpu_steps_f64_avx2},
+#elif defined(__aarch64__)
+    {"neon", &tchi_cpu_steps_f32_neon, &tchi_cpu_steps_f64_neon},
 #endif
     {"plain", &tchi_cpu_steps_f32_plain, &tchi_cpu_steps_f64_plain}, /* the last one serves every other name */
 };

@@ -50,5 +50,7 @@ extern const tchi_cpu_steps tchi_cpu_steps_f32_avx2;
 extern const tchi_cpu_steps tchi_cpu_steps_f64_avx2;
 extern const tchi_cpu_steps tchi_cpu_steps_f32_avx512;
 extern const tchi_cpu_steps tchi_cpu_steps_f64_avx512;
+extern const tchi_cpu_steps tchi_cpu_steps_f32_neon;
+extern const tchi_cpu_steps tchi_cpu_steps_f64_neon;
 
 #endif

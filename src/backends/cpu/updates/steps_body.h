@@ -1,5 +1,6 @@
 /* The optimizers' loops in one precision, REAL, for whatever instruction set the including file is compiled for. Square
- * roots and divisions are the exact ones: results must be within rounding of a GPU's. */
+ * roots and divisions are the exact ones: results must be within rounding of a GPU's. A file that defines OWN_TRANSPOSE
+ * brings its own transpose. */
 #include "steps.h"
 
 #include <math.h>
@@ -75,6 +76,7 @@ static void whiten(int64_t n, double root, double eps, double factor, const void
     }
 }
 
+#if !defined(OWN_TRANSPOSE)
 /* Written along rows and read down columns: strided stores were measured at twice the time. The caller cuts matrices
  * into tiles that fit the nearest cache. */
 static void transpose(int64_t rows, int64_t cols, const void *x_data, int64_t ld, void *out_data, int64_t out_ld)
@@ -87,6 +89,7 @@ static void transpose(int64_t rows, int64_t cols, const void *x_data, int64_t ld
         }
     }
 }
+#endif
 
 /* --- stochastic rounding ---------------------------------------------------------------------------------------- */
 

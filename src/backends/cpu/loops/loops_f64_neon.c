@@ -1,0 +1,17 @@
+/* The float64 loops for aarch64. */
+#define REAL double
+#define REAL_ABS fabs
+#define OWN_RUNS
+#include "loops_body.h"
+
+#define VECTOR float64x2_t
+#define LOAD vld1q_f64
+#define STORE vst1q_f64
+#define SCALE vmulq_n_f64
+#define ABS vabsq_f64
+#define GREATER vcgtq_f64
+#define SELECT vbslq_f64
+#define LOAD_DOUBLES vld1q_f64
+#include "loops_neon.h"
+
+const tchi_loops tchi_loops_f64_neon = LOOPS_TABLE;

@@ -1,0 +1,103 @@
+/* Those loops of loops_body.h of which the compiler makes less than an aarch64 processor can do: it sums in one
+ * register, each addition waiting for the last, and writes one vector a turn. VECTOR is a register of REAL, and the
+ * functions of one precision have macros' names. The NaN rules are those of loops_body.h, whose results max_abs and
+ * kronecker equal. */
+#include <arm_neon.h>
+
+enum {
+    LANES = 16 / sizeof(REAL),
+    STEP = 4 * LANES /* what is done in a turn: four registers */
+};
+
+static void kronecker(int64_t m, const void *a_data, int64_t n, const void *b_data, void *out_data)
+{
+    const REAL *a = a_data;
+    const REAL *b = b_data;
+    REAL *out = out_data;
+    for (int64_t k = 0; k < m; k++, out += n) {
+        REAL factor = a[k];
+        int64_t i = 0;
+        for (; i + STEP <= n; i += STEP) {
+            VECTOR v0 = LOAD(b + i), v1 = LOAD(b + i + LANES), v2 = LOAD(b + i + 2 * LANES),
+                   v3 = LOAD(b + i + 3 * LANES);
+            STORE(out + i, SCALE(v0, factor));
+            STORE(out + i + LANES, SCALE(v1, factor));
+            STORE(out + i + 2 * LANES, SCALE(v2, factor));
+            STORE(out + i + 3 * LANES, SCALE(v3, factor));
+        }
+        for (; i < n; i++) {
+            out[i] = factor * b[i];
+        }
+    }
+}
+
+/* Not the processor's own maximum, which takes a signaling NaN for the larger. */
+static inline VECTOR larger(VECTOR largest, VECTOR v)
+{
+    return SELECT(GREATER(v, largest), v, largest);
+}
+
+static double max_abs(int64_t n, const void *x_data)
+{
+    const REAL *x = x_data;
+    VECTOR most[4] = {{0}, {0}, {0}, {0}};
+    int64_t i = 0;
+    for (; i + STEP <= n; i += STEP) {
+        for (int k = 0; k < 4; k++) {
+            most[k] = larger(most[k], ABS(LOAD(x + i + k * LANES)));
+        }
+    }
+    VECTOR all = larger(larger(most[0], most[1]), larger(most[2], most[3]));
+    REAL largest = 0;
+    for (int k = 0; k < LANES; k++) {
+        largest = all[k] > largest ? all[k] : largest;
+    }
+    for (; i < n; i++) {
+        REAL v = REAL_ABS(x[i]);
+        largest = v > largest ? v : largest;
+    }
+    return (double)largest;
+}
+
+enum { SUMS = 4, TERMS = 2 * SUMS /* of a turn, two in a register of double */ };
+
+static inline double add_up(const float64x2_t sums[SUMS])
+{
+    return vaddvq_f64(vaddq_f64(vaddq_f64(sums[0], sums[1]), vaddq_f64(sums[2], sums[3])));
+}
+
+static double sum_squares(int64_t n, double factor, const void *x_data)
+{
+    const REAL *x = x_data;
+    float64x2_t sums[SUMS] = {{0}, {0}, {0}, {0}};
+    int64_t i = 0;
+    for (; i + TERMS <= n; i += TERMS) {
+        for (int k = 0; k < SUMS; k++) {
+            float64x2_t v = vmulq_n_f64(LOAD_DOUBLES(x + i + 2 * k), factor);
+            sums[k] = vfmaq_f64(sums[k], v, v);
+        }
+    }
+    double sum = add_up(sums);
+    for (; i < n; i++) {
+        double v = (double)x[i] * factor;
+        sum += v * v;
+    }
+    return sum;
+}
+
+static double dot(int64_t n, const void *x_data, const double *y)
+{
+    const REAL *x = x_data;
+    float64x2_t sums[SUMS] = {{0}, {0}, {0}, {0}};
+    int64_t i = 0;
+    for (; i + TERMS <= n; i += TERMS) {
+        for (int k = 0; k < SUMS; k++) {
+            sums[k] = vfmaq_f64(sums[k], LOAD_DOUBLES(x + i + 2 * k), vld1q_f64(y + i + 2 * k));
+        }
+    }
+    double sum = add_up(sums);
+    for (; i < n; i++) {
+        sum += (double)x[i] * y[i];
+    }
+    return sum;
+}

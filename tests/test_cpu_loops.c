@@ -1,0 +1,319 @@
+/* The loops of each instruction set that this processor has, beside the plain ones. What moves or rounds single
+ * numbers must agree in every bit: conversions, |x|, products with one factor, transposes. Sums of n terms are added
+ * up in another order and, at most, in fewer roundings: two of them differ by no more than 2 n u times the sum of
+ * the sizes of the terms. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/cpu/cpu_features.h"
+#include "backends/cpu/loops/loops.h"
+#include "backends/cpu/updates/steps.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+typedef struct level {
+    const char *name;
+    const tchi_loops *loops[2]; /* of float32 and float64 */
+    const tchi_cpu_steps *steps[2];
+    const tchi_conversions *conversions;
+    const tchi_thin_product *thin;
+    int usable;
+} level;
+
+static const level plain = {"plain",
+                            {&tchi_loops_f32_plain, &tchi_loops_f64_plain},
+                            {&tchi_cpu_steps_f32_plain, &tchi_cpu_steps_f64_plain},
+                            &tchi_conversions_plain,
+                            NULL,
+                            1};
+static level levels[2];
+static int level_count;
+
+static void list_levels(void)
+{
+#if defined(__x86_64__)
+    levels[0] = (level){"avx2",
+                        {&tchi_loops_f32_avx2, &tchi_loops_f64_avx2},
+                        {&tchi_cpu_steps_f32_avx2, &tchi_cpu_steps_f64_avx2},
+                        &tchi_conversions_avx2,
+                        NULL,
+                        tchi_cpu_has_avx2()};
+    levels[1] = (level){"avx512",
+                        {&tchi_loops_f32_avx512, &tchi_loops_f64_avx512},
+                        {&tchi_cpu_steps_f32_avx512, &tchi_cpu_steps_f64_avx512},
+                        &tchi_conversions_avx512,
+                        &tchi_thin_product_avx512,
+                        tchi_cpu_has_avx512()};
+    level_count = 2;
+#elif defined(__aarch64__)
+    levels[0] = (level){"neon",
+                        {&tchi_loops_f32_neon, &tchi_loops_f64_neon},
+                        {&tchi_cpu_steps_f32_neon, &tchi_cpu_steps_f64_neon},
+                        &tchi_conversions_neon,
+                        &tchi_thin_product_neon,
+                        1};
+    level_count = 1;
+#endif
+}
+
+static void for_each_level(void (*check)(const level *))
+{
+    for (int i = 0; i < level_count; i++) {
+        if (levels[i].usable) {
+            test_case("%s", levels[i].name);
+            check(&levels[i]);
+        }
+    }
+}
+
+/* --- conversions -------------------------------------------------------------------------------------------------- */
+
+enum { MANY = 1 << 16 };
+
+static const tch_scalar scalars[] = {TCH_SCALAR_F64, TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16};
+static const size_t sizes[] = {8, 4, 2, 2};
+
+/* Every half; floats and doubles near the halves and around the ends of the range, NaN with all kinds of payloads. */
+static void fill_source(int type, void *data)
+{
+    test_random random = test_random_stream(31);
+    for (uint32_t i = 0; i < MANY; i++) {
+        uint32_t noise = (uint32_t)(test_random_uniform(&random) * 4294967296.0);
+        if (type == 0) {
+            uint64_t bits = (uint64_t)i << 48 | (uint64_t)noise << 16;
+            double near = ldexp(1.0 + test_random_uniform(&random), (int)(i % 64) - 32);
+            memcpy((double *)data + i, i % 2 == 0 ? (void *)&bits : (void *)&near, sizeof near);
+        } else if (type == 1) {
+            uint32_t cut = i % 4 == 0 ? 0x1000u : i % 4 == 1 ? noise & 0x1FFFu : i % 4 == 2 ? 0xFFFu : noise;
+            uint32_t bits = (i % 8 < 4 ? i << 16 : (0x33000000u + (i << 13)) | (noise & 0x80000000u)) ^ cut;
+            memcpy((float *)data + i, &bits, sizeof bits);
+        } else {
+            ((uint16_t *)data)[i] = (uint16_t)i;
+        }
+    }
+}
+
+static void check_conversions(const level *l)
+{
+    void *source = test_alloc(MANY * 8), *one = test_alloc(MANY * 8), *other = test_alloc(MANY * 8);
+    for (int from = 0; from < 4; from++) {
+        fill_source(from, source);
+        for (int to = 0; to < 4; to++) {
+            tchi_convert_run reference = plain.conversions->run[scalars[to]][scalars[from]];
+            tchi_convert_run run = l->conversions->run[scalars[to]][scalars[from]];
+            assert_true((run == NULL) == (reference == NULL));
+            for (int64_t n = MANY - 13; run != NULL && n <= MANY; n += 13) { /* with and without a rest */
+                reference(n, source, one);
+                run(n, source, other);
+                for (int64_t i = 0; i < n; i++) {
+                    size_t at = (size_t)i * sizes[to];
+                    CHECK(memcmp((char *)one + at, (char *)other + at, sizes[to]) == 0,
+                          "number %lld differs, from type %d to %d", (long long)i, from, to);
+                }
+            }
+        }
+    }
+    free(source);
+    free(one);
+    free(other);
+}
+
+static void conversions(void **state)
+{
+    (void)state;
+    for_each_level(check_conversions);
+}
+
+/* --- loops -------------------------------------------------------------------------------------------------------- */
+
+enum { MOST = 300 };
+
+/* A run in the precision of `which`, and what is in it as doubles. */
+typedef struct run {
+    float f32[MOST];
+    double f64[MOST];
+} run;
+
+static const void *data_of(const run *r, int which)
+{
+    return which == 0 ? (const void *)r->f32 : (const void *)r->f64;
+}
+
+static void fill(test_random *random, int which, run *r)
+{
+    for (int i = 0; i < MOST; i++) {
+        r->f32[i] = (float)test_random_normal(random);
+        r->f64[i] = which == 0 ? (double)r->f32[i] : test_random_normal(random);
+    }
+}
+
+static void check_sums(const level *l, int which, int64_t n, const run *x, const double *y)
+{
+    double size = 0, squares = 0;
+    for (int64_t i = 0; i < n; i++) {
+        size += fabs(x->f64[i] * y[i]);
+        squares += 9.0 * x->f64[i] * x->f64[i];
+    }
+    double unit = 2.0 * (double)(n + 2) * 0x1p-53;
+    double got = l->loops[which]->dot(n, data_of(x, which), y);
+    double expected = plain.loops[which]->dot(n, data_of(x, which), y);
+    CHECK(fabs(got - expected) <= unit * size, "the sum of %lld products is off by %.3g", (long long)n, got - expected);
+    got = l->loops[which]->sum_squares(n, 3.0, data_of(x, which));
+    expected = plain.loops[which]->sum_squares(n, 3.0, data_of(x, which));
+    CHECK(fabs(got - expected) <= unit * squares, "the sum of %lld squares is off by %.3g", (long long)n,
+          got - expected);
+}
+
+/* Infinities and NaN of both kinds, anywhere: the NaN are passed over. */
+static void check_largest(const level *l, int which, int64_t n, const run *x)
+{
+    run y = *x;
+    const uint32_t odd[] = {0x7FA00000u, 0xFFC00000u, 0xFF800000u};
+    const uint64_t odd_doubles[] = {0x7FF4000000000000u, 0xFFF8000000000000u, 0xFFF0000000000000u};
+    for (int k = 0; k < 4; k++) {
+        double got = l->loops[which]->max_abs(n, data_of(&y, which));
+        double expected = plain.loops[which]->max_abs(n, data_of(&y, which));
+        CHECK(got == expected, "the largest of %lld is %g, not %g", (long long)n, got, expected);
+        if (k < 3 && n > 0) {
+            int64_t at = (k + 1) * 7919 % n;
+            memcpy(&y.f32[at], &odd[k], sizeof odd[k]);
+            memcpy(&y.f64[at], &odd_doubles[k], sizeof odd_doubles[k]);
+        }
+    }
+}
+
+static void check_kronecker(const level *l, int which, int64_t n, const run *x, const run *y)
+{
+    double one[3 * MOST + 1] = {0}, other[3 * MOST + 1] = {0};
+    plain.loops[which]->kronecker(3, data_of(x, which), n, data_of(y, which), one);
+    l->loops[which]->kronecker(3, data_of(x, which), n, data_of(y, which), other);
+    CHECK(memcmp(one, other, sizeof one) == 0, "a row of 3 by %lld products differs", (long long)n);
+}
+
+static void check_loops(const level *l)
+{
+    test_random random = test_random_stream(32);
+    run x, y;
+    for (int which = 0; which < 2; which++) {
+        for (int64_t n = 0; n < MOST; n += n < 40 ? 1 : 23) {
+            fill(&random, which, &x);
+            fill(&random, which, &y);
+            check_sums(l, which, n, &x, y.f64);
+            check_largest(l, which, n, &x);
+            check_kronecker(l, which, n, &x, &y);
+        }
+    }
+}
+
+static void loops(void **state)
+{
+    (void)state;
+    for_each_level(check_loops);
+}
+
+static void check_transposes(const level *l)
+{
+    enum { LD = 20, CELLS = LD * LD };
+    double x[CELLS], one[CELLS], other[CELLS];
+    for (int i = 0; i < CELLS; i++) {
+        x[i] = i + 1.0;
+    }
+    for (int which = 0; which < 2; which++) {
+        for (int64_t rows = 0; rows < 14; rows++) {
+            for (int64_t cols = 0; cols < 14; cols++) {
+                memset(one, 0, sizeof one);
+                memset(other, 0, sizeof other);
+                plain.steps[which]->transpose(rows, cols, x, LD, one, LD - 1);
+                l->steps[which]->transpose(rows, cols, x, LD, other, LD - 1);
+                CHECK(memcmp(one, other, sizeof one) == 0, "the transpose of %d by %d differs", (int)rows, (int)cols);
+            }
+        }
+    }
+}
+
+static void transposes(void **state)
+{
+    (void)state;
+    for_each_level(check_transposes);
+}
+
+/* --- thin products ------------------------------------------------------------------------------------------------ */
+
+enum { GAP = 5 }; /* between rows */
+
+static float *random_floats(test_random *random, int64_t count)
+{
+    float *values = test_alloc((size_t)count * sizeof *values);
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = (float)test_random_normal(random);
+    }
+    return values;
+}
+
+/* Each element against its sum in double: |error| <= (terms + 2) u |alpha| sum |a b|. Numbers beside C stay, and
+ * operands end where their memory does, so that a sanitizer sees what is read beyond. */
+static void check_thin(const tchi_thin_product *thin, test_random *random, int64_t terms, int64_t rows, int64_t cols)
+{
+    const float alpha = 0.3f, untouched = 77.0f;
+    tchi_thin_job job = {.inner = terms, .rows = rows, .cols = cols, .alpha = alpha};
+    job.lda = rows + GAP, job.ldb = cols + GAP, job.ldc = cols + GAP;
+    float *a = random_floats(random, (terms - 1) * job.lda + rows);
+    float *b = random_floats(random, (terms - 1) * job.ldb + cols);
+    float *c = test_alloc((size_t)((rows + 1) * job.ldc) * sizeof *c);
+    for (int64_t i = 0; i < (rows + 1) * job.ldc; i++) {
+        c[i] = untouched;
+    }
+    job.a = a, job.b = b, job.c = c;
+    thin->run(&job);
+    for (int64_t i = 0; i < (rows + 1) * job.ldc; i++) {
+        int64_t row = i / job.ldc, col = i % job.ldc;
+        int inside = row < rows && col < cols;
+        double sum = 0, size = 0;
+        for (int64_t t = 0; t < terms && inside; t++) {
+            double product = (double)a[t * job.lda + row] * (double)b[t * job.ldb + col];
+            sum += product;
+            size += fabs(product);
+        }
+        double error = fabs((double)c[i] - (inside ? (double)alpha * sum : (double)untouched));
+        CHECK(error <= (double)(terms + 2) * 0x1p-24 * (double)alpha * size,
+              "element (%d, %d) of %d by %d with %d terms is off by %.3g", (int)row, (int)col, (int)rows, (int)cols,
+              (int)terms, error);
+    }
+    free(a);
+    free(b);
+    free(c);
+}
+
+static void check_thin_products(const level *l)
+{
+    static const int64_t shapes[][2] = {{4, 16}, {5, 17}, {8, 32}, {9, 40}, {12, 63}, {15, 64}, {23, 100}, {8, 600}};
+    static const int64_t terms[] = {1, 2, 7, 8, 9, 33, 64, 65, 256, 257, 300};
+    if (l->thin == NULL) {
+        return;
+    }
+    test_random random = test_random_stream(33);
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        for (size_t t = 0; t < sizeof terms / sizeof *terms; t++) {
+            int fits = terms[t] <= l->thin->one_pass || shapes[s][0] * shapes[s][1] <= l->thin->most_elements;
+            if (fits && shapes[s][0] >= l->thin->rows && shapes[s][1] >= l->thin->cols) {
+                check_thin(l->thin, &random, terms[t], shapes[s][0], shapes[s][1]);
+            }
+        }
+    }
+}
+
+static void thin_products(void **state)
+{
+    (void)state;
+    for_each_level(check_thin_products);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(conversions), cmocka_unit_test(loops),
+                                       cmocka_unit_test(transposes), cmocka_unit_test(thin_products)};
+    list_levels();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,144 @@
+/* The threads of a block on one thread of the CPU: numbers that a thread keeps in registers while it waits are its own
+ * again afterwards, barriers, shuffles and votes answer as CUDA says, and a wait without end is an error. The file under
+ * test is included, so that test_fibers_ucontext.c can have it switch in the other way. */
+#include "backends/cpu/kernel_fibers.c"
+
+#include <stdlib.h>
+
+#include "support/testing.h"
+
+enum { THREADS = 75, ROUNDS = 5, NUMBERS = 12 }; /* two warps and a part of one */
+
+static const tchi_cpu_launch launch = {.grid = {4, 1, 1}, .block = {THREADS, 1, 1}};
+static double sums[THREADS];
+static int64_t last_block;
+static int wrong;
+
+/* --- what kernel_fibers.c asks of the library --------------------------------------------------------------------- */
+
+static void *allocate(size_t bytes, size_t alignment)
+{
+    (void)alignment;
+    return calloc(1, bytes);
+}
+
+static void give_back(void *pointer, size_t bytes)
+{
+    (void)bytes;
+    free(pointer);
+}
+
+static const tch_backend_host host = {.struct_size = sizeof host, .allocate = allocate, .release = give_back};
+
+const tch_backend_host *tchi_cpu_host(void)
+{
+    return &host;
+}
+
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+static void enter(const tchi_cpu_launch *l, int64_t block)
+{
+    (void)l;
+    last_block = block;
+}
+
+static uint64_t wait_for(const tchi_cpu_launch *l, int32_t kind, uint32_t mask, uint32_t source, uint64_t value)
+{
+    const tchi_cpu_wait wait = {.kind = kind, .mask = mask, .source = source, .value = value};
+    return l->wait(l->runner, &wait);
+}
+
+/* Whole and broken numbers that live across every wait, more than there are registers a call leaves alone; failures are
+ * counted, as cmocka's way out must not be taken from another stack. */
+static void keep_numbers(const tchi_cpu_launch *l, int32_t thread)
+{
+    double x[NUMBERS];
+    int64_t n[NUMBERS];
+    for (int i = 0; i < NUMBERS; i++) {
+        x[i] = thread + 0.5 * i;
+        n[i] = 1000 * thread + i;
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+#pragma GCC unroll 12
+        for (int i = 0; i < NUMBERS; i++) {
+            x[i] += 1.0;
+            n[i] += 1;
+        }
+        uint64_t odd = wait_for(l, TCHI_WAIT_BLOCK, 0, 0, (uint64_t)(thread % 2));
+        wrong += odd != THREADS / 2;
+    }
+    double sum = 0;
+    for (int i = 0; i < NUMBERS; i++) {
+        wrong += x[i] != thread + 0.5 * i + ROUNDS || n[i] != 1000 * thread + i + ROUNDS;
+        sum += x[i];
+    }
+    sums[thread] = sum;
+}
+
+/* Lanes of the last warp that do not exist count as having come, and who asks one gets their own value back. */
+static void shuffle_and_vote(const tchi_cpu_launch *l, int32_t thread)
+{
+    const int first = thread / LANES * LANES;
+    const int lane = thread - first;
+    const int lanes = THREADS - first < LANES ? THREADS - first : LANES;
+    const int from = lane ^ 1;
+    uint64_t got = wait_for(l, TCHI_WAIT_SHUFFLE, 0xffffffff, (uint32_t)from, (uint64_t)thread);
+    wrong += got != (uint64_t)(from < lanes ? first + from : thread);
+    uint32_t all = lanes == LANES ? 0xffffffff : ((uint32_t)1 << lanes) - 1;
+    uint64_t votes = wait_for(l, TCHI_WAIT_BALLOT, all, 0, (uint64_t)(lane % 3 == 0));
+    wrong += votes != (0x49249249u & all);
+}
+
+static void wait_without_end(const tchi_cpu_launch *l, int32_t thread)
+{
+    if (thread == 3) {
+        wait_for(l, TCHI_WAIT_SHUFFLE, 1u << 4, 4, 0);
+    } else {
+        wait_for(l, TCHI_WAIT_BLOCK, 0, 0, 0);
+    }
+}
+
+static void give_up(const tchi_cpu_launch *l, int32_t thread)
+{
+    if (thread == THREADS - 1) {
+        (l->fail)(l->runner, "thread gave up"); /* cmocka has a macro of that name */
+    }
+    wait_for(l, TCHI_WAIT_BLOCK, 0, 0, 0);
+}
+
+/* --- tests -------------------------------------------------------------------------------------------------------- */
+
+static const char *run(tchi_fibers *fibers, void (*thread)(const tchi_cpu_launch *, int32_t))
+{
+    const tchi_cpu_kernel_entry entry = {.enter = enter, .thread = thread};
+    wrong = 0;
+    return tchi_fibers_run(fibers, &entry, &launch, 0, 4);
+}
+
+static void everything(void **state)
+{
+    (void)state;
+    tchi_fibers *fibers = tchi_fibers_create();
+    assert_non_null(fibers);
+    for (int again = 0; again < 2; again++) { /* the stacks are kept from launch to launch */
+        assert_null(run(fibers, keep_numbers));
+        CHECK(wrong == 0 && last_block == 3, "%d numbers changed, the last block is %d", wrong, (int)last_block);
+        for (int thread = 0; thread < THREADS; thread++) {
+            assert_true(sums[thread] == NUMBERS * (thread + ROUNDS) + 0.25 * NUMBERS * (NUMBERS - 1));
+        }
+        assert_null(run(fibers, shuffle_and_vote));
+        CHECK(wrong == 0, "%d wrong answers", wrong);
+        const char *why = run(fibers, wait_without_end);
+        CHECK(why != NULL && strstr(why, "never come") != NULL, "said %s", why == NULL ? "nothing" : why);
+        why = run(fibers, give_up);
+        CHECK(why != NULL && strcmp(why, "thread gave up") == 0, "said %s", why == NULL ? "nothing" : why);
+    }
+    tchi_fibers_destroy(fibers);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(everything)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
