@@ -8,6 +8,7 @@
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <omp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,6 +163,27 @@ static int describe(const opened *library)
     return 1;
 }
 
+/* An OpenMP build follows the runtime that it was loaded with. A wheel may carry one of its own for our loops, and then
+ * neither knows of the other's parallel regions. */
+static int shares_our_runtime(const opened *library)
+{
+    int (*ours)(void) = omp_in_parallel;
+    void *theirs = dlsym(library->handle, "omp_in_parallel");
+    return memcmp(&ours, &theirs, sizeof theirs) == 0;
+}
+
+static void remark_on_threads(const opened *library, int we_are_first)
+{
+    if (table.threading == TCHI_BLAS_PTHREADS && !we_are_first) {
+        snprintf(table.note, sizeof table.note, "others in this process use it too, and are held at one thread");
+    }
+    if (table.threading == TCHI_BLAS_OPENMP && !shares_our_runtime(library)) {
+        snprintf(table.note, sizeof table.note,
+                 "it uses another OpenMP runtime than Torchium and starts threads inside threads, which is slow; "
+                 "pip install scipy-openblas32");
+    }
+}
+
 /* The loader's words, without the name that they begin with. */
 static void keep_loader_answer(const char *name)
 {
@@ -192,8 +214,8 @@ static int open_library(const char *name, const char *origin)
         return 0;
     }
     choose_core(&library, already == NULL);
-    if (already != NULL && table.threading == TCHI_BLAS_PTHREADS && table.note[0] == '\0') {
-        snprintf(table.note, sizeof table.note, "others in this process use it too, and are held at one thread");
+    if (table.note[0] == '\0') {
+        remark_on_threads(&library, already == NULL);
     }
     snprintf(table.library, sizeof table.library, "%s", name);
     table.origin = origin;
