@@ -75,6 +75,11 @@ TCH_API tch_status tch_device_parse(const char *text, tch_device *device);
 TCH_API tch_status tch_set_num_threads(int32_t count);
 TCH_API int32_t tch_get_num_threads(void);
 
+/* An OpenBLAS to try before the system's, by its absolute path: what the Python package calls with the one that pip
+ * installed. TORCHIUM_BLAS in the environment goes before it. To be called before the CPU is first used, since OpenBLAS
+ * is opened once; a file that cannot be used is passed over. */
+TCH_API tch_status tch_set_openblas_file(const char *path);
+
 TCH_END_DECLS
 
 #endif

@@ -18,6 +18,22 @@ static int check_interpreter(void)
     return 0;
 }
 
+/* Tells the library of the OpenBLAS that pip installed, before anything can have used one. That there is none, or that
+ * looking for it fails, is no reason not to start: the CPU says at its first use what it tried. */
+static void offer_openblas(void)
+{
+    PyObject *finder = PyImport_ImportModule("torchium._openblas");
+    PyObject *path = finder != NULL ? PyObject_CallMethod(finder, "find", NULL) : NULL;
+    PyObject *bytes = NULL;
+    if (path != NULL && path != Py_None && PyUnicode_FSConverter(path, &bytes)) {
+        (void)tch_set_openblas_file(PyBytes_AsString(bytes));
+    }
+    PyErr_Clear();
+    Py_XDECREF(bytes);
+    Py_XDECREF(path);
+    Py_XDECREF(finder);
+}
+
 static int execute(PyObject *module)
 {
     if (check_interpreter() < 0 || PyModule_AddStringConstant(module, "version", tch_version()) < 0 ||
@@ -28,6 +44,7 @@ static int execute(PyObject *module)
         py_kernel_register(module) < 0) {
         return -1;
     }
+    offer_openblas();
     return 0;
 }
 

@@ -93,13 +93,14 @@ def _files(report: dict[str, Any]) -> list[tuple[str, str]]:
     if library:
         rows += [("extension", library["extension"]), ("library", library["file"])]
     names = {
-        "libopenblas": "OpenBLAS",
-        "libgomp": "OpenMP",
-        "libcublas": "cuBLAS",
-        "libcusolver": "cuSOLVER",
-        "libnvrtc": "NVRTC",
+        "OpenBLAS": ("libopenblas", "libscipy_openblas"),  # the latter also those of NumPy and SciPy
+        "OpenMP": ("libgomp",),
+        "cuBLAS": ("libcublas",),
+        "cuSOLVER": ("libcusolver",),
+        "NVRTC": ("libnvrtc",),
     }
-    return rows + [(title, ", ".join(report["loaded"][key])) for key, title in names.items() if key in report["loaded"]]
+    found = {title: [file for key in keys for file in report["loaded"].get(key, [])] for title, keys in names.items()}
+    return rows + [(title, ", ".join(files)) for title, files in found.items() if files]
 
 
 def _devices(library: dict[str, Any]) -> list[tuple[str, str]]:

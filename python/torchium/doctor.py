@@ -19,10 +19,15 @@ from torchium import selftest
 
 Report = dict[str, Any]
 
+# What pip calls this package. The name of its folder belongs to another project on PyPI.
+_DISTRIBUTION = "torchium-native"
+_NAMESAKE = "torchium"
+
 # Libraries whose file matters when something is slow or clashes: how their file names begin.
 _LIBRARIES = (
     "libtorchium",
     "libopenblas",
+    "libscipy_openblas",
     "libgomp",
     "libcuda.",
     "libcudart",
@@ -33,10 +38,11 @@ _LIBRARIES = (
 # What each missing library is called where people can get it.
 _PACKAGES = {
     "libgomp": "it comes with gcc; Debian and Ubuntu: apt-get install libgomp1",
-    "libtorchium": "the package is incomplete: install it again (pip install --force-reinstall torchium)",
+    "libtorchium": f"the package is incomplete: install it again (pip install --force-reinstall {_DISTRIBUTION})",
 }
 _OPENBLAS = (
-    "install OpenBLAS (Debian and Ubuntu: apt-get install libopenblas0-openmp) or name its file in TORCHIUM_BLAS"
+    "install OpenBLAS (pip install scipy-openblas32, or on Debian and Ubuntu apt-get install libopenblas0-openmp) or "
+    "name its file in TORCHIUM_BLAS"
 )
 _VARIABLES = (
     "TORCHIUM_BACKEND_PATH",
@@ -61,10 +67,11 @@ def examine() -> Report:
     """Everything the doctor knows, as a dict of plain values; `problems` is empty when all is well."""
     report: Report = {
         "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
-        "package": {"folder": str(Path(__file__).parent), "installed_version": _installed_version()},
+        "package": {"folder": str(Path(__file__).parent), "installed_version": _installed_version(_DISTRIBUTION)},
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "problems": [],
     }
+    _look_for_namesake(report)
     # PyTorch first, as in most programs: its CUDA libraries then serve both.
     report["numpy"] = _examine_numpy(report)
     report["torch"] = _examine_torch(report)
@@ -94,11 +101,26 @@ def _problem(report: Report, what: str, remedy: str) -> None:
     report["problems"].append({"what": what, "remedy": remedy})
 
 
-def _installed_version() -> str | None:
+def _installed_version(distribution: str) -> str | None:
     try:
-        return importlib.metadata.version("torchium")
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return None  # used from a build tree
+        return None  # of ours: used from a build tree
+
+
+def _look_for_namesake(report: Report) -> None:
+    """Both distributions own files in the folder torchium, so that the one installed last has written over the other's,
+    and removing either damages the other."""
+    ours, theirs = report["package"]["installed_version"], _installed_version(_NAMESAKE)
+    if theirs is not None:
+        beside = f"beside {_DISTRIBUTION} {ours}" if ours is not None else f"and {_DISTRIBUTION} is not"
+        _problem(
+            report,
+            f"the package {_NAMESAKE} {theirs}, on PyPI another project's, is installed {beside}; both have their "
+            "files in the folder torchium",
+            f"remove both and install this one again: pip uninstall {_NAMESAKE} {_DISTRIBUTION}; "
+            f"pip install {_DISTRIBUTION}",
+        )
 
 
 def _import(report: Report, name: str) -> Any:
@@ -136,7 +158,9 @@ def _examine_library(report: Report) -> Report | None:
     try:
         from torchium import _C
     except ImportError as error:
-        remedy = next((text for name, text in _PACKAGES.items() if name in str(error)), "install torchium again")
+        remedy = next(
+            (text for name, text in _PACKAGES.items() if name in str(error)), f"install {_DISTRIBUTION} again"
+        )
         _problem(report, f"the extension torchium._C does not start: {error}", remedy)
         return None
     library = {
@@ -159,7 +183,7 @@ def _compare_versions(report: Report) -> None:
         _problem(
             report,
             f"the package is version {installed}, libtorchium is {loaded} ({report['library']['file']})",
-            "another libtorchium was found first: look at LD_LIBRARY_PATH, or install torchium again",
+            "another libtorchium was found first: look at LD_LIBRARY_PATH, or install torchium-native again",
         )
 
 

@@ -291,6 +291,43 @@ def test_doctor_sees_that_versions_differ(report):
     assert "9.9.9" in report["problems"][0]["what"]
 
 
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Lets importlib.metadata find a distribution that is not there."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def pretend(name, version):
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    return pretend
+
+
+def test_doctor_knows_the_name_on_pypi(installed):
+    installed("torchium-native", "1.2.3")
+    assert doctor._installed_version(doctor._DISTRIBUTION) == "1.2.3"
+
+
+@pytest.mark.parametrize("ours", [None, "1.2.3"])
+def test_doctor_sees_another_project_of_that_name(installed, ours):
+    installed("torchium", "0.0.9")
+    report = {"package": {"installed_version": ours}, "problems": []}
+    doctor._look_for_namesake(report)
+    (problem,) = report["problems"]
+    assert "torchium 0.0.9" in problem["what"]
+    assert ("beside torchium-native 1.2.3" if ours else "torchium-native is not") in problem["what"]
+    assert "pip uninstall torchium torchium-native; pip install torchium-native" in problem["remedy"]
+
+
+def test_doctor_names_openblas(report):
+    """The one in use, with its version, its threads and where it came from, and a remedy where there is none."""
+    details = next(b["details"] for b in report["library"]["backends"] if b["name"] == "cpu")
+    assert "(OpenBLAS " in details and ("OpenMP threads" in details or "one thread" in details)
+    assert "\n  OpenBLAS " in __main__.text_of(report)
+    assert doctor._OPENBLAS.startswith("install OpenBLAS (pip install scipy-openblas32")
+
+
 def test_doctor_sees_a_gpu_that_only_torch_uses(report):
     report = json.loads(json.dumps(report))
     report["torch"] |= {"gpus": ["NVIDIA H200"], "hip": None}

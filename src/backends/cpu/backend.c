@@ -101,10 +101,10 @@ static void describe(char *text, size_t size)
         snprintf(text, size, "no BLAS");
         return;
     }
-    static const char *const threading[] = {"sequential", "pthreads", "OpenMP"};
-    snprintf(text, size, "%.200s (%s kernels, %s threads)%s%s", blas->library, blas->core,
-             threading[blas->threading <= TCHI_BLAS_OPENMP ? blas->threading : 0], blas->note[0] ? "; " : "",
-             blas->note);
+    static const char *const threading[] = {"sequential", "pthreads held at one thread a call", "OpenMP threads"};
+    snprintf(text, size, "%.200s (OpenBLAS %s, %s kernels, %s; %s)%s%s%s%s", blas->library, blas->version, blas->core,
+             threading[blas->threading <= TCHI_BLAS_OPENMP ? blas->threading : 0], blas->origin,
+             blas->note[0] ? "; " : "", blas->note, blas->passed_over[0] ? "; " : "", blas->passed_over);
 }
 
 /* --- state and memory ------------------------------------------------------------------------------------------- */

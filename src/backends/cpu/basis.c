@@ -5,10 +5,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "parallel_blas.h"
+
 /* --- inverse of the Cholesky factor ----------------------------------------------------------------------------- */
 
 typedef struct cholesky_job {
-    const tchi_blas *blas;
+    const tchi_cpu_state *state;
     const tch_matrices *a, *x;
     int32_t *flags;
 } cholesky_job;
@@ -37,33 +39,22 @@ static int diagonal_is_sound(const tch_matrices *x, int64_t index)
     return 1;
 }
 
-static int factor(const tchi_blas *blas, const tch_matrices *a, int64_t index)
+static int factor(const tchi_cpu_state *state, const tch_matrices *a, int64_t index)
 {
-    int n = (int)a->rows;
-    int ld = (int)a->ld;
-    int info = 0;
-    if (a->type == TCH_SCALAR_F64) {
-        blas->f64.potrf("U", &n, tchi_cpu_row(a, index, 0), &ld, &info, 1);
-    } else {
-        blas->f32.potrf("U", &n, tchi_cpu_row(a, index, 0), &ld, &info, 1);
-    }
-    return info;
+    void *data = tchi_cpu_row(a, index, 0);
+    return a->type == TCH_SCALAR_F64 ? tchi_cpu_potrf_f64(state, a->rows, data, a->ld)
+                                     : tchi_cpu_potrf_f32(state, a->rows, data, a->ld);
 }
 
-static int invert(const tchi_blas *blas, const tch_matrices *x, int64_t index)
+/* X holds a copy of the factor in A. */
+static int invert(const tchi_cpu_state *state, const tch_matrices *a, const tch_matrices *x, int64_t index)
 {
-    int n = (int)x->rows;
-    int ld = (int)x->ld;
-    int info = 0;
-    if (x->type == TCH_SCALAR_F64) {
-        blas->f64.trtri("U", "N", &n, tchi_cpu_row(x, index, 0), &ld, &info, 1, 1);
-    } else {
-        blas->f32.trtri("U", "N", &n, tchi_cpu_row(x, index, 0), &ld, &info, 1, 1);
-    }
-    return info;
+    const void *l = tchi_cpu_row(a, index, 0);
+    void *data = tchi_cpu_row(x, index, 0);
+    return x->type == TCH_SCALAR_F64 ? tchi_cpu_trtri_f64(state, x->rows, l, a->ld, data, x->ld)
+                                     : tchi_cpu_trtri_f32(state, x->rows, l, a->ld, data, x->ld);
 }
 
-/* Row-major lower is Fortran's upper. */
 static void cholesky_one(void *argument, int64_t i, int thread)
 {
     (void)thread;
@@ -71,9 +62,9 @@ static void cholesky_one(void *argument, int64_t i, int thread)
     if (j->flags[i] != TCH_REPORT_OK) {
         return;
     }
-    int info = factor(j->blas, j->a, i);
+    int info = factor(j->state, j->a, i);
     copy_lower(j->a, j->x, i);
-    if (info != 0 || !diagonal_is_sound(j->x, i) || invert(j->blas, j->x, i) != 0) {
+    if (info != 0 || !diagonal_is_sound(j->x, i) || invert(j->state, j->a, j->x, i) != 0) {
         j->flags[i] = TCH_REPORT_NOT_POSITIVE;
     }
 }
@@ -83,7 +74,7 @@ tch_status tchi_cpu_cholesky_inverse(void *state, const tch_matrices *a, const t
 {
     (void)scratch;
     tchi_cpu_state *s = state;
-    cholesky_job job = {s->blas, a, x, flags};
+    cholesky_job job = {s, a, x, flags};
     double n = (double)a->rows;
     if (a->rows > 0) {
         tchi_cpu_for_each(s, a->batch, 2.0 / 3.0 * n * n * n, cholesky_one, &job);

@@ -47,19 +47,20 @@ typedef struct tchi_blas_f64 {
 /* How the opened library runs on several threads. */
 typedef enum tchi_blas_threading {
     TCHI_BLAS_SEQUENTIAL = 0,
-    TCHI_BLAS_PTHREADS = 1,
-    TCHI_BLAS_OPENMP = 2, /* the kind to have: inside our own parallel regions its calls stay on one thread */
+    TCHI_BLAS_PTHREADS = 1, /* held at one thread: see parallel_blas.h */
+    TCHI_BLAS_OPENMP = 2,   /* shares our pool, and inside our own parallel regions its calls stay on one thread */
 } tchi_blas_threading;
 
 typedef struct tchi_blas {
     tchi_blas_f32 f32;
     tchi_blas_f64 f64;
     tchi_blas_threading threading;
-    void (*set_num_threads)(int); /* process-wide in the pthreads kind; NULL where the library has none */
-    char library[512];            /* what was opened */
-    char config[256];             /* the library's own description of itself */
-    char core[32];                /* the kernels it runs: its name for the processor */
-    char note[256];               /* what we changed or advise, or empty */
+    char library[512];  /* what was opened */
+    const char *origin; /* how it was found */
+    char version[32];
+    char core[32];         /* the kernels it runs: its name for the processor */
+    char note[256];        /* what we changed or advise, or empty */
+    char passed_over[400]; /* a file that came first and could not be used, with the reason, or empty */
 } tchi_blas;
 
 /* The table, opened at the first call and kept; NULL with *reason set to a sentence when no library can be used.

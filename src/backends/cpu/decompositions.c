@@ -4,10 +4,11 @@
 #include <math.h>
 
 #include "eigh.h"
+#include "parallel_blas.h"
 #include "shifted_inverse.h"
 
 typedef struct decompose_job {
-    const tchi_blas *blas;
+    const tchi_cpu_state *state;
     const tch_matrices *a, *b;
     const double *shift;
     int32_t *flags;
@@ -26,8 +27,9 @@ static void eigh_one(void *argument, int64_t i, int thread)
     void *scratch = j->scratch + thread * j->scratch_each;
     void *v = tchi_cpu_row(j->a, i, 0);
     void *w = tchi_cpu_row(j->b, i, 0);
-    int code = j->a->type == TCH_SCALAR_F64 ? tchi_cpu_eigh_f64(&j->blas->f64, j->a->rows, v, j->a->ld, w, scratch)
-                                            : tchi_cpu_eigh_f32(&j->blas->f32, j->a->rows, v, j->a->ld, w, scratch);
+    int code = j->a->type == TCH_SCALAR_F64
+                   ? tchi_cpu_eigh_f64(&j->state->blas->f64, j->a->rows, v, j->a->ld, w, scratch)
+                   : tchi_cpu_eigh_f32(&j->state->blas->f32, j->a->rows, v, j->a->ld, w, scratch);
     if (code != 0) {
         j->flags[i] = code == TCHI_EIGH_NOT_FINITE ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NO_CONVERGENCE;
     }
@@ -41,7 +43,7 @@ tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices 
         return TCH_OK;
     }
     size_t each = v->type == TCH_SCALAR_F64 ? tchi_cpu_eigh_scratch_f64(n) : tchi_cpu_eigh_scratch_f32(n);
-    decompose_job job = {.blas = s->blas, .a = v, .b = w, .flags = flags, .scratch = scratch};
+    decompose_job job = {.state = s, .a = v, .b = w, .flags = flags, .scratch = scratch};
     job.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
     tchi_cpu_for_each(s, v->batch, 9.0 * (double)n * (double)n * (double)n, eigh_one, &job);
     return TCH_OK;
@@ -106,27 +108,25 @@ static void add_to_diagonal(const tch_matrices *a, int64_t index, double shift)
     }
 }
 
-/* Row-major lower is Fortran's upper: potrf leaves L with A = L L', and two triangular solves follow. */
-static int solve_f64(const tchi_blas_f64 *blas, int n, int columns, double *a, int lda, double *b, int ldb)
+/* potrf leaves L with A = L L', and two triangular solves follow. */
+static int solve_f64(const tchi_cpu_state *state, int64_t n, int64_t columns, double *a, int64_t lda, double *b,
+                     int64_t ldb)
 {
-    int info = 0;
-    blas->potrf("U", &n, a, &lda, &info, 1);
+    int info = tchi_cpu_potrf_f64(state, n, a, lda);
     if (info == 0 && columns > 0) {
-        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_NO_TRANS, TCHI_NON_UNIT, n, columns, 1.0, a, lda, b,
-                   ldb);
-        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_TRANS, TCHI_NON_UNIT, n, columns, 1.0, a, lda, b, ldb);
+        tchi_cpu_trsm_f64(state, TCHI_NO_TRANS, n, columns, a, lda, b, ldb);
+        tchi_cpu_trsm_f64(state, TCHI_TRANS, n, columns, a, lda, b, ldb);
     }
     return info;
 }
 
-static int solve_f32(const tchi_blas_f32 *blas, int n, int columns, float *a, int lda, float *b, int ldb)
+static int solve_f32(const tchi_cpu_state *state, int64_t n, int64_t columns, float *a, int64_t lda, float *b,
+                     int64_t ldb)
 {
-    int info = 0;
-    blas->potrf("U", &n, a, &lda, &info, 1);
+    int info = tchi_cpu_potrf_f32(state, n, a, lda);
     if (info == 0 && columns > 0) {
-        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_NO_TRANS, TCHI_NON_UNIT, n, columns, 1.0f, a, lda, b,
-                   ldb);
-        blas->trsm(TCHI_ROW_MAJOR, TCHI_LEFT, TCHI_LOWER, TCHI_TRANS, TCHI_NON_UNIT, n, columns, 1.0f, a, lda, b, ldb);
+        tchi_cpu_trsm_f32(state, TCHI_NO_TRANS, n, columns, a, lda, b, ldb);
+        tchi_cpu_trsm_f32(state, TCHI_TRANS, n, columns, a, lda, b, ldb);
     }
     return info;
 }
@@ -141,12 +141,12 @@ static void solve_one(void *argument, int64_t i, int thread)
     if (j->shift != NULL) {
         add_to_diagonal(j->a, i, j->shift[i]);
     }
-    int n = (int)j->a->rows;
-    int columns = (int)j->b->cols;
+    int64_t n = j->a->rows;
+    int64_t columns = j->b->cols;
     void *a = tchi_cpu_row(j->a, i, 0);
     void *b = tchi_cpu_row(j->b, i, 0);
-    int info = j->a->type == TCH_SCALAR_F64 ? solve_f64(&j->blas->f64, n, columns, a, (int)j->a->ld, b, (int)j->b->ld)
-                                            : solve_f32(&j->blas->f32, n, columns, a, (int)j->a->ld, b, (int)j->b->ld);
+    int info = j->a->type == TCH_SCALAR_F64 ? solve_f64(j->state, n, columns, a, j->a->ld, b, j->b->ld)
+                                            : solve_f32(j->state, n, columns, a, j->a->ld, b, j->b->ld);
     if (info != 0) {
         j->flags[i] = TCH_REPORT_NOT_POSITIVE;
     }
@@ -157,7 +157,7 @@ tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *
 {
     (void)scratch;
     tchi_cpu_state *s = state;
-    decompose_job job = {.blas = s->blas, .a = a, .b = b, .shift = shift, .flags = flags};
+    decompose_job job = {.state = s, .a = a, .b = b, .shift = shift, .flags = flags};
     double n = (double)a->rows;
     if (a->rows > 0) {
         tchi_cpu_for_each(s, a->batch, n * n * (n / 3.0 + 2.0 * (double)b->cols), solve_one, &job);
@@ -176,10 +176,11 @@ static void shifted_one(void *argument, int64_t i, int thread)
     void *scratch = j->scratch + thread * j->scratch_each;
     void *a = tchi_cpu_row(j->a, i, 0);
     void *x = tchi_cpu_row(j->b, i, 0);
-    int code = j->a->type == TCH_SCALAR_F64 ? tchi_cpu_shifted_inverse_f64(j->blas, j->a->rows, a, j->a->ld, j->count,
-                                                                           j->shifts, j->weights, x, j->b->ld, scratch)
-                                            : tchi_cpu_shifted_inverse_f32(j->blas, j->a->rows, a, j->a->ld, j->count,
-                                                                           j->shifts, j->weights, x, j->b->ld, scratch);
+    int code = j->a->type == TCH_SCALAR_F64
+                   ? tchi_cpu_shifted_inverse_f64(j->state->blas, j->a->rows, a, j->a->ld, j->count, j->shifts,
+                                                  j->weights, x, j->b->ld, scratch)
+                   : tchi_cpu_shifted_inverse_f32(j->state->blas, j->a->rows, a, j->a->ld, j->count, j->shifts,
+                                                  j->weights, x, j->b->ld, scratch);
     if (code != 0) {
         j->flags[i] = code < 0 ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NOT_POSITIVE;
     }
@@ -195,7 +196,7 @@ tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t 
     }
     size_t each = a->type == TCH_SCALAR_F64 ? tchi_cpu_shifted_inverse_scratch_f64(n, count)
                                             : tchi_cpu_shifted_inverse_scratch_f32(n, count);
-    decompose_job job = {.blas = s->blas,
+    decompose_job job = {.state = s,
                          .a = a,
                          .b = x,
                          .flags = flags,

@@ -8,8 +8,8 @@
  * scheduler's, however small its work: it should be worth the risk. */
 #define WORTH_A_REGION 4e5
 
-/* OpenMP's thread count is a property of the calling thread, and BLAS follows it: it is set for the length of an
- * operation and given back. */
+/* OpenMP's thread count is a property of the calling thread, and an OpenMP BLAS follows it: it is set for the length of
+ * an operation and given back. */
 typedef struct thread_setting {
     int before;
 } thread_setting;
@@ -35,14 +35,6 @@ int64_t tchi_cpu_slots(const tchi_cpu_state *state, int64_t batch)
     return batch < state->threads ? (batch > 0 ? 1 : 0) : state->threads;
 }
 
-/* A BLAS with a thread pool of its own must be told to keep out of our regions; the OpenMP kind sees them by itself. */
-static void hold_blas(const tchi_blas *blas, int threads)
-{
-    if (blas->threading == TCHI_BLAS_PTHREADS && blas->set_num_threads != NULL) {
-        blas->set_num_threads(threads);
-    }
-}
-
 void tchi_cpu_for_each(const tchi_cpu_state *state, int64_t batch, double work, tchi_cpu_task task, void *argument)
 {
     thread_setting setting = enter(state);
@@ -52,12 +44,10 @@ void tchi_cpu_for_each(const tchi_cpu_state *state, int64_t batch, double work, 
         together = 0;
     }
     if (together > 0) {
-        hold_blas(state->blas, 1);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
         for (int64_t i = 0; i < together; i++) {
             task(argument, i, omp_get_thread_num());
         }
-        hold_blas(state->blas, threads);
     }
     for (int64_t i = together; i < batch; i++) {
         task(argument, i, 0);

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "parallel_blas.h"
+
 /* --- before ----------------------------------------------------------------------------------------------------- */
 
 static int32_t judge(const tch_root_norms *norms, int64_t b, double symmetry, double damping, double largest)
@@ -143,8 +145,8 @@ static void widen(const tch_matrices *m, int64_t index, double *out)
 /* y <- m y by BLAS, with `spare` taking the product. */
 static void multiply_full(const residual_job *j, const double *m, double **y, double **spare)
 {
-    int n = (int)j->a->rows;
-    j->state->blas->f64.gemm(TCHI_ROW_MAJOR, TCHI_NO_TRANS, TCHI_NO_TRANS, n, n, n, 1.0, m, n, *y, n, 0.0, *spare, n);
+    int64_t n = j->a->rows;
+    tchi_cpu_gemm_f64(j->state, TCHI_NO_TRANS, TCHI_NO_TRANS, n, n, n, 1.0, m, n, *y, n, 0.0, *spare, n);
     double *swap = *y;
     *y = *spare;
     *spare = swap;

@@ -3,6 +3,7 @@
  * half types are widened first, a sample at a time. */
 #include "cpu.h"
 
+#include "parallel_blas.h"
 #include "vector_clones.h"
 
 /* Blocks of inner products of positions, and tiles of the gradient: both stay in the nearer caches while they are
@@ -43,11 +44,11 @@ static void product(const tchi_cpu_state *state, tch_scalar type, int trans_x, v
                     int64_t n, int64_t k, void *out)
 {
     if (type == TCH_SCALAR_F64) {
-        state->blas->f64.gemm(TCHI_ROW_MAJOR, trans_x, trans_y, (int)m, (int)n, (int)k, 1.0, (const double *)x.data,
-                              (int)x.ld, (const double *)y.data, (int)y.ld, 0.0, out, (int)n);
+        tchi_cpu_gemm_f64(state, trans_x, trans_y, m, n, k, 1.0, (const double *)x.data, x.ld, (const double *)y.data,
+                          y.ld, 0.0, out, n);
     } else {
-        state->blas->f32.gemm(TCHI_ROW_MAJOR, trans_x, trans_y, (int)m, (int)n, (int)k, 1.0F, (const float *)x.data,
-                              (int)x.ld, (const float *)y.data, (int)y.ld, 0.0F, out, (int)n);
+        tchi_cpu_gemm_f32(state, trans_x, trans_y, m, n, k, 1.0F, (const float *)x.data, x.ld, (const float *)y.data,
+                          y.ld, 0.0F, out, n);
     }
 }
 
@@ -55,11 +56,9 @@ static void product(const tchi_cpu_state *state, tch_scalar type, int trans_x, v
 static void gram_lower(const tchi_cpu_state *state, tch_scalar type, view x, int64_t n, int64_t k, void *out)
 {
     if (type == TCH_SCALAR_F64) {
-        state->blas->f64.syrk(TCHI_ROW_MAJOR, TCHI_LOWER, TCHI_NO_TRANS, (int)n, (int)k, 1.0, (const double *)x.data,
-                              (int)x.ld, 0.0, out, (int)n);
+        tchi_cpu_syrk_f64(state, TCHI_NO_TRANS, n, k, 1.0, (const double *)x.data, x.ld, 0.0, out, n);
     } else {
-        state->blas->f32.syrk(TCHI_ROW_MAJOR, TCHI_LOWER, TCHI_NO_TRANS, (int)n, (int)k, 1.0F, (const float *)x.data,
-                              (int)x.ld, 0.0F, out, (int)n);
+        tchi_cpu_syrk_f32(state, TCHI_NO_TRANS, n, k, 1.0F, (const float *)x.data, x.ld, 0.0F, out, n);
     }
 }
 

@@ -129,10 +129,10 @@ static int reduce_invert_restore(work_team *team, const shifted_inverse_call *ca
     return status;
 }
 
-/* Threads worth starting: a BLAS with threads of its own is left to use them, and a small matrix to one thread. */
-static int threads_for(const tchi_blas *blas, const band_plan *plan)
+/* Threads worth starting: a small matrix is left to one. */
+static int threads_for(const band_plan *plan)
 {
-    const int one = blas->threading == TCHI_BLAS_PTHREADS || plan->n * plan->poles < SMALLEST_SHARED_WORK;
+    const int one = plan->n * plan->poles < SMALLEST_SHARED_WORK;
     return one || omp_in_parallel() ? 1 : omp_get_max_threads();
 }
 
@@ -152,7 +152,7 @@ static int shifted_inverse(const tchi_blas *blas, const REAL_BLAS *real, int64_t
     if (!lower_is_finite(n, a, lda)) {
         return -1;
     }
-#pragma omp parallel num_threads(threads_for(blas, &call.plan))
+#pragma omp parallel num_threads(threads_for(&call.plan))
     {
 #pragma omp single
         team.threads = omp_get_num_threads();

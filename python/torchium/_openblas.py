@@ -1,0 +1,23 @@
+"""Where pip put OpenBLAS: torchium._C asks when it starts, and names the file to the C library, which opens it when the
+CPU is first used."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+PACKAGE = "scipy_openblas32"
+
+
+def find() -> str | None:
+    """The library in the package scipy-openblas32, wherever Python would import that from. It is not imported: the
+    package would load the library by itself, with threads that nobody needs."""
+    try:
+        spec = importlib.util.find_spec(PACKAGE)
+    except (ImportError, ValueError):  # shadowed by something that is no package
+        return None
+    for folder in (spec and spec.submodule_search_locations) or ():
+        library = Path(folder).absolute() / "lib" / "libscipy_openblas.so"
+        if library.is_file():
+            return str(library)
+    return None

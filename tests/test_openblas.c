@@ -1,0 +1,150 @@
+/* Which OpenBLAS is opened, and what is said where none can be. blas.c is compiled into this program with a path of
+ * configuration that leads nowhere, and LD_LIBRARY_PATH shows the loader files that are no libraries, so that what the
+ * system has does not matter. OpenBLAS is opened once in a process: every case is a child of its own. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <torchium/device.h>
+
+#include "backends/cpu/blas.h"
+#include "support/testing.h"
+
+/* Fails in a child: says which text lacks what, and ends it. */
+static void expect(const char *text, const char *part)
+{
+    if (strstr(text, part) == NULL) {
+        fprintf(stderr, "'%s' is not in: %s\n", part, text);
+        _exit(1);
+    }
+}
+
+static const tchi_blas *opened(void)
+{
+    const char *reason = "";
+    const tchi_blas *blas = tchi_blas_open(&reason);
+    if (blas == NULL) {
+        fprintf(stderr, "not opened: %s\n", reason);
+        _exit(1);
+    }
+    return blas;
+}
+
+static const char *refused(void)
+{
+    const char *reason = "";
+    if (tchi_blas_open(&reason) != NULL) {
+        fprintf(stderr, "opened\n");
+        _exit(1);
+    }
+    return reason;
+}
+
+/* --- cases ------------------------------------------------------------------------------------------------------ */
+
+static void named_one(void)
+{
+    tch_set_openblas_file(FAKE_OPENBLAS);
+    const tchi_blas *blas = opened();
+    expect(blas->library, FAKE_OPENBLAS);
+    expect(blas->origin, "named by the program");
+    expect(blas->version, "9.8.7");
+    void *library = dlopen(FAKE_OPENBLAS, RTLD_LAZY | RTLD_NOLOAD);
+    void *address = dlsym(library, "scipy_openblas_get_num_threads");
+    int (*threads)(void);
+    memcpy(&threads, &address, sizeof threads);
+    if (blas->threading != TCHI_BLAS_PTHREADS || threads() != 1) {
+        fprintf(stderr, "not held at one thread\n");
+        _exit(1);
+    }
+}
+
+static void variable_first(void)
+{
+    setenv("TORCHIUM_BLAS", FAKE_OPENBLAS, 1);
+    tch_set_openblas_file("/no/such/file");
+    expect(opened()->origin, "TORCHIUM_BLAS");
+}
+
+static void variable_that_leads_nowhere(void)
+{
+    setenv("TORCHIUM_BLAS", "/no/such/file", 1);
+    tch_set_openblas_file(FAKE_OPENBLAS);
+    const char *reason = refused();
+    expect(reason, "TORCHIUM_BLAS names, /no/such/file: no such file");
+    expect(reason, "unset the variable");
+}
+
+static void nothing_at_all(void)
+{
+    tch_set_openblas_file("/no/such/file");
+    const char *reason = refused();
+    expect(reason, "tried /no/such/file: no such file, " TCHI_BLAS_PATH ": no such file, libopenblas.so.0: ");
+    expect(reason, ", libopenblas.so: ");
+    expect(reason, "pip install scipy-openblas32");
+    expect(reason, "TORCHIUM_BLAS");
+}
+
+/* A library of 64-bit integers would read ours together with what lies beside them. */
+static void wide_integers(void)
+{
+    setenv("FAKE_OPENBLAS", "OpenBLAS 9.8.7 USE64BITINT", 1);
+    tch_set_openblas_file(FAKE_OPENBLAS);
+    expect(refused(), FAKE_OPENBLAS ": its integers have 64 bits, expected 32");
+}
+
+static void relative_path(void)
+{
+    if (tch_set_openblas_file("libopenblas.so") != TCH_ERR_INVALID_ARGUMENT ||
+        tch_set_openblas_file(NULL) != TCH_ERR_INVALID_ARGUMENT) {
+        _exit(1);
+    }
+}
+
+typedef struct search {
+    const char *name;
+    void (*body)(void);
+} search;
+
+static const search searches[] = {
+    {"named_one", named_one},
+    {"variable_first", variable_first},
+    {"variable_that_leads_nowhere", variable_that_leads_nowhere},
+    {"nothing_at_all", nothing_at_all},
+    {"wide_integers", wide_integers},
+    {"relative_path", relative_path},
+};
+
+static int status_of_child(void (*body)(void))
+{
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0) {
+        unsetenv("TORCHIUM_BLAS");
+        setenv("FAKE_OPENBLAS", "OpenBLAS 9.8.7 DYNAMIC_ARCH", 1);
+        body();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return status;
+}
+
+static void every_search_ends_as_it_should(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof searches / sizeof searches[0]; i++) {
+        int status = status_of_child(searches[i].body);
+        CHECK(status == 0, "%s: status %d", searches[i].name, status);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_search_ends_as_it_should)};
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
