@@ -40,30 +40,16 @@ double test_random_uniform(test_random *random)
     return (double)(test_random_bits(random) >> 11) * 0x1p-53;
 }
 
-/* Two at a time, as a point in the plane: they share the logarithm. */
-static void normal_pair(test_random *random, double pair[2])
+double test_random_normal(test_random *random)
 {
     const double two_pi = 6.283185307179586;
     double radius = sqrt(-2.0 * log(1.0 - test_random_uniform(random)));
-    double angle = two_pi * test_random_uniform(random);
-    pair[0] = radius * cos(angle);
-    pair[1] = radius * sin(angle);
-}
-
-double test_random_normal(test_random *random)
-{
-    double pair[2];
-    normal_pair(random, pair);
-    return pair[0];
+    return radius * cos(two_pi * test_random_uniform(random));
 }
 
 void test_random_fill_normal(test_random *random, double *values, int64_t count)
 {
-    int64_t i = 0;
-    for (; i + 2 <= count; i += 2) {
-        normal_pair(random, values + i);
-    }
-    if (i < count) {
+    for (int64_t i = 0; i < count; ++i) {
         values[i] = test_random_normal(random);
     }
 }
