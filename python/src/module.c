@@ -22,16 +22,17 @@ static int check_interpreter(void)
  * looking for it fails, is no reason not to start: the CPU says at its first use what it tried. */
 static void offer_openblas(void)
 {
-    PyObject *finder = PyImport_ImportModule("torchium._openblas");
-    PyObject *path = finder != NULL ? PyObject_CallMethod(finder, "find", NULL) : NULL;
-    PyObject *bytes = NULL;
-    if (path != NULL && path != Py_None && PyUnicode_FSConverter(path, &bytes)) {
-        (void)tch_set_openblas_file(PyBytes_AsString(bytes));
+    PyObject *module = PyImport_ImportModule("torchium._openblas");
+    PyObject *find = module != NULL ? PyObject_GetAttrString(module, "find") : NULL;
+    PyObject *path = find != NULL ? PyObject_CallNoArgs(find) : NULL;
+    char *text = NULL;
+    if (path != NULL && path != Py_None && PyBytes_AsStringAndSize(path, &text, NULL) == 0) {
+        (void)tch_set_openblas_file(text);
     }
     PyErr_Clear();
-    Py_XDECREF(bytes);
     Py_XDECREF(path);
-    Py_XDECREF(finder);
+    Py_XDECREF(find);
+    Py_XDECREF(module);
 }
 
 static int execute(PyObject *module)

@@ -4,14 +4,15 @@ CPU is first used."""
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 PACKAGE = "scipy_openblas32"
 
 
-def find() -> str | None:
-    """The library in the package scipy-openblas32, wherever Python would import that from. It is not imported: the
-    package would load the library by itself, with threads that nobody needs."""
+def find() -> bytes | None:
+    """The library in the package scipy-openblas32, wherever Python would import it from, as C names files. The package
+    is not imported: it would load the library by itself, with threads that nobody needs."""
     try:
         spec = importlib.util.find_spec(PACKAGE)
     except (ImportError, ValueError):  # shadowed by something that is no package
@@ -19,5 +20,5 @@ def find() -> str | None:
     for folder in (spec and spec.submodule_search_locations) or ():
         library = Path(folder).absolute() / "lib" / "libscipy_openblas.so"
         if library.is_file():
-            return str(library)
+            return os.fsencode(library)
     return None

@@ -8,8 +8,8 @@ import sys
 import pytest
 from torchium import _openblas
 
-FILE = _openblas.find()
-needs_pip_s = pytest.mark.skipif(FILE is None, reason="scipy-openblas32 is not installed here")
+FILE = os.fsdecode(_openblas.find() or "")
+needs_pip_s = pytest.mark.skipif(not FILE, reason="scipy-openblas32 is not installed here")
 
 DETAILS = "from torchium import _C; b = _C.backends()[0]; print(b['details'] if b['available'] else b['reason'])"
 
@@ -78,7 +78,7 @@ def test_looking_does_not_load(tmp_path, monkeypatch):
     (tmp_path / "scipy_openblas32" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "scipy_openblas32", raising=False)
-    assert _openblas.find() == str(library)
+    assert _openblas.find() == os.fsencode(library)
 
 
 def test_a_module_in_the_way(tmp_path, monkeypatch):
