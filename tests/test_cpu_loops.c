@@ -192,6 +192,19 @@ static void check_kronecker(const level *l, int which, int64_t n, const run *x, 
     CHECK(memcmp(one, other, sizeof one) == 0, "a row of 3 by %lld products differs", (long long)n);
 }
 
+/* Into another place, and in place. */
+static void check_scale(const level *l, int which, int64_t n, const run *x)
+{
+    double one[MOST + 1] = {0}, other[MOST + 1] = {0};
+    size_t bytes = (which == 0 ? sizeof(float) : sizeof(double)) * (size_t)n;
+    plain.loops[which]->scale(n, 0.3, data_of(x, which), one);
+    l->loops[which]->scale(n, 0.3, data_of(x, which), other);
+    CHECK(memcmp(one, other, sizeof one) == 0, "%lld numbers times one differ", (long long)n);
+    memcpy(other, data_of(x, which), bytes);
+    l->loops[which]->scale(n, 0.3, other, other);
+    CHECK(memcmp(one, other, bytes) == 0, "%lld numbers times one differ in place", (long long)n);
+}
+
 static void check_loops(const level *l)
 {
     test_random random = test_random_stream(32);
@@ -203,6 +216,7 @@ static void check_loops(const level *l)
             check_sums(l, which, n, &x, y.f64);
             check_largest(l, which, n, &x);
             check_kronecker(l, which, n, &x, &y);
+            check_scale(l, which, n, &x);
         }
     }
 }
@@ -288,7 +302,8 @@ static void check_thin(const tchi_thin_product *thin, test_random *random, int64
 
 static void check_thin_products(const level *l)
 {
-    static const int64_t shapes[][2] = {{4, 16}, {5, 17}, {8, 32}, {9, 40}, {12, 63}, {15, 64}, {23, 100}, {8, 600}};
+    static const int64_t shapes[][2] = {{4, 16},  {5, 17},   {8, 32},  {9, 40},   {12, 63},
+                                        {15, 64}, {23, 100}, {8, 600}, {9, 1100}, {5, 4100}};
     static const int64_t terms[] = {1, 2, 7, 8, 9, 33, 64, 65, 256, 257, 300};
     if (l->thin == NULL) {
         return;

@@ -390,6 +390,21 @@ static void check_conversions(kernel_trial *t)
     free(values), free(got), free(back), drop(x), drop(wanted), drop(narrow), drop(wide);
 }
 
+/* One thread, one loop: that is enough to crash some compilers, which must not be the end of it. */
+static void check_largest_as_double(kernel_trial *t)
+{
+    array x = random_array(t, TCH_FLOAT32, N, 18), y = make(t, TCH_FLOAT64, 1);
+    tch_kernel_argument arguments[] = {T(x), T(y), TCH_ARGUMENT_INT(N)};
+    double wanted = 0;
+    for (int64_t i = 0; i < N; i++) {
+        wanted = fmax(wanted, x.values[i]);
+    }
+    launch_line(t, 1, 1, 3, arguments);
+    double *got = result(y);
+    expect(y, 0, got[0], wanted, 0.0);
+    free(got), drop(x), drop(y);
+}
+
 static void check_half(kernel_trial *t)
 {
     check_narrow(t, TCH_FLOAT16, 4.9e-4);
@@ -602,6 +617,10 @@ const kernel_source kernel_sources[] = {
      "template <typename T, int factor> __global__ void scale(const T *x, T *y, int n)\n{\n" HERE
      "if (i < n) y[i] = T(factor) * x[i];\n}\n",
      check_template},
+    {"largest as a double", "largest",
+     "__global__ void largest(const float *x, double *y, int n)\n{\ndouble most = 0;\n"
+     "for (int i = 0; i < n; i++) most = fmax(most, (double)x[i]);\n*y = most;\n}\n",
+     check_largest_as_double},
     {"half", "square",
      "#include <cuda_fp16.h>\n__global__ void square(const __half *x, __half *y, int n)\n{\n" HERE
      "if (i < n) y[i] = __hmul(x[i], x[i]);\n}\n",

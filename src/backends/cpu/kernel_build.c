@@ -279,6 +279,18 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
     add(c, path, "");
 }
 
+/* A compiler that crashes is asked again without vectors, where most such faults are: GCC 12.2 for aarch64 has one
+ * that the largest of some halves is enough to meet. */
+static int run_compiler(command *c, const work *w)
+{
+    int end = tchi_process_run(c->arguments, COMPILE_SECONDS, w->log, w->log_size);
+    if (end > 0 && strstr(w->log, "internal compiler error") != NULL) {
+        add(c, "-fno-tree-vectorize", "");
+        end = c->overflow ? end : tchi_process_run(c->arguments, COMPILE_SECONDS, w->log, w->log_size);
+    }
+    return end;
+}
+
 static tch_status compile(const work *w, const tch_kernel_text *text)
 {
     const tch_backend_host *host = tchi_cpu_host();
@@ -297,7 +309,7 @@ static tch_status compile(const work *w, const tch_kernel_text *text)
         status = host->fail(TCH_ERR_INVALID_ARGUMENT, "options and include folders are longer than %zu characters",
                             sizeof c->room);
     } else {
-        int end = tchi_process_run(c->arguments, COMPILE_SECONDS, w->log, w->log_size);
+        int end = run_compiler(c, w);
         if (end == TCHI_PROCESS_NOT_STARTED) {
             status = host->fail(TCH_ERR_UNAVAILABLE, "the C++ compiler %.200s cannot be started", compiler);
         } else if (end == TCHI_PROCESS_TOO_LONG) {

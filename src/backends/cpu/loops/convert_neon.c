@@ -6,13 +6,11 @@
 
 #include <arm_neon.h>
 
-static inline float32x4_t widen(uint16x4_t halves)
+/* The instruction sets the quiet bit of a signaling NaN, which `quieted` has in bit 7 and which is cleared again. */
+static inline float32x4_t widen(uint16x4_t halves, uint16x4_t quieted)
 {
-    uint32x4_t magnitude = vmovl_u16(vand_u16(halves, vdup_n_u16(0x7FFF)));
-    uint32x4_t sign = vshll_n_u16(vand_u16(halves, vdup_n_u16(0x8000)), 16);
-    uint32x4_t nan = vorrq_u32(vaddq_u32(vshlq_n_u32(magnitude, 13), vdupq_n_u32(0x70000000u)), sign);
-    uint32x4_t number = vreinterpretq_u32_f32(vcvt_f32_f16(vreinterpret_f16_u16(halves)));
-    return vreinterpretq_f32_u32(vbslq_u32(vcgtq_u32(magnitude, vdupq_n_u32(0x7C00u)), nan, number));
+    uint32x4_t bits = vreinterpretq_u32_f32(vcvt_f32_f16(vreinterpret_f16_u16(halves)));
+    return vreinterpretq_f32_u32(vbicq_u32(bits, vshll_n_u16(quieted, 15)));
 }
 
 static inline uint16x4_t narrow(float32x4_t values)
@@ -30,8 +28,11 @@ static void f16_to_f32(int64_t n, const void *src, void *dst)
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
         uint16x8_t halves = vld1q_u16(x + i);
-        vst1q_f32(y + i, widen(vget_low_u16(halves)));
-        vst1q_f32(y + i + 4, widen(vget_high_u16(halves)));
+        /* Of infinity too, which has no bit there. */
+        uint16x8_t signaling = vceqq_u16(vandq_u16(halves, vdupq_n_u16(0x7E00)), vdupq_n_u16(0x7C00));
+        uint16x8_t quieted = vandq_u16(signaling, vdupq_n_u16(0x80));
+        vst1q_f32(y + i, widen(vget_low_u16(halves), vget_low_u16(quieted)));
+        vst1q_f32(y + i + 4, widen(vget_high_u16(halves), vget_high_u16(quieted)));
     }
     for (; i < n; i++) {
         y[i] = half_to_float(x[i]);

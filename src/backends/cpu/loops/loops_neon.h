@@ -9,25 +9,33 @@ enum {
     STEP = 4 * LANES /* what is done in a turn: four registers */
 };
 
-static void kronecker(int64_t m, const void *a_data, int64_t n, const void *b_data, void *out_data)
+/* All of a turn is read before any of it is written: out may be x. */
+static inline void scale_run(int64_t n, REAL factor, const REAL *x, REAL *out)
+{
+    int64_t i = 0;
+    for (; i + STEP <= n; i += STEP) {
+        VECTOR v0 = LOAD(x + i), v1 = LOAD(x + i + LANES), v2 = LOAD(x + i + 2 * LANES), v3 = LOAD(x + i + 3 * LANES);
+        STORE(out + i, SCALE(v0, factor));
+        STORE(out + i + LANES, SCALE(v1, factor));
+        STORE(out + i + 2 * LANES, SCALE(v2, factor));
+        STORE(out + i + 3 * LANES, SCALE(v3, factor));
+    }
+    for (; i < n; i++) {
+        out[i] = factor * x[i];
+    }
+}
+
+static void scale(int64_t n, double factor, const void *x, void *out)
+{
+    scale_run(n, (REAL)factor, x, out);
+}
+
+static void kronecker(int64_t m, const void *a_data, int64_t n, const void *b, void *out_data)
 {
     const REAL *a = a_data;
-    const REAL *b = b_data;
     REAL *out = out_data;
-    for (int64_t k = 0; k < m; k++, out += n) {
-        REAL factor = a[k];
-        int64_t i = 0;
-        for (; i + STEP <= n; i += STEP) {
-            VECTOR v0 = LOAD(b + i), v1 = LOAD(b + i + LANES), v2 = LOAD(b + i + 2 * LANES),
-                   v3 = LOAD(b + i + 3 * LANES);
-            STORE(out + i, SCALE(v0, factor));
-            STORE(out + i + LANES, SCALE(v1, factor));
-            STORE(out + i + 2 * LANES, SCALE(v2, factor));
-            STORE(out + i + 3 * LANES, SCALE(v3, factor));
-        }
-        for (; i < n; i++) {
-            out[i] = factor * b[i];
-        }
+    for (int64_t k = 0; k < m; k++) {
+        scale_run(n, a[k], b, out + k * n);
     }
 }
 

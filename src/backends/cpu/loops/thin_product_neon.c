@@ -1,7 +1,7 @@
-/* C = alpha A' B with a tile of C in registers, for the vectors of aarch64. The sums are short, so what counts is
- * how C is written: a row of a tile is one line of the cache, and where B stays in the nearest cache tiles follow
- * each other along the rows of C, which a core notices and then writes the lines without reading them first. The
- * instructions that ask for that are only a hint here, so `past_caches` changes nothing. */
+/* C = alpha A' B with a tile of C in registers, for the vectors of aarch64. The sums are short, so what counts is how C is
+ * written: a row of a tile is one line of the cache, and of few terms tiles follow each other along the rows of C, which a
+ * core notices and then writes the lines without reading them first. The instructions that ask for that are only a hint
+ * here, so `past_caches` changes nothing. */
 #include <arm_neon.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ enum {
     VECTORS = COLS / 4,
     MOST_TERMS = 64,     /* longer sums are BLAS's: see bench/ladder/aarch64.md */
     FEW_TERMS = 8,       /* so few rows of B are read where they lie */
-    NEAR_BYTES = 1 << 14 /* of B, where that leaves room for the rest in a nearest cache of 32 KiB */
+    NEAR_BYTES = 1 << 14 /* of B that are gone through at a time: half of a nearest cache of 32 KiB */
 };
 
 typedef struct tile_sums {
@@ -75,32 +75,62 @@ static inline __attribute__((always_inline)) void make_tile(const tchi_thin_job 
 }
 
 /* `width` columns of a matrix for each term, those that are not there being zero. */
-static void pack(int64_t inner, const float *from, int64_t ld, int64_t there, int64_t width, float *to)
+static inline __attribute__((always_inline)) void pack(int64_t inner, const float *from, int64_t ld, int64_t there,
+                                                       int64_t width, float *to)
 {
-    int64_t count = there < width ? there : width;
     for (int64_t t = 0; t < inner; t++, from += ld, to += width) {
-        for (int64_t i = 0; i < width; i++) {
-            to[i] = i < count ? from[i] : 0.0f;
+        if (there >= width) { /* a constant number of bytes, which is a few instructions */
+            memcpy(to, from, (size_t)width * sizeof *to);
+        } else {
+            memset(to, 0, (size_t)width * sizeof *to);
+            memcpy(to, from, (size_t)there * sizeof *to);
         }
     }
 }
 
-/* Along the rows of C. B is read in place, but for columns that do not fill a tile. */
-static void along_rows(const tchi_thin_job *j)
+/* One term: nothing is summed, and C is written row by row. */
+static void outer_product(const tchi_thin_job *j)
+{
+    for (int64_t row = 0; row < j->rows; row++) {
+        const float factor = j->alpha * j->a[row];
+        float *c = j->c + row * j->ldc;
+        int64_t col = 0;
+        for (; col + COLS <= j->cols; col += COLS) {
+            const float32x4_t b[VECTORS] = {vld1q_f32(j->b + col), vld1q_f32(j->b + col + 4), vld1q_f32(j->b + col + 8),
+                                            vld1q_f32(j->b + col + 12)};
+            write_row(factor, b, c + col);
+        }
+        for (; col < j->cols; col++) {
+            c[col] = factor * j->b[col];
+        }
+    }
+}
+
+/* Columns [from, to) along the rows of C. B is read in place, but for columns that do not fill a tile. */
+static void along_rows(const tchi_thin_job *j, int64_t from, int64_t to)
 {
     float a[ROWS * FEW_TERMS], last[COLS * FEW_TERMS];
-    int64_t whole = j->cols / COLS * COLS;
-    if (whole < j->cols) {
-        pack(j->inner, j->b + whole, j->ldb, j->cols - whole, COLS, last);
+    int64_t whole = from + (to - from) / COLS * COLS;
+    if (whole < to) {
+        pack(j->inner, j->b + whole, j->ldb, to - whole, COLS, last);
     }
     for (int64_t row = 0; row < j->rows; row += ROWS) {
         pack(j->inner, j->a + row, j->lda, j->rows - row, ROWS, a);
-        for (int64_t col = 0; col < whole; col += COLS) {
+        for (int64_t col = from; col < whole; col += COLS) {
             make_tile(j, row, col, a, j->b + col, j->ldb);
         }
-        if (whole < j->cols) {
+        if (whole < to) {
             make_tile(j, row, whole, a, last, COLS);
         }
+    }
+}
+
+/* So many columns at a time that their part of B stays in the nearest cache. */
+static void few_terms(const tchi_thin_job *j)
+{
+    int64_t step = NEAR_BYTES / ((int64_t)sizeof(float) * j->inner) / COLS * COLS;
+    for (int64_t from = 0; from < j->cols; from += step) {
+        along_rows(j, from, j->cols - from < step ? j->cols : from + step);
     }
 }
 
@@ -122,8 +152,10 @@ static void down_columns(const tchi_thin_job *j)
 
 static void thin_product(const tchi_thin_job *j)
 {
-    if (j->inner <= FEW_TERMS && j->inner * j->cols * (int64_t)sizeof(float) <= NEAR_BYTES) {
-        along_rows(j);
+    if (j->inner == 1) {
+        outer_product(j);
+    } else if (j->inner <= FEW_TERMS) {
+        few_terms(j);
     } else {
         down_columns(j);
     }
