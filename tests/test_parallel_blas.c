@@ -1,0 +1,252 @@
+/* BLAS calls that are divided among our threads, as with an OpenBLAS that does not share them, against the definition of
+ * each. Sizes are odd, so that no part is like another. Every sum has at most ORDER terms of size one: its error is at
+ * most ORDER times the unit of rounding, and what triangular solves make of it stays below ten times that, their
+ * matrices being near the identity. */
+#include "support/testing.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "backends/cpu/parallel_blas.h"
+#include "support/random.h"
+
+enum { ORDER = 389, SIDE = 421, DEPTH = 203, MOST_THREADS = 7 };
+
+static tchi_blas blas;
+static tchi_cpu_state state = {.blas = &blas};
+
+/* Entries as they are in both types: multiples of 2^-8 in [-1, 1). */
+static void fill(uint64_t stream, int64_t count, double *x, float *y)
+{
+    test_random random = test_random_stream(stream);
+    for (int64_t i = 0; i < count; i++) {
+        x[i] = floor(test_random_uniform(&random) * 512.0) / 256.0 - 1.0;
+        y[i] = (float)x[i];
+    }
+}
+
+/* What a check works on: the same numbers in both types, and what is expected of them. */
+typedef struct numbers {
+    double *f64;
+    float *f32;
+} numbers;
+
+static numbers make(uint64_t stream, int64_t count)
+{
+    numbers n = {calloc((size_t)count, sizeof(double)), calloc((size_t)count, sizeof(float))};
+    assert_true(n.f64 != NULL && n.f32 != NULL);
+    if (stream > 0) {
+        fill(stream, count, n.f64, n.f32);
+    }
+    return n;
+}
+
+static void drop(numbers n)
+{
+    free(n.f64);
+    free(n.f32);
+}
+
+static void compare(const char *what, double expected, double f64, float f32)
+{
+    double size = 1.0 + fabs(expected);
+    CHECK(fabs(f64 - expected) <= size * 10 * ORDER * 0x1p-53, "%s in float64: %g, expected %g", what, f64, expected);
+    CHECK(fabs((double)f32 - expected) <= size * 10 * ORDER * 0x1p-24, "%s in float32: %g, expected %g", what,
+          (double)f32, expected);
+}
+
+static double element(const double *x, int64_t ld, int trans, int64_t i, int64_t j)
+{
+    return trans == TCHI_TRANS ? x[j * ld + i] : x[i * ld + j];
+}
+
+static double sum_of(const double *a, int trans_a, const double *b, int trans_b, int64_t i, int64_t j)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < DEPTH; k++) {
+        sum += element(a, SIDE, trans_a, i, k) * element(b, SIDE, trans_b, k, j);
+    }
+    return sum;
+}
+
+static void check_gemm(int trans_a, int trans_b)
+{
+    numbers a = make(1, SIDE * SIDE), b = make(2, SIDE * SIDE), c = make(3, SIDE * SIDE), before = make(3, SIDE * SIDE);
+    tchi_cpu_gemm_f64(&state, trans_a, trans_b, ORDER, SIDE - 7, DEPTH, 2.0, a.f64, SIDE, b.f64, SIDE, 0.5, c.f64,
+                      SIDE);
+    tchi_cpu_gemm_f32(&state, trans_a, trans_b, ORDER, SIDE - 7, DEPTH, 2.0F, a.f32, SIDE, b.f32, SIDE, 0.5F, c.f32,
+                      SIDE);
+    for (int64_t i = 0; i < SIDE; i++) {
+        for (int64_t j = 0; j < SIDE; j++) {
+            int inside = i < ORDER && j < SIDE - 7;
+            double x = before.f64[i * SIDE + j];
+            double expected = inside ? 2.0 * sum_of(a.f64, trans_a, b.f64, trans_b, i, j) + 0.5 * x : x;
+            compare("gemm", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
+        }
+    }
+    drop(a), drop(b), drop(c), drop(before);
+}
+
+static void check_syrk(int trans)
+{
+    int other = trans == TCHI_TRANS ? TCHI_NO_TRANS : TCHI_TRANS;
+    numbers a = make(4, SIDE * SIDE), c = make(5, SIDE * SIDE), before = make(5, SIDE * SIDE);
+    tchi_cpu_syrk_f64(&state, trans, ORDER, DEPTH, -1.0, a.f64, SIDE, 1.0, c.f64, SIDE);
+    tchi_cpu_syrk_f32(&state, trans, ORDER, DEPTH, -1.0F, a.f32, SIDE, 1.0F, c.f32, SIDE);
+    for (int64_t i = 0; i < ORDER; i++) {
+        for (int64_t j = 0; j < ORDER; j++) { /* above the diagonal nothing is written */
+            double x = before.f64[i * SIDE + j];
+            double expected = j <= i ? x - sum_of(a.f64, trans, a.f64, other, i, j) : x;
+            compare("syrk", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
+        }
+    }
+    drop(a), drop(c), drop(before);
+}
+
+/* With B = A for a symmetric A the product is symmetric. */
+static void check_symm(void)
+{
+    numbers a = make(6, SIDE * SIDE), c = make(0, SIDE * SIDE);
+    for (int64_t i = 0; i < ORDER; i++) {
+        for (int64_t j = 0; j < i; j++) {
+            a.f64[j * SIDE + i] = a.f64[i * SIDE + j];
+            a.f32[j * SIDE + i] = a.f32[i * SIDE + j];
+        }
+    }
+    tchi_cpu_symm_f64(&state, ORDER, a.f64, SIDE, a.f64, SIDE, c.f64, SIDE);
+    tchi_cpu_symm_f32(&state, ORDER, a.f32, SIDE, a.f32, SIDE, c.f32, SIDE);
+    for (int64_t i = 0; i < ORDER; i++) {
+        for (int64_t j = 0; j <= i; j++) {
+            double expected = 0;
+            for (int64_t k = 0; k < ORDER; k++) {
+                expected += a.f64[i * SIDE + k] * a.f64[k * SIDE + j];
+            }
+            compare("symm", expected, c.f64[i * SIDE + j], c.f32[i * SIDE + j]);
+        }
+    }
+    drop(a), drop(c);
+}
+
+/* A lower triangle near the identity, exact in float32 too, and zeros above. */
+static numbers make_lower(uint64_t stream)
+{
+    numbers l = make(stream, SIDE * SIDE);
+    for (int64_t i = 0; i < SIDE; i++) {
+        for (int64_t j = 0; j < SIDE; j++) {
+            double x = i == j ? 1.0 + fabs(l.f64[i * SIDE + j]) : i > j ? l.f64[i * SIDE + j] / 512.0 : 0.0;
+            l.f64[i * SIDE + j] = x;
+            l.f32[i * SIDE + j] = (float)x;
+        }
+    }
+    return l;
+}
+
+/* (L L') from the definition, then its factor must be L. */
+static void check_potrf(void)
+{
+    numbers l = make_lower(7), a = make(0, SIDE * SIDE);
+    for (int64_t i = 0; i < ORDER; i++) {
+        for (int64_t j = 0; j <= i; j++) {
+            double sum = 0;
+            for (int64_t k = 0; k <= j; k++) {
+                sum += l.f64[i * SIDE + k] * l.f64[j * SIDE + k];
+            }
+            a.f64[i * SIDE + j] = sum;
+            a.f32[i * SIDE + j] = (float)sum;
+        }
+    }
+    assert_int_equal(tchi_cpu_potrf_f64(&state, ORDER, a.f64, SIDE), 0);
+    assert_int_equal(tchi_cpu_potrf_f32(&state, ORDER, a.f32, SIDE), 0);
+    for (int64_t i = 0; i < ORDER; i++) {
+        for (int64_t j = 0; j <= i; j++) {
+            compare("potrf", l.f64[i * SIDE + j], a.f64[i * SIDE + j], a.f32[i * SIDE + j]);
+        }
+    }
+    drop(l), drop(a);
+}
+
+/* The identity with one entry that is not positive: LAPACK counts minors from 1. */
+static void check_not_positive(int64_t where)
+{
+    numbers a = make(0, SIDE * SIDE);
+    for (int64_t i = 0; i < ORDER; i++) {
+        a.f64[i * SIDE + i] = i == where ? -1.0 : 1.0;
+        a.f32[i * SIDE + i] = i == where ? -1.0F : 1.0F;
+    }
+    assert_int_equal(tchi_cpu_potrf_f64(&state, ORDER, a.f64, SIDE), where + 1);
+    assert_int_equal(tchi_cpu_potrf_f32(&state, ORDER, a.f32, SIDE), where + 1);
+    drop(a);
+}
+
+/* Multiplying the solution by L, or L', must give the right-hand side. */
+static void check_trsm(int trans)
+{
+    numbers l = make_lower(8), b = make(9, SIDE * SIDE), x = make(9, SIDE * SIDE);
+    tchi_cpu_trsm_f64(&state, trans, ORDER, DEPTH, l.f64, SIDE, x.f64, SIDE);
+    tchi_cpu_trsm_f32(&state, trans, ORDER, DEPTH, l.f32, SIDE, x.f32, SIDE);
+    for (int64_t i = 0; i < ORDER; i++) {
+        for (int64_t j = 0; j < DEPTH; j++) {
+            double f64 = 0, f32 = 0;
+            for (int64_t k = 0; k < ORDER; k++) {
+                f64 += element(l.f64, SIDE, trans, i, k) * x.f64[k * SIDE + j];
+                f32 += element(l.f64, SIDE, trans, i, k) * (double)x.f32[k * SIDE + j];
+            }
+            compare("trsm", b.f64[i * SIDE + j], f64, (float)f32);
+        }
+    }
+    drop(l), drop(b), drop(x);
+}
+
+static void check_trtri(void)
+{
+    numbers l = make_lower(10), x = make_lower(10);
+    assert_int_equal(tchi_cpu_trtri_f64(&state, ORDER, l.f64, SIDE, x.f64, SIDE), 0);
+    assert_int_equal(tchi_cpu_trtri_f32(&state, ORDER, l.f32, SIDE, x.f32, SIDE), 0);
+    for (int64_t i = 0; i < ORDER; i++) {
+        for (int64_t j = 0; j < ORDER; j++) {
+            double f64 = 0, f32 = 0;
+            for (int64_t k = 0; k <= i; k++) {
+                f64 += l.f64[i * SIDE + k] * x.f64[k * SIDE + j];
+                f32 += l.f64[i * SIDE + k] * (double)x.f32[k * SIDE + j];
+            }
+            compare("trtri", i == j ? 1.0 : 0.0, f64, (float)f32);
+        }
+    }
+    drop(l), drop(x);
+}
+
+static void test_divided(void **unused)
+{
+    (void)unused;
+    static const int transposes[] = {TCHI_NO_TRANS, TCHI_TRANS};
+    for (state.threads = 1; state.threads <= MOST_THREADS; state.threads += 2) {
+        test_case("%d threads", state.threads);
+        for (int t = 0; t < 2; t++) {
+            check_gemm(transposes[t], TCHI_NO_TRANS);
+            check_gemm(transposes[t], TCHI_TRANS);
+            check_syrk(transposes[t]);
+            check_trsm(transposes[t]);
+        }
+        check_symm();
+        check_potrf();
+        check_not_positive(0);
+        check_not_positive(ORDER - 3);
+        check_trtri();
+    }
+}
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const char *reason = NULL;
+    const tchi_blas *opened = tchi_blas_open(&reason);
+    if (opened == NULL) {
+        print_error("%s\n", reason);
+        return 1;
+    }
+    blas = *opened;
+    blas.threading =
+        TCHI_BLAS_SEQUENTIAL; /* whatever was opened: inside our regions each of its calls has one thread */
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_divided)};
+    return cmocka_run_group_tests_name("parallel_blas", tests, NULL, NULL);
+}
