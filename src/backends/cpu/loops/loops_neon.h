@@ -1,7 +1,7 @@
-/* Those loops of loops_body.h of which the compiler makes less than an aarch64 processor can do: it sums in one
- * register, each addition waiting for the last, and writes one vector a turn. VECTOR is a register of REAL, and the
- * functions of one precision have macros' names. The NaN rules are those of loops_body.h, whose results max_abs and
- * kronecker equal. */
+/* Those loops of loops_body.h of which the compiler makes less than an aarch64 processor can do: it sums doubles in one
+ * register and floats in two, each addition waiting for the last, and writes one vector a turn. VECTOR is a register of
+ * REAL, and the functions of one precision have macros' names. The NaN rules are those of loops_body.h, whose results
+ * scale, kronecker and max_abs equal. */
 #include <arm_neon.h>
 
 enum {
