@@ -380,7 +380,8 @@ static void limit_operation(tch_context *context, const test_operation *operatio
         expected[i] = test_tensor_read(whole.tensors[i]);
     }
     bool through = false;
-    int64_t most = test_on_cpu() ? 1 << 20 : 1 << 26; /* a GPU's libraries ask for scratch of their own */
+    /* On the CPU threads have scratch of their own, on a GPU its libraries. */
+    int64_t most = test_on_cpu() ? ((int64_t)1 << 19) * (1 + tch_get_num_threads()) : (int64_t)1 << 26;
     for (int64_t limit = 1; limit <= most; limit += limit / 2 + 1) {
         test_case("%s %s %s, limit %lld", operation->name, operation->variant, tch_dtype_name(dtype), (long long)limit);
         test_call call;
