@@ -11,6 +11,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include "kernel.h"
 
@@ -362,6 +365,17 @@ static void say_deadlock(tchi_fibers *f, int64_t block)
         f->list[number].wait.kind == TCHI_WAIT_BLOCK ? "__syncthreads()" : "a shuffle, vote or __syncwarp()");
 }
 
+/* AddressSanitizer marks what lies around the frames of a function until it returns, which threads that a failed launch
+ * left waiting never do. */
+static void clear_marks(const tchi_fibers *f)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_UNPOISON_MEMORY_REGION(f->stacks, (size_t)TCHI_CPU_BLOCK_THREADS * f->stride);
+#else
+    (void)f;
+#endif
+}
+
 static void run_block(tchi_fibers *f, int64_t block)
 {
     f->entry->enter(&f->launch, block);
@@ -390,6 +404,9 @@ const char *tchi_fibers_run(tchi_fibers *f, const tchi_cpu_kernel_entry *entry, 
     f->failed = 0;
     for (int64_t block = from; block < to && !f->failed; block++) {
         run_block(f, block);
+    }
+    if (f->failed) {
+        clear_marks(f);
     }
     return f->failed ? f->message : NULL;
 }
