@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "kernel/arguments.h"
@@ -283,15 +282,8 @@ static void shapes(void **state)
     tch_kernel_destroy(kernel);
 }
 
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-/* The library's own share of a launch; the target for all of it is 5 us. The best of a hundred rounds of a hundred. */
-static void a_launch_is_quick(void **state)
+/* Nothing is left over from one launch to the next. How long one takes is measured by bench/kernel_bench.py. */
+static void a_kernel_is_launched_many_times(void **state)
 {
     tch_context *context = *state;
     static float memory[4];
@@ -300,22 +292,15 @@ static void a_launch_is_quick(void **state)
     tch_kernel_argument arguments[] = {TCH_ARGUMENT_TENSOR(&x), TCH_ARGUMENT_TENSOR(&x), TCH_ARGUMENT_INT(4),
                                        TCH_ARGUMENT_REAL(0.5)};
     tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 256);
-    double best = 1.0;
     fake.parameter_count = 4;
     fake.parameters[0] = fake.parameters[1] = fake_pointer(TCH_PARAMETER_REAL, 4);
     fake.parameters[2] = fake_number(TCH_PARAMETER_INT, 4);
     fake.parameters[3] = fake_number(TCH_PARAMETER_REAL, 4);
     tch_kernel *kernel = compile(context, "f");
-    for (int round = 0; round < 100; round++) {
-        double start = seconds();
-        for (int i = 0; i < 100; i++) {
-            CHECK_OK(tch_kernel_launch(kernel, &shape, 4, arguments));
-        }
-        double took = seconds() - start;
-        best = took < best ? took : best;
+    for (int i = 0; i < 1000; i++) {
+        CHECK_OK(tch_kernel_launch(kernel, &shape, 4, arguments));
     }
-    print_message("the checks of a launch with four arguments took %.0f ns\n", 1e9 * best / 100);
-    CHECK(best / 100 < 5e-6, "a launch took %.2f us", 1e6 * best / 100);
+    assert_int_equal(fake.launches, 1000);
     tch_kernel_destroy(kernel);
 }
 
@@ -410,9 +395,7 @@ static void a_real_kernel(void **state)
     tch_kernel_info info = TCH_KERNEL_INFO_INIT;
     config.source = real_source, config.name = "axpy<float>";
     for (int cached = 0; cached < 2; cached++) {
-        double start = seconds();
         tch_kernel *kernel = compile_for_real(context, &config);
-        print_message("%s in %.2f ms\n", cached ? "found in the cache" : "compiled", 1e3 * (seconds() - start));
         CHECK_OK(tch_kernel_get_info(kernel, &info));
         CHECK(info.from_cache == cached && info.parameters == 4, "from_cache is %d with %d parameters", info.from_cache,
               info.parameters);
@@ -470,7 +453,7 @@ int main(int argc, char **argv)
         WITH_COMPILER(structs),
         WITH_COMPILER(many_arguments),
         WITH_COMPILER(shapes),
-        WITH_COMPILER(a_launch_is_quick),
+        WITH_COMPILER(a_kernel_is_launched_many_times),
         cmocka_unit_test_setup_teardown(a_real_kernel, open_real, close_real),
         cmocka_unit_test_setup_teardown(two_kernels_at_once, open_real, close_real),
         cmocka_unit_test_setup_teardown(a_real_kernel_in_a_strange_place, open_real, close_real),
