@@ -133,18 +133,28 @@ static int is_narrow(tch_scalar type)
 /* --- outer products ----------------------------------------------------------------------------------------------- */
 
 /* With nothing to sum over, C is as many rows as there are elements of A, each that element times B, and the time is that
- * of writing C. Rows of the whole batch are counted through. */
+ * of writing C. */
+static void outer_rows_of(const gemm_job *j, int64_t matrix, int64_t from, int64_t to)
+{
+    const tchi_loops *loops = tchi_loops_for(j->c->type);
+    const void *a = tchi_cpu_row(j->a, matrix, 0), *b = tchi_cpu_row(j->b, matrix, 0);
+    int64_t step = j->trans_a == TCHI_TRANS ? 1 : j->a->ld;
+    for (int64_t i = from; i < to; i++) {
+        double factor = j->c->type == TCH_SCALAR_F64 ? ((const double *)a)[i * step] : ((const float *)a)[i * step];
+        loops->scale(j->c->cols, j->alpha * factor, b, tchi_cpu_row(j->c, matrix, i));
+    }
+}
+
+/* Rows of the whole batch are counted through. */
 static void outer_rows(void *argument, int64_t from, int64_t to)
 {
     const gemm_job *j = argument;
-    const tchi_loops *loops = tchi_loops_for(j->c->type);
-    int64_t step = j->trans_a == TCHI_TRANS ? 1 : j->a->ld;
-    for (int64_t index = from; index < to; index++) {
-        int64_t b = index / j->c->rows;
-        int64_t i = index % j->c->rows;
-        const void *a = tchi_cpu_row(j->a, b, 0);
-        double factor = j->c->type == TCH_SCALAR_F64 ? ((const double *)a)[i * step] : ((const float *)a)[i * step];
-        loops->scale(j->c->cols, j->alpha * factor, tchi_cpu_row(j->b, b, 0), tchi_cpu_row(j->c, b, i));
+    int64_t rows = j->c->rows;
+    while (from < to) {
+        int64_t matrix = from / rows, end = (matrix + 1) * rows;
+        end = end < to ? end : to;
+        outer_rows_of(j, matrix, from - matrix * rows, end - matrix * rows);
+        from = end;
     }
 }
 

@@ -45,11 +45,8 @@ static int64_t at_most(int64_t n, int64_t most)
     return n < most ? n : most;
 }
 
-/* Blocks of the whole batch are counted through, those beside each other first. */
-static void thin_block(void *argument, int64_t index, int thread)
+static void thin_block(const thin_job *t, int64_t index)
 {
-    (void)thread;
-    const thin_job *t = argument;
     int64_t i = index / (t->down * t->across);
     int64_t row = index / t->across % t->down * t->block_rows;
     int64_t col = index % t->across * t->block_cols;
@@ -64,6 +61,14 @@ static void thin_block(void *argument, int64_t index, int thread)
         ask_for_pages(j.c, ((j.rows - 1) * j.ldc + t->c->cols) * (int64_t)sizeof *j.c);
     }
     t->product->run(&j);
+}
+
+/* Blocks of the whole batch are counted through, those beside each other first. */
+static void thin_blocks(void *argument, int64_t from, int64_t to)
+{
+    for (int64_t index = from; index < to; index++) {
+        thin_block(argument, index);
+    }
 }
 
 /* One page in the middle stands for all. */
@@ -121,7 +126,7 @@ int tchi_cpu_thin_product(const tchi_cpu_state *state, double alpha, const tch_m
     }
     choose_writing(&job);
     choose_blocks(&job, state->threads);
-    double work = 2.0 * (double)job.block_rows * (double)job.block_cols * (double)(a->rows + 1);
-    tchi_cpu_for_each(state, c->batch * job.down * job.across, work, thin_block, &job);
+    double work = 2.0 * (double)c->batch * (double)c->rows * (double)c->cols * (double)(a->rows + 1);
+    tchi_cpu_split(state, c->batch * job.down * job.across, work, thin_blocks, &job);
     return 1;
 }

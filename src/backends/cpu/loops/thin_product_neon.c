@@ -11,7 +11,7 @@ enum {
     ROWS = 4,
     COLS = 16,
     VECTORS = COLS / 4,
-    MOST_TERMS = 64,     /* longer sums are BLAS's: see bench/ladder/aarch64.md */
+    MOST_TERMS = 256,     /* longer sums are BLAS's: see bench/ladder/aarch64.md */
     FEW_TERMS = 8,       /* so few rows of B are read where they lie */
     NEAR_BYTES = 1 << 14 /* of B that are gone through at a time: half of a nearest cache of 32 KiB */
 };
@@ -88,21 +88,29 @@ static inline __attribute__((always_inline)) void pack(int64_t inner, const floa
     }
 }
 
+/* A row of C of one term. What it needs is passed by value: read from a struct, it would be read again after every store,
+ * and the loop, which writes a line in a dozen instructions, be bound by instructions instead of memory. */
+static inline __attribute__((always_inline)) void scaled_row(int64_t cols, float factor, const float *restrict b,
+                                                             float *restrict c)
+{
+    int64_t col = 0;
+    for (; col + COLS <= cols; col += COLS) {
+        const float32x4_t part[VECTORS] = {vld1q_f32(b + col), vld1q_f32(b + col + 4), vld1q_f32(b + col + 8),
+                                           vld1q_f32(b + col + 12)};
+        write_row(factor, part, c + col);
+    }
+    for (; col < cols; col++) {
+        c[col] = factor * b[col];
+    }
+}
+
 /* One term: nothing is summed, and C is written row by row. */
 static void outer_product(const tchi_thin_job *j)
 {
-    for (int64_t row = 0; row < j->rows; row++) {
-        const float factor = j->alpha * j->a[row];
-        float *c = j->c + row * j->ldc;
-        int64_t col = 0;
-        for (; col + COLS <= j->cols; col += COLS) {
-            const float32x4_t b[VECTORS] = {vld1q_f32(j->b + col), vld1q_f32(j->b + col + 4), vld1q_f32(j->b + col + 8),
-                                            vld1q_f32(j->b + col + 12)};
-            write_row(factor, b, c + col);
-        }
-        for (; col < j->cols; col++) {
-            c[col] = factor * j->b[col];
-        }
+    const float *a = j->a;
+    float *c = j->c;
+    for (int64_t row = 0, rows = j->rows; row < rows; row++, c += j->ldc) {
+        scaled_row(j->cols, j->alpha * a[row], j->b, c);
     }
 }
 
