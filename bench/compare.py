@@ -59,8 +59,13 @@ def symmetric_batch(rng, batch, n, condition, dtype):
 
 
 def reference_root(a, power, damping):
-    """The power of the damped matrices, by float64 eigendecomposition of the very numbers given."""
-    w, v = np.linalg.eigh(a.astype(np.float64))
+    """The power of the damped matrices, from float64 decompositions of the very numbers given. In float64 by singular
+    values, which are the eigenvalues here: where NumPy and PyTorch are built with the same LAPACK, an eigendecomposition
+    would compare PyTorch with itself."""
+    if a.dtype == np.float64:
+        v, w, _ = np.linalg.svd(a)
+    else:
+        w, v = np.linalg.eigh(a.astype(np.float64))
     return (v * (np.maximum(w, 0) + damping)[:, None, :] ** power) @ v.transpose(0, 2, 1)
 
 
@@ -126,16 +131,21 @@ class Comparison:
         # Both are rounding, of the same size: which one is larger is chance.
         self.add("eigen power", f"{batch}x{n}", dtype, 1.0, times, errors, 2.0 * errors[1])
 
-    def inverse_root(self, batch, n, dtype, tolerance, target, note):
-        """A^(-1/4) with relative damping 1e-6; `tolerance` 0 is the library's own default."""
+    def inverse_root(self, batch, n, dtype, tolerance, target, note, theirs=None):
+        """A^(-1/4) with relative damping 1e-6; `tolerance` 0 is the library's own default, `theirs` is the type that
+        PyTorch computes in, where it is not the matrix's."""
         a = symmetric_batch(self.rng, batch, n, 1e6, dtype)
         t = torch.from_numpy(a)
         out = np.full_like(a, np.nan)
         damping = 1e-6 * float(np.linalg.eigvalsh(a[0].astype(np.float64))[-1])
         ours = self.library.inverse_root(a, 4, out, relative_eps=1e-6, tolerance=tolerance)
-        times = in_turns(ours, lambda: torch_power(t, -0.25, damping), self.seconds)
+
+        def by_torch():
+            return torch_power(t.to(theirs or t.dtype), -0.25, damping).to(t.dtype)
+
+        times = in_turns(ours, by_torch, self.seconds)
         reference = reference_root(a, -0.25, damping)
-        errors = error(out, reference), error(torch_power(t, -0.25, damping).numpy(), reference)
+        errors = error(out, reference), error(by_torch().numpy(), reference)
         asked = tolerance or (1e-9 if dtype == np.float64 else 1e-3)
         self.add("inverse root", f"{batch}x{n}", dtype, target, times, errors, asked, note)
 
@@ -166,25 +176,10 @@ class Comparison:
         self.add("sample gradients", size, dtype, 1.0, times, errors, 2.0 * errors[1])
 
 
-def processor():
-    """The processor's name; on ARM, whose kernels do not tell it, the numbers of its maker and its kind of core."""
-    found = {}
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                key, _, value = line.partition(":")
-                found.setdefault(key.strip(), value.strip())
-    except OSError:
-        pass
-    if "CPU part" in found:
-        return f"ARM processor, implementer {found.get('CPU implementer', '?')} part {found['CPU part']}"
-    return found.get("model name") or platform.processor() or platform.machine()
-
-
-def machine():
+def machine(library):
     """What the figures were measured on, without naming a host."""
     return {
-        "processor": processor(),
+        "processor": library.processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -206,6 +201,8 @@ def run(library, seconds, quick, quiet):
         c.inverse_root(1, n, np.float32, 1e-2, target, "error as PyTorch's or smaller")
     for n in single:
         c.inverse_root(1, n, np.float32, 0.0, None, "default: error below 1e-3, far below PyTorch's")
+    for n in single:
+        c.inverse_root(1, n, np.float32, 0.0, 1.0, "default; PyTorch in float64, to be below 1e-3", torch.float64)
     for n in single:
         c.inverse_root(1, n, np.float64, 1e-9, 1.0, "default: error below 1e-9")
     for batch, n in batches:
@@ -238,7 +235,7 @@ def main():
     arguments = parser.parse_args()
     library = Library(arguments.library)
     library.set_threads(torch.get_num_threads())
-    info = machine() | {"torchium": library.version()}
+    info = machine(library) | {"torchium": library.version()}
     print(f"{info['processor']}, {info['threads']} threads; PyTorch {info['torch']}; Torchium {info['torchium']}")
     print(f"{'work':<16} {'size':>16} {'dtype':<8} {'ours':>13} {'PyTorch':>13} ratio of times, and errors of both")
     rows = run(library, 0.6 if arguments.quick else 2.0, arguments.quick, False)

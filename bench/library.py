@@ -109,6 +109,23 @@ def tensor(array):
     return described
 
 
+class _DeviceInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("name", ctypes.c_char * 128),
+        ("features", ctypes.c_char * 256),
+        ("total_memory", ctypes.c_int64),
+        ("free_memory", ctypes.c_int64),
+        ("compute_major", ctypes.c_int32),
+        ("compute_minor", ctypes.c_int32),
+        ("processors", ctypes.c_int32),
+    ]
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
 class Library:
     """libtorchium with one context, on the CPU unless another device is named."""
 
@@ -129,6 +146,12 @@ class Library:
 
     def version(self):
         return self.lib.tch_version().decode()
+
+    def processor(self):
+        """The processor's name and what the library uses of it."""
+        info = _DeviceInfo(struct_size=ctypes.sizeof(_DeviceInfo))
+        self._check(self.lib.tch_device_info_get(_Device(1, 0), ctypes.byref(info)))
+        return f"{info.name.decode()} ({info.features.decode()})"
 
     def set_threads(self, count):
         self._check(self.lib.tch_set_num_threads(ctypes.c_int32(count)))
