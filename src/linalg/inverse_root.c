@@ -251,6 +251,26 @@ static tch_status certify(tch_context *context, const tchi_root_plan *plan, int6
     return t->root_verdict(context->state, count, r->residual, plan->residual, r->inspection.flags);
 }
 
+/* Roots that the caller's type does not hold: inverses can leave the range of any, the others only a narrower one. */
+static tch_status check_range(tch_context *context, const tchi_root_plan *plan, const root_call *call, root_buffers *r,
+                              const tch_matrices *x)
+{
+    if (plan->root > 1 && x->type == call->out.type) {
+        return TCH_OK;
+    }
+    return context->backend->flag_overflow(context->state, x, tchi_most_number(call->out.type), r->inspection.flags);
+}
+
+/* The certificate, and the range. What the eigen method puts out of range is; of others it may be a failure. */
+static tch_status judge(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t count,
+                        root_buffers *r, const tch_matrices *x)
+{
+    bool exact = plan->method == TCH_ROOT_EIGEN;
+    TCHI_TRY(exact ? check_range(context, plan, call, r, x) : TCH_OK);
+    TCHI_TRY(certify(context, plan, count, r, x));
+    return exact ? TCH_OK : check_range(context, plan, call, r, x);
+}
+
 /* Everything up to the flags; nothing of the caller's is written yet. */
 static tch_status compute(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
                           int64_t count, root_buffers *r, tch_matrices *x)
@@ -276,7 +296,7 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
     status = take_root(context, plan, r, x);
     tchi_range_pop(context);
     TCHI_TRY(status);
-    return certify(context, plan, count, r, x);
+    return judge(context, plan, call, count, r, x);
 }
 
 static tch_status deliver(tch_context *context, const root_call *call, int64_t first, int64_t count, root_buffers *r,
