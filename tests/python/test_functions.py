@@ -115,7 +115,7 @@ def test_power_of_what_is_not_positive(device, dtype, eps):
     for special in (-torch.eye(3), torch.zeros(3, 3), -torch.ones(3, 3), torch.diag(torch.tensor([1.0, -1.0, 0.0]))):
         a = positive(3, 3, 3, dtype=dtype, device=device)
         a[1] = special.to(dtype).to(device)
-        for power in (-1.0, -0.5, 0.0, 0.5, 2.0):
+        for power in (-1.0, -0.5, 0.0, 0.5, 1.0):
             close(linalg.matrix_power(a, power, eps), power_of(a, power, eps), BOUND[dtype])
             close(linalg.matrix_power(a[1], power, eps), power_of(a[1], power, eps), BOUND[dtype])
     a = -torch.eye(3, dtype=dtype, device=device)
