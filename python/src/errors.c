@@ -63,6 +63,7 @@ static const struct {
     {"copy it there with tch_tensor_copy", "move it there first"},
     {"copy it to a contiguous tensor with tch_tensor_copy", "make it contiguous first"},
     {"; raise it with tch_context_set_workspace_limit", ""},
+    {"call tch_scaler_step or tch_scaler_unscale first", "call step or unscale_ first"},
 };
 
 /* Beyond the name of the C function that a message may begin with, "tch_name: ": the traceback has Python's. */
