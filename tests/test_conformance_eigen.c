@@ -4,8 +4,9 @@
  * round-off of the arithmetic and r that of storing the result (nothing more for float32 and float64):
  *     |A V - V W|, |w - w_ref|           <=  (n + 10) u |A|  +  3 r sqrt(n) |A|
  *     |V'V - I|                          <=  (n + 10) u sqrt(n)  +  3 r sqrt(n)
- *     |f(A) - V f(W) V'| for a power f   <=  (n + 10) u (|A| max|f'| + |f(A)|)  +  r |f(A)|
- * in Frobenius norms, max|f'| over the damped spectrum being how f magnifies an error of its argument. */
+ *     |f(A) - V f(W) V'| for a power f   <=  (n + 10) u (|A| max|f'| + |f(A)|)  +  r |f(A)|  +  n t
+ * in Frobenius norms, max|f'| over the damped spectrum being how f magnifies an error of its argument, and t half of the
+ * smallest number of the type. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,7 +151,7 @@ static void check_power_of(const known_matrix *known, double power, double eps, 
     double error = ref_distance(n * n, got, expected);
     double bound = (double)(n + 10) * test_arithmetic_roundoff(dtype) *
                        (ref_norm(n * n, known->a) * steepness(known, power, eps) + norm) +
-                   storage_roundoff(dtype) * norm;
+                   storage_roundoff(dtype) * norm + (double)n * test_underflow(dtype);
     CHECK(error <= bound, "the power %g with eps %g is off by %.3g > %.3g", power, eps, error, bound);
     free(f);
     free(expected);
@@ -181,6 +182,64 @@ static void check_power(tch_context *context, const test_variation *v, tch_dtype
     test_tensor_free(a);
     test_tensor_free(out);
     test_tensor_free(report);
+}
+
+/* --- powers of matrices that are not positive ---------------------------------------------------------------------- */
+
+/* Eigenvalues of the matrix in the middle of a batch; the others are positive. */
+static const double clamped_spectra[][3] = {{-1.0, -1.0, -1.0}, {-3.0, -0.5, -0.125}, {0.0, 0.0, 0.0},
+                                            {-2.0, 0.0, 1.5},   {-1.0, 0.0, 0.0},     {-1e-3, -1e-6, -1e-9}};
+
+/* As the dtype holds them, with eigenvalues by the reference. */
+static void fill_clamped(test_random *random, const double *spectrum, tch_dtype dtype, known_matrix *known)
+{
+    ref_symmetric(random, 3, spectrum, known->a);
+    for (int i = 0; i < 9; i++) {
+        known->a[i] = test_round(dtype, known->a[i]);
+    }
+    ref_eigh(3, known->a, known->w, known->v);
+}
+
+static void check_clamped(tch_context *context, const double *spectrum, double power, double eps, tch_dtype dtype)
+{
+    static const double positive[] = {0.25, 0.5, 1.0};
+    const int64_t shape[] = {3, 3, 3};
+    double a[27];
+    double w[9];
+    double v[27];
+    known_matrix known[3];
+    test_random random = test_random_stream(77);
+    for (int b = 0; b < 3; b++) {
+        known[b] = (known_matrix){3, a + 9 * b, w + 3 * b, v + 9 * b};
+        fill_clamped(&random, b == 1 ? spectrum : positive, dtype, &known[b]);
+    }
+    test_case("%s, power %g, eps %g, eigenvalues %g to %g", tch_dtype_name(dtype), power, eps, spectrum[0],
+              spectrum[2]);
+    test_tensor *in = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    test_tensor *out = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    test_tensor_write(in, a);
+    CHECK_OK(tch_matrix_power(context, &in->tensor, power, eps, &out->tensor, NULL));
+    double *got = test_tensor_read(out);
+    for (int b = 0; b < 3; b++) {
+        check_power_of(&known[b], power, eps, got + 9 * b, dtype);
+    }
+    free(got);
+    test_tensor_free(in);
+    test_tensor_free(out);
+}
+
+/* max(w + eps, eps)^power whatever the signs: of a matrix without a positive eigenvalue it is eps^power I. */
+static void powers_of_clamped_matrices(void **state)
+{
+    static const double powers_with_eps[] = {-1.0, -0.5, -1.0 / 3, 0.0, 0.5, 1.0, 2.0};
+    static const double eps[] = {1e-3, 0.25, 2.0};
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
+    for (size_t i = 0; i < 6 * 7 * 3 * 4; i++) {
+        check_clamped(*state, clamped_spectra[i % 6], powers_with_eps[i / 6 % 7], eps[i / 42 % 3], dtypes[i / 126]);
+    }
+    for (size_t i = 0; i < 6 * 4; i++) { /* without damping, the positive part */
+        check_clamped(*state, clamped_spectra[i % 6], 1.0, 0.0, dtypes[i / 6]);
+    }
 }
 
 /* --- the tests ---------------------------------------------------------------------------------------------------- */
@@ -377,10 +436,12 @@ static int close_all(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eigh_float32),     cmocka_unit_test(eigh_float64),        cmocka_unit_test(eigh_halves),
-        cmocka_unit_test(eigenvalues_only), cmocka_unit_test(power_float32),       cmocka_unit_test(power_float64),
-        cmocka_unit_test(power_halves),     cmocka_unit_test(a_thousand),          cmocka_unit_test(awkward_matrices),
-        cmocka_unit_test(low_rank),         cmocka_unit_test(thread_counts_agree),
+        cmocka_unit_test(eigh_float32),        cmocka_unit_test(eigh_float64),
+        cmocka_unit_test(eigh_halves),         cmocka_unit_test(eigenvalues_only),
+        cmocka_unit_test(power_float32),       cmocka_unit_test(power_float64),
+        cmocka_unit_test(power_halves),        cmocka_unit_test(a_thousand),
+        cmocka_unit_test(awkward_matrices),    cmocka_unit_test(low_rank),
+        cmocka_unit_test(thread_counts_agree), cmocka_unit_test(powers_of_clamped_matrices),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, close_all);

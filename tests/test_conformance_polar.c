@@ -303,30 +303,76 @@ static void zero_stays_zero(void **state)
     }
 }
 
-/* The result depends on directions only: scaling the input by any power of two changes nothing. */
-static void scale_does_not_matter(void **state)
+/* Normal random numbers times 2^exponent, as the type holds them, against the steps on what it holds, brought near 1. */
+static void check_scaled(tch_context *context, tch_dtype dtype, int exponent, tch_ortho_method method)
 {
-    tch_context *context = *state;
-    const double scales[] = {0x1p-100, 0x1p-60, 0x1p60, 0x1p100};
     test_variation shape = {.n = 9, .matrices = 1, .stream = 4};
-    test_tensor *a = test_case_random(context, &shape, TCH_FLOAT32, 9, 7, LAYOUT_CONTIGUOUS, 33);
-    test_tensor *out = test_case_tensor(context, &shape, TCH_FLOAT32, 9, 7, LAYOUT_CONTIGUOUS);
+    test_case("%s, method %d, times 2^%d", tch_dtype_name(dtype), (int)method, exponent);
+    test_tensor *a = test_case_random(context, &shape, dtype, 9, 7, LAYOUT_CONTIGUOUS, 33);
+    test_tensor *out = test_case_tensor(context, &shape, dtype, 9, 7, LAYOUT_CONTIGUOUS);
     double *values = test_tensor_read(a);
-    for (int i = 0; i < 4; i++) {
-        test_case("scaled by %g", scales[i]);
-        double scaled[63];
-        for (int j = 0; j < 63; j++) {
-            scaled[j] = values[j] * scales[i];
-        }
-        test_tensor_write(a, scaled);
-        CHECK_OK(tch_orthogonalize(context, &a->tensor, 5, TCH_ORTHO_POLAR_EXPRESS, &out->tensor));
-        double *x = test_tensor_read(out);
-        check_one(9, 7, values, 5, TCH_ORTHO_POLAR_EXPRESS, x, TCH_FLOAT32);
-        free(x);
+    for (int i = 0; i < 63; i++) {
+        values[i] = test_round(dtype, ldexp(values[i], exponent));
     }
+    test_tensor_write(a, values);
+    for (int i = 0; i < 63; i++) {
+        values[i] = ldexp(values[i], -exponent);
+    }
+    CHECK_OK(tch_orthogonalize(context, &a->tensor, 5, method, &out->tensor));
+    double *x = test_tensor_read(out);
+    check_one(9, 7, values, 5, method, x, dtype);
     free(values);
+    free(x);
     test_tensor_free(a);
     test_tensor_free(out);
+}
+
+/* The result depends on directions only, from the smallest numbers of a type to the largest. A GPU's bfloat16 has the range
+ * of float32 and fewer digits below its normal numbers, at 2^-126: there float32 is not what is computed with. */
+static void scale_does_not_matter(void **state)
+{
+    static const int of_float64[] = {-1073, -1060, -1030, -1010, -980, -600, -510,
+                                     -300,  300,   510,   600,   980,  1010, 1020};
+    static const int of_float32[] = {-148, -140, -127, -122, -118, -100, -60, 60, 100, 118, 122, 125};
+    static const int of_float16[] = {-22, -16, -8, 8, 13};
+    for (int method = 0; method < 2; method++) {
+        for (size_t i = 0; i < sizeof of_float64 / sizeof of_float64[0]; i++) {
+            check_scaled(*state, TCH_FLOAT64, of_float64[i], (tch_ortho_method)method);
+        }
+        for (size_t i = test_on_cpu() ? 0 : 4; i < sizeof of_float32 / sizeof of_float32[0]; i++) {
+            check_scaled(*state, TCH_FLOAT32, of_float32[i], (tch_ortho_method)method);
+        }
+        for (size_t i = 0; i < sizeof of_float16 / sizeof of_float16[0]; i++) {
+            check_scaled(*state, TCH_FLOAT16, of_float16[i], (tch_ortho_method)method);
+        }
+        check_scaled(*state, TCH_BFLOAT16, -130, (tch_ortho_method)method);
+        check_scaled(*state, TCH_BFLOAT16, 125, (tch_ortho_method)method);
+    }
+}
+
+/* Two numbers, the smallest that there are: their norm is none that the type holds. */
+static void smallest_numbers(void **state)
+{
+    const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
+    const double smallest[] = {0x1p-1074, 0x1p-149, 0x1p-24, 0x1p-133};
+    for (int d = 0; d < 4; d++) {
+        test_variation shape = {.n = 1, .matrices = 1};
+        double values[] = {smallest[d], -smallest[d]};
+        const double signs[] = {1.0, -1.0};
+        if (!test_on_cpu() && dtypes[d].bits == 32) {
+            continue; /* bfloat16 has no such number */
+        }
+        test_case("%s", tch_dtype_name(dtypes[d]));
+        test_tensor *a = test_case_tensor(*state, &shape, dtypes[d], 1, 2, LAYOUT_CONTIGUOUS);
+        test_tensor *out = test_case_tensor(*state, &shape, dtypes[d], 1, 2, LAYOUT_CONTIGUOUS);
+        test_tensor_write(a, values);
+        CHECK_OK(tch_orthogonalize(*state, &a->tensor, 5, TCH_ORTHO_MUON, &out->tensor));
+        double *x = test_tensor_read(out);
+        check_one(1, 2, signs, 5, TCH_ORTHO_MUON, x, dtypes[d]);
+        free(x);
+        test_tensor_free(a);
+        test_tensor_free(out);
+    }
 }
 
 static int close_all(void **state)
@@ -338,10 +384,11 @@ static int close_all(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_float32),   cmocka_unit_test(steps_float64),
-        cmocka_unit_test(steps_halves),    cmocka_unit_test(long_matrices),
-        cmocka_unit_test(large_batches),   cmocka_unit_test(singular_values_come_near_one),
-        cmocka_unit_test(zero_stays_zero), cmocka_unit_test(scale_does_not_matter),
+        cmocka_unit_test(steps_float32),    cmocka_unit_test(steps_float64),
+        cmocka_unit_test(steps_halves),     cmocka_unit_test(long_matrices),
+        cmocka_unit_test(large_batches),    cmocka_unit_test(singular_values_come_near_one),
+        cmocka_unit_test(zero_stays_zero),  cmocka_unit_test(scale_does_not_matter),
+        cmocka_unit_test(smallest_numbers),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, close_all);

@@ -29,7 +29,7 @@
 #include <torchium/status.h>
 
 /* Raised whenever the table or a struct it uses changes; a module built for another number is refused. */
-#define TCH_BACKEND_ABI 8u
+#define TCH_BACKEND_ABI 9u
 
 /* The function a module exports, and its type. It returns NULL, with a sentence in `reason`, when it cannot work. */
 #define TCH_BACKEND_ENTRY "torchium_backend_entry"
@@ -114,7 +114,7 @@ typedef struct tch_spectrum_map {
     double relative_eps;
     double power;    /* w becomes (w + damping)^power */
     int32_t clamp;   /* where w + damping is below damping (1), or not positive (0), damping takes its place */
-    double negative; /* an eigenvalue below both -negative * largest and -damping makes the matrix
+    double negative; /* without clamp, an eigenvalue below both -negative * largest and -damping makes the matrix
                             TCH_REPORT_NOT_POSITIVE */
 } tch_spectrum_map;
 
@@ -390,15 +390,22 @@ typedef struct tch_backend {
 
     /* REQUIRED. One double per matrix. */
     tch_status (*reduce)(void *state, tch_reduction kind, const tch_matrices *x, double *out);
+    /* REQUIRED. norm[b] is the Frobenius norm of X_b, infinite if that is beyond float64, rounded if it is below. Where it is
+     * neither below eps nor near 1 (2^-1000 to 2^1000 in float64, 2^-120 to 2^120 in other types), X_b is multiplied by the
+     * power of two that brings it near 1, which is exact, and norm[b] becomes its new norm. The others are not written. */
+    tch_status (*rescale)(void *state, double eps, const tch_matrices *x, double *norm);
+    /* REQUIRED. flags[b] = OVERFLOW where it is OK and X_b has an entry beyond `most` in size, or a NaN. */
+    tch_status (*flag_overflow)(void *state, const tch_matrices *x, double most, int32_t *flags);
     /* OPTIONAL. MAX_ABS, NONFINITE and ASYMMETRY of square matrices in one pass. */
     tch_status (*inspect)(void *state, const tch_matrices *x, double *max_abs, double *nonfinite, double *asymmetry);
     /* REQUIRED. An estimate from below of each symmetric matrix's largest eigenvalue, by Lanczos iteration from a fixed
      * start until its relative error is expected below `tolerance` (or, where the device cannot decide, for a fixed
      * number of steps). */
     tch_status (*largest_eigenvalue)(void *state, const tch_matrices *x, double tolerance, double *out, void *scratch);
-    /* REQUIRED. For each matrix: flags = NOT_FINITE, NOT_SYMMETRIC (asymmetry > symmetry * max_abs), NOT_POSITIVE (zero
-     * matrix and no damping) or OK; damping = max(eps, relative_eps * largest); bound = damping + margin * largest,
-     * the margin covering what an estimate lacks. Flagged matrices get damping 0 and bound 1. */
+    /* REQUIRED. For each matrix: flags = NOT_FINITE, NOT_SYMMETRIC (asymmetry > symmetry * max_abs), OVERFLOW (an infinite
+     * bound of finite entries), NOT_POSITIVE (zero matrix and no damping) or OK; damping = max(eps, relative_eps * largest);
+     * bound = damping + margin * largest, the margin covering what an estimate lacks. Flagged matrices get damping 0 and
+     * bound 1. */
     tch_status (*root_setup)(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
                              double margin, double symmetry, double *damping, double *bound, int32_t *flags);
     /* REQUIRED. |X^ceil(p/2) A X^floor(p/2) - I| / sqrt(n) for A_b + shift_b I, in float64: over `probes` random sign
@@ -457,10 +464,12 @@ typedef struct tch_backend {
 
     /* REQUIRED. On entry symmetric matrices in v (both triangles given); on return row i of v is the eigenvector of the
      * i-th eigenvalue, which are ascending in w, 1 by n of v's type. flags[b], where it was OK on entry, becomes
-     * NO_CONVERGENCE on failure; matrices flagged on entry are skipped. */
+     * NO_CONVERGENCE on failure and OVERFLOW where an eigenvalue is beyond the type; matrices flagged on entry are
+     * skipped. */
     tch_status (*eigh)(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch);
-    /* REQUIRED. Maps w in place; damping (one double per matrix, may be NULL) receives what was added; a result that is
-     * not finite, or an eigenvalue that is too negative, sets the flag NOT_POSITIVE. */
+    /* REQUIRED. Maps w in place; damping (one double per matrix, may be NULL) receives what was added. A negative power of
+     * zero, or an eigenvalue that is too negative, sets the flag NOT_POSITIVE, any other result beyond w's type
+     * OVERFLOW. */
     tch_status (*spectrum_power)(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
                                  int32_t *flags);
     /* OPTIONAL, NO DEFAULT. B, float64, is nearly diagonal with the numbers `lambda` on its diagonal, and `values` (both 1
@@ -474,8 +483,9 @@ typedef struct tch_backend {
      * where they are equal, computed without cancellation. The function is flat where it is clamped, and an eigenvalue no
      * more than `negative` times the largest below zero counts as zero, where the derivative is that from above. Where the
      * damping is relative_eps times the largest eigenvalue, the derivative through that is added, shared evenly among
-     * eigenvalues that equal it. A flag that was OK becomes NOT_POSITIVE where a derivative is not finite or, without
-     * clamp, an eigenvalue is too negative; matrices flagged on entry are skipped. */
+     * eigenvalues that equal it. A flag that was OK becomes NOT_POSITIVE where a derivative is infinite or, without clamp,
+     * an eigenvalue is too negative, and OVERFLOW where a derivative is beyond float64; matrices flagged on entry are
+     * skipped. */
     tch_status (*loewner)(void *state, const tch_spectrum_map *map, const tch_matrices *w, const tch_matrices *b,
                           int32_t *flags);
     /* REQUIRED. B = (A + shift I)^-1 B for symmetric positive definite A + shift I; A is destroyed. shift may be NULL.

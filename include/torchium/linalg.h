@@ -11,6 +11,10 @@
  * - On a GPU tensors are on the context's device, and a call returns once its work is queued. A function that takes a
  *   `report` waits for the device when none is given, and where NVIDIA's eigensolver does; the others wait only where
  *   they say so.
+ * - Numbers may be of any size that their type holds, down to the smallest. Where they are below its normal range (2e-308
+ *   in float64, 1e-38 in float32) they have fewer digits, and so has what is computed from them. Results too large for
+ *   the type are reported by functions that take a `report`; products, orthogonalisation and gradients give infinities
+ *   and NaN, as arithmetic does.
  * - Where symmetry is required it is checked (|A - A'| at most 1e-3 of the largest entry for half types, 1e-5 for
  *   float32, 1e-12 for float64); the triangles are then taken as equal. */
 #ifndef TORCHIUM_LINALG_H
@@ -65,10 +69,11 @@ TCH_API tch_status tch_matmul_chunked(tch_context *context, const tch_tensor *a,
  * is a tensor of the device: the host learns of a bad matrix when it copies the report back. */
 typedef enum tch_report {
     TCH_REPORT_OK = 0,
-    TCH_REPORT_NOT_FINITE = 1,    /* the input has an infinity or a NaN */
-    TCH_REPORT_NOT_SYMMETRIC = 2, /* the input is not symmetric */
-    TCH_REPORT_NOT_POSITIVE = 3,  /* not positive definite even after damping */
-    TCH_REPORT_NO_CONVERGENCE = 4 /* the residual stayed above the tolerance */
+    TCH_REPORT_NOT_FINITE = 1,     /* the input has an infinity or a NaN */
+    TCH_REPORT_NOT_SYMMETRIC = 2,  /* the input is not symmetric */
+    TCH_REPORT_NOT_POSITIVE = 3,   /* not positive definite even after damping */
+    TCH_REPORT_NO_CONVERGENCE = 4, /* the residual stayed above the tolerance */
+    TCH_REPORT_OVERFLOW = 5        /* the result, or an eigenvalue of the input, is beyond the range of the type */
 } tch_report;
 
 /* A = V diag(w) V', A symmetric [..., n, n]; w [..., n] ascending; V's columns are the eigenvectors. v may be NULL. */
@@ -76,8 +81,8 @@ TCH_API tch_status tch_eigh(tch_context *context, const tch_tensor *a, tch_tenso
                             tch_tensor *report);
 
 /* out = V max(w + eps, eps)^power V' for symmetric A = V diag(w) V': any real power of A + eps I, with the eigenvalues
- * that damping leaves below eps raised to it. eps >= 0; with eps = 0 a negative power of a singular matrix is
- * reported as TCH_REPORT_NOT_POSITIVE. */
+ * that damping leaves below eps raised to it, all of them where A is negative definite. eps >= 0; with eps = 0 a
+ * negative power of a matrix with an eigenvalue that is not positive is TCH_REPORT_NOT_POSITIVE. */
 TCH_API tch_status tch_matrix_power(tch_context *context, const tch_tensor *a, double power, double eps,
                                     tch_tensor *out, tch_tensor *report);
 
@@ -87,7 +92,9 @@ TCH_API tch_status tch_matrix_power(tch_context *context, const tch_tensor *a, d
  *     out = V (K o V' (grad + grad')/2 V) V'.
  * Computed in float64 for every dtype. The function is flat where an eigenvalue was raised to eps; one that is negative
  * by no more than the rounding of A's entries counts as zero, where the derivative is that from above. Where a
- * derivative is infinite, as for a root of a singular matrix with eps = 0, the matrix is TCH_REPORT_NOT_POSITIVE. */
+ * derivative is infinite, as for a root of a singular matrix with eps = 0, the matrix is TCH_REPORT_NOT_POSITIVE; where
+ * it is beyond float64, TCH_REPORT_OVERFLOW. Elements of out beyond their type are infinite, which is what loss scaling
+ * looks for. */
 TCH_API tch_status tch_matrix_power_backward(tch_context *context, const tch_tensor *a, double power, double eps,
                                              const tch_tensor *grad, tch_tensor *out, tch_tensor *report);
 

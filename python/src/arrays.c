@@ -79,6 +79,13 @@ static int refuse_dtype(const py_operand *operand, tch_dtype dtype)
     } else {
         snprintf(text, sizeof text, "%s%u", kinds[dtype.code], dtype.bits);
     }
+    if (dtype.code == 5) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "%s has dtype %s: complex numbers are not supported, expected float16, bfloat16, float32 or float64",
+            operand->name, text);
+        return -1;
+    }
     PyErr_Format(PyExc_TypeError, "%s has dtype %s, expected float16, bfloat16, float32, float64, int32 or int64",
                  operand->name, text);
     return -1;

@@ -1,7 +1,9 @@
 /* The exceptions. Each status becomes the type that a Python programmer would catch for it; the text is the library's. */
 #include "errors.h"
 
+#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 PyObject *py_out_of_memory_error;
 PyObject *py_numeric_error;
@@ -53,10 +55,48 @@ static PyObject *exception_of(tch_status status)
     }
 }
 
+/* What the library says to people who write C, and what stands for it in Python. */
+static const struct {
+    const char *c, *python;
+} words[] = {
+    {"tch_matrix_power", "matrix_power"},
+    {"copy it there with tch_tensor_copy", "move it there first"},
+    {"copy it to a contiguous tensor with tch_tensor_copy", "make it contiguous first"},
+    {"; raise it with tch_context_set_workspace_limit", ""},
+    {"call tch_scaler_step or tch_scaler_unscale first", "call step or unscale_ first"},
+};
+
+/* Beyond the name of the C function that a message may begin with, "tch_name: ": the traceback has Python's. */
+static const char *after_function(const char *message)
+{
+    size_t length = strspn(message, "abcdefghijklmnopqrstuvwxyz0123456789_");
+    bool named = strncmp(message, "tch_", 4) == 0 && strncmp(message + length, ": ", 2) == 0;
+    return named ? message + length + 2 : message;
+}
+
+/* A new reference, or NULL with an exception set. */
+static PyObject *in_python(const char *message)
+{
+    PyObject *text = py_text(after_function(message));
+    for (size_t i = 0; i < sizeof words / sizeof words[0] && text != NULL; i++) {
+        PyObject *c = py_text(words[i].c), *python = py_text(words[i].python);
+        PyObject *replaced = c != NULL && python != NULL ? PyUnicode_Replace(text, c, python, -1) : NULL;
+        Py_XDECREF(c);
+        Py_XDECREF(python);
+        Py_DECREF(text);
+        text = replaced;
+    }
+    return text;
+}
+
 PyObject *py_fail(tch_status status)
 {
     const char *message = tch_last_error();
-    PyErr_Format(exception_of(status), "%s", message[0] != '\0' ? message : tch_status_text(status));
+    PyObject *text = in_python(message[0] != '\0' ? message : tch_status_text(status));
+    if (text != NULL) {
+        PyErr_Format(exception_of(status), "%U", text);
+        Py_DECREF(text);
+    }
     return NULL;
 }
 

@@ -9,7 +9,8 @@ matrices, `[..., m, n]`, has any number of leading dimensions. Types are float32
 narrow ones are computed wider and rounded once. Transposed, sliced and expanded arrays are read as they are.
 
 A matrix that is not finite, not symmetric where it must be, or not positive where it must be, is a
-`torchium.NumericError` that names its number in the batch.
+`torchium.NumericError` that names its number in the batch; so is one whose eigenvalues, power, root or solution is too
+large for its type. In products, `orthogonalize` and gradients what is too large is an infinity.
 
 With PyTorch the functions can be differentiated where a gradient is defined, and seen by `torch.compile` as operators
 `torch.ops.torchium.*`. A function without a gradient refuses tensors that require one. With CUDA tensors work is queued
@@ -82,8 +83,8 @@ def matrix_power(a: Array, power: float, eps: float = 0.0) -> Array:
     Args:
         a: symmetric matrices, [..., n, n].
         power: any real number.
-        eps: damping, 0 or more. Eigenvalues that it leaves below eps are raised to it. With 0, a negative power of a
-            singular matrix is a NumericError.
+        eps: damping, 0 or more. Eigenvalues that it leaves below eps are raised to it, negative ones among them. With
+            0, a negative power of a matrix with eigenvalues that are not positive is a NumericError.
 
     The gradient with respect to A is V (K o V' (G + G')/2 V) V' with K the divided differences of the function; it is
     computed in float64, and cannot be differentiated once more.

@@ -65,6 +65,8 @@ static const struct slot {
     SLOT(select),
     SLOT(kronecker),
     SLOT(reduce),
+    SLOT(rescale),
+    SLOT(flag_overflow),
     SLOT(largest_eigenvalue),
     SLOT(root_setup),
     SLOT(root_residual),

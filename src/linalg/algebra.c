@@ -107,6 +107,10 @@ static const char *reason_of(int32_t flag)
         return "is not symmetric";
     case TCH_REPORT_NOT_POSITIVE:
         return "is not positive definite; add damping";
+    case TCH_REPORT_OVERFLOW:
+        return "has a result, or an eigenvalue, that is too large for its type; add damping (eps), scale it down, or "
+               "use a "
+               "wider type such as float64";
     default:
         return "did not converge: its residual stayed above the tolerance; loosen it, add damping, or use the eigen "
                "method";

@@ -108,6 +108,9 @@ static tch_status eigh_part(tch_context *context, const tchi_batch *a, const tch
     eigen_buffers e;
     TCHI_TRY(reserve(&e, context, tchi_compute_type(a->type), count, a->rows));
     TCHI_TRY(decompose(context, &e, a, first));
+    if (a->type != e.w.type) { /* a narrower type may not hold them */
+        TCHI_TRY(context->backend->flag_overflow(context->state, &e.w, tchi_most_number(a->type), e.inspection.flags));
+    }
     tchi_batch values = tchi_batch_of(w, 1);
     TCHI_TRY(tchi_batch_select(context, &values, first, e.inspection.flags, &e.w, &e.spare));
     if (v != NULL) {
@@ -234,6 +237,7 @@ static tch_status power_part(tch_context *context, const tchi_batch *a, double p
     TCHI_TRY(decompose(context, &e, a, first));
     TCHI_TRY(sharpens(context, type) ? sharp_power(context, a, first, power, eps, &e, &s)
                                      : plain_power(context, power, eps, &e));
+    TCHI_TRY(context->backend->flag_overflow(context->state, &e.x, tchi_most_number(a->type), e.inspection.flags));
     tchi_batch result = tchi_batch_of(out, 2);
     TCHI_TRY(tchi_batch_select(context, &result, first, e.inspection.flags, &e.x, &e.v));
     return tchi_report(context, report, first, count, e.inspection.flags, "a", bad);

@@ -251,6 +251,26 @@ static tch_status certify(tch_context *context, const tchi_root_plan *plan, int6
     return t->root_verdict(context->state, count, r->residual, plan->residual, r->inspection.flags);
 }
 
+/* Roots that the caller's type does not hold: inverses can leave the range of any, the others only a narrower one. */
+static tch_status check_range(tch_context *context, const tchi_root_plan *plan, const root_call *call, root_buffers *r,
+                              const tch_matrices *x)
+{
+    if (plan->root > 1 && x->type == call->out.type) {
+        return TCH_OK;
+    }
+    return context->backend->flag_overflow(context->state, x, tchi_most_number(call->out.type), r->inspection.flags);
+}
+
+/* The certificate, and the range. What the eigen method puts out of range is; of others it may be a failure. */
+static tch_status judge(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t count,
+                        root_buffers *r, const tch_matrices *x)
+{
+    bool exact = plan->method == TCH_ROOT_EIGEN;
+    TCHI_TRY(exact ? check_range(context, plan, call, r, x) : TCH_OK);
+    TCHI_TRY(certify(context, plan, count, r, x));
+    return exact ? TCH_OK : check_range(context, plan, call, r, x);
+}
+
 /* Everything up to the flags; nothing of the caller's is written yet. */
 static tch_status compute(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
                           int64_t count, root_buffers *r, tch_matrices *x)
@@ -276,7 +296,7 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
     status = take_root(context, plan, r, x);
     tchi_range_pop(context);
     TCHI_TRY(status);
-    return certify(context, plan, count, r, x);
+    return judge(context, plan, call, count, r, x);
 }
 
 static tch_status deliver(tch_context *context, const root_call *call, int64_t first, int64_t count, root_buffers *r,
@@ -350,6 +370,26 @@ static tch_status check_call(tch_context *context, const tch_tensor *a, const tc
     return tchi_check_all_disjoint(outputs, 3, inputs, 1);
 }
 
+/* The eigen method's plan is the one that takes no time to make, and that nothing can be wrong with. */
+static tch_root_config eigen_config(const tch_root_config *config)
+{
+    tch_root_config c = *config;
+    c.method = TCH_ROOT_EIGEN;
+    c.degree = 0;
+    return c;
+}
+
+/* For no matrices, or matrices without rows, by any method. */
+static tch_status plan_nothing(tch_context *context, const root_call *call, int32_t root, const tch_root_config *config,
+                               tchi_root_plan *plan)
+{
+    static const tch_root_config defaults = TCH_ROOT_CONFIG_INIT;
+    const tch_root_config *given = config != NULL ? config : &defaults;
+    TCHI_TRY(tchi_root_check(root, given));
+    tch_root_config c = eigen_config(given);
+    return tchi_root_plan_make(context, call->a.type, call->a.rows, root, &c, plan);
+}
+
 /* `foreign` is NULL for the methods here. */
 static tch_status take_roots(tch_context *context, const tchi_foreign_root *foreign, const tch_tensor *a, int32_t root,
                              const tch_root_config *config, const tch_tensor *out, const tch_tensor *residual,
@@ -361,7 +401,9 @@ static tch_status take_roots(tch_context *context, const tchi_foreign_root *fore
         call.has_residual = true;
     }
     tchi_root_plan plan;
-    TCHI_TRY(tchi_root_plan_make(context, call.a.type, call.a.rows, root, config, &plan));
+    bool nothing = call.a.rows == 0 || call.a.count == 0;
+    TCHI_TRY(nothing ? plan_nothing(context, &call, root, config, &plan)
+                     : tchi_root_plan_make(context, call.a.type, call.a.rows, root, config, &plan));
     if (foreign != NULL) {
         tchi_root_plan_give(&plan, call.a.type, foreign);
     }
@@ -382,20 +424,11 @@ tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t r
     return take_roots(context, NULL, a, root, config, out, residual, report);
 }
 
-/* The eigen method's plan is the one that takes no time to make. */
-static tch_root_config foreign_config(const tch_root_config *config)
-{
-    tch_root_config c = *config;
-    c.method = TCH_ROOT_EIGEN;
-    c.degree = 0;
-    return c;
-}
-
 tch_status tchi_inverse_root_by(tch_context *context, const tchi_foreign_root *foreign, const tch_tensor *a,
                                 int32_t root, const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
                                 tch_tensor *report)
 {
-    tch_root_config c = foreign_config(config);
+    tch_root_config c = eigen_config(config);
     TCHI_TRY(check_call(context, a, out, residual, report));
     return take_roots(context, foreign, a, root, &c, out, residual, report);
 }

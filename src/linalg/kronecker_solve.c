@@ -78,6 +78,20 @@ static tch_status join_flags(tch_context *context, const solve_buffers *s)
     return context->backend->select(context->state, s->of_a.flags, &from, &to);
 }
 
+/* X that is not finite is no overflow of the result. B's flags have been joined in, and serve again. */
+static tch_status inspect_x(tch_context *context, solve_buffers *s)
+{
+    const tch_backend *t = context->backend;
+    tchi_inspection *i = &s->of_b;
+    int64_t bytes = s->x.batch * (int64_t)sizeof(double);
+    tch_root_norms norms = {i->max_abs, i->max_abs, i->nonfinite, i->asymmetry};
+    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_NONFINITE, &s->x, i->nonfinite));
+    TCHI_TRY(t->zero_bytes(context->state, i->max_abs, bytes));
+    TCHI_TRY(t->zero_bytes(context->state, i->asymmetry, bytes));
+    TCHI_TRY(t->root_setup(context->state, s->x.batch, &norms, 1.0, 0.0, 1.0, 0.0, i->damping, i->bound, i->flags));
+    return join_flags(context, s);
+}
+
 static tch_status solve_part(tch_context *context, const solve_call *c, int64_t first, int64_t count, tch_status *bad)
 {
     solve_buffers s;
@@ -93,14 +107,16 @@ static tch_status solve_part(tch_context *context, const solve_call *c, int64_t 
     TCHI_TRY(tchi_inspect(context, &s.a, c->a.type, &s.of_a));
     TCHI_TRY(tchi_inspect(context, &s.b, c->b.type, &s.of_b));
     TCHI_TRY(join_flags(context, &s));
+    TCHI_TRY(inspect_x(context, &s));
     TCHI_TRY(damp(context, &s, c->damping));
     TCHI_TRY(t->spd_solve(context->state, &s.a, s.of_a.damping, &s.x, s.of_a.flags, s.scratch));
     TCHI_TRY(transpose(context, &s.x, &s.y));
     TCHI_TRY(t->spd_solve(context->state, &s.b, s.of_b.damping, &s.y, s.of_a.flags, s.scratch));
+    TCHI_TRY(t->flag_overflow(context->state, &s.y, tchi_most_number(c->x.type), s.of_a.flags));
     tchi_batch out = tchi_batch_transposed(c->out);
     tch_matrices spare = tchi_matrices_new(s.x.data, type, count, s.y.rows, s.y.cols);
     TCHI_TRY(tchi_batch_select(context, &out, first, s.of_a.flags, &s.y, &spare));
-    return tchi_report(context, c->report, first, count, s.of_a.flags, "a or b", bad);
+    return tchi_report(context, c->report, first, count, s.of_a.flags, "a, b or x", bad);
 }
 
 static int64_t choose_chunk(tch_context *context, const tchi_batch *x)

@@ -1,8 +1,25 @@
 /* See limits.h. */
 #include "limits.h"
 
+#include <float.h>
+
 #include "core/check.h"
 #include "core/status.h"
+
+/* Half a unit of the last place above the largest number of a type rounding gives infinity. */
+double tchi_most_number(tch_scalar type)
+{
+    switch (type) {
+    case TCH_SCALAR_F16:
+        return 0x1.ffdffffffffffp+15;
+    case TCH_SCALAR_BF16:
+        return 0x1.fefffffffffffp+127;
+    case TCH_SCALAR_F32:
+        return 0x1.fffffefffffffp+127;
+    default:
+        return DBL_MAX;
+    }
+}
 
 tch_status tchi_check_matrix_size(const tch_tensor *tensor, const char *name)
 {

@@ -235,9 +235,45 @@ static tch_status write_factor(nearest *s, const tch_tensor *factor, int64_t ind
     return tchi_batch_write(s->context, &batch, index, &shaped);
 }
 
+/* Gram matrices square the entries of R. Where these are so large or so small that float64 does not hold their squares, R is
+ * multiplied by a power of two first, which is exact, and the factors by half of its inverse each: `exponent` is even. */
+static tch_status bring_near_one(nearest *s, int *exponent)
+{
+    double largest;
+    TCHI_TRY(s->context->backend->reduce(s->context->state, TCH_REDUCE_MAX_ABS, &s->r, s->number));
+    TCHI_TRY(read_number(s, s->number, &largest));
+    *exponent = 0;
+    if (largest == 0 || (largest > 0x1p-400 && largest < 0x1p+400)) {
+        return TCH_OK;
+    }
+    *exponent = ilogb(largest) / 2 * 2;
+    TCHI_TRY(scale(s, &s->r, ldexp(1.0, -*exponent / 2)));
+    return scale(s, &s->r, ldexp(1.0, -*exponent / 2));
+}
+
+static tch_status scale_factors(nearest *s, int exponent)
+{
+    if (exponent == 0) {
+        return TCH_OK;
+    }
+    TCHI_TRY(scale(s, &s->u, ldexp(1.0, exponent / 2)));
+    return scale(s, &s->v, ldexp(1.0, exponent / 2));
+}
+
+static tch_status write_error(nearest *s, const tch_tensor *error, int64_t index, double value)
+{
+    tchi_batch numbers = tchi_batch_of(error, 0);
+    TCHI_TRY(s->context->backend->copy_bytes(s->context->state, s->number, &value, (int64_t)sizeof value,
+                                             TCH_COPY_TO_DEVICE));
+    tch_matrices number = tchi_matrices_new(s->number, TCH_SCALAR_F64, 1, 1, 1);
+    return tchi_batch_write(s->context, &numbers, index, &number);
+}
+
 static tch_status one(nearest *s, const tchi_batch *m, int64_t index, tch_tensor *a, tch_tensor *b, tch_tensor *error)
 {
+    int exponent;
     double nonfinite;
+    double value = 0.0;
     tch_matrices spare_left;
     tch_matrices spare_right;
     tchi_arena arena = {0};
@@ -255,20 +291,14 @@ static tch_status one(nearest *s, const tchi_batch *m, int64_t index, tch_tensor
     if (nonfinite > 0) {
         return tchi_fail(TCH_ERR_NUMERIC, "matrix %lld of m has entries that are infinite or NaN", (long long)index);
     }
+    TCHI_TRY(bring_near_one(s, &exponent));
     TCHI_TRY(is_exact(s) ? exact_pair(s) : iterated_pair(s, &spare_left, &spare_right));
     TCHI_TRY(balance(s, !is_exact(s) || s->mn <= s->pq));
+    TCHI_TRY(error != NULL ? relative_error(s, &value) : TCH_OK);
+    TCHI_TRY(scale_factors(s, exponent));
     TCHI_TRY(write_factor(s, a, index, &s->u));
     TCHI_TRY(write_factor(s, b, index, &s->v));
-    if (error != NULL) {
-        double value;
-        TCHI_TRY(relative_error(s, &value));
-        tchi_batch numbers = tchi_batch_of(error, 0);
-        TCHI_TRY(s->context->backend->copy_bytes(s->context->state, s->number, &value, (int64_t)sizeof value,
-                                                 TCH_COPY_TO_DEVICE));
-        tch_matrices number = tchi_matrices_new(s->number, TCH_SCALAR_F64, 1, 1, 1);
-        TCHI_TRY(tchi_batch_write(s->context, &numbers, index, &number));
-    }
-    return TCH_OK;
+    return error != NULL ? write_error(s, error, index, value) : TCH_OK;
 }
 
 static tch_status check_factor(tch_context *context, const tch_tensor *f, const char *name, const tch_tensor *m)
@@ -311,6 +341,17 @@ static tch_status check_call(tch_context *context, const tch_tensor *m, const tc
     return TCH_OK;
 }
 
+/* A product without elements is met by any factors, zeros among them, without an error. */
+static tch_status write_zeros(tch_context *context, const tch_tensor *tensor)
+{
+    int64_t strides[TCH_MAX_RANK];
+    if (tensor == NULL) {
+        return TCH_OK;
+    }
+    tch_array array = tchi_array_of(tensor, strides);
+    return context->backend->fill(context->state, &array, 0.0);
+}
+
 tch_status tch_nearest_kronecker(tch_context *context, const tch_tensor *m, tch_tensor *a, tch_tensor *b,
                                  tch_tensor *error)
 {
@@ -321,7 +362,9 @@ tch_status tch_nearest_kronecker(tch_context *context, const tch_tensor *m, tch_
     s.mn = a->shape[a->ndim - 2] * a->shape[a->ndim - 1];
     s.pq = b->shape[b->ndim - 2] * b->shape[b->ndim - 1];
     if (s.mn == 0 || s.pq == 0) {
-        return TCH_OK;
+        TCHI_TRY(write_zeros(context, a));
+        TCHI_TRY(write_zeros(context, b));
+        return write_zeros(context, error);
     }
     for (int64_t i = 0; i < batch.count; i++) {
         TCHI_TRY(one(&s, &batch, i, a, b, error));

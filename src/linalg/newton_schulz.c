@@ -224,11 +224,13 @@ int64_t tchi_orthogonalize_bytes(const tchi_ortho *ortho, const tch_matrices *x)
 /* --- the iteration ------------------------------------------------------------------------------------------------ */
 
 /* X / max(|X|, eps): with the norm for the largest eigenvalue and all of it for damping, that is what the setup of a
- * root gives as its bound. A zero matrix stays zero even where eps is 0. */
+ * root gives as its bound. A zero matrix stays zero even where eps is 0, and a norm that the type does not hold to full
+ * precision, or not at all, is one of a matrix brought near 1 first. */
 static tch_status normalize(tch_context *context, double eps, const tch_matrices *x, schulz_buffers *s)
 {
     const tch_backend *t = context->backend;
     TCHI_TRY(t->reduce(context->state, TCH_REDUCE_FROBENIUS, x, s->norm));
+    TCHI_TRY(t->rescale(context->state, eps, x, s->norm));
     TCHI_TRY(t->zero_bytes(context->state, s->zeros, x->batch * (int64_t)sizeof(double)));
     tch_root_norms norms = {s->norm, s->norm, s->zeros, s->zeros};
     TCHI_TRY(t->root_setup(context->state, x->batch, &norms, eps, 1.0, 0.0, 1.0, s->damping, s->bound, s->flags));

@@ -8,10 +8,11 @@
 #include "batch.h"
 #include "limits.h"
 
-/* Only to keep a zero matrix from being divided by zero: any other is divided by its norm. */
+/* Only to keep a zero matrix from being divided by zero: any other is divided by its norm, which is no less than the
+ * smallest number of its type. */
 static double smallest_norm(tch_scalar type)
 {
-    return type == TCH_SCALAR_F64 ? 1e-300 : 1e-37;
+    return type == TCH_SCALAR_F64 ? 0x1p-1074 : 0x1p-200;
 }
 
 static tch_matrices layout(tchi_arena *arena, const tchi_batch *a, const tchi_ortho *ortho, tch_scalar type,

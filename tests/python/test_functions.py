@@ -108,6 +108,22 @@ def test_power_raises_what_is_below_eps(device):
     close(linalg.matrix_power(a, -0.5, 1.0), expected, 1e-14)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("eps", [1e-3, 0.25, 2.0])
+def test_power_of_what_is_not_positive(device, dtype, eps):
+    """Without a positive eigenvalue it is eps^power I, whatever the others of the batch are."""
+    for special in (-torch.eye(3), torch.zeros(3, 3), -torch.ones(3, 3), torch.diag(torch.tensor([1.0, -1.0, 0.0]))):
+        a = positive(3, 3, 3, dtype=dtype, device=device)
+        a[1] = special.to(dtype).to(device)
+        for power in (-1.0, -0.5, 0.0, 0.5, 1.0):
+            close(linalg.matrix_power(a, power, eps), power_of(a, power, eps), BOUND[dtype])
+            close(linalg.matrix_power(a[1], power, eps), power_of(a[1], power, eps), BOUND[dtype])
+    a = -torch.eye(3, dtype=dtype, device=device)
+    a.requires_grad_()
+    linalg.matrix_power(a, -0.5, eps).sum().backward()
+    assert not a.grad.any()  # flat
+
+
 @pytest.mark.parametrize("layout", range(4))
 def test_views_give_the_same_result(device, layout):
     a = positive(2, 3, 5, 5, dtype=torch.float32, device=device)
@@ -354,11 +370,11 @@ def spoiled(value, device):
 )
 def test_bad_matrices_are_named(device, function):
     for value in (math.nan, math.inf):
-        with pytest.raises(torchium.NumericError, match=r"matrix 2 of a( or b)? has entries that are infinite or NaN"):
+        with pytest.raises(torchium.NumericError, match=r"matrix 2 of a(, b or x)? has entries that are infinite or NaN"):
             function(spoiled(value, device))
     skewed = torch.eye(4, device=device).repeat(3, 1, 1)
     skewed[1, 0, 3] = 0.5
-    with pytest.raises(torchium.NumericError, match=r"matrix 1 of a( or b)? is not symmetric"):
+    with pytest.raises(torchium.NumericError, match=r"matrix 1 of a(, b or x)? is not symmetric"):
         function(skewed)
 
 
@@ -368,6 +384,55 @@ def test_matrices_that_are_not_positive(device):
         CUDAMatrixOps.inverse_root(a, 4, relative_eps=1e-3, method="eigen")
     with pytest.raises(torchium.NumericError, match=r"matrix 0 of a is not positive definite"):
         CUDAMatrixOps.matrix_sqrt_inv_eigen(torch.zeros(1, 3, 3, device=device), -1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: linalg.matrix_power(a, -20),
+        lambda a: linalg.matrix_power(a.half(), -4),
+        lambda a: linalg.inverse_root(0.1 * a.half(), 1),
+        lambda a: linalg.inverse_root(1e-36 * a, 1),
+        lambda a: linalg.kronecker_solve(1e-16 * a, 1e-20 * a, a, 0.0),
+        lambda a: linalg.eigh(torch.full_like(a, 3e38)),
+    ],
+)
+def test_results_too_large_are_an_error(device, function):
+    a = torch.diag(torch.tensor([1.0, 1e-4], device=device))
+    with pytest.raises(torchium.NumericError, match=r"matrix 0 of a.* too large for its type.*eps.*float64"):
+        function(a)
+
+
+@pytest.mark.parametrize("n", [0, 3])
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nothing_gives_nothing(device, dtype, batch, n):
+    if n > 0 and 0 not in batch:
+        return
+    a = torch.empty(*batch, n, n, dtype=dtype, device=device)
+    for method in ("auto", "eigen", "newton", "rational") if device == "cpu" else ("auto", "eigen", "newton"):
+        for damping in ({}, {"eps": 1e-3}, {"relative_eps": 1e-3}):
+            for root in (1, 2, 4):
+                x, residual = linalg.inverse_root(a, root, method=method, return_residual=True, **damping)
+                assert x.shape == a.shape
+                assert residual.shape == a.shape[:-2]
+                assert not residual.any()
+    for method in ("polar_express", "muon", "minimax"):
+        assert linalg.orthogonalize(a, method=method).shape == a.shape
+    results = [linalg.matrix_power(a, -0.5), linalg.matmul(a, a), linalg.gram(a), linalg.symmetric_product(a, a)]
+    results += [linalg.eigh(a)[1], linalg.kronecker_apply(a, a, a), linalg.kronecker_solve(a, a, a, 0.1)]
+    assert all(x.shape == a.shape for x in results)
+    assert linalg.eigh(a)[0].shape == a.shape[:-1]
+    assert linalg.kronecker_product(a, a).shape == (*batch, n * n, n * n)
+    assert linalg.kronecker_matmul(a, a, linalg.kronecker_product(a, a)).shape == (*batch, n * n, n * n)
+    left, right, error = linalg.nearest_kronecker(linalg.kronecker_product(a, a), (n, n), (n, n), return_error=True)
+    assert left.shape == right.shape == a.shape
+    assert error.shape == tuple(batch)
+    assert not error.any()
+    a.requires_grad_()
+    roots = linalg.inverse_root(a, 2, eps=0.1, method="newton")
+    (linalg.matrix_power(a, -0.5, 0.1) + roots + linalg.matmul(a, a) + linalg.gram(a)).sum().backward()
+    assert a.grad.shape == a.shape
 
 
 def test_mixed_dtypes_are_refused():
@@ -404,12 +469,20 @@ def test_mixed_devices_are_refused(device):
         (lambda: linalg.matrix_power(torch.ones(3), 1.0), ValueError, "a"),
         (lambda: linalg.matrix_power(torch.ones(3, 4), 1.0), ValueError, "square"),
         (lambda: linalg.matrix_power(torch.eye(3, dtype=torch.int64), 1.0), TypeError, "int64"),
-        (lambda: linalg.matrix_power(torch.eye(3, dtype=torch.complex64), 1.0), TypeError, "a"),
+        (
+            lambda: linalg.matrix_power(torch.eye(3, dtype=torch.complex64), 1.0),
+            TypeError,
+            "^a has dtype complex64: complex numbers are not supported, expected float16, bfloat16, float32 or float64$",
+        ),
         (lambda: linalg.matrix_power(torch.eye(3), "half"), TypeError, "power"),
         (lambda: linalg.matrix_power(torch.eye(3), math.nan), ValueError, "power.*nan"),
         (lambda: linalg.matrix_power(torch.eye(3), 1.0, -1.0), ValueError, "eps is -1"),
         (lambda: linalg.matrix_power(torch.eye(3).to_sparse(), 1.0), TypeError, "a"),
-        (lambda: linalg.inverse_root(torch.eye(3), 5), ValueError, "root is 5"),
+        (
+            lambda: linalg.inverse_root(torch.eye(3), 5),
+            ValueError,
+            "^root is 5, expected 1, 2, 3, 4, 6 or 8; matrix_power takes any power$",
+        ),
         (lambda: linalg.inverse_root(torch.eye(3), 2.5), TypeError, "root"),
         (lambda: linalg.inverse_root(torch.eye(3), 2, method="magic"), ValueError, "method"),
         (lambda: linalg.inverse_root(torch.ones(3), 2, return_residual=True), ValueError, "a"),

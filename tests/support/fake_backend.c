@@ -166,6 +166,16 @@ static tch_status reduce(void *state, tch_reduction kind, const tch_matrices *x,
     return unsupported("reductions");
 }
 
+static tch_status rescale(void *state, double eps, const tch_matrices *x, double *norm)
+{
+    return unsupported("scaling");
+}
+
+static tch_status flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags)
+{
+    return unsupported("verdicts");
+}
+
 static tch_status largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out, void *scratch)
 {
     return unsupported("eigenvalues");
@@ -475,6 +485,8 @@ static const tch_backend table = {
     .kronecker = kronecker,
     .reduce = reduce,
     .largest_eigenvalue = largest_eigenvalue,
+    .rescale = rescale,
+    .flag_overflow = flag_overflow,
     .root_setup = root_setup,
     .factored_damping = factored_damping,
     .root_residual = root_residual,

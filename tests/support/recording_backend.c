@@ -228,6 +228,28 @@ static tch_status inspect(void *state, const tch_matrices *x, double *max_abs, d
     return take(state, &e);
 }
 
+static tch_status do_rescale(void *state, const entry *e)
+{
+    return real->rescale(state, e->d[0], &e->m[0], e->out[0]);
+}
+
+static tch_status rescale(void *state, double eps, const tch_matrices *x, double *norm)
+{
+    entry e = {.run = do_rescale, .d = {eps}, .m = {*x}, .out = {norm}};
+    return take(state, &e);
+}
+
+static tch_status do_flag_overflow(void *state, const entry *e)
+{
+    return real->flag_overflow(state, &e->m[0], e->d[0], e->out[0]);
+}
+
+static tch_status flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags)
+{
+    entry e = {.run = do_flag_overflow, .m = {*x}, .d = {most}, .out = {flags}};
+    return take(state, &e);
+}
+
 static tch_status do_root_setup(void *state, const entry *e)
 {
     return real->root_setup(state, e->i[0], &e->norms, e->d[0], e->d[1], e->d[2], e->d[3], e->out[0], e->out[1],
@@ -514,6 +536,8 @@ static void set_operations(tch_backend *t)
     t->select = choose;
     t->reduce = reduce;
     t->inspect = real->inspect != NULL ? inspect : NULL;
+    t->rescale = rescale;
+    t->flag_overflow = flag_overflow;
     t->root_setup = root_setup;
     t->largest_eigenvalue = real->largest_eigenvalue != NULL ? largest_eigenvalue : NULL;
     t->root_residual = real->root_residual != NULL ? root_residual : NULL;

@@ -268,6 +268,8 @@ static const tch_backend table = {
     .kronecker = tchi_cpu_kronecker,
 
     .reduce = tchi_cpu_reduce,
+    .rescale = tchi_cpu_rescale,
+    .flag_overflow = tchi_cpu_flag_overflow,
     .largest_eigenvalue = tchi_cpu_largest_eigenvalue,
     .root_setup = tchi_cpu_root_setup,
     .root_residual = tchi_cpu_root_residual,

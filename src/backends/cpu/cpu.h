@@ -67,6 +67,8 @@ tch_status tchi_cpu_select(void *state, const int32_t *flags, const tch_matrices
 tch_status tchi_cpu_kronecker(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
 
 tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out);
+tch_status tchi_cpu_rescale(void *state, double eps, const tch_matrices *x, double *norm);
+tch_status tchi_cpu_flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags);
 tch_status tchi_cpu_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out,
                                        void *scratch);
 tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,

@@ -2,6 +2,7 @@
 #include "cpu.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 #include "eigh.h"
 #include "parallel_blas.h"
@@ -18,6 +19,22 @@ typedef struct decompose_job {
     const double *shifts, *weights;
 } decompose_job;
 
+static double get(const tch_matrices *w, int64_t b, int64_t i)
+{
+    const void *row = tchi_cpu_row(w, b, 0);
+    return w->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
+}
+
+/* Eigenvalues can be larger than any entry. They are ascending: the ends tell. */
+static int32_t report_of(int code, const tch_matrices *w, int64_t i)
+{
+    if (code != 0) {
+        return code == TCHI_EIGH_NOT_FINITE ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NO_CONVERGENCE;
+    }
+    bool in_range = isfinite(get(w, i, 0)) && isfinite(get(w, i, w->cols - 1));
+    return in_range ? TCH_REPORT_OK : TCH_REPORT_OVERFLOW;
+}
+
 static void eigh_one(void *argument, int64_t i, int thread)
 {
     const decompose_job *j = argument;
@@ -30,9 +47,7 @@ static void eigh_one(void *argument, int64_t i, int thread)
     int code = j->a->type == TCH_SCALAR_F64
                    ? tchi_cpu_eigh_f64(&j->state->blas->f64, j->a->rows, v, j->a->ld, w, scratch)
                    : tchi_cpu_eigh_f32(&j->state->blas->f32, j->a->rows, v, j->a->ld, w, scratch);
-    if (code != 0) {
-        j->flags[i] = code == TCHI_EIGH_NOT_FINITE ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NO_CONVERGENCE;
-    }
+    j->flags[i] = report_of(code, j->b, i);
 }
 
 tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch)
@@ -51,12 +66,6 @@ tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices 
 
 /* --- powers of a spectrum --------------------------------------------------------------------------------------- */
 
-static double get(const tch_matrices *w, int64_t b, int64_t i)
-{
-    const void *row = tchi_cpu_row(w, b, 0);
-    return w->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
-}
-
 static void put(const tch_matrices *w, int64_t b, int64_t i, double value)
 {
     void *row = tchi_cpu_row(w, b, 0);
@@ -65,6 +74,18 @@ static void put(const tch_matrices *w, int64_t b, int64_t i, double value)
     } else {
         ((float *)row)[i] = (float)value;
     }
+}
+
+/* Eigenvalue i becomes the power of its place. A power that is not finite, once stored, is that of zero, or too large. */
+static int32_t raise(const tch_spectrum_map *map, const tch_matrices *w, int64_t b, int64_t i, double added)
+{
+    double base = get(w, b, i) + added;
+    double place = base > (map->clamp ? added : 0.0) ? base : added;
+    put(w, b, i, pow(place, map->power));
+    if (isfinite(get(w, b, i))) {
+        return TCH_REPORT_OK;
+    }
+    return place > 0 ? TCH_REPORT_OVERFLOW : TCH_REPORT_NOT_POSITIVE;
 }
 
 tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
@@ -81,14 +102,12 @@ tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, con
         if (damping != NULL) {
             damping[b] = added;
         }
-        if (get(w, b, 0) < -fmax(map->negative * largest, added)) {
+        if (!map->clamp && get(w, b, 0) < -fmax(map->negative * largest, added)) {
             flags[b] = TCH_REPORT_NOT_POSITIVE;
         }
         for (int64_t i = 0; i < n; i++) {
-            double base = get(w, b, i) + added;
-            double value = pow(base > (map->clamp ? added : 0.0) ? base : added, map->power);
-            flags[b] = isfinite(value) ? flags[b] : TCH_REPORT_NOT_POSITIVE;
-            put(w, b, i, value);
+            int32_t report = raise(map, w, b, i, added);
+            flags[b] = flags[b] == TCH_REPORT_OK ? report : flags[b];
         }
     }
     return TCH_OK;

@@ -55,6 +55,23 @@ tch_status tchi_cpu_combine(void *state, double c0, double c1, const tch_matrice
     return TCH_OK;
 }
 
+/* scale^exponent as a product of two, so that near the ends of the range neither is beyond that of `type`, as 1 / scale
+ * may be. The second is 1 everywhere else. */
+typedef struct factors {
+    double first, second;
+} factors;
+
+static factors factors_of(tch_scalar type, double scale, double exponent)
+{
+    double most = type == TCH_SCALAR_F64 ? 0x1p+1000 : 0x1p+120;
+    double factor = pow(scale, exponent);
+    if ((factor < most && factor > 1.0 / most) || !(scale > 0) || isinf(scale)) {
+        return (factors){factor, 1.0};
+    }
+    int half = ilogb(scale) / 2;
+    return (factors){pow(ldexp(1.0, half), exponent), pow(ldexp(scale, -half), exponent)};
+}
+
 /* The shift is added before scaling and in double, since it may be far below the rounding of the diagonal's type. */
 static void shift_scale_rows(void *argument, int64_t from, int64_t to)
 {
@@ -66,16 +83,22 @@ static void shift_scale_rows(void *argument, int64_t from, int64_t to)
         const void *x = tchi_cpu_row(j->x, b, i);
         void *out = tchi_cpu_row(j->out, b, i);
         double diagonal = 0;
-        double factor = j->scale != NULL ? pow(j->scale[b], j->c0) : 1.0;
+        factors factor = {1.0, 1.0};
+        if (j->scale != NULL) {
+            factor = factors_of(j->out->type, j->scale[b], j->c0);
+        }
         if (i < j->out->cols) {
             tchi_convert(1, TCH_SCALAR_F64, &diagonal, j->x->type, (const char *)x + i * tchi_cpu_size(j->x->type));
         }
         if (x != out) {
             tchi_convert(j->out->cols, j->out->type, out, j->x->type, x);
         }
-        loops->scale(j->out->cols, factor, out, out);
+        loops->scale(j->out->cols, factor.first, out, out);
+        if (factor.second != 1.0) {
+            loops->scale(j->out->cols, factor.second, out, out);
+        }
         if (j->shift != NULL && i < j->out->cols) {
-            diagonal = (diagonal + j->shift[b]) * factor;
+            diagonal = (diagonal + j->shift[b]) * factor.first * factor.second;
             tchi_convert(1, j->out->type, (char *)out + i * tchi_cpu_size(j->out->type), TCH_SCALAR_F64, &diagonal);
         }
     }

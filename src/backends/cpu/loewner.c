@@ -40,7 +40,7 @@ static int32_t judge(const tch_spectrum_map *map, const tchi_spectrum *s, const 
     for (int64_t i = 0; i < n; i++) {
         tchi_damped d = tchi_damp(map, s, w[i]);
         if (!isfinite(tchi_divided_difference(map->power, d, d))) {
-            return TCH_REPORT_NOT_POSITIVE;
+            return d.place > 0.0 ? TCH_REPORT_OVERFLOW : TCH_REPORT_NOT_POSITIVE;
         }
     }
     return TCH_REPORT_OK;

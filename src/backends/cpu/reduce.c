@@ -3,6 +3,7 @@
 #include "cpu.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 #define PARTS 32 /* a matrix is always cut into this many ranges of rows: the order of summation is theirs */
 
@@ -12,6 +13,9 @@ typedef struct reduce_job {
     const tchi_loops *loops;
     tch_reduction kind;
     double *out;
+    double eps;  /* of rescale */
+    double most; /* of flag_overflow */
+    int32_t *flags;
 } reduce_job;
 
 /* One matrix under reduction, and the results of its parts. */
@@ -109,7 +113,61 @@ static void reduce_one(void *argument, int64_t index, int thread)
 
 tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out)
 {
-    reduce_job job = {state, x, tchi_loops_for(x->type), kind, out};
+    reduce_job job = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .kind = kind, .out = out};
     tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, reduce_one, &job);
+    return TCH_OK;
+}
+
+/* --- ranges ----------------------------------------------------------------------------------------------------- */
+
+/* In two steps, neither of which leaves the range: one alone could be a power that no number holds. */
+static void scale_by_power_of_two(const reduce_job *j, int64_t index, int exponent)
+{
+    double first = ldexp(1.0, exponent / 2);
+    double second = ldexp(1.0, exponent - exponent / 2);
+    for (int64_t i = 0; i < j->x->rows; i++) {
+        void *row = tchi_cpu_row(j->x, index, i);
+        j->loops->scale(j->x->cols, first, row, row);
+        j->loops->scale(j->x->cols, second, row, row);
+    }
+}
+
+static void rescale_one(void *argument, int64_t index, int thread)
+{
+    (void)thread;
+    const reduce_job *j = argument;
+    int most = j->x->type == TCH_SCALAR_F64 ? 1000 : 120;
+    double norm = j->out[index];
+    bool ends = norm < ldexp(1.0, -most) || norm > ldexp(1.0, most);
+    if (!ends || norm == 0 || norm < j->eps) {
+        return;
+    }
+    scale_by_power_of_two(j, index, isinf(norm) ? -most : -ilogb(norm));
+    j->out[index] = frobenius(j, index);
+}
+
+tch_status tchi_cpu_rescale(void *state, double eps, const tch_matrices *x, double *norm)
+{
+    reduce_job job = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .out = norm, .eps = eps};
+    tchi_cpu_for_each(state, x->batch, 1.0, rescale_one, &job); /* as a rule there is nothing to do */
+    return TCH_OK;
+}
+
+static void flag_one(void *argument, int64_t index, int thread)
+{
+    (void)thread;
+    const reduce_job *j = argument;
+    for (int64_t i = 0; i < j->x->rows && j->flags[index] == TCH_REPORT_OK; i++) {
+        const void *row = tchi_cpu_row(j->x, index, i);
+        bool in_range =
+            j->loops->max_abs(j->x->cols, row) <= j->most && j->loops->count_nonfinite(j->x->cols, row) == 0;
+        j->flags[index] = in_range ? TCH_REPORT_OK : TCH_REPORT_OVERFLOW;
+    }
+}
+
+tch_status tchi_cpu_flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags)
+{
+    reduce_job job = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .most = most, .flags = flags};
+    tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, flag_one, &job);
     return TCH_OK;
 }

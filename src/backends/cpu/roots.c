@@ -2,19 +2,23 @@
 #include "cpu.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "parallel_blas.h"
 
 /* --- before ----------------------------------------------------------------------------------------------------- */
 
-static int32_t judge(const tch_root_norms *norms, int64_t b, double symmetry, double damping, double largest)
+static int32_t judge(const tch_root_norms *norms, int64_t b, double symmetry, double damping, double bound)
 {
-    if (norms->nonfinite[b] != 0 || isnan(largest)) {
+    if (norms->nonfinite[b] != 0 || isnan(norms->largest[b])) {
         return TCH_REPORT_NOT_FINITE;
     }
     if (norms->asymmetry[b] > symmetry * norms->max_abs[b]) {
         return TCH_REPORT_NOT_SYMMETRIC;
+    }
+    if (isinf(bound)) {
+        return TCH_REPORT_OVERFLOW;
     }
     return norms->max_abs[b] == 0 && damping == 0 ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
 }
@@ -26,7 +30,7 @@ tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms 
     for (int64_t b = 0; b < batch; b++) {
         double largest = fmax(norms->largest[b], 0.0);
         double added = fmax(eps, relative_eps * largest);
-        flags[b] = judge(norms, b, symmetry, added, norms->largest[b]);
+        flags[b] = judge(norms, b, symmetry, added, added + margin * largest);
         int good = flags[b] == TCH_REPORT_OK;
         damping[b] = good ? added : 0.0;
         bound[b] = good && added + largest > 0 ? added + margin * largest : 1.0;
@@ -40,7 +44,9 @@ tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *t
     (void)state;
     for (int64_t b = 0; b < batch; b++) {
         int usable = trace_a[b] > 0 && trace_b[b] > 0;
-        double pi = usable ? sqrt((trace_a[b] / (double)m) / (trace_b[b] / (double)n)) : 1.0;
+        double ratio = usable ? (trace_a[b] / (double)m) / (trace_b[b] / (double)n) : 1.0;
+        bool in_range = ratio > 0 && isfinite(ratio);
+        double pi = in_range ? sqrt(ratio) : sqrt(trace_a[b] / (double)m) / sqrt(trace_b[b] / (double)n);
         shift_a[b] = pi * sqrt(damping);
         shift_b[b] = sqrt(damping) / pi;
     }
@@ -100,13 +106,20 @@ static void multiply_block(const residual_job *j, const tch_matrices *m, int64_t
     *spare = swap;
 }
 
+/* Size of the probes. For p = 1 they meet A first, whose rows may sum up to more than float64 holds although no
+ * eigenvalue is; a power of two this much below 1 changes nothing else. */
+static double probe_size(int32_t root)
+{
+    return root == 1 ? 0x1p-8 : 1.0;
+}
+
 /* Signs of a group of probes: vector k of the group has bits of its own. */
-static void draw_probes(int64_t n, uint64_t group, double *v)
+static void draw_probes(int64_t n, uint64_t group, double size, double *v)
 {
     uint64_t bits = 0xDA942042E4DD58B5u + group * 0x9E3779B97F4A7C15u;
     for (int64_t i = 0; i < PROBES * n; i++) {
         bits = bits * 0x5851F42D4C957F2Du + 0x14057B7EF767814Fu;
-        v[i] = (bits >> 63) != 0 ? 1.0 : -1.0;
+        v[i] = (bits >> 63) != 0 ? size : -size;
     }
 }
 
@@ -115,11 +128,12 @@ static double probe_residual(const residual_job *j, int64_t index, double *scrat
     int64_t n = j->a->rows;
     double *v = scratch;
     double sum = 0;
+    double size = probe_size(j->root);
     int groups = (j->probes + PROBES - 1) / PROBES;
     for (int g = 0; g < groups; g++) {
         double *y = scratch + PROBES * n;
         double *spare = scratch + 2 * PROBES * n;
-        draw_probes(n, (uint64_t)g, v);
+        draw_probes(n, (uint64_t)g, size, v);
         memcpy(y, v, (size_t)(PROBES * n) * sizeof *v);
         for (int k = 0; k < j->root / 2; k++) {
             multiply_block(j, j->x, index, 0.0, &y, &spare);
@@ -132,7 +146,7 @@ static double probe_residual(const residual_job *j, int64_t index, double *scrat
             sum += (y[i] - v[i]) * (y[i] - v[i]);
         }
     }
-    return sqrt(sum / ((double)groups * PROBES * (double)n));
+    return sqrt(sum / ((double)groups * PROBES * (double)n)) / size;
 }
 
 static void widen(const tch_matrices *m, int64_t index, double *out)

@@ -134,6 +134,8 @@ tch_status tchi_cuda_inspect(void *state, const tch_matrices *x, double *max_abs
 tch_status tchi_cuda_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out,
                                         void *scratch);
 int64_t tchi_cuda_largest_eigenvalue_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch);
+tch_status tchi_cuda_rescale(void *state, double eps, const tch_matrices *x, double *norm);
+tch_status tchi_cuda_flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags);
 tch_status tchi_cuda_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps,
                                 double relative_eps, double margin, double symmetry, double *damping, double *bound,
                                 int32_t *flags);

@@ -26,13 +26,16 @@ typedef struct setup_rules {
     double eps, relative_eps, margin, symmetry;
 } setup_rules;
 
-static __device__ int32_t judge(const tch_root_norms &norms, int64_t b, double symmetry, double damping)
+static __device__ int32_t judge(const tch_root_norms &norms, int64_t b, double symmetry, double damping, double bound)
 {
     if (norms.nonfinite[b] != 0 || isnan(norms.largest[b])) {
         return TCH_REPORT_NOT_FINITE;
     }
     if (norms.asymmetry[b] > symmetry * norms.max_abs[b]) {
         return TCH_REPORT_NOT_SYMMETRIC;
+    }
+    if (isinf(bound)) {
+        return TCH_REPORT_OVERFLOW;
     }
     return norms.max_abs[b] == 0 && damping == 0 ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
 }
@@ -44,7 +47,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int64_t b = first_index(); b < batch; b += index_stride()) {
         double largest = fmax(norms.largest[b], 0.0);
         double added = fmax(rules.eps, rules.relative_eps * largest);
-        int32_t flag = judge(norms, b, rules.symmetry, added);
+        int32_t flag = judge(norms, b, rules.symmetry, added, added + rules.margin * largest);
         bool good = flag == TCH_REPORT_OK;
         flags[b] = flag;
         damping[b] = good ? added : 0.0;
@@ -71,7 +74,9 @@ static __global__ void __launch_bounds__(THREADS)
 {
     for (int64_t b = first_index(); b < batch; b += index_stride()) {
         bool usable = trace_a[b] > 0 && trace_b[b] > 0;
-        double pi = usable ? sqrt((trace_a[b] / m) / (trace_b[b] / n)) : 1.0;
+        double ratio = usable ? (trace_a[b] / m) / (trace_b[b] / n) : 1.0;
+        bool in_range = ratio > 0 && isfinite(ratio);
+        double pi = in_range ? sqrt(ratio) : sqrt(trace_a[b] / m) / sqrt(trace_b[b] / n);
         shift_a[b] = pi * sqrt(damping);
         shift_b[b] = sqrt(damping) / pi;
     }
@@ -125,7 +130,12 @@ static __device__ inline spectrum_ends judge_ends(const tch_spectrum_map &map, d
 {
     double largest = fmax(last, 0.0);
     double added = fmax(map.eps, map.relative_eps * largest);
-    return {added, first < -fmax(map.negative * largest, added)};
+    return {added, !map.clamp && first < -fmax(map.negative * largest, added)};
+}
+
+static __device__ inline bool is_finite_as(tch_scalar type, double value)
+{
+    return type == TCH_SCALAR_F64 ? isfinite(value) : isfinite((float)value);
 }
 
 /* A block per matrix; w is (batch, 1, n) and ascending. */
@@ -142,16 +152,21 @@ static __global__ void __launch_bounds__(THREADS)
                                         tchi_cuda_load<double>(w.type, row, n - 1, w.stride));
         double least = map.clamp ? ends.added : 0.0;
         bool bad = ends.too_negative;
+        bool beyond = false;
         __syncthreads();
         for (int64_t i = threadIdx.x; i < n; i += THREADS) {
             double base = tchi_cuda_load<double>(w.type, row, i, w.stride) + ends.added;
-            double value = pow(base > least ? base : ends.added, map.power);
-            bad = bad || !isfinite(value);
+            double place = base > least ? base : ends.added;
+            double value = pow(place, map.power);
+            bool finite = is_finite_as(w.type, value);
+            bad = bad || (!finite && !(place > 0.0));
+            beyond = beyond || (!finite && place > 0.0);
             tchi_cuda_store<double>(w.type, row, i, w.stride, value);
         }
         bad = __syncthreads_or(bad) != 0;
+        beyond = __syncthreads_or(beyond) != 0;
         if (threadIdx.x == 0) {
-            flags[b] = bad ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
+            flags[b] = bad ? TCH_REPORT_NOT_POSITIVE : beyond ? TCH_REPORT_OVERFLOW : TCH_REPORT_OK;
             if (damping != NULL) {
                 damping[b] = ends.added;
             }

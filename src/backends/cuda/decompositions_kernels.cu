@@ -120,8 +120,14 @@ static __global__ void __launch_bounds__(THREADS)
         if (good && info[b] != 0 && threadIdx.x == 0) {
             flags[b] = TCH_REPORT_NO_CONVERGENCE;
         }
+        bool beyond = false; /* eigenvalues can be larger than any entry */
         for (int64_t i = threadIdx.x; good && info[b] == 0 && i < n; i += THREADS) {
-            w[b * stride + i] = ldexp(values[b * n + i], exponents[b]);
+            real value = ldexp(values[b * n + i], exponents[b]);
+            beyond = beyond || !isfinite(value);
+            w[b * stride + i] = value;
+        }
+        if (__syncthreads_or(beyond) && threadIdx.x == 0) {
+            flags[b] = TCH_REPORT_OVERFLOW;
         }
     }
 }

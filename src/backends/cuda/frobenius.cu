@@ -187,6 +187,45 @@ static tch_status launch_frobenius(const tchi_cuda_state *state, const tch_matri
     return tchi_cuda_launched(state, "frobenius");
 }
 
+/* A block for each matrix that is at the ends of the range; as a rule there is none, and nothing is moved. */
+static __global__ void __launch_bounds__(THREADS)
+    rescale_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double eps, double *norms)
+{
+    __shared__ double shared[32];
+    const int most = x.type == TCH_SCALAR_F64 ? 1000 : 120;
+    for (int64_t b = blockIdx.x; b < e.batch; b += gridDim.x) {
+        double norm = norms[b];
+        bool ends = norm < ldexp(1.0, -most) || norm > ldexp(1.0, most);
+        if (!ends || norm == 0.0 || norm < eps) {
+            continue;
+        }
+        int exponent = isinf(norm) ? most : ilogb(norm);
+        double sum = 0;
+        for (int64_t i = threadIdx.x; i < e.rows * e.cols; i += THREADS) {
+            char *at = tchi_cuda_at(x, b, i / e.cols, i % e.cols);
+            double value = ldexp(tchi_cuda_load<double>(x.type, at, 0, x.stride), -exponent);
+            tchi_cuda_store<double>(x.type, at, 0, x.stride, value);
+            sum += value * value;
+        }
+        sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, THREADS, shared);
+        if (threadIdx.x == 0) {
+            norms[b] = sqrt(sum);
+        }
+        __syncthreads();
+    }
+}
+
+tch_status tchi_cuda_rescale(void *state, double eps, const tch_matrices *x, double *norm)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    tchi_cuda_extent e = {x->rows, x->cols, x->batch};
+    if (e.batch == 0 || e.rows == 0 || e.cols == 0) {
+        return TCH_OK;
+    }
+    rescale_kernel<<<tchi_cuda_grid(e.batch), THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), eps, norm);
+    return tchi_cuda_launched(s, "rescale");
+}
+
 tch_status tchi_cuda_frobenius(const tchi_cuda_state *state, const tch_matrices *x, double *out)
 {
     if (x->rows == 0 || x->cols == 0) {

@@ -4,8 +4,7 @@
  * same bits, so that blocks need to meet only once a step: changing that work in one place changes it in all. */
 #include "matvec.cuh"
 
-/* The tolerance from which float32 matrices are multiplied in float32: bench/ladder/cuda_lanczos.md. The estimate is
- * then not a number where an eigenvalue is beyond float32, as a sum of finite entries may be. */
+/* The tolerance from which float32 matrices are multiplied in float32: bench/ladder/cuda_lanczos.md. */
 #define FLOAT_FROM 1e-6
 
 #define MOST_STEPS 96     /* as on the CPU */
@@ -14,6 +13,16 @@
 #define CHECKS_EARLY 8    /* every step is checked up to this one, then every other: checks get longer */
 #define NEWTON_ROUNDS 12  /* from within four times the distance, three to eight are enough */
 #define NEWTON_STOP 1e-14 /* a step this small, of the width of the spectrum, was the last */
+
+/* As on the CPU: an estimate whose square is not far inside the range is made again with the matrix in another unit, for
+ * which it is the vectors that are scaled. Of float32 that is the range of the products, which are in float32 too. */
+template <typename real> struct range_of;
+template <> struct range_of<double> {
+    static constexpr double safe = 0x1p+460, large = 0x1p-600, small = 0x1p+600;
+};
+template <> struct range_of<float> {
+    static constexpr double safe = 0x1p+80, large = 0x1p-60, small = 0x1p+60;
+};
 
 typedef struct lanczos_parameters {
     tchi_cuda_operand x;
@@ -25,8 +34,10 @@ typedef struct lanczos_parameters {
     double *out;
 } lanczos_parameters;
 
-/* What a block knows of its matrix. v is the current vector; w is the one before it until the product replaces it. */
+/* What a block knows of its matrix. v is the current vector in units of `unit`, a power of two; w is the one before it
+ * until the product replaces it. */
 template <typename real> struct lanczos_block {
+    double unit;
     tchi_cuda_rows rows;
     int n, first, blocks;
     real *v;
@@ -148,7 +159,7 @@ template <typename real> static __device__ void start_vector(const lanczos_block
     }
     sum = tchi_cuda_block_sum(sum, threadIdx.x, blockDim.x, shared);
     for (int i = threadIdx.x; i < k.n; i += blockDim.x) {
-        k.v[tchi_cuda_place<real>(i)] = (real)(k.w[i] / sqrt(sum));
+        k.v[tchi_cuda_place<real>(i)] = (real)(k.w[i] / sqrt(sum) * k.unit);
         k.w[i] = 0;
     }
 }
@@ -176,21 +187,22 @@ template <typename real>
 static __device__ void advance(const lanczos_block<real> &k, double *alpha, double *beta, double *shared)
 {
     double sum = 0;
+    double back = 1 / k.unit;
     for (int i = threadIdx.x; i < k.n; i += blockDim.x) {
-        sum += k.w[i] * (double)k.v[tchi_cuda_place<real>(i)];
+        sum += k.w[i] * ((double)k.v[tchi_cuda_place<real>(i)] * back);
     }
     *alpha = tchi_cuda_block_sum(sum, threadIdx.x, blockDim.x, shared);
     sum = 0;
     for (int i = threadIdx.x; i < k.n; i += blockDim.x) {
-        k.w[i] -= *alpha * (double)k.v[tchi_cuda_place<real>(i)];
+        k.w[i] -= *alpha * ((double)k.v[tchi_cuda_place<real>(i)] * back);
         sum += k.w[i] * k.w[i];
     }
     *beta = sqrt(tchi_cuda_block_sum(sum, threadIdx.x, blockDim.x, shared));
     double scale = *beta > 0 ? 1 / *beta : 0.0;
     for (int i = threadIdx.x; i < k.n; i += blockDim.x) {
         real present = k.v[tchi_cuda_place<real>(i)];
-        k.v[tchi_cuda_place<real>(i)] = (real)(k.w[i] * scale);
-        k.w[i] = (double)present;
+        k.v[tchi_cuda_place<real>(i)] = (real)(k.w[i] * scale * k.unit);
+        k.w[i] = (double)present * back;
     }
 }
 
@@ -238,6 +250,19 @@ template <typename T, typename real> static __device__ double iterate(const lanc
     return value;
 }
 
+/* Blocks of a matrix decide alike, and meet before they write again where others may still read. */
+template <typename T, typename real> static __device__ double estimate(lanczos_block<real> &k, double threshold)
+{
+    k.unit = 1.0;
+    double value = iterate<T>(k, threshold);
+    if (fabs(value) < range_of<real>::safe && fabs(value) > 1.0 / range_of<real>::safe) {
+        return value;
+    }
+    k.unit = fabs(value) < 1.0 ? range_of<real>::small : range_of<real>::large;
+    tchi_cuda_meet(k.blocks);
+    return iterate<T>(k, threshold) / k.unit;
+}
+
 /* Of 16 matrices of 1024 in float32 a step reads 67 MB, of which 40 % stay in shared memory, and does 34 million
  * operations; 64 matrices of 256 stay there whole. One block of a cluster per slice of rows. */
 template <typename T, typename real> static __global__ void __launch_bounds__(THREADS, 1) lanczos(lanczos_parameters p)
@@ -256,7 +281,7 @@ template <typename T, typename real> static __global__ void __launch_bounds__(TH
     k.w = (double *)vectors;
     k.v = (real *)(vectors + tchi_cuda_ceil_div(p.n, 2) * 16);
     k.published = p.published + b * 2 * p.n;
-    double value = iterate<T>(k, p.threshold);
+    double value = estimate<T>(k, p.threshold);
     if (rank == 0 && threadIdx.x == 0) {
         p.out[b] = value;
     }

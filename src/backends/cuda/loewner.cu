@@ -37,12 +37,17 @@ static __global__ void __launch_bounds__(THREADS) loewner_kernel(loewner_job job
     }
 }
 
-/* Whether the function has a derivative at eigenvalue i. */
-static __device__ inline bool is_smooth(const loewner_job &job, const tchi_spectrum &s, const double *w, int64_t i)
+/* Whether the function has a derivative at eigenvalue i, and if so whether it is one in range. */
+static __device__ inline int32_t judge(const loewner_job &job, const tchi_spectrum &s, const double *w, int64_t i)
 {
     tchi_damped d = tchi_damp(&job.map, &s, w[i]);
-    bool too_negative = !job.map.clamp && w[i] < -fmax(job.map.negative * s.largest, s.added);
-    return !too_negative && isfinite(tchi_divided_difference(job.map.power, d, d));
+    if (!job.map.clamp && w[i] < -fmax(job.map.negative * s.largest, s.added)) {
+        return TCH_REPORT_NOT_POSITIVE;
+    }
+    if (isfinite(tchi_divided_difference(job.map.power, d, d))) {
+        return TCH_REPORT_OK;
+    }
+    return d.place > 0.0 ? TCH_REPORT_OVERFLOW : TCH_REPORT_NOT_POSITIVE;
 }
 
 /* A block for each matrix. Moves: a line of memory for each of n diagonal elements, twice. */
@@ -60,19 +65,23 @@ static __global__ void __launch_bounds__(THREADS) loewner_ends_kernel(loewner_jo
         double sum = 0.0;
         double equal = 0.0;
         bool bad = false;
+        bool beyond = false;
         for (int64_t i = threadIdx.x; i < job.n; i += THREADS) {
-            bad = bad || !is_smooth(job, s, w, i);
+            int32_t report = judge(job, s, w, i);
+            bad = bad || report == TCH_REPORT_NOT_POSITIVE;
+            beyond = beyond || report == TCH_REPORT_OVERFLOW;
             sum += b[i * job.ld + i];
             equal += w[i] >= top ? 1.0 : 0.0;
         }
         sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, THREADS, shared);
         equal = tchi_cuda_block_sum(equal, (int)threadIdx.x, THREADS, shared);
         bad = __syncthreads_or(bad) != 0;
+        beyond = __syncthreads_or(beyond) != 0;
         for (int64_t i = threadIdx.x; i < job.n && s.relative; i += THREADS) {
             b[i * job.ld + i] += w[i] >= top ? job.map.relative_eps * sum / equal : 0.0;
         }
         if (threadIdx.x == 0) {
-            job.flags[matrix] = bad ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
+            job.flags[matrix] = bad ? TCH_REPORT_NOT_POSITIVE : beyond ? TCH_REPORT_OVERFLOW : TCH_REPORT_OK;
         }
     }
 }

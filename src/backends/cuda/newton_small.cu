@@ -265,11 +265,14 @@ static __device__ __forceinline__ void iterate(const tch_newton_iteration &itera
 /* --- between global and shared memory ------------------------------------------------------------------------------ */
 
 /* M = (A + shift I) / bound and X = I, from A's lower triangle. Beyond n M is the identity, which the iteration leaves
- * where it is and does not mix with the rest. */
+ * where it is and does not mix with the rest. Numerator and denominator are taken half of the way to 1 first, by a power
+ * of two, since 1 / bound may be beyond float64 where bound is not. */
 static __device__ __forceinline__ void load_matrix(const problem &p, int64_t matrix, double *m, double *x)
 {
     double shift = p.shift[matrix];
-    double inverse = 1.0 / p.bound[matrix];
+    double bound = p.bound[matrix];
+    double unit = ldexp(1.0, -ilogb(bound) / 2);
+    double inverse = 1.0 / (bound * unit);
     for (int index = (int)threadIdx.x / 32; index < lower_tiles(p.tiles); index += (int)blockDim.x / 32) {
         int tile_row;
         int tile_col;
@@ -282,7 +285,7 @@ static __device__ __forceinline__ void load_matrix(const problem &p, int64_t mat
             double value = one;
             if (row < p.n && col < p.n) {
                 int64_t at = matrix * p.a.stride + max(row, col) * p.a.ld + min(row, col);
-                value = (tchi_cuda_load<double>(p.a.type, p.a.data, at, 0) + one * shift) * inverse;
+                value = (tchi_cuda_load<double>(p.a.type, p.a.data, at, 0) + one * shift) * unit * inverse;
             }
             int place = index * TILE_ELEMENTS + element_at(e / TILE, e % TILE);
             m[place] = value;

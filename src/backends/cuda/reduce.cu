@@ -127,6 +127,14 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+static dim3 grid_for(const tchi_cuda_state *state, const tchi_cuda_extent &e, const dim3 &block)
+{
+    int64_t share = share_of(state, e.batch);
+    int64_t across = least(tchi_cuda_ceil_div(e.cols, (int64_t)block.x * 4), share);
+    int64_t down = least(tchi_cuda_ceil_div(e.rows, block.y), tchi_cuda_ceil_div(share, across));
+    return dim3((unsigned)across, (unsigned)down, tchi_cuda_grid_yz(e.batch));
+}
+
 tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, double *max_abs, double *nonfinite)
 {
     tchi_cuda_extent e = {x->rows, x->cols, x->batch};
@@ -134,17 +142,58 @@ tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, d
     if (e.rows == 0 || e.cols == 0) {
         return TCH_OK;
     }
-    int64_t share = share_of(state, e.batch);
     dim3 block = tchi_cuda_reduce_block(e, THREADS);
-    int64_t across = least(tchi_cuda_ceil_div(e.cols, (int64_t)block.x * 4), share);
-    int64_t down = least(tchi_cuda_ceil_div(e.rows, block.y), tchi_cuda_ceil_div(share, across));
-    dim3 grid((unsigned)across, (unsigned)down, tchi_cuda_grid_yz(e.batch));
+    dim3 grid = grid_for(state, e, block);
     if (x->type == TCH_SCALAR_F64) {
         scan_kernel<double><<<grid, block, 0, state->stream>>>(e, tchi_cuda_operand_of(x), max_abs, nonfinite);
     } else {
         scan_kernel<float><<<grid, block, 0, state->stream>>>(e, tchi_cuda_operand_of(x), max_abs, nonfinite);
     }
     return tchi_cuda_launched(state, "scan");
+}
+
+/* --- results beyond a range ---------------------------------------------------------------------------------------- */
+
+/* Reads every element once, as scan_kernel does. NaN is not at most anything. */
+template <typename real>
+static __global__ void __launch_bounds__(THREADS)
+    overflow_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double most, int32_t *flags)
+{
+    const int held = 2;
+    int64_t step = (int64_t)gridDim.y * blockDim.y;
+    for (int64_t b = blockIdx.z; b < e.batch; b += gridDim.z) {
+        bool beyond = false;
+        for (int64_t i = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; i < e.rows; i += held * step) {
+            for (int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4; j < e.cols;
+                 j += (int64_t)gridDim.x * blockDim.x * 4) {
+                tchi_cuda_rows_of_fours<real, held> values = tchi_cuda_load_fours<real, held>(x, e, b, i, step, j);
+#pragma unroll
+                for (int k = 0; k < 4 * held; k++) {
+                    beyond = beyond || !(fabs((double)values.row[k / 4].v[k % 4]) <= most);
+                }
+            }
+        }
+        if (__syncthreads_or(beyond) && tchi_cuda_thread_number() == 0) {
+            atomicCAS(flags + b, (int)TCH_REPORT_OK, (int)TCH_REPORT_OVERFLOW);
+        }
+    }
+}
+
+tch_status tchi_cuda_flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    tchi_cuda_extent e = {x->rows, x->cols, x->batch};
+    if (e.rows == 0 || e.cols == 0 || e.batch == 0) {
+        return TCH_OK;
+    }
+    dim3 block = tchi_cuda_reduce_block(e, THREADS);
+    dim3 grid = grid_for(s, e, block);
+    if (x->type == TCH_SCALAR_F64) {
+        overflow_kernel<double><<<grid, block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), most, flags);
+    } else {
+        overflow_kernel<float><<<grid, block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), most, flags);
+    }
+    return tchi_cuda_launched(s, "overflow");
 }
 
 /* --- asymmetry, and all three at once ----------------------------------------------------------------------------- */

@@ -17,6 +17,7 @@ typedef struct residual_parameters {
     tchi_cuda_operand a, x;
     int n, root, groups;
     tchi_cuda_spread spread;
+    double size; /* of the probes; for p = 1 below 1, as on the CPU, since they meet A first */
     const double *shift;
     const double *signs; /* n of each probe, the same for all matrices */
     double *published;   /* of each matrix, twice PROBES vectors: products of even and of odd steps */
@@ -202,8 +203,8 @@ static __device__ inline tchi_cuda_rows rows_of(const residual_parameters &p, co
     return tchi_cuda_rows_of(m, k.b, p.n, k.rank, p.spread.blocks, NULL, 0);
 }
 
-/* The chain's vectors from PROBES vectors of n; a barrier has to follow. */
-static __device__ void fetch(const residual_block &k, int n, const double *from)
+/* The chain's vectors from PROBES vectors of n, times a power of two; a barrier has to follow. */
+static __device__ void fetch(const residual_block &k, int n, const double *from, double size)
 {
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         double entry[PROBES];
@@ -213,7 +214,7 @@ static __device__ void fetch(const residual_block &k, int n, const double *from)
         }
 #pragma unroll
         for (int j = 0; j < PROBES; j++) {
-            k.y[j * k.plane + i] = entry[j];
+            k.y[j * k.plane + i] = entry[j] * size;
         }
     }
 }
@@ -224,7 +225,7 @@ static __device__ double chain(const residual_parameters &p, const residual_bloc
 {
     const double *signs = p.signs + (int64_t)group * PROBES * p.n;
     double error = 0;
-    fetch(k, p.n, signs);
+    fetch(k, p.n, signs, p.size);
     __syncthreads();
     for (int step = 0; step <= p.root; step++) {
         bool with_a = step == p.root / 2;
@@ -236,7 +237,7 @@ static __device__ double chain(const residual_parameters &p, const residual_bloc
             int i = k.first + row;
             double entry = with_a ? sum + shift * k.y[probe * k.plane + i] : sum;
             if (last) {
-                double off = entry - signs[(int64_t)probe * p.n + i];
+                double off = entry - signs[(int64_t)probe * p.n + i] * p.size;
                 error += off * off;
             } else {
                 to[(int64_t)probe * p.n + i] = entry;
@@ -247,7 +248,7 @@ static __device__ double chain(const residual_parameters &p, const residual_bloc
         }
         tchi_cuda_meet(p.spread.blocks);
         *meetings += 1;
-        fetch(k, p.n, to);
+        fetch(k, p.n, to, 1.0);
         __syncthreads();
     }
     __syncthreads(); /* the next group overwrites the vectors */
@@ -285,7 +286,7 @@ static __global__ void __launch_bounds__(THREADS, 1) root_residual(residual_para
         for (int i = 0; i < blocks; i++) {
             sum += __ldcg(p.sums + blockIdx.x + i);
         }
-        p.out[k.b] = sqrt(sum / ((double)p.groups * PROBES * p.n));
+        p.out[k.b] = sqrt(sum / ((double)p.groups * PROBES * p.n)) / p.size;
     }
 }
 
@@ -309,6 +310,7 @@ static tch_status probe(tchi_cuda_state *state, int32_t root, const tch_matrices
     p.groups = (int)groups;
     p.spread =
         tchi_cuda_spread_for(state, root_residual, {n, a->batch, tchi_cuda_size(x->type), vector_bytes(n), THREADS, 0});
+    p.size = root == 1 ? 0x1p-8 : 1.0;
     p.shift = shift;
     p.signs = scratch;
     p.published = scratch + groups * PROBES * n;

@@ -23,18 +23,32 @@ typedef struct shift_scale_factors {
     double exponent;
 } shift_scale_factors;
 
-static __device__ inline double factor_of(const shift_scale_factors &f, int64_t b)
+/* scale^exponent as a product of two, so that near the ends of the range neither is beyond that of the type at work, as
+ * 1 / scale may be. The second is 1 everywhere else, and multiplying by it costs nothing beside the memory. */
+struct factor_pair {
+    double first, second;
+};
+
+template <typename real> static __device__ inline factor_pair factors_of(const shift_scale_factors &f, int64_t b)
 {
     if (f.scale == NULL) {
-        return 1.0;
+        return {1.0, 1.0};
     }
-    return f.exponent == 1.0 ? f.scale[b] : pow(f.scale[b], f.exponent);
+    const double most = sizeof(real) == sizeof(double) ? 0x1p+1000 : 0x1p+120;
+    double scale = f.scale[b];
+    double factor = f.exponent == 1.0 ? scale : pow(scale, f.exponent);
+    if ((factor < most && factor > 1.0 / most) || !(scale > 0.0) || isinf(scale)) {
+        return {factor, 1.0};
+    }
+    int half = ilogb(scale) / 2;
+    return {pow(ldexp(1.0, half), f.exponent), pow(ldexp(scale, -half), f.exponent)};
 }
 
 /* The shift may be far below the rounding of the diagonal's type, so those elements are worked out in double. */
 template <typename real>
 static __device__ inline void store_diagonal(const tchi_cuda_operand &out, const tchi_cuda_patch &p,
-                                             const tchi_cuda_patch_values<real> &values, double shift, double factor)
+                                             const tchi_cuda_patch_values<real> &values, double shift,
+                                             const factor_pair &factor)
 {
 #pragma unroll
     for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
@@ -43,20 +57,23 @@ static __device__ inline void store_diagonal(const tchi_cuda_operand &out, const
         if (i < p.rows && l >= 0 && l < p.count) {
             const real *v = values.row[k].v;
             double value = (double)(l < 2 ? (l == 0 ? v[0] : v[1]) : (l == 2 ? v[2] : v[3]));
-            tchi_cuda_store<double>(out.type, tchi_cuda_at(out, p.b, i, i), 0, out.stride, (value + shift) * factor);
+            tchi_cuda_store<double>(out.type, tchi_cuda_at(out, p.b, i, i), 0, out.stride,
+                                    (value + shift) * factor.first * factor.second);
         }
     }
 }
 
 template <typename real>
 static __device__ inline void store_scaled(const tchi_cuda_operand &out, const tchi_cuda_patch &p,
-                                           tchi_cuda_patch_values<real> values, real factor)
+                                           tchi_cuda_patch_values<real> values, const factor_pair &factor)
 {
+    const real first = (real)factor.first;
+    const real second = (real)factor.second;
 #pragma unroll
     for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
 #pragma unroll
         for (int l = 0; l < 4; l++) {
-            values.row[k].v[l] *= factor;
+            values.row[k].v[l] = values.row[k].v[l] * first * second;
         }
     }
     tchi_cuda_store_patch(out, p, values);
@@ -68,17 +85,17 @@ template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     shift_scale_kernel(tchi_cuda_extent e, tchi_cuda_operand x, shift_scale_factors f, tchi_cuda_operand out)
 {
-    __shared__ double factor;
+    __shared__ factor_pair factor;
     tchi_cuda_patch p = tchi_cuda_first_patch(e);
     for (; p.b < e.batch; p.b += gridDim.z) {
         p.i = tchi_cuda_first_row();
         tchi_cuda_patch_values<real> values = tchi_cuda_load_patch<real>(x, p);
         if (threadIdx.x == 0 && threadIdx.y == 0) {
-            factor = factor_of(f, p.b);
+            factor = factors_of<real>(f, p.b);
         }
         __syncthreads();
         while (p.i < e.rows) {
-            store_scaled(out, p, values, (real)factor);
+            store_scaled(out, p, values, factor);
             if (f.shift != NULL) {
                 store_diagonal(out, p, values, f.shift[p.b], factor);
             }
@@ -107,8 +124,10 @@ static __device__ inline void load_known(tchi_cuda_four<real> (&values)[steps], 
 template <typename real, tch_scalar type, int steps>
 static __device__ inline void store_known(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j,
                                           const tchi_cuda_extent &e, const tchi_cuda_four<real> (&values)[steps],
-                                          const double *shift, double factor)
+                                          const double *shift, const factor_pair &factor)
 {
+    const real first = (real)factor.first;
+    const real second = (real)factor.second;
     char *to = tchi_cuda_at(m, b, 0, j);
 #pragma unroll
     for (int k = 0; k < steps; k++) {
@@ -119,13 +138,14 @@ static __device__ inline void store_known(const tchi_cuda_operand &m, int64_t b,
         tchi_cuda_four<real> four = values[k];
 #pragma unroll
         for (int l = 0; l < 4; l++) {
-            four.v[l] *= (real)factor;
+            four.v[l] = four.v[l] * first * second;
         }
         tchi_cuda_store_wide<real>(type, to, row * m.ld, m.stride, four);
         if (shift != NULL && row >= j && row < j + 4) {
             const real *v = values[k].v;
             double value = (double)(row < j + 2 ? (row == j ? v[0] : v[1]) : (row == j + 2 ? v[2] : v[3]));
-            tchi_cuda_store<double>(type, to, row * m.ld + (row - j), m.stride, (value + shift[b]) * factor);
+            tchi_cuda_store<double>(type, to, row * m.ld + (row - j), m.stride,
+                                    (value + shift[b]) * factor.first * factor.second);
         }
     }
 }
@@ -135,7 +155,7 @@ template <typename real, tch_scalar source, tch_scalar target, int steps>
 static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     shift_scale_known_kernel(tchi_cuda_extent e, tchi_cuda_operand x, shift_scale_factors f, tchi_cuda_operand out)
 {
-    __shared__ double factor;
+    __shared__ factor_pair factor;
     int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     int64_t down = (int64_t)gridDim.y * blockDim.y * steps;
     for (int64_t b = blockIdx.z; b < e.batch; b += gridDim.z) {
@@ -143,7 +163,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
         tchi_cuda_four<real> values[steps];
         load_known<real, source, steps>(values, x, b, i, j, e);
         if (threadIdx.x == 0 && threadIdx.y == 0) {
-            factor = factor_of(f, b);
+            factor = factors_of<real>(f, b);
         }
         __syncthreads();
         while (true) {
