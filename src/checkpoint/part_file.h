@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include <torchium/status.h>
 
@@ -26,6 +27,9 @@ typedef struct tchi_part_file {
     char name[TCHI_PART_SIZE]; /* of the temporary file; "" when there is none */
     int folder;                /* descriptors, or -1 */
     int file;
+    bool replaces; /* another file, whose permissions and group these are */
+    mode_t mode;
+    gid_t group;
 } tchi_part_file;
 
 /* On failure there is nothing to close. Removes what processes that were killed left in the folder. */
