@@ -95,8 +95,8 @@ static tch_status check_extent(const tchi_json *json, const tchi_header *header,
         return tchi_json_fail(json, "\"%s\" lies at bytes %lld to %lld of %lld", tchi_quote(stored->name, quoted),
                               (long long)stored->begin, (long long)stored->end, (long long)data_bytes);
     }
-    const int64_t *sizes = (const int64_t *)header->sizes.items + stored->first_size;
-    int64_t bytes = bytes_of(stored->ndim > 0 ? sizes : NULL, stored->ndim, stored->type->bits);
+    const int64_t *sizes = stored->ndim > 0 ? (const int64_t *)header->sizes.items + stored->first_size : NULL;
+    int64_t bytes = bytes_of(sizes, stored->ndim, stored->type->bits);
     if (bytes < 0) {
         return tchi_json_fail(json, "the shape of \"%s\" makes no whole number of bytes below 2^63",
                               tchi_quote(stored->name, quoted));
