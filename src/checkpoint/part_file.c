@@ -110,17 +110,18 @@ tch_status tchi_part_file_create(tchi_part_file *part, const char *path)
     return status;
 }
 
-tch_status tchi_part_file_write(tchi_part_file *part, const void *bytes, int64_t count)
+tch_status tchi_part_file_write(tchi_part_file *part, int64_t at, const void *bytes, int64_t count)
 {
-    const char *at = bytes;
+    const char *from = bytes;
     while (count > 0) {
-        ssize_t written = write(part->file, at, (size_t)count);
+        ssize_t written = pwrite(part->file, from, (size_t)count, (off_t)at);
         if (written < 0 && errno == EINTR) {
             continue;
         }
         if (written <= 0) {
             return fail(part, "writing failed", written < 0 ? errno : ENOSPC);
         }
+        from += written;
         at += written;
         count -= written;
     }
