@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checkpoints and the safetensors package read each other's files.
+"""Checkpoints and the safetensors package read each other's files, and checksums are what the manual says.
 
     tests/checkpoint_interop.py LIBRARY
 
@@ -112,10 +112,12 @@ def write_ours(library, path):
     library.library.tch_checkpoint_writer_destroy(writer)
 
 
-def read_ours(library, path, settings):
+def read_ours(library, path, settings, complete, more=0):
     checkpoint = ctypes.c_void_p()
     library("tch_checkpoint_open", os.fsencode(path), ctypes.byref(checkpoint))
-    check(library.library.tch_checkpoint_count(checkpoint) == len(list(examples())), "the number of tensors")
+    check(library.library.tch_checkpoint_count(checkpoint) == len(list(examples())) + more, "the number of tensors")
+    check(library.library.tch_checkpoint_has_checksums(checkpoint) == complete, f"whether {path} has checksums")
+    library("tch_checkpoint_verify", checkpoint, None)
     for name, dtype, shape, data in examples():
         memory = ctypes.create_string_buffer(max(1, len(data)))
         tensor = tensor_over(memory, dtype, shape)
@@ -135,18 +137,53 @@ def read_theirs(safetensors, path):
         check(bytes(tensor["data"]) == data, f"the bytes of {name}, read by the package")
 
 
-def settings_of(path):
-    """The settings as JSON has them, without either library."""
+def parts_of(path):
+    """The header as JSON has it and the bytes behind it, without either library."""
     content = pathlib.Path(path).read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
-    return json.loads(content[8 : 8 + length])["__metadata__"]
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
-def write_theirs(safetensors, path):
+def settings_of(path):
+    return parts_of(path)[0]["__metadata__"]
+
+
+def crc32c(data):
+    """By its definition."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return f"{crc ^ 0xFFFFFFFF:08x}"
+
+
+def check_checksums(path):
+    """The rule of docs/checkpoints.md, in Python."""
+    header, data = parts_of(path)
+    settings = header.pop("__metadata__")
+    own = settings.pop("torchium.crc32c")
+    sums = {name: settings.pop("torchium.crc32c/" + name) for name in header}
+    words = [word for key in sorted(settings) for word in (key, settings[key])]
+    for name in sorted(header):
+        begin, end = header[name]["data_offsets"]
+        check(crc32c(data[begin:end]) == sums[name], f"the checksum of {name}")
+        words += [name, header[name]["dtype"], *map(str, header[name]["shape"]), "", sums[name]]
+    check(crc32c("".join(word + "\0" for word in words).encode()) == own, "the checksum of the header")
+
+
+def check_refused(library, path, words):
+    checkpoint = ctypes.c_void_p()
+    status = library.library.tch_checkpoint_open(os.fsencode(path), ctypes.byref(checkpoint))
+    message = library.library.tch_last_error().decode()
+    check(status != 0 and words in message, f"{path} should be refused with {words!r}, got {message!r}")
+
+
+def write_theirs(safetensors, path, settings, others=()):
     """Newer versions of the package are given addresses, older ones bytes."""
     kept = []
     tensors = {}
-    for name, dtype, shape, data in examples():
+    for name, dtype, shape, data in [*examples(), *others]:
         described = {"dtype": TYPES[dtype][0], "shape": list(shape)}
         if hasattr(safetensors, "TensorSpec"):
             kept.append(ctypes.create_string_buffer(data, max(1, len(data))))
@@ -154,7 +191,7 @@ def write_theirs(safetensors, path):
             tensors[name] = safetensors.TensorSpec(**described, data_ptr=address, data_len=len(data))
         else:
             tensors[name] = {**described, "data": data}
-    pathlib.Path(path).write_bytes(bytes(safetensors.serialize(tensors, SETTINGS)))
+    pathlib.Path(path).write_bytes(bytes(safetensors.serialize(tensors, settings)))
 
 
 def main():
@@ -172,10 +209,18 @@ def main():
         theirs = os.path.join(folder, "theirs.safetensors")
         write_ours(library, ours)
         read_theirs(safetensors, ours)
-        read_ours(library, ours, SETTINGS)
+        read_ours(library, ours, SETTINGS, complete=1)
         check(settings_of(ours).items() >= SETTINGS.items(), "the settings of a file of ours")
-        write_theirs(safetensors, theirs)
-        read_ours(library, theirs, SETTINGS)
+        check_checksums(ours)
+        write_theirs(safetensors, theirs, SETTINGS)
+        read_ours(library, theirs, SETTINGS, complete=0)
+        # Our file through their hands, settings and all: as it was, with a tensor more, and with a setting changed.
+        write_theirs(safetensors, theirs, settings_of(ours))
+        read_ours(library, theirs, SETTINGS, complete=1)
+        write_theirs(safetensors, theirs, settings_of(ours), [("another", "F32", (2,), bytes(8))])
+        read_ours(library, theirs, SETTINGS, complete=0, more=1)
+        write_theirs(safetensors, theirs, settings_of(ours) | {"step": "13"})
+        check_refused(library, theirs, "another program changed it")
     print(f"{len(list(examples()))} tensors both ways, safetensors {safetensors.__version__}")
     return 0
 

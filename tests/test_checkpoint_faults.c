@@ -1,6 +1,8 @@
 /* Checkpoints when something is wrong: arguments, memory, the disk, the path. Whatever it is, the file that was there
  * before is still there, no temporary file stays, and the writer can save when the fault is gone. */
+#define _GNU_SOURCE
 #include <fcntl.h>
+#include <grp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +17,7 @@
 #include "support/files.h"
 #include "support/messages.h"
 #include "support/testing.h"
+#include "support/watch_open.h"
 
 #define MOST_ALLOCATIONS 300
 #define NOBODY 65534
@@ -287,6 +290,80 @@ static void a_link_is_replaced(void **state)
     CHECK_OK(load(test_path("link"), "new"));
 }
 
+/* --- permissions ------------------------------------------------------------------------------------------------ */
+
+static int mode_of(const char *path)
+{
+    struct stat status;
+    CHECK(stat(path, &status) == 0, "%s is not there", path);
+    return status.st_mode & 0777;
+}
+
+/* Whoever could open the temporary file for a moment would read all of it later: it never has more permissions than the
+ * file it becomes. */
+static void nobody_sees_a_file_before_it_is_whole(void **state)
+{
+    (void)state;
+    static const mode_t modes[] = {0600, 0400, 0640, 0644, 0666};
+    const char *path = test_path("private");
+    mode_t before = umask(027);
+    test_case("a new file");
+    CHECK_OK(save(path, "old"));
+    umask(0);
+    CHECK(test_opened_mode == 0640 && mode_of(path) == 0640, "opened with %o, then %o", test_opened_mode,
+          mode_of(path));
+    for (int i = 0; i < 5; i++) {
+        test_case("a file of %o", modes[i]);
+        assert_int_equal(chmod(path, modes[i]), 0);
+        CHECK_OK(save(path, "new"));
+        CHECK(test_opened_mode == 0600, "opened with %o", test_opened_mode);
+        CHECK(mode_of(path) == (int)modes[i], "became %o", mode_of(path));
+    }
+    umask(before);
+    check_nothing_left();
+}
+
+/* As NOBODY, in no group but its own. */
+static bool save_as_nobody(const char *path)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        bool changed = setgroups(0, NULL) == 0 && setgid(NOBODY) == 0 && setuid(NOBODY) == 0;
+        _exit(changed && save(path, "new") == TCH_OK ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* Permissions of a group are not handed to another one. Only root can try it. */
+static void groups_are_kept_or_closed(void **state)
+{
+    (void)state;
+    enum { GROUP = 54321 };
+    static const int modes[][2] = {{0640, 0600}, {0664, 0644}, {0660, 0600}, {0666, 0666}, {0604, 0604}};
+    const char *path = test_path("group");
+    struct stat status;
+    if (geteuid() != 0) {
+        skip();
+    }
+    CHECK_OK(save(path, "old"));
+    CHECK(chown(path, NOBODY, GROUP) == 0 && chmod(path, 0640) == 0, "the test cannot give its file away");
+    CHECK_OK(save(path, "new"));
+    CHECK(stat(path, &status) == 0 && status.st_gid == GROUP && mode_of(path) == 0640, "of group %d, with %o",
+          (int)status.st_gid, mode_of(path));
+    assert_int_equal(chmod(test_path("."), 0777), 0);
+    for (int i = 0; i < 5; i++) {
+        test_case("%o of a group that is not ours", modes[i][0]);
+        CHECK(chown(path, NOBODY, GROUP) == 0 && chmod(path, (mode_t)modes[i][0]) == 0, "the test cannot prepare");
+        CHECK(save_as_nobody(path), "it was not saved");
+        CHECK(stat(path, &status) == 0 && status.st_gid == NOBODY, "the group is %d", (int)status.st_gid);
+        CHECK(mode_of(path) == modes[i][1], "became %o, expected %o", mode_of(path), modes[i][1]);
+    }
+    assert_int_equal(chmod(test_path("."), 0700), 0);
+    check_nothing_left();
+}
+
 /* --- arguments -------------------------------------------------------------------------------------------------- */
 
 static void bad_arguments_of_writers(void **state)
@@ -416,6 +493,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_folder_without_permission),
         cmocka_unit_test(leftovers_are_told_from_other_files),
         cmocka_unit_test(a_link_is_replaced),
+        cmocka_unit_test(nobody_sees_a_file_before_it_is_whole),
+        cmocka_unit_test(groups_are_kept_or_closed),
         cmocka_unit_test(bad_arguments_of_writers),
         cmocka_unit_test(too_many_bytes),
         cmocka_unit_test(bad_arguments_of_readers),

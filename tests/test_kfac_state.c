@@ -1,6 +1,7 @@
 /* What KFAC keeps and what it refuses: accumulation, loss scales, checkpoints that go on bit for bit, observations and
  * refreshes that fail, layers left out, memory that is not there, and bad arguments. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -327,6 +328,64 @@ static void other_checkpoints_are_refused(void **state)
     test_kfac_free(a);
     test_kfac_free(fewer);
     test_kfac_free(other);
+}
+
+static void refuse_number(test_kfac_trial *t, const char *path, const char *name)
+{
+    int64_t count;
+    double *before = all_state(t, &count);
+    tch_status got = load(t, path);
+    CHECK(got == TCH_ERR_INVALID_ARGUMENT && strstr(tch_last_error(), name) != NULL, "gave %s (%s), expected %s named",
+          tch_status_name(got), tch_last_error(), name);
+    double *after = all_state(t, &count);
+    CHECK(memcmp(before, after, (size_t)count * sizeof *before) == 0, "the state has changed");
+    for (int32_t i = 0; i < LAYERS; i++) {
+        int64_t counts[TCH_KFAC_COUNTS];
+        CHECK_OK(tch_kfac_get_counts(t->kfac, i, counts));
+        CHECK(counts[0] == 0 && counts[1] == 0 && counts[2] == 0 && counts[3] == 0, "the counts have changed");
+    }
+    free(before);
+    free(after);
+}
+
+/* Numbers that nothing has counted, and settings that are none: refused by name before anything is written. */
+static void numbers_that_cannot_be_are_refused(void **state)
+{
+    static const struct {
+        const char *key, *text;
+    } settings[] = {{"damping", "nan"},      {"damping", "0"},      {"factor_decay", "-1"},
+                    {"kl_clip", "inf"},      {"accumulation", "0"}, {"accumulation", "1e300"},
+                    {"accumulation", "2.5"}, {"method", "nan"},     {"bias_correction", "0.5"}};
+    static const int64_t counts[] = {-1, -5, INT64_MAX, INT64_MIN};
+    tch_kfac_config config = config_of(TCH_KFAC_EKFAC);
+    test_kfac_trial *a = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_kfac_trial *b = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    const char *path = test_path("kfac.safetensors");
+    const char *bad = test_path("bad.safetensors");
+    char key[64];
+    save(a, path);
+    for (int64_t at = 0; at < (int64_t)LAYERS * TCH_KFAC_COUNTS; at++) {
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            test_case("count %lld is %lld", (long long)at, (long long)counts[i]);
+            test_checkpoint_set_element(path, bad, "kfac/counts", at, &counts[i]);
+            refuse_number(b, bad, "'kfac/counts'");
+            int64_t one[TCH_KFAC_COUNTS] = {1, 0, 1, 0};
+            one[at % TCH_KFAC_COUNTS] = counts[i];
+            CHECK(tch_kfac_set_counts(b->kfac, 0, one) == TCH_ERR_INVALID_ARGUMENT, "by hand it was taken");
+        }
+    }
+    test_case("an observation of no update");
+    test_checkpoint_set_element(path, bad, "kfac/counts", 1, &(int64_t){1});
+    refuse_number(b, bad, "'kfac/counts'");
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        test_case("%s is %s", settings[i].key, settings[i].text);
+        snprintf(key, sizeof key, "kfac/%s", settings[i].key);
+        test_checkpoint_set_text(path, bad, key, settings[i].text);
+        refuse_number(b, bad, key);
+    }
+    CHECK_OK(load(b, path));
+    test_kfac_free(a);
+    test_kfac_free(b);
 }
 
 /* --- what fails -------------------------------------------------------------------------------------------------- */
@@ -771,6 +830,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(checkpoints_go_on_bit_for_bit, test_folder_make, test_folder_remove),
         cmocka_unit_test(state_can_be_copied_by_hand),
         cmocka_unit_test_setup_teardown(other_checkpoints_are_refused, test_folder_make, test_folder_remove),
+        cmocka_unit_test_setup_teardown(numbers_that_cannot_be_are_refused, test_folder_make, test_folder_remove),
         cmocka_unit_test(observations_that_are_not_finite_are_left_out),
         cmocka_unit_test(refreshes_that_fail_keep_the_last),
         cmocka_unit_test(a_first_observation_may_fail),

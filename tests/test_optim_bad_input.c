@@ -702,6 +702,112 @@ static void checkpoints_of_something_else(void **state)
     refuse_checkpoint(*state, &other, SHAPES, shapes, "optimizer", path);
 }
 
+/* Loads a file with a bad number: refused in words that name it, and the training goes on as if it had not been tried. */
+static void refuse_number(tch_context *context, const tch_optim_config *c, const char *path, const char *name)
+{
+    refuse_checkpoint(context, c, SHAPES, shapes, "optimizer", path);
+    trial t;
+    tch_checkpoint *checkpoint = NULL;
+    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, c, SHAPES, shapes);
+    tch_status got = tch_optimizer_load(t.optimizer, checkpoint, "optimizer");
+    CHECK(got == TCH_ERR_INVALID_ARGUMENT && strstr(tch_last_error(), name) != NULL, "gave %s (%s), expected %s named",
+          tch_status_name(got), tch_last_error(), name);
+    trial_close(&t);
+    tch_checkpoint_close(checkpoint);
+}
+
+/* The first parameter's clock, the name of which is the trial's own. */
+static void find_clock(const char *path, char *name, size_t size)
+{
+    tch_checkpoint *checkpoint = NULL;
+    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    name[0] = '\0';
+    for (int64_t i = 0; i < tch_checkpoint_count(checkpoint) && name[0] == '\0'; i++) {
+        const char *here = tch_checkpoint_name(checkpoint, i);
+        size_t length = strlen(here);
+        if (length > 5 && strcmp(here + length - 5, "/step") == 0) {
+            snprintf(name, size, "%s", here);
+        }
+    }
+    CHECK(name[0] != '\0', "there is no clock");
+    tch_checkpoint_close(checkpoint);
+}
+
+/* Numbers that were never counted, on the host or on the device: they would change the training, or overflow. */
+static void counts_and_clocks_that_cannot_be(void **state)
+{
+    static const int64_t counts[] = {-1, -5, INT64_MAX, INT64_MIN, ((int64_t)1 << 53) + 1};
+    static const int64_t trouble[] = {-1, 3, 256, INT64_MAX};
+    static const double clocks[] = {-5.0, -1.0, 0.5, 1e300, INFINITY, -INFINITY, NAN, 0x1p53 + 2.0};
+    trial t;
+    char clock[256];
+    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
+    const char *path = test_path("counted.safetensors");
+    const char *bad = test_path("bad.safetensors");
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    trial_step(&t);
+    save(&t, path);
+    trial_close(&t);
+    for (int64_t at = 0; at <= SHAPES; at += SHAPES) { /* a parameter's steps, then the optimizer's */
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            test_case("count %lld is %lld", (long long)at, (long long)counts[i]);
+            test_checkpoint_set_element(path, bad, "optimizer/counts", at, &counts[i]);
+            refuse_number(*state, &c, bad, "'optimizer/counts'");
+        }
+    }
+    for (size_t i = 0; i < sizeof trouble / sizeof *trouble; i++) {
+        test_case("the last count is %lld", (long long)trouble[i]);
+        test_checkpoint_set_element(path, bad, "optimizer/counts", -1, &trouble[i]);
+        refuse_number(*state, &c, bad, "'optimizer/counts'");
+    }
+    find_clock(path, clock, sizeof clock);
+    for (size_t i = 0; i < sizeof clocks / sizeof *clocks; i++) {
+        test_case("%s is %g", clock, clocks[i]);
+        test_checkpoint_set_element(path, bad, clock, 0, &clocks[i]);
+        refuse_number(*state, &c, bad, clock);
+    }
+}
+
+/* As text they can be anything; a cast to an integer would make of them whatever the processor does. */
+static void settings_that_cannot_be(void **state)
+{
+    static const struct {
+        const char *key, *text;
+    } cases[] = {
+        {"lr", "nan"},
+        {"lr", "-1"},
+        {"beta1", "inf"},
+        {"eps", "1e400"},
+        {"precondition_frequency", "0"},
+        {"precondition_frequency", "-5"},
+        {"precondition_frequency", "1.5"},
+        {"precondition_frequency", "1e300"},
+        {"precondition_frequency", "nan"},
+        {"start_preconditioning_step", "9223372036854775807"},
+        {"stagger", "0.5"},
+        {"grafting", "4294967296"},
+        {"max_preconditioner_dim", "1e300"},
+        {"memory_budget", "nan"},
+        {"nonfinite", "-1"},
+    };
+    trial t;
+    char key[128];
+    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
+    const char *path = test_path("set.safetensors");
+    const char *bad = test_path("bad.safetensors");
+    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    trial_step(&t);
+    save(&t, path);
+    trial_close(&t);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_case("%s is %s", cases[i].key, cases[i].text);
+        snprintf(key, sizeof key, "optimizer/group0.%s", cases[i].key);
+        test_checkpoint_set_text(path, bad, key, cases[i].text);
+        refuse_number(*state, &c, bad, key);
+    }
+}
+
 static void checkpoints_without_arguments(void **state)
 {
     trial t;
@@ -756,6 +862,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(learning_rates),
         cmocka_unit_test(parameters_that_cannot_move),
         cmocka_unit_test(checkpoints_of_something_else),
+        cmocka_unit_test(counts_and_clocks_that_cannot_be),
+        cmocka_unit_test(settings_that_cannot_be),
         cmocka_unit_test(checkpoints_without_arguments),
     };
     test_begin(argc, argv);

@@ -16,6 +16,9 @@
  *     tch_checkpoint_integer(checkpoint, "step", &step);
  *     tch_checkpoint_close(checkpoint);
  *
+ * Every tensor has a checksum in the file, a CRC-32C, and so has the header: what comes out of a file is what went in, or
+ * an error. That is meant for accidents, on a disk or on the way; a file that somebody changes on purpose gets new ones.
+ *
  * A save either happens or does not: whatever ends it, an error, a full disk or the end of the process, the path holds
  * the old file or the new one, whole. A file that is opened is believed in nothing: every name, shape and offset in it
  * is checked before anything is read by it.
@@ -46,10 +49,11 @@ typedef struct tch_checkpoint_info {
     int32_t ndim;         /* may be above TCH_MAX_RANK, and then the tensor cannot be read */
     const int64_t *shape; /* ndim sizes */
     int64_t bytes;        /* in the file */
+    int32_t has_checksum; /* of those bytes: 0 where another program wrote it */
 } tch_checkpoint_info;
 #define TCH_CHECKPOINT_INFO_INIT                                                                                       \
     {                                                                                                                  \
-        sizeof(tch_checkpoint_info), NULL, NULL, {0, 0, 0}, 0, NULL, 0                                                 \
+        sizeof(tch_checkpoint_info), NULL, NULL, {0, 0, 0}, 0, NULL, 0, 0                                              \
     }
 
 TCH_BEGIN_DECLS
@@ -73,9 +77,14 @@ TCH_API tch_status tch_checkpoint_writer_set_text(tch_checkpoint_writer *writer,
 TCH_API tch_status tch_checkpoint_writer_set_number(tch_checkpoint_writer *writer, const char *key, double value);
 TCH_API tch_status tch_checkpoint_writer_set_integer(tch_checkpoint_writer *writer, const char *key, int64_t value);
 
+/* Whether saves write checksums: 1, as they do unless told, or 0. They cost a save a few percent of its time, and the
+ * header about 30 bytes and the name of each tensor. */
+TCH_API tch_status tch_checkpoint_writer_set_checksums(tch_checkpoint_writer *writer, int32_t checksums);
+
 /* Writes the file, each tensor row-major without gaps. `context` is of the device the tensors are on; it may be NULL
  * when all are in host memory. Their values are those after the work already queued on its stream; the call waits for
- * it. Tensors that cannot be written from where they lie pass through 16 MiB of host memory.
+ * it. Tensors that cannot be written from where they lie pass through 16 MiB of host memory. Nobody may change them during
+ * the call: their checksum would not be that of the bytes written.
  *
  * The bytes go to a temporary file ".torchium-*.part" in the folder of `path`, and reach the disk before that file
  * takes the name `path`. When the call fails it is removed and `path` is as it was. A process killed on the way leaves
@@ -87,7 +96,9 @@ TCH_API tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch
 /* --- reading ---------------------------------------------------------------------------------------------------- */
 
 /* Opens a safetensors file of whatever origin. TCH_ERR_IO, with what is wrong and where, for one that cannot be read,
- * breaks a rule of the format, or was written by a later version of Torchium in a form this one does not know. */
+ * breaks a rule of the format, was written by a later version of Torchium in a form this one does not know, or whose
+ * header is not what its checksum says. A file without checksums, of another program or an older version, opens all the
+ * same: ask tch_checkpoint_has_checksums. */
 TCH_API tch_status tch_checkpoint_open(const char *path, tch_checkpoint **checkpoint);
 
 /* Views of the checkpoint's tensors end here. NULL is allowed. */
@@ -95,7 +106,8 @@ TCH_API void tch_checkpoint_close(tch_checkpoint *checkpoint);
 
 /* Copies a tensor into `out`, which has the shape and element type of the file's: nothing is converted. Any layout, in
  * host memory or on the device of `context`, which may be NULL for host memory. When reading fails midway, because the
- * disk did or because somebody cut the file short, part of `out` has been written. */
+ * disk did or because somebody cut the file short, part of `out` has been written. The bytes are compared with their
+ * checksum, where there is one: TCH_ERR_IO when they differ, and then `out` holds what the file does. */
 TCH_API tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
                                        tch_tensor *out);
 
@@ -120,13 +132,21 @@ TCH_API const char *tch_checkpoint_name(const tch_checkpoint *checkpoint, int64_
 
 TCH_API tch_status tch_checkpoint_get_info(const tch_checkpoint *checkpoint, int64_t index, tch_checkpoint_info *info);
 
-/* How many settings it has, and the key of setting `index`, or NULL when there is none. */
+/* How many settings it has, and the key of setting `index`, or NULL when there is none. Checksums are none. */
 TCH_API int64_t tch_checkpoint_key_count(const tch_checkpoint *checkpoint);
 TCH_API const char *tch_checkpoint_key(const tch_checkpoint *checkpoint, int64_t index);
 
+/* 1 when the header and every tensor have a checksum, so that whatever is read is checked; else 0. */
+TCH_API int32_t tch_checkpoint_has_checksums(const tch_checkpoint *checkpoint);
+
+/* Reads a tensor, or all of them where `name` is NULL, only to compare it with its checksum. TCH_ERR_IO names the first
+ * that differs. Those without a checksum pass. */
+TCH_API tch_status tch_checkpoint_verify(const tch_checkpoint *checkpoint, const char *name);
+
 /* A tensor as it lies in the file, mapped into memory and read-only: an input for others, such as tch_tensor_copy. The
  * view ends with the checkpoint. TCH_ERR_LAYOUT when the file does not align it; files of tch_checkpoint_writer_save
- * always do.
+ * always do. The first view of a tensor reads all of it to compare it with its checksum, if it has one, and is TCH_ERR_IO
+ * when they differ; later ones read nothing.
  *
  * A file that is cut short while it is mapped ends the process that looks at the missing part (SIGBUS), as with every
  * mapping. A save never does this to a reader: the file it replaces stays whole for those who have it open. Where

@@ -384,8 +384,9 @@ TCH_API tch_status tch_optimizer_get_kernel(const tch_optimizer *optimizer, tch_
 TCH_API tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix);
 
 /* Takes the state from an open checkpoint: the same kind, parameters of the same names and shapes. Training goes on bit for
- * bit as it would have on the same device. Hyper-parameters marked (step) are taken too. Everything is compared before the
- * first write; after an error of the device the optimizer is marked failed. */
+ * bit as it would have on the same device. Hyper-parameters marked (step) are taken too. Everything but the tensors' bytes
+ * is compared before the first write, and numbers of steps that cannot be are refused; after an error of the device, or a
+ * tensor that is not what its checksum says, the optimizer is marked failed. */
 TCH_API tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoint, const char *prefix);
 
 TCH_END_DECLS

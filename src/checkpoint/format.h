@@ -17,7 +17,13 @@
 #define TCHI_OWN_PREFIX "torchium."
 #define TCHI_FORMAT_VERSION_KEY "torchium.format_version"
 #define TCHI_FORMAT_VERSION 1
+#define TCHI_FORMAT_VERSION_TEXT "1" /* the same as text */
 #define TCHI_LIBRARY_VERSION_KEY "torchium.version"
+
+/* Checksums are kept among the settings, but are none: see checksums.h. */
+#define TCHI_CHECKSUM_KEY "torchium.crc32c"        /* of settings and tensors as the header has them */
+#define TCHI_CHECKSUM_PREFIX TCHI_CHECKSUM_KEY "/" /* and the name of a tensor: of its bytes */
+#define TCHI_CHECKSUM_DIGITS 8                     /* hexadecimal, small letters */
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files hold little-endian numbers, which are not swapped");
 

@@ -95,8 +95,8 @@ static tch_status check_extent(const tchi_json *json, const tchi_header *header,
         return tchi_json_fail(json, "\"%s\" lies at bytes %lld to %lld of %lld", tchi_quote(stored->name, quoted),
                               (long long)stored->begin, (long long)stored->end, (long long)data_bytes);
     }
-    const int64_t *sizes = (const int64_t *)header->sizes.items + stored->first_size;
-    int64_t bytes = bytes_of(stored->ndim > 0 ? sizes : NULL, stored->ndim, stored->type->bits);
+    const int64_t *sizes = stored->ndim > 0 ? (const int64_t *)header->sizes.items + stored->first_size : NULL;
+    int64_t bytes = bytes_of(sizes, stored->ndim, stored->type->bits);
     if (bytes < 0) {
         return tchi_json_fail(json, "the shape of \"%s\" makes no whole number of bytes below 2^63",
                               tchi_quote(stored->name, quoted));
@@ -133,10 +133,15 @@ static tch_status read_tensor(tchi_json *json, tchi_header *header, const char *
 static tch_status read_setting(tchi_json *json, tchi_header *header)
 {
     tchi_setting setting;
+    bool is_checksum = false;
     char quoted[TCHI_QUOTE_SIZE];
     TCHI_TRY(tchi_json_string(json, &setting.key));
     TCHI_TRY(tchi_json_expect(json, ':'));
     TCHI_TRY(tchi_json_string(json, &setting.value));
+    TCHI_TRY(tchi_header_note(header, json->path, &setting, &is_checksum));
+    if (is_checksum) {
+        return TCH_OK;
+    }
     if (tchi_names_find(&header->keys, setting.key) >= 0) {
         return tchi_json_fail(json, "the setting \"%s\" is there twice", tchi_quote(setting.key, quoted));
     }
@@ -261,7 +266,8 @@ tch_status tchi_header_read(tchi_header *header, const char *path, char *text, i
 {
     *header = (tchi_header){.tensors = {.item_size = sizeof(tchi_stored)},
                             .sizes = {.item_size = sizeof(int64_t)},
-                            .settings = {.item_size = sizeof(tchi_setting)}};
+                            .settings = {.item_size = sizeof(tchi_setting)},
+                            .noted = {.item_size = sizeof(tchi_setting)}};
     tchi_json json = {.path = path, .text = text, .length = length};
     if (length == 0 || text[0] != '{') {
         return tchi_json_fail(&json, "a header begins with '{'");
@@ -274,7 +280,8 @@ tch_status tchi_header_read(tchi_header *header, const char *path, char *text, i
     }
     TCHI_TRY(number_names(header, path));
     TCHI_TRY(check_cover(header, path, data_bytes));
-    return check_version(header, path);
+    TCHI_TRY(check_version(header, path));
+    return tchi_header_check(header, path);
 }
 
 void tchi_header_release(tchi_header *header)
@@ -284,4 +291,5 @@ void tchi_header_release(tchi_header *header)
     tchi_list_release(&header->settings);
     tchi_names_release(&header->names);
     tchi_names_release(&header->keys);
+    tchi_list_release(&header->noted);
 }

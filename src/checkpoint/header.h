@@ -2,6 +2,8 @@
 #ifndef TCHI_CHECKPOINT_HEADER_H
 #define TCHI_CHECKPOINT_HEADER_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <torchium/status.h>
@@ -18,6 +20,9 @@ typedef struct tchi_stored {
     int64_t first_size; /* number of its first size in `sizes` */
     int64_t begin;      /* its bytes, counted from the end of the header */
     int64_t end;
+    bool has_checksum;
+    uint32_t checksum;  /* of those bytes */
+    atomic_bool viewed; /* they were compared with it for a view: the one thing that changes while a file is open */
 } tchi_stored;
 
 typedef struct tchi_setting {
@@ -26,17 +31,28 @@ typedef struct tchi_setting {
 } tchi_setting;
 
 typedef struct tchi_header {
-    tchi_list tensors;  /* tchi_stored, as they follow each other in the file */
-    tchi_list sizes;    /* int64_t: all shapes, one after the other */
-    tchi_list settings; /* tchi_setting */
-    tchi_names names;   /* of tensors */
-    tchi_names keys;    /* of settings */
+    tchi_list tensors;     /* tchi_stored, as they follow each other in the file */
+    tchi_list sizes;       /* int64_t: all shapes, one after the other */
+    tchi_list settings;    /* tchi_setting */
+    tchi_names names;      /* of tensors */
+    tchi_names keys;       /* of settings */
+    tchi_list noted;       /* tchi_setting: checksums of tensors, by name, as text */
+    const char *noted_own; /* the header's own, or NULL */
+    bool complete;         /* the header and every tensor have a checksum */
 } tchi_header;
 
 /* Reads and checks everything: afterwards the tensors cover the `data_bytes` behind the header, each byte once, and
- * every shape fits its bytes. Names and texts lie in `text`, which is written to. Release the header also when this
- * fails. */
+ * every shape fits its bytes; and the header is the one that was written, where it has a checksum. Names and texts lie
+ * in `text`, which is written to. Release the header also when this fails. */
 tch_status tchi_header_read(tchi_header *header, const char *path, char *text, int64_t length, int64_t data_bytes);
 void tchi_header_release(tchi_header *header);
+
+/* --- header_checksums.c ------------------------------------------------------------------------------------------ */
+
+/* Whether the setting is a checksum, which is then noted and is no setting. */
+tch_status tchi_header_note(tchi_header *header, const char *path, const tchi_setting *setting, bool *is_checksum);
+
+/* Gives the tensors their checksums and compares the header with its own. */
+tch_status tchi_header_check(tchi_header *header, const char *path);
 
 #endif

@@ -1,11 +1,11 @@
-/* The header of a file as text. The same code runs twice, first without memory, to learn the size. */
+/* The header of a file as text. The same code runs twice, first without memory and without checksums, to learn the
+ * size. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include <torchium/version.h>
 
-#include "core/allocator.h"
 #include "core/status.h"
 #include "format.h"
 #include "pieces.h"
@@ -37,9 +37,8 @@ static void put_format(sink *out, const char *format, ...)
 }
 
 /* UTF-8 as it is; only what JSON does not allow in a string is escaped. */
-static void put_string(sink *out, const char *text)
+static void put_escaped(sink *out, const char *text)
 {
-    put(out, "\"", 1);
     for (; *text != '\0'; text++) {
         unsigned char byte = (unsigned char)*text;
         if (byte < 0x20) {
@@ -49,22 +48,63 @@ static void put_string(sink *out, const char *text)
             put(out, text, 1);
         }
     }
+}
+
+static void put_string(sink *out, const char *text)
+{
     put(out, "\"", 1);
+    put_escaped(out, text);
+    put(out, "\"", 1);
+}
+
+bool tchi_own_setting(int32_t index, const char **key, const char **value)
+{
+    static const char *const own[][2] = {
+        {TCHI_FORMAT_KEY, TCHI_FORMAT_NAME},
+        {TCHI_FORMAT_VERSION_KEY, TCHI_FORMAT_VERSION_TEXT},
+        {TCHI_LIBRARY_VERSION_KEY, TCH_VERSION_STRING},
+    };
+    if (index >= (int32_t)(sizeof own / sizeof own[0])) {
+        return false;
+    }
+    *key = own[index][0];
+    *value = own[index][1];
+    return true;
+}
+
+static void put_setting(sink *out, const char *key, const char *value, bool first)
+{
+    put(out, ",", !first);
+    put_string(out, key);
+    put(out, ":", 1);
+    put_string(out, value);
 }
 
 static void put_settings(sink *out, const tch_checkpoint_writer *writer)
 {
-    put_format(out, "\"%s\":{\"%s\":\"%s\",\"%s\":\"%d\",\"%s\":\"%s\"", TCHI_SETTINGS_NAME, TCHI_FORMAT_KEY,
-               TCHI_FORMAT_NAME, TCHI_FORMAT_VERSION_KEY, TCHI_FORMAT_VERSION, TCHI_LIBRARY_VERSION_KEY,
-               TCH_VERSION_STRING);
+    const char *key;
+    const char *value;
+    for (int32_t i = 0; tchi_own_setting(i, &key, &value); i++) {
+        put_setting(out, key, value, i == 0);
+    }
     const tchi_set *settings = writer->settings.items;
     for (int64_t i = 0; i < writer->settings.count; i++) {
-        put(out, ",", 1);
-        put_string(out, settings[i].key);
-        put(out, ":", 1);
-        put_string(out, settings[i].value);
+        put_setting(out, settings[i].key, settings[i].value, false);
     }
-    put(out, "}", 1);
+}
+
+/* `checksums` is NULL while measuring, when any digits will do. */
+static void put_checksums(sink *out, const tch_checkpoint_writer *writer, const tchi_list *order,
+                          const uint32_t *checksums, uint32_t own)
+{
+    const int64_t *numbers = order->items;
+    put_format(out, ",\"%s\":\"%0*x\"", TCHI_CHECKSUM_KEY, TCHI_CHECKSUM_DIGITS, (unsigned)own);
+    for (int64_t i = 0; i < order->count; i++) {
+        const tchi_added *added = (const tchi_added *)writer->tensors.items + numbers[i];
+        put_format(out, ",\"%s", TCHI_CHECKSUM_PREFIX);
+        put_escaped(out, added->name);
+        put_format(out, "\":\"%0*x\"", TCHI_CHECKSUM_DIGITS, checksums != NULL ? (unsigned)checksums[i] : 0);
+    }
 }
 
 /* Returns where the tensor's bytes end, and so where the next one's begin. */
@@ -82,10 +122,15 @@ static int64_t put_tensor(sink *out, const tchi_added *added, int64_t begin)
     return end;
 }
 
-static void put_header(sink *out, const tch_checkpoint_writer *writer, const tchi_list *order)
+static void put_header(sink *out, const tch_checkpoint_writer *writer, const tchi_list *order,
+                       const uint32_t *checksums, uint32_t own)
 {
-    put(out, "{", 1);
+    put_format(out, "{\"%s\":{", TCHI_SETTINGS_NAME);
     put_settings(out, writer);
+    if (writer->checksums) {
+        put_checksums(out, writer, order, checksums, own);
+    }
+    put(out, "}", 1);
     const int64_t *numbers = order->items;
     int64_t begin = 0;
     for (int64_t i = 0; i < order->count; i++) {
@@ -104,26 +149,25 @@ static void put_prefix(char *text, uint64_t length)
     }
 }
 
-tch_status tchi_header_text(const tch_checkpoint_writer *writer, const tchi_list *order, char **text, int64_t *bytes)
+tch_status tchi_header_bytes(const tch_checkpoint_writer *writer, const tchi_list *order, int64_t *bytes)
 {
     sink measure = {0};
-    put_header(&measure, writer, order);
+    put_header(&measure, writer, order, NULL, 0);
     if (measure.used > TCHI_MOST_HEADER_BYTES) {
-        return tchi_fail(
-            TCH_ERR_INVALID_ARGUMENT,
-            "tch_checkpoint_writer_save: names, shapes and settings of writer take %lld bytes, and readers "
-            "of the format accept %d",
-            (long long)measure.used, TCHI_MOST_HEADER_BYTES);
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_checkpoint_writer_save: names, shapes, settings and checksums of writer take %lld bytes, "
+                         "and readers of "
+                         "the format accept %d",
+                         (long long)measure.used, TCHI_MOST_HEADER_BYTES);
     }
     *bytes = TCHI_PREFIX_BYTES + measure.used;
-    *text = tchi_host_allocate((size_t)*bytes, 8);
-    if (*text == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY,
-                         "tch_checkpoint_writer_save: out of host memory: %lld bytes for the header",
-                         (long long)*bytes);
-    }
-    put_prefix(*text, (uint64_t)measure.used);
-    sink out = {.text = *text + TCHI_PREFIX_BYTES};
-    put_header(&out, writer, order);
     return TCH_OK;
+}
+
+void tchi_header_text(const tch_checkpoint_writer *writer, const tchi_list *order, const uint32_t *checksums,
+                      uint32_t own, char *text)
+{
+    sink out = {.text = text + TCHI_PREFIX_BYTES};
+    put_header(&out, writer, order, checksums, own);
+    put_prefix(text, (uint64_t)out.used);
 }

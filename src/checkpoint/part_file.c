@@ -38,12 +38,10 @@ static tch_status open_folder(tchi_part_file *part)
     return part->folder < 0 ? fail(part, "its folder cannot be opened", errno) : TCH_OK;
 }
 
-/* What is there must be a file: a rename would also replace a device. `mode` is its permissions, or -1 when there is
- * nothing yet. */
-static tch_status check_target(const tchi_part_file *part, int *mode)
+/* What is there must be a file: a rename would also replace a device. */
+static tch_status check_target(tchi_part_file *part)
 {
     struct stat target;
-    *mode = -1;
     if (part->base[0] == '\0') {
         return fail(part, "it names no file", EISDIR);
     }
@@ -58,16 +56,22 @@ static tch_status check_target(const tchi_part_file *part, int *mode)
                          "tch_checkpoint_writer_save: path %.600s: it is a device, a pipe or a socket, expected a file",
                          part->path);
     }
-    *mode = target.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO);
+    part->replaces = true;
+    part->mode = target.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO);
+    part->group = target.st_gid;
     return TCH_OK;
 }
 
+/* A new file is made like any other, with what the umask and the folder leave of all permissions. One that replaces
+ * another is for our eyes only until it is whole and gets the other's permissions: these may be stricter, and somebody
+ * who opens a file keeps it open. */
 static int create_locked(tchi_part_file *part)
 {
+    mode_t mode = part->replaces ? S_IRUSR | S_IWUSR : 0666;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         snprintf(part->name, sizeof part->name, "%s%0*llx%s", TCHI_PART_PREFIX, TCHI_PART_DIGITS,
                  (unsigned long long)tchi_random_bits(), TCHI_PART_SUFFIX);
-        int file = openat(part->folder, part->name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        int file = openat(part->folder, part->name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
         if (file < 0 && errno != EEXIST) {
             return -1;
         }
@@ -82,21 +86,15 @@ static int create_locked(tchi_part_file *part)
     return -1;
 }
 
-/* A new file has the permissions of any new file; one that replaces another has those of the other, which somebody may
- * have chosen. */
 static tch_status create(tchi_part_file *part)
 {
-    int mode;
     TCHI_TRY(open_folder(part));
-    TCHI_TRY(check_target(part, &mode));
+    TCHI_TRY(check_target(part));
     tchi_remove_leftovers(part->folder);
     part->file = create_locked(part);
     if (part->file < 0) {
         part->name[0] = '\0';
         return fail(part, "no file can be created in its folder", errno);
-    }
-    if (mode >= 0 && fchmod(part->file, (mode_t)mode) != 0) {
-        return fail(part, "the permissions of the file it replaces cannot be kept", errno);
     }
     return TCH_OK;
 }
@@ -112,17 +110,18 @@ tch_status tchi_part_file_create(tchi_part_file *part, const char *path)
     return status;
 }
 
-tch_status tchi_part_file_write(tchi_part_file *part, const void *bytes, int64_t count)
+tch_status tchi_part_file_write(tchi_part_file *part, int64_t at, const void *bytes, int64_t count)
 {
-    const char *at = bytes;
+    const char *from = bytes;
     while (count > 0) {
-        ssize_t written = write(part->file, at, (size_t)count);
+        ssize_t written = pwrite(part->file, from, (size_t)count, (off_t)at);
         if (written < 0 && errno == EINTR) {
             continue;
         }
         if (written <= 0) {
             return fail(part, "writing failed", written < 0 ? errno : ENOSPC);
         }
+        from += written;
         at += written;
         count -= written;
     }
@@ -138,8 +137,29 @@ static tch_status sync_folder(const tchi_part_file *part)
     return fail(part, "the file is complete, but its folder could not be written to the disk", errno);
 }
 
+/* The permissions of the file it replaces, which somebody may have chosen. Those of the group are for the group that it
+ * had: where we may not give the file to it, ours gets no more than everybody. */
+static tch_status give_permissions(const tchi_part_file *part)
+{
+    struct stat now;
+    mode_t mode = part->mode;
+    if (fstat(part->file, &now) != 0) {
+        return fail(part, "the permissions of the file it replaces cannot be kept", errno);
+    }
+    if (now.st_gid != part->group && fchown(part->file, (uid_t)-1, part->group) != 0) {
+        mode &= ~(mode_t)S_IRWXG | (mode & S_IRWXO) << 3;
+    }
+    if (fchmod(part->file, mode) != 0) {
+        return fail(part, "the permissions of the file it replaces cannot be kept", errno);
+    }
+    return TCH_OK;
+}
+
 tch_status tchi_part_file_commit(tchi_part_file *part)
 {
+    if (part->replaces) {
+        TCHI_TRY(give_permissions(part));
+    }
     if (fsync(part->file) != 0) {
         return fail(part, "the file could not be written to the disk", errno);
     }

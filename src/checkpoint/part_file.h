@@ -3,7 +3,7 @@
  *
  *     tchi_part_file file;
  *     tchi_part_file_create(&file, path);
- *     tchi_part_file_write(&file, bytes, count);     // as often as needed
+ *     tchi_part_file_write(&file, at, bytes, count); // in any order, as often as needed
  *     tchi_part_file_commit(&file);
  *     tchi_part_file_close(&file);                   // after a failure too: removes what was not committed
  */
@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include <torchium/status.h>
 
@@ -26,11 +27,14 @@ typedef struct tchi_part_file {
     char name[TCHI_PART_SIZE]; /* of the temporary file; "" when there is none */
     int folder;                /* descriptors, or -1 */
     int file;
+    bool replaces; /* another file, whose permissions and group these are */
+    mode_t mode;
+    gid_t group;
 } tchi_part_file;
 
 /* On failure there is nothing to close. Removes what processes that were killed left in the folder. */
 tch_status tchi_part_file_create(tchi_part_file *part, const char *path);
-tch_status tchi_part_file_write(tchi_part_file *part, const void *bytes, int64_t count);
+tch_status tchi_part_file_write(tchi_part_file *part, int64_t at, const void *bytes, int64_t count);
 tch_status tchi_part_file_commit(tchi_part_file *part);
 void tchi_part_file_close(tchi_part_file *part);
 

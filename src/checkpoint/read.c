@@ -2,18 +2,20 @@
  * through the mapping: when the file has been cut short they fail, where the mapping would end the process. */
 #include <stdio.h>
 
+#include "checksums.h"
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/status.h"
 #include "core/tensor.h"
+#include "crc32c.h"
 #include "pieces.h"
 #include "reader.h"
 #include "system.h"
 #include "utf8.h"
 
 /* The tensor of this name, if there can be a tch_tensor of its type and rank; else NULL, and why in `status`. */
-static const tchi_stored *find_loadable(const char *function, const tch_checkpoint *checkpoint, const char *name,
-                                        tch_status *status)
+static tchi_stored *find_loadable(const char *function, const tch_checkpoint *checkpoint, const char *name,
+                                  tch_status *status)
 {
     char quoted[TCHI_QUOTE_SIZE];
     int64_t number = tchi_names_find(&checkpoint->header.names, name);
@@ -22,7 +24,7 @@ static const tchi_stored *find_loadable(const char *function, const tch_checkpoi
                             checkpoint->path, tchi_quote(name, quoted));
         return NULL;
     }
-    const tchi_stored *stored = (const tchi_stored *)checkpoint->header.tensors.items + number;
+    tchi_stored *stored = (tchi_stored *)checkpoint->header.tensors.items + number;
     if (tch_dtype_size(stored->type->dtype) == 0) {
         *status =
             tchi_fail(TCH_ERR_DTYPE, "%s: the tensor with the name \"%s\" is %s, which this library has no tensors of",
@@ -45,6 +47,18 @@ static tch_tensor tensor_of(const tch_checkpoint *checkpoint, const tchi_stored 
                            stored->type->dtype, stored->ndim, stored->ndim > 0 ? sizes + stored->first_size : NULL);
 }
 
+/* Compared once: a view costs nothing after the first. Two threads may both be the first. */
+static tch_status check_view(const tch_checkpoint *checkpoint, tchi_stored *stored)
+{
+    if (!stored->has_checksum || atomic_load_explicit(&stored->viewed, memory_order_relaxed)) {
+        return TCH_OK;
+    }
+    const char *bytes = checkpoint->map + checkpoint->data_begin + stored->begin;
+    TCHI_TRY(tchi_checkpoint_compare(checkpoint, stored, tchi_crc32c(0, bytes, stored->end - stored->begin)));
+    atomic_store_explicit(&stored->viewed, true, memory_order_relaxed);
+    return TCH_OK;
+}
+
 tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *name, tch_tensor *view)
 {
     char text[TCHI_ERRNO_SIZE];
@@ -56,7 +70,7 @@ tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *nam
                                             : "view");
     }
     tch_status status = TCH_OK;
-    const tchi_stored *stored = find_loadable("tch_checkpoint_view", checkpoint, name, &status);
+    tchi_stored *stored = find_loadable("tch_checkpoint_view", checkpoint, name, &status);
     if (stored == NULL) {
         return status;
     }
@@ -71,6 +85,7 @@ tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *nam
                          tchi_quote(name, quoted), (long long)(checkpoint->data_begin + stored->begin),
                          stored->type->name);
     }
+    TCHI_TRY(check_view(checkpoint, stored));
     *view = tensor_of(checkpoint, stored, checkpoint->map + checkpoint->data_begin);
     return TCH_OK;
 }
@@ -79,19 +94,33 @@ tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *nam
 
 typedef struct reading {
     const tch_checkpoint *checkpoint;
+    const tchi_stored *stored;
     tch_context *context;
     int64_t at; /* in the file */
+    uint32_t checksum;
     char *buffer;
     int64_t buffer_bytes;
 } reading;
+
+/* The next bytes of the tensor, which are still in the cache when they are summed. */
+static tch_status read_bytes(reading *r, char *to, int64_t count)
+{
+    bool summed = r->stored->has_checksum;
+    int64_t most = summed ? TCHI_SUMMED_BYTES : count;
+    for (int64_t done = 0; done < count; done += most) {
+        int64_t here = count - done < most ? count - done : most;
+        TCHI_TRY(tchi_checkpoint_bytes(r->checkpoint->file, r->checkpoint->path, r->at, to + done, here));
+        r->checksum = summed ? tchi_crc32c(r->checksum, to + done, here) : 0;
+        r->at += here;
+    }
+    return TCH_OK;
+}
 
 /* A copy to a device returns when the buffer may be used again. */
 static tch_status read_piece(void *user, tch_tensor *piece)
 {
     reading *r = user;
-    int64_t bytes = tchi_tensor_bytes(piece);
-    TCHI_TRY(tchi_checkpoint_bytes(r->checkpoint->file, r->checkpoint->path, r->at, r->buffer, bytes));
-    r->at += bytes;
+    TCHI_TRY(read_bytes(r, r->buffer, tchi_tensor_bytes(piece)));
     if (tchi_on_host(piece)) {
         tchi_unpack(piece, r->buffer);
         return TCH_OK;
@@ -149,14 +178,11 @@ tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *co
         return status;
     }
     TCHI_TRY(check_out(checkpoint, context, stored, out));
-    int64_t at = checkpoint->data_begin + stored->begin;
-    if (stored->begin == stored->end) {
-        return TCH_OK;
+    reading r = {.checkpoint = checkpoint, .stored = stored, .context = context};
+    r.at = checkpoint->data_begin + stored->begin;
+    if (stored->begin < stored->end) { /* an empty tensor may have no memory */
+        TCHI_TRY(tchi_is_plain(out) ? read_bytes(&r, tchi_tensor_data(out), stored->end - stored->begin)
+                                    : read_through_buffer(&r, out));
     }
-    if (tchi_is_plain(out)) {
-        return tchi_checkpoint_bytes(checkpoint->file, checkpoint->path, at, tchi_tensor_data(out),
-                                     stored->end - stored->begin);
-    }
-    reading r = {.checkpoint = checkpoint, .context = context, .at = at};
-    return read_through_buffer(&r, out);
+    return tchi_checkpoint_compare(checkpoint, stored, r.checksum);
 }

@@ -213,5 +213,6 @@ tch_status tch_checkpoint_get_info(const tch_checkpoint *checkpoint, int64_t ind
     info->ndim = stored->ndim;
     info->shape = stored->ndim > 0 ? sizes + stored->first_size : NULL;
     info->bytes = stored->end - stored->begin;
+    info->has_checksum = stored->has_checksum;
     return TCH_OK;
 }

@@ -19,6 +19,10 @@ struct tch_checkpoint {
     size_t block_bytes;
 };
 
+/* Whether these are the bytes that were written: `found` is what they sum up to. Always so for a tensor without a
+ * checksum. */
+tch_status tchi_checkpoint_compare(const tch_checkpoint *checkpoint, const tchi_stored *stored, uint32_t found);
+
 /* `count` bytes of the file from `offset` on. Fails when the file has become shorter. */
 tch_status tchi_checkpoint_bytes(int file, const char *path, int64_t offset, void *to, int64_t count);
 

@@ -1,11 +1,14 @@
 /* From a writer to a file. All that can be found out beforehand, memory included, is found out before the first file is
- * made; after that only the disk and the device can fail. */
+ * made; after that only the disk and the device can fail. Checksums are known when the tensors have passed, so the header
+ * is written last, into the place that was left for it: nobody sees the file before. */
 #include <torchium/checkpoint.h>
 
+#include "checksums.h"
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/status.h"
 #include "core/tensor.h"
+#include "crc32c.h"
 #include "part_file.h"
 #include "pieces.h"
 #include "utf8.h"
@@ -19,6 +22,10 @@ typedef struct saving {
     int64_t header_bytes;
     char *buffer;
     int64_t buffer_bytes;
+    tchi_list checksums; /* uint32_t, in that order */
+    tchi_list covered;   /* tchi_covered: what the header's own is of */
+    int64_t at;          /* in the file */
+    uint32_t checksum;   /* of the tensor under way */
     tchi_part_file file;
 } saving;
 
@@ -81,6 +88,53 @@ static tch_status take_buffer(saving *s)
     return TCH_OK;
 }
 
+static tch_status take_header(saving *s)
+{
+    TCHI_TRY(tchi_header_bytes(s->writer, &s->order, &s->header_bytes));
+    s->header = tchi_host_allocate((size_t)s->header_bytes, 8);
+    if (s->header == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY,
+                         "tch_checkpoint_writer_save: out of host memory: %lld bytes for the header",
+                         (long long)s->header_bytes);
+    }
+    return TCH_OK;
+}
+
+/* Everything that the header's checksum covers, with those of the tensors still to come. */
+static tch_status take_covered(saving *s)
+{
+    tchi_covered item = {0};
+    s->checksums = (tchi_list){.item_size = sizeof(uint32_t)};
+    s->covered = (tchi_list){.item_size = sizeof item};
+    for (int32_t i = 0; tchi_own_setting(i, &item.name, &item.value); i++) {
+        TCHI_TRY(tchi_list_add(&s->covered, &item));
+    }
+    const tchi_set *settings = s->writer->settings.items;
+    for (int64_t i = 0; i < s->writer->settings.count; i++) {
+        item = (tchi_covered){.name = settings[i].key, .value = settings[i].value};
+        TCHI_TRY(tchi_list_add(&s->covered, &item));
+    }
+    TCHI_TRY(tchi_list_reserve(&s->covered, s->covered.count + s->order.count));
+    return tchi_list_reserve(&s->checksums, s->order.count);
+}
+
+/* --- writing ----------------------------------------------------------------------------------------------------- */
+
+/* The next bytes of a tensor. Those that were summed are still in the cache when they are written. */
+static tch_status write_bytes(saving *s, const char *bytes, int64_t count)
+{
+    int64_t most = s->writer->checksums ? TCHI_SUMMED_BYTES : count;
+    for (int64_t done = 0; done < count; done += most) {
+        int64_t here = count - done < most ? count - done : most;
+        if (s->writer->checksums) {
+            s->checksum = tchi_crc32c(s->checksum, bytes + done, here);
+        }
+        TCHI_TRY(tchi_part_file_write(&s->file, s->at, bytes + done, here));
+        s->at += here;
+    }
+    return TCH_OK;
+}
+
 /* A copy from a device waits for it, so the buffer is full when it returns. */
 static tch_status write_piece(void *user, tch_tensor *piece)
 {
@@ -91,26 +145,59 @@ static tch_status write_piece(void *user, tch_tensor *piece)
         tch_tensor packed = tch_tensor_view(s->buffer, piece->dtype, piece->ndim, piece->shape);
         TCHI_TRY(tch_tensor_copy(s->context, &packed, piece));
     }
-    return tchi_part_file_write(&s->file, s->buffer, tchi_tensor_bytes(piece));
+    return write_bytes(s, s->buffer, tchi_tensor_bytes(piece));
 }
 
 static tch_status write_tensor(saving *s, const tch_tensor *tensor)
 {
+    if (tch_tensor_numel(tensor) == 0) { /* it may have no memory */
+        return TCH_OK;
+    }
     if (tchi_is_plain(tensor)) {
-        return tchi_part_file_write(&s->file, tchi_tensor_data(tensor), tchi_tensor_bytes(tensor));
+        return write_bytes(s, tchi_tensor_data(tensor), tchi_tensor_bytes(tensor));
     }
     int64_t room = s->buffer_bytes / (int64_t)tch_dtype_size(tensor->dtype);
     return tchi_visit_pieces(tensor, room, write_piece, s);
 }
 
+/* There is room for both. */
+static void note_checksum(saving *s, const tchi_added *added)
+{
+    *(uint32_t *)tchi_list_extend(&s->checksums) = s->checksum;
+    *(tchi_covered *)tchi_list_extend(&s->covered) = (tchi_covered){.name = added->name,
+                                                                    .type = added->type,
+                                                                    .ndim = added->tensor.ndim,
+                                                                    .sizes = added->shape,
+                                                                    .checksum = s->checksum};
+}
+
+static tch_status write_tensors(saving *s)
+{
+    const int64_t *numbers = s->order.items;
+    s->at = s->header_bytes;
+    for (int64_t i = 0; i < s->order.count; i++) {
+        const tchi_added *added = added_at(s->writer, numbers[i]);
+        tch_tensor tensor = tchi_added_tensor(added);
+        s->checksum = 0;
+        TCHI_TRY(write_tensor(s, &tensor));
+        if (s->writer->checksums) {
+            note_checksum(s, added);
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status write_header(saving *s)
+{
+    uint32_t own = s->writer->checksums ? tchi_header_checksum(s->covered.items, s->covered.count) : 0;
+    tchi_header_text(s->writer, &s->order, s->checksums.items, own, s->header);
+    return tchi_part_file_write(&s->file, 0, s->header, s->header_bytes);
+}
+
 static tch_status write_all(saving *s)
 {
-    TCHI_TRY(tchi_part_file_write(&s->file, s->header, s->header_bytes));
-    const int64_t *numbers = s->order.items;
-    for (int64_t i = 0; i < s->order.count; i++) {
-        tch_tensor tensor = tchi_added_tensor(added_at(s->writer, numbers[i]));
-        TCHI_TRY(write_tensor(s, &tensor));
-    }
+    TCHI_TRY(write_tensors(s));
+    TCHI_TRY(write_header(s));
     return tchi_part_file_commit(&s->file);
 }
 
@@ -118,7 +205,10 @@ static tch_status save(saving *s, const char *path)
 {
     TCHI_TRY(put_in_order(s));
     TCHI_TRY(take_buffer(s));
-    TCHI_TRY(tchi_header_text(s->writer, &s->order, &s->header, &s->header_bytes));
+    TCHI_TRY(take_header(s));
+    if (s->writer->checksums) {
+        TCHI_TRY(take_covered(s));
+    }
     TCHI_TRY(tchi_part_file_create(&s->file, path));
     tch_status status = write_all(s);
     tchi_part_file_close(&s->file);
@@ -137,5 +227,7 @@ tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch_context
     tchi_list_release(&s.order);
     tchi_host_release(s.header, (size_t)s.header_bytes);
     tchi_host_release(s.buffer, (size_t)s.buffer_bytes);
+    tchi_list_release(&s.checksums);
+    tchi_list_release(&s.covered);
     return status;
 }

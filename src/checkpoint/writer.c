@@ -38,9 +38,22 @@ tch_status tch_checkpoint_writer_create(tch_checkpoint_writer **writer)
     if (made == NULL) {
         return no_memory("tch_checkpoint_writer_create");
     }
-    *made = (tch_checkpoint_writer){.tensors = {.item_size = sizeof(tchi_added)},
-                                    .settings = {.item_size = sizeof(tchi_set)}};
+    *made = (tch_checkpoint_writer){
+        .tensors = {.item_size = sizeof(tchi_added)}, .settings = {.item_size = sizeof(tchi_set)}, .checksums = true};
     *writer = made;
+    return TCH_OK;
+}
+
+tch_status tch_checkpoint_writer_set_checksums(tch_checkpoint_writer *writer, int32_t checksums)
+{
+    if (writer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_set_checksums: writer is NULL");
+    }
+    if (checksums != 0 && checksums != 1) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_checkpoint_writer_set_checksums: checksums is %d, expected 0 or 1", checksums);
+    }
+    writer->checksums = checksums != 0;
     return TCH_OK;
 }
 

@@ -92,15 +92,28 @@ tch_status tch_kfac_get_counts(const tch_kfac *kfac, int32_t layer, int64_t coun
     return TCH_OK;
 }
 
+/* An observation in the step under way has made it an update: without one its share of the average would be infinite. */
+tch_status tchi_kfac_check_counts(const char *what, const char *layer, const int64_t counts[TCH_KFAC_COUNTS])
+{
+    for (int i = 0; i < TCH_KFAC_COUNTS; i++) {
+        if (counts[i] < 0 || counts[i] > TCHI_KFAC_MOST_COUNT) {
+            return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: counts[%d] of layer '%s' is %lld, expected 0 to %lld", what,
+                             i, layer, (long long)counts[i], (long long)TCHI_KFAC_MOST_COUNT);
+        }
+    }
+    if (counts[TCHI_PENDING] > 0 && counts[TCHI_UPDATES] == 0) {
+        return tchi_fail(
+            TCH_ERR_INVALID_ARGUMENT,
+            "%s: counts[%d] of layer '%s' is %lld and counts[%d] is 0, expected an update with observations", what,
+            TCHI_PENDING, layer, (long long)counts[TCHI_PENDING], TCHI_UPDATES);
+    }
+    return TCH_OK;
+}
+
 tch_status tch_kfac_set_counts(tch_kfac *kfac, int32_t layer, const int64_t counts[TCH_KFAC_COUNTS])
 {
     TCHI_TRY(check_layer(kfac, "tch_kfac_set_counts", layer, counts));
-    for (int i = 0; i < TCH_KFAC_COUNTS; i++) {
-        if (counts[i] < 0) {
-            return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kfac_set_counts: counts[%d] is %lld, expected 0 or more", i,
-                             (long long)counts[i]);
-        }
-    }
+    TCHI_TRY(tchi_kfac_check_counts("tch_kfac_set_counts", kfac->layers[layer].name, counts));
     for (int i = 0; i < TCH_KFAC_COUNTS; i++) {
         tchi_kfac_counts(kfac, layer)[i] = counts[i];
     }

@@ -57,6 +57,20 @@ void tchi_kfac_option_set(tch_kfac_config *config, int32_t index, double value)
     }
 }
 
+static bool in_range(const option *o, double value)
+{
+    return value >= o->least && value <= o->most;
+}
+
+tch_status tchi_kfac_check_value(const char *what, int32_t index, double value)
+{
+    const option *o = &options[index];
+    if (!in_range(o, value) || (o->type != REAL && value != floor(value))) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s is %.10g, expected %s", what, value, o->range);
+    }
+    return TCH_OK;
+}
+
 tch_status tchi_kfac_check_config(const char *function, const tch_kfac_config *config)
 {
     if (config == NULL || config->struct_size != sizeof *config) {
@@ -65,7 +79,7 @@ tch_status tchi_kfac_check_config(const char *function, const tch_kfac_config *c
     }
     for (int32_t i = 0; i < OPTIONS; i++) {
         double value = tchi_kfac_option_get(config, i);
-        if (!(value >= options[i].least && value <= options[i].most)) {
+        if (!in_range(&options[i], value)) {
             return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is %.10g, expected %s", function, options[i].name, value,
                              options[i].range);
         }

@@ -17,9 +17,10 @@
 #include "core/context.h"
 #include "core/tensor.h"
 
-#define TCHI_KFAC_NAME 192       /* bytes of a layer's name, at most, with its end */
-#define TCHI_KFAC_STATES 7       /* named tensors of one layer, at most */
-#define TCHI_KFAC_STATE_NAME 224 /* a layer's name and what follows the slash */
+#define TCHI_KFAC_NAME 192                      /* bytes of a layer's name, at most, with its end */
+#define TCHI_KFAC_STATES 7                      /* named tensors of one layer, at most */
+#define TCHI_KFAC_STATE_NAME 224                /* a layer's name and what follows the slash */
+#define TCHI_KFAC_MOST_COUNT ((int64_t)1 << 53) /* above it, a count and the next are one double */
 
 enum { TCHI_INPUT = 0, TCHI_OUTPUT = 1, TCHI_SIDES = 2 };
 
@@ -108,6 +109,9 @@ tch_status tchi_kfac_check_config(const char *function, const tch_kfac_config *c
 tch_status tchi_kfac_check_change(const tch_kfac_config *now, const tch_kfac_config *next);
 /* Options by number, for checkpoints; false past the last one. */
 bool tchi_kfac_option(int32_t index, const char **name);
+/* A number from elsewhere, called `what` in messages, that is to become option `index`: NaN and what is too large, or no
+ * whole number, cannot be set. */
+tch_status tchi_kfac_check_value(const char *what, int32_t index, double value);
 double tchi_kfac_option_get(const tch_kfac_config *config, int32_t index);
 void tchi_kfac_option_set(tch_kfac_config *config, int32_t index, double value);
 
@@ -125,6 +129,8 @@ void tchi_kfac_name_states(tch_kfac *kfac);
 /* --- access.c */
 /* Not NULL, and not failed. */
 tch_status tchi_kfac_usable(const tch_kfac *kfac, const char *function);
+/* The counts of one layer, as its state has them; `what` they are goes into the message. */
+tch_status tchi_kfac_check_counts(const char *what, const char *layer, const int64_t counts[TCH_KFAC_COUNTS]);
 /* Marks KFAC failed where the status is an error of the device, and returns it. Memory is taken before anything is
  * written, so lack of it is not one. */
 tch_status tchi_kfac_note(tch_kfac *kfac, tch_status status);

@@ -3,7 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/allocator.h"
 #include "core/check.h"
+#include "core/list.h"
 #include "core/status.h"
 
 #include "kfac.h"
@@ -111,6 +113,7 @@ static tch_status read_options(const tch_kfac *k, const tch_checkpoint *file, co
                                tch_kfac_config *config)
 {
     char name[FULL_NAME];
+    char what[FULL_NAME + 32];
     const char *option;
     const char *kind = tch_checkpoint_text(file, join(name, prefix, "kind"));
     if (kind == NULL || strcmp(kind, kind_value) != 0) {
@@ -121,18 +124,33 @@ static tch_status read_options(const tch_kfac *k, const tch_checkpoint *file, co
     for (int32_t i = 0; tchi_kfac_option(i, &option); i++) {
         double value;
         TCHI_TRY(tch_checkpoint_number(file, join(name, prefix, option), &value));
+        snprintf(what, sizeof what, "the checkpoint's '%s'", name);
+        TCHI_TRY(tchi_kfac_check_value(what, i, value));
         tchi_kfac_option_set(config, i, value);
     }
     TCHI_TRY(tchi_kfac_check_config("tch_kfac_load", config));
     return tchi_kfac_check_change(&k->config, config);
 }
 
-static tch_status read_all(tch_kfac *k, const tch_checkpoint *file, const char *prefix)
+/* The counts as the file has them, checked, into memory of their own: `read` is [layers, TCH_KFAC_COUNTS]. */
+static tch_status read_counts(const tch_kfac *k, const tch_checkpoint *file, const char *prefix, int64_t *read)
 {
     char name[FULL_NAME];
+    char what[FULL_NAME + 32];
     int64_t shape[2];
     tch_tensor counts = counts_view(k, shape);
+    counts.data = read;
     TCHI_TRY(tch_checkpoint_read(file, NULL, join(name, prefix, "counts"), &counts));
+    snprintf(what, sizeof what, "the checkpoint's '%s'", name);
+    for (int32_t i = 0; i < k->count; i++) {
+        TCHI_TRY(tchi_kfac_check_counts(what, k->layers[i].name, read + (int64_t)i * TCH_KFAC_COUNTS));
+    }
+    return TCH_OK;
+}
+
+static tch_status read_states(const tch_kfac *k, const tch_checkpoint *file, const char *prefix)
+{
+    char name[FULL_NAME];
     for (int32_t i = 0; i < k->state_count; i++) {
         tchi_kfac_state *s = &k->states[i];
         TCHI_TRY(tch_checkpoint_read(file, k->context, join(name, prefix, s->name), &s->tensor));
@@ -140,16 +158,29 @@ static tch_status read_all(tch_kfac *k, const tch_checkpoint *file, const char *
     return TCH_OK;
 }
 
+/* Everything but the tensors is read and checked before the first of them is written. */
+static tch_status load(tch_kfac *k, const tch_checkpoint *file, const char *prefix, int64_t *counts)
+{
+    tch_kfac_config config;
+    TCHI_TRY(read_options(k, file, prefix, &config));
+    TCHI_TRY(check_tensors(k, file, prefix));
+    TCHI_TRY(read_counts(k, file, prefix, counts));
+    k->failed = read_states(k, file, prefix);
+    for (int64_t i = 0; k->failed == TCH_OK && i < (int64_t)k->count * TCH_KFAC_COUNTS; i++) {
+        k->counts[i] = counts[i];
+    }
+    k->config = k->failed == TCH_OK ? config : k->config;
+    return k->failed;
+}
+
 tch_status tch_kfac_load(tch_kfac *kfac, tch_checkpoint *checkpoint, const char *prefix)
 {
     TCHI_TRY(check_call("tch_kfac_load", kfac, checkpoint, "checkpoint", prefix));
     TCHI_ENTER(kfac->context, "tch_kfac_load");
-    tch_kfac_config config;
-    TCHI_TRY(read_options(kfac, checkpoint, prefix, &config));
-    TCHI_TRY(check_tensors(kfac, checkpoint, prefix));
-    kfac->failed = read_all(kfac, checkpoint, prefix);
-    if (kfac->failed == TCH_OK) {
-        kfac->config = config;
-    }
-    return kfac->failed;
+    size_t bytes = (size_t)kfac->count * TCH_KFAC_COUNTS * sizeof *kfac->counts;
+    int64_t *counts = NULL;
+    TCHI_TRY(tchi_host_take(bytes, "KFAC's counts", &counts));
+    tch_status status = load(kfac, checkpoint, prefix, counts);
+    tchi_host_release(counts, bytes);
+    return status;
 }

@@ -220,6 +220,20 @@ static tch_status refuse(const char *function, const char *name, double value, c
     return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is %.10g, expected %s", function, name, value, range);
 }
 
+static bool in_range(const option *o, double value)
+{
+    return value >= o->least && value <= o->most && !(o->below_most && value >= o->most);
+}
+
+tch_status tchi_config_check_value(const char *what, int32_t index, double value)
+{
+    const option *o = &options[index];
+    if (!in_range(o, value) || (o->type != REAL && value != floor(value))) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s is %.10g, expected %s", what, value, o->range);
+    }
+    return TCH_OK;
+}
+
 /* What no single option shows. */
 static tch_status check_together(const char *function, const tch_optim_config *c)
 {
@@ -256,7 +270,7 @@ tch_status tchi_config_check(const char *function, const tch_optim_config *confi
     for (int32_t i = 0; i < OPTIONS; i++) {
         const option *o = &options[i];
         double value = tchi_config_get(config, i);
-        if (!(value >= o->least && value <= o->most) || (o->below_most && value >= o->most)) {
+        if (!in_range(o, value)) {
             return refuse(function, o->name, value, o->range);
         }
     }

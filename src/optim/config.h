@@ -13,6 +13,9 @@ tch_status tchi_config_check_change(const tch_optim_config *now, const tch_optim
 /* The options one by one, for checkpoints: name and value of option `index` as a number; 0 past the end. Those that may
  * change between steps are marked. */
 int tchi_config_option(int32_t index, const char **name, int *changes);
+/* A number from elsewhere, called `what` in messages, that is to become option `index`: NaN and what is too large, or no
+ * whole number, cannot be set. */
+tch_status tchi_config_check_value(const char *what, int32_t index, double value);
 double tchi_config_get(const tch_optim_config *config, int32_t index);
 void tchi_config_set(tch_optim_config *config, int32_t index, double value);
 

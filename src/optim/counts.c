@@ -2,6 +2,7 @@
  * factors in the order of classes, blocks and dimensions, which its sizes alone decide. */
 #include "counts.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "core/check.h"
@@ -15,6 +16,11 @@ static uint64_t history_of(int64_t taken, double step)
     uint64_t bits;
     memcpy(&bits, &step, sizeof bits);
     return ((uint64_t)taken * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
+}
+
+bool tchi_is_clock(double step)
+{
+    return step >= 0.0 && step <= (double)TCHI_MOST_STEPS && step == floor(step);
 }
 
 void tchi_param_resume(tchi_param *param, int64_t taken, double step)
@@ -111,9 +117,10 @@ tch_status tch_optimizer_get_counts(const tch_optimizer *optimizer, int32_t para
 static tch_status check_values(const char *function, const char *name, int64_t length, const int64_t *counts)
 {
     for (int64_t i = 0; i < length; i++) {
-        if (counts[i] < 0 || (i >= TROUBLE && counts[i] > TCHI_MOST_TROUBLE)) {
-            return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: counts[%lld] of '%s' is %lld, expected 0 %s", function,
-                             (long long)i, name, (long long)counts[i], i < TROUBLE ? "or more" : "to 2");
+        int64_t most = i < TROUBLE ? TCHI_MOST_STEPS : TCHI_MOST_TROUBLE;
+        if (counts[i] < 0 || counts[i] > most) {
+            return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: counts[%lld] of '%s' is %lld, expected 0 to %lld", function,
+                             (long long)i, name, (long long)counts[i], (long long)most);
         }
     }
     return TCH_OK;
@@ -129,6 +136,11 @@ tch_status tch_optimizer_set_counts(tch_optimizer *optimizer, int32_t parameter,
     double step;
     TCHI_TRY(optimizer->context->backend->copy_bytes(optimizer->context->state, &step, &p->clock->step, sizeof step,
                                                      TCH_COPY_TO_HOST));
+    if (!tchi_is_clock(step)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "%s: the clock of '%s', its state 'step', is %.17g, expected 0 to %lld", function, p->name,
+                         step, (long long)TCHI_MOST_STEPS);
+    }
     tchi_param_resume(p, counts[TAKEN], step);
     optimizer->steps = counts[STEPS];
     counts += TROUBLE;

@@ -172,12 +172,15 @@ static tch_status read_settings(const tch_optimizer *o, const tch_checkpoint *fi
                                 tch_optim_config *config)
 {
     char key[FULL_NAME];
+    char what[FULL_NAME + 32];
     const char *name;
     int changes;
     *config = tchi_group_at(o, group)->config;
     for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
         double value;
         TCHI_TRY(tch_checkpoint_number(file, option_key(key, prefix, group, name), &value));
+        snprintf(what, sizeof what, "the checkpoint's '%s'", key);
+        TCHI_TRY(tchi_config_check_value(what, i, value));
         if (strcmp(name, "memory_budget") != 0 && strcmp(name, "nonfinite") != 0 && strcmp(name, "precision") != 0) {
             tchi_config_set(config, i, value);
         }
@@ -204,24 +207,78 @@ static tch_status check_settings(const tch_optimizer *o, const tch_checkpoint *f
     return TCH_OK;
 }
 
-static tch_status load_counts(tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
+/* What the file says of the host's side, read and checked before anything is written: the counts, then the clocks, which
+ * live on the device and decide there. */
+typedef struct host_side {
+    tchi_list counts; /* int64_t */
+    tchi_list clocks; /* double, one for each parameter */
+} host_side;
+
+static tch_status check_count(const char *name, const char *what, const char *whose, int64_t count, int64_t most)
+{
+    if (count >= 0 && count <= most) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint's '%s' has %lld for %s%s, expected 0 to %lld", name,
+                     (long long)count, what, whose, (long long)most);
+}
+
+static tch_status check_counts(const tch_optimizer *o, const char *name, const int64_t *counts)
+{
+    for (int32_t i = 0; i < o->params.count; i++) {
+        TCHI_TRY(check_count(name, "the steps of ", tchi_param_at(o, i)->name, *counts++, TCHI_MOST_STEPS));
+    }
+    TCHI_TRY(check_count(name, "the steps of the optimizer", "", *counts++, TCHI_MOST_STEPS));
+    for (int64_t left = counts_length(o) - o->params.count - 1; left > 0; left--) {
+        TCHI_TRY(check_count(name, "the failures of a factor", "", *counts++, TCHI_MOST_TROUBLE));
+    }
+    return TCH_OK;
+}
+
+static tch_status read_counts(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, tchi_list *counts)
+{
+    char name[FULL_NAME];
+    TCHI_TRY(tchi_list_reserve(counts, counts_length(o)));
+    counts->count = counts_length(o);
+    tch_tensor view = tch_tensor_view(counts->items, TCH_INT64, 1, &counts->count);
+    TCHI_TRY(tch_checkpoint_read(file, NULL, join(name, prefix, counts_name), &view));
+    return check_counts(o, name, counts->items);
+}
+
+static tch_status read_clock(const tchi_param *p, const tch_checkpoint *file, const char *prefix, double *step)
 {
     char name[FULL_NAME];
     char clock[FULL_NAME];
-    TCHI_TRY(tchi_list_reserve(&o->counts, counts_length(o)));
-    o->counts.count = counts_length(o);
-    tch_tensor counts = tch_tensor_view(o->counts.items, TCH_INT64, 1, &o->counts.count);
-    TCHI_TRY(tch_checkpoint_read(file, NULL, join(name, prefix, counts_name), &counts));
-    const int64_t *numbers = o->counts.items;
-    for (int32_t i = 0; i < o->params.count; i++) {
-        tchi_param *p = tchi_param_at(o, i);
-        double step;
-        tch_tensor view = tch_tensor_view(&step, TCH_FLOAT64, 0, NULL);
-        snprintf(clock, sizeof clock, "%s/step", p->name);
-        TCHI_TRY(tch_checkpoint_read(file, NULL, join(name, prefix, clock), &view));
-        tchi_param_resume(p, numbers[i], step);
+    tch_tensor view = tch_tensor_view(step, TCH_FLOAT64, 0, NULL);
+    snprintf(clock, sizeof clock, "%s/step", p->name);
+    TCHI_TRY(tch_checkpoint_read(file, NULL, join(name, prefix, clock), &view));
+    if (!tchi_is_clock(*step)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "the checkpoint's '%s' is %.17g, expected a whole number from 0 to %lld", name, *step,
+                         (long long)TCHI_MOST_STEPS);
     }
-    numbers += o->params.count;
+    return TCH_OK;
+}
+
+static tch_status read_host_side(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix,
+                                 host_side *read)
+{
+    TCHI_TRY(read_counts(o, file, prefix, &read->counts));
+    for (int32_t i = 0; i < o->params.count; i++) {
+        double step = 0.0;
+        TCHI_TRY(read_clock(tchi_param_at(o, i), file, prefix, &step));
+        TCHI_TRY(tchi_list_add(&read->clocks, &step));
+    }
+    return TCH_OK;
+}
+
+static void take_host_side(tch_optimizer *o, const host_side *read)
+{
+    const int64_t *numbers = read->counts.items;
+    const double *clocks = read->clocks.items;
+    for (int32_t i = 0; i < o->params.count; i++) {
+        tchi_param_resume(tchi_param_at(o, i), *numbers++, clocks[i]);
+    }
     o->steps = *numbers++;
     for (int32_t i = 0; i < o->families.count; i++) {
         tchi_family *f = tchi_family_at(o, i);
@@ -229,13 +286,12 @@ static tch_status load_counts(tch_optimizer *o, const tch_checkpoint *file, cons
             f->trouble[k] = (uint8_t)*numbers++;
         }
     }
-    return TCH_OK;
 }
 
-static tch_status load_all(tch_optimizer *o, const tch_checkpoint *file, const char *prefix)
+static tch_status load_all(tch_optimizer *o, const tch_checkpoint *file, const char *prefix, const host_side *read)
 {
     char name[FULL_NAME];
-    TCHI_TRY(load_counts(o, file, prefix));
+    take_host_side(o, read);
     for (int32_t i = 0; i < o->states.count; i++) {
         tch_optim_state state = TCH_OPTIM_STATE_INIT;
         TCHI_TRY(tch_optimizer_get_state(o, i, &state));
@@ -262,6 +318,12 @@ tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoi
     TCHI_TRY(check_prefix("tch_optimizer_load", prefix));
     TCHI_TRY(check_settings(optimizer, checkpoint, prefix));
     TCHI_TRY(check_tensors(optimizer, checkpoint, prefix));
-    optimizer->failed = load_all(optimizer, checkpoint, prefix);
-    return optimizer->failed;
+    host_side read = {.counts = {.item_size = sizeof(int64_t)}, .clocks = {.item_size = sizeof(double)}};
+    tch_status status = read_host_side(optimizer, checkpoint, prefix, &read);
+    if (status == TCH_OK) {
+        status = optimizer->failed = load_all(optimizer, checkpoint, prefix, &read);
+    }
+    tchi_list_release(&read.counts);
+    tchi_list_release(&read.clocks);
+    return status;
 }

@@ -346,8 +346,15 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
         ({"steps": -1, "layers": {}}, "a number"),
         ({"steps": 1, "layers": {"0": {}}}, "other layers"),
         ({"steps": 1, "layers": {key: {} for key in ("0", "2", "4")}}, "must have"),
+        ({"steps": 2**63, "layers": {}}, "'steps' has 9223372036854775808"),
     ):
         with pytest.raises(ValueError, match=message):
+            kfac.load_state_dict(wrong)
+    for counts in ([-5, 0, 0, 0], [1, 0, 1, 2**63 - 1], [1, float("nan"), 0, 0], [1, 0.5, 0, 0], [0, 1, 0, 0], [1, 0]):
+        wrong = copy.deepcopy(before)
+        wrong["layers"]["2"]["counts"] = counts
+        wrong["layers"]["0"]["input_factor"].fill_(7.0)
+        with pytest.raises(ValueError, match="'counts' of layer '2'"):
             kfac.load_state_dict(wrong)
     after = kfac.state_dict()
     assert after["steps"] == before["steps"]

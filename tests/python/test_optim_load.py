@@ -3,6 +3,7 @@ that does not fit, which is refused by name and changes nothing.
 """
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -110,6 +111,41 @@ def test_states_that_are_refused_change_nothing(kind, device):
         optimizer.load_state_dict(numbers)
     with pytest.raises((ValueError, TypeError, KeyError)):
         optimizer.load_state_dict({"state": {}})
+    assert_go_on_alike(model, optimizer, twin, beside, steps=3)
+
+
+def _counted(saved, index, number):
+    saved["counts"] = saved["counts"].clone()
+    saved["counts"][index] = number
+
+
+def _clocked(saved, number):
+    saved["step"] = torch.full_like(saved["step"], number, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_that_nothing_has_counted_are_refused(kind, device):
+    """Of steps, on the host and on the device, and of failed refreshes: they would change the training, or overflow."""
+    model, twin = small(device), small(device)
+    optimizer, beside = make(kind, model.named_parameters()), make(kind, twin.named_parameters())
+    train(model, optimizer, 3)
+    train(twin, beside, 3)
+    good = optimizer.state_dict()
+    which = [n for n, _ in model.named_parameters()].index("conv.weight")
+    changes = [
+        ("counts", functools.partial(_counted, index=index, number=number))
+        for index in range(3)
+        for number in (-1, -5, 2**63 - 1, -(2**63))
+    ]
+    if len(good["state"][which]["counts"]) > 3:
+        changes += [("counts", functools.partial(_counted, index=3, number=number)) for number in (-1, 3, 256)]
+    for number in (-5.0, 0.5, 1e300, float("inf"), float("nan")):
+        changes.append(("step", functools.partial(_clocked, number=number)))
+    for name, change in changes:
+        bad = copy.deepcopy(good)
+        change(bad["state"][which])
+        with pytest.raises(ValueError, match=rf"'{name}' of 'conv\.weight'"):
+            optimizer.load_state_dict(bad)
     assert_go_on_alike(model, optimizer, twin, beside, steps=3)
 
 

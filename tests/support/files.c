@@ -103,3 +103,67 @@ void test_safetensors_write(const char *path, const char *header, int64_t length
     test_file_write(path, bytes, 8 + (int64_t)text + data_bytes);
     free(bytes);
 }
+
+/* --- checkpoints with one thing changed --------------------------------------------------------------------------- */
+
+static void copy_settings(const tch_checkpoint *from, tch_checkpoint_writer *to)
+{
+    for (int64_t i = 0; i < tch_checkpoint_key_count(from); i++) {
+        const char *key = tch_checkpoint_key(from, i);
+        if (strcmp(key, "format") != 0 && strncmp(key, "torchium.", 9) != 0) {
+            CHECK_OK(tch_checkpoint_writer_set_text(to, key, tch_checkpoint_text(from, key)));
+        }
+    }
+}
+
+/* `other` takes the place of the tensor of that name. */
+static void copy_tensors(const tch_checkpoint *from, tch_checkpoint_writer *to, const char *name,
+                         const tch_tensor *other)
+{
+    for (int64_t i = 0; i < tch_checkpoint_count(from); i++) {
+        tch_tensor view;
+        const char *here = tch_checkpoint_name(from, i);
+        CHECK_OK(tch_checkpoint_view(from, here, &view));
+        bool changed = name != NULL && strcmp(here, name) == 0;
+        CHECK_OK(tch_checkpoint_writer_add(to, here, changed ? other : &view));
+    }
+}
+
+void test_checkpoint_set_text(const char *from, const char *to, const char *key, const char *text)
+{
+    tch_checkpoint *file = NULL;
+    tch_checkpoint_writer *writer = NULL;
+    CHECK_OK(tch_checkpoint_open(from, &file));
+    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    CHECK(tch_checkpoint_text(file, key) != NULL, "%s has no setting %s to change", from, key);
+    copy_settings(file, writer);
+    copy_tensors(file, writer, NULL, NULL);
+    CHECK_OK(tch_checkpoint_writer_set_text(writer, key, text));
+    CHECK_OK(tch_checkpoint_writer_save(writer, NULL, to));
+    tch_checkpoint_writer_destroy(writer);
+    tch_checkpoint_close(file);
+}
+
+void test_checkpoint_set_element(const char *from, const char *to, const char *tensor, int64_t index,
+                                 const void *element)
+{
+    tch_checkpoint *file = NULL;
+    tch_checkpoint_writer *writer = NULL;
+    tch_tensor other;
+    CHECK_OK(tch_checkpoint_open(from, &file));
+    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    CHECK_OK(tch_checkpoint_view(file, tensor, &other));
+    int64_t count = tch_tensor_numel(&other);
+    index = index < 0 ? count + index : index;
+    CHECK(tch_dtype_size(other.dtype) == 8 && index < count, "%s has no such element", tensor);
+    char *elements = test_alloc((size_t)count * 8);
+    memcpy(elements, other.data, (size_t)count * 8);
+    memcpy(elements + 8 * index, element, 8);
+    other.data = elements;
+    copy_settings(file, writer);
+    copy_tensors(file, writer, tensor, &other);
+    CHECK_OK(tch_checkpoint_writer_save(writer, NULL, to));
+    tch_checkpoint_writer_destroy(writer);
+    tch_checkpoint_close(file);
+    free(elements);
+}

@@ -19,11 +19,13 @@ from torchium import _C
 from torchium._layers import kind_of, layer_of
 
 from .engine import allocate_state, stream_on
+from .state import MOST_STEPS, check_counts
 from .watch import Layer
 
 __all__ = ["COUNTS", "Factors", "find_layers"]
 
 COUNTS = "counts"
+_COUNTED = 4
 
 
 # --- which layers -----------------------------------------------------------------------------------------------------
@@ -227,6 +229,7 @@ class Factors:
             if not isinstance(value, torch.Tensor) or value.shape != view.shape:
                 got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
                 raise ValueError(f"the state {key!r} of layer {name!r} is {got}, expected shape {list(view.shape)}")
+        _check_counts(name, saved[COUNTS])
 
     def _fit(self, name: str, saved: Mapping[str, Any]) -> bool:
         views = self.views()[name]
@@ -248,6 +251,17 @@ class Factors:
         total["worst_residual"] = max((part["worst_residual"] for part in parts), default=0.0)
         total["scale"] = min((part["scale"] for part in parts), default=1.0)
         return total
+
+
+def _check_counts(name: str, counts: Any) -> None:
+    """[updates of the factors, observations in the step under way, refreshes, updates of the scales]; an observation
+    begins an update."""
+    counts = counts.tolist() if isinstance(counts, torch.Tensor) else counts
+    if not isinstance(counts, (list, tuple)) or len(counts) != _COUNTED:
+        raise ValueError(f"the state 'counts' of layer {name!r} must be a list of {_COUNTED} numbers")
+    check_counts(f"the state 'counts' of layer {name!r}", counts, [MOST_STEPS] * _COUNTED)
+    if counts[1] > 0 and counts[0] == 0:
+        raise ValueError(f"the state 'counts' of layer {name!r} has {counts[1]} observations of no update")
 
 
 def _signature(module: nn.Module) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from .engine import profiled_range
 from .kfac_layers import Factors, find_layers
 from .options import plain, shown
 from .report import MemoryReport
+from .state import MOST_STEPS, check_counts
 from .watch import Pair, Watch, joined, untraced
 
 __all__ = ["KFACPreconditioner", "loss_scale_of", "whole", "word"]
@@ -270,8 +271,9 @@ class KFACPreconditioner:
         if not isinstance(state_dict, Mapping) or not {"steps", "layers"} <= state_dict.keys():
             raise ValueError("a state_dict of KFAC must have 'steps' and 'layers'")
         steps, layers = state_dict["steps"], state_dict["layers"]
-        if not isinstance(steps, int) or steps < 0 or not isinstance(layers, Mapping):
+        if not isinstance(steps, int) or not isinstance(layers, Mapping):
             raise ValueError("a state_dict of KFAC must have 'steps', a number, and 'layers', a dictionary")
+        check_counts("the state_dict's 'steps'", [steps], [MOST_STEPS])
         if layers:
             self._factors.settle()
             self._factors.load(layers)

@@ -7,14 +7,26 @@ same names without the counts, which then follow from `step`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["COUNTS", "check", "counts_of", "generation_of", "has_state", "is_ours", "restore"]
+__all__ = [
+    "COUNTS",
+    "MOST_STEPS",
+    "check",
+    "check_counts",
+    "counts_of",
+    "generation_of",
+    "has_state",
+    "is_ours",
+    "restore",
+]
 
 COUNTS = "counts"
+MOST_STEPS = 2**53  # clocks are float64: above it a step and the next are the same
+_MOST_TROUBLE = 2  # failed refreshes of a factor that make a difference
 _NAMES = {COUNTS, "step", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "grafting_sq"}
 _FAMILIES = ("factor.", "root.", "basis.", "exp_avg_sq.")
 # What may be missing: a clock follows from the rest, a master copy from the parameter, and SGD begins without momentum.
@@ -50,9 +62,23 @@ def check(label: str, views: Mapping[str, torch.Tensor], saved: Mapping[str, Any
         shape = list(_tensor(label, name, value).shape)
         if shape != list(view.shape) and not (view.ndim == 0 and shape == [1]):
             raise ValueError(f"the state {name!r} of {label!r} has shape {shape}, expected {list(view.shape)}")
+        if name == "step":
+            check_counts(f"the state 'step' of {label!r}", torch.as_tensor(value).reshape(1), [MOST_STEPS])
     given = saved.get(COUNTS)
     if strict and given is not None and len(given) != counts + 1:
         raise ValueError(f"the state 'counts' of {label!r} has {len(given)} numbers, expected {counts + 1}")
+    if given is not None:
+        most = [MOST_STEPS] * 3 + [_MOST_TROUBLE] * (len(given) - 3)
+        check_counts(f"the state 'counts' of {label!r}", given, most)
+
+
+def check_counts(what: str, given: Any, most: Sequence[int]) -> None:
+    """Refuses numbers that nothing can have counted, by what they are and what they may be."""
+    numbers = given.tolist() if isinstance(given, torch.Tensor) else list(given)
+    for number, limit in zip(numbers, most, strict=False):
+        whole = isinstance(number, (int, float)) and 0 <= number <= limit and number == int(number)
+        if not whole:
+            raise ValueError(f"{what} has {number!r}, expected a number from 0 to {limit}, without a fraction")
 
 
 def _tensor(label: str, name: str, value: Any) -> torch.Tensor:

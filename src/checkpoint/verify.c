@@ -1,0 +1,69 @@
+/* Whether a file holds what was written, tensor by tensor, without anything being taken out of it. */
+#include "checksums.h"
+#include "core/allocator.h"
+#include "core/status.h"
+#include "crc32c.h"
+#include "reader.h"
+#include "utf8.h"
+
+tch_status tchi_checkpoint_compare(const tch_checkpoint *checkpoint, const tchi_stored *stored, uint32_t found)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    if (!stored->has_checksum || found == stored->checksum) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_IO,
+                     "%.600s: the bytes of \"%s\" are not those that were written: their CRC-32C is %08x, expected "
+                     "%08x; the file is damaged",
+                     checkpoint->path, tchi_quote(stored->name, quoted), (unsigned)found, (unsigned)stored->checksum);
+}
+
+/* `buffer` has TCHI_SUMMED_BYTES. */
+static tch_status verify_tensor(const tch_checkpoint *checkpoint, const tchi_stored *stored, char *buffer)
+{
+    uint32_t found = 0;
+    for (int64_t at = stored->begin; stored->has_checksum && at < stored->end; at += TCHI_SUMMED_BYTES) {
+        int64_t here = stored->end - at < TCHI_SUMMED_BYTES ? stored->end - at : TCHI_SUMMED_BYTES;
+        TCHI_TRY(tchi_checkpoint_bytes(checkpoint->file, checkpoint->path, checkpoint->data_begin + at, buffer, here));
+        found = tchi_crc32c(found, buffer, here);
+    }
+    return tchi_checkpoint_compare(checkpoint, stored, found);
+}
+
+static tch_status verify(const tch_checkpoint *checkpoint, int64_t first, int64_t count)
+{
+    const tchi_stored *tensors = checkpoint->header.tensors.items;
+    char *buffer = tchi_host_allocate((size_t)TCHI_SUMMED_BYTES, 64);
+    if (buffer == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "tch_checkpoint_verify: out of host memory: %lld bytes for a buffer",
+                         (long long)TCHI_SUMMED_BYTES);
+    }
+    tch_status status = TCH_OK;
+    for (int64_t i = first; i < first + count && status == TCH_OK; i++) {
+        status = verify_tensor(checkpoint, &tensors[i], buffer);
+    }
+    tchi_host_release(buffer, (size_t)TCHI_SUMMED_BYTES);
+    return status;
+}
+
+tch_status tch_checkpoint_verify(const tch_checkpoint *checkpoint, const char *name)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    if (checkpoint == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_verify: checkpoint is NULL");
+    }
+    if (name == NULL) {
+        return verify(checkpoint, 0, checkpoint->header.tensors.count);
+    }
+    int64_t number = tchi_names_find(&checkpoint->header.names, name);
+    if (number < 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_verify: %.600s has no tensor with the name \"%s\"",
+                         checkpoint->path, tchi_quote(name, quoted));
+    }
+    return verify(checkpoint, number, 1);
+}
+
+int32_t tch_checkpoint_has_checksums(const tch_checkpoint *checkpoint)
+{
+    return checkpoint != NULL && checkpoint->header.complete;
+}
