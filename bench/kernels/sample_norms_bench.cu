@@ -236,12 +236,12 @@ static void norms_run(int v, const tch_matrices *a, const tch_matrices *g, int64
         must(tchi_cuda_sample_norms_narrow(&state, a, g, groups, 1.0, norms, parts), "sample_norms_narrow");
         return;
     }
-    must(v == PLAIN_TILES  ? tchi_cuda_sample_norms_plain(&state, a, g, false, parts, &tiles)
-         : v == PLAIN_GRAM ? tchi_cuda_sample_norms_plain(&state, a, g, true, parts, &tiles)
-         : v == MMA_TILES  ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_TILES, parts, &tiles)
-         : v == MMA_GRAM   ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_GRAM, parts, &tiles)
-         : v == SPLIT_GRAM ? tchi_cuda_sample_norms_split(&state, a, g, parts, &tiles)
-         : v == WGMMA_GRAM ? tchi_cuda_sample_norms_wgmma_gram(&state, a, g, parts, &tiles)
+    must(v == PLAIN_TILES  ? tchi_cuda_sample_norms_plain(&state, a, g, false, parts, NULL, &tiles)
+         : v == PLAIN_GRAM ? tchi_cuda_sample_norms_plain(&state, a, g, true, parts, NULL, &tiles)
+         : v == MMA_TILES  ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_TILES, parts, NULL, &tiles)
+         : v == MMA_GRAM   ? tchi_cuda_sample_norms_mma(&state, a, g, TCHI_NORMS_GRAM, parts, NULL, &tiles)
+         : v == SPLIT_GRAM ? tchi_cuda_sample_norms_split(&state, a, g, parts, NULL, &tiles)
+         : v == WGMMA_GRAM ? tchi_cuda_sample_norms_wgmma_gram(&state, a, g, parts, NULL, &tiles)
                            : tchi_cuda_sample_norms_wgmma(&state, a, g, parts, &tiles),
          norms_names[v]);
     tchi_norms_parts sums = {parts, tiles, groups, NULL, NULL};

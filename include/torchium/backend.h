@@ -606,7 +606,8 @@ typedef struct tch_backend {
      * float32, float16 or bfloat16. Sums are in float64 for float64, in float32 at least for the rest. `rounded` allows the
      * operands of float32 products to be rounded as in gemm_rounded. */
 
-    /* REQUIRED. norms[b / groups] += scale |G_b' A_b|^2, sum of squares of a p by d matrix that is not formed whole. */
+    /* REQUIRED. norms[b / groups] += scale |G_b' A_b|^2, sum of squares of a p by d matrix that is not formed whole. As a sum
+     * of <a_s, a_t> <g_s, g_t>, whose terms have both signs, only where it is not 256 times smaller than they are. */
     tch_status (*sample_norms)(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups, double scale,
                                int32_t rounded, double *norms, void *scratch);
     /* REQUIRED. out = beta out + scale times the sum over samples of the squares of the elements of G_b' A_b, b counting

@@ -2,7 +2,7 @@
  *
  *     tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
  *     tch_grad_norms(ctx, &layer, inputs, output_gradients, TCH_GRAD_BOTH, 0, norms);      // [B] squared norms
- *     tch_grad_clip_weights(ctx, norms, 1.0, weights);                                     // min(1, 1 / norm)
+ *     tch_grad_clip_weights(ctx, norms, 1.0, weights);                                     // about min(1, 1 / norm)
  *     tch_grad_weighted_sum(ctx, &layer, inputs, output_gradients, weights, 0.0, weight_gradient, bias_gradient);
  *
  * A layer is described by its kind and options. What is known of a batch is the layer's input and the gradient of the
@@ -93,8 +93,9 @@ TCH_API tch_status tch_grad_samples(tch_context *context, const tch_layer *layer
                                     const tch_tensor *output_gradient, tch_tensor *weight, tch_tensor *bias);
 
 /* norms[i] = |gradient of sample i|^2 over the parts, without forming it; added to what norms holds where `accumulate` is
- * not 0. By inner products of positions or by tiles of the gradient, whichever takes fewer operations. A bias that the
- * kind does not have adds nothing. */
+ * not 0. By inner products of positions or by tiles of the gradient, whichever takes fewer operations; where the terms of
+ * the former cancel, being more than 256 times their sum, once more and more exactly. docs/per-sample-gradients.md has
+ * the bounds of the error. A bias that the kind does not have adds nothing. */
 TCH_API tch_status tch_grad_norms(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                   const tch_tensor *output_gradient, tch_grad_part parts, int32_t accumulate,
                                   tch_tensor *norms);
@@ -131,8 +132,9 @@ TCH_API tch_status tch_grad_tied_norms(tch_context *context, const tch_layer *la
 
 /* --- clipping and the natural gradient ---------------------------------------------------------------------------- */
 
-/* weights[i] = min(1, max_norm / (sqrt(norms[i]) + 1e-6)), and 0 where norms[i] is not finite; max_norm > 0. A norm below 0,
- * which only the rounding of a tied one makes, counts as 0. May be done in place. */
+/* weights[i] = min(1, max_norm / (sqrt(norms[i]) + 1e-6)), and 0 where norms[i] is not finite; max_norm > 0. So a clipped
+ * gradient is shorter than max_norm, as far as the norm is exact. A norm below 0, which only the rounding of a tied one
+ * makes, counts as 0. May be done in place. */
 TCH_API tch_status tch_grad_clip_weights(tch_context *context, const tch_tensor *norms, double max_norm,
                                          tch_tensor *weights);
 

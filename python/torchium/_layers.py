@@ -13,7 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from torchium import _C
 
-__all__ = ["describe", "has_batch", "kind_of", "layer_of"]
+__all__ = ["bag_layer_of", "describe", "has_batch", "kind_of", "layer_of"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -45,7 +45,7 @@ def _is_plain(module: nn.Module) -> bool:
     weight = own.get("weight")
     if weight is None or nn.parameter.is_lazy(weight) or not own.keys() <= {"weight", "bias"}:
         return False
-    if isinstance(module, nn.Embedding):
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return not module.scale_grad_by_freq  # which counts tokens over the whole batch
     if isinstance(module, _InstanceNorm):
         return not module.track_running_stats
@@ -61,6 +61,13 @@ def layer_of(module: nn.Module, rounded: bool = True) -> _C.Layer | None:
     if kind is None:
         return None
     return _C.Layer(kind, rounded=rounded, **describe(module, kind))
+
+
+def bag_layer_of(module: nn.Module) -> _C.Layer | None:
+    """An embedding bag as the library's embedding, whose positions the caller makes of the bags; None for others."""
+    if not isinstance(module, nn.EmbeddingBag) or type(module).forward is not nn.EmbeddingBag.forward:
+        return None
+    return _C.Layer("embedding", **describe(module, "embedding")) if _is_plain(module) else None
 
 
 def describe(module: nn.Module, kind: str) -> dict[str, object]:

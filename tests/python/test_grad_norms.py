@@ -96,6 +96,55 @@ def test_no_samples(device):
     assert all((p.grad == 0).all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", cases.ALL)
+def test_no_samples_of(name, reduction, device):
+    """As Poisson sampling may draw them: no norms, and a sum of nothing, which is 0 and not a number divided by 0."""
+    model, x, y = cases.make(name, 0, torch.float32, device)
+    for gradients in (False, True):
+        with torchium.per_sample_norms(model, loss_reduction=reduction, gradients=gradients) as result:
+            getattr(cases.loss_of(model(x), y), reduction)().backward()
+        assert result.norms.shape == (0,) and result.norms.dtype == torch.float32
+    assert CUDAGradientOps.per_sample_gradient_norms(model, cases.loss_of, x, y).shape == (0,)
+    model.zero_grad()
+    for times in range(2):
+        with torchium.GhostClipping(model, 0.5, loss_reduction=reduction) as clipping:
+            getattr(cases.loss_of(model(x), y), reduction)().backward()
+        assert clipping.norms.shape == (0,)
+        for parameter, p in model.named_parameters():
+            assert p.grad.shape == p.shape and (p.grad == times).all(), parameter
+            p.grad.fill_(1.0)  # which the second one adds to
+
+
+def test_samples_after_none(device):
+    """One object, an empty batch between others."""
+    model, x, y = cases.make("gpt with tied head", 3, torch.float64, device)
+    expected, norms = clipped(cases.reference(model, x, y), 0.1)
+    clipping = torchium.GhostClipping(model, 0.1)
+    for size in (3, 0, 3):
+        model.zero_grad()
+        with clipping:
+            cases.loss_of(model(x[:size]), y[:size]).mean().backward()
+        assert clipping.norms.shape == (size,)
+    assert cases.error(clipping.norms, norms) < cases.BOUND64
+    check_clipped(model, expected, cases.BOUND64)
+
+
+def test_clipped_norms_are_below_the_limit(device):
+    """g max_norm / (|g| + 1e-6) is shorter than max_norm for every g, and a gradient that is left as it is, too."""
+    model = nn.Linear(6, 1, bias=False, dtype=torch.float64, device=device)
+    for norm in (1e-9, 1e-7, 1e-6, 0.5, 1.0 - 2e-6, 1.0 - 5e-7, 1.0, 1.0 + 1e-7, 2.0, 1e9):
+        for limit in (1.0, 1e-7):
+            model.zero_grad()
+            x = torch.randn(1, 6, dtype=torch.float64, device=device)
+            x *= norm / x.norm()
+            with torchium.GhostClipping(model, limit, loss_reduction="sum") as clipping:
+                model(x).sum().backward()
+            length = model.weight.grad.norm().item()
+            assert length < limit
+            assert length == pytest.approx(norm * min(1.0, limit / (clipping.norms.item() + 1e-6)), rel=1e-12)
+
+
 def test_gradients_beside_norms(device):
     model, x, y = cases.make("gpt with tied head", 3, torch.float64, device)
     gradients = cases.reference(model, x, y)

@@ -218,6 +218,119 @@ def run(way, model, x):
             model(x).sum().backward()
 
 
+# --- samples that are mixed -------------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """A parameter of its own, and something that is done with what it gives."""
+
+    def __init__(self, then, training=True):
+        super().__init__()
+        self.scale, self.then = nn.Parameter(torch.randn(6)), then
+        self.train(training)
+
+    def forward(self, x):
+        return self.then(self, x.float() * self.scale)
+
+
+def noisy(x):
+    return x + torch.randn_like(x)
+
+
+MIXING = {
+    "products of samples": lambda m, h: h @ h.mT,
+    "mean taken off": lambda m, h: h - h.mean(0),
+    "divided by their number": lambda m, h: h / len(h),
+    "summed": lambda m, h: h.sum(0, keepdim=True).expand(len(h), -1),
+    "in reverse": lambda m, h: h.flip(0),
+    "one output": lambda m, h: h.sum(0),
+    "mean taken off, noise": lambda m, h: noisy(h) - h.mean(0),
+    "mean taken off, dropout": lambda m, h: F.dropout(h - h.mean(0)),
+    "mean taken off in a tuple": lambda m, h: (h, h - h.mean(0)),
+}
+APART = {
+    "noise": lambda m, h: noisy(h),
+    "dropout": lambda m, h: F.dropout(h),
+    "not finite": lambda m, h: h / h[:, :1].sub(h[:, :1]),
+    "largest place": lambda m, h: (h, h.argmax(1)),
+    "mean taken off in training": lambda m, h: h - h.mean(0) if m.training else h,
+}
+
+
+@pytest.mark.parametrize("way", ["module", "norms", "clipping", "norms with gradients", "functions"])
+@pytest.mark.parametrize("then", MIXING.values(), ids=MIXING)
+def test_mixed_samples(way, then):
+    model, x = nn.Sequential(Scaled(then), First()), torch.randint(1, 5, (4, 6))
+    before = pictures(model)
+    with pytest.raises(NotImplementedError, match=re.compile(r"0 \(Scaled\) mixes the samples.*depend on that sample")):
+        run(way, model, x)
+    assert pictures(model) == before
+    assert all(p.grad is None for p in model.parameters())
+
+
+class First(nn.Module):
+    def forward(self, x):
+        return x[0] if isinstance(x, tuple) else x
+
+
+@pytest.mark.parametrize("then", APART.values(), ids=APART)
+def test_samples_that_are_not_mixed(then):
+    model, x = nn.Sequential(Scaled(then, training=False), First()), torch.randint(1, 5, (4, 6))
+    wrapped = torchium.GradSampleModule(model, loss_reduction="sum")
+    output = wrapped(x)
+    assert output.shape == (4, 6)
+    output.sum().backward()
+    assert torch.allclose(model[0].scale.grad_sample.sum(0), model[0].scale.grad, equal_nan=True)
+
+
+def test_mixed_samples_in_another_mode():
+    model, x = nn.Sequential(Scaled(APART["mean taken off in training"], training=False)), torch.ones(3, 6)
+    wrapped = torchium.GradSampleModule(model)
+    wrapped(x).sum().backward()
+    wrapped.zero_grad()
+    wrapped.train()
+    with pytest.raises(NotImplementedError, match="mixes the samples"):
+        wrapped(torch.randn(3, 6))
+    wrapped.eval()
+    wrapped(x).sum().backward()
+
+
+def test_mixed_samples_that_are_let_through():
+    model, x = nn.Sequential(nn.Linear(6, 6), Scaled(MIXING["products of samples"])), torch.randn(4, 6)
+    expected = model(x)
+    wrapped = torchium.GradSampleModule(model, strict=False)
+    for _ in range(2):
+        wrapped.zero_grad()
+        output = wrapped(x)
+        assert torch.allclose(output, expected)
+        output.sum().backward()
+        assert model[1].scale.grad_sample is None and model[1].scale.grad is not None
+        assert model[0].weight.grad_sample.shape == (4, 6, 6)
+
+
+def test_trying_leaves_no_trace():
+    """Neither random numbers nor buffers are used up by looking whether a module mixes samples."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(6))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return F.dropout(x * self.scale)
+
+    model, x = Counting(), torch.randn(4, 6)
+    wrapped = torchium.GradSampleModule(model)
+    outputs = []
+    for calls in (1, 2):
+        torch.manual_seed(7)
+        outputs.append(wrapped(x).detach())
+        assert model.calls == calls
+    assert torch.equal(*outputs)
+
+
 def test_a_second_pass_over_what_is_there():
     model, x, y = cases.make("conv net", 3, torch.float32, "cpu")
     wrapped = torchium.GradSampleModule(model)

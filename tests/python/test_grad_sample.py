@@ -55,15 +55,22 @@ def test_samples_in_float32(name, device):
     check(model, expected, cases.BOUND32)
 
 
-@pytest.mark.parametrize(
-    "name", ["linear", "linear on sequences", "conv2d", "embedding", "layer norm", "group norm", "prelu"]
-)
-def test_no_samples(name, device):
-    model, x, y = cases.make(name, 2, torch.float32, device)
-    wrapped = torchium.GradSampleModule(model, loss_reduction="sum")
-    cases.loss_of(wrapped(x[:0]), y[:0]).sum().backward()
-    for p in model.parameters():
-        assert p.grad_sample.shape == (0, *p.shape)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", cases.ALL)
+def test_no_samples(name, reduction, device):
+    """As Poisson sampling may draw them."""
+    model, x, y = cases.make(name, 0, torch.float32, device)
+    wrapped = torchium.GradSampleModule(model, loss_reduction=reduction)
+    for _ in range(2):
+        wrapped.zero_grad()
+        output = wrapped(x)
+        assert output.shape == y.shape
+        getattr(cases.loss_of(output, y), reduction)().backward()
+        for parameter, p in model.named_parameters():
+            assert p.grad_sample.shape == (0, *p.shape) and p.grad_sample.dtype == p.dtype, parameter
+    wrapped.to_standard_module()
+    gradients = CUDAGradientOps.per_sample_gradients(model, cases.loss_of, x, y)
+    assert [g.shape for g in gradients] == [(0, *p.shape) for p in model.parameters()]
 
 
 @pytest.mark.parametrize("name", ["linear", "linear on sequences", "conv net", "gpt with tied head", "reused modules"])

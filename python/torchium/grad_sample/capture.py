@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchium.grad_sample.bags import BagForward
 from torchium.grad_sample.forwards import Forward, LayerForward
 from torchium.grad_sample.plan import Part, Plan
 from torchium.grad_sample.units import UnitForward
@@ -32,10 +33,11 @@ class Capture:
         self.enabled = True
         self.round = 0  # passes through the model
         self.batch: int | None = None
+        self.guess: int | None = None  # of the batch, from the model's first argument
         self.checked = False
         self.anchor = torch.zeros((), requires_grad=True)
         self.handles: list[Any] = []
-        self.forwards = [LayerForward(self, p) if p.layer is not None else UnitForward(self, p) for p in plan.parts]
+        self.forwards = [forward_of(p)(self, p) for p in plan.parts]
 
     # --- on and off ---------------------------------------------------------------------------------------------------
 
@@ -63,15 +65,24 @@ class Capture:
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 
+    def forget(self) -> None:
+        self.batch = self.guess = None
+
+    def samples(self) -> int | None:
+        """How many there were in the last pass."""
+        return self.guess if self.batch is None else self.batch
+
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not (self.enabled and torch.is_grad_enabled()):
             return
         self.plan.check_mixing()
         self.round += 1
-        self.batch = None
+        self.forget()
         first = next(tensors_in((args, kwargs)), None)
         if first is not None and first.dim() > 0:
-            self.batch = first.size(self.batch_dim if first.dim() > self.batch_dim else 0)
+            self.guess = first.size(self.batch_dim if first.dim() > self.batch_dim else 0)
+        if not self.plan.has_bags:  # which may come as one list of all tokens: the first part tells how many there are
+            self.batch = self.guess
 
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """In the first pass looks for parameters that are used beside their modules. Where those are detached, hooks on
@@ -104,12 +115,18 @@ class Capture:
         return parameter if self.checked else Passage.apply(parameter)
 
 
+def forward_of(part: Part) -> type[Forward]:
+    if part.layer is None:
+        return UnitForward
+    return BagForward if isinstance(part.module, nn.EmbeddingBag) else LayerForward
+
+
 class Passage(torch.autograd.Function):
     """A parameter on its way into its own module. What reaches a parameter's gradient otherwise is another use."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor) -> Tensor:
-        return parameter.view_as(parameter)
+        return parameter.detach()  # not a view, which an embedding with max_norm could not change in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:

@@ -69,7 +69,8 @@ def weighted(gradients: Tensor, weights: Tensor) -> Tensor:
 
 class GhostClipping(per_sample_norms):
     """Per-sample clipping in one backward pass: `p.grad` gets the mean (for a loss that is a mean, else the sum) over
-    the samples of g_i min(1, max_norm / |g_i|), with |g_i| over all trainable parameters.
+    the samples of g_i min(1, max_norm / (|g_i| + 1e-6)), with |g_i| over all trainable parameters. Each of these is
+    shorter than max_norm, up to rounding. Of a batch without samples it is zeros.
 
     It costs the memory of the output gradients of all layers, which are kept until the end of the `with` block; no
     gradient of a sample is formed except of modules without a rule. A sample whose gradient is not finite is left out.

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from torchium._layers import has_batch
+from torchium._transforms import in_transform
 from torchium.grad_sample.plan import Part
 from torchium.grad_sample.uses import Sink, Use
 
@@ -49,7 +51,14 @@ class Forward:
     def trainable(self) -> dict[str, nn.Parameter]:
         """Empty where nothing is to be captured now."""
         wanted = self.capture.enabled and torch.is_grad_enabled()
-        return self.part.trainable() if wanted else {}
+        parameters = self.part.trainable() if wanted else {}
+        if parameters and in_transform():
+            raise RuntimeError(
+                f"{self.part.title} is run inside a transform of torch.func (grad, vmap, jvp, ...), where gradients of "
+                "samples cannot be taken: put it inside `with module.paused():` of the GradSampleModule, or outside "
+                "the `with` block that takes norms"
+            )
+        return parameters
 
 
 def _forward_of_class(module: nn.Module) -> Callable[..., Any]:
@@ -72,7 +81,7 @@ class LayerForward(Forward):
             raise RuntimeError(f"the input of {part.title} has shape {list(x.shape)}, without a dimension of samples")
         dim = self.batch_dim(x)
         use = Use(part, parameters, capture.check_batch(part, x.size(dim)), capture.round)
-        output = self.run(x, parameters)
+        output = self.run(parameters, x)
         if use.batch != x.size(dim):  # shared by all samples: here is where their gradients are still apart
             output, x = spread(output, dim, use.batch), spread(x, dim, use.batch)
         use.input = x.detach() if dim == 0 else x.detach().transpose(0, 1)
@@ -88,16 +97,23 @@ class LayerForward(Forward):
             return 0
         return 1 if has_batch(self.module, self.part.kind, x[0] if x.size(0) else x.new_empty(x.shape[1:])) else 0
 
-    def run(self, x: Tensor, parameters: dict[str, nn.Parameter]) -> Tensor:
+    def run(self, parameters: dict[str, nn.Parameter], *args: Any) -> Tensor:
         own = self.module._parameters  # where forward finds them, whatever kind of tensor they are
         try:
             own.update({name: self.capture.source(p) for name, p in parameters.items()})
-            output = self.original(x)
+            output = self.compute(*args)
         finally:
             own.update(parameters)
         if output._is_view():  # of which PyTorch would lose the hook in an operation in place
             output = torch.ops.aten._unsafe_view(output, output.shape)
         return output if output.requires_grad else Anchor.apply(output, self.capture.anchor)
+
+    def compute(self, *args: Any) -> Tensor:
+        """The module's own forward. PyTorch's instance norm takes no batch without samples; its group norm does."""
+        module = self.module
+        if isinstance(module, _InstanceNorm) and args[0].size(0) == 0:
+            return nn.functional.group_norm(*args, module.num_features, module.weight, module.bias, module.eps)
+        return self.original(*args)
 
     def arrive(self, use: Use, gradient: Tensor, dim: int, sink: Sink) -> None:
         if use.input is None:

@@ -73,14 +73,15 @@ def run(model: nn.Module, plan: Plan, sink: Any, loss_fn: LossFunction, inputs: 
     try:
         with torch.enable_grad():
             output = call(model, inputs)
-            if capture.batch is None:
+            samples = capture.samples()
+            if samples is None:
                 raise ValueError("inputs has no tensor with a dimension of samples")
             loss, is_mean = reduced(loss_fn, loss_fn(output, targets))
             if loss.requires_grad:
                 loss.backward()
     finally:
         capture.remove()
-    return capture.batch, float(capture.batch) if is_mean else 1.0
+    return samples, float(samples) if is_mean else 1.0
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

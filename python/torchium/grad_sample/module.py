@@ -4,6 +4,7 @@ are those that users of Opacus know.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ class SampleSink:
             self.passes[parameter] = now
             return
         before = self.passes.get(parameter, (-1, -1))
-        name = self.plan.names[parameter]
+        name = self.plan.name(parameter)
         if now[0] != before[0] and (now[1] < 0 or now[1] != before[1]):
             raise RuntimeError(
                 f"{name}.grad_sample is still there from an earlier backward pass: use it, and call zero_grad() of the "
@@ -66,17 +67,18 @@ class GradSampleModule(nn.Module):
     After `loss.backward()` every trainable parameter has `p.grad_sample`, [B, *p.shape] in its own type, beside the
     `p.grad` that it would have anyway. With reduction "mean" the mean of `grad_sample` is `grad`, with "sum" its sum.
 
-    Rules are for Linear, Conv1d to Conv3d, Embedding, LayerNorm, RMSNorm, GroupNorm and InstanceNorm. Any other module
-    with parameters of its own is run sample by sample, with everything inside it, by torch.func.vmap or in a loop. What
-    cannot be right is refused by name: batch norm in training mode when this is made, and in a pass a parameter used
-    outside its module, an input without the samples' dimension, a second backward.
+    Rules are for Linear, Conv1d to Conv3d, Embedding, EmbeddingBag, LayerNorm, RMSNorm, GroupNorm and InstanceNorm. Any
+    other module with parameters of its own is run sample by sample, with everything inside it, by torch.func.vmap or in
+    a loop. What cannot be right is refused by name: batch norm in training mode when this is made, and in a pass a
+    module without a rule that mixes the samples, a parameter used outside its module, an input without the samples'
+    dimension, a transform of torch.func outside of `paused()`, a second backward.
 
     Args:
         model: the model; it is worked on in place, see `to_standard_module`.
         batch_first: False for sequence models whose tensors are [T, B, ...].
         loss_reduction: "mean" or "sum", what the loss does with the samples.
-        strict: False leaves layers that cannot be done without a `grad_sample` instead of refusing the model, and lets
-            batch norm mix the samples.
+        strict: False leaves layers that cannot be done, or that mix the samples, without a `grad_sample` instead of
+            refusing the model, and lets batch norm mix the samples.
 
         >>> model = torchium.GradSampleModule(model)
         >>> loss_fn(model(x), y).backward()
@@ -107,6 +109,15 @@ class GradSampleModule(nn.Module):
 
     def enable_hooks(self) -> None:
         self._capture.enabled = True
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Passes inside leave no `grad_sample`, and may be those of torch.func."""
+        before, self._capture.enabled = self._capture.enabled, False
+        try:
+            yield
+        finally:
+            self._capture.enabled = before
 
     def remove_hooks(self) -> None:
         """Leaves the model as it was given, except for what `grad_sample` holds."""

@@ -49,12 +49,13 @@ class NormSink:
             self.uses.setdefault(p, []).append(use)
 
     def is_alone(self, use: Use, parameter: nn.Parameter) -> bool:
-        return len(self.uses[parameter]) == 1 and len(self.plan.owners[parameter]) == 1
+        """A tensor that torch.func.functional_call put in the parameter's place is not known to be."""
+        return len(self.uses[parameter]) == 1 and len(self.plan.owners.get(parameter, ())) == 1
 
     def check_new(self, use: Use, parameter: nn.Parameter) -> None:
         if parameter in self.added:
             raise RuntimeError(
-                f"{use.part.title} was used again after the norms of {self.plan.names[parameter]} had been added: run "
+                f"{use.part.title} was used again after the norms of {self.plan.name(parameter)} had been added: run "
                 "the model and the backward pass once"
             )
 
@@ -176,7 +177,7 @@ class per_sample_norms:
 
     def __enter__(self) -> Any:
         self.squared_norms = None
-        self.capture.batch = None
+        self.capture.forget()
         self.capture.sink = self.sink()
         self.capture.install()
         return self
@@ -192,9 +193,9 @@ class per_sample_norms:
             self.squared_norms = sink.squares
             if self.squared_norms is None and sink.uses:
                 raise RuntimeError("no gradient came to any layer: run the backward pass inside the `with` block")
-            if self.squared_norms is None and capture.batch is not None:  # nothing is trainable
+            if self.squared_norms is None and capture.samples() is not None:  # nothing is trainable
                 place = next(self.model.parameters(), torch.empty(0)).device
-                self.squared_norms = torch.zeros(capture.batch, dtype=torch.float64, device=place)
+                self.squared_norms = torch.zeros(capture.samples(), dtype=torch.float64, device=place)
 
     @property
     def norms(self) -> Tensor:

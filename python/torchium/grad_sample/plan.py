@@ -15,7 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 
 from torchium import _C
-from torchium._layers import kind_of, layer_of
+from torchium._layers import bag_layer_of, kind_of, layer_of
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -46,6 +46,8 @@ class Plan:
 
     def __init__(self, model: nn.Module, strict: bool = True) -> None:
         check_model(model)
+        self.strict = strict
+        self.has_bags = any(isinstance(m, nn.EmbeddingBag) for m in model.modules())
         self.parts = list(_parts(model, rounds_products()))
         self.mixing = [(name, m) for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
         if strict:
@@ -58,6 +60,9 @@ class Plan:
         for part in self.parts:
             for p in part.module.parameters(recurse=part.layer is None):
                 self.owners.setdefault(p, []).append(part)
+
+    def name(self, parameter: torch.Tensor) -> str:
+        return self.names.get(parameter, "a parameter given to functional_call")
 
     def refuse(self) -> None:
         """Raises for the first part that gradients of samples cannot be taken of."""
@@ -113,11 +118,26 @@ def why_not(part: Part) -> str | None:
         return None
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         return "keeps running statistics of the whole batch: make it with track_running_stats=False"
-    if isinstance(module, nn.Embedding) and module.scale_grad_by_freq:
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.scale_grad_by_freq:
         return "scales gradients by how often a token occurs in the whole batch: make it with scale_grad_by_freq=False"
+    inner = _renormalizes(part)
+    if inner is not None:
+        return (
+            f"is run sample by sample, and {inner} inside it changes its weight as it runs: make it with max_norm=None"
+        )
     for name, p in trainable.items():
         if p.dtype not in _DTYPES:
             return f"has a parameter {name} of dtype {p.dtype}, expected float16, bfloat16, float32 or float64"
+    return None
+
+
+def _renormalizes(part: Part) -> str | None:
+    """The name of an embedding with max_norm in a module without a rule, whose samples have weights of their own."""
+    if part.layer is not None:
+        return None
+    for name, module in part.module.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            return f"{name or 'it'} ({type(module).__name__})"
     return None
 
 
@@ -132,8 +152,11 @@ def _parts(model: nn.Module, rounded: bool) -> Iterator[Part]:
             return
         seen.add(module)
         kind = None if _has_another_forward(module) else kind_of(module)
+        bag = None if _has_another_forward(module) else bag_layer_of(module)
         if kind is not None:
             yield Part(name, module, kind, layer_of(module, rounded))
+        elif bag is not None:
+            yield Part(name, module, "embedding", bag)
         elif _is_unit(module):
             seen.update(module.modules())
             yield Part(name, module, "unit", None)

@@ -8,6 +8,7 @@ first, and an argument that has another size there is taken to be shared by all 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 # vmap itself takes arguments apart with it, and there is no other that knows the same containers.
 from torch.utils import _pytree as pytree
 
+from torchium.grad_sample.apart import keeps_apart
 from torchium.grad_sample.forwards import Forward
 from torchium.grad_sample.plan import Part
 from torchium.grad_sample.uses import Use
@@ -39,30 +41,61 @@ class UnitForward(Forward):
         if not parameters:
             return self.original(*args, **kwargs)
         call = SampleCall(self.part, self.capture.batch_dim, args, kwargs)
-        use = Use(self.part, parameters, self.capture.check_batch(self.part, call.size), self.capture.round)
-        if call.size != use.batch:
-            raise RuntimeError(f"the input of {self.part.title} has {call.size} sample, expected {use.batch}")
-        self.capture.sink.made(use)
-        own = {f"inner.{name}": self.own_for_each(use, p) for name, p in parameters.items()}
-        if use.batch == 0:
-            shared = {f"inner.{name}": self.capture.source(p) for name, p in parameters.items()}
-            return functional_call(self.shell, shared, args, kwargs)
-        kind = call.leaves[call.mapped[0]].device.type
+        batch = self.capture.check_batch(self.part, call.size)
+        if call.size != batch:
+            raise RuntimeError(f"the input of {self.part.title} has {call.size} sample, expected {batch}")
+        kind = call.device.type
         if not torch.is_autocast_enabled(kind):
-            return self.run(call, own)
+            return self.take(call, parameters)
         # In the parameters' own type: under autocast and vmap together PyTorch's attention has backward passes of types
         # that do not fit, which shows only when it is too late to do otherwise.
-        call.widen(next(iter(own.values())).dtype)
+        call.widen(next(iter(parameters.values())).dtype)
         with torch.autocast(kind, enabled=False):
-            return self.run(call, own)
+            return self.take(call, parameters)
+
+    def take(self, call: SampleCall, parameters: dict[str, nn.Parameter]) -> Any:
+        apart = keeps_apart(self, call, parameters)
+        if not apart and self.capture.plan.strict:
+            raise NotImplementedError(
+                f"{self.part.title} mixes the samples of a batch, or changes as it runs: what it computes for one of "
+                "them by itself is not what it computes for it among the others, so that a single sample has no "
+                "gradient of its own. Let each sample's output depend on that sample alone, as with GroupNorm in place "
+                "of batch norm, or call eval() on a module that keeps statistics"
+            )
+        if not apart:
+            return call.whole(self.shell, self.sources(parameters))
+        use = Use(self.part, parameters, call.size, self.capture.round)
+        self.capture.sink.made(use)
+        if use.batch == 0:
+            return self.run_without_samples(call, use)
+        return self.run(call, {f"inner.{name}": self.own_for_each(use, p) for name, p in parameters.items()})
+
+    def sources(self, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+        return {f"inner.{name}": self.capture.source(p) for name, p in parameters.items()}
+
+    def run_without_samples(self, call: SampleCall, use: Use) -> Any:
+        """Which vmap does not know. The gradients, of no samples, are there when a gradient comes to a result."""
+        shared = self.sources(use.parameters)
+        if not self.capture.gradients:
+            shared = {name: p.requires_grad_() for name, p in shared.items()}
+        results = call.whole(self.shell, shared)
+        waiting, sink = list(use.parameters.values()), self.capture.sink
+
+        def arrive(gradient: Tensor) -> None:
+            while waiting:
+                parameter = waiting.pop()
+                sink.formed(use, parameter, parameter.new_zeros((0, *parameter.shape)))
+
+        for t in pytree.tree_flatten(results)[0]:
+            if isinstance(t, Tensor) and t.requires_grad:
+                t.register_hook(arrive)
+        return results
 
     def own_for_each(self, use: Use, parameter: nn.Parameter) -> Tensor:
         """The parameter once for each sample, [B, ...] in the memory of one."""
         capture, sink = self.capture, self.capture.sink
         own = capture.source(parameter).expand(use.batch, *parameter.shape)
-        if use.batch == 0:
-            sink.formed(use, parameter, torch.zeros_like(own))
-        elif capture.gradients:
+        if capture.gradients:
             own.register_hook(lambda gradient: sink.formed(use, parameter, gradient.detach()))
         else:
             own.requires_grad_()
@@ -159,12 +192,33 @@ class SampleCall:
             for leaf, dim in zip(self.leaves, dims, strict=True)
         ]
         self.mapped = [i for i, dim in enumerate(self.dims) if dim is not None]
+        self.device = self.leaves[self.mapped[0]].device
 
     def widen(self, dtype: torch.dtype) -> None:
         """Floating-point arguments of another type become this one."""
         for i, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor) and leaf.is_floating_point():
                 self.leaves[i] = leaf.to(dtype)
+
+    def repeating(self, count: int) -> SampleCall:
+        """The same with the first sample in place of all from `count` on."""
+        other = copy.copy(self)
+        order = torch.tensor([i if i < count else 0 for i in range(self.size)], device=self.device)
+        other.leaves = [
+            leaf if dim is None else leaf.index_select(dim, order)
+            for leaf, dim in zip(self.leaves, self.dims, strict=True)
+        ]
+        return other
+
+    def first(self, results: list[Any], count: int) -> list[Any]:
+        """The results, flat, of the first samples alone."""
+        tensors = [t for t in results if isinstance(t, Tensor)]
+        dims = [result_dim(self.part, number, t, self.batch_dim) for number, t in enumerate(tensors)]
+        return [t.narrow(dim, 0, count) for t, dim in zip(tensors, dims, strict=True)]
+
+    def whole(self, shell: Shell, shared: dict[str, Tensor]) -> Any:
+        """For all samples at once."""
+        return pytree.tree_unflatten(*self.call(shell, shared, [self.leaves[i] for i in self.mapped]))
 
     def call(self, shell: Shell, own: dict[str, Tensor], samples: list[Tensor]) -> tuple[list[Any], Any]:
         """For one sample, whose tensors still have the dimension of samples. The results, flat, and their structure."""

@@ -7,7 +7,9 @@ formed.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -84,13 +86,29 @@ class NaturalGradient(OfModel):
         self._captured: list[list[Pair]] = [[] for _ in self._layers]
         self._span: _Span | None = None
         self._count = 0
-        self._watch = Watch(model, self._layers, lambda module: self._is_due(), lambda: True, self._complete)
+        self._paused = False
+        self._watch = Watch(
+            model,
+            self._layers,
+            lambda module: not self._paused and self._is_due(),
+            lambda: not self._paused,
+            self._complete,
+        )
 
     def _is_due(self) -> bool:
         return self._span is None or self._count % whole("update_freq", self.param_groups[0]["update_freq"]) == 0
 
     def _complete(self, index: int, pairs: list[Pair]) -> None:
         self._captured[index].append(joined(self._layers[index], pairs))
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Forward and backward passes inside are not looked at."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     def remove(self) -> None:
         """Takes the hooks off the model."""

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from torchium._layers import has_batch
+from torchium._transforms import in_transform
 
 __all__ = ["Layer", "Pair", "Watch", "joined", "untraced"]
 
@@ -108,7 +109,11 @@ class Watch:
         self._finalizer()
 
     def note(self, index: int, module: nn.Module, x: Any, output: Any) -> None:
-        if not isinstance(output, torch.Tensor) or not output.requires_grad or not self._wanted(module):
+        if not isinstance(output, torch.Tensor) or not self._wanted(module):
+            return
+        if in_transform():
+            self._refuse_transform(index, module)
+        if in_transform() or not output.requires_grad:
             return
         key = (index, self.passes)
         group = self._groups.get(key)
@@ -117,6 +122,15 @@ class Watch:
         use = _Use(group, x.detach())
         group.waiting.add(use)
         _on_gradient(output, functools.partial(self._take, use))
+
+    def _refuse_transform(self, index: int, module: nn.Module) -> None:
+        """Where gradients might come through it. Not looking would leave the loss's own pass out without a word."""
+        if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters(recurse=False)):
+            raise RuntimeError(
+                f"layer {self._layers[index].name!r} is run inside a transform of torch.func (grad, vmap, jvp, ...), "
+                "where its gradients cannot be watched: take those of the loss by backward(), and put other passes "
+                "inside `with optimizer.paused():`"
+            )
 
     def _take(self, use: _Use, gradient: torch.Tensor) -> None:
         if not self._listening():

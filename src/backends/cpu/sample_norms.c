@@ -1,7 +1,12 @@
 /* Squares of the gradients of single samples, G' A, summed without the gradient ever being whole: norms per sample, and
  * sums over samples per element. Products go through BLAS a block at a time, into scratch that belongs to one thread;
- * half types are widened first, a sample at a time. */
+ * half types are widened first, a sample at a time.
+ *
+ * The one thing to know before changing it: inner products of positions are terms of both signs, and where they cancel,
+ * little of a norm is left that float32 knows. Such samples are done again, see norm_by_positions. */
 #include "cpu.h"
+
+#include <math.h>
 
 #include "parallel_blas.h"
 #include "vector_clones.h"
@@ -72,25 +77,86 @@ typedef struct sample {
     char *room; /* two blocks, or a tile */
 } sample;
 
-/* The sum over pairs of positions of <a_s, a_t> <g_s, g_t> on and below the diagonal of one diagonal block. */
-static double diagonal_block(const sample *s, int64_t from, int64_t n)
+/* Terms <a_s, a_t> <g_s, g_t>: their sum, and that of their absolute values, by which rounding is to be judged. */
+typedef struct terms {
+    double sum, size;
+} terms;
+
+#define LANES 8 /* sums that run side by side */
+
+static terms join_lanes(const double *sums, const double *sizes)
+{
+    terms t = {0, 0};
+    for (int k = 0; k < LANES; k++) {
+        t.sum += sums[k];
+        t.size += sizes[k];
+    }
+    return t;
+}
+
+VECTOR_CLONES static terms terms_f32(int64_t n, const float *x, const float *y)
+{
+    double sums[LANES] = {0};
+    double sizes[LANES] = {0};
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES) {
+        for (int k = 0; k < LANES; k++) {
+            double term = (double)x[j + k] * (double)y[j + k];
+            sums[k] += term;
+            sizes[k] += fabs(term);
+        }
+    }
+    for (int k = 0; j < n; j++, k++) {
+        double term = (double)x[j] * (double)y[j];
+        sums[k] += term;
+        sizes[k] += fabs(term);
+    }
+    return join_lanes(sums, sizes);
+}
+
+VECTOR_CLONES static terms terms_f64(int64_t n, const double *x, const double *y)
+{
+    double sums[LANES] = {0};
+    double sizes[LANES] = {0};
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES) {
+        for (int k = 0; k < LANES; k++) {
+            double term = x[j + k] * y[j + k];
+            sums[k] += term;
+            sizes[k] += fabs(term);
+        }
+    }
+    for (int k = 0; j < n; j++, k++) {
+        double term = x[j] * y[j];
+        sums[k] += term;
+        sizes[k] += fabs(term);
+    }
+    return join_lanes(sums, sizes);
+}
+
+static void add_terms(terms *all, double times, int64_t n, tch_scalar type, const void *x, const void *y)
+{
+    terms t = type == TCH_SCALAR_F64 ? terms_f64(n, x, y) : terms_f32(n, x, y);
+    all->sum += times * t.sum;
+    all->size += times * t.size;
+}
+
+/* Of all pairs in one diagonal block, from those on and below the diagonal. */
+static void add_diagonal_block(const sample *s, int64_t from, int64_t n, terms *all)
 {
     int64_t size = tchi_cpu_size(s->type);
     char *of_a = s->room;
     char *of_g = s->room + BLOCK * BLOCK * size;
-    double below = 0;
-    double diagonal = 0;
     gram_lower(s->state, s->type, view_at(s->a, s->type, from, 0), n, s->d, of_a);
     gram_lower(s->state, s->type, view_at(s->g, s->type, from, 0), n, s->p, of_g);
     for (int64_t i = 0; i < n; i++) {
         int64_t row = i * n * size;
-        below += tchi_cpu_dot(i, s->type, of_a + row, of_g + row);
-        diagonal += tchi_cpu_dot(1, s->type, of_a + row + i * size, of_g + row + i * size);
+        add_terms(all, 2, i, s->type, of_a + row, of_g + row);
+        add_terms(all, 1, 1, s->type, of_a + row + i * size, of_g + row + i * size);
     }
-    return 2 * below + diagonal;
 }
 
-static double lower_block(const sample *s, int64_t row, int64_t m, int64_t column, int64_t n)
+static void add_lower_block(const sample *s, int64_t row, int64_t m, int64_t column, int64_t n, terms *all)
 {
     char *of_a = s->room;
     char *of_g = s->room + BLOCK * BLOCK * tchi_cpu_size(s->type);
@@ -98,21 +164,71 @@ static double lower_block(const sample *s, int64_t row, int64_t m, int64_t colum
             view_at(s->a, s->type, column, 0), m, n, s->d, of_a);
     product(s->state, s->type, TCHI_NO_TRANS, view_at(s->g, s->type, row, 0), TCHI_TRANS,
             view_at(s->g, s->type, column, 0), m, n, s->p, of_g);
-    return 2 * tchi_cpu_dot(m * n, s->type, of_a, of_g);
+    add_terms(all, 2, m * n, s->type, of_a, of_g);
 }
 
-static double norm_by_positions(const sample *s)
+static terms terms_of_positions(const sample *s)
 {
-    double sum = 0;
+    terms all = {0, 0};
     for (int64_t row = 0; row < s->positions; row += BLOCK) {
         int64_t m = smaller(BLOCK, s->positions - row);
         for (int64_t column = 0; column < row; column += BLOCK) {
-            sum += lower_block(s, row, m, column, BLOCK);
+            add_lower_block(s, row, m, column, BLOCK, &all);
         }
-        sum += diagonal_block(s, row, m);
+        add_diagonal_block(s, row, m, &all);
+    }
+    return all;
+}
+
+/* --- one sample of float32 once more, in float64 ------------------------------------------------------------------- */
+
+/* Blocks of float64, two for inner products and two for what they are made of, a panel of so many columns at a time: they
+ * take the room of the two blocks of float32. */
+#define FINE (BLOCK / 2)
+#define FINE_SIZE (FINE * FINE)
+_Static_assert(4 * FINE_SIZE * sizeof(double) <= 2 * BLOCK * BLOCK * sizeof(float), "norms_room has room for them");
+
+static void widen_panel(view x, int64_t row, int64_t rows, int64_t column, int64_t cols, double *out)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        tchi_convert(cols, TCH_SCALAR_F64, out + i * cols, TCH_SCALAR_F32,
+                     view_at(x, TCH_SCALAR_F32, row + i, column).data);
+    }
+}
+
+/* out (m by n) = rows of X from `row` on times rows from `other` on, all of length k. Products of float32 are exact. */
+static void fine_products(const sample *s, view x, int64_t row, int64_t m, int64_t other, int64_t n, int64_t k,
+                          double *out)
+{
+    double *left = (double *)s->room + 2 * (int64_t)FINE_SIZE;
+    double *right = left + FINE_SIZE;
+    for (int64_t column = 0; column < k; column += FINE) {
+        int64_t cols = smaller(FINE, k - column);
+        widen_panel(x, row, m, column, cols, left);
+        widen_panel(x, other, n, column, cols, right);
+        tchi_cpu_gemm_f64(s->state, TCHI_NO_TRANS, TCHI_TRANS, m, n, cols, 1.0, left, cols, right, cols,
+                          column == 0 ? 0.0 : 1.0, out, n);
+    }
+}
+
+static double fine_norm(const sample *s)
+{
+    double *of_a = (double *)s->room;
+    double *of_g = of_a + FINE_SIZE;
+    double sum = 0;
+    for (int64_t row = 0; row < s->positions; row += FINE) {
+        int64_t m = smaller(FINE, s->positions - row);
+        for (int64_t other = 0; other <= row; other += FINE) {
+            int64_t n = smaller(FINE, s->positions - other);
+            fine_products(s, s->a, row, m, other, n, s->d, of_a);
+            fine_products(s, s->g, row, m, other, n, s->p, of_g);
+            sum += (other < row ? 2 : 1) * tchi_cpu_dot(m * n, TCH_SCALAR_F64, of_a, of_g);
+        }
     }
     return sum;
 }
+
+/* --- either form -------------------------------------------------------------------------------------------------- */
 
 static double norm_by_tiles(const sample *s)
 {
@@ -128,6 +244,21 @@ static double norm_by_tiles(const sample *s)
         }
     }
     return sum;
+}
+
+/* Terms may be so many times larger than their sum, all added up, before it is taken anew. Of independent numbers they are
+ * a few times larger, and T / sqrt(p) times where all inputs point one way. */
+#define MOST_CANCELLED 256
+
+/* A sum of float32 terms that cancel is taken again in float64; one of float64, by tiles of the gradient, whose error grows
+ * with the root of what cancels. What is not finite stays as it is. */
+static double norm_by_positions(const sample *s)
+{
+    terms t = terms_of_positions(s);
+    if (!(t.sum * MOST_CANCELLED < t.size)) {
+        return t.sum;
+    }
+    return s->type == TCH_SCALAR_F64 ? norm_by_tiles(s) : fine_norm(s);
 }
 
 /* Operations with half of the inner products left out: T^2 (d + p) against 2 T p d. */

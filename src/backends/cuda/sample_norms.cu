@@ -1,5 +1,8 @@
 /* Squared norms of single samples' gradients: which form and which kernel, and the sum over a sample's tiles in a fixed
- * order. A sample with one position is its own case: |g|^2 |a|^2. */
+ * order. A sample with one position is its own case: |g|^2 |a|^2.
+ *
+ * The one thing to know before changing it: terms of the Gram form cancel where positions do, and then little of a norm
+ * is left that float32 knows. Which samples those are is found on the device, and they are done again in tile form. */
 #include "sample_norms.h"
 
 #include "elements.cuh"
@@ -41,6 +44,82 @@ tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samp
 {
     sample_norms_add<<<tchi_cuda_grid(samples), THREADS, 0, state->stream>>>(samples, *parts, scale, norms);
     return tchi_cuda_launched(state, "sample_norms_add");
+}
+
+/* --- terms that cancel -------------------------------------------------------------------------------------------- */
+
+/* As on the CPU: terms may be so many times larger than their sum, all added up. */
+#define MOST_CANCELLED 256.0
+
+/* What is known of the Gram form of `batch` matrices. */
+typedef struct gram_sums {
+    int64_t batch, tiles, groups;
+    const double *parts, *sizes;
+    double *totals; /* of each matrix */
+    int32_t *again; /* whether it is to be done in tile form */
+    int32_t *list;  /* those that are, in any order */
+    int32_t *count; /* of the list */
+} gram_sums;
+
+/* Reads two doubles for every tile. */
+static __global__ void __launch_bounds__(THREADS) sample_norms_judge(const gram_sums s)
+{
+    __shared__ double shared[32];
+    for (int64_t matrix = blockIdx.x; matrix < s.batch; matrix += gridDim.x) {
+        double sum = 0.0;
+        double size = 0.0;
+        for (int64_t k = threadIdx.x; k < s.tiles; k += THREADS) {
+            sum += s.parts[matrix * s.tiles + k];
+            size += s.sizes[matrix * s.tiles + k];
+        }
+        sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, THREADS, shared);
+        size = tchi_cuda_block_sum(size, (int)threadIdx.x, THREADS, shared);
+        if (threadIdx.x == 0) {
+            bool again = sum * MOST_CANCELLED < size;
+            s.totals[matrix] = sum;
+            s.again[matrix] = again;
+            if (again) {
+                s.list[atomicAdd(s.count, 1)] = (int32_t)matrix;
+            }
+        }
+    }
+}
+
+/* Reads a double for every matrix, and one for every tile of those that were done again. */
+static __global__ void __launch_bounds__(THREADS)
+    sample_norms_settle(const gram_sums s, const double *parts, int64_t tiles, double scale, double *norms)
+{
+    __shared__ double shared[32];
+    for (int64_t i = blockIdx.x; i < s.batch / s.groups; i += gridDim.x) {
+        double total = 0.0;
+        for (int64_t matrix = i * s.groups; matrix < (i + 1) * s.groups; matrix++) {
+            if (!s.again[matrix]) {
+                total += threadIdx.x == 0 ? s.totals[matrix] : 0.0;
+                continue;
+            }
+            for (int64_t k = threadIdx.x; k < tiles; k += THREADS) {
+                total += parts[matrix * tiles + k];
+            }
+        }
+        total = tchi_cuda_block_sum(total, (int)threadIdx.x, THREADS, shared);
+        if (threadIdx.x == 0) {
+            norms[i] += scale * total;
+        }
+    }
+}
+
+/* Tiles of the gradient take the place of the parts, which have been added up by then. */
+static tch_status settle(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, const gram_sums *s,
+                         double scale, double *norms, double *parts)
+{
+    int64_t tiles = 0;
+    TCHI_CUDA_TRY(cudaMemsetAsync(s->count, 0, sizeof *s->count, state->stream), "sample_norms_judge");
+    sample_norms_judge<<<tchi_cuda_grid(s->batch), THREADS, 0, state->stream>>>(*s);
+    TCHI_CUDA_PASS(tchi_cuda_launched(state, "sample_norms_judge"));
+    TCHI_CUDA_PASS(tchi_cuda_sample_norms_listed(state, a, g, s->list, s->count, parts, &tiles));
+    sample_norms_settle<<<tchi_cuda_grid(s->batch / s->groups), THREADS, 0, state->stream>>>(*s, parts, tiles, scale,
+                                                                                             norms);
+    return tchi_cuda_launched(state, "sample_norms_settle");
 }
 
 /* --- one position ------------------------------------------------------------------------------------------------- */
@@ -167,21 +246,55 @@ static norms_way way_of(const tchi_cuda_state *state, const tch_matrices *a, con
 }
 
 static tch_status compute_parts(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                norms_way way, bool gram, double *parts, int64_t *tiles)
+                                norms_way way, bool gram, double *parts, double *sizes, int64_t *tiles)
 {
     if (way == SPLIT && gram) {
-        return tchi_cuda_sample_norms_split(state, a, g, parts, tiles);
+        return tchi_cuda_sample_norms_split(state, a, g, parts, sizes, tiles);
     }
     if (way == PLAIN || way == SPLIT) {
-        return tchi_cuda_sample_norms_plain(state, a, g, gram, parts, tiles);
+        return tchi_cuda_sample_norms_plain(state, a, g, gram, parts, sizes, tiles);
     }
     if (way == WGMMA && !gram) {
         return tchi_cuda_sample_norms_wgmma(state, a, g, parts, tiles);
     }
     if (gram && tchi_cuda_sample_norms_wgmma_gram_takes(state, a, g)) {
-        return tchi_cuda_sample_norms_wgmma_gram(state, a, g, parts, tiles);
+        return tchi_cuda_sample_norms_wgmma_gram(state, a, g, parts, sizes, tiles);
     }
-    return tchi_cuda_sample_norms_mma(state, a, g, gram ? TCHI_NORMS_GRAM : TCHI_NORMS_TILES, parts, tiles);
+    return tchi_cuda_sample_norms_mma(state, a, g, gram ? TCHI_NORMS_GRAM : TCHI_NORMS_TILES, parts, sizes, tiles);
+}
+
+/* Parts that either form leaves of a matrix, by whichever kernel has most of them: 8 of wgmma's tiles, of 128 by 256 with
+ * either side along either; 9 of 128 by 128 in Gram form, and as many sizes. The plain kernel's tiles of 64 by 64 are not
+ * more. */
+static int64_t most_parts(int64_t positions, int64_t d, int64_t p)
+{
+    int64_t across = 16 * tchi_cuda_ceil_div(d, 256) * tchi_cuda_ceil_div(p, 256);
+    int64_t lower = 2 * 9 * tchi_lower_tiles(tchi_cuda_ceil_div(positions, 128));
+    return across > lower ? across : lower;
+}
+
+/* In scratch: parts and behind them sizes, then totals, and what is done again. */
+static gram_sums gram_sums_in(double *scratch, const tch_matrices *a, const tch_matrices *g, int64_t groups)
+{
+    int64_t parts = a->batch * most_parts(a->rows, a->cols, g->cols);
+    gram_sums s = {};
+    s.batch = a->batch;
+    s.groups = groups;
+    s.parts = scratch;
+    s.sizes = scratch + parts / 2;
+    s.totals = scratch + parts;
+    s.again = (int32_t *)(s.totals + a->batch);
+    s.list = s.again + a->batch;
+    s.count = s.list + a->batch;
+    return s;
+}
+
+static tch_status norms_by_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                int64_t groups, norms_way way, double scale, double *norms, double *scratch)
+{
+    gram_sums s = gram_sums_in(scratch, a, g, groups);
+    TCHI_CUDA_PASS(compute_parts(state, a, g, way, true, scratch, (double *)s.sizes, &s.tiles));
+    return settle(state, a, g, &s, scale, norms, scratch);
 }
 
 static bool rows_aligned(const tch_matrices *m)
@@ -207,16 +320,15 @@ extern "C" tch_status tchi_cuda_sample_norms(void *state, const tch_matrices *a,
     if (way == NARROW && !gram) {
         return tchi_cuda_sample_norms_narrow(s, a, g, groups, scale, norms, parts);
     }
-    TCHI_CUDA_PASS(compute_parts(s, a, g, way, gram, parts, &sums.tiles));
+    if (gram) {
+        return norms_by_gram(s, a, g, groups, way, scale, norms, parts);
+    }
+    TCHI_CUDA_PASS(compute_parts(s, a, g, way, false, parts, nullptr, &sums.tiles));
     return tchi_cuda_sample_norms_add(s, a->batch / groups, &sums, scale, norms);
 }
 
-/* A double for every part of a sample, by whichever form and kernel has most of them: 8 parts of wgmma's tiles, of 128 by
- * 256 with either side along either, or 9 of 128 by 128 in Gram form; the plain kernel's tiles of 64 by 64 are
- * fewer. */
+/* A double for every part, and for every matrix its total and two numbers of 32 bits; a double more for the count. */
 extern "C" int64_t tchi_cuda_sample_norms_scratch(int64_t positions, int64_t d, int64_t p, int64_t batch)
 {
-    int64_t across = 16 * tchi_cuda_ceil_div(d, 256) * tchi_cuda_ceil_div(p, 256);
-    int64_t lower = 9 * tchi_lower_tiles(tchi_cuda_ceil_div(positions, 128));
-    return batch * (across > lower ? across : lower) * (int64_t)sizeof(double);
+    return (batch * (most_parts(positions, d, p) + 2) + 1) * (int64_t)sizeof(double);
 }

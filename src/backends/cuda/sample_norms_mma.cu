@@ -16,7 +16,7 @@ typedef struct norms_problem {
     tchi_tile_pair first, second; /* G' A; or, in Gram form, A A' and G G' */
     int64_t across;               /* tiles in a row of G' A */
     int64_t tiles, items;         /* of one sample, of all */
-    double *parts;
+    double *parts, *sizes;
 } norms_problem;
 
 /* The inner product of two tiles, over one thread's part. */
@@ -27,6 +27,17 @@ static __device__ __forceinline__ double dot(const tchi_tile_sums<wide> &x, cons
 #pragma unroll
     for (int i = 0; i < 16 * wide; i++) {
         total[i % 4] += x.v[i / 4 / wide][i / 4 % wide][i % 4] * y.v[i / 4 / wide][i / 4 % wide][i % 4];
+    }
+    return (double)((total[0] + total[1]) + (total[2] + total[3]));
+}
+
+/* The sum of the absolute values of its terms. */
+static __device__ __forceinline__ double size_of(const tchi_tile_sums<4> &x, const tchi_tile_sums<4> &y)
+{
+    float total[4] = {};
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        total[i % 4] += fabsf(x.v[i / 16][i / 4 % 4][i % 4] * y.v[i / 16][i / 4 % 4][i % 4]);
     }
     return (double)((total[0] + total[1]) + (total[2] + total[3]));
 }
@@ -73,12 +84,19 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
         tchi_tile_work w = {above * TCHI_TILE_ROWS, left * TCHI_TILE_ROWS, item / p.tiles, 0, 1};
         tchi_tile_sums<4> kept;
         double total = 0.0;
+        double size = 0.0;
         tchi_tiles<type, true, aligned, 4>(shared, p.first, w, [&](tchi_tile_sums<4> &sum) { kept = sum; });
-        tchi_tiles<type, true, aligned, 4>(shared, p.second, w,
-                                           [&](tchi_tile_sums<4> &sum) { total = dot(kept, sum); });
+        tchi_tiles<type, true, aligned, 4>(shared, p.second, w, [&](tchi_tile_sums<4> &sum) {
+            total = dot(kept, sum);
+            size = size_of(kept, sum);
+        });
         total = tchi_cuda_block_sum(total, (int)threadIdx.x, TCHI_TILE_THREADS, sums);
+        size = tchi_cuda_block_sum(size, (int)threadIdx.x, TCHI_TILE_THREADS, sums);
         if (threadIdx.x == 0) {
             p.parts[item] = above != left ? 2.0 * total : total;
+            if (p.sizes != nullptr) {
+                p.sizes[item] = above != left ? 2.0 * size : size;
+            }
         }
     }
 #endif
@@ -119,7 +137,7 @@ static norms_problem problem_of(const tch_matrices *a, const tch_matrices *g, tc
 }
 
 tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                      tchi_norms_form form, double *parts, int64_t *tiles)
+                                      tchi_norms_form form, double *parts, double *sizes, int64_t *tiles)
 {
     bool aligned = tchi_tile_aligned(a) && tchi_tile_aligned(g);
     norms_kernel kernel = a->type == TCH_SCALAR_F32    ? kernel_of<TCH_SCALAR_F32>(form, aligned)
@@ -128,6 +146,7 @@ tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_ma
     int shared = tchi_tile_shape<4>::shared_bytes;
     norms_problem p = problem_of(a, g, form);
     p.parts = parts;
+    p.sizes = sizes;
     *tiles = p.tiles;
     TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
                   "sample_norms");

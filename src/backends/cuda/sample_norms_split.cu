@@ -35,7 +35,7 @@ typedef float split_sums[64][128 * GROUPS]; /* a tile, as the threads that multi
 typedef struct split_problem {
     tchi_runs runs;
     int32_t tiles; /* of a sample */
-    double *parts;
+    double *parts, *sizes;
     split_sums *kept, *pieces; /* of tiles with helpers: A A' of each, and pieces of G G' */
     CUtensorMap a, g;
 } split_problem;
@@ -261,24 +261,37 @@ static __device__ __forceinline__ void store(split_sums &to, const float (&sum)[
     }
 }
 
-static __device__ __forceinline__ double dot(const split_sums &x, const float (&y)[64])
+/* The sum of a thread's terms, and that of their absolute values. */
+typedef struct split_terms {
+    double sum, size;
+} split_terms;
+
+static __device__ __forceinline__ split_terms dot(const split_sums &x, const float (&y)[64])
 {
     int thread = tchi_thread_index();
     float total[4] = {};
+    float size[4] = {};
 #pragma unroll
     for (int i = 0; i < 64; i++) {
-        total[i % 4] += x[i][thread] * y[i];
+        float term = x[i][thread];
+        total[i % 4] += term * y[i];
+        size[i % 4] += fabsf(term * y[i]);
     }
-    return tchi_cuda_warp_sum((double)((total[0] + total[1]) + (total[2] + total[3])));
+    return {tchi_cuda_warp_sum((double)((total[0] + total[1]) + (total[2] + total[3]))),
+            tchi_cuda_warp_sum((double)((size[0] + size[1]) + (size[2] + size[3])))};
 }
 
 #endif
 
 /* Of the PARTS of a tile the last is that of sample_norms_join, 0 where no one helped. */
-static __device__ __forceinline__ void write_part(const split_problem &p, int item, int part, double total)
+static __device__ __forceinline__ void write_part(const split_problem &p, int item, int part, double total, double size)
 {
     split_tile tile = tile_of(p, item);
-    p.parts[(int64_t)item * PARTS + part] = tile.row == tile.col ? total : 2.0 * total;
+    double times = tile.row == tile.col ? 1.0 : 2.0;
+    p.parts[(int64_t)item * PARTS + part] = times * total;
+    if (p.sizes != nullptr) {
+        p.sizes[(int64_t)item * PARTS + part] = times * size;
+    }
 }
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
@@ -295,9 +308,9 @@ static __device__ __forceinline__ void finish_run(const split_problem &p, split_
         return;
     }
     if (run.of_g) {
-        double total = dot(m.kept, sum);
+        split_terms terms = dot(m.kept, sum);
         if (threadIdx.x % 32 == 0) {
-            write_part(p, run.item, tchi_thread_index() / 32, total);
+            write_part(p, run.item, tchi_thread_index() / 32, terms.sum, terms.size);
         }
         return;
     }
@@ -305,7 +318,7 @@ static __device__ __forceinline__ void finish_run(const split_problem &p, split_
     if (helped) {
         store(p.kept[left_over], sum);
     } else if (threadIdx.x == 0) {
-        write_part(p, run.item, WARPS, 0.0);
+        write_part(p, run.item, WARPS, 0.0, 0.0);
     }
 }
 
@@ -361,7 +374,13 @@ static __device__ __forceinline__ float dot(float4 x, float4 y)
     return (x.x * y.x + x.y * y.y) + (x.z * y.z + x.w * y.w);
 }
 
-/* A block for every tile with helpers: its pieces with its tile of A A'. Reads 64 KB for each, from the L2 cache. */
+static __device__ __forceinline__ float size_of(float4 x, float4 y)
+{
+    return (fabsf(x.x * y.x) + fabsf(x.y * y.y)) + (fabsf(x.z * y.z) + fabsf(x.w * y.w));
+}
+
+/* A block for every tile with helpers: its pieces with its tile of A A'. Reads 64 KB for each, from the L2 cache. Terms of
+ * a piece are parts of terms, whose absolute values add up to more than those of the terms do. */
 static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const __grid_constant__ split_problem p)
 {
     __shared__ double sums[32];
@@ -371,6 +390,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const _
     int64_t end = begin + (p.runs.slabs_g - p.runs.cut);
     float4 kept[each];
     double total = 0.0;
+    double size = 0.0;
 #pragma unroll
     for (int i = 0; i < each; i++) {
         kept[i] = ((const float4 *)p.kept[tile])[i * JOIN_THREADS + threadIdx.x];
@@ -384,12 +404,15 @@ static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const _
         const float4 *piece = (const float4 *)p.pieces[helper + tile];
 #pragma unroll
         for (int i = 0; i < each && from < to && begin < to; i++) {
-            total += (double)dot(kept[i], piece[i * JOIN_THREADS + threadIdx.x]);
+            float4 four = piece[i * JOIN_THREADS + threadIdx.x];
+            total += (double)dot(kept[i], four);
+            size += (double)size_of(kept[i], four);
         }
     }
     total = tchi_cuda_block_sum(total, (int)threadIdx.x, JOIN_THREADS, sums);
+    size = tchi_cuda_block_sum(size, (int)threadIdx.x, JOIN_THREADS, sums);
     if (threadIdx.x == 0) {
-        write_part(p, p.runs.whole * p.runs.blocks + tile, WARPS, total);
+        write_part(p, p.runs.whole * p.runs.blocks + tile, WARPS, total, size);
     }
 }
 
@@ -430,7 +453,7 @@ static tch_status launch(const tchi_cuda_state *state, split_problem *p)
 
 /* Which of the two is called A does not matter: the shorter one is, whose tiles helpers do not share. */
 tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                        double *parts, int64_t *tiles)
+                                        double *parts, double *sizes, int64_t *tiles)
 {
     const tch_matrices *less = a->cols < g->cols ? a : g;
     const tch_matrices *more = a->cols < g->cols ? g : a;
@@ -440,6 +463,7 @@ tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_
         tchi_runs_share(p.tiles * a->batch, state->device.processors, tchi_cuda_ceil_div(less->cols, TCHI_GRAM_DEPTH),
                         tchi_cuda_ceil_div(more->cols, TCHI_GRAM_DEPTH));
     p.parts = parts;
+    p.sizes = sizes;
     *tiles = (int64_t)p.tiles * PARTS;
     TCHI_CUDA_PASS(tchi_gram_describe(less, &p.a));
     TCHI_CUDA_PASS(tchi_gram_describe(more, &p.g));

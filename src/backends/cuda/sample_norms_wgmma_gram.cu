@@ -23,7 +23,7 @@
 typedef struct gram_problem {
     int32_t tiles, items;
     int32_t slabs_a, slabs; /* of A, and of A and G */
-    double *parts;
+    double *parts, *sizes;
     CUtensorMap a, g;
 } gram_problem;
 
@@ -114,13 +114,17 @@ static __device__ __forceinline__ void multiply(gram_memory &m, float (&sum)[64]
     leave(m.empty + before);
 }
 
-static __device__ __forceinline__ double dot(const float (&x)[64], const float (&y)[64])
+/* A warp's inner product, and the sum of the absolute values of its terms, in one pass over registers that are all taken. */
+static __device__ __forceinline__ double dot(const float (&x)[64], const float (&y)[64], double *size)
 {
     float total[4] = {};
+    float sizes[4] = {};
 #pragma unroll
     for (int i = 0; i < 64; i++) {
         total[i % 4] += x[i] * y[i];
+        sizes[i % 4] += fabsf(x[i] * y[i]);
     }
+    *size = tchi_cuda_warp_sum((double)((sizes[0] + sizes[1]) + (sizes[2] + sizes[3])));
     return tchi_cuda_warp_sum((double)((total[0] + total[1]) + (total[2] + total[3])));
 }
 
@@ -159,9 +163,13 @@ static __global__ void __launch_bounds__(THREADS, 1) sample_norms_wgmma_gram(con
         float gradients[64];
         multiply(m, inputs, p.slabs_a, diagonal, &at);
         multiply(m, gradients, p.slabs - p.slabs_a, diagonal, &at);
-        double total = dot(inputs, gradients);
+        double size;
+        double total = dot(inputs, gradients, &size);
         if (threadIdx.x % 32 == 0) {
             p.parts[(int64_t)item * WARPS + threadIdx.x / 32] = diagonal ? total : 2.0 * total;
+            if (p.sizes != nullptr) {
+                p.sizes[(int64_t)item * WARPS + threadIdx.x / 32] = diagonal ? size : 2.0 * size;
+            }
         }
     }
 #endif
@@ -175,7 +183,7 @@ bool tchi_cuda_sample_norms_wgmma_gram_takes(const tchi_cuda_state *state, const
 }
 
 tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                             double *parts, int64_t *tiles)
+                                             double *parts, double *sizes, int64_t *tiles)
 {
     gram_problem p = {};
     p.tiles = (int32_t)tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TILE));
@@ -183,6 +191,7 @@ tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const
     p.slabs_a = (int32_t)tchi_cuda_ceil_div(a->cols, DEPTH);
     p.slabs = p.slabs_a + (int32_t)tchi_cuda_ceil_div(g->cols, DEPTH);
     p.parts = parts;
+    p.sizes = sizes;
     *tiles = (int64_t)p.tiles * WARPS;
     TCHI_CUDA_PASS(tchi_gram_describe(a, &p.a));
     TCHI_CUDA_PASS(tchi_gram_describe(g, &p.g));

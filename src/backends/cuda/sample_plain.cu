@@ -222,22 +222,29 @@ typedef struct norms_problem {
     product first, second; /* G' A; or, in Gram form, A A' and G G' */
     int64_t across;        /* tiles in a row of G' A */
     int64_t tiles, items;  /* of one sample, of all */
-    double *parts;
+    double *parts, *sizes;
+    const int32_t *list, *count; /* of LISTED */
 } norms_problem;
+
+/* LISTED are tiles of the matrices in a list alone: a kernel of its own, since that of all has no register left. */
+enum norms_of { GRAM, TILES, LISTED };
 
 /* Tile form: 2 T p d operations a sample; Gram form: T^2 (p + d), half of the matrices. A tile reads 2 TILE elements for
  * every step along its contraction. */
-template <typename real, bool gram>
-static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, gram ? 1 : 2)
+template <typename real, norms_of form>
+static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, form == TILES ? 2 : 1)
     sample_norms_plain(const norms_problem p)
 {
+    constexpr bool gram = form == GRAM;
     constexpr int each = part<real>::each;
     constexpr int groups = groups_of<real>;
     constexpr int threads = shape<real, groups>::threads;
     __shared__ __align__(16) slabs<real, groups> s;
     __shared__ double sums[32];
-    for (int64_t item = blockIdx.x; item < p.items; item += gridDim.x) {
-        int64_t matrix = item / p.tiles, tile = item % p.tiles;
+    int64_t items = form == LISTED ? *p.count * p.tiles : p.items;
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        int64_t tile = item % p.tiles;
+        int64_t matrix = form == LISTED ? p.list[item / p.tiles] : item / p.tiles;
         int64_t above = gram ? tchi_lower_row(tile) : tile / p.across;
         int64_t left = gram ? tile - tchi_lower_tiles(above) : tile % p.across;
         part<real> one, other;
@@ -246,32 +253,41 @@ static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, 
             multiply<real, groups, true>(other, s, p.second, matrix, above * TILE, left * TILE);
         }
         double total = 0.0;
+        double size = 0.0;
         if (threadIdx.x < shape<real, groups>::group) {
 #pragma unroll
             for (int e = 0; e < each * each; e++) {
                 real value = one.v[e / each][e % each];
-                total += (double)value * (double)(gram ? other.v[e / each][e % each] : value);
+                double term = (double)value * (double)(gram ? other.v[e / each][e % each] : value);
+                total += term;
+                size += fabs(term);
             }
         }
         total = tchi_cuda_block_sum(total, (int)threadIdx.x, threads, sums);
         if (threadIdx.x == 0) {
-            p.parts[item] = gram && above != left ? 2.0 * total : total;
+            p.parts[form == LISTED ? matrix * p.tiles + tile : item] = gram && above != left ? 2.0 * total : total;
+        }
+        if (gram && p.sizes != nullptr) {
+            size = tchi_cuda_block_sum(size, (int)threadIdx.x, threads, sums);
+            if (threadIdx.x == 0) {
+                p.sizes[item] = above != left ? 2.0 * size : size;
+            }
         }
     }
 }
 
-template <typename real> static void launch_norms(const tchi_cuda_state *state, const norms_problem &p, bool gram)
+template <norms_of form>
+static void launch_norms(const tchi_cuda_state *state, tch_scalar type, const norms_problem &p, int64_t blocks)
 {
-    constexpr int threads = shape<real, groups_of<real>>::threads;
-    if (gram) {
-        sample_norms_plain<real, true><<<tchi_cuda_grid(p.items), threads, 0, state->stream>>>(p);
+    unsigned grid = tchi_cuda_grid(blocks);
+    if (type == TCH_SCALAR_F64) {
+        sample_norms_plain<double, form><<<grid, shape<double, groups_of<double>>::threads, 0, state->stream>>>(p);
     } else {
-        sample_norms_plain<real, false><<<tchi_cuda_grid(p.items), threads, 0, state->stream>>>(p);
+        sample_norms_plain<float, form><<<grid, shape<float, groups_of<float>>::threads, 0, state->stream>>>(p);
     }
 }
 
-tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                        bool gram, double *parts, int64_t *tiles)
+static norms_problem norms_problem_of(const tch_matrices *a, const tch_matrices *g, bool gram)
 {
     norms_problem p = {};
     p.first = gram ? product_of(a, a, true) : product_of(g, a, false);
@@ -279,14 +295,36 @@ tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_
     p.across = tchi_cuda_ceil_div(a->cols, TILE);
     p.tiles = gram ? tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TILE)) : p.across * tchi_cuda_ceil_div(g->cols, TILE);
     p.items = p.tiles * a->batch;
+    return p;
+}
+
+tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                        bool gram, double *parts, double *sizes, int64_t *tiles)
+{
+    norms_problem p = norms_problem_of(a, g, gram);
     p.parts = parts;
+    p.sizes = sizes;
     *tiles = p.tiles;
-    if (a->type == TCH_SCALAR_F64) {
-        launch_norms<double>(state, p, gram);
+    if (gram) {
+        launch_norms<GRAM>(state, a->type, p, p.items);
     } else {
-        launch_norms<float>(state, p, gram);
+        launch_norms<TILES>(state, a->type, p, p.items);
     }
     return tchi_cuda_launched(state, "sample_norms_plain");
+}
+
+/* As many blocks as a GPU holds: the list is empty nearly always, and blocks that find it so cost time too. */
+tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                         const int32_t *list, const int32_t *count, double *parts, int64_t *tiles)
+{
+    norms_problem p = norms_problem_of(a, g, false);
+    int64_t most = 2 * (int64_t)state->device.processors;
+    p.parts = parts;
+    p.list = list;
+    p.count = count;
+    *tiles = p.tiles;
+    launch_norms<LISTED>(state, a->type, p, p.items < most ? p.items : most);
+    return tchi_cuda_launched(state, "sample_norms_listed");
 }
 
 /* --- squares ------------------------------------------------------------------------------------------------------ */

@@ -1,0 +1,235 @@
+"""Gradients of single bags of an EmbeddingBag, and embeddings that renormalize their rows, against a loop over single
+bags by autograd."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import grad_cases as cases  # noqa: E402
+import torchium  # noqa: E402
+from torch import nn  # noqa: E402
+
+ROWS, WIDTH = 12, 5
+LENGTHS = (3, 0, 1, 7, 0)  # of bags that come by offsets
+
+
+class Bagged(nn.Module):
+    """A bag in a model whose head knows nothing of bags."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(ROWS, WIDTH, **options), nn.Linear(WIDTH, 3)
+
+    def forward(self, input, offsets=None, per_sample_weights=None):
+        return torch.tanh(self.head(self.bag(input, offsets, per_sample_weights)))
+
+
+def flat_batch(device, weighted=False, last=False, lengths=LENGTHS):
+    """Tokens of all bags, their offsets, and weights or None."""
+    lengths_of = torch.tensor(lengths, dtype=torch.int64)
+    ends = lengths_of.cumsum(0)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends]) if last else ends - lengths_of
+    tokens = torch.randint(ROWS, (sum(lengths),))
+    weights = torch.randn(sum(lengths), dtype=torch.float64) if weighted else None
+    return tuple(None if t is None else t.to(device) for t in (tokens, offsets, weights))
+
+
+def single_bags(tokens, offsets, weights, last):
+    """The arguments of a call for each bag alone."""
+    starts = offsets.tolist() if not last else offsets.tolist()[:-1]
+    ends = offsets.tolist()[1:] + ([] if last else [len(tokens)])
+    for start, end in zip(starts, ends, strict=True):
+        alone = torch.tensor([0, end - start] if last else [0], device=tokens.device)
+        yield tokens[start:end], alone, None if weights is None else weights[start:end]
+
+
+def reference(model, bags, y):
+    """By name: [B, ...] in float64."""
+    model = copy.deepcopy(model).double()
+    rows = []
+    for i, arguments in enumerate(bags):
+        model.zero_grad()
+        cases.loss_of(model(*arguments), y[i : i + 1].double()).sum().backward()
+        rows.append({n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
+    return {n: torch.stack([row[n] for row in rows]) for n in rows[0]}
+
+
+OPTIONS = {
+    "sum": {"mode": "sum"},
+    "mean": {"mode": "mean"},
+    "max": {"mode": "max"},
+    "sum with padding": {"mode": "sum", "padding_idx": 3},
+    "mean with padding": {"mode": "mean", "padding_idx": 0},
+    "max with padding": {"mode": "max", "padding_idx": -1},
+    "sum, last offset": {"mode": "sum", "include_last_offset": True},
+    "mean, last offset": {"mode": "mean", "include_last_offset": True, "padding_idx": 3},
+    "max, last offset": {"mode": "max", "include_last_offset": True},
+    "sum, renormalized": {"mode": "sum", "max_norm": 0.8},
+    "max, renormalized": {"mode": "max", "max_norm": 0.8},
+}
+
+
+def check_all(model, expected, arguments, y, bound=cases.BOUND64):
+    """Gradients, norms and clipped sums of one batch."""
+    plain = copy.deepcopy(model)(*arguments)
+    wrapped = torchium.GradSampleModule(model)
+    for _ in range(2):  # the first pass looks for uses beside modules, the second does not
+        wrapped.zero_grad()
+        output = wrapped(*arguments)
+        assert output.shape == plain.shape and cases.error(output.detach(), plain.double()) < bound
+        cases.loss_of(output, y).mean().backward()
+        for name, p in model.named_parameters():
+            assert p.grad_sample.shape == (len(y), *p.shape), name
+            assert cases.error(p.grad_sample, expected[name]) < bound, name
+            assert cases.error(p.grad, expected[name].mean(0)) < bound, name
+    wrapped.to_standard_module()
+    model.zero_grad()
+    norms = cases.reference_norms(expected)
+    for gradients in (False, True):
+        with torchium.per_sample_norms(model, gradients=gradients) as result:
+            cases.loss_of(model(*arguments), y).mean().backward()
+        assert cases.error(result.norms, norms) < bound
+    model.zero_grad()
+    limit = norms.median().item()
+    with torchium.GhostClipping(model, limit):
+        cases.loss_of(model(*arguments), y).mean().backward()
+    weights = (limit / (norms + 1e-6)).clamp(max=1.0)
+    for name, p in model.named_parameters():
+        assert cases.error(p.grad, torch.tensordot(weights, expected[name], 1) / len(y)) < bound, name
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_bags_by_offsets(options, device):
+    model = Bagged(**options).double().to(device)
+    last = options.get("include_last_offset", False)
+    tokens, offsets, _ = flat_batch(device, last=last)
+    y = torch.randn(len(LENGTHS), 3, dtype=torch.float64, device=device)
+    expected = reference(model, single_bags(tokens, offsets, None, last), y)
+    check_all(model, expected, (tokens, offsets), y)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("padding", [None, 4])
+def test_weighted_bags(last, padding, device):
+    model = Bagged(mode="sum", include_last_offset=last, padding_idx=padding).double().to(device)
+    tokens, offsets, weights = flat_batch(device, weighted=True, last=last)
+    y = torch.randn(len(LENGTHS), 3, dtype=torch.float64, device=device)
+    expected = reference(model, single_bags(tokens, offsets, weights, last), y)
+    check_all(model, expected, (tokens, offsets, weights), y)
+
+
+def test_weights_have_their_gradient(device):
+    model = Bagged(mode="sum").double().to(device)
+    tokens, offsets, weights = flat_batch(device, weighted=True)
+    weights.requires_grad_()
+    model(tokens, offsets, weights).sum().backward()
+    expected, weights.grad = weights.grad, None
+    torchium.GradSampleModule(model)(tokens, offsets, weights).sum().backward()
+    assert cases.error(weights.grad, expected) < cases.BOUND64
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_bags_of_one_length(options, device):
+    model = Bagged(**options).double().to(device)
+    tokens = torch.randint(ROWS, (4, 6), device=device)
+    tokens[1] = options.get("padding_idx", 2) % ROWS  # nothing but padding, or one token over and over
+    y = torch.randn(4, 3, dtype=torch.float64, device=device)
+    expected = reference(model, [(tokens[i : i + 1],) for i in range(4)], y)
+    check_all(model, expected, (tokens,), y)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("lengths", [(0, 0), (4,), ()])
+def test_few_bags(mode, lengths, device):
+    model = Bagged(mode=mode).double().to(device)
+    tokens, offsets, _ = flat_batch(device, lengths=lengths)
+    wrapped = torchium.GradSampleModule(model, loss_reduction="sum")
+    output = wrapped(tokens, offsets)
+    assert output.shape == (len(lengths), 3)
+    output.sum().backward()
+    for p in model.parameters():
+        assert p.grad_sample.shape == (len(lengths), *p.shape)
+        assert cases.error(p.grad_sample.sum(0), p.grad) < cases.BOUND64
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_indices_and_half_weights(index, device):
+    model = nn.EmbeddingBag(ROWS, WIDTH, mode="mean").to(device)
+    tokens, offsets, _ = flat_batch(device)
+    y = torch.randn(len(LENGTHS), WIDTH, device=device)
+    expected = reference(model, single_bags(tokens, offsets, None, False), y)
+    check_all(model, expected, (tokens.to(index), offsets.to(index)), y, cases.BOUND32)
+
+
+def test_a_bag_tied_to_a_head(device):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.head = nn.EmbeddingBag(ROWS, WIDTH, mode="sum"), nn.Linear(WIDTH, ROWS, bias=False)
+            self.head.weight = self.bag.weight
+
+        def forward(self, input, offsets, per_sample_weights=None):
+            return self.head(torch.tanh(self.bag(input, offsets, per_sample_weights)))
+
+    model = Tied().double().to(device)
+    tokens, offsets, _ = flat_batch(device)
+    y = torch.randn(len(LENGTHS), ROWS, dtype=torch.float64, device=device)
+    expected = reference(model, single_bags(tokens, offsets, None, False), y)
+    check_all(model, expected, (tokens, offsets), y)
+
+
+def test_a_frozen_bag(device):
+    model = Bagged(mode="sum").double().to(device)
+    model.bag.weight.requires_grad_(False)
+    tokens, offsets, _ = flat_batch(device)
+    wrapped = torchium.GradSampleModule(model)
+    wrapped(tokens, offsets).sum().backward()
+    assert model.bag.weight.grad_sample is None
+    assert model.head.weight.grad_sample.shape == (len(LENGTHS), 3, WIDTH)
+
+
+@pytest.mark.parametrize("way", [torchium.GradSampleModule, torchium.per_sample_norms])
+def test_bags_that_are_refused(way):
+    with pytest.raises(NotImplementedError, match="bag \\(EmbeddingBag\\).*scale_grad_by_freq=False"):
+        way(Bagged(mode="sum", scale_grad_by_freq=True))
+
+
+# --- rows of at most a given norm -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0])
+def test_renormalized_rows(norm_type, device):
+    """The rows that are used become shorter in the forward pass; then all is as without."""
+    model = nn.Embedding(7, 4, max_norm=0.5, norm_type=norm_type).double().to(device)
+    x = torch.randint(5, (3, 6), device=device)
+    y = torch.randn(3, 6, 4, dtype=torch.float64, device=device)
+    plain = copy.deepcopy(model)
+    expected_output, expected = plain(x), cases.reference(model, x, y)
+    for gradients in (False, True):
+        copied = copy.deepcopy(model)
+        with torchium.per_sample_norms(copied, gradients=gradients) as result:
+            cases.loss_of(copied(x), y).mean().backward()
+        assert cases.error(result.norms, cases.reference_norms(expected)) < cases.BOUND64
+        assert torch.equal(copied.weight, plain.weight)
+    wrapped = torchium.GradSampleModule(model)
+    output = wrapped(x)
+    assert torch.equal(output, expected_output) and torch.equal(model.weight, plain.weight)
+    cases.loss_of(output, y).mean().backward()
+    assert cases.error(model.weight.grad_sample, expected["weight"]) < cases.BOUND64
+    assert cases.error(model.weight.grad, expected["weight"].mean(0)) < cases.BOUND64
+
+
+@pytest.mark.parametrize("way", [torchium.GradSampleModule, torchium.per_sample_norms])
+def test_renormalized_rows_without_a_rule(way):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.tokens = nn.Parameter(torch.ones(3)), nn.Embedding(5, 3, max_norm=1.0)
+
+        def forward(self, x):
+            return self.tokens(x) * self.scale
+
+    with pytest.raises(NotImplementedError, match=r"0 \(Scaled\).*tokens \(Embedding\).*max_norm=None"):
+        way(nn.Sequential(Scaled()))
