@@ -510,12 +510,12 @@ static std::vector<double> plain_residuals(tchi_cuda_state *state, const certifi
 }
 
 typedef tch_status (*residual_function)(void *, int32_t, const tch_matrices *, const double *, const tch_matrices *,
-                                        int32_t, double *, void *);
+                                        int32_t, double *, double *, void *);
 
 static void try_residual(const char *name, tchi_cuda_state state, const certificate &c,
                          const std::vector<double> &wanted, residual_function function, bool library)
 {
-    auto call = [&] { function(&state, c.root, &c.a, c.shift, &c.x, probes, c.out, c.scratch); };
+    auto call = [&] { function(&state, c.root, &c.a, c.shift, &c.x, probes, c.out, NULL, c.scratch); };
     std::vector<double> found(wanted.size());
     call();
     tchi_cuda_check(cudaMemcpy(found.data(), c.out, found.size() * 8, cudaMemcpyDeviceToHost), name);

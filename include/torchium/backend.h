@@ -408,10 +408,12 @@ typedef struct tch_backend {
      * bound 1. */
     tch_status (*root_setup)(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
                              double margin, double symmetry, double *damping, double *bound, int32_t *flags);
-    /* REQUIRED. |X^ceil(p/2) A X^floor(p/2) - I| / sqrt(n) for A_b + shift_b I, in float64: over `probes` random sign
-     * vectors, or exactly when probes is 0. This balanced form is the one that does not magnify X's own rounding. */
+    /* REQUIRED. out = |R| / sqrt(n) with R = X^floor(p/2) A X^ceil(p/2) - I for A_b + shift_b I, in float64: over `probes`
+     * random sign vectors, or exactly when probes is 0. This balanced form is the one that does not magnify X's own
+     * rounding. error, if not NULL, = |X R| / (p |X|) likewise, which bounds the error of a symmetric X relative to its
+     * norm. */
     tch_status (*root_residual)(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                const tch_matrices *x, int32_t probes, double *out, void *scratch);
+                                const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch);
     /* REQUIRED. flags[b] = NO_CONVERGENCE where it is OK and residual[b] is not at most tolerance. */
     tch_status (*root_verdict)(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags);
 

@@ -72,7 +72,7 @@ typedef enum tch_report {
     TCH_REPORT_NOT_FINITE = 1,     /* the input has an infinity or a NaN */
     TCH_REPORT_NOT_SYMMETRIC = 2,  /* the input is not symmetric */
     TCH_REPORT_NOT_POSITIVE = 3,   /* not positive definite even after damping */
-    TCH_REPORT_NO_CONVERGENCE = 4, /* the residual stayed above the tolerance */
+    TCH_REPORT_NO_CONVERGENCE = 4, /* the error, or what bounds it, stayed above the tolerance */
     TCH_REPORT_OVERFLOW = 5        /* the result, or an eigenvalue of the input, is beyond the range of the type */
 } tch_report;
 
@@ -113,13 +113,15 @@ typedef struct tch_root_config {
     double eps;             /* damping: A + max(eps, relative_eps lambda_max) I */
     double relative_eps;    /* relative damping bounds the cost and the error in advance: prefer it */
     tch_root_method method; /* TCH_ROOT_AUTO */
-    double tolerance;       /* largest acceptable error of X relative to its norm; 0: 1e-3 for float32 and below, 1e-9
-                               for float64. A looser one allows faster arithmetic. The eigen method gives what
-                               rounding allows, about u / (root d) with d the damping relative to the largest
-                               eigenvalue and u the unit roundoff of the type computed in; it refuses only results
-                               whose certificate is above 0.1. */
+    double tolerance;       /* largest acceptable error of X relative to its norm, both Frobenius; 0: 1e-3 for float32
+                               and below, 1e-9 for float64. A looser one allows faster arithmetic. Where float64 itself
+                               cannot reach it the eigen method gives what rounding allows, about u / (root d) with d
+                               the damping relative to the largest eigenvalue and u float64's unit roundoff, up to an
+                               error of 0.1 / root. docs/numerics/inverse-roots.md says what is certain of Newton in
+                               mixed arithmetic. */
     int32_t degree;         /* of the Newton steps, 1 or 2; 0 chooses */
-    int32_t exact_residual; /* 0: residuals estimated with random probes; 1: full Frobenius norm, three more products */
+    int32_t
+        exact_residual; /* 0: certificates estimated with random probes; 1: full Frobenius norms, root + 1 more products */
 } tch_root_config;
 #define TCH_ROOT_CONFIG_INIT                                                                                           \
     {                                                                                                                  \
@@ -129,12 +131,14 @@ typedef struct tch_root_config {
 /* out = (A + damping I)^(-1/root) for symmetric positive semidefinite A [..., n, n]; root is 1, 2, 3, 4, 6 or 8.
  *
  * `residual`, if not NULL, is a float64 tensor of the batch's shape that receives the certificate of each result,
- * |X^ceil(root/2) (A + damping I) X^floor(root/2) - I| / sqrt(n). A matrix whose certificate fails keeps what `out`
- * held (the previous root, in an optimizer) and is reported. A zero matrix gives damping^(-1/root) I. `config` may be
+ * |R| / sqrt(n) with R = X^floor(root/2) (A + damping I) X^ceil(root/2) - I. What decides is |X R| / (root |X|), which
+ * bounds the error of X relative to its norm: a matrix where that is above the tolerance keeps what `out` held (the
+ * previous root, in an optimizer) and is reported. A zero matrix gives damping^(-1/root) I. `config` may be
  * NULL for the defaults.
  *
- * Where TCH_ROOT_AUTO chose the method and a matrix failed by it, its piece of the batch is done again by the eigen
- * method: on the CPU always, on a GPU only without a report, where the call waits anyway. With a report nothing waits
+ * Where TCH_ROOT_AUTO chose the method and a matrix failed by it, or the eigen method failed in float32, its piece of the
+ * batch is done again by the eigen method in float64: on the CPU always, on a GPU only without a report, where the call
+ * waits anyway. With a report nothing waits
  * on a GPU, and what failed keeps its previous root. An absolute eps alone makes Newton and rational read the damping
  * of each matrix back first, and wait for it; relative_eps does not. */
 TCH_API tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root,

@@ -127,7 +127,7 @@ static tch_status invert(tch_kfac *k, const tchi_kfac_family *f, int64_t first, 
     TCHI_TRY(t->cholesky_inverse(state, &b->a, &b->x, flags, b->scratch));
     TCHI_TRY(tchi_gram(k->context, 1.0, &b->x, 1, 0.0, &b->a));
     TCHI_TRY(t->shift_scale(state, &factors, NULL, NULL, 1.0, &b->x));
-    TCHI_TRY(t->root_residual(state, 1, &b->x, shifts, &b->a, PROBES, f->residuals + first, b->scratch));
+    TCHI_TRY(t->root_residual(state, 1, &b->x, shifts, &b->a, PROBES, f->residuals + first, NULL, b->scratch));
     TCHI_TRY(t->root_verdict(state, count, f->residuals + first, MOST_RESIDUAL, flags));
     return t->select(state, flags, &b->a, &results);
 }

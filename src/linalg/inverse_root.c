@@ -1,6 +1,6 @@
 /* Inverse p-th roots. The walk of one part of a batch: bring it into the type to compute in, inspect and bound it, take
- * the root by the planned method, certify it, and write the good ones. What fails by a method of our own choice is done
- * again by the eigen method in float64. */
+ * the root by the planned method, certify it, and write the good ones. What fails by a method or in a type of our own choice
+ * is done again by the eigen method in float64. */
 #include "inverse_root.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ typedef struct root_buffers {
     tchi_newton_buffers m; /* m[0]: scaled matrix, then eigenvectors or scratch; m[1]: result of the others */
     tch_matrices w;        /* eigenvalues, 1 by n */
     tchi_inspection inspection;
-    double *residual;
+    double *residual, *error;
     void *scratch;
     bool a_in_place;
 } root_buffers;
@@ -83,6 +83,7 @@ static void layout(root_buffers *r, tchi_arena *arena, tch_context *context, con
     r->w = tchi_scratch_matrices(arena, plan->type, batch, 1, n);
     tchi_inspection_layout(&r->inspection, arena, batch);
     r->residual = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
+    r->error = tchi_arena_take(arena, batch * (int64_t)sizeof(double));
     r->scratch = tchi_arena_take(arena, scratch_of(context, plan, batch, n));
 }
 
@@ -245,10 +246,10 @@ static tch_status certify(tch_context *context, const tchi_root_plan *plan, int6
     const tch_backend *t = context->backend;
     tchi_range_push(context, "certificate");
     tch_status status = t->root_residual(context->state, plan->root, &r->a, r->inspection.damping, x, plan->probes,
-                                         r->residual, r->scratch);
+                                         r->residual, r->error, r->scratch);
     tchi_range_pop(context);
     TCHI_TRY(status);
-    return t->root_verdict(context->state, count, r->residual, plan->residual, r->inspection.flags);
+    return t->root_verdict(context->state, count, r->error, plan->error, r->inspection.flags);
 }
 
 /* Roots that the caller's type does not hold: inverses can leave the range of any, the others only a narrower one. */
@@ -311,7 +312,7 @@ static tch_status deliver(tch_context *context, const root_call *call, int64_t f
     return tchi_report(context, call->report, first, count, r->inspection.flags, "a", bad);
 }
 
-/* Whether some matrix failed in a way the eigen method may mend. The flags are looked at where that costs no waiting that
+/* Whether some matrix failed in a way that another plan may mend. The flags are looked at where that costs no waiting that
  * would not come anyway: on a backend whose memory the host reads, or when the caller gave no report and so asked for an
  * error at once. Otherwise the verdict stays on the device, and what failed keeps its previous root. */
 static tch_status look_for_failures(tch_context *context, const tchi_root_plan *plan, const root_call *call,
@@ -319,9 +320,9 @@ static tch_status look_for_failures(tch_context *context, const tchi_root_plan *
 {
     enum { PIECE = 256 };
     int32_t here[PIECE];
+    bool in_doubt = plan->fall_back && plan->method != TCH_ROOT_EIGEN; /* the eigen method knows what is not positive */
     *found = false;
-    if (!plan->fall_back || plan->method == TCH_ROOT_EIGEN ||
-        (call->report != NULL && !context->backend->host_memory)) {
+    if (!tchi_root_plan_has_better(plan) || (call->report != NULL && !context->backend->host_memory)) {
         return TCH_OK;
     }
     for (int64_t done = 0; done < count && !*found; done += PIECE) {
@@ -329,7 +330,7 @@ static tch_status look_for_failures(tch_context *context, const tchi_root_plan *
         TCHI_TRY(context->backend->copy_bytes(context->state, here, r->inspection.flags + done,
                                               n * (int64_t)sizeof *here, TCH_COPY_TO_HOST));
         for (int64_t k = 0; k < n && !*found; k++) {
-            *found = here[k] == TCH_REPORT_NO_CONVERGENCE || here[k] == TCH_REPORT_NOT_POSITIVE;
+            *found = here[k] == TCH_REPORT_NO_CONVERGENCE || (here[k] == TCH_REPORT_NOT_POSITIVE && in_doubt);
         }
     }
     return TCH_OK;
@@ -345,7 +346,7 @@ static tch_status root_part(tch_context *context, const tchi_root_plan *made, co
     bool again;
     TCHI_TRY(look_for_failures(context, &plan, call, &r, count, &again));
     if (again) {
-        plan = tchi_root_plan_fallback(&plan);
+        plan = tchi_root_plan_better(&plan);
         TCHI_TRY(compute(context, &plan, call, first, count, &r, &x));
     }
     return deliver(context, call, first, count, &r, &x, bad);

@@ -15,11 +15,11 @@
 typedef struct tchi_root_plan {
     int32_t root;
     tch_root_method method; /* never TCH_ROOT_AUTO */
-    bool fall_back;         /* try the eigen method on what fails: the method was our choice, not the caller's */
+    bool fall_back;         /* the method was our choice, not the caller's: what fails is done by the eigen method */
     tch_scalar type;        /* of the matrices at hand: A, eigenvalues, the result; Newton's steps have their own */
     double eps, relative_eps;
     double tolerance; /* of the error of X */
-    double residual;  /* largest acceptable certificate */
+    double error;     /* largest that the certificate may show */
     double estimate;  /* relative error allowed in the largest eigenvalue, which sets damping and scale */
     double negative;  /* eigenvalues this far below zero, relative to the largest, are rounding of the input */
     int32_t probes;   /* of the certificate; 0 for the exact norm */
@@ -54,7 +54,9 @@ tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low);
 /* A plan made for `type`, turned over to somebody else, who has to reach its tolerance. */
 void tchi_root_plan_give(tchi_root_plan *plan, tch_scalar type, const tchi_foreign_root *foreign);
 
-/* The plan for matrices on which this one failed. */
-tchi_root_plan tchi_root_plan_fallback(const tchi_root_plan *plan);
+/* Whether there is another plan for matrices on which this one failed, and that plan: the eigen method in float64, where the
+ * method was our choice or was the eigen method already. */
+bool tchi_root_plan_has_better(const tchi_root_plan *plan);
+tchi_root_plan tchi_root_plan_better(const tchi_root_plan *plan);
 
 #endif

@@ -194,7 +194,7 @@ static tch_status factored_damping(void *state, int64_t batch, const double *tra
 }
 
 static tch_status root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                const tch_matrices *x, int32_t probes, double *out, void *scratch)
+                                const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch)
 {
     return unsupported("residuals");
 }

@@ -283,13 +283,17 @@ static tch_status largest_eigenvalue(void *state, const tch_matrices *x, double 
 static tch_status do_root_residual(void *state, const entry *e)
 {
     return real->root_residual(state, (int32_t)e->i[0], &e->m[0], e->in[0], &e->m[1], (int32_t)e->i[1], e->out[0],
-                               e->out[1]);
+                               e->out[1], e->out[2]);
 }
 
 static tch_status root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                const tch_matrices *x, int32_t probes, double *out, void *scratch)
+                                const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch)
 {
-    entry e = {.run = do_root_residual, .i = {root, probes}, .m = {*a, *x}, .in = {shift}, .out = {out, scratch}};
+    entry e = {.run = do_root_residual, .i = {root, probes}, .m = {*a, *x}};
+    e.in[0] = shift;
+    e.out[0] = out;
+    e.out[1] = error;
+    e.out[2] = scratch;
     return take(state, &e);
 }
 

@@ -74,7 +74,7 @@ tch_status tchi_cpu_largest_eigenvalue(void *state, const tch_matrices *x, doubl
 tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
                                double margin, double symmetry, double *damping, double *bound, int32_t *flags);
 tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                  const tch_matrices *x, int32_t probes, double *out, void *scratch);
+                                  const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch);
 tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags);
 
 tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m,

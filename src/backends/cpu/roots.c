@@ -63,6 +63,7 @@ typedef struct residual_job {
     const double *shift;
     int32_t root, probes;
     double *out;
+    double *error; /* may be NULL */
     char *scratch;
     int64_t scratch_each;
 } residual_job;
@@ -106,8 +107,8 @@ static void multiply_block(const residual_job *j, const tch_matrices *m, int64_t
     *spare = swap;
 }
 
-/* Size of the probes. For p = 1 they meet A first, whose rows may sum up to more than float64 holds although no
- * eigenvalue is; a power of two this much below 1 changes nothing else. */
+/* Size of the probes. For p = 1 the rows of X alone may sum up to more than float64 holds although no eigenvalue does; a
+ * power of two this much below 1 changes nothing else. */
 static double probe_size(int32_t root)
 {
     return root == 1 ? 0x1p-8 : 1.0;
@@ -123,30 +124,63 @@ static void draw_probes(int64_t n, uint64_t group, double size, double *v)
     }
 }
 
-static double probe_residual(const residual_job *j, int64_t index, double *scratch)
+/* Squares of norms, summed over the probes or taken of the matrices themselves. R is the residual. */
+typedef struct residual_sums {
+    double r, xr, x;
+} residual_sums;
+
+/* Of the numbers times `factor`. */
+static double sum_squares(int64_t count, double factor, const double *y)
+{
+    return tchi_loops_for(TCH_SCALAR_F64)->sum_squares(count, factor, y);
+}
+
+/* The power of two that brings X near 1, where squares stay in range: entries of the diagonal lie between the extreme
+ * eigenvalues. */
+static double unit_of(const residual_job *j, int64_t index)
+{
+    double first = j->x->type == TCH_SCALAR_F64 ? *(const double *)tchi_cpu_row(j->x, index, 0) : 1.0;
+    int exponent = isfinite(first) && first != 0.0 ? ilogb(first) : 0;
+    return ldexp(1.0, exponent > 1000 ? -1000 : exponent < -1000 ? 1000 : -exponent);
+}
+
+/* One group of probes. */
+static void probe_group(const residual_job *j, int64_t index, uint64_t group, double *scratch, residual_sums *sums)
 {
     int64_t n = j->a->rows;
     double *v = scratch;
-    double sum = 0;
-    double size = probe_size(j->root);
+    double *y = scratch + PROBES * n;
+    double *spare = scratch + 2 * PROBES * n;
+    double unit = unit_of(j, index);
+    draw_probes(n, group, probe_size(j->root), v);
+    memcpy(y, v, (size_t)(PROBES * n) * sizeof *v);
+    for (int k = 0; k < j->root - j->root / 2; k++) {
+        multiply_block(j, j->x, index, 0.0, &y, &spare);
+        sums->x += k == 0 ? sum_squares(PROBES * n, unit, y) : 0.0;
+    }
+    multiply_block(j, j->a, index, j->shift != NULL ? j->shift[index] : 0.0, &y, &spare);
+    for (int k = 0; k < j->root / 2; k++) {
+        multiply_block(j, j->x, index, 0.0, &y, &spare);
+    }
+    for (int64_t i = 0; i < PROBES * n; i++) {
+        y[i] -= v[i];
+    }
+    sums->r += sum_squares(PROBES * n, 1 / probe_size(j->root), y);
+    if (j->error != NULL) {
+        multiply_block(j, j->x, index, 0.0, &y, &spare);
+        sums->xr += sum_squares(PROBES * n, unit, y);
+    }
+}
+
+static residual_sums probe_residual(const residual_job *j, int64_t index, double *scratch)
+{
+    residual_sums sums = {0};
     int groups = (j->probes + PROBES - 1) / PROBES;
     for (int g = 0; g < groups; g++) {
-        double *y = scratch + PROBES * n;
-        double *spare = scratch + 2 * PROBES * n;
-        draw_probes(n, (uint64_t)g, size, v);
-        memcpy(y, v, (size_t)(PROBES * n) * sizeof *v);
-        for (int k = 0; k < j->root / 2; k++) {
-            multiply_block(j, j->x, index, 0.0, &y, &spare);
-        }
-        multiply_block(j, j->a, index, j->shift != NULL ? j->shift[index] : 0.0, &y, &spare);
-        for (int k = 0; k < j->root - j->root / 2; k++) {
-            multiply_block(j, j->x, index, 0.0, &y, &spare);
-        }
-        for (int64_t i = 0; i < PROBES * n; i++) {
-            sum += (y[i] - v[i]) * (y[i] - v[i]);
-        }
+        probe_group(j, index, (uint64_t)g, scratch, &sums);
     }
-    return sqrt(sum / ((double)groups * PROBES * (double)n)) / size;
+    sums.r /= (double)groups * PROBES; /* |R|^2 is wanted itself, of the others only the ratio */
+    return sums;
 }
 
 static void widen(const tch_matrices *m, int64_t index, double *out)
@@ -166,7 +200,7 @@ static void multiply_full(const residual_job *j, const double *m, double **y, do
     *spare = swap;
 }
 
-static double exact_residual(const residual_job *j, int64_t index, double *scratch)
+static residual_sums exact_residual(const residual_job *j, int64_t index, double *scratch)
 {
     int64_t n = j->a->rows;
     double *x = scratch;
@@ -178,42 +212,51 @@ static double exact_residual(const residual_job *j, int64_t index, double *scrat
     for (int64_t i = 0; i < n; i++) {
         a[i * n + i] += j->shift != NULL ? j->shift[index] : 0.0;
     }
-    memcpy(y, j->root > 1 ? x : a, (size_t)(n * n) * sizeof *y);
-    for (int k = 1; k < j->root / 2; k++) {
+    memcpy(y, x, (size_t)(n * n) * sizeof *y);
+    for (int k = 1; k < j->root - j->root / 2; k++) {
         multiply_full(j, x, &y, &spare);
     }
-    if (j->root > 1) {
-        multiply_full(j, a, &y, &spare);
-    }
-    for (int k = 0; k < j->root - j->root / 2; k++) {
+    multiply_full(j, a, &y, &spare);
+    for (int k = 0; k < j->root / 2; k++) {
         multiply_full(j, x, &y, &spare);
     }
-    double sum = 0;
     for (int64_t i = 0; i < n; i++) {
         y[i * n + i] -= 1.0;
-        sum += tchi_loops_for(TCH_SCALAR_F64)->sum_squares(n, 1.0, y + i * n);
     }
-    return sqrt(sum / (double)n);
+    double unit = unit_of(j, index);
+    residual_sums sums = {.r = sum_squares(n * n, 1.0, y), .x = sum_squares(n * n, unit, x)};
+    if (j->error != NULL) {
+        multiply_full(j, x, &y, &spare);
+        sums.xr = sum_squares(n * n, unit, y);
+    }
+    return sums;
 }
 
 static void residual_one(void *argument, int64_t index, int thread)
 {
     const residual_job *j = argument;
     double *scratch = (double *)(void *)(j->scratch + thread * j->scratch_each);
-    j->out[index] = j->probes == 0 ? exact_residual(j, index, scratch) : probe_residual(j, index, scratch);
+    residual_sums sums = j->probes == 0 ? exact_residual(j, index, scratch) : probe_residual(j, index, scratch);
+    j->out[index] = sqrt(sums.r / (double)j->a->rows);
+    if (j->error != NULL) {
+        j->error[index] = sqrt(sums.xr / sums.x) / j->root;
+    }
 }
 
 tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                  const tch_matrices *x, int32_t probes, double *out, void *scratch)
+                                  const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch)
 {
-    residual_job job = {state, a, x, shift, root, probes, out, scratch, 0};
+    residual_job job = {state, a, x, shift, root, probes, out, error, scratch, 0};
     double n = (double)a->rows;
     job.scratch_each = TCHI_CPU_SCRATCH_ROUND(tchi_cpu_root_residual_scratch(a->rows, probes));
     if (a->rows == 0) {
         memset(out, 0, (size_t)a->batch * sizeof *out);
+        if (error != NULL) {
+            memset(error, 0, (size_t)a->batch * sizeof *error);
+        }
         return TCH_OK;
     }
-    double work = (root + 1) * n * n * (probes == 0 ? 2.0 * n : 2.0 * probes);
+    double work = (root + 2) * n * n * (probes == 0 ? 2.0 * n : 2.0 * probes);
     tchi_cpu_for_each(state, a->batch, work, residual_one, &job);
     return TCH_OK;
 }

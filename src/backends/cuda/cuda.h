@@ -140,7 +140,7 @@ tch_status tchi_cuda_root_setup(void *state, int64_t batch, const tch_root_norms
                                 double relative_eps, double margin, double symmetry, double *damping, double *bound,
                                 int32_t *flags);
 tch_status tchi_cuda_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                   const tch_matrices *x, int32_t probes, double *out, void *scratch);
+                                   const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch);
 int64_t tchi_cuda_root_residual_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch,
                                         int64_t probes);
 tch_status tchi_cuda_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags);

@@ -1,6 +1,7 @@
-/* How far a root is from one: |X^ceil(p/2) (A + shift I) X^floor(p/2) - I| / sqrt(n), in float64 whatever A and X are
- * stored in. Estimated with random signs by a chain of p + 1 products with four vectors, all in one launch; or exactly,
- * by matrix products, which are the table's own operations. */
+/* How far a root is from one: the residual R = X^floor(p/2) (A + shift I) X^ceil(p/2) - I, whose norm is that of its
+ * transpose, and the bound |X R| / (p |X|) on the error, in float64 whatever A and X are stored in. Estimated with random
+ * signs by a chain of p + 2 products with four vectors, all in one launch; or exactly, by matrix products, which are the
+ * table's own operations. */
 #include "matvec.cuh"
 
 #define PROBES 4    /* vectors multiplied at once; more probes are done in groups */
@@ -17,14 +18,21 @@ typedef struct residual_parameters {
     tchi_cuda_operand a, x;
     int n, root, groups;
     tchi_cuda_spread spread;
-    double size; /* of the probes; for p = 1 below 1, as on the CPU, since they meet A first */
+    double size; /* of the probes; for p = 1 below 1, as on the CPU */
     const double *shift;
     const double *signs; /* n of each probe, the same for all matrices */
     double *published;   /* of each matrix, twice PROBES vectors: products of even and of odd steps */
-    double *sums;        /* of each block */
+    double *sums;        /* of each block, SUMS numbers */
     char *vectors;       /* of each block, when they are not in shared memory */
     double *out;
+    double *error; /* may be NULL */
 } residual_parameters;
+
+/* Squares of norms over all probes, or a thread's part of them. */
+#define SUMS 3
+struct residual_sums {
+    double r, xr, x;
+};
 
 /* Entries from one vector to the next: whole steps, and two more, so that eight lanes reading 16 bytes each of two
  * vectors meet every bank once. */
@@ -37,6 +45,7 @@ static __host__ __device__ inline int64_t plane_of(int64_t n)
 struct residual_block {
     int64_t b;
     int rank, first, plane;
+    double unit; /* of X in sums of squares */
     double *y;
     double *published;
 };
@@ -219,31 +228,41 @@ static __device__ void fetch(const residual_block &k, int n, const double *from,
     }
 }
 
-/* This thread's part of the sum of squares over the block's rows and one group of probes. `meetings` counts those of
- * the whole launch: a place in `published` is written again only two meetings later, when everyone has read it. */
-static __device__ double chain(const residual_parameters &p, const residual_block &k, int group, int *meetings)
+/* The power of two that brings X near 1, as on the CPU. */
+static __device__ double unit_of(const residual_parameters &p, int64_t b)
+{
+    double first = p.x.type == TCH_SCALAR_F64 ? *((const double *)p.x.data + b * p.x.stride) : 1.0;
+    int exponent = isfinite(first) && first != 0.0 ? ilogb(first) : 0;
+    return scalbn(1.0, -min(max(exponent, -1000), 1000));
+}
+
+/* Adds this thread's part of the squares over the block's rows and one group of probes. `meetings` counts those of the
+ * whole launch: a place in `published` is written again only two meetings later, when everyone has read it. */
+static __device__ void chain(const residual_parameters &p, const residual_block &k, int group, int *meetings,
+                             residual_sums *sums)
 {
     const double *signs = p.signs + (int64_t)group * PROBES * p.n;
-    double error = 0;
+    int last = p.error != NULL ? p.root + 1 : p.root;
     fetch(k, p.n, signs, p.size);
     __syncthreads();
-    for (int step = 0; step <= p.root; step++) {
-        bool with_a = step == p.root / 2;
-        bool last = step == p.root;
+    for (int step = 0; step <= last; step++) {
+        bool with_a = step == p.root - p.root / 2;
         double shift = with_a && p.shift != NULL ? p.shift[k.b] : 0.0;
         double *to = k.published + (int64_t)(*meetings % 2) * PROBES * p.n;
         tch_scalar type = with_a ? p.a.type : p.x.type;
         multiply(type, with_a, rows_of(p, k, with_a), p.n, k, [&](int row, int probe, double sum) {
             int i = k.first + row;
             double entry = with_a ? sum + shift * k.y[probe * k.plane + i] : sum;
-            if (last) {
-                double off = entry - signs[(int64_t)probe * p.n + i] * p.size;
-                error += off * off;
-            } else {
+            entry -= step == p.root ? signs[(int64_t)probe * p.n + i] * p.size : 0.0;
+            double near = entry * k.unit;
+            sums->x += step == 0 ? near * near : 0.0;
+            sums->r += step == p.root ? entry * entry : 0.0;
+            sums->xr += step > p.root ? near * near : 0.0;
+            if (step < last) {
                 to[(int64_t)probe * p.n + i] = entry;
             }
         });
-        if (last) {
+        if (step == last) {
             break;
         }
         tchi_cuda_meet(p.spread.blocks);
@@ -252,7 +271,34 @@ static __device__ double chain(const residual_parameters &p, const residual_bloc
         __syncthreads();
     }
     __syncthreads(); /* the next group overwrites the vectors */
-    return error;
+}
+
+/* The block's sums, where the first block of the matrix finds them. */
+static __device__ void publish_sums(const residual_parameters &p, const residual_sums &mine, double *shared)
+{
+    const double parts[SUMS] = {mine.r, mine.xr, mine.x};
+    for (int i = 0; i < SUMS; i++) {
+        double sum = tchi_cuda_block_sum(parts[i], threadIdx.x, blockDim.x, shared);
+        if (threadIdx.x == 0) {
+            p.sums[(int64_t)blockIdx.x * SUMS + i] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+/* By one thread of the matrix's first block, when all of them have published. */
+static __device__ void write_results(const residual_parameters &p, int64_t b)
+{
+    double sums[SUMS] = {};
+    for (int block = 0; block < p.spread.blocks; block++) {
+        for (int i = 0; i < SUMS; i++) {
+            sums[i] += __ldcg(p.sums + ((int64_t)blockIdx.x + block) * SUMS + i);
+        }
+    }
+    p.out[b] = sqrt(sums[0] / ((double)p.groups * PROBES * p.n)) / p.size;
+    if (p.error != NULL) {
+        p.error[b] = sqrt(sums[1] / sums[2]) / p.root;
+    }
 }
 
 /* Of 16 matrices of 1024 in float32 and p = 4 the products read 5 times 67 MB, of X from L2 as far as it fits there,
@@ -269,24 +315,18 @@ static __global__ void __launch_bounds__(THREADS, 1) root_residual(residual_para
     k.rank = (int)(blockIdx.x % blocks);
     k.first = tchi_cuda_slice_start(p.n, k.rank, blocks);
     k.plane = (int)plane_of(p.n);
+    k.unit = unit_of(p, k.b);
     k.y = (double *)(p.spread.vectors_shared ? memory : p.vectors + blockIdx.x * p.spread.vector_bytes);
     k.published = p.published + k.b * 2 * PROBES * p.n;
-    double error = 0;
+    residual_sums sums = {};
     int meetings = 0;
     for (int group = 0; group < p.groups; group++) {
-        error += chain(p, k, group, &meetings);
+        chain(p, k, group, &meetings, &sums);
     }
-    error = tchi_cuda_block_sum(error, threadIdx.x, blockDim.x, shared);
-    if (threadIdx.x == 0) {
-        p.sums[blockIdx.x] = error;
-    }
+    publish_sums(p, sums, shared);
     tchi_cuda_meet(blocks);
     if (k.rank == 0 && threadIdx.x == 0) {
-        double sum = 0;
-        for (int i = 0; i < blocks; i++) {
-            sum += __ldcg(p.sums + blockIdx.x + i);
-        }
-        p.out[k.b] = sqrt(sum / ((double)p.groups * PROBES * p.n)) / p.size;
+        write_results(p, k.b);
     }
 }
 
@@ -296,7 +336,7 @@ static int64_t vector_bytes(int64_t n)
 }
 
 static tch_status probe(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,
-                        const tch_matrices *x, int64_t probes, double *out, double *scratch)
+                        const tch_matrices *x, int64_t probes, double *out, double *error, double *scratch)
 {
     int64_t n = a->rows;
     int64_t groups = tchi_cuda_ceil_div(probes, PROBES);
@@ -315,8 +355,9 @@ static tch_status probe(tchi_cuda_state *state, int32_t root, const tch_matrices
     p.signs = scratch;
     p.published = scratch + groups * PROBES * n;
     p.sums = p.published + a->batch * 2 * PROBES * n;
-    p.vectors = (char *)(p.sums + a->batch * TCHI_CUDA_SPREAD_MOST);
+    p.vectors = (char *)(p.sums + a->batch * TCHI_CUDA_SPREAD_MOST * SUMS);
     p.out = out;
+    p.error = error;
     return tchi_cuda_spread_launch(state, &p.spread, a->batch, root_residual, p, "root_residual");
 }
 
@@ -347,47 +388,76 @@ static tch_status multiply_full(tchi_cuda_state *state, const tch_matrices *m, t
     return TCH_OK;
 }
 
-/* The products of one chunk, in y. Of the four buffers the first two hold X and A + shift I; the first product reads
- * its right factor from there, so y starts as a view of it and leaves it for a buffer of its own. */
-static tch_status multiply_chain(tchi_cuda_state *state, int32_t root, const tch_matrices *buffer, tch_matrices *y)
+/* The products of one chunk, in y. Of the four buffers the first two hold X and A + shift I, the others are y and a
+ * spare one; the first product reads X as its right factor. */
+static tch_status multiply_chain(tchi_cuda_state *state, int32_t root, const tch_matrices *buffer, tch_matrices *y,
+                                 tch_matrices *spare)
 {
     const tch_matrices *x = &buffer[0];
     const tch_matrices *a = &buffer[1];
-    tch_matrices spare = buffer[3];
     *y = buffer[2];
+    *spare = buffer[3];
     for (int32_t step = 1; step <= root; step++) {
-        const tch_matrices *left = step == root / 2 ? a : x;
+        const tch_matrices *left = step == root - root / 2 ? a : x;
         if (step == 1) {
-            const tch_matrices *right = root > 1 ? x : a;
-            TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, left, 0, right, 0, 0.0, y));
+            TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, left, 0, x, 0, 0.0, y));
         } else {
-            TCHI_CUDA_PASS(multiply_full(state, left, y, &spare));
+            TCHI_CUDA_PASS(multiply_full(state, left, y, spare));
         }
     }
     return TCH_OK;
 }
 
-static tch_status exact(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,
-                        const tch_matrices *x, double *out, double *scratch)
+/* error[b] was |X R| / sqrt(n). */
+static __global__ void __launch_bounds__(THREADS)
+    divide_errors(int64_t batch, double n, double root, const double *sizes, double *error)
+{
+    for (int64_t b = (int64_t)blockIdx.x * THREADS + threadIdx.x; b < batch; b += (int64_t)gridDim.x * THREADS) {
+        error[b] = error[b] / sizes[b] * (sqrt(n) / root);
+    }
+}
+
+/* The bound on the error from y = R / sqrt(n); `sizes` takes a number for each matrix. */
+static tch_status bound_errors(tchi_cuda_state *state, int32_t root, const tch_matrices *x, tch_matrices *y,
+                               tch_matrices *spare, double *sizes, double *error)
+{
+    TCHI_CUDA_PASS(multiply_full(state, x, y, spare));
+    TCHI_CUDA_PASS(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, y, error));
+    TCHI_CUDA_PASS(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, x, sizes));
+    unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(x->batch, THREADS));
+    divide_errors<<<blocks, THREADS, 0, state->stream>>>(x->batch, (double)x->rows, root, sizes, error);
+    return tchi_cuda_launched(state, "root_residual");
+}
+
+static tch_status exact_part(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,
+                             const tch_matrices *x, double *out, double *error, double *scratch)
 {
     int64_t n = a->rows;
-    int64_t chunk = exact_chunk(n, a->batch);
+    int64_t elements = a->batch * n * n;
+    tch_matrices buffer[4];
+    for (int i = 0; i < 4; i++) {
+        buffer[i] = {scratch + i * elements, TCH_SCALAR_F64, n, n, n, a->batch, n * n};
+    }
+    tch_matrices y, spare;
+    TCHI_CUDA_PASS(tchi_cuda_shift_scale(state, x, NULL, NULL, 0.0, &buffer[0]));
+    TCHI_CUDA_PASS(tchi_cuda_shift_scale(state, a, shift, NULL, 0.0, &buffer[1]));
+    TCHI_CUDA_PASS(multiply_chain(state, root, buffer, &y, &spare));
+    double unit = 1 / sqrt((double)n);
+    TCHI_CUDA_PASS(tchi_cuda_combine(state, -unit, unit, &y, 0.0, NULL, &y));
+    TCHI_CUDA_PASS(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, &y, out));
+    return error == NULL ? TCH_OK : bound_errors(state, root, &buffer[0], &y, &spare, scratch + 4 * elements, error);
+}
+
+static tch_status exact(tchi_cuda_state *state, int32_t root, const tch_matrices *a, const double *shift,
+                        const tch_matrices *x, double *out, double *error, double *scratch)
+{
+    int64_t chunk = exact_chunk(a->rows, a->batch);
     for (int64_t first = 0; first < a->batch; first += chunk) {
         int64_t count = a->batch - first < chunk ? a->batch - first : chunk;
-        tch_matrices buffer[4];
-        for (int i = 0; i < 4; i++) {
-            buffer[i] = {scratch + i * chunk * n * n, TCH_SCALAR_F64, n, n, n, count, n * n};
-        }
         tch_matrices a_part = part_of(a, first, count);
         tch_matrices x_part = part_of(x, first, count);
-        tch_matrices y;
-        TCHI_CUDA_PASS(tchi_cuda_shift_scale(state, &x_part, NULL, NULL, 0.0, &buffer[0]));
-        TCHI_CUDA_PASS(
-            tchi_cuda_shift_scale(state, &a_part, shift != NULL ? shift + first : NULL, NULL, 0.0, &buffer[1]));
-        TCHI_CUDA_PASS(multiply_chain(state, root, buffer, &y));
-        double unit = 1 / sqrt((double)n);
-        TCHI_CUDA_PASS(tchi_cuda_combine(state, -unit, unit, &y, 0.0, NULL, &y));
-        TCHI_CUDA_PASS(tchi_cuda_reduce(state, TCH_REDUCE_FROBENIUS, &y, out + first));
+        TCHI_CUDA_PASS(exact_part(state, root, &a_part, shift != NULL ? shift + first : NULL, &x_part, out + first,
+                                  error != NULL ? error + first : NULL, scratch));
     }
     return TCH_OK;
 }
@@ -403,23 +473,25 @@ int64_t tchi_cuda_root_residual_scratch(const tchi_cuda_state *state, tch_scalar
         return 0;
     }
     if (probes == 0) {
-        return 4 * exact_chunk(n, batch) * n * n * size;
+        return exact_chunk(n, batch) * (4 * n * n + 1) * size;
     }
     int64_t outside = vector_bytes(n) > tchi_cuda_spread_limit(state) ? TCHI_CUDA_SPREAD_MOST * vector_bytes(n) : 0;
     int64_t signs = tchi_cuda_ceil_div(probes, PROBES) * PROBES * n;
-    return (signs + batch * (2 * PROBES * n + TCHI_CUDA_SPREAD_MOST)) * size + batch * outside;
+    return (signs + batch * (2 * PROBES * n + TCHI_CUDA_SPREAD_MOST * SUMS)) * size + batch * outside;
 }
 
 tch_status tchi_cuda_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                   const tch_matrices *x, int32_t probes, double *out, void *scratch)
+                                   const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     if (a->batch == 0) {
         return TCH_OK;
     }
     if (a->rows == 0) {
-        return tchi_cuda_check(cudaMemsetAsync(out, 0, (size_t)a->batch * sizeof(double), s->stream), "root_residual");
+        size_t bytes = (size_t)a->batch * sizeof(double);
+        TCHI_CUDA_TRY(error != NULL ? cudaMemsetAsync(error, 0, bytes, s->stream) : cudaSuccess, "root_residual");
+        return tchi_cuda_check(cudaMemsetAsync(out, 0, bytes, s->stream), "root_residual");
     }
-    return probes == 0 ? exact(s, root, a, shift, x, out, (double *)scratch)
-                       : probe(s, root, a, shift, x, probes, out, (double *)scratch);
+    return probes == 0 ? exact(s, root, a, shift, x, out, error, (double *)scratch)
+                       : probe(s, root, a, shift, x, probes, out, error, (double *)scratch);
 }
