@@ -33,7 +33,6 @@ configure_file(cmake/torchium.pc.in torchium.pc @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/torchium.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 
 if(TORCHIUM_BUILD_CLI)
-    file(RELATIVE_PATH lib_from_bin "/prefix/${CMAKE_INSTALL_BINDIR}" "/prefix/${CMAKE_INSTALL_LIBDIR}")
-    set_target_properties(torchium_command PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_bin}")
     install(TARGETS torchium_command RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+    torchium_rpath(torchium_command BUILT "${PROJECT_BINARY_DIR}/bin" INSTALLED "${CMAKE_INSTALL_BINDIR}")
 endif()

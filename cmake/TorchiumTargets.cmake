@@ -37,3 +37,22 @@ function(torchium_compile_options target)
         target_link_options(${target} PRIVATE -fsanitize=${TORCHIUM_SANITIZE})
     endif()
 endfunction()
+
+# torchium_rpath(TARGET BUILT folder INSTALLED folder [OPTIONS option...]): where a file that is linked to the library looks
+# for it, relative to itself: the one in the folder BUILT of the build tree, and the one that was installed into INSTALLED
+# of the prefix. CMake's own way leaves a colon at the end of the first, and nothing behind a colon is the current folder,
+# where anybody may have put a library. So the file is linked with both paths, and the installed copy keeps its own.
+# OPTIONS are those of install().
+function(torchium_rpath target)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "BUILT;INSTALLED" "OPTIONS")
+    get_target_property(folder torchium LIBRARY_OUTPUT_DIRECTORY)
+    if(NOT folder)
+        get_target_property(folder torchium BINARY_DIR)
+    endif()
+    file(RELATIVE_PATH built "${arg_BUILT}" "${folder}")
+    file(RELATIVE_PATH installed "/prefix/${arg_INSTALLED}" "/prefix/${CMAKE_INSTALL_LIBDIR}")
+    set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON
+        INSTALL_RPATH "$ORIGIN/${built};$ORIGIN/${installed}")
+    install(CODE "file(RPATH_SET NEW_RPATH \"$ORIGIN/${installed}\"
+        FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${arg_INSTALLED}/$<TARGET_FILE_NAME:${target}>\")" ${arg_OPTIONS})
+endfunction()

@@ -116,11 +116,20 @@ static const char *run(tchi_fibers *fibers, void (*thread)(const tchi_cpu_launch
     return tchi_fibers_run(fibers, &entry, &launch, 0, 4);
 }
 
+enum { STACK = 65536 };
+
+static tchi_fibers *make(int threads, size_t stack_bytes)
+{
+    tchi_fibers *fibers = tchi_fibers_create();
+    assert_non_null(fibers);
+    assert_int_equal(tchi_fibers_reserve(fibers, threads, stack_bytes), 0);
+    return fibers;
+}
+
 static void everything(void **state)
 {
     (void)state;
-    tchi_fibers *fibers = tchi_fibers_create();
-    assert_non_null(fibers);
+    tchi_fibers *fibers = make(THREADS, STACK);
     for (int again = 0; again < 2; again++) { /* the stacks are kept from launch to launch */
         assert_null(run(fibers, keep_numbers));
         CHECK(wrong == 0 && last_block == 3, "%d numbers changed, the last block is %d", wrong, (int)last_block);
@@ -137,8 +146,91 @@ static void everything(void **state)
     tchi_fibers_destroy(fibers);
 }
 
+/* --- stacks ------------------------------------------------------------------------------------------------------- */
+
+/* Every guard begins and ends with a page, is no smaller than what compilers step over, and leaves a stack what was
+ * asked for, whatever a page is. */
+static void pages_of_any_size(void **state)
+{
+    (void)state;
+    static const size_t pages[] = {4096, 16384, 65536, 262144}, stacks[] = {1, STACK - 1, STACK, STACK + 1, 1081344};
+    for (size_t i = 0; i < sizeof pages / sizeof *pages; i++) {
+        for (size_t k = 0; k < sizeof stacks / sizeof *stacks; k++) {
+            stack_layout l = lay_out(pages[i], stacks[k]);
+            test_case("pages of %zu bytes, stacks of %zu", pages[i], stacks[k]);
+            CHECK(l.guard % pages[i] == 0 && l.stride % pages[i] == 0, "guard %zu, stride %zu", l.guard, l.stride);
+            CHECK(l.guard >= GUARD_BYTES && l.stride - l.guard >= stacks[k], "guard %zu, stride %zu", l.guard, l.stride);
+            CHECK(l.stride - l.guard < stacks[k] + pages[i], "a stack of %zu bytes", l.stride - l.guard);
+        }
+    }
+    tchi_fibers *fibers = make(1, 1);
+    unmap_stacks(fibers);
+    assert_int_equal(map_stacks(fibers, 65536, THREADS, STACK), 0); /* as if pages were of 64 KiB */
+    assert_null(run(fibers, keep_numbers));
+    assert_int_equal(wrong, 0);
+    tchi_fibers_destroy(fibers);
+}
+
+/* All of a stack is a thread's own: what lies at its far end stays what it was while the others fill theirs. */
+static void use_all(const tchi_cpu_launch *l, int32_t thread)
+{
+    volatile unsigned char local[STACK];
+    for (size_t i = 0; i < sizeof local; i++) {
+        local[i] = (unsigned char)(i * 31 + (size_t)thread);
+    }
+    wait_for(l, TCHI_WAIT_BLOCK, 0, 0, 0);
+    for (size_t i = 0; i < sizeof local; i++) {
+        wrong += local[i] != (unsigned char)(i * 31 + (size_t)thread);
+    }
+}
+
+/* Stacks grow where a kernel needs larger ones, or has larger blocks, and then stay. */
+static void stacks_grow(void **state)
+{
+    (void)state;
+    tchi_fibers *fibers = make(2, 4096);
+    assert_false(tchi_fibers_fit(fibers, 2, 4097));
+    assert_false(tchi_fibers_fit(fibers, 3, 4096));
+    assert_int_equal(tchi_fibers_reserve(fibers, THREADS, 4096), 0);
+    assert_int_equal(tchi_fibers_reserve(fibers, 1, 2 * STACK), 0);
+    assert_true(tchi_fibers_fit(fibers, THREADS, 2 * STACK));
+    const char *before = fibers->stacks;
+    assert_int_equal(tchi_fibers_reserve(fibers, THREADS, STACK), 0);
+    assert_true(fibers->stacks == before);
+    assert_null(run(fibers, use_all));
+    CHECK(wrong == 0, "%d bytes changed", wrong);
+    tchi_fibers_destroy(fibers);
+}
+
+/* A machine of 72 cores, each with the largest block: as many as are allowed can be had, and the process has mappings left
+ * for others. */
+static void many_cores(void **state)
+{
+    (void)state;
+    enum { CORES = 72 };
+    tchi_fibers *all[CORES];
+    int count = tchi_fibers_most(TCHI_CPU_BLOCK_THREADS) < CORES ? tchi_fibers_most(TCHI_CPU_BLOCK_THREADS) : CORES;
+    assert_true(count >= 1);
+    for (int i = 0; i < count; i++) {
+        test_case("core %d of %d", i, count);
+        all[i] = make(TCHI_CPU_BLOCK_THREADS, STACK);
+    }
+    for (int i = count; i < CORES; i++) {
+        test_case("core %d, small blocks", i);
+        all[i] = make(32, STACK);
+    }
+    for (int i = 0; i < CORES; i++) {
+        tchi_fibers_destroy(all[i]);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(everything)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(everything),
+        cmocka_unit_test(pages_of_any_size),
+        cmocka_unit_test(stacks_grow),
+        cmocka_unit_test(many_cores),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* Kernels as people write them, on the device under test: the list of support/kernel_sources.c, and what a compiler or a
  * running kernel says when something is wrong with one. */
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,6 +59,8 @@ static void compile_errors(void **state)
            "f", first);
     test_case("a function without __global__");
     refuse(*state, "__device__ void f(int *x) { *x = 1; }\n", "f", "f");
+    test_case("shared memory without a name");
+    refuse(*state, "extern __shared__ []; __global__ void f(float *x) {}\n", "f", first);
     test_case("not a kernel");
     refuse(*state, "__device__ int f(int x) { return x; }\n", "f", "f");
 }
@@ -112,6 +115,66 @@ static void stopped_on_the_cpu(void **state)
          "__global__ void f(int n)\n{\n    if (threadIdx.x < 16) n = __shfl_sync(0xffffffffu, n, 0);\n"
          "    else __syncthreads();\n}\n",
          1, 32, "never come");
+}
+
+/* --- stacks ------------------------------------------------------------------------------------------------------ */
+
+/* Each of 40 threads keeps `count` numbers across a barrier, at which all others run on their own stacks: i + thread at
+ * place i, whose sum is count (count - 1) / 2 + count thread. */
+static void keep_across_a_barrier(tch_context *context, int64_t count)
+{
+    enum { THREADS = 40 };
+    char source[400];
+    tch_kernel *kernel = NULL;
+    int64_t threads = THREADS;
+    snprintf(source, sizeof source,
+             "__global__ void f(long long *y)\n{\n    volatile int a[%lld];\n    long long sum = 0;\n"
+             "    for (int i = 0; i < %lld; i++) a[i] = i + (int)threadIdx.x;\n    __syncthreads();\n"
+             "    for (int i = 0; i < %lld; i++) sum += a[i];\n    y[threadIdx.x] = sum;\n}\n",
+             (long long)count, (long long)count, (long long)count);
+    test_case("%lld integers on each stack", (long long)count);
+    test_tensor *y = test_tensor_make(context, TCH_INT64, 1, &threads, LAYOUT_CONTIGUOUS);
+    tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&y->tensor);
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, THREADS);
+    CHECK_OK(compile(context, source, "f", &kernel));
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
+    double *got = test_tensor_read(y);
+    for (int64_t i = 0; i < threads; i++) {
+        CHECK(got[i] == (double)(count * (count - 1) / 2 + count * i), "thread %lld has %g", (long long)i, got[i]);
+    }
+    free(got);
+    test_tensor_free(y);
+    tch_kernel_destroy(kernel);
+}
+
+static void large_stacks(void **state)
+{
+    if (!test_on_cpu()) {
+        skip();
+    }
+    keep_across_a_barrier(*state, 1000);
+    keep_across_a_barrier(*state, 20000);
+    keep_across_a_barrier(*state, 250000);
+    keep_across_a_barrier(*state, 10);
+    test_case("more than there is");
+    refuse(*state, "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n    __syncthreads();\n}\n",
+           "f", "bytes of local variables, expected at most 1048576");
+    refuse(*state, "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n}\n", "f",
+           "kernel f has 20000");
+}
+
+/* Fast arithmetic is the kernel's own: the thread that compiles and loads it keeps numbers below the normal ones. */
+static void fast_math_stays_inside(void **state)
+{
+    static const char *const options[] = {"--use_fast_math"};
+    volatile float small = FLT_MIN;
+    tch_kernel *kernel = NULL;
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    config.source = "__global__ void f(float *x) { *x = expf(*x); }\n", config.name = "f", config.use_cache = 0;
+    config.options = options, config.option_count = 1;
+    CHECK_OK(tch_kernel_compile(*state, &config, &kernel));
+    CHECK(small / 4 > 0, "%g / 4 is %g", (double)small, (double)(small / 4));
+    tch_kernel_destroy(kernel);
 }
 
 /* Threads that have returned are not waited for. */
@@ -175,16 +238,16 @@ static void little_memory(void **state)
     }
     counting_allocator counting = {0};
     tch_host_allocator allocator = counting_allocator_interface(&counting);
-    tch_context *context = NULL;
     CHECK_OK(tch_set_host_allocator(&allocator));
-    CHECK_OK(tch_context_create("cpu", &context));
     tch_status status = TCH_ERR_OUT_OF_MEMORY;
     for (int call = 1; status != TCH_OK; call++) {
+        tch_context *context = NULL; /* keeps stacks from launch to launch */
         tch_kernel *kernel = NULL;
         tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(3, 40);
         tch_kernel_argument argument = TCH_ARGUMENT_INT(1);
         test_case("allocation %d fails", call);
         long long bytes = counting.bytes;
+        CHECK_OK(tch_context_create("cpu", &context));
         counting_allocator_arm(&counting, call);
         status = compile(context, source, "f", &kernel);
         status = status == TCH_OK ? tch_kernel_launch(kernel, &shape, 1, &argument) : status;
@@ -192,10 +255,10 @@ static void little_memory(void **state)
               tch_last_error());
         counting_allocator_arm(&counting, 0);
         tch_kernel_destroy(kernel);
+        tch_context_destroy(context);
         CHECK(counting.bytes == bytes && counting.mistakes == 0, "%lld bytes are left",
               (long long)(counting.bytes - bytes));
     }
-    tch_context_destroy(context);
     CHECK_OK(tch_set_host_allocator(NULL));
 }
 
@@ -258,6 +321,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(refused_on_the_cpu),   cmocka_unit_test(stopped_on_the_cpu),
         cmocka_unit_test(returned_threads),     cmocka_unit_test(several_kernels),
         cmocka_unit_test(macros_of_the_source), cmocka_unit_test(no_compiler),
+        cmocka_unit_test(large_stacks),         cmocka_unit_test(fast_math_stays_inside),
     };
     const struct CMUnitTest alone[] = {
         cmocka_unit_test(little_memory)}; /* an allocator is set while there is no context */

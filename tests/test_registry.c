@@ -254,6 +254,56 @@ static void the_current_folder_is_never_searched(void **state)
     }
 }
 
+/* --- a program that was started through PATH, as "test_registry look" ---------------------------------------------- */
+
+#define PROGRAM "test_registry"
+#define LOOK "look"
+
+/* What this program sees when a shell finds it by its name alone. */
+static void look_by_name(void *seen)
+{
+    char folder[PATH_MAX] = "";
+    ssize_t length = readlink("/proc/self/exe", folder, sizeof folder - 1);
+    char *slash = length > 0 ? strrchr(folder, '/') : NULL;
+    if (slash == NULL || strcmp(slash + 1, PROGRAM) != 0) {
+        _exit(4);
+    }
+    *slash = '\0';
+    setenv("PATH", folder, 1);
+    FILE *output = popen(PROGRAM " " LOOK, "r");
+    if (output == NULL || fread(seen, sizeof(sight), 1, output) != 1 || pclose(output) != 0) {
+        _exit(5);
+    }
+}
+
+static int answer_to_look(void)
+{
+    sight seen;
+    look(&seen);
+    return fwrite(&seen, sizeof seen, 1, stdout) == 1 ? 0 : 1;
+}
+
+/* The linker knows such a program by its name only. In the current folder that is somebody else's file, and the module
+ * beside it somebody else's code. */
+static void a_name_is_not_a_place(void **state)
+{
+    (void)state;
+    char folder[] = TEST_MODULES "/visitor_XXXXXX", module[PATH_MAX], copy[PATH_MAX];
+    sight seen;
+    assert_non_null(mkdtemp(folder));
+    snprintf(module, sizeof module, "%s/%s", variant("good"), MODULE_FILE);
+    snprintf(copy, sizeof copy, "%s/%s", folder, MODULE_FILE);
+    copy_beginning(module, copy, LONG_MAX);
+    write_file(folder, PROGRAM, "not a program\n");
+    test_case("started by its name");
+    in_child(NULL, folder, look_by_name, &seen, sizeof seen);
+    expect_absent(&seen, "no module");
+    CHECK(strstr(seen.cuda.reason, folder) == NULL, "it was looked for in the current folder: %s", seen.cuda.reason);
+    remove_file(folder, MODULE_FILE);
+    remove_file(folder, PROGRAM);
+    rmdir(folder);
+}
+
 static void the_first_folder_of_the_path_wins(void **state)
 {
     (void)state;
@@ -383,11 +433,15 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_module_that_was_copied_in_part),
         cmocka_unit_test(without_a_module_the_reason_says_where_it_was_looked_for),
         cmocka_unit_test(the_current_folder_is_never_searched),
+        cmocka_unit_test(a_name_is_not_a_place),
         cmocka_unit_test(the_first_folder_of_the_path_wins),
         cmocka_unit_test(a_very_long_path_is_harmless),
         cmocka_unit_test(many_threads_may_ask_first),
         cmocka_unit_test(a_context_on_a_modules_device),
     };
+    if (argc == 2 && strcmp(argv[1], LOOK) == 0) {
+        return answer_to_look();
+    }
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -692,7 +692,7 @@ typedef struct tch_backend {
 
     /* --- user kernels ------------------------------------------------------------------------------------------ */
 
-    /* All OPTIONAL, NO DEFAULT, and there or not there together. */
+    /* All OPTIONAL, NO DEFAULT, and there or not there together, but for kernel_current. */
 
     /* Everything about compiler and device that an image depends on, as one line for the cache's key. Asked for every kernel,
      * those in the cache too: no compiler should be opened for it. UNAVAILABLE, with what to install, where there is none. */
@@ -700,6 +700,9 @@ typedef struct tch_backend {
     /* Compiles. What the compiler says goes to `log`, cut off at its end with a NUL; where it fails, INVALID_ARGUMENT. */
     tch_status (*kernel_build)(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
                                size_t log_size);
+    /* OPTIONAL. Whether an image, which may be damaged, is what would be compiled now as far as the key does not say: whether
+     * files that its compiler found by itself are what they were. Without it they all are. */
+    int32_t (*kernel_current)(void *state, const tch_kernel_image *image);
     /* From an image, which may be damaged: TCH_ERR_IO then, and nothing else has happened. */
     tch_status (*kernel_load)(void *state, const tch_kernel_image *image, void **kernel);
     void (*kernel_unload)(void *state, void *kernel);

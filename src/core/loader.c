@@ -244,26 +244,48 @@ static void load_search_path(const char *search_path)
     }
 }
 
-/* The folder of the shared object (or program) this file was linked into. */
+/* The file that `address` was loaded from, of a line "from-to rights offset device number   /the/file" of the list of a
+ * process's memory; 0 for the other lines. */
+static int mapped_file(const char *line, uintptr_t address, char *file)
+{
+    unsigned long from, to;
+    int place = 0;
+    if (sscanf(line, "%lx-%lx %*s %*s %*s %*s %n", &from, &to, &place) != 2 || address < from || address >= to ||
+        place == 0 || line[place] != '/') {
+        return 0;
+    }
+    snprintf(file, PATH_MAX, "%.*s", (int)strcspn(line + place, "\n"), line + place);
+    return 1;
+}
+
+/* The folder of the shared object (or program) this file was linked into, as the system knows it. The dynamic linker's
+ * name of a program is the word it was called by, and of an object what somebody wrote: both may be relative, to a folder
+ * that was current at another time or never. Where the system does not tell there is no such folder. */
 static int own_folder(char *folder)
 {
     static const char anchor = 0;
-    Dl_info info;
-    if (dladdr(&anchor, &info) == 0 || realpath(info.dli_fname, folder) == NULL) {
-        return 0;
+    char line[PATH_MAX + 256];
+    int found = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
+        found = mapped_file(line, (uintptr_t)&anchor, folder);
     }
-    char *slash = strrchr(folder, '/');
+    if (maps != NULL) {
+        fclose(maps);
+    }
+    char *slash = found ? strrchr(folder, '/') : NULL;
     if (slash == NULL) {
+        folder[0] = '\0';
         return 0;
     }
-    *slash = '\0';
+    slash[slash == folder] = '\0';
     return 1;
 }
 
 void tchi_load_modules(void)
 {
     char folder[PATH_MAX] = "";
-    load_search_path(getenv("TORCHIUM_BACKEND_PATH"));
+    load_search_path(secure_getenv("TORCHIUM_BACKEND_PATH")); /* not for a program that has more rights than its caller */
     if (own_folder(folder)) {
         load_folder(folder);
     }
@@ -272,7 +294,7 @@ void tchi_load_modules(void)
         snprintf(reason, sizeof reason,
                  "no module " PREFIX "cuda" SUFFIX " beside the library (%.400s) or under TORCHIUM_BACKEND_PATH; this "
                  "build runs on the CPU",
-                 folder);
+                 folder[0] != '\0' ? folder : "whose place is not known");
         tchi_registry_add(NULL, "cuda", "", reason);
     }
 }

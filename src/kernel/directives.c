@@ -5,6 +5,10 @@
 
 #include <string.h>
 
+/* Between a # and its word, comments included. Where there is more, which nobody writes, the compiler has to say what it
+ * means: the search goes on right behind the #, and would otherwise go over long comments again and again. */
+#define BLANKS_MOST 1024
+
 /* The next character, behind the ends of lines that a backslash takes away. */
 static const char *join(const char *at)
 {
@@ -28,22 +32,32 @@ static bool is_blank(char c)
     return c == ' ' || c == '\t' || c == '\v' || c == '\f' || c == '\r';
 }
 
-/* Behind blanks and comments, which may have several lines. */
+/* Behind a comment, whose first two characters `at` has, or where *left steps end. */
+static const char *skip_comment(const char *at, int *left)
+{
+    at = step(step(at));
+    while (*at != '\0' && !(*at == '*' && *step(at) == '/') && --*left > 0) {
+        at = step(at);
+    }
+    return step(step(at));
+}
+
+/* Behind blanks and comments, which may have several lines; NULL where there are more than BLANKS_MOST. */
 static const char *skip_blanks(const char *at)
 {
-    for (;;) {
+    int left = BLANKS_MOST;
+    while (left > 0) {
         if (is_blank(*at)) {
             at = step(at);
+            left--;
         } else if (*at == '/' && *step(at) == '*') {
-            at = step(step(at));
-            while (*at != '\0' && !(*at == '*' && *step(at) == '/')) {
-                at = step(at);
-            }
-            at = step(step(at));
+            at = skip_comment(at, &left);
+            left--;
         } else {
             return at;
         }
     }
+    return NULL;
 }
 
 /* Letters up to the end of a word; cut off where there are more than fit, and then no word that we know. */
@@ -60,9 +74,10 @@ static const char *take_word(const char *at, char *word, size_t size)
     return at;
 }
 
+/* `at` may be NULL: then only the compiler knows. */
 static void take_name(const char *at, tchi_include *include)
 {
-    char close = *at == '"' ? '"' : *at == '<' ? '>' : '\0';
+    char close = at == NULL ? '\0' : *at == '"' ? '"' : *at == '<' ? '>' : '\0';
     size_t used = 0;
     include->quoted = close == '"';
     include->known = false;
@@ -76,12 +91,16 @@ static void take_name(const char *at, tchi_include *include)
     include->known = *at == close;
 }
 
-/* Whether what follows a # includes something. */
+/* Whether what follows a # includes something, or may do so. */
 static bool take_directive(const char *at, tchi_include *include)
 {
     char word[16];
-    at = take_word(skip_blanks(at), word, sizeof word);
     include->known = false;
+    at = skip_blanks(at);
+    if (at == NULL) {
+        return true;
+    }
+    at = take_word(at, word, sizeof word);
     if (strcmp(word, "include") == 0) {
         take_name(skip_blanks(at), include);
         return true;

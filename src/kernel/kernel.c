@@ -77,11 +77,21 @@ static void release_image(tch_kernel_image *image)
     *image = (tch_kernel_image){0};
 }
 
+static bool is_current(const tch_context *context, const tch_kernel_image *image)
+{
+    return context->backend->kernel_current == NULL || context->backend->kernel_current(context->state, image) != 0;
+}
+
+/* An entry that is not current any more is replaced by the one that is compiled now. */
 static tch_status load_cached(tch_context *context, const tchi_cache_key *key, void **handle)
 {
     tch_kernel_image image = {0};
     *handle = NULL;
     if (!key->usable || !tchi_cache_find(key, &image)) {
+        return TCH_OK;
+    }
+    if (!is_current(context, &image)) {
+        release_image(&image);
         return TCH_OK;
     }
     tch_status status = context->backend->kernel_load(context->state, &image, handle);

@@ -151,6 +151,12 @@ def top_folders(wheel):
 
 
 @needs_wheel
+def test_libraries_are_looked_for_beside_the_package(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    run(sys.executable, ROOT / "tests" / "test_runpaths.py", tmp_path, BUILD / "objects")
+
+
+@needs_wheel
 def test_source_distribution_holds_what_is_needed(sdist):
     with tarfile.open(sdist) as archive:
         paths = [Path(*Path(member).parts[1:]) for member in archive.getnames()]

@@ -127,6 +127,7 @@ int fake_compiler_open(void **state)
     table = *context->backend;
     table.kernel_compiler = compiler;
     table.kernel_build = build;
+    table.kernel_current = NULL;
     table.kernel_load = load;
     table.kernel_unload = unload;
     table.kernel_describe = describe;

@@ -118,12 +118,15 @@ static tch_status state_create(int32_t index, void **state)
     }
     s->blas = tchi_blas_open(NULL);
     s->threads = tchi_num_threads();
+    s->fibers = NULL;
+    s->fiber_slots = 0;
     *state = s;
     return TCH_OK;
 }
 
 static void state_destroy(void *state)
 {
+    tchi_cpu_kernel_leave(state);
     host->release(state, sizeof(tchi_cpu_state));
 }
 
@@ -329,6 +332,7 @@ static const tch_backend table = {
 
     .kernel_compiler = tchi_cpu_kernel_compiler,
     .kernel_build = tchi_cpu_kernel_build,
+    .kernel_current = tchi_cpu_kernel_current,
     .kernel_load = tchi_cpu_kernel_load,
     .kernel_unload = tchi_cpu_kernel_unload,
     .kernel_describe = tchi_cpu_kernel_describe,

@@ -1,5 +1,5 @@
-/* Compiling a kernel: texts written into a folder of our own, the compiler run on them, its output read back. The folder is
- * removed however it ends. The user's name and file reach the compiler inside the text only; options are arguments of their
+/* Compiling a kernel: texts written into a folder of our own, the compiler run on them, its output read back: the object,
+ * what it needs of a stack, and which files were read. The folder is removed however it ends. The user's name and file reach the compiler inside the text only; options are arguments of their
  * own and begin with what kernel.h allows. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -15,11 +15,13 @@
 #include "kernel/prelude.h"
 
 #define COMPILE_SECONDS 120
+#define STACK_OPTION "-fstack-usage"
 #define MOST_ARGUMENTS 256
 
 typedef struct work {
     char folder[TCHI_PATH_SIZE];
-    int open; /* the folder exists */
+    int open;                /* the folder exists */
+    struct timespec started; /* the compiler */
     char *log;
     size_t log_size;
 } work;
@@ -123,12 +125,13 @@ static tch_status make_folder(work *w)
 
 static void remove_folder(const work *w)
 {
-    static const char *const made[] = {"kernel.cpp", "kernel.so"};
+    static const char *const made[] = {"kernel.cpp", "kernel.o", "kernel.d", "kernel.su", "kernel.so"};
+    const size_t made_count = sizeof made / sizeof *made;
     char path[TCHI_PATH_SIZE + 64];
     if (!w->open) {
         return;
     }
-    for (size_t i = 0; i < shim_count + part_count + 2; i++) {
+    for (size_t i = 0; i < shim_count + part_count + made_count; i++) {
         path_of(w,
                 i < shim_count                ? shims[i].name
                 : i < shim_count + part_count ? parts[i - shim_count].name
@@ -220,6 +223,20 @@ static void add(command *c, const char *prefix, const char *rest)
     c->used += (size_t)length + 1;
 }
 
+static void add_list(command *c, const char *const *words, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        add(c, words[i], "");
+    }
+}
+
+static void add_path(command *c, const work *w, const char *name)
+{
+    char path[TCHI_PATH_SIZE + 64];
+    path_of(w, name, path);
+    add(c, path, "");
+}
+
 static void add_option(command *c, const char *option)
 {
     if (strcmp(option, "--use_fast_math") == 0 || strcmp(option, "-use_fast_math") == 0) {
@@ -232,7 +249,8 @@ static void add_option(command *c, const char *option)
 }
 
 /* Contraction is what a GPU's compiler does too. Threads of one grid index with unsigned numbers and reinterpret memory at
- * will, so that types say nothing about what overlaps. */
+ * will, so that types say nothing about what overlaps. A function with many local variables touches every page of them in
+ * order, and so never passes over the guard below a stack. */
 static void fill_command(command *c, const char *compiler, const work *w, const tch_kernel_text *text)
 {
     static const char *const fixed[] = {
@@ -241,7 +259,6 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
         "-std=gnu++17",
         "-O3",
         "-fPIC",
-        "-shared",
         "-fvisibility=hidden",
         "-fno-math-errno",
         "-fno-rtti",
@@ -250,6 +267,7 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
         "-ffp-contract=fast",
         "-w",
         "-fno-strict-aliasing",
+        "-fstack-clash-protection",
         "-fdiagnostics-color=never",
         "-fmax-errors=20",
 #if defined(__x86_64__) || defined(__i386__)
@@ -257,14 +275,10 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
 #else
         "-mcpu=native",
 #endif
-        "-Wl,-z,defs",
-        "-Wl,--as-needed"
     };
-    char path[TCHI_PATH_SIZE + 64];
+    static const char *const outputs[] = {"-MD", "-MT", "kernel", "-MF"};
     add(c, compiler, "");
-    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
-        add(c, fixed[i], "");
-    }
+    add_list(c, fixed, sizeof fixed / sizeof *fixed);
     for (int32_t i = 0; i < text->option_count; i++) {
         add_option(c, text->options[i]);
     }
@@ -272,11 +286,37 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
         add(c, "-I", text->includes[i]);
     }
     add(c, "-I", w->folder);
+    add_list(c, outputs, sizeof outputs / sizeof *outputs);
+    add_path(c, w, "kernel.d");
+    add(c, STACK_OPTION, "");
+    add(c, "-c", "");
     add(c, "-o", "");
-    path_of(w, "kernel.so", path);
-    add(c, path, "");
-    path_of(w, "kernel.cpp", path);
-    add(c, path, "");
+    add_path(c, w, "kernel.o");
+    add_path(c, w, "kernel.cpp");
+}
+
+/* In a step of its own, in which the options of the user have no part: with -ffast-math GCC would link a piece of code that
+ * changes the arithmetic of whoever loads the object. */
+static void fill_link(command *c, const char *compiler, const work *w)
+{
+    static const char *const fixed[] = {"-shared", "-Wl,-z,defs", "-Wl,--as-needed", "-o"};
+    c->count = 0, c->overflow = 0, c->used = 0;
+    add(c, compiler, "");
+    add_list(c, fixed, sizeof fixed / sizeof *fixed);
+    add_path(c, w, "kernel.so");
+    add_path(c, w, "kernel.o");
+}
+
+/* Where a compiler does not know how to tell what stacks need, which clang has learned in version 13, it is asked without. */
+static int drop_stack_option(command *c, const char *log)
+{
+    for (int i = 0; i < c->count && strstr(log, STACK_OPTION) != NULL; i++) {
+        if (strcmp(c->arguments[i], STACK_OPTION) == 0) {
+            c->arguments[i] = "-w";
+            return 1;
+        }
+    }
+    return 0;
 }
 
 /* A compiler that crashes is asked again without vectors, where most such faults are: GCC 12.2 for aarch64 has one
@@ -284,6 +324,9 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
 static int run_compiler(command *c, const work *w)
 {
     int end = tchi_process_run(c->arguments, COMPILE_SECONDS, w->log, w->log_size);
+    if (end > 0 && drop_stack_option(c, w->log)) {
+        end = tchi_process_run(c->arguments, COMPILE_SECONDS, w->log, w->log_size);
+    }
     if (end > 0 && strstr(w->log, "internal compiler error") != NULL) {
         add(c, "-fno-tree-vectorize", "");
         end = c->overflow ? end : tchi_process_run(c->arguments, COMPILE_SECONDS, w->log, w->log_size);
@@ -291,7 +334,43 @@ static int run_compiler(command *c, const work *w)
     return end;
 }
 
-static tch_status compile(const work *w, const tch_kernel_text *text)
+static tch_status check_end(const work *w, const tch_kernel_text *text, const char *compiler, int end)
+{
+    const tch_backend_host *host = tchi_cpu_host();
+    if (end == TCHI_PROCESS_NOT_STARTED) {
+        return host->fail(TCH_ERR_UNAVAILABLE, "the C++ compiler %.200s cannot be started", compiler);
+    }
+    if (end == TCHI_PROCESS_TOO_LONG) {
+        return host->fail(TCH_ERR_INVALID_ARGUMENT, "%.200s took more than %d seconds for kernel %.200s", compiler,
+                          COMPILE_SECONDS, text->name);
+    }
+    if (end != 0) {
+        return host->fail(TCH_ERR_INVALID_ARGUMENT, "%.200s does not compile kernel %.200s:\n%.2000s", compiler,
+                          text->name, w->log);
+    }
+    return TCH_OK;
+}
+
+static tch_status run_steps(command *c, work *w, const tch_kernel_text *text, const char *compiler)
+{
+    c->count = 0, c->overflow = 0, c->used = 0;
+    fill_command(c, compiler, w, text);
+    if (c->overflow) {
+        return tchi_cpu_host()->fail(TCH_ERR_INVALID_ARGUMENT,
+                                     "options and include folders are longer than %zu characters", sizeof c->room);
+    }
+    clock_gettime(CLOCK_REALTIME, &w->started);
+    tch_status status = check_end(w, text, compiler, run_compiler(c, w));
+    if (status == TCH_OK) {
+        size_t used = strlen(w->log);
+        fill_link(c, compiler, w);
+        int end = tchi_process_run(c->arguments, COMPILE_SECONDS, w->log + used, w->log_size - used);
+        status = check_end(w, text, compiler, end);
+    }
+    return status;
+}
+
+static tch_status compile(work *w, const tch_kernel_text *text)
 {
     const tch_backend_host *host = tchi_cpu_host();
     char compiler[TCHI_PATH_SIZE];
@@ -303,62 +382,132 @@ static tch_status compile(const work *w, const tch_kernel_text *text)
     if (c == NULL) {
         return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for the compiler's command", sizeof *c);
     }
-    c->count = 0, c->overflow = 0, c->used = 0;
-    fill_command(c, compiler, w, text);
-    if (c->overflow) {
-        status = host->fail(TCH_ERR_INVALID_ARGUMENT, "options and include folders are longer than %zu characters",
-                            sizeof c->room);
-    } else {
-        int end = run_compiler(c, w);
-        if (end == TCHI_PROCESS_NOT_STARTED) {
-            status = host->fail(TCH_ERR_UNAVAILABLE, "the C++ compiler %.200s cannot be started", compiler);
-        } else if (end == TCHI_PROCESS_TOO_LONG) {
-            status = host->fail(TCH_ERR_INVALID_ARGUMENT, "%.200s took more than %d seconds for kernel %.200s",
-                                compiler, COMPILE_SECONDS, text->name);
-        } else if (end != 0) {
-            status = host->fail(TCH_ERR_INVALID_ARGUMENT, "%.200s does not compile kernel %.200s:\n%.2000s", compiler,
-                                text->name, w->log);
-        }
-    }
+    status = run_steps(c, w, text, compiler);
     host->release(c, sizeof *c);
     return status;
 }
 
 /* --- the image -------------------------------------------------------------------------------------------------- */
 
-static tch_status read_object(const work *w, FILE *stream, tch_kernel_image *image)
+/* A file of the folder, with a NUL behind it; `text` is NULL where there is none. */
+typedef struct output {
+    char *text;
+    size_t bytes;
+} output;
+
+static void release_output(output *o)
+{
+    if (o->text != NULL) {
+        tchi_cpu_host()->release(o->text, o->bytes + 1);
+    }
+    o->text = NULL;
+}
+
+static tch_status read_open(const work *w, const char *name, FILE *stream, output *o)
 {
     const tch_backend_host *host = tchi_cpu_host();
     struct stat about;
-    if (fstat(fileno(stream), &about) != 0 || about.st_size <= 0) {
+    if (fstat(fileno(stream), &about) != 0 || about.st_size < 0) {
+        return host->fail(TCH_ERR_IO, "cannot read %s/%s", w->folder, name);
+    }
+    o->bytes = (size_t)about.st_size;
+    o->text = host->allocate(o->bytes + 1, 1);
+    if (o->text == NULL) {
+        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes of what a compiler wrote", o->bytes);
+    }
+    o->text[o->bytes] = '\0';
+    if (fread(o->text, 1, o->bytes, stream) != o->bytes) {
+        release_output(o);
+        return host->fail(TCH_ERR_IO, "cannot read %s/%s", w->folder, name);
+    }
+    return TCH_OK;
+}
+
+static tch_status read_output(const work *w, const char *name, output *o)
+{
+    char path[TCHI_PATH_SIZE + 64];
+    *o = (output){NULL, 0};
+    path_of(w, name, path);
+    FILE *stream = fopen(path, "re");
+    if (stream == NULL) {
+        return TCH_OK;
+    }
+    tch_status status = read_open(w, name, stream, o);
+    fclose(stream);
+    return status;
+}
+
+/* A stack that is too small would end the process. */
+static tch_status measure_stack(const work *w, const tch_kernel_text *text, uint64_t *stack_bytes)
+{
+    output lines;
+    tch_status status = read_output(w, "kernel.su", &lines);
+    if (status != TCH_OK) {
+        return status;
+    }
+    tchi_stack_use use = tchi_stack_use_read(lines.text);
+    release_output(&lines);
+    *stack_bytes = use.stack_bytes;
+    if (use.largest > TCHI_CPU_LOCAL_MOST) {
+        snprintf(w->log, w->log_size,
+                 "kernel %.200s has %llu bytes of local variables, expected at most %d: use shared or global memory\n",
+                 text->name, (unsigned long long)use.largest, TCHI_CPU_LOCAL_MOST);
+        return tchi_cpu_host()->fail(TCH_ERR_INVALID_ARGUMENT, "%s", w->log);
+    }
+    return TCH_OK;
+}
+
+static tch_status list_files(const work *w, tchi_cpu_files *files)
+{
+    output rule;
+    *files = (tchi_cpu_files){NULL, 0, 0};
+    tch_status status = read_output(w, "kernel.d", &rule);
+    if (status == TCH_OK) {
+        status = tchi_cpu_files_make(files, rule.text, w->folder, &w->started);
+    }
+    release_output(&rule);
+    return status;
+}
+
+static tch_status join_image(const work *w, const output *object, const tchi_cpu_files *files, uint64_t stack_bytes,
+                             tch_kernel_image *image)
+{
+    const tch_backend_host *host = tchi_cpu_host();
+    tchi_cpu_image_header header = {TCHI_CPU_KERNEL_MAGIC, object->bytes, files->bytes, stack_bytes};
+    size_t bytes = sizeof header + object->bytes + files->bytes;
+    if (object->text == NULL || object->bytes == 0) {
         return host->fail(TCH_ERR_IO, "the compiler left nothing in %s", w->folder);
     }
-    tchi_cpu_image_header header = {TCHI_CPU_KERNEL_MAGIC, (uint64_t)about.st_size};
-    size_t bytes = sizeof header + (size_t)about.st_size;
     char *data = host->allocate(bytes, 64);
     if (data == NULL) {
         return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a compiled kernel", bytes);
     }
     memcpy(data, &header, sizeof header);
-    if (fread(data + sizeof header, 1, (size_t)about.st_size, stream) != (size_t)about.st_size) {
-        host->release(data, bytes);
-        return host->fail(TCH_ERR_IO, "cannot read %s/kernel.so", w->folder);
+    memcpy(data + sizeof header, object->text, object->bytes);
+    if (files->bytes > 0) {
+        memcpy(data + sizeof header + object->bytes, files->data, files->bytes);
     }
-    image->data = data;
-    image->bytes = bytes;
+    *image = (tch_kernel_image){data, bytes};
     return TCH_OK;
 }
 
-static tch_status read_image(const work *w, tch_kernel_image *image)
+static tch_status read_image(const work *w, const tch_kernel_text *text, tch_kernel_image *image)
 {
-    char path[TCHI_PATH_SIZE + 64];
-    path_of(w, "kernel.so", path);
-    FILE *stream = fopen(path, "re");
-    if (stream == NULL) {
-        return tchi_cpu_host()->fail(TCH_ERR_IO, "the compiler left no %s", path);
+    output object = {NULL, 0};
+    tchi_cpu_files files = {NULL, 0, 0};
+    uint64_t stack_bytes = 0;
+    tch_status status = measure_stack(w, text, &stack_bytes);
+    if (status == TCH_OK) {
+        status = list_files(w, &files);
     }
-    tch_status status = read_object(w, stream, image);
-    fclose(stream);
+    if (status == TCH_OK) {
+        status = read_output(w, "kernel.so", &object);
+    }
+    if (status == TCH_OK) {
+        status = join_image(w, &object, &files, stack_bytes, image);
+    }
+    release_output(&object);
+    tchi_cpu_files_release(&files);
     return status;
 }
 
@@ -376,7 +525,7 @@ tch_status tchi_cpu_kernel_build(void *state, const tch_kernel_text *text, tch_k
         status = compile(&w, text);
     }
     if (status == TCH_OK) {
-        status = read_image(&w, image);
+        status = read_image(&w, text, image);
     }
     remove_folder(&w);
     return status;

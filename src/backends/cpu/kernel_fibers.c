@@ -2,11 +2,13 @@
  * whose waiting is over are found, as CUDA has it: a thread that has returned counts as having come. A wait that can never
  * end is an error. One tchi_fibers serves one thread of the CPU, and keeps its stacks from block to block.
  *
- * Stacks are not taken from the library's allocator: below each lies a page that must not be touched.
+ * Stacks are not taken from the library's allocator: below each lies memory that must not be touched.
  *
  * Switching is a few instructions on x86-64 and aarch64, and swapcontext, which asks the kernel each time, elsewhere. A
- * test defines TCHI_FIBERS_UCONTEXT to try the latter on any processor. */
+ * test defines TCHI_FIBERS_UCONTEXT to try the latter on any processor, and an unknown TCHI_GUARD_ADVICE to try the guards
+ * of older kernels. */
 #define _GNU_SOURCE
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -25,8 +27,14 @@
 #include <ucontext.h>
 #endif
 
-#define STACK_BYTES 65536 /* at least: whole pages, which some kernels for ARM have of 64 KiB */
 #define LANES 32
+
+/* What compilers with -fstack-clash-protection may step over without looking, on any processor. */
+#define GUARD_BYTES 65536
+
+#ifndef TCHI_GUARD_ADVICE
+#define TCHI_GUARD_ADVICE 102 /* MADV_GUARD_INSTALL of Linux 6.13: memory inside a mapping that must not be touched */
+#endif
 
 typedef enum fiber_state { READY, WAITING, DONE } fiber_state;
 
@@ -43,14 +51,20 @@ typedef struct fiber {
     uint64_t answer;
 } fiber;
 
+/* In bytes: what must not be touched below a stack, and from one stack to the next. */
+typedef struct stack_layout {
+    size_t guard, stride;
+} stack_layout;
+
 struct tchi_fibers {
     tchi_cpu_launch launch;
     const tchi_cpu_kernel_entry *entry;
-    char *stacks;
-    size_t guard;  /* bytes of the page below a stack */
-    size_t stride; /* from one stack to the next, the page included */
-    int count;     /* threads of the block */
-    int current;   /* the one that runs */
+    char *stacks; /* `room` of them; NULL where there are none */
+    int room;
+    size_t stack_bytes; /* that were asked for */
+    stack_layout layout;
+    int count;   /* threads of the block */
+    int current; /* the one that runs */
     int alive;
     int failed;
     fiber_place home;
@@ -84,7 +98,7 @@ static void go(fiber_place *from, fiber_place *to)
 /* Stacks begin at different cache lines of their pages, since lines a page apart drive each other out of the cache. */
 static uintptr_t *top_of(const tchi_fibers *f, int number)
 {
-    return (uintptr_t *)(f->stacks + (size_t)(number + 1) * f->stride - (size_t)(number % 64) * 64);
+    return (uintptr_t *)(f->stacks + (size_t)(number + 1) * f->layout.stride - (size_t)(number % 64) * 64);
 }
 
 #endif
@@ -202,8 +216,8 @@ static void set_up(tchi_fibers *f, int number)
     ucontext_t *place = &f->list[number].place;
     /* cppcheck-suppress getcontextCalled ; left out of POSIX, still in every C library that this path is for */
     getcontext(place);
-    place->uc_stack.ss_sp = f->stacks + (size_t)number * f->stride + f->guard;
-    place->uc_stack.ss_size = f->stride - f->guard;
+    place->uc_stack.ss_sp = f->stacks + (size_t)number * f->layout.stride + f->layout.guard;
+    place->uc_stack.ss_size = f->layout.stride - f->layout.guard;
     place->uc_link = NULL;
     makecontext(place, (void (*)(void))begin, 2, (unsigned)((uint64_t)(uintptr_t)f >> 32), (unsigned)(uintptr_t)f);
 }
@@ -370,7 +384,7 @@ static void say_deadlock(tchi_fibers *f, int64_t block)
 static void clear_marks(const tchi_fibers *f)
 {
 #if defined(__SANITIZE_ADDRESS__)
-    ASAN_UNPOISON_MEMORY_REGION(f->stacks, (size_t)TCHI_CPU_BLOCK_THREADS * f->stride);
+    ASAN_UNPOISON_MEMORY_REGION(f->stacks, (size_t)f->room * f->layout.stride);
 #else
     (void)f;
 #endif
@@ -413,43 +427,131 @@ const char *tchi_fibers_run(tchi_fibers *f, const tchi_cpu_kernel_entry *entry, 
 
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 
-/* Pages of stacks that no thread runs on are never touched, and cost addresses only. */
-static char *map_stacks(size_t guard, size_t stride)
+static size_t whole_pages(size_t bytes, size_t page)
 {
-    size_t bytes = (size_t)TCHI_CPU_BLOCK_THREADS * stride;
+    return (bytes + page - 1) / page * page;
+}
+
+/* Pages are of 4 KiB, and of 16 or 64 with some kernels for ARM: only whole ones can be kept from being touched. */
+static stack_layout lay_out(size_t page, size_t stack_bytes)
+{
+    size_t guard = whole_pages(GUARD_BYTES, page);
+    return (stack_layout){guard, guard + whole_pages(stack_bytes, page)};
+}
+
+static char *map(size_t bytes)
+{
     /* cppcheck-suppress invalidFunctionArg ; memory without a file is asked for with -1 */
-    char *stacks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stacks == MAP_FAILED) {
-        return NULL;
-    }
-    for (int i = 0; i < TCHI_CPU_BLOCK_THREADS; i++) {
-        if (mprotect(stacks + (size_t)i * stride, guard, PROT_NONE) != 0) {
-            munmap(stacks, bytes);
-            return NULL;
+    char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at != MAP_FAILED ? at : NULL;
+}
+
+/* Without the newer way each guard parts one mapping in three. */
+static int set_guards(char *stacks, int count, const stack_layout *layout)
+{
+    for (int i = 0; i < count; i++) {
+        char *at = stacks + (size_t)i * layout->stride;
+        if (madvise(at, layout->guard, TCHI_GUARD_ADVICE) != 0 && mprotect(at, layout->guard, PROT_NONE) != 0) {
+            return -1;
         }
     }
-    return stacks;
+    return 0;
+}
+
+/* Pages that no thread has come to are never touched, and cost addresses only. */
+static int map_stacks(tchi_fibers *f, size_t page, int count, size_t stack_bytes)
+{
+    stack_layout layout = lay_out(page, stack_bytes);
+    size_t bytes = (size_t)count * layout.stride;
+    char *stacks = map(bytes);
+    if (stacks == NULL) {
+        return -1;
+    }
+    if (set_guards(stacks, count, &layout) != 0) {
+        munmap(stacks, bytes);
+        return -1;
+    }
+    f->stacks = stacks, f->room = count, f->stack_bytes = stack_bytes, f->layout = layout;
+    return 0;
+}
+
+static void unmap_stacks(tchi_fibers *f)
+{
+    if (f->stacks != NULL) {
+        munmap(f->stacks, (size_t)f->room * f->layout.stride);
+    }
+    f->stacks = NULL, f->room = 0, f->stack_bytes = 0;
+}
+
+static long page_size(void)
+{
+    return sysconf(_SC_PAGESIZE);
 }
 
 tchi_fibers *tchi_fibers_create(void)
 {
-    const tch_backend_host *host = tchi_cpu_host();
-    tchi_fibers *f = host->allocate(sizeof *f, _Alignof(tchi_fibers));
-    if (f == NULL) {
-        return NULL;
-    }
-    f->guard = (size_t)sysconf(_SC_PAGESIZE);
-    f->stride = (STACK_BYTES + f->guard - 1) / f->guard * f->guard + f->guard;
-    f->stacks = map_stacks(f->guard, f->stride);
-    if (f->stacks == NULL) {
-        host->release(f, sizeof *f);
-        return NULL;
+    tchi_fibers *f = tchi_cpu_host()->allocate(sizeof *f, _Alignof(tchi_fibers));
+    if (f != NULL) {
+        f->stacks = NULL, f->room = 0, f->stack_bytes = 0;
     }
     return f;
 }
 
+int tchi_fibers_fit(const tchi_fibers *f, int threads, size_t stack_bytes)
+{
+    return threads <= f->room && stack_bytes <= f->stack_bytes;
+}
+
+/* What there was is a part of what there will be, so that two kernels in turn do not map each time; or, where that is too
+ * much, only what is wanted now. */
+int tchi_fibers_reserve(tchi_fibers *f, int threads, size_t stack_bytes)
+{
+    size_t page = (size_t)page_size();
+    if (tchi_fibers_fit(f, threads, stack_bytes)) {
+        return 0;
+    }
+    int most_threads = threads > f->room ? threads : f->room;
+    size_t most_bytes = stack_bytes > f->stack_bytes ? stack_bytes : f->stack_bytes;
+    unmap_stacks(f);
+    return map_stacks(f, page, most_threads, most_bytes) != 0 && map_stacks(f, page, threads, stack_bytes) != 0 ? -1 : 0;
+}
+
+/* How many mappings a process may have; 65530 where nobody has changed it. */
+static long mappings_most(void)
+{
+    long most = 65530;
+    FILE *setting = fopen("/proc/sys/vm/max_map_count", "re");
+    if (setting != NULL) {
+        if (fscanf(setting, "%ld", &most) != 1) {
+            most = 65530;
+        }
+        fclose(setting);
+    }
+    return most;
+}
+
+static int guards_are_mappings(void)
+{
+    size_t page = (size_t)page_size();
+    char *trial = map(page);
+    int are = trial == NULL || madvise(trial, page, TCHI_GUARD_ADVICE) != 0;
+    if (trial != NULL) {
+        munmap(trial, page);
+    }
+    return are;
+}
+
+int tchi_fibers_most(int threads)
+{
+    if (!guards_are_mappings()) {
+        return INT_MAX;
+    }
+    long most = mappings_most() * 3 / 4 / (2L * threads);
+    return most < 1 ? 1 : most < INT_MAX ? (int)most : INT_MAX;
+}
+
 void tchi_fibers_destroy(tchi_fibers *f)
 {
-    munmap(f->stacks, (size_t)TCHI_CPU_BLOCK_THREADS * f->stride);
+    unmap_stacks(f);
     tchi_cpu_host()->release(f, sizeof *f);
 }

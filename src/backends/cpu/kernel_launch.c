@@ -9,8 +9,9 @@
 #include "kernel.h"
 
 typedef struct launch_job {
-    tchi_cpu_kernel *kernel;
+    const tchi_cpu_kernel *kernel;
     tchi_cpu_launch launch;
+    struct tchi_fibers **fibers;
     int next_slot;
     int failed; /* whoever sets it first writes the message */
     char message[512];
@@ -50,7 +51,7 @@ static void run_plain(launch_job *job, int64_t from, int64_t to)
 static void run_fibers(launch_job *job, int64_t from, int64_t to)
 {
     int slot = __atomic_fetch_add(&job->next_slot, 1, __ATOMIC_RELAXED);
-    const char *why = tchi_fibers_run(job->kernel->fibers[slot], job->kernel->entry, &job->launch, from, to);
+    const char *why = tchi_fibers_run(job->fibers[slot], job->kernel->entry, &job->launch, from, to);
     if (why != NULL) {
         keep_message(job, why);
     }
@@ -69,36 +70,92 @@ static void run_blocks(void *argument, int64_t from, int64_t to)
     }
 }
 
-static tch_status have_slots(tchi_cpu_kernel *kernel, int slots)
+/* --- stacks ------------------------------------------------------------------------------------------------------ */
+
+/* Room for `slots` of them in the state; those that were not needed yet are NULL. */
+static int extend_list(tchi_cpu_state *s, int slots)
 {
     const tch_backend_host *host = tchi_cpu_host();
-    if (!(kernel->entry->flags & TCHI_CPU_KERNEL_FIBERS) || kernel->slots >= slots) {
-        return TCH_OK;
+    if (slots <= s->fiber_slots) {
+        return 0;
     }
     tchi_fibers **more = host->allocate((size_t)slots * sizeof(tchi_fibers *), _Alignof(tchi_fibers *));
-    int made = kernel->slots;
-    if (more != NULL && made > 0) {
-        memcpy(more, kernel->fibers, (size_t)made * sizeof(tchi_fibers *));
+    if (more == NULL) {
+        return -1;
     }
-    while (more != NULL && made < slots && (more[made] = tchi_fibers_create()) != NULL) {
-        made++;
+    for (int i = 0; i < slots; i++) {
+        more[i] = i < s->fiber_slots ? s->fibers[i] : NULL;
     }
-    if (more == NULL || made < slots) {
-        for (int i = kernel->slots; i < made; i++) {
-            tchi_fibers_destroy(more[i]);
-        }
-        if (more != NULL) {
-            host->release(more, (size_t)slots * sizeof(tchi_fibers *));
-        }
-        return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: stacks for the threads of %d blocks", slots);
+    if (s->fibers != NULL) {
+        host->release(s->fibers, (size_t)s->fiber_slots * sizeof(tchi_fibers *));
     }
-    if (kernel->fibers != NULL) {
-        host->release(kernel->fibers, (size_t)kernel->slots * sizeof(tchi_fibers *));
+    s->fibers = more;
+    s->fiber_slots = slots;
+    return 0;
+}
+
+static int is_ready(const tchi_cpu_state *s, int slot, int threads, size_t stack_bytes)
+{
+    return slot < s->fiber_slots && s->fibers[slot] != NULL && tchi_fibers_fit(s->fibers[slot], threads, stack_bytes);
+}
+
+static int make_ready(tchi_cpu_state *s, int slot, int threads, size_t stack_bytes)
+{
+    if (slot >= tchi_fibers_most(threads)) {
+        return -1;
     }
-    kernel->fibers = more;
-    kernel->slots = slots;
+    if (s->fibers[slot] == NULL) {
+        s->fibers[slot] = tchi_fibers_create();
+    }
+    return s->fibers[slot] != NULL ? tchi_fibers_reserve(s->fibers[slot], threads, stack_bytes) : -1;
+}
+
+/* How many threads of the CPU have stacks for the threads of a block each: all that are wanted, or as many as there is
+ * memory for. */
+static int ready_slots(tchi_cpu_state *s, int wanted, int threads, size_t stack_bytes)
+{
+    int ready = 0;
+    if (extend_list(s, wanted) != 0) {
+        wanted = s->fiber_slots;
+    }
+    while (ready < wanted &&
+           (is_ready(s, ready, threads, stack_bytes) || make_ready(s, ready, threads, stack_bytes) == 0)) {
+        ready++;
+    }
+    return ready;
+}
+
+/* The threads of the CPU that take part in a launch. */
+static tch_status count_slots(tchi_cpu_state *s, const tchi_cpu_kernel *kernel, const tch_kernel_run *run, int *slots)
+{
+    int64_t blocks = run->grid[0] * run->grid[1] * run->grid[2];
+    int threads = (int)(run->block[0] * run->block[1] * run->block[2]);
+    *slots = s->threads;
+    if (!(kernel->entry->flags & TCHI_CPU_KERNEL_FIBERS)) {
+        return TCH_OK;
+    }
+    *slots = ready_slots(s, blocks < s->threads ? (int)blocks : s->threads, threads, kernel->stack_bytes);
+    if (*slots == 0) {
+        return tchi_cpu_host()->fail(TCH_ERR_OUT_OF_MEMORY,
+                                     "out of host memory: stacks of %zu bytes for the %d threads of a block",
+                                     kernel->stack_bytes, threads);
+    }
     return TCH_OK;
 }
+
+void tchi_cpu_kernel_leave(tchi_cpu_state *s)
+{
+    for (int i = 0; i < s->fiber_slots; i++) {
+        if (s->fibers[i] != NULL) {
+            tchi_fibers_destroy(s->fibers[i]);
+        }
+    }
+    if (s->fibers != NULL) {
+        tchi_cpu_host()->release(s->fibers, (size_t)s->fiber_slots * sizeof(tchi_fibers *));
+    }
+}
+
+/* --- the launch -------------------------------------------------------------------------------------------------- */
 
 static tch_status check_run(const tch_kernel_run *run)
 {
@@ -135,7 +192,7 @@ static double estimate_work(const tchi_cpu_kernel *kernel, int64_t blocks)
 
 tch_status tchi_cpu_kernel_launch(void *state, void *kernel, const tch_kernel_run *run)
 {
-    const tchi_cpu_state *s = state;
+    tchi_cpu_state part = *(tchi_cpu_state *)state; /* with as many threads as take part */
     tchi_cpu_kernel *k = kernel;
     int64_t blocks = run->grid[0] * run->grid[1] * run->grid[2];
     launch_job job = {.kernel = k, .launch.arguments = run->arguments};
@@ -144,18 +201,19 @@ tch_status tchi_cpu_kernel_launch(void *state, void *kernel, const tch_kernel_ru
     }
     tch_status status = check_run(run);
     if (status == TCH_OK) {
-        status = have_slots(k, s->threads);
+        status = count_slots(state, k, run, &part.threads);
     }
     if (status != TCH_OK) {
         return status;
     }
+    job.fibers = ((tchi_cpu_state *)state)->fibers;
     for (int i = 0; i < 3; i++) {
         job.launch.grid[i] = (uint32_t)run->grid[i];
         job.launch.block[i] = (uint32_t)run->block[i];
     }
     double work = estimate_work(k, blocks), start = now();
-    tchi_cpu_split(s, blocks, work, run_blocks, &job);
-    k->block_seconds = (now() - start) / (double)blocks * (blocks < s->threads ? (double)blocks : (double)s->threads);
+    tchi_cpu_split(&part, blocks, work, run_blocks, &job);
+    k->block_seconds = (now() - start) / (double)blocks * (double)(blocks < part.threads ? blocks : part.threads);
     if (job.failed) {
         return tchi_cpu_host()->fail(TCH_ERR_BACKEND, "the kernel stopped: %s", job.message);
     }

@@ -13,7 +13,7 @@
 #include "kernel.h"
 
 /* The loader trusts what it opens: at least it must be an object of this machine, and all there. */
-static tch_status check_image(const tch_kernel_image *image)
+static tch_status check_image(const tch_kernel_image *image, tchi_cpu_image_header *read)
 {
     const tch_backend_host *host = tchi_cpu_host();
     tchi_cpu_image_header header;
@@ -23,8 +23,10 @@ static tch_status check_image(const tch_kernel_image *image)
     }
     memcpy(&header, image->data, sizeof header);
     memcpy(&elf, (const char *)image->data + sizeof header, sizeof elf);
+    *read = header;
     if (memcmp(header.magic, TCHI_CPU_KERNEL_MAGIC, sizeof header.magic) != 0 ||
-        header.bytes != image->bytes - sizeof header) {
+        header.bytes < sizeof elf || header.bytes > image->bytes - sizeof header ||
+        header.files_bytes != image->bytes - sizeof header - header.bytes) {
         return host->fail(TCH_ERR_IO, "a compiled kernel is damaged: its header is not that of a kernel for the CPU");
     }
     if (memcmp(elf.e_ident, ELFMAG, SELFMAG) != 0 || elf.e_ident[EI_CLASS] != ELFCLASS64 || elf.e_type != ET_DYN ||
@@ -93,10 +95,22 @@ static tch_status look_up(tchi_cpu_kernel *kernel)
     return TCH_OK;
 }
 
+int32_t tchi_cpu_kernel_current(void *state, const tch_kernel_image *image)
+{
+    (void)state;
+    tchi_cpu_image_header header;
+    if (check_image(image, &header) != TCH_OK) {
+        return 0;
+    }
+    const char *files = (const char *)image->data + sizeof header + header.bytes;
+    return tchi_cpu_files_same(files, (size_t)header.files_bytes);
+}
+
 tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void **kernel)
 {
     const tch_backend_host *host = tchi_cpu_host();
-    tch_status status = check_image(image);
+    tchi_cpu_image_header header;
+    tch_status status = check_image(image, &header);
     if (status != TCH_OK) {
         return status;
     }
@@ -105,8 +119,8 @@ tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void
         return host->fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for a kernel", sizeof *k);
     }
     memset(k, 0, sizeof *k);
-    k->library = open_object((const char *)image->data + sizeof(tchi_cpu_image_header),
-                             image->bytes - sizeof(tchi_cpu_image_header), &k->file);
+    k->stack_bytes = (size_t)header.stack_bytes;
+    k->library = open_object((const char *)image->data + sizeof header, (size_t)header.bytes, &k->file);
     if (k->library == NULL) {
         const char *why = dlerror();
         status =
@@ -136,16 +150,9 @@ static void close_object(const tchi_cpu_kernel *k)
 void tchi_cpu_kernel_unload(void *state, void *kernel)
 {
     (void)state;
-    const tch_backend_host *host = tchi_cpu_host();
     tchi_cpu_kernel *k = kernel;
-    for (int i = 0; i < k->slots; i++) {
-        tchi_fibers_destroy(k->fibers[i]);
-    }
-    if (k->fibers != NULL) {
-        host->release(k->fibers, (size_t)k->slots * sizeof(tchi_fibers *));
-    }
     close_object(k);
-    host->release(k, sizeof *k);
+    tchi_cpu_host()->release(k, sizeof *k);
 }
 
 /* On the CPU a thread of a block is a turn of a loop: how many there are hardly matters, and blocks are what is divided. */

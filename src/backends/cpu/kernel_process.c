@@ -1,5 +1,6 @@
 /* Running the compiler: a process with an argument vector, its words through a pipe, an end to waiting. It is the leader of
- * a process group, so that what it started ends with it. */
+ * a process group, so that what it started ends with it, whether it closes its outputs, sleeps or goes on in the
+ * background. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +13,8 @@
 #include <unistd.h>
 
 #include "kernel.h"
+
+#define STEP_MILLISECONDS 100 /* for an end that the pipe does not show */
 
 extern char **environ;
 
@@ -61,32 +64,59 @@ static int start(char *const *arguments, int output, pid_t *child)
     return failed;
 }
 
-/* Reads until the pipe ends; what does not fit is read and dropped, so that the writer is never held up. Returns -1 where
- * the time was over first. */
-static int collect(int input, double deadline, char *log, size_t log_size)
+/* What the process prints: into the log as long as it fits, the rest is read and dropped, so that the writer is never held
+ * up. */
+typedef struct listener {
+    int input;
+    int over; /* nobody has the other end any more */
+    char *log;
+    size_t size, used;
+} listener;
+
+static void read_once(listener *l)
 {
-    size_t used = 0;
-    char rest[4096] = "";
-    log[0] = '\0';
-    for (;;) {
-        double left = deadline - now();
-        struct pollfd entry = {input, POLLIN, 0};
-        int ready = left > 0.0 ? poll(&entry, 1, (int)(left * 1e3) + 1) : 0;
-        if (ready == 0) {
+    char rest[4096];
+    int fits = l->used + 1 < l->size;
+    ssize_t count = read(l->input, fits ? l->log + l->used : rest, fits ? l->size - 1 - l->used : sizeof rest);
+    l->over = count == 0 || (count < 0 && errno != EINTR);
+    if (fits && count > 0) {
+        l->used += (size_t)count;
+        l->log[l->used] = '\0';
+    }
+}
+
+/* Waits `milliseconds` for words, and takes those that are there; false where none came. */
+static int listen_for(listener *l, int milliseconds)
+{
+    struct pollfd entry = {l->over ? -1 : l->input, POLLIN, 0};
+    int ready = poll(&entry, 1, milliseconds) > 0;
+    if (ready) {
+        read_once(l);
+    }
+    return ready && !l->over;
+}
+
+/* Whether the process has ended. It stays in the system's books, and so does the number of its group. */
+static int has_ended(pid_t child)
+{
+    siginfo_t about = {0};
+    int failed = waitid(P_PID, (id_t)child, &about, WEXITED | WNOHANG | WNOWAIT) != 0;
+    return failed ? errno != EINTR : about.si_pid == child;
+}
+
+/* Until the process ends, or -1 where the time was over first. Its end shows at once where it closes the pipe; what it
+ * left behind may hold that open, and it may itself have closed it long ago: hence both are looked at. */
+static int follow(listener *l, pid_t child, double deadline)
+{
+    while (!has_ended(child)) {
+        if (now() >= deadline) {
             return -1;
         }
-        int fits = used + 1 < log_size;
-        char *into = fits ? log + used : rest;
-        ssize_t count = ready < 0 ? -1 : read(input, into, fits ? log_size - 1 - used : sizeof rest);
-        if (count < 0 && errno == EINTR) {
-            continue;
-        }
-        if (count <= 0) {
-            return 0;
-        }
-        used += fits ? (size_t)count : 0;
-        log[used] = '\0';
+        listen_for(l, l->over ? 1 : STEP_MILLISECONDS);
     }
+    while (listen_for(l, 0)) {
+    }
+    return 0;
 }
 
 /* A program that collects its children itself may have taken ours: then only what was written tells how it went. */
@@ -116,10 +146,10 @@ int tchi_process_run(char *const *arguments, int seconds, char *log, size_t log_
         close(ends[0]);
         return TCHI_PROCESS_NOT_STARTED;
     }
-    int late = collect(ends[0], now() + seconds, log, log_size) != 0;
-    if (late) {
-        kill(-child, SIGKILL);
-    }
+    listener l = {.input = ends[0], .log = log, .size = log_size};
+    log[0] = '\0';
+    int late = follow(&l, child, now() + seconds) != 0;
+    kill(-child, SIGKILL); /* what it has started and left goes with it */
     int status = wait_for(child);
     close(ends[0]);
     return late ? TCHI_PROCESS_TOO_LONG : status;

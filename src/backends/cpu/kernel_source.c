@@ -39,32 +39,36 @@ static void replace(writer *w, const char *at, const char *to, const char *text)
 
 /* --- dynamic shared memory --------------------------------------------------------------------------------------- */
 
-/* A declaration "extern __shared__ T name[]...;": the numbers of its tokens. */
+/* A declaration "extern __shared__ T name[]...;": the numbers of its tokens, each larger than the one before. */
 typedef struct shared_array {
     size_t words[2];
     size_t name, bracket, end;
 } shared_array;
 
+static int is_either(const tchi_token *token)
+{
+    return tchi_token_is(token, "extern") || tchi_token_is(token, "__shared__");
+}
+
+/* No declaration has either word again: the search ends there, so that no part of a source is searched many times. */
 static int read_shared_array(const tchi_kernel_tokens *t, size_t i, shared_array *array)
 {
     const tchi_token *list = t->list;
-    if (i + 1 >= t->count || !((tchi_token_is(&list[i], "extern") && tchi_token_is(&list[i + 1], "__shared__")) ||
-                               (tchi_token_is(&list[i], "__shared__") && tchi_token_is(&list[i + 1], "extern")))) {
+    if (i + 1 >= t->count || !is_either(&list[i]) || !is_either(&list[i + 1]) ||
+        tchi_token_same(&list[i], &list[i + 1])) {
         return 0;
     }
     *array = (shared_array){{i, i + 1}, 0, 0, 0};
-    for (size_t k = i + 2; k + 1 < t->count && array->end == 0; k++) {
+    for (size_t k = i + 2; k < t->count && array->end == 0 && !is_either(&list[k]); k++) {
         if (tchi_token_is(&list[k], ";")) {
             array->end = k;
-        } else if (array->bracket == 0 && tchi_token_is(&list[k], "[") && tchi_token_is(&list[k + 1], "]")) {
+        } else if (array->bracket == 0 && tchi_token_is(&list[k], "[") && k + 1 < t->count &&
+                   tchi_token_is(&list[k + 1], "]")) {
             array->name = k - 1;
             array->bracket = k;
         }
     }
-    if (array->end == 0 && tchi_token_is(&list[t->count - 1], ";")) {
-        array->end = t->count - 1;
-    }
-    return array->bracket != 0 && array->end != 0 && list[array->name].kind == TCHI_TOKEN_WORD;
+    return array->end != 0 && array->name > i + 1 && list[array->name].kind == TCHI_TOKEN_WORD;
 }
 
 /* Outside functions the pointer belongs to each thread of the CPU; inside it is a variable like any other. */
@@ -134,21 +138,6 @@ static void rewrite_stride(writer *w, const tchi_stride_loop *loop)
 
 /* --- kernels and other functions --------------------------------------------------------------------------------- */
 
-/* How the function whose name is token `i` is declared: what stands before it, back to the last statement. */
-static int declared_with(const tchi_kernel_tokens *t, size_t i, const char *word)
-{
-    while (i-- > 0) {
-        const tchi_token *token = &t->list[i];
-        if (tchi_token_is(token, ";") || tchi_token_is(token, "{") || tchi_token_is(token, "}")) {
-            return 0;
-        }
-        if (tchi_token_is(token, word)) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
 /* The last name of "space::scale<float, 4>". */
 static tchi_token last_name(const char *name)
 {
@@ -163,24 +152,40 @@ static tchi_token last_name(const char *name)
     return (tchi_token){name + first, end - first, TCHI_TOKEN_WORD};
 }
 
+/* The words that matter since the last statement ended. */
+typedef struct declaration {
+    int is_global, is_void;
+} declaration;
+
+static void read_on(declaration *d, const tchi_token *token)
+{
+    if (tchi_token_is(token, ";") || tchi_token_is(token, "{") || tchi_token_is(token, "}")) {
+        *d = (declaration){0, 0};
+    }
+    d->is_global |= tchi_token_is(token, "__global__");
+    d->is_void |= tchi_token_is(token, "void");
+}
+
 /* To a C++ compiler __global__ is no word: a function that lacks it would run here and not on a GPU. Where the function is not
  * seen, or a macro may have made it, the compiler decides. */
 static int lacks_global(const tchi_kernel_tokens *t, const char *name)
 {
     tchi_token wanted = last_name(name);
+    declaration before = {0, 0};
     int seen = 0;
     for (size_t i = 0; i + 1 < t->count; i++) {
         const tchi_token *token = &t->list[i];
         if (token->kind == TCHI_TOKEN_DIRECTIVE) {
-            if (token->size >= 10 && memmem(token->at, token->size, "__global__", 10) != NULL) {
+            if (memmem(token->at, token->size, "__global__", 10) != NULL) {
                 return 0;
             }
         } else if (tchi_token_same(token, &wanted) && tchi_token_is(&t->list[i + 1], "(")) {
-            if (declared_with(t, i, "__global__")) {
+            if (before.is_global) {
                 return 0;
             }
-            seen |= declared_with(t, i, "void");
+            seen |= before.is_void;
         }
+        read_on(&before, token);
     }
     return seen;
 }

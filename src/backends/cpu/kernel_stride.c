@@ -14,6 +14,9 @@
 
 #define LONG_WORD 48 /* longer ones would not fit into the loops that take the place of this one */
 
+/* Every word of the loop is looked for among the parameters: 64 of them, the most there are, have fewer tokens. */
+#define PARAMETER_TOKENS_MOST 1024
+
 /* A place in the tokens that only moves over what is expected. */
 typedef struct cursor {
     const tchi_token *at, *end;
@@ -295,7 +298,7 @@ int tchi_find_stride_loop(const tchi_kernel_tokens *t, tchi_stride_loop *loop)
     const tchi_token *parameters = at, *open = behind(at, end, "(", ")");
     const tchi_token *close =
         open != NULL && open < end && tchi_token_is(open, "{") ? behind(open, end, "{", "}") : NULL;
-    if (close == NULL) {
+    if (close == NULL || open - parameters > PARAMETER_TOKENS_MOST) {
         return 0;
     }
     cursor c = {open + 1, close - 1};
@@ -313,5 +316,6 @@ int tchi_find_stride_loop(const tchi_kernel_tokens *t, tchi_stride_loop *loop)
         last = last < c.end && tchi_token_is(last, ";") ? last + 1 : NULL;
     }
     int short_names = loop->variable->size < LONG_WORD && loop->bound->size < LONG_WORD && loop->type_size < LONG_WORD;
-    return last == c.end && short_names && is_independent(c, parameters, open, &named, loop);
+    int one_line = memchr(loop->type, '\n', loop->type_size) == NULL; /* it is written several times */
+    return last == c.end && short_names && one_line && is_independent(c, parameters, open, &named, loop);
 }

@@ -4,6 +4,8 @@
 #include "kernel.h"
 #include "kernel_tokens.h"
 
+#define RAW_MARK_MOST 16
+
 static int is_word(char c)
 {
     return isalnum((unsigned char)c) || c == '_' || (unsigned char)c >= 0x80;
@@ -27,11 +29,17 @@ static const char *end_of_text(const char *p)
     return *p == quote ? p + 1 : p;
 }
 
-/* R"mark( ... )mark", `p` at the quote. */
+/* R"mark( ... )mark", `p` at the quote. A mark has at most 16 characters; what has more is no raw text to a compiler. */
 static const char *end_of_raw_text(const char *p)
 {
-    size_t mark = strcspn(p + 1, "(\n");
-    const char *end = p + 1;
+    size_t mark = 0;
+    while (mark <= RAW_MARK_MOST && p[1 + mark] != '\0' && strchr("() \\\t\v\f\n", p[1 + mark]) == NULL) {
+        mark++;
+    }
+    if (mark > RAW_MARK_MOST || p[1 + mark] != '(') {
+        return end_of_text(p);
+    }
+    const char *end = p + 1 + mark;
     while ((end = strchr(end, ')')) != NULL) {
         if (strncmp(end + 1, p + 1, mark) == 0 && end[1 + mark] == '"') {
             return end + mark + 2;

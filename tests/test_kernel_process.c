@@ -1,0 +1,118 @@
+/* The process in which a compiler runs: its words and its status come back, and when it is over, or its time is, nothing
+ * that it started goes on. The compilers are scripts. */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "backends/cpu/kernel.h"
+#include "support/files.h"
+#include "support/testing.h"
+
+enum { LONG = 200, SHORT = 2, LOG = 64 }; /* seconds that are never waited for, those that are, and bytes */
+
+static char words[LOG];
+
+/* Runs a shell script, which finds a folder of its own in $1. */
+static int run(const char *text, int seconds)
+{
+    char script[TEST_PATH_SIZE], folder[TEST_PATH_SIZE];
+    snprintf(script, sizeof script, "%s", test_path("compiler"));
+    snprintf(folder, sizeof folder, "%s", test_path("."));
+    test_file_write(script, text, (int64_t)strlen(text));
+    assert_int_equal(chmod(script, 0700), 0);
+    char *arguments[] = {script, folder, NULL};
+    test_case("%s", text);
+    return tchi_process_run(arguments, seconds, words, sizeof words);
+}
+
+/* Whether the process whose number a script has written is alive. One that nobody has collected yet is not. */
+static int lives(const char *file)
+{
+    char path[64], state = 'X';
+    int number = 0;
+    FILE *written = fopen(test_path(file), "r");
+    CHECK(written != NULL && fscanf(written, "%d", &number) == 1, "the script wrote no number");
+    fclose(written);
+    snprintf(path, sizeof path, "/proc/%d/stat", number);
+    FILE *about = fopen(path, "r");
+    if (about != NULL) {
+        if (fscanf(about, "%*d %*s %c", &state) != 1) {
+            state = 'X';
+        }
+        fclose(about);
+    }
+    return state != 'X' && state != 'Z';
+}
+
+/* A signal needs a moment to arrive; one that was never sent is noticed by the test's own limit of time. */
+static void must_end(const char *file)
+{
+    while (lives(file)) {
+        usleep(1000);
+    }
+}
+
+static void words_and_statuses(void **state)
+{
+    (void)state;
+    assert_int_equal(run("#!/bin/sh\necho one; echo two >&2; exit 7\n", LONG), 7);
+    assert_string_equal(words, "one\ntwo\n");
+    assert_int_equal(run("#!/bin/sh\nkill -9 $$\n", LONG), 256);
+    assert_int_equal(run("#!/bin/sh\ni=0; while [ $i -lt 9999 ]; do echo 0123456789; i=$((i+1)); done\n", LONG), 0);
+    assert_int_equal(strlen(words), LOG - 1);
+    assert_int_equal(run("#!/nowhere/at/all\n", LONG), TCHI_PROCESS_NOT_STARTED);
+    assert_int_equal(run("#!/bin/sh\nexec >/dev/null 2>&1\nsleep 0.1; exit 3\n", LONG), 3);
+}
+
+/* With its outputs open, without them, and with children of both kinds. */
+static void a_compiler_that_sleeps(void **state)
+{
+    (void)state;
+    static const char *const scripts[] = {
+        "#!/bin/sh\nsleep 1000 & echo $! >$1/child\necho $$ >$1/self\nsleep 1000\n",
+        "#!/bin/sh\nsleep 1000 >/dev/null 2>&1 & echo $! >$1/child\necho $$ >$1/self\nexec >/dev/null 2>&1\nsleep "
+        "1000\n",
+        "#!/bin/sh\ntrap '' TERM INT HUP\nsh -c 'trap \"\" TERM INT HUP; echo $$ >$0/child; while :; do sleep 1; done' "
+        "$1 &\necho $$ >$1/self\nwhile :; do echo still here; sleep 0.1; done\n",
+    };
+    for (size_t i = 0; i < sizeof scripts / sizeof *scripts; i++) {
+        assert_int_equal(run(scripts[i], SHORT), TCHI_PROCESS_TOO_LONG);
+        must_end("self");
+        must_end("child");
+    }
+}
+
+/* It is done when it ends, whoever still holds its outputs, and leaves nothing running. */
+static void a_compiler_that_leaves_something(void **state)
+{
+    (void)state;
+    assert_int_equal(run("#!/bin/sh\nsleep 1000 & echo $! >$1/child\necho done; exit 5\n", LONG), 5);
+    assert_string_equal(words, "done\n");
+    must_end("child");
+}
+
+/* Where children are collected by the system their status is not known. */
+static void a_program_that_ignores_its_children(void **state)
+{
+    (void)state;
+    void (*before)(int) = signal(SIGCHLD, SIG_IGN);
+    assert_int_equal(run("#!/bin/sh\necho one; sleep 0.1; exit 7\n", LONG), 0);
+    assert_string_equal(words, "one\n");
+    signal(SIGCHLD, before);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(words_and_statuses, test_folder_make, test_folder_remove),
+        cmocka_unit_test_setup_teardown(a_compiler_that_sleeps, test_folder_make, test_folder_remove),
+        cmocka_unit_test_setup_teardown(a_compiler_that_leaves_something, test_folder_make, test_folder_remove),
+        cmocka_unit_test_setup_teardown(a_program_that_ignores_its_children, test_folder_make, test_folder_remove),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
