@@ -135,12 +135,12 @@ static bool read_real(const option_spec *spec, const char *text)
 
 static options_result wrong_number(const option_table *table, const option_spec *spec, const char *text)
 {
-    const char *what = spec->kind == OPTION_INTEGER ? "a whole number" : "a number";
-    if (spec->most < 1e18)
-        output_usage(table->command, "%s takes %s from %.15g to %.15g, not '%s'", spec->name, what, spec->least,
+    if (spec->kind == OPTION_INTEGER)
+        output_usage(table->command, "%s takes a whole number from %.0f to %.0f, not '%s'", spec->name, spec->least,
                      spec->most, text);
     else
-        output_usage(table->command, "%s takes %s of at least %.15g, not '%s'", spec->name, what, spec->least, text);
+        output_usage(table->command, "%s takes a number from %.15g to %.15g, not '%s'", spec->name, spec->least,
+                     spec->most, text);
     return OPTIONS_WRONG;
 }
 
