@@ -147,6 +147,10 @@ static options_result wrong_number(const option_table *table, const option_spec 
 static options_result store(const option_table *table, const option_spec *spec, const char *text)
 {
     bool good = true;
+    if (text != NULL && text[0] == '\0' && strcmp(spec->value, "FILE") == 0) {
+        output_usage(table->command, "%s takes the name of a file, not ''", spec->name);
+        return OPTIONS_WRONG;
+    }
     switch (spec->kind) {
     case OPTION_FLAG:
         *(bool *)spec->target = true;

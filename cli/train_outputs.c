@@ -23,7 +23,7 @@ static int check_folder(const char *option, const char *path)
 {
     char folder[PATH_MAX] = ".";
     const char *slash = strrchr(path, '/');
-    if (path[0] == '\0' || (slash != NULL && slash[1] == '\0'))
+    if (slash != NULL && slash[1] == '\0')
         return output_fail("train", "%s is '%.600s', expected the name of a file", option, path);
     if (strlen(path) >= sizeof folder)
         return refuse(option, path, strerror(ENAMETOOLONG));

@@ -217,7 +217,7 @@ static void report_table(const train_session *session)
         table_run(&t, session, &session->runs[i]);
     puts("");
     table_print(&t);
-    if (goal != NULL)
+    if (goal != NULL && isfinite(goal->train_loss))
         printf("\nL = %.5f is the training loss that %s ends with; losses were measured every %lld steps.\n",
                goal->train_loss, baseline->method.name, (long long)session->plan.log_every);
 }

@@ -106,7 +106,7 @@ class Usage(unittest.TestCase):
             for text in ("99999999999999999999", "9223372036854775807", "-1", "-99999999999999999999"):
                 wanted = f"{option} takes a whole number from {least} to {most}, not '{text}'"
                 self.assert_usage(["demo", option, text], wanted)
-        self.assert_usage(["demo", "--condition", "1e300"], "from 10 to 1e+15, not '1e300'")
+        self.assert_usage(["demo", "--condition", "1e300"], "from 10 to 100000000000000, not '1e300'")
         self.assert_usage(["bench", "--seconds", "1e9"], "from 0.001 to 600, not '1e9'")
 
     def test_nothing_said_is_obeyed_by_a_terminal(self):
@@ -245,6 +245,14 @@ class Demo(unittest.TestCase):
 
         self.assertEqual(errors("5")["eigen", "float64"], errors("5")["eigen", "float64"])
         self.assertNotEqual(errors("5"), errors("6"))
+
+    def test_the_ends_of_the_range_of_condition_numbers(self):
+        for condition in ("10", "1e14"):
+            for root in ("1", "8"):
+                sizes = ["--n", "3", "--batch", "1", "--root", root, "--device", DEVICE]
+                status, output, messages = run("demo", "--condition", condition, *sizes)
+                self.assertEqual((status, messages), (0, ""), condition)
+                self.assertEqual(len(demo_rows(output)), 5, output)
 
     def test_smallest_sizes(self):
         for n in ("1", "2", "3"):

@@ -166,6 +166,7 @@ class Training(Case):
         if diverged["diverged"]:
             self.assertIn("diverged", output)
             self.assertIsNone(diverged["train_loss"])
+            self.assertNotIn("L = ", run(*arguments, "--optimizer", "sgd")[1])
         self.assertEqual((good["steps"], good["diverged"]), (30, False))
 
     def test_tune_takes_the_best_rate(self):
@@ -513,7 +514,7 @@ class Outputs(Case):
                 (5000 * "/x" + ending, "File name too long"),
             ):
                 self.assert_refused(1, ["--data", self.path("absent"), option, name], f"{option} {name[:50]}", *wanted)
-        for name in ("", self.path("folder.svg/"), "/"):
+        for name in (self.path("folder.svg/"), "/"):
             self.assert_refused(1, ["--data", self.path("absent"), "--checkpoint", name], "expected the name of a file")
         if os.geteuid() != 0:
             os.mkdir(self.path("closed"), 0o555)
@@ -801,6 +802,9 @@ class Usage(Case):
             (["--checkpoint-every", "3"], "--checkpoint"),
             (["--plot", "curves.jpg"], ".svg or .png", "curves.jpg"),
             (["--plot", ".svg"], ".svg or .png"),
+            (["--data", ""], "--data takes the name of a file, not ''"),
+            (["--resume="], "--resume takes the name of a file, not ''"),
+            (["--checkpoint", ""], "--checkpoint takes the name of a file, not ''"),
             (["--seed", "99999999999999999999"], "from 0 to 9000000000000000000, not '99999999999999999999'"),
             (["--steps", "2147483648"], "from 1 to 1000000000, not '2147483648'"),
             (["--samples", "1e5"], "from 2 to 10000000, not '1e5'"),
