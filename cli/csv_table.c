@@ -24,8 +24,8 @@ void csv_table_release(csv_table *t)
 static bool read_stream(FILE *file, csv_table *t, dataset_error *error)
 {
     struct stat facts;
-    if (fstat(fileno(file), &facts) != 0 || !S_ISREG(facts.st_mode))
-        return dataset_fail(error, "%.300s: is no ordinary file", t->path);
+    if (fstat(fileno(file), &facts) != 0)
+        return dataset_fail(error, "%.300s: %s", t->path, strerror(errno));
     t->size = (size_t)facts.st_size;
     t->text = malloc(t->size + 1);
     if (t->text == NULL)
@@ -38,9 +38,9 @@ static bool read_stream(FILE *file, csv_table *t, dataset_error *error)
 
 static bool read_file(csv_table *t, dataset_error *error)
 {
-    FILE *file = fopen(t->path, "rb");
+    FILE *file = dataset_open(t->path, error);
     if (file == NULL)
-        return dataset_fail(error, "%.300s: %s", t->path, strerror(errno));
+        return false;
     bool good = read_stream(file, t, error);
     fclose(file);
     if (!good)
@@ -157,11 +157,15 @@ static bool skip_empty_lines(csv_cursor *c)
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
+/* A row takes a byte for each of its columns but the last, which may be the end of the file: so the size of the file
+ * bounds the rows, and a wide line does not ask for memory that the file could not fill. */
 static bool make_room(csv_table *t, dataset_error *error)
 {
     if (t->rows < t->room)
         return true;
     int64_t room = t->room == 0 ? 1024 : 2 * t->room;
+    int64_t most = (int64_t)t->size / t->cols + 1;
+    room = room < most ? room : most;
     if (room > MOST_CELLS / t->cols)
         room = MOST_CELLS / t->cols;
     if (room <= t->rows)

@@ -1,13 +1,17 @@
 /* Data sets in memory: taking and giving it back, random orders, splits, scaling. Random numbers come from a seed and a
  * counter, so that every machine deals the same rows. */
+#define _POSIX_C_SOURCE 200809L
 #include "dataset.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 bool dataset_fail(dataset_error *error, const char *format, ...)
 {
@@ -193,14 +197,41 @@ void dataset_standardize(dataset *train, dataset *test)
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
+static const char *kind_of(const struct stat *facts)
+{
+    return S_ISDIR(facts->st_mode)    ? "a folder"
+           : S_ISFIFO(facts->st_mode) ? "a pipe"
+           : S_ISSOCK(facts->st_mode) ? "a socket"
+                                      : "a device";
+}
+
+/* O_NONBLOCK, so that a pipe does not hold us up before we see that it is one; a socket cannot be opened at all. */
+FILE *dataset_open(const char *path, dataset_error *error)
+{
+    struct stat facts;
+    int file = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    int problem = errno;
+    bool known = (file >= 0 ? fstat(file, &facts) : stat(path, &facts)) == 0;
+    FILE *stream = file >= 0 && known && S_ISREG(facts.st_mode) ? fdopen(file, "rb") : NULL;
+    if (stream != NULL)
+        return stream;
+    if (known && !S_ISREG(facts.st_mode))
+        dataset_fail(error, "%.300s: is no ordinary file but %s", path, kind_of(&facts));
+    else
+        dataset_fail(error, "%.300s: %s", path, strerror(file < 0 ? problem : errno));
+    if (file >= 0)
+        close(file);
+    return NULL;
+}
+
 /* IDX files begin with two zero bytes, which no text does; gzip has a number of its own. */
 bool dataset_read(const char *path, const csv_options *options, dataset *data, dataset_error *error)
 {
     unsigned char start[2] = {1, 1};
     *data = (dataset){0};
-    FILE *file = fopen(path, "rb");
+    FILE *file = dataset_open(path, error);
     if (file == NULL)
-        return dataset_fail(error, "%s cannot be opened: %s", path, strerror(errno));
+        return false;
     size_t got = fread(start, 1, sizeof start, file);
     fclose(file);
     if (got == sizeof start && ((start[0] == 0 && start[1] == 0) || (start[0] == 0x1f && start[1] == 0x8b)))

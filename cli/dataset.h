@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 typedef struct dataset {
     int64_t rows, cols;
@@ -65,6 +66,10 @@ bool dataset_allocate(dataset *data, dataset_error *error);
 
 /* Class names "0", "1", ... */
 bool dataset_number_classes(dataset *data, dataset_error *error);
+
+/* Opens a file to read. What is no ordinary file, such as a pipe, a device or a folder, is refused, and none of them is
+ * waited for. NULL with the message. */
+FILE *dataset_open(const char *path, dataset_error *error);
 
 /* Sets the message, printf-style, and returns false. */
 bool dataset_fail(dataset_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -23,18 +23,28 @@ static bool is_number(const char *text, double *value)
     return end != text && *end == '\0';
 }
 
+/* The column with this number, counted from 1 in the text and from 0 here; -1 where the text is no such number. */
+static int64_t numbered_column(const csv_table *t, const char *text)
+{
+    int64_t number = 0;
+    if (text[0] == '\0' || text[strspn(text, "0123456789")] != '\0')
+        return -1;
+    for (; *text != '\0' && number <= t->cols; text++)
+        number = 10 * number + (*text - '0');
+    return number <= t->cols ? number - 1 : -1;
+}
+
 /* A number from 1 to the number of columns, or a name of the header; -1 after an error. */
 static int64_t label_column(const csv_table *t, const char *label, bool header, dataset_error *error)
 {
-    char *end;
     if (label == NULL)
         return t->cols - 1;
     for (int64_t j = 0; header && j < t->cols; j++)
         if (strcmp(cell_at(t, 0, j), label) == 0)
             return j;
-    long long number = strtoll(label, &end, 10);
-    if (end != label && *end == '\0' && number >= 1 && number <= t->cols)
-        return number - 1;
+    int64_t column = numbered_column(t, label);
+    if (column >= 0)
+        return column;
     dataset_fail(error, "%.300s: no column is called '%.60s'%s; columns also have the numbers 1 to %lld", t->path,
                  label, header ? "" : " (there is no header)", (long long)t->cols);
     return -1;
@@ -44,14 +54,9 @@ static int64_t label_column(const csv_table *t, const char *label, bool header, 
 static bool has_header(const csv_table *t, const csv_options *options)
 {
     double value;
-    char *end;
-    int64_t skipped = t->cols - 1;
     if (options->no_header)
         return false;
-    if (options->label != NULL) {
-        long long number = strtoll(options->label, &end, 10);
-        skipped = *end == '\0' ? number - 1 : -1;
-    }
+    int64_t skipped = options->label != NULL ? numbered_column(t, options->label) : t->cols - 1;
     for (int64_t j = 0; j < t->cols; j++)
         if (j != skipped && !is_number(cell_at(t, 0, j), &value) && *cell_at(t, 0, j) != '\0')
             return true;

@@ -12,7 +12,7 @@
 enum { IDX_UNSIGNED_BYTE = 0x08, IDX_MOST_RANK = 3 };
 
 typedef struct idx_file {
-    FILE *stream;
+    FILE *stream; /* NULL once it is closed */
     const char *path;
     int rank;
     int64_t sizes[IDX_MOST_RANK];
@@ -51,8 +51,8 @@ static bool check_length(idx_file *f, dataset_error *error)
 {
     struct stat facts;
     char text[200];
-    if (fstat(fileno(f->stream), &facts) != 0 || !S_ISREG(facts.st_mode))
-        return fail_and_close(f, error, "is no ordinary file");
+    if (fstat(fileno(f->stream), &facts) != 0)
+        return fail_and_close(f, error, strerror(errno));
     int64_t header = 4 + 4 * f->rank;
     int64_t body = (int64_t)facts.st_size - header;
     if (body == f->count)
@@ -84,9 +84,9 @@ static bool check_magic(idx_file *f, const unsigned char *magic, int rank, const
 static bool open_idx(const char *path, int rank, const char *what, idx_file *f, dataset_error *error)
 {
     unsigned char magic[4];
-    *f = (idx_file){.path = path, .rank = rank, .stream = fopen(path, "rb")};
+    *f = (idx_file){.path = path, .rank = rank, .stream = dataset_open(path, error)};
     if (f->stream == NULL)
-        return fail_and_close(f, error, strerror(errno));
+        return false;
     if (fread(magic, 1, sizeof magic, f->stream) != sizeof magic)
         return fail_and_close(f, error, "is too short to be an IDX file");
     return check_magic(f, magic, rank, what, error) && read_sizes(f, error) && check_length(f, error);

@@ -238,7 +238,7 @@ int command_demo(int argc, char **argv)
     const option_spec specs[] = {
         {"--n", "N", OPTION_INTEGER, &options.n, 1, 0x1p62, "size of the matrices (256)"},
         {"--batch", "B", OPTION_INTEGER, &options.batch, 1, 0x1p62, "how many of them (16)"},
-        {"--condition", "K", OPTION_REAL, &options.condition, 10, 1e15, "condition number after damping (1e6)"},
+        {"--condition", "K", OPTION_REAL, &options.condition, 10, 1e14, "condition number after damping (1e6)"},
         {"--root", "P", OPTION_INTEGER, &options.root, 1, 8, "which root: 1, 2, 3, 4, 6 or 8 (4)"},
         {"--seed", "S", OPTION_INTEGER, &options.seed, 0, 0x1p62, "of the random matrices (1)"},
         {"--device", "D", OPTION_TEXT, &options.device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},

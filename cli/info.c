@@ -10,6 +10,7 @@
 #include "machine.h"
 #include "options.h"
 #include "output.h"
+#include "text.h"
 
 enum { LABEL_WIDTH = 12, LINE_WIDTH = 96 };
 
@@ -53,8 +54,10 @@ static device_facts read_device(const char *backend, int32_t index)
 }
 
 /* "  label       text", the text broken at spaces and continued under itself. */
-static void print_fact(const char *label, const char *text)
+static void print_fact(const char *label, const char *fact)
 {
+    char shown[TEXT_SHOWN];
+    const char *text = text_show(fact, shown); /* it may come from the environment, or name a file */
     size_t width = LINE_WIDTH - LABEL_WIDTH - 2;
     printf("  %-*s", LABEL_WIDTH, label);
     while (strlen(text) > width) {

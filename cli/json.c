@@ -3,41 +3,24 @@
 #include "json.h"
 
 #include <math.h>
-#include <string.h>
 
-/* Length of the UTF-8 sequence that starts here, 0 if it is not one. */
-static int sequence_length(const unsigned char *s)
-{
-    if (s[0] < 0x80)
-        return 1;
-    int length = s[0] >= 0xf0 && s[0] < 0xf5   ? 4
-                 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
-                 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2
-                                               : 0;
-    for (int i = 1; i < length; i++)
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    bool overlong = (s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xf0 && s[1] < 0x90);
-    bool surrogate = s[0] == 0xed && s[1] > 0x9f;
-    bool too_large = s[0] == 0xf4 && s[1] > 0x8f;
-    return overlong || surrogate || too_large ? 0 : length;
-}
+#include "text.h"
 
 static void write_string(FILE *out, const char *text)
 {
-    const unsigned char *s = (const unsigned char *)text;
+    uint32_t code = 0;
     fputc('"', out);
-    while (*s != '\0') {
-        int length = sequence_length(s);
+    for (int length; *text != '\0'; text += length > 0 ? length : 1) {
+        length = text_character(text, &code);
         if (length == 0)
             fputs("\\ufffd", out);
-        else if (*s == '"' || *s == '\\')
-            fprintf(out, "\\%c", *s);
-        else if (*s < 0x20)
-            fprintf(out, "\\u%04x", *s);
+        else if (*text == '"' || *text == '\\')
+            fprintf(out, "\\%c", *text);
+        else if (code < 0x20 ||
+                 (code >= 0x7f && code < 0xa0)) /* of the latter JSON allows all, a terminal obeys some */
+            fprintf(out, "\\u%04x", (unsigned)code);
         else
-            fwrite(s, 1, (size_t)length, out);
-        s += length ? length : 1;
+            fwrite(text, 1, (size_t)length, out);
     }
     fputc('"', out);
 }

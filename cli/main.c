@@ -1,7 +1,11 @@
 /* The command `torchium`: finds the command in a table and runs it. A new command is a line in that table and a file of
  * its own; all of them use the public interface of the library and nothing else. */
+#define _POSIX_C_SOURCE 200809L
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <torchium/torchium.h>
 
@@ -34,7 +38,7 @@ static int print_help(void)
          "options:\n"
          "  --version\n"
          "  --help\n\n"
-         "Exit status: 0 done, 1 failed, 2 wrong usage.");
+         "Exit status: 0 done, 1 failed, 2 wrong usage; a training that was stopped ends by its signal.");
     return CLI_OK;
 }
 
@@ -83,10 +87,33 @@ static int dispatch(int argc, char **argv)
     return found != NULL ? found->run(argc - 1, argv + 1) : unknown(name);
 }
 
+/* Where a standard stream is closed, the next file that is opened would get its number, and a GPU's driver keeps its files
+ * open: what is printed would end up in one of them. Open for reading, a stream takes nothing, and we say so. */
+static void occupy_standard_streams(void)
+{
+    int file = 0;
+    while (file >= 0 && file <= STDERR_FILENO)
+        file = open("/dev/null", O_RDONLY);
+    if (file >= 0)
+        close(file);
+}
+
+/* For whoever waits for us: a command that was stopped by a signal ends by it, as far as the system lets it. */
+static int end(int status)
+{
+    if (status > CLI_SIGNAL) {
+        signal(status - CLI_SIGNAL, SIG_DFL);
+        raise(status - CLI_SIGNAL);
+    }
+    return status;
+}
+
 int main(int argc, char **argv)
 {
+    occupy_standard_streams();
+    signal(SIGXFSZ, SIG_IGN); /* a file that is too large is then a write that fails */
     if (argc < 2)
         return output_usage("", "a command is missing; 'torchium info' is a good first one");
     int status = dispatch(argc - 1, argv + 1);
-    return output_finish("", status);
+    return end(output_finish("", status));
 }

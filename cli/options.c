@@ -135,18 +135,22 @@ static bool read_real(const option_spec *spec, const char *text)
 
 static options_result wrong_number(const option_table *table, const option_spec *spec, const char *text)
 {
-    const char *what = spec->kind == OPTION_INTEGER ? "a whole number" : "a number";
-    if (spec->most < 1e18)
-        output_usage(table->command, "%s takes %s from %.15g to %.15g, not '%s'", spec->name, what, spec->least,
+    if (spec->kind == OPTION_INTEGER)
+        output_usage(table->command, "%s takes a whole number from %.0f to %.0f, not '%s'", spec->name, spec->least,
                      spec->most, text);
     else
-        output_usage(table->command, "%s takes %s of at least %.15g, not '%s'", spec->name, what, spec->least, text);
+        output_usage(table->command, "%s takes a number from %.15g to %.15g, not '%s'", spec->name, spec->least,
+                     spec->most, text);
     return OPTIONS_WRONG;
 }
 
 static options_result store(const option_table *table, const option_spec *spec, const char *text)
 {
     bool good = true;
+    if (text != NULL && text[0] == '\0' && strcmp(spec->value, "FILE") == 0) {
+        output_usage(table->command, "%s takes the name of a file, not ''", spec->name);
+        return OPTIONS_WRONG;
+    }
     switch (spec->kind) {
     case OPTION_FLAG:
         *(bool *)spec->target = true;

@@ -11,21 +11,30 @@
 
 #include <torchium/torchium.h>
 
-static void say(const char *command, const char *format, va_list arguments)
+#include "text.h"
+
+static void say(const char *command, const char *kind, const char *format, va_list arguments)
 {
-    fputs(command[0] ? "torchium " : "torchium", stderr);
-    fprintf(stderr, "%s: ", command);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
+    char message[TEXT_SHOWN], shown[TEXT_SHOWN];
+    vsnprintf(message, sizeof message, format, arguments);
+    fprintf(stderr, "torchium%s%s: %s%s\n", command[0] ? " " : "", command, kind, text_show(message, shown));
 }
 
 int output_fail(const char *command, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    say(command, format, arguments);
+    say(command, "", format, arguments);
     va_end(arguments);
     return CLI_FAILED;
+}
+
+void output_warn(const char *command, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    say(command, "warning: ", format, arguments);
+    va_end(arguments);
 }
 
 int output_fail_library(const char *command)
@@ -37,7 +46,7 @@ int output_usage(const char *command, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    say(command, format, arguments);
+    say(command, "", format, arguments);
     va_end(arguments);
     fprintf(stderr, "Type 'torchium %s%s--help' to see what it takes.\n", command, command[0] ? " " : "");
     return CLI_USAGE;

@@ -5,13 +5,17 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* The command's exit statuses. */
-enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
+/* The command's exit statuses; CLI_SIGNAL + n is that of a command which stopped because of signal n. */
+enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2, CLI_SIGNAL = 128 };
 
-/* Says on stderr "torchium COMMAND: message" and returns CLI_FAILED. */
+/* Says on stderr "torchium COMMAND: message" and returns CLI_FAILED. Messages may quote what files hold: it is shown as
+ * text_show does. */
 int output_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The same for a call of the library that failed: its own message. */
+/* Says "torchium COMMAND: warning: message": something is not as it should be, and the work goes on. */
+void output_warn(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Like output_fail, for a call of the library that failed: its own message. */
 int output_fail_library(const char *command);
 
 /* The same for wrong arguments, with a line that says where help is; returns CLI_USAGE. */

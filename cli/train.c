@@ -47,14 +47,6 @@ static int measure(train_session *session, train_run *run)
     return CLI_OK;
 }
 
-static int save(train_session *session)
-{
-    if (session->plan.checkpoint == NULL)
-        return CLI_OK;
-    progress_clear(&session->bar);
-    return train_checkpoint_save(session);
-}
-
 static int train_run_whole(train_session *session, train_run *run)
 {
     const train_plan *plan = &session->plan;
@@ -66,7 +58,7 @@ static int train_run_whole(train_session *session, train_run *run)
             status = measure(session, run);
         bool due = plan->checkpoint_every > 0 && run->step % plan->checkpoint_every == 0;
         if (status == CLI_OK && due && run->step < plan->steps)
-            status = save(session);
+            train_outputs_save(session, run);
     }
     return status;
 }
@@ -89,11 +81,16 @@ static int train_all(train_session *session, tch_checkpoint *checkpoint)
         status = create_runs(session);
     if (status == CLI_OK && checkpoint != NULL)
         status = train_resume_runs(session, checkpoint, session->plan.resume);
-    for (int32_t i = 0; i < session->run_count && status == CLI_OK && !train_stop_asked(); i++)
+    const train_run *at_work = session->runs;
+    for (int32_t i = 0; i < session->run_count && status == CLI_OK && !train_stop_asked(); i++) {
+        at_work = &session->runs[i];
         status = train_run_whole(session, &session->runs[i]);
+    }
     progress_clear(&session->bar);
     session->interrupted = train_stop_asked();
-    return status == CLI_OK ? save(session) : status;
+    if (status == CLI_OK)
+        train_outputs_save(session, at_work);
+    return status;
 }
 
 /* Amount of work in steps, for the bar. */
@@ -102,7 +99,8 @@ static double work(const train_plan *plan)
     return (double)plan->steps * plan->method_count * (plan->tune ? 1 + TRAIN_RATES : 1);
 }
 
-static int run_session(train_session *session, tch_checkpoint *checkpoint)
+/* The device, the data on it, and what follows from them. */
+static int prepare(train_session *session)
 {
     const int64_t totals = TCH_NETWORK_TOTALS;
     train_plan *plan = &session->plan;
@@ -115,17 +113,23 @@ static int run_session(train_session *session, tch_checkpoint *checkpoint)
         status = train_data_upload(session->context, &session->data);
     if (status != CLI_OK)
         return status;
-    train_plan_settle(plan, session->data.train.rows);
+    return train_plan_settle(plan, session->data.train.rows);
+}
+
+static int run_session(train_session *session, tch_checkpoint *checkpoint)
+{
+    int status = prepare(session);
+    if (status != CLI_OK)
+        return status;
     train_stop_watch();
     train_report_start(session);
-    session->bar = progress_start(work(plan));
+    session->bar = progress_start(work(&session->plan));
     status = train_all(session, checkpoint);
     if (status != CLI_OK)
         return status;
     train_report_end(session);
-    if (plan->plot != NULL)
-        status = train_plot(session);
-    return status == CLI_OK && session->interrupted ? TRAIN_INTERRUPTED : status;
+    status = train_outputs_finish(session);
+    return status == CLI_OK && session->interrupted ? CLI_SIGNAL + session->interrupted : status;
 }
 
 static void release_session(train_session *session)
@@ -149,6 +153,8 @@ int command_train(int argc, char **argv)
         status = train_resume_plan(argc, argv, &session->plan, &checkpoint);
     if (status == CLI_OK && go)
         status = train_plan_parse(&session->plan);
+    if (status == CLI_OK && go)
+        status = train_outputs_check(&session->plan);
     if (status == CLI_OK && go)
         status = run_session(session, checkpoint);
     release_session(session);

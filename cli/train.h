@@ -66,8 +66,9 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go);
 /* Turns the words of the plan into numbers. Also said when wrong. */
 int train_plan_parse(train_plan *plan);
 
-/* Fills in what depends on the number of training rows: the batch, the steps, the distance between measurements. */
-void train_plan_settle(train_plan *plan, int64_t rows);
+/* Fills in what depends on the number of training rows: the batch, the steps, the distance between measurements. Said
+ * where that makes too many steps. */
+int train_plan_settle(train_plan *plan, int64_t rows);
 
 /* The settings of a settled plan. */
 void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SETTINGS]);
@@ -150,6 +151,14 @@ typedef struct train_run {
     int64_t point_count, point_room;
 } train_run;
 
+/* How the saving of checkpoints has gone. A save that fails ends nothing: the next one may succeed, and what is missing
+ * in the end is said there. */
+typedef struct train_saves {
+    int64_t failed;       /* since the last one that succeeded */
+    const train_run *run; /* the one that was at work at the last save that succeeded, or NULL */
+    int64_t step;         /* its step then */
+} train_saves;
+
 typedef struct train_session {
     train_plan plan;
     train_data data;
@@ -158,8 +167,9 @@ typedef struct train_session {
     int32_t run_count;
     train_run runs[TRAIN_METHODS];
     progress bar;
-    double drawn;     /* when the bar was, last */
-    bool interrupted; /* asked to end before the end */
+    double drawn;    /* when the bar was, last */
+    int interrupted; /* the signal by which it was asked to end before the end, or 0 */
+    train_saves saves;
 } train_session;
 
 tch_status train_run_create(train_session *session, const train_method *method, train_run *run);
@@ -210,8 +220,21 @@ int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **
 /* Compares settings and data, then takes every run's state from the checkpoint. CLI_OK, or said. */
 int train_resume_runs(train_session *session, tch_checkpoint *checkpoint, const char *path);
 
-/* Writes plan->checkpoint with all runs. CLI_OK, or said. */
-int train_checkpoint_save(train_session *session);
+/* Writes plan->checkpoint with all runs. NULL, or the sentence that says why not. */
+const char *train_checkpoint_save(train_session *session);
+
+/* --- files to write (train_outputs.c) ----------------------------------------------------------------------------- */
+
+/* Whether the files that the plan names can be written, as far as that can be told before there is anything to write, and
+ * none of them is one that is read. CLI_OK, or said. */
+int train_outputs_check(const train_plan *plan);
+
+/* Saves the checkpoint, if one was asked for, while `run` is at work. When that fails it is said, once until one
+ * succeeds again, and counted. */
+void train_outputs_save(train_session *session, const train_run *run);
+
+/* Draws the picture, if one was asked for, and says which files are missing in the end. CLI_OK where none is. */
+int train_outputs_finish(const train_session *session);
 
 /* --- what is shown (train_report.c, train_plot.c) ----------------------------------------------------------------- */
 
@@ -235,9 +258,11 @@ int train_plot(const train_session *session);
 
 /* --- stopping (train_stop.c) -------------------------------------------------------------------------------------- */
 
-/* From now on SIGINT and SIGTERM ask the training to stop after the step at hand; the second one ends the process. */
+/* From now on SIGINT, SIGTERM and SIGHUP ask the training to stop after the step at hand; the second one ends the
+ * process. Those that are ignored stay ignored. */
 void train_stop_watch(void);
-bool train_stop_asked(void);
-enum { TRAIN_INTERRUPTED = 130 };
+
+/* The signal that asked, or 0. */
+int train_stop_asked(void);
 
 #endif

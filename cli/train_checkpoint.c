@@ -98,7 +98,7 @@ static tch_status add_runs(train_session *session, tch_checkpoint_writer *writer
     return status;
 }
 
-int train_checkpoint_save(train_session *session)
+const char *train_checkpoint_save(train_session *session)
 {
     size_t points = 1;
     tch_checkpoint_writer *writer = NULL;
@@ -106,13 +106,13 @@ int train_checkpoint_save(train_session *session)
         points += (size_t)session->runs[i].point_count;
     double *numbers = malloc(points * TRAIN_POINT_NUMBERS * sizeof *numbers);
     if (numbers == NULL)
-        return output_fail("train", "out of memory for the checkpoint");
+        return "out of memory for the curves";
     bool failed = tch_checkpoint_writer_create(&writer) || add_settings(session, writer) ||
                   add_runs(session, writer, numbers) ||
                   tch_checkpoint_writer_save(writer, session->context, session->plan.checkpoint);
     tch_checkpoint_writer_destroy(writer);
     free(numbers);
-    return failed ? output_fail_library("train") : CLI_OK;
+    return failed ? tch_last_error() : NULL;
 }
 
 /* --- reading ------------------------------------------------------------------------------------------------------ */

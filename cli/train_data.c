@@ -7,6 +7,26 @@
 #include "output.h"
 #include "train.h"
 
+/* Files cannot be larger than they are, but any number of digits can be asked for, and the system may promise memory that
+ * it does not have. There are three copies in the end: the rows, those of an epoch, and what is on the device. */
+static int check_samples(const train_plan *plan)
+{
+    tch_context *host = NULL;
+    tch_memory_info memory = TCH_MEMORY_INFO_INIT;
+    double needed = 3.0 * (double)plan->samples * (DIGITS_SIZE * DIGITS_SIZE + 1) * sizeof(float);
+    char need[32], available[32];
+    if (plan->data != NULL || plan->images != NULL)
+        return CLI_OK;
+    bool known = tch_context_create("cpu", &host) == TCH_OK && tch_memory_get_info(host, &memory) == TCH_OK;
+    tch_context_destroy(host);
+    if (!known)
+        return output_fail_library("train");
+    if (needed <= (double)memory.free)
+        return CLI_OK;
+    return output_fail("train", "--samples %lld takes about %s, and this machine has %s free", (long long)plan->samples,
+                       output_bytes(needed, need), output_bytes((double)memory.free, available));
+}
+
 static bool read_rows(const train_plan *plan, dataset *all, dataset_error *error)
 {
     const csv_options csv = {.label = plan->label_column};
@@ -46,6 +66,9 @@ int train_data_load(const train_plan *plan, train_data *data)
     dataset all = {0};
     dataset_error error = {""};
     *data = (train_data){.epoch_number = -1};
+    int status = check_samples(plan);
+    if (status != CLI_OK)
+        return status;
     if (!read_rows(plan, &all, &error))
         return output_fail("train", "%s", error.text);
     data->fingerprint = fingerprint(&all);

@@ -12,6 +12,8 @@
 
 static const double pi = 3.14159265358979323846;
 
+enum { MOST_STEPS = 1000000000 };
+
 /* All methods, with the rate each is trained with when nothing else is said. */
 static const train_method known_methods[TRAIN_METHODS] = {
     {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01}, {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01},
@@ -64,7 +66,7 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
         {"--hidden", "WIDTHS", OPTION_TEXT, &plan->hidden, 0, 0, "hidden layers, or 'none' (256,128)"},
         {"--activation", "F", OPTION_TEXT, &plan->activation, 0, 0, "relu, tanh, gelu or none (relu)"},
         {"--batch", "N", OPTION_INTEGER, &plan->batch, 1, 1e7, "rows in a step (256)"},
-        {"--steps", "N", OPTION_INTEGER, &plan->steps, 1, 1e9, "of each optimizer (150)"},
+        {"--steps", "N", OPTION_INTEGER, &plan->steps, 1, MOST_STEPS, "of each optimizer (150)"},
         {"--epochs", "N", OPTION_INTEGER, &plan->epochs, 1, 1e9, "the same in passes over the data"},
         {"--precondition-frequency", "N", OPTION_INTEGER, &plan->precondition_frequency, 1, 1e9,
          "shampoo, soap, kfac: steps between refreshes (10)"},
@@ -75,7 +77,7 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
         {"--per-sample-clip", "C", OPTION_REAL, &plan->per_sample_clip, 1e-12, 1e12,
          "clip every sample's gradient to this norm"},
         {"--device", "D", OPTION_TEXT, &plan->device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},
-        {"--threads", "N", OPTION_INTEGER, &plan->threads, 1, 4096, "of the CPU (all)"},
+        {"--threads", "N", OPTION_INTEGER, &plan->threads, 1, 1024, "of the CPU (all)"},
         {"--log-every", "N", OPTION_INTEGER, &plan->log_every, 1, 1e9, "steps between measurements (steps / 50)"},
         {"--plot", "FILE", OPTION_TEXT, &plan->plot, 0, 0, "learning curves, .svg or .png"},
         {"--checkpoint", "FILE", OPTION_TEXT, &plan->checkpoint, 0, 0, "saved at the end and when interrupted"},
@@ -253,15 +255,20 @@ int train_plan_parse(train_plan *plan)
 
 /* --- what follows from the data ----------------------------------------------------------------------------------- */
 
-void train_plan_settle(train_plan *plan, int64_t rows)
+int train_plan_settle(train_plan *plan, int64_t rows)
 {
     plan->batch = plan->batch < rows ? plan->batch : rows;
+    int64_t batches = rows / plan->batch;
+    if (plan->epochs > MOST_STEPS / batches)
+        return output_usage("train", "--epochs takes from 1 to %lld with %lld batches in each, not '%lld'",
+                            (long long)(MOST_STEPS / batches), (long long)batches, (long long)plan->epochs);
     if (plan->epochs > 0)
-        plan->steps = plan->epochs * (rows / plan->batch);
+        plan->steps = plan->epochs * batches;
     else if (plan->steps == 0)
         plan->steps = 150;
     if (plan->log_every == 0)
         plan->log_every = plan->steps > 50 ? plan->steps / 50 : 1;
+    return CLI_OK;
 }
 
 static train_setting given(const char *option, const char *text)

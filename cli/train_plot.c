@@ -6,6 +6,7 @@
 
 #include "chart.h"
 #include "output.h"
+#include "text.h"
 #include "train.h"
 
 /* Points to a curve: more than a panel has pixels. */
@@ -59,6 +60,7 @@ static bool write_chart(const train_session *session, curve *curves)
 int train_plot(const train_session *session)
 {
     const char *path = session->plan.plot;
+    char shown[TEXT_SHOWN];
     curve *curves = malloc(TRAIN_METHODS * sizeof *curves);
     if (curves == NULL)
         return output_fail("train", "out of memory for the picture");
@@ -68,6 +70,6 @@ int train_plot(const train_session *session)
     if (!good)
         return output_fail("train", "the picture %s could not be written: %s", path, strerror(problem));
     if (!session->plan.json)
-        printf("Learning curves: %s\n", path);
+        printf("Learning curves: %s\n", text_show(path, shown));
     return CLI_OK;
 }

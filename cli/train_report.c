@@ -9,6 +9,7 @@
 #include "machine.h"
 #include "output.h"
 #include "table.h"
+#include "text.h"
 #include "timing.h"
 #include "train.h"
 
@@ -42,12 +43,12 @@ void train_report_start(const train_session *session)
 {
     const train_plan *plan = &session->plan;
     const train_data *data = &session->data;
-    char shape[TRAIN_TEXT], device[192];
+    char shape[TRAIN_TEXT], device[192], shown[TEXT_SHOWN];
     if (plan->json)
         return;
     output_heading("Training a network %s (%s)", shape_text(session, shape), plan->activation);
-    printf("on %s: %lld rows to train, %lld to test, %d classes\n", data_name(plan), (long long)data->train.rows,
-           (long long)data->test.rows, (int)data->train.classes);
+    printf("on %s: %lld rows to train, %lld to test, %d classes\n", text_show(data_name(plan), shown),
+           (long long)data->train.rows, (long long)data->test.rows, (int)data->train.classes);
     printf("with %s: %lld steps of %lld rows, %s rate\n", plan->optimizer, (long long)plan->steps,
            (long long)plan->batch, plan->schedule);
     printf("on %s\n\n", machine_context_line(session->context, device));
@@ -216,7 +217,7 @@ static void report_table(const train_session *session)
         table_run(&t, session, &session->runs[i]);
     puts("");
     table_print(&t);
-    if (goal != NULL)
+    if (goal != NULL && isfinite(goal->train_loss))
         printf("\nL = %.5f is the training loss that %s ends with; losses were measured every %lld steps.\n",
                goal->train_loss, baseline->method.name, (long long)session->plan.log_every);
 }
@@ -274,12 +275,25 @@ static void report_json(const train_session *session)
     json_integer(&json, "parameters", tch_network_size(session->runs[0].network));
     json_settings(&json, &session->plan);
     json_text(&json, "baseline", train_session_baseline(session)->method.name);
-    json_bool(&json, "interrupted", session->interrupted);
+    json_bool(&json, "interrupted", session->interrupted != 0);
     json_array_begin(&json, "runs");
     for (int32_t i = 0; i < session->run_count; i++)
         json_run(&json, session, &session->runs[i]);
     json_array_end(&json);
     json_object_end(&json);
+}
+
+static void report_interruption(const train_session *session)
+{
+    const char *path = session->plan.checkpoint;
+    fputs("Interrupted.", stdout);
+    if (session->saves.run != NULL) {
+        fputs(" To go on: torchium train --resume ", stdout);
+        text_print_word(stdout, path);
+        fputs(" --checkpoint ", stdout);
+        text_print_word(stdout, path);
+    }
+    fputc('\n', stdout);
 }
 
 void train_report_end(train_session *session)
@@ -289,9 +303,6 @@ void train_report_end(train_session *session)
         return;
     }
     report_table(session);
-    if (session->interrupted && session->plan.checkpoint != NULL)
-        printf("Interrupted. To go on: torchium train --resume %s --checkpoint %s\n", session->plan.checkpoint,
-               session->plan.checkpoint);
-    else if (session->interrupted)
-        puts("Interrupted.");
+    if (session->interrupted)
+        report_interruption(session);
 }

@@ -99,6 +99,59 @@ class Usage(unittest.TestCase):
             self.assert_usage(["demo", "--root", text], "--root takes")
         self.assert_usage(["bench", "--seconds", "0"], "--seconds takes a number")
 
+    def test_a_number_too_large_is_told_what_is_allowed(self):
+        """What was written and both ends of the range: it is not enough to say that 99... is not at least 0."""
+        most = 1 << 62
+        for option, least in (("--n", 1), ("--batch", 1), ("--seed", 0)):
+            for text in ("99999999999999999999", "9223372036854775807", "-1", "-99999999999999999999"):
+                wanted = f"{option} takes a whole number from {least} to {most}, not '{text}'"
+                self.assert_usage(["demo", option, text], wanted)
+        self.assert_usage(["demo", "--condition", "1e300"], "from 10 to 100000000000000, not '1e300'")
+        self.assert_usage(["bench", "--seconds", "1e9"], "from 0.001 to 600, not '1e9'")
+
+    def test_nothing_said_is_obeyed_by_a_terminal(self):
+        hostile = b"\x1b[31mred\x07\xc2\x9b2J\xff\xe2\x80\xaetxt"
+        shown = "\\x1b[31mred\\x07\\x9b2J\\xff\\u202etxt"
+        for arguments in (
+            [hostile],
+            ["help", hostile],
+            ["info", b"--" + hostile],
+            ["demo", "--n", hostile],
+            ["demo", "--device", hostile],
+            ["bench", "--only", hostile],
+        ):
+            _, output, messages = run(*arguments)
+            self.assertEqual(output, "", arguments)
+            self.assertIn(shown, messages, arguments)
+        env = {os.fsencode(key): os.fsencode(value) for key, value in PLAIN.items()}
+        env[b"TORCHIUM_CUDA_PATH"] = hostile
+        for arguments in (["info"], ["info", "--json"]):
+            status, output, _ = run(*arguments, env=env)
+            self.assertEqual(status, 0)
+            for control in ("\x1b", "\x07", "\x9b"):
+                self.assertNotIn(control, output, arguments)
+        self.assertIn(shown, run("info", env=env)[1])
+
+    def test_long_words_are_cut(self):
+        status, output, messages = run("x" * 100000)
+        self.assertEqual((status, output), (2, ""))
+        self.assertLess(len(messages), 10000)
+        self.assertIn("xxx...", messages)
+
+    def test_closed_streams(self):
+        """A closed stdout is an output that cannot be written; no file may take its place."""
+        for closed in ((1,), (0, 1), (0, 1, 2)):
+            process = subprocess.Popen(
+                [COMMAND, "info"],
+                stderr=subprocess.PIPE,
+                env=PLAIN,
+                preexec_fn=lambda closed=closed: [os.close(number) for number in closed],
+            )
+            messages = process.communicate(timeout=300)[1].decode()
+            self.assertEqual(process.returncode, 1, closed)
+            if 2 not in closed:
+                self.assertIn("could not be written", messages)
+
     @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
     def test_a_full_disk_is_a_failure(self):
         for arguments in (["--version"], ["--help"], ["info"], ["info", "--json"], ["bench", "--list"]):
@@ -192,6 +245,14 @@ class Demo(unittest.TestCase):
 
         self.assertEqual(errors("5")["eigen", "float64"], errors("5")["eigen", "float64"])
         self.assertNotEqual(errors("5"), errors("6"))
+
+    def test_the_ends_of_the_range_of_condition_numbers(self):
+        for condition in ("10", "1e14"):
+            for root in ("1", "8"):
+                sizes = ["--n", "3", "--batch", "1", "--root", root, "--device", DEVICE]
+                status, output, messages = run("demo", "--condition", condition, *sizes)
+                self.assertEqual((status, messages), (0, ""), condition)
+                self.assertEqual(len(demo_rows(output)), 5, output)
 
     def test_smallest_sizes(self):
         for n in ("1", "2", "3"):

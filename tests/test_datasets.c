@@ -4,6 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "../cli/dataset.h"
@@ -77,6 +80,7 @@ static const csv_case good_csv[] = {
     {"y,a,b\nc,1,2\nd,3,4\n", {.label = "y"}, 2, 2, 2, {1, 2, 3, 4}, {0, 1}, "c"},
     {"c,1,2\nd,3,4\n", {.label = "1", .no_header = true}, 2, 2, 2, {1, 2, 3, 4}, {0, 1}, "c"},
     {"c,1,2\nd,3,4\n", {.label = "1"}, 2, 2, 2, {1, 2, 3, 4}, {0, 1}, "c"},
+    {"c,1,2\nd,3,4\n", {.label = "0000000000000000000000001"}, 2, 2, 2, {1, 2, 3, 4}, {0, 1}, "c"},
     {"a,\"the \"\"label\"\", quoted\"\n 1 ,\"x,\ny\"\n2,z\n", {0}, 2, 1, 2, {1, 2}, {0, 1}, "x,\ny"},
     {"a,y\n1,\"q\"\r\n\"2\",\"q\"\r\n", {0}, 2, 1, 1, {1, 2}, {0, 0}, "q"},
     {"a|y\n1|0\n", {.separator = '|'}, 1, 1, 1, {1}, {0}, "0"},
@@ -141,7 +145,16 @@ static const struct {
     {"a,b,y\n1,2,0\n", {.label = "z"}, "no column is called 'z'"},
     {"a,b,y\n1,2,0\n", {.label = "4"}, "no column is called '4'"},
     {"a,b,y\n1,2,0\n", {.label = "0"}, "no column is called '0'"},
-    {"a,b,y\n1,2,0\n", {.label = "99999999999999999999"}, "no column is called"},
+    {"a,b,y\n1,2,0\n",
+     {.label = "99999999999999999999"},
+     "'99999999999999999999'; columns also have the numbers 1 to 3"},
+    {"a,b,y\n1,2,0\n",
+     {.label = "-9223372036854775808"},
+     "'-9223372036854775808'; columns also have the numbers 1 to 3"},
+    {"a,b,y\n1,2,0\n", {.label = "9223372036854775807"}, "no column is called"},
+    {"a,b,y\n1,2,0\n", {.label = "18446744073709551617"}, "no column is called"},
+    {"a,b,y\n1,2,0\n", {.label = " 1"}, "no column is called ' 1'"},
+    {"a,b,y\n1,2,0\n", {.label = ""}, "no column is called ''"},
     {"1,2,0\n", {.label = "y", .no_header = true}, "there is no header"},
     {"a,y\n1,\"never\n2,3\n", {0}, "line 2: a quoted field is never closed"},
     {"a,y\n1,\"x\"y\n", {0}, "line 2: text follows a closing quote"},
@@ -178,6 +191,98 @@ static void binary_files_and_folders_are_refused(void **state)
     test_case("no file");
     check_refused(dataset_read_csv(path_of("none"), NULL, &data, &error), &data, &error, "No such file");
     check_refused(dataset_read(path_of("none"), NULL, &data, &error), &data, &error, "No such file");
+}
+
+/* Whoever opens a pipe to read from it waits for somebody to write: that must not happen. */
+static void check_no_file(const char *path, const char *part)
+{
+    dataset data;
+    dataset_error error = {""};
+    test_case("%s", part);
+    check_refused(dataset_read(path, NULL, &data, &error), &data, &error, part);
+    check_refused(dataset_read_csv(path, NULL, &data, &error), &data, &error, part);
+    check_refused(dataset_read_idx(path, NULL, &data, &error), &data, &error, part);
+    check_refused(dataset_read_idx(path, path, &data, &error), &data, &error, part);
+}
+
+static void pipes_sockets_and_devices_are_refused(void **state)
+{
+    (void)state;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path_of("socket"));
+    int listening = socket(AF_UNIX, SOCK_STREAM, 0);
+    CHECK(listening >= 0 && bind(listening, (struct sockaddr *)&address, sizeof address) == 0, "there is no socket");
+    CHECK(mkfifo(path_of("pipe"), 0600) == 0, "there is no pipe");
+    check_no_file(path_of("pipe"), "no ordinary file but a pipe");
+    check_no_file(path_of("socket"), "no ordinary file but a socket");
+    check_no_file("/dev/null", "no ordinary file but a device");
+    check_no_file(folder, "no ordinary file but a folder");
+    close(listening);
+    unlink(path_of("pipe"));
+    unlink(path_of("socket"));
+}
+
+/* Four million bytes of the least likely kind. Each is to be read in time that grows with its size alone, and in memory
+ * that the file's size bounds: a time that grew with the square would not end before the test is stopped. */
+enum { HOSTILE = 4 << 20 };
+
+static const struct {
+    const char *before, *repeated, *after;
+    const char *part; /* of the message; NULL where it is read */
+} hostile_csv[] = {
+    {"", ",", "", "the cell is empty"},
+    {"", "1,", "1\n", NULL},
+    {"", "\"", "", "one column"},
+    {"1,", "\"", "x", "text follows"},
+    {"", "\"\",", "1\n", "the cell is empty"},
+    {"a,b\n1,\"", "\"\"", "", "never closed"},
+    {"a,b\n1,\"", "x\n", "", "never closed"},
+    {"a,b\n1,\"", "x\n", "\"\n", NULL},
+    {"", "\n", "", "is empty"},
+    {"a,b\n", "\n", "1,2\n", NULL},
+    {"a,b\n", "\r\n", "1,2\n", NULL},
+    {"a,b\n", " ", "1,2\n", NULL},
+    {"a,b\n", "\t", "1,2\n", NULL},
+    {"a,b\n", "9", ",1\n", "not finite"},
+    {"a,b\n0.", "0", "1,1\n", NULL},
+    {"a,b\n0.", "123456789", ",1\n", NULL},
+    {"a,b\n1e", "9", ",1\n", "not finite"},
+    {"a,b\n1,", "x", "\n", NULL},
+    {"", ",", "\n1\n1\n1\n1\n", "the first line has"},
+    {"a,b\n", "1,2\n", "", NULL},
+    {"a,b\n", "1\n", "", "has 1 columns"},
+};
+
+static void write_hostile(const char *before, const char *repeated, const char *after)
+{
+    size_t length = strlen(repeated);
+    FILE *file = fopen(path_of("hostile.csv"), "wb");
+    CHECK(file != NULL, "the file cannot be written");
+    fputs(before, file);
+    for (size_t i = 0; i < HOSTILE / length; i++) {
+        fwrite(repeated, 1, length, file);
+    }
+    fputs(after, file);
+    CHECK(fclose(file) == 0, "the file was not written");
+}
+
+static void hostile_csv_files_end_soon(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof hostile_csv / sizeof hostile_csv[0]; i++) {
+        dataset data;
+        dataset_error error = {""};
+        test_case("hostile CSV %zu", i);
+        write_hostile(hostile_csv[i].before, hostile_csv[i].repeated, hostile_csv[i].after);
+        bool good = dataset_read(path_of("hostile.csv"), NULL, &data, &error);
+        if (hostile_csv[i].part != NULL) {
+            check_refused(good, &data, &error, hostile_csv[i].part);
+        } else {
+            CHECK(good, "it was refused: %s", error.text);
+            dataset_release(&data);
+        }
+    }
+    unlink(path_of("hostile.csv"));
 }
 
 /* A line of two hundred thousand columns, and twenty thousand lines. */
@@ -563,6 +668,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(csv_files_are_read),
         cmocka_unit_test(bad_csv_files_are_refused),
         cmocka_unit_test(binary_files_and_folders_are_refused),
+        cmocka_unit_test(pipes_sockets_and_devices_are_refused),
+        cmocka_unit_test(hostile_csv_files_end_soon),
         cmocka_unit_test(large_csv_files_are_read),
         cmocka_unit_test(idx_files_are_read),
         cmocka_unit_test(bad_idx_files_are_refused),

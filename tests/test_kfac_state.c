@@ -707,10 +707,19 @@ static void check_refused(tch_status status, const char *says)
 static void bad_configs_are_refused(void **state)
 {
     tch_kfac_layer described[LAYERS];
-    tch_kfac_config bad[8];
-    const char *const says[] = {"method",          "sharing",      "damping",      "factor_decay",
-                                "bias_correction", "accumulation", "factor_dtype", "TCH_KFAC_CONFIG_INIT"};
-    for (int i = 0; i < 8; i++) {
+    enum { BAD = 10 };
+    tch_kfac_config bad[BAD];
+    const char *const says[BAD] = {"method",
+                                   "sharing",
+                                   "damping",
+                                   "factor_decay",
+                                   "bias_correction",
+                                   "accumulation is 0, expected 1 to 1073741824",
+                                   "factor_dtype",
+                                   "TCH_KFAC_CONFIG_INIT",
+                                   "accumulation is 2147483647, expected 1 to 1073741824",
+                                   "kl_clip is inf, expected 0 to 1e300"};
+    for (int i = 0; i < BAD; i++) {
         bad[i] = (tch_kfac_config)TCH_KFAC_CONFIG_INIT;
     }
     bad[0].method = TCH_KFAC_METHOD_COUNT;
@@ -721,8 +730,10 @@ static void bad_configs_are_refused(void **state)
     bad[5].accumulation = 0;
     bad[6].factor_dtype = TCH_FLOAT16;
     bad[7].struct_size = 8;
+    bad[8].accumulation = INT32_MAX;
+    bad[9].kl_clip = INFINITY;
     test_kfac_describe(LAYERS, layers, described);
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < BAD; i++) {
         tch_kfac *kfac = NULL;
         int64_t bytes;
         test_case("config: %s", says[i]);
@@ -734,10 +745,18 @@ static void bad_configs_are_refused(void **state)
 
 static void bad_layers_are_refused(void **state)
 {
-    enum { BAD = 7 };
+    enum { BAD = 9 };
     tch_kfac_layer described[LAYERS];
     tch_kfac_layer bad[BAD];
-    const char *const says[BAD] = {"kind", "inputs", "outputs", "TCH_LAYER_INIT", "'one'", "multiple", "groups"};
+    const char *const says[BAD] = {"kind",
+                                   "inputs",
+                                   "outputs",
+                                   "TCH_LAYER_INIT",
+                                   "'one'",
+                                   "multiple",
+                                   "groups",
+                                   "inputs is 2147483647, expected 1 to 2147483646",
+                                   "outputs is 2147483648, expected 1 to 2147483647"};
     test_kfac_describe(LAYERS, layers, described);
     for (int i = 0; i < BAD; i++) {
         bad[i] = described[1];
@@ -751,6 +770,8 @@ static void bad_layers_are_refused(void **state)
     bad[5].layer.dims = bad[6].layer.dims = 1;
     bad[5].layer.kernel[0] = 2;
     bad[6].layer.groups = 2;
+    bad[7].inputs = INT32_MAX;
+    bad[8].outputs = (int64_t)INT32_MAX + 1;
     for (int i = 0; i < BAD; i++) {
         tch_kfac *kfac = NULL;
         tch_kfac_config config = TCH_KFAC_CONFIG_INIT;

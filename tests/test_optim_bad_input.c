@@ -52,7 +52,7 @@ static const field fields[] = {
     {AT(decay), INT32, 0, 3, {-1, 2, 99}},
     {AT(maximize), INT32, 0, 2, {-1, 2}},
     {AT(momentum), REAL, 1, 4, {-0.1, 1.0, 1.5, NAN}},
-    {AT(dampening), REAL, 1, 2, {NAN, INFINITY}},
+    {AT(dampening), REAL, 1, 3, {NAN, INFINITY, -INFINITY}},
     {AT(nesterov), INT32, 0, 2, {-1, 7}},
     {AT(beta1), REAL, 1, 4, {-0.1, 1.0, 2.0, NAN}},
     {AT(beta2), REAL, 1, 4, {-0.1, 1.01, INFINITY, NAN}},
@@ -68,8 +68,8 @@ static const field fields[] = {
     {AT(block), INT32, 0, 2, {-1, 2}},
     {AT(merge_dims), INT32, 0, 2, {-1, 2}},
     {AT(precondition_1d), INT32, 0, 2, {-1, 2}},
-    {AT(precondition_frequency), INT32, 1, 3, {0, -1, INT_MIN}},
-    {AT(start_preconditioning_step), INT32, 0, 2, {-2, INT_MIN}},
+    {AT(precondition_frequency), INT32, 1, 4, {0, -1, INT_MIN, INT_MAX}},
+    {AT(start_preconditioning_step), INT32, 0, 3, {-2, INT_MIN, INT_MAX}},
     {AT(stagger), INT32, 1, 2, {-1, 2}},
     {AT(precision), INT32, 0, 2, {-1, 2}},
     {AT(relative_eps), REAL, 1, 3, {-1e-3, NAN, INFINITY}},
@@ -87,7 +87,7 @@ static const field fields[] = {
     {AT(master_weights), INT32, 0, 2, {-1, 2}},
     {AT(stochastic_rounding), INT32, 0, 2, {-1, 2}},
     {AT(nonfinite), INT32, 0, 2, {-1, 3}},
-    {AT(memory_budget), INT64, 0, 1, {-1}},
+    {AT(memory_budget), INT64, 0, 2, {-1, 9.2e18}},
 };
 #define FIELDS ((int)(sizeof fields / sizeof fields[0]))
 
@@ -109,6 +109,16 @@ static void check_value_told(double value)
           "the message does not tell the value %s: %s", text, tch_last_error());
 }
 
+/* A value that is too large is not answered with a least one that it is above, nor the other way round. */
+static void check_range_told(double value)
+{
+    const char *told = tch_last_error();
+    CHECK(!(value > 1.0 && strstr(told, "or more") != NULL && strstr(told, "below") == NULL),
+          "%g is too large, and the message does not say for what: %s", value, told);
+    CHECK(!(value < 0.0 && strstr(told, "or less") != NULL),
+          "%g is too small, and the message does not say for what: %s", value, told);
+}
+
 static void options_out_of_range(void **state)
 {
     for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
@@ -122,6 +132,7 @@ static void options_out_of_range(void **state)
                 tch_status got = tch_optimizer_create(*state, &c, 0, NULL, &optimizer);
                 test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, fields[i].name);
                 check_value_told(fields[i].bad[k]);
+                check_range_told(fields[i].bad[k]);
                 CHECK(optimizer == NULL, "an optimizer was returned");
                 got = tch_optim_forecast(*state, &c, 0, NULL, &memory);
                 test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, fields[i].name);

@@ -10,7 +10,9 @@ import itertools
 import json
 import os
 import random
+import resource
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -164,6 +166,7 @@ class Training(Case):
         if diverged["diverged"]:
             self.assertIn("diverged", output)
             self.assertIsNone(diverged["train_loss"])
+            self.assertNotIn("L = ", run(*arguments, "--optimizer", "sgd")[1])
         self.assertEqual((good["steps"], good["diverged"]), (30, False))
 
     def test_tune_takes_the_best_rate(self):
@@ -309,6 +312,92 @@ class Data(Case):
             self.assertEqual((summary["columns"], summary["classes"]), (36, 6))
             self.assertGreater(summary["runs"][0]["test_accuracy"], 0.9)
 
+    def test_pipes_sockets_and_devices_are_refused(self):
+        os.mkfifo(self.path("pipe"))
+        listening = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listening.close)
+        listening.bind(self.path("socket"))
+        images, labels = self.idx(10, 4, seed=4)
+        good = {"--images": self.write("images", images), "--labels": self.write("labels", labels)}
+        for path, kind in (
+            (self.path("pipe"), "a pipe"),
+            (self.path("socket"), "a socket"),
+            ("/dev/null", "a device"),
+            (self.folder.name, "a folder"),
+        ):
+            self.assert_refused(1, ["--data", path], path, f"no ordinary file but {kind}")
+            for option in good:
+                pair = dict(good, **{option: path})
+                arguments = [word for item in pair.items() for word in item]
+                self.assert_refused(1, arguments, path, f"no ordinary file but {kind}")
+            self.assert_refused(1, ["--resume", path], path)
+
+    @unittest.skipUnless(os.path.exists("/dev/stdin"), "needs /dev/stdin")
+    def test_standard_input_is_read_where_it_is_a_file(self):
+        path = self.write("rows.csv", self.csv_text(blobs(40, 2, 3, seed=8)))
+        arguments = [test_cli.COMMAND, "train", "--data", "/dev/stdin", "--steps", "2", "--json", "--device", DEVICE]
+        with open(path, "rb") as file:
+            result = subprocess.run(arguments, stdin=file, capture_output=True, env=PLAIN, timeout=300)
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        result = subprocess.run(arguments, input=b"a,b\n1,2\n", capture_output=True, env=PLAIN, timeout=300)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(b"no ordinary file but a pipe", result.stderr)
+
+    @staticmethod
+    def csv_text(rows):
+        return "".join(",".join(f"{value:.6f}" for value in features) + f",{label}\n" for features, label in rows)
+
+    def test_memory_is_bounded_by_the_size_of_the_file(self):
+        """A line of four million cells, in a gigabyte or two: sixteen were asked for once, for rows that never came."""
+        if "sanitizer" in json.loads(test_cli.run("info", "--json")[1])["compiler"]:
+            self.skipTest("a sanitizer reserves more than that for itself")
+        path = self.write("wide.csv", (1 << 22) * ",")
+        most = 3 << 30
+        result = subprocess.run(
+            [test_cli.COMMAND, "train", "--data", path, "--device", "cpu"],
+            capture_output=True,
+            env=dict(PLAIN, OMP_NUM_THREADS="2"),
+            timeout=300,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
+        )
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(b"the cell is empty", result.stderr)
+
+    def test_columns_beyond_all_numbers(self):
+        path = self.write("rows.csv", "a,b,k\n1,2,x\n3,4,y\n")
+        for label in ("4", "0", "-1", "99999999999999999999", "-9223372036854775808", "18446744073709551617"):
+            self.assert_refused(1, ["--data", path, f"--label={label}"], f"'{label}'", "the numbers 1 to 3")
+
+    def test_nothing_that_files_hold_is_obeyed_by_a_terminal(self):
+        hostile, shown = "\x1b[31mred\x07\x9b2J\u202e", "\\x1b[31mred\\x07\\x9b2J\\u202e"
+        rows = f"a,{hostile},k\n1,2,x\n"
+        self.assert_refused(
+            1, ["--data", self.write("cell.csv", rows + f"1,{hostile},y\n")], f"({shown})", f"'{shown}'"
+        )
+        path = self.write(hostile + ".csv", self.csv_text(blobs(40, 2, 3, seed=9)))
+        self.assert_refused(1, ["--data", path, "--label", hostile], shown + ".csv", f"'{shown}'")
+        checkpoint, plot = self.path(hostile), self.path(hostile + ".svg")
+        written = ["--checkpoint", checkpoint, "--plot", plot]
+        status, output, messages = run("--data", path, "--steps", "2", "--device", DEVICE, *written)
+        self.assertEqual((status, messages), (0, ""))
+        self.assertIn(f"{shown}.csv:", output)
+        self.assertIn(f"{shown}.svg\n", output)
+        json_output = run("--data", path, "--steps", "2", "--device", DEVICE, "--json", *written)[1]
+        self.assertEqual(lines(json_output)[-1]["data"], path)
+        for text in (output, json_output):
+            for control in ("\x1b", "\x07", "\x9b"):
+                self.assertNotIn(control, text)
+
+    def test_settings_of_a_checkpoint_are_not_obeyed_either(self):
+        for key, value in (("format", "\x1b[2J"), ("hidden", "\x1b[2J"), ("data", "/\x1b[2J"), ("seed", "\x1b[2J")):
+            settings = {"train.format": "1", f"train.{key}": value}
+            header = json.dumps({"__metadata__": settings}).encode()
+            path = self.write(f"hostile-{key}", struct.pack("<Q", len(header)) + header)
+            status, output, messages = run("--resume", path)
+            self.assertIn((status, output), ((1, ""), (2, "")), key)
+            self.assertIn("\\x1b[2J", messages)
+            self.assertNotIn("\x1b", messages)
+
     def test_what_cannot_be_read_is_named(self):
         images, labels = self.idx(10, 4, seed=4)
         good = self.write("labels", labels)
@@ -389,9 +478,7 @@ class Checkpoints(Case):
         other = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
         foreign = self.write("foreign", struct.pack("<Q", len(other)) + other + b"\0\0\0\0")
         self.assert_refused(1, ["--resume", foreign], "foreign", "not one of 'torchium train'")
-        status, _, messages = run(*SMALL, "--steps", "2", "--checkpoint", "/no/such/folder/x")
-        self.assertEqual(status, 1)
-        self.assertIn("/no/such/folder", messages)
+        self.assert_refused(1, [*SMALL, "--steps", "2", "--checkpoint", "/no/such/folder/x"], "/no/such/folder")
 
     def test_checkpoint_every_leaves_no_litter(self):
         path = self.path("often")
@@ -399,6 +486,135 @@ class Checkpoints(Case):
         self.assertEqual(os.listdir(self.folder.name), ["often"])
         settings, _ = read_checkpoint(path)
         self.assertEqual(settings["train.sgd.step"], "9")
+
+
+def limited(most):
+    """For a child: no file may grow beyond so many bytes, as on a disk that is full. More can be allowed later."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+
+class Outputs(Case):
+    """Files that cannot be written, from the beginning or from some time on."""
+
+    def test_paths_are_checked_before_anything_is_done(self):
+        os.mkfifo(self.path("pipe"))
+        os.mkfifo(self.path("pipe.svg"))
+        os.mkdir(self.path("folder.svg"))
+        os.symlink("/no/such/folder/x", self.path("astray.svg"))
+        self.write("file", "")
+        # The data do not exist, so whoever looks at them first complains of them.
+        for option, ending in (("--checkpoint", ""), ("--plot", ".svg")):
+            for name, *wanted in (
+                ("/no/such/folder/x" + ending, "folder", "No such file"),
+                (self.path("file/x" + ending), "folder", "Not a directory"),
+                (self.path("folder.svg"), "is a folder"),
+                (self.path("pipe" + ending), "is a pipe"),
+                (self.path("astray.svg"), "leads nowhere"),
+                (self.path(300 * "x" + ending), "File name too long"),
+                (5000 * "/x" + ending, "File name too long"),
+            ):
+                self.assert_refused(1, ["--data", self.path("absent"), option, name], f"{option} {name[:50]}", *wanted)
+        for name in (self.path("folder.svg/"), "/"):
+            self.assert_refused(1, ["--data", self.path("absent"), "--checkpoint", name], "expected the name of a file")
+        if os.geteuid() != 0:
+            os.mkdir(self.path("closed"), 0o555)
+            path = self.path("closed/x")
+            self.assert_refused(1, ["--data", self.path("absent"), "--checkpoint", path], path, "Permission denied")
+
+    def test_no_input_is_overwritten(self):
+        data = self.write("rows.svg", "a,b,k\n1,2,x\n3,4,y\n")
+        os.symlink(data, self.path("link.svg"))
+        os.link(data, self.path("twin.svg"))
+        for name in ("rows.svg", "link.svg", "twin.svg", "./rows.svg"):
+            for option in ("--checkpoint", "--plot"):
+                self.assert_refused(1, ["--data", data, option, self.path(name)], f"{option} ", "the file of --data")
+        images = self.write("images.svg", b"")
+        for source in ("--images", "--labels"):
+            arguments = ["--images", data, "--labels", data, source, images]
+            self.assert_refused(1, [*arguments, "--checkpoint", images], f"the file of {source}")
+        both = ["--checkpoint", self.path("new.svg"), "--plot", self.path("new.svg")]
+        self.assert_refused(1, both, "--plot", "the file of --checkpoint")
+        path = self.path("some.svg")
+        self.train(*SMALL, "--steps", "2", "--checkpoint", path)
+        self.assert_refused(1, ["--resume", path, "--plot", path], "--plot", "the file of --resume")
+
+    def start(self, *arguments, most, json=True):
+        command = [test_cli.COMMAND, "train", *SMALL, *arguments, *(["--json"] if json else [])]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command, **pipes, env=PLAIN, preexec_fn=limited(most))
+        self.addCleanup(process.kill)
+        return process
+
+    def end(self, process):
+        output, messages = process.communicate(timeout=300)
+        return process.returncode, output.decode(), messages.decode()
+
+    def test_a_full_disk_does_not_end_the_training(self):
+        """Neither at a save on the way nor at the last one; the table is there, and the end says what is not."""
+        path, plot = self.path("full"), self.path("full.svg")
+        files = ["--checkpoint", path, "--checkpoint-every", "2", "--plot", plot]
+        for json_lines in (False, True):
+            process = self.start("--steps", "9", "--optimizer", "adamw,sgd", *files, most=1000, json=json_lines)
+            status, output, messages = self.end(process)
+            self.assertEqual(status, 1, messages)
+            if json_lines:
+                self.assertEqual([run["steps"] for run in lines(output)[-1]["runs"]], [9, 9])
+            else:
+                self.assertRegex(output, r"(?m)^  sgd +0.3 +9 ")
+                self.assertNotIn("Learning curves", output)
+            warning, picture, checkpoint = messages.splitlines()
+            self.assertRegex(warning, "^torchium train: warning: the checkpoint could not be saved: .*File too large")
+            self.assertIn(f"the picture {plot} could not be written: File too large", picture)
+            self.assertEqual(
+                checkpoint, f"torchium train: the checkpoint {path} is missing: it could not be saved in this training"
+            )
+            self.assertEqual(os.listdir(self.folder.name), [])
+
+    def test_a_disk_that_fills_up(self):
+        """The last checkpoint that could be saved stays, and the end says which it is."""
+        path = self.path("some")
+        length = ["--schedule", "constant", "--steps", "1000000", "--log-every", "5", "--optimizer", "sgd"]
+        process = self.start(*length, "--checkpoint", path, "--checkpoint-every", "3", most=resource.RLIM_INFINITY)
+        while not os.path.exists(path):
+            process.stdout.readline()
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+        self.assertIn(b"could not be saved", process.stderr.readline())
+        for _ in range(4):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        status, output, messages = self.end(process)
+        self.assertEqual(status, 1)
+        step = int(read_checkpoint(path)[0]["train.sgd.step"])
+        self.assertGreater(lines(output)[-1]["runs"][0]["steps"], step)
+        self.assertEqual(
+            messages, f"torchium train: the checkpoint {path} is not that of the end: it holds step {step} of sgd\n"
+        )
+        self.train("--resume", path, "--steps", str(step + 5), "--device", DEVICE)
+
+    def test_a_disk_that_is_cleared(self):
+        """Once a later save succeeds, nothing is missing."""
+        path = self.path("some")
+        length = ["--schedule", "constant", "--steps", "1000000", "--log-every", "5", "--optimizer", "sgd"]
+        process = self.start(*length, "--checkpoint", path, "--checkpoint-every", "3", most=1000)
+        self.assertIn(b"could not be saved", process.stderr.readline())
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        process.send_signal(signal.SIGTERM)
+        status, output, messages = self.end(process)
+        self.assertEqual((status, messages), (-signal.SIGTERM, ""))
+        self.assertEqual(read_checkpoint(path)[0]["train.sgd.step"], str(lines(output)[-1]["runs"][0]["steps"]))
+
+    def test_closed_streams(self):
+        """With stdout closed its number is free, and must not become that of a file which is then printed into."""
+        path, plain = self.path("closed"), self.path("plain")
+        arguments = [*SMALL, "--steps", "4", "--optimizer", "sgd", "--checkpoint"]
+        self.train(*arguments, plain)
+        command = [test_cli.COMMAND, "train", *arguments, path]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, env=PLAIN, preexec_fn=lambda: os.close(1))
+        messages = process.communicate(timeout=300)[1].decode()
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("could not be written", messages)
+        got, wanted = read_checkpoint(path)[1], read_checkpoint(plain)[1]
+        self.assertEqual(set(got), set(wanted))
 
 
 class Stopping(Case):
@@ -415,11 +631,11 @@ class Stopping(Case):
         return process.returncode, rest.decode(), messages.decode()
 
     def test_ctrl_c_ends_with_checkpoint_and_table(self):
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             path = self.path(f"stopped-{number}")
             process = self.start("--json", "--checkpoint", path, "--optimizer", "adamw,sgd")
             status, output, messages = self.stop(process, number)
-            self.assertEqual((status, messages), (130, ""))
+            self.assertEqual((status, messages), (-number, ""))
             summary = lines(output)[-1]
             self.assertTrue(summary["interrupted"])
             steps = summary["runs"][0]["steps"]
@@ -432,7 +648,7 @@ class Stopping(Case):
         path, rest, whole = self.path("stopped"), self.path("rest"), self.path("whole")
         process = self.start("--json", "--checkpoint", path, "--optimizer", "shampoo")
         status, output, _ = self.stop(process, signal.SIGINT)
-        self.assertEqual(status, 130)
+        self.assertEqual(status, -signal.SIGINT)
         steps = str(lines(output)[-1]["runs"][0]["steps"] + 10)
         self.train("--resume", path, "--steps", steps, "--checkpoint", rest, "--device", DEVICE)
         arguments = ["--schedule", "constant", "--steps", steps, "--log-every", "5", "--optimizer", "shampoo"]
@@ -445,19 +661,59 @@ class Stopping(Case):
 
     def test_the_table_so_far(self):
         status, output, messages = self.stop(self.start("--optimizer", "adamw"), signal.SIGINT)
-        self.assertEqual((status, messages), (130, ""))
+        self.assertEqual((status, messages), (-signal.SIGINT, ""))
         self.assertRegex(output, r"adamw .* interrupted\n")
         self.assertIn("steps to L", output)
 
     def test_the_second_signal_ends_at_once(self):
-        process = self.start("--json", "--optimizer", "adamw", "--tune")
+        process = self.start("--json", "--optimizer", "adamw", "--tune", "--steps", "2000")
         process.stdout.readline()
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
             process.send_signal(signal.SIGINT)
             time.sleep(0.001)
         process.communicate()
-        self.assertIn(process.returncode, (-signal.SIGINT, 130))
+        self.assertEqual(process.returncode, -signal.SIGINT)
+
+    def test_a_shell_sees_the_usual_statuses(self):
+        words = [test_cli.COMMAND, "train", *SMALL, "--steps", "1000000", "--schedule", "constant", "--log-every", "5"]
+        words += ["--optimizer", "sgd", "--json"]
+        for number, wanted in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+            # The shell tells the command's number before it becomes the command, and prints its status after it.
+            script = 'sh -c \'echo $$; exec "$@"\' sh "$@"; echo "status $?"'
+            shell = subprocess.Popen(["sh", "-c", script, "sh", *words], stdout=subprocess.PIPE, env=PLAIN)
+            command = int(shell.stdout.readline())
+            for _ in range(4):
+                shell.stdout.readline()
+            os.kill(command, number)
+            output = shell.communicate(timeout=120)[0].decode()
+            self.assertEqual(output.splitlines()[-1], f"status {wanted}")
+
+    def test_what_is_ignored_stays_ignored(self):
+        """As nohup has it for SIGHUP, and a shell without job control for SIGINT in the background."""
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            command = [test_cli.COMMAND, "train", *SMALL, "--steps", "400", "--log-every", "5", "--json"]
+            process = subprocess.Popen(
+                [*command, "--optimizer", "sgd"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=PLAIN,
+                preexec_fn=lambda number=number: signal.signal(number, signal.SIG_IGN),
+            )
+            status, output, messages = self.stop(process, number)
+            self.assertEqual((status, messages), (0, ""))
+            summary = lines(output)[-1]
+            self.assertEqual((summary["interrupted"], summary["runs"][0]["steps"]), (False, 400))
+
+    def test_the_way_to_go_on_can_be_typed(self):
+        """The command that is printed goes through a shell and comes back as the same path."""
+        for name in ("plain", "two words", "it's", "$HOME `x`;", "\x1b[31m\n", "\u202e"):
+            path = self.path(name)
+            status, output, _ = self.stop(self.start("--optimizer", "sgd", "--checkpoint", path), signal.SIGINT)
+            self.assertEqual(status, -signal.SIGINT)
+            command = output.splitlines()[-1].partition("To go on: torchium ")[2]
+            words = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True).stdout
+            self.assertEqual(os.fsdecode(words).split("\0")[:-1], ["train", "--resume", path, "--checkpoint", path])
 
 
 class Pictures(Case):
@@ -546,6 +802,19 @@ class Usage(Case):
             (["--checkpoint-every", "3"], "--checkpoint"),
             (["--plot", "curves.jpg"], ".svg or .png", "curves.jpg"),
             (["--plot", ".svg"], ".svg or .png"),
+            (["--data", ""], "--data takes the name of a file, not ''"),
+            (["--resume="], "--resume takes the name of a file, not ''"),
+            (["--checkpoint", ""], "--checkpoint takes the name of a file, not ''"),
+            (["--seed", "99999999999999999999"], "from 0 to 9000000000000000000, not '99999999999999999999'"),
+            (["--steps", "2147483648"], "from 1 to 1000000000, not '2147483648'"),
+            (["--samples", "1e5"], "from 2 to 10000000, not '1e5'"),
+            (["--precondition-frequency", "2147483647"], "from 1 to 1000000000, not '2147483647'"),
+            (["--block", "9223372036854775808"], "from 1 to 1000000, not '9223372036854775808'"),
+            (["--threads", "1025"], "from 1 to 1024, not '1025'"),
+            (["--weight-decay", "1e400"], "from 0 to 1000000, not '1e400'"),
+            (["--hidden", "1e400"], "from 1 to 1000000", "'1e400'"),
+            (["--hidden", "2147483648"], "from 1 to 1000000", "'2147483648'"),
+            (["--samples", "500", "--epochs", "1000000000", "--batch", "1"], "--epochs takes from 1 to 2500000"),
             (["--stpes", "5"], "did you mean '--steps'"),
         ):
             self.assert_refused(2, arguments, *wanted)

@@ -14,7 +14,7 @@ typedef struct option {
     option_type type;
     bool changes;       /* may change between steps */
     double least, most; /* both allowed */
-    const char *range;  /* in words, for the message */
+    const char *range;  /* in words, for the message: both ends, since a value may lie beyond either */
 } option;
 
 #define AT(field) offsetof(tch_kfac_config, field)
@@ -24,11 +24,11 @@ typedef struct option {
 static const option options[] = {
     {"method", AT(method), INTEGER, false, 0, TCH_KFAC_METHOD_COUNT - 1, "one of tch_kfac_method"},
     {"sharing", AT(sharing), INTEGER, false, 0, TCH_SHARING_COUNT - 1, "one of tch_sharing"},
-    {"damping", AT(damping), REAL, true, SMALLEST, LARGEST, "a number above 0"},
+    {"damping", AT(damping), REAL, true, SMALLEST, LARGEST, "1e-300 to 1e300"},
     {"factor_decay", AT(factor_decay), REAL, true, 0, 1, "0 to 1"},
-    {"kl_clip", AT(kl_clip), REAL, true, 0, LARGEST, "0 or more"},
+    {"kl_clip", AT(kl_clip), REAL, true, 0, LARGEST, "0 to 1e300"},
     {"bias_correction", AT(bias_correction), INTEGER, false, 0, 1, "0 or 1"},
-    {"accumulation", AT(accumulation), INTEGER, true, 1, 1 << 30, "1 or more"},
+    {"accumulation", AT(accumulation), INTEGER, true, 1, 1 << 30, "1 to 1073741824"},
 };
 #define OPTIONS ((int32_t)(sizeof options / sizeof options[0]))
 

@@ -14,6 +14,8 @@
 
 /* --- descriptions ------------------------------------------------------------------------------------------------ */
 
+_Static_assert(TCHI_MOST_SIZE == 2147483647, "messages below spell it");
+
 static tch_status refuse(const char *function, const char *name, const char *field, int64_t value, const char *expected)
 {
     return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: layer '%s': %s is %lld, expected %s", function, name, field,
@@ -29,7 +31,7 @@ static tch_status check_convolution(const char *function, const tch_kfac_layer *
     }
     for (int32_t k = 0; k < layer->layer.dims; k++) {
         if (layer->layer.kernel[k] < 1 || layer->layer.kernel[k] > TCHI_MOST_SIZE) {
-            return refuse(function, name, "kernel", layer->layer.kernel[k], "1 or more");
+            return refuse(function, name, "kernel", layer->layer.kernel[k], "1 to 2147483647");
         }
         kernel *= layer->layer.kernel[k];
         if (kernel > TCHI_MOST_SIZE || layer->inputs % kernel != 0) {
@@ -55,10 +57,10 @@ tch_status tchi_kfac_check_layer(const char *function, const tch_kfac_layer *lay
                          strlen(name), TCHI_KFAC_NAME);
     }
     if (layer->inputs < 1 || layer->inputs >= TCHI_MOST_SIZE) {
-        return refuse(function, name, "inputs", layer->inputs, "1 or more");
+        return refuse(function, name, "inputs", layer->inputs, "1 to 2147483646");
     }
     if (layer->outputs < 1 || layer->outputs > TCHI_MOST_SIZE) {
-        return refuse(function, name, "outputs", layer->outputs, "1 or more");
+        return refuse(function, name, "outputs", layer->outputs, "1 to 2147483647");
     }
     return layer->layer.kind == TCH_LAYER_CONV ? check_convolution(function, layer, name) : TCH_OK;
 }

@@ -17,35 +17,35 @@ typedef struct option {
     int changes;        /* may change between steps */
     double least, most; /* both allowed */
     int below_most;     /* `most` itself is not */
-    const char *range;  /* in words, for the message */
+    const char *range;  /* in words, for the message: both ends, since a value may lie beyond either */
 } option;
 
 #define AT(field) offsetof(tch_optim_config, field)
 
 static const option options[] = {
-    {"lr", AT(lr), REAL, 1, 0, LARGEST, 0, "0 or more"},
-    {"weight_decay", AT(weight_decay), REAL, 1, 0, LARGEST, 0, "0 or more"},
+    {"lr", AT(lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
+    {"weight_decay", AT(weight_decay), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
     {"decay", AT(decay), ENUM, 0, 0, TCH_DECAY_L2, 0, "one of tch_decay"},
     {"maximize", AT(maximize), INT32, 0, 0, 1, 0, "0 or 1"},
     {"momentum", AT(momentum), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"dampening", AT(dampening), REAL, 1, -LARGEST, 1, 0, "1 or less"},
+    {"dampening", AT(dampening), REAL, 1, -LARGEST, 1, 0, "-1e300 to 1"},
     {"nesterov", AT(nesterov), INT32, 0, 0, 1, 0, "0 or 1"},
     {"beta1", AT(beta1), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
     {"beta2", AT(beta2), REAL, 1, 0, 1, 0, "0 to 1"},
-    {"eps", AT(eps), REAL, 1, 0, LARGEST, 0, "0 or more"},
+    {"eps", AT(eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
     {"bias_correction", AT(bias_correction), INT32, 0, 0, 1, 0, "0 or 1"},
     {"amsgrad", AT(amsgrad), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"scalar_lr", AT(scalar_lr), REAL, 1, 0, LARGEST, 0, "0 or more"},
+    {"scalar_lr", AT(scalar_lr), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
     {"scalar_beta1", AT(scalar_beta1), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
     {"scalar_beta2", AT(scalar_beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"scalar_eps", AT(scalar_eps), REAL, 1, 0, LARGEST, 0, "0 or more"},
-    {"scalar_weight_decay", AT(scalar_weight_decay), REAL, 1, -1, LARGEST, 0, "0 or more, or -1"},
+    {"scalar_eps", AT(scalar_eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
+    {"scalar_weight_decay", AT(scalar_weight_decay), REAL, 1, -1, LARGEST, 0, "0 to 1e300, or -1"},
     {"max_preconditioner_dim", AT(max_preconditioner_dim), INT64, 0, 1, 1 << 20, 0, "1 to 1048576"},
     {"block", AT(block), INT32, 0, 0, 1, 0, "0 or 1"},
     {"merge_dims", AT(merge_dims), INT32, 0, 0, 1, 0, "0 or 1"},
     {"precondition_1d", AT(precondition_1d), INT32, 0, 0, 1, 0, "0 or 1"},
-    {"precondition_frequency", AT(precondition_frequency), INT32, 1, 1, 1 << 30, 0, "1 or more"},
-    {"start_preconditioning_step", AT(start_preconditioning_step), INT32, 0, -1, 1 << 30, 0, "-1, or a step from 0 on"},
+    {"precondition_frequency", AT(precondition_frequency), INT32, 1, 1, 1 << 30, 0, "1 to 1073741824"},
+    {"start_preconditioning_step", AT(start_preconditioning_step), INT32, 0, -1, 1 << 30, 0, "-1, or 0 to 1073741824"},
     {"stagger", AT(stagger), INT32, 1, 0, 1, 0, "0 or 1"},
     {"precision", AT(precision), ENUM, 0, 0, TCH_PRECISION_HIGHEST, 0, "one of tch_precision"},
     {"relative_eps", AT(relative_eps), REAL, 1, 0, 1, 0, "0 to 1"},
@@ -54,7 +54,7 @@ static const option options[] = {
     {"exponent_override", AT(exponent_override), INT32, 0, 0, 8, 0, "0, 1, 2, 3, 4, 6 or 8"},
     {"grafting", AT(grafting), ENUM, 0, 0, TCH_GRAFTING_ADAM, 0, "one of tch_grafting"},
     {"grafting_beta2", AT(grafting_beta2), REAL, 1, 0, 1, 1, "0 or more, and below 1"},
-    {"grafting_eps", AT(grafting_eps), REAL, 1, 0, LARGEST, 0, "0 or more"},
+    {"grafting_eps", AT(grafting_eps), REAL, 1, 0, LARGEST, 0, "0 to 1e300"},
     {"shampoo_beta", AT(shampoo_beta), REAL, 1, -1, 1, 1, "0 or more and below 1, or -1"},
     {"normalize_grads", AT(normalize_grads), INT32, 0, 0, 1, 0, "0 or 1"},
     {"muon_method", AT(muon_method), ENUM, 0, 0, TCH_ORTHO_MINIMAX, 0, "one of tch_ortho_method"},
@@ -66,7 +66,7 @@ static const option options[] = {
     {"master_weights", AT(master_weights), INT32, 0, 0, 1, 0, "0 or 1"},
     {"stochastic_rounding", AT(stochastic_rounding), INT32, 0, 0, 1, 0, "0 or 1"},
     {"nonfinite", AT(nonfinite), ENUM, 0, 0, TCH_NONFINITE_IGNORE, 0, "one of tch_nonfinite"},
-    {"memory_budget", AT(memory_budget), INT64, 0, 0, 9e18, 0, "0 or more"},
+    {"memory_budget", AT(memory_budget), INT64, 0, 0, 9e18, 0, "0 to 9e18"},
 };
 #define OPTIONS ((int32_t)(sizeof options / sizeof options[0]))
 
