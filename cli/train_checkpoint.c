@@ -127,6 +127,8 @@ static int open_checkpoint(const char *path, tch_checkpoint **checkpoint)
     if (tch_checkpoint_integer(*checkpoint, format_key, &format) || format != FORMAT)
         return output_fail("train", "%s has the format %s, and this version knows %d", path,
                            tch_checkpoint_text(*checkpoint, format_key), FORMAT);
+    if (!tch_checkpoint_has_checksums(*checkpoint))
+        output_warn("train", "%s has no checksums, so damage to it would not be seen; the next checkpoint has them", path);
     return CLI_OK;
 }
 

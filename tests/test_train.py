@@ -414,9 +414,13 @@ class Checkpoints(Case):
     ARGUMENTS = (*SMALL, "--optimizer", ALL, "--log-every", "7", "--schedule", "constant")
 
     def interesting(self, path):
-        """What two trainings of the same course share to the bit: everything but times."""
+        """What two trainings of the same course share to the bit: everything but times, and checksums of them."""
         settings, tensors = read_checkpoint(path)
-        settings = {key: value for key, value in settings.items() if not key.endswith(".seconds")}
+        settings = {
+            key: value
+            for key, value in settings.items()
+            if not key.endswith(".seconds") and not key.startswith("torchium.crc32c")
+        }
         for name in [name for name in tensors if name.endswith("/curve")]:
             _, shape, content = tensors.pop(name)
             numbers = struct.unpack(f"<{shape[0] * shape[1]}d", content)
@@ -443,6 +447,24 @@ class Checkpoints(Case):
         self.train(*self.ARGUMENTS, "--steps", "10", "--checkpoint", first)
         self.train("--resume", first, "--checkpoint", second, "--device", DEVICE)
         self.assertEqual(read_checkpoint(first), read_checkpoint(second))
+
+    def test_a_checkpoint_without_checksums_is_read_with_a_warning(self):
+        path, old = self.path("with"), self.path("without")
+        self.train(*self.ARGUMENTS, "--steps", "4", "--checkpoint", path)
+        with open(path, "rb") as file:
+            content = file.read()
+        (length,) = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8 : 8 + length])
+        metadata = header["__metadata__"]
+        header["__metadata__"] = {k: v for k, v in metadata.items() if not k.startswith("torchium.crc32c")}
+        self.assertLess(len(header["__metadata__"]), len(metadata))
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(old, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text + content[8 + length :])
+        status, _, messages = run("--resume", old, "--device", DEVICE, "--json")
+        self.assertEqual(status, 0, messages)
+        self.assertEqual(messages.count("has no checksums"), 1, messages)
 
     def test_what_does_not_fit_is_refused(self):
         path = self.path("some")

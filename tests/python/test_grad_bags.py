@@ -46,14 +46,15 @@ def single_bags(tokens, offsets, weights, last):
 
 
 def reference(model, bags, y):
-    """By name: [B, ...] in float64."""
-    model = copy.deepcopy(model).double()
+    """By name: [B, ...] in float64. On the CPU: PyTorch's renormalization of no rows fails on a GPU."""
+    model = copy.deepcopy(model).double().cpu()
     rows = []
     for i, arguments in enumerate(bags):
         model.zero_grad()
-        cases.loss_of(model(*arguments), y[i : i + 1].double()).sum().backward()
+        output = model(*(None if a is None else a.cpu() for a in arguments))
+        cases.loss_of(output, y[i : i + 1].double().cpu()).sum().backward()
         rows.append({n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
-    return {n: torch.stack([row[n] for row in rows]) for n in rows[0]}
+    return {n: torch.stack([row[n] for row in rows]).to(y.device) for n in rows[0]}
 
 
 OPTIONS = {

@@ -98,7 +98,7 @@ static tch_status look_up(tchi_cpu_kernel *kernel)
 int32_t tchi_cpu_kernel_current(void *state, const tch_kernel_image *image)
 {
     (void)state;
-    tchi_cpu_image_header header;
+    tchi_cpu_image_header header = {0};
     if (check_image(image, &header) != TCH_OK) {
         return 0;
     }
@@ -109,7 +109,7 @@ int32_t tchi_cpu_kernel_current(void *state, const tch_kernel_image *image)
 tch_status tchi_cpu_kernel_load(void *state, const tch_kernel_image *image, void **kernel)
 {
     const tch_backend_host *host = tchi_cpu_host();
-    tchi_cpu_image_header header;
+    tchi_cpu_image_header header = {0};
     tch_status status = check_image(image, &header);
     if (status != TCH_OK) {
         return status;
