@@ -232,6 +232,14 @@ static void promises_of_float64(void **state)
     check_spectra(*state, &s);
 }
 
+/* Steps in a type narrower than the matrices', in matrices too large for one launch. */
+static void looser_tolerances(void **state)
+{
+    const settings s = {TCH_FLOAT64, 136, 2, 1, {1e-2, 1e-4}, {1e-2}};
+    check_spectrum(*state, &s, (spectrum_kind)0);
+    check_spectrum(*state, &s, (spectrum_kind)(SPECTRA - 1));
+}
+
 /* --- large matrices of low rank, whose roots are known exactly ---------------------------------------------------- */
 
 /* A = G G' with G n by r and of small integers is exact in float32. With G'G = W S W', r by r, and U = G W S^(-1/2),
@@ -358,6 +366,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(promises_of_float32),
         cmocka_unit_test(tighter_tolerances),
         cmocka_unit_test(promises_of_float64),
+        cmocka_unit_test(looser_tolerances),
         cmocka_unit_test(large_matrices_of_low_rank),
     };
     test_begin(argc, argv);

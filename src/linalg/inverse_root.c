@@ -36,8 +36,11 @@ static void layout_work(tchi_newton_buffers *work, tchi_arena *arena, const tchi
                         int64_t n)
 {
     bool iterates = plan->method == TCH_ROOT_NEWTON && !plan->one_launch;
+    /* X ends in one of them, in the type of the matrices, which may be wider than any step's. */
+    bool narrow = tchi_scalar_size(plan->widest) < tchi_scalar_size(plan->type);
+    tch_scalar room = narrow ? plan->type : plan->widest;
     for (int k = 0; k < (iterates ? TCHI_NEWTON_BUFFERS : 2); k++) {
-        work->m[k] = iterates && plan->mixed ? tchi_scratch_aligned(arena, plan->widest, batch, n, n)
+        work->m[k] = iterates && plan->mixed ? tchi_scratch_aligned(arena, room, batch, n, n)
                                              : tchi_scratch_matrices(arena, plan->type, batch, n, n);
     }
 }
