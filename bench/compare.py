@@ -60,8 +60,8 @@ def symmetric_batch(rng, batch, n, condition, dtype):
 
 def reference_root(a, power, damping):
     """The power of the damped matrices, from float64 decompositions of the very numbers given. In float64 by singular
-    values, which are the eigenvalues here: where NumPy and PyTorch are built with the same LAPACK, an eigendecomposition
-    would compare PyTorch with itself."""
+    values, which are the eigenvalues here: where NumPy and PyTorch are built with the same LAPACK, an
+    eigendecomposition would compare PyTorch with itself."""
     if a.dtype == np.float64:
         v, w, _ = np.linalg.svd(a)
     else:
@@ -196,6 +196,18 @@ def run(library, seconds, quick, quiet):
             c.eigen_power(1, n, dtype)
         for batch, n in batches:
             c.eigen_power(batch, n, dtype)
+    run_roots(c, single, batches)
+    for dtype in (np.float32, np.float64):
+        c.kronecker(16, 32, dtype)
+        c.kronecker(32, 64, dtype)
+        if not quick:
+            c.kronecker(64, 128 if dtype == np.float32 else 64, dtype)
+    run_gradients(c, quick)
+    return c.rows
+
+
+def run_roots(c, single, batches):
+    """Matrices alone, of each size, and in batches."""
     for n in single:
         target = 1.5 if n >= 512 else 1.0
         c.inverse_root(1, n, np.float32, 1e-2, target, "error as PyTorch's or smaller")
@@ -207,13 +219,6 @@ def run(library, seconds, quick, quiet):
         c.inverse_root(1, n, np.float64, 1e-9, 1.0, "default: error below 1e-9")
     for batch, n in batches:
         c.inverse_root(batch, n, np.float32, 1e-2, 1.0, "error as PyTorch's or smaller")
-    for dtype in (np.float32, np.float64):
-        c.kronecker(16, 32, dtype)
-        c.kronecker(32, 64, dtype)
-        if not quick:
-            c.kronecker(64, 128 if dtype == np.float32 else 64, dtype)
-    run_gradients(c, quick)
-    return c.rows
 
 
 def run_gradients(c, quick):

@@ -128,7 +128,8 @@ static int open_checkpoint(const char *path, tch_checkpoint **checkpoint)
         return output_fail("train", "%s has the format %s, and this version knows %d", path,
                            tch_checkpoint_text(*checkpoint, format_key), FORMAT);
     if (!tch_checkpoint_has_checksums(*checkpoint))
-        output_warn("train", "%s has no checksums, so damage to it would not be seen; the next checkpoint has them", path);
+        output_warn("train", "%s has no checksums, so damage to it would not be seen; the next checkpoint has them",
+                    path);
     return CLI_OK;
 }
 

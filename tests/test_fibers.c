@@ -159,7 +159,8 @@ static void pages_of_any_size(void **state)
             stack_layout l = lay_out(pages[i], stacks[k]);
             test_case("pages of %zu bytes, stacks of %zu", pages[i], stacks[k]);
             CHECK(l.guard % pages[i] == 0 && l.stride % pages[i] == 0, "guard %zu, stride %zu", l.guard, l.stride);
-            CHECK(l.guard >= GUARD_BYTES && l.stride - l.guard >= stacks[k], "guard %zu, stride %zu", l.guard, l.stride);
+            CHECK(l.guard >= GUARD_BYTES && l.stride - l.guard >= stacks[k], "guard %zu, stride %zu", l.guard,
+                  l.stride);
             CHECK(l.stride - l.guard < stacks[k] + pages[i], "a stack of %zu bytes", l.stride - l.guard);
         }
     }

@@ -171,9 +171,9 @@ static void names_in_a_rule(void **state)
     static const struct {
         const char *name, *written;
     } cases[] = {
-        {"plain.h", "plain.h"},   {"a b.h", "a\\ b.h"},         {"a$b.h", "a$$b.h"},     {"a#b.h", "a\\#b.h"},
-        {"a\\b.h", "a\\b.h"},     {"a\\ b.h", "a\\\\\\ b.h"},   {"a:b.h", "a:b.h"},      {"a:c.h", "a\\:c.h"},
-        {"'q\".h", "'q\".h"},     {"tail\\", "tail\\\\ "},      {"\xc3\xa4.h", "\xc3\xa4.h"}, {"a\tb.h", "a\\\tb.h"},
+        {"plain.h", "plain.h"}, {"a b.h", "a\\ b.h"},       {"a$b.h", "a$$b.h"},          {"a#b.h", "a\\#b.h"},
+        {"a\\b.h", "a\\b.h"},   {"a\\ b.h", "a\\\\\\ b.h"}, {"a:b.h", "a:b.h"},           {"a:c.h", "a\\:c.h"},
+        {"'q\".h", "'q\".h"},   {"tail\\", "tail\\\\ "},    {"\xc3\xa4.h", "\xc3\xa4.h"}, {"a\tb.h", "a\\\tb.h"},
     };
     char rule[16000] = "kernel: /work/folder/kernel.cpp \\\n";
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -207,9 +207,18 @@ static void what_cannot_be_told(void **state)
         time_t started;
         int same;
     } cases[] = {
-        {NULL, FAR, 0},    {"", FAR, 0},        {"nothing", FAR, 0}, {"kernel:", FAR, 1}, {"kernel: \\\n", FAR, 1},
-        {endless, FAR, 0}, {"kernel: \\", FAR, 0}, {rule, FAR, 1},      {rule, 1, 0},        {"kernel: /no/file", FAR, 0},
-        {"kernel: /tmp", FAR, 0}, {"kernel: /work/folder/a.h /work/folder/b", FAR, 1},
+        {NULL, FAR, 0},
+        {"", FAR, 0},
+        {"nothing", FAR, 0},
+        {"kernel:", FAR, 1},
+        {"kernel: \\\n", FAR, 1},
+        {endless, FAR, 0},
+        {"kernel: \\", FAR, 0},
+        {rule, FAR, 1},
+        {rule, 1, 0},
+        {"kernel: /no/file", FAR, 0},
+        {"kernel: /tmp", FAR, 0},
+        {"kernel: /work/folder/a.h /work/folder/b", FAR, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         test_case("case %zu", i);

@@ -164,7 +164,8 @@ static void repeat(const char *before, const char *unit, const char *after)
 /* A loop over 2 MiB of words, each of which could be a parameter. */
 static void a_long_loop(void)
 {
-    repeat("__global__ void f(float *x, int n) { for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x "
+    repeat("__global__ void f(float *x, int n) { for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += "
+           "blockDim.x "
            "* gridDim.x) { ",
            "y = x[i]; ", "} }");
     repeat("__global__ void f(", "int a, ",
@@ -175,10 +176,30 @@ static void long_sources(void **state)
 {
     (void)state;
     static const char *const units[] = {
-        "#/*\n",      "#/**//*\n", "# /* */\n", "#include/*\n", "extern __shared__ ", "__shared__ extern x[] ",
-        "f(",         "void f(",   "R\"(",      "R\"))))",      "R\"aaaaaaaa",        "\"",
-        "'",          "/*",        "/",         "\\\n",         "\\ ",                "{",
-        "namespace ", "(",         "[]",        "#\n",          "#define a \\\n",     "*/#",
+        "#/*\n",
+        "#/**//*\n",
+        "# /* */\n",
+        "#include/*\n",
+        "extern __shared__ ",
+        "__shared__ extern x[] ",
+        "f(",
+        "void f(",
+        "R\"(",
+        "R\"))))",
+        "R\"aaaaaaaa",
+        "\"",
+        "'",
+        "/*",
+        "/",
+        "\\\n",
+        "\\ ",
+        "{",
+        "namespace ",
+        "(",
+        "[]",
+        "#\n",
+        "#define a \\\n",
+        "*/#",
     };
     for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
         repeat("", units[i], "");

@@ -157,8 +157,9 @@ static void large_stacks(void **state)
     keep_across_a_barrier(*state, 250000);
     keep_across_a_barrier(*state, 10);
     test_case("more than there is");
-    refuse(*state, "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n    __syncthreads();\n}\n",
-           "f", "bytes of local variables, expected at most 1048576");
+    refuse(*state,
+           "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n    __syncthreads();\n}\n", "f",
+           "bytes of local variables, expected at most 1048576");
     refuse(*state, "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n}\n", "f",
            "kernel f has 20000");
 }

@@ -363,10 +363,8 @@ static void large_matrices_of_low_rank(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(promises_of_float32),
-        cmocka_unit_test(tighter_tolerances),
-        cmocka_unit_test(promises_of_float64),
-        cmocka_unit_test(looser_tolerances),
+        cmocka_unit_test(promises_of_float32),        cmocka_unit_test(tighter_tolerances),
+        cmocka_unit_test(promises_of_float64),        cmocka_unit_test(looser_tolerances),
         cmocka_unit_test(large_matrices_of_low_rank),
     };
     test_begin(argc, argv);

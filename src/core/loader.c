@@ -285,7 +285,8 @@ static int own_folder(char *folder)
 void tchi_load_modules(void)
 {
     char folder[PATH_MAX] = "";
-    load_search_path(secure_getenv("TORCHIUM_BACKEND_PATH")); /* not for a program that has more rights than its caller */
+    load_search_path(
+        secure_getenv("TORCHIUM_BACKEND_PATH")); /* not for a program that has more rights than its caller */
     if (own_folder(folder)) {
         load_folder(folder);
     }

@@ -211,7 +211,8 @@ static double rounding_shown(const tchi_root_plan *p, double low)
     for (int k = 0; k < p->newton.steps && !p->one_launch; k++) {
         worst = fmax(worst, unit[p->newton.type[k]]);
     }
-    double power = p->root == 1 ? 0.5 : (double)(p->root / 2) / p->root;
+    int32_t half = p->root / 2;
+    double power = p->root == 1 ? 0.5 : (double)half / p->root;
     return fmin(20.0 * worst * pow(low, -power), 2.0 * MOST_RESIDUAL) / p->root;
 }
 

@@ -370,7 +370,9 @@ def spoiled(value, device):
 )
 def test_bad_matrices_are_named(device, function):
     for value in (math.nan, math.inf):
-        with pytest.raises(torchium.NumericError, match=r"matrix 2 of a(, b or x)? has entries that are infinite or NaN"):
+        with pytest.raises(
+            torchium.NumericError, match=r"matrix 2 of a(, b or x)? has entries that are infinite or NaN"
+        ):
             function(spoiled(value, device))
     skewed = torch.eye(4, device=device).repeat(3, 1, 1)
     skewed[1, 0, 3] = 0.5
@@ -472,7 +474,8 @@ def test_mixed_devices_are_refused(device):
         (
             lambda: linalg.matrix_power(torch.eye(3, dtype=torch.complex64), 1.0),
             TypeError,
-            "^a has dtype complex64: complex numbers are not supported, expected float16, bfloat16, float32 or float64$",
+            "^a has dtype complex64: complex numbers are not supported, "
+            "expected float16, bfloat16, float32 or float64$",
         ),
         (lambda: linalg.matrix_power(torch.eye(3), "half"), TypeError, "power"),
         (lambda: linalg.matrix_power(torch.eye(3), math.nan), ValueError, "power.*nan"),

@@ -193,7 +193,7 @@ def test_a_frozen_bag(device):
 
 @pytest.mark.parametrize("way", [torchium.GradSampleModule, torchium.per_sample_norms])
 def test_bags_that_are_refused(way):
-    with pytest.raises(NotImplementedError, match="bag \\(EmbeddingBag\\).*scale_grad_by_freq=False"):
+    with pytest.raises(NotImplementedError, match=r"bag \(EmbeddingBag\).*scale_grad_by_freq=False"):
         way(Bagged(mode="sum", scale_grad_by_freq=True))
 
 

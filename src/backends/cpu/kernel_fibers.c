@@ -442,8 +442,8 @@ static stack_layout lay_out(size_t page, size_t stack_bytes)
 static char *map(size_t bytes)
 {
     /* cppcheck-suppress invalidFunctionArg ; memory without a file is asked for with -1 */
-    char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return at != MAP_FAILED ? at : NULL;
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
 }
 
 /* Without the newer way each guard parts one mapping in three. */
@@ -513,7 +513,8 @@ int tchi_fibers_reserve(tchi_fibers *f, int threads, size_t stack_bytes)
     int most_threads = threads > f->room ? threads : f->room;
     size_t most_bytes = stack_bytes > f->stack_bytes ? stack_bytes : f->stack_bytes;
     unmap_stacks(f);
-    return map_stacks(f, page, most_threads, most_bytes) != 0 && map_stacks(f, page, threads, stack_bytes) != 0 ? -1 : 0;
+    return map_stacks(f, page, most_threads, most_bytes) != 0 && map_stacks(f, page, threads, stack_bytes) != 0 ? -1
+                                                                                                                : 0;
 }
 
 /* How many mappings a process may have; 65530 where nobody has changed it. */

@@ -24,8 +24,8 @@ static tch_status check_image(const tch_kernel_image *image, tchi_cpu_image_head
     memcpy(&header, image->data, sizeof header);
     memcpy(&elf, (const char *)image->data + sizeof header, sizeof elf);
     *read = header;
-    if (memcmp(header.magic, TCHI_CPU_KERNEL_MAGIC, sizeof header.magic) != 0 ||
-        header.bytes < sizeof elf || header.bytes > image->bytes - sizeof header ||
+    if (memcmp(header.magic, TCHI_CPU_KERNEL_MAGIC, sizeof header.magic) != 0 || header.bytes < sizeof elf ||
+        header.bytes > image->bytes - sizeof header ||
         header.files_bytes != image->bytes - sizeof header - header.bytes) {
         return host->fail(TCH_ERR_IO, "a compiled kernel is damaged: its header is not that of a kernel for the CPU");
     }
