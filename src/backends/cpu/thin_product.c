@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* How a result is written that is larger than the caches near a core, as measured for 268 MB on two cores. Where its pages
+/* How a result is written that is larger than what the caches may keep, as measured for 268 MB on two cores. Where its pages
  * are there, past the caches: 6.5 ms against 14.5. Where they have never been touched the kernel has to clear them, which it
  * does through the caches; being asked for all pages of a band at once, it took 107 ms, page by page 160. */
 #define LARGE ((int64_t)16 << 20)
@@ -45,8 +45,11 @@ static int64_t at_most(int64_t n, int64_t most)
     return n < most ? n : most;
 }
 
-static void thin_block(const thin_job *t, int64_t index)
+/* Blocks of the whole batch are counted through, those beside each other first. */
+static void thin_block(void *argument, int64_t index, int thread)
 {
+    (void)thread;
+    const thin_job *t = argument;
     int64_t i = index / (t->down * t->across);
     int64_t row = index / t->across % t->down * t->block_rows;
     int64_t col = index % t->across * t->block_cols;
@@ -63,14 +66,6 @@ static void thin_block(const thin_job *t, int64_t index)
     t->product->run(&j);
 }
 
-/* Blocks of the whole batch are counted through, those beside each other first. */
-static void thin_blocks(void *argument, int64_t from, int64_t to)
-{
-    for (int64_t index = from; index < to; index++) {
-        thin_block(argument, index);
-    }
-}
-
 /* One page in the middle stands for all. */
 static int is_resident(void *address)
 {
@@ -80,12 +75,19 @@ static int is_resident(void *address)
     return mincore(start, (size_t)page, &answer) == 0 && (answer & 1) != 0;
 }
 
+/* Half of the last cache, where the system tells it: what fits there is found there by whoever reads it next. */
+static int64_t large_bytes(void)
+{
+    int64_t half = (int64_t)sysconf(_SC_LEVEL3_CACHE_SIZE) / 2;
+    return half > LARGE ? half : LARGE;
+}
+
 static void choose_writing(thin_job *job)
 {
     const tch_matrices *c = job->c;
     int64_t bytes = c->batch * c->rows * c->cols * tchi_cpu_size(c->type);
     int aligned = (uintptr_t)c->data % 64 == 0 && c->ld % 16 == 0 && (c->batch < 2 || c->stride % 16 == 0);
-    if (bytes >= LARGE) {
+    if (bytes >= large_bytes()) {
         int resident = is_resident(tchi_cpu_row(c, c->batch / 2, c->rows / 2));
         job->past_caches = resident && aligned && job->a->rows <= job->product->one_pass;
         job->untouched = !resident;
@@ -126,7 +128,7 @@ int tchi_cpu_thin_product(const tchi_cpu_state *state, double alpha, const tch_m
     }
     choose_writing(&job);
     choose_blocks(&job, state->threads);
-    double work = 2.0 * (double)c->batch * (double)c->rows * (double)c->cols * (double)(a->rows + 1);
-    tchi_cpu_split(state, c->batch * job.down * job.across, work, thin_blocks, &job);
+    double work = 2.0 * (double)job.block_rows * (double)job.block_cols * (double)(a->rows + 1);
+    tchi_cpu_for_each(state, c->batch * job.down * job.across, work, thin_block, &job);
     return 1;
 }
