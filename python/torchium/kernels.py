@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchium import _C
 from torchium._C import KernelError
+from torchium._messages import shown
 from torchium.library import _device_name, is_available
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Kernel:
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be a str, got {type(name).__name__!r}")
         if not isinstance(cache, bool):
-            raise TypeError(f"cache must be True or False, got {cache!r}")
+            raise TypeError(f"cache must be True or False, got {shown(cache)}")
         self.name = _only_kernel(text) if name is None else name
         self._source = None if self._path is not None else text
         self._options = _texts("options", options)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchium import _C
+from torchium._messages import shown
 from torchium.grad_sample import products
 from torchium.grad_sample.norms import NormSink, per_sample_norms
 from torchium.grad_sample.uses import Use
@@ -98,7 +99,7 @@ class GhostClipping(per_sample_norms):
     ) -> None:
         super().__init__(model, batch_first=batch_first, loss_reduction=loss_reduction, strict=strict)
         if not (isinstance(max_norm, (int, float)) and 0 < max_norm < math.inf):
-            raise ValueError(f"max_norm must be a finite number above 0, got {max_norm!r}")
+            raise ValueError(f"max_norm must be a finite number above 0, got {shown(max_norm)}")
         self.max_norm = float(max_norm)
 
     def sink(self) -> NormSink:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchium._messages import shown
 from torchium.grad_sample import products
 from torchium.grad_sample.capture import Capture
 from torchium.grad_sample.plan import Plan
@@ -17,8 +18,8 @@ from torchium.grad_sample.uses import PARTS, Use
 
 
 def check_reduction(loss_reduction: str) -> None:
-    if loss_reduction not in ("mean", "sum"):
-        raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
+    if not isinstance(loss_reduction, str) or loss_reduction not in ("mean", "sum"):
+        raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {shown(loss_reduction)}")
 
 
 class NormSink:

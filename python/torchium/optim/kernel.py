@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchium import kernels
+from torchium._messages import shown
 
 __all__ = ["Kernel", "arguments_of", "as_kernel", "report_of"]
 
@@ -72,7 +73,7 @@ class Kernel:
         for name in ("max_size", "threads", "shared_mem"):
             _check_count(name, getattr(self, name))
         if not isinstance(self.cache, bool):
-            raise TypeError(f"cache must be True or False, got {self.cache!r}")
+            raise TypeError(f"cache must be True or False, got {shown(self.cache)}")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchium import _C
+from torchium._messages import shown
 
 __all__ = [
     "ADAMW_NAMES",
@@ -45,15 +46,6 @@ ADAMW_NAMES = {
 
 # The library takes a learning rate of 0 for "as the others"; this one moves nothing.
 _STILL = 1e-300
-
-
-def shown(value: Any) -> str:
-    """For a message: the value where it is a plain one, else its type. Not every object can be printed."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
-    if isinstance(value, (tuple, list)) and len(value) <= 8:
-        return f"({', '.join(shown(item) for item in value)})"
-    return f"an object of type {type(value).__name__}"
 
 
 def plain(value: Any) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from torchium._messages import shown
+
 __all__ = [
     "COUNTS",
     "MOST_STEPS",
@@ -78,7 +80,7 @@ def check_counts(what: str, given: Any, most: Sequence[int]) -> None:
     for number, limit in zip(numbers, most, strict=False):
         whole = isinstance(number, (int, float)) and 0 <= number <= limit and number == int(number)
         if not whole:
-            raise ValueError(f"{what} has {number!r}, expected a number from 0 to {limit}, without a fraction")
+            raise ValueError(f"{what} has {shown(number)}, expected a number from 0 to {limit}, without a fraction")
 
 
 def _tensor(label: str, name: str, value: Any) -> torch.Tensor:

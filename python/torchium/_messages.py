@@ -1,0 +1,16 @@
+"""What messages say of a value that somebody gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["shown"]
+
+
+def shown(value: Any) -> str:
+    """For a message: the value where it is a plain one, else its type. Not every object can be printed."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, (tuple, list)) and len(value) <= 8:
+        return f"({', '.join(shown(item) for item in value)})"
+    return f"an object of type {type(value).__name__}"
