@@ -25,7 +25,7 @@ uint32_t tchi_header_checksum(tchi_covered *items, int64_t count);
 /* False when the text is not a checksum as files have it. */
 bool tchi_checksum_parse(const char *text, uint32_t *checksum);
 
-/* Bytes that are summed right before or after they are written or read, so that one of the two finds them in the cache:
+/* Bytes that are summed right after they are read, so that they are found in the cache:
  * five times what tchi_crc32c_fast works on at once. */
 #define TCHI_SUMMED_BYTES ((int64_t)240 << 10)
 

@@ -8,9 +8,9 @@
 #include "core/check.h"
 #include "core/status.h"
 #include "core/tensor.h"
-#include "crc32c.h"
 #include "part_file.h"
 #include "pieces.h"
+#include "summing.h"
 #include "utf8.h"
 #include "writer.h"
 
@@ -120,19 +120,19 @@ static tch_status take_covered(saving *s)
 
 /* --- writing ----------------------------------------------------------------------------------------------------- */
 
-/* The next bytes of a tensor. Those that were summed are still in the cache when they are written. */
+/* The next bytes of a tensor. */
 static tch_status write_bytes(saving *s, const char *bytes, int64_t count)
 {
-    int64_t most = s->writer->checksums ? TCHI_SUMMED_BYTES : count;
-    for (int64_t done = 0; done < count; done += most) {
-        int64_t here = count - done < most ? count - done : most;
-        if (s->writer->checksums) {
-            s->checksum = tchi_crc32c(s->checksum, bytes + done, here);
-        }
-        TCHI_TRY(tchi_part_file_write(&s->file, s->at, bytes + done, here));
-        s->at += here;
+    tchi_summing summing;
+    if (s->writer->checksums) {
+        tchi_summing_begin(&summing, s->checksum, bytes, count);
     }
-    return TCH_OK;
+    tch_status status = tchi_part_file_write(&s->file, s->at, bytes, count);
+    if (s->writer->checksums) {
+        s->checksum = tchi_summing_end(&summing);
+    }
+    s->at += count;
+    return status;
 }
 
 /* A copy from a device waits for it, so the buffer is full when it returns. */
