@@ -443,6 +443,7 @@ static char *map(size_t bytes)
 {
     /* cppcheck-suppress invalidFunctionArg ; memory without a file is asked for with -1 */
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    /* cppcheck-suppress memleak ; it is the caller's */
     return at == MAP_FAILED ? NULL : at;
 }
 
