@@ -13,13 +13,7 @@
 /* From these sizes on the rational method beats the eigen method on the CPU (bench/ladder/inverse_root.md): at once where
  * few poles reach the tolerance, later where many are needed. */
 #define RATIONAL_FROM 64
-#ifdef __aarch64__
-#define RATIONAL_FROM_LOOSE 32
-#else
-#define RATIONAL_FROM_LOOSE RATIONAL_FROM
-#endif
 #define RATIONAL_FROM_TIGHT 768
-#define LOOSE 5e-3
 #define TIGHT 1e-5
 
 /* Without damping nothing is known of the smallest eigenvalue. Newton and rational, when asked for by name, are prepared
@@ -107,9 +101,7 @@ static bool newton_reaches(const tchi_root_plan *p, double low)
  * rational method instead. */
 static tch_root_method choose_method(const tch_context *context, const tchi_root_plan *p, int64_t n, bool damped)
 {
-    int64_t from = p->tolerance < TIGHT   ? RATIONAL_FROM_TIGHT
-                   : p->tolerance < LOOSE ? RATIONAL_FROM
-                                          : RATIONAL_FROM_LOOSE;
+    int64_t from = p->tolerance < TIGHT ? RATIONAL_FROM_TIGHT : RATIONAL_FROM;
     if (!damped) {
         return TCH_ROOT_EIGEN;
     }
