@@ -68,6 +68,9 @@ const DLPackExchange *py_table_of(PyObject *object);
  * with an exception set. */
 int py_is_negated(PyObject *object);
 
+/* Whether the object's library can be asked for a new array. */
+bool py_makes_new(PyObject *object);
+
 /* A new array of the same library, dtype and device by PyTorch's new_empty, without gaps; NULL with an exception set, a
  * TypeError where the library has no such method. */
 PyObject *py_new_like(PyObject *object, int32_t rank, const int64_t *sizes);

@@ -81,23 +81,34 @@ int py_call_begin(py_call *call, const py_operand *operands, int count, PyObject
     return 0;
 }
 
+/* Made for the call, as the array that it is like was taken. */
+static int take_made(py_call *call, int index, const DLPackExchange *table, const py_operand *operand)
+{
+    if (table == NULL) {
+        return py_array_import(&call->arrays[index], operand, call->stream.handle);
+    }
+    if (py_table_of(operand->object) != table) {
+        return py_array_refuse(PyExc_TypeError, operand, "was made, and is of another library");
+    }
+    return py_array_borrow_new(&call->arrays[index], operand, table);
+}
+
 static int make(py_call *call, int index, int like, const py_shape *shape)
 {
-    const DLPackExchange *table = call->arrays[like].table;
-    if (table == NULL) {
+    PyObject *object = call->operands[like].object;
+    if (!py_makes_new(object)) {
         PyErr_Format(PyExc_TypeError, "%s must be an array, got None: it is made only for torch tensors",
                      call->operands[index].name);
         return -1;
     }
-    PyObject *made = py_new_like(call->operands[like].object, shape->rank, shape->sizes);
+    PyObject *made = py_new_like(object, shape->rank, shape->sizes);
     if (made == NULL) {
         return -1;
     }
     call->made[call->made_count++] = made;
     py_operand operand = {made, call->operands[index].name, PY_WRITTEN};
-    if (py_table_of(made) != table || py_array_borrow_new(&call->arrays[index], &operand, table) < 0) {
-        return PyErr_Occurred() ? -1
-                                : py_array_refuse(PyExc_TypeError, &operand, "was made, and is of another library");
+    if (take_made(call, index, call->arrays[like].table, &operand) < 0) {
+        return -1;
     }
     call->tensors[index] = &call->arrays[index].tensor;
     return 0;

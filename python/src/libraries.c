@@ -44,9 +44,9 @@ static kind look_up(PyObject *type)
     if (found.table != NULL) {
         found.is_neg = PyObject_GetAttrString(type, "is_neg");
         PyErr_Clear();
-        found.new_empty = PyObject_GetAttrString(type, "new_empty");
-        PyErr_Clear();
     }
+    found.new_empty = PyObject_GetAttrString(type, "new_empty"); /* tensors of PyTorch before 2.10 have no table */
+    PyErr_Clear();
     return found;
 }
 
@@ -107,6 +107,11 @@ static PyObject *arguments_of_new_empty(PyObject *object, int32_t rank, const in
         }
     }
     return arguments;
+}
+
+bool py_makes_new(PyObject *object)
+{
+    return kind_of(object)->new_empty != NULL;
 }
 
 PyObject *py_new_like(PyObject *object, int32_t rank, const int64_t *sizes)
