@@ -149,7 +149,7 @@ static tchi_cpu_files files_of(const char *rule, time_t started)
 {
     struct timespec time = {.tv_sec = started};
     tchi_cpu_files files;
-    CHECK_OK(tchi_cpu_files_make(&files, rule, "/work/folder", &time));
+    CHECK_OK(tchi_cpu_files_make(&files, rule, "/some/folder", &time));
     return files;
 }
 
@@ -175,7 +175,7 @@ static void names_in_a_rule(void **state)
         {"a\\b.h", "a\\b.h"},   {"a\\ b.h", "a\\\\\\ b.h"}, {"a:b.h", "a:b.h"},           {"a:c.h", "a\\:c.h"},
         {"'q\".h", "'q\".h"},   {"tail\\", "tail\\\\ "},    {"\xc3\xa4.h", "\xc3\xa4.h"}, {"a\tb.h", "a\\\tb.h"},
     };
-    char rule[16000] = "kernel: /work/folder/kernel.cpp \\\n";
+    char rule[16000] = "kernel: /some/folder/kernel.cpp \\\n";
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t used = strlen(rule);
         write_text(cases[i].name, "before");
@@ -218,7 +218,7 @@ static void what_cannot_be_told(void **state)
         {rule, 1, 0},
         {"kernel: /no/file", FAR, 0},
         {"kernel: /tmp", FAR, 0},
-        {"kernel: /work/folder/a.h /work/folder/b", FAR, 1},
+        {"kernel: /some/folder/a.h /some/folder/b", FAR, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         test_case("case %zu", i);
