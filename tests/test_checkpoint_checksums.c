@@ -403,8 +403,10 @@ static tch_status open_made(int64_t data_bytes, tch_checkpoint **checkpoint, con
     return tch_checkpoint_open(made_path, checkpoint);
 }
 
-static void check_good(tch_status status, tch_checkpoint *checkpoint, int32_t complete)
+/* The checkpoint is given by its address: arguments are evaluated in any order, and another one opens it. */
+static void check_good(tch_status status, tch_checkpoint **opened, int32_t complete)
 {
+    tch_checkpoint *checkpoint = *opened;
     CHECK(status == TCH_OK, "gave %s: %s", tch_status_name(status), tch_last_error());
     CHECK(tch_checkpoint_has_checksums(checkpoint) == complete, "expected %d", complete);
     CHECK(tch_checkpoint_key_count(checkpoint) == 2, "%d settings", (int)tch_checkpoint_key_count(checkpoint));
@@ -413,9 +415,9 @@ static void check_good(tch_status status, tch_checkpoint *checkpoint, int32_t co
     tch_checkpoint_close(checkpoint);
 }
 
-static void check_bad(tch_status status, const tch_checkpoint *checkpoint, const char *message)
+static void check_bad(tch_status status, tch_checkpoint *const *checkpoint, const char *message)
 {
-    CHECK(status == TCH_ERR_IO && checkpoint == NULL, "gave %s", tch_status_name(status));
+    CHECK(status == TCH_ERR_IO && *checkpoint == NULL, "gave %s", tch_status_name(status));
     CHECK(strstr(tch_last_error(), message) != NULL && strstr(tch_last_error(), made_path) != NULL,
           "said \"%s\", expected \"%s\"", tch_last_error(), message);
 }
@@ -427,15 +429,15 @@ static void what_others_may_change(void **state)
     tch_checkpoint *c = NULL;
     tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
     by_hand h = sums_by_hand();
-    check_good(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s}," A "," B "}", h.own, h.a, h.b), c, 1);
+    check_good(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s}," A "," B "}", h.own, h.a, h.b), &c, 1);
     check_good(open_made(20, &c, "{" B ",\"__metadata__\":{%s,%s,\"na\\u0001me\":\"two\",%s,\"k\":\"v\"}," A "}", h.b,
                          h.own, h.a),
-               c, 1);
+               &c, 1);
     check_good(open_made(20, &c,
                          "{ \"__metadata__\" : {\"\\u006b\":\"\\u0076\",\"na\\u0001me\":\"two\",%s,%s,%s}," A "," B
                          "} ",
                          h.a, h.b, h.own),
-               c, 1);
+               &c, 1);
     tch_status status =
         open_made(24, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s}," A "," B "," C "}", h.own, h.a, h.b);
     CHECK(status == TCH_OK, "a tensor without a checksum: %s", tch_last_error());
@@ -443,8 +445,8 @@ static void what_others_may_change(void **state)
     CHECK(info.has_checksum == 0, "there is none");
     CHECK_OK(tch_checkpoint_get_info(c, tch_checkpoint_find(c, "b"), &info));
     CHECK(info.has_checksum == 1, "there is one");
-    check_good(status, c, 0);
-    check_good(open_made(20, &c, "{\"__metadata__\":{" SETTINGS "}," A "," B "}"), c, 0);
+    check_good(status, &c, 0);
+    check_good(open_made(20, &c, "{\"__metadata__\":{" SETTINGS "}," A "," B "}"), &c, 0);
 }
 
 static void what_others_may_not_change(void **state)
@@ -453,29 +455,29 @@ static void what_others_may_not_change(void **state)
     tch_checkpoint *c = NULL;
     by_hand h = sums_by_hand();
 #define MADE(settings, tensors) "{\"__metadata__\":{" settings ",%s,%s,%s}," tensors "}", h.own, h.a, h.b
-    check_bad(open_made(20, &c, MADE("\"k\":\"w\",\"na\\u0001me\":\"two\"", A "," B)), c,
+    check_bad(open_made(20, &c, MADE("\"k\":\"w\",\"na\\u0001me\":\"two\"", A "," B)), &c,
               "are not those that were written");
-    check_bad(open_made(20, &c, MADE("\"k\":\"v\"", A "," B)), c, "are not those that were written");
-    check_bad(open_made(20, &c, MADE(SETTINGS ",\"x\":\"\"", A "," B)), c, "are not those that were written");
-    check_bad(open_made(8, &c, MADE(SETTINGS, A)), c, "there is a checksum of \"b\", and no such tensor");
+    check_bad(open_made(20, &c, MADE("\"k\":\"v\"", A "," B)), &c, "are not those that were written");
+    check_bad(open_made(20, &c, MADE(SETTINGS ",\"x\":\"\"", A "," B)), &c, "are not those that were written");
+    check_bad(open_made(8, &c, MADE(SETTINGS, A)), &c, "there is a checksum of \"b\", and no such tensor");
     check_bad(open_made(20, &c, MADE(SETTINGS, A ",\"b\":{\"dtype\":\"F32\",\"shape\":[1,3],\"data_offsets\":[8,20]}")),
-              c, "are not those that were written");
+              &c, "are not those that were written");
     check_bad(open_made(20, &c, MADE(SETTINGS, A ",\"b\":{\"dtype\":\"I32\",\"shape\":[3,1],\"data_offsets\":[8,20]}")),
-              c, "are not those that were written");
+              &c, "are not those that were written");
 #undef MADE
-    check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s}," A "," B "}", h.a, h.b), c,
+    check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s}," A "," B "}", h.a, h.b), &c,
               "none of the header");
-    check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s}," A "," B "}", h.own, h.a), c,
+    check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s}," A "," B "}", h.own, h.a), &c,
               "are not those that were written");
-    check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s,%s}," A "," B "}", h.own, h.a, h.b, h.a), c,
+    check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s,%s}," A "," B "}", h.own, h.a, h.b, h.a), &c,
               "the checksum of \"a\" is there twice");
-    check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s,%s}," A "," B "}", h.own, h.a, h.b, h.own), c,
+    check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s,%s}," A "," B "}", h.own, h.a, h.b, h.own), &c,
               "\"torchium.crc32c\" is there twice");
-    check_bad(open_made(8, &c, "{\"__metadata__\":{%s,\"torchium.crc32c/a\":\"12345\"}," A "}", h.own), c,
+    check_bad(open_made(8, &c, "{\"__metadata__\":{%s,\"torchium.crc32c/a\":\"12345\"}," A "}", h.own), &c,
               "the checksum of a is \"12345\", expected 8");
-    check_bad(open_made(8, &c, "{\"__metadata__\":{%s,\"torchium.crc32c/a\":\"+1234567\"}," A "}", h.own), c,
+    check_bad(open_made(8, &c, "{\"__metadata__\":{%s,\"torchium.crc32c/a\":\"+1234567\"}," A "}", h.own), &c,
               "expected 8");
-    check_bad(open_made(8, &c, "{\"__metadata__\":{\"torchium.crc32c\":\"1234567G\"}," A "}"), c,
+    check_bad(open_made(8, &c, "{\"__metadata__\":{\"torchium.crc32c\":\"1234567G\"}," A "}"), &c,
               "the checksum of the header is \"1234567G\"");
 }
 

@@ -3,16 +3,33 @@
 #include "allocator.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/sysinfo.h>
 
 #include <torchium/memory.h>
 
 #include "status.h"
 
+/* A system that overcommits hands out more memory than there is and kills the program that uses it, and ours is all used:
+ * what the machine cannot hold is refused here. Small requests are not worth the system call. */
+static bool fits_machine(size_t bytes)
+{
+    const size_t small = (size_t)1 << 30;
+    struct sysinfo info;
+    if (bytes < small || sysinfo(&info) != 0) {
+        return true;
+    }
+    return bytes / info.mem_unit <= info.totalram + info.totalswap;
+}
+
 static void *allocate_aligned(void *user, size_t bytes, size_t alignment)
 {
     (void)user;
+    if (!fits_machine(bytes)) {
+        return NULL;
+    }
     void *pointer = NULL;
     size_t least = alignment < sizeof(void *) ? sizeof(void *) : alignment;
     return posix_memalign(&pointer, least, bytes) == 0 ? pointer : NULL;
