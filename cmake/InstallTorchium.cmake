@@ -5,7 +5,11 @@ include(CMakePackageConfigHelpers)
 set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/torchium")
 get_property(public_headers GLOBAL PROPERTY torchium_public_headers)
 
-install(FILES ${public_headers} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/torchium")
+foreach(header IN LISTS public_headers)
+    file(RELATIVE_PATH place "${PROJECT_SOURCE_DIR}/include" "${header}")
+    cmake_path(GET place PARENT_PATH place)
+    install(FILES "${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/${place}")
+endforeach()
 if(SKBUILD) # a wheel has no symbolic links: one file, whose name is without a version
     set_property(TARGET torchium PROPERTY VERSION)
     set_property(TARGET torchium PROPERTY SOVERSION)

@@ -125,16 +125,19 @@ function(torchium_python_test name)
     endif()
 endfunction()
 
-# torchium_test_module(TARGET FOLDER folder SOURCE file.c): a module for the loader to find, built as
-# <build>/tests/modules/FOLDER/libtorchium_cuda.so. Tests find that place in the macro TEST_MODULES.
+# torchium_test_module(TARGET FOLDER folder SOURCE file.c [NAME name]): a module for the loader to find, built as
+# <build>/tests/modules/FOLDER/libNAME.so, NAME being torchium_cuda unless given. Tests find that place in the macro TEST_MODULES.
 function(torchium_test_module target)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER;SOURCE" "DEFINITIONS")
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER;SOURCE;NAME" "DEFINITIONS")
+    if(NOT arg_NAME)
+        set(arg_NAME torchium_cuda)
+    endif()
     add_library(${target} MODULE ${arg_SOURCE})
     torchium_compile_options(${target})
     target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include")
     target_compile_definitions(${target} PRIVATE ${arg_DEFINITIONS})
     set_target_properties(${target} PROPERTIES
-        OUTPUT_NAME torchium_cuda LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/modules/${arg_FOLDER}")
+        OUTPUT_NAME ${arg_NAME} LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/modules/${arg_FOLDER}")
 endfunction()
 
 # torchium_test_library(TARGET FOLDER folder NAME file): support/TARGET.c as a library that pretends to be another one,

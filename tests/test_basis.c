@@ -13,6 +13,7 @@
 #include "core/tensor.h"
 #include "linalg/basis.h"
 #include "support/reference.h"
+#include "support/table_copy.h"
 #include "support/testing.h"
 
 /* What the iteration adds to A where it works in float64, of A's trace; see docs/numerics/soap-basis.md. */
@@ -35,14 +36,14 @@ static const char *type_name(tch_scalar type)
 static void *to_device(tch_context *context, const void *bytes, int64_t count)
 {
     void *device = NULL;
-    CHECK_OK(context->backend->allocate(context->state, count > 0 ? count : 1, &device));
-    CHECK_OK(context->backend->copy_bytes(context->state, device, bytes, count, TCH_COPY_TO_DEVICE));
+    CHECK_OK(context->backend->device->allocate(context->state, count > 0 ? count : 1, &device));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, device, bytes, count, TCH_COPY_TO_DEVICE));
     return device;
 }
 
 static void release(tch_context *context, void *device, int64_t count)
 {
-    context->backend->release(context->state, device, count > 0 ? count : 1);
+    context->backend->device->release(context->state, device, count > 0 ? count : 1);
 }
 
 static int64_t bytes_of(const tch_matrices *m)
@@ -80,7 +81,7 @@ static double *read_back(tch_context *context, const tch_matrices *m)
 {
     char *image = test_alloc((size_t)bytes_of(m) + 1);
     double *values = test_alloc((size_t)(m->batch * m->rows * m->cols) * sizeof *values + 1);
-    CHECK_OK(context->backend->copy_bytes(context->state, image, m->data, bytes_of(m), TCH_COPY_TO_HOST));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, image, m->data, bytes_of(m), TCH_COPY_TO_HOST));
     for (int64_t at = 0; at < m->batch * m->rows * m->ld; at++) {
         double value = m->type == TCH_SCALAR_F64 ? ((double *)image)[at] : (double)((float *)image)[at];
         if (at % m->ld < m->cols) {
@@ -103,8 +104,8 @@ static void round_values(tch_scalar type, int64_t count, double *values)
 static int32_t *read_integers(tch_context *context, const int32_t *device, int64_t count)
 {
     int32_t *values = test_alloc((size_t)count * sizeof *values + 1);
-    CHECK_OK(context->backend->copy_bytes(context->state, values, device, count * (int64_t)sizeof *values,
-                                          TCH_COPY_TO_HOST));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, values, device, count * (int64_t)sizeof *values,
+                                                  TCH_COPY_TO_HOST));
     return values;
 }
 
@@ -257,12 +258,13 @@ static void cholesky_case(tch_context *context, tch_scalar type, int64_t n, int6
     round_values(type, CHOLESKY_BATCH * n * n, a);
     tch_matrices m = make(context, type, CHOLESKY_BATCH, n, n, gap, a);
     tch_matrices x = make(context, type, CHOLESKY_BATCH, n, n, gap, NULL);
-    int64_t bytes = t->scratch_bytes(context->state, TCH_SCRATCH_CHOLESKY_INVERSE, type, n, n, CHOLESKY_BATCH, 0);
+    int64_t bytes =
+        t->device->scratch_bytes(context->state, TCH_SCRATCH_CHOLESKY_INVERSE, type, n, n, CHOLESKY_BATCH, 0);
     char *poison = test_alloc((size_t)bytes + 1);
     memset(poison, 0xff, (size_t)bytes);
     void *scratch = to_device(context, poison, bytes);
     int32_t *device_flags = to_device(context, flags, sizeof flags);
-    CHECK_OK(t->cholesky_inverse(context->state, &m, &x, device_flags, scratch));
+    CHECK_OK(t->matrix->cholesky_inverse(context->state, &m, &x, device_flags, scratch));
     int32_t *got = read_integers(context, device_flags, CHOLESKY_BATCH);
     double *values = read_back(context, &x);
     assert_int_equal(got[0], TCH_REPORT_OK);
@@ -314,7 +316,7 @@ static void dots_case(tch_context *context, tch_scalar type, int64_t rows, int64
     tch_matrices mx = make(context, type, BATCH, rows, cols, 1, x);
     tch_matrices my = make(context, type, BATCH, rows, cols, 2, y);
     tch_matrices w = make(context, type, BATCH, 1, rows, 0, NULL);
-    CHECK_OK(context->backend->row_dots(context->state, &mx, &my, exponent, &w));
+    CHECK_OK(context->backend->matrix->row_dots(context->state, &mx, &my, exponent, &w));
     double *got = read_back(context, &w);
     for (int64_t r = 0; r < BATCH * rows; r++) {
         double sum = 0.0;
@@ -375,7 +377,7 @@ static int32_t *make_order(tch_context *context, tch_scalar type, int64_t n, dou
     int32_t *order = to_device(context, poison, bytes);
     round_values(type, BATCH * n, w);
     tch_matrices m = make(context, type, BATCH, 1, n, 2, w);
-    CHECK_OK(context->backend->descending(context->state, &m, order));
+    CHECK_OK(context->backend->matrix->descending(context->state, &m, order));
     drop(context, &m);
     free(poison);
     return order;
@@ -413,8 +415,8 @@ static void permute_case(tch_context *context, tch_scalar type, int64_t rows, in
     int32_t *col_order = make_order(context, type, cols, w + BATCH * rows);
     tch_matrices m = make(context, type, BATCH, rows, cols, 3, x);
     tch_matrices out = make(context, type, BATCH, rows, cols, 1, NULL);
-    CHECK_OK(
-        context->backend->permute(context->state, &m, by_rows ? row_order : NULL, by_cols ? col_order : NULL, &out));
+    CHECK_OK(context->backend->matrix->permute(context->state, &m, by_rows ? row_order : NULL,
+                                               by_cols ? col_order : NULL, &out));
     double *got = read_back(context, &out);
     int32_t *row = read_integers(context, row_order, BATCH * rows);
     int32_t *col = read_integers(context, col_order, BATCH * cols);
@@ -612,8 +614,8 @@ static void check_order(const tracked *t, const double *before, const int32_t *o
 static bool works_in_float64(const tracked *t)
 {
     tch_product_rates rates = {.f64 = 1.0, .f32 = 2.0};
-    if (t->context->backend->product_rates != NULL) {
-        t->context->backend->product_rates(t->context->state, &rates);
+    if (t->context->backend->matrix->product_rates != NULL) {
+        t->context->backend->matrix->product_rates(t->context->state, &rates);
     }
     return t->type == TCH_SCALAR_F64 || 2.0 * rates.f64 >= rates.f32;
 }
@@ -697,9 +699,10 @@ static void ranks_are_followed_in_float32(void **state)
 {
     tch_context *context = *state;
     const tch_backend *own = context->backend;
-    tch_backend changed = *own;
-    changed.product_rates = slow_float64;
-    context->backend = &changed;
+    table_copy changed;
+    table_copy_make(&changed, own);
+    changed.matrix.product_rates = slow_float64;
+    context->backend = &changed.backend;
     follow_ranks(context, 1);
     context->backend = own;
 }

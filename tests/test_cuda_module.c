@@ -159,7 +159,7 @@ static void another_interface_is_refused(void **state)
 {
     (void)state;
     char reason[512] = "";
-    tch_backend_entry enter = NULL;
+    tch_backend_entry *enter = NULL;
     void *module = dlopen(CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
     CHECK(module != NULL, "%s", dlerror());
     void *address = dlsym(module, TCH_BACKEND_ENTRY);

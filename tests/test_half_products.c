@@ -39,7 +39,7 @@ static batch make_of(tch_context *context, tch_scalar type, int64_t count, int64
     b.image = test_alloc((size_t)b.bytes);
     memset(b.image, 0xff, (size_t)b.bytes);
     void *memory = NULL;
-    CHECK_OK(context->backend->allocate(context->state, b.bytes, &memory));
+    CHECK_OK(context->backend->device->allocate(context->state, b.bytes, &memory));
     b.memory = memory;
     b.m.data = b.memory + GUARD * size;
     return b;
@@ -53,7 +53,7 @@ static batch make(tch_context *context, int64_t count, int64_t rows, int64_t col
 
 static void drop(tch_context *context, batch *b)
 {
-    context->backend->release(context->state, b->memory, b->bytes);
+    context->backend->device->release(context->state, b->memory, b->bytes);
     free(b->image);
 }
 
@@ -69,13 +69,13 @@ static double value(const batch *b, int64_t z, int64_t i, int64_t j)
 
 static void send(tch_context *context, const batch *b)
 {
-    CHECK_OK(context->backend->copy_bytes(context->state, b->memory, b->image, b->bytes, TCH_COPY_TO_DEVICE));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, b->memory, b->image, b->bytes, TCH_COPY_TO_DEVICE));
 }
 
 static unsigned char *fetch(tch_context *context, const batch *b)
 {
     unsigned char *image = test_alloc((size_t)b->bytes);
-    CHECK_OK(context->backend->copy_bytes(context->state, image, b->memory, b->bytes, TCH_COPY_TO_HOST));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, image, b->memory, b->bytes, TCH_COPY_TO_HOST));
     return image;
 }
 
@@ -207,8 +207,8 @@ static tch_status multiply(tch_context *context, const half *h, bool gram)
     }
     const tch_matrices *d = h->d != NULL ? &h->d->m : NULL;
     if (h->scale != NULL) {
-        return context->backend->scaled_product(context->state, h->c0, h->c1, d, h->c2, &h->a->m, &h->b->m,
-                                                h->scale_there, h->exponent, &h->c.m);
+        return context->backend->matrix->scaled_product(context->state, h->c0, h->c1, d, h->c2, &h->a->m, &h->b->m,
+                                                        h->scale_there, h->exponent, &h->c.m);
     }
     return tchi_symmetric_polynomial(context, h->c0, h->c1, d, h->c2, &h->a->m, &h->b->m, &h->c.m);
 }
@@ -348,20 +348,20 @@ static void products_with_a_scale(void **state)
     double scale[MOST];
     void *there = NULL;
     tch_matrices large = {NULL, TCH_SCALAR_BF16, 256, 256, 256, 45, 256 * 256};
-    if (t->normalize_takes == NULL || !t->normalize_takes(context->state, &large)) {
+    if (t->matrix->normalize_takes == NULL || !t->matrix->normalize_takes(context->state, &large)) {
         return;
     }
     for (int i = 0; i < MOST; i++) {
         scale[i] = 0.5 + 0.03 * i;
     }
-    CHECK_OK(t->allocate(context->state, (int64_t)sizeof scale, &there));
-    CHECK_OK(t->copy_bytes(context->state, there, scale, (int64_t)sizeof scale, TCH_COPY_TO_DEVICE));
+    CHECK_OK(t->device->allocate(context->state, (int64_t)sizeof scale, &there));
+    CHECK_OK(t->device->copy_bytes(context->state, there, scale, (int64_t)sizeof scale, TCH_COPY_TO_DEVICE));
     for (size_t i = 0; i < sizeof scaled_cases / sizeof scaled_cases[0]; i++) {
         check_scaled(context, &scaled_cases[i], 45, 256, 512, scale, there);
         check_scaled(context, &scaled_cases[i], 5, 1000, 136, scale, there);
         check_scaled(context, &scaled_cases[i], 3, 1152, 200, scale, there);
     }
-    t->release(context->state, there, (int64_t)sizeof scale);
+    t->device->release(context->state, there, (int64_t)sizeof scale);
 }
 
 /* Numbers whose squares leave float32's range, and a matrix of zeros: what is left is X times scale. */
@@ -372,7 +372,7 @@ static void norms_of_all_sizes(void **state)
     tch_context *context = *state;
     const tch_backend *t = context->backend;
     batch x = make_of(context, TCH_SCALAR_BF16, COUNT, SIZE, SIZE, SIZE);
-    if (t->normalize_takes != NULL && t->normalize_takes(context->state, &x.m)) {
+    if (t->matrix->normalize_takes != NULL && t->matrix->normalize_takes(context->state, &x.m)) {
         void *there = NULL;
         double scale[COUNT];
         fill(context, &x, false, 405);
@@ -381,9 +381,9 @@ static void norms_of_all_sizes(void **state)
             test_encode(x.dtype, test_decode(x.dtype, here) * sizes_of[e / (SIZE * SIZE) % 6], here);
         }
         send(context, &x);
-        CHECK_OK(t->allocate(context->state, TCH_NORMALIZE_NUMBERS * (int64_t)sizeof scale, &there));
-        CHECK_OK(t->normalize(context->state, 1e-37, &x.m, there));
-        CHECK_OK(t->copy_bytes(context->state, scale, there, (int64_t)sizeof scale, TCH_COPY_TO_HOST));
+        CHECK_OK(t->device->allocate(context->state, TCH_NORMALIZE_NUMBERS * (int64_t)sizeof scale, &there));
+        CHECK_OK(t->matrix->normalize(context->state, 1e-37, &x.m, there));
+        CHECK_OK(t->device->copy_bytes(context->state, scale, there, (int64_t)sizeof scale, TCH_COPY_TO_HOST));
         unsigned char *after = fetch(context, &x);
         for (int64_t z = 0; z < COUNT; z++) {
             double before = 0.0;
@@ -399,7 +399,7 @@ static void norms_of_all_sizes(void **state)
             CHECK(scale[z] >= 0x1p-41 && scale[z] <= 0x1p41, "the scale is %g", scale[z]);
         }
         free(after);
-        t->release(context->state, there, TCH_NORMALIZE_NUMBERS * (int64_t)sizeof scale);
+        t->device->release(context->state, there, TCH_NORMALIZE_NUMBERS * (int64_t)sizeof scale);
     }
     drop(context, &x);
 }
@@ -421,19 +421,20 @@ static void large_products_are_the_same_every_time(void **state)
     batch again = make(context, count, n, n, n);
     void *largest = NULL;
     double *found = test_alloc((size_t)count * sizeof(double));
-    CHECK_OK(t->allocate(context->state, count * (int64_t)sizeof(double), &largest));
+    CHECK_OK(t->device->allocate(context->state, count * (int64_t)sizeof(double), &largest));
     for (int i = 0; i < repeats; i++) {
         const batch *to = i == 0 ? &first : &again;
         test_case("%lld x %lld: product %d", (long long)count, (long long)n, i);
         CHECK_OK(tchi_symmetric_polynomial(context, 1.5, -0.75, &d.m, 0.5, &a.m, &a.m, &to->m));
-        CHECK_OK(t->combine(context->state, 0.0, 1.0, &to->m, -1.0, &first.m, &again.m));
-        CHECK_OK(t->reduce(context->state, TCH_REDUCE_MAX_ABS, &again.m, largest));
-        CHECK_OK(t->copy_bytes(context->state, found, largest, count * (int64_t)sizeof(double), TCH_COPY_TO_HOST));
+        CHECK_OK(t->matrix->combine(context->state, 0.0, 1.0, &to->m, -1.0, &first.m, &again.m));
+        CHECK_OK(t->matrix->reduce(context->state, TCH_REDUCE_MAX_ABS, &again.m, largest));
+        CHECK_OK(
+            t->device->copy_bytes(context->state, found, largest, count * (int64_t)sizeof(double), TCH_COPY_TO_HOST));
         for (int64_t z = 0; z < count; z++) {
             assert_true(found[z] == 0.0);
         }
     }
-    t->release(context->state, largest, count * (int64_t)sizeof(double));
+    t->device->release(context->state, largest, count * (int64_t)sizeof(double));
     free(found);
     drop(context, &a);
     drop(context, &d);

@@ -12,6 +12,7 @@
 #include "linalg/newton.h"
 #include "linalg/root_plan.h"
 #include "support/reference.h"
+#include "support/table_copy.h"
 #include "support/testing.h"
 
 /* --- a model of a GPU's arithmetic ------------------------------------------------------------------------------- */
@@ -240,13 +241,13 @@ static double run(tch_context *context, const tchi_newton_plan *plan, int64_t n,
 static const tch_backend *own_table;
 
 /* The CPU's table with the model's products in it. */
-static void with_model(tch_context *context, tch_backend *table)
+static void with_model(tch_context *context, table_copy *table)
 {
     own_table = context->backend;
-    *table = *context->backend;
-    table->symmetric_product = model_product;
-    table->shift_scale = model_shift_scale;
-    context->backend = table;
+    table_copy_make(table, own_table);
+    table->matrix.symmetric_product = model_product;
+    table->matrix.shift_scale = model_shift_scale;
+    context->backend = &table->backend;
 }
 
 static int restore_table(void **state)
@@ -267,7 +268,7 @@ static void mixed_arithmetic_keeps_its_tolerance(void **state)
                    {"float64 alone", &only_f64}};
     static const double lows[] = {1e-1, 1e-3, 1e-5, 1e-6};
     tch_context *context = *state;
-    static tch_backend table;
+    static table_copy table;
     with_model(context, &table);
     for (int i = 0; i < 6 * 4 * 4; i++) {
         int32_t root = roots[i / 16];
@@ -299,10 +300,10 @@ static void mixed_arithmetic_passes_its_certificate(void **state)
     static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
     static const double dampings[] = {1e-2, 1e-4, 1e-6};
     tch_context *context = *state;
-    static tch_backend table;
+    static table_copy table;
     with_model(context, &table);
-    table.product_rates = gpu_rates;
-    table.shifted_inverse = NULL;
+    table.matrix.product_rates = gpu_rates;
+    table.matrix.shifted_inverse = NULL;
     const int64_t n = 48;
     double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
     double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);

@@ -14,6 +14,7 @@
 #include "support/elements.h"
 #include "support/random.h"
 #include "support/reference.h"
+#include "support/table_copy.h"
 #include "support/testing.h"
 
 static const tchi_schulz_step muon = {3.4445, -4.7750, 2.0315};
@@ -242,7 +243,7 @@ static void round_all(const tch_matrices *m)
 static tch_status rounded_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
                                const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
 {
-    tch_status status = plain->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
+    tch_status status = plain->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
     round_all(c);
     return status;
 }
@@ -250,7 +251,7 @@ static tch_status rounded_gemm(void *state, double alpha, const tch_matrices *a,
 static tch_status rounded_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                                const tch_matrices *c)
 {
-    tch_status status = plain->gram(state, alpha, a, transpose, beta, c);
+    tch_status status = plain->matrix->gram(state, alpha, a, transpose, beta, c);
     round_all(c);
     return status;
 }
@@ -258,7 +259,7 @@ static tch_status rounded_gram(void *state, double alpha, const tch_matrices *a,
 static tch_status rounded_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                   const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
-    tch_status status = plain->symmetric_product(state, c0, c1, d, c2, a, b, c);
+    tch_status status = plain->matrix->symmetric_product(state, c0, c1, d, c2, a, b, c);
     round_all(c);
     return status;
 }
@@ -266,7 +267,7 @@ static tch_status rounded_product(void *state, double c0, double c1, const tch_m
 static tch_status rounded_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
                                 double exponent, const tch_matrices *out)
 {
-    tch_status status = plain->shift_scale(state, x, shift, scale, exponent, out);
+    tch_status status = plain->matrix->shift_scale(state, x, shift, scale, exponent, out);
     round_all(out);
     return status;
 }
@@ -363,14 +364,13 @@ static void check_in_bfloat16(tch_context *context, const tchi_ortho *ortho, dou
 }
 
 /* The CPU's table with products that round. */
-static tch_backend rounding_table(tch_context *context)
+static void make_rounding_table(tch_context *context, table_copy *rounded)
 {
-    tch_backend rounded = *context->backend;
-    rounded.gemm = rounded_gemm;
-    rounded.gram = rounded_gram;
-    rounded.symmetric_product = rounded_product;
-    rounded.shift_scale = rounded_scale;
-    return rounded;
+    table_copy_make(rounded, context->backend);
+    rounded->matrix.gemm = rounded_gemm;
+    rounded->matrix.gram = rounded_gram;
+    rounded->matrix.symmetric_product = rounded_product;
+    rounded->matrix.shift_scale = rounded_scale;
 }
 
 static void check_with_table(tch_context *context, const tch_backend *table, int methods)
@@ -391,9 +391,9 @@ static void check_with_table(tch_context *context, const tch_backend *table, int
 
 static void bfloat16_keeps_the_singular_values(void **state)
 {
-    static tch_backend rounded;
-    rounded = rounding_table(*state);
-    check_with_table(*state, &rounded, 2);
+    static table_copy rounded;
+    make_rounding_table(*state, &rounded);
+    check_with_table(*state, &rounded.backend, 2);
 }
 
 /* --- Gram matrices in float16 ------------------------------------------------------------------------------------ */
@@ -423,7 +423,7 @@ static int32_t takes_all(void *state, const tch_matrices *x)
 
 static tch_status modelled_normalize(void *state, double eps, const tch_matrices *x, double *scale)
 {
-    tch_status status = plain->reduce(state, TCH_REDUCE_FROBENIUS, x, scale);
+    tch_status status = plain->matrix->reduce(state, TCH_REDUCE_FROBENIUS, x, scale);
     for (int64_t b = 0; b < x->batch; b++) {
         scale[b] = 1.0 / fmax(scale[b], eps);
     }
@@ -463,15 +463,15 @@ static tch_status modelled_product(void *state, double c0, double c1, const tch_
 /* A division by the norm, or a Gram matrix of X, outside of the products above would be a mistake here. */
 static void float16_keeps_the_singular_values(void **state)
 {
-    static tch_backend modelled;
-    modelled = rounding_table(*state);
-    modelled.normalize_takes = takes_all;
-    modelled.normalize = modelled_normalize;
-    modelled.scaled_product = modelled_product;
-    modelled.shift_scale = NULL;
-    modelled.gram = NULL;
-    modelled.symmetric_product = NULL;
-    check_with_table(*state, &modelled, 3);
+    static table_copy modelled;
+    make_rounding_table(*state, &modelled);
+    modelled.matrix.normalize_takes = takes_all;
+    modelled.matrix.normalize = modelled_normalize;
+    modelled.matrix.scaled_product = modelled_product;
+    modelled.matrix.shift_scale = NULL;
+    modelled.matrix.gram = NULL;
+    modelled.matrix.symmetric_product = NULL;
+    check_with_table(*state, &modelled.backend, 3);
 }
 
 int main(int argc, char **argv)

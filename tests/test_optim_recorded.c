@@ -12,6 +12,7 @@
 #include "support/files.h"
 #include "support/random.h"
 #include "support/recording_backend.h"
+#include "support/table_copy.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
@@ -31,13 +32,13 @@ static const shape shapes[MOST_PARAMETERS] = {{2, {45, 70}}, {2, {70, 33}},  {2,
 
 static tch_context *plain, *recording;
 static const tch_backend *real;
-static tch_backend counting;
+static table_copy counting;
 static int counted;
 
 static tch_status count_replay(void *state, void *what)
 {
     counted++;
-    return real->recording_replay(state, what);
+    return real->recording->replay(state, what);
 }
 
 static int replays(void)
@@ -57,9 +58,9 @@ static int open_contexts(void **state)
         return 0;
     }
     real = recording->backend;
-    counting = *real;
-    counting.recording_replay = count_replay;
-    recording->backend = &counting;
+    table_copy_make(&counting, real);
+    counting.recording.replay = count_replay;
+    recording->backend = &counting.backend;
     return 0;
 }
 

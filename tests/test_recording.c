@@ -34,7 +34,7 @@ static tch_status do_work(void *argument)
         tchi_arena_take(&arena, w->scratch);
         TCHI_TRY(tchi_arena_reserve(w->context, &arena));
     }
-    return w->context->backend->fill(w->context->state, &to, w->value);
+    return w->context->backend->matrix->fill(w->context->state, &to, w->value);
 }
 
 static counting_allocator counting;
@@ -179,7 +179,7 @@ static void without_the_entries_work_is_done(void **state)
     tchi_recordings closed = {0};
     tch_backend none = *context->backend;
     const tch_backend *table = context->backend;
-    none.recording_possible = NULL;
+    none.recording = NULL;
     context->backend = &none;
     CHECK_OK(tchi_recordings_open(context, &closed));
     for (int i = 0; i < 5; i++) {

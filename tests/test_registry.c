@@ -144,6 +144,8 @@ static void every_way_of_failing_has_its_reason(void **state)
                  {"refuses", "the driver is older than time"},
                  {"refuses_silently", "no reason"},
                  {"incomplete", "gemm"},
+                 {"no_matrices", "chapter matrix"},
+                 {"half_a_chapter", "update->find_nonfinite"},
                  {"no_devices", "on holiday"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         sight seen = see(variant(cases[i].variant), NULL);
@@ -424,6 +426,129 @@ static void a_context_on_a_modules_device(void **state)
     assert_non_null(strstr(w.device_message, "cuda:0"));
 }
 
+/* --- chapters that a backend leaves out --------------------------------------------------------------------------- */
+
+enum { CALLS = 6, SAID = 160 };
+
+typedef struct refusals {
+    tch_status status[CALLS];
+    char said[CALLS][SAID];
+} refusals;
+
+static void call_what_is_missing(void *result)
+{
+    refusals *r = result;
+    tch_context *context = NULL;
+    tch_optimizer *optimizer = NULL;
+    tch_scaler *scaler = NULL;
+    tch_kfac *kfac = NULL;
+    tch_kernel *kernel = NULL;
+    tch_network *network = NULL;
+    memset(r, 0, sizeof *r);
+    tch_context_create("cuda", &context);
+    for (int i = 0; i < CALLS; i++) {
+        r->status[i] = i == 0   ? tch_optimizer_create(context, NULL, 0, NULL, &optimizer)
+                       : i == 1 ? tch_scaler_create(context, NULL, &scaler)
+                       : i == 2 ? tch_grad_clip_weights(context, NULL, 1.0, NULL)
+                       : i == 3 ? tch_kfac_create(context, NULL, 0, NULL, &kfac)
+                       : i == 4 ? tch_kernel_compile(context, NULL, &kernel)
+                                : tch_network_create(context, NULL, &network);
+        snprintf(r->said[i], SAID, "%.150s", tch_last_error());
+    }
+    tch_context_destroy(context);
+}
+
+static void what_needs_a_missing_chapter_says_so(void **state)
+{
+    static const char *const words[CALLS][2] = {
+        {"tch_optimizer_create", "`update`"}, {"tch_scaler_create", "`update`"},  {"tch_grad_clip_weights", "`sample`"},
+        {"tch_kfac_create", "`sample`"},      {"tch_kernel_compile", "`kernel`"}, {"tch_network_create", "`network`"}};
+    (void)state;
+    refusals r;
+    in_child(variant("good"), NULL, call_what_is_missing, &r, sizeof r);
+    for (int i = 0; i < CALLS; i++) {
+        test_case("%s", words[i][0]);
+        CHECK(r.status[i] == TCH_ERR_UNSUPPORTED, "gave %s: %s", tch_status_name(r.status[i]), r.said[i]);
+        CHECK(strstr(r.said[i], words[i][0]) != NULL && strstr(r.said[i], words[i][1]) != NULL, "said %s", r.said[i]);
+    }
+}
+
+/* --- the module of docs/adding-a-backend.md ----------------------------------------------------------------------- */
+
+enum { N = 20 };
+
+typedef struct traced {
+    tch_status status;
+    int32_t equal;  /* to the CPU's result, to the bit */
+    int32_t lines;  /* that it wrote */
+    int32_t device; /* what "auto" means beside it */
+} traced;
+
+/* (L L' + I)^-1/4 of a fixed L, by the eigen method. */
+static tch_status take_root(const char *device, float *root)
+{
+    tch_context *context = NULL;
+    tch_tensor *a = NULL;
+    tch_tensor *out = NULL;
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    int64_t shape[] = {N, N};
+    float values[N * N];
+    for (int i = 0; i < N * N; i++) {
+        int row = i / N;
+        int col = i % N;
+        values[i] = 1.0f / (float)(1 + row + col) + (row == col ? 1.0f : 0.0f);
+    }
+    config.method = TCH_ROOT_EIGEN;
+    tch_tensor from = tch_tensor_view(values, TCH_FLOAT32, 2, shape);
+    tch_tensor to = tch_tensor_view(root, TCH_FLOAT32, 2, shape);
+    tch_status status = tch_context_create(device, &context);
+    status = status != TCH_OK ? status : tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &a);
+    status = status != TCH_OK ? status : tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &out);
+    status = status != TCH_OK ? status : tch_tensor_copy(context, a, &from);
+    status = status != TCH_OK ? status : tch_inverse_root(context, a, 4, &config, out, NULL, NULL);
+    status = status != TCH_OK ? status : tch_tensor_copy(context, &to, out);
+    tch_tensor_destroy(a);
+    tch_tensor_destroy(out);
+    tch_context_destroy(context);
+    return status;
+}
+
+static void run_traced(void *result)
+{
+    traced *t = result;
+    float here[N * N];
+    float there[N * N] = {0};
+    char line[256];
+    FILE *log = tmpfile();
+    memset(t, 0, sizeof *t);
+    if (log == NULL || dup2(fileno(log), STDERR_FILENO) < 0) {
+        _exit(5);
+    }
+    t->status = take_root("cpu", here);
+    t->status = t->status != TCH_OK ? t->status : take_root("traced:0", there);
+    t->equal = memcmp(here, there, sizeof here) == 0;
+    fflush(stderr);
+    rewind(log);
+    while (fgets(line, sizeof line, log) != NULL) {
+        t->lines += strstr(line, "eigendecomposition: 1 of 20 x 20, ") != NULL;
+    }
+    tch_device best = {0};
+    tch_device_parse("auto", &best);
+    t->device = best.type;
+}
+
+static void the_example_of_the_manual_runs(void **state)
+{
+    (void)state;
+    traced t;
+    test_case("examples/backend/traced.c");
+    in_child(EXAMPLE_BACKEND, NULL, run_traced, &t, sizeof t);
+    CHECK_OK(t.status);
+    CHECK(t.equal, "its root is another than the CPU's");
+    assert_int_equal(t.lines, 1);
+    assert_int_not_equal(t.device, TCH_DEVICE_EXTENSION);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -438,6 +563,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_very_long_path_is_harmless),
         cmocka_unit_test(many_threads_may_ask_first),
         cmocka_unit_test(a_context_on_a_modules_device),
+        cmocka_unit_test(what_needs_a_missing_chapter_says_so),
+        cmocka_unit_test(the_example_of_the_manual_runs),
     };
     if (argc == 2 && strcmp(argv[1], LOOK) == 0) {
         return answer_to_look();

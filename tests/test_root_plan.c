@@ -7,6 +7,7 @@
 
 #include "support/random.h"
 #include "support/reference.h"
+#include "support/table_copy.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
@@ -24,11 +25,12 @@ static double error_at(tch_context *context, double relative_eps)
     tchi_root_plan plan;
     tch_root_config how = TCH_ROOT_CONFIG_INIT;
     const tch_backend *own = context->backend;
-    tch_backend table = *own;
-    table.product_rates = gpu_rates;
-    table.shifted_inverse = NULL;
+    table_copy table;
+    table_copy_make(&table, own);
+    table.matrix.product_rates = gpu_rates;
+    table.matrix.shifted_inverse = NULL;
     how.relative_eps = relative_eps;
-    context->backend = &table;
+    context->backend = &table.backend;
     tch_status status = tchi_root_plan_make(context, TCH_SCALAR_F32, 512, 4, &how, &plan);
     context->backend = own;
     CHECK_OK(status);

@@ -9,17 +9,18 @@
 #include "core/context.h"
 #include "support/reference.h"
 #include "support/symmetric_cases.h"
+#include "support/table_copy.h"
 #include "support/testing.h"
 
-static tch_backend table;
+static table_copy table;
 static const tch_backend *own_table;
 
 static int change_table(void **state)
 {
     tch_context *context = *state;
     own_table = context->backend;
-    table = *own_table;
-    context->backend = &table;
+    table_copy_make(&table, own_table);
+    context->backend = &table.backend;
     return 0;
 }
 
@@ -37,7 +38,7 @@ static char first_range[64];
 static tch_status count_begin(void *state)
 {
     begun++;
-    return own_table->begin(state);
+    return own_table->device->begin(state);
 }
 
 static void count_end(void *state)
@@ -65,10 +66,10 @@ static void every_call_ends_what_it_began(void **state)
 {
     tch_context *context = *state;
     test_variation shape = {.n = 12, .matrices = 1};
-    table.begin = count_begin;
-    table.end = count_end;
-    table.range_push = count_push;
-    table.range_pop = count_pop;
+    table.device.begin = count_begin;
+    table.device.end = count_end;
+    table.device.range_push = count_push;
+    table.device.range_pop = count_pop;
     test_tensor *a = test_known_tensor(context, &shape, 10.0, TCH_FLOAT32);
     test_tensor *out = test_case_tensor(context, &shape, TCH_FLOAT32, 12, 12, LAYOUT_CONTIGUOUS);
     begun = ended = pushed = popped = 0;
@@ -90,7 +91,7 @@ static tch_status wrong_inverse(void *state, const tch_matrices *a, int32_t coun
                                 const double *weights, const tch_matrices *x, int32_t *flags, void *scratch)
 {
     (void)a, (void)count, (void)shifts, (void)weights, (void)flags, (void)scratch;
-    return own_table->combine(state, 3.0, 0.0, NULL, 0.0, NULL, x);
+    return own_table->matrix->combine(state, 3.0, 0.0, NULL, 0.0, NULL, x);
 }
 
 typedef struct failing_root {
@@ -106,7 +107,7 @@ static failing_root make_failing(tch_context *context, tch_root_method method)
     static const int64_t one[] = {1};
     test_variation shape = {.n = N, .matrices = 1, .batch_rank = 1, .batch = {1}};
     failing_root f = {.config = TCH_ROOT_CONFIG_INIT};
-    table.shifted_inverse = wrong_inverse;
+    table.matrix.shifted_inverse = wrong_inverse;
     f.a = test_known_tensor(context, &shape, 100.0, TCH_FLOAT32);
     f.known = test_known_of(&shape, 0, 100.0, TCH_FLOAT32);
     f.out = test_case_tensor(context, &shape, TCH_FLOAT32, N, N, LAYOUT_CONTIGUOUS);
@@ -168,9 +169,9 @@ static void auto_falls_back_on_eigen(void **state)
 /* The same on a table that says its memory is a device's; only for the call, since the tests' own copies need the truth. */
 static tch_status take_as_device(tch_context *context, failing_root *f, bool with_report)
 {
-    table.host_memory = 0;
+    table.backend.host_memory = 0;
     tch_status status = take(context, f, with_report);
-    table.host_memory = 1;
+    table.backend.host_memory = 1;
     return status;
 }
 
@@ -260,10 +261,10 @@ static void float32_powers_are_sharpened(void **state)
     const known_matrix *known = test_known_of(&shape, 0, 1e5, TCH_FLOAT32);
     for (int i = 0; i < 4; i++) {
         test_case("power %g", exponents[i]);
-        table.divided_differences = NULL;
+        table.matrix.divided_differences = NULL;
         double plain = power_error(*state, known, exponents[i], 1e-7);
-        table.product_rates = fast_float64;
-        table.divided_differences = plain_differences;
+        table.matrix.product_rates = fast_float64;
+        table.matrix.divided_differences = plain_differences;
         double sharp = power_error(*state, known, exponents[i], 1e-7);
         CHECK(sharp <= 1e-4, "error %.3g, plain %.3g", sharp, plain);
         CHECK(exponents[i] > 0 || sharp <= 0.1 * plain, "error %.3g is not much below %.3g", sharp, plain);

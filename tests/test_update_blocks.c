@@ -38,7 +38,7 @@ static void set_skip(world *w, int32_t value)
 
 static tch_status run_gather(world *w, const ref_setting *s)
 {
-    return w->backend->gather(w->context->state, &w->update, s->filter, s->l2);
+    return w->backend->update->gather(w->context->state, &w->update, s->filter, s->l2);
 }
 
 static void gather_once(world *w, const ref_setting *s)
@@ -105,7 +105,7 @@ static void gather_zeroes_blocks_when_skipping(void **state)
 
 static tch_status run_graft(world *w, const ref_setting *s)
 {
-    return w->backend->graft(w->context->state, &w->update, s->graft, s->replace, w->norms, w->scratch);
+    return w->backend->update->graft(w->context->state, &w->update, s->graft, s->replace, w->norms, w->scratch);
 }
 
 static void graft_follows_the_formula(void **state)
@@ -155,10 +155,10 @@ static void norms_do_not_depend_on_threads(void **state)
     for (int32_t n = 1; n <= 5; n++) {
         test_case("%d threads", n);
         CHECK_OK(tch_set_num_threads(n));
-        CHECK_OK(w->backend->begin(w->context->state));
+        CHECK_OK(w->backend->device->begin(w->context->state));
         world_run(w, run_graft, &s);
-        if (w->backend->end != NULL) {
-            w->backend->end(w->context->state);
+        if (w->backend->device->end != NULL) {
+            w->backend->device->end(w->context->state);
         }
         world_get(w, n == 1 ? first : now, w->norms, (int64_t)bytes);
         CHECK(n == 1 || memcmp(first, now, bytes) == 0, "norms have other bits");
@@ -174,7 +174,7 @@ static void norms_do_not_depend_on_threads(void **state)
 static tch_status run_rotated_adam(world *w, const ref_setting *s)
 {
     (void)s;
-    return w->backend->rotated_adam(w->context->state, &w->update);
+    return w->backend->update->rotated_adam(w->context->state, &w->update);
 }
 
 static void rotated_adam_follows_the_formula(void **state)
@@ -195,7 +195,8 @@ static tch_block_scale scale_rule;
 
 static tch_status run_apply(world *w, const ref_setting *s)
 {
-    return w->backend->apply(w->context->state, &w->update, scale_rule, w->wanted, w->norms, s->nesterov, s->decay);
+    return w->backend->update->apply(w->context->state, &w->update, scale_rule, w->wanted, w->norms, s->nesterov,
+                                     s->decay);
 }
 
 /* Numbers of the blocks, one norm of them 0, and the scales that follow. */

@@ -48,8 +48,8 @@ static void clocks_advance(void **state)
         for (int step = 0; step < 7; step++) {
             test_case("rule %d, correct %d, step %d", options % 3, options / 3, step);
             world_set(w, &skips[step], &w->numbers->skip, sizeof skips[step]);
-            CHECK_OK(w->backend->advance(w->context->state, w->count, w->clock_list, &w->numbers->hyper,
-                                         &w->numbers->skip, options / 3, (tch_factor_rule)(options % 3)));
+            CHECK_OK(w->backend->update->advance(w->context->state, w->count, w->clock_list, &w->numbers->hyper,
+                                                 &w->numbers->skip, options / 3, (tch_factor_rule)(options % 3)));
             ref_advance(&expected, &lively_hyper, skips[step], options / 3, (tch_factor_rule)(options % 3));
             world_get(w, clocks, w->clocks, w->count * (int64_t)sizeof *clocks);
             for (int64_t k = 0; k < w->count; k++) {
@@ -73,7 +73,7 @@ static void numbers_are_stored(void **state)
         for (int i = 0; i < 64; i++) {
             values[i] = 1.0 / (i + 1 + count);
         }
-        CHECK_OK(w->backend->store_numbers(w->context->state, w->norms + 1, values, count));
+        CHECK_OK(w->backend->device->store_numbers(w->context->state, w->norms + 1, values, count));
         memset(values + count, 0, (size_t)(64 - count) * sizeof *values); /* not read any more */
         world_get(w, got, w->norms, sizeof got);
         for (int i = 0; i < count; i++) {
@@ -90,7 +90,7 @@ static int32_t found_now(world *w, int32_t before)
 {
     int32_t found = before;
     world_set(w, &found, &w->numbers->found, sizeof found);
-    CHECK_OK(w->backend->find_nonfinite(w->context->state, &w->update, &w->numbers->found));
+    CHECK_OK(w->backend->update->find_nonfinite(w->context->state, &w->update, &w->numbers->found));
     world_get(w, &found, &w->numbers->found, sizeof found);
     return found;
 }
@@ -139,7 +139,7 @@ static void skips_are_decided(void **state)
         test_case("decide_skip, case %d", c);
         world_set(w, &found, &n->found, sizeof found);
         world_set(w, &inf, &n->found_inf, sizeof inf);
-        CHECK_OK(w->backend->decide_skip(w->context->state, found_at, inf_at, &n->skip, n->counts));
+        CHECK_OK(w->backend->update->decide_skip(w->context->state, found_at, inf_at, &n->skip, n->counts));
         world_get(w, &skip, &n->skip, sizeof skip);
         world_get(w, counts, n->counts, sizeof counts);
         int32_t wanted = (found_at != NULL && found) || (inf_at != NULL && inf != 0);
@@ -160,7 +160,7 @@ static float unscaled(world *w, double scale, float before)
     world_set(w, &numbers[1], &w->numbers->found_inf, sizeof numbers[1]);
     w->update.grad_scale = &w->numbers->grad_scale;
     world_upload(w);
-    CHECK_OK(w->backend->unscale(w->context->state, &w->update, &w->numbers->found_inf));
+    CHECK_OK(w->backend->update->unscale(w->context->state, &w->update, &w->numbers->found_inf));
     world_download(w);
     world_get(w, &numbers[1], &w->numbers->found_inf, sizeof numbers[1]);
     return numbers[1];
@@ -220,8 +220,8 @@ static void scales_grow_and_back_off(void **state)
     for (int step = 0; step < 13; step++) {
         test_case("update_scale, step %d", step);
         world_set(w, &found[step], &w->numbers->found_inf, sizeof found[step]);
-        CHECK_OK(w->backend->update_scale(w->context->state, &w->numbers->grad_scale, &w->numbers->tracker,
-                                          &w->numbers->found_inf, 4.0, 0.3, 3));
+        CHECK_OK(w->backend->update->update_scale(w->context->state, &w->numbers->grad_scale, &w->numbers->tracker,
+                                                  &w->numbers->found_inf, 4.0, 0.3, 3));
         tracker = found[step] != 0 ? 0 : tracker + 1;
         if (found[step] != 0) {
             scale = (float)((double)scale * 0.3);
@@ -317,7 +317,7 @@ static void update_factor(world *w, const factor_case *f, const tch_clock *clock
     world_set(w, clock, w->clocks, sizeof *clock);
     tch_matrices left = {a, f->type, f->rows, f->cols, LD, f->batch, LD * LD};
     tch_matrices out = {c, f->type, n, n, LD, f->batch, LD * LD};
-    CHECK_OK(w->backend->factor_update(w->context->state, &left, f->transpose, w->clocks, 0, &out));
+    CHECK_OK(w->backend->update->factor_update(w->context->state, &left, f->transpose, w->clocks, 0, &out));
     world_get(w, c_image, c, bytes);
     CHECK_OK(tch_memory_free(w->context, a));
     CHECK_OK(tch_memory_free(w->context, c));

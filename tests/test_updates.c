@@ -13,12 +13,12 @@ static const ref_setting plain_setting = {.grad_scale = 1.0};
 
 static tch_status run_adamw(world *w, const ref_setting *s)
 {
-    return w->backend->adamw(w->context->state, &w->update, s->amsgrad, s->l2);
+    return w->backend->update->adamw(w->context->state, &w->update, s->amsgrad, s->l2);
 }
 
 static tch_status run_sgd(world *w, const ref_setting *s)
 {
-    return w->backend->sgd(w->context->state, &w->update, s->nesterov);
+    return w->backend->update->sgd(w->context->state, &w->update, s->nesterov);
 }
 
 /* Puts a setting's scale, sign and hyper-parameters on the device. */
@@ -187,7 +187,7 @@ static tch_status one_call_per_piece(world *w, const ref_setting *s)
     update.count = 1;
     for (int64_t k = 0; k < w->count && status == TCH_OK; k++) {
         update.pieces = &w->pieces[k];
-        status = w->backend->adamw(w->context->state, &update, s->amsgrad, s->l2);
+        status = w->backend->update->adamw(w->context->state, &update, s->amsgrad, s->l2);
     }
     return status;
 }
@@ -223,10 +223,10 @@ static void threads_do_not_matter(void **state)
         for (int32_t n = 1; n <= 5; n++) {
             test_case("%s, %d threads", type_cases[t].name, n);
             CHECK_OK(tch_set_num_threads(n));
-            CHECK_OK(w->backend->begin(w->context->state));
+            CHECK_OK(w->backend->device->begin(w->context->state));
             world_run(w, run_adamw, &s);
-            if (w->backend->end != NULL) {
-                w->backend->end(w->context->state);
+            if (w->backend->device->end != NULL) {
+                w->backend->device->end(w->context->state);
             }
             unsigned char *params = params_after(w, &bytes);
             CHECK(first == NULL || memcmp(first, params, (size_t)bytes) == 0, "threads change bits");

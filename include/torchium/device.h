@@ -12,8 +12,13 @@
 #include <torchium/export.h>
 #include <torchium/status.h>
 
-/* The numbers are DLPack's. */
-typedef enum tch_device_type { TCH_DEVICE_CPU = 1, TCH_DEVICE_CUDA = 2, TCH_DEVICE_CUDA_HOST = 3 } tch_device_type;
+/* The numbers are DLPack's. TCH_DEVICE_EXTENSION is the device of a backend module of somebody else's. */
+typedef enum tch_device_type {
+    TCH_DEVICE_CPU = 1,
+    TCH_DEVICE_CUDA = 2,
+    TCH_DEVICE_CUDA_HOST = 3,
+    TCH_DEVICE_EXTENSION = 12
+} tch_device_type;
 
 /* One device: laid out as DLPack's DLDevice. `type` holds a tch_device_type. */
 typedef struct tch_device {
@@ -67,7 +72,8 @@ TCH_API int32_t tch_device_count(tch_device_type type);
 /* Describes a device. TCH_ERR_UNAVAILABLE, with the reason, when it cannot be used. */
 TCH_API tch_status tch_device_info_get(tch_device device, tch_device_info *info);
 
-/* "cpu", "cuda" or "cuda:1" to a device, without looking whether it exists; "auto" to the best that works. */
+/* "cpu", "cuda" or "cuda:1" to a device, without looking whether it exists; the name of a backend module, also with an
+ * index, to its device; "auto" to the best that works. */
 TCH_API tch_status tch_device_parse(const char *text, tch_device *device);
 
 /* Threads the CPU backend may use, for all contexts. The default is OMP_NUM_THREADS or every core this process may run

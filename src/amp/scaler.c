@@ -99,7 +99,8 @@ static tch_status store(tch_scaler *scaler, double scale, int32_t tracker)
 {
     const scaler_numbers numbers = {.scale = (float)scale, .tracker = tracker};
     const tch_context *context = scaler->context;
-    return context->backend->copy_bytes(context->state, scaler->numbers, &numbers, sizeof numbers, TCH_COPY_TO_DEVICE);
+    return context->backend->device->copy_bytes(context->state, scaler->numbers, &numbers, sizeof numbers,
+                                                TCH_COPY_TO_DEVICE);
 }
 
 static void release(tch_scaler *scaler)
@@ -124,7 +125,7 @@ tch_status tch_scaler_create(tch_context *context, const tch_scaler_config *conf
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_scaler_create: scaler is NULL");
     }
     *scaler = NULL;
-    TCHI_ENTER(context, "tch_scaler_create");
+    TCHI_ENTER_FOR(context, "tch_scaler_create", update);
     config = config == NULL ? &defaults : config;
     TCHI_TRY(check_config(config));
     tch_scaler *s = tchi_host_allocate(sizeof *s, _Alignof(tch_scaler));
@@ -165,13 +166,13 @@ typedef tch_status (*visitor)(tch_scaler *scaler, const tch_update *update);
 static tch_status divide(tch_scaler *scaler, const tch_update *update)
 {
     const tch_context *context = scaler->context;
-    return context->backend->unscale(context->state, update, &scaler->numbers->flags.found_inf);
+    return context->backend->update->unscale(context->state, update, &scaler->numbers->flags.found_inf);
 }
 
 static tch_status look(tch_scaler *scaler, const tch_update *update)
 {
     const tch_context *context = scaler->context;
-    return context->backend->find_nonfinite(context->state, update, &scaler->numbers->flags.found);
+    return context->backend->update->find_nonfinite(context->state, update, &scaler->numbers->flags.found);
 }
 
 static tch_status make_room(tch_scaler *scaler, int64_t count)
@@ -270,9 +271,9 @@ static tch_status gather_found(tch_scaler *scaler)
     scaler_numbers *n = scaler->numbers;
     const tch_array flag = {&n->flags.found_inf, TCH_SCALAR_F32, 0, NULL, NULL};
     const tch_array counted = {&n->decided[1], TCH_SCALAR_F64, 0, NULL, NULL};
-    TCHI_TRY(t->zero_bytes(state, n->decided, sizeof n->decided));
-    TCHI_TRY(t->decide_skip(state, &n->flags.found, &n->flags.found_inf, &n->skip, n->decided));
-    return t->copy(state, &flag, &counted);
+    TCHI_TRY(t->device->zero_bytes(state, n->decided, sizeof n->decided));
+    TCHI_TRY(t->update->decide_skip(state, &n->flags.found, &n->flags.found_inf, &n->skip, n->decided));
+    return t->matrix->copy(state, &flag, &counted);
 }
 
 static tch_status look_at_all(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients)
@@ -328,9 +329,9 @@ tch_status tch_scaler_update(tch_scaler *scaler)
     void *state = scaler->context->state;
     scaler_numbers *n = scaler->numbers;
     const tch_scaler_config *c = &scaler->config;
-    TCHI_TRY(t->update_scale(state, &n->scale, &n->tracker, &n->flags.found_inf, c->growth_factor, c->backoff_factor,
-                             c->growth_interval));
-    TCHI_TRY(t->zero_bytes(state, &n->flags, sizeof n->flags));
+    TCHI_TRY(t->update->update_scale(state, &n->scale, &n->tracker, &n->flags.found_inf, c->growth_factor,
+                                     c->backoff_factor, c->growth_interval));
+    TCHI_TRY(t->device->zero_bytes(state, &n->flags, sizeof n->flags));
     scaler->checked = scaler->unscaled = 0;
     return TCH_OK;
 }
@@ -354,7 +355,8 @@ tch_status tch_scaler_get_state(tch_scaler *scaler, tch_scaler_state *state)
     TCHI_TRY(check_state(function, state));
     TCHI_ENTER(scaler->context, function);
     const tch_context *context = scaler->context;
-    TCHI_TRY(context->backend->copy_bytes(context->state, &numbers, scaler->numbers, sizeof numbers, TCH_COPY_TO_HOST));
+    TCHI_TRY(context->backend->device->copy_bytes(context->state, &numbers, scaler->numbers, sizeof numbers,
+                                                  TCH_COPY_TO_HOST));
     const tch_scaler_config *c = &scaler->config;
     *state = (tch_scaler_state){sizeof *state,     numbers.scale,      c->growth_factor,
                                 c->backoff_factor, c->growth_interval, numbers.tracker};

@@ -29,6 +29,8 @@ static const char *device_word(int32_t type)
         return "cuda";
     case TCH_DEVICE_CUDA_HOST:
         return "cuda_host";
+    case TCH_DEVICE_EXTENSION:
+        return "extension";
     default:
         return "unknown device";
     }
@@ -47,10 +49,20 @@ tch_status tchi_enter(tch_context *context, const char *function, tch_context **
     if (context == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: context is NULL", function);
     }
-    TCHI_TRY(context->backend->begin(context->state));
+    TCHI_TRY(context->backend->device->begin(context->state));
     tchi_range_push(context, function);
     *entered = context;
     return TCH_OK;
+}
+
+tch_status tchi_check_chapter(const tch_context *context, const char *function, const void *operations,
+                              const char *chapter)
+{
+    if (operations != NULL) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_UNSUPPORTED, "%s: the %s backend does not offer it: its table has no chapter `%s`",
+                     function, context->backend->name, chapter);
 }
 
 void tchi_leave(tch_context **entered)
@@ -60,15 +72,15 @@ void tchi_leave(tch_context **entered)
         return;
     }
     tchi_range_pop(context);
-    if (context->backend->end != NULL) {
-        context->backend->end(context->state);
+    if (context->backend->device->end != NULL) {
+        context->backend->device->end(context->state);
     }
 }
 
 void tchi_range_push(tch_context *context, const char *name)
 {
-    if (context->backend->range_push != NULL) {
-        context->backend->range_push(context->state, name);
+    if (context->backend->device->range_push != NULL) {
+        context->backend->device->range_push(context->state, name);
     }
     if (context->range_push != NULL) {
         context->range_push(context->range_user, name);
@@ -80,8 +92,8 @@ void tchi_range_pop(tch_context *context)
     if (context->range_pop != NULL) {
         context->range_pop(context->range_user);
     }
-    if (context->backend->range_pop != NULL) {
-        context->backend->range_pop(context->state);
+    if (context->backend->device->range_pop != NULL) {
+        context->backend->device->range_pop(context->state);
     }
 }
 

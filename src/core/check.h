@@ -20,6 +20,12 @@ const char *tchi_describe(const tch_tensor *tensor, char *text, size_t size);
     __attribute__((cleanup(tchi_leave))) tch_context *tchi_entered_ = NULL;                                            \
     TCHI_TRY(tchi_enter((context), (function), &tchi_entered_))
 tch_status tchi_enter(tch_context *context, const char *function, tch_context **entered);
+/* The same for a call that needs a chapter of the operations table which a backend may lack. */
+#define TCHI_ENTER_FOR(context, function, chapter)                                                                     \
+    TCHI_ENTER(context, function);                                                                                     \
+    TCHI_TRY(tchi_check_chapter((context), (function), (context)->backend->chapter, #chapter))
+tch_status tchi_check_chapter(const tch_context *context, const char *function, const void *operations,
+                              const char *chapter);
 void tchi_leave(tch_context **entered);
 
 /* A named range inside a public call: a phase of its algorithm, on a profiler's timeline. */

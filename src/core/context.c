@@ -47,7 +47,7 @@ void tch_context_destroy(tch_context *context)
     if (context == NULL) {
         return;
     }
-    context->backend->synchronize(context->state);
+    context->backend->device->synchronize(context->state);
     tchi_pool_free(context->pool, context->workspace);
     tchi_pool_drop(context->pool);
     tchi_host_release(context, sizeof *context);
@@ -61,18 +61,18 @@ tch_device tch_context_device(const tch_context *context)
 tch_status tch_context_set_stream(tch_context *context, void *stream)
 {
     TCHI_ENTER(context, "tch_context_set_stream");
-    return context->backend->set_stream(context->state, stream);
+    return context->backend->device->set_stream(context->state, stream);
 }
 
 void *tch_context_get_stream(const tch_context *context)
 {
-    return context == NULL ? NULL : context->backend->get_stream(context->state);
+    return context == NULL ? NULL : context->backend->device->get_stream(context->state);
 }
 
 tch_status tch_context_synchronize(tch_context *context)
 {
     TCHI_ENTER(context, "tch_context_synchronize");
-    return context->backend->synchronize(context->state);
+    return context->backend->device->synchronize(context->state);
 }
 
 tch_status tch_context_set_workspace_limit(tch_context *context, int64_t bytes)
@@ -123,7 +123,7 @@ tch_status tch_memory_get_info(tch_context *context, tch_memory_info *info)
                          "tch_memory_get_info: info must point to a struct set to TCH_MEMORY_INFO_INIT");
     }
     tch_memory_info figures = TCH_MEMORY_INFO_INIT;
-    TCHI_TRY(context->backend->memory_info(context->state, &figures.total, &figures.free));
+    TCHI_TRY(context->backend->device->memory_info(context->state, &figures.total, &figures.free));
     tchi_pool_figures(context->pool, &figures);
     *info = figures;
     return TCH_OK;
@@ -155,7 +155,7 @@ tch_status tch_memory_trim(tch_context *context, int64_t keep)
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_memory_trim: keep is %lld, expected 0 or more",
                          (long long)keep);
     }
-    TCHI_TRY(context->backend->synchronize(context->state));
+    TCHI_TRY(context->backend->device->synchronize(context->state));
     tchi_pool_free(context->pool, context->workspace);
     context->workspace = NULL;
     context->workspace_bytes = 0;

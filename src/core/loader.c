@@ -33,104 +33,105 @@ static int module_name(const char *file, char *name, size_t size)
     return written > 0 && (size_t)written < size;
 }
 
-/* The slots marked REQUIRED: what they are called, and where in the table they are. */
-#define SLOT(field)                                                                                                    \
+/* The slots marked REQUIRED: what they are called, and where in their chapter they are. */
+#define SLOT(chapter, field)                                                                                           \
     {                                                                                                                  \
-#field, offsetof(tch_backend, field)                                                                           \
+#field, offsetof(tch_##chapter##_ops, field)                                                                   \
     }
-static const struct slot {
+typedef struct slot {
     const char *name;
     size_t offset;
-} required[] = {
-    SLOT(device_count),
-    SLOT(device_info),
-    SLOT(describe),
-    SLOT(state_create),
-    SLOT(state_destroy),
-    SLOT(begin),
-    SLOT(set_stream),
-    SLOT(get_stream),
-    SLOT(synchronize),
-    SLOT(allocate),
-    SLOT(release),
-    SLOT(memory_info),
-    SLOT(copy_bytes),
-    SLOT(zero_bytes),
-    SLOT(copy),
-    SLOT(fill),
-    SLOT(combine),
-    SLOT(shift_scale),
-    SLOT(scale_rows),
-    SLOT(random_signs),
-    SLOT(select),
-    SLOT(kronecker),
-    SLOT(reduce),
-    SLOT(rescale),
-    SLOT(flag_overflow),
-    SLOT(largest_eigenvalue),
-    SLOT(root_setup),
-    SLOT(root_residual),
-    SLOT(root_verdict),
-    SLOT(factored_damping),
-    SLOT(gemm),
-    SLOT(eigh),
-    SLOT(spectrum_power),
-    SLOT(loewner),
-    SLOT(spd_solve),
-    SLOT(store_numbers),
-    SLOT(find_nonfinite),
-    SLOT(decide_skip),
-    SLOT(advance),
-    SLOT(adamw),
-    SLOT(sgd),
-    SLOT(gather),
-    SLOT(graft),
-    SLOT(rotated_adam),
-    SLOT(apply),
-    SLOT(unscale),
-    SLOT(update_scale),
-    SLOT(factor_update),
-    SLOT(cholesky_inverse),
-    SLOT(row_dots),
-    SLOT(descending),
-    SLOT(permute),
-    SLOT(bias_activation),
-    SLOT(activation_backward),
-    SLOT(column_sums),
-    SLOT(softmax_loss),
-    SLOT(squared_loss),
-    SLOT(sample_labels),
-    SLOT(sample_norms),
-    SLOT(sample_squares),
-    SLOT(sample_sums),
-    SLOT(patches),
-    SLOT(token_norms),
-    SLOT(token_sums),
-    SLOT(token_cross),
-    SLOT(token_dots),
-    SLOT(normalized_sums),
-    SLOT(block_dots),
-    SLOT(pair_dots),
-    SLOT(clip_weights),
-    SLOT(weigh_samples),
-    SLOT(damped_divide),
-    SLOT(kl_clip),
-    SLOT(scratch_bytes),
+} slot;
+static const slot device_slots[] = {
+    SLOT(device, count),         SLOT(device, info),       SLOT(device, describe),      SLOT(device, state_create),
+    SLOT(device, state_destroy), SLOT(device, begin),      SLOT(device, set_stream),    SLOT(device, get_stream),
+    SLOT(device, synchronize),   SLOT(device, allocate),   SLOT(device, release),       SLOT(device, memory_info),
+    SLOT(device, copy_bytes),    SLOT(device, zero_bytes), SLOT(device, store_numbers), SLOT(device, scratch_bytes),
+};
+static const slot matrix_slots[] = {
+    SLOT(matrix, copy),           SLOT(matrix, fill),
+    SLOT(matrix, combine),        SLOT(matrix, shift_scale),
+    SLOT(matrix, scale_rows),     SLOT(matrix, random_signs),
+    SLOT(matrix, select),         SLOT(matrix, kronecker),
+    SLOT(matrix, reduce),         SLOT(matrix, rescale),
+    SLOT(matrix, flag_overflow),  SLOT(matrix, largest_eigenvalue),
+    SLOT(matrix, root_setup),     SLOT(matrix, root_residual),
+    SLOT(matrix, root_verdict),   SLOT(matrix, factored_damping),
+    SLOT(matrix, gemm),           SLOT(matrix, eigh),
+    SLOT(matrix, spectrum_power), SLOT(matrix, loewner),
+    SLOT(matrix, spd_solve),      SLOT(matrix, cholesky_inverse),
+    SLOT(matrix, row_dots),       SLOT(matrix, descending),
+    SLOT(matrix, permute),
+};
+static const slot update_slots[] = {
+    SLOT(update, find_nonfinite), SLOT(update, decide_skip),  SLOT(update, advance),
+    SLOT(update, adamw),          SLOT(update, sgd),          SLOT(update, gather),
+    SLOT(update, graft),          SLOT(update, rotated_adam), SLOT(update, apply),
+    SLOT(update, factor_update),  SLOT(update, unscale),      SLOT(update, update_scale),
+};
+static const slot sample_slots[] = {
+    SLOT(sample, sample_norms),    SLOT(sample, sample_squares), SLOT(sample, sample_sums), SLOT(sample, patches),
+    SLOT(sample, token_norms),     SLOT(sample, token_sums),     SLOT(sample, token_cross), SLOT(sample, token_dots),
+    SLOT(sample, normalized_sums), SLOT(sample, block_dots),     SLOT(sample, pair_dots),   SLOT(sample, clip_weights),
+    SLOT(sample, weigh_samples),   SLOT(sample, damped_divide),  SLOT(sample, kl_clip),
+};
+static const slot network_slots[] = {
+    SLOT(network, bias_activation), SLOT(network, activation_backward), SLOT(network, column_sums),
+    SLOT(network, softmax_loss),    SLOT(network, squared_loss),        SLOT(network, sample_labels),
+};
+static const slot recording_slots[] = {
+    SLOT(recording, possible), SLOT(recording, begin),   SLOT(recording, end),
+    SLOT(recording, replay),   SLOT(recording, release),
+};
+static const slot kernel_slots[] = {
+    SLOT(kernel, compiler), SLOT(kernel, build),    SLOT(kernel, load),
+    SLOT(kernel, unload),   SLOT(kernel, describe), SLOT(kernel, launch),
+};
+
+#define CHAPTER(chapter, required)                                                                                     \
+    {                                                                                                                  \
+#chapter, offsetof(tch_backend, chapter), required, chapter##_slots,                                           \
+            sizeof chapter##_slots / sizeof chapter##_slots[0]                                                         \
+    }
+static const struct chapter {
+    const char *name;
+    size_t offset;
+    int required; /* the whole chapter; others may be NULL */
+    const slot *slots;
+    size_t count;
+} chapters[] = {
+    CHAPTER(device, 1),  CHAPTER(matrix, 1),    CHAPTER(update, 0), CHAPTER(sample, 0),
+    CHAPTER(network, 0), CHAPTER(recording, 0), CHAPTER(kernel, 0),
 };
 
 typedef void (*any_function)(void);
 
-/* The first of them that the table leaves empty, by name, or NULL. */
-static const char *missing_entry(const tch_backend *t)
+static int is_empty(const void *chapter, const slot *s)
 {
-    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++) {
-        any_function entry;
-        memcpy(&entry, (const char *)t + required[i].offset, sizeof entry);
-        if (entry == NULL) {
-            return required[i].name;
+    any_function entry;
+    memcpy(&entry, (const char *)chapter + s->offset, sizeof entry);
+    return entry == NULL;
+}
+
+/* Writes what the table lacks to `text`, as "chapter" or "chapter->operation"; returns whether it lacks anything. */
+static int find_missing(const tch_backend *t, char *text, size_t size)
+{
+    for (size_t i = 0; i < sizeof chapters / sizeof chapters[0]; i++) {
+        const struct chapter *c = &chapters[i];
+        const void *operations;
+        memcpy(&operations, (const char *)t + c->offset, sizeof operations);
+        if (operations == NULL && c->required) {
+            snprintf(text, size, "chapter %s", c->name);
+            return 1;
+        }
+        for (size_t k = 0; operations != NULL && k < c->count; k++) {
+            if (is_empty(operations, &c->slots[k])) {
+                snprintf(text, size, "operation %s->%s", c->name, c->slots[k].name);
+                return 1;
+            }
         }
     }
-    return NULL;
+    return 0;
 }
 
 /* Where the last segment of an ELF file ends; 0 for what is no ELF file of this machine's kind. */
@@ -182,7 +183,7 @@ static const tch_backend *open_module(const char *path, char *reason, size_t siz
         snprintf(reason, size, "the module cannot be opened: %s", dlerror());
         return NULL;
     }
-    tch_backend_entry enter = NULL;
+    tch_backend_entry *enter = NULL;
     void *address = dlsym(module, TCH_BACKEND_ENTRY);
     if (address == NULL) {
         snprintf(reason, size, "%s has no function " TCH_BACKEND_ENTRY ": it is not a Torchium module", path);
@@ -198,8 +199,8 @@ static const tch_backend *open_module(const char *path, char *reason, size_t siz
         snprintf(reason, size, "%s was built for backend interface %u, this library has %u; build both from one source",
                  path, table->abi, TCH_BACKEND_ABI);
         table = NULL;
-    } else if (missing_entry(table) != NULL) {
-        snprintf(reason, size, "%s lacks the required operation %s", path, missing_entry(table));
+    } else if (find_missing(table, why, sizeof why)) {
+        snprintf(reason, size, "%s lacks the required %s", path, why);
         table = NULL;
     }
     if (table == NULL) {

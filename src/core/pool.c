@@ -80,7 +80,7 @@ static void discard_block(tchi_pool *pool, block *gone)
     }
     *link = gone->next_in_bucket;
     pool->reserved -= gone->bytes;
-    pool->backend->release(pool->state, gone->pointer, gone->bytes);
+    pool->backend->device->release(pool->state, gone->pointer, gone->bytes);
     tchi_host_release(gone, sizeof *gone);
 }
 
@@ -103,10 +103,10 @@ static tch_status new_block(tchi_pool *pool, int64_t bytes, block **result)
         return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %zu bytes for the pool's bookkeeping",
                          sizeof *fresh);
     }
-    tch_status status = pool->backend->allocate(pool->state, bytes, &fresh->pointer);
+    tch_status status = pool->backend->device->allocate(pool->state, bytes, &fresh->pointer);
     if (status == TCH_ERR_OUT_OF_MEMORY && pool->reserved > pool->allocated) {
         trim_locked(pool, 0);
-        status = pool->backend->allocate(pool->state, bytes, &fresh->pointer);
+        status = pool->backend->device->allocate(pool->state, bytes, &fresh->pointer);
     }
     if (status != TCH_OK) {
         tchi_host_release(fresh, sizeof *fresh);
@@ -239,7 +239,7 @@ tch_status tchi_pool_create(const tch_backend *backend, int32_t index, tchi_pool
     p->backend = backend;
     p->index = index;
     atomic_init(&p->references, 1);
-    tch_status status = backend->state_create(index, &p->state);
+    tch_status status = backend->device->state_create(index, &p->state);
     if (status != TCH_OK) {
         tchi_host_release(p, sizeof *p);
         return status;
@@ -270,7 +270,7 @@ void tchi_pool_drop(tchi_pool *pool)
         return;
     }
     discard_everything(pool);
-    pool->backend->state_destroy(pool->state);
+    pool->backend->device->state_destroy(pool->state);
     pthread_mutex_destroy(&pool->lock);
     tchi_host_release(pool, sizeof *pool);
 }

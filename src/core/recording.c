@@ -42,7 +42,7 @@ static full_key key_of(const tch_context *context, const tchi_recording_key *key
 static void release(const tch_context *context, recording *r)
 {
     if (r->recorded != NULL) {
-        context->backend->recording_release(context->state, r->recorded);
+        context->backend->recording->release(context->state, r->recorded);
     }
     r->recorded = NULL;
 }
@@ -105,11 +105,11 @@ static recording *place_of(const tch_context *context, tchi_recordings *recordin
 static tch_status record(tch_context *context, recording *r, tch_status (*work)(void *argument), void *argument)
 {
     const tch_backend *t = context->backend;
-    if (t->recording_begin(context->state) != TCH_OK) {
+    if (t->recording->begin(context->state) != TCH_OK) {
         return TCH_OK;
     }
     tch_status status = work(argument);
-    tch_status ended = t->recording_end(context->state, &r->recorded);
+    tch_status ended = t->recording->end(context->state, &r->recorded);
     full_key now = key_of(context, &r->key.own);
     if (status != TCH_OK || ended != TCH_OK || memcmp(&now, &r->key, sizeof now) != 0) {
         release(context, r);
@@ -120,7 +120,7 @@ static tch_status record(tch_context *context, recording *r, tch_status (*work)(
 static tch_status replay(tch_context *context, const recording *r)
 {
     TCHI_RANGE(context, "recorded");
-    return context->backend->recording_replay(context->state, r->recorded);
+    return context->backend->recording->replay(context->state, r->recorded);
 }
 
 /* A replay that fails has queued nothing. */
@@ -142,7 +142,7 @@ tch_status tchi_recorded(tch_context *context, tchi_recordings *recordings, cons
                          tch_status (*work)(void *argument), void *argument)
 {
     bool told = context->range_push != NULL; /* who listens to ranges wants to see the phases of the work */
-    if (recordings->list.room == 0 || told || !context->backend->recording_possible(context->state)) {
+    if (recordings->list.room == 0 || told || !context->backend->recording->possible(context->state)) {
         return work(argument);
     }
     full_key full = key_of(context, key);
@@ -158,8 +158,7 @@ tch_status tchi_recorded(tch_context *context, tchi_recordings *recordings, cons
 tch_status tchi_recordings_open(const tch_context *context, tchi_recordings *recordings)
 {
     recordings->list.item_size = sizeof(recording);
-    return context->backend->recording_possible == NULL ? TCH_OK
-                                                        : tchi_list_reserve(&recordings->list, MOST_RECORDINGS);
+    return context->backend->recording == NULL ? TCH_OK : tchi_list_reserve(&recordings->list, MOST_RECORDINGS);
 }
 
 void tchi_recordings_clear(const tch_context *context, tchi_recordings *recordings)

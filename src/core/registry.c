@@ -10,8 +10,6 @@
 #include "loader.h"
 #include "status.h"
 
-#include "backends/cpu/cpu.h"
-
 #define MAX_BACKENDS 16
 
 typedef struct entry {
@@ -25,7 +23,7 @@ static entry entries[MAX_BACKENDS];
 static int32_t entry_count;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static const tch_backend_host host = {sizeof(tch_backend_host), tchi_fail, tchi_host_allocate, tchi_host_release};
+static tch_backend_host host = {sizeof(tch_backend_host), tchi_fail, tchi_host_allocate, tchi_host_release, NULL};
 
 const tch_backend_host *tchi_registry_host(void)
 {
@@ -56,9 +54,7 @@ int tchi_registry_has(const char *name)
 
 static void fill_registry(void)
 {
-    char reason[1024] = "";
-    const tch_backend *cpu = tchi_cpu_backend(TCH_BACKEND_ABI, &host, reason, sizeof reason);
-    tchi_registry_add(cpu, "cpu", "built in", reason);
+    host.cpu = tchi_add_built_in(&host);
     tchi_load_modules();
 }
 
@@ -74,7 +70,7 @@ static int32_t count_devices(const entry *e, char *reason, size_t reason_size)
         snprintf(reason, reason_size, "%s", e->reason);
         return 0;
     }
-    return e->table->device_count(reason, reason_size);
+    return e->table->device->count(reason, reason_size);
 }
 
 static const entry *entry_of_type(int32_t device_type)
@@ -89,6 +85,10 @@ static const entry *entry_of_type(int32_t device_type)
 
 static const char *type_name(int32_t device_type)
 {
+    const entry *e = entry_of_type(device_type);
+    if (e != NULL) {
+        return e->name;
+    }
     return device_type == TCH_DEVICE_CPU ? "cpu" : device_type == TCH_DEVICE_CUDA ? "cuda" : "unknown";
 }
 
@@ -141,7 +141,7 @@ tch_status tch_backend_info_get(int32_t index, tch_backend_info *info)
     info->devices = count_devices(e, info->reason, sizeof info->reason);
     info->available = info->devices > 0;
     if (e->table != NULL) {
-        e->table->describe(info->details, sizeof info->details);
+        e->table->device->describe(info->details, sizeof info->details);
     }
     return TCH_OK;
 }
@@ -170,7 +170,7 @@ tch_status tch_device_info_get(tch_device device, tch_device_info *info)
                          type_name(device.type), device.index, count);
     }
     *info = (tch_device_info)TCH_DEVICE_INFO_INIT;
-    return backend->device_info(device.index, info);
+    return backend->device->info(device.index, info);
 }
 
 static tch_device best_device(void)
@@ -199,6 +199,20 @@ static int32_t parse_index(const char *text)
     return digits > 0 && text[digits] == '\0' ? value : -1;
 }
 
+/* Whether `text` is this name, alone or with an index behind it. */
+static int parse_as(const char *name, int32_t type, const char *text, tch_device *device)
+{
+    size_t length = strlen(name);
+    if (strncmp(text, name, length) != 0 || (text[length] != '\0' && text[length] != ':')) {
+        return 0;
+    }
+    int32_t index = text[length] == '\0' ? 0 : parse_index(text + length + 1);
+    if (index >= 0) {
+        *device = (tch_device){type, index};
+    }
+    return index >= 0;
+}
+
 tch_status tch_device_parse(const char *text, tch_device *device)
 {
     if (text == NULL || device == NULL) {
@@ -209,18 +223,12 @@ tch_status tch_device_parse(const char *text, tch_device *device)
         *device = best_device();
         return TCH_OK;
     }
-    static const struct {
-        const char *word;
-        int32_t type;
-    } kinds[] = {{"cpu", TCH_DEVICE_CPU}, {"cuda", TCH_DEVICE_CUDA}};
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        size_t length = strlen(kinds[i].word);
-        if (strncmp(text, kinds[i].word, length) != 0 || (text[length] != '\0' && text[length] != ':')) {
-            continue;
-        }
-        int32_t index = text[length] == '\0' ? 0 : parse_index(text + length + 1);
-        if (index >= 0) {
-            *device = (tch_device){kinds[i].type, index};
+    if (parse_as("cpu", TCH_DEVICE_CPU, text, device) || parse_as("cuda", TCH_DEVICE_CUDA, text, device)) {
+        return TCH_OK;
+    }
+    for (int32_t i = 0; i < entry_count; i++) {
+        const entry *e = &entries[i];
+        if (e->table != NULL && parse_as(e->name, e->table->device_type, text, device)) {
             return TCH_OK;
         }
     }

@@ -275,7 +275,7 @@ static tch_status create(tch_context *context, tch_dtype dtype, int32_t ndim, co
     set_strides(t, format);
     tch_status status = tchi_pool_allocate(context->pool, bytes, &t->tensor.data);
     if (status == TCH_OK && zero && bytes > 0) {
-        status = context->backend->zero_bytes(context->state, t->tensor.data, bytes);
+        status = context->backend->device->zero_bytes(context->state, t->tensor.data, bytes);
     }
     if (status != TCH_OK) {
         tchi_pool_free(context->pool, t->tensor.data);
@@ -349,11 +349,11 @@ static tch_status cross_piece(const crossing *c, char *host, const tch_tensor *d
     const tch_backend *backend = c->context->backend;
     void *state = c->context->state;
     if (c->to_host) {
-        TCHI_TRY(backend->copy(state, &packed, &array));
-        return backend->copy_bytes(state, host, c->scratch, bytes, TCH_COPY_TO_HOST);
+        TCHI_TRY(backend->matrix->copy(state, &packed, &array));
+        return backend->device->copy_bytes(state, host, c->scratch, bytes, TCH_COPY_TO_HOST);
     }
-    TCHI_TRY(backend->copy_bytes(state, c->scratch, host, bytes, TCH_COPY_TO_DEVICE));
-    return backend->copy(state, &array, &packed);
+    TCHI_TRY(backend->device->copy_bytes(state, c->scratch, host, bytes, TCH_COPY_TO_DEVICE));
+    return backend->matrix->copy(state, &array, &packed);
 }
 
 /* Rows `first` and on of the first dimension; the sizes are kept in `shape`. A single row loses that dimension. */
@@ -424,8 +424,8 @@ static tch_status copy_across(tch_context *context, tch_tensor *dst, const tch_t
         return copy_through_scratch(context, host, device, to_host);
     }
     int64_t bytes = tch_tensor_numel(src) * (int64_t)tch_dtype_size(src->dtype);
-    return context->backend->copy_bytes(context->state, tchi_tensor_data(dst), tchi_tensor_data(src), bytes,
-                                        to_host ? TCH_COPY_TO_HOST : TCH_COPY_TO_DEVICE);
+    return context->backend->device->copy_bytes(context->state, tchi_tensor_data(dst), tchi_tensor_data(src), bytes,
+                                                to_host ? TCH_COPY_TO_HOST : TCH_COPY_TO_DEVICE);
 }
 
 /* Either side is the context's device or the host. */
@@ -460,7 +460,7 @@ tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tens
     int64_t src_strides[TCH_MAX_RANK];
     tch_array to = tchi_array_of(dst, dst_strides);
     tch_array from = tchi_array_of(src, src_strides);
-    return context->backend->copy(context->state, &to, &from);
+    return context->backend->matrix->copy(context->state, &to, &from);
 }
 
 tch_status tch_tensor_fill(tch_context *context, tch_tensor *tensor, double value)
@@ -469,5 +469,5 @@ tch_status tch_tensor_fill(tch_context *context, tch_tensor *tensor, double valu
     TCHI_TRY(tchi_check_output(context, tensor, "tensor"));
     int64_t strides[TCH_MAX_RANK];
     tch_array array = tchi_array_of(tensor, strides);
-    return context->backend->fill(context->state, &array, value);
+    return context->backend->matrix->fill(context->state, &array, value);
 }

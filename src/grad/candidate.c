@@ -23,7 +23,7 @@ static tch_matrices as_one(const tch_matrices *m)
 tch_status tchi_candidate_divide(tch_context *context, const tchi_candidate *c, const double *divisor)
 {
     tch_matrices sum = as_one(&c->sum);
-    return context->backend->shift_scale(context->state, &sum, NULL, divisor, -2.0, &sum);
+    return context->backend->matrix->shift_scale(context->state, &sum, NULL, divisor, -2.0, &sum);
 }
 
 void tchi_verdict_layout(tchi_verdict *verdict, tchi_arena *arena, int64_t matrices)
@@ -44,7 +44,7 @@ static tch_status count_bad(tch_context *context, const tchi_candidate *c, doubl
 {
     bool few = c->is_gram && c->sum.batch == 1;
     tch_matrices looked_at = few ? diagonal(&c->sum) : as_one(&c->sum);
-    return context->backend->reduce(context->state, TCH_REDUCE_NONFINITE, &looked_at, bad);
+    return context->backend->matrix->reduce(context->state, TCH_REDUCE_NONFINITE, &looked_at, bad);
 }
 
 /* A flag for each candidate. */
@@ -52,12 +52,13 @@ static tch_status judge(tch_context *context, tchi_verdict *v, tchi_candidate *c
 {
     const tch_backend *t = context->backend;
     const double *none = v->of.max_abs;
-    TCHI_TRY(t->zero_bytes(context->state, v->of.max_abs, count * (int64_t)sizeof(double)));
+    TCHI_TRY(t->device->zero_bytes(context->state, v->of.max_abs, count * (int64_t)sizeof(double)));
     for (int32_t i = 0; i < count; i++) {
         TCHI_TRY(count_bad(context, candidates[i], v->of.nonfinite + i));
     }
     tch_root_norms norms = {none, none, v->of.nonfinite, none};
-    return t->root_setup(context->state, count, &norms, 1.0, 0.0, 1.0, 1.0, v->of.damping, v->of.bound, v->of.flags);
+    return t->matrix->root_setup(context->state, count, &norms, 1.0, 0.0, 1.0, 1.0, v->of.damping, v->of.bound,
+                                 v->of.flags);
 }
 
 /* The first flag becomes that of all: where it is good the second takes its place. */
@@ -65,7 +66,8 @@ static tch_status join(tch_context *context, const tchi_verdict *v, int32_t coun
 {
     tch_matrices first = tchi_matrices_new(v->of.flags, TCH_SCALAR_I32, 1, 1, 1);
     tch_matrices second = tchi_matrices_new(v->of.flags + 1, TCH_SCALAR_I32, 1, 1, 1);
-    return count < MOST_CANDIDATES ? TCH_OK : context->backend->select(context->state, v->of.flags, &second, &first);
+    return count < MOST_CANDIDATES ? TCH_OK
+                                   : context->backend->matrix->select(context->state, v->of.flags, &second, &first);
 }
 
 static tch_status mix(tch_context *context, const tchi_candidate *c, double beta)
@@ -76,7 +78,7 @@ static tch_status mix(tch_context *context, const tchi_candidate *c, double beta
     if (!c->in_place) {
         TCHI_TRY(tchi_batch_read(context, &c->target, 0, &c->before));
     }
-    return context->backend->combine(context->state, 0.0, 1.0, &c->sum, beta, &c->before, &c->sum);
+    return context->backend->matrix->combine(context->state, 0.0, 1.0, &c->sum, beta, &c->before, &c->sum);
 }
 
 /* The one flag, repeated for as many matrices as there are. */
@@ -86,7 +88,7 @@ static tch_status spread(tch_context *context, const tchi_verdict *v, int64_t ma
     const int64_t step = 1;
     tch_array one = {v->of.flags, TCH_SCALAR_I32, 1, &matrices, &repeat};
     tch_array all = {v->flags, TCH_SCALAR_I32, 1, &matrices, &step};
-    return context->backend->copy(context->state, &all, &one);
+    return context->backend->matrix->copy(context->state, &all, &one);
 }
 
 static tch_status keep(tch_context *context, const tchi_verdict *v, const tchi_candidate *c)
@@ -108,6 +110,6 @@ tch_status tchi_candidates_keep(tch_context *context, tchi_verdict *verdict, tch
         TCHI_TRY(keep(context, verdict, candidates[i]));
     }
     return rejected == NULL ? TCH_OK
-                            : context->backend->copy_bytes(context->state, rejected, verdict->of.flags,
-                                                           (int64_t)sizeof *rejected, TCH_COPY_DEVICE);
+                            : context->backend->device->copy_bytes(context->state, rejected, verdict->of.flags,
+                                                                   (int64_t)sizeof *rejected, TCH_COPY_DEVICE);
 }

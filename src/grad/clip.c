@@ -38,11 +38,11 @@ static tch_status check_call(tch_context *context, const tch_tensor *norms, doub
 
 tch_status tch_grad_clip_weights(tch_context *context, const tch_tensor *norms, double max_norm, tch_tensor *weights)
 {
-    TCHI_ENTER(context, "tch_grad_clip_weights");
+    TCHI_ENTER_FOR(context, "tch_grad_clip_weights", sample);
     TCHI_TRY(check_call(context, norms, max_norm, weights));
     if (norms->shape[0] == 0) {
         return TCH_OK;
     }
-    return context->backend->clip_weights(context->state, norms->shape[0], tchi_tensor_data(norms), max_norm,
-                                          tchi_tensor_data(weights));
+    return context->backend->sample->clip_weights(context->state, norms->shape[0], tchi_tensor_data(norms), max_norm,
+                                                  tchi_tensor_data(weights));
 }

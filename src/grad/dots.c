@@ -43,15 +43,15 @@ static int64_t scratch_of(tch_context *context, const dots_call *c, int64_t coun
     int64_t p = c->g.groups * c->g.cols;
     int64_t bytes = 0;
     if (c->has_weight && c->formed) {
-        bytes = t->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, c->type, 1, p * c->a.cols, count, 0);
+        bytes = t->device->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, c->type, 1, p * c->a.cols, count, 0);
     } else if (c->has_weight) {
-        bytes = t->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, c->type, c->g.positions, p, count, 0);
+        bytes = t->device->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, c->type, c->g.positions, p, count, 0);
     }
     if (c->has_bias) {
-        int64_t over_positions = t->scratch_bytes(state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type, c->g.positions, c->g.cols,
-                                                  count * c->g.groups, 0);
+        int64_t over_positions = t->device->scratch_bytes(state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type, c->g.positions,
+                                                          c->g.cols, count * c->g.groups, 0);
         bytes = larger(bytes, over_positions);
-        bytes = larger(bytes, t->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, c->type, 1, p, count, 0));
+        bytes = larger(bytes, t->device->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, c->type, 1, p, count, 0));
     }
     return bytes;
 }
@@ -84,7 +84,7 @@ static tch_status dot_rows(tch_context *context, const dots_call *c, const tch_m
     tch_matrices rows = tchi_matrices_new(x->data, x->type, x->rows, 1, x->cols);
     tch_matrices repeated = tchi_matrices_new(direction->data, direction->type, x->rows, 1, x->cols);
     repeated.stride = 0;
-    return context->backend->pair_dots(context->state, &rows, &repeated, 1, c->layer->scale, dots, scratch);
+    return context->backend->sample->pair_dots(context->state, &rows, &repeated, 1, c->layer->scale, dots, scratch);
 }
 
 static tch_status weight_dots(tch_context *context, const dots_call *c, const dots_buffers *b, int64_t count,
@@ -93,13 +93,13 @@ static tch_status weight_dots(tch_context *context, const dots_call *c, const do
     const tch_backend *t = context->backend;
     if (c->formed) {
         tch_matrices rows = tchi_flat(&b->product, count);
-        TCHI_TRY(t->gemm(context->state, 1.0, &b->g, 1, &b->a, 0, 0.0, &b->product));
+        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &b->g, 1, &b->a, 0, 0.0, &b->product));
         return dot_rows(context, c, &rows, &b->weight, dots, b->scratch);
     }
     tch_matrices tall_a = tchi_tall(&b->a);
     tch_matrices tall = tchi_tall(&b->product);
-    TCHI_TRY(t->gemm(context->state, 1.0, &tall_a, 0, &b->weight, 1, 0.0, &tall));
-    return t->pair_dots(context->state, &b->product, &b->g, 1, c->layer->scale, dots, b->scratch);
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &tall_a, 0, &b->weight, 1, 0.0, &tall));
+    return t->sample->pair_dots(context->state, &b->product, &b->g, 1, c->layer->scale, dots, b->scratch);
 }
 
 static tch_status bias_dots(tch_context *context, const dots_call *c, const dots_buffers *b, int64_t count,
@@ -107,7 +107,7 @@ static tch_status bias_dots(tch_context *context, const dots_call *c, const dots
 {
     tch_matrices tall = tchi_tall(&b->sums);
     tch_matrices rows = tchi_flat(&b->sums, count);
-    TCHI_TRY(context->backend->sample_sums(context->state, &b->g, 1.0, 0.0, &tall, b->scratch));
+    TCHI_TRY(context->backend->sample->sample_sums(context->state, &b->g, 1.0, 0.0, &tall, b->scratch));
     return dot_rows(context, c, &rows, &b->bias, dots, b->scratch);
 }
 
@@ -204,7 +204,7 @@ tch_status tch_grad_dots(tch_context *context, const tch_layer *layer, const tch
                          const tch_tensor *output_gradient, const tch_tensor *weight, const tch_tensor *bias,
                          int32_t accumulate, tch_tensor *dots)
 {
-    TCHI_ENTER(context, "tch_grad_dots");
+    TCHI_ENTER_FOR(context, "tch_grad_dots", sample);
     TCHI_TRY(check_call(context, layer, input, output_gradient, weight, bias, dots));
     int64_t samples = input->shape[0];
     double *numbers = tchi_tensor_data(dots);

@@ -23,8 +23,8 @@ void tchi_tokens_layout(const tchi_tokens *t, tchi_token_piece *piece, tchi_aren
     piece->tokens = tchi_rows_place(t->input, tchi_scalar_of(t->input->dtype), arena, first, count);
     piece->g = tchi_side_place(&t->gradient, arena, first, count, TCHI_APART);
     piece->scratch = tchi_arena_take(
-        arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_TOKENS, t->gradient.type, count,
-                                               t->gradient.positions, t->gradient.cols, t->layer->rows));
+        arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_TOKENS, t->gradient.type, count,
+                                                       t->gradient.positions, t->gradient.cols, t->layer->rows));
 }
 
 tch_status tchi_tokens_read(tch_context *context, const tchi_tokens *t, int64_t first, const tchi_token_piece *piece)
@@ -66,8 +66,8 @@ static tch_status samples_part(tch_context *context, const tchi_tokens *t, const
     out = place_gradients(t, weight, &arena, first, count, &rows);
     tchi_tokens_layout(t, &piece, &arena, context, first, count);
     TCHI_TRY(tchi_tokens_read(context, t, first, &piece));
-    TCHI_TRY(context->backend->token_sums(context->state, &piece.tokens, t->layer->padding_index, &piece.g, NULL,
-                                          t->layer->scale, 0.0, 1, &out, piece.scratch));
+    TCHI_TRY(context->backend->sample->token_sums(context->state, &piece.tokens, t->layer->padding_index, &piece.g,
+                                                  NULL, t->layer->scale, 0.0, 1, &out, piece.scratch));
     return tchi_rows_write(context, weight, first, &rows);
 }
 
@@ -108,8 +108,8 @@ tch_status tchi_embedding_norms(tch_context *context, const tch_layer *layer, co
         if (first == 0) {
             TCHI_TRY(tchi_clear_numbers(context, accumulate, norms, chunks.samples));
         }
-        TCHI_TRY(context->backend->token_norms(context->state, &piece.tokens, layer->rows, layer->padding_index,
-                                               &piece.g, scale, norms + first, piece.scratch));
+        TCHI_TRY(context->backend->sample->token_norms(context->state, &piece.tokens, layer->rows, layer->padding_index,
+                                                       &piece.g, scale, norms + first, piece.scratch));
     }
     return TCH_OK;
 }
@@ -202,9 +202,9 @@ tch_status tchi_embedding_sum(tch_context *context, const tch_layer *layer, cons
     do {
         tchi_token_piece piece;
         TCHI_TRY(parameter_chunk(context, &t, weight, arena, first, tchi_chunk_at(&chunks, first), &piece));
-        TCHI_TRY(context->backend->token_sums(context->state, &piece.tokens, layer->padding_index, &piece.g,
-                                              weights != NULL ? weights + first : NULL, layer->scale,
-                                              first == 0 ? beta : 1.0, 0, &out, piece.scratch));
+        TCHI_TRY(context->backend->sample->token_sums(context->state, &piece.tokens, layer->padding_index, &piece.g,
+                                                      weights != NULL ? weights + first : NULL, layer->scale,
+                                                      first == 0 ? beta : 1.0, 0, &out, piece.scratch));
         first += chunks.size;
     } while (first < chunks.samples);
     return write_parameter(context, weight, &out);
@@ -228,8 +228,8 @@ tch_status tchi_embedding_dots(tch_context *context, const tch_layer *layer, con
     for (int64_t first = 0; first < chunks.samples; first += chunks.size) {
         tchi_token_piece piece;
         TCHI_TRY(parameter_chunk(context, &t, weight, arena, first, tchi_chunk_at(&chunks, first), &piece));
-        TCHI_TRY(context->backend->token_dots(context->state, &piece.tokens, layer->padding_index, &piece.g, &w,
-                                              layer->scale, dots + first, piece.scratch));
+        TCHI_TRY(context->backend->sample->token_dots(context->state, &piece.tokens, layer->padding_index, &piece.g, &w,
+                                                      layer->scale, dots + first, piece.scratch));
     }
     return TCH_OK;
 }

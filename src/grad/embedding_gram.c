@@ -76,10 +76,10 @@ static tch_status add_products(tch_context *context, const gram_call *c, const g
         tch_matrices g = columns_of(&b->one.g, column, n);
         tch_matrices h = columns_of(&others, column, n);
         tch_matrices direction = tchi_matrices_new(b->direction.data, b->direction.type, 1, layer->rows, n);
-        TCHI_TRY(t->token_sums(context->state, &b->one.tokens, layer->padding_index, &g, NULL, layer->scale, 0.0, 0,
-                               &direction, b->one.scratch));
-        TCHI_TRY(t->token_dots(context->state, &tokens, layer->padding_index, &h, &direction, layer->scale, out,
-                               b->block.scratch));
+        TCHI_TRY(t->sample->token_sums(context->state, &b->one.tokens, layer->padding_index, &g, NULL, layer->scale,
+                                       0.0, 0, &direction, b->one.scratch));
+        TCHI_TRY(t->sample->token_dots(context->state, &tokens, layer->padding_index, &h, &direction, layer->scale, out,
+                                       b->block.scratch));
     }
     return TCH_OK;
 }
@@ -111,7 +111,7 @@ static tch_status mirror(tch_context *context, const tch_matrices *sum)
         const int64_t down[1] = {sum->ld};
         tch_array source = {data + i * sum->ld + i + 1, TCH_SCALAR_F64, 1, shape, along};
         tch_array target = {data + (i + 1) * sum->ld + i, TCH_SCALAR_F64, 1, shape, down};
-        TCHI_TRY(context->backend->copy(context->state, &target, &source));
+        TCHI_TRY(context->backend->matrix->copy(context->state, &target, &source));
     }
     return TCH_OK;
 }
@@ -121,7 +121,7 @@ static tch_status clear(tch_context *context, const tch_matrices *sum)
     const int64_t shape[2] = {sum->rows, sum->cols};
     const int64_t strides[2] = {sum->ld, 1};
     tch_array array = {sum->data, sum->type, 2, shape, strides};
-    return context->backend->fill(context->state, &array, 0.0);
+    return context->backend->matrix->fill(context->state, &array, 0.0);
 }
 
 /* Columns of the gradient and samples of a block, by what fits: half of what is left is for either. */

@@ -74,7 +74,7 @@ tch_status tchi_widen_scale(tch_context *context, const float *grad_scale, doubl
     const int64_t one = 1;
     tch_array from = {(void *)grad_scale, TCH_SCALAR_F32, 1, &one, &one};
     tch_array to = {wide, TCH_SCALAR_F64, 1, &one, &one};
-    return grad_scale == NULL ? TCH_OK : context->backend->copy(context->state, &to, &from);
+    return grad_scale == NULL ? TCH_OK : context->backend->matrix->copy(context->state, &to, &from);
 }
 
 /* --- one factor -------------------------------------------------------------------------------------------------- */
@@ -111,15 +111,15 @@ static tch_scalar compute_type(const factor_source *s)
 static bool rows_as_placed(const tch_context *context, const factor_source *s)
 {
     tch_scalar type = compute_type(s);
-    bool good_type = s->side.type == type ||
-                     (is_half(s->side.type) && type == TCH_SCALAR_F32 && context->backend->gram_rounded != NULL);
+    bool good_type = s->side.type == type || (is_half(s->side.type) && type == TCH_SCALAR_F32 &&
+                                              context->backend->matrix->gram_rounded != NULL);
     return s->sharing == TCH_SHARING_EXPAND && s->side.groups == 1 && good_type;
 }
 
 static int64_t sums_scratch(const tch_context *context, const tch_matrices *x)
 {
-    return context->backend->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, x->type, x->rows, x->cols, x->batch,
-                                           0);
+    return context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, x->type, x->rows, x->cols,
+                                                   x->batch, 0);
 }
 
 /* Rows of a chunk of samples: all positions of a group one after the other, or one for each sample, which for several
@@ -158,13 +158,13 @@ static tch_status regroup(tch_context *context, const factor_source *s, const fa
     const int64_t ours[4] = {to->stride, from->rows * to->ld, to->ld, 1};
     tch_array source = {from->data, from->type, 4, shape, theirs};
     tch_array target = {to->data, to->type, 4, shape, ours};
-    return context->backend->copy(context->state, &target, &source);
+    return context->backend->matrix->copy(context->state, &target, &source);
 }
 
 static tch_status pool(tch_context *context, const factor_source *s, const factor_buffers *b)
 {
     tch_matrices out = tchi_matrices_new(b->rows.data, b->rows.type, 1, b->positions.batch, s->side.cols);
-    return context->backend->sample_sums(context->state, &b->positions, s->pooled, 0.0, &out, b->scratch);
+    return context->backend->sample->sample_sums(context->state, &b->positions, s->pooled, 0.0, &out, b->scratch);
 }
 
 static tch_status make_rows(tch_context *context, const factor_source *s, const factor_buffers *b, int64_t first)
@@ -190,7 +190,7 @@ static tch_status add_border(tch_context *context, const factor_source *s, const
     const tch_matrices *sum = &b->candidate.sum;
     char *start = (char *)sum->data + s->side.cols * sum->ld * tchi_scalar_size(sum->type);
     tch_matrices border = {start, sum->type, sum->batch, s->side.cols, sum->stride, 1, 0};
-    return context->backend->sample_sums(context->state, &b->rows, s->weight, beta, &border, b->scratch);
+    return context->backend->sample->sample_sums(context->state, &b->rows, s->weight, beta, &border, b->scratch);
 }
 
 static tch_status add_chunk(tch_context *context, const tch_layer *layer, const factor_source *s,
@@ -214,8 +214,8 @@ static tch_status finish_border(tch_context *context, const factor_source *s, co
     tch_array row = {(char *)sum->data + d * sum->ld * size, sum->type, 2, shape, along_row};
     tch_array column = {(char *)sum->data + d * size, sum->type, 2, shape, along_column};
     tch_array corner = {(char *)sum->data + (d * sum->ld + d) * size, sum->type, 1, shape, along_row};
-    TCHI_TRY(t->copy(context->state, &column, &row));
-    return t->fill(context->state, &corner, s->corner);
+    TCHI_TRY(t->matrix->copy(context->state, &column, &row));
+    return t->matrix->fill(context->state, &corner, s->corner);
 }
 
 static int64_t chunk_bytes(const tch_context *context, const factor_source *s, int64_t count)
@@ -385,7 +385,7 @@ tch_status tch_grad_factors(tch_context *context, const tch_layer *layer, const 
                             const tch_tensor *output_gradient, int32_t bias, tch_sharing sharing, double alpha,
                             double beta, tch_tensor *input_factor, tch_tensor *output_factor)
 {
-    TCHI_ENTER(context, "tch_grad_factors");
+    TCHI_ENTER_FOR(context, "tch_grad_factors", sample);
     const tchi_curvature_update update = {.alpha = alpha, .beta = beta};
     return tchi_grad_factors(context, layer, input, output_gradient, bias, sharing, &update, input_factor,
                              output_factor);

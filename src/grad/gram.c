@@ -33,7 +33,7 @@ tch_status tchi_transpose(tch_context *context, const tch_matrices *x, const tch
     const int64_t to[2] = {out->ld, 1};
     tch_array source = {x->data, x->type, 2, shape, from};
     tch_array target = {out->data, out->type, 2, shape, to};
-    return context->backend->copy(context->state, &target, &source);
+    return context->backend->matrix->copy(context->state, &target, &source);
 }
 
 /* --- from rows, one for each sample ------------------------------------------------------------------------------- */
@@ -68,8 +68,8 @@ static tch_status add_converted(tch_context *context, const tchi_gram_call *c, c
         tch_matrices converted = tchi_block(&p->converted, 0, count, 0, x->rows);
         tch_matrices out = tchi_block(&c->gram, first, count, 0, x->rows);
         TCHI_TRY(tchi_layer_product(context, c->layer, c->square, &rows, 0, x, 1, 0.0, &own));
-        TCHI_TRY(t->shift_scale(context->state, &own, NULL, NULL, 1.0, &converted));
-        TCHI_TRY(t->combine(context->state, 0.0, 1.0, &out, 1.0, &converted, &out));
+        TCHI_TRY(t->matrix->shift_scale(context->state, &own, NULL, NULL, 1.0, &converted));
+        TCHI_TRY(t->matrix->combine(context->state, 0.0, 1.0, &out, 1.0, &converted, &out));
     }
     return TCH_OK;
 }
@@ -118,9 +118,9 @@ static void bias_layout(bias_buffers *b, tchi_arena *arena, tch_context *context
     b->sums = tchi_scratch_matrices(arena, c->type, c->g.samples * c->g.groups, 1, c->g.cols);
     b->products = tchi_row_products_layout(arena, context, c);
     b->g = tchi_side_place(&c->g, arena, first, count, TCHI_APART);
-    b->scratch =
-        tchi_arena_take(arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type,
-                                                               c->g.positions, c->g.cols, count * c->g.groups, 0));
+    b->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS,
+                                                                                c->g.type, c->g.positions, c->g.cols,
+                                                                                count * c->g.groups, 0));
 }
 
 static int64_t bias_chunk(tch_context *context, const tchi_gram_call *c)
@@ -155,7 +155,7 @@ static tch_status bias_gram(tch_context *context, const tchi_gram_call *c)
         TCHI_TRY(tchi_side_read(context, &c->g, first, &b.g));
         tch_matrices part = tchi_matrices_part(&b.sums, first * c->g.groups, count * c->g.groups);
         tch_matrices rows = tchi_tall(&part);
-        TCHI_TRY(context->backend->sample_sums(context->state, &b.g, 1.0, 0.0, &rows, b.scratch));
+        TCHI_TRY(context->backend->sample->sample_sums(context->state, &b.g, 1.0, 0.0, &rows, b.scratch));
     }
     tch_matrices rows = tchi_flat(&b.sums, samples);
     return tchi_gram_add_rows(context, c, &rows, &b.products);
@@ -177,7 +177,7 @@ static tch_status mirror_diagonal(tch_context *context, const tch_matrices *bloc
 {
     tch_matrices turned = tchi_block(scratch, 0, block->rows, 0, block->cols);
     TCHI_TRY(tchi_transpose(context, block, &turned));
-    return context->backend->combine(context->state, 0.0, 0.5, block, 0.5, &turned, block);
+    return context->backend->matrix->combine(context->state, 0.0, 0.5, block, 0.5, &turned, block);
 }
 
 /* Both halves are there up to rounding; above the diagonal they become the half below, to the bit, which a solver may ask
@@ -238,7 +238,7 @@ static tch_status clear(tch_context *context, int32_t accumulate, const tch_tens
 {
     int64_t strides[TCH_MAX_RANK];
     tch_array array = tchi_array_of(gram, strides);
-    return accumulate ? TCH_OK : context->backend->fill(context->state, &array, 0.0);
+    return accumulate ? TCH_OK : context->backend->matrix->fill(context->state, &array, 0.0);
 }
 
 static int64_t larger(int64_t a, int64_t b)
@@ -281,7 +281,7 @@ static tchi_gram_call call_of(const tch_layer *layer, const tch_tensor *input, c
 tch_status tch_grad_gram(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                          const tch_tensor *output_gradient, tch_grad_part parts, int32_t accumulate, tch_tensor *gram)
 {
-    TCHI_ENTER(context, "tch_grad_gram");
+    TCHI_ENTER_FOR(context, "tch_grad_gram", sample);
     TCHI_TRY(check_call(context, layer, input, output_gradient, parts, gram));
     if (input->shape[0] == 0) {
         return TCH_OK;

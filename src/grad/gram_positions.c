@@ -29,8 +29,8 @@ static void pair_layout(pair_buffers *b, tchi_arena *arena, tch_context *context
     }
     b->of_a = tchi_scratch_matrices(arena, c->type, 1, rows, cols);
     b->of_g = tchi_scratch_matrices(arena, c->type, 1, rows, cols);
-    b->scratch = tchi_arena_take(
-        arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_BLOCK_DOTS, c->type, rows, cols, 1, 0));
+    b->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_BLOCK_DOTS,
+                                                                                c->type, rows, cols, 1, 0));
 }
 
 /* Samples in a block: halved until two blocks and their inner products fit. */
@@ -74,8 +74,8 @@ static tch_status add_pair(tch_context *context, const tchi_gram_call *c, const 
     TCHI_TRY(positions_product(context, c, b.a, &b.of_a));
     TCHI_TRY(positions_product(context, c, b.g, &b.of_g));
     tch_matrices out = tchi_block(&c->gram, first[0], count[0], first[1], count[1]);
-    TCHI_TRY(context->backend->block_dots(context->state, &b.of_a, &b.of_g, c->g.positions, c->g.positions, c->square,
-                                          1.0, &out, b.scratch));
+    TCHI_TRY(context->backend->sample->block_dots(context->state, &b.of_a, &b.of_g, c->g.positions, c->g.positions,
+                                                  c->square, 1.0, &out, b.scratch));
     if (first[0] == first[1]) {
         return TCH_OK;
     }

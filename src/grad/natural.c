@@ -28,8 +28,8 @@ static void layout(natural_buffers *n, tchi_arena *arena, tch_context *context, 
     n->rhs = tchi_scratch_matrices(arena, TCH_SCALAR_F64, 1, samples, 1);
     n->shift = tchi_arena_take(arena, (int64_t)sizeof(double));
     tchi_inspection_layout(&n->of_gram, arena, 1);
-    n->scratch = tchi_arena_take(arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_SPD_SOLVE,
-                                                                        TCH_SCALAR_F64, samples, 1, 1, 0));
+    n->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SPD_SOLVE,
+                                                                                TCH_SCALAR_F64, samples, 1, 1, 0));
 }
 
 static tch_status read_rhs(tch_context *context, const tch_tensor *rhs, const tch_matrices *dst)
@@ -38,10 +38,10 @@ static tch_status read_rhs(tch_context *context, const tch_tensor *rhs, const tc
     const int64_t strides[1] = {1};
     tch_array array = {dst->data, dst->type, 1, shape, strides};
     if (rhs == NULL) {
-        return context->backend->fill(context->state, &array, 1.0);
+        return context->backend->matrix->fill(context->state, &array, 1.0);
     }
     tch_array given = {tchi_tensor_data(rhs), TCH_SCALAR_F64, 1, shape, strides};
-    return context->backend->copy(context->state, &array, &given);
+    return context->backend->matrix->copy(context->state, &array, &given);
 }
 
 static tch_status check_gram(tch_context *context, const tch_tensor *gram)
@@ -81,7 +81,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *gram, const
 tch_status tch_grad_natural_weights(tch_context *context, const tch_tensor *gram, const tch_tensor *rhs, double damping,
                                     tch_tensor *weights, tch_tensor *report)
 {
-    TCHI_ENTER(context, "tch_grad_natural_weights");
+    TCHI_ENTER_FOR(context, "tch_grad_natural_weights", sample);
     TCHI_TRY(check_call(context, gram, rhs, damping, weights, report));
     natural_buffers n;
     tchi_arena arena = {0};
@@ -95,10 +95,10 @@ tch_status tch_grad_natural_weights(tch_context *context, const tch_tensor *gram
     TCHI_TRY(tchi_batch_read(context, &source, 0, &n.gram));
     TCHI_TRY(read_rhs(context, rhs, &n.rhs));
     TCHI_TRY(tchi_inspect(context, &n.gram, source.type, &n.of_gram));
-    TCHI_TRY(context->backend->store_numbers(context->state, n.shift, &shift, 1));
-    TCHI_TRY(context->backend->spd_solve(context->state, &n.gram, n.shift, &n.rhs, n.of_gram.flags, n.scratch));
+    TCHI_TRY(context->backend->device->store_numbers(context->state, n.shift, &shift, 1));
+    TCHI_TRY(context->backend->matrix->spd_solve(context->state, &n.gram, n.shift, &n.rhs, n.of_gram.flags, n.scratch));
     tch_matrices out = tchi_matrices_new(tchi_tensor_data(weights), TCH_SCALAR_F64, 1, samples, 1);
-    TCHI_TRY(context->backend->select(context->state, n.of_gram.flags, &n.rhs, &out));
+    TCHI_TRY(context->backend->matrix->select(context->state, n.of_gram.flags, &n.rhs, &out));
     TCHI_TRY(tchi_report(context, report, 0, 1, n.of_gram.flags, "gram", &bad));
     return bad;
 }

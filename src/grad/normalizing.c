@@ -29,8 +29,8 @@ void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_piece *
                              int64_t count)
 {
     tch_scalar type = tchi_scalar_of(c->input->dtype);
-    int64_t bytes = context->backend->scratch_bytes(context->state, TCH_SCRATCH_NORMALIZED, type, c->positions,
-                                                    c->features, count, 0);
+    int64_t bytes = context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_NORMALIZED, type, c->positions,
+                                                            c->features, count, 0);
     p->x = tchi_rows_place(c->input, type, arena, first, count);
     p->g = tchi_rows_place(c->gradient, type, arena, first, count);
     p->weight = weight != NULL ? tchi_rows_place(weight, c->type, arena, first, count)
@@ -58,7 +58,7 @@ tchi_chunks tchi_normalizing_chunks(const tchi_normalizing *c, tch_context *cont
 
 static tch_status clear(tch_context *context, const tch_matrices *m)
 {
-    return context->backend->zero_bytes(context->state, m->data, m->rows * m->cols * tchi_scalar_size(m->type));
+    return context->backend->device->zero_bytes(context->state, m->data, m->rows * m->cols * tchi_scalar_size(m->type));
 }
 
 tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c, const tchi_normalizing_piece *p,
@@ -80,9 +80,9 @@ tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c
     }
     TCHI_TRY(tchi_rows_read(context, c->input, first, &p->x));
     TCHI_TRY(tchi_rows_read(context, c->gradient, first, &p->g));
-    return t->normalized_sums(context->state, &layer, c->layer->scale,
-                              tchi_normalizing_has(c, TCH_GRAD_WEIGHT) ? &p->weight : NULL,
-                              tchi_normalizing_has(c, TCH_GRAD_BIAS) ? &p->bias : NULL, p->scratch);
+    return t->sample->normalized_sums(context->state, &layer, c->layer->scale,
+                                      tchi_normalizing_has(c, TCH_GRAD_WEIGHT) ? &p->weight : NULL,
+                                      tchi_normalizing_has(c, TCH_GRAD_BIAS) ? &p->bias : NULL, p->scratch);
 }
 
 /* Those that the caller gave tensors for. */
@@ -145,8 +145,8 @@ static void dots_layout(const tchi_normalizing *c, dots_buffers *d, const tch_te
     d->weight = place_direction(c, weight, arena);
     d->bias = place_direction(c, bias, arena);
     tchi_normalizing_layout(c, &d->p, NULL, NULL, arena, context, first, count);
-    d->scratch = tchi_arena_take(arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_PAIR_DOTS, c->type,
-                                                                        1, c->features, count, 0));
+    d->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_PAIR_DOTS,
+                                                                                c->type, 1, c->features, count, 0));
 }
 
 /* out[i] += <row i of the gradients, direction>, or the row's own square where there is no direction. */
@@ -162,7 +162,7 @@ static tch_status add_dots(tch_context *context, const tch_matrices *rows, const
         y.data = direction->data;
         y.stride = 0;
     }
-    return context->backend->pair_dots(context->state, &x, &y, 1, 1.0, out, scratch);
+    return context->backend->sample->pair_dots(context->state, &x, &y, 1, 1.0, out, scratch);
 }
 
 static tch_status read_directions(tch_context *context, const dots_buffers *d, const tch_tensor *weight,
@@ -239,8 +239,8 @@ static void sum_layout(const tchi_normalizing *c, sum_buffers *s, const tch_tens
     s->weight = place_direction(c, weight, arena);
     s->bias = place_direction(c, bias, arena);
     tchi_normalizing_layout(c, &s->p, NULL, NULL, arena, context, first, count);
-    s->scratch = tchi_arena_take(arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS,
-                                                                        c->type, count, c->features, 1, 0));
+    s->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS,
+                                                                                c->type, count, c->features, 1, 0));
 }
 
 /* out = beta out + the sum of weights[i] times row i. */
@@ -253,13 +253,13 @@ static tch_status add_rows(tch_context *context, const tch_matrices *rows, const
         return TCH_OK;
     }
     if (rows->rows == 0) {
-        return t->combine(context->state, 0.0, beta, beta == 0.0 ? NULL : &sum, 0.0, NULL, &sum);
+        return t->matrix->combine(context->state, 0.0, beta, beta == 0.0 ? NULL : &sum, 0.0, NULL, &sum);
     }
     if (weights != NULL) {
         tch_matrices each = tchi_matrices_new(rows->data, rows->type, rows->rows, 1, rows->cols);
-        TCHI_TRY(t->weigh_samples(context->state, &each, 1, weights, 0, &each));
+        TCHI_TRY(t->sample->weigh_samples(context->state, &each, 1, weights, 0, &each));
     }
-    return t->sample_sums(context->state, rows, 1.0, beta, &sum, scratch);
+    return t->sample->sample_sums(context->state, rows, 1.0, beta, &sum, scratch);
 }
 
 static tch_status sum_chunk(tch_context *context, const tchi_normalizing *c, const sum_buffers *s, int64_t first,

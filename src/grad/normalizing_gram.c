@@ -54,7 +54,7 @@ static tch_status mirror(tch_context *context, const tch_matrices *sum, range ro
     const int64_t to[2] = {1, image.ld};
     tch_array source = {block.data, block.type, 2, shape, from};
     tch_array target = {image.data, image.type, 2, shape, to};
-    return context->backend->copy(context->state, &target, &source);
+    return context->backend->matrix->copy(context->state, &target, &source);
 }
 
 /* target = left right' + beta target; on the diagonal, where left is right, a Gram matrix of its own. */
@@ -62,7 +62,7 @@ static tch_status multiply(tch_context *context, const tch_matrices *left, const
                            const tch_matrices *target)
 {
     return left == right ? tchi_gram(context, 1.0, left, 0, beta, target)
-                         : context->backend->gemm(context->state, 1.0, left, 0, right, 1, beta, target);
+                         : context->backend->matrix->gemm(context->state, 1.0, left, 0, right, 1, beta, target);
 }
 
 static tch_status add_block(tch_context *context, const gram_call *g, const gram_buffers *b, range rows, range cols)
@@ -117,16 +117,16 @@ static tch_status add_to(tch_context *context, const gram_buffers *b, int32_t ac
 {
     const tch_backend *t = context->backend;
     if (b->sum.type != gram->type) {
-        TCHI_TRY(t->shift_scale(context->state, &b->sum, NULL, NULL, 0.0, &b->converted));
+        TCHI_TRY(t->matrix->shift_scale(context->state, &b->sum, NULL, NULL, 0.0, &b->converted));
     }
-    return t->combine(context->state, 0.0, 1.0, accumulate ? gram : NULL, 1.0, &b->converted, gram);
+    return t->matrix->combine(context->state, 0.0, 1.0, accumulate ? gram : NULL, 1.0, &b->converted, gram);
 }
 
 static tch_status clear(tch_context *context, const tch_tensor *gram)
 {
     int64_t strides[TCH_MAX_RANK];
     tch_array array = tchi_array_of(gram, strides);
-    return context->backend->fill(context->state, &array, 0.0);
+    return context->backend->matrix->fill(context->state, &array, 0.0);
 }
 
 tch_status tchi_normalizing_gram(tch_context *context, const tch_layer *layer, const tch_tensor *input,

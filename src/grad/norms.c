@@ -37,11 +37,13 @@ static int64_t scratch_of(tch_context *context, const norms_call *c, int64_t cou
     tch_scalar wide = tchi_compute_type(c->g.type);
     int64_t bytes = 0;
     if (c->parts & TCH_GRAD_WEIGHT) {
-        bytes = t->scratch_bytes(state, TCH_SCRATCH_SAMPLE_NORMS, c->g.type, c->g.positions, c->a.cols, batch, p);
+        bytes =
+            t->device->scratch_bytes(state, TCH_SCRATCH_SAMPLE_NORMS, c->g.type, c->g.positions, c->a.cols, batch, p);
     }
     if (c->parts & TCH_GRAD_BIAS) {
-        bytes = larger(bytes, t->scratch_bytes(state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type, c->g.positions, p, batch, 0));
-        bytes = larger(bytes, t->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, wide, 1, p, batch, 0));
+        bytes = larger(
+            bytes, t->device->scratch_bytes(state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type, c->g.positions, p, batch, 0));
+        bytes = larger(bytes, t->device->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, wide, 1, p, batch, 0));
     }
     return bytes;
 }
@@ -72,12 +74,13 @@ static tch_status norms_part(tch_context *context, const norms_call *c, int64_t 
     TCHI_TRY(tchi_side_read(context, &c->g, first, &n.g));
     if (c->parts & TCH_GRAD_WEIGHT) {
         TCHI_TRY(tchi_side_read(context, &c->a, first, &n.a));
-        TCHI_TRY(t->sample_norms(context->state, &n.a, &n.g, c->g.groups, square, c->layer->rounded, norms, n.scratch));
+        TCHI_TRY(t->sample->sample_norms(context->state, &n.a, &n.g, c->g.groups, square, c->layer->rounded, norms,
+                                         n.scratch));
     }
     if (c->parts & TCH_GRAD_BIAS) {
         tch_matrices rows = tchi_tall(&n.sums);
-        TCHI_TRY(t->sample_sums(context->state, &n.g, 1.0, 0.0, &rows, n.scratch));
-        TCHI_TRY(t->pair_dots(context->state, &n.sums, &n.sums, c->g.groups, square, norms, n.scratch));
+        TCHI_TRY(t->sample->sample_sums(context->state, &n.g, 1.0, 0.0, &rows, n.scratch));
+        TCHI_TRY(t->sample->pair_dots(context->state, &n.sums, &n.sums, c->g.groups, square, norms, n.scratch));
     }
     return TCH_OK;
 }
@@ -120,7 +123,7 @@ static tch_status check_call(tch_context *context, const tch_layer *layer, const
 tch_status tch_grad_norms(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                           const tch_tensor *output_gradient, tch_grad_part parts, int32_t accumulate, tch_tensor *norms)
 {
-    TCHI_ENTER(context, "tch_grad_norms");
+    TCHI_ENTER_FOR(context, "tch_grad_norms", sample);
     TCHI_TRY(check_call(context, layer, input, output_gradient, parts, norms));
     int64_t samples = input->shape[0];
     double *numbers = tchi_tensor_data(norms);

@@ -73,8 +73,8 @@ static tch_status transfer(tch_context *context, const tchi_parameter *p, int64_
     int32_t skip = p->sample_stride == 0 ? 1 : 0; /* a single parameter may have as many dimensions as there are */
     tch_array outside = {address(p, first), p->type, p->rank + 1 - skip, shape + skip, theirs + skip};
     tch_array inside = {m->data, m->type, p->rank + 1 - skip, shape + skip, ours + skip};
-    return way == READ ? context->backend->copy(context->state, &inside, &outside)
-                       : context->backend->copy(context->state, &outside, &inside);
+    return way == READ ? context->backend->matrix->copy(context->state, &inside, &outside)
+                       : context->backend->matrix->copy(context->state, &outside, &inside);
 }
 
 tch_status tchi_parameter_read(tch_context *context, const tchi_parameter *p, int64_t first, const tch_matrices *m)

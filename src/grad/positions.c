@@ -161,7 +161,7 @@ static tch_status read_patches(tch_context *context, const tchi_side *side, int6
     tch_patches p = side->patches;
     p.samples = m->batch / side->groups;
     p.data = (const char *)p.data + first * p.strides[0] * tchi_scalar_size(p.type);
-    return context->backend->patches(context->state, &p, m);
+    return context->backend->sample->patches(context->state, &p, m);
 }
 
 /* Copies with all dimensions that the side has: samples, groups where there are some, positions, columns. */
@@ -191,7 +191,7 @@ static tch_status read_strided(tch_context *context, const tchi_side *side, char
     ours[rank] = side->groups * m->stride;
     tch_array source = {start, side->type, TCH_MAX_RANK + 1 - rank, shape + rank, theirs + rank};
     tch_array target = {m->data, m->type, TCH_MAX_RANK + 1 - rank, shape + rank, ours + rank};
-    return context->backend->copy(context->state, &target, &source);
+    return context->backend->matrix->copy(context->state, &target, &source);
 }
 
 tch_status tchi_side_read(tch_context *context, const tchi_side *side, int64_t first, const tch_matrices *m)
@@ -239,7 +239,7 @@ tch_status tchi_clear_numbers(tch_context *context, int32_t accumulate, double *
 {
     return accumulate || samples == 0
                ? TCH_OK
-               : context->backend->zero_bytes(context->state, numbers, samples * (int64_t)sizeof *numbers);
+               : context->backend->device->zero_bytes(context->state, numbers, samples * (int64_t)sizeof *numbers);
 }
 
 int64_t tchi_chunk_samples(const tch_context *context, int64_t samples, int64_t positions, int64_t bytes_each,
@@ -260,6 +260,7 @@ tch_status tchi_layer_product(tch_context *context, const tch_layer *layer, doub
                               const tch_matrices *c)
 {
     const tch_backend *t = context->backend;
-    bool rounded = layer->rounded != 0 && a->type == TCH_SCALAR_F32 && t->gemm_rounded != NULL;
-    return (rounded ? t->gemm_rounded : t->gemm)(context->state, alpha, a, transpose_a, b, transpose_b, beta, c);
+    bool rounded = layer->rounded != 0 && a->type == TCH_SCALAR_F32 && t->matrix->gemm_rounded != NULL;
+    return (rounded ? t->matrix->gemm_rounded : t->matrix->gemm)(context->state, alpha, a, transpose_a, b, transpose_b,
+                                                                 beta, c);
 }

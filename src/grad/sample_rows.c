@@ -61,7 +61,7 @@ tch_status tchi_rows_read(tch_context *context, const tch_tensor *tensor, int64_
         return TCH_OK;
     }
     look_at(&s, tensor, first, rows);
-    return context->backend->copy(context->state, &s.inside, &s.outside);
+    return context->backend->matrix->copy(context->state, &s.inside, &s.outside);
 }
 
 tch_status tchi_rows_write(tch_context *context, const tch_tensor *tensor, int64_t first, const tch_matrices *rows)
@@ -71,5 +71,5 @@ tch_status tchi_rows_write(tch_context *context, const tch_tensor *tensor, int64
         return TCH_OK;
     }
     look_at(&s, tensor, first, rows);
-    return context->backend->copy(context->state, &s.outside, &s.inside);
+    return context->backend->matrix->copy(context->state, &s.outside, &s.inside);
 }

@@ -40,7 +40,7 @@ static tch_status weight_part(tch_context *context, const samples_call *c, int64
     weight_layout(&w, &arena, c, first, count);
     TCHI_TRY(tchi_side_read(context, &c->a, first, &w.a));
     TCHI_TRY(tchi_side_read(context, &c->g, first, &w.g));
-    TCHI_TRY(context->backend->gemm(context->state, c->layer->scale, &w.g, 1, &w.a, 0, 0.0, &w.out));
+    TCHI_TRY(context->backend->matrix->gemm(context->state, c->layer->scale, &w.g, 1, &w.a, 0, 0.0, &w.out));
     return tchi_parameter_write(context, &c->weight, first, &w.out);
 }
 
@@ -57,9 +57,9 @@ static void bias_layout(bias_buffers *b, tchi_arena *arena, tch_context *context
 {
     b->g = tchi_side_place(&c->g, arena, first, count, TCHI_APART);
     b->out = tchi_parameter_place(&c->bias, arena, tchi_compute_type(c->bias.type), first, count);
-    b->scratch =
-        tchi_arena_take(arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type,
-                                                               c->g.positions, c->g.cols, count * c->g.groups, 0));
+    b->scratch = tchi_arena_take(arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS,
+                                                                                c->g.type, c->g.positions, c->g.cols,
+                                                                                count * c->g.groups, 0));
 }
 
 static tch_status bias_part(tch_context *context, const samples_call *c, int64_t first, int64_t count)
@@ -71,7 +71,7 @@ static tch_status bias_part(tch_context *context, const samples_call *c, int64_t
     bias_layout(&b, &arena, context, c, first, count);
     TCHI_TRY(tchi_side_read(context, &c->g, first, &b.g));
     tch_matrices rows = tchi_tall(&b.out);
-    TCHI_TRY(context->backend->sample_sums(context->state, &b.g, c->layer->scale, 0.0, &rows, b.scratch));
+    TCHI_TRY(context->backend->sample->sample_sums(context->state, &b.g, c->layer->scale, 0.0, &rows, b.scratch));
     return tchi_parameter_write(context, &c->bias, first, &b.out);
 }
 
@@ -97,7 +97,7 @@ static tch_status fill_zeros(tch_context *context, tch_tensor *tensor)
 {
     int64_t strides[TCH_MAX_RANK];
     tch_array array = tchi_array_of(tensor, strides);
-    return context->backend->fill(context->state, &array, 0.0);
+    return context->backend->matrix->fill(context->state, &array, 0.0);
 }
 
 static tch_status no_positions(tch_context *context, const samples_call *c)
@@ -141,7 +141,7 @@ static tch_status check_call(tch_context *context, const tch_layer *layer, const
 tch_status tch_grad_samples(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                             const tch_tensor *output_gradient, tch_tensor *weight, tch_tensor *bias)
 {
-    TCHI_ENTER(context, "tch_grad_samples");
+    TCHI_ENTER_FOR(context, "tch_grad_samples", sample);
     TCHI_TRY(check_call(context, layer, input, output_gradient, weight, bias));
     if (layer->kind == TCH_LAYER_EMBEDDING) {
         return weight == NULL ? TCH_OK : tchi_embedding_samples(context, layer, input, output_gradient, weight);

@@ -62,10 +62,10 @@ static int64_t scratch_of(const tch_context *context, const scales_call *c, int6
     int64_t d = c->a.rotated.cols;
     int64_t p = c->g.rotated.cols;
     if (is_single(c)) {
-        return t->scratch_bytes(context->state, TCH_SCRATCH_BLOCK_DOTS, c->type, count, d > p ? d : p, 1, 0);
+        return t->device->scratch_bytes(context->state, TCH_SCRATCH_BLOCK_DOTS, c->type, count, d > p ? d : p, 1, 0);
     }
-    return t->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SQUARES, c->type, c->a.side.positions, d,
-                            c->a.rotated.batch, p);
+    return t->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SQUARES, c->type, c->a.side.positions, d,
+                                    c->a.rotated.batch, p);
 }
 
 static void chunk_layout(const tch_context *context, scales_call *c, tchi_arena *arena, int64_t first, int64_t count)
@@ -117,7 +117,7 @@ static tch_status widen(tch_context *context, const tch_matrices *from, const tc
     const int64_t ours[3] = {to->stride, to->ld, 1};
     tch_array source = {from->data, from->type, 3, shape, theirs};
     tch_array target = {to->data, to->type, 3, shape, ours};
-    return from->data == to->data ? TCH_OK : context->backend->copy(context->state, &target, &source);
+    return from->data == to->data ? TCH_OK : context->backend->matrix->copy(context->state, &target, &source);
 }
 
 /* Matrices of group h of all samples: one of every `groups`. */
@@ -138,7 +138,7 @@ static tch_status start_at_bias(tch_context *context, const tch_matrices *q, con
     char *last = (char *)q->data + (q->cols - 1) * tchi_scalar_size(q->type);
     tch_array source = {last, q->type, 3, shape, theirs};
     tch_array target = {rotated->data, rotated->type, 3, shape, ours};
-    return context->backend->copy(context->state, &target, &source);
+    return context->backend->matrix->copy(context->state, &target, &source);
 }
 
 /* rotated = rows Q', in which a 1 counts as the last of the rows' columns where there is a bias. */
@@ -182,7 +182,7 @@ static tch_status read_basis(tch_context *context, const rotation *r)
 
 static tch_status square(tch_context *context, const tch_matrices *x, void *scratch)
 {
-    return context->backend->block_dots(context->state, x, x, 1, 1, 1.0, 0.0, x, scratch);
+    return context->backend->sample->block_dots(context->state, x, x, 1, 1, 1.0, 0.0, x, scratch);
 }
 
 static tch_status add_squares(tch_context *context, const tch_layer *layer, const scales_call *c, double scale,
@@ -190,14 +190,14 @@ static tch_status add_squares(tch_context *context, const tch_layer *layer, cons
 {
     const tch_backend *t = context->backend;
     if (!is_single(c)) {
-        return t->sample_squares(context->state, &c->a.rotated, &c->g.rotated, scale, beta, layer->rounded,
-                                 &c->candidate.sum, c->scratch);
+        return t->sample->sample_squares(context->state, &c->a.rotated, &c->g.rotated, scale, beta, layer->rounded,
+                                         &c->candidate.sum, c->scratch);
     }
     tch_matrices a = tchi_tall(&c->a.rotated);
     tch_matrices g = tchi_tall(&c->g.rotated);
     TCHI_TRY(square(context, &a, c->scratch));
     TCHI_TRY(square(context, &g, c->scratch));
-    return t->gemm(context->state, scale, &g, 1, &a, 0, beta, &c->candidate.sum);
+    return t->matrix->gemm(context->state, scale, &g, 1, &a, 0, beta, &c->candidate.sum);
 }
 
 static tch_status add_chunks(tch_context *context, const tch_layer *layer, scales_call *c, double alpha,
@@ -285,7 +285,7 @@ tch_status tch_grad_scales(tch_context *context, const tch_layer *layer, const t
                            const tch_tensor *output_gradient, int32_t bias, const tch_tensor *input_basis,
                            const tch_tensor *output_basis, double alpha, double beta, tch_tensor *scales)
 {
-    TCHI_ENTER(context, "tch_grad_scales");
+    TCHI_ENTER_FOR(context, "tch_grad_scales", sample);
     const tchi_curvature_update update = {.alpha = alpha, .beta = beta};
     return tchi_grad_scales(context, layer, input, output_gradient, bias, input_basis, output_basis, &update, scales);
 }

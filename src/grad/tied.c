@@ -48,9 +48,9 @@ static tch_status tied_part(tch_context *context, const tied_call *c, int64_t fi
     TCHI_TRY(tchi_tokens_read(context, &c->tokens, first, &p.tokens));
     TCHI_TRY(tchi_side_read(context, &c->input, first, &p.input));
     TCHI_TRY(tchi_side_read(context, &c->gradient, first, &p.gradient));
-    return context->backend->token_cross(context->state, &p.tokens.tokens, layer->padding_index, &p.tokens.g, &p.input,
-                                         &p.gradient, 2.0 * layer->scale * layer->scale, norms + first,
-                                         p.tokens.scratch);
+    return context->backend->sample->token_cross(context->state, &p.tokens.tokens, layer->padding_index, &p.tokens.g,
+                                                 &p.input, &p.gradient, 2.0 * layer->scale * layer->scale,
+                                                 norms + first, p.tokens.scratch);
 }
 
 /* --- arguments ---------------------------------------------------------------------------------------------------- */
@@ -144,7 +144,7 @@ tch_status tch_grad_tied_norms(tch_context *context, const tch_layer *layer, con
                                const tch_tensor *embedding_gradient, const tch_tensor *linear_input,
                                const tch_tensor *linear_gradient, tch_tensor *norms)
 {
-    TCHI_ENTER(context, "tch_grad_tied_norms");
+    TCHI_ENTER_FOR(context, "tch_grad_tied_norms", sample);
     TCHI_TRY(check_call(context, layer, tokens, embedding_gradient, linear_input, linear_gradient, norms));
     const tch_layer linear = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
     tied_call c = {tchi_tokens_of(layer, tokens, embedding_gradient), tchi_input_side(&linear, linear_input),

@@ -56,13 +56,14 @@ static int64_t scratch_of(tch_context *context, const sum_call *c, int64_t count
     int64_t p = c->g.groups * c->g.cols;
     int64_t bytes = 0;
     if (c->has_weight && c->g.groups > 1) {
-        bytes = t->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->type, count, p * c->a.cols, 1, 0);
+        bytes = t->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->type, count, p * c->a.cols, 1, 0);
     }
     if (c->has_bias) {
-        int64_t over_positions = t->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type, c->g.positions,
-                                                  c->g.cols, count * c->g.groups, 0);
+        int64_t over_positions = t->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type,
+                                                          c->g.positions, c->g.cols, count * c->g.groups, 0);
         bytes = larger(bytes, over_positions);
-        bytes = larger(bytes, t->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->type, count, p, 1, 0));
+        bytes =
+            larger(bytes, t->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->type, count, p, 1, 0));
     }
     return bytes;
 }
@@ -117,9 +118,9 @@ static tch_status add_rows(tch_context *context, const sum_call *c, const tch_ma
     const tch_backend *t = context->backend;
     if (weights != NULL) {
         tch_matrices rows = tchi_matrices_new(x->data, x->type, x->rows, 1, x->cols);
-        TCHI_TRY(t->weigh_samples(context->state, &rows, 1, weights, 0, &rows));
+        TCHI_TRY(t->sample->weigh_samples(context->state, &rows, 1, weights, 0, &rows));
     }
-    return t->sample_sums(context->state, x, c->layer->scale, beta, out, scratch);
+    return t->sample->sample_sums(context->state, x, c->layer->scale, beta, out, scratch);
 }
 
 static tch_status add_formed(tch_context *context, const sum_call *c, const sum_buffers *s, int64_t count,
@@ -127,7 +128,7 @@ static tch_status add_formed(tch_context *context, const sum_call *c, const sum_
 {
     tch_matrices rows = tchi_flat(&s->formed, count);
     tch_matrices out = tchi_flat(&s->weight, 1);
-    TCHI_TRY(context->backend->gemm(context->state, 1.0, &s->g, 1, &s->a, 0, 0.0, &s->formed));
+    TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &s->g, 1, &s->a, 0, 0.0, &s->formed));
     return add_rows(context, c, &rows, weights, beta, &out, s->scratch);
 }
 
@@ -138,14 +139,14 @@ static tch_status add_tall(tch_context *context, const sum_call *c, const sum_bu
     const tch_matrices *a = &s->a;
     const tch_matrices *g = &s->g;
     if (weights != NULL) {
-        TCHI_TRY(t->weigh_samples(context->state, a, 1, weights, 1, &s->weighed_a));
-        TCHI_TRY(t->weigh_samples(context->state, g, 1, weights, 0, &s->weighed_g));
+        TCHI_TRY(t->sample->weigh_samples(context->state, a, 1, weights, 1, &s->weighed_a));
+        TCHI_TRY(t->sample->weigh_samples(context->state, g, 1, weights, 0, &s->weighed_g));
         a = &s->weighed_a;
         g = &s->weighed_g;
     }
     tch_matrices tall_a = tchi_tall(a);
     tch_matrices tall_g = tchi_tall(g);
-    return t->gemm(context->state, c->layer->scale, &tall_g, 1, &tall_a, 0, beta, &s->weight);
+    return t->matrix->gemm(context->state, c->layer->scale, &tall_g, 1, &tall_a, 0, beta, &s->weight);
 }
 
 /* Sums over positions come before anything is weighed in place. */
@@ -155,7 +156,7 @@ static tch_status add_bias(tch_context *context, const sum_call *c, const sum_bu
     tch_matrices rows = tchi_tall(&s->sums);
     tch_matrices by_sample = tchi_flat(&s->sums, count);
     tch_matrices out = tchi_flat(&s->bias, 1);
-    TCHI_TRY(context->backend->sample_sums(context->state, &s->g, 1.0, 0.0, &rows, s->scratch));
+    TCHI_TRY(context->backend->sample->sample_sums(context->state, &s->g, 1.0, 0.0, &rows, s->scratch));
     return add_rows(context, c, &by_sample, weights, beta, &out, s->scratch);
 }
 
@@ -178,7 +179,7 @@ static tch_status add_part(tch_context *context, const sum_call *c, const sum_bu
 
 static tch_status multiply_by(tch_context *context, double beta, const tch_matrices *x)
 {
-    return context->backend->combine(context->state, 0.0, beta, beta == 0.0 ? NULL : x, 0.0, NULL, x);
+    return context->backend->matrix->combine(context->state, 0.0, beta, beta == 0.0 ? NULL : x, 0.0, NULL, x);
 }
 
 static tch_status read_sums(tch_context *context, const sum_call *c, const sum_buffers *s)
@@ -261,7 +262,7 @@ tch_status tch_grad_weighted_sum(tch_context *context, const tch_layer *layer, c
                                  const tch_tensor *output_gradient, const tch_tensor *weights, double beta,
                                  tch_tensor *weight, tch_tensor *bias)
 {
-    TCHI_ENTER(context, "tch_grad_weighted_sum");
+    TCHI_ENTER_FOR(context, "tch_grad_weighted_sum", sample);
     TCHI_TRY(check_call(context, layer, input, output_gradient, weights, beta, weight, bias));
     const double *numbers = weights == NULL ? NULL : tchi_tensor_data(weights);
     if (weight == NULL && bias == NULL) {

@@ -16,15 +16,6 @@
 #define LOG_SIZE ((size_t)64 << 10) /* where the caller gives none, or a smaller one */
 #define MESSAGE_MOST 1500           /* of a log, in the message of a failure */
 
-static tch_status check_offered(const tch_context *context)
-{
-    if (context->backend->kernel_build != NULL) {
-        return TCH_OK;
-    }
-    return tchi_fail(TCH_ERR_UNSUPPORTED, "tch_kernel_compile: the backend %s runs no kernels of its users",
-                     context->backend->name);
-}
-
 /* Where to begin when a log is longer than a message: the line with the first error, since warnings may fill the rest.
  * */
 static const char *first_error(const char *log)
@@ -56,7 +47,7 @@ static tch_status build(tch_context *context, const tch_kernel_config *config, c
         TCHI_TRY(tchi_host_take(size, "a compiler's messages", &log));
     }
     log[0] = '\0';
-    tch_status status = context->backend->kernel_build(context->state, text, image, log, size);
+    tch_status status = context->backend->kernel->build(context->state, text, image, log, size);
     status = explain(status, text, log);
     if (own) {
         size_t used = config->log_size > 0 ? strnlen(log, config->log_size - 1) : 0;
@@ -79,7 +70,7 @@ static void release_image(tch_kernel_image *image)
 
 static bool is_current(const tch_context *context, const tch_kernel_image *image)
 {
-    return context->backend->kernel_current == NULL || context->backend->kernel_current(context->state, image) != 0;
+    return context->backend->kernel->current == NULL || context->backend->kernel->current(context->state, image) != 0;
 }
 
 /* An entry that is not current any more is replaced by the one that is compiled now. */
@@ -94,7 +85,7 @@ static tch_status load_cached(tch_context *context, const tchi_cache_key *key, v
         release_image(&image);
         return TCH_OK;
     }
-    tch_status status = context->backend->kernel_load(context->state, &image, handle);
+    tch_status status = context->backend->kernel->load(context->state, &image, handle);
     release_image(&image);
     if (status == TCH_ERR_IO) {
         *handle = NULL;
@@ -111,7 +102,7 @@ static tch_status load_new(tch_context *context, const tch_kernel_config *config
     tch_kernel_image image = {0};
     tch_status status = build(context, config, text, &image);
     if (status == TCH_OK) {
-        status = context->backend->kernel_load(context->state, &image, handle);
+        status = context->backend->kernel->load(context->state, &image, handle);
     }
     if (status == TCH_OK && key->usable) {
         tchi_cache_keep(key, &image);
@@ -126,7 +117,7 @@ static tch_status load(tch_context *context, const tch_kernel_config *config, co
 {
     char compiler[COMPILER_SIZE] = "";
     tchi_cache_key key = {0};
-    TCHI_TRY(context->backend->kernel_compiler(context->state, compiler, sizeof compiler));
+    TCHI_TRY(context->backend->kernel->compiler(context->state, compiler, sizeof compiler));
     if (config->use_cache) {
         TCHI_TRY(tchi_cache_key_make(&key, input, compiler));
     }
@@ -154,8 +145,8 @@ static tch_status describe(tch_kernel *kernel, int32_t from_cache)
 {
     tch_context *context = kernel->context;
     kernel->info = (tch_kernel_info)TCH_KERNEL_INFO_INIT;
-    TCHI_TRY(context->backend->kernel_describe(context->state, kernel->handle, &kernel->info, TCHI_PARAMETERS_MOST,
-                                               kernel->parameters));
+    TCHI_TRY(context->backend->kernel->describe(context->state, kernel->handle, &kernel->info, TCHI_PARAMETERS_MOST,
+                                                kernel->parameters));
     kernel->info.from_cache = from_cache;
     return check_parameters(kernel);
 }
@@ -169,7 +160,7 @@ static tch_status compile(tch_context *context, const tch_kernel_config *config,
     TCHI_TRY(load(context, config, input, &kernel->handle, &from_cache));
     tch_status status = describe(kernel, from_cache);
     if (status != TCH_OK) {
-        context->backend->kernel_unload(context->state, kernel->handle);
+        context->backend->kernel->unload(context->state, kernel->handle);
     }
     return status;
 }
@@ -196,12 +187,11 @@ static tch_status create(tch_context *context, const tch_kernel_config *config, 
 tch_status tch_kernel_compile(tch_context *context, const tch_kernel_config *config, tch_kernel **kernel)
 {
     tchi_kernel_input input;
-    TCHI_ENTER(context, "tch_kernel_compile");
+    TCHI_ENTER_FOR(context, "tch_kernel_compile", kernel);
     if (kernel == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kernel_compile: kernel is NULL");
     }
     *kernel = NULL;
-    TCHI_TRY(check_offered(context));
     tch_status status = tchi_kernel_input_make(&input, config);
     if (status == TCH_OK) {
         status = create(context, config, &input, kernel);
@@ -218,11 +208,11 @@ void tch_kernel_destroy(tch_kernel *kernel)
     }
     const tch_backend *backend = kernel->context->backend;
     void *state = kernel->context->state;
-    bool begun = backend->begin(state) == TCH_OK;
-    (void)backend->synchronize(state);
-    backend->kernel_unload(state, kernel->handle);
-    if (begun && backend->end != NULL) {
-        backend->end(state);
+    bool begun = backend->device->begin(state) == TCH_OK;
+    (void)backend->device->synchronize(state);
+    backend->kernel->unload(state, kernel->handle);
+    if (begun && backend->device->end != NULL) {
+        backend->device->end(state);
     }
     tchi_host_release(kernel, kernel->bytes);
 }

@@ -83,7 +83,7 @@ static tch_status launch(const tch_kernel *kernel, const tch_kernel_shape *shape
     tch_kernel_run run = {.shared_bytes = shape->shared_bytes, .arguments = pointers};
     memcpy(run.grid, shape->grid, sizeof run.grid);
     memcpy(run.block, shape->block, sizeof run.block);
-    return kernel->context->backend->kernel_launch(kernel->context->state, kernel->handle, &run);
+    return kernel->context->backend->kernel->launch(kernel->context->state, kernel->handle, &run);
 }
 
 tch_status tch_kernel_launch(tch_kernel *kernel, const tch_kernel_shape *shape, int32_t count,

@@ -134,10 +134,10 @@ static tch_status read_side(const tch_kfac *k, const tchi_kfac_layer *layer, int
         int32_t flags[PIECE];
         double residuals[PIECE];
         int64_t n = layer->groups - done < PIECE ? layer->groups - done : PIECE;
-        TCHI_TRY(t->copy_bytes(k->context->state, flags, f->flags + first + done, n * (int64_t)sizeof *flags,
-                               TCH_COPY_TO_HOST));
-        TCHI_TRY(t->copy_bytes(k->context->state, residuals, f->residuals + first + done,
-                               n * (int64_t)sizeof *residuals, TCH_COPY_TO_HOST));
+        TCHI_TRY(t->device->copy_bytes(k->context->state, flags, f->flags + first + done, n * (int64_t)sizeof *flags,
+                                       TCH_COPY_TO_HOST));
+        TCHI_TRY(t->device->copy_bytes(k->context->state, residuals, f->residuals + first + done,
+                                       n * (int64_t)sizeof *residuals, TCH_COPY_TO_HOST));
         for (int64_t i = 0; i < n; i++) {
             *failed = *failed || flags[i] != TCH_REPORT_OK;
             *worst = flags[i] == TCH_REPORT_OK && residuals[i] > *worst ? residuals[i] : *worst;
@@ -170,8 +170,8 @@ tch_status tch_kfac_get_stats(tch_kfac *kfac, tch_kfac_stats *stats)
     }
     tchi_kfac_control control;
     tch_kfac_stats s = TCH_KFAC_STATS_INIT;
-    TCHI_TRY(kfac->context->backend->copy_bytes(kfac->context->state, &control, kfac->control, sizeof control,
-                                                TCH_COPY_TO_HOST));
+    TCHI_TRY(kfac->context->backend->device->copy_bytes(kfac->context->state, &control, kfac->control, sizeof control,
+                                                        TCH_COPY_TO_HOST));
     s.observations = (int64_t)control.counts[0];
     s.rejected = (int64_t)control.counts[1];
     s.scale = kfac->config.kl_clip > 0.0 ? control.scale : 1.0;

@@ -93,7 +93,7 @@ static tch_status fill_with(const tch_kfac *k, char *data, int64_t count, double
 {
     int64_t stride = 1;
     tch_array all = {data, k->type, 1, &count, &stride};
-    return data == NULL ? TCH_OK : k->context->backend->fill(k->context->state, &all, value);
+    return data == NULL ? TCH_OK : k->context->backend->matrix->fill(k->context->state, &all, value);
 }
 
 /* Everything at the identity, so that a first refresh that fails leaves gradients nearly as they are; factors too,
@@ -101,15 +101,15 @@ static tch_status fill_with(const tch_kfac *k, char *data, int64_t count, double
 static tch_status fill_state(tch_kfac *k)
 {
     const tch_backend *t = k->context->backend;
-    TCHI_TRY(t->zero_bytes(k->context->state, k->beside.pointer, k->beside.bytes));
-    TCHI_TRY(t->store_numbers(k->context->state, &k->control->scale, &(double){1.0}, 1));
+    TCHI_TRY(t->device->zero_bytes(k->context->state, k->beside.pointer, k->beside.bytes));
+    TCHI_TRY(t->device->store_numbers(k->context->state, &k->control->scale, &(double){1.0}, 1));
     double start = k->config.bias_correction ? 0.0 : 1.0;
     for (int32_t i = 0; i < k->family_count; i++) {
         const tchi_kfac_family *f = &k->families[i];
         tch_matrices factors = tchi_kfac_factors(k, f, 0, f->count);
         tch_matrices results = tchi_kfac_results(k, f, 0, f->count);
-        TCHI_TRY(t->combine(k->context->state, start, 0.0, NULL, 0.0, NULL, &factors));
-        TCHI_TRY(t->combine(k->context->state, 1.0, 0.0, NULL, 0.0, NULL, &results));
+        TCHI_TRY(t->matrix->combine(k->context->state, start, 0.0, NULL, 0.0, NULL, &factors));
+        TCHI_TRY(t->matrix->combine(k->context->state, 1.0, 0.0, NULL, 0.0, NULL, &results));
         TCHI_TRY(fill_with(k, f->values, f->count * f->n, 1.0));
     }
     for (int32_t i = 0; i < k->class_count; i++) {
@@ -138,7 +138,8 @@ static tch_kfac empty_kfac(tch_context *context, const tch_kfac_config *config, 
 tch_status tch_kfac_create_with(tch_context *context, const tch_kfac_config *config, int32_t count,
                                 const tch_kfac_layer *layers, const tch_state_allocator *allocator, tch_kfac **kfac)
 {
-    TCHI_ENTER(context, "tch_kfac_create");
+    TCHI_ENTER_FOR(context, "tch_kfac_create", sample);
+    TCHI_TRY(tchi_check_chapter(context, "tch_kfac_create", context->backend->update, "update"));
     if (kfac == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_kfac_create: kfac is NULL");
     }

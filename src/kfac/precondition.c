@@ -99,8 +99,8 @@ static int64_t dots_scratch(const tch_kfac *k, int64_t elements)
     int64_t most = 0;
     for (int32_t i = 0; i < k->class_count; i++) {
         int64_t d = k->classes[i].size[TCHI_INPUT];
-        int64_t bytes = k->context->backend->scratch_bytes(k->context->state, TCH_SCRATCH_PAIR_DOTS, k->type,
-                                                           (elements + d - 1) / d, d, 1, 0);
+        int64_t bytes = k->context->backend->device->scratch_bytes(k->context->state, TCH_SCRATCH_PAIR_DOTS, k->type,
+                                                                   (elements + d - 1) / d, d, 1, 0);
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -181,8 +181,8 @@ static tch_status transfer(const tch_kfac *k, const tch_tensor *tensor, char *da
     int64_t strides[TCH_MAX_RANK];
     const tch_array outside = tchi_array_of(tensor, strides);
     const tch_array here = {data, k->type, tensor->ndim, tensor->shape, inside};
-    return way == READ ? k->context->backend->copy(k->context->state, &here, &outside)
-                       : k->context->backend->copy(k->context->state, &outside, &here);
+    return way == READ ? k->context->backend->matrix->copy(k->context->state, &here, &outside)
+                       : k->context->backend->matrix->copy(k->context->state, &outside, &here);
 }
 
 /* Weight and bias of one layer and the rows they make, whose groups follow each other as the weight's rows do. */
@@ -225,8 +225,8 @@ static tch_status by_inverses(const tch_kfac *k, const chunk *c, const tch_matri
     const tch_backend *b = k->context->backend;
     tch_matrices a = results_of(k, c, TCHI_INPUT);
     tch_matrices g = results_of(k, c, TCHI_OUTPUT);
-    TCHI_TRY(b->gemm(k->context->state, 1.0, &g, 0, x, 0, 0.0, t));
-    return b->gemm(k->context->state, 1.0, t, 0, &a, 0, 0.0, y);
+    TCHI_TRY(b->matrix->gemm(k->context->state, 1.0, &g, 0, x, 0, 0.0, t));
+    return b->matrix->gemm(k->context->state, 1.0, t, 0, &a, 0, 0.0, y);
 }
 
 static tch_status divide(const tch_kfac *k, const chunk *c, const tch_matrices *y)
@@ -235,13 +235,13 @@ static tch_status divide(const tch_kfac *k, const chunk *c, const tch_matrices *
     if (c->class->scales != NULL) {
         tch_matrices all = tchi_matrices_new(c->class->scales, k->type, c->class->count, y->rows, y->cols);
         tch_matrices scales = tchi_matrices_part(&all, c->unit, c->units);
-        return b->damped_divide(k->context->state, y, NULL, NULL, &scales, k->config.damping);
+        return b->sample->damped_divide(k->context->state, y, NULL, NULL, &scales, k->config.damping);
     }
     const tchi_kfac_family *a = &k->families[c->class->family[TCHI_INPUT]];
     const tchi_kfac_family *g = &k->families[c->class->family[TCHI_OUTPUT]];
     tch_matrices cols = tchi_kfac_values(k, a, c->class->position[TCHI_INPUT] + c->unit, c->units);
     tch_matrices rows = tchi_kfac_values(k, g, c->class->position[TCHI_OUTPUT] + c->unit, c->units);
-    return b->damped_divide(k->context->state, y, &rows, &cols, NULL, k->config.damping);
+    return b->sample->damped_divide(k->context->state, y, &rows, &cols, NULL, k->config.damping);
 }
 
 /* Y = Q_G' [(Q_G X Q_A') / ...] Q_A. */
@@ -252,11 +252,11 @@ static tch_status by_bases(const tch_kfac *k, const chunk *c, const tch_matrices
     void *state = k->context->state;
     tch_matrices a = results_of(k, c, TCHI_INPUT);
     tch_matrices g = results_of(k, c, TCHI_OUTPUT);
-    TCHI_TRY(b->gemm(state, 1.0, &g, 0, x, 0, 0.0, t));
-    TCHI_TRY(b->gemm(state, 1.0, t, 0, &a, 1, 0.0, y));
+    TCHI_TRY(b->matrix->gemm(state, 1.0, &g, 0, x, 0, 0.0, t));
+    TCHI_TRY(b->matrix->gemm(state, 1.0, t, 0, &a, 1, 0.0, y));
     TCHI_TRY(divide(k, c, y));
-    TCHI_TRY(b->gemm(state, 1.0, &g, 1, y, 0, 0.0, t));
-    return b->gemm(state, 1.0, t, 0, &a, 0, 0.0, y);
+    TCHI_TRY(b->matrix->gemm(state, 1.0, &g, 1, y, 0, 0.0, t));
+    return b->matrix->gemm(state, 1.0, t, 0, &a, 0, 0.0, y);
 }
 
 static tch_status make(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *x, const tch_matrices *y)
@@ -283,10 +283,10 @@ static tch_status do_chunk(tch_kfac *k, const work *w, const chunk *c, pass now)
         TCHI_TRY(make(k, w, c, &x, &y));
     }
     if (now == MEASURE) {
-        return b->pair_dots(k->context->state, &x_one, &y_one, 1, 1.0, &k->control->dot, w->scratch);
+        return b->sample->pair_dots(k->context->state, &x_one, &y_one, 1, 1.0, &k->control->dot, w->scratch);
     }
     if (w->clips) {
-        TCHI_TRY(b->shift_scale(k->context->state, &y_one, NULL, &k->control->scale, 1.0, &y_one));
+        TCHI_TRY(b->matrix->shift_scale(k->context->state, &y_one, NULL, &k->control->scale, 1.0, &y_one));
     }
     return transfer_chunk(k, w, c, &y, WRITE);
 }
@@ -329,9 +329,9 @@ static tch_status do_all(tch_kfac *k, const work *w, pass now)
 static tch_status find_scale(tch_kfac *k, const work *w, double lr)
 {
     const tch_backend *b = k->context->backend;
-    TCHI_TRY(b->zero_bytes(k->context->state, &k->control->dot, sizeof k->control->dot));
+    TCHI_TRY(b->device->zero_bytes(k->context->state, &k->control->dot, sizeof k->control->dot));
     TCHI_TRY(do_all(k, w, MEASURE));
-    return b->kl_clip(k->context->state, &k->control->dot, lr, k->config.kl_clip, &k->control->scale);
+    return b->sample->kl_clip(k->context->state, &k->control->dot, lr, k->config.kl_clip, &k->control->scale);
 }
 
 tch_status tch_kfac_precondition(tch_kfac *kfac, double lr, int32_t count, tch_tensor *const *gradients)

@@ -20,8 +20,8 @@ static tch_status inspect(const tch_kfac *k, const tch_matrices *factors, tchi_i
 {
     TCHI_TRY(tchi_measure(k->context, factors, i));
     tch_root_norms norms = {i->max_abs, i->max_abs, i->nonfinite, i->asymmetry};
-    return k->context->backend->root_setup(k->context->state, factors->batch, &norms, 0.0, 0.0, 1.0,
-                                           tchi_symmetry_tolerance(k->type), i->damping, i->bound, i->flags);
+    return k->context->backend->matrix->root_setup(k->context->state, factors->batch, &norms, 0.0, 0.0, 1.0,
+                                                   tchi_symmetry_tolerance(k->type), i->damping, i->bound, i->flags);
 }
 
 /* Scratch of a refresh of `batch` factors n by n: a kind of its own for each method. */
@@ -59,7 +59,7 @@ static tch_status find_shifts(tch_kfac *k)
     for (int32_t i = 0; i < k->family_count; i++) {
         const tchi_kfac_family *f = &k->families[i];
         tch_matrices all = tchi_kfac_factors(k, f, 0, f->count);
-        TCHI_TRY(t->reduce(state, TCH_REDUCE_TRACE, &all, f->traces));
+        TCHI_TRY(t->matrix->reduce(state, TCH_REDUCE_TRACE, &all, f->traces));
     }
     for (int32_t i = 0; i < k->class_count; i++) {
         const tchi_kfac_class *c = &k->classes[i];
@@ -67,14 +67,14 @@ static tch_status find_shifts(tch_kfac *k)
         const tchi_kfac_family *g = &k->families[c->family[TCHI_OUTPUT]];
         int64_t at_a = c->position[TCHI_INPUT];
         int64_t at_g = c->position[TCHI_OUTPUT];
-        TCHI_TRY(t->factored_damping(state, c->count, a->traces + at_a, a->n, g->traces + at_g, g->n, k->config.damping,
-                                     a->shifts + at_a, g->shifts + at_g));
+        TCHI_TRY(t->matrix->factored_damping(state, c->count, a->traces + at_a, a->n, g->traces + at_g, g->n,
+                                             k->config.damping, a->shifts + at_a, g->shifts + at_g));
     }
     for (int32_t i = 0; i < k->family_count; i++) {
         const tchi_kfac_family *f = &k->families[i];
         tch_matrices shifts = tchi_matrices_new(f->shifts, TCH_SCALAR_F64, 1, 1, f->count);
         tch_matrices traces = tchi_matrices_new(f->traces, TCH_SCALAR_F64, 1, 1, f->count);
-        TCHI_TRY(t->combine(state, 0.0, 1.0, &shifts, rounding_of(k->type), &traces, &shifts));
+        TCHI_TRY(t->matrix->combine(state, 0.0, 1.0, &shifts, rounding_of(k->type), &traces, &shifts));
     }
     return TCH_OK;
 }
@@ -97,8 +97,8 @@ typedef struct inverse_buffers {
 static int64_t inverse_scratch(const tch_context *context, tch_scalar type, int64_t batch, int64_t n)
 {
     const tch_backend *t = context->backend;
-    int64_t factoring = t->scratch_bytes(context->state, TCH_SCRATCH_CHOLESKY_INVERSE, type, n, n, batch, 0);
-    int64_t certifying = t->scratch_bytes(context->state, TCH_SCRATCH_ROOT_RESIDUAL, type, n, n, batch, PROBES);
+    int64_t factoring = t->device->scratch_bytes(context->state, TCH_SCRATCH_CHOLESKY_INVERSE, type, n, n, batch, 0);
+    int64_t certifying = t->device->scratch_bytes(context->state, TCH_SCRATCH_ROOT_RESIDUAL, type, n, n, batch, PROBES);
     return factoring > certifying ? factoring : certifying;
 }
 
@@ -123,13 +123,13 @@ static tch_status invert(tch_kfac *k, const tchi_kfac_family *f, int64_t first, 
     tch_matrices results = tchi_kfac_results(k, f, first, count);
     b->inspection.flags = flags;
     TCHI_TRY(inspect(k, &factors, &b->inspection));
-    TCHI_TRY(t->shift_scale(state, &factors, shifts, NULL, 1.0, &b->a));
-    TCHI_TRY(t->cholesky_inverse(state, &b->a, &b->x, flags, b->scratch));
+    TCHI_TRY(t->matrix->shift_scale(state, &factors, shifts, NULL, 1.0, &b->a));
+    TCHI_TRY(t->matrix->cholesky_inverse(state, &b->a, &b->x, flags, b->scratch));
     TCHI_TRY(tchi_gram(k->context, 1.0, &b->x, 1, 0.0, &b->a));
-    TCHI_TRY(t->shift_scale(state, &factors, NULL, NULL, 1.0, &b->x));
-    TCHI_TRY(t->root_residual(state, 1, &b->x, shifts, &b->a, PROBES, f->residuals + first, NULL, b->scratch));
-    TCHI_TRY(t->root_verdict(state, count, f->residuals + first, MOST_RESIDUAL, flags));
-    return t->select(state, flags, &b->a, &results);
+    TCHI_TRY(t->matrix->shift_scale(state, &factors, NULL, NULL, 1.0, &b->x));
+    TCHI_TRY(t->matrix->root_residual(state, 1, &b->x, shifts, &b->a, PROBES, f->residuals + first, NULL, b->scratch));
+    TCHI_TRY(t->matrix->root_verdict(state, count, f->residuals + first, MOST_RESIDUAL, flags));
+    return t->matrix->select(state, flags, &b->a, &results);
 }
 
 static int64_t inverse_bytes(const tch_kfac *k, int64_t batch, int64_t n)
@@ -168,7 +168,8 @@ static void basis_layout(basis_buffers *b, tchi_arena *arena, const tch_kfac *k,
     b->v = tchi_scratch_matrices(arena, k->type, batch, n, n);
     b->w = tchi_scratch_matrices(arena, k->type, batch, 1, n);
     tchi_inspection_layout(&b->inspection, arena, batch);
-    b->scratch = tchi_arena_take(arena, t->scratch_bytes(k->context->state, TCH_SCRATCH_EIGH, k->type, n, n, batch, 0));
+    b->scratch =
+        tchi_arena_take(arena, t->device->scratch_bytes(k->context->state, TCH_SCRATCH_EIGH, k->type, n, n, batch, 0));
 }
 
 static int64_t basis_bytes(const tch_kfac *k, int64_t batch, int64_t n)
@@ -191,11 +192,11 @@ static tch_status decompose(tch_kfac *k, const tchi_kfac_family *f, int64_t firs
     tch_matrices values = tchi_kfac_values(k, f, first, count);
     b->inspection.flags = flags;
     TCHI_TRY(inspect(k, &factors, &b->inspection));
-    TCHI_TRY(t->combine(state, 0.0, 1.0, &factors, 0.0, NULL, &b->v));
-    TCHI_TRY(t->eigh(state, &b->v, &b->w, flags, b->scratch));
-    TCHI_TRY(t->spectrum_power(state, &clamp, &b->w, NULL, flags));
-    TCHI_TRY(t->select(state, flags, &b->v, &bases));
-    return t->select(state, flags, &b->w, &values);
+    TCHI_TRY(t->matrix->combine(state, 0.0, 1.0, &factors, 0.0, NULL, &b->v));
+    TCHI_TRY(t->matrix->eigh(state, &b->v, &b->w, flags, b->scratch));
+    TCHI_TRY(t->matrix->spectrum_power(state, &clamp, &b->w, NULL, flags));
+    TCHI_TRY(t->matrix->select(state, flags, &b->v, &bases));
+    return t->matrix->select(state, flags, &b->w, &values);
 }
 
 static tch_status take_bases(tch_kfac *k, const tchi_kfac_family *f, int64_t first, int64_t count)
@@ -252,7 +253,7 @@ static tch_status start_scales(tch_kfac *k)
         tch_matrices rows = tchi_kfac_values(k, g, c->position[TCHI_OUTPUT], c->count);
         tch_matrices column = {rows.data, rows.type, g->n, 1, 1, c->count, g->n};
         tch_matrices scales = tchi_matrices_new(c->scales, k->type, c->count, g->n, a->n);
-        TCHI_TRY(k->context->backend->kronecker(k->context->state, &column, &cols, &scales));
+        TCHI_TRY(k->context->backend->matrix->kronecker(k->context->state, &column, &cols, &scales));
     }
     for (int32_t i = 0; i < k->count; i++) {
         tchi_kfac_counts(k, i)[TCHI_SCALE_UPDATES] = 0;

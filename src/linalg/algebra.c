@@ -18,18 +18,18 @@ tch_status tchi_symmetric_polynomial(tch_context *context, double c0, double c1,
                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     const tch_backend *t = context->backend;
-    if (t->symmetric_product != NULL) {
-        return t->symmetric_product(context->state, c0, c1, d, c2, a, b, c);
+    if (t->matrix->symmetric_product != NULL) {
+        return t->matrix->symmetric_product(context->state, c0, c1, d, c2, a, b, c);
     }
-    TCHI_TRY(t->gemm(context->state, c2, a, 0, b, 0, 0.0, c));
-    return c0 == 0.0 && d == NULL ? TCH_OK : t->combine(context->state, c0, c1, d, 1.0, c, c);
+    TCHI_TRY(t->matrix->gemm(context->state, c2, a, 0, b, 0, 0.0, c));
+    return c0 == 0.0 && d == NULL ? TCH_OK : t->matrix->combine(context->state, c0, c1, d, 1.0, c, c);
 }
 
 tch_product_rates tchi_product_rates(const tch_context *context)
 {
     tch_product_rates rates = {.f64 = 1.0, .f32 = 2.0};
-    if (context->backend->product_rates != NULL) {
-        context->backend->product_rates(context->state, &rates);
+    if (context->backend->matrix->product_rates != NULL) {
+        context->backend->matrix->product_rates(context->state, &rates);
     }
     return rates;
 }
@@ -38,16 +38,16 @@ tch_status tchi_gram(tch_context *context, double alpha, const tch_matrices *a, 
                      const tch_matrices *c)
 {
     const tch_backend *t = context->backend;
-    return t->gram != NULL ? t->gram(context->state, alpha, a, transpose, beta, c)
-                           : t->gemm(context->state, alpha, a, transpose, a, !transpose, beta, c);
+    return t->matrix->gram != NULL ? t->matrix->gram(context->state, alpha, a, transpose, beta, c)
+                                   : t->matrix->gemm(context->state, alpha, a, transpose, a, !transpose, beta, c);
 }
 
 tch_status tchi_gram_rounded(tch_context *context, double alpha, const tch_matrices *a, int32_t transpose, double beta,
                              const tch_matrices *c)
 {
     const tch_backend *t = context->backend;
-    if (t->gram_rounded != NULL) {
-        return t->gram_rounded(context->state, alpha, a, transpose, beta, c);
+    if (t->matrix->gram_rounded != NULL) {
+        return t->matrix->gram_rounded(context->state, alpha, a, transpose, beta, c);
     }
     if (a->type != c->type) {
         return tchi_fail(TCH_ERR_UNSUPPORTED, "the backend %s computes half products in one type only", t->name);
@@ -79,12 +79,12 @@ double tchi_symmetry_tolerance(tch_scalar type)
 tch_status tchi_measure(tch_context *context, const tch_matrices *a, tchi_inspection *i)
 {
     const tch_backend *t = context->backend;
-    if (t->inspect != NULL) {
-        return t->inspect(context->state, a, i->max_abs, i->nonfinite, i->asymmetry);
+    if (t->matrix->inspect != NULL) {
+        return t->matrix->inspect(context->state, a, i->max_abs, i->nonfinite, i->asymmetry);
     }
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_MAX_ABS, a, i->max_abs));
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_NONFINITE, a, i->nonfinite));
-    return t->reduce(context->state, TCH_REDUCE_ASYMMETRY, a, i->asymmetry);
+    TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_MAX_ABS, a, i->max_abs));
+    TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_NONFINITE, a, i->nonfinite));
+    return t->matrix->reduce(context->state, TCH_REDUCE_ASYMMETRY, a, i->asymmetry);
 }
 
 /* The setup of a root judges finiteness and symmetry; with the largest entry for the largest eigenvalue and some damping, that is
@@ -94,8 +94,8 @@ tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar 
     const tch_backend *t = context->backend;
     TCHI_TRY(tchi_measure(context, a, i));
     tch_root_norms norms = {i->max_abs, i->max_abs, i->nonfinite, i->asymmetry};
-    return t->root_setup(context->state, a->batch, &norms, 1.0, 0.0, 1.0, tchi_symmetry_tolerance(type), i->damping,
-                         i->bound, i->flags);
+    return t->matrix->root_setup(context->state, a->batch, &norms, 1.0, 0.0, 1.0, tchi_symmetry_tolerance(type),
+                                 i->damping, i->bound, i->flags);
 }
 
 static const char *reason_of(int32_t flag)
@@ -125,8 +125,8 @@ static tch_status find_bad(tch_context *context, int64_t first, int64_t count, c
     int32_t here[PIECE];
     for (int64_t done = 0; done < count && *bad == TCH_OK; done += PIECE) {
         int64_t n = count - done < PIECE ? count - done : PIECE;
-        TCHI_TRY(context->backend->copy_bytes(context->state, here, flags + done, n * (int64_t)sizeof *here,
-                                              TCH_COPY_TO_HOST));
+        TCHI_TRY(context->backend->device->copy_bytes(context->state, here, flags + done, n * (int64_t)sizeof *here,
+                                                      TCH_COPY_TO_HOST));
         for (int64_t k = 0; k < n && *bad == TCH_OK; k++) {
             if (here[k] != TCH_REPORT_OK) {
                 *bad = tchi_fail(TCH_ERR_NUMERIC, "matrix %lld of %s %s", (long long)(first + done + k), name,

@@ -70,8 +70,8 @@ static void layout(basis_buffers *buffers, tchi_arena *arena, tch_context *conte
     buffers->w = tchi_scratch_matrices(arena, type, batch, 1, n);
     buffers->order = tchi_arena_take(arena, batch * n * (int64_t)sizeof *buffers->order);
     tchi_inspection_layout(&buffers->inspection, arena, batch);
-    buffers->scratch =
-        tchi_arena_take(arena, context->backend->scratch_bytes(context->state, operation, type, n, n, batch, 0));
+    buffers->scratch = tchi_arena_take(
+        arena, context->backend->device->scratch_bytes(context->state, operation, type, n, n, batch, 0));
 }
 
 static void layout_track(basis_buffers *buffers, tchi_arena *arena, tch_context *context, tch_scalar type, int64_t n,
@@ -110,13 +110,14 @@ tch_status tchi_basis_init(tch_context *context, const tch_matrices *a, const tc
     const tch_matrices *sorted = &buffers.m[1];
     buffers.inspection.flags = flags;
     TCHI_TRY(tchi_inspect(context, a, a->type, &buffers.inspection));
-    TCHI_TRY(t->shift_scale(state, a, NULL, NULL, 1.0, ascending));
-    TCHI_TRY(t->zero_bytes(state, buffers.w.data, buffers.w.batch * buffers.w.stride * tchi_scalar_size(a->type)));
-    TCHI_TRY(t->eigh(state, ascending, &buffers.w, flags, buffers.scratch));
-    TCHI_TRY(t->descending(state, &buffers.w, buffers.order));
-    TCHI_TRY(t->permute(state, ascending, buffers.order, NULL, sorted));
-    TCHI_TRY(t->combine(state, 1.0, 0.0, NULL, 0.0, NULL, q));
-    return t->select(state, flags, sorted, q);
+    TCHI_TRY(t->matrix->shift_scale(state, a, NULL, NULL, 1.0, ascending));
+    TCHI_TRY(
+        t->device->zero_bytes(state, buffers.w.data, buffers.w.batch * buffers.w.stride * tchi_scalar_size(a->type)));
+    TCHI_TRY(t->matrix->eigh(state, ascending, &buffers.w, flags, buffers.scratch));
+    TCHI_TRY(t->matrix->descending(state, &buffers.w, buffers.order));
+    TCHI_TRY(t->matrix->permute(state, ascending, buffers.order, NULL, sorted));
+    TCHI_TRY(t->matrix->combine(state, 1.0, 0.0, NULL, 0.0, NULL, q));
+    return t->matrix->select(state, flags, sorted, q);
 }
 
 /* --- one step --------------------------------------------------------------------------------------------------- */
@@ -129,10 +130,10 @@ static tch_status condition(tch_context *context, const tch_matrices *a, double 
     const tch_backend *t = context->backend;
     const tch_root_norms norms = {i->largest, i->max_abs, i->nonfinite, i->asymmetry};
     TCHI_TRY(tchi_measure(context, a, i));
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_TRACE, a, i->largest));
-    TCHI_TRY(t->root_setup(context->state, a->batch, &norms, 0.0, shift, 1.0, tchi_symmetry_tolerance(a->type),
-                           i->damping, i->bound, i->flags));
-    return t->shift_scale(context->state, a, i->damping, i->bound, -1.0, out);
+    TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_TRACE, a, i->largest));
+    TCHI_TRY(t->matrix->root_setup(context->state, a->batch, &norms, 0.0, shift, 1.0, tchi_symmetry_tolerance(a->type),
+                                   i->damping, i->bound, i->flags));
+    return t->matrix->shift_scale(context->state, a, i->damping, i->bound, -1.0, out);
 }
 
 /* m[0] = the rows of q A, sorted by their dot products with those of q. */
@@ -143,11 +144,11 @@ static tch_status multiply_and_sort(tch_context *context, const tch_matrices *a,
     void *state = context->state;
     tch_matrices *m = buffers->m;
     TCHI_TRY(condition(context, a, shift, &buffers->inspection, &m[0]));
-    TCHI_TRY(t->shift_scale(state, q, NULL, NULL, 1.0, &m[1]));
-    TCHI_TRY(t->gemm(state, 1.0, &m[1], 0, &m[0], 0, 0.0, &m[2]));
-    TCHI_TRY(t->row_dots(state, &m[2], &m[1], 1.0, &buffers->w));
-    TCHI_TRY(t->descending(state, &buffers->w, buffers->order));
-    return t->permute(state, &m[2], buffers->order, NULL, &m[0]);
+    TCHI_TRY(t->matrix->shift_scale(state, q, NULL, NULL, 1.0, &m[1]));
+    TCHI_TRY(t->matrix->gemm(state, 1.0, &m[1], 0, &m[0], 0, 0.0, &m[2]));
+    TCHI_TRY(t->matrix->row_dots(state, &m[2], &m[1], 1.0, &buffers->w));
+    TCHI_TRY(t->matrix->descending(state, &buffers->w, buffers->order));
+    return t->matrix->permute(state, &m[2], buffers->order, NULL, &m[0]);
 }
 
 /* Rows [first, first + rows) of every matrix, and of those the first `cols` columns. */
@@ -170,7 +171,7 @@ static tch_status multiply_lower(tch_context *context, const tch_matrices *x, co
         tch_matrices strip = block(x, first, rows, first + rows);
         tch_matrices above = block(s, 0, first + rows, n);
         tch_matrices out = block(c, first, rows, n);
-        TCHI_TRY(context->backend->gemm(context->state, 1.0, &strip, 0, &above, 0, 0.0, &out));
+        TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, &strip, 0, &above, 0, 0.0, &out));
     }
     return TCH_OK;
 }
@@ -180,10 +181,10 @@ static tch_status shifted_gram(tch_context *context, double shift, basis_buffers
 {
     const tch_backend *t = context->backend;
     tch_matrices *m = buffers->m;
-    TCHI_TRY(t->row_dots(context->state, &m[0], &m[0], -0.5, &buffers->w));
-    TCHI_TRY(t->scale_rows(context->state, &m[0], &buffers->w, &m[0]));
+    TCHI_TRY(t->matrix->row_dots(context->state, &m[0], &m[0], -0.5, &buffers->w));
+    TCHI_TRY(t->matrix->scale_rows(context->state, &m[0], &buffers->w, &m[0]));
     TCHI_TRY(tchi_gram(context, 1.0, &m[0], 0, 0.0, &m[2]));
-    return t->combine(context->state, shift, 1.0, &m[2], 0.0, NULL, &m[2]);
+    return t->matrix->combine(context->state, shift, 1.0, &m[2], 0.0, NULL, &m[2]);
 }
 
 /* The rows of m[0] become orthonormal. Without a shift Cholesky does not care how long they are. */
@@ -191,7 +192,7 @@ static tch_status orthonormalise(tch_context *context, double shift, int32_t *fl
 {
     tch_matrices *m = buffers->m;
     TCHI_TRY(shift > 0.0 ? shifted_gram(context, shift, buffers) : tchi_gram(context, 1.0, &m[0], 0, 0.0, &m[2]));
-    TCHI_TRY(context->backend->cholesky_inverse(context->state, &m[2], &m[1], flags, buffers->scratch));
+    TCHI_TRY(context->backend->matrix->cholesky_inverse(context->state, &m[2], &m[1], flags, buffers->scratch));
     TCHI_TRY(multiply_lower(context, &m[1], &m[0], &m[2]));
     tch_matrices result = m[2];
     m[2] = m[0];
@@ -206,9 +207,9 @@ static tch_status give_order(tch_context *context, basis_buffers *buffers, const
     const tch_matrices *w = &buffers->w;
     const tch_matrices found = tchi_matrices_new(buffers->order, TCH_SCALAR_I32, w->batch, 1, w->cols);
     const tch_matrices out = tchi_matrices_new(order, TCH_SCALAR_I32, w->batch, 1, w->cols);
-    TCHI_TRY(t->zero_bytes(context->state, w->data, w->batch * w->stride * tchi_scalar_size(w->type)));
-    TCHI_TRY(t->descending(context->state, w, order));
-    return t->select(context->state, flags, &found, &out);
+    TCHI_TRY(t->device->zero_bytes(context->state, w->data, w->batch * w->stride * tchi_scalar_size(w->type)));
+    TCHI_TRY(t->matrix->descending(context->state, w, order));
+    return t->matrix->select(context->state, flags, &found, &out);
 }
 
 tch_status tchi_basis_track(tch_context *context, const tch_matrices *a, const tch_matrices *q, int32_t *order,
@@ -223,6 +224,6 @@ tch_status tchi_basis_track(tch_context *context, const tch_matrices *a, const t
     for (int pass = 0; pass < chosen.passes; pass++) {
         TCHI_TRY(orthonormalise(context, pass + 1 < chosen.passes ? chosen.gram_shift : 0.0, flags, &buffers));
     }
-    TCHI_TRY(context->backend->select(context->state, flags, &buffers.m[0], q));
+    TCHI_TRY(context->backend->matrix->select(context->state, flags, &buffers.m[0], q));
     return order != NULL ? give_order(context, &buffers, flags, order) : TCH_OK;
 }

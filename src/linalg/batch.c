@@ -101,8 +101,8 @@ static tch_status transfer(tch_context *context, const tchi_batch *b, int64_t fi
         const int64_t ours[3] = {part.stride, part.ld, 1};
         tch_array outside = {start, b->type, 3, shape, theirs};
         tch_array inside = {part.data, part.type, 3, shape, ours};
-        TCHI_TRY(way == READ ? context->backend->copy(context->state, &inside, &outside)
-                             : context->backend->copy(context->state, &outside, &inside));
+        TCHI_TRY(way == READ ? context->backend->matrix->copy(context->state, &inside, &outside)
+                             : context->backend->matrix->copy(context->state, &outside, &inside));
         done += run;
     }
     return TCH_OK;
@@ -138,7 +138,7 @@ tch_status tchi_batch_select(tch_context *context, const tchi_batch *batch, int6
     }
     if (!tchi_batch_is_plain(batch)) {
         TCHI_TRY(tchi_batch_read(context, batch, first, spare));
-        TCHI_TRY(context->backend->select(context->state, flags, src, spare));
+        TCHI_TRY(context->backend->matrix->select(context->state, flags, src, spare));
         return tchi_batch_write(context, batch, first, spare);
     }
     for (int64_t done = 0; done < src->batch;) {
@@ -146,7 +146,7 @@ tch_status tchi_batch_select(tch_context *context, const tchi_batch *batch, int6
         int64_t run = next_run(batch, first + done, src->batch - done, &start);
         tch_matrices out = run_matrices(batch, start, run);
         tch_matrices part = tchi_matrices_part(src, done, run);
-        TCHI_TRY(context->backend->select(context->state, flags + done, &part, &out));
+        TCHI_TRY(context->backend->matrix->select(context->state, flags + done, &part, &out));
         done += run;
     }
     return TCH_OK;

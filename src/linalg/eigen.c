@@ -35,8 +35,8 @@ static void layout(eigen_buffers *e, tchi_arena *arena, tch_context *context, tc
     e->w = tchi_scratch_matrices(arena, type, batch, 1, n);
     e->spare = tchi_scratch_matrices(arena, type, batch, 1, n);
     tchi_inspection_layout(&e->inspection, arena, batch);
-    e->scratch =
-        tchi_arena_take(arena, context->backend->scratch_bytes(context->state, TCH_SCRATCH_EIGH, type, n, n, batch, 0));
+    e->scratch = tchi_arena_take(
+        arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_EIGH, type, n, n, batch, 0));
 }
 
 /* The most matrices whose scratch, `each` bytes beside the layout above, stays within the limit. What the solver itself
@@ -71,7 +71,7 @@ static tch_status decompose(tch_context *context, eigen_buffers *e, const tchi_b
 {
     TCHI_TRY(tchi_batch_read(context, a, first, &e->v));
     TCHI_TRY(tchi_inspect(context, &e->v, a->type, &e->inspection));
-    return context->backend->eigh(context->state, &e->v, &e->w, e->inspection.flags, e->scratch);
+    return context->backend->matrix->eigh(context->state, &e->v, &e->w, e->inspection.flags, e->scratch);
 }
 
 static tch_status check_input(tch_context *context, const tch_tensor *a, const tch_tensor *report)
@@ -109,7 +109,8 @@ static tch_status eigh_part(tch_context *context, const tchi_batch *a, const tch
     TCHI_TRY(reserve(&e, context, tchi_compute_type(a->type), count, a->rows));
     TCHI_TRY(decompose(context, &e, a, first));
     if (a->type != e.w.type) { /* a narrower type may not hold them */
-        TCHI_TRY(context->backend->flag_overflow(context->state, &e.w, tchi_most_number(a->type), e.inspection.flags));
+        TCHI_TRY(context->backend->matrix->flag_overflow(context->state, &e.w, tchi_most_number(a->type),
+                                                         e.inspection.flags));
     }
     tchi_batch values = tchi_batch_of(w, 1);
     TCHI_TRY(tchi_batch_select(context, &values, first, e.inspection.flags, &e.w, &e.spare));
@@ -153,8 +154,8 @@ static tch_status check_power(tch_context *context, const tch_tensor *a, double 
 static tch_status plain_power(tch_context *context, double power, double eps, eigen_buffers *e)
 {
     const tch_spectrum_map map = {eps, 0.0, 0.5 * power, 1, INFINITY};
-    TCHI_TRY(context->backend->spectrum_power(context->state, &map, &e->w, NULL, e->inspection.flags));
-    TCHI_TRY(context->backend->scale_rows(context->state, &e->v, &e->w, &e->v));
+    TCHI_TRY(context->backend->matrix->spectrum_power(context->state, &map, &e->w, NULL, e->inspection.flags));
+    TCHI_TRY(context->backend->matrix->scale_rows(context->state, &e->v, &e->w, &e->v));
     return tchi_gram(context, 1.0, &e->v, 1, 0.0, &e->x);
 }
 
@@ -167,7 +168,8 @@ static tch_status plain_power(tch_context *context, double power, double eps, ei
 static bool sharpens(const tch_context *context, tch_scalar type)
 {
     tch_product_rates rates = tchi_product_rates(context);
-    return type == TCH_SCALAR_F32 && context->backend->divided_differences != NULL && 2.0 * rates.f64 >= rates.f32;
+    return type == TCH_SCALAR_F32 && context->backend->matrix->divided_differences != NULL &&
+           2.0 * rates.f64 >= rates.f32;
 }
 
 static void layout_sharp(sharp_buffers *s, tchi_arena *arena, int64_t batch, int64_t n)
@@ -190,11 +192,11 @@ static tch_status rotate(tch_context *context, const eigen_buffers *e, sharp_buf
     const tch_array diagonal = {s->b.data, TCH_SCALAR_F64, 2, shape, along};
     const tch_array lambda = {s->lambda.data, TCH_SCALAR_F64, 2, shape, packed};
     const tch_array f = {s->f.data, TCH_SCALAR_F64, 2, shape, packed};
-    TCHI_TRY(t->shift_scale(context->state, &e->v, NULL, NULL, 1.0, &s->v));
-    TCHI_TRY(t->gemm(context->state, 1.0, &s->v, 0, &s->a, 0, 0.0, &s->t));
-    TCHI_TRY(t->gemm(context->state, 1.0, &s->t, 0, &s->v, 1, 0.0, &s->b));
-    TCHI_TRY(t->copy(context->state, &lambda, &diagonal));
-    return t->copy(context->state, &f, &diagonal);
+    TCHI_TRY(t->matrix->shift_scale(context->state, &e->v, NULL, NULL, 1.0, &s->v));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->v, 0, &s->a, 0, 0.0, &s->t));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->t, 0, &s->v, 1, 0.0, &s->b));
+    TCHI_TRY(t->matrix->copy(context->state, &lambda, &diagonal));
+    return t->matrix->copy(context->state, &f, &diagonal);
 }
 
 static tch_status sharp_power(tch_context *context, const tchi_batch *a, int64_t first, double power, double eps,
@@ -205,11 +207,11 @@ static tch_status sharp_power(tch_context *context, const tchi_batch *a, int64_t
     double *damping = e->inspection.damping;
     TCHI_TRY(tchi_batch_read(context, a, first, &s->a));
     TCHI_TRY(rotate(context, e, s));
-    TCHI_TRY(t->spectrum_power(context->state, &map, &s->f, damping, e->inspection.flags));
-    TCHI_TRY(t->divided_differences(context->state, &s->lambda, &s->f, damping, power, &s->b));
-    TCHI_TRY(t->gemm(context->state, 1.0, &s->b, 0, &s->v, 0, 0.0, &s->t));
-    TCHI_TRY(t->gemm(context->state, 1.0, &s->v, 1, &s->t, 0, 0.0, &s->a));
-    return t->shift_scale(context->state, &s->a, NULL, NULL, 1.0, &e->x);
+    TCHI_TRY(t->matrix->spectrum_power(context->state, &map, &s->f, damping, e->inspection.flags));
+    TCHI_TRY(t->matrix->divided_differences(context->state, &s->lambda, &s->f, damping, power, &s->b));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->b, 0, &s->v, 0, 0.0, &s->t));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &s->v, 1, &s->t, 0, 0.0, &s->a));
+    return t->matrix->shift_scale(context->state, &s->a, NULL, NULL, 1.0, &e->x);
 }
 
 /* --- the public call -------------------------------------------------------------------------------------------- */
@@ -237,7 +239,8 @@ static tch_status power_part(tch_context *context, const tchi_batch *a, double p
     TCHI_TRY(decompose(context, &e, a, first));
     TCHI_TRY(sharpens(context, type) ? sharp_power(context, a, first, power, eps, &e, &s)
                                      : plain_power(context, power, eps, &e));
-    TCHI_TRY(context->backend->flag_overflow(context->state, &e.x, tchi_most_number(a->type), e.inspection.flags));
+    TCHI_TRY(
+        context->backend->matrix->flag_overflow(context->state, &e.x, tchi_most_number(a->type), e.inspection.flags));
     tchi_batch result = tchi_batch_of(out, 2);
     TCHI_TRY(tchi_batch_select(context, &result, first, e.inspection.flags, &e.x, &e.v));
     return tchi_report(context, report, first, count, e.inspection.flags, "a", bad);

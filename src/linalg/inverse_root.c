@@ -66,9 +66,10 @@ static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int6
     };
     int64_t most = foreign_scratch(plan, batch, n);
     for (size_t i = 0; i < sizeof users / sizeof users[0]; i++) {
-        int64_t bytes = !users[i].used ? 0
-                                       : context->backend->scratch_bytes(context->state, users[i].operation, plan->type,
-                                                                         n, n, batch, users[i].extra);
+        int64_t bytes = !users[i].used
+                            ? 0
+                            : context->backend->device->scratch_bytes(context->state, users[i].operation, plan->type, n,
+                                                                      n, batch, users[i].extra);
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -120,10 +121,10 @@ static tch_status prepare(tch_context *context, const tchi_root_plan *plan, tch_
         return tchi_inspect(context, &r->a, given, i);
     }
     TCHI_TRY(tchi_measure(context, &r->a, i));
-    TCHI_TRY(t->largest_eigenvalue(context->state, &r->a, plan->estimate, i->largest, r->scratch));
+    TCHI_TRY(t->matrix->largest_eigenvalue(context->state, &r->a, plan->estimate, i->largest, r->scratch));
     tch_root_norms norms = {i->largest, i->max_abs, i->nonfinite, i->asymmetry};
-    return t->root_setup(context->state, r->a.batch, &norms, plan->eps, plan->relative_eps, TCHI_ROOT_MARGIN,
-                         tchi_symmetry_tolerance(given), i->damping, i->bound, i->flags);
+    return t->matrix->root_setup(context->state, r->a.batch, &norms, plan->eps, plan->relative_eps, TCHI_ROOT_MARGIN,
+                                 tchi_symmetry_tolerance(given), i->damping, i->bound, i->flags);
 }
 
 /* The lower bound of the scaled spectra when only an absolute damping was given: it has to be read from the device. */
@@ -136,10 +137,10 @@ static tch_status read_low(tch_context *context, const root_buffers *r, double *
     for (int64_t done = 0; done < r->a.batch; done += PIECE) {
         int64_t n = r->a.batch - done < PIECE ? r->a.batch - done : PIECE;
         int64_t bytes = n * (int64_t)sizeof(double);
-        TCHI_TRY(context->backend->copy_bytes(context->state, damping, r->inspection.damping + done, bytes,
-                                              TCH_COPY_TO_HOST));
-        TCHI_TRY(
-            context->backend->copy_bytes(context->state, bound, r->inspection.bound + done, bytes, TCH_COPY_TO_HOST));
+        TCHI_TRY(context->backend->device->copy_bytes(context->state, damping, r->inspection.damping + done, bytes,
+                                                      TCH_COPY_TO_HOST));
+        TCHI_TRY(context->backend->device->copy_bytes(context->state, bound, r->inspection.bound + done, bytes,
+                                                      TCH_COPY_TO_HOST));
         for (int64_t k = 0; k < n; k++) {
             *low = damping[k] > 0 ? fmin(*low, damping[k] / bound[k]) : *low;
         }
@@ -153,10 +154,10 @@ static tch_status by_eigen(tch_context *context, const tchi_root_plan *plan, roo
 {
     const tch_backend *t = context->backend;
     tch_spectrum_map map = {plan->eps, plan->relative_eps, -0.5 / plan->root, 0, plan->negative};
-    TCHI_TRY(t->combine(context->state, 0.0, 1.0, &r->a, 0.0, NULL, &r->m.m[0]));
-    TCHI_TRY(t->eigh(context->state, &r->m.m[0], &r->w, r->inspection.flags, r->scratch));
-    TCHI_TRY(t->spectrum_power(context->state, &map, &r->w, r->inspection.damping, r->inspection.flags));
-    TCHI_TRY(t->scale_rows(context->state, &r->m.m[0], &r->w, &r->m.m[0]));
+    TCHI_TRY(t->matrix->combine(context->state, 0.0, 1.0, &r->a, 0.0, NULL, &r->m.m[0]));
+    TCHI_TRY(t->matrix->eigh(context->state, &r->m.m[0], &r->w, r->inspection.flags, r->scratch));
+    TCHI_TRY(t->matrix->spectrum_power(context->state, &map, &r->w, r->inspection.damping, r->inspection.flags));
+    TCHI_TRY(t->matrix->scale_rows(context->state, &r->m.m[0], &r->w, &r->m.m[0]));
     *x = r->m.m[1];
     return tchi_gram(context, 1.0, &r->m.m[0], 1, 0.0, x);
 }
@@ -164,8 +165,8 @@ static tch_status by_eigen(tch_context *context, const tchi_root_plan *plan, roo
 /* M = (A + damping I) / bound, into the first buffer. */
 static tch_status scale_down(tch_context *context, root_buffers *r)
 {
-    return context->backend->shift_scale(context->state, &r->a, r->inspection.damping, r->inspection.bound, -1.0,
-                                         &r->m.m[0]);
+    return context->backend->matrix->shift_scale(context->state, &r->a, r->inspection.damping, r->inspection.bound,
+                                                 -1.0, &r->m.m[0]);
 }
 
 static tch_status newton_in_one_launch(tch_context *context, const tchi_root_plan *plan, root_buffers *r,
@@ -176,7 +177,8 @@ static tch_status newton_in_one_launch(tch_context *context, const tchi_root_pla
         memcpy(iteration.c[k], plan->newton.step[k].c, sizeof iteration.c[k]);
     }
     *x = r->m.m[1];
-    return context->backend->newton(context->state, &iteration, &r->a, r->inspection.damping, r->inspection.bound, x);
+    return context->backend->matrix->newton(context->state, &iteration, &r->a, r->inspection.damping,
+                                            r->inspection.bound, x);
 }
 
 /* A buffer that is not X, as matrices without gaps like those the caller will get. */
@@ -196,16 +198,17 @@ static tch_status by_newton(tch_context *context, const tchi_root_plan *plan, ro
     tch_matrices last;
     TCHI_TRY(tchi_newton(context, &plan->newton, &r->m, &last));
     *x = plan->mixed ? spare_of(r, plan->type, &last) : last;
-    return context->backend->shift_scale(context->state, &last, NULL, r->inspection.bound, -1.0 / plan->root, x);
+    return context->backend->matrix->shift_scale(context->state, &last, NULL, r->inspection.bound, -1.0 / plan->root,
+                                                 x);
 }
 
 static tch_status by_poles(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
 {
     *x = r->m.m[1];
     TCHI_TRY(scale_down(context, r));
-    TCHI_TRY(context->backend->shifted_inverse(context->state, &r->m.m[0], plan->poles, plan->shifts, plan->weights, x,
-                                               r->inspection.flags, r->scratch));
-    return context->backend->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
+    TCHI_TRY(context->backend->matrix->shifted_inverse(context->state, &r->m.m[0], plan->poles, plan->shifts,
+                                                       plan->weights, x, r->inspection.flags, r->scratch));
+    return context->backend->matrix->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
 }
 
 static tch_status by_foreign(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
@@ -213,7 +216,7 @@ static tch_status by_foreign(tch_context *context, const tchi_root_plan *plan, r
     *x = r->m.m[1];
     TCHI_TRY(scale_down(context, r));
     TCHI_TRY(plan->foreign->take(plan->foreign->user, plan->root, &r->m.m[0], x, r->scratch));
-    return context->backend->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
+    return context->backend->matrix->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
 }
 
 static tch_status take_root(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
@@ -248,11 +251,11 @@ static tch_status certify(tch_context *context, const tchi_root_plan *plan, int6
 {
     const tch_backend *t = context->backend;
     tchi_range_push(context, "certificate");
-    tch_status status = t->root_residual(context->state, plan->root, &r->a, r->inspection.damping, x, plan->probes,
-                                         r->residual, r->error, r->scratch);
+    tch_status status = t->matrix->root_residual(context->state, plan->root, &r->a, r->inspection.damping, x,
+                                                 plan->probes, r->residual, r->error, r->scratch);
     tchi_range_pop(context);
     TCHI_TRY(status);
-    return t->root_verdict(context->state, count, r->error, plan->error, r->inspection.flags);
+    return t->matrix->root_verdict(context->state, count, r->error, plan->error, r->inspection.flags);
 }
 
 /* Roots that the caller's type does not hold: inverses can leave the range of any, the others only a narrower one. */
@@ -262,7 +265,8 @@ static tch_status check_range(tch_context *context, const tchi_root_plan *plan, 
     if (plan->root > 1 && x->type == call->out.type) {
         return TCH_OK;
     }
-    return context->backend->flag_overflow(context->state, x, tchi_most_number(call->out.type), r->inspection.flags);
+    return context->backend->matrix->flag_overflow(context->state, x, tchi_most_number(call->out.type),
+                                                   r->inspection.flags);
 }
 
 /* The certificate, and the range. What the eigen method puts out of range is; of others it may be a failure. */
@@ -330,8 +334,8 @@ static tch_status look_for_failures(tch_context *context, const tchi_root_plan *
     }
     for (int64_t done = 0; done < count && !*found; done += PIECE) {
         int64_t n = count - done < PIECE ? count - done : PIECE;
-        TCHI_TRY(context->backend->copy_bytes(context->state, here, r->inspection.flags + done,
-                                              n * (int64_t)sizeof *here, TCH_COPY_TO_HOST));
+        TCHI_TRY(context->backend->device->copy_bytes(context->state, here, r->inspection.flags + done,
+                                                      n * (int64_t)sizeof *here, TCH_COPY_TO_HOST));
         for (int64_t k = 0; k < n && !*found; k++) {
             *found = here[k] == TCH_REPORT_NO_CONVERGENCE || (here[k] == TCH_REPORT_NOT_POSITIVE && in_doubt);
         }

@@ -23,8 +23,8 @@ typedef struct solve_buffers {
 static int64_t scratch_of(tch_context *context, tch_scalar type, int64_t batch, int64_t m, int64_t n)
 {
     const tch_backend *t = context->backend;
-    int64_t left = t->scratch_bytes(context->state, TCH_SCRATCH_SPD_SOLVE, type, m, n, batch, 0);
-    int64_t right = t->scratch_bytes(context->state, TCH_SCRATCH_SPD_SOLVE, type, n, m, batch, 0);
+    int64_t left = t->device->scratch_bytes(context->state, TCH_SCRATCH_SPD_SOLVE, type, m, n, batch, 0);
+    int64_t right = t->device->scratch_bytes(context->state, TCH_SCRATCH_SPD_SOLVE, type, n, m, batch, 0);
     return left > right ? left : right;
 }
 
@@ -56,16 +56,16 @@ static tch_status transpose(tch_context *context, const tch_matrices *x, const t
     const int64_t to[3] = {y->stride, y->ld, 1};
     tch_array source = {x->data, x->type, 3, shape, from};
     tch_array target = {y->data, y->type, 3, shape, to};
-    return context->backend->copy(context->state, &target, &source);
+    return context->backend->matrix->copy(context->state, &target, &source);
 }
 
 static tch_status damp(tch_context *context, solve_buffers *s, double damping)
 {
     const tch_backend *t = context->backend;
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_TRACE, &s->a, s->trace_a));
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_TRACE, &s->b, s->trace_b));
-    return t->factored_damping(context->state, s->a.batch, s->trace_a, s->a.rows, s->trace_b, s->b.rows, damping,
-                               s->of_a.damping, s->of_b.damping);
+    TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_TRACE, &s->a, s->trace_a));
+    TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_TRACE, &s->b, s->trace_b));
+    return t->matrix->factored_damping(context->state, s->a.batch, s->trace_a, s->a.rows, s->trace_b, s->b.rows,
+                                       damping, s->of_a.damping, s->of_b.damping);
 }
 
 /* The flags of A go through both solves, so that a pair with a bad A is skipped in the second too. B is judged first,
@@ -75,7 +75,7 @@ static tch_status join_flags(tch_context *context, const solve_buffers *s)
 {
     tch_matrices from = tchi_matrices_new(s->of_b.flags, TCH_SCALAR_I32, s->a.batch, 1, 1);
     tch_matrices to = tchi_matrices_new(s->of_a.flags, TCH_SCALAR_I32, s->a.batch, 1, 1);
-    return context->backend->select(context->state, s->of_a.flags, &from, &to);
+    return context->backend->matrix->select(context->state, s->of_a.flags, &from, &to);
 }
 
 /* X that is not finite is no overflow of the result. B's flags have been joined in, and serve again. */
@@ -85,10 +85,11 @@ static tch_status inspect_x(tch_context *context, solve_buffers *s)
     tchi_inspection *i = &s->of_b;
     int64_t bytes = s->x.batch * (int64_t)sizeof(double);
     tch_root_norms norms = {i->max_abs, i->max_abs, i->nonfinite, i->asymmetry};
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_NONFINITE, &s->x, i->nonfinite));
-    TCHI_TRY(t->zero_bytes(context->state, i->max_abs, bytes));
-    TCHI_TRY(t->zero_bytes(context->state, i->asymmetry, bytes));
-    TCHI_TRY(t->root_setup(context->state, s->x.batch, &norms, 1.0, 0.0, 1.0, 0.0, i->damping, i->bound, i->flags));
+    TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_NONFINITE, &s->x, i->nonfinite));
+    TCHI_TRY(t->device->zero_bytes(context->state, i->max_abs, bytes));
+    TCHI_TRY(t->device->zero_bytes(context->state, i->asymmetry, bytes));
+    TCHI_TRY(
+        t->matrix->root_setup(context->state, s->x.batch, &norms, 1.0, 0.0, 1.0, 0.0, i->damping, i->bound, i->flags));
     return join_flags(context, s);
 }
 
@@ -109,10 +110,10 @@ static tch_status solve_part(tch_context *context, const solve_call *c, int64_t 
     TCHI_TRY(join_flags(context, &s));
     TCHI_TRY(inspect_x(context, &s));
     TCHI_TRY(damp(context, &s, c->damping));
-    TCHI_TRY(t->spd_solve(context->state, &s.a, s.of_a.damping, &s.x, s.of_a.flags, s.scratch));
+    TCHI_TRY(t->matrix->spd_solve(context->state, &s.a, s.of_a.damping, &s.x, s.of_a.flags, s.scratch));
     TCHI_TRY(transpose(context, &s.x, &s.y));
-    TCHI_TRY(t->spd_solve(context->state, &s.b, s.of_b.damping, &s.y, s.of_a.flags, s.scratch));
-    TCHI_TRY(t->flag_overflow(context->state, &s.y, tchi_most_number(c->x.type), s.of_a.flags));
+    TCHI_TRY(t->matrix->spd_solve(context->state, &s.b, s.of_b.damping, &s.y, s.of_a.flags, s.scratch));
+    TCHI_TRY(t->matrix->flag_overflow(context->state, &s.y, tchi_most_number(c->x.type), s.of_a.flags));
     tchi_batch out = tchi_batch_transposed(c->out);
     tch_matrices spare = tchi_matrices_new(s.x.data, type, count, s.y.rows, s.y.cols);
     TCHI_TRY(tchi_batch_select(context, &out, first, s.of_a.flags, &s.y, &spare));

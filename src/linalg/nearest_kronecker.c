@@ -57,14 +57,14 @@ static void layout(nearest *s, tchi_arena *arena)
     s->v = take(arena, s->pq, 1);
     s->number = tchi_arena_take(arena, (int64_t)sizeof(double));
     s->flag = tchi_arena_take(arena, (int64_t)sizeof(int32_t));
-    s->scratch =
-        tchi_arena_take(arena, c->backend->scratch_bytes(c->state, TCH_SCRATCH_EIGH, TCH_SCALAR_F64, s->k, s->k, 1, 0));
+    s->scratch = tchi_arena_take(
+        arena, c->backend->device->scratch_bytes(c->state, TCH_SCRATCH_EIGH, TCH_SCALAR_F64, s->k, s->k, 1, 0));
 }
 
 static tch_status gemm(nearest *s, double alpha, const tch_matrices *a, int ta, const tch_matrices *b, int tb,
                        double beta, const tch_matrices *c)
 {
-    return s->context->backend->gemm(s->context->state, alpha, a, ta, b, tb, beta, c);
+    return s->context->backend->matrix->gemm(s->context->state, alpha, a, ta, b, tb, beta, c);
 }
 
 /* The rows of R are the blocks of M: a view with its dimensions reordered, copied into place. */
@@ -77,24 +77,25 @@ static tch_status rearrange(nearest *s, const tchi_batch *m, int64_t index, cons
     const int64_t to[4] = {shape[1] * p * q, p * q, q, 1};
     tch_array source = {tchi_batch_item(m, index), m->type, 4, shape, from};
     tch_array target = {s->r.data, TCH_SCALAR_F64, 4, shape, to};
-    return s->context->backend->copy(s->context->state, &target, &source);
+    return s->context->backend->matrix->copy(s->context->state, &target, &source);
 }
 
 static tch_status clear_flag(nearest *s)
 {
-    return s->context->backend->zero_bytes(s->context->state, s->flag, (int64_t)sizeof(int32_t));
+    return s->context->backend->device->zero_bytes(s->context->state, s->flag, (int64_t)sizeof(int32_t));
 }
 
 /* Eigenvectors of `gram`, as rows, in place; ascending values. */
 static tch_status decompose(nearest *s, const tch_matrices *gram)
 {
     TCHI_TRY(clear_flag(s));
-    return s->context->backend->eigh(s->context->state, gram, &s->values, s->flag, s->scratch);
+    return s->context->backend->matrix->eigh(s->context->state, gram, &s->values, s->flag, s->scratch);
 }
 
 static tch_status read_number(nearest *s, const void *device, double *value)
 {
-    return s->context->backend->copy_bytes(s->context->state, value, device, (int64_t)sizeof *value, TCH_COPY_TO_HOST);
+    return s->context->backend->device->copy_bytes(s->context->state, value, device, (int64_t)sizeof *value,
+                                                   TCH_COPY_TO_HOST);
 }
 
 /* The last row of the eigenvectors, as a column. */
@@ -105,7 +106,7 @@ static tch_matrices top_vector(const nearest *s, const tch_matrices *vectors)
 
 static tch_status copy_vector(nearest *s, const tch_matrices *from, const tch_matrices *to)
 {
-    return s->context->backend->combine(s->context->state, 0.0, 1.0, from, 0.0, NULL, to);
+    return s->context->backend->matrix->combine(s->context->state, 0.0, 1.0, from, 0.0, NULL, to);
 }
 
 static tch_status exact_pair(nearest *s)
@@ -128,8 +129,8 @@ static tch_status orthonormalize(nearest *s, tch_matrices *block, tch_matrices *
     TCHI_TRY(decompose(s, &s->gram));
     TCHI_TRY(read_number(s, (double *)s->values.data + s->k - 1, &largest));
     const tch_spectrum_map map = {largest > 0 ? largest * 1e-30 : 1.0, 0.0, -0.5, 1, INFINITY};
-    TCHI_TRY(t->spectrum_power(state, &map, &s->values, NULL, s->flag));
-    TCHI_TRY(t->scale_rows(state, &s->gram, &s->values, &s->gram));
+    TCHI_TRY(t->matrix->spectrum_power(state, &map, &s->values, NULL, s->flag));
+    TCHI_TRY(t->matrix->scale_rows(state, &s->gram, &s->values, &s->gram));
     TCHI_TRY(gemm(s, 1.0, block, 0, &s->gram, 1, 0.0, spare));
     tch_matrices swap = *block;
     *block = *spare;
@@ -155,7 +156,7 @@ static tch_status iterate(nearest *s, tch_matrices *spare_left, tch_matrices *sp
 static tch_status iterated_pair(nearest *s, tch_matrices *spare_left, tch_matrices *spare_right)
 {
     double before = 0;
-    TCHI_TRY(s->context->backend->random_signs(s->context->state, 1, &s->right));
+    TCHI_TRY(s->context->backend->matrix->random_signs(s->context->state, 1, &s->right));
     TCHI_TRY(orthonormalize(s, &s->right, spare_right));
     for (int round = 0; round < MOST_ROUNDS; round++) {
         double square;
@@ -172,13 +173,13 @@ static tch_status iterated_pair(nearest *s, tch_matrices *spare_left, tch_matric
 
 static tch_status norm_of(nearest *s, const tch_matrices *x, double *norm)
 {
-    TCHI_TRY(s->context->backend->reduce(s->context->state, TCH_REDUCE_FROBENIUS, x, s->number));
+    TCHI_TRY(s->context->backend->matrix->reduce(s->context->state, TCH_REDUCE_FROBENIUS, x, s->number));
     return read_number(s, s->number, norm);
 }
 
 static tch_status scale(nearest *s, const tch_matrices *x, double factor)
 {
-    return s->context->backend->combine(s->context->state, 0.0, factor, x, 0.0, NULL, x);
+    return s->context->backend->matrix->combine(s->context->state, 0.0, factor, x, 0.0, NULL, x);
 }
 
 /* +1 or -1: the sign of the entry of u that is largest in size. */
@@ -190,8 +191,8 @@ static tch_status sign_of(nearest *s, const tch_matrices *u, double *sign)
     *sign = 1.0;
     for (int64_t done = 0; done < u->rows; done += PIECE) {
         int64_t n = u->rows - done < PIECE ? u->rows - done : PIECE;
-        TCHI_TRY(s->context->backend->copy_bytes(s->context->state, here, (const double *)u->data + done,
-                                                 n * (int64_t)sizeof *here, TCH_COPY_TO_HOST));
+        TCHI_TRY(s->context->backend->device->copy_bytes(s->context->state, here, (const double *)u->data + done,
+                                                         n * (int64_t)sizeof *here, TCH_COPY_TO_HOST));
         for (int64_t i = 0; i < n; i++) {
             *sign = fabs(here[i]) > largest ? (here[i] < 0 ? -1.0 : 1.0) : *sign;
             largest = fmax(largest, fabs(here[i]));
@@ -240,7 +241,7 @@ static tch_status write_factor(nearest *s, const tch_tensor *factor, int64_t ind
 static tch_status bring_near_one(nearest *s, int *exponent)
 {
     double largest;
-    TCHI_TRY(s->context->backend->reduce(s->context->state, TCH_REDUCE_MAX_ABS, &s->r, s->number));
+    TCHI_TRY(s->context->backend->matrix->reduce(s->context->state, TCH_REDUCE_MAX_ABS, &s->r, s->number));
     TCHI_TRY(read_number(s, s->number, &largest));
     *exponent = 0;
     if (largest == 0 || (largest > 0x1p-400 && largest < 0x1p+400)) {
@@ -263,8 +264,8 @@ static tch_status scale_factors(nearest *s, int exponent)
 static tch_status write_error(nearest *s, const tch_tensor *error, int64_t index, double value)
 {
     tchi_batch numbers = tchi_batch_of(error, 0);
-    TCHI_TRY(s->context->backend->copy_bytes(s->context->state, s->number, &value, (int64_t)sizeof value,
-                                             TCH_COPY_TO_DEVICE));
+    TCHI_TRY(s->context->backend->device->copy_bytes(s->context->state, s->number, &value, (int64_t)sizeof value,
+                                                     TCH_COPY_TO_DEVICE));
     tch_matrices number = tchi_matrices_new(s->number, TCH_SCALAR_F64, 1, 1, 1);
     return tchi_batch_write(s->context, &numbers, index, &number);
 }
@@ -286,7 +287,7 @@ static tch_status one(nearest *s, const tchi_batch *m, int64_t index, tch_tensor
         }
     }
     TCHI_TRY(rearrange(s, m, index, a, b));
-    TCHI_TRY(s->context->backend->reduce(s->context->state, TCH_REDUCE_NONFINITE, &s->r, s->number));
+    TCHI_TRY(s->context->backend->matrix->reduce(s->context->state, TCH_REDUCE_NONFINITE, &s->r, s->number));
     TCHI_TRY(read_number(s, s->number, &nonfinite));
     if (nonfinite > 0) {
         return tchi_fail(TCH_ERR_NUMERIC, "matrix %lld of m has entries that are infinite or NaN", (long long)index);
@@ -349,7 +350,7 @@ static tch_status write_zeros(tch_context *context, const tch_tensor *tensor)
         return TCH_OK;
     }
     tch_array array = tchi_array_of(tensor, strides);
-    return context->backend->fill(context->state, &array, 0.0);
+    return context->backend->matrix->fill(context->state, &array, 0.0);
 }
 
 tch_status tch_nearest_kronecker(tch_context *context, const tch_tensor *m, tch_tensor *a, tch_tensor *b,

@@ -141,7 +141,7 @@ static tch_status multiply(tch_context *context, const tch_matrices *a, const tc
 static tch_status convert(tch_context *context, const tch_matrices *from, tch_scalar type, tch_matrices *to)
 {
     to->type = type;
-    return context->backend->shift_scale(context->state, from, NULL, NULL, 1.0, to);
+    return context->backend->matrix->shift_scale(context->state, from, NULL, NULL, 1.0, to);
 }
 
 /* H = c0 I + c1 M + c2 M^2. */
@@ -152,7 +152,7 @@ static tch_status make_h(tch_context *context, int degree, const tchi_minimax_st
     if (degree == 2) {
         return tchi_symmetric_polynomial(context, step->c[0], step->c[1], m, step->c[2], m, m, h);
     }
-    return context->backend->combine(context->state, step->c[0], step->c[1], m, 0.0, NULL, h);
+    return context->backend->matrix->combine(context->state, step->c[0], step->c[1], m, 0.0, NULL, h);
 }
 
 /* H^root into *power, which is H itself or one of S and T. */
@@ -217,7 +217,7 @@ static tch_status make_k(tch_context *context, int32_t root, cast *c)
 static tch_status congruence(tch_context *context, tch_scalar next, cast *c)
 {
     c->p->type = TCH_SCALAR_F64;
-    TCHI_TRY(context->backend->gemm(context->state, 1.0, c->k, 0, c->m, 0, 0.0, c->p));
+    TCHI_TRY(context->backend->matrix->gemm(context->state, 1.0, c->k, 0, c->m, 0, 0.0, c->p));
     return multiply(context, c->p, c->k, next, c->m);
 }
 
@@ -286,7 +286,7 @@ tch_status tchi_newton(tch_context *context, const tchi_newton_plan *plan, tchi_
     cast c;
     assign(plan, b, &c);
     if (plan->steps == 0) {
-        TCHI_TRY(context->backend->combine(context->state, 1.0, 0.0, NULL, 0.0, NULL, c.x));
+        TCHI_TRY(context->backend->matrix->combine(context->state, 1.0, 0.0, NULL, 0.0, NULL, c.x));
     }
     for (int k = 0; k < plan->steps; k++) {
         tchi_range_push(context, range_name(plan, k));

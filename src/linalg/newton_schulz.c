@@ -229,12 +229,13 @@ int64_t tchi_orthogonalize_bytes(const tchi_ortho *ortho, const tch_matrices *x)
 static tch_status normalize(tch_context *context, double eps, const tch_matrices *x, schulz_buffers *s)
 {
     const tch_backend *t = context->backend;
-    TCHI_TRY(t->reduce(context->state, TCH_REDUCE_FROBENIUS, x, s->norm));
-    TCHI_TRY(t->rescale(context->state, eps, x, s->norm));
-    TCHI_TRY(t->zero_bytes(context->state, s->zeros, x->batch * (int64_t)sizeof(double)));
+    TCHI_TRY(t->matrix->reduce(context->state, TCH_REDUCE_FROBENIUS, x, s->norm));
+    TCHI_TRY(t->matrix->rescale(context->state, eps, x, s->norm));
+    TCHI_TRY(t->device->zero_bytes(context->state, s->zeros, x->batch * (int64_t)sizeof(double)));
     tch_root_norms norms = {s->norm, s->norm, s->zeros, s->zeros};
-    TCHI_TRY(t->root_setup(context->state, x->batch, &norms, eps, 1.0, 0.0, 1.0, s->damping, s->bound, s->flags));
-    return t->shift_scale(context->state, x, NULL, s->bound, -1.0, x);
+    TCHI_TRY(
+        t->matrix->root_setup(context->state, x->batch, &norms, eps, 1.0, 0.0, 1.0, s->damping, s->bound, s->flags));
+    return t->matrix->shift_scale(context->state, x, NULL, s->bound, -1.0, x);
 }
 
 /* How the products of a run are done. M is `unit` times what it stands for, so that float16 keeps the small numbers of
@@ -261,7 +262,7 @@ static tch_status product(tch_context *context, const schulz_arithmetic *how, do
                           int32_t exponent, const tch_matrices *c)
 {
     if (how->fine) {
-        return context->backend->scaled_product(context->state, c0, c1, d, c2, a, b, how->scale, exponent, c);
+        return context->backend->matrix->scaled_product(context->state, c0, c1, d, c2, a, b, how->scale, exponent, c);
     }
     return tchi_symmetric_polynomial(context, c0, c1, d, c2, a, b, c);
 }
@@ -352,7 +353,7 @@ static tch_status run(tch_context *context, const schulz_arithmetic *how, const 
     if (count > 1) {
         TCHI_TRY(multiply_up(context, how, step, count, s, q, &s->m));
     }
-    return context->backend->gemm(context->state, 1.0, count == 1 ? &q : &s->m, 0, x, 0, 0.0, &s->y);
+    return context->backend->matrix->gemm(context->state, 1.0, count == 1 ? &q : &s->m, 0, x, 0, 0.0, &s->y);
 }
 
 /* unit (A^2 / unit^2 + c1 D / unit + c0 I), A and D being `unit` times what they stand for: so is the result. */
@@ -379,7 +380,7 @@ static tch_status run_long(tch_context *context, const schulz_arithmetic *how, c
     }
     TCHI_TRY(product(context, how, step->t0 / step->top, step->t1 / (unit * step->top), is_long ? NULL : &m,
                      step->t2 / (unit * unit * step->top), &spare, &spare, 1, &s->q));
-    return context->backend->gemm(context->state, 1.0, &s->q, 0, x, 0, 0.0, &s->y);
+    return context->backend->matrix->gemm(context->state, 1.0, &s->q, 0, x, 0, 0.0, &s->y);
 }
 
 /* The backend's own way for large matrices; *scale is what is left to be multiplied. */
@@ -387,14 +388,14 @@ static tch_status begin(tch_context *context, double eps, bool fine, const tch_m
                         const double **scale)
 {
     *scale = fine ? s->norm : NULL;
-    return fine ? context->backend->normalize(context->state, eps, x, s->norm) : normalize(context, eps, x, s);
+    return fine ? context->backend->matrix->normalize(context->state, eps, x, s->norm) : normalize(context, eps, x, s);
 }
 
 tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x,
                                      void *scratch, tch_matrices *result)
 {
     const tch_backend *t = context->backend;
-    bool fine = ortho->eps > 0.0 && t->normalize_takes != NULL && t->normalize_takes(context->state, x);
+    bool fine = ortho->eps > 0.0 && t->matrix->normalize_takes != NULL && t->matrix->normalize_takes(context->state, x);
     const double *scale;
     schulz_buffers s;
     tchi_arena arena = {.base = scratch};

@@ -31,7 +31,7 @@ typedef struct backward_call {
 
 static int64_t scratch_of(tch_context *context, int64_t batch, int64_t n)
 {
-    return context->backend->scratch_bytes(context->state, TCH_SCRATCH_EIGH, TCH_SCALAR_F64, n, n, batch, 0);
+    return context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_EIGH, TCH_SCALAR_F64, n, n, batch, 0);
 }
 
 static void layout(backward_buffers *p, tchi_arena *arena, tch_context *context, int64_t batch, int64_t n)
@@ -60,15 +60,15 @@ static tch_status symmetrize(tch_context *context, const tch_matrices *g, const 
     const int64_t along[3] = {t->stride, t->ld, 1};
     const tch_array transposed = {g->data, g->type, 3, shape, across};
     const tch_array copy = {t->data, t->type, 3, shape, along};
-    TCHI_TRY(context->backend->copy(context->state, &copy, &transposed));
-    return context->backend->combine(context->state, 0.0, 0.5, g, 0.5, t, g);
+    TCHI_TRY(context->backend->matrix->copy(context->state, &copy, &transposed));
+    return context->backend->matrix->combine(context->state, 0.0, 0.5, g, 0.5, t, g);
 }
 
 static tch_status decompose(tch_context *context, backward_buffers *p, const tchi_batch *a, int64_t first)
 {
     TCHI_TRY(tchi_batch_read(context, a, first, &p->v));
     TCHI_TRY(tchi_inspect(context, &p->v, a->type, &p->inspection));
-    return context->backend->eigh(context->state, &p->v, &p->w, p->inspection.flags, p->scratch);
+    return context->backend->matrix->eigh(context->state, &p->v, &p->w, p->inspection.flags, p->scratch);
 }
 
 static tch_status backward_part(tch_context *context, const backward_call *call, int64_t first, int64_t count,
@@ -83,11 +83,11 @@ static tch_status backward_part(tch_context *context, const backward_call *call,
     TCHI_TRY(decompose(context, &p, &call->a, first));
     TCHI_TRY(tchi_batch_read(context, &call->grad, first, &p.g));
     TCHI_TRY(symmetrize(context, &p.g, &p.t));
-    TCHI_TRY(t->gemm(context->state, 1.0, &p.v, 0, &p.g, 0, 0.0, &p.t));
-    TCHI_TRY(t->gemm(context->state, 1.0, &p.t, 0, &p.v, 1, 0.0, &p.g));
-    TCHI_TRY(t->loewner(context->state, &call->map, &p.w, &p.g, p.inspection.flags));
-    TCHI_TRY(t->gemm(context->state, 1.0, &p.g, 0, &p.v, 0, 0.0, &p.t));
-    TCHI_TRY(t->gemm(context->state, 1.0, &p.v, 1, &p.t, 0, 0.0, &p.g));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.v, 0, &p.g, 0, 0.0, &p.t));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.t, 0, &p.v, 1, 0.0, &p.g));
+    TCHI_TRY(t->matrix->loewner(context->state, &call->map, &p.w, &p.g, p.inspection.flags));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.g, 0, &p.v, 0, 0.0, &p.t));
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &p.v, 1, &p.t, 0, 0.0, &p.g));
     TCHI_TRY(symmetrize(context, &p.g, &p.t)); /* rounding: exactly symmetric to the last bit */
     TCHI_TRY(tchi_batch_select(context, &call->out, first, p.inspection.flags, &p.g, &p.t));
     return tchi_report(context, call->report, first, count, p.inspection.flags, "a", bad);

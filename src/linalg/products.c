@@ -220,7 +220,7 @@ static tch_status multiply_in_place(tch_context *context, const product *p)
         tch_matrices a = as_matrices(&p->a, batch_offset(p, &p->a, outer, i), inner, strides[0], &ta);
         tch_matrices b = as_matrices(&p->b, batch_offset(p, &p->b, outer, i), inner, strides[1], &tb);
         tch_matrices c = as_matrices(&p->c, batch_offset(p, &p->c, outer, i), inner, strides[2], &tc);
-        TCHI_TRY(context->backend->gemm(context->state, p->alpha, &a, ta, &b, tb, p->beta, &c));
+        TCHI_TRY(context->backend->matrix->gemm(context->state, p->alpha, &a, ta, &b, tb, p->beta, &c));
     }
     return TCH_OK;
 }
@@ -336,8 +336,8 @@ static tch_status move_tile(tch_context *context, const operand *outside, const 
     const int64_t ours[2] = {inside->row_stride, inside->col_stride};
     tch_array there = {outside->data, outside->type, 2, shape, theirs};
     tch_array here = {inside->data, inside->type, 2, shape, ours};
-    return back ? context->backend->copy(context->state, &there, &here)
-                : context->backend->copy(context->state, &here, &there);
+    return back ? context->backend->matrix->copy(context->state, &there, &here)
+                : context->backend->matrix->copy(context->state, &here, &there);
 }
 
 /* The operand itself, or a copy of it in scratch when it has to be staged. */
@@ -364,7 +364,7 @@ static tch_status multiply_tile(tch_context *context, const product *p, const op
     tch_matrices x = as_matrices(a, 0, 1, 0, &ta);
     tch_matrices y = as_matrices(b, 0, 1, 0, &tb);
     tch_matrices z = as_matrices(c, 0, 1, 0, &tc);
-    return context->backend->gemm(context->state, p->alpha, &x, ta, &y, tb, beta, &z);
+    return context->backend->matrix->gemm(context->state, p->alpha, &x, ta, &y, tb, beta, &z);
 }
 
 static int64_t at_most(int64_t size, int64_t limit)
@@ -422,8 +422,8 @@ static tch_status multiply_tiles(tch_context *context, const product *p, const b
 static tch_scalar product_type(const tch_context *context, tch_scalar type)
 {
     tch_product_rates rates = {0};
-    if (context->backend->product_rates != NULL) {
-        context->backend->product_rates(context->state, &rates);
+    if (context->backend->matrix->product_rates != NULL) {
+        context->backend->matrix->product_rates(context->state, &rates);
     }
     return rates.bf16 > 0.0 ? type : tchi_compute_type(type);
 }
@@ -548,7 +548,7 @@ static tch_status streaming_bytes(tch_context *context, const tch_streamed_produ
     if (budget == 0) {
         int64_t total;
         int64_t available;
-        TCHI_TRY(context->backend->memory_info(context->state, &total, &available));
+        TCHI_TRY(context->backend->device->memory_info(context->state, &total, &available));
         budget = available / 5 * 4;
     }
     int64_t most = most_useful(s);
@@ -574,7 +574,7 @@ static tch_status multiply_streamed(tch_context *context, const tch_tensor *a, c
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     for (int64_t index = 0; index < outer_count(&p, p.rank); index++) {
         pair = streamed_pair(&p, index);
-        TCHI_TRY(context->backend->streamed_product(context->state, &pair, arena.base, bytes));
+        TCHI_TRY(context->backend->matrix->streamed_product(context->state, &pair, arena.base, bytes));
     }
     return TCH_OK;
 }
@@ -602,7 +602,8 @@ tch_status tch_matmul_chunked(tch_context *context, const tch_tensor *a, const t
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "memory_budget is %lld, expected 0 (no limit) or more bytes",
                          (long long)memory_budget);
     }
-    if (context->backend->streamed_product != NULL && (lies_on_host(a) || lies_on_host(b) || lies_on_host(out))) {
+    if (context->backend->matrix->streamed_product != NULL &&
+        (lies_on_host(a) || lies_on_host(b) || lies_on_host(out))) {
         return multiply_streamed(context, a, b, out, memory_budget);
     }
     return multiply(context, 1.0, a, 0, b, 0, 0.0, out, memory_budget);

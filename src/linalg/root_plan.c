@@ -105,7 +105,7 @@ static tch_root_method choose_method(const tch_context *context, const tchi_root
     if (!damped) {
         return TCH_ROOT_EIGEN;
     }
-    if (context->backend->shifted_inverse != NULL) {
+    if (context->backend->matrix->shifted_inverse != NULL) {
         return n >= from ? TCH_ROOT_RATIONAL : TCH_ROOT_EIGEN;
     }
     return p->mixed && (p->low == 0 || newton_reaches(p, p->low)) ? TCH_ROOT_NEWTON : TCH_ROOT_EIGEN;
@@ -114,7 +114,7 @@ static tch_root_method choose_method(const tch_context *context, const tchi_root
 static bool is_one_launch(const tch_context *context, int64_t n)
 {
     const tch_backend *t = context->backend;
-    return t->newton != NULL && t->newton_limit != NULL && n <= t->newton_limit(context->state);
+    return t->matrix->newton != NULL && t->matrix->newton_limit != NULL && n <= t->matrix->newton_limit(context->state);
 }
 
 /* What probes show of an error that is spread over many directions may be less than it is by this. */
@@ -148,7 +148,7 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
     *plan = (tchi_root_plan){.root = root, .eps = c->eps, .relative_eps = c->relative_eps};
     plan->newton.root = root;
     plan->newton.degree = c->degree;
-    plan->mixed = context->backend->product_rates != NULL;
+    plan->mixed = context->backend->matrix->product_rates != NULL;
     plan->one_launch = is_one_launch(context, n);
     plan->rates = tchi_product_rates(context);
     plan->tolerance = c->tolerance > 0 ? c->tolerance : type == TCH_SCALAR_F64 ? 1e-9 : 1e-3;
@@ -166,7 +166,7 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
         plan->type = tchi_compute_type(type);
     }
     plan->error = error_allowed(plan);
-    if (plan->method == TCH_ROOT_RATIONAL && context->backend->shifted_inverse == NULL) {
+    if (plan->method == TCH_ROOT_RATIONAL && context->backend->matrix->shifted_inverse == NULL) {
         return tchi_fail(TCH_ERR_UNSUPPORTED, "config: method rational is not offered by the %s backend",
                          context->backend->name);
     }

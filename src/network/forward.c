@@ -21,8 +21,8 @@ static tch_status forward(tch_network *network)
         tchi_layer *layer = &network->layers[i];
         tch_matrices weight = parameter(layer->weight, layer->outputs, layer->inputs);
         tch_matrices bias = parameter(layer->bias, 1, layer->outputs);
-        TCHI_TRY(t->gemm(context->state, 1.0, &layer->input, 0, &weight, 1, 0.0, &layer->z));
-        TCHI_TRY(t->bias_activation(context->state, layer->activation, &layer->z, &bias, &layer->output));
+        TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->input, 0, &weight, 1, 0.0, &layer->z));
+        TCHI_TRY(t->network->bias_activation(context->state, layer->activation, &layer->z, &bias, &layer->output));
     }
     return TCH_OK;
 }
@@ -35,8 +35,8 @@ static tch_status layer_gradients(const tch_network *network, int32_t index)
     const tchi_layer *layer = &network->layers[index];
     tch_matrices weight_gradient = parameter(layer->weight_gradient, layer->outputs, layer->inputs);
     tch_matrices bias_gradient = parameter(layer->bias_gradient, 1, layer->outputs);
-    TCHI_TRY(t->gemm(context->state, 1.0, &layer->delta, 1, &layer->input, 0, 0.0, &weight_gradient));
-    return t->column_sums(context->state, &layer->delta, &bias_gradient);
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->delta, 1, &layer->input, 0, 0.0, &weight_gradient));
+    return t->network->column_sums(context->state, &layer->delta, &bias_gradient);
 }
 
 /* From a layer's delta to that of the layer before. */
@@ -48,8 +48,8 @@ static tch_status delta_before(const tch_network *network, int32_t index)
     const tchi_layer *before = layer - 1;
     const tch_matrices *kept = before->activation == TCH_ACTIVATION_GELU ? &before->z : &before->output;
     tch_matrices weight = parameter(layer->weight, layer->outputs, layer->inputs);
-    TCHI_TRY(t->gemm(context->state, 1.0, &layer->delta, 0, &weight, 0, 0.0, &before->delta));
-    return t->activation_backward(context->state, before->activation, kept, &before->delta);
+    TCHI_TRY(t->matrix->gemm(context->state, 1.0, &layer->delta, 0, &weight, 0, 0.0, &before->delta));
+    return t->network->activation_backward(context->state, before->activation, kept, &before->delta);
 }
 
 tch_status tchi_network_backward(const tch_network *network, bool with_gradients)
@@ -66,11 +66,11 @@ static tch_status loss(const tch_network *network, const tch_tensor *targets, co
     const tch_context *context = network->context;
     const tch_matrices *outputs = &network->layers[network->layer_count - 1].output;
     if (network->loss == TCH_LOSS_CROSS_ENTROPY) {
-        return context->backend->softmax_loss(context->state, outputs, tchi_tensor_data(targets), results);
+        return context->backend->network->softmax_loss(context->state, outputs, tchi_tensor_data(targets), results);
     }
     tch_matrices wanted;
     (void)tchi_matrices_of(targets, &wanted); /* which was checked */
-    return context->backend->squared_loss(context->state, outputs, &wanted, results);
+    return context->backend->network->squared_loss(context->state, outputs, &wanted, results);
 }
 
 /* --- checks ------------------------------------------------------------------------------------------------------- */
@@ -201,7 +201,7 @@ tch_status tch_network_forward(tch_network *network, const tch_tensor *inputs, t
     const int64_t steps[] = {last->output.ld, 1};
     const tch_array from = {last->output.data, TCH_SCALAR_F32, 2, shape, steps};
     const tch_array to = tchi_array_of(outputs, strides);
-    return network->context->backend->copy(network->context->state, &to, &from);
+    return network->context->backend->matrix->copy(network->context->state, &to, &from);
 }
 
 static tch_status run_loss(tch_network *network, const tch_tensor *inputs, const tch_tensor *targets,

@@ -155,7 +155,7 @@ static tch_status build(tch_network *network, const tch_network_config *config)
 
 tch_status tch_network_create(tch_context *context, const tch_network_config *config, tch_network **network)
 {
-    TCHI_ENTER(context, "tch_network_create");
+    TCHI_ENTER_FOR(context, "tch_network_create", network);
     if (network == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_create: network is NULL");
     }

@@ -45,8 +45,8 @@ static tch_status write_weights(tch_context *context, const tchi_layer *layer, u
     for (int64_t first = 0; first < count; first += CHUNK) {
         int64_t n = count - first < CHUNK ? count - first : CHUNK;
         draw(key, first, n, bound, buffer);
-        TCHI_TRY(context->backend->copy_bytes(context->state, to + first, buffer, n * (int64_t)sizeof *buffer,
-                                              TCH_COPY_TO_DEVICE));
+        TCHI_TRY(context->backend->device->copy_bytes(context->state, to + first, buffer, n * (int64_t)sizeof *buffer,
+                                                      TCH_COPY_TO_DEVICE));
     }
     return TCH_OK;
 }

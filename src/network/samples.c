@@ -85,7 +85,7 @@ tch_status tch_network_weigh_samples(tch_network *network, const tch_tensor *wei
     if (network == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_weigh_samples: network is NULL");
     }
-    TCHI_ENTER(network->context, "tch_network_weigh_samples");
+    TCHI_ENTER_FOR(network->context, "tch_network_weigh_samples", sample);
     TCHI_TRY(check_batch(network, "tch_network_weigh_samples"));
     TCHI_TRY(weights != NULL ? check_weights(network, weights) : TCH_OK);
     if (!isfinite(scale)) {
@@ -109,7 +109,7 @@ tch_status tch_network_draw_labels(tch_network *network, uint64_t seed)
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_network_draw_labels: network is NULL");
     }
     tch_context *context = network->context;
-    TCHI_ENTER(context, "tch_network_draw_labels");
+    TCHI_ENTER_FOR(context, "tch_network_draw_labels", network);
     TCHI_TRY(check_batch(network, "tch_network_draw_labels"));
     if (network->loss != TCH_LOSS_CROSS_ENTROPY) {
         return tchi_fail(TCH_ERR_UNSUPPORTED, "tch_network_draw_labels: the network's loss is TCH_LOSS_SQUARED, which "
@@ -122,8 +122,9 @@ tch_status tch_network_draw_labels(tch_network *network, uint64_t seed)
         .totals = network->ignored,
         .scratch = network->scratch,
     };
-    TCHI_TRY(context->backend->zero_bytes(context->state, network->ignored, TCH_NETWORK_TOTALS * sizeof(double)));
-    TCHI_TRY(context->backend->sample_labels(context->state, &last->output, seed, network->labels));
-    TCHI_TRY(context->backend->softmax_loss(context->state, &last->output, network->labels, &results));
+    TCHI_TRY(
+        context->backend->device->zero_bytes(context->state, network->ignored, TCH_NETWORK_TOTALS * sizeof(double)));
+    TCHI_TRY(context->backend->network->sample_labels(context->state, &last->output, seed, network->labels));
+    TCHI_TRY(context->backend->network->softmax_loss(context->state, &last->output, network->labels, &results));
     return tchi_network_backward(network, false);
 }

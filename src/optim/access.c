@@ -190,10 +190,10 @@ static tch_status read_family(tch_optimizer *o, tchi_family *f, tch_optim_stats 
         int32_t flags[PIECE];
         double residuals[PIECE];
         int64_t n = f->count - done < PIECE ? f->count - done : PIECE;
-        TCHI_TRY(
-            t->copy_bytes(o->context->state, flags, f->flags + done, n * (int64_t)sizeof *flags, TCH_COPY_TO_HOST));
-        TCHI_TRY(t->copy_bytes(o->context->state, residuals, f->residuals + done, n * (int64_t)sizeof *residuals,
-                               TCH_COPY_TO_HOST));
+        TCHI_TRY(t->device->copy_bytes(o->context->state, flags, f->flags + done, n * (int64_t)sizeof *flags,
+                                       TCH_COPY_TO_HOST));
+        TCHI_TRY(t->device->copy_bytes(o->context->state, residuals, f->residuals + done,
+                                       n * (int64_t)sizeof *residuals, TCH_COPY_TO_HOST));
         for (int64_t k = 0; k < n; k++) {
             bool bad = flags[k] != TCH_REPORT_OK;
             stats->failed += bad;
@@ -220,8 +220,8 @@ tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *st
     }
     tch_optim_stats s = TCH_OPTIM_STATS_INIT;
     double counts[2];
-    TCHI_TRY(optimizer->context->backend->copy_bytes(optimizer->context->state, counts, optimizer->control->counts,
-                                                     sizeof counts, TCH_COPY_TO_HOST));
+    TCHI_TRY(optimizer->context->backend->device->copy_bytes(
+        optimizer->context->state, counts, optimizer->control->counts, sizeof counts, TCH_COPY_TO_HOST));
     s.steps = (int64_t)counts[0];
     s.skipped = (int64_t)counts[1];
     s.refreshes = optimizer->refreshes;

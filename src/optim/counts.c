@@ -134,8 +134,8 @@ tch_status tch_optimizer_set_counts(tch_optimizer *optimizer, int32_t parameter,
     TCHI_TRY(check_values(function, p->name, length, counts));
     TCHI_ENTER(optimizer->context, function);
     double step;
-    TCHI_TRY(optimizer->context->backend->copy_bytes(optimizer->context->state, &step, &p->clock->step, sizeof step,
-                                                     TCH_COPY_TO_HOST));
+    TCHI_TRY(optimizer->context->backend->device->copy_bytes(optimizer->context->state, &step, &p->clock->step,
+                                                             sizeof step, TCH_COPY_TO_HOST));
     if (!tchi_is_clock(step)) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "%s: the clock of '%s', its state 'step', is %.17g, expected 0 to %lld", function, p->name,

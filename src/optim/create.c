@@ -231,12 +231,12 @@ static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64
     const tch_backend *t = o->context->backend;
     const tchi_group *g = tchi_group_at(o, group);
     if (bytes > 0) {
-        TCHI_TRY(t->zero_bytes(o->context->state, state, bytes));
+        TCHI_TRY(t->device->zero_bytes(o->context->state, state, bytes));
     }
     for (int32_t i = 0; i < g->families; i++) {
         const tchi_family *f = tchi_family_at(o, g->first_family + i);
         tch_matrices roots = tchi_matrices_new(f->roots, f->real, f->count, f->n, f->n);
-        TCHI_TRY(t->combine(o->context->state, 1.0, 0.0, NULL, 0.0, NULL, &roots));
+        TCHI_TRY(t->matrix->combine(o->context->state, 1.0, 0.0, NULL, 0.0, NULL, &roots));
     }
     for (int32_t i = 0; i < g->params; i++) {
         const tchi_param *p = tchi_param_at(o, g->first_param + i);
@@ -244,7 +244,7 @@ static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64
         tch_array from = {p->data, p->type, 1, &p->count, &stride};
         tch_array to = {p->master, p->real, 1, &p->count, &stride};
         if (p->master != NULL && p->count > 0) {
-            TCHI_TRY(t->copy(o->context->state, &to, &from));
+            TCHI_TRY(t->matrix->copy(o->context->state, &to, &from));
         }
     }
     return TCH_OK;
@@ -261,7 +261,7 @@ static tch_status take_state(tch_optimizer *o, int32_t group)
     TCHI_TRY(take_slab(o, state_bytes, true, &state.base));
     TCHI_TRY(take_slab(o, beside_bytes, false, &beside.base));
     TCHI_TRY(tchi_layout_state(o, group, &state, &beside, true));
-    TCHI_TRY(o->context->backend->zero_bytes(o->context->state, beside.base, beside_bytes));
+    TCHI_TRY(o->context->backend->device->zero_bytes(o->context->state, beside.base, beside_bytes));
     TCHI_TRY(fill_state(o, group, state.base, state_bytes));
     o->state_bytes += state_bytes;
     return TCH_OK;
@@ -342,7 +342,7 @@ static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, in
         status = take_scratch(o);
     }
     if (status != TCH_OK) {
-        o->context->backend->synchronize(o->context->state);
+        o->context->backend->device->synchronize(o->context->state);
         return_to(o, &before);
         o->state_bytes = state_bytes;
         if (o->scratch_block != NULL) { /* as it was: the chunks of the groups that stay */
@@ -395,7 +395,7 @@ static tch_status fill_optimizer(tch_optimizer *o, const tch_optim_config *confi
     TCHI_TRY(tchi_recordings_open(o->context, &o->recordings));
     TCHI_TRY(tchi_pool_allocate(o->context->pool, sizeof *o->control, &control));
     o->control = control;
-    TCHI_TRY(o->context->backend->zero_bytes(o->context->state, o->control, sizeof *o->control));
+    TCHI_TRY(o->context->backend->device->zero_bytes(o->context->state, o->control, sizeof *o->control));
     return add_group(o, config, count, parameters);
 }
 
@@ -413,7 +413,7 @@ tch_status tch_optimizer_create_with(tch_context *context, const tch_optim_confi
                                      const tch_parameter *parameters, const tch_state_allocator *allocator,
                                      tch_optimizer **optimizer)
 {
-    TCHI_ENTER(context, "tch_optimizer_create");
+    TCHI_ENTER_FOR(context, "tch_optimizer_create", update);
     if (optimizer == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_create: optimizer is NULL");
     }

@@ -12,10 +12,10 @@ tch_status tchi_elementwise_built_in(tch_optimizer *optimizer, int32_t group, co
     const tch_backend *t = optimizer->context->backend;
     const tch_optim_config *config = &tchi_group_at(optimizer, group)->config;
     if (config->kind == TCH_OPTIM_SGD) {
-        return t->sgd(optimizer->context->state, update, config->nesterov);
+        return t->update->sgd(optimizer->context->state, update, config->nesterov);
     }
-    return t->adamw(optimizer->context->state, update, config->kind == TCH_OPTIM_ADAMW && config->amsgrad,
-                    config->decay == TCH_DECAY_L2);
+    return t->update->adamw(optimizer->context->state, update, config->kind == TCH_OPTIM_ADAMW && config->amsgrad,
+                            config->decay == TCH_DECAY_L2);
 }
 
 static tch_status apply(tch_optimizer *o, int32_t group, const tch_update *update)

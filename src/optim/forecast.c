@@ -93,7 +93,7 @@ static tch_status forecast(tch_optimizer *o, const tch_optim_config *config, int
 tch_status tch_optim_forecast(tch_context *context, const tch_optim_config *config, int32_t count,
                               const tch_parameter *parameters, tch_optim_memory *memory)
 {
-    TCHI_ENTER(context, "tch_optim_forecast");
+    TCHI_ENTER_FOR(context, "tch_optim_forecast", update);
     TCHI_TRY(check_memory("tch_optim_forecast", memory));
     TCHI_TRY(tchi_optim_check(context, "tch_optim_forecast", config, count, parameters, false));
     tch_optimizer o;

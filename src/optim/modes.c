@@ -81,7 +81,7 @@ tch_status tchi_turn_blocks(tch_optimizer *optimizer, const tchi_class *class, i
     int64_t turned_strides[4] = {stride, m.outer * m.inner, m.inner, 1};
     tch_array a = {plain, class->real, 4, shape, plain_strides};
     tch_array b = {turned, class->real, 4, shape, turned_strides};
-    return optimizer->context->backend->copy(optimizer->context->state, back ? &a : &b, back ? &b : &a);
+    return optimizer->context->backend->matrix->copy(optimizer->context->state, back ? &a : &b, back ? &b : &a);
 }
 
 static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int32_t k, void *buffer,
@@ -100,7 +100,8 @@ static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tch
         TCHI_TRY(tchi_turn_blocks(o, run->class, k, work->stride, run->count, buffer, spare, false));
         a = view(work, spare, m.size, m.outer * m.inner, run->count);
     }
-    return o->context->backend->factor_update(o->context->state, &a, transpose, clock, rounded(o, run->class), &c);
+    return o->context->backend->update->factor_update(o->context->state, &a, transpose, clock, rounded(o, run->class),
+                                                      &c);
 }
 
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
@@ -120,9 +121,9 @@ static tch_status multiply(tch_optimizer *o, const tchi_class *class, const tch_
                            const tch_matrices *b, int32_t transpose_b, const tch_matrices *c)
 {
     const tch_backend *t = o->context->backend;
-    return rounded(o, class) && t->gemm_rounded != NULL
-               ? t->gemm_rounded(o->context->state, 1.0, a, transpose_a, b, transpose_b, 0.0, c)
-               : t->gemm(o->context->state, 1.0, a, transpose_a, b, transpose_b, 0.0, c);
+    return rounded(o, class) && t->matrix->gemm_rounded != NULL
+               ? t->matrix->gemm_rounded(o->context->state, 1.0, a, transpose_a, b, transpose_b, 0.0, c)
+               : t->matrix->gemm(o->context->state, 1.0, a, transpose_a, b, transpose_b, 0.0, c);
 }
 
 /* Dimensions with others on both sides: block after block, its outer ones being a batch that shares one matrix. */

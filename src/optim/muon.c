@@ -71,8 +71,8 @@ static tch_status gather(const muon_run *r)
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
     tch_update update = tchi_update_run(o, &r->run, &r->work, NULL, o->scratch);
-    return o->context->backend->gather(o->context->state, &update,
-                                       r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0);
+    return o->context->backend->update->gather(o->context->state, &update,
+                                               r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0);
 }
 
 static tch_status orthogonalise(const muon_run *r, tch_matrices *direction)
@@ -96,7 +96,7 @@ static tch_status apply(const muon_run *r, const tch_matrices *direction)
     for (int64_t i = 0; i < update.count; i++) {
         o->pieces[i].factor = factor_of(r->config, tchi_param_at(o, o->pieces[i].parameter));
     }
-    return o->context->backend->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0, 1);
+    return o->context->backend->update->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0, 1);
 }
 
 /* All that does not look at gradients where they lie, with arguments that stay the same. */

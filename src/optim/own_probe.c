@@ -85,8 +85,8 @@ static tch_status send(const tch_context *context, const probe *p, bool momentum
     tch_clock clock = {
         .step = STEP, .correction1 = 1.0 - pow(hyper.beta1, STEP), .correction2 = 1.0 - pow(hyper.beta2, STEP)};
     hyper.momentum = momentum ? hyper.momentum : 0.0;
-    TCHI_TRY(t->copy_bytes(context->state, p->memory, &hyper, sizeof hyper, TCH_COPY_TO_DEVICE));
-    TCHI_TRY(t->copy_bytes(context->state, p->memory + 256, &clock, sizeof clock, TCH_COPY_TO_DEVICE));
+    TCHI_TRY(t->device->copy_bytes(context->state, p->memory, &hyper, sizeof hyper, TCH_COPY_TO_DEVICE));
+    TCHI_TRY(t->device->copy_bytes(context->state, p->memory + 256, &clock, sizeof clock, TCH_COPY_TO_DEVICE));
     for (int k = 0; k < ARRAYS; k++) {
         for (int i = 0; i < ELEMENTS; i++) {
             if (p->real == TCH_SCALAR_F64) {
@@ -95,8 +95,8 @@ static tch_status send(const tch_context *context, const probe *p, bool momentum
                 array.narrow[i] = (float)p->before[k][i];
             }
         }
-        TCHI_TRY(t->copy_bytes(context->state, array_at(p, k), &array, ELEMENTS * tchi_scalar_size(p->real),
-                               TCH_COPY_TO_DEVICE));
+        TCHI_TRY(t->device->copy_bytes(context->state, array_at(p, k), &array, ELEMENTS * tchi_scalar_size(p->real),
+                                       TCH_COPY_TO_DEVICE));
     }
     return TCH_OK;
 }
@@ -105,8 +105,8 @@ static tch_status receive(const tch_context *context, const probe *p, double to[
 {
     image array;
     for (int k = 0; k < ARRAYS; k++) {
-        TCHI_TRY(context->backend->copy_bytes(context->state, &array, array_at(p, k),
-                                              ELEMENTS * tchi_scalar_size(p->real), TCH_COPY_TO_HOST));
+        TCHI_TRY(context->backend->device->copy_bytes(context->state, &array, array_at(p, k),
+                                                      ELEMENTS * tchi_scalar_size(p->real), TCH_COPY_TO_HOST));
         for (int i = 0; i < ELEMENTS; i++) {
             to[k][i] = p->real == TCH_SCALAR_F64 ? array.wide[i] : (double)array.narrow[i];
         }

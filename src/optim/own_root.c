@@ -26,7 +26,7 @@ static tch_status take(void *user, int32_t root, const tch_matrices *m, const tc
                           .shared_bytes = own->shared_bytes,
                           .arguments = arguments};
     own->launches++;
-    return kernel->context->backend->kernel_launch(kernel->context->state, kernel->handle, &run);
+    return kernel->context->backend->kernel->launch(kernel->context->state, kernel->handle, &run);
 }
 
 tchi_foreign_root tchi_own_root_of(tchi_own *own)
@@ -184,7 +184,7 @@ static tch_status try_family(tch_optimizer *o, tchi_own *own, const tchi_family 
 {
     trial t = {0};
     tch_status status = run_trial(o, own, f, &t);
-    tch_status after = o->context->backend->synchronize(o->context->state);
+    tch_status after = o->context->backend->device->synchronize(o->context->state);
     release_trial(&t);
     TCHI_TRY(after);
     *passed = status == TCH_OK;

@@ -245,7 +245,7 @@ tch_status tchi_own_update(const tch_optimizer *optimizer, tchi_own *own, int32_
                               .block = {t->host_memory ? 1 : TCHI_UPDATE_THREADS, 1, 1},
                               .arguments = arguments};
         if (run.grid[0] > 0) {
-            TCHI_TRY(t->kernel_launch(optimizer->context->state, kernel->handle, &run));
+            TCHI_TRY(t->kernel->launch(optimizer->context->state, kernel->handle, &run));
             own->launches++;
         }
     }

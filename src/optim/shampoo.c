@@ -64,9 +64,9 @@ static tch_status gather(const shampoo_run *r, bool filter)
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
-    return o->context->backend->gather(o->context->state, &update,
-                                       filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE,
-                                       r->config->decay == TCH_DECAY_L2);
+    return o->context->backend->update->gather(o->context->state, &update,
+                                               filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE,
+                                               r->config->decay == TCH_DECAY_L2);
 }
 
 static tch_status update_factors(const shampoo_run *r)
@@ -98,8 +98,8 @@ static tch_status graft(const shampoo_run *r)
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "graft");
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, r->filtered);
-    return o->context->backend->graft(o->context->state, &update, (tch_graft)r->config->grafting, !r->second_order,
-                                      o->wanted, o->graft_scratch);
+    return o->context->backend->update->graft(o->context->state, &update, (tch_graft)r->config->grafting,
+                                              !r->second_order, o->wanted, o->graft_scratch);
 }
 
 /* Multiplies by the roots; *result is the buffer that holds P, and its norms are taken where they are wanted. */
@@ -111,7 +111,8 @@ static tch_status precondition(const shampoo_run *r, bool with_norms, void **res
     void *other = r->filtered != NULL ? r->gradient : r->spare;
     TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, false, result, &other));
     tch_matrices p = tchi_work_matrices(&r->work, *result, r->run.count);
-    return !with_norms ? TCH_OK : o->context->backend->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &p, o->norms);
+    return !with_norms ? TCH_OK
+                       : o->context->backend->matrix->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &p, o->norms);
 }
 
 static tch_status apply(const shampoo_run *r, void *direction, bool scale)
@@ -119,8 +120,9 @@ static tch_status apply(const shampoo_run *r, void *direction, bool scale)
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "apply");
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction, NULL);
-    return o->context->backend->apply(o->context->state, &update, scale ? TCH_BLOCK_GRAFT : TCH_BLOCK_AS_IS, o->wanted,
-                                      o->norms, r->config->nesterov, r->config->decay == TCH_DECAY_DECOUPLED);
+    return o->context->backend->update->apply(o->context->state, &update, scale ? TCH_BLOCK_GRAFT : TCH_BLOCK_AS_IS,
+                                              o->wanted, o->norms, r->config->nesterov,
+                                              r->config->decay == TCH_DECAY_DECOUPLED);
 }
 
 /* All that does not look at gradients where they lie, with arguments that stay the same. */

@@ -95,8 +95,8 @@ static tch_status gather(const soap_run *r)
     for (int64_t i = 0; i < update.count; i++) {
         o->pieces[i].clock = &r->group->numbers->clock;
     }
-    return o->context->backend->gather(o->context->state, &update, r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
-                                       r->group->config.decay == TCH_DECAY_L2);
+    return o->context->backend->update->gather(o->context->state, &update, r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
+                                               r->group->config.decay == TCH_DECAY_L2);
 }
 
 static tch_status apply(const soap_run *r, void *direction)
@@ -109,11 +109,12 @@ static tch_status apply(const soap_run *r, void *direction)
     if (config->normalize_grads) {
         tch_matrices n = tchi_work_matrices(&r->work, direction, r->run.count);
         tch_array wanted = {o->wanted, TCH_SCALAR_F64, 1, &r->run.count, &(int64_t){1}};
-        TCHI_TRY(t->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &n, o->norms));
-        TCHI_TRY(t->fill(o->context->state, &wanted, (double)r->run.class->elements));
+        TCHI_TRY(t->matrix->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &n, o->norms));
+        TCHI_TRY(t->matrix->fill(o->context->state, &wanted, (double)r->run.class->elements));
     }
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction, NULL);
-    return t->apply(o->context->state, &update, scale, o->wanted, o->norms, 0, config->decay == TCH_DECAY_DECOUPLED);
+    return t->update->apply(o->context->state, &update, scale, o->wanted, o->norms, 0,
+                            config->decay == TCH_DECAY_DECOUPLED);
 }
 
 static tch_status update_factors(const soap_run *r)
@@ -133,7 +134,7 @@ static tch_status precondition(const soap_run *r, void **direction)
     TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, false, &gradient, &spare));
     TCHI_TRY(tchi_run_multiply(o, &r->run, &r->work, false, direction, &spare));
     tch_update moments = moments_of(o, &r->run, &r->work, gradient, *direction);
-    TCHI_TRY(o->context->backend->rotated_adam(o->context->state, &moments));
+    TCHI_TRY(o->context->backend->update->rotated_adam(o->context->state, &moments));
     return tchi_run_multiply(o, &r->run, &r->work, true, direction, &spare);
 }
 
@@ -207,10 +208,10 @@ static tch_status permute_matrices(tch_optimizer *o, const tchi_run *run, void *
     int64_t cols = matrix ? c->size[1] : c->size[0];
     tch_matrices v = tchi_matrices_new(moment, c->real, run->count, rows, cols);
     tch_matrices out = tchi_matrices_new(spare, c->real, run->count, rows, cols);
-    TCHI_TRY(
-        t->permute(o->context->state, &v, matrix ? orders_of(o, run, 0) : NULL, orders_of(o, run, c->order - 1), &out));
-    return t->copy_bytes(o->context->state, moment, spare, run->count * c->elements * tchi_scalar_size(c->real),
-                         TCH_COPY_DEVICE);
+    TCHI_TRY(t->matrix->permute(o->context->state, &v, matrix ? orders_of(o, run, 0) : NULL,
+                                orders_of(o, run, c->order - 1), &out));
+    return t->device->copy_bytes(o->context->state, moment, spare, run->count * c->elements * tchi_scalar_size(c->real),
+                                 TCH_COPY_DEVICE);
 }
 
 /* Higher orders go one dimension at a time, with that dimension in front. */
@@ -226,7 +227,7 @@ static tch_status permute_along(tch_optimizer *o, const tchi_run *run, int32_t k
     tch_matrices sorted = turned;
     sorted.data = spare + bytes;
     TCHI_TRY(tchi_turn_blocks(o, c, k, c->elements, run->count, moment, turned.data, false));
-    TCHI_TRY(o->context->backend->permute(o->context->state, &turned, order, NULL, &sorted));
+    TCHI_TRY(o->context->backend->matrix->permute(o->context->state, &turned, order, NULL, &sorted));
     return tchi_turn_blocks(o, c, k, c->elements, run->count, moment, sorted.data, true);
 }
 

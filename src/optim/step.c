@@ -132,7 +132,7 @@ static tch_status lay_out(tch_optimizer *o, tchi_param *p, const tch_tensor *gra
         p->grad = o->copies + *used;
         *used += copy_bytes_of(p, grad);
         tch_array to = {p->grad, p->grad_type, p->ndim, p->shape, p->strides};
-        return o->context->backend->copy(o->context->state, &to, &from);
+        return o->context->backend->matrix->copy(o->context->state, &to, &from);
     }
     return TCH_OK;
 }
@@ -155,13 +155,13 @@ static tch_status take_gradients(tch_optimizer *o, const tch_tensor *const *grad
 static tch_status find_nonfinite(tch_optimizer *o, int32_t group, const tch_update *update)
 {
     (void)group;
-    return o->context->backend->find_nonfinite(o->context->state, update, &o->control->found);
+    return o->context->backend->update->find_nonfinite(o->context->state, update, &o->control->found);
 }
 
 static tch_status look_at_all(tch_optimizer *o)
 {
     const tch_backend *t = o->context->backend;
-    TCHI_TRY(t->zero_bytes(o->context->state, &o->control->found, sizeof o->control->found));
+    TCHI_TRY(t->device->zero_bytes(o->context->state, &o->control->found, sizeof o->control->found));
     for (int32_t i = 0; i < o->groups.count; i++) {
         TCHI_TRY(tchi_for_each_type(o, i, true, &tchi_group_at(o, i)->numbers->main, find_nonfinite));
     }
@@ -185,9 +185,9 @@ static tch_status name_nonfinite(tch_optimizer *o)
         update.real = update.block_type = p->real;
         update.param_type = p->type;
         update.grad_type = p->grad_type;
-        TCHI_TRY(t->zero_bytes(o->context->state, &o->control->found, sizeof found));
-        TCHI_TRY(t->find_nonfinite(o->context->state, &update, &o->control->found));
-        TCHI_TRY(t->copy_bytes(o->context->state, &found, &o->control->found, sizeof found, TCH_COPY_TO_HOST));
+        TCHI_TRY(t->device->zero_bytes(o->context->state, &o->control->found, sizeof found));
+        TCHI_TRY(t->update->find_nonfinite(o->context->state, &update, &o->control->found));
+        TCHI_TRY(t->device->copy_bytes(o->context->state, &found, &o->control->found, sizeof found, TCH_COPY_TO_HOST));
         if (found) {
             return tchi_fail(TCH_ERR_NUMERIC,
                              "the gradient of '%s' has entries that are infinite or NaN; nothing was changed", p->name);
@@ -222,13 +222,13 @@ static tch_status decide(tch_optimizer *o, const tch_tensor *found_inf, bool *sk
     if (look) {
         TCHI_TRY(look_at_all(o));
     }
-    TCHI_TRY(t->decide_skip(o->context->state, look ? &o->control->found : NULL, told, &o->control->skip,
-                            o->control->counts));
+    TCHI_TRY(t->update->decide_skip(o->context->state, look ? &o->control->found : NULL, told, &o->control->skip,
+                                    o->control->counts));
     *skipped = false;
     bool possible = look || found_inf != NULL;
     if (possible && (policy == TCH_NONFINITE_RAISE || t->host_memory || begins_something(o))) {
         int32_t skip;
-        TCHI_TRY(t->copy_bytes(o->context->state, &skip, &o->control->skip, sizeof skip, TCH_COPY_TO_HOST));
+        TCHI_TRY(t->device->copy_bytes(o->context->state, &skip, &o->control->skip, sizeof skip, TCH_COPY_TO_HOST));
         *skipped = skip != 0;
     }
     return TCH_OK;
@@ -271,19 +271,19 @@ static tch_status store_numbers(tch_optimizer *o, tchi_group *g)
     enum { COUNT = 3 * sizeof(tch_hyper) / sizeof(double) }; /* the three follow each other */
     double values[COUNT];
     memcpy(values, &n, sizeof values);
-    return o->context->backend->store_numbers(o->context->state, (double *)g->numbers, values, COUNT);
+    return o->context->backend->device->store_numbers(o->context->state, (double *)g->numbers, values, COUNT);
 }
 
 static tch_status read_lr(tch_optimizer *o, tchi_group *g)
 {
     const tch_array from = {tchi_tensor_data(g->lr), tchi_scalar_of(g->lr->dtype), 0, NULL, NULL};
     const tch_array to = {&g->numbers->main.lr, TCH_SCALAR_F64, 0, NULL, NULL};
-    TCHI_TRY(o->context->backend->copy(o->context->state, &to, &from));
+    TCHI_TRY(o->context->backend->matrix->copy(o->context->state, &to, &from));
     if (g->config.scalar_lr > 0.0) {
         return TCH_OK;
     }
     const tch_array scalar = {&g->numbers->scalar.lr, TCH_SCALAR_F64, 0, NULL, NULL};
-    return o->context->backend->copy(o->context->state, &scalar, &from);
+    return o->context->backend->matrix->copy(o->context->state, &scalar, &from);
 }
 
 static int64_t list_clocks(tch_optimizer *o, const tchi_group *g, bool blocked)
@@ -312,16 +312,17 @@ static tch_status advance(tch_optimizer *o, tchi_group *g)
     tch_clock **clocks = o->clock_list.items;
     bool own = c->kind == TCH_OPTIM_SGD || c->kind == TCH_OPTIM_ADAMW;
     int64_t count = list_clocks(o, g, false);
-    TCHI_TRY(t->advance(o->context->state, count, clocks, own ? &g->numbers->main : &g->numbers->scalar,
-                        &o->control->skip, 1, TCH_FACTOR_EMA));
+    TCHI_TRY(t->update->advance(o->context->state, count, clocks, own ? &g->numbers->main : &g->numbers->scalar,
+                                &o->control->skip, 1, TCH_FACTOR_EMA));
     count = list_clocks(o, g, true);
-    TCHI_TRY(t->advance(o->context->state, count, clocks, &g->numbers->main, &o->control->skip,
-                        c->kind != TCH_OPTIM_MUON && c->bias_correction, rule_of(c)));
+    TCHI_TRY(t->update->advance(o->context->state, count, clocks, &g->numbers->main, &o->control->skip,
+                                c->kind != TCH_OPTIM_MUON && c->bias_correction, rule_of(c)));
     if (c->kind != TCH_OPTIM_SOAP) {
         return TCH_OK;
     }
     tch_clock *factors = &g->numbers->clock;
-    return t->advance(o->context->state, 1, &factors, &g->numbers->factors, &o->control->skip, 0, TCH_FACTOR_EMA);
+    return t->update->advance(o->context->state, 1, &factors, &g->numbers->factors, &o->control->skip, 0,
+                              TCH_FACTOR_EMA);
 }
 
 /* --- the step ---------------------------------------------------------------------------------------------------- */

@@ -12,6 +12,8 @@
 
 #include <torchium/backend.h>
 
+#include "table_copy.h"
+
 static const tch_backend *real;
 static tch_backend_host library;
 static bool (*asked)(void *user);
@@ -20,7 +22,6 @@ static atomic_llong blocks;
 
 void failing_backend_watch(bool (*refuses)(void *user), void *user);
 long long failing_backend_blocks(void);
-const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason, size_t reason_size);
 
 void failing_backend_watch(bool (*refuses)(void *user), void *user)
 {
@@ -38,7 +39,7 @@ static tch_status watched_allocate(void *state, int64_t bytes, void **pointer)
     if (asked != NULL && asked(asked_user)) {
         return library.fail(TCH_ERR_OUT_OF_MEMORY, "the test refuses %lld bytes of device memory", (long long)bytes);
     }
-    tch_status status = real->allocate(state, bytes, pointer);
+    tch_status status = real->device->allocate(state, bytes, pointer);
     atomic_fetch_add(&blocks, status == TCH_OK);
     return status;
 }
@@ -46,16 +47,16 @@ static tch_status watched_allocate(void *state, int64_t bytes, void **pointer)
 static void watched_release(void *state, void *pointer, int64_t bytes)
 {
     atomic_fetch_sub(&blocks, 1);
-    real->release(state, pointer, bytes);
+    real->device->release(state, pointer, bytes);
 }
 
 /* The real module's entry: it lies in the folder of the library, to which `fail` belongs. */
-static tch_backend_entry find_entry(const tch_backend_host *host, char *reason, size_t reason_size)
+static tch_backend_entry *find_entry(const tch_backend_host *host, char *reason, size_t reason_size)
 {
     void *inside;
     Dl_info info;
     char path[PATH_MAX];
-    tch_backend_entry entry = NULL;
+    tch_backend_entry *entry = NULL;
     memcpy(&inside, &host->fail, sizeof inside);
     if (dladdr(inside, &info) == 0) {
         return NULL;
@@ -75,15 +76,15 @@ static tch_backend_entry find_entry(const tch_backend_host *host, char *reason, 
 
 const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason, size_t reason_size)
 {
-    static tch_backend table;
-    tch_backend_entry entry = find_entry(host, reason, reason_size);
+    static table_copy table;
+    tch_backend_entry *entry = find_entry(host, reason, reason_size);
     real = entry == NULL ? NULL : entry(abi, host, reason, reason_size);
     if (real == NULL) {
         return NULL;
     }
     library = *host;
-    table = *real;
-    table.allocate = watched_allocate;
-    table.release = watched_release;
-    return &table;
+    table_copy_make(&table, real);
+    table.device.allocate = watched_allocate;
+    table.device.release = watched_release;
+    return &table.backend;
 }

@@ -13,12 +13,13 @@
 #include "core/context.h"
 #include "core/status.h"
 #include "files.h"
+#include "table_copy.h"
 #include "testing.h"
 
 #define MAGIC "FAKE"
 
 fake_compiler fake;
-static tch_backend table;
+static table_copy table;
 static int handle;
 
 void fake_compiler_reset(void)
@@ -124,15 +125,15 @@ int fake_compiler_open(void **state)
         setenv("TORCHIUM_CACHE", test_path("cache"), 1) != 0) {
         return -1;
     }
-    table = *context->backend;
-    table.kernel_compiler = compiler;
-    table.kernel_build = build;
-    table.kernel_current = NULL;
-    table.kernel_load = load;
-    table.kernel_unload = unload;
-    table.kernel_describe = describe;
-    table.kernel_launch = launch;
-    context->backend = &table;
+    table_copy_make(&table, context->backend);
+    table.kernel.compiler = compiler;
+    table.kernel.build = build;
+    table.kernel.current = NULL;
+    table.kernel.load = load;
+    table.kernel.unload = unload;
+    table.kernel.describe = describe;
+    table.kernel.launch = launch;
+    context->backend = &table.backend;
     *state = context;
     return 0;
 }

@@ -38,7 +38,7 @@ static void host_release(void *pointer, size_t bytes)
     free(pointer);
 }
 
-static const tch_backend_host host = {sizeof host, record, host_allocate, host_release};
+static const tch_backend_host host = {sizeof host, record, host_allocate, host_release, NULL};
 const tch_backend_host *tchi_cuda_host = &host;
 
 void tchi_cuda_staging_destroy(tchi_cuda_staging *staging)

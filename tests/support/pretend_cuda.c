@@ -6,7 +6,7 @@
 
 #include <torchium/backend.h>
 
-#include "backends/cpu/cpu.h"
+#include "table_copy.h"
 
 #define MOST_STATES 64
 
@@ -56,14 +56,14 @@ static int32_t device_count(char *reason, size_t reason_size)
 
 static tch_status device_info(int32_t index, tch_device_info *info)
 {
-    tch_status status = cpu->device_info(0, info);
+    tch_status status = cpu->device->info(0, info);
     snprintf(info->name, sizeof info->name, "pretended GPU %d", index);
     return status;
 }
 
 static tch_status state_create(int32_t index, void **state)
 {
-    tch_status status = cpu->state_create(0, state);
+    tch_status status = cpu->device->state_create(0, state);
     if (status == TCH_OK) {
         states[state_count].state = *state;
         note("made", state_count++, index);
@@ -96,28 +96,26 @@ static tch_status gemm(void *state, double alpha, const tch_matrices *a, int32_t
                        int32_t transpose_b, double beta, const tch_matrices *c)
 {
     note("gemm", number_of(state), (long long)(intptr_t)states[number_of(state)].stream);
-    return cpu->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
+    return cpu->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
 }
-
-TCH_API const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason,
-                                                  size_t reason_size);
 
 const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason, size_t reason_size)
 {
-    static tch_backend table;
-    cpu = tchi_cpu_backend(abi, host, reason, reason_size);
-    if (cpu == NULL) {
+    static table_copy table;
+    if (abi != TCH_BACKEND_ABI) {
+        snprintf(reason, reason_size, "built for another interface");
         return NULL;
     }
-    table = *cpu;
-    table.name = "cuda";
-    table.device_type = TCH_DEVICE_CUDA;
-    table.device_count = device_count;
-    table.device_info = device_info;
-    table.state_create = state_create;
-    table.set_stream = set_stream;
-    table.get_stream = get_stream;
-    table.synchronize = synchronize;
-    table.gemm = gemm;
-    return &table;
+    cpu = host->cpu;
+    table_copy_make(&table, cpu);
+    table.backend.name = "cuda";
+    table.backend.device_type = TCH_DEVICE_CUDA;
+    table.device.count = device_count;
+    table.device.info = device_info;
+    table.device.state_create = state_create;
+    table.device.set_stream = set_stream;
+    table.device.get_stream = get_stream;
+    table.device.synchronize = synchronize;
+    table.matrix.gemm = gemm;
+    return &table.backend;
 }

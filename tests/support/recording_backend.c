@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/status.h"
+#include "support/table_copy.h"
 #include "support/testing.h"
 
 enum { MATRICES = 4, ARRAYS = 2 };
@@ -36,7 +37,7 @@ recording_figures recorded;
 recording_faults recording_fault;
 
 static const tch_backend *real;
-static tch_backend table;
+static table_copy table;
 static journal *under_way;
 
 /* --- entries ----------------------------------------------------------------------------------------------------- */
@@ -107,7 +108,7 @@ static const tch_matrices *optional(const entry *e, int k)
 
 static tch_status do_copy_bytes(void *state, const entry *e)
 {
-    return real->copy_bytes(state, e->out[0], e->in[0], e->i[0], (tch_copy_kind)e->i[1]);
+    return real->device->copy_bytes(state, e->out[0], e->in[0], e->i[0], (tch_copy_kind)e->i[1]);
 }
 
 static tch_status copy_bytes(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind)
@@ -121,7 +122,7 @@ static tch_status copy_bytes(void *state, void *dst, const void *src, int64_t by
 
 static tch_status do_zero_bytes(void *state, const entry *e)
 {
-    return real->zero_bytes(state, e->out[0], e->i[0]);
+    return real->device->zero_bytes(state, e->out[0], e->i[0]);
 }
 
 static tch_status zero_bytes(void *state, void *dst, int64_t bytes)
@@ -132,7 +133,7 @@ static tch_status zero_bytes(void *state, void *dst, int64_t bytes)
 
 static tch_status do_copy(void *state, const entry *e)
 {
-    return real->copy(state, &e->a[0], &e->a[1]);
+    return real->matrix->copy(state, &e->a[0], &e->a[1]);
 }
 
 static tch_status copy(void *state, const tch_array *dst, const tch_array *src)
@@ -145,7 +146,7 @@ static tch_status copy(void *state, const tch_array *dst, const tch_array *src)
 
 static tch_status do_fill(void *state, const entry *e)
 {
-    return real->fill(state, &e->a[0], e->d[0]);
+    return real->matrix->fill(state, &e->a[0], e->d[0]);
 }
 
 static tch_status fill(void *state, const tch_array *dst, double value)
@@ -157,7 +158,7 @@ static tch_status fill(void *state, const tch_array *dst, double value)
 
 static tch_status do_combine(void *state, const entry *e)
 {
-    return real->combine(state, e->d[0], e->d[1], optional(e, 0), e->d[2], optional(e, 1), &e->m[2]);
+    return real->matrix->combine(state, e->d[0], e->d[1], optional(e, 0), e->d[2], optional(e, 1), &e->m[2]);
 }
 
 static tch_status combine(void *state, double c0, double c1, const tch_matrices *x, double c2, const tch_matrices *y,
@@ -172,7 +173,7 @@ static tch_status combine(void *state, double c0, double c1, const tch_matrices 
 
 static tch_status do_shift_scale(void *state, const entry *e)
 {
-    return real->shift_scale(state, &e->m[0], e->in[0], e->in[1], e->d[0], &e->m[1]);
+    return real->matrix->shift_scale(state, &e->m[0], e->in[0], e->in[1], e->d[0], &e->m[1]);
 }
 
 static tch_status shift_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
@@ -184,7 +185,7 @@ static tch_status shift_scale(void *state, const tch_matrices *x, const double *
 
 static tch_status do_scale_rows(void *state, const entry *e)
 {
-    return real->scale_rows(state, &e->m[0], &e->m[1], &e->m[2]);
+    return real->matrix->scale_rows(state, &e->m[0], &e->m[1], &e->m[2]);
 }
 
 static tch_status scale_rows(void *state, const tch_matrices *x, const tch_matrices *w, const tch_matrices *out)
@@ -195,7 +196,7 @@ static tch_status scale_rows(void *state, const tch_matrices *x, const tch_matri
 
 static tch_status do_select(void *state, const entry *e)
 {
-    return real->select(state, e->in[0], &e->m[0], &e->m[1]);
+    return real->matrix->select(state, e->in[0], &e->m[0], &e->m[1]);
 }
 
 static tch_status choose(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out)
@@ -208,7 +209,7 @@ static tch_status choose(void *state, const int32_t *flags, const tch_matrices *
 
 static tch_status do_reduce(void *state, const entry *e)
 {
-    return real->reduce(state, (tch_reduction)e->i[0], &e->m[0], e->out[0]);
+    return real->matrix->reduce(state, (tch_reduction)e->i[0], &e->m[0], e->out[0]);
 }
 
 static tch_status reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out)
@@ -219,7 +220,7 @@ static tch_status reduce(void *state, tch_reduction kind, const tch_matrices *x,
 
 static tch_status do_inspect(void *state, const entry *e)
 {
-    return real->inspect(state, &e->m[0], e->out[0], e->out[1], e->out[2]);
+    return real->matrix->inspect(state, &e->m[0], e->out[0], e->out[1], e->out[2]);
 }
 
 static tch_status inspect(void *state, const tch_matrices *x, double *max_abs, double *nonfinite, double *asymmetry)
@@ -230,7 +231,7 @@ static tch_status inspect(void *state, const tch_matrices *x, double *max_abs, d
 
 static tch_status do_rescale(void *state, const entry *e)
 {
-    return real->rescale(state, e->d[0], &e->m[0], e->out[0]);
+    return real->matrix->rescale(state, e->d[0], &e->m[0], e->out[0]);
 }
 
 static tch_status rescale(void *state, double eps, const tch_matrices *x, double *norm)
@@ -241,7 +242,7 @@ static tch_status rescale(void *state, double eps, const tch_matrices *x, double
 
 static tch_status do_flag_overflow(void *state, const entry *e)
 {
-    return real->flag_overflow(state, &e->m[0], e->d[0], e->out[0]);
+    return real->matrix->flag_overflow(state, &e->m[0], e->d[0], e->out[0]);
 }
 
 static tch_status flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags)
@@ -252,8 +253,8 @@ static tch_status flag_overflow(void *state, const tch_matrices *x, double most,
 
 static tch_status do_root_setup(void *state, const entry *e)
 {
-    return real->root_setup(state, e->i[0], &e->norms, e->d[0], e->d[1], e->d[2], e->d[3], e->out[0], e->out[1],
-                            e->out[2]);
+    return real->matrix->root_setup(state, e->i[0], &e->norms, e->d[0], e->d[1], e->d[2], e->d[3], e->out[0], e->out[1],
+                                    e->out[2]);
 }
 
 static tch_status root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
@@ -271,7 +272,7 @@ static tch_status root_setup(void *state, int64_t batch, const tch_root_norms *n
 
 static tch_status do_largest_eigenvalue(void *state, const entry *e)
 {
-    return real->largest_eigenvalue(state, &e->m[0], e->d[0], e->out[0], e->out[1]);
+    return real->matrix->largest_eigenvalue(state, &e->m[0], e->d[0], e->out[0], e->out[1]);
 }
 
 static tch_status largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out, void *scratch)
@@ -282,8 +283,8 @@ static tch_status largest_eigenvalue(void *state, const tch_matrices *x, double 
 
 static tch_status do_root_residual(void *state, const entry *e)
 {
-    return real->root_residual(state, (int32_t)e->i[0], &e->m[0], e->in[0], &e->m[1], (int32_t)e->i[1], e->out[0],
-                               e->out[1], e->out[2]);
+    return real->matrix->root_residual(state, (int32_t)e->i[0], &e->m[0], e->in[0], &e->m[1], (int32_t)e->i[1],
+                                       e->out[0], e->out[1], e->out[2]);
 }
 
 static tch_status root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
@@ -299,7 +300,7 @@ static tch_status root_residual(void *state, int32_t root, const tch_matrices *a
 
 static tch_status do_root_verdict(void *state, const entry *e)
 {
-    return real->root_verdict(state, e->i[0], e->in[0], e->d[0], e->out[0]);
+    return real->matrix->root_verdict(state, e->i[0], e->in[0], e->d[0], e->out[0]);
 }
 
 static tch_status root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags)
@@ -310,7 +311,7 @@ static tch_status root_verdict(void *state, int64_t batch, const double *residua
 
 static tch_status do_newton(void *state, const entry *e)
 {
-    return real->newton(state, &e->newton, &e->m[0], e->in[0], e->in[1], &e->m[1]);
+    return real->matrix->newton(state, &e->newton, &e->m[0], e->in[0], e->in[1], &e->m[1]);
 }
 
 static tch_status newton(void *state, const tch_newton_iteration *iteration, const tch_matrices *a, const double *shift,
@@ -324,12 +325,13 @@ static tch_status newton(void *state, const tch_newton_iteration *iteration, con
 static tch_status eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch)
 {
     return under_way != NULL ? tchi_fail(TCH_ERR_UNSUPPORTED, "an eigensolver while recording")
-                             : real->eigh(state, v, w, flags, scratch);
+                             : real->matrix->eigh(state, v, w, flags, scratch);
 }
 
 static tch_status do_gemm(void *state, const entry *e)
 {
-    return real->gemm(state, e->d[0], &e->m[0], (int32_t)e->i[0], &e->m[1], (int32_t)e->i[1], e->d[1], &e->m[2]);
+    return real->matrix->gemm(state, e->d[0], &e->m[0], (int32_t)e->i[0], &e->m[1], (int32_t)e->i[1], e->d[1],
+                              &e->m[2]);
 }
 
 static tch_status gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
@@ -341,7 +343,7 @@ static tch_status gemm(void *state, double alpha, const tch_matrices *a, int32_t
 
 static tch_status do_gram(void *state, const entry *e)
 {
-    return real->gram(state, e->d[0], &e->m[0], (int32_t)e->i[0], e->d[1], &e->m[1]);
+    return real->matrix->gram(state, e->d[0], &e->m[0], (int32_t)e->i[0], e->d[1], &e->m[1]);
 }
 
 static tch_status gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
@@ -353,7 +355,8 @@ static tch_status gram(void *state, double alpha, const tch_matrices *a, int32_t
 
 static tch_status do_symmetric_product(void *state, const entry *e)
 {
-    return real->symmetric_product(state, e->d[0], e->d[1], optional(e, 0), e->d[2], &e->m[1], &e->m[2], &e->m[3]);
+    return real->matrix->symmetric_product(state, e->d[0], e->d[1], optional(e, 0), e->d[2], &e->m[1], &e->m[2],
+                                           &e->m[3]);
 }
 
 static tch_status symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
@@ -366,7 +369,7 @@ static tch_status symmetric_product(void *state, double c0, double c1, const tch
 
 static tch_status do_factor_update(void *state, const entry *e)
 {
-    return real->factor_update(state, &e->m[0], (int32_t)e->i[0], e->in[0], (int32_t)e->i[1], &e->m[1]);
+    return real->update->factor_update(state, &e->m[0], (int32_t)e->i[0], e->in[0], (int32_t)e->i[1], &e->m[1]);
 }
 
 static tch_status factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
@@ -380,7 +383,7 @@ static tch_status factor_update(void *state, const tch_matrices *a, int32_t tran
 
 static tch_status do_graft(void *state, const entry *e)
 {
-    return real->graft(state, &e->update, (tch_graft)e->i[0], (int32_t)e->i[1], e->out[0], e->out[1]);
+    return real->update->graft(state, &e->update, (tch_graft)e->i[0], (int32_t)e->i[1], e->out[0], e->out[1]);
 }
 
 static tch_status graft(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
@@ -392,7 +395,7 @@ static tch_status graft(void *state, const tch_update *update, tch_graft kind, i
 
 static tch_status do_rotated_adam(void *state, const entry *e)
 {
-    return real->rotated_adam(state, &e->update);
+    return real->update->rotated_adam(state, &e->update);
 }
 
 static tch_status rotated_adam(void *state, const tch_update *update)
@@ -403,8 +406,8 @@ static tch_status rotated_adam(void *state, const tch_update *update)
 
 static tch_status do_apply(void *state, const entry *e)
 {
-    return real->apply(state, &e->update, (tch_block_scale)e->i[0], e->in[0], e->in[1], (int32_t)e->i[1],
-                       (int32_t)e->i[2]);
+    return real->update->apply(state, &e->update, (tch_block_scale)e->i[0], e->in[0], e->in[1], (int32_t)e->i[1],
+                               (int32_t)e->i[2]);
 }
 
 static tch_status apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
@@ -418,7 +421,7 @@ static tch_status apply(void *state, const tch_update *update, tch_block_scale s
 
 static tch_status do_cholesky_inverse(void *state, const entry *e)
 {
-    return real->cholesky_inverse(state, &e->m[0], &e->m[1], e->out[0], e->out[1]);
+    return real->matrix->cholesky_inverse(state, &e->m[0], &e->m[1], e->out[0], e->out[1]);
 }
 
 static tch_status cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
@@ -430,7 +433,7 @@ static tch_status cholesky_inverse(void *state, const tch_matrices *a, const tch
 
 static tch_status do_row_dots(void *state, const entry *e)
 {
-    return real->row_dots(state, &e->m[0], &e->m[1], e->d[0], &e->m[2]);
+    return real->matrix->row_dots(state, &e->m[0], &e->m[1], e->d[0], &e->m[2]);
 }
 
 static tch_status row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
@@ -442,7 +445,7 @@ static tch_status row_dots(void *state, const tch_matrices *x, const tch_matrice
 
 static tch_status do_descending(void *state, const entry *e)
 {
-    return real->descending(state, &e->m[0], e->out[0]);
+    return real->matrix->descending(state, &e->m[0], e->out[0]);
 }
 
 static tch_status descending(void *state, const tch_matrices *w, int32_t *order)
@@ -453,7 +456,7 @@ static tch_status descending(void *state, const tch_matrices *w, int32_t *order)
 
 static tch_status do_permute(void *state, const entry *e)
 {
-    return real->permute(state, &e->m[0], e->in[0], e->in[1], &e->m[1]);
+    return real->matrix->permute(state, &e->m[0], e->in[0], e->in[1], &e->m[1]);
 }
 
 static tch_status permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
@@ -528,37 +531,37 @@ static void release(void *state, void *recording)
     discard(recording);
 }
 
-static void set_operations(tch_backend *t)
+static void set_operations(table_copy *t)
 {
-    t->copy_bytes = copy_bytes;
-    t->zero_bytes = zero_bytes;
-    t->copy = copy;
-    t->fill = fill;
-    t->combine = combine;
-    t->shift_scale = shift_scale;
-    t->scale_rows = scale_rows;
-    t->select = choose;
-    t->reduce = reduce;
-    t->inspect = real->inspect != NULL ? inspect : NULL;
-    t->rescale = rescale;
-    t->flag_overflow = flag_overflow;
-    t->root_setup = root_setup;
-    t->largest_eigenvalue = real->largest_eigenvalue != NULL ? largest_eigenvalue : NULL;
-    t->root_residual = real->root_residual != NULL ? root_residual : NULL;
-    t->root_verdict = root_verdict;
-    t->newton = real->newton != NULL ? newton : NULL;
-    t->eigh = eigh;
-    t->gemm = gemm;
-    t->gram = real->gram != NULL ? gram : NULL;
-    t->symmetric_product = real->symmetric_product != NULL ? symmetric_product : NULL;
-    t->factor_update = factor_update;
-    t->graft = graft;
-    t->rotated_adam = rotated_adam;
-    t->apply = apply;
-    t->cholesky_inverse = cholesky_inverse;
-    t->row_dots = row_dots;
-    t->descending = descending;
-    t->permute = permute;
+    t->device.copy_bytes = copy_bytes;
+    t->device.zero_bytes = zero_bytes;
+    t->matrix.copy = copy;
+    t->matrix.fill = fill;
+    t->matrix.combine = combine;
+    t->matrix.shift_scale = shift_scale;
+    t->matrix.scale_rows = scale_rows;
+    t->matrix.select = choose;
+    t->matrix.reduce = reduce;
+    t->matrix.inspect = real->matrix->inspect != NULL ? inspect : NULL;
+    t->matrix.rescale = rescale;
+    t->matrix.flag_overflow = flag_overflow;
+    t->matrix.root_setup = root_setup;
+    t->matrix.largest_eigenvalue = real->matrix->largest_eigenvalue != NULL ? largest_eigenvalue : NULL;
+    t->matrix.root_residual = real->matrix->root_residual != NULL ? root_residual : NULL;
+    t->matrix.root_verdict = root_verdict;
+    t->matrix.newton = real->matrix->newton != NULL ? newton : NULL;
+    t->matrix.eigh = eigh;
+    t->matrix.gemm = gemm;
+    t->matrix.gram = real->matrix->gram != NULL ? gram : NULL;
+    t->matrix.symmetric_product = real->matrix->symmetric_product != NULL ? symmetric_product : NULL;
+    t->update.factor_update = factor_update;
+    t->update.graft = graft;
+    t->update.rotated_adam = rotated_adam;
+    t->update.apply = apply;
+    t->matrix.cholesky_inverse = cholesky_inverse;
+    t->matrix.row_dots = row_dots;
+    t->matrix.descending = descending;
+    t->matrix.permute = permute;
 }
 
 void recording_backend_install(tch_context *context)
@@ -566,14 +569,15 @@ void recording_backend_install(tch_context *context)
     recorded = (recording_figures){0};
     recording_fault = (recording_faults){0};
     real = context->backend;
-    table = *real;
+    table_copy_make(&table, real);
     set_operations(&table);
-    table.recording_possible = possible;
-    table.recording_begin = begin;
-    table.recording_end = end;
-    table.recording_replay = replay;
-    table.recording_release = release;
-    context->backend = &table;
+    table.backend.recording = &table.recording;
+    table.recording.possible = possible;
+    table.recording.begin = begin;
+    table.recording.end = end;
+    table.recording.replay = replay;
+    table.recording.release = release;
+    context->backend = &table.backend;
 }
 
 void recording_backend_remove(tch_context *context)

@@ -83,9 +83,10 @@ static void copy_field(world *w, const world_field *field, bool to_device)
     if (field->before == NULL || bytes == 0) {
         return;
     }
-    CHECK_OK(to_device
-                 ? w->backend->copy_bytes(w->context->state, field->device, field->before, bytes, TCH_COPY_TO_DEVICE)
-                 : w->backend->copy_bytes(w->context->state, field->after, field->device, bytes, TCH_COPY_TO_HOST));
+    CHECK_OK(
+        to_device
+            ? w->backend->device->copy_bytes(w->context->state, field->device, field->before, bytes, TCH_COPY_TO_DEVICE)
+            : w->backend->device->copy_bytes(w->context->state, field->after, field->device, bytes, TCH_COPY_TO_HOST));
 }
 
 void world_upload(world *w)
@@ -121,12 +122,12 @@ void world_keep(world *w)
 
 void world_set(world *w, const void *value, const void *member, int64_t bytes)
 {
-    CHECK_OK(w->backend->copy_bytes(w->context->state, (void *)member, value, bytes, TCH_COPY_TO_DEVICE));
+    CHECK_OK(w->backend->device->copy_bytes(w->context->state, (void *)member, value, bytes, TCH_COPY_TO_DEVICE));
 }
 
 void world_get(world *w, void *value, const void *member, int64_t bytes)
 {
-    CHECK_OK(w->backend->copy_bytes(w->context->state, value, member, bytes, TCH_COPY_TO_HOST));
+    CHECK_OK(w->backend->device->copy_bytes(w->context->state, value, member, bytes, TCH_COPY_TO_HOST));
 }
 
 void world_set_hyper(world *w, const tch_hyper *hyper)
@@ -144,8 +145,8 @@ void world_set_steps(world *w, double steps)
 
 void world_advance(world *w, bool correct)
 {
-    CHECK_OK(w->backend->advance(w->context->state, w->count, w->clock_list, &w->numbers->hyper, w->update.skip,
-                                 correct, TCH_FACTOR_EMA));
+    CHECK_OK(w->backend->update->advance(w->context->state, w->count, w->clock_list, &w->numbers->hyper, w->update.skip,
+                                         correct, TCH_FACTOR_EMA));
 }
 
 /* --- pieces ------------------------------------------------------------------------------------------------------ */
@@ -207,8 +208,8 @@ static void open_numbers(world *w, int64_t elements)
     world_set(w, &zero, w->numbers, sizeof zero);
     w->wanted = device_take(w, (w->blocks + 1) * (int64_t)sizeof(double));
     w->norms = device_take(w, (w->blocks + 1) * (int64_t)sizeof(double));
-    w->scratch_bytes =
-        w->backend->scratch_bytes(w->context->state, TCH_SCRATCH_GRAFT, w->types.real, elements, 1, w->count, 0);
+    w->scratch_bytes = w->backend->device->scratch_bytes(w->context->state, TCH_SCRATCH_GRAFT, w->types.real, elements,
+                                                         1, w->count, 0);
     w->scratch = device_take(w, w->scratch_bytes);
     for (int64_t k = 0; k < w->count; k++) {
         w->clock_list[k] = &w->clocks[k];
@@ -222,7 +223,7 @@ world *world_open(tch_context *context, const world_types *types, const world_sh
     int64_t block = GUARD;
     int64_t elements = 0;
     *w = (world){.context = context, .backend = context->backend, .types = *types, .count = count};
-    CHECK_OK(w->backend->begin(context->state));
+    CHECK_OK(w->backend->device->begin(context->state));
     w->pieces = test_alloc((size_t)count * sizeof *w->pieces);
     w->param_at = test_alloc((size_t)count * sizeof *w->param_at);
     w->block_at = test_alloc((size_t)count * sizeof *w->block_at);
@@ -255,8 +256,8 @@ world *world_open(tch_context *context, const world_types *types, const world_sh
 
 void world_close(world *w)
 {
-    if (w->backend->end != NULL) {
-        w->backend->end(w->context->state);
+    if (w->backend->device->end != NULL) {
+        w->backend->device->end(w->context->state);
     }
     for (int f = 0; f < REF_FIELDS; f++) {
         close_field(w, &w->field[f]);

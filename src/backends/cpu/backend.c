@@ -237,16 +237,9 @@ static int64_t scratch_bytes(void *state, tch_scratch_for operation, tch_scalar 
 
 /* --- the table -------------------------------------------------------------------------------------------------- */
 
-static const tch_backend table = {
-    .abi = TCH_BACKEND_ABI,
-    .table_size = sizeof(tch_backend),
-    .name = "cpu",
-    .device_type = TCH_DEVICE_CPU,
-    .priority = 0,
-    .host_memory = 1,
-
-    .device_count = device_count,
-    .device_info = device_info,
+static const tch_device_ops device_ops = {
+    .count = device_count,
+    .info = device_info,
     .describe = describe,
     .state_create = state_create,
     .state_destroy = state_destroy,
@@ -254,13 +247,16 @@ static const tch_backend table = {
     .set_stream = set_stream,
     .get_stream = get_stream,
     .synchronize = synchronize,
-
     .allocate = allocate,
     .release = release,
     .memory_info = memory_info,
     .copy_bytes = copy_bytes,
+    .store_numbers = tchi_cpu_store_numbers,
     .zero_bytes = zero_bytes,
+    .scratch_bytes = scratch_bytes,
+};
 
+static const tch_matrix_ops matrix_ops = {
     .copy = tchi_cpu_copy,
     .fill = tchi_cpu_fill,
     .combine = tchi_cpu_combine,
@@ -269,7 +265,6 @@ static const tch_backend table = {
     .random_signs = tchi_cpu_random_signs,
     .select = tchi_cpu_select,
     .kronecker = tchi_cpu_kronecker,
-
     .reduce = tchi_cpu_reduce,
     .rescale = tchi_cpu_rescale,
     .flag_overflow = tchi_cpu_flag_overflow,
@@ -278,18 +273,21 @@ static const tch_backend table = {
     .root_residual = tchi_cpu_root_residual,
     .root_verdict = tchi_cpu_root_verdict,
     .factored_damping = tchi_cpu_factored_damping,
-
     .gemm = tchi_cpu_gemm,
     .gram = tchi_cpu_gram,
     .symmetric_product = tchi_cpu_symmetric_product,
-
     .eigh = tchi_cpu_eigh,
     .spectrum_power = tchi_cpu_spectrum_power,
     .loewner = tchi_cpu_loewner,
     .spd_solve = tchi_cpu_spd_solve,
     .shifted_inverse = tchi_cpu_shifted_inverse,
+    .cholesky_inverse = tchi_cpu_cholesky_inverse,
+    .row_dots = tchi_cpu_row_dots,
+    .descending = tchi_cpu_descending,
+    .permute = tchi_cpu_permute,
+};
 
-    .store_numbers = tchi_cpu_store_numbers,
+static const tch_update_ops update_ops = {
     .find_nonfinite = tchi_cpu_find_nonfinite,
     .decide_skip = tchi_cpu_decide_skip,
     .advance = tchi_cpu_advance,
@@ -302,18 +300,9 @@ static const tch_backend table = {
     .unscale = tchi_cpu_unscale,
     .update_scale = tchi_cpu_update_scale,
     .factor_update = tchi_cpu_factor_update,
+};
 
-    .cholesky_inverse = tchi_cpu_cholesky_inverse,
-    .row_dots = tchi_cpu_row_dots,
-    .descending = tchi_cpu_descending,
-    .permute = tchi_cpu_permute,
-
-    .bias_activation = tchi_cpu_bias_activation,
-    .activation_backward = tchi_cpu_activation_backward,
-    .column_sums = tchi_cpu_column_sums,
-    .softmax_loss = tchi_cpu_softmax_loss,
-    .squared_loss = tchi_cpu_squared_loss,
-    .sample_labels = tchi_cpu_sample_labels,
+static const tch_sample_ops sample_ops = {
     .sample_norms = tchi_cpu_sample_norms,
     .sample_squares = tchi_cpu_sample_squares,
     .sample_sums = tchi_cpu_sample_sums,
@@ -329,16 +318,40 @@ static const tch_backend table = {
     .weigh_samples = tchi_cpu_weigh_samples,
     .damped_divide = tchi_cpu_damped_divide,
     .kl_clip = tchi_cpu_kl_clip,
+};
 
-    .kernel_compiler = tchi_cpu_kernel_compiler,
-    .kernel_build = tchi_cpu_kernel_build,
-    .kernel_current = tchi_cpu_kernel_current,
-    .kernel_load = tchi_cpu_kernel_load,
-    .kernel_unload = tchi_cpu_kernel_unload,
-    .kernel_describe = tchi_cpu_kernel_describe,
-    .kernel_launch = tchi_cpu_kernel_launch,
+static const tch_network_ops network_ops = {
+    .bias_activation = tchi_cpu_bias_activation,
+    .activation_backward = tchi_cpu_activation_backward,
+    .column_sums = tchi_cpu_column_sums,
+    .softmax_loss = tchi_cpu_softmax_loss,
+    .squared_loss = tchi_cpu_squared_loss,
+    .sample_labels = tchi_cpu_sample_labels,
+};
 
-    .scratch_bytes = scratch_bytes,
+static const tch_kernel_ops kernel_ops = {
+    .compiler = tchi_cpu_kernel_compiler,
+    .build = tchi_cpu_kernel_build,
+    .current = tchi_cpu_kernel_current,
+    .load = tchi_cpu_kernel_load,
+    .unload = tchi_cpu_kernel_unload,
+    .describe = tchi_cpu_kernel_describe,
+    .launch = tchi_cpu_kernel_launch,
+};
+
+static const tch_backend table = {
+    .abi = TCH_BACKEND_ABI,
+    .table_size = sizeof(tch_backend),
+    .name = "cpu",
+    .device_type = TCH_DEVICE_CPU,
+    .priority = 0,
+    .host_memory = 1,
+    .device = &device_ops,
+    .matrix = &matrix_ops,
+    .update = &update_ops,
+    .sample = &sample_ops,
+    .network = &network_ops,
+    .kernel = &kernel_ops,
 };
 
 const tch_backend *tchi_cpu_backend(uint32_t abi, const tch_backend_host *services, char *reason, size_t reason_size)

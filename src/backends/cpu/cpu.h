@@ -56,117 +56,76 @@ static inline void *tchi_cpu_row(const tch_matrices *m, int64_t index, int64_t r
 
 /* --- operations ------------------------------------------------------------------------------------------------- */
 
-tch_status tchi_cpu_copy(void *state, const tch_array *dst, const tch_array *src);
-tch_status tchi_cpu_fill(void *state, const tch_array *dst, double value);
+tch_copy_op tchi_cpu_copy;
+tch_fill_op tchi_cpu_fill;
 
-tch_status tchi_cpu_combine(void *state, double c0, double c1, const tch_matrices *x, double c2, const tch_matrices *y,
-                            const tch_matrices *out);
-tch_status tchi_cpu_shift_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
-                                double exponent, const tch_matrices *out);
-tch_status tchi_cpu_scale_rows(void *state, const tch_matrices *x, const tch_matrices *w, const tch_matrices *out);
-tch_status tchi_cpu_random_signs(void *state, uint64_t seed, const tch_matrices *out);
-tch_status tchi_cpu_select(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out);
-tch_status tchi_cpu_kronecker(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
+tch_combine_op tchi_cpu_combine;
+tch_shift_scale_op tchi_cpu_shift_scale;
+tch_scale_rows_op tchi_cpu_scale_rows;
+tch_random_signs_op tchi_cpu_random_signs;
+tch_select_op tchi_cpu_select;
+tch_kronecker_op tchi_cpu_kronecker;
 
-tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out);
-tch_status tchi_cpu_rescale(void *state, double eps, const tch_matrices *x, double *norm);
-tch_status tchi_cpu_flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags);
-tch_status tchi_cpu_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out,
-                                       void *scratch);
-tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
-                               double margin, double symmetry, double *damping, double *bound, int32_t *flags);
-tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                  const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch);
-tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags);
+tch_reduce_op tchi_cpu_reduce;
+tch_rescale_op tchi_cpu_rescale;
+tch_flag_overflow_op tchi_cpu_flag_overflow;
+tch_largest_eigenvalue_op tchi_cpu_largest_eigenvalue;
+tch_root_setup_op tchi_cpu_root_setup;
+tch_root_residual_op tchi_cpu_root_residual;
+tch_root_verdict_op tchi_cpu_root_verdict;
 
-tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m,
-                                     const double *trace_b, int64_t n, double damping, double *shift_a,
-                                     double *shift_b);
+tch_factored_damping_op tchi_cpu_factored_damping;
 
-tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
-                         int32_t transpose_b, double beta, const tch_matrices *c);
-tch_status tchi_cpu_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
-                         const tch_matrices *c);
-tch_status tchi_cpu_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+tch_gemm_op tchi_cpu_gemm;
+tch_gram_op tchi_cpu_gram;
+tch_symmetric_product_op tchi_cpu_symmetric_product;
 
-tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch);
-tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
-                                   int32_t *flags);
-tch_status tchi_cpu_loewner(void *state, const tch_spectrum_map *map, const tch_matrices *w, const tch_matrices *b,
-                            int32_t *flags);
-tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
-                              int32_t *flags, void *scratch);
-tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t count, const double *shifts,
-                                    const double *weights, const tch_matrices *x, int32_t *flags, void *scratch);
+tch_eigh_op tchi_cpu_eigh;
+tch_spectrum_power_op tchi_cpu_spectrum_power;
+tch_loewner_op tchi_cpu_loewner;
+tch_spd_solve_op tchi_cpu_spd_solve;
+tch_shifted_inverse_op tchi_cpu_shifted_inverse;
 
-tch_status tchi_cpu_cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
-                                     void *scratch);
-tch_status tchi_cpu_row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
-                             const tch_matrices *w);
-tch_status tchi_cpu_descending(void *state, const tch_matrices *w, int32_t *order);
-tch_status tchi_cpu_permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
-                            const tch_matrices *out);
+tch_cholesky_inverse_op tchi_cpu_cholesky_inverse;
+tch_row_dots_op tchi_cpu_row_dots;
+tch_descending_op tchi_cpu_descending;
+tch_permute_op tchi_cpu_permute;
 
-tch_status tchi_cpu_store_numbers(void *state, double *dst, const double *values, int32_t count);
-tch_status tchi_cpu_find_nonfinite(void *state, const tch_update *update, int32_t *found);
-tch_status tchi_cpu_decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
-                                double *counts);
-tch_status tchi_cpu_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
-                            const int32_t *skip, int32_t correct, tch_factor_rule rule);
-tch_status tchi_cpu_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2);
-tch_status tchi_cpu_sgd(void *state, const tch_update *update, int32_t nesterov);
-tch_status tchi_cpu_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2);
-tch_status tchi_cpu_graft(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
-                          void *scratch);
-tch_status tchi_cpu_rotated_adam(void *state, const tch_update *update);
-tch_status tchi_cpu_apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
-                          const double *norms, int32_t nesterov, int32_t decay);
-tch_status tchi_cpu_unscale(void *state, const tch_update *update, float *found_inf);
-tch_status tchi_cpu_update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
-                                 double backoff, int32_t interval);
-tch_status tchi_cpu_factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
-                                  int32_t rounded, const tch_matrices *c);
+tch_store_numbers_op tchi_cpu_store_numbers;
+tch_find_nonfinite_op tchi_cpu_find_nonfinite;
+tch_decide_skip_op tchi_cpu_decide_skip;
+tch_advance_op tchi_cpu_advance;
+tch_adamw_op tchi_cpu_adamw;
+tch_sgd_op tchi_cpu_sgd;
+tch_gather_op tchi_cpu_gather;
+tch_graft_op tchi_cpu_graft;
+tch_rotated_adam_op tchi_cpu_rotated_adam;
+tch_apply_op tchi_cpu_apply;
+tch_unscale_op tchi_cpu_unscale;
+tch_update_scale_op tchi_cpu_update_scale;
+tch_factor_update_op tchi_cpu_factor_update;
 
-tch_status tchi_cpu_bias_activation(void *state, tch_activation activation, const tch_matrices *x,
-                                    const tch_matrices *bias, const tch_matrices *out);
-tch_status tchi_cpu_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
-                                        const tch_matrices *gradient);
-tch_status tchi_cpu_column_sums(void *state, const tch_matrices *x, const tch_matrices *out);
-tch_status tchi_cpu_softmax_loss(void *state, const tch_matrices *logits, const int32_t *labels,
-                                 const tch_loss_results *results);
-tch_status tchi_cpu_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
-                                 const tch_loss_results *results);
-tch_status tchi_cpu_sample_labels(void *state, const tch_matrices *logits, uint64_t seed, int32_t *labels);
-tch_status tchi_cpu_sample_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
-                                 double scale, int32_t rounded, double *norms, void *scratch);
-tch_status tchi_cpu_sample_squares(void *state, const tch_matrices *a, const tch_matrices *g, double scale, double beta,
-                                   int32_t rounded, const tch_matrices *out, void *scratch);
-tch_status tchi_cpu_sample_sums(void *state, const tch_matrices *x, double scale, double beta, const tch_matrices *out,
-                                void *scratch);
-tch_status tchi_cpu_patches(void *state, const tch_patches *patches, const tch_matrices *out);
-tch_status tchi_cpu_token_norms(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
-                                const tch_matrices *g, double scale, double *norms, void *scratch);
-tch_status tchi_cpu_token_sums(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
-                               const double *weights, double scale, double beta, int32_t apart, const tch_matrices *out,
-                               void *scratch);
-tch_status tchi_cpu_token_cross(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *h,
-                                const tch_matrices *a, const tch_matrices *g, double scale, double *norms,
-                                void *scratch);
-tch_status tchi_cpu_token_dots(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
-                               const tch_matrices *w, double scale, double *dots, void *scratch);
-tch_status tchi_cpu_normalized_sums(void *state, const tch_normalized *layer, double scale, const tch_matrices *weight,
-                                    const tch_matrices *bias, void *scratch);
-tch_status tchi_cpu_block_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height, int64_t width,
-                               double scale, double beta, const tch_matrices *out, void *scratch);
-tch_status tchi_cpu_pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
-                              double *out, void *scratch);
-tch_status tchi_cpu_clip_weights(void *state, int64_t count, const double *norms, double most, double *weights);
-tch_status tchi_cpu_weigh_samples(void *state, const tch_matrices *x, int64_t groups, const double *weights,
-                                  int32_t drop_only, const tch_matrices *out);
-tch_status tchi_cpu_damped_divide(void *state, const tch_matrices *x, const tch_matrices *rows,
-                                  const tch_matrices *cols, const tch_matrices *values, double damping);
-tch_status tchi_cpu_kl_clip(void *state, const double *dot, double lr, double most, double *scale);
+tch_bias_activation_op tchi_cpu_bias_activation;
+tch_activation_backward_op tchi_cpu_activation_backward;
+tch_column_sums_op tchi_cpu_column_sums;
+tch_softmax_loss_op tchi_cpu_softmax_loss;
+tch_squared_loss_op tchi_cpu_squared_loss;
+tch_sample_labels_op tchi_cpu_sample_labels;
+tch_sample_norms_op tchi_cpu_sample_norms;
+tch_sample_squares_op tchi_cpu_sample_squares;
+tch_sample_sums_op tchi_cpu_sample_sums;
+tch_patches_op tchi_cpu_patches;
+tch_token_norms_op tchi_cpu_token_norms;
+tch_token_sums_op tchi_cpu_token_sums;
+tch_token_cross_op tchi_cpu_token_cross;
+tch_token_dots_op tchi_cpu_token_dots;
+tch_normalized_sums_op tchi_cpu_normalized_sums;
+tch_block_dots_op tchi_cpu_block_dots;
+tch_pair_dots_op tchi_cpu_pair_dots;
+tch_clip_weights_op tchi_cpu_clip_weights;
+tch_weigh_samples_op tchi_cpu_weigh_samples;
+tch_damped_divide_op tchi_cpu_damped_divide;
+tch_kl_clip_op tchi_cpu_kl_clip;
 
 /* The sum of x y, in float64, of two runs of one float type. */
 double tchi_cpu_dot(int64_t n, tch_scalar type, const void *x, const void *y);

@@ -51,16 +51,9 @@ int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scal
     return 0;
 }
 
-static const tch_backend table = {
-    .abi = TCH_BACKEND_ABI,
-    .table_size = sizeof(tch_backend),
-    .name = "cuda",
-    .device_type = TCH_DEVICE_CUDA,
-    .priority = 100,
-    .host_memory = 0,
-
-    .device_count = tchi_cuda_device_count,
-    .device_info = tchi_cuda_device_info,
+static const tch_device_ops device_ops = {
+    .count = tchi_cuda_device_count,
+    .info = tchi_cuda_device_info,
     .describe = tchi_cuda_describe,
     .state_create = tchi_cuda_state_create,
     .state_destroy = tchi_cuda_state_destroy,
@@ -71,14 +64,17 @@ static const tch_backend table = {
     .synchronize = tchi_cuda_synchronize,
     .range_push = tchi_cuda_range_push,
     .range_pop = tchi_cuda_range_pop,
-    .product_rates = tchi_cuda_product_rates,
-
     .allocate = tchi_cuda_allocate,
     .release = tchi_cuda_release,
     .memory_info = tchi_cuda_memory_info,
     .copy_bytes = tchi_cuda_copy_bytes,
+    .store_numbers = tchi_cuda_store_numbers,
     .zero_bytes = tchi_cuda_zero_bytes,
+    .scratch_bytes = tchi_cuda_scratch_bytes,
+};
 
+static const tch_matrix_ops matrix_ops = {
+    .product_rates = tchi_cuda_product_rates,
     .copy = tchi_cuda_copy,
     .fill = tchi_cuda_fill,
     .combine = tchi_cuda_combine,
@@ -87,7 +83,6 @@ static const tch_backend table = {
     .random_signs = tchi_cuda_random_signs,
     .select = tchi_cuda_select,
     .kronecker = tchi_cuda_kronecker,
-
     .reduce = tchi_cuda_reduce,
     .inspect = tchi_cuda_inspect,
     .largest_eigenvalue = tchi_cuda_largest_eigenvalue,
@@ -97,7 +92,6 @@ static const tch_backend table = {
     .root_residual = tchi_cuda_root_residual,
     .root_verdict = tchi_cuda_root_verdict,
     .factored_damping = tchi_cuda_factored_damping,
-
     .gemm = tchi_cuda_gemm,
     .gram = tchi_cuda_gram,
     .symmetric_product = tchi_cuda_symmetric_product,
@@ -107,14 +101,20 @@ static const tch_backend table = {
     .streamed_product = tchi_cuda_streamed_product,
     .newton_limit = tchi_cuda_newton_limit,
     .newton = tchi_cuda_newton,
-
     .eigh = tchi_cuda_eigh,
     .divided_differences = tchi_cuda_divided_differences,
     .spectrum_power = tchi_cuda_spectrum_power,
     .loewner = tchi_cuda_loewner,
     .spd_solve = tchi_cuda_spd_solve,
+    .gemm_rounded = tchi_cuda_gemm_rounded,
+    .gram_rounded = tchi_cuda_gram_rounded,
+    .cholesky_inverse = tchi_cuda_cholesky_inverse,
+    .row_dots = tchi_cuda_row_dots,
+    .descending = tchi_cuda_descending,
+    .permute = tchi_cuda_permute,
+};
 
-    .store_numbers = tchi_cuda_store_numbers,
+static const tch_update_ops update_ops = {
     .find_nonfinite = tchi_cuda_find_nonfinite,
     .decide_skip = tchi_cuda_decide_skip,
     .advance = tchi_cuda_advance,
@@ -127,20 +127,9 @@ static const tch_backend table = {
     .unscale = tchi_cuda_unscale,
     .update_scale = tchi_cuda_update_scale,
     .factor_update = tchi_cuda_factor_update,
-    .gemm_rounded = tchi_cuda_gemm_rounded,
-    .gram_rounded = tchi_cuda_gram_rounded,
+};
 
-    .cholesky_inverse = tchi_cuda_cholesky_inverse,
-    .row_dots = tchi_cuda_row_dots,
-    .descending = tchi_cuda_descending,
-    .permute = tchi_cuda_permute,
-
-    .bias_activation = tchi_cuda_bias_activation,
-    .activation_backward = tchi_cuda_activation_backward,
-    .column_sums = tchi_cuda_column_sums,
-    .softmax_loss = tchi_cuda_softmax_loss,
-    .squared_loss = tchi_cuda_squared_loss,
-    .sample_labels = tchi_cuda_sample_labels,
+static const tch_sample_ops sample_ops = {
     .sample_norms = tchi_cuda_sample_norms,
     .sample_squares = tchi_cuda_sample_squares,
     .sample_sums = tchi_cuda_sample_sums,
@@ -156,25 +145,49 @@ static const tch_backend table = {
     .weigh_samples = tchi_cuda_weigh_samples,
     .damped_divide = tchi_cuda_damped_divide,
     .kl_clip = tchi_cuda_kl_clip,
-
-    .recording_possible = tchi_cuda_recording_possible,
-    .recording_begin = tchi_cuda_recording_begin,
-    .recording_end = tchi_cuda_recording_end,
-    .recording_replay = tchi_cuda_recording_replay,
-    .recording_release = tchi_cuda_recording_release,
-
-    .kernel_compiler = tchi_cuda_kernel_compiler,
-    .kernel_build = tchi_cuda_kernel_build,
-    .kernel_load = tchi_cuda_kernel_load,
-    .kernel_unload = tchi_cuda_kernel_unload,
-    .kernel_describe = tchi_cuda_kernel_describe,
-    .kernel_launch = tchi_cuda_kernel_launch,
-
-    .scratch_bytes = tchi_cuda_scratch_bytes,
 };
 
-TCH_API const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason,
-                                                  size_t reason_size);
+static const tch_network_ops network_ops = {
+    .bias_activation = tchi_cuda_bias_activation,
+    .activation_backward = tchi_cuda_activation_backward,
+    .column_sums = tchi_cuda_column_sums,
+    .softmax_loss = tchi_cuda_softmax_loss,
+    .squared_loss = tchi_cuda_squared_loss,
+    .sample_labels = tchi_cuda_sample_labels,
+};
+
+static const tch_recording_ops recording_ops = {
+    .possible = tchi_cuda_recording_possible,
+    .begin = tchi_cuda_recording_begin,
+    .end = tchi_cuda_recording_end,
+    .replay = tchi_cuda_recording_replay,
+    .release = tchi_cuda_recording_release,
+};
+
+static const tch_kernel_ops kernel_ops = {
+    .compiler = tchi_cuda_kernel_compiler,
+    .build = tchi_cuda_kernel_build,
+    .load = tchi_cuda_kernel_load,
+    .unload = tchi_cuda_kernel_unload,
+    .describe = tchi_cuda_kernel_describe,
+    .launch = tchi_cuda_kernel_launch,
+};
+
+static const tch_backend table = {
+    .abi = TCH_BACKEND_ABI,
+    .table_size = sizeof(tch_backend),
+    .name = "cuda",
+    .device_type = TCH_DEVICE_CUDA,
+    .priority = 100,
+    .host_memory = 0,
+    .device = &device_ops,
+    .matrix = &matrix_ops,
+    .update = &update_ops,
+    .sample = &sample_ops,
+    .network = &network_ops,
+    .recording = &recording_ops,
+    .kernel = &kernel_ops,
+};
 
 const tch_backend *torchium_backend_entry(uint32_t abi, const tch_backend_host *host, char *reason, size_t reason_size)
 {

@@ -78,87 +78,75 @@ tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel);
 
 /* --- devices, state, memory: device.c, state.c, memory.c, ranges.c ------------------------------------------------- */
 
-int32_t tchi_cuda_device_count(char *reason, size_t reason_size);
-tch_status tchi_cuda_device_info(int32_t index, tch_device_info *info);
+tch_device_count_op tchi_cuda_device_count;
+tch_device_info_op tchi_cuda_device_info;
 tch_status tchi_cuda_device_read(int32_t index, tchi_cuda_device *device);
-void tchi_cuda_describe(char *text, size_t text_size);
-tch_status tchi_cuda_state_create(int32_t index, void **state);
-void tchi_cuda_state_destroy(void *state);
+tch_describe_op tchi_cuda_describe;
+tch_state_create_op tchi_cuda_state_create;
+tch_state_destroy_op tchi_cuda_state_destroy;
 /* Of blas_workspace, which kernels of our own may use between two products of cuBLAS. */
 int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *state);
-tch_status tchi_cuda_begin(void *state);
-void tchi_cuda_end(void *state);
+tch_begin_op tchi_cuda_begin;
+tch_end_op tchi_cuda_end;
 /* The device of the call that this thread is in, or -1. */
 int32_t tchi_cuda_entered(void);
-tch_status tchi_cuda_set_stream(void *state, void *stream);
+tch_set_stream_op tchi_cuda_set_stream;
 /* Work goes there from now on, that of cuBLAS and cuSOLVER too; nothing is ordered. */
 tch_status tchi_cuda_use_stream(tchi_cuda_state *state, cudaStream_t stream);
-void *tchi_cuda_get_stream(void *state);
-tch_status tchi_cuda_synchronize(void *state);
-void tchi_cuda_range_push(void *state, const char *name);
-void tchi_cuda_range_pop(void *state);
+tch_get_stream_op tchi_cuda_get_stream;
+tch_synchronize_op tchi_cuda_synchronize;
+tch_range_push_op tchi_cuda_range_push;
+tch_range_pop_op tchi_cuda_range_pop;
 /* recording.c */
 void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder);
 void tchi_cuda_recorder_destroy(tchi_cuda_recorder *recorder);
-int32_t tchi_cuda_recording_possible(void *state);
-tch_status tchi_cuda_recording_begin(void *state);
-tch_status tchi_cuda_recording_end(void *state, void **recording);
-tch_status tchi_cuda_recording_replay(void *state, void *recording);
-void tchi_cuda_recording_release(void *state, void *recording);
+tch_recording_possible_op tchi_cuda_recording_possible;
+tch_recording_begin_op tchi_cuda_recording_begin;
+tch_recording_end_op tchi_cuda_recording_end;
+tch_recording_replay_op tchi_cuda_recording_replay;
+tch_recording_release_op tchi_cuda_recording_release;
 /* Rates by compute capability alone, so that the decision can be tested for GPUs that are not at hand. */
 tch_product_rates tchi_cuda_rates_of(int32_t major, int32_t minor);
-void tchi_cuda_product_rates(void *state, tch_product_rates *rates);
-tch_status tchi_cuda_allocate(void *state, int64_t bytes, void **pointer);
-void tchi_cuda_release(void *state, void *pointer, int64_t bytes);
-tch_status tchi_cuda_memory_info(void *state, int64_t *total, int64_t *free);
-tch_status tchi_cuda_copy_bytes(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind);
-tch_status tchi_cuda_zero_bytes(void *state, void *dst, int64_t bytes);
+tch_product_rates_op tchi_cuda_product_rates;
+tch_allocate_op tchi_cuda_allocate;
+tch_release_op tchi_cuda_release;
+tch_memory_info_op tchi_cuda_memory_info;
+tch_copy_bytes_op tchi_cuda_copy_bytes;
+tch_zero_bytes_op tchi_cuda_zero_bytes;
 
 /* --- elementwise: copy.cu, elementwise.cu, shift_scale.cu, kronecker.cu -------------------------------------------- */
 
-tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *src);
-tch_status tchi_cuda_fill(void *state, const tch_array *dst, double value);
-tch_status tchi_cuda_combine(void *state, double c0, double c1, const tch_matrices *x, double c2, const tch_matrices *y,
-                             const tch_matrices *out);
-tch_status tchi_cuda_shift_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
-                                 double exponent, const tch_matrices *out);
-tch_status tchi_cuda_scale_rows(void *state, const tch_matrices *x, const tch_matrices *w, const tch_matrices *out);
-tch_status tchi_cuda_random_signs(void *state, uint64_t seed, const tch_matrices *out);
-tch_status tchi_cuda_select(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out);
-tch_status tchi_cuda_kronecker(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
+tch_copy_op tchi_cuda_copy;
+tch_fill_op tchi_cuda_fill;
+tch_combine_op tchi_cuda_combine;
+tch_shift_scale_op tchi_cuda_shift_scale;
+tch_scale_rows_op tchi_cuda_scale_rows;
+tch_random_signs_op tchi_cuda_random_signs;
+tch_select_op tchi_cuda_select;
+tch_kronecker_op tchi_cuda_kronecker;
 
 /* --- reductions and decisions: reduce.cu, frobenius.cu, decisions.cu, lanczos.cu, root_residual.cu ----------------- */
 
-tch_status tchi_cuda_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out);
-tch_status tchi_cuda_inspect(void *state, const tch_matrices *x, double *max_abs, double *nonfinite, double *asymmetry);
-tch_status tchi_cuda_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out,
-                                        void *scratch);
+tch_reduce_op tchi_cuda_reduce;
+tch_inspect_op tchi_cuda_inspect;
+tch_largest_eigenvalue_op tchi_cuda_largest_eigenvalue;
 int64_t tchi_cuda_largest_eigenvalue_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch);
-tch_status tchi_cuda_rescale(void *state, double eps, const tch_matrices *x, double *norm);
-tch_status tchi_cuda_flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags);
-tch_status tchi_cuda_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps,
-                                double relative_eps, double margin, double symmetry, double *damping, double *bound,
-                                int32_t *flags);
-tch_status tchi_cuda_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
-                                   const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch);
+tch_rescale_op tchi_cuda_rescale;
+tch_flag_overflow_op tchi_cuda_flag_overflow;
+tch_root_setup_op tchi_cuda_root_setup;
+tch_root_residual_op tchi_cuda_root_residual;
 int64_t tchi_cuda_root_residual_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch,
                                         int64_t probes);
-tch_status tchi_cuda_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags);
-tch_status tchi_cuda_factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m,
-                                      const double *trace_b, int64_t n, double damping, double *shift_a,
-                                      double *shift_b);
-tch_status tchi_cuda_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
-                                    int32_t *flags);
+tch_root_verdict_op tchi_cuda_root_verdict;
+tch_factored_damping_op tchi_cuda_factored_damping;
+tch_spectrum_power_op tchi_cuda_spectrum_power;
 
 /* --- products: products.c, symmetric_product.c, symmetric_f64.cu, symmetric_split.cu, symmetric_turns.cu,
  * normalize.cu, newton_small.cu, streamed.c */
 
-tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
-                          int32_t transpose_b, double beta, const tch_matrices *c);
-tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
-                          const tch_matrices *c);
-tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                       const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+tch_gemm_op tchi_cuda_gemm;
+tch_gram_op tchi_cuda_gram;
+tch_symmetric_product_op tchi_cuda_symmetric_product;
 /* Kernels of our own for it; each says whether it can take these operands, and should. C = c0 I + c1 D + c2 A B' over
  * the lower tiles, mirrored; D may be NULL; A and B n by k, rows aligned to 16 bytes. */
 int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
@@ -173,117 +161,80 @@ int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, const tch_matr
                                     const tch_matrices *b, const tch_matrices *c);
 tch_status tchi_cuda_symmetric_split(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
-int32_t tchi_cuda_normalize_takes(void *state, const tch_matrices *x);
-tch_status tchi_cuda_normalize(void *state, double eps, const tch_matrices *x, double *scale);
-tch_status tchi_cuda_scaled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                    const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
-                                    const tch_matrices *c);
-int64_t tchi_cuda_newton_limit(void *state);
-tch_status tchi_cuda_newton(void *state, const tch_newton_iteration *iteration, const tch_matrices *a,
-                            const double *shift, const double *bound, const tch_matrices *x);
-tch_status tchi_cuda_streamed_product(void *state, const tch_streamed_product *product, void *scratch,
-                                      int64_t scratch_bytes);
+tch_normalize_takes_op tchi_cuda_normalize_takes;
+tch_normalize_op tchi_cuda_normalize;
+tch_scaled_product_op tchi_cuda_scaled_product;
+tch_newton_limit_op tchi_cuda_newton_limit;
+tch_newton_op tchi_cuda_newton;
+tch_streamed_product_op tchi_cuda_streamed_product;
 void tchi_cuda_staging_destroy(tchi_cuda_staging *staging); /* NULL is allowed */
 
 /* --- decompositions: decompositions.c ------------------------------------------------------------------------------ */
 
-tch_status tchi_cuda_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch);
+tch_eigh_op tchi_cuda_eigh;
 int64_t tchi_cuda_eigh_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch);
-tch_status tchi_cuda_divided_differences(void *state, const tch_matrices *lambda, const tch_matrices *values,
-                                         const double *damping, double power, const tch_matrices *b);
-tch_status tchi_cuda_loewner(void *state, const tch_spectrum_map *map, const tch_matrices *w, const tch_matrices *b,
-                             int32_t *flags);
-tch_status tchi_cuda_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
-                               int32_t *flags, void *scratch);
+tch_divided_differences_op tchi_cuda_divided_differences;
+tch_loewner_op tchi_cuda_loewner;
+tch_spd_solve_op tchi_cuda_spd_solve;
 int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t cols, int64_t batch);
-int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
-                                int64_t batch, int64_t extra);
+tch_scratch_bytes_op tchi_cuda_scratch_bytes;
 
 /* --- optimizers: updates_adamw.cu, updates_sgd.cu, updates_blocks.cu, updates_apply.cu, updates_graft.cu,
  * updates_control.cu, products.c */
 
-tch_status tchi_cuda_store_numbers(void *state, double *dst, const double *values, int32_t count);
-tch_status tchi_cuda_find_nonfinite(void *state, const tch_update *update, int32_t *found);
-tch_status tchi_cuda_decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
-                                 double *counts);
-tch_status tchi_cuda_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
-                             const int32_t *skip, int32_t correct, tch_factor_rule rule);
-tch_status tchi_cuda_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2);
-tch_status tchi_cuda_sgd(void *state, const tch_update *update, int32_t nesterov);
-tch_status tchi_cuda_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2);
-tch_status tchi_cuda_graft(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
-                           void *scratch);
+tch_store_numbers_op tchi_cuda_store_numbers;
+tch_find_nonfinite_op tchi_cuda_find_nonfinite;
+tch_decide_skip_op tchi_cuda_decide_skip;
+tch_advance_op tchi_cuda_advance;
+tch_adamw_op tchi_cuda_adamw;
+tch_sgd_op tchi_cuda_sgd;
+tch_gather_op tchi_cuda_gather;
+tch_graft_op tchi_cuda_graft;
 int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t pieces);
-tch_status tchi_cuda_rotated_adam(void *state, const tch_update *update);
-tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
-                           const double *norms, int32_t nesterov, int32_t decay);
-tch_status tchi_cuda_unscale(void *state, const tch_update *update, float *found_inf);
-tch_status tchi_cuda_update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
-                                  double backoff, int32_t interval);
-tch_status tchi_cuda_factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
-                                   int32_t rounded, const tch_matrices *c);
-tch_status tchi_cuda_gemm_rounded(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
-                                  const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
-tch_status tchi_cuda_gram_rounded(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
-                                  const tch_matrices *c);
+tch_rotated_adam_op tchi_cuda_rotated_adam;
+tch_apply_op tchi_cuda_apply;
+tch_unscale_op tchi_cuda_unscale;
+tch_update_scale_op tchi_cuda_update_scale;
+tch_factor_update_op tchi_cuda_factor_update;
+tch_gemm_rounded_op tchi_cuda_gemm_rounded;
+tch_gram_rounded_op tchi_cuda_gram_rounded;
 
 /* --- tracking an eigenbasis: cholesky.c, cholesky.cu, basis.cu ----------------------------------------------------- */
 
-tch_status tchi_cuda_cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
-                                      void *scratch);
+tch_cholesky_inverse_op tchi_cuda_cholesky_inverse;
 int64_t tchi_cuda_cholesky_inverse_scratch(tch_scalar type, int64_t n, int64_t batch);
 /* The same for matrices of up to TCHI_CUDA_CHOLESKY_LEAF, without scratch. Flagged ones get the identity. */
 #define TCHI_CUDA_CHOLESKY_LEAF 64
 tch_status tchi_cuda_cholesky_leaf(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x,
                                    int32_t *flags);
-tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
-                              const tch_matrices *w);
-tch_status tchi_cuda_descending(void *state, const tch_matrices *w, int32_t *order);
-tch_status tchi_cuda_permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
-                             const tch_matrices *out);
+tch_row_dots_op tchi_cuda_row_dots;
+tch_descending_op tchi_cuda_descending;
+tch_permute_op tchi_cuda_permute;
 
 /* --- networks: network.cu ------------------------------------------------------------------------------------------ */
 
-tch_status tchi_cuda_bias_activation(void *state, tch_activation activation, const tch_matrices *x,
-                                     const tch_matrices *bias, const tch_matrices *out);
-tch_status tchi_cuda_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
-                                         const tch_matrices *gradient);
-tch_status tchi_cuda_column_sums(void *state, const tch_matrices *x, const tch_matrices *out);
-tch_status tchi_cuda_softmax_loss(void *state, const tch_matrices *logits, const int32_t *labels,
-                                  const tch_loss_results *results);
-tch_status tchi_cuda_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
-                                  const tch_loss_results *results);
-tch_status tchi_cuda_sample_labels(void *state, const tch_matrices *logits, uint64_t seed, int32_t *labels);
-tch_status tchi_cuda_sample_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
-                                  double scale, int32_t rounded, double *norms, void *scratch);
+tch_bias_activation_op tchi_cuda_bias_activation;
+tch_activation_backward_op tchi_cuda_activation_backward;
+tch_column_sums_op tchi_cuda_column_sums;
+tch_softmax_loss_op tchi_cuda_softmax_loss;
+tch_squared_loss_op tchi_cuda_squared_loss;
+tch_sample_labels_op tchi_cuda_sample_labels;
+tch_sample_norms_op tchi_cuda_sample_norms;
 int64_t tchi_cuda_sample_norms_scratch(int64_t positions, int64_t d, int64_t p, int64_t batch);
-tch_status tchi_cuda_sample_squares(void *state, const tch_matrices *a, const tch_matrices *g, double scale,
-                                    double beta, int32_t rounded, const tch_matrices *out, void *scratch);
-tch_status tchi_cuda_sample_sums(void *state, const tch_matrices *x, double scale, double beta, const tch_matrices *out,
-                                 void *scratch);
-tch_status tchi_cuda_patches(void *state, const tch_patches *patches, const tch_matrices *out);
-tch_status tchi_cuda_token_norms(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
-                                 const tch_matrices *g, double scale, double *norms, void *scratch);
-tch_status tchi_cuda_token_sums(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
-                                const double *weights, double scale, double beta, int32_t apart,
-                                const tch_matrices *out, void *scratch);
-tch_status tchi_cuda_token_cross(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *h,
-                                 const tch_matrices *a, const tch_matrices *g, double scale, double *norms,
-                                 void *scratch);
-tch_status tchi_cuda_token_dots(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
-                                const tch_matrices *w, double scale, double *dots, void *scratch);
-tch_status tchi_cuda_normalized_sums(void *state, const tch_normalized *layer, double scale, const tch_matrices *weight,
-                                     const tch_matrices *bias, void *scratch);
-tch_status tchi_cuda_block_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height,
-                                int64_t width, double scale, double beta, const tch_matrices *out, void *scratch);
-tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
-                               double *out, void *scratch);
-tch_status tchi_cuda_clip_weights(void *state, int64_t count, const double *norms, double most, double *weights);
-tch_status tchi_cuda_weigh_samples(void *state, const tch_matrices *x, int64_t groups, const double *weights,
-                                   int32_t drop_only, const tch_matrices *out);
-tch_status tchi_cuda_damped_divide(void *state, const tch_matrices *x, const tch_matrices *rows,
-                                   const tch_matrices *cols, const tch_matrices *values, double damping);
-tch_status tchi_cuda_kl_clip(void *state, const double *dot, double lr, double most, double *scale);
+tch_sample_squares_op tchi_cuda_sample_squares;
+tch_sample_sums_op tchi_cuda_sample_sums;
+tch_patches_op tchi_cuda_patches;
+tch_token_norms_op tchi_cuda_token_norms;
+tch_token_sums_op tchi_cuda_token_sums;
+tch_token_cross_op tchi_cuda_token_cross;
+tch_token_dots_op tchi_cuda_token_dots;
+tch_normalized_sums_op tchi_cuda_normalized_sums;
+tch_block_dots_op tchi_cuda_block_dots;
+tch_pair_dots_op tchi_cuda_pair_dots;
+tch_clip_weights_op tchi_cuda_clip_weights;
+tch_weigh_samples_op tchi_cuda_weigh_samples;
+tch_damped_divide_op tchi_cuda_damped_divide;
+tch_kl_clip_op tchi_cuda_kl_clip;
 
 /* Scratch of these, as scratch_bytes asks for it. */
 int64_t tchi_cuda_sample_sums_scratch(int64_t rows, int64_t cols, int64_t batch);
@@ -299,14 +250,12 @@ tch_status tchi_cuda_add_partials(const tchi_cuda_state *state, int64_t count, i
 
 /* --- kernels of a user's: kernel_build.c, kernel.c ----------------------------------------------------------------- */
 
-tch_status tchi_cuda_kernel_compiler(void *state, char *text, size_t size);
-tch_status tchi_cuda_kernel_build(void *state, const tch_kernel_text *text, tch_kernel_image *image, char *log,
-                                  size_t log_size);
-tch_status tchi_cuda_kernel_load(void *state, const tch_kernel_image *image, void **kernel);
-void tchi_cuda_kernel_unload(void *state, void *kernel);
-tch_status tchi_cuda_kernel_describe(void *state, void *kernel, tch_kernel_info *info, int32_t room,
-                                     tch_kernel_parameter *parameters);
-tch_status tchi_cuda_kernel_launch(void *state, void *kernel, const tch_kernel_run *run);
+tch_kernel_compiler_op tchi_cuda_kernel_compiler;
+tch_kernel_build_op tchi_cuda_kernel_build;
+tch_kernel_load_op tchi_cuda_kernel_load;
+tch_kernel_unload_op tchi_cuda_kernel_unload;
+tch_kernel_describe_op tchi_cuda_kernel_describe;
+tch_kernel_launch_op tchi_cuda_kernel_launch;
 
 TCH_END_DECLS
 

@@ -1,0 +1,278 @@
+/* Operations table, chapter 2: batches of matrices. Every backend has it: the matrix functions are written over it, and the
+ * optimizers over those.
+ *
+ * An operation works on a whole batch. Numbers that differ between the matrices of a batch live on the device, as arrays of
+ * double with one entry per matrix; so do the flags, one int32_t per matrix and one of tch_report. A matrix whose flag is not
+ * TCH_REPORT_OK on entry is skipped where an operation says so, and its result is undefined.
+ *
+ * Arguments have been validated; sizes may be zero. Outputs do not overlap inputs unless an entry allows it. Results do not
+ * depend on how a batch is divided among calls. */
+#ifndef TORCHIUM_BACKEND_MATRIX_H
+#define TORCHIUM_BACKEND_MATRIX_H
+
+#include <stdint.h>
+
+#include <torchium/backend/types.h>
+#include <torchium/linalg.h>
+#include <torchium/status.h>
+
+typedef enum tch_reduction {
+    TCH_REDUCE_FROBENIUS = 0, /* square root of the sum of squares, without overflow */
+    TCH_REDUCE_MAX_ABS = 1,   /* largest |entry| */
+    TCH_REDUCE_TRACE = 2,     /* sum of the diagonal */
+    TCH_REDUCE_NONFINITE = 3, /* number of entries that are infinite or NaN */
+    TCH_REDUCE_ASYMMETRY = 4, /* largest |a_ij - a_ji|, square matrices only */
+    TCH_REDUCE_COUNT = 5
+} tch_reduction;
+
+/* What `root_setup` decides from; arrays of one double per matrix. */
+typedef struct tch_root_norms {
+    const double *largest; /* largest eigenvalue, estimated from below */
+    const double *max_abs;
+    const double *nonfinite;
+    const double *asymmetry;
+} tch_root_norms;
+
+/* How `spectrum_power` maps eigenvalues, and what `loewner` takes the derivative of. */
+typedef struct tch_spectrum_map {
+    double eps; /* damping = max(eps, relative_eps * largest eigenvalue) */
+    double relative_eps;
+    double power;    /* w becomes (w + damping)^power */
+    int32_t clamp;   /* where w + damping is below damping (1), or not positive (0), damping takes its place */
+    double negative; /* without clamp, an eigenvalue below both -negative * largest and -damping makes the matrix
+                            TCH_REPORT_NOT_POSITIVE */
+} tch_spectrum_map;
+
+/* Products per second of each arithmetic, for large matrices, in any unit: what the choice of arithmetic weighs. 0 where
+ * the backend does not offer the type to compute in. */
+typedef struct tch_product_rates {
+    double f64, f32;
+    double bf16x2; /* split operands: hi hi + hi lo + lo hi, accumulated in float32 */
+    double bf16;   /* accumulated in float32 */
+} tch_product_rates;
+
+/* Numbers of float64 for each matrix that `normalize` is given. */
+#define TCH_NORMALIZE_NUMBERS 65
+
+/* The coupled iteration of an inverse root: H = c[0] I + c[1] M + c[2] M^2, X <- X H, M <- H^root M. */
+#define TCH_NEWTON_MAX_STEPS 40
+typedef struct tch_newton_iteration {
+    int32_t root;
+    int32_t degree; /* of H: 1 or 2 */
+    int32_t count;  /* of steps */
+    double c[TCH_NEWTON_MAX_STEPS][3];
+} tch_newton_iteration;
+
+/* A product whose operands or result lie in host memory. `host` says which of A, B, C do. */
+typedef struct tch_streamed_product {
+    double alpha, beta;
+    tch_matrices a, b, c; /* batch of 1 each, row-major */
+    int32_t transpose_a, transpose_b;
+    int32_t a_on_host, b_on_host, c_on_host;
+} tch_streamed_product;
+
+/* --- elementwise -------------------------------------------------------------------------------------------------- */
+
+/* dst = src with conversion of type (to nearest even), equal shapes, any strides of src (0 repeats). */
+typedef tch_status tch_copy_op(void *state, const tch_array *dst, const tch_array *src);
+/* Every element of dst = value. */
+typedef tch_status tch_fill_op(void *state, const tch_array *dst, double value);
+/* out = c0 I + c1 X + c2 Y; x or y may be NULL with its coefficient ignored; out may be x or y. */
+typedef tch_status tch_combine_op(void *state, double c0, double c1, const tch_matrices *x, double c2,
+                                  const tch_matrices *y, const tch_matrices *out);
+/* out_b = (X_b + shift_b I) scale_b^exponent; shift and scale may be NULL, for 0 and 1; float types may differ, the
+ * split type included; in place allowed where they do not. */
+typedef tch_status tch_shift_scale_op(void *state, const tch_matrices *x, const double *shift, const double *scale,
+                                      double exponent, const tch_matrices *out);
+/* out(i, j) = X(i, j) w(i), w being 1 by rows per matrix, of X's type; in place allowed. */
+typedef tch_status tch_scale_rows_op(void *state, const tch_matrices *x, const tch_matrices *w,
+                                     const tch_matrices *out);
+/* Signs +1 and -1 that depend only on seed, row, column and not on the batch. */
+typedef tch_status tch_random_signs_op(void *state, uint64_t seed, const tch_matrices *out);
+/* out_b = X_b, converted, wherever flags[b] is 0; elsewhere out_b is left as it is. */
+typedef tch_status tch_select_op(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out);
+/* The Kronecker product of each pair. */
+typedef tch_status tch_kronecker_op(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
+
+/* --- reductions and decisions ------------------------------------------------------------------------------------- */
+
+/* One double per matrix. */
+typedef tch_status tch_reduce_op(void *state, tch_reduction kind, const tch_matrices *x, double *out);
+/* norm[b] is the Frobenius norm of X_b, infinite if that is beyond float64, rounded if it is below. Where it is neither
+ * below eps nor near 1 (2^-1000 to 2^1000 in float64, 2^-120 to 2^120 in other types), X_b is multiplied by the power
+ * of two that brings it near 1, which is exact, and norm[b] becomes its new norm. The others are not written. */
+typedef tch_status tch_rescale_op(void *state, double eps, const tch_matrices *x, double *norm);
+/* flags[b] = OVERFLOW where it is OK and X_b has an entry beyond `most` in size, or a NaN. */
+typedef tch_status tch_flag_overflow_op(void *state, const tch_matrices *x, double most, int32_t *flags);
+/* MAX_ABS, NONFINITE and ASYMMETRY of square matrices in one pass. */
+typedef tch_status tch_inspect_op(void *state, const tch_matrices *x, double *max_abs, double *nonfinite,
+                                  double *asymmetry);
+/* An estimate from below of each symmetric matrix's largest eigenvalue, by Lanczos iteration from a fixed start until
+ * its relative error is expected below `tolerance` (or, where the device cannot decide, for a fixed number of steps).
+  */
+typedef tch_status tch_largest_eigenvalue_op(void *state, const tch_matrices *x, double tolerance, double *out,
+                                             void *scratch);
+/* For each matrix: flags = NOT_FINITE, NOT_SYMMETRIC (asymmetry > symmetry * max_abs), OVERFLOW (an infinite bound of
+ * finite entries), NOT_POSITIVE (zero matrix and no damping) or OK; damping = max(eps, relative_eps * largest); bound =
+ * damping + margin * largest, the margin covering what an estimate lacks. Flagged matrices get damping 0 and bound 1.
+  */
+typedef tch_status tch_root_setup_op(void *state, int64_t batch, const tch_root_norms *norms, double eps,
+                                     double relative_eps, double margin, double symmetry, double *damping,
+                                     double *bound, int32_t *flags);
+/* out = |R| / sqrt(n) with R = X^floor(p/2) A X^ceil(p/2) - I for A_b + shift_b I, in float64: over `probes` random
+ * sign vectors, or exactly when probes is 0. This balanced form is the one that does not magnify X's own rounding.
+ * error, if not NULL, = |X R| / (p |X|) likewise, which bounds the error of a symmetric X relative to its norm. */
+typedef tch_status tch_root_residual_op(void *state, int32_t root, const tch_matrices *a, const double *shift,
+                                        const tch_matrices *x, int32_t probes, double *out, double *error,
+                                        void *scratch);
+/* flags[b] = NO_CONVERGENCE where it is OK and residual[b] is not at most tolerance. */
+typedef tch_status tch_root_verdict_op(void *state, int64_t batch, const double *residual, double tolerance,
+                                       int32_t *flags);
+/* Factored damping: with pi = sqrt((trace_a / m) / (trace_b / n)), or 1 where a trace is not positive, shift_a = pi
+ * sqrt(damping) and shift_b = sqrt(damping) / pi, for each matrix. */
+typedef tch_status tch_factored_damping_op(void *state, int64_t batch, const double *trace_a, int64_t m,
+                                           const double *trace_b, int64_t n, double damping, double *shift_a,
+                                           double *shift_b);
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+/* Without it every type is taken to compute in itself, and products are done in the matrices' own type. */
+typedef void tch_product_rates_op(void *state, tch_product_rates *rates);
+/* C = alpha op(A) op(B) + beta C; beta = 0 does not read C. One type for all three, or C of float32 where A and B are
+ * of a half type. */
+typedef tch_status tch_gemm_op(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
+                               const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
+/* C = alpha A A' + beta C (transpose: A' A), both triangles written, only the lower read. */
+typedef tch_status tch_gram_op(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                               const tch_matrices *c);
+/* As gemm for float32, with operands that may be rounded to 11 bits (TF32) and sums in float32: enough for directions,
+ * not for roots. */
+typedef tch_status tch_gemm_rounded_op(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
+                                       const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c);
+/* As gram, with operands of float32 that may be rounded to 11 bits and sums in float32: for factors. C may be of
+ * float32 where A is of a half type. */
+typedef tch_status tch_gram_rounded_op(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                                       const tch_matrices *c);
+/* C = c0 I + c1 D + c2 A B, where B, D and the result are symmetric: its lower half is computed and mirrored. D may be
+ * NULL with c1 ignored. A, B and D have one type, C may have another: types are those whose rate is not 0. In the split
+ * type rows are aligned to 16 bytes. No operand may be C. */
+typedef tch_status tch_symmetric_product_op(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                            const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+/* The three of them are there together. Newton-Schulz steps on X / max(|X|, eps) without a pass over X for the division. `normalize_takes`: whether the two
+ * below take a batch of this shape and type, and are the faster way; data is not looked at. */
+typedef int32_t tch_normalize_takes_op(void *state, const tch_matrices *x);
+/* scale[b] such that scale[b] X_b is X_b / max(|X_b|, eps), eps > 0; where |X_b| is so far from 1 that squares might
+ * leave the range of float32, X_b is multiplied by a power of two first. Behind the scales there is room for work:
+ * TCH_NORMALIZE_NUMBERS for each matrix in all. */
+typedef tch_status tch_normalize_op(void *state, double eps, const tch_matrices *x, double *scale);
+/* C_b = scale_b^exponent (c0 I + c1 D + c2 A B'), symmetric, for exponents 0 to 2; D and scale may be NULL. A, B and D
+ * are of bfloat16 or all of float16, C of either. No operand may be C. */
+typedef tch_status tch_scaled_product_op(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                         const tch_matrices *a, const tch_matrices *b, const double *scale,
+                                         int32_t exponent, const tch_matrices *c);
+/* A product larger than the device, streamed: copies both ways overlap with arithmetic. `scratch` is device memory;
+ * host memory that is not page-locked goes through page-locked buffers of the state, which may be allocated here.
+ * Returns when the host's operands have been read and its result is written. */
+typedef tch_status tch_streamed_product_op(void *state, const tch_streamed_product *product, void *scratch,
+                                           int64_t scratch_bytes);
+
+/* --- spectral ----------------------------------------------------------------------------------------------------- */
+
+/* On entry symmetric matrices in v (both triangles given); on return row i of v is the eigenvector of the i-th
+ * eigenvalue, which are ascending in w, 1 by n of v's type. flags[b], where it was OK on entry, becomes NO_CONVERGENCE
+ * on failure and OVERFLOW where an eigenvalue is beyond the type; matrices flagged on entry are skipped. */
+typedef tch_status tch_eigh_op(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags,
+                               void *scratch);
+/* Maps w in place; damping (one double per matrix, may be NULL) receives what was added. A negative power of zero, or
+ * an eigenvalue that is too negative, sets the flag NOT_POSITIVE, any other result beyond w's type OVERFLOW. */
+typedef tch_status tch_spectrum_power_op(void *state, const tch_spectrum_map *map, const tch_matrices *w,
+                                         double *damping, int32_t *flags);
+/* B, float64, is nearly diagonal with the numbers `lambda` on its diagonal, and `values` (both 1 by n) are a function
+ * of them, (lambda + damping)^power, constant where clamped. B becomes that function of B, to first order in what is
+ * off the diagonal: element (i, j) is multiplied by the divided difference of the function at lambda_i and lambda_j.
+ * Elements too large for that, more than half of an eigenvalue, are taken as rounding: zero. */
+typedef tch_status tch_divided_differences_op(void *state, const tch_matrices *lambda, const tch_matrices *values,
+                                              const double *damping, double power, const tch_matrices *b);
+/* The derivative of a power in its own basis: B(i, j), float64, is multiplied by the divided difference, at eigenvalues
+ * i and j of w (1 by n, ascending, float64), of the function that the map describes; by its derivative where they are
+ * equal, computed without cancellation. The function is flat where it is clamped, and an eigenvalue no more than
+ * `negative` times the largest below zero counts as zero, where the derivative is that from above. Where the damping is
+ * relative_eps times the largest eigenvalue, the derivative through that is added, shared evenly among eigenvalues that
+ * equal it. A flag that was OK becomes NOT_POSITIVE where a derivative is infinite or, without clamp, an eigenvalue is
+ * too negative, and OVERFLOW where a derivative is beyond float64; matrices flagged on entry are skipped. */
+typedef tch_status tch_loewner_op(void *state, const tch_spectrum_map *map, const tch_matrices *w,
+                                  const tch_matrices *b, int32_t *flags);
+/* B = (A + shift I)^-1 B for symmetric positive definite A + shift I; A is destroyed. shift may be NULL. flags as in
+ * eigh, with NOT_POSITIVE. B may have any number of columns. */
+typedef tch_status tch_spd_solve_op(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
+                                    int32_t *flags, void *scratch);
+/* X = sum over j of weights[j] (A + shifts[j] I)^-1 for positive shifts, host arrays; A is destroyed. flags as in
+ * spd_solve. */
+typedef tch_status tch_shifted_inverse_op(void *state, const tch_matrices *a, int32_t count, const double *shifts,
+                                          const double *weights, const tch_matrices *x, int32_t *flags, void *scratch);
+/* Largest n that `newton` takes, 0 for none. */
+typedef int64_t tch_newton_limit_op(void *state);
+/* X_b = (A_b + shift_b I)^(-1/root), all steps in one launch and in float64: the iteration starts from M = (A + shift
+ * I) / bound, and its X is scaled by bound^(-1/root). A and X may be of float32 or float64. */
+typedef tch_status tch_newton_op(void *state, const tch_newton_iteration *iteration, const tch_matrices *a,
+                                 const double *shift, const double *bound, const tch_matrices *x);
+/* A = L L'; X = L^-1, lower triangular with zeros above. A is destroyed. flags as in spd_solve; X of a flagged matrix
+ * is undefined. float32 or float64. */
+typedef tch_status tch_cholesky_inverse_op(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
+                                           void *scratch);
+/* w(i) = (sum over j of X(i, j) Y(i, j))^exponent, summed in float64, w being 1 by rows of X's type; 0 where exponent
+ * is not 1 and the sum not positive. */
+typedef tch_status tch_row_dots_op(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
+                                   const tch_matrices *w);
+/* order[b n + k] is the index of the k-th largest of w_b (1 by n), equal ones by index, NaN last. */
+typedef tch_status tch_descending_op(void *state, const tch_matrices *w, int32_t *order);
+/* out(i, j) = X(rows[i], cols[j]), orders per matrix as `descending` gives them; NULL keeps that order. */
+typedef tch_status tch_permute_op(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
+                                  const tch_matrices *out);
+
+typedef struct tch_matrix_ops {
+    /* REQUIRED */
+    tch_copy_op *copy;
+    tch_fill_op *fill;
+    tch_combine_op *combine;
+    tch_shift_scale_op *shift_scale;
+    tch_scale_rows_op *scale_rows;
+    tch_random_signs_op *random_signs;
+    tch_select_op *select;
+    tch_kronecker_op *kronecker;
+    tch_reduce_op *reduce;
+    tch_rescale_op *rescale;
+    tch_flag_overflow_op *flag_overflow;
+    tch_largest_eigenvalue_op *largest_eigenvalue;
+    tch_root_setup_op *root_setup;
+    tch_root_residual_op *root_residual;
+    tch_root_verdict_op *root_verdict;
+    tch_factored_damping_op *factored_damping;
+    tch_gemm_op *gemm;
+    tch_eigh_op *eigh;
+    tch_spectrum_power_op *spectrum_power;
+    tch_loewner_op *loewner;
+    tch_spd_solve_op *spd_solve;
+    tch_cholesky_inverse_op *cholesky_inverse;
+    tch_row_dots_op *row_dots;
+    tch_descending_op *descending;
+    tch_permute_op *permute;
+    /* OPTIONAL: may be NULL, and the library does without or composes the result */
+    tch_inspect_op *inspect;
+    tch_product_rates_op *product_rates;
+    tch_gram_op *gram;
+    tch_gemm_rounded_op *gemm_rounded;
+    tch_gram_rounded_op *gram_rounded;
+    tch_symmetric_product_op *symmetric_product;
+    /* OPTIONAL, NO DEFAULT: may be NULL, and what needs it is then not offered or done another way */
+    tch_normalize_takes_op *normalize_takes;
+    tch_normalize_op *normalize;
+    tch_scaled_product_op *scaled_product;
+    tch_streamed_product_op *streamed_product;
+    tch_divided_differences_op *divided_differences;
+    tch_shifted_inverse_op *shifted_inverse;
+    tch_newton_limit_op *newton_limit;
+    tch_newton_op *newton;
+} tch_matrix_ops;
+
+#endif

@@ -1,0 +1,33 @@
+/* Operations table, chapter 6: recorded work, for devices on which queueing takes the host long. Without it work is queued
+ * each time.
+ *
+ * Work that comes again with the same arguments is kept once, and from then on queued as a whole. */
+#ifndef TORCHIUM_BACKEND_RECORDING_H
+#define TORCHIUM_BACKEND_RECORDING_H
+
+#include <stdint.h>
+
+#include <torchium/status.h>
+
+/* Whether work can be recorded now: not while the caller records what is queued, or wants every operation by itself. */
+typedef int32_t tch_recording_possible_op(void *state);
+/* What is queued from here on is kept and not done; until recording_end nothing may be allocated or waited for. After a
+ * failure everything is as it was. */
+typedef tch_status tch_recording_begin_op(void *state);
+/* Also after an error of what was queued. *recording is NULL where it cannot be kept, which is no failure. */
+typedef tch_status tch_recording_end_op(void *state, void **recording);
+/* Queues all of it, in order with other work; after a failure nothing was queued. */
+typedef tch_status tch_recording_replay_op(void *state, void *recording);
+/* Called also outside begin and end, and while what was queued is still running. */
+typedef void tch_recording_release_op(void *state, void *recording);
+
+typedef struct tch_recording_ops {
+    /* all REQUIRED */
+    tch_recording_possible_op *possible;
+    tch_recording_begin_op *begin;
+    tch_recording_end_op *end;
+    tch_recording_replay_op *replay;
+    tch_recording_release_op *release;
+} tch_recording_ops;
+
+#endif

@@ -1,0 +1,178 @@
+/* Operations table, chapter 3: what the steps of optimizers do to parameters, gradients and states, element by element.
+ * A backend without it offers no optimizer and no loss scaling.
+ *
+ * All rectangles of a step are handed down in one call. What a step depends on (clocks, hyperparameters, the flag that says
+ * to skip, the loss scale) is read on the device when the work runs, so that a recorded step sees their changes and nothing
+ * waits for the host. */
+#ifndef TORCHIUM_BACKEND_UPDATE_H
+#define TORCHIUM_BACKEND_UPDATE_H
+
+#include <stdint.h>
+
+#include <torchium/backend/types.h>
+#include <torchium/status.h>
+
+/* The clock of one parameter, on the device: the steps it has taken, and the numbers that follow for the step under way.
+ * Parameters have clocks of their own since a gradient may be missing at some steps. */
+typedef struct tch_clock {
+    double step;        /* steps taken, the one under way included once `advance` has run */
+    double correction1; /* 1 - beta1^step, or 1 where nothing is corrected */
+    double correction2; /* 1 - beta2^step, or 1 */
+    double graft;       /* 1 - graft_beta2^step */
+    double factor[2];   /* a factor C becomes factor[0] G G' + factor[1] C */
+    float narrow[2];    /* the same two rounded */
+    double spare;       /* a clock is 64 bytes */
+} tch_clock;
+
+/* The numbers of one group, on the device, so that a graph that is replayed sees their changes. */
+typedef struct tch_hyper {
+    double lr;
+    double beta1, beta2;
+    double eps;
+    double weight_decay;
+    double momentum, dampening;
+    double graft_beta2, graft_eps;
+    double spare[7];
+} tch_hyper;
+
+/* One rectangle of one parameter. Element (i, j) lies at i * stride + j of the parameter, its master copy, its gradient
+ * and its state, and at i * block_ld + j of the blocks, or at j * block_ld + i where they are transposed. Parameters are
+ * dense, so a whole one is a rectangle of one row. What an operation does not use may be NULL. */
+typedef struct tch_piece {
+    void *param;    /* of param_type */
+    void *master;   /* the parameter in float32, or NULL: then it is the truth, and param its rounding */
+    void *grad;     /* of grad_type; read only, except by `unscale` */
+    void *state[3]; /* of the type of the arithmetic */
+    void *block[2]; /* of block_type */
+    const tch_clock *clock;
+    int64_t rows, cols, stride, block_ld;
+    int64_t first;       /* the number, in its parameter, of element (0, 0): what random numbers count by */
+    int32_t parameter;   /* its number in the optimizer, for the same */
+    int32_t block_index; /* which of the numbers per block belong to it; pieces of one block follow each other */
+    int32_t transposed;
+    double factor; /* of the learning rate, for this piece alone */
+} tch_piece;
+
+/* What all operations on pieces share. On the CPU and on a GPU the results are the same up to rounding, and do not depend
+ * on how pieces are divided among calls. */
+typedef struct tch_update {
+    const tch_piece *pieces; /* on the host; read before the call returns */
+    int64_t count;
+    tch_scalar real; /* the arithmetic and the state: F32, or F64 where parameters are float64 */
+    tch_scalar param_type, grad_type, block_type;
+    const tch_hyper *hyper;  /* on the device */
+    const int32_t *skip;     /* on the device, or NULL: where it is not 0 nothing is written, and nothing that was not
+                                finite reaches a state */
+    const float *grad_scale; /* on the device, or NULL: gradients are divided by it */
+    int32_t maximize;        /* gradients change their sign */
+    int32_t stochastic; /* a bfloat16 param without master is rounded up or down at random, so that its mean is right */
+    uint64_t seed;      /* of that: bits depend on seed, clock->step, parameter and element alone */
+} tch_update;
+
+/* The generator of stochastic rounding, the same on every device: 16 random bits for element `e` of parameter `p` at step
+ * `t` are the low half of word e % 4 of Philox-4x32-10 with the counter (e / 4 low, e / 4 high, p, t) and the key (seed
+ * low, seed high). They are added below the kept bits of the float32, and the sum is cut off; what is not finite is
+ * rounded to nearest. */
+
+typedef enum tch_filter {
+    TCH_FILTER_NONE = 0,    /* block[1] is not written */
+    TCH_FILTER_EMA = 1,     /* s = beta1 s + (1 - beta1) g in state[0]; block[1] = s / correction1 */
+    TCH_FILTER_NESTEROV = 2 /* the same s; block[1] = beta1 s + (1 - beta1) g */
+} tch_filter;
+
+/* Where a layer-wise step length comes from, when Shampoo gives only the direction. */
+typedef enum tch_graft {
+    TCH_GRAFT_NONE = 0,
+    TCH_GRAFT_SGD = 1,     /* d = f */
+    TCH_GRAFT_ADAGRAD = 2, /* v = v + g^2; d = f / (sqrt(v) + graft_eps) */
+    TCH_GRAFT_RMSPROP = 3, /* v = graft_beta2 v + (1 - graft_beta2) g^2; d as before */
+    TCH_GRAFT_ADAM = 4     /* that v; d = f / (sqrt(v / clock->graft) + graft_eps) */
+} tch_graft;
+
+/* How `apply` scales block b. */
+typedef enum tch_block_scale {
+    TCH_BLOCK_AS_IS = 0,
+    TCH_BLOCK_GRAFT = 1,   /* wanted[b] / norms[b], 0 where norms[b] is 0 */
+    TCH_BLOCK_UNIT_RMS = 2 /* sqrt(wanted[b]) / norms[b], 0 where norms[b] is 0; wanted[b] is its number of elements */
+} tch_block_scale;
+
+/* How clocks turn hyper-parameters into a factor's weights. */
+typedef enum tch_factor_rule {
+    TCH_FACTOR_SUM = 0, /* 1 and 1 */
+    TCH_FACTOR_EMA = 1, /* 1 - beta2 and beta2 */
+    TCH_FACTOR_CORRECTED =
+        2 /* (1 - beta2) / (1 - beta2^step), and 1 less that: the factor is always the corrected one */
+} tch_factor_rule;
+
+/* --- numbers of a step -------------------------------------------------------------------------------------------- */
+
+/* *found = 1 if a gradient of the pieces is not finite; otherwise *found stays. */
+typedef tch_status tch_find_nonfinite_op(void *state, const tch_update *update, int32_t *found);
+/* skip = found or found_inf says so; counts[0] grows by 1, and counts[1] by 1 where skip is set. Either input may be
+ * NULL, for no. */
+typedef tch_status tch_decide_skip_op(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
+                                      double *counts);
+/* Every clock takes a step, unless skip is set (the other numbers are filled in all the same): step + 1, corrections
+ * from beta1, beta2 and graft_beta2 (correction1 and correction2 are 1 where `correct` is 0), factor weights by the
+ * rule, which are 0 and 1 where skip is set. `clocks` is an array on the host of addresses on the device. */
+typedef tch_status tch_advance_op(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
+                                  const int32_t *skip, int32_t correct, tch_factor_rule rule);
+
+/* --- steps -------------------------------------------------------------------------------------------------------- */
+
+/* AdamW as PyTorch defines it: p = p (1 - lr weight_decay); m (state[0]) = beta1 m + (1 - beta1) g; v (state[1]) =
+ * beta2 v + (1 - beta2) g^2; p = p - lr factor m / correction1 / (sqrt(v / correction2) + eps), v being the largest so
+ * far (state[2]) with amsgrad. l2: weight decay is added to g instead. */
+typedef tch_status tch_adamw_op(void *state, const tch_update *update, int32_t amsgrad, int32_t l2);
+/* SGD as PyTorch defines it: g = g + weight_decay p; with momentum != 0, buffer (state[0]) = momentum buffer + (1 -
+ * dampening) g, or g at the first step of the clock; nesterov: g = g + momentum buffer, else g = buffer; p = p - lr g.
+ * state[0] may be NULL, for no momentum. */
+typedef tch_status tch_sgd_op(void *state, const tch_update *update, int32_t nesterov);
+/* Reads gradients into blocks: block[0] = g, with weight_decay p added where l2 is set; block[1] by the filter. Where
+ * skip is set blocks are zeroed. Either block may be NULL. */
+typedef tch_status tch_gather_op(void *state, const tch_update *update, tch_filter filter, int32_t l2);
+/* The grafted direction d from g in block[0], f in block[1] (or block[0] where that is NULL) and v in state[1]:
+ * norms[block_index] = |d| over the pieces of a block, each summed in a fixed order; with `replace`, d takes f's place.
+ * `scratch` of TCH_SCRATCH_GRAFT bytes. */
+typedef tch_status tch_graft_op(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
+                                void *scratch);
+/* Adam inside blocks, for SOAP: v (state[1]) = beta2 v + (1 - beta2) block[0]^2; block[1] = block[1] / (sqrt(v) + eps)
+ * times sqrt(correction2) / correction1. */
+typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update);
+/* d = block[1], or block[0] where that is NULL, scaled by the rule; with momentum != 0 and state[2] not NULL, buffer
+ * (state[2]) = momentum buffer + d; d = d + momentum buffer (nesterov) or buffer; p = p (1 - lr weight_decay) where
+ * `decay` is set; p = p - lr factor d. */
+typedef tch_status tch_apply_op(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
+                                const double *norms, int32_t nesterov, int32_t decay);
+/* C = clock->factor[0] A A' + clock->factor[1] C (transpose: A' A), both triangles written. `rounded` allows operands
+ * to be rounded as in gemm_rounded. */
+typedef tch_status tch_factor_update_op(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
+                                        int32_t rounded, const tch_matrices *c);
+
+/* --- loss scaling ------------------------------------------------------------------------------------------------- */
+
+/* Loss scaling: gradients are divided by *grad_scale in place, and *found_inf = 1 where one of them is not finite
+ * (before or after); otherwise *found_inf stays. */
+typedef tch_status tch_unscale_op(void *state, const tch_update *update, float *found_inf);
+/* PyTorch's rule: with *found_inf, scale = scale backoff and tracker = 0; otherwise tracker + 1, and at `interval`
+ * scale = scale growth, unless that is infinite, and tracker = 0. */
+typedef tch_status tch_update_scale_op(void *state, float *scale, int32_t *tracker, const float *found_inf,
+                                       double growth, double backoff, int32_t interval);
+
+typedef struct tch_update_ops {
+    /* all REQUIRED */
+    tch_find_nonfinite_op *find_nonfinite;
+    tch_decide_skip_op *decide_skip;
+    tch_advance_op *advance;
+    tch_adamw_op *adamw;
+    tch_sgd_op *sgd;
+    tch_gather_op *gather;
+    tch_graft_op *graft;
+    tch_rotated_adam_op *rotated_adam;
+    tch_apply_op *apply;
+    tch_factor_update_op *factor_update;
+    tch_unscale_op *unscale;
+    tch_update_scale_op *update_scale;
+} tch_update_ops;
+
+#endif
