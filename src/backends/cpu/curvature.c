@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include "backends/rules.h"
+
 typedef struct divide_job {
     const tch_matrices *x;
     const tch_matrices *rows, *cols; /* NULL, or NULL is `values` */
@@ -69,7 +71,6 @@ tch_status tchi_cpu_damped_divide(void *state, const tch_matrices *x, const tch_
 tch_status tchi_cpu_kl_clip(void *state, const double *dot, double lr, double most, double *scale)
 {
     (void)state;
-    double wanted = sqrt(most / fabs(lr * lr * *dot));
-    *scale = *dot != 0.0 && isfinite(wanted) && wanted < 1.0 ? wanted : 1.0;
+    *scale = tchi_rule_kl_clip(*dot, lr, most);
     return TCH_OK;
 }

@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "backends/rules.h"
 #include "vector_clones.h"
 
 #define STRIP 256
@@ -195,13 +196,11 @@ tch_status tchi_cpu_normalized_sums(void *state, const tch_normalized *layer, do
 
 /* --- clipping ----------------------------------------------------------------------------------------------------- */
 
-/* A norm below 0 is a sum of terms that cancelled, and counts as 0. */
 tch_status tchi_cpu_clip_weights(void *state, int64_t count, const double *norms, double most, double *weights)
 {
     (void)state;
     for (int64_t i = 0; i < count; i++) {
-        double ratio = most / (sqrt(fmax(norms[i], 0.0)) + 1e-6);
-        weights[i] = !isfinite(norms[i]) ? 0.0 : ratio < 1.0 ? ratio : 1.0;
+        weights[i] = tchi_rule_clip_weight(norms[i], most);
     }
     return TCH_OK;
 }

@@ -5,35 +5,17 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "backends/rules.h"
 #include "parallel_blas.h"
 
 /* --- before ----------------------------------------------------------------------------------------------------- */
-
-static int32_t judge(const tch_root_norms *norms, int64_t b, double symmetry, double damping, double bound)
-{
-    if (norms->nonfinite[b] != 0 || isnan(norms->largest[b])) {
-        return TCH_REPORT_NOT_FINITE;
-    }
-    if (norms->asymmetry[b] > symmetry * norms->max_abs[b]) {
-        return TCH_REPORT_NOT_SYMMETRIC;
-    }
-    if (isinf(bound)) {
-        return TCH_REPORT_OVERFLOW;
-    }
-    return norms->max_abs[b] == 0 && damping == 0 ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
-}
 
 tch_status tchi_cpu_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps, double relative_eps,
                                double margin, double symmetry, double *damping, double *bound, int32_t *flags)
 {
     (void)state;
     for (int64_t b = 0; b < batch; b++) {
-        double largest = fmax(norms->largest[b], 0.0);
-        double added = fmax(eps, relative_eps * largest);
-        flags[b] = judge(norms, b, symmetry, added, added + margin * largest);
-        int good = flags[b] == TCH_REPORT_OK;
-        damping[b] = good ? added : 0.0;
-        bound[b] = good && added + largest > 0 ? added + margin * largest : 1.0;
+        tchi_rule_root_setup(norms, b, eps, relative_eps, margin, symmetry, &damping[b], &bound[b], &flags[b]);
     }
     return TCH_OK;
 }
@@ -43,12 +25,7 @@ tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *t
 {
     (void)state;
     for (int64_t b = 0; b < batch; b++) {
-        int usable = trace_a[b] > 0 && trace_b[b] > 0;
-        double ratio = usable ? (trace_a[b] / (double)m) / (trace_b[b] / (double)n) : 1.0;
-        bool in_range = ratio > 0 && isfinite(ratio);
-        double pi = in_range ? sqrt(ratio) : sqrt(trace_a[b] / (double)m) / sqrt(trace_b[b] / (double)n);
-        shift_a[b] = pi * sqrt(damping);
-        shift_b[b] = sqrt(damping) / pi;
+        tchi_rule_factored_damping(trace_a[b], (double)m, trace_b[b], (double)n, damping, &shift_a[b], &shift_b[b]);
     }
     return TCH_OK;
 }
@@ -265,9 +242,7 @@ tch_status tchi_cpu_root_verdict(void *state, int64_t batch, const double *resid
 {
     (void)state;
     for (int64_t b = 0; b < batch; b++) {
-        if (flags[b] == TCH_REPORT_OK && !(residual[b] <= tolerance)) {
-            flags[b] = TCH_REPORT_NO_CONVERGENCE;
-        }
+        tchi_rule_root_verdict(residual[b], tolerance, &flags[b]);
     }
     return TCH_OK;
 }

@@ -1,6 +1,7 @@
 /* What KFAC does to a gradient besides products: the division in the eigenbasis, and the one number by which a step that
  * would change the model too much is made shorter. Divisors are formed in float64: the product of two small eigenvalues
  * may be below float32's range, and so may the damping. */
+#include "backends/rules.h"
 #include "patches.cuh"
 
 typedef struct divisors {
@@ -81,8 +82,7 @@ tch_status tchi_cuda_damped_divide(void *state, const tch_matrices *x, const tch
 /* One thread. Moves: 16 bytes. Does: a quotient and a root. */
 static __global__ void kl_clip_kernel(const double *dot, double lr, double most, double *scale)
 {
-    double wanted = sqrt(most / fabs(lr * lr * *dot));
-    *scale = *dot != 0.0 && isfinite(wanted) && wanted < 1.0 ? wanted : 1.0;
+    *scale = tchi_rule_kl_clip(*dot, lr, most);
 }
 
 tch_status tchi_cuda_kl_clip(void *state, const double *dot, double lr, double most, double *scale)

@@ -1,5 +1,6 @@
-/* What a root decides from numbers that stay on the device: damping, bounds, flags, and the powers of a spectrum. The
- * rules are those of the CPU backend, kept word for word; one thread or one block per matrix, a few bytes each. */
+/* What a root decides from numbers that stay on the device: damping, bounds, flags, and the powers of a spectrum. One
+ * thread or one block per matrix, a few bytes each. */
+#include "backends/rules.h"
 #include "cuda.h"
 #include "elements.cuh"
 
@@ -26,32 +27,13 @@ typedef struct setup_rules {
     double eps, relative_eps, margin, symmetry;
 } setup_rules;
 
-static __device__ int32_t judge(const tch_root_norms &norms, int64_t b, double symmetry, double damping, double bound)
-{
-    if (norms.nonfinite[b] != 0 || isnan(norms.largest[b])) {
-        return TCH_REPORT_NOT_FINITE;
-    }
-    if (norms.asymmetry[b] > symmetry * norms.max_abs[b]) {
-        return TCH_REPORT_NOT_SYMMETRIC;
-    }
-    if (isinf(bound)) {
-        return TCH_REPORT_OVERFLOW;
-    }
-    return norms.max_abs[b] == 0 && damping == 0 ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
-}
-
 static __global__ void __launch_bounds__(THREADS)
     root_setup_kernel(int64_t batch, tch_root_norms norms, setup_rules rules, double *damping, double *bound,
                       int32_t *flags)
 {
     for (int64_t b = first_index(); b < batch; b += index_stride()) {
-        double largest = fmax(norms.largest[b], 0.0);
-        double added = fmax(rules.eps, rules.relative_eps * largest);
-        int32_t flag = judge(norms, b, rules.symmetry, added, added + rules.margin * largest);
-        bool good = flag == TCH_REPORT_OK;
-        flags[b] = flag;
-        damping[b] = good ? added : 0.0;
-        bound[b] = good && added + largest > 0 ? added + rules.margin * largest : 1.0;
+        tchi_rule_root_setup(&norms, b, rules.eps, rules.relative_eps, rules.margin, rules.symmetry, &damping[b],
+                             &bound[b], &flags[b]);
     }
 }
 
@@ -73,12 +55,7 @@ static __global__ void __launch_bounds__(THREADS)
                             double damping, double *shift_a, double *shift_b)
 {
     for (int64_t b = first_index(); b < batch; b += index_stride()) {
-        bool usable = trace_a[b] > 0 && trace_b[b] > 0;
-        double ratio = usable ? (trace_a[b] / m) / (trace_b[b] / n) : 1.0;
-        bool in_range = ratio > 0 && isfinite(ratio);
-        double pi = in_range ? sqrt(ratio) : sqrt(trace_a[b] / m) / sqrt(trace_b[b] / n);
-        shift_a[b] = pi * sqrt(damping);
-        shift_b[b] = sqrt(damping) / pi;
+        tchi_rule_factored_damping(trace_a[b], m, trace_b[b], n, damping, &shift_a[b], &shift_b[b]);
     }
 }
 
@@ -97,14 +74,11 @@ tch_status tchi_cuda_factored_damping(void *state, int64_t batch, const double *
 
 /* --- after it ----------------------------------------------------------------------------------------------------- */
 
-/* A residual that is NaN is not at most the tolerance. */
 static __global__ void __launch_bounds__(THREADS)
     root_verdict_kernel(int64_t batch, const double *residual, double tolerance, int32_t *flags)
 {
     for (int64_t b = first_index(); b < batch; b += index_stride()) {
-        if (flags[b] == TCH_REPORT_OK && !(residual[b] <= tolerance)) {
-            flags[b] = TCH_REPORT_NO_CONVERGENCE;
-        }
+        tchi_rule_root_verdict(residual[b], tolerance, &flags[b]);
     }
 }
 

@@ -1,5 +1,6 @@
 /* Samples as wholes: sums over the positions of each, weights that clip their gradients, and batches multiplied by
  * such weights. The one rule to keep: a sample of weight 0 gives zeros, whatever it holds. */
+#include "backends/rules.h"
 #include "patches.cuh"
 #include "position_sums.cuh"
 
@@ -96,9 +97,7 @@ static __global__ void __launch_bounds__(THREADS)
     clip_weights_kernel(int64_t count, const double *norms, double most, double *weights)
 {
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS) {
-        double norm = norms[i] < 0.0 ? 0.0 : norms[i]; /* rounding can make a tied one negative */
-        double weight = most / (sqrt(norm) + 1e-6);
-        weights[i] = !isfinite(norms[i]) ? 0.0 : weight < 1.0 ? weight : 1.0;
+        weights[i] = tchi_rule_clip_weight(norms[i], most);
     }
 }
 

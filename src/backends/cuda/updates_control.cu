@@ -1,5 +1,6 @@
 /* What decides about a step and stays on the device: numbers from the host, clocks, gradients that are not finite, and
- * loss scales. The rules are those of the CPU backend; but for the gradients it is a few bytes each. */
+ * loss scales. But for the gradients it is a few bytes each. */
+#include "backends/rules.h"
 #include "updates.cuh"
 
 #define THREADS 128
@@ -37,10 +38,7 @@ tch_status tchi_cuda_store_numbers(void *state, double *dst, const double *value
 
 static __global__ void decide_skip_kernel(const int32_t *found, const float *found_inf, int32_t *skip, double *counts)
 {
-    bool bad = (found != NULL && *found != 0) || (found_inf != NULL && *found_inf != 0.0f);
-    *skip = bad;
-    counts[0] += 1.0;
-    counts[1] += bad ? 1.0 : 0.0;
+    tchi_rule_decide_skip(found, found_inf, skip, counts);
 }
 
 tch_status tchi_cuda_decide_skip(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
@@ -54,13 +52,7 @@ tch_status tchi_cuda_decide_skip(void *state, const int32_t *found, const float 
 static __global__ void update_scale_kernel(float *scale, int32_t *tracker, const float *found_inf, double growth,
                                            double backoff, int32_t interval)
 {
-    bool bad = *found_inf != 0.0f;
-    bool due = !bad && *tracker + 1 == interval;
-    float next = (float)((double)*scale * (bad ? backoff : growth));
-    if (bad || (due && isfinite(next))) {
-        *scale = next;
-    }
-    *tracker = bad || due ? 0 : *tracker + 1;
+    tchi_rule_update_scale(scale, tracker, found_inf, growth, backoff, interval);
 }
 
 tch_status tchi_cuda_update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
@@ -79,14 +71,6 @@ typedef struct some_clocks {
     tch_clock *at[MOST_CLOCKS];
 } some_clocks;
 
-static __device__ inline void set_weights(tch_clock *clock, double gradient, double factor)
-{
-    clock->factor[0] = gradient;
-    clock->factor[1] = factor;
-    clock->narrow[0] = (float)gradient;
-    clock->narrow[1] = (float)factor;
-}
-
 /* A thread for each clock: 64 bytes read and written, three powers. */
 static __global__ void __launch_bounds__(THREADS)
     advance_kernel(const __grid_constant__ some_clocks clocks, int count, const tch_hyper *h, const int32_t *skip,
@@ -96,22 +80,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (k >= count) {
         return;
     }
-    tch_clock *clock = clocks.at[k];
-    bool skipped = skip != NULL && *skip != 0;
-    double step = clock->step + (skipped ? 0.0 : 1.0);
-    double correction2 = 1.0 - pow(h->beta2, step);
-    clock->step = step;
-    clock->correction1 = correct ? 1.0 - pow(h->beta1, step) : 1.0;
-    clock->correction2 = correct ? correction2 : 1.0;
-    clock->graft = 1.0 - pow(h->graft_beta2, step);
-    if (skipped) {
-        set_weights(clock, 0.0, 1.0);
-    } else if (rule == TCH_FACTOR_SUM) {
-        set_weights(clock, 1.0, 1.0);
-    } else {
-        double weight = (1.0 - h->beta2) / (rule == TCH_FACTOR_EMA ? 1.0 : correction2);
-        set_weights(clock, weight, rule == TCH_FACTOR_EMA ? h->beta2 : 1.0 - weight);
-    }
+    tchi_rule_advance(clocks.at[k], h, skip != NULL ? *skip : 0, correct, rule);
 }
 
 tch_status tchi_cuda_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,

@@ -2,9 +2,10 @@
  * the clocks hold. Few numbers each, except where gradients are looked at. */
 #include "pieces.h"
 
-#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
+
+#include "backends/rules.h"
 
 tch_status tchi_cpu_store_numbers(void *state, double *dst, const double *values, int32_t count)
 {
@@ -17,46 +18,18 @@ tch_status tchi_cpu_decide_skip(void *state, const int32_t *found, const float *
                                 double *counts)
 {
     (void)state;
-    *skip = (found != NULL && *found != 0) || (found_inf != NULL && *found_inf != 0.0f);
-    counts[0] += 1.0;
-    counts[1] += (double)*skip;
+    tchi_rule_decide_skip(found, found_inf, skip, counts);
     return TCH_OK;
 }
 
 /* --- clocks ----------------------------------------------------------------------------------------------------- */
-
-static void set_weights(tch_clock *clock, double gradient, double factor)
-{
-    clock->factor[0] = gradient;
-    clock->factor[1] = factor;
-    clock->narrow[0] = (float)gradient;
-    clock->narrow[1] = (float)factor;
-}
-
-static void advance_clock(tch_clock *clock, const tch_hyper *h, int32_t skipped, int32_t correct, tch_factor_rule rule)
-{
-    clock->step += skipped ? 0.0 : 1.0;
-    clock->correction1 = correct ? 1.0 - pow(h->beta1, clock->step) : 1.0;
-    clock->correction2 = correct ? 1.0 - pow(h->beta2, clock->step) : 1.0;
-    clock->graft = 1.0 - pow(h->graft_beta2, clock->step);
-    if (skipped) {
-        set_weights(clock, 0.0, 1.0);
-    } else if (rule == TCH_FACTOR_SUM) {
-        set_weights(clock, 1.0, 1.0);
-    } else if (rule == TCH_FACTOR_EMA) {
-        set_weights(clock, 1.0 - h->beta2, h->beta2);
-    } else {
-        double weight = (1.0 - h->beta2) / (1.0 - pow(h->beta2, clock->step));
-        set_weights(clock, weight, 1.0 - weight);
-    }
-}
 
 tch_status tchi_cpu_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
                             const int32_t *skip, int32_t correct, tch_factor_rule rule)
 {
     (void)state;
     for (int64_t k = 0; k < count; k++) {
-        advance_clock(clocks[k], hyper, skip != NULL ? *skip : 0, correct, rule);
+        tchi_rule_advance(clocks[k], hyper, skip != NULL ? *skip : 0, correct, rule);
     }
     return TCH_OK;
 }
@@ -146,27 +119,10 @@ tch_status tchi_cpu_unscale(void *state, const tch_update *update, float *found_
     return TCH_OK;
 }
 
-static void grow_scale(float *scale, double growth)
-{
-    float grown = (float)((double)*scale * growth);
-    if (isfinite(grown)) {
-        *scale = grown;
-    }
-}
-
 tch_status tchi_cpu_update_scale(void *state, float *scale, int32_t *tracker, const float *found_inf, double growth,
                                  double backoff, int32_t interval)
 {
     (void)state;
-    if (*found_inf != 0.0f) {
-        *scale = (float)((double)*scale * backoff);
-        *tracker = 0;
-        return TCH_OK;
-    }
-    *tracker += 1;
-    if (*tracker == interval) {
-        grow_scale(scale, growth);
-        *tracker = 0;
-    }
+    tchi_rule_update_scale(scale, tracker, found_inf, growth, backoff, interval);
     return TCH_OK;
 }

@@ -1,0 +1,132 @@
+/* Decisions that every backend takes alike, on a few numbers each: once for all devices. C and CUDA C both read this file; a
+ * function here may use nothing but <math.h>. What each decides is documented at the operation of the same name in
+ * torchium/backend/. */
+#ifndef TCHI_RULES_H
+#define TCHI_RULES_H
+
+#include <math.h>
+#include <stddef.h>
+
+#include <torchium/backend.h>
+
+#ifdef __CUDACC__
+#define TCHI_RULE static __device__ inline
+#else
+#define TCHI_RULE static inline
+#endif
+
+/* --- roots -------------------------------------------------------------------------------------------------------- */
+
+TCHI_RULE int32_t tchi_rule_root_flag(const tch_root_norms *norms, int64_t b, double symmetry, double damping,
+                                      double bound)
+{
+    if (norms->nonfinite[b] != 0 || isnan(norms->largest[b])) {
+        return TCH_REPORT_NOT_FINITE;
+    }
+    if (norms->asymmetry[b] > symmetry * norms->max_abs[b]) {
+        return TCH_REPORT_NOT_SYMMETRIC;
+    }
+    if (isinf(bound)) {
+        return TCH_REPORT_OVERFLOW;
+    }
+    return norms->max_abs[b] == 0 && damping == 0 ? TCH_REPORT_NOT_POSITIVE : TCH_REPORT_OK;
+}
+
+/* Of matrix b, whose place in the three outputs is given. */
+TCHI_RULE void tchi_rule_root_setup(const tch_root_norms *norms, int64_t b, double eps, double relative_eps,
+                                    double margin, double symmetry, double *damping, double *bound, int32_t *flag)
+{
+    double largest = fmax(norms->largest[b], 0.0);
+    double added = fmax(eps, relative_eps * largest);
+    *flag = tchi_rule_root_flag(norms, b, symmetry, added, added + margin * largest);
+    int good = *flag == TCH_REPORT_OK;
+    *damping = good ? added : 0.0;
+    *bound = good && added + largest > 0 ? added + margin * largest : 1.0;
+}
+
+/* A residual that is NaN is not at most the tolerance. */
+TCHI_RULE void tchi_rule_root_verdict(double residual, double tolerance, int32_t *flag)
+{
+    if (*flag == TCH_REPORT_OK && !(residual <= tolerance)) {
+        *flag = TCH_REPORT_NO_CONVERGENCE;
+    }
+}
+
+/* The ratio of the means of two spectra may leave float64 although both means do not. */
+TCHI_RULE void tchi_rule_factored_damping(double trace_a, double m, double trace_b, double n, double damping,
+                                          double *shift_a, double *shift_b)
+{
+    int usable = trace_a > 0 && trace_b > 0;
+    double ratio = usable ? (trace_a / m) / (trace_b / n) : 1.0;
+    int in_range = ratio > 0 && isfinite(ratio);
+    double pi = in_range ? sqrt(ratio) : sqrt(trace_a / m) / sqrt(trace_b / n);
+    *shift_a = pi * sqrt(damping);
+    *shift_b = sqrt(damping) / pi;
+}
+
+/* --- steps of optimizers ------------------------------------------------------------------------------------------ */
+
+TCHI_RULE void tchi_rule_decide_skip(const int32_t *found, const float *found_inf, int32_t *skip, double *counts)
+{
+    *skip = (found != NULL && *found != 0) || (found_inf != NULL && *found_inf != 0.0f);
+    counts[0] += 1.0;
+    counts[1] += (double)*skip;
+}
+
+TCHI_RULE void tchi_rule_set_weights(tch_clock *clock, double gradient, double factor)
+{
+    clock->factor[0] = gradient;
+    clock->factor[1] = factor;
+    clock->narrow[0] = (float)gradient;
+    clock->narrow[1] = (float)factor;
+}
+
+TCHI_RULE void tchi_rule_advance(tch_clock *clock, const tch_hyper *h, int32_t skipped, int32_t correct,
+                                 tch_factor_rule rule)
+{
+    double step = clock->step + (skipped ? 0.0 : 1.0);
+    double correction2 = 1.0 - pow(h->beta2, step);
+    clock->step = step;
+    clock->correction1 = correct ? 1.0 - pow(h->beta1, step) : 1.0;
+    clock->correction2 = correct ? correction2 : 1.0;
+    clock->graft = 1.0 - pow(h->graft_beta2, step);
+    if (skipped) {
+        tchi_rule_set_weights(clock, 0.0, 1.0);
+    } else if (rule == TCH_FACTOR_SUM) {
+        tchi_rule_set_weights(clock, 1.0, 1.0);
+    } else if (rule == TCH_FACTOR_EMA) {
+        tchi_rule_set_weights(clock, 1.0 - h->beta2, h->beta2);
+    } else {
+        double weight = (1.0 - h->beta2) / correction2;
+        tchi_rule_set_weights(clock, weight, 1.0 - weight);
+    }
+}
+
+TCHI_RULE void tchi_rule_update_scale(float *scale, int32_t *tracker, const float *found_inf, double growth,
+                                      double backoff, int32_t interval)
+{
+    int bad = *found_inf != 0.0f;
+    int due = !bad && *tracker + 1 == interval;
+    float next = (float)((double)*scale * (bad ? backoff : growth));
+    if (bad || (due && isfinite(next))) {
+        *scale = next;
+    }
+    *tracker = bad || due ? 0 : *tracker + 1;
+}
+
+/* --- per-sample gradients and curvature --------------------------------------------------------------------------- */
+
+/* A squared norm below 0 is a sum of terms that cancelled, and counts as 0. */
+TCHI_RULE double tchi_rule_clip_weight(double squared_norm, double most)
+{
+    double weight = most / (sqrt(fmax(squared_norm, 0.0)) + 1e-6);
+    return !isfinite(squared_norm) ? 0.0 : weight < 1.0 ? weight : 1.0;
+}
+
+TCHI_RULE double tchi_rule_kl_clip(double dot, double lr, double most)
+{
+    double wanted = sqrt(most / fabs(lr * lr * dot));
+    return dot != 0.0 && isfinite(wanted) && wanted < 1.0 ? wanted : 1.0;
+}
+
+#endif
