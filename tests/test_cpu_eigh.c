@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/cpu/eigh.h"
+#include "backends/cpu/spectral/eigh/eigh.h"
 #include "support/random.h"
 #include "support/reference.h"
 #include "support/testing.h"

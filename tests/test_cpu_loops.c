@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/cpu/cpu_features.h"
+#include "backends/cpu/runtime/cpu_features.h"
 #include "backends/cpu/loops/loops.h"
-#include "backends/cpu/updates/steps.h"
+#include "backends/cpu/update/steps/steps.h"
 #include "support/random.h"
 #include "support/testing.h"
 

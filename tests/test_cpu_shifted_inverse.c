@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/cpu/flush_subnormals.h"
-#include "backends/cpu/shifted_inverse.h"
+#include "backends/cpu/runtime/flush_subnormals.h"
+#include "backends/cpu/spectral/shifted_inverse/shifted_inverse.h"
 #include "support/random.h"
 #include "support/reference.h"
 #include "support/testing.h"

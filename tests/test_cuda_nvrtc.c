@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "backends/cuda/cuda.h"
-#include "backends/cuda/kernel_text.h"
+#include "backends/cuda/user_kernel/kernel_text.h"
 
 #include "support/fake_host.h"
 #include "support/fake_runtime.h"

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "backends/cpu/kernel.h"
+#include "backends/cpu/user_kernel/kernel.h"
 #include "support/fake_compiler.h"
 #include "support/files.h"
 #include "support/tensors.h"

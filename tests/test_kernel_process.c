@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "backends/cpu/kernel.h"
+#include "backends/cpu/user_kernel/kernel.h"
 #include "support/files.h"
 #include "support/testing.h"
 

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/cpu/kernel.h"
-#include "backends/cpu/kernel_tokens.h"
+#include "backends/cpu/user_kernel/kernel.h"
+#include "backends/cpu/user_kernel/kernel_tokens.h"
 #include "kernel/includes.h"
 #include "support/kernel_sources.h"
 #include "support/random.h"

@@ -11,7 +11,7 @@
 
 #include <torchium/device.h>
 
-#include "backends/cpu/blas.h"
+#include "backends/cpu/runtime/blas/blas.h"
 #include "support/testing.h"
 
 /* Fails in a child: says which text lacks what, and ends it. */

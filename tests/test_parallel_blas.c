@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "backends/cpu/parallel_blas.h"
+#include "backends/cpu/runtime/blas/parallel_blas.h"
 #include "support/random.h"
 
 enum { ORDER = 389, SIDE = 421, DEPTH = 203, MOST_THREADS = 7 };

@@ -1,7 +1,7 @@
 /* The processor's name as /proc/cpuinfo of different kernels tells it. */
 #include <string.h>
 
-#include "backends/cpu/processor.h"
+#include "backends/cpu/runtime/processor.h"
 #include "support/testing.h"
 
 #define X86 "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Processor\n\n"

@@ -14,24 +14,24 @@
 
 #include <cuda_runtime.h>
 
-#include "../../src/backends/cuda/matvec.cuh"
-#include "../../src/backends/cuda/patches.cuh"
+#include "backends/cuda/device/matvec.cuh"
+#include "backends/cuda/device/batch_walk.cuh"
 
 /* The files under test use the same short names: each gets a namespace, and the constants that vary are set here. */
 namespace kron
 {
-#include "../../src/backends/cuda/kronecker.cu"
+#include "backends/cuda/matrix/kronecker.cu"
 const int library_threads = THREADS, library_rows = ROWS;
 #undef THREADS
 #undef ROWS
 } // namespace kron
 namespace elementwise
 {
-#include "../../src/backends/cuda/elementwise.cu"
+#include "backends/cuda/matrix/elementwise.cu"
 } // namespace elementwise
 namespace scale
 {
-#include "../../src/backends/cuda/shift_scale.cu"
+#include "backends/cuda/matrix/shift_scale.cu"
 const int library_steps = STEPS, library_blocks = BLOCKS;
 const int widening_steps = WIDENING_STEPS, widening_blocks = WIDENING_BLOCKS;
 #undef STEPS
@@ -39,12 +39,12 @@ const int widening_steps = WIDENING_STEPS, widening_blocks = WIDENING_BLOCKS;
 } // namespace scale
 namespace lanczos_file
 {
-#include "../../src/backends/cuda/lanczos.cu"
+#include "backends/cuda/spectral/lanczos.cu"
 #undef THREADS
 } // namespace lanczos_file
 namespace residual
 {
-#include "../../src/backends/cuda/root_residual.cu"
+#include "backends/cuda/spectral/root_residual.cu"
 #undef THREADS
 #undef ROWS
 #undef STEP
@@ -56,7 +56,7 @@ namespace residual
 #define AHEAD 64
 namespace residual_ahead_64
 {
-#include "../../src/backends/cuda/root_residual.cu"
+#include "backends/cuda/spectral/root_residual.cu"
 #undef THREADS
 #undef ROWS
 #undef STEP
@@ -68,7 +68,7 @@ namespace residual_ahead_64
 #define AHEAD 192
 namespace residual_ahead_192
 {
-#include "../../src/backends/cuda/root_residual.cu"
+#include "backends/cuda/spectral/root_residual.cu"
 } // namespace residual_ahead_192
 
 /* --- what the rest of the module would offer ---------------------------------------------------------------------- */

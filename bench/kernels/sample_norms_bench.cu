@@ -4,8 +4,8 @@
  * TFLOP/s of the form's own operations or TB/s, and the error of that very run. From the root of the repository:
  *   cd src/backends/cuda && nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I../../../include -I../.. \
  *       ../../../bench/kernels/sample_norms_bench.cu sample_plain.cu sample_norms.cu sample_norms_mma.cu \
- *       sample_norms_wgmma.cu sample_norms_wgmma_gram.cu sample_norms_split.cu sample_norms_narrow.cu narrow.cu \
- *       sample_squares.cu outer.cu half_factors.c half_factors_mma.cu half_factors_wgmma.cu symmetric_any.cu products.c \
+ *       sample_norms_wgmma.cu sample_norms_wgmma_gram.cu sample_norms_exact.cu sample_norms_narrow.cu narrow.cu \
+ *       sample_squares.cu outer.cu factor_gram.c factor_gram_mma.cu factor_gram_wgmma.cu symmetric_any.cu products.c \
  *       libraries.c errors.c faults.c tensor_map.c
  * cuBLAS is looked for as the module does; without it its lines are left out. With the argument `norms` it looks at norms
  * of float32 only. Exits with 1 if a check fails. */
@@ -20,10 +20,10 @@
 
 #include <cuda_runtime.h>
 
-#include "backends/cuda/elements.cuh"
-#include "backends/cuda/half_factors.h"
-#include "backends/cuda/outer.h"
-#include "backends/cuda/sample_norms.h"
+#include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/product/factor_gram/factor_gram.h"
+#include "backends/cuda/product/outer.h"
+#include "backends/cuda/sample/norms/sample_norms.h"
 
 /* --- what the kernels need of the module -------------------------------------------------------------------------- */
 

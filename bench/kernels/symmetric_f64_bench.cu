@@ -1,5 +1,5 @@
-/* The half product in float64 (src/backends/cuda/symmetric_f64.cu) alone on a GPU: first every tiling against a plain
- * kernel on odd shapes, then their times. Not part of the build:
+/* The symmetric product in float64 (src/backends/cuda/product/symmetric/symmetric_f64.cu) alone on a GPU: first every tiling
+ * against a plain kernel on odd shapes, then their times. Not part of the build:
  *
  *     nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_f64_bench.cu
  *
@@ -14,7 +14,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../../src/backends/cuda/symmetric_f64.cu"
+#include "backends/cuda/product/symmetric/symmetric_f64.cu"
 
 const tch_backend_host *tchi_cuda_host;
 

@@ -1,7 +1,7 @@
 /* A laboratory for the symmetric product in bfloat16: every kernel against a plain one on shapes that are hard on
  * edges, then their speed. Stands alone, on a GPU of sm_90; from the root of the repository:
  *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_split_bench.cu \
- *       src/backends/cuda/symmetric_turns.cu src/backends/cuda/tensor_map.c
+ *       src/backends/cuda/product/symmetric/symmetric_pingpong.cu src/backends/cuda/device/tensor_map.c
  * With the argument `plain` only the products of an orthogonalisation are timed. Exits with 1 if a check fails. */
 #include <algorithm>
 #include <stdarg.h>
@@ -11,8 +11,8 @@
 
 #include <cuda_runtime.h>
 
-#include "backends/cuda/symmetric_split.cu"
-#include "backends/cuda/symmetric_split_wgmma.cu"
+#include "backends/cuda/product/symmetric/symmetric_bf16x2.cu"
+#include "backends/cuda/product/symmetric/symmetric_bf16x2_wgmma.cu"
 
 /* --- what the kernels need of the module -------------------------------------------------------------------------- */
 
@@ -53,7 +53,7 @@ static void must(cudaError_t error, const char *what)
 
 /* --- variants ----------------------------------------------------------------------------------------------------- */
 
-/* CHOSEN is symmetric_split.cu's own choice, which does not know TURNS. */
+/* CHOSEN is symmetric_bf16x2.cu's own choice, which does not know TURNS. */
 enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, TURNS, VARIANTS };
 
 static const char *const variant_names[VARIANTS] = {"mma 64x64", "mma 128x128", "wgmma 128x128", "as chosen", "turns"};

@@ -1,7 +1,7 @@
 /* Laboratory of the half product in plain bfloat16 for sm_90a, C = c0 I + c1 D + c2 A B' over the lower tiles of C,
  * mirrored: one thread asks the tensor memory accelerator for slabs of A and B, two warpgroups multiply, and the
  * accelerator takes what they have finished away. It compares ways to divide the work; the last one is the library's
- * symmetric_turns.cu, and bench/ladder/cuda_orthogonalize.md has the figures. n must be a multiple of 256.
+ * symmetric_pingpong.cu, and bench/ladder/cuda_orthogonalize.md has the figures. n must be a multiple of 256.
  *
  * The one thing to know before changing the kernel: all of C is written in squares of 64 by 64, and a square belongs to
  * the one warpgroup that has its sums. A square below the diagonal is written with its mirror image, one on it is made

@@ -2,10 +2,10 @@
  * rotated_adam and apply of src/backends/cuda, each checked against a plain kernel and then timed. Not part of the build:
  *
  *     nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/updates_bench.cu \
- *         src/backends/cuda/updates_*.cu build/updates_pieces.o
+ *         src/backends/cuda/update/*.cu build/pieces.o
  *
- * where updates_pieces.o is src/backends/cuda/updates_pieces.c compiled by a C compiler. GB/s count what an operation has
- * to move. -DTCHI_CUDA_STEPS=1 or 4 gives every thread another number of fours. */
+ * where pieces.o is src/backends/cuda/update/pieces.c compiled by a C compiler. GB/s count what an operation has to
+ * move. -DTCHI_CUDA_STEPS=1 or 4 gives every thread another number of fours. */
 #include <algorithm>
 #include <chrono>
 #include <math.h>
@@ -15,7 +15,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../../src/backends/cuda/updates.cuh"
+#include "backends/cuda/update/updates.cuh"
 
 /* --- what the rest of the module would offer ---------------------------------------------------------------------- */
 

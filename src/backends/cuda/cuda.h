@@ -9,8 +9,8 @@
 
 #include <torchium/backend.h>
 
-#include "cublas.h"
-#include "cusolver.h"
+#include "backends/cuda/runtime/libraries/cublas.h"
+#include "backends/cuda/runtime/libraries/cusolver.h"
 
 /* One GPU, as far as decisions need to know it. */
 typedef struct tchi_cuda_device {
@@ -141,8 +141,8 @@ tch_root_verdict_op tchi_cuda_root_verdict;
 tch_factored_damping_op tchi_cuda_factored_damping;
 tch_spectrum_power_op tchi_cuda_spectrum_power;
 
-/* --- products: products.c, symmetric_product.c, symmetric_f64.cu, symmetric_split.cu, symmetric_turns.cu,
- * normalize.cu, newton_small.cu, streamed.c */
+/* --- products: products.c, symmetric_product.c, symmetric_f64.cu, symmetric_bf16x2.cu, symmetric_pingpong.cu,
+ * ns_scale.cu, newton_small.cu, streamed.c */
 
 tch_gemm_op tchi_cuda_gemm;
 tch_gram_op tchi_cuda_gram;
@@ -179,8 +179,8 @@ tch_spd_solve_op tchi_cuda_spd_solve;
 int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t cols, int64_t batch);
 tch_scratch_bytes_op tchi_cuda_scratch_bytes;
 
-/* --- optimizers: updates_adamw.cu, updates_sgd.cu, updates_blocks.cu, updates_apply.cu, updates_graft.cu,
- * updates_control.cu, products.c */
+/* --- optimizers: adamw.cu, sgd.cu, blocks.cu, apply.cu, graft.cu,
+ * control.cu, products.c */
 
 tch_store_numbers_op tchi_cuda_store_numbers;
 tch_find_nonfinite_op tchi_cuda_find_nonfinite;

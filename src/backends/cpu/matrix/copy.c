@@ -1,0 +1,241 @@
+/* Copies between arrays of any strides, with conversion of type. Dimensions that can be walked as one are merged, the
+ * one with the smallest stride in dst becomes the inner loop, and a row that is not contiguous on both sides goes
+ * through a small buffer: gather, convert, scatter. */
+#include "backends/cpu/cpu.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <torchium/tensor.h>
+
+#define RUN 256 /* elements of a row done at once: buffers of it fit the nearest cache */
+#define ROWS 64 /* rows that share a strip of RUN columns, so that a transposed source is read by whole cache lines */
+
+typedef struct axis {
+    int64_t size, dst, src; /* strides in elements */
+} axis;
+
+typedef struct copy_job {
+    axis axes[TCH_MAX_RANK]; /* the last one is the inner loop */
+    int32_t rank;
+    const tch_array *dst, *src;
+    int64_t rows; /* product of all sizes but the last */
+} copy_job;
+
+static int by_dst_stride(const void *a, const void *b)
+{
+    int64_t x = llabs(((const axis *)a)->dst);
+    int64_t y = llabs(((const axis *)b)->dst);
+    return (x < y) - (x > y);
+}
+
+/* Drops sizes of 1, orders by dst's strides, and merges neighbours that are one run on both sides. */
+static void simplify(copy_job *job)
+{
+    axis kept[TCH_MAX_RANK];
+    int32_t count = 0;
+    for (int32_t i = 0; i < job->dst->rank; i++) {
+        int64_t size = job->dst->shape[i];
+        if (size != 1) {
+            kept[count++] = (axis){size, job->dst->strides[i], job->src != NULL ? job->src->strides[i] : 0};
+        }
+    }
+    qsort(kept, (size_t)count, sizeof *kept, by_dst_stride);
+    job->rank = 0;
+    for (int32_t i = 0; i < count; i++) {
+        axis *last = job->rank > 0 ? &job->axes[job->rank - 1] : NULL;
+        if (last != NULL && last->dst == kept[i].dst * kept[i].size && last->src == kept[i].src * kept[i].size) {
+            *last = (axis){last->size * kept[i].size, kept[i].dst, kept[i].src};
+        } else {
+            job->axes[job->rank++] = kept[i];
+        }
+    }
+    if (job->rank == 0) {
+        job->axes[job->rank++] = (axis){1, 1, 1};
+    }
+    job->rows = 1;
+    for (int32_t i = 0; i < job->rank - 1; i++) {
+        job->rows *= job->axes[i].size;
+    }
+}
+
+/* Offsets of the first element of a row on both sides. */
+static void row_offsets(const copy_job *job, int64_t row, int64_t *dst, int64_t *src)
+{
+    *dst = *src = 0;
+    for (int32_t i = job->rank - 2; i >= 0; i--) {
+        int64_t index = row % job->axes[i].size;
+        row /= job->axes[i].size;
+        *dst += index * job->axes[i].dst;
+        *src += index * job->axes[i].src;
+    }
+}
+
+static void gather(int64_t n, int64_t size, const char *src, int64_t stride, char *buffer)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const char *from = src + i * stride * size;
+        if (size == 8) {
+            memcpy(buffer + i * 8, from, 8);
+        } else if (size == 4) {
+            memcpy(buffer + i * 4, from, 4);
+        } else {
+            memcpy(buffer + i * 2, from, 2);
+        }
+    }
+}
+
+static void scatter(int64_t n, int64_t size, const char *buffer, char *dst, int64_t stride)
+{
+    for (int64_t i = 0; i < n; i++) {
+        char *to = dst + i * stride * size;
+        if (size == 8) {
+            memcpy(to, buffer + i * 8, 8);
+        } else if (size == 4) {
+            memcpy(to, buffer + i * 4, 4);
+        } else {
+            memcpy(to, buffer + i * 2, 2);
+        }
+    }
+}
+
+static void copy_run(const copy_job *job, int64_t n, char *dst, const char *src)
+{
+    char gathered[RUN * 8];
+    char converted[RUN * 8];
+    const axis *inner = &job->axes[job->rank - 1];
+    const char *from = src;
+    if (inner->src != 1 && n > 1) {
+        gather(n, tchi_cpu_size(job->src->type), src, inner->src, gathered);
+        from = gathered;
+    }
+    if (inner->dst == 1 || n == 1) {
+        tchi_convert(n, job->dst->type, dst, job->src->type, from);
+        return;
+    }
+    tchi_convert(n, job->dst->type, converted, job->src->type, from);
+    scatter(n, tchi_cpu_size(job->dst->type), converted, dst, inner->dst);
+}
+
+static void copy_rows(void *argument, int64_t from, int64_t to)
+{
+    const copy_job *job = argument;
+    const axis *inner = &job->axes[job->rank - 1];
+    int64_t dst_size = tchi_cpu_size(job->dst->type);
+    int64_t src_size = tchi_cpu_size(job->src->type);
+    for (int64_t block = from; block < to; block += ROWS) {
+        int64_t last = block + ROWS < to ? block + ROWS : to;
+        for (int64_t column = 0; column < inner->size; column += RUN) {
+            int64_t n = inner->size - column < RUN ? inner->size - column : RUN;
+            for (int64_t row = block; row < last; row++) {
+                int64_t dst;
+                int64_t src;
+                row_offsets(job, row, &dst, &src);
+                copy_run(job, n, (char *)job->dst->data + (dst + column * inner->dst) * dst_size,
+                         (const char *)job->src->data + (src + column * inner->src) * src_size);
+            }
+        }
+    }
+}
+
+static bool is_empty(const tch_array *array)
+{
+    for (int32_t i = 0; i < array->rank; i++) {
+        if (array->shape[i] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* One long row is cut into equal ones, if its length allows, so that threads can share it. */
+static void cut_single_row(copy_job *job)
+{
+    axis *only = &job->axes[0];
+    for (int64_t parts = 64; job->rank == 1 && parts >= 2; parts--) {
+        if (only->size % parts == 0 && only->size / parts >= RUN) {
+            int64_t length = only->size / parts;
+            job->axes[1] = (axis){length, only->dst, only->src};
+            *only = (axis){parts, only->dst * length, only->src * length};
+            job->rank = 2;
+            job->rows = parts;
+        }
+    }
+}
+
+tch_status tchi_cpu_copy(void *state, const tch_array *dst, const tch_array *src)
+{
+    copy_job job = {.dst = dst, .src = src};
+    if (is_empty(dst)) {
+        return TCH_OK;
+    }
+    simplify(&job);
+    cut_single_row(&job);
+    tchi_cpu_split(state, job.rows, (double)job.rows * (double)job.axes[job.rank - 1].size, copy_rows, &job);
+    return TCH_OK;
+}
+
+/* --- fill ------------------------------------------------------------------------------------------------------- */
+
+typedef struct fill_job {
+    copy_job copy;
+    char pattern[RUN * 8]; /* one element, already rounded, repeated */
+} fill_job;
+
+static void fill_rows(void *argument, int64_t from, int64_t to)
+{
+    const fill_job *job = argument;
+    const axis *inner = &job->copy.axes[job->copy.rank - 1];
+    int64_t size = tchi_cpu_size(job->copy.dst->type);
+    for (int64_t row = from; row < to; row++) {
+        int64_t dst;
+        int64_t src;
+        row_offsets(&job->copy, row, &dst, &src);
+        char *start = (char *)job->copy.dst->data + dst * size;
+        for (int64_t i = 0; i < inner->size; i += RUN) {
+            int64_t n = inner->size - i < RUN ? inner->size - i : RUN;
+            char *run = start + i * inner->dst * size;
+            if (inner->dst == 1) {
+                memcpy(run, job->pattern, (size_t)(n * size));
+            } else {
+                scatter(n, size, job->pattern, run, inner->dst);
+            }
+        }
+    }
+}
+
+/* Integers take the value truncated towards zero; what does not fit is brought to the nearest end. */
+static void make_pattern(tch_scalar type, double value, char *pattern)
+{
+    if (type == TCH_SCALAR_I32) {
+        int32_t i = value != value           ? 0
+                    : value >= 2147483647.0  ? INT32_MAX
+                    : value <= -2147483648.0 ? INT32_MIN
+                                             : (int32_t)value;
+        memcpy(pattern, &i, sizeof i);
+    } else if (type == TCH_SCALAR_I64) {
+        int64_t i = value != value ? 0 : value >= 0x1p63 ? INT64_MAX : value <= -0x1p63 ? INT64_MIN : (int64_t)value;
+        memcpy(pattern, &i, sizeof i);
+    } else {
+        tchi_convert(1, type, pattern, TCH_SCALAR_F64, &value);
+    }
+}
+
+tch_status tchi_cpu_fill(void *state, const tch_array *dst, double value)
+{
+    fill_job job = {.copy = {.dst = dst}};
+    if (is_empty(dst)) {
+        return TCH_OK;
+    }
+    int64_t size = tchi_cpu_size(dst->type);
+    make_pattern(dst->type, value, job.pattern);
+    for (int64_t i = 1; i < RUN; i++) {
+        memcpy(job.pattern + i * size, job.pattern, (size_t)size);
+    }
+    simplify(&job.copy);
+    cut_single_row(&job.copy);
+    int64_t inner = job.copy.axes[job.copy.rank - 1].size;
+    tchi_cpu_split(state, job.copy.rows, (double)job.copy.rows * (double)inner, fill_rows, &job);
+    return TCH_OK;
+}

@@ -1,0 +1,173 @@
+/* Reductions: one number per matrix. A batch is split by matrices, a single matrix by rows; either way the partial
+ * results are combined in a fixed order, so that the number does not depend on the number of threads at work. */
+#include "backends/cpu/cpu.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#define PARTS 32 /* a matrix is always cut into this many ranges of rows: the order of summation is theirs */
+
+typedef struct reduce_job {
+    const tchi_cpu_state *state;
+    const tch_matrices *x;
+    const tchi_loops *loops;
+    tch_reduction kind;
+    double *out;
+    double eps;  /* of rescale */
+    double most; /* of flag_overflow */
+    int32_t *flags;
+} reduce_job;
+
+/* One matrix under reduction, and the results of its parts. */
+typedef struct matrix_job {
+    const reduce_job *reduce;
+    int64_t index;
+    double factor; /* of entries, for the Frobenius norm */
+    tch_reduction kind;
+    double part[PARTS];
+} matrix_job;
+
+static double at(const tch_matrices *x, int64_t b, int64_t i, int64_t k)
+{
+    const void *row = tchi_cpu_row(x, b, i);
+    return x->type == TCH_SCALAR_F64 ? ((const double *)row)[k] : (double)((const float *)row)[k];
+}
+
+static double reduce_row(const matrix_job *m, int64_t i)
+{
+    const tch_matrices *x = m->reduce->x;
+    const tchi_loops *loops = m->reduce->loops;
+    const void *row = tchi_cpu_row(x, m->index, i);
+    switch (m->kind) {
+    case TCH_REDUCE_FROBENIUS:
+        return loops->sum_squares(x->cols, m->factor, row);
+    case TCH_REDUCE_TRACE:
+        return i < x->cols ? at(x, m->index, i, i) : 0.0;
+    case TCH_REDUCE_NONFINITE:
+        return (double)loops->count_nonfinite(x->cols, row);
+    default:
+        return loops->max_abs(x->cols, row);
+    }
+}
+
+static int is_maximum(tch_reduction kind)
+{
+    return kind == TCH_REDUCE_MAX_ABS || kind == TCH_REDUCE_ASYMMETRY;
+}
+
+static double join(tch_reduction kind, double a, double b)
+{
+    return is_maximum(kind) ? fmax(a, b) : a + b;
+}
+
+static void reduce_parts(void *argument, int64_t from, int64_t to)
+{
+    matrix_job *m = argument;
+    const tch_matrices *x = m->reduce->x;
+    for (int64_t p = from; p < to; p++) {
+        int64_t first = x->rows * p / PARTS;
+        int64_t last = x->rows * (p + 1) / PARTS;
+        m->part[p] = 0;
+        if (m->kind == TCH_REDUCE_ASYMMETRY) {
+            m->part[p] = m->reduce->loops->asymmetry(x->rows, tchi_cpu_row(x, m->index, 0), x->ld, first, last);
+            continue;
+        }
+        for (int64_t i = first; i < last; i++) {
+            m->part[p] = join(m->kind, m->part[p], reduce_row(m, i));
+        }
+    }
+}
+
+static double reduce_matrix(const reduce_job *j, int64_t index, tch_reduction kind, double factor)
+{
+    matrix_job m = {.reduce = j, .index = index, .factor = factor, .kind = kind};
+    tchi_cpu_split(j->state, PARTS, (double)j->x->rows * (double)j->x->cols, reduce_parts, &m);
+    double result = 0;
+    for (int p = 0; p < PARTS; p++) {
+        result = join(kind, result, m.part[p]);
+    }
+    return result;
+}
+
+/* Squares of float64 entries beyond about 1e150 overflow and of those below 1e-150 vanish, so entries are divided by the
+ * largest first; float32 entries cannot reach that far in float64 sums, and are spared the extra pass. */
+static double frobenius(const reduce_job *j, int64_t index)
+{
+    if (j->x->type != TCH_SCALAR_F64) {
+        return sqrt(reduce_matrix(j, index, TCH_REDUCE_FROBENIUS, 1.0));
+    }
+    double largest = reduce_matrix(j, index, TCH_REDUCE_MAX_ABS, 1.0);
+    if (largest == 0 || !isfinite(largest)) {
+        return largest;
+    }
+    double unit = fmax(largest, 0x1p-1022);
+    return unit * sqrt(reduce_matrix(j, index, TCH_REDUCE_FROBENIUS, 1.0 / unit));
+}
+
+static void reduce_one(void *argument, int64_t index, int thread)
+{
+    (void)thread;
+    const reduce_job *j = argument;
+    j->out[index] = j->kind == TCH_REDUCE_FROBENIUS ? frobenius(j, index) : reduce_matrix(j, index, j->kind, 1.0);
+}
+
+tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out)
+{
+    reduce_job job = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .kind = kind, .out = out};
+    tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, reduce_one, &job);
+    return TCH_OK;
+}
+
+/* --- ranges ----------------------------------------------------------------------------------------------------- */
+
+/* In two steps, neither of which leaves the range: one alone could be a power that no number holds. */
+static void scale_by_power_of_two(const reduce_job *j, int64_t index, int exponent)
+{
+    double first = ldexp(1.0, exponent / 2);
+    double second = ldexp(1.0, exponent - exponent / 2);
+    for (int64_t i = 0; i < j->x->rows; i++) {
+        void *row = tchi_cpu_row(j->x, index, i);
+        j->loops->scale(j->x->cols, first, row, row);
+        j->loops->scale(j->x->cols, second, row, row);
+    }
+}
+
+static void rescale_one(void *argument, int64_t index, int thread)
+{
+    (void)thread;
+    const reduce_job *j = argument;
+    int most = j->x->type == TCH_SCALAR_F64 ? 1000 : 120;
+    double norm = j->out[index];
+    bool ends = norm < ldexp(1.0, -most) || norm > ldexp(1.0, most);
+    if (!ends || norm == 0 || norm < j->eps) {
+        return;
+    }
+    scale_by_power_of_two(j, index, isinf(norm) ? -most : -ilogb(norm));
+    j->out[index] = frobenius(j, index);
+}
+
+tch_status tchi_cpu_rescale(void *state, double eps, const tch_matrices *x, double *norm)
+{
+    reduce_job job = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .out = norm, .eps = eps};
+    tchi_cpu_for_each(state, x->batch, 1.0, rescale_one, &job); /* as a rule there is nothing to do */
+    return TCH_OK;
+}
+
+static void flag_one(void *argument, int64_t index, int thread)
+{
+    (void)thread;
+    const reduce_job *j = argument;
+    for (int64_t i = 0; i < j->x->rows && j->flags[index] == TCH_REPORT_OK; i++) {
+        const void *row = tchi_cpu_row(j->x, index, i);
+        bool in_range =
+            j->loops->max_abs(j->x->cols, row) <= j->most && j->loops->count_nonfinite(j->x->cols, row) == 0;
+        j->flags[index] = in_range ? TCH_REPORT_OK : TCH_REPORT_OVERFLOW;
+    }
+}
+
+tch_status tchi_cpu_flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags)
+{
+    reduce_job job = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .most = most, .flags = flags};
+    tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, flag_one, &job);
+    return TCH_OK;
+}

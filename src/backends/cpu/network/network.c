@@ -1,0 +1,394 @@
+/* What networks need besides products: activations, their derivatives, sums of columns, and losses. The elementary
+ * functions are written out as polynomials, so that the compiler can make vectors of the loops around them; each says
+ * how far it is from the true function. */
+#include "backends/cpu/cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backends/cpu/runtime/vector_clones.h"
+
+/* --- elementary functions ----------------------------------------------------------------------------------------- */
+
+/* e^x for x <= 0 to 1e-7 of itself, 0 below the normal range. x = n ln 2 + r, and n is made by adding a number whose
+ * last bit counts ones, so that no float is converted to an integer it may not fit into: NaN goes through. The
+ * polynomial is (e^r - 1 - r) / r^2 at its best on |r| <= ln(2) / 2. */
+VECTOR_INLINE float exp_of_negative(float x)
+{
+    const float lowest = -87.0F;
+    const float bound = x < lowest ? lowest : x;
+    const float shifted = bound * 1.44269504F + 0x1.8p23F;
+    const float n = shifted - 0x1.8p23F;
+    const float r = (bound - n * 0.693359375F) + n * 2.12194440e-4F;
+    float p = 0.0013934545F;
+    p = p * r + 0.0083637768F;
+    p = p * r + 0.0416664556F;
+    p = p * r + 0.1666657329F;
+    p = p * r + 0.5F;
+    p = (p * r) * r + r + 1.0F;
+    uint32_t bits;
+    float power;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 127U) << 23;
+    memcpy(&power, &bits, sizeof power);
+    return x < lowest ? 0.0F : p * power;
+}
+
+/* To 2e-7 of itself: (1 - e^-2x) / (1 + e^-2x), and near 0, where that cancels, x + x^3 times a polynomial in x^2. */
+VECTOR_INLINE float tanh_of(float x)
+{
+    const float size = fabsf(x);
+    const float e = exp_of_negative(-2.0F * size);
+    const float far = (1.0F - e) / (1.0F + e);
+    const float u = x * x;
+    float p = -0.0062757717F;
+    p = p * u + 0.0211157147F;
+    p = p * u - 0.0538750030F;
+    p = p * u + 0.1333292276F;
+    p = p * u - 0.3333333135F;
+    const float near = size + (p * u) * size;
+    return copysignf(size < 0.6F ? near : far, x);
+}
+
+/* The normal distribution and its density, the first to 2e-7: with z = |x| / sqrt 2 and t = 1 / (1 + z / 2),
+ * erfc(z) e^(z^2) is t times a polynomial in t, fitted on 0 <= z <= 10. */
+VECTOR_INLINE float normal_of(float x, float *density)
+{
+    const float z = fabsf(x) * 0.70710678F;
+    const float t = 1.0F / (1.0F + 0.5F * z);
+    const float e = exp_of_negative(-0.5F * x * x);
+    float p = -0.0585486367F;
+    p = p * t + 0.2823123336F;
+    p = p * t - 0.4831114113F;
+    p = p * t + 0.2740943134F;
+    p = p * t - 0.0243820865F;
+    p = p * t + 0.2019450963F;
+    p = p * t + 0.2432406247F;
+    p = p * t + 0.2823629379F;
+    p = p * t + 0.2820867896F;
+    const float tail = 0.5F * e * (p * t);
+    *density = 0.39894228F * e;
+    return x < 0.0F ? tail : 1.0F - tail;
+}
+
+/* --- activations -------------------------------------------------------------------------------------------------- */
+
+VECTOR_CLONES static void add_row(int64_t n, const float *bias, float *x)
+{
+    for (int64_t j = 0; j < n; j++) {
+        x[j] += bias[j];
+    }
+}
+
+/* Comparisons are turned so that NaN stays NaN. */
+VECTOR_CLONES static void relu_row(int64_t n, float *x)
+{
+    for (int64_t j = 0; j < n; j++) {
+        x[j] = x[j] < 0.0F ? 0.0F : x[j];
+    }
+}
+
+VECTOR_CLONES static void tanh_row(int64_t n, float *x)
+{
+    for (int64_t j = 0; j < n; j++) {
+        x[j] = tanh_of(x[j]);
+    }
+}
+
+VECTOR_CLONES static void gelu_row(int64_t n, float *x)
+{
+    for (int64_t j = 0; j < n; j++) {
+        float density;
+        x[j] *= normal_of(x[j], &density);
+    }
+}
+
+VECTOR_CLONES static void relu_backward_row(int64_t n, const float *restrict y, float *restrict gradient)
+{
+    for (int64_t j = 0; j < n; j++) {
+        gradient[j] = y[j] <= 0.0F ? 0.0F : gradient[j];
+    }
+}
+
+VECTOR_CLONES static void tanh_backward_row(int64_t n, const float *restrict y, float *restrict gradient)
+{
+    for (int64_t j = 0; j < n; j++) {
+        gradient[j] *= 1.0F - y[j] * y[j];
+    }
+}
+
+VECTOR_CLONES static void gelu_backward_row(int64_t n, const float *restrict z, float *restrict gradient)
+{
+    for (int64_t j = 0; j < n; j++) {
+        float density;
+        const float distribution = normal_of(z[j], &density);
+        gradient[j] *= distribution + z[j] * density;
+    }
+}
+
+typedef struct activation_job {
+    tch_activation activation;
+    const tch_matrices *x, *bias, *out;
+} activation_job;
+
+static void activate(tch_activation activation, int64_t n, float *x)
+{
+    switch (activation) {
+    case TCH_ACTIVATION_RELU:
+        relu_row(n, x);
+        break;
+    case TCH_ACTIVATION_TANH:
+        tanh_row(n, x);
+        break;
+    case TCH_ACTIVATION_GELU:
+        gelu_row(n, x);
+        break;
+    default:
+        break;
+    }
+}
+
+static void activation_rows(void *argument, int64_t from, int64_t to)
+{
+    const activation_job *j = argument;
+    int64_t n = j->x->cols;
+    for (int64_t i = from; i < to; i++) {
+        float *z = tchi_cpu_row(j->x, 0, i);
+        float *out = tchi_cpu_row(j->out, 0, i);
+        add_row(n, j->bias->data, z);
+        if (out != z) {
+            memcpy(out, z, (size_t)n * sizeof *out);
+        }
+        activate(j->activation, n, out);
+    }
+}
+
+/* Operations for one element, roughly, as they weigh against the start of a parallel region. */
+static double work_of(tch_activation activation, const tch_matrices *x)
+{
+    double each = activation == TCH_ACTIVATION_TANH || activation == TCH_ACTIVATION_GELU ? 20.0 : 4.0;
+    return each * (double)x->rows * (double)x->cols;
+}
+
+tch_status tchi_cpu_bias_activation(void *state, tch_activation activation, const tch_matrices *x,
+                                    const tch_matrices *bias, const tch_matrices *out)
+{
+    activation_job job = {activation, x, bias, out};
+    tchi_cpu_split(state, x->rows, work_of(activation, x), activation_rows, &job);
+    return TCH_OK;
+}
+
+static void backward_rows(void *argument, int64_t from, int64_t to)
+{
+    const activation_job *j = argument;
+    int64_t n = j->x->cols;
+    for (int64_t i = from; i < to; i++) {
+        const float *kept = tchi_cpu_row(j->x, 0, i);
+        float *gradient = tchi_cpu_row(j->out, 0, i);
+        if (j->activation == TCH_ACTIVATION_RELU) {
+            relu_backward_row(n, kept, gradient);
+        } else if (j->activation == TCH_ACTIVATION_TANH) {
+            tanh_backward_row(n, kept, gradient);
+        } else {
+            gelu_backward_row(n, kept, gradient);
+        }
+    }
+}
+
+tch_status tchi_cpu_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
+                                        const tch_matrices *gradient)
+{
+    activation_job job = {.activation = activation, .x = kept, .out = gradient};
+    if (activation != TCH_ACTIVATION_NONE) {
+        tchi_cpu_split(state, gradient->rows, work_of(activation, gradient), backward_rows, &job);
+    }
+    return TCH_OK;
+}
+
+/* --- sums of columns ---------------------------------------------------------------------------------------------- */
+
+#define STRIP 64 /* columns that are summed side by side, down all rows */
+
+typedef struct column_job {
+    const tch_matrices *x;
+    float *out;
+} column_job;
+
+VECTOR_CLONES static void add_to_sums(int64_t n, const float *restrict x, double *restrict sums)
+{
+    for (int64_t j = 0; j < n; j++) {
+        sums[j] += (double)x[j];
+    }
+}
+
+static void sum_strips(void *argument, int64_t from, int64_t to)
+{
+    const column_job *c = argument;
+    for (int64_t first = from * STRIP; first < to * STRIP && first < c->x->cols; first += STRIP) {
+        int64_t n = c->x->cols - first < STRIP ? c->x->cols - first : STRIP;
+        double sums[STRIP] = {0};
+        for (int64_t i = 0; i < c->x->rows; i++) {
+            add_to_sums(n, (const float *)tchi_cpu_row(c->x, 0, i) + first, sums);
+        }
+        for (int64_t j = 0; j < n; j++) {
+            c->out[first + j] = (float)sums[j];
+        }
+    }
+}
+
+tch_status tchi_cpu_column_sums(void *state, const tch_matrices *x, const tch_matrices *out)
+{
+    column_job job = {x, out->data};
+    tchi_cpu_split(state, (x->cols + STRIP - 1) / STRIP, 2.0 * (double)x->rows * (double)x->cols, sum_strips, &job);
+    return TCH_OK;
+}
+
+/* --- losses ------------------------------------------------------------------------------------------------------- */
+
+typedef struct loss_sums {
+    double loss, right, skipped;
+} loss_sums;
+
+typedef struct loss_job loss_job;
+struct loss_job {
+    const tch_matrices *outputs, *targets;
+    const int32_t *labels;
+    const tch_loss_results *results;
+    float factor; /* of the gradient: weight times scale */
+    void (*row)(const loss_job *job, int64_t i, loss_sums *sums);
+    loss_sums ranges[TCH_LOSS_RANGES];
+};
+
+/* The sum of e^(x - top), in LANES sums that run side by side. */
+#define LANES 16
+VECTOR_CLONES static float sum_of_exps(int64_t n, const float *x, float top)
+{
+    float lanes[LANES] = {0};
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES) {
+        for (int k = 0; k < LANES; k++) {
+            lanes[k] += exp_of_negative(x[j + k] - top);
+        }
+    }
+    for (int k = 0; j < n; j++, k++) {
+        lanes[k] += exp_of_negative(x[j] - top);
+    }
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int k = 0; k < half; k++) {
+            lanes[k] += lanes[k + half];
+        }
+    }
+    return lanes[0];
+}
+
+VECTOR_CLONES static void softmax_row(int64_t n, const float *x, float top, float factor, float *gradient)
+{
+    for (int64_t j = 0; j < n; j++) {
+        gradient[j] = exp_of_negative(x[j] - top) * factor;
+    }
+}
+
+/* The first of the largest entries; NaN is passed over, and shows in the sum. */
+static int64_t largest_at(int64_t n, const float *x)
+{
+    int64_t best = 0;
+    for (int64_t j = 1; j < n; j++) {
+        if (x[j] > x[best] || x[best] != x[best]) {
+            best = j;
+        }
+    }
+    return best;
+}
+
+static float *gradient_row(const loss_job *job, int64_t i)
+{
+    return job->results->gradient != NULL ? tchi_cpu_row(job->results->gradient, 0, i) : NULL;
+}
+
+static void cross_entropy_row(const loss_job *job, int64_t i, loss_sums *sums)
+{
+    int64_t n = job->outputs->cols;
+    const float *x = tchi_cpu_row(job->outputs, 0, i);
+    float *gradient = gradient_row(job, i);
+    int32_t label = job->labels[i];
+    if (label < 0 || label >= n) {
+        sums->skipped += 1;
+        if (gradient != NULL) {
+            memset(gradient, 0, (size_t)n * sizeof *gradient);
+        }
+        return;
+    }
+    int64_t best = largest_at(n, x);
+    float sum = sum_of_exps(n, x, x[best]);
+    double loss = log((double)sum) + ((double)x[best] - (double)x[label]);
+    sums->loss += loss;
+    sums->right += best == label && loss == loss ? 1 : 0;
+    if (gradient != NULL) {
+        softmax_row(n, x, x[best], job->factor / sum, gradient);
+        gradient[label] -= job->factor;
+    }
+}
+
+static void squared_row(const loss_job *job, int64_t i, loss_sums *sums)
+{
+    int64_t n = job->outputs->cols;
+    const float *y = tchi_cpu_row(job->outputs, 0, i);
+    const float *t = tchi_cpu_row(job->targets, 0, i);
+    float *gradient = gradient_row(job, i);
+    double sum = 0;
+    for (int64_t j = 0; j < n; j++) {
+        float difference = y[j] - t[j];
+        sum += (double)difference * (double)difference;
+        if (gradient != NULL) {
+            gradient[j] = difference * job->factor;
+        }
+    }
+    sums->loss += sum / (double)n;
+}
+
+static void loss_ranges(void *argument, int64_t from, int64_t to)
+{
+    loss_job *job = argument;
+    int64_t rows = job->outputs->rows;
+    for (int64_t k = from; k < to; k++) {
+        loss_sums sums = {0};
+        for (int64_t i = rows * k / TCH_LOSS_RANGES; i < rows * (k + 1) / TCH_LOSS_RANGES; i++) {
+            job->row(job, i, &sums);
+        }
+        job->ranges[k] = sums;
+    }
+}
+
+static tch_status run_loss(void *state, loss_job *job, double factor)
+{
+    int64_t rows = job->outputs->rows;
+    const float *scale = job->results->scale;
+    double *totals = job->results->totals;
+    loss_sums all = {0};
+    job->factor = (float)(factor * job->results->weight * (scale != NULL ? (double)*scale : 1.0));
+    tchi_cpu_split(state, TCH_LOSS_RANGES, 20.0 * (double)rows * (double)job->outputs->cols, loss_ranges, job);
+    for (int k = 0; k < TCH_LOSS_RANGES; k++) {
+        all.loss += job->ranges[k].loss;
+        all.right += job->ranges[k].right;
+        all.skipped += job->ranges[k].skipped;
+    }
+    totals[TCH_TOTAL_LOSS] += all.loss;
+    totals[TCH_TOTAL_RIGHT] += all.right;
+    totals[TCH_TOTAL_ROWS] += (double)rows - all.skipped;
+    totals[TCH_TOTAL_SKIPPED] += all.skipped;
+    return TCH_OK;
+}
+
+tch_status tchi_cpu_softmax_loss(void *state, const tch_matrices *logits, const int32_t *labels,
+                                 const tch_loss_results *results)
+{
+    loss_job job = {.outputs = logits, .labels = labels, .results = results, .row = cross_entropy_row};
+    return run_loss(state, &job, 1.0);
+}
+
+tch_status tchi_cpu_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
+                                 const tch_loss_results *results)
+{
+    loss_job job = {.outputs = outputs, .targets = targets, .results = results, .row = squared_row};
+    return run_loss(state, &job, 2.0 / (double)outputs->cols);
+}

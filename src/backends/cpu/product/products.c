@@ -1,0 +1,285 @@
+/* Products: BLAS calls over a batch. The half products compute the lower triangle and mirror it; operands of a 16-bit type
+ * are widened a block at a time. */
+#include "backends/cpu/cpu.h"
+
+#include "backends/cpu/runtime/blas/parallel_blas.h"
+#include "thin_product.h"
+
+typedef struct gemm_job {
+    const tchi_cpu_state *state;
+    double alpha, beta;
+    const tch_matrices *a, *b, *c;
+    int trans_a, trans_b;
+    int64_t inner;
+} gemm_job;
+
+static int blas_trans(int32_t transpose)
+{
+    return transpose ? TCHI_TRANS : TCHI_NO_TRANS;
+}
+
+static void gemm_one(void *argument, int64_t i, int thread)
+{
+    (void)thread;
+    const gemm_job *j = argument;
+    const void *a = tchi_cpu_row(j->a, i, 0);
+    const void *b = tchi_cpu_row(j->b, i, 0);
+    void *c = tchi_cpu_row(j->c, i, 0);
+    if (j->c->type == TCH_SCALAR_F64) {
+        tchi_cpu_gemm_f64(j->state, j->trans_a, j->trans_b, j->c->rows, j->c->cols, j->inner, j->alpha, a, j->a->ld, b,
+                          j->b->ld, j->beta, c, j->c->ld);
+    } else {
+        tchi_cpu_gemm_f32(j->state, j->trans_a, j->trans_b, j->c->rows, j->c->cols, j->inner, (float)j->alpha, a,
+                          j->a->ld, b, j->b->ld, (float)j->beta, c, j->c->ld);
+    }
+}
+
+/* --- 16-bit operands ---------------------------------------------------------------------------------------------- */
+
+/* Blocks of C, and of what is summed over, that are widened at once: small enough for the stack of a thread. */
+#define WIDE_ROWS 64
+#define WIDE_COLS 256
+#define WIDE_INNER 128
+
+typedef struct wide_blocks {
+    float a[WIDE_ROWS * WIDE_INNER];
+    float b[WIDE_INNER * WIDE_COLS];
+    float c[WIDE_ROWS * WIDE_COLS];
+} wide_blocks;
+
+static int64_t at_most(int64_t n, int64_t most)
+{
+    return n < most ? n : most;
+}
+
+/* Rows and columns of a stored matrix, one row after the other. */
+static void widen(const tch_matrices *x, int64_t index, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                  float *out)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        const char *from = (const char *)tchi_cpu_row(x, index, row + i) + col * tchi_cpu_size(x->type);
+        tchi_convert(cols, TCH_SCALAR_F32, out + i * cols, x->type, from);
+    }
+}
+
+/* The block of C at (row, col) is m by n; `w->c` becomes op(A) op(B) there. */
+static void wide_product(const gemm_job *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, wide_blocks *w)
+{
+    int turned_a = j->trans_a == TCHI_TRANS;
+    int turned_b = j->trans_b == TCHI_TRANS;
+    int64_t from = 0;
+    do { /* there is a term at least: tchi_cpu_gemm has seen to sums of none */
+        int64_t k = at_most(j->inner - from, WIDE_INNER);
+        widen(j->a, i, turned_a ? from : row, turned_a ? k : m, turned_a ? row : from, turned_a ? m : k, w->a);
+        widen(j->b, i, turned_b ? col : from, turned_b ? n : k, turned_b ? from : col, turned_b ? k : n, w->b);
+        j->state->blas->f32.gemm(TCHI_ROW_MAJOR, j->trans_a, j->trans_b, (int)m, (int)n, (int)k, 1.0F, w->a,
+                                 (int)(turned_a ? m : k), w->b, (int)(turned_b ? k : n), from > 0 ? 1.0F : 0.0F, w->c,
+                                 (int)n);
+        from += WIDE_INNER;
+    } while (from < j->inner);
+}
+
+/* C = alpha (the block) + beta C, C being of float32 or of 16 bits. */
+static void write_block(const gemm_job *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, float *block)
+{
+    float before[WIDE_COLS] = {0};
+    for (int64_t r = 0; r < m; r++) {
+        float *from = block + r * n;
+        void *to = (char *)tchi_cpu_row(j->c, i, row + r) + col * tchi_cpu_size(j->c->type);
+        if (j->beta != 0.0) {
+            tchi_convert(n, TCH_SCALAR_F32, before, j->c->type, to);
+        }
+        for (int64_t k = 0; k < n; k++) {
+            from[k] = (float)j->alpha * from[k] + (float)j->beta * before[k];
+        }
+        tchi_convert(n, j->c->type, to, TCH_SCALAR_F32, from);
+    }
+}
+
+static int64_t blocks_of(int64_t n, int64_t size)
+{
+    return (n + size - 1) / size;
+}
+
+/* One block of C: blocks of the whole batch are counted through. */
+static void wide_gemm_block(void *argument, int64_t index, int thread)
+{
+    (void)thread;
+    const gemm_job *j = argument;
+    int64_t across = blocks_of(j->c->cols, WIDE_COLS);
+    int64_t down = blocks_of(j->c->rows, WIDE_ROWS);
+    int64_t i = index / (down * across);
+    int64_t row = index / across % down * WIDE_ROWS;
+    int64_t col = index % across * WIDE_COLS;
+    int64_t m = at_most(j->c->rows - row, WIDE_ROWS);
+    int64_t n = at_most(j->c->cols - col, WIDE_COLS);
+    wide_blocks w;
+    wide_product(j, i, row, m, col, n, &w);
+    write_block(j, i, row, m, col, n, w.c);
+}
+
+static void wide_gemm(const tchi_cpu_state *state, gemm_job *job)
+{
+    int64_t blocks = blocks_of(job->c->rows, WIDE_ROWS) * blocks_of(job->c->cols, WIDE_COLS);
+    double work = 2.0 * WIDE_ROWS * WIDE_COLS * (double)job->inner;
+    tchi_cpu_for_each(state, job->c->batch * blocks, work, wide_gemm_block, job);
+}
+
+static int is_narrow(tch_scalar type)
+{
+    return type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
+}
+
+/* --- outer products ----------------------------------------------------------------------------------------------- */
+
+/* With nothing to sum over, C is as many rows as there are elements of A, each that element times B, and the time is that
+ * of writing C. */
+static void outer_rows_of(const gemm_job *j, int64_t matrix, int64_t from, int64_t to)
+{
+    const tchi_loops *loops = tchi_loops_for(j->c->type);
+    const void *a = tchi_cpu_row(j->a, matrix, 0), *b = tchi_cpu_row(j->b, matrix, 0);
+    int64_t step = j->trans_a == TCHI_TRANS ? 1 : j->a->ld;
+    for (int64_t i = from; i < to; i++) {
+        double factor = j->c->type == TCH_SCALAR_F64 ? ((const double *)a)[i * step] : ((const float *)a)[i * step];
+        loops->scale(j->c->cols, j->alpha * factor, b, tchi_cpu_row(j->c, matrix, i));
+    }
+}
+
+/* Rows of the whole batch are counted through. */
+static void outer_rows(void *argument, int64_t from, int64_t to)
+{
+    const gemm_job *j = argument;
+    int64_t rows = j->c->rows;
+    while (from < to) {
+        int64_t matrix = from / rows, end = (matrix + 1) * rows;
+        end = end < to ? end : to;
+        outer_rows_of(j, matrix, from - matrix * rows, end - matrix * rows);
+        from = end;
+    }
+}
+
+static int is_outer_product(const gemm_job *j)
+{
+    int row_of_b = j->trans_b == TCHI_NO_TRANS || j->b->ld == 1;
+    return j->inner == 1 && row_of_b && j->beta == 0.0;
+}
+
+/* BLAS does not touch C at all when there is nothing to add to it and beta is one; with k = 0 it scales by beta, and
+ * beta = 0 has to mean "not read". */
+tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
+                         int32_t transpose_b, double beta, const tch_matrices *c)
+{
+    tchi_cpu_state *s = state;
+    int64_t inner = transpose_a ? a->rows : a->cols;
+    if (c->rows == 0 || c->cols == 0) {
+        return TCH_OK;
+    }
+    if (inner == 0) {
+        return tchi_cpu_combine(state, 0.0, beta, beta == 0.0 ? NULL : c, 0.0, NULL, c);
+    }
+    gemm_job job = {s, alpha, beta, a, b, c, blas_trans(transpose_a), blas_trans(transpose_b), inner};
+    double work = 2.0 * (double)c->rows * (double)c->cols * (double)inner;
+    if (is_narrow(a->type)) {
+        wide_gemm(s, &job);
+    } else if (beta == 0.0 && transpose_a && !transpose_b && tchi_cpu_thin_product(s, alpha, a, b, c)) {
+        return TCH_OK;
+    } else if (is_outer_product(&job)) {
+        int64_t rows = c->batch * c->rows;
+        tchi_cpu_split(s, rows, (double)rows * (double)c->cols, outer_rows, &job);
+    } else {
+        tchi_cpu_for_each(s, c->batch, work, gemm_one, &job);
+    }
+    return TCH_OK;
+}
+
+/* --- half products ---------------------------------------------------------------------------------------------- */
+
+typedef struct mirror_job {
+    const tchi_loops *loops;
+    int64_t n, ld;
+    void *data;
+} mirror_job;
+
+static void mirror_rows(void *argument, int64_t from, int64_t to)
+{
+    const mirror_job *j = argument;
+    j->loops->mirror(j->n, j->data, j->ld, from, to);
+}
+
+static void mirror_one(const tchi_cpu_state *state, const tch_matrices *c, int64_t i)
+{
+    mirror_job job = {tchi_loops_for(c->type), c->rows, c->ld, tchi_cpu_row(c, i, 0)};
+    tchi_cpu_split(state, c->rows, (double)c->rows * (double)c->rows, mirror_rows, &job);
+}
+
+static void gram_one(void *argument, int64_t i, int thread)
+{
+    (void)thread;
+    const gemm_job *j = argument;
+    int64_t n = j->c->rows;
+    const void *a = tchi_cpu_row(j->a, i, 0);
+    void *c = tchi_cpu_row(j->c, i, 0);
+    if (j->c->type == TCH_SCALAR_F64) {
+        tchi_cpu_syrk_f64(j->state, j->trans_a, n, j->inner, j->alpha, a, j->a->ld, j->beta, c, j->c->ld);
+    } else {
+        tchi_cpu_syrk_f32(j->state, j->trans_a, n, j->inner, (float)j->alpha, a, j->a->ld, (float)j->beta, c, j->c->ld);
+    }
+    mirror_one(j->state, j->c, i);
+}
+
+tch_status tchi_cpu_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                         const tch_matrices *c)
+{
+    tchi_cpu_state *s = state;
+    int64_t inner = transpose ? a->rows : a->cols;
+    if (c->rows == 0) {
+        return TCH_OK;
+    }
+    if (inner == 0) {
+        for (int64_t i = 0; i < c->batch; i++) {
+            mirror_one(s, c, i);
+        }
+        return tchi_cpu_combine(state, 0.0, beta, beta == 0.0 ? NULL : c, 0.0, NULL, c);
+    }
+    gemm_job job = {s, alpha, beta, a, NULL, c, blas_trans(transpose), 0, inner};
+    tchi_cpu_for_each(s, c->batch, (double)c->rows * (double)c->rows * (double)inner, gram_one, &job);
+    return TCH_OK;
+}
+
+static void symmetric_one(void *argument, int64_t i, int thread)
+{
+    (void)thread;
+    const gemm_job *j = argument;
+    const void *a = tchi_cpu_row(j->a, i, 0);
+    const void *b = tchi_cpu_row(j->b, i, 0);
+    void *c = tchi_cpu_row(j->c, i, 0);
+    if (j->c->type == TCH_SCALAR_F64) {
+        tchi_cpu_symm_f64(j->state, j->c->rows, a, j->a->ld, b, j->b->ld, c, j->c->ld);
+    } else {
+        tchi_cpu_symm_f32(j->state, j->c->rows, a, j->a->ld, b, j->b->ld, c, j->c->ld);
+    }
+    mirror_one(j->state, j->c, i);
+}
+
+/* A square is a Gram matrix, for which BLAS has a half product of its own. */
+static tch_status half_product(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+{
+    tchi_cpu_state *s = state;
+    if (a->data == b->data && a->stride == b->stride && a->ld == b->ld) {
+        return tchi_cpu_gram(state, 1.0, a, 0, 0.0, c);
+    }
+    gemm_job job = {s, 1.0, 0.0, a, b, c, TCHI_NO_TRANS, TCHI_NO_TRANS, c->rows};
+    double n = (double)c->rows;
+    tchi_cpu_for_each(s, c->batch, n * n * n, symmetric_one, &job);
+    return TCH_OK;
+}
+
+tch_status tchi_cpu_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+{
+    tch_status status = half_product(state, a, b, c);
+    if (status != TCH_OK || (c0 == 0.0 && d == NULL && c2 == 1.0)) {
+        return status;
+    }
+    return tchi_cpu_combine(state, c0, c1, d, c2, c, c);
+}

@@ -1,0 +1,345 @@
+/* Finds and opens OpenBLAS. It is opened at run time rather than linked: pip installs one beside the Python package, a
+ * system has several builds side by side, and an OpenBLAS older than the processor falls back to its 2004 kernels, six
+ * times slower, unless it is told before its first use which kernels to run. A build with threads of its own is held at
+ * one thread, for the whole process and for good: parallel_blas.h divides large calls among our threads instead.
+ * See docs/decisions/0004-openblas.md. */
+#define _GNU_SOURCE
+#include "blas.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <omp.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include <torchium/device.h>
+
+#include "core/status.h"
+
+#include "backends/cpu/runtime/cpu_features.h"
+
+#ifndef TCHI_BLAS_PATH
+#define TCHI_BLAS_PATH "" /* the library found when Torchium was configured */
+#endif
+
+#define NOT_THERE "no such file"
+#define PIP_LIBRARY "scipy_openblas32/lib/libscipy_openblas.so" /* as pip lays it out */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static tchi_blas table;
+static char failure[1024];
+
+static pthread_mutex_t named_mutex = PTHREAD_MUTEX_INITIALIZER;
+static char named[PATH_MAX]; /* by tch_set_openblas_file, or empty */
+
+/* --- binding ---------------------------------------------------------------------------------------------------- */
+
+typedef struct symbol {
+    const char *name;
+    void *slot; /* a function pointer in the table */
+} symbol;
+
+/* An opened library and what stands before all its names: the builds on PyPI have a prefix, so that several OpenBLAS
+ * can live in one process. */
+typedef struct opened {
+    void *handle;
+    const char *prefix;
+} opened;
+
+static void *find(const opened *library, const char *name)
+{
+    char full[64];
+    snprintf(full, sizeof full, "%s%s", library->prefix, name);
+    return dlsym(library->handle, full);
+}
+
+/* ISO C has no conversion from void* to a function pointer; POSIX promises that the representation fits. */
+static int bind(const opened *library, const symbol *symbols, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        void *address = find(library, symbols[i].name);
+        if (address == NULL) {
+            snprintf(failure, sizeof failure, "it has no function %s%s", library->prefix, symbols[i].name);
+            return 0;
+        }
+        memcpy(symbols[i].slot, &address, sizeof address);
+    }
+    return 1;
+}
+
+static int bind_all(opened *library)
+{
+    tchi_blas_f32 *s = &table.f32;
+    tchi_blas_f64 *d = &table.f64;
+    const symbol symbols[] = {
+        {"cblas_sgemm", &s->gemm}, {"cblas_dgemm", &d->gemm}, {"cblas_ssyrk", &s->syrk}, {"cblas_dsyrk", &d->syrk},
+        {"cblas_strsm", &s->trsm}, {"cblas_dtrsm", &d->trsm}, {"ssyevd_", &s->syevd},    {"dsyevd_", &d->syevd},
+        {"spotrf_", &s->potrf},    {"dpotrf_", &d->potrf},    {"spotri_", &s->potri},    {"dpotri_", &d->potri},
+        {"strtri_", &s->trtri},    {"dtrtri_", &d->trtri},
+    };
+    library->prefix = "scipy_";
+    if (find(library, symbols[0].name) == NULL) {
+        library->prefix = "";
+    }
+    return bind(library, symbols, sizeof symbols / sizeof symbols[0]);
+}
+
+/* --- kernels ---------------------------------------------------------------------------------------------------- */
+
+/* The kernels worth having on this processor, by OpenBLAS's names, or NULL when its own choice is as good. */
+static const char *better_core(const char *core)
+{
+    static const char *const wide[] = {"SkylakeX", "Cooperlake", "SapphireRapids", "Zen", "Haswell", "Excavator"};
+    for (size_t i = 0; i < sizeof wide / sizeof wide[0]; i++) {
+        if (strcasecmp(core, wide[i]) == 0) {
+            return NULL;
+        }
+    }
+    if (tchi_cpu_has_avx512()) {
+        return "SkylakeX";
+    }
+    return tchi_cpu_has_avx2() ? "Haswell" : NULL;
+}
+
+/* Makes a library that nobody has used yet choose its kernels again. OpenBLAS reads the name from the environment and
+ * nowhere else, so the variable is set for the length of the call. */
+static void choose_core(const opened *library, int we_are_first)
+{
+    char *(*corename)(void) = NULL;
+    void (*quit)(void) = NULL;
+    void (*init)(void) = NULL;
+    const symbol names[] = {{"openblas_get_corename", &corename}};
+    if (!bind(library, names, 1)) {
+        return;
+    }
+    snprintf(table.core, sizeof table.core, "%s", corename());
+    const char *better = better_core(table.core);
+    if (better == NULL || getenv("OPENBLAS_CORETYPE") != NULL) {
+        return;
+    }
+    const symbol dynamic[] = {{"gotoblas_dynamic_quit", &quit}, {"gotoblas_dynamic_init", &init}};
+    if (!we_are_first || !bind(library, dynamic, 2)) {
+        snprintf(table.note, sizeof table.note,
+                 "this OpenBLAS does not know the processor and runs its %s kernels; start the program with "
+                 "OPENBLAS_CORETYPE=%s in the environment",
+                 table.core, better);
+        return;
+    }
+    setenv("OPENBLAS_CORETYPE", better, 1);
+    quit();
+    init();
+    unsetenv("OPENBLAS_CORETYPE");
+    snprintf(table.note, sizeof table.note, "this OpenBLAS does not know the processor (it chose %s); told to run %s",
+             table.core, better);
+    snprintf(table.core, sizeof table.core, "%s", corename());
+}
+
+/* --- opening ---------------------------------------------------------------------------------------------------- */
+
+/* What the library says of itself. Returns 0, with the reason, for one that cannot serve after all. */
+static int describe(const opened *library)
+{
+    char *(*config)(void) = NULL;
+    int (*parallel)(void) = NULL;
+    void (*set_num_threads)(int) = NULL;
+    const symbol texts[] = {{"openblas_get_config", &config}, {"openblas_get_parallel", &parallel}};
+    table.threading = TCHI_BLAS_SEQUENTIAL;
+    snprintf(table.version, sizeof table.version, "of unknown version");
+    if (bind(library, texts, 2)) {
+        if (strstr(config(), "USE64BITINT") != NULL) {
+            snprintf(failure, sizeof failure, "its integers have 64 bits, expected 32");
+            return 0;
+        }
+        (void)sscanf(config(), "OpenBLAS %31s", table.version);
+        table.threading = (tchi_blas_threading)parallel();
+    }
+    const symbol threads[] = {{"openblas_set_num_threads", &set_num_threads}};
+    if (table.threading == TCHI_BLAS_PTHREADS && bind(library, threads, 1)) {
+        set_num_threads(1);
+    }
+    return 1;
+}
+
+/* An OpenMP build follows the runtime that it was loaded with. A wheel may carry one of its own for our loops, and then
+ * neither knows of the other's parallel regions. */
+static int shares_our_runtime(const opened *library)
+{
+    int (*ours)(void) = omp_in_parallel;
+    void *theirs = dlsym(library->handle, "omp_in_parallel");
+    return memcmp(&ours, &theirs, sizeof theirs) == 0;
+}
+
+static void remark_on_threads(const opened *library, int we_are_first)
+{
+    if (table.threading == TCHI_BLAS_PTHREADS && !we_are_first) {
+        snprintf(table.note, sizeof table.note, "others in this process use it too, and are held at one thread");
+    }
+    if (table.threading == TCHI_BLAS_OPENMP && !shares_our_runtime(library)) {
+        snprintf(table.note, sizeof table.note,
+                 "it uses another OpenMP runtime than Torchium and starts threads inside threads, which is slow; "
+                 "pip install scipy-openblas32");
+    }
+}
+
+/* The loader's words, without the name that they begin with. */
+static void keep_loader_answer(const char *name)
+{
+    const char *why = dlerror();
+    size_t length = strlen(name);
+    why = why != NULL ? why : "the loader does not say why";
+    if (strncmp(why, name, length) == 0 && strncmp(why + length, ": ", 2) == 0) {
+        why += length + 2;
+        why = strstr(why, "No such file") != NULL ? NOT_THERE : why;
+    }
+    snprintf(failure, sizeof failure, "%s", why);
+}
+
+/* RTLD_NOLOAD answers whether somebody else in the process already uses the library. */
+static int open_library(const char *name, const char *origin)
+{
+    void *already = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+    opened library = {dlopen(name, RTLD_LAZY | RTLD_LOCAL), ""};
+    if (already != NULL) {
+        dlclose(already);
+    }
+    if (library.handle == NULL) {
+        keep_loader_answer(name);
+        return 0;
+    }
+    if (!bind_all(&library) || !describe(&library)) {
+        dlclose(library.handle);
+        return 0;
+    }
+    choose_core(&library, already == NULL);
+    if (table.note[0] == '\0') {
+        remark_on_threads(&library, already == NULL);
+    }
+    snprintf(table.library, sizeof table.library, "%s", name);
+    table.origin = origin;
+    return 1;
+}
+
+/* --- searching -------------------------------------------------------------------------------------------------- */
+
+/* In a wheel our library is SITE/torchium/lib/libtorchium.so, and pip puts OpenBLAS beside the package. Anywhere else
+ * there is nothing to look for: a build tree or /usr/local/lib has strangers for neighbors. */
+static void find_beside_package(char *path, size_t size)
+{
+    static const char anchor = 0;
+    static const char package[] = "/torchium/lib";
+    char folder[PATH_MAX];
+    Dl_info info;
+    path[0] = '\0';
+    if (dladdr(&anchor, &info) == 0 || realpath(info.dli_fname, folder) == NULL) {
+        return;
+    }
+    *strrchr(folder, '/') = '\0';
+    size_t length = strlen(folder), tail = sizeof package - 1;
+    if (length > tail && strcmp(folder + length - tail, package) == 0) {
+        snprintf(path, size, "%.*s/%s", (int)(length - tail), folder, PIP_LIBRARY);
+    }
+}
+
+typedef struct candidate {
+    const char *name;
+    const char *origin;
+} candidate;
+
+/* Adds "name: reason" to the list of what was tried, and remarks on a file that is there and of no use. */
+static void note_failure(const char *name, char *tried, size_t size)
+{
+    size_t used = strlen(tried);
+    snprintf(tried + used, size - used, "%s%.200s: %.120s", used > 0 ? ", " : "", name, failure);
+    if (strcmp(failure, NOT_THERE) != 0 && table.passed_over[0] == '\0') {
+        snprintf(table.passed_over, sizeof table.passed_over, "%.200s was passed over: %.120s", name, failure);
+    }
+}
+
+static void open_first_of(const candidate *candidates, size_t count)
+{
+    char tried[700] = "";
+    const char *last = "";
+    for (size_t i = 0; i < count; i++) {
+        const char *name = candidates[i].name;
+        if (name[0] == '\0' || strcmp(name, last) == 0) {
+            continue;
+        }
+        if (open_library(name, candidates[i].origin)) {
+            return;
+        }
+        note_failure(name, tried, sizeof tried);
+        last = name;
+    }
+    snprintf(failure, sizeof failure,
+             "no OpenBLAS was found (tried %s); install it (pip install scipy-openblas32, or on Debian and Ubuntu "
+             "apt-get install libopenblas0-openmp) or give its path in TORCHIUM_BLAS",
+             tried);
+}
+
+static void open_asked(const char *asked)
+{
+    char why[512];
+    if (open_library(asked, "TORCHIUM_BLAS")) {
+        return;
+    }
+    snprintf(why, sizeof why, "%.500s", failure);
+    snprintf(failure, sizeof failure,
+             "cannot use the library that TORCHIUM_BLAS names, %.300s: %s; give the path of an "
+             "OpenBLAS, or unset the variable",
+             asked, why);
+}
+
+static const char *origin_of(const char *path, const char *otherwise)
+{
+    return strstr(path, PIP_LIBRARY) != NULL ? "pip's scipy-openblas32" : otherwise;
+}
+
+static void open_first_that_works(void)
+{
+    const char *asked = getenv("TORCHIUM_BLAS");
+    if (asked != NULL && asked[0] != '\0') {
+        open_asked(asked);
+        return;
+    }
+    char beside[2 * PATH_MAX], by_program[PATH_MAX];
+    find_beside_package(beside, sizeof beside);
+    pthread_mutex_lock(&named_mutex);
+    memcpy(by_program, named, sizeof by_program);
+    pthread_mutex_unlock(&named_mutex);
+    const candidate candidates[] = {
+        {beside, origin_of(beside, "")},
+        {by_program, origin_of(by_program, "named by the program")},
+        {TCHI_BLAS_PATH, origin_of(TCHI_BLAS_PATH, "the system's, found when Torchium was built")},
+        {"libopenblas.so.0", "the system's"},
+        {"libopenblas.so", "the system's"},
+    };
+    open_first_of(candidates, sizeof candidates / sizeof candidates[0]);
+}
+
+const tchi_blas *tchi_blas_open(const char **reason)
+{
+    pthread_once(&once, open_first_that_works);
+    if (table.library[0] == '\0') {
+        if (reason != NULL) {
+            *reason = failure;
+        }
+        return NULL;
+    }
+    return &table;
+}
+
+tch_status tch_set_openblas_file(const char *path)
+{
+    if (path == NULL || path[0] != '/' || strlen(path) >= sizeof named) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_set_openblas_file: path is '%.200s', expected an absolute one of at most %d characters",
+                         path != NULL ? path : "(null)", (int)sizeof named - 1);
+    }
+    pthread_mutex_lock(&named_mutex);
+    snprintf(named, sizeof named, "%s", path);
+    pthread_mutex_unlock(&named_mutex);
+    return TCH_OK;
+}

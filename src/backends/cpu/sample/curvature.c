@@ -1,0 +1,76 @@
+/* What KFAC does to a gradient besides products: the division in the eigenbasis, and the one number by which a step
+ * that would change the model too much is made shorter. */
+#include "backends/cpu/cpu.h"
+
+#include <math.h>
+
+#include "backends/rules.h"
+
+typedef struct divide_job {
+    const tch_matrices *x;
+    const tch_matrices *rows, *cols; /* NULL, or NULL is `values` */
+    const tch_matrices *values;
+    double damping;
+} divide_job;
+
+static double at_least_0(double x)
+{
+    return x < 0.0 ? 0.0 : x; /* NaN stays */
+}
+
+/* x / (row cols + damping), or x / (cols + damping) with row = 1. */
+static void divide_row_f64(int64_t n, double *x, double row, const double *cols, double damping)
+{
+    for (int64_t j = 0; j < n; j++) {
+        x[j] /= row * at_least_0(cols[j]) + damping;
+    }
+}
+
+/* In float64: the product of two small eigenvalues may be below float32's range, and so may the damping. */
+static void divide_row_f32(int64_t n, float *x, double row, const float *cols, double damping)
+{
+    for (int64_t j = 0; j < n; j++) {
+        x[j] = (float)((double)x[j] / (row * at_least_0((double)cols[j]) + damping));
+    }
+}
+
+static double number_at(const tch_matrices *m, int64_t index, int64_t i)
+{
+    const void *row = tchi_cpu_row(m, index, 0);
+    return m->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
+}
+
+static void divide_rows(void *argument, int64_t from, int64_t to)
+{
+    const divide_job *j = argument;
+    for (int64_t r = from; r < to; r++) {
+        int64_t b = r / j->x->rows;
+        int64_t i = r % j->x->rows;
+        void *x = tchi_cpu_row(j->x, b, i);
+        const void *by = j->values != NULL ? tchi_cpu_row(j->values, b, i) : tchi_cpu_row(j->cols, b, 0);
+        double row = j->values != NULL ? 1.0 : at_least_0(number_at(j->rows, b, i));
+        if (j->x->type == TCH_SCALAR_F64) {
+            divide_row_f64(j->x->cols, x, row, by, j->damping);
+        } else {
+            divide_row_f32(j->x->cols, x, row, by, j->damping);
+        }
+    }
+}
+
+tch_status tchi_cpu_damped_divide(void *state, const tch_matrices *x, const tch_matrices *rows,
+                                  const tch_matrices *cols, const tch_matrices *values, double damping)
+{
+    divide_job job = {x, rows, cols, rows == NULL ? values : NULL, damping};
+    double elements = (double)x->batch * (double)x->rows * (double)x->cols;
+    if (elements > 0) {
+        tchi_cpu_split(state, x->batch * x->rows, 4.0 * elements, divide_rows, &job);
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_cpu_kl_clip(void *state, const double *dot, double lr, double most, double *scale)
+{
+    (void)state;
+    *scale = tchi_rule_kl_clip(*dot, lr, most);
+    return TCH_OK;
+}

@@ -1,0 +1,143 @@
+/* What each output position of a convolution sees of the input, as rows of a matrix. For a position the places of the
+ * kernel's taps are found once and then read in every channel; places outside the input are turned into places inside, or
+ * into none, by the kind of padding. */
+#include "backends/cpu/cpu.h"
+
+#include <string.h>
+
+#define TAPS 256 /* taps whose places are kept at once */
+#define NOWHERE INT64_MIN
+
+/* The coordinate that padding puts in the place of `at`; -1 for a zero. */
+static int64_t inside(tch_padding padding, int64_t at, int64_t size)
+{
+    if (at >= 0 && at < size) {
+        return at;
+    }
+    switch (padding) {
+    case TCH_PADDING_REFLECT:
+        return at < 0 ? -at : 2 * (size - 1) - at;
+    case TCH_PADDING_REPLICATE:
+        return at < 0 ? 0 : size - 1;
+    case TCH_PADDING_CIRCULAR:
+        return at < 0 ? at + size : at - size;
+    default:
+        return -1;
+    }
+}
+
+/* Offset of tap `tap` of the position at `output`, in elements from the channel's first; NOWHERE for a zero. */
+static int64_t tap_offset(const tch_patches *p, const int64_t output[3], int64_t tap)
+{
+    int64_t offset = 0;
+    for (int k = 2; k >= 0; k--) {
+        int64_t at = output[k] * p->stride[k] - p->before[k] + tap % p->kernel[k] * p->dilation[k];
+        int64_t source = inside(p->padding, at, p->size[k]);
+        if (source < 0) {
+            return NOWHERE;
+        }
+        tap /= p->kernel[k];
+        offset += source * p->strides[2 + k];
+    }
+    return offset;
+}
+
+/* True where the taps lie one after the other. */
+static int find_taps(const tch_patches *p, const int64_t output[3], int64_t first, int64_t count, int64_t *offsets)
+{
+    int follow = 1;
+    for (int64_t k = 0; k < count; k++) {
+        offsets[k] = tap_offset(p, output, first + k);
+        follow &= offsets[k] != NOWHERE && offsets[k] == offsets[0] + k;
+    }
+    return follow;
+}
+
+static void read_f64(int64_t count, const int64_t *offsets, const double *source, double *target)
+{
+    for (int64_t k = 0; k < count; k++) {
+        target[k] = offsets[k] == NOWHERE ? 0.0 : source[offsets[k]];
+    }
+}
+
+static void read_f32(int64_t count, const int64_t *offsets, const float *source, float *target)
+{
+    for (int64_t k = 0; k < count; k++) {
+        target[k] = offsets[k] == NOWHERE ? 0.0F : source[offsets[k]];
+    }
+}
+
+static void read_half(int64_t count, const int64_t *offsets, const uint16_t *source, uint16_t *target)
+{
+    for (int64_t k = 0; k < count; k++) {
+        target[k] = offsets[k] == NOWHERE ? 0 : source[offsets[k]];
+    }
+}
+
+static void read_taps(tch_scalar type, int64_t count, const int64_t *offsets, const void *source, void *target)
+{
+    if (type == TCH_SCALAR_F64) {
+        read_f64(count, offsets, source, target);
+    } else if (type == TCH_SCALAR_F32) {
+        read_f32(count, offsets, source, target);
+    } else {
+        read_half(count, offsets, source, target);
+    }
+}
+
+typedef struct patches_job {
+    const tch_patches *patches;
+    const tch_matrices *out;
+    int64_t taps; /* of the whole kernel */
+} patches_job;
+
+/* Taps [first, first + count) of all channels, for one row of the result. */
+static void fill_taps(const patches_job *j, const int64_t output[3], const char *group, char *row, int64_t first,
+                      int64_t count)
+{
+    const tch_patches *p = j->patches;
+    int64_t size = tchi_cpu_size(p->type);
+    int64_t offsets[TAPS];
+    int follow = find_taps(p, output, first, count, offsets);
+    if (follow && j->taps == 1 && p->strides[1] == 1) {
+        memcpy(row, group + offsets[0] * size, (size_t)(p->channels * size));
+        return;
+    }
+    for (int64_t c = 0; c < p->channels; c++) {
+        const char *source = group + c * p->strides[1] * size;
+        char *target = row + (c * j->taps + first) * size;
+        if (follow) {
+            memcpy(target, source + offsets[0] * size, (size_t)(count * size));
+        } else {
+            read_taps(p->type, count, offsets, source, target);
+        }
+    }
+}
+
+/* Rows of all matrices are counted through. */
+static void fill_rows(void *argument, int64_t from, int64_t to)
+{
+    const patches_job *j = argument;
+    const tch_patches *p = j->patches;
+    int64_t size = tchi_cpu_size(p->type);
+    for (int64_t index = from; index < to; index++) {
+        int64_t b = index / j->out->rows;
+        int64_t l = index % j->out->rows;
+        const int64_t output[3] = {l / (p->outputs[1] * p->outputs[2]), l / p->outputs[2] % p->outputs[1],
+                                   l % p->outputs[2]};
+        int64_t start = b / p->groups * p->strides[0] + b % p->groups * p->channels * p->strides[1];
+        const char *group = (const char *)p->data + start * size;
+        for (int64_t first = 0; first < j->taps; first += TAPS) {
+            int64_t count = j->taps - first < TAPS ? j->taps - first : TAPS;
+            fill_taps(j, output, group, tchi_cpu_row(j->out, b, l), first, count);
+        }
+    }
+}
+
+tch_status tchi_cpu_patches(void *state, const tch_patches *patches, const tch_matrices *out)
+{
+    patches_job job = {patches, out, patches->kernel[0] * patches->kernel[1] * patches->kernel[2]};
+    int64_t rows = out->batch * out->rows;
+    tchi_cpu_split(state, rows, (double)rows * (double)out->cols, fill_rows, &job);
+    return TCH_OK;
+}

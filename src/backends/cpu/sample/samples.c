@@ -1,0 +1,344 @@
+/* Sums, inner products and weights per sample. Rows go through small buffers of double, in runs that fit the nearest
+ * cache, whatever their type; sums over the rows of a matrix are always taken in the same ranges, so that no result
+ * depends on the number of threads. */
+#include "backends/cpu/cpu.h"
+
+#include <string.h>
+
+#include "backends/cpu/runtime/vector_clones.h"
+
+#define RUN 256  /* elements of a row at once */
+#define PARTS 32 /* ranges of rows that a matrix is cut into */
+
+static const void *element(const void *row, tch_scalar type, int64_t column)
+{
+    return (const char *)row + column * tchi_cpu_size(type);
+}
+
+static int64_t run_length(int64_t columns, int64_t from)
+{
+    return columns - from < RUN ? columns - from : RUN;
+}
+
+/* --- sample_sums -------------------------------------------------------------------------------------------------- */
+
+VECTOR_CLONES static void add_run(int64_t n, const double *restrict x, double *restrict sums)
+{
+    for (int64_t j = 0; j < n; j++) {
+        sums[j] += x[j];
+    }
+}
+
+VECTOR_CLONES static void add_floats(int64_t n, const float *restrict x, double *restrict sums)
+{
+    for (int64_t j = 0; j < n; j++) {
+        sums[j] += (double)x[j];
+    }
+}
+
+static void add_elements(int64_t n, tch_scalar type, const void *x, double *sums)
+{
+    double wide[RUN];
+    if (type == TCH_SCALAR_F32) {
+        add_floats(n, x, sums);
+        return;
+    }
+    tchi_convert(n, TCH_SCALAR_F64, wide, type, x);
+    add_run(n, wide, sums);
+}
+
+typedef struct sums_job {
+    const tchi_cpu_state *state;
+    const tch_matrices *x, *out;
+    double scale, beta;
+    int64_t index;
+} sums_job;
+
+/* Columns in runs [from, to) of one matrix. */
+static void sum_runs(void *argument, int64_t from, int64_t to)
+{
+    const sums_job *j = argument;
+    for (int64_t run = from; run < to; run++) {
+        double sums[RUN] = {0};
+        double before[RUN] = {0};
+        int64_t column = run * RUN;
+        int64_t n = run_length(j->x->cols, column);
+        for (int64_t i = 0; i < j->x->rows; i++) {
+            add_elements(n, j->x->type, element(tchi_cpu_row(j->x, j->index, i), j->x->type, column), sums);
+        }
+        void *out = (char *)tchi_cpu_row(j->out, 0, j->index) + column * tchi_cpu_size(j->out->type);
+        if (j->beta != 0.0) {
+            tchi_convert(n, TCH_SCALAR_F64, before, j->out->type, out);
+        }
+        for (int64_t k = 0; k < n; k++) {
+            sums[k] = j->scale * sums[k] + j->beta * before[k];
+        }
+        tchi_convert(n, j->out->type, out, TCH_SCALAR_F64, sums);
+    }
+}
+
+static void sum_one(void *argument, int64_t index, int thread)
+{
+    (void)thread;
+    sums_job job = *(const sums_job *)argument;
+    job.index = index;
+    double work = (double)job.x->rows * (double)job.x->cols;
+    tchi_cpu_split(job.state, (job.x->cols + RUN - 1) / RUN, work, sum_runs, &job);
+}
+
+tch_status tchi_cpu_sample_sums(void *state, const tch_matrices *x, double scale, double beta, const tch_matrices *out,
+                                void *scratch)
+{
+    (void)scratch;
+    sums_job job = {.state = state, .x = x, .out = out, .scale = scale, .beta = beta};
+    tchi_cpu_for_each(state, x->batch, (double)(x->rows + 1) * (double)x->cols, sum_one, &job);
+    return TCH_OK;
+}
+
+/* --- inner products ----------------------------------------------------------------------------------------------- */
+
+#define LANES 8 /* sums that run side by side */
+
+static double join_lanes(const double *lanes)
+{
+    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+VECTOR_CLONES static double dot_f32(int64_t n, const float *x, const float *y)
+{
+    double lanes[LANES] = {0};
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES) {
+        for (int k = 0; k < LANES; k++) {
+            lanes[k] += (double)x[j + k] * (double)y[j + k];
+        }
+    }
+    for (int k = 0; j < n; j++, k++) {
+        lanes[k] += (double)x[j] * (double)y[j];
+    }
+    return join_lanes(lanes);
+}
+
+VECTOR_CLONES static double dot_f64(int64_t n, const double *x, const double *y)
+{
+    double lanes[LANES] = {0};
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES) {
+        for (int k = 0; k < LANES; k++) {
+            lanes[k] += x[j + k] * y[j + k];
+        }
+    }
+    for (int k = 0; j < n; j++, k++) {
+        lanes[k] += x[j] * y[j];
+    }
+    return join_lanes(lanes);
+}
+
+double tchi_cpu_dot(int64_t n, tch_scalar type, const void *x, const void *y)
+{
+    if (type == TCH_SCALAR_F64) {
+        return dot_f64(n, x, y);
+    }
+    if (type == TCH_SCALAR_F32) {
+        return dot_f32(n, x, y);
+    }
+    float wide_x[RUN];
+    float wide_y[RUN];
+    double sum = 0;
+    for (int64_t from = 0; from < n; from += RUN) {
+        int64_t run = run_length(n, from);
+        tchi_convert(run, TCH_SCALAR_F32, wide_x, type, element(x, type, from));
+        tchi_convert(run, TCH_SCALAR_F32, wide_y, type, element(y, type, from));
+        sum += dot_f32(run, wide_x, wide_y);
+    }
+    return sum;
+}
+
+typedef struct pair_job {
+    const tchi_cpu_state *state;
+    const tch_matrices *x, *y;
+    double *results; /* one for each pair */
+} pair_job;
+
+typedef struct pair_parts {
+    const pair_job *pair;
+    int64_t index;
+    double part[PARTS];
+} pair_parts;
+
+static void dot_parts(void *argument, int64_t from, int64_t to)
+{
+    pair_parts *p = argument;
+    const tch_matrices *x = p->pair->x;
+    for (int64_t part = from; part < to; part++) {
+        p->part[part] = 0;
+        for (int64_t i = x->rows * part / PARTS; i < x->rows * (part + 1) / PARTS; i++) {
+            p->part[part] +=
+                tchi_cpu_dot(x->cols, x->type, tchi_cpu_row(x, p->index, i), tchi_cpu_row(p->pair->y, p->index, i));
+        }
+    }
+}
+
+static void pair_one(void *argument, int64_t index, int thread)
+{
+    (void)thread;
+    const pair_job *j = argument;
+    pair_parts p = {.pair = j, .index = index};
+    tchi_cpu_split(j->state, PARTS, (double)j->x->rows * (double)j->x->cols, dot_parts, &p);
+    double sum = 0;
+    for (int part = 0; part < PARTS; part++) {
+        sum += p.part[part];
+    }
+    j->results[index] = sum;
+}
+
+tch_status tchi_cpu_pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
+                              double *out, void *scratch)
+{
+    pair_job job = {state, x, y, scratch};
+    if (x->rows == 0 || x->cols == 0) {
+        return TCH_OK;
+    }
+    tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, pair_one, &job);
+    for (int64_t b = 0; b < x->batch; b++) {
+        out[b / groups] += scale * job.results[b];
+    }
+    return TCH_OK;
+}
+
+/* --- block_dots --------------------------------------------------------------------------------------------------- */
+
+typedef struct block_job {
+    const tch_matrices *x, *y, *out;
+    int64_t height, width;
+    double scale, beta;
+} block_job;
+
+VECTOR_CLONES static void multiply_run(int64_t n, const double *restrict x, double *restrict y)
+{
+    for (int64_t j = 0; j < n; j++) {
+        y[j] *= x[j];
+    }
+}
+
+/* Blocks of one element, columns [from, from + n) of row i. */
+static void single_elements(const block_job *j, int64_t i, int64_t from, int64_t n, double *sums)
+{
+    double wide[RUN];
+    tchi_convert(n, TCH_SCALAR_F64, wide, j->x->type, element(tchi_cpu_row(j->x, 0, i), j->x->type, from));
+    tchi_convert(n, TCH_SCALAR_F64, sums, j->y->type, element(tchi_cpu_row(j->y, 0, i), j->y->type, from));
+    multiply_run(n, wide, sums);
+}
+
+static double block_sum(const block_job *j, int64_t i, int64_t k)
+{
+    double sum = 0;
+    for (int64_t r = i * j->height; r < (i + 1) * j->height; r++) {
+        sum += tchi_cpu_dot(j->width, j->x->type, element(tchi_cpu_row(j->x, 0, r), j->x->type, k * j->width),
+                            element(tchi_cpu_row(j->y, 0, r), j->y->type, k * j->width));
+    }
+    return sum;
+}
+
+static void block_run(const block_job *j, int64_t i, int64_t from, int64_t n)
+{
+    double sums[RUN] = {0};
+    double before[RUN] = {0};
+    if (j->height == 1 && j->width == 1) {
+        single_elements(j, i, from, n, sums);
+    } else {
+        for (int64_t k = 0; k < n; k++) {
+            sums[k] = block_sum(j, i, from + k);
+        }
+    }
+    void *out = (char *)tchi_cpu_row(j->out, 0, i) + from * tchi_cpu_size(j->out->type);
+    if (j->beta != 0.0) {
+        tchi_convert(n, TCH_SCALAR_F64, before, j->out->type, out);
+    }
+    for (int64_t k = 0; k < n; k++) {
+        sums[k] = j->scale * sums[k] + j->beta * before[k];
+    }
+    tchi_convert(n, j->out->type, out, TCH_SCALAR_F64, sums);
+}
+
+static void block_rows(void *argument, int64_t from, int64_t to)
+{
+    const block_job *j = argument;
+    for (int64_t i = from; i < to; i++) {
+        for (int64_t column = 0; column < j->out->cols; column += RUN) {
+            block_run(j, i, column, run_length(j->out->cols, column));
+        }
+    }
+}
+
+tch_status tchi_cpu_block_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height, int64_t width,
+                               double scale, double beta, const tch_matrices *out, void *scratch)
+{
+    (void)scratch;
+    block_job job = {x, y, out, height, width, scale, beta};
+    tchi_cpu_split(state, out->rows, (double)x->rows * (double)x->cols, block_rows, &job);
+    return TCH_OK;
+}
+
+/* --- weigh_samples ------------------------------------------------------------------------------------------------ */
+
+typedef struct weigh_job {
+    const tch_matrices *x, *out;
+    int64_t groups;
+    const double *weights;
+    int32_t drop_only;
+} weigh_job;
+
+VECTOR_CLONES static void scale_run(int64_t n, double factor, double *x)
+{
+    for (int64_t j = 0; j < n; j++) {
+        x[j] *= factor;
+    }
+}
+
+static int is_wide(tch_scalar type)
+{
+    return type == TCH_SCALAR_F32 || type == TCH_SCALAR_F64;
+}
+
+static void weigh_row(const weigh_job *j, double weight, const void *x, void *out)
+{
+    double wide[RUN];
+    if (j->x->type == j->out->type && is_wide(j->x->type)) {
+        tchi_loops_for(j->x->type)->scale(j->x->cols, j->drop_only ? 1.0 : weight, x, out);
+        return;
+    }
+    for (int64_t from = 0; from < j->x->cols; from += RUN) {
+        int64_t n = run_length(j->x->cols, from);
+        tchi_convert(n, TCH_SCALAR_F64, wide, j->x->type, element(x, j->x->type, from));
+        if (!j->drop_only) {
+            scale_run(n, weight, wide);
+        }
+        tchi_convert(n, j->out->type, (char *)out + from * tchi_cpu_size(j->out->type), TCH_SCALAR_F64, wide);
+    }
+}
+
+/* Rows of the whole batch are counted through. */
+static void weigh_rows(void *argument, int64_t from, int64_t to)
+{
+    const weigh_job *j = argument;
+    for (int64_t row = from; row < to; row++) {
+        int64_t b = row / j->x->rows;
+        double weight = j->weights[b / j->groups];
+        void *out = tchi_cpu_row(j->out, b, row % j->x->rows);
+        if (weight == 0.0) {
+            memset(out, 0, (size_t)(j->x->cols * tchi_cpu_size(j->out->type)));
+        } else {
+            weigh_row(j, weight, tchi_cpu_row(j->x, b, row % j->x->rows), out);
+        }
+    }
+}
+
+tch_status tchi_cpu_weigh_samples(void *state, const tch_matrices *x, int64_t groups, const double *weights,
+                                  int32_t drop_only, const tch_matrices *out)
+{
+    weigh_job job = {x, out, groups, weights, drop_only};
+    int64_t rows = x->batch * x->rows;
+    tchi_cpu_split(state, rows, (double)rows * (double)x->cols, weigh_rows, &job);
+    return TCH_OK;
+}

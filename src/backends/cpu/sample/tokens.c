@@ -1,0 +1,367 @@
+/* Sums over the positions of a token: what gradients of embeddings are made of. Positions are brought into the order of
+ * their tokens by a radix sort that keeps equal ones in place, so that a row is summed by one thread, in float64, in the
+ * order of the positions, and results do not depend on the number of threads. */
+#include "backends/cpu/cpu.h"
+
+#include <string.h>
+
+#include "backends/cpu/runtime/vector_clones.h"
+
+#define STRIP 256 /* columns summed side by side, in a buffer that stays in the nearest cache */
+
+/* --- tokens in order ---------------------------------------------------------------------------------------------- */
+
+/* Position `place` of the batch, counted through all samples, holds `token`. */
+typedef struct occurrence {
+    int64_t token, place;
+} occurrence;
+
+/* What the operations share. */
+typedef struct token_job {
+    const tchi_cpu_state *state;
+    const tch_matrices *tokens, *g;
+    int64_t rows, padding; /* of the embedding */
+    const double *weights;
+    double scale;
+} token_job;
+
+/* -1 where the token counts for nothing. */
+static int64_t token_at(const token_job *j, int64_t sample, int64_t position)
+{
+    const void *row = tchi_cpu_row(j->tokens, 0, sample);
+    int64_t token = j->tokens->type == TCH_SCALAR_I64 ? ((const int64_t *)row)[position]
+                                                      : (int64_t)((const int32_t *)row)[position];
+    return token >= 0 && token < j->rows && token != j->padding ? token : -1;
+}
+
+/* The occurrences in samples [from, to) that count, in order of place; a sample of weight 0 has none. */
+static int64_t collect(const token_job *j, int64_t from, int64_t to, occurrence *list)
+{
+    int64_t count = 0;
+    int64_t length = j->tokens->cols;
+    for (int64_t b = from; b < to; b++) {
+        if (j->weights != NULL && j->weights[b] == 0.0) {
+            continue;
+        }
+        for (int64_t s = 0; s < length; s++) {
+            int64_t token = token_at(j, b, s);
+            if (token >= 0) {
+                list[count++] = (occurrence){token, b * length + s};
+            }
+        }
+    }
+    return count;
+}
+
+/* Sorts by token, keeping the order of equal ones. The result is in `list` or in `spare`. */
+static occurrence *sort_by_token(occurrence *list, occurrence *spare, int64_t count, int64_t rows)
+{
+    enum { BITS = 8, DIGITS = 1 << BITS };
+    for (int shift = 0; shift < 63 && (rows - 1) >> shift > 0; shift += BITS) {
+        int64_t next[DIGITS] = {0};
+        for (int64_t i = 0; i < count; i++) {
+            next[(list[i].token >> shift) & (DIGITS - 1)]++;
+        }
+        for (int64_t digit = 0, sum = 0; digit < DIGITS; digit++) {
+            int64_t here = next[digit];
+            next[digit] = sum;
+            sum += here;
+        }
+        for (int64_t i = 0; i < count; i++) {
+            spare[next[(list[i].token >> shift) & (DIGITS - 1)]++] = list[i];
+        }
+        occurrence *other = list;
+        list = spare;
+        spare = other;
+    }
+    return list;
+}
+
+/* How many from the first on have the first's token. */
+static int64_t run_length(const occurrence *list, int64_t count)
+{
+    int64_t length = 0;
+    while (length < count && list[length].token == list[0].token) {
+        length++;
+    }
+    return length;
+}
+
+/* --- sums of rows ------------------------------------------------------------------------------------------------- */
+
+VECTOR_CLONES static void add_floats(int64_t n, double factor, const float *restrict x, double *restrict sums)
+{
+    for (int64_t i = 0; i < n; i++) {
+        sums[i] += factor * (double)x[i];
+    }
+}
+
+VECTOR_CLONES static void add_doubles(int64_t n, double factor, const double *restrict x, double *restrict sums)
+{
+    for (int64_t i = 0; i < n; i++) {
+        sums[i] += factor * x[i];
+    }
+}
+
+VECTOR_CLONES static double dot_floats(int64_t n, const float *x, const float *y)
+{
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) {
+        sum += (double)x[i] * (double)y[i];
+    }
+    return sum;
+}
+
+/* Columns [column, column + n) of the row of G at a place: as they are, or widened to float32 where they are narrower. */
+static const void *row_part(const tch_matrices *g, int64_t place, int64_t column, int64_t n, float *buffer)
+{
+    const char *row = tchi_cpu_row(g, place / g->rows, place % g->rows);
+    const char *part = row + column * tchi_cpu_size(g->type);
+    if (g->type == TCH_SCALAR_F64 || g->type == TCH_SCALAR_F32) {
+        return part;
+    }
+    tchi_convert(n, TCH_SCALAR_F32, buffer, g->type, part);
+    return buffer;
+}
+
+/* sums = the weighted sum of columns [column, column + n) over a run of places. */
+static void sum_run(const token_job *j, const occurrence *run, int64_t length, int64_t column, int64_t n, double *sums)
+{
+    float buffer[STRIP];
+    memset(sums, 0, (size_t)n * sizeof *sums);
+    for (int64_t i = 0; i < length; i++) {
+        const void *x = row_part(j->g, run[i].place, column, n, buffer);
+        double factor = j->weights != NULL ? j->weights[run[i].place / j->g->rows] : 1.0;
+        if (j->g->type == TCH_SCALAR_F64) {
+            add_doubles(n, factor, x, sums);
+        } else {
+            add_floats(n, factor, x, sums);
+        }
+    }
+}
+
+static int64_t strip_width(int64_t cols, int64_t column)
+{
+    return cols - column < STRIP ? cols - column : STRIP;
+}
+
+/* Two lists of the occurrences of one sample, for each thread. */
+static occurrence *list_of_thread(const token_job *j, void *scratch, int thread)
+{
+    return (occurrence *)scratch + 2 * j->tokens->cols * thread;
+}
+
+/* --- norms -------------------------------------------------------------------------------------------------------- */
+
+typedef struct norms_job {
+    token_job base;
+    double *norms;
+    void *scratch;
+} norms_job;
+
+static double run_squared(const token_job *j, const occurrence *run, int64_t length)
+{
+    const tchi_loops *loops = tchi_loops_for(TCH_SCALAR_F64);
+    double sums[STRIP];
+    double total = 0;
+    for (int64_t column = 0; column < j->g->cols; column += STRIP) {
+        int64_t n = strip_width(j->g->cols, column);
+        sum_run(j, run, length, column, n, sums);
+        total += loops->sum_squares(n, 1.0, sums);
+    }
+    return total;
+}
+
+static void norm_of_sample(void *argument, int64_t sample, int thread)
+{
+    const norms_job *j = argument;
+    occurrence *list = list_of_thread(&j->base, j->scratch, thread);
+    int64_t count = collect(&j->base, sample, sample + 1, list);
+    list = sort_by_token(list, list + j->base.tokens->cols, count, j->base.rows);
+    double total = 0;
+    for (int64_t first = 0; first < count;) {
+        int64_t length = run_length(list + first, count - first);
+        total += run_squared(&j->base, list + first, length);
+        first += length;
+    }
+    j->norms[sample] += j->base.scale * total;
+}
+
+tch_status tchi_cpu_token_norms(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
+                                const tch_matrices *g, double scale, double *norms, void *scratch)
+{
+    norms_job job = {{state, tokens, g, rows, padding, NULL, scale}, norms, scratch};
+    tchi_cpu_for_each(state, tokens->rows, 2.0 * (double)g->rows * (double)g->cols, norm_of_sample, &job);
+    return TCH_OK;
+}
+
+/* --- sums --------------------------------------------------------------------------------------------------------- */
+
+#define ROWS_AT_ONCE 64 /* of the embedding: what a thread takes at a time, since some tokens are far more frequent */
+
+typedef struct sums_job {
+    token_job base;
+    const tch_matrices *out;
+    double beta;
+    const occurrence *sorted; /* of the whole batch */
+    int64_t count;
+    void *scratch;
+} sums_job;
+
+VECTOR_CLONES static void store_floats(int64_t n, double scale, const double *sums, double beta, float *out)
+{
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = (float)((beta == 0.0 ? 0.0 : beta * (double)out[i]) + scale * sums[i]);
+    }
+}
+
+VECTOR_CLONES static void store_doubles(int64_t n, double scale, const double *sums, double beta, double *out)
+{
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = (beta == 0.0 ? 0.0 : beta * out[i]) + scale * sums[i];
+    }
+}
+
+static void write_run(const sums_job *j, void *out, const occurrence *run, int64_t length)
+{
+    double sums[STRIP];
+    for (int64_t column = 0; column < j->out->cols; column += STRIP) {
+        int64_t n = strip_width(j->out->cols, column);
+        sum_run(&j->base, run, length, column, n, sums);
+        if (j->out->type == TCH_SCALAR_F64) {
+            store_doubles(n, j->base.scale, sums, j->beta, (double *)out + column);
+        } else {
+            store_floats(n, j->base.scale, sums, j->beta, (float *)out + column);
+        }
+    }
+}
+
+static void write_without_tokens(const sums_job *j, void *out)
+{
+    if (j->beta == 0.0) {
+        memset(out, 0, (size_t)(j->out->cols * tchi_cpu_size(j->out->type)));
+    } else if (j->beta != 1.0) {
+        tchi_loops_for(j->out->type)->scale(j->out->cols, j->beta, out, out);
+    }
+}
+
+/* Rows [from, to) of one matrix of out; `list` begins with the first occurrence of a token from `from` on. */
+static void write_rows(const sums_job *j, int64_t matrix, int64_t from, int64_t to, const occurrence *list,
+                       int64_t count)
+{
+    for (int64_t row = from; row < to; row++) {
+        void *out = tchi_cpu_row(j->out, matrix, row);
+        if (count > 0 && list[0].token == row) {
+            int64_t length = run_length(list, count);
+            write_run(j, out, list, length);
+            list += length;
+            count -= length;
+        } else {
+            write_without_tokens(j, out);
+        }
+    }
+}
+
+static void sums_of_sample(void *argument, int64_t sample, int thread)
+{
+    const sums_job *j = argument;
+    occurrence *list = list_of_thread(&j->base, j->scratch, thread);
+    int64_t count = collect(&j->base, sample, sample + 1, list);
+    list = sort_by_token(list, list + j->base.tokens->cols, count, j->base.rows);
+    write_rows(j, sample, 0, j->base.rows, list, count);
+}
+
+/* The first occurrence of a token that is not below `token`. */
+static int64_t lower_bound(const occurrence *list, int64_t count, int64_t token)
+{
+    int64_t low = 0;
+    while (low < count) {
+        int64_t middle = low + (count - low) / 2;
+        if (list[middle].token < token) {
+            low = middle + 1;
+        } else {
+            count = middle;
+        }
+    }
+    return low;
+}
+
+static void sums_of_rows(void *argument, int64_t index, int thread)
+{
+    (void)thread;
+    const sums_job *j = argument;
+    int64_t from = index * ROWS_AT_ONCE;
+    int64_t to = j->base.rows - from < ROWS_AT_ONCE ? j->base.rows : from + ROWS_AT_ONCE;
+    int64_t first = lower_bound(j->sorted, j->count, from);
+    write_rows(j, 0, from, to, j->sorted + first, j->count - first);
+}
+
+tch_status tchi_cpu_token_sums(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                               const double *weights, double scale, double beta, int32_t apart, const tch_matrices *out,
+                               void *scratch)
+{
+    sums_job job = {
+        .base = {state, tokens, g, out->rows, padding, weights, scale}, .out = out, .beta = beta, .scratch = scratch};
+    double cols = (double)out->cols;
+    int64_t places = tokens->rows * tokens->cols;
+    if (apart) {
+        double work = ((double)out->rows + 2.0 * (double)tokens->cols) * cols;
+        tchi_cpu_for_each(state, tokens->rows, work, sums_of_sample, &job);
+        return TCH_OK;
+    }
+    occurrence *list = scratch;
+    job.count = collect(&job.base, 0, tokens->rows, list);
+    job.sorted = sort_by_token(list, list + places, job.count, out->rows);
+    int64_t pieces = (out->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    double work = ROWS_AT_ONCE * cols + (pieces > 0 ? 2.0 * (double)job.count / (double)pieces : 0.0) * cols;
+    tchi_cpu_for_each(state, pieces, work, sums_of_rows, &job);
+    return TCH_OK;
+}
+
+/* --- inner products with rows of a matrix ------------------------------------------------------------------------- */
+
+typedef struct dots_job {
+    token_job base;
+    const tch_matrices *w;
+    double *dots;
+} dots_job;
+
+static double dot_of_place(const dots_job *j, int64_t place, int64_t token)
+{
+    const tch_matrices *g = j->base.g;
+    const char *w = tchi_cpu_row(j->w, 0, token);
+    float buffer[STRIP];
+    double sum = 0;
+    for (int64_t column = 0; column < g->cols; column += STRIP) {
+        int64_t n = strip_width(g->cols, column);
+        const void *x = row_part(g, place, column, n, buffer);
+        const void *y = w + column * tchi_cpu_size(j->w->type);
+        sum += g->type == TCH_SCALAR_F64 ? tchi_loops_for(TCH_SCALAR_F64)->dot(n, x, y) : dot_floats(n, x, y);
+    }
+    return sum;
+}
+
+static void dot_of_sample(void *argument, int64_t sample, int thread)
+{
+    (void)thread;
+    const dots_job *j = argument;
+    int64_t length = j->base.tokens->cols;
+    double sum = 0;
+    for (int64_t s = 0; s < length; s++) {
+        int64_t token = token_at(&j->base, sample, s);
+        if (token >= 0) {
+            sum += dot_of_place(j, sample * length + s, token);
+        }
+    }
+    j->dots[sample] += j->base.scale * sum;
+}
+
+tch_status tchi_cpu_token_dots(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
+                               const tch_matrices *w, double scale, double *dots, void *scratch)
+{
+    (void)scratch;
+    dots_job job = {{state, tokens, g, w->rows, padding, NULL, scale}, w, dots};
+    tchi_cpu_for_each(state, tokens->rows, 2.0 * (double)g->rows * (double)g->cols, dot_of_sample, &job);
+    return TCH_OK;
+}

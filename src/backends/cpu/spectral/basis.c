@@ -1,0 +1,265 @@
+/* Tracking an eigenbasis: inverse Cholesky factors, dot products of rows, orders, and matrices put into an order. A
+ * result never depends on the number of threads: each row, or each matrix, is the work of one. */
+#include "backends/cpu/cpu.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backends/cpu/runtime/blas/parallel_blas.h"
+
+/* --- inverse of the Cholesky factor ----------------------------------------------------------------------------- */
+
+typedef struct cholesky_job {
+    const tchi_cpu_state *state;
+    const tch_matrices *a, *x;
+    int32_t *flags;
+} cholesky_job;
+
+/* X = the lower triangle of A, zeros above. */
+static void copy_lower(const tch_matrices *a, const tch_matrices *x, int64_t index)
+{
+    int64_t size = tchi_cpu_size(a->type);
+    for (int64_t i = 0; i < a->rows; i++) {
+        char *to = tchi_cpu_row(x, index, i);
+        memcpy(to, tchi_cpu_row(a, index, i), (size_t)((i + 1) * size));
+        memset(to + (i + 1) * size, 0, (size_t)((a->cols - i - 1) * size));
+    }
+}
+
+/* LAPACK need not notice a NaN, but one anywhere in A arrives on the diagonal of its factor. */
+static int diagonal_is_sound(const tch_matrices *x, int64_t index)
+{
+    for (int64_t i = 0; i < x->rows; i++) {
+        const void *row = tchi_cpu_row(x, index, i);
+        double d = x->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
+        if (!(d > 0.0 && isfinite(d))) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int factor(const tchi_cpu_state *state, const tch_matrices *a, int64_t index)
+{
+    void *data = tchi_cpu_row(a, index, 0);
+    return a->type == TCH_SCALAR_F64 ? tchi_cpu_potrf_f64(state, a->rows, data, a->ld)
+                                     : tchi_cpu_potrf_f32(state, a->rows, data, a->ld);
+}
+
+/* X holds a copy of the factor in A. */
+static int invert(const tchi_cpu_state *state, const tch_matrices *a, const tch_matrices *x, int64_t index)
+{
+    const void *l = tchi_cpu_row(a, index, 0);
+    void *data = tchi_cpu_row(x, index, 0);
+    return x->type == TCH_SCALAR_F64 ? tchi_cpu_trtri_f64(state, x->rows, l, a->ld, data, x->ld)
+                                     : tchi_cpu_trtri_f32(state, x->rows, l, a->ld, data, x->ld);
+}
+
+static void cholesky_one(void *argument, int64_t i, int thread)
+{
+    (void)thread;
+    const cholesky_job *j = argument;
+    if (j->flags[i] != TCH_REPORT_OK) {
+        return;
+    }
+    int info = factor(j->state, j->a, i);
+    copy_lower(j->a, j->x, i);
+    if (info != 0 || !diagonal_is_sound(j->x, i) || invert(j->state, j->a, j->x, i) != 0) {
+        j->flags[i] = TCH_REPORT_NOT_POSITIVE;
+    }
+}
+
+tch_status tchi_cpu_cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
+                                     void *scratch)
+{
+    (void)scratch;
+    tchi_cpu_state *s = state;
+    cholesky_job job = {s, a, x, flags};
+    double n = (double)a->rows;
+    if (a->rows > 0) {
+        tchi_cpu_for_each(s, a->batch, 2.0 / 3.0 * n * n * n, cholesky_one, &job);
+    }
+    return TCH_OK;
+}
+
+/* --- dot products of rows --------------------------------------------------------------------------------------- */
+
+typedef struct dots_job {
+    const tch_matrices *x, *y, *w;
+    double exponent;
+} dots_job;
+
+static double dot_f64(int64_t n, const double *x, const double *y)
+{
+    double sum = 0.0;
+    for (int64_t j = 0; j < n; j++) {
+        sum += x[j] * y[j];
+    }
+    return sum;
+}
+
+/* Eight sums, since each must wait for its own last addition and float64 is what the loop is bound by. */
+static double dot_f32(int64_t n, const float *x, const float *y)
+{
+    enum { SUMS = 8 };
+    double sums[SUMS] = {0};
+    int64_t whole = n - n % SUMS;
+    for (int64_t j = 0; j < whole; j += SUMS) {
+        for (int64_t k = 0; k < SUMS; k++) {
+            sums[k] += (double)x[j + k] * (double)y[j + k];
+        }
+    }
+    for (int64_t j = whole; j < n; j++) {
+        sums[0] += (double)x[j] * (double)y[j];
+    }
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+static void dots_rows(void *argument, int64_t from, int64_t to)
+{
+    const dots_job *j = argument;
+    for (int64_t r = from; r < to; r++) {
+        int64_t b = r / j->x->rows;
+        int64_t i = r % j->x->rows;
+        const void *x = tchi_cpu_row(j->x, b, i);
+        const void *y = tchi_cpu_row(j->y, b, i);
+        double sum = j->x->type == TCH_SCALAR_F64 ? dot_f64(j->x->cols, x, y) : dot_f32(j->x->cols, x, y);
+        if (j->exponent != 1.0) {
+            sum = sum > 0.0 ? pow(sum, j->exponent) : 0.0;
+        }
+        char *w = tchi_cpu_row(j->w, b, 0);
+        tchi_convert(1, j->w->type, w + i * tchi_cpu_size(j->w->type), TCH_SCALAR_F64, &sum);
+    }
+}
+
+tch_status tchi_cpu_row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
+                             const tch_matrices *w)
+{
+    dots_job job = {x, y, w, exponent};
+    double elements = (double)x->batch * (double)x->rows * (double)x->cols;
+    tchi_cpu_split(state, x->batch * x->rows, 2.0 * elements, dots_rows, &job);
+    return TCH_OK;
+}
+
+/* --- order ------------------------------------------------------------------------------------------------------ */
+
+typedef struct order_job {
+    const tch_matrices *w;
+    int32_t *order;
+} order_job;
+
+static double value_at(const tch_matrices *w, const void *row, int32_t i)
+{
+    return w->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
+}
+
+/* True when element i stands before element j; no two are equal, so any way of sorting gives the same order. */
+static int stands_before(const tch_matrices *w, const void *row, int32_t i, int32_t j)
+{
+    double a = value_at(w, row, i);
+    double b = value_at(w, row, j);
+    if (isnan(a) || isnan(b)) {
+        return isnan(a) == isnan(b) ? i < j : isnan(b);
+    }
+    return a != b ? a > b : i < j;
+}
+
+/* Lets the element at `root` of a heap of `count` sink until what stands last is on top of every branch. */
+static void sink(const tch_matrices *w, const void *row, int32_t *order, int64_t root, int64_t count)
+{
+    int32_t moving = order[root];
+    for (;;) {
+        int64_t child = 2 * root + 1;
+        if (child >= count) {
+            break;
+        }
+        if (child + 1 < count && stands_before(w, row, order[child], order[child + 1])) {
+            child++;
+        }
+        if (stands_before(w, row, order[child], moving)) {
+            break;
+        }
+        order[root] = order[child];
+        root = child;
+    }
+    order[root] = moving;
+}
+
+/* A heap sort, which needs no memory beside the result. */
+static void order_one(void *argument, int64_t b, int thread)
+{
+    (void)thread;
+    const order_job *j = argument;
+    int64_t n = j->w->cols;
+    const void *row = tchi_cpu_row(j->w, b, 0);
+    int32_t *order = j->order + b * n;
+    for (int64_t i = 0; i < n; i++) {
+        order[i] = (int32_t)i;
+    }
+    for (int64_t root = n / 2 - 1; root >= 0; root--) {
+        sink(j->w, row, order, root, n);
+    }
+    for (int64_t last = n - 1; last > 0; last--) {
+        int32_t top = order[0];
+        order[0] = order[last];
+        order[last] = top;
+        sink(j->w, row, order, 0, last);
+    }
+}
+
+tch_status tchi_cpu_descending(void *state, const tch_matrices *w, int32_t *order)
+{
+    order_job job = {w, order};
+    double n = (double)w->cols;
+    if (w->cols > 0) {
+        tchi_cpu_for_each(state, w->batch, 20.0 * n * log2(n + 1.0), order_one, &job);
+    }
+    return TCH_OK;
+}
+
+typedef struct permute_job {
+    const tch_matrices *x, *out;
+    const int32_t *rows, *cols;
+} permute_job;
+
+static void gather(int64_t n, int64_t size, const char *from, const int32_t *cols, char *to)
+{
+    if (size == 4) {
+        for (int64_t j = 0; j < n; j++) {
+            ((uint32_t *)to)[j] = ((const uint32_t *)from)[cols[j]];
+        }
+        return;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        memcpy(to + j * size, from + cols[j] * size, (size_t)size);
+    }
+}
+
+static void permute_rows(void *argument, int64_t from, int64_t to)
+{
+    const permute_job *j = argument;
+    int64_t n = j->out->cols;
+    int64_t size = tchi_cpu_size(j->out->type);
+    for (int64_t r = from; r < to; r++) {
+        int64_t b = r / j->out->rows;
+        int64_t i = r % j->out->rows;
+        const char *source = tchi_cpu_row(j->x, b, j->rows != NULL ? j->rows[r] : i);
+        char *out = tchi_cpu_row(j->out, b, i);
+        if (j->cols != NULL) {
+            gather(n, size, source, j->cols + b * n, out);
+        } else {
+            memcpy(out, source, (size_t)(n * size));
+        }
+    }
+}
+
+tch_status tchi_cpu_permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
+                            const tch_matrices *out)
+{
+    permute_job job = {x, out, rows, cols};
+    double elements = (double)out->batch * (double)out->rows * (double)out->cols;
+    if (elements > 0) {
+        tchi_cpu_split(state, out->batch * out->rows, 4.0 * elements, permute_rows, &job);
+    }
+    return TCH_OK;
+}

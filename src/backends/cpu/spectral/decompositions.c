@@ -1,0 +1,229 @@
+/* Eigendecompositions, solves and shifted inverses over a batch, each matrix by the kernels next door. */
+#include "backends/cpu/cpu.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#include "backends/cpu/spectral/eigh/eigh.h"
+#include "backends/cpu/runtime/blas/parallel_blas.h"
+#include "backends/cpu/spectral/shifted_inverse/shifted_inverse.h"
+
+typedef struct decompose_job {
+    const tchi_cpu_state *state;
+    const tch_matrices *a, *b;
+    const double *shift;
+    int32_t *flags;
+    char *scratch;
+    int64_t scratch_each;
+    int32_t count; /* of poles */
+    const double *shifts, *weights;
+} decompose_job;
+
+static double get(const tch_matrices *w, int64_t b, int64_t i)
+{
+    const void *row = tchi_cpu_row(w, b, 0);
+    return w->type == TCH_SCALAR_F64 ? ((const double *)row)[i] : (double)((const float *)row)[i];
+}
+
+/* Eigenvalues can be larger than any entry. They are ascending: the ends tell. */
+static int32_t report_of(int code, const tch_matrices *w, int64_t i)
+{
+    if (code != 0) {
+        return code == TCHI_EIGH_NOT_FINITE ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NO_CONVERGENCE;
+    }
+    bool in_range = isfinite(get(w, i, 0)) && isfinite(get(w, i, w->cols - 1));
+    return in_range ? TCH_REPORT_OK : TCH_REPORT_OVERFLOW;
+}
+
+static void eigh_one(void *argument, int64_t i, int thread)
+{
+    const decompose_job *j = argument;
+    if (j->flags[i] != TCH_REPORT_OK) {
+        return;
+    }
+    void *scratch = j->scratch + thread * j->scratch_each;
+    void *v = tchi_cpu_row(j->a, i, 0);
+    void *w = tchi_cpu_row(j->b, i, 0);
+    int code = j->a->type == TCH_SCALAR_F64
+                   ? tchi_cpu_eigh_f64(&j->state->blas->f64, j->a->rows, v, j->a->ld, w, scratch)
+                   : tchi_cpu_eigh_f32(&j->state->blas->f32, j->a->rows, v, j->a->ld, w, scratch);
+    j->flags[i] = report_of(code, j->b, i);
+}
+
+tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices *w, int32_t *flags, void *scratch)
+{
+    tchi_cpu_state *s = state;
+    int64_t n = v->rows;
+    if (n == 0) {
+        return TCH_OK;
+    }
+    size_t each = v->type == TCH_SCALAR_F64 ? tchi_cpu_eigh_scratch_f64(n) : tchi_cpu_eigh_scratch_f32(n);
+    decompose_job job = {.state = s, .a = v, .b = w, .flags = flags, .scratch = scratch};
+    job.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
+    tchi_cpu_for_each(s, v->batch, 9.0 * (double)n * (double)n * (double)n, eigh_one, &job);
+    return TCH_OK;
+}
+
+/* --- powers of a spectrum --------------------------------------------------------------------------------------- */
+
+static void put(const tch_matrices *w, int64_t b, int64_t i, double value)
+{
+    void *row = tchi_cpu_row(w, b, 0);
+    if (w->type == TCH_SCALAR_F64) {
+        ((double *)row)[i] = value;
+    } else {
+        ((float *)row)[i] = (float)value;
+    }
+}
+
+/* Eigenvalue i becomes the power of its place. A power that is not finite, once stored, is that of zero, or too large. */
+static int32_t raise(const tch_spectrum_map *map, const tch_matrices *w, int64_t b, int64_t i, double added)
+{
+    double base = get(w, b, i) + added;
+    double place = base > (map->clamp ? added : 0.0) ? base : added;
+    put(w, b, i, pow(place, map->power));
+    if (isfinite(get(w, b, i))) {
+        return TCH_REPORT_OK;
+    }
+    return place > 0 ? TCH_REPORT_OVERFLOW : TCH_REPORT_NOT_POSITIVE;
+}
+
+tch_status tchi_cpu_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
+                                   int32_t *flags)
+{
+    (void)state;
+    int64_t n = w->cols;
+    for (int64_t b = 0; b < w->batch; b++) {
+        if (flags[b] != TCH_REPORT_OK || n == 0) {
+            continue;
+        }
+        double largest = fmax(get(w, b, n - 1), 0.0);
+        double added = fmax(map->eps, map->relative_eps * largest);
+        if (damping != NULL) {
+            damping[b] = added;
+        }
+        if (!map->clamp && get(w, b, 0) < -fmax(map->negative * largest, added)) {
+            flags[b] = TCH_REPORT_NOT_POSITIVE;
+        }
+        for (int64_t i = 0; i < n; i++) {
+            int32_t report = raise(map, w, b, i, added);
+            flags[b] = flags[b] == TCH_REPORT_OK ? report : flags[b];
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- Cholesky --------------------------------------------------------------------------------------------------- */
+
+static void add_to_diagonal(const tch_matrices *a, int64_t index, double shift)
+{
+    for (int64_t i = 0; i < a->rows; i++) {
+        void *row = tchi_cpu_row(a, index, i);
+        if (a->type == TCH_SCALAR_F64) {
+            ((double *)row)[i] += shift;
+        } else {
+            ((float *)row)[i] = (float)((double)((float *)row)[i] + shift);
+        }
+    }
+}
+
+/* potrf leaves L with A = L L', and two triangular solves follow. */
+static int solve_f64(const tchi_cpu_state *state, int64_t n, int64_t columns, double *a, int64_t lda, double *b,
+                     int64_t ldb)
+{
+    int info = tchi_cpu_potrf_f64(state, n, a, lda);
+    if (info == 0 && columns > 0) {
+        tchi_cpu_trsm_f64(state, TCHI_NO_TRANS, n, columns, a, lda, b, ldb);
+        tchi_cpu_trsm_f64(state, TCHI_TRANS, n, columns, a, lda, b, ldb);
+    }
+    return info;
+}
+
+static int solve_f32(const tchi_cpu_state *state, int64_t n, int64_t columns, float *a, int64_t lda, float *b,
+                     int64_t ldb)
+{
+    int info = tchi_cpu_potrf_f32(state, n, a, lda);
+    if (info == 0 && columns > 0) {
+        tchi_cpu_trsm_f32(state, TCHI_NO_TRANS, n, columns, a, lda, b, ldb);
+        tchi_cpu_trsm_f32(state, TCHI_TRANS, n, columns, a, lda, b, ldb);
+    }
+    return info;
+}
+
+static void solve_one(void *argument, int64_t i, int thread)
+{
+    (void)thread;
+    const decompose_job *j = argument;
+    if (j->flags[i] != TCH_REPORT_OK) {
+        return;
+    }
+    if (j->shift != NULL) {
+        add_to_diagonal(j->a, i, j->shift[i]);
+    }
+    int64_t n = j->a->rows;
+    int64_t columns = j->b->cols;
+    void *a = tchi_cpu_row(j->a, i, 0);
+    void *b = tchi_cpu_row(j->b, i, 0);
+    int info = j->a->type == TCH_SCALAR_F64 ? solve_f64(j->state, n, columns, a, j->a->ld, b, j->b->ld)
+                                            : solve_f32(j->state, n, columns, a, j->a->ld, b, j->b->ld);
+    if (info != 0) {
+        j->flags[i] = TCH_REPORT_NOT_POSITIVE;
+    }
+}
+
+tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *shift, const tch_matrices *b,
+                              int32_t *flags, void *scratch)
+{
+    (void)scratch;
+    tchi_cpu_state *s = state;
+    decompose_job job = {.state = s, .a = a, .b = b, .shift = shift, .flags = flags};
+    double n = (double)a->rows;
+    if (a->rows > 0) {
+        tchi_cpu_for_each(s, a->batch, n * n * (n / 3.0 + 2.0 * (double)b->cols), solve_one, &job);
+    }
+    return TCH_OK;
+}
+
+/* --- shifted inverses ------------------------------------------------------------------------------------------- */
+
+static void shifted_one(void *argument, int64_t i, int thread)
+{
+    const decompose_job *j = argument;
+    if (j->flags[i] != TCH_REPORT_OK) {
+        return;
+    }
+    void *scratch = j->scratch + thread * j->scratch_each;
+    void *a = tchi_cpu_row(j->a, i, 0);
+    void *x = tchi_cpu_row(j->b, i, 0);
+    int code = j->a->type == TCH_SCALAR_F64
+                   ? tchi_cpu_shifted_inverse_f64(j->state->blas, j->a->rows, a, j->a->ld, j->count, j->shifts,
+                                                  j->weights, x, j->b->ld, scratch)
+                   : tchi_cpu_shifted_inverse_f32(j->state->blas, j->a->rows, a, j->a->ld, j->count, j->shifts,
+                                                  j->weights, x, j->b->ld, scratch);
+    if (code != 0) {
+        j->flags[i] = code < 0 ? TCH_REPORT_NOT_FINITE : TCH_REPORT_NOT_POSITIVE;
+    }
+}
+
+tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t count, const double *shifts,
+                                    const double *weights, const tch_matrices *x, int32_t *flags, void *scratch)
+{
+    tchi_cpu_state *s = state;
+    int64_t n = a->rows;
+    if (n == 0) {
+        return TCH_OK;
+    }
+    size_t each = a->type == TCH_SCALAR_F64 ? tchi_cpu_shifted_inverse_scratch_f64(n, count)
+                                            : tchi_cpu_shifted_inverse_scratch_f32(n, count);
+    decompose_job job = {.state = s,
+                         .a = a,
+                         .b = x,
+                         .flags = flags,
+                         .scratch = scratch,
+                         .count = count,
+                         .shifts = shifts,
+                         .weights = weights};
+    job.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
+    tchi_cpu_for_each(s, a->batch, 4.0 * (double)n * (double)n * (double)n, shifted_one, &job);
+    return TCH_OK;
+}

@@ -1,0 +1,87 @@
+/* Walking over the pieces of an update. Pieces are cut into chunks that fit the nearest caches and do not depend on the
+ * number of threads; a chunk is done in runs, contiguous stretches of a row. A run's numbers are handed out in the type
+ * of the arithmetic: the memory itself where it has that type, a buffer where it has not. */
+#ifndef TCHI_CPU_UPDATES_PIECES_H
+#define TCHI_CPU_UPDATES_PIECES_H
+
+#include <stdbool.h>
+
+#include "backends/cpu/cpu.h"
+#include "backends/cpu/update/steps/steps.h"
+
+/* Elements. A chunk of two blocks in float32 and a run's buffers fit a cache of 48 KB; chunks and runs of 4 and 16
+ * times the size were no faster with AdamW, in the caches or outside. */
+#define TCHI_CPU_CHUNK 4096
+#define TCHI_CPU_RUN 1024
+
+static inline bool tchi_cpu_is_skipped(const tch_update *update)
+{
+    return update->skip != NULL && *update->skip != 0;
+}
+
+/* A rectangle of one piece. */
+typedef struct tchi_cpu_chunk {
+    const tch_piece *piece;
+    int64_t row, col, rows, cols;
+    int64_t number; /* among all chunks of the call */
+} tchi_cpu_chunk;
+
+typedef void (*tchi_cpu_chunk_task)(void *argument, const tchi_cpu_chunk *chunk);
+
+/* Runs the task for every chunk, in parallel where it pays. `blocks` says whether the operation uses blocks: where it
+ * does not, a dense rectangle is one row. An element is counted as `work` operations. */
+void tchi_cpu_for_chunks(const tchi_cpu_state *state, const tch_update *update, bool blocks, double work,
+                         tchi_cpu_chunk_task task, void *argument);
+
+/* How many chunks a piece has; and a bound for pieces of so many elements in all. */
+int64_t tchi_cpu_chunks_of(const tch_piece *piece, bool blocks);
+int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t pieces);
+
+/* --- runs ------------------------------------------------------------------------------------------------------- */
+
+typedef struct tchi_cpu_run {
+    const tch_update *update;
+    const tch_piece *piece;
+    const tchi_loops *loops; /* of the arithmetic's type, as are the steps */
+    const tchi_cpu_steps *steps;
+    const tchi_cpu_chunk *chunk;
+    int64_t row, col; /* of its first element, in the chunk */
+    int64_t n;
+    int64_t at; /* of its first element, in the parameter and what is laid out like it */
+    _Alignas(64) char param[TCHI_CPU_RUN * sizeof(double)];
+    _Alignas(64) char gradient[TCHI_CPU_RUN * sizeof(double)];
+    _Alignas(64) char other[TCHI_CPU_RUN * sizeof(double)];
+} tchi_cpu_run;
+
+/* tchi_cpu_run_begin(&run, update, chunk); while (tchi_cpu_run_next(&run)) { ... } */
+void tchi_cpu_run_begin(tchi_cpu_run *run, const tch_update *update, const tchi_cpu_chunk *chunk);
+bool tchi_cpu_run_next(tchi_cpu_run *run);
+
+/* The parameter, or its master copy where there is one, to be changed; and what makes the change last. */
+void *tchi_cpu_run_param(tchi_cpu_run *run);
+void tchi_cpu_run_store_param(tchi_cpu_run *run, const void *p);
+
+/* The gradient, unscaled and with its sign; decay times p is added where p is not NULL. */
+const void *tchi_cpu_run_gradient(tchi_cpu_run *run, const void *p, double decay);
+
+void *tchi_cpu_run_state(const tchi_cpu_run *run, int index);
+
+/* --- blocks ----------------------------------------------------------------------------------------------------- */
+
+/* A chunk of a block, turned as the parameter is and in the type of the arithmetic. */
+typedef struct tchi_cpu_tile {
+    char *data;  /* of the chunk's element (0, 0); NULL where the piece has no such block */
+    int64_t ld;  /* in elements */
+    bool direct; /* it is the block's own memory */
+    _Alignas(64) char buffer[TCHI_CPU_CHUNK * sizeof(double)];
+} tchi_cpu_tile;
+
+/* `read` is false where the tile will be written without being read. */
+void tchi_cpu_tile_open(tchi_cpu_tile *tile, const tch_update *update, const tchi_cpu_chunk *chunk, int index,
+                        bool read);
+void tchi_cpu_tile_store(const tchi_cpu_tile *tile, const tch_update *update, const tchi_cpu_chunk *chunk, int index);
+
+/* The tile's part of a run. */
+void *tchi_cpu_tile_run(const tchi_cpu_tile *tile, const tchi_cpu_run *run);
+
+#endif

@@ -1,0 +1,144 @@
+/* The optimizers' loops in one precision, REAL, for whatever instruction set the including file is compiled for. Square
+ * roots and divisions are the exact ones: results must be within rounding of a GPU's. A file that defines OWN_TRANSPOSE
+ * brings its own transpose. */
+#include "steps.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backends/cpu/update/philox.h"
+
+static void divide(int64_t n, double divisor, const void *x_data, void *out_data)
+{
+    const REAL *x = x_data;
+    REAL *out = out_data;
+    REAL d = (REAL)divisor;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = x[i] / d;
+    }
+}
+
+/* 7 elements move for each one done, 4 read and 3 written: that is what bounds it outside the caches. Inlined twice, so
+ * that each copy knows whether there is a `largest`. */
+static inline __attribute__((always_inline)) void adamw_loop(int64_t n, const tchi_cpu_adamw_numbers *c, REAL *p,
+                                                             const REAL *g, REAL *m, REAL *v, REAL *largest)
+{
+    const REAL keep1 = (REAL)c->keep1, take1 = (REAL)c->take1, keep2 = (REAL)c->keep2, take2 = (REAL)c->take2;
+    const REAL root = (REAL)c->root, eps = (REAL)c->eps, decay = (REAL)c->decay, step = (REAL)c->step;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        REAL mean = keep1 * m[i] + take1 * g[i];
+        REAL square = keep2 * v[i] + take2 * g[i] * g[i];
+        m[i] = mean;
+        v[i] = square;
+        if (largest != NULL) {
+            square = largest[i] >= square ? largest[i] : square; /* a NaN is the largest */
+            largest[i] = square;
+        }
+        p[i] = decay * p[i] - step * mean / (root * REAL_SQRT(square) + eps);
+    }
+}
+
+static void adamw(int64_t n, const tchi_cpu_adamw_numbers *c, void *p, const void *g, void *m, void *v, void *largest)
+{
+    if (largest == NULL) {
+        adamw_loop(n, c, p, g, m, v, NULL);
+    } else {
+        adamw_loop(n, c, p, g, m, v, largest);
+    }
+}
+
+static void square(int64_t n, double keep, double take, const void *x_data, void *v_data)
+{
+    const REAL *x = x_data;
+    REAL *v = v_data;
+    REAL k = (REAL)keep;
+    REAL t = (REAL)take;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        v[i] = k * v[i] + t * x[i] * x[i];
+    }
+}
+
+static void whiten(int64_t n, double root, double eps, double factor, const void *v_data, const void *x_data,
+                   void *out_data)
+{
+    const REAL *v = v_data;
+    const REAL *x = x_data;
+    REAL *out = out_data;
+    REAL r = (REAL)root;
+    REAL e = (REAL)eps;
+    REAL f = (REAL)factor;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = f * x[i] / (r * REAL_SQRT(v[i]) + e);
+    }
+}
+
+#if !defined(OWN_TRANSPOSE)
+/* Written along rows and read down columns: strided stores were measured at twice the time. The caller cuts matrices
+ * into tiles that fit the nearest cache. */
+static void transpose(int64_t rows, int64_t cols, const void *x_data, int64_t ld, void *out_data, int64_t out_ld)
+{
+    const REAL *restrict x = x_data;
+    REAL *restrict out = out_data;
+    for (int64_t j = 0; j < cols; j++) {
+        for (int64_t i = 0; i < rows; i++) {
+            out[j * out_ld + i] = x[i * ld + j];
+        }
+    }
+}
+#endif
+
+/* --- stochastic rounding ---------------------------------------------------------------------------------------- */
+
+/* Finite numbers move up by less than a unit of the last kept bit, in proportion to what is then cut off. */
+static inline uint16_t cut_bfloat(float value, uint32_t random)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t moved = bits + (random & 0xFFFFu);
+    uint32_t quiet = bits | ((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x400000u : 0u);
+    return (uint16_t)(((bits & 0x7F800000u) == 0x7F800000u ? quiet : moved) >> 16);
+}
+
+/* The words of PHILOX_LANES counters, in the order of the elements they belong to. */
+static void random_words(const tchi_cpu_random_run *random, uint64_t group, uint32_t words[4 * PHILOX_LANES])
+{
+    philox_counters c;
+    for (int i = 0; i < PHILOX_LANES; i++) {
+        c.word[0][i] = (uint32_t)(group + (uint64_t)i);
+        c.word[1][i] = (uint32_t)((group + (uint64_t)i) >> 32);
+        c.word[2][i] = random->parameter;
+        c.word[3][i] = random->step;
+    }
+    philox_encipher(&c, random->seed);
+    for (int i = 0; i < PHILOX_LANES; i++) {
+        for (int k = 0; k < 4; k++) {
+            words[4 * i + k] = c.word[k][i];
+        }
+    }
+}
+
+static void round_at_random(int64_t n, const tchi_cpu_random_run *random, const float *x, uint16_t *out)
+{
+    uint32_t words[4 * PHILOX_LANES];
+    int64_t done = 0;
+    while (done < n) {
+        uint64_t element = (uint64_t)(random->element + done);
+        int64_t within = (int64_t)(element % 4);
+        int64_t count = n - done < 4 * PHILOX_LANES - within ? n - done : 4 * PHILOX_LANES - within;
+        random_words(random, element / 4, words);
+        for (int64_t i = 0; i < count; i++) {
+            out[done + i] = cut_bfloat(x[done + i], words[within + i]);
+        }
+        done += count;
+    }
+}
+
+#define STEPS_TABLE                                                                                                    \
+    {                                                                                                                  \
+        .divide = divide, .adamw = adamw, .square = square, .whiten = whiten, .transpose = transpose,                  \
+        .round_at_random = round_at_random,                                                                            \
+    }

@@ -1,0 +1,99 @@
+/* How elementwise operations walk a batch of matrices: the grid is columns by rows by matrices, a thread takes four
+ * neighbouring columns of TCHI_CUDA_PATCH_STEPS rows and loads them all before it stores any, which keeps memory busy
+ * and makes working in place safe. */
+#ifndef TCHI_CUDA_PATCHES_CUH
+#define TCHI_CUDA_PATCHES_CUH
+
+#include "backends/cuda/cuda.h"
+#include "elements.cuh"
+
+#define TCHI_CUDA_PATCH_THREADS 256 /* of a block */
+
+/* Rows a thread holds. Two make 32 bytes of float32 under way in a thread and at least 32 KB on a processor, where an
+ * H200 needs about 25 KB to cover the latency of its memory (700 ns at 4.8 TB/s over 132 processors). */
+#define TCHI_CUDA_PATCH_STEPS 2
+
+/* --- walking a batch ---------------------------------------------------------------------------------------------- */
+
+typedef struct tchi_cuda_extent {
+    int64_t rows, cols, batch;
+} tchi_cuda_extent;
+
+/* What one thread has in hand: rows i, i + step, ..., columns j to j + count of matrix b. */
+typedef struct tchi_cuda_patch {
+    int64_t b, i, j, step, rows;
+    int count;
+} tchi_cuda_patch;
+
+template <typename real> struct tchi_cuda_patch_values {
+    tchi_cuda_four<real> row[TCHI_CUDA_PATCH_STEPS];
+};
+
+static __device__ inline tchi_cuda_patch tchi_cuda_first_patch(const tchi_cuda_extent &e)
+{
+    int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    int64_t left = e.cols - j;
+    return {blockIdx.z, 0, j, blockDim.y, e.rows, left < 0 ? 0 : left < 4 ? (int)left : 4};
+}
+
+static __device__ inline int64_t tchi_cuda_first_row()
+{
+    return (int64_t)blockIdx.y * blockDim.y * TCHI_CUDA_PATCH_STEPS + threadIdx.y;
+}
+
+/* From one patch of a matrix to the thread's next one below it. */
+static __device__ inline int64_t tchi_cuda_row_stride()
+{
+    return (int64_t)gridDim.y * blockDim.y * TCHI_CUDA_PATCH_STEPS;
+}
+
+template <typename real>
+static __device__ inline tchi_cuda_patch_values<real> tchi_cuda_load_patch(const tchi_cuda_operand &m,
+                                                                           const tchi_cuda_patch &p)
+{
+    tchi_cuda_patch_values<real> values;
+#pragma unroll
+    for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
+        int64_t i = p.i + k * p.step;
+        values.row[k] = tchi_cuda_load_four<real>(m, p.b, i, p.j, i < p.rows ? p.count : 0);
+    }
+    return values;
+}
+
+template <typename real>
+static __device__ inline void tchi_cuda_store_patch(const tchi_cuda_operand &m, const tchi_cuda_patch &p,
+                                                    const tchi_cuda_patch_values<real> &values)
+{
+#pragma unroll
+    for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
+        int64_t i = p.i + k * p.step;
+        tchi_cuda_store_four<real>(m, p.b, i, p.j, i < p.rows ? p.count : 0, values.row[k]);
+    }
+}
+
+/* --- launching ---------------------------------------------------------------------------------------------------- */
+
+typedef struct tchi_cuda_launch_shape {
+    dim3 grid, block;
+} tchi_cuda_launch_shape;
+
+static inline tchi_cuda_launch_shape tchi_cuda_shape_for(const tchi_cuda_extent &e,
+                                                         int64_t steps = TCHI_CUDA_PATCH_STEPS)
+{
+    dim3 block = tchi_cuda_block_for(tchi_cuda_ceil_div(e.cols, 4), e.rows, TCHI_CUDA_PATCH_THREADS);
+    int64_t across = tchi_cuda_ceil_div(e.cols, (int64_t)block.x * 4);
+    int64_t down = tchi_cuda_ceil_div(e.rows, (int64_t)block.y * steps);
+    return {dim3(tchi_cuda_grid(across), tchi_cuda_grid_yz(down), tchi_cuda_grid_yz(e.batch)), block};
+}
+
+static inline tchi_cuda_extent tchi_cuda_extent_of(const tch_matrices *m)
+{
+    return {m->rows, m->cols, m->batch};
+}
+
+static inline bool tchi_cuda_is_empty(const tchi_cuda_extent &e)
+{
+    return e.rows == 0 || e.cols == 0 || e.batch == 0;
+}
+
+#endif

@@ -1,0 +1,329 @@
+/* Products of a matrix with vectors, for kernels that need many of them one after another: each matrix is
+ * spread by rows over the blocks of a cluster, every block keeps the vectors whole and, where asked, as many of its
+ * rows as fit in shared memory, and the blocks meet once per product, which reads only the rows that did not fit. */
+#ifndef TCHI_CUDA_MATVEC_CUH
+#define TCHI_CUDA_MATVEC_CUH
+
+#include "backends/cuda/cuda.h"
+#include "elements.cuh"
+#include "ptx.cuh"
+
+#define TCHI_CUDA_SPREAD_MOST 16     /* blocks of one matrix; clusters above 8 need leave, and sm_90 or sm_100 */
+#define TCHI_CUDA_SPREAD_STATIC 3072 /* bytes left to a kernel's own __shared__ variables */
+#define TCHI_CUDA_ROWS 4 /* a warp multiplies so many rows at once: each vector entry is read once for all */
+
+/* --- how matrices are spread: host -------------------------------------------------------------------------------- */
+
+/* n and what is derived from it are int in kernels: n^2 elements fit in memory, so n fits by far. */
+typedef struct tchi_cuda_spread {
+    int blocks; /* of one matrix: block `rank` of them has rows n rank / blocks to n (rank + 1) / blocks */
+    int threads;
+    int resident;       /* rows a block keeps in shared memory, from its first */
+    int vectors_shared; /* 0: the vectors are too long for shared memory, and lie in scratch */
+    int64_t vector_bytes;
+    int64_t shared_bytes;
+} tchi_cuda_spread;
+
+/* What decides it. */
+typedef struct tchi_cuda_spread_need {
+    int64_t n, batch;
+    int64_t size;         /* of an element of the rows to keep */
+    int64_t vector_bytes; /* of the vectors of one block */
+    int threads;          /* the most that the kernel's registers allow */
+    int keeps_rows;
+} tchi_cuda_spread_need;
+
+/* Entries a vector takes in memory: see tchi_cuda_place. */
+static __host__ __device__ inline int64_t tchi_cuda_places(int64_t n)
+{
+    return (n + n / 16 * 2 + 3) / 4 * 4;
+}
+
+/* Bytes from one kept row to the next. */
+static __host__ __device__ inline int64_t tchi_cuda_kept_pitch(int64_t n, int64_t size)
+{
+    return (n * size + 15) / 16 * 16;
+}
+
+static inline int64_t tchi_cuda_spread_limit(const tchi_cuda_state *state)
+{
+    return state->device.shared_per_block - TCHI_CUDA_SPREAD_STATIC;
+}
+
+/* The largest cluster there may be. */
+static inline int tchi_cuda_spread_most(const tchi_cuda_state *state)
+{
+    int major = state->device.major;
+    return major < 9 ? 1 : major <= 10 ? TCHI_CUDA_SPREAD_MOST : 8;
+}
+
+/* As many blocks as the multiprocessors allow, up to `most`, while each has 32 KB to read: below that the meetings are
+ * reckoned to cost more than the reading. */
+static inline int tchi_cuda_spread_blocks(const tchi_cuda_state *state, int64_t bytes, int64_t batch, int most)
+{
+    int blocks = 1;
+    while (blocks < most && batch * blocks * 2 <= state->device.processors && bytes / (2 * blocks) >= 32768) {
+        blocks *= 2;
+    }
+    return blocks;
+}
+
+/* Where there are more blocks than multiprocessors, two share one: each has half of the threads, and keeps rows only
+ * in half of the shared memory. */
+static inline tchi_cuda_spread tchi_cuda_spread_of(const tchi_cuda_state *state, const tchi_cuda_spread_need *need,
+                                                   int most)
+{
+    int64_t n = need->n;
+    int blocks = tchi_cuda_spread_blocks(state, n * n * need->size, need->batch, most);
+    int64_t slice = tchi_cuda_ceil_div(n, blocks);
+    int crowded = need->batch * blocks > state->device.processors;
+    int64_t threads = tchi_cuda_ceil_div(slice * (crowded ? 2 : 4), 32) * 32;
+    int64_t most_threads = crowded ? need->threads / 2 : need->threads;
+    threads = threads < 128 ? 128 : threads > most_threads ? most_threads : threads;
+    int64_t limit = tchi_cuda_spread_limit(state);
+    int64_t shared = need->vector_bytes <= limit ? need->vector_bytes : 0;
+    int64_t left = (crowded ? limit / 2 : limit) - shared;
+    int64_t pitch = tchi_cuda_kept_pitch(n, need->size);
+    int64_t rows = left > 0 && need->keeps_rows ? left / pitch : 0;
+    rows = rows >= slice ? slice : rows / TCHI_CUDA_ROWS * TCHI_CUDA_ROWS;
+    return {blocks, (int)threads, (int)rows, shared > 0, need->vector_bytes, rows * pitch + shared};
+}
+
+static inline cudaLaunchConfig_t tchi_cuda_spread_config(const tchi_cuda_state *state, const tchi_cuda_spread *spread,
+                                                         int64_t batch, cudaLaunchAttribute *cluster)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(batch * spread->blocks));
+    config.blockDim = dim3((unsigned)spread->threads);
+    config.dynamicSmemBytes = (size_t)spread->shared_bytes;
+    config.stream = state->stream;
+    cluster->id = cudaLaunchAttributeClusterDimension;
+    cluster->val.clusterDim.x = (unsigned)spread->blocks;
+    cluster->val.clusterDim.y = 1;
+    cluster->val.clusterDim.z = 1;
+    config.attrs = cluster;
+    config.numAttrs = spread->blocks > 1 ? 1 : 0;
+    return config;
+}
+
+/* Leave for much shared memory and clusters of 16. It belongs to the kernel, not to a launch, so it is always the
+ * same: a smaller one could come between another thread's leave and launch. */
+template <typename parameters>
+static cudaError_t tchi_cuda_spread_allow(const tchi_cuda_state *state, void (*kernel)(parameters))
+{
+    int bytes = (int)tchi_cuda_spread_limit(state);
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error == cudaSuccess && tchi_cuda_spread_most(state) > 8) {
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    }
+    return error;
+}
+
+/* Whether all the matrices' clusters run at once. It is asked for clusters of 16, of which a group of multiprocessors
+ * (16 or 18 on an H100) holds one at most, and none where fewer are left; two of 8 are taken to fit everywhere. */
+template <typename parameters>
+static int tchi_cuda_spread_fits(const tchi_cuda_state *state, void (*kernel)(parameters),
+                                 const tchi_cuda_spread *spread, int64_t batch)
+{
+    cudaLaunchAttribute cluster;
+    cudaLaunchConfig_t config = tchi_cuda_spread_config(state, spread, batch, &cluster);
+    int clusters = 0;
+    if (tchi_cuda_spread_allow(state, kernel) != cudaSuccess ||
+        cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return clusters >= batch;
+}
+
+template <typename parameters>
+static tchi_cuda_spread tchi_cuda_spread_for(const tchi_cuda_state *state, void (*kernel)(parameters),
+                                             const tchi_cuda_spread_need &need)
+{
+    tchi_cuda_spread spread = tchi_cuda_spread_of(state, &need, tchi_cuda_spread_most(state));
+    if (spread.blocks > 8 && !tchi_cuda_spread_fits(state, kernel, &spread, need.batch)) {
+        spread = tchi_cuda_spread_of(state, &need, 8);
+    }
+    return spread;
+}
+
+template <typename parameters>
+static tch_status tchi_cuda_spread_launch(const tchi_cuda_state *state, const tchi_cuda_spread *spread, int64_t batch,
+                                          void (*kernel)(parameters), const parameters &p, const char *name)
+{
+    cudaLaunchAttribute cluster;
+    cudaLaunchConfig_t config = tchi_cuda_spread_config(state, spread, batch, &cluster);
+    TCHI_CUDA_TRY(tchi_cuda_spread_allow(state, kernel), name);
+    TCHI_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, p), name);
+    return tchi_cuda_launched(state, name);
+}
+
+/* --- a block's rows ----------------------------------------------------------------------------------------------- */
+
+/* The rows of one block. Distances between rows are in bytes. */
+struct tchi_cuda_rows {
+    const char *data;
+    int64_t pitch;
+    const char *resident; /* copies of the first `kept` rows, all of them or a multiple of TCHI_CUDA_ROWS */
+    int resident_pitch;
+    int kept;
+    int count;
+    int wide; /* rows of `data` begin at multiples of 16 bytes; those of `resident` always do */
+};
+
+/* Numbers read at once, from a multiple of 16 bytes. */
+template <typename T, int count> struct __align__(16) tchi_cuda_piece
+{
+    T v[count];
+};
+
+/* Where entry c of a vector lies. Lanes read four doubles each, two at a time, so that neighbours are 32 bytes apart
+ * and lanes 4 to 7 would meet lanes 0 to 3 in their banks; two doubles of nothing after every sixteen move them
+ * aside. */
+template <typename real> static __device__ inline int tchi_cuda_place(int c)
+{
+    return sizeof(real) == 8 ? c + (c >> 4) * 2 : c;
+}
+
+static __device__ inline int tchi_cuda_slice_start(int n, int rank, int blocks)
+{
+    return (int)((int64_t)n * rank / blocks);
+}
+
+/* Those of block `rank` of matrix b; `keep` of them are going to be copied to `resident`. */
+static __device__ inline tchi_cuda_rows tchi_cuda_rows_of(const tchi_cuda_operand &m, int64_t b, int n, int rank,
+                                                          int blocks, char *resident, int keep)
+{
+    int first = tchi_cuda_slice_start(n, rank, blocks);
+    int count = tchi_cuda_slice_start(n, rank + 1, blocks) - first;
+    int64_t size = tchi_cuda_size(m.type);
+    const char *data = m.data + (b * m.stride + first * m.ld) * size;
+    int pitch = (int)tchi_cuda_kept_pitch(n, size);
+    return {data, m.ld * size, resident, pitch, keep < count ? keep : count, count, m.wide};
+}
+
+/* Copies the rows that stay, which L2 need not keep as well; a barrier has to follow. */
+template <typename T> static __device__ void tchi_cuda_keep_rows(const tchi_cuda_rows &m, int n)
+{
+    constexpr int wide = 16 / sizeof(T);
+    int lane = threadIdx.x % 32;
+    for (int r = threadIdx.x / 32; r < m.kept; r += blockDim.x / 32) {
+        const T *from = (const T *)(m.data + r * m.pitch);
+        T *to = (T *)(m.resident + (int64_t)r * m.resident_pitch);
+        int body = m.wide ? n - n % wide : 0;
+#pragma unroll 8
+        for (int c = lane * wide; c < body; c += 32 * wide) {
+            *(uint4 *)(to + c) = __ldcs((const uint4 *)(from + c));
+        }
+        for (int c = body + lane; c < n; c += 32) {
+            to[c] = from[c];
+        }
+    }
+}
+
+/* --- the product -------------------------------------------------------------------------------------------------- */
+
+/* Sums each of `count` values (a power of two, at most 32) over the warp, halving what a lane is still responsible for
+ * at every exchange: lane l returns the sum of values[l / (32 / count)]. */
+template <int count, int distance = 16>
+static __device__ inline double tchi_cuda_warp_fold(const double (&values)[count])
+{
+    if constexpr (count > 1) {
+        bool upper = (threadIdx.x & distance) != 0;
+        double half[count / 2];
+#pragma unroll
+        for (int i = 0; i < count / 2; i++) {
+            double kept = upper ? values[i + count / 2] : values[i];
+            double given = upper ? values[i] : values[i + count / 2];
+            half[i] = kept + __shfl_xor_sync(0xFFFFFFFFu, given, distance);
+        }
+        return tchi_cuda_warp_fold<count / 2, distance / 2>(half);
+    } else {
+        double sum = values[0];
+#pragma unroll
+        for (int rest = distance; rest > 0; rest /= 2) {
+            sum += __shfl_xor_sync(0xFFFFFFFFu, sum, rest);
+        }
+        return sum;
+    }
+}
+
+/* One lane's share of TCHI_CUDA_ROWS rows times a vector. Entries are taken 16 bytes of the vector at a time, so that
+ * few of a float matrix's elements are held as double at once. */
+template <typename T, typename real>
+static __device__ inline void tchi_cuda_dot_rows(const char *const (&rows)[TCHI_CUDA_ROWS], int n, int body,
+                                                 const real *v, real (&sums)[TCHI_CUDA_ROWS])
+{
+    constexpr int wide = 16 / sizeof(T);
+    constexpr int part = 16 / sizeof(real);
+    int lane = threadIdx.x % 32;
+#pragma unroll 2
+    for (int c = lane * wide; c < body; c += 32 * wide) {
+        tchi_cuda_piece<T, wide> m[TCHI_CUDA_ROWS];
+#pragma unroll
+        for (int i = 0; i < TCHI_CUDA_ROWS; i++) {
+            m[i] = *(const tchi_cuda_piece<T, wide> *)((const T *)rows[i] + c);
+        }
+#pragma unroll
+        for (int at = 0; at < wide; at += part) {
+            const real *from = v + tchi_cuda_place<real>(c) + at;
+            tchi_cuda_piece<real, part> piece = *(const tchi_cuda_piece<real, part> *)from;
+#pragma unroll
+            for (int i = 0; i < TCHI_CUDA_ROWS * part; i++) {
+                sums[i / part] += (real)m[i / part].v[at + i % part] * piece.v[i % part];
+            }
+        }
+    }
+#pragma unroll 1
+    for (int c = body + lane; c < n; c += 32) {
+#pragma unroll
+        for (int i = 0; i < TCHI_CUDA_ROWS; i++) {
+            sums[i] += (real)((const T *)rows[i])[c] * v[tchi_cuda_place<real>(c)];
+        }
+    }
+}
+
+/* Multiplies the block's rows with a vector and calls store(row, sum) for every product, in some lane. Sums are made in
+ * `real` within a lane and in double between lanes. */
+template <typename T, typename real, typename function>
+static __device__ inline void tchi_cuda_multiply(const tchi_cuda_rows &m, int n, const real *v, function store)
+{
+    constexpr int lanes_of_sum = 32 / TCHI_CUDA_ROWS;
+    int lane = threadIdx.x % 32;
+    int stride = TCHI_CUDA_ROWS * (blockDim.x / 32);
+    for (int r = TCHI_CUDA_ROWS * (threadIdx.x / 32); r < m.count; r += stride) {
+        bool kept = r < m.kept;
+        const char *rows[TCHI_CUDA_ROWS];
+#pragma unroll
+        for (int i = 0; i < TCHI_CUDA_ROWS; i++) { /* beyond the end the last row is taken again, and its sum dropped */
+            int64_t row = min(r + i, m.count - 1);
+            rows[i] = kept ? m.resident + row * m.resident_pitch : m.data + row * m.pitch;
+        }
+        real sums[TCHI_CUDA_ROWS] = {};
+        int body = kept || m.wide ? n - n % (int)(16 / sizeof(T)) : 0;
+        tchi_cuda_dot_rows<T, real>(rows, n, body, v, sums);
+        double totals[TCHI_CUDA_ROWS];
+#pragma unroll
+        for (int i = 0; i < TCHI_CUDA_ROWS; i++) {
+            totals[i] = sums[i];
+        }
+        double total = tchi_cuda_warp_fold<TCHI_CUDA_ROWS>(totals);
+        int row = r + lane / lanes_of_sum;
+        if (lane % lanes_of_sum == 0 && row < m.count) {
+            store(row, total);
+        }
+    }
+}
+
+/* A barrier of the matrix's blocks, after which each sees what the others wrote to global memory, past L1. */
+static __device__ inline void tchi_cuda_meet(int blocks)
+{
+    if (blocks > 1) {
+        __syncwarp(); /* the instruction wants whole warps, and lanes may come from storing */
+        tchi_cluster_sync();
+    } else {
+        __syncthreads();
+    }
+}
+
+#endif

@@ -1,0 +1,443 @@
+/* Copies between arrays of any strides, with conversion of type, and filling. Dimensions that can be walked as one are
+ * merged on the host. Equal types are moved as bits, in units as large as alignment allows, so that every pattern comes
+ * through; others are read as float or double, or as an integer, and rounded once. A source whose rows run the other
+ * way is turned around in shared memory, tile by tile. Every element is read once and written once. */
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/device/elements.cuh"
+
+#include <stdlib.h>
+
+#include <torchium/tensor.h>
+
+#define THREADS 256
+#define TILE 32
+
+typedef struct axis {
+    int64_t size, dst, src; /* strides in elements, then in larger units, and for kernels in bytes */
+} axis;
+
+/* The last axis is the one along which threads lie side by side; when turned, the one before it is the source's. */
+typedef struct copy_job {
+    axis axes[TCH_MAX_RANK];
+    int32_t rank;
+    tch_scalar dst_type, src_type;
+    char *dst;
+    const char *src;
+    int64_t rows; /* product of all sizes but the last; when turned, of all but the last two */
+} copy_job;
+
+/* --- on the host: the shape of a copy ----------------------------------------------------------------------------- */
+
+static int by_dst_stride(const void *a, const void *b)
+{
+    int64_t x = llabs(((const axis *)a)->dst);
+    int64_t y = llabs(((const axis *)b)->dst);
+    return (x < y) - (x > y);
+}
+
+/* Drops sizes of 1, orders by dst's strides, and merges neighbours that are one run on both sides. */
+static void simplify(copy_job *job, const tch_array *dst, const int64_t *src_strides)
+{
+    axis kept[TCH_MAX_RANK];
+    int32_t count = 0;
+    for (int32_t i = 0; i < dst->rank; i++) {
+        if (dst->shape[i] != 1) {
+            kept[count++] = {dst->shape[i], dst->strides[i], src_strides[i]};
+        }
+    }
+    qsort(kept, (size_t)count, sizeof *kept, by_dst_stride);
+    job->rank = 0;
+    for (int32_t i = 0; i < count; i++) {
+        axis *last = job->rank > 0 ? &job->axes[job->rank - 1] : NULL;
+        if (last != NULL && last->dst == kept[i].dst * kept[i].size && last->src == kept[i].src * kept[i].size) {
+            *last = {last->size * kept[i].size, kept[i].dst, kept[i].src};
+        } else {
+            job->axes[job->rank++] = kept[i];
+        }
+    }
+    if (job->rank == 0) {
+        job->axes[job->rank++] = {1, 1, 1};
+    }
+}
+
+static void count_rows(copy_job *job, int32_t inner)
+{
+    job->rows = 1;
+    for (int32_t i = 0; i < job->rank - inner; i++) {
+        job->rows *= job->axes[i].size;
+    }
+}
+
+static bool is_empty(const tch_array *array)
+{
+    for (int32_t i = 0; i < array->rank; i++) {
+        if (array->shape[i] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether two neighbouring units of `bytes` can be moved as one, everywhere. */
+static bool can_pair(const copy_job *job, int64_t bytes)
+{
+    const axis *inner = &job->axes[job->rank - 1];
+    bool fits = inner->dst == 1 && inner->src == 1 && inner->size % 2 == 0 &&
+                ((uintptr_t)job->dst | (uintptr_t)job->src) % (uintptr_t)(2 * bytes) == 0;
+    for (int32_t i = 0; fits && i < job->rank - 1; i++) {
+        fits = job->axes[i].dst % 2 == 0 && job->axes[i].src % 2 == 0;
+    }
+    return fits;
+}
+
+/* Goes over to larger units, up to 16 bytes; returns their size. */
+static int64_t widen(copy_job *job)
+{
+    int64_t bytes = tchi_cuda_size(job->dst_type);
+    while (bytes < 16 && can_pair(job, bytes)) {
+        for (int32_t i = 0; i < job->rank - 1; i++) {
+            job->axes[i].dst /= 2;
+            job->axes[i].src /= 2;
+        }
+        job->axes[job->rank - 1].size /= 2;
+        bytes *= 2;
+    }
+    return bytes;
+}
+
+/* Moves the axis along which the source is contiguous next to the last one, where that is another and both are long
+ * enough for tiles to pay. */
+static bool turn(copy_job *job)
+{
+    const axis *inner = &job->axes[job->rank - 1];
+    if (inner->src == 1 || inner->src == 0 || inner->size < TILE / 4) {
+        return false;
+    }
+    for (int32_t i = 0; i < job->rank - 1; i++) {
+        if (job->axes[i].src == 1 && job->axes[i].size >= TILE / 4) {
+            axis found = job->axes[i];
+            job->axes[i] = job->axes[job->rank - 2];
+            job->axes[job->rank - 2] = found;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Equal types go in units of `bytes`, which widen has chosen; others element by element. */
+static copy_job in_bytes(const copy_job *job, int64_t bytes)
+{
+    copy_job scaled = *job;
+    bool equal = job->dst_type == job->src_type;
+    for (int32_t i = 0; i < scaled.rank; i++) {
+        scaled.axes[i].dst *= equal ? bytes : tchi_cuda_size(job->dst_type);
+        scaled.axes[i].src *= equal ? bytes : tchi_cuda_size(job->src_type);
+    }
+    return scaled;
+}
+
+/* --- one element -------------------------------------------------------------------------------------------------- */
+
+/* A value on its way between types of which one is an integer. */
+typedef struct number {
+    double real;
+    int64_t integer;
+    bool is_integer;
+} number;
+
+/* Towards zero; what does not fit is brought to the nearest end, and NaN to zero. */
+static __device__ inline int64_t to_integer(double value)
+{
+    if (!(value == value)) {
+        return 0;
+    }
+    return value >= 0x1p63 ? INT64_MAX : value <= -0x1p63 ? INT64_MIN : (int64_t)value;
+}
+
+/* Bits are moved as they are: value is an unsigned integer of the element's size, or uint4. */
+template <typename value> static __device__ inline value get(tch_scalar, const char *from)
+{
+    return *(const value *)from;
+}
+
+template <> __device__ inline float get<float>(tch_scalar type, const char *from)
+{
+    return tchi_cuda_load<float>(type, from, 0, 0);
+}
+
+template <> __device__ inline double get<double>(tch_scalar type, const char *from)
+{
+    return tchi_cuda_load<double>(type, from, 0, 0);
+}
+
+template <> __device__ inline number get<number>(tch_scalar type, const char *from)
+{
+    if (type == TCH_SCALAR_I32) {
+        return {0, *(const int32_t *)from, true};
+    }
+    if (type == TCH_SCALAR_I64) {
+        return {0, *(const int64_t *)from, true};
+    }
+    return {tchi_cuda_load<double>(type, from, 0, 0), 0, false};
+}
+
+template <typename value> static __device__ inline void put(tch_scalar, char *to, value v)
+{
+    *(value *)to = v;
+}
+
+template <> __device__ inline void put<float>(tch_scalar type, char *to, float v)
+{
+    tchi_cuda_store<float>(type, to, 0, 0, v);
+}
+
+template <> __device__ inline void put<double>(tch_scalar type, char *to, double v)
+{
+    tchi_cuda_store<double>(type, to, 0, 0, v);
+}
+
+/* From a 64-bit integer to float32 in one rounding; to 16 bits by way of float64, which holds integers below 2^53. */
+template <> __device__ inline void put<number>(tch_scalar type, char *to, number v)
+{
+    int64_t integer = v.is_integer ? v.integer : to_integer(v.real);
+    if (type == TCH_SCALAR_I64) {
+        *(int64_t *)to = integer;
+    } else if (type == TCH_SCALAR_I32) {
+        integer = integer > INT32_MAX ? INT32_MAX : integer < INT32_MIN ? INT32_MIN : integer;
+        *(int32_t *)to = (int32_t)integer;
+    } else if (type == TCH_SCALAR_F32 && v.is_integer) {
+        *(float *)to = (float)v.integer;
+    } else {
+        tchi_cuda_store<double>(type, to, 0, 0, v.is_integer ? (double)v.integer : v.real);
+    }
+}
+
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+/* Both sides of a copy, from some place on. */
+typedef struct places {
+    char *dst;
+    const char *src;
+} places;
+
+/* The first elements of row `row`, over the first `count` axes. */
+static __device__ inline places row_places(const copy_job &job, int32_t count, int64_t row)
+{
+    places at = {job.dst, job.src};
+    for (int32_t i = count - 1; i > 0; i--) {
+        int64_t above = row / job.axes[i].size;
+        int64_t index = row - above * job.axes[i].size;
+        at.dst += index * job.axes[i].dst;
+        at.src += index * job.axes[i].src;
+        row = above;
+    }
+    if (count > 0) {
+        at.dst += row * job.axes[0].dst;
+        at.src += row * job.axes[0].src;
+    }
+    return at;
+}
+
+/* Elements a thread has under way: up to 64 bytes, a block's width apart, so that any types and strides that are
+ * contiguous are read and written by whole warps side by side. */
+template <typename value> static __host__ __device__ constexpr int items_of()
+{
+    return sizeof(value) <= 8 ? 8 : 4;
+}
+
+template <typename value> static __global__ void __launch_bounds__(THREADS) copy_rows_kernel(copy_job job)
+{
+    const int items = items_of<value>();
+    axis inner = job.axes[job.rank - 1];
+    int64_t width = blockDim.x;
+    int64_t first = blockIdx.x * width * items + threadIdx.x;
+    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < job.rows;
+         row += (int64_t)gridDim.y * blockDim.y) {
+        places at = row_places(job, job.rank - 1, row);
+        const char *from = at.src + first * inner.src;
+        char *to = at.dst + first * inner.dst;
+        value held[items];
+#pragma unroll
+        for (int k = 0; k < items; k++) {
+            if (first + k * width < inner.size) {
+                held[k] = get<value>(job.src_type, from);
+            }
+            from += width * inner.src;
+        }
+#pragma unroll
+        for (int k = 0; k < items; k++) {
+            if (first + k * width < inner.size) {
+                put<value>(job.dst_type, to, held[k]);
+            }
+            to += width * inner.dst;
+        }
+    }
+}
+
+/* A grid over rows of `size` elements, `items` to a thread. */
+static dim3 rows_grid(dim3 block, int64_t size, int64_t rows, int items)
+{
+    return dim3(tchi_cuda_grid(tchi_cuda_ceil_div(size, (int64_t)block.x * items)),
+                tchi_cuda_grid_yz(tchi_cuda_ceil_div(rows, block.y)));
+}
+
+template <typename value> static void launch_rows(copy_job *job, cudaStream_t stream)
+{
+    count_rows(job, 1);
+    int64_t size = job->axes[job->rank - 1].size;
+    dim3 block = tchi_cuda_block_for(size, job->rows, THREADS);
+    dim3 grid = rows_grid(block, size, job->rows, items_of<value>());
+    copy_rows_kernel<value><<<grid, block, 0, stream>>>(in_bytes(job, sizeof(value)));
+}
+
+/* --- turned around ------------------------------------------------------------------------------------------------ */
+
+#define LINES (THREADS / TILE) /* of a tile that a block holds at once */
+
+/* Blocks are TILE by LINES. Axes: ..., the source's contiguous one (t), dst's (i). A tile is read along t, a line for
+ * each i, and written along i. */
+template <typename value> static __global__ void __launch_bounds__(THREADS, 4) copy_turned_kernel(copy_job job)
+{
+    __shared__ value tile[TILE][TILE + 1];
+    axis along = job.axes[job.rank - 2];
+    axis inner = job.axes[job.rank - 1];
+    int64_t across = tchi_cuda_ceil_div(inner.size, TILE);
+    int64_t t0 = (int64_t)blockIdx.x / across * TILE;
+    int64_t i0 = (int64_t)blockIdx.x % across * TILE;
+    int x = (int)threadIdx.x;
+    int y = (int)threadIdx.y;
+    for (int64_t row = blockIdx.y; row < job.rows; row += gridDim.y) {
+        places at = row_places(job, job.rank - 2, row);
+        const char *from = at.src + (t0 + x) * along.src + (i0 + y) * inner.src;
+#pragma unroll
+        for (int k = 0; k < TILE; k += LINES) {
+            if (t0 + x < along.size && i0 + y + k < inner.size) {
+                tile[y + k][x] = get<value>(job.src_type, from);
+            }
+            from += LINES * inner.src;
+        }
+        __syncthreads();
+        char *to = at.dst + (t0 + y) * along.dst + (i0 + x) * inner.dst;
+#pragma unroll
+        for (int k = 0; k < TILE; k += LINES) {
+            if (t0 + y + k < along.size && i0 + x < inner.size) {
+                put<value>(job.dst_type, to, tile[x][y + k]);
+            }
+            to += LINES * along.dst;
+        }
+        __syncthreads();
+    }
+}
+
+template <typename value> static void launch_turned(copy_job *job, cudaStream_t stream)
+{
+    count_rows(job, 2);
+    int64_t tiles = tchi_cuda_ceil_div(job->axes[job->rank - 2].size, TILE) *
+                    tchi_cuda_ceil_div(job->axes[job->rank - 1].size, TILE);
+    dim3 grid((unsigned)tiles, tchi_cuda_grid_yz(job->rows));
+    copy_turned_kernel<value><<<grid, dim3(TILE, LINES), 0, stream>>>(in_bytes(job, sizeof(value)));
+}
+
+template <typename value> static void launch(copy_job *job, cudaStream_t stream)
+{
+    if (turn(job)) {
+        launch_turned<value>(job, stream);
+    } else {
+        launch_rows<value>(job, stream);
+    }
+}
+
+static void launch_bits(copy_job *job, cudaStream_t stream)
+{
+    switch (widen(job)) {
+    case 16:
+        launch_rows<uint4>(job, stream);
+        break;
+    case 8:
+        launch<uint64_t>(job, stream);
+        break;
+    case 4:
+        launch<uint32_t>(job, stream);
+        break;
+    default:
+        launch<uint16_t>(job, stream);
+        break;
+    }
+}
+
+static bool is_integer(const tch_array *array)
+{
+    return array->type == TCH_SCALAR_I32 || array->type == TCH_SCALAR_I64;
+}
+
+tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *src)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    copy_job job = {};
+    if (is_empty(dst)) {
+        return TCH_OK;
+    }
+    simplify(&job, dst, src->strides);
+    job.dst = (char *)dst->data;
+    job.src = (const char *)src->data;
+    job.dst_type = dst->type;
+    job.src_type = src->type;
+    if (dst->type == src->type) {
+        launch_bits(&job, s->stream);
+    } else if (is_integer(dst) || is_integer(src)) {
+        launch_rows<number>(&job, s->stream);
+    } else if (dst->type == TCH_SCALAR_F64 || src->type == TCH_SCALAR_F64) {
+        launch<double>(&job, s->stream);
+    } else {
+        launch<float>(&job, s->stream);
+    }
+    return tchi_cuda_launched(s, "copy");
+}
+
+/* --- fill --------------------------------------------------------------------------------------------------------- */
+
+/* The element is rounded once, by the thread that writes it, and then goes out as bits. */
+template <typename bits> static __global__ void __launch_bounds__(THREADS) fill_kernel(copy_job job, double v)
+{
+    const int items = items_of<bits>();
+    axis inner = job.axes[job.rank - 1];
+    int64_t width = blockDim.x;
+    int64_t first = blockIdx.x * width * items + threadIdx.x;
+    bits pattern;
+    put<number>(job.dst_type, (char *)&pattern, {v, 0, false});
+    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < job.rows;
+         row += (int64_t)gridDim.y * blockDim.y) {
+        places at = row_places(job, job.rank - 1, row);
+#pragma unroll
+        for (int k = 0; k < items; k++) {
+            if (first + k * width < inner.size) {
+                *(bits *)(at.dst + (first + k * width) * inner.dst) = pattern;
+            }
+        }
+    }
+}
+
+tch_status tchi_cuda_fill(void *state, const tch_array *dst, double value)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    copy_job job = {};
+    if (is_empty(dst)) {
+        return TCH_OK;
+    }
+    simplify(&job, dst, dst->strides);
+    count_rows(&job, 1);
+    job.dst = (char *)dst->data;
+    job.dst_type = job.src_type = dst->type;
+    int64_t size = job.axes[job.rank - 1].size;
+    job = in_bytes(&job, tchi_cuda_size(dst->type));
+    dim3 block = tchi_cuda_block_for(size, job.rows, THREADS);
+    dim3 grid = rows_grid(block, size, job.rows, items_of<uint64_t>());
+    if (tchi_cuda_size(dst->type) == 8) {
+        fill_kernel<uint64_t><<<grid, block, 0, s->stream>>>(job, value);
+    } else if (tchi_cuda_size(dst->type) == 4) {
+        fill_kernel<uint32_t><<<grid, block, 0, s->stream>>>(job, value);
+    } else {
+        fill_kernel<uint16_t><<<grid, block, 0, s->stream>>>(job, value);
+    }
+    return tchi_cuda_launched(s, "fill");
+}

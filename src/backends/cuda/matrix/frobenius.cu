@@ -1,0 +1,242 @@
+/* The Frobenius norm of each matrix of a batch. A sum depends on its order: a matrix is always cut into the same parts,
+ * summed by one block each or in turn, and added up in their order by one thread, so that the number depends neither on
+ * the batch nor on chance. Blocks of one matrix meet in a cluster, for want of scratch. */
+#include "backends/cuda/device/ptx.cuh"
+#include "backends/cuda/device/reduce.cuh"
+
+#define THREADS 256 /* of a block, but for large matrices */
+
+/* From this many elements on a matrix is cut into 16 parts for blocks of 1024 threads: fewer are not worth the meeting.
+ * A part is every `across`-th strip of columns and every `down`-th strip of rows, across times down being `parts`. */
+#define LARGE 65536
+#define LARGE_THREADS 1024
+#define MOST_PARTS 16
+
+typedef struct partition {
+    int32_t parts, across, down;
+} partition;
+
+/* What the compiler knows of the matrices: `short_fours` where they are bfloat16, in rows made of aligned fours. */
+enum known { any_type, short_fours };
+
+/* Sums over one part. 64 bytes are under way in a thread at once, which a multiprocessor with 1024 of them needs to draw
+ * its share from memory: 64 KB in the 700 ns that a load takes. */
+template <typename real>
+static __device__ inline double sum_of_fours(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
+                                             int64_t row, int64_t step, int64_t col, int64_t across, double factor)
+{
+    const int held = 16 / (int)sizeof(real);
+    double sum = 0;
+    for (int64_t i = row; i < e.rows; i += held * step) {
+        for (int64_t j = col; j < e.cols; j += across) {
+            tchi_cuda_rows_of_fours<real, held> values = tchi_cuda_load_fours<real, held>(x, e, b, i, step, j);
+#pragma unroll
+            for (int k = 0; k < 4 * held; k++) {
+                double v = (double)values.row[k / 4].v[k % 4];
+                v = sizeof(real) == sizeof(double) ? v * factor : v;
+                sum += v * v;
+            }
+        }
+    }
+    return sum;
+}
+
+static __device__ inline double square(uint32_t bits)
+{
+    double v = (double)__uint_as_float(bits);
+    return v * v;
+}
+
+/* The same for bfloat16. Rows wait in the registers as they came, two numbers in each: widened at once they would not fit
+ * in the 64 registers that a thread of 1024 has. */
+static __device__ inline double sum_of_short_fours(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
+                                                   int64_t row, int64_t step, int64_t col, int64_t across)
+{
+    const int held = 8;
+    double sum = 0;
+    for (int64_t i = row; i < e.rows; i += held * step) {
+        for (int64_t j = col; j < e.cols; j += across) {
+            const char *from = tchi_cuda_at(x, b, i, j);
+            int64_t pitch = step * x.ld * 2;
+            uint2 four[held];
+#pragma unroll
+            for (int k = 0; k < held; k++) {
+                four[k] = i + k * step < e.rows ? *(const uint2 *)(from + k * pitch) : make_uint2(0, 0);
+            }
+#pragma unroll
+            for (int k = 0; k < held; k++) {
+                sum += square(four[k].x << 16) + square(four[k].x & 0xFFFF0000u);
+                sum += square(four[k].y << 16) + square(four[k].y & 0xFFFF0000u);
+            }
+        }
+    }
+    return sum;
+}
+
+template <typename real, known what>
+static __device__ inline double sum_part(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
+                                         const partition &cut, int part, double factor)
+{
+    int64_t row = (int64_t)(part % cut.down) * blockDim.y + threadIdx.y;
+    int64_t col = ((int64_t)(part / cut.down) * blockDim.x + threadIdx.x) * 4;
+    int64_t step = (int64_t)cut.down * blockDim.y;
+    int64_t across = (int64_t)cut.across * blockDim.x * 4;
+    if (what == short_fours) {
+        return sum_of_short_fours(e, x, b, row, step, col, across);
+    }
+    return sum_of_fours<real>(e, x, b, row, step, col, across, factor);
+}
+
+/* The norm of a matrix whose largest entry is `largest`, from the sum of squares of entries divided by `unit`. */
+static __device__ inline double norm_of(double largest, double unit, double sum)
+{
+    return largest == 0 || isinf(largest) ? largest : unit * sqrt(sum);
+}
+
+/* A cluster per matrix, its blocks taking parts in turn. Squares of float64 entries beyond about 1e150 overflow and of
+ * those below 1e-150 vanish, so these are divided by the largest entry, which is in `out` beforehand; entries of other
+ * types cannot reach that far in float64 sums. */
+template <typename real, known what, int threads>
+static __global__ void __launch_bounds__(threads, LARGE_THREADS / threads)
+    frobenius_kernel(tchi_cuda_extent e, tchi_cuda_operand x, partition cut, double *out)
+{
+    __shared__ double sums[MOST_PARTS];
+    __shared__ double shared[32];
+    int rank = tchi_cluster_rank();
+    int size = tchi_cluster_size();
+    const bool scaled = sizeof(real) == sizeof(double);
+    for (int64_t b = blockIdx.x / size; b < e.batch; b += gridDim.x / size) {
+        double largest = scaled ? out[b] : 1.0;
+        double unit = scaled ? fmax(largest, 0x1p-1022) : 1.0;
+        for (int part = rank; part < cut.parts; part += size) {
+            double sum = sum_part<real, what>(e, x, b, cut, part, 1.0 / unit);
+            sum = tchi_cuda_block_sum(sum, tchi_cuda_thread_number(), threads, shared);
+            if (tchi_cuda_thread_number() == 0) {
+                sums[part] = sum;
+            }
+        }
+        tchi_cluster_sync();
+        if (rank == 0 && tchi_cuda_thread_number() == 0) {
+            double sum = 0;
+            for (int part = 0; part < cut.parts; part++) {
+                sum += *(const double *)tchi_cluster_map(&sums[part], part % size);
+            }
+            out[b] = norm_of(largest, unit, sum);
+        }
+        tchi_cluster_sync();
+    }
+}
+
+/* Blocks that share a matrix: as many as there are parts while the batch leaves multiprocessors idle. Clusters of 16
+ * have to be asked for, and are not to be had on every device. */
+template <typename real, known what>
+static int cluster_for(const tchi_cuda_state *state, int64_t batch, cudaLaunchConfig_t *config)
+{
+    auto kernel = frobenius_kernel<real, what, LARGE_THREADS>;
+    int clusters = 0;
+    if (state->device.major < 9 || batch >= state->device.processors) {
+        return 1;
+    }
+    if (batch * 8 >= state->device.processors) {
+        return 8;
+    }
+    config->attrs[0].val.clusterDim.x = MOST_PARTS;
+    config->gridDim = dim3(MOST_PARTS);
+    bool possible = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+                    cudaOccupancyMaxActiveClusters(&clusters, kernel, config) == cudaSuccess && clusters > 0;
+    if (!possible) {
+        cudaGetLastError();
+    }
+    return possible ? MOST_PARTS : 8;
+}
+
+template <typename real, known what>
+static tch_status launch_large(const tchi_cuda_state *state, const tchi_cuda_extent &e, const tch_matrices *x,
+                               double *out)
+{
+    partition cut = e.rows < MOST_PARTS ? partition{MOST_PARTS, MOST_PARTS, 1} : partition{MOST_PARTS, 1, MOST_PARTS};
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.blockDim = tchi_cuda_reduce_block(e, LARGE_THREADS);
+    config.stream = state->stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int size = cluster_for<real, what>(state, e.batch, &config);
+    attribute.val.clusterDim.x = (unsigned)size;
+    config.numAttrs = size > 1 ? 1 : 0;
+    config.gridDim = dim3(size > 1 ? (unsigned)(e.batch * size) : tchi_cuda_grid(e.batch));
+    TCHI_CUDA_TRY(
+        cudaLaunchKernelEx(&config, frobenius_kernel<real, what, LARGE_THREADS>, e, tchi_cuda_operand_of(x), cut, out),
+        "frobenius");
+    return tchi_cuda_launched(state, "frobenius");
+}
+
+template <typename real>
+static tch_status launch_frobenius(const tchi_cuda_state *state, const tch_matrices *x, double *out)
+{
+    tchi_cuda_extent e = {x->rows, x->cols, x->batch};
+    if (e.rows * e.cols >= LARGE) {
+        return launch_large<real, any_type>(state, e, x, out);
+    }
+    partition whole = {1, 1, 1};
+    frobenius_kernel<real, any_type, THREADS>
+        <<<tchi_cuda_grid(e.batch), tchi_cuda_reduce_block(e, THREADS), 0, state->stream>>>(e, tchi_cuda_operand_of(x),
+                                                                                            whole, out);
+    return tchi_cuda_launched(state, "frobenius");
+}
+
+/* A block for each matrix that is at the ends of the range; as a rule there is none, and nothing is moved. */
+static __global__ void __launch_bounds__(THREADS)
+    rescale_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double eps, double *norms)
+{
+    __shared__ double shared[32];
+    const int most = x.type == TCH_SCALAR_F64 ? 1000 : 120;
+    for (int64_t b = blockIdx.x; b < e.batch; b += gridDim.x) {
+        double norm = norms[b];
+        bool ends = norm < ldexp(1.0, -most) || norm > ldexp(1.0, most);
+        if (!ends || norm == 0.0 || norm < eps) {
+            continue;
+        }
+        int exponent = isinf(norm) ? most : ilogb(norm);
+        double sum = 0;
+        for (int64_t i = threadIdx.x; i < e.rows * e.cols; i += THREADS) {
+            char *at = tchi_cuda_at(x, b, i / e.cols, i % e.cols);
+            double value = ldexp(tchi_cuda_load<double>(x.type, at, 0, x.stride), -exponent);
+            tchi_cuda_store<double>(x.type, at, 0, x.stride, value);
+            sum += value * value;
+        }
+        sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, THREADS, shared);
+        if (threadIdx.x == 0) {
+            norms[b] = sqrt(sum);
+        }
+        __syncthreads();
+    }
+}
+
+tch_status tchi_cuda_rescale(void *state, double eps, const tch_matrices *x, double *norm)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    tchi_cuda_extent e = {x->rows, x->cols, x->batch};
+    if (e.batch == 0 || e.rows == 0 || e.cols == 0) {
+        return TCH_OK;
+    }
+    rescale_kernel<<<tchi_cuda_grid(e.batch), THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), eps, norm);
+    return tchi_cuda_launched(s, "rescale");
+}
+
+tch_status tchi_cuda_frobenius(const tchi_cuda_state *state, const tch_matrices *x, double *out)
+{
+    if (x->rows == 0 || x->cols == 0) {
+        return tchi_cuda_clear(state, x->batch, out, NULL, NULL);
+    }
+    if (x->type == TCH_SCALAR_BF16 && x->rows * x->cols >= LARGE && x->cols % 4 == 0 && tchi_cuda_operand_of(x).wide) {
+        return launch_large<float, short_fours>(state, {x->rows, x->cols, x->batch}, x, out);
+    }
+    if (x->type != TCH_SCALAR_F64) {
+        return launch_frobenius<float>(state, x, out);
+    }
+    TCHI_CUDA_PASS(tchi_cuda_scan(state, x, out, NULL));
+    return launch_frobenius<double>(state, x, out);
+}

@@ -1,0 +1,108 @@
+/* See narrow.h. */
+#include "narrow.h"
+
+#include "backends/cuda/device/mma_tiles.cuh"
+
+#define THREADS 256
+#define ROWS 8 /* of a matrix that a thread goes through */
+
+typedef struct narrow_problem {
+    tchi_cuda_operand x, to;
+    int64_t rows, cols, batch;
+    uint32_t *largest;
+    tchi_tile_side side; /* x again, for rows at any address */
+} narrow_problem;
+
+/* Reads x once: 100 MB of float32, 8192 by 3072, are 0.024 ms at 4.19 TB/s. */
+static __global__ void __launch_bounds__(THREADS, 4) largest_bits(const narrow_problem p)
+{
+    int64_t j = 4 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
+    int count = j >= p.cols ? 0 : p.cols - j < 4 ? (int)(p.cols - j) : 4;
+    for (int64_t b = blockIdx.z; b < p.batch; b += gridDim.z) {
+        uint32_t most = 0;
+        for (int64_t first = (int64_t)blockIdx.y * ROWS; first < p.rows; first += (int64_t)gridDim.y * ROWS) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                int inside = first + r < p.rows ? count : 0;
+                tchi_cuda_four<float> four = tchi_cuda_load_four<float>(p.x, b, first + r, j, inside);
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    most = max(most, __float_as_uint(four.v[k]) & 0x7FFFFFFFu);
+                }
+            }
+        }
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) {
+            most = max(most, __shfl_xor_sync(0xFFFFFFFFu, most, distance));
+        }
+        if (threadIdx.x % 32 == 0) {
+            atomicMax(p.largest + b, most);
+        }
+    }
+}
+
+/* Eight elements of 16 bits, written together. */
+static __device__ __forceinline__ uint4 eight_of(const narrow_problem &p, int64_t b, int64_t i, int64_t j, int count,
+                                                 float scale)
+{
+    const char *from = tchi_cuda_at(p.x, b, i, j);
+    if (p.x.type != TCH_SCALAR_F32) {
+        return tchi_tile_fetch<2>(p.side, from, 2 * count);
+    }
+    tchi_cuda_four<float> low = tchi_cuda_load_from<float>(p.x, from, count);
+    tchi_cuda_four<float> high = tchi_cuda_load_from<float>(p.x, from + 16, count - 4);
+    uint32_t w[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const tchi_cuda_four<float> &four = k < 2 ? low : high;
+        uint32_t even = __half_as_ushort(__float2half_rn(scale * four.v[k % 2 * 2]));
+        uint32_t odd = __half_as_ushort(__float2half_rn(scale * four.v[k % 2 * 2 + 1]));
+        w[k] = even | odd << 16;
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* Reads x and writes half as much, or as much: 8192 by 3072 of float32 are 150 MB, 0.036 ms at 4.19 TB/s. Zeros go behind
+ * the columns as far as 16 bytes reach. */
+static __global__ void __launch_bounds__(THREADS, 4) narrow_rows(const narrow_problem p)
+{
+    int64_t j = 8 * ((int64_t)blockIdx.x * THREADS + threadIdx.x);
+    int count = p.cols - j < 8 ? (int)(p.cols - j) : 8;
+    if (j >= p.cols) {
+        return;
+    }
+    for (int64_t b = blockIdx.z; b < p.batch; b += gridDim.z) {
+        float scale = p.largest == nullptr ? 1.0f : tchi_narrow_scale(p.largest[b]);
+        for (int64_t first = (int64_t)blockIdx.y * ROWS; first < p.rows; first += (int64_t)gridDim.y * ROWS) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (first + r < p.rows) {
+                    *(uint4 *)tchi_cuda_at(p.to, b, first + r, j) = eight_of(p, b, first + r, j, count, scale);
+                }
+            }
+        }
+    }
+}
+
+static dim3 grid_of(const narrow_problem &p, int64_t each)
+{
+    return dim3(tchi_cuda_grid(tchi_cuda_ceil_div(p.cols, each * THREADS)),
+                tchi_cuda_grid_yz(tchi_cuda_ceil_div(p.rows, ROWS)), tchi_cuda_grid_yz(p.batch));
+}
+
+tch_status tchi_cuda_largest_bits(const tchi_cuda_state *state, const tch_matrices *x, uint32_t *largest)
+{
+    narrow_problem p = {tchi_cuda_operand_of(x), {}, x->rows, x->cols, x->batch, largest, {}};
+    TCHI_CUDA_TRY(cudaMemsetAsync(largest, 0, (size_t)x->batch * sizeof *largest, state->stream), "largest_bits");
+    largest_bits<<<grid_of(p, 4), THREADS, 0, state->stream>>>(p);
+    return tchi_cuda_launched(state, "largest_bits");
+}
+
+tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
+                            const tch_matrices *to)
+{
+    narrow_problem p = {tchi_cuda_operand_of(x), tchi_cuda_operand_of(to),  x->rows, x->cols, x->batch,
+                        (uint32_t *)largest,     tchi_tile_side_of(x, true)};
+    narrow_rows<<<grid_of(p, 8), THREADS, 0, state->stream>>>(p);
+    return tchi_cuda_launched(state, "narrow_rows");
+}

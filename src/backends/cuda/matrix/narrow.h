@@ -1,0 +1,32 @@
+/* Copies of matrices for wgmma, which wants 16-bit elements and rows aligned to 16 bytes: half types as they are, and
+ * float32 as float16, which keeps 11 bits like TF32 does. So that float16's smaller range does not matter, a matrix is
+ * multiplied by a power of two that brings its largest element to between 2^14 and 2^15: elements down to 2^-29 of the
+ * largest keep their 11 bits, and none is wrong by more than 2^-40 of the largest. */
+#ifndef TCHI_CUDA_NARROW_H
+#define TCHI_CUDA_NARROW_H
+
+#include "backends/cuda/cuda.h"
+
+TCH_BEGIN_DECLS
+
+/* largest[b] = the bits of the largest absolute value of matrix b of float32; NaN counts as more than anything. */
+tch_status tchi_cuda_largest_bits(const tchi_cuda_state *state, const tch_matrices *x, uint32_t *largest);
+
+/* to = x; float32 becomes float16 times the power of two that largest[b] gives, a half type stays what it is. The rows of
+ * `to` are aligned to 16 bytes. */
+tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
+                            const tch_matrices *to);
+
+TCH_END_DECLS
+
+#ifdef __cplusplus
+/* That power of two: 1 where there is nothing but zeros, or something that is not finite, which then is so in the copy. */
+static __device__ __forceinline__ float tchi_narrow_scale(uint32_t largest)
+{
+    int exponent = (int)(largest >> 23);
+    int power = largest == 0 || exponent == 255 ? 0 : 141 - exponent;
+    return __uint_as_float((uint32_t)((power < 126 ? power : 126) + 127) << 23);
+}
+#endif
+
+#endif

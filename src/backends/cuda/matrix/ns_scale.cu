@@ -1,0 +1,149 @@
+/* What Newton-Schulz steps divide a matrix of bfloat16 by. The division itself is left to the half products, which
+ * multiply their results: here X is read once, and written only where its numbers are so large or small that their
+ * squares would leave the range of float32, which in training they are not.
+ *
+ * A matrix is always cut into the same PARTS, each summed by one block, and these are added up in their order: its norm
+ * depends neither on the batch nor on chance. */
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/device/reduce.cuh"
+
+#define THREADS 256
+#define PARTS (TCH_NORMALIZE_NUMBERS - 1)
+#define HELD 4 /* rows of which a thread has loads under way: 64 bytes */
+#define WIDE 8 /* numbers in 16 bytes */
+
+/* Norms from 2^-40 to 2^40 are left as they are: sums of squares then end at 2^80. */
+#define MOST_EXPONENT 40
+
+/* --- the norm ----------------------------------------------------------------------------------------------------- */
+
+static __device__ inline float number_of(const uint4 &eight, int k)
+{
+    uint32_t pair = k < 4 ? (k < 2 ? eight.x : eight.y) : (k < 6 ? eight.z : eight.w);
+    return __uint_as_float(k % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
+}
+
+/* In float32 where that has room for them, which saves seven of eight conversions to float64. */
+static __device__ inline double sum_of_squares(const uint4 &eight)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < WIDE; k++) {
+        sum = fmaf(number_of(eight, k), number_of(eight, k), sum);
+    }
+    if (sum > 0x1p-80f && sum < 0x1p80f) {
+        return (double)sum;
+    }
+    double exact = 0.0;
+#pragma unroll
+    for (int k = 0; k < WIDE; k++) {
+        exact += (double)number_of(eight, k) * (double)number_of(eight, k);
+    }
+    return exact;
+}
+
+/* Numbers col to col + 7 of a row; zeros beyond its end. */
+static __device__ inline uint4 load_eight(const tchi_cuda_operand &x, const tchi_cuda_extent &e, int64_t b, int64_t row,
+                                          int64_t col)
+{
+    if (row >= e.rows) {
+        return make_uint4(0, 0, 0, 0);
+    }
+    const char *from = tchi_cuda_at(x, b, row, col);
+    if (col + WIDE <= e.cols) {
+        return *(const uint4 *)from;
+    }
+    uint32_t word[WIDE / 2] = {0, 0, 0, 0};
+#pragma unroll
+    for (int k = 0; k < WIDE; k++) {
+        uint32_t bits = col + k < e.cols ? ((const unsigned short *)from)[k] : 0u;
+        word[k / 2] |= bits << (k % 2 * 16);
+    }
+    return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+/* Part p of a matrix is its rows p, p + PARTS and so on. 2 bytes and 2 operations for an element. */
+static __global__ void __launch_bounds__(THREADS)
+    squares_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double *partial)
+{
+    __shared__ double shared[32];
+    int64_t part = blockIdx.x;
+    for (int64_t b = blockIdx.y; b < e.batch; b += gridDim.y) {
+        double sum = 0.0;
+        for (int64_t row = part; row < e.rows; row += HELD * PARTS) {
+            for (int64_t col = (int64_t)threadIdx.x * WIDE; col < e.cols; col += THREADS * WIDE) {
+                uint4 eight[HELD];
+#pragma unroll
+                for (int h = 0; h < HELD; h++) {
+                    eight[h] = load_eight(x, e, b, row + h * PARTS, col);
+                }
+#pragma unroll
+                for (int h = 0; h < HELD; h++) {
+                    sum += sum_of_squares(eight[h]);
+                }
+            }
+        }
+        sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, THREADS, shared);
+        if (threadIdx.x == 0) {
+            partial[b * PARTS + part] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+static __device__ inline double norm_of(const double *partial, int64_t b)
+{
+    double sum = 0.0;
+    for (int part = 0; part < PARTS; part++) {
+        sum += partial[b * PARTS + part];
+    }
+    return sqrt(sum);
+}
+
+/* --- what becomes of it ------------------------------------------------------------------------------------------- */
+
+/* The power of two that brings a norm between 1 and 2, or 1 where it may stay, is zero or is not finite. */
+static __device__ inline double unit_of(double norm)
+{
+    if (!(norm > 0.0) || isinf(norm)) {
+        return 1.0;
+    }
+    int exponent = ilogb(norm);
+    return exponent < -MOST_EXPONENT || exponent >= MOST_EXPONENT ? ldexp(1.0, -exponent) : 1.0;
+}
+
+/* Moves and does nothing as a rule; else 4 bytes and a product for an element. */
+static __global__ void __launch_bounds__(THREADS)
+    finish_kernel(tchi_cuda_extent e, tchi_cuda_operand x, const double *partial, double eps, double *scale)
+{
+    for (int64_t b = blockIdx.y; b < e.batch; b += gridDim.y) {
+        double norm = norm_of(partial, b);
+        double unit = unit_of(norm);
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            scale[b] = norm == 0.0 ? 1.0 : 1.0 / (fmax(norm, eps) * unit);
+        }
+        for (int64_t row = blockIdx.x; unit != 1.0 && row < e.rows; row += gridDim.x) {
+            for (int64_t col = threadIdx.x; col < e.cols; col += THREADS) {
+                char *at = tchi_cuda_at(x, b, row, col);
+                double value = tchi_cuda_load<double>(x.type, at, 0, x.stride);
+                tchi_cuda_store<double>(x.type, at, 0, x.stride, value * unit);
+            }
+        }
+    }
+}
+
+extern "C" tch_status tchi_cuda_normalize(void *state, double eps, const tch_matrices *x, double *scale)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_extent e = {x->rows, x->cols, x->batch};
+    double *partial = scale + e.batch;
+    dim3 grid(PARTS, (unsigned)(e.batch < 65535 ? e.batch : 65535));
+    if (e.batch == 0) {
+        return TCH_OK;
+    }
+    squares_kernel<<<grid, THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), partial);
+    TCHI_CUDA_PASS(tchi_cuda_launched(s, "squares"));
+    finish_kernel<<<grid, THREADS, 0, s->stream>>>(e, tchi_cuda_operand_of(x), partial, eps, scale);
+    return tchi_cuda_launched(s, "normalize");
+}

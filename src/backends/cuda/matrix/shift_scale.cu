@@ -1,0 +1,248 @@
+/* (X + shift I) scale^exponent for each matrix of a batch, which also converts between types: by a kernel that knows
+ * both types where rows are made of aligned fours, and by one that looks them up everywhere else. The diagonal is worked
+ * out in double in both, since a shift may be far below the rounding of the diagonal's type. */
+#include <type_traits>
+
+#include "backends/cuda/device/batch_walk.cuh"
+
+/* Where types are known to the compiler: rows a thread holds, and the most blocks for each processor, few enough that
+ * each takes a power for several patches. On an H200, 16 x 1024 moves at 0.93 to 0.96 of the speed of a copy with these
+ * (float32 and split, float64 to split); two rows are up to 5 % slower, one row up to 22 %. */
+#define STEPS 4
+#define BLOCKS 16
+
+/* bfloat16 in place, as orthogonalisation asks for it: half the bytes in a row, so twice the rows. */
+#define SHORT_STEPS 8
+
+/* From float32 to float64 the order is another: 58 us with these, 71 with those above, 49 for a copy of as much. */
+#define WIDENING_STEPS 1
+#define WIDENING_BLOCKS 4
+
+typedef struct shift_scale_factors {
+    const double *shift, *scale; /* one per matrix, or NULL */
+    double exponent;
+} shift_scale_factors;
+
+/* scale^exponent as a product of two, so that near the ends of the range neither is beyond that of the type at work, as
+ * 1 / scale may be. The second is 1 everywhere else, and multiplying by it costs nothing beside the memory. */
+struct factor_pair {
+    double first, second;
+};
+
+template <typename real> static __device__ inline factor_pair factors_of(const shift_scale_factors &f, int64_t b)
+{
+    if (f.scale == NULL) {
+        return {1.0, 1.0};
+    }
+    const double most = sizeof(real) == sizeof(double) ? 0x1p+1000 : 0x1p+120;
+    double scale = f.scale[b];
+    double factor = f.exponent == 1.0 ? scale : pow(scale, f.exponent);
+    if ((factor < most && factor > 1.0 / most) || !(scale > 0.0) || isinf(scale)) {
+        return {factor, 1.0};
+    }
+    int half = ilogb(scale) / 2;
+    return {pow(ldexp(1.0, half), f.exponent), pow(ldexp(scale, -half), f.exponent)};
+}
+
+/* The shift may be far below the rounding of the diagonal's type, so those elements are worked out in double. */
+template <typename real>
+static __device__ inline void store_diagonal(const tchi_cuda_operand &out, const tchi_cuda_patch &p,
+                                             const tchi_cuda_patch_values<real> &values, double shift,
+                                             const factor_pair &factor)
+{
+#pragma unroll
+    for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
+        int64_t i = p.i + k * p.step;
+        int64_t l = i - p.j;
+        if (i < p.rows && l >= 0 && l < p.count) {
+            const real *v = values.row[k].v;
+            double value = (double)(l < 2 ? (l == 0 ? v[0] : v[1]) : (l == 2 ? v[2] : v[3]));
+            tchi_cuda_store<double>(out.type, tchi_cuda_at(out, p.b, i, i), 0, out.stride,
+                                    (value + shift) * factor.first * factor.second);
+        }
+    }
+}
+
+template <typename real>
+static __device__ inline void store_scaled(const tchi_cuda_operand &out, const tchi_cuda_patch &p,
+                                           tchi_cuda_patch_values<real> values, const factor_pair &factor)
+{
+    const real first = (real)factor.first;
+    const real second = (real)factor.second;
+#pragma unroll
+    for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
+#pragma unroll
+        for (int l = 0; l < 4; l++) {
+            values.row[k].v[l] = values.row[k].v[l] * first * second;
+        }
+    }
+    tchi_cuda_store_patch(out, p, values);
+}
+
+/* out_b = (X_b + shift_b I) scale_b^exponent. One thread of a block takes the power, while the block's first loads are
+ * on their way. */
+template <typename real>
+static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
+    shift_scale_kernel(tchi_cuda_extent e, tchi_cuda_operand x, shift_scale_factors f, tchi_cuda_operand out)
+{
+    __shared__ factor_pair factor;
+    tchi_cuda_patch p = tchi_cuda_first_patch(e);
+    for (; p.b < e.batch; p.b += gridDim.z) {
+        p.i = tchi_cuda_first_row();
+        tchi_cuda_patch_values<real> values = tchi_cuda_load_patch<real>(x, p);
+        if (threadIdx.x == 0 && threadIdx.y == 0) {
+            factor = factors_of<real>(f, p.b);
+        }
+        __syncthreads();
+        while (p.i < e.rows) {
+            store_scaled(out, p, values, factor);
+            if (f.shift != NULL) {
+                store_diagonal(out, p, values, f.shift[p.b], factor);
+            }
+            p.i += tchi_cuda_row_stride();
+            values = tchi_cuda_load_patch<real>(x, p);
+        }
+        __syncthreads();
+    }
+}
+
+/* --- shift and scale of whole fours, from and to types that the compiler knows ------------------------------------ */
+
+/* Where a type is looked up for every row, its conversion waits for that row before the next one is asked for. */
+template <typename real, tch_scalar type, int steps>
+static __device__ inline void load_known(tchi_cuda_four<real> (&values)[steps], const tchi_cuda_operand &m, int64_t b,
+                                         int64_t i, int64_t j, const tchi_cuda_extent &e)
+{
+    const char *from = tchi_cuda_at(m, b, 0, min(j, e.cols - 4));
+#pragma unroll
+    for (int k = 0; k < steps; k++) { /* beyond the end the last row is read again, and not stored */
+        int64_t row = min(i + (int64_t)(k * blockDim.y), e.rows - 1);
+        values[k] = tchi_cuda_load_wide<real>(type, from, row * m.ld, m.stride);
+    }
+}
+
+template <typename real, tch_scalar type, int steps>
+static __device__ inline void store_known(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j,
+                                          const tchi_cuda_extent &e, const tchi_cuda_four<real> (&values)[steps],
+                                          const double *shift, const factor_pair &factor)
+{
+    const real first = (real)factor.first;
+    const real second = (real)factor.second;
+    char *to = tchi_cuda_at(m, b, 0, j);
+#pragma unroll
+    for (int k = 0; k < steps; k++) {
+        int64_t row = i + (int64_t)(k * blockDim.y);
+        if (row >= e.rows || j >= e.cols) {
+            continue;
+        }
+        tchi_cuda_four<real> four = values[k];
+#pragma unroll
+        for (int l = 0; l < 4; l++) {
+            four.v[l] = four.v[l] * first * second;
+        }
+        tchi_cuda_store_wide<real>(type, to, row * m.ld, m.stride, four);
+        if (shift != NULL && row >= j && row < j + 4) {
+            const real *v = values[k].v;
+            double value = (double)(row < j + 2 ? (row == j ? v[0] : v[1]) : (row == j + 2 ? v[2] : v[3]));
+            tchi_cuda_store<double>(type, to, row * m.ld + (row - j), m.stride,
+                                    (value + shift[b]) * factor.first * factor.second);
+        }
+    }
+}
+
+/* Moves: every element in and out, once. Does: one product and one conversion each way. */
+template <typename real, tch_scalar source, tch_scalar target, int steps>
+static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
+    shift_scale_known_kernel(tchi_cuda_extent e, tchi_cuda_operand x, shift_scale_factors f, tchi_cuda_operand out)
+{
+    __shared__ factor_pair factor;
+    int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    int64_t down = (int64_t)gridDim.y * blockDim.y * steps;
+    for (int64_t b = blockIdx.z; b < e.batch; b += gridDim.z) {
+        int64_t i = (int64_t)blockIdx.y * blockDim.y * steps + threadIdx.y;
+        tchi_cuda_four<real> values[steps];
+        load_known<real, source, steps>(values, x, b, i, j, e);
+        if (threadIdx.x == 0 && threadIdx.y == 0) {
+            factor = factors_of<real>(f, b);
+        }
+        __syncthreads();
+        while (true) {
+            store_known<real, target, steps>(out, b, i, j, e, values, f.shift, factor);
+            i += down;
+            if (i >= e.rows) {
+                break;
+            }
+            load_known<real, source, steps>(values, x, b, i, j, e);
+        }
+        __syncthreads();
+    }
+}
+
+/* At most `most` blocks, beyond those that are needed across a matrix and for the batch. */
+template <tch_scalar source, tch_scalar target, int steps>
+static void launch_known(cudaStream_t stream, const tchi_cuda_extent &e, const tchi_cuda_operand &x,
+                         const shift_scale_factors &f, const tchi_cuda_operand &out, int64_t most)
+{
+    constexpr bool in_double = source == TCH_SCALAR_F64 || target == TCH_SCALAR_F64;
+    typedef typename std::conditional<in_double, double, float>::type real;
+    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e, steps);
+    int64_t down = most / ((int64_t)shape.grid.x * shape.grid.z);
+    shape.grid.y = (unsigned)(down < 1 ? 1 : down < shape.grid.y ? down : shape.grid.y);
+    shift_scale_known_kernel<real, source, target, steps><<<shape.grid, shape.block, 0, stream>>>(e, x, f, out);
+}
+
+template <tch_scalar source>
+static void launch_known_from(cudaStream_t stream, const tchi_cuda_extent &e, const tchi_cuda_operand &x,
+                              const shift_scale_factors &f, const tchi_cuda_operand &out, int64_t processors)
+{
+    if (out.type == TCH_SCALAR_F64) {
+        constexpr bool widening = source == TCH_SCALAR_F32;
+        constexpr int steps = widening ? WIDENING_STEPS : STEPS;
+        int64_t most = processors * (widening ? WIDENING_BLOCKS : BLOCKS);
+        launch_known<source, TCH_SCALAR_F64, steps>(stream, e, x, f, out, most);
+    } else if (out.type == TCH_SCALAR_F32) {
+        launch_known<source, TCH_SCALAR_F32, STEPS>(stream, e, x, f, out, processors * BLOCKS);
+    } else {
+        launch_known<source, TCH_SCALAR_BF16X2, STEPS>(stream, e, x, f, out, processors * BLOCKS);
+    }
+}
+
+static bool is_known(const tchi_cuda_operand &m, const tchi_cuda_extent &e)
+{
+    bool type = m.type == TCH_SCALAR_F64 || m.type == TCH_SCALAR_F32 || m.type == TCH_SCALAR_BF16X2;
+    return type && m.wide && e.cols % 4 == 0;
+}
+
+static void launch_shift_scale(const tchi_cuda_state *s, const tchi_cuda_extent &e, const tchi_cuda_operand &x,
+                               const shift_scale_factors &f, const tchi_cuda_operand &out)
+{
+    int64_t processors = s->device.processors;
+    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
+    if (x.type == TCH_SCALAR_BF16 && out.type == TCH_SCALAR_BF16 && x.wide && out.wide && e.cols % 4 == 0) {
+        launch_known<TCH_SCALAR_BF16, TCH_SCALAR_BF16, SHORT_STEPS>(s->stream, e, x, f, out, processors * BLOCKS);
+    } else if (is_known(x, e) && is_known(out, e)) {
+        if (x.type == TCH_SCALAR_F64) {
+            launch_known_from<TCH_SCALAR_F64>(s->stream, e, x, f, out, processors);
+        } else if (x.type == TCH_SCALAR_F32) {
+            launch_known_from<TCH_SCALAR_F32>(s->stream, e, x, f, out, processors);
+        } else {
+            launch_known_from<TCH_SCALAR_BF16X2>(s->stream, e, x, f, out, processors);
+        }
+    } else if (x.type == TCH_SCALAR_F64 || out.type == TCH_SCALAR_F64) {
+        shift_scale_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(e, x, f, out);
+    } else {
+        shift_scale_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, x, f, out);
+    }
+}
+
+tch_status tchi_cuda_shift_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
+                                 double exponent, const tch_matrices *out)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_extent e = tchi_cuda_extent_of(out);
+    if (tchi_cuda_is_empty(e)) {
+        return TCH_OK;
+    }
+    launch_shift_scale(s, e, tchi_cuda_operand_of(x), {shift, scale, exponent}, tchi_cuda_operand_of(out));
+    return tchi_cuda_launched(s, "shift_scale");
+}

@@ -1,0 +1,85 @@
+/* Labels drawn from the softmax of logits. A row's uniform number is the one that torchium/backend.h lays down; sums are
+ * taken in float64, so that the CPU, which adds in another order, draws the same labels but for rounding of 2^-53. */
+#include "backends/cuda/update/updates.cuh"
+
+#define WARPS 4
+
+/* The largest of a row, and NaN where one of them is not finite. All lanes of a warp call this. */
+static __device__ inline double largest_of(const tchi_cuda_operand &x, int64_t i, int64_t cols, int lane)
+{
+    double top = -INFINITY;
+    bool good = true;
+    for (int64_t j = lane; j < cols; j += 32) {
+        double value = tchi_cuda_load<double>(x.type, tchi_cuda_at(x, 0, i, j), 0, 0);
+        good = good && isfinite(value);
+        top = fmax(top, value);
+    }
+    return __all_sync(0xFFFFFFFFu, good) ? tchi_cuda_warp_max(top) : (double)NAN;
+}
+
+/* Sums up to each lane, the lane's own included. */
+static __device__ inline double sums_to_lane(double value, int lane)
+{
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        double below = __shfl_up_sync(0xFFFFFFFFu, value, distance);
+        value += lane >= distance ? below : 0.0;
+    }
+    return value;
+}
+
+/* Walks along a row until the sum of exp(x - top) passes `limit`; returns the class, or `cols`, and the sum so far. */
+static __device__ inline int64_t walk_row(const tchi_cuda_operand &x, int64_t i, int64_t cols, double top, double limit,
+                                          int lane, double *sum)
+{
+    *sum = 0;
+    for (int64_t first = 0; first < cols; first += 32) {
+        int64_t j = first + lane;
+        double part = j < cols ? exp(tchi_cuda_load<double>(x.type, tchi_cuda_at(x, 0, i, j), 0, 0) - top) : 0.0;
+        double passed = *sum + sums_to_lane(part, lane);
+        unsigned over = __ballot_sync(0xFFFFFFFFu, passed > limit && j < cols);
+        if (over != 0) {
+            return first + __ffs((int)over) - 1;
+        }
+        *sum = __shfl_sync(0xFFFFFFFFu, passed, 31);
+    }
+    return cols;
+}
+
+/* logits (rows, cols). Moves: 4 bytes an element, the second and third look at a row being at the cache. Does: up to two
+ * exponentials an element. A warp for a row. The second walk adds what the first added, in its order, and so passes any
+ * share of the sum that is less than 1. */
+static __global__ void __launch_bounds__(WARPS * 32)
+    sample_labels_kernel(int64_t rows, int64_t cols, tchi_cuda_operand logits, uint64_t seed, int32_t *labels)
+{
+    const int lane = (int)threadIdx.x % 32;
+    for (int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; i < rows; i += (int64_t)gridDim.x * WARPS) {
+        uint4 counter = make_uint4((uint32_t)i, (uint32_t)((uint64_t)i >> 32), 0, 0);
+        uint4 words = tchi_cuda_philox(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
+        double uniform = (double)(words.x & 0xFFFFFFu) * 0x1p-24;
+        double top = largest_of(logits, i, cols, lane);
+        double sum = 0;
+        double ignored;
+        int64_t label = -1;
+        if (!isnan(top)) {
+            walk_row(logits, i, cols, top, INFINITY, lane, &sum);
+            label = walk_row(logits, i, cols, top, uniform * sum, lane, &ignored);
+            label = label < cols ? label : cols - 1;
+        }
+        if (lane == 0) {
+            labels[i] = (int32_t)label;
+        }
+    }
+}
+
+tch_status tchi_cuda_sample_labels(void *state, const tch_matrices *logits, uint64_t seed, int32_t *labels)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (logits->rows == 0) {
+        return TCH_OK;
+    }
+    unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(logits->rows, WARPS));
+    sample_labels_kernel<<<blocks, WARPS * 32, 0, s->stream>>>(logits->rows, logits->cols, tchi_cuda_operand_of(logits),
+                                                               seed, labels);
+    return tchi_cuda_launched(s, "sample_labels");
+}

@@ -1,0 +1,344 @@
+/* What networks need besides products: activations, their derivatives, sums of columns, and losses. Matrices are
+ * float32, and mostly so small that launches take longer than their work: there are few of them. Sums are taken in an
+ * order that depends on the sizes alone. */
+#include "backends/cuda/device/batch_walk.cuh"
+
+/* --- activations -------------------------------------------------------------------------------------------------- */
+
+/* Comparisons are turned so that NaN stays NaN. */
+static __device__ inline float activate(tch_activation activation, float z)
+{
+    switch (activation) {
+    case TCH_ACTIVATION_RELU:
+        return z < 0.0f ? 0.0f : z;
+    case TCH_ACTIVATION_TANH:
+        return tanhf(z);
+    case TCH_ACTIVATION_GELU:
+        return z * normcdff(z);
+    default:
+        return z;
+    }
+}
+
+/* gradient f'(z), from what was kept: z for GELU, f(z) for the others. */
+static __device__ inline float derive(tch_activation activation, float kept, float gradient)
+{
+    switch (activation) {
+    case TCH_ACTIVATION_RELU:
+        return kept <= 0.0f ? 0.0f : gradient;
+    case TCH_ACTIVATION_TANH:
+        return gradient * (1.0f - kept * kept);
+    case TCH_ACTIVATION_GELU:
+        return gradient * (normcdff(kept) + kept * (0.39894228f * expf(-0.5f * kept * kept)));
+    default:
+        return gradient;
+    }
+}
+
+/* An operand whose type the compiler knows: the branches over types fall away. */
+static __device__ inline tchi_cuda_operand float_operand(const tchi_cuda_operand &m)
+{
+    return {m.data, TCH_SCALAR_F32, m.wide, m.ld, m.stride};
+}
+
+/* x, out (rows, cols), bias (1, cols). Moves: 8 bytes an element, 12 where z is kept. Does: a sum and the function. */
+static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
+    bias_activation_kernel(tchi_cuda_extent e, tch_activation activation, tchi_cuda_operand x_any,
+                           tchi_cuda_operand bias_any, tchi_cuda_operand out_any)
+{
+    const tchi_cuda_operand x = float_operand(x_any);
+    const tchi_cuda_operand out = float_operand(out_any);
+    tchi_cuda_patch p = tchi_cuda_first_patch(e);
+    const tchi_cuda_four<float> bias = tchi_cuda_load_four<float>(float_operand(bias_any), 0, 0, p.j, p.count);
+    for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
+        tchi_cuda_patch_values<float> values = tchi_cuda_load_patch<float>(x, p);
+#pragma unroll
+        for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
+            values.row[k / 4].v[k % 4] += bias.v[k % 4];
+        }
+        if (out.data != x.data) {
+            tchi_cuda_store_patch(x, p, values);
+        }
+#pragma unroll
+        for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
+            values.row[k / 4].v[k % 4] = activate(activation, values.row[k / 4].v[k % 4]);
+        }
+        tchi_cuda_store_patch(out, p, values);
+    }
+}
+
+tch_status tchi_cuda_bias_activation(void *state, tch_activation activation, const tch_matrices *x,
+                                     const tch_matrices *bias, const tch_matrices *out)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_extent e = tchi_cuda_extent_of(x);
+    if (tchi_cuda_is_empty(e)) {
+        return TCH_OK;
+    }
+    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
+    bias_activation_kernel<<<shape.grid, shape.block, 0, s->stream>>>(
+        e, activation, tchi_cuda_operand_of(x), tchi_cuda_operand_of(bias), tchi_cuda_operand_of(out));
+    return tchi_cuda_launched(s, "bias_activation");
+}
+
+/* kept, gradient (rows, cols). Moves: 12 bytes an element. Does: the derivative and a product. */
+static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
+    activation_backward_kernel(tchi_cuda_extent e, tch_activation activation, tchi_cuda_operand kept_any,
+                               tchi_cuda_operand gradient_any)
+{
+    const tchi_cuda_operand kept = float_operand(kept_any);
+    const tchi_cuda_operand gradient = float_operand(gradient_any);
+    tchi_cuda_patch p = tchi_cuda_first_patch(e);
+    for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
+        tchi_cuda_patch_values<float> known = tchi_cuda_load_patch<float>(kept, p);
+        tchi_cuda_patch_values<float> values = tchi_cuda_load_patch<float>(gradient, p);
+#pragma unroll
+        for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
+            float *value = &values.row[k / 4].v[k % 4];
+            *value = derive(activation, known.row[k / 4].v[k % 4], *value);
+        }
+        tchi_cuda_store_patch(gradient, p, values);
+    }
+}
+
+tch_status tchi_cuda_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
+                                         const tch_matrices *gradient)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_extent e = tchi_cuda_extent_of(gradient);
+    if (tchi_cuda_is_empty(e) || activation == TCH_ACTIVATION_NONE) {
+        return TCH_OK;
+    }
+    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
+    activation_backward_kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, activation, tchi_cuda_operand_of(kept),
+                                                                          tchi_cuda_operand_of(gradient));
+    return tchi_cuda_launched(s, "activation_backward");
+}
+
+/* --- sums of columns ---------------------------------------------------------------------------------------------- */
+
+/* A block takes eight columns, 32 bytes, which is the least that memory hands out at once: more would leave most of a
+ * GPU without work at the few hundred columns of a layer. Its threads walk down the rows side by side, four rows under
+ * way in each. */
+#define COLUMNS 8
+#define COLUMN_THREADS 64 /* for each column */
+#define ROWS_AT_ONCE 4
+
+/* x (rows, cols), out (cols). Moves: 4 bytes an element. Does: a sum each. */
+static __global__ void __launch_bounds__(COLUMNS *COLUMN_THREADS)
+    column_sums_kernel(int64_t rows, int64_t cols, const float *x, int64_t ld, float *out)
+{
+    __shared__ float sums[COLUMN_THREADS][COLUMNS + 1];
+    int64_t column = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
+    float sum = 0;
+    for (int64_t i = threadIdx.y; i < rows && column < cols; i += COLUMN_THREADS * ROWS_AT_ONCE) {
+        float values[ROWS_AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < ROWS_AT_ONCE; k++) {
+            int64_t row = i + k * COLUMN_THREADS;
+            values[k] = row < rows ? x[row * ld + column] : 0.0f;
+        }
+        sum += (values[0] + values[1]) + (values[2] + values[3]);
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    for (unsigned half = COLUMN_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.y < half) {
+            sums[threadIdx.y][threadIdx.x] += sums[threadIdx.y + half][threadIdx.x];
+        }
+    }
+    if (threadIdx.y == 0 && column < cols) {
+        out[column] = sums[0][threadIdx.x];
+    }
+}
+
+tch_status tchi_cuda_column_sums(void *state, const tch_matrices *x, const tch_matrices *out)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (x->cols == 0) {
+        return TCH_OK;
+    }
+    unsigned blocks = (unsigned)tchi_cuda_ceil_div(x->cols, COLUMNS);
+    dim3 threads(COLUMNS, COLUMN_THREADS);
+    column_sums_kernel<<<blocks, threads, 0, s->stream>>>(x->rows, x->cols, (const float *)x->data, x->ld,
+                                                          (float *)out->data);
+    return tchi_cuda_launched(s, "column_sums");
+}
+
+/* --- losses ------------------------------------------------------------------------------------------------------- */
+
+/* One block for each range of rows, one warp for a row. */
+#define LOSS_WARPS 4
+
+typedef struct loss_sums {
+    double loss, right, skipped;
+} loss_sums;
+
+typedef struct loss_call {
+    int64_t rows, cols;
+    const float *outputs, *targets;
+    const int32_t *labels;
+    int64_t ld, target_ld;
+    float *gradient; /* NULL where it is not wanted */
+    int64_t gradient_ld;
+    double factor; /* of the gradient, scale apart */
+    const float *scale;
+} loss_call;
+
+typedef struct top_entry {
+    float value;
+    int64_t index; /* INT64_MAX: none yet */
+} top_entry;
+
+/* The larger, and of equals the first; NaN is never taken, and shows in the sum. */
+static __device__ inline top_entry larger(top_entry a, top_entry b)
+{
+    bool second = b.value > a.value || (b.value == a.value && b.index < a.index);
+    return second ? b : a;
+}
+
+static __device__ inline top_entry top_of_row(const float *x, int64_t cols, int lane)
+{
+    top_entry top = {-INFINITY, INT64_MAX};
+    for (int64_t j = lane; j < cols; j += 32) {
+        top = larger(top, {x[j], j});
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        top_entry other = {__shfl_xor_sync(0xFFFFFFFFu, top.value, distance),
+                           (int64_t)__shfl_xor_sync(0xFFFFFFFFu, (long long)top.index, distance)};
+        top = larger(top, other);
+    }
+    return top;
+}
+
+/* All lanes of a warp call these; every lane gets the sums. */
+struct cross_entropy {
+    static __device__ inline void row(const loss_call &c, int64_t i, int lane, float factor, loss_sums &sums)
+    {
+        const float *x = c.outputs + i * c.ld;
+        float *gradient = c.gradient != NULL ? c.gradient + i * c.gradient_ld : NULL;
+        int64_t label = c.labels[i];
+        bool known = label >= 0 && label < c.cols;
+        top_entry top = top_of_row(x, c.cols, lane);
+        float part = 0;
+        for (int64_t j = lane; j < c.cols; j += 32) {
+            part += expf(x[j] - top.value);
+        }
+        float sum = (float)tchi_cuda_warp_sum((double)part);
+        for (int64_t j = lane; gradient != NULL && j < c.cols; j += 32) {
+            float softmax = expf(x[j] - top.value) * (factor / sum);
+            gradient[j] = known ? softmax - (j == label ? factor : 0.0f) : 0.0f;
+        }
+        double loss = known ? (double)logf(sum) + ((double)top.value - (double)x[label]) : 0.0;
+        sums.loss += loss;
+        sums.right += known && top.index == label && loss == loss ? 1.0 : 0.0;
+        sums.skipped += known ? 0.0 : 1.0;
+    }
+};
+
+struct squared {
+    static __device__ inline void row(const loss_call &c, int64_t i, int lane, float factor, loss_sums &sums)
+    {
+        const float *y = c.outputs + i * c.ld;
+        const float *t = c.targets + i * c.target_ld;
+        double part = 0;
+        for (int64_t j = lane; j < c.cols; j += 32) {
+            float difference = y[j] - t[j];
+            part += (double)difference * (double)difference;
+            if (c.gradient != NULL) {
+                c.gradient[i * c.gradient_ld + j] = difference * factor;
+            }
+        }
+        sums.loss += tchi_cuda_warp_sum(part) / (double)c.cols;
+    }
+};
+
+/* outputs, gradient (rows, cols). Moves: 8 bytes an element with the gradient, the second and third look at a row being
+ * at the cache. Does: two exponentials an element. `ranges` gets one set of sums for each block. */
+template <typename loss>
+static __global__ void __launch_bounds__(LOSS_WARPS * 32)
+    loss_kernel(const __grid_constant__ loss_call c, loss_sums *ranges)
+{
+    __shared__ loss_sums shared[LOSS_WARPS];
+    int lane = (int)threadIdx.x % 32;
+    int warp = (int)threadIdx.x / 32;
+    int64_t last = c.rows * ((int64_t)blockIdx.x + 1) / TCH_LOSS_RANGES;
+    float factor = (float)(c.factor * (c.scale != NULL ? (double)*c.scale : 1.0));
+    loss_sums sums = {0, 0, 0};
+    for (int64_t i = c.rows * (int64_t)blockIdx.x / TCH_LOSS_RANGES + warp; i < last; i += LOSS_WARPS) {
+        loss::row(c, i, lane, factor, sums);
+    }
+    if (lane == 0) {
+        shared[warp] = sums;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        loss_sums all = {0, 0, 0};
+        for (int w = 0; w < LOSS_WARPS; w++) {
+            all = {all.loss + shared[w].loss, all.right + shared[w].right, all.skipped + shared[w].skipped};
+        }
+        ranges[blockIdx.x] = all;
+    }
+}
+
+/* One block. Moves: 6 KB. Does: three sums of TCH_LOSS_RANGES numbers. */
+static __global__ void __launch_bounds__(TCH_LOSS_RANGES)
+    add_totals_kernel(int64_t rows, const loss_sums *ranges, double *totals)
+{
+    __shared__ double shared[32];
+    int thread = (int)threadIdx.x;
+    double loss = tchi_cuda_block_sum(ranges[thread].loss, thread, TCH_LOSS_RANGES, shared);
+    double right = tchi_cuda_block_sum(ranges[thread].right, thread, TCH_LOSS_RANGES, shared);
+    double skipped = tchi_cuda_block_sum(ranges[thread].skipped, thread, TCH_LOSS_RANGES, shared);
+    if (thread == 0) {
+        totals[TCH_TOTAL_LOSS] += loss;
+        totals[TCH_TOTAL_RIGHT] += right;
+        totals[TCH_TOTAL_ROWS] += (double)rows - skipped;
+        totals[TCH_TOTAL_SKIPPED] += skipped;
+    }
+}
+
+static loss_call call_of(const tch_matrices *outputs, double factor, const tch_loss_results *results)
+{
+    loss_call c = {};
+    c.rows = outputs->rows;
+    c.cols = outputs->cols;
+    c.outputs = (const float *)outputs->data;
+    c.ld = outputs->ld;
+    c.gradient = results->gradient != NULL ? (float *)results->gradient->data : NULL;
+    c.gradient_ld = results->gradient != NULL ? results->gradient->ld : 0;
+    c.factor = factor * results->weight;
+    c.scale = results->scale;
+    return c;
+}
+
+template <typename loss>
+static tch_status run_loss(tchi_cuda_state *s, const loss_call &c, const tch_loss_results *results, const char *name)
+{
+    if (c.rows == 0 || c.cols == 0) {
+        return TCH_OK;
+    }
+    loss_sums *ranges = (loss_sums *)results->scratch;
+    loss_kernel<loss><<<TCH_LOSS_RANGES, LOSS_WARPS * 32, 0, s->stream>>>(c, ranges);
+    TCHI_CUDA_PASS(tchi_cuda_launched(s, name));
+    add_totals_kernel<<<1, TCH_LOSS_RANGES, 0, s->stream>>>(c.rows, ranges, results->totals);
+    return tchi_cuda_launched(s, "add_totals");
+}
+
+tch_status tchi_cuda_softmax_loss(void *state, const tch_matrices *logits, const int32_t *labels,
+                                  const tch_loss_results *results)
+{
+    loss_call c = call_of(logits, 1.0, results);
+    c.labels = labels;
+    return run_loss<cross_entropy>((tchi_cuda_state *)state, c, results, "softmax_loss");
+}
+
+tch_status tchi_cuda_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
+                                  const tch_loss_results *results)
+{
+    loss_call c = call_of(outputs, 2.0 / (double)outputs->cols, results);
+    c.targets = (const float *)targets->data;
+    c.target_ld = targets->ld;
+    return run_loss<squared>((tchi_cuda_state *)state, c, results, "squared_loss");
+}

@@ -1,0 +1,155 @@
+/* Matrix products by cuBLAS. Our matrices are row-major and cuBLAS is column-major: what we call C is C' there, so the
+ * product is asked for as C' = op(B)' op(A)', with the operands exchanged and nothing transposed that was not before. */
+#include "backends/cuda/cuda.h"
+
+#include "outer.h"
+#include "backends/cuda/runtime/scalars.h"
+
+/* Matrices in one call: kernels put the batch in a grid dimension that ends at 65535. */
+#define MOST_BATCH 65535
+
+/* Rows in one call, for the products that are merged into a tall one. */
+#define MOST_ROWS INT32_MAX
+
+/* A single row may carry any leading dimension; cuBLAS wants it to pass over the row all the same. */
+static int64_t leading(const tch_matrices *x)
+{
+    return x->rows > 1 ? x->ld : x->cols > 1 ? x->cols : 1;
+}
+
+/* One B for the whole batch, and the rows of the A's and C's each one after the other: a single product with tall A and
+ * C, which fills the device better than many with few rows. */
+static int one_tall_product(const tch_matrices *a, int32_t transpose_a, const tch_matrices *b, const tch_matrices *c)
+{
+    return c->batch > 1 && !transpose_a && b->stride == 0 && a->stride == a->rows * leading(a) &&
+           c->stride == c->rows * leading(c) && c->rows <= MOST_ROWS / c->batch;
+}
+
+static void merge_rows(tch_matrices *x)
+{
+    x->ld = leading(x);
+    x->rows *= x->batch;
+    x->batch = 1;
+}
+
+/* How products are weighed and summed. */
+typedef struct arithmetic {
+    const void *alpha, *beta; /* of float64 where C is, of float32 otherwise; where the handle's pointer mode says */
+    tchi_cublas_compute compute;
+} arithmetic;
+
+/* Matrices [first, first + count) of the batch. */
+static tch_status multiply(const tchi_cuda_state *state, arithmetic how, const tch_matrices *a, int32_t transpose_a,
+                           const tch_matrices *b, int32_t transpose_b, const tch_matrices *c, int64_t first,
+                           int64_t count)
+{
+    const tchi_cublas *blas = tchi_cublas_open(NULL); /* it was there when the state was made */
+    TCHI_CUBLAS_TRY(blas->gemm_strided_batched_ex(
+                        state->blas, transpose_b ? TCHI_CUBLAS_T : TCHI_CUBLAS_N,
+                        transpose_a ? TCHI_CUBLAS_T : TCHI_CUBLAS_N, c->cols, c->rows, transpose_a ? a->rows : a->cols,
+                        how.alpha, tchi_cuda_matrix_at(b, first), tchi_cuda_data_type(b->type), leading(b), b->stride,
+                        tchi_cuda_matrix_at(a, first), tchi_cuda_data_type(a->type), leading(a), a->stride, how.beta,
+                        tchi_cuda_matrix_at(c, first), tchi_cuda_data_type(c->type), leading(c), c->stride, count,
+                        how.compute, TCHI_CUBLAS_ALGORITHM_DEFAULT),
+                    "cublasGemmStridedBatchedEx");
+    return TCH_OK;
+}
+
+static tch_status multiply_all(const tchi_cuda_state *state, arithmetic how, const tch_matrices *a, int32_t transpose_a,
+                               const tch_matrices *b, int32_t transpose_b, const tch_matrices *c)
+{
+    tch_matrices left = *a;
+    tch_matrices out = *c;
+    if (one_tall_product(a, transpose_a, b, c)) {
+        merge_rows(&left);
+        merge_rows(&out);
+    }
+    for (int64_t first = 0; first < out.batch; first += MOST_BATCH) {
+        int64_t count = out.batch - first < MOST_BATCH ? out.batch - first : MOST_BATCH;
+        TCHI_CUDA_PASS(multiply(state, how, &left, transpose_a, b, transpose_b, &out, first, count));
+    }
+    return TCH_OK;
+}
+
+static int is_empty(const tch_matrices *x)
+{
+    return x->rows == 0 || x->cols == 0 || x->batch == 0;
+}
+
+/* Half types are accumulated in float32 and rounded once. Beyond the table's rule of one type for all three, C may be of
+ * float32 where A and B are of a half type: streamed.c adds up slices of a product that way.
+ *
+ * 2 m n k operations a matrix; at least (m k + k n + m n) elements move. */
+tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
+                          int32_t transpose_b, double beta, const tch_matrices *c)
+{
+    const float narrow[2] = {(float)alpha, (float)beta};
+    arithmetic in_f32 = {&narrow[0], &narrow[1], TCHI_CUBLAS_COMPUTE_F32};
+    arithmetic in_f64 = {&alpha, &beta, TCHI_CUBLAS_COMPUTE_F64};
+    if (is_empty(c)) {
+        return TCH_OK;
+    }
+    if ((transpose_a ? a->rows : a->cols) == 0) {
+        return tchi_cuda_combine(state, 0.0, beta, beta == 0.0 ? NULL : c, 0.0, NULL, c);
+    }
+    if ((transpose_a ? a->rows : a->cols) == 1 && beta == 0.0) {
+        return tchi_cuda_outer(state, alpha, a, transpose_a, b, transpose_b, c);
+    }
+    return multiply_all(state, c->type == TCH_SCALAR_F64 ? in_f64 : in_f32, a, transpose_a, b, transpose_b, c);
+}
+
+tch_status tchi_cuda_gemm_rounded(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
+                                  const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
+{
+    const float narrow[2] = {(float)alpha, (float)beta};
+    if (is_empty(c) || (transpose_a ? a->rows : a->cols) == 0) {
+        return tchi_cuda_gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
+    }
+    arithmetic how = {&narrow[0], &narrow[1], TCHI_CUBLAS_COMPUTE_TF32};
+    return multiply_all(state, how, a, transpose_a, b, transpose_b, c);
+}
+
+/* --- factors ------------------------------------------------------------------------------------------------------ */
+
+static arithmetic weighed_by(const tch_clock *clock, tch_scalar type, int32_t rounded)
+{
+    if (type == TCH_SCALAR_F64) {
+        return (arithmetic){&clock->factor[0], &clock->factor[1], TCHI_CUBLAS_COMPUTE_F64};
+    }
+    int narrowed = rounded && type == TCH_SCALAR_F32;
+    return (arithmetic){&clock->narrow[0], &clock->narrow[1],
+                        narrowed ? TCHI_CUBLAS_COMPUTE_TF32 : TCHI_CUBLAS_COMPUTE_F32};
+}
+
+/* Nothing is left of A A' where A has no columns. */
+static tch_status weigh_factor(void *state, const tch_clock *clock, const tch_matrices *c)
+{
+    for (int64_t b = 0; b < c->batch; b++) {
+        tch_matrices one = *c;
+        one.data = tchi_cuda_matrix_at(c, b);
+        one.batch = 1;
+        TCHI_CUDA_PASS(tchi_cuda_shift_scale(state, &one, NULL, &clock->factor[1], 1.0, &one));
+    }
+    return TCH_OK;
+}
+
+/* The weights are read where they lie, on the device: cuBLAS takes its scalars from there for this one product. What it
+ * computes is symmetric up to rounding. A must be finite even where its weight is 0.
+ *
+ * 2 n n k operations a matrix; (n k + 2 n n) elements move. */
+tch_status tchi_cuda_factor_update(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
+                                   int32_t rounded, const tch_matrices *c)
+{
+    const tchi_cublas *blas = tchi_cublas_open(NULL);
+    tchi_cuda_state *s = state;
+    if (is_empty(c)) {
+        return TCH_OK;
+    }
+    if ((transpose ? a->rows : a->cols) == 0) {
+        return weigh_factor(state, clock, c);
+    }
+    TCHI_CUBLAS_TRY(blas->set_pointer_mode(s->blas, TCHI_CUBLAS_SCALARS_ON_DEVICE), "cublasSetPointerMode");
+    tch_status status = multiply_all(s, weighed_by(clock, a->type, rounded), a, transpose, a, !transpose, c);
+    TCHI_CUBLAS_TRY(blas->set_pointer_mode(s->blas, TCHI_CUBLAS_SCALARS_ON_HOST), "cublasSetPointerMode");
+    return status;
+}

@@ -1,0 +1,70 @@
+/* The ways between host and device for streamed products: two streams beside the state's own, and for host memory that
+ * is not page-locked a ring of page-locked pieces each way, filled and emptied by a few threads. One product at a time
+ * uses it. Everything is made when first needed and kept by the state until tchi_cuda_staging_destroy. */
+#ifndef TCHI_CUDA_STAGING_H
+#define TCHI_CUDA_STAGING_H
+
+#include "backends/cuda/cuda.h"
+
+/* One piece takes 0.3 ms on a link of 55 GB/s, long beside the 20 us or so of waking threads and queueing a copy; four
+ * of them keep the link busy while the threads work. Reasoned, not measured. */
+#define TCHI_STAGING_PIECES 4
+#define TCHI_STAGING_PIECE_BYTES (INT64_C(16) << 20)
+
+/* Events of one slot of a tile on the device. */
+typedef struct tchi_slot_events {
+    cudaEvent_t filled;  /* on the inward stream: its tile has arrived */
+    cudaEvent_t used;    /* on the state's stream: the product that read or wrote it is done */
+    cudaEvent_t drained; /* on the outward stream: its tile has left */
+} tchi_slot_events;
+
+typedef struct tchi_staging_ring {
+    char *memory;                            /* page-locked, NULL until needed */
+    cudaEvent_t copied[TCHI_STAGING_PIECES]; /* the device's copy from or to the piece is done */
+    int64_t next;                            /* pieces used so far; the next one is this modulo their number */
+} tchi_staging_ring;
+
+/* The threads: see copy_threads.c. */
+typedef struct tchi_copy_threads tchi_copy_threads;
+
+struct tchi_cuda_staging {
+    cudaStream_t in, out;
+    cudaEvent_t start;
+    tchi_slot_events slots[3][2]; /* of A, B, C */
+    tchi_staging_ring inward, outward;
+    tchi_copy_threads *threads;
+};
+
+/* Rows of `width` bytes at two places with a pitch each, in bytes. */
+typedef struct tchi_rows {
+    char *to;
+    int64_t to_pitch;
+    const char *from;
+    int64_t from_pitch;
+    int64_t width, rows;
+} tchi_rows;
+
+/* NULL when there is no memory. As many threads as the processors allow, perhaps none: the caller copies too. */
+tchi_copy_threads *tchi_copy_threads_create(void);
+void tchi_copy_threads_destroy(tchi_copy_threads *threads);
+/* Returns when everything is copied. */
+void tchi_copy_threads_run(tchi_copy_threads *threads, const tchi_rows *rows);
+
+/* The staging of a state with its streams and events, and the rings that are asked for. What could be made before a
+ * failure is kept for the next try. */
+tch_status tchi_cuda_staging_ready(tchi_cuda_state *state, int ring_in, int ring_out);
+
+/* The device's copy of rows, on `stream`. */
+tch_status tchi_cuda_staging_copy(const tchi_rows *rows, cudaStream_t stream);
+
+/* From host memory to the device through the next piece of the ring, which holds them: waits for the piece, not for the
+ * copy. */
+tch_status tchi_cuda_staging_send(tchi_cuda_staging *staging, const tchi_rows *rows);
+
+/* The two halves of the way back. The first queues a copy from the device to the next piece and says in *piece which it
+ * took; the second waits for it and copies on to `to`, where rows->from is ignored. Each piece is taken in turn, so at
+ * most TCHI_STAGING_PIECES can be between the two. */
+tch_status tchi_cuda_staging_fetch(tchi_cuda_staging *staging, const tchi_rows *rows, int64_t *piece);
+tch_status tchi_cuda_staging_deliver(tchi_cuda_staging *staging, const tchi_rows *rows, int64_t piece);
+
+#endif

@@ -1,0 +1,406 @@
+/* Products whose operands or result lie in host memory, larger than the device if need be. Tiles come in on one stream,
+ * are multiplied on the state's, and leave on a third; events order the three, and every operand has two slots on the
+ * device, so that copies both ways run beside the arithmetic. The host drives all of it: tile by tile it copies pageable
+ * memory to and from page-locked pieces, always one product ahead of the device.
+ *
+ * The one thing to know before changing it: cudaStreamWaitEvent waits for the event as last recorded when it is called,
+ * so a wait must be queued after the record it is meant for. */
+#include "backends/cuda/cuda.h"
+
+#include "backends/cuda/runtime/capture.h"
+#include "backends/cuda/runtime/scalars.h"
+#include "staging.h"
+#include "streamed_blocks.h"
+#include "streamed_plan.h"
+
+typedef struct slot {
+    char *data;
+    int64_t tile; /* which tile it holds, -1 for none */
+    const tchi_slot_events *events;
+} slot;
+
+/* One of A, B and C. */
+typedef struct side {
+    tch_matrices whole;
+    int32_t on_host, direct; /* direct: page-locked, the device copies it itself */
+    tchi_stream_tiles tiles;
+    slot slots[TCHI_STREAM_SLOTS];
+    int32_t current; /* the slot that was used last */
+} side;
+
+/* A tile of the result on its way to pageable memory, piece by piece. */
+typedef struct departure {
+    int active;
+    tchi_block tile;
+    const slot *from;
+    int64_t pieces, fetched, delivered;
+    int64_t piece[TCHI_STAGING_PIECES]; /* of the ring, by number of the piece modulo its length */
+} departure;
+
+typedef struct flow {
+    tchi_cuda_state *state;
+    tchi_cuda_staging *staging;
+    const tch_streamed_product *product;
+    tchi_stream_plan plan;
+    side a, b, c;
+    tch_matrices sum; /* float32, where the plan has one */
+    departure leaving;
+} flow;
+
+static tch_status wait_for(cudaStream_t stream, cudaEvent_t event)
+{
+    return tchi_cuda_check(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
+}
+
+static tch_status record(cudaEvent_t event, cudaStream_t stream)
+{
+    return tchi_cuda_check(cudaEventRecord(event, stream), "cudaEventRecord");
+}
+
+/* --- places ------------------------------------------------------------------------------------------------------- */
+
+static char *host_address(const side *s, const tchi_block *b)
+{
+    return (char *)s->whole.data + (b->row * s->whole.ld + b->col) * tchi_cuda_scalar_size(s->whole.type);
+}
+
+/* The rows of a piece (or of the whole block) between host memory and the slot that holds the block. */
+static tchi_rows rows_in(const side *s, const tchi_block *b, const slot *at, const tchi_block *piece)
+{
+    int64_t size = tchi_cuda_scalar_size(s->whole.type);
+    tchi_block place = {b->row + piece->row, b->col + piece->col, piece->rows, piece->cols};
+    return (tchi_rows){.to = at->data + (piece->row * s->tiles.ld + piece->col) * size,
+                       .to_pitch = s->tiles.ld * size,
+                       .from = host_address(s, &place),
+                       .from_pitch = (s->whole.rows > 1 ? s->whole.ld : s->whole.cols) * size,
+                       .width = piece->cols * size,
+                       .rows = piece->rows};
+}
+
+static tchi_rows rows_out(const side *s, const tchi_block *b, const slot *at, const tchi_block *piece)
+{
+    tchi_rows in = rows_in(s, b, at, piece);
+    return (tchi_rows){(char *)in.from, in.from_pitch, in.to, in.to_pitch, in.width, in.rows};
+}
+
+/* --- in ----------------------------------------------------------------------------------------------------------- */
+
+static tch_status copy_in(flow *f, const side *s, const tchi_block *b, const slot *to)
+{
+    int64_t size = tchi_cuda_scalar_size(s->whole.type);
+    if (s->direct) {
+        tchi_block all = {0, 0, b->rows, b->cols};
+        tchi_rows rows = rows_in(s, b, to, &all);
+        return tchi_cuda_staging_copy(&rows, f->staging->in);
+    }
+    for (int64_t i = 0; i < tchi_piece_count(b, size); i++) {
+        tchi_block piece = tchi_piece_at(b, size, i);
+        tchi_rows rows = rows_in(s, b, to, &piece);
+        TCHI_CUDA_PASS(tchi_cuda_staging_send(f->staging, &rows));
+    }
+    return TCH_OK;
+}
+
+/* The block in its slot, or where it lies on the device. */
+static tch_matrices placed(const side *s, const tchi_block *b, const slot *in)
+{
+    tch_matrices m = {s->on_host ? in->data : host_address(s, b),
+                      s->whole.type,
+                      b->rows,
+                      b->cols,
+                      s->on_host ? s->tiles.ld : s->whole.ld,
+                      1,
+                      0};
+    return m;
+}
+
+static slot *next_slot(side *s)
+{
+    s->current = (s->current + 1) % s->tiles.slots;
+    return &s->slots[s->current];
+}
+
+/* Fills a slot behind whatever last used it, and makes the state's stream wait for it. */
+static tch_status fill_slot(flow *f, const side *s, const tchi_block *b, const slot *to, cudaEvent_t after)
+{
+    TCHI_CUDA_PASS(wait_for(f->staging->in, after));
+    TCHI_CUDA_PASS(copy_in(f, s, b, to));
+    TCHI_CUDA_PASS(record(to->events->filled, f->staging->in));
+    return wait_for(f->state->stream, to->events->filled);
+}
+
+/* The slot that holds the tile becomes the current one. */
+static int find_slot(side *s, int64_t tile)
+{
+    for (int i = 0; i < s->tiles.slots; i++) {
+        if (s->slots[i].tile == tile) {
+            s->current = i;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Tile number `tile` of A or B, which is block b, on the device: still there from a product before, or brought now in
+ * place of the one that was used longest ago. */
+static tch_status bring(flow *f, side *s, const tchi_block *b, int64_t tile, tch_matrices *m)
+{
+    if (s->on_host && !find_slot(s, tile)) {
+        slot *at = next_slot(s);
+        at->tile = tile;
+        TCHI_CUDA_PASS(fill_slot(f, s, b, at, at->events->used));
+    }
+    *m = placed(s, b, &s->slots[s->current]);
+    return TCH_OK;
+}
+
+/* A slot for block b of C, with what C holds where it is read. */
+static tch_status bring_result(flow *f, const tchi_block *b, tch_matrices *m)
+{
+    if (f->c.on_host) {
+        const slot *at = next_slot(&f->c);
+        TCHI_CUDA_PASS(wait_for(f->state->stream, at->events->drained));
+        if (f->product->beta != 0.0) {
+            TCHI_CUDA_PASS(fill_slot(f, &f->c, b, at, at->events->drained));
+        }
+    }
+    *m = placed(&f->c, b, &f->c.slots[f->c.current]);
+    return TCH_OK;
+}
+
+/* --- out ---------------------------------------------------------------------------------------------------------- */
+
+static tch_status fetch_next(flow *f)
+{
+    departure *d = &f->leaving;
+    int64_t size = tchi_cuda_scalar_size(f->c.whole.type);
+    tchi_block piece = tchi_piece_at(&d->tile, size, d->fetched);
+    tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &piece);
+    TCHI_CUDA_PASS(tchi_cuda_staging_fetch(f->staging, &rows, &d->piece[d->fetched % TCHI_STAGING_PIECES]));
+    d->fetched++;
+    return d->fetched < d->pieces ? TCH_OK : record(d->from->events->drained, f->staging->out);
+}
+
+/* Waits until the tile that is leaving, if any, is in host memory. */
+static tch_status finish_departure(flow *f)
+{
+    departure *d = &f->leaving;
+    int64_t size = tchi_cuda_scalar_size(f->c.whole.type);
+    while (d->active && d->delivered < d->pieces) {
+        tchi_block piece = tchi_piece_at(&d->tile, size, d->delivered);
+        tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &piece);
+        TCHI_CUDA_PASS(tchi_cuda_staging_deliver(f->staging, &rows, d->piece[d->delivered % TCHI_STAGING_PIECES]));
+        d->delivered++;
+        if (d->fetched < d->pieces) {
+            TCHI_CUDA_PASS(fetch_next(f));
+        }
+    }
+    d->active = 0;
+    return TCH_OK;
+}
+
+static tch_status begin_departure(flow *f, const tchi_block *b)
+{
+    const slot *from = &f->c.slots[f->c.current];
+    TCHI_CUDA_PASS(wait_for(f->staging->out, from->events->used));
+    if (f->c.direct) {
+        tchi_block all = {0, 0, b->rows, b->cols};
+        tchi_rows rows = rows_out(&f->c, b, from, &all);
+        TCHI_CUDA_PASS(tchi_cuda_staging_copy(&rows, f->staging->out));
+        return record(from->events->drained, f->staging->out);
+    }
+    departure *d = &f->leaving;
+    *d = (departure){.active = 1, .tile = *b, .from = from};
+    d->pieces = tchi_piece_count(b, tchi_cuda_scalar_size(f->c.whole.type));
+    while (d->fetched < tchi_at_most(d->pieces, TCHI_STAGING_PIECES)) {
+        TCHI_CUDA_PASS(fetch_next(f));
+    }
+    return TCH_OK;
+}
+
+/* Called when the product of this tile is queued: the one before it is finished meanwhile. */
+static tch_status send_home(flow *f, const tchi_block *b)
+{
+    if (!f->c.on_host) {
+        return TCH_OK;
+    }
+    TCHI_CUDA_PASS(record(f->c.slots[f->c.current].events->used, f->state->stream));
+    TCHI_CUDA_PASS(finish_departure(f));
+    return begin_departure(f, b);
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+static tch_status convert(flow *f, const tch_matrices *to, const tch_matrices *from)
+{
+    const int64_t shape[2] = {to->rows, to->cols};
+    const int64_t to_strides[2] = {to->ld, 1};
+    const int64_t from_strides[2] = {from->ld, 1};
+    tch_array target = {to->data, to->type, 2, shape, to_strides};
+    tch_array source = {from->data, from->type, 2, shape, from_strides};
+    return tchi_cuda_copy(f->state, &target, &source);
+}
+
+static tch_status mark_used(flow *f, const side *s)
+{
+    return s->on_host ? record(s->slots[s->current].events->used, f->state->stream) : TCH_OK;
+}
+
+/* C += slice `slice` of A B for the tile (i, j) of the result. */
+static tch_status multiply_slice(flow *f, int64_t i, int64_t j, int64_t slice, const tch_matrices *c, double beta)
+{
+    const tchi_stream_plan *p = &f->plan;
+    int64_t slices = (p->k + p->tile[2] - 1) / p->tile[2];
+    int64_t from = slice * p->tile[2];
+    int64_t depth = tchi_at_most(p->tile[2], p->k - from);
+    tchi_block in_a = tchi_block_stored(i * p->tile[0], c->rows, from, depth, f->product->transpose_a);
+    tchi_block in_b = tchi_block_stored(from, depth, j * p->tile[1], c->cols, f->product->transpose_b);
+    tch_matrices a;
+    tch_matrices b;
+    TCHI_CUDA_PASS(bring(f, &f->a, &in_a, i * slices + slice, &a));
+    TCHI_CUDA_PASS(bring(f, &f->b, &in_b, j * slices + slice, &b));
+    TCHI_CUDA_PASS(
+        tchi_cuda_gemm(f->state, f->product->alpha, &a, f->product->transpose_a, &b, f->product->transpose_b, beta, c));
+    TCHI_CUDA_PASS(mark_used(f, &f->a));
+    return mark_used(f, &f->b);
+}
+
+/* Tile (i, j) of the result. A half type is added up in float32 over the slices, and rounded once. */
+static tch_status multiply_tile(flow *f, int64_t i, int64_t j)
+{
+    const tchi_stream_plan *p = &f->plan;
+    int64_t row = i * p->tile[0];
+    int64_t col = j * p->tile[1];
+    tchi_block b = {row, col, tchi_at_most(p->tile[0], p->m - row), tchi_at_most(p->tile[1], p->n - col)};
+    tch_matrices c;
+    TCHI_CUDA_PASS(bring_result(f, &b, &c));
+    tch_matrices sum = f->sum;
+    sum.rows = b.rows;
+    sum.cols = b.cols;
+    if (sum.data != NULL && f->product->beta != 0.0) {
+        TCHI_CUDA_PASS(convert(f, &sum, &c));
+    }
+    const tch_matrices *target = sum.data != NULL ? &sum : &c;
+    int64_t slice = 0;
+    do { /* once even for k = 0: C becomes beta C */
+        TCHI_CUDA_PASS(multiply_slice(f, i, j, slice, target, slice == 0 ? f->product->beta : 1.0));
+        slice++;
+    } while (slice * p->tile[2] < p->k);
+    TCHI_CUDA_PASS(sum.data != NULL ? convert(f, &c, &sum) : TCH_OK);
+    return send_home(f, &b);
+}
+
+static tch_status multiply_tiles(flow *f)
+{
+    const tchi_stream_plan *p = &f->plan;
+    int64_t rows = (p->m + p->tile[0] - 1) / p->tile[0];
+    int64_t cols = (p->n + p->tile[1] - 1) / p->tile[1];
+    for (int64_t t = 0; t < rows * cols; t++) {
+        TCHI_CUDA_PASS(p->columns_outermost ? multiply_tile(f, t % rows, t / rows)
+                                            : multiply_tile(f, t / cols, t % cols));
+    }
+    return finish_departure(f);
+}
+
+/* --- the operation ------------------------------------------------------------------------------------------------ */
+
+/* Page-locked or managed from its first element to its last. */
+static int is_direct(const tch_matrices *m)
+{
+    struct cudaPointerAttributes first;
+    struct cudaPointerAttributes last;
+    int64_t elements = (m->rows - 1) * m->ld + m->cols;
+    if (m->rows == 0 || m->cols == 0) {
+        return 1;
+    }
+    char *end = (char *)m->data + elements * tchi_cuda_scalar_size(m->type) - 1;
+    if (cudaPointerGetAttributes(&first, m->data) != cudaSuccess ||
+        cudaPointerGetAttributes(&last, end) != cudaSuccess) {
+        (void)cudaGetLastError(); /* it is then taken as pageable, which every address is */
+        return 0;
+    }
+    return first.type != cudaMemoryTypeUnregistered && last.type != cudaMemoryTypeUnregistered;
+}
+
+static side make_side(const tch_matrices *whole, int32_t on_host, const tchi_stream_tiles *tiles)
+{
+    return (side){.whole = *whole, .on_host = on_host, .direct = on_host && is_direct(whole), .tiles = *tiles};
+}
+
+static void give_slots(side *s, const tchi_slot_events *events, char **scratch)
+{
+    for (int i = 0; i < s->tiles.slots; i++) {
+        s->slots[i] = (slot){*scratch, -1, &events[i]};
+        *scratch += s->tiles.bytes;
+    }
+}
+
+static tch_status set_up(flow *f, char *scratch)
+{
+    const tch_streamed_product *p = f->product;
+    const tchi_stream_plan *plan = &f->plan;
+    f->a = make_side(&p->a, p->a_on_host, &plan->a);
+    f->b = make_side(&p->b, p->b_on_host, &plan->b);
+    f->c = make_side(&p->c, p->c_on_host, &plan->c);
+    int ring_out = p->c_on_host && !f->c.direct;
+    int ring_in = (p->a_on_host && !f->a.direct) || (p->b_on_host && !f->b.direct) || (ring_out && p->beta != 0.0);
+    TCHI_CUDA_PASS(tchi_cuda_staging_ready(f->state, ring_in, ring_out));
+    f->staging = f->state->staging;
+    give_slots(&f->a, f->staging->slots[0], &scratch);
+    give_slots(&f->b, f->staging->slots[1], &scratch);
+    give_slots(&f->c, f->staging->slots[2], &scratch);
+    f->sum = (tch_matrices){plan->sum_bytes > 0 ? scratch : NULL, TCH_SCALAR_F32, 0, 0, plan->tile[1], 1, 0};
+    return TCH_OK;
+}
+
+/* The two other streams start behind what the state's stream has been given, which may still use the scratch or be
+ * computing an operand. */
+static tch_status start(flow *f)
+{
+    tchi_cuda_staging *s = f->staging;
+    TCHI_CUDA_PASS(record(s->start, f->state->stream));
+    TCHI_CUDA_PASS(wait_for(s->in, s->start));
+    return wait_for(s->out, s->start);
+}
+
+/* The host's memory is its own again: what was to be read is read, and what was to be written is there. After a failure
+ * the state's stream is waited for too, so that nothing of the product is left behind. */
+static tch_status settle(flow *f, tch_status so_far)
+{
+    cudaError_t in = cudaStreamSynchronize(f->staging->in);
+    cudaError_t out = cudaStreamSynchronize(f->staging->out);
+    if (so_far != TCH_OK || in != cudaSuccess || out != cudaSuccess) {
+        (void)cudaStreamSynchronize(f->state->stream); /* the first failure is the one to report */
+    }
+    TCHI_CUDA_PASS(so_far);
+    TCHI_CUDA_TRY(in, "copying a streamed product's operands");
+    return tchi_cuda_check(out, "copying a streamed product's result");
+}
+
+static tch_status check_budget(flow *f, int64_t scratch_bytes)
+{
+    if (tchi_stream_plan_make(f->product, scratch_bytes, &f->plan)) {
+        return TCH_OK;
+    }
+    return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY,
+                                "the product needs at least %lld bytes on the device, the budget leaves %lld",
+                                (long long)f->plan.bytes, (long long)scratch_bytes);
+}
+
+/* 2 m n k operations; over the link goes what plan.traffic says, at best every host operand once. */
+tch_status tchi_cuda_streamed_product(void *state, const tch_streamed_product *product, void *scratch,
+                                      int64_t scratch_bytes)
+{
+    flow f = {.state = state, .product = product};
+    if (product->c.rows == 0 || product->c.cols == 0) {
+        return TCH_OK;
+    }
+    if (tchi_cuda_is_capturing(f.state->stream)) {
+        return tchi_cuda_host->fail(TCH_ERR_UNSUPPORTED, "a product with operands in host memory waits for them, and "
+                                                         "cannot be captured in a CUDA graph");
+    }
+    TCHI_CUDA_PASS(check_budget(&f, scratch_bytes));
+    TCHI_CUDA_PASS(set_up(&f, scratch));
+    tch_status status = start(&f);
+    return settle(&f, status == TCH_OK ? multiply_tiles(&f) : status);
+}

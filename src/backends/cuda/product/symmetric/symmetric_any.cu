@@ -1,0 +1,193 @@
+/* The half product C = c0 I + c1 D + c2 A B' for every combination of types and alignments, by plain multiplications
+ * in float32, or float64 where A is of float64, and the mirror image of a lower triangle. The product is there so that
+ * the table's promise holds on every GPU; where speed matters, symmetric_product.c has found a faster way before. */
+#include "symmetric_any.h"
+
+#include "backends/cuda/device/elements.cuh"
+
+#define TILE 64
+#define SLAB 16
+#define SIDE 16 /* threads along each side of a block; each computes 4 by 4 elements, SIDE apart */
+#define EACH (TILE / SIDE)
+
+/* Tiles in the first `rows` rows of tiles of a lower triangle. */
+static __host__ __device__ int64_t lower_tiles(int64_t rows)
+{
+    return rows * (rows + 1) / 2;
+}
+
+/* The row that such a tile is in; the square root is a guess, put right afterwards. */
+static __device__ int64_t tile_row(int64_t tile)
+{
+    int64_t i = (int64_t)((sqrtf(8.0f * (float)tile + 1.0f) - 1.0f) * 0.5f);
+    while (lower_tiles(i) > tile) {
+        i--;
+    }
+    while (lower_tiles(i + 1) <= tile) {
+        i++;
+    }
+    return i;
+}
+
+/* --- the product -------------------------------------------------------------------------------------------------- */
+
+typedef struct problem {
+    tchi_cuda_operand a, b, d, c; /* d.data may be NULL */
+    int64_t n, k;
+    int64_t tiles; /* of one matrix */
+    int64_t blocks;
+    double c0, c1, c2;
+} problem;
+
+/* Rows [first, first + TILE), columns [from, from + SLAB); beyond the matrix, zeros. */
+template <typename real>
+static __device__ void load_slab(real (*slab)[SLAB + 1], const tchi_cuda_operand &m, const problem &p, int64_t matrix,
+                                 int64_t first, int64_t from)
+{
+    for (int e = (int)threadIdx.x; e < TILE * SLAB; e += SIDE * SIDE) {
+        int64_t i = first + e / SLAB, j = from + e % SLAB;
+        bool inside = i < p.n && j < p.k;
+        slab[e / SLAB][e % SLAB] =
+            inside ? tchi_cuda_load<real>(m.type, tchi_cuda_at(m, matrix, i, j), 0, m.stride) : (real)0;
+    }
+}
+
+template <typename real>
+static __device__ void multiply_slab(real (*sum)[EACH], const real (*a)[SLAB + 1], const real (*b)[SLAB + 1])
+{
+    int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
+#pragma unroll 4
+    for (int k = 0; k < SLAB; k++) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                sum[i][j] += a[y + SIDE * i][k] * b[x + SIDE * j][k];
+            }
+        }
+    }
+}
+
+template <typename real> static __device__ void put(const problem &p, int64_t matrix, int64_t i, int64_t j, real value)
+{
+    tchi_cuda_store(p.c.type, tchi_cuda_at(p.c, matrix, i, j), 0, p.c.stride, value);
+}
+
+/* An element of the lower triangle, and its mirror image. */
+template <typename real>
+static __device__ void store(const problem &p, int64_t matrix, int64_t i, int64_t j, real product)
+{
+    if (j > i || i >= p.n) {
+        return;
+    }
+    real value = (real)p.c2 * product;
+    if (p.d.data != NULL) {
+        value += (real)p.c1 * tchi_cuda_load<real>(p.d.type, tchi_cuda_at(p.d, matrix, i, j), 0, p.d.stride);
+    }
+    if (i == j) {
+        put(p, matrix, i, i, value + (real)p.c0);
+    } else {
+        put(p, matrix, i, j, value);
+        put(p, matrix, j, i, value);
+    }
+}
+
+/* n^2 k operations a matrix; each tile reads 2 TILE k elements. */
+template <typename real> static __global__ void __launch_bounds__(SIDE *SIDE, 2) symmetric_any_kernel(const problem p)
+{
+    __shared__ real a[TILE][SLAB + 1];
+    __shared__ real b[TILE][SLAB + 1];
+    for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
+        int64_t matrix = block / p.tiles, tile = block % p.tiles, above = tile_row(tile);
+        int64_t row = above * TILE, col = (tile - lower_tiles(above)) * TILE;
+        real sum[EACH][EACH] = {};
+        for (int64_t k = 0; k < p.k; k += SLAB) {
+            __syncthreads(); /* the slab before has been used */
+            load_slab<real>(a, p.a, p, matrix, row, k);
+            load_slab<real>(b, p.b, p, matrix, col, k);
+            __syncthreads();
+            multiply_slab<real>(sum, a, b);
+        }
+#pragma unroll
+        for (int e = 0; e < EACH * EACH; e++) {
+            int y = (int)threadIdx.x / SIDE + SIDE * (e / EACH), x = (int)threadIdx.x % SIDE + SIDE * (e % EACH);
+            store<real>(p, matrix, row + y, col + x, sum[e / EACH][e % EACH]);
+        }
+    }
+}
+
+extern "C" tch_status tchi_cuda_symmetric_any(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
+                                              double c2, const tch_matrices *a, const tch_matrices *b,
+                                              const tch_matrices *c)
+{
+    problem p = {};
+    p.a = tchi_cuda_operand_of(a);
+    p.b = tchi_cuda_operand_of(b);
+    p.c = tchi_cuda_operand_of(c);
+    if (d != NULL) {
+        p.d = tchi_cuda_operand_of(d);
+    }
+    p.n = c->rows;
+    p.k = a->cols;
+    p.tiles = lower_tiles(tchi_cuda_ceil_div(c->rows, TILE));
+    p.blocks = p.tiles * c->batch;
+    p.c0 = c0;
+    p.c1 = c1;
+    p.c2 = c2;
+    if (p.blocks == 0) {
+        return TCH_OK;
+    }
+    const unsigned grid = tchi_cuda_grid(p.blocks);
+    if (a->type == TCH_SCALAR_F64) {
+        symmetric_any_kernel<double><<<grid, SIDE * SIDE, 0, state->stream>>>(p);
+    } else {
+        symmetric_any_kernel<float><<<grid, SIDE * SIDE, 0, state->stream>>>(p);
+    }
+    return tchi_cuda_launched(state, "symmetric_any_kernel");
+}
+
+/* --- the mirror image --------------------------------------------------------------------------------------------- */
+
+#define SQUARE 32
+
+typedef struct mirror_job {
+    tchi_cuda_operand c;
+    int64_t n, tiles, blocks;
+} mirror_job;
+
+/* Half of the matrix is read, the other half written. A square goes through shared memory, so that rows are read and
+ * rows are written. */
+static __global__ void __launch_bounds__(SQUARE * 8) mirror_lower_kernel(const mirror_job job)
+{
+    __shared__ double square[SQUARE][SQUARE + 1];
+    const int x = (int)threadIdx.x % SQUARE;
+    for (int64_t block = blockIdx.x; block < job.blocks; block += gridDim.x) {
+        int64_t matrix = block / job.tiles, tile = block % job.tiles, above = tile_row(tile);
+        int64_t row = above * SQUARE, col = (tile - lower_tiles(above)) * SQUARE;
+        __syncthreads(); /* the square before has been written */
+        for (int y = (int)threadIdx.x / SQUARE; y < SQUARE; y += 8) {
+            if (row + y < job.n && col + x < row + y) {
+                square[y][x] =
+                    tchi_cuda_load<double>(job.c.type, tchi_cuda_at(job.c, matrix, row + y, col + x), 0, job.c.stride);
+            }
+        }
+        __syncthreads();
+        for (int y = (int)threadIdx.x / SQUARE; y < SQUARE; y += 8) {
+            if (row + x < job.n && col + y < row + x) {
+                tchi_cuda_store(job.c.type, tchi_cuda_at(job.c, matrix, col + y, row + x), 0, job.c.stride,
+                                square[x][y]);
+            }
+        }
+    }
+}
+
+extern "C" tch_status tchi_cuda_mirror_lower(tchi_cuda_state *state, const tch_matrices *c)
+{
+    mirror_job job = {tchi_cuda_operand_of(c), c->rows, lower_tiles(tchi_cuda_ceil_div(c->rows, SQUARE)), 0};
+    job.blocks = job.tiles * c->batch;
+    if (job.blocks == 0) {
+        return TCH_OK;
+    }
+    mirror_lower_kernel<<<tchi_cuda_grid(job.blocks), SQUARE * 8, 0, state->stream>>>(job);
+    return tchi_cuda_launched(state, "mirror_lower_kernel");
+}

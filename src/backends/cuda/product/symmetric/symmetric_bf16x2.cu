@@ -1,0 +1,211 @@
+/* The symmetric product of matrices in bfloat16, plain or split into high and low parts: the kernel that works on every
+ * GPU from sm_80 on, by mma.sync, and the choice between it and the one for wgmma. Before changing the main loop, see
+ * symmetric_bf16x2.cuh for the layout in shared memory and the rule by which tiles write C; the ladder of measurements is
+ * bench/ladder/cuda_symmetric_split.md. */
+#include "symmetric_bf16x2.cuh"
+
+/* Slabs in flight and in use: 3 of 128 + 128 rows are 96 KiB, what a block may have on sm_86, 89 and 120. */
+#define STAGES 3
+/* Blocks with large tiles that a multiprocessor holds: two where it has shared memory for them and the compiler keeps
+ * within their half of the registers, which on sm_100 it does only by spilling. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define LARGE_BLOCKS 2
+#else
+#define LARGE_BLOCKS 1
+#endif
+/* Large tiles take the place of small ones from these n on, for wgmma and for mma.sync: on the diagonal half of a tile
+ * is computed for nothing. On an H200 wgmma takes 0.026 ms for 256 x 128 where small tiles take 0.029. The GPUs that
+ * mma.sync is for were not measured; on an H200 its large tiles win at 4096 alone and lose up to a sixth elsewhere. */
+#define WGMMA_FROM 128
+#define MMA_FROM 192
+/* Below so many large tiles for each multiprocessor, small ones: on an H200, which has 132, 1 x 1024 of 36 large tiles
+ * takes 0.039 ms by wgmma and 0.034 with small ones, 64 x 256 of 192 takes 0.028 and 0.031. */
+#define LARGE_TILES_PER_PROCESSOR 1
+
+/* --- mma.sync ----------------------------------------------------------------------------------------------------- */
+
+/* One warp's share of a tile: `high` by `wide` accumulators of 16 by 8, from (row, col) of the tile on. */
+template <int high, int wide> struct warp_tile {
+    int row, col;
+    float sum[high][wide][4];
+};
+
+/* Rows of A, 16 by 16 at chunk `chunk`: lanes 0 to 15 point at the left halves, the others at the right ones. Sixteen
+ * rows on, the permutation is the same. */
+template <int high> static __device__ inline void load_a(uint32_t (&a)[high][4], char *slab, int row, int chunk)
+{
+    int lane = (int)threadIdx.x % 32;
+    const char *first = tchi_split_chunk(slab, row + lane % 16, chunk + lane / 16);
+#pragma unroll
+    for (int i = 0; i < high; i++) {
+        tchi_ldmatrix_x4(a[i], first + 16 * i * TCHI_SPLIT_ROW_BYTES);
+    }
+}
+
+/* Rows of B, two sets of eight at a time: b[j] holds left and right of the first, then left and right of the second. */
+template <int pairs> static __device__ inline void load_b(uint32_t (&b)[pairs][4], char *slab, int row, int chunk)
+{
+    int lane = (int)threadIdx.x % 32;
+    const char *first = tchi_split_chunk(slab, row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
+#pragma unroll
+    for (int j = 0; j < pairs; j++) {
+        tchi_ldmatrix_x4(b[j], first + 16 * j * TCHI_SPLIT_ROW_BYTES);
+    }
+}
+
+template <int high, int wide>
+static __device__ inline void multiply(warp_tile<high, wide> &warp, const uint32_t (&a)[high][4],
+                                       const uint32_t (&b)[wide / 2][4])
+{
+#pragma unroll
+    for (int i = 0; i < high; i++) {
+#pragma unroll
+        for (int j = 0; j < wide; j++) {
+            tchi_mma_bf16(warp.sum[i][j], a[i], b[j / 2] + j % 2 * 2);
+        }
+    }
+}
+
+/* All products of one slab, 16 along k at a time: of split operands high low, high high and low high, in an order that
+ * keeps one fragment of each in registers. */
+template <int high, int wide, int planes>
+static __device__ inline void multiply_slab(warp_tile<high, wide> &warp, char *slab_a, char *slab_b)
+{
+    constexpr int low = 4; /* chunk where the low parts begin */
+#pragma unroll
+    for (int chunk = 0; chunk < 8 / planes; chunk += 2) {
+        uint32_t a[high][4];
+        uint32_t b[wide / 2][4];
+        load_a<high>(a, slab_a, warp.row, chunk);
+        if (planes == 2) {
+            load_b<wide / 2>(b, slab_b, warp.col, chunk + low);
+            multiply<high, wide>(warp, a, b);
+        }
+        load_b<wide / 2>(b, slab_b, warp.col, chunk);
+        multiply<high, wide>(warp, a, b);
+        if (planes == 2) {
+            load_a<high>(a, slab_a, warp.row, chunk + low);
+            multiply<high, wide>(warp, a, b);
+        }
+    }
+}
+
+/* A block computes a square tile of `size`, each warp 16 high by 8 wide of it.
+ *
+ * For 16 matrices of n = k = 1024, split: 51.5 GFLOP, 0.068 ms at the 757 TFLOP/s cuBLAS reaches by wgmma and about 0.1
+ * by mma.sync; to and from memory 64 MiB each for A, B and C and 36 for D, 0.05 ms at 4.8 TB/s; from the L2 cache
+ * 576 MiB with tiles of 128. */
+template <int size, int high, int wide, int planes>
+static __global__ void __launch_bounds__((size / 16 / high) * (size / 8 / wide) * 32, size == 128 ? LARGE_BLOCKS : 4)
+    symmetric_split_mma(const __grid_constant__ tchi_split_problem p)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    constexpr int warps_wide = size / 8 / wide;
+    constexpr int threads = (size / 16 / high) * warps_wide * 32;
+    constexpr int stage_bytes = 2 * size * TCHI_SPLIT_ROW_BYTES;
+    extern __shared__ __align__(1024) char shared[];
+    tchi_split_tile tile = tchi_split_tile_of(p, size);
+    int number = (int)threadIdx.x / 32;
+    warp_tile<high, wide> warp = {number / warps_wide * high * 16, number % warps_wide * wide * 8, {}};
+    int slabs = (p.k + tchi_split_slab<planes>::depth - 1) / tchi_split_slab<planes>::depth;
+    for (int s = 0; s < STAGES - 1; s++) {
+        tchi_split_load<size, threads, planes>(shared + s * stage_bytes, p, tile, s);
+    }
+    for (int s = 0; s < slabs; s++) {
+        char *stage = shared + s % STAGES * stage_bytes;
+        tchi_cp_async_wait<STAGES - 2>();
+        __syncthreads(); /* slab s has landed for all, and all have done with the one before it */
+        tchi_split_load<size, threads, planes>(shared + (s + STAGES - 1) % STAGES * stage_bytes, p, tile,
+                                               s + STAGES - 1);
+        multiply_slab<high, wide, planes>(warp, stage, stage + size * TCHI_SPLIT_ROW_BYTES);
+    }
+    __syncthreads();
+    float *staged = (float *)shared;
+#pragma unroll
+    for (int i = 0; i < high; i++) {
+#pragma unroll
+        for (int j = 0; j < wide; j++) {
+            const float(&d)[4] = warp.sum[i][j];
+            tchi_split_stage<size>(staged, warp.row + 16 * i, warp.col + 8 * j, d[0], d[1], d[2], d[3]);
+        }
+    }
+    __syncthreads();
+    tchi_split_write<size, threads, planes>(p, tile, staged);
+#endif
+}
+
+static tch_status split_mma(tchi_cuda_state *state, tchi_split_problem *p, int64_t batch, int size)
+{
+    int split = p->a.type == TCH_SCALAR_BF16X2;
+    int shared = STAGES * 2 * size * TCHI_SPLIT_ROW_BYTES;
+    p->tiles = (int32_t)tchi_split_tile_count(p->n, size);
+    if (size == 128) {
+        tchi_split_kernel kernel = split ? symmetric_split_mma<128, 4, 4, 2> : symmetric_split_mma<128, 4, 4, 1>;
+        return tchi_split_launch(state, kernel, "symmetric_split_mma", p, batch, 256, shared);
+    }
+    tchi_split_kernel kernel = split ? symmetric_split_mma<64, 2, 4, 2> : symmetric_split_mma<64, 2, 4, 1>;
+    return tchi_split_launch(state, kernel, "symmetric_split_mma", p, batch, 128, shared);
+}
+
+/* --- the choice --------------------------------------------------------------------------------------------------- */
+
+/* Every row of every matrix begins at a multiple of 16 bytes. */
+static int rows_aligned(const tch_matrices *m)
+{
+    int several = m->batch > 1 || m->type == TCH_SCALAR_BF16X2;
+    return (uintptr_t)m->data % 16 == 0 && m->ld % 8 == 0 && (!several || m->stride % 8 == 0);
+}
+
+/* Tiles and elements of one matrix are counted in 32 bits. */
+#define SIZE_LIMIT (1 << 21)
+
+extern "C" int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, const tch_matrices *,
+                                               const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+{
+    int in = a->type == TCH_SCALAR_BF16X2 || a->type == TCH_SCALAR_BF16;
+    int out = c->type == TCH_SCALAR_BF16X2 || c->type == TCH_SCALAR_BF16 || c->type == TCH_SCALAR_F32 ||
+              c->type == TCH_SCALAR_F64;
+    int size = c->rows < SIZE_LIMIT && a->cols < (1 << 30);
+    return state->device.major >= 8 && in && out && size && b->type == a->type && rows_aligned(a) && rows_aligned(b);
+}
+
+static int large_tiles(const tchi_cuda_state *state, int64_t n, int64_t batch, int64_t from)
+{
+    int64_t tiles = batch * tchi_split_tile_count(n, 128);
+    return n >= from && tiles >= (int64_t)LARGE_TILES_PER_PROCESSOR * state->device.processors;
+}
+
+static tchi_split_problem problem_of(double c0, double c1, const tch_matrices *d, double c2, const tch_matrices *a,
+                                     const tch_matrices *b, const tch_matrices *c)
+{
+    tchi_split_problem p = {};
+    p.n = (int32_t)c->rows;
+    p.k = (int32_t)a->cols;
+    p.c0 = (float)c0;
+    p.c1 = (float)c1;
+    p.c2 = (float)c2;
+    p.a = tchi_cuda_operand_of(a);
+    p.b = tchi_cuda_operand_of(b);
+    p.c = tchi_cuda_operand_of(c);
+    if (d != NULL) {
+        p.has_d = 1;
+        p.d = tchi_cuda_operand_of(d);
+    }
+    return p;
+}
+
+/* wgmma exists on sm_90 alone: what came after it has other instructions. */
+extern "C" tch_status tchi_cuda_symmetric_split(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
+                                                double c2, const tch_matrices *a, const tch_matrices *b,
+                                                const tch_matrices *c)
+{
+    if (c->rows == 0 || c->batch == 0) {
+        return TCH_OK;
+    }
+    tchi_split_problem p = problem_of(c0, c1, d, c2, a, b, c);
+    int has_wgmma = state->device.major == 9;
+    if (!large_tiles(state, c->rows, c->batch, has_wgmma ? WGMMA_FROM : MMA_FROM)) {
+        return split_mma(state, &p, c->batch, 64);
+    }
+    return has_wgmma ? tchi_cuda_split_wgmma(state, &p, c->batch) : split_mma(state, &p, c->batch, 128);
+}

@@ -1,0 +1,83 @@
+/* The half products: which of the ways to compute one takes the operands at hand. Our kernels compute the lower half and
+ * mirror it; cuBLAS computes all of C, symmetric up to rounding only, of which the upper half is then replaced. */
+#include "backends/cuda/cuda.h"
+#include "symmetric_any.h"
+
+typedef int (*takes_operands)(const tchi_cuda_state *, const tch_matrices *, const tch_matrices *, const tch_matrices *,
+                              const tch_matrices *);
+typedef tch_status (*half_product)(tchi_cuda_state *, double, double, const tch_matrices *, double,
+                                   const tch_matrices *, const tch_matrices *, const tch_matrices *);
+
+/* The first that takes the operands is used. */
+static const struct half_kernel {
+    takes_operands takes;
+    half_product run;
+} half_kernels[] = {
+    {tchi_cuda_symmetric_f64_takes, tchi_cuda_symmetric_f64},
+    {tchi_cuda_symmetric_turns_takes, tchi_cuda_symmetric_turns},
+    {tchi_cuda_symmetric_split_takes, tchi_cuda_symmetric_split},
+};
+
+/* The half product that takes these operands, or NULL. */
+static half_product find_half_product(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
+                                      const tch_matrices *b, const tch_matrices *c)
+{
+    for (size_t i = 0; i < sizeof half_kernels / sizeof half_kernels[0]; i++) {
+        if (half_kernels[i].takes(state, d, a, b, c)) {
+            return half_kernels[i].run;
+        }
+    }
+    return NULL;
+}
+
+/* cuBLAS multiplies matrices of one type, and not of the split one. */
+static int gemm_takes(const tch_matrices *a, const tch_matrices *c)
+{
+    return a->type == c->type && c->type != TCH_SCALAR_BF16X2;
+}
+
+/* In a commuting product B is symmetric, so that A B is A B', which reads both operands along their rows. */
+tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                       const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+{
+    half_product half = find_half_product(state, d, a, b, c);
+    if (half != NULL) {
+        return half(state, c0, c1, d, c2, a, b, c);
+    }
+    if (!gemm_takes(a, c)) {
+        return tchi_cuda_symmetric_any(state, c0, c1, d, c2, a, b, c);
+    }
+    TCHI_CUDA_PASS(tchi_cuda_gemm(state, c2, a, 0, b, 0, 0.0, c));
+    if (c0 != 0.0 || d != NULL) {
+        TCHI_CUDA_PASS(tchi_cuda_combine(state, c0, c1, d, 1.0, c, c));
+    }
+    return tchi_cuda_mirror_lower(state, c);
+}
+
+/* A half kernel gives each of its tiles of C to one block for the whole of k: with few tiles and a long k most of the
+ * device would look on, and cuBLAS, which divides k as well, computes the whole sooner. Reasoned: tiles have 64 rows
+ * there, and half of the device is what a half product can lose. */
+static int fills_device(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *c)
+{
+    int64_t side = (c->rows + 63) / 64;
+    return a->cols <= 4 * c->rows || side * (side + 1) / 2 * c->batch >= state->device.processors / 2;
+}
+
+/* With a beta only C's lower triangle counts: the half kernel for float64 takes C as its D, of which it reads the lower
+ * triangle, each element in the thread that writes it; for cuBLAS, which reads the whole, C is made symmetric first. */
+tch_status tchi_cuda_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                          const tch_matrices *c)
+{
+    half_product half = transpose || !fills_device(state, a, c) ? NULL : find_half_product(state, NULL, a, a, c);
+    if (half != NULL && beta == 0.0) {
+        return half(state, 0.0, 0.0, NULL, alpha, a, a, c);
+    }
+    if (half == tchi_cuda_symmetric_f64 && c->type == TCH_SCALAR_F64) {
+        return half(state, 0.0, beta, c, alpha, a, a, c);
+    }
+    if (beta != 0.0) {
+        TCHI_CUDA_PASS(tchi_cuda_mirror_lower(state, c));
+    }
+    TCHI_CUDA_PASS(tchi_cuda_gemm(state, alpha, a, transpose, a, !transpose, beta, c));
+    return tchi_cuda_mirror_lower(state, c);
+}

@@ -1,0 +1,118 @@
+/* Errors of CUDA, cuBLAS and cuSOLVER as statuses with messages. Each check is used through the macro of its library in
+ * the headers, so that no call goes unchecked and none is checked in two ways. */
+#include "backends/cuda/cuda.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "capture.h"
+#include "faults.h"
+
+/* What a message can add to CUDA's own words; empty when nothing. */
+static const char *remedy(cudaError_t error)
+{
+    switch (error) {
+    case cudaErrorNoKernelImageForDevice:
+        return "; this build has no machine code for the GPU: add its architecture to TORCHIUM_CUDA_ARCHITECTURES";
+    case cudaErrorStreamCaptureUnsupported:
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureImplicit:
+    case cudaErrorStreamCaptureIsolation:
+        return "; the stream is being captured in a graph, where this call is not possible";
+    default:
+        return "";
+    }
+}
+
+/* Kernels run long after they are launched, and the name is that of a user's last one: it need not be the culprit. */
+static tch_status fail_by_fault(cudaError_t error, const char *what, int32_t device)
+{
+    char kernel[192] = "";
+    tchi_cuda_fault_of(device, kernel, sizeof kernel);
+    return tchi_cuda_host->fail(TCH_ERR_BACKEND,
+                                "%s: %s (%s)%s%s%s; the GPU can be used again only by a new process, and "
+                                "TORCHIUM_DEBUG_SYNC=1 there names the kernel that failed",
+                                what, cudaGetErrorString(error), cudaGetErrorName(error),
+                                kernel[0] != '\0' ? " after kernel " : "", kernel,
+                                kernel[0] != '\0' ? " was launched" : "");
+}
+
+tch_status tchi_cuda_check_device(int32_t device)
+{
+    char kernel[192] = "";
+    char what[64];
+    cudaError_t error = tchi_cuda_fault_of(device, kernel, sizeof kernel);
+    if (error == cudaSuccess) {
+        return TCH_OK;
+    }
+    snprintf(what, sizeof what, "this process can no longer use cuda:%d", device);
+    return fail_by_fault(error, what, device);
+}
+
+tch_status tchi_cuda_check(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) {
+        return TCH_OK;
+    }
+    cudaGetLastError(); /* forget it, so that the next check does not report it a second time */
+    if (tchi_cuda_is_fault(error)) {
+        int32_t device = tchi_cuda_entered();
+        tchi_cuda_remember_fault(device, error);
+        return fail_by_fault(error, what, device);
+    }
+    return tchi_cuda_host->fail(error == cudaErrorMemoryAllocation ? TCH_ERR_OUT_OF_MEMORY : TCH_ERR_BACKEND,
+                                "%s: %s (%s)%s", what, cudaGetErrorString(error), cudaGetErrorName(error),
+                                remedy(error));
+}
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int debug_sync;
+
+static void read_debug_sync(void)
+{
+    const char *value = getenv("TORCHIUM_DEBUG_SYNC");
+    debug_sync = value != NULL && strcmp(value, "1") == 0;
+}
+
+tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel)
+{
+    cudaError_t error = cudaGetLastError();
+    pthread_once(&once, read_debug_sync);
+    if (error == cudaSuccess && debug_sync && !tchi_cuda_is_capturing(state->stream)) {
+        error = cudaStreamSynchronize(state->stream);
+    }
+    return tchi_cuda_check(error, kernel);
+}
+
+tch_status tchi_cublas_check(tchi_cublas_status status, const char *what)
+{
+    enum { ALLOC_FAILED = 3 };
+    if (status == 0) {
+        return TCH_OK;
+    }
+    return tchi_cuda_host->fail(status == ALLOC_FAILED ? TCH_ERR_OUT_OF_MEMORY : TCH_ERR_BACKEND, "%s: cuBLAS says: %s",
+                                what, tchi_cublas_open(NULL)->get_status_string(status));
+}
+
+/* cuSOLVER has no function for this. */
+static const char *cusolver_words(tchi_cusolver_status status)
+{
+    static const char *const words[] = {
+        "success",           "not initialized", "allocation failed", "invalid value",
+        "GPU not supported", "mapping error",   "execution failed",  "internal error",
+        "matrix type",       "not supported",   "zero pivot",        "invalid license",
+    };
+    return status >= 0 && (size_t)status < sizeof words / sizeof words[0] ? words[status] : "unknown status";
+}
+
+tch_status tchi_cusolver_check(tchi_cusolver_status status, const char *what)
+{
+    enum { ALLOC_FAILED = 2 };
+    if (status == 0) {
+        return TCH_OK;
+    }
+    return tchi_cuda_host->fail(status == ALLOC_FAILED ? TCH_ERR_OUT_OF_MEMORY : TCH_ERR_BACKEND,
+                                "%s: cuSOLVER says: %s (status %d)", what, cusolver_words(status), status);
+}

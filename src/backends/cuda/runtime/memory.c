@@ -1,0 +1,193 @@
+/* Device memory. Blocks come from a pool of CUDA's that is ours alone, one for each device and shared by its contexts,
+ * in the order of the context's stream. It keeps nothing that was given back: src/core/pool.c above it does the keeping,
+ * and what that gives back is meant for the device and whoever else uses it. */
+#include "backends/cuda/cuda.h"
+
+#include <pthread.h>
+
+#include "capture.h"
+
+/* --- the device's pool -------------------------------------------------------------------------------------------- */
+
+enum { MAX_DEVICES = 64 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    int made;
+    cudaMemPool_t pool; /* NULL where the device cannot have one: then cudaMalloc and cudaFree */
+} pools[MAX_DEVICES];
+
+static cudaError_t make_pool(int32_t device, cudaMemPool_t *pool)
+{
+    struct cudaMemPoolProps properties = {.allocType = cudaMemAllocationTypePinned,
+                                          .location = {.type = cudaMemLocationTypeDevice, .id = device}};
+    int supported = 0;
+    cudaError_t error = cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, device);
+    return error == cudaSuccess && supported ? cudaMemPoolCreate(pool, &properties) : error;
+}
+
+/* Made once and never destroyed: memory may come back to it until the process ends. */
+static cudaError_t pool_of(int32_t device, cudaMemPool_t *pool)
+{
+    cudaError_t error = cudaSuccess;
+    *pool = NULL;
+    if (device >= MAX_DEVICES) {
+        return cudaSuccess;
+    }
+    pthread_mutex_lock(&lock);
+    if (!pools[device].made) {
+        error = make_pool(device, &pools[device].pool);
+        pools[device].made = error == cudaSuccess;
+    }
+    *pool = pools[device].pool;
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+/* --- allocation --------------------------------------------------------------------------------------------------- */
+
+static cudaError_t take(const tchi_cuda_state *s, cudaMemPool_t pool, size_t bytes, void **pointer)
+{
+    return pool != NULL ? cudaMallocFromPoolAsync(pointer, bytes, pool, s->stream) : cudaMalloc(pointer, bytes);
+}
+
+/* Memory that was given back but is still in use on the stream is free only after a wait. */
+static cudaError_t take_after_wait(const tchi_cuda_state *s, cudaMemPool_t pool, size_t bytes, void **pointer)
+{
+    cudaGetLastError();
+    cudaError_t error = cudaStreamSynchronize(s->stream);
+    if (error == cudaSuccess && pool != NULL) {
+        error = cudaMemPoolTrimTo(pool, 0);
+    }
+    return error == cudaSuccess ? take(s, pool, bytes, pointer) : error;
+}
+
+static tch_status out_of_memory(const tchi_cuda_state *s, int64_t bytes)
+{
+    size_t available = 0;
+    size_t total = 0;
+    cudaGetLastError();
+    if (cudaMemGetInfo(&available, &total) != cudaSuccess) {
+        cudaGetLastError();
+    }
+    return tchi_cuda_host->fail(TCH_ERR_OUT_OF_MEMORY,
+                                "out of memory on cuda:%d: %lld bytes were asked for, %lld of %lld are free",
+                                s->device.index, (long long)bytes, (long long)available, (long long)total);
+}
+
+/* During capture an allocation would become a node of the graph, whose memory is lost with it. A call that was made
+ * once before, with the same sizes, finds its memory in the pool above and does not come here. */
+tch_status tchi_cuda_allocate(void *state, int64_t bytes, void **pointer)
+{
+    const tchi_cuda_state *s = state;
+    cudaMemPool_t pool = NULL;
+    if (tchi_cuda_is_capturing(s->stream)) {
+        return tchi_cuda_host->fail(TCH_ERR_UNSUPPORTED,
+                                    "%lld bytes of GPU memory were asked for while the stream is being captured in a "
+                                    "graph; make the same call once before capturing, so that its memory is there",
+                                    (long long)bytes);
+    }
+    TCHI_CUDA_TRY(pool_of(s->device.index, &pool), "making a memory pool");
+    cudaError_t error = take(s, pool, (size_t)bytes, pointer);
+    if (error == cudaErrorMemoryAllocation) {
+        error = take_after_wait(s, pool, (size_t)bytes, pointer);
+    }
+    return error == cudaErrorMemoryAllocation ? out_of_memory(s, bytes) : tchi_cuda_check(error, "allocating memory");
+}
+
+/* In stream order: what was queued before may still use the block. During capture only a stream outside the graph can
+ * take it, and only a block that the graph does not use can come here. */
+static void give_back(const tchi_cuda_state *s, cudaMemPool_t pool, void *pointer)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    if (pool == NULL) {
+        cudaFree(pointer);
+    } else if (!tchi_cuda_is_capturing(s->stream)) {
+        cudaFreeAsync(pointer, s->stream);
+    } else {
+        cudaThreadExchangeStreamCaptureMode(&mode);
+        cudaFreeAsync(pointer, s->own);
+        cudaThreadExchangeStreamCaptureMode(&mode);
+    }
+}
+
+/* Called from any thread, also outside begin and end: a tensor may outlive its context. The memory is the device's again
+ * after the next wait. */
+void tchi_cuda_release(void *state, void *pointer, int64_t bytes)
+{
+    const tchi_cuda_state *s = state;
+    cudaMemPool_t pool = NULL;
+    (void)bytes;
+    if (pointer == NULL || tchi_cuda_begin(state) != TCH_OK) {
+        return;
+    }
+    pool_of(s->device.index, &pool);
+    give_back(s, pool, pointer);
+    cudaGetLastError();
+    tchi_cuda_end(state);
+}
+
+tch_status tchi_cuda_memory_info(void *state, int64_t *total, int64_t *free)
+{
+    size_t available = 0;
+    size_t all = 0;
+    (void)state;
+    TCHI_CUDA_TRY(cudaMemGetInfo(&available, &all), "cudaMemGetInfo");
+    *total = (int64_t)all;
+    *free = (int64_t)available;
+    return TCH_OK;
+}
+
+/* --- plain bytes -------------------------------------------------------------------------------------------------- */
+
+static int is_page_locked(const void *pointer)
+{
+    struct cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, pointer) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return attributes.type != cudaMemoryTypeUnregistered;
+}
+
+/* A graph would read pageable memory whenever it is replayed, when the caller's buffer may be long gone; and what goes
+ * to the host must be there when the call returns. */
+static tch_status check_capture(const tchi_cuda_state *s, const void *src, tch_copy_kind kind)
+{
+    if (kind == TCH_COPY_DEVICE || !tchi_cuda_is_capturing(s->stream) ||
+        (kind == TCH_COPY_TO_DEVICE && is_page_locked(src))) {
+        return TCH_OK;
+    }
+    return tchi_cuda_host->fail(
+        TCH_ERR_UNSUPPORTED, kind == TCH_COPY_TO_HOST
+                                 ? "a copy to the host must be waited for, and the stream is being captured in a graph"
+                                 : "a copy from pageable host memory cannot be captured in a graph; use page-locked "
+                                   "memory");
+}
+
+/* From pageable memory CUDA returns when it has its own copy of the bytes, so the caller's buffer is free again. A copy
+ * from page-locked memory is queued like all other work and reads the buffer when its turn comes. */
+tch_status tchi_cuda_copy_bytes(void *state, void *dst, const void *src, int64_t bytes, tch_copy_kind kind)
+{
+    static const enum cudaMemcpyKind kinds[] = {cudaMemcpyDeviceToDevice, cudaMemcpyHostToDevice,
+                                                cudaMemcpyDeviceToHost};
+    const tchi_cuda_state *s = state;
+    if (bytes == 0) {
+        return TCH_OK;
+    }
+    TCHI_CUDA_PASS(check_capture(s, src, kind));
+    TCHI_CUDA_TRY(cudaMemcpyAsync(dst, src, (size_t)bytes, kinds[kind], s->stream), "copying bytes");
+    if (kind == TCH_COPY_TO_HOST) {
+        TCHI_CUDA_TRY(cudaStreamSynchronize(s->stream), "waiting for a copy to the host");
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_cuda_zero_bytes(void *state, void *dst, int64_t bytes)
+{
+    const tchi_cuda_state *s = state;
+    if (bytes == 0) {
+        return TCH_OK;
+    }
+    return tchi_cuda_check(cudaMemsetAsync(dst, 0, (size_t)bytes, s->stream), "zeroing memory");
+}

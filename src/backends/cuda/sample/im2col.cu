@@ -1,0 +1,234 @@
+/* The patches of a convolution's input that its outputs see, a row for each output position. A thread keeps its columns,
+ * which are offsets into the kernel's window, and walks down the rows by counting: what would otherwise be divisions for
+ * every element are a few for every thread. */
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/device/elements.cuh"
+
+#define THREADS 256
+#define ROWS 16 /* that a thread walks down */
+#define WIDE 4  /* columns of a thread */
+
+/* tch_patches as kernels take it, with the input's elements as bits. */
+typedef struct patch_call {
+    const void *data;
+    char *out;
+    int64_t ld, stride; /* of out */
+    int64_t matrices, rows, cols;
+    int64_t groups, channels;
+    int64_t strides[5];
+    int32_t size[3], kernel[3], stride_of[3], dilation[3], before[3], outputs[3];
+    tch_padding padding;
+    int32_t wide; /* rows of out take four elements at once */
+} patch_call;
+
+/* A column: where the channel begins, and how far into the window it looks along each dimension. */
+typedef struct patch_column {
+    int64_t channel;
+    int32_t offset[3];
+} patch_column;
+
+static __device__ inline patch_column column_at(const patch_call &c, int64_t column)
+{
+    patch_column at;
+#pragma unroll
+    for (int d = 2; d >= 0; d--) {
+        int64_t rest = column / c.kernel[d];
+        at.offset[d] = (int32_t)(column - rest * c.kernel[d]) * c.dilation[d] - c.before[d];
+        column = rest;
+    }
+    at.channel = column * c.strides[1];
+    return at;
+}
+
+/* The coordinate that stands for x, which may lie outside; -1 for a zero. */
+static __device__ inline int32_t inside(int32_t x, int32_t size, tch_padding padding)
+{
+    if (x >= 0 && x < size) {
+        return x;
+    }
+    switch (padding) {
+    case TCH_PADDING_REFLECT:
+        x = x < 0 ? -x : 2 * (size - 1) - x;
+        break;
+    case TCH_PADDING_REPLICATE:
+        return x < 0 ? 0 : size - 1;
+    case TCH_PADDING_CIRCULAR:
+        x = x < 0 ? x + size : x - size;
+        break;
+    default:
+        return -1;
+    }
+    return x >= 0 && x < size ? x : -1;
+}
+
+/* A row: its output position. */
+typedef struct patch_row {
+    int32_t at[3];
+} patch_row;
+
+static __device__ inline patch_row row_at(const patch_call &c, int64_t row)
+{
+    patch_row r;
+#pragma unroll
+    for (int d = 2; d >= 0; d--) {
+        int64_t rest = row / c.outputs[d];
+        r.at[d] = (int32_t)(row - rest * c.outputs[d]);
+        row = rest;
+    }
+    return r;
+}
+
+static __device__ inline void next_row(const patch_call &c, patch_row &r)
+{
+#pragma unroll
+    for (int d = 2; d >= 0; d--) {
+        r.at[d]++;
+        if (r.at[d] < c.outputs[d] || d == 0) {
+            return;
+        }
+        r.at[d] = 0;
+    }
+}
+
+template <typename bits>
+static __device__ inline bits element_at(const patch_call &c, const bits *image, const patch_column &column,
+                                         const patch_row &row)
+{
+    int64_t index = column.channel;
+#pragma unroll
+    for (int d = 0; d < 3; d++) {
+        int32_t x = inside(row.at[d] * c.stride_of[d] + column.offset[d], c.size[d], c.padding);
+        if (x < 0) {
+            return 0;
+        }
+        index += x * c.strides[2 + d];
+    }
+    return image[index];
+}
+
+template <typename bits> struct alignas(WIDE * sizeof(bits) < 16 ? WIDE * sizeof(bits) : 16) patch_four {
+    bits v[WIDE];
+};
+
+template <typename bits>
+static __device__ inline void store_row(const patch_call &c, bits *to, int count, const patch_four<bits> &four)
+{
+    if (c.wide && count == WIDE) {
+        *(patch_four<bits> *)to = four;
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < WIDE; k++) {
+        if (k < count) {
+            to[k] = four.v[k];
+        }
+    }
+}
+
+/* input (samples, groups channels, size), out (rows, cols) for each sample and group. Moves: the input once, if its
+ * neighbourhood stays at the cache, and an element out for each of out. Does: no arithmetic but addresses.
+ * Grid: columns, rows, matrices. */
+template <typename bits>
+static __global__ void __launch_bounds__(THREADS) patches_kernel(const __grid_constant__ patch_call c)
+{
+    const int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDE;
+    if (j >= c.cols) {
+        return;
+    }
+    const int count = c.cols - j < WIDE ? (int)(c.cols - j) : WIDE;
+    patch_column columns[WIDE];
+#pragma unroll
+    for (int k = 0; k < WIDE; k++) {
+        columns[k] = column_at(c, j + (k < count ? k : 0));
+    }
+    const int64_t step = (int64_t)gridDim.y * blockDim.y * ROWS;
+    for (int64_t m = blockIdx.z; m < c.matrices; m += gridDim.z) {
+        int64_t sample = m / c.groups;
+        int64_t group = m - sample * c.groups;
+        const bits *image = (const bits *)c.data + sample * c.strides[0] + group * c.channels * c.strides[1];
+        for (int64_t first = ((int64_t)blockIdx.y * blockDim.y + threadIdx.y) * ROWS; first < c.rows; first += step) {
+            patch_row row = row_at(c, first);
+            bits *to = (bits *)c.out + m * c.stride + first * c.ld + j;
+            for (int r = 0; r < ROWS && first + r < c.rows; r++) {
+                patch_four<bits> four;
+#pragma unroll
+                for (int k = 0; k < WIDE; k++) {
+                    four.v[k] = element_at(c, image, columns[k], row);
+                }
+                store_row(c, to + r * c.ld, count, four);
+                next_row(c, row);
+            }
+        }
+    }
+}
+
+template <typename bits> static void launch_patches(const tchi_cuda_state *state, const patch_call &c)
+{
+    dim3 block = tchi_cuda_block_for(tchi_cuda_ceil_div(c.cols, WIDE), tchi_cuda_ceil_div(c.rows, ROWS), THREADS);
+    dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(c.cols, (int64_t)block.x * WIDE)),
+              tchi_cuda_grid_yz(tchi_cuda_ceil_div(c.rows, (int64_t)block.y * ROWS)), tchi_cuda_grid_yz(c.matrices));
+    patches_kernel<bits><<<grid, block, 0, state->stream>>>(c);
+}
+
+/* Coordinates inside the kernel have 32 bits. What an output sees ends `reach` behind the input's beginning. */
+static bool fits(const tch_patches *p, int d)
+{
+    const int64_t most = 1 << 30;
+    double reach = (double)p->outputs[d] * (double)p->stride[d] + (double)p->kernel[d] * (double)p->dilation[d];
+    return p->size[d] < most && p->before[d] < most && reach < (double)most;
+}
+
+static patch_call call_of(const tch_patches *p, const tch_matrices *out)
+{
+    patch_call c = {};
+    c.data = p->data;
+    c.out = (char *)out->data;
+    c.ld = out->ld;
+    c.stride = out->stride;
+    c.matrices = p->samples * p->groups;
+    c.groups = p->groups;
+    c.channels = p->channels;
+    c.rows = out->rows;
+    c.cols = out->cols;
+    c.padding = p->padding;
+    c.wide = tchi_cuda_operand_of(out).wide;
+    for (int d = 0; d < 5; d++) {
+        c.strides[d] = p->strides[d];
+    }
+    for (int d = 0; d < 3; d++) {
+        c.size[d] = (int32_t)p->size[d];
+        c.kernel[d] = (int32_t)p->kernel[d];
+        c.stride_of[d] = (int32_t)p->stride[d];
+        c.dilation[d] = (int32_t)p->dilation[d];
+        c.before[d] = (int32_t)p->before[d];
+        c.outputs[d] = (int32_t)p->outputs[d];
+    }
+    return c;
+}
+
+tch_status tchi_cuda_patches(void *state, const tch_patches *patches, const tch_matrices *out)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    patch_call c = call_of(patches, out);
+    if (c.matrices == 0 || c.rows == 0 || c.cols == 0) {
+        return TCH_OK;
+    }
+    for (int d = 0; d < 3; d++) {
+        if (!fits(patches, d)) {
+            return tchi_cuda_host->fail(
+                TCH_ERR_UNSUPPORTED, "a convolution over %lld elements along one dimension: at most 2^30 with padding",
+                (long long)patches->size[d]);
+        }
+    }
+    switch (tchi_cuda_size(patches->type)) {
+    case 8:
+        launch_patches<uint64_t>(s, c);
+        break;
+    case 4:
+        launch_patches<uint32_t>(s, c);
+        break;
+    default:
+        launch_patches<uint16_t>(s, c);
+    }
+    return tchi_cuda_launched(s, "patches");
+}

@@ -1,0 +1,298 @@
+/* Gradients of the weight and the bias of normalising layers, sample by sample. First the mean and the reciprocal
+ * deviation of every row, with the mean subtracted before squares are taken, by a warp or a block for each; then the sums
+ * over positions. Layer and RMS norms have their features along rows, group norms their positions. */
+#include "position_sums.cuh"
+#include "backends/cuda/device/reduce.cuh"
+
+#define THREADS 256
+#define WARP_ROW 4096 /* elements of a row that a warp takes; longer ones have a block */
+#define AT_ONCE 4     /* fours under way in a thread */
+
+typedef struct row_stats {
+    float mean, scale; /* x^ = (x - mean) scale */
+} row_stats;
+
+typedef struct row_stats_f64 {
+    double mean, scale;
+} row_stats_f64;
+
+template <typename real> struct stats_of;
+template <> struct stats_of<float> {
+    typedef row_stats type;
+};
+template <> struct stats_of<double> {
+    typedef row_stats_f64 type;
+};
+
+/* Rows of `length` elements, one after the other. */
+typedef struct stats_call {
+    tchi_cuda_operand x; /* a single matrix: rows by length */
+    int64_t rows, length;
+    int32_t centered; /* the mean is subtracted */
+    double eps;
+} stats_call;
+
+/* --- statistics --------------------------------------------------------------------------------------------------- */
+
+/* The sum of (x - mean)^power over a row, power 1 or 2, by `threads` threads of which this is `thread`. */
+template <typename real, int power>
+static __device__ inline double sum_of_row(const stats_call &c, int64_t row, real mean, int thread, int threads)
+{
+    double sum = 0;
+    for (int64_t j = (int64_t)thread * 4; j < c.length; j += (int64_t)threads * 4 * AT_ONCE) {
+        tchi_cuda_four<real> x[AT_ONCE];
+        int count[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            int64_t left = c.length - j - (int64_t)k * threads * 4;
+            count[k] = left < 0 ? 0 : left < 4 ? (int)left : 4;
+            x[k] = tchi_cuda_load_four<real>(c.x, 0, row, j + (int64_t)k * threads * 4, count[k]);
+        }
+        real part = 0;
+#pragma unroll
+        for (int k = 0; k < 4 * AT_ONCE; k++) {
+            real gap = k % 4 < count[k / 4] ? x[k / 4].v[k % 4] - mean : (real)0;
+            part += power == 1 ? gap : gap * gap;
+        }
+        sum += (double)part;
+    }
+    return sum;
+}
+
+/* Over a warp, or over the block where `shared` is given. */
+static __device__ inline double sum_over(double value, int thread, double *shared)
+{
+    return shared != NULL ? tchi_cuda_block_sum(value, thread, THREADS, shared) : tchi_cuda_warp_sum(value);
+}
+
+template <typename real>
+static __device__ inline typename stats_of<real>::type stats_of_row(const stats_call &c, int64_t row, int thread,
+                                                                    int threads, double *shared)
+{
+    double mean = 0;
+    if (c.centered) {
+        mean = sum_over(sum_of_row<real, 1>(c, row, (real)0, thread, threads), thread, shared) / (double)c.length;
+    }
+    double squares = sum_over(sum_of_row<real, 2>(c, row, (real)mean, thread, threads), thread, shared);
+    return {(real)mean, (real)(1.0 / sqrt(squares / (double)c.length + c.eps))};
+}
+
+/* x (rows, length). Moves: x once, the second look at a row being at the cache. Does: four operations an element. */
+template <typename real>
+static __global__ void __launch_bounds__(THREADS)
+    warp_stats_kernel(const __grid_constant__ stats_call c, typename stats_of<real>::type *stats)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    for (int64_t row = warp; row < c.rows; row += (int64_t)gridDim.x * (THREADS / 32)) {
+        typename stats_of<real>::type found = stats_of_row<real>(c, row, lane, 32, NULL);
+        if (lane == 0) {
+            stats[row] = found;
+        }
+    }
+}
+
+/* The same with a block for each row. */
+template <typename real>
+static __global__ void __launch_bounds__(THREADS)
+    block_stats_kernel(const __grid_constant__ stats_call c, typename stats_of<real>::type *stats)
+{
+    __shared__ double shared[32];
+    for (int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
+        typename stats_of<real>::type found = stats_of_row<real>(c, row, (int)threadIdx.x, THREADS, shared);
+        if (threadIdx.x == 0) {
+            stats[row] = found;
+        }
+    }
+}
+
+template <typename real>
+static tch_status run_stats(const tchi_cuda_state *state, const stats_call &c, typename stats_of<real>::type *stats)
+{
+    if (c.rows == 0 || c.length == 0) {
+        return TCH_OK;
+    }
+    if (c.length <= WARP_ROW) {
+        unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(c.rows, THREADS / 32));
+        warp_stats_kernel<real><<<blocks, THREADS, 0, state->stream>>>(c, stats);
+    } else {
+        block_stats_kernel<real><<<tchi_cuda_grid(c.rows), THREADS, 0, state->stream>>>(c, stats);
+    }
+    return tchi_cuda_launched(state, "row_stats");
+}
+
+/* --- features along rows ------------------------------------------------------------------------------------------ */
+
+/* x^ g and g of each position. */
+template <typename real> struct normalized_terms {
+    static const int outputs = 2;
+    tchi_cuda_operand x, g;
+    const typename stats_of<real>::type *stats;
+    int64_t positions;
+
+    __device__ inline void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_four<real> *values) const
+    {
+        if (count == 0) {
+            values[0] = values[1] = {};
+            return;
+        }
+        typename stats_of<real>::type row = stats[b * positions + i];
+        tchi_cuda_four<real> seen = tchi_cuda_load_four<real>(x, b, i, j, count);
+        values[1] = tchi_cuda_load_four<real>(g, b, i, j, count);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            values[0].v[k] = k < count ? (seen.v[k] - row.mean) * row.scale * values[1].v[k] : (real)0;
+        }
+    }
+};
+
+/* --- positions along rows ----------------------------------------------------------------------------------------- */
+
+typedef struct channel_call {
+    tchi_cuda_operand x, g; /* a single matrix each: samples times channels by positions */
+    int64_t rows, channels, positions, groups;
+    tchi_cuda_sum_target<2> target;
+} channel_call;
+
+template <typename real> struct channel_sums {
+    double weight, bias;
+};
+
+template <typename real>
+static __device__ inline channel_sums<real> sums_of_channel(const channel_call &c, int64_t row, real mean, real scale)
+{
+    channel_sums<real> sums = {0, 0};
+    for (int64_t j = (int64_t)threadIdx.x * 4; j < c.positions; j += (int64_t)blockDim.x * 4) {
+        int count = c.positions - j < 4 ? (int)(c.positions - j) : 4;
+        tchi_cuda_four<real> x = tchi_cuda_load_four<real>(c.x, 0, row, j, count);
+        tchi_cuda_four<real> g = tchi_cuda_load_four<real>(c.g, 0, row, j, count);
+        real weight = 0;
+        real bias = 0;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            weight += k < count ? (x.v[k] - mean) * scale * g.v[k] : (real)0;
+            bias += g.v[k];
+        }
+        sums.weight += (double)weight;
+        sums.bias += (double)bias;
+    }
+    return sums;
+}
+
+/* x, g (rows, positions), a row being a channel of a sample. Moves: both once. Does: four operations an element. A block
+ * for each channel. */
+template <typename real>
+static __global__ void __launch_bounds__(THREADS)
+    channel_sums_kernel(const __grid_constant__ channel_call c, const typename stats_of<real>::type *stats)
+{
+    __shared__ double shared[32];
+    const int threads = (int)blockDim.x;
+    const int64_t size = c.channels / c.groups; /* of a group */
+    for (int64_t row = blockIdx.x; row < c.rows; row += gridDim.x) {
+        typename stats_of<real>::type group = {};
+        if (c.positions > 0) {
+            group = stats[row / size];
+        }
+        channel_sums<real> sums = sums_of_channel<real>(c, row, group.mean, group.scale);
+        double weight = tchi_cuda_block_sum(sums.weight, (int)threadIdx.x, threads, shared);
+        double bias = tchi_cuda_block_sum(sums.bias, (int)threadIdx.x, threads, shared);
+        if (threadIdx.x == 0) {
+            int64_t sample = row / c.channels;
+            tchi_cuda_put_sum(c.target, 0, sample, row - sample * c.channels, weight);
+            tchi_cuda_put_sum(c.target, 1, sample, row - sample * c.channels, bias);
+        }
+    }
+}
+
+/* --- the operation ------------------------------------------------------------------------------------------------ */
+
+static tch_matrices rows_of(void *data, tch_scalar type, int64_t rows, int64_t cols)
+{
+    return {data, type, rows, cols, cols, 1, rows * cols};
+}
+
+static tchi_cuda_sum_target<2> target_of(double scale, const tch_matrices *weight, const tch_matrices *bias)
+{
+    tchi_cuda_sum_target<2> target = {};
+    if (weight != NULL) {
+        target.out[0] = tchi_cuda_operand_of(weight);
+    }
+    if (bias != NULL) {
+        target.out[1] = tchi_cuda_operand_of(bias);
+    }
+    target.scale = scale;
+    return target;
+}
+
+template <typename real>
+static tch_status group_norm_sums(const tchi_cuda_state *state, const tch_normalized *layer,
+                                  const tchi_cuda_sum_target<2> &target, void *scratch)
+{
+    typename stats_of<real>::type *stats = (typename stats_of<real>::type *)scratch;
+    int64_t channels = layer->samples * layer->features;
+    tch_matrices x = rows_of((void *)layer->x, layer->type, channels, layer->positions);
+    tch_matrices g = rows_of((void *)layer->g, layer->type, channels, layer->positions);
+    int64_t length = layer->features / layer->groups * layer->positions;
+    tch_matrices groups = rows_of((void *)layer->x, layer->type, layer->samples * layer->groups, length);
+    stats_call statistics = {tchi_cuda_operand_of(&groups), groups.rows, length, 1, layer->eps};
+    TCHI_CUDA_PASS(run_stats<real>(state, statistics, stats));
+    channel_call c = {tchi_cuda_operand_of(&x),
+                      tchi_cuda_operand_of(&g),
+                      channels,
+                      layer->features,
+                      layer->positions,
+                      layer->groups,
+                      target};
+    unsigned threads = layer->positions <= 256 ? 32 : layer->positions <= 1024 ? 64 : THREADS;
+    channel_sums_kernel<real><<<tchi_cuda_grid(channels), threads, 0, state->stream>>>(c, stats);
+    return tchi_cuda_launched(state, "channel_sums");
+}
+
+template <typename real>
+static tch_status feature_norm_sums(const tchi_cuda_state *state, const tch_normalized *layer,
+                                    const tchi_cuda_sum_target<2> &target, void *scratch)
+{
+    typename stats_of<real>::type *stats = (typename stats_of<real>::type *)scratch;
+    int64_t rows = layer->samples * layer->positions;
+    tch_matrices all = rows_of((void *)layer->x, layer->type, rows, layer->features);
+    stats_call statistics = {tchi_cuda_operand_of(&all), rows, layer->features, layer->kind != TCH_LAYER_RMS_NORM,
+                             layer->eps};
+    TCHI_CUDA_PASS(run_stats<real>(state, statistics, stats));
+    tch_matrices x = {(void *)layer->x,
+                      layer->type,
+                      layer->positions,
+                      layer->features,
+                      layer->features,
+                      layer->samples,
+                      layer->positions * layer->features};
+    tch_matrices g = x;
+    g.data = (void *)layer->g;
+    normalized_terms<real> terms = {tchi_cuda_operand_of(&x), tchi_cuda_operand_of(&g), stats, layer->positions};
+    tchi_cuda_sum_extent e = tchi_cuda_sum_extent_of(layer->samples, layer->positions, layer->features);
+    return tchi_cuda_run_sums<real>(state, e, terms, target, stats + rows, "normalized_sums");
+}
+
+/* Groups are not known here: at most as many as channels. */
+int64_t tchi_cuda_normalized_scratch(tch_scalar type, int64_t positions, int64_t features, int64_t samples)
+{
+    int64_t each = type == TCH_SCALAR_F64 ? sizeof(row_stats_f64) : sizeof(row_stats);
+    int64_t rows = positions > features ? positions : features;
+    return samples * rows * each + tchi_cuda_sum_scratch(samples, positions, features, 2);
+}
+
+tch_status tchi_cuda_normalized_sums(void *state, const tch_normalized *layer, double scale, const tch_matrices *weight,
+                                     const tch_matrices *bias, void *scratch)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_sum_target<2> target = target_of(scale, weight, bias);
+    bool wide = layer->type == TCH_SCALAR_F64;
+    if (layer->samples == 0 || layer->features == 0) {
+        return TCH_OK;
+    }
+    if (layer->kind == TCH_LAYER_GROUP_NORM) {
+        return wide ? group_norm_sums<double>(s, layer, target, scratch)
+                    : group_norm_sums<float>(s, layer, target, scratch);
+    }
+    return wide ? feature_norm_sums<double>(s, layer, target, scratch)
+                : feature_norm_sums<float>(s, layer, target, scratch);
+}

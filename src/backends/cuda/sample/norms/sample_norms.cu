@@ -1,0 +1,334 @@
+/* Squared norms of single samples' gradients: which form and which kernel, and the sum over a sample's tiles in a fixed
+ * order. A sample with one position is its own case: |g|^2 |a|^2.
+ *
+ * The one thing to know before changing it: terms of the Gram form cancel where positions do, and then little of a norm
+ * is left that float32 knows. Which samples those are is found on the device, and they are done again in tile form. */
+#include "sample_norms.h"
+
+#include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/matrix/narrow.h"
+
+#define THREADS 256
+
+/* --- sums over tiles ---------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ double weight_of(const uint32_t *largest, int64_t matrix)
+{
+    double scale = largest == nullptr ? 1.0 : (double)tchi_narrow_scale(largest[matrix]);
+    return 1.0 / (scale * scale);
+}
+
+/* Reads a double for every tile. */
+static __global__ void __launch_bounds__(THREADS)
+    sample_norms_add(int64_t samples, const tchi_norms_parts p, double scale, double *norms)
+{
+    __shared__ double sums[32];
+    for (int64_t i = blockIdx.x; i < samples; i += gridDim.x) {
+        double total = 0.0;
+        for (int64_t matrix = i * p.groups; matrix < (i + 1) * p.groups; matrix++) {
+            double one = 0.0;
+            for (int64_t k = threadIdx.x; k < p.tiles; k += THREADS) {
+                one += p.parts[matrix * p.tiles + k];
+            }
+            total += one * weight_of(p.largest_a, matrix) * weight_of(p.largest_g, matrix);
+        }
+        total = tchi_cuda_block_sum(total, (int)threadIdx.x, THREADS, sums);
+        if (threadIdx.x == 0) {
+            norms[i] += scale * total;
+        }
+    }
+}
+
+tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samples, const tchi_norms_parts *parts,
+                                      double scale, double *norms)
+{
+    sample_norms_add<<<tchi_cuda_grid(samples), THREADS, 0, state->stream>>>(samples, *parts, scale, norms);
+    return tchi_cuda_launched(state, "sample_norms_add");
+}
+
+/* --- terms that cancel -------------------------------------------------------------------------------------------- */
+
+/* As on the CPU: terms may be so many times larger than their sum, all added up. */
+#define MOST_CANCELLED 256.0
+
+/* What is known of the Gram form of `batch` matrices. */
+typedef struct gram_sums {
+    int64_t batch, tiles, groups;
+    const double *parts, *sizes;
+    double *totals; /* of each matrix */
+    int32_t *again; /* whether it is to be done in tile form */
+    int32_t *list;  /* those that are, in any order */
+    int32_t *count; /* of the list */
+} gram_sums;
+
+/* Reads two doubles for every tile. */
+static __global__ void __launch_bounds__(THREADS) sample_norms_judge(const gram_sums s)
+{
+    __shared__ double shared[32];
+    for (int64_t matrix = blockIdx.x; matrix < s.batch; matrix += gridDim.x) {
+        double sum = 0.0;
+        double size = 0.0;
+        for (int64_t k = threadIdx.x; k < s.tiles; k += THREADS) {
+            sum += s.parts[matrix * s.tiles + k];
+            size += s.sizes[matrix * s.tiles + k];
+        }
+        sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, THREADS, shared);
+        size = tchi_cuda_block_sum(size, (int)threadIdx.x, THREADS, shared);
+        if (threadIdx.x == 0) {
+            bool again = sum * MOST_CANCELLED < size;
+            s.totals[matrix] = sum;
+            s.again[matrix] = again;
+            if (again) {
+                s.list[atomicAdd(s.count, 1)] = (int32_t)matrix;
+            }
+        }
+    }
+}
+
+/* Reads a double for every matrix, and one for every tile of those that were done again. */
+static __global__ void __launch_bounds__(THREADS)
+    sample_norms_settle(const gram_sums s, const double *parts, int64_t tiles, double scale, double *norms)
+{
+    __shared__ double shared[32];
+    for (int64_t i = blockIdx.x; i < s.batch / s.groups; i += gridDim.x) {
+        double total = 0.0;
+        for (int64_t matrix = i * s.groups; matrix < (i + 1) * s.groups; matrix++) {
+            if (!s.again[matrix]) {
+                total += threadIdx.x == 0 ? s.totals[matrix] : 0.0;
+                continue;
+            }
+            for (int64_t k = threadIdx.x; k < tiles; k += THREADS) {
+                total += parts[matrix * tiles + k];
+            }
+        }
+        total = tchi_cuda_block_sum(total, (int)threadIdx.x, THREADS, shared);
+        if (threadIdx.x == 0) {
+            norms[i] += scale * total;
+        }
+    }
+}
+
+/* Tiles of the gradient take the place of the parts, which have been added up by then. */
+static tch_status settle(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, const gram_sums *s,
+                         double scale, double *norms, double *parts)
+{
+    int64_t tiles = 0;
+    TCHI_CUDA_TRY(cudaMemsetAsync(s->count, 0, sizeof *s->count, state->stream), "sample_norms_judge");
+    sample_norms_judge<<<tchi_cuda_grid(s->batch), THREADS, 0, state->stream>>>(*s);
+    TCHI_CUDA_PASS(tchi_cuda_launched(state, "sample_norms_judge"));
+    TCHI_CUDA_PASS(tchi_cuda_sample_norms_listed(state, a, g, s->list, s->count, parts, &tiles));
+    sample_norms_settle<<<tchi_cuda_grid(s->batch / s->groups), THREADS, 0, state->stream>>>(*s, parts, tiles, scale,
+                                                                                             norms);
+    return tchi_cuda_launched(state, "sample_norms_settle");
+}
+
+/* --- one position ------------------------------------------------------------------------------------------------- */
+
+typedef struct single_problem {
+    tchi_cuda_operand a, g;
+    int64_t d, p, groups, samples;
+    double scale;
+    double *norms;
+} single_problem;
+
+template <typename real>
+static __device__ double squares_of(const tchi_cuda_operand &m, int64_t matrix, int64_t cols, double *shared)
+{
+    double total = 0.0;
+    for (int64_t j = 4 * (int64_t)threadIdx.x; j < cols; j += 4 * THREADS) {
+        tchi_cuda_four<real> four = tchi_cuda_load_four<real>(m, matrix, 0, j, cols - j < 4 ? (int)(cols - j) : 4);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            total += (double)four.v[k] * (double)four.v[k];
+        }
+    }
+    return tchi_cuda_block_sum(total, (int)threadIdx.x, THREADS, shared);
+}
+
+/* Reads p + d elements a sample: 256 samples of 1024 to 1024 in float32 are 2 MB, nothing. */
+template <typename real> static __global__ void __launch_bounds__(THREADS) sample_norms_single(const single_problem p)
+{
+    __shared__ double sums[32];
+    for (int64_t i = blockIdx.x; i < p.samples; i += gridDim.x) {
+        double total = 0.0;
+        for (int64_t h = 0; h < p.groups; h++) {
+            int64_t matrix = i * p.groups + h;
+            total += squares_of<real>(p.a, matrix, p.d, sums) * squares_of<real>(p.g, matrix, p.p, sums);
+        }
+        if (threadIdx.x == 0) {
+            p.norms[i] += p.scale * total;
+        }
+    }
+}
+
+static tch_status single_position(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                  int64_t groups, double scale, double *norms)
+{
+    single_problem p = {
+        tchi_cuda_operand_of(a), tchi_cuda_operand_of(g), a->cols, g->cols, groups, a->batch / groups, scale, norms};
+    unsigned grid = tchi_cuda_grid(p.samples);
+    if (a->type == TCH_SCALAR_F64) {
+        sample_norms_single<double><<<grid, THREADS, 0, state->stream>>>(p);
+    } else {
+        sample_norms_single<float><<<grid, THREADS, 0, state->stream>>>(p);
+    }
+    return tchi_cuda_launched(state, "sample_norms_single");
+}
+
+/* --- the choice --------------------------------------------------------------------------------------------------- */
+
+/* Operations in whole tiles of 128 of each form, for one sample. */
+static double tile_work(int64_t t, int64_t d, int64_t p)
+{
+    return 2.0 * 128.0 * 128.0 * (double)(tchi_cuda_ceil_div(p, 128) * tchi_cuda_ceil_div(d, 128)) * (double)t;
+}
+
+static double gram_work(int64_t t, int64_t d, int64_t p)
+{
+    return 2.0 * 128.0 * 128.0 * (double)tchi_lower_tiles(tchi_cuda_ceil_div(t, 128)) * (double)(d + p);
+}
+
+typedef enum norms_way { PLAIN, SPLIT, MMA, WGMMA, NARROW } norms_way;
+
+/* What an H200 reaches, in TFLOP/s of whole tiles, and what copies cost it, in microseconds a megabyte: what forms are
+ * weighed by. bench/ladder/cuda_sample_norms.md. */
+typedef struct norms_rates {
+    double gram, tiles;
+    double copies; /* 0 where there are none */
+} norms_rates;
+
+/* Without rounding: the tile form has the plain kernel only. Float64 was not measured. */
+static norms_rates exact_rates(norms_way way, tch_scalar type)
+{
+    norms_rates equal = {1.0, 1.0, 0.0};
+    norms_rates single = {way == SPLIT ? 95.0 : 19.0, 29.0, 0.0};
+    return type == TCH_SCALAR_F64 ? equal : single;
+}
+
+static norms_rates rates_of(norms_way way, tch_scalar type, bool aligned)
+{
+    bool whole = type == TCH_SCALAR_F32;
+    norms_rates exact = exact_rates(way, type);
+    norms_rates mma = {whole ? 110.0 : 250.0, whole ? 100.0 : 340.0, 0.0};
+    norms_rates slow = {60.0, 70.0, 0.0};
+    norms_rates wgmma = {aligned ? mma.gram : slow.gram, 650.0, way == NARROW ? (whole ? 0.85 : 0.75) : 0.0};
+    return way == PLAIN || way == SPLIT ? exact : way == MMA ? (aligned ? mma : slow) : wgmma;
+}
+
+/* Whether the Gram form takes less time. */
+static bool gram_is_less(const tch_matrices *a, const tch_matrices *g, norms_way way, bool aligned)
+{
+    norms_rates rates = rates_of(way, a->type, aligned);
+    double megabytes = (double)(a->rows * (a->cols + g->cols) * tchi_cuda_size(a->type)) * 1e-6;
+    double gram = gram_work(a->rows, a->cols, g->cols) * 1e-6 / rates.gram;
+    double tiles = tile_work(a->rows, a->cols, g->cols) * 1e-6 / rates.tiles + rates.copies * megabytes;
+    return gram < tiles;
+}
+
+/* Float32 that may not be rounded. Of a few columns the plain kernel is the more exact, and quick enough. */
+static norms_way exact_way(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
+{
+    bool many = a->cols >= 32 && g->cols >= 32;
+    return many && tchi_cuda_sample_norms_split_takes(state, a, g) ? SPLIT : PLAIN;
+}
+
+static norms_way way_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
+                        int32_t rounded)
+{
+    bool half = a->type == TCH_SCALAR_F16 || a->type == TCH_SCALAR_BF16;
+    if (state->device.major < 8 || !(half || (a->type == TCH_SCALAR_F32 && rounded))) {
+        return exact_way(state, a, g);
+    }
+    if (tchi_cuda_sample_norms_wgmma_takes(state, a, g)) {
+        return WGMMA;
+    }
+    return tchi_cuda_sample_norms_narrow_takes(state, a, g, groups) ? NARROW : MMA;
+}
+
+static tch_status compute_parts(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                norms_way way, bool gram, double *parts, double *sizes, int64_t *tiles)
+{
+    if (way == SPLIT && gram) {
+        return tchi_cuda_sample_norms_split(state, a, g, parts, sizes, tiles);
+    }
+    if (way == PLAIN || way == SPLIT) {
+        return tchi_cuda_sample_norms_plain(state, a, g, gram, parts, sizes, tiles);
+    }
+    if (way == WGMMA && !gram) {
+        return tchi_cuda_sample_norms_wgmma(state, a, g, parts, tiles);
+    }
+    if (gram && tchi_cuda_sample_norms_wgmma_gram_takes(state, a, g)) {
+        return tchi_cuda_sample_norms_wgmma_gram(state, a, g, parts, sizes, tiles);
+    }
+    return tchi_cuda_sample_norms_mma(state, a, g, gram ? TCHI_NORMS_GRAM : TCHI_NORMS_TILES, parts, sizes, tiles);
+}
+
+/* Parts that either form leaves of a matrix, by whichever kernel has most of them: 8 of wgmma's tiles, of 128 by 256 with
+ * either side along either; 9 of 128 by 128 in Gram form, and as many sizes. The plain kernel's tiles of 64 by 64 are not
+ * more. */
+static int64_t most_parts(int64_t positions, int64_t d, int64_t p)
+{
+    int64_t across = 16 * tchi_cuda_ceil_div(d, 256) * tchi_cuda_ceil_div(p, 256);
+    int64_t lower = 2 * 9 * tchi_lower_tiles(tchi_cuda_ceil_div(positions, 128));
+    return across > lower ? across : lower;
+}
+
+/* In scratch: parts and behind them sizes, then totals, and what is done again. */
+static gram_sums gram_sums_in(double *scratch, const tch_matrices *a, const tch_matrices *g, int64_t groups)
+{
+    int64_t parts = a->batch * most_parts(a->rows, a->cols, g->cols);
+    gram_sums s = {};
+    s.batch = a->batch;
+    s.groups = groups;
+    s.parts = scratch;
+    s.sizes = scratch + parts / 2;
+    s.totals = scratch + parts;
+    s.again = (int32_t *)(s.totals + a->batch);
+    s.list = s.again + a->batch;
+    s.count = s.list + a->batch;
+    return s;
+}
+
+static tch_status norms_by_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                int64_t groups, norms_way way, double scale, double *norms, double *scratch)
+{
+    gram_sums s = gram_sums_in(scratch, a, g, groups);
+    TCHI_CUDA_PASS(compute_parts(state, a, g, way, true, scratch, (double *)s.sizes, &s.tiles));
+    return settle(state, a, g, &s, scale, norms, scratch);
+}
+
+static bool rows_aligned(const tch_matrices *m)
+{
+    int64_t size = tchi_cuda_size(m->type);
+    return (uintptr_t)m->data % 16 == 0 && m->ld * size % 16 == 0 && m->stride * size % 16 == 0;
+}
+
+extern "C" tch_status tchi_cuda_sample_norms(void *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
+                                             double scale, int32_t rounded, double *norms, void *scratch)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    double *parts = (double *)scratch;
+    tchi_norms_parts sums = {parts, 0, groups, nullptr, nullptr};
+    if (a->batch == 0 || a->rows == 0 || a->cols == 0 || g->cols == 0) {
+        return TCH_OK;
+    }
+    if (a->rows == 1) {
+        return single_position(s, a, g, groups, scale, norms);
+    }
+    norms_way way = way_of(s, a, g, groups, rounded);
+    bool gram = gram_is_less(a, g, way, rows_aligned(a) && rows_aligned(g));
+    if (way == NARROW && !gram) {
+        return tchi_cuda_sample_norms_narrow(s, a, g, groups, scale, norms, parts);
+    }
+    if (gram) {
+        return norms_by_gram(s, a, g, groups, way, scale, norms, parts);
+    }
+    TCHI_CUDA_PASS(compute_parts(s, a, g, way, false, parts, nullptr, &sums.tiles));
+    return tchi_cuda_sample_norms_add(s, a->batch / groups, &sums, scale, norms);
+}
+
+/* A double for every part, and for every matrix its total and two numbers of 32 bits; a double more for the count. */
+extern "C" int64_t tchi_cuda_sample_norms_scratch(int64_t positions, int64_t d, int64_t p, int64_t batch)
+{
+    return (batch * (most_parts(positions, d, p) + 2) + 1) * (int64_t)sizeof(double);
+}

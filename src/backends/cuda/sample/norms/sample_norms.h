@@ -1,0 +1,93 @@
+/* The ways to compute norms and squares of single samples' gradients on CUDA, which sample_norms.cu and
+ * sample_squares.cu choose from, and the bench times one by one. Each norm kernel leaves in parts[b tiles + i] what tile
+ * i of sample b adds to the squared norm, in float64; they are added up afterwards in that order. In Gram form a norm is a
+ * sum of terms of both signs, <a_s, a_t> <g_s, g_t>; `sizes` is NULL or gets, in the same places, the sums of their absolute
+ * values, which tell how much of the terms has cancelled. */
+#ifndef TCHI_CUDA_SAMPLE_NORMS_H
+#define TCHI_CUDA_SAMPLE_NORMS_H
+
+#include "backends/cuda/cuda.h"
+
+#define TCHI_SAMPLE_PLAIN_TILE 64
+
+/* --- the lower tiles of a symmetric matrix, row by row ------------------------------------------------------------- */
+
+/* Tiles in the first `rows` rows of tiles. */
+static __host__ __device__ inline int64_t tchi_lower_tiles(int64_t rows)
+{
+    return rows * (rows + 1) / 2;
+}
+
+/* The row that a tile is in; the square root is a guess, put right afterwards. */
+static __device__ inline int64_t tchi_lower_row(int64_t tile)
+{
+    int64_t i = (int64_t)((sqrtf(8.0f * (float)tile + 1.0f) - 1.0f) * 0.5f);
+    while (tchi_lower_tiles(i) > tile) {
+        i--;
+    }
+    while (tchi_lower_tiles(i + 1) <= tile) {
+        i++;
+    }
+    return i;
+}
+
+/* --- norms -------------------------------------------------------------------------------------------------------- */
+
+typedef enum tchi_norms_form {
+    TCHI_NORMS_GRAM, /* <A A', G G'>, both positions by positions */
+    TCHI_NORMS_TILES /* |G' A|^2, tile by tile */
+} tchi_norms_form;
+
+/* Any type. */
+tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                        bool gram, double *parts, double *sizes, int64_t *tiles);
+/* Tile form of the matrices listed alone, in their own places among the parts; how many there are the device knows. */
+tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                         const int32_t *list, const int32_t *count, double *parts, int64_t *tiles);
+/* Half types, and float32 rounded to TF32, by mma.sync: sm_80 and newer. */
+tch_status tchi_cuda_sample_norms_mma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                      tchi_norms_form form, double *parts, double *sizes, int64_t *tiles);
+/* Tile form of half types by wgmma: sm_90, with rows aligned to 16 bytes. */
+bool tchi_cuda_sample_norms_wgmma_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
+tch_status tchi_cuda_sample_norms_wgmma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                        double *parts, int64_t *tiles);
+
+/* Gram form of float32, rounded to TF32, by wgmma: sm_90, with rows aligned to 16 bytes. */
+bool tchi_cuda_sample_norms_wgmma_gram_takes(const tchi_cuda_state *state, const tch_matrices *a,
+                                             const tch_matrices *g);
+tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                             double *parts, double *sizes, int64_t *tiles);
+
+/* Gram form of float32 by wgmma, with products of split operands as exact as float32: sm_90, with rows aligned to 16
+ * bytes. Uses cuBLAS's workspace, if there is one. */
+bool tchi_cuda_sample_norms_split_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g);
+tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                        double *parts, double *sizes, int64_t *tiles);
+
+/* What tiles left behind. */
+typedef struct tchi_norms_parts {
+    const double *parts;
+    int64_t tiles;                         /* of a matrix */
+    int64_t groups;                        /* matrices of a sample */
+    const uint32_t *largest_a, *largest_g; /* where they were scaled copies (narrow.h), or NULL */
+} tchi_norms_parts;
+
+/* norms[i] += scale times the sum of what the tiles of sample i left. */
+tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samples, const tchi_norms_parts *parts,
+                                      double scale, double *norms);
+
+/* Tile form of float32, or of half types in rows that are not aligned, by wgmma through copies in the workspace. Does the
+ * whole: norms[i] += scale |gradient|^2. */
+bool tchi_cuda_sample_norms_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                         int64_t groups);
+tch_status tchi_cuda_sample_norms_narrow(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                         int64_t groups, double scale, double *norms, double *parts);
+
+/* --- squares ------------------------------------------------------------------------------------------------------- */
+
+tch_status tchi_cuda_sample_squares_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                          double scale, double beta, const tch_matrices *out);
+tch_status tchi_cuda_sample_squares_mma(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                        double scale, double beta, const tch_matrices *out);
+
+#endif

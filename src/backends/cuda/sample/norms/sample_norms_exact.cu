@@ -1,0 +1,471 @@
+/* Squared norms of single samples' gradients in float32 for sm_90, in Gram form, <A A', G G'>, as exactly as float32 sums
+ * and at the speed of tensor cores: numbers are split as exact_split.cuh says, and a tile of either matrix is the sum of
+ * four products. Those of integers are exact for a few slabs and are then added to the tile in float32, rounded to
+ * nearest; the others are so much smaller that what tensor cores cut from their sums does not matter. Tiles are shared
+ * out to blocks as stream_k.cuh says.
+ *
+ * The one thing to know before changing it: a stage in shared memory goes from the tensor memory accelerator ("full") to
+ * the warpgroup that splits it where it lies ("ready"), then to the two that multiply ("empty"). A tile on the diagonal
+ * has one operand, loaded once. Sums are in the units of the last slab: where one has grown, they are brought to it before
+ * the next products start. */
+#include "sample_norms.h"
+
+#include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/device/hopper.cuh"
+#include "sample_gram.cuh"
+#include "stream_k.cuh"
+#include "exact_split.cuh"
+
+#define TILE TCHI_GRAM_TILE
+#define SLAB_BYTES TCHI_GRAM_SLAB_BYTES
+#define STAGES 5
+#define AHEAD 3 /* slabs asked for and not yet split: with more, splitting would wait for products under way */
+/* Slabs whose products of integers are added to the tile at a time, or fewer: cuda_sample_norms.md. */
+#define TOGETHER 4
+#define GROUPS 2
+#define WARPS (4 * GROUPS)
+#define PARTS (WARPS + 1)
+#define THREADS (128 * (GROUPS + 1)) /* the last warpgroup asks for slabs and splits them */
+#define SPLITTER_REGISTERS 88
+#define MULTIPLIER_REGISTERS 208
+#define JOIN_THREADS 1024
+
+typedef float split_sums[64][128 * GROUPS]; /* a tile, as the threads that multiply have it */
+
+typedef struct split_problem {
+    tchi_runs runs;
+    int32_t tiles; /* of a sample */
+    double *parts, *sizes;
+    split_sums *kept, *pieces; /* of tiles with helpers: A A' of each, and pieces of G G' */
+    CUtensorMap a, g;
+} split_problem;
+
+typedef struct split_tile {
+    int matrix, row, col;
+} split_tile;
+
+/* The next slab to ask for. */
+typedef struct split_walk {
+    tchi_gram_place at;
+    tchi_run run;
+    split_tile tile;
+    int number, slab;
+} split_walk;
+
+typedef struct split_memory {
+    char stage[STAGES][2][SLAB_BYTES];
+    split_sums kept;                          /* a tile of A A' while that of G G' is computed */
+    tchi_split_units units[STAGES][2];        /* of the tile's rows and of its columns */
+    int32_t grown[STAGES][2][4];              /* whether one has, of 32 of them */
+    int32_t diagonal[STAGES], begins[STAGES]; /* whether columns are rows; whether a run begins */
+    uint64_t full[STAGES], ready[STAGES], empty[STAGES];
+    split_walk next; /* of one thread, which has few registers */
+} split_memory;
+
+static_assert(sizeof(split_memory) <= 227 * 1024, "a block of sm_90 has no more");
+
+static __device__ __forceinline__ split_tile tile_of(const split_problem &p, int item)
+{
+    int row = 0;
+    int col = item % p.tiles;
+    while (col > row) {
+        row++;
+        col -= row;
+    }
+    return {item / p.tiles, row * TILE, col * TILE};
+}
+
+#if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
+
+/* --- slabs, asked for and split ------------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ bool find_slab(const split_problem &p, split_walk *next)
+{
+    while (next->slab == next->run.slabs) {
+        next->number++;
+        if (next->number >= tchi_runs_count(p.runs)) {
+            return false;
+        }
+        next->run = tchi_runs_get(p.runs, next->number);
+        next->tile = tile_of(p, next->run.item);
+        next->slab = 0;
+    }
+    return true;
+}
+
+/* To the accelerator a number is two of 16 bits. */
+static __device__ __forceinline__ void ask(const split_problem &p, split_memory &m)
+{
+    split_walk *next = &m.next;
+    if (!find_slab(p, next)) {
+        return;
+    }
+    bool diagonal = next->tile.row == next->tile.col;
+    const CUtensorMap *map = next->run.of_g ? &p.g : &p.a;
+    int x = (next->run.first + next->slab) * 2 * TCHI_GRAM_DEPTH;
+    int stage = next->at.stage;
+    tchi_barrier_wait(m.empty + stage, next->at.parity ^ 1);
+    m.diagonal[stage] = diagonal;
+    m.begins[stage] = next->slab == 0;
+    tchi_barrier_arrive_expecting(m.full + stage, (diagonal ? 1 : 2) * SLAB_BYTES);
+    tchi_tma_load(m.stage[stage][0], map, x, next->tile.row, next->tile.matrix, m.full + stage);
+    if (!diagonal) {
+        tchi_tma_load(m.stage[stage][1], map, x, next->tile.col, next->tile.matrix, m.full + stage);
+    }
+    tchi_gram_step<STAGES>(&next->at);
+    next->slab++;
+}
+
+/* A row of an operand by each thread. */
+static __device__ __forceinline__ void split_operand(split_memory &m, int stage, int operand, int *unit)
+{
+    int row = (int)threadIdx.x % 128;
+    int before = m.begins[stage] ? TCHI_SPLIT_NO_UNIT : *unit;
+    *unit = tchi_split_row(m.stage[stage][operand], row, before);
+    m.units[stage][operand].before[row] = (uint8_t)before;
+    m.units[stage][operand].now[row] = (uint8_t)*unit;
+    int grown = __any_sync(0xFFFFFFFFu, *unit != before);
+    if (row % 32 == 0) {
+        m.grown[stage][operand][row / 32] = grown;
+    }
+}
+
+static __device__ __forceinline__ int slabs_of(const tchi_runs &r)
+{
+    int slabs = 0;
+    for (int number = 0; number < tchi_runs_count(r); number++) {
+        slabs += tchi_runs_get(r, number).slabs;
+    }
+    return slabs;
+}
+
+static __device__ __forceinline__ void split_all(const split_problem &p, split_memory &m)
+{
+    int units[2] = {TCHI_SPLIT_NO_UNIT, TCHI_SPLIT_NO_UNIT};
+    int slabs = slabs_of(p.runs);
+    bool asks = threadIdx.x % 128 == 0;
+    tchi_gram_place at = {0, 0};
+    if (asks) {
+        m.next = {{0, 0}, {0, 0, 0, 0}, {0, 0, 0}, -1, 0};
+        for (int slab = 0; slab < AHEAD; slab++) {
+            ask(p, m);
+        }
+    }
+    for (int slab = 0; slab < slabs; slab++) {
+        tchi_barrier_wait(m.full + at.stage, at.parity);
+        split_operand(m, at.stage, 0, &units[0]);
+        if (!m.diagonal[at.stage]) {
+            split_operand(m, at.stage, 1, &units[1]);
+        }
+        tchi_wgmma_publish();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            tchi_barrier_arrive(m.ready + at.stage);
+        }
+        tchi_gram_step<STAGES>(&at);
+        if (asks) {
+            ask(p, m);
+        }
+        __syncwarp();
+    }
+}
+
+/* --- products ------------------------------------------------------------------------------------------------------ */
+
+/* Whether a unit has of this warpgroup's 64 rows or of any column; the same in all of its threads, as products must be. */
+static __device__ __forceinline__ bool has_grown(const split_memory &m, int stage, int other)
+{
+    int2 rows = *(const int2 *)&m.grown[stage][0][2 * tchi_warpgroup()];
+    int4 cols = *(const int4 *)m.grown[stage][other];
+    return (rows.x | rows.y | cols.x | cols.y | cols.z | cols.w) != 0;
+}
+
+static __device__ __forceinline__ void leave(uint64_t *empty)
+{
+    __syncwarp(); /* all lanes have read their units */
+    if (threadIdx.x % 32 == 0) {
+        tchi_barrier_arrive(empty);
+    }
+}
+
+/* Waits for all products, and adds those of integers to the tile. */
+static __device__ __forceinline__ void settle(float (&sum)[64], float (&integers)[64], float (&rests)[64])
+{
+    tchi_wgmma_wait<0>();
+    tchi_wgmma_results(integers);
+    tchi_wgmma_results(rests);
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        sum[i] += integers[i];
+    }
+}
+
+/* Slabs in which no unit grows, TOGETHER of them at most. A slab's products start when those of the one before are still
+ * under way. Returns how many slabs there were. */
+static __device__ __forceinline__ int start_some(split_memory &m, float (&integers)[64], float (&rests)[64], int slabs,
+                                                 int other, tchi_gram_place *at)
+{
+    int count = 0;
+    int before = 0;
+    do {
+        char(*stage)[SLAB_BYTES] = m.stage[at->stage];
+        tchi_split_start(integers, rests, stage[0] + tchi_warpgroup() * (SLAB_BYTES / 2), stage[other], count > 0);
+        tchi_wgmma_wait<1>();
+        if (count > 0) {
+            leave(m.empty + before);
+        }
+        before = at->stage;
+        tchi_gram_step<STAGES>(at);
+        count++;
+        if (count == TOGETHER || count == slabs) {
+            break;
+        }
+        tchi_barrier_wait(m.ready + at->stage, at->parity);
+    } while (!has_grown(m, at->stage, other));
+    return count;
+}
+
+/* One run. */
+static __device__ __forceinline__ void multiply(split_memory &m, float (&sum)[64], int slabs, bool diagonal,
+                                                tchi_gram_place *at)
+{
+    int other = diagonal ? 0 : 1;
+    float rests[64];
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        sum[i] = 0.0f;
+        rests[i] = 0.0f;
+    }
+    while (slabs > 0) {
+        float integers[64];
+        tchi_barrier_wait(m.ready + at->stage, at->parity);
+        if (has_grown(m, at->stage, other)) {
+            tchi_split_change(sum, rests, m.units[at->stage][0], m.units[at->stage][other]);
+        }
+        slabs -= start_some(m, integers, rests, slabs, other, at);
+        settle(sum, integers, rests);
+        int last = (at->stage + STAGES - 1) % STAGES;
+        if (slabs == 0) {
+            tchi_split_finish(sum, rests, m.units[last][0], m.units[last][other]);
+        }
+        leave(m.empty + last);
+    }
+}
+
+static __device__ __forceinline__ void store(split_sums &to, const float (&sum)[64])
+{
+    int thread = tchi_thread_index();
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        to[i][thread] = sum[i];
+    }
+}
+
+/* The sum of a thread's terms, and that of their absolute values. */
+typedef struct split_terms {
+    double sum, size;
+} split_terms;
+
+static __device__ __forceinline__ split_terms dot(const split_sums &x, const float (&y)[64])
+{
+    int thread = tchi_thread_index();
+    float total[4] = {};
+    float size[4] = {};
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        float term = x[i][thread];
+        total[i % 4] += term * y[i];
+        size[i % 4] += fabsf(term * y[i]);
+    }
+    return {tchi_cuda_warp_sum((double)((total[0] + total[1]) + (total[2] + total[3]))),
+            tchi_cuda_warp_sum((double)((size[0] + size[1]) + (size[2] + size[3])))};
+}
+
+#endif
+
+/* Of the PARTS of a tile the last is that of sample_norms_join, 0 where no one helped. */
+static __device__ __forceinline__ void write_part(const split_problem &p, int item, int part, double total, double size)
+{
+    split_tile tile = tile_of(p, item);
+    double times = tile.row == tile.col ? 1.0 : 2.0;
+    p.parts[(int64_t)item * PARTS + part] = times * total;
+    if (p.sizes != nullptr) {
+        p.sizes[(int64_t)item * PARTS + part] = times * size;
+    }
+}
+
+#if !defined(__CUDA_ARCH__) || TCHI_WGMMA
+
+/* What becomes of a run's tile. A piece is stored at the number of its stretch and that of its tile, added: one of the two
+ * grows from piece to piece. */
+static __device__ __forceinline__ void finish_run(const split_problem &p, split_memory &m, const tchi_run &run,
+                                                  const float (&sum)[64])
+{
+    int left_over = run.item - p.runs.whole * p.runs.blocks;
+    bool helped = left_over >= 0 && p.runs.cut < p.runs.slabs_g;
+    if (helped && tchi_runs_helps(p.runs)) {
+        store(p.pieces[(int)blockIdx.x - p.runs.owners + left_over], sum);
+        return;
+    }
+    if (run.of_g) {
+        split_terms terms = dot(m.kept, sum);
+        if (threadIdx.x % 32 == 0) {
+            write_part(p, run.item, tchi_thread_index() / 32, terms.sum, terms.size);
+        }
+        return;
+    }
+    store(m.kept, sum);
+    if (helped) {
+        store(p.kept[left_over], sum);
+    } else if (threadIdx.x == 0) {
+        write_part(p, run.item, WARPS, 0.0, 0.0);
+    }
+}
+
+static __device__ __forceinline__ void multiply_all(const split_problem &p, split_memory &m)
+{
+    tchi_gram_place at = {0, 0};
+#pragma unroll 1
+    for (int number = 0; number < tchi_runs_count(p.runs); number++) {
+        tchi_run run = tchi_runs_get(p.runs, number);
+        split_tile tile = tile_of(p, run.item);
+        float sum[64];
+        multiply(m, sum, run.slabs, tile.row == tile.col, &at);
+        finish_run(p, m, tchi_runs_get(p.runs, number), sum);
+    }
+}
+
+static __device__ __forceinline__ void create_barriers(split_memory &m)
+{
+    for (int i = 0; i < STAGES; i++) {
+        tchi_barrier_create(m.full + i, 1);
+        tchi_barrier_create(m.ready + i, 4);
+        tchi_barrier_create(m.empty + i, WARPS);
+    }
+    tchi_barrier_publish();
+}
+
+#endif
+
+/* Four products of float16 for one of float32: 4 T^2 (p + d) operations a sample, and half of a tile on the diagonal for
+ * nothing. For 32 samples of 768 to 3072 with T = 256: 48 GFLOP, 0.064 ms at the 757 TFLOP/s of cuBLAS; 126 MB, 0.03 ms at
+ * 4.19 TB/s. */
+static __global__ void __launch_bounds__(THREADS, 1) sample_norms_split(const __grid_constant__ split_problem p)
+{
+#if !defined(__CUDA_ARCH__) || TCHI_WGMMA
+    extern __shared__ __align__(1024) char shared[];
+    split_memory &m = *(split_memory *)shared;
+    if (threadIdx.x == 0) {
+        create_barriers(m);
+    }
+    __syncthreads();
+    if (tchi_warpgroup() == GROUPS) {
+        tchi_registers_give<SPLITTER_REGISTERS>();
+        split_all(p, m);
+    } else {
+        tchi_registers_take<MULTIPLIER_REGISTERS>();
+        multiply_all(p, m);
+    }
+#endif
+}
+
+static __device__ __forceinline__ float dot(float4 x, float4 y)
+{
+    return (x.x * y.x + x.y * y.y) + (x.z * y.z + x.w * y.w);
+}
+
+static __device__ __forceinline__ float size_of(float4 x, float4 y)
+{
+    return (fabsf(x.x * y.x) + fabsf(x.y * y.y)) + (fabsf(x.z * y.z) + fabsf(x.w * y.w));
+}
+
+/* A block for every tile with helpers: its pieces with its tile of A A'. Reads 64 KB for each, from the L2 cache. Terms of
+ * a piece are parts of terms, whose absolute values add up to more than those of the terms do. */
+static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const __grid_constant__ split_problem p)
+{
+    __shared__ double sums[32];
+    const int each = (int)(sizeof(split_sums) / 16 / JOIN_THREADS);
+    int tile = (int)blockIdx.x;
+    int64_t begin = (int64_t)tile * (p.runs.slabs_g - p.runs.cut);
+    int64_t end = begin + (p.runs.slabs_g - p.runs.cut);
+    float4 kept[each];
+    double total = 0.0;
+    double size = 0.0;
+#pragma unroll
+    for (int i = 0; i < each; i++) {
+        kept[i] = ((const float4 *)p.kept[tile])[i * JOIN_THREADS + threadIdx.x];
+    }
+    for (int helper = tile * p.runs.helpers / p.runs.owners; helper < p.runs.helpers; helper++) {
+        int64_t from = tchi_runs_stretch(p.runs, helper);
+        int64_t to = tchi_runs_stretch(p.runs, helper + 1);
+        if (from >= end) {
+            break;
+        }
+        const float4 *piece = (const float4 *)p.pieces[helper + tile];
+#pragma unroll
+        for (int i = 0; i < each && from < to && begin < to; i++) {
+            float4 four = piece[i * JOIN_THREADS + threadIdx.x];
+            total += (double)dot(kept[i], four);
+            size += (double)size_of(kept[i], four);
+        }
+    }
+    total = tchi_cuda_block_sum(total, (int)threadIdx.x, JOIN_THREADS, sums);
+    size = tchi_cuda_block_sum(size, (int)threadIdx.x, JOIN_THREADS, sums);
+    if (threadIdx.x == 0) {
+        write_part(p, p.runs.whole * p.runs.blocks + tile, WARPS, total, size);
+    }
+}
+
+/* --- host --------------------------------------------------------------------------------------------------------- */
+
+bool tchi_cuda_sample_norms_split_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
+{
+    return tchi_gram_takes(state, a, g);
+}
+
+static bool has_room(const tchi_cuda_state *state, const tchi_runs *r)
+{
+    int64_t tiles = 2 * (int64_t)r->owners + r->helpers;
+    return state->blas_workspace != nullptr && tiles * (int64_t)sizeof(split_sums) <= tchi_cuda_workspace_bytes(state);
+}
+
+static tch_status launch(const tchi_cuda_state *state, split_problem *p)
+{
+    tchi_runs *r = &p->runs;
+    if (!has_room(state, r)) {
+        r->cut = r->slabs_g;
+    }
+    bool helped = r->cut < r->slabs_g;
+    p->kept = (split_sums *)state->blas_workspace;
+    p->pieces = p->kept + r->owners;
+    TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)sample_norms_split, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       (int)sizeof(split_memory)),
+                  "sample_norms_split");
+    int blocks = helped || r->whole > 0 ? r->blocks : r->owners;
+    sample_norms_split<<<(unsigned)blocks, THREADS, sizeof(split_memory), state->stream>>>(*p);
+    TCHI_CUDA_PASS(tchi_cuda_launched(state, "sample_norms_split"));
+    if (!helped) {
+        return TCH_OK;
+    }
+    sample_norms_join<<<(unsigned)r->owners, JOIN_THREADS, 0, state->stream>>>(*p);
+    return tchi_cuda_launched(state, "sample_norms_join");
+}
+
+/* Which of the two is called A does not matter: the shorter one is, whose tiles helpers do not share. */
+tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                        double *parts, double *sizes, int64_t *tiles)
+{
+    const tch_matrices *less = a->cols < g->cols ? a : g;
+    const tch_matrices *more = a->cols < g->cols ? g : a;
+    split_problem p = {};
+    p.tiles = (int32_t)tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TILE));
+    p.runs =
+        tchi_runs_share(p.tiles * a->batch, state->device.processors, tchi_cuda_ceil_div(less->cols, TCHI_GRAM_DEPTH),
+                        tchi_cuda_ceil_div(more->cols, TCHI_GRAM_DEPTH));
+    p.parts = parts;
+    p.sizes = sizes;
+    *tiles = (int64_t)p.tiles * PARTS;
+    TCHI_CUDA_PASS(tchi_gram_describe(less, &p.a));
+    TCHI_CUDA_PASS(tchi_gram_describe(more, &p.g));
+    return launch(state, &p);
+}

@@ -1,0 +1,119 @@
+/* Squared norms of single samples' gradients by wgmma where it cannot take the operands as they are: float32, and rows that
+ * are not aligned, are copied to the workspace first, so many samples at a time, and so many columns of G where a single
+ * sample is too large: a gradient's squared norm is the sum of those of its parts. */
+#include "sample_norms.h"
+
+#include "backends/cuda/matrix/narrow.h"
+#include "backends/cuda/device/wgmma_tiles.cuh"
+
+/* What is copied, and how much of it at a time. */
+typedef struct narrow_plan {
+    bool copy_a, copy_g;
+    int64_t samples;
+    int64_t cols; /* of G */
+} narrow_plan;
+
+static int64_t aligned_cols(int64_t cols)
+{
+    return (cols + 7) / 8 * 8;
+}
+
+/* Bytes of a copy of so many columns of one sample's matrices, and of their largest elements. */
+static int64_t copied_bytes(const tch_matrices *m, int64_t groups, int64_t cols)
+{
+    return groups * (m->rows * aligned_cols(cols) * 2 + (int64_t)sizeof(uint32_t));
+}
+
+#define SPARE_BYTES 1024 /* lost to alignment */
+
+static narrow_plan plan_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, int64_t groups)
+{
+    int64_t room = state->blas_workspace == nullptr ? 0 : tchi_cuda_workspace_bytes(state) - SPARE_BYTES;
+    narrow_plan plan = {!tchi_wgmma_takes(state, a), !tchi_wgmma_takes(state, g), 0, g->cols};
+    int64_t of_a = plan.copy_a ? copied_bytes(a, groups, a->cols) : 0;
+    int64_t of_g = plan.copy_g ? copied_bytes(g, groups, g->cols) : 0;
+    if (of_a + of_g <= room) {
+        int64_t samples = a->batch / groups;
+        plan.samples = of_a + of_g == 0 ? samples : room / (of_a + of_g);
+        plan.samples = plan.samples < samples ? plan.samples : samples;
+    } else if (plan.copy_g) {
+        plan.cols = (room - of_a - 4 * groups) / (2 * g->rows * groups) / TCHI_WGMMA_COLS * TCHI_WGMMA_COLS;
+        plan.samples = plan.cols > 0 ? 1 : 0;
+    }
+    return plan;
+}
+
+bool tchi_cuda_sample_norms_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                         int64_t groups)
+{
+    bool narrow = a->type == TCH_SCALAR_F32 || a->type == TCH_SCALAR_F16 || a->type == TCH_SCALAR_BF16;
+    return narrow && state->device.major == 9 && a->batch < (1 << 20) && plan_of(state, a, g, groups).samples > 0;
+}
+
+/* Takes from the workspace what lies from *at on, in whole 256 bytes. */
+static void *take(char **at, int64_t bytes)
+{
+    char *here = *at;
+    *at = here + (bytes + 255) / 256 * 256;
+    return here;
+}
+
+/* Samples and columns of m, as they are or as a copy with its largest elements. */
+typedef struct narrow_side {
+    tch_matrices m;
+    uint32_t *largest; /* NULL where nothing was scaled */
+} narrow_side;
+
+static tch_status prepare(const tchi_cuda_state *state, const tch_matrices *part, bool copied, char **at,
+                          narrow_side *side)
+{
+    side->m = *part;
+    side->largest = nullptr;
+    if (!copied) {
+        return TCH_OK;
+    }
+    int64_t ld = aligned_cols(part->cols);
+    if (part->type == TCH_SCALAR_F32) {
+        side->largest = (uint32_t *)take(at, part->batch * (int64_t)sizeof(uint32_t));
+        TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, part, side->largest));
+        side->m.type = TCH_SCALAR_F16;
+    }
+    side->m.data = take(at, part->batch * part->rows * ld * 2);
+    side->m.ld = ld;
+    side->m.stride = part->rows * ld;
+    return tchi_cuda_narrow(state, part, side->largest, &side->m);
+}
+
+static tch_matrices part_of(const tch_matrices *m, int64_t first, int64_t batch, int64_t col, int64_t cols)
+{
+    tch_matrices part = *m;
+    part.data = (char *)m->data + (first * m->stride + col) * tchi_cuda_size(m->type);
+    part.batch = batch;
+    part.cols = cols;
+    return part;
+}
+
+tch_status tchi_cuda_sample_norms_narrow(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                         int64_t groups, double scale, double *norms, double *parts)
+{
+    narrow_plan plan = plan_of(state, a, g, groups);
+    for (int64_t first = 0; first < a->batch; first += plan.samples * groups) {
+        int64_t left = a->batch - first;
+        int64_t batch = left < plan.samples * groups ? left : plan.samples * groups;
+        char *at = (char *)state->blas_workspace;
+        tch_matrices inputs = part_of(a, first, batch, 0, a->cols);
+        narrow_side x, y;
+        TCHI_CUDA_PASS(prepare(state, &inputs, plan.copy_a, &at, &x));
+        for (int64_t col = 0; col < g->cols; col += plan.cols) {
+            int64_t cols = g->cols - col < plan.cols ? g->cols - col : plan.cols;
+            char *after = at;
+            int64_t tiles = 0;
+            tch_matrices gradients = part_of(g, first, batch, col, cols);
+            TCHI_CUDA_PASS(prepare(state, &gradients, plan.copy_g, &after, &y));
+            TCHI_CUDA_PASS(tchi_cuda_sample_norms_wgmma(state, &x.m, &y.m, parts, &tiles));
+            tchi_norms_parts sums = {parts, tiles, groups, x.largest, y.largest};
+            TCHI_CUDA_PASS(tchi_cuda_sample_norms_add(state, batch / groups, &sums, scale, norms + first / groups));
+        }
+    }
+    return TCH_OK;
+}

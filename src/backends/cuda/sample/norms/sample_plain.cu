@@ -1,0 +1,396 @@
+/* Norms and squares of single samples' gradients by plain multiplications, in float64 for float64 and in float32 for the
+ * rest: for every type, size and GPU. Where speed matters, sample_norms.cu and sample_squares.cu have found a faster way
+ * before; where float32 may not be rounded, this is the way. Nothing but a tile of a gradient, or of the two Gram
+ * matrices, is ever formed. */
+#include "sample_norms.h"
+
+#include "backends/cuda/device/elements.cuh"
+
+#define TILE TCHI_SAMPLE_PLAIN_TILE
+/* How a block shares the work. A thread computes 8 rows and 8 columns of a tile in fours, or 4 of each in float64, and
+ * `groups` groups of threads compute the whole tile each, from their own share of every slab's steps: with few samples of
+ * few positions there are too few tiles to fill a GPU by blocks of one group. */
+template <typename real, int groups> struct shape {
+    static constexpr int each = sizeof(real) == 4 ? 8 : 4;
+    static constexpr int side = TILE / each;  /* threads along each side of a tile */
+    static constexpr int group = side * side; /* threads */
+    static constexpr int threads = groups * group;
+    static constexpr int depth = groups == 1 ? 16 : 8 * groups; /* steps of the contraction in a slab */
+    static constexpr int fours = TILE * depth / 4 / threads;    /* of a slab that a thread brings */
+};
+
+/* Norms of float32 and less: bench/ladder/cuda_sample_norms.md has what one group took. */
+template <typename real> static constexpr int groups_of = sizeof(real) == 4 ? 4 : 1;
+
+/* X Y' of rows, or X' Y of columns; element (m, k) of X is m across and k along the contraction. */
+typedef struct factor {
+    tchi_cuda_operand m;
+    int64_t count;
+} factor;
+
+typedef struct product {
+    factor x, y;
+    int64_t depth;
+} product;
+
+/* Steps of the contraction one after the other, so that a thread has its four rows and its four columns together. Between
+ * products it is where groups put their sums. */
+template <typename real, int groups> struct slabs {
+    real x[shape<real, groups>::depth][TILE + 4], y[shape<real, groups>::depth][TILE + 4];
+};
+
+template <typename real> struct __align__(16) four_of
+{
+    real v[4];
+};
+
+/* A thread's part of a tile, in rows and columns row_of(i) and row_of(j) from its own corner on. */
+template <typename real> struct part {
+    static constexpr int each = shape<real, 1>::each;
+    real v[each][each];
+};
+
+/* --- slabs -------------------------------------------------------------------------------------------------------- */
+
+/* Where four number f of a slab lies in it. By rows it is four steps of one row, and eight rows follow each other, so that
+ * threads meet two by two at most in a bank of shared memory; by columns it is four columns of one step. */
+template <int depth, bool by_rows> static __device__ __forceinline__ int across_of(int f)
+{
+    return by_rows ? f / (2 * depth) * 8 + f % 8 : f % (TILE / 4) * 4;
+}
+
+template <int depth, bool by_rows> static __device__ __forceinline__ int along_of(int f)
+{
+    return by_rows ? f / 8 % (depth / 4) * 4 : f / (TILE / 4);
+}
+
+/* What of `want` elements from `at` on lies before `end`. */
+static __device__ __forceinline__ int inside(int64_t at, int64_t end, int want)
+{
+    return end - at < want ? (int)(end > at ? end - at : 0) : want;
+}
+
+template <typename real, int groups, bool by_rows>
+static __device__ void fetch(tchi_cuda_four<real> (&held)[shape<real, groups>::fours], const factor &f, int64_t depth,
+                             int64_t matrix, int64_t first, int64_t from)
+{
+    constexpr int steps = shape<real, groups>::depth;
+#pragma unroll
+    for (int h = 0; h < shape<real, groups>::fours; h++) {
+        int four = (int)threadIdx.x + h * shape<real, groups>::threads;
+        int64_t m = first + across_of<steps, by_rows>(four);
+        int64_t k = from + along_of<steps, by_rows>(four);
+        int count = by_rows ? (m < f.count ? inside(k, depth, 4) : 0) : (k < depth ? inside(m, f.count, 4) : 0);
+        held[h] = tchi_cuda_load_four<real>(f.m, matrix, by_rows ? m : k, by_rows ? k : m, count);
+    }
+}
+
+template <typename real, int groups, bool by_rows>
+static __device__ void put(real (&slab)[shape<real, groups>::depth][TILE + 4],
+                           const tchi_cuda_four<real> (&held)[shape<real, groups>::fours])
+{
+    constexpr int steps = shape<real, groups>::depth;
+#pragma unroll
+    for (int h = 0; h < shape<real, groups>::fours; h++) {
+        int four = (int)threadIdx.x + h * shape<real, groups>::threads;
+        int m = across_of<steps, by_rows>(four);
+        int k = along_of<steps, by_rows>(four);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            slab[by_rows ? k + e : k][by_rows ? m : m + e] = held[h].v[e];
+        }
+    }
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+/* Fours of a thread are as far apart as all threads' fours are wide, so that neighbours read neighbouring fours. */
+template <typename real> static __device__ __forceinline__ int row_of(int i)
+{
+    return i / 4 * (4 * shape<real, 1>::side) + i % 4;
+}
+
+/* The thread's own corner. */
+template <typename real> static __device__ __forceinline__ int first_row()
+{
+    return 4 * ((int)threadIdx.x % shape<real, 1>::group / shape<real, 1>::side);
+}
+
+template <typename real> static __device__ __forceinline__ int first_col()
+{
+    return 4 * ((int)threadIdx.x % shape<real, 1>::side);
+}
+
+template <typename real>
+static __device__ __forceinline__ void read_fours(real (&values)[part<real>::each], const real *line)
+{
+#pragma unroll
+    for (int i = 0; i < part<real>::each; i += 4) {
+        four_of<real> four = *(const four_of<real> *)(line + row_of<real>(i));
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            values[i + k] = four.v[k];
+        }
+    }
+}
+
+/* The group's share of a slab. */
+template <typename real, int groups>
+static __device__ __forceinline__ void multiply_slab(part<real> &sum, const slabs<real, groups> &s)
+{
+    constexpr int each = part<real>::each;
+    constexpr int steps = shape<real, groups>::depth / groups;
+    int first = (int)threadIdx.x / shape<real, groups>::group * steps;
+#pragma unroll 8
+    for (int k = first; k < first + steps; k++) {
+        real rows[each], cols[each];
+        read_fours<real>(rows, &s.x[k][first_row<real>()]);
+        read_fours<real>(cols, &s.y[k][first_col<real>()]);
+#pragma unroll
+        for (int e = 0; e < each * each; e++) {
+            sum.v[e / each][e % each] += rows[e / each] * cols[e % each];
+        }
+    }
+}
+
+/* Adds the sums of the other groups, one after the other, to those of the first. */
+template <typename real, int groups> static __device__ void gather(part<real> &sum, slabs<real, groups> &s)
+{
+    constexpr int each = part<real>::each;
+    constexpr int threads = shape<real, groups>::group;
+    static_assert(groups == 1 || sizeof s >= (size_t)threads * sizeof sum, "the sums of a group fit");
+    int group = (int)threadIdx.x / threads;
+    real *mine = &s.x[0][0] + threadIdx.x % threads;
+    for (int g = 1; g < groups; g++) {
+        __syncthreads(); /* what was there has been read */
+        if (group == g) {
+#pragma unroll
+            for (int e = 0; e < each * each; e++) {
+                mine[e * threads] = sum.v[e / each][e % each];
+            }
+        }
+        __syncthreads();
+        if (group == 0) {
+#pragma unroll
+            for (int e = 0; e < each * each; e++) {
+                sum.v[e / each][e % each] += mine[e * threads];
+            }
+        }
+    }
+}
+
+/* The tile at (row, col), in the threads of the first group. The next slab is on its way while one is multiplied. */
+template <typename real, int groups, bool by_rows>
+static __device__ void multiply(part<real> &sum, slabs<real, groups> &s, const product &p, int64_t matrix, int64_t row,
+                                int64_t col)
+{
+    constexpr int each = part<real>::each;
+    constexpr int steps = shape<real, groups>::depth;
+    tchi_cuda_four<real> x[shape<real, groups>::fours], y[shape<real, groups>::fours];
+#pragma unroll
+    for (int e = 0; e < each * each; e++) {
+        sum.v[e / each][e % each] = (real)0;
+    }
+    fetch<real, groups, by_rows>(x, p.x, p.depth, matrix, row, 0);
+    fetch<real, groups, by_rows>(y, p.y, p.depth, matrix, col, 0);
+    for (int64_t from = 0; from < p.depth; from += steps) {
+        __syncthreads(); /* the slab before has been used */
+        put<real, groups, by_rows>(s.x, x);
+        put<real, groups, by_rows>(s.y, y);
+        __syncthreads();
+        if (from + steps < p.depth) {
+            fetch<real, groups, by_rows>(x, p.x, p.depth, matrix, row, from + steps);
+            fetch<real, groups, by_rows>(y, p.y, p.depth, matrix, col, from + steps);
+        }
+        multiply_slab<real, groups>(sum, s);
+    }
+    gather<real, groups>(sum, s);
+}
+
+static product product_of(const tch_matrices *x, const tch_matrices *y, bool by_rows)
+{
+    product p;
+    p.x = {tchi_cuda_operand_of(x), by_rows ? x->rows : x->cols};
+    p.y = {tchi_cuda_operand_of(y), by_rows ? y->rows : y->cols};
+    p.depth = by_rows ? x->cols : x->rows;
+    return p;
+}
+
+/* --- norms -------------------------------------------------------------------------------------------------------- */
+
+typedef struct norms_problem {
+    product first, second; /* G' A; or, in Gram form, A A' and G G' */
+    int64_t across;        /* tiles in a row of G' A */
+    int64_t tiles, items;  /* of one sample, of all */
+    double *parts, *sizes;
+    const int32_t *list, *count; /* of LISTED */
+} norms_problem;
+
+/* LISTED are tiles of the matrices in a list alone: a kernel of its own, since that of all has no register left. */
+enum norms_of { GRAM, TILES, LISTED };
+
+/* Tile form: 2 T p d operations a sample; Gram form: T^2 (p + d), half of the matrices. A tile reads 2 TILE elements for
+ * every step along its contraction. */
+template <typename real, norms_of form>
+static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, form == TILES ? 2 : 1)
+    sample_norms_plain(const norms_problem p)
+{
+    constexpr bool gram = form == GRAM;
+    constexpr int each = part<real>::each;
+    constexpr int groups = groups_of<real>;
+    constexpr int threads = shape<real, groups>::threads;
+    __shared__ __align__(16) slabs<real, groups> s;
+    __shared__ double sums[32];
+    int64_t items = form == LISTED ? *p.count * p.tiles : p.items;
+    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        int64_t tile = item % p.tiles;
+        int64_t matrix = form == LISTED ? p.list[item / p.tiles] : item / p.tiles;
+        int64_t above = gram ? tchi_lower_row(tile) : tile / p.across;
+        int64_t left = gram ? tile - tchi_lower_tiles(above) : tile % p.across;
+        part<real> one, other;
+        multiply<real, groups, gram>(one, s, p.first, matrix, above * TILE, left * TILE);
+        if (gram) {
+            multiply<real, groups, true>(other, s, p.second, matrix, above * TILE, left * TILE);
+        }
+        double total = 0.0;
+        double size = 0.0;
+        if (threadIdx.x < shape<real, groups>::group) {
+#pragma unroll
+            for (int e = 0; e < each * each; e++) {
+                real value = one.v[e / each][e % each];
+                double term = (double)value * (double)(gram ? other.v[e / each][e % each] : value);
+                total += term;
+                size += fabs(term);
+            }
+        }
+        total = tchi_cuda_block_sum(total, (int)threadIdx.x, threads, sums);
+        if (threadIdx.x == 0) {
+            p.parts[form == LISTED ? matrix * p.tiles + tile : item] = gram && above != left ? 2.0 * total : total;
+        }
+        if (gram && p.sizes != nullptr) {
+            size = tchi_cuda_block_sum(size, (int)threadIdx.x, threads, sums);
+            if (threadIdx.x == 0) {
+                p.sizes[item] = above != left ? 2.0 * size : size;
+            }
+        }
+    }
+}
+
+template <norms_of form>
+static void launch_norms(const tchi_cuda_state *state, tch_scalar type, const norms_problem &p, int64_t blocks)
+{
+    unsigned grid = tchi_cuda_grid(blocks);
+    if (type == TCH_SCALAR_F64) {
+        sample_norms_plain<double, form><<<grid, shape<double, groups_of<double>>::threads, 0, state->stream>>>(p);
+    } else {
+        sample_norms_plain<float, form><<<grid, shape<float, groups_of<float>>::threads, 0, state->stream>>>(p);
+    }
+}
+
+static norms_problem norms_problem_of(const tch_matrices *a, const tch_matrices *g, bool gram)
+{
+    norms_problem p = {};
+    p.first = gram ? product_of(a, a, true) : product_of(g, a, false);
+    p.second = gram ? product_of(g, g, true) : p.first;
+    p.across = tchi_cuda_ceil_div(a->cols, TILE);
+    p.tiles = gram ? tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TILE)) : p.across * tchi_cuda_ceil_div(g->cols, TILE);
+    p.items = p.tiles * a->batch;
+    return p;
+}
+
+tch_status tchi_cuda_sample_norms_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                        bool gram, double *parts, double *sizes, int64_t *tiles)
+{
+    norms_problem p = norms_problem_of(a, g, gram);
+    p.parts = parts;
+    p.sizes = sizes;
+    *tiles = p.tiles;
+    if (gram) {
+        launch_norms<GRAM>(state, a->type, p, p.items);
+    } else {
+        launch_norms<TILES>(state, a->type, p, p.items);
+    }
+    return tchi_cuda_launched(state, "sample_norms_plain");
+}
+
+/* As many blocks as a GPU holds: the list is empty nearly always, and blocks that find it so cost time too. */
+tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                         const int32_t *list, const int32_t *count, double *parts, int64_t *tiles)
+{
+    norms_problem p = norms_problem_of(a, g, false);
+    int64_t most = 2 * (int64_t)state->device.processors;
+    p.parts = parts;
+    p.list = list;
+    p.count = count;
+    *tiles = p.tiles;
+    launch_norms<LISTED>(state, a->type, p, p.items < most ? p.items : most);
+    return tchi_cuda_launched(state, "sample_norms_listed");
+}
+
+/* --- squares ------------------------------------------------------------------------------------------------------ */
+
+typedef struct squares_problem {
+    product gradient;
+    tchi_cuda_operand out;
+    int64_t samples, groups;
+    int64_t across, tiles, items;
+    double scale, beta;
+} squares_problem;
+
+template <typename real>
+static __device__ void store(const squares_problem &p, int64_t group, int64_t i, int64_t j, real value)
+{
+    if (i < p.gradient.x.count && j < p.gradient.y.count) {
+        char *to = tchi_cuda_at(p.out, group, i, j);
+        real before = p.beta == 0.0 ? (real)0 : tchi_cuda_load<real>(p.out.type, to, 0, 0);
+        tchi_cuda_store<real>(p.out.type, to, 0, 0, (real)p.beta * before + (real)p.scale * value);
+    }
+}
+
+/* 2 T p d operations a sample; out is read and written once. */
+template <typename real>
+static __global__ void __launch_bounds__(shape<real, 1>::threads) sample_squares_plain(const squares_problem p)
+{
+    constexpr int each = part<real>::each;
+    __shared__ __align__(16) slabs<real, 1> s;
+    for (int64_t item = blockIdx.x; item < p.items; item += gridDim.x) {
+        int64_t group = item / p.tiles, tile = item % p.tiles;
+        int64_t row = tile / p.across * TILE, col = tile % p.across * TILE;
+        part<real> squares = {};
+        for (int64_t b = 0; b < p.samples; b++) {
+            part<real> sum;
+            multiply<real, 1, false>(sum, s, p.gradient, b * p.groups + group, row, col);
+#pragma unroll
+            for (int e = 0; e < each * each; e++) {
+                squares.v[e / each][e % each] += sum.v[e / each][e % each] * sum.v[e / each][e % each];
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < each * each; e++) {
+            int64_t y = row + first_row<real>() + row_of<real>(e / each);
+            int64_t x = col + first_col<real>() + row_of<real>(e % each);
+            store<real>(p, group, y, x, squares.v[e / each][e % each]);
+        }
+    }
+}
+
+tch_status tchi_cuda_sample_squares_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
+                                          double scale, double beta, const tch_matrices *out)
+{
+    squares_problem p = {};
+    p.gradient = product_of(g, a, false);
+    p.out = tchi_cuda_operand_of(out);
+    p.groups = out->batch;
+    p.samples = a->batch / out->batch;
+    p.across = tchi_cuda_ceil_div(a->cols, TILE);
+    p.tiles = p.across * tchi_cuda_ceil_div(g->cols, TILE);
+    p.items = p.tiles * p.groups;
+    p.scale = scale;
+    p.beta = beta;
+    if (out->type == TCH_SCALAR_F64) {
+        sample_squares_plain<double><<<tchi_cuda_grid(p.items), shape<double, 1>::threads, 0, state->stream>>>(p);
+    } else {
+        sample_squares_plain<float><<<tchi_cuda_grid(p.items), shape<float, 1>::threads, 0, state->stream>>>(p);
+    }
+    return tchi_cuda_launched(state, "sample_squares_plain");
+}

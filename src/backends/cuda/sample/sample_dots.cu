@@ -1,0 +1,276 @@
+/* Inner products: of the blocks of two matrices, and of the pairs of two batches. Both are sums in float64 over pieces
+ * that are cut by sizes alone; a block of threads, or a few lanes where there is little to sum, takes a piece, and a
+ * second kernel adds the pieces up in their order. */
+#include "backends/cuda/device/reduce.cuh"
+
+#define THREADS 256
+#define PIECE 16384 /* elements of a piece, about: 64 for each thread */
+#define FEW 1024    /* elements of a block that lanes of one warp sum */
+#define HELD 2      /* fours of each operand under way in a thread */
+
+/* Rows of a piece of a matrix. */
+static int64_t piece_rows(int64_t rows, int64_t cols)
+{
+    int64_t wanted = PIECE / (cols > 0 ? cols : 1);
+    wanted = wanted > 1 ? wanted : 1;
+    return wanted < rows ? wanted : rows;
+}
+
+/* A part of a matrix as an operand of its own, of which (0, 0) is (i, j) of matrix b. */
+static __device__ inline tchi_cuda_operand part_of(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j)
+{
+    return {tchi_cuda_at(m, b, i, j), m.type, m.wide && j % 4 == 0, m.ld, m.stride};
+}
+
+/* The sum over a part, by all threads of a block. */
+template <typename real>
+static __device__ inline double dot_of_parts(const tchi_cuda_operand &x, const tchi_cuda_operand &y, int64_t rows,
+                                             int64_t cols, double *shared)
+{
+    const tchi_cuda_extent e = {rows, cols, 1};
+    const int64_t step = blockDim.y;
+    double sum = 0;
+    for (int64_t i = threadIdx.y; i < rows; i += HELD * step) {
+        for (int64_t j = (int64_t)threadIdx.x * 4; j < cols; j += (int64_t)blockDim.x * 4) {
+            tchi_cuda_rows_of_fours<real, HELD> a = tchi_cuda_load_fours<real, HELD>(x, e, 0, i, step, j);
+            tchi_cuda_rows_of_fours<real, HELD> b = tchi_cuda_load_fours<real, HELD>(y, e, 0, i, step, j);
+#pragma unroll
+            for (int k = 0; k < 4 * HELD; k++) {
+                sum = fma((double)a.row[k / 4].v[k % 4], (double)b.row[k / 4].v[k % 4], sum);
+            }
+        }
+    }
+    return tchi_cuda_block_sum(sum, tchi_cuda_thread_number(), (int)(blockDim.x * blockDim.y), shared);
+}
+
+/* A block of threads for so many elements, of whole warps. */
+static dim3 threads_for(int64_t rows, int64_t cols)
+{
+    int64_t threads = THREADS;
+    while (threads > 32 && threads * 8 >= rows * cols) {
+        threads /= 2;
+    }
+    return tchi_cuda_reduce_block({rows, cols, 1}, threads);
+}
+
+/* --- pairs of two batches ----------------------------------------------------------------------------------------- */
+
+/* x, y (rows, cols). Moves: both once. Does: a product and a sum an element. Grid: pieces of all matrices. Where `out` is
+ * given, a matrix is one piece, and out += scale times its sum. */
+template <typename real>
+static __global__ void __launch_bounds__(THREADS, 3)
+    pair_dots_kernel(tchi_cuda_extent e, int64_t height, tchi_cuda_operand x, tchi_cuda_operand y, double *partial,
+                     double scale, double *out)
+{
+    __shared__ double shared[32];
+    const int64_t pieces = tchi_cuda_ceil_div(e.rows, height);
+    for (int64_t n = blockIdx.x; n < e.batch * pieces; n += gridDim.x) {
+        int64_t b = n / pieces;
+        int64_t first = (n - b * pieces) * height;
+        int64_t rows = e.rows - first < height ? e.rows - first : height;
+        double sum = dot_of_parts<real>(part_of(x, b, first, 0), part_of(y, b, first, 0), rows, e.cols, shared);
+        if (tchi_cuda_thread_number() == 0 && out != nullptr) {
+            out[n] += scale * sum;
+        } else if (tchi_cuda_thread_number() == 0) {
+            partial[n] = sum;
+        }
+    }
+}
+
+int64_t tchi_cuda_pair_dots_scratch(int64_t rows, int64_t cols, int64_t batch)
+{
+    return rows > 0 ? batch * tchi_cuda_ceil_div(rows, piece_rows(rows, cols)) * (int64_t)sizeof(double) : 0;
+}
+
+tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
+                               double *out, void *scratch)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_extent e = tchi_cuda_extent_of(x);
+    if (tchi_cuda_is_empty(e)) {
+        return TCH_OK;
+    }
+    double *partial = (double *)scratch;
+    int64_t height = piece_rows(e.rows, e.cols);
+    int64_t pieces = tchi_cuda_ceil_div(e.rows, height);
+    unsigned blocks = tchi_cuda_grid(e.batch * pieces);
+    dim3 threads = threads_for(height, e.cols);
+    tchi_cuda_operand a = tchi_cuda_operand_of(x);
+    tchi_cuda_operand b = tchi_cuda_operand_of(y);
+    double *straight = groups * pieces == 1 ? out : nullptr;
+    if (x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64) {
+        pair_dots_kernel<double><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
+    } else {
+        pair_dots_kernel<float><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
+    }
+    TCHI_CUDA_PASS(tchi_cuda_launched(s, "pair_dots"));
+    if (straight != nullptr) {
+        return TCH_OK;
+    }
+    return tchi_cuda_add_partials(s, e.batch / groups, groups * pieces, partial, scale, out);
+}
+
+/* --- blocks of two matrices --------------------------------------------------------------------------------------- */
+
+typedef struct block_call {
+    tchi_cuda_operand x, y, out;
+    int64_t down, across;  /* blocks: rows and columns of out */
+    int64_t height, width; /* of a block */
+    int64_t piece, pieces; /* rows of one, and pieces of a block */
+    double scale, beta;
+} block_call;
+
+static __device__ inline void put_block(const block_call &c, int64_t block, double sum)
+{
+    char *to = tchi_cuda_at(c.out, 0, block / c.across, block % c.across);
+    double before = c.beta != 0.0 ? c.beta * tchi_cuda_load<double>(c.out.type, to, 0, 0) : 0.0;
+    tchi_cuda_store<double>(c.out.type, to, 0, 0, before + c.scale * sum);
+}
+
+/* The sum over a small block by `lanes` neighbours in a warp, a power of two, of which this is `lane`. */
+template <typename real>
+static __device__ inline double dot_by_lanes(const block_call &c, int64_t block, int lane, int lanes)
+{
+    const int64_t i = block / c.across * c.height;
+    const int64_t j = block % c.across * c.width;
+    double sum = 0;
+    if (c.width == 0) {
+        return sum;
+    }
+    int64_t row = lane / c.width;
+    int64_t col = lane - row * c.width;
+    const int64_t down = lanes / c.width;
+    const int64_t along = lanes - down * c.width;
+    for (int64_t e = lane; e < c.height * c.width; e += lanes) {
+        double a = (double)tchi_cuda_load<real>(c.x.type, tchi_cuda_at(c.x, 0, i + row, j + col), 0, 0);
+        double b = (double)tchi_cuda_load<real>(c.y.type, tchi_cuda_at(c.y, 0, i + row, j + col), 0, 0);
+        sum = fma(a, b, sum);
+        bool over = col + along >= c.width;
+        row += down + (over ? 1 : 0);
+        col += along - (over ? c.width : 0);
+    }
+    return sum;
+}
+
+/* x, y (down height, across width), out (down, across). Moves: x and y once. Does: a product and a sum an element.
+ * Neighbouring groups of lanes have neighbouring blocks. */
+template <typename real>
+static __global__ void __launch_bounds__(THREADS)
+    small_block_dots_kernel(const __grid_constant__ block_call c, int lanes)
+{
+    const int64_t total = c.down * c.across;
+    const int64_t step = (int64_t)gridDim.x * THREADS / lanes;
+    const int lane = (int)threadIdx.x % lanes;
+    const int64_t first = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / lanes;
+    const int64_t warp_first = ((int64_t)blockIdx.x * THREADS + threadIdx.x / 32 * 32) / lanes;
+    for (int64_t n = 0; warp_first + n < total; n += step) {
+        int64_t block = first + n;
+        double sum = block < total ? dot_by_lanes<real>(c, block, lane, lanes) : 0.0;
+        for (int distance = lanes / 2; distance > 0; distance /= 2) {
+            sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+        }
+        if (lane == 0 && block < total) {
+            put_block(c, block, sum);
+        }
+    }
+}
+
+/* The same with a block of threads for each piece of a block. */
+template <typename real>
+static __global__ void __launch_bounds__(THREADS, 3)
+    block_dots_kernel(const __grid_constant__ block_call c, double *partial)
+{
+    __shared__ double shared[32];
+    for (int64_t n = blockIdx.x; n < c.down * c.across * c.pieces; n += gridDim.x) {
+        int64_t block = n / c.pieces;
+        int64_t first = (n - block * c.pieces) * c.piece;
+        int64_t i = block / c.across * c.height + first;
+        int64_t j = block % c.across * c.width;
+        int64_t rows = c.height - first < c.piece ? c.height - first : c.piece;
+        double sum = dot_of_parts<real>(part_of(c.x, 0, i, j), part_of(c.y, 0, i, j), rows, c.width, shared);
+        if (tchi_cuda_thread_number() == 0 && c.pieces > 1) {
+            partial[n] = sum;
+        } else if (tchi_cuda_thread_number() == 0) {
+            put_block(c, block, sum);
+        }
+    }
+}
+
+/* Moves: 8 bytes a piece. Does: a sum each. A warp for each block. */
+static __global__ void __launch_bounds__(THREADS)
+    add_block_pieces_kernel(const __grid_constant__ block_call c, const double *partial)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    for (int64_t block = warp; block < c.down * c.across; block += (int64_t)gridDim.x * (THREADS / 32)) {
+        double sum = 0;
+        for (int64_t k = lane; k < c.pieces; k += 32) {
+            sum += partial[block * c.pieces + k];
+        }
+        sum = tchi_cuda_warp_sum(sum);
+        if (lane == 0) {
+            put_block(c, block, sum);
+        }
+    }
+}
+
+/* Pieces are halves of PIECE at least where a block has more than one; counting a last one that is shorter, there are at
+ * most four for each PIECE elements. */
+int64_t tchi_cuda_block_dots_scratch(int64_t rows, int64_t cols)
+{
+    return (rows * cols / (PIECE / 4) + 1) * (int64_t)sizeof(double);
+}
+
+template <typename real> static tch_status run_small_blocks(const tchi_cuda_state *state, const block_call &c)
+{
+    int lanes = 1;
+    while (lanes < 32 && lanes < c.height * c.width) {
+        lanes *= 2;
+    }
+    unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(c.down * c.across * lanes, THREADS));
+    small_block_dots_kernel<real><<<blocks, THREADS, 0, state->stream>>>(c, lanes);
+    return tchi_cuda_launched(state, "small_block_dots");
+}
+
+template <typename real>
+static tch_status run_blocks(const tchi_cuda_state *state, const block_call &c, double *partial)
+{
+    int64_t total = c.down * c.across;
+    if (c.height * c.width <= FEW) {
+        return run_small_blocks<real>(state, c);
+    }
+    unsigned blocks = tchi_cuda_grid(total * c.pieces);
+    block_dots_kernel<real><<<blocks, threads_for(c.piece, c.width), 0, state->stream>>>(c, partial);
+    TCHI_CUDA_PASS(tchi_cuda_launched(state, "block_dots"));
+    if (c.pieces == 1) {
+        return TCH_OK;
+    }
+    unsigned sums = tchi_cuda_grid(tchi_cuda_ceil_div(total, THREADS / 32));
+    add_block_pieces_kernel<<<sums, THREADS, 0, state->stream>>>(c, partial);
+    return tchi_cuda_launched(state, "add_block_pieces");
+}
+
+tch_status tchi_cuda_block_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height,
+                                int64_t width, double scale, double beta, const tch_matrices *out, void *scratch)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (out->rows == 0 || out->cols == 0) {
+        return TCH_OK;
+    }
+    block_call c = {tchi_cuda_operand_of(x),
+                    tchi_cuda_operand_of(y),
+                    tchi_cuda_operand_of(out),
+                    out->rows,
+                    out->cols,
+                    height,
+                    width,
+                    piece_rows(height, width),
+                    1,
+                    scale,
+                    beta};
+    c.pieces = c.piece > 0 ? tchi_cuda_ceil_div(height, c.piece) : 1;
+    if (x->type == TCH_SCALAR_F64) {
+        return run_blocks<double>(s, c, (double *)scratch);
+    }
+    return run_blocks<float>(s, c, (double *)scratch);
+}

@@ -1,0 +1,156 @@
+/* Samples as wholes: sums over the positions of each, weights that clip their gradients, and batches multiplied by
+ * such weights. The one rule to keep: a sample of weight 0 gives zeros, whatever it holds. */
+#include "backends/rules.h"
+#include "backends/cuda/device/batch_walk.cuh"
+#include "position_sums.cuh"
+
+#define THREADS 256
+
+/* --- sums over positions ------------------------------------------------------------------------------------------ */
+
+template <typename real> struct plain_terms {
+    static const int outputs = 1;
+    tchi_cuda_operand x;
+
+    __device__ inline void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_four<real> *values) const
+    {
+        values[0] = tchi_cuda_load_four<real>(x, b, i, j, count);
+    }
+};
+
+/* The same of a known type in whole aligned fours: without a question before them, loads do not wait for one another. */
+template <tch_scalar type> struct aligned_terms {
+    static const int outputs = 1;
+    tchi_cuda_operand x;
+
+    __device__ inline void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_four<float> *values) const
+    {
+        int64_t index = b * x.stride + (count > 0 ? i : 0) * x.ld + j;
+        tchi_cuda_four<float> four = tchi_cuda_load_wide<float>(type, x.data, index, 0);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            values[0].v[k] = count > 0 ? four.v[k] : 0.0f;
+        }
+    }
+};
+
+int64_t tchi_cuda_sample_sums_scratch(int64_t rows, int64_t cols, int64_t batch)
+{
+    return tchi_cuda_sum_scratch(batch, rows, cols, 1);
+}
+
+tch_status tchi_cuda_sample_sums(void *state, const tch_matrices *x, double scale, double beta, const tch_matrices *out,
+                                 void *scratch)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_sum_extent e = tchi_cuda_sum_extent_of(x->batch, x->rows, x->cols);
+    tchi_cuda_sum_target<1> target = {{tchi_cuda_operand_of(out)}, scale, beta};
+    tchi_cuda_operand from = tchi_cuda_operand_of(x);
+    if (x->type == TCH_SCALAR_F64) {
+        return tchi_cuda_run_sums<double>(s, e, plain_terms<double>{from}, target, scratch, "sample_sums");
+    }
+    bool aligned = from.wide && x->cols % 4 == 0;
+    if (aligned && x->type == TCH_SCALAR_BF16) {
+        return tchi_cuda_run_sums<float>(s, e, aligned_terms<TCH_SCALAR_BF16>{from}, target, scratch, "sample_sums");
+    }
+    if (aligned && x->type == TCH_SCALAR_F16) {
+        return tchi_cuda_run_sums<float>(s, e, aligned_terms<TCH_SCALAR_F16>{from}, target, scratch, "sample_sums");
+    }
+    if (aligned && x->type == TCH_SCALAR_F32) {
+        return tchi_cuda_run_sums<float>(s, e, aligned_terms<TCH_SCALAR_F32>{from}, target, scratch, "sample_sums");
+    }
+    return tchi_cuda_run_sums<float>(s, e, plain_terms<float>{from}, target, scratch, "sample_sums");
+}
+
+/* --- numbers of samples -------------------------------------------------------------------------------------------- */
+
+/* Moves: 8 bytes a part. Does: a sum each. A warp for each number of `out`. */
+static __global__ void __launch_bounds__(THREADS)
+    add_partials_kernel(int64_t count, int64_t each, const double *partial, double scale, double *out)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    for (int64_t i = warp; i < count; i += (int64_t)gridDim.x * (THREADS / 32)) {
+        double sum = 0;
+        for (int64_t k = lane; k < each; k += 32) {
+            sum += partial[i * each + k];
+        }
+        sum = tchi_cuda_warp_sum(sum);
+        if (lane == 0) {
+            out[i] += scale * sum;
+        }
+    }
+}
+
+tch_status tchi_cuda_add_partials(const tchi_cuda_state *state, int64_t count, int64_t each, const double *partial,
+                                  double scale, double *out)
+{
+    unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(count, THREADS / 32));
+    add_partials_kernel<<<blocks, THREADS, 0, state->stream>>>(count, each, partial, scale, out);
+    return tchi_cuda_launched(state, "add_partials");
+}
+
+/* --- weights ------------------------------------------------------------------------------------------------------ */
+
+/* Moves: 16 bytes a sample. Does: a root and a quotient. */
+static __global__ void __launch_bounds__(THREADS)
+    clip_weights_kernel(int64_t count, const double *norms, double most, double *weights)
+{
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS) {
+        weights[i] = tchi_rule_clip_weight(norms[i], most);
+    }
+}
+
+tch_status tchi_cuda_clip_weights(void *state, int64_t count, const double *norms, double most, double *weights)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (count == 0) {
+        return TCH_OK;
+    }
+    unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(count, THREADS));
+    clip_weights_kernel<<<blocks, THREADS, 0, s->stream>>>(count, norms, most, weights);
+    return tchi_cuda_launched(s, "clip_weights");
+}
+
+/* x, out (rows, cols) for each sample and group. Moves: an element in and out. Does: a product, in float64: a weight may
+ * be below what float32 holds. */
+template <typename real>
+static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
+    weigh_samples_kernel(tchi_cuda_extent e, tchi_cuda_operand x, int64_t groups, const double *weights,
+                         int32_t drop_only, tchi_cuda_operand out)
+{
+    tchi_cuda_patch p = tchi_cuda_first_patch(e);
+    for (; p.b < e.batch; p.b += gridDim.z) {
+        const double given = weights[p.b / groups];
+        const double weight = drop_only && given != 0.0 ? 1.0 : given;
+        for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
+            tchi_cuda_patch_values<real> values = tchi_cuda_load_patch<real>(x, p);
+#pragma unroll
+            for (int k = 0; k < 4 * TCHI_CUDA_PATCH_STEPS; k++) {
+                real *value = &values.row[k / 4].v[k % 4];
+                *value = weight != 0.0 ? (real)((double)*value * weight) : (real)0;
+            }
+            tchi_cuda_store_patch(out, p, values);
+        }
+    }
+}
+
+tch_status tchi_cuda_weigh_samples(void *state, const tch_matrices *x, int64_t groups, const double *weights,
+                                   int32_t drop_only, const tch_matrices *out)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_extent e = tchi_cuda_extent_of(x);
+    if (tchi_cuda_is_empty(e)) {
+        return TCH_OK;
+    }
+    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
+    tchi_cuda_operand from = tchi_cuda_operand_of(x);
+    tchi_cuda_operand to = tchi_cuda_operand_of(out);
+    if (x->type == TCH_SCALAR_F64 || out->type == TCH_SCALAR_F64) {
+        weigh_samples_kernel<double>
+            <<<shape.grid, shape.block, 0, s->stream>>>(e, from, groups, weights, drop_only, to);
+    } else {
+        weigh_samples_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, from, groups, weights, drop_only, to);
+    }
+    return tchi_cuda_launched(s, "weigh_samples");
+}

@@ -1,0 +1,193 @@
+/* Dot products of rows, orders, and matrices put into an order, for tracking an eigenbasis. Sums are taken in float64
+ * and in an order that depends on the shape alone. */
+#include "backends/cuda/device/batch_walk.cuh"
+
+#define WARP 32
+
+/* Blocks of 256 threads that must fit on a multiprocessor: asked for no more, the compiler does not spill for a fourth. */
+#define BLOCKS 3
+
+/* --- dot products of rows ----------------------------------------------------------------------------------------- */
+
+#define DOTS_WARPS 8 /* of a block, a row each */
+
+/* The sum over row i of X Y, in every lane. */
+template <typename real>
+static __device__ double dot_row(const tchi_cuda_extent &e, const tchi_cuda_operand &x, const tchi_cuda_operand &y,
+                                 int64_t b, int64_t i)
+{
+    double sum = 0.0;
+#pragma unroll 4
+    for (int64_t j = 4 * (threadIdx.x % WARP); j < e.cols; j += 4 * WARP) {
+        int count = e.cols - j < 4 ? (int)(e.cols - j) : 4;
+        tchi_cuda_four<real> left = tchi_cuda_load_four<real>(x, b, i, j, count);
+        tchi_cuda_four<real> right = tchi_cuda_load_four<real>(y, b, i, j, count);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            sum += (double)left.v[k] * (double)right.v[k];
+        }
+    }
+    return tchi_cuda_warp_sum(sum);
+}
+
+/* w(i) = (sum over j of X(i, j) Y(i, j))^exponent, X and Y (batch, rows, cols), w (batch, 1, rows); a warp to a row.
+ * Bytes that must move: those of X and Y, once. Operations that must be done: two to an element. */
+template <typename real>
+static __global__ void __launch_bounds__(DOTS_WARPS *WARP, BLOCKS)
+    row_dots_kernel(tchi_cuda_extent e, tchi_cuda_operand x, tchi_cuda_operand y, double exponent, tchi_cuda_operand w)
+{
+    int64_t first = (int64_t)blockIdx.x * DOTS_WARPS + threadIdx.x / WARP;
+    for (int64_t r = first; r < e.batch * e.rows; r += (int64_t)gridDim.x * DOTS_WARPS) {
+        int64_t b = r / e.rows;
+        int64_t i = r % e.rows;
+        double sum = dot_row<real>(e, x, y, b, i);
+        if (threadIdx.x % WARP == 0) {
+            double value = exponent == 1.0 ? sum : sum > 0.0 ? pow(sum, exponent) : 0.0;
+            tchi_cuda_store<double>(w.type, tchi_cuda_at(w, b, 0, i), 0, w.stride, value);
+        }
+    }
+}
+
+tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
+                              const tch_matrices *w)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_extent e = tchi_cuda_extent_of(x);
+    if (e.rows == 0 || e.batch == 0) {
+        return TCH_OK;
+    }
+    unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, DOTS_WARPS));
+    if (x->type == TCH_SCALAR_F64) {
+        row_dots_kernel<double><<<grid, DOTS_WARPS * WARP, 0, s->stream>>>(
+            e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(y), exponent, tchi_cuda_operand_of(w));
+    } else {
+        row_dots_kernel<float><<<grid, DOTS_WARPS * WARP, 0, s->stream>>>(
+            e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(y), exponent, tchi_cuda_operand_of(w));
+    }
+    return tchi_cuda_launched(s, "row_dots_kernel");
+}
+
+/* --- order -------------------------------------------------------------------------------------------------------- */
+
+#define ORDER_THREADS 256
+
+/* Integers in the order of the numbers, NaN below all; -0 counts as 0. Integers, since float64 is slow on GPUs for
+ * graphics. */
+static __device__ inline int64_t key_of(double value)
+{
+    int64_t bits = __double_as_longlong(value + 0.0);
+    return isnan(value) ? INT64_MIN : bits < 0 ? bits ^ INT64_MAX : bits;
+}
+
+/* How many of w_b stand before element i with key `mine`; keys pass through shared memory. Every thread of the block
+ * takes part, whether it has an element or not. */
+static __device__ int32_t rank_of(const tchi_cuda_operand &w, int64_t b, int64_t n, int64_t i, int64_t mine,
+                                  int64_t *keys)
+{
+    int32_t rank = 0;
+    for (int64_t first = 0; first < n; first += ORDER_THREADS) {
+        int64_t at = first + threadIdx.x;
+        __syncthreads();
+        keys[threadIdx.x] =
+            at < n ? key_of(tchi_cuda_load<double>(w.type, tchi_cuda_at(w, b, 0, at), 0, w.stride)) : INT64_MIN;
+        __syncthreads();
+        int count = n - first < ORDER_THREADS ? (int)(n - first) : ORDER_THREADS;
+        for (int k = 0; k < count; k++) {
+            rank += keys[k] > mine || (keys[k] == mine && first + k < i) ? 1 : 0;
+        }
+    }
+    return rank;
+}
+
+/* order (batch, n) of w (batch, 1, n): an element's place is the number of those before it. Bytes that must move: next
+ * to none, w and order. Operations: n^2 comparisons a matrix, which for n = 1024 is a thousandth of what one product of
+ * such matrices takes, and needs neither scratch nor a limit on n. */
+static __global__ void __launch_bounds__(ORDER_THREADS)
+    descending_kernel(int64_t n, int64_t batch, tchi_cuda_operand w, int32_t *order)
+{
+    __shared__ int64_t keys[ORDER_THREADS];
+    int64_t parts = tchi_cuda_ceil_div(n, ORDER_THREADS);
+    for (int64_t part = blockIdx.x; part < parts * batch; part += gridDim.x) {
+        int64_t b = part / parts;
+        int64_t i = part % parts * ORDER_THREADS + threadIdx.x;
+        int64_t mine =
+            i < n ? key_of(tchi_cuda_load<double>(w.type, tchi_cuda_at(w, b, 0, i), 0, w.stride)) : INT64_MIN;
+        int32_t rank = rank_of(w, b, n, i, mine, keys);
+        if (i < n) {
+            order[b * n + rank] = (int32_t)i;
+        }
+    }
+}
+
+tch_status tchi_cuda_descending(void *state, const tch_matrices *w, int32_t *order)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (w->cols == 0 || w->batch == 0) {
+        return TCH_OK;
+    }
+    unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(w->cols, ORDER_THREADS) * w->batch);
+    descending_kernel<<<grid, ORDER_THREADS, 0, s->stream>>>(w->cols, w->batch, tchi_cuda_operand_of(w), order);
+    return tchi_cuda_launched(s, "descending_kernel");
+}
+
+/* --- permute ------------------------------------------------------------------------------------------------------ */
+
+/* Up to four elements of row `from`, the columns named by `cols` or those from j on. */
+template <typename real>
+static __device__ inline tchi_cuda_four<real> load_permuted(const tchi_cuda_operand &x, int64_t b, int64_t from,
+                                                            int64_t j, int count, const int32_t *cols)
+{
+    if (cols == NULL) {
+        return tchi_cuda_load_four<real>(x, b, from, j, count);
+    }
+    tchi_cuda_four<real> four;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        four.v[k] =
+            k < count ? tchi_cuda_load<real>(x.type, tchi_cuda_at(x, b, from, cols[j + k]), 0, x.stride) : (real)0;
+    }
+    return four;
+}
+
+/* out(i, j) = X(rows[i], cols[j]), both (batch, rows, cols). Every element is read and written once; columns out of
+ * order are read from a row that the first-level cache holds. */
+template <typename real>
+static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS, BLOCKS)
+    permute_kernel(tchi_cuda_extent e, tchi_cuda_operand x, const int32_t *rows, const int32_t *cols,
+                   tchi_cuda_operand out)
+{
+    tchi_cuda_patch p = tchi_cuda_first_patch(e);
+    for (; p.b < e.batch; p.b += gridDim.z) {
+        const int32_t *columns = cols != NULL ? cols + p.b * e.cols : NULL;
+        for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
+            tchi_cuda_patch_values<real> values;
+#pragma unroll
+            for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
+                int64_t i = p.i + k * p.step;
+                int count = i < e.rows ? p.count : 0;
+                int64_t from = rows != NULL && i < e.rows ? rows[p.b * e.rows + i] : i;
+                values.row[k] = load_permuted<real>(x, p.b, from, p.j, count, columns);
+            }
+            tchi_cuda_store_patch(out, p, values);
+        }
+    }
+}
+
+tch_status tchi_cuda_permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
+                             const tch_matrices *out)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_extent e = tchi_cuda_extent_of(out);
+    if (tchi_cuda_is_empty(e)) {
+        return TCH_OK;
+    }
+    tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
+    if (x->type == TCH_SCALAR_F64) {
+        permute_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), rows, cols,
+                                                                          tchi_cuda_operand_of(out));
+    } else {
+        permute_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), rows, cols,
+                                                                         tchi_cuda_operand_of(out));
+    }
+    return tchi_cuda_launched(s, "permute_kernel");
+}

@@ -1,0 +1,137 @@
+/* The inverse X of the Cholesky factor L of many matrices at once, by halves, so that nearly all of it is products:
+ *
+ *     A = [A11  .  ]    L = [L11   0 ]    X = [      X11        0 ]     L21 = A21 X11'
+ *         [A21  A22]        [L21  L22]        [-X22 L21 X11   X22 ]     L22 L22' = A22 - L21 L21'
+ *
+ * The leaves, and with them square roots and divisions, are in cholesky.cu. Only L21 of one level at a time needs
+ * memory: L21 X11 takes the place of A21, which is not needed any more. bench/ladder/cuda_cholesky.md has the counts. */
+#include "backends/cuda/cuda.h"
+
+#include "backends/cuda/runtime/scalars.h"
+
+#define LEAF TCHI_CUDA_CHOLESKY_LEAF
+
+/* Rows or columns of a triangular factor multiplied at once, leaving out its zeros beside them. Reasoned: below 256 a
+ * product of so few rows no longer fills its tiles, and what could be saved is an eighth of it. */
+#define STRIP 256
+
+/* Rows [row, row + rows) and columns [col, col + cols) of every matrix. */
+static tch_matrices block(const tch_matrices *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    tch_matrices part = *m;
+    part.data = (char *)m->data + (row * m->ld + col) * tchi_cuda_scalar_size(m->type);
+    part.rows = rows;
+    part.cols = cols;
+    return part;
+}
+
+static int64_t strip_at(int64_t first, int64_t n)
+{
+    return n - first < STRIP ? n - first : STRIP;
+}
+
+/* C = B X' for lower triangular X, whose row j ends at column j. */
+static tch_status multiply_transposed(tchi_cuda_state *state, const tch_matrices *b, const tch_matrices *x,
+                                      const tch_matrices *c)
+{
+    for (int64_t first = 0; first < x->rows; first += STRIP) {
+        int64_t width = strip_at(first, x->rows);
+        tch_matrices left = block(b, 0, 0, b->rows, first + width);
+        tch_matrices strip = block(x, first, 0, width, first + width);
+        tch_matrices out = block(c, 0, first, c->rows, width);
+        TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 1, 0.0, &out));
+    }
+    return TCH_OK;
+}
+
+/* C = B X for lower triangular X, whose column j begins at row j. */
+static tch_status multiply_right(tchi_cuda_state *state, const tch_matrices *b, const tch_matrices *x,
+                                 const tch_matrices *c)
+{
+    int64_t n = x->rows;
+    for (int64_t first = 0; first < n; first += STRIP) {
+        int64_t width = strip_at(first, n);
+        tch_matrices left = block(b, 0, first, b->rows, n - first);
+        tch_matrices strip = block(x, first, first, n - first, width);
+        tch_matrices out = block(c, 0, first, c->rows, width);
+        TCHI_CUDA_PASS(tchi_cuda_gemm(state, 1.0, &left, 0, &strip, 0, 0.0, &out));
+    }
+    return TCH_OK;
+}
+
+/* C = -X B for lower triangular X. */
+static tch_status multiply_left(tchi_cuda_state *state, const tch_matrices *x, const tch_matrices *b,
+                                const tch_matrices *c)
+{
+    for (int64_t first = 0; first < x->rows; first += STRIP) {
+        int64_t height = strip_at(first, x->rows);
+        tch_matrices strip = block(x, first, 0, height, first + height);
+        tch_matrices right = block(b, 0, 0, first + height, b->cols);
+        tch_matrices out = block(c, first, 0, height, c->cols);
+        TCHI_CUDA_PASS(tchi_cuda_gemm(state, -1.0, &strip, 0, &right, 0, 0.0, &out));
+    }
+    return TCH_OK;
+}
+
+/* A22 -= L21 L21'. In float64 there is a kernel for half of it; in float32 the mirroring would cost what it saves. */
+static tch_status subtract_gram(tchi_cuda_state *state, const tch_matrices *l21, const tch_matrices *a22)
+{
+    return l21->type == TCH_SCALAR_F64 ? tchi_cuda_gram(state, -1.0, l21, 0, 1.0, a22)
+                                       : tchi_cuda_gemm(state, -1.0, l21, 0, l21, 1, 1.0, a22);
+}
+
+/* Where a matrix is cut: half of its leaves, rounded up, so that only the last leaf is ragged. */
+static int64_t first_half(int64_t n)
+{
+    return ((n + LEAF - 1) / LEAF + 1) / 2 * LEAF;
+}
+
+static tch_status invert(tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
+                         void *scratch)
+{
+    int64_t n = a->rows;
+    if (n <= LEAF) {
+        return tchi_cuda_cholesky_leaf(state, a, x, flags);
+    }
+    int64_t upper = first_half(n);
+    int64_t lower = n - upper;
+    tch_matrices a11 = block(a, 0, 0, upper, upper);
+    tch_matrices a21 = block(a, upper, 0, lower, upper);
+    tch_matrices a22 = block(a, upper, upper, lower, lower);
+    tch_matrices x11 = block(x, 0, 0, upper, upper);
+    tch_matrices x12 = block(x, 0, upper, upper, lower);
+    tch_matrices x21 = block(x, upper, 0, lower, upper);
+    tch_matrices x22 = block(x, upper, upper, lower, lower);
+    tch_matrices l21 = {scratch, a->type, lower, upper, upper, a->batch, lower * upper};
+    TCHI_CUDA_PASS(invert(state, &a11, &x11, flags, scratch));
+    TCHI_CUDA_PASS(multiply_transposed(state, &a21, &x11, &l21));
+    TCHI_CUDA_PASS(subtract_gram(state, &l21, &a22));
+    TCHI_CUDA_PASS(multiply_right(state, &l21, &x11, &a21));
+    TCHI_CUDA_PASS(invert(state, &a22, &x22, flags, scratch));
+    TCHI_CUDA_PASS(multiply_left(state, &x22, &a21, &x21));
+    return tchi_cuda_combine(state, 0.0, 0.0, NULL, 0.0, NULL, &x12);
+}
+
+/* Elements of the largest L21 of any cut. It need not be the first one's, whose lower part may be a single row. */
+static int64_t largest_l21(int64_t n)
+{
+    if (n <= LEAF) {
+        return 0;
+    }
+    int64_t upper = first_half(n);
+    int64_t here = upper * (n - upper);
+    int64_t inside = largest_l21(upper);
+    return here > inside ? here : inside;
+}
+
+int64_t tchi_cuda_cholesky_inverse_scratch(tch_scalar type, int64_t n, int64_t batch)
+{
+    return batch * largest_l21(n) * tchi_cuda_scalar_size(type);
+}
+
+/* 2/3 n^3 operations a matrix must be done; about n^3 are, see the ladder. */
+tch_status tchi_cuda_cholesky_inverse(void *state, const tch_matrices *a, const tch_matrices *x, int32_t *flags,
+                                      void *scratch)
+{
+    return a->rows == 0 || a->batch == 0 ? TCH_OK : invert(state, a, x, flags, scratch);
+}

@@ -1,0 +1,161 @@
+/* What a root decides from numbers that stay on the device: damping, bounds, flags, and the powers of a spectrum. One
+ * thread or one block per matrix, a few bytes each. */
+#include "backends/rules.h"
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/device/elements.cuh"
+
+#define THREADS 256
+
+static unsigned blocks_for(int64_t batch)
+{
+    return tchi_cuda_grid(tchi_cuda_ceil_div(batch, THREADS));
+}
+
+static __device__ inline int64_t first_index()
+{
+    return (int64_t)blockIdx.x * THREADS + threadIdx.x;
+}
+
+static __device__ inline int64_t index_stride()
+{
+    return (int64_t)gridDim.x * THREADS;
+}
+
+/* --- before a root ------------------------------------------------------------------------------------------------ */
+
+typedef struct setup_rules {
+    double eps, relative_eps, margin, symmetry;
+} setup_rules;
+
+static __global__ void __launch_bounds__(THREADS)
+    root_setup_kernel(int64_t batch, tch_root_norms norms, setup_rules rules, double *damping, double *bound,
+                      int32_t *flags)
+{
+    for (int64_t b = first_index(); b < batch; b += index_stride()) {
+        tchi_rule_root_setup(&norms, b, rules.eps, rules.relative_eps, rules.margin, rules.symmetry, &damping[b],
+                             &bound[b], &flags[b]);
+    }
+}
+
+tch_status tchi_cuda_root_setup(void *state, int64_t batch, const tch_root_norms *norms, double eps,
+                                double relative_eps, double margin, double symmetry, double *damping, double *bound,
+                                int32_t *flags)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (batch == 0) {
+        return TCH_OK;
+    }
+    setup_rules rules = {eps, relative_eps, margin, symmetry};
+    root_setup_kernel<<<blocks_for(batch), THREADS, 0, s->stream>>>(batch, *norms, rules, damping, bound, flags);
+    return tchi_cuda_launched(s, "root_setup");
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    factored_damping_kernel(int64_t batch, const double *trace_a, double m, const double *trace_b, double n,
+                            double damping, double *shift_a, double *shift_b)
+{
+    for (int64_t b = first_index(); b < batch; b += index_stride()) {
+        tchi_rule_factored_damping(trace_a[b], m, trace_b[b], n, damping, &shift_a[b], &shift_b[b]);
+    }
+}
+
+tch_status tchi_cuda_factored_damping(void *state, int64_t batch, const double *trace_a, int64_t m,
+                                      const double *trace_b, int64_t n, double damping, double *shift_a,
+                                      double *shift_b)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (batch == 0) {
+        return TCH_OK;
+    }
+    factored_damping_kernel<<<blocks_for(batch), THREADS, 0, s->stream>>>(batch, trace_a, (double)m, trace_b, (double)n,
+                                                                          damping, shift_a, shift_b);
+    return tchi_cuda_launched(s, "factored_damping");
+}
+
+/* --- after it ----------------------------------------------------------------------------------------------------- */
+
+static __global__ void __launch_bounds__(THREADS)
+    root_verdict_kernel(int64_t batch, const double *residual, double tolerance, int32_t *flags)
+{
+    for (int64_t b = first_index(); b < batch; b += index_stride()) {
+        tchi_rule_root_verdict(residual[b], tolerance, &flags[b]);
+    }
+}
+
+tch_status tchi_cuda_root_verdict(void *state, int64_t batch, const double *residual, double tolerance, int32_t *flags)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (batch == 0) {
+        return TCH_OK;
+    }
+    root_verdict_kernel<<<blocks_for(batch), THREADS, 0, s->stream>>>(batch, residual, tolerance, flags);
+    return tchi_cuda_launched(s, "root_verdict");
+}
+
+/* --- powers of a spectrum ----------------------------------------------------------------------------------------- */
+
+/* What the ends of a spectrum decide before any of it is overwritten. */
+typedef struct spectrum_ends {
+    double added;
+    bool too_negative;
+} spectrum_ends;
+
+static __device__ inline spectrum_ends judge_ends(const tch_spectrum_map &map, double first, double last)
+{
+    double largest = fmax(last, 0.0);
+    double added = fmax(map.eps, map.relative_eps * largest);
+    return {added, !map.clamp && first < -fmax(map.negative * largest, added)};
+}
+
+static __device__ inline bool is_finite_as(tch_scalar type, double value)
+{
+    return type == TCH_SCALAR_F64 ? isfinite(value) : isfinite((float)value);
+}
+
+/* A block per matrix; w is (batch, 1, n) and ascending. */
+static __global__ void __launch_bounds__(THREADS)
+    spectrum_power_kernel(tch_spectrum_map map, tchi_cuda_operand w, int64_t n, int64_t batch, double *damping,
+                          int32_t *flags)
+{
+    for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
+        if (flags[b] != TCH_REPORT_OK) {
+            continue;
+        }
+        char *row = tchi_cuda_at(w, b, 0, 0);
+        spectrum_ends ends = judge_ends(map, tchi_cuda_load<double>(w.type, row, 0, w.stride),
+                                        tchi_cuda_load<double>(w.type, row, n - 1, w.stride));
+        double least = map.clamp ? ends.added : 0.0;
+        bool bad = ends.too_negative;
+        bool beyond = false;
+        __syncthreads();
+        for (int64_t i = threadIdx.x; i < n; i += THREADS) {
+            double base = tchi_cuda_load<double>(w.type, row, i, w.stride) + ends.added;
+            double place = base > least ? base : ends.added;
+            double value = pow(place, map.power);
+            bool finite = is_finite_as(w.type, value);
+            bad = bad || (!finite && !(place > 0.0));
+            beyond = beyond || (!finite && place > 0.0);
+            tchi_cuda_store<double>(w.type, row, i, w.stride, value);
+        }
+        bad = __syncthreads_or(bad) != 0;
+        beyond = __syncthreads_or(beyond) != 0;
+        if (threadIdx.x == 0) {
+            flags[b] = bad ? TCH_REPORT_NOT_POSITIVE : beyond ? TCH_REPORT_OVERFLOW : TCH_REPORT_OK;
+            if (damping != NULL) {
+                damping[b] = ends.added;
+            }
+        }
+    }
+}
+
+tch_status tchi_cuda_spectrum_power(void *state, const tch_spectrum_map *map, const tch_matrices *w, double *damping,
+                                    int32_t *flags)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    if (w->batch == 0 || w->cols == 0) {
+        return TCH_OK;
+    }
+    spectrum_power_kernel<<<tchi_cuda_grid(w->batch), THREADS, 0, s->stream>>>(*map, tchi_cuda_operand_of(w), w->cols,
+                                                                               w->batch, damping, flags);
+    return tchi_cuda_launched(s, "spectrum_power");
+}

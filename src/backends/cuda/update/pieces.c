@@ -1,0 +1,188 @@
+/* Cutting pieces into chunks. A chunk's sides are chosen for the fewest chunks, since whatever sticks out of a piece is
+ * threads with nothing to do; but its rows stay long enough for memory, on both sides of a transposition. */
+#include "pieces.h"
+
+#include "backends/cuda/runtime/scalars.h"
+
+/* The shortest row of a chunk where the piece has longer ones: 32 elements are 128 bytes of float32, a line of the
+ * caches. */
+#define LOG_LINE 5
+
+#define LOG_FOUR 2
+
+_Static_assert(sizeof(tchi_cuda_pieces) <= 31744, "the pieces leave no room for a kernel's other parameters");
+
+/* The rectangle of a piece once rows that follow each other without a gap are one. */
+typedef struct extent {
+    int64_t rows, cols;
+    int transposed;
+} extent;
+
+typedef struct cut {
+    int log_width, log_height;
+    int64_t across, down;
+} cut;
+
+static extent extent_of(const tch_piece *piece, int blocks)
+{
+    extent e = {piece->rows, piece->cols, blocks && piece->transposed};
+    int gapless = e.rows > 1 && piece->stride == e.cols && !e.transposed && (!blocks || piece->block_ld == e.cols);
+    if (gapless) {
+        e.cols *= e.rows;
+        e.rows = 1;
+    }
+    return e;
+}
+
+/* The power of two, from 4 up to a line, that a side of n elements needs at least. */
+static int log_least(int64_t n)
+{
+    int log = LOG_FOUR;
+    while (log < LOG_LINE && (int64_t)1 << log < n) {
+        log++;
+    }
+    return log;
+}
+
+static int64_t ceil_shift(int64_t n, int log)
+{
+    return (n + ((int64_t)1 << log) - 1) >> log;
+}
+
+/* Of the widths with the fewest chunks the widest, or where blocks are transposed the squarest. */
+static cut cut_up(extent e, int log_chunk)
+{
+    int most = e.transposed ? log_chunk - log_least(e.rows) : log_chunk;
+    cut best = {0, 0, 0, 0};
+    for (int log = log_least(e.cols); log <= most; log++) {
+        cut c = {log, log_chunk - log, ceil_shift(e.cols, log), ceil_shift(e.rows, log_chunk - log)};
+        int64_t more = best.across == 0 ? -1 : c.across * c.down - best.across * best.down;
+        if (more < 0 || (more == 0 && (!e.transposed || 2 * log <= log_chunk))) {
+            best = c;
+        }
+    }
+    return best;
+}
+
+int64_t tchi_cuda_chunks_of(const tch_piece *piece, int log_chunk, int blocks)
+{
+    if (piece->rows == 0 || piece->cols == 0) {
+        return 0;
+    }
+    cut c = cut_up(extent_of(piece, blocks), log_chunk);
+    return c.across * c.down;
+}
+
+/* Both sides of a chunk can be had at most twice as long as they must be, and four times where a side is 1 and becomes
+ * 4; what sticks out of a piece is then at most three times the piece, or it is a single chunk. */
+int64_t tchi_cuda_most_chunks(int64_t elements, int64_t pieces, int log_chunk)
+{
+    return ceil_shift(elements, log_chunk - LOG_FOUR) + pieces;
+}
+
+/* --- packing ------------------------------------------------------------------------------------------------------ */
+
+static tch_scalar type_of(const tch_update *update, int slot)
+{
+    switch (slot) {
+    case TCHI_CUDA_PARAM:
+        return update->param_type;
+    case TCHI_CUDA_MASTER:
+        return TCH_SCALAR_F32;
+    case TCHI_CUDA_GRAD:
+        return update->grad_type;
+    case TCHI_CUDA_BLOCK_0:
+    case TCHI_CUDA_BLOCK_1:
+        return update->block_type;
+    default:
+        return update->real;
+    }
+}
+
+/* Fours are 16 bytes, or 8 where an element has 2; of float64 they are two loads of 16. */
+static int is_wide(const void *data, tch_scalar type, int64_t rows, int64_t ld)
+{
+    uintptr_t alignment = tchi_cuda_scalar_size(type) == 2 ? 8 : 16;
+    return data == NULL || ((uintptr_t)data % alignment == 0 && (rows == 1 || ld % 4 == 0));
+}
+
+static uint8_t wide_slots(const tch_update *update, const tchi_cuda_piece *p)
+{
+    unsigned wide = 0;
+    for (int slot = 0; slot < TCHI_CUDA_SLOTS; slot++) {
+        int in_block = slot >= TCHI_CUDA_BLOCK_0;
+        int64_t rows = in_block && p->transposed ? p->cols : p->rows;
+        int64_t ld = in_block ? p->block_ld : p->stride;
+        wide |= (unsigned)is_wide(p->data[slot], type_of(update, slot), rows, ld) << slot;
+    }
+    return (uint8_t)wide;
+}
+
+static void pack_piece(const tch_update *update, const tch_piece *from, extent e, cut c, tchi_cuda_piece *to)
+{
+    *to = (tchi_cuda_piece){
+        .data = {from->param, from->master, from->grad, from->state[0], from->state[1], from->state[2], from->block[0],
+                 from->block[1]},
+        .clock = from->clock,
+        .rows = e.rows,
+        .cols = e.cols,
+        .stride = from->stride,
+        .block_ld = from->block_ld,
+        .first = from->first,
+        .across = (int32_t)c.across,
+        .parameter = from->parameter,
+        .block_index = from->block_index,
+        .factor = from->factor,
+        .log_width = (uint8_t)c.log_width,
+        .log_height = (uint8_t)c.log_height,
+        .transposed = (uint8_t)e.transposed,
+    };
+    to->wide = wide_slots(update, to);
+}
+
+static int is_even(const tchi_cuda_piece *p)
+{
+    int64_t beyond = (p->rows & ((1 << p->log_height) - 1)) | (p->cols & ((1 << p->log_width) - 1));
+    return beyond == 0 && p->wide == 0xFF && p->data[TCHI_CUDA_MASTER] == NULL;
+}
+
+static void pack_shared(const tch_update *update, int blocks, tchi_cuda_pieces *list)
+{
+    list->hyper = update->hyper;
+    list->skip = update->skip;
+    list->grad_scale = update->grad_scale;
+    list->seed = update->seed;
+    list->real = update->real;
+    list->param_type = update->param_type;
+    list->grad_type = update->grad_type;
+    list->block_type = update->block_type;
+    list->plain = update->param_type == update->real && update->grad_type == update->real &&
+                  (!blocks || update->block_type == update->real);
+    list->shorts = update->real == TCH_SCALAR_F32 && update->param_type == update->real &&
+                   update->grad_type == update->real && blocks && update->block_type == TCH_SCALAR_BF16;
+    list->maximize = update->maximize;
+    list->stochastic = update->stochastic;
+}
+
+/* No memory holds so many elements, 2^40 at least, that the chunks of a launch would not be counted by 31 bits. */
+int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_pieces *list)
+{
+    int64_t chunks = 0;
+    pack_shared(update, blocks, list);
+    list->count = 0;
+    list->even = 1;
+    for (; *next < update->count && list->count < TCHI_CUDA_MOST_PIECES; ++*next) {
+        const tch_piece *piece = &update->pieces[*next];
+        if (piece->rows == 0 || piece->cols == 0) {
+            continue;
+        }
+        extent e = extent_of(piece, blocks);
+        cut c = cut_up(e, log_chunk);
+        list->first_chunk[list->count] = (int32_t)chunks;
+        pack_piece(update, piece, e, c, &list->piece[list->count]);
+        list->even &= is_even(&list->piece[list->count++]);
+        chunks += c.across * c.down;
+    }
+    list->first_chunk[list->count] = (int32_t)chunks;
+    return (int32_t)chunks;
+}

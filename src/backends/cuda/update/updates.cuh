@@ -1,0 +1,569 @@
+/* What the kernels of optimizers share. A block of threads finds its chunk of a piece, its threads load what they need of
+ * it in fours, work on the fours in registers, and store. 16-bit numbers are loaded as bits and converted afterwards: a
+ * thread has all its loads under way before it needs the first of them. Blocks that are transposed go through a tile in
+ * shared memory, so that both sides are read and written along their rows.
+ *
+ * Where a product is added to something the kernels say fma themselves: left to the compiler, it might round one copy of
+ * a formula otherwise than another, and the bits of an element would depend on where in its piece it lies. */
+#ifndef TCHI_CUDA_UPDATES_CUH
+#define TCHI_CUDA_UPDATES_CUH
+
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/device/elements.cuh"
+#include "pieces.h"
+
+#define TCHI_CUDA_UPDATE_THREADS 256
+
+/* Fours of a thread. With two, a block has 8 KB under way of each array that it reads, and three blocks or more fit on a
+ * processor; an H200 needs about 25 KB there to cover the latency of its memory (700 ns at 4.8 TB/s over 132). */
+#ifndef TCHI_CUDA_STEPS
+#define TCHI_CUDA_STEPS 2
+#endif
+
+/* Elements of a chunk as a power of two; steps are 1, 2 or 4. */
+#define TCHI_CUDA_LOG_CHUNK (10 + TCHI_CUDA_STEPS / 2)
+
+/* Blocks that a processor should hold: what the registers of the fours leave room for. */
+template <typename real> constexpr int tchi_cuda_resident()
+{
+    return sizeof(real) == sizeof(double) ? 2 : 3;
+}
+
+/* The same of kernels that know the way of all their chunks, and need no registers for the others. */
+#define TCHI_CUDA_EVEN_RESIDENT 5
+
+/* --- which chunk -------------------------------------------------------------------------------------------------- */
+
+/* The piece of the block's chunk; block b has chunk b. */
+static __device__ inline int tchi_cuda_find_piece(const tchi_cuda_pieces &list)
+{
+    int low = 0;
+    int high = list.count;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (list.first_chunk[middle] <= (int)blockIdx.x) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* A chunk as the threads of a block walk it: thread t has at step s the four elements from number 4 (256 s + t) on, the
+ * chunk's rows being 2^log_width long. */
+typedef struct tchi_cuda_view {
+    int64_t base, ld; /* of the first element, and from row to row */
+    int rows, cols;   /* as far as the chunk lies in the piece */
+    int log_width;
+} tchi_cuda_view;
+
+/* Four elements of it: where the first is, and how many there are from it to the end of its row, of which at most four count
+ * and none where that is 0 or less. (Cut down to 0 to 4, the number would be compared with 4 in a way that ptxas 13.0 gets
+ * wrong for sm_90: it takes the comparison from the predicate of VIMNMX.RELU, and partial fours were loaded whole.) */
+typedef struct tchi_cuda_place {
+    int64_t offset;
+    int count;
+} tchi_cuda_place;
+
+static __device__ inline int tchi_cuda_number(int step)
+{
+    return (step * TCHI_CUDA_UPDATE_THREADS + (int)threadIdx.x) * 4;
+}
+
+static __device__ inline tchi_cuda_place tchi_cuda_place_of(const tchi_cuda_view &view, int step)
+{
+    int number = tchi_cuda_number(step);
+    int i = number >> view.log_width;
+    int j = number & ((1 << view.log_width) - 1);
+    return {view.base + i * view.ld + j, i < view.rows ? view.cols - j : 0};
+}
+
+/* Where the block's chunk begins in its piece. */
+typedef struct tchi_cuda_corner {
+    int64_t row, col;
+} tchi_cuda_corner;
+
+static __device__ inline tchi_cuda_corner tchi_cuda_corner_of(const tchi_cuda_pieces &list, int index)
+{
+    const tchi_cuda_piece &piece = list.piece[index];
+    unsigned chunk = blockIdx.x - (unsigned)list.first_chunk[index];
+    unsigned down = chunk / (unsigned)piece.across;
+    unsigned right = chunk - down * (unsigned)piece.across;
+    return {(int64_t)down << piece.log_height, (int64_t)right << piece.log_width};
+}
+
+static __device__ inline int tchi_cuda_within(int64_t size, int64_t from, int log)
+{
+    return size - from < 1 << log ? (int)(size - from) : 1 << log;
+}
+
+/* The chunk in the parameter, and so in its gradient and state. */
+static __device__ inline tchi_cuda_view tchi_cuda_view_of(const tchi_cuda_piece &piece, const tchi_cuda_corner &at)
+{
+    return {at.row * piece.stride + at.col, piece.stride, tchi_cuda_within(piece.rows, at.row, piece.log_height),
+            tchi_cuda_within(piece.cols, at.col, piece.log_width), piece.log_width};
+}
+
+/* The same chunk in the blocks. */
+static __device__ inline tchi_cuda_view tchi_cuda_block_view_of(const tchi_cuda_piece &piece,
+                                                                const tchi_cuda_corner &at)
+{
+    int rows = tchi_cuda_within(piece.rows, at.row, piece.log_height);
+    int cols = tchi_cuda_within(piece.cols, at.col, piece.log_width);
+    if (piece.transposed) {
+        return {at.col * piece.block_ld + at.row, piece.block_ld, cols, rows, piece.log_height};
+    }
+    return {at.row * piece.block_ld + at.col, piece.block_ld, rows, cols, piece.log_width};
+}
+
+/* --- how to get at it --------------------------------------------------------------------------------------------- */
+
+/* What a block of threads knows about its chunk before it compiles down to loads and stores. Nearly all chunks of large
+ * parameters are plain; their loads follow each other without a branch between them. */
+typedef enum tchi_cuda_way {
+    TCHI_CUDA_ANY = 0,   /* nothing */
+    TCHI_CUDA_WHOLE = 1, /* all fours are complete and aligned */
+    TCHI_CUDA_PLAIN = 2, /* and of the type of the arithmetic, and there is no master copy */
+    TCHI_CUDA_SHORT = 3  /* the same but for blocks, which are bfloat16; of lists that are so throughout */
+} tchi_cuda_way;
+
+static __device__ inline tchi_cuda_way tchi_cuda_way_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece,
+                                                        const tchi_cuda_view &view)
+{
+    bool inside = view.rows == 1 << piece.log_height && view.cols == 1 << piece.log_width;
+    if (!inside || piece.wide != 0xFF) {
+        return TCHI_CUDA_ANY;
+    }
+    return list.plain && piece.data[TCHI_CUDA_MASTER] == NULL ? TCHI_CUDA_PLAIN : TCHI_CUDA_WHOLE;
+}
+
+/* A chunk in the hands of a block of threads; the type of the arithmetic and the way are known to the compiler. */
+template <typename real, tchi_cuda_way way> struct tchi_cuda_job {
+    const tchi_cuda_pieces &list;
+    const tchi_cuda_piece &piece;
+    tchi_cuda_view view, block_view;
+};
+
+#define TCHI_CUDA_JOB template <typename real, tchi_cuda_way way> static __device__ inline
+
+/* What a thread has of a chunk. */
+template <typename real> struct tchi_cuda_fours {
+    tchi_cuda_four<real> at[TCHI_CUDA_STEPS];
+};
+
+TCHI_CUDA_JOB tchi_cuda_place tchi_cuda_job_place(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot, int step)
+{
+    tchi_cuda_place place = tchi_cuda_place_of(slot >= TCHI_CUDA_BLOCK_0 ? job.block_view : job.view, step);
+    return {place.offset, way == TCHI_CUDA_ANY ? place.count : 4};
+}
+
+TCHI_CUDA_JOB tch_scalar tchi_cuda_job_type(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot)
+{
+    const tch_scalar arithmetic = sizeof(real) == sizeof(double) ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
+    bool is_state = slot >= TCHI_CUDA_STATE_0 && slot <= TCHI_CUDA_STATE_2;
+    if (way == TCHI_CUDA_SHORT && slot >= TCHI_CUDA_BLOCK_0) {
+        return TCH_SCALAR_BF16;
+    }
+    if (way >= TCHI_CUDA_PLAIN || is_state) {
+        return arithmetic;
+    }
+    if (slot == TCHI_CUDA_MASTER) {
+        return TCH_SCALAR_F32;
+    }
+    return slot == TCHI_CUDA_PARAM  ? job.list.param_type
+           : slot == TCHI_CUDA_GRAD ? job.list.grad_type
+                                    : job.list.block_type;
+}
+
+TCHI_CUDA_JOB bool tchi_cuda_job_wide(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot)
+{
+    return way != TCHI_CUDA_ANY || (job.piece.wide >> slot & 1) != 0;
+}
+
+TCHI_CUDA_JOB bool tchi_cuda_job_has(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot)
+{
+    return job.piece.data[slot] != NULL;
+}
+
+/* --- loading four elements ---------------------------------------------------------------------------------------- */
+
+/* Everything here passes by once a step and is far more than the caches hold, so loads and stores are the streaming ones
+ * (evicted first), except the stores of blocks, which are multiplied next. */
+
+/* 16-bit numbers in arithmetic of float: two in a word until they are looked at. */
+template <typename real> static __device__ inline bool tchi_cuda_is_packed(tch_scalar type)
+{
+    return sizeof(real) == sizeof(float) && (type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16);
+}
+
+static __device__ inline uint2 tchi_cuda_load_packed(const unsigned short *from, bool wide, int count)
+{
+    if (wide && count >= 4) {
+        return __ldcs((const uint2 *)from);
+    }
+    uint32_t word[2] = {0, 0};
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        word[k / 2] |= k < count ? (uint32_t)__ldcs(from + k) << (k % 2 * 16) : 0u;
+    }
+    return make_uint2(word[0], word[1]);
+}
+
+template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda_load_floats(const float *from)
+{
+    float4 f = __ldcs((const float4 *)from);
+    return {{(real)f.x, (real)f.y, (real)f.z, (real)f.w}};
+}
+
+template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda_load_doubles(const double *from)
+{
+    double2 a = __ldcs((const double2 *)from);
+    double2 b = __ldcs((const double2 *)from + 1);
+    return {{(real)a.x, (real)a.y, (real)b.x, (real)b.y}};
+}
+
+/* Elements beyond the place's count come out as zero. Packed ones are in the first two of the four. */
+template <typename real>
+static __device__ inline tchi_cuda_four<real> tchi_cuda_load_raw(tch_scalar type, bool wide, const void *data,
+                                                                 const tchi_cuda_place &place)
+{
+    if (tchi_cuda_is_packed<real>(type)) {
+        uint2 bits = tchi_cuda_load_packed((const unsigned short *)data + place.offset, wide, place.count);
+        return {{(real)__uint_as_float(bits.x), (real)__uint_as_float(bits.y), (real)0, (real)0}};
+    }
+    if (wide && place.count >= 4 && type == TCH_SCALAR_F32) {
+        return tchi_cuda_load_floats<real>((const float *)data + place.offset);
+    }
+    if (wide && place.count >= 4 && type == TCH_SCALAR_F64) {
+        return tchi_cuda_load_doubles<real>((const double *)data + place.offset);
+    }
+    tchi_cuda_four<real> four;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        four.v[k] = k < place.count ? tchi_cuda_load<real>(type, data, place.offset + k, 0) : (real)0;
+    }
+    return four;
+}
+
+static __device__ inline float tchi_cuda_unpack(tch_scalar type, float word, int which)
+{
+    uint32_t bits = __float_as_uint(word) >> (which * 16);
+    return type == TCH_SCALAR_BF16 ? __uint_as_float(bits << 16) : __half2float(__ushort_as_half((unsigned short)bits));
+}
+
+template <typename real>
+static __device__ inline tchi_cuda_four<real> tchi_cuda_unpack_four(tch_scalar type, const tchi_cuda_four<real> &raw)
+{
+    if (!tchi_cuda_is_packed<real>(type)) {
+        return raw;
+    }
+    tchi_cuda_four<real> four;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        four.v[k] = (real)tchi_cuda_unpack(type, (float)raw.v[k / 2], k % 2);
+    }
+    return four;
+}
+
+/* --- storing four elements ---------------------------------------------------------------------------------------- */
+
+static __device__ inline uint32_t tchi_cuda_half_bits(tch_scalar type, float value)
+{
+    return type == TCH_SCALAR_F16 ? __half_as_ushort(tchi_cuda_to_f16(value))
+                                  : __bfloat16_as_ushort(tchi_cuda_to_bf16(value));
+}
+
+template <typename word> static __device__ inline void tchi_cuda_put(word *to, const word &bits, bool keep)
+{
+    if (keep) {
+        __stwb(to, bits);
+    } else {
+        __stcs(to, bits);
+    }
+}
+
+static __device__ inline void tchi_cuda_put_shorts(unsigned short *to, bool wide, int count, const uint32_t *bits,
+                                                   bool keep)
+{
+    if (wide && count >= 4) {
+        tchi_cuda_put((uint2 *)to, make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16), keep);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        if (k < count) {
+            to[k] = (unsigned short)bits[k];
+        }
+    }
+}
+
+template <typename real>
+static __device__ inline void tchi_cuda_store_rounded(tch_scalar type, bool wide, void *data,
+                                                      const tchi_cuda_place &place, const tchi_cuda_four<real> &four,
+                                                      bool keep)
+{
+    if (tchi_cuda_is_packed<real>(type)) {
+        uint32_t bits[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            bits[k] = tchi_cuda_half_bits(type, (float)four.v[k]);
+        }
+        tchi_cuda_put_shorts((unsigned short *)data + place.offset, wide, place.count, bits, keep);
+    } else if (wide && place.count >= 4 && type == TCH_SCALAR_F32) {
+        tchi_cuda_put((float4 *)((float *)data + place.offset),
+                      make_float4((float)four.v[0], (float)four.v[1], (float)four.v[2], (float)four.v[3]), keep);
+    } else if (wide && place.count >= 4 && type == TCH_SCALAR_F64) {
+        double2 *to = (double2 *)((double *)data + place.offset);
+        tchi_cuda_put(to, make_double2((double)four.v[0], (double)four.v[1]), keep);
+        tchi_cuda_put(to + 1, make_double2((double)four.v[2], (double)four.v[3]), keep);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            if (k < place.count) {
+                tchi_cuda_store<real>(type, data, place.offset + k, 0, four.v[k]);
+            }
+        }
+    }
+}
+
+/* --- stochastic rounding ------------------------------------------------------------------------------------------ */
+
+/* Philox-4x32-10 (Salmon and others, 2011): ten rounds of two products each. */
+static __device__ inline uint4 tchi_cuda_philox(uint4 counter, uint32_t key0, uint32_t key1)
+{
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const uint32_t factor0 = 0xD2511F53u;
+        const uint32_t factor1 = 0xCD9E8D57u;
+        uint32_t high0 = __umulhi(factor0, counter.x);
+        uint32_t high1 = __umulhi(factor1, counter.z);
+        counter =
+            make_uint4(high1 ^ counter.y ^ key0, factor1 * counter.z, high0 ^ counter.w ^ key1, factor0 * counter.x);
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    return counter;
+}
+
+/* What the random bits of a piece depend on besides the element. */
+typedef struct tchi_cuda_dice {
+    uint32_t parameter, step, key0, key1;
+} tchi_cuda_dice;
+
+static __device__ inline tchi_cuda_dice tchi_cuda_dice_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece)
+{
+    return {(uint32_t)piece.parameter, (uint32_t)piece.clock->step, (uint32_t)list.seed, (uint32_t)(list.seed >> 32)};
+}
+
+static __device__ inline uint4 tchi_cuda_roll(const tchi_cuda_dice &dice, uint64_t number)
+{
+    uint4 counter = make_uint4((uint32_t)number, (uint32_t)(number >> 32), dice.parameter, dice.step);
+    return tchi_cuda_philox(counter, dice.key0, dice.key1);
+}
+
+/* The words of elements e to e + 3. Where e is not a multiple of four they come from two numbers of the generator, and
+ * are moved down by e % 4 places in two steps, so that the words stay in registers. */
+static __device__ inline uint4 tchi_cuda_random_words(const tchi_cuda_dice &dice, uint64_t e)
+{
+    uint4 a = tchi_cuda_roll(dice, e / 4);
+    if (e % 4 == 0) {
+        return a;
+    }
+    uint4 b = tchi_cuda_roll(dice, e / 4 + 1);
+    if (e & 1) {
+        a = make_uint4(a.y, a.z, a.w, b.x);
+        b = make_uint4(b.y, b.z, b.w, 0);
+    }
+    return e & 2 ? make_uint4(a.z, a.w, b.x, b.y) : a;
+}
+
+static __device__ inline uint32_t tchi_cuda_round_randomly(float value, uint32_t random)
+{
+    uint32_t bits = __float_as_uint(value);
+    bool finite = (bits & 0x7F800000u) != 0x7F800000u;
+    return finite ? (bits + (random & 0xFFFFu)) >> 16 : tchi_cuda_half_bits(TCH_SCALAR_BF16, value);
+}
+
+template <typename real>
+static __device__ inline void tchi_cuda_store_randomly(bool wide, void *data, const tchi_cuda_place &place,
+                                                       const tchi_cuda_four<real> &four, const tchi_cuda_dice &dice,
+                                                       int64_t first)
+{
+    uint4 words = tchi_cuda_random_words(dice, (uint64_t)(first + place.offset));
+    uint32_t bits[4] = {
+        tchi_cuda_round_randomly((float)four.v[0], words.x), tchi_cuda_round_randomly((float)four.v[1], words.y),
+        tchi_cuda_round_randomly((float)four.v[2], words.z), tchi_cuda_round_randomly((float)four.v[3], words.w)};
+    tchi_cuda_put_shorts((unsigned short *)data + place.offset, wide, place.count, bits, false);
+}
+
+/* --- the fours of a chunk ----------------------------------------------------------------------------------------- */
+
+/* Asks for a thread's share; to be unpacked when it is needed. */
+TCHI_CUDA_JOB tchi_cuda_fours<real> tchi_cuda_fetch(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot)
+{
+    tchi_cuda_fours<real> raw;
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+        raw.at[s] = tchi_cuda_load_raw<real>(tchi_cuda_job_type(job, slot), tchi_cuda_job_wide(job, slot),
+                                             job.piece.data[slot], tchi_cuda_job_place(job, slot, s));
+    }
+    return raw;
+}
+
+/* The same, or zeros where it is not wanted. */
+TCHI_CUDA_JOB tchi_cuda_fours<real> tchi_cuda_fetch_if(bool wanted, const tchi_cuda_job<real, way> &job,
+                                                       tchi_cuda_slot slot)
+{
+    tchi_cuda_fours<real> raw = {};
+    if (wanted) {
+        raw = tchi_cuda_fetch(job, slot);
+    }
+    return raw;
+}
+
+TCHI_CUDA_JOB void tchi_cuda_unpack_all(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot,
+                                        tchi_cuda_fours<real> &fours)
+{
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+        fours.at[s] = tchi_cuda_unpack_four(tchi_cuda_job_type(job, slot), fours.at[s]);
+    }
+}
+
+TCHI_CUDA_JOB void tchi_cuda_put_all(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot,
+                                     const tchi_cuda_fours<real> &fours)
+{
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+        tchi_cuda_store_rounded(tchi_cuda_job_type(job, slot), tchi_cuda_job_wide(job, slot), job.piece.data[slot],
+                                tchi_cuda_job_place(job, slot, s), fours.at[s], slot >= TCHI_CUDA_BLOCK_0);
+    }
+}
+
+/* --- parameters and gradients ------------------------------------------------------------------------------------- */
+
+/* The truth of a parameter: its master copy where it has one. */
+TCHI_CUDA_JOB tchi_cuda_fours<real> tchi_cuda_fetch_param(const tchi_cuda_job<real, way> &job)
+{
+    bool master = way < TCHI_CUDA_PLAIN && tchi_cuda_job_has(job, TCHI_CUDA_MASTER);
+    return master ? tchi_cuda_fetch(job, TCHI_CUDA_MASTER) : tchi_cuda_fetch(job, TCHI_CUDA_PARAM);
+}
+
+TCHI_CUDA_JOB void tchi_cuda_unpack_param(const tchi_cuda_job<real, way> &job, tchi_cuda_fours<real> &p)
+{
+    if (!tchi_cuda_job_has(job, TCHI_CUDA_MASTER)) {
+        tchi_cuda_unpack_all(job, TCHI_CUDA_PARAM, p);
+    }
+}
+
+TCHI_CUDA_JOB void tchi_cuda_put_randomly(const tchi_cuda_job<real, way> &job, const tchi_cuda_fours<real> &p)
+{
+    tchi_cuda_dice dice = tchi_cuda_dice_of(job.list, job.piece);
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+        tchi_cuda_store_randomly(tchi_cuda_job_wide(job, TCHI_CUDA_PARAM), job.piece.data[TCHI_CUDA_PARAM],
+                                 tchi_cuda_job_place(job, TCHI_CUDA_PARAM, s), p.at[s], dice, job.piece.first);
+    }
+}
+
+TCHI_CUDA_JOB void tchi_cuda_put_param(const tchi_cuda_job<real, way> &job, const tchi_cuda_fours<real> &p)
+{
+    bool master = way < TCHI_CUDA_PLAIN && tchi_cuda_job_has(job, TCHI_CUDA_MASTER);
+    bool random = job.list.stochastic && tchi_cuda_job_type(job, TCHI_CUDA_PARAM) == TCH_SCALAR_BF16;
+    if (random && !master && sizeof(real) == sizeof(float)) {
+        tchi_cuda_put_randomly(job, p);
+        return;
+    }
+    tchi_cuda_put_all(job, TCHI_CUDA_PARAM, p);
+    if (master) {
+        tchi_cuda_put_all(job, TCHI_CUDA_MASTER, p);
+    }
+}
+
+/* Gradients are divided by this: their scale, with a minus where they change their sign. */
+template <typename real> static __device__ inline real tchi_cuda_grad_divisor(const tchi_cuda_pieces &list)
+{
+    real scale = list.grad_scale != NULL ? (real)*list.grad_scale : (real)1;
+    return list.maximize ? -scale : scale;
+}
+
+TCHI_CUDA_JOB void tchi_cuda_unpack_grad(const tchi_cuda_job<real, way> &job, real divisor, tchi_cuda_fours<real> &g)
+{
+    tchi_cuda_unpack_all(job, TCHI_CUDA_GRAD, g);
+    if (divisor == (real)1) {
+        return;
+    }
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            g.at[s].v[k] /= divisor;
+        }
+    }
+}
+
+static __device__ inline bool tchi_cuda_skips(const tchi_cuda_pieces &list)
+{
+    return list.skip != NULL && *list.skip != 0;
+}
+
+/* --- blocks ------------------------------------------------------------------------------------------------------- */
+
+/* Elements of the shared tile that transposes a chunk: a row of it is one longer than the chunk's, so that columns lie in
+ * different banks; a chunk has at most a quarter as many rows as elements. */
+#define TCHI_CUDA_TILE ((1 << TCHI_CUDA_LOG_CHUNK) / 4 * 5)
+
+/* Where element k of a four lies in the tile, fours being numbered in the order of the parameter or of the block. */
+static __device__ inline int tchi_cuda_in_tile(const tchi_cuda_piece &piece, bool block_order, int number, int k)
+{
+    int log = block_order ? piece.log_height : piece.log_width;
+    int row = number >> log;
+    int col = (number & ((1 << log) - 1)) + k;
+    int pitch = (1 << piece.log_width) + 1;
+    return block_order ? col * pitch + row : row * pitch + col;
+}
+
+/* Gives every thread its fours in the other order. All threads of a block call it together; the tile can be used again
+ * at once. */
+TCHI_CUDA_JOB void tchi_cuda_turn(const tchi_cuda_job<real, way> &job, bool to_block_order, real *tile,
+                                  tchi_cuda_fours<real> &fours)
+{
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            tile[tchi_cuda_in_tile(job.piece, !to_block_order, tchi_cuda_number(s), k)] = fours.at[s].v[k];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            fours.at[s].v[k] = tile[tchi_cuda_in_tile(job.piece, to_block_order, tchi_cuda_number(s), k)];
+        }
+    }
+}
+
+/* A fetched block in the order of the parameter. */
+TCHI_CUDA_JOB void tchi_cuda_unpack_block(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot, real *tile,
+                                          tchi_cuda_fours<real> &fours)
+{
+    tchi_cuda_unpack_all(job, slot, fours);
+    if (job.piece.transposed) {
+        tchi_cuda_turn(job, false, tile, fours);
+    }
+}
+
+TCHI_CUDA_JOB void tchi_cuda_put_block(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot, real *tile,
+                                       tchi_cuda_fours<real> fours)
+{
+    if (job.piece.transposed) {
+        tchi_cuda_turn(job, true, tile, fours);
+    }
+    tchi_cuda_put_all(job, slot, fours);
+}
+
+#endif
