@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backends/cpu/runtime/cpu_features.h"
+#include "core/cpu_features.h"
 #include "checkpoint/crc32c.h"
 #include "support/files.h"
 #include "support/messages.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/cpu/runtime/cpu_features.h"
+#include "core/cpu_features.h"
 #include "backends/cpu/loops/loops.h"
 #include "backends/cpu/update/steps/steps.h"
 #include "support/random.h"

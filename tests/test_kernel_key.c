@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 
 #include "kernel/includes.h"
-#include "kernel/sha256.h"
+#include "core/sha256.h"
 #include "support/fake_compiler.h"
 #include "support/files.h"
 #include "support/testing.h"

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "backends/cpu/runtime/cpu_features.h"
+#include "core/cpu_features.h"
 
 /* Fewer bytes than this are done sooner bit by bit. */
 #define SHORT_BYTES 256

@@ -6,7 +6,7 @@
 
 #include "core/allocator.h"
 #include "core/status.h"
-#include "system.h"
+#include "core/system.h"
 
 #define FIRST_ROOM 32
 #define PRIME (((uint64_t)1 << 61) - 1)

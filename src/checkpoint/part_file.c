@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "core/status.h"
-#include "system.h"
+#include "core/system.h"
 
 _Static_assert(sizeof(off_t) == 8, "a checkpoint may be larger than 2 GiB");
 

@@ -10,7 +10,7 @@
 #include "crc32c.h"
 #include "pieces.h"
 #include "reader.h"
-#include "system.h"
+#include "core/system.h"
 #include "utf8.h"
 
 /* The tensor of this name, if there can be a tch_tensor of its type and rank; else NULL, and why in `status`. */

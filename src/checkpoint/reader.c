@@ -12,7 +12,7 @@
 #include "core/allocator.h"
 #include "core/status.h"
 #include "format.h"
-#include "system.h"
+#include "core/system.h"
 
 static tch_status fail_system(const char *path, const char *what, int error)
 {

@@ -10,7 +10,7 @@
 
 #include <torchium/version.h>
 
-#include "checkpoint/system.h"
+#include "core/system.h"
 #include "core/allocator.h"
 #include "core/status.h"
 #include "file.h"

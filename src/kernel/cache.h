@@ -9,7 +9,7 @@
 #include <torchium/backend.h>
 
 #include "input.h"
-#include "sha256.h"
+#include "core/sha256.h"
 
 typedef struct tchi_cache_key {
     bool usable; /* false where not everything that the image depends on is known */

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "checkpoint/system.h"
+#include "core/system.h"
 #include "core/allocator.h"
 #include "core/list.h"
 #include "core/status.h"

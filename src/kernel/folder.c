@@ -12,7 +12,7 @@
 
 #include <torchium/kernel.h>
 
-#include "checkpoint/system.h"
+#include "core/system.h"
 #include "core/status.h"
 
 static const char *variable(const char *name)

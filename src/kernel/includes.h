@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 #include "input.h"
-#include "sha256.h"
+#include "core/sha256.h"
 
 /* A directive that includes something, as tchi_include_next finds them in a text. */
 typedef struct tchi_include {

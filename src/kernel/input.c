@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "checkpoint/system.h"
+#include "core/system.h"
 #include "core/allocator.h"
 #include "core/status.h"
 #include "names.h"

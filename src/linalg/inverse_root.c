@@ -279,29 +279,39 @@ static tch_status judge(tch_context *context, const tchi_root_plan *plan, const 
     return exact ? TCH_OK : check_range(context, plan, call, r, x);
 }
 
-/* Everything up to the flags; nothing of the caller's is written yet. */
-static tch_status compute(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
-                          int64_t count, root_buffers *r, tch_matrices *x)
+/* Scratch, the matrices in the type to compute in, and what is known of them. */
+static tch_status begin_part(tch_context *context, const tchi_root_plan *plan, const root_call *call, int64_t first,
+                             int64_t count, root_buffers *r)
 {
     TCHI_TRY(reserve(r, context, plan, &call->a, first, count));
     if (!r->a_in_place) {
         TCHI_TRY(tchi_batch_read(context, &call->a, first, &r->a));
     }
-    tchi_range_push(context, "damping and bound");
-    tch_status status = prepare(context, plan, call->a.type, r);
-    tchi_range_pop(context);
-    TCHI_TRY(status);
+    TCHI_RANGE(context, "damping and bound");
+    return prepare(context, plan, call->a.type, r);
+}
+
+/* A plan that waited for the smallest eigenvalues may come out as another method, which begins anew with its own scratch. */
+static tch_status finish_plan(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
+                              int64_t count, root_buffers *r)
+{
+    double low;
+    tch_root_method before = plan->method;
+    TCHI_TRY(read_low(context, r, &low));
+    TCHI_TRY(tchi_root_plan_finish(plan, low));
+    return plan->method == before ? TCH_OK : begin_part(context, plan, call, first, count, r);
+}
+
+/* Everything up to the flags; nothing of the caller's is written yet. */
+static tch_status compute(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
+                          int64_t count, root_buffers *r, tch_matrices *x)
+{
+    TCHI_TRY(begin_part(context, plan, call, first, count, r));
     if (!plan->ready) {
-        double low;
-        tch_root_method before = plan->method;
-        TCHI_TRY(read_low(context, r, &low));
-        TCHI_TRY(tchi_root_plan_finish(plan, low));
-        if (plan->method != before) {
-            return compute(context, plan, call, first, count, r, x);
-        }
+        TCHI_TRY(finish_plan(context, plan, call, first, count, r));
     }
-    tchi_range_push(context, plan->foreign != NULL ? "own kernel" : tch_root_method_name(plan->method));
-    status = take_root(context, plan, r, x);
+    tchi_range_push(context, plan->foreign != NULL ? "custom kernel" : tch_root_method_name(plan->method));
+    tch_status status = take_root(context, plan, r, x);
     tchi_range_pop(context);
     TCHI_TRY(status);
     return judge(context, plan, call, count, r, x);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/cpu/runtime/cpu_features.h"
+#include "core/cpu_features.h"
 
 typedef struct level {
     const char *name;

@@ -11,7 +11,7 @@
 #include <sys/auxv.h>
 #endif
 
-#include "cpu_features.h"
+#include "core/cpu_features.h"
 
 typedef struct part {
     unsigned implementer, number;

@@ -15,7 +15,7 @@
 
 #include "kernel.h"
 #include "kernel/prelude.h"
-#include "kernel/sha256.h"
+#include "core/sha256.h"
 
 static int is_program(const char *path)
 {

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "kernel.h"
-#include "kernel/sha256.h"
+#include "core/sha256.h"
 
 #define TICK_SECONDS 2 /* of the coarsest clock that a file system has */
 

@@ -13,7 +13,7 @@
 #include "backends/cuda/cuda.h"
 #include "kernel/macros.h"
 #include "kernel/prelude.h"
-#include "kernel/sha256.h"
+#include "core/sha256.h"
 #include "kernel_text.h"
 
 #define TRY(call, what)                                                                                                \

@@ -19,7 +19,7 @@
 
 #include "core/status.h"
 
-#include "backends/cpu/runtime/cpu_features.h"
+#include "core/cpu_features.h"
 
 #ifndef TCHI_BLAS_PATH
 #define TCHI_BLAS_PATH "" /* the library found when Torchium was configured */

@@ -1,6 +1,6 @@
 /* What is asked of the system besides files. */
-#ifndef TCHI_CHECKPOINT_SYSTEM_H
-#define TCHI_CHECKPOINT_SYSTEM_H
+#ifndef TCHI_SYSTEM_H
+#define TCHI_SYSTEM_H
 
 #include <stdint.h>
 

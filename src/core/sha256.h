@@ -1,6 +1,6 @@
 /* SHA-256 of FIPS 180-4: the names of cache entries, and the proof that an entry is whole. */
-#ifndef TCHI_KERNEL_SHA256_H
-#define TCHI_KERNEL_SHA256_H
+#ifndef TCHI_SHA256_H
+#define TCHI_SHA256_H
 
 #include <stddef.h>
 #include <stdint.h>
