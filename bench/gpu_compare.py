@@ -323,7 +323,7 @@ class Comparison:
         x3, g3 = x2.float(), g2.float()
         anchors = {"torch, two float32 products": lambda: (x3.mT @ x3 / rows, g3.mT @ g3 / x.shape[0])}
         if dtype != torch.float32:
-            anchors["torch, two half products"] = lambda: (x2.mT @ x2 / rows, g2.mT @ g2 / x.shape[0])
+            anchors["torch, two symmetric products"] = lambda: (x2.mT @ x2 / rows, g2.mT @ g2 / x.shape[0])
         found = self.measure(anchors, gap)
         size = f"{x.shape[0]}x{x.shape[1]} {x.shape[2]}->{g.shape[2]}"
         name = f"KFAC factors, {str(dtype).removeprefix('torch.')}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times gradients of single samples through the Python package: one linear layer beside the ways PyTorch has for it,
+"""Times per-sample gradients through the Python package: one linear layer beside the ways PyTorch has for it,
 and the norms and clipped sums of a whole small GPT beside its plain backward pass.
 
     PYTHONPATH=build/release/python bench/python_grad.py [--device cuda] [--quick] [--json FILE]

@@ -2,7 +2,7 @@
  *
  * bench_cases.c       which operations are measured, at which sizes
  * bench_operations.c  how each operation is set up, run, and its work counted
- * bench_gradients.c   the same for gradients of single samples and curvature
+ * bench_gradients.c   the same for per-sample gradients and curvature
  * bench_limits.c      what this machine can do at best, measured in the same run
  * bench_accuracy.c    errors of the inverse roots over condition numbers
  * bench_text.c, bench_json.c   the results for people and for programs */

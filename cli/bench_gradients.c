@@ -1,4 +1,4 @@
-/* Gradients of single samples and the factors of KFAC, of a linear layer: `batch` samples with k positions each, n inputs,
+/* Per-sample gradients and the factors of KFAC, of a linear layer: `batch` samples with k positions each, n inputs,
  * m outputs. What is written is counted where the gradients themselves are, elsewhere the arithmetic of the cheaper form. */
 #include "bench.h"
 

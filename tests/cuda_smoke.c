@@ -423,7 +423,7 @@ static void optimizers(void)
     }
 }
 
-/* --- gradients of single samples ---------------------------------------------------------------------------------- */
+/* --- per-sample gradients ---------------------------------------------------------------------------------- */
 
 static tch_tensor *waves_of(tch_dtype dtype, int32_t ndim, const int64_t *shape)
 {

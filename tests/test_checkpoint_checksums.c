@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/cpu_features.h"
 #include "checkpoint/crc32c.h"
+#include "core/cpu_features.h"
 #include "support/files.h"
 #include "support/messages.h"
 #include "support/random.h"

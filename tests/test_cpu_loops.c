@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/cpu_features.h"
 #include "backends/cpu/loops/loops.h"
 #include "backends/cpu/update/steps/steps.h"
+#include "core/cpu_features.h"
 #include "support/random.h"
 #include "support/testing.h"
 

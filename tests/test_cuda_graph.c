@@ -1,4 +1,4 @@
-/* CUDA graphs and streams. A root, and what is done with the gradients of single samples, is captured from the caller's
+/* CUDA graphs and streams. A root, and what is done with the per-sample gradients, is captured from the caller's
  * stream after it was called once, and replayed on other numbers: nothing in it may wait for the device, allocate, or
  * depend on what the host read. */
 #include <cuda_runtime_api.h>
@@ -201,7 +201,7 @@ static void a_replay_meets_a_bad_matrix(void **state)
     free_case(&c);
 }
 
-/* --- gradients of single samples ---------------------------------------------------------------------------------- */
+/* --- per-sample gradients ---------------------------------------------------------------------------------- */
 
 enum { SAMPLES = 3, OUTPUTS = 6 };
 

@@ -37,7 +37,7 @@ static void write_random(test_tensor *t, uint64_t stream)
     free(values);
 }
 
-/* Kernels of one's own for the parts that there are. The roots are crude, and the tolerance lets them pass: what matters here
+/* Custom kernels for the parts that there are. The roots are crude, and the tolerance lets them pass: what matters here
  * is that the same is launched. */
 static void set_kernel(tch_optimizer *optimizer, tch_optim_part part, const char *source, double tolerance)
 {
@@ -186,7 +186,7 @@ static void steps_are_captured_and_replayed(void **state)
         config.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 40 : config.max_preconditioner_dim;
         check_kind(*state, &config, tch_optim_kind_name(config.kind), false);
         char name[64];
-        snprintf(name, sizeof name, "%s with kernels of one's own", tch_optim_kind_name(config.kind));
+        snprintf(name, sizeof name, "%s with custom kernels", tch_optim_kind_name(config.kind));
         check_kind(*state, &config, name, true);
     }
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);

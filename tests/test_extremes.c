@@ -12,8 +12,8 @@
 #include "support/elements.h"
 #include "support/random.h"
 #include "support/reference.h"
-#include "support/testing.h"
 #include "support/tensors.h"
+#include "support/testing.h"
 
 #define N 5
 #define SIZE (N * N)

@@ -1,4 +1,4 @@
-/* Gradients of single samples for embeddings and normalising layers. Every case has its gradients written out by plain
+/* Per-sample gradients for embeddings and normalising layers. Every case has its gradients written out by plain
  * float64 loops, sample by sample, with a bound for each element; samples, norms, weighted sums, Gram matrices and inner
  * products are then compared with what follows from these, within what follows from the bounds.
  *

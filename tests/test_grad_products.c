@@ -1,4 +1,4 @@
-/* Gradients of single samples of linear layers and convolutions, their norms, weighted sums, Gram matrices and inner
+/* Per-sample gradients of linear layers and convolutions, their norms, weighted sums, Gram matrices and inner
  * products, against loops over single samples in float64.
  *
  * A sum of n products in arithmetic of round-off u is off by at most n u times the sum of the absolute values, which the

@@ -1,4 +1,4 @@
-/* Half products of large batches, through the operations table: symmetric products with and without their polynomial
+/* Symmetric products of large batches, through the operations table: symmetric products with and without their polynomial
  * terms, and Gram matrices, in sizes for which devices have kernels of their own. In bfloat16 where the device
  * multiplies it, else in float32.
  *

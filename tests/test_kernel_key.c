@@ -6,8 +6,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "kernel/includes.h"
 #include "core/sha256.h"
+#include "kernel/includes.h"
 #include "support/fake_compiler.h"
 #include "support/files.h"
 #include "support/testing.h"

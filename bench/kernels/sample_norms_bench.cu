@@ -1,4 +1,4 @@
-/* A laboratory for what gradients of single samples cost on CUDA: squared norms in both forms, sums of squares, outer
+/* A laboratory for what per-sample gradients cost on CUDA: squared norms in both forms, sums of squares, outer
  * products and the factors of curvature. Every kernel is checked against plain float64 on fresh random inputs, sizes
  * around the edges of tiles and outputs that held NaN; then it is timed, one line for each: name, median of 20 in ms,
  * TFLOP/s of the form's own operations or TB/s, and the error of that very run. From the root of the repository:
@@ -638,10 +638,10 @@ static const char *const factor_names[] = {"copies, wgmma", "wgmma", "mma", "pan
 static void factor_run(int64_t way, double alpha, const tch_matrices *a, int transpose, double beta,
                        const tch_matrices *c)
 {
-    must(way == 0    ? tchi_cuda_half_factor_mma(&state, alpha, a, transpose, beta, c)
-         : way == -1 ? tchi_cuda_half_factor_wgmma(&state, alpha, a, NULL, beta, c)
-         : way == -2 ? tchi_cuda_half_factor_narrow(&state, alpha, a, beta, c)
-                     : tchi_cuda_half_factor_panels(&state, way, alpha, a, transpose, beta, c),
+    must(way == 0    ? tchi_cuda_factor_gram_mma(&state, alpha, a, transpose, beta, c)
+         : way == -1 ? tchi_cuda_factor_gram_wgmma(&state, alpha, a, NULL, beta, c)
+         : way == -2 ? tchi_cuda_factor_gram_narrow(&state, alpha, a, beta, c)
+                     : tchi_cuda_factor_gram_panels(&state, way, alpha, a, transpose, beta, c),
          "half factor");
 }
 
@@ -657,8 +657,8 @@ static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, do
     double alpha = 1.0 / (double)k;
     unsigned long long *worst;
     double values[2];
-    bool taken = way >= 0 || (transpose && (way == -1 ? tchi_cuda_half_factor_wgmma_takes(&state, &a, &c)
-                                                      : tchi_cuda_half_factor_narrow_takes(&state, &a, &c)));
+    bool taken = way >= 0 || (transpose && (way == -1 ? tchi_cuda_factor_gram_wgmma_takes(&state, &a, &c)
+                                                      : tchi_cuda_factor_gram_narrow_takes(&state, &a, &c)));
     if (!taken) {
         drop(&a, shift);
         drop(&c, shift);

@@ -42,7 +42,7 @@ typedef struct variant {
 } variant;
 
 typedef tiling<128, 128, 64, 32, 8, 16, 6, 2, 1> large_deep;
-typedef tiling<128, 128, 64, 32, 8, 32, 3, 2, 1> large_slab32;
+typedef tiling<128, 128, 64, 32, 8, 32, 3, 2, 1> large_ktile32;
 typedef tiling<128, 128, 32, 64, 8, 16, 4, 2, 1> large_32x64;
 typedef tiling<128, 128, 32, 32, 8, 16, 4, 1, 1> large_16_warps;
 typedef tiling<128, 64, 64, 32, 8, 16, 4, 2, 2> medium;
@@ -55,7 +55,7 @@ static const variant variants[] = {
     {"128x128 64x32, cut", launch<large_tiling, large_piece>},
     {"128x128 64x32", launch<large_tiling, large_tiling>},
     {"  the same, 6 stages, cut", launch<large_deep, large_piece>},
-    {"  the same, slab 32, cut", launch<large_slab32, large_piece>},
+    {"  the same, ktile 32, cut", launch<large_ktile32, large_piece>},
     {"128x128 32x64, cut", launch<large_32x64, large_piece>},
     {"128x128 32x32 16 warps, not ahead", launch<large_16_warps, large_16_warps>},
     {"128x64 64x32, 2 blocks", launch<medium, medium>},

@@ -1,5 +1,5 @@
-/* Laboratory of the half product in plain bfloat16 for sm_90a, C = c0 I + c1 D + c2 A B' over the lower tiles of C,
- * mirrored: one thread asks the tensor memory accelerator for slabs of A and B, two warpgroups multiply, and the
+/* Laboratory of the symmetric product in plain bfloat16 for sm_90a, C = c0 I + c1 D + c2 A B' over the lower tiles of C,
+ * mirrored: one thread asks the tensor memory accelerator for k-tiles of A and B, two warpgroups multiply, and the
  * accelerator takes what they have finished away. It compares ways to divide the work; the last one is the library's
  * symmetric_pingpong.cu, and bench/ladder/cuda_orthogonalize.md has the figures. n must be a multiple of 256.
  *
@@ -348,7 +348,7 @@ typedef struct tile_phase {
 typedef struct plan {
     int batch, group;
     int items, group_items;
-    int slabs;
+    int ktiles;
     int writes; /* 1: the tile, 2: its mirror image; less than 3 is for finding out what writing costs */
     float c0, c1, c2;
     const __nv_bfloat16 *d;
@@ -406,8 +406,8 @@ template <int cluster> static __host__ __device__ inline tile tile_of(const plan
 #define THREADS (128 * (GROUPS + 1)) /* one thread of the last ones asks for copies */
 #define TAKEN_REGISTERS 232
 #define LEFT_REGISTERS 40
-#define DEPTH 64      /* numbers along k in a slab */
-#define ROW_BYTES 128 /* of a slab or of a square */
+#define DEPTH 64      /* numbers along k in a k-tile */
+#define ROW_BYTES 128 /* of a k-tile or of a square */
 #define A_BYTES (BLOCK * ROW_BYTES)
 #define SQUARE 64 /* of C, written at a time by a warpgroup */
 #define SQUARE_BYTES (SQUARE * ROW_BYTES)
@@ -433,9 +433,9 @@ typedef struct place {
     int stage, parity;
 } place;
 
-template <int stages> static __device__ inline place place_of(int slab)
+template <int stages> static __device__ inline place place_of(int ktile)
 {
-    return {slab % stages, slab / stages & 1};
+    return {ktile % stages, ktile / stages & 1};
 }
 
 template <int stages> static __device__ __forceinline__ void step(place *at)
@@ -456,10 +456,10 @@ static __device__ __forceinline__ char *chunk_at(char *rows, int row, int chunk)
 /* --- the kernel: loading, one thread ------------------------------------------------------------------------------ */
 
 template <class s, int cluster>
-static __device__ __forceinline__ void load_slab(char *stage, uint64_t *full, const tensor_maps &maps, const tile &t,
-                                                 int rank, int slab)
+static __device__ __forceinline__ void load_ktile(char *stage, uint64_t *full, const tensor_maps &maps, const tile &t,
+                                                  int rank, int ktile)
 {
-    int x = slab * DEPTH;
+    int x = ktile * DEPTH;
     char *b = stage + A_BYTES;
     int cols = t.narrow ? 128 : s::cols;
     barrier_arrive_expecting(full, A_BYTES + cols * ROW_BYTES);
@@ -482,9 +482,9 @@ static __device__ inline void load_all(const plan &p, const tensor_maps &maps, c
     place at = {0, 0};
     for (int item = (int)blockIdx.x / cluster; item < p.items; item += (int)gridDim.x / cluster) {
         tile t = tile_of<cluster>(p, item, rank);
-        for (int slab = 0; slab < p.slabs; slab++) {
+        for (int ktile = 0; ktile < p.ktiles; ktile++) {
             barrier_wait(empty + at.stage, at.parity ^ 1);
-            load_slab<s, cluster>(shared + at.stage * s::stage_bytes, full + at.stage, maps, t, rank, slab);
+            load_ktile<s, cluster>(shared + at.stage * s::stage_bytes, full + at.stage, maps, t, rank, ktile);
             step<stages>(&at);
         }
     }
@@ -505,10 +505,10 @@ template <int cluster> static __device__ __forceinline__ void leave(uint64_t *em
     }
 }
 
-/* All products of a slab as one group in the background; a step of 16 along k is 32 bytes of a row, and addresses in
+/* All products of a k-tile as one group in the background; a step of 16 along k is 32 bytes of a row, and addresses in
  * descriptors count 16. The lower 64 rows of A are 64 * 128 bytes on. */
 template <enum way way, bool narrow>
-static __device__ __forceinline__ void start_slab(float (&sum)[2][64], uint32_t a, uint32_t b, int add)
+static __device__ __forceinline__ void start_ktile(float (&sum)[2][64], uint32_t a, uint32_t b, int add)
 {
     wgmma_fence();
 #pragma unroll
@@ -527,21 +527,21 @@ static __device__ __forceinline__ void start_slab(float (&sum)[2][64], uint32_t 
     wgmma_commit();
 }
 
-/* A slab is left when the next one is already being multiplied, so that the tensor cores do not run dry. The last one
+/* A k-tile is left when the next one is already being multiplied, so that the tensor cores do not run dry. The last one
  * is left to the caller: its stage is returned. */
 template <class s, enum way way, bool narrow, int cluster, int stages>
 static __device__ __forceinline__ int multiply(float (&sum)[2][64], char *shared, uint64_t *full, uint64_t *empty,
-                                               int slabs, place *at)
+                                               int ktiles, place *at)
 {
     int rows = way == TOGETHER ? warpgroup_number() * 64 : 0; /* of A, above this warpgroup's */
     uint32_t first = wgmma_address(shared);
     int before = 0;
-    for (int slab = 0; slab < slabs; slab++) {
+    for (int ktile = 0; ktile < ktiles; ktile++) {
         uint32_t a = first + (uint32_t)(at->stage * (s::stage_bytes / 16));
         barrier_wait(full + at->stage, at->parity);
-        start_slab<way, narrow>(sum, a + (uint32_t)(rows * ROW_BYTES / 16), a + A_BYTES / 16, slab > 0);
+        start_ktile<way, narrow>(sum, a + (uint32_t)(rows * ROW_BYTES / 16), a + A_BYTES / 16, ktile > 0);
         wgmma_wait<1>();
-        if (slab > 0) {
+        if (ktile > 0) {
             leave<cluster>(empty + before);
         }
         before = at->stage;
@@ -696,7 +696,7 @@ static __device__ __forceinline__ void write_tile(const plan &p, const CUtensorM
 
 /* --- the kernel --------------------------------------------------------------------------------------------------- */
 
-/* In turn, a warpgroup may wait for its tile's first slab only when the other has seen the last one of the tile before:
+/* In turn, a warpgroup may wait for its tile's first k-tile only when the other has seen the last one of the tile before:
  * a barrier tells the two phases around it apart, not those further away. Warpgroup 0 begins; `own` counts the block's
  * tiles. */
 static __device__ __forceinline__ void await_turn(uint64_t *turns, int group, int own)
@@ -729,15 +729,15 @@ static __device__ __forceinline__ void multiply_all(const plan &p, const tensor_
         float sum[2][64];
         uint32_t d[4][16];
         tile t = tile_of<cluster>(p, (int)blockIdx.x / cluster + own * clusters, rank);
-        place at = place_of<stages>(own * p.slabs);
+        place at = place_of<stages>(own * p.ktiles);
         int last;
         if (way == IN_TURN) {
             await_turn(empty + stages, group, own);
         }
         if (way == TOGETHER && t.narrow) {
-            last = multiply<s, way, true, cluster, stages>(sum, shared, full, empty, p.slabs, &at);
+            last = multiply<s, way, true, cluster, stages>(sum, shared, full, empty, p.ktiles, &at);
         } else {
-            last = multiply<s, way, false, cluster, stages>(sum, shared, full, empty, p.slabs, &at);
+            last = multiply<s, way, false, cluster, stages>(sum, shared, full, empty, p.ktiles, &at);
         }
         if (way == IN_TURN) {
             pass_turn(empty + stages, group);
@@ -917,7 +917,7 @@ static plan plan_of(const product *q, const division &how)
     plan p = {};
     p.batch = q->batch;
     p.group = how.group;
-    p.slabs = (q->k + DEPTH - 1) / DEPTH;
+    p.ktiles = (q->k + DEPTH - 1) / DEPTH;
     p.writes = 3;
     p.c0 = q->c0;
     p.c1 = q->c1;

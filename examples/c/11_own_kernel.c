@@ -1,4 +1,4 @@
-/* A kernel of one's own: one CUDA source, a template, run on the GPU if there is one and else on the CPU. It takes a
+/* A custom kernel: one CUDA source, a template, run on the GPU if there is one and else on the CPU. It takes a
  * step of sign descent, w -= lr * sign(g), and counts with an atomic how many weights moved; the result is compared
  * with a loop. */
 #include <math.h>

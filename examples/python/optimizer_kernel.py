@@ -1,4 +1,4 @@
-"""An optimizer of the library with a kernel of one's own inside: Lion, whose update torchium.optim does not have.
+"""An optimizer of the library with a custom kernel inside: Lion, whose update torchium.optim does not have.
 
     python optimizer_kernel.py                                  # a few seconds
     python optimizer_kernel.py --steps 1000 --device cpu

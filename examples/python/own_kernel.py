@@ -1,4 +1,4 @@
-"""An optimizer whose update is a kernel of one's own: AdamW, written in four lines of C.
+"""An optimizer whose update is a custom kernel: AdamW, written in four lines of C.
 
     python own_kernel.py                                        # a few seconds
     python own_kernel.py --steps 1000 --device cpu

@@ -1,4 +1,4 @@
-/* Gradients of single samples: what a batch's mean gradient is the mean of.
+/* Per-sample gradients: what a batch's mean gradient is the mean of.
  *
  *     tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
  *     tch_grad_norms(ctx, &layer, inputs, output_gradients, TCH_GRAD_BOTH, 0, norms);      // [B] squared norms

@@ -1,4 +1,4 @@
-/* Kernels of one's own: one CUDA C source, run on the GPU or on the CPU.
+/* Custom kernels: one CUDA C source, run on the GPU or on the CPU.
  *
  *     static const char source[] = "__global__ void halve(float *x, int n)\n"
  *                                  "{\n"

@@ -299,7 +299,7 @@ typedef struct tch_optim_stats {
  * to the eigen method. */
 TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *stats);
 
-/* === Kernels of one's own ========================================================================================= */
+/* === Custom kernels ========================================================================================= */
 
 /* Two parts of a step can be done by a kernel of the user's, on a GPU or the CPU; kernel.h says what a source may use.
  *

@@ -391,7 +391,7 @@ class Scaler:
 
     def set_state(self, state: dict[str, Any]) -> None: ...
 
-# --- kernels of one's own ---------------------------------------------------------------------------------------------
+# --- custom kernels ---------------------------------------------------------------------------------------------
 
 class Kernel:
     """One tch_kernel, compiled when it is made, of `source` or, where that is None, of the file `path`; with a context

@@ -201,7 +201,7 @@ def _compare_cuda(report: Report) -> None:
 
 
 def _examine_kernels(report: Report) -> Report:
-    """Whether kernels of one's own can be compiled, and where they are kept. Who has none needs neither, so that what
+    """Whether custom kernels can be compiled, and where they are kept. Who has none needs neither, so that what
     is missing is no problem."""
     from torchium import _C
 

@@ -1,4 +1,4 @@
-"""Kernels of one's own: CUDA C source, compiled by NVRTC for a GPU and by the system's C++ compiler for the CPU.
+"""Custom kernels: CUDA C source, compiled by NVRTC for a GPU and by the system's C++ compiler for the CPU.
 
 `kernel` is here, `elementwise` is in torchium._elementwise and stands on it. Nothing here imports PyTorch: a kernel
 takes NumPy, CuPy and JAX arrays as well. A source is compiled when it first meets a device, and kept on disk then.

@@ -6,11 +6,11 @@
 #include "core/allocator.h"
 #include "core/check.h"
 #include "core/status.h"
+#include "core/system.h"
 #include "core/tensor.h"
 #include "crc32c.h"
 #include "pieces.h"
 #include "reader.h"
-#include "core/system.h"
 #include "utf8.h"
 
 /* The tensor of this name, if there can be a tch_tensor of its type and rank; else NULL, and why in `status`. */

@@ -11,8 +11,8 @@
 
 #include "core/allocator.h"
 #include "core/status.h"
-#include "format.h"
 #include "core/system.h"
+#include "format.h"
 
 static tch_status fail_system(const char *path, const char *what, int error)
 {

@@ -10,9 +10,9 @@
 
 #include <torchium/version.h>
 
-#include "core/system.h"
 #include "core/allocator.h"
 #include "core/status.h"
+#include "core/system.h"
 #include "file.h"
 #include "folder.h"
 #include "includes.h"

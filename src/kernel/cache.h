@@ -8,8 +8,8 @@
 
 #include <torchium/backend.h>
 
-#include "input.h"
 #include "core/sha256.h"
+#include "input.h"
 
 typedef struct tchi_cache_key {
     bool usable; /* false where not everything that the image depends on is known */

@@ -8,10 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/system.h"
 #include "core/allocator.h"
 #include "core/list.h"
 #include "core/status.h"
+#include "core/system.h"
 
 int tchi_file_fill(int descriptor, void *text, size_t bytes)
 {

@@ -12,8 +12,8 @@
 
 #include <torchium/kernel.h>
 
-#include "core/system.h"
 #include "core/status.h"
+#include "core/system.h"
 
 static const char *variable(const char *name)
 {

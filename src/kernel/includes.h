@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "input.h"
 #include "core/sha256.h"
+#include "input.h"
 
 /* A directive that includes something, as tchi_include_next finds them in a text. */
 typedef struct tchi_include {

@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/system.h"
 #include "core/allocator.h"
 #include "core/status.h"
+#include "core/system.h"
 #include "names.h"
 
 #define LIST_MOST 256 /* options, and folders */

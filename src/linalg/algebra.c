@@ -50,7 +50,7 @@ tch_status tchi_gram_rounded(tch_context *context, double alpha, const tch_matri
         return t->matrix->gram_rounded(context->state, alpha, a, transpose, beta, c);
     }
     if (a->type != c->type) {
-        return tchi_fail(TCH_ERR_UNSUPPORTED, "the backend %s computes half products in one type only", t->name);
+        return tchi_fail(TCH_ERR_UNSUPPORTED, "the backend %s computes symmetric products in one type only", t->name);
     }
     return tchi_gram(context, alpha, a, transpose, beta, c);
 }

@@ -115,7 +115,7 @@ tch_scalar tchi_ortho_type(const tch_context *context, tch_scalar type)
  * 165 (the last three of Polar Express's five) up to 0.3. */
 #define MOST_GROWTH_FINE 100.0
 
-/* The time of a half product over that of a whole one. A step more in a run is three half products of M; a new run is
+/* The time of a symmetric product over that of a whole one. A step more in a run is three symmetric products of M; a new run is
  * a half and a whole product of X in their place. On one core of a CPU in float32, runs took 4 % longer for 256 by 384
  * and a fifth less for 256 by 704. Of plain bfloat16 an H200 did halves at up to 613 TFLOP/s and, in other runs, wholes
  * at 725 to 789: about 0.65 in large batches and more in small ones. With that, runs would begin at 1.2 times as many

@@ -1,4 +1,4 @@
-/* The half products offered to callers. */
+/* The symmetric products offered to callers. */
 #include <torchium/linalg.h>
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What a batch leaves behind, for gradients of single samples and for curvature: views of each layer's input and delta,
+/* What a batch leaves behind, for per-sample gradients and for curvature: views of each layer's input and delta,
  * gradients summed anew with weights, and deltas of labels that the network draws itself. All of it stands on the
  * deltas of the latest batch with gradients; where there is none, that is said. */
 #include "network.h"

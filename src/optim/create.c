@@ -10,10 +10,10 @@
 #include "core/status.h"
 
 #include "config.h"
+#include "core/list.h"
 #include "create.h"
 #include "forecast.h"
 #include "layout.h"
-#include "core/list.h"
 #include "optimizer.h"
 #include "own_kernel.h"
 #include "shape.h"

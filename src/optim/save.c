@@ -7,8 +7,8 @@
 #include "core/status.h"
 
 #include "config.h"
-#include "counts.h"
 #include "core/list.h"
+#include "counts.h"
 #include "optimizer.h"
 
 #define FULL_NAME (3 * TCHI_NAME_SIZE)

@@ -7,8 +7,8 @@
 #include "core/status.h"
 
 #include "config.h"
-#include "elementwise.h"
 #include "core/list.h"
+#include "elementwise.h"
 #include "optimizer.h"
 #include "pieces.h"
 #include "refresh.h"

@@ -1,4 +1,4 @@
-"""Layers and models whose gradients of single samples are tested, and the reference: a plain loop over the samples, in
+"""Layers and models whose per-sample gradients are tested, and the reference: a plain loop over the samples, in
 float64, with PyTorch's autograd.
 
 Bounds. Forward and backward of everything here are sums of at most a few thousand products: in float64 they agree with

@@ -107,7 +107,7 @@ def assert_close(actual, expected, tolerance, what=""):
 
 class KfacReference:
     """KFAC of the linear layers of a Sequential, as the definitions have it: factors from the inputs and output
-    gradients of single samples, each with its own forward and backward pass."""
+    per-sample gradients, each with its own forward and backward pass."""
 
     def __init__(self, model, method, damping, decay, kl_clip, lr, cov=1, inv=1, momentum=0.0, weight_decay=0.0):
         self.model = twin(model)

@@ -1,4 +1,4 @@
-"""NaturalGradient against a dense solve over all parameters at once, in float64, with the gradients of single samples
+"""NaturalGradient against a dense solve over all parameters at once, in float64, with the per-sample gradients
 from one backward pass for each; and what it refuses by name.
 """
 

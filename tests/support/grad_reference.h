@@ -1,4 +1,4 @@
-/* Gradients of single samples of linear layers and convolutions by plain loops in float64, straight from the definition of
+/* Per-sample gradients of linear layers and convolutions by plain loops in float64, straight from the definition of
  * the layer: no patches and no matrices. Beside every gradient stands its magnitude, the same sum with absolute values,
  * which bounds what rounding can do to it. */
 #ifndef TORCHIUM_TESTS_GRAD_REFERENCE_H

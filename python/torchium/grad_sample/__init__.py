@@ -1,4 +1,4 @@
-"""Gradients of single samples from one ordinary backward pass: formed, as `p.grad_sample`; or not formed, where their
+"""Per-sample gradients from one ordinary backward pass: formed, as `p.grad_sample`; or not formed, where their
 norms or their clipped sum are all that is wanted.
 
     model = torchium.GradSampleModule(model)

@@ -1,4 +1,4 @@
-"""GradSampleModule: a model around a model, with the gradients of single samples beside the ordinary ones. The names
+"""GradSampleModule: a model around a model, with the per-sample gradients beside the ordinary ones. The names
 are those that users of Opacus know.
 """
 

@@ -291,7 +291,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     # --- kernels of the user's
 
     def set_kernel(self, part: str, kernel: Kernel | str | None) -> None:
-        """A kernel of one's own for a part of the steps from now on, or with None the built-in again.
+        """A custom kernel for a part of the steps from now on, or with None the built-in again.
 
         `part` is 'update', what SGD, AdamW, and the AdamW of the others do to one element; or 'root', the inverse root
         of a factor of Shampoo. Where a kernel does not compile or fails its check, the built-in goes on, a
@@ -577,7 +577,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         return MemoryReport(parts, forecast=True)
 
     def stats(self) -> dict[str, Any]:
-        """A dictionary for loggers, flat unless there are kernels of one's own. Waits for the device.
+        """A dictionary for loggers, flat unless there are custom kernels. Waits for the device.
 
         steps: taken or skipped since the optimizer was made or loaded; skipped: of them; refreshes: of roots or bases,
             each factor counted; failed: factors whose latest refresh failed, which go on with their last good root;

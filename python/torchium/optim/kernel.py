@@ -20,7 +20,7 @@ _UPDATE = re.compile(r"\b([A-Za-z_]\w*)\s*\(\s*tch_element\s*&")
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel of one's own for a part of an optimizer's step, in CUDA C for GPUs and the CPU alike.
+    """A custom kernel for a part of an optimizer's step, in CUDA C for GPUs and the CPU alike.
 
     `update_kernel` is a function for one element, which the library calls for all elements of all parameters::
 

@@ -29,7 +29,7 @@ class SGD(TorchiumOptimizer):
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
-        update_kernel: a kernel of one's own for what is done to one element: a
+        update_kernel: a custom kernel for what is done to one element: a
             :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
         foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
 

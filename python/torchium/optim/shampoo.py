@@ -53,7 +53,7 @@ class Shampoo(TorchiumOptimizer):
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
-        root_kernel, update_kernel: kernels of one's own for the roots of factors and for what AdamW does to one
+        root_kernel, update_kernel: custom kernels for the roots of factors and for what AdamW does to one
             element: a :class:`torchium.optim.Kernel` or its source; the built-in does it where they fail.
         foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
 

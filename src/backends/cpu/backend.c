@@ -9,10 +9,10 @@
 
 #include "core/threads.h"
 
-#include "backends/cpu/spectral/eigh/eigh.h"
-#include "backends/cpu/user_kernel/kernel.h"
 #include "backends/cpu/runtime/processor.h"
+#include "backends/cpu/spectral/eigh/eigh.h"
 #include "backends/cpu/spectral/shifted_inverse/shifted_inverse.h"
+#include "backends/cpu/user_kernel/kernel.h"
 
 #define ALIGNMENT 256
 

@@ -5,8 +5,8 @@
 
 #include <torchium/backend.h>
 
-#include "backends/cpu/runtime/blas/blas.h"
 #include "backends/cpu/loops/loops.h"
+#include "backends/cpu/runtime/blas/blas.h"
 
 /* The backend's entry point, the same as a module's. */
 const tch_backend *tchi_cpu_backend(uint32_t abi, const tch_backend_host *services, char *reason, size_t reason_size);

@@ -153,14 +153,14 @@ int tchi_cuda_symmetric_f64_takes(const tchi_cuda_state *state, const tch_matric
                                   const tch_matrices *b, const tch_matrices *c);
 tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
                                    const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
-int tchi_cuda_symmetric_turns_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
-                                    const tch_matrices *b, const tch_matrices *c);
-tch_status tchi_cuda_symmetric_turns(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
-                                     const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
-int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
-                                    const tch_matrices *b, const tch_matrices *c);
-tch_status tchi_cuda_symmetric_split(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
-                                     const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+int tchi_cuda_symmetric_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
+                                       const tch_matrices *b, const tch_matrices *c);
+tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
+                                        const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
+int tchi_cuda_symmetric_bf16x2_takes(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
+                                     const tch_matrices *b, const tch_matrices *c);
+tch_status tchi_cuda_symmetric_bf16x2(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d, double c2,
+                                      const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
 tch_normalize_takes_op tchi_cuda_normalize_takes;
 tch_normalize_op tchi_cuda_normalize;
 tch_scaled_product_op tchi_cuda_scaled_product;

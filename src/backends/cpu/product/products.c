@@ -1,4 +1,4 @@
-/* Products: BLAS calls over a batch. The half products compute the lower triangle and mirror it; operands of a 16-bit type
+/* Products: BLAS calls over a batch. The symmetric products compute the lower triangle and mirror it; operands of a 16-bit type
  * are widened a block at a time. */
 #include "backends/cpu/cpu.h"
 
@@ -192,7 +192,7 @@ tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32
     return TCH_OK;
 }
 
-/* --- half products ---------------------------------------------------------------------------------------------- */
+/* --- symmetric products ---------------------------------------------------------------------------------------------- */
 
 typedef struct mirror_job {
     const tchi_loops *loops;
@@ -261,7 +261,7 @@ static void symmetric_one(void *argument, int64_t i, int thread)
     mirror_one(j->state, j->c, i);
 }
 
-/* A square is a Gram matrix, for which BLAS has a half product of its own. */
+/* A square is a Gram matrix, for which BLAS has a symmetric product of its own. */
 static tch_status half_product(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     tchi_cpu_state *s = state;

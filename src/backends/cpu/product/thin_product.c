@@ -1,4 +1,4 @@
-/* Products A' B over a batch in which little is summed over, or of matrices that are small: the gradients of single samples.
+/* Products A' B over a batch in which little is summed over, or of matrices that are small: the per-sample gradients.
  * BLAS reads C before it writes it, and prepares for more; here tiles are summed in registers. A batch is cut into blocks of
  * C, which no result depends on. */
 #define _DEFAULT_SOURCE

@@ -5,8 +5,8 @@
 
 #include <math.h>
 
-#include "backends/rules.h"
 #include "backends/cpu/runtime/vector_clones.h"
+#include "backends/rules.h"
 
 #define STRIP 256
 

@@ -1,4 +1,4 @@
-/* Squares of the gradients of single samples, G' A, summed without the gradient ever being whole: norms per sample, and
+/* Squares of the per-sample gradients, G' A, summed without the gradient ever being whole: norms per sample, and
  * sums over samples per element. Products go through BLAS a block at a time, into scratch that belongs to one thread;
  * half types are widened first, a sample at a time.
  *

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdbool.h>
 
-#include "backends/cpu/spectral/eigh/eigh.h"
 #include "backends/cpu/runtime/blas/parallel_blas.h"
+#include "backends/cpu/spectral/eigh/eigh.h"
 #include "backends/cpu/spectral/shifted_inverse/shifted_inverse.h"
 
 typedef struct decompose_job {

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "backends/rules.h"
 #include "backends/cpu/runtime/blas/parallel_blas.h"
+#include "backends/rules.h"
 
 /* --- before ----------------------------------------------------------------------------------------------------- */
 

@@ -13,9 +13,9 @@
 #include <sys/auxv.h>
 #endif
 
+#include "core/sha256.h"
 #include "kernel.h"
 #include "kernel/prelude.h"
-#include "core/sha256.h"
 
 static int is_program(const char *path)
 {

@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kernel.h"
 #include "core/sha256.h"
+#include "kernel.h"
 
 #define TICK_SECONDS 2 /* of the coarsest clock that a file system has */
 

@@ -148,7 +148,7 @@ static __device__ __forceinline__ void tchi_tma_wait_read()
 }
 
 /* What this thread has written to shared memory is there for the accelerator, and what it has read has been read: an
- * arrival alone does not wait for loads that are under way, and a slab that was given back by one was overwritten under
+ * arrival alone does not wait for loads that are under way, and a k-tile that was given back by one was overwritten under
  * them. A barrier has to follow. */
 static __device__ __forceinline__ void tchi_tma_publish()
 {

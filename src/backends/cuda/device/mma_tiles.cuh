@@ -2,7 +2,7 @@
  * summed, or it is multiplied with another tile. X and Y are given by rows, and the tile is one of X Y', or by columns,
  * and it is one of X' Y; in both cases what lies together in memory is copied together, 16 bytes at a time.
  *
- * The one thing to know before changing it: a slab in shared memory is LINES of memory (rows of X, or steps along the
+ * The one thing to know before changing it: a k-tile in shared memory is LINES of memory (rows of X, or steps along the
  * contraction) in 16-byte chunks, permuted so that neither copies nor fragment loads meet in a bank, and the fragments of
  * float32 given by columns take rows and columns of a tile in another order than the rest: tchi_tile_row and
  * tchi_tile_col say which. Products of half types are exact, those of float32 have operands rounded to TF32; sums are in
@@ -16,7 +16,7 @@
 
 #define TCHI_TILE_ROWS 128
 #define TCHI_TILE_THREADS 256 /* 8 warps, two above each other and four beside */
-#define TCHI_TILE_STAGES 3    /* slabs in flight and in use */
+#define TCHI_TILE_STAGES 3    /* k-tiles in flight and in use */
 
 /* `wide` accumulators of 8 columns beside each other in a warp's share make a tile of 32 `wide` columns, 4 or 8 of them.
  * With 4, the stages take 96 KiB, what a block may have on sm_86, 89 and 120; with 8 they take 144 KiB, and fewer bytes
@@ -61,9 +61,9 @@ static inline bool tchi_tile_aligned(const tch_matrices *m)
     return (uintptr_t)m->data % 16 == 0 && m->ld * size % 16 == 0 && m->stride * size % 16 == 0;
 }
 
-/* --- slabs -------------------------------------------------------------------------------------------------------- */
+/* --- k-tiles -------------------------------------------------------------------------------------------------------- */
 
-/* Elements along the contraction in a slab of `width` rows or columns; its lines and the bytes of each; chunks of a line;
+/* Elements along the contraction in a k-tile of `width` rows or columns; its lines and the bytes of each; chunks of a line;
  * lines that the block's threads have at a time. */
 template <int size, bool by_rows, int width> struct tchi_tile_layout {
     static constexpr int depth = 128 / size;
@@ -80,7 +80,7 @@ template <int size, bool by_rows, int width> static __device__ __forceinline__ i
     return line * tchi_tile_layout<size, by_rows, width>::line_bytes + ((chunk ^ other) << 4);
 }
 
-/* Where a thread's chunks of the next slab come from: the first of them, and what of the tile is inside of the matrix, as
+/* Where a thread's chunks of the next k-tile come from: the first of them, and what of the tile is inside of the matrix, as
  * lines or, by columns, as bytes of a chunk. */
 typedef struct tchi_tile_source {
     const char *from;
@@ -120,7 +120,7 @@ static __device__ __forceinline__ int tchi_tile_bytes(const tchi_tile_source &s,
 
 /* Aligned operands are copied in the background. */
 template <int size, bool by_rows, int width>
-static __device__ __forceinline__ void tchi_tile_copy(char *slab, const tchi_tile_side &m, const tchi_tile_source &s,
+static __device__ __forceinline__ void tchi_tile_copy(char *ktile, const tchi_tile_side &m, const tchi_tile_source &s,
                                                       int left)
 {
     using layout = tchi_tile_layout<size, by_rows, width>;
@@ -130,7 +130,7 @@ static __device__ __forceinline__ void tchi_tile_copy(char *slab, const tchi_til
     for (int i = 0; i < layout::rounds; i++) {
         int bytes = tchi_tile_bytes<layout, size, by_rows>(s, left, i);
         const char *from = bytes > 0 ? s.from + i * (layout::lines_at_once * m.ld) : m.data;
-        char *to = slab + tchi_tile_place<size, by_rows, width>(line + i * layout::lines_at_once, chunk);
+        char *to = ktile + tchi_tile_place<size, by_rows, width>(line + i * layout::lines_at_once, chunk);
         tchi_cp_async_16(to, from, bytes);
     }
 }
@@ -174,7 +174,7 @@ static __device__ __forceinline__ uint4 tchi_tile_fetch(const tchi_tile_side &m,
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* Others go through registers: fetched before a slab is multiplied, put into shared memory after it. */
+/* Others go through registers: fetched before a k-tile is multiplied, put into shared memory after it. */
 template <int size, bool by_rows, int width>
 static __device__ __forceinline__ void tchi_tile_fetch_all(uint4 *held, const tchi_tile_side &m,
                                                            const tchi_tile_source &s, int left)
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void tchi_tile_fetch_all(uint4 *held, const tc
 }
 
 template <int size, bool by_rows, int width>
-static __device__ __forceinline__ void tchi_tile_put(char *slab, const uint4 *held)
+static __device__ __forceinline__ void tchi_tile_put(char *ktile, const uint4 *held)
 {
     using layout = tchi_tile_layout<size, by_rows, width>;
     int chunk = (int)threadIdx.x % layout::chunks;
@@ -197,7 +197,7 @@ static __device__ __forceinline__ void tchi_tile_put(char *slab, const uint4 *he
 #pragma unroll
     for (int i = 0; i < layout::rounds; i++) {
         int place = tchi_tile_place<size, by_rows, width>(line + i * layout::lines_at_once, chunk);
-        *(uint4 *)(slab + place) = held[i];
+        *(uint4 *)(ktile + place) = held[i];
     }
 }
 
@@ -232,15 +232,15 @@ template <int size, bool by_rows, int wide> static __device__ __forceinline__ in
            (by_rows || size == 2 ? 8 * j + 2 * t + odd : j / 4 * 32 + 8 * t + 4 * odd + j % 4);
 }
 
-/* Step `step` of the slab's four along the contraction: 32 bytes of every line, or a quarter of the lines. */
+/* Step `step` of the k-tile's four along the contraction: 32 bytes of every line, or a quarter of the lines. */
 template <int size, bool by_rows>
-static __device__ __forceinline__ void tchi_tile_load_x(uint32_t (&a)[4][4], const char *slab, int step)
+static __device__ __forceinline__ void tchi_tile_load_x(uint32_t (&a)[4][4], const char *ktile, int step)
 {
     constexpr int width = TCHI_TILE_ROWS;
     int lane = (int)threadIdx.x % 32;
     int row = tchi_tile_warp_row();
     if (by_rows) {
-        const char *first = slab + tchi_tile_place<size, true, width>(row + lane % 16, 2 * step + lane / 16);
+        const char *first = ktile + tchi_tile_place<size, true, width>(row + lane % 16, 2 * step + lane / 16);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             tchi_ldmatrix_x4(a[i], first + 16 * i * 128);
@@ -250,21 +250,21 @@ static __device__ __forceinline__ void tchi_tile_load_x(uint32_t (&a)[4][4], con
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int chunk = row / 8 + 2 * i + lane / 8 % 2;
-            tchi_ldmatrix_x4_transposed(a[i], slab + tchi_tile_place<2, false, width>(k, chunk));
+            tchi_ldmatrix_x4_transposed(a[i], ktile + tchi_tile_place<2, false, width>(k, chunk));
         }
     } else {
 #pragma unroll
         for (int part = 0; part < 4; part++) {
             int k = 8 * step + part / 2 * 4 + lane % 4;
             int chunk = row / 4 + part % 2 * 8 + lane / 4;
-            uint4 four = *(const uint4 *)(slab + tchi_tile_place<4, false, width>(k, chunk));
+            uint4 four = *(const uint4 *)(ktile + tchi_tile_place<4, false, width>(k, chunk));
             a[0][part] = four.x, a[1][part] = four.y, a[2][part] = four.z, a[3][part] = four.w;
         }
     }
 }
 
 template <int size, bool by_rows, int wide>
-static __device__ __forceinline__ void tchi_tile_load_y(uint32_t (&b)[wide][2], const char *slab, int step)
+static __device__ __forceinline__ void tchi_tile_load_y(uint32_t (&b)[wide][2], const char *ktile, int step)
 {
     constexpr int width = 32 * wide;
     int lane = (int)threadIdx.x % 32;
@@ -275,10 +275,10 @@ static __device__ __forceinline__ void tchi_tile_load_y(uint32_t (&b)[wide][2], 
             uint32_t r[4];
             if (by_rows) {
                 int line = col + 8 * j + lane / 16 * 8 + lane % 8;
-                tchi_ldmatrix_x4(r, slab + tchi_tile_place<size, true, width>(line, 2 * step + lane / 8 % 2));
+                tchi_ldmatrix_x4(r, ktile + tchi_tile_place<size, true, width>(line, 2 * step + lane / 8 % 2));
             } else {
                 int k = 16 * step + lane / 8 % 2 * 8 + lane % 8;
-                tchi_ldmatrix_x4_transposed(r, slab + tchi_tile_place<2, false, width>(k, col / 8 + j + lane / 16));
+                tchi_ldmatrix_x4_transposed(r, ktile + tchi_tile_place<2, false, width>(k, col / 8 + j + lane / 16));
             }
             b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
         }
@@ -289,7 +289,7 @@ static __device__ __forceinline__ void tchi_tile_load_y(uint32_t (&b)[wide][2], 
             for (int part = 0; part < 2; part++) {
                 int k = 8 * step + part * 4 + lane % 4;
                 int chunk = col / 4 + 2 * j + lane / 4;
-                uint4 four = *(const uint4 *)(slab + tchi_tile_place<4, false, width>(k, chunk));
+                uint4 four = *(const uint4 *)(ktile + tchi_tile_place<4, false, width>(k, chunk));
                 b[j][part] = four.x, b[j + 1][part] = four.y, b[j + 2][part] = four.z, b[j + 3][part] = four.w;
             }
         }
@@ -340,13 +340,13 @@ static __device__ __forceinline__ void tchi_tile_multiply(tchi_tile_sums<wide> &
     }
 }
 
-/* --- all slabs of a block ----------------------------------------------------------------------------------------- */
+/* --- all k-tiles of a block ----------------------------------------------------------------------------------------- */
 
-/* A walk over the slabs of all matrices, for loading ahead of the products. */
+/* A walk over the k-tiles of all matrices, for loading ahead of the products. */
 typedef struct tchi_tile_walk {
     tchi_tile_source x, y;
-    int64_t matrix, matrices; /* the next slab's, and how many are left */
-    int64_t left;             /* steps of the contraction from the next slab on */
+    int64_t matrix, matrices; /* the next k-tile's, and how many are left */
+    int64_t left;             /* steps of the contraction from the next k-tile on */
 } tchi_tile_walk;
 
 template <int size, bool by_rows, int wide>
@@ -375,7 +375,7 @@ static __device__ __forceinline__ void tchi_tile_step(tchi_tile_walk *at, const 
     }
 }
 
-/* Queues the copies of the next slab as one group; behind the last it is empty. */
+/* Queues the copies of the next k-tile as one group; behind the last it is empty. */
 template <int size, bool by_rows, int wide>
 static __device__ __forceinline__ void tchi_tile_load(char *stage, const tchi_tile_pair &p, const tchi_tile_work &w,
                                                       tchi_tile_walk *at)
@@ -421,10 +421,10 @@ static __device__ __forceinline__ void tchi_tiles(char *shared, const tchi_tile_
 {
     constexpr int size = type == TCH_SCALAR_F32 ? 4 : 2;
     constexpr int stage_bytes = tchi_tile_shape<wide>::stage_bytes;
-    int64_t slabs = tchi_cuda_ceil_div(p.depth, 128 / size);
+    int64_t ktiles = tchi_cuda_ceil_div(p.depth, 128 / size);
     tchi_tile_walk at;
     at.matrix = w.first;
-    at.matrices = slabs > 0 ? w.matrices : 0;
+    at.matrices = ktiles > 0 ? w.matrices : 0;
     tchi_tile_enter<size, by_rows, wide>(&at, p, w);
     tchi_tile_held<wide> held = {};
     tchi_tile_sums<wide> sum = {};
@@ -439,12 +439,12 @@ static __device__ __forceinline__ void tchi_tiles(char *shared, const tchi_tile_
         tchi_tile_release<size, by_rows, wide>(shared, held);
     }
     for (int64_t m = 0; m < w.matrices; m++) {
-        for (int64_t s = 0; s < slabs; s++) {
+        for (int64_t s = 0; s < ktiles; s++) {
             char *now = shared + stage * stage_bytes;
             if (aligned) {
                 tchi_cp_async_wait<TCHI_TILE_STAGES - 2>();
             }
-            __syncthreads(); /* the slab is there for all, and all have done with the one before it */
+            __syncthreads(); /* the k-tile is there for all, and all have done with the one before it */
             if (aligned) {
                 int next = stage == 0 ? TCHI_TILE_STAGES - 1 : stage - 1;
                 tchi_tile_load<size, by_rows, wide>(shared + next * stage_bytes, p, w, &at);

@@ -1,11 +1,11 @@
 /* Tiles of X' Y for sm_90, X and Y of a half type and given by columns, which wgmma takes from shared memory as they are;
  * for kernels that do something else with a tile than to store it. A block keeps its multiprocessor for the whole launch:
- * one thread asks the tensor memory accelerator for slabs of X and Y, and two warpgroups multiply, each half of a tile's
+ * one thread asks the tensor memory accelerator for k-tiles of X and Y, and two warpgroups multiply, each half of a tile's
  * rows.
  *
- * The one thing to know before changing it: slabs go round through STAGES places in shared memory, each with a barrier for
- * "full" and one for "empty". A warp leaves a place only after it has waited for its own products of that slab, which it
- * does when those of the next slab are already under way. */
+ * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory, each with a barrier for
+ * "full" and one for "empty". A warp leaves a place only after it has waited for its own products of that k-tile, which it
+ * does when those of the next k-tile are already under way. */
 #ifndef TCHI_CUDA_SAMPLE_WGMMA_CUH
 #define TCHI_CUDA_SAMPLE_WGMMA_CUH
 
@@ -16,7 +16,7 @@
 
 #define TCHI_WGMMA_ROWS 128 /* of a tile: columns of X, 64 for each warpgroup */
 #define TCHI_WGMMA_COLS 256 /* of a tile: columns of Y */
-#define TCHI_WGMMA_DEPTH 64 /* steps of the contraction in a slab */
+#define TCHI_WGMMA_DEPTH 64 /* steps of the contraction in a k-tile */
 #define TCHI_WGMMA_BOX_BYTES (TCHI_WGMMA_DEPTH * TCHI_CUDA_BOX_COLS * 2)
 #define TCHI_WGMMA_X_BOXES (TCHI_WGMMA_ROWS / TCHI_CUDA_BOX_COLS)
 #define TCHI_WGMMA_BOXES (TCHI_WGMMA_X_BOXES + TCHI_WGMMA_COLS / TCHI_CUDA_BOX_COLS)
@@ -27,7 +27,7 @@
 
 typedef struct tchi_wgmma_pair {
     int32_t items; /* of work */
-    int32_t slabs;
+    int32_t ktiles;
     CUtensorMap x, y;
 } tchi_wgmma_pair;
 
@@ -57,7 +57,7 @@ static __device__ __forceinline__ void tchi_wgmma_step(tchi_wgmma_place *at)
     }
 }
 
-/* The slabs of all tiles of the block, by one thread. */
+/* The k-tiles of all tiles of the block, by one thread. */
 template <typename place>
 static __device__ __forceinline__ void tchi_wgmma_load_all(const tchi_wgmma_pair &p, tchi_wgmma_memory &m,
                                                            place work_of)
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void tchi_wgmma_load_all(const tchi_wgmma_pair
     tchi_wgmma_place at = {0, 0};
     for (int item = (int)blockIdx.x; item < p.items; item += (int)gridDim.x) {
         tchi_wgmma_work w = work_of(item);
-        for (int slab = 0; slab < p.slabs; slab++) {
+        for (int ktile = 0; ktile < p.ktiles; ktile++) {
             tchi_barrier_wait(m.empty + at.stage, at.parity ^ 1);
             tchi_barrier_arrive_expecting(m.full + at.stage, TCHI_WGMMA_BOXES * TCHI_WGMMA_BOX_BYTES);
 #pragma unroll
@@ -73,7 +73,7 @@ static __device__ __forceinline__ void tchi_wgmma_load_all(const tchi_wgmma_pair
                 bool of_x = box < TCHI_WGMMA_X_BOXES;
                 int from =
                     of_x ? w.row + box * TCHI_CUDA_BOX_COLS : w.col + (box - TCHI_WGMMA_X_BOXES) * TCHI_CUDA_BOX_COLS;
-                tchi_tma_load(m.stage[at.stage][box], of_x ? &p.x : &p.y, from, slab * TCHI_WGMMA_DEPTH, w.matrix,
+                tchi_tma_load(m.stage[at.stage][box], of_x ? &p.x : &p.y, from, ktile * TCHI_WGMMA_DEPTH, w.matrix,
                               m.full + at.stage);
             }
             tchi_wgmma_step(&at);
@@ -91,11 +91,11 @@ static __device__ __forceinline__ void tchi_wgmma_start(float (&sum)[128], uint6
     }
 }
 
-/* All products of a slab as one group in the background, the first of a tile (`add` 0) into sums that hold nothing. A
+/* All products of a k-tile as one group in the background, the first of a tile (`add` 0) into sums that hold nothing. A
  * step of 16 along the contraction is 16 rows of 128 bytes, and addresses in descriptors count 16. */
 template <tch_scalar type>
 static __device__ __forceinline__ void
-tchi_wgmma_start_slab(float (&sum)[128], const char (&stage)[TCHI_WGMMA_BOXES][TCHI_WGMMA_BOX_BYTES], int add)
+tchi_wgmma_start_ktile(float (&sum)[128], const char (&stage)[TCHI_WGMMA_BOXES][TCHI_WGMMA_BOX_BYTES], int add)
 {
     uint64_t x = tchi_wgmma_columns(stage[tchi_warpgroup()], TCHI_WGMMA_BOX_BYTES);
     uint64_t y = tchi_wgmma_columns(stage[TCHI_WGMMA_X_BOXES], TCHI_WGMMA_BOX_BYTES);
@@ -120,11 +120,11 @@ static __device__ __forceinline__ void tchi_wgmma_multiply(const tchi_wgmma_pair
                                                            float (&sum)[128], tchi_wgmma_place *at)
 {
     int before = 0;
-    for (int slab = 0; slab < p.slabs; slab++) {
+    for (int ktile = 0; ktile < p.ktiles; ktile++) {
         tchi_barrier_wait(m.full + at->stage, at->parity);
-        tchi_wgmma_start_slab<type>(sum, m.stage[at->stage], slab > 0);
+        tchi_wgmma_start_ktile<type>(sum, m.stage[at->stage], ktile > 0);
         tchi_wgmma_wait<1>();
-        if (slab > 0) {
+        if (ktile > 0) {
             tchi_wgmma_leave(m.empty + before);
         }
         before = at->stage;
@@ -200,7 +200,7 @@ static inline tch_status tchi_wgmma_describe(const tch_matrices *x, const tch_ma
     tch_matrices left = tchi_wgmma_described(x);
     tch_matrices right = tchi_wgmma_described(y);
     p->items = (int32_t)items;
-    p->slabs = (int32_t)tchi_cuda_ceil_div(x->rows, TCHI_WGMMA_DEPTH);
+    p->ktiles = (int32_t)tchi_cuda_ceil_div(x->rows, TCHI_WGMMA_DEPTH);
     TCHI_CUDA_PASS(tchi_cuda_tensor_map(&left, TCHI_WGMMA_DEPTH, &p->x));
     return tchi_cuda_tensor_map(&right, TCHI_WGMMA_DEPTH, &p->y);
 }

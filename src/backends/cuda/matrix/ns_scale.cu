@@ -1,4 +1,4 @@
-/* What Newton-Schulz steps divide a matrix of bfloat16 by. The division itself is left to the half products, which
+/* What Newton-Schulz steps divide a matrix of bfloat16 by. The division itself is left to the symmetric products, which
  * multiply their results: here X is read once, and written only where its numbers are so large or small that their
  * squares would leave the range of float32, which in training they are not.
  *

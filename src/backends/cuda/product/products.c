@@ -2,8 +2,8 @@
  * product is asked for as C' = op(B)' op(A)', with the operands exchanged and nothing transposed that was not before. */
 #include "backends/cuda/cuda.h"
 
-#include "outer.h"
 #include "backends/cuda/runtime/scalars.h"
+#include "outer.h"
 
 /* Matrices in one call: kernels put the batch in a grid dimension that ends at 65535. */
 #define MOST_BATCH 65535

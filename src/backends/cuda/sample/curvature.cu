@@ -1,8 +1,8 @@
 /* What KFAC does to a gradient besides products: the division in the eigenbasis, and the one number by which a step that
  * would change the model too much is made shorter. Divisors are formed in float64: the product of two small eigenvalues
  * may be below float32's range, and so may the damping. */
-#include "backends/rules.h"
 #include "backends/cuda/device/batch_walk.cuh"
+#include "backends/rules.h"
 
 typedef struct divisors {
     tchi_cuda_operand rows, cols; /* without data where `values` has it */

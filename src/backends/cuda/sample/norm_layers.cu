@@ -1,8 +1,8 @@
 /* Gradients of the weight and the bias of normalising layers, sample by sample. First the mean and the reciprocal
  * deviation of every row, with the mean subtracted before squares are taken, by a warp or a block for each; then the sums
  * over positions. Layer and RMS norms have their features along rows, group norms their positions. */
-#include "position_sums.cuh"
 #include "backends/cuda/device/reduce.cuh"
+#include "position_sums.cuh"
 
 #define THREADS 256
 #define WARP_ROW 4096 /* elements of a row that a warp takes; longer ones have a block */

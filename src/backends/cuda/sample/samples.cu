@@ -1,7 +1,7 @@
 /* Samples as wholes: sums over the positions of each, weights that clip their gradients, and batches multiplied by
  * such weights. The one rule to keep: a sample of weight 0 gives zeros, whatever it holds. */
-#include "backends/rules.h"
 #include "backends/cuda/device/batch_walk.cuh"
+#include "backends/rules.h"
 #include "position_sums.cuh"
 
 #define THREADS 256

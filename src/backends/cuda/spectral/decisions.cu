@@ -1,8 +1,8 @@
 /* What a root decides from numbers that stay on the device: damping, bounds, flags, and the powers of a spectrum. One
  * thread or one block per matrix, a few bytes each. */
-#include "backends/rules.h"
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
+#include "backends/rules.h"
 
 #define THREADS 256
 

@@ -3,8 +3,8 @@
  * to be solved from the right. Scratch is laid out by one function for the call and for its size. */
 #include "backends/cuda/cuda.h"
 
-#include "decompositions.h"
 #include "backends/cuda/runtime/scalars.h"
+#include "decompositions.h"
 
 /* --- the solver and its memory ------------------------------------------------------------------------------------ */
 

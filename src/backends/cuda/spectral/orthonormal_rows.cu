@@ -8,8 +8,8 @@
  * not, the order says which rows to believe: those of large eigenvalues come first. */
 #include <float.h>
 
-#include "decompositions.h"
 #include "backends/cuda/device/elements.cuh"
+#include "decompositions.h"
 
 #define LANES 32
 #define MOST_THREADS 512

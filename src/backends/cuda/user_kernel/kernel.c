@@ -5,8 +5,8 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "backends/cuda/runtime/capture.h"
 #include "backends/cuda/cuda.h"
+#include "backends/cuda/runtime/capture.h"
 #include "backends/cuda/runtime/faults.h"
 #include "kernel_text.h"
 

@@ -11,9 +11,9 @@
 #include <sys/stat.h>
 
 #include "backends/cuda/cuda.h"
+#include "core/sha256.h"
 #include "kernel/macros.h"
 #include "kernel/prelude.h"
-#include "core/sha256.h"
 #include "kernel_text.h"
 
 #define TRY(call, what)                                                                                                \

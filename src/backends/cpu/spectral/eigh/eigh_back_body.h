@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "backends/cpu/runtime/blas/blas.h"
-#include "eigh_team.h"
 #include "backends/cpu/runtime/vector_clones.h"
+#include "eigh_team.h"
 
 typedef struct back {
     const REAL_BLAS *blas;

@@ -8,10 +8,10 @@
 #include <omp.h>
 #include <string.h>
 
-#include "band_plan.h"
 #include "backends/cpu/runtime/flush_subnormals.h"
 #include "backends/cpu/runtime/vector_clones.h"
 #include "backends/cpu/runtime/work_team.h"
+#include "band_plan.h"
 
 #include "matrix_copy_body.h"
 #include "block_reflector_body.h"

@@ -4,8 +4,8 @@
 #include "factor_gram.h"
 
 #include "backends/cuda/matrix/narrow.h"
-#include "backends/cuda/runtime/scalars.h"
 #include "backends/cuda/product/symmetric/symmetric_any.h"
+#include "backends/cuda/runtime/scalars.h"
 
 /* Rows, or columns where A is transposed, from `first` on, `count` of them. */
 static tch_matrices part_of(const tch_matrices *a, int32_t transpose, int64_t first, int64_t count)
@@ -26,7 +26,7 @@ static tch_matrices panel_of(const tch_matrices *c, int64_t first, int64_t cols)
 }
 
 /* What is above the diagonal in a panel comes out as it may: it is not looked at, and the mirror image takes its place. */
-tch_status tchi_cuda_half_factor_panels(tchi_cuda_state *state, int64_t panels, double alpha, const tch_matrices *a,
+tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, double alpha, const tch_matrices *a,
                                         int32_t transpose, double beta, const tch_matrices *c)
 {
     int64_t width = ((c->rows + panels - 1) / panels + 127) / 128 * 128;
@@ -42,7 +42,7 @@ tch_status tchi_cuda_half_factor_panels(tchi_cuda_state *state, int64_t panels, 
     return tchi_cuda_mirror_lower(state, c);
 }
 
-/* Panels to divide C into, by what an H200 took for n = 768 and 3072: bench/ladder/cuda_half_factors.md. */
+/* Panels to divide C into, by what an H200 took for n = 768 and 3072: bench/ladder/cuda_factor_gram.md. */
 static int64_t panels_for(tch_scalar type, int64_t n)
 {
     return type == TCH_SCALAR_F32 ? (n >= 512 ? 2 : 1) : n >= 1536 ? 3 : 1;
@@ -58,7 +58,7 @@ static int64_t copied_row(const tch_matrices *a)
     return (a->cols + 7) / 8 * 8;
 }
 
-/* Rows of A at a time: whole slabs of 64, and about as many each time. */
+/* Rows of A at a time: whole k-tiles of 64, and about as many each time. */
 static int64_t rows_at_once(const tchi_cuda_state *state, const tch_matrices *a)
 {
     int64_t most = (tchi_cuda_workspace_bytes(state) - LARGEST_BYTES) / (2 * copied_row(a)) / 64 * 64;
@@ -70,7 +70,7 @@ static int64_t rows_at_once(const tchi_cuda_state *state, const tch_matrices *a)
     return even < most ? even : most;
 }
 
-int tchi_cuda_half_factor_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *c)
+int tchi_cuda_factor_gram_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *c)
 {
     return state->device.major == 9 && state->blas_workspace != NULL && a->rows > 0 && c->rows > 0 &&
            c->rows < (1 << 20) && rows_at_once(state, a) > 0;
@@ -91,10 +91,10 @@ static tch_status add_rows(const tchi_cuda_state *state, double alpha, const tch
         TCHI_CUDA_PASS(tchi_cuda_largest_bits(state, &rows, largest));
     }
     TCHI_CUDA_PASS(tchi_cuda_narrow(state, &rows, largest, &copy));
-    return tchi_cuda_half_factor_wgmma(state, alpha, &copy, largest, beta, c);
+    return tchi_cuda_factor_gram_wgmma(state, alpha, &copy, largest, beta, c);
 }
 
-tch_status tchi_cuda_half_factor_narrow(const tchi_cuda_state *state, double alpha, const tch_matrices *a, double beta,
+tch_status tchi_cuda_factor_gram_narrow(const tchi_cuda_state *state, double alpha, const tch_matrices *a, double beta,
                                         const tch_matrices *c)
 {
     int64_t step = rows_at_once(state, a);
@@ -133,8 +133,8 @@ tch_status tchi_cuda_gram_rounded(void *state, double alpha, const tch_matrices 
     if (c->type != TCH_SCALAR_F32 || a->type == TCH_SCALAR_F64 || (a->type == TCH_SCALAR_F32 && s->device.major < 8)) {
         return tchi_cuda_gram(state, alpha, a, transpose, beta, c);
     }
-    if (transpose && a->type == TCH_SCALAR_F32 && fills_device(s, c) && tchi_cuda_half_factor_narrow_takes(s, a, c)) {
-        return tchi_cuda_half_factor_narrow(s, alpha, a, beta, c);
+    if (transpose && a->type == TCH_SCALAR_F32 && fills_device(s, c) && tchi_cuda_factor_gram_narrow_takes(s, a, c)) {
+        return tchi_cuda_factor_gram_narrow(s, alpha, a, beta, c);
     }
-    return tchi_cuda_half_factor_panels(s, panels_for(a->type, c->rows), alpha, a, transpose, beta, c);
+    return tchi_cuda_factor_gram_panels(s, panels_for(a->type, c->rows), alpha, a, transpose, beta, c);
 }

@@ -1,9 +1,9 @@
 /* Factors of curvature by tensor cores: the lower tiles of C = alpha A A' + beta C, or alpha A' A + beta C, each element
  * summed once and written to both of its places, so that C is symmetric to the last bit. The tiles are those of
- * mma_tiles.cuh; the ladder of measurements is bench/ladder/cuda_half_factors.md. */
-#include "factor_gram.h"
-#include "backends/cuda/sample/norms/sample_norms.h"
+ * mma_tiles.cuh; the ladder of measurements is bench/ladder/cuda_factor_gram.md. */
 #include "backends/cuda/device/mma_tiles.cuh"
+#include "backends/cuda/sample/norms/sample_norms.h"
+#include "factor_gram.h"
 
 /* As in sample_norms_mma.cu. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void put_squares(const factor_problem &p, floa
  * 0.19 ms at the 401 TFLOP/s of cuBLAS in TF32; 100 MB and 76 MB, 0.04 ms. */
 template <tch_scalar type, bool by_rows, bool aligned>
 static __global__ void __launch_bounds__(TCHI_TILE_THREADS, aligned && (by_rows || type != TCH_SCALAR_F32) ? BLOCKS : 1)
-    half_factor_tiles(const __grid_constant__ factor_problem p)
+    factor_gram_tiles(const __grid_constant__ factor_problem p)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     constexpr int size = type == TCH_SCALAR_F32 ? 4 : 2;
@@ -97,12 +97,12 @@ typedef void (*factor_kernel)(factor_problem);
 template <tch_scalar type> static factor_kernel kernel_of(bool by_rows, bool aligned)
 {
     if (by_rows) {
-        return aligned ? half_factor_tiles<type, true, true> : half_factor_tiles<type, true, false>;
+        return aligned ? factor_gram_tiles<type, true, true> : factor_gram_tiles<type, true, false>;
     }
-    return aligned ? half_factor_tiles<type, false, true> : half_factor_tiles<type, false, false>;
+    return aligned ? factor_gram_tiles<type, false, true> : factor_gram_tiles<type, false, false>;
 }
 
-extern "C" tch_status tchi_cuda_half_factor_mma(const tchi_cuda_state *state, double alpha, const tch_matrices *a,
+extern "C" tch_status tchi_cuda_factor_gram_mma(const tchi_cuda_state *state, double alpha, const tch_matrices *a,
                                                 int32_t transpose, double beta, const tch_matrices *c)
 {
     bool aligned = tchi_tile_aligned(a);
@@ -123,7 +123,7 @@ extern "C" tch_status tchi_cuda_half_factor_mma(const tchi_cuda_state *state, do
     p.wide = tchi_cuda_operand_of(c).wide;
     TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        tchi_tile_shape<4>::shared_bytes),
-                  "half_factor_tiles");
+                  "factor_gram_tiles");
     kernel<<<tchi_cuda_grid(p.items), TCHI_TILE_THREADS, tchi_tile_shape<4>::shared_bytes, state->stream>>>(p);
-    return tchi_cuda_launched(state, "half_factor_tiles");
+    return tchi_cuda_launched(state, "factor_gram_tiles");
 }

@@ -1,9 +1,9 @@
 /* Factors of curvature for sm_90: the lower tiles of C = alpha A' A + beta C with the tiles of wgmma_tiles.cuh, each
  * element written to both of its places. A is of a half type; where it stands for matrices of float32, scaled by a power
  * of two, what it was multiplied by is taken out again. */
-#include "factor_gram.h"
-#include "backends/cuda/matrix/narrow.h"
 #include "backends/cuda/device/wgmma_tiles.cuh"
+#include "backends/cuda/matrix/narrow.h"
+#include "factor_gram.h"
 
 typedef struct wgmma_factor_problem {
     tchi_wgmma_pair pair;
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void put(const wgmma_factor_problem &p, float 
  * 76 MB of C, 0.03 ms. */
 template <tch_scalar type>
 static __global__ void __launch_bounds__(TCHI_WGMMA_THREADS, 1)
-    half_factor_wgmma(const __grid_constant__ wgmma_factor_problem p)
+    factor_gram_wgmma(const __grid_constant__ wgmma_factor_problem p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
     extern __shared__ __align__(1024) char shared[];
@@ -70,13 +70,13 @@ static __global__ void __launch_bounds__(TCHI_WGMMA_THREADS, 1)
 #endif
 }
 
-extern "C" int tchi_cuda_half_factor_wgmma_takes(const tchi_cuda_state *state, const tch_matrices *a,
+extern "C" int tchi_cuda_factor_gram_wgmma_takes(const tchi_cuda_state *state, const tch_matrices *a,
                                                  const tch_matrices *c)
 {
     return a->rows > 0 && c->rows < (1 << 20) && a->batch < 256 && tchi_wgmma_takes(state, a);
 }
 
-extern "C" tch_status tchi_cuda_half_factor_wgmma(const tchi_cuda_state *state, double alpha, const tch_matrices *a,
+extern "C" tch_status tchi_cuda_factor_gram_wgmma(const tchi_cuda_state *state, double alpha, const tch_matrices *a,
                                                   const uint32_t *largest, double beta, const tch_matrices *c)
 {
     wgmma_factor_problem p = {};
@@ -91,6 +91,6 @@ extern "C" tch_status tchi_cuda_half_factor_wgmma(const tchi_cuda_state *state, 
     p.largest = largest;
     TCHI_CUDA_PASS(tchi_wgmma_describe(a, a, p.tiles * c->batch, &p.pair));
     return tchi_wgmma_launch(
-        state, a->type == TCH_SCALAR_BF16 ? half_factor_wgmma<TCH_SCALAR_BF16> : half_factor_wgmma<TCH_SCALAR_F16>, p,
-        p.pair.items, "half_factor_wgmma");
+        state, a->type == TCH_SCALAR_BF16 ? factor_gram_wgmma<TCH_SCALAR_BF16> : factor_gram_wgmma<TCH_SCALAR_F16>, p,
+        p.pair.items, "factor_gram_wgmma");
 }

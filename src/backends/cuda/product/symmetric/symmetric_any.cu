@@ -1,4 +1,4 @@
-/* The half product C = c0 I + c1 D + c2 A B' for every combination of types and alignments, by plain multiplications
+/* The symmetric product C = c0 I + c1 D + c2 A B' for every combination of types and alignments, by plain multiplications
  * in float32, or float64 where A is of float64, and the mirror image of a lower triangle. The product is there so that
  * the table's promise holds on every GPU; where speed matters, symmetric_product.c has found a faster way before. */
 #include "symmetric_any.h"
@@ -6,7 +6,7 @@
 #include "backends/cuda/device/elements.cuh"
 
 #define TILE 64
-#define SLAB 16
+#define KTILE 16
 #define SIDE 16 /* threads along each side of a block; each computes 4 by 4 elements, SIDE apart */
 #define EACH (TILE / SIDE)
 
@@ -39,25 +39,25 @@ typedef struct problem {
     double c0, c1, c2;
 } problem;
 
-/* Rows [first, first + TILE), columns [from, from + SLAB); beyond the matrix, zeros. */
+/* Rows [first, first + TILE), columns [from, from + KTILE); beyond the matrix, zeros. */
 template <typename real>
-static __device__ void load_slab(real (*slab)[SLAB + 1], const tchi_cuda_operand &m, const problem &p, int64_t matrix,
-                                 int64_t first, int64_t from)
+static __device__ void load_ktile(real (*ktile)[KTILE + 1], const tchi_cuda_operand &m, const problem &p,
+                                  int64_t matrix, int64_t first, int64_t from)
 {
-    for (int e = (int)threadIdx.x; e < TILE * SLAB; e += SIDE * SIDE) {
-        int64_t i = first + e / SLAB, j = from + e % SLAB;
+    for (int e = (int)threadIdx.x; e < TILE * KTILE; e += SIDE * SIDE) {
+        int64_t i = first + e / KTILE, j = from + e % KTILE;
         bool inside = i < p.n && j < p.k;
-        slab[e / SLAB][e % SLAB] =
+        ktile[e / KTILE][e % KTILE] =
             inside ? tchi_cuda_load<real>(m.type, tchi_cuda_at(m, matrix, i, j), 0, m.stride) : (real)0;
     }
 }
 
 template <typename real>
-static __device__ void multiply_slab(real (*sum)[EACH], const real (*a)[SLAB + 1], const real (*b)[SLAB + 1])
+static __device__ void multiply_ktile(real (*sum)[EACH], const real (*a)[KTILE + 1], const real (*b)[KTILE + 1])
 {
     int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
 #pragma unroll 4
-    for (int k = 0; k < SLAB; k++) {
+    for (int k = 0; k < KTILE; k++) {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
 #pragma unroll
@@ -95,18 +95,18 @@ static __device__ void store(const problem &p, int64_t matrix, int64_t i, int64_
 /* n^2 k operations a matrix; each tile reads 2 TILE k elements. */
 template <typename real> static __global__ void __launch_bounds__(SIDE *SIDE, 2) symmetric_any_kernel(const problem p)
 {
-    __shared__ real a[TILE][SLAB + 1];
-    __shared__ real b[TILE][SLAB + 1];
+    __shared__ real a[TILE][KTILE + 1];
+    __shared__ real b[TILE][KTILE + 1];
     for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
         int64_t matrix = block / p.tiles, tile = block % p.tiles, above = tile_row(tile);
         int64_t row = above * TILE, col = (tile - lower_tiles(above)) * TILE;
         real sum[EACH][EACH] = {};
-        for (int64_t k = 0; k < p.k; k += SLAB) {
-            __syncthreads(); /* the slab before has been used */
-            load_slab<real>(a, p.a, p, matrix, row, k);
-            load_slab<real>(b, p.b, p, matrix, col, k);
+        for (int64_t k = 0; k < p.k; k += KTILE) {
+            __syncthreads(); /* the k-tile before has been used */
+            load_ktile<real>(a, p.a, p, matrix, row, k);
+            load_ktile<real>(b, p.b, p, matrix, col, k);
             __syncthreads();
-            multiply_slab<real>(sum, a, b);
+            multiply_ktile<real>(sum, a, b);
         }
 #pragma unroll
         for (int e = 0; e < EACH * EACH; e++) {

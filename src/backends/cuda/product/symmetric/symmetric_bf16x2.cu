@@ -1,10 +1,10 @@
 /* The symmetric product of matrices in bfloat16, plain or split into high and low parts: the kernel that works on every
  * GPU from sm_80 on, by mma.sync, and the choice between it and the one for wgmma. Before changing the main loop, see
  * symmetric_bf16x2.cuh for the layout in shared memory and the rule by which tiles write C; the ladder of measurements is
- * bench/ladder/cuda_symmetric_split.md. */
+ * bench/ladder/cuda_symmetric_bf16x2.md. */
 #include "symmetric_bf16x2.cuh"
 
-/* Slabs in flight and in use: 3 of 128 + 128 rows are 96 KiB, what a block may have on sm_86, 89 and 120. */
+/* K-tiles in flight and in use: 3 of 128 + 128 rows are 96 KiB, what a block may have on sm_86, 89 and 120. */
 #define STAGES 3
 /* Blocks with large tiles that a multiprocessor holds: two where it has shared memory for them and the compiler keeps
  * within their half of the registers, which on sm_100 it does only by spilling. */
@@ -32,24 +32,24 @@ template <int high, int wide> struct warp_tile {
 
 /* Rows of A, 16 by 16 at chunk `chunk`: lanes 0 to 15 point at the left halves, the others at the right ones. Sixteen
  * rows on, the permutation is the same. */
-template <int high> static __device__ inline void load_a(uint32_t (&a)[high][4], char *slab, int row, int chunk)
+template <int high> static __device__ inline void load_a(uint32_t (&a)[high][4], char *ktile, int row, int chunk)
 {
     int lane = (int)threadIdx.x % 32;
-    const char *first = tchi_split_chunk(slab, row + lane % 16, chunk + lane / 16);
+    const char *first = tchi_bf16x2_chunk(ktile, row + lane % 16, chunk + lane / 16);
 #pragma unroll
     for (int i = 0; i < high; i++) {
-        tchi_ldmatrix_x4(a[i], first + 16 * i * TCHI_SPLIT_ROW_BYTES);
+        tchi_ldmatrix_x4(a[i], first + 16 * i * TCHI_BF16X2_ROW_BYTES);
     }
 }
 
 /* Rows of B, two sets of eight at a time: b[j] holds left and right of the first, then left and right of the second. */
-template <int pairs> static __device__ inline void load_b(uint32_t (&b)[pairs][4], char *slab, int row, int chunk)
+template <int pairs> static __device__ inline void load_b(uint32_t (&b)[pairs][4], char *ktile, int row, int chunk)
 {
     int lane = (int)threadIdx.x % 32;
-    const char *first = tchi_split_chunk(slab, row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
+    const char *first = tchi_bf16x2_chunk(ktile, row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2);
 #pragma unroll
     for (int j = 0; j < pairs; j++) {
-        tchi_ldmatrix_x4(b[j], first + 16 * j * TCHI_SPLIT_ROW_BYTES);
+        tchi_ldmatrix_x4(b[j], first + 16 * j * TCHI_BF16X2_ROW_BYTES);
     }
 }
 
@@ -66,25 +66,25 @@ static __device__ inline void multiply(warp_tile<high, wide> &warp, const uint32
     }
 }
 
-/* All products of one slab, 16 along k at a time: of split operands high low, high high and low high, in an order that
+/* All products of one k-tile, 16 along k at a time: of split operands high low, high high and low high, in an order that
  * keeps one fragment of each in registers. */
 template <int high, int wide, int planes>
-static __device__ inline void multiply_slab(warp_tile<high, wide> &warp, char *slab_a, char *slab_b)
+static __device__ inline void multiply_ktile(warp_tile<high, wide> &warp, char *ktile_a, char *ktile_b)
 {
     constexpr int low = 4; /* chunk where the low parts begin */
 #pragma unroll
     for (int chunk = 0; chunk < 8 / planes; chunk += 2) {
         uint32_t a[high][4];
         uint32_t b[wide / 2][4];
-        load_a<high>(a, slab_a, warp.row, chunk);
+        load_a<high>(a, ktile_a, warp.row, chunk);
         if (planes == 2) {
-            load_b<wide / 2>(b, slab_b, warp.col, chunk + low);
+            load_b<wide / 2>(b, ktile_b, warp.col, chunk + low);
             multiply<high, wide>(warp, a, b);
         }
-        load_b<wide / 2>(b, slab_b, warp.col, chunk);
+        load_b<wide / 2>(b, ktile_b, warp.col, chunk);
         multiply<high, wide>(warp, a, b);
         if (planes == 2) {
-            load_a<high>(a, slab_a, warp.row, chunk + low);
+            load_a<high>(a, ktile_a, warp.row, chunk + low);
             multiply<high, wide>(warp, a, b);
         }
     }
@@ -97,27 +97,27 @@ static __device__ inline void multiply_slab(warp_tile<high, wide> &warp, char *s
  * 576 MiB with tiles of 128. */
 template <int size, int high, int wide, int planes>
 static __global__ void __launch_bounds__((size / 16 / high) * (size / 8 / wide) * 32, size == 128 ? LARGE_BLOCKS : 4)
-    symmetric_split_mma(const __grid_constant__ tchi_split_problem p)
+    symmetric_bf16x2_mma(const __grid_constant__ tchi_bf16x2_problem p)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     constexpr int warps_wide = size / 8 / wide;
     constexpr int threads = (size / 16 / high) * warps_wide * 32;
-    constexpr int stage_bytes = 2 * size * TCHI_SPLIT_ROW_BYTES;
+    constexpr int stage_bytes = 2 * size * TCHI_BF16X2_ROW_BYTES;
     extern __shared__ __align__(1024) char shared[];
-    tchi_split_tile tile = tchi_split_tile_of(p, size);
+    tchi_bf16x2_tile tile = tchi_bf16x2_tile_of(p, size);
     int number = (int)threadIdx.x / 32;
     warp_tile<high, wide> warp = {number / warps_wide * high * 16, number % warps_wide * wide * 8, {}};
-    int slabs = (p.k + tchi_split_slab<planes>::depth - 1) / tchi_split_slab<planes>::depth;
+    int ktiles = (p.k + tchi_bf16x2_ktile<planes>::depth - 1) / tchi_bf16x2_ktile<planes>::depth;
     for (int s = 0; s < STAGES - 1; s++) {
-        tchi_split_load<size, threads, planes>(shared + s * stage_bytes, p, tile, s);
+        tchi_bf16x2_load<size, threads, planes>(shared + s * stage_bytes, p, tile, s);
     }
-    for (int s = 0; s < slabs; s++) {
+    for (int s = 0; s < ktiles; s++) {
         char *stage = shared + s % STAGES * stage_bytes;
         tchi_cp_async_wait<STAGES - 2>();
-        __syncthreads(); /* slab s has landed for all, and all have done with the one before it */
-        tchi_split_load<size, threads, planes>(shared + (s + STAGES - 1) % STAGES * stage_bytes, p, tile,
-                                               s + STAGES - 1);
-        multiply_slab<high, wide, planes>(warp, stage, stage + size * TCHI_SPLIT_ROW_BYTES);
+        __syncthreads(); /* k-tile s has landed for all, and all have done with the one before it */
+        tchi_bf16x2_load<size, threads, planes>(shared + (s + STAGES - 1) % STAGES * stage_bytes, p, tile,
+                                                s + STAGES - 1);
+        multiply_ktile<high, wide, planes>(warp, stage, stage + size * TCHI_BF16X2_ROW_BYTES);
     }
     __syncthreads();
     float *staged = (float *)shared;
@@ -126,25 +126,25 @@ static __global__ void __launch_bounds__((size / 16 / high) * (size / 8 / wide) 
 #pragma unroll
         for (int j = 0; j < wide; j++) {
             const float(&d)[4] = warp.sum[i][j];
-            tchi_split_stage<size>(staged, warp.row + 16 * i, warp.col + 8 * j, d[0], d[1], d[2], d[3]);
+            tchi_bf16x2_stage<size>(staged, warp.row + 16 * i, warp.col + 8 * j, d[0], d[1], d[2], d[3]);
         }
     }
     __syncthreads();
-    tchi_split_write<size, threads, planes>(p, tile, staged);
+    tchi_bf16x2_write<size, threads, planes>(p, tile, staged);
 #endif
 }
 
-static tch_status split_mma(tchi_cuda_state *state, tchi_split_problem *p, int64_t batch, int size)
+static tch_status split_mma(tchi_cuda_state *state, tchi_bf16x2_problem *p, int64_t batch, int size)
 {
     int split = p->a.type == TCH_SCALAR_BF16X2;
-    int shared = STAGES * 2 * size * TCHI_SPLIT_ROW_BYTES;
-    p->tiles = (int32_t)tchi_split_tile_count(p->n, size);
+    int shared = STAGES * 2 * size * TCHI_BF16X2_ROW_BYTES;
+    p->tiles = (int32_t)tchi_bf16x2_tile_count(p->n, size);
     if (size == 128) {
-        tchi_split_kernel kernel = split ? symmetric_split_mma<128, 4, 4, 2> : symmetric_split_mma<128, 4, 4, 1>;
-        return tchi_split_launch(state, kernel, "symmetric_split_mma", p, batch, 256, shared);
+        tchi_bf16x2_kernel kernel = split ? symmetric_bf16x2_mma<128, 4, 4, 2> : symmetric_bf16x2_mma<128, 4, 4, 1>;
+        return tchi_bf16x2_launch(state, kernel, "symmetric_bf16x2_mma", p, batch, 256, shared);
     }
-    tchi_split_kernel kernel = split ? symmetric_split_mma<64, 2, 4, 2> : symmetric_split_mma<64, 2, 4, 1>;
-    return tchi_split_launch(state, kernel, "symmetric_split_mma", p, batch, 128, shared);
+    tchi_bf16x2_kernel kernel = split ? symmetric_bf16x2_mma<64, 2, 4, 2> : symmetric_bf16x2_mma<64, 2, 4, 1>;
+    return tchi_bf16x2_launch(state, kernel, "symmetric_bf16x2_mma", p, batch, 128, shared);
 }
 
 /* --- the choice --------------------------------------------------------------------------------------------------- */
@@ -159,8 +159,8 @@ static int rows_aligned(const tch_matrices *m)
 /* Tiles and elements of one matrix are counted in 32 bits. */
 #define SIZE_LIMIT (1 << 21)
 
-extern "C" int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, const tch_matrices *,
-                                               const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+extern "C" int tchi_cuda_symmetric_bf16x2_takes(const tchi_cuda_state *state, const tch_matrices *,
+                                                const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     int in = a->type == TCH_SCALAR_BF16X2 || a->type == TCH_SCALAR_BF16;
     int out = c->type == TCH_SCALAR_BF16X2 || c->type == TCH_SCALAR_BF16 || c->type == TCH_SCALAR_F32 ||
@@ -171,14 +171,14 @@ extern "C" int tchi_cuda_symmetric_split_takes(const tchi_cuda_state *state, con
 
 static int large_tiles(const tchi_cuda_state *state, int64_t n, int64_t batch, int64_t from)
 {
-    int64_t tiles = batch * tchi_split_tile_count(n, 128);
+    int64_t tiles = batch * tchi_bf16x2_tile_count(n, 128);
     return n >= from && tiles >= (int64_t)LARGE_TILES_PER_PROCESSOR * state->device.processors;
 }
 
-static tchi_split_problem problem_of(double c0, double c1, const tch_matrices *d, double c2, const tch_matrices *a,
-                                     const tch_matrices *b, const tch_matrices *c)
+static tchi_bf16x2_problem problem_of(double c0, double c1, const tch_matrices *d, double c2, const tch_matrices *a,
+                                      const tch_matrices *b, const tch_matrices *c)
 {
-    tchi_split_problem p = {};
+    tchi_bf16x2_problem p = {};
     p.n = (int32_t)c->rows;
     p.k = (int32_t)a->cols;
     p.c0 = (float)c0;
@@ -195,14 +195,14 @@ static tchi_split_problem problem_of(double c0, double c1, const tch_matrices *d
 }
 
 /* wgmma exists on sm_90 alone: what came after it has other instructions. */
-extern "C" tch_status tchi_cuda_symmetric_split(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
-                                                double c2, const tch_matrices *a, const tch_matrices *b,
-                                                const tch_matrices *c)
+extern "C" tch_status tchi_cuda_symmetric_bf16x2(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
+                                                 double c2, const tch_matrices *a, const tch_matrices *b,
+                                                 const tch_matrices *c)
 {
     if (c->rows == 0 || c->batch == 0) {
         return TCH_OK;
     }
-    tchi_split_problem p = problem_of(c0, c1, d, c2, a, b, c);
+    tchi_bf16x2_problem p = problem_of(c0, c1, d, c2, a, b, c);
     int has_wgmma = state->device.major == 9;
     if (!large_tiles(state, c->rows, c->batch, has_wgmma ? WGMMA_FROM : MMA_FROM)) {
         return split_mma(state, &p, c->batch, 64);

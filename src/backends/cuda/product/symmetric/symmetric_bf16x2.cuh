@@ -1,51 +1,51 @@
 /* What the two kernels of the symmetric product in bfloat16 share: C = c0 I + c1 D + c2 A B' over the lower tiles of C,
- * mirrored. One layout serves ldmatrix and wgmma alike: a slab is rows of 128 bytes in shared memory, each holding 64
+ * mirrored. One layout serves ldmatrix and wgmma alike: a k-tile is rows of 128 bytes in shared memory, each holding 64
  * numbers of plain bfloat16, or 32 high parts and the 32 low parts that belong to them, in 16-byte chunks of which
- * chunk c of row r lies at place c ^ (r % 8). Slabs must begin at multiples of 1024 bytes.
+ * chunk c of row r lies at place c ^ (r % 8). K-tiles must begin at multiples of 1024 bytes.
  *
  * Everything a block does to C follows from one rule: a tile owns its elements on and below the diagonal, sums each of
  * them once and writes it to both of its places; hence, D being symmetric, the result is so to the last bit. */
-#ifndef TCHI_CUDA_SYMMETRIC_SPLIT_CUH
-#define TCHI_CUDA_SYMMETRIC_SPLIT_CUH
+#ifndef TCHI_CUDA_SYMMETRIC_BF16X2_CUH
+#define TCHI_CUDA_SYMMETRIC_BF16X2_CUH
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
-#define TCHI_SPLIT_ROW_BYTES 128
-#define TCHI_SPLIT_CHUNK 8 /* numbers in 16 bytes */
+#define TCHI_BF16X2_ROW_BYTES 128
+#define TCHI_BF16X2_CHUNK 8 /* numbers in 16 bytes */
 
 /* A is n by k, B is n by k, D and C are n by n. */
-typedef struct tchi_split_problem {
+typedef struct tchi_bf16x2_problem {
     int32_t n, k;
     int32_t tiles; /* of one matrix */
     int32_t has_d; /* D may be missing */
     int64_t first; /* matrix of the grid's first block */
     float c0, c1, c2;
     tchi_cuda_operand a, b, c, d;
-} tchi_split_problem;
+} tchi_bf16x2_problem;
 
-/* Numbers along k in one slab. */
-template <int planes> struct tchi_split_slab {
-    static constexpr int depth = TCHI_SPLIT_ROW_BYTES / 2 / planes;
+/* Numbers along k in one k-tile. */
+template <int planes> struct tchi_bf16x2_ktile {
+    static constexpr int depth = TCHI_BF16X2_ROW_BYTES / 2 / planes;
 };
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
-typedef struct tchi_split_tile {
+typedef struct tchi_bf16x2_tile {
     int64_t matrix;
     int row, col; /* of C, where the tile begins */
-} tchi_split_tile;
+} tchi_bf16x2_tile;
 
 /* Square tiles on the diagonal and below it. */
-static inline int64_t tchi_split_tile_count(int64_t n, int size)
+static inline int64_t tchi_bf16x2_tile_count(int64_t n, int size)
 {
     int64_t rows = tchi_cuda_ceil_div(n, size);
     return rows * (rows + 1) / 2;
 }
 
 /* Tiles of one matrix follow one another, row by row, so that what runs at one time shares A and B in the cache. */
-static __device__ inline tchi_split_tile tchi_split_tile_of(const tchi_split_problem &p, int size)
+static __device__ inline tchi_bf16x2_tile tchi_bf16x2_tile_of(const tchi_bf16x2_problem &p, int size)
 {
     int tile = (int)(blockIdx.x % (unsigned)p.tiles);
     int i = (int)((sqrtf(8.0f * (float)tile + 1.0f) - 1.0f) * 0.5f);
@@ -55,54 +55,54 @@ static __device__ inline tchi_split_tile tchi_split_tile_of(const tchi_split_pro
     while ((int64_t)(i + 1) * (i + 2) / 2 <= tile) {
         i++;
     }
-    tchi_split_tile t;
+    tchi_bf16x2_tile t;
     t.matrix = p.first + blockIdx.x / (unsigned)p.tiles;
     t.row = i * size;
     t.col = (tile - (int)((int64_t)i * (i + 1) / 2)) * size;
     return t;
 }
 
-/* --- slabs -------------------------------------------------------------------------------------------------------- */
+/* --- k-tiles -------------------------------------------------------------------------------------------------------- */
 
 /* Where chunk `chunk` of row `row` lies. */
-static __device__ inline char *tchi_split_chunk(char *slab, int row, int chunk)
+static __device__ inline char *tchi_bf16x2_chunk(char *ktile, int row, int chunk)
 {
-    return slab + row * TCHI_SPLIT_ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+    return ktile + row * TCHI_BF16X2_ROW_BYTES + ((chunk ^ (row & 7)) << 4);
 }
 
 /* Queues the copy of `size` rows from `row` on, numbers `from` to `from + depth` of each; what lies outside the n by k
  * matrix comes as zeros. `threads` is a multiple of 64, so that a thread keeps its chunk and its permutation. */
 template <int size, int threads, int planes>
-static __device__ inline void tchi_split_load_rows(char *slab, const tchi_cuda_operand &m, const __nv_bfloat16 *matrix,
-                                                   int n, int k, int row, int from)
+static __device__ inline void tchi_bf16x2_load_rows(char *ktile, const tchi_cuda_operand &m,
+                                                    const __nv_bfloat16 *matrix, int n, int k, int row, int from)
 {
     constexpr int per_plane = 8 / planes;
     int chunk = (int)threadIdx.x % 8;
     int first = (int)threadIdx.x / 8;
-    int col = from + chunk % per_plane * TCHI_SPLIT_CHUNK;
+    int col = from + chunk % per_plane * TCHI_BF16X2_CHUNK;
     int bytes = min(max((k - col) * 2, 0), 16);
     const __nv_bfloat16 *source = matrix + chunk / per_plane * m.stride + (row + first) * m.ld + col;
-    char *target = tchi_split_chunk(slab, first, chunk);
+    char *target = tchi_bf16x2_chunk(ktile, first, chunk);
 #pragma unroll
     for (int i = 0; i < size; i += threads / 8) {
         int inside = row + first + i < n ? bytes : 0;
-        tchi_cp_async_16(target + i * TCHI_SPLIT_ROW_BYTES, inside > 0 ? source : matrix, inside);
+        tchi_cp_async_16(target + i * TCHI_BF16X2_ROW_BYTES, inside > 0 ? source : matrix, inside);
         source += threads / 8 * m.ld;
     }
 }
 
-/* The slabs of A and of B that a tile needs next, A's first, as one group of copies; past the end it is empty. */
+/* The k-tiles of A and of B that a tile needs next, A's first, as one group of copies; past the end it is empty. */
 template <int size, int threads, int planes>
-static __device__ inline void tchi_split_load(char *stage, const tchi_split_problem &p, const tchi_split_tile &tile,
-                                              int slab)
+static __device__ inline void tchi_bf16x2_load(char *stage, const tchi_bf16x2_problem &p, const tchi_bf16x2_tile &tile,
+                                               int ktile)
 {
-    int from = slab * tchi_split_slab<planes>::depth;
+    int from = ktile * tchi_bf16x2_ktile<planes>::depth;
     if (from < p.k) {
         const __nv_bfloat16 *a = (const __nv_bfloat16 *)tchi_cuda_at(p.a, tile.matrix, 0, 0);
         const __nv_bfloat16 *b = (const __nv_bfloat16 *)tchi_cuda_at(p.b, tile.matrix, 0, 0);
-        tchi_split_load_rows<size, threads, planes>(stage, p.a, a, p.n, p.k, tile.row, from);
-        tchi_split_load_rows<size, threads, planes>(stage + size * TCHI_SPLIT_ROW_BYTES, p.b, b, p.n, p.k, tile.col,
-                                                    from);
+        tchi_bf16x2_load_rows<size, threads, planes>(stage, p.a, a, p.n, p.k, tile.row, from);
+        tchi_bf16x2_load_rows<size, threads, planes>(stage + size * TCHI_BF16X2_ROW_BYTES, p.b, b, p.n, p.k, tile.col,
+                                                     from);
     }
     tchi_cp_async_commit();
 }
@@ -111,38 +111,38 @@ static __device__ inline void tchi_split_load(char *stage, const tchi_split_prob
 
 /* The tile of C passes through shared memory as float32, where column c of row r lies at c ^ this. Free of bank conflicts
  * are then all three walks over it: pairs of an accumulator, four of a row, and four of a column for the mirror. */
-static __device__ inline int tchi_split_permuted(int row, int col)
+static __device__ inline int tchi_bf16x2_permuted(int row, int col)
 {
     return col ^ (((row >> 2 & 7) << 2) ^ ((row & 3) << 3));
 }
 
 /* The four numbers of one 16 by 8 accumulator that this lane holds; (row, col) is the accumulator's corner. */
 template <int size>
-static __device__ inline void tchi_split_stage(float *staged, int row, int col, float d0, float d1, float d2, float d3)
+static __device__ inline void tchi_bf16x2_stage(float *staged, int row, int col, float d0, float d1, float d2, float d3)
 {
     int lane = (int)threadIdx.x % 32;
     int r = row + lane / 4;
     int c = col + lane % 4 * 2;
-    *(float2 *)(staged + r * size + tchi_split_permuted(r, c)) = make_float2(d0, d1);
-    *(float2 *)(staged + (r + 8) * size + tchi_split_permuted(r + 8, c)) = make_float2(d2, d3);
+    *(float2 *)(staged + r * size + tchi_bf16x2_permuted(r, c)) = make_float2(d0, d1);
+    *(float2 *)(staged + (r + 8) * size + tchi_bf16x2_permuted(r + 8, c)) = make_float2(d2, d3);
 }
 
 /* A tile on the diagonal is made symmetric before it is finished: what is above the diagonal becomes what is below. */
-template <int size, int threads> static __device__ inline void tchi_split_mirror_staged(float *staged)
+template <int size, int threads> static __device__ inline void tchi_bf16x2_mirror_staged(float *staged)
 {
     for (int t = (int)threadIdx.x; t < size * size; t += threads) {
         int r = t / size;
         int c = t % size;
         if (c < r) {
-            staged[c * size + tchi_split_permuted(c, r)] = staged[r * size + tchi_split_permuted(r, c)];
+            staged[c * size + tchi_bf16x2_permuted(c, r)] = staged[r * size + tchi_bf16x2_permuted(r, c)];
         }
     }
     __syncthreads();
 }
 
 /* Up to four neighbours of a row; `type` is a constant wherever it matters, and `wide` the usual case. */
-static __device__ __forceinline__ void tchi_split_store(tch_scalar type, char *to, int64_t plane, bool wide, int count,
-                                                        const tchi_cuda_four<float> &v)
+static __device__ __forceinline__ void tchi_bf16x2_store(tch_scalar type, char *to, int64_t plane, bool wide, int count,
+                                                         const tchi_cuda_four<float> &v)
 {
     if (wide) {
         tchi_cuda_store_wide<float>(type, to, 0, plane, v);
@@ -156,8 +156,8 @@ static __device__ __forceinline__ void tchi_split_store(tch_scalar type, char *t
     }
 }
 
-static __device__ __forceinline__ tchi_cuda_four<float> tchi_split_fetch(tch_scalar type, const char *from,
-                                                                         int64_t plane, bool wide, int count)
+static __device__ __forceinline__ tchi_cuda_four<float> tchi_bf16x2_fetch(tch_scalar type, const char *from,
+                                                                          int64_t plane, bool wide, int count)
 {
     if (wide) {
         return tchi_cuda_load_wide<float>(type, from, 0, plane);
@@ -173,8 +173,9 @@ static __device__ __forceinline__ tchi_cuda_four<float> tchi_split_fetch(tch_sca
 /* Finishes the rows of a staged tile, c2 S + c1 D + c0 I, keeps them for the mirror and writes them. A thread keeps its
  * four columns, and its addresses only step on. */
 template <int size, int threads, bool has_d>
-static __device__ __forceinline__ void tchi_split_write_rows(const tchi_split_problem &p, const tchi_split_tile &tile,
-                                                             float *staged, tch_scalar type, tch_scalar d_type)
+static __device__ __forceinline__ void tchi_bf16x2_write_rows(const tchi_bf16x2_problem &p,
+                                                              const tchi_bf16x2_tile &tile, float *staged,
+                                                              tch_scalar type, tch_scalar d_type)
 {
     constexpr int across = size / 4;
     constexpr int step = threads / across;
@@ -191,11 +192,11 @@ static __device__ __forceinline__ void tchi_split_write_rows(const tchi_split_pr
     int64_t from_step = step * p.d.ld * tchi_cuda_size(d_type);
 #pragma unroll 4
     for (int r = first; r < rows; r += step) {
-        float4 *place = (float4 *)(staged + r * size + tchi_split_permuted(r, c));
+        float4 *place = (float4 *)(staged + r * size + tchi_bf16x2_permuted(r, c));
         float4 sum = *place;
         tchi_cuda_four<float> v = {{p.c2 * sum.x, p.c2 * sum.y, p.c2 * sum.z, p.c2 * sum.w}};
         if (has_d) {
-            tchi_cuda_four<float> d = tchi_split_fetch(d_type, from, p.d.stride, d_wide, count);
+            tchi_cuda_four<float> d = tchi_bf16x2_fetch(d_type, from, p.d.stride, d_wide, count);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 v.v[e] += p.c1 * d.v[e];
@@ -207,15 +208,16 @@ static __device__ __forceinline__ void tchi_split_write_rows(const tchi_split_pr
             v.v[e] += r == diagonal + e ? p.c0 : 0.0f;
         }
         *place = make_float4(v.v[0], v.v[1], v.v[2], v.v[3]);
-        tchi_split_store(type, to, p.c.stride, wide, count, v);
+        tchi_bf16x2_store(type, to, p.c.stride, wide, count, v);
         to += to_step;
     }
 }
 
 /* Columns of the finished tile become rows above the diagonal. A warp writes 32 neighbours of each of four rows. */
 template <int size, int threads>
-static __device__ __forceinline__ void tchi_split_write_mirror(const tchi_split_problem &p, const tchi_split_tile &tile,
-                                                               const float *staged, tch_scalar type)
+static __device__ __forceinline__ void tchi_bf16x2_write_mirror(const tchi_bf16x2_problem &p,
+                                                                const tchi_bf16x2_tile &tile, const float *staged,
+                                                                tch_scalar type)
 {
     constexpr int down = size / 32; /* blocks of 32 rows by 4 columns, `down` of them below each other */
     constexpr int warps = threads / 32;
@@ -233,57 +235,58 @@ static __device__ __forceinline__ void tchi_split_write_mirror(const tchi_split_
         tchi_cuda_four<float> v;
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            v.v[e] = staged[(r + e) * size + tchi_split_permuted(r + e, c)];
+            v.v[e] = staged[(r + e) * size + tchi_bf16x2_permuted(r + e, c)];
         }
-        tchi_split_store(type, to, p.c.stride, wide, count, v);
+        tchi_bf16x2_store(type, to, p.c.stride, wide, count, v);
         to += to_step;
     }
 }
 
 template <int size, int threads>
-static __device__ __forceinline__ void tchi_split_write_as(const tchi_split_problem &p, const tchi_split_tile &tile,
-                                                           float *staged, tch_scalar type, tch_scalar d_type)
+static __device__ __forceinline__ void tchi_bf16x2_write_as(const tchi_bf16x2_problem &p, const tchi_bf16x2_tile &tile,
+                                                            float *staged, tch_scalar type, tch_scalar d_type)
 {
     if (p.has_d) {
-        tchi_split_write_rows<size, threads, true>(p, tile, staged, type, d_type);
+        tchi_bf16x2_write_rows<size, threads, true>(p, tile, staged, type, d_type);
     } else {
-        tchi_split_write_rows<size, threads, false>(p, tile, staged, type, d_type);
+        tchi_bf16x2_write_rows<size, threads, false>(p, tile, staged, type, d_type);
     }
     if (tile.row != tile.col) {
         __syncthreads();
-        tchi_split_write_mirror<size, threads>(p, tile, staged, type);
+        tchi_bf16x2_write_mirror<size, threads>(p, tile, staged, type);
     }
 }
 
 /* Writes a staged tile to both of its places. The types of the iteration are constants in here: with a question at
- * every element, 16 x 1024 took 0.177 ms where it takes 0.145 (bench/ladder/cuda_symmetric_split.md). The staged sums
+ * every element, 16 x 1024 took 0.177 ms where it takes 0.145 (bench/ladder/cuda_symmetric_bf16x2.md). The staged sums
  * must be visible to all threads. */
 template <int size, int threads, int planes>
-static __device__ inline void tchi_split_write(const tchi_split_problem &p, const tchi_split_tile &tile, float *staged)
+static __device__ inline void tchi_bf16x2_write(const tchi_bf16x2_problem &p, const tchi_bf16x2_tile &tile,
+                                                float *staged)
 {
     constexpr tch_scalar own = planes == 2 ? TCH_SCALAR_BF16X2 : TCH_SCALAR_BF16;
     if (tile.row == tile.col) {
-        tchi_split_mirror_staged<size, threads>(staged);
+        tchi_bf16x2_mirror_staged<size, threads>(staged);
     }
     if (p.c.type == own) {
-        tchi_split_write_as<size, threads>(p, tile, staged, own, own);
+        tchi_bf16x2_write_as<size, threads>(p, tile, staged, own, own);
     } else if (planes == 2 && p.c.type == TCH_SCALAR_F64) {
-        tchi_split_write_as<size, threads>(p, tile, staged, TCH_SCALAR_F64, own);
+        tchi_bf16x2_write_as<size, threads>(p, tile, staged, TCH_SCALAR_F64, own);
     } else {
-        tchi_split_write_as<size, threads>(p, tile, staged, p.c.type, own);
+        tchi_bf16x2_write_as<size, threads>(p, tile, staged, p.c.type, own);
     }
 }
 
 /* --- host --------------------------------------------------------------------------------------------------------- */
 
 /* The kernel for wgmma, in symmetric_bf16x2_wgmma.cu: tiles of 128. */
-tch_status tchi_cuda_split_wgmma(tchi_cuda_state *state, tchi_split_problem *problem, int64_t batch);
+tch_status tchi_cuda_split_wgmma(tchi_cuda_state *state, tchi_bf16x2_problem *problem, int64_t batch);
 
-typedef void (*tchi_split_kernel)(tchi_split_problem problem);
+typedef void (*tchi_bf16x2_kernel)(tchi_bf16x2_problem problem);
 
 /* Launches a kernel over all tiles of `batch` matrices, as many times as one grid cannot hold them. */
-static inline tch_status tchi_split_launch(tchi_cuda_state *state, tchi_split_kernel kernel, const char *name,
-                                           tchi_split_problem *problem, int64_t batch, unsigned threads, int shared)
+static inline tch_status tchi_bf16x2_launch(tchi_cuda_state *state, tchi_bf16x2_kernel kernel, const char *name,
+                                            tchi_bf16x2_problem *problem, int64_t batch, unsigned threads, int shared)
 {
     TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
                   name);

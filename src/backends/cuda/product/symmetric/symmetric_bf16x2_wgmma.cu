@@ -8,11 +8,11 @@
 #define THREADS 256
 #define STAGES 3
 #define BLOCKS 2 /* on a multiprocessor, 96 KiB of shared memory each: one writes its tile while the other multiplies */
-#define STAGE_BYTES (2 * SIZE * TCHI_SPLIT_ROW_BYTES)
+#define STAGE_BYTES (2 * SIZE * TCHI_BF16X2_ROW_BYTES)
 
-/* All products of one slab, started in the background as one group. A step of 16 along k is 32 bytes of a row, and the
+/* All products of one k-tile, started in the background as one group. A step of 16 along k is 32 bytes of a row, and the
  * low parts begin in its middle; addresses in descriptors count 16 bytes. */
-template <int planes> static __device__ inline void start_slab(float (&sum)[64], uint64_t a, uint64_t b)
+template <int planes> static __device__ inline void start_ktile(float (&sum)[64], uint64_t a, uint64_t b)
 {
     constexpr int low = 4;
     tchi_wgmma_fence();
@@ -29,53 +29,54 @@ template <int planes> static __device__ inline void start_slab(float (&sum)[64],
 
 /* The sums of a tile of C, left in shared memory, where all threads see them. */
 template <int planes>
-static __device__ inline void multiply(const tchi_split_problem &p, const tchi_split_tile &tile, char *shared)
+static __device__ inline void multiply(const tchi_bf16x2_problem &p, const tchi_bf16x2_tile &tile, char *shared)
 {
     int group = (int)threadIdx.x / 128;
     float sum[64] = {};
-    int slabs = (p.k + tchi_split_slab<planes>::depth - 1) / tchi_split_slab<planes>::depth;
+    int ktiles = (p.k + tchi_bf16x2_ktile<planes>::depth - 1) / tchi_bf16x2_ktile<planes>::depth;
     for (int s = 0; s < STAGES - 1; s++) {
-        tchi_split_load<SIZE, THREADS, planes>(shared + s * STAGE_BYTES, p, tile, s);
+        tchi_bf16x2_load<SIZE, THREADS, planes>(shared + s * STAGE_BYTES, p, tile, s);
     }
-    for (int s = 0; s < slabs; s++) {
+    for (int s = 0; s < ktiles; s++) {
         char *stage = shared + s % STAGES * STAGE_BYTES;
         tchi_cp_async_wait<STAGES - 2>();
         tchi_wgmma_publish();
-        __syncthreads(); /* slab s has landed for all */
-        start_slab<planes>(sum, tchi_wgmma_rows(stage + group * 64 * TCHI_SPLIT_ROW_BYTES),
-                           tchi_wgmma_rows(stage + SIZE * TCHI_SPLIT_ROW_BYTES));
+        __syncthreads(); /* k-tile s has landed for all */
+        start_ktile<planes>(sum, tchi_wgmma_rows(stage + group * 64 * TCHI_BF16X2_ROW_BYTES),
+                            tchi_wgmma_rows(stage + SIZE * TCHI_BF16X2_ROW_BYTES));
         tchi_wgmma_wait<1>();
-        __syncthreads(); /* all have done with slab s - 1 */
-        tchi_split_load<SIZE, THREADS, planes>(shared + (s + STAGES - 1) % STAGES * STAGE_BYTES, p, tile,
-                                               s + STAGES - 1);
+        __syncthreads(); /* all have done with k-tile s - 1 */
+        tchi_bf16x2_load<SIZE, THREADS, planes>(shared + (s + STAGES - 1) % STAGES * STAGE_BYTES, p, tile,
+                                                s + STAGES - 1);
     }
     tchi_wgmma_wait<0>();
     __syncthreads();
     int row = (int)threadIdx.x / 32 * 16;
 #pragma unroll
     for (int j = 0; j < SIZE / 8; j++) {
-        tchi_split_stage<SIZE>((float *)shared, row, 8 * j, sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
+        tchi_bf16x2_stage<SIZE>((float *)shared, row, 8 * j, sum[4 * j], sum[4 * j + 1], sum[4 * j + 2],
+                                sum[4 * j + 3]);
     }
     __syncthreads();
 }
 
-/* The two numbers are those of symmetric_split_mma. */
+/* The two numbers are those of symmetric_bf16x2_mma. */
 template <int planes>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
-    symmetric_split_wgmma(const __grid_constant__ tchi_split_problem p)
+    symmetric_bf16x2_wgmma(const __grid_constant__ tchi_bf16x2_problem p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
     extern __shared__ __align__(1024) char shared[];
-    tchi_split_tile tile = tchi_split_tile_of(p, SIZE);
+    tchi_bf16x2_tile tile = tchi_bf16x2_tile_of(p, SIZE);
     multiply<planes>(p, tile, shared);
-    tchi_split_write<SIZE, THREADS, planes>(p, tile, (float *)shared);
+    tchi_bf16x2_write<SIZE, THREADS, planes>(p, tile, (float *)shared);
 #endif
 }
 
-tch_status tchi_cuda_split_wgmma(tchi_cuda_state *state, tchi_split_problem *problem, int64_t batch)
+tch_status tchi_cuda_split_wgmma(tchi_cuda_state *state, tchi_bf16x2_problem *problem, int64_t batch)
 {
-    problem->tiles = (int32_t)tchi_split_tile_count(problem->n, SIZE);
-    tchi_split_kernel kernel =
-        problem->a.type == TCH_SCALAR_BF16X2 ? symmetric_split_wgmma<2> : symmetric_split_wgmma<1>;
-    return tchi_split_launch(state, kernel, "symmetric_split_wgmma", problem, batch, THREADS, STAGES * STAGE_BYTES);
+    problem->tiles = (int32_t)tchi_bf16x2_tile_count(problem->n, SIZE);
+    tchi_bf16x2_kernel kernel =
+        problem->a.type == TCH_SCALAR_BF16X2 ? symmetric_bf16x2_wgmma<2> : symmetric_bf16x2_wgmma<1>;
+    return tchi_bf16x2_launch(state, kernel, "symmetric_bf16x2_wgmma", problem, batch, THREADS, STAGES * STAGE_BYTES);
 }

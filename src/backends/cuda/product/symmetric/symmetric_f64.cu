@@ -1,4 +1,4 @@
-/* The half product in float64 on tensor cores: C = c0 I + c1 D + c2 A B' over the lower tiles of C, mirrored. Here are
+/* The symmetric product in float64 on tensor cores: C = c0 I + c1 D + c2 A B' over the lower tiles of C, mirrored. Here are
  * which block computes which tile, and with which tiling; how it does is in symmetric_f64_tile.cuh.
  *
  * A batch of N matrices asks for N n^2 k operations (half of 2 N n^2 k), and at least 8 N (2 n k + n^2) bytes, with

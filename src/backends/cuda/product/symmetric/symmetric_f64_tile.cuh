@@ -1,4 +1,4 @@
-/* One tile of the half product in float64 on tensor cores: slabs of A's and B's rows come ahead by cp.async into a ring
+/* One tile of the symmetric product in float64 on tensor cores: k-tiles of A's and B's rows come ahead by cp.async into a ring
  * of buffers in shared memory, warps multiply them, and each stores its sums and their mirror image from registers.
  * Before changing the way operands are read: A and B only have to agree on which k stands where, so fragments take their
  * k in pairs (see load_pair), and rows beyond n may hold anything, for nothing that comes of them is stored. */
@@ -9,28 +9,28 @@
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
-/* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, slabs of `slab` columns of A and B in a
+/* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, k-tiles of `k-tile` columns of A and B in a
  * ring of `stages`, products of mma_k columns at a time (8 or 16; below compute capability 9.0 always 4). `buffers` is
  * 2 where fragments are read one step ahead, for which the registers have to suffice. `blocks` of them are meant to
  * share a multiprocessor. */
-template <int rows_, int cols_, int warp_rows_, int warp_cols_, int mma_k_, int slab_, int stages_, int buffers_,
+template <int rows_, int cols_, int warp_rows_, int warp_cols_, int mma_k_, int ktile_, int stages_, int buffers_,
           int blocks_>
 struct tiling {
     static constexpr int rows = rows_, cols = cols_, warp_rows = warp_rows_, warp_cols = warp_cols_;
-    static constexpr int mma_k = mma_k_, slab = slab_, stages = stages_, buffers = buffers_, blocks = blocks_;
+    static constexpr int mma_k = mma_k_, ktile = ktile_, stages = stages_, buffers = buffers_, blocks = blocks_;
     static constexpr int warps = (rows / warp_rows) * (cols / warp_cols);
     static constexpr int threads = 32 * warps;
-    static constexpr int steps = slab / mma_k;
-    static constexpr int stage = (rows + cols) * slab;    /* doubles */
-    static constexpr int copied = threads / (slab / 2);   /* rows that the threads copy at a time, 16 bytes each */
-    static constexpr int copies = (rows + cols) / copied; /* of each thread for a slab */
+    static constexpr int steps = ktile / mma_k;
+    static constexpr int stage = (rows + cols) * ktile;   /* doubles */
+    static constexpr int copied = threads / (ktile / 2);  /* rows that the threads copy at a time, 16 bytes each */
+    static constexpr int copies = (rows + cols) / copied; /* of each thread for a k-tile */
     /* A warp's in one step, and the pairs of operands that a lane reads for them. */
     static constexpr int products = (warp_rows / 16) * (warp_cols / 8);
     static constexpr int pairs = (warp_rows + warp_cols) / 8 * (mma_k / 8);
     static constexpr int shared_bytes = 8 * stages * stage;
 
     static_assert(rows % cols == 0, "rows of tiles end at the diagonal");
-    static_assert(slab % 16 == 0 && slab % mma_k == 0 && warp_rows % 16 == 0 && warp_cols % 8 == 0, "whole products");
+    static_assert(ktile % 16 == 0 && ktile % mma_k == 0 && warp_rows % 16 == 0 && warp_cols % 8 == 0, "whole products");
     static_assert(copied % 2 == 0 && cols % copied == 0,
                   "copies have no remainder, and a thread keeps its permutation");
     static_assert(buffers == 1 || steps % 2 == 0, "the two fragments take turns");
@@ -60,41 +60,42 @@ typedef struct place {
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
 
-/* Where the 16 bytes number `chunk` of a slab's row lie: odd rows have their halves of 128 bytes exchanged. Eight lanes
+/* Where the 16 bytes number `chunk` of a k-tile's row lie: odd rows have their halves of 128 bytes exchanged. Eight lanes
  * that read four chunks of one row and four of the next then meet all banks once. */
 static __device__ __forceinline__ int swizzled(int row, int chunk)
 {
     return chunk ^ ((row & 1) << 2);
 }
 
-/* Copy number `copy` of a slab by this thread: 16 bytes of a row, A's rows before B's. Columns from k on are read as
- * zeros, also in slabs that begin beyond. Rows from n on repeat the last one: they only reach elements of the tile that
+/* Copy number `copy` of a k-tile by this thread: 16 bytes of a row, A's rows before B's. Columns from k on are read as
+ * zeros, also in k-tiles that begin beyond. Rows from n on repeat the last one: they only reach elements of the tile that
  * are not stored. */
 template <class T>
-static __device__ __forceinline__ void fetch_part(double *shared, const problem &p, const place &at, int slab, int copy)
+static __device__ __forceinline__ void fetch_part(double *shared, const problem &p, const place &at, int ktile,
+                                                  int copy)
 {
-    constexpr int chunks = T::slab / 2;
+    constexpr int chunks = T::ktile / 2;
     const bool of_a = copy * T::copied < T::rows;
     const operand &from = of_a ? p.a : p.b;
     int thread = tchi_thread_index();
     int chunk = thread % chunks;
     int row = copy * T::copied + thread / chunks;
     int source = of_a ? at.row + row : at.col + row - T::rows;
-    int column = slab * T::slab + 2 * chunk;
+    int column = ktile * T::ktile + 2 * chunk;
     int bytes = 8 * min(max(p.k - column, 0), 2);
     int64_t offset = at.matrix * from.stride + min(source, p.n - 1) * from.ld + column;
-    double *stage = shared + slab % T::stages * T::stage;
-    tchi_cp_async_16(stage + row * T::slab + 2 * swizzled(row, chunk), from.data + (bytes > 0 ? offset : 0), bytes);
+    double *stage = shared + ktile % T::stages * T::stage;
+    tchi_cp_async_16(stage + row * T::ktile + 2 * swizzled(row, chunk), from.data + (bytes > 0 ? offset : 0), bytes);
 }
 
 /* Copies number `first` to `end` - 1. */
 template <class T>
-static __device__ __forceinline__ void fetch(double *shared, const problem &p, const place &at, int slab, int first,
+static __device__ __forceinline__ void fetch(double *shared, const problem &p, const place &at, int ktile, int first,
                                              int end)
 {
 #pragma unroll
     for (int copy = first; copy < end; copy++) {
-        fetch_part<T>(shared, p, at, slab, copy);
+        fetch_part<T>(shared, p, at, ktile, copy);
     }
 }
 
@@ -133,8 +134,8 @@ template <class T> static __device__ __forceinline__ reader reader_of(const doub
     int group = tchi_thread_index() % 32 / 4;
     int chunk = step * (T::mma_k / 2) + tchi_thread_index() % 4;
     reader r;
-    r.a = stage + (warp_row<T>() + group) * T::slab;
-    r.b = stage + (T::rows + warp_col<T>() + group) * T::slab;
+    r.a = stage + (warp_row<T>() + group) * T::ktile;
+    r.b = stage + (T::rows + warp_col<T>() + group) * T::ktile;
     r.offset = 2 * swizzled(group, chunk);
     return r;
 }
@@ -147,9 +148,9 @@ template <class T> static __device__ __forceinline__ void load_pair(fragments<T>
     constexpr int halves = T::mma_k / 8, of_b = T::warp_cols / 8;
     int y = pair / halves, h = pair % halves;
     if (y < of_b) {
-        f.b[y][h] = tchi_load_shared_pair(r.b + 8 * y * T::slab + (r.offset ^ 8 * h));
+        f.b[y][h] = tchi_load_shared_pair(r.b + 8 * y * T::ktile + (r.offset ^ 8 * h));
     } else {
-        f.a[y - of_b][h] = tchi_load_shared_pair(r.a + 8 * (y - of_b) * T::slab + (r.offset ^ 8 * h));
+        f.a[y - of_b][h] = tchi_load_shared_pair(r.a + 8 * (y - of_b) * T::ktile + (r.offset ^ 8 * h));
     }
 }
 
@@ -203,32 +204,32 @@ template <class T> static __device__ __forceinline__ bool has_lower_part(const p
     return row < p.n && col < p.n && col < row + T::warp_rows;
 }
 
-/* The slab that is multiplied, with the one whose buffer is free to be filled meanwhile. */
-typedef struct slabs {
+/* The k-tile that is multiplied, with the one whose buffer is free to be filled meanwhile. */
+typedef struct ktiles {
     const double *now, *next;
     int fetched;
-} slabs;
+} ktiles;
 
-/* All warps have read what they need of the current slab, and the copies of the next one have arrived. */
-template <class T> static __device__ __forceinline__ void leave_slab()
+/* All warps have read what they need of the current k-tile, and the copies of the next one have arrived. */
+template <class T> static __device__ __forceinline__ void leave_ktile()
 {
     tchi_cp_async_commit();
     tchi_cp_async_wait<T::stages - 2>();
     __syncthreads();
 }
 
-/* The copies of a later slab that are made in one step: all steps but the last have a share. */
+/* The copies of a later k-tile that are made in one step: all steps but the last have a share. */
 template <class T> static __device__ __forceinline__ int copies_until(int step)
 {
     constexpr int fetching = T::steps - 1;
     return min(step, fetching) * T::copies / fetching;
 }
 
-/* The products of one step, between them the loads for the step after it and some copies for a later slab: in one heap
+/* The products of one step, between them the loads for the step after it and some copies for a later k-tile: in one heap
  * they would keep the queue to shared memory full, and the products behind them waiting. */
 template <class T>
 static __device__ __forceinline__ void multiply_step(sums<T> &sum, const fragments<T> &now, fragments<T> &next,
-                                                     double *shared, const problem &p, const place &at, const slabs &s,
+                                                     double *shared, const problem &p, const place &at, const ktiles &s,
                                                      int step)
 {
     constexpr int products = T::products;
@@ -244,16 +245,17 @@ static __device__ __forceinline__ void multiply_step(sums<T> &sum, const fragmen
     }
 }
 
-/* f[0] holds the first step's fragments on entry and those of the next slab on return. A warp without products still
+/* f[0] holds the first step's fragments on entry and those of the next k-tile on return. A warp without products still
  * copies for the others, and all meet at the same barrier. */
 template <class T>
-static __device__ __forceinline__ void multiply_slab_ahead(sums<T> &sum, fragments<T> *f, double *shared,
-                                                           const problem &p, const place &at, const slabs &s, bool busy)
+static __device__ __forceinline__ void multiply_ktile_ahead(sums<T> &sum, fragments<T> *f, double *shared,
+                                                            const problem &p, const place &at, const ktiles &s,
+                                                            bool busy)
 {
 #pragma unroll
     for (int step = 0; step < T::steps; step++) {
         if (step == T::steps - 1) {
-            leave_slab<T>();
+            leave_ktile<T>();
         }
         if (busy) {
             multiply_step<T>(sum, f[step % 2], f[(step + 1) % 2], shared, p, at, s, step);
@@ -265,8 +267,8 @@ static __device__ __forceinline__ void multiply_slab_ahead(sums<T> &sum, fragmen
 
 /* Without fragments ahead: other warps have to fill the time in which this one loads. */
 template <class T>
-static __device__ __forceinline__ void multiply_slab(sums<T> &sum, fragments<T> *f, double *shared, const problem &p,
-                                                     const place &at, const slabs &s, bool busy)
+static __device__ __forceinline__ void multiply_ktile(sums<T> &sum, fragments<T> *f, double *shared, const problem &p,
+                                                      const place &at, const ktiles &s, bool busy)
 {
     tchi_cp_async_wait<T::stages - 2>();
     __syncthreads();
@@ -282,17 +284,17 @@ static __device__ __forceinline__ void multiply_slab(sums<T> &sum, fragments<T> 
     }
 }
 
-/* sum = A B' of this warp's part. A slab is fetched into the buffer of the slab before the current one, which every warp
- * has left at the barrier; one group of copies is committed per slab, of zeros beyond the last, so that the count to wait
+/* sum = A B' of this warp's part. A k-tile is fetched into the buffer of the k-tile before the current one, which every warp
+ * has left at the barrier; one group of copies is committed per k-tile, of zeros beyond the last, so that the count to wait
  * for stays the same to the end. */
 template <class T>
 static __device__ __forceinline__ void accumulate(sums<T> &sum, double *shared, const problem &p, const place &at)
 {
-    const int count = (p.k + T::slab - 1) / T::slab;
+    const int count = (p.k + T::ktile - 1) / T::ktile;
     const bool busy = has_lower_part<T>(p, at);
     fragments<T> f[T::buffers];
-    for (int slab = 0; slab < T::stages - 1; slab++) {
-        fetch<T>(shared, p, at, slab, 0, T::copies);
+    for (int ktile = 0; ktile < T::stages - 1; ktile++) {
+        fetch<T>(shared, p, at, ktile, 0, T::copies);
         tchi_cp_async_commit();
     }
     if constexpr (T::buffers == 2) {
@@ -301,13 +303,13 @@ static __device__ __forceinline__ void accumulate(sums<T> &sum, double *shared, 
         load_pairs<T>(f[0], reader_of<T>(shared, 0), 0, T::pairs);
     }
 #pragma unroll 1
-    for (int slab = 0; slab < count; slab++) {
-        const slabs s = {shared + slab % T::stages * T::stage, shared + (slab + 1) % T::stages * T::stage,
-                         slab + T::stages - 1};
+    for (int ktile = 0; ktile < count; ktile++) {
+        const ktiles s = {shared + ktile % T::stages * T::stage, shared + (ktile + 1) % T::stages * T::stage,
+                          ktile + T::stages - 1};
         if constexpr (T::buffers == 1) {
-            multiply_slab<T>(sum, f, shared, p, at, s, busy);
+            multiply_ktile<T>(sum, f, shared, p, at, s, busy);
         } else {
-            multiply_slab_ahead<T>(sum, f, shared, p, at, s, busy);
+            multiply_ktile_ahead<T>(sum, f, shared, p, at, s, busy);
         }
     }
     tchi_cp_async_wait<0>();

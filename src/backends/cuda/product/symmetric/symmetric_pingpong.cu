@@ -1,22 +1,22 @@
-/* Half products of plain bfloat16 and float16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the lower tiles of C,
- * mirrored, with a scale for each matrix or none. A block keeps its multiprocessor for the whole launch: one thread of it
- * asks the tensor memory accelerator for slabs of A and B, and two warpgroups have tiles in turn, so that one writes its
- * result while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
+/* Symmetric products of plain bfloat16 and float16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the lower tiles of C,
+ * mirrored, with a scale for each matrix or none. A persistent ping-pong kernel: a producer warp asks the tensor memory
+ * accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is in its epilogue while
+ * the other multiplies. The two blocks of a cluster have tiles below each other and share B.
  *
- * The one thing to know before changing it: slabs go round through STAGES places in shared memory, each with a barrier
+ * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory, each with a barrier
  * for "full" and one for "empty", and a barrier tells apart only the phase that has just ended and the one before. So
- * nobody may wait for a slab before it is certain that the slab before it in that place has landed, which is what the
+ * nobody may wait for a k-tile before it is certain that the k-tile before it in that place has landed, which is what the
  * warpgroups' turns are for. How this way was chosen: bench/ladder/cuda_orthogonalize.md. */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/hopper.cuh"
-#include "symmetric_squares.cuh"
 #include "backends/cuda/device/tensor_map.h"
+#include "symmetric_squares.cuh"
 
 #define TILE 128                 /* rows and columns of C that a warpgroup computes at a time */
-#define DEPTH TCHI_CUDA_BOX_COLS /* numbers along k in a slab */
+#define DEPTH TCHI_CUDA_BOX_COLS /* numbers along k in a k-tile */
 #define ROW_BYTES (2 * DEPTH)
-#define SLAB_BYTES (TILE * ROW_BYTES) /* of A, and of B */
+#define KTILE_BYTES (TILE * ROW_BYTES) /* of A, and of B */
 #define STAGES 6
 #define CLUSTER 2
 #define WARPGROUPS 2                     /* that multiply */
@@ -28,27 +28,27 @@
  * its last tiles come, and these, which come singly, seldom leave a block of a cluster without one. */
 #define GROUP 4
 
-typedef struct turns_problem {
+typedef struct pingpong_problem {
     int32_t n, batch;
     int32_t side;           /* tiles along one side of C */
     int32_t pairs, singles; /* of one matrix */
     int32_t items;          /* one is a tile for each block of a cluster */
-    int32_t slabs;          /* of A and of B for a tile */
+    int32_t ktiles;         /* of A and of B for a tile */
     float c0, c1, c2;
     const double *scale; /* one per matrix, to the power of `exponent`; NULL for 1 */
     int32_t exponent;    /* 0, 1 or 2 */
     CUtensorMap a, b, c, d;
-} turns_problem;
+} pingpong_problem;
 
-typedef struct turns_memory {
-    char stage[STAGES][2][SLAB_BYTES];             /* A and B; or the left and the right half of a tile of D */
+typedef struct pingpong_memory {
+    char stage[STAGES][2][KTILE_BYTES];            /* A and B; or the left and the right half of a tile of D */
     char result[WARPGROUPS][2][TCHI_SQUARE_BYTES]; /* a square and its mirror image */
     uint64_t full[STAGES], empty[STAGES];
     uint64_t turn[WARPGROUPS];
-} turns_memory;
+} pingpong_memory;
 
 /* Items of so many matrices: pairs of tiles for the two blocks of a cluster, then two singles at a time. */
-static __host__ __device__ inline int group_items(const turns_problem &p, int matrices)
+static __host__ __device__ inline int group_items(const pingpong_problem &p, int matrices)
 {
     return matrices * p.pairs + (matrices * p.singles + CLUSTER - 1) / CLUSTER;
 }
@@ -57,14 +57,14 @@ static __host__ __device__ inline int group_items(const turns_problem &p, int ma
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
-typedef struct turns_tile {
+typedef struct pingpong_tile {
     int matrix, row, col;
     bool shares_b; /* with the other block */
     bool nothing;  /* none was left for this block: it goes through the motions with another and writes nothing */
-} turns_tile;
+} pingpong_tile;
 
 /* Tiles of a column of C are taken two by two from below; one on the diagonal may be left, of every second column. */
-static __device__ inline turns_tile pair_tile(const turns_problem &p, int matrix, int pair, int rank)
+static __device__ inline pingpong_tile pair_tile(const pingpong_problem &p, int matrix, int pair, int rank)
 {
     int col = 0;
     while (pair >= (p.side - col) / 2) {
@@ -75,14 +75,14 @@ static __device__ inline turns_tile pair_tile(const turns_problem &p, int matrix
     return {matrix, row * TILE, col * TILE, true, false};
 }
 
-static __device__ inline turns_tile single_tile(const turns_problem &p, int matrix, int single)
+static __device__ inline pingpong_tile single_tile(const pingpong_problem &p, int matrix, int single)
 {
     int col = 2 * single + 1 - p.side % 2;
     return {matrix, col * TILE, col * TILE, false, false};
 }
 
 /* This block's tile of an item: all pairs of a group of matrices, then their singles. */
-static __device__ inline turns_tile tile_of(const turns_problem &p, int item, int rank)
+static __device__ inline pingpong_tile tile_of(const pingpong_problem &p, int item, int rank)
 {
     int first = item / group_items(p, GROUP) * GROUP;
     int left = item % group_items(p, GROUP);
@@ -94,7 +94,7 @@ static __device__ inline turns_tile tile_of(const turns_problem &p, int item, in
     if (single < matrices * p.singles) {
         return single_tile(p, first + single / p.singles, single % p.singles);
     }
-    turns_tile none = single_tile(p, first, 0);
+    pingpong_tile none = single_tile(p, first, 0);
     none.nothing = true;
     return none;
 }
@@ -108,22 +108,22 @@ static __device__ inline int item_of(int own)
 /* --- the ring ----------------------------------------------------------------------------------------------------- */
 
 /* Where a walk over the stages stands, and the parity of that phase of its full barrier. */
-typedef struct turns_place {
+typedef struct pingpong_place {
     int stage, parity;
-} turns_place;
+} pingpong_place;
 
-template <bool has_d> static __device__ inline int slabs_of_tile(const turns_problem &p)
+template <bool has_d> static __device__ inline int ktiles_of_tile(const pingpong_problem &p)
 {
-    return p.slabs + has_d;
+    return p.ktiles + has_d;
 }
 
-template <bool has_d> static __device__ inline turns_place place_of_tile(const turns_problem &p, int own)
+template <bool has_d> static __device__ inline pingpong_place place_of_tile(const pingpong_problem &p, int own)
 {
-    int64_t slab = (int64_t)own * slabs_of_tile<has_d>(p);
-    return {(int)(slab % STAGES), (int)(slab / STAGES % 2)};
+    int64_t ktile = (int64_t)own * ktiles_of_tile<has_d>(p);
+    return {(int)(ktile % STAGES), (int)(ktile / STAGES % 2)};
 }
 
-static __device__ __forceinline__ void step(turns_place *at)
+static __device__ __forceinline__ void step(pingpong_place *at)
 {
     at->stage++;
     if (at->stage == STAGES) {
@@ -144,14 +144,14 @@ static __device__ __forceinline__ void leave(uint64_t *empty)
 /* --- loading: one thread ------------------------------------------------------------------------------------------ */
 
 /* Each block brings its own A. Of a B they share each brings half, to both. */
-static __device__ __forceinline__ void load_slab(const turns_problem &p, turns_memory &m, int stage,
-                                                 const turns_tile &t, int rank, int slab)
+static __device__ __forceinline__ void load_ktile(const pingpong_problem &p, pingpong_memory &m, int stage,
+                                                  const pingpong_tile &t, int rank, int ktile)
 {
     constexpr int half = TILE / CLUSTER;
     uint64_t *full = m.full + stage;
     char *b = m.stage[stage][1];
-    int x = slab * DEPTH;
-    tchi_barrier_arrive_expecting(full, 2 * SLAB_BYTES);
+    int x = ktile * DEPTH;
+    tchi_barrier_arrive_expecting(full, 2 * KTILE_BYTES);
     tchi_tma_load(m.stage[stage][0], &p.a, x, t.row, t.matrix, full);
     if (t.shares_b) {
         tchi_tma_load_to((1 << CLUSTER) - 1, b + rank * half * ROW_BYTES, &p.b, x, t.col + rank * half, t.matrix, full);
@@ -161,25 +161,26 @@ static __device__ __forceinline__ void load_slab(const turns_problem &p, turns_m
     tchi_tma_load(b + half * ROW_BYTES, &p.b, x, t.col + half, t.matrix, full);
 }
 
-static __device__ __forceinline__ void load_d(const turns_problem &p, turns_memory &m, int stage, const turns_tile &t)
+static __device__ __forceinline__ void load_d(const pingpong_problem &p, pingpong_memory &m, int stage,
+                                              const pingpong_tile &t)
 {
     uint64_t *full = m.full + stage;
-    tchi_barrier_arrive_expecting(full, 2 * SLAB_BYTES);
+    tchi_barrier_arrive_expecting(full, 2 * KTILE_BYTES);
     tchi_tma_load(m.stage[stage][0], &p.d, t.col, t.row, t.matrix, full);
     tchi_tma_load(m.stage[stage][1], &p.d, t.col + DEPTH, t.row, t.matrix, full);
 }
 
-/* The slabs of all tiles, and behind each tile's its D: so D arrives while the products run. */
-template <bool has_d> static __device__ inline void load_all(const turns_problem &p, turns_memory &m)
+/* The k-tiles of all tiles, and behind each tile's its D: so D arrives while the products run. */
+template <bool has_d> static __device__ inline void load_all(const pingpong_problem &p, pingpong_memory &m)
 {
     int rank = tchi_cluster_rank();
-    turns_place at = {0, 0};
+    pingpong_place at = {0, 0};
     for (int own = 0; item_of(own) < p.items; own++) {
-        turns_tile t = tile_of(p, item_of(own), rank);
-        for (int slab = 0; slab < slabs_of_tile<has_d>(p); slab++) {
+        pingpong_tile t = tile_of(p, item_of(own), rank);
+        for (int ktile = 0; ktile < ktiles_of_tile<has_d>(p); ktile++) {
             tchi_barrier_wait(m.empty + at.stage, at.parity ^ 1);
-            if (slab < p.slabs) {
-                load_slab(p, m, at.stage, t, rank, slab);
+            if (ktile < p.ktiles) {
+                load_ktile(p, m, at.stage, t, rank, ktile);
             } else {
                 load_d(p, m, at.stage, t);
             }
@@ -191,7 +192,7 @@ template <bool has_d> static __device__ inline void load_all(const turns_problem
 /* --- multiplying -------------------------------------------------------------------------------------------------- */
 
 /* The sums of rows 0 to 63 of a tile and of rows 64 to 127. */
-typedef float turns_sums[2][64];
+typedef float pingpong_sums[2][64];
 
 /* 64 rows of A and all of B. */
 template <tch_scalar type>
@@ -204,13 +205,13 @@ static __device__ __forceinline__ void multiply_rows(float (&sum)[64], uint64_t 
     }
 }
 
-/* All products of a slab as one group in the background, the first of a tile (`add` 0) into sums that hold nothing. A
+/* All products of a k-tile as one group in the background, the first of a tile (`add` 0) into sums that hold nothing. A
  * step of 16 along k is 32 bytes of a row, and addresses in descriptors count 16. */
 template <tch_scalar type>
-static __device__ __forceinline__ void start_slab(turns_sums &sum, const char (&stage)[2][SLAB_BYTES], int add)
+static __device__ __forceinline__ void start_ktile(pingpong_sums &sum, const char (&stage)[2][KTILE_BYTES], int add)
 {
     uint64_t upper = tchi_wgmma_rows(stage[0]);
-    uint64_t lower = tchi_wgmma_rows(stage[0] + SLAB_BYTES / 2);
+    uint64_t lower = tchi_wgmma_rows(stage[0] + KTILE_BYTES / 2);
     uint64_t b = tchi_wgmma_rows(stage[1]);
     tchi_wgmma_fence();
 #pragma unroll
@@ -222,18 +223,18 @@ static __device__ __forceinline__ void start_slab(turns_sums &sum, const char (&
     tchi_wgmma_commit();
 }
 
-/* A slab is left when the next one is already being multiplied, so that the tensor cores do not run dry. The last one
+/* A k-tile is left when the next one is already being multiplied, so that the tensor cores do not run dry. The last one
  * is left to the caller: its stage is returned. */
 template <tch_scalar type>
-static __device__ __forceinline__ int multiply(const turns_problem &p, turns_memory &m, turns_sums &sum,
-                                               turns_place *at)
+static __device__ __forceinline__ int multiply(const pingpong_problem &p, pingpong_memory &m, pingpong_sums &sum,
+                                               pingpong_place *at)
 {
     int before = 0;
-    for (int slab = 0; slab < p.slabs; slab++) {
+    for (int ktile = 0; ktile < p.ktiles; ktile++) {
         tchi_barrier_wait(m.full + at->stage, at->parity);
-        start_slab<type>(sum, m.stage[at->stage], slab > 0);
+        start_ktile<type>(sum, m.stage[at->stage], ktile > 0);
         tchi_wgmma_wait<1>();
-        if (slab > 0) {
+        if (ktile > 0) {
             leave(m.empty + before);
         }
         before = at->stage;
@@ -243,13 +244,13 @@ static __device__ __forceinline__ int multiply(const turns_problem &p, turns_mem
 }
 
 /* Warpgroup 0 begins; `own` counts the block's tiles. */
-static __device__ __forceinline__ void await_turn(turns_memory &m, int group, int own)
+static __device__ __forceinline__ void await_turn(pingpong_memory &m, int group, int own)
 {
     tchi_barrier_wait(m.turn + group, (own / WARPGROUPS + group + 1) % 2);
 }
 
-/* To the other warpgroup, once all slabs of this one's tile have been seen. */
-static __device__ __forceinline__ void pass_turn(turns_memory &m, int group)
+/* To the other warpgroup, once all k-tiles of this one's tile have been seen. */
+static __device__ __forceinline__ void pass_turn(pingpong_memory &m, int group)
 {
     if (threadIdx.x % 32 == 0) {
         tchi_barrier_arrive(m.turn + (group + 1) % WARPGROUPS);
@@ -260,9 +261,9 @@ static __device__ __forceinline__ void pass_turn(turns_memory &m, int group)
 /* --- the result --------------------------------------------------------------------------------------------------- */
 
 /* What a thread's sums need of a tile of D, square by square. */
-typedef uint32_t turns_addends[4][16];
+typedef uint32_t pingpong_addends[4][16];
 
-static __device__ __forceinline__ void read_d(turns_addends &d, char (&stage)[2][SLAB_BYTES])
+static __device__ __forceinline__ void read_d(pingpong_addends &d, char (&stage)[2][KTILE_BYTES])
 {
 #pragma unroll
     for (int number = 0; number < 4; number++) {
@@ -271,11 +272,11 @@ static __device__ __forceinline__ void read_d(turns_addends &d, char (&stage)[2]
 }
 
 /* The coefficients of one matrix, its scale in them. */
-typedef struct turns_weights {
+typedef struct pingpong_weights {
     float c0, c1, c2;
-} turns_weights;
+} pingpong_weights;
 
-static __device__ __forceinline__ turns_weights weights_of(const turns_problem &p, int matrix)
+static __device__ __forceinline__ pingpong_weights weights_of(const pingpong_problem &p, int matrix)
 {
     float one = p.scale != NULL && p.exponent > 0 ? (float)p.scale[matrix] : 1.0f;
     float scale = p.exponent > 1 ? one * one : one;
@@ -284,7 +285,7 @@ static __device__ __forceinline__ turns_weights weights_of(const turns_problem &
 
 /* From sums to results: c2 times those of the square that begin at `from`, and c1 D. */
 template <int from, bool has_d, tch_scalar type>
-static __device__ __forceinline__ void finish(const turns_weights &w, float (&sum)[64], const uint32_t (&d)[16])
+static __device__ __forceinline__ void finish(const pingpong_weights &w, float (&sum)[64], const uint32_t (&d)[16])
 {
 #pragma unroll
     for (int i = 0; i < 32; i++) {
@@ -298,8 +299,8 @@ static __device__ __forceinline__ void finish(const turns_weights &w, float (&su
 /* Writes one square of C, on or below the diagonal, and its mirror image. One thread of the warpgroup speaks to the
  * accelerator, and waits until it has read the square before. */
 template <int from, bool has_d, tch_scalar in, tch_scalar out>
-static __device__ __forceinline__ void write_square(const turns_problem &p, const turns_weights &w, int matrix, int row,
-                                                    int col, float (&sum)[64], const uint32_t (&d)[16],
+static __device__ __forceinline__ void write_square(const pingpong_problem &p, const pingpong_weights &w, int matrix,
+                                                    int row, int col, float (&sum)[64], const uint32_t (&d)[16],
                                                     char (&place)[2][TCHI_SQUARE_BYTES])
 {
     bool speaker = threadIdx.x % 128 == 0;
@@ -330,10 +331,10 @@ static __device__ __forceinline__ void write_square(const turns_problem &p, cons
 
 /* The four squares of a tile but for those above the diagonal, which are another's mirror image, and those outside. */
 template <bool has_d, tch_scalar in, tch_scalar out>
-static __device__ __forceinline__ void write_tile(const turns_problem &p, const turns_tile &t, turns_sums &sum,
-                                                  const turns_addends &d, char (&place)[2][TCHI_SQUARE_BYTES])
+static __device__ __forceinline__ void write_tile(const pingpong_problem &p, const pingpong_tile &t, pingpong_sums &sum,
+                                                  const pingpong_addends &d, char (&place)[2][TCHI_SQUARE_BYTES])
 {
-    turns_weights w = weights_of(p, t.matrix);
+    pingpong_weights w = weights_of(p, t.matrix);
 #pragma unroll
     for (int number = 0; number < 4; number++) {
         int row = t.row + TCHI_SQUARE * (number / 2);
@@ -353,12 +354,12 @@ static __device__ __forceinline__ void write_tile(const turns_problem &p, const 
 
 /* One tile: its products in turn, its result while the other warpgroup multiplies. */
 template <bool has_d, tch_scalar in, tch_scalar out>
-static __device__ __forceinline__ void compute_tile(const turns_problem &p, turns_memory &m, int group, int own,
-                                                    const turns_tile &t)
+static __device__ __forceinline__ void compute_tile(const pingpong_problem &p, pingpong_memory &m, int group, int own,
+                                                    const pingpong_tile &t)
 {
-    turns_sums sum;
-    turns_addends d;
-    turns_place at = place_of_tile<has_d>(p, own);
+    pingpong_sums sum;
+    pingpong_addends d;
+    pingpong_place at = place_of_tile<has_d>(p, own);
     await_turn(m, group, own);
     int last = multiply<in>(p, m, sum, &at);
     if (has_d) {
@@ -378,7 +379,7 @@ static __device__ __forceinline__ void compute_tile(const turns_problem &p, turn
     write_tile<has_d, in, out>(p, t, sum, d, m.result[group]);
 }
 
-static __device__ __forceinline__ void create_barriers(turns_memory &m)
+static __device__ __forceinline__ void create_barriers(pingpong_memory &m)
 {
     for (int i = 0; i < STAGES; i++) {
         tchi_barrier_create(m.full + i, 1);
@@ -398,11 +399,11 @@ static __device__ __forceinline__ void create_barriers(turns_memory &m)
  * Copies land in the other block of a cluster too, so nobody begins before its barriers are there, and nobody exits
  * while the other block still arrives at them. */
 template <bool has_d, tch_scalar in, tch_scalar out>
-static __global__ void __launch_bounds__(THREADS, 1) symmetric_turns(const __grid_constant__ turns_problem p)
+static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __grid_constant__ pingpong_problem p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
     extern __shared__ __align__(1024) char shared[];
-    turns_memory &m = *(turns_memory *)shared;
+    pingpong_memory &m = *(pingpong_memory *)shared;
     if (threadIdx.x == 0) {
         create_barriers(m);
     }
@@ -446,8 +447,8 @@ static int64_t tiles_of(int64_t n)
     return side * (side + 1) / 2;
 }
 
-extern "C" int tchi_cuda_symmetric_turns_takes(const tchi_cuda_state *state, const tch_matrices *d,
-                                               const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+extern "C" int tchi_cuda_symmetric_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *d,
+                                                  const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {
     int64_t tiles = tiles_of(c->rows) * c->batch;
     int large = c->rows >= SMALLEST && tiles >= (int64_t)TILES_PER_PROCESSOR * state->device.processors;
@@ -460,16 +461,16 @@ extern "C" int tchi_cuda_symmetric_turns_takes(const tchi_cuda_state *state, con
            (d == NULL || tchi_cuda_tensor_map_takes(d));
 }
 
-static turns_problem problem_of(double c0, double c1, double c2, const tch_matrices *a, const tch_matrices *c)
+static pingpong_problem problem_of(double c0, double c1, double c2, const tch_matrices *a, const tch_matrices *c)
 {
-    turns_problem p = {};
+    pingpong_problem p = {};
     p.n = (int32_t)c->rows;
     p.batch = (int32_t)c->batch;
     p.side = (int32_t)tchi_cuda_ceil_div(c->rows, TILE);
     p.singles = (p.side + 1) / 2;
     p.pairs = (int32_t)(tiles_of(c->rows) - p.singles) / 2;
     p.items = p.batch / GROUP * group_items(p, GROUP) + group_items(p, p.batch % GROUP);
-    p.slabs = (int32_t)tchi_cuda_ceil_div(a->cols, DEPTH);
+    p.ktiles = (int32_t)tchi_cuda_ceil_div(a->cols, DEPTH);
     p.c0 = (float)c0;
     p.c1 = (float)c1;
     p.c2 = (float)c2;
@@ -478,11 +479,11 @@ static turns_problem problem_of(double c0, double c1, double c2, const tch_matri
 
 /* Two blocks for every pair of multiprocessors, or fewer where there are fewer tiles. Should the GPU not hold all
  * clusters at one time, those left over run after the others. */
-static tch_status launch(tchi_cuda_state *state, const turns_problem *p, void (*kernel)(turns_problem))
+static tch_status launch(tchi_cuda_state *state, const pingpong_problem *p, void (*kernel)(pingpong_problem))
 {
     TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       (int)sizeof(turns_memory)),
-                  "symmetric_turns");
+                                       (int)sizeof(pingpong_memory)),
+                  "symmetric_pingpong");
     int clusters = state->device.processors / CLUSTER;
     clusters = clusters < p->items ? clusters : p->items;
     cudaLaunchAttribute attribute = {};
@@ -493,25 +494,25 @@ static tch_status launch(tchi_cuda_state *state, const turns_problem *p, void (*
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)(clusters * CLUSTER));
     config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = sizeof(turns_memory);
+    config.dynamicSmemBytes = sizeof(pingpong_memory);
     config.stream = state->stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    TCHI_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, *p), "symmetric_turns");
-    return tchi_cuda_launched(state, "symmetric_turns");
+    TCHI_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, *p), "symmetric_pingpong");
+    return tchi_cuda_launched(state, "symmetric_pingpong");
 }
 
-typedef void (*turns_kernel)(turns_problem);
+typedef void (*pingpong_kernel)(pingpong_problem);
 
-template <tch_scalar in> static turns_kernel kernel_to(tch_scalar out, int has_d)
+template <tch_scalar in> static pingpong_kernel kernel_to(tch_scalar out, int has_d)
 {
     if (out == TCH_SCALAR_F16) {
-        return has_d ? symmetric_turns<true, in, TCH_SCALAR_F16> : symmetric_turns<false, in, TCH_SCALAR_F16>;
+        return has_d ? symmetric_pingpong<true, in, TCH_SCALAR_F16> : symmetric_pingpong<false, in, TCH_SCALAR_F16>;
     }
-    return has_d ? symmetric_turns<true, in, TCH_SCALAR_BF16> : symmetric_turns<false, in, TCH_SCALAR_BF16>;
+    return has_d ? symmetric_pingpong<true, in, TCH_SCALAR_BF16> : symmetric_pingpong<false, in, TCH_SCALAR_BF16>;
 }
 
-static tch_status run(tchi_cuda_state *state, turns_problem *p, const tch_matrices *d, const tch_matrices *a,
+static tch_status run(tchi_cuda_state *state, pingpong_problem *p, const tch_matrices *d, const tch_matrices *a,
                       const tch_matrices *b, const tch_matrices *c)
 {
     TCHI_CUDA_PASS(tchi_cuda_tensor_map(a, TILE, &p->a));
@@ -521,16 +522,16 @@ static tch_status run(tchi_cuda_state *state, turns_problem *p, const tch_matric
         TCHI_CUDA_PASS(tchi_cuda_tensor_map(d, TILE, &p->d));
     }
     int has_d = d != NULL;
-    turns_kernel kernel = a->type == TCH_SCALAR_F16 ? kernel_to<TCH_SCALAR_F16>(c->type, has_d)
-                                                    : kernel_to<TCH_SCALAR_BF16>(c->type, has_d);
+    pingpong_kernel kernel = a->type == TCH_SCALAR_F16 ? kernel_to<TCH_SCALAR_F16>(c->type, has_d)
+                                                       : kernel_to<TCH_SCALAR_BF16>(c->type, has_d);
     return launch(state, p, kernel);
 }
 
-extern "C" tch_status tchi_cuda_symmetric_turns(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
-                                                double c2, const tch_matrices *a, const tch_matrices *b,
-                                                const tch_matrices *c)
+extern "C" tch_status tchi_cuda_symmetric_pingpong(tchi_cuda_state *state, double c0, double c1, const tch_matrices *d,
+                                                   double c2, const tch_matrices *a, const tch_matrices *b,
+                                                   const tch_matrices *c)
 {
-    turns_problem p = problem_of(c0, c1, c2, a, c);
+    pingpong_problem p = problem_of(c0, c1, c2, a, c);
     return run(state, &p, d, a, b, c);
 }
 
@@ -542,15 +543,15 @@ extern "C" int32_t tchi_cuda_normalize_takes(void *state, const tch_matrices *x)
     m.cols = m.rows;
     m.ld = tchi_cuda_ceil_div(m.rows, 8) * 8;
     m.stride = m.rows * m.ld;
-    return x->type == TCH_SCALAR_BF16 && tchi_cuda_symmetric_turns_takes(s, NULL, x, x, &m) &&
-           tchi_cuda_symmetric_turns_takes(s, &m, &m, &m, &m);
+    return x->type == TCH_SCALAR_BF16 && tchi_cuda_symmetric_pingpong_takes(s, NULL, x, x, &m) &&
+           tchi_cuda_symmetric_pingpong_takes(s, &m, &m, &m, &m);
 }
 
 extern "C" tch_status tchi_cuda_scaled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                                const tch_matrices *a, const tch_matrices *b, const double *scale,
                                                int32_t exponent, const tch_matrices *c)
 {
-    turns_problem p = problem_of(c0, c1, c2, a, c);
+    pingpong_problem p = problem_of(c0, c1, c2, a, c);
     p.scale = scale;
     p.exponent = exponent;
     return run((tchi_cuda_state *)state, &p, d, a, b, c);

@@ -1,4 +1,4 @@
-/* The half products: which of the ways to compute one takes the operands at hand. Our kernels compute the lower half and
+/* The symmetric products: which of the ways to compute one takes the operands at hand. Our kernels compute the lower half and
  * mirror it; cuBLAS computes all of C, symmetric up to rounding only, of which the upper half is then replaced. */
 #include "backends/cuda/cuda.h"
 #include "symmetric_any.h"
@@ -14,11 +14,11 @@ static const struct half_kernel {
     half_product run;
 } half_kernels[] = {
     {tchi_cuda_symmetric_f64_takes, tchi_cuda_symmetric_f64},
-    {tchi_cuda_symmetric_turns_takes, tchi_cuda_symmetric_turns},
-    {tchi_cuda_symmetric_split_takes, tchi_cuda_symmetric_split},
+    {tchi_cuda_symmetric_pingpong_takes, tchi_cuda_symmetric_pingpong},
+    {tchi_cuda_symmetric_bf16x2_takes, tchi_cuda_symmetric_bf16x2},
 };
 
-/* The half product that takes these operands, or NULL. */
+/* The symmetric product that takes these operands, or NULL. */
 static half_product find_half_product(const tchi_cuda_state *state, const tch_matrices *d, const tch_matrices *a,
                                       const tch_matrices *b, const tch_matrices *c)
 {
@@ -56,7 +56,7 @@ tch_status tchi_cuda_symmetric_product(void *state, double c0, double c1, const 
 
 /* A half kernel gives each of its tiles of C to one block for the whole of k: with few tiles and a long k most of the
  * device would look on, and cuBLAS, which divides k as well, computes the whole sooner. Reasoned: tiles have 64 rows
- * there, and half of the device is what a half product can lose. */
+ * there, and half of the device is what a symmetric product can lose. */
 static int fills_device(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *c)
 {
     int64_t side = (c->rows + 63) / 64;

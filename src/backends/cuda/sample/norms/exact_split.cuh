@@ -2,58 +2,58 @@
  * row has a unit, a power of two, and a number becomes an integer of that unit, below 2^10, and a rest of at most 1/2. The
  * products of integers of 128 columns add up to less than 2^24, exactly however tensor cores cut sums off, unless nearly
  * all numbers are as large as the largest; then the last bit of a float32 is at stake. A unit fits what has been seen of
- * its row, and grows when a slab has larger numbers.
+ * its row, and grows when a k-tile has larger numbers.
  *
- * The one thing to know before changing it: the order of a slab's columns is another one after it has been split, the
+ * The one thing to know before changing it: the order of a k-tile's columns is another one after it has been split, the
  * same in all rows. */
-#ifndef TCHI_CUDA_SAMPLE_SPLIT_CUH
-#define TCHI_CUDA_SAMPLE_SPLIT_CUH
+#ifndef TCHI_CUDA_EXACT_SPLIT_CUH
+#define TCHI_CUDA_EXACT_SPLIT_CUH
 
 #include <cuda_fp16.h>
 
 #include "backends/cuda/device/hopper.cuh"
 
-#define TCHI_SPLIT_ROWS 128 /* of a tile */
+#define TCHI_EXACT_ROWS 128 /* of a tile */
 
-/* Units of its rows, before a slab and in it. */
-typedef struct tchi_split_units {
-    uint8_t before[TCHI_SPLIT_ROWS], now[TCHI_SPLIT_ROWS];
-} tchi_split_units;
+/* Units of its rows, before a k-tile and in it. */
+typedef struct tchi_exact_units {
+    uint8_t before[TCHI_EXACT_ROWS], now[TCHI_EXACT_ROWS];
+} tchi_exact_units;
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
 
 /* --- units ---------------------------------------------------------------------------------------------------------- */
 
-#define TCHI_SPLIT_NO_UNIT 10 /* the least whose reciprocal is a float32 */
+#define TCHI_EXACT_NO_UNIT 10 /* the least whose reciprocal is a float32 */
 
-static __device__ __forceinline__ float tchi_split_power(int exponent)
+static __device__ __forceinline__ float tchi_exact_power(int exponent)
 {
     return __uint_as_float((uint32_t)(127 + exponent) << 23);
 }
 
 /* Unit u is 2^(u - 136). It is kept while the row's numbers stay below 2^10 of it; a new one leaves them a factor of two
  * to grow, so that there are few. Nothing infinite has a unit: it becomes NaN. */
-static __device__ __forceinline__ int tchi_split_unit(float largest, int before)
+static __device__ __forceinline__ int tchi_exact_unit(float largest, int before)
 {
     int exponent = (int)(__float_as_uint(largest) >> 23);
     return exponent > before ? min(exponent + 1, 255) : before;
 }
 
-static __device__ __forceinline__ float tchi_split_size(const tchi_split_units &u, int row)
+static __device__ __forceinline__ float tchi_exact_size(const tchi_exact_units &u, int row)
 {
-    return tchi_split_power(u.now[row] - 136);
+    return tchi_exact_power(u.now[row] - 136);
 }
 
 /* What sums in units of before are in those of now. */
-static __device__ __forceinline__ float tchi_split_ratio(const tchi_split_units &u, int row)
+static __device__ __forceinline__ float tchi_exact_ratio(const tchi_exact_units &u, int row)
 {
-    return tchi_split_power(max(u.before[row] - u.now[row], -127));
+    return tchi_exact_power(max(u.before[row] - u.now[row], -127));
 }
 
 /* --- numbers -------------------------------------------------------------------------------------------------------- */
 
 /* Adding and subtracting 1.5 * 2^23 rounds to an integer. */
-static __device__ __forceinline__ void tchi_split_pair(float x, float y, float scale, uint32_t *integers,
+static __device__ __forceinline__ void tchi_exact_pair(float x, float y, float scale, uint32_t *integers,
                                                        uint32_t *rests)
 {
     const float shift = 0x1.8p23f;
@@ -65,32 +65,32 @@ static __device__ __forceinline__ void tchi_split_pair(float x, float y, float s
     *rests = *(uint32_t *)&rest;
 }
 
-static __device__ __forceinline__ float tchi_split_largest(float4 v)
+static __device__ __forceinline__ float tchi_exact_largest(float4 v)
 {
     return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
 /* 32 numbers of one row, in place, by one thread; their chunks of 16 bytes are permuted by chunk ^ (row % 8). Chunks c and
  * c + 4 together become 8 integers, in chunk c, and 8 rests, in chunk c + 4. Returns the row's unit. */
-static __device__ __forceinline__ int tchi_split_row(char *slab, int row, int unit)
+static __device__ __forceinline__ int tchi_exact_row(char *ktile, int row, int unit)
 {
     float4 v[8];
     float largest = 0.0f;
-    char *line = slab + row * 128;
+    char *line = ktile + row * 128;
 #pragma unroll
     for (int c = 0; c < 8; c++) {
         v[c] = *(const float4 *)(line + ((c ^ (row & 7)) << 4));
-        largest = fmaxf(largest, tchi_split_largest(v[c]));
+        largest = fmaxf(largest, tchi_exact_largest(v[c]));
     }
-    unit = tchi_split_unit(largest, unit);
-    float scale = tchi_split_power(136 - unit);
+    unit = tchi_exact_unit(largest, unit);
+    float scale = tchi_exact_power(136 - unit);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
         uint4 top, rest;
-        tchi_split_pair(v[c].x, v[c].y, scale, &top.x, &rest.x);
-        tchi_split_pair(v[c].z, v[c].w, scale, &top.y, &rest.y);
-        tchi_split_pair(v[c + 4].x, v[c + 4].y, scale, &top.z, &rest.z);
-        tchi_split_pair(v[c + 4].z, v[c + 4].w, scale, &top.w, &rest.w);
+        tchi_exact_pair(v[c].x, v[c].y, scale, &top.x, &rest.x);
+        tchi_exact_pair(v[c].z, v[c].w, scale, &top.y, &rest.y);
+        tchi_exact_pair(v[c + 4].x, v[c + 4].y, scale, &top.z, &rest.z);
+        tchi_exact_pair(v[c + 4].z, v[c + 4].w, scale, &top.w, &rest.w);
         *(uint4 *)(line + ((c ^ (row & 7)) << 4)) = top;
         *(uint4 *)(line + (((c + 4) ^ (row & 7)) << 4)) = rest;
     }
@@ -101,7 +101,7 @@ static __device__ __forceinline__ int tchi_split_row(char *slab, int row, int un
 
 /* Those of integers, into sums that hold something already if `add` is 1; the others are added to `rests`. Addresses in descriptors count 16 bytes: a step of 16
  * columns is 2 on, the rests begin 4 on. */
-static __device__ __forceinline__ void tchi_split_start(float (&integers)[64], float (&rests)[64], const char *rows,
+static __device__ __forceinline__ void tchi_exact_start(float (&integers)[64], float (&rests)[64], const char *rows,
                                                         const char *cols, int add)
 {
     uint64_t x = tchi_wgmma_rows(rows);
@@ -122,41 +122,41 @@ static __device__ __forceinline__ void tchi_split_start(float (&integers)[64], f
 
 /* The first of the two rows of the tile that a thread has sums of, the other being 8 on, and the first of its columns;
  * sum[4 j + e] is row e / 2 and column 8 j + e % 2 from there. */
-static __device__ __forceinline__ int tchi_split_first_row()
+static __device__ __forceinline__ int tchi_exact_first_row()
 {
     return tchi_thread_index() / 32 * 16 + tchi_thread_index() % 32 / 4;
 }
 
-static __device__ __forceinline__ int tchi_split_first_col()
+static __device__ __forceinline__ int tchi_exact_first_col()
 {
     return tchi_thread_index() % 4 * 2;
 }
 
 /* What has been added up so far, in the units of now. */
-static __device__ __forceinline__ void tchi_split_change(float (&sum)[64], float (&rests)[64],
-                                                         const tchi_split_units &rows, const tchi_split_units &cols)
+static __device__ __forceinline__ void tchi_exact_change(float (&sum)[64], float (&rests)[64],
+                                                         const tchi_exact_units &rows, const tchi_exact_units &cols)
 {
-    int row = tchi_split_first_row();
-    int col = tchi_split_first_col();
-    float of_rows[2] = {tchi_split_ratio(rows, row), tchi_split_ratio(rows, row + 8)};
+    int row = tchi_exact_first_row();
+    int col = tchi_exact_first_col();
+    float of_rows[2] = {tchi_exact_ratio(rows, row), tchi_exact_ratio(rows, row + 8)};
 #pragma unroll
     for (int i = 0; i < 64; i++) {
-        float ratio = of_rows[i % 4 / 2] * tchi_split_ratio(cols, col + i / 4 * 8 + i % 2);
+        float ratio = of_rows[i % 4 / 2] * tchi_exact_ratio(cols, col + i / 4 * 8 + i % 2);
         sum[i] *= ratio;
         rests[i] *= ratio;
     }
 }
 
 /* The sums themselves. */
-static __device__ __forceinline__ void tchi_split_finish(float (&sum)[64], const float (&rests)[64],
-                                                         const tchi_split_units &rows, const tchi_split_units &cols)
+static __device__ __forceinline__ void tchi_exact_finish(float (&sum)[64], const float (&rests)[64],
+                                                         const tchi_exact_units &rows, const tchi_exact_units &cols)
 {
-    int row = tchi_split_first_row();
-    int col = tchi_split_first_col();
-    float of_rows[2] = {tchi_split_size(rows, row), tchi_split_size(rows, row + 8)};
+    int row = tchi_exact_first_row();
+    int col = tchi_exact_first_col();
+    float of_rows[2] = {tchi_exact_size(rows, row), tchi_exact_size(rows, row + 8)};
 #pragma unroll
     for (int i = 0; i < 64; i++) {
-        float of_col = tchi_split_size(cols, col + i / 4 * 8 + i % 2);
+        float of_col = tchi_exact_size(cols, col + i / 4 * 8 + i % 2);
         sum[i] = (sum[i] + rests[i]) * of_rows[i % 4 / 2] * of_col;
     }
 }

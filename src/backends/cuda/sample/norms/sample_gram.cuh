@@ -1,4 +1,4 @@
-/* What the two Gram kernels of float32 for sm_90 share: tiles of 128 by 128, slabs of 32 numbers of each row, which the
+/* What the two Gram kernels of float32 for sm_90 share: tiles of 128 by 128, k-tiles of 32 numbers of each row, which the
  * tensor memory accelerator copies as twice as many numbers of 16 bits, and the way they go round through the stages in
  * shared memory. */
 #ifndef TCHI_CUDA_SAMPLE_GRAM_CUH
@@ -6,12 +6,12 @@
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
-#include "sample_norms.h"
 #include "backends/cuda/device/tensor_map.h"
+#include "sample_norms.h"
 
 #define TCHI_GRAM_TILE 128
 #define TCHI_GRAM_DEPTH 32
-#define TCHI_GRAM_SLAB_BYTES (TCHI_GRAM_TILE * TCHI_GRAM_DEPTH * 4)
+#define TCHI_GRAM_KTILE_BYTES (TCHI_GRAM_TILE * TCHI_GRAM_DEPTH * 4)
 
 /* Where a walk over the stages stands, and the parity of that phase of its full barrier. */
 typedef struct tchi_gram_place {

@@ -1,4 +1,4 @@
-/* Squared norms of single samples' gradients: which form and which kernel, and the sum over a sample's tiles in a fixed
+/* Squared norms of per-sample gradients: which form and which kernel, and the sum over a sample's tiles in a fixed
  * order. A sample with one position is its own case: |g|^2 |a|^2.
  *
  * The one thing to know before changing it: terms of the Gram form cancel where positions do, and then little of a norm

@@ -1,4 +1,4 @@
-/* The ways to compute norms and squares of single samples' gradients on CUDA, which sample_norms.cu and
+/* The ways to compute norms and squares of per-sample gradients on CUDA, which sample_norms.cu and
  * sample_squares.cu choose from, and the bench times one by one. Each norm kernel leaves in parts[b tiles + i] what tile
  * i of sample b adds to the squared norm, in float64; they are added up afterwards in that order. In Gram form a norm is a
  * sum of terms of both signs, <a_s, a_t> <g_s, g_t>; `sizes` is NULL or gets, in the same places, the sums of their absolute

@@ -1,31 +1,31 @@
-/* Squared norms of single samples' gradients in float32 for sm_90, in Gram form, <A A', G G'>, as exactly as float32 sums
+/* Squared norms of per-sample gradients in float32 for sm_90, in Gram form, <A A', G G'>, as exactly as float32 sums
  * and at the speed of tensor cores: numbers are split as exact_split.cuh says, and a tile of either matrix is the sum of
- * four products. Those of integers are exact for a few slabs and are then added to the tile in float32, rounded to
+ * four products. Those of integers are exact for a few k-tiles and are then added to the tile in float32, rounded to
  * nearest; the others are so much smaller that what tensor cores cut from their sums does not matter. Tiles are shared
  * out to blocks as stream_k.cuh says.
  *
  * The one thing to know before changing it: a stage in shared memory goes from the tensor memory accelerator ("full") to
  * the warpgroup that splits it where it lies ("ready"), then to the two that multiply ("empty"). A tile on the diagonal
- * has one operand, loaded once. Sums are in the units of the last slab: where one has grown, they are brought to it before
+ * has one operand, loaded once. Sums are in the units of the last k-tile: where one has grown, they are brought to it before
  * the next products start. */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/hopper.cuh"
+#include "exact_split.cuh"
 #include "sample_gram.cuh"
 #include "stream_k.cuh"
-#include "exact_split.cuh"
 
 #define TILE TCHI_GRAM_TILE
-#define SLAB_BYTES TCHI_GRAM_SLAB_BYTES
+#define KTILE_BYTES TCHI_GRAM_KTILE_BYTES
 #define STAGES 5
-#define AHEAD 3 /* slabs asked for and not yet split: with more, splitting would wait for products under way */
-/* Slabs whose products of integers are added to the tile at a time, or fewer: cuda_sample_norms.md. */
+#define AHEAD 3 /* k-tiles asked for and not yet split: with more, splitting would wait for products under way */
+/* K-tiles whose products of integers are added to the tile at a time, or fewer: cuda_sample_norms.md. */
 #define TOGETHER 4
 #define GROUPS 2
 #define WARPS (4 * GROUPS)
 #define PARTS (WARPS + 1)
-#define THREADS (128 * (GROUPS + 1)) /* the last warpgroup asks for slabs and splits them */
+#define THREADS (128 * (GROUPS + 1)) /* the last warpgroup asks for k-tiles and splits them */
 #define SPLITTER_REGISTERS 88
 #define MULTIPLIER_REGISTERS 208
 #define JOIN_THREADS 1024
@@ -33,10 +33,10 @@
 typedef float split_sums[64][128 * GROUPS]; /* a tile, as the threads that multiply have it */
 
 typedef struct split_problem {
-    tchi_runs runs;
+    tchi_stream_k runs;
     int32_t tiles; /* of a sample */
     double *parts, *sizes;
-    split_sums *kept, *pieces; /* of tiles with helpers: A A' of each, and pieces of G G' */
+    split_sums *kept, *pieces; /* of tiles with split_blocks: A A' of each, and pieces of G G' */
     CUtensorMap a, g;
 } split_problem;
 
@@ -44,18 +44,18 @@ typedef struct split_tile {
     int matrix, row, col;
 } split_tile;
 
-/* The next slab to ask for. */
+/* The next k-tile to ask for. */
 typedef struct split_walk {
     tchi_gram_place at;
-    tchi_run run;
+    tchi_k_range run;
     split_tile tile;
-    int number, slab;
+    int number, ktile;
 } split_walk;
 
 typedef struct split_memory {
-    char stage[STAGES][2][SLAB_BYTES];
+    char stage[STAGES][2][KTILE_BYTES];
     split_sums kept;                          /* a tile of A A' while that of G G' is computed */
-    tchi_split_units units[STAGES][2];        /* of the tile's rows and of its columns */
+    tchi_exact_units units[STAGES][2];        /* of the tile's rows and of its columns */
     int32_t grown[STAGES][2][4];              /* whether one has, of 32 of them */
     int32_t diagonal[STAGES], begins[STAGES]; /* whether columns are rows; whether a run begins */
     uint64_t full[STAGES], ready[STAGES], empty[STAGES];
@@ -77,18 +77,18 @@ static __device__ __forceinline__ split_tile tile_of(const split_problem &p, int
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
 
-/* --- slabs, asked for and split ------------------------------------------------------------------------------------ */
+/* --- k-tiles, asked for and split ------------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ bool find_slab(const split_problem &p, split_walk *next)
+static __device__ __forceinline__ bool find_ktile(const split_problem &p, split_walk *next)
 {
-    while (next->slab == next->run.slabs) {
+    while (next->ktile == next->run.ktiles) {
         next->number++;
-        if (next->number >= tchi_runs_count(p.runs)) {
+        if (next->number >= tchi_stream_k_count(p.runs)) {
             return false;
         }
-        next->run = tchi_runs_get(p.runs, next->number);
+        next->run = tchi_stream_k_get(p.runs, next->number);
         next->tile = tile_of(p, next->run.item);
-        next->slab = 0;
+        next->ktile = 0;
     }
     return true;
 }
@@ -97,31 +97,31 @@ static __device__ __forceinline__ bool find_slab(const split_problem &p, split_w
 static __device__ __forceinline__ void ask(const split_problem &p, split_memory &m)
 {
     split_walk *next = &m.next;
-    if (!find_slab(p, next)) {
+    if (!find_ktile(p, next)) {
         return;
     }
     bool diagonal = next->tile.row == next->tile.col;
     const CUtensorMap *map = next->run.of_g ? &p.g : &p.a;
-    int x = (next->run.first + next->slab) * 2 * TCHI_GRAM_DEPTH;
+    int x = (next->run.first + next->ktile) * 2 * TCHI_GRAM_DEPTH;
     int stage = next->at.stage;
     tchi_barrier_wait(m.empty + stage, next->at.parity ^ 1);
     m.diagonal[stage] = diagonal;
-    m.begins[stage] = next->slab == 0;
-    tchi_barrier_arrive_expecting(m.full + stage, (diagonal ? 1 : 2) * SLAB_BYTES);
+    m.begins[stage] = next->ktile == 0;
+    tchi_barrier_arrive_expecting(m.full + stage, (diagonal ? 1 : 2) * KTILE_BYTES);
     tchi_tma_load(m.stage[stage][0], map, x, next->tile.row, next->tile.matrix, m.full + stage);
     if (!diagonal) {
         tchi_tma_load(m.stage[stage][1], map, x, next->tile.col, next->tile.matrix, m.full + stage);
     }
     tchi_gram_step<STAGES>(&next->at);
-    next->slab++;
+    next->ktile++;
 }
 
 /* A row of an operand by each thread. */
 static __device__ __forceinline__ void split_operand(split_memory &m, int stage, int operand, int *unit)
 {
     int row = (int)threadIdx.x % 128;
-    int before = m.begins[stage] ? TCHI_SPLIT_NO_UNIT : *unit;
-    *unit = tchi_split_row(m.stage[stage][operand], row, before);
+    int before = m.begins[stage] ? TCHI_EXACT_NO_UNIT : *unit;
+    *unit = tchi_exact_row(m.stage[stage][operand], row, before);
     m.units[stage][operand].before[row] = (uint8_t)before;
     m.units[stage][operand].now[row] = (uint8_t)*unit;
     int grown = __any_sync(0xFFFFFFFFu, *unit != before);
@@ -130,28 +130,28 @@ static __device__ __forceinline__ void split_operand(split_memory &m, int stage,
     }
 }
 
-static __device__ __forceinline__ int slabs_of(const tchi_runs &r)
+static __device__ __forceinline__ int ktiles_of(const tchi_stream_k &r)
 {
-    int slabs = 0;
-    for (int number = 0; number < tchi_runs_count(r); number++) {
-        slabs += tchi_runs_get(r, number).slabs;
+    int ktiles = 0;
+    for (int number = 0; number < tchi_stream_k_count(r); number++) {
+        ktiles += tchi_stream_k_get(r, number).ktiles;
     }
-    return slabs;
+    return ktiles;
 }
 
 static __device__ __forceinline__ void split_all(const split_problem &p, split_memory &m)
 {
-    int units[2] = {TCHI_SPLIT_NO_UNIT, TCHI_SPLIT_NO_UNIT};
-    int slabs = slabs_of(p.runs);
+    int units[2] = {TCHI_EXACT_NO_UNIT, TCHI_EXACT_NO_UNIT};
+    int ktiles = ktiles_of(p.runs);
     bool asks = threadIdx.x % 128 == 0;
     tchi_gram_place at = {0, 0};
     if (asks) {
         m.next = {{0, 0}, {0, 0, 0, 0}, {0, 0, 0}, -1, 0};
-        for (int slab = 0; slab < AHEAD; slab++) {
+        for (int ktile = 0; ktile < AHEAD; ktile++) {
             ask(p, m);
         }
     }
-    for (int slab = 0; slab < slabs; slab++) {
+    for (int ktile = 0; ktile < ktiles; ktile++) {
         tchi_barrier_wait(m.full + at.stage, at.parity);
         split_operand(m, at.stage, 0, &units[0]);
         if (!m.diagonal[at.stage]) {
@@ -200,16 +200,16 @@ static __device__ __forceinline__ void settle(float (&sum)[64], float (&integers
     }
 }
 
-/* Slabs in which no unit grows, TOGETHER of them at most. A slab's products start when those of the one before are still
- * under way. Returns how many slabs there were. */
-static __device__ __forceinline__ int start_some(split_memory &m, float (&integers)[64], float (&rests)[64], int slabs,
+/* K-tiles in which no unit grows, TOGETHER of them at most. A k-tile's products start when those of the one before are still
+ * under way. Returns how many k-tiles there were. */
+static __device__ __forceinline__ int start_some(split_memory &m, float (&integers)[64], float (&rests)[64], int ktiles,
                                                  int other, tchi_gram_place *at)
 {
     int count = 0;
     int before = 0;
     do {
-        char(*stage)[SLAB_BYTES] = m.stage[at->stage];
-        tchi_split_start(integers, rests, stage[0] + tchi_warpgroup() * (SLAB_BYTES / 2), stage[other], count > 0);
+        char(*stage)[KTILE_BYTES] = m.stage[at->stage];
+        tchi_exact_start(integers, rests, stage[0] + tchi_warpgroup() * (KTILE_BYTES / 2), stage[other], count > 0);
         tchi_wgmma_wait<1>();
         if (count > 0) {
             leave(m.empty + before);
@@ -217,7 +217,7 @@ static __device__ __forceinline__ int start_some(split_memory &m, float (&intege
         before = at->stage;
         tchi_gram_step<STAGES>(at);
         count++;
-        if (count == TOGETHER || count == slabs) {
+        if (count == TOGETHER || count == ktiles) {
             break;
         }
         tchi_barrier_wait(m.ready + at->stage, at->parity);
@@ -226,7 +226,7 @@ static __device__ __forceinline__ int start_some(split_memory &m, float (&intege
 }
 
 /* One run. */
-static __device__ __forceinline__ void multiply(split_memory &m, float (&sum)[64], int slabs, bool diagonal,
+static __device__ __forceinline__ void multiply(split_memory &m, float (&sum)[64], int ktiles, bool diagonal,
                                                 tchi_gram_place *at)
 {
     int other = diagonal ? 0 : 1;
@@ -236,17 +236,17 @@ static __device__ __forceinline__ void multiply(split_memory &m, float (&sum)[64
         sum[i] = 0.0f;
         rests[i] = 0.0f;
     }
-    while (slabs > 0) {
+    while (ktiles > 0) {
         float integers[64];
         tchi_barrier_wait(m.ready + at->stage, at->parity);
         if (has_grown(m, at->stage, other)) {
-            tchi_split_change(sum, rests, m.units[at->stage][0], m.units[at->stage][other]);
+            tchi_exact_change(sum, rests, m.units[at->stage][0], m.units[at->stage][other]);
         }
-        slabs -= start_some(m, integers, rests, slabs, other, at);
+        ktiles -= start_some(m, integers, rests, ktiles, other, at);
         settle(sum, integers, rests);
         int last = (at->stage + STAGES - 1) % STAGES;
-        if (slabs == 0) {
-            tchi_split_finish(sum, rests, m.units[last][0], m.units[last][other]);
+        if (ktiles == 0) {
+            tchi_exact_finish(sum, rests, m.units[last][0], m.units[last][other]);
         }
         leave(m.empty + last);
     }
@@ -298,13 +298,13 @@ static __device__ __forceinline__ void write_part(const split_problem &p, int it
 
 /* What becomes of a run's tile. A piece is stored at the number of its stretch and that of its tile, added: one of the two
  * grows from piece to piece. */
-static __device__ __forceinline__ void finish_run(const split_problem &p, split_memory &m, const tchi_run &run,
+static __device__ __forceinline__ void finish_run(const split_problem &p, split_memory &m, const tchi_k_range &run,
                                                   const float (&sum)[64])
 {
     int left_over = run.item - p.runs.whole * p.runs.blocks;
-    bool helped = left_over >= 0 && p.runs.cut < p.runs.slabs_g;
-    if (helped && tchi_runs_helps(p.runs)) {
-        store(p.pieces[(int)blockIdx.x - p.runs.owners + left_over], sum);
+    bool helped = left_over >= 0 && p.runs.cut < p.runs.ktiles_g;
+    if (helped && tchi_stream_k_helps(p.runs)) {
+        store(p.pieces[(int)blockIdx.x - p.runs.split_tiles + left_over], sum);
         return;
     }
     if (run.of_g) {
@@ -326,12 +326,12 @@ static __device__ __forceinline__ void multiply_all(const split_problem &p, spli
 {
     tchi_gram_place at = {0, 0};
 #pragma unroll 1
-    for (int number = 0; number < tchi_runs_count(p.runs); number++) {
-        tchi_run run = tchi_runs_get(p.runs, number);
+    for (int number = 0; number < tchi_stream_k_count(p.runs); number++) {
+        tchi_k_range run = tchi_stream_k_get(p.runs, number);
         split_tile tile = tile_of(p, run.item);
         float sum[64];
-        multiply(m, sum, run.slabs, tile.row == tile.col, &at);
-        finish_run(p, m, tchi_runs_get(p.runs, number), sum);
+        multiply(m, sum, run.ktiles, tile.row == tile.col, &at);
+        finish_run(p, m, tchi_stream_k_get(p.runs, number), sum);
     }
 }
 
@@ -379,15 +379,15 @@ static __device__ __forceinline__ float size_of(float4 x, float4 y)
     return (fabsf(x.x * y.x) + fabsf(x.y * y.y)) + (fabsf(x.z * y.z) + fabsf(x.w * y.w));
 }
 
-/* A block for every tile with helpers: its pieces with its tile of A A'. Reads 64 KB for each, from the L2 cache. Terms of
+/* A block for every tile with split_blocks: its pieces with its tile of A A'. Reads 64 KB for each, from the L2 cache. Terms of
  * a piece are parts of terms, whose absolute values add up to more than those of the terms do. */
 static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const __grid_constant__ split_problem p)
 {
     __shared__ double sums[32];
     const int each = (int)(sizeof(split_sums) / 16 / JOIN_THREADS);
     int tile = (int)blockIdx.x;
-    int64_t begin = (int64_t)tile * (p.runs.slabs_g - p.runs.cut);
-    int64_t end = begin + (p.runs.slabs_g - p.runs.cut);
+    int64_t begin = (int64_t)tile * (p.runs.ktiles_g - p.runs.cut);
+    int64_t end = begin + (p.runs.ktiles_g - p.runs.cut);
     float4 kept[each];
     double total = 0.0;
     double size = 0.0;
@@ -395,13 +395,14 @@ static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const _
     for (int i = 0; i < each; i++) {
         kept[i] = ((const float4 *)p.kept[tile])[i * JOIN_THREADS + threadIdx.x];
     }
-    for (int helper = tile * p.runs.helpers / p.runs.owners; helper < p.runs.helpers; helper++) {
-        int64_t from = tchi_runs_stretch(p.runs, helper);
-        int64_t to = tchi_runs_stretch(p.runs, helper + 1);
+    for (int split_block = tile * p.runs.split_blocks / p.runs.split_tiles; split_block < p.runs.split_blocks;
+         split_block++) {
+        int64_t from = tchi_stream_k_stretch(p.runs, split_block);
+        int64_t to = tchi_stream_k_stretch(p.runs, split_block + 1);
         if (from >= end) {
             break;
         }
-        const float4 *piece = (const float4 *)p.pieces[helper + tile];
+        const float4 *piece = (const float4 *)p.pieces[split_block + tile];
 #pragma unroll
         for (int i = 0; i < each && from < to && begin < to; i++) {
             float4 four = piece[i * JOIN_THREADS + threadIdx.x];
@@ -423,35 +424,35 @@ bool tchi_cuda_sample_norms_split_takes(const tchi_cuda_state *state, const tch_
     return tchi_gram_takes(state, a, g);
 }
 
-static bool has_room(const tchi_cuda_state *state, const tchi_runs *r)
+static bool has_room(const tchi_cuda_state *state, const tchi_stream_k *r)
 {
-    int64_t tiles = 2 * (int64_t)r->owners + r->helpers;
+    int64_t tiles = 2 * (int64_t)r->split_tiles + r->split_blocks;
     return state->blas_workspace != nullptr && tiles * (int64_t)sizeof(split_sums) <= tchi_cuda_workspace_bytes(state);
 }
 
 static tch_status launch(const tchi_cuda_state *state, split_problem *p)
 {
-    tchi_runs *r = &p->runs;
+    tchi_stream_k *r = &p->runs;
     if (!has_room(state, r)) {
-        r->cut = r->slabs_g;
+        r->cut = r->ktiles_g;
     }
-    bool helped = r->cut < r->slabs_g;
+    bool helped = r->cut < r->ktiles_g;
     p->kept = (split_sums *)state->blas_workspace;
-    p->pieces = p->kept + r->owners;
+    p->pieces = p->kept + r->split_tiles;
     TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)sample_norms_split, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)sizeof(split_memory)),
                   "sample_norms_split");
-    int blocks = helped || r->whole > 0 ? r->blocks : r->owners;
+    int blocks = helped || r->whole > 0 ? r->blocks : r->split_tiles;
     sample_norms_split<<<(unsigned)blocks, THREADS, sizeof(split_memory), state->stream>>>(*p);
     TCHI_CUDA_PASS(tchi_cuda_launched(state, "sample_norms_split"));
     if (!helped) {
         return TCH_OK;
     }
-    sample_norms_join<<<(unsigned)r->owners, JOIN_THREADS, 0, state->stream>>>(*p);
+    sample_norms_join<<<(unsigned)r->split_tiles, JOIN_THREADS, 0, state->stream>>>(*p);
     return tchi_cuda_launched(state, "sample_norms_join");
 }
 
-/* Which of the two is called A does not matter: the shorter one is, whose tiles helpers do not share. */
+/* Which of the two is called A does not matter: the shorter one is, whose tiles split_blocks do not share. */
 tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                         double *parts, double *sizes, int64_t *tiles)
 {
@@ -459,9 +460,9 @@ tch_status tchi_cuda_sample_norms_split(const tchi_cuda_state *state, const tch_
     const tch_matrices *more = a->cols < g->cols ? g : a;
     split_problem p = {};
     p.tiles = (int32_t)tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TILE));
-    p.runs =
-        tchi_runs_share(p.tiles * a->batch, state->device.processors, tchi_cuda_ceil_div(less->cols, TCHI_GRAM_DEPTH),
-                        tchi_cuda_ceil_div(more->cols, TCHI_GRAM_DEPTH));
+    p.runs = tchi_stream_k_share(p.tiles * a->batch, state->device.processors,
+                                 tchi_cuda_ceil_div(less->cols, TCHI_GRAM_DEPTH),
+                                 tchi_cuda_ceil_div(more->cols, TCHI_GRAM_DEPTH));
     p.parts = parts;
     p.sizes = sizes;
     *tiles = (int64_t)p.tiles * PARTS;

@@ -1,8 +1,8 @@
-/* Squared norms of single samples' gradients by tensor cores, in tile form, |G' A|^2 by tiles of the gradient, and in Gram
+/* Squared norms of per-sample gradients by tensor cores, in tile form, |G' A|^2 by tiles of the gradient, and in Gram
  * form, <A A', G G'> by the lower tiles of both, of which the first is kept in registers while the second is computed.
  * The tiles are those of mma_tiles.cuh; the ladder of measurements is bench/ladder/cuda_sample_norms.md. */
-#include "sample_norms.h"
 #include "backends/cuda/device/mma_tiles.cuh"
+#include "sample_norms.h"
 
 /* Blocks that a multiprocessor holds where one set of sums is in registers: two where there is shared memory for them, but
  * for float32 by columns, which does not fit into half of the registers. */

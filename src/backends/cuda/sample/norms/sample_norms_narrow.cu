@@ -1,10 +1,10 @@
-/* Squared norms of single samples' gradients by wgmma where it cannot take the operands as they are: float32, and rows that
+/* Squared norms of per-sample gradients by wgmma where it cannot take the operands as they are: float32, and rows that
  * are not aligned, are copied to the workspace first, so many samples at a time, and so many columns of G where a single
  * sample is too large: a gradient's squared norm is the sum of those of its parts. */
 #include "sample_norms.h"
 
-#include "backends/cuda/matrix/narrow.h"
 #include "backends/cuda/device/wgmma_tiles.cuh"
+#include "backends/cuda/matrix/narrow.h"
 
 /* What is copied, and how much of it at a time. */
 typedef struct narrow_plan {

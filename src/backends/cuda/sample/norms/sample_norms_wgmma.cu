@@ -1,8 +1,8 @@
-/* Squared norms of single samples' gradients in half types for sm_90, in tile form: |X' Y|^2 with the tiles of
+/* Squared norms of per-sample gradients in half types for sm_90, in tile form: |X' Y|^2 with the tiles of
  * wgmma_tiles.cuh. Squares are summed where the products are, in registers, so that nothing is ever written but a number
  * for each warp and tile. */
-#include "sample_norms.h"
 #include "backends/cuda/device/wgmma_tiles.cuh"
+#include "sample_norms.h"
 
 typedef struct wgmma_problem {
     tchi_wgmma_pair pair;

@@ -1,10 +1,10 @@
-/* Squared norms of single samples' gradients in float32 for sm_90, in Gram form: <A A', G G'> by the lower tiles of both,
+/* Squared norms of per-sample gradients in float32 for sm_90, in Gram form: <A A', G G'> by the lower tiles of both,
  * whose rows wgmma takes from shared memory. The tensor cores cut operands off after 11 bits, which would make every norm
- * smaller by about a thousandth; so the threads that multiply round a slab where it lies, while the slab before it is
+ * smaller by about a thousandth; so the threads that multiply round a k-tile where it lies, while the k-tile before it is
  * being multiplied.
  *
- * The one thing to know before changing it: slabs go round through STAGES places in shared memory as in wgmma_tiles.cuh,
- * those of A first and then, without a pause, those of G; a slab is multiplied only after all threads have rounded and
+ * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory as in wgmma_tiles.cuh,
+ * those of A first and then, without a pause, those of G; a k-tile is multiplied only after all threads have rounded and
  * published their parts of it. A tile on the diagonal has one operand, loaded once. */
 #include "sample_norms.h"
 
@@ -14,7 +14,7 @@
 
 #define TILE TCHI_GRAM_TILE
 #define DEPTH TCHI_GRAM_DEPTH
-#define SLAB_BYTES TCHI_GRAM_SLAB_BYTES
+#define KTILE_BYTES TCHI_GRAM_KTILE_BYTES
 #define STAGES 6
 #define GROUPS 2
 #define WARPS (4 * GROUPS)
@@ -22,13 +22,13 @@
 
 typedef struct gram_problem {
     int32_t tiles, items;
-    int32_t slabs_a, slabs; /* of A, and of A and G */
+    int32_t ktiles_a, ktiles; /* of A, and of A and G */
     double *parts, *sizes;
     CUtensorMap a, g;
 } gram_problem;
 
 typedef struct gram_memory {
-    char stage[STAGES][2][SLAB_BYTES];
+    char stage[STAGES][2][KTILE_BYTES];
     uint64_t full[STAGES], empty[STAGES];
 } gram_memory;
 
@@ -45,18 +45,18 @@ static __device__ __forceinline__ gram_tile tile_of(const gram_problem &p, int i
     return {item / p.tiles, above * TILE, (tile - (int)tchi_lower_tiles(above)) * TILE};
 }
 
-/* The slabs of all tiles of the block, by one thread. To the accelerator a number is two of 16 bits. */
+/* The k-tiles of all tiles of the block, by one thread. To the accelerator a number is two of 16 bits. */
 static __device__ inline void load_all(const gram_problem &p, gram_memory &m)
 {
     tchi_gram_place at = {0, 0};
     for (int item = (int)blockIdx.x; item < p.items; item += (int)gridDim.x) {
         gram_tile t = tile_of(p, item);
         int operands = t.row == t.col ? 1 : 2;
-        for (int slab = 0; slab < p.slabs; slab++) {
-            const CUtensorMap *map = slab < p.slabs_a ? &p.a : &p.g;
-            int x = (slab < p.slabs_a ? slab : slab - p.slabs_a) * 2 * DEPTH;
+        for (int ktile = 0; ktile < p.ktiles; ktile++) {
+            const CUtensorMap *map = ktile < p.ktiles_a ? &p.a : &p.g;
+            int x = (ktile < p.ktiles_a ? ktile : ktile - p.ktiles_a) * 2 * DEPTH;
             tchi_barrier_wait(m.empty + at.stage, at.parity ^ 1);
-            tchi_barrier_arrive_expecting(m.full + at.stage, operands * SLAB_BYTES);
+            tchi_barrier_arrive_expecting(m.full + at.stage, operands * KTILE_BYTES);
             tchi_tma_load(m.stage[at.stage][0], map, x, t.row, t.matrix, m.full + at.stage);
             if (operands == 2) {
                 tchi_tma_load(m.stage[at.stage][1], map, x, t.col, t.matrix, m.full + at.stage);
@@ -74,7 +74,7 @@ static __device__ __forceinline__ void leave(uint64_t *empty)
 }
 
 /* To TF32, to nearest: the whole of a stage, or its first half. */
-static __device__ __forceinline__ void round_slab(char *stage, int bytes)
+static __device__ __forceinline__ void round_ktile(char *stage, int bytes)
 {
 #pragma unroll 4
     for (int at = (int)threadIdx.x * 16; at < bytes; at += 128 * GROUPS * 16) {
@@ -86,24 +86,24 @@ static __device__ __forceinline__ void round_slab(char *stage, int bytes)
     tchi_threads_sync(1, 128 * GROUPS);
 }
 
-/* `slabs` slabs of one of the two Gram matrices. Addresses in descriptors count 16 bytes, and a step of 8 numbers is 32. */
-static __device__ __forceinline__ void multiply(gram_memory &m, float (&sum)[64], int slabs, bool diagonal,
+/* `ktiles` k-tiles of one of the two Gram matrices. Addresses in descriptors count 16 bytes, and a step of 8 numbers is 32. */
+static __device__ __forceinline__ void multiply(gram_memory &m, float (&sum)[64], int ktiles, bool diagonal,
                                                 tchi_gram_place *at)
 {
     int before = 0;
-    for (int slab = 0; slab < slabs; slab++) {
+    for (int ktile = 0; ktile < ktiles; ktile++) {
         tchi_barrier_wait(m.full + at->stage, at->parity);
-        round_slab(m.stage[at->stage][0], (diagonal ? 1 : 2) * SLAB_BYTES);
-        uint64_t x = tchi_wgmma_rows(m.stage[at->stage][0] + tchi_warpgroup() * (SLAB_BYTES / 2));
+        round_ktile(m.stage[at->stage][0], (diagonal ? 1 : 2) * KTILE_BYTES);
+        uint64_t x = tchi_wgmma_rows(m.stage[at->stage][0] + tchi_warpgroup() * (KTILE_BYTES / 2));
         uint64_t y = tchi_wgmma_rows(m.stage[at->stage][diagonal ? 0 : 1]);
         tchi_wgmma_fence();
 #pragma unroll
         for (int k = 0; k < DEPTH / 8; k++) {
-            tchi_wgmma_tf32_n128(sum, x + 2 * k, y + 2 * k, k > 0 || slab > 0);
+            tchi_wgmma_tf32_n128(sum, x + 2 * k, y + 2 * k, k > 0 || ktile > 0);
         }
         tchi_wgmma_commit();
         tchi_wgmma_wait<1>();
-        if (slab > 0) {
+        if (ktile > 0) {
             leave(m.empty + before);
         }
         before = at->stage;
@@ -161,8 +161,8 @@ static __global__ void __launch_bounds__(THREADS, 1) sample_norms_wgmma_gram(con
         bool diagonal = t.row == t.col;
         float inputs[64];
         float gradients[64];
-        multiply(m, inputs, p.slabs_a, diagonal, &at);
-        multiply(m, gradients, p.slabs - p.slabs_a, diagonal, &at);
+        multiply(m, inputs, p.ktiles_a, diagonal, &at);
+        multiply(m, gradients, p.ktiles - p.ktiles_a, diagonal, &at);
         double size;
         double total = dot(inputs, gradients, &size);
         if (threadIdx.x % 32 == 0) {
@@ -188,8 +188,8 @@ tch_status tchi_cuda_sample_norms_wgmma_gram(const tchi_cuda_state *state, const
     gram_problem p = {};
     p.tiles = (int32_t)tchi_lower_tiles(tchi_cuda_ceil_div(a->rows, TILE));
     p.items = (int32_t)(p.tiles * a->batch);
-    p.slabs_a = (int32_t)tchi_cuda_ceil_div(a->cols, DEPTH);
-    p.slabs = p.slabs_a + (int32_t)tchi_cuda_ceil_div(g->cols, DEPTH);
+    p.ktiles_a = (int32_t)tchi_cuda_ceil_div(a->cols, DEPTH);
+    p.ktiles = p.ktiles_a + (int32_t)tchi_cuda_ceil_div(g->cols, DEPTH);
     p.parts = parts;
     p.sizes = sizes;
     *tiles = (int64_t)p.tiles * WARPS;

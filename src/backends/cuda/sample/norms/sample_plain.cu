@@ -1,4 +1,4 @@
-/* Norms and squares of single samples' gradients by plain multiplications, in float64 for float64 and in float32 for the
+/* Norms and squares of per-sample gradients by plain multiplications, in float64 for float64 and in float32 for the
  * rest: for every type, size and GPU. Where speed matters, sample_norms.cu and sample_squares.cu have found a faster way
  * before; where float32 may not be rounded, this is the way. Nothing but a tile of a gradient, or of the two Gram
  * matrices, is ever formed. */
@@ -8,15 +8,15 @@
 
 #define TILE TCHI_SAMPLE_PLAIN_TILE
 /* How a block shares the work. A thread computes 8 rows and 8 columns of a tile in fours, or 4 of each in float64, and
- * `groups` groups of threads compute the whole tile each, from their own share of every slab's steps: with few samples of
+ * `groups` groups of threads compute the whole tile each, from their own share of every k-tile's steps: with few samples of
  * few positions there are too few tiles to fill a GPU by blocks of one group. */
 template <typename real, int groups> struct shape {
     static constexpr int each = sizeof(real) == 4 ? 8 : 4;
     static constexpr int side = TILE / each;  /* threads along each side of a tile */
     static constexpr int group = side * side; /* threads */
     static constexpr int threads = groups * group;
-    static constexpr int depth = groups == 1 ? 16 : 8 * groups; /* steps of the contraction in a slab */
-    static constexpr int fours = TILE * depth / 4 / threads;    /* of a slab that a thread brings */
+    static constexpr int depth = groups == 1 ? 16 : 8 * groups; /* steps of the contraction in a k-tile */
+    static constexpr int fours = TILE * depth / 4 / threads;    /* of a k-tile that a thread brings */
 };
 
 /* Norms of float32 and less: bench/ladder/cuda_sample_norms.md has what one group took. */
@@ -35,7 +35,7 @@ typedef struct product {
 
 /* Steps of the contraction one after the other, so that a thread has its four rows and its four columns together. Between
  * products it is where groups put their sums. */
-template <typename real, int groups> struct slabs {
+template <typename real, int groups> struct ktiles {
     real x[shape<real, groups>::depth][TILE + 4], y[shape<real, groups>::depth][TILE + 4];
 };
 
@@ -50,9 +50,9 @@ template <typename real> struct part {
     real v[each][each];
 };
 
-/* --- slabs -------------------------------------------------------------------------------------------------------- */
+/* --- k-tiles -------------------------------------------------------------------------------------------------------- */
 
-/* Where four number f of a slab lies in it. By rows it is four steps of one row, and eight rows follow each other, so that
+/* Where four number f of a k-tile lies in it. By rows it is four steps of one row, and eight rows follow each other, so that
  * threads meet two by two at most in a bank of shared memory; by columns it is four columns of one step. */
 template <int depth, bool by_rows> static __device__ __forceinline__ int across_of(int f)
 {
@@ -86,7 +86,7 @@ static __device__ void fetch(tchi_cuda_four<real> (&held)[shape<real, groups>::f
 }
 
 template <typename real, int groups, bool by_rows>
-static __device__ void put(real (&slab)[shape<real, groups>::depth][TILE + 4],
+static __device__ void put(real (&ktile)[shape<real, groups>::depth][TILE + 4],
                            const tchi_cuda_four<real> (&held)[shape<real, groups>::fours])
 {
     constexpr int steps = shape<real, groups>::depth;
@@ -97,7 +97,7 @@ static __device__ void put(real (&slab)[shape<real, groups>::depth][TILE + 4],
         int k = along_of<steps, by_rows>(four);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            slab[by_rows ? k + e : k][by_rows ? m : m + e] = held[h].v[e];
+            ktile[by_rows ? k + e : k][by_rows ? m : m + e] = held[h].v[e];
         }
     }
 }
@@ -134,9 +134,9 @@ static __device__ __forceinline__ void read_fours(real (&values)[part<real>::eac
     }
 }
 
-/* The group's share of a slab. */
+/* The group's share of a k-tile. */
 template <typename real, int groups>
-static __device__ __forceinline__ void multiply_slab(part<real> &sum, const slabs<real, groups> &s)
+static __device__ __forceinline__ void multiply_ktile(part<real> &sum, const ktiles<real, groups> &s)
 {
     constexpr int each = part<real>::each;
     constexpr int steps = shape<real, groups>::depth / groups;
@@ -154,7 +154,7 @@ static __device__ __forceinline__ void multiply_slab(part<real> &sum, const slab
 }
 
 /* Adds the sums of the other groups, one after the other, to those of the first. */
-template <typename real, int groups> static __device__ void gather(part<real> &sum, slabs<real, groups> &s)
+template <typename real, int groups> static __device__ void gather(part<real> &sum, ktiles<real, groups> &s)
 {
     constexpr int each = part<real>::each;
     constexpr int threads = shape<real, groups>::group;
@@ -179,9 +179,9 @@ template <typename real, int groups> static __device__ void gather(part<real> &s
     }
 }
 
-/* The tile at (row, col), in the threads of the first group. The next slab is on its way while one is multiplied. */
+/* The tile at (row, col), in the threads of the first group. The next k-tile is on its way while one is multiplied. */
 template <typename real, int groups, bool by_rows>
-static __device__ void multiply(part<real> &sum, slabs<real, groups> &s, const product &p, int64_t matrix, int64_t row,
+static __device__ void multiply(part<real> &sum, ktiles<real, groups> &s, const product &p, int64_t matrix, int64_t row,
                                 int64_t col)
 {
     constexpr int each = part<real>::each;
@@ -194,7 +194,7 @@ static __device__ void multiply(part<real> &sum, slabs<real, groups> &s, const p
     fetch<real, groups, by_rows>(x, p.x, p.depth, matrix, row, 0);
     fetch<real, groups, by_rows>(y, p.y, p.depth, matrix, col, 0);
     for (int64_t from = 0; from < p.depth; from += steps) {
-        __syncthreads(); /* the slab before has been used */
+        __syncthreads(); /* the k-tile before has been used */
         put<real, groups, by_rows>(s.x, x);
         put<real, groups, by_rows>(s.y, y);
         __syncthreads();
@@ -202,7 +202,7 @@ static __device__ void multiply(part<real> &sum, slabs<real, groups> &s, const p
             fetch<real, groups, by_rows>(x, p.x, p.depth, matrix, row, from + steps);
             fetch<real, groups, by_rows>(y, p.y, p.depth, matrix, col, from + steps);
         }
-        multiply_slab<real, groups>(sum, s);
+        multiply_ktile<real, groups>(sum, s);
     }
     gather<real, groups>(sum, s);
 }
@@ -239,7 +239,7 @@ static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, 
     constexpr int each = part<real>::each;
     constexpr int groups = groups_of<real>;
     constexpr int threads = shape<real, groups>::threads;
-    __shared__ __align__(16) slabs<real, groups> s;
+    __shared__ __align__(16) ktiles<real, groups> s;
     __shared__ double sums[32];
     int64_t items = form == LISTED ? *p.count * p.tiles : p.items;
     for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
@@ -352,7 +352,7 @@ template <typename real>
 static __global__ void __launch_bounds__(shape<real, 1>::threads) sample_squares_plain(const squares_problem p)
 {
     constexpr int each = part<real>::each;
-    __shared__ __align__(16) slabs<real, 1> s;
+    __shared__ __align__(16) ktiles<real, 1> s;
     for (int64_t item = blockIdx.x; item < p.items; item += gridDim.x) {
         int64_t group = item / p.tiles, tile = item % p.tiles;
         int64_t row = tile / p.across * TILE, col = tile % p.across * TILE;

@@ -1,7 +1,7 @@
 /* Sums over samples of the squares of gradients' elements, for EKFAC: a block keeps its tile of the sum in registers and
  * goes through the samples with the tiles of mma_tiles.cuh. */
-#include "sample_norms.h"
 #include "backends/cuda/device/mma_tiles.cuh"
+#include "sample_norms.h"
 
 typedef struct squares_problem {
     tchi_tile_pair pair;

@@ -1,6 +1,6 @@
 /* A laboratory for the symmetric product in bfloat16: every kernel against a plain one on shapes that are hard on
  * edges, then their speed. Stands alone, on a GPU of sm_90; from the root of the repository:
- *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_split_bench.cu \
+ *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_bf16x2_bench.cu \
  *       src/backends/cuda/product/symmetric/symmetric_pingpong.cu src/backends/cuda/device/tensor_map.c
  * With the argument `plain` only the products of an orthogonalisation are timed. Exits with 1 if a check fails. */
 #include <algorithm>
@@ -53,8 +53,8 @@ static void must(cudaError_t error, const char *what)
 
 /* --- variants ----------------------------------------------------------------------------------------------------- */
 
-/* CHOSEN is symmetric_bf16x2.cu's own choice, which does not know TURNS. */
-enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, TURNS, VARIANTS };
+/* CHOSEN is symmetric_bf16x2.cu's own choice, which does not know PINGPONG. */
+enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, PINGPONG, VARIANTS };
 
 static const char *const variant_names[VARIANTS] = {"mma 64x64", "mma 128x128", "wgmma 128x128", "as chosen", "turns"};
 
@@ -64,28 +64,28 @@ typedef struct product {
     int has_d;
 } product;
 
-static tchi_split_problem problem_for(const product *q)
+static tchi_bf16x2_problem problem_for(const product *q)
 {
     return problem_of(q->c0, q->c1, q->has_d ? &q->d : NULL, q->c2, &q->a, &q->b, &q->c);
 }
 
-/* TURNS is asked as if the GPU had one multiprocessor, so that few tiles are measured as well. */
+/* PINGPONG is asked as if the GPU had one multiprocessor, so that few tiles are measured as well. */
 static bool takes(const tchi_cuda_state *state, enum variant v, const product *q)
 {
     tchi_cuda_state small = *state;
     small.device.processors = 1;
-    return v != TURNS || tchi_cuda_symmetric_turns_takes(&small, q->has_d ? &q->d : NULL, &q->a, &q->b, &q->c);
+    return v != PINGPONG || tchi_cuda_symmetric_pingpong_takes(&small, q->has_d ? &q->d : NULL, &q->a, &q->b, &q->c);
 }
 
 static void run(tchi_cuda_state *state, enum variant v, const product *q)
 {
     const tch_matrices *d = q->has_d ? &q->d : NULL;
-    tchi_split_problem p = problem_for(q);
+    tchi_bf16x2_problem p = problem_for(q);
     tch_status status;
     if (v == CHOSEN) {
-        status = tchi_cuda_symmetric_split(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
-    } else if (v == TURNS) {
-        status = tchi_cuda_symmetric_turns(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
+        status = tchi_cuda_symmetric_bf16x2(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
+    } else if (v == PINGPONG) {
+        status = tchi_cuda_symmetric_pingpong(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
     } else if (v == MMA_64 || v == MMA_128) {
         status = split_mma(state, &p, q->c.batch, v == MMA_64 ? 64 : 128);
     } else {
@@ -149,7 +149,7 @@ static void drop(tch_matrices *m, int shift)
 /* One thread per element, in float64, of the numbers that the split type stands for. worst[0] gets the largest error in
  * units of sqrt(k + 1) + |wanted|, worst[1] the number of elements that differ from their mirror image. Both are kept
  * as bits of non-negative floats, whose order is that of integers; NaN is above all of them. */
-static __global__ void plain_check(tchi_split_problem p, int64_t batch, unsigned *worst)
+static __global__ void plain_check(tchi_bf16x2_problem p, int64_t batch, unsigned *worst)
 {
     int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= (int64_t)p.n * p.n * batch) {
@@ -237,7 +237,7 @@ static int check(tchi_cuda_state *state, enum variant v, const shape_case *s, un
     }
     must(cudaMemset(worst, 0, 3 * sizeof *worst), "cudaMemset");
     run(state, v, &q);
-    tchi_split_problem p = problem_for(&q);
+    tchi_bf16x2_problem p = problem_for(&q);
     int64_t planes = s->out == TCH_SCALAR_BF16X2 ? 2 : 1;
     plain_check<<<(unsigned)((s->n * s->n * s->batch + 255) / 256), 256>>>(p, s->batch, worst);
     padding_check<<<(unsigned)((q.c.stride * planes * s->batch + 255) / 256), 256>>>(p.c, s->n, s->batch, worst + 2);
@@ -334,7 +334,7 @@ static double median_ms(tchi_cuda_state *state, enum variant v, const product *q
     return times[times.size() / 2];
 }
 
-/* TFLOP/s count a half product: n^2 k for each product of parts, three of them for split operands. */
+/* TFLOP/s count a symmetric product: n^2 k for each product of parts, three of them for split operands. */
 static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int64_t n, int64_t k, int has_d)
 {
     product q = {};
@@ -361,7 +361,7 @@ static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int
     drop(&q.a, 0), drop(&q.b, 0), drop(&q.d, 0), drop(&q.c, 0);
 }
 
-/* The half products of Muon's matrices: Gram matrices of their rows, and polynomials in those. */
+/* The symmetric products of Muon's matrices: Gram matrices of their rows, and polynomials in those. */
 static void time_orthogonalisation(tchi_cuda_state *state)
 {
     const int64_t sizes[][3] = {{44, 256, 256},   {128, 256, 256},  {44, 256, 1024}, {14, 512, 512},  {48, 512, 512},
