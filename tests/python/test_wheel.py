@@ -153,7 +153,7 @@ def top_folders(wheel):
 @needs_wheel
 def test_libraries_are_looked_for_beside_the_package(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    run(sys.executable, ROOT / "tests" / "test_runpaths.py", tmp_path, BUILD / "objects")
+    run(sys.executable, ROOT / "tests" / "package" / "test_runpaths.py", tmp_path, BUILD / "objects")
 
 
 @needs_wheel
@@ -276,7 +276,7 @@ def test_a_c_program_uses_the_installed_library(without_torch, tmp_path):
 def test_a_cmake_project_uses_the_installed_library(without_torch, tmp_path):
     prefix = Path(without_torch.ask("import torchium as t; print(t.get_library_dir())")).parent
     version = without_torch.ask("import torchium as t; print(t.__version__)")
-    project = ROOT / "tests" / "consumer" / "project"
+    project = ROOT / "tests" / "package" / "consumer" / "project"
     run("cmake", "-S", project, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}", f"-Dwanted_version={version}")
     run("cmake", "--build", tmp_path)
     run(tmp_path / "consumer")

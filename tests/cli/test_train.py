@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`torchium train` as a user meets it: python3 tests/test_train.py PATH-TO-TORCHIUM.
+"""`torchium train` as a user meets it: python3 tests/cli/test_train.py PATH-TO-TORCHIUM.
 
 Only the standard library is used. Data sets are made here, from a seed; checkpoints are read by what the format says
 of itself, not by the library that wrote them. Work is done on the device TORCHIUM_TEST_DEVICE, or on the CPU if that is

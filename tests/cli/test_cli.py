@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command `torchium` as a user meets it: python3 tests/test_cli.py PATH-TO-TORCHIUM.
+"""The command `torchium` as a user meets it: python3 tests/cli/test_cli.py PATH-TO-TORCHIUM.
 
 Only the standard library is used. Every test runs the command and looks at its exit status, its output and its
 messages; nothing is known of what is inside. Work is done on the device TORCHIUM_TEST_DEVICE, or on the CPU if that is

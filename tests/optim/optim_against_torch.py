@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The optimizers of libtorchium beside PyTorch's own, step by step, and the loss scaler beside torch.amp.GradScaler.
 
-    tests/optim_against_torch.py LIBRARY [DEVICE]
+    tests/optim/optim_against_torch.py LIBRARY [DEVICE]
 
 Exits with 77 where PyTorch or the device is missing. Both sides get the same parameters and the same fresh gradients
 for 25 steps; differences are shares of the way a parameter has gone. AdamW and SGD must agree to rounding: a step is
@@ -19,7 +19,7 @@ import sys
 SKIPPED = 77
 STEPS = 25
 SHAPES = [(37,), (13, 9), (17, 61), (3, 4, 5), (), (64, 33), (5, 40)]
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 
 ADAMW = {
     "defaults": {},

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checkpoints and the safetensors package read each other's files, and checksums are what the manual says.
 
-    tests/checkpoint_interop.py LIBRARY
+    tests/checkpoint/checkpoint_interop.py LIBRARY
 
 Exits with 77 where the package is missing. It is looked for in the interpreter that runs this, then in the project's
 virtual environment. The library is called as it is, through ctypes; elements are compared byte by byte.
@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 SKIPPED = 77
-VENV = pathlib.Path(__file__).resolve().parents[1] / ".venv"
+VENV = pathlib.Path(__file__).resolve().parents[2] / ".venv"
 
 # name in the file: name in the package, DLPack's code, bits
 TYPES = {

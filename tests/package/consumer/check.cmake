@@ -47,7 +47,7 @@ if(kind STREQUAL "static")
 endif()
 run("${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/installed")
 if(command) # an archive has no such paths
-    run("${python}" "${source}/tests/test_runpaths.py" "${work}/installed" "${build}/cli")
+    run("${python}" "${source}/tests/package/test_runpaths.py" "${work}/installed" "${build}/cli")
 endif()
 use_everything("${work}/installed" "${work}/before")
 file(RENAME "${work}/installed" "${work}/moved")
