@@ -145,11 +145,12 @@ function(torchium_test_module target)
         OUTPUT_NAME torchium_cuda LIBRARY_OUTPUT_DIRECTORY "${test_modules}/${arg_FOLDER}")
 endfunction()
 
-# torchium_test_library(TARGET FOLDER folder NAME file): support/TARGET.c as a library that pretends to be another one,
-# built as <build>/tests/modules/FOLDER/NAME.
-function(torchium_test_library target)
+# torchium_test_library(CHAPTER/TARGET FOLDER folder NAME file): support/CHAPTER/TARGET.c as a library that pretends to be
+# another one, built as <build>/tests/modules/FOLDER/NAME.
+function(torchium_test_library source)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER;NAME" "")
-    add_library(${target} MODULE "${support_folder}/${target}.c")
+    cmake_path(GET source FILENAME target)
+    add_library(${target} MODULE "${support_folder}/${source}.c")
     torchium_compile_options(${target})
     target_link_options(${target} PRIVATE "-Wl,-soname,${arg_NAME}")
     set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME "${arg_NAME}" SUFFIX ""

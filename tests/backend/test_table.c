@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "core/context.h"
-#include "support/reference.h"
-#include "support/symmetric_cases.h"
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
 #include "support/testing.h"
 
 static tch_backend table;

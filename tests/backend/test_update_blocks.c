@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/optim/update_cases.h"
 #include "support/testing.h"
-#include "support/update_cases.h"
 
 static const ref_setting plain_setting = {.grad_scale = 1.0};
 

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "support/elements.h"
+#include "support/optim/update_cases.h"
 #include "support/testing.h"
-#include "support/update_cases.h"
 
 static const ref_setting plain_setting = {.grad_scale = 1.0};
 

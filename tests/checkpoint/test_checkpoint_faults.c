@@ -13,11 +13,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "support/counting_allocator.h"
+#include "support/fakes/counting_allocator.h"
+#include "support/fakes/watch_open.h"
 #include "support/files.h"
 #include "support/messages.h"
 #include "support/testing.h"
-#include "support/watch_open.h"
 
 #define MOST_ALLOCATIONS 300
 #define NOBODY 65534

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "support/linalg/operations.h"
 #include "support/messages.h"
-#include "support/operations.h"
 #include "support/testing.h"
 
 static const test_operation *operation_named(const char *name)

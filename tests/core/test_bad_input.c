@@ -3,8 +3,8 @@
  * numbers inside good tensors in test_bad_numbers.c. */
 #include <string.h>
 
+#include "support/linalg/operations.h"
 #include "support/messages.h"
-#include "support/operations.h"
 #include "support/testing.h"
 
 /* A copy of a tensor with strides of its own, to be broken. */

@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "support/elements.h"
-#include "support/operations.h"
+#include "support/linalg/operations.h"
+#include "support/linalg/reference.h"
 #include "support/random.h"
-#include "support/reference.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/counting_allocator.h"
-#include "support/operations.h"
+#include "support/fakes/counting_allocator.h"
+#include "support/linalg/operations.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 

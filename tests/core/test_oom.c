@@ -1,7 +1,7 @@
 /* No memory. For every operation the k-th allocation of the call fails, for k = 1, 2, ... until the call gets by
  * without it: each failure is reported as such, leaves every tensor as it was and leaks nothing, and the same call on
- * the same context then succeeds. Allocations of the host and, through support/failing_backend.c, of the device are
- * counted together. */
+ * the same context then succeeds. Allocations of the host and, through support/backend/failing_backend.c, of the device
+ * are counted together. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
@@ -10,9 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "support/counting_allocator.h"
-#include "support/failing_backend.h"
-#include "support/operations.h"
+#include "support/backend/failing_backend.h"
+#include "support/fakes/counting_allocator.h"
+#include "support/linalg/operations.h"
 #include "support/testing.h"
 
 #define MOST_ALLOCATIONS 200

@@ -1,12 +1,12 @@
-/* Recorded work, by a table that writes down what is queued (support/recording_backend.h): when it is recorded, what its key
- * is, and that everything that goes wrong with it ends in the work being done, once and as it should. */
+/* Recorded work, by a table that writes down what is queued (support/backend/recording_backend.h): when it is recorded,
+ * what its key is, and that everything that goes wrong with it ends in the work being done, once and as it should. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/recording.h"
 #include "core/status.h"
-#include "support/counting_allocator.h"
-#include "support/recording_backend.h"
+#include "support/backend/recording_backend.h"
+#include "support/fakes/counting_allocator.h"
 #include "support/testing.h"
 
 /* The calls of one key that are not yet recorded, and how many keys there is room for: as recording.c has them. */

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/operations.h"
+#include "support/linalg/operations.h"
+#include "support/linalg/reference.h"
 #include "support/random.h"
-#include "support/reference.h"
 #include "support/testing.h"
 
 #define ROUNDS 3

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "backends/cpu/eigh.h"
+#include "support/linalg/reference.h"
 #include "support/random.h"
-#include "support/reference.h"
 #include "support/testing.h"
 
 enum { GUARD = 64, GAP = 3 };

@@ -8,8 +8,8 @@
 
 #include "backends/cpu/flush_subnormals.h"
 #include "backends/cpu/shifted_inverse.h"
+#include "support/linalg/reference.h"
 #include "support/random.h"
-#include "support/reference.h"
 #include "support/testing.h"
 
 enum { GUARD = 64, A_GAP = 3, X_GAP = 5, MAX_POLES = 24 };

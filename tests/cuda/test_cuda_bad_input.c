@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/linalg/operations.h"
+#include "support/linalg/reference.h"
 #include "support/messages.h"
-#include "support/operations.h"
 #include "support/random.h"
-#include "support/reference.h"
 #include "support/testing.h"
 
 /* --- the wrong device --------------------------------------------------------------------------------------------- */

@@ -11,8 +11,8 @@
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/kernel_text.h"
 
-#include "support/fake_host.h"
-#include "support/fake_runtime.h"
+#include "support/cuda/fake_host.h"
+#include "support/cuda/fake_runtime.h"
 #include "support/testing.h"
 
 static void expect_in(const char *text, const char *wanted)

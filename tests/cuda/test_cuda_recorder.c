@@ -1,5 +1,5 @@
-/* The CUDA module's recorder on a runtime that only pretends (support/fake_runtime.h): on which streams work goes, what is
- * left when a capture fails, and when nothing is recorded. */
+/* The CUDA module's recorder on a runtime that only pretends (support/cuda/fake_runtime.h): on which streams work goes,
+ * what is left when a capture fails, and when nothing is recorded. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,8 +7,8 @@
 
 #include "backends/cuda/cuda.h"
 
-#include "support/fake_host.h"
-#include "support/fake_runtime.h"
+#include "support/cuda/fake_host.h"
+#include "support/cuda/fake_runtime.h"
 #include "support/testing.h"
 
 /* A state on device 1, entered. */

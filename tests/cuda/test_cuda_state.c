@@ -1,5 +1,5 @@
-/* The host side of the CUDA module, on a runtime that only pretends (support/fake_runtime.h): whose device is current,
- * what a change of streams orders, what graph capture forbids, and how memory runs out. */
+/* The host side of the CUDA module, on a runtime that only pretends (support/cuda/fake_runtime.h): whose device is
+ * current, what a change of streams orders, what graph capture forbids, and how memory runs out. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 #include "backends/cuda/cuda.h"
 
-#include "support/fake_host.h"
-#include "support/fake_runtime.h"
+#include "support/cuda/fake_host.h"
+#include "support/cuda/fake_runtime.h"
 #include "support/testing.h"
 
 /* A state on device 1, while device 0 is the caller's. */

@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include "support/elements.h"
-#include "support/layer_positions.h"
+#include "support/grad/layer_positions.h"
+#include "support/linalg/reference.h"
 #include "support/random.h"
-#include "support/reference.h"
 #include "support/testing.h"
 
 #define LINEAR TCH_LAYER_INIT(TCH_LAYER_LINEAR)

@@ -20,7 +20,7 @@
 #include <torchium/grad.h>
 
 #include "support/elements.h"
-#include "support/grad_reference.h"
+#include "support/grad/grad_reference.h"
 #include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "kernel/arguments.h"
-#include "support/fake_compiler.h"
 #include "support/files.h"
+#include "support/kernel/fake_compiler.h"
 #include "support/messages.h"
 #include "support/testing.h"
 

@@ -8,9 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "support/counting_allocator.h"
-#include "support/fake_compiler.h"
+#include "support/fakes/counting_allocator.h"
 #include "support/files.h"
+#include "support/kernel/fake_compiler.h"
 #include "support/messages.h"
 #include "support/testing.h"
 

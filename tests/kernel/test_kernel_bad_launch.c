@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "support/fake_compiler.h"
+#include "support/kernel/fake_compiler.h"
 #include "support/messages.h"
 #include "support/testing.h"
 

@@ -8,8 +8,8 @@
 
 #include "kernel/includes.h"
 #include "kernel/sha256.h"
-#include "support/fake_compiler.h"
 #include "support/files.h"
+#include "support/kernel/fake_compiler.h"
 #include "support/testing.h"
 
 #define SOURCE "__global__ void f() {}\n"

@@ -8,7 +8,7 @@
 #include "backends/cpu/kernel.h"
 #include "backends/cpu/kernel_tokens.h"
 #include "kernel/includes.h"
-#include "support/kernel_sources.h"
+#include "support/kernel/kernel_sources.h"
 #include "support/random.h"
 #include "support/testing.h"
 

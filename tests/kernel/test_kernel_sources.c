@@ -1,12 +1,12 @@
-/* Kernels as people write them, on the device under test: the list of support/kernel_sources.c, and what a compiler or a
- * running kernel says when something is wrong with one. */
+/* Kernels as people write them, on the device under test: the list of support/kernel/kernel_sources.c, and what a
+ * compiler or a running kernel says when something is wrong with one. */
 #include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/counting_allocator.h"
-#include "support/kernel_sources.h"
+#include "support/fakes/counting_allocator.h"
+#include "support/kernel/kernel_sources.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/counting_allocator.h"
+#include "support/fakes/counting_allocator.h"
 #include "support/messages.h"
-#include "support/optim_trial.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 #define MOST_ALLOCATIONS 2000

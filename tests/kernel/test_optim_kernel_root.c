@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/optim_trial.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 #define STEPS 10

@@ -1,6 +1,6 @@
 /* KFAC over twenty steps of observing, refreshing and preconditioning against a plain float64 version of it, for every
- * method and the options people combine. support/kfac_trial.c has the reference and the bounds. */
-#include "support/kfac_trial.h"
+ * method and the options people combine. support/grad/kfac_trial.c has the reference and the bounds. */
+#include "support/grad/kfac_trial.h"
 #include "support/testing.h"
 
 #define LINEAR TCH_LAYER_INIT(TCH_LAYER_LINEAR)

@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/linalg/reference.h"
 #include "support/random.h"
-#include "support/reference.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 

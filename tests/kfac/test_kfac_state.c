@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/counting_allocator.h"
+#include "support/fakes/counting_allocator.h"
 #include "support/files.h"
-#include "support/kfac_trial.h"
+#include "support/grad/kfac_trial.h"
 #include "support/testing.h"
 
 #define LINEAR TCH_LAYER_INIT(TCH_LAYER_LINEAR)

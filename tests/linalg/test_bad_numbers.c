@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
 #include "support/random.h"
-#include "support/reference.h"
-#include "support/symmetric_cases.h"
 #include "support/testing.h"
 
 #define BATCH 3

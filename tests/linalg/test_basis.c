@@ -12,7 +12,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "linalg/basis.h"
-#include "support/reference.h"
+#include "support/linalg/reference.h"
 #include "support/testing.h"
 
 /* What the iteration adds to A where it works in float64, of A's trace; see docs/numerics/soap-basis.md. */

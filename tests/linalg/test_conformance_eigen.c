@@ -13,9 +13,9 @@
 #include <string.h>
 
 #include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
 #include "support/random.h"
-#include "support/reference.h"
-#include "support/symmetric_cases.h"
 #include "support/testing.h"
 
 #define INDEFINITE (-10.0) /* condition 10, signs alternating */

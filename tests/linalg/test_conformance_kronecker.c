@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/cases.h"
 #include "support/elements.h"
+#include "support/linalg/cases.h"
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
 #include "support/random.h"
-#include "support/reference.h"
-#include "support/symmetric_cases.h"
 #include "support/testing.h"
 
 static double storage_roundoff(tch_dtype dtype)

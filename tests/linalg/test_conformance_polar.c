@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/cases.h"
 #include "support/elements.h"
-#include "support/reference.h"
-#include "support/symmetric_cases.h"
+#include "support/linalg/cases.h"
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
 #include "support/testing.h"
 
 typedef struct step {

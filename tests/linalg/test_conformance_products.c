@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/cases.h"
 #include "support/elements.h"
+#include "support/linalg/cases.h"
+#include "support/linalg/reference.h"
 #include "support/random.h"
-#include "support/reference.h"
 #include "support/testing.h"
 
 /* |got - expected| <= (k + 4) (u + u64) magnitude + u_out |expected| + underflow */

@@ -11,7 +11,7 @@
 
 #include "support/elements.h"
 #include "support/random.h"
-#include "support/reference.h"
+#include "support/linalg/reference.h"
 #include "support/testing.h"
 #include "support/tensors.h"
 

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "support/elements.h"
+#include "support/linalg/reference.h"
 #include "support/messages.h"
 #include "support/random.h"
-#include "support/reference.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 

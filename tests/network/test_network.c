@@ -7,9 +7,9 @@
 
 #include <torchium/network.h>
 
-#include "support/counting_allocator.h"
+#include "support/fakes/counting_allocator.h"
 #include "support/messages.h"
-#include "support/network_trial.h"
+#include "support/network/network_trial.h"
 #include "support/testing.h"
 
 static void check_totals(const network_trial *s, const double *wanted)

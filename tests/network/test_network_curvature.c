@@ -7,9 +7,9 @@
 #include <torchium/grad.h>
 #include <torchium/network.h>
 
-#include "support/counting_allocator.h"
+#include "support/fakes/counting_allocator.h"
 #include "support/messages.h"
-#include "support/network_trial.h"
+#include "support/network/network_trial.h"
 #include "support/testing.h"
 
 static const int64_t hidden[] = {5, 6, 4};

@@ -7,9 +7,9 @@
 #include <torchium/amp.h>
 
 #include "support/elements.h"
+#include "support/linalg/reference.h"
 #include "support/messages.h"
-#include "support/optim_trial.h"
-#include "support/reference.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 static const trial_shape shapes[] = {

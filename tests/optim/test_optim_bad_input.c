@@ -9,7 +9,7 @@
 
 #include "support/files.h"
 #include "support/messages.h"
-#include "support/optim_trial.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 #define STEPS 12

@@ -10,12 +10,12 @@
 
 #include <torchium/amp.h>
 
-#include "support/counting_allocator.h"
 #include "support/elements.h"
+#include "support/fakes/counting_allocator.h"
 #include "support/files.h"
+#include "support/linalg/reference.h"
 #include "support/messages.h"
-#include "support/optim_trial.h"
-#include "support/reference.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 #define STEPS 15

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "support/messages.h"
-#include "support/optim_trial.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 #define BEFORE 9

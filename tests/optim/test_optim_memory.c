@@ -1,16 +1,16 @@
 /* Memory of optimizers: what is forecast is what is taken, a budget is kept, a steady state allocates nothing on either
  * side, and an allocation that fails leaves everything as it was, or an optimizer that says it failed.
  *
- * Host allocations are counted and refused through support/counting_allocator.c, which on the CPU is all memory there
- * is; the state's own memory also through tch_state_allocator, on every device. */
+ * Host allocations are counted and refused through support/fakes/counting_allocator.c, which on the CPU is all memory
+ * there is; the state's own memory also through tch_state_allocator, on every device. */
 #include <stdlib.h>
 #include <string.h>
 
 #include <torchium/amp.h>
 
-#include "support/counting_allocator.h"
+#include "support/fakes/counting_allocator.h"
 #include "support/messages.h"
-#include "support/optim_trial.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 #define MOST_ALLOCATIONS 2000

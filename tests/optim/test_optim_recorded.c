@@ -2,16 +2,16 @@
  * whatever changes in between. Gradients lie elsewhere at every step, and where they lay before there is poison.
  *
  * On a GPU the one context is made with TORCHIUM_CUDA_RECORD=0. On the CPU, which has no need to record, the other one gets
- * the table of support/recording_backend.h. */
+ * the table of support/backend/recording_backend.h. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/context.h"
+#include "support/backend/recording_backend.h"
 #include "support/files.h"
 #include "support/random.h"
-#include "support/recording_backend.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 

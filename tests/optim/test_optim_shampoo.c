@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "support/elements.h"
-#include "support/optim_trial.h"
-#include "support/reference.h"
+#include "support/linalg/reference.h"
+#include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
 #define STEPS 22

@@ -1,7 +1,7 @@
 """Which stream and which context a call on a GPU takes, and when it waits: on a module that only pretends to be CUDA's.
 
-Its memory is the host's and it keeps a diary (tests/support/pretend_cuda.c). ctest sets TORCHIUM_BACKEND_PATH to where
-the module lies; without it there is nothing to test here.
+Its memory is the host's and it keeps a diary (tests/support/backend/pretend_cuda.c). ctest sets TORCHIUM_BACKEND_PATH
+to where the module lies; without it there is nothing to test here.
 """
 
 import ctypes

@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
 #include "support/random.h"
-#include "support/reference.h"
-#include "support/symmetric_cases.h"
 #include "support/testing.h"
 
 static const int32_t roots[] = {1, 2, 3, 4, 6, 8};

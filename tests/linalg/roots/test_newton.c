@@ -11,7 +11,7 @@
 #include "core/context.h"
 #include "linalg/newton.h"
 #include "linalg/root_plan.h"
-#include "support/reference.h"
+#include "support/linalg/reference.h"
 #include "support/testing.h"
 
 /* --- a model of a GPU's arithmetic ------------------------------------------------------------------------------- */

@@ -11,9 +11,9 @@
 #include <string.h>
 
 #include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
 #include "support/random.h"
-#include "support/reference.h"
-#include "support/symmetric_cases.h"
 #include "support/testing.h"
 
 /* A power with absolute damping, or an inverse root with both kinds. */

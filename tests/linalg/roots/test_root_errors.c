@@ -12,8 +12,8 @@
 #include <stdlib.h>
 
 #include "support/elements.h"
+#include "support/linalg/reference.h"
 #include "support/random.h"
-#include "support/reference.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "elements.h"
-#include "random.h"
-#include "reference.h"
-#include "testing.h"
+#include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/random.h"
+#include "support/testing.h"
 
 enum { INPUT, OUTPUT };
 

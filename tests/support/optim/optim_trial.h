@@ -5,8 +5,8 @@
 #define TORCHIUM_TESTS_OPTIM_TRIAL_H
 
 #include "optim_reference.h"
-#include "random.h"
-#include "tensors.h"
+#include "support/random.h"
+#include "support/tensors.h"
 
 #define TRIAL_MOST_PARAMETERS 24
 #define TRIAL_MOST_GROUPS 4

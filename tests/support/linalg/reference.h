@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "random.h"
+#include "support/random.h"
 
 /* c = a b, a being m by k and b k by n; the _abs form sums |a| |b|, which bounds the rounding errors of a product. */
 void ref_matmul(int64_t m, int64_t k, int64_t n, const double *a, const double *b, double *c);

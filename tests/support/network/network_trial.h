@@ -4,9 +4,9 @@
 
 #include <torchium/network.h>
 
-#include "random.h"
 #include "reference_network.h"
-#include "tensors.h"
+#include "support/random.h"
+#include "support/tensors.h"
 
 typedef struct network_trial {
     tch_context *context;

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "elements.h"
-#include "random.h"
-#include "testing.h"
+#include "support/elements.h"
+#include "support/random.h"
+#include "support/testing.h"
 
 static int64_t outputs_along(const tch_layer *layer, int32_t i, int64_t size)
 {

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "elements.h"
-#include "testing.h"
+#include "support/elements.h"
+#include "support/testing.h"
 
 #define GUARD 9 /* elements before the first and after the last piece: odd, so that nothing is aligned by chance */
 

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "reference.h"
-#include "testing.h"
+#include "support/linalg/reference.h"
+#include "support/testing.h"
 
 static double *zeros(int64_t count)
 {

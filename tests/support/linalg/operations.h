@@ -4,7 +4,7 @@
 #ifndef TORCHIUM_TESTS_OPERATIONS_H
 #define TORCHIUM_TESTS_OPERATIONS_H
 
-#include "tensors.h"
+#include "support/tensors.h"
 
 #define TEST_MAX_OPERANDS 5
 

@@ -1,7 +1,7 @@
 /* See update_cases.h. */
 #include "update_cases.h"
 
-#include "testing.h"
+#include "support/testing.h"
 
 const world_types type_cases[TYPE_CASES] = {
     {"float64", TCH_SCALAR_F64, TCH_SCALAR_F64, TCH_SCALAR_F64, TCH_SCALAR_F64, false},

@@ -8,7 +8,7 @@
 
 #include "backends/cuda/cuda.h"
 
-#include "testing.h"
+#include "support/testing.h"
 
 fake_host_record fake_host = {.allocations_left = -1};
 

@@ -1,5 +1,5 @@
-/* What the library offers the CUDA module, for tests of its host side on support/fake_runtime.h: messages are kept, and host
- * memory is counted and can be made to run out. */
+/* What the library offers the CUDA module, for tests of its host side on support/cuda/fake_runtime.h: messages are
+ * kept, and host memory is counted and can be made to run out. */
 #ifndef TORCHIUM_TESTS_FAKE_HOST_H
 #define TORCHIUM_TESTS_FAKE_HOST_H
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "testing.h"
+#include "support/testing.h"
 
 /* c += a row of the product: `k` factors times as many rows of b. */
 static void add_rows(int64_t k, int64_t n, const double *factor, const double *b, double *c)

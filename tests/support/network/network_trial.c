@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "testing.h"
+#include "support/testing.h"
 
 static double rounded(double value)
 {

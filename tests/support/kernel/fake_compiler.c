@@ -12,8 +12,8 @@
 #include "core/allocator.h"
 #include "core/context.h"
 #include "core/status.h"
-#include "files.h"
-#include "testing.h"
+#include "support/files.h"
+#include "support/testing.h"
 
 #define MAGIC "FAKE"
 

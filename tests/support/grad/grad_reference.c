@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "testing.h"
+#include "support/testing.h"
 
 static double *zeros(int64_t count)
 {

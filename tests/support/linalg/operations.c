@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "random.h"
 #include "reference.h"
-#include "testing.h"
+#include "support/random.h"
+#include "support/testing.h"
 
 static tch_status call_copy(tch_context *context, tch_tensor *const *t)
 {

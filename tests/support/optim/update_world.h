@@ -6,7 +6,7 @@
 #define TORCHIUM_TESTS_UPDATE_WORLD_H
 
 #include "core/context.h"
-#include "random.h"
+#include "support/random.h"
 #include "update_reference.h"
 
 typedef struct world_types {

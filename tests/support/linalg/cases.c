@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "random.h"
-#include "testing.h"
+#include "support/random.h"
+#include "support/testing.h"
 
 #define SMALL 33       /* up to here all pairs of layouts */
 #define ONE_MATRIX 100 /* beyond it batches are of one, to keep references affordable */

@@ -4,7 +4,7 @@
 #ifndef TORCHIUM_TESTS_CASES_H
 #define TORCHIUM_TESTS_CASES_H
 
-#include "tensors.h"
+#include "support/tensors.h"
 
 #define TEST_MAX_MATRICES 4 /* of a batch */
 #define TEST_MAX_BATCH_RANK 3

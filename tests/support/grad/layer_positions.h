@@ -5,7 +5,7 @@
 
 #include <torchium/torchium.h>
 
-#include "tensors.h"
+#include "support/tensors.h"
 
 /* A layer and the shapes of its batch. LINEAR: size[0] positions, inputs and outputs. CONV: `inputs` channels of
  * size[0] to size[dims - 1]. Zeros are the only padding. */

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "elements.h"
-#include "reference.h"
-#include "testing.h"
+#include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/testing.h"
 
 #define PARAMETER_SCALE 0.5
 
