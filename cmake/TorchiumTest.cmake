@@ -108,19 +108,16 @@ function(torchium_cuda_test name)
     torchium_test_settings(${name} LABELS gpu TIMEOUT ${gpu_test_timeout})
 endfunction()
 
-# torchium_python_test(NAME [FILES name...] [TIMEOUT seconds]): tests/python/test_NAME.py, or the files test_name.py that are
-# listed, run by one pytest on the package of the build tree as python_NAME; and, where the CUDA module is built, those
-# tests that want a GPU as python_NAME_cuda. Files share a process because loading PyTorch takes seconds.
+# torchium_python_test(NAME FILES chapter/name... [TIMEOUT seconds]): the files tests/python/chapter/test_name.py, run by
+# one pytest on the package of the build tree as python_NAME; and, where the CUDA module is built, those tests that want a
+# GPU as python_NAME_cuda. Files share a process because loading PyTorch takes seconds.
 function(torchium_python_test name)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "FILES")
     set(folder "${PROJECT_SOURCE_DIR}/tests/python")
-    if(NOT arg_FILES)
-        set(arg_FILES ${name})
-    endif()
     if(NOT arg_TIMEOUT)
         set(arg_TIMEOUT 900) # several files, and they compile kernels
     endif()
-    list(TRANSFORM arg_FILES REPLACE "(.+)" "${folder}/test_\\1.py")
+    list(TRANSFORM arg_FILES REPLACE "(.+)/(.+)" "${folder}/\\1/test_\\2.py")
     set(command "${Python3_EXECUTABLE}" "${folder}/run.py" -q -p no:cacheprovider ${arg_FILES})
     set(environment "PYTHONPATH=${PROJECT_BINARY_DIR}/python" "PYTHONDONTWRITEBYTECODE=1")
     add_test(NAME python_${name} COMMAND ${command} -m "not gpu")

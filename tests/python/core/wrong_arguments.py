@@ -1,7 +1,7 @@
 """Calls every public function, constructor and method of the package with random wrong arguments: a program, so that a
 crash of the interpreter is seen from outside by test_wrong_arguments.py.
 
-    python tests/python/wrong_arguments.py --seed 1 --calls 5000 [--only inverse_root] [--first 1234]
+    python tests/python/core/wrong_arguments.py --seed 1 --calls 5000 [--only inverse_root] [--first 1234]
 
 Many arguments are right ones, found by the name of the argument, so that calls get past the first check.
 The call about to be made is written to --log before it is made. --first skips the calls before, for a debugger.

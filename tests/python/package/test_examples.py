@@ -20,7 +20,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "python"
+FOLDER = Path(__file__).resolve().parents[3] / "examples" / "python"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
 TINY_GPT = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--batch", "4", "--sample", "5"]
 TINY_VISION = ["--width", "4", "--batch", "16", "--samples", "400"]

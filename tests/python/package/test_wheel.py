@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BUILD = Path(os.environ.get("TORCHIUM_WHEEL_BUILD", ROOT / "build" / "wheel"))
 SITE = os.environ.get("TORCHIUM_TEST_SITE")
 PACKAGES = Path(sysconfig.get_path("purelib"))
