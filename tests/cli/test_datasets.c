@@ -9,9 +9,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "../../cli/dataset.h"
-#include "../../cli/digits.h"
-#include "../../cli/samples.h"
+#include "data/dataset.h"
+#include "data/digits.h"
+#include "draw/samples.h"
 #include "support/testing.h"
 
 static char folder[] = "datasets-XXXXXX";

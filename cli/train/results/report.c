@@ -5,13 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "json.h"
-#include "machine.h"
-#include "output.h"
-#include "table.h"
-#include "text.h"
-#include "timing.h"
-#include "train.h"
+#include "measure/machine.h"
+#include "measure/timing.h"
+#include "terminal/output.h"
+#include "text/json.h"
+#include "text/table.h"
+#include "text/text.h"
+#include "train/train.h"
 
 /* Lines of text for one run, where there is no terminal. */
 enum { LINES = 10 };

@@ -8,10 +8,10 @@
 #include <string.h>
 
 #include "commands.h"
-#include "machine.h"
-#include "options.h"
-#include "output.h"
-#include "progress.h"
+#include "measure/machine.h"
+#include "terminal/options.h"
+#include "terminal/output.h"
+#include "terminal/progress.h"
 
 typedef struct bench_options {
     bool json, quick, list;

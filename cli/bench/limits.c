@@ -2,7 +2,7 @@
  * itself. A large product for arithmetic; copying memory well beyond the caches for bandwidth. */
 #include "bench.h"
 
-#include "random_matrices.h"
+#include "measure/random_matrices.h"
 
 typedef struct limit_data {
     tch_tensor *a, *b, *out;

@@ -9,7 +9,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "timing.h"
+#include "measure/timing.h"
 
 enum { NARROW = 72, WIDE = 110, BAR = 20 };
 

@@ -13,10 +13,10 @@
 #include <torchium/optim.h>
 #include <torchium/torchium.h>
 
-#include "dataset.h"
-#include "progress.h"
+#include "data/dataset.h"
+#include "terminal/progress.h"
 
-/* --- the plan (train_plan.c) -------------------------------------------------------------------------------------- */
+/* --- the plan (plan.c) -------------------------------------------------------------------------------------------- */
 
 enum { TRAIN_METHODS = 8, TRAIN_HIDDEN = 16, TRAIN_PARAMETERS = 2 * (TRAIN_HIDDEN + 1), TRAIN_TEXT = 256 };
 
@@ -76,7 +76,7 @@ void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SE
 /* Writes the methods' rates into lr_text, after a change of theirs. */
 void train_plan_spell_rates(train_plan *plan);
 
-/* An optimizer's configuration: its defaults, what the options say, and what suits a small network (train_plan.c). */
+/* An optimizer's configuration: its defaults, what the options say, and what suits a small network (plan.c). */
 tch_optim_config train_plan_config(const train_plan *plan, const train_method *method);
 
 /* The same for KFAC, the damping of it and of the natural gradient, and the steps from one refresh to the next. */
@@ -87,7 +87,7 @@ int64_t train_plan_frequency(const train_plan *plan);
 /* The learning rate of a step, from 0, as a share of the method's. */
 double train_plan_schedule(const train_plan *plan, int64_t step);
 
-/* --- the data (train_data.c) -------------------------------------------------------------------------------------- */
+/* --- the data (data.c) -------------------------------------------------------------------------------------------- */
 
 /* Rows on the device, with their labels. */
 typedef struct train_rows {
@@ -127,7 +127,7 @@ void train_data_view(const train_rows *rows, int64_t first, int64_t count, train
 tch_status train_data_batch(tch_context *context, train_data *data, const train_plan *plan, int64_t step,
                             train_batch *batch);
 
-/* --- runs and the session (train_run.c, train.c) ------------------------------------------------------------------ */
+/* --- runs and the session (run.c, train.c) ------------------------------------------------------------------------ */
 
 typedef struct train_point {
     int64_t step;
@@ -200,7 +200,7 @@ const train_run *train_session_baseline(const train_session *session);
 enum { TRAIN_RATES = 5 };
 int train_tune(train_session *session);
 
-/* --- single samples and curvature (train_curvature.c) ------------------------------------------------------------- */
+/* --- single samples and curvature (curvature.c) ------------------------------------------------------------------- */
 
 /* What the run's method and --per-sample-clip need beside the optimizer; destroyed also after a failure. */
 tch_status train_curvature_create(const train_session *session, train_run *run);
@@ -212,7 +212,7 @@ tch_status train_curvature_apply(const train_session *session, train_run *run, d
 /* Bytes of KFAC's state. */
 int64_t train_curvature_bytes(const train_run *run);
 
-/* --- checkpoints (train_checkpoint.c) ----------------------------------------------------------------------------- */
+/* --- checkpoints (checkpoint.c) ----------------------------------------------------------------------------------- */
 
 /* Opens plan->resume and rereads the command line with the checkpoint's settings before the user's. CLI_OK, or said. */
 int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **checkpoint);
@@ -223,7 +223,7 @@ int train_resume_runs(train_session *session, tch_checkpoint *checkpoint, const 
 /* Writes plan->checkpoint with all runs. NULL, or the sentence that says why not. */
 const char *train_checkpoint_save(train_session *session);
 
-/* --- files to write (train_outputs.c) ----------------------------------------------------------------------------- */
+/* --- files to write (outputs.c) ----------------------------------------------------------------------------------- */
 
 /* Whether the files that the plan names can be written, as far as that can be told before there is anything to write, and
  * none of them is one that is read. CLI_OK, or said. */
@@ -236,7 +236,7 @@ void train_outputs_save(train_session *session, const train_run *run);
 /* Draws the picture, if one was asked for, and says which files are missing in the end. CLI_OK where none is. */
 int train_outputs_finish(const train_session *session);
 
-/* --- what is shown (train_report.c, train_plot.c) ----------------------------------------------------------------- */
+/* --- what is shown (report.c, plot.c) ----------------------------------------------------------------------------- */
 
 void train_report_start(const train_session *session);
 
@@ -256,7 +256,7 @@ void train_report_end(train_session *session);
 /* Writes plan->plot. CLI_OK, or said. */
 int train_plot(const train_session *session);
 
-/* --- stopping (train_stop.c) -------------------------------------------------------------------------------------- */
+/* --- stopping (stop.c) -------------------------------------------------------------------------------------------- */
 
 /* From now on SIGINT, SIGTERM and SIGHUP ask the training to stop after the step at hand; the second one ends the
  * process. Those that are ignored stay ignored. */

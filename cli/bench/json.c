@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "json.h"
+#include "text/json.h"
 
 static void write_machine(json_writer *json, const bench_results *results, const workplace *place)
 {

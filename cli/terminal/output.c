@@ -11,7 +11,7 @@
 
 #include <torchium/torchium.h>
 
-#include "text.h"
+#include "text/text.h"
 
 static void say(const char *command, const char *kind, const char *format, va_list arguments)
 {

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "output.h"
-#include "train.h"
+#include "terminal/output.h"
+#include "train/train.h"
 
 static const char format_key[] = "train.format", fingerprint_key[] = "train.fingerprint";
 enum { FORMAT = 1, NAME = 192 };

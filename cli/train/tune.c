@@ -2,7 +2,7 @@
  * whole number of steps, and the one with the least training loss at the end wins; test rows are not looked at. */
 #include <math.h>
 
-#include "output.h"
+#include "terminal/output.h"
 #include "train.h"
 
 /* Half a power of ten from one rate to the next: finer differences are within the noise of another seed. */

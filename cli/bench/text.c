@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "output.h"
-#include "table.h"
+#include "terminal/output.h"
+#include "text/table.h"
 
 static table t; /* one at a time, and too large for the stack of a small thread */
 

@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "random_matrices.h"
+#include "measure/random_matrices.h"
 
 enum { SEED = 77 };
 

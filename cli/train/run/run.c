@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "timing.h"
-#include "train.h"
+#include "measure/timing.h"
+#include "train/train.h"
 
 /* Rows evaluated at once, for the memory of a network's activations. */
 enum { EVALUATED_ROWS = 1024 };

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "chart.h"
-#include "output.h"
-#include "text.h"
-#include "train.h"
+#include "draw/chart.h"
+#include "terminal/output.h"
+#include "text/text.h"
+#include "train/train.h"
 
 /* Points to a curve: more than a panel has pixels. */
 enum { MOST = 1000 };

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "digits.h"
-#include "output.h"
-#include "train.h"
+#include "data/digits.h"
+#include "terminal/output.h"
+#include "train/train.h"
 
 /* Files cannot be larger than they are, but any number of digits can be asked for, and the system may promise memory that
  * it does not have. There are three copies in the end: the rows, those of an epoch, and what is on the device. */

@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "output.h"
-#include "train.h"
+#include "terminal/output.h"
+#include "train/train.h"
 
 /* --- before ------------------------------------------------------------------------------------------------------- */
 

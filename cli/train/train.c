@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "commands.h"
-#include "output.h"
+#include "terminal/output.h"
 
 const train_run *train_session_baseline(const train_session *session)
 {

@@ -3,7 +3,7 @@
  * waits for the device, and nothing here has a state of its own but KFAC. */
 #include <stdio.h>
 
-#include "train.h"
+#include "train/train.h"
 
 /* --- making and ending -------------------------------------------------------------------------------------------- */
 

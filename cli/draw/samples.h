@@ -2,7 +2,7 @@
 #ifndef CLI_SAMPLES_H
 #define CLI_SAMPLES_H
 
-#include "dataset.h"
+#include "data/dataset.h"
 
 /* The first rows * columns images side by side as a PNG file, ink dark on white, each of their pixels `zoom` pixels
  * wide. Features are taken to be from 0 to 1: call it before they are standardized. */

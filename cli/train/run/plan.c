@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "options.h"
-#include "output.h"
-#include "train.h"
+#include "terminal/options.h"
+#include "terminal/output.h"
+#include "train/train.h"
 
 static const double pi = 3.14159265358979323846;
 

@@ -4,7 +4,7 @@
 
 #include <torchium/torchium.h>
 
-#include "json.h"
+#include "text/json.h"
 
 typedef struct machine_facts {
     char system[256];   /* "Linux 6.1.0 x86_64" */

@@ -1,11 +1,11 @@
 /* The parts of `torchium bench`: cases are measured into rows, and rows are shown as tables or as JSON.
  *
- * bench_cases.c       which operations are measured, at which sizes
- * bench_operations.c  how each operation is set up, run, and its work counted
- * bench_gradients.c   the same for gradients of single samples and curvature
- * bench_limits.c      what this machine can do at best, measured in the same run
- * bench_accuracy.c    errors of the inverse roots over condition numbers
- * bench_text.c, bench_json.c   the results for people and for programs */
+ * cases.c         which operations are measured, at which sizes
+ * operations.c    how each operation is set up, run, and its work counted
+ * gradients.c     the same for per-sample gradients and curvature
+ * limits.c        what this machine can do at best, measured in the same run
+ * accuracy.c      errors of the inverse roots over condition numbers
+ * text.c, json.c  the results for people and for programs */
 #ifndef CLI_BENCH_H
 #define CLI_BENCH_H
 
@@ -13,10 +13,10 @@
 
 #include <torchium/torchium.h>
 
-#include "machine.h"
-#include "root_trial.h"
-#include "timing.h"
-#include "workplace.h"
+#include "measure/machine.h"
+#include "measure/root_trial.h"
+#include "measure/timing.h"
+#include "measure/workplace.h"
 
 typedef struct bench_operation bench_operation;
 
@@ -49,7 +49,7 @@ struct bench_operation {
     double products; /* rough cost in products of n by n matrices, to foretell the time left */
 };
 
-/* Of bench_gradients.c. */
+/* Of gradients.c. */
 extern const bench_operation bench_sample_gradients, bench_sample_norms, bench_weighted_sum, bench_factors;
 
 /* Every operation, in the order in which they are measured; ends with NULL. */

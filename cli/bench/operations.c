@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "random_matrices.h"
+#include "measure/random_matrices.h"
 
 /* Inputs that need a spectrum are nearly singular, so that the damping decides the conditioning. */
 static const double spectrum_condition = 1e8;

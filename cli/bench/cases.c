@@ -1,5 +1,5 @@
 /* Which operations are measured at which sizes, and the series that show how cost grows. To measure another size, add
- * it to the operation's list; to measure another operation, write it in bench_operations.c and give it a list here. */
+ * it to the operation's list; to measure another operation, write it in operations.c and give it a list here. */
 #include "bench.h"
 
 #include <stdio.h>
