@@ -1,6 +1,6 @@
-/* Data sets for training: a table of float32 features with one integer label per row, in host memory, and the ways to
- * get one: CSV files, IDX files (the format of MNIST), and digits.h, which draws one. Functions that can fail return
- * false with a sentence in `error`, and then leave nothing to free. */
+/* Data sets for training: a table of float32 features with one integer label per row, in host memory. dataset_read.h
+ * reads one from a file, digits.h draws one. Functions that can fail return false with a sentence in `error`, and then
+ * leave nothing to free. */
 #ifndef CLI_DATASET_H
 #define CLI_DATASET_H
 
@@ -20,25 +20,6 @@ typedef struct dataset {
 typedef struct dataset_error {
     char text[512]; /* what is wrong, where, and what to do about it */
 } dataset_error;
-
-typedef struct csv_options {
-    char separator;    /* 0: of comma, semicolon, tab and bar the one most frequent in the first line */
-    const char *label; /* column of the labels: its name in the header, or its number from 1; NULL is the last */
-    bool no_header;    /* the first line holds data; otherwise it does if all its cells but the label are numbers */
-} csv_options;
-
-/* Features are numbers; labels are any text, and the classes are the different ones: in the order of their values where
- * all are numbers, else alphabetical. Fields may be quoted ("a ""b"", c"), lines end in LF or CRLF, empty lines are
- * passed over. Missing, non-numeric and infinite features are refused with their line and column. `options` may be
- * NULL. */
-bool dataset_read_csv(const char *path, const csv_options *options, dataset *data, dataset_error *error);
-
-/* Images and labels of unsigned bytes, as MNIST has them; pixels become 0 to 1. `labels_path` may be NULL where the
- * name of the images' file tells it: "train-images-idx3-ubyte" has "train-labels-idx1-ubyte" beside it. */
-bool dataset_read_idx(const char *images_path, const char *labels_path, dataset *data, dataset_error *error);
-
-/* Reads a CSV or an IDX file, whichever the first bytes say. `options` is for CSV, may be NULL. */
-bool dataset_read(const char *path, const csv_options *options, dataset *data, dataset_error *error);
 
 /* Deals the rows out in a random order that depends on the seed alone: round(test_fraction * rows) of them to `test`,
  * at least one to each. `all` is left as it is. */

@@ -1,11 +1,13 @@
 /* CSV files as data sets: which line is a header, which column holds the labels, what the classes are. Whatever is
  * wrong is reported with its line and column. */
-#include "csv_table.h"
+#include "dataset_csv.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "csv_table.h"
 
 #define MOST_CLASSES 100000
 

@@ -1,7 +1,7 @@
 /* IDX files, the format of MNIST: two zero bytes, a type, a rank, the sizes as big-endian 32-bit numbers, and the
  * elements. Sizes are believed only after they were compared with the length of the file, so that a hostile header
  * cannot ask for memory that the file does not fill. */
-#include "dataset.h"
+#include "dataset_idx.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -32,7 +32,4 @@ struct canvas {
 bool canvas_svg(canvas *c, FILE *out, double width, double height);
 bool canvas_png(canvas *c, FILE *out, double width, double height);
 
-/* Writes an image of three bytes a pixel. */
-bool png_write_rgb(FILE *out, int width, int height, const unsigned char *pixels);
-
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "canvas.h"
+#include "png_rgb.h"
 
 /* Pixels to a unit of the page. */
 enum { SCALE = 2 };

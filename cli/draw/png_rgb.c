@@ -1,13 +1,13 @@
 /* Writes PNG files in colour. Rows are stored as their difference from the row above, which for a drawing is mostly
  * zeros, and packed as deflate with its fixed codes and no matches but runs of one byte: a page of white shrinks a
  * hundredfold, and the whole of it is on this page. */
+#include "png_rgb.h"
+
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "canvas.h"
 
 typedef struct packer {
     unsigned char *bytes;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "canvas.h"
+#include "png_rgb.h"
 
 enum { MOST_SIDE = 30000 }; /* pixels */
 

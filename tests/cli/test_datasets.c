@@ -9,7 +9,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "data/dataset.h"
+#include "data/dataset_idx.h"
+#include "data/dataset_read.h"
 #include "data/digits.h"
 #include "draw/samples.h"
 #include "support/testing.h"

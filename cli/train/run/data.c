@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/dataset_idx.h"
+#include "data/dataset_read.h"
 #include "data/digits.h"
 #include "terminal/output.h"
 #include "train/train.h"
