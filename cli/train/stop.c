@@ -1,10 +1,10 @@
 /* Ctrl-C and its relatives. The handler only notes the signal, which the loop looks at between steps; a second signal
  * finds the note and does what it would have done without us. */
 #define _POSIX_C_SOURCE 200809L
+#include "stop.h"
+
 #include <signal.h>
 #include <stddef.h>
-
-#include "train.h"
 
 static volatile sig_atomic_t asked; /* by this signal, or 0 */
 

@@ -1,19 +1,16 @@
 /* `torchium train`: reads the plan, makes one run for each optimizer, and trains them one after the other. All of them
  * exist from the beginning: what cannot be had is said before time is spent, and a checkpoint holds them all. */
-#include "train.h"
-
 #include <stdlib.h>
 
+#include "advance.h"
 #include "commands.h"
+#include "results/checkpoint.h"
+#include "results/outputs.h"
+#include "results/report.h"
+#include "run/session.h"
+#include "stop.h"
 #include "terminal/output.h"
-
-const train_run *train_session_baseline(const train_session *session)
-{
-    for (int32_t i = 0; i < session->run_count; i++)
-        if (session->runs[i].method.kind == TCH_OPTIM_ADAMW)
-            return &session->runs[i];
-    return &session->runs[session->run_count - 1];
-}
+#include "tune.h"
 
 /* The next step at which something other than a step is done. */
 static int64_t next_halt(const train_plan *plan, int64_t step)
@@ -39,7 +36,7 @@ static int measure(train_session *session, train_run *run)
     const train_point *last = train_run_last(run);
     if (last != NULL && last->step == run->step)
         return CLI_OK;
-    if (train_run_measure(session, run, &point))
+    if (train_run_measure(&session->setup, run, &point))
         return fail(session);
     if (!train_run_record(run, &point))
         return output_fail("train", "out of memory for measurement %lld", (long long)run->point_count + 1);
@@ -49,10 +46,10 @@ static int measure(train_session *session, train_run *run)
 
 static int train_run_whole(train_session *session, train_run *run)
 {
-    const train_plan *plan = &session->plan;
+    const train_plan *plan = &session->setup.plan;
     int status = measure(session, run);
     while (status == CLI_OK && run->step < plan->steps && !run->diverged && !train_stop_asked()) {
-        if (train_run_advance(session, run, next_halt(plan, run->step)))
+        if (train_advance(session, run, next_halt(plan, run->step)))
             return fail(session);
         if (run->step % plan->log_every == 0 || run->step == plan->steps)
             status = measure(session, run);
@@ -65,9 +62,9 @@ static int train_run_whole(train_session *session, train_run *run)
 
 static int create_runs(train_session *session)
 {
-    const train_plan *plan = &session->plan;
+    const train_plan *plan = &session->setup.plan;
     for (int32_t i = 0; i < plan->method_count; i++) {
-        if (train_run_create(session, &plan->methods[i], &session->runs[i]))
+        if (train_run_create(&session->setup, &plan->methods[i], &session->runs[i]))
             return output_fail_library("train");
         session->run_count = i + 1;
     }
@@ -76,11 +73,11 @@ static int create_runs(train_session *session)
 
 static int train_all(train_session *session, tch_checkpoint *checkpoint)
 {
-    int status = session->plan.tune ? train_tune(session) : CLI_OK;
+    int status = session->setup.plan.tune ? train_tune(session) : CLI_OK;
     if (status == CLI_OK)
         status = create_runs(session);
     if (status == CLI_OK && checkpoint != NULL)
-        status = train_resume_runs(session, checkpoint, session->plan.resume);
+        status = train_resume_runs(session, checkpoint, session->setup.plan.resume);
     const train_run *at_work = session->runs;
     for (int32_t i = 0; i < session->run_count && status == CLI_OK && !train_stop_asked(); i++) {
         at_work = &session->runs[i];
@@ -103,17 +100,17 @@ static double work(const train_plan *plan)
 static int prepare(train_session *session)
 {
     const int64_t totals = TCH_NETWORK_TOTALS;
-    train_plan *plan = &session->plan;
+    train_plan *plan = &session->setup.plan;
     if ((plan->threads > 0 && tch_set_num_threads((int32_t)plan->threads)) ||
-        tch_context_create(plan->device, &session->context) ||
-        tch_tensor_create(session->context, TCH_FLOAT64, 1, &totals, TCH_CONTIGUOUS, &session->totals))
+        tch_context_create(plan->device, &session->setup.context) ||
+        tch_tensor_create(session->setup.context, TCH_FLOAT64, 1, &totals, TCH_CONTIGUOUS, &session->setup.totals))
         return output_fail_library("train");
-    int status = train_data_load(plan, &session->data);
+    int status = train_data_load(plan, &session->setup.data);
     if (status == CLI_OK)
-        status = train_data_upload(session->context, &session->data);
+        status = train_data_upload(session->setup.context, &session->setup.data);
     if (status != CLI_OK)
         return status;
-    return train_plan_settle(plan, session->data.train.rows);
+    return train_plan_settle(plan, session->setup.data.train.rows);
 }
 
 static int run_session(train_session *session, tch_checkpoint *checkpoint)
@@ -123,7 +120,7 @@ static int run_session(train_session *session, tch_checkpoint *checkpoint)
         return status;
     train_stop_watch();
     train_report_start(session);
-    session->bar = progress_start(work(&session->plan));
+    session->bar = progress_start(work(&session->setup.plan));
     status = train_all(session, checkpoint);
     if (status != CLI_OK)
         return status;
@@ -136,9 +133,9 @@ static void release_session(train_session *session)
 {
     for (int32_t i = 0; i < session->run_count; i++)
         train_run_destroy(&session->runs[i]);
-    train_data_release(&session->data);
-    tch_tensor_destroy(session->totals);
-    tch_context_destroy(session->context);
+    train_data_release(&session->setup.data);
+    tch_tensor_destroy(session->setup.totals);
+    tch_context_destroy(session->setup.context);
 }
 
 int command_train(int argc, char **argv)
@@ -148,13 +145,13 @@ int command_train(int argc, char **argv)
     train_session *session = calloc(1, sizeof *session);
     if (session == NULL)
         return output_fail("train", "out of memory");
-    int status = train_plan_read(argc, argv, &session->plan, &go);
-    if (status == CLI_OK && go && session->plan.resume != NULL)
-        status = train_resume_plan(argc, argv, &session->plan, &checkpoint);
+    int status = train_plan_read(argc, argv, &session->setup.plan, &go);
+    if (status == CLI_OK && go && session->setup.plan.resume != NULL)
+        status = train_resume_plan(argc, argv, &session->setup.plan, &checkpoint);
     if (status == CLI_OK && go)
-        status = train_plan_parse(&session->plan);
+        status = train_plan_parse(&session->setup.plan);
     if (status == CLI_OK && go)
-        status = train_outputs_check(&session->plan);
+        status = train_outputs_check(&session->setup.plan);
     if (status == CLI_OK && go)
         status = run_session(session, checkpoint);
     release_session(session);

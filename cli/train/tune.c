@@ -1,9 +1,13 @@
 /* --tune: the same search for every optimizer. Each rate of a geometric grid around the method's own trains for the
  * whole number of steps, and the one with the least training loss at the end wins; test rows are not looked at. */
+#include "tune.h"
+
 #include <math.h>
 
+#include "advance.h"
+#include "results/report.h"
+#include "stop.h"
 #include "terminal/output.h"
-#include "train.h"
 
 /* Half a power of ten from one rate to the next: finer differences are within the noise of another seed. */
 static double trial_rate(double centre, int index)
@@ -16,12 +20,12 @@ static double trial_rate(double centre, int index)
 static tch_status try_rate(train_session *session, const train_method *method, double *loss)
 {
     train_run run;
-    tch_status status = train_run_create(session, method, &run);
+    tch_status status = train_run_create(&session->setup, method, &run);
     if (status != TCH_OK)
         return status;
-    status = train_run_advance(session, &run, session->plan.steps);
+    status = train_advance(session, &run, session->setup.plan.steps);
     if (status == TCH_OK)
-        status = train_run_loss(session, &run, loss);
+        status = train_run_loss(&session->setup, &run, loss);
     if (status == TCH_OK && !isfinite(*loss))
         *loss = (double)INFINITY;
     train_run_destroy(&run);
@@ -52,7 +56,7 @@ static tch_status tune_method(train_session *session, train_method *method)
 
 int train_tune(train_session *session)
 {
-    train_plan *plan = &session->plan;
+    train_plan *plan = &session->setup.plan;
     for (int32_t i = 0; i < plan->method_count && !train_stop_asked(); i++)
         if (tune_method(session, &plan->methods[i]))
             return output_fail_library("train");

@@ -1,11 +1,12 @@
 /* Checkpoints of `torchium train`: the settings as text, and for each run its network, the state of its optimizer
  * and of KFAC, and its curve. The order of the data needs no state: it follows from the seed and the step. */
+#include "checkpoint.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "terminal/output.h"
-#include "train/train.h"
 
 static const char format_key[] = "train.format", fingerprint_key[] = "train.fingerprint";
 enum { FORMAT = 1, NAME = 192 };
@@ -36,10 +37,10 @@ static tch_status add_settings(const train_session *session, tch_checkpoint_writ
     train_setting settings[TRAIN_SETTINGS];
     char key[NAME], text[32];
     tch_status status = tch_checkpoint_writer_set_integer(writer, format_key, FORMAT);
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)session->data.fingerprint);
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)session->setup.data.fingerprint);
     if (status == TCH_OK)
         status = tch_checkpoint_writer_set_text(writer, fingerprint_key, text);
-    train_plan_settings(&session->plan, settings);
+    train_plan_settings(&session->setup.plan, settings);
     for (int i = 0; i < TRAIN_SETTINGS && status == TCH_OK; i++)
         if (settings[i].text[0] != '\0')
             status = tch_checkpoint_writer_set_text(writer, setting_key(&settings[i], key), settings[i].text);
@@ -90,7 +91,8 @@ static tch_status add_runs(train_session *session, tch_checkpoint_writer *writer
         if ((status = add_numbers(run, writer)) || (status = add_network(run, writer)) ||
             (status = tch_optimizer_save(run->optimizer, writer, tensor_name(run, "optimizer", "", name))))
             return status;
-        if (run->kfac != NULL && (status = tch_kfac_save(run->kfac, writer, tensor_name(run, "kfac", "", name))))
+        if (run->curvature.kfac != NULL &&
+            (status = tch_kfac_save(run->curvature.kfac, writer, tensor_name(run, "kfac", "", name))))
             return status;
         if (run->point_count > 0)
             status = tch_checkpoint_writer_add(writer, tensor_name(run, "curve", "", name), &curve);
@@ -109,7 +111,7 @@ const char *train_checkpoint_save(train_session *session)
         return "out of memory for the curves";
     bool failed = tch_checkpoint_writer_create(&writer) || add_settings(session, writer) ||
                   add_runs(session, writer, numbers) ||
-                  tch_checkpoint_writer_save(writer, session->context, session->plan.checkpoint);
+                  tch_checkpoint_writer_save(writer, session->setup.context, session->setup.plan.checkpoint);
     tch_checkpoint_writer_destroy(writer);
     free(numbers);
     return failed ? tch_last_error() : NULL;
@@ -173,11 +175,11 @@ static int compare_settings(const train_session *session, const tch_checkpoint *
 {
     train_setting settings[TRAIN_SETTINGS];
     char key[NAME], fingerprint[32];
-    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)session->data.fingerprint);
+    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)session->setup.data.fingerprint);
     const char *known = tch_checkpoint_text(checkpoint, fingerprint_key);
     if (known == NULL || strcmp(known, fingerprint) != 0)
         return output_fail("train", "the data are not those that %s was trained with", path);
-    train_plan_settings(&session->plan, settings);
+    train_plan_settings(&session->setup.plan, settings);
     for (int i = 0; i < TRAIN_SETTINGS; i++) {
         const char *text = tch_checkpoint_text(checkpoint, setting_key(&settings[i], key));
         text = text != NULL ? text : "";
@@ -204,7 +206,7 @@ static bool read_network(const train_session *session, const train_run *run, con
     char name[NAME];
     for (int32_t i = 0; i < tch_network_parameter_count(run->network); i++) {
         tensor_name(run, "network/", tch_network_parameter_name(run->network, i), name);
-        if (tch_checkpoint_read(checkpoint, session->context, name, tch_network_parameter(run->network, i)))
+        if (tch_checkpoint_read(checkpoint, session->setup.context, name, tch_network_parameter(run->network, i)))
             return false;
     }
     return true;
@@ -259,11 +261,12 @@ static int read_curve(train_run *run, const tch_checkpoint *checkpoint, const ch
 static int resume_run(train_session *session, train_run *run, tch_checkpoint *checkpoint, const char *path)
 {
     char name[NAME];
-    const train_plan *plan = &session->plan;
+    const train_plan *plan = &session->setup.plan;
     if (!read_numbers(run, checkpoint) || !read_network(session, run, checkpoint) ||
         tch_optimizer_load(run->optimizer, checkpoint, tensor_name(run, "optimizer", "", name)))
         return output_fail_library("train");
-    if (run->kfac != NULL && tch_kfac_load(run->kfac, checkpoint, tensor_name(run, "kfac", "", name)))
+    if (run->curvature.kfac != NULL &&
+        tch_kfac_load(run->curvature.kfac, checkpoint, tensor_name(run, "kfac", "", name)))
         return output_fail_library("train");
     if (run->step < 0 || run->step > plan->steps)
         return output_fail("train", "%s has made %lld steps in %s, and %lld are asked for", run->method.name,

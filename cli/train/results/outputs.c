@@ -1,6 +1,8 @@
 /* The files that a training writes. What cannot be written is refused before the training begins; what fails later, when
  * a disk is full, is said and ends nothing, since the training is worth more than the file. */
 #define _POSIX_C_SOURCE 200809L
+#include "outputs.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -8,8 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "checkpoint.h"
+#include "plot.h"
 #include "terminal/output.h"
-#include "train/train.h"
 
 /* --- before ------------------------------------------------------------------------------------------------------- */
 
@@ -98,7 +101,7 @@ int train_outputs_check(const train_plan *plan)
 void train_outputs_save(train_session *session, const train_run *run)
 {
     train_saves *saves = &session->saves;
-    if (session->plan.checkpoint == NULL)
+    if (session->setup.plan.checkpoint == NULL)
         return;
     progress_clear(&session->bar);
     const char *problem = train_checkpoint_save(session);
@@ -113,7 +116,7 @@ void train_outputs_save(train_session *session, const train_run *run)
 static int say_missing(const train_session *session)
 {
     const train_saves *saves = &session->saves;
-    const char *path = session->plan.checkpoint;
+    const char *path = session->setup.plan.checkpoint;
     if (saves->run == NULL)
         return output_fail("train", "the checkpoint %.600s is missing: it could not be saved in this training", path);
     return output_fail("train", "the checkpoint %.600s is not that of the end: it holds step %lld of %s", path,
@@ -122,7 +125,7 @@ static int say_missing(const train_session *session)
 
 int train_outputs_finish(const train_session *session)
 {
-    int status = session->plan.plot != NULL ? train_plot(session) : CLI_OK;
+    int status = session->setup.plan.plot != NULL ? train_plot(session) : CLI_OK;
     fflush(stdout);
     return session->saves.failed > 0 ? say_missing(session) : status;
 }

@@ -1,4 +1,6 @@
 /* The picture of a training: the training loss of every run over steps and over seconds. */
+#include "plot.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +9,6 @@
 #include "draw/chart.h"
 #include "terminal/output.h"
 #include "text/text.h"
-#include "train/train.h"
 
 /* Points to a curve: more than a panel has pixels. */
 enum { MOST = 1000 };
@@ -36,7 +37,7 @@ static bool write_chart(const train_session *session, curve *curves)
 {
     chart_series by_step[TRAIN_METHODS], by_time[TRAIN_METHODS];
     char remark[2 * TRAIN_TEXT], names[TRAIN_METHODS][64];
-    const train_plan *plan = &session->plan;
+    const train_plan *plan = &session->setup.plan;
     for (int32_t i = 0; i < session->run_count; i++) {
         const train_run *run = &session->runs[i];
         curve *c = &curves[i];
@@ -46,7 +47,7 @@ static bool write_chart(const train_session *session, curve *curves)
         by_time[i] = (chart_series){names[i], c->count, c->seconds, c->losses};
     }
     snprintf(remark, sizeof remark, "%lld rows of %lld numbers, hidden layers %s, batches of %lld, %s rate",
-             (long long)session->data.train.rows, (long long)session->data.train.cols, plan->hidden_text,
+             (long long)session->setup.data.train.rows, (long long)session->setup.data.train.cols, plan->hidden_text,
              (long long)plan->batch, plan->schedule);
     const chart c = {.title = "Training loss over steps and over time",
                      .remark = remark,
@@ -59,7 +60,7 @@ static bool write_chart(const train_session *session, curve *curves)
 
 int train_plot(const train_session *session)
 {
-    const char *path = session->plan.plot;
+    const char *path = session->setup.plan.plot;
     char shown[TEXT_SHOWN];
     curve *curves = malloc(TRAIN_METHODS * sizeof *curves);
     if (curves == NULL)
@@ -69,7 +70,7 @@ int train_plot(const train_session *session)
     free(curves);
     if (!good)
         return output_fail("train", "the picture %s could not be written: %s", path, strerror(problem));
-    if (!session->plan.json)
+    if (!session->setup.plan.json)
         printf("Learning curves: %s\n", text_show(path, shown));
     return CLI_OK;
 }

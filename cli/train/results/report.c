@@ -1,6 +1,8 @@
 /* What a training shows: a bar on a terminal, a few lines where there is none, JSON where it is asked for, and the
  * table at the end. A run is compared with the baseline by the first measurement at which its training loss was at
  * most the baseline's last one, so a comparison is as fine as the distance between measurements. */
+#include "report.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +13,6 @@
 #include "text/json.h"
 #include "text/table.h"
 #include "text/text.h"
-#include "train/train.h"
 
 /* Lines of text for one run, where there is no terminal. */
 enum { LINES = 10 };
@@ -31,18 +32,18 @@ static const char *data_name(const train_plan *plan)
 /* "400-256-128-10" */
 static const char *shape_text(const train_session *session, char text[TRAIN_TEXT])
 {
-    const train_plan *plan = &session->plan;
-    size_t used = (size_t)snprintf(text, TRAIN_TEXT, "%lld", (long long)session->data.train.cols);
+    const train_plan *plan = &session->setup.plan;
+    size_t used = (size_t)snprintf(text, TRAIN_TEXT, "%lld", (long long)session->setup.data.train.cols);
     for (int32_t i = 0; i < plan->hidden_count; i++)
         used += (size_t)snprintf(text + used, TRAIN_TEXT - used, "-%lld", (long long)plan->widths[i]);
-    snprintf(text + used, TRAIN_TEXT - used, "-%d", (int)session->data.train.classes);
+    snprintf(text + used, TRAIN_TEXT - used, "-%d", (int)session->setup.data.train.classes);
     return text;
 }
 
 void train_report_start(const train_session *session)
 {
-    const train_plan *plan = &session->plan;
-    const train_data *data = &session->data;
+    const train_plan *plan = &session->setup.plan;
+    const train_data *data = &session->setup.data;
     char shape[TRAIN_TEXT], device[192], shown[TEXT_SHOWN];
     if (plan->json)
         return;
@@ -51,7 +52,7 @@ void train_report_start(const train_session *session)
            (long long)data->train.rows, (long long)data->test.rows, (int)data->train.classes);
     printf("with %s: %lld steps of %lld rows, %s rate\n", plan->optimizer, (long long)plan->steps,
            (long long)plan->batch, plan->schedule);
-    printf("on %s\n\n", machine_context_line(session->context, device));
+    printf("on %s\n\n", machine_context_line(session->setup.context, device));
     fflush(stdout);
 }
 
@@ -71,14 +72,14 @@ static void point_json(const train_session *session, const train_run *run, const
     json_writer json = json_start_line(stdout);
     json_object_begin(&json, NULL);
     json_text(&json, "optimizer", run->method.name);
-    json_real(&json, "lr", run->method.rate * train_plan_schedule(&session->plan, point->step));
+    json_real(&json, "lr", run->method.rate * train_plan_schedule(&session->setup.plan, point->step));
     write_point(&json, point);
     json_object_end(&json);
 }
 
 static void point_text(const train_session *session, const train_run *run, const train_point *point)
 {
-    const train_plan *plan = &session->plan;
+    const train_plan *plan = &session->setup.plan;
     int64_t before = point->step > plan->log_every ? point->step - plan->log_every : 0;
     bool tenth = LINES * point->step / plan->steps > LINES * before / plan->steps;
     if (tenth || point->step == plan->steps || run->diverged)
@@ -89,7 +90,7 @@ static void point_text(const train_session *session, const train_run *run, const
 
 void train_report_point(train_session *session, const train_run *run, const train_point *point)
 {
-    if (session->plan.json)
+    if (session->setup.plan.json)
         point_json(session, run, point);
     else if (!session->bar.shown)
         point_text(session, run, point);
@@ -116,7 +117,7 @@ void train_report_progress(train_session *session, const train_run *run)
 
 void train_report_trial(train_session *session, const train_method *method, double loss)
 {
-    if (session->plan.json) {
+    if (session->setup.plan.json) {
         json_writer json = json_start_line(stdout);
         json_object_begin(&json, NULL);
         json_text(&json, "tune", method->name);
@@ -132,17 +133,28 @@ void train_report_trial(train_session *session, const train_method *method, doub
 
 void train_report_choice(train_session *session, const train_method *method, bool at_edge)
 {
-    if (!session->plan.json)
+    if (!session->setup.plan.json)
         printf("tune %-8s takes %.3g%s\n\n", method->name, method->rate,
                at_edge ? ", the end of the range: a better one may lie beyond, --lr moves it" : "");
 }
 
 /* --- the end ------------------------------------------------------------------------------------------------------ */
 
+/* AdamW's run, or else the last one: what the others are compared with. */
+static const train_run *baseline_of(const train_session *session)
+{
+    for (int32_t i = 0; i < session->run_count; i++) {
+        if (session->runs[i].method.kind == TCH_OPTIM_ADAMW) {
+            return &session->runs[i];
+        }
+    }
+    return &session->runs[session->run_count - 1];
+}
+
 /* The first measurement that is as good as the baseline's last, or NULL. */
 static const train_point *reach_baseline(const train_session *session, const train_run *run)
 {
-    const train_point *goal = train_run_last(train_session_baseline(session));
+    const train_point *goal = train_run_last(baseline_of(session));
     return goal != NULL ? train_run_reach(run, goal->train_loss) : NULL;
 }
 
@@ -150,7 +162,8 @@ static const train_point *reach_baseline(const train_session *session, const tra
 static bool read_stats(const train_run *run, tch_optim_stats *stats)
 {
     tch_kfac_stats kfac = TCH_KFAC_STATS_INIT;
-    if (tch_optimizer_get_stats(run->optimizer, stats) || (run->kfac != NULL && tch_kfac_get_stats(run->kfac, &kfac)))
+    if (tch_optimizer_get_stats(run->optimizer, stats) ||
+        (run->curvature.kfac != NULL && tch_kfac_get_stats(run->curvature.kfac, &kfac)))
         return false;
     stats->refreshes += kfac.refreshes;
     stats->failed += kfac.failed;
@@ -163,7 +176,7 @@ static int64_t state_bytes(const train_run *run)
 {
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
     (void)tch_optimizer_get_memory(run->optimizer, &memory);
-    return memory.state + train_curvature_bytes(run);
+    return memory.state + train_curvature_bytes(&run->curvature);
 }
 
 /* What the optimizer itself has to say: nothing, where all went well. */
@@ -173,7 +186,7 @@ static const char *remark(const train_session *session, const train_run *run, ch
     text[0] = '\0';
     if (run->diverged)
         snprintf(text, TRAIN_TEXT, "diverged");
-    else if (run->step < session->plan.steps)
+    else if (run->step < session->setup.plan.steps)
         snprintf(text, TRAIN_TEXT, "interrupted");
     else if (read_stats(run, &stats) && stats.skipped + stats.failed > 0)
         snprintf(text, TRAIN_TEXT, "%lld steps skipped, %lld refreshes failed", (long long)stats.skipped,
@@ -210,7 +223,7 @@ static void table_run(table *t, const train_session *session, const train_run *r
 static void report_table(const train_session *session)
 {
     table t;
-    const train_run *baseline = train_session_baseline(session);
+    const train_run *baseline = baseline_of(session);
     const train_point *goal = train_run_last(baseline);
     table_start(&t, "optimizer|rate|steps|train loss|test loss|accuracy|time|a step|steps to L|time to L|<");
     for (int32_t i = 0; i < session->run_count; i++)
@@ -219,7 +232,7 @@ static void report_table(const train_session *session)
     table_print(&t);
     if (goal != NULL && isfinite(goal->train_loss))
         printf("\nL = %.5f is the training loss that %s ends with; losses were measured every %lld steps.\n",
-               goal->train_loss, baseline->method.name, (long long)session->plan.log_every);
+               goal->train_loss, baseline->method.name, (long long)session->setup.plan.log_every);
 }
 
 static void json_run(json_writer *json, const train_session *session, const train_run *run)
@@ -261,20 +274,20 @@ static void json_settings(json_writer *json, const train_plan *plan)
 static void report_json(const train_session *session)
 {
     char text[192];
-    const train_data *data = &session->data;
+    const train_data *data = &session->setup.data;
     json_writer json = json_start_line(stdout);
     json_object_begin(&json, NULL);
     json_bool(&json, "summary", true);
     json_text(&json, "version", tch_version());
-    json_text(&json, "device", machine_context_line(session->context, text));
-    json_text(&json, "data", data_name(&session->plan));
+    json_text(&json, "device", machine_context_line(session->setup.context, text));
+    json_text(&json, "data", data_name(&session->setup.plan));
     json_integer(&json, "train_rows", data->train.rows);
     json_integer(&json, "test_rows", data->test.rows);
     json_integer(&json, "columns", data->train.cols);
     json_integer(&json, "classes", data->train.classes);
     json_integer(&json, "parameters", tch_network_size(session->runs[0].network));
-    json_settings(&json, &session->plan);
-    json_text(&json, "baseline", train_session_baseline(session)->method.name);
+    json_settings(&json, &session->setup.plan);
+    json_text(&json, "baseline", baseline_of(session)->method.name);
     json_bool(&json, "interrupted", session->interrupted != 0);
     json_array_begin(&json, "runs");
     for (int32_t i = 0; i < session->run_count; i++)
@@ -285,7 +298,7 @@ static void report_json(const train_session *session)
 
 static void report_interruption(const train_session *session)
 {
-    const char *path = session->plan.checkpoint;
+    const char *path = session->setup.plan.checkpoint;
     fputs("Interrupted.", stdout);
     if (session->saves.run != NULL) {
         fputs(" To go on: torchium train --resume ", stdout);
@@ -298,7 +311,7 @@ static void report_interruption(const train_session *session)
 
 void train_report_end(train_session *session)
 {
-    if (session->plan.json) {
+    if (session->setup.plan.json) {
         report_json(session);
         return;
     }

@@ -1,5 +1,7 @@
 /* The data of a training: read or drawn, dealt out, and brought to the device one epoch at a time, so that batches are
  * views and a step copies nothing. */
+#include "data.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +9,6 @@
 #include "data/dataset_read.h"
 #include "data/digits.h"
 #include "terminal/output.h"
-#include "train/train.h"
 
 /* Files cannot be larger than they are, but any number of digits can be asked for, and the system may promise memory that
  * it does not have. There are three copies in the end: the rows, those of an epoch, and what is on the device. */

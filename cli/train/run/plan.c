@@ -1,5 +1,7 @@
 /* The plan of a training: options read into numbers, defaults that depend on the data, and each optimizer's
  * configuration. The rates below were found with --tune; docs/training.md says how, and changes with them. */
+#include "plan.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +10,6 @@
 
 #include "terminal/options.h"
 #include "terminal/output.h"
-#include "train/train.h"
 
 static const double pi = 3.14159265358979323846;
 
@@ -369,18 +370,18 @@ tch_optim_config train_plan_config(const train_plan *plan, const train_method *m
     return config;
 }
 
-tch_kfac_config train_plan_kfac(const train_plan *plan, const train_method *method)
+tch_kfac_config train_plan_kfac(const train_plan *plan, train_curvature kind)
 {
     tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
-    config.method = method->curvature == TRAIN_EKFAC ? TCH_KFAC_EKFAC : TCH_KFAC_EIGEN;
-    config.damping = train_plan_damping(plan, method);
+    config.method = kind == TRAIN_EKFAC ? TCH_KFAC_EKFAC : TCH_KFAC_EIGEN;
+    config.damping = train_plan_damping(plan, kind);
     config.kl_clip = plan->kl_clip >= 0.0 ? plan->kl_clip : 0.3;
     return config;
 }
 
-double train_plan_damping(const train_plan *plan, const train_method *method)
+double train_plan_damping(const train_plan *plan, train_curvature kind)
 {
-    double own = method->curvature == TRAIN_NATURAL ? 10.0 : 0.04;
+    double own = kind == TRAIN_NATURAL ? 10.0 : 0.04;
     return plan->damping > 0.0 ? plan->damping : own;
 }
 
