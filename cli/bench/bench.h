@@ -3,6 +3,7 @@
  * cases.c         which operations are measured, at which sizes
  * operations.c    how each operation is set up, run, and its work counted
  * gradients.c     the same for per-sample gradients and curvature
+ * inputs.c        what both of them begin with
  * limits.c        what this machine can do at best, measured in the same run
  * accuracy.c      errors of the inverse roots over condition numbers
  * text.c, json.c  the results for people and for programs */
@@ -60,6 +61,9 @@ void bench_release(bench_data *data);
 
 /* Input `index` of a case: as many matrices as its batch, of random entries. */
 tch_status bench_add_random(const workplace *place, bench_data *d, int index, int64_t rows, int64_t cols);
+
+/* The same, symmetric and positive definite, n by n, with eigenvalues that fall from 1 to 1/condition. */
+tch_status bench_add_symmetric(const workplace *place, bench_data *d, int index, int64_t n, double condition);
 
 /* Sets *good to whether every output was written and is finite. */
 tch_status bench_check(const workplace *place, const bench_data *data, bool *good);

@@ -5,51 +5,8 @@
 
 #include <math.h>
 
-#include "measure/random_matrices.h"
-
 /* Inputs that need a spectrum are nearly singular, so that the damping decides the conditioning. */
 static const double spectrum_condition = 1e8;
-
-/* Seeds of the inputs: fresh for each input of a case, the same in every run. */
-static const uint64_t first_seed = 1000;
-
-tch_status bench_add_random(const workplace *place, bench_data *d, int index, int64_t rows, int64_t cols)
-{
-    tch_status status = workplace_matrices(place->device, d->c->dtype, d->c->batch, rows, cols, &d->in[index]);
-    return status ? status : random_entries(place, first_seed + (uint64_t)index, d->in[index]);
-}
-
-/* Each costs the host three products to build, so that a large batch repeats the first ones. */
-enum { DISTINCT = 16 };
-
-static tch_status fill_symmetric(const workplace *place, const double *spectrum, tch_tensor *out)
-{
-    int64_t batch = out->shape[0], n = out->shape[2];
-    int64_t shape[] = {batch < DISTINCT ? batch : DISTINCT, n, n};
-    tch_tensor distinct = *out;
-    distinct.shape = shape;
-    tch_status status = random_symmetric(place, first_seed, spectrum, &distinct);
-    for (int64_t i = DISTINCT; i < batch && status == TCH_OK; i++) {
-        tch_tensor slice = workplace_slice(out, i), earlier = workplace_slice(out, i % DISTINCT);
-        status = tch_tensor_copy(place->device, &slice, &earlier);
-    }
-    return status;
-}
-
-/* Matrices of one seed commute, whatever their spectra. */
-static tch_status add_symmetric(const workplace *place, bench_data *d, int index, int64_t n, double condition)
-{
-    tch_tensor *spectrum = NULL;
-    tch_status status = workplace_matrices(place->device, d->c->dtype, d->c->batch, n, n, &d->in[index]);
-    if (status == TCH_OK)
-        status = workplace_vector(place->host, TCH_FLOAT64, n, &spectrum);
-    if (status == TCH_OK) {
-        random_power_law(n, condition, spectrum->data);
-        status = fill_symmetric(place, spectrum->data, d->in[index]);
-    }
-    tch_tensor_destroy(spectrum);
-    return status;
-}
 
 static tch_status add_output(const workplace *place, bench_data *d, int index, int64_t rows, int64_t cols)
 {
@@ -89,9 +46,9 @@ static tch_status chunked_run(tch_context *context, void *data)
 /* n by n, both symmetric and commuting */
 static tch_status symmetric_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = add_symmetric(place, d, 0, d->c->n, 1e2);
+    tch_status status = bench_add_symmetric(place, d, 0, d->c->n, 1e2);
     if (status == TCH_OK)
-        status = add_symmetric(place, d, 1, d->c->n, 1e3);
+        status = bench_add_symmetric(place, d, 1, d->c->n, 1e3);
     return status ? status : add_output(place, d, 0, d->c->n, d->c->n);
 }
 
@@ -123,7 +80,7 @@ static tch_status gram_run(tch_context *context, void *data)
 
 static tch_status eigh_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = add_symmetric(place, d, 0, d->c->n, spectrum_condition);
+    tch_status status = bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition);
     const int64_t shape[] = {d->c->batch, d->c->n};
     if (status == TCH_OK)
         status = add_output(place, d, 0, d->c->n, d->c->n);
@@ -140,7 +97,7 @@ static tch_status eigh_run(tch_context *context, void *data)
 
 static tch_status power_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = add_symmetric(place, d, 0, d->c->n, spectrum_condition);
+    tch_status status = bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition);
     return status ? status : add_output(place, d, 0, d->c->n, d->c->n);
 }
 
@@ -152,7 +109,7 @@ static tch_status power_run(tch_context *context, void *data)
 
 static tch_status root_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = add_symmetric(place, d, 0, d->c->n, spectrum_condition);
+    tch_status status = bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition);
     if (status == TCH_OK)
         status = root_trial_start(place, d->in[0], &d->trial);
     d->trial.config.method = d->c->method;
@@ -236,9 +193,9 @@ static double kron_matmul_flops(const bench_case *c)
 static tch_status kron_solve_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
-    tch_status status = add_symmetric(place, d, 0, c->m, spectrum_condition);
+    tch_status status = bench_add_symmetric(place, d, 0, c->m, spectrum_condition);
     if (status == TCH_OK)
-        status = add_symmetric(place, d, 1, c->n, spectrum_condition);
+        status = bench_add_symmetric(place, d, 1, c->n, spectrum_condition);
     if (status == TCH_OK)
         status = bench_add_random(place, d, 2, c->m, c->n);
     return status ? status : add_output(place, d, 0, c->m, c->n);
