@@ -7,15 +7,15 @@
 #include <torchium/torchium.h>
 
 #include "commands.h"
-#include "machine.h"
-#include "options.h"
-#include "output.h"
-#include "progress.h"
-#include "random_matrices.h"
-#include "root_trial.h"
-#include "table.h"
-#include "timing.h"
-#include "workplace.h"
+#include "measure/machine.h"
+#include "measure/random_matrices.h"
+#include "measure/root_trial.h"
+#include "measure/timing.h"
+#include "measure/workplace.h"
+#include "terminal/options.h"
+#include "terminal/output.h"
+#include "terminal/progress.h"
+#include "text/table.h"
 
 typedef struct demo_options {
     int64_t n, batch, root, seed;

@@ -7,10 +7,10 @@
 #include <torchium/torchium.h>
 
 #include "commands.h"
-#include "machine.h"
-#include "options.h"
-#include "output.h"
-#include "text.h"
+#include "measure/machine.h"
+#include "terminal/options.h"
+#include "terminal/output.h"
+#include "text/text.h"
 
 enum { LABEL_WIDTH = 12, LINE_WIDTH = 96 };
 

@@ -10,8 +10,8 @@
 #include <torchium/torchium.h>
 
 #include "commands.h"
-#include "options.h"
-#include "output.h"
+#include "terminal/options.h"
+#include "terminal/output.h"
 
 typedef struct command {
     const char *name;

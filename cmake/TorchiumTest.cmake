@@ -1,5 +1,11 @@
 # How tests are built and run: linking, the environment the sanitizers read, labels, time limits.
 
+# Programs lie together, whichever folder lists them, so that a test is found by its name and libraries beside it; what
+# takes the place of a library or a module lies in folders below.
+set(test_programs "${PROJECT_BINARY_DIR}/tests")
+set(test_modules "${test_programs}/modules")
+set(support_folder "${PROJECT_SOURCE_DIR}/tests/support")
+
 # The sanitizers of gcc 12 place their shadow memory at fixed addresses, which newer kernels' wider randomization of
 # addresses can hit; where the machine lets us, tests run without randomization.
 set(test_launcher)
@@ -51,10 +57,12 @@ endfunction()
 # A program test_NAME from test_NAME.c. Libraries are found relative to it, so that a folder that was built can be carried
 # to the machine that has the GPU.
 function(torchium_test_program name)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL" "" "SOURCES")
-    add_executable(test_${name} test_${name}.c ${arg_SOURCES})
+    cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL" "" "SUPPORT;SOURCES")
+    list(TRANSFORM arg_SUPPORT PREPEND "${support_folder}/")
+    add_executable(test_${name} test_${name}.c ${arg_SUPPORT} ${arg_SOURCES})
     torchium_compile_options(test_${name})
-    set_target_properties(test_${name} PROPERTIES BUILD_RPATH_USE_ORIGIN ON BUILD_RPATH "$ORIGIN")
+    set_target_properties(test_${name} PROPERTIES BUILD_RPATH_USE_ORIGIN ON BUILD_RPATH "$ORIGIN"
+        RUNTIME_OUTPUT_DIRECTORY "${test_programs}")
     if(arg_INTERNAL)
         target_link_libraries(test_${name} PRIVATE test_support torchium_internal)
     else()
@@ -67,15 +75,15 @@ if(NOT TARGET thread_tests)
     add_custom_target(thread_tests)
 endif()
 
-# torchium_test(NAME [INTERNAL] [DEVICES] [LABELS label...] [SOURCES more.c...] [TIMEOUT seconds]): see
+# torchium_test(NAME [INTERNAL] [DEVICES] [LABELS label...] [SUPPORT file.c...] [SOURCES more.c...] [TIMEOUT seconds]): see
 # tests/CMakeLists.txt.
 function(torchium_test name)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL;DEVICES" "TIMEOUT" "LABELS;SOURCES")
+    cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNAL;DEVICES" "TIMEOUT" "LABELS;SUPPORT;SOURCES")
     set(internal)
     if(arg_INTERNAL)
         set(internal INTERNAL)
     endif()
-    torchium_test_program(${name} ${internal} SOURCES ${arg_SOURCES})
+    torchium_test_program(${name} ${internal} SUPPORT ${arg_SUPPORT} SOURCES ${arg_SOURCES})
     add_test(NAME ${name} COMMAND ${test_launcher} $<TARGET_FILE:test_${name}>)
     torchium_test_settings(${name} LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
     if("threads" IN_LIST arg_LABELS)
@@ -100,19 +108,16 @@ function(torchium_cuda_test name)
     torchium_test_settings(${name} LABELS gpu TIMEOUT ${gpu_test_timeout})
 endfunction()
 
-# torchium_python_test(NAME [FILES name...] [TIMEOUT seconds]): tests/python/test_NAME.py, or the files test_name.py that are
-# listed, run by one pytest on the package of the build tree as python_NAME; and, where the CUDA module is built, those
-# tests that want a GPU as python_NAME_cuda. Files share a process because loading PyTorch takes seconds.
+# torchium_python_test(NAME FILES chapter/name... [TIMEOUT seconds]): the files tests/python/chapter/test_name.py, run by
+# one pytest on the package of the build tree as python_NAME; and, where the CUDA module is built, those tests that want a
+# GPU as python_NAME_cuda. Files share a process because loading PyTorch takes seconds.
 function(torchium_python_test name)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "FILES")
-    set(folder "${CMAKE_CURRENT_SOURCE_DIR}/python")
-    if(NOT arg_FILES)
-        set(arg_FILES ${name})
-    endif()
+    set(folder "${PROJECT_SOURCE_DIR}/tests/python")
     if(NOT arg_TIMEOUT)
         set(arg_TIMEOUT 900) # several files, and they compile kernels
     endif()
-    list(TRANSFORM arg_FILES REPLACE "(.+)" "${folder}/test_\\1.py")
+    list(TRANSFORM arg_FILES REPLACE "(.+)/(.+)" "${folder}/\\1/test_\\2.py")
     set(command "${Python3_EXECUTABLE}" "${folder}/run.py" -q -p no:cacheprovider ${arg_FILES})
     set(environment "PYTHONPATH=${PROJECT_BINARY_DIR}/python" "PYTHONDONTWRITEBYTECODE=1")
     add_test(NAME python_${name} COMMAND ${command} -m "not gpu")
@@ -125,28 +130,33 @@ function(torchium_python_test name)
     endif()
 endfunction()
 
-# torchium_test_module(TARGET FOLDER folder SOURCE file.c [NAME name]): a module for the loader to find, built as
-# <build>/tests/modules/FOLDER/libNAME.so, NAME being torchium_cuda unless given. Tests find that place in the macro TEST_MODULES.
+# torchium_test_module(TARGET FOLDER folder SUPPORT file.c | SOURCE file.c [NAME name]): that file of support/, or any other,
+# as a module for the loader to find, built as <build>/tests/modules/FOLDER/libNAME.so, NAME being torchium_cuda unless
+# given. Tests find that place in the macro TEST_MODULES.
 function(torchium_test_module target)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER;SOURCE;NAME" "DEFINITIONS")
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER;SUPPORT;SOURCE;NAME" "DEFINITIONS")
     if(NOT arg_NAME)
         set(arg_NAME torchium_cuda)
     endif()
-    add_library(${target} MODULE ${arg_SOURCE})
+    if(arg_SUPPORT)
+        set(arg_SOURCE "${support_folder}/${arg_SUPPORT}")
+    endif()
+    add_library(${target} MODULE "${arg_SOURCE}")
     torchium_compile_options(${target})
     target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include")
     target_compile_definitions(${target} PRIVATE ${arg_DEFINITIONS})
     set_target_properties(${target} PROPERTIES
-        OUTPUT_NAME ${arg_NAME} LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/modules/${arg_FOLDER}")
+        OUTPUT_NAME ${arg_NAME} LIBRARY_OUTPUT_DIRECTORY "${test_modules}/${arg_FOLDER}")
 endfunction()
 
-# torchium_test_library(TARGET FOLDER folder NAME file): support/TARGET.c as a library that pretends to be another one,
-# built as <build>/tests/modules/FOLDER/NAME.
-function(torchium_test_library target)
+# torchium_test_library(CHAPTER/TARGET FOLDER folder NAME file): support/CHAPTER/TARGET.c as a library that pretends to be
+# another one, built as <build>/tests/modules/FOLDER/NAME.
+function(torchium_test_library source)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER;NAME" "")
-    add_library(${target} MODULE support/${target}.c)
+    cmake_path(GET source FILENAME target)
+    add_library(${target} MODULE "${support_folder}/${source}.c")
     torchium_compile_options(${target})
     target_link_options(${target} PRIVATE "-Wl,-soname,${arg_NAME}")
     set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME "${arg_NAME}" SUFFIX ""
-        LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/modules/${arg_FOLDER}")
+        LIBRARY_OUTPUT_DIRECTORY "${test_modules}/${arg_FOLDER}")
 endfunction()

@@ -200,7 +200,7 @@ static int plan_newton(tchi_root_plan *p, double low)
  * that size; for root 1 the square of it shows instead. A matrix of low rank, whose damped null space holds many of the
  * smallest, shows all of it: measured on an H200 at low = 1e-6, n = 256 to 1024, root 4 and ranks from n/16 to 3n/4, in
  * split bfloat16, residuals of 0.033 to 0.057 where the error of X was 2e-4, which is |X R| / (p |X|) up to 0.028; and in
- * the model of tests/test_newton.c up to 0.035. */
+ * the model of tests/linalg/roots/test_newton.c up to 0.035. */
 static double rounding_shown(const tchi_root_plan *p, double low)
 {
     static const double unit[TCH_SCALAR_COUNT] = {[TCH_SCALAR_F64] = 0x1p-53,

@@ -1,0 +1,157 @@
+/* What a step does with single samples and curvature, between the gradients of a batch and the optimizer's step: clipping
+ * each sample's gradient, the natural gradient in the span of the batch, and KFAC. Gradients change in place; nothing
+ * waits for the device, and nothing here has a state of its own but KFAC. */
+#include "curvature.h"
+
+#include <stdio.h>
+
+/* --- making and ending -------------------------------------------------------------------------------------------- */
+
+static tch_status create_kfac(const train_setup *setup, train_curvature_state *state)
+{
+    tch_kfac_layer layers[TRAIN_HIDDEN + 1];
+    char names[TRAIN_HIDDEN + 1][16];
+    int32_t count = tch_network_layer_count(state->network);
+    for (int32_t k = 0; k < count; k++) {
+        const tch_tensor *weight = tch_network_parameter(state->network, 2 * k);
+        snprintf(names[k], sizeof names[k], "layer%d", k + 1);
+        layers[k] = (tch_kfac_layer){.layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR),
+                                     .inputs = weight->shape[1],
+                                     .outputs = weight->shape[0],
+                                     .bias = 1,
+                                     .name = names[k]};
+    }
+    tch_kfac_config config = train_plan_kfac(&setup->plan, state->kind);
+    return tch_kfac_create(setup->context, &config, count, layers, &state->kfac);
+}
+
+static tch_status create_natural(const train_setup *setup, train_curvature_state *state)
+{
+    const int64_t batch = setup->plan.batch, square[] = {batch, batch};
+    tch_status status = tch_tensor_create(setup->context, TCH_FLOAT64, 2, square, TCH_CONTIGUOUS, &state->gram);
+    if (status == TCH_OK)
+        status = tch_tensor_create(setup->context, TCH_FLOAT64, 1, &batch, TCH_CONTIGUOUS, &state->weights);
+    return status ? status : tch_tensor_create(setup->context, TCH_INT32, 0, NULL, TCH_CONTIGUOUS, &state->report);
+}
+
+tch_status train_curvature_create(const train_setup *setup, train_curvature kind, tch_network *network,
+                                  train_curvature_state *state)
+{
+    const int64_t batch = setup->plan.batch;
+    tch_status status = TCH_OK;
+    *state = (train_curvature_state){.kind = kind, .network = network};
+    if (setup->plan.per_sample_clip > 0.0)
+        status = tch_tensor_create(setup->context, TCH_FLOAT64, 1, &batch, TCH_CONTIGUOUS, &state->shares);
+    if (status == TCH_OK && state->kind == TRAIN_NATURAL)
+        return create_natural(setup, state);
+    if (status == TCH_OK && state->kind != TRAIN_PLAIN)
+        return create_kfac(setup, state);
+    return status;
+}
+
+void train_curvature_destroy(train_curvature_state *state)
+{
+    tch_kfac_destroy(state->kfac);
+    tch_tensor_destroy(state->shares);
+    tch_tensor_destroy(state->gram);
+    tch_tensor_destroy(state->weights);
+    tch_tensor_destroy(state->report);
+}
+
+/* --- single samples ----------------------------------------------------------------------------------------------- */
+
+/* How much of each sample's gradient is left: 1, or less where it is longer than --per-sample-clip. */
+static tch_status find_shares(const train_setup *setup, const train_curvature_state *state)
+{
+    tch_status status = TCH_OK;
+    for (int32_t k = 0; k < tch_network_layer_count(state->network) && status == TCH_OK; k++) {
+        tch_network_layer at = TCH_NETWORK_LAYER_INIT;
+        status = tch_network_get_layer(state->network, k, &at);
+        if (status == TCH_OK)
+            status = tch_grad_norms(setup->context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0,
+                                    state->shares);
+    }
+    return status ? status
+                  : tch_grad_clip_weights(setup->context, state->shares, setup->plan.per_sample_clip, state->shares);
+}
+
+static tch_status clip(const train_setup *setup, const train_curvature_state *state)
+{
+    tch_status status = find_shares(setup, state);
+    return status ? status : tch_network_weigh_samples(state->network, state->shares, 1.0 / (double)setup->plan.batch);
+}
+
+/* (F + damping I)^-1 times the mean gradient, F being the mean of the samples' outer products. Where samples are clipped
+ * it is the mean that is: F stays that of the samples as they are. */
+static tch_status make_natural(const train_setup *setup, const train_curvature_state *state)
+{
+    tch_status status = state->shares != NULL ? find_shares(setup, state) : TCH_OK;
+    for (int32_t k = 0; k < tch_network_layer_count(state->network) && status == TCH_OK; k++) {
+        tch_network_layer at = TCH_NETWORK_LAYER_INIT;
+        status = tch_network_get_layer(state->network, k, &at);
+        if (status == TCH_OK)
+            status = tch_grad_gram(setup->context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0,
+                                   state->gram);
+    }
+    if (status == TCH_OK)
+        status = tch_grad_natural_weights(setup->context, state->gram, state->shares,
+                                          train_plan_damping(&setup->plan, state->kind), state->weights, state->report);
+    return status ? status : tch_network_weigh_samples(state->network, state->weights, 1.0);
+}
+
+/* --- KFAC --------------------------------------------------------------------------------------------------------- */
+
+static tch_status observe(const train_setup *setup, const train_curvature_state *state, int64_t step)
+{
+    const train_plan *plan = &setup->plan;
+    uint64_t seed = (uint64_t)plan->seed * 0x9E3779B97F4A7C15u + (uint64_t)step;
+    tch_status status = plan->empirical ? TCH_OK : tch_network_draw_labels(state->network, seed);
+    for (int32_t k = 0; k < tch_network_layer_count(state->network) && status == TCH_OK; k++) {
+        tch_network_layer at = TCH_NETWORK_LAYER_INIT;
+        status = tch_network_get_layer(state->network, k, &at);
+        if (status == TCH_OK)
+            status = tch_kfac_observe(state->kfac, k, at.input, at.output_gradient, at.layer.scale, NULL);
+    }
+    return status;
+}
+
+/* Every so many steps; in the first of these periods at each, since the factors begin with a single batch. */
+static bool refresh_is_due(const train_plan *plan, int64_t step)
+{
+    int64_t period = train_plan_frequency(plan);
+    return step < period || step % period == 0;
+}
+
+static tch_status precondition(const train_setup *setup, const train_curvature_state *state, int64_t step, double rate)
+{
+    tch_tensor *gradients[TRAIN_PARAMETERS];
+    int32_t count = tch_network_parameter_count(state->network);
+    for (int32_t i = 0; i < count; i++)
+        gradients[i] = tch_network_gradient(state->network, i);
+    tch_status status = observe(setup, state, step);
+    if (status == TCH_OK && refresh_is_due(&setup->plan, step))
+        status = tch_kfac_refresh(state->kfac);
+    return status ? status : tch_kfac_precondition(state->kfac, rate, count, gradients);
+}
+
+tch_status train_curvature_apply(const train_setup *setup, const train_curvature_state *state, int64_t step,
+                                 double rate)
+{
+    if (state->kind == TRAIN_NATURAL)
+        return make_natural(setup, state);
+    tch_status status = state->shares != NULL ? clip(setup, state) : TCH_OK;
+    return status || state->kfac == NULL ? status : precondition(setup, state, step, rate);
+}
+
+/* --- what it takes ------------------------------------------------------------------------------------------------ */
+
+int64_t train_curvature_bytes(const train_curvature_state *state)
+{
+    int64_t bytes = 0;
+    for (int32_t i = 0; state->kfac != NULL && i < tch_kfac_state_count(state->kfac); i++) {
+        tch_optim_state entry = TCH_OPTIM_STATE_INIT;
+        if (tch_kfac_get_state(state->kfac, i, &entry) == TCH_OK)
+            bytes += tch_tensor_numel(entry.tensor) * (int64_t)tch_dtype_size(entry.tensor->dtype);
+    }
+    return bytes;
+}

@@ -1,0 +1,50 @@
+/* The data of a training, on the host and on the device. */
+#ifndef CLI_TRAIN_DATA_H
+#define CLI_TRAIN_DATA_H
+
+#include <stdint.h>
+
+#include <torchium/torchium.h>
+
+#include "data/dataset.h"
+#include "plan.h"
+
+/* Rows on the device, with their labels. */
+typedef struct train_rows {
+    tch_tensor *inputs; /* [rows, cols] float32 */
+    tch_tensor *labels; /* [rows] int32 */
+} train_rows;
+
+/* Consecutive rows of a train_rows: views and the shapes they point to. Not to be copied. */
+typedef struct train_batch {
+    int64_t input_shape[2], label_shape[1];
+    tch_tensor inputs, labels;
+} train_batch;
+
+typedef struct train_data {
+    dataset train, test;  /* host memory, standardized */
+    uint64_t fingerprint; /* of the rows as they were read */
+    train_rows test_rows; /* on the device from the beginning to the end */
+    train_rows sample;    /* training rows whose loss is measured: all, or as many as TRAIN_SAMPLE */
+    train_rows epoch;     /* the training rows in the order of epoch `epoch_number` */
+    int64_t epoch_number; /* -1 before the first */
+    int64_t *order;
+    float *features; /* one epoch's, in its order, on the way to the device */
+    int32_t *labels;
+} train_data;
+enum { TRAIN_SAMPLE = 4096 };
+
+/* Reads or draws the data set and deals it out. CLI_OK, or said. */
+int train_data_load(const train_plan *plan, train_data *data);
+int train_data_upload(tch_context *context, train_data *data);
+void train_data_release(train_data *data);
+
+/* `count` rows from `first` on. */
+void train_data_view(const train_rows *rows, int64_t first, int64_t count, train_batch *batch);
+
+/* The batch of a step, from 0. Every epoch has its own order, which depends on the seed and its number alone, so that
+ * a training can be taken up at any step. Rows that do not fill a batch are left out of their epoch. */
+tch_status train_data_batch(tch_context *context, train_data *data, const train_plan *plan, int64_t step,
+                            train_batch *batch);
+
+#endif

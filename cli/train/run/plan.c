@@ -1,0 +1,398 @@
+/* The plan of a training: options read into numbers, defaults that depend on the data, and each optimizer's
+ * configuration. The rates below were found with --tune; docs/training.md says how, and changes with them. */
+#include "plan.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "terminal/options.h"
+#include "terminal/output.h"
+
+static const double pi = 3.14159265358979323846;
+
+enum { MOST_STEPS = 1000000000 };
+
+/* All methods, with the rate each is trained with when nothing else is said. */
+static const train_method known_methods[TRAIN_METHODS] = {
+    {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01}, {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01},
+    {"muon", TCH_OPTIM_MUON, TRAIN_PLAIN, 0.02},       {"kfac", TCH_OPTIM_SGD, TRAIN_KFAC, 0.05},
+    {"ekfac", TCH_OPTIM_SGD, TRAIN_EKFAC, 0.05},       {"natural", TCH_OPTIM_SGD, TRAIN_NATURAL, 10.0},
+    {"adamw", TCH_OPTIM_ADAMW, TRAIN_PLAIN, 0.01},     {"sgd", TCH_OPTIM_SGD, TRAIN_PLAIN, 0.3},
+};
+
+static const char *const activation_names[TCH_ACTIVATION_COUNT] = {"none", "relu", "tanh", "gelu"};
+static const char *const schedule_names[] = {"constant", "cosine"};
+static const char *const fisher_names[] = {"sampled", "empirical"};
+
+static const train_plan defaults = {
+    .optimizer = "shampoo,adamw",
+    .hidden = "256,128",
+    .activation = "relu",
+    .schedule = "cosine",
+    .device = "auto",
+    .samples = 12000,
+    .batch = 256,
+    .test_fraction = 0.2,
+    .damping = -1.0,
+    .kl_clip = -1.0,
+};
+
+static const char description[] =
+    "Trains a multilayer network to tell the classes of a data set apart, with one optimizer or several in turn, all\n"
+    "from the same first weights and over the same batches. Without --data it draws its own: noisy, distorted digits.\n"
+    "At the end a table compares them by steps and by time. Ctrl-C stops after the step at hand, with a checkpoint if\n"
+    "one was asked for, and the table so far.";
+
+int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
+{
+    *plan = defaults;
+    const option_spec specs[] = {
+        {"--data", "FILE", OPTION_TEXT, &plan->data, 0, 0, "a CSV file, or IDX images with the labels beside them"},
+        {"--label", "COLUMN", OPTION_TEXT, &plan->label_column, 0, 0, "CSV: name or number of the label (last)"},
+        {"--images", "FILE", OPTION_TEXT, &plan->images, 0, 0, "IDX images, as MNIST has them"},
+        {"--labels", "FILE", OPTION_TEXT, &plan->labels, 0, 0, "IDX labels of --images"},
+        {"--samples", "N", OPTION_INTEGER, &plan->samples, 2, 1e7, "built-in digits to draw (12000)"},
+        {"--test-fraction", "X", OPTION_REAL, &plan->test_fraction, 0.001, 0.999, "share kept for testing (0.2)"},
+        {"--seed", "N", OPTION_INTEGER, &plan->seed, 0, 9e18, "of digits, weights, and order of rows (0)"},
+        {"--optimizer", "NAMES", OPTION_TEXT, &plan->optimizer, 0, 0,
+         "shampoo,soap,muon,kfac,ekfac,natural,adamw,sgd (shampoo,adamw)"},
+        {"--lr", "X", OPTION_TEXT, &plan->lr, 0, 0, "learning rate, or rates: shampoo=0.01,adamw=0.003"},
+        {"--tune", NULL, OPTION_FLAG, &plan->tune, 0, 0, "try five rates around each and take the best"},
+        {"--schedule", "NAME", OPTION_TEXT, &plan->schedule, 0, 0, "of the rate: constant or cosine (cosine)"},
+        {"--warmup", "N", OPTION_INTEGER, &plan->warmup, 0, 1e9, "steps in which the rate rises (0)"},
+        {"--weight-decay", "X", OPTION_REAL, &plan->weight_decay, 0, 1e6, "for every optimizer alike (0)"},
+        {"--hidden", "WIDTHS", OPTION_TEXT, &plan->hidden, 0, 0, "hidden layers, or 'none' (256,128)"},
+        {"--activation", "F", OPTION_TEXT, &plan->activation, 0, 0, "relu, tanh, gelu or none (relu)"},
+        {"--batch", "N", OPTION_INTEGER, &plan->batch, 1, 1e7, "rows in a step (256)"},
+        {"--steps", "N", OPTION_INTEGER, &plan->steps, 1, MOST_STEPS, "of each optimizer (150)"},
+        {"--epochs", "N", OPTION_INTEGER, &plan->epochs, 1, 1e9, "the same in passes over the data"},
+        {"--precondition-frequency", "N", OPTION_INTEGER, &plan->precondition_frequency, 1, 1e9,
+         "shampoo, soap, kfac: steps between refreshes (10)"},
+        {"--block", "N", OPTION_INTEGER, &plan->block, 1, 1e6, "shampoo, soap: largest block with factors"},
+        {"--damping", "X", OPTION_REAL, &plan->damping, 1e-12, 1e6, "kfac, ekfac, natural: of the curvature"},
+        {"--kl-clip", "X", OPTION_REAL, &plan->kl_clip, 0, 1e6, "kfac, ekfac: bound on a step's change; 0 for none"},
+        {"--fisher", "LABELS", OPTION_TEXT, &plan->fisher, 0, 0, "kfac, ekfac: sampled or empirical (sampled)"},
+        {"--per-sample-clip", "C", OPTION_REAL, &plan->per_sample_clip, 1e-12, 1e12,
+         "clip every sample's gradient to this norm"},
+        {"--device", "D", OPTION_TEXT, &plan->device, 0, 0, "auto, cpu, cuda or cuda:N (auto)"},
+        {"--threads", "N", OPTION_INTEGER, &plan->threads, 1, 1024, "of the CPU (all)"},
+        {"--log-every", "N", OPTION_INTEGER, &plan->log_every, 1, 1e9, "steps between measurements (steps / 50)"},
+        {"--plot", "FILE", OPTION_TEXT, &plan->plot, 0, 0, "learning curves, .svg or .png"},
+        {"--checkpoint", "FILE", OPTION_TEXT, &plan->checkpoint, 0, 0, "saved at the end and when interrupted"},
+        {"--checkpoint-every", "N", OPTION_INTEGER, &plan->checkpoint_every, 1, 1e9, "and after so many steps"},
+        {"--resume", "FILE", OPTION_TEXT, &plan->resume, 0, 0, "go on from a checkpoint, with its settings"},
+        {"--json", NULL, OPTION_FLAG, &plan->json, 0, 0, "one JSON object a line instead of text"},
+    };
+    const option_table table = {"train", description, specs, sizeof specs / sizeof specs[0]};
+    options_result result = options_read(&table, argc, argv);
+    *go = result == OPTIONS_GO;
+    return result == OPTIONS_WRONG ? CLI_USAGE : CLI_OK;
+}
+
+/* --- words to numbers --------------------------------------------------------------------------------------------- */
+
+/* The next word of a list separated by commas, copied to `word`. False at the end of the list. */
+static bool next_word(const char **list, char word[TRAIN_TEXT])
+{
+    if (*list == NULL)
+        return false;
+    size_t length = strcspn(*list, ",");
+    snprintf(word, TRAIN_TEXT, "%.*s", (int)(length < TRAIN_TEXT ? length : TRAIN_TEXT - 1), *list);
+    *list = (*list)[length] == ',' ? *list + length + 1 : NULL;
+    return true;
+}
+
+static bool read_number(const char *text, double *number)
+{
+    char *end = NULL;
+    *number = strtod(text, &end);
+    return text[0] != '\0' && text[strspn(text, "+-.0123456789eE")] == '\0' && *end == '\0' && isfinite(*number);
+}
+
+static int unknown_word(const char *option, const char *word, const char *const *names, size_t count)
+{
+    const char *nearest = options_nearest(word, names, count);
+    char all[TRAIN_TEXT] = "";
+    for (size_t i = 0; i < count; i++)
+        snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? ", " : "", names[i]);
+    if (nearest != NULL)
+        return output_usage("train", "%s does not know '%s'; did you mean '%s'?", option, word, nearest);
+    return output_usage("train", "%s does not know '%s'; it takes %s", option, word, all);
+}
+
+/* The place of a word among names, or -1. */
+static int find_word(const char *word, const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(word, names[i]) == 0)
+            return (int)i;
+    return -1;
+}
+
+static int parse_methods(train_plan *plan)
+{
+    const char *names[TRAIN_METHODS], *list = plan->optimizer;
+    char word[TRAIN_TEXT];
+    for (int i = 0; i < TRAIN_METHODS; i++)
+        names[i] = known_methods[i].name;
+    plan->method_count = 0;
+    while (next_word(&list, word)) {
+        int found = find_word(word, names, TRAIN_METHODS);
+        if (found < 0)
+            return unknown_word("--optimizer", word, names, TRAIN_METHODS);
+        for (int32_t i = 0; i < plan->method_count; i++)
+            if (plan->methods[i].name == names[found])
+                return output_usage("train", "--optimizer names '%s' twice", word);
+        plan->methods[plan->method_count++] = known_methods[found];
+    }
+    return CLI_OK;
+}
+
+/* One entry of --lr: "0.01" for all methods, "shampoo=0.01" for one. */
+static int parse_rate(train_plan *plan, const char *word)
+{
+    const char *sign = strchr(word, '='), *text = sign ? sign + 1 : word;
+    size_t length = sign ? (size_t)(sign - word) : 0;
+    double rate;
+    bool used = sign == NULL;
+    if (!read_number(text, &rate) || rate < 0.0 || rate > 1e6)
+        return output_usage("train",
+                            "--lr takes numbers from 0 to 1e6, as in 0.01 or shampoo=0.01,adamw=0.003, not '%s'", word);
+    for (int32_t i = 0; i < plan->method_count; i++) {
+        train_method *method = &plan->methods[i];
+        bool meant = sign == NULL || (strlen(method->name) == length && strncmp(method->name, word, length) == 0);
+        method->rate = meant ? rate : method->rate;
+        used = used || meant;
+    }
+    if (!used)
+        return output_usage("train", "--lr names '%.*s', which is not among the optimizers '%s'", (int)length, word,
+                            plan->optimizer);
+    return CLI_OK;
+}
+
+static int parse_rates(train_plan *plan)
+{
+    const char *list = plan->lr;
+    char word[TRAIN_TEXT];
+    int status = CLI_OK;
+    while (status == CLI_OK && next_word(&list, word))
+        status = parse_rate(plan, word);
+    train_plan_spell_rates(plan);
+    return status;
+}
+
+void train_plan_spell_rates(train_plan *plan)
+{
+    size_t used = 0;
+    for (int32_t i = 0; i < plan->method_count; i++)
+        used += (size_t)snprintf(plan->lr_text + used, sizeof plan->lr_text - used, "%s%s=%.17g", i ? "," : "",
+                                 plan->methods[i].name, plan->methods[i].rate);
+}
+
+static int parse_hidden(train_plan *plan)
+{
+    const char *list = strcmp(plan->hidden, "none") == 0 ? NULL : plan->hidden;
+    char word[TRAIN_TEXT];
+    size_t used = 0;
+    plan->hidden_count = 0;
+    snprintf(plan->hidden_text, sizeof plan->hidden_text, "none");
+    while (next_word(&list, word)) {
+        double width;
+        if (!read_number(word, &width) || width != floor(width) || width < 1 || width > 1e6)
+            return output_usage("train", "--hidden takes whole numbers from 1 to 1000000, as in 256,128, not '%s'",
+                                word);
+        if (plan->hidden_count == TRAIN_HIDDEN)
+            return output_usage("train", "--hidden takes at most %d layers", TRAIN_HIDDEN);
+        used += (size_t)snprintf(plan->hidden_text + used, sizeof plan->hidden_text - used, "%s%.0f",
+                                 plan->hidden_count ? "," : "", width);
+        plan->widths[plan->hidden_count++] = (int64_t)width;
+    }
+    return CLI_OK;
+}
+
+/* Settings that contradict each other. */
+static int check_settings(const train_plan *plan)
+{
+    if (plan->steps > 0 && plan->epochs > 0)
+        return output_usage("train", "give --steps or --epochs, not both");
+    if (plan->data != NULL && (plan->images != NULL || plan->labels != NULL))
+        return output_usage("train", "give --data or --images and --labels, not both");
+    if (plan->labels != NULL && plan->images == NULL)
+        return output_usage("train", "--labels belongs to --images, which is missing");
+    if (plan->label_column != NULL && plan->data == NULL)
+        return output_usage("train", "--label names a column of --data, which is missing");
+    if (plan->checkpoint_every > 0 && plan->checkpoint == NULL)
+        return output_usage("train", "--checkpoint-every belongs to --checkpoint, which is missing");
+    size_t length = plan->plot != NULL ? strlen(plan->plot) : 0;
+    if (plan->plot != NULL &&
+        (length < 5 || (strcmp(plan->plot + length - 4, ".svg") != 0 && strcmp(plan->plot + length - 4, ".png") != 0)))
+        return output_usage("train", "--plot takes a name that ends in .svg or .png, not '%s'", plan->plot);
+    return CLI_OK;
+}
+
+int train_plan_parse(train_plan *plan)
+{
+    int status;
+    if ((status = check_settings(plan)) || (status = parse_methods(plan)) || (status = parse_rates(plan)) ||
+        (status = parse_hidden(plan)))
+        return status;
+    int activation = find_word(plan->activation, activation_names, TCH_ACTIVATION_COUNT);
+    if (activation < 0)
+        return unknown_word("--activation", plan->activation, activation_names, TCH_ACTIVATION_COUNT);
+    int schedule = find_word(plan->schedule, schedule_names, 2);
+    if (schedule < 0)
+        return unknown_word("--schedule", plan->schedule, schedule_names, 2);
+    int fisher = plan->fisher != NULL ? find_word(plan->fisher, fisher_names, 2) : 0;
+    if (fisher < 0)
+        return unknown_word("--fisher", plan->fisher, fisher_names, 2);
+    plan->f = (tch_activation)activation;
+    plan->empirical = fisher == 1;
+    plan->cosine = schedule == 1;
+    return CLI_OK;
+}
+
+/* --- what follows from the data ----------------------------------------------------------------------------------- */
+
+int train_plan_settle(train_plan *plan, int64_t rows)
+{
+    plan->batch = plan->batch < rows ? plan->batch : rows;
+    int64_t batches = rows / plan->batch;
+    if (plan->epochs > MOST_STEPS / batches)
+        return output_usage("train", "--epochs takes from 1 to %lld with %lld batches in each, not '%lld'",
+                            (long long)(MOST_STEPS / batches), (long long)batches, (long long)plan->epochs);
+    if (plan->epochs > 0)
+        plan->steps = plan->epochs * batches;
+    else if (plan->steps == 0)
+        plan->steps = 150;
+    if (plan->log_every == 0)
+        plan->log_every = plan->steps > 50 ? plan->steps / 50 : 1;
+    return CLI_OK;
+}
+
+static train_setting given(const char *option, const char *text)
+{
+    train_setting setting = {.option = option};
+    snprintf(setting.text, sizeof setting.text, "%s", text != NULL ? text : "");
+    return setting;
+}
+
+/* A path: what it leads to is compared, not the path. */
+static train_setting given_path(const char *option, const char *text)
+{
+    train_setting setting = given(option, text);
+    setting.free = true;
+    return setting;
+}
+
+static train_setting given_number(const char *option, double number)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%.17g", number);
+    return given(option, text);
+}
+
+static train_setting given_integer(const char *option, int64_t number)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)number);
+    return given(option, number > 0 ? text : NULL);
+}
+
+static train_setting given_positive(const char *option, double number)
+{
+    return number > 0.0 ? given_number(option, number) : given(option, NULL);
+}
+
+void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SETTINGS])
+{
+    bool drawn = plan->data == NULL && plan->images == NULL;
+    train_setting *next = settings;
+    *next++ = given_path("--data", plan->data);
+    *next++ = given_path("--images", plan->images);
+    *next++ = given_path("--labels", plan->labels);
+    *next++ = given("--label", plan->label_column);
+    *next++ = given_integer("--samples", drawn ? plan->samples : 0);
+    *next++ = given_number("--test-fraction", plan->test_fraction);
+    *next++ = given_integer("--seed", plan->seed);
+    *next++ = given("--optimizer", plan->optimizer);
+    *next++ = given("--lr", plan->lr_text);
+    *next++ = given("--schedule", plan->schedule);
+    *next++ = given_integer("--warmup", plan->warmup);
+    *next++ = given_number("--weight-decay", plan->weight_decay);
+    *next++ = given("--hidden", plan->hidden_text);
+    *next++ = given("--activation", plan->activation);
+    *next++ = given_integer("--batch", plan->batch);
+    *next++ = given_integer("--precondition-frequency", plan->precondition_frequency);
+    *next++ = given_integer("--block", plan->block);
+    *next++ = given_positive("--damping", plan->damping);
+    *next++ = plan->kl_clip < 0.0 ? given("--kl-clip", NULL) : given_number("--kl-clip", plan->kl_clip);
+    *next++ = given("--fisher", plan->fisher);
+    *next++ = given_positive("--per-sample-clip", plan->per_sample_clip);
+    *next = given_integer("--steps", plan->steps);
+    next++->free = !plan->cosine; /* a constant rate does not know how long it will be wanted */
+    *next = given_integer("--log-every", plan->log_every);
+    next->free = true;
+}
+
+/* --- the optimizers ----------------------------------------------------------------------------------------------- */
+
+tch_optim_config train_plan_config(const train_plan *plan, const train_method *method)
+{
+    tch_optim_config config = tch_optim_defaults(method->kind);
+    config.lr = method->rate;
+    config.weight_decay = plan->weight_decay;
+    config.seed = (uint64_t)plan->seed;
+    switch (method->kind) {
+    case TCH_OPTIM_SGD:
+        config.momentum = method->curvature == TRAIN_PLAIN ? 0.9 : 0.7;
+        config.nesterov = method->curvature != TRAIN_PLAIN;
+        break;
+    case TCH_OPTIM_SHAMPOO:
+        config.precondition_frequency = 10;
+        config.beta2 = 0.95;
+        config.eps = 1e-12; /* relative damping alone: gradients shrink by orders of magnitude on the way */
+        config.grafting = TCH_GRAFTING_ADAM;
+        break;
+    case TCH_OPTIM_SOAP:
+    case TCH_OPTIM_MUON:
+    case TCH_OPTIM_ADAMW:
+        break;
+    }
+    if (plan->precondition_frequency > 0)
+        config.precondition_frequency = (int32_t)plan->precondition_frequency;
+    if (plan->block > 0) {
+        config.max_preconditioner_dim = plan->block;
+        config.block = 1;
+    }
+    return config;
+}
+
+tch_kfac_config train_plan_kfac(const train_plan *plan, train_curvature kind)
+{
+    tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
+    config.method = kind == TRAIN_EKFAC ? TCH_KFAC_EKFAC : TCH_KFAC_EIGEN;
+    config.damping = train_plan_damping(plan, kind);
+    config.kl_clip = plan->kl_clip >= 0.0 ? plan->kl_clip : 0.3;
+    return config;
+}
+
+double train_plan_damping(const train_plan *plan, train_curvature kind)
+{
+    double own = kind == TRAIN_NATURAL ? 10.0 : 0.04;
+    return plan->damping > 0.0 ? plan->damping : own;
+}
+
+int64_t train_plan_frequency(const train_plan *plan)
+{
+    return plan->precondition_frequency > 0 ? plan->precondition_frequency : 10;
+}
+
+double train_plan_schedule(const train_plan *plan, int64_t step)
+{
+    double share = plan->cosine ? 0.5 * (1.0 + cos(pi * (double)step / (double)plan->steps)) : 1.0;
+    double rise = plan->warmup > 0 ? (double)(step + 1) / (double)plan->warmup : 1.0;
+    return rise < 1.0 ? rise * share : share;
+}

@@ -1,0 +1,161 @@
+/* `torchium train`: reads the plan, makes one run for each optimizer, and trains them one after the other. All of them
+ * exist from the beginning: what cannot be had is said before time is spent, and a checkpoint holds them all. */
+#include <stdlib.h>
+
+#include "advance.h"
+#include "commands.h"
+#include "results/checkpoint.h"
+#include "results/outputs.h"
+#include "results/report.h"
+#include "run/session.h"
+#include "stop.h"
+#include "terminal/output.h"
+#include "tune.h"
+
+/* The next step at which something other than a step is done. */
+static int64_t next_halt(const train_plan *plan, int64_t step)
+{
+    int64_t halt = (step / plan->log_every + 1) * plan->log_every;
+    if (plan->checkpoint_every > 0) {
+        int64_t saved = (step / plan->checkpoint_every + 1) * plan->checkpoint_every;
+        halt = saved < halt ? saved : halt;
+    }
+    return halt < plan->steps ? halt : plan->steps;
+}
+
+/* Says why a call of the library failed, on a line of its own. */
+static int fail(const train_session *session)
+{
+    progress_clear(&session->bar);
+    return output_fail_library("train");
+}
+
+static int measure(train_session *session, train_run *run)
+{
+    train_point point;
+    const train_point *last = train_run_last(run);
+    if (last != NULL && last->step == run->step)
+        return CLI_OK;
+    if (train_run_measure(&session->setup, run, &point))
+        return fail(session);
+    if (!train_run_record(run, &point))
+        return output_fail("train", "out of memory for measurement %lld", (long long)run->point_count + 1);
+    train_report_point(session, run, &point);
+    return CLI_OK;
+}
+
+static int train_run_whole(train_session *session, train_run *run)
+{
+    const train_plan *plan = &session->setup.plan;
+    int status = measure(session, run);
+    while (status == CLI_OK && run->step < plan->steps && !run->diverged && !train_stop_asked()) {
+        if (train_advance(session, run, next_halt(plan, run->step)))
+            return fail(session);
+        if (run->step % plan->log_every == 0 || run->step == plan->steps)
+            status = measure(session, run);
+        bool due = plan->checkpoint_every > 0 && run->step % plan->checkpoint_every == 0;
+        if (status == CLI_OK && due && run->step < plan->steps)
+            train_outputs_save(session, run);
+    }
+    return status;
+}
+
+static int create_runs(train_session *session)
+{
+    const train_plan *plan = &session->setup.plan;
+    for (int32_t i = 0; i < plan->method_count; i++) {
+        if (train_run_create(&session->setup, &plan->methods[i], &session->runs[i]))
+            return output_fail_library("train");
+        session->run_count = i + 1;
+    }
+    return CLI_OK;
+}
+
+static int train_all(train_session *session, tch_checkpoint *checkpoint)
+{
+    int status = session->setup.plan.tune ? train_tune(session) : CLI_OK;
+    if (status == CLI_OK)
+        status = create_runs(session);
+    if (status == CLI_OK && checkpoint != NULL)
+        status = train_resume_runs(session, checkpoint, session->setup.plan.resume);
+    const train_run *at_work = session->runs;
+    for (int32_t i = 0; i < session->run_count && status == CLI_OK && !train_stop_asked(); i++) {
+        at_work = &session->runs[i];
+        status = train_run_whole(session, &session->runs[i]);
+    }
+    progress_clear(&session->bar);
+    session->interrupted = train_stop_asked();
+    if (status == CLI_OK)
+        train_outputs_save(session, at_work);
+    return status;
+}
+
+/* Amount of work in steps, for the bar. */
+static double work(const train_plan *plan)
+{
+    return (double)plan->steps * plan->method_count * (plan->tune ? 1 + TRAIN_RATES : 1);
+}
+
+/* The device, the data on it, and what follows from them. */
+static int prepare(train_session *session)
+{
+    const int64_t totals = TCH_NETWORK_TOTALS;
+    train_plan *plan = &session->setup.plan;
+    if ((plan->threads > 0 && tch_set_num_threads((int32_t)plan->threads)) ||
+        tch_context_create(plan->device, &session->setup.context) ||
+        tch_tensor_create(session->setup.context, TCH_FLOAT64, 1, &totals, TCH_CONTIGUOUS, &session->setup.totals))
+        return output_fail_library("train");
+    int status = train_data_load(plan, &session->setup.data);
+    if (status == CLI_OK)
+        status = train_data_upload(session->setup.context, &session->setup.data);
+    if (status != CLI_OK)
+        return status;
+    return train_plan_settle(plan, session->setup.data.train.rows);
+}
+
+static int run_session(train_session *session, tch_checkpoint *checkpoint)
+{
+    int status = prepare(session);
+    if (status != CLI_OK)
+        return status;
+    train_stop_watch();
+    train_report_start(session);
+    session->bar = progress_start(work(&session->setup.plan));
+    status = train_all(session, checkpoint);
+    if (status != CLI_OK)
+        return status;
+    train_report_end(session);
+    status = train_outputs_finish(session);
+    return status == CLI_OK && session->interrupted ? CLI_SIGNAL + session->interrupted : status;
+}
+
+static void release_session(train_session *session)
+{
+    for (int32_t i = 0; i < session->run_count; i++)
+        train_run_destroy(&session->runs[i]);
+    train_data_release(&session->setup.data);
+    tch_tensor_destroy(session->setup.totals);
+    tch_context_destroy(session->setup.context);
+}
+
+int command_train(int argc, char **argv)
+{
+    bool go = false;
+    tch_checkpoint *checkpoint = NULL;
+    train_session *session = calloc(1, sizeof *session);
+    if (session == NULL)
+        return output_fail("train", "out of memory");
+    int status = train_plan_read(argc, argv, &session->setup.plan, &go);
+    if (status == CLI_OK && go && session->setup.plan.resume != NULL)
+        status = train_resume_plan(argc, argv, &session->setup.plan, &checkpoint);
+    if (status == CLI_OK && go)
+        status = train_plan_parse(&session->setup.plan);
+    if (status == CLI_OK && go)
+        status = train_outputs_check(&session->setup.plan);
+    if (status == CLI_OK && go)
+        status = run_session(session, checkpoint);
+    release_session(session);
+    tch_checkpoint_close(checkpoint);
+    free(session);
+    return status;
+}

@@ -1,0 +1,286 @@
+/* What second-order optimizers do between parameters and blocks, through the operations table: gather, graft, Adam
+ * inside blocks and apply, with every option and type against the reference, blocks as they are and transposed. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/optim/update_cases.h"
+#include "support/testing.h"
+
+static const ref_setting plain_setting = {.grad_scale = 1.0};
+
+static ref_setting lively_setting(void)
+{
+    ref_setting s = plain_setting;
+    s.hyper = lively_hyper;
+    return s;
+}
+
+static world *begin(void **state, int types, uint64_t stream)
+{
+    return world_begin(*state, &type_cases[types], shape_cases, SHAPE_CASES, stream + (uint64_t)types);
+}
+
+static void drop_block(world *w, int index)
+{
+    for (int64_t k = 0; k < w->count; k++) {
+        w->pieces[k].block[index] = NULL;
+    }
+}
+
+static void set_skip(world *w, int32_t value)
+{
+    world_set(w, &value, &w->numbers->skip, sizeof value);
+    w->update.skip = &w->numbers->skip;
+}
+
+/* --- gather ------------------------------------------------------------------------------------------------------ */
+
+static tch_status run_gather(world *w, const ref_setting *s)
+{
+    return w->backend->update->gather(w->context->state, &w->update, s->filter, s->l2);
+}
+
+static void gather_once(world *w, const ref_setting *s)
+{
+    float scale = (float)s->grad_scale;
+    world_set(w, &scale, &w->numbers->grad_scale, sizeof scale);
+    w->update.grad_scale = s->grad_scale != 1.0 ? &w->numbers->grad_scale : NULL;
+    w->update.maximize = s->maximize;
+    world_run(w, run_gather, s);
+    world_check(w, ref_gather, s, NULL);
+}
+
+static void gather_follows_the_formula(void **state)
+{
+    for (int t = 0; t < TYPE_CASES; t++) {
+        world *w = begin(state, t, 1000);
+        for (int options = 0; options < 12; options += OPTION_STEP(t)) {
+            ref_setting s = lively_setting();
+            test_case("gather, %s, options %d", type_cases[t].name, options);
+            s.filter = (tch_filter)(options % 3);
+            s.l2 = options / 3 & 1;
+            s.maximize = options / 6;
+            s.grad_scale = options / 6 ? 5.0 : 1.0;
+            gather_once(w, &s);
+        }
+        world_close(w);
+    }
+}
+
+static void either_block_may_be_missing(void **state)
+{
+    for (int missing = 0; missing < 2; missing++) {
+        for (int filter = 0; filter < 3; filter++) {
+            world *w = begin(state, 1, 1100);
+            ref_setting s = lively_setting();
+            test_case("gather without block[%d], filter %d", missing, filter);
+            s.filter = (tch_filter)filter;
+            drop_block(w, missing);
+            gather_once(w, &s);
+            world_close(w);
+        }
+    }
+}
+
+/* Nothing that is not finite gets into a state or a block. */
+static void gather_zeroes_blocks_when_skipping(void **state)
+{
+    for (int t = 0; t < TYPE_CASES; t++) {
+        world *w = begin(state, t, 1200);
+        for (int filter = 0; filter < 3; filter++) {
+            ref_setting s = lively_setting();
+            test_case("gather, skipped, %s, filter %d", type_cases[t].name, filter);
+            s.filter = (tch_filter)filter;
+            set_skip(w, 1);
+            world_fill_constant(w, REF_GRAD, (double)NAN);
+            world_run(w, run_gather, &s);
+            world_check(w, ref_gather_skipped, &s, NULL);
+        }
+        world_close(w);
+    }
+}
+
+/* --- graft ------------------------------------------------------------------------------------------------------- */
+
+static tch_status run_graft(world *w, const ref_setting *s)
+{
+    return w->backend->update->graft(w->context->state, &w->update, s->graft, s->replace, w->norms, w->scratch);
+}
+
+static void graft_follows_the_formula(void **state)
+{
+    for (int t = 0; t < TYPE_CASES; t++) {
+        for (int filtered = 0; filtered < 2; filtered++) {
+            world *w = begin(state, t, 1300);
+            if (!filtered) {
+                drop_block(w, 1);
+            }
+            for (int options = 0; options < 8; options += OPTION_STEP(t)) {
+                ref_setting s = lively_setting();
+                test_case("graft, %s, options %d, filtered %d", type_cases[t].name, options, filtered);
+                s.graft = (tch_graft)(TCH_GRAFT_SGD + options % 4);
+                s.replace = options / 4;
+                world_run(w, run_graft, &s);
+                world_check(w, ref_graft, &s, NULL);
+            }
+            world_close(w);
+        }
+    }
+}
+
+static void graft_takes_many_pieces(void **state)
+{
+    for (int t = 0; t < TYPE_CASES; t += 3) {
+        world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_PIECES, 1400);
+        ref_setting s = lively_setting();
+        test_case("graft, %s, many pieces", type_cases[t].name);
+        s.graft = TCH_GRAFT_ADAM;
+        world_run(w, run_graft, &s);
+        world_check(w, ref_graft, &s, NULL);
+        world_close(w);
+    }
+}
+
+/* Norms are sums over many chunks: the same bits from any number of threads, and again. */
+static void norms_do_not_depend_on_threads(void **state)
+{
+    int32_t threads = tch_get_num_threads();
+    world *w = world_begin(*state, &type_cases[1], many_shapes(), MANY_PIECES, 1500);
+    size_t bytes = (size_t)w->blocks * sizeof(double);
+    double *first = test_alloc(bytes);
+    double *now = test_alloc(bytes);
+    ref_setting s = lively_setting();
+    s.graft = TCH_GRAFT_RMSPROP;
+    for (int32_t n = 1; n <= 5; n++) {
+        test_case("%d threads", n);
+        CHECK_OK(tch_set_num_threads(n));
+        CHECK_OK(w->backend->device->begin(w->context->state));
+        world_run(w, run_graft, &s);
+        if (w->backend->device->end != NULL) {
+            w->backend->device->end(w->context->state);
+        }
+        world_get(w, n == 1 ? first : now, w->norms, (int64_t)bytes);
+        CHECK(n == 1 || memcmp(first, now, bytes) == 0, "norms have other bits");
+    }
+    CHECK_OK(tch_set_num_threads(threads));
+    free(first);
+    free(now);
+    world_close(w);
+}
+
+/* --- Adam inside blocks ------------------------------------------------------------------------------------------ */
+
+static tch_status run_rotated_adam(world *w, const ref_setting *s)
+{
+    (void)s;
+    return w->backend->update->rotated_adam(w->context->state, &w->update);
+}
+
+static void rotated_adam_follows_the_formula(void **state)
+{
+    for (int t = 0; t < TYPE_CASES; t++) {
+        world *w = begin(state, t, 1600);
+        ref_setting s = lively_setting();
+        test_case("rotated_adam, %s", type_cases[t].name);
+        world_run(w, run_rotated_adam, &s);
+        world_check(w, ref_rotated_adam, &s, NULL);
+        world_close(w);
+    }
+}
+
+/* --- apply ------------------------------------------------------------------------------------------------------- */
+
+static tch_block_scale scale_rule;
+
+static tch_status run_apply(world *w, const ref_setting *s)
+{
+    return w->backend->update->apply(w->context->state, &w->update, scale_rule, w->wanted, w->norms, s->nesterov,
+                                     s->decay);
+}
+
+/* Numbers of the blocks, one norm of them 0, and the scales that follow. */
+static void fill_scales(world *w, tch_block_scale rule, double *scales)
+{
+    double *wanted = test_alloc((size_t)w->blocks * sizeof *wanted);
+    double *norms = test_alloc((size_t)w->blocks * sizeof *norms);
+    for (int64_t b = 0; b < w->blocks; b++) {
+        wanted[b] = 1.0 + (double)(b % 5);
+        norms[b] = b % 4 == 3 ? 0.0 : 0.5 + (double)(b % 3);
+        double target = rule == TCH_BLOCK_UNIT_RMS ? sqrt(wanted[b]) : wanted[b];
+        scales[b] = rule == TCH_BLOCK_AS_IS ? 1.0 : norms[b] == 0 ? 0.0 : target / norms[b];
+    }
+    world_set(w, wanted, w->wanted, w->blocks * (int64_t)sizeof *wanted);
+    world_set(w, norms, w->norms, w->blocks * (int64_t)sizeof *norms);
+    scale_rule = rule;
+    free(wanted);
+    free(norms);
+}
+
+static void apply_once(world *w, int options)
+{
+    ref_setting s = lively_setting();
+    double scales[SHAPE_CASES];
+    s.nesterov = options / 3 & 1;
+    s.decay = options / 6 & 1;
+    s.hyper.momentum = options / 12 ? 0.7 : 0.0;
+    world_set_hyper(w, &s.hyper);
+    fill_scales(w, (tch_block_scale)(options % 3), scales);
+    world_run(w, run_apply, &s);
+    world_check(w, ref_apply, &s, scales);
+}
+
+static void apply_follows_the_formula(void **state)
+{
+    for (int t = 0; t < TYPE_CASES; t++) {
+        world *w = begin(state, t, 1700);
+        for (int options = 0; options < 24; options += OPTION_STEP(t)) {
+            test_case("apply, %s, options %d", type_cases[t].name, options);
+            apply_once(w, options);
+        }
+        test_case("apply, %s, block[0]", type_cases[t].name);
+        drop_block(w, 1);
+        apply_once(w, 23);
+        test_case("apply, %s, no buffer", type_cases[t].name);
+        for (int64_t k = 0; k < w->count; k++) {
+            w->pieces[k].state[2] = NULL;
+        }
+        apply_once(w, 23);
+        world_close(w);
+    }
+}
+
+static void skipping_writes_nothing(void **state)
+{
+    static const world_operation operations[] = {run_graft, run_rotated_adam, run_apply};
+    for (int i = 0; i < 3; i++) {
+        world *w = begin(state, 4, 1800);
+        ref_setting s = lively_setting();
+        test_case("operation %d, skipped", i);
+        s.graft = TCH_GRAFT_ADAM;
+        s.replace = 1;
+        scale_rule = TCH_BLOCK_AS_IS;
+        set_skip(w, 1);
+        world_fill_constant(w, REF_BLOCK_0, (double)NAN);
+        world_run(w, operations[i], &s);
+        world_check(w, ref_nothing, &s, NULL);
+        world_close(w);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gather_follows_the_formula),
+        cmocka_unit_test(either_block_may_be_missing),
+        cmocka_unit_test(gather_zeroes_blocks_when_skipping),
+        cmocka_unit_test(graft_follows_the_formula),
+        cmocka_unit_test(graft_takes_many_pieces),
+        cmocka_unit_test(norms_do_not_depend_on_threads),
+        cmocka_unit_test(rotated_adam_follows_the_formula),
+        cmocka_unit_test(apply_follows_the_formula),
+        cmocka_unit_test(skipping_writes_nothing),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""Checkpoints and the safetensors package read each other's files, and checksums are what the manual says.
+
+    tests/checkpoint/checkpoint_interop.py LIBRARY
+
+Exits with 77 where the package is missing. It is looked for in the interpreter that runs this, then in the project's
+virtual environment. The library is called as it is, through ctypes; elements are compared byte by byte.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import pathlib
+import random
+import struct
+import sys
+import tempfile
+
+SKIPPED = 77
+VENV = pathlib.Path(__file__).resolve().parents[2] / ".venv"
+
+# name in the file: name in the package, DLPack's code, bits
+TYPES = {
+    "F64": ("float64", 2, 64),
+    "F32": ("float32", 2, 32),
+    "F16": ("float16", 2, 16),
+    "BF16": ("bfloat16", 4, 16),
+    "I64": ("int64", 0, 64),
+    "I32": ("int32", 0, 32),
+}
+SHAPES = [(), (1,), (7,), (3, 5), (0,), (4, 0, 2), (2, 1, 3, 2), (1, 2, 1, 2, 1, 2, 1, 2)]
+SETTINGS = {
+    "step": "12",
+    "learning rate": "0.10000000000000001",
+    "gr\u00f6\u00dfe \U0001f525": 'quote " and \\ and\nline',
+}
+NAMES = ["weight", "optimizer/layer1.weight/factor.0.0", "gr\u00f6\u00dfe", "\U0001f525", 'a "quote"\tand\\']
+
+
+class Tensor(ctypes.Structure):
+    """tch_tensor."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_index", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+def check(good, what):
+    if not good:
+        print(f"FAILED: {what}")
+        sys.exit(1)
+
+
+class Library:
+    def __init__(self, path):
+        self.library = ctypes.CDLL(path)
+        self.library.tch_last_error.restype = ctypes.c_char_p
+        self.library.tch_checkpoint_text.restype = ctypes.c_char_p
+        self.library.tch_checkpoint_count.restype = ctypes.c_int64
+
+    def __call__(self, name, *arguments):
+        status = getattr(self.library, name)(*arguments)
+        check(status == 0, f"{name}: {self.library.tch_last_error().decode()}")
+
+    def text(self, checkpoint, key):
+        value = self.library.tch_checkpoint_text(checkpoint, key.encode())
+        return None if value is None else value.decode()
+
+
+def tensor_over(memory, dtype, shape):
+    """A tch_tensor in host memory; keep it, it owns its shape."""
+    _, code, bits = TYPES[dtype]
+    sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
+    tensor = Tensor(ctypes.addressof(memory), 1, 0, len(shape), code, bits, 1, sizes, None, 0)
+    tensor.owner = (memory, sizes)
+    return tensor
+
+
+def examples():
+    """Of every type and shape, with random bytes: name, type, shape, bytes."""
+    generator = random.Random(1)
+    for dtype, (_, _, bits) in TYPES.items():
+        for shape in SHAPES:
+            count = 1
+            for size in shape:
+                count *= size
+            number = len(SHAPES) * list(TYPES).index(dtype) + SHAPES.index(shape)
+            yield f"{NAMES[number % len(NAMES)]} {number}", dtype, shape, generator.randbytes(count * bits // 8)
+
+
+def write_ours(library, path):
+    writer = ctypes.c_void_p()
+    kept = []
+    library("tch_checkpoint_writer_create", ctypes.byref(writer))
+    for name, dtype, shape, data in examples():
+        memory = ctypes.create_string_buffer(data, max(1, len(data)))
+        kept.append(tensor_over(memory, dtype, shape))
+        library("tch_checkpoint_writer_add", writer, name.encode(), ctypes.byref(kept[-1]))
+    for key, value in SETTINGS.items():
+        library("tch_checkpoint_writer_set_text", writer, key.encode(), value.encode())
+    library("tch_checkpoint_writer_save", writer, None, os.fsencode(path))
+    library.library.tch_checkpoint_writer_destroy(writer)
+
+
+def read_ours(library, path, settings, complete, more=0):
+    checkpoint = ctypes.c_void_p()
+    library("tch_checkpoint_open", os.fsencode(path), ctypes.byref(checkpoint))
+    check(library.library.tch_checkpoint_count(checkpoint) == len(list(examples())) + more, "the number of tensors")
+    check(library.library.tch_checkpoint_has_checksums(checkpoint) == complete, f"whether {path} has checksums")
+    library("tch_checkpoint_verify", checkpoint, None)
+    for name, dtype, shape, data in examples():
+        memory = ctypes.create_string_buffer(max(1, len(data)))
+        tensor = tensor_over(memory, dtype, shape)
+        library("tch_checkpoint_read", checkpoint, None, name.encode(), ctypes.byref(tensor))
+        check(memory.raw[: len(data)] == data, f"the bytes of {name}, {dtype} {shape}")
+    for key, value in settings.items():
+        check(library.text(checkpoint, key) == value, f"the setting {key}")
+    library.library.tch_checkpoint_close(checkpoint)
+
+
+def read_theirs(safetensors, path):
+    found = dict(safetensors.deserialize(pathlib.Path(path).read_bytes()))
+    check(len(found) == len(list(examples())), "the number of tensors, read by the package")
+    for name, dtype, shape, data in examples():
+        tensor = found[name]
+        check(tensor["dtype"] == dtype and tuple(tensor["shape"]) == shape, f"{name}, read by the package")
+        check(bytes(tensor["data"]) == data, f"the bytes of {name}, read by the package")
+
+
+def parts_of(path):
+    """The header as JSON has it and the bytes behind it, without either library."""
+    content = pathlib.Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def settings_of(path):
+    return parts_of(path)[0]["__metadata__"]
+
+
+def crc32c(data):
+    """By its definition."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return f"{crc ^ 0xFFFFFFFF:08x}"
+
+
+def check_checksums(path):
+    """The rule of docs/checkpoints.md, in Python."""
+    header, data = parts_of(path)
+    settings = header.pop("__metadata__")
+    own = settings.pop("torchium.crc32c")
+    sums = {name: settings.pop("torchium.crc32c/" + name) for name in header}
+    words = [word for key in sorted(settings) for word in (key, settings[key])]
+    for name in sorted(header):
+        begin, end = header[name]["data_offsets"]
+        check(crc32c(data[begin:end]) == sums[name], f"the checksum of {name}")
+        words += [name, header[name]["dtype"], *map(str, header[name]["shape"]), "", sums[name]]
+    check(crc32c("".join(word + "\0" for word in words).encode()) == own, "the checksum of the header")
+
+
+def check_refused(library, path, words):
+    checkpoint = ctypes.c_void_p()
+    status = library.library.tch_checkpoint_open(os.fsencode(path), ctypes.byref(checkpoint))
+    message = library.library.tch_last_error().decode()
+    check(status != 0 and words in message, f"{path} should be refused with {words!r}, got {message!r}")
+
+
+def write_theirs(safetensors, path, settings, others=()):
+    """Newer versions of the package are given addresses, older ones bytes."""
+    kept = []
+    tensors = {}
+    for name, dtype, shape, data in [*examples(), *others]:
+        described = {"dtype": TYPES[dtype][0], "shape": list(shape)}
+        if hasattr(safetensors, "TensorSpec"):
+            kept.append(ctypes.create_string_buffer(data, max(1, len(data))))
+            address = ctypes.addressof(kept[-1])
+            tensors[name] = safetensors.TensorSpec(**described, data_ptr=address, data_len=len(data))
+        else:
+            tensors[name] = {**described, "data": data}
+    pathlib.Path(path).write_bytes(bytes(safetensors.serialize(tensors, settings)))
+
+
+def main():
+    if importlib.util.find_spec("safetensors") is None:
+        python = VENV / "bin" / "python"
+        if pathlib.Path(sys.prefix) != VENV and python.exists():
+            os.execv(python, [str(python), *sys.argv])
+        print("skipped: no safetensors package")
+        return SKIPPED
+    import safetensors
+
+    library = Library(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        ours = os.path.join(folder, "ours.safetensors")
+        theirs = os.path.join(folder, "theirs.safetensors")
+        write_ours(library, ours)
+        read_theirs(safetensors, ours)
+        read_ours(library, ours, SETTINGS, complete=1)
+        check(settings_of(ours).items() >= SETTINGS.items(), "the settings of a file of ours")
+        check_checksums(ours)
+        write_theirs(safetensors, theirs, SETTINGS)
+        read_ours(library, theirs, SETTINGS, complete=0)
+        # Our file through their hands, settings and all: as it was, with a tensor more, and with a setting changed.
+        write_theirs(safetensors, theirs, settings_of(ours))
+        read_ours(library, theirs, SETTINGS, complete=1)
+        write_theirs(safetensors, theirs, settings_of(ours), [("another", "F32", (2,), bytes(8))])
+        read_ours(library, theirs, SETTINGS, complete=0, more=1)
+        write_theirs(safetensors, theirs, settings_of(ours) | {"step": "13"})
+        check_refused(library, theirs, "another program changed it")
+    print(f"{len(list(examples()))} tensors both ways, safetensors {safetensors.__version__}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,375 @@
+#!/usr/bin/env python3
+"""The command `torchium` as a user meets it: python3 tests/cli/test_cli.py PATH-TO-TORCHIUM.
+
+Only the standard library is used. Every test runs the command and looks at its exit status, its output and its
+messages; nothing is known of what is inside. Work is done on the device TORCHIUM_TEST_DEVICE, or on the CPU if that is
+not set; where the device cannot be used, nothing is run.
+"""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import unittest
+
+COMMAND = None
+DEVICE = os.environ.get("TORCHIUM_TEST_DEVICE", "cpu")
+# The CPU offers every method of taking a root.
+MAY_BE_MISSING = set() if DEVICE == "cpu" else {"rational"}
+SKIPPED = 77  # what ctest takes for "not run here"
+PLAIN = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "TERM")}
+# Under the address sanitizer, memory that cannot be had is to be refused as it is elsewhere.
+PLAIN["ASAN_OPTIONS"] = PLAIN.get("ASAN_OPTIONS", "") + ":allocator_may_return_null=1"
+
+
+def run(*arguments, env=None, stdout=subprocess.PIPE):
+    """Runs the command without a terminal and returns (status, output, messages)."""
+    result = subprocess.run([COMMAND, *arguments], stdout=stdout, stderr=subprocess.PIPE, env=env or PLAIN, timeout=300)
+    output = result.stdout.decode() if result.stdout is not None else ""
+    return result.returncode, output, result.stderr.decode()
+
+
+def run_on_terminal(*arguments, env):
+    """Runs the command with output and messages on one pseudo-terminal and returns (status, text)."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([COMMAND, *arguments], stdout=theirs, stderr=theirs, stdin=theirs, env=env)
+    os.close(theirs)
+    text = b""
+    while True:
+        ready, _, _ = select.select([ours], [], [], 300)
+        if not ready:
+            process.kill()
+            raise AssertionError("no output for 300 s")
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # what Linux gives when the other side is closed
+            break
+        if not piece:
+            break
+        text += piece
+    os.close(ours)
+    return process.wait(), text.decode()
+
+
+class Usage(unittest.TestCase):
+    def test_version(self):
+        status, output, messages = run("--version")
+        self.assertEqual((status, messages), (0, ""))
+        self.assertRegex(output, r"^torchium \d+\.\d+\.\d+\n$")
+
+    def test_help_on_every_level(self):
+        status, general, _ = run("--help")
+        self.assertEqual(status, 0)
+        self.assertEqual(run("help")[1], general)
+        for command in ("info", "demo", "bench"):
+            self.assertIn(command, general)
+            status, output, messages = run(command, "--help")
+            self.assertEqual((status, messages), (0, ""))
+            self.assertIn(f"usage: torchium {command}", output)
+            self.assertEqual(run("help", command)[1], output)
+
+    def assert_usage(self, arguments, *wanted):
+        status, output, messages = run(*arguments)
+        self.assertEqual((status, output), (2, ""), arguments)
+        for text in wanted:
+            self.assertIn(text, messages, arguments)
+        self.assertIn("--help", messages, arguments)
+
+    def test_wrong_usage_says_what_to_type(self):
+        self.assert_usage([], "command is missing")
+        self.assert_usage(["inof"], "did you mean 'torchium info'")
+        self.assert_usage(["--verison"], "did you mean 'torchium --version'")
+        self.assert_usage(["xyzzy"], "unknown command 'xyzzy'")
+        self.assert_usage(["help", "xyzzy"], "unknown command 'xyzzy'")
+        self.assert_usage(["info", "--jsno"], "did you mean '--json'")
+        self.assert_usage(["info", "extra"], "unexpected argument 'extra'")
+        self.assert_usage(["info", "--json=yes"], "takes no value")
+        self.assert_usage(["bench", "--only"], "--only needs a value")
+        self.assert_usage(["bench", "--only", "no-such-case"], "--list")
+
+    def test_numbers_are_read_strictly(self):
+        for text in ("25O", "-5", "0", "", " 7", "7 ", "0x10", "1e3", "1.5", "99999999999999999999", "nan"):
+            self.assert_usage(["demo", "--n", text], "--n takes a whole number")
+            self.assert_usage(["demo", f"--n={text}"], "--n takes a whole number")
+        for text in ("1e6x", "inf", "nan", "", "0", "-1e6", "1e400", "0x1p4"):
+            self.assert_usage(["demo", "--condition", text], "--condition takes a number")
+        for text in ("5", "7", "9", "0"):
+            self.assert_usage(["demo", "--root", text], "--root takes")
+        self.assert_usage(["bench", "--seconds", "0"], "--seconds takes a number")
+
+    def test_a_number_too_large_is_told_what_is_allowed(self):
+        """What was written and both ends of the range: it is not enough to say that 99... is not at least 0."""
+        most = 1 << 62
+        for option, least in (("--n", 1), ("--batch", 1), ("--seed", 0)):
+            for text in ("99999999999999999999", "9223372036854775807", "-1", "-99999999999999999999"):
+                wanted = f"{option} takes a whole number from {least} to {most}, not '{text}'"
+                self.assert_usage(["demo", option, text], wanted)
+        self.assert_usage(["demo", "--condition", "1e300"], "from 10 to 100000000000000, not '1e300'")
+        self.assert_usage(["bench", "--seconds", "1e9"], "from 0.001 to 600, not '1e9'")
+
+    def test_nothing_said_is_obeyed_by_a_terminal(self):
+        hostile = b"\x1b[31mred\x07\xc2\x9b2J\xff\xe2\x80\xaetxt"
+        shown = "\\x1b[31mred\\x07\\x9b2J\\xff\\u202etxt"
+        for arguments in (
+            [hostile],
+            ["help", hostile],
+            ["info", b"--" + hostile],
+            ["demo", "--n", hostile],
+            ["demo", "--device", hostile],
+            ["bench", "--only", hostile],
+        ):
+            _, output, messages = run(*arguments)
+            self.assertEqual(output, "", arguments)
+            self.assertIn(shown, messages, arguments)
+        env = {os.fsencode(key): os.fsencode(value) for key, value in PLAIN.items()}
+        env[b"TORCHIUM_CUDA_PATH"] = hostile
+        for arguments in (["info"], ["info", "--json"]):
+            status, output, _ = run(*arguments, env=env)
+            self.assertEqual(status, 0)
+            for control in ("\x1b", "\x07", "\x9b"):
+                self.assertNotIn(control, output, arguments)
+        self.assertIn(shown, run("info", env=env)[1])
+
+    def test_long_words_are_cut(self):
+        status, output, messages = run("x" * 100000)
+        self.assertEqual((status, output), (2, ""))
+        self.assertLess(len(messages), 10000)
+        self.assertIn("xxx...", messages)
+
+    def test_closed_streams(self):
+        """A closed stdout is an output that cannot be written; no file may take its place."""
+        for closed in ((1,), (0, 1), (0, 1, 2)):
+            process = subprocess.Popen(
+                [COMMAND, "info"],
+                stderr=subprocess.PIPE,
+                env=PLAIN,
+                preexec_fn=lambda closed=closed: [os.close(number) for number in closed],
+            )
+            messages = process.communicate(timeout=300)[1].decode()
+            self.assertEqual(process.returncode, 1, closed)
+            if 2 not in closed:
+                self.assertIn("could not be written", messages)
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
+    def test_a_full_disk_is_a_failure(self):
+        for arguments in (["--version"], ["--help"], ["info"], ["info", "--json"], ["bench", "--list"]):
+            with open("/dev/full", "wb") as full:
+                status, _, messages = run(*arguments, stdout=full)
+            self.assertEqual(status, 1, arguments)
+            self.assertIn("could not be written", messages)
+
+
+class Info(unittest.TestCase):
+    def test_text(self):
+        status, output, messages = run("info")
+        self.assertEqual((status, messages), (0, ""))
+        for text in ("Torchium ", "built with", "threads", "Backend cpu: available", "memory", "Backend cuda"):
+            self.assertIn(text, output)
+        self.assertNotIn("\033", output)
+        self.assertNotIn("\r", output)
+
+    def test_json_is_one_complete_document(self):
+        status, output, messages = run("info", "--json")
+        self.assertEqual((status, messages), (0, ""))
+        info = json.loads(output)
+        backends = {backend["name"]: backend for backend in info["backends"]}
+        self.assertTrue(backends["cpu"]["available"])
+        device = backends["cpu"]["devices"][0]
+        self.assertGreater(device["memory"]["total"], 0)
+        self.assertGreaterEqual(info["threads"], 1)
+        for backend in info["backends"]:
+            if not backend["available"]:
+                self.assertTrue(backend["reason"])
+                self.assertEqual(backend["devices"], [])
+
+    def test_variables_that_are_set_are_shown(self):
+        env = dict(PLAIN, TORCHIUM_CUDA_PATH="/no/toolkit", TORCHIUM_CUBLAS="/no/libcublas.so", TORCHIUM_CPU="plain")
+        text = run("info", env=env)[1]
+        environment = json.loads(run("info", "--json", env=env)[1])["environment"]
+        for name in ("TORCHIUM_CUDA_PATH", "TORCHIUM_CUBLAS", "TORCHIUM_CPU"):
+            self.assertRegex(text, rf"set +{name}={env[name]}\n")
+            self.assertEqual(environment[name], env[name])
+
+    def test_json_is_valid_whatever_the_environment_holds(self):
+        env = {os.fsencode(key): os.fsencode(value) for key, value in PLAIN.items()}
+        env[b"TORCHIUM_BACKEND_PATH"] = b'/no "where"\\\n\t\xff\xe2\x82\xac\xed\xa0\x80'
+        status, output, _ = run("info", "--json", env=env)
+        self.assertEqual(status, 0)
+        value = json.loads(output)["environment"]["TORCHIUM_BACKEND_PATH"]
+        self.assertTrue(value.startswith('/no "where"\\\n\t\ufffd\u20ac'))
+
+    def test_colour_only_on_a_terminal_that_wants_it(self):
+        status, text = run_on_terminal("info", env=dict(PLAIN, TERM="xterm"))
+        self.assertEqual(status, 0)
+        self.assertIn("\033[1m", text)
+        for env in (dict(PLAIN, TERM="xterm", NO_COLOR="1"), dict(PLAIN, TERM="dumb"), PLAIN):
+            self.assertNotIn("\033", run_on_terminal("info", env=env)[1])
+
+
+def demo_rows(output):
+    """The demonstration's table as {(method, type): (error, residual)}, None for a method that is not offered."""
+    rows = {}
+    for line in output.splitlines():
+        words = line.split()
+        if words[2:] == ["not", "offered", "on", "this", "device"]:
+            rows[words[0], words[1]] = None
+        elif len(words) >= 7 and words[0] in ("auto", "eigen", "newton", "rational"):
+            error = 0.0 if words[3] == "reference" else float(words[3])
+            rows[words[0], words[2]] = (error, float(words[4]))
+    return rows
+
+
+class Demo(unittest.TestCase):
+    def test_every_method_is_near_the_reference(self):
+        for root in ("2", "4"):
+            sizes = ["--n", "48", "--batch", "3", "--condition", "1e4", "--root", root]
+            status, output, messages = run("demo", "--device", DEVICE, *sizes)
+            self.assertEqual((status, messages), (0, ""))
+            rows = demo_rows(output)
+            self.assertEqual(
+                set(rows),
+                {("eigen", "float64")} | {(name, "float32") for name in ("auto", "eigen", "newton", "rational")},
+            )
+            for (method, _), numbers in rows.items():
+                if numbers is None:
+                    self.assertIn(method, MAY_BE_MISSING)
+                    continue
+                self.assertLess(numbers[0], 1e-3)
+                self.assertLess(numbers[1], 1e-2)
+
+    def test_the_seed_decides_the_matrices(self):
+        def errors(seed):
+            return demo_rows(run("demo", "--n", "32", "--batch", "2", "--seed", seed, "--device", DEVICE)[1])
+
+        self.assertEqual(errors("5")["eigen", "float64"], errors("5")["eigen", "float64"])
+        self.assertNotEqual(errors("5"), errors("6"))
+
+    def test_the_ends_of_the_range_of_condition_numbers(self):
+        for condition in ("10", "1e14"):
+            for root in ("1", "8"):
+                sizes = ["--n", "3", "--batch", "1", "--root", root, "--device", DEVICE]
+                status, output, messages = run("demo", "--condition", condition, *sizes)
+                self.assertEqual((status, messages), (0, ""), condition)
+                self.assertEqual(len(demo_rows(output)), 5, output)
+
+    def test_smallest_sizes(self):
+        for n in ("1", "2", "3"):
+            status, output, _ = run("demo", "--n", n, "--batch", "1", "--device", DEVICE)
+            self.assertEqual(status, 0)
+            self.assertEqual(len(demo_rows(output)), 5, output)
+
+    def test_what_does_not_fit_is_refused(self):
+        for arguments in (["--n", "1000000000000"], ["--n", "200000"], ["--n", "9", "--batch", "4611686018427387904"]):
+            status, _, messages = run("demo", "--device", DEVICE, *arguments)
+            self.assertEqual(status, 1, arguments)
+            self.assertIn("torchium demo: ", messages)
+
+    def test_an_absent_device_is_explained(self):
+        for device in ("tpu", "cuda:4711"):
+            status, output, messages = run("demo", "--device", device)
+            self.assertEqual((status, output), (1, ""))
+            self.assertTrue(messages.startswith("torchium demo: "), messages)
+
+
+def bench(*arguments):
+    return run("bench", "--seconds", "0.001", "--device", DEVICE, *arguments)
+
+
+class Bench(unittest.TestCase):
+    def test_list_and_only(self):
+        names = run("bench", "--list")[1].split()
+        quick = run("bench", "--list", "--quick")[1].split()
+        self.assertTrue(set(quick) < set(names))
+        self.assertEqual(len(names), len(set(names)))
+        for operation in (
+            "matmul",
+            "eigh",
+            "matrix_power",
+            "inverse_root/newton",
+            "inverse_root/rational",
+            "gram",
+            "symmetric_product",
+            "orthogonalize",
+            "kronecker_product/64-kron-128",
+            "kronecker_matmul",
+            "kronecker_solve",
+            "nearest_kronecker",
+            "sample_gradients",
+            "sample_norms",
+            "weighted_sum",
+            "kfac_factors",
+            "matmul_chunked",
+            "accuracy",
+        ):
+            self.assertTrue(any(name.startswith(operation) for name in names), operation)
+        # A GPU gets the sizes that keep it busy as well; their names are known without one.
+        here = run("bench", "--list", "--device", "cpu")[1].split()
+        there = run("bench", "--list", "--device", "cuda")[1].split()
+        self.assertTrue(set(here) < set(there))
+        self.assertIn("inverse_root/auto/4x2048/float32/1e-06", set(there) - set(here))
+        only = run("bench", "--list", "--only", "eigh/")[1].split()
+        self.assertEqual(only, [name for name in names if "eigh/" in name])
+
+    def test_json(self):
+        status, output, messages = bench("--quick", "--json", "--only", "/64/float32")
+        self.assertEqual((status, messages), (0, ""))
+        document = json.loads(output)
+        for limit in document["limits"].values():
+            self.assertGreater(limit, 0.0)
+        names = {row["name"] for row in document["rows"]}
+        self.assertIn("matmul/64/float32", names)
+        self.assertIn("inverse_root/newton/64/float32/1e-06", names)
+        for row in document["rows"]:
+            if row["status"] == "TCH_ERR_UNSUPPORTED" and row.get("method") in MAY_BE_MISSING:
+                self.assertIsNone(row["residual"])
+                continue
+            self.assertEqual(row["status"], "TCH_OK", row)
+            self.assertGreater(row["median_ms"], 0.0)
+            self.assertGreaterEqual(row["median_ms"], row["least_ms"])
+            if row["operation"] == "inverse_root":
+                self.assertEqual(row["failed"], 0)
+                self.assertLess(row["residual"], 1e-2)
+
+    def test_text_is_plain_and_quiet(self):
+        status, output, messages = bench("--quick", "--only", "matmul/64/")
+        self.assertEqual((status, messages), (0, ""))
+        self.assertIn("product bfloat16", output)
+        self.assertIn("of limit", output)
+        self.assertNotIn("\r", output)
+        self.assertNotIn("\033", output)
+
+    def test_progress_on_a_terminal(self):
+        arguments = ["--quick", "--seconds", "0.001", "--only", "matmul/64/", "--device", DEVICE]
+        status, text = run_on_terminal("bench", *arguments, env=dict(PLAIN, TERM="xterm"))
+        self.assertEqual(status, 0)
+        self.assertRegex(text, r"\r *\d+ %")
+
+    def test_accuracy(self):
+        status, output, _ = bench("--json", "--only", "accuracy")
+        self.assertEqual(status, 0)
+        rows = json.loads(output)["accuracy"]
+        self.assertEqual({row["condition"] for row in rows}, {10.0**k for k in range(2, 9)})
+        for row in rows:
+            if not row["offered"]:
+                self.assertIn(row["method"], MAY_BE_MISSING)
+                self.assertIsNone(row["error"])
+                continue
+            if row["failed"] == 0:
+                self.assertIsNotNone(row["error"], row)
+            if row["condition"] <= 1e4:
+                self.assertEqual(row["failed"], 0, row)
+                self.assertLess(row["error"], 1e-3 if row["dtype"] == "float32" else 1e-9, row)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: test_cli.py PATH-TO-TORCHIUM [unittest options]")
+    COMMAND = os.path.abspath(sys.argv.pop(1))
+    if "TORCHIUM_TEST_REQUIRE_DEVICE" not in os.environ:
+        status, _, messages = run("demo", "--n", "1", "--batch", "1", "--device", DEVICE)
+        if status != 0 and DEVICE != "cpu":
+            print(f"skipped: {messages}")
+            sys.exit(SKIPPED)
+    unittest.main()

@@ -1,0 +1,690 @@
+/* Data sets of the command: CSV and IDX files, right and wrong ones, random orders and splits, scaling, and the digits
+ * that are drawn. Files are written into a folder of their own beside the test. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "data/dataset_idx.h"
+#include "data/dataset_read.h"
+#include "data/digits.h"
+#include "draw/samples.h"
+#include "support/testing.h"
+
+static char folder[] = "datasets-XXXXXX";
+
+static int make_folder(void **state)
+{
+    (void)state;
+    return mkdtemp(folder) != NULL ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    return rmdir(folder); /* fails where a test left a file behind */
+}
+
+static const char *path_of(const char *name)
+{
+    static char paths[4][256];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    return path;
+}
+
+static void write_file(const char *name, const void *bytes, size_t size)
+{
+    FILE *file = fopen(path_of(name), "wb");
+    CHECK(file != NULL && fwrite(bytes, 1, size, file) == size && fclose(file) == 0, "%s cannot be written", name);
+}
+
+/* The message is there, says `part`, and nothing is left to free. */
+static void check_refused(bool good, const dataset *data, const dataset_error *error, const char *part)
+{
+    CHECK(!good, "it was read, %lld rows", (long long)data->rows);
+    CHECK(strstr(error->text, part) != NULL, "the message is \"%s\", expected \"%s\" in it", error->text, part);
+    CHECK(data->features == NULL && data->labels == NULL && data->class_names == NULL, "something is left to free");
+}
+
+/* --- CSV ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct csv_case {
+    const char *text;
+    csv_options options;
+    int64_t rows, cols;
+    int32_t classes;
+    float features[8];
+    int32_t labels[4];
+    const char *first_class;
+} csv_case;
+
+static const csv_case good_csv[] = {
+    {"a,b,y\n1,2,0\n3,4,1\n", {0}, 2, 2, 2, {1, 2, 3, 4}, {0, 1}, "0"},
+    {"1,2,0\n3,4,1", {0}, 2, 2, 2, {1, 2, 3, 4}, {0, 1}, "0"},
+    {"\xef\xbb\xbf"
+     "a,y\r\n1.5,no\r\n-2e3,yes\r\n",
+     {0},
+     2,
+     1,
+     2,
+     {1.5F, -2000},
+     {0, 1},
+     "no"},
+    {"x;y;z\n1;2;b\n3;4;a\n\n\n5;6;b\n", {0}, 3, 2, 2, {1, 2, 3, 4, 5, 6}, {1, 0, 1}, "a"},
+    {"x\ty\n1\t10\n2\t9\n3\t9.0\n", {0}, 3, 1, 2, {1, 2, 3}, {1, 0, 0}, NULL},
+    {"y,a,b\nc,1,2\nd,3,4\n", {.label = "y"}, 2, 2, 2, {1, 2, 3, 4}, {0, 1}, "c"},
+    {"c,1,2\nd,3,4\n", {.label = "1", .no_header = true}, 2, 2, 2, {1, 2, 3, 4}, {0, 1}, "c"},
+    {"c,1,2\nd,3,4\n", {.label = "1"}, 2, 2, 2, {1, 2, 3, 4}, {0, 1}, "c"},
+    {"c,1,2\nd,3,4\n", {.label = "0000000000000000000000001"}, 2, 2, 2, {1, 2, 3, 4}, {0, 1}, "c"},
+    {"a,\"the \"\"label\"\", quoted\"\n 1 ,\"x,\ny\"\n2,z\n", {0}, 2, 1, 2, {1, 2}, {0, 1}, "x,\ny"},
+    {"a,y\n1,\"q\"\r\n\"2\",\"q\"\r\n", {0}, 2, 1, 1, {1, 2}, {0, 0}, "q"},
+    {"a|y\n1|0\n", {.separator = '|'}, 1, 1, 1, {1}, {0}, "0"},
+    {"5.1,3.5,setosa\n4.9,3.0,virginica\n", {0}, 2, 2, 2, {5.1F, 3.5F, 4.9F, 3.0F}, {0, 1}, "setosa"},
+    {"1,10\n1,9\n1,-1\n", {0}, 3, 1, 3, {1, 1, 1}, {2, 1, 0}, "-1"},
+};
+
+static void check_csv(const csv_case *c)
+{
+    dataset data;
+    dataset_error error = {""};
+    bool good = dataset_read(path_of("good.csv"), &c->options, &data, &error);
+    CHECK(good, "it was refused: %s", error.text);
+    CHECK(data.rows == c->rows && data.cols == c->cols && data.classes == c->classes,
+          "%lld rows, %lld columns, %d classes", (long long)data.rows, (long long)data.cols, data.classes);
+    for (int64_t i = 0; i < c->rows * c->cols; i++) {
+        CHECK(data.features[i] == c->features[i], "feature %lld is %g", (long long)i, (double)data.features[i]);
+    }
+    for (int64_t i = 0; i < c->rows; i++) {
+        CHECK(data.labels[i] == c->labels[i], "label %lld is %d", (long long)i, data.labels[i]);
+    }
+    for (int32_t i = 0; i < c->classes; i++) {
+        CHECK(data.class_names[i] != NULL, "class %d has no name", i);
+    }
+    CHECK(c->first_class == NULL || strcmp(data.class_names[0], c->first_class) == 0, "the first class is %s",
+          data.class_names[0]);
+    dataset_release(&data);
+    CHECK(data.features == NULL && data.rows == 0, "the release left something");
+}
+
+static void csv_files_are_read(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof good_csv / sizeof good_csv[0]; i++) {
+        test_case("good CSV %zu", i);
+        write_file("good.csv", good_csv[i].text, strlen(good_csv[i].text));
+        check_csv(&good_csv[i]);
+    }
+    unlink(path_of("good.csv"));
+}
+
+static const struct {
+    const char *text;
+    csv_options options;
+    const char *part;
+} bad_csv[] = {
+    {"", {0}, "is empty"},
+    {"\n\r\n\n", {0}, "is empty"},
+    {"\xef\xbb\xbf", {0}, "is empty"},
+    {"a\n1\n2\n", {0}, "one column"},
+    {"a,y\n", {0}, "no data"},
+    {"a,b,y\n1,2,0\n3,1\n", {0}, "line 3: has 2 columns, the first line has 3"},
+    {"a,b,y\n1,2,0\n3,1,4,5\n", {0}, "line 3: has 4 columns"},
+    {"a,b,y\n1,,0\n", {0}, "line 2, column 2 (b): the cell is empty"},
+    {"1,2,0\n1,,0\n", {0}, "line 2, column 2: the cell is empty"},
+    {"a,b,y\n1,2,0\n\n1,two,0\n", {0}, "line 4, column 2 (b): 'two' is no number"},
+    {"a,b,y\n1,2x,0\n", {0}, "'2x' is no number"},
+    {"a,b,y\n1,nan,0\n", {0}, "not finite"},
+    {"a,b,y\n1,-inf,0\n", {0}, "not finite"},
+    {"a,b,y\n1,1e39,0\n", {0}, "'1e39' is not finite in float32"},
+    {"a,b,y\n1,2,\n", {0}, "line 2, column 3 (y): the label is missing"},
+    {"a,b,y\n1,2,0\n", {.label = "z"}, "no column is called 'z'"},
+    {"a,b,y\n1,2,0\n", {.label = "4"}, "no column is called '4'"},
+    {"a,b,y\n1,2,0\n", {.label = "0"}, "no column is called '0'"},
+    {"a,b,y\n1,2,0\n",
+     {.label = "99999999999999999999"},
+     "'99999999999999999999'; columns also have the numbers 1 to 3"},
+    {"a,b,y\n1,2,0\n",
+     {.label = "-9223372036854775808"},
+     "'-9223372036854775808'; columns also have the numbers 1 to 3"},
+    {"a,b,y\n1,2,0\n", {.label = "9223372036854775807"}, "no column is called"},
+    {"a,b,y\n1,2,0\n", {.label = "18446744073709551617"}, "no column is called"},
+    {"a,b,y\n1,2,0\n", {.label = " 1"}, "no column is called ' 1'"},
+    {"a,b,y\n1,2,0\n", {.label = ""}, "no column is called ''"},
+    {"1,2,0\n", {.label = "y", .no_header = true}, "there is no header"},
+    {"a,y\n1,\"never\n2,3\n", {0}, "line 2: a quoted field is never closed"},
+    {"a,y\n1,\"x\"y\n", {0}, "line 2: text follows a closing quote"},
+    {"a,y\n\"1\n\",0\n2,0,\n", {0}, "line 4: has 3 columns"},
+    {"a,y\n1,0\n", {.separator = ';'}, "one column"},
+};
+
+static void bad_csv_files_are_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bad_csv / sizeof bad_csv[0]; i++) {
+        dataset data;
+        dataset_error error = {""};
+        test_case("bad CSV %zu", i);
+        write_file("bad.csv", bad_csv[i].text, strlen(bad_csv[i].text));
+        bool good = dataset_read_csv(path_of("bad.csv"), &bad_csv[i].options, &data, &error);
+        check_refused(good, &data, &error, bad_csv[i].part);
+        CHECK(strstr(error.text, "bad.csv") != NULL, "the message does not name the file: %s", error.text);
+    }
+    unlink(path_of("bad.csv"));
+}
+
+static void binary_files_and_folders_are_refused(void **state)
+{
+    (void)state;
+    dataset data;
+    dataset_error error;
+    test_case("zero bytes");
+    write_file("bad.csv", "a,b\n1,\0,2\n", 10);
+    check_refused(dataset_read_csv(path_of("bad.csv"), NULL, &data, &error), &data, &error, "is no text: byte 7");
+    unlink(path_of("bad.csv"));
+    test_case("a folder");
+    check_refused(dataset_read_csv(folder, NULL, &data, &error), &data, &error, "no ordinary file");
+    test_case("no file");
+    check_refused(dataset_read_csv(path_of("none"), NULL, &data, &error), &data, &error, "No such file");
+    check_refused(dataset_read(path_of("none"), NULL, &data, &error), &data, &error, "No such file");
+}
+
+/* Whoever opens a pipe to read from it waits for somebody to write: that must not happen. */
+static void check_no_file(const char *path, const char *part)
+{
+    dataset data;
+    dataset_error error = {""};
+    test_case("%s", part);
+    check_refused(dataset_read(path, NULL, &data, &error), &data, &error, part);
+    check_refused(dataset_read_csv(path, NULL, &data, &error), &data, &error, part);
+    check_refused(dataset_read_idx(path, NULL, &data, &error), &data, &error, part);
+    check_refused(dataset_read_idx(path, path, &data, &error), &data, &error, part);
+}
+
+static void pipes_sockets_and_devices_are_refused(void **state)
+{
+    (void)state;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path_of("socket"));
+    int listening = socket(AF_UNIX, SOCK_STREAM, 0);
+    CHECK(listening >= 0 && bind(listening, (struct sockaddr *)&address, sizeof address) == 0, "there is no socket");
+    CHECK(mkfifo(path_of("pipe"), 0600) == 0, "there is no pipe");
+    check_no_file(path_of("pipe"), "no ordinary file but a pipe");
+    check_no_file(path_of("socket"), "no ordinary file but a socket");
+    check_no_file("/dev/null", "no ordinary file but a device");
+    check_no_file(folder, "no ordinary file but a folder");
+    close(listening);
+    unlink(path_of("pipe"));
+    unlink(path_of("socket"));
+}
+
+/* Four million bytes of the least likely kind. Each is to be read in time that grows with its size alone, and in memory
+ * that the file's size bounds: a time that grew with the square would not end before the test is stopped. */
+enum { HOSTILE = 4 << 20 };
+
+static const struct {
+    const char *before, *repeated, *after;
+    const char *part; /* of the message; NULL where it is read */
+} hostile_csv[] = {
+    {"", ",", "", "the cell is empty"},
+    {"", "1,", "1\n", NULL},
+    {"", "\"", "", "one column"},
+    {"1,", "\"", "x", "text follows"},
+    {"", "\"\",", "1\n", "the cell is empty"},
+    {"a,b\n1,\"", "\"\"", "", "never closed"},
+    {"a,b\n1,\"", "x\n", "", "never closed"},
+    {"a,b\n1,\"", "x\n", "\"\n", NULL},
+    {"", "\n", "", "is empty"},
+    {"a,b\n", "\n", "1,2\n", NULL},
+    {"a,b\n", "\r\n", "1,2\n", NULL},
+    {"a,b\n", " ", "1,2\n", NULL},
+    {"a,b\n", "\t", "1,2\n", NULL},
+    {"a,b\n", "9", ",1\n", "not finite"},
+    {"a,b\n0.", "0", "1,1\n", NULL},
+    {"a,b\n0.", "123456789", ",1\n", NULL},
+    {"a,b\n1e", "9", ",1\n", "not finite"},
+    {"a,b\n1,", "x", "\n", NULL},
+    {"", ",", "\n1\n1\n1\n1\n", "the first line has"},
+    {"a,b\n", "1,2\n", "", NULL},
+    {"a,b\n", "1\n", "", "has 1 columns"},
+};
+
+static void write_hostile(const char *before, const char *repeated, const char *after)
+{
+    size_t length = strlen(repeated);
+    FILE *file = fopen(path_of("hostile.csv"), "wb");
+    CHECK(file != NULL, "the file cannot be written");
+    fputs(before, file);
+    for (size_t i = 0; i < HOSTILE / length; i++) {
+        fwrite(repeated, 1, length, file);
+    }
+    fputs(after, file);
+    CHECK(fclose(file) == 0, "the file was not written");
+}
+
+static void hostile_csv_files_end_soon(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof hostile_csv / sizeof hostile_csv[0]; i++) {
+        dataset data;
+        dataset_error error = {""};
+        test_case("hostile CSV %zu", i);
+        write_hostile(hostile_csv[i].before, hostile_csv[i].repeated, hostile_csv[i].after);
+        bool good = dataset_read(path_of("hostile.csv"), NULL, &data, &error);
+        if (hostile_csv[i].part != NULL) {
+            check_refused(good, &data, &error, hostile_csv[i].part);
+        } else {
+            CHECK(good, "it was refused: %s", error.text);
+            dataset_release(&data);
+        }
+    }
+    unlink(path_of("hostile.csv"));
+}
+
+/* A line of two hundred thousand columns, and twenty thousand lines. */
+static void large_csv_files_are_read(void **state)
+{
+    (void)state;
+    dataset data;
+    dataset_error error = {""};
+    FILE *file = fopen(path_of("wide.csv"), "wb");
+    test_case("a wide file");
+    for (int line = 0; line < 2; line++) {
+        for (int i = 0; i < 200000; i++) {
+            fprintf(file, "%d.25,", i % 1000);
+        }
+        fprintf(file, "%d\n", line);
+    }
+    fclose(file);
+    CHECK(dataset_read(path_of("wide.csv"), NULL, &data, &error), "%s", error.text);
+    assert_int_equal(data.cols, 200000);
+    CHECK(data.features[399999] == 999.25F && data.classes == 2, "wrong numbers");
+    dataset_release(&data);
+    unlink(path_of("wide.csv"));
+    test_case("a long file");
+    file = fopen(path_of("long.csv"), "wb");
+    for (int i = 0; i < 20000; i++) {
+        fprintf(file, "%d,%d\n", i, i % 7);
+    }
+    fclose(file);
+    CHECK(dataset_read(path_of("long.csv"), NULL, &data, &error), "%s", error.text);
+    CHECK(data.rows == 20000 && data.features[19999] == 19999 && data.labels[19999] == 19999 % 7, "wrong numbers");
+    dataset_release(&data);
+    unlink(path_of("long.csv"));
+}
+
+/* --- IDX ---------------------------------------------------------------------------------------------------------- */
+
+static const unsigned char two_images[] = {0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 255, 51, 102, 204, 153};
+static const unsigned char two_labels[] = {0, 0, 8, 1, 0, 0, 0, 2, 4, 1};
+
+static void idx_files_are_read(void **state)
+{
+    (void)state;
+    const float wanted[] = {0, 1, 0.2F, 0.4F, 0.8F, 0.6F};
+    dataset data;
+    dataset_error error = {""};
+    write_file("t-images-idx3-ubyte", two_images, sizeof two_images);
+    write_file("t-labels-idx1-ubyte", two_labels, sizeof two_labels);
+    for (int explicit = 0; explicit < 2; explicit ++) {
+        bool good =
+            explicit ? dataset_read_idx(path_of("t-images-idx3-ubyte"), path_of("t-labels-idx1-ubyte"), &data, &error)
+                     : dataset_read(path_of("t-images-idx3-ubyte"), NULL, &data, &error);
+        test_case("explicit %d", explicit);
+        CHECK(good, "%s", error.text);
+        CHECK(data.rows == 2 && data.cols == 3 && data.height == 1 && data.width == 3 && data.classes == 5,
+              "wrong sizes");
+        CHECK(data.labels[0] == 4 && data.labels[1] == 1, "wrong labels");
+        for (int i = 0; i < 6; i++) {
+            CHECK(fabsf(data.features[i] - wanted[i]) < 1e-6F, "pixel %d is %g", i, (double)data.features[i]);
+        }
+        CHECK(strcmp(data.class_names[4], "4") == 0, "class 4 is called %s", data.class_names[4]);
+        dataset_release(&data);
+    }
+    unlink(path_of("t-images-idx3-ubyte"));
+    unlink(path_of("t-labels-idx1-ubyte"));
+}
+
+/* The good file with one byte changed, or cut, or with more at its end. */
+static const struct {
+    int in_labels;
+    int at, value; /* at -1: no byte is changed */
+    int size;      /* 0: as it is */
+    const char *part;
+} bad_idx[] = {
+    {0, 0, 1, 0, "no IDX file"},
+    {0, 2, 0x0d, 0, "type 0x0d, expected 0x08"},
+    {0, 3, 1, 0, "has 1 dimensions, expected 3"},
+    {0, 3, 255, 0, "has 255 dimensions"},
+    {0, 7, 3, 0, "promises 9 bytes of data, the file has 6: it is cut short"},
+    {0, 7, 1, 0, "longer than it says"},
+    {0, 7, 0, 0, "a size of 0"},
+    {0, 4, 255, 0, "cut short"},
+    {0, -1, 0, 21, "cut short"},
+    {0, -1, 0, 16, "cut short"},
+    {0, -1, 0, 10, "ends inside its header"},
+    {0, -1, 0, 3, "too short"},
+    {0, -1, 0, 23, "longer than it says"},
+    {1, 7, 1, 9, "has 1 labels"},
+    {1, 7, 3, 0, "cut short"},
+    {1, 3, 3, 0, "has 3 dimensions, expected 1"},
+    {1, -1, 0, 2, "too short"},
+};
+
+static void write_damaged(const char *name, const unsigned char *good, size_t size, int at, int value, int cut)
+{
+    unsigned char bytes[64] = {0};
+    memcpy(bytes, good, size);
+    if (at >= 0) {
+        bytes[at] = (unsigned char)value;
+    }
+    write_file(name, bytes, cut > 0 ? (size_t)cut : size);
+}
+
+static void bad_idx_files_are_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bad_idx / sizeof bad_idx[0]; i++) {
+        int labels = bad_idx[i].in_labels;
+        dataset data;
+        dataset_error error = {""};
+        test_case("bad IDX %zu", i);
+        write_damaged("images", two_images, sizeof two_images, labels ? -1 : bad_idx[i].at, bad_idx[i].value,
+                      labels ? 0 : bad_idx[i].size);
+        write_damaged("labels", two_labels, sizeof two_labels, labels ? bad_idx[i].at : -1, bad_idx[i].value,
+                      labels ? bad_idx[i].size : 0);
+        bool good = dataset_read_idx(path_of("images"), path_of("labels"), &data, &error);
+        check_refused(good, &data, &error, bad_idx[i].part);
+    }
+    unlink(path_of("images"));
+    unlink(path_of("labels"));
+}
+
+/* Three sizes of 2^32 - 1 have a product beyond 64 bits. */
+static void hostile_idx_headers_are_refused(void **state)
+{
+    (void)state;
+    unsigned char hostile[22] = {0, 0, 8, 3};
+    dataset data;
+    dataset_error error = {""};
+    memset(hostile + 4, 0xff, sizeof hostile - 4);
+    test_case("sizes beyond 64 bits");
+    write_file("images", hostile, sizeof hostile);
+    check_refused(dataset_read_idx(path_of("images"), NULL, &data, &error), &data, &error, "no 64-bit number");
+    test_case("a size beyond memory");
+    memset(hostile + 8, 0, 8);
+    hostile[11] = hostile[15] = 1;
+    write_file("images", hostile, sizeof hostile);
+    check_refused(dataset_read_idx(path_of("images"), NULL, &data, &error), &data, &error, "cut short");
+    unlink(path_of("images"));
+}
+
+static void compressed_and_lonely_idx_files_are_refused(void **state)
+{
+    (void)state;
+    const unsigned char gzip[] = {0x1f, 0x8b, 8, 0, 0};
+    dataset data;
+    dataset_error error = {""};
+    test_case("gzip");
+    write_file("x-images-idx3-ubyte.gz", gzip, sizeof gzip);
+    check_refused(dataset_read(path_of("x-images-idx3-ubyte.gz"), NULL, &data, &error), &data, &error, "gunzip");
+    unlink(path_of("x-images-idx3-ubyte.gz"));
+    test_case("no labels beside it");
+    write_file("images", two_images, sizeof two_images);
+    check_refused(dataset_read(path_of("images"), NULL, &data, &error), &data, &error, "where are its labels?");
+    unlink(path_of("images"));
+    write_file("u-images-idx3-ubyte", two_images, sizeof two_images);
+    check_refused(dataset_read(path_of("u-images-idx3-ubyte"), NULL, &data, &error), &data, &error,
+                  "u-labels-idx1-ubyte: No such file");
+    unlink(path_of("u-images-idx3-ubyte"));
+}
+
+/* --- orders, splits, scaling -------------------------------------------------------------------------------------- */
+
+static void orders_are_permutations(void **state)
+{
+    (void)state;
+    enum { N = 1000 };
+    int64_t first[N];
+    int64_t again[N];
+    int64_t other[N];
+    char seen[N] = {0};
+    int fixed = 0;
+    dataset_order(N, 5, first);
+    dataset_order(N, 5, again);
+    dataset_order(N, 6, other);
+    for (int i = 0; i < N; i++) {
+        assert_in_range(first[i], 0, N - 1);
+        CHECK(seen[first[i]]++ == 0, "%lld comes twice", (long long)first[i]);
+        fixed += first[i] == i;
+    }
+    CHECK(fixed < 10, "%d of %d stayed in place", fixed, N); /* one is expected */
+    CHECK(memcmp(first, again, sizeof first) == 0, "the same seed gave another order");
+    CHECK(memcmp(first, other, sizeof first) != 0, "another seed gave the same order");
+    dataset_order(0, 1, first);
+    dataset_order(1, 1, first);
+    assert_int_equal(first[0], 0);
+}
+
+/* Row i holds i and 2 i, and its label is i mod 3. */
+static dataset counting_rows(int64_t rows)
+{
+    dataset data = {.rows = rows, .cols = 2, .classes = 3};
+    dataset_error error;
+    CHECK(dataset_allocate(&data, &error) && dataset_number_classes(&data, &error), "%s", error.text);
+    for (int64_t i = 0; i < rows; i++) {
+        data.features[2 * i] = (float)i;
+        data.features[2 * i + 1] = (float)(2 * i);
+        data.labels[i] = (int32_t)(i % 3);
+    }
+    return data;
+}
+
+static void mark_rows(const dataset *part, char *seen)
+{
+    for (int64_t i = 0; i < part->rows; i++) {
+        int64_t row = (int64_t)part->features[2 * i];
+        CHECK(seen[row]++ == 0, "row %lld comes twice", (long long)row);
+        CHECK(part->features[2 * i + 1] == (float)(2 * row) && part->labels[i] == row % 3, "row %lld was torn apart",
+              (long long)row);
+    }
+}
+
+static void splits_deal_every_row_once(void **state)
+{
+    (void)state;
+    const double fractions[] = {0.2, 0.5, 1e-9, 1 - 1e-9};
+    const int64_t tested[] = {20, 51, 1, 100};
+    dataset all = counting_rows(101);
+    for (int k = 0; k < 4; k++) {
+        char seen[101] = {0};
+        dataset train;
+        dataset test;
+        dataset_error error;
+        test_case("fraction %g", fractions[k]);
+        CHECK(dataset_split(&all, fractions[k], 9, &train, &test, &error), "%s", error.text);
+        CHECK(test.rows == tested[k] && train.rows == 101 - tested[k], "%lld rows to test", (long long)test.rows);
+        mark_rows(&train, seen);
+        mark_rows(&test, seen);
+        CHECK(train.classes == 3 && strcmp(test.class_names[2], "2") == 0, "classes are missing");
+        dataset_release(&train);
+        dataset_release(&test);
+    }
+    dataset_release(&all);
+}
+
+static void bad_splits_are_refused(void **state)
+{
+    (void)state;
+    const double fractions[] = {0, 1, -0.5, 2, (double)NAN};
+    dataset all = counting_rows(10);
+    dataset train;
+    dataset test;
+    dataset_error error;
+    for (int k = 0; k < 5; k++) {
+        test_case("fraction %g", fractions[k]);
+        check_refused(dataset_split(&all, fractions[k], 1, &train, &test, &error), &train, &error, "fraction");
+    }
+    all.rows = 1;
+    check_refused(dataset_split(&all, 0.5, 1, &train, &test, &error), &train, &error, "cannot be split");
+    dataset_release(&all);
+}
+
+static void columns_are_standardized(void **state)
+{
+    (void)state;
+    dataset train = counting_rows(50);
+    dataset test = counting_rows(10);
+    double sum = 0;
+    double squares = 0;
+    for (int64_t i = 0; i < 50; i++) {
+        train.features[2 * i + 1] = 1e6F; /* constant */
+    }
+    dataset_standardize(&train, &test);
+    for (int64_t i = 0; i < 50; i++) {
+        sum += (double)train.features[2 * i];
+        squares += (double)train.features[2 * i] * (double)train.features[2 * i];
+        CHECK(train.features[2 * i + 1] == 0, "a constant column became %g", (double)train.features[2 * i + 1]);
+    }
+    CHECK(fabs(sum) < 1e-4 && fabs(squares / 50 - 1) < 1e-5, "mean %g, variance %g", sum / 50, squares / 50);
+    CHECK(test.features[6] == train.features[6] && test.features[7] == 0, "the other set was scaled in another way");
+    dataset_release(&train);
+    dataset_release(&test);
+}
+
+/* --- digits ------------------------------------------------------------------------------------------------------- */
+
+static void digits_depend_on_seed_and_number(void **state)
+{
+    (void)state;
+    dataset some;
+    dataset later;
+    dataset other;
+    dataset_error error;
+    int64_t counts[10] = {0};
+    CHECK(digits_draw(0, 2000, 3, &some, &error) && digits_draw(1990, 10, 3, &later, &error) &&
+              digits_draw(0, 10, 4, &other, &error),
+          "%s", error.text);
+    CHECK(some.cols == DIGITS_SIZE * DIGITS_SIZE && some.height == DIGITS_SIZE && some.classes == 10, "wrong sizes");
+    size_t bytes = 10 * (size_t)some.cols * sizeof(float);
+    CHECK(memcmp(some.features + 1990 * some.cols, later.features, bytes) == 0 &&
+              memcmp(some.labels + 1990, later.labels, 10 * sizeof(int32_t)) == 0,
+          "an image depends on those before it");
+    CHECK(memcmp(some.features, other.features, bytes) != 0, "the seed changes nothing");
+    for (int64_t i = 0; i < some.rows * some.cols; i++) {
+        CHECK(some.features[i] >= 0 && some.features[i] <= 1, "pixel %lld is %g", (long long)i,
+              (double)some.features[i]);
+    }
+    for (int64_t i = 0; i < some.rows; i++) {
+        assert_in_range(some.labels[i], 0, 9);
+        counts[some.labels[i]]++;
+    }
+    for (int d = 0; d < 10; d++) { /* 200 each, with a standard deviation of 13 */
+        CHECK(counts[d] > 130 && counts[d] < 270, "%lld of 2000 are %d", (long long)counts[d], d);
+    }
+    dataset_release(&some);
+    dataset_release(&later);
+    dataset_release(&other);
+}
+
+/* A classifier that knows only the mean image of each digit gets far more right than chance, and far from all. */
+static void digits_can_be_told_apart(void **state)
+{
+    (void)state;
+    enum { N = 3000, PIXELS = DIGITS_SIZE * DIGITS_SIZE };
+    dataset data;
+    dataset_error error;
+    static double means[10][PIXELS];
+    double counts[10] = {0};
+    int right = 0;
+    CHECK(digits_draw(0, 2 * N, 11, &data, &error), "%s", error.text);
+    for (int i = 0; i < N; i++) {
+        counts[data.labels[i]]++;
+        for (int k = 0; k < PIXELS; k++) {
+            means[data.labels[i]][k] += (double)data.features[i * PIXELS + k];
+        }
+    }
+    for (int i = N; i < 2 * N; i++) {
+        int best = 0;
+        double nearest = INFINITY;
+        for (int d = 0; d < 10; d++) {
+            double distance = 0;
+            for (int k = 0; k < PIXELS; k++) {
+                double gap = (double)data.features[i * PIXELS + k] - means[d][k] / counts[d];
+                distance += gap * gap;
+            }
+            best = distance < nearest ? d : best;
+            nearest = fmin(distance, nearest);
+        }
+        right += best == data.labels[i];
+    }
+    CHECK(right > N * 4 / 10 && right < N * 9 / 10, "%d of %d are nearest to their own mean", right, N);
+    dataset_release(&data);
+}
+
+static void samples_become_a_picture(void **state)
+{
+    (void)state;
+    static const unsigned char start[] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n', 0, 0, 0, 13,
+                                          'I',  'H', 'D', 'R', 0,    0,    0,    200,  0, 0, 0, 80};
+    unsigned char bytes[sizeof start];
+    dataset data;
+    dataset_error error = {""};
+    CHECK(digits_draw(0, 10, 1, &data, &error), "%s", error.text);
+    CHECK(samples_write_png(path_of("digits.png"), &data, 2, 5, 2, &error), "%s", error.text);
+    FILE *file = fopen(path_of("digits.png"), "rb");
+    CHECK(file != NULL && fread(bytes, 1, sizeof bytes, file) == sizeof bytes, "there is no picture");
+    fclose(file);
+    CHECK(memcmp(bytes, start, sizeof start) == 0, "it does not begin as a picture of 200 by 80 does");
+    unlink(path_of("digits.png"));
+    test_case("more samples than there are");
+    CHECK(!samples_write_png(path_of("digits.png"), &data, 3, 5, 2, &error), "it was written");
+    CHECK(!samples_write_png(path_of("digits.png"), &data, INT64_MAX, INT64_MAX, 1, &error), "it was written");
+    test_case("more pixels than a picture has");
+    CHECK(!samples_write_png(path_of("digits.png"), &data, 2, 5, INT64_MAX, &error), "it was written");
+    test_case("a folder that is not there");
+    CHECK(!samples_write_png(path_of("no/digits.png"), &data, 2, 5, 2, &error), "it was written");
+    CHECK(strstr(error.text, "No such file") != NULL, "the message is %s", error.text);
+    dataset_release(&data);
+}
+
+static void absurd_sizes_are_refused(void **state)
+{
+    (void)state;
+    dataset data = {.rows = INT64_MAX / 2, .cols = 1000, .classes = 2};
+    dataset_error error = {""};
+    check_refused(dataset_allocate(&data, &error), &data, &error, "out of memory");
+    data = (dataset){.rows = INT64_MAX / 64, .cols = 2, .classes = 2};
+    check_refused(dataset_allocate(&data, &error), &data, &error, "out of memory");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(csv_files_are_read),
+        cmocka_unit_test(bad_csv_files_are_refused),
+        cmocka_unit_test(binary_files_and_folders_are_refused),
+        cmocka_unit_test(pipes_sockets_and_devices_are_refused),
+        cmocka_unit_test(hostile_csv_files_end_soon),
+        cmocka_unit_test(large_csv_files_are_read),
+        cmocka_unit_test(idx_files_are_read),
+        cmocka_unit_test(bad_idx_files_are_refused),
+        cmocka_unit_test(hostile_idx_headers_are_refused),
+        cmocka_unit_test(compressed_and_lonely_idx_files_are_refused),
+        cmocka_unit_test(orders_are_permutations),
+        cmocka_unit_test(splits_deal_every_row_once),
+        cmocka_unit_test(bad_splits_are_refused),
+        cmocka_unit_test(columns_are_standardized),
+        cmocka_unit_test(digits_depend_on_seed_and_number),
+        cmocka_unit_test(digits_can_be_told_apart),
+        cmocka_unit_test(samples_become_a_picture),
+        cmocka_unit_test(absurd_sizes_are_refused),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests_name("datasets", tests, make_folder, remove_folder);
+}

@@ -1,0 +1,468 @@
+/* Contexts: naming a device, streams, threads, and the limit on scratch memory. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/linalg/operations.h"
+#include "support/linalg/reference.h"
+#include "support/random.h"
+#include "support/tensors.h"
+#include "support/testing.h"
+
+static void device_names_are_parsed(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int32_t type, index;
+    } good[] = {{"cpu", TCH_DEVICE_CPU, 0},     {"cpu:0", TCH_DEVICE_CPU, 0},   {"cuda", TCH_DEVICE_CUDA, 0},
+                {"cuda:0", TCH_DEVICE_CUDA, 0}, {"cuda:1", TCH_DEVICE_CUDA, 1}, {"cuda:15", TCH_DEVICE_CUDA, 15}};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        tch_device device = {-1, -1};
+        test_case("%s", good[i].text);
+        CHECK_OK(tch_device_parse(good[i].text, &device));
+        CHECK(device.type == good[i].type && device.index == good[i].index, "parsed as %d:%d", device.type,
+              device.index);
+    }
+}
+
+static void wrong_device_names_are_refused(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"",
+                                      "gpu",
+                                      "CPU",
+                                      "cuda:",
+                                      "cuda:-1",
+                                      "cuda:x",
+                                      "cuda:1x",
+                                      "cuda: 1",
+                                      "cuda:+1",
+                                      "cudas",
+                                      "cuda:99999999999999999999",
+                                      " cpu",
+                                      "cpu ",
+                                      "auto:1",
+                                      "cuda1",
+                                      "cuda:0x1",
+                                      "cuda:1:2"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        tch_device device = {-7, -7};
+        tch_context *context = (tch_context *)&device;
+        test_case("\"%s\"", bad[i]);
+        CHECK(tch_device_parse(bad[i], &device) == TCH_ERR_INVALID_ARGUMENT, "accepted");
+        CHECK(strstr(tch_last_error(), bad[i]) != NULL, "the message does not quote it: %s", tch_last_error());
+        CHECK(device.type == -7 && device.index == -7, "device was written");
+        CHECK(tch_context_create(bad[i], &context) == TCH_ERR_INVALID_ARGUMENT, "a context was made");
+    }
+}
+
+static void auto_gives_a_working_context(void **state)
+{
+    (void)state;
+    tch_device parsed;
+    tch_context *context = NULL;
+    CHECK_OK(tch_device_parse("auto", &parsed));
+    CHECK_OK(tch_context_create("auto", &context));
+    tch_device device = tch_context_device(context);
+    assert_int_equal(device.type, parsed.type);
+    assert_int_equal(device.index, parsed.index);
+    assert_true(tch_device_count((tch_device_type)device.type) > 0);
+    tch_context_destroy(context);
+}
+
+static void absent_devices_have_a_reason(void **state)
+{
+    (void)state;
+    tch_context *context = NULL;
+    assert_int_equal(tch_context_create("cpu:1", &context), TCH_ERR_UNAVAILABLE);
+    assert_null(context);
+    assert_non_null(strstr(tch_last_error(), "cpu:1"));
+    if (tch_device_count(TCH_DEVICE_CUDA) == 0) {
+        tch_device_info info = TCH_DEVICE_INFO_INIT;
+        assert_int_equal(tch_context_create("cuda", &context), TCH_ERR_UNAVAILABLE);
+        assert_non_null(strstr(tch_last_error(), "cuda"));
+        assert_int_equal(tch_device_info_get((tch_device){TCH_DEVICE_CUDA, 0}, &info), TCH_ERR_UNAVAILABLE);
+    }
+    tch_device_info info = TCH_DEVICE_INFO_INIT;
+    assert_int_equal(tch_device_info_get((tch_device){TCH_DEVICE_CPU, 3}, &info), TCH_ERR_UNAVAILABLE);
+    assert_int_equal(tch_device_info_get((tch_device){TCH_DEVICE_CPU, -1}, &info), TCH_ERR_UNAVAILABLE);
+    assert_int_equal(tch_device_info_get((tch_device){12345, 0}, &info), TCH_ERR_UNAVAILABLE);
+    assert_int_equal(tch_device_count((tch_device_type)99), 0);
+}
+
+static void null_arguments_are_refused(void **state)
+{
+    tch_context *context = *state;
+    tch_device device;
+    tch_context *made = NULL;
+    assert_int_equal(tch_context_create(test_device(), NULL), TCH_ERR_INVALID_ARGUMENT);
+    assert_non_null(strstr(tch_last_error(), "context"));
+    assert_int_equal(tch_context_create(NULL, &made), TCH_ERR_INVALID_ARGUMENT);
+    assert_int_equal(tch_device_parse(NULL, &device), TCH_ERR_INVALID_ARGUMENT);
+    assert_non_null(strstr(tch_last_error(), "text"));
+    assert_int_equal(tch_device_parse("cpu", NULL), TCH_ERR_INVALID_ARGUMENT);
+    assert_non_null(strstr(tch_last_error(), "device"));
+    assert_int_equal(tch_context_synchronize(NULL), TCH_ERR_INVALID_ARGUMENT);
+    assert_int_equal(tch_context_set_stream(NULL, NULL), TCH_ERR_INVALID_ARGUMENT);
+    assert_int_equal(tch_context_set_workspace_limit(NULL, 1), TCH_ERR_INVALID_ARGUMENT);
+    assert_null(tch_context_get_stream(NULL));
+    assert_int_equal(tch_context_get_workspace_limit(NULL), 0);
+    assert_int_equal(tch_context_device(NULL).type, 0);
+    assert_int_equal(tch_device_info_get(tch_context_device(context), NULL), TCH_ERR_INVALID_ARGUMENT);
+    tch_context_destroy(NULL);
+}
+
+static void structs_of_another_version_are_refused(void **state)
+{
+    tch_context *context = *state;
+    tch_device_info device = {0};
+    tch_backend_info backend = {0};
+    device.struct_size = sizeof device - 8;
+    assert_int_equal(tch_device_info_get(tch_context_device(context), &device), TCH_ERR_INVALID_ARGUMENT);
+    assert_non_null(strstr(tch_last_error(), "info"));
+    assert_int_equal(tch_backend_info_get(0, &backend), TCH_ERR_INVALID_ARGUMENT);
+    assert_non_null(strstr(tch_last_error(), "info"));
+    backend = (tch_backend_info)TCH_BACKEND_INFO_INIT;
+    assert_int_equal(tch_backend_info_get(-1, &backend), TCH_ERR_INVALID_ARGUMENT);
+    assert_int_equal(tch_backend_info_get(tch_backend_count(), &backend), TCH_ERR_INVALID_ARGUMENT);
+    assert_non_null(strstr(tch_last_error(), "index"));
+    assert_int_equal(tch_backend_info_get(0, NULL), TCH_ERR_INVALID_ARGUMENT);
+}
+
+static void devices_are_described(void **state)
+{
+    tch_context *context = *state;
+    tch_device_info info = TCH_DEVICE_INFO_INIT;
+    CHECK_OK(tch_device_info_get(tch_context_device(context), &info));
+    assert_int_equal(info.struct_size, sizeof info);
+    assert_true(strlen(info.name) > 0);
+    assert_true(info.total_memory > 0);
+    assert_true(info.free_memory > 0 && info.free_memory <= info.total_memory);
+    assert_true(info.processors >= 1);
+    if (test_on_cpu()) {
+        assert_int_equal(info.compute_major, 0);
+        assert_int_equal(info.compute_minor, 0);
+    }
+}
+
+static void the_cpu_has_no_streams(void **state)
+{
+    tch_context *context = *state;
+    int anything;
+    CHECK_OK(tch_context_set_stream(context, NULL));
+    CHECK_OK(tch_context_synchronize(context));
+    if (test_on_cpu()) {
+        tch_status status = tch_context_set_stream(context, &anything);
+        assert_true(status == TCH_ERR_INVALID_ARGUMENT || status == TCH_ERR_UNSUPPORTED);
+        assert_non_null(strstr(tch_last_error(), "stream"));
+        assert_null(tch_context_get_stream(context));
+    }
+}
+
+static void threads_can_be_counted_and_set(void **state)
+{
+    (void)state;
+    int32_t usual = tch_get_num_threads();
+    assert_true(usual >= 1);
+    CHECK_OK(tch_set_num_threads(3));
+    assert_int_equal(tch_get_num_threads(), 3);
+    assert_int_equal(tch_set_num_threads(0), TCH_ERR_INVALID_ARGUMENT);
+    assert_non_null(strstr(tch_last_error(), "count"));
+    assert_int_equal(tch_set_num_threads(-2), TCH_ERR_INVALID_ARGUMENT);
+    assert_int_equal(tch_set_num_threads(INT32_MAX), TCH_ERR_INVALID_ARGUMENT);
+    assert_int_equal(tch_get_num_threads(), 3);
+    CHECK_OK(tch_set_num_threads(usual));
+}
+
+/* --- the limit on scratch ---------------------------------------------------------------------------------------- */
+
+#define BATCH 12
+#define N 48
+
+typedef struct root_case {
+    test_tensor *a, *out, *report;
+    tch_root_config config;
+} root_case;
+
+static root_case make_roots(tch_context *context, tch_root_method method, tch_dtype dtype)
+{
+    const int64_t shape[] = {BATCH, N, N};
+    double spectrum[N];
+    double *values = test_alloc(sizeof(double) * BATCH * N * N);
+    test_random random = test_random_stream(5);
+    root_case c = {.config = TCH_ROOT_CONFIG_INIT};
+    c.config.relative_eps = 1e-3;
+    c.config.method = method;
+    c.a = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    c.out = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    c.report = test_tensor_make(context, TCH_INT32, 1, shape, LAYOUT_CONTIGUOUS);
+    ref_spectrum(N, 1e3, spectrum);
+    for (int64_t i = 0; i < BATCH; i++) {
+        ref_symmetric(&random, N, spectrum, values + i * N * N);
+    }
+    test_tensor_write(c.a, values);
+    free(values);
+    return c;
+}
+
+static tch_status run_roots(tch_context *context, const root_case *c)
+{
+    return tch_inverse_root(context, &c->a->tensor, 4, &c->config, &c->out->tensor, NULL, &c->report->tensor);
+}
+
+static void free_roots(root_case *c)
+{
+    test_tensor_free(c->a);
+    test_tensor_free(c->out);
+    test_tensor_free(c->report);
+}
+
+/* Bytes the pool handed out at most during the call, beyond what was in use before it. */
+static int64_t extra_memory(tch_context *context, const root_case *c)
+{
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_trim(context, 0));
+    CHECK_OK(tch_memory_get_info(context, &before));
+    CHECK_OK(tch_memory_reset_peak(context));
+    CHECK_OK(run_roots(context, c));
+    CHECK_OK(tch_memory_get_info(context, &after));
+    return after.peak - before.allocated;
+}
+
+/* The first number of the message that is larger than the limit is the number of bytes needed. */
+static long long bytes_named(const char *message, long long limit)
+{
+    while (*message != '\0') {
+        char *end;
+        long long value = strtoll(message, &end, 10);
+        if (end != message && value > limit) {
+            return value;
+        }
+        message = end != message ? end : message + 1;
+    }
+    return 0;
+}
+
+/* The scratch one matrix needs, as the refusal of a limit of one byte names it. */
+static int64_t least_limit(tch_context *context, const root_case *c)
+{
+    CHECK_OK(tch_context_set_workspace_limit(context, 1));
+    CHECK(run_roots(context, c) == TCH_ERR_OUT_OF_MEMORY, "the call did not fail");
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    return bytes_named(tch_last_error(), 1);
+}
+
+/* Pieces of the batch give what the whole gives, to the last bit. The eigensolvers of a GPU's libraries are chosen by
+ * the size of the batch: there the results agree as two stable solvers do, within (n + 10) u kappa / p of each. */
+static void check_same_roots(const double *got, const double *expected, tch_root_method method, tch_dtype dtype,
+                             int64_t limit)
+{
+    double kappa = 1e3;
+    double freedom = 2.0 * (N + 10) * test_unit_roundoff(dtype) * (kappa / 4 + 1.0);
+    bool to_the_bit = test_on_cpu() || method != TCH_ROOT_EIGEN;
+    for (int64_t i = 0; i < BATCH * N * N; i += N * N) {
+        double off = ref_distance(N * N, got + i, expected + i);
+        bool same = to_the_bit ? memcmp(got + i, expected + i, sizeof(double) * N * N) == 0
+                               : off <= freedom * ref_norm(N * N, expected + i);
+        CHECK(same, "the limit %lld moved matrix %lld by %.3g", (long long)limit, (long long)(i / (N * N)), off);
+    }
+}
+
+static void check_limit(tch_context *context, tch_root_method method, tch_dtype dtype)
+{
+    root_case c = make_roots(context, method, dtype);
+    test_case("%s %s", tch_root_method_name(method), tch_dtype_name(dtype));
+    int64_t least = least_limit(context, &c);
+    int64_t whole = extra_memory(context, &c);
+    double *expected = test_tensor_read(c.out);
+    test_tensor_check_written(c.out, "out");
+    for (int64_t pieces = 1; pieces <= 2 * BATCH; pieces *= 2) {
+        int64_t limit = whole / pieces > least ? whole / pieces : least;
+        test_tensor_poison(c.out);
+        CHECK_OK(tch_context_set_workspace_limit(context, limit));
+        assert_int_equal(tch_context_get_workspace_limit(context), limit);
+        int64_t used = extra_memory(context, &c);
+        CHECK(used <= limit, "%lld bytes of scratch were taken with a limit of %lld (%lld without)", (long long)used,
+              (long long)limit, (long long)whole);
+        double *got = test_tensor_read(c.out);
+        check_same_roots(got, expected, method, dtype, limit);
+        free(got);
+    }
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    free(expected);
+    free_roots(&c);
+}
+
+static void a_limit_changes_memory_and_nothing_else(void **state)
+{
+    tch_context *context = *state;
+    check_limit(context, TCH_ROOT_EIGEN, TCH_FLOAT32);
+    check_limit(context, TCH_ROOT_EIGEN, TCH_FLOAT64);
+    check_limit(context, TCH_ROOT_NEWTON, TCH_FLOAT32);
+    check_limit(context, TCH_ROOT_NEWTON, TCH_FLOAT64);
+    if (test_offers_method(TCH_ROOT_RATIONAL)) {
+        check_limit(context, TCH_ROOT_RATIONAL, TCH_FLOAT32);
+        check_limit(context, TCH_ROOT_RATIONAL, TCH_FLOAT64);
+    }
+}
+
+static void a_limit_too_small_for_one_matrix_says_what_is_needed(void **state)
+{
+    tch_context *context = *state;
+    root_case c = make_roots(context, TCH_ROOT_EIGEN, TCH_FLOAT64);
+    CHECK_OK(tch_context_set_workspace_limit(context, 1000));
+    CHECK(run_roots(context, &c) == TCH_ERR_OUT_OF_MEMORY, "the call did not fail");
+    long long needed = bytes_named(tch_last_error(), 1000);
+    CHECK(needed > 0, "the message does not name the bytes needed: %s", tch_last_error());
+    test_tensor_check_unchanged(c.out, "out");
+    test_tensor_check_unchanged(c.report, "report");
+    CHECK_OK(tch_context_set_workspace_limit(context, needed));
+    CHECK_OK(run_roots(context, &c));
+    test_tensor_check_written(c.out, "out");
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    free_roots(&c);
+}
+
+/* The same for every operation: below some limit it is refused and nothing is written, above it the result is the one
+ * that no limit gives, with no more memory than allowed. */
+static bool run_limited(tch_context *context, const test_call *call, int64_t limit)
+{
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_trim(context, 0));
+    CHECK_OK(tch_memory_get_info(context, &before));
+    CHECK_OK(tch_memory_reset_peak(context));
+    CHECK_OK(tch_context_set_workspace_limit(context, limit));
+    tch_status status = test_call_run(call, context);
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    CHECK_OK(tch_memory_get_info(context, &after));
+    CHECK(after.peak - before.allocated <= limit, "%lld bytes with a limit of %lld",
+          (long long)(after.peak - before.allocated), (long long)limit);
+    CHECK(status == TCH_OK || status == TCH_ERR_OUT_OF_MEMORY, "gave %s", tch_status_name(status));
+    return status == TCH_OK;
+}
+
+/* To the last bit on the CPU, except for sums over the batch, which are rounded piece by piece. A GPU's libraries choose
+ * their algorithms by the size of the batch, and eigenvectors have two signs. Where bits differ, the magnitudes agree
+ * within the rounding of the arithmetic, which these well conditioned problems (kappa = 100 after damping at most)
+ * magnify by a few hundred, and that of storing both. */
+static bool agrees(const test_operation *operation, double got, double expected, double largest, tch_dtype dtype)
+{
+    double freedom = 500.0 * test_arithmetic_roundoff(dtype) + 2.0 * test_unit_roundoff(dtype);
+    return test_on_cpu() && test_is_batched(operation) ? memcmp(&got, &expected, sizeof got) == 0
+                                                       : fabs(fabs(got) - fabs(expected)) <= freedom * largest;
+}
+
+static void check_against(const test_call *call, double *const *expected, tch_dtype dtype)
+{
+    for (int32_t i = 0; i < call->operation->count; i++) {
+        const test_operand *operand = &call->operation->operands[i];
+        double *got = test_tensor_read(call->tensors[i]);
+        double largest = fmax(ref_largest(call->tensors[i]->count, expected[i]), 1.0);
+        for (int64_t k = 0; k < call->tensors[i]->count; k++) {
+            CHECK(agrees(call->operation, got[k], expected[i][k], largest, dtype),
+                  "element %lld of %s was %.17g and is %.17g", (long long)k, operand->name, expected[i][k], got[k]);
+        }
+        free(got);
+    }
+}
+
+static void limit_operation(tch_context *context, const test_operation *operation, tch_dtype dtype)
+{
+    test_call whole;
+    double *expected[TEST_MAX_OPERANDS];
+    test_call_make(&whole, context, operation, dtype);
+    CHECK_OK(test_call_run(&whole, context));
+    for (int32_t i = 0; i < operation->count; i++) {
+        expected[i] = test_tensor_read(whole.tensors[i]);
+    }
+    bool through = false;
+    /* On the CPU threads have scratch of their own, on a GPU its libraries. */
+    int64_t most = test_on_cpu() ? ((int64_t)1 << 19) * (1 + tch_get_num_threads()) : (int64_t)1 << 26;
+    for (int64_t limit = 1; limit <= most; limit += limit / 2 + 1) {
+        test_case("%s %s %s, limit %lld", operation->name, operation->variant, tch_dtype_name(dtype), (long long)limit);
+        test_call call;
+        test_call_make(&call, context, operation, dtype);
+        if (run_limited(context, &call, limit)) {
+            test_call_check_done(&call);
+            check_against(&call, expected, dtype);
+            through = true;
+        } else {
+            CHECK(!through, "it was refused though less was enough");
+            CHECK(bytes_named(tch_last_error(), limit) > limit, "the message does not say how much: %s",
+                  tch_last_error());
+            test_call_check_unchanged(&call);
+        }
+        test_call_free(&call);
+    }
+    CHECK(through, "%lld bytes are not enough", (long long)most);
+    for (int32_t i = 0; i < operation->count; i++) {
+        free(expected[i]);
+    }
+    test_call_free(&whole);
+}
+
+static void every_operation_keeps_to_the_limit(void **state)
+{
+    for (int32_t i = 0; i < test_operation_count(); i++) {
+        limit_operation(*state, &test_operations[i], TCH_FLOAT32);
+        limit_operation(*state, &test_operations[i], TCH_BFLOAT16);
+    }
+}
+
+/* A limit below what the workspace has grown to takes effect at once, not at the next call. */
+static void a_limit_shrinks_the_workspace(void **state)
+{
+    tch_context *context = *state;
+    root_case c = make_roots(context, TCH_ROOT_EIGEN, TCH_FLOAT64);
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info grown = TCH_MEMORY_INFO_INIT;
+    tch_memory_info limited = TCH_MEMORY_INFO_INIT;
+    test_case("shrinking");
+    CHECK_OK(tch_memory_trim(context, 0));
+    CHECK_OK(tch_memory_get_info(context, &before));
+    CHECK_OK(run_roots(context, &c));
+    CHECK_OK(tch_memory_get_info(context, &grown));
+    CHECK(grown.allocated > before.allocated, "there is no workspace");
+    CHECK_OK(tch_context_set_workspace_limit(context, 5000));
+    CHECK_OK(tch_memory_get_info(context, &limited));
+    CHECK(limited.allocated - before.allocated <= 5000, "%lld bytes are still held",
+          (long long)(limited.allocated - before.allocated));
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    free_roots(&c);
+}
+
+static void a_negative_limit_is_refused(void **state)
+{
+    tch_context *context = *state;
+    CHECK_OK(tch_context_set_workspace_limit(context, 12345));
+    assert_int_equal(tch_context_set_workspace_limit(context, -1), TCH_ERR_INVALID_ARGUMENT);
+    assert_non_null(strstr(tch_last_error(), "bytes"));
+    assert_int_equal(tch_context_get_workspace_limit(context), 12345);
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(device_names_are_parsed),
+        cmocka_unit_test(wrong_device_names_are_refused),
+        cmocka_unit_test(auto_gives_a_working_context),
+        cmocka_unit_test(absent_devices_have_a_reason),
+        cmocka_unit_test(null_arguments_are_refused),
+        cmocka_unit_test(structs_of_another_version_are_refused),
+        cmocka_unit_test(devices_are_described),
+        cmocka_unit_test(the_cpu_has_no_streams),
+        cmocka_unit_test(threads_can_be_counted_and_set),
+        cmocka_unit_test(a_limit_changes_memory_and_nothing_else),
+        cmocka_unit_test(a_limit_too_small_for_one_matrix_says_what_is_needed),
+        cmocka_unit_test(every_operation_keeps_to_the_limit),
+        cmocka_unit_test(a_limit_shrinks_the_workspace),
+        cmocka_unit_test(a_negative_limit_is_refused),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

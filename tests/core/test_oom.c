@@ -1,0 +1,235 @@
+/* No memory. For every operation the k-th allocation of the call fails, for k = 1, 2, ... until the call gets by
+ * without it: each failure is reported as such, leaves every tensor as it was and leaks nothing, and the same call on
+ * the same context then succeeds. Allocations of the host and, through support/backend/failing_backend.c, of the device
+ * are counted together. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "support/backend/failing_backend.h"
+#include "support/fakes/counting_allocator.h"
+#include "support/linalg/operations.h"
+#include "support/testing.h"
+
+#define MOST_ALLOCATIONS 200
+
+static counting_allocator counting;
+static failing_backend_blocks_function device_blocks; /* NULL on the CPU, whose memory is the host's */
+
+/* The module lies in a folder beside this program; "" when there is none. */
+static void failing_module(char *folder, size_t size)
+{
+    char self[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(self, '/');
+    snprintf(folder, size, "%.*s/modules/failing", slash == NULL ? 0 : (int)(slash - self), self);
+}
+
+static bool refuses(void *user)
+{
+    return counting_allocator_refuses(user);
+}
+
+/* Finds the module that the library has loaded, and has it ask before each allocation. */
+static int watch_device(void)
+{
+    char folder[PATH_MAX];
+    char path[PATH_MAX + 32];
+    failing_backend_watch_function watch = NULL;
+    failing_module(folder, sizeof folder);
+    snprintf(path, sizeof path, "%s/libtorchium_cuda.so", folder);
+    void *module = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    void *watch_address = module == NULL ? NULL : dlsym(module, FAILING_BACKEND_WATCH);
+    void *blocks_address = module == NULL ? NULL : dlsym(module, FAILING_BACKEND_BLOCKS);
+    if (watch_address == NULL || blocks_address == NULL) {
+        print_error("%s is not what the library loaded\n", path);
+        return -1;
+    }
+    memcpy(&watch, &watch_address, sizeof watch);
+    memcpy(&device_blocks, &blocks_address, sizeof device_blocks);
+    watch(refuses, &counting);
+    return 0;
+}
+
+static int install_allocator(void **state)
+{
+    (void)state;
+    tch_host_allocator allocator = counting_allocator_interface(&counting);
+    (void)tch_backend_count();
+    if (!test_on_cpu() && watch_device() != 0) {
+        return -1;
+    }
+    return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
+}
+
+static int remove_allocator(void **state)
+{
+    (void)state;
+    return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
+}
+
+static void check_out_of_memory(tch_status status)
+{
+    CHECK(status == TCH_ERR_OUT_OF_MEMORY, "gave %s (%s)", tch_status_name(status), tch_last_error());
+    CHECK(strlen(tch_last_error()) > 0, "there is no message");
+}
+
+static void check_nothing_left(void)
+{
+    CHECK(atomic_load(&counting.bytes) == 0 && atomic_load(&counting.blocks) == 0, "%lld bytes in %lld blocks leaked",
+          atomic_load(&counting.bytes), atomic_load(&counting.blocks));
+    CHECK(atomic_load(&counting.mistakes) == 0, "%lld releases do not match their allocation",
+          atomic_load(&counting.mistakes));
+    CHECK(device_blocks == NULL || device_blocks() == 0, "%lld blocks of device memory leaked", device_blocks());
+}
+
+/* One call with its k-th allocation failing. Returns whether it succeeded because it makes fewer. */
+static bool call_with_failure(const test_operation *operation, tch_dtype dtype, long long k)
+{
+    tch_context *context = NULL;
+    test_call call;
+    CHECK_OK(tch_context_create(test_device(), &context));
+    test_call_make(&call, context, operation, dtype);
+    CHECK_OK(tch_memory_trim(context, 0));
+    tch_clear_error();
+    counting_allocator_arm(&counting, k);
+    tch_status status = test_call_run(&call, context);
+    bool reached = atomic_load(&counting.calls) >= k;
+    counting_allocator_arm(&counting, 0);
+    if (reached) {
+        check_out_of_memory(status);
+        test_call_check_unchanged(&call);
+    }
+    CHECK_OK(reached ? test_call_run(&call, context) : status);
+    test_call_check_done(&call);
+    test_call_free(&call);
+    tch_context_destroy(context);
+    check_nothing_left();
+    return !reached;
+}
+
+static void every_operation(tch_dtype dtype)
+{
+    for (int32_t i = 0; i < test_operation_count(); i++) {
+        bool through = false;
+        for (long long k = 1; !through; k++) {
+            test_case("%s %s %s, allocation %lld", test_operations[i].name, test_operations[i].variant,
+                      tch_dtype_name(dtype), k);
+            CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
+            through = call_with_failure(&test_operations[i], dtype, k);
+        }
+    }
+}
+
+static void every_operation_in_float32(void **state)
+{
+    (void)state;
+    every_operation(TCH_FLOAT32);
+}
+
+static void every_operation_in_float64(void **state)
+{
+    (void)state;
+    every_operation(TCH_FLOAT64);
+}
+
+static void every_operation_in_bfloat16(void **state)
+{
+    (void)state;
+    every_operation(TCH_BFLOAT16);
+}
+
+static void creating_a_context(void **state)
+{
+    (void)state;
+    tch_status status = TCH_ERR_OUT_OF_MEMORY;
+    long long k = 0;
+    while (status != TCH_OK) {
+        tch_context *context = (tch_context *)&counting;
+        test_case("a context, allocation %lld", ++k);
+        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
+        counting_allocator_arm(&counting, k);
+        status = tch_context_create(test_device(), &context);
+        counting_allocator_arm(&counting, 0);
+        if (status != TCH_OK) {
+            check_out_of_memory(status);
+            CHECK(context == NULL, "a context was returned");
+        } else {
+            tch_context_destroy(context);
+        }
+        check_nothing_left();
+    }
+    CHECK(k > 1, "a context that takes no memory was not expected");
+}
+
+static void creating_a_tensor(void **state)
+{
+    (void)state;
+    const int64_t shape[] = {10, 10};
+    tch_status status = TCH_ERR_OUT_OF_MEMORY;
+    long long k = 0;
+    while (status != TCH_OK) {
+        tch_context *context = NULL;
+        tch_tensor *t = NULL;
+        test_case("a tensor, allocation %lld", ++k);
+        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
+        CHECK_OK(tch_context_create(test_device(), &context));
+        counting_allocator_arm(&counting, k);
+        status = tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &t);
+        counting_allocator_arm(&counting, 0);
+        tch_memory_info info = TCH_MEMORY_INFO_INIT;
+        CHECK_OK(tch_memory_get_info(context, &info));
+        if (status != TCH_OK) {
+            check_out_of_memory(status);
+            CHECK(t == NULL, "a tensor was returned");
+            CHECK(info.allocated == 0, "%lld bytes are still counted as allocated", (long long)info.allocated);
+        }
+        tch_tensor_destroy(t);
+        tch_context_destroy(context);
+        check_nothing_left();
+    }
+    CHECK(k > 1, "a tensor that takes no memory was not expected");
+}
+
+/* A pool that holds free memory gives it back before it gives up: the request succeeds the second time. */
+static void kept_memory_is_given_up_first(void **state)
+{
+    (void)state;
+    tch_context *context = NULL;
+    void *kept = NULL;
+    void *wanted = NULL;
+    test_case("the pool's last resort");
+    CHECK_OK(tch_context_create(test_device(), &context));
+    CHECK_OK(tch_memory_alloc(context, 1 << 20, &kept));
+    CHECK_OK(tch_memory_free(context, kept));
+    long long before = atomic_load(&counting.failures);
+    counting_allocator_arm(&counting, 2); /* the first is the block's record, the second the block */
+    CHECK_OK(tch_memory_alloc(context, 1 << 22, &wanted));
+    CHECK(atomic_load(&counting.failures) == before + 1, "no allocation failed");
+    counting_allocator_arm(&counting, 0);
+    tch_memory_info info = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_get_info(context, &info));
+    CHECK(info.reserved == info.allocated, "the kept block is still held");
+    CHECK_OK(tch_memory_free(context, wanted));
+    tch_context_destroy(context);
+    check_nothing_left();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(creating_a_context),          cmocka_unit_test(creating_a_tensor),
+        cmocka_unit_test(every_operation_in_float32),  cmocka_unit_test(every_operation_in_float64),
+        cmocka_unit_test(every_operation_in_bfloat16), cmocka_unit_test(kept_memory_is_given_up_first),
+    };
+    char folder[PATH_MAX];
+    failing_module(folder, sizeof folder);
+    setenv("TORCHIUM_BACKEND_PATH", folder, 1); /* before the library looks for modules; the CPU needs none */
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, install_allocator, remove_allocator);
+}

@@ -1,0 +1,414 @@
+/* Recorded work, by a table that writes down what is queued (support/backend/recording_backend.h): when it is recorded,
+ * what its key is, and that everything that goes wrong with it ends in the work being done, once and as it should. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/recording.h"
+#include "core/status.h"
+#include "support/backend/recording_backend.h"
+#include "support/fakes/counting_allocator.h"
+#include "support/testing.h"
+
+/* The calls of one key that are not yet recorded, and how many keys there is room for: as recording.c has them. */
+enum { WARM = 2, MOST = 256, IDLE = 1024 };
+
+/* Work that fills memory with a number of its own. */
+typedef struct work {
+    tch_context *context;
+    double *place;
+    double value;
+    int calls;
+    int fails_at;    /* this call */
+    int64_t scratch; /* taken from the workspace, where it is not 0 */
+} work;
+
+static tch_status do_work(void *argument)
+{
+    work *w = argument;
+    tch_array to = {w->place, TCH_SCALAR_F64, 0, NULL, NULL};
+    if (++w->calls == w->fails_at) {
+        return tchi_fail(TCH_ERR_NUMERIC, "this work fails");
+    }
+    if (w->scratch > 0) {
+        tchi_arena arena = {0};
+        tchi_arena_take(&arena, w->scratch);
+        TCHI_TRY(tchi_arena_reserve(w->context, &arena));
+    }
+    return w->context->backend->matrix->fill(w->context->state, &to, w->value);
+}
+
+static counting_allocator counting;
+static tchi_recordings recordings;
+static double place;
+
+static int begin(void **state)
+{
+    recording_backend_install(*state);
+    recordings = (tchi_recordings){0};
+    return tchi_recordings_open(*state, &recordings) == TCH_OK ? 0 : -1;
+}
+
+static int end(void **state)
+{
+    tch_context *context = *state;
+    tchi_recordings_close(context, &recordings);
+    recording_backend_remove(context);
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    CHECK_OK(tch_memory_trim(context, 0));
+    return recorded.released == recorded.kept ? 0 : -1;
+}
+
+static work work_of(tch_context *context)
+{
+    return (work){.context = context, .place = &place, .value = 3.0};
+}
+
+static tch_status try_once(work *w, int64_t key)
+{
+    place = -1.0;
+    return tchi_recorded(w->context, &recordings, &(tchi_recording_key){{key}}, do_work, w);
+}
+
+/* Done, whichever way. */
+static void once(work *w, int64_t key)
+{
+    CHECK_OK(try_once(w, key));
+    CHECK(place == w->value, "the work left %g, not %g", place, w->value);
+}
+
+static void times(work *w, int64_t key, int count)
+{
+    for (int i = 0; i < count; i++) {
+        once(w, key);
+    }
+}
+
+static void check_figures(int begun, int kept, int replayed, int released)
+{
+    CHECK(recorded.begun == begun && recorded.kept == kept && recorded.replayed == replayed &&
+              recorded.released == released,
+          "%d begun, %d kept, %d replayed, %d released; not %d, %d, %d, %d", recorded.begun, recorded.kept,
+          recorded.replayed, recorded.released, begun, kept, replayed, released);
+}
+
+/* --- when -------------------------------------------------------------------------------------------------------- */
+
+static void the_third_call_records(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM);
+    check_figures(0, 0, 0, 0);
+    once(&w, 1);
+    check_figures(1, 1, 1, 0);
+    assert_int_equal(w.calls, WARM + 1);
+    w.value = 3.0;
+    times(&w, 1, 5);
+    check_figures(1, 1, 6, 0);
+    assert_int_equal(w.calls, WARM + 1);
+    assert_int_equal(recorded.operations, 1);
+}
+
+static void hear(void *user, const char *name)
+{
+    (void)name;
+    ++*(int *)user;
+}
+
+static void hear_end(void *user)
+{
+    (void)user;
+}
+
+/* A recording has no phases to tell of. */
+static void who_listens_to_ranges_gets_the_work(void **state)
+{
+    int heard = 0;
+    work w = work_of(*state);
+    times(&w, 1, WARM + 1);
+    CHECK_OK(tch_context_set_range_hook(*state, hear, hear_end, &heard));
+    times(&w, 1, 3);
+    CHECK_OK(tch_context_set_range_hook(*state, NULL, NULL, NULL));
+    check_figures(1, 1, 1, 0);
+    assert_int_equal(w.calls, WARM + 1 + 3);
+    once(&w, 1);
+    check_figures(1, 1, 2, 0);
+}
+
+static void keys_have_recordings_of_their_own(void **state)
+{
+    work w[3] = {work_of(*state), work_of(*state), work_of(*state)};
+    for (int i = 0; i < 6; i++) {
+        for (int k = 0; k < 3; k++) {
+            w[k].value = k;
+            once(&w[k], 10 * k);
+        }
+    }
+    check_figures(3, 3, 3 * (6 - WARM), 0);
+}
+
+static void the_last_part_of_a_key_counts(void **state)
+{
+    work w = work_of(*state);
+    tchi_recording_key key = {0};
+    for (int i = 0; i < 8; i++) {
+        key.part[TCHI_RECORDING_PARTS - 1] = i % 2;
+        w.value = i % 2;
+        CHECK_OK(tchi_recorded(*state, &recordings, &key, do_work, &w));
+        CHECK(place == w.value, "call %d left %g", i, place);
+    }
+    check_figures(2, 2, 2 * (4 - WARM), 0);
+}
+
+static void a_caller_who_records_gets_the_work(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM + 1);
+    recording_fault.impossible = true;
+    times(&w, 1, 3);
+    check_figures(1, 1, 1, 0);
+    assert_int_equal(w.calls, WARM + 4);
+    recording_fault.impossible = false;
+    once(&w, 1);
+    check_figures(1, 1, 2, 0);
+}
+
+static void without_the_entries_work_is_done(void **state)
+{
+    tch_context *context = *state;
+    work w = work_of(context);
+    tchi_recordings closed = {0};
+    tch_backend none = *context->backend;
+    const tch_backend *table = context->backend;
+    none.recording = NULL;
+    context->backend = &none;
+    CHECK_OK(tchi_recordings_open(context, &closed));
+    for (int i = 0; i < 5; i++) {
+        CHECK_OK(tchi_recorded(context, &closed, &(tchi_recording_key){0}, do_work, &w));
+    }
+    assert_int_equal(w.calls, 5);
+    tchi_recordings_close(context, &closed);
+    context->backend = table;
+}
+
+/* --- the workspace ----------------------------------------------------------------------------------------------- */
+
+/* Recorded addresses are those of the workspace at that time: another one, another limit for it, another recording. */
+static void the_workspace_belongs_to_the_key(void **state)
+{
+    tch_context *context = *state;
+    work w = work_of(context);
+    w.scratch = 1000;
+    times(&w, 1, 1 + WARM + 2); /* the first has none yet */
+    check_figures(1, 1, 2, 0);
+    CHECK_OK(tch_context_set_workspace_limit(context, 1 << 20));
+    times(&w, 1, WARM);
+    check_figures(1, 1, 2, 0);
+    times(&w, 1, 2);
+    check_figures(2, 2, 4, 0);
+    work larger = work_of(context);
+    larger.scratch = 100000;
+    once(&larger, 2);
+    times(&w, 1, WARM);
+    check_figures(2, 2, 4, 0);
+    times(&w, 1, 2);
+    check_figures(3, 3, 6, 0);
+}
+
+static void a_workspace_that_moves_while_recording_is_noticed(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM);
+    w.scratch = 50000;
+    once(&w, 1);
+    check_figures(1, 1, 0, 1);
+    assert_int_equal(w.calls, WARM + 2); /* recorded in vain, and done */
+    times(&w, 1, WARM + 2);              /* under the key of the workspace there is now */
+    check_figures(2, 2, 2, 1);
+}
+
+/* --- what goes wrong --------------------------------------------------------------------------------------------- */
+
+static void check_given_up(work *w, int begun, int kept, int replayed)
+{
+    times(w, 1, 4);
+    recording_fault = (recording_faults){0};
+    times(w, 1, 3);
+    check_figures(begun, kept, replayed, kept);
+    CHECK(w->calls >= WARM + 7, "the work was done %d times", w->calls);
+}
+
+static void a_recording_that_does_not_begin(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM);
+    recording_fault.begin_fails = true;
+    check_given_up(&w, 1, 0, 0);
+}
+
+static void a_recording_that_gives_nothing(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM);
+    recording_fault.end_gives_nothing = true;
+    check_given_up(&w, 1, 0, 0);
+}
+
+static void a_replay_that_fails(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM);
+    recording_fault.replay_fails = true;
+    check_given_up(&w, 1, 1, 1);
+}
+
+static void a_later_replay_that_fails(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM + 3);
+    recording_fault.replay_fails = true;
+    times(&w, 1, 1);
+    recording_fault.replay_fails = false;
+    times(&w, 1, 3);
+    check_figures(1, 1, 4, 1);
+}
+
+static void work_that_fails_while_recorded_is_done(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM);
+    w.fails_at = WARM + 1;
+    check_given_up(&w, 1, 1, 0);
+}
+
+static void work_that_fails_says_so(void **state)
+{
+    work w = work_of(*state);
+    w.fails_at = 1;
+    assert_int_equal(try_once(&w, 1), TCH_ERR_NUMERIC);
+    assert_string_equal(tch_last_error(), "this work fails");
+    times(&w, 1, WARM - 1);
+    w.fails_at = WARM + 2; /* not in the recording: in the work that follows it */
+    recording_fault.end_gives_nothing = true;
+    assert_int_equal(try_once(&w, 1), TCH_ERR_NUMERIC);
+}
+
+static void a_stream_that_is_lost_is_an_error(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM);
+    recording_fault.end_fails = true;
+    assert_int_equal(try_once(&w, 1), TCH_ERR_BACKEND);
+    assert_string_equal(tch_last_error(), "the stream is lost");
+    check_figures(1, 1, 0, 1);
+}
+
+/* --- how many ---------------------------------------------------------------------------------------------------- */
+
+/* More of them in turn than there is room for: those that have a place keep it, the others are done. */
+static void too_many_do_not_drive_each_other_out(void **state)
+{
+    work w = work_of(*state);
+    enum { KEYS = MOST + 40, ROUNDS = 3 };
+    for (int round = 0; round < WARM + ROUNDS; round++) {
+        for (int k = 0; k < KEYS; k++) {
+            once(&w, k);
+        }
+    }
+    check_figures(MOST, MOST, ROUNDS * MOST, 0);
+}
+
+static void idle_ones_give_way(void **state)
+{
+    work w = work_of(*state);
+    for (int k = 0; k < MOST; k++) {
+        times(&w, k, WARM + 1);
+    }
+    times(&w, 0, IDLE);
+    check_figures(MOST, MOST, MOST + IDLE, 0);
+    times(&w, 1000, WARM + 1); /* in the place of key 1 */
+    check_figures(MOST + 1, MOST + 1, MOST + IDLE + 1, 1);
+    times(&w, 0, 1);
+    times(&w, MOST - 1, 1);
+    check_figures(MOST + 1, MOST + 1, MOST + IDLE + 3, 1);
+    times(&w, 1, 1);
+    check_figures(MOST + 1, MOST + 1, MOST + IDLE + 3, 2);
+}
+
+static void what_is_cleared_is_recorded_anew(void **state)
+{
+    work w = work_of(*state);
+    times(&w, 1, WARM + 1);
+    times(&w, 2, WARM + 1);
+    times(&w, 3, 1);
+    tchi_recordings_clear(*state, &recordings);
+    check_figures(2, 2, 2, 2);
+    w.value = 4.0; /* another argument, which no key tells apart */
+    times(&w, 1, WARM + 2);
+    check_figures(3, 3, 4, 2);
+}
+
+static void without_memory_they_stay_closed(void **state)
+{
+    tchi_recordings none = {0};
+    work w = work_of(*state);
+    counting_allocator_arm(&counting, 1);
+    assert_int_equal(tchi_recordings_open(*state, &none), TCH_ERR_OUT_OF_MEMORY);
+    counting_allocator_arm(&counting, 0);
+    CHECK_OK(tchi_recorded(*state, &none, &(tchi_recording_key){0}, do_work, &w));
+    CHECK(none.calls == 0, "a closed one counts");
+    tchi_recordings_close(*state, &none);
+}
+
+static void work_takes_no_memory(void **state)
+{
+    work w = work_of(*state);
+    counting_allocator_arm(&counting, 0);
+    for (int i = 0; i < 2 * MOST; i++) {
+        once(&w, i);
+    }
+    CHECK(atomic_load(&counting.calls) == 0, "%lld allocations", atomic_load(&counting.calls));
+}
+
+static int open_all(void **state)
+{
+    tch_host_allocator allocator = counting_allocator_interface(&counting);
+    (void)tch_backend_count();
+    return tch_set_host_allocator(&allocator) == TCH_OK ? test_open_context(state) : -1;
+}
+
+static int close_all(void **state)
+{
+    int status = test_close_context(state);
+    bool left = atomic_load(&counting.bytes) != 0 || atomic_load(&counting.mistakes) != 0;
+    return status != 0 || left || tch_set_host_allocator(NULL) != TCH_OK ? -1 : 0;
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, begin, end)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(the_third_call_records),
+        CASE(who_listens_to_ranges_gets_the_work),
+        CASE(keys_have_recordings_of_their_own),
+        CASE(the_last_part_of_a_key_counts),
+        CASE(a_caller_who_records_gets_the_work),
+        CASE(without_the_entries_work_is_done),
+        CASE(the_workspace_belongs_to_the_key),
+        CASE(a_workspace_that_moves_while_recording_is_noticed),
+        CASE(a_recording_that_does_not_begin),
+        CASE(a_recording_that_gives_nothing),
+        CASE(a_replay_that_fails),
+        CASE(a_later_replay_that_fails),
+        CASE(work_that_fails_while_recorded_is_done),
+        CASE(work_that_fails_says_so),
+        CASE(a_stream_that_is_lost_is_an_error),
+        CASE(too_many_do_not_drive_each_other_out),
+        CASE(idle_ones_give_way),
+        CASE(what_is_cleared_is_recorded_anew),
+        CASE(without_memory_they_stay_closed),
+        CASE(work_takes_no_memory),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}

@@ -1,0 +1,367 @@
+/* Two contexts in two threads: each computes what it computes alone, and each thread has its own message. Threads leave
+ * by returning; what they found is judged by the main thread, since a failed check cannot leave another's stack. */
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/linalg/operations.h"
+#include "support/linalg/reference.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+#define ROUNDS 3
+
+/* The outputs of one call; they are compared to the last bit. */
+typedef struct outcome {
+    tch_status status;
+    double *outputs[TEST_MAX_OPERANDS];
+} outcome;
+
+static void record(const test_call *call, outcome *result)
+{
+    for (int32_t i = 0; i < call->operation->count; i++) {
+        result->outputs[i] = test_is_output(&call->operation->operands[i]) ? test_tensor_read(call->tensors[i]) : NULL;
+    }
+}
+
+static void forget(outcome *result)
+{
+    for (int i = 0; i < TEST_MAX_OPERANDS; i++) {
+        free(result->outputs[i]);
+    }
+}
+
+typedef struct worker {
+    tch_context *context;
+    test_call *calls; /* one per operation, made by the main thread */
+    int32_t first;    /* where in the table it begins, so that two workers are at different operations */
+    outcome *outcomes;
+    pthread_barrier_t *start;
+} worker;
+
+/* Only the library's calls happen here: nothing of cmocka. */
+static void *work(void *argument)
+{
+    worker *w = argument;
+    pthread_barrier_wait(w->start);
+    for (int32_t i = 0; i < ROUNDS * test_operation_count(); i++) {
+        int32_t which = (w->first + i) % test_operation_count();
+        tch_status status = test_call_run(&w->calls[which], w->context);
+        if (status == TCH_OK) {
+            status = tch_context_synchronize(w->context);
+        }
+        if (i < test_operation_count() || status != TCH_OK) {
+            w->outcomes[which].status = status;
+        }
+    }
+    return NULL;
+}
+
+static void make_worker(worker *w, int32_t first, tch_dtype dtype)
+{
+    w->first = first;
+    w->calls = test_alloc((size_t)test_operation_count() * sizeof *w->calls);
+    w->outcomes = test_alloc((size_t)test_operation_count() * sizeof *w->outcomes);
+    memset(w->outcomes, 0, (size_t)test_operation_count() * sizeof *w->outcomes);
+    CHECK_OK(tch_context_create(test_device(), &w->context));
+    for (int32_t i = 0; i < test_operation_count(); i++) {
+        test_call_make(&w->calls[i], w->context, &test_operations[i], dtype);
+    }
+}
+
+static void free_worker(worker *w)
+{
+    for (int32_t i = 0; i < test_operation_count(); i++) {
+        test_call_free(&w->calls[i]);
+    }
+    free(w->calls);
+    free(w->outcomes);
+    tch_context_destroy(w->context);
+}
+
+/* What the same calls give on one thread. */
+static void run_alone(outcome *expected, tch_dtype dtype)
+{
+    worker w;
+    make_worker(&w, 0, dtype);
+    for (int32_t i = 0; i < test_operation_count(); i++) {
+        CHECK_OK(test_call_run(&w.calls[i], w.context));
+        record(&w.calls[i], &expected[i]);
+    }
+    free_worker(&w);
+}
+
+static void compare(const worker *w, const outcome *expected)
+{
+    for (int32_t i = 0; i < test_operation_count(); i++) {
+        const test_operation *operation = &test_operations[i];
+        test_case("%s %s", operation->name, operation->variant);
+        CHECK(w->outcomes[i].status == TCH_OK, "gave %s", tch_status_name(w->outcomes[i].status));
+        outcome got = {0};
+        record(&w->calls[i], &got);
+        for (int32_t j = 0; j < operation->count; j++) {
+            CHECK(got.outputs[j] == NULL || memcmp(got.outputs[j], expected[i].outputs[j],
+                                                   (size_t)w->calls[i].tensors[j]->count * sizeof(double)) == 0,
+                  "%s differs from what one thread computes", operation->operands[j].name);
+        }
+        forget(&got);
+    }
+}
+
+static void run_together(int count, tch_dtype dtype)
+{
+    enum { MOST = 4 };
+    worker workers[MOST];
+    pthread_t threads[MOST];
+    pthread_barrier_t start;
+    outcome *expected = test_alloc((size_t)test_operation_count() * sizeof *expected);
+    memset(expected, 0, (size_t)test_operation_count() * sizeof *expected);
+    run_alone(expected, dtype);
+    pthread_barrier_init(&start, NULL, (unsigned)count);
+    for (int i = 0; i < count; i++) {
+        make_worker(&workers[i], i * test_operation_count() / count, dtype);
+        workers[i].start = &start;
+    }
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
+    }
+    for (int i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    for (int i = 0; i < count; i++) {
+        compare(&workers[i], expected);
+        free_worker(&workers[i]);
+    }
+    for (int32_t i = 0; i < test_operation_count(); i++) {
+        forget(&expected[i]);
+    }
+    free(expected);
+    pthread_barrier_destroy(&start);
+}
+
+static void two_contexts_in_two_threads(void **state)
+{
+    (void)state;
+    run_together(2, TCH_FLOAT32);
+    run_together(2, TCH_FLOAT64);
+}
+
+static void four_contexts_in_four_threads(void **state)
+{
+    (void)state;
+    run_together(4, TCH_FLOAT32);
+}
+
+/* --- larger matrices, whose work goes through the blocked algorithms ---------------------------------------------- */
+
+enum { LARGE = 130 };
+
+typedef struct root_worker {
+    tch_context *context;
+    test_tensor *a, *out;
+    tch_root_method method;
+    tch_status status;
+    pthread_barrier_t *start;
+} root_worker;
+
+static void make_root_worker(root_worker *w, tch_root_method method, tch_dtype dtype)
+{
+    const int64_t shape[] = {2, LARGE, LARGE};
+    double *values = test_alloc(sizeof(double) * 2 * LARGE * LARGE);
+    double spectrum[LARGE];
+    test_random random = test_random_stream(55);
+    memset(w, 0, sizeof *w);
+    w->method = method;
+    CHECK_OK(tch_context_create(test_device(), &w->context));
+    w->a = test_tensor_make(w->context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    w->out = test_tensor_make(w->context, dtype, 3, shape, LAYOUT_TRANSPOSED);
+    ref_spectrum(LARGE, 100.0, spectrum);
+    ref_symmetric(&random, LARGE, spectrum, values);
+    ref_symmetric(&random, LARGE, spectrum, values + LARGE * LARGE);
+    test_tensor_write(w->a, values);
+    free(values);
+}
+
+static void *take_roots(void *argument)
+{
+    root_worker *w = argument;
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.relative_eps = 1e-2;
+    config.method = w->method;
+    if (w->start != NULL) {
+        pthread_barrier_wait(w->start);
+    }
+    for (int i = 0; i < ROUNDS && w->status == TCH_OK; i++) {
+        w->status = tch_inverse_root(w->context, &w->a->tensor, 4, &config, &w->out->tensor, NULL, NULL);
+    }
+    return NULL;
+}
+
+static double *finish_roots(root_worker *w)
+{
+    CHECK(w->status == TCH_OK, "%s gave %s", tch_root_method_name(w->method), tch_status_name(w->status));
+    double *x = test_tensor_read(w->out);
+    test_tensor_free(w->a);
+    test_tensor_free(w->out);
+    tch_context_destroy(w->context);
+    return x;
+}
+
+/* Two threads by two methods give what each method gives alone. */
+static void two_methods_at_once(tch_root_method first, tch_root_method second, tch_dtype dtype)
+{
+    const tch_root_method methods[] = {first, second};
+    root_worker alone[2];
+    root_worker together[2];
+    pthread_t threads[2];
+    pthread_barrier_t start;
+    test_case("%s beside %s, %s", tch_root_method_name(first), tch_root_method_name(second), tch_dtype_name(dtype));
+    pthread_barrier_init(&start, NULL, 2);
+    for (int i = 0; i < 2; i++) {
+        make_root_worker(&alone[i], methods[i], dtype);
+        take_roots(&alone[i]);
+        make_root_worker(&together[i], methods[i], dtype);
+        together[i].start = &start;
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, take_roots, &together[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        double *expected = finish_roots(&alone[i]);
+        double *got = finish_roots(&together[i]);
+        CHECK(memcmp(got, expected, sizeof(double) * 2 * LARGE * LARGE) == 0,
+              "%s differs from what one thread computes", tch_root_method_name(methods[i]));
+        free(expected);
+        free(got);
+    }
+    pthread_barrier_destroy(&start);
+}
+
+static void large_roots_in_two_threads(void **state)
+{
+    (void)state;
+    two_methods_at_once(TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_FLOAT32);
+    two_methods_at_once(TCH_ROOT_NEWTON, TCH_ROOT_NEWTON, TCH_FLOAT64);
+    if (test_offers_method(TCH_ROOT_RATIONAL)) {
+        two_methods_at_once(TCH_ROOT_RATIONAL, TCH_ROOT_RATIONAL, TCH_FLOAT64);
+        two_methods_at_once(TCH_ROOT_EIGEN, TCH_ROOT_RATIONAL, TCH_FLOAT32);
+    }
+}
+
+/* --- messages ----------------------------------------------------------------------------------------------------- */
+
+typedef struct speaker {
+    char name[16];
+    int wrong; /* times the thread saw a message that was not its own */
+    char empty_at_start;
+} speaker;
+
+static void *speak(void *argument)
+{
+    speaker *s = argument;
+    tch_device device;
+    s->empty_at_start = tch_last_error()[0] == '\0';
+    for (int i = 0; i < 2000; i++) {
+        tch_device_parse(s->name, &device);
+        s->wrong += strstr(tch_last_error(), s->name) == NULL;
+    }
+    return NULL;
+}
+
+static void messages_belong_to_their_thread(void **state)
+{
+    (void)state;
+    enum { COUNT = 4 };
+    speaker speakers[COUNT];
+    pthread_t threads[COUNT];
+    tch_device device;
+    tch_device_parse("main thread", &device);
+    for (int i = 0; i < COUNT; i++) {
+        memset(&speakers[i], 0, sizeof speakers[i]);
+        snprintf(speakers[i].name, sizeof speakers[i].name, "speaker %d", i);
+        assert_int_equal(pthread_create(&threads[i], NULL, speak, &speakers[i]), 0);
+    }
+    for (int i = 0; i < COUNT; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK(speakers[i].empty_at_start, "a new thread began with a message");
+        CHECK(speakers[i].wrong == 0, "thread %d saw %d messages of others", i, speakers[i].wrong);
+    }
+    CHECK(strstr(tch_last_error(), "main thread") != NULL, "the main thread's message is now: %s", tch_last_error());
+}
+
+/* --- lifetimes ---------------------------------------------------------------------------------------------------- */
+
+static void *destroy_tensors(void *argument)
+{
+    tch_tensor **tensors = argument;
+    for (int i = 0; i < 100; i++) {
+        tch_tensor_destroy(tensors[i]);
+    }
+    return NULL;
+}
+
+/* Tensors may be given back by another thread while the context goes on working, as garbage collectors do. */
+static void tensors_may_be_destroyed_by_another_thread(void **state)
+{
+    (void)state;
+    tch_context *context = NULL;
+    tch_tensor *tensors[100];
+    const int64_t shape[] = {64};
+    pthread_t thread;
+    CHECK_OK(tch_context_create(test_device(), &context));
+    for (int i = 0; i < 100; i++) {
+        CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 1, shape, TCH_CONTIGUOUS, &tensors[i]));
+    }
+    assert_int_equal(pthread_create(&thread, NULL, destroy_tensors, tensors), 0);
+    for (int i = 0; i < 100; i++) {
+        void *pointer = NULL;
+        CHECK_OK(tch_memory_alloc(context, 256, &pointer));
+        CHECK_OK(tch_memory_free(context, pointer));
+    }
+    tch_context_destroy(context);
+    pthread_join(thread, NULL);
+}
+
+static void *come_and_go(void *argument)
+{
+    int *failures = argument;
+    for (int i = 0; i < 50; i++) {
+        tch_context *context = NULL;
+        *failures += tch_context_create(test_device(), &context) != TCH_OK;
+        tch_context_destroy(context);
+    }
+    return NULL;
+}
+
+static void contexts_come_and_go_in_many_threads(void **state)
+{
+    (void)state;
+    enum { COUNT = 8 };
+    pthread_t threads[COUNT];
+    int failures[COUNT] = {0};
+    for (int i = 0; i < COUNT; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, come_and_go, &failures[i]), 0);
+    }
+    for (int i = 0; i < COUNT; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(failures[i], 0);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    /* The first test is also the first to ask for a backend: the registry is filled by several threads at once. */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(contexts_come_and_go_in_many_threads),
+        cmocka_unit_test(messages_belong_to_their_thread),
+        cmocka_unit_test(tensors_may_be_destroyed_by_another_thread),
+        cmocka_unit_test(two_contexts_in_two_threads),
+        cmocka_unit_test(four_contexts_in_four_threads),
+        cmocka_unit_test(large_roots_in_two_threads),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

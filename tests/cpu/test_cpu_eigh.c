@@ -1,0 +1,528 @@
+/* The CPU backend's symmetric eigensolver, on matrices that are hard for divide and conquer. With u the round-off and
+ * Frobenius norms:
+ *     |A V - V W|  <=  (n + 10) u |A|        |V'V - I|  <=  (n + 10) u sqrt(n)
+ *     |w - w_ref|  <=  (n + 10) u |A|        w_ref from LAPACK in double
+ * The other triangle of the input is NaN, columns have gaps, and scratch and gaps are poisoned and looked at after. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/cpu/spectral/eigh/eigh.h"
+#include "support/linalg/reference.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+enum { GUARD = 64, GAP = 3 };
+
+static const double gap_value = 12345.0;
+static const tchi_blas *blas;
+
+typedef struct precision {
+    const char *name;
+    double unit, huge, tiny; /* round-off, and factors that leave almost no room above and below */
+    size_t size;
+    size_t (*scratch)(int64_t n);
+    int (*solve)(int64_t n, void *a, int64_t lda, void *w, void *scratch);
+    double (*get)(const void *array, int64_t i);
+    void (*set)(void *array, int64_t i, double value);
+} precision;
+
+static int solve_f32(int64_t n, void *a, int64_t lda, void *w, void *scratch)
+{
+    return tchi_cpu_eigh_f32(&blas->f32, n, a, lda, w, scratch);
+}
+
+static int solve_f64(int64_t n, void *a, int64_t lda, void *w, void *scratch)
+{
+    return tchi_cpu_eigh_f64(&blas->f64, n, a, lda, w, scratch);
+}
+
+static double get_f32(const void *array, int64_t i)
+{
+    return ((const float *)array)[i];
+}
+
+static double get_f64(const void *array, int64_t i)
+{
+    return ((const double *)array)[i];
+}
+
+static void set_f32(void *array, int64_t i, double value)
+{
+    ((float *)array)[i] = (float)value;
+}
+
+static void set_f64(void *array, int64_t i, double value)
+{
+    ((double *)array)[i] = value;
+}
+
+static const precision precisions[] = {
+    {"float", 0x1p-24, 1e30, 1e-36, sizeof(float), tchi_cpu_eigh_scratch_f32, solve_f32, get_f32, set_f32},
+    {"double", 0x1p-53, 1e300, 1e-300, sizeof(double), tchi_cpu_eigh_scratch_f64, solve_f64, get_f64, set_f64},
+};
+
+/* Each fills a symmetric matrix; g holds n by n normal numbers. */
+typedef void fill(int64_t n, const double *g, double *a);
+
+static void fill_normal(int64_t n, const double *g, double *a)
+{
+    for (int64_t i = 0; i < n * n; i++) {
+        a[i] = g[i] + g[i % n * n + i / n];
+    }
+}
+
+static void fill_zero(int64_t n, const double *g, double *a)
+{
+    (void)g;
+    memset(a, 0, (size_t)(n * n) * sizeof *a);
+}
+
+static void fill_ones(int64_t n, const double *g, double *a)
+{
+    (void)g;
+    for (int64_t i = 0; i < n * n; i++) {
+        a[i] = 1.0;
+    }
+}
+
+static void fill_identity(int64_t n, const double *g, double *a)
+{
+    fill_zero(n, g, a);
+    for (int64_t i = 0; i < n; i++) {
+        a[i * n + i] = 1.0;
+    }
+}
+
+static void fill_diagonal(int64_t n, const double *g, double *a)
+{
+    fill_zero(n, g, a);
+    for (int64_t i = 0; i < n; i++) {
+        a[i * n + i] = g[i];
+    }
+}
+
+/* 2 on the diagonal, 1 beside it. */
+static void fill_second_difference(int64_t n, const double *g, double *a)
+{
+    fill_zero(n, g, a);
+    for (int64_t i = 0; i < n; i++) {
+        a[i * n + i] = 2.0;
+        if (i + 1 < n) {
+            a[i * n + i + 1] = a[(i + 1) * n + i] = 1.0;
+        }
+    }
+}
+
+/* Wilkinson's matrices of order 21, whose eigenvalues come in close pairs, glued together by small entries. */
+static void fill_glued_wilkinson(int64_t n, const double *g, double *a)
+{
+    fill_zero(n, g, a);
+    for (int64_t i = 0; i < n; i++) {
+        a[i * n + i] = fabs((double)(i % 21 - 10));
+        if (i + 1 < n) {
+            a[i * n + i + 1] = a[(i + 1) * n + i] = (i + 1) % 21 == 0 ? 1e-7 : 1.0;
+        }
+    }
+}
+
+static void fill_rank_one_plus_identity(int64_t n, const double *g, double *a)
+{
+    for (int64_t i = 0; i < n * n; i++) {
+        a[i] = g[i / n] * g[i % n] + (i / n == i % n ? 1.0 : 0.0);
+    }
+}
+
+/* Entries fall by thirty orders of magnitude down the diagonal. */
+static void fill_graded(int64_t n, const double *g, double *a)
+{
+    for (int64_t i = 0; i < n * n; i++) {
+        int64_t steps = i / n + i % n;
+        double place = (double)steps / (double)(2 * n);
+        a[i] = (g[i] + g[i % n * n + i / n]) * pow(10.0, -30.0 * place);
+    }
+}
+
+static void fill_graded_upwards(int64_t n, const double *g, double *a)
+{
+    for (int64_t i = 0; i < n * n; i++) {
+        int64_t steps = i / n + i % n;
+        double place = 1.0 - (double)steps / (double)(2 * n);
+        a[i] = (g[i] + g[i % n * n + i / n]) * pow(10.0, -30.0 * place);
+    }
+}
+
+/* Random vectors with the eigenvalues given. */
+static void fill_spectrum(int64_t n, const double *g, double *a, double (*value)(int64_t i, int64_t n, const double *g))
+{
+    test_random random = test_random_stream(900 + (uint64_t)n);
+    double *w = test_alloc((size_t)n * sizeof *w);
+    for (int64_t i = 0; i < n; i++) {
+        w[i] = value(i, n, g);
+    }
+    ref_symmetric(&random, n, w, a);
+    free(w);
+}
+
+static double value_clustered(int64_t i, int64_t n, const double *g)
+{
+    (void)n;
+    return 1.0 + 1e-9 * g[i];
+}
+
+static double value_two(int64_t i, int64_t n, const double *g)
+{
+    (void)g;
+    return i < n / 2 ? -1.0 : 1.0;
+}
+
+static double value_geometric(int64_t i, int64_t n, const double *g)
+{
+    (void)g;
+    return pow(10.0, -12.0 * (double)i / (double)n);
+}
+
+static double value_rank_three(int64_t i, int64_t n, const double *g)
+{
+    (void)n, (void)g;
+    return i < 3 ? 1.0 : 0.0;
+}
+
+static void fill_clustered(int64_t n, const double *g, double *a)
+{
+    fill_spectrum(n, g, a, value_clustered);
+}
+
+static void fill_two_values(int64_t n, const double *g, double *a)
+{
+    fill_spectrum(n, g, a, value_two);
+}
+
+static void fill_geometric(int64_t n, const double *g, double *a)
+{
+    fill_spectrum(n, g, a, value_geometric);
+}
+
+static void fill_rank_three(int64_t n, const double *g, double *a)
+{
+    fill_spectrum(n, g, a, value_rank_three);
+}
+
+static const struct {
+    const char *name;
+    fill *fill;
+} kinds[] = {
+    {"normal", fill_normal},
+    {"zero", fill_zero},
+    {"ones", fill_ones},
+    {"identity", fill_identity},
+    {"diagonal", fill_diagonal},
+    {"second difference", fill_second_difference},
+    {"glued Wilkinson", fill_glued_wilkinson},
+    {"rank one plus identity", fill_rank_one_plus_identity},
+    {"graded", fill_graded},
+    {"graded upwards", fill_graded_upwards},
+    {"clustered", fill_clustered},
+    {"two values", fill_two_values},
+    {"geometric", fill_geometric},
+    {"rank three", fill_rank_three},
+};
+
+enum { KINDS = sizeof kinds / sizeof kinds[0], PRECISIONS = sizeof precisions / sizeof precisions[0] };
+
+/* A problem as the solver sees it, and a in double, rounded to the precision. */
+typedef struct problem {
+    const precision *kind;
+    int64_t n, lda;
+    double *a;
+    void *matrix, *w;
+    char *scratch;
+    size_t scratch_bytes;
+} problem;
+
+static void *aligned(size_t bytes)
+{
+    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    CHECK(memory != NULL, "no memory for %zu bytes", bytes);
+    return memory;
+}
+
+/* Column by column, the lower triangle; NaN above it and known numbers in the gaps. */
+static void store(problem *p)
+{
+    for (int64_t j = 0; j < p->n; j++) {
+        for (int64_t i = 0; i < p->lda; i++) {
+            double inside = i >= j ? p->a[j * p->n + (i < p->n ? i : 0)] : NAN;
+            p->kind->set(p->matrix, j * p->lda + i, i < p->n ? inside : gap_value);
+        }
+    }
+}
+
+static problem make_problem(const precision *kind, int64_t n, fill *how, double factor)
+{
+    problem p = {.kind = kind, .n = n, .lda = n + GAP, .scratch_bytes = kind->scratch(n)};
+    test_random random = test_random_stream(500 + (uint64_t)n);
+    double *g = test_alloc((size_t)(n * n) * sizeof *g);
+    test_random_fill_normal(&random, g, n * n);
+    p.a = test_alloc((size_t)(n * n) * sizeof *p.a);
+    p.matrix = aligned((size_t)(n * p.lda) * kind->size);
+    p.w = aligned((size_t)n * kind->size);
+    p.scratch = aligned(p.scratch_bytes + GUARD);
+    how(n, g, p.a);
+    for (int64_t i = 0; i < n * n; i++) {
+        kind->set(p.w, 0, p.a[i] * factor);
+        p.a[i] = kind->get(p.w, 0);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < i; j++) {
+            p.a[i * n + j] = p.a[j * n + i];
+        }
+        kind->set(p.w, i, NAN);
+    }
+    store(&p);
+    memset(p.scratch, 0xff, p.scratch_bytes + GUARD);
+    free(g);
+    return p;
+}
+
+static void free_problem(problem *p)
+{
+    free(p->a);
+    free(p->matrix);
+    free(p->w);
+    free(p->scratch);
+}
+
+static void check_surroundings(const problem *p)
+{
+    for (int i = 0; i < GUARD; i++) {
+        CHECK((unsigned char)p->scratch[p->scratch_bytes + (size_t)i] == 0xff, "byte %d behind the scratch changed", i);
+    }
+    for (int64_t j = 0; j < p->n; j++) {
+        for (int64_t i = p->n; i < p->lda; i++) {
+            CHECK(p->kind->get(p->matrix, j * p->lda + i) == gap_value, "the gap after column %lld changed",
+                  (long long)j);
+        }
+    }
+}
+
+/* The vectors, one per row. */
+static double *vectors(const problem *p)
+{
+    double *v = test_alloc((size_t)(p->n * p->n) * sizeof *v);
+    for (int64_t i = 0; i < p->n * p->n; i++) {
+        v[i] = p->kind->get(p->matrix, i / p->n * p->lda + i % p->n);
+    }
+    return v;
+}
+
+static void check_orthonormal(const problem *p, const double *v)
+{
+    int64_t n = p->n;
+    double *columns = test_alloc((size_t)(n * n) * sizeof *columns), *gram = test_alloc((size_t)(n * n) * sizeof *gram);
+    ref_transpose(n, n, v, columns);
+    ref_matmul(n, n, n, v, columns, gram);
+    for (int64_t i = 0; i < n; i++) {
+        gram[i * n + i] -= 1.0;
+    }
+    double error = ref_norm(n * n, gram), bound = (double)(n + 10) * p->kind->unit * sqrt((double)n);
+    CHECK(error <= bound, "|V'V - I| is %.3g > %.3g", error, bound);
+    free(columns);
+    free(gram);
+}
+
+/* a is compared after division by its largest entry, so that norms neither overflow nor vanish. */
+static void check_residual(const problem *p, const double *v)
+{
+    int64_t n = p->n;
+    double scale = ref_largest(n * n, p->a);
+    scale = scale > 0.0 ? scale : 1.0;
+    double *a = test_alloc((size_t)(n * n) * sizeof *a), *product = test_alloc((size_t)(n * n) * sizeof *product);
+    for (int64_t i = 0; i < n * n; i++) {
+        a[i] = p->a[i] / scale;
+    }
+    ref_matmul(n, n, n, v, a, product);
+    for (int64_t i = 0; i < n * n; i++) {
+        product[i] -= v[i] * (p->kind->get(p->w, i / n) / scale);
+    }
+    double error = ref_norm(n * n, product), bound = (double)(n + 10) * p->kind->unit * ref_norm(n * n, a);
+    CHECK(error <= bound, "|AV - VW| / max|A| is %.3g > %.3g", error, bound);
+    free(a);
+    free(product);
+}
+
+static void check_values(const problem *p)
+{
+    int order = (int)p->n, lwork = 2 * order * order + 6 * order + 1, liwork = 5 * order + 3, info = 0;
+    int64_t n = p->n;
+    double scale = ref_largest(n * n, p->a);
+    scale = scale > 0.0 ? scale : 1.0;
+    double *a = test_alloc((size_t)(n * n) * sizeof *a), *w = test_alloc((size_t)n * sizeof *w);
+    double *work = test_alloc((size_t)lwork * sizeof *work);
+    int *iwork = test_alloc((size_t)liwork * sizeof *iwork);
+    for (int64_t i = 0; i < n * n; i++) {
+        a[i] = p->a[i] / scale;
+    }
+    double bound = (double)(n + 10) * p->kind->unit * ref_norm(n * n, a);
+    blas->f64.syevd("N", "L", &order, a, &order, w, work, &lwork, iwork, &liwork, &info, 1, 1);
+    CHECK(info == 0, "LAPACK's dsyevd gave %d", info);
+    for (int64_t i = 0; i < n; i++) {
+        double ours = p->kind->get(p->w, i) / scale;
+        CHECK(fabs(ours - w[i]) <= bound, "eigenvalue %lld is %.17g instead of %.17g", (long long)i, ours, w[i]);
+        CHECK(i == 0 || p->kind->get(p->w, i) >= p->kind->get(p->w, i - 1), "eigenvalue %lld descends", (long long)i);
+    }
+    free(a);
+    free(w);
+    free(work);
+    free(iwork);
+}
+
+static void check_solved(const problem *p, int result)
+{
+    CHECK(result == 0, "it returned %d", result);
+    check_surroundings(p);
+    double *v = vectors(p);
+    check_orthonormal(p, v);
+    check_residual(p, v);
+    check_values(p);
+    free(v);
+}
+
+static void check_one(const precision *kind, int64_t n, size_t matrix, double factor)
+{
+    test_case("%s, n = %lld, %s times %g", kind->name, (long long)n, kinds[matrix].name, factor);
+    problem p = make_problem(kind, n, kinds[matrix].fill, factor);
+    check_solved(&p, kind->solve(n, p.matrix, p.lda, p.w, p.scratch));
+    free_problem(&p);
+}
+
+static void test_kinds(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1, 2, 3, 4, 7, 16, 17, 24, 25, 33, 64, 65, 100, 129, 257};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (size_t k = 0; k < KINDS; k++) {
+            for (int t = 0; t < PRECISIONS; t++) {
+                check_one(&precisions[t], sizes[s], k, 1.0);
+            }
+        }
+    }
+}
+
+static void test_every_small_order(void **state)
+{
+    (void)state;
+    for (int64_t n = 1; n <= 80; n++) {
+        for (int t = 0; t < PRECISIONS; t++) {
+            check_one(&precisions[t], n, 0, 1.0);
+        }
+    }
+}
+
+/* Large enough for several threads to work on one matrix. */
+static void test_large(void **state)
+{
+    (void)state;
+    static const size_t some[] = {0, 5, 6, 12};
+    for (size_t k = 0; k < sizeof some / sizeof some[0]; k++) {
+        for (int t = 0; t < PRECISIONS; t++) {
+            check_one(&precisions[t], 450, some[k], 1.0);
+        }
+    }
+}
+
+static void test_huge_and_tiny(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1, 2, 5, 40, 130};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (int t = 0; t < PRECISIONS; t++) {
+            check_one(&precisions[t], sizes[s], 0, precisions[t].huge);
+            check_one(&precisions[t], sizes[s], 0, precisions[t].tiny);
+        }
+    }
+}
+
+static void check_refused(const precision *kind, int64_t n, int64_t row, int64_t column, double wrong)
+{
+    test_case("%s, n = %lld, %g at (%lld, %lld)", kind->name, (long long)n, wrong, (long long)row, (long long)column);
+    problem p = make_problem(kind, n, fill_normal, 1.0);
+    size_t bytes = (size_t)(n * p.lda) * kind->size;
+    kind->set(p.matrix, column * p.lda + row, wrong);
+    void *before = test_alloc(bytes);
+    memcpy(before, p.matrix, bytes);
+    int result = kind->solve(n, p.matrix, p.lda, p.w, p.scratch);
+    CHECK(result == TCHI_EIGH_NOT_FINITE, "it returned %d", result);
+    CHECK(memcmp(before, p.matrix, bytes) == 0, "the matrix changed");
+    CHECK(isnan(kind->get(p.w, 0)), "the eigenvalues changed");
+    free(before);
+    free_problem(&p);
+}
+
+static void test_not_finite(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1, 2, 20, 70, 300};
+    static const double wrong[] = {NAN, INFINITY, -INFINITY};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
+            for (int t = 0; t < PRECISIONS; t++) {
+                check_refused(&precisions[t], sizes[s], 0, 0, wrong[k]);
+                check_refused(&precisions[t], sizes[s], sizes[s] - 1, 0, wrong[k]);
+                check_refused(&precisions[t], sizes[s], sizes[s] - 1, sizes[s] - 1, wrong[k]);
+            }
+        }
+    }
+}
+
+static void test_empty(void **state)
+{
+    (void)state;
+    for (int t = 0; t < PRECISIONS; t++) {
+        test_case("%s, n = 0", precisions[t].name);
+        int result = precisions[t].solve(0, NULL, 1, NULL, NULL);
+        CHECK(result == 0, "it returned %d", result);
+    }
+}
+
+/* Inside a parallel region each call stays on its thread. */
+static void test_batch(void **state)
+{
+    (void)state;
+    enum { BATCH = 8 };
+    static const int64_t sizes[BATCH] = {30, 64, 90, 128, 200, 256, 300, 400};
+    for (int t = 0; t < PRECISIONS; t++) {
+        problem problems[BATCH];
+        int results[BATCH];
+        for (int i = 0; i < BATCH; i++) {
+            problems[i] = make_problem(&precisions[t], sizes[i], kinds[i].fill, 1.0);
+        }
+#pragma omp parallel for schedule(dynamic)
+        for (int i = 0; i < BATCH; i++) {
+            problem *p = &problems[i];
+            results[i] = p->kind->solve(p->n, p->matrix, p->lda, p->w, p->scratch);
+        }
+        for (int i = 0; i < BATCH; i++) {
+            test_case("%s, %s of a batch", precisions[t].name, kinds[i].name);
+            check_solved(&problems[i], results[i]);
+            free_problem(&problems[i]);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const char *reason = NULL;
+    blas = tchi_blas_open(&reason);
+    if (blas == NULL) {
+        print_error("%s\n", reason);
+        return 1;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_empty), cmocka_unit_test(test_kinds),         cmocka_unit_test(test_every_small_order),
+        cmocka_unit_test(test_large), cmocka_unit_test(test_huge_and_tiny), cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_batch),
+    };
+    return cmocka_run_group_tests_name("cpu_eigh", tests, NULL, NULL);
+}

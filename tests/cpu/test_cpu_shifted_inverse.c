@@ -1,0 +1,576 @@
+/* Sums of shifted inverses on the CPU: X = sum of w (A + s I)^(-1). The plain form is checked against Jacobi's
+ * eigenvalues, the fast form against the plain one on the same input. Results lie in guarded, poisoned memory with
+ * gaps between the columns. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/cpu/runtime/flush_subnormals.h"
+#include "backends/cpu/spectral/shifted_inverse/shifted_inverse.h"
+#include "support/linalg/reference.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+enum { GUARD = 64, A_GAP = 3, X_GAP = 5, MAX_POLES = 24 };
+
+typedef struct problem {
+    int64_t n;
+    int64_t poles;
+    double shifts[MAX_POLES];
+    double weights[MAX_POLES];
+    double *a;
+} problem;
+
+/* The two precisions under one face: a and x are in double, a already rounded to the precision. */
+typedef struct precision {
+    const char *name;
+    double unit;
+    double (*round)(double value);
+    int (*fast)(const problem *p, double *x);
+    int (*plain)(const problem *p, double *x);
+} precision;
+
+static const tchi_blas *blas;
+
+static void *aligned(size_t bytes)
+{
+    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);
+    CHECK(memory != NULL, "no memory for %zu bytes", bytes);
+    return memory;
+}
+
+/* Scratch followed by guard bytes, all of it poisoned: bits that read as NaN. */
+static void *make_scratch(size_t bytes)
+{
+    char *scratch = aligned(bytes + GUARD);
+    memset(scratch, 0xff, bytes + GUARD);
+    return scratch;
+}
+
+static void free_scratch(void *scratch, size_t bytes)
+{
+    const unsigned char *guard = (const unsigned char *)scratch + bytes;
+    for (int i = 0; i < GUARD; i++) {
+        CHECK(guard[i] == 0xff, "byte %d behind the scratch was written", i);
+    }
+    free(scratch);
+}
+
+static double round_f32(double value)
+{
+    return (double)(float)value;
+}
+
+static double round_f64(double value)
+{
+    return value;
+}
+
+static float *place_f32(int64_t n, int64_t ld, const double *values)
+{
+    const int64_t count = n * ld + 2 * GUARD;
+    float *memory = aligned((size_t)count * sizeof *memory);
+    memset(memory, 0xff, (size_t)count * sizeof *memory);
+    for (int64_t i = 0; i < n * n && values != NULL; i++) {
+        memory[GUARD + i % n + i / n * ld] = (float)values[i];
+    }
+    return memory;
+}
+
+static double *place_f64(int64_t n, int64_t ld, const double *values)
+{
+    const int64_t count = n * ld + 2 * GUARD;
+    double *memory = aligned((size_t)count * sizeof *memory);
+    memset(memory, 0xff, (size_t)count * sizeof *memory);
+    for (int64_t i = 0; i < n * n && values != NULL; i++) {
+        memory[GUARD + i % n + i / n * ld] = values[i];
+    }
+    return memory;
+}
+
+/* Everything outside the n by n elements must still be poison. */
+static void check_surroundings(const void *memory, size_t size, int64_t n, int64_t ld, const char *name)
+{
+    const unsigned char *bytes = memory;
+    for (int64_t i = 0; i < n * ld + 2 * GUARD; i++) {
+        const int64_t at = i - GUARD;
+        if (at >= 0 && at < n * ld && at % ld < n) {
+            continue;
+        }
+        for (size_t k = 0; k < size; k++) {
+            CHECK(bytes[(size_t)i * size + k] == 0xff, "%s was written beside its elements, at %lld", name,
+                  (long long)at);
+        }
+    }
+}
+
+static int fast_f32(const problem *p, double *x)
+{
+    const int64_t n = p->n, lda = n + A_GAP, ldx = n + X_GAP;
+    const size_t bytes = tchi_cpu_shifted_inverse_scratch_f32(n, p->poles);
+    float *a = place_f32(n, lda, p->a), *result = place_f32(n, ldx, NULL);
+    void *scratch = make_scratch(bytes);
+    const int status = tchi_cpu_shifted_inverse_f32(blas, n, a + GUARD, lda, p->poles, p->shifts, p->weights,
+                                                    result + GUARD, ldx, scratch);
+    check_surroundings(a, sizeof *a, n, lda, "a");
+    check_surroundings(result, sizeof *result, n, ldx, "x");
+    for (int64_t i = 0; i < n * n; i++) {
+        x[i] = (double)result[GUARD + i % n + i / n * ldx];
+    }
+    free(a);
+    free(result);
+    free_scratch(scratch, bytes);
+    return status;
+}
+
+static int fast_f64(const problem *p, double *x)
+{
+    const int64_t n = p->n, lda = n + A_GAP, ldx = n + X_GAP;
+    const size_t bytes = tchi_cpu_shifted_inverse_scratch_f64(n, p->poles);
+    double *a = place_f64(n, lda, p->a), *result = place_f64(n, ldx, NULL);
+    void *scratch = make_scratch(bytes);
+    const int status = tchi_cpu_shifted_inverse_f64(blas, n, a + GUARD, lda, p->poles, p->shifts, p->weights,
+                                                    result + GUARD, ldx, scratch);
+    check_surroundings(a, sizeof *a, n, lda, "a");
+    check_surroundings(result, sizeof *result, n, ldx, "x");
+    for (int64_t i = 0; i < n * n; i++) {
+        x[i] = result[GUARD + i % n + i / n * ldx];
+    }
+    free(a);
+    free(result);
+    free_scratch(scratch, bytes);
+    return status;
+}
+
+static int plain_f64(const problem *p, double *x)
+{
+    const size_t bytes = tchi_cpu_shifted_inverse_reference_scratch(p->n);
+    void *scratch = make_scratch(bytes);
+    const int status = tchi_cpu_shifted_inverse_reference_f64(blas, p->n, p->a, p->n, p->poles, p->shifts, p->weights,
+                                                              x, p->n, scratch);
+    free_scratch(scratch, bytes);
+    return status;
+}
+
+static int plain_f32(const problem *p, double *x)
+{
+    const size_t bytes = tchi_cpu_shifted_inverse_reference_scratch(p->n);
+    const int64_t n = p->n;
+    float *a = place_f32(n, n, p->a), *result = place_f32(n, n, NULL);
+    void *scratch = make_scratch(bytes);
+    const int status = tchi_cpu_shifted_inverse_reference_f32(blas, n, a + GUARD, n, p->poles, p->shifts, p->weights,
+                                                              result + GUARD, n, scratch);
+    check_surroundings(result, sizeof *result, n, n, "x");
+    for (int64_t i = 0; i < n * n; i++) {
+        x[i] = (double)result[GUARD + i];
+    }
+    free(a);
+    free(result);
+    free_scratch(scratch, bytes);
+    return status;
+}
+
+static const precision precisions[] = {
+    {"float32", FLT_EPSILON / 2, round_f32, fast_f32, plain_f32},
+    {"float64", DBL_EPSILON / 2, round_f64, fast_f64, plain_f64},
+};
+enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
+
+static double *square(int64_t n)
+{
+    return test_alloc((size_t)(n * n) * sizeof(double));
+}
+
+/* Shifts from half the smallest eigenvalue to five times the largest, weights as for a fourth root. */
+static void choose_poles(problem *p, int64_t poles, double smallest)
+{
+    p->poles = poles;
+    for (int64_t k = 0; k < poles; k++) {
+        p->shifts[k] = smallest / 2 * pow(10 / smallest, poles > 1 ? (double)k / (double)(poles - 1) : 0.5);
+        p->weights[k] = pow(p->shifts[k], 0.75);
+    }
+}
+
+static void round_problem(const precision *kind, problem *p)
+{
+    for (int64_t i = 0; i < p->n * p->n; i++) {
+        p->a[i] = kind->round(p->a[i]);
+    }
+}
+
+/* Random eigenvectors, eigenvalues falling from 1 to 1/condition. */
+static problem make_problem(const precision *kind, int64_t n, int64_t poles, double condition)
+{
+    problem p = {.n = n, .a = square(n)};
+    double *w = test_alloc((size_t)n * sizeof *w);
+    test_random random = test_random_stream((uint64_t)n * 1000 + (uint64_t)poles);
+    ref_spectrum(n, condition, w);
+    ref_symmetric(&random, n, w, p.a);
+    round_problem(kind, &p);
+    choose_poles(&p, poles, 1 / condition);
+    free(w);
+    return p;
+}
+
+static void check_symmetric(int64_t n, const double *x)
+{
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t i = 0; i < j; i++) {
+            CHECK(x[i + j * n] == x[j + i * n], "x is not symmetric at (%lld, %lld): %.17g and %.17g", (long long)i,
+                  (long long)j, x[i + j * n], x[j + i * n]);
+        }
+    }
+}
+
+/* Both forms must succeed and agree to `tolerance`, relative, in the Frobenius norm. */
+static void compare_forms(const precision *kind, const problem *p, double tolerance)
+{
+    double *x = square(p->n), *plain = square(p->n);
+    int status = plain_f64(p, plain);
+    CHECK(status == 0, "the plain form gave %d", status);
+    status = kind->fast(p, x);
+    CHECK(status == 0, "the fast form gave %d", status);
+    check_symmetric(p->n, x);
+    const double error = ref_distance(p->n * p->n, x, plain) / ref_norm(p->n * p->n, plain);
+    CHECK(error <= tolerance, "relative error %.3g, at most %.3g expected", error, tolerance);
+    free(x);
+    free(plain);
+}
+
+/* Rounding in sums of n terms adds up like random numbers, and a backward error of a few units in A is magnified by
+ * at most the condition of the worst shifted matrix; as the errors of many elements rarely conspire, a fraction of
+ * the condition is what a sound method shows. */
+static double expected_error(const precision *kind, int64_t n, double condition)
+{
+    return kind->unit * (8 + 2 * sqrt((double)n) + condition / 4);
+}
+
+static void test_plain_against_eigenvalues(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1, 2, 3, 5, 17, 33, 64};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (int kind = 0; kind < PRECISIONS; kind++) {
+            const int64_t n = sizes[s];
+            test_case("%s, n = %lld", precisions[kind].name, (long long)n);
+            problem p = make_problem(&precisions[kind], n, 6, 1e3);
+            double *w = test_alloc((size_t)n * sizeof *w), *f = test_alloc((size_t)n * sizeof *f);
+            double *v = square(n), *x = square(n), *exact = square(n);
+            ref_eigh(n, p.a, w, v);
+            for (int64_t i = 0; i < n; i++) {
+                f[i] = 0;
+                for (int64_t k = 0; k < p.poles; k++) {
+                    f[i] += p.weights[k] / (w[i] + p.shifts[k]);
+                }
+            }
+            ref_compose(n, v, f, exact);
+            CHECK(precisions[kind].plain(&p, x) == 0, "the plain form failed");
+            check_symmetric(n, x);
+            const double error = ref_distance(n * n, x, exact) / ref_norm(n * n, exact);
+            CHECK(error <= precisions[kind].unit + 1e-12, "relative error %.3g", error);
+            free(w), free(f), free(v), free(x), free(exact), free(p.a);
+        }
+    }
+}
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1,   2,   3,   5,   17,  31,  32,  33,  63,  64,  65,  95,   96,   97,
+                                    100, 127, 129, 160, 161, 200, 257, 289, 511, 512, 513, 1000, 1024, 1537};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (int kind = 0; kind < PRECISIONS; kind++) {
+            test_case("%s, n = %lld", precisions[kind].name, (long long)sizes[s]);
+            problem p = make_problem(&precisions[kind], sizes[s], 5, 1e4);
+            compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], p.n, 1e4));
+            free(p.a);
+        }
+    }
+}
+
+static void test_conditions(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {33, 65, 200, 300};
+    static const double conditions[] = {1e2, 1e4, 1e6, 1e8};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (size_t c = 0; c < sizeof conditions / sizeof conditions[0]; c++) {
+            for (int kind = 0; kind < PRECISIONS; kind++) {
+                if (conditions[c] * precisions[kind].unit > 0.1) {
+                    continue; /* rounding a makes it indefinite: either answer is right */
+                }
+                test_case("%s, n = %lld, condition %g", precisions[kind].name, (long long)sizes[s], conditions[c]);
+                problem p = make_problem(&precisions[kind], sizes[s], 12, conditions[c]);
+                compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], p.n, conditions[c]));
+                free(p.a);
+            }
+        }
+    }
+}
+
+static void test_numbers_of_poles(void **state)
+{
+    (void)state;
+    for (int64_t poles = 1; poles <= MAX_POLES; poles++) {
+        for (int kind = 0; kind < PRECISIONS; kind++) {
+            test_case("%s, %lld poles", precisions[kind].name, (long long)poles);
+            problem p = make_problem(&precisions[kind], 139, poles, 1e3);
+            compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], p.n, 1e3));
+            free(p.a);
+        }
+    }
+}
+
+/* Diagonal matrices have a closed form; zero and the identity are among them. */
+static void check_diagonal(const precision *kind, int64_t n, double (*entry)(int64_t i, int64_t n))
+{
+    problem p = {.n = n, .a = square(n)};
+    double *x = square(n);
+    memset(p.a, 0, (size_t)(n * n) * sizeof *p.a);
+    for (int64_t i = 0; i < n; i++) {
+        p.a[i + i * n] = kind->round(entry(i, n));
+    }
+    choose_poles(&p, 7, 1e-3);
+    CHECK(kind->fast(&p, x) == 0, "it failed");
+    check_symmetric(n, x);
+    for (int64_t i = 0; i < n * n; i++) {
+        double exact = 0;
+        for (int64_t k = 0; k < p.poles && i % n == i / n; k++) {
+            exact += p.weights[k] / (p.a[i] + p.shifts[k]);
+        }
+        CHECK(fabs(x[i] - exact) <= 8 * kind->unit * exact, "x(%lld, %lld) is %.17g instead of %.17g",
+              (long long)(i % n), (long long)(i / n), x[i], exact);
+    }
+    free(x);
+    free(p.a);
+}
+
+static double zero(int64_t i, int64_t n)
+{
+    (void)i, (void)n;
+    return 0;
+}
+
+static double one(int64_t i, int64_t n)
+{
+    (void)i, (void)n;
+    return 1;
+}
+
+static double falling(int64_t i, int64_t n)
+{
+    return pow(10, -6.0 * (double)((i * 7919) % n) / (double)n);
+}
+
+static void test_diagonal_matrices(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1, 4, 32, 33, 64, 70, 150, 260};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (int kind = 0; kind < PRECISIONS; kind++) {
+            test_case("%s, n = %lld", precisions[kind].name, (long long)sizes[s]);
+            check_diagonal(&precisions[kind], sizes[s], zero);
+            check_diagonal(&precisions[kind], sizes[s], one);
+            check_diagonal(&precisions[kind], sizes[s], falling);
+        }
+    }
+}
+
+static void test_low_rank(void **state)
+{
+    (void)state;
+    static const int64_t ranks[] = {1, 7, 40};
+    const int64_t n = 210;
+    for (size_t r = 0; r < sizeof ranks / sizeof ranks[0]; r++) {
+        for (int kind = 0; kind < PRECISIONS; kind++) {
+            test_case("%s, rank %lld", precisions[kind].name, (long long)ranks[r]);
+            problem p = {.n = n, .a = square(n)};
+            double *w = test_alloc((size_t)n * sizeof *w);
+            test_random random = test_random_stream(77 + (uint64_t)ranks[r]);
+            for (int64_t i = 0; i < n; i++) {
+                w[i] = i < ranks[r] ? 1 / (double)(i + 1) : 0;
+            }
+            ref_symmetric(&random, n, w, p.a);
+            round_problem(&precisions[kind], &p);
+            choose_poles(&p, 8, 1e-4);
+            compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], n, 2e4));
+            free(w);
+            free(p.a);
+        }
+    }
+}
+
+/* Rows and columns of very different size, and a matrix whose squares would leave the range of float. */
+static void test_scaling(void **state)
+{
+    (void)state;
+    const int64_t n = 150;
+    for (int kind = 0; kind < PRECISIONS; kind++) {
+        test_case("%s, graded", precisions[kind].name);
+        problem p = make_problem(&precisions[kind], n, 8, 10);
+        for (int64_t i = 0; i < n * n; i++) {
+            p.a[i] *= pow(10, -5.0 * (double)((i % n * 31) % n + (i / n * 31) % n) / (double)n);
+        }
+        round_problem(&precisions[kind], &p);
+        choose_poles(&p, 8, 1e-4);
+        compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], n, 2e4));
+        for (int up = 0; up < 2; up++) {
+            const double factor = up ? 1e25 : 1e-25;
+            test_case("%s, times %g", precisions[kind].name, factor);
+            problem q = make_problem(&precisions[kind], n, 8, 1e3);
+            for (int64_t i = 0; i < n * n; i++) {
+                q.a[i] *= factor;
+            }
+            round_problem(&precisions[kind], &q);
+            for (int64_t k = 0; k < q.poles; k++) {
+                q.shifts[k] *= factor;
+            }
+            compare_forms(&precisions[kind], &q, expected_error(&precisions[kind], n, 1e3));
+            free(q.a);
+        }
+        free(p.a);
+    }
+}
+
+static void test_not_finite(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1, 30, 80, 200};
+    static const double bad[] = {NAN, INFINITY, -INFINITY};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (int trial = 0; trial < 12; trial++) {
+            const int64_t n = sizes[s];
+            const precision *kind = &precisions[trial % PRECISIONS];
+            test_random random = test_random_stream((uint64_t)(n * 100 + trial));
+            const int64_t i = (int64_t)(test_random_uniform(&random) * (double)n);
+            const int64_t j = (int64_t)(test_random_uniform(&random) * (double)n);
+            test_case("%s, n = %lld, %g at (%lld, %lld)", kind->name, (long long)n, bad[trial % 3], (long long)i,
+                      (long long)j);
+            problem p = make_problem(kind, n, 3, 10);
+            double *x = square(n);
+            p.a[i + j * n] = p.a[j + i * n] = bad[trial % 3];
+            CHECK(kind->fast(&p, x) == -1, "the fast form took it");
+            CHECK(kind->plain(&p, x) == -1, "the plain form took it");
+            free(x);
+            free(p.a);
+        }
+    }
+}
+
+/* The eigenvalue -1/2 is harmless for shifts above 1/2 and fatal for those below; the first such pole is named. */
+static void test_not_positive_definite(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {1, 20, 50, 70, 180};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (int kind = 0; kind < PRECISIONS; kind++) {
+            const int64_t n = sizes[s];
+            test_case("%s, n = %lld", precisions[kind].name, (long long)n);
+            problem p = {.n = n, .poles = 4, .a = square(n)};
+            double *w = test_alloc((size_t)n * sizeof *w), *x = square(n);
+            static const double shifts[] = {2, 0.75, 0.25, 0.1};
+            test_random random = test_random_stream((uint64_t)n);
+            ref_spectrum(n, 10, w);
+            w[n / 2] = -0.5;
+            ref_symmetric(&random, n, w, p.a);
+            round_problem(&precisions[kind], &p);
+            for (int k = 0; k < 4; k++) {
+                p.shifts[k] = shifts[k];
+                p.weights[k] = 1;
+            }
+            CHECK(precisions[kind].fast(&p, x) == 3, "the fast form did not name pole 3");
+            CHECK(precisions[kind].plain(&p, x) == 3, "the plain form did not name pole 3");
+            p.poles = 2;
+            compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], n, 10));
+            free(w);
+            free(x);
+            free(p.a);
+        }
+    }
+}
+
+static void test_empty(void **state)
+{
+    (void)state;
+    const double one_pole = 1;
+    assert_int_equal(tchi_cpu_shifted_inverse_f32(blas, 0, NULL, 1, 1, &one_pole, &one_pole, NULL, 1, NULL), 0);
+    assert_int_equal(tchi_cpu_shifted_inverse_f64(blas, 0, NULL, 1, 1, &one_pole, &one_pole, NULL, 1, NULL), 0);
+}
+
+/* A batch is split over threads, each with a matrix of its own. */
+static void test_inside_a_parallel_region(void **state)
+{
+    (void)state;
+    enum { BATCH = 6 };
+    for (int kind = 0; kind < PRECISIONS; kind++) {
+        test_case("%s", precisions[kind].name);
+        problem problems[BATCH];
+        double *alone[BATCH], *together[BATCH];
+        int failures = 0;
+        for (int i = 0; i < BATCH; i++) {
+            problems[i] = make_problem(&precisions[kind], 120 + 25 * i, 6, 1e3);
+            alone[i] = square(problems[i].n);
+            together[i] = square(problems[i].n);
+            failures += precisions[kind].fast(&problems[i], alone[i]) != 0;
+        }
+#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
+        for (int i = 0; i < BATCH; i++) {
+            failures += precisions[kind].fast(&problems[i], together[i]) != 0;
+        }
+        CHECK(failures == 0, "%d calls failed", failures);
+        for (int i = 0; i < BATCH; i++) {
+            const int64_t count = problems[i].n * problems[i].n;
+            const double error = ref_distance(count, alone[i], together[i]) / ref_norm(count, alone[i]);
+            CHECK(error <= expected_error(&precisions[kind], problems[i].n, 1e3), "matrix %d differs by %.3g", i,
+                  error);
+            free(alone[i]);
+            free(together[i]);
+            free(problems[i].a);
+        }
+    }
+}
+
+/* Half of the smallest normal number is zero while subnormal ones are flushed, and itself before and after. */
+static void test_subnormals(void **state)
+{
+    (void)state;
+#if !defined(__SSE2__) && !defined(__aarch64__)
+    skip();
+#endif
+    volatile double smallest = DBL_MIN;
+    volatile float smallest_float = FLT_MIN;
+    const unsigned before = flush_subnormals();
+    volatile double half = smallest / 2;
+    volatile float half_float = smallest_float / 2;
+    restore_subnormals(before);
+    volatile double again = smallest / 2;
+    assert_true(half == 0 && half_float == 0);
+    assert_true(again == DBL_MIN / 2 && again > 0);
+}
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const char *reason = NULL;
+    blas = tchi_blas_open(&reason);
+    if (blas == NULL) {
+        print_error("%s\n", reason);
+        return 1;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain_against_eigenvalues),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_conditions),
+        cmocka_unit_test(test_numbers_of_poles),
+        cmocka_unit_test(test_diagonal_matrices),
+        cmocka_unit_test(test_low_rank),
+        cmocka_unit_test(test_scaling),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_not_positive_definite),
+        cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_inside_a_parallel_region),
+        cmocka_unit_test(test_subnormals),
+    };
+    return cmocka_run_group_tests_name("cpu_shifted_inverse", tests, NULL, NULL);
+}

@@ -1,0 +1,406 @@
+/* What can go wrong only where there is a GPU: tensors and streams of another device, batches with more elements than
+ * 32 bits count, one bad matrix in a batch that takes the kernels for large ones, and a budget for their scratch. */
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/linalg/operations.h"
+#include "support/linalg/reference.h"
+#include "support/messages.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+/* --- the wrong device --------------------------------------------------------------------------------------------- */
+
+/* Calls with one operand of another context's making, and that context's device. */
+static void refuse_foreign(tch_context *context, tch_context *other, const test_operation *operation)
+{
+    test_call call;
+    test_call foreign;
+    test_call_make(&call, context, operation, TCH_FLOAT32);
+    test_call_make(&foreign, other, operation, TCH_FLOAT32);
+    for (int32_t i = 0; i < operation->count; i++) {
+        test_case("%s %s: %s on device %d in a context on device %d", operation->name, operation->variant,
+                  operation->operands[i].name, tch_context_device(other).type, tch_context_device(context).type);
+        call.arguments[i] = foreign.arguments[i];
+        test_check_refused(test_call_run(&call, context), TCH_ERR_DEVICE, operation->operands[i].name);
+        call.arguments[i] = &call.tensors[i]->tensor;
+        test_call_check_unchanged(&call);
+        test_call_check_unchanged(&foreign);
+    }
+    test_call_free(&call);
+    test_call_free(&foreign);
+}
+
+/* Copies go between the devices, and chunked products take memory of the host: those two are for that. */
+static void tensors_of_the_other_device(void **state)
+{
+    tch_context *cpu = NULL;
+    CHECK_OK(tch_context_create("cpu", &cpu));
+    for (int32_t i = 0; i < test_operation_count(); i++) {
+        const char *name = test_operations[i].name;
+        if (strcmp(name, "tch_tensor_copy") != 0) {
+            refuse_foreign(cpu, *state, &test_operations[i]);
+        }
+        if (strcmp(name, "tch_tensor_copy") != 0 && strcmp(name, "tch_matmul_chunked") != 0) {
+            refuse_foreign(*state, cpu, &test_operations[i]);
+        }
+    }
+    tch_context_destroy(cpu);
+}
+
+static void streams_of_another_device(void **state)
+{
+    tch_context *context = *state;
+    int devices = 0;
+    cudaStream_t stream = NULL;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < 2) {
+        print_message("skipped: there is one GPU\n");
+        skip();
+    }
+    void *before = tch_context_get_stream(context);
+    int other = tch_context_device(context).index == 0 ? 1 : 0;
+    assert_int_equal(cudaSetDevice(other), cudaSuccess);
+    assert_int_equal(cudaStreamCreate(&stream), cudaSuccess);
+    assert_int_equal(cudaSetDevice(tch_context_device(context).index), cudaSuccess);
+    test_check_refused(tch_context_set_stream(context, stream), TCH_ERR_DEVICE, "stream");
+    assert_ptr_equal(tch_context_get_stream(context), before);
+    assert_int_equal(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+/* --- one bad matrix ----------------------------------------------------------------------------------------------- */
+
+enum { BATCH = 6, BAD = 4 };
+
+typedef struct root_case {
+    int64_t n;
+    tch_root_config config;
+    test_tensor *a, *out, *residual, *report;
+} root_case;
+
+static root_case make_roots(tch_context *context, int64_t batch, int64_t n, tch_root_method method, tch_dtype dtype)
+{
+    const int64_t shape[] = {batch, n, n};
+    double *values = test_alloc((size_t)(batch * n * n) * sizeof *values);
+    double *spectrum = test_alloc((size_t)n * sizeof *spectrum);
+    test_random random = test_random_stream((uint64_t)n);
+    root_case c = {.n = n, .config = TCH_ROOT_CONFIG_INIT};
+    c.config.relative_eps = dtype.bits == 16 ? 0.1 : 1e-4; /* rounding to a half type moves small eigenvalues far */
+    c.config.method = method;
+    c.a = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    c.out = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    c.residual = test_tensor_make(context, TCH_FLOAT64, 1, shape, LAYOUT_CONTIGUOUS);
+    c.report = test_tensor_make(context, TCH_INT32, 1, shape, LAYOUT_CONTIGUOUS);
+    ref_spectrum(n, dtype.bits == 16 ? 10.0 : 1e4, spectrum);
+    for (int64_t b = 0; b < batch; b++) {
+        if (b < 2) {
+            ref_symmetric(&random, n, spectrum, values + b * n * n);
+        } else { /* making one takes longer than taking its root: the rest are multiples of the first two */
+            for (int64_t i = 0; i < n * n; i++) {
+                values[b * n * n + i] = (double)(b + 1) * values[b % 2 * n * n + i];
+            }
+        }
+    }
+    test_tensor_write(c.a, values);
+    free(spectrum);
+    free(values);
+    return c;
+}
+
+static void free_roots(root_case *c)
+{
+    test_tensor_free(c->a);
+    test_tensor_free(c->out);
+    test_tensor_free(c->residual);
+    test_tensor_free(c->report);
+}
+
+static tch_status take_roots(tch_context *context, const root_case *c)
+{
+    return tch_inverse_root(context, &c->a->tensor, 4, &c->config, &c->out->tensor, &c->residual->tensor,
+                            &c->report->tensor);
+}
+
+static void spoil(root_case *c, double value)
+{
+    double *values = test_tensor_read(c->a);
+    values[BAD * c->n * c->n + (c->n - 1) * c->n + 1] = value;
+    values[BAD * c->n * c->n + c->n + c->n - 1] = value;
+    test_tensor_write(c->a, values);
+    free(values);
+}
+
+/* The bad one is reported and keeps its poison; the others are what they are without it, to the last bit. */
+static void check_spoiled(const root_case *c, const double *expected)
+{
+    double *report = test_tensor_read(c->report);
+    double *got = test_tensor_read(c->out);
+    int64_t size = c->n * c->n;
+    for (int64_t b = 0; b < BATCH; b++) {
+        CHECK(report[b] == (b == BAD ? TCH_REPORT_NOT_FINITE : TCH_REPORT_OK), "matrix %d is reported as %g", (int)b,
+              report[b]);
+        for (int64_t i = b * size; i < (b + 1) * size; i++) {
+            CHECK(b == BAD ? isnan(got[i]) : got[i] == expected[i], "element %d of matrix %d is %.9g, was %.9g",
+                  (int)(i % size), (int)b, got[i], expected[i]);
+        }
+    }
+    free(got);
+    free(report);
+}
+
+static void check_one_bad(tch_context *context, int64_t n, tch_root_method method, tch_dtype dtype)
+{
+    const double values[] = {NAN, INFINITY};
+    root_case c = make_roots(context, BATCH, n, method, dtype);
+    CHECK_OK(take_roots(context, &c));
+    test_tensor_check_written(c.out, "out");
+    double *expected = test_tensor_read(c.out);
+    for (int i = 0; i < 2; i++) {
+        test_case("%s, n = %d, %s, %g in one matrix", tch_root_method_name(method), (int)n, tch_dtype_name(dtype),
+                  values[i]);
+        spoil(&c, values[i]);
+        test_tensor_poison(c.out);
+        test_tensor_poison(c.report);
+        CHECK_OK(take_roots(context, &c));
+        check_spoiled(&c, expected);
+    }
+    free(expected);
+    free_roots(&c);
+}
+
+static void one_bad_matrix_in_a_batch(void **state)
+{
+    static const int64_t sizes[] = {33, 128, 160, 300, 640};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        check_one_bad(*state, sizes[i], TCH_ROOT_NEWTON, TCH_FLOAT32);
+        check_one_bad(*state, sizes[i], TCH_ROOT_EIGEN, TCH_FLOAT32);
+    }
+    check_one_bad(*state, 160, TCH_ROOT_NEWTON, TCH_FLOAT64);
+    check_one_bad(*state, 160, TCH_ROOT_NEWTON, TCH_BFLOAT16);
+}
+
+/* --- a budget ----------------------------------------------------------------------------------------------------- */
+
+/* Bytes the pool handed out at most during the call, beyond what was in use before it. */
+static int64_t scratch_of(tch_context *context, const root_case *c)
+{
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_trim(context, 0));
+    CHECK_OK(tch_memory_get_info(context, &before));
+    CHECK_OK(tch_memory_reset_peak(context));
+    CHECK_OK(take_roots(context, c));
+    CHECK_OK(tch_memory_get_info(context, &after));
+    return after.peak - before.allocated;
+}
+
+/* A batch is worked through in pieces that keep the scratch within the limit, and comes out the same up to rounding: which
+ * kernel multiplies, and so the order of its sums, depends on how many matrices there are at once. Both results are
+ * within the tolerance of the root; they are to be within a tenth of it of each other. */
+static void check_budget(tch_context *context, int64_t batch, int64_t n)
+{
+    root_case c = make_roots(context, batch, n, TCH_ROOT_NEWTON, TCH_FLOAT32);
+    test_case("%d roots of n = %d within a budget", (int)batch, (int)n);
+    int64_t whole = scratch_of(context, &c);
+    double *expected = test_tensor_read(c.out);
+    for (int64_t pieces = 2; pieces <= batch / 2; pieces *= 2) {
+        CHECK_OK(tch_context_set_workspace_limit(context, whole / pieces));
+        test_tensor_poison(c.out);
+        int64_t used = scratch_of(context, &c);
+        CHECK(used <= whole / pieces, "%lld bytes of scratch with a limit of %lld", (long long)used,
+              (long long)(whole / pieces));
+        double *got = test_tensor_read(c.out);
+        double moved = ref_distance(c.out->count, got, expected) / ref_norm(c.out->count, expected);
+        CHECK(moved <= 1e-4, "a limit of %lld bytes moved the result by %.3g of its norm", (long long)(whole / pieces),
+              moved);
+        free(got);
+    }
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+    free(expected);
+    free_roots(&c);
+}
+
+static void a_budget_bounds_the_scratch(void **state)
+{
+    check_budget(*state, 32, 100);
+    check_budget(*state, 16, 512);
+}
+
+/* --- more than 2^31 elements -------------------------------------------------------------------------------------- */
+
+enum { PATTERN = 7 }; /* different matrices, repeated along the batch */
+
+/* Memory the case wants, or the reason to leave it out. */
+static void need_memory(tch_context *context, int64_t gigabytes)
+{
+    tch_memory_info info = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_get_info(context, &info));
+    if (info.free / 1000000000 < gigabytes) {
+        print_message("skipped: %lld GB of device memory are free, %lld are needed\n",
+                      (long long)(info.free / 1000000000), (long long)gigabytes);
+        skip();
+    }
+}
+
+/* `big` [repeats, PATTERN, n, n] gets `small` [PATTERN, n, n] in every repetition, by one copy. */
+static tch_tensor *repeat(tch_context *context, const test_tensor *small, int64_t repeats)
+{
+    int64_t n = small->shape[1];
+    int64_t shape[] = {repeats, PATTERN, n, n};
+    int64_t strides[] = {0, n * n, n, 1};
+    tch_tensor *big = NULL;
+    CHECK_OK(tch_tensor_create_uninitialized(context, small->tensor.dtype, 4, shape, TCH_CONTIGUOUS, &big));
+    tch_tensor expanded = small->tensor;
+    expanded.ndim = 4;
+    expanded.shape = shape;
+    expanded.strides = strides;
+    CHECK_OK(tch_tensor_copy(context, big, &expanded));
+    return big;
+}
+
+/* Repetition number `which` of `big` against `expected`. */
+static void check_repetition(tch_context *context, const tch_tensor *big, int64_t which, const double *expected,
+                             double freedom)
+{
+    int64_t n = big->shape[2];
+    int64_t count = PATTERN * n * n;
+    double *got = test_alloc((size_t)count * sizeof *got);
+    tch_tensor host = tch_tensor_view(got, TCH_FLOAT64, 1, &count);
+    tch_tensor *wide = NULL; /* copies to the host do not convert */
+    CHECK_OK(tch_tensor_create_uninitialized(context, TCH_FLOAT64, 1, &count, TCH_CONTIGUOUS, &wide));
+    tch_tensor part = *big;
+    part.ndim = 1;
+    part.shape = &count;
+    part.strides = NULL;
+    part.byte_offset += (uint64_t)(which * count) * tch_dtype_size(big->dtype);
+    CHECK_OK(tch_tensor_copy(context, wide, &part));
+    CHECK_OK(tch_tensor_copy(context, &host, wide));
+    CHECK_OK(tch_context_synchronize(context));
+    tch_tensor_destroy(wide);
+    for (int64_t i = 0; i < count; i++) {
+        CHECK(fabs(got[i] - expected[i]) <= freedom, "repetition %lld, element %lld is %.9g, expected %.9g",
+              (long long)which, (long long)i, got[i], expected[i]);
+    }
+    free(got);
+}
+
+/* The ends, both sides of element 2^31 and of matrix 65536, and some between. */
+static void check_repetitions(tch_context *context, const tch_tensor *big, const double *expected, double freedom)
+{
+    int64_t repeats = big->shape[0];
+    int64_t boundary = ((int64_t)1 << 31) / (PATTERN * big->shape[2] * big->shape[3]);
+    int64_t many = 65536 / PATTERN;
+    const int64_t which[] = {0, 1, many - 1, many, many + 1, boundary - 1, boundary, boundary + 1, repeats - 1};
+    for (size_t i = 0; i < sizeof which / sizeof which[0]; i++) {
+        if (which[i] < repeats) {
+            check_repetition(context, big, which[i], expected, freedom);
+        }
+    }
+    for (int64_t r = 0; r < repeats; r += repeats / 13 + 1) {
+        check_repetition(context, big, r, expected, freedom);
+    }
+}
+
+/* Symmetric matrices whose entries are small integers, so that sums of products are exact in any order, or, for roots,
+ * matrices of condition 50. */
+static test_tensor *make_pattern(tch_context *context, int64_t n, tch_dtype dtype, bool integers)
+{
+    const int64_t shape[] = {PATTERN, n, n};
+    double *values = test_alloc((size_t)(PATTERN * n * n) * sizeof *values);
+    double *spectrum = test_alloc((size_t)n * sizeof *spectrum);
+    test_random random = test_random_stream(9);
+    test_tensor *t = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    ref_spectrum(n, 50.0, spectrum);
+    for (int64_t b = 0; b < PATTERN; b++) {
+        ref_symmetric(&random, n, spectrum, values + b * n * n);
+    }
+    for (int64_t i = 0; i < PATTERN * n * n && integers; i++) {
+        values[i] = (double)(i / (n * n) + (i / n % n) * (i % n) % 5);
+    }
+    test_tensor_write(t, values);
+    free(spectrum);
+    free(values);
+    return t;
+}
+
+typedef tch_status (*batch_call)(tch_context *context, tch_tensor *a, tch_tensor *out);
+
+typedef struct huge_case {
+    const char *name;
+    batch_call call;
+    int64_t n;
+    tch_dtype dtype;
+    double freedom; /* 0: integers go in and exact results come out */
+} huge_case;
+
+static tch_status call_root(tch_context *context, tch_tensor *a, tch_tensor *out)
+{
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.relative_eps = 1e-2;
+    config.method = TCH_ROOT_NEWTON;
+    return tch_inverse_root(context, a, 4, &config, out, NULL, NULL);
+}
+
+static tch_status call_gram(tch_context *context, tch_tensor *a, tch_tensor *out)
+{
+    return tch_gram(context, 1.0, a, 0, 0.0, out);
+}
+
+static tch_status call_copy(tch_context *context, tch_tensor *a, tch_tensor *out)
+{
+    return tch_tensor_copy(context, out, a);
+}
+
+/* Every repetition comes out as the pattern alone does. */
+static void check_huge(tch_context *context, const huge_case *c)
+{
+    int64_t repeats = ((int64_t)1 << 31) / (PATTERN * c->n * c->n) + 3;
+    test_case("%s of %lld matrices, n = %lld, %s", c->name, (long long)(repeats * PATTERN), (long long)c->n,
+              tch_dtype_name(c->dtype));
+    test_tensor *pattern = make_pattern(context, c->n, c->dtype, c->freedom == 0.0);
+    test_tensor *once = test_tensor_make(context, c->dtype, 3, pattern->shape, LAYOUT_CONTIGUOUS);
+    CHECK_OK(c->call(context, &pattern->tensor, &once->tensor));
+    double *expected = test_tensor_read(once);
+    tch_tensor *a = repeat(context, pattern, repeats);
+    tch_tensor *out = NULL;
+    CHECK_OK(tch_tensor_create_uninitialized(context, c->dtype, 4, a->shape, TCH_CONTIGUOUS, &out));
+    CHECK_OK(tch_tensor_fill(context, out, NAN));
+    CHECK_OK(c->call(context, a, out));
+    check_repetitions(context, out, expected, c->freedom * ref_largest(once->count, expected));
+    free(expected);
+    tch_tensor_destroy(a);
+    tch_tensor_destroy(out);
+    test_tensor_free(once);
+    test_tensor_free(pattern);
+    CHECK_OK(tch_memory_trim(context, 0));
+}
+
+static void more_elements_than_32_bits_count(void **state)
+{
+    tch_context *context = *state;
+    need_memory(context, 40);
+    CHECK_OK(tch_context_set_workspace_limit(context, (int64_t)8 << 30));
+    /* Roots are promised to 1e-3; what only differs in the order of sums differs by far less, also in split bfloat16. */
+    const huge_case cases[] = {
+        {"copies", call_copy, 64, TCH_FLOAT16, 0.0},
+        {"Gram matrices", call_gram, 64, TCH_FLOAT32, 0.0},
+        {"roots", call_root, 64, TCH_FLOAT32, 1e-5},
+        {"roots", call_root, 256, TCH_FLOAT32, 1e-4},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_huge(context, &cases[i]);
+    }
+    CHECK_OK(tch_context_set_workspace_limit(context, 0));
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tensors_of_the_other_device),      cmocka_unit_test(streams_of_another_device),
+        cmocka_unit_test(one_bad_matrix_in_a_batch),        cmocka_unit_test(a_budget_bounds_the_scratch),
+        cmocka_unit_test(more_elements_than_32_bits_count),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

@@ -1,0 +1,458 @@
+/* CUDA graphs and streams. A root, and what is done with the per-sample gradients, is captured from the caller's
+ * stream after it was called once, and replayed on other numbers: nothing in it may wait for the device, allocate, or
+ * depend on what the host read. */
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/linalg/operations.h"
+#include "support/linalg/reference.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+#define CHECK_CUDA(call)                                                                                               \
+    do {                                                                                                               \
+        cudaError_t error_ = (call);                                                                                   \
+        CHECK(error_ == cudaSuccess, "%s gave %s", #call, cudaGetErrorString(error_));                                 \
+    } while (0)
+
+#define BATCH 3
+
+typedef struct root_case {
+    tch_context *context;
+    cudaStream_t stream;
+    int64_t n;
+    tch_root_config config;
+    test_tensor *a, *out, *residual, *report;
+} root_case;
+
+/* Symmetric matrices that differ with `stream`, of condition 1e4. */
+static void write_matrices(root_case *c, uint64_t stream)
+{
+    int64_t size = c->n * c->n;
+    double *values = test_alloc((size_t)(BATCH * size) * sizeof *values);
+    double *spectrum = test_alloc((size_t)c->n * sizeof *spectrum);
+    test_random random = test_random_stream(stream);
+    ref_spectrum(c->n, 1e4, spectrum);
+    for (int64_t b = 0; b < BATCH; b++) {
+        ref_symmetric(&random, c->n, spectrum, values + b * size);
+    }
+    test_tensor_write(c->a, values);
+    free(spectrum);
+    free(values);
+}
+
+static root_case make_case(tch_context *context, int64_t n, tch_root_method method)
+{
+    const int64_t shape[] = {BATCH, n, n};
+    root_case c = {.context = context, .n = n, .config = TCH_ROOT_CONFIG_INIT};
+    c.config.relative_eps = 1e-4;
+    c.config.method = method;
+    CHECK_CUDA(cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking));
+    CHECK_OK(tch_context_set_stream(context, c.stream));
+    c.a = test_tensor_make(context, TCH_FLOAT32, 3, shape, LAYOUT_CONTIGUOUS);
+    c.out = test_tensor_make(context, TCH_FLOAT32, 3, shape, LAYOUT_CONTIGUOUS);
+    c.residual = test_tensor_make(context, TCH_FLOAT64, 1, shape, LAYOUT_CONTIGUOUS);
+    c.report = test_tensor_make(context, TCH_INT32, 1, shape, LAYOUT_CONTIGUOUS);
+    return c;
+}
+
+static void free_case(root_case *c)
+{
+    CHECK_OK(tch_context_set_stream(c->context, NULL));
+    test_tensor_free(c->a);
+    test_tensor_free(c->out);
+    test_tensor_free(c->residual);
+    test_tensor_free(c->report);
+    CHECK_CUDA(cudaStreamDestroy(c->stream));
+}
+
+static void poison(root_case *c)
+{
+    test_tensor_poison(c->out);
+    test_tensor_poison(c->residual);
+    test_tensor_poison(c->report);
+}
+
+static tch_status take_root(const root_case *c)
+{
+    return tch_inverse_root(c->context, &c->a->tensor, 4, &c->config, &c->out->tensor, &c->residual->tensor,
+                            &c->report->tensor);
+}
+
+static tch_status take_root_of(const void *data)
+{
+    return take_root(data);
+}
+
+/* The calls that `calls` makes, as a graph. */
+static cudaGraphExec_t capture(cudaStream_t stream, tch_status (*calls)(const void *), const void *data)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t executable = NULL;
+    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    tch_status status = calls(data);
+    char message[512];
+    snprintf(message, sizeof message, "%s", tch_last_error());
+    cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+    CHECK(status == TCH_OK, "the captured call gave %s: %s", tch_status_name(status), message);
+    CHECK(ended == cudaSuccess, "the capture ended with %s", cudaGetErrorString(ended));
+    CHECK_CUDA(cudaGraphInstantiateWithFlags(&executable, graph, 0));
+    CHECK_CUDA(cudaGraphDestroy(graph));
+    return executable;
+}
+
+static void check_equal(const test_tensor *t, const double *expected, const char *name)
+{
+    double *got = test_tensor_read(t);
+    CHECK(memcmp(got, expected, (size_t)t->count * sizeof *got) == 0, "the replay's %s differs from the call's", name);
+    free(got);
+}
+
+/* Once the call, then its graph on the same numbers, for two sets of numbers. */
+static void replay(root_case *c, cudaGraphExec_t graph, uint64_t numbers)
+{
+    write_matrices(c, numbers);
+    poison(c);
+    CHECK_OK(take_root(c));
+    double *out = test_tensor_read(c->out);
+    double *residual = test_tensor_read(c->residual);
+    double *report = test_tensor_read(c->report);
+    for (int b = 0; b < BATCH; b++) {
+        CHECK(report[b] == TCH_REPORT_OK, "matrix %d is reported as %g", b, report[b]);
+    }
+    poison(c);
+    CHECK_CUDA(cudaGraphLaunch(graph, c->stream));
+    CHECK_CUDA(cudaStreamSynchronize(c->stream));
+    test_tensor_check_written(c->out, "out");
+    check_equal(c->out, out, "out");
+    check_equal(c->residual, residual, "residual");
+    check_equal(c->report, report, "report");
+    free(out);
+    free(residual);
+    free(report);
+}
+
+static void check_graph(tch_context *context, int64_t n, tch_root_method method)
+{
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    test_case("%s, n = %lld", tch_root_method_name(method), (long long)n);
+    root_case c = make_case(context, n, method);
+    write_matrices(&c, 1);
+    CHECK_OK(take_root(&c)); /* sizes the workspace */
+    CHECK_OK(tch_context_synchronize(context));
+    CHECK_OK(tch_memory_get_info(context, &before));
+    cudaGraphExec_t graph = capture(c.stream, take_root_of, &c);
+    replay(&c, graph, 2);
+    replay(&c, graph, 3);
+    CHECK_OK(tch_memory_get_info(context, &after));
+    CHECK(after.misses == before.misses, "%lld allocations after the first call",
+          (long long)(after.misses - before.misses));
+    CHECK_CUDA(cudaGraphExecDestroy(graph));
+    free_case(&c);
+}
+
+static void roots_are_captured_and_replayed(void **state)
+{
+    static const int64_t sizes[] = {17, 64, 128, 200, 512};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        tch_root_config config = TCH_ROOT_CONFIG_INIT;
+        tch_root_method chosen;
+        config.relative_eps = 1e-4;
+        check_graph(*state, sizes[i], TCH_ROOT_NEWTON);
+        CHECK_OK(tch_inverse_root_plan(*state, TCH_FLOAT32, BATCH, sizes[i], 4, &config, &chosen, NULL));
+        if (chosen == TCH_ROOT_NEWTON) { /* the eigensolver of CUDA's library waits for the device, and cannot */
+            check_graph(*state, sizes[i], TCH_ROOT_AUTO);
+        }
+    }
+}
+
+/* A matrix that cannot be done is found on the device, inside the graph: its output is kept, the others are done. */
+static void a_replay_meets_a_bad_matrix(void **state)
+{
+    test_case("NaN in the replay");
+    root_case c = make_case(*state, 40, TCH_ROOT_NEWTON);
+    write_matrices(&c, 4);
+    CHECK_OK(take_root(&c));
+    double *expected = test_tensor_read(c.out);
+    cudaGraphExec_t graph = capture(c.stream, take_root_of, &c);
+    double *values = test_tensor_read(c.a);
+    values[1600 + 41] = NAN;
+    test_tensor_write(c.a, values);
+    poison(&c);
+    CHECK_CUDA(cudaGraphLaunch(graph, c.stream));
+    CHECK_CUDA(cudaStreamSynchronize(c.stream));
+    double *report = test_tensor_read(c.report);
+    double *out = test_tensor_read(c.out);
+    CHECK(report[0] == TCH_REPORT_OK && report[1] == TCH_REPORT_NOT_FINITE && report[2] == TCH_REPORT_OK,
+          "the reports are %g, %g, %g", report[0], report[1], report[2]);
+    for (int i = 0; i < BATCH * 1600; i++) {
+        CHECK(i / 1600 == 1 ? isnan(out[i]) : out[i] == expected[i], "element %d of matrix %d is %g", i % 1600,
+              i / 1600, out[i]);
+    }
+    free(out);
+    free(report);
+    free(values);
+    free(expected);
+    CHECK_CUDA(cudaGraphExecDestroy(graph));
+    free_case(&c);
+}
+
+/* --- per-sample gradients ---------------------------------------------------------------------------------- */
+
+enum { SAMPLES = 3, OUTPUTS = 6 };
+
+/* One layer, what it saw of a batch, and everything that is made of it. */
+typedef struct gradient_case {
+    tch_context *context;
+    cudaStream_t stream;
+    tch_layer layer;
+    test_tensor *input, *gradient;
+    test_tensor *samples, *norms, *weights, *sum; /* of the weight's gradients */
+    test_tensor *gram, *factor;                   /* factor: of products only, otherwise NULL */
+} gradient_case;
+
+static void gradient_outputs(const gradient_case *c, test_tensor *outputs[OUTPUTS])
+{
+    test_tensor *all[OUTPUTS] = {c->samples, c->norms, c->weights, c->sum, c->gram, c->factor};
+    memcpy(outputs, all, sizeof all);
+}
+
+/* What clipping does, one call after the other, without the host in between; then what curvature is made of. */
+static tch_status take_gradients(const void *data)
+{
+    const gradient_case *c = data;
+    const tch_tensor *x = &c->input->tensor;
+    const tch_tensor *g = &c->gradient->tensor;
+    tch_status status = tch_grad_samples(c->context, &c->layer, x, g, &c->samples->tensor, NULL);
+    if (status == TCH_OK) {
+        status = tch_grad_norms(c->context, &c->layer, x, g, TCH_GRAD_WEIGHT, 0, &c->norms->tensor);
+    }
+    if (status == TCH_OK) {
+        status = tch_grad_clip_weights(c->context, &c->norms->tensor, 0.5, &c->weights->tensor);
+    }
+    if (status == TCH_OK) {
+        status = tch_grad_weighted_sum(c->context, &c->layer, x, g, &c->weights->tensor, 0.0, &c->sum->tensor, NULL);
+    }
+    if (status == TCH_OK) {
+        status = tch_grad_gram(c->context, &c->layer, x, g, TCH_GRAD_WEIGHT, 0, &c->gram->tensor);
+    }
+    if (status == TCH_OK && c->factor != NULL) {
+        status =
+            tch_grad_factors(c->context, &c->layer, x, NULL, 0, TCH_SHARING_EXPAND, 1.0, 0.0, &c->factor->tensor, NULL);
+    }
+    return status;
+}
+
+static void poison_gradients(const gradient_case *c)
+{
+    test_tensor *outputs[OUTPUTS];
+    gradient_outputs(c, outputs);
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (outputs[i] != NULL) {
+            test_tensor_poison(outputs[i]);
+        }
+    }
+}
+
+/* Tokens where the layer is an embedding. */
+static void write_batch(const gradient_case *c, uint64_t numbers)
+{
+    test_random random = test_random_stream(numbers);
+    test_tensor *inputs[] = {c->input, c->gradient};
+    for (int k = 0; k < 2; k++) {
+        double *values = test_alloc((size_t)inputs[k]->count * sizeof *values);
+        for (int64_t i = 0; i < inputs[k]->count; i++) {
+            double uniform = test_random_uniform(&random);
+            bool token = k == 0 && c->layer.kind == TCH_LAYER_EMBEDDING;
+            values[i] = token ? floor(uniform * (double)c->layer.rows) : 2.0 * uniform - 1.0;
+        }
+        test_tensor_write(inputs[k], values);
+        free(values);
+    }
+}
+
+static void replay_gradients(const gradient_case *c, cudaGraphExec_t graph, uint64_t numbers)
+{
+    test_tensor *outputs[OUTPUTS];
+    double *expected[OUTPUTS] = {NULL};
+    gradient_outputs(c, outputs);
+    write_batch(c, numbers);
+    poison_gradients(c);
+    CHECK_OK(take_gradients(c));
+    for (int i = 0; i < OUTPUTS; i++) {
+        expected[i] = outputs[i] != NULL ? test_tensor_read(outputs[i]) : NULL;
+    }
+    poison_gradients(c);
+    CHECK_CUDA(cudaGraphLaunch(graph, c->stream));
+    CHECK_CUDA(cudaStreamSynchronize(c->stream));
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (outputs[i] != NULL) {
+            test_tensor_check_written(outputs[i], "an output");
+            check_equal(outputs[i], expected[i], "output");
+        }
+        free(expected[i]);
+    }
+}
+
+static void check_gradient_graph(gradient_case *c, const char *what)
+{
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    test_case("gradients of %s", what);
+    CHECK_CUDA(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
+    CHECK_OK(tch_context_set_stream(c->context, c->stream));
+    write_batch(c, 1);
+    CHECK_OK(take_gradients(c)); /* sizes the workspace */
+    CHECK_OK(tch_context_synchronize(c->context));
+    CHECK_OK(tch_memory_get_info(c->context, &before));
+    cudaGraphExec_t graph = capture(c->stream, take_gradients, c);
+    replay_gradients(c, graph, 2);
+    replay_gradients(c, graph, 3);
+    CHECK_OK(tch_memory_get_info(c->context, &after));
+    CHECK(after.misses == before.misses, "%lld allocations after the first call",
+          (long long)(after.misses - before.misses));
+    CHECK_CUDA(cudaGraphExecDestroy(graph));
+    CHECK_OK(tch_context_set_stream(c->context, NULL));
+    CHECK_CUDA(cudaStreamDestroy(c->stream));
+    test_tensor *outputs[OUTPUTS];
+    gradient_outputs(c, outputs);
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (outputs[i] != NULL) {
+            test_tensor_free(outputs[i]);
+        }
+    }
+    test_tensor_free(c->input);
+    test_tensor_free(c->gradient);
+}
+
+static test_tensor *tensor_of(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape)
+{
+    return test_tensor_make(context, dtype, ndim, shape, LAYOUT_CONTIGUOUS);
+}
+
+/* `weight` begins with the samples. */
+static gradient_case gradients_of(tch_context *context, tch_layer_kind kind, int32_t ndim, const int64_t *weight)
+{
+    gradient_case c = {.context = context, .layer = TCH_LAYER_INIT(kind)};
+    c.samples = tensor_of(context, TCH_FLOAT32, ndim, weight);
+    c.sum = tensor_of(context, TCH_FLOAT32, ndim - 1, weight + 1);
+    c.norms = tensor_of(context, TCH_FLOAT64, 1, weight);
+    c.weights = tensor_of(context, TCH_FLOAT64, 1, weight);
+    c.gram = tensor_of(context, TCH_FLOAT64, 2, (const int64_t[]){SAMPLES, SAMPLES});
+    return c;
+}
+
+static void gradients_are_captured_and_replayed(void **state)
+{
+    tch_context *context = *state;
+    gradient_case linear = gradients_of(context, TCH_LAYER_LINEAR, 3, (const int64_t[]){SAMPLES, 70, 33});
+    linear.input = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 9, 33});
+    linear.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 9, 70});
+    linear.factor = tensor_of(context, TCH_FLOAT32, 2, (const int64_t[]){33, 33});
+    check_gradient_graph(&linear, "a linear layer");
+    gradient_case conv = gradients_of(context, TCH_LAYER_CONV, 4, (const int64_t[]){SAMPLES, 6, 5, 3});
+    conv.layer.dims = 1;
+    conv.layer.kernel[0] = 3;
+    conv.input = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 5, 40});
+    conv.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 6, 38});
+    conv.factor = tensor_of(context, TCH_FLOAT32, 2, (const int64_t[]){15, 15});
+    check_gradient_graph(&conv, "a convolution");
+    gradient_case embedding = gradients_of(context, TCH_LAYER_EMBEDDING, 3, (const int64_t[]){SAMPLES, 300, 20});
+    embedding.layer.rows = 300;
+    embedding.input = tensor_of(context, TCH_INT64, 2, (const int64_t[]){SAMPLES, 100});
+    embedding.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 100, 20});
+    check_gradient_graph(&embedding, "an embedding");
+    gradient_case norm = gradients_of(context, TCH_LAYER_LAYER_NORM, 2, (const int64_t[]){SAMPLES, 50});
+    norm.input = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 200, 50});
+    norm.gradient = tensor_of(context, TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, 200, 50});
+    check_gradient_graph(&norm, "a layer norm");
+}
+
+/* --- streams ------------------------------------------------------------------------------------------------------ */
+
+/* Work queued on one stream is seen by work queued after a change of streams, without waiting in between. */
+static void a_change_of_streams_keeps_the_order(void **state)
+{
+    enum { N = 2048, ROUNDS = 20 };
+    tch_context *context = *state;
+    const int64_t shape[] = {N, N};
+    cudaStream_t streams[2];
+    test_case("two streams in turns");
+    CHECK_CUDA(cudaStreamCreateWithFlags(&streams[0], cudaStreamNonBlocking));
+    CHECK_CUDA(cudaStreamCreateWithFlags(&streams[1], cudaStreamNonBlocking));
+    tch_tensor *t[2] = {NULL, NULL};
+    tch_tensor *factor = NULL;
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &t[i]));
+    }
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &factor));
+    CHECK_OK(tch_tensor_fill(context, t[0], 1.0));
+    CHECK_OK(tch_tensor_fill(context, factor, 2.0 / N));
+    for (int round = 0; round < ROUNDS; round++) { /* ones times 2/N is 2, and so on: each round doubles, exactly */
+        CHECK_OK(tch_context_set_stream(context, streams[round % 2]));
+        CHECK_OK(tch_matmul(context, t[round % 2], factor, t[(round + 1) % 2]));
+    }
+    float *host = test_alloc(sizeof(float) * N * N);
+    int64_t host_shape[] = {N, N};
+    tch_tensor view = tch_tensor_view(host, TCH_FLOAT32, 2, host_shape);
+    CHECK_OK(tch_tensor_copy(context, &view, t[ROUNDS % 2]));
+    CHECK_OK(tch_context_synchronize(context));
+    for (int i = 0; i < N * N; i++) {
+        CHECK(host[i] == 1 << ROUNDS, "element %d is %g", i, host[i]);
+    }
+    free(host);
+    CHECK_OK(tch_context_set_stream(context, NULL));
+    tch_tensor_destroy(t[0]);
+    tch_tensor_destroy(t[1]);
+    tch_tensor_destroy(factor);
+    CHECK_CUDA(cudaStreamDestroy(streams[0]));
+    CHECK_CUDA(cudaStreamDestroy(streams[1]));
+}
+
+/* A caller's kernel queued on the same stream before and after ours sees the order of the calls. */
+static void calls_are_ordered_on_the_callers_stream(void **state)
+{
+    enum { COUNT = 1 << 22 };
+    tch_context *context = *state;
+    const int64_t shape[] = {COUNT};
+    cudaStream_t stream;
+    tch_tensor *t = NULL;
+    test_case("between the caller's own work");
+    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK_OK(tch_context_set_stream(context, stream));
+    assert_ptr_equal(tch_context_get_stream(context), stream);
+    CHECK_OK(tch_tensor_create(context, TCH_INT32, 1, shape, TCH_CONTIGUOUS, &t));
+    unsigned char *host = test_alloc(sizeof(int32_t) * COUNT);
+    for (int round = 0; round < 10; round++) {
+        CHECK_CUDA(cudaMemsetAsync(t->data, 0xff, sizeof(int32_t) * COUNT, stream));
+        CHECK_OK(tch_tensor_fill(context, t, round));
+        CHECK_CUDA(cudaMemcpyAsync(host, t->data, sizeof(int32_t) * COUNT, cudaMemcpyDeviceToHost, stream));
+        CHECK_CUDA(cudaStreamSynchronize(stream));
+        for (int i = 0; i < COUNT; i += 4097) {
+            int32_t got;
+            memcpy(&got, host + sizeof got * (size_t)i, sizeof got);
+            CHECK(got == round, "element %d of round %d is %d", i, round, got);
+        }
+    }
+    free(host);
+    CHECK_OK(tch_context_set_stream(context, NULL));
+    tch_tensor_destroy(t);
+    CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(roots_are_captured_and_replayed),
+        cmocka_unit_test(a_replay_meets_a_bad_matrix),
+        cmocka_unit_test(gradients_are_captured_and_replayed),
+        cmocka_unit_test(a_change_of_streams_keeps_the_order),
+        cmocka_unit_test(calls_are_ordered_on_the_callers_stream),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

@@ -1,0 +1,577 @@
+/* Users' kernels on the CUDA module, on a runtime and an NVRTC that only pretend: what the compiler is told, what becomes of
+ * its answers, what is asked of a damaged image, how a launch goes out, and what every call says after a kernel has faulted. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/user_kernel/kernel_text.h"
+
+#include "support/cuda/fake_host.h"
+#include "support/cuda/fake_runtime.h"
+#include "support/testing.h"
+
+static void expect_in(const char *text, const char *wanted)
+{
+    CHECK(strstr(text, wanted) != NULL, "expected \"%s\" in: %s", wanted, text);
+}
+
+static void *open_device(int capability)
+{
+    void *state = NULL;
+    fake_runtime_reset();
+    fake.capability[1] = capability;
+    fake.most_threads = 1024;
+    fake.registers = 40;
+    fake_host.message[0] = '\0';
+    assert_int_equal(tchi_cuda_state_create(1, &state), TCH_OK);
+    return state;
+}
+
+static int open_state(void **state)
+{
+    *state = open_device(90);
+    return 0;
+}
+
+static int close_state(void **state)
+{
+    tchi_cuda_state_destroy(*state);
+    return fake.allocated == 0 && fake.streams == 0 && fake.libraries == 0 && fake_host.bytes == 0 ? 0 : -1;
+}
+
+static const char *nvrtc_file = FAKE_NVRTC;
+
+/* What the fake NVRTC was told last. */
+static const char *told(const char *what)
+{
+    const char *(*function)(void);
+    void *library = dlopen(nvrtc_file, RTLD_NOW | RTLD_NOLOAD);
+    assert_non_null(library);
+    void *address = dlsym(library, what);
+    memcpy(&function, &address, sizeof function);
+    dlclose(library);
+    return function();
+}
+
+static const tch_kernel_text plain = {.source = "plain", .file = "my \"file\\.cu", .name = "scale<float, 4>"};
+static char words[16384];
+
+/* Runs `body` in a child, for what a process finds out or decides only once; 0 is success. */
+static void in_a_child(int (*body)(void))
+{
+    int status = 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(body());
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* --- the compiler ------------------------------------------------------------------------------------------------- */
+
+static int say_what_to_install(void)
+{
+    void *state = open_device(90);
+    setenv("TORCHIUM_NVRTC", "/nowhere/libnvrtc.so.13", 1);
+    tch_status status = tchi_cuda_kernel_compiler(state, words, sizeof words);
+    return status == TCH_ERR_UNAVAILABLE && strstr(fake_host.message, "/nowhere/libnvrtc.so.13") != NULL ? 0 : 1;
+}
+
+/* Nothing is named and nothing is there: where it was looked for, and what would help. */
+static int say_where_it_was_looked_for(void)
+{
+    void *state = open_device(90);
+    tch_kernel_image image = {NULL, 0};
+    unsetenv("TORCHIUM_NVRTC");
+    setenv("TORCHIUM_CUDA_PATH", "/nowhere/toolkit", 1);
+    tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
+    if (status == TCH_OK) { /* this machine has an NVRTC where the system looks */
+        return 0;
+    }
+    return status == TCH_ERR_UNAVAILABLE && strstr(fake_host.message, "/nowhere/toolkit") != NULL &&
+                   strstr(fake_host.message, "libnvrtc.so.13 and libnvrtc.so.12") != NULL &&
+                   strstr(fake_host.message, "pip install nvidia-cuda-nvrtc") != NULL && image.data == NULL
+               ? 0
+               : 1;
+}
+
+/* A library of the right name that lacks the functions. */
+static int say_what_is_missing_in_it(void)
+{
+    void *state = open_device(90);
+    tch_kernel_image image = {NULL, 0};
+    setenv("TORCHIUM_NVRTC", FAKE_CUBLAS, 1);
+    tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
+    return status == TCH_ERR_UNAVAILABLE && strstr(fake_host.message, "it has no function nvrtcVersion") != NULL ? 0
+                                                                                                                 : 1;
+}
+
+static void a_missing_compiler_is_explained(void **state)
+{
+    (void)state;
+    in_a_child(say_what_to_install);
+    in_a_child(say_where_it_was_looked_for);
+    in_a_child(say_what_is_missing_in_it);
+}
+
+static void the_line_names_gpu_and_compiler(void **state)
+{
+    char again[256];
+    assert_int_equal(tchi_cuda_kernel_compiler(*state, words, sizeof words), TCH_OK);
+    expect_in(words, "cuda, compute capability 9.0, nvrtc (");
+    assert_int_equal(tchi_cuda_kernel_compiler(*state, again, sizeof again), TCH_OK);
+    assert_string_equal(words, again);
+}
+
+static void a_target(int major, int minor, tchi_cuda_code code, int number, int own)
+{
+    static const int known[] = {75, 80, 86, 89, 90, 100, 120};
+    tchi_cuda_target target = {0};
+    assert_int_equal(tchi_cuda_choose_target(major, minor, 7, known, &target), 1);
+    assert_int_equal(target.code, code);
+    assert_int_equal(target.number, number);
+    assert_int_equal(target.own, own);
+}
+
+static void targets_by_gpu(void **state)
+{
+    static const int newer[] = {100, 120};
+    tchi_cuda_target target;
+    (void)state;
+    a_target(7, 5, TCHI_CUDA_CODE_CUBIN, 75, 0);
+    a_target(8, 9, TCHI_CUDA_CODE_CUBIN, 89, 0);
+    a_target(9, 0, TCHI_CUDA_CODE_CUBIN, 90, 1);
+    a_target(12, 0, TCHI_CUDA_CODE_CUBIN, 120, 1);
+    a_target(8, 7, TCHI_CUDA_CODE_PTX, 86, 0); /* one that it has never heard of */
+    a_target(13, 0, TCHI_CUDA_CODE_PTX, 120, 0);
+    assert_int_equal(tchi_cuda_choose_target(9, 0, 2, newer, &target), 0);
+    assert_int_equal(tchi_cuda_choose_target(9, 0, 0, NULL, &target), 0);
+}
+
+static void a_gpu_newer_than_the_compiler_gets_ptx(void **state)
+{
+    void *newer = open_device(130);
+    tch_kernel_image image = {NULL, 0};
+    (void)state;
+    assert_int_equal(tchi_cuda_kernel_compiler(newer, words, sizeof words), TCH_OK);
+    expect_in(words, "compute capability 13.0, nvrtc (");
+    assert_int_equal(tchi_cuda_kernel_build(newer, &plain, &image, words, sizeof words), TCH_OK);
+    expect_in(told("fake_nvrtc_options"), "--gpu-architecture=compute_100\n");
+    assert_non_null(memmem(image.data, image.bytes, ".version", 8));
+    tchi_cuda_host->release(image.data, image.bytes);
+    assert_int_equal(close_state(&newer), 0);
+}
+
+static void a_gpu_too_old_for_the_compiler(void **state)
+{
+    void *older = open_device(75);
+    tch_kernel_image image = {NULL, 0};
+    (void)state;
+    setenv("FAKE_NVRTC_ARCHS", "80 90", 1);
+    assert_int_equal(tchi_cuda_kernel_build(older, &plain, &image, words, sizeof words), TCH_ERR_UNAVAILABLE);
+    fake_host_expect("NVRTC 13.7");
+    fake_host_expect("compute capability 7.5");
+    unsetenv("FAKE_NVRTC_ARCHS");
+    assert_int_equal(close_state(&older), 0);
+}
+
+/* --- compiling ---------------------------------------------------------------------------------------------------- */
+
+/* Macros go before the source: on the command line they would change NVRTC's own headers. */
+static void options_go_where_they_belong(void **state)
+{
+    static const char *const options[] = {"-DN=3", "-DON", "-UQ", "-std=c++20", "--use_fast_math", "-O2"};
+    static const char *const includes[] = {"/a folder", "/-b"};
+    const tch_kernel_text text = {"plain", "-f.cu", "f", 6, options, 2, includes};
+    tch_kernel_image image;
+    assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_OK);
+    const char *seen = told("fake_nvrtc_options");
+    expect_in(seen, "--gpu-architecture=sm_90a\n--generate-line-info\n");
+    expect_in(seen, "-std=c++20\n--use_fast_math\n-Xptxas=-O2\n--include-path=/a folder\n--include-path=/-b\n");
+    assert_null(strstr(seen, "c++17"));
+    assert_null(strstr(seen, "-DN"));
+    expect_in(told("fake_nvrtc_source"),
+              "\n#undef N\n#define N 3\n#undef ON\n#define ON 1\n#undef Q\n#line 1 \"-f.cu\"\nplain\n");
+    tchi_cuda_host->release(image.data, image.bytes);
+    assert_int_equal(tchi_cuda_kernel_build(*state, &plain, &image, words, sizeof words), TCH_OK);
+    expect_in(told("fake_nvrtc_options"), "-std=c++17\n");
+    assert_null(strstr(told("fake_nvrtc_options"), "line-info")); /* its file has a quote in its name */
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+/* Messages carry the user's lines, and nothing of the file's name ends the directive. */
+static void the_source_keeps_its_lines(void **state)
+{
+    tch_kernel_image image;
+    assert_int_equal(tchi_cuda_kernel_build(*state, &plain, &image, words, sizeof words), TCH_OK);
+    assert_string_equal(words, "");
+    const char *seen = told("fake_nvrtc_source");
+    expect_in(seen, "\n#line 1 \"my \\\"file\\\\.cu\"\nplain\n");
+    expect_in(seen, "\n#define TCHI_KERNEL scale<float, 4>\n");
+    expect_in(seen, "tchi_signature");
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+static void the_compilers_words_are_kept(void **state)
+{
+    tch_kernel_text text = {.source = "BE_WRONG", .file = "f.cu", .name = "f"};
+    tch_kernel_image image = {NULL, 0};
+    assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_ERR_INVALID_ARGUMENT);
+    assert_string_equal(words, "kernel.cu(3): error: it is wrong\n");
+    fake_host_expect("kernel.cu(3): error: it is wrong");
+    assert_null(image.data);
+    assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, 6), TCH_ERR_INVALID_ARGUMENT);
+    assert_string_equal(words, "kerne");
+    text.source = "BE_WARNED";
+    assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_OK);
+    expect_in(words, "kernel.cu(2): warning");
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+/* The lines of our own text behind the source are nobody's business. */
+static void a_name_that_is_not_there(void **state)
+{
+    const tch_kernel_text text = {.source = "plain", .file = "f.cu", .name = "missing"};
+    tch_kernel_image image = {NULL, 0};
+    assert_int_equal(tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words), TCH_ERR_INVALID_ARGUMENT);
+    expect_in(words, "the name is not that of one __global__ function: \"missing\" is undefined; expected");
+    assert_null(strstr(words, "(84)"));
+    assert_null(image.data);
+}
+
+static int lack_headers(void)
+{
+    const tch_kernel_text text = {.source = "LACK_HEADER", .file = "f.cu", .name = "f"};
+    void *state = open_device(90);
+    tch_kernel_image image;
+    unsetenv("TORCHIUM_CUDA_PATH");
+    tch_status status = tchi_cuda_kernel_build(state, &text, &image, words, sizeof words);
+    int has_toolkit = access("/usr/local/cuda/include/cuda_fp16.h", R_OK) == 0;
+    int explained = strstr(words, "pip install nvidia-cuda-runtime") != NULL;
+    return status == TCH_ERR_INVALID_ARGUMENT && explained == !has_toolkit ? 0 : 1;
+}
+
+/* A fresh folder in which `script` has been run; 0 where that failed. */
+static int make_folder(char folder[256], const char *script)
+{
+    char command[2048];
+    const char *place = getenv("TMPDIR");
+    snprintf(folder, 256, "%.200s/torchium-test-XXXXXX", place != NULL && place[0] != '\0' ? place : "/tmp");
+    if (mkdtemp(folder) == NULL) {
+        return 0;
+    }
+    snprintf(command, sizeof command, "cd '%s' && %s", folder, script);
+    return system(command) == 0;
+}
+
+/* Whether the compiler was told of folder/sub; the folder is removed. */
+static int told_of(const char *folder, const char *sub)
+{
+    char option[512];
+    char command[512];
+    snprintf(option, sizeof option, "--include-path=%s/%s\n", folder, sub);
+    snprintf(command, sizeof command, "rm -r '%s'", folder);
+    int found = strstr(told("fake_nvrtc_options"), option) != NULL;
+    return system(command) == 0 && found;
+}
+
+static int have_headers(void)
+{
+    char folder[256];
+    tch_kernel_image image;
+    void *state = open_device(90);
+    if (!make_folder(folder, "mkdir include && touch include/cuda_fp16.h")) {
+        return 2;
+    }
+    setenv("TORCHIUM_CUDA_PATH", folder, 1);
+    tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
+    return told_of(folder, "include") && status == TCH_OK ? 0 : 1;
+}
+
+/* pip's packages for CUDA 12 are a folder each. */
+static int find_beside_cublas(void)
+{
+    char folder[256];
+    char path[512];
+    tch_kernel_image image;
+    if (!make_folder(folder,
+                     "mkdir -p cublas/lib cuda_nvrtc/lib cuda_runtime/include && "
+                     "cp " FAKE_CUBLAS " cublas/lib/libcublas.so.12 && "
+                     "cp " FAKE_NVRTC " cuda_nvrtc/lib/libnvrtc.so.12 && touch cuda_runtime/include/cuda_fp16.h")) {
+        return 2;
+    }
+    snprintf(path, sizeof path, "%s/cublas/lib/libcublas.so.12", folder);
+    setenv("TORCHIUM_CUBLAS", path, 1);
+    unsetenv("TORCHIUM_NVRTC");
+    unsetenv("TORCHIUM_CUDA_PATH");
+    void *state = open_device(90);
+    tch_status status = tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words);
+    snprintf(path, sizeof path, "%s/cuda_nvrtc/lib/libnvrtc.so.12", folder);
+    nvrtc_file = path;
+    return told_of(folder, "cuda_nvrtc/lib/../../cuda_runtime/include") && status == TCH_OK ? 0 : 1;
+}
+
+static void headers_are_found_or_asked_for(void **state)
+{
+    (void)state;
+    in_a_child(lack_headers);
+    in_a_child(have_headers);
+    in_a_child(find_beside_cublas);
+}
+
+static void memory_that_runs_out(void **state)
+{
+    tch_kernel_text text = {.source = "BE_WARNED", .file = "f.cu", .name = "f"};
+    tch_kernel_image image = {NULL, 0};
+    int64_t before = fake_host.bytes;
+    int failures = 0;
+    tch_status status = TCH_ERR_OUT_OF_MEMORY;
+    for (int left = 0; status != TCH_OK; left++) {
+        fake_host.allocations_left = left;
+        status = tchi_cuda_kernel_build(*state, &text, &image, words, sizeof words);
+        fake_host.allocations_left = -1;
+        if (status != TCH_OK) {
+            assert_int_equal(status, TCH_ERR_OUT_OF_MEMORY);
+            assert_int_equal(fake_host.bytes, before);
+            failures++;
+        }
+    }
+    assert_int_equal(failures, 5);
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+/* --- loading ------------------------------------------------------------------------------------------------------ */
+
+/* A kernel (const float *x, int n), as the text behind the source writes it down; `parameter_size` stands for both. */
+static const int32_t signature[] = {2, 0, 8, 3, 4, 1, 0, 1, 8, 4, 0, 0, 0};
+
+static tch_kernel_image build(void *state)
+{
+    tch_kernel_image image = {NULL, 0};
+    fake.signature = signature;
+    fake.signature_bytes = sizeof signature;
+    fake.parameter_size = 8;
+    assert_int_equal(tchi_cuda_kernel_build(state, &plain, &image, words, sizeof words), TCH_OK);
+    return image;
+}
+
+static void a_kernel_is_described(void **state)
+{
+    tch_kernel_image image = build(*state);
+    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
+    tch_kernel_parameter parameters[2];
+    void *kernel = NULL;
+    fake.static_shared = 1000;
+    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_OK);
+    assert_string_equal(fake.kernel, "_Z_scale<float, 4>");
+    assert_int_equal(fake.shared_allowed, 199000);
+    memset(parameters, 0x55, sizeof parameters);
+    assert_int_equal(tchi_cuda_kernel_describe(*state, kernel, &info, 1, parameters), TCH_OK);
+    assert_int_equal(parameters[1].size, 0x55555555); /* no room */
+    assert_int_equal(tchi_cuda_kernel_describe(*state, kernel, &info, 2, parameters), TCH_OK);
+    assert_memory_equal(parameters, signature + 1, sizeof parameters);
+    assert_int_equal(info.parameters, 2);
+    assert_int_equal(info.registers, 40);
+    assert_int_equal(info.shared_bytes, 1000);
+    assert_int_equal(info.max_threads, 1024);
+    assert_int_equal(info.suggested_threads, 1024); /* 2048 threads in 2 blocks */
+    assert_int_equal(info.suggested_blocks, 2);
+    tchi_cuda_kernel_unload(*state, kernel);
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+/* Every byte of the header and the names, changed; then every length. */
+static void damaged_images_are_refused(void **state)
+{
+    tch_kernel_image image = build(*state);
+    tchi_cuda_image header;
+    void *kernel = NULL;
+    memcpy(&header, image.data, sizeof header);
+    for (size_t i = 0; i < sizeof header; i++) {
+        ((unsigned char *)image.data)[i] ^= 0x81;
+        assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);
+        ((unsigned char *)image.data)[i] ^= 0x81;
+    }
+    for (size_t bytes = 0; bytes < image.bytes; bytes++) {
+        tch_kernel_image cut = {malloc(bytes + 1), bytes};
+        memcpy(cut.data, image.data, bytes);
+        assert_int_equal(tchi_cuda_kernel_load(*state, &cut, &kernel), TCH_ERR_IO);
+        free(cut.data);
+    }
+    fake.load_says = cudaErrorInvalidKernelImage;
+    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);
+    assert_int_equal(fake.pending, cudaSuccess);
+    assert_null(kernel);
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+static void signatures_that_do_not_fit(void **state)
+{
+    tch_kernel_image image = build(*state);
+    void *kernel = NULL;
+    fake.parameter_size = 4;
+    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_INTERNAL);
+    fake_host_expect("parameter 0 of kernel scale<float, 4> has 8 bytes by its signature, 4 by its code");
+    fake.parameter_size = 8;
+    fake.signature_bytes -= 4;
+    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);
+    fake.signature_bytes -= 20; /* as long as one parameter, and it says two */
+    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);
+    fake.signature = NULL;
+    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_BACKEND);
+    assert_int_equal(fake.libraries, 0);
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+static void capture_forbids_loading(void **state)
+{
+    const tchi_cuda_state *s = *state;
+    tch_kernel_image image = build(*state);
+    void *kernel = NULL;
+    fake.captured = s->own;
+    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_UNSUPPORTED);
+    fake_host_expect("compile it before capturing");
+    fake.captured = NULL;
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+static void memory_that_runs_out_while_loading(void **state)
+{
+    tch_kernel_image image = build(*state);
+    void *kernel = NULL;
+    int64_t before = fake_host.bytes;
+    int failures = 0;
+    tch_status status = TCH_ERR_OUT_OF_MEMORY;
+    for (int left = 0; status != TCH_OK; left++) {
+        fake_host.allocations_left = left;
+        status = tchi_cuda_kernel_load(*state, &image, &kernel);
+        fake_host.allocations_left = -1;
+        if (status != TCH_OK) {
+            assert_int_equal(status, TCH_ERR_OUT_OF_MEMORY);
+            assert_int_equal(fake_host.bytes, before);
+            assert_int_equal(fake.libraries, 0);
+            failures++;
+        }
+    }
+    assert_int_equal(failures, 2);
+    tchi_cuda_kernel_unload(*state, kernel);
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+/* --- launching ---------------------------------------------------------------------------------------------------- */
+
+static void a_launch_goes_to_the_stream(void **state)
+{
+    const tchi_cuda_state *s = *state;
+    tch_kernel_image image = build(*state);
+    float *x = NULL;
+    int32_t n = 3;
+    const void *arguments[] = {&x, &n};
+    tch_kernel_run run = {{70000, 2, 3}, {32, 4, 1}, 100000, arguments};
+    void *kernel = NULL;
+    assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_OK);
+    fake.captured = s->own; /* as good as any */
+    int waits = fake.synchronized;
+    assert_int_equal(tchi_cuda_kernel_launch(*state, kernel, &run), TCH_OK);
+    assert_int_equal(fake.launches, 1);
+    assert_true(fake.grid.x == 70000 && fake.grid.y == 2 && fake.grid.z == 3);
+    assert_true(fake.block.x == 32 && fake.block.y == 4 && fake.block.z == 1);
+    assert_int_equal(fake.launch_shared, 100000);
+    assert_ptr_equal(fake.launch_stream, s->stream);
+    assert_ptr_equal(fake.launch_arguments, arguments);
+    assert_int_equal(fake.synchronized, waits);
+    fake.captured = NULL;
+    run.shared_bytes = 200001;
+    assert_int_equal(tchi_cuda_kernel_launch(*state, kernel, &run), TCH_ERR_INVALID_ARGUMENT);
+    fake_host_expect("shared_bytes is 200001, expected no more than 200000");
+    assert_int_equal(fake.launches, 1);
+    run.shared_bytes = 0;
+    fake.launch_says = cudaErrorLaunchOutOfResources;
+    assert_int_equal(tchi_cuda_kernel_launch(*state, kernel, &run), TCH_ERR_BACKEND);
+    fake_host_expect("scale<float, 4>: words of CUDA");
+    assert_int_equal(fake.pending, cudaSuccess);
+    tchi_cuda_kernel_unload(*state, kernel);
+    tchi_cuda_host->release(image.data, image.bytes);
+}
+
+/* --- faults ------------------------------------------------------------------------------------------------------- */
+
+/* The error comes up where somebody waits; from then on every context of the device says what happened, and no other. */
+static int fault(void)
+{
+    void *state = open_device(90);
+    void *beside = NULL;
+    void *elsewhere = NULL;
+    void *kernel = NULL;
+    int32_t n = 3;
+    const void *arguments[] = {&n, &n};
+    const tch_kernel_run run = {{1, 1, 1}, {1, 1, 1}, 0, arguments};
+    assert_int_equal(tchi_cuda_state_create(1, &beside), TCH_OK);
+    assert_int_equal(tchi_cuda_state_create(0, &elsewhere), TCH_OK);
+    tch_kernel_image image = build(state);
+    assert_int_equal(tchi_cuda_begin(state), TCH_OK);
+    assert_int_equal(tchi_cuda_kernel_load(state, &image, &kernel), TCH_OK);
+    assert_int_equal(tchi_cuda_kernel_launch(state, kernel, &run), TCH_OK);
+    tchi_cuda_end(state);
+    fake.waiting_says = cudaErrorIllegalAddress;
+    assert_int_equal(tchi_cuda_synchronize(state), TCH_ERR_BACKEND);
+    fake_host_expect(
+        "waiting for the stream: words of CUDA (cudaErrorIllegalAddress) after kernel scale<float, 4> was launched");
+    fake_host_expect("only by a new process");
+    fake.waiting_says = cudaSuccess;
+    fake_host.message[0] = '\0';
+    assert_int_equal(tchi_cuda_begin(beside), TCH_ERR_BACKEND);
+    fake_host_expect("this process can no longer use cuda:1: words of CUDA (cudaErrorIllegalAddress) after kernel "
+                     "scale<float, 4> was launched");
+    assert_int_equal(tchi_cuda_begin(elsewhere), TCH_OK);
+    tchi_cuda_end(elsewhere);
+    tchi_cuda_kernel_unload(state, kernel);
+    tchi_cuda_host->release(image.data, image.bytes);
+    tchi_cuda_state_destroy(state);
+    tchi_cuda_state_destroy(beside);
+    tchi_cuda_state_destroy(elsewhere);
+    assert_int_equal(fake_host.bytes, 0);
+    assert_int_equal(tchi_cuda_state_create(1, &state), TCH_ERR_BACKEND);
+    fake_host_expect("this process can no longer use cuda:1");
+    return 0;
+}
+
+static void after_a_fault_everything_says_so(void **state)
+{
+    (void)state;
+    in_a_child(fault);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_missing_compiler_is_explained),
+        cmocka_unit_test(headers_are_found_or_asked_for),
+        cmocka_unit_test(after_a_fault_everything_says_so),
+        cmocka_unit_test(targets_by_gpu),
+        cmocka_unit_test(a_gpu_newer_than_the_compiler_gets_ptx),
+        cmocka_unit_test(a_gpu_too_old_for_the_compiler),
+        cmocka_unit_test_setup_teardown(the_line_names_gpu_and_compiler, open_state, close_state),
+        cmocka_unit_test_setup_teardown(options_go_where_they_belong, open_state, close_state),
+        cmocka_unit_test_setup_teardown(the_source_keeps_its_lines, open_state, close_state),
+        cmocka_unit_test_setup_teardown(the_compilers_words_are_kept, open_state, close_state),
+        cmocka_unit_test_setup_teardown(a_name_that_is_not_there, open_state, close_state),
+        cmocka_unit_test_setup_teardown(memory_that_runs_out, open_state, close_state),
+        cmocka_unit_test_setup_teardown(a_kernel_is_described, open_state, close_state),
+        cmocka_unit_test_setup_teardown(damaged_images_are_refused, open_state, close_state),
+        cmocka_unit_test_setup_teardown(signatures_that_do_not_fit, open_state, close_state),
+        cmocka_unit_test_setup_teardown(capture_forbids_loading, open_state, close_state),
+        cmocka_unit_test_setup_teardown(memory_that_runs_out_while_loading, open_state, close_state),
+        cmocka_unit_test_setup_teardown(a_launch_goes_to_the_stream, open_state, close_state),
+    };
+    setenv("TORCHIUM_CUBLAS", FAKE_CUBLAS, 1);
+    setenv("TORCHIUM_NVRTC", FAKE_NVRTC, 1);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,463 @@
+/* Kernels: what the library does around a pretended compiler (messages, logs, arguments as the kernel sees them), and
+ * one small kernel with the real compiler of the device under test. */
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernel/arguments.h"
+#include "support/files.h"
+#include "support/kernel/fake_compiler.h"
+#include "support/messages.h"
+#include "support/testing.h"
+
+#define SOURCE "__global__ void f() {}\n"
+
+static tch_kernel *compile(tch_context *context, const char *name)
+{
+    tch_kernel *kernel = NULL;
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    config.source = SOURCE;
+    config.name = name;
+    CHECK_OK(tch_kernel_compile(context, &config, &kernel));
+    return kernel;
+}
+
+/* --- compiling -------------------------------------------------------------------------------------------------- */
+
+static void what_the_compiler_says(void **state)
+{
+    tch_context *context = *state;
+    tch_kernel *kernel = NULL;
+    char log[200] = "before";
+    char tiny[10] = "before";
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    config.source = "#error\n", config.name = "f", config.path = "mine.cu";
+    config.log = log, config.log_size = sizeof log;
+    tch_status status = tch_kernel_compile(context, &config, &kernel);
+    CHECK(status == TCH_ERR_INVALID_ARGUMENT && kernel == NULL, "gave %s", tch_status_name(status));
+    assert_string_equal(log, "mine.cu:1: error: it says so itself\n");
+    CHECK(strstr(tch_last_error(), log) != NULL && strstr(tch_last_error(), "kernel f in mine.cu") != NULL,
+          "the message is %s", tch_last_error());
+    config.log = tiny, config.log_size = sizeof tiny;
+    status = tch_kernel_compile(context, &config, &kernel);
+    assert_int_equal(status, TCH_ERR_INVALID_ARGUMENT);
+    assert_string_equal(tiny, "mine.cu:1");
+    CHECK(strstr(tch_last_error(), "it says so itself") != NULL, "the message is %s", tch_last_error());
+    config.log = NULL, config.log_size = 0;
+    status = tch_kernel_compile(context, &config, &kernel);
+    assert_int_equal(status, TCH_ERR_INVALID_ARGUMENT);
+    CHECK(strstr(tch_last_error(), "it says so itself") != NULL, "the message is %s", tch_last_error());
+    config.source = SOURCE, config.path = NULL;
+    config.log = log, config.log_size = sizeof log;
+    CHECK_OK(tch_kernel_compile(context, &config, &kernel));
+    assert_string_equal(log, "kernel.cu:1: warning: it is only pretended\n");
+    tch_kernel_destroy(kernel);
+    CHECK_OK(tch_kernel_compile(context, &config, &kernel));
+    assert_string_equal(log, "");
+    tch_kernel_destroy(kernel);
+    fake.line[0] = '\0';
+    status = tch_kernel_compile(context, &config, &kernel);
+    CHECK(status == TCH_ERR_UNAVAILABLE && strstr(tch_last_error(), "install") != NULL, "gave %s: %s",
+          tch_status_name(status), tch_last_error());
+    assert_int_equal(fake.loads, fake.unloads);
+}
+
+static void what_a_kernel_knows(void **state)
+{
+    tch_context *context = *state;
+    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
+    tch_kernel_parameter parameter;
+    fake.parameter_count = 2;
+    fake.parameters[0] = fake_pointer(TCH_PARAMETER_REAL, 4);
+    fake.parameters[1] = fake_number(TCH_PARAMETER_INT, 4);
+    fake.max_threads = 512;
+    tch_kernel *kernel = compile(context, "space::f<1>");
+    CHECK_OK(tch_kernel_get_info(kernel, &info));
+    CHECK(info.parameters == 2 && info.max_threads == 512 && info.from_cache == 0, "the info is not the backend's");
+    CHECK_OK(tch_kernel_get_parameter(kernel, 1, &parameter));
+    CHECK(parameter.what == TCH_PARAMETER_INT && parameter.size == 4, "parameter 1 is another");
+    assert_string_equal(tch_kernel_name(kernel), "space::f<1>");
+    tch_kernel_destroy(kernel);
+    kernel = compile(context, "space::f<1>");
+    CHECK_OK(tch_kernel_get_info(kernel, &info));
+    assert_int_equal(info.from_cache, 1);
+    tch_kernel_destroy(kernel);
+}
+
+/* --- rounding --------------------------------------------------------------------------------------------------- */
+
+/* The value of 16 bits with so many bits of fraction, by its definition. */
+static double value_of(uint16_t bits, int fraction)
+{
+    int exponent = (bits & 0x7fff) >> fraction;
+    int bias = (1 << (14 - fraction)) - 1;
+    double rest = bits & ((1 << fraction) - 1);
+    double size = exponent == 0 ? ldexp(rest, 1 - bias - fraction)
+                                : ldexp(rest + ldexp(1.0, fraction), exponent - bias - fraction);
+    return bits & 0x8000 ? -size : size;
+}
+
+/* Every finite number is itself; halfway to the next one the even one is taken, beside it the nearer. */
+static void check_rounding(int fraction)
+{
+    const int infinity = ((1 << (15 - fraction)) - 1) << fraction;
+    for (int bits = 0; bits < infinity; bits++) {
+        double x = value_of((uint16_t)bits, fraction);
+        double middle = (x + value_of((uint16_t)(bits + 1), fraction)) / 2;
+        int even = bits + bits % 2;
+        test_case("bits %04x with %d bits of fraction", bits, fraction);
+        assert_int_equal(tchi_round16(x, fraction), bits);
+        assert_int_equal(tchi_round16(-x, fraction), bits | 0x8000);
+        assert_int_equal(tchi_round16(middle, fraction), even);
+        assert_int_equal(tchi_round16(nextafter(middle, 0.0), fraction), bits);
+        assert_int_equal(tchi_round16(nextafter(-middle, -INFINITY), fraction), (bits + 1) | 0x8000);
+    }
+    assert_int_equal(tchi_round16(INFINITY, fraction), infinity);
+    assert_int_equal(tchi_round16(-1e300, fraction), infinity | 0x8000);
+    assert_int_equal(tchi_round16(5e-324, fraction), 0);
+    CHECK((tchi_round16(NAN, fraction) & 0x7fff) > infinity, "NaN became a number");
+}
+
+static void sixteen_bits(void **state)
+{
+    (void)state;
+    check_rounding(10);
+    check_rounding(7);
+}
+
+/* --- arguments -------------------------------------------------------------------------------------------------- */
+
+/* Launches a kernel of one parameter and compares the bytes it got. */
+static void check_value(tch_context *context, tch_kernel_parameter parameter, tch_kernel_argument argument,
+                        const void *expected)
+{
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(3, 32);
+    fake.parameter_count = 1;
+    fake.parameters[0] = parameter;
+    tch_kernel *kernel = compile(context, "f");
+    int before = fake.launches;
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
+    CHECK(fake.launches == before + 1, "%d launches", fake.launches - before);
+    CHECK(memcmp(fake.values[0], expected, (size_t)parameter.size) == 0, "the kernel got other bytes");
+    tch_kernel_destroy(kernel);
+}
+
+static void integers(void **state)
+{
+    static const struct {
+        tch_parameter_class what;
+        int32_t size;
+        int64_t number;
+    } cases[] = {
+        {TCH_PARAMETER_INT, 1, -128},       {TCH_PARAMETER_INT, 1, 127},         {TCH_PARAMETER_UINT, 1, 255},
+        {TCH_PARAMETER_UINT, 1, 1},         {TCH_PARAMETER_INT, 2, -32768},      {TCH_PARAMETER_UINT, 2, 65535},
+        {TCH_PARAMETER_INT, 4, INT32_MIN},  {TCH_PARAMETER_INT, 4, INT32_MAX},   {TCH_PARAMETER_UINT, 4, UINT32_MAX},
+        {TCH_PARAMETER_INT, 8, INT64_MIN},  {TCH_PARAMETER_INT, 8, INT64_MAX},   {TCH_PARAMETER_UINT, 8, INT64_MAX},
+        {TCH_PARAMETER_INT, 4, -123456789}, {TCH_PARAMETER_UINT, 4, 0x01020304},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int64_t number = cases[i].number;
+        tch_kernel_argument argument = TCH_ARGUMENT_INT(number);
+        int8_t one = (int8_t)number;
+        int16_t two = (int16_t)number;
+        int32_t four = (int32_t)number;
+        const void *expected[] = {NULL, &one, &two, NULL, &four, NULL, NULL, NULL, &number};
+        test_case("%lld in %d bytes", (long long)number, cases[i].size);
+        check_value(*state, fake_number(cases[i].what, cases[i].size), argument, expected[cases[i].size]);
+    }
+}
+
+static void reals(void **state)
+{
+    static const double numbers[] = {0.0, -0.0, 1.0 / 3.0, 65504.0, 1e-30, INFINITY, -INFINITY, NAN, 65519.0};
+    tch_kernel_parameter brain = fake_number(TCH_PARAMETER_REAL, 2);
+    brain.is_brain = 1;
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        tch_kernel_argument argument = TCH_ARGUMENT_REAL(numbers[i]);
+        float single = (float)numbers[i];
+        uint16_t half = tchi_round16(numbers[i], 10);
+        uint16_t wide = tchi_round16(numbers[i], 7);
+        test_case("%g", numbers[i]);
+        check_value(*state, fake_number(TCH_PARAMETER_REAL, 8), argument, &numbers[i]);
+        check_value(*state, fake_number(TCH_PARAMETER_REAL, 4), argument, &single);
+        check_value(*state, fake_number(TCH_PARAMETER_REAL, 2), argument, &half);
+        check_value(*state, brain, argument, &wide);
+    }
+}
+
+static void tensors(void **state)
+{
+    static double memory[8];
+    static const struct {
+        tch_parameter_class pointee;
+        int32_t size;
+        tch_dtype dtype;
+    } cases[] = {
+        {TCH_PARAMETER_REAL, 8, {TCH_FLOAT, 64, 1}},  {TCH_PARAMETER_REAL, 4, {TCH_FLOAT, 32, 1}},
+        {TCH_PARAMETER_REAL, 2, {TCH_FLOAT, 16, 1}},  {TCH_PARAMETER_INT, 4, {TCH_INT, 32, 1}},
+        {TCH_PARAMETER_UINT, 4, {TCH_INT, 32, 1}},    {TCH_PARAMETER_INT, 8, {TCH_INT, 64, 1}},
+        {TCH_PARAMETER_UINT, 1, {TCH_UINT, 8, 1}},    {TCH_PARAMETER_INT, 1, {TCH_INT, 8, 1}},
+        {TCH_PARAMETER_UINT, 1, {6, 8, 1}},           {TCH_PARAMETER_OTHER, 0, {TCH_FLOAT, 32, 1}},
+        {TCH_PARAMETER_OTHER, 0, {TCH_UINT, 8, 1}},   {TCH_PARAMETER_OTHER, 16, {TCH_FLOAT, 32, 1}},
+        {TCH_PARAMETER_POINTER, 8, {TCH_INT, 64, 1}},
+    };
+    int64_t shape[] = {2};
+    int64_t zeros[] = {0};
+    const void *null = NULL;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        tch_tensor x = tch_tensor_view(memory, cases[i].dtype, 1, shape);
+        tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&x);
+        test_case("pointer %zu", i);
+        x.byte_offset = 16;
+        x.strides = zeros;
+        const void *expected = memory + 2;
+        check_value(*state, fake_pointer(cases[i].pointee, cases[i].size), argument, &expected);
+        argument.tensor = NULL;
+        check_value(*state, fake_pointer(cases[i].pointee, cases[i].size), argument, &null);
+        x = tch_tensor_view(NULL, cases[i].dtype, 1, zeros);
+        argument.tensor = &x;
+        check_value(*state, fake_pointer(cases[i].pointee, cases[i].size), argument, &null);
+    }
+    tch_kernel_parameter brain = fake_pointer(TCH_PARAMETER_REAL, 2);
+    tch_tensor x = tch_tensor_view(memory, TCH_BFLOAT16, 1, shape);
+    tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&x);
+    const void *expected = memory;
+    brain.is_brain = 1;
+    check_value(*state, brain, argument, &expected);
+}
+
+static void structs(void **state)
+{
+    static const char bytes[] = "twelve bytes";
+    uint64_t large = UINT64_MAX;
+    tch_kernel_argument argument = TCH_ARGUMENT_BYTES(bytes, 12);
+    tch_kernel_argument number = TCH_ARGUMENT_BYTES(&large, sizeof large);
+    check_value(*state, fake_number(TCH_PARAMETER_OTHER, 12), argument, bytes);
+    check_value(*state, fake_number(TCH_PARAMETER_UINT, 8), number, &large);
+}
+
+/* As many as there can be, of odd sizes: each lies where no other does, aligned for any type. */
+static void many_arguments(void **state)
+{
+    tch_context *context = *state;
+    static char bytes[64][64];
+    tch_kernel_argument arguments[64];
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
+    fake.parameter_count = 64;
+    for (int i = 0; i < 64; i++) {
+        memset(bytes[i], i + 1, sizeof bytes[i]);
+        fake.parameters[i] = fake_number(TCH_PARAMETER_OTHER, i % 2 == 0 ? 63 : 64 - i);
+        arguments[i] = (tch_kernel_argument)TCH_ARGUMENT_BYTES(bytes[i], (size_t)fake.parameters[i].size);
+    }
+    tch_kernel *kernel = compile(context, "f");
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 64, arguments));
+    for (int i = 0; i < 64; i++) {
+        CHECK(memcmp(fake.values[i], bytes[i], (size_t)fake.parameters[i].size) == 0, "argument %d is another", i);
+    }
+    tch_kernel_destroy(kernel);
+}
+
+static void shapes(void **state)
+{
+    tch_context *context = *state;
+    tch_kernel *kernel = compile(context, "f");
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(INT32_MAX, 16);
+    shape.grid[1] = shape.grid[2] = 65535;
+    shape.block[2] = 64;
+    shape.shared_bytes = 1000;
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 0, NULL));
+    CHECK(memcmp(fake.run.grid, shape.grid, sizeof shape.grid) == 0 &&
+              memcmp(fake.run.block, shape.block, sizeof shape.block) == 0 && fake.run.shared_bytes == 1000,
+          "the backend got another shape");
+    for (int i = 0; i < 3; i++) {
+        tch_kernel_shape none = shape;
+        none.grid[i] = 0;
+        CHECK_OK(tch_kernel_launch(kernel, &none, 0, NULL));
+    }
+    assert_int_equal(fake.launches, 1);
+    tch_kernel_destroy(kernel);
+}
+
+/* Nothing is left over from one launch to the next. How long one takes is measured by bench/kernel_bench.py. */
+static void a_kernel_is_launched_many_times(void **state)
+{
+    tch_context *context = *state;
+    static float memory[4];
+    int64_t size[] = {4};
+    tch_tensor x = tch_tensor_view(memory, TCH_FLOAT32, 1, size);
+    tch_kernel_argument arguments[] = {TCH_ARGUMENT_TENSOR(&x), TCH_ARGUMENT_TENSOR(&x), TCH_ARGUMENT_INT(4),
+                                       TCH_ARGUMENT_REAL(0.5)};
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 256);
+    fake.parameter_count = 4;
+    fake.parameters[0] = fake.parameters[1] = fake_pointer(TCH_PARAMETER_REAL, 4);
+    fake.parameters[2] = fake_number(TCH_PARAMETER_INT, 4);
+    fake.parameters[3] = fake_number(TCH_PARAMETER_REAL, 4);
+    tch_kernel *kernel = compile(context, "f");
+    for (int i = 0; i < 1000; i++) {
+        CHECK_OK(tch_kernel_launch(kernel, &shape, 4, arguments));
+    }
+    assert_int_equal(fake.launches, 1000);
+    tch_kernel_destroy(kernel);
+}
+
+/* --- with the device's own compiler ----------------------------------------------------------------------------- */
+
+#define COUNT 1000
+
+static const char real_source[] = "template <typename T>\n"
+                                  "__global__ void axpy(T *y, const T *x, T a, int n)\n"
+                                  "{\n"
+                                  "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+                                  "    if (i < n) y[i] += a * x[i];\n"
+                                  "}\n";
+
+static void run_axpy(tch_context *context, tch_kernel *kernel)
+{
+    float x[COUNT];
+    float y[COUNT];
+    int64_t size[] = {COUNT};
+    tch_tensor *on_device[2];
+    tch_tensor host[] = {tch_tensor_view(y, TCH_FLOAT32, 1, size), tch_tensor_view(x, TCH_FLOAT32, 1, size)};
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = (float)i, y[i] = 1.0f;
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 1, size, TCH_CONTIGUOUS, &on_device[i]));
+        CHECK_OK(tch_tensor_copy(context, on_device[i], &host[i]));
+    }
+    tch_kernel_argument arguments[] = {TCH_ARGUMENT_TENSOR(on_device[0]), TCH_ARGUMENT_TENSOR(on_device[1]),
+                                       TCH_ARGUMENT_REAL(0.5), TCH_ARGUMENT_INT(COUNT - 1)};
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT((COUNT + 255) / 256, 256);
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 4, arguments));
+    CHECK_OK(tch_tensor_copy(context, &host[0], on_device[0]));
+    for (int i = 0; i < COUNT; i++) { /* exact: small multiples of a half */
+        CHECK(y[i] == (i < COUNT - 1 ? 1.0f + 0.5f * (float)i : 1.0f), "y[%d] is %g", i, y[i]);
+    }
+    tch_tensor_destroy(on_device[0]);
+    tch_tensor_destroy(on_device[1]);
+}
+
+/* The test ends here where the device has no compiler. */
+static tch_kernel *compile_for_real(tch_context *context, const tch_kernel_config *config)
+{
+    tch_kernel *kernel = NULL;
+    tch_status status = tch_kernel_compile(context, config, &kernel);
+    if (status == TCH_ERR_UNAVAILABLE || status == TCH_ERR_UNSUPPORTED) {
+        print_message("not run: %s\n", tch_last_error());
+        skip();
+    }
+    CHECK_OK(status);
+    return kernel;
+}
+
+/* A file whose name and folder a shell, or a line of a source, would take for something else. */
+static void a_real_kernel_in_a_strange_place(void **state)
+{
+    tch_context *context = *state;
+    char here[4096];
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    static const char folder[] = "-o \"b\" $(touch here) ; 'c' \\n @d";
+    static const char file[] = "-o \"b\" $(touch here) ; 'c' \\n @d/-x \"k\\.cu";
+    static const char header[] = "-o \"b\" $(touch here) ; 'c' \\n @d/scale.h";
+    static const char includes[] = "#include \"scale.h\"\n";
+    static const char wrong[] = "#include \"scale.h\"\n\nint x = nothing;\n";
+    static const char *const options[] = {"-DFACTOR=(SCALE) /* $(touch here) */", "-DTEXT=\"a b\""};
+    char text[sizeof includes + sizeof real_source];
+    assert_non_null(getcwd(here, sizeof here));
+    assert_int_equal(chdir(test_path(".")), 0);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    snprintf(text, sizeof text, "%s%s", includes, real_source);
+    test_file_write(file, text, (int64_t)strlen(text));
+    test_file_write(header, "#define SCALE 1\n", 16);
+    config.path = file, config.name = "axpy<float>";
+    config.option_count = 2, config.options = options;
+    tch_kernel *kernel = compile_for_real(context, &config);
+    run_axpy(context, kernel);
+    tch_kernel_destroy(kernel);
+    CHECK(access("here", F_OK) != 0 && access("b", F_OK) != 0, "a command was run");
+    test_file_write(file, wrong, sizeof wrong - 1);
+    tch_status status = tch_kernel_compile(context, &config, &kernel);
+    CHECK(status == TCH_ERR_INVALID_ARGUMENT && strstr(tch_last_error(), "nothing") != NULL, "gave %s: %s",
+          tch_status_name(status), tch_last_error());
+    CHECK(strstr(tch_last_error(), ":3:") != NULL || strstr(tch_last_error(), "(3)") != NULL,
+          "the line is not in the message: %s", tch_last_error());
+    assert_int_equal(chdir(here), 0);
+}
+
+static void a_real_kernel(void **state)
+{
+    tch_context *context = *state;
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
+    config.source = real_source, config.name = "axpy<float>";
+    for (int cached = 0; cached < 2; cached++) {
+        tch_kernel *kernel = compile_for_real(context, &config);
+        CHECK_OK(tch_kernel_get_info(kernel, &info));
+        CHECK(info.from_cache == cached && info.parameters == 4, "from_cache is %d with %d parameters", info.from_cache,
+              info.parameters);
+        run_axpy(context, kernel);
+        tch_kernel_destroy(kernel);
+    }
+}
+
+/* Neither runs the other's code, and each outlives the other. */
+static void two_kernels_at_once(void **state)
+{
+    tch_context *context = *state;
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    config.source = real_source;
+    for (int round = 0; round < 2; round++) { /* the second from the cache */
+        config.name = "axpy<double>";
+        tch_kernel *other = compile_for_real(context, &config);
+        config.name = "axpy<float>";
+        tch_kernel *kernel = compile_for_real(context, &config);
+        run_axpy(context, kernel);
+        tch_kernel_destroy(other);
+        config.name = "axpy<double>";
+        other = compile_for_real(context, &config);
+        run_axpy(context, kernel);
+        tch_kernel_destroy(kernel);
+        tch_kernel_destroy(other);
+    }
+}
+
+static int open_real(void **state)
+{
+    return test_folder_make(state) == 0 && setenv("TORCHIUM_CACHE", test_path("cache"), 1) == 0
+               ? test_open_context(state)
+               : -1;
+}
+
+static int close_real(void **state)
+{
+    int closed = test_close_context(state);
+    fake_remove_tree(test_path("."));
+    return closed;
+}
+
+#define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        WITH_COMPILER(what_the_compiler_says),
+        WITH_COMPILER(what_a_kernel_knows),
+        cmocka_unit_test(sixteen_bits),
+        WITH_COMPILER(integers),
+        WITH_COMPILER(reals),
+        WITH_COMPILER(tensors),
+        WITH_COMPILER(structs),
+        WITH_COMPILER(many_arguments),
+        WITH_COMPILER(shapes),
+        WITH_COMPILER(a_kernel_is_launched_many_times),
+        cmocka_unit_test_setup_teardown(a_real_kernel, open_real, close_real),
+        cmocka_unit_test_setup_teardown(two_kernels_at_once, open_real, close_real),
+        cmocka_unit_test_setup_teardown(a_real_kernel_in_a_strange_place, open_real, close_real),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

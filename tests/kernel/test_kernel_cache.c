@@ -1,0 +1,454 @@
+/* The cache of compiled kernels: what becomes of damage, of folders of others, of full disks, and of many processes at
+ * once. The compiler is a pretended one that counts how often it is asked. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernel/cache.h"
+#include "support/files.h"
+#include "support/kernel/fake_compiler.h"
+#include "support/messages.h"
+#include "support/testing.h"
+
+#define SOURCE "__global__ void f() {}\n"
+#define NOBODY 65534
+#define HOUR 3600
+
+static void write_text(const char *name, const char *text)
+{
+    test_file_write(test_path(name), text, (int64_t)strlen(text));
+}
+
+/* --- damage ----------------------------------------------------------------------------------------------------- */
+
+/* With every byte changed and at every length the entry is known to be damaged, and replaced by a good one. */
+static void damage_is_repaired(void **state)
+{
+    tch_context *context = *state;
+    int64_t bytes;
+    int64_t again;
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    const char *entry = fake_cache_entry();
+    assert_non_null(entry);
+    char path[TEST_PATH_SIZE];
+    snprintf(path, sizeof path, "%s", entry);
+    char *good = test_file_read(path, &bytes);
+    char *bad = test_alloc((size_t)bytes + 1);
+    for (int64_t i = 0; i < 3 * bytes + 1; i++) {
+        test_case("damage %lld of %lld", (long long)i, (long long)bytes);
+        memcpy(bad, good, (size_t)bytes);
+        bad[bytes] = '\0';
+        bad[i % bytes] = (char)(bad[i % bytes] ^ (i < bytes ? 0x01 : i < 2 * bytes ? 0xff : 0));
+        test_file_write(path, bad, i < 2 * bytes ? bytes : i < 3 * bytes ? i - 2 * bytes : bytes + 1);
+        assert_int_equal(fake_compile_text(context, SOURCE), 1);
+        assert_int_equal(fake_compile_text(context, SOURCE), 0);
+        char *now = test_file_read(path, &again);
+        CHECK(again == bytes && memcmp(now, good, (size_t)bytes) == 0, "the entry was not replaced");
+        free(now);
+    }
+    free(good);
+    free(bad);
+}
+
+/* Whole, but the backend cannot load it: another driver, say. */
+static void an_entry_that_does_not_load(void **state)
+{
+    tch_context *context = *state;
+    tch_kernel *kernel = NULL;
+    tch_kernel_config config = fake_config(SOURCE);
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    fake.refuses_load = 1;
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, SOURCE), 0);
+    fake.refuses_load = 2; /* the new one too */
+    assert_int_equal(tch_kernel_compile(context, &config, &kernel), TCH_ERR_IO);
+    assert_null(kernel);
+    assert_int_equal(fake_cache_count(""), 0);
+}
+
+/* Links, pipes and files that others could have written are no entries. */
+static void foreign_entries(void **state)
+{
+    tch_context *context = *state;
+    char path[TEST_PATH_SIZE];
+    struct stat found;
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    snprintf(path, sizeof path, "%s", fake_cache_entry());
+    assert_int_equal(stat(path, &found), 0);
+    assert_int_equal(found.st_mode & 0777, 0600);
+    assert_int_equal(chmod(path, 0620), 0);
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(rename(path, test_path("moved")), 0);
+    assert_int_equal(symlink(test_path("moved"), path), 0);
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(lstat(path, &found), 0);
+    assert_true(S_ISREG(found.st_mode));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, SOURCE), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_cache_count(".part"), 0);
+}
+
+/* --- the folder ------------------------------------------------------------------------------------------------- */
+
+static void the_environment_names_the_folder(void **state)
+{
+    (void)state;
+    struct stat found;
+    const char *home = test_path("home");
+    unsetenv("TORCHIUM_CACHE");
+    unsetenv("XDG_CACHE_HOME");
+    setenv("HOME", home, 1);
+    assert_string_equal(tch_kernel_cache_folder(), test_path("home/.cache/torchium/kernels"));
+    assert_int_equal(stat(test_path("home/.cache/torchium/kernels"), &found), 0);
+    assert_int_equal(found.st_mode & 0777, 0700);
+    assert_int_equal(stat(test_path("home/.cache"), &found), 0);
+    assert_int_equal(found.st_mode & 0777, 0700);
+    setenv("XDG_CACHE_HOME", test_path("xdg"), 1);
+    assert_string_equal(tch_kernel_cache_folder(), test_path("xdg/torchium/kernels"));
+    setenv("XDG_CACHE_HOME", "relative", 1);
+    assert_null(tch_kernel_cache_folder());
+    CHECK(strstr(tch_last_error(), "XDG_CACHE_HOME") != NULL, "the message is %s", tch_last_error());
+    setenv("TORCHIUM_CACHE", test_path("own"), 1);
+    assert_string_equal(tch_kernel_cache_folder(), test_path("own"));
+    unsetenv("XDG_CACHE_HOME");
+}
+
+static void without_home(void **state)
+{
+    tch_context *context = *state;
+    unsetenv("TORCHIUM_CACHE");
+    unsetenv("XDG_CACHE_HOME");
+    unsetenv("HOME");
+    assert_null(tch_kernel_cache_folder());
+    CHECK(strstr(tch_last_error(), "HOME") != NULL, "the message is %s", tch_last_error());
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    CHECK_OK(tch_kernel_cache_limit((int64_t)256 << 20));
+}
+
+static void check_refused_folder(tch_context *context, const char *because)
+{
+    test_case("%s", because);
+    assert_null(tch_kernel_cache_folder());
+    CHECK(strstr(tch_last_error(), because) != NULL, "the message is %s", tch_last_error());
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+}
+
+static void folders_that_are_not_trusted(void **state)
+{
+    tch_context *context = *state;
+    const char *cache = fake_cache();
+    assert_int_equal(mkdir(cache, 0700), 0);
+    assert_int_equal(chmod(cache, 0720), 0);
+    check_refused_folder(context, "mode 720");
+    assert_int_equal(chmod(cache, 01777), 0);
+    check_refused_folder(context, "chmod go-w");
+    assert_int_equal(chmod(cache, 0700), 0);
+    if (geteuid() == 0) {
+        assert_int_equal(chown(cache, NOBODY, NOBODY), 0);
+        check_refused_folder(context, "another user");
+        assert_int_equal(chown(cache, 0, 0), 0);
+    }
+    assert_int_equal(fake_cache_count(""), 0);
+    assert_int_equal(rename(cache, test_path("real")), 0);
+    assert_int_equal(symlink(test_path("real"), cache), 0);
+    check_refused_folder(context, "cannot be used");
+    assert_int_equal(unlink(cache), 0);
+    write_text("cache", "a file");
+    check_refused_folder(context, "cannot be used");
+    assert_int_equal(unlink(cache), 0);
+    setenv("TORCHIUM_CACHE", test_path("nothing\n\"$(touch here)\"/cache"), 1);
+    assert_non_null(tch_kernel_cache_folder());
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    assert_int_equal(fake_compile_text(context, SOURCE), 0);
+}
+
+/* In a process of its own: root may write everywhere, and a limit on the size of files lasts. */
+static void in_child(tch_context *context, int (*work)(tch_context *context))
+{
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        _exit(work(context));
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with wait status %d", status);
+}
+
+static int compile_quietly(tch_context *context, const char *source)
+{
+    tch_kernel *kernel = NULL;
+    tch_kernel_config config = fake_config(source);
+    tch_kernel_info info = TCH_KERNEL_INFO_INIT;
+    if (tch_kernel_compile(context, &config, &kernel) != TCH_OK) {
+        return -1;
+    }
+    tch_kernel_get_info(kernel, &info);
+    tch_kernel_destroy(kernel);
+    return !info.from_cache;
+}
+
+static int on_a_full_disk(tch_context *context)
+{
+    struct rlimit small = {256, 256};
+    signal(SIGXFSZ, SIG_IGN);
+    fake.image_bytes = 4096;
+    return setrlimit(RLIMIT_FSIZE, &small) == 0 && compile_quietly(context, SOURCE) == 1 &&
+                   compile_quietly(context, SOURCE) == 1 && fake_cache_count("") == 0
+               ? 0
+               : 1;
+}
+
+static int in_a_folder_for_reading(tch_context *context)
+{
+    if (geteuid() == 0 && (setgid(NOBODY) != 0 || setuid(NOBODY) != 0)) {
+        return 2;
+    }
+    return compile_quietly(context, SOURCE) == 0 && compile_quietly(context, "other") == 1 &&
+                   compile_quietly(context, "other") == 1
+               ? 0
+               : 1;
+}
+
+static void a_full_disk(void **state)
+{
+    in_child(*state, on_a_full_disk);
+}
+
+static void a_folder_for_reading(void **state)
+{
+    tch_context *context = *state;
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    if (geteuid() == 0) {
+        assert_int_equal(chmod(test_path("."), 0755), 0);
+        assert_int_equal(chown(fake_cache_entry(), NOBODY, NOBODY), 0);
+        assert_int_equal(chown(fake_cache(), NOBODY, NOBODY), 0);
+    }
+    assert_int_equal(chmod(fake_cache(), 0500), 0);
+    in_child(context, in_a_folder_for_reading);
+    assert_int_equal(chmod(fake_cache(), 0700), 0);
+    assert_int_equal(fake_cache_count(""), 1);
+}
+
+/* --- the limit -------------------------------------------------------------------------------------------------- */
+
+static void set_age(const char *path, time_t seconds)
+{
+    struct timespec times[2] = {{.tv_sec = time(NULL) - seconds}, {.tv_sec = time(NULL) - seconds}};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+static void name_source(char source[32], int number)
+{
+    snprintf(source, 32, "// number %d\n", number);
+}
+
+/* Where the entry of a source lies. */
+static void name_entry(char path[TEST_PATH_SIZE], const char *source)
+{
+    tchi_kernel_input input;
+    tchi_cache_key key;
+    tch_kernel_config config = fake_config(source);
+    CHECK_OK(tchi_kernel_input_make(&input, &config));
+    CHECK_OK(tchi_cache_key_make(&key, &input, fake.line));
+    tchi_kernel_input_release(&input);
+    char name[100];
+    size_t used = (size_t)snprintf(name, sizeof name, "cache/");
+    for (int i = 0; i < TCHI_SHA256_BYTES; i++) {
+        used += (size_t)snprintf(name + used, sizeof name - used, "%02x", key.bytes[i]);
+    }
+    snprintf(name + used, sizeof name - used, "%s", TCHI_CACHE_SUFFIX);
+    snprintf(path, TEST_PATH_SIZE, "%s", test_path(name));
+}
+
+/* Ten entries of 1080 bytes, then a limit for five: the oldest go, but for the one that was used again. */
+static void the_oldest_go_first(void **state)
+{
+    tch_context *context = *state;
+    char source[32];
+    char paths[10][TEST_PATH_SIZE];
+    fake.image_bytes = 1000;
+    CHECK_OK(tch_kernel_cache_limit((int64_t)1 << 20));
+    for (int i = 0; i < 10; i++) {
+        name_source(source, i);
+        assert_int_equal(fake_compile_text(context, source), 1);
+    }
+    for (int i = 0; i < 10; i++) {
+        name_source(source, i);
+        name_entry(paths[i], source);
+        set_age(paths[i], HOUR - i);
+    }
+    name_source(source, 2);
+    assert_int_equal(fake_compile_text(context, source), 0);
+    CHECK_OK(tch_kernel_cache_limit(5 * 1080));
+    for (int i = 0; i < 10; i++) {
+        CHECK((access(paths[i], F_OK) == 0) == (i == 2 || i >= 6), "entry %d is %s", i,
+              access(paths[i], F_OK) == 0 ? "there" : "gone");
+    }
+    name_source(source, 10);
+    assert_int_equal(fake_compile_text(context, source), 1);
+    CHECK(access(paths[6], F_OK) != 0 && access(paths[7], F_OK) == 0, "the oldest did not make room");
+    fake.image_bytes = 5 * 1080;
+    name_source(source, 11);
+    assert_int_equal(fake_compile_text(context, source), 1);
+    assert_int_equal(fake_cache_count(""), 5);
+    CHECK_OK(tch_kernel_cache_limit(0));
+    assert_int_equal(fake_cache_count(""), 0);
+    assert_int_equal(fake_compile_text(context, source), 1);
+    assert_int_equal(fake_cache_count(""), 0);
+    test_check_refused(tch_kernel_cache_limit(-1), TCH_ERR_INVALID_ARGUMENT, "bytes");
+    CHECK_OK(tch_kernel_cache_limit((int64_t)256 << 20));
+}
+
+/* Only before tch_kernel_cache_limit is called for the first time: this test comes before all that do. */
+static int with_a_limit_of_the_environment(tch_context *context)
+{
+    fake.image_bytes = 600 << 10;
+    setenv("TORCHIUM_CACHE_SIZE", "1", 1);
+    int good = compile_quietly(context, "a") == 1 && compile_quietly(context, "b") == 1 && fake_cache_count("") == 1;
+    setenv("TORCHIUM_CACHE_SIZE", "nonsense", 1);
+    good = good && compile_quietly(context, "c") == 1 && fake_cache_count("") == 2;
+    setenv("TORCHIUM_CACHE_SIZE", "99999999999999999999", 1);
+    good = good && compile_quietly(context, "d") == 1 && fake_cache_count("") == 3;
+    setenv("TORCHIUM_CACHE_SIZE", "0", 1);
+    return good && compile_quietly(context, "e") == 1 && compile_quietly(context, "e") == 1 ? 0 : 1;
+}
+
+static void the_environment_limits(void **state)
+{
+    in_child(*state, with_a_limit_of_the_environment);
+}
+
+/* Leftovers of killed processes go when they are old; what has another name stays. */
+static void leftovers_go(void **state)
+{
+    tch_context *context = *state;
+    static const char *const kept[] = {"cache/.torchium-0123456789abcde.kernel.part", "cache/README",
+                                       "cache/0123456789abcdef.kernel"};
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    for (int i = 0; i < 3; i++) {
+        write_text(kept[i], "mine");
+        set_age(test_path(kept[i]), HOUR);
+    }
+    write_text("cache/.torchium-0123456789abcdef.kernel.part", "old");
+    set_age(test_path("cache/.torchium-0123456789abcdef.kernel.part"), HOUR);
+    write_text("cache/.torchium-fedcba9876543210.kernel.part", "new");
+    assert_int_equal(fake_compile_text(context, "another"), 1);
+    CHECK(access(test_path("cache/.torchium-0123456789abcdef.kernel.part"), F_OK) != 0, "the leftover is there");
+    CHECK(access(test_path("cache/.torchium-fedcba9876543210.kernel.part"), F_OK) == 0, "a living one is gone");
+    CHECK_OK(tch_kernel_cache_limit(0));
+    CHECK_OK(tch_kernel_cache_limit((int64_t)256 << 20));
+    for (int i = 0; i < 3; i++) {
+        CHECK(access(test_path(kept[i]), F_OK) == 0, "%s is gone", kept[i]);
+    }
+}
+
+/* --- many processes --------------------------------------------------------------------------------------------- */
+
+#define PROCESSES 8
+#define KEYS 12
+
+/* Compiles one of a few sources again and again, with a cache that holds only half of them, until it is killed or done.
+ * */
+static int hammer(tch_context *context, int process, int rounds)
+{
+    char source[32];
+    uint64_t random = 12345 + (uint64_t)process;
+    for (int i = 0; i < rounds; i++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        name_source(source, (int)(random >> 33) % KEYS);
+        if (compile_quietly(context, source) < 0) {
+            return 1;
+        }
+    }
+    return fake.loads == rounds && fake.unloads == rounds ? 0 : 2;
+}
+
+static void many_processes(void **state)
+{
+    tch_context *context = *state;
+    pid_t children[PROCESSES];
+    fake.image_bytes = 20000;
+    CHECK_OK(tch_kernel_cache_limit(KEYS / 2 * 20080));
+    fflush(NULL);
+    for (int i = 0; i < PROCESSES; i++) {
+        children[i] = fork();
+        assert_true(children[i] >= 0);
+        if (children[i] == 0) {
+            _exit(hammer(context, i, i % 2 == 0 ? 300 : 1 << 30));
+        }
+    }
+    for (int i = 1; i < PROCESSES; i += 2) {
+        usleep(20000 + 7919 * i);
+        kill(children[i], SIGKILL);
+    }
+    for (int i = 0; i < PROCESSES; i++) {
+        int status = -1;
+        waitpid(children[i], &status, 0);
+        if (i % 2 == 0) {
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "process %d ended with wait status %d", i, status);
+        }
+    }
+    CHECK(fake_cache_count(".part") <= PROCESSES / 2, "%d leftovers of %d kills", fake_cache_count(".part"),
+          PROCESSES / 2);
+    CHECK_OK(tch_kernel_cache_limit(KEYS / 2 * 20080));
+    CHECK(fake_cache_count(".kernel") <= KEYS / 2, "%d entries", fake_cache_count(".kernel"));
+    CHECK_OK(tch_kernel_cache_limit((int64_t)256 << 20));
+    char source[32];
+    for (int i = 0; i < KEYS; i++) {
+        name_source(source, i);
+        fake_compile_text(context, source);
+        assert_int_equal(fake_compile_text(context, source), 0);
+    }
+}
+
+/* A large image comes from the cache each time. How long that takes is measured by bench/kernel_bench.py. */
+static void a_large_kernel_is_cached(void **state)
+{
+    tch_context *context = *state;
+    fake.image_bytes = 100000;
+    assert_int_equal(fake_compile_text(context, SOURCE), 1);
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(fake_compile_text(context, SOURCE), 0);
+    }
+}
+
+#define WITH_COMPILER(test) cmocka_unit_test_setup_teardown(test, fake_compiler_open, fake_compiler_close)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        WITH_COMPILER(the_environment_limits),
+        WITH_COMPILER(damage_is_repaired),
+        WITH_COMPILER(an_entry_that_does_not_load),
+        WITH_COMPILER(foreign_entries),
+        WITH_COMPILER(the_environment_names_the_folder),
+        WITH_COMPILER(without_home),
+        WITH_COMPILER(folders_that_are_not_trusted),
+        WITH_COMPILER(a_full_disk),
+        WITH_COMPILER(a_folder_for_reading),
+        WITH_COMPILER(the_oldest_go_first),
+        WITH_COMPILER(leftovers_go),
+        WITH_COMPILER(many_processes),
+        WITH_COMPILER(a_large_kernel_is_cached),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

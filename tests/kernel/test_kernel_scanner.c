@@ -1,0 +1,217 @@
+/* What reads a kernel's source before any compiler does, given anything: real sources cut off at every character, without
+ * each of their tokens, and with tokens in wrong places must end in a text for the compiler or in an error. Under the
+ * sanitizers every read and write is checked, so sources lie in memory of exactly their size. And it must end soon: texts
+ * of megabytes that go back over themselves take no longer than others. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/cpu/user_kernel/kernel.h"
+#include "backends/cpu/user_kernel/kernel_tokens.h"
+#include "kernel/includes.h"
+#include "support/kernel/kernel_sources.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+/* Beside those that people write: every form that is rewritten, and what is nearly one. */
+static const char *const odd_sources[] = {
+    "extern __shared__ []; __global__ void f(float *x) {}",
+    "__shared__ extern []; extern __shared__ ; extern __shared__ T[]; extern __shared__",
+    "namespace a::b { extern \"C\" { __shared__ extern float s [ ] ; } }\n__global__ void f() { extern __shared__\nint "
+    "t[]; }",
+    "template <int n> __global__ void __launch_bounds__(n) f(unsigned\nlong n)\n{ size_t const p = threadIdx.x + "
+    "blockIdx.x * blockDim.x;\nfor (unsigned long i = p; i < n; i += gridDim.x * blockDim.x) ; }",
+    "#define K __global__ \\\n void f()\nK { R\"x(\" ) )x\" ; u8R\"()\" 'a' '\\'' \"\\\\\" 1'000.5f /* */ // \\\n }",
+    "__device__ void f(int) {} void g() { f(1); ::f(2); }",
+};
+
+static const char *const names[] = {"f", "a::b::f<float, 4>", "::f <1>"};
+
+/* --- one text ----------------------------------------------------------------------------------------------------- */
+
+static size_t lines_of(const char *text)
+{
+    size_t count = 0;
+    for (; *text != '\0'; text++) {
+        count += *text == '\n';
+    }
+    return count;
+}
+
+static void check_prepared(const char *source, const char *name)
+{
+    tchi_cpu_source made;
+    const tch_kernel_text text = {.source = source, .file = "mine.cu", .name = name};
+    tch_status status = tchi_cpu_source_prepare(&text, &made);
+    if (status != TCH_OK) {
+        CHECK(status == TCH_ERR_INVALID_ARGUMENT && strstr(tch_last_error(), "not a kernel") != NULL, "gave %s: %s",
+              tch_status_name(status), tch_last_error());
+        return;
+    }
+    CHECK(memchr(made.text, '\0', made.size) != NULL, "the text has no end");
+    CHECK(lines_of(made.text) == lines_of(source), "%zu lines became %zu", lines_of(source), lines_of(made.text));
+    tchi_cpu_host()->release(made.text, made.size);
+}
+
+static void check_directives(const char *source)
+{
+    tchi_include include;
+    const char *at = source;
+    for (const char *before = at; tchi_include_next(&at, &include); before = at) {
+        CHECK(at > before, "the search for includes stands still");
+    }
+    assert_int_equal(*at, '\0');
+}
+
+static void check_text(const char *text, size_t length)
+{
+    char *source = test_alloc(length + 1);
+    memcpy(source, text, length);
+    source[length] = '\0';
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        check_prepared(source, names[i]);
+    }
+    check_directives(source);
+    free(source);
+}
+
+/* --- changed texts ------------------------------------------------------------------------------------------------ */
+
+static void cut_off(const char *source)
+{
+    for (size_t length = 0; length <= strlen(source); length++) {
+        check_text(source, length);
+    }
+}
+
+static void without_a_token(const char *source, const tchi_kernel_tokens *tokens)
+{
+    size_t length = strlen(source);
+    char *less = test_alloc(length + 1);
+    for (size_t i = 0; i < tokens->count; i++) {
+        const tchi_token *token = &tokens->list[i];
+        size_t before = (size_t)(token->at - source);
+        memcpy(less, source, before);
+        memcpy(less + before, token->at + token->size, length - before - token->size);
+        check_text(less, length - token->size);
+    }
+    free(less);
+}
+
+/* Every token stays, but for some that stand where others stood, or stand twice. */
+static void in_disorder(const char *source, const tchi_kernel_tokens *tokens, test_random *random)
+{
+    const size_t most = 4 * strlen(source) + 4 * tokens->count + 1;
+    char *mixed = test_alloc(most);
+    for (int round = 0; round < 150; round++) {
+        size_t used = 0, changes = 1 + test_random_bits(random) % 8;
+        for (size_t i = 0; i < tokens->count; i++) {
+            int change = test_random_bits(random) % tokens->count < changes;
+            const tchi_token *token = &tokens->list[change ? test_random_bits(random) % tokens->count : i];
+            if (used + token->size + 2 < most) {
+                memcpy(mixed + used, token->at, token->size);
+                used += token->size;
+                mixed[used++] = token->kind == TCHI_TOKEN_DIRECTIVE ? '\n' : ' ';
+            }
+        }
+        check_text(mixed, used);
+    }
+    free(mixed);
+}
+
+static void change_in_every_way(const char *source, test_random *random)
+{
+    tchi_kernel_tokens tokens;
+    assert_int_equal(tchi_kernel_tokens_read(source, &tokens), 0);
+    cut_off(source);
+    without_a_token(source, &tokens);
+    in_disorder(source, &tokens, random);
+    tchi_kernel_tokens_free(&tokens);
+}
+
+static void changed_sources(void **state)
+{
+    (void)state;
+    test_random random = test_random_stream(4410);
+    for (int i = 0; i < kernel_source_count; i++) {
+        test_case("%s", kernel_sources[i].title);
+        change_in_every_way(kernel_sources[i].text, &random);
+    }
+    for (size_t i = 0; i < sizeof odd_sources / sizeof *odd_sources; i++) {
+        test_case("odd source %zu", i);
+        change_in_every_way(odd_sources[i], &random);
+    }
+}
+
+/* --- long texts --------------------------------------------------------------------------------------------------- */
+
+#define LONG_BYTES ((size_t)2 << 20)
+
+static void repeat(const char *before, const char *unit, const char *after)
+{
+    size_t size = strlen(unit), used = strlen(before);
+    char *text = test_alloc(used + LONG_BYTES + size + strlen(after) + 1);
+    memcpy(text, before, used);
+    while (used < LONG_BYTES) {
+        memcpy(text + used, unit, size);
+        used += size;
+    }
+    memcpy(text + used, after, strlen(after));
+    test_case("\"%s\" many times", unit);
+    check_text(text, used + strlen(after));
+    free(text);
+}
+
+/* A loop over 2 MiB of words, each of which could be a parameter. */
+static void a_long_loop(void)
+{
+    repeat("__global__ void f(float *x, int n) { for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += "
+           "blockDim.x "
+           "* gridDim.x) { ",
+           "y = x[i]; ", "} }");
+    repeat("__global__ void f(", "int a, ",
+           "int n) { for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) { } }");
+}
+
+static void long_sources(void **state)
+{
+    (void)state;
+    static const char *const units[] = {
+        "#/*\n",
+        "#/**//*\n",
+        "# /* */\n",
+        "#include/*\n",
+        "extern __shared__ ",
+        "__shared__ extern x[] ",
+        "f(",
+        "void f(",
+        "R\"(",
+        "R\"))))",
+        "R\"aaaaaaaa",
+        "\"",
+        "'",
+        "/*",
+        "/",
+        "\\\n",
+        "\\ ",
+        "{",
+        "namespace ",
+        "(",
+        "[]",
+        "#\n",
+        "#define a \\\n",
+        "*/#",
+    };
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        repeat("", units[i], "");
+    }
+    repeat("R\"", ")", "(");
+    a_long_loop();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(changed_sources), cmocka_unit_test(long_sources)};
+    test_begin(argc, argv);
+    (void)tch_backend_count(); /* gives the CPU's backend its allocator */
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

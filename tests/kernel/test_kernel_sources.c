@@ -1,0 +1,331 @@
+/* Kernels as people write them, on the device under test: the list of support/kernel/kernel_sources.c, and what a
+ * compiler or a running kernel says when something is wrong with one. */
+#include <float.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/fakes/counting_allocator.h"
+#include "support/kernel/kernel_sources.h"
+#include "support/tensors.h"
+#include "support/testing.h"
+
+static tch_status compile(tch_context *context, const char *source, const char *name, tch_kernel **kernel)
+{
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    config.source = source;
+    config.path = "mine.cu";
+    config.name = name;
+    config.use_cache = 0;
+    return tch_kernel_compile(context, &config, kernel);
+}
+
+static void all_sources(void **state)
+{
+    for (int i = 0; i < kernel_source_count; i++) {
+        kernel_trial trial = {.context = *state};
+        test_case("%s", kernel_sources[i].title);
+        CHECK_OK(compile(*state, kernel_sources[i].text, kernel_sources[i].name, &trial.kernel));
+        kernel_sources[i].check(&trial);
+        tch_kernel_destroy(trial.kernel);
+    }
+}
+
+/* --- what cannot be compiled ------------------------------------------------------------------------------------- */
+
+static void refuse(tch_context *context, const char *source, const char *name, const char *words)
+{
+    tch_kernel *kernel = NULL;
+    tch_status status = compile(context, source, name, &kernel);
+    CHECK(status == TCH_ERR_INVALID_ARGUMENT && kernel == NULL, "gave %s", tch_status_name(status));
+    CHECK(strstr(tch_last_error(), words) != NULL, "\"%s\" is not in: %s", words, tch_last_error());
+}
+
+static void compile_errors(void **state)
+{
+    /* A place as each compiler writes it. */
+    const char *first = test_on_cpu() ? "mine.cu:1" : "mine.cu(1)";
+    const char *third = test_on_cpu() ? "mine.cu:3" : "mine.cu(3)";
+    test_case("an unknown name, in line 3");
+    refuse(*state, "__global__ void f(float *x)\n{\n    x[0] = nowhere;\n}\n", "f", third);
+    test_case("no such kernel");
+    refuse(*state, "__global__ void f(float *x) {}\n", "g", "g");
+    test_case("a template without arguments");
+    refuse(*state, "template <typename T> __global__ void f(T *x) {}\n", "f", "f");
+    test_case("a template without end");
+    refuse(*state,
+           "template <int n> struct s { static const int v = s<n + 1>::v; };\n__global__ void f(int *x) { *x = "
+           "s<0>::v; }\n",
+           "f", first);
+    test_case("a function without __global__");
+    refuse(*state, "__device__ void f(int *x) { *x = 1; }\n", "f", "f");
+    test_case("shared memory without a name");
+    refuse(*state, "extern __shared__ []; __global__ void f(float *x) {}\n", "f", first);
+    test_case("not a kernel");
+    refuse(*state, "__device__ int f(int x) { return x; }\n", "f", "f");
+}
+
+/* What a GPU has and the CPU cannot do. */
+static void refused_on_the_cpu(void **state)
+{
+    if (!test_on_cpu()) {
+        skip();
+    }
+    refuse(*state, "__global__ void f(int *x)\n{\n    asm volatile(\"mov.u32 %0, 1;\" : \"=r\"(*x));\n}\n", "f",
+           "mine.cu:3");
+    refuse(*state, "__global__ void f(int *x)\n{\n    asm(\"\");\n}\n", "f", "inline PTX");
+    refuse(*state, "#include <cooperative_groups.h>\n__global__ void f() {}\n", "f", "cooperative groups");
+    refuse(*state, "#include <mma.h>\n__global__ void f() {}\n", "f", "tensor cores");
+    refuse(*state, "__global__ void f(cudaTextureObject_t t) {}\n", "f", "textures");
+}
+
+/* --- what goes wrong while it runs ------------------------------------------------------------------------------- */
+
+static void stop(tch_context *context, const char *source, int64_t blocks, int64_t threads, const char *words)
+{
+    tch_kernel *kernel = NULL;
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(blocks, threads);
+    CHECK_OK(compile(context, source, "f", &kernel));
+    tch_kernel_argument argument = TCH_ARGUMENT_INT(5);
+    tch_status status = tch_kernel_launch(kernel, &shape, 1, &argument);
+    CHECK(status == TCH_ERR_BACKEND, "gave %s: %s", tch_status_name(status), tch_last_error());
+    CHECK(strstr(tch_last_error(), words) != NULL, "\"%s\" is not in: %s", words, tch_last_error());
+    tch_kernel_destroy(kernel);
+}
+
+static void stopped_on_the_cpu(void **state)
+{
+    if (!test_on_cpu()) {
+        skip();
+    }
+    test_case("an assertion");
+    stop(*state, "__global__ void f(int n)\n{\n    assert(threadIdx.x < n);\n}\n", 4, 8, "mine.cu:3: assertion failed");
+    test_case("an assertion between barriers");
+    stop(*state,
+         "__global__ void f(int n)\n{\n    __syncthreads();\n    assert(threadIdx.x < n);\n    __syncthreads();\n}\n",
+         4, 8, "mine.cu:4: assertion failed");
+    test_case("a trap");
+    stop(*state, "__global__ void f(int n)\n{\n    if (n == 5) __trap();\n}\n", 1, 1, "mine.cu:3: __trap()");
+    test_case("a barrier that some threads pass by");
+    stop(*state,
+         "__global__ void f(int n)\n{\n    if (threadIdx.x < 32) __syncthreads();\n    else __syncwarp(1u);\n}\n", 1,
+         64, "never come");
+    test_case("a shuffle that half of a warp passes by");
+    stop(*state,
+         "__global__ void f(int n)\n{\n    if (threadIdx.x < 16) n = __shfl_sync(0xffffffffu, n, 0);\n"
+         "    else __syncthreads();\n}\n",
+         1, 32, "never come");
+}
+
+/* --- stacks ------------------------------------------------------------------------------------------------------ */
+
+/* Each of 40 threads keeps `count` numbers across a barrier, at which all others run on their own stacks: i + thread at
+ * place i, whose sum is count (count - 1) / 2 + count thread. */
+static void keep_across_a_barrier(tch_context *context, int64_t count)
+{
+    enum { THREADS = 40 };
+    char source[400];
+    tch_kernel *kernel = NULL;
+    int64_t threads = THREADS;
+    snprintf(source, sizeof source,
+             "__global__ void f(long long *y)\n{\n    volatile int a[%lld];\n    long long sum = 0;\n"
+             "    for (int i = 0; i < %lld; i++) a[i] = i + (int)threadIdx.x;\n    __syncthreads();\n"
+             "    for (int i = 0; i < %lld; i++) sum += a[i];\n    y[threadIdx.x] = sum;\n}\n",
+             (long long)count, (long long)count, (long long)count);
+    test_case("%lld integers on each stack", (long long)count);
+    test_tensor *y = test_tensor_make(context, TCH_INT64, 1, &threads, LAYOUT_CONTIGUOUS);
+    tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&y->tensor);
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, THREADS);
+    CHECK_OK(compile(context, source, "f", &kernel));
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
+    double *got = test_tensor_read(y);
+    for (int64_t i = 0; i < threads; i++) {
+        CHECK(got[i] == (double)(count * (count - 1) / 2 + count * i), "thread %lld has %g", (long long)i, got[i]);
+    }
+    free(got);
+    test_tensor_free(y);
+    tch_kernel_destroy(kernel);
+}
+
+static void large_stacks(void **state)
+{
+    if (!test_on_cpu()) {
+        skip();
+    }
+    keep_across_a_barrier(*state, 1000);
+    keep_across_a_barrier(*state, 20000);
+    keep_across_a_barrier(*state, 250000);
+    keep_across_a_barrier(*state, 10);
+    test_case("more than there is");
+    refuse(*state,
+           "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n    __syncthreads();\n}\n", "f",
+           "bytes of local variables, expected at most 1048576");
+    refuse(*state, "__global__ void f(int *y)\n{\n    volatile int a[500000];\n    a[*y] = 1;\n}\n", "f",
+           "kernel f has 20000");
+}
+
+/* Fast arithmetic is the kernel's own: the thread that compiles and loads it keeps numbers below the normal ones. */
+static void fast_math_stays_inside(void **state)
+{
+    static const char *const options[] = {"--use_fast_math"};
+    volatile float small = FLT_MIN;
+    tch_kernel *kernel = NULL;
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    config.source = "__global__ void f(float *x) { *x = expf(*x); }\n", config.name = "f", config.use_cache = 0;
+    config.options = options, config.option_count = 1;
+    CHECK_OK(tch_kernel_compile(*state, &config, &kernel));
+    CHECK(small / 4 > 0, "%g / 4 is %g", (double)small, (double)(small / 4));
+    tch_kernel_destroy(kernel);
+}
+
+/* Threads that have returned are not waited for. */
+static void returned_threads(void **state)
+{
+    static const char source[] = "__global__ void f(int *y, int n)\n{\n    if (threadIdx.x >= n) return;\n"
+                                 "    __shared__ int s[64];\n    s[threadIdx.x] = threadIdx.x;\n    __syncthreads();\n"
+                                 "    y[threadIdx.x] = s[n - 1 - threadIdx.x];\n}\n";
+    tch_kernel *kernel = NULL;
+    int64_t count = 40;
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 64);
+    test_tensor *y = test_tensor_make(*state, TCH_INT32, 1, &count, LAYOUT_CONTIGUOUS);
+    tch_kernel_argument arguments[] = {TCH_ARGUMENT_TENSOR(&y->tensor), TCH_ARGUMENT_INT(count)};
+    CHECK_OK(compile(*state, source, "f", &kernel));
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 2, arguments));
+    double *got = test_tensor_read(y);
+    for (int64_t i = 0; i < count; i++) {
+        CHECK(got[i] == (double)(count - 1 - i), "element %lld is %g", (long long)i, got[i]);
+    }
+    free(got);
+    test_tensor_free(y);
+    tch_kernel_destroy(kernel);
+}
+
+/* --- what a machine may lack ------------------------------------------------------------------------------------- */
+
+static void no_compiler(void **state)
+{
+    tch_kernel *kernel = NULL;
+    if (!test_on_cpu()) {
+        skip();
+    }
+    char *path = strdup(getenv("PATH"));
+    char *wanted = getenv("TORCHIUM_CXX") != NULL ? strdup(getenv("TORCHIUM_CXX")) : NULL;
+    setenv("PATH", "/nowhere", 1);
+    unsetenv("CXX");
+    unsetenv("TORCHIUM_CXX");
+    tch_status status = compile(*state, "__global__ void f() {}\n", "f", &kernel);
+    setenv("PATH", path, 1);
+    CHECK(status == TCH_ERR_UNAVAILABLE && strstr(tch_last_error(), "apt-get install g++") != NULL, "gave %s: %s",
+          tch_status_name(status), tch_last_error());
+    setenv("TORCHIUM_CXX", "g++ -v; true", 1);
+    status = compile(*state, "__global__ void f() {}\n", "f", &kernel);
+    unsetenv("TORCHIUM_CXX");
+    CHECK(status == TCH_ERR_UNAVAILABLE && strstr(tch_last_error(), "TORCHIUM_CXX") != NULL, "gave %s: %s",
+          tch_status_name(status), tch_last_error());
+    if (wanted != NULL) {
+        setenv("TORCHIUM_CXX", wanted, 1);
+    }
+    free(wanted);
+    free(path);
+}
+
+/* Every allocation of compiling and launching fails once; what was taken is given back. */
+static void little_memory(void **state)
+{
+    static const char source[] = "__global__ void f(int n) { __syncthreads(); }\n";
+    (void)state;
+    if (!test_on_cpu()) {
+        skip();
+    }
+    counting_allocator counting = {0};
+    tch_host_allocator allocator = counting_allocator_interface(&counting);
+    CHECK_OK(tch_set_host_allocator(&allocator));
+    tch_status status = TCH_ERR_OUT_OF_MEMORY;
+    for (int call = 1; status != TCH_OK; call++) {
+        tch_context *context = NULL; /* keeps stacks from launch to launch */
+        tch_kernel *kernel = NULL;
+        tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(3, 40);
+        tch_kernel_argument argument = TCH_ARGUMENT_INT(1);
+        test_case("allocation %d fails", call);
+        long long bytes = counting.bytes;
+        CHECK_OK(tch_context_create("cpu", &context));
+        counting_allocator_arm(&counting, call);
+        status = compile(context, source, "f", &kernel);
+        status = status == TCH_OK ? tch_kernel_launch(kernel, &shape, 1, &argument) : status;
+        CHECK(status == TCH_OK || status == TCH_ERR_OUT_OF_MEMORY, "gave %s: %s", tch_status_name(status),
+              tch_last_error());
+        counting_allocator_arm(&counting, 0);
+        tch_kernel_destroy(kernel);
+        tch_context_destroy(context);
+        CHECK(counting.bytes == bytes && counting.mistakes == 0, "%lld bytes are left",
+              (long long)(counting.bytes - bytes));
+    }
+    CHECK_OK(tch_set_host_allocator(NULL));
+}
+
+/* --- beside each other ------------------------------------------------------------------------------------------- */
+
+/* Kernels of one name, alive at once, keep to their own code, also when one of them goes. */
+static void several_kernels(void **state)
+{
+    enum { KERNELS = 5 };
+    tch_kernel *kernels[KERNELS];
+    int64_t one = 1;
+    test_tensor *y = test_tensor_make(*state, TCH_INT32, 1, &one, LAYOUT_CONTIGUOUS);
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
+    tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&y->tensor);
+    for (int i = 0; i < KERNELS; i++) {
+        char source[80];
+        snprintf(source, sizeof source, "__global__ void f(int *y) { *y = %d; }\n", 100 + i);
+        CHECK_OK(compile(*state, source, "f", &kernels[i]));
+    }
+    for (int i = 0; i < KERNELS; i++) {
+        CHECK_OK(tch_kernel_launch(kernels[i], &shape, 1, &argument));
+        double *got = test_tensor_read(y);
+        CHECK(got[0] == 100 + i, "kernel %d wrote %g", i, got[0]);
+        free(got);
+        tch_kernel_destroy(kernels[i]);
+    }
+    test_tensor_free(y);
+}
+
+/* The names that people give to macros do not reach the text around their source. */
+static void macros_of_the_source(void **state)
+{
+    static const char source[] =
+        "#define T float\n#define P 3\n#define N 64\n#define n N\n#define INT int\n#define block 1\n"
+        "#define kernel f\n#define run 2\n#define value 7\n#define size 8\n#define E 9\n#define l 5\n"
+        "__global__ void f(int *y) { *y = P + N + E + F + BLOCK + FLAG; }\n";
+    tch_kernel *kernel = NULL;
+    int64_t one = 1;
+    test_tensor *y = test_tensor_make(*state, TCH_INT32, 1, &one, LAYOUT_CONTIGUOUS);
+    tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
+    tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&y->tensor);
+    const char *options[] = {"-DF=4", "-DBLOCK=5", "-Da=x", "-DFLAG"};
+    tch_kernel_config config = TCH_KERNEL_CONFIG_INIT;
+    config.source = source, config.name = "f", config.use_cache = 0;
+    config.options = options, config.option_count = 4;
+    CHECK_OK(tch_kernel_compile(*state, &config, &kernel));
+    CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
+    double *got = test_tensor_read(y);
+    CHECK(got[0] == 3 + 64 + 9 + 4 + 5 + 1, "the kernel wrote %g", got[0]);
+    free(got);
+    test_tensor_free(y);
+    tch_kernel_destroy(kernel);
+}
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_sources),          cmocka_unit_test(compile_errors),
+        cmocka_unit_test(refused_on_the_cpu),   cmocka_unit_test(stopped_on_the_cpu),
+        cmocka_unit_test(returned_threads),     cmocka_unit_test(several_kernels),
+        cmocka_unit_test(macros_of_the_source), cmocka_unit_test(no_compiler),
+        cmocka_unit_test(large_stacks),         cmocka_unit_test(fast_math_stays_inside),
+    };
+    const struct CMUnitTest alone[] = {
+        cmocka_unit_test(little_memory)}; /* an allocator is set while there is no context */
+    int failed = cmocka_run_group_tests_name("kernel_sources", tests, test_open_context, test_close_context);
+    return failed + cmocka_run_group_tests_name("kernel_sources_memory", alone, NULL, NULL);
+}

@@ -1,0 +1,869 @@
+/* What KFAC keeps and what it refuses: accumulation, loss scales, checkpoints that go on bit for bit, observations and
+ * refreshes that fail, layers left out, memory that is not there, and bad arguments. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/fakes/counting_allocator.h"
+#include "support/files.h"
+#include "support/grad/kfac_trial.h"
+#include "support/testing.h"
+
+#define LINEAR TCH_LAYER_INIT(TCH_LAYER_LINEAR)
+
+static const test_layer_case cases[] = {
+    {"one", LINEAR, 8, 4, 3, {1}},
+    {"two", LINEAR, 8, 3, 5, {2}},
+    {"three", LINEAR, 8, 4, 3, {1}},
+};
+static const test_kfac_layer layers[] = {{&cases[0], 1}, {&cases[1], 0}, {&cases[2], 1}};
+#define LAYERS 3
+
+static counting_allocator counting;
+
+static tch_kfac_config config_of(tch_kfac_method method)
+{
+    tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
+    config.method = method;
+    config.damping = 1e-2;
+    config.factor_decay = 0.9;
+    return config;
+}
+
+static tch_status precondition(const test_kfac_trial *t, int left_out)
+{
+    tch_tensor *arguments[2 * LAYERS];
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        bool given = t->gradients[i] != NULL && i / 2 != left_out;
+        arguments[i] = given ? &t->gradients[i]->tensor : NULL;
+    }
+    return tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, arguments);
+}
+
+static tch_status step(const test_kfac_trial *t, uint64_t stream)
+{
+    tch_status status = TCH_OK;
+    for (int32_t i = 0; i < LAYERS && status == TCH_OK; i++) {
+        test_positions batch = test_positions_make(t->context, layers[i].layer, TCH_FLOAT32, LAYOUT_CONTIGUOUS, stream);
+        status = tch_kfac_observe(t->kfac, i, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL);
+        test_positions_free(&batch);
+        stream += 2;
+    }
+    status = status == TCH_OK ? tch_kfac_refresh(t->kfac) : status;
+    return status == TCH_OK ? precondition(t, -1) : status;
+}
+
+/* All of the state one after the other. */
+static double *all_state(const test_kfac_trial *t, int64_t *count)
+{
+    *count = 0;
+    for (int32_t i = 0; i < tch_kfac_state_count(t->kfac); i++) {
+        tch_optim_state state = TCH_OPTIM_STATE_INIT;
+        CHECK_OK(tch_kfac_get_state(t->kfac, i, &state));
+        *count += tch_tensor_numel(state.tensor);
+    }
+    double *all = test_alloc((size_t)*count * sizeof *all);
+    double *at = all;
+    for (int32_t i = 0; i < tch_kfac_state_count(t->kfac); i++) {
+        tch_optim_state state = TCH_OPTIM_STATE_INIT;
+        CHECK_OK(tch_kfac_get_state(t->kfac, i, &state));
+        tch_tensor view = tch_tensor_view(at, TCH_FLOAT64, state.tensor->ndim, state.tensor->shape);
+        CHECK_OK(tch_tensor_copy(t->context, &view, state.tensor));
+        at += tch_tensor_numel(state.tensor);
+    }
+    return all;
+}
+
+static void check_same_state(const test_kfac_trial *a, const test_kfac_trial *b, double tolerance)
+{
+    int64_t count;
+    int64_t count_b;
+    double *x = all_state(a, &count);
+    double *y = all_state(b, &count_b);
+    CHECK(count == count_b, "%lld numbers against %lld", (long long)count, (long long)count_b);
+    for (int64_t i = 0; i < count; i++) {
+        CHECK(fabs(x[i] - y[i]) <= tolerance * (fabs(x[i]) + fabs(y[i])), "number %lld is %.17g and %.17g",
+              (long long)i, x[i], y[i]);
+    }
+    free(x);
+    free(y);
+}
+
+static void check_same_gradients(const test_kfac_trial *a, const test_kfac_trial *b)
+{
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        if (a->gradients[i] != NULL) {
+            double *x = test_tensor_read(a->gradients[i]);
+            double *y = test_tensor_read(b->gradients[i]);
+            CHECK(memcmp(x, y, (size_t)a->gradients[i]->count * sizeof *x) == 0, "gradient %d differs", i);
+            free(x);
+            free(y);
+        }
+    }
+}
+
+/* --- accumulation and loss scales -------------------------------------------------------------------------------- */
+
+/* Samples [first, first + count) of a tensor with the samples first. */
+static tch_tensor part_of(const test_tensor *t, int64_t first, int64_t *shape, int64_t count)
+{
+    tch_tensor part = t->tensor;
+    memcpy(shape, t->shape, sizeof t->shape);
+    int64_t each = t->count / t->shape[0] * (int64_t)tch_dtype_size(t->tensor.dtype);
+    shape[0] = count;
+    part.shape = shape;
+    part.byte_offset += (uint64_t)(first * each);
+    return part;
+}
+
+/* Four quarters of a batch are the batch; sums in another order, so up to rounding: a factor has up to 16 terms. */
+static void quarters_are_the_whole(void **state)
+{
+    tch_kfac_config config = config_of(TCH_KFAC_EIGEN);
+    test_kfac_trial *whole = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    config.accumulation = 4;
+    test_kfac_trial *parts = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_case("four quarters");
+    for (int32_t i = 0; i < LAYERS; i++) {
+        test_positions batch = test_positions_make(*state, layers[i].layer, TCH_FLOAT32, LAYOUT_CONTIGUOUS, 300);
+        CHECK_OK(tch_kfac_observe(whole->kfac, i, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL));
+        for (int64_t k = 0; k < 4; k++) {
+            int64_t in[TCH_MAX_RANK];
+            int64_t out[TCH_MAX_RANK];
+            tch_tensor a = part_of(batch.input, 2 * k, in, 2);
+            tch_tensor g = part_of(batch.gradient, 2 * k, out, 2);
+            CHECK_OK(tch_kfac_observe(parts->kfac, i, &a, &g, 1.0, NULL));
+        }
+        for (int side = 0; side < 2; side++) {
+            int64_t count;
+            double *x = test_kfac_state(whole, i, side == 0 ? "input_factor" : "output_factor", &count);
+            double *y = test_kfac_state(parts, i, side == 0 ? "input_factor" : "output_factor", &count);
+            for (int64_t k = 0; k < count; k++) {
+                bool rounded = !test_on_cpu();
+                CHECK(fabs(x[k] - y[k]) <= (rounded ? 0x1p-9 : 24 * 0x1p-24) * 8.0, "element %lld: %.9g and %.9g",
+                      (long long)k, x[k], y[k]);
+            }
+            free(x);
+            free(y);
+        }
+        test_positions_free(&batch);
+    }
+    test_kfac_free(whole);
+    test_kfac_free(parts);
+}
+
+/* A loss scale that is a power of two changes nothing, not a bit. */
+static void loss_scales_are_divided_out(void **state)
+{
+    const double scale = 4096.0;
+    tch_kfac_config config = config_of(TCH_KFAC_EKFAC);
+    test_kfac_trial *plain = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_kfac_trial *scaled = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_tensor *by = test_tensor_make(*state, TCH_FLOAT32, 1, (const int64_t[]){1}, LAYOUT_CONTIGUOUS);
+    test_tensor_write(by, &scale);
+    test_case("a loss scale");
+    for (int round = 0; round < 2; round++) {
+        for (int32_t i = 0; i < LAYERS; i++) {
+            test_positions batch = test_positions_make(*state, layers[i].layer, TCH_FLOAT32, LAYOUT_CONTIGUOUS, 310);
+            CHECK_OK(tch_kfac_observe(plain->kfac, i, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL));
+            double *g = test_tensor_read(batch.gradient);
+            for (int64_t k = 0; k < batch.gradient->count; k++) {
+                g[k] *= scale;
+            }
+            test_tensor_write(batch.gradient, g);
+            CHECK_OK(
+                tch_kfac_observe(scaled->kfac, i, &batch.input->tensor, &batch.gradient->tensor, 1.0, &by->tensor));
+            free(g);
+            test_positions_free(&batch);
+        }
+        CHECK_OK(tch_kfac_refresh(plain->kfac));
+        CHECK_OK(tch_kfac_refresh(scaled->kfac));
+        check_same_state(plain, scaled, 0.0);
+    }
+    test_tensor_free(by);
+    test_kfac_free(plain);
+    test_kfac_free(scaled);
+}
+
+/* A float32 input with a bfloat16 gradient, as autocast leaves them: the same as with that gradient in float32, up to
+ * the order of sums, which have up to 16 terms of about 1; 11 bits hold bfloat16 exactly. */
+static void inputs_and_gradients_may_differ_in_type(void **state)
+{
+    tch_kfac_config config = config_of(TCH_KFAC_EKFAC);
+    test_kfac_trial *same = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_kfac_trial *mixed = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_positions narrow = test_positions_make(*state, layers[1].layer, TCH_BFLOAT16, LAYOUT_CONTIGUOUS, 320);
+    test_positions wide = test_positions_make(*state, layers[1].layer, TCH_FLOAT32, LAYOUT_CONTIGUOUS, 320);
+    double *g = test_tensor_read(narrow.gradient);
+    test_tensor_write(wide.gradient, g);
+    test_case("a bfloat16 gradient");
+    for (int round = 0; round < 2; round++) {
+        CHECK_OK(tch_kfac_observe(same->kfac, 1, &wide.input->tensor, &wide.gradient->tensor, 1.0, NULL));
+        CHECK_OK(tch_kfac_observe(mixed->kfac, 1, &wide.input->tensor, &narrow.gradient->tensor, 1.0, NULL));
+        int64_t count;
+        double *x = test_kfac_state(same, 1, "output_factor", &count);
+        double *y = test_kfac_state(mixed, 1, "output_factor", &count);
+        for (int64_t k = 0; k < count; k++) {
+            CHECK(fabs(x[k] - y[k]) <= 24 * 0x1p-24 * 8.0, "element %lld: %.9g and %.9g", (long long)k, x[k], y[k]);
+        }
+        free(x);
+        free(y);
+        CHECK_OK(tch_kfac_refresh(same->kfac));
+        CHECK_OK(tch_kfac_refresh(mixed->kfac));
+    }
+    free(g);
+    test_positions_free(&narrow);
+    test_positions_free(&wide);
+    test_kfac_free(same);
+    test_kfac_free(mixed);
+}
+
+/* --- checkpoints ------------------------------------------------------------------------------------------------- */
+
+static void save(test_kfac_trial *t, const char *path)
+{
+    tch_checkpoint_writer *writer;
+    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    CHECK_OK(tch_kfac_save(t->kfac, writer, "kfac"));
+    CHECK_OK(tch_checkpoint_writer_save(writer, t->context, path));
+    tch_checkpoint_writer_destroy(writer);
+}
+
+static tch_status load(test_kfac_trial *t, const char *path)
+{
+    tch_checkpoint *file;
+    CHECK_OK(tch_checkpoint_open(path, &file));
+    tch_status status = tch_kfac_load(t->kfac, file, "kfac");
+    tch_checkpoint_close(file);
+    return status;
+}
+
+static void draw_same(test_kfac_trial *a, test_kfac_trial *b, uint64_t stream)
+{
+    a->stream = b->stream = stream;
+    test_kfac_draw_gradients(a, LAYOUT_CONTIGUOUS);
+    test_kfac_draw_gradients(b, LAYOUT_CONTIGUOUS);
+}
+
+static void checkpoints_go_on_bit_for_bit(void **state)
+{
+    for (int method = 0; method < 3; method++) {
+        tch_kfac_config config = config_of(method);
+        test_kfac_trial *a = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+        test_kfac_trial *b = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+        test_case("method %d", method);
+        for (uint64_t i = 0; i < 3; i++) {
+            test_kfac_draw_gradients(a, LAYOUT_CONTIGUOUS);
+            CHECK_OK(step(a, 400 + 10 * i));
+        }
+        config.damping = 0.5;
+        CHECK_OK(tch_kfac_set_config(a->kfac, &config));
+        save(a, test_path("kfac.safetensors"));
+        CHECK_OK(load(b, test_path("kfac.safetensors")));
+        check_same_state(a, b, 0.0);
+        for (uint64_t i = 0; i < 3; i++) {
+            draw_same(a, b, 700 + 10 * i);
+            CHECK_OK(step(a, 500 + 10 * i));
+            CHECK_OK(step(b, 500 + 10 * i));
+            check_same_gradients(a, b);
+            check_same_state(a, b, 0.0);
+        }
+        test_kfac_free(a);
+        test_kfac_free(b);
+    }
+}
+
+/* The same by hand: the tensors copied, then the counts set. */
+static void state_can_be_copied_by_hand(void **state)
+{
+    tch_kfac_config config = config_of(TCH_KFAC_EKFAC);
+    test_kfac_trial *a = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_kfac_trial *b = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_case("copied by hand");
+    draw_same(a, b, 800);
+    CHECK_OK(step(a, 420));
+    for (int32_t i = 0; i < tch_kfac_state_count(a->kfac); i++) {
+        tch_optim_state from = TCH_OPTIM_STATE_INIT;
+        tch_optim_state to = TCH_OPTIM_STATE_INIT;
+        CHECK_OK(tch_kfac_get_state(a->kfac, i, &from));
+        CHECK_OK(tch_kfac_get_state(b->kfac, i, &to));
+        CHECK(strcmp(from.name, to.name) == 0, "state %d is %s and %s", i, from.name, to.name);
+        CHECK_OK(tch_tensor_copy(*state, to.tensor, from.tensor));
+    }
+    for (int32_t i = 0; i < LAYERS; i++) {
+        int64_t counts[TCH_KFAC_COUNTS];
+        CHECK_OK(tch_kfac_get_counts(a->kfac, i, counts));
+        CHECK(counts[0] == 1 && counts[1] == 0 && counts[2] == 1 && counts[3] == 0, "counts are %lld %lld %lld %lld",
+              (long long)counts[0], (long long)counts[1], (long long)counts[2], (long long)counts[3]);
+        CHECK_OK(tch_kfac_set_counts(b->kfac, i, counts));
+    }
+    draw_same(a, b, 810);
+    CHECK_OK(step(a, 430));
+    CHECK_OK(step(b, 430));
+    check_same_gradients(a, b);
+    test_kfac_free(a);
+    test_kfac_free(b);
+}
+
+static void other_checkpoints_are_refused(void **state)
+{
+    tch_kfac_config config = config_of(TCH_KFAC_EIGEN);
+    test_kfac_trial *a = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_kfac_trial *fewer = test_kfac_make(*state, &config, LAYERS - 1, layers, TCH_FLOAT32);
+    config.method = TCH_KFAC_INVERSE;
+    test_kfac_trial *other = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    save(a, test_path("kfac.safetensors"));
+    int64_t count;
+    double *before = all_state(other, &count);
+    test_case("another method");
+    CHECK(load(other, test_path("kfac.safetensors")) == TCH_ERR_INVALID_ARGUMENT, "it was taken");
+    CHECK(strstr(tch_last_error(), "method") != NULL, "%s", tch_last_error());
+    double *after = all_state(other, &count);
+    CHECK(memcmp(before, after, (size_t)count * sizeof *before) == 0, "the state has changed");
+    test_case("another number of layers");
+    CHECK(load(fewer, test_path("kfac.safetensors")) == TCH_ERR_SHAPE, "it was taken");
+    free(before);
+    free(after);
+    test_kfac_free(a);
+    test_kfac_free(fewer);
+    test_kfac_free(other);
+}
+
+static void refuse_number(test_kfac_trial *t, const char *path, const char *name)
+{
+    int64_t count;
+    double *before = all_state(t, &count);
+    tch_status got = load(t, path);
+    CHECK(got == TCH_ERR_INVALID_ARGUMENT && strstr(tch_last_error(), name) != NULL, "gave %s (%s), expected %s named",
+          tch_status_name(got), tch_last_error(), name);
+    double *after = all_state(t, &count);
+    CHECK(memcmp(before, after, (size_t)count * sizeof *before) == 0, "the state has changed");
+    for (int32_t i = 0; i < LAYERS; i++) {
+        int64_t counts[TCH_KFAC_COUNTS];
+        CHECK_OK(tch_kfac_get_counts(t->kfac, i, counts));
+        CHECK(counts[0] == 0 && counts[1] == 0 && counts[2] == 0 && counts[3] == 0, "the counts have changed");
+    }
+    free(before);
+    free(after);
+}
+
+/* Numbers that nothing has counted, and settings that are none: refused by name before anything is written. */
+static void numbers_that_cannot_be_are_refused(void **state)
+{
+    static const struct {
+        const char *key, *text;
+    } settings[] = {{"damping", "nan"},      {"damping", "0"},      {"factor_decay", "-1"},
+                    {"kl_clip", "inf"},      {"accumulation", "0"}, {"accumulation", "1e300"},
+                    {"accumulation", "2.5"}, {"method", "nan"},     {"bias_correction", "0.5"}};
+    static const int64_t counts[] = {-1, -5, INT64_MAX, INT64_MIN};
+    tch_kfac_config config = config_of(TCH_KFAC_EKFAC);
+    test_kfac_trial *a = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_kfac_trial *b = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    const char *path = test_path("kfac.safetensors");
+    const char *bad = test_path("bad.safetensors");
+    char key[64];
+    save(a, path);
+    for (int64_t at = 0; at < (int64_t)LAYERS * TCH_KFAC_COUNTS; at++) {
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            test_case("count %lld is %lld", (long long)at, (long long)counts[i]);
+            test_checkpoint_set_element(path, bad, "kfac/counts", at, &counts[i]);
+            refuse_number(b, bad, "'kfac/counts'");
+            int64_t one[TCH_KFAC_COUNTS] = {1, 0, 1, 0};
+            one[at % TCH_KFAC_COUNTS] = counts[i];
+            CHECK(tch_kfac_set_counts(b->kfac, 0, one) == TCH_ERR_INVALID_ARGUMENT, "by hand it was taken");
+        }
+    }
+    test_case("an observation of no update");
+    test_checkpoint_set_element(path, bad, "kfac/counts", 1, &(int64_t){1});
+    refuse_number(b, bad, "'kfac/counts'");
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        test_case("%s is %s", settings[i].key, settings[i].text);
+        snprintf(key, sizeof key, "kfac/%s", settings[i].key);
+        test_checkpoint_set_text(path, bad, key, settings[i].text);
+        refuse_number(b, bad, key);
+    }
+    CHECK_OK(load(b, path));
+    test_kfac_free(a);
+    test_kfac_free(b);
+}
+
+/* --- what fails -------------------------------------------------------------------------------------------------- */
+
+static void observations_that_are_not_finite_are_left_out(void **state)
+{
+    for (int method = 0; method < 3; method++) {
+        tch_kfac_config config = config_of(method);
+        tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
+        test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+        test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
+        CHECK_OK(step(t, 440));
+        int64_t count;
+        double *before = all_state(t, &count);
+        test_positions batch = test_positions_make(*state, layers[1].layer, TCH_FLOAT32, LAYOUT_CONTIGUOUS, 441);
+        double *g = test_tensor_read(batch.gradient);
+        g[2] = NAN;
+        test_tensor_write(batch.gradient, g);
+        test_case("method %d", method);
+        CHECK_OK(tch_kfac_observe(t->kfac, 1, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL));
+        double *after = all_state(t, &count);
+        CHECK(memcmp(before, after, (size_t)count * sizeof *before) == 0, "the state has changed");
+        CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
+        CHECK(stats.observations == LAYERS + 1 && stats.rejected == 1 && stats.refreshes == LAYERS && stats.failed == 0,
+              "%lld observations, %lld rejected, %lld refreshes, %lld failed", (long long)stats.observations,
+              (long long)stats.rejected, (long long)stats.refreshes, (long long)stats.failed);
+        CHECK(stats.scale > 0.0 && stats.scale < 1.0, "kl_clip gave %g", stats.scale);
+        CHECK(stats.worst_residual < 1e-3, "a residual of %g", stats.worst_residual);
+        free(g);
+        free(before);
+        free(after);
+        test_positions_free(&batch);
+        test_kfac_free(t);
+    }
+}
+
+/* A factor that is not finite, or not positive where it must be, keeps its last inverse or basis. */
+static void refreshes_that_fail_keep_the_last(void **state)
+{
+    for (int method = 0; method < 3; method++) {
+        tch_kfac_config config = config_of(method);
+        tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
+        test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+        const char *what = method == TCH_KFAC_INVERSE ? "input_inverse" : "input_basis";
+        int64_t count;
+        test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
+        CHECK_OK(step(t, 450));
+        double *before = test_kfac_state(t, 1, what, &count);
+        double *factor = test_kfac_state(t, 1, "input_factor", &count);
+        factor[0] = method == TCH_KFAC_INVERSE ? -1e3 : NAN;
+        test_kfac_put_state(t, 1, "input_factor", factor);
+        test_case("method %d", method);
+        CHECK_OK(tch_kfac_refresh(t->kfac));
+        double *after = test_kfac_state(t, 1, what, &count);
+        CHECK(memcmp(before, after, (size_t)count * sizeof *before) == 0, "%s has changed", what);
+        CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
+        CHECK(stats.failed == 1, "%lld layers failed", (long long)stats.failed);
+        CHECK_OK(precondition(t, -1));
+        free(before);
+        free(factor);
+        free(after);
+        test_kfac_free(t);
+    }
+}
+
+/* A factor that has seen nothing is not refreshed, so that gradients stay at their size: they are not divided by
+ * damping alone. The next good observation makes up for it. */
+static void a_first_observation_may_fail(void **state)
+{
+    for (int method = 0; method < 3; method++) {
+        tch_kfac_config config = config_of(method);
+        config.kl_clip = 0.0;
+        tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
+        test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+        test_positions batch = test_positions_make(*state, layers[0].layer, TCH_FLOAT32, LAYOUT_CONTIGUOUS, 444);
+        double *x = test_tensor_read(batch.input);
+        double kept = x[0];
+        x[0] = INFINITY;
+        test_tensor_write(batch.input, x);
+        test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
+        double *before = test_tensor_read(t->gradients[0]);
+        test_case("method %d", method);
+        CHECK_OK(tch_kfac_observe(t->kfac, 0, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL));
+        CHECK_OK(tch_kfac_refresh(t->kfac));
+        CHECK_OK(precondition(t, -1));
+        double *after = test_tensor_read(t->gradients[0]);
+        double by = method == TCH_KFAC_INVERSE ? 1.0 : 1.0 + config.damping;
+        for (int64_t i = 0; i < t->gradients[0]->count; i++) {
+            CHECK(fabs(after[i] - before[i] / by) <= 1e-6 * fabs(before[i]), "element %lld was %g and is %g",
+                  (long long)i, before[i], after[i]);
+        }
+        x[0] = kept;
+        test_tensor_write(batch.input, x);
+        CHECK_OK(tch_kfac_observe(t->kfac, 0, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL));
+        CHECK_OK(tch_kfac_refresh(t->kfac));
+        CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
+        CHECK(stats.failed == 0 && stats.rejected == 1, "%lld failed, %lld rejected", (long long)stats.failed,
+              (long long)stats.rejected);
+        free(x);
+        free(before);
+        free(after);
+        test_positions_free(&batch);
+        test_kfac_free(t);
+    }
+}
+
+/* --- what is left out -------------------------------------------------------------------------------------------- */
+
+static void unseen_and_left_out_layers_stay(void **state)
+{
+    tch_kfac_config config = config_of(TCH_KFAC_INVERSE);
+    tch_kfac_stats stats = TCH_KFAC_STATS_INIT;
+    test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
+    test_case("before any observation");
+    CHECK_OK(tch_kfac_refresh(t->kfac));
+    CHECK_OK(precondition(t, -1));
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        if (t->gradients[i] != NULL) {
+            test_tensor_check_unchanged(t->gradients[i], "a gradient");
+        }
+    }
+    CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
+    CHECK(stats.refreshes == 0 && stats.scale == 1.0, "%lld refreshes, scale %g", (long long)stats.refreshes,
+          stats.scale);
+    CHECK_OK(step(t, 460));
+    test_case("a layer left out");
+    test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
+    CHECK_OK(precondition(t, 0));
+    test_tensor_check_unchanged(t->gradients[0], "the weight's gradient");
+    test_tensor_check_unchanged(t->gradients[1], "the bias' gradient");
+    CHECK(!test_tensor_is_unchanged(t->gradients[4]), "the other layer was left out too");
+    test_kfac_free(t);
+}
+
+static void empty_batches_and_no_layers(void **state)
+{
+    tch_kfac_config config = config_of(TCH_KFAC_EIGEN);
+    tch_kfac *none;
+    int64_t counts[TCH_KFAC_COUNTS];
+    const test_layer_case empty = {"one", LINEAR, 0, 4, 3, {1}};
+    test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_positions batch = test_positions_make(*state, &empty, TCH_FLOAT32, LAYOUT_CONTIGUOUS, 470);
+    test_case("no samples");
+    CHECK_OK(tch_kfac_observe(t->kfac, 0, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL));
+    CHECK_OK(tch_kfac_get_counts(t->kfac, 0, counts));
+    CHECK(counts[0] == 0, "an empty batch was counted");
+    test_positions_free(&batch);
+    test_kfac_free(t);
+    test_case("no layers");
+    CHECK_OK(tch_kfac_create(*state, &config, 0, NULL, &none));
+    CHECK_OK(tch_kfac_refresh(none));
+    CHECK_OK(tch_kfac_precondition(none, 0.1, 0, NULL));
+    CHECK(tch_kfac_layer_count(none) == 0 && tch_kfac_state_count(none) == 0, "there is something");
+    tch_kfac_destroy(none);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+static int install_allocator(void **state)
+{
+    tch_host_allocator allocator = counting_allocator_interface(&counting);
+    return tch_set_host_allocator(&allocator) == TCH_OK ? test_open_context(state) : -1;
+}
+
+static int remove_allocator(void **state)
+{
+    int closed = test_close_context(state);
+    return tch_set_host_allocator(NULL) == TCH_OK ? closed : -1;
+}
+
+/* One round of all calls; TCH_OK, or the first failure, after which the others were still made. */
+static tch_status round_of_calls(const test_kfac_trial *t, const test_positions *batch)
+{
+    const tch_status results[] = {
+        tch_kfac_observe(t->kfac, 0, &batch->input->tensor, &batch->gradient->tensor, 1.0, NULL),
+        tch_kfac_refresh(t->kfac),
+        precondition(t, -1),
+    };
+    for (int i = 0; i < 3; i++) {
+        if (results[i] != TCH_OK) {
+            return results[i];
+        }
+    }
+    return TCH_OK;
+}
+
+/* Everything three times, on a fresh context, with the k-th allocation failing: what fails says so, nothing leaks, and
+ * the rest goes on. Returns whether the k-th was never reached. */
+static bool rounds_without(tch_kfac_method method, long long k)
+{
+    tch_context *context;
+    tch_kfac_layer described[LAYERS];
+    tch_kfac_config config = config_of(method);
+    test_tensor *gradients[2 * LAYERS] = {0};
+    CHECK_OK(tch_context_create(test_device(), &context));
+    test_kfac_trial t = {.context = context, .layers = layers, .count = LAYERS, .gradients = gradients};
+    test_kfac_describe(LAYERS, layers, described);
+    test_positions batch = test_positions_make(context, layers[0].layer, TCH_FLOAT32, LAYOUT_CONTIGUOUS, 480);
+    gradients[0] = test_tensor_make(context, TCH_FLOAT32, 2, (const int64_t[]){3, 4}, LAYOUT_CONTIGUOUS);
+    gradients[1] = test_tensor_make(context, TCH_FLOAT32, 1, (const int64_t[]){3}, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_memory_trim(context, 0));
+    counting_allocator_arm(&counting, k);
+    tch_status status = tch_kfac_create(context, &config, LAYERS, described, &t.kfac);
+    int failures = status != TCH_OK;
+    for (int i = 0; failures == 0 ? i < 3 : t.kfac != NULL && i < 4; i++) {
+        status = round_of_calls(&t, &batch);
+        failures += status != TCH_OK;
+        CHECK(status == TCH_OK || status == TCH_ERR_OUT_OF_MEMORY, "gave %s: %s", tch_status_name(status),
+              tch_last_error());
+    }
+    bool reached = atomic_load(&counting.calls) >= k;
+    counting_allocator_arm(&counting, 0);
+    CHECK(failures <= reached, "%d failures: %s", failures,
+          tch_last_error()); /* the pool tries again, and may succeed */
+    CHECK(t.kfac == NULL || status == TCH_OK, "it did not go on: %s", tch_last_error());
+    tch_kfac_destroy(t.kfac);
+    test_tensor_free(gradients[0]);
+    test_tensor_free(gradients[1]);
+    test_positions_free(&batch);
+    tch_context_destroy(context);
+    return !reached;
+}
+
+static void without_memory(void **state)
+{
+    (void)state;
+    for (int method = 0; method < 3; method++) {
+        bool through = false;
+        long long bytes = atomic_load(&counting.bytes);
+        for (long long k = 1; !through; k++) {
+            test_case("method %d, allocation %lld", method, k);
+            CHECK(k < 200, "it never gets by");
+            through = rounds_without(method, k);
+            CHECK(atomic_load(&counting.bytes) == bytes, "%lld bytes leaked", atomic_load(&counting.bytes) - bytes);
+        }
+        CHECK(atomic_load(&counting.mistakes) == 0, "%lld releases do not match", atomic_load(&counting.mistakes));
+    }
+}
+
+/* After the first steps nothing is allocated, whatever the method. */
+static void later_steps_allocate_nothing(void **state)
+{
+    for (int method = 0; method < 3; method++) {
+        tch_kfac_config config = config_of(method);
+        test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+        test_positions batch[LAYERS];
+        test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
+        for (int32_t i = 0; i < LAYERS; i++) {
+            batch[i] = test_positions_make(*state, layers[i].layer, TCH_FLOAT32, LAYOUT_CONTIGUOUS, 490);
+        }
+        test_case("method %d", method);
+        for (int pass = 0; pass < 4; pass++) {
+            counting_allocator_arm(&counting, 0);
+            for (int32_t i = 0; i < LAYERS; i++) {
+                CHECK_OK(tch_kfac_observe(t->kfac, i, &batch[i].input->tensor, &batch[i].gradient->tensor, 1.0, NULL));
+            }
+            CHECK_OK(tch_kfac_refresh(t->kfac));
+            CHECK_OK(precondition(t, -1));
+            CHECK(pass < 2 || atomic_load(&counting.calls) == 0, "%lld allocations in step %d",
+                  atomic_load(&counting.calls), pass);
+        }
+        for (int32_t i = 0; i < LAYERS; i++) {
+            test_positions_free(&batch[i]);
+        }
+        test_kfac_free(t);
+    }
+}
+
+typedef struct callers_memory {
+    int64_t bytes, asked;
+    tch_context *context;
+} callers_memory;
+
+static tch_status take(void *user, int64_t bytes, void **pointer)
+{
+    callers_memory *m = user;
+    m->bytes += bytes;
+    m->asked += bytes;
+    return tch_memory_alloc(m->context, bytes, pointer);
+}
+
+static void give(void *user, void *pointer, int64_t bytes)
+{
+    callers_memory *m = user;
+    m->bytes -= bytes;
+    CHECK_OK(tch_memory_free(m->context, pointer));
+}
+
+static void the_forecast_is_what_is_taken(void **state)
+{
+    for (int method = 0; method < 3; method++) {
+        tch_kfac_layer described[LAYERS];
+        tch_kfac_config config = config_of(method);
+        callers_memory memory = {0, 0, *state};
+        const tch_state_allocator allocator = {sizeof allocator, take, give, &memory};
+        int64_t forecast;
+        tch_kfac *kfac;
+        test_kfac_describe(LAYERS, layers, described);
+        test_case("method %d", method);
+        CHECK_OK(tch_kfac_forecast(&config, LAYERS, described, &forecast));
+        CHECK_OK(tch_kfac_create_with(*state, &config, LAYERS, described, &allocator, &kfac));
+        CHECK(memory.asked == forecast && forecast > 0, "%lld bytes were taken, %lld forecast", (long long)memory.asked,
+              (long long)forecast);
+        tch_kfac_destroy(kfac);
+        CHECK(memory.bytes == 0, "%lld bytes were not given back", (long long)memory.bytes);
+    }
+}
+
+/* --- refused ----------------------------------------------------------------------------------------------------- */
+
+static void check_refused(tch_status status, const char *says)
+{
+    CHECK(status > TCH_OK && status < TCH_ERR_OUT_OF_MEMORY, "gave %s, expected an error of the caller's",
+          tch_status_name(status));
+    CHECK(strstr(tch_last_error(), says) != NULL, "the message \"%s\" does not say \"%s\"", tch_last_error(), says);
+}
+
+static void bad_configs_are_refused(void **state)
+{
+    tch_kfac_layer described[LAYERS];
+    enum { BAD = 10 };
+    tch_kfac_config bad[BAD];
+    const char *const says[BAD] = {"method",
+                                   "sharing",
+                                   "damping",
+                                   "factor_decay",
+                                   "bias_correction",
+                                   "accumulation is 0, expected 1 to 1073741824",
+                                   "factor_dtype",
+                                   "TCH_KFAC_CONFIG_INIT",
+                                   "accumulation is 2147483647, expected 1 to 1073741824",
+                                   "kl_clip is inf, expected 0 to 1e300"};
+    for (int i = 0; i < BAD; i++) {
+        bad[i] = (tch_kfac_config)TCH_KFAC_CONFIG_INIT;
+    }
+    bad[0].method = TCH_KFAC_METHOD_COUNT;
+    bad[1].sharing = TCH_SHARING_COUNT;
+    bad[2].damping = 0.0;
+    bad[3].factor_decay = NAN;
+    bad[4].bias_correction = 2;
+    bad[5].accumulation = 0;
+    bad[6].factor_dtype = TCH_FLOAT16;
+    bad[7].struct_size = 8;
+    bad[8].accumulation = INT32_MAX;
+    bad[9].kl_clip = INFINITY;
+    test_kfac_describe(LAYERS, layers, described);
+    for (int i = 0; i < BAD; i++) {
+        tch_kfac *kfac = NULL;
+        int64_t bytes;
+        test_case("config: %s", says[i]);
+        check_refused(tch_kfac_create(*state, &bad[i], LAYERS, described, &kfac), says[i]);
+        CHECK(kfac == NULL, "there is an object");
+        check_refused(tch_kfac_forecast(&bad[i], LAYERS, described, &bytes), says[i]);
+    }
+}
+
+static void bad_layers_are_refused(void **state)
+{
+    enum { BAD = 9 };
+    tch_kfac_layer described[LAYERS];
+    tch_kfac_layer bad[BAD];
+    const char *const says[BAD] = {"kind",
+                                   "inputs",
+                                   "outputs",
+                                   "TCH_LAYER_INIT",
+                                   "'one'",
+                                   "multiple",
+                                   "groups",
+                                   "inputs is 2147483647, expected 1 to 2147483646",
+                                   "outputs is 2147483648, expected 1 to 2147483647"};
+    test_kfac_describe(LAYERS, layers, described);
+    for (int i = 0; i < BAD; i++) {
+        bad[i] = described[1];
+    }
+    bad[0].layer.kind = TCH_LAYER_EMBEDDING;
+    bad[1].inputs = 0;
+    bad[2].outputs = -1;
+    bad[3].layer.struct_size = 0;
+    bad[4].name = described[0].name;
+    bad[5].layer.kind = bad[6].layer.kind = TCH_LAYER_CONV;
+    bad[5].layer.dims = bad[6].layer.dims = 1;
+    bad[5].layer.kernel[0] = 2;
+    bad[6].layer.groups = 2;
+    bad[7].inputs = INT32_MAX;
+    bad[8].outputs = (int64_t)INT32_MAX + 1;
+    for (int i = 0; i < BAD; i++) {
+        tch_kfac *kfac = NULL;
+        tch_kfac_config config = TCH_KFAC_CONFIG_INIT;
+        tch_kfac_layer all[2] = {described[0], bad[i]};
+        test_case("layer: %s", says[i]);
+        check_refused(tch_kfac_create(*state, &config, 2, all, &kfac), says[i]);
+        CHECK(kfac == NULL, "there is an object");
+    }
+}
+
+static void bad_calls_are_refused(void **state)
+{
+    tch_kfac_config config = config_of(TCH_KFAC_EIGEN);
+    test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    test_positions one = test_positions_make(*state, &cases[0], TCH_FLOAT32, LAYOUT_CONTIGUOUS, 600);
+    test_positions two = test_positions_make(*state, &cases[1], TCH_FLOAT32, LAYOUT_CONTIGUOUS, 602);
+    tch_tensor *x = &one.input->tensor;
+    tch_tensor *g = &one.gradient->tensor;
+    int64_t counts[TCH_KFAC_COUNTS] = {0, 0, 0, -1};
+    test_case("calls");
+    check_refused(tch_kfac_observe(NULL, 0, x, g, 1.0, NULL), "kfac is NULL");
+    check_refused(tch_kfac_observe(t->kfac, LAYERS, x, g, 1.0, NULL), "layer is 3");
+    check_refused(tch_kfac_observe(t->kfac, 0, NULL, g, 1.0, NULL), "input");
+    check_refused(tch_kfac_observe(t->kfac, 0, x, NULL, 1.0, NULL), "output_gradient");
+    check_refused(tch_kfac_observe(t->kfac, 0, x, g, NAN, NULL), "scale");
+    check_refused(tch_kfac_observe(t->kfac, 0, x, g, 1.0, g), "grad_scale");
+    check_refused(tch_kfac_observe(t->kfac, 0, g, x, 1.0, NULL), "'one'");
+    check_refused(tch_kfac_observe(t->kfac, 0, x, &two.gradient->tensor, 1.0, NULL), "output_gradient");
+    check_refused(tch_kfac_set_counts(t->kfac, 0, counts), "counts[3]");
+    check_refused(tch_kfac_get_counts(t->kfac, -1, counts), "no layer -1");
+    config.method = TCH_KFAC_INVERSE;
+    check_refused(tch_kfac_set_config(t->kfac, &config), "method");
+    check_refused(tch_kfac_refresh(NULL), "kfac is NULL");
+    CHECK_OK(tch_kfac_get_config(t->kfac, &config));
+    CHECK(config.method == TCH_KFAC_EIGEN, "the configuration has changed");
+    test_positions_free(&one);
+    test_positions_free(&two);
+    test_kfac_free(t);
+}
+
+static void bad_gradients_are_refused(void **state)
+{
+    tch_kfac_config config = config_of(TCH_KFAC_EIGEN);
+    test_kfac_trial *t = test_kfac_make(*state, &config, LAYERS, layers, TCH_FLOAT32);
+    tch_tensor *arguments[2 * LAYERS];
+    test_kfac_draw_gradients(t, LAYOUT_CONTIGUOUS);
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        arguments[i] = t->gradients[i] == NULL ? NULL : &t->gradients[i]->tensor;
+    }
+    test_case("gradients");
+    check_refused(tch_kfac_precondition(t->kfac, 0.1, LAYERS, arguments), "expected 6");
+    check_refused(tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, NULL), "expected 6");
+    check_refused(tch_kfac_precondition(t->kfac, NAN, 2 * LAYERS, arguments), "lr");
+    arguments[1] = NULL;
+    check_refused(tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, arguments), "bias of layer 'one'");
+    arguments[1] = &t->gradients[1]->tensor;
+    arguments[3] = &t->gradients[1]->tensor;
+    check_refused(tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, arguments), "bias of layer 'two'");
+    arguments[3] = NULL;
+    arguments[4] = &t->gradients[2]->tensor;
+    check_refused(tch_kfac_precondition(t->kfac, 0.1, 2 * LAYERS, arguments), "weight of layer 'three'");
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        if (t->gradients[i] != NULL) {
+            test_tensor_check_unchanged(t->gradients[i], "a gradient");
+        }
+    }
+    test_kfac_free(t);
+}
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(quarters_are_the_whole),
+        cmocka_unit_test(loss_scales_are_divided_out),
+        cmocka_unit_test(inputs_and_gradients_may_differ_in_type),
+        cmocka_unit_test_setup_teardown(checkpoints_go_on_bit_for_bit, test_folder_make, test_folder_remove),
+        cmocka_unit_test(state_can_be_copied_by_hand),
+        cmocka_unit_test_setup_teardown(other_checkpoints_are_refused, test_folder_make, test_folder_remove),
+        cmocka_unit_test_setup_teardown(numbers_that_cannot_be_are_refused, test_folder_make, test_folder_remove),
+        cmocka_unit_test(observations_that_are_not_finite_are_left_out),
+        cmocka_unit_test(refreshes_that_fail_keep_the_last),
+        cmocka_unit_test(a_first_observation_may_fail),
+        cmocka_unit_test(unseen_and_left_out_layers_stay),
+        cmocka_unit_test(empty_batches_and_no_layers),
+        cmocka_unit_test(the_forecast_is_what_is_taken),
+        cmocka_unit_test(bad_configs_are_refused),
+        cmocka_unit_test(bad_layers_are_refused),
+        cmocka_unit_test(bad_calls_are_refused),
+        cmocka_unit_test(bad_gradients_are_refused),
+        cmocka_unit_test(without_memory),
+        cmocka_unit_test(later_steps_allocate_nothing),
+    };
+    return cmocka_run_group_tests(tests, install_allocator, remove_allocator);
+}

@@ -1,0 +1,514 @@
+/* Inverse roots by every method, against the float64 eigendecomposition and by their residuals.
+ *
+ * The promise of tch_root_config.tolerance is that a result reported as good has |X - X_ref| <= tolerance |X_ref|;
+ * storing it adds one rounding. By eigenvalues the error is that of a stable eigensolver, |E| <= (n + 10) u |A|,
+ * magnified by the steepness of x^(-1/p) at the smallest eigenvalue: relative to |X| at most (n + 10) u kappa / p, plus
+ * (n + 10) u for composing the result, kappa being the condition number after damping. Where that is more than the
+ * tolerance, the eigen method is not asked for better. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
+static const tch_root_method methods[] = {TCH_ROOT_AUTO, TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_ROOT_RATIONAL};
+
+/* The methods by number. Where the device does not offer one, the Newton method takes its turn: of the other methods
+ * the one that promises as much. */
+static tch_root_method method_at(size_t number)
+{
+    return test_offers_method(methods[number % 4]) ? methods[number % 4] : TCH_ROOT_NEWTON;
+}
+
+/* Spectrum and damping that every method can be expected to manage. Rounding A to a half type moves its eigenvalues by
+ * about u sqrt(n), so the spectrum there must end well above that. */
+static double usual_condition(tch_dtype dtype)
+{
+    return dtype.bits == 16 ? 10.0 : 1e3;
+}
+
+static double usual_eps(tch_dtype dtype)
+{
+    return dtype.bits == 16 ? 0.1 : 1e-3;
+}
+
+static double promised_tolerance(const tch_root_config *config, tch_dtype dtype)
+{
+    double tolerance = config->tolerance > 0.0 ? config->tolerance : dtype.bits == 64 ? 1e-9 : 1e-3;
+    return tolerance + test_unit_roundoff(dtype);
+}
+
+static double damping_of(const known_matrix *known, const tch_root_config *config)
+{
+    return fmax(config->eps, config->relative_eps * known->w[known->n - 1]);
+}
+
+static double condition_of(const known_matrix *known, const tch_root_config *config)
+{
+    double damping = damping_of(known, config);
+    return (known->w[known->n - 1] + damping) / (known->w[0] + damping);
+}
+
+static double *expected_root(const known_matrix *known, int32_t root, const tch_root_config *config)
+{
+    int64_t n = known->n;
+    double *f = test_alloc((size_t)n * sizeof *f);
+    double *expected = test_alloc((size_t)(n * n) * sizeof *expected);
+    for (int64_t i = 0; i < n; i++) {
+        f[i] = pow(known->w[i] + damping_of(known, config), -1.0 / root);
+    }
+    ref_compose(n, known->v, f, expected);
+    free(f);
+    return expected;
+}
+
+/* (n + 10) u kappa / p for the method, plus composing the result. */
+static double stable_error(const known_matrix *known, int32_t root, const tch_root_config *config, tch_dtype dtype)
+{
+    double u = test_arithmetic_roundoff(dtype);
+    return (double)(known->n + 10) * u * (condition_of(known, config) / root + 1.0);
+}
+
+static void check_error(const known_matrix *known, int32_t root, const tch_root_config *config, const double *x,
+                        tch_dtype dtype)
+{
+    int64_t n = known->n;
+    double *expected = expected_root(known, root, config);
+    double error = ref_distance(n * n, x, expected) / ref_norm(n * n, expected);
+    double bound = promised_tolerance(config, dtype);
+    double stable = stable_error(known, root, config, dtype);
+    bool may_be_eigen = config->method == TCH_ROOT_EIGEN || config->method == TCH_ROOT_AUTO;
+    CHECK(error <= (may_be_eigen ? fmax(bound, stable) : bound), "relative error %.3g > %.3g promised", error, bound);
+    if (config->method == TCH_ROOT_EIGEN && dtype.bits != 16) {
+        CHECK(error <= stable, "relative error %.3g > %.3g of a stable eigensolver", error, stable);
+    }
+    free(expected);
+}
+
+/* A residual of float64 arithmetic on the stored result agrees with ours to its own rounding, n u64 kappa for each of
+ * the p + 1 products; one estimated with probes agrees within a factor. Storing the result in a narrower type may come
+ * after the certificate. An error D of X, |D| <= u |X|, appears as X^i D X^j A X^k with i + j + k = p - 1, in which the
+ * balanced order magnifies it by at most kappa^(ceil(p/2) / p), once for each of the p factors. The largest eigenvalue,
+ * of which relative damping is a part, need be known no better than the tolerance. */
+static void check_certificate(const known_matrix *known, int32_t root, const tch_root_config *config, const double *x,
+                              double residual, tch_dtype dtype)
+{
+    double own = ref_root_residual(known->n, root, known->a, damping_of(known, config), x);
+    double kappa = condition_of(known, config);
+    double storing = root * test_unit_roundoff(dtype) * pow(kappa, (double)((root + 1) / 2) / root);
+    double damping = damping_of(known, config);
+    double estimated = config->relative_eps * known->w[known->n - 1] > config->eps
+                           ? promised_tolerance(config, dtype) * damping / (known->w[0] + damping)
+                           : 0.0;
+    double rounding = (root + 1) * (double)known->n * 0x1p-53 * kappa + storing + estimated;
+    double factor = config->exact_residual ? 1.0 + 1e-6 : 4.0;
+    CHECK(residual <= factor * own + rounding && own <= factor * residual + rounding,
+          "the residual is given as %.3g and is %.3g", residual, own);
+}
+
+typedef struct root_call {
+    test_tensor *a, *out, *residual, *report;
+} root_call;
+
+static root_call make_call(tch_context *context, const test_variation *v, double condition, tch_dtype dtype)
+{
+    return (root_call){test_known_tensor(context, v, condition, dtype),
+                       test_case_tensor(context, v, dtype, v->n, v->n, v->out),
+                       test_case_tensor(context, v, TCH_FLOAT64, -1, -1, LAYOUT_OFFSET),
+                       test_case_tensor(context, v, TCH_INT32, -1, -1, LAYOUT_STEPPED)};
+}
+
+static void free_call(root_call *c)
+{
+    test_tensor_free(c->a);
+    test_tensor_free(c->out);
+    test_tensor_free(c->residual);
+    test_tensor_free(c->report);
+}
+
+/* Runs one case and checks every matrix of it: all must be good. */
+static void check_roots(tch_context *context, const test_variation *v, double condition, tch_dtype dtype, int32_t root,
+                        const tch_root_config *config)
+{
+    int64_t size = v->n * v->n;
+    root_call c = make_call(context, v, condition, dtype);
+    CHECK_OK(
+        tch_inverse_root(context, &c.a->tensor, root, config, &c.out->tensor, &c.residual->tensor, &c.report->tensor));
+    test_tensor_check_unchanged(c.a, "a");
+    test_tensor_check_written(c.residual, "residual");
+    test_tensor_check_written(c.report, "report");
+    double *x = test_tensor_read(c.out);
+    double *residual = test_tensor_read(c.residual);
+    double *report = test_tensor_read(c.report);
+    for (int64_t b = 0; b < v->matrices; b++) {
+        CHECK(report[b] == TCH_REPORT_OK, "matrix %lld is reported as %g, root %d by %s, residual %.3g", (long long)b,
+              report[b], root, tch_root_method_name(config->method), residual[b]);
+    }
+    test_tensor_check_written(c.out, "out");
+    for (int64_t b = 0; b < v->matrices; b++) {
+        const known_matrix *known = test_known_of(v, b, condition, dtype);
+        check_error(known, root, config, x + b * size, dtype);
+        check_certificate(known, root, config, x + b * size, residual[b], dtype);
+    }
+    free(x);
+    free(residual);
+    free(report);
+    free_call(&c);
+}
+
+static tch_root_config config_with(tch_root_method method, double eps)
+{
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.method = method;
+    config.eps = eps;
+    return config;
+}
+
+/* Every layout, with the root and the method walking along. */
+static void check_layouts(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    size_t which = (size_t)v->in + (size_t)v->out + (size_t)v->stream;
+    tch_root_config config = config_with(method_at(which), usual_eps(dtype));
+    config.exact_residual = (int32_t)(which / 4 % 2);
+    check_roots(context, v, usual_condition(dtype), dtype, roots[which / 2 % 6], &config);
+}
+
+static void layouts_float32(void **state)
+{
+    test_for_each_case(*state, "inverse_root", TCH_FLOAT32, 200, check_layouts);
+}
+
+static void layouts_float64(void **state)
+{
+    test_for_each_case(*state, "inverse_root", TCH_FLOAT64, 200, check_layouts);
+}
+
+static void layouts_halves(void **state)
+{
+    test_for_each_case(*state, "inverse_root", TCH_FLOAT16, 65, check_layouts);
+    test_for_each_case(*state, "inverse_root", TCH_BFLOAT16, 65, check_layouts);
+}
+
+static void name_root(const char *what, int64_t n, tch_dtype dtype, int32_t root, const tch_root_config *config)
+{
+    test_case("%s: n = %lld, %s, root %d by %s, eps %g, relative_eps %g, tolerance %g, degree %d", what, (long long)n,
+              tch_dtype_name(dtype), root, tch_root_method_name(config->method), config->eps, config->relative_eps,
+              config->tolerance, config->degree);
+}
+
+/* Every root by every method at sizes small, odd and around the edges. */
+static void every_root_by_every_method(void **state)
+{
+    static const int64_t sizes[] = {1, 2, 3, 17, 33, 64, 129};
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] * 6 * 4 * 2; i++) {
+        int64_t n = sizes[i / 48];
+        int32_t root = roots[i / 8 % 6];
+        tch_dtype dtype = dtypes[i % 2];
+        tch_root_config config = config_with(method_at(i / 2 % 4), 0.0);
+        config.relative_eps = 1e-3;
+        config.exact_residual = 1;
+        test_variation v = {.n = n, .batch_rank = 1, .batch = {2}, .matrices = 2, .out = LAYOUT_ROW_GAPS};
+        name_root("every root", n, dtype, root, &config);
+        check_roots(*state, &v, usual_condition(dtype), dtype, root, &config);
+    }
+}
+
+/* The larger of the two dampings counts, and only that one. */
+static void the_larger_damping_counts(void **state)
+{
+    for (int i = 0; i < 2 * 4; i++) {
+        tch_root_config config = config_with(method_at(i / 2), i % 2 == 0 ? 1e-2 : 2e-3);
+        test_variation v = {.n = 33, .batch_rank = 1, .batch = {2}, .matrices = 2};
+        config.relative_eps = i % 2 == 0 ? 2e-3 : 1e-2;
+        name_root("dampings", 33, TCH_FLOAT64, 2, &config);
+        check_roots(*state, &v, 1e3, TCH_FLOAT64, 2, &config);
+    }
+}
+
+static void both_degrees(void **state)
+{
+    for (int32_t degree = 1; degree <= 2; degree++) {
+        for (int i = 0; i < 6; i++) {
+            tch_root_config config = config_with(TCH_ROOT_NEWTON, 1e-3);
+            test_variation v = {.n = 33, .batch_rank = 0, .matrices = 1};
+            config.degree = degree;
+            name_root("degree", 33, TCH_FLOAT64, roots[i], &config);
+            check_roots(*state, &v, 1e3, TCH_FLOAT64, roots[i], &config);
+        }
+    }
+}
+
+/* The tolerance asked for is the tolerance got, from loose to tight. */
+static void tolerances_are_kept(void **state)
+{
+    const double tolerances[] = {1e-1, 1e-2, 1e-4, 1e-6, 1e-10};
+    for (int i = 0; i < 5 * 4 * 2; i++) {
+        tch_root_config config = config_with(method_at(i / 5 % 4), 1e-3);
+        test_variation v = {.n = 65, .batch_rank = 0, .matrices = 1};
+        int32_t root = i / 20 == 0 ? 2 : 4;
+        config.tolerance = tolerances[i % 5];
+        name_root("tolerance", 65, TCH_FLOAT64, root, &config);
+        check_roots(*state, &v, 1e3, TCH_FLOAT64, root, &config);
+    }
+}
+
+/* Without a config there is no damping, and a well conditioned matrix needs none. */
+static void defaults_work(void **state)
+{
+    tch_context *context = *state;
+    const tch_root_config defaults = TCH_ROOT_CONFIG_INIT;
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
+    for (int d = 0; d < 2; d++) {
+        test_variation v = {.n = 40, .batch_rank = 1, .batch = {3}, .matrices = 3};
+        name_root("defaults", 40, dtypes[d], 4, &defaults);
+        root_call c = make_call(context, &v, 50.0, dtypes[d]);
+        CHECK_OK(tch_inverse_root(context, &c.a->tensor, 4, NULL, &c.out->tensor, NULL, NULL));
+        test_tensor_check_written(c.out, "out");
+        double *x = test_tensor_read(c.out);
+        for (int b = 0; b < 3; b++) {
+            check_error(test_known_of(&v, b, 50.0, dtypes[d]), 4, &defaults, x + b * 1600, dtypes[d]);
+        }
+        free(x);
+        free_call(&c);
+    }
+}
+
+/* --- conditioning ------------------------------------------------------------------------------------------------- */
+
+/* However bad the conditioning: a result is either within the tolerance, or reported and not written. */
+static bool check_honesty(tch_context *context, double condition, tch_dtype dtype, int32_t root,
+                          const tch_root_config *config)
+{
+    const int64_t n = 64;
+    test_variation v = {.n = n, .batch_rank = 0, .matrices = 1};
+    root_call c = make_call(context, &v, condition, dtype);
+    CHECK_OK(
+        tch_inverse_root(context, &c.a->tensor, root, config, &c.out->tensor, &c.residual->tensor, &c.report->tensor));
+    test_tensor_check_written(c.report, "report");
+    double *report = test_tensor_read(c.report);
+    bool good = report[0] == TCH_REPORT_OK;
+    if (good) {
+        double *x = test_tensor_read(c.out);
+        test_tensor_check_written(c.out, "out");
+        check_error(test_known_of(&v, 0, condition, dtype), root, config, x, dtype);
+        free(x);
+    } else {
+        test_tensor_check_unchanged(c.out, "out");
+    }
+    free(report);
+    free_call(&c);
+    return good;
+}
+
+/* Condition numbers 1e2 to 1e8. Where (n + 10) u kappa / p is within the tolerance every method must deliver: a stable
+ * method can, and one that cannot has another to fall back on. */
+static void conditioning(void **state)
+{
+    const double conditions[] = {1e2, 1e4, 1e6, 1e8};
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
+    const int32_t some_roots[] = {1, 2, 4};
+    for (int i = 0; i < 4 * 2 * 3 * 4; i++) {
+        double kappa = conditions[i % 4];
+        tch_dtype dtype = dtypes[i / 4 % 2];
+        int32_t root = some_roots[i / 8 % 3];
+        tch_root_config config = config_with(method_at(i / 24), 0.0);
+        config.relative_eps = 1.0 / kappa;
+        name_root("conditioning", 64, dtype, root, &config);
+        bool good = check_honesty(*state, kappa, dtype, root, &config);
+        double reachable = (64 + 10) * test_arithmetic_roundoff(dtype) * kappa / root;
+        CHECK(good || reachable > promised_tolerance(&config, dtype), "it was given up though %.3g can be reached",
+              reachable);
+    }
+}
+
+/* A previous root stays where the new one is not good enough. Here nothing is known of the spectrum, and its small end
+ * lies below what float64 can tell from rounding. */
+static void the_previous_root_is_kept(void **state)
+{
+    tch_root_config config = config_with(TCH_ROOT_NEWTON, 0.0);
+    name_root("kept", 64, TCH_FLOAT64, 4, &config);
+    bool good = check_honesty(*state, 1e17, TCH_FLOAT64, 4, &config);
+    CHECK(!good, "a root of a singular matrix was certified");
+}
+
+/* A method that cannot reach the tolerance whatever the numbers are says so before it starts. */
+static void impossible_tolerances_are_refused(void **state)
+{
+    tch_context *context = *state;
+    for (int i = 2; i < 4; i++) {
+        tch_root_config config = config_with(method_at(i), 0.0);
+        test_variation v = {.n = 20, .matrices = 1};
+        config.relative_eps = 1e-12;
+        config.tolerance = 1e-18;
+        name_root("impossible", 20, TCH_FLOAT64, 4, &config);
+        root_call c = make_call(context, &v, 100.0, TCH_FLOAT64);
+        tch_status got = tch_inverse_root(context, &c.a->tensor, 4, &config, &c.out->tensor, NULL, NULL);
+        CHECK(got == TCH_ERR_INVALID_ARGUMENT || got == TCH_ERR_NUMERIC, "gave %s", tch_status_name(got));
+        test_tensor_check_unchanged(c.out, "out");
+        free_call(&c);
+    }
+}
+
+/* Spectra other than the usual one: the result must not depend on luck. */
+static void unusual_spectra(void **state)
+{
+    const int64_t n = 48;
+    tch_context *context = *state;
+    for (int which = 0; which < 6 * 4; which++) {
+        if (which / 4 == 5 && which % 4 > 1) {
+            continue; /* products and poles are made for a spectrum that damping has lifted above zero */
+        }
+        double *values = test_alloc((size_t)(n * n) * sizeof *values);
+        double *w = test_alloc((size_t)n * sizeof *w);
+        double *spectrum = test_alloc((size_t)n * sizeof *spectrum);
+        double *vectors = test_alloc((size_t)(n * n) * sizeof *vectors);
+        test_random random = test_random_stream(300 + (uint64_t)which / 4);
+        for (int64_t i = 0; i < n; i++) {
+            const double spectra[] = {i == 0 ? 1.0 : 0.0,                /* rank one */
+                                      i < n / 2 ? 1.0 : 0.0,             /* half of full rank */
+                                      1.0,                               /* a multiple of the identity */
+                                      1e-20 * (1.0 + (double)i),         /* small as a whole */
+                                      1e15 * pow(10.0, -(double)i / 16), /* large as a whole */
+                                      i == n - 1 ? -3e-5 : 1.0};         /* below zero, but not by the damping */
+            spectrum[i] = spectra[which / 4];
+        }
+        ref_symmetric(&random, n, spectrum, values);
+        ref_eigh(n, values, w, vectors);
+        known_matrix known = {n, values, w, vectors};
+        tch_root_config config = config_with(method_at(which), 0.0);
+        config.relative_eps = 1e-4;
+        config.exact_residual = 1;
+        name_root("spectrum", n, TCH_FLOAT64, 4, &config);
+        test_variation v = {.n = n, .matrices = 1};
+        test_tensor *a = test_case_tensor(context, &v, TCH_FLOAT64, n, n, LAYOUT_CONTIGUOUS);
+        test_tensor *out = test_case_tensor(context, &v, TCH_FLOAT64, n, n, LAYOUT_CONTIGUOUS);
+        test_tensor_write(a, values);
+        CHECK_OK(tch_inverse_root(context, &a->tensor, 4, &config, &out->tensor, NULL, NULL));
+        double *x = test_tensor_read(out);
+        check_error(&known, 4, &config, x, TCH_FLOAT64);
+        free(x);
+        free(values);
+        free(w);
+        free(spectrum);
+        free(vectors);
+        test_tensor_free(a);
+        test_tensor_free(out);
+    }
+}
+
+/* --- large -------------------------------------------------------------------------------------------------------- */
+
+/* For n = 1000 the reference is the construction itself: the same reflections applied to the powers of the spectrum.
+ * Rounding A to its dtype moves eigenvalues by at most u |A|, which adds n u kappa / p to the bound for float32. */
+static void a_thousand(void **state)
+{
+    tch_context *context = *state;
+    const int64_t n = 1000;
+    const double eps = 1e-2;
+    double *spectrum = test_alloc((size_t)n * sizeof *spectrum);
+    double *a_values = test_alloc((size_t)(n * n) * sizeof *a_values);
+    double *expected = test_alloc((size_t)(n * n) * sizeof *expected);
+    test_random random = test_random_stream(400);
+    test_random same = random;
+    ref_spectrum(n, 1e3, spectrum);
+    ref_symmetric(&random, n, spectrum, a_values);
+    for (int64_t i = 0; i < n; i++) {
+        spectrum[i] = pow(spectrum[i] + eps, -0.25);
+    }
+    ref_symmetric(&same, n, spectrum, expected);
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
+    for (int i = 0; i < 4 * 2; i++) {
+        tch_root_config config = config_with(method_at(i / 2), eps);
+        tch_dtype dtype = dtypes[i % 2];
+        test_variation v = {.n = n, .matrices = 1};
+        name_root("large", n, dtype, 4, &config);
+        test_tensor *a = test_case_tensor(context, &v, dtype, n, n, LAYOUT_CONTIGUOUS);
+        test_tensor *out = test_case_tensor(context, &v, dtype, n, n, LAYOUT_ROW_GAPS);
+        test_tensor_write(a, a_values);
+        CHECK_OK(tch_inverse_root(context, &a->tensor, 4, &config, &out->tensor, NULL, NULL));
+        test_tensor_check_written(out, "out");
+        double *x = test_tensor_read(out);
+        double error = ref_distance(n * n, x, expected) / ref_norm(n * n, expected);
+        double bound = promised_tolerance(&config, dtype) + test_unit_roundoff(dtype) * (1.0 + eps) / eps / 4;
+        CHECK(error <= bound, "relative error %.3g > %.3g", error, bound);
+        free(x);
+        test_tensor_free(a);
+        test_tensor_free(out);
+    }
+    free(spectrum);
+    free(a_values);
+    free(expected);
+}
+
+/* The plan names the method that `auto` takes, and is itself when a method was chosen. */
+static void plans(void **state)
+{
+    tch_context *context = *state;
+    for (int i = 0; i < 4; i++) {
+        tch_root_config config = config_with(method_at(i), 0.0);
+        tch_root_method method = TCH_ROOT_AUTO;
+        int64_t bytes = -1;
+        config.relative_eps = 1e-4;
+        name_root("plan", 256, TCH_FLOAT32, 4, &config);
+        CHECK_OK(tch_inverse_root_plan(context, TCH_FLOAT32, 8, 256, 4, &config, &method, &bytes));
+        CHECK(method != TCH_ROOT_AUTO, "auto is no plan");
+        CHECK(i == 0 || method == method_at(i), "the plan is %s", tch_root_method_name(method));
+        CHECK(bytes > 0, "%lld bytes of scratch", (long long)bytes);
+    }
+}
+
+/* A method the device does not have is refused before anything is read or written. */
+static void methods_not_offered_are_refused(void **state)
+{
+    tch_context *context = *state;
+    tch_root_config config = config_with(TCH_ROOT_RATIONAL, 1e-3);
+    test_variation v = {.n = 20, .matrices = 1};
+    if (test_offers_method(TCH_ROOT_RATIONAL)) {
+        skip();
+    }
+    name_root("not offered", 20, TCH_FLOAT32, 4, &config);
+    root_call c = make_call(context, &v, 100.0, TCH_FLOAT32);
+    tch_status got =
+        tch_inverse_root(context, &c.a->tensor, 4, &config, &c.out->tensor, &c.residual->tensor, &c.report->tensor);
+    CHECK(got == TCH_ERR_UNSUPPORTED, "gave %s", tch_status_name(got));
+    CHECK(strstr(tch_last_error(), "rational") != NULL, "the message does not name it: %s", tch_last_error());
+    test_tensor_check_unchanged(c.out, "out");
+    test_tensor_check_unchanged(c.residual, "residual");
+    test_tensor_check_unchanged(c.report, "report");
+    free_call(&c);
+}
+
+static int close_all(void **state)
+{
+    test_known_release();
+    return test_close_context(state);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layouts_float32),
+        cmocka_unit_test(layouts_float64),
+        cmocka_unit_test(layouts_halves),
+        cmocka_unit_test(every_root_by_every_method),
+        cmocka_unit_test(the_larger_damping_counts),
+        cmocka_unit_test(both_degrees),
+        cmocka_unit_test(tolerances_are_kept),
+        cmocka_unit_test(defaults_work),
+        cmocka_unit_test(conditioning),
+        cmocka_unit_test(the_previous_root_is_kept),
+        cmocka_unit_test(impossible_tolerances_are_refused),
+        cmocka_unit_test(unusual_spectra),
+        cmocka_unit_test(a_thousand),
+        cmocka_unit_test(plans),
+        cmocka_unit_test(methods_not_offered_are_refused),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, close_all);
+}

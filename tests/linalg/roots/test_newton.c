@@ -1,0 +1,413 @@
+/* The coupled Newton iteration in mixed arithmetic, and the choice of that arithmetic for GPUs that are not at hand. The
+ * split type and the products that change type are modelled here, plainly, on top of the CPU's table: what is under test
+ * is the iteration above them.
+ *
+ * The error of the result against the float64 root must be within the tolerance the plan was made for, and what the
+ * certificate shows of it within what the plan lets pass. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "linalg/newton.h"
+#include "linalg/root_plan.h"
+#include "support/backend/table_copy.h"
+#include "support/linalg/reference.h"
+#include "support/testing.h"
+
+/* --- a model of a GPU's arithmetic ------------------------------------------------------------------------------- */
+
+static float to_bf16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* One of the two parts of a split number: its plane holds the upper halves of floats. */
+static uint16_t *plane(const tch_matrices *m, int64_t b, int low)
+{
+    return (uint16_t *)m->data + (2 * b + low) * m->stride;
+}
+
+static float part(const tch_matrices *m, int64_t b, int64_t i, int64_t j, int low)
+{
+    uint32_t bits = (uint32_t)plane(m, b, low)[i * m->ld + j] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static void put_part(const tch_matrices *m, int64_t b, int64_t i, int64_t j, int low, float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    plane(m, b, low)[i * m->ld + j] = (uint16_t)(bits >> 16);
+}
+
+static double get(const tch_matrices *m, int64_t b, int64_t i, int64_t j)
+{
+    int64_t at = b * m->stride + i * m->ld + j;
+    switch (m->type) {
+    case TCH_SCALAR_F64:
+        return ((const double *)m->data)[at];
+    case TCH_SCALAR_F32:
+        return (double)((const float *)m->data)[at];
+    default:
+        return (double)part(m, b, i, j, 0) + (double)part(m, b, i, j, 1);
+    }
+}
+
+static void put(const tch_matrices *m, int64_t b, int64_t i, int64_t j, double value)
+{
+    int64_t at = b * m->stride + i * m->ld + j;
+    if (m->type == TCH_SCALAR_F64) {
+        ((double *)m->data)[at] = value;
+    } else if (m->type == TCH_SCALAR_F32) {
+        ((float *)m->data)[at] = (float)value;
+    } else {
+        float high = to_bf16((float)value);
+        put_part(m, b, i, j, 0, high);
+        put_part(m, b, i, j, 1, to_bf16((float)value - high));
+    }
+}
+
+/* Row i of A times row j of B, in the arithmetic of their type. */
+static double dot(const tch_matrices *a, const tch_matrices *b, int64_t matrix, int64_t i, int64_t j)
+{
+    if (a->type != TCH_SCALAR_BF16X2) {
+        double wide = 0.0;
+        float narrow = 0.0F;
+        for (int64_t k = 0; k < a->cols; k++) {
+            wide += get(a, matrix, i, k) * get(b, matrix, j, k);
+            narrow += (float)get(a, matrix, i, k) * (float)get(b, matrix, j, k);
+        }
+        return a->type == TCH_SCALAR_F64 ? wide : (double)narrow;
+    }
+    float sum = 0.0F;
+    for (int64_t k = 0; k < a->cols; k++) {
+        sum += part(a, matrix, i, k, 0) * part(b, matrix, j, k, 0);
+        sum += part(a, matrix, i, k, 0) * part(b, matrix, j, k, 1);
+        sum += part(a, matrix, i, k, 1) * part(b, matrix, j, k, 0);
+    }
+    return (double)sum;
+}
+
+static tch_status model_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+{
+    (void)state;
+    for (int64_t m = 0; m < c->batch; m++) {
+        for (int64_t i = 0; i < c->rows; i++) {
+            for (int64_t j = 0; j <= i; j++) {
+                double value = c2 * dot(a, b, m, i, j) + (d != NULL ? c1 * get(d, m, i, j) : 0.0);
+                value += i == j ? c0 : 0.0;
+                put(c, m, i, j, value);
+                put(c, m, j, i, value);
+            }
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status model_shift_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
+                                    double exponent, const tch_matrices *out)
+{
+    (void)state;
+    (void)shift;
+    for (int64_t m = 0; m < x->batch; m++) {
+        double factor = scale != NULL ? pow(scale[m], exponent) : 1.0;
+        for (int64_t i = 0; i < x->rows; i++) {
+            for (int64_t j = 0; j < x->cols; j++) {
+                put(out, m, i, j, get(x, m, i, j) * factor);
+            }
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- the iteration ----------------------------------------------------------------------------------------------- */
+
+static const tch_product_rates with_f64_cores = {56.0, 50.0, 200.0, 700.0};
+static const tch_product_rates without_f64_cores = {0.5, 30.0, 40.0, 130.0};
+static const tch_product_rates without_bf16 = {0.5, 16.0, 0.0, 0.0};
+static const tch_product_rates only_f64 = {1.0, 0.0, 0.0, 0.0};
+
+static tchi_newton_plan make_plan(int32_t root, int degree, double low, double tolerance,
+                                  const tch_product_rates *rates)
+{
+    tchi_newton_plan plan = {.root = root, .degree = degree};
+    plan.steps = tchi_minimax_plan(root, degree, low, 0.25 * tolerance, plan.step);
+    CHECK(plan.steps > 0, "no plan for root %d, low %g", root, low);
+    tchi_newton_shorten(&plan, 0.25 * tolerance);
+    tchi_newton_choose_types(&plan, rates, low, tolerance);
+    return plan;
+}
+
+enum { BATCH = 2 };
+
+/* Random matrices with spectra from `low` to 1, or of low rank and damped by `low`, and their inverse roots. */
+static void make_problem(int64_t n, int32_t root, double low, int64_t rank, double *m, double *expected)
+{
+    test_random random = test_random_stream((uint64_t)(n * 100 + root));
+    double *w = test_alloc((size_t)n * sizeof *w);
+    double *v = test_alloc((size_t)(n * n) * sizeof *v);
+    ref_spectrum(n, 1.0 / low, w);
+    for (int64_t i = 0; i < n && rank < n; i++) {
+        w[i] = i < rank ? 0.25 + 0.75 * test_random_uniform(&random) : low;
+    }
+    for (int b = 0; b < BATCH; b++) {
+        ref_symmetric(&random, n, w, m + b * n * n);
+        double *values = test_alloc((size_t)n * sizeof *values);
+        ref_eigh(n, m + b * n * n, values, v);
+        for (int64_t i = 0; i < n; i++) {
+            values[i] = pow(values[i], -1.0 / root);
+        }
+        ref_compose(n, v, values, expected + b * n * n);
+        free(values);
+    }
+    free(w);
+    free(v);
+}
+
+static tch_matrices padded(int64_t n, tch_scalar type)
+{
+    int64_t ld = (n + 7) / 8 * 8;
+    size_t bytes = (size_t)(BATCH * n * ld) * 8;
+    tch_matrices m = {test_alloc(bytes), type, n, n, ld, BATCH, n * ld};
+    memset(m.data, 0xff, bytes);
+    return m;
+}
+
+/* |X R| / (p |X|), R = X^floor(p/2) M X^ceil(p/2) - I: what the certificate shows. */
+static double shown_error(int64_t n, int32_t root, const double *m, const double *x)
+{
+    double *y = test_alloc((size_t)(n * n) * sizeof *y);
+    double *next = test_alloc((size_t)(n * n) * sizeof *next);
+    memcpy(y, x, (size_t)(n * n) * sizeof *y);
+    for (int step = 1; step <= root + 1; step++) {
+        for (int64_t i = 0; i < n && step == root + 1; i++) {
+            y[i * n + i] -= 1.0;
+        }
+        ref_matmul(n, n, n, step == root - root / 2 ? m : x, y, next);
+        memcpy(y, next, (size_t)(n * n) * sizeof *y);
+    }
+    double shown = ref_norm(n * n, y) / ref_norm(n * n, x) / root;
+    free(y);
+    free(next);
+    return shown;
+}
+
+/* The largest error of the batch; `shown`, if not NULL, receives the largest that the certificate shows. */
+static double run(tch_context *context, const tchi_newton_plan *plan, int64_t n, const double *m,
+                  const double *expected, double *shown)
+{
+    tchi_newton_buffers buffers;
+    for (int k = 0; k < TCHI_NEWTON_BUFFERS; k++) {
+        buffers.m[k] = padded(n, tchi_newton_type_of_m(plan, 0));
+    }
+    void *owned[TCHI_NEWTON_BUFFERS];
+    for (int k = 0; k < TCHI_NEWTON_BUFFERS; k++) {
+        owned[k] = buffers.m[k].data;
+    }
+    for (int64_t i = 0; i < BATCH * n * n; i++) {
+        put(&buffers.m[0], i / (n * n), i / n % n, i % n, m[i]);
+    }
+    tch_matrices x;
+    CHECK_OK(tchi_newton(context, plan, &buffers, &x));
+    double worst = 0.0;
+    double *got = test_alloc((size_t)(n * n) * sizeof *got);
+    for (int64_t b = 0; b < BATCH; b++) {
+        for (int64_t i = 0; i < n * n; i++) {
+            got[i] = get(&x, b, i / n, i % n);
+        }
+        const double *right = expected + b * n * n;
+        double error = ref_distance(n * n, got, right) / ref_norm(n * n, right);
+        worst = error <= worst ? worst : error;
+        if (shown != NULL) {
+            *shown = fmax(*shown, shown_error(n, plan->root, m + b * n * n, got));
+        }
+    }
+    free(got);
+    for (int k = 0; k < TCHI_NEWTON_BUFFERS; k++) {
+        free(owned[k]);
+    }
+    return worst;
+}
+
+/* The CPU's own table comes back whatever a test did. */
+static const tch_backend *own_table;
+
+/* The CPU's table with the model's products in it. */
+static void with_model(tch_context *context, table_copy *table)
+{
+    own_table = context->backend;
+    table_copy_make(table, own_table);
+    table->matrix.symmetric_product = model_product;
+    table->matrix.shift_scale = model_shift_scale;
+    context->backend = &table->backend;
+}
+
+static int restore_table(void **state)
+{
+    ((tch_context *)*state)->backend = own_table;
+    return 0;
+}
+
+static void mixed_arithmetic_keeps_its_tolerance(void **state)
+{
+    static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
+    static const struct {
+        const char *name;
+        const tch_product_rates *rates;
+    } devices[] = {{"float64 tensor cores", &with_f64_cores},
+                   {"slow float64", &without_f64_cores},
+                   {"no bfloat16", &without_bf16},
+                   {"float64 alone", &only_f64}};
+    static const double lows[] = {1e-1, 1e-3, 1e-5, 1e-6};
+    tch_context *context = *state;
+    static table_copy table;
+    with_model(context, &table);
+    for (int i = 0; i < 6 * 4 * 4; i++) {
+        int32_t root = roots[i / 16];
+        double low = lows[i / 4 % 4];
+        int64_t n = 20 + i / 16;
+        double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
+        double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);
+        make_problem(n, root, low, n, m, expected);
+        for (int degree = 1; degree <= 2; degree++) {
+            test_case("root %d, degree %d, low %g, %s", root, degree, low, devices[i % 4].name);
+            tchi_newton_plan plan = make_plan(root, degree, low / 1.02, 1e-3, devices[i % 4].rates);
+            double error = run(context, &plan, n, m, expected, NULL);
+            CHECK(error <= 1e-3, "error %.3g", error);
+        }
+        free(m);
+        free(expected);
+    }
+}
+
+static void gpu_rates(void *state, tch_product_rates *rates)
+{
+    (void)state;
+    *rates = with_f64_cores;
+}
+
+/* Matrices of low rank show most of the rounding of X, for which the plan has to leave room. */
+static void mixed_arithmetic_passes_its_certificate(void **state)
+{
+    static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
+    static const double dampings[] = {1e-2, 1e-4, 1e-6};
+    tch_context *context = *state;
+    static table_copy table;
+    with_model(context, &table);
+    table.matrix.product_rates = gpu_rates;
+    table.matrix.shifted_inverse = NULL;
+    const int64_t n = 48;
+    double *m = test_alloc((size_t)(BATCH * n * n) * sizeof *m);
+    double *expected = test_alloc((size_t)(BATCH * n * n) * sizeof *expected);
+    for (int i = 0; i < 6 * 3 * 2; i++) {
+        tchi_root_plan plan;
+        tch_root_config how = TCH_ROOT_CONFIG_INIT;
+        double shown = 0.0;
+        how.relative_eps = dampings[i / 2 % 3];
+        CHECK_OK(tchi_root_plan_make(context, TCH_SCALAR_F32, n, roots[i / 6], &how, &plan));
+        make_problem(n, plan.root, plan.low, i % 2 == 0 ? n / 8 : n / 2, m, expected);
+        test_case("root %d, damping %g, rank %d", plan.root, how.relative_eps, (int)(i % 2 == 0 ? n / 8 : n / 2));
+        double error = run(context, &plan.newton, n, m, expected, &shown);
+        CHECK(error <= 1e-3, "error %.3g", error);
+        CHECK(error <= 1.01 * shown, "the certificate shows %.3g of an error of %.3g", shown, error);
+        CHECK(shown <= plan.error, "the certificate shows %.3g, and %.3g may pass", shown, plan.error);
+    }
+    free(m);
+    free(expected);
+}
+
+/* --- the choice of arithmetic ------------------------------------------------------------------------------------ */
+
+static int count_of(const tchi_newton_plan *plan, tch_scalar type, bool congruent)
+{
+    int count = 0;
+    for (int k = 0; k < plan->steps; k++) {
+        count += plan->type[k] == type && plan->congruent[k] == congruent;
+    }
+    return count;
+}
+
+static void float64_cores_serve_the_early_steps(void **state)
+{
+    (void)state;
+    tchi_newton_plan plan = make_plan(4, 2, 1e-6, 1e-3, &with_f64_cores);
+    assert_int_equal(plan.steps, 6);
+    assert_int_equal(count_of(&plan, TCH_SCALAR_BF16X2, true), 2);
+    assert_int_equal(count_of(&plan, TCH_SCALAR_BF16X2, false), 4);
+    assert_true(plan.congruent[0] && plan.congruent[1] && !plan.congruent[2]);
+    assert_int_equal(tchi_newton_type_of_m(&plan, 1), TCH_SCALAR_F64);
+    assert_int_equal(tchi_newton_type_of_m(&plan, 2), TCH_SCALAR_BF16X2);
+}
+
+/* The last step has only a little left to do, for which degree 1 is enough; but not when it is the only one. */
+static void the_last_step_is_short(void **state)
+{
+    (void)state;
+    tchi_newton_plan plan = make_plan(4, 2, 1e-6, 1e-3, &with_f64_cores);
+    assert_true(plan.step[5].c[2] == 0.0 && plan.step[4].c[2] != 0.0);
+    CHECK(1.0 - pow(plan.step[5].lo, 0.25) <= 2.5e-4, "X is off by %.3g", 1.0 - pow(plan.step[5].lo, 0.25));
+    tchi_newton_plan one = make_plan(4, 2, 0.9, 1e-2, &with_f64_cores);
+    assert_int_equal(one.steps, 1);
+    assert_true(one.step[0].c[2] != 0.0);
+}
+
+static void tight_tolerances_stay_in_float64(void **state)
+{
+    (void)state;
+    tchi_newton_plan plan = make_plan(4, 2, 1e-6, 1e-9, &with_f64_cores);
+    assert_int_equal(count_of(&plan, TCH_SCALAR_F64, false), plan.steps);
+}
+
+static void odd_roots_have_no_congruence(void **state)
+{
+    (void)state;
+    tchi_newton_plan plan = make_plan(3, 2, 1e-6, 1e-3, &with_f64_cores);
+    assert_int_equal(plan.type[0], TCH_SCALAR_F64);
+    assert_int_equal(count_of(&plan, TCH_SCALAR_BF16X2, true), 0);
+}
+
+/* Where float64 is slow, float32 takes the early steps that it can, and float64 only what it cannot. */
+static void slow_float64_gives_way_to_float32(void **state)
+{
+    (void)state;
+    tchi_newton_plan mild = make_plan(4, 2, 1e-3, 1e-3, &without_f64_cores);
+    assert_int_equal(mild.type[0], TCH_SCALAR_F32);
+    assert_int_equal(count_of(&mild, TCH_SCALAR_F64, false), 0);
+    tchi_newton_plan hard = make_plan(4, 2, 1e-6, 1e-3, &without_f64_cores);
+    assert_true(hard.congruent[0]);
+    tchi_newton_plan fast = make_plan(4, 2, 1e-3, 1e-3, &with_f64_cores);
+    assert_true(fast.congruent[0]);
+}
+
+static void without_bfloat16_the_late_steps_are_float32(void **state)
+{
+    (void)state;
+    tchi_newton_plan plan = make_plan(4, 2, 1e-6, 1e-3, &without_bf16);
+    assert_int_equal(plan.type[0], TCH_SCALAR_F64);
+    assert_int_equal(plan.type[plan.steps - 1], TCH_SCALAR_F32);
+    assert_int_equal(count_of(&plan, TCH_SCALAR_BF16X2, false), 0);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(mixed_arithmetic_keeps_its_tolerance, restore_table),
+        cmocka_unit_test_teardown(mixed_arithmetic_passes_its_certificate, restore_table),
+        cmocka_unit_test(float64_cores_serve_the_early_steps),
+        cmocka_unit_test(the_last_step_is_short),
+        cmocka_unit_test(tight_tolerances_stay_in_float64),
+        cmocka_unit_test(odd_roots_have_no_congruence),
+        cmocka_unit_test(slow_float64_gives_way_to_float32),
+        cmocka_unit_test(without_bfloat16_the_late_steps_are_float32),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

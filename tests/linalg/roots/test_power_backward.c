@@ -1,0 +1,549 @@
+/* Gradients of powers and inverse roots: against the formula with the reference's eigenvectors, against differences of the
+ * function itself, and where the formula has its corners: equal, clamped and vanishing eigenvalues.
+ *
+ * All arithmetic is float64's. An eigensolver is exact for A + E with |E| <= (n + 10) u |A|, which moves K by at most
+ * max|f''| |E|, and the products around it round by (n + 10) u; with r the rounding of the stored result
+ *     |out - reference|  <=  4 (n + 10) u (|A| max|f''| + max|f'|) |G|  +  r |out|
+ * in Frobenius norms. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+/* A power with absolute damping, or an inverse root with both kinds. */
+typedef struct function {
+    double power, eps;
+    int32_t root; /* 0 for a power */
+    double relative_eps;
+    double condition; /* of the matrices it is tried on; negative: every second eigenvalue is */
+} function;
+
+static const function functions[] = {
+    {.power = -0.25, .eps = 1e-2, .condition = 100.0},
+    {.power = -0.5, .eps = 0.1, .condition = 100.0},
+    {.power = 0.5, .eps = 0.1, .condition = 30.0},
+    {.power = -1.0, .eps = 0.1, .condition = -10.0},
+    {.power = 1.0, .eps = 0.0, .condition = 10.0},
+    {.power = 2.5, .eps = 0.05, .condition = -10.0},
+    {.power = 0.0, .eps = 0.1, .condition = 10.0},
+    {.root = 4, .relative_eps = 0.05, .condition = 100.0},
+    {.root = 2, .eps = 0.2, .condition = 100.0},
+    {.root = 3, .eps = 1e-3, .relative_eps = 0.1, .condition = 30.0},
+    {.root = 1, .eps = 0.5, .relative_eps = 0.1, .condition = 30.0},
+};
+#define FUNCTIONS (sizeof functions / sizeof functions[0])
+
+static tch_root_config config_of(const function *f)
+{
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.eps = f->eps;
+    config.relative_eps = f->relative_eps;
+    config.method = TCH_ROOT_EIGEN;
+    return config;
+}
+
+static tch_status run_backward(tch_context *context, const function *f, const tch_tensor *a, const tch_tensor *grad,
+                               tch_tensor *out, tch_tensor *report)
+{
+    tch_root_config config = config_of(f);
+    return f->root == 0 ? tch_matrix_power_backward(context, a, f->power, f->eps, grad, out, report)
+                        : tch_inverse_root_backward(context, a, f->root, &config, grad, out, report);
+}
+
+static tch_status run_forward(tch_context *context, const function *f, const tch_tensor *a, tch_tensor *out)
+{
+    tch_root_config config = config_of(f);
+    return f->root == 0 ? tch_matrix_power(context, a, f->power, f->eps, out, NULL)
+                        : tch_inverse_root(context, a, f->root, &config, out, NULL, NULL);
+}
+
+/* --- the reference ------------------------------------------------------------------------------------------------ */
+
+static double exponent(const function *f)
+{
+    return f->root == 0 ? f->power : -1.0 / f->root;
+}
+
+static double damping_of(const function *f, double largest)
+{
+    return fmax(f->eps, f->relative_eps * largest);
+}
+
+/* f(w), its derivative or its second one; flat below zero for a power, which clamps there. */
+static long double value(const function *f, double damping, double w, int derivative)
+{
+    long double p = f->root == 0 ? (long double)f->power : -1.0L / f->root;
+    int clamped = f->root == 0 && w < 0.0;
+    long double x = clamped ? (long double)damping : (long double)w + damping;
+    switch (derivative) {
+    case 0:
+        return powl(x, p);
+    case 1:
+        return clamped ? 0.0L : p * powl(x, p - 1.0L);
+    default:
+        return clamped ? 0.0L : p * (p - 1.0L) * powl(x, p - 2.0L);
+    }
+}
+
+static double steepest(const function *f, const known_matrix *known, int derivative)
+{
+    double damping = damping_of(f, known->w[known->n - 1]);
+    double most = 0.0;
+    for (int64_t i = 0; i < known->n; i++) {
+        most = fmax(most, fabs((double)value(f, damping, known->w[i], derivative)));
+    }
+    return most;
+}
+
+/* V' G V, or back with the transposed V. */
+static void rotate(int64_t n, const double *v, int back, const double *g, double *out)
+{
+    double *turned = test_alloc((size_t)(n * n) * sizeof *turned);
+    double *product = test_alloc((size_t)(n * n) * sizeof *product);
+    ref_transpose(n, n, v, turned);
+    ref_matmul(n, n, n, back ? v : turned, g, product);
+    ref_matmul(n, n, n, product, back ? turned : v, out);
+    free(turned);
+    free(product);
+}
+
+static void ref_backward(const function *f, const known_matrix *known, const double *grad, double *out)
+{
+    int64_t n = known->n;
+    const double *w = known->w;
+    double damping = damping_of(f, w[n - 1]);
+    double *m = test_alloc((size_t)(n * n) * sizeof *m);
+    double through = 0.0;
+    for (int64_t i = 0; i < n * n; i++) {
+        out[i] = 0.5 * (grad[i] + grad[i % n * n + i / n]);
+    }
+    rotate(n, known->v, 0, out, m);
+    for (int64_t i = 0; i < n * n; i++) {
+        int64_t row = i / n;
+        int64_t col = i % n;
+        m[i] *= row == col ? (double)value(f, damping, w[row], 1)
+                           : (double)((value(f, damping, w[row], 0) - value(f, damping, w[col], 0)) /
+                                      ((long double)w[row] - w[col]));
+        through += row == col ? m[i] : 0.0;
+    }
+    m[n * n - 1] += f->relative_eps * w[n - 1] > f->eps ? f->relative_eps * through : 0.0;
+    rotate(n, known->v, 1, m, out);
+    free(m);
+}
+
+/* --- over the cases ----------------------------------------------------------------------------------------------- */
+
+static void check_gradient_of(const function *f, const known_matrix *known, const double *grad, const double *got,
+                              tch_dtype dtype)
+{
+    int64_t n = known->n;
+    double *expected = test_alloc((size_t)(n * n) * sizeof *expected);
+    ref_backward(f, known, grad, expected);
+    double error = ref_distance(n * n, got, expected);
+    double magnified = ref_norm(n * n, known->a) * steepest(f, known, 2) + steepest(f, known, 1);
+    double storage = dtype.bits == 64 ? 0.0 : test_unit_roundoff(dtype) * ref_norm(n * n, expected);
+    double bound = 4.0 * (double)(n + 10) * 0.5 * DBL_EPSILON * magnified * ref_norm(n * n, grad) + 1.01 * storage +
+                   DBL_MIN + (double)n * test_underflow(dtype);
+    CHECK(error <= bound, "power %g, eps %g, relative %g: off by %.3g > %.3g", exponent(f), f->eps, f->relative_eps,
+          error, bound);
+    for (int64_t i = 0; i < n * n; i++) {
+        CHECK(got[i] == got[i % n * n + i / n], "element %lld differs from its mirror image", (long long)i);
+    }
+    free(expected);
+}
+
+static void check_gradient(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    const function *f = &functions[((size_t)v->in * 3 + (size_t)v->out + (size_t)v->stream) % FUNCTIONS];
+    int64_t size = v->n * v->n;
+    test_tensor *a = test_known_tensor(context, v, f->condition, dtype);
+    test_tensor *grad = test_case_random(context, v, dtype, v->n, v->n, v->in, 5);
+    test_tensor *out = test_case_tensor(context, v, dtype, v->n, v->n, v->out);
+    test_tensor *report = test_case_tensor(context, v, TCH_INT32, -1, -1, LAYOUT_CONTIGUOUS);
+    CHECK_OK(run_backward(context, f, &a->tensor, &grad->tensor, &out->tensor, &report->tensor));
+    test_tensor_check_unchanged(a, "a");
+    test_tensor_check_unchanged(grad, "grad");
+    test_tensor_check_written(out, "out");
+    test_tensor_check_written(report, "report");
+    double *given = test_tensor_read(grad);
+    double *got = test_tensor_read(out);
+    double *codes = test_tensor_read(report);
+    for (int64_t b = 0; b < v->matrices; b++) {
+        CHECK(codes[b] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)b, codes[b]);
+        check_gradient_of(f, test_known_of(v, b, f->condition, dtype), given + b * size, got + b * size, dtype);
+    }
+    free(given);
+    free(got);
+    free(codes);
+    test_tensor_free(a);
+    test_tensor_free(grad);
+    test_tensor_free(out);
+    test_tensor_free(report);
+}
+
+static void follows_the_formula(void **state)
+{
+    test_for_each_case(*state, "backward", TCH_FLOAT64, 130, check_gradient);
+    test_for_each_case(*state, "backward", TCH_FLOAT32, 65, check_gradient);
+    test_for_each_case(*state, "backward", TCH_FLOAT16, 33, check_gradient);
+    test_for_each_case(*state, "backward", TCH_BFLOAT16, 33, check_gradient);
+}
+
+/* --- single matrices of float64 ----------------------------------------------------------------------------------- */
+
+enum { N = 9 };
+
+static const int64_t single[] = {N, N};
+
+static test_tensor *tensor_of(tch_context *context, const double *values)
+{
+    test_tensor *t = test_tensor_make(context, TCH_FLOAT64, 2, single, LAYOUT_CONTIGUOUS);
+    if (values != NULL) {
+        test_tensor_write(t, values);
+    }
+    return t;
+}
+
+static void gradient_at(tch_context *context, const function *f, const double *a, const double *grad, double *out)
+{
+    test_tensor *ta = tensor_of(context, a);
+    test_tensor *tgrad = tensor_of(context, grad);
+    test_tensor *tout = tensor_of(context, NULL);
+    CHECK_OK(run_backward(context, f, &ta->tensor, &tgrad->tensor, &tout->tensor, NULL));
+    double *got = test_tensor_read(tout);
+    memcpy(out, got, N * N * sizeof *out);
+    free(got);
+    test_tensor_free(ta);
+    test_tensor_free(tgrad);
+    test_tensor_free(tout);
+}
+
+static double inner(const double *x, const double *y)
+{
+    double sum = 0.0;
+    for (int i = 0; i < N * N; i++) {
+        sum += x[i] * y[i];
+    }
+    return sum;
+}
+
+/* <grad, f(A + h E)> */
+static double function_at(tch_context *context, const function *f, const double *a, double h, const double *e,
+                          const double *grad)
+{
+    double moved[N * N];
+    for (int i = 0; i < N * N; i++) {
+        moved[i] = a[i] + h * e[i];
+    }
+    test_tensor *ta = tensor_of(context, moved);
+    test_tensor *tout = tensor_of(context, NULL);
+    CHECK_OK(run_forward(context, f, &ta->tensor, &tout->tensor));
+    double *got = test_tensor_read(tout);
+    double result = inner(grad, got);
+    free(got);
+    test_tensor_free(ta);
+    test_tensor_free(tout);
+    return result;
+}
+
+static void random_symmetric(test_random *random, double *e)
+{
+    for (int i = 0; i < N; i++) {
+        for (int j = 0; j <= i; j++) {
+            e[i * N + j] = e[j * N + i] = test_random_normal(random);
+        }
+    }
+}
+
+/* Differences of fourth order, so that the rounding of f over the step, 1e-12 or so, is all that is left of their errors. */
+static void follows_differences(void **state)
+{
+    const double h = 1e-4;
+    for (size_t k = 0; k < FUNCTIONS; k++) {
+        const function *f = &functions[k];
+        const known_matrix *known = test_known(N, 0, f->condition, TCH_FLOAT64);
+        test_random random = test_random_stream(400 + k);
+        double grad[N * N];
+        double e[N * N];
+        double out[N * N];
+        test_case("power %g, eps %g, relative %g", exponent(f), f->eps, f->relative_eps);
+        test_random_fill_normal(&random, grad, N * N);
+        random_symmetric(&random, e);
+        gradient_at(*state, f, known->a, grad, out);
+        double near = function_at(*state, f, known->a, h, e, grad) - function_at(*state, f, known->a, -h, e, grad);
+        double far =
+            function_at(*state, f, known->a, 2 * h, e, grad) - function_at(*state, f, known->a, -2 * h, e, grad);
+        double slope = (8.0 * near - far) / (12.0 * h);
+        double scale = ref_norm(N * N, out) * ref_norm(N * N, e);
+        CHECK(fabs(inner(out, e) - slope) <= 1e-7 * scale + 1e-9, "the gradient says %.12g, differences %.12g",
+              inner(out, e), slope);
+    }
+}
+
+static void check_close(const double *got, const double *expected, double tolerance)
+{
+    double scale = ref_norm(N * N, expected);
+    double error = ref_distance(N * N, got, expected);
+    CHECK(error <= tolerance * scale, "off by %.3g of %.3g", error, scale);
+}
+
+static void symmetric_part(const double *grad, double factor, double *out)
+{
+    for (int i = 0; i < N * N; i++) {
+        out[i] = 0.5 * factor * (grad[i] + grad[i % N * N + i / N]);
+    }
+}
+
+/* A multiple of the identity, exactly and up to the last few bits, where a quotient of differences has no digit right. */
+static void equal_eigenvalues(void **state)
+{
+    static const double apart[] = {0.0, 1e-15, 1e-12, 1e-9};
+    const function f = {.power = -0.25, .eps = 0.5};
+    test_random random = test_random_stream(420);
+    double grad[N * N];
+    test_random_fill_normal(&random, grad, N * N);
+    for (size_t k = 0; k < sizeof apart / sizeof apart[0]; k++) {
+        double a[N * N] = {0};
+        double out[N * N];
+        double expected[N * N];
+        test_case("eigenvalues %g apart", apart[k]);
+        for (int i = 0; i < N; i++) {
+            a[i * N + i] = 2.0 + i * apart[k];
+        }
+        gradient_at(*state, &f, a, grad, out);
+        symmetric_part(grad, (double)value(&f, 0.5, 2.0, 1), expected);
+        check_close(out, expected, 1e-14 + 10.0 * N * apart[k]);
+    }
+}
+
+/* Where several eigenvalues are the largest, each has its share in the relative damping, so that the gradient does not
+ * depend on which basis of their space the eigensolver chose. */
+static void equal_largest_eigenvalues(void **state)
+{
+    const function f = {.root = 2, .relative_eps = 0.25};
+    test_random random = test_random_stream(421);
+    double grad[N * N];
+    double a[N * N] = {0};
+    double out[N * N];
+    double expected[N * N];
+    double trace = 0.0;
+    double slope = (double)value(&f, 0.25, 1.0, 1);
+    test_random_fill_normal(&random, grad, N * N);
+    for (int i = 0; i < N; i++) {
+        a[i * N + i] = 1.0;
+        trace += grad[i * N + i];
+    }
+    gradient_at(*state, &f, a, grad, out);
+    symmetric_part(grad, slope, expected);
+    for (int i = 0; i < N; i++) {
+        expected[i * N + i] += 0.25 * slope * trace / N;
+    }
+    check_close(out, expected, 1e-13);
+}
+
+/* Rank one: eight eigenvalues are zero up to rounding, of either sign, and all have the derivative from above. */
+static void low_rank(void **state)
+{
+    const function f = {.power = -0.5, .eps = 0.125};
+    test_random random = test_random_stream(422);
+    double x[N];
+    double grad[N * N];
+    double out[N * N];
+    double expected[N * N];
+    known_matrix known = {.n = N, .a = test_alloc(N * N * sizeof(double))};
+    known.w = test_alloc(N * sizeof *known.w);
+    known.v = test_alloc(N * N * sizeof *known.v);
+    test_random_fill_normal(&random, x, N);
+    test_random_fill_normal(&random, grad, N * N);
+    for (int i = 0; i < N * N; i++) {
+        known.a[i] = x[i / N] * x[i % N];
+    }
+    ref_eigh(N, known.a, known.w, known.v);
+    for (int i = 0; i < N - 1; i++) {
+        known.w[i] = i * 1e-9; /* far enough apart for the reference's quotients */
+    }
+    gradient_at(*state, &f, known.a, grad, out);
+    ref_backward(&f, &known, grad, expected);
+    check_close(out, expected, 1e-7);
+    free(known.a);
+    free(known.w);
+    free(known.v);
+}
+
+/* Far apart and extreme: no overflow on the way to a finite result. */
+static void wide_spectra(void **state)
+{
+    static const double powers[] = {-2.0, -0.25, 0.5, 3.0};
+    for (size_t k = 0; k < sizeof powers / sizeof powers[0]; k++) {
+        const function f = {.power = powers[k], .eps = 1e-60};
+        double a[N * N] = {0};
+        double grad[N * N];
+        double out[N * N];
+        test_case("power %g of a spectrum from 1e-40 to 1e40", powers[k]);
+        for (int i = 0; i < N; i++) {
+            a[i * N + i] = pow(10.0, 10.0 * i - 40.0);
+        }
+        for (int i = 0; i < N * N; i++) {
+            grad[i] = 1.0;
+        }
+        gradient_at(*state, &f, a, grad, out);
+        for (int i = 0; i < N * N; i++) {
+            double x = a[i / N * (N + 1)];
+            double y = a[i % N * (N + 1)];
+            double expected = x == y
+                                  ? (double)value(&f, f.eps, x, 1)
+                                  : (double)((value(&f, f.eps, x, 0) - value(&f, f.eps, y, 0)) / ((long double)x - y));
+            CHECK(fabs(out[i] - expected) <= 1e-12 * fabs(expected), "element %d is %.17g, expected %.17g", i, out[i],
+                  expected);
+        }
+    }
+}
+
+/* --- bad numbers -------------------------------------------------------------------------------------------------- */
+
+/* Two matrices, of which the second is diag(last, 1, 1, ...): the first is done, the second keeps what its output held. */
+static void check_reported(tch_context *context, const function *f, double last, int32_t code, const char *said)
+{
+    static const int64_t shape[] = {2, N, N};
+    double a[2 * N * N] = {0};
+    double ones[2 * N * N];
+    for (int i = 0; i < 2 * N * N; i++) {
+        a[i] = i % (N * N) % (N + 1) == 0 ? 1.0 : 0.0;
+        ones[i] = 1.0;
+    }
+    a[N * N] = last;
+    test_tensor *ta = test_tensor_make(context, TCH_FLOAT64, 3, shape, LAYOUT_CONTIGUOUS);
+    test_tensor *grad = test_tensor_make(context, TCH_FLOAT64, 3, shape, LAYOUT_TRANSPOSED);
+    test_tensor *out = test_tensor_make(context, TCH_FLOAT64, 3, shape, LAYOUT_ROW_GAPS);
+    test_tensor *report = test_tensor_make(context, TCH_INT32, 1, shape, LAYOUT_CONTIGUOUS);
+    test_tensor_write(ta, a);
+    test_tensor_write(grad, ones);
+    CHECK_OK(run_backward(context, f, &ta->tensor, &grad->tensor, &out->tensor, &report->tensor));
+    double *codes = test_tensor_read(report);
+    double *got = test_tensor_read(out);
+    CHECK(codes[0] == TCH_REPORT_OK && codes[1] == code, "reported as %g and %g", codes[0], codes[1]);
+    CHECK(isfinite(got[N * N - 1]), "the good matrix was not done");
+    CHECK(isnan(got[N * N]), "the bad matrix was written");
+    assert_int_equal(run_backward(context, f, &ta->tensor, &grad->tensor, &out->tensor, NULL), TCH_ERR_NUMERIC);
+    CHECK(strstr(tch_last_error(), said) != NULL, "the message is: %s", tch_last_error());
+    free(codes);
+    free(got);
+    test_tensor_free(ta);
+    test_tensor_free(grad);
+    test_tensor_free(out);
+    test_tensor_free(report);
+}
+
+static void bad_matrices(void **state)
+{
+    const function root = {.power = 0.5};
+    const function inverse = {.power = -1.0};
+    const function damped = {.root = 4, .relative_eps = 1e-3};
+    check_reported(*state, &root, 0.0, TCH_REPORT_NOT_POSITIVE, "matrix 1 of a is not positive definite");
+    check_reported(*state, &inverse, 0.0, TCH_REPORT_NOT_POSITIVE, "matrix 1 of a is not positive definite");
+    check_reported(*state, &damped, -0.5, TCH_REPORT_NOT_POSITIVE, "matrix 1 of a is not positive definite");
+    check_reported(*state, &damped, NAN, TCH_REPORT_NOT_FINITE, "matrix 1 of a has entries that are infinite or NaN");
+}
+
+/* What is not finite in the gradient above is nobody's error: it comes out below. */
+static void gradients_that_are_not_finite(void **state)
+{
+    const function f = {.power = -0.5, .eps = 0.1};
+    double grad[N * N] = {0};
+    double out[N * N];
+    grad[N + 2] = NAN;
+    gradient_at(*state, &f, test_known(N, 0, 10.0, TCH_FLOAT64)->a, grad, out);
+    CHECK(isnan(out[0]), "a NaN in the gradient was lost");
+}
+
+static void wrong_numbers(void **state)
+{
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    test_tensor *a = tensor_of(*state, test_known(N, 0, 10.0, TCH_FLOAT64)->a);
+    test_tensor *out = tensor_of(*state, NULL);
+    const struct {
+        double power, eps;
+        const char *said;
+    } wrong[] = {{NAN, 0.0, "power is nan"}, {1.0, -1.0, "eps is -1"}, {1.0, INFINITY, "eps is inf"}};
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(
+            tch_matrix_power_backward(*state, &a->tensor, wrong[i].power, wrong[i].eps, &a->tensor, &out->tensor, NULL),
+            TCH_ERR_INVALID_ARGUMENT);
+        CHECK(strstr(tch_last_error(), wrong[i].said) != NULL, "the message is: %s", tch_last_error());
+    }
+    assert_int_equal(tch_inverse_root_backward(*state, &a->tensor, 5, NULL, &a->tensor, &out->tensor, NULL),
+                     TCH_ERR_INVALID_ARGUMENT);
+    config.relative_eps = NAN;
+    assert_int_equal(tch_inverse_root_backward(*state, &a->tensor, 4, &config, &a->tensor, &out->tensor, NULL),
+                     TCH_ERR_INVALID_ARGUMENT);
+    test_tensor_check_unchanged(out, "out");
+    test_tensor_free(a);
+    test_tensor_free(out);
+}
+
+/* Under the smallest workspace limit that is enough, the batch goes through in pieces, with the same bits. */
+static void in_pieces(void **state)
+{
+    static const int64_t shape[] = {7, N, N};
+    const function f = {.root = 4, .relative_eps = 0.05};
+    test_random random = test_random_stream(430);
+    double *values = test_alloc(7 * N * N * sizeof *values);
+    test_tensor *t[4];
+    for (int i = 0; i < 4; i++) {
+        t[i] = test_tensor_make(*state, TCH_FLOAT64, 3, shape, LAYOUT_CONTIGUOUS);
+    }
+    for (int b = 0; b < 7; b++) {
+        memcpy(values + b * N * N, test_known(N, b % 3, 10.0, TCH_FLOAT64)->a, N * N * sizeof *values);
+    }
+    test_tensor_write(t[0], values);
+    test_random_fill_normal(&random, values, 7 * N * N);
+    test_tensor_write(t[1], values);
+    CHECK_OK(run_backward(*state, &f, &t[0]->tensor, &t[1]->tensor, &t[2]->tensor, NULL));
+    int64_t usual = tch_context_get_workspace_limit(*state);
+    tch_status status = TCH_ERR_OUT_OF_MEMORY;
+    for (int64_t limit = 1 << 12; status == TCH_ERR_OUT_OF_MEMORY && limit < (int64_t)1 << 32; limit += limit / 4) {
+        CHECK_OK(tch_context_set_workspace_limit(*state, limit));
+        status = run_backward(*state, &f, &t[0]->tensor, &t[1]->tensor, &t[3]->tensor, NULL);
+    }
+    CHECK_OK(status);
+    CHECK_OK(tch_context_set_workspace_limit(*state, usual));
+    double *whole = test_tensor_read(t[2]);
+    double *pieces = test_tensor_read(t[3]);
+    CHECK(memcmp(whole, pieces, 7 * N * N * sizeof *whole) == 0, "pieces of the batch differ from the whole");
+    free(whole);
+    free(pieces);
+    free(values);
+    for (int i = 0; i < 4; i++) {
+        test_tensor_free(t[i]);
+    }
+}
+
+static int close_all(void **state)
+{
+    test_known_release();
+    return test_close_context(state);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(follows_the_formula),
+        cmocka_unit_test(follows_differences),
+        cmocka_unit_test(equal_eigenvalues),
+        cmocka_unit_test(equal_largest_eigenvalues),
+        cmocka_unit_test(low_rank),
+        cmocka_unit_test(wide_spectra),
+        cmocka_unit_test(bad_matrices),
+        cmocka_unit_test(gradients_that_are_not_finite),
+        cmocka_unit_test(wrong_numbers),
+        cmocka_unit_test(in_pieces),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, close_all);
+}

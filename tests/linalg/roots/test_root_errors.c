@@ -1,0 +1,372 @@
+/* What tch_root_config.tolerance promises, on spectra that are hard for it: of low rank, so that the damped null space makes
+ * up nearly all of the root, of few values, graded, and tiny as a whole; by every method the device has, with dampings
+ * around those at which the arithmetic changes. A result is within
+ *
+ *     max(tolerance, (n + 10) u64 (kappa / p + 1)) + u
+ *
+ * relative to the root's norm, or it is reported or refused: u64 is float64's unit roundoff, the second term what a stable
+ * eigensolver in float64 leaves, kappa the condition number after damping, and u the rounding to the tensor's type. Nothing
+ * is given up needlessly either: where the second term is far below the tolerance every method has to deliver, unless it
+ * says beforehand that it cannot. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/random.h"
+#include "support/tensors.h"
+#include "support/testing.h"
+
+static const int32_t roots[] = {1, 2, 3, 4, 6, 8};
+static const tch_root_method methods[] = {TCH_ROOT_AUTO, TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_ROOT_RATIONAL};
+enum { ROOTS = 6, METHODS = 4 };
+
+typedef enum spectrum_kind {
+    RANK_ONE,
+    RANK_FEW, /* a sixteenth of the size */
+    RANK_HALF,
+    TWO_VALUES,
+    THREE_VALUES,
+    GRADED, /* in equal ratios to 1e-6 */
+    STEEP,  /* to 1e-12, where rounding the matrix has decided the smallest */
+    TINY,   /* graded, of size 1e-30 */
+    SPECTRA
+} spectrum_kind;
+
+static const char *const kind_names[] = {"rank 1",       "rank n/16",    "rank n/2",      "two values",
+                                         "three values", "down to 1e-6", "down to 1e-12", "of size 1e-30"};
+
+static double eigenvalue(spectrum_kind kind, int64_t i, int64_t n, test_random *random)
+{
+    double share = n > 1 ? (double)i / (double)(n - 1) : 0.0;
+    double some = i == 0 ? 1.0 : 0.25 + 0.75 * test_random_uniform(random);
+    switch (kind) {
+    case RANK_ONE:
+        return i == 0 ? 1.0 : 0.0;
+    case RANK_FEW:
+        return i < n / 16 ? some : 0.0;
+    case RANK_HALF:
+        return i < n / 2 ? some : 0.0;
+    case TWO_VALUES:
+        return i < n / 2 ? 1.0 : 1e-2;
+    case THREE_VALUES:
+        return i < n / 3 ? 1.0 : i < 2 * n / 3 ? 1e-3 : 1e-6;
+    case STEEP:
+        return pow(1e-12, share);
+    default:
+        return (kind == TINY ? 1e-30 : 1.0) * pow(1e-6, share);
+    }
+}
+
+/* A matrix as its type holds it, and its eigenvalues (ascending) and eigenvectors. */
+typedef struct known {
+    int64_t n;
+    double *a, *w, *v;
+} known;
+
+static known make_known(spectrum_kind kind, int64_t n, tch_dtype dtype)
+{
+    size_t bytes = (size_t)(n * n) * sizeof(double);
+    known k = {n, test_alloc(bytes), test_alloc((size_t)n * sizeof(double)), test_alloc(bytes)};
+    test_random random = test_random_stream(1000 * (uint64_t)n + (uint64_t)kind);
+    for (int64_t i = 0; i < n; i++) {
+        k.w[i] = eigenvalue(kind, i, n, &random);
+    }
+    ref_symmetric(&random, n, k.w, k.a);
+    for (int64_t i = 0; i < n * n; i++) {
+        k.a[i] = dtype.bits == 32 ? (double)(float)k.a[i] : k.a[i];
+    }
+    ref_eigh(n, k.a, k.w, k.v);
+    return k;
+}
+
+static void free_known(known *k)
+{
+    free(k->a);
+    free(k->w);
+    free(k->v);
+}
+
+static double *expected_root(const known *k, int32_t root, double damping)
+{
+    int64_t n = k->n;
+    double *f = test_alloc((size_t)n * sizeof *f);
+    double *expected = test_alloc((size_t)(n * n) * sizeof *expected);
+    for (int64_t i = 0; i < n; i++) {
+        f[i] = pow(k->w[i] + damping, -1.0 / root);
+    }
+    ref_compose(n, k->v, f, expected);
+    free(f);
+    return expected;
+}
+
+/* --- one call ----------------------------------------------------------------------------------------------------- */
+
+typedef struct trial {
+    tch_context *context;
+    tch_dtype dtype;
+    int64_t n;
+    test_tensor *a;
+    double kappa; /* of what is damped */
+} trial;
+
+static double tolerance_of(const trial *t, const tch_root_config *how)
+{
+    return how->tolerance > 0.0 ? how->tolerance : t->dtype.bits == 64 ? 1e-9 : 1e-3;
+}
+
+/* What float64 leaves whatever is done. */
+static double least_error(const trial *t, int32_t root)
+{
+    return (double)(t->n + 10) * 0x1p-53 * (t->kappa / root + 1.0);
+}
+
+static void name_case(const trial *t, const char *kind, int32_t root, const tch_root_config *how)
+{
+    test_case("%s, n = %lld, %s, root %d by %s, relative_eps %g, tolerance %g", kind, (long long)t->n,
+              tch_dtype_name(t->dtype), root, tch_root_method_name(how->method), how->relative_eps, how->tolerance);
+}
+
+/* NULL where nothing was written, because the matrix was reported or, in *refused, because the call was. */
+static double *take_root(const trial *t, int32_t root, const tch_root_config *how, bool *refused)
+{
+    const int64_t shape[] = {t->n, t->n};
+    test_tensor *x = test_tensor_make(t->context, t->dtype, 2, shape, LAYOUT_CONTIGUOUS);
+    test_tensor *report = test_tensor_make(t->context, TCH_INT32, 0, NULL, LAYOUT_CONTIGUOUS);
+    tch_status status = tch_inverse_root(t->context, &t->a->tensor, root, how, &x->tensor, NULL, &report->tensor);
+    *refused = status == TCH_ERR_INVALID_ARGUMENT && how->method >= TCH_ROOT_NEWTON;
+    CHECK(status == TCH_OK || *refused, "gave %s: %s", tch_status_name(status), tch_last_error());
+    double *said = status == TCH_OK ? test_tensor_read(report) : NULL;
+    double *result = said != NULL && *said == TCH_REPORT_OK ? test_tensor_read(x) : NULL;
+    if (result == NULL) {
+        test_tensor_check_unchanged(x, "out");
+    }
+    free(said);
+    test_tensor_free(report);
+    test_tensor_free(x);
+    return result;
+}
+
+static void check_promise(const trial *t, int32_t root, const tch_root_config *how, const double *expected)
+{
+    int64_t size = t->n * t->n;
+    double tolerance = tolerance_of(t, how);
+    double least = least_error(t, root);
+    double bound = fmax(tolerance, least) + test_unit_roundoff(t->dtype);
+    bool refused;
+    double *x = take_root(t, root, how, &refused);
+    CHECK(x != NULL || refused || 64.0 * least > tolerance, "it was given up, and float64 reaches %.3g", least);
+    if (x != NULL) {
+        double error = ref_distance(size, x, expected) / ref_norm(size, expected);
+        CHECK(error <= bound, "relative error %.3g > %.3g promised", error, bound);
+        free(x);
+    }
+}
+
+/* --- every kind of spectrum --------------------------------------------------------------------------------------- */
+
+typedef struct settings {
+    tch_dtype dtype;
+    int64_t n;
+    int dampings, tolerances;
+    double damping[6], tolerance[2];
+} settings;
+
+static void check_methods(trial *t, spectrum_kind kind, const known *k, int32_t root, tch_root_config *how)
+{
+    double damping = how->relative_eps * k->w[k->n - 1];
+    t->kappa = (k->w[k->n - 1] + damping) / (k->w[0] + damping);
+    if (k->w[0] + damping <= 0.0) {
+        return; /* rounding has made the matrix indefinite, and the damping does not cover it */
+    }
+    double *expected = expected_root(k, root, damping);
+    for (int m = 0; m < METHODS; m++) {
+        how->method = methods[m];
+        if (test_offers_method(how->method)) {
+            name_case(t, kind_names[kind], root, how);
+            check_promise(t, root, how, expected);
+        }
+    }
+    free(expected);
+}
+
+static void check_spectrum(tch_context *context, const settings *s, spectrum_kind kind)
+{
+    const int64_t shape[] = {s->n, s->n};
+    known k = make_known(kind, s->n, s->dtype);
+    trial t = {context, s->dtype, s->n, test_tensor_make(context, s->dtype, 2, shape, LAYOUT_CONTIGUOUS), 0.0};
+    test_tensor_write(t.a, k.a);
+    for (int i = 0; i < ROOTS * s->dampings * s->tolerances; i++) {
+        tch_root_config how = TCH_ROOT_CONFIG_INIT;
+        how.relative_eps = s->damping[i / ROOTS % s->dampings];
+        how.tolerance = s->tolerance[i / ROOTS / s->dampings];
+        check_methods(&t, kind, &k, roots[i % ROOTS], &how);
+    }
+    test_tensor_free(t.a);
+    free_known(&k);
+}
+
+static void check_spectra(tch_context *context, const settings *s)
+{
+    for (int kind = 0; kind < SPECTRA; kind++) {
+        check_spectrum(context, s, (spectrum_kind)kind);
+    }
+}
+
+/* Around the dampings from which on each method computes in float32. */
+static void promises_of_float32(void **state)
+{
+    const settings s = {TCH_FLOAT32, 128, 6, 1, {4e-4, 1e-4, 3e-5, 8e-6, 1e-6, 1e-7}, {0.0}};
+    check_spectra(*state, &s);
+}
+
+static void tighter_tolerances(void **state)
+{
+    const settings s = {TCH_FLOAT32, 72, 4, 2, {1e-2, 1e-3, 1e-4, 1e-6}, {1e-4, 1e-5}};
+    check_spectra(*state, &s);
+}
+
+static void promises_of_float64(void **state)
+{
+    const settings s = {TCH_FLOAT64, 72, 4, 2, {1e-3, 1e-5, 1e-7, 1e-9}, {0.0, 1e-6}};
+    check_spectra(*state, &s);
+}
+
+/* Steps in a type narrower than the matrices', in matrices too large for one launch. */
+static void looser_tolerances(void **state)
+{
+    const settings s = {TCH_FLOAT64, 136, 2, 1, {1e-2, 1e-4}, {1e-2}};
+    check_spectrum(*state, &s, (spectrum_kind)0);
+    check_spectrum(*state, &s, (spectrum_kind)(SPECTRA - 1));
+}
+
+/* --- large matrices of low rank, whose roots are known exactly ---------------------------------------------------- */
+
+/* A = G G' with G n by r and of small integers is exact in float32. With G'G = W S W', r by r, and U = G W S^(-1/2),
+ * the root is d^(-1/p) I + U ((S + d)^(-1/p) - d^(-1/p)) U'. */
+typedef struct low_rank {
+    int64_t n, rank;
+    double *g, *s, *u; /* u by columns of rank */
+} low_rank;
+
+static low_rank make_low_rank(int64_t n, int64_t rank)
+{
+    low_rank l = {n, rank, test_alloc((size_t)(n * rank) * sizeof(double)), test_alloc((size_t)rank * sizeof(double)),
+                  test_alloc((size_t)(n * rank) * sizeof(double))};
+    double *transposed = test_alloc((size_t)(n * rank) * sizeof(double));
+    double *gram = test_alloc((size_t)(rank * rank) * sizeof(double));
+    double *w = test_alloc((size_t)(rank * rank) * sizeof(double));
+    test_random random = test_random_stream(5000 * (uint64_t)n + (uint64_t)rank);
+    for (int64_t i = 0; i < n * rank; i++) {
+        l.g[i] = floor(7.0 * test_random_uniform(&random)) - 3.0;
+    }
+    ref_transpose(n, rank, l.g, transposed);
+    ref_matmul(rank, n, rank, transposed, l.g, gram);
+    ref_eigh(rank, gram, l.s, w);
+    ref_matmul(n, rank, rank, l.g, w, l.u);
+    for (int64_t i = 0; i < n * rank; i++) {
+        l.u[i] /= sqrt(l.s[i % rank]);
+    }
+    free(transposed);
+    free(gram);
+    free(w);
+    return l;
+}
+
+static void free_low_rank(low_rank *l)
+{
+    free(l->g);
+    free(l->s);
+    free(l->u);
+}
+
+/* v diag(f) v' + c I for v n by r. */
+static double *compose_low_rank(int64_t n, int64_t rank, const double *v, const double *f, double c)
+{
+    double *scaled = test_alloc((size_t)(n * rank) * sizeof(double));
+    double *transposed = test_alloc((size_t)(n * rank) * sizeof(double));
+    double *out = test_alloc((size_t)(n * n) * sizeof(double));
+    for (int64_t i = 0; i < n * rank; i++) {
+        scaled[i] = v[i] * f[i % rank];
+    }
+    ref_transpose(n, rank, v, transposed);
+    ref_matmul(n, rank, n, scaled, transposed, out);
+    for (int64_t i = 0; i < n; i++) {
+        out[i * n + i] += c;
+    }
+    free(scaled);
+    free(transposed);
+    return out;
+}
+
+static double *low_rank_matrix(const low_rank *l)
+{
+    double *ones = test_alloc((size_t)l->rank * sizeof(double));
+    for (int64_t i = 0; i < l->rank; i++) {
+        ones[i] = 1.0;
+    }
+    double *a = compose_low_rank(l->n, l->rank, l->g, ones, 0.0);
+    free(ones);
+    return a;
+}
+
+static double *low_rank_root(const low_rank *l, int32_t root, double damping)
+{
+    double *f = test_alloc((size_t)l->rank * sizeof(double));
+    double rest = pow(damping, -1.0 / root);
+    for (int64_t i = 0; i < l->rank; i++) {
+        f[i] = pow(l->s[i] + damping, -1.0 / root) - rest;
+    }
+    double *x = compose_low_rank(l->n, l->rank, l->u, f, rest);
+    free(f);
+    return x;
+}
+
+static void check_low_rank(tch_context *context, int64_t n, int64_t rank, int32_t root, tch_root_method method,
+                           const double *relative_eps, int count)
+{
+    const int64_t shape[] = {n, n};
+    low_rank l = make_low_rank(n, rank);
+    double *values = low_rank_matrix(&l);
+    trial t = {context, TCH_FLOAT32, n, test_tensor_make(context, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS), 0.0};
+    test_tensor_write(t.a, values);
+    for (int i = 0; i < count; i++) {
+        tch_root_config how = TCH_ROOT_CONFIG_INIT;
+        double damping = relative_eps[i] * l.s[rank - 1];
+        double *expected = low_rank_root(&l, root, damping);
+        how.method = method;
+        how.relative_eps = relative_eps[i];
+        t.kappa = 1.0 + 1.0 / relative_eps[i];
+        name_case(&t, "exactly of low rank", root, &how);
+        check_promise(&t, root, &how, expected);
+        free(expected);
+    }
+    test_tensor_free(t.a);
+    free(values);
+    free_low_rank(&l);
+}
+
+static void large_matrices_of_low_rank(void **state)
+{
+    static const double dampings[] = {8e-6, 3e-5, 1.2e-4, 2e-4, 1e-6, 1e-4};
+    for (int m = 0; m < METHODS; m++) {
+        if (test_offers_method(methods[m])) {
+            check_low_rank(*state, 256, 8, 2, methods[m], dampings, 6);
+            check_low_rank(*state, 256, 128, 4, methods[m], dampings, 6);
+            check_low_rank(*state, 256, 1, 8, methods[m], dampings, 6);
+        }
+    }
+    check_low_rank(*state, 1024, 16, 4, TCH_ROOT_AUTO, dampings, 3);
+    check_low_rank(*state, 2048, 8, 4, TCH_ROOT_AUTO, dampings + 5, 1);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(promises_of_float32),        cmocka_unit_test(tighter_tolerances),
+        cmocka_unit_test(promises_of_float64),        cmocka_unit_test(looser_tolerances),
+        cmocka_unit_test(large_matrices_of_low_rank),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

@@ -1,0 +1,511 @@
+/* Bad numbers in good tensors: one matrix of a batch is not finite, not symmetric or not positive. Only that one is
+ * reported and keeps what its output held; the others come out as if it had not been there. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+#define BATCH 3
+#define BAD 1 /* the matrix that is spoiled */
+
+typedef struct subject {
+    const char *name;
+    tch_status (*call)(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report);
+} subject;
+
+/* The other factor and the right-hand side of tch_kronecker_solve are identities made on the fly. */
+static tch_status solve_with_identity(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report,
+                                      int spoiled_is_first)
+{
+    int64_t n = a->shape[1];
+    test_tensor *identity = test_tensor_make(context, a->tensor.dtype, 3, a->shape, LAYOUT_CONTIGUOUS);
+    double *values = test_alloc((size_t)identity->count * sizeof *values);
+    for (int64_t i = 0; i < identity->count; i++) {
+        values[i] = i % (n * n) % (n + 1) == 0 ? 1.0 : 0.0;
+    }
+    test_tensor_write(identity, values);
+    const tch_tensor *first = spoiled_is_first ? &a->tensor : &identity->tensor;
+    const tch_tensor *second = spoiled_is_first ? &identity->tensor : &a->tensor;
+    tch_status status = tch_kronecker_solve(context, first, second, &identity->tensor, 1e-3, &out->tensor, report);
+    free(values);
+    test_tensor_free(identity);
+    return status;
+}
+
+static tch_status call_solve_first(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report)
+{
+    return solve_with_identity(context, a, out, report, 1);
+}
+
+static tch_status call_solve_second(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report)
+{
+    return solve_with_identity(context, a, out, report, 0);
+}
+
+static tch_status call_power(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report)
+{
+    return tch_matrix_power(context, &a->tensor, -0.5, 0.0, &out->tensor, report);
+}
+
+/* The eigenvectors are the output under test here; eigenvalues have their own case below. */
+static tch_status call_eigh(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report)
+{
+    test_tensor *w = test_tensor_make(context, a->tensor.dtype, 2, a->shape, LAYOUT_CONTIGUOUS);
+    tch_status status = tch_eigh(context, &a->tensor, &w->tensor, &out->tensor, report);
+    test_tensor_free(w);
+    return status;
+}
+
+static tch_status root_by(tch_root_method method, tch_context *context, const test_tensor *a, test_tensor *out,
+                          tch_tensor *report)
+{
+    tch_root_config config = TCH_ROOT_CONFIG_INIT;
+    config.relative_eps = 1e-3;
+    config.method = method;
+    return tch_inverse_root(context, &a->tensor, 4, &config, &out->tensor, NULL, report);
+}
+
+static tch_status call_auto(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report)
+{
+    return root_by(TCH_ROOT_AUTO, context, a, out, report);
+}
+
+static tch_status call_eigen(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report)
+{
+    return root_by(TCH_ROOT_EIGEN, context, a, out, report);
+}
+
+static tch_status call_newton(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report)
+{
+    return root_by(TCH_ROOT_NEWTON, context, a, out, report);
+}
+
+static tch_status call_rational(tch_context *context, const test_tensor *a, test_tensor *out, tch_tensor *report)
+{
+    return root_by(TCH_ROOT_RATIONAL, context, a, out, report);
+}
+
+static const subject subjects[] = {
+    {"eigh", call_eigh},
+    {"power", call_power},
+    {"root auto", call_auto},
+    {"root eigen", call_eigen},
+    {"root newton", call_newton},
+    {"solve, a", call_solve_first},
+    {"solve, b", call_solve_second},
+    {"root rational", call_rational},
+};
+#define ROOT_AUTO 2 /* the first subject to which an indefinite matrix is a bad one */
+
+/* Subjects that the device offers; the last is not offered by all. */
+static size_t subject_count(void)
+{
+    size_t count = sizeof subjects / sizeof subjects[0];
+    return test_offers_method(TCH_ROOT_RATIONAL) ? count : count - 1;
+}
+
+typedef struct trial {
+    int64_t n;
+    tch_dtype dtype;
+    double *good; /* the batch before one matrix was spoiled */
+    test_tensor *a, *out, *report;
+} trial;
+
+static trial make_trial(tch_context *context, int64_t n, tch_dtype dtype)
+{
+    const int64_t shape[] = {BATCH, n, n};
+    trial t = {n, dtype, NULL, NULL, NULL, NULL};
+    double *spectrum = test_alloc((size_t)n * sizeof *spectrum);
+    test_random random = test_random_stream((uint64_t)n);
+    t.good = test_alloc((size_t)(BATCH * n * n) * sizeof *t.good);
+    ref_spectrum(n, 20.0, spectrum);
+    for (int64_t b = 0; b < BATCH; b++) {
+        ref_symmetric(&random, n, spectrum, t.good + b * n * n);
+    }
+    t.a = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    t.out = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    t.report = test_tensor_make(context, TCH_INT32, 1, shape, LAYOUT_CONTIGUOUS);
+    test_tensor_write(t.a, t.good);
+    free(spectrum);
+    return t;
+}
+
+static void free_trial(trial *t)
+{
+    free(t->good);
+    test_tensor_free(t->a);
+    test_tensor_free(t->out);
+    test_tensor_free(t->report);
+}
+
+/* What the subject makes of the unspoiled batch. */
+static double *clean_result(tch_context *context, const subject *s, trial *t)
+{
+    CHECK_OK(s->call(context, t->a, t->out, &t->report->tensor));
+    double *report = test_tensor_read(t->report);
+    for (int b = 0; b < BATCH; b++) {
+        CHECK(report[b] == TCH_REPORT_OK, "the good matrix %d is reported as %g", b, report[b]);
+    }
+    free(report);
+    double *expected = test_tensor_read(t->out);
+    return expected;
+}
+
+/* The others are as `expected`, to the last bit unless `auto` went another way for the whole batch, in which case both
+ * are within its tolerance of the truth; the bad one is still poison (NaN). */
+static void check_outputs(const subject *s, const trial *t, const double *expected)
+{
+    int64_t size = t->n * t->n;
+    double *got = test_tensor_read(t->out);
+    double freedom = strcmp(s->name, "root auto") == 0 ? 2.0 * (t->dtype.bits == 64 ? 1e-9 : 1e-3) : 0.0;
+    freedom *= ref_norm(size, expected);
+    for (int64_t i = 0; i < BATCH * size; i++) {
+        if (i / size == BAD) {
+            CHECK(isnan(got[i]), "the bad matrix's output was written (element %lld: %g)", (long long)(i % size),
+                  got[i]);
+        } else {
+            CHECK(fabs(got[i] - expected[i]) <= freedom, "matrix %d, element %lld is %.17g, without the bad one %.17g",
+                  (int)(i / size), (long long)(i % size), got[i], expected[i]);
+        }
+    }
+    free(got);
+}
+
+/* Runs with and without a report. `code` is the expected report, or -1 for any that is not OK. */
+static void check_spoiled(tch_context *context, const subject *s, trial *t, const double *values, int code,
+                          const double *expected)
+{
+    test_tensor_write(t->a, values);
+    test_tensor_poison(t->out);
+    test_tensor_poison(t->report);
+    CHECK_OK(s->call(context, t->a, t->out, &t->report->tensor));
+    double *report = test_tensor_read(t->report);
+    CHECK(report[0] == TCH_REPORT_OK && report[2] == TCH_REPORT_OK, "good matrices are reported as %g and %g",
+          report[0], report[2]);
+    CHECK(code >= 0 ? report[BAD] == code : report[BAD] > TCH_REPORT_OK, "the bad matrix is reported as %g",
+          report[BAD]);
+    free(report);
+    check_outputs(s, t, expected);
+    test_tensor_check_unchanged(t->a, "a");
+    test_tensor_poison(t->out);
+    tch_status status = s->call(context, t->a, t->out, NULL);
+    CHECK(status == TCH_ERR_NUMERIC, "without a report it gave %s", tch_status_name(status));
+    CHECK(strstr(tch_last_error(), "1") != NULL, "the message does not name matrix 1: %s", tch_last_error());
+    check_outputs(s, t, expected);
+}
+
+typedef void (*spoiler)(double *matrix, int64_t n);
+
+static void put_nan(double *matrix, int64_t n)
+{
+    matrix[(n / 2) * n + n / 2] = NAN;
+}
+
+static void put_nan_in_the_corner(double *matrix, int64_t n)
+{
+    matrix[n - 1] = NAN;
+    matrix[(n - 1) * n] = NAN;
+}
+
+static void put_infinity(double *matrix, int64_t n)
+{
+    matrix[0] = INFINITY;
+    matrix[n * n - 1] = -INFINITY;
+}
+
+/* The triangle that is not computed with must be looked at too. */
+static void put_nan_above_the_diagonal(double *matrix, int64_t n)
+{
+    matrix[n - 1] = NAN;
+}
+
+static void make_asymmetric(double *matrix, int64_t n)
+{
+    matrix[n - 1] += 0.01;
+}
+
+static void make_asymmetric_below(double *matrix, int64_t n)
+{
+    matrix[(n - 1) * n] -= 0.01;
+}
+
+static void run_spoiled(tch_context *context, const char *what, spoiler spoil, int code)
+{
+    static const int64_t sizes[] = {2, 7, 64, 97};
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
+    for (size_t i = 0; i < subject_count() * 8; i++) {
+        const subject *s = &subjects[i / 8];
+        int64_t n = sizes[i % 4];
+        trial t = make_trial(context, n, dtypes[i / 4 % 2]);
+        test_case("%s, n = %d, %s, %s", s->name, (int)n, tch_dtype_name(t.dtype), what);
+        double *expected = clean_result(context, s, &t);
+        spoil(t.good + BAD * n * n, n);
+        check_spoiled(context, s, &t, t.good, code, expected);
+        free(expected);
+        free_trial(&t);
+    }
+}
+
+static void not_finite(void **state)
+{
+    run_spoiled(*state, "NaN on the diagonal", put_nan, TCH_REPORT_NOT_FINITE);
+    run_spoiled(*state, "NaN off the diagonal", put_nan_in_the_corner, TCH_REPORT_NOT_FINITE);
+    run_spoiled(*state, "NaN above the diagonal", put_nan_above_the_diagonal, TCH_REPORT_NOT_FINITE);
+    run_spoiled(*state, "infinities", put_infinity, TCH_REPORT_NOT_FINITE);
+}
+
+static void not_symmetric(void **state)
+{
+    run_spoiled(*state, "asymmetric above", make_asymmetric, TCH_REPORT_NOT_SYMMETRIC);
+    run_spoiled(*state, "asymmetric below", make_asymmetric_below, TCH_REPORT_NOT_SYMMETRIC);
+}
+
+/* Asymmetry within the tolerance is no complaint, and either triangle may be the one that is read: a difference E of
+ * the input, |E| <= 2 delta, comes out magnified by the steepest of these functions, the inverse at the smallest
+ * eigenvalue 1/20, or by the inverse of the smallest gap, which is less. */
+static void slight_asymmetry_is_accepted(void **state)
+{
+    tch_context *context = *state;
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
+    const double slight[] = {0.5e-5, 0.5e-12};
+    for (size_t i = 0; i < subject_count() * 2; i++) {
+        const subject *s = &subjects[i / 2];
+        trial t = make_trial(context, 9, dtypes[i % 2]);
+        test_case("%s, %s", s->name, tch_dtype_name(t.dtype));
+        double *expected = clean_result(context, s, &t);
+        double delta = slight[i % 2] * ref_largest(81, t.good + BAD * 81);
+        t.good[BAD * 81 + 8] += delta;
+        test_tensor_write(t.a, t.good);
+        test_tensor_poison(t.out);
+        CHECK_OK(s->call(context, t.a, t.out, NULL));
+        double *got = test_tensor_read(t.out);
+        double moved = ref_distance(t.out->count, got, expected);
+        CHECK(moved <= 2.0 * delta * 20.0 * 20.0, "an asymmetry of %.3g moved the result by %.3g", delta, moved);
+        free(got);
+        free(expected);
+        free_trial(&t);
+    }
+}
+
+/* Batches of several dimensions and outputs of every layout: the verdict must find its own matrix. */
+static void bad_matrices_in_batches_of_batches(void **state)
+{
+    enum { N = 10, SIZE = N * N, LAST_BUT_ONE = 2 };
+    tch_context *context = *state;
+    const test_variation v = {.n = N, .batch_rank = 2, .batch = {2, 2}, .matrices = 4};
+    for (int layout = 0; layout < LAYOUT_COUNT; layout++) {
+        for (int method = TCH_ROOT_EIGEN; method <= TCH_ROOT_RATIONAL; method++) {
+            tch_root_config config = TCH_ROOT_CONFIG_INIT;
+            config.relative_eps = 1e-3;
+            config.method = (tch_root_method)method;
+            if (!test_offers_method(config.method)) {
+                continue;
+            }
+            test_case("%s, output %s", tch_root_method_name(config.method), test_layout_name((test_layout)layout));
+            test_tensor *a = test_known_tensor(context, &v, 20.0, TCH_FLOAT64);
+            test_tensor *out = test_case_tensor(context, &v, TCH_FLOAT64, N, N, (test_layout)layout);
+            test_tensor *report = test_case_tensor(context, &v, TCH_INT32, -1, -1, LAYOUT_TRANSPOSED);
+            CHECK_OK(tch_inverse_root(context, &a->tensor, 2, &config, &out->tensor, NULL, NULL));
+            double *expected = test_tensor_read(out);
+            double *values = test_tensor_read(a);
+            values[LAST_BUT_ONE * SIZE] = NAN;
+            test_tensor_write(a, values);
+            test_tensor_poison(out);
+            CHECK_OK(tch_inverse_root(context, &a->tensor, 2, &config, &out->tensor, NULL, &report->tensor));
+            double *got = test_tensor_read(out);
+            double *codes = test_tensor_read(report);
+            for (int i = 0; i < 4 * SIZE; i++) {
+                bool bad = i / SIZE == LAST_BUT_ONE;
+                CHECK(codes[i / SIZE] == (bad ? TCH_REPORT_NOT_FINITE : TCH_REPORT_OK), "matrix %d is reported as %g",
+                      i / SIZE, codes[i / SIZE]);
+                CHECK(bad ? isnan(got[i]) : got[i] == expected[i], "element %d of matrix %d is %g", i % SIZE, i / SIZE,
+                      got[i]);
+            }
+            free(expected);
+            free(values);
+            free(got);
+            free(codes);
+            test_tensor_free(a);
+            test_tensor_free(out);
+            test_tensor_free(report);
+        }
+    }
+    test_known_release();
+}
+
+/* Shifts the spectrum so that the smallest eigenvalue is well below zero. */
+static void make_indefinite(double *matrix, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        matrix[i * n + i] -= 0.3;
+    }
+}
+
+static void make_zero(double *matrix, int64_t n)
+{
+    memset(matrix, 0, (size_t)(n * n) * sizeof *matrix);
+}
+
+/* Every subject but eigh (to which nothing is indefinite) and power (which clamps; see below). */
+static void not_positive(void **state)
+{
+    tch_context *context = *state;
+    static const int64_t sizes[] = {2, 7, 64, 97};
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64};
+    for (size_t i = ROOT_AUTO * 8; i < subject_count() * 8; i++) {
+        const subject *s = &subjects[i / 8];
+        int64_t n = sizes[i % 4];
+        trial t = make_trial(context, n, dtypes[i / 4 % 2]);
+        test_case("%s, n = %d, %s, indefinite", s->name, (int)n, tch_dtype_name(t.dtype));
+        double *expected = clean_result(context, s, &t);
+        make_indefinite(t.good + BAD * n * n, n);
+        int products_only = strcmp(s->name, "root newton") == 0 || strcmp(s->name, "root rational") == 0 ||
+                            strcmp(s->name, "root auto") == 0;
+        check_spoiled(context, s, &t, t.good, products_only ? -1 : TCH_REPORT_NOT_POSITIVE, expected);
+        free(expected);
+        free_trial(&t);
+    }
+}
+
+/* Relative damping of a zero matrix is zero: there is no inverse root. */
+static void zero_matrices_without_damping(void **state)
+{
+    tch_context *context = *state;
+    for (size_t i = 1; i < subject_count(); i++) {
+        if (strncmp(subjects[i].name, "solve", 5) == 0) {
+            continue; /* its damping is absolute */
+        }
+        trial t = make_trial(context, 6, TCH_FLOAT32);
+        test_case("%s of zero", subjects[i].name);
+        double *expected = clean_result(context, &subjects[i], &t);
+        make_zero(t.good + BAD * 36, 6);
+        check_spoiled(context, &subjects[i], &t, t.good, TCH_REPORT_NOT_POSITIVE, expected);
+        free(expected);
+        free_trial(&t);
+    }
+}
+
+/* (0 + eps I)^(-1/p) = eps^(-1/p) I, by every method. */
+static void zero_matrices_with_damping(void **state)
+{
+    tch_context *context = *state;
+    const tch_root_method methods[] = {TCH_ROOT_AUTO, TCH_ROOT_EIGEN, TCH_ROOT_NEWTON, TCH_ROOT_RATIONAL};
+    const int64_t shape[] = {2, 5, 5};
+    double zeros[50] = {0};
+    for (int i = 0; i < 4; i++) {
+        tch_root_config config = TCH_ROOT_CONFIG_INIT;
+        config.eps = 1e-4;
+        config.method = methods[i];
+        if (!test_offers_method(config.method)) {
+            continue;
+        }
+        test_case("%s", tch_root_method_name(methods[i]));
+        test_tensor *a = test_tensor_make(context, TCH_FLOAT64, 3, shape, LAYOUT_CONTIGUOUS);
+        test_tensor *out = test_tensor_make(context, TCH_FLOAT64, 3, shape, LAYOUT_CONTIGUOUS);
+        test_tensor_write(a, zeros);
+        CHECK_OK(tch_inverse_root(context, &a->tensor, 4, &config, &out->tensor, NULL, NULL));
+        double *x = test_tensor_read(out);
+        for (int j = 0; j < 50; j++) {
+            double expected = j % 25 % 6 == 0 ? 10.0 : 0.0;
+            CHECK(fabs(x[j] - expected) <= 10.0 * 1e-9, "element %d is %.17g", j, x[j]);
+        }
+        free(x);
+        test_tensor_free(a);
+        test_tensor_free(out);
+    }
+}
+
+/* Eigenvalues that damping leaves below eps are raised to eps: an indefinite matrix has its power all the same. */
+static void powers_clamp(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shape[] = {2, 2};
+    const double values[] = {-3.0, 0.0, 0.0, 4.0};
+    const double eps = 0.25;
+    test_tensor *a = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
+    test_tensor *out = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
+    test_tensor_write(a, values);
+    tch_status status = tch_matrix_power(context, &a->tensor, -0.5, eps, &out->tensor, NULL);
+    CHECK_OK(status);
+    double *x = test_tensor_read(out);
+    assert_true(fabs(x[0] - 2.0) < 1e-14);
+    assert_true(fabs(x[3] - pow(4.25, -0.5)) < 1e-15);
+    assert_true(fabs(x[1]) < 1e-15 && fabs(x[2]) < 1e-15);
+    free(x);
+    test_tensor_free(a);
+    test_tensor_free(out);
+}
+
+/* The eigenvalues of a bad matrix are left alone as its eigenvectors are. */
+static void eigenvalues_of_a_bad_matrix_are_kept(void **state)
+{
+    tch_context *context = *state;
+    for (int with_vectors = 0; with_vectors < 2; with_vectors++) {
+        trial t = make_trial(context, 8, TCH_FLOAT32);
+        const int64_t shape[] = {BATCH, 8};
+        test_case(with_vectors ? "with vectors" : "values only");
+        test_tensor *w = test_tensor_make(context, TCH_FLOAT32, 2, shape, LAYOUT_STEPPED);
+        t.good[BAD * 64 + 9] = NAN;
+        test_tensor_write(t.a, t.good);
+        CHECK_OK(tch_eigh(context, &t.a->tensor, &w->tensor, with_vectors ? &t.out->tensor : NULL, &t.report->tensor));
+        double *values = test_tensor_read(w);
+        for (int i = 0; i < 24; i++) {
+            CHECK(isnan(values[i]) == (i / 8 == BAD), "eigenvalue %d is %g", i, values[i]);
+        }
+        free(values);
+        test_tensor_free(w);
+        free_trial(&t);
+    }
+}
+
+/* Where there is no report a NaN goes through, to its own matrix and no other. */
+static void nan_stays_in_its_matrix(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shape[] = {BATCH, 5, 5};
+    double values[BATCH * 25];
+    test_random random = test_random_stream(3);
+    test_random_fill_normal(&random, values, BATCH * 25);
+    values[BAD * 25 + 7] = NAN;
+    test_tensor *a = test_tensor_make(context, TCH_FLOAT32, 3, shape, LAYOUT_CONTIGUOUS);
+    test_tensor_write(a, values);
+    for (int operation = 0; operation < 3; operation++) {
+        test_tensor *out = test_tensor_make(context, TCH_FLOAT32, 3, shape, LAYOUT_CONTIGUOUS);
+        test_case("operation %d", operation);
+        CHECK_OK(operation == 0   ? tch_matmul(context, &a->tensor, &a->tensor, &out->tensor)
+                 : operation == 1 ? tch_gram(context, 1.0, &a->tensor, 0, 0.0, &out->tensor)
+                                  : tch_orthogonalize(context, &a->tensor, 5, TCH_ORTHO_MUON, &out->tensor));
+        double *got = test_tensor_read(out);
+        int bad = 0;
+        for (int i = 0; i < BATCH * 25; i++) {
+            CHECK(i / 25 == BAD || isfinite(got[i]), "element %d of a good matrix is %g", i, got[i]);
+            bad += i / 25 == BAD && isnan(got[i]);
+        }
+        CHECK(bad > 0, "the NaN vanished");
+        free(got);
+        test_tensor_free(out);
+    }
+    test_tensor_free(a);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(not_finite),
+        cmocka_unit_test(not_symmetric),
+        cmocka_unit_test(slight_asymmetry_is_accepted),
+        cmocka_unit_test(bad_matrices_in_batches_of_batches),
+        cmocka_unit_test(not_positive),
+        cmocka_unit_test(zero_matrices_without_damping),
+        cmocka_unit_test(zero_matrices_with_damping),
+        cmocka_unit_test(powers_clamp),
+        cmocka_unit_test(eigenvalues_of_a_bad_matrix_are_kept),
+        cmocka_unit_test(nan_stays_in_its_matrix),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

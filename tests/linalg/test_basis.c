@@ -1,0 +1,937 @@
+/* Tracking an eigenbasis: the four operations of the table, and the iteration made of them.
+ *
+ * What must hold of a step: rows are orthonormal; they are what Gram and Schmidt make of the sorted rows of q (A + s I),
+ * s being the shift that the iteration adds; a factor that fails leaves its basis as it was. Nothing here depends on the
+ * device, which may be named on the command line. */
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+#include "linalg/basis.h"
+#include "support/backend/table_copy.h"
+#include "support/linalg/reference.h"
+#include "support/testing.h"
+
+/* What the iteration adds to A where it works in float64, of A's trace; see docs/numerics/soap-basis.md. */
+#define SHIFT 1e-7
+
+static const tch_scalar types[] = {TCH_SCALAR_F32, TCH_SCALAR_F64};
+
+static double roundoff(tch_scalar type)
+{
+    return type == TCH_SCALAR_F64 ? DBL_EPSILON / 2 : FLT_EPSILON / 2;
+}
+
+static const char *type_name(tch_scalar type)
+{
+    return type == TCH_SCALAR_F64 ? "float64" : "float32";
+}
+
+/* --- matrices on the device ---------------------------------------------------------------------------------------- */
+
+static void *to_device(tch_context *context, const void *bytes, int64_t count)
+{
+    void *device = NULL;
+    CHECK_OK(context->backend->device->allocate(context->state, count > 0 ? count : 1, &device));
+    CHECK_OK(context->backend->device->copy_bytes(context->state, device, bytes, count, TCH_COPY_TO_DEVICE));
+    return device;
+}
+
+static void release(tch_context *context, void *device, int64_t count)
+{
+    context->backend->device->release(context->state, device, count > 0 ? count : 1);
+}
+
+static int64_t bytes_of(const tch_matrices *m)
+{
+    return m->batch * m->stride * tchi_scalar_size(m->type);
+}
+
+/* Values, row-major, rounded to the type; NULL, and gaps, are NaN. */
+static tch_matrices make(tch_context *context, tch_scalar type, int64_t batch, int64_t rows, int64_t cols, int64_t gap,
+                         const double *values)
+{
+    tch_matrices m = {NULL, type, rows, cols, cols + gap, batch, rows * (cols + gap)};
+    char *image = test_alloc((size_t)bytes_of(&m) + 1);
+    memset(image, 0xff, (size_t)bytes_of(&m));
+    for (int64_t k = 0; values != NULL && k < batch * rows * cols; k++) {
+        int64_t at = k / cols * m.ld + k % cols;
+        if (type == TCH_SCALAR_F64) {
+            ((double *)image)[at] = values[k];
+        } else {
+            ((float *)image)[at] = (float)values[k];
+        }
+    }
+    m.data = to_device(context, image, bytes_of(&m));
+    free(image);
+    return m;
+}
+
+static void drop(tch_context *context, tch_matrices *m)
+{
+    release(context, m->data, bytes_of(m));
+}
+
+/* Row-major values, and a check that nothing was written between the rows. */
+static double *read_back(tch_context *context, const tch_matrices *m)
+{
+    char *image = test_alloc((size_t)bytes_of(m) + 1);
+    double *values = test_alloc((size_t)(m->batch * m->rows * m->cols) * sizeof *values + 1);
+    CHECK_OK(context->backend->device->copy_bytes(context->state, image, m->data, bytes_of(m), TCH_COPY_TO_HOST));
+    for (int64_t at = 0; at < m->batch * m->rows * m->ld; at++) {
+        double value = m->type == TCH_SCALAR_F64 ? ((double *)image)[at] : (double)((float *)image)[at];
+        if (at % m->ld < m->cols) {
+            values[at / m->ld * m->cols + at % m->ld] = value;
+        } else {
+            CHECK(isnan(value), "a gap between rows was written");
+        }
+    }
+    free(image);
+    return values;
+}
+
+static void round_values(tch_scalar type, int64_t count, double *values)
+{
+    for (int64_t k = 0; type == TCH_SCALAR_F32 && k < count; k++) {
+        values[k] = (double)(float)values[k];
+    }
+}
+
+static int32_t *read_integers(tch_context *context, const int32_t *device, int64_t count)
+{
+    int32_t *values = test_alloc((size_t)count * sizeof *values + 1);
+    CHECK_OK(context->backend->device->copy_bytes(context->state, values, device, count * (int64_t)sizeof *values,
+                                                  TCH_COPY_TO_HOST));
+    return values;
+}
+
+/* --- references ---------------------------------------------------------------------------------------------------- */
+
+/* Largest |q q' - I|. */
+static double defect(int64_t n, const double *q)
+{
+    double worst = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j <= i; j++) {
+            double sum = i == j ? -1.0 : 0.0;
+            for (int64_t k = 0; k < n; k++) {
+                sum += q[i * n + k] * q[j * n + k];
+            }
+            worst = fabs(sum) <= worst ? worst : fabs(sum);
+        }
+    }
+    return worst;
+}
+
+/* |q A q' without its diagonal| / |A|. */
+static double off_diagonal(int64_t n, const double *q, const double *a)
+{
+    double *s = test_alloc((size_t)(n * n) * sizeof *s);
+    double sum = 0.0;
+    ref_matmul(n, n, n, q, a, s);
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            double b = 0.0;
+            for (int64_t k = 0; i != j && k < n; k++) {
+                b += s[i * n + k] * q[j * n + k];
+            }
+            sum += b * b;
+        }
+    }
+    free(s);
+    return sqrt(sum) / ref_norm(n * n, a);
+}
+
+/* Rows in place, by Gram and Schmidt with every projection done twice. S was L times them, of which l becomes the lower
+ * triangle, for rows of S of length 1. */
+static void gram_schmidt(int64_t n, double *s, double *l)
+{
+    memset(l, 0, (size_t)(n * n) * sizeof *l);
+    for (int64_t i = 0; i < n; i++) {
+        double whole = ref_norm(n, s + i * n);
+        for (int64_t again = 0; again < 2 * i; again++) {
+            const double *earlier = s + again % i * n;
+            double dot = 0.0;
+            for (int64_t k = 0; k < n; k++) {
+                dot += s[i * n + k] * earlier[k];
+            }
+            for (int64_t k = 0; k < n; k++) {
+                s[i * n + k] -= dot * earlier[k];
+            }
+            l[i * n + again % i] += dot / whole;
+        }
+        double length = ref_norm(n, s + i * n);
+        l[i * n + i] = length / whole;
+        for (int64_t k = 0; k < n; k++) {
+            s[i * n + k] /= length;
+        }
+    }
+}
+
+/* |L^-1|^2 in the Frobenius norm. */
+static double inverse_square(int64_t n, const double *l)
+{
+    double *x = test_alloc((size_t)(n * n) * sizeof *x);
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t k = 0; k < n; k++) {
+            double value = k == i ? 1.0 : 0.0;
+            for (int64_t j = k; j < i; j++) {
+                value -= l[i * n + j] * x[j * n + k];
+            }
+            x[i * n + k] = value / l[i * n + i];
+        }
+    }
+    double norm = ref_norm(n * n, x);
+    free(x);
+    return norm * norm;
+}
+
+/* The step as its header describes it, with the order the library chose. Returns
+ * |L^-1|^2: what an error in L L' is magnified by. */
+static double reference_step(int64_t n, const double *a, const double *q, const int32_t *order, double *out)
+{
+    double *shifted = test_alloc((size_t)(n * n) * sizeof *shifted);
+    double *s = test_alloc((size_t)(n * n) * sizeof *s);
+    double trace = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        trace += a[i * n + i];
+    }
+    for (int64_t k = 0; k < n * n; k++) {
+        shifted[k] = a[k] + (k % (n + 1) == 0 ? SHIFT * trace : 0.0);
+    }
+    ref_matmul(n, n, n, q, shifted, s);
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(out + i * n, s + order[i] * n, (size_t)n * sizeof *out);
+    }
+    gram_schmidt(n, out, s);
+    double magnified = inverse_square(n, s);
+    free(shifted);
+    free(s);
+    return magnified;
+}
+
+/* --- the inverse Cholesky factor ----------------------------------------------------------------------------------- */
+
+enum { CHOLESKY_BATCH = 4, NEGATIVE = 1, FLAGGED = 2, HAS_NAN = 3 };
+
+/* Largest |X A X' - I|; X must be lower triangular with a positive diagonal. */
+static double factor_residual(int64_t n, const double *x, const double *a)
+{
+    double *xa = test_alloc((size_t)(n * n) * sizeof *xa);
+    double *xt = test_alloc((size_t)(n * n) * sizeof *xt);
+    double *product = test_alloc((size_t)(n * n) * sizeof *product);
+    for (int64_t k = 0; k < n * n; k++) {
+        CHECK(k % n <= k / n || x[k] == 0.0, "X(%lld, %lld) is %g", (long long)(k / n), (long long)(k % n), x[k]);
+        CHECK(k % (n + 1) != 0 || x[k] > 0.0, "the diagonal of X has %g", x[k]);
+    }
+    ref_matmul(n, n, n, x, a, xa);
+    ref_transpose(n, n, x, xt);
+    ref_matmul(n, n, n, xa, xt, product);
+    for (int64_t i = 0; i < n; i++) {
+        product[i * n + i] -= 1.0;
+    }
+    double worst = ref_largest(n * n, product);
+    free(xa);
+    free(xt);
+    free(product);
+    return worst;
+}
+
+/* Condition 10, so that |X A X' - I| <= c n u with a small c. */
+static void cholesky_case(tch_context *context, tch_scalar type, int64_t n, int64_t gap)
+{
+    const tch_backend *t = context->backend;
+    test_random random = test_random_stream((uint64_t)(1000 * n + gap));
+    double *w = test_alloc((size_t)n * sizeof *w);
+    double *a = test_alloc((size_t)(CHOLESKY_BATCH * n * n) * sizeof *a);
+    int32_t flags[CHOLESKY_BATCH] = {TCH_REPORT_OK, TCH_REPORT_OK, TCH_REPORT_NO_CONVERGENCE, TCH_REPORT_OK};
+    ref_spectrum(n, 10.0, w);
+    for (int b = 0; b < CHOLESKY_BATCH; b++) {
+        ref_symmetric(&random, n, w, a + b * n * n);
+    }
+    a[(NEGATIVE + 1) * n * n - 1] = -1.0;
+    a[HAS_NAN * n * n + n / 2 * (n + 1)] = NAN;
+    round_values(type, CHOLESKY_BATCH * n * n, a);
+    tch_matrices m = make(context, type, CHOLESKY_BATCH, n, n, gap, a);
+    tch_matrices x = make(context, type, CHOLESKY_BATCH, n, n, gap, NULL);
+    int64_t bytes =
+        t->device->scratch_bytes(context->state, TCH_SCRATCH_CHOLESKY_INVERSE, type, n, n, CHOLESKY_BATCH, 0);
+    char *poison = test_alloc((size_t)bytes + 1);
+    memset(poison, 0xff, (size_t)bytes);
+    void *scratch = to_device(context, poison, bytes);
+    int32_t *device_flags = to_device(context, flags, sizeof flags);
+    CHECK_OK(t->matrix->cholesky_inverse(context->state, &m, &x, device_flags, scratch));
+    int32_t *got = read_integers(context, device_flags, CHOLESKY_BATCH);
+    double *values = read_back(context, &x);
+    assert_int_equal(got[0], TCH_REPORT_OK);
+    assert_int_equal(got[NEGATIVE], TCH_REPORT_NOT_POSITIVE);
+    assert_int_equal(got[FLAGGED], TCH_REPORT_NO_CONVERGENCE);
+    assert_int_equal(got[HAS_NAN], TCH_REPORT_NOT_POSITIVE);
+    double residual = factor_residual(n, values, a);
+    CHECK(residual <= 10.0 * (double)n * roundoff(type), "|X A X' - I| is %.3g", residual);
+    free(got);
+    free(values);
+    free(poison);
+    release(context, device_flags, sizeof flags);
+    release(context, scratch, bytes);
+    drop(context, &m);
+    drop(context, &x);
+    free(a);
+    free(w);
+}
+
+static void factors_are_inverted(void **state)
+{
+    static const int64_t sizes[] = {1, 2, 3, 15, 16, 17, 63, 64, 65, 100, 128, 129, 200, 257, 330, 577};
+    for (int t = 0; t < 2; t++) {
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+            for (int64_t gap = 0; gap <= 3; gap += 3) {
+                test_case("%s n %lld gap %lld", type_name(types[t]), (long long)sizes[i], (long long)gap);
+                cholesky_case(*state, types[t], sizes[i], gap);
+            }
+        }
+    }
+}
+
+/* --- dot products of rows ------------------------------------------------------------------------------------------ */
+
+enum { BATCH = 3 };
+
+static void dots_case(tch_context *context, tch_scalar type, int64_t rows, int64_t cols, double exponent)
+{
+    test_random random = test_random_stream((uint64_t)(rows * 7919 + cols));
+    int64_t count = BATCH * rows * cols;
+    double *x = test_alloc((size_t)count * sizeof *x + 1);
+    double *y = test_alloc((size_t)count * sizeof *y + 1);
+    test_random_fill_normal(&random, x, count);
+    for (int64_t k = 0; k < count; k++) {
+        y[k] = exponent == 1.0 ? test_random_normal(&random) : k / cols % 4 == 3 ? -x[k] : x[k];
+    }
+    round_values(type, count, x);
+    round_values(type, count, y);
+    tch_matrices mx = make(context, type, BATCH, rows, cols, 1, x);
+    tch_matrices my = make(context, type, BATCH, rows, cols, 2, y);
+    tch_matrices w = make(context, type, BATCH, 1, rows, 0, NULL);
+    CHECK_OK(context->backend->matrix->row_dots(context->state, &mx, &my, exponent, &w));
+    double *got = read_back(context, &w);
+    for (int64_t r = 0; r < BATCH * rows; r++) {
+        double sum = 0.0;
+        double size = 0.0;
+        for (int64_t k = r * cols; k < (r + 1) * cols; k++) {
+            sum += x[k] * y[k];
+            size += fabs(x[k] * y[k]);
+        }
+        double expected = exponent == 1.0 ? sum : sum > 0.0 ? pow(sum, exponent) : 0.0;
+        double bound = roundoff(type) * fabs(expected) +
+                       (double)(cols + 4) * DBL_EPSILON * (exponent == 1.0 ? size : fabs(expected));
+        CHECK(fabs(got[r] - expected) <= bound, "row %lld: %.17g, expected %.17g", (long long)r, got[r], expected);
+    }
+    free(got);
+    drop(context, &mx);
+    drop(context, &my);
+    drop(context, &w);
+    free(x);
+    free(y);
+}
+
+static void rows_are_multiplied(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 2, 5, 31, 64, 129, 300};
+    static const double exponents[] = {1.0, -0.5, 0.5};
+    for (int k = 0; k < 8 * 8 * 3 * 2; k++) {
+        int64_t rows = sizes[k % 8];
+        int64_t cols = sizes[k / 8 % 8];
+        double exponent = exponents[k / 64 % 3];
+        test_case("%s %lld by %lld, exponent %g", type_name(types[k / 192]), (long long)rows, (long long)cols,
+                  exponent);
+        dots_case(*state, types[k / 192], rows, cols, exponent);
+    }
+}
+
+/* --- orders -------------------------------------------------------------------------------------------------------- */
+
+static int stands_before(const double *w, int32_t i, int32_t j)
+{
+    if (isnan(w[i]) != isnan(w[j])) {
+        return isnan(w[j]);
+    }
+    return isnan(w[i]) || w[i] == w[j] ? i < j : w[i] > w[j];
+}
+
+/* Few different numbers, so that most have equals, and all that is special about floats. */
+static double awkward(test_random *random)
+{
+    static const double special[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1e-30, -1e-30, 1e30, 1.0, 2.0, -2.0, 3.0};
+    return special[test_random_bits(random) % (sizeof special / sizeof special[0])];
+}
+
+static int32_t *make_order(tch_context *context, tch_scalar type, int64_t n, double *w)
+{
+    int64_t bytes = BATCH * n * (int64_t)sizeof(int32_t);
+    char *poison = test_alloc((size_t)bytes + 1);
+    memset(poison, 0xff, (size_t)bytes);
+    int32_t *order = to_device(context, poison, bytes);
+    round_values(type, BATCH * n, w);
+    tch_matrices m = make(context, type, BATCH, 1, n, 2, w);
+    CHECK_OK(context->backend->matrix->descending(context->state, &m, order));
+    drop(context, &m);
+    free(poison);
+    return order;
+}
+
+static void order_case(tch_context *context, tch_scalar type, int64_t n)
+{
+    test_random random = test_random_stream((uint64_t)(50000 + n));
+    double *w = test_alloc((size_t)(BATCH * n) * sizeof *w + 1);
+    for (int64_t k = 0; k < BATCH * n; k++) {
+        w[k] = k < n ? test_random_normal(&random) : awkward(&random);
+    }
+    int32_t *device = make_order(context, type, n, w);
+    int32_t *order = read_integers(context, device, BATCH * n);
+    for (int64_t k = 0; k < BATCH * n; k++) {
+        CHECK(order[k] >= 0 && order[k] < n, "place %lld has %d", (long long)k, order[k]);
+        CHECK(k % n == 0 || stands_before(w + k / n * n, order[k - 1], order[k]), "places %lld and %lld are exchanged",
+              (long long)(k - 1), (long long)k);
+    }
+    free(order);
+    free(w);
+    release(context, device, BATCH * n * (int64_t)sizeof(int32_t));
+}
+
+static void permute_case(tch_context *context, tch_scalar type, int64_t rows, int64_t cols, bool by_rows, bool by_cols)
+{
+    test_random random = test_random_stream((uint64_t)(90000 + 1000 * rows + cols));
+    int64_t count = BATCH * rows * cols;
+    double *x = test_alloc((size_t)count * sizeof *x);
+    double *w = test_alloc((size_t)(BATCH * (rows + cols)) * sizeof *w);
+    test_random_fill_normal(&random, x, count);
+    test_random_fill_normal(&random, w, BATCH * (rows + cols));
+    round_values(type, count, x);
+    int32_t *row_order = make_order(context, type, rows, w);
+    int32_t *col_order = make_order(context, type, cols, w + BATCH * rows);
+    tch_matrices m = make(context, type, BATCH, rows, cols, 3, x);
+    tch_matrices out = make(context, type, BATCH, rows, cols, 1, NULL);
+    CHECK_OK(context->backend->matrix->permute(context->state, &m, by_rows ? row_order : NULL,
+                                               by_cols ? col_order : NULL, &out));
+    double *got = read_back(context, &out);
+    int32_t *row = read_integers(context, row_order, BATCH * rows);
+    int32_t *col = read_integers(context, col_order, BATCH * cols);
+    for (int64_t k = 0; k < count; k++) {
+        int64_t b = k / (rows * cols);
+        int64_t i = by_rows ? row[k / cols] : k / cols % rows;
+        int64_t j = by_cols ? col[b * cols + k % cols] : k % cols;
+        CHECK(got[k] == x[(b * rows + i) * cols + j], "element %lld is not that of row %lld, column %lld", (long long)k,
+              (long long)i, (long long)j);
+    }
+    free(got);
+    free(row);
+    free(col);
+    release(context, row_order, BATCH * rows * (int64_t)sizeof(int32_t));
+    release(context, col_order, BATCH * cols * (int64_t)sizeof(int32_t));
+    drop(context, &m);
+    drop(context, &out);
+    free(x);
+    free(w);
+}
+
+static void numbers_are_put_in_order(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 2, 3, 7, 64, 255, 256, 257, 1000};
+    for (int t = 0; t < 2; t++) {
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+            test_case("%s n %lld", type_name(types[t]), (long long)sizes[i]);
+            order_case(*state, types[t], sizes[i]);
+        }
+    }
+}
+
+static void matrices_are_put_in_order(void **state)
+{
+    static const int64_t sizes[] = {1, 2, 5, 33, 130};
+    for (int k = 0; k < 5 * 5 * 4 * 2; k++) {
+        int64_t rows = sizes[k % 5];
+        int64_t cols = sizes[k / 5 % 5];
+        test_case("%s %lld by %lld, kind %d", type_name(types[k / 100]), (long long)rows, (long long)cols, k / 25 % 4);
+        permute_case(*state, types[k / 100], rows, cols, k / 25 % 2 == 1, k / 50 % 2 == 1);
+    }
+}
+
+/* --- the basis ----------------------------------------------------------------------------------------------------- */
+
+/* A batch of factors with their bases, here and on the device. */
+typedef struct tracked {
+    tch_context *context;
+    tch_scalar type;
+    int64_t n, batch;
+    double *a, *q; /* as the device has them */
+    tch_matrices device_a, device_q;
+    int32_t *flags, *order; /* on the device */
+    void *scratch;
+    int64_t bytes;
+} tracked;
+
+static tracked begin_tracking(tch_context *context, tch_scalar type, int64_t n, int64_t batch)
+{
+    tracked t = {.context = context, .type = type, .n = n, .batch = batch};
+    size_t integers = (size_t)(batch * (n + 1)) * sizeof *t.order;
+    char *poison = test_alloc(integers + 1);
+    memset(poison, 0xff, integers);
+    t.a = test_alloc((size_t)(batch * n * n) * sizeof *t.a + 1);
+    t.q = NULL;
+    t.device_a = make(context, type, batch, n, n, 1, NULL);
+    t.device_q = make(context, type, batch, n, n, 2, NULL);
+    t.flags = to_device(context, poison, batch * (int64_t)sizeof *t.flags);
+    t.order = to_device(context, poison, batch * n * (int64_t)sizeof *t.order);
+    t.bytes = tchi_basis_bytes(context, type, n, batch);
+    char *dirt = test_alloc((size_t)t.bytes + 1);
+    memset(dirt, 0xff, (size_t)t.bytes);
+    t.scratch = to_device(context, dirt, t.bytes);
+    free(dirt);
+    free(poison);
+    return t;
+}
+
+static void end_tracking(tracked *t)
+{
+    drop(t->context, &t->device_a);
+    drop(t->context, &t->device_q);
+    release(t->context, t->flags, t->batch * (int64_t)sizeof *t->flags);
+    release(t->context, t->order, t->batch * t->n * (int64_t)sizeof *t->order);
+    release(t->context, t->scratch, t->bytes);
+    free(t->a);
+    free(t->q);
+}
+
+static void give_factors(tracked *t)
+{
+    round_values(t->type, t->batch * t->n * t->n, t->a);
+    drop(t->context, &t->device_a);
+    t->device_a = make(t->context, t->type, t->batch, t->n, t->n, 1, t->a);
+}
+
+static void take_basis(tracked *t)
+{
+    free(t->q);
+    t->q = read_back(t->context, &t->device_q);
+}
+
+static void start_basis(tracked *t)
+{
+    CHECK_OK(tchi_basis_init(t->context, &t->device_a, &t->device_q, t->flags, t->scratch));
+    take_basis(t);
+}
+
+static void step_basis(tracked *t)
+{
+    CHECK_OK(tchi_basis_track(t->context, &t->device_a, &t->device_q, t->order, t->flags, t->scratch));
+    take_basis(t);
+}
+
+static void check_flag(const tracked *t, int64_t b, int32_t expected)
+{
+    int32_t *flags = read_integers(t->context, t->flags, t->batch);
+    int32_t got = flags[b];
+    free(flags);
+    assert_int_equal(got, expected);
+}
+
+static void check_orthonormal(const tracked *t, double bound)
+{
+    for (int64_t b = 0; b < t->batch; b++) {
+        double far = defect(t->n, t->q + b * t->n * t->n);
+        CHECK(far <= bound, "matrix %lld: |q q' - I| is %.3g, allowed %.3g", (long long)b, far, bound);
+    }
+}
+
+/* Of rows that were rounded to the type, and summed in it where they were made. */
+static double rounding_bound(const tracked *t)
+{
+    return (4.0 * sqrt((double)t->n) + 8.0) * roundoff(t->type);
+}
+
+/* Of an eigensolver. */
+static double solver_bound(const tracked *t)
+{
+    return 2.0 * (double)(t->n + 10) * roundoff(t->type);
+}
+
+/* A = share G G' + (1 - share) A, G n by m: what an optimizer's factor becomes in a step. */
+static void add_gradient(tracked *t, test_random *random, double share, int64_t m)
+{
+    double *g = test_alloc((size_t)(t->n * m) * sizeof *g);
+    for (int64_t b = 0; b < t->batch; b++) {
+        double *a = t->a + b * t->n * t->n;
+        for (int64_t k = 0; k < t->n * m; k++) {
+            g[k] = test_random_normal(random) / (double)(1 + k % m);
+        }
+        for (int64_t i = 0; i < t->n; i++) {
+            for (int64_t j = 0; j <= i; j++) {
+                double sum = 0.0;
+                for (int64_t k = 0; k < m; k++) {
+                    sum += g[i * m + k] * g[j * m + k];
+                }
+                a[i * t->n + j] = share * sum + (share == 1.0 ? 0.0 : (1.0 - share) * a[i * t->n + j]);
+                a[j * t->n + i] = a[i * t->n + j];
+            }
+        }
+    }
+    free(g);
+    give_factors(t);
+}
+
+/* An order, by which the numbers q_i' A q_i fall. */
+static void check_order(const tracked *t, const double *before, const int32_t *order)
+{
+    int64_t n = t->n;
+    char *seen = test_alloc((size_t)n);
+    double *s = test_alloc((size_t)(n * n) * sizeof *s);
+    for (int64_t b = 0; b < t->batch; b++) {
+        double last = INFINITY;
+        memset(seen, 0, (size_t)n);
+        ref_matmul(n, n, n, before + b * n * n, t->a + b * n * n, s);
+        for (int64_t i = 0; i < n; i++) {
+            int32_t from = order[b * n + i];
+            CHECK(from >= 0 && from < n && !seen[from], "row %lld comes from %d", (long long)i, from);
+            seen[from] = 1;
+            double value = 0.0;
+            for (int64_t k = 0; k < n; k++) {
+                value += s[from * n + k] * before[(b * n + from) * n + k];
+            }
+            double slack = 16.0 * (double)n * roundoff(t->type) * ref_largest(n * n, t->a + b * n * n);
+            CHECK(value <= last + slack, "row %lld has %.9g after %.9g", (long long)i, value, last);
+            last = value;
+        }
+    }
+    free(seen);
+    free(s);
+}
+
+/* The library works in float64 unless the device is slow at it. */
+static bool works_in_float64(const tracked *t)
+{
+    tch_product_rates rates = {.f64 = 1.0, .f32 = 2.0};
+    if (t->context->backend->matrix->product_rates != NULL) {
+        t->context->backend->matrix->product_rates(t->context->state, &rates);
+    }
+    return t->type == TCH_SCALAR_F64 || 2.0 * rates.f64 >= rates.f32;
+}
+
+/* In float64 every row, not only those of large eigenvalues, is the reference's, up to the rounding of q itself and that
+ * of one pass of Cholesky: a few u |L^-1|^2. A second pass, or a third one in float32, makes rows orthonormal again. */
+static void check_step(const tracked *t, const double *before)
+{
+    int64_t n = t->n;
+    double *expected = test_alloc((size_t)(n * n) * sizeof *expected);
+    int32_t *order = read_integers(t->context, t->order, t->batch * n);
+    double magnified = 0.0;
+    check_order(t, before, order);
+    for (int64_t b = 0; b < t->batch; b++) {
+        check_flag(t, b, TCH_REPORT_OK);
+        double one_pass =
+            4.0 * DBL_EPSILON * reference_step(n, t->a + b * n * n, before + b * n * n, order + b * n, expected);
+        magnified = fmax(magnified, one_pass);
+        double far = ref_distance(n * n, t->q + b * n * n, expected);
+        double bound = sqrt((double)n) * (roundoff(t->type) + one_pass);
+        CHECK(!works_in_float64(t) || far <= bound, "matrix %lld is %.3g from the reference, allowed %.3g",
+              (long long)b, far, bound);
+    }
+    bool single_pass = t->type == TCH_SCALAR_F32 && works_in_float64(t);
+    check_orthonormal(t, rounding_bound(t) + (single_pass ? magnified : 0.0));
+    free(order);
+    free(expected);
+}
+
+static void steps_of(tracked *t, test_random *random, int steps, double share, int64_t m)
+{
+    for (int step = 0; step < steps; step++) {
+        add_gradient(t, random, share, m);
+        double *before = t->q;
+        t->q = NULL;
+        step_basis(t);
+        check_step(t, before);
+        free(before);
+    }
+}
+
+/* Gradients of rank m: the factor's rank grows by m with every step, so that most of it is null space at first. */
+static void track_case(tch_context *context, tch_scalar type, int64_t n, int64_t m)
+{
+    test_random random = test_random_stream((uint64_t)(n * 1000 + m));
+    tracked t = begin_tracking(context, type, n, 2);
+    add_gradient(&t, &random, 1.0, m);
+    start_basis(&t);
+    check_orthonormal(&t, solver_bound(&t));
+    steps_of(&t, &random, 3, 0.05, m);
+    steps_of(&t, &random, 1, 0.9, m);
+    end_tracking(&t);
+}
+
+static void follow_ranks(tch_context *context, int count)
+{
+    static const struct {
+        int64_t n, m;
+    } shapes[] = {{1, 1}, {2, 1}, {5, 2}, {31, 1}, {64, 16}, {65, 65}, {100, 1}, {100, 25}, {100, 100}, {270, 30}};
+    for (int t = 0; t < count; t++) {
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            test_case("%s n %lld rank %lld", type_name(types[t]), (long long)shapes[i].n, (long long)shapes[i].m);
+            track_case(context, types[t], shapes[i].n, shapes[i].m);
+        }
+    }
+}
+
+static void ranks_are_followed(void **state)
+{
+    follow_ranks(*state, 2);
+}
+
+static void slow_float64(void *state, tch_product_rates *rates)
+{
+    (void)state;
+    *rates = (tch_product_rates){.f64 = 1.0, .f32 = 64.0};
+}
+
+/* The same where all of it is done in float32. */
+static void ranks_are_followed_in_float32(void **state)
+{
+    tch_context *context = *state;
+    const tch_backend *own = context->backend;
+    table_copy changed;
+    table_copy_make(&changed, own);
+    changed.matrix.product_rates = slow_float64;
+    context->backend = &changed.backend;
+    follow_ranks(context, 1);
+    context->backend = own;
+}
+
+/* With gaps of a factor of ten, every step on one factor takes what is off the diagonal down by ten, to rounding. */
+static void a_basis_converges(void **state)
+{
+    enum { N = 6, STEPS = 12 };
+    static const double w[N] = {1.0, 0.1, 0.01, 0.001, 1e-4, 1e-4};
+    for (int k = 0; k < 2; k++) {
+        test_case("%s", type_name(types[k]));
+        test_random random = test_random_stream(77);
+        tracked t = begin_tracking(*state, types[k], N, 1);
+        ref_symmetric(&random, N, w, t.a);
+        give_factors(&t);
+        start_basis(&t);
+        ref_symmetric(&random, N, w, t.a);
+        give_factors(&t);
+        double first = off_diagonal(N, t.q, t.a);
+        for (int step = 0; step < STEPS; step++) {
+            step_basis(&t);
+            check_orthonormal(&t, rounding_bound(&t));
+        }
+        double last = off_diagonal(N, t.q, t.a);
+        CHECK(first > 0.1, "the second factor has nearly the first one's basis: %.3g", first);
+        CHECK(last <= 10.0 * roundoff(types[k]) + 1e-11, "off the diagonal %.3g is left of %.3g", last, first);
+        end_tracking(&t);
+    }
+}
+
+/* Equal eigenvalues have no vectors of their own, but the basis stays one: it spans what they span. */
+static void equal_eigenvalues_do_no_harm(void **state)
+{
+    enum { N = 40 };
+    for (int k = 0; k < 2; k++) {
+        test_case("%s", type_name(types[k]));
+        double w[N];
+        test_random random = test_random_stream(78);
+        tracked t = begin_tracking(*state, types[k], N, 2);
+        for (int i = 0; i < N; i++) {
+            w[i] = i < N / 2 ? 1.0 : 0.01;
+        }
+        for (int b = 0; b < 2; b++) {
+            ref_symmetric(&random, N, w, t.a + b * N * N);
+        }
+        give_factors(&t);
+        start_basis(&t);
+        for (int step = 0; step < 6; step++) {
+            double *before = t.q;
+            t.q = NULL;
+            step_basis(&t);
+            check_step(&t, before);
+            free(before);
+        }
+        for (int b = 0; b < 2; b++) {
+            double off = off_diagonal(N, t.q + b * N * N, t.a + b * N * N);
+            CHECK(off <= 40.0 * roundoff(types[k]), "off the diagonal: %.3g", off);
+        }
+        end_tracking(&t);
+    }
+}
+
+/* --- the first basis, and what fails ------------------------------------------------------------------------------- */
+
+static void check_identity(int64_t n, const double *q)
+{
+    for (int64_t k = 0; k < n * n; k++) {
+        CHECK(q[k] == (k % (n + 1) == 0 ? 1.0 : 0.0), "element %lld of the identity is %g", (long long)k, q[k]);
+    }
+}
+
+static void a_first_basis_is_sorted(void **state)
+{
+    static const int64_t sizes[] = {1, 2, 3, 17, 64, 130};
+    for (int k = 0; k < 2 * 6; k++) {
+        int64_t n = sizes[k % 6];
+        test_case("%s n %lld", type_name(types[k / 6]), (long long)n);
+        test_random random = test_random_stream((uint64_t)(79000 + n));
+        tracked t = begin_tracking(*state, types[k / 6], n, 3);
+        add_gradient(&t, &random, 1.0, n);
+        start_basis(&t);
+        check_orthonormal(&t, solver_bound(&t));
+        for (int64_t b = 0; b < t.batch; b++) {
+            double off = off_diagonal(n, t.q + b * n * n, t.a + b * n * n);
+            CHECK(off <= 8.0 * (double)n * roundoff(t.type), "matrix %lld: off the diagonal %.3g", (long long)b, off);
+            check_flag(&t, b, TCH_REPORT_OK);
+        }
+        CHECK_OK(tchi_basis_track(t.context, &t.device_a, &t.device_q, NULL, t.flags, t.scratch));
+        step_basis(&t);
+        int32_t *order = read_integers(t.context, t.order, t.batch * n);
+        for (int64_t b = 0; b < t.batch; b++) {
+            assert_int_equal(order[b * n], 0);
+        }
+        free(order);
+        end_tracking(&t);
+    }
+}
+
+enum { FAIL_N = 70, GOOD = 0, ZERO = 1, NOT_FINITE = 2, LOPSIDED = 3, FAILING = 4 };
+
+static void spoil(tracked *t)
+{
+    int64_t n = t->n;
+    memset(t->a + ZERO * n * n, 0, (size_t)(n * n) * sizeof *t->a);
+    t->a[NOT_FINITE * n * n + n + 2] = INFINITY;
+    t->a[LOPSIDED * n * n + 3 * n + 1] += 1.0;
+    give_factors(t);
+}
+
+static void failures_keep_the_basis(void **state)
+{
+    static const int32_t expected[FAILING] = {TCH_REPORT_OK, TCH_REPORT_NOT_POSITIVE, TCH_REPORT_NOT_FINITE,
+                                              TCH_REPORT_NOT_SYMMETRIC};
+    for (int k = 0; k < 2; k++) {
+        test_case("%s", type_name(types[k]));
+        test_random random = test_random_stream(80);
+        tracked t = begin_tracking(*state, types[k], FAIL_N, FAILING);
+        int64_t size = t.n * t.n;
+        add_gradient(&t, &random, 1.0, FAIL_N);
+        start_basis(&t);
+        double *before = t.q;
+        t.q = NULL;
+        add_gradient(&t, &random, 0.5, FAIL_N);
+        spoil(&t);
+        step_basis(&t);
+        int32_t *order = read_integers(t.context, t.order, t.batch * t.n);
+        for (int64_t b = 0; b < FAILING; b++) {
+            check_flag(&t, b, expected[b]);
+            double moved = ref_distance(size, t.q + b * size, before + b * size);
+            CHECK(b == GOOD ? moved > 0.01 : moved == 0.0, "basis %lld moved by %.3g", (long long)b, moved);
+            for (int64_t i = 0; b != GOOD && i < t.n; i++) {
+                assert_int_equal(order[b * t.n + i], i);
+            }
+        }
+        free(order);
+        free(before);
+        end_tracking(&t);
+    }
+}
+
+static void failures_start_from_the_identity(void **state)
+{
+    test_random random = test_random_stream(81);
+    tracked t = begin_tracking(*state, TCH_SCALAR_F32, FAIL_N, FAILING);
+    add_gradient(&t, &random, 1.0, FAIL_N);
+    spoil(&t);
+    start_basis(&t);
+    check_flag(&t, NOT_FINITE, TCH_REPORT_NOT_FINITE);
+    check_flag(&t, LOPSIDED, TCH_REPORT_NOT_SYMMETRIC);
+    check_identity(t.n, t.q + NOT_FINITE * t.n * t.n);
+    check_identity(t.n, t.q + LOPSIDED * t.n * t.n);
+    check_orthonormal(&t, solver_bound(&t)); /* a zero factor has a basis like any other */
+    end_tracking(&t);
+}
+
+/* Zeros have no direction to be made orthonormal. */
+static void a_basis_that_is_none_is_kept(void **state)
+{
+    tch_context *context = *state;
+    test_random random = test_random_stream(82);
+    tracked t = begin_tracking(context, TCH_SCALAR_F32, 20, 1);
+    add_gradient(&t, &random, 1.0, 20);
+    double *zeros = calloc(400, sizeof *zeros);
+    drop(context, &t.device_q);
+    t.device_q = make(context, t.type, 1, 20, 20, 2, zeros);
+    step_basis(&t);
+    check_flag(&t, 0, TCH_REPORT_NOT_POSITIVE);
+    assert_true(ref_norm(400, t.q) == 0.0);
+    free(zeros);
+    end_tracking(&t);
+}
+
+/* Factors of any magnitude that their type holds give the same basis. */
+static void magnitude_does_not_matter(void **state)
+{
+    enum { N = 33 };
+    test_random random = test_random_stream(83);
+    tracked t = begin_tracking(*state, TCH_SCALAR_F32, N, 3);
+    add_gradient(&t, &random, 1.0, N);
+    memcpy(t.a + N * N, t.a, N * N * sizeof *t.a);
+    memcpy(t.a + 2 * N * N, t.a, N * N * sizeof *t.a);
+    give_factors(&t);
+    start_basis(&t);
+    add_gradient(&t, &random, 0.1, N);
+    for (int k = 0; k < N * N; k++) {
+        t.a[N * N + k] = ldexp(t.a[k], -80);
+        t.a[2 * N * N + k] = ldexp(t.a[k], 100);
+    }
+    give_factors(&t);
+    step_basis(&t);
+    check_orthonormal(&t, rounding_bound(&t));
+    for (int b = 1; b < 3; b++) {
+        double moved = ref_distance(N * N, t.q + b * N * N, t.q);
+        CHECK(moved <= 1e-5, "matrix %d has another basis: %.3g", b, moved);
+    }
+    end_tracking(&t);
+}
+
+static void nothing_is_fine(void **state)
+{
+    tch_context *context = *state;
+    tracked empty = begin_tracking(context, TCH_SCALAR_F32, 0, 3);
+    tracked none = begin_tracking(context, TCH_SCALAR_F32, 5, 0);
+    start_basis(&empty);
+    step_basis(&empty);
+    start_basis(&none);
+    step_basis(&none);
+    end_tracking(&empty);
+    end_tracking(&none);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(factors_are_inverted),
+        cmocka_unit_test(rows_are_multiplied),
+        cmocka_unit_test(numbers_are_put_in_order),
+        cmocka_unit_test(matrices_are_put_in_order),
+        cmocka_unit_test(ranks_are_followed),
+        cmocka_unit_test(ranks_are_followed_in_float32),
+        cmocka_unit_test(a_basis_converges),
+        cmocka_unit_test(equal_eigenvalues_do_no_harm),
+        cmocka_unit_test(a_first_basis_is_sorted),
+        cmocka_unit_test(failures_keep_the_basis),
+        cmocka_unit_test(failures_start_from_the_identity),
+        cmocka_unit_test(a_basis_that_is_none_is_kept),
+        cmocka_unit_test(magnitude_does_not_matter),
+        cmocka_unit_test(nothing_is_fine),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

@@ -1,0 +1,448 @@
+/* Eigendecompositions and powers of symmetric matrices, against Jacobi rotations in float64 and by their residuals.
+ *
+ * A stable eigensolver returns the exact decomposition of A + E with |E| <= c n u |A|; with c n taken as n + 10, u the
+ * round-off of the arithmetic and r that of storing the result (nothing more for float32 and float64):
+ *     |A V - V W|, |w - w_ref|           <=  (n + 10) u |A|  +  3 r sqrt(n) |A|
+ *     |V'V - I|                          <=  (n + 10) u sqrt(n)  +  3 r sqrt(n)
+ *     |f(A) - V f(W) V'| for a power f   <=  (n + 10) u (|A| max|f'| + |f(A)|)  +  r |f(A)|  +  n t
+ * in Frobenius norms, max|f'| over the damped spectrum being how f magnifies an error of its argument, and t half of the
+ * smallest number of the type. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+#define INDEFINITE (-10.0) /* condition 10, signs alternating */
+
+static double storage_roundoff(tch_dtype dtype)
+{
+    return dtype.bits == 16 ? test_unit_roundoff(dtype) : 0.0;
+}
+
+static void check_orthonormal(int64_t n, const double *v, tch_dtype dtype)
+{
+    double *transposed = test_alloc((size_t)(n * n) * sizeof *transposed);
+    double *gram = test_alloc((size_t)(n * n) * sizeof *gram);
+    ref_transpose(n, n, v, transposed);
+    ref_matmul(n, n, n, transposed, v, gram);
+    for (int64_t i = 0; i < n; i++) {
+        gram[i * n + i] -= 1.0;
+    }
+    double error = ref_norm(n * n, gram);
+    double root = sqrt((double)n);
+    double bound = (double)(n + 10) * test_arithmetic_roundoff(dtype) * root + 3.0 * storage_roundoff(dtype) * root;
+    CHECK(error <= bound, "|V'V - I| is %.3g > %.3g", error, bound);
+    free(transposed);
+    free(gram);
+}
+
+static void check_residual(int64_t n, const double *a, const double *w, const double *v, tch_dtype dtype)
+{
+    double *product = test_alloc((size_t)(n * n) * sizeof *product);
+    ref_matmul(n, n, n, a, v, product);
+    for (int64_t i = 0; i < n * n; i++) {
+        product[i] -= v[i] * w[i % n];
+    }
+    double error = ref_norm(n * n, product);
+    double bound =
+        ((double)(n + 10) * test_arithmetic_roundoff(dtype) + 3.0 * storage_roundoff(dtype) * sqrt((double)n)) *
+        ref_norm(n * n, a);
+    CHECK(error <= bound, "|AV - VW| is %.3g > %.3g", error, bound);
+    free(product);
+}
+
+static void check_eigenvalues(int64_t n, const double *w, const double *expected, double norm, tch_dtype dtype)
+{
+    double bound = ((double)(n + 10) * test_arithmetic_roundoff(dtype) + storage_roundoff(dtype)) * norm;
+    for (int64_t i = 0; i < n; i++) {
+        CHECK(i == 0 || w[i] >= w[i - 1], "eigenvalues are not ascending: %g after %g", w[i], w[i - 1]);
+        CHECK(expected == NULL || fabs(w[i] - expected[i]) <= bound, "eigenvalue %lld is %.17g, expected %.17g",
+              (long long)i, w[i], expected[i]);
+    }
+}
+
+static void check_eigh(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    int64_t size = v->n * v->n;
+    test_tensor *a = test_known_tensor(context, v, INDEFINITE, dtype);
+    test_tensor *w = test_case_tensor(context, v, dtype, v->n, -1, v->out);
+    test_tensor *vectors = test_case_tensor(context, v, dtype, v->n, v->n, v->out);
+    test_tensor *report = test_case_tensor(context, v, TCH_INT32, -1, -1, LAYOUT_STEPPED);
+    CHECK_OK(tch_eigh(context, &a->tensor, &w->tensor, &vectors->tensor, &report->tensor));
+    test_tensor_check_unchanged(a, "a");
+    test_tensor_check_written(w, "w");
+    test_tensor_check_written(vectors, "v");
+    test_tensor_check_written(report, "report");
+    double *values = test_tensor_read(w);
+    double *columns = test_tensor_read(vectors);
+    double *codes = test_tensor_read(report);
+    for (int64_t b = 0; b < v->matrices; b++) {
+        const known_matrix *known = test_known_of(v, b, INDEFINITE, dtype);
+        CHECK(codes[b] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)b, codes[b]);
+        check_eigenvalues(v->n, values + b * v->n, known->w, ref_norm(size, known->a), dtype);
+        check_orthonormal(v->n, columns + b * size, dtype);
+        check_residual(v->n, known->a, values + b * v->n, columns + b * size, dtype);
+    }
+    free(values);
+    free(columns);
+    free(codes);
+    test_tensor_free(a);
+    test_tensor_free(w);
+    test_tensor_free(vectors);
+    test_tensor_free(report);
+}
+
+static void check_eigenvalues_only(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    test_tensor *a = test_known_tensor(context, v, INDEFINITE, dtype);
+    test_tensor *w = test_case_tensor(context, v, dtype, v->n, -1, LAYOUT_OFFSET);
+    CHECK_OK(tch_eigh(context, &a->tensor, &w->tensor, NULL, NULL));
+    test_tensor_check_unchanged(a, "a");
+    test_tensor_check_written(w, "w");
+    double *values = test_tensor_read(w);
+    for (int64_t b = 0; b < v->matrices; b++) {
+        const known_matrix *known = test_known_of(v, b, INDEFINITE, dtype);
+        check_eigenvalues(v->n, values + b * v->n, known->w, ref_norm(v->n * v->n, known->a), dtype);
+    }
+    free(values);
+    test_tensor_free(a);
+    test_tensor_free(w);
+}
+
+/* --- powers ------------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    double power, eps, condition;
+} powers[] = {{-0.25, 1e-3, 100.0}, {-0.5, 0.0, 100.0}, {0.5, 0.0, 100.0},      {-1.0, 0.0, 30.0},
+              {1.0, 0.0, -10.0},    {2.0, 0.1, 100.0},  {-1.0 / 3, 0.5, -10.0}, {0.0, 0.1, 30.0}};
+
+static double damped(double w, double eps)
+{
+    return fmax(w + eps, eps);
+}
+
+/* max|f'| of f(x) = x^power between the damped ends of the spectrum. */
+static double steepness(const known_matrix *known, double power, double eps)
+{
+    double low = damped(known->w[0], eps);
+    double high = damped(known->w[known->n - 1], eps);
+    if (power == 0.0 || power == 1.0) {
+        return fabs(power);
+    }
+    return fabs(power) * fmax(pow(low, power - 1.0), pow(high, power - 1.0));
+}
+
+static void check_power_of(const known_matrix *known, double power, double eps, const double *got, tch_dtype dtype)
+{
+    int64_t n = known->n;
+    double *f = test_alloc((size_t)n * sizeof *f);
+    double *expected = test_alloc((size_t)(n * n) * sizeof *expected);
+    for (int64_t i = 0; i < n; i++) {
+        f[i] = pow(damped(known->w[i], eps), power);
+    }
+    ref_compose(n, known->v, f, expected);
+    double norm = ref_norm(n, f);
+    double error = ref_distance(n * n, got, expected);
+    double bound = (double)(n + 10) * test_arithmetic_roundoff(dtype) *
+                       (ref_norm(n * n, known->a) * steepness(known, power, eps) + norm) +
+                   storage_roundoff(dtype) * norm + (double)n * test_underflow(dtype);
+    CHECK(error <= bound, "the power %g with eps %g is off by %.3g > %.3g", power, eps, error, bound);
+    free(f);
+    free(expected);
+}
+
+/* Half types cannot hold a spectrum of ratio 100 without losing its small end: there the damping is raised. */
+static void check_power(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    size_t which = ((size_t)v->in + (size_t)v->out + (size_t)v->stream) % (sizeof powers / sizeof powers[0]);
+    double power = powers[which].power;
+    double eps = dtype.bits == 16 ? powers[which].eps + 0.1 : powers[which].eps;
+    double condition = powers[which].condition;
+    test_tensor *a = test_known_tensor(context, v, condition, dtype);
+    test_tensor *out = test_case_tensor(context, v, dtype, v->n, v->n, v->out);
+    test_tensor *report = test_case_tensor(context, v, TCH_INT32, -1, -1, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_matrix_power(context, &a->tensor, power, eps, &out->tensor, &report->tensor));
+    test_tensor_check_unchanged(a, "a");
+    test_tensor_check_written(out, "out");
+    test_tensor_check_written(report, "report");
+    double *got = test_tensor_read(out);
+    double *codes = test_tensor_read(report);
+    for (int64_t b = 0; b < v->matrices; b++) {
+        CHECK(codes[b] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)b, codes[b]);
+        check_power_of(test_known_of(v, b, condition, dtype), power, eps, got + b * v->n * v->n, dtype);
+    }
+    free(got);
+    free(codes);
+    test_tensor_free(a);
+    test_tensor_free(out);
+    test_tensor_free(report);
+}
+
+/* --- powers of matrices that are not positive ---------------------------------------------------------------------- */
+
+/* Eigenvalues of the matrix in the middle of a batch; the others are positive. */
+static const double clamped_spectra[][3] = {{-1.0, -1.0, -1.0}, {-3.0, -0.5, -0.125}, {0.0, 0.0, 0.0},
+                                            {-2.0, 0.0, 1.5},   {-1.0, 0.0, 0.0},     {-1e-3, -1e-6, -1e-9}};
+
+/* As the dtype holds them, with eigenvalues by the reference. */
+static void fill_clamped(test_random *random, const double *spectrum, tch_dtype dtype, known_matrix *known)
+{
+    ref_symmetric(random, 3, spectrum, known->a);
+    for (int i = 0; i < 9; i++) {
+        known->a[i] = test_round(dtype, known->a[i]);
+    }
+    ref_eigh(3, known->a, known->w, known->v);
+}
+
+static void check_clamped(tch_context *context, const double *spectrum, double power, double eps, tch_dtype dtype)
+{
+    static const double positive[] = {0.25, 0.5, 1.0};
+    const int64_t shape[] = {3, 3, 3};
+    double a[27];
+    double w[9];
+    double v[27];
+    known_matrix known[3];
+    test_random random = test_random_stream(77);
+    for (int b = 0; b < 3; b++) {
+        known[b] = (known_matrix){3, a + 9 * b, w + 3 * b, v + 9 * b};
+        fill_clamped(&random, b == 1 ? spectrum : positive, dtype, &known[b]);
+    }
+    test_case("%s, power %g, eps %g, eigenvalues %g to %g", tch_dtype_name(dtype), power, eps, spectrum[0],
+              spectrum[2]);
+    test_tensor *in = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    test_tensor *out = test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS);
+    test_tensor_write(in, a);
+    CHECK_OK(tch_matrix_power(context, &in->tensor, power, eps, &out->tensor, NULL));
+    double *got = test_tensor_read(out);
+    for (int b = 0; b < 3; b++) {
+        check_power_of(&known[b], power, eps, got + 9 * b, dtype);
+    }
+    free(got);
+    test_tensor_free(in);
+    test_tensor_free(out);
+}
+
+/* max(w + eps, eps)^power whatever the signs: of a matrix without a positive eigenvalue it is eps^power I. */
+static void powers_of_clamped_matrices(void **state)
+{
+    static const double powers_with_eps[] = {-1.0, -0.5, -1.0 / 3, 0.0, 0.5, 1.0, 2.0};
+    static const double eps[] = {1e-3, 0.25, 2.0};
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
+    for (size_t i = 0; i < 6 * 7 * 3 * 4; i++) {
+        check_clamped(*state, clamped_spectra[i % 6], powers_with_eps[i / 6 % 7], eps[i / 42 % 3], dtypes[i / 126]);
+    }
+    for (size_t i = 0; i < 6 * 4; i++) { /* without damping, the positive part */
+        check_clamped(*state, clamped_spectra[i % 6], 1.0, 0.0, dtypes[i / 6]);
+    }
+}
+
+/* --- the tests ---------------------------------------------------------------------------------------------------- */
+
+static void eigh_float32(void **state)
+{
+    test_for_each_case(*state, "eigh", TCH_FLOAT32, 200, check_eigh);
+}
+
+static void eigh_float64(void **state)
+{
+    test_for_each_case(*state, "eigh", TCH_FLOAT64, 200, check_eigh);
+}
+
+static void eigh_halves(void **state)
+{
+    test_for_each_case(*state, "eigh", TCH_FLOAT16, 65, check_eigh);
+    test_for_each_case(*state, "eigh", TCH_BFLOAT16, 65, check_eigh);
+}
+
+static void eigenvalues_only(void **state)
+{
+    test_for_each_case(*state, "eigh, values only", TCH_FLOAT32, 129, check_eigenvalues_only);
+    test_for_each_case(*state, "eigh, values only", TCH_FLOAT64, 129, check_eigenvalues_only);
+    test_for_each_case(*state, "eigh, values only", TCH_BFLOAT16, 33, check_eigenvalues_only);
+}
+
+static void power_float32(void **state)
+{
+    test_for_each_case(*state, "matrix_power", TCH_FLOAT32, 200, check_power);
+}
+
+static void power_float64(void **state)
+{
+    test_for_each_case(*state, "matrix_power", TCH_FLOAT64, 200, check_power);
+}
+
+static void power_halves(void **state)
+{
+    test_for_each_case(*state, "matrix_power", TCH_FLOAT16, 65, check_power);
+    test_for_each_case(*state, "matrix_power", TCH_BFLOAT16, 65, check_power);
+}
+
+/* Decompositions of `count` matrices at once, checked by their residuals alone. */
+static void check_matrices(tch_context *context, const char *name, int64_t count, int64_t n, const double *values,
+                           tch_dtype dtype)
+{
+    const int64_t shape[] = {count, n, n};
+    int32_t batch_rank = count > 1;
+    const int64_t *sizes = shape + !batch_rank;
+    test_case("%s, %lld of n = %lld, %s", name, (long long)count, (long long)n, tch_dtype_name(dtype));
+    test_tensor *a = test_tensor_make(context, dtype, batch_rank + 2, sizes, LAYOUT_CONTIGUOUS);
+    test_tensor *w = test_tensor_make(context, dtype, batch_rank + 1, sizes, LAYOUT_CONTIGUOUS);
+    test_tensor *v = test_tensor_make(context, dtype, batch_rank + 2, sizes, LAYOUT_TRANSPOSED);
+    test_tensor_write(a, values);
+    CHECK_OK(tch_eigh(context, &a->tensor, &w->tensor, &v->tensor, NULL));
+    test_tensor_check_written(w, "w");
+    test_tensor_check_written(v, "v");
+    double *held = test_tensor_read(a);
+    double *eigenvalues = test_tensor_read(w);
+    double *vectors = test_tensor_read(v);
+    for (int64_t b = 0; b < count; b++) {
+        check_eigenvalues(n, eigenvalues + b * n, NULL, 0.0, dtype);
+        check_orthonormal(n, vectors + b * n * n, dtype);
+        check_residual(n, held + b * n * n, eigenvalues + b * n, vectors + b * n * n, dtype);
+    }
+    free(held);
+    free(eigenvalues);
+    free(vectors);
+    test_tensor_free(a);
+    test_tensor_free(w);
+    test_tensor_free(v);
+}
+
+static void a_thousand(void **state)
+{
+    const int64_t n = 1000;
+    double *spectrum = test_alloc((size_t)n * sizeof *spectrum);
+    double *a = test_alloc((size_t)(n * n) * sizeof *a);
+    test_random random = test_random_stream(81);
+    ref_spectrum(n, 1e4, spectrum);
+    ref_symmetric(&random, n, spectrum, a);
+    check_matrices(*state, "random", 1, n, a, TCH_FLOAT32);
+    check_matrices(*state, "random", 1, n, a, TCH_FLOAT64);
+    free(spectrum);
+    free(a);
+}
+
+/* Matrices at which eigensolvers stumble: nothing to do, everything equal, clusters, tridiagonal with tiny couplings,
+ * one large entry, rank one, and entries near the ends of the range, whose squares leave it. */
+enum { AWKWARD = 11 };
+
+static void fill_awkward(int which, int64_t n, double huge, double *a)
+{
+    for (int64_t i = 0; i < n * n; i++) {
+        int64_t row = i / n;
+        int64_t col = i % n;
+        double diagonal = row == col;
+        double neighbour = row - col == 1 || col - row == 1;
+        double apart = (double)(row > col ? row - col : col - row);
+        const double values[AWKWARD] = {0.0,
+                                        diagonal,
+                                        diagonal * (double)(row / 8),
+                                        diagonal * (double)row + 1e-9 * neighbour,
+                                        2.0 * diagonal - neighbour,
+                                        1.0,
+                                        row == n - 1 && col == n - 1 ? 1.0 : 1e-6,
+                                        1.0 / (1.0 + (double)row + (double)col),
+                                        diagonal + 1e-12 * (1.0 - diagonal),
+                                        huge / (1.0 + apart),
+                                        (1.0 + apart) / huge};
+        a[i] = values[which];
+    }
+}
+
+static void awkward_matrices(void **state)
+{
+    static const int64_t sizes[] = {1, 2, 3, 17, 64, 100};
+    double *a = test_alloc(100 * 100 * sizeof *a);
+    for (int which = 0; which < AWKWARD; which++) {
+        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+            fill_awkward(which, sizes[s], 1e30, a);
+            char name[32];
+            snprintf(name, sizeof name, "awkward %d", which);
+            check_matrices(*state, name, 1, sizes[s], a, TCH_FLOAT32);
+            fill_awkward(which, sizes[s], 1e200, a);
+            check_matrices(*state, name, 1, sizes[s], a, TCH_FLOAT64);
+        }
+    }
+    free(a);
+}
+
+/* The sum of x x' over `rank` random vectors x: what an optimizer's statistics are after a step or two. All but `rank`
+ * eigenvalues are zero up to rounding, and a solver has nothing but rounding errors to choose their eigenvectors by. */
+static void add_low_rank(test_random *random, int64_t n, int64_t rank, double *a)
+{
+    double *x = test_alloc((size_t)n * sizeof *x);
+    for (int64_t k = 0; k < rank; k++) {
+        test_random_fill_normal(random, x, n);
+        for (int64_t i = 0; i < n * n; i++) {
+            a[i] += x[i / n] * x[i % n];
+        }
+    }
+    free(x);
+}
+
+/* Each size alone and in a batch, where ranks one and three take turns. */
+static void low_rank(void **state)
+{
+    static const int64_t sizes[] = {5, 17, 33, 64, 100, 257, 320};
+    enum { COUNT = 4 };
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        int64_t n = sizes[s];
+        double *a = test_alloc((size_t)(COUNT * n * n) * sizeof *a);
+        memset(a, 0, (size_t)(COUNT * n * n) * sizeof *a);
+        test_random random = test_random_stream(82 + s);
+        for (int64_t b = 0; b < COUNT; b++) {
+            add_low_rank(&random, n, b % 2 == 0 ? 1 : 3, a + b * n * n);
+        }
+        for (int which = 0; which < 2; which++) {
+            tch_dtype dtype = which == 0 ? TCH_FLOAT32 : TCH_FLOAT64;
+            check_matrices(*state, "rank one", 1, n, a, dtype);
+            check_matrices(*state, "rank three", 1, n, a + n * n, dtype);
+            check_matrices(*state, "low ranks", COUNT, n, a, dtype);
+        }
+        free(a);
+    }
+}
+
+/* What one thread computes, two compute too. */
+static void thread_counts_agree(void **state)
+{
+    tch_context *context = *state;
+    int32_t usual = tch_get_num_threads();
+    if (!test_on_cpu()) {
+        skip(); /* threads are the CPU's */
+    }
+    for (int32_t threads = 1; threads <= 3; threads++) {
+        CHECK_OK(tch_set_num_threads(threads));
+        test_variation v = {.n = 65, .batch_rank = 1, .batch = {4}, .matrices = 4, .stream = 10};
+        test_case("%d threads", threads);
+        check_eigh(context, &v, TCH_FLOAT32);
+        check_power(context, &v, TCH_FLOAT64);
+    }
+    CHECK_OK(tch_set_num_threads(usual));
+}
+
+static int close_all(void **state)
+{
+    test_known_release();
+    return test_close_context(state);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(eigh_float32),        cmocka_unit_test(eigh_float64),
+        cmocka_unit_test(eigh_halves),         cmocka_unit_test(eigenvalues_only),
+        cmocka_unit_test(power_float32),       cmocka_unit_test(power_float64),
+        cmocka_unit_test(power_halves),        cmocka_unit_test(a_thousand),
+        cmocka_unit_test(awkward_matrices),    cmocka_unit_test(low_rank),
+        cmocka_unit_test(thread_counts_agree), cmocka_unit_test(powers_of_clamped_matrices),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, close_all);
+}

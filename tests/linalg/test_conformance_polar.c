@@ -1,0 +1,395 @@
+/* Orthogonalisation: against the same steps done plainly in float64, and by what it is for: singular values near 1 with
+ * the singular vectors unchanged.
+ *
+ * Rounding errors of the first step grow with the slope of the polynomials at zero, the product of the coefficients a:
+ * |X - X_ref| <= (n + m + 10) u prod(a) sqrt(min(n, m)), four times that for a long step, u being the round-off of the arithmetic. A GPU computes all
+ * but float64 in bfloat16 with sums in float32: there u is bfloat16's, and a step rounds four times (X, its Gram
+ * matrix, the polynomial and the new X), each of them up to twice as far as the input of the step, whatever the
+ * sizes. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/linalg/cases.h"
+#include "support/linalg/reference.h"
+#include "support/linalg/symmetric_cases.h"
+#include "support/testing.h"
+
+typedef struct step {
+    double a, b, c;
+} step;
+
+/* As published: Muon's one step, and Polar Express's with all but the last divided by a safety factor; the last one is what
+ * follows long steps, too. */
+static step step_of(tch_ortho_method method, int number)
+{
+    static const step muon = {3.4445, -4.7750, 2.0315};
+    static const step polar[] = {{8.2872, -23.5959, 17.3004}, {4.1071, -2.9478, 0.5448}, {3.9487, -2.9089, 0.5518},
+                                 {3.3184, -2.4885, 0.5100},   {2.3007, -1.6689, 0.4188}, {1.875, -1.25, 0.375}};
+    const double safety = 1.01;
+    if (method == TCH_ORTHO_MUON) {
+        return muon;
+    }
+    bool last = number >= 5 || method == TCH_ORTHO_MINIMAX;
+    step s = polar[last ? 5 : number];
+    if (!last) {
+        s = (step){s.a / safety, s.b / pow(safety, 3), s.c / pow(safety, 5)};
+    }
+    return s;
+}
+
+/* x = a x + b (x x') x + c (x x')^2 x for x n by m. */
+static void newton_schulz(int64_t n, int64_t m, step s, double *x)
+{
+    double *t = test_alloc((size_t)(n * m) * sizeof *t);
+    double *gram = test_alloc((size_t)(n * n) * sizeof *gram);
+    double *once = test_alloc((size_t)(n * m) * sizeof *once);
+    double *twice = test_alloc((size_t)(n * m) * sizeof *twice);
+    ref_transpose(n, m, x, t);
+    ref_matmul(n, m, n, x, t, gram);
+    ref_matmul(n, n, m, gram, x, once);
+    ref_matmul(n, n, m, gram, once, twice);
+    for (int64_t i = 0; i < n * m; i++) {
+        x[i] = s.a * x[i] + s.b * once[i] + s.c * twice[i];
+    }
+    free(t);
+    free(gram);
+    free(once);
+    free(twice);
+}
+
+static bool in_bfloat16(tch_dtype dtype)
+{
+    return !test_on_cpu() && dtype.bits != 64;
+}
+
+static double rounding(tch_dtype dtype, int64_t n, int64_t m)
+{
+    return in_bfloat16(dtype) ? 8.0 * 0x1p-9 : (double)(n + m + 10) * test_arithmetic_roundoff(dtype);
+}
+
+static void steps_in_float64(int64_t n, int64_t m, int steps, tch_ortho_method method, double *x)
+{
+    double norm = ref_norm(n * m, x);
+    for (int64_t i = 0; i < n * m; i++) {
+        x[i] = norm > 0.0 ? x[i] / norm : 0.0;
+    }
+    for (int k = 0; k < steps; k++) {
+        if (method == TCH_ORTHO_MINIMAX && k < REF_LONG_STEPS) {
+            ref_long_step(k, n, m, x);
+        } else {
+            newton_schulz(n, m, step_of(method, k), x);
+        }
+    }
+}
+
+/* In a long step terms of up to 0.03 leave an F of 0.021 at zero and 0.004 elsewhere, which is squared and multiplied by t2:
+ * with |F| <= 0.0214, errors of 0.04 u in it become 2 * 60243 * 0.0214 * 0.04 = 103 u where the slope is 27.7. */
+static double slope_of(tch_ortho_method method, int number)
+{
+    bool is_long = method == TCH_ORTHO_MINIMAX && number < REF_LONG_STEPS;
+    return is_long ? 4.0 * ref_long_slope(number) : step_of(method, number).a;
+}
+
+static void check_one(int64_t n, int64_t m, const double *a, int steps, tch_ortho_method method, const double *got,
+                      tch_dtype dtype)
+{
+    double *x = test_alloc((size_t)(n * m) * sizeof *x);
+    double growth = 1.0;
+    memcpy(x, a, (size_t)(n * m) * sizeof *x);
+    steps_in_float64(n, m, steps, method, x);
+    for (int k = 0; k < steps; k++) {
+        growth *= slope_of(method, k);
+    }
+    double storage = dtype.bits == 16 ? test_unit_roundoff(dtype) * ref_norm(n * m, x) : 0.0;
+    double bound = rounding(dtype, n, m) * growth * sqrt((double)(n < m ? n : m)) + storage;
+    double error = ref_distance(n * m, got, x);
+    CHECK(error <= bound, "%d steps are off by %.3g > %.3g", steps, error, bound);
+    free(x);
+}
+
+static void check_steps(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows, int64_t cols)
+{
+    size_t which = (size_t)v->in + (size_t)v->out;
+    int ways = in_bfloat16(dtype) ? 2 : 3; /* in bfloat16 small matrices go through other steps than long ones */
+    tch_ortho_method method = (tch_ortho_method)(which % (size_t)ways);
+    int steps = (int)(which % 5) + 1;
+    test_tensor *a = test_case_random(context, v, dtype, rows, cols, v->in, 31);
+    test_tensor *out = test_case_tensor(context, v, dtype, rows, cols, v->out);
+    CHECK_OK(tch_orthogonalize(context, &a->tensor, steps, method, &out->tensor));
+    test_tensor_check_unchanged(a, "a");
+    test_tensor_check_written(out, "out");
+    double *x = test_tensor_read(a);
+    double *got = test_tensor_read(out);
+    for (int64_t i = 0; i < v->matrices; i++) {
+        check_one(rows, cols, x + i * rows * cols, steps, method, got + i * rows * cols, dtype);
+    }
+    free(x);
+    free(got);
+    test_tensor_free(a);
+    test_tensor_free(out);
+}
+
+static void check_shapes(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    check_steps(context, v, dtype, v->n, v->k);
+    check_steps(context, v, dtype, v->m, v->n);
+}
+
+static void steps_float32(void **state)
+{
+    test_for_each_case(*state, "orthogonalize", TCH_FLOAT32, 200, check_shapes);
+}
+
+static void steps_float64(void **state)
+{
+    test_for_each_case(*state, "orthogonalize", TCH_FLOAT64, 200, check_shapes);
+}
+
+static void steps_halves(void **state)
+{
+    test_for_each_case(*state, "orthogonalize", TCH_FLOAT16, 33, check_shapes);
+    test_for_each_case(*state, "orthogonalize", TCH_BFLOAT16, 33, check_shapes);
+}
+
+/* Matrices so long that several steps are done on one Gram matrix. Their singular values lie close together, so that
+ * the slopes at zero do not add up: what magnifies an error is a run of steps, up to 150 times, and the steepest of the
+ * polynomials, 22 times at 1. In a model of bfloat16 normal random matrices of 256 by 512 were off by 0.042 of the norm
+ * at most, those of 12 by 12 by 0.08 and those of 5 by 7, whose singular values may all lie where a polynomial is
+ * steepest, by 0.26. */
+static void check_long(tch_context *context, tch_dtype dtype, int64_t matrices, int64_t rows, int64_t cols, int steps,
+                       tch_ortho_method method)
+{
+    test_variation shape = {.n = rows, .batch_rank = 1, .batch = {matrices}, .matrices = matrices, .stream = 5};
+    test_case("%s, %lld x %lld by %lld, method %d, %d steps", tch_dtype_name(dtype), (long long)matrices,
+              (long long)rows, (long long)cols, (int)method, steps);
+    test_tensor *a = test_case_random(context, &shape, dtype, rows, cols, LAYOUT_CONTIGUOUS, 35);
+    test_tensor *out = test_case_tensor(context, &shape, dtype, rows, cols, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_orthogonalize(context, &a->tensor, steps, method, &out->tensor));
+    test_tensor_check_written(out, "out");
+    double *x = test_tensor_read(a);
+    double *got = test_tensor_read(out);
+    double relative = !in_bfloat16(dtype) ? 22.0 * 150.0 * test_arithmetic_roundoff(dtype) : rows < 16 ? 0.3 : 0x1p-4;
+    for (int64_t i = 0; i<matrices; i += matrices> 3 ? matrices - 1 : 1) { /* of many the first and the last */
+        double *want = x + i * rows * cols;
+        steps_in_float64(rows, cols, steps, method, want);
+        double error = ref_distance(rows * cols, got + i * rows * cols, want) / ref_norm(rows * cols, want);
+        CHECK(error <= relative, "matrix %lld is off by %.3g > %.3g", (long long)i, error, relative);
+    }
+    free(x);
+    free(got);
+    test_tensor_free(a);
+    test_tensor_free(out);
+}
+
+static void long_matrices(void **state)
+{
+    static const int64_t shapes[][2] = {{1, 9}, {5, 7}, {7, 40}, {24, 67}, {50, 33}, {33, 132}, {130, 65}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        for (int steps = 1; steps <= 7; steps++) {
+            for (int method = 0; method < 2; method++) {
+                check_long(*state, TCH_FLOAT64, 3, shapes[i][0], shapes[i][1], steps, (tch_ortho_method)method);
+                check_long(*state, TCH_FLOAT32, 3, shapes[i][0], shapes[i][1], steps, (tch_ortho_method)method);
+            }
+        }
+    }
+}
+
+/* Batches that fill a GPU go another way than small ones: X is divided by its norm in the products, and the Gram matrices
+ * of several steps are float16. The CPU has one way for all sizes. */
+static void large_batches(void **state)
+{
+    static const int64_t shapes[][3] = {{45, 256, 264}, {45, 256, 520}, {14, 600, 512}, {45, 776, 264}};
+    for (size_t i = 0; !test_on_cpu() && i < sizeof shapes / sizeof shapes[0]; i++) {
+        for (int method = 0; method < 3; method++) {
+            int steps = method == TCH_ORTHO_MINIMAX ? 3 : 5;
+            check_long(*state, TCH_FLOAT32, shapes[i][0], shapes[i][1], shapes[i][2], steps, (tch_ortho_method)method);
+        }
+    }
+    check_long(*state, TCH_FLOAT32, test_on_cpu() ? 1 : 45, 256, 520, 5, TCH_ORTHO_MINIMAX);
+    check_long(*state, TCH_FLOAT32, test_on_cpu() ? 1 : 45, 256, 520, 7, TCH_ORTHO_POLAR_EXPRESS);
+}
+
+typedef struct near_one {
+    tch_ortho_method method;
+    int steps;
+    double low, high;
+} near_one;
+
+/* factor' x has the singular values of x as eigenvalues if, and only if, the singular vectors are A's. */
+static void check_near_one(int64_t n, const near_one *expected, const double *factor, const double *x, double slack)
+{
+    double *turned = test_alloc((size_t)(n * n) * sizeof *turned);
+    double *w = test_alloc((size_t)n * sizeof *w);
+    double *v = test_alloc((size_t)(n * n) * sizeof *v);
+    ref_matmul(n, n, n, factor, x, turned);
+    for (int64_t j = 0; j < n * n; j++) {
+        double gap = fabs(turned[j] - turned[j % n * n + j / n]);
+        CHECK(gap <= slack, "the singular vectors moved by %.3g", gap);
+    }
+    for (int64_t j = 0; j < n * n; j++) { /* the eigensolver wants what is left of the difference evened out */
+        int64_t mirror = j % n * n + j / n;
+        turned[j] = j < mirror ? 0.5 * (turned[j] + turned[mirror]) : turned[mirror];
+    }
+    ref_eigh(n, turned, w, v);
+    CHECK(w[0] >= expected->low - slack && w[n - 1] <= expected->high + slack, "singular values from %.6f to %.6f",
+          w[0], w[n - 1]);
+    free(turned);
+    free(w);
+    free(v);
+}
+
+static void check_polar_factor(tch_context *context, const known_matrix *known, const double *factor,
+                               const near_one *expected, tch_dtype dtype, double slack)
+{
+    int64_t n = known->n;
+    test_variation shape = {.n = n, .matrices = 1};
+    test_case("%s, method %d, %d steps", tch_dtype_name(dtype), (int)expected->method, expected->steps);
+    test_tensor *a = test_case_tensor(context, &shape, dtype, n, n, LAYOUT_CONTIGUOUS);
+    test_tensor *out = test_case_tensor(context, &shape, dtype, n, n, LAYOUT_CONTIGUOUS);
+    test_tensor_write(a, known->a);
+    CHECK_OK(tch_orthogonalize(context, &a->tensor, expected->steps, expected->method, &out->tensor));
+    double *x = test_tensor_read(out);
+    check_near_one(n, expected, factor, x, slack);
+    free(x);
+    test_tensor_free(a);
+    test_tensor_free(out);
+}
+
+/* For symmetric A = V diag(w) V' the polar factor is V diag(sign w) V'. With singular values above a hundredth of the
+ * norm, five Muon steps leave them between 0.68 and 1.14, five of Polar Express between 0.86 and 1.13, eight at 1. The
+ * arithmetic adds its own rounding: in bfloat16 a few units of the last place. */
+static void singular_values_come_near_one(void **state)
+{
+    static const near_one cases[] = {{TCH_ORTHO_MUON, 5, 0.68, 1.14},          {TCH_ORTHO_MUON, 12, 0.68, 1.14},
+                                     {TCH_ORTHO_POLAR_EXPRESS, 5, 0.86, 1.13}, {TCH_ORTHO_POLAR_EXPRESS, 8, 1.0, 1.0},
+                                     {TCH_ORTHO_POLAR_EXPRESS, 100, 1.0, 1.0}, {TCH_ORTHO_MINIMAX, 3, 0.86, 1.13},
+                                     {TCH_ORTHO_MINIMAX, 6, 1.0, 1.0},         {TCH_ORTHO_MINIMAX, 100, 1.0, 1.0}};
+    const int64_t n = 48;
+    const known_matrix *known = test_known(n, 0, -10.0, TCH_FLOAT64);
+    double *signs = test_alloc((size_t)n * sizeof *signs);
+    double *factor = test_alloc((size_t)(n * n) * sizeof *factor);
+    for (int64_t i = 0; i < n; i++) {
+        signs[i] = copysign(1.0, known->w[i]);
+    }
+    ref_compose(n, known->v, signs, factor);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_polar_factor(*state, known, factor, &cases[i], TCH_FLOAT64, 1e-9);
+        check_polar_factor(*state, known, factor, &cases[i], TCH_FLOAT32, in_bfloat16(TCH_FLOAT32) ? 0x1p-5 : 1e-4);
+    }
+    free(signs);
+    free(factor);
+}
+
+/* A zero matrix has no direction: it stays zero, and is no division by zero. */
+static void zero_stays_zero(void **state)
+{
+    tch_context *context = *state;
+    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_BFLOAT16};
+    for (int d = 0; d < 3; d++) {
+        test_variation shape = {.n = 6, .matrices = 1};
+        const double zeros[30] = {0};
+        test_case("zero, %s", tch_dtype_name(dtypes[d]));
+        test_tensor *a = test_case_tensor(context, &shape, dtypes[d], 6, 5, LAYOUT_CONTIGUOUS);
+        test_tensor *out = test_case_tensor(context, &shape, dtypes[d], 6, 5, LAYOUT_CONTIGUOUS);
+        test_tensor_write(a, zeros);
+        CHECK_OK(tch_orthogonalize(context, &a->tensor, 5, TCH_ORTHO_MUON, &out->tensor));
+        double *x = test_tensor_read(out);
+        CHECK(ref_norm(30, x) == 0.0, "the result has norm %g", ref_norm(30, x));
+        free(x);
+        test_tensor_free(a);
+        test_tensor_free(out);
+    }
+}
+
+/* Normal random numbers times 2^exponent, as the type holds them, against the steps on what it holds, brought near 1. */
+static void check_scaled(tch_context *context, tch_dtype dtype, int exponent, tch_ortho_method method)
+{
+    test_variation shape = {.n = 9, .matrices = 1, .stream = 4};
+    test_case("%s, method %d, times 2^%d", tch_dtype_name(dtype), (int)method, exponent);
+    test_tensor *a = test_case_random(context, &shape, dtype, 9, 7, LAYOUT_CONTIGUOUS, 33);
+    test_tensor *out = test_case_tensor(context, &shape, dtype, 9, 7, LAYOUT_CONTIGUOUS);
+    double *values = test_tensor_read(a);
+    for (int i = 0; i < 63; i++) {
+        values[i] = test_round(dtype, ldexp(values[i], exponent));
+    }
+    test_tensor_write(a, values);
+    for (int i = 0; i < 63; i++) {
+        values[i] = ldexp(values[i], -exponent);
+    }
+    CHECK_OK(tch_orthogonalize(context, &a->tensor, 5, method, &out->tensor));
+    double *x = test_tensor_read(out);
+    check_one(9, 7, values, 5, method, x, dtype);
+    free(values);
+    free(x);
+    test_tensor_free(a);
+    test_tensor_free(out);
+}
+
+/* The result depends on directions only, from the smallest numbers of a type to the largest. A GPU's bfloat16 has the range
+ * of float32 and fewer digits below its normal numbers, at 2^-126: there float32 is not what is computed with. */
+static void scale_does_not_matter(void **state)
+{
+    static const int of_float64[] = {-1073, -1060, -1030, -1010, -980, -600, -510,
+                                     -300,  300,   510,   600,   980,  1010, 1020};
+    static const int of_float32[] = {-148, -140, -127, -122, -118, -100, -60, 60, 100, 118, 122, 125};
+    static const int of_float16[] = {-22, -16, -8, 8, 13};
+    for (int method = 0; method < 2; method++) {
+        for (size_t i = 0; i < sizeof of_float64 / sizeof of_float64[0]; i++) {
+            check_scaled(*state, TCH_FLOAT64, of_float64[i], (tch_ortho_method)method);
+        }
+        for (size_t i = test_on_cpu() ? 0 : 4; i < sizeof of_float32 / sizeof of_float32[0]; i++) {
+            check_scaled(*state, TCH_FLOAT32, of_float32[i], (tch_ortho_method)method);
+        }
+        for (size_t i = 0; i < sizeof of_float16 / sizeof of_float16[0]; i++) {
+            check_scaled(*state, TCH_FLOAT16, of_float16[i], (tch_ortho_method)method);
+        }
+        check_scaled(*state, TCH_BFLOAT16, -130, (tch_ortho_method)method);
+        check_scaled(*state, TCH_BFLOAT16, 125, (tch_ortho_method)method);
+    }
+}
+
+/* Two numbers, the smallest that there are: their norm is none that the type holds. */
+static void smallest_numbers(void **state)
+{
+    const tch_dtype dtypes[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
+    const double smallest[] = {0x1p-1074, 0x1p-149, 0x1p-24, 0x1p-133};
+    for (int d = 0; d < 4; d++) {
+        test_variation shape = {.n = 1, .matrices = 1};
+        double values[] = {smallest[d], -smallest[d]};
+        const double signs[] = {1.0, -1.0};
+        if (!test_on_cpu() && dtypes[d].bits == 32) {
+            continue; /* bfloat16 has no such number */
+        }
+        test_case("%s", tch_dtype_name(dtypes[d]));
+        test_tensor *a = test_case_tensor(*state, &shape, dtypes[d], 1, 2, LAYOUT_CONTIGUOUS);
+        test_tensor *out = test_case_tensor(*state, &shape, dtypes[d], 1, 2, LAYOUT_CONTIGUOUS);
+        test_tensor_write(a, values);
+        CHECK_OK(tch_orthogonalize(*state, &a->tensor, 5, TCH_ORTHO_MUON, &out->tensor));
+        double *x = test_tensor_read(out);
+        check_one(1, 2, signs, 5, TCH_ORTHO_MUON, x, dtypes[d]);
+        free(x);
+        test_tensor_free(a);
+        test_tensor_free(out);
+    }
+}
+
+static int close_all(void **state)
+{
+    test_known_release();
+    return test_close_context(state);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(steps_float32),    cmocka_unit_test(steps_float64),
+        cmocka_unit_test(steps_halves),     cmocka_unit_test(long_matrices),
+        cmocka_unit_test(large_batches),    cmocka_unit_test(singular_values_come_near_one),
+        cmocka_unit_test(zero_stays_zero),  cmocka_unit_test(scale_does_not_matter),
+        cmocka_unit_test(smallest_numbers),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, close_all);
+}

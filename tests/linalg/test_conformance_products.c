@@ -1,0 +1,582 @@
+/* Products against plain float64 sums, element by element. A sum of k products in arithmetic with unit round-off u, in
+ * any order and with or without fused multiply-add, differs from the exact one by at most gamma(k) |A||B| with
+ * gamma(k) = k u / (1 - k u); scaling, accumulation and the reference's own float64 rounding add a few u more. Half
+ * types are computed wider and rounded once, which adds one rounding of the result. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/linalg/cases.h"
+#include "support/linalg/reference.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+/* |got - expected| <= (k + 4) (u + u64) magnitude + u_out |expected| + underflow */
+static void check_elements(const double *got, const double *expected, const double *magnitude, int64_t count, int64_t k,
+                           tch_dtype dtype)
+{
+    double u = test_arithmetic_roundoff(dtype) + 0x1p-53;
+    for (int64_t i = 0; i < count; i++) {
+        double bound = (double)(k + 4) * u * magnitude[i] + test_unit_roundoff(dtype) * fabs(expected[i]) +
+                       test_underflow(dtype) * (double)(k + 4);
+        CHECK(fabs(got[i] - expected[i]) <= bound, "element %lld is %.17g, expected %.17g, off by %.3g > %.3g",
+              (long long)i, got[i], expected[i], fabs(got[i] - expected[i]), bound);
+    }
+}
+
+/* One matrix of the result against alpha op(a) op(b) + beta before. */
+static void check_product(double alpha, const double *a, const double *b, double beta, const double *before, int64_t n,
+                          int64_t k, int64_t m, const double *got, tch_dtype dtype)
+{
+    double *expected = test_alloc((size_t)(n * m) * sizeof *expected);
+    double *magnitude = test_alloc((size_t)(n * m) * sizeof *magnitude);
+    ref_matmul(n, k, m, a, b, expected);
+    ref_matmul_abs(n, k, m, a, b, magnitude);
+    for (int64_t i = 0; i < n * m; i++) {
+        double old = before != NULL ? beta * before[i] : 0.0;
+        expected[i] = alpha * expected[i] + old;
+        magnitude[i] = fabs(alpha) * magnitude[i] + fabs(old);
+    }
+    check_elements(got, expected, magnitude, n * m, k, dtype);
+    free(expected);
+    free(magnitude);
+}
+
+static void finish(test_tensor *a, test_tensor *b, test_tensor *out)
+{
+    test_tensor_check_unchanged(a, "a");
+    if (b != NULL) {
+        test_tensor_check_unchanged(b, "b");
+    }
+    test_tensor_check_written(out, "out");
+}
+
+static void check_matmul_with(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t budget)
+{
+    test_tensor *a = test_case_random(context, v, dtype, v->n, v->k, v->in, 1);
+    test_tensor *b = test_case_random(context, v, dtype, v->k, v->m, v->in == LAYOUT_EXPANDED ? v->out : v->in, 2);
+    test_tensor *out = test_case_tensor(context, v, dtype, v->n, v->m, v->out);
+    CHECK_OK(budget < 0 ? tch_matmul(context, &a->tensor, &b->tensor, &out->tensor)
+                        : tch_matmul_chunked(context, &a->tensor, &b->tensor, budget, &out->tensor));
+    finish(a, b, out);
+    double *x = test_tensor_read(a);
+    double *y = test_tensor_read(b);
+    double *z = test_tensor_read(out);
+    for (int64_t i = 0; i < v->matrices; i++) {
+        check_product(1.0, x + i * v->n * v->k, y + i * v->k * v->m, 0.0, NULL, v->n, v->k, v->m, z + i * v->n * v->m,
+                      dtype);
+    }
+    free(x);
+    free(y);
+    free(z);
+    test_tensor_free(a);
+    test_tensor_free(b);
+    test_tensor_free(out);
+}
+
+static void check_matmul(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    check_matmul_with(context, v, dtype, -1);
+}
+
+/* A budget so small that whole operands never fit, and one in which everything does. */
+static void check_chunked(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    check_matmul_with(context, v, dtype, 1 << 14);
+    check_matmul_with(context, v, dtype, 1 << 24);
+}
+
+/* The four transpositions and accumulation, on the layouts of the case. */
+static void check_gemm(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    const double alpha = -1.25;
+    const double beta = 0.75;
+    int which = (int)v->in + (int)v->out;
+    int ta = which & 1;
+    int tb = which >> 1 & 1;
+    test_tensor *a = test_case_random(context, v, dtype, ta ? v->k : v->n, ta ? v->n : v->k, v->in, 3);
+    test_tensor *b = test_case_random(context, v, dtype, tb ? v->m : v->k, tb ? v->k : v->m, LAYOUT_CONTIGUOUS, 4);
+    test_tensor *out = test_case_random(context, v, dtype, v->n, v->m, v->out, 5);
+    double *before = test_tensor_read(out);
+    CHECK_OK(tch_gemm(context, alpha, &a->tensor, ta, &b->tensor, tb, beta, &out->tensor));
+    finish(a, b, out);
+    double *x = test_tensor_read(a);
+    double *y = test_tensor_read(b);
+    double *z = test_tensor_read(out);
+    double *left = test_alloc((size_t)(v->n * v->k) * sizeof *left);
+    double *right = test_alloc((size_t)(v->k * v->m) * sizeof *right);
+    for (int64_t i = 0; i < v->matrices; i++) {
+        memcpy(left, x + i * v->n * v->k, (size_t)(v->n * v->k) * sizeof *left);
+        memcpy(right, y + i * v->k * v->m, (size_t)(v->k * v->m) * sizeof *right);
+        if (ta) {
+            ref_transpose(v->k, v->n, x + i * v->n * v->k, left);
+        }
+        if (tb) {
+            ref_transpose(v->m, v->k, y + i * v->k * v->m, right);
+        }
+        check_product(alpha, left, right, beta, before + i * v->n * v->m, v->n, v->k, v->m, z + i * v->n * v->m, dtype);
+    }
+    free(left);
+    free(right);
+    free(before);
+    free(x);
+    free(y);
+    free(z);
+    test_tensor_free(a);
+    test_tensor_free(b);
+    test_tensor_free(out);
+}
+
+/* Element number i of a batch of n by n matrices, mirrored at its matrix's diagonal. */
+static int64_t mirrored(int64_t i, int64_t n)
+{
+    return i / (n * n) * n * n + i % n * n + i / n % n;
+}
+
+static bool is_above_the_diagonal(int64_t i, int64_t n)
+{
+    return i % n > i / n % n;
+}
+
+/* Copies the lower triangles over the upper ones. */
+static void mirror_lower(double *x, int64_t n, int64_t matrices)
+{
+    for (int64_t i = 0; i < matrices * n * n; i++) {
+        x[i] = is_above_the_diagonal(i, n) ? x[mirrored(i, n)] : x[i];
+    }
+}
+
+static void check_symmetry(const double *x, int64_t n, int64_t matrices)
+{
+    for (int64_t i = 0; i < matrices * n * n; i++) {
+        CHECK(x[i] == x[mirrored(i, n)], "not symmetric to the last bit: %.17g and %.17g", x[i], x[mirrored(i, n)]);
+    }
+}
+
+/* Fills out for accumulation with NaN above the diagonal, which may not be read; returns it as a whole matrix. */
+static double *fill_lower(test_tensor *out, const test_variation *v)
+{
+    double *values = test_alloc((size_t)out->count * sizeof *values);
+    test_random random = test_random_stream(v->stream + 40);
+    test_random_fill_normal(&random, values, out->count);
+    for (int64_t i = 0; i < out->count; i++) {
+        values[i] = is_above_the_diagonal(i, v->n) ? NAN : values[i];
+    }
+    test_tensor_write(out, values);
+    free(values);
+    values = test_tensor_read(out);
+    mirror_lower(values, v->n, v->matrices);
+    return values;
+}
+
+static void check_gram_with(tch_context *context, const test_variation *v, tch_dtype dtype, double beta)
+{
+    int transpose = (int)v->in % 2;
+    int64_t rows = transpose ? v->k : v->n;
+    int64_t cols = transpose ? v->n : v->k;
+    test_tensor *a = test_case_random(context, v, dtype, rows, cols, v->in, 6);
+    test_tensor *out = test_case_tensor(context, v, dtype, v->n, v->n, v->out);
+    double *before = beta != 0.0 ? fill_lower(out, v) : NULL;
+    CHECK_OK(tch_gram(context, 0.5, &a->tensor, transpose, beta, &out->tensor));
+    finish(a, NULL, out);
+    double *x = test_tensor_read(a);
+    double *z = test_tensor_read(out);
+    double *other = test_alloc((size_t)(v->n * v->k) * sizeof *other);
+    check_symmetry(z, v->n, v->matrices);
+    for (int64_t i = 0; i < v->matrices; i++) {
+        const double *one = x + i * rows * cols;
+        ref_transpose(rows, cols, one, other);
+        check_product(0.5, transpose ? other : one, transpose ? one : other, beta,
+                      before != NULL ? before + i * v->n * v->n : NULL, v->n, v->k, v->n, z + i * v->n * v->n, dtype);
+    }
+    free(before);
+    free(other);
+    free(x);
+    free(z);
+    test_tensor_free(a);
+    test_tensor_free(out);
+}
+
+static void check_gram(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    check_gram_with(context, v, dtype, 0.0);
+    check_gram_with(context, v, dtype, 0.95);
+}
+
+/* A times A, for symmetric A: a product that is known to be symmetric. */
+static void check_symmetric_product(tch_context *context, const test_variation *v, tch_dtype dtype)
+{
+    test_variation whole = *v;
+    whole.in = v->in == LAYOUT_EXPANDED && v->batch_rank == 0 ? LAYOUT_CONTIGUOUS : v->in;
+    test_tensor *a = test_case_random(context, &whole, dtype, v->n, v->n, whole.in, 7);
+    double *values = test_tensor_read(a);
+    mirror_lower(values, v->n, v->matrices);
+    test_tensor_write(a, values);
+    test_tensor *b = test_case_tensor(context, &whole, dtype, v->n, v->n, LAYOUT_ROW_GAPS);
+    free(values);
+    values = test_tensor_read(a);
+    test_tensor_write(b, values);
+    test_tensor *out = test_case_tensor(context, v, dtype, v->n, v->n, v->out);
+    CHECK_OK(tch_symmetric_product(context, &a->tensor, &b->tensor, &out->tensor));
+    finish(a, b, out);
+    double *z = test_tensor_read(out);
+    check_symmetry(z, v->n, v->matrices);
+    for (int64_t i = 0; i < v->matrices; i++) {
+        const double *one = values + i * v->n * v->n;
+        check_product(1.0, one, one, 0.0, NULL, v->n, v->n, v->n, z + i * v->n * v->n, dtype);
+    }
+    free(values);
+    free(z);
+    test_tensor_free(a);
+    test_tensor_free(b);
+    test_tensor_free(out);
+}
+
+/* Two symmetric matrices that do not commute, as rounding leaves those that should: the lower half of their product is
+ * what counts, and the upper is its mirror image to the last bit. */
+static void check_half_of_product(tch_context *context, int64_t n, tch_dtype dtype)
+{
+    test_variation shape = {.n = n, .matrices = 1, .stream = 11};
+    test_case("two that do not commute, n = %lld, %s", (long long)n, tch_dtype_name(dtype));
+    test_tensor *in[2];
+    double *values[2];
+    for (int i = 0; i < 2; i++) {
+        in[i] = test_case_random(context, &shape, dtype, n, n, LAYOUT_CONTIGUOUS, (uint64_t)(41 + i));
+        values[i] = test_tensor_read(in[i]);
+        mirror_lower(values[i], n, 1);
+        test_tensor_write(in[i], values[i]);
+        free(values[i]);
+        values[i] = test_tensor_read(in[i]);
+    }
+    test_tensor *out = test_case_tensor(context, &shape, dtype, n, n, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_symmetric_product(context, &in[0]->tensor, &in[1]->tensor, &out->tensor));
+    double *z = test_tensor_read(out);
+    double *product = test_alloc((size_t)(n * n) * sizeof *product);
+    double *scale = test_alloc((size_t)(n * n) * sizeof *scale);
+    ref_matmul(n, n, n, values[0], values[1], product);
+    ref_matmul_abs(n, n, n, values[0], values[1], scale);
+    check_symmetry(z, n, 1);
+    for (int64_t i = 0; i < n * n; i++) {
+        double bound = (double)(n + 4) * test_arithmetic_roundoff(dtype) * scale[i];
+        CHECK(i % n > i / n || fabs(z[i] - product[i]) <= bound, "element %lld is off", (long long)i);
+    }
+    free(z);
+    free(product);
+    free(scale);
+    free(values[0]);
+    free(values[1]);
+    test_tensor_free(in[0]);
+    test_tensor_free(in[1]);
+    test_tensor_free(out);
+}
+
+static void half_of_a_product(void **state)
+{
+    static const int64_t sizes[] = {1, 2, 33, 64, 129, 260};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        check_half_of_product(*state, sizes[i], TCH_FLOAT32);
+        check_half_of_product(*state, sizes[i], TCH_FLOAT64);
+    }
+}
+
+static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
+
+static void over_all_dtypes(tch_context *context, const char *operation, test_check check)
+{
+    for (int d = 0; d < 4; d++) {
+        test_for_each_case(context, operation, dtypes[d], d < 2 ? 200 : 65, check);
+    }
+}
+
+static void matmul(void **state)
+{
+    over_all_dtypes(*state, "matmul", check_matmul);
+}
+
+static void gemm(void **state)
+{
+    over_all_dtypes(*state, "gemm", check_gemm);
+}
+
+static void gram(void **state)
+{
+    over_all_dtypes(*state, "gram", check_gram);
+}
+
+static void symmetric_product(void **state)
+{
+    over_all_dtypes(*state, "symmetric_product", check_symmetric_product);
+}
+
+static void matmul_chunked(void **state)
+{
+    over_all_dtypes(*state, "matmul_chunked", check_chunked);
+}
+
+/* --- broadcasting ------------------------------------------------------------------------------------------------- */
+
+typedef struct broadcast_case {
+    int32_t a_rank, b_rank, out_rank;
+    int64_t a[5], b[5], out[5];
+} broadcast_case;
+
+/* The batch index into an operand whose dimensions of size 1, or missing ones, repeat. */
+static int64_t operand_matrix(int64_t number, int32_t rank, const int64_t *shape, int32_t out_rank, const int64_t *out)
+{
+    int64_t index = 0;
+    int64_t scale = 1;
+    for (int32_t back = 3; back <= out_rank; back++) {
+        int64_t position = number % out[out_rank - back];
+        number /= out[out_rank - back];
+        if (back <= rank) {
+            index += shape[rank - back] == 1 ? 0 : position * scale;
+            scale *= shape[rank - back];
+        }
+    }
+    return index;
+}
+
+static void check_broadcast(tch_context *context, const broadcast_case *c, tch_dtype dtype, test_layout layout)
+{
+    const int64_t n = 4;
+    const int64_t k = 3;
+    const int64_t m = 5;
+    test_random random = test_random_stream(60);
+    test_tensor *a = test_tensor_make(context, dtype, c->a_rank, c->a, layout);
+    test_tensor *b = test_tensor_make(context, dtype, c->b_rank, c->b, layout);
+    test_tensor *out = test_tensor_make(context, dtype, c->out_rank, c->out, layout);
+    double *x = test_alloc((size_t)a->count * sizeof *x);
+    double *y = test_alloc((size_t)b->count * sizeof *y);
+    test_random_fill_normal(&random, x, a->count);
+    test_random_fill_normal(&random, y, b->count);
+    test_tensor_write(a, x);
+    test_tensor_write(b, y);
+    CHECK_OK(tch_matmul(context, &a->tensor, &b->tensor, &out->tensor));
+    finish(a, b, out);
+    free(x);
+    free(y);
+    x = test_tensor_read(a);
+    y = test_tensor_read(b);
+    double *z = test_tensor_read(out);
+    for (int64_t i = 0; i < out->count / (n * m); i++) {
+        int64_t left = operand_matrix(i, c->a_rank, c->a, c->out_rank, c->out);
+        int64_t right = operand_matrix(i, c->b_rank, c->b, c->out_rank, c->out);
+        check_product(1.0, x + left * n * k, y + right * k * m, 0.0, NULL, n, k, m, z + i * n * m, dtype);
+    }
+    free(x);
+    free(y);
+    free(z);
+    test_tensor_free(a);
+    test_tensor_free(b);
+    test_tensor_free(out);
+}
+
+static void broadcasting(void **state)
+{
+    static const broadcast_case cases[] = {
+        {2, 3, 3, {4, 3}, {6, 3, 5}, {6, 4, 5}},
+        {3, 2, 3, {6, 4, 3}, {3, 5}, {6, 4, 5}},
+        {3, 3, 3, {1, 4, 3}, {6, 3, 5}, {6, 4, 5}},
+        {3, 3, 3, {6, 4, 3}, {1, 3, 5}, {6, 4, 5}},
+        {4, 4, 4, {2, 1, 4, 3}, {1, 3, 3, 5}, {2, 3, 4, 5}},
+        {4, 3, 4, {2, 3, 4, 3}, {3, 3, 5}, {2, 3, 4, 5}},
+        {3, 4, 4, {3, 4, 3}, {2, 1, 3, 5}, {2, 3, 4, 5}},
+        {5, 4, 5, {2, 1, 3, 4, 3}, {2, 1, 3, 5}, {2, 2, 3, 4, 5}},
+        {3, 3, 3, {0, 4, 3}, {1, 3, 5}, {0, 4, 5}},
+        {3, 3, 3, {1, 4, 3}, {0, 3, 5}, {0, 4, 5}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int layout = 0; layout < LAYOUT_COUNT; layout++) {
+            for (int d = 0; d < 4; d++) {
+                test_case("broadcast %zu %s %s", i, test_layout_name((test_layout)layout), tch_dtype_name(dtypes[d]));
+                check_broadcast(*state, &cases[i], dtypes[d], (test_layout)layout);
+            }
+        }
+    }
+}
+
+static void shapes_that_do_not_broadcast(void **state)
+{
+    tch_context *context = *state;
+    const int64_t shapes[][4] = {{2, 4, 3, 0}, {3, 3, 5, 0}, {2, 4, 5, 0}, {3, 4, 5, 0}};
+    test_tensor *a = test_tensor_make(context, TCH_FLOAT32, 3, shapes[0], LAYOUT_CONTIGUOUS);
+    test_tensor *b = test_tensor_make(context, TCH_FLOAT32, 3, shapes[1], LAYOUT_CONTIGUOUS);
+    for (int i = 2; i < 4; i++) {
+        test_tensor *out = test_tensor_make(context, TCH_FLOAT32, 3, shapes[i], LAYOUT_CONTIGUOUS);
+        assert_int_equal(tch_matmul(context, &a->tensor, &b->tensor, &out->tensor), TCH_ERR_SHAPE);
+        test_tensor_check_unchanged(out, "out");
+        test_tensor_free(out);
+    }
+    test_tensor_free(a);
+    test_tensor_free(b);
+}
+
+/* --- special numbers ---------------------------------------------------------------------------------------------- */
+
+/* With k = 0 a product is a sum of nothing: zeros, or beta times what was there. */
+static void sums_of_nothing_are_zero(void **state)
+{
+    tch_context *context = *state;
+    const int64_t a_shape[] = {2, 3, 0};
+    const int64_t b_shape[] = {2, 0, 4};
+    const int64_t out_shape[] = {2, 3, 4};
+    for (int i = 0; i < 3; i++) {
+        test_case("k = 0, call %d", i);
+        test_tensor *a = test_tensor_make(context, TCH_FLOAT32, 3, a_shape, LAYOUT_CONTIGUOUS);
+        test_tensor *b = test_tensor_make(context, TCH_FLOAT32, 3, b_shape, LAYOUT_CONTIGUOUS);
+        test_tensor *out = test_tensor_make(context, TCH_FLOAT32, 3, out_shape, LAYOUT_ROW_GAPS);
+        double ones[24];
+        for (int j = 0; j < 24; j++) {
+            ones[j] = 1.0;
+        }
+        if (i == 2) {
+            test_tensor_write(out, ones);
+        }
+        CHECK_OK(i == 0   ? tch_matmul(context, &a->tensor, &b->tensor, &out->tensor)
+                 : i == 1 ? tch_matmul_chunked(context, &a->tensor, &b->tensor, 0, &out->tensor)
+                          : tch_gemm(context, 1.0, &a->tensor, 0, &b->tensor, 0, 0.5, &out->tensor));
+        double *z = test_tensor_read(out);
+        for (int j = 0; j < 24; j++) {
+            CHECK(z[j] == (i == 2 ? 0.5 : 0.0), "element %d is %g", j, z[j]);
+        }
+        free(z);
+        test_tensor_free(a);
+        test_tensor_free(b);
+        test_tensor_free(out);
+    }
+}
+
+/* A Gram matrix of no columns: beta times the lower triangle of what was there, mirrored. */
+static void gram_matrices_of_nothing(void **state)
+{
+    tch_context *context = *state;
+    const int64_t a_shape[] = {2, 3, 0};
+    const int64_t out_shape[] = {2, 3, 3};
+    const test_variation v = {.n = 3, .matrices = 2, .stream = 12};
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        test_case("gram, k = 0, beta %g", 0.5 * accumulate);
+        test_tensor *a = test_tensor_make(context, TCH_FLOAT64, 3, a_shape, LAYOUT_CONTIGUOUS);
+        test_tensor *out = test_tensor_make(context, TCH_FLOAT64, 3, out_shape, LAYOUT_ROW_GAPS);
+        double *before = fill_lower(out, &v);
+        CHECK_OK(tch_gram(context, 1.0, &a->tensor, 0, 0.5 * accumulate, &out->tensor));
+        double *z = test_tensor_read(out);
+        for (int i = 0; i < 18; i++) {
+            CHECK(z[i] == 0.5 * accumulate * before[i], "element %d is %g, expected %g", i, z[i],
+                  0.5 * accumulate * before[i]);
+        }
+        free(before);
+        free(z);
+        test_tensor_free(a);
+        test_tensor_free(out);
+    }
+}
+
+/* The same tensor twice as input is no overlap. */
+static void one_tensor_may_be_both_operands(void **state)
+{
+    tch_context *context = *state;
+    test_variation v = {.n = 19, .matrices = 1, .stream = 9};
+    test_case("a tensor by itself");
+    test_tensor *a = test_case_random(context, &v, TCH_FLOAT64, 19, 19, LAYOUT_CONTIGUOUS, 8);
+    test_tensor *out = test_case_tensor(context, &v, TCH_FLOAT64, 19, 19, LAYOUT_CONTIGUOUS);
+    CHECK_OK(tch_matmul(context, &a->tensor, &a->tensor, &out->tensor));
+    double *x = test_tensor_read(a);
+    double *z = test_tensor_read(out);
+    check_product(1.0, x, x, 0.0, NULL, 19, 19, 19, z, TCH_FLOAT64);
+    free(x);
+    free(z);
+    test_tensor_free(a);
+    test_tensor_free(out);
+}
+
+/* --- large, checked at random elements ---------------------------------------------------------------------------- */
+
+static void check_samples(const double *a, const double *b, const double *c, int64_t n, tch_dtype dtype)
+{
+    test_random random = test_random_stream(70);
+    for (int sample = 0; sample < 3000; sample++) {
+        int64_t i = (int64_t)(test_random_bits(&random) % (uint64_t)n);
+        int64_t j = (int64_t)(test_random_bits(&random) % (uint64_t)n);
+        double sum = 0.0;
+        double magnitude = 0.0;
+        for (int64_t l = 0; l < n; l++) {
+            sum += a[i * n + l] * b[l * n + j];
+            magnitude += fabs(a[i * n + l] * b[l * n + j]);
+        }
+        check_elements(&c[i * n + j], &sum, &magnitude, 1, n, dtype);
+    }
+}
+
+static void a_thousand(void **state)
+{
+    tch_context *context = *state;
+    for (int d = 0; d < 4; d++) {
+        test_variation v = {.n = 1000, .matrices = 1, .stream = 10};
+        test_case("n = 1000 %s", tch_dtype_name(dtypes[d]));
+        test_tensor *a = test_case_random(context, &v, dtypes[d], 1000, 1000, LAYOUT_TRANSPOSED, 9);
+        test_tensor *b = test_case_random(context, &v, dtypes[d], 1000, 1000, LAYOUT_OFFSET, 10);
+        test_tensor *out = test_case_tensor(context, &v, dtypes[d], 1000, 1000, LAYOUT_ROW_GAPS);
+        double *x = test_tensor_read(a);
+        double *y = test_tensor_read(b);
+        for (int chunked = 0; chunked < 2; chunked++) {
+            test_tensor_poison(out);
+            CHECK_OK(chunked ? tch_matmul_chunked(context, &a->tensor, &b->tensor, 1 << 20, &out->tensor)
+                             : tch_matmul(context, &a->tensor, &b->tensor, &out->tensor));
+            finish(a, b, out);
+            double *z = test_tensor_read(out);
+            check_samples(x, y, z, 1000, dtypes[d]);
+            free(z);
+        }
+        free(x);
+        free(y);
+        test_tensor_free(a);
+        test_tensor_free(b);
+        test_tensor_free(out);
+    }
+}
+
+/* The chunked product keeps its promise about memory, also where operands must be converted. */
+static void chunks_stay_inside_the_budget(void **state)
+{
+    tch_context *context = *state;
+    const int64_t budget = 1 << 20;
+    for (int d = 0; d < 4; d++) {
+        test_variation v = {.n = 900, .matrices = 1, .stream = 11};
+        test_case("budget, %s", tch_dtype_name(dtypes[d]));
+        test_tensor *a = test_case_random(context, &v, dtypes[d], 900, 900, LAYOUT_STEPPED, 11);
+        test_tensor *out = test_case_tensor(context, &v, dtypes[d], 900, 900, LAYOUT_STEPPED);
+        tch_memory_info before = TCH_MEMORY_INFO_INIT;
+        tch_memory_info after = TCH_MEMORY_INFO_INIT;
+        CHECK_OK(tch_memory_trim(context, 0));
+        CHECK_OK(tch_memory_reset_peak(context));
+        CHECK_OK(tch_memory_get_info(context, &before));
+        CHECK_OK(tch_matmul_chunked(context, &a->tensor, &a->tensor, budget, &out->tensor));
+        CHECK_OK(tch_memory_get_info(context, &after));
+        CHECK(after.peak - before.allocated <= budget, "%lld bytes with a budget of %lld",
+              (long long)(after.peak - before.allocated), (long long)budget);
+        test_tensor_free(a);
+        test_tensor_free(out);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(matmul),
+        cmocka_unit_test(gemm),
+        cmocka_unit_test(gram),
+        cmocka_unit_test(symmetric_product),
+        cmocka_unit_test(half_of_a_product),
+        cmocka_unit_test(matmul_chunked),
+        cmocka_unit_test(broadcasting),
+        cmocka_unit_test(shapes_that_do_not_broadcast),
+        cmocka_unit_test(sums_of_nothing_are_zero),
+        cmocka_unit_test(gram_matrices_of_nothing),
+        cmocka_unit_test(one_tensor_may_be_both_operands),
+        cmocka_unit_test(a_thousand),
+        cmocka_unit_test(chunks_stay_inside_the_budget),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

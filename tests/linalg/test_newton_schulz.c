@@ -1,0 +1,491 @@
+/* The inside of the orthogonalisation: which steps share a Gram matrix, the entry that optimizers use, and the
+ * iteration in bfloat16 as a GPU does it, modelled on top of the CPU's table by rounding what products and elementwise
+ * work leave; and once more as large matrices go, with Gram matrices of several steps in float16 and X divided by its
+ * norm in the products.
+ *
+ * In bfloat16 the singular values must lie where those of the exact iteration lie, up to a few units of the last place,
+ * whichever steps share a Gram matrix. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "linalg/orthogonalize.h"
+#include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/random.h"
+#include "support/backend/table_copy.h"
+#include "support/linalg/reference.h"
+#include "support/testing.h"
+
+static const tchi_schulz_step muon = {3.4445, -4.7750, 2.0315};
+
+/* --- the plan ---------------------------------------------------------------------------------------------------- */
+
+/* `expected` is the lengths of the runs, ended by 0. */
+static void check_runs(const tchi_ortho *ortho, int64_t rows, int64_t cols, bool fine, const int32_t *expected)
+{
+    int32_t step = 0;
+    for (int i = 0; expected[i] != 0; i++) {
+        int32_t run = tchi_ortho_run(ortho, step, rows, cols, fine);
+        CHECK(run == expected[i], "the run from step %d on is %d long, not %d", step, run, expected[i]);
+        step += run;
+    }
+    assert_int_equal(step, ortho->steps);
+}
+
+static void check_plan(const tchi_ortho *ortho, int64_t rows, int64_t cols, const int32_t *expected)
+{
+    check_runs(ortho, rows, cols, false, expected);
+}
+
+static void runs_are_as_measured(void **state)
+{
+    (void)state;
+    tchi_ortho five = tchi_ortho_of(TCH_ORTHO_MUON, 5, 0.0);
+    check_plan(&five, 768, 3072, (const int32_t[]){1, 2, 2, 0});
+    check_plan(&five, 768, 1160, (const int32_t[]){1, 2, 2, 0});
+    check_plan(&five, 768, 1152, (const int32_t[]){1, 1, 1, 1, 1, 0});
+    check_plan(&five, 768, 768, (const int32_t[]){1, 1, 1, 1, 1, 0});
+    tchi_ortho four = tchi_ortho_of(TCH_ORTHO_MUON, 4, 0.0);
+    check_plan(&four, 768, 3072, (const int32_t[]){1, 1, 2, 0});
+    tchi_ortho seven = tchi_ortho_of(TCH_ORTHO_MUON, 7, 0.0);
+    check_plan(&seven, 768, 3072, (const int32_t[]){1, 2, 2, 2, 0});
+    tchi_ortho polar = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 5, 0.0);
+    check_plan(&polar, 768, 3072, (const int32_t[]){1, 1, 1, 2, 0});
+    tchi_ortho longer = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 7, 0.0);
+    check_plan(&longer, 768, 3072, (const int32_t[]){1, 1, 1, 2, 2, 0});
+    tchi_ortho one = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 1, 0.0);
+    check_plan(&one, 768, 3072, (const int32_t[]){1, 0});
+}
+
+static void float16_allows_longer_runs(void **state)
+{
+    (void)state;
+    tchi_ortho five = tchi_ortho_of(TCH_ORTHO_MUON, 5, 0.0);
+    check_runs(&five, 768, 3072, true, (const int32_t[]){1, 2, 2, 0});
+    check_runs(&five, 768, 768, true, (const int32_t[]){1, 1, 1, 1, 1, 0});
+    tchi_ortho polar = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 5, 0.0);
+    check_runs(&polar, 768, 3072, true, (const int32_t[]){1, 2, 2, 0});
+    tchi_ortho longer = tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 7, 0.0);
+    check_runs(&longer, 768, 3072, true, (const int32_t[]){1, 1, 2, 3, 0});
+    tchi_ortho minimax = tchi_ortho_of(TCH_ORTHO_MINIMAX, 7, 0.0);
+    check_runs(&minimax, 768, 3072, true, (const int32_t[]){1, 1, 1, 4, 0});
+    check_runs(&minimax, 768, 3072, false, (const int32_t[]){1, 1, 1, 1, 3, 0});
+    tchi_ortho gentle = tchi_ortho_repeating((tchi_schulz_step){2.0, -1.5, 0.5}, 7, 0.0);
+    check_runs(&gentle, 768, 3072, true, (const int32_t[]){1, 2, 4, 0});
+}
+
+/* A user's coefficients, the gentlest and the wildest: every step is in one run, and nothing in it is endless. */
+static void any_coefficients_have_a_plan(void **state)
+{
+    (void)state;
+    const double slopes[] = {0.0, 1.0, 1.5, -3.0, 1e9, HUGE_VAL, NAN};
+    for (size_t i = 0; i < 2 * (sizeof slopes / sizeof slopes[0]); i++) {
+        test_case("a = %g", slopes[i / 2]);
+        tchi_ortho ortho = tchi_ortho_repeating((tchi_schulz_step){slopes[i / 2], -0.5, 0.0}, 9, 0.0);
+        int32_t step = 0;
+        while (step < ortho.steps) {
+            int32_t run = tchi_ortho_run(&ortho, step, 8, 64, i % 2 == 1);
+            CHECK(run >= 1 && run <= ortho.steps - step, "a run of %d from step %d on", run, step);
+            step += run;
+        }
+    }
+}
+
+/* --- the entry for optimizers ------------------------------------------------------------------------------------ */
+
+typedef struct problem {
+    int64_t batch, rows, cols, ld;
+    float *x; /* ld apart, padding NaN */
+} problem;
+
+static problem make_problem(int64_t batch, int64_t rows, int64_t cols, int64_t ld, const double *values)
+{
+    problem p = {batch, rows, cols, ld, test_alloc((size_t)(batch * rows * ld) * sizeof(float))};
+    memset(p.x, 0xff, (size_t)(batch * rows * ld) * sizeof(float));
+    for (int64_t i = 0; i < batch * rows * cols; i++) {
+        p.x[i / cols * ld + i % cols] = (float)values[i];
+    }
+    return p;
+}
+
+/* The same steps in float64, from the same X. */
+static void reference(const tchi_ortho *ortho, int64_t rows, int64_t cols, double *x)
+{
+    size_t bytes = (size_t)(rows * cols) * sizeof(double);
+    double *t = test_alloc(bytes), *once = test_alloc(bytes), *twice = test_alloc(bytes);
+    double *gram = test_alloc((size_t)(rows * rows) * sizeof *gram);
+    double norm = fmax(ref_norm(rows * cols, x), ortho->eps);
+    for (int64_t i = 0; i < rows * cols; i++) {
+        x[i] = norm > 0.0 ? x[i] / norm : 0.0;
+    }
+    for (int32_t k = 0; k < ortho->steps; k++) {
+        if (k < ortho->longs) {
+            ref_long_step(k, rows, cols, x);
+            continue;
+        }
+        ref_transpose(rows, cols, x, t);
+        ref_matmul(rows, cols, rows, x, t, gram);
+        ref_matmul(rows, rows, cols, gram, x, once);
+        ref_matmul(rows, rows, cols, gram, once, twice);
+        for (int64_t i = 0; i < rows * cols; i++) {
+            x[i] = ortho->step[k].a * x[i] + ortho->step[k].b * once[i] + ortho->step[k].c * twice[i];
+        }
+    }
+    free(t);
+    free(once);
+    free(twice);
+    free(gram);
+}
+
+#define GUARD 0x5A
+
+/* Runs with scratch of exactly the size asked for, poisoned and guarded, and copies the result into `got`. */
+static void run_blocks(tch_context *context, const tchi_ortho *ortho, const problem *p, double *got)
+{
+    tch_matrices x = {p->x, TCH_SCALAR_F32, p->rows, p->cols, p->ld, p->batch, p->rows * p->ld};
+    int64_t bytes = tchi_orthogonalize_bytes(ortho, &x);
+    unsigned char *scratch = aligned_alloc(256, (size_t)(bytes + 256));
+    assert_non_null(scratch);
+    memset(scratch, 0xff, (size_t)bytes);
+    memset(scratch + bytes, GUARD, 256);
+    tch_matrices result;
+    CHECK_OK(tchi_orthogonalize_blocks(context, ortho, &x, scratch, &result));
+    for (int i = 0; i < 256; i++) {
+        CHECK(scratch[bytes + i] == GUARD, "byte %d after the scratch was written", i);
+    }
+    const float *from = result.data;
+    for (int64_t i = 0; i < p->batch * p->rows * p->cols; i++) {
+        int64_t row = i / p->cols;
+        got[i] = (double)from[row / p->rows * result.stride + row % p->rows * result.ld + i % p->cols];
+    }
+    free(scratch);
+}
+
+static void check_blocks(tch_context *context, const tchi_ortho *ortho, int64_t rows, int64_t cols, int64_t ld,
+                         double scale)
+{
+    enum { MATRICES = 2 };
+    int64_t size = rows * cols;
+    double *values = test_alloc((size_t)(MATRICES * size) * sizeof *values);
+    double *got = test_alloc((size_t)(MATRICES * size) * sizeof *got);
+    test_random random = test_random_stream((uint64_t)(rows * 1000 + cols));
+    test_random_fill_normal(&random, values, MATRICES * size);
+    for (int64_t i = 0; i < MATRICES * size; i++) {
+        values[i] = (double)(float)(scale * values[i]);
+    }
+    problem p = make_problem(MATRICES, rows, cols, ld, values);
+    run_blocks(context, ortho, &p, got);
+    for (int b = 0; b < MATRICES; b++) {
+        reference(ortho, rows, cols, values + b * size);
+        double error = ref_distance(size, got + b * size, values + b * size) / ref_norm(size, values + b * size);
+        CHECK(error <= 1e-4, "matrix %d of %lld by %lld is off by %.3g", b, (long long)rows, (long long)cols, error);
+    }
+    free(p.x);
+    free(values);
+    free(got);
+}
+
+/* Rows padded or not, and not at whole 16 bytes either. */
+static void blocks_of_any_shape(void **state)
+{
+    static const int64_t shapes[][3] = {{1, 1, 1},    {3, 3, 3},    {5, 7, 7},    {5, 7, 8},   {9, 31, 33},
+                                        {16, 64, 64}, {17, 18, 24}, {21, 29, 29}, {40, 90, 96}};
+    tchi_ortho orthos[] = {tchi_ortho_of(TCH_ORTHO_MUON, 5, 1e-7),
+                           tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, 6, 1e-7),
+                           tchi_ortho_repeating((tchi_schulz_step){2.0, -1.5, 0.5}, 7, 1e-7),
+                           tchi_ortho_repeating((tchi_schulz_step){1.5, -0.5, 0.0}, 4, 1e-7),
+                           tchi_ortho_of(TCH_ORTHO_MINIMAX, 3, 1e-7),
+                           tchi_ortho_of(TCH_ORTHO_MINIMAX, 2, 1e-7),
+                           tchi_ortho_of(TCH_ORTHO_MINIMAX, 7, 1e-7)};
+    for (size_t o = 0; o < sizeof orthos / sizeof orthos[0]; o++) {
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            test_case("coefficients %zu, shape %zu", o, i);
+            check_blocks(*state, &orthos[o], shapes[i][0], shapes[i][1], shapes[i][2], 1.0);
+        }
+    }
+}
+
+/* Below eps a matrix is divided by eps and stays small. */
+static void eps_bounds_the_norm_from_below(void **state)
+{
+    const double scales[] = {1e-12, 1e-9, 1e-3, 1e3};
+    tchi_ortho ortho = tchi_ortho_repeating(muon, 3, 1e-7);
+    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
+        test_case("scale %g", scales[i]);
+        check_blocks(*state, &ortho, 6, 20, 24, scales[i]);
+    }
+}
+
+/* --- bfloat16 ---------------------------------------------------------------------------------------------------- */
+
+static const tch_backend *plain; /* the CPU's table, while a test has put its own in place */
+
+static float to_bfloat16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+    memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
+static void round_all(const tch_matrices *m)
+{
+    for (int64_t b = 0; b < m->batch; b++) {
+        for (int64_t i = 0; i < m->rows * m->cols; i++) {
+            float *value = (float *)m->data + b * m->stride + i / m->cols * m->ld + i % m->cols;
+            *value = to_bfloat16(*value);
+        }
+    }
+}
+
+static tch_status rounded_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a,
+                               const tch_matrices *b, int32_t transpose_b, double beta, const tch_matrices *c)
+{
+    tch_status status = plain->matrix->gemm(state, alpha, a, transpose_a, b, transpose_b, beta, c);
+    round_all(c);
+    return status;
+}
+
+static tch_status rounded_gram(void *state, double alpha, const tch_matrices *a, int32_t transpose, double beta,
+                               const tch_matrices *c)
+{
+    tch_status status = plain->matrix->gram(state, alpha, a, transpose, beta, c);
+    round_all(c);
+    return status;
+}
+
+static tch_status rounded_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                  const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
+{
+    tch_status status = plain->matrix->symmetric_product(state, c0, c1, d, c2, a, b, c);
+    round_all(c);
+    return status;
+}
+
+static tch_status rounded_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
+                                double exponent, const tch_matrices *out)
+{
+    tch_status status = plain->matrix->shift_scale(state, x, shift, scale, exponent, out);
+    round_all(out);
+    return status;
+}
+
+static int restore_table(void **state)
+{
+    if (plain != NULL) {
+        ((tch_context *)*state)->backend = plain;
+        plain = NULL;
+    }
+    return 0;
+}
+
+/* About i^-power for the singular values: a symmetric matrix with these eigenvalues times a long random one. */
+static void make_power_law(int64_t rows, int64_t cols, double power, double *x)
+{
+    test_random random = test_random_stream(77);
+    double *w = test_alloc((size_t)rows * sizeof *w);
+    double *left = test_alloc((size_t)(rows * rows) * sizeof *left);
+    double *right = test_alloc((size_t)(rows * cols) * sizeof *right);
+    for (int64_t i = 0; i < rows; i++) {
+        w[i] = pow((double)(i + 1), -power);
+    }
+    ref_symmetric(&random, rows, w, left);
+    test_random_fill_normal(&random, right, rows * cols);
+    ref_matmul(rows, rows, cols, left, right, x);
+    free(w);
+    free(left);
+    free(right);
+}
+
+/* Normal random numbers and one direction that stands out: what the gradient of a layer often is. */
+static void make_spiked(int64_t rows, int64_t cols, double height, double *x)
+{
+    test_random random = test_random_stream(78);
+    double *left = test_alloc((size_t)rows * sizeof *left);
+    double *right = test_alloc((size_t)cols * sizeof *right);
+    test_random_fill_normal(&random, left, rows);
+    test_random_fill_normal(&random, right, cols);
+    test_random_fill_normal(&random, x, rows * cols);
+    for (int64_t i = 0; i < rows * cols; i++) {
+        x[i] += height * left[i / cols] * right[i % cols];
+    }
+    free(left);
+    free(right);
+}
+
+/* The smallest and the largest singular value. */
+static void singular_range(int64_t rows, int64_t cols, const double *x, double range[2])
+{
+    double *t = test_alloc((size_t)(rows * cols) * sizeof *t);
+    double *gram = test_alloc((size_t)(rows * rows) * sizeof *gram);
+    double *v = test_alloc((size_t)(rows * rows) * sizeof *v);
+    double *w = test_alloc((size_t)rows * sizeof *w);
+    ref_transpose(rows, cols, x, t);
+    ref_matmul(rows, cols, rows, x, t, gram);
+    ref_eigh(rows, gram, w, v);
+    range[0] = sqrt(fmax(w[0], 0.0));
+    range[1] = sqrt(fmax(w[rows - 1], 0.0));
+    free(t);
+    free(gram);
+    free(v);
+    free(w);
+}
+
+/* A negative power stands for a spike of that height. */
+static void check_in_bfloat16(tch_context *context, const tchi_ortho *ortho, double power)
+{
+    const int64_t rows = 64;
+    const int64_t cols = 192;
+    double *x = test_alloc((size_t)(rows * cols) * sizeof *x);
+    double *got = test_alloc((size_t)(rows * cols) * sizeof *got);
+    if (power < 0.0) {
+        make_spiked(rows, cols, -power, x);
+    } else {
+        make_power_law(rows, cols, power, x);
+    }
+    problem p = make_problem(1, rows, cols, cols, x);
+    tch_matrices gathered = {p.x, TCH_SCALAR_F32, rows, cols, cols, 1, rows * cols};
+    round_all(&gathered);
+    run_blocks(context, ortho, &p, got);
+    reference(ortho, rows, cols, x);
+    double want[2];
+    double have[2];
+    singular_range(rows, cols, x, want);
+    singular_range(rows, cols, got, have);
+    CHECK(have[0] >= want[0] - 0x1p-5 && have[1] <= want[1] + 0x1p-5,
+          "singular values %.3f to %.3f, exactly %.3f to %.3f", have[0], have[1], want[0], want[1]);
+    double error = ref_distance(rows * cols, got, x) / ref_norm(rows * cols, x);
+    CHECK(error <= 0.1, "off by %.3f", error);
+    free(p.x);
+    free(x);
+    free(got);
+}
+
+/* The CPU's table with products that round. */
+static void make_rounding_table(tch_context *context, table_copy *rounded)
+{
+    table_copy_make(rounded, context->backend);
+    rounded->matrix.gemm = rounded_gemm;
+    rounded->matrix.gram = rounded_gram;
+    rounded->matrix.symmetric_product = rounded_product;
+    rounded->matrix.shift_scale = rounded_scale;
+}
+
+static void check_with_table(tch_context *context, const tch_backend *table, int methods)
+{
+    plain = context->backend;
+    context->backend = table;
+    const double powers[] = {0.0, 0.5, 1.0, -0.5, -1.0, -2.0, -4.0};
+    for (int method = 0; method < methods; method++) {
+        for (int32_t steps = 1; steps <= 7; steps++) {
+            tchi_ortho ortho = tchi_ortho_of((tch_ortho_method)method, steps, 1e-7);
+            for (size_t i = 0; i < sizeof powers / sizeof powers[0]; i++) {
+                test_case("method %d, %d steps, singular values i^-%g (below 0: a spike)", method, steps, powers[i]);
+                check_in_bfloat16(context, &ortho, powers[i]);
+            }
+        }
+    }
+}
+
+static void bfloat16_keeps_the_singular_values(void **state)
+{
+    static table_copy rounded;
+    make_rounding_table(*state, &rounded);
+    check_with_table(*state, &rounded.backend, 2);
+}
+
+/* --- Gram matrices in float16 ------------------------------------------------------------------------------------ */
+
+/* Memory holds float32 throughout; a type says how numbers are rounded. */
+static float to_type(tch_scalar type, double value)
+{
+    unsigned char bytes[2];
+    if (type != TCH_SCALAR_F16) {
+        return to_bfloat16((float)value);
+    }
+    test_encode(TCH_FLOAT16, value, bytes);
+    return (float)test_decode(TCH_FLOAT16, bytes);
+}
+
+static float *at(const tch_matrices *m, int64_t b, int64_t i, int64_t j)
+{
+    return (float *)m->data + b * m->stride + i * m->ld + j;
+}
+
+static int32_t takes_all(void *state, const tch_matrices *x)
+{
+    (void)state;
+    (void)x;
+    return 1;
+}
+
+static tch_status modelled_normalize(void *state, double eps, const tch_matrices *x, double *scale)
+{
+    tch_status status = plain->matrix->reduce(state, TCH_REDUCE_FROBENIUS, x, scale);
+    for (int64_t b = 0; b < x->batch; b++) {
+        scale[b] = 1.0 / fmax(scale[b], eps);
+    }
+    return status;
+}
+
+static double modelled_sum(const tch_matrices *a, const tch_matrices *b, int64_t z, int64_t i, int64_t j)
+{
+    double sum = 0.0;
+    for (int64_t k = 0; k < a->cols; k++) {
+        sum += (double)*at(a, z, i, k) * (double)*at(b, z, j, k);
+    }
+    return sum;
+}
+
+static tch_status modelled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                   const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
+                                   const tch_matrices *c)
+{
+    (void)state;
+    assert_int_equal(a->type, b->type);
+    assert_true(d == NULL || d->type == a->type);
+    assert_true(a->data != c->data && b->data != c->data && (d == NULL || d->data != c->data));
+    for (int64_t at_row = 0; at_row < c->batch * c->rows; at_row++) {
+        int64_t z = at_row / c->rows;
+        int64_t i = at_row % c->rows;
+        double factor = scale == NULL ? 1.0 : pow(scale[z], exponent);
+        for (int64_t j = 0; j <= i; j++) {
+            double addend = (d != NULL ? c1 * (double)*at(d, z, i, j) : 0.0) + (i == j ? c0 : 0.0);
+            *at(c, z, i, j) = to_type(c->type, factor * (c2 * modelled_sum(a, b, z, i, j) + addend));
+            *at(c, z, j, i) = *at(c, z, i, j);
+        }
+    }
+    return TCH_OK;
+}
+
+/* A division by the norm, or a Gram matrix of X, outside of the products above would be a mistake here. */
+static void float16_keeps_the_singular_values(void **state)
+{
+    static table_copy modelled;
+    make_rounding_table(*state, &modelled);
+    modelled.matrix.normalize_takes = takes_all;
+    modelled.matrix.normalize = modelled_normalize;
+    modelled.matrix.scaled_product = modelled_product;
+    modelled.matrix.shift_scale = NULL;
+    modelled.matrix.gram = NULL;
+    modelled.matrix.symmetric_product = NULL;
+    check_with_table(*state, &modelled.backend, 3);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(runs_are_as_measured),
+        cmocka_unit_test(float16_allows_longer_runs),
+        cmocka_unit_test(any_coefficients_have_a_plan),
+        cmocka_unit_test(blocks_of_any_shape),
+        cmocka_unit_test(eps_bounds_the_norm_from_below),
+        cmocka_unit_test_teardown(bfloat16_keeps_the_singular_values, restore_table),
+        cmocka_unit_test_teardown(float16_keeps_the_singular_values, restore_table),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_context);
+}

@@ -1,0 +1,349 @@
+/* Chunked products with operands in host memory, in every mix of places, against plain float64 sums. On the CPU host
+ * memory is the device's own and these are plain chunked products; on a GPU they are streamed. Rounding errors are
+ * bounded as in test_conformance_products.c: gamma(k) |A||B|, and one rounding of the result to its type. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/messages.h"
+#include "support/random.h"
+#include "support/tensors.h"
+#include "support/testing.h"
+
+static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
+
+/* A context on the host beside the one under test: host tensors are made from it. */
+static tch_context *host;
+
+static int open_contexts(void **state)
+{
+    return test_open_context(state) != 0 || tch_context_create("cpu", &host) != TCH_OK;
+}
+
+static int close_contexts(void **state)
+{
+    tch_context_destroy(host);
+    return test_close_context(state);
+}
+
+/* --- one product -------------------------------------------------------------------------------------------------- */
+
+typedef struct streamed_case {
+    tch_dtype dtype;
+    int64_t m, k, n;
+    int places; /* bits 0, 1, 2: a, b, out are in host memory */
+    test_layout a, b, out;
+    int64_t budget;
+} streamed_case;
+
+typedef struct operands {
+    test_tensor *a, *b, *out;
+} operands;
+
+static test_tensor *make(tch_context *context, const streamed_case *c, int which, int64_t rows, int64_t cols,
+                         test_layout layout)
+{
+    const int64_t shape[2] = {rows, cols};
+    return test_tensor_make(c->places >> which & 1 ? host : context, c->dtype, 2, shape, layout);
+}
+
+static void fill_random(test_tensor *t, uint64_t stream)
+{
+    test_random random = test_random_stream(stream);
+    double *values = test_alloc((size_t)(t->count + 1) * sizeof *values);
+    test_random_fill_normal(&random, values, t->count);
+    test_tensor_write(t, values);
+    free(values);
+}
+
+static operands make_operands(tch_context *context, const streamed_case *c)
+{
+    operands o = {make(context, c, 0, c->m, c->k, c->a), make(context, c, 1, c->k, c->n, c->b),
+                  make(context, c, 2, c->m, c->n, c->out)};
+    fill_random(o.a, 1);
+    fill_random(o.b, 2);
+    return o;
+}
+
+static void free_operands(operands *o)
+{
+    test_tensor_free(o->a);
+    test_tensor_free(o->b);
+    test_tensor_free(o->out);
+}
+
+/* Row-major a (m by k), b (k by n) and what was got for their product. */
+static void check_product(const streamed_case *c, const double *a, const double *b, const double *got)
+{
+    int64_t count = c->m * c->n;
+    double *expected = test_alloc((size_t)(count + 1) * sizeof *expected);
+    double *magnitude = test_alloc((size_t)(count + 1) * sizeof *magnitude);
+    double u = test_arithmetic_roundoff(c->dtype) + 0x1p-53;
+    ref_matmul(c->m, c->k, c->n, a, b, expected);
+    ref_matmul_abs(c->m, c->k, c->n, a, b, magnitude);
+    for (int64_t i = 0; i < count; i++) {
+        double bound = (double)(c->k + 4) * (u * magnitude[i] + test_underflow(c->dtype)) +
+                       test_unit_roundoff(c->dtype) * fabs(expected[i]);
+        CHECK(fabs(got[i] - expected[i]) <= bound, "element %lld is %.17g, expected %.17g, off by %.3g > %.3g",
+              (long long)i, got[i], expected[i], fabs(got[i] - expected[i]), bound);
+    }
+    free(expected);
+    free(magnitude);
+}
+
+static void check_case(tch_context *context, const streamed_case *c)
+{
+    test_case("%s %lldx%lldx%lld, places %d, layouts %s, %s, %s, budget %lld", tch_dtype_name(c->dtype),
+              (long long)c->m, (long long)c->k, (long long)c->n, c->places, test_layout_name(c->a),
+              test_layout_name(c->b), test_layout_name(c->out), (long long)c->budget);
+    operands o = make_operands(context, c);
+    CHECK_OK(tch_matmul_chunked(context, &o.a->tensor, &o.b->tensor, c->budget, &o.out->tensor));
+    CHECK_OK(tch_context_synchronize(context));
+    test_tensor_check_unchanged(o.a, "a");
+    test_tensor_check_unchanged(o.b, "b");
+    test_tensor_check_written(o.out, "out");
+    double *a = test_tensor_read(o.a);
+    double *b = test_tensor_read(o.b);
+    double *out = test_tensor_read(o.out);
+    check_product(c, a, b, out);
+    free(a);
+    free(b);
+    free(out);
+    free_operands(&o);
+}
+
+/* --- every mix of places, and tiles in every dimension ------------------------------------------------------------ */
+
+/* The smallest budget cuts m, n and k; the largest holds everything; 0 leaves it to the library. */
+static const int64_t budgets[] = {4096, 20000, 1 << 22, 0};
+
+static void every_mix_of_places(void **state)
+{
+    static const int64_t sizes[][3] = {{37, 53, 41}, {1, 130, 5}, {129, 1, 67}, {64, 64, 64}};
+    for (int d = 0; d < 4; d++) {
+        for (int places = 0; places < 8; places++) {
+            for (int s = 0; s < 4; s++) {
+                for (int g = 0; g < 4; g++) {
+                    streamed_case c = {dtypes[d], sizes[s][0], sizes[s][1], sizes[s][2], places, 0, 0, 0, budgets[g]};
+                    check_case(*state, &c);
+                }
+            }
+        }
+    }
+}
+
+/* Rows, columns and gaps in each operand; the result by columns is the transposed product. */
+static void every_layout_of_lines(void **state)
+{
+    static const test_layout layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_TRANSPOSED, LAYOUT_ROW_GAPS, LAYOUT_OFFSET};
+    for (int i = 0; i < 4 * 4 * 4; i++) {
+        streamed_case c = {dtypes[i % 4], 31, 45, 22, 7, layouts[i % 4], layouts[i / 4 % 4], layouts[i / 16], 0};
+        for (int g = 0; g < 2; g++) {
+            for (int d = 0; d < 2; d++) {
+                c.budget = budgets[g];
+                c.dtype = dtypes[(i + d) % 4];
+                check_case(*state, &c);
+            }
+        }
+    }
+}
+
+/* What neither rows nor columns can be read from is refused where it would have to be streamed, and done elsewhere. */
+static void layouts_without_lines(void **state)
+{
+    static const test_layout layouts[] = {LAYOUT_STEPPED, LAYOUT_REVERSED};
+    static const char *const names[] = {"a", "b", "out"};
+    for (int i = 0; i < 2 * 3; i++) {
+        test_layout odd = layouts[i / 3];
+        streamed_case c = {TCH_FLOAT32, 9, 8, 7, 7, 0, 0, 0, 1 << 20};
+        *(test_layout *[]){&c.a, &c.b, &c.out}[i % 3] = odd;
+        if (test_on_cpu()) {
+            check_case(*state, &c);
+            continue;
+        }
+        test_case("%s of %s", test_layout_name(odd), names[i % 3]);
+        operands o = make_operands(*state, &c);
+        test_check_refused(tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, c.budget, &o.out->tensor),
+                           TCH_ERR_LAYOUT, names[i % 3]);
+        test_tensor_check_unchanged(o.out, "out");
+        free_operands(&o);
+    }
+}
+
+/* --- batches and nothing ------------------------------------------------------------------------------------------ */
+
+/* [3, 1, 5, 6] times [2, 6, 7]: every pair of the two. */
+static void batches_broadcast(void **state)
+{
+    const int64_t shape_a[4] = {3, 1, 5, 6};
+    const int64_t shape_b[3] = {2, 6, 7};
+    const int64_t shape_out[4] = {3, 2, 5, 7};
+    for (int places = 0; places < 8; places++) {
+        streamed_case c = {TCH_FLOAT32, 5, 6, 7, places, 0, 0, 0, 4096};
+        test_case("batches, places %d", places);
+        test_tensor *a = test_tensor_make(places & 1 ? host : *state, c.dtype, 4, shape_a, LAYOUT_BATCH_GAPS);
+        test_tensor *b = test_tensor_make(places & 2 ? host : *state, c.dtype, 3, shape_b, LAYOUT_TRANSPOSED);
+        test_tensor *out = test_tensor_make(places & 4 ? host : *state, c.dtype, 4, shape_out, LAYOUT_BATCH_GAPS);
+        fill_random(a, 3);
+        fill_random(b, 4);
+        CHECK_OK(tch_matmul_chunked(*state, &a->tensor, &b->tensor, c.budget, &out->tensor));
+        CHECK_OK(tch_context_synchronize(*state));
+        test_tensor_check_written(out, "out");
+        double *x = test_tensor_read(a);
+        double *y = test_tensor_read(b);
+        double *z = test_tensor_read(out);
+        for (int i = 0; i < 6; i++) {
+            check_product(&c, x + i / 2 * 30, y + i % 2 * 42, z + (ptrdiff_t)i * 35);
+        }
+        free(x);
+        free(y);
+        free(z);
+        free_operands(&(operands){a, b, out});
+    }
+}
+
+static void sums_of_nothing(void **state)
+{
+    static const int64_t sizes[][3] = {{4, 0, 3}, {0, 5, 3}, {4, 5, 0}, {0, 0, 0}};
+    for (int s = 0; s < 4; s++) {
+        for (int places = 0; places < 8; places++) {
+            streamed_case c = {TCH_BFLOAT16, sizes[s][0], sizes[s][1], sizes[s][2], places, 0, 0, 0, 4096};
+            check_case(*state, &c);
+        }
+    }
+}
+
+/* --- larger than the buffers on the way --------------------------------------------------------------------------- */
+
+/* a(i, l) = row(i) + l % 3 and b(l, j) = 1 + (l + j) % 2 are small integers, and so is every sum: exact in float32. */
+static double row_of(int64_t i)
+{
+    return (double)(i % 251);
+}
+
+static float *tall_input(int64_t m, int64_t k)
+{
+    float *a = test_alloc((size_t)(m * k) * sizeof *a);
+    for (int64_t i = 0; i < m * k; i++) {
+        a[i] = (float)(row_of(i / k) + (double)(i % k % 3));
+    }
+    return a;
+}
+
+static tch_tensor plain(float *data, int64_t *shape)
+{
+    return (tch_tensor){.data = data, .device = {TCH_DEVICE_CPU, 0}, .ndim = 2, .dtype = TCH_FLOAT32, .shape = shape};
+}
+
+/* Sums over l for even and odd j: 32 times 1 and 32 times 2, at the places that the parity of l + j says. */
+static double tall_expected(int64_t i, int64_t j, int64_t k)
+{
+    double sum = 0.0;
+    for (int64_t l = 0; l < k; l++) {
+        sum += (row_of(i) + (double)(l % 3)) * (double)(1 + (l + j) % 2);
+    }
+    return sum;
+}
+
+static void larger_than_the_buffers(void **state)
+{
+    enum { m = 330001, k = 64, n = 64 };
+    int64_t shape_a[2] = {m, k};
+    int64_t shape_b[2] = {k, n};
+    int64_t shape_out[2] = {m, n};
+    float *a = tall_input(m, k);
+    float b[k * n];
+    float *out = test_alloc(sizeof *out * m * n);
+    for (int64_t i = 0; i < k * n; i++) {
+        b[i] = (float)(1 + (i / n + i % n) % 2);
+    }
+    memset(out, 0xff, sizeof *out * m * n);
+    test_case("%d x %d x %d", m, k, n);
+    tch_tensor ta = plain(a, shape_a);
+    tch_tensor tb = plain(b, shape_b);
+    tch_tensor tout = plain(out, shape_out);
+    CHECK_OK(tch_matmul_chunked(*state, &ta, &tb, 70 << 20, &tout));
+    for (int64_t i = 0; i < m; i++) {
+        double expected[2] = {tall_expected(i, 0, k), tall_expected(i, 1, k)};
+        for (int64_t j = 0; j < n; j++) {
+            CHECK(out[i * n + j] == (float)expected[j % 2], "(%lld, %lld) is %g, expected %g", (long long)i,
+                  (long long)j, (double)out[i * n + j], expected[j % 2]);
+        }
+    }
+    free(a);
+    free(out);
+}
+
+/* --- budgets and refusals ----------------------------------------------------------------------------------------- */
+
+static void memory_stays_inside_the_budget(void **state)
+{
+    const int64_t budget = 1 << 18;
+    streamed_case c = {TCH_FLOAT32, 300, 310, 320, 7, 0, 0, 0, budget};
+    test_case("budget");
+    operands o = make_operands(*state, &c);
+    tch_memory_info before = TCH_MEMORY_INFO_INIT;
+    tch_memory_info after = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_trim(*state, 0));
+    CHECK_OK(tch_memory_reset_peak(*state));
+    CHECK_OK(tch_memory_get_info(*state, &before));
+    CHECK_OK(tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, budget, &o.out->tensor));
+    CHECK_OK(tch_memory_get_info(*state, &after));
+    CHECK(after.peak - before.allocated <= budget, "%lld bytes with a budget of %lld",
+          (long long)(after.peak - before.allocated), (long long)budget);
+    free_operands(&o);
+}
+
+/* Where nothing has to be streamed a product in place needs no memory at all. */
+static void budgets_that_are_too_small(void **state)
+{
+    static const int64_t small[] = {1, 8, 100, 1000};
+    streamed_case c = {TCH_FLOAT32, 20, 20, 20, 7, 0, 0, 0, 0};
+    for (int i = 0; i < 4 && !test_on_cpu(); i++) {
+        test_case("a budget of %lld", (long long)small[i]);
+        operands o = make_operands(*state, &c);
+        tch_status status = tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, small[i], &o.out->tensor);
+        CHECK(status == TCH_ERR_OUT_OF_MEMORY, "%s", tch_status_name(status));
+        CHECK(strstr(tch_last_error(), "at least") != NULL, "the message is: %s", tch_last_error());
+        test_tensor_check_unchanged(o.out, "out");
+        free_operands(&o);
+    }
+}
+
+/* Only the chunked product reaches into host memory; and a tensor of another device is nobody's. */
+static void other_places_are_refused(void **state)
+{
+    streamed_case c = {TCH_FLOAT32, 6, 6, 6, 1, 0, 0, 0, 0};
+    test_case("other places");
+    operands o = make_operands(*state, &c);
+    if (!test_on_cpu()) {
+        test_check_refused(tch_matmul(*state, &o.a->tensor, &o.b->tensor, &o.out->tensor), TCH_ERR_DEVICE, "a");
+        o.a->tensor.device.type = TCH_DEVICE_CUDA_HOST;
+        CHECK_OK(tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, 0, &o.out->tensor));
+    }
+    o.a->tensor.device = (tch_device){TCH_DEVICE_CUDA, 77};
+    test_check_refused(tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, 0, &o.out->tensor), TCH_ERR_DEVICE, "a");
+    o.a->tensor.device = (tch_device){TCH_DEVICE_CPU, 0};
+    o.b->tensor.device = (tch_device){99, 0};
+    test_check_refused(tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, 0, &o.out->tensor), TCH_ERR_DEVICE, "b");
+    free_operands(&o);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_mix_of_places),
+        cmocka_unit_test(every_layout_of_lines),
+        cmocka_unit_test(layouts_without_lines),
+        cmocka_unit_test(batches_broadcast),
+        cmocka_unit_test(sums_of_nothing),
+        cmocka_unit_test(larger_than_the_buffers),
+        cmocka_unit_test(memory_stays_inside_the_budget),
+        cmocka_unit_test(budgets_that_are_too_small),
+        cmocka_unit_test(other_places_are_refused),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, open_contexts, close_contexts);
+}

@@ -1,0 +1,809 @@
+/* Networks: their first weights, outputs and gradients against plain float64 loops and against differences of the loss
+ * itself, totals that add up, bad labels and numbers, bad arguments, and memory that is taken once or not at all. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <torchium/network.h>
+
+#include "support/fakes/counting_allocator.h"
+#include "support/messages.h"
+#include "support/network/network_trial.h"
+#include "support/testing.h"
+
+static void check_totals(const network_trial *s, const double *wanted)
+{
+    double *got = test_tensor_read(s->totals);
+    CHECK(fabs(got[TCH_TOTAL_LOSS] - wanted[TCH_TOTAL_LOSS]) <= 2e-6 * (double)(s->rows + 1) + 4e-6 * wanted[0],
+          "the loss is %.9g, expected %.9g", got[TCH_TOTAL_LOSS], wanted[TCH_TOTAL_LOSS]);
+    for (int k = TCH_TOTAL_RIGHT; k < TCH_NETWORK_TOTALS; k++) {
+        CHECK(got[k] == wanted[k], "totals[%d] is %g, expected %g", k, got[k], wanted[k]);
+    }
+    free(got);
+}
+
+/* Sums of n products in float32 are off by n eps / 2 of their size at the very most, and by far less as a rule: the
+ * error of the longest chain here, five layers of up to 70 terms and a batch of 70, stays below 1e-5. */
+static void check_gradients(const network_trial *s)
+{
+    for (int i = 0; i < 2 * s->reference.layers; i++) {
+        double *got = network_trial_read(s->context, tch_network_gradient(s->net, i));
+        network_trial_close(tch_network_parameter_name(s->net, i), reference_network_count(&s->reference, i), got,
+                            s->reference.gradient[i], 1e-5);
+        free(got);
+    }
+}
+
+/* --- creation ----------------------------------------------------------------------------------------------------- */
+
+static const int64_t small_hidden[] = {5, 6, 4, 3, 8};
+
+static tch_network_config small_config(void)
+{
+    tch_network_config config = TCH_NETWORK_CONFIG_INIT;
+    config.inputs = 7;
+    config.outputs = 3;
+    config.hidden_count = 1;
+    config.hidden = small_hidden;
+    config.seed = 42;
+    return config;
+}
+
+static void parameters_have_names_and_shapes(void **state)
+{
+    const char *const names[] = {"layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias"};
+    const int64_t shapes[][2] = {{5, 7}, {5, 0}, {3, 5}, {3, 0}};
+    tch_network_config config = small_config();
+    tch_network *net = NULL;
+    CHECK_OK(tch_network_create(*state, &config, &net));
+    assert_int_equal(tch_network_parameter_count(net), 4);
+    assert_int_equal(tch_network_size(net), 35 + 5 + 15 + 3);
+    for (int i = 0; i < 4; i++) {
+        const tch_tensor *both[] = {tch_network_parameter(net, i), tch_network_gradient(net, i)};
+        assert_string_equal(tch_network_parameter_name(net, i), names[i]);
+        CHECK(both[0]->data != both[1]->data, "%s and its gradient share memory", names[i]);
+        for (int k = 0; k < 2; k++) {
+            CHECK_OK(tch_tensor_check(both[k], names[i]));
+            assert_int_equal(both[k]->ndim, i % 2 == 0 ? 2 : 1);
+            assert_int_equal(both[k]->shape[0], shapes[i][0]);
+            CHECK(i % 2 == 1 || both[k]->shape[1] == shapes[i][1], "%s has the wrong shape", names[i]);
+        }
+    }
+    assert_null(tch_network_parameter(net, 4));
+    assert_null(tch_network_gradient(net, -1));
+    assert_null(tch_network_parameter_name(net, 4));
+    assert_null(tch_network_parameter(NULL, 0));
+    assert_int_equal(tch_network_parameter_count(NULL), 0);
+    assert_int_equal(tch_network_size(NULL), 0);
+    tch_network_destroy(net);
+    tch_network_destroy(NULL);
+}
+
+/* The four numbers were computed from the generator's definition by another program. */
+static void first_weights_are_the_same_everywhere(void **state)
+{
+    const struct {
+        int parameter;
+        int64_t index;
+        double value;
+    } known[] = {
+        {0, 0, 0x1.8af06p-2},
+        {0, 34, -0x1.2867d2p-4},
+        {2, 0, 0x1.212ffp-2},
+        {2, 14, 0x1.05764cp-1},
+        {1, 0, 0},
+        {3, 2, 0},
+    };
+    tch_network_config config = small_config();
+    tch_network *net = NULL;
+    CHECK_OK(tch_network_create(*state, &config, &net));
+    for (size_t k = 0; k < sizeof known / sizeof known[0]; k++) {
+        double *values = network_trial_read(*state, tch_network_parameter(net, known[k].parameter));
+        CHECK(values[known[k].index] == known[k].value, "%s [%lld] is %a, expected %a",
+              tch_network_parameter_name(net, known[k].parameter), (long long)known[k].index, values[known[k].index],
+              known[k].value);
+        free(values);
+    }
+    tch_network_destroy(net);
+}
+
+static double variance_of_first_layer(tch_context *context, tch_activation activation, uint64_t seed, double *last)
+{
+    const int64_t hidden[] = {300};
+    tch_network_config config = TCH_NETWORK_CONFIG_INIT;
+    tch_network *net = NULL;
+    double sum = 0;
+    double squares = 0;
+    config.inputs = 200, config.outputs = 10, config.hidden_count = 1, config.hidden = hidden;
+    config.activation = activation, config.seed = seed;
+    CHECK_OK(tch_network_create(context, &config, &net));
+    double *w = network_trial_read(context, tch_network_parameter(net, 0));
+    for (int i = 0; i < 60000; i++) {
+        sum += w[i];
+        squares += w[i] * w[i];
+    }
+    *last = w[59999];
+    free(w);
+    tch_network_destroy(net);
+    /* The mean of 60000 numbers of standard deviation 0.1 is off by 4e-4 once in three times. */
+    CHECK(fabs(sum / 60000) < 0.002, "the mean is %g", sum / 60000);
+    return squares / 60000;
+}
+
+/* A variance from 60000 uniform numbers is off by 0.4 percent once in three times. */
+static void first_weights_have_their_variance(void **state)
+{
+    double last;
+    double glorot = variance_of_first_layer(*state, TCH_ACTIVATION_TANH, 2, &last);
+    double he = variance_of_first_layer(*state, TCH_ACTIVATION_RELU, 1, &last);
+    CHECK(last == 0x1.7802d6p-5, "the last weight is %a, by the generator's definition it is %a", last, 0x1.7802d6p-5);
+    CHECK(fabs(he * 200 / 2 - 1) < 0.02, "He's variance is %g", he);
+    CHECK(fabs(glorot * 500 / 2 - 1) < 0.02, "Glorot's variance is %g", glorot);
+}
+
+/* --- outputs and gradients ---------------------------------------------------------------------------------------- */
+
+/* relu(1 * 2 - 1 * 3 + 0.5) = 0, relu(1 * 2 + 2 * 3 - 1) = 7; outputs 2 * 0 - 1 * 7 + 0.25 and 0.5 * 7 - 0.5. */
+static void forward_on_known_numbers(void **state)
+{
+    const double parameters[4][4] = {{1, -1, 1, 2}, {0.5, -1}, {2, -1, 0, 0.5}, {0.25, -0.5}};
+    const double input[] = {2, 3};
+    const double wanted[] = {-6.75, 3.0};
+    const int64_t hidden[] = {2};
+    const int64_t shape[] = {1, 2};
+    tch_network_config config = TCH_NETWORK_CONFIG_INIT;
+    tch_network *net = NULL;
+    config.inputs = 2, config.outputs = 2, config.hidden_count = 1, config.hidden = hidden;
+    CHECK_OK(tch_network_create(*state, &config, &net));
+    for (int i = 0; i < 4; i++) {
+        network_trial_write(*state, tch_network_parameter(net, i), parameters[i]);
+    }
+    test_tensor *x = test_tensor_make(*state, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS);
+    test_tensor *y = test_tensor_make(*state, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS);
+    test_tensor_write(x, input);
+    CHECK_OK(tch_network_forward(net, &x->tensor, &y->tensor));
+    double *got = test_tensor_read(y);
+    CHECK(got[0] == wanted[0] && got[1] == wanted[1], "got %g and %g", got[0], got[1]);
+    free(got);
+    test_tensor_free(x);
+    test_tensor_free(y);
+    tch_network_destroy(net);
+}
+
+static void check_forward(network_trial *s, test_layout layout)
+{
+    const int64_t shape[] = {s->rows, s->config.outputs};
+    test_tensor *y = test_tensor_make(s->context, TCH_FLOAT32, 2, shape, layout);
+    CHECK_OK(tch_network_forward(s->net, &s->inputs->tensor, &y->tensor));
+    test_tensor_check_written(y, "outputs");
+    double *got = test_tensor_read(y);
+    double *wanted = reference_network_forward(&s->reference, s->rows, s->x);
+    network_trial_close("outputs", y->count, got, wanted, 1e-5);
+    free(got);
+    free(wanted);
+    test_tensor_free(y);
+}
+
+static void check_loss(network_trial *s)
+{
+    double totals[TCH_NETWORK_TOTALS];
+    reference_network_loss(&s->reference, s->rows, s->x, s->t, 1, totals);
+    network_trial_clear(s);
+    CHECK_OK(tch_network_evaluate(s->net, &s->inputs->tensor, &s->targets->tensor, &s->totals->tensor));
+    check_totals(s, totals);
+    network_trial_clear(s);
+    for (int i = 0; i < 2 * s->reference.layers; i++) {
+        CHECK_OK(tch_tensor_fill(s->context, tch_network_gradient(s->net, i), (double)NAN));
+    }
+    CHECK_OK(network_trial_loss(s));
+    check_totals(s, totals);
+    check_gradients(s);
+    test_tensor_check_unchanged(s->inputs, "inputs");
+    test_tensor_check_unchanged(s->targets, "targets");
+}
+
+/* Batches of changing size through one network, so that what is left of one cannot serve the next. */
+static void check_shape(tch_context *context, const tch_network_config *config, uint64_t stream)
+{
+    const int64_t batches[] = {5, 1, 70, 33, 64};
+    const test_layout layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_ROW_GAPS, LAYOUT_OFFSET};
+    const test_layout written[] = {LAYOUT_CONTIGUOUS, LAYOUT_TRANSPOSED, LAYOUT_STEPPED, LAYOUT_REVERSED};
+    test_random random = test_random_stream(stream);
+    network_trial s;
+    network_trial_make(&s, context, config, &random);
+    for (int i = 0; i < 5; i++) {
+        test_case("%d hidden, %lld inputs, activation %d, loss %d, %lld rows", config->hidden_count,
+                  (long long)config->inputs, (int)config->activation, (int)config->loss, (long long)batches[i]);
+        network_trial_batch(&s, &random, batches[i], layouts[i % 3]);
+        check_forward(&s, written[i % 4]);
+        check_loss(&s);
+        network_trial_drop_batch(&s);
+    }
+    network_trial_free(&s);
+}
+
+static void gradients_agree_with_float64(void **state)
+{
+    const int64_t wide[] = {40, 33};
+    for (int activation = 0; activation < TCH_ACTIVATION_COUNT; activation++) {
+        for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
+            tch_network_config config = small_config();
+            uint64_t stream = 100 + 10 * (uint64_t)activation + (uint64_t)loss;
+            config.activation = (tch_activation)activation;
+            config.loss = (tch_loss)loss;
+            check_shape(*state, &config, stream);
+            config.hidden_count = 5;
+            check_shape(*state, &config, stream + 2);
+            config.hidden_count = 0, config.inputs = 1, config.outputs = 1;
+            check_shape(*state, &config, stream + 4);
+            config.hidden_count = 2, config.hidden = wide, config.inputs = 70, config.outputs = 37;
+            config.max_batch = 33;
+            check_shape(*state, &config, stream + 6);
+        }
+    }
+}
+
+static double mean_loss(network_trial *s)
+{
+    network_trial_clear(s);
+    CHECK_OK(tch_network_evaluate(s->net, &s->inputs->tensor, &s->targets->tensor, &s->totals->tensor));
+    double *totals = test_tensor_read(s->totals);
+    double mean = totals[TCH_TOTAL_LOSS] / totals[TCH_TOTAL_ROWS];
+    free(totals);
+    return mean;
+}
+
+/* Parameters moved by `step` along random directions; returns the slope that the gradients foretell. */
+static double move(network_trial *s, uint64_t stream, double step)
+{
+    test_random random = test_random_stream(stream);
+    double slope = 0;
+    for (int i = 0; i < 2 * s->reference.layers; i++) {
+        int64_t count = reference_network_count(&s->reference, i);
+        double *gradient = network_trial_read(s->context, tch_network_gradient(s->net, i));
+        double *moved = test_alloc((size_t)count * sizeof *moved);
+        for (int64_t k = 0; k < count; k++) {
+            double direction = test_random_normal(&random) / sqrt((double)count);
+            moved[k] = s->reference.parameter[i][k] + step * direction;
+            slope += direction * gradient[k];
+        }
+        network_trial_write(s->context, tch_network_parameter(s->net, i), moved);
+        free(gradient);
+        free(moved);
+    }
+    return slope;
+}
+
+/* (loss(p + h d) - loss(p - h d)) / 2 h is off by h^2 / 6 times a third derivative, here some 1e-5, and by the rounding
+ * of two losses over h, some 1e-5 as well. RELU's corners are not smooth, and are left out. */
+static void gradients_agree_with_differences(void **state)
+{
+    const double step = 0.005;
+    for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
+        for (int activation = 0; activation < TCH_ACTIVATION_COUNT; activation++) {
+            tch_network_config config = small_config();
+            test_random random = test_random_stream(200 + (uint64_t)(10 * loss + activation));
+            network_trial s;
+            config.hidden_count = 2;
+            config.activation = (tch_activation)activation;
+            config.loss = (tch_loss)loss;
+            if (activation == TCH_ACTIVATION_RELU) {
+                continue;
+            }
+            test_case("loss %d, activation %d", loss, activation);
+            network_trial_make(&s, *state, &config, &random);
+            network_trial_batch(&s, &random, 40, LAYOUT_CONTIGUOUS);
+            CHECK_OK(network_trial_loss(&s));
+            double slope = move(&s, 300, step);
+            double above = mean_loss(&s);
+            move(&s, 300, -step);
+            double below = mean_loss(&s);
+            double difference = (above - below) / (2 * step);
+            CHECK(fabs(difference - slope) <= 1e-3 * fabs(slope) + 1e-4,
+                  "the loss has slope %.8g, the gradient says %.8g", difference, slope);
+            network_trial_drop_batch(&s);
+            network_trial_free(&s);
+        }
+    }
+}
+
+/* --- totals, scales, odd batches ---------------------------------------------------------------------------------- */
+
+static void totals_add_up(void **state)
+{
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(400);
+    double once[TCH_NETWORK_TOTALS];
+    double twice[TCH_NETWORK_TOTALS];
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 300, LAYOUT_CONTIGUOUS);
+    reference_network_loss(&s.reference, s.rows, s.x, s.t, 0, once);
+    for (int k = 0; k < TCH_NETWORK_TOTALS; k++) {
+        twice[k] = 2 * once[k];
+    }
+    CHECK_OK(network_trial_loss(&s));
+    CHECK_OK(tch_network_evaluate(s.net, &s.inputs->tensor, &s.targets->tensor, &s.totals->tensor));
+    check_totals(&s, twice);
+    CHECK(once[TCH_TOTAL_RIGHT] > 0 && once[TCH_TOTAL_RIGHT] < 300, "the test is no test: %g right", once[1]);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+/* Powers of two change no digit. */
+static void loss_scale_multiplies_gradients(void **state)
+{
+    for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
+        tch_network_config config = small_config();
+        test_random random = test_random_stream(410);
+        const int64_t one[] = {1};
+        const double scale_value[] = {1024};
+        network_trial s;
+        test_case("loss %d", loss);
+        config.loss = (tch_loss)loss;
+        network_trial_make(&s, *state, &config, &random);
+        network_trial_batch(&s, &random, 9, LAYOUT_CONTIGUOUS);
+        CHECK_OK(network_trial_loss(&s));
+        double *plain = network_trial_read(*state, tch_network_gradient(s.net, 0));
+        test_tensor *scale = test_tensor_make(*state, TCH_FLOAT32, loss == 0 ? 0 : 1, one, LAYOUT_CONTIGUOUS);
+        test_tensor_write(scale, scale_value);
+        CHECK_OK(tch_network_loss_and_gradients(s.net, &s.inputs->tensor, &s.targets->tensor, &scale->tensor,
+                                                &s.totals->tensor));
+        double *scaled = network_trial_read(*state, tch_network_gradient(s.net, 0));
+        for (int64_t i = 0; i < reference_network_count(&s.reference, 0); i++) {
+            CHECK(scaled[i] == 1024 * plain[i], "[%lld] is %.9g, expected %.9g", (long long)i, scaled[i],
+                  1024 * plain[i]);
+        }
+        test_tensor_free(scale);
+        free(plain);
+        free(scaled);
+        network_trial_drop_batch(&s);
+        network_trial_free(&s);
+    }
+}
+
+static void labels_that_are_no_class_are_skipped(void **state)
+{
+    const double bad[] = {-1, 3, 4, INT32_MAX, INT32_MIN, 1000000};
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(420);
+    double totals[TCH_NETWORK_TOTALS];
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 20, LAYOUT_CONTIGUOUS);
+    for (int i = 0; i < 6; i++) {
+        s.t[3 * i] = bad[i];
+    }
+    test_tensor_write(s.targets, s.t);
+    reference_network_loss(&s.reference, s.rows, s.x, s.t, 1, totals);
+    assert_true(totals[TCH_TOTAL_SKIPPED] == 6 && totals[TCH_TOTAL_ROWS] == 14);
+    network_trial_clear(&s);
+    CHECK_OK(network_trial_loss(&s));
+    check_totals(&s, totals);
+    check_gradients(&s);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+/* With zero weights all outputs are equal: the first class is the answer. */
+static void the_first_of_equal_outputs_is_the_answer(void **state)
+{
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(430);
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 12, LAYOUT_CONTIGUOUS);
+    for (int i = 0; i < 4; i++) {
+        memset(s.reference.parameter[i], 0, (size_t)reference_network_count(&s.reference, i) * sizeof(double));
+        CHECK_OK(tch_tensor_fill(*state, tch_network_parameter(s.net, i), 0.0));
+    }
+    for (int i = 0; i < 12; i++) {
+        s.t[i] = i < 5 ? 0 : i < 9 ? 1 : 2;
+    }
+    test_tensor_write(s.targets, s.t);
+    const double wanted[] = {12 * log(3.0), 5, 12, 0};
+    CHECK_OK(network_trial_loss(&s));
+    check_totals(&s, wanted);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+/* A number that is not finite shows in the loss and in the gradients, and no such row is an answer. */
+static void bad_numbers_show(void **state)
+{
+    const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
+    for (int k = 0; k < 3 * TCH_ACTIVATION_COUNT; k++) {
+        tch_network_config config = small_config();
+        test_random random = test_random_stream(440);
+        network_trial s;
+        config.activation = (tch_activation)(k / 3);
+        if (k % 3 > 0 && config.activation == TCH_ACTIVATION_TANH) {
+            continue; /* an infinity is 1 to it */
+        }
+        test_case("%g, activation %d", bad[k % 3], k / 3);
+        network_trial_make(&s, *state, &config, &random);
+        network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+        for (int64_t j = 0; j < config.inputs; j++) {
+            s.x[2 * config.inputs + j] = bad[k % 3]; /* of both signs after the first layer */
+        }
+        test_tensor_write(s.inputs, s.x);
+        CHECK_OK(network_trial_loss(&s));
+        double *totals = test_tensor_read(s.totals);
+        double *gradient = network_trial_read(*state, tch_network_gradient(s.net, 2));
+        CHECK(!isfinite(totals[TCH_TOTAL_LOSS]), "the loss is %g", totals[TCH_TOTAL_LOSS]);
+        CHECK(totals[TCH_TOTAL_ROWS] == 6 && totals[TCH_TOTAL_RIGHT] <= 5, "%g of %g are right", totals[1], totals[2]);
+        CHECK(!isfinite(gradient[0] + gradient[1] + gradient[2] + gradient[3] + gradient[4]), "the gradient is finite");
+        free(totals);
+        free(gradient);
+        network_trial_drop_batch(&s);
+        network_trial_free(&s);
+    }
+}
+
+static void an_empty_batch_is_nothing(void **state)
+{
+    for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
+        tch_network_config config = small_config();
+        test_random random = test_random_stream(450);
+        const double nothing[TCH_NETWORK_TOTALS] = {0};
+        network_trial s;
+        config.loss = (tch_loss)loss;
+        network_trial_make(&s, *state, &config, &random);
+        network_trial_batch(&s, &random, 0, LAYOUT_CONTIGUOUS);
+        CHECK_OK(tch_tensor_fill(*state, tch_network_gradient(s.net, 0), 5.0));
+        CHECK_OK(network_trial_loss(&s));
+        check_totals(&s, nothing);
+        double *gradient = network_trial_read(*state, tch_network_gradient(s.net, 0));
+        CHECK(network_trial_largest(35, gradient) == 0, "the gradient of nothing is not 0");
+        free(gradient);
+        network_trial_drop_batch(&s);
+        network_trial_free(&s);
+    }
+}
+
+static int64_t pool_requests(tch_context *context)
+{
+    tch_memory_info info = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_get_info(context, &info));
+    return info.requests;
+}
+
+/* Two runs of the same call give the same bits, and take no memory after the first. */
+static void calls_repeat_themselves(void **state)
+{
+    const int64_t hidden[] = {100, 50};
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(460);
+    network_trial s;
+    config.inputs = 90, config.hidden_count = 2, config.hidden = hidden, config.max_batch = 700;
+    config.activation = TCH_ACTIVATION_GELU;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 700, LAYOUT_CONTIGUOUS);
+    int64_t requests = pool_requests(*state);
+    CHECK_OK(network_trial_loss(&s));
+    CHECK(pool_requests(*state) == requests, "the first batch took memory that was reserved");
+    double *first = network_trial_read(*state, tch_network_gradient(s.net, 0));
+    double *totals = test_tensor_read(s.totals);
+    network_trial_clear(&s);
+    requests = pool_requests(*state);
+    CHECK_OK(network_trial_loss(&s));
+    CHECK(pool_requests(*state) == requests, "a second batch took memory");
+    double *second = network_trial_read(*state, tch_network_gradient(s.net, 0));
+    double *again = test_tensor_read(s.totals);
+    CHECK(memcmp(first, second, 9000 * sizeof *first) == 0, "gradients differ from run to run");
+    CHECK(memcmp(totals, again, sizeof(double) * TCH_NETWORK_TOTALS) == 0, "totals differ from run to run");
+    free(first);
+    free(second);
+    free(totals);
+    free(again);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+/* --- bad arguments ------------------------------------------------------------------------------------------------ */
+
+static void refuse_config(tch_context *context, const tch_network_config *config, const char *argument)
+{
+    tch_network *net = (tch_network *)context;
+    test_case("config with a bad %s", argument);
+    test_check_refused(tch_network_create(context, config, &net), TCH_ERR_INVALID_ARGUMENT, argument);
+    CHECK(net == NULL, "a network was returned");
+}
+
+static void bad_configs_are_refused(void **state)
+{
+    const int64_t zero_width[] = {4, 0};
+    const int64_t too_wide[] = {(int64_t)INT32_MAX + 1};
+    const int64_t bad_sizes[] = {0, -1, INT64_MIN, (int64_t)INT32_MAX + 1};
+    tch_network_config config;
+    tch_network *net = NULL;
+    for (int i = 0; i < 4; i++) {
+        config = small_config(), config.inputs = bad_sizes[i];
+        refuse_config(*state, &config, "inputs");
+        config = small_config(), config.outputs = bad_sizes[i];
+        refuse_config(*state, &config, "outputs");
+        config = small_config(), config.max_batch = i == 0 ? -7 : bad_sizes[i];
+        refuse_config(*state, &config, "max_batch");
+    }
+    config = small_config(), config.hidden_count = -1;
+    refuse_config(*state, &config, "hidden_count");
+    config = small_config(), config.hidden_count = TCH_NETWORK_MAX_HIDDEN + 1;
+    refuse_config(*state, &config, "hidden_count");
+    config = small_config(), config.hidden = NULL;
+    refuse_config(*state, &config, "hidden");
+    config = small_config(), config.hidden = zero_width, config.hidden_count = 2;
+    refuse_config(*state, &config, "hidden");
+    config = small_config(), config.hidden = too_wide;
+    refuse_config(*state, &config, "hidden");
+    config = small_config(), config.activation = TCH_ACTIVATION_COUNT;
+    refuse_config(*state, &config, "activation");
+    config = small_config(), config.loss = (tch_loss)-1;
+    refuse_config(*state, &config, "loss");
+    config = small_config(), config.struct_size--;
+    refuse_config(*state, &config, "config");
+    refuse_config(*state, NULL, "config");
+    config = small_config();
+    test_check_refused(tch_network_create(NULL, &config, &net), TCH_ERR_INVALID_ARGUMENT, "context");
+    test_check_refused(tch_network_create(*state, &config, NULL), TCH_ERR_INVALID_ARGUMENT, "network");
+}
+
+/* Memory for more rows than 64 bits can count is refused as memory that is not there. */
+static void absurd_batches_are_refused(void **state)
+{
+    const int64_t hidden[] = {INT32_MAX, 1};
+    tch_network_config config = small_config();
+    tch_network *net = NULL;
+    config.inputs = 1, config.outputs = 1, config.hidden_count = 2, config.hidden = hidden;
+    config.max_batch = INT32_MAX;
+    CHECK(tch_network_create(*state, &config, &net) == TCH_ERR_OUT_OF_MEMORY && net == NULL, "it was not refused");
+}
+
+typedef struct bad_call {
+    const char *argument;
+    tch_status status;
+    tch_dtype dtype;
+    int32_t ndim;
+    int64_t shape[2];
+    test_layout layout;
+} bad_call;
+
+static void refuse_call(network_trial *s, const bad_call *bad, const tch_tensor *tensor)
+{
+    tch_tensor totals = s->totals->tensor;
+    const tch_tensor *scale = strcmp(bad->argument, "loss_scale") == 0 ? tensor : NULL;
+    const tch_tensor *inputs = strcmp(bad->argument, "inputs") == 0 ? tensor : &s->inputs->tensor;
+    const tch_tensor *targets = strcmp(bad->argument, "targets") == 0 ? tensor : &s->targets->tensor;
+    if (strcmp(bad->argument, "totals") == 0) {
+        totals = *tensor;
+    }
+    test_case("%s: %s, rank %d, %s", bad->argument, tch_dtype_name(bad->dtype), bad->ndim,
+              test_layout_name(bad->layout));
+    test_check_refused(tch_network_loss_and_gradients(s->net, inputs, targets, scale, &totals), bad->status,
+                       bad->argument);
+    if (scale == NULL) {
+        test_check_refused(tch_network_evaluate(s->net, inputs, targets, &totals), bad->status, bad->argument);
+    }
+}
+
+static void bad_tensors_are_refused(void **state)
+{
+    const bad_call classes[] = {
+        {"inputs", TCH_ERR_SHAPE, TCH_FLOAT32, 2, {6, 8}, LAYOUT_CONTIGUOUS},
+        {"inputs", TCH_ERR_SHAPE, TCH_FLOAT32, 1, {7}, LAYOUT_CONTIGUOUS},
+        {"inputs", TCH_ERR_DTYPE, TCH_FLOAT64, 2, {6, 7}, LAYOUT_CONTIGUOUS},
+        {"inputs", TCH_ERR_DTYPE, TCH_INT32, 2, {6, 7}, LAYOUT_CONTIGUOUS},
+        {"inputs", TCH_ERR_LAYOUT, TCH_FLOAT32, 2, {6, 7}, LAYOUT_TRANSPOSED},
+        {"inputs", TCH_ERR_LAYOUT, TCH_FLOAT32, 2, {6, 7}, LAYOUT_STEPPED},
+        {"inputs", TCH_ERR_LAYOUT, TCH_FLOAT32, 2, {6, 7}, LAYOUT_REVERSED},
+        {"inputs", TCH_ERR_LAYOUT, TCH_FLOAT32, 2, {6, 7}, LAYOUT_EXPANDED},
+        {"targets", TCH_ERR_SHAPE, TCH_INT32, 1, {5}, LAYOUT_CONTIGUOUS},
+        {"targets", TCH_ERR_SHAPE, TCH_INT32, 2, {6, 1}, LAYOUT_CONTIGUOUS},
+        {"targets", TCH_ERR_DTYPE, TCH_INT64, 1, {6}, LAYOUT_CONTIGUOUS},
+        {"targets", TCH_ERR_DTYPE, TCH_FLOAT32, 2, {6, 3}, LAYOUT_CONTIGUOUS},
+        {"targets", TCH_ERR_LAYOUT, TCH_INT32, 1, {6}, LAYOUT_STEPPED},
+        {"loss_scale", TCH_ERR_SHAPE, TCH_FLOAT32, 1, {2}, LAYOUT_CONTIGUOUS},
+        {"loss_scale", TCH_ERR_SHAPE, TCH_FLOAT32, 1, {0}, LAYOUT_CONTIGUOUS},
+        {"loss_scale", TCH_ERR_DTYPE, TCH_FLOAT64, 1, {1}, LAYOUT_CONTIGUOUS},
+        {"totals", TCH_ERR_SHAPE, TCH_FLOAT64, 1, {2}, LAYOUT_CONTIGUOUS},
+        {"totals", TCH_ERR_DTYPE, TCH_FLOAT32, 1, {4}, LAYOUT_CONTIGUOUS},
+        {"totals", TCH_ERR_LAYOUT, TCH_FLOAT64, 1, {4}, LAYOUT_STEPPED},
+        {"totals", TCH_ERR_LAYOUT, TCH_FLOAT64, 1, {4}, LAYOUT_EXPANDED},
+    };
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(500);
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++) {
+        const bad_call *bad = &classes[i];
+        test_tensor *tensor = test_tensor_make(*state, bad->dtype, bad->ndim, bad->shape, bad->layout);
+        refuse_call(&s, bad, &tensor->tensor);
+        test_tensor_check_unchanged(tensor, bad->argument);
+        test_tensor_free(tensor);
+    }
+    test_tensor_check_unchanged(s.totals, "totals");
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+static void missing_tensors_are_refused(void **state)
+{
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(510);
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    tch_tensor *x = &s.inputs->tensor;
+    tch_tensor *t = &s.targets->tensor;
+    tch_tensor *totals = &s.totals->tensor;
+    tch_tensor elsewhere = *totals;
+    elsewhere.device.type += 7;
+    test_case("NULL, and another device");
+    test_check_refused(tch_network_evaluate(NULL, x, t, totals), TCH_ERR_INVALID_ARGUMENT, "network");
+    test_check_refused(tch_network_loss_and_gradients(NULL, x, t, NULL, totals), TCH_ERR_INVALID_ARGUMENT, "network");
+    test_check_refused(tch_network_forward(NULL, x, x), TCH_ERR_INVALID_ARGUMENT, "network");
+    test_check_refused(tch_network_evaluate(s.net, NULL, t, totals), TCH_ERR_INVALID_ARGUMENT, "inputs");
+    test_check_refused(tch_network_evaluate(s.net, x, NULL, totals), TCH_ERR_INVALID_ARGUMENT, "targets");
+    test_check_refused(tch_network_evaluate(s.net, x, t, NULL), TCH_ERR_INVALID_ARGUMENT, "totals");
+    test_check_refused(tch_network_forward(s.net, x, NULL), TCH_ERR_INVALID_ARGUMENT, "outputs");
+    test_check_refused(tch_network_evaluate(s.net, x, t, &elsewhere), TCH_ERR_DEVICE, "totals");
+    test_tensor_check_unchanged(s.totals, "totals");
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+static void outputs_may_not_overlap(void **state)
+{
+    int64_t shape[] = {6, 3};
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(520);
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    tch_tensor outputs = s.inputs->tensor;
+    outputs.shape = shape;
+    outputs.strides = NULL;
+    test_case("outputs in the inputs");
+    test_check_refused(tch_network_forward(s.net, &s.inputs->tensor, &outputs), TCH_ERR_LAYOUT, "outputs");
+    test_tensor_check_unchanged(s.inputs, "inputs");
+    outputs.data = tch_network_parameter(s.net, 0)->data;
+    outputs.byte_offset = tch_network_parameter(s.net, 0)->byte_offset;
+    test_case("outputs in the weights");
+    test_check_refused(tch_network_forward(s.net, &s.inputs->tensor, &outputs), TCH_ERR_LAYOUT, "outputs");
+    outputs.data = tch_network_gradient(s.net, 2)->data;
+    outputs.byte_offset = tch_network_gradient(s.net, 2)->byte_offset;
+    shape[0] = 2, shape[1] = 7;
+    test_case("inputs in the gradients");
+    tch_tensor two = s.targets->tensor;
+    int64_t rows[] = {2};
+    two.shape = rows;
+    test_check_refused(tch_network_loss_and_gradients(s.net, &outputs, &two, NULL, &s.totals->tensor), TCH_ERR_LAYOUT,
+                       "inputs");
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+/* --- no memory ---------------------------------------------------------------------------------------------------- */
+
+#define MOST_ALLOCATIONS 200
+
+static counting_allocator counting;
+
+static int install_allocator(void **state)
+{
+    (void)state;
+    tch_host_allocator allocator = counting_allocator_interface(&counting);
+    (void)tch_backend_count();
+    return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
+}
+
+static int remove_allocator(void **state)
+{
+    (void)state;
+    return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
+}
+
+static void check_refused_memory(tch_status status)
+{
+    CHECK(status == TCH_ERR_OUT_OF_MEMORY, "gave %s (%s)", tch_status_name(status), tch_last_error());
+}
+
+static void check_nothing_left(void)
+{
+    CHECK(atomic_load(&counting.blocks) == 0, "%lld blocks leaked", atomic_load(&counting.blocks));
+    CHECK(atomic_load(&counting.mistakes) == 0, "%lld releases do not match their allocation",
+          atomic_load(&counting.mistakes));
+}
+
+static void creation_without_memory(void **state)
+{
+    (void)state;
+    tch_network_config config = small_config();
+    tch_status status = TCH_ERR_OUT_OF_MEMORY;
+    long long k = 0;
+    config.max_batch = 10;
+    while (status != TCH_OK) {
+        tch_context *context = NULL;
+        tch_network *net = (tch_network *)&counting;
+        test_case("a network, allocation %lld", ++k);
+        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
+        CHECK_OK(tch_context_create(test_device(), &context));
+        counting_allocator_arm(&counting, k);
+        status = tch_network_create(context, &config, &net);
+        counting_allocator_arm(&counting, 0);
+        if (status != TCH_OK) {
+            check_refused_memory(status);
+            CHECK(net == NULL, "a network was returned");
+        }
+        tch_network_destroy(net);
+        tch_context_destroy(context);
+        check_nothing_left();
+    }
+    CHECK(k > 5, "a network that takes no memory was not expected");
+}
+
+/* A batch for which there is no memory changes nothing, and the network goes on with the next. */
+static void batches_without_memory(void **state)
+{
+    (void)state;
+    bool through = false;
+    for (long long k = 1; !through; k++) {
+        tch_network_config config = small_config();
+        test_random random = test_random_stream(600);
+        tch_context *context = NULL;
+        network_trial s;
+        test_case("a batch, allocation %lld", k);
+        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
+        CHECK_OK(tch_context_create(test_device(), &context));
+        config.max_batch = 4;
+        network_trial_make(&s, context, &config, &random);
+        network_trial_batch(&s, &random, 5000, LAYOUT_CONTIGUOUS);
+        CHECK_OK(tch_memory_trim(context, 0));
+        counting_allocator_arm(&counting, k);
+        tch_status status = network_trial_loss(&s);
+        through = atomic_load(&counting.calls) < k;
+        counting_allocator_arm(&counting, 0);
+        if (!through) {
+            check_refused_memory(status);
+            test_tensor_check_unchanged(s.totals, "totals");
+        }
+        network_trial_clear(&s);
+        check_loss(&s);
+        network_trial_drop_batch(&s);
+        network_trial_free(&s);
+        tch_context_destroy(context);
+        check_nothing_left();
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parameters_have_names_and_shapes),
+        cmocka_unit_test(first_weights_are_the_same_everywhere),
+        cmocka_unit_test(first_weights_have_their_variance),
+        cmocka_unit_test(forward_on_known_numbers),
+        cmocka_unit_test(gradients_agree_with_float64),
+        cmocka_unit_test(gradients_agree_with_differences),
+        cmocka_unit_test(totals_add_up),
+        cmocka_unit_test(loss_scale_multiplies_gradients),
+        cmocka_unit_test(labels_that_are_no_class_are_skipped),
+        cmocka_unit_test(the_first_of_equal_outputs_is_the_answer),
+        cmocka_unit_test(bad_numbers_show),
+        cmocka_unit_test(an_empty_batch_is_nothing),
+        cmocka_unit_test(calls_repeat_themselves),
+        cmocka_unit_test(bad_configs_are_refused),
+        cmocka_unit_test(absurd_batches_are_refused),
+        cmocka_unit_test(bad_tensors_are_refused),
+        cmocka_unit_test(missing_tensors_are_refused),
+        cmocka_unit_test(outputs_may_not_overlap),
+    };
+    const struct CMUnitTest memory_tests[] = {
+        cmocka_unit_test(creation_without_memory),
+        cmocka_unit_test(batches_without_memory),
+    };
+    test_begin(argc, argv);
+    int failed = cmocka_run_group_tests_name("network", tests, test_open_context, test_close_context);
+    return failed + cmocka_run_group_tests_name("network_memory", memory_tests, install_allocator, remove_allocator);
+}

@@ -1,0 +1,785 @@
+/* What a batch leaves behind in a network: each layer's input and output gradient against single samples in float64,
+ * gradients summed anew with weights, clipping and the natural gradient made of them, and labels the network draws. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <torchium/grad.h>
+#include <torchium/network.h>
+
+#include "support/fakes/counting_allocator.h"
+#include "support/messages.h"
+#include "support/network/network_trial.h"
+#include "support/testing.h"
+
+static const int64_t hidden[] = {5, 6, 4};
+
+static tch_network_config small_config(void)
+{
+    tch_network_config config = TCH_NETWORK_CONFIG_INIT;
+    config.inputs = 7;
+    config.outputs = 3;
+    config.hidden_count = 1;
+    config.hidden = hidden;
+    config.activation = TCH_ACTIVATION_TANH;
+    return config;
+}
+
+/* Gradients of row `row` alone, left in the reference. */
+static void reference_sample(network_trial *s, int64_t row)
+{
+    double totals[TCH_NETWORK_TOTALS];
+    int64_t targets = s->config.loss == TCH_LOSS_CROSS_ENTROPY ? 1 : s->config.outputs;
+    reference_network_loss(&s->reference, 1, s->x + row * s->config.inputs, s->t + row * targets, 1, totals);
+}
+
+static tch_network_layer layer_of(network_trial *s, int32_t index)
+{
+    tch_network_layer at = TCH_NETWORK_LAYER_INIT;
+    CHECK_OK(tch_network_get_layer(s->net, index, &at));
+    at.layer.rounded = 0;
+    return at;
+}
+
+/* A float64 tensor [count] or [count, count], for numbers per sample. */
+static test_tensor *numbers(network_trial *s, int32_t ndim, const double *values)
+{
+    const int64_t shape[] = {s->rows, s->rows};
+    test_tensor *tensor = test_tensor_make(s->context, TCH_FLOAT64, ndim, shape, LAYOUT_CONTIGUOUS);
+    if (values != NULL) {
+        test_tensor_write(tensor, values);
+    }
+    return tensor;
+}
+
+/* --- views -------------------------------------------------------------------------------------------------------- */
+
+/* With one sample the bias's gradient is the output gradient g, and the weight's is g a': together they say what both
+ * are. Errors as in test_network.c: chains of short float32 sums, below 1e-5 of the largest. */
+static void check_layer(network_trial *s, int32_t index, int64_t row)
+{
+    tch_network_layer at = layer_of(s, index);
+    int64_t in = s->reference.width[index];
+    int64_t out = s->reference.width[index + 1];
+    double *a = network_trial_read(s->context, at.input);
+    double *g = network_trial_read(s->context, at.output_gradient);
+    double *product = test_alloc((size_t)(in * out) * sizeof *product);
+    for (int64_t o = 0; o < out; o++) {
+        g[row * out + o] *= at.layer.scale;
+        for (int64_t i = 0; i < in; i++) {
+            product[o * in + i] = g[row * out + o] * a[row * in + i];
+        }
+    }
+    network_trial_close("output_gradient", out, g + row * out, s->reference.gradient[2 * index + 1], 1e-5);
+    network_trial_close("output_gradient input'", in * out, product, s->reference.gradient[2 * index], 1e-5);
+    if (index == 0) {
+        network_trial_close("input", in, a + row * in, s->x + row * in, 0.0);
+    }
+    free(a);
+    free(g);
+    free(product);
+}
+
+static void check_layers(network_trial *s)
+{
+    assert_int_equal(tch_network_layer_count(s->net), s->reference.layers);
+    for (int32_t k = 0; k < s->reference.layers; k++) {
+        tch_network_layer at = layer_of(s, k);
+        const int64_t shapes[2][2] = {{s->rows, s->reference.width[k]}, {s->rows, s->reference.width[k + 1]}};
+        CHECK(at.layer.kind == TCH_LAYER_LINEAR && at.layer.scale == (double)(s->rows > 0 ? s->rows : 1),
+              "layer %d has kind %d and scale %g", k, (int)at.layer.kind, at.layer.scale);
+        CHECK_OK(tch_tensor_check(at.input, "input"));
+        CHECK_OK(tch_tensor_check(at.output_gradient, "output_gradient"));
+        CHECK(at.input->ndim == 2 && memcmp(at.input->shape, shapes[0], sizeof shapes[0]) == 0, "input's shape");
+        CHECK(at.output_gradient->ndim == 2 && memcmp(at.output_gradient->shape, shapes[1], sizeof shapes[1]) == 0,
+              "output_gradient's shape");
+    }
+    for (int64_t row = 0; row < s->rows; row++) {
+        reference_sample(s, row);
+        for (int32_t k = 0; k < s->reference.layers; k++) {
+            check_layer(s, k, row);
+        }
+    }
+}
+
+static void layers_are_those_of_each_sample(void **state)
+{
+    const int64_t batches[] = {5, 1, 19, 3, 0};
+    const test_layout layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_ROW_GAPS, LAYOUT_OFFSET};
+    for (int k = 0; k < TCH_ACTIVATION_COUNT * TCH_LOSS_COUNT; k++) {
+        tch_network_config config = small_config();
+        test_random random = test_random_stream(100 + (uint64_t)k);
+        network_trial s;
+        config.activation = (tch_activation)(k / TCH_LOSS_COUNT);
+        config.loss = (tch_loss)(k % TCH_LOSS_COUNT);
+        config.hidden_count = k % 4;
+        network_trial_make(&s, *state, &config, &random);
+        for (int b = 0; b < 5; b++) {
+            test_case("activation %d, loss %d, %lld rows", (int)config.activation, (int)config.loss,
+                      (long long)batches[b]);
+            network_trial_batch(&s, &random, batches[b], layouts[b % 3]);
+            CHECK_OK(network_trial_loss(&s));
+            check_layers(&s);
+            network_trial_drop_batch(&s);
+        }
+        network_trial_free(&s);
+    }
+}
+
+/* --- sums with weights -------------------------------------------------------------------------------------------- */
+
+/* sums[i] = scale times the sum over rows of weights (1 for NULL) times the row's gradient of parameter i. */
+static void reference_sums(network_trial *s, const double *weights, double scale, double **sums)
+{
+    for (int i = 0; i < 2 * s->reference.layers; i++) {
+        int64_t count = reference_network_count(&s->reference, i);
+        sums[i] = test_alloc((size_t)count * sizeof **sums);
+        memset(sums[i], 0, (size_t)count * sizeof **sums);
+    }
+    for (int64_t row = 0; row < s->rows; row++) {
+        reference_sample(s, row);
+        for (int i = 0; i < 2 * s->reference.layers; i++) {
+            for (int64_t k = 0; k < reference_network_count(&s->reference, i); k++) {
+                sums[i][k] += scale * (weights != NULL ? weights[row] : 1.0) * s->reference.gradient[i][k];
+            }
+        }
+    }
+}
+
+/* Compares all gradients with sums, which are freed. */
+static void check_sums(network_trial *s, double **sums, double tolerance)
+{
+    for (int i = 0; i < 2 * s->reference.layers; i++) {
+        double *got = network_trial_read(s->context, tch_network_gradient(s->net, i));
+        network_trial_close(tch_network_parameter_name(s->net, i), reference_network_count(&s->reference, i), got,
+                            sums[i], tolerance);
+        free(got);
+        free(sums[i]);
+    }
+}
+
+static void poison_gradients(network_trial *s)
+{
+    for (int i = 0; i < 2 * s->reference.layers; i++) {
+        CHECK_OK(tch_tensor_fill(s->context, tch_network_gradient(s->net, i), (double)NAN));
+    }
+}
+
+/* Weights of both signs cancel in part: 5e-5 of the largest element, five times what plain sums are given. */
+static void check_weighted(network_trial *s, test_random *random)
+{
+    double *weights = test_alloc((size_t)s->rows * sizeof *weights + 1);
+    double *sums[2 * REFERENCE_MOST_LAYERS] = {0};
+    for (int64_t i = 0; i < s->rows; i++) {
+        weights[i] = i % 4 == 1 ? 0.0 : test_random_normal(random);
+    }
+    test_tensor *tensor = numbers(s, 1, weights);
+    poison_gradients(s);
+    CHECK_OK(tch_network_weigh_samples(s->net, &tensor->tensor, 0.7));
+    test_tensor_check_unchanged(tensor, "weights");
+    reference_sums(s, weights, 0.7, sums);
+    check_sums(s, sums, 5e-5);
+    poison_gradients(s);
+    CHECK_OK(tch_network_weigh_samples(s->net, NULL, s->rows > 0 ? 1.0 / (double)s->rows : 1.0));
+    reference_sums(s, NULL, s->rows > 0 ? 1.0 / (double)s->rows : 1.0, sums);
+    check_sums(s, sums, 1e-5);
+    check_layers(s);
+    test_tensor_free(tensor);
+    free(weights);
+}
+
+static void weighted_gradients_are_sums_over_single_samples(void **state)
+{
+    const int64_t batches[] = {6, 1, 33, 0};
+    for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
+        tch_network_config config = small_config();
+        test_random random = test_random_stream(200 + (uint64_t)loss);
+        network_trial s;
+        config.loss = (tch_loss)loss;
+        config.hidden_count = 2;
+        network_trial_make(&s, *state, &config, &random);
+        for (int b = 0; b < 4; b++) {
+            test_case("loss %d, %lld rows", loss, (long long)batches[b]);
+            network_trial_batch(&s, &random, batches[b], b % 2 == 0 ? LAYOUT_ROW_GAPS : LAYOUT_CONTIGUOUS);
+            CHECK_OK(network_trial_loss(&s));
+            check_weighted(&s, &random);
+            network_trial_drop_batch(&s);
+        }
+        network_trial_free(&s);
+    }
+}
+
+/* An infinite sample with weight 0 leaves nothing behind. */
+static void a_weight_of_zero_takes_a_sample_out(void **state)
+{
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(210);
+    const double weights[] = {0.5, 0.0, 0.25};
+    double *sums[2 * REFERENCE_MOST_LAYERS] = {0};
+    network_trial s;
+    config.activation = TCH_ACTIVATION_NONE;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 3, LAYOUT_CONTIGUOUS);
+    reference_sums(&s, weights, 1.0, sums);
+    for (int64_t j = 0; j < config.inputs; j++) {
+        s.x[config.inputs + j] = (double)INFINITY;
+    }
+    test_tensor_write(s.inputs, s.x);
+    test_tensor *tensor = numbers(&s, 1, weights);
+    CHECK_OK(network_trial_loss(&s));
+    CHECK_OK(tch_network_weigh_samples(s.net, &tensor->tensor, 1.0));
+    check_sums(&s, sums, 1e-5);
+    test_tensor_free(tensor);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+/* --- clipping ----------------------------------------------------------------------------------------------------- */
+
+static double squared_norm(const network_trial *s)
+{
+    double sum = 0;
+    for (int i = 0; i < 2 * s->reference.layers; i++) {
+        for (int64_t k = 0; k < reference_network_count(&s->reference, i); k++) {
+            sum += s->reference.gradient[i][k] * s->reference.gradient[i][k];
+        }
+    }
+    return sum;
+}
+
+/* Clipped in the middle of the norms, so that some samples are and some are not. */
+static void clipped_gradients_are_means_of_clipped_samples(void **state)
+{
+    enum { ROWS = 21 };
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(300);
+    double norms[ROWS], weights[ROWS], most = 0, middle = 0;
+    double *sums[2 * REFERENCE_MOST_LAYERS] = {0};
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, ROWS, LAYOUT_CONTIGUOUS);
+    for (int i = 0; i < ROWS; i++) {
+        reference_sample(&s, i);
+        norms[i] = squared_norm(&s);
+        middle += sqrt(norms[i]) / ROWS;
+        most = fmax(most, norms[i]);
+    }
+    for (int i = 0; i < ROWS; i++) {
+        weights[i] = fmin(1.0, middle / (sqrt(norms[i]) + 1e-6));
+    }
+    test_tensor *tensor = numbers(&s, 1, NULL);
+    CHECK_OK(network_trial_loss(&s));
+    for (int32_t k = 0; k < tch_network_layer_count(s.net); k++) {
+        tch_network_layer at = layer_of(&s, k);
+        CHECK_OK(
+            tch_grad_norms(s.context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0, &tensor->tensor));
+    }
+    double *got = test_tensor_read(tensor);
+    network_trial_close("norms", ROWS, got, norms, 1e-5);
+    CHECK_OK(tch_grad_clip_weights(s.context, &tensor->tensor, middle, &tensor->tensor));
+    CHECK_OK(tch_network_weigh_samples(s.net, &tensor->tensor, 1.0 / ROWS));
+    reference_sums(&s, weights, 1.0 / ROWS, sums);
+    check_sums(&s, sums, 2e-5);
+    free(got);
+    test_tensor_free(tensor);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+/* --- the natural gradient ----------------------------------------------------------------------------------------- */
+
+/* All gradients of one sample, one after the other. */
+static int64_t flatten(const network_trial *s, double *flat)
+{
+    int64_t used = 0;
+    for (int i = 0; i < 2 * s->reference.layers; i++) {
+        int64_t count = reference_network_count(&s->reference, i);
+        memcpy(flat + used, s->reference.gradient[i], (size_t)count * sizeof *flat);
+        used += count;
+    }
+    return used;
+}
+
+/* x = A^-1 x by elimination, for A symmetric positive definite, which is destroyed. */
+static void solve(int64_t n, double *a, double *x)
+{
+    for (int64_t k = 0; k < n; k++) {
+        for (int64_t i = k + 1; i < n; i++) {
+            double factor = a[i * n + k] / a[k * n + k];
+            for (int64_t j = k; j < n; j++) {
+                a[i * n + j] -= factor * a[k * n + j];
+            }
+            x[i] -= factor * x[k];
+        }
+    }
+    for (int64_t k = n - 1; k >= 0; k--) {
+        for (int64_t j = k + 1; j < n; j++) {
+            x[k] -= a[k * n + j] * x[j];
+        }
+        x[k] /= a[k * n + k];
+    }
+}
+
+/* (J'J / B + damping I)^-1 (mean of the rows of J) with J explicit; *size is what the condition is at most. */
+static double *dense_natural(network_trial *s, double damping, double *condition)
+{
+    int64_t n = tch_network_size(s->net);
+    double *row = test_alloc((size_t)n * sizeof *row);
+    double *a = test_alloc((size_t)(n * n) * sizeof *a);
+    double *x = test_alloc((size_t)n * sizeof *x);
+    double b = (double)s->rows;
+    *condition = 1;
+    memset(a, 0, (size_t)(n * n) * sizeof *a);
+    memset(x, 0, (size_t)n * sizeof *x);
+    for (int64_t r = 0; r < s->rows; r++) {
+        reference_sample(s, r);
+        assert_int_equal(flatten(s, row), n);
+        *condition += squared_norm(s) / b / damping;
+        for (int64_t i = 0; i < n; i++) {
+            x[i] += row[i] / b;
+            for (int64_t j = 0; j < n; j++) {
+                a[i * n + j] += row[i] * row[j] / b;
+            }
+        }
+    }
+    for (int64_t i = 0; i < n; i++) {
+        a[i * n + i] += damping;
+    }
+    solve(n, a, x);
+    free(row);
+    free(a);
+    return x;
+}
+
+/* Inner products are good to 1e-6 of their size, being short sums of float32 numbers; the solve multiplies that by the
+ * condition of the matrix. */
+static void check_natural(network_trial *s, double damping)
+{
+    double condition;
+    int64_t used = 0;
+    test_tensor *gram = numbers(s, 2, NULL);
+    test_tensor *weights = numbers(s, 1, NULL);
+    CHECK_OK(network_trial_loss(s));
+    for (int32_t k = 0; k < tch_network_layer_count(s->net); k++) {
+        tch_network_layer at = layer_of(s, k);
+        CHECK_OK(
+            tch_grad_gram(s->context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0, &gram->tensor));
+    }
+    CHECK_OK(tch_grad_natural_weights(s->context, &gram->tensor, NULL, damping, &weights->tensor, NULL));
+    CHECK_OK(tch_network_weigh_samples(s->net, &weights->tensor, 1.0));
+    double *wanted = dense_natural(s, damping, &condition);
+    double unit = network_trial_largest(tch_network_size(s->net), wanted);
+    for (int i = 0; i < 2 * s->reference.layers; i++) {
+        double *got = network_trial_read(s->context, tch_network_gradient(s->net, i));
+        for (int64_t k = 0; k < reference_network_count(&s->reference, i); k++, used++) {
+            CHECK(fabs(got[k] - wanted[used]) <= 1e-6 * condition * unit,
+                  "%s [%lld] is %.9g, the dense solve gives "
+                  "%.9g (condition %.3g)",
+                  tch_network_parameter_name(s->net, i), (long long)k, got[k], wanted[used], condition);
+        }
+        free(got);
+    }
+    free(wanted);
+    test_tensor_free(gram);
+    test_tensor_free(weights);
+}
+
+static void natural_gradient_is_the_dense_solve(void **state)
+{
+    const int64_t batches[] = {9, 1, 70}; /* fewer and more than there are parameters */
+    for (int loss = 0; loss < TCH_LOSS_COUNT; loss++) {
+        tch_network_config config = small_config();
+        test_random random = test_random_stream(400 + (uint64_t)loss);
+        network_trial s;
+        config.loss = (tch_loss)loss;
+        network_trial_make(&s, *state, &config, &random);
+        for (int b = 0; b < 3; b++) {
+            test_case("loss %d, %lld rows", loss, (long long)batches[b]);
+            network_trial_batch(&s, &random, batches[b], LAYOUT_CONTIGUOUS);
+            check_natural(&s, 0.05);
+            network_trial_drop_batch(&s);
+        }
+        network_trial_free(&s);
+    }
+}
+
+/* --- labels of the network's own ---------------------------------------------------------------------------------- */
+
+/* The first word of Philox-4x32-10, written out from its definition. */
+static uint32_t philox_first(uint64_t row, uint64_t seed)
+{
+    uint32_t c[4] = {(uint32_t)row, (uint32_t)(row >> 32), 0, 0};
+    uint32_t k[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = 0xD2511F53ull * c[0];
+        uint64_t p1 = 0xCD9E8D57ull * c[2];
+        uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ k[0], (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ k[1],
+                            (uint32_t)p0};
+        memcpy(c, next, sizeof c);
+        k[0] += 0x9E3779B9u;
+        k[1] += 0xBB67AE85u;
+    }
+    return c[0];
+}
+
+/* The generator's own published answer for the counter 0 and the key 0, and another: a test of the test. */
+static void the_reference_generator_is_philox(void **state)
+{
+    (void)state;
+    assert_int_equal(philox_first(0, 0), 0x6627e8d5u);
+}
+
+/* The label of a row with these outputs; *margin is how far the uniform number is from another label. */
+static int64_t expected_label(int64_t n, const double *y, uint64_t row, uint64_t seed, double *margin)
+{
+    double uniform = (double)(philox_first(row, seed) & 0xFFFFFFu) / 16777216.0;
+    double sum = 0, passed = 0;
+    int64_t label = -1;
+    *margin = 1;
+    for (int64_t j = 0; j < n; j++) {
+        sum += exp(y[j]);
+    }
+    for (int64_t j = 0; j < n - 1; j++) {
+        passed += exp(y[j]) / sum;
+        *margin = fmin(*margin, fabs(passed - uniform));
+        label = label < 0 && passed > uniform ? j : label;
+    }
+    return label < 0 ? n - 1 : label;
+}
+
+/* Which label a row's output gradient is that of: the one entry below 0. */
+static int64_t label_of(int64_t n, const double *gradient)
+{
+    int64_t label = 0;
+    for (int64_t j = 1; j < n; j++) {
+        label = gradient[j] < gradient[label] ? j : label;
+    }
+    return label;
+}
+
+/* Draws, compares every label with the convention, and puts the labels drawn into s->t. A number within 1e-5 of the
+ * border between two labels may fall on either side, by the rounding of outputs in float32. */
+static void check_drawn(network_trial *s, uint64_t seed)
+{
+    int64_t n = s->config.outputs;
+    double *outputs = reference_network_forward(&s->reference, s->rows, s->x);
+    CHECK_OK(tch_network_draw_labels(s->net, seed));
+    tch_network_layer last = layer_of(s, s->reference.layers - 1);
+    double *gradient = network_trial_read(s->context, last.output_gradient);
+    for (int64_t row = 0; row < s->rows; row++) {
+        double margin;
+        int64_t wanted = expected_label(n, outputs + row * n, (uint64_t)row, seed, &margin);
+        int64_t label = n == 1 ? 0 : label_of(n, gradient + row * n);
+        CHECK(label == wanted || margin < 1e-5, "row %lld has label %lld, expected %lld", (long long)row,
+              (long long)label, (long long)wanted);
+        s->t[row] = (double)label;
+    }
+    free(outputs);
+    free(gradient);
+}
+
+static void drawn_labels_follow_the_convention(void **state)
+{
+    const uint64_t seeds[] = {0, 1, 0x123456789abcdef0u};
+    const int64_t batches[] = {40, 1, 17, 0};
+    for (int outputs = 1; outputs <= 5; outputs += 2) {
+        tch_network_config config = small_config();
+        test_random random = test_random_stream(500 + (uint64_t)outputs);
+        network_trial s;
+        config.outputs = outputs;
+        config.hidden_count = 2;
+        config.activation = outputs == 3 ? TCH_ACTIVATION_GELU : TCH_ACTIVATION_RELU;
+        network_trial_make(&s, *state, &config, &random);
+        for (int b = 0; b < 4; b++) {
+            network_trial_batch(&s, &random, batches[b], LAYOUT_CONTIGUOUS);
+            CHECK_OK(network_trial_loss(&s));
+            double *before = network_trial_read(*state, tch_network_gradient(s.net, 2));
+            for (int k = 0; k < 3; k++) {
+                test_case("%d outputs, %lld rows, seed %llu", outputs, (long long)batches[b],
+                          (unsigned long long)seeds[k]);
+                check_drawn(&s, seeds[k]);
+                check_layers(&s);
+            }
+            double *after = network_trial_read(*state, tch_network_gradient(s.net, 2));
+            CHECK(memcmp(before, after, 30 * sizeof *after) == 0, "gradients of parameters changed");
+            free(before);
+            free(after);
+            network_trial_drop_batch(&s);
+        }
+        network_trial_free(&s);
+    }
+}
+
+/* With weights of 0 every row has the same outputs, the last biases, and labels are so many draws from one softmax.
+ * The sum of (count - expected)^2 / expected over 5 classes has 4 degrees of freedom: above 23.5 once in 10000 seeds,
+ * and this seed is fixed. */
+static void drawn_labels_follow_the_softmax(void **state)
+{
+    enum { ROWS = 4000, CLASSES = 5 };
+    const double logits[CLASSES] = {0.5, -1.0, 1.25, 0.0, -2.0};
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(510);
+    double counts[CLASSES] = {0}, sum = 0, chi = 0;
+    network_trial s;
+    config.outputs = CLASSES;
+    network_trial_make(&s, *state, &config, &random);
+    memset(s.reference.parameter[2], 0, CLASSES * 5 * sizeof(double));
+    memcpy(s.reference.parameter[3], logits, sizeof logits);
+    for (int i = 2; i < 4; i++) {
+        network_trial_write(*state, tch_network_parameter(s.net, i), s.reference.parameter[i]);
+    }
+    network_trial_batch(&s, &random, ROWS, LAYOUT_CONTIGUOUS);
+    CHECK_OK(network_trial_loss(&s));
+    check_drawn(&s, 7);
+    for (int j = 0; j < CLASSES; j++) {
+        sum += exp(logits[j]);
+    }
+    for (int i = 0; i < ROWS; i++) {
+        counts[(int)s.t[i]] += 1;
+    }
+    for (int j = 0; j < CLASSES; j++) {
+        double expected = ROWS * exp(logits[j]) / sum;
+        chi += (counts[j] - expected) * (counts[j] - expected) / expected;
+    }
+    CHECK(chi < 23.5, "chi-square is %g", chi);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+/* A row whose outputs are not finite has no softmax: its gradient is 0, and the others' are as ever. */
+static void rows_that_are_not_finite_draw_nothing(void **state)
+{
+    const double bad[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
+    for (int k = 0; k < 3; k++) {
+        tch_network_config config = small_config();
+        test_random random = test_random_stream(520);
+        network_trial s;
+        config.hidden_count = 0;
+        test_case("%g", bad[k]);
+        network_trial_make(&s, *state, &config, &random);
+        network_trial_batch(&s, &random, 4, LAYOUT_CONTIGUOUS);
+        s.x[2 * config.inputs] = bad[k];
+        test_tensor_write(s.inputs, s.x);
+        CHECK_OK(network_trial_loss(&s));
+        CHECK_OK(tch_network_draw_labels(s.net, 3));
+        double *gradient = network_trial_read(*state, layer_of(&s, 0).output_gradient);
+        for (int row = 0; row < 4; row++) {
+            double size = network_trial_largest(3, gradient + 3 * row);
+            CHECK(row == 2 ? size == 0 : size > 0 && isfinite(size), "row %d has a gradient of size %g", row, size);
+        }
+        free(gradient);
+        network_trial_drop_batch(&s);
+        network_trial_free(&s);
+    }
+}
+
+/* --- refusals and memory ------------------------------------------------------------------------------------------ */
+
+static void check_no_batch(network_trial *s)
+{
+    tch_network_layer at = TCH_NETWORK_LAYER_INIT;
+    test_check_refused(tch_network_get_layer(s->net, 0, &at), TCH_ERR_INVALID_ARGUMENT, "network");
+    test_check_refused(tch_network_weigh_samples(s->net, NULL, 1.0), TCH_ERR_INVALID_ARGUMENT, "network");
+    test_check_refused(tch_network_draw_labels(s->net, 0), TCH_ERR_INVALID_ARGUMENT, "network");
+    assert_null(at.input);
+}
+
+static void without_a_batch_everything_is_refused(void **state)
+{
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(600);
+    const int64_t shape[] = {6, 3};
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    test_tensor *outputs = test_tensor_make(*state, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS);
+    test_case("before the first batch");
+    check_no_batch(&s);
+    CHECK_OK(network_trial_loss(&s));
+    CHECK_OK(tch_network_evaluate(s.net, &s.inputs->tensor, &s.targets->tensor, &s.totals->tensor));
+    test_case("after tch_network_evaluate");
+    check_no_batch(&s);
+    CHECK_OK(network_trial_loss(&s));
+    CHECK_OK(tch_network_forward(s.net, &s.inputs->tensor, &outputs->tensor));
+    test_case("after tch_network_forward");
+    check_no_batch(&s);
+    CHECK_OK(network_trial_loss(&s));
+    check_layers(&s);
+    test_tensor_free(outputs);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+static void bad_arguments_are_refused(void **state)
+{
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(610);
+    const int64_t seven = 7, six[] = {6, 1};
+    tch_network_layer at = TCH_NETWORK_LAYER_INIT, blank = {0};
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 6, LAYOUT_CONTIGUOUS);
+    CHECK_OK(network_trial_loss(&s));
+    test_case("missing");
+    assert_int_equal(tch_network_layer_count(NULL), 0);
+    test_check_refused(tch_network_get_layer(NULL, 0, &at), TCH_ERR_INVALID_ARGUMENT, "network");
+    test_check_refused(tch_network_weigh_samples(NULL, NULL, 1.0), TCH_ERR_INVALID_ARGUMENT, "network");
+    test_check_refused(tch_network_draw_labels(NULL, 0), TCH_ERR_INVALID_ARGUMENT, "network");
+    test_check_refused(tch_network_get_layer(s.net, 0, NULL), TCH_ERR_INVALID_ARGUMENT, "layer");
+    test_check_refused(tch_network_get_layer(s.net, 0, &blank), TCH_ERR_INVALID_ARGUMENT, "layer");
+    test_check_refused(tch_network_get_layer(s.net, 2, &at), TCH_ERR_INVALID_ARGUMENT, "index");
+    test_check_refused(tch_network_get_layer(s.net, -1, &at), TCH_ERR_INVALID_ARGUMENT, "index");
+    test_tensor *shape = test_tensor_make(*state, TCH_FLOAT64, 1, &seven, LAYOUT_CONTIGUOUS);
+    test_tensor *rank = test_tensor_make(*state, TCH_FLOAT64, 2, six, LAYOUT_CONTIGUOUS);
+    test_tensor *dtype = test_tensor_make(*state, TCH_FLOAT32, 1, six, LAYOUT_CONTIGUOUS);
+    tch_tensor elsewhere = shape->tensor;
+    elsewhere.device.type = test_on_cpu() ? TCH_DEVICE_CUDA : TCH_DEVICE_CPU;
+    double *before = network_trial_read(*state, tch_network_gradient(s.net, 0));
+    test_case("weights");
+    test_check_refused(tch_network_weigh_samples(s.net, &shape->tensor, 1.0), TCH_ERR_SHAPE, "weights");
+    test_check_refused(tch_network_weigh_samples(s.net, &rank->tensor, 1.0), TCH_ERR_SHAPE, "weights");
+    test_check_refused(tch_network_weigh_samples(s.net, &dtype->tensor, 1.0), TCH_ERR_DTYPE, "weights");
+    test_check_refused(tch_network_weigh_samples(s.net, &elsewhere, 1.0), TCH_ERR_DEVICE, "weights");
+    test_check_refused(tch_network_weigh_samples(s.net, NULL, (double)NAN), TCH_ERR_INVALID_ARGUMENT, "scale");
+    test_check_refused(tch_network_weigh_samples(s.net, NULL, (double)INFINITY), TCH_ERR_INVALID_ARGUMENT, "scale");
+    double *after = network_trial_read(*state, tch_network_gradient(s.net, 0));
+    CHECK(memcmp(before, after, 35 * sizeof *after) == 0, "a refused call wrote gradients");
+    free(before);
+    free(after);
+    test_tensor_free(shape);
+    test_tensor_free(rank);
+    test_tensor_free(dtype);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+static void squared_losses_have_no_labels(void **state)
+{
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(620);
+    network_trial s;
+    config.loss = TCH_LOSS_SQUARED;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 4, LAYOUT_CONTIGUOUS);
+    CHECK_OK(network_trial_loss(&s));
+    test_check_refused(tch_network_draw_labels(s.net, 0), TCH_ERR_UNSUPPORTED, "loss");
+    check_layers(&s);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+static int64_t pool_requests(tch_context *context)
+{
+    tch_memory_info info = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_get_info(context, &info));
+    return info.requests;
+}
+
+/* The same bits the second time, and no memory taken. */
+static void calls_repeat_themselves(void **state)
+{
+    tch_network_config config = small_config();
+    test_random random = test_random_stream(630);
+    double weights[50], *got[2];
+    int64_t requests[2];
+    network_trial s;
+    network_trial_make(&s, *state, &config, &random);
+    network_trial_batch(&s, &random, 50, LAYOUT_CONTIGUOUS);
+    test_random_fill_normal(&random, weights, 50);
+    test_tensor *tensor = numbers(&s, 1, weights);
+    for (int k = 0; k < 2; k++) {
+        CHECK_OK(network_trial_loss(&s));
+        CHECK_OK(tch_network_draw_labels(s.net, 5));
+        CHECK_OK(tch_network_weigh_samples(s.net, &tensor->tensor, 1.0));
+        requests[k] = pool_requests(*state);
+        got[k] = network_trial_read(*state, tch_network_gradient(s.net, 0));
+    }
+    CHECK(memcmp(got[0], got[1], 35 * sizeof *got[0]) == 0, "gradients differ from run to run");
+    CHECK(requests[0] == requests[1], "a second batch took memory");
+    free(got[0]);
+    free(got[1]);
+    test_tensor_free(tensor);
+    network_trial_drop_batch(&s);
+    network_trial_free(&s);
+}
+
+/* --- no memory ---------------------------------------------------------------------------------------------------- */
+
+#define MOST_ALLOCATIONS 200
+
+static counting_allocator counting;
+
+static int install_allocator(void **state)
+{
+    (void)state;
+    tch_host_allocator allocator = counting_allocator_interface(&counting);
+    (void)tch_backend_count();
+    return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
+}
+
+static int remove_allocator(void **state)
+{
+    (void)state;
+    return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
+}
+
+/* Each allocation fails once; the call after it succeeds. */
+static void weights_without_memory(void **state)
+{
+    (void)state;
+    bool through = false;
+    for (long long k = 1; !through; k++) {
+        tch_network_config config = small_config();
+        test_random random = test_random_stream(700);
+        tch_context *context = NULL;
+        network_trial s;
+        test_case("allocation %lld", k);
+        CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
+        CHECK_OK(tch_context_create(test_device(), &context));
+        network_trial_make(&s, context, &config, &random);
+        network_trial_batch(&s, &random, 12, LAYOUT_CONTIGUOUS);
+        CHECK_OK(network_trial_loss(&s));
+        CHECK_OK(tch_memory_trim(context, 0));
+        counting_allocator_arm(&counting, k);
+        tch_status status = tch_network_draw_labels(s.net, 1);
+        status = status == TCH_OK ? tch_network_weigh_samples(s.net, NULL, 1.0) : status;
+        through = atomic_load(&counting.calls) < k;
+        counting_allocator_arm(&counting, 0);
+        CHECK(through ? status == TCH_OK : status == TCH_ERR_OUT_OF_MEMORY, "gave %s (%s)", tch_status_name(status),
+              tch_last_error());
+        CHECK_OK(network_trial_loss(&s));
+        check_weighted(&s, &random);
+        network_trial_drop_batch(&s);
+        network_trial_free(&s);
+        tch_context_destroy(context);
+        CHECK(atomic_load(&counting.blocks) == 0, "%lld blocks leaked", atomic_load(&counting.blocks));
+        CHECK(atomic_load(&counting.mistakes) == 0, "%lld releases do not match their allocation",
+              atomic_load(&counting.mistakes));
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layers_are_those_of_each_sample),
+        cmocka_unit_test(weighted_gradients_are_sums_over_single_samples),
+        cmocka_unit_test(a_weight_of_zero_takes_a_sample_out),
+        cmocka_unit_test(clipped_gradients_are_means_of_clipped_samples),
+        cmocka_unit_test(natural_gradient_is_the_dense_solve),
+        cmocka_unit_test(the_reference_generator_is_philox),
+        cmocka_unit_test(drawn_labels_follow_the_convention),
+        cmocka_unit_test(drawn_labels_follow_the_softmax),
+        cmocka_unit_test(rows_that_are_not_finite_draw_nothing),
+        cmocka_unit_test(without_a_batch_everything_is_refused),
+        cmocka_unit_test(bad_arguments_are_refused),
+        cmocka_unit_test(squared_losses_have_no_labels),
+        cmocka_unit_test(calls_repeat_themselves),
+    };
+    const struct CMUnitTest memory_tests[] = {
+        cmocka_unit_test(weights_without_memory),
+    };
+    test_begin(argc, argv);
+    int failed = cmocka_run_group_tests_name("network_curvature", tests, test_open_context, test_close_context);
+    return failed +
+           cmocka_run_group_tests_name("network_curvature_memory", memory_tests, install_allocator, remove_allocator);
+}

@@ -1,0 +1,530 @@
+/* Memory of optimizers: what is forecast is what is taken, a budget is kept, a steady state allocates nothing on either
+ * side, and an allocation that fails leaves everything as it was, or an optimizer that says it failed.
+ *
+ * Host allocations are counted and refused through support/fakes/counting_allocator.c, which on the CPU is all memory
+ * there is; the state's own memory also through tch_state_allocator, on every device. */
+#include <stdlib.h>
+#include <string.h>
+
+#include <torchium/amp.h>
+
+#include "support/fakes/counting_allocator.h"
+#include "support/messages.h"
+#include "support/optim/optim_trial.h"
+#include "support/testing.h"
+
+#define MOST_ALLOCATIONS 2000
+
+static counting_allocator counting;
+
+static const trial_shape shapes[] = {
+    {.ndim = 2, .shape = {9, 9}},
+    {.ndim = 1, .shape = {37}},
+    {.ndim = 3, .shape = {3, 4, 5}, .order = {2, 0, 1}},
+    {.ndim = 2, .shape = {12, 10}, .gradient = LAYOUT_ROW_GAPS},
+    {.ndim = 0},
+};
+#define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
+
+static int install_allocator(void **state)
+{
+    (void)state;
+    tch_host_allocator allocator = counting_allocator_interface(&counting);
+    (void)tch_backend_count();
+    return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
+}
+
+static int remove_allocator(void **state)
+{
+    (void)state;
+    return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
+}
+
+static void check_nothing_left(void)
+{
+    CHECK(atomic_load(&counting.bytes) == 0 && atomic_load(&counting.blocks) == 0, "%lld bytes in %lld blocks leaked",
+          atomic_load(&counting.bytes), atomic_load(&counting.blocks));
+    CHECK(atomic_load(&counting.mistakes) == 0, "%lld releases do not match their allocation",
+          atomic_load(&counting.mistakes));
+}
+
+static tch_optim_config config_of(tch_optim_kind kind)
+{
+    tch_optim_config c = tch_optim_defaults(kind);
+    c.lr = 0.01;
+    c.max_preconditioner_dim = kind == TCH_OPTIM_SOAP ? 10 : 8; /* SOAP: a tall matrix has one factor, known at once */
+    c.precondition_frequency = 2;
+    if (kind == TCH_OPTIM_SHAMPOO) {
+        c.relative_eps = 1e-3;
+        c.grafting = TCH_GRAFTING_ADAM;
+        c.momentum = 0.5;
+        c.root_method = TCH_ROOT_EIGEN;
+        c.stagger = 0;
+    }
+    return c;
+}
+
+static tch_memory_info memory_of(tch_context *context)
+{
+    tch_memory_info info = TCH_MEMORY_INFO_INIT;
+    CHECK_OK(tch_memory_get_info(context, &info));
+    return info;
+}
+
+static tch_context *open_context(void)
+{
+    tch_context *context = NULL;
+    CHECK_OK(tch_context_create(test_device(), &context));
+    return context;
+}
+
+/* --- forecasts ---------------------------------------------------------------------------------------------------- */
+
+static void check_counts(const trial *t, const tch_optim_memory *memory)
+{
+    int64_t blocks = 0;
+    int64_t factors = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+        const ref_optim *r = t->parameters[i].reference;
+        for (int32_t b = 0; b < r->block_count && r->method != TCH_OPTIM_ADAMW && r->method != TCH_OPTIM_SGD; b++) {
+            blocks++;
+            for (int32_t k = 0; k < r->order; k++) {
+                factors += r->blocks[b].factor[k] != NULL;
+            }
+        }
+    }
+    CHECK(memory->blocks == blocks, "%lld blocks, expected %lld", (long long)memory->blocks, (long long)blocks);
+    CHECK(memory->factors == factors, "%lld factors, expected %lld", (long long)memory->factors, (long long)factors);
+}
+
+/* Bytes of the named tensors, and at most 255 more for each to align the next. */
+static void check_state_bytes(const trial *t, int64_t bytes)
+{
+    int64_t least = 0;
+    int32_t count = tch_optimizer_state_count(t->optimizer);
+    for (int32_t i = 0; i < count; i++) {
+        tch_optim_state s = TCH_OPTIM_STATE_INIT;
+        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
+        least += tch_tensor_numel(s.tensor) * (int64_t)tch_dtype_size(s.tensor->dtype);
+        CHECK(s.parameter >= 0 && s.parameter < t->count, "%s belongs to parameter %d", s.name, s.parameter);
+    }
+    CHECK(bytes >= least && bytes <= least + 256 * (int64_t)(count + 16), "%lld bytes for %lld of state",
+          (long long)bytes, (long long)least);
+}
+
+static void forecast(tch_optim_kind kind, tch_dtype dtype)
+{
+    trial t;
+    tch_parameter entries[SHAPES];
+    tch_parameter unallocated[SHAPES];
+    tch_tensor empty[SHAPES];
+    tch_optim_config c = config_of(kind);
+    tch_optim_memory before = TCH_OPTIM_MEMORY_INIT;
+    tch_optim_memory after = TCH_OPTIM_MEMORY_INIT;
+    tch_context *context = open_context();
+    c.master_weights = dtype.bits == 16;
+    test_case("%s, %s", tch_optim_kind_name(kind), tch_dtype_name(dtype));
+    trial_prepare(&t, context, dtype, dtype, &c, SHAPES, shapes, entries);
+    for (int32_t i = 0; i < SHAPES; i++) {
+        empty[i] = *entries[i].tensor;
+        empty[i].data = NULL;
+        empty[i].byte_offset = 0;
+        unallocated[i] = (tch_parameter){&empty[i], NULL, 0};
+    }
+    int64_t held = memory_of(context).allocated;
+    CHECK_OK(tch_optim_forecast(context, &c, SHAPES, unallocated, &before));
+    CHECK(memory_of(context).allocated == held, "the forecast has taken memory");
+    CHECK_OK(tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer));
+    for (int i = 0; i < 5; i++) {
+        trial_step(&t);
+    }
+    CHECK_OK(tch_optimizer_get_memory(t.optimizer, &after));
+    CHECK(before.state == after.state, "state: %lld, then %lld", (long long)before.state, (long long)after.state);
+    CHECK(before.scratch == after.scratch, "scratch: %lld, then %lld", (long long)before.scratch,
+          (long long)after.scratch);
+    CHECK(before.refresh == after.refresh, "refresh: %lld, then %lld", (long long)before.refresh,
+          (long long)after.refresh);
+    check_counts(&t, &before);
+    check_counts(&t, &after);
+    check_state_bytes(&t, after.state);
+    trial_close(&t);
+    CHECK_OK(tch_memory_trim(context, 0)); /* the workspace is the context's */
+    CHECK(memory_of(context).allocated == 0, "the optimizer has left memory behind");
+    tch_context_destroy(context);
+    check_nothing_left();
+}
+
+static void forecasts(void **state)
+{
+    const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_BFLOAT16};
+    (void)state;
+    for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
+        for (int i = 0; i < 3; i++) {
+            forecast((tch_optim_kind)kind, types[i]);
+        }
+    }
+}
+
+/* --- the state's own memory --------------------------------------------------------------------------------------- */
+
+typedef struct caller_memory {
+    tch_context *context;
+    int64_t bytes, calls, fail_at;
+} caller_memory;
+
+static tch_status caller_allocate(void *user, int64_t bytes, void **pointer)
+{
+    caller_memory *m = user;
+    if (++m->calls == m->fail_at) {
+        return TCH_ERR_OUT_OF_MEMORY;
+    }
+    tch_status status = tch_memory_alloc(m->context, bytes, pointer);
+    m->bytes += status == TCH_OK ? bytes : 0;
+    return status;
+}
+
+static void caller_release(void *user, void *pointer, int64_t bytes)
+{
+    caller_memory *m = user;
+    m->bytes -= bytes;
+    (void)tch_memory_free(m->context, pointer);
+}
+
+static void memory_of_the_caller(void **state)
+{
+    (void)state;
+    for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
+        for (int64_t fail_at = 0; fail_at < 2; fail_at++) {
+            trial t;
+            tch_parameter entries[SHAPES];
+            tch_optim_config c = config_of(kind);
+            tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+            caller_memory m = {.context = open_context(), .fail_at = fail_at};
+            const tch_state_allocator allocator = {sizeof allocator, caller_allocate, caller_release, &m};
+            c.momentum = kind == TCH_OPTIM_SGD ? 0.9 : c.momentum;
+            test_case("%s, allocation %lld of the caller's fails", tch_optim_kind_name(kind), (long long)fail_at);
+            trial_prepare(&t, m.context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
+            tch_status got = tch_optimizer_create_with(m.context, &c, SHAPES, entries, &allocator, &t.optimizer);
+            CHECK(got == (fail_at ? TCH_ERR_OUT_OF_MEMORY : TCH_OK), "gave %s", tch_status_name(got));
+            if (t.optimizer != NULL) {
+                trial_step(&t);
+                trial_step(&t);
+                CHECK_OK(tch_optimizer_get_memory(t.optimizer, &memory));
+                CHECK(memory.state == m.bytes, "%lld bytes of state, %lld were asked for", (long long)memory.state,
+                      (long long)m.bytes);
+            }
+            trial_close(&t);
+            CHECK(m.bytes == 0, "%lld bytes were not given back", (long long)m.bytes);
+            tch_context_destroy(m.context);
+            check_nothing_left();
+        }
+    }
+}
+
+static void allocators_that_are_none(void **state)
+{
+    (void)state;
+    tch_context *context = open_context();
+    tch_optimizer *optimizer = NULL;
+    tch_optim_config c = config_of(TCH_OPTIM_SGD);
+    caller_memory m = {.context = context};
+    tch_state_allocator bad = {sizeof bad, NULL, caller_release, &m};
+    test_case("incomplete allocators");
+    tch_status got = tch_optimizer_create_with(context, &c, 0, NULL, &bad, &optimizer);
+    test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, "allocator");
+    bad = (tch_state_allocator){sizeof bad, caller_allocate, NULL, &m};
+    got = tch_optimizer_create_with(context, &c, 0, NULL, &bad, &optimizer);
+    test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, "allocator");
+    bad = (tch_state_allocator){1, caller_allocate, caller_release, &m};
+    got = tch_optimizer_create_with(context, &c, 0, NULL, &bad, &optimizer);
+    test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, "allocator");
+    CHECK(optimizer == NULL, "an optimizer was returned");
+    tch_context_destroy(context);
+    check_nothing_left();
+}
+
+/* --- the steady state --------------------------------------------------------------------------------------------- */
+
+/* A step of whatever kind, with a gradient missing now and then, asks neither the host nor the device for memory. */
+static void nothing_is_allocated_in_the_steady_state(void **state)
+{
+    (void)state;
+    for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
+        trial t;
+        const tch_tensor *gradients[SHAPES];
+        tch_optim_config c = config_of(kind);
+        tch_context *context = open_context();
+        test_case("%s", tch_optim_kind_name(kind));
+        trial_open(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+        for (int i = 0; i < 6; i++) {
+            trial_step(&t);
+        }
+        trial_list_gradients(&t, gradients);
+        tch_memory_info before = memory_of(context);
+        counting_allocator_arm(&counting, 0);
+        for (int i = 0; i < 12; i++) {
+            gradients[2] = i % 3 == 1 ? NULL : &t.parameters[2].gradient;
+            CHECK_OK(tch_optimizer_step(t.optimizer, SHAPES, gradients));
+        }
+        CHECK(atomic_load(&counting.calls) == 0, "%lld host allocations", atomic_load(&counting.calls));
+        tch_memory_info after = memory_of(context);
+        CHECK(after.requests == before.requests, "%lld requests to the pool",
+              (long long)(after.requests - before.requests));
+        CHECK(after.misses == before.misses && after.peak == before.peak, "the pool has grown");
+        trial_close(&t);
+        tch_context_destroy(context);
+        check_nothing_left();
+    }
+}
+
+/* --- the budget --------------------------------------------------------------------------------------------------- */
+
+/* Matrices whose work at once takes far more than the budget, which still holds the largest of them with its refresh:
+ * the step keeps within it and gives the numbers it gives without one. */
+static void run_budget(tch_optim_kind kind, int64_t budget, int64_t *taken, double **results)
+{
+    enum { COUNT = 12 };
+    trial_shape large[COUNT];
+    trial t;
+    tch_parameter entries[COUNT];
+    const tch_tensor *gradients[COUNT];
+    tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+    tch_optim_config c = config_of(kind);
+    tch_context *context = open_context();
+    c.max_preconditioner_dim = 64;
+    c.block = 1;
+    c.memory_budget = budget;
+    for (int i = 0; i < COUNT; i++) {
+        large[i] = (trial_shape){.ndim = 2, .shape = {128, 192}};
+    }
+    trial_prepare(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, COUNT, large, entries);
+    trial_list_gradients(&t, gradients);
+    int64_t held = memory_of(context).allocated;
+    CHECK_OK(tch_memory_reset_peak(context));
+    CHECK_OK(tch_optimizer_create(context, &c, COUNT, entries, &t.optimizer));
+    for (int i = 0; i < 4; i++) {
+        trial_draw(&t);
+        CHECK_OK(tch_optimizer_step(t.optimizer, COUNT, gradients));
+    }
+    CHECK_OK(tch_optimizer_get_memory(t.optimizer, &memory));
+    *taken = memory_of(context).peak - held - memory.state;
+    *results = test_tensor_read(t.parameters[COUNT - 1].memory);
+    trial_close(&t);
+    tch_context_destroy(context);
+}
+
+/* On a GPU other kernels are chosen for other numbers of matrices at once, and products are rounded to TF32 (Shampoo, SOAP)
+ * or bfloat16 (Muon): 2^-11 and 2^-8 of elements near 1, times a few steps. */
+static void budgets_are_kept(void **state)
+{
+    const double allowed = test_on_cpu() ? 1e-5 : 1e-2;
+    (void)state;
+    for (int kind = TCH_OPTIM_SHAMPOO; kind <= TCH_OPTIM_MUON; kind++) {
+        bool half = kind == TCH_OPTIM_MUON && !test_on_cpu(); /* bfloat16 takes half of what float32 does */
+        int64_t budget = half ? 1 << 20 : 2 << 20;
+        int64_t taken = 0;
+        int64_t free_taken = 0;
+        double *narrow = NULL;
+        double *wide = NULL;
+        test_case("%s within %lld bytes", tch_optim_kind_name(kind), (long long)budget);
+        run_budget((tch_optim_kind)kind, 0, &free_taken, &wide);
+        run_budget((tch_optim_kind)kind, budget, &taken, &narrow);
+        CHECK(free_taken > budget, "without a budget it takes only %lld bytes: the test is too small",
+              (long long)free_taken);
+        CHECK(taken <= budget, "%lld bytes beyond the state", (long long)taken);
+        for (int i = 0; i < 128 * 192; i++) {
+            double gap = narrow[i] - wide[i];
+            CHECK(gap < allowed && gap > -allowed, "element %d is %g, without a budget %g", i, narrow[i], wide[i]);
+        }
+        free(narrow);
+        free(wide);
+        check_nothing_left();
+    }
+}
+
+/* --- no memory ---------------------------------------------------------------------------------------------------- */
+
+static void check_out_of_memory(tch_status status)
+{
+    CHECK(status == TCH_ERR_OUT_OF_MEMORY, "gave %s (%s)", tch_status_name(status), tch_last_error());
+    CHECK(strlen(tch_last_error()) > 0, "there is no message");
+}
+
+/* One optimizer whose creation lacks its k-th allocation. Returns whether it makes fewer. */
+static bool create_without(tch_optim_kind kind, long long k)
+{
+    trial t;
+    tch_parameter entries[SHAPES];
+    tch_optim_config c = config_of(kind);
+    tch_context *context = open_context();
+    trial_prepare(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
+    counting_allocator_arm(&counting, k);
+    tch_status status = tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer);
+    bool reached = atomic_load(&counting.calls) >= k;
+    counting_allocator_arm(&counting, 0);
+    if (reached && status != TCH_OK) {
+        check_out_of_memory(status);
+        CHECK(t.optimizer == NULL, "an optimizer was returned");
+        CHECK_OK(tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer));
+    }
+    for (int32_t i = 0; i < SHAPES; i++) {
+        test_tensor_check_unchanged(t.parameters[i].memory, "a parameter");
+    }
+    trial_close(&t);
+    tch_context_destroy(context);
+    check_nothing_left();
+    return !reached;
+}
+
+/* The same for a group added between steps: what was there goes on as if nothing had been tried. */
+static bool add_without(tch_optim_kind kind, long long k)
+{
+    trial t;
+    trial more;
+    tch_parameter entries[SHAPES];
+    int32_t group = 77;
+    tch_optim_config c = config_of(kind);
+    tch_context *context = open_context();
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, 2, shapes);
+    trial_prepare(&more, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes, entries);
+    for (int32_t i = 0; i < SHAPES; i++) {
+        static const char *const names[SHAPES] = {"a", "b", "c", "d", "e"};
+        entries[i].name = names[i];
+    }
+    trial_step(&t);
+    counting_allocator_arm(&counting, k);
+    tch_status status = tch_optimizer_add_group(t.optimizer, &c, SHAPES, entries, &group);
+    bool reached = atomic_load(&counting.calls) >= k;
+    counting_allocator_arm(&counting, 0);
+    if (reached && status != TCH_OK) {
+        check_out_of_memory(status);
+        CHECK(group == 77 && tch_optimizer_group_count(t.optimizer) == 1, "the group was added");
+        CHECK(tch_optimizer_parameter_count(t.optimizer) == 2, "its parameters were added");
+        for (int i = 0; i < 6; i++) {
+            trial_step(&t);
+        }
+        trial_check(&t, 1e-10);
+    }
+    trial_close(&t);
+    trial_close(&more);
+    tch_context_destroy(context);
+    check_nothing_left();
+    return !reached;
+}
+
+/* A step that lacks its k-th allocation: either nothing has changed and the next one takes its place, or the optimizer
+ * has failed and every later step says so. */
+static bool step_without(tch_optim_kind kind, long long k)
+{
+    trial t;
+    const tch_tensor *gradients[SHAPES];
+    tch_optim_config c = config_of(kind);
+    tch_context *context = open_context();
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    trial_draw(&t);
+    trial_list_gradients(&t, gradients);
+    CHECK_OK(tch_memory_trim(context, 0));
+    counting_allocator_arm(&counting, k);
+    tch_status status = tch_optimizer_step(t.optimizer, SHAPES, gradients);
+    bool reached = atomic_load(&counting.calls) >= k;
+    counting_allocator_arm(&counting, 0);
+    if (status != TCH_OK) {
+        check_out_of_memory(status);
+        status = tch_optimizer_step(t.optimizer, SHAPES, gradients);
+    }
+    if (status == TCH_OK) {
+        trial_step_references(&t);
+        for (int i = 0; i < 5; i++) {
+            trial_step(&t);
+        }
+        trial_check(&t, 1e-10);
+    } else {
+        check_out_of_memory(status);
+        check_out_of_memory(tch_optimizer_step(t.optimizer, SHAPES, gradients));
+    }
+    trial_close(&t);
+    tch_context_destroy(context);
+    check_nothing_left();
+    return !reached;
+}
+
+static void every_allocation(const char *what, bool (*without)(tch_optim_kind kind, long long k))
+{
+    for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
+        bool through = false;
+        for (long long k = 1; !through; k++) {
+            test_case("%s, %s, allocation %lld", tch_optim_kind_name(kind), what, k);
+            CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
+            through = without((tch_optim_kind)kind, k);
+        }
+    }
+}
+
+static void creating(void **state)
+{
+    (void)state;
+    every_allocation("creating", create_without);
+}
+
+static void adding_a_group(void **state)
+{
+    (void)state;
+    every_allocation("adding a group", add_without);
+}
+
+static void stepping(void **state)
+{
+    (void)state;
+    every_allocation("stepping", step_without);
+}
+
+static void scalers(void **state)
+{
+    (void)state;
+    bool through = false;
+    for (long long k = 1; !through; k++) {
+        trial t;
+        tch_parameter entries[SHAPES];
+        tch_tensor *gradients[SHAPES];
+        tch_optim_config c = config_of(TCH_OPTIM_SGD);
+        tch_scaler *scaler = NULL;
+        tch_context *context = open_context();
+        test_case("a scaler, allocation %lld", k);
+        trial_prepare(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
+        trial_draw(&t);
+        for (int32_t i = 0; i < SHAPES; i++) {
+            gradients[i] = &t.parameters[i].gradient;
+        }
+        counting_allocator_arm(&counting, k);
+        tch_status made = tch_scaler_create(context, NULL, &scaler);
+        tch_status done = made != TCH_OK ? made : tch_scaler_unscale(scaler, SHAPES, gradients);
+        through = atomic_load(&counting.calls) < k;
+        counting_allocator_arm(&counting, 0);
+        CHECK((made == TCH_OK) == (scaler != NULL), "a scaler without an error, or an error with one");
+        if (done != TCH_OK) {
+            check_out_of_memory(done);
+            test_tensor_check_unchanged(t.parameters[0].gradient_memory, "a gradient");
+        }
+        tch_scaler_destroy(scaler);
+        trial_close(&t);
+        tch_context_destroy(context);
+        check_nothing_left();
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forecasts),
+        cmocka_unit_test(memory_of_the_caller),
+        cmocka_unit_test(allocators_that_are_none),
+        cmocka_unit_test(nothing_is_allocated_in_the_steady_state),
+        cmocka_unit_test(budgets_are_kept),
+        cmocka_unit_test(creating),
+        cmocka_unit_test(adding_a_group),
+        cmocka_unit_test(stepping),
+        cmocka_unit_test(scalers),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, install_allocator, remove_allocator);
+}

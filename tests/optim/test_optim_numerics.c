@@ -1,0 +1,589 @@
+/* Numbers at their limits, for every kind of optimizer: half-precision parameters with and without a master copy,
+ * stochastic rounding, gradients that are not finite, gradients that are missing, and results that are the same to the
+ * bit: from run to run, by however many threads, and after a restart from a checkpoint. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/files.h"
+#include "support/linalg/reference.h"
+#include "support/messages.h"
+#include "support/optim/optim_trial.h"
+#include "support/testing.h"
+
+#define STEPS 24
+
+/* Square where SOAP needs it to be determined. */
+static const trial_shape shapes[] = {
+    {.ndim = 2, .shape = {9, 9}},
+    {.ndim = 1, .shape = {37}},
+    {.ndim = 3, .shape = {3, 4, 5}, .order = {2, 0, 1}},
+    {.ndim = 0},
+    {.ndim = 2, .shape = {8, 8}, .gradient = LAYOUT_ROW_GAPS},
+    {.ndim = 2, .shape = {5, 6}, .elementwise = 1},
+};
+#define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
+
+static tch_optim_config config_of(tch_optim_kind kind)
+{
+    tch_optim_config c = tch_optim_defaults(kind);
+    c.lr = 0.02;
+    c.weight_decay = 0.05;
+    c.precision = TCH_PRECISION_HIGHEST;
+    if (kind == TCH_OPTIM_SGD) {
+        c.momentum = 0.9;
+    }
+    if (kind == TCH_OPTIM_SHAMPOO) {
+        c.relative_eps = 1e-3;
+        c.precondition_frequency = 1;
+        c.grafting = TCH_GRAFTING_ADAM;
+        c.momentum = 0.5;
+        c.root_method = TCH_ROOT_EIGEN;
+    }
+    return c;
+}
+
+/* Share of the way by which arithmetic in float32 may be off; see the tests of each kind. */
+static double tolerance_of(tch_optim_kind kind)
+{
+    static const double tolerances[] = {5e-6, 5e-6, 1e-4, 1e-4, 1e-4};
+    return kind == TCH_OPTIM_MUON && !test_on_cpu() ? 0.05 : tolerances[kind];
+}
+
+static double exact_tolerance_of(tch_optim_kind kind)
+{
+    static const double tolerances[] = {1e-13, 1e-13, 1e-11, 1e-10, 1e-11};
+    return tolerances[kind];
+}
+
+static void for_every_kind(tch_context *context, const char *what, void (*check)(tch_context *, tch_optim_kind))
+{
+    for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
+        test_case("%s, %s", tch_optim_kind_name(kind), what);
+        check(context, (tch_optim_kind)kind);
+    }
+}
+
+/* --- half types --------------------------------------------------------------------------------------------------- */
+
+/* With a master copy the only half-precision error is that of the last rounding. Without one each step adds its own. */
+static void run_half(tch_context *context, tch_optim_kind kind, tch_dtype dtype, int32_t master)
+{
+    trial t;
+    tch_optim_config c = config_of(kind);
+    c.master_weights = master;
+    test_case("%s, %s %s master copy", tch_optim_kind_name(kind), tch_dtype_name(dtype), master ? "with" : "without");
+    trial_open(&t, context, dtype, dtype, &c, SHAPES, shapes);
+    for (int i = 0; i < STEPS; i++) {
+        trial_step(&t);
+    }
+    for (int32_t i = 0; i < t.count; i++) {
+        double error = trial_error(&t, i, master ? 1.01 : STEPS);
+        CHECK(error <= tolerance_of(kind) + (master ? 0x1p-24 * STEPS : 0.0), "parameter %d: off by %.3e", i, error);
+        test_tensor_check_written(t.parameters[i].memory, "the parameter");
+        test_tensor_check_unchanged(t.parameters[i].gradient_memory, "the gradient");
+    }
+    trial_close(&t);
+}
+
+static void half_types(tch_context *context, tch_optim_kind kind)
+{
+    const tch_dtype types[] = {TCH_FLOAT16, TCH_BFLOAT16};
+    for (int i = 0; i < 2; i++) {
+        for (int32_t master = 0; master < 2; master++) {
+            run_half(context, kind, types[i], master);
+        }
+    }
+}
+
+static void half_parameters(void **state)
+{
+    for_every_kind(*state, "half types", half_types);
+}
+
+/* A thousand steps of a thousandth of the spacing each: a master copy adds them up, rounding to nearest loses all. */
+static void small_steps_add_up_in_a_master_copy(void **state)
+{
+    const trial_shape one = {.ndim = 1, .shape = {64}};
+    for (int32_t master = 0; master < 2; master++) {
+        trial t;
+        double values[64];
+        const tch_tensor *gradients[1];
+        tch_optim_config c = tch_optim_defaults(TCH_OPTIM_SGD);
+        c.lr = 0x1p-17;
+        c.master_weights = master;
+        test_case("small steps %s master copy", master ? "with" : "without");
+        trial_open(&t, *state, TCH_BFLOAT16, TCH_BFLOAT16, &c, 1, &one);
+        trial_list_gradients(&t, gradients);
+        for (int i = 0; i < 64; i++) {
+            values[i] = 1.5;
+            t.parameters[0].drawn[i] = 1.0;
+        }
+        test_tensor_write(t.parameters[0].gradient_memory, t.parameters[0].drawn);
+        test_tensor_write(t.parameters[0].memory, values);
+        tch_parameter entry = {&t.parameters[0].tensor, NULL, 0};
+        tch_optimizer_destroy(t.optimizer);
+        CHECK_OK(tch_optimizer_create(*state, &c, 1, &entry, &t.optimizer));
+        for (int i = 0; i < 4096; i++) {
+            CHECK_OK(tch_optimizer_step(t.optimizer, 1, gradients));
+        }
+        double *got = test_tensor_read(t.parameters[0].memory);
+        for (int i = 0; i < 64; i++) {
+            double expected = master ? 1.5 - 4096.0 * 0x1p-17 : 1.5;
+            CHECK(got[i] == expected, "element %d is %.9g, expected %.9g", i, got[i], expected);
+        }
+        free(got);
+        trial_close(&t);
+    }
+}
+
+/* --- stochastic rounding ------------------------------------------------------------------------------------------ */
+
+#define MANY 20000
+
+/* Forty steps of 0.128 spacings each on numbers that all begin at 1.5. */
+static double *round_at_random(tch_context *context, uint64_t seed, int32_t stochastic)
+{
+    trial t;
+    const trial_shape shape = {.ndim = 1, .shape = {MANY}};
+    const tch_tensor *gradients[1];
+    tch_parameter entry;
+    tch_optim_config c = tch_optim_defaults(TCH_OPTIM_SGD);
+    c.lr = 1e-3;
+    c.stochastic_rounding = stochastic;
+    c.seed = seed;
+    trial_prepare(&t, context, TCH_BFLOAT16, TCH_BFLOAT16, &c, 1, &shape, &entry);
+    double *values = test_alloc(MANY * sizeof *values);
+    for (int i = 0; i < MANY; i++) {
+        values[i] = 1.5;
+        t.parameters[0].drawn[i] = 1.0;
+    }
+    test_tensor_write(t.parameters[0].memory, values);
+    test_tensor_write(t.parameters[0].gradient_memory, t.parameters[0].drawn);
+    CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &t.optimizer));
+    trial_list_gradients(&t, gradients);
+    for (int i = 0; i < 40; i++) {
+        CHECK_OK(tch_optimizer_step(t.optimizer, 1, gradients));
+    }
+    free(values);
+    values = test_tensor_read(t.parameters[0].memory);
+    trial_close(&t);
+    return values;
+}
+
+static void stochastic_rounding_is_right_on_average(void **state)
+{
+    test_case("the mean of %d parameters", MANY);
+    double *got = round_at_random(*state, 5, 1);
+    double *again = round_at_random(*state, 5, 1);
+    double *other = round_at_random(*state, 6, 1);
+    double *nearest = round_at_random(*state, 5, 0);
+    double mean = 0.0;
+    double square = 0.0;
+    for (int i = 0; i < MANY; i++) {
+        mean += got[i] / MANY;
+        square += (got[i] - 1.46) * (got[i] - 1.46) / MANY;
+        CHECK(got[i] == test_round(TCH_BFLOAT16, got[i]), "element %d is no bfloat16", i);
+        CHECK(nearest[i] == 1.5, "rounding to nearest has moved element %d to %g", i, nearest[i]);
+    }
+    /* A step rounds up or down with chances 0.872 and 0.128: a deviation of 0.334 spacings of 2^-7, 40 times. */
+    double deviation = 0x1p-7 * sqrt(40.0 * 0.872 * 0.128);
+    CHECK(fabs(mean - 1.46) < 5.0 * deviation / sqrt(MANY), "the mean is %.6f, expected 1.46", mean);
+    CHECK(fabs(sqrt(square) / deviation - 1.0) < 0.05, "the deviation is %g, expected %g", sqrt(square), deviation);
+    CHECK(memcmp(got, again, MANY * sizeof *got) == 0, "the same seed gives other bits");
+    CHECK(memcmp(got, other, MANY * sizeof *got) != 0, "another seed gives the same bits");
+    free(got);
+    free(again);
+    free(other);
+    free(nearest);
+}
+
+static void stochastic_rounding_follows_every_kind(tch_context *context, tch_optim_kind kind)
+{
+    trial t;
+    tch_optim_config c = config_of(kind);
+    c.stochastic_rounding = 1;
+    trial_open(&t, context, TCH_BFLOAT16, TCH_BFLOAT16, &c, SHAPES, shapes);
+    for (int i = 0; i < STEPS; i++) {
+        trial_step(&t);
+    }
+    for (int32_t i = 0; i < t.count; i++) {
+        double error = trial_error(&t, i, 2.0 * STEPS); /* up to a whole spacing at each step */
+        CHECK(error <= tolerance_of(kind), "parameter %d: off by %.3e", i, error);
+    }
+    trial_close(&t);
+}
+
+static void stochastic_rounding_of_every_kind(void **state)
+{
+    for_every_kind(*state, "stochastic rounding", stochastic_rounding_follows_every_kind);
+}
+
+/* --- gradients that are not finite -------------------------------------------------------------------------------- */
+
+/* All state, one number after the other. */
+static double *snapshot(const trial *t, int64_t *count)
+{
+    int64_t total = 0;
+    double *values = NULL;
+    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
+        tch_optim_state s = TCH_OPTIM_STATE_INIT;
+        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
+        bool real = s.tensor->dtype.code == TCH_FLOAT;
+        int64_t n = tch_tensor_numel(s.tensor);
+        values = realloc(values, (size_t)(total + n + 1) * sizeof *values);
+        CHECK(values != NULL, "the test itself has no memory");
+        tch_tensor *copy = NULL;
+        tch_dtype dtype = real ? TCH_FLOAT64 : s.tensor->dtype;
+        memset(values + total, 0, (size_t)n * sizeof *values);
+        tch_tensor host = tch_tensor_view(values + total, dtype, s.tensor->ndim, s.tensor->shape);
+        CHECK_OK(tch_tensor_create(t->context, dtype, s.tensor->ndim, s.tensor->shape, TCH_CONTIGUOUS, &copy));
+        CHECK_OK(tch_tensor_copy(t->context, copy, s.tensor));
+        CHECK_OK(tch_tensor_copy(t->context, &host, copy));
+        CHECK_OK(tch_context_synchronize(t->context));
+        tch_tensor_destroy(copy);
+        total += n;
+    }
+    *count = total;
+    return values;
+}
+
+/* The name of the state that number i of a snapshot belongs to. */
+static const char *owner_of(const trial *t, int64_t i)
+{
+    tch_optim_state s = TCH_OPTIM_STATE_INIT;
+    for (int32_t k = 0; i >= 0; k++) {
+        CHECK_OK(tch_optimizer_get_state(t->optimizer, k, &s));
+        i -= tch_tensor_numel(s.tensor);
+    }
+    return s.name;
+}
+
+static void spoil(trial *t, int32_t parameter, double bad)
+{
+    trial_parameter *p = &t->parameters[parameter];
+    double *values = test_tensor_read(p->gradient_memory);
+    values[p->memory->count - 1] = bad;
+    test_tensor_write(p->gradient_memory, values);
+    free(values);
+}
+
+/* A step with a bad gradient: the status by the policy, and not a bit of parameters or state has changed. */
+static void take_bad_step(trial *t, int32_t parameter, double bad, tch_status expected)
+{
+    const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
+    double *before[TRIAL_MOST_PARAMETERS];
+    int64_t count = 0;
+    int64_t count_after = 0;
+    trial_draw(t);
+    spoil(t, parameter, bad);
+    trial_list_gradients(t, gradients);
+    for (int32_t i = 0; i < t->count; i++) {
+        before[i] = test_tensor_read(t->parameters[i].memory);
+    }
+    double *state = snapshot(t, &count);
+    tch_status got = tch_optimizer_step(t->optimizer, t->count, gradients);
+    CHECK(got == expected, "a bad gradient gave %s (%s)", tch_status_name(got), tch_last_error());
+    for (int32_t i = 0; i < t->count; i++) {
+        double *after = test_tensor_read(t->parameters[i].memory);
+        CHECK(memcmp(before[i], after, (size_t)t->parameters[i].memory->count * sizeof *after) == 0,
+              "parameter %d has changed", i);
+        free(before[i]);
+        free(after);
+    }
+    double *state_after = snapshot(t, &count_after);
+    CHECK(count == count_after, "there is more state than before");
+    for (int64_t i = 0; i < count; i++) {
+        CHECK(memcmp(&state[i], &state_after[i], sizeof *state) == 0, "%s has changed from %g to %g", owner_of(t, i),
+              state[i], state_after[i]);
+    }
+    free(state);
+    free(state_after);
+}
+
+/* A GPU may follow a basis once more at a skipped step in which that was due: there it is not. */
+static void run_bad_gradients(tch_context *context, tch_optim_kind kind, tch_nonfinite policy)
+{
+    const double bad[] = {NAN, INFINITY, -INFINITY};
+    trial t;
+    tch_optim_config c = config_of(kind);
+    tch_status expected = policy == TCH_NONFINITE_RAISE ? TCH_ERR_NUMERIC : TCH_OK;
+    int64_t skipped = 0;
+    c.nonfinite = policy;
+    if (!test_on_cpu()) {
+        c.precondition_frequency = kind == TCH_OPTIM_SOAP ? 1000 : c.precondition_frequency;
+    }
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    for (int i = 0; i < STEPS; i++) {
+        trial_step(&t);
+        if (i % 3 == 1) {
+            take_bad_step(&t, i % SHAPES, bad[i % 3], expected);
+            skipped++;
+        }
+    }
+    trial_check(&t, exact_tolerance_of(kind));
+    tch_optim_stats stats = TCH_OPTIM_STATS_INIT;
+    CHECK_OK(tch_optimizer_get_stats(t.optimizer, &stats));
+    CHECK(stats.skipped == skipped && stats.steps == STEPS + skipped, "%lld of %lld steps were skipped",
+          (long long)stats.skipped, (long long)stats.steps);
+    trial_close(&t);
+}
+
+static void skips(tch_context *context, tch_optim_kind kind)
+{
+    run_bad_gradients(context, kind, TCH_NONFINITE_SKIP);
+}
+
+static void raises(tch_context *context, tch_optim_kind kind)
+{
+    run_bad_gradients(context, kind, TCH_NONFINITE_RAISE);
+}
+
+static void bad_gradients_are_skipped(void **state)
+{
+    for_every_kind(*state, "skip", skips);
+}
+
+static void bad_gradients_are_raised(void **state)
+{
+    for_every_kind(*state, "raise", raises);
+}
+
+/* Not looked for: what it touches is spoiled, and a step later the optimizer still works on the others. */
+static void bad_gradients_are_ignored(void **state)
+{
+    const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
+    trial t;
+    tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
+    c.nonfinite = TCH_NONFINITE_IGNORE;
+    test_case("ignore");
+    trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
+    trial_draw(&t);
+    spoil(&t, 1, NAN);
+    trial_list_gradients(&t, gradients);
+    CHECK_OK(tch_optimizer_step(t.optimizer, t.count, gradients));
+    double *spoiled = test_tensor_read(t.parameters[1].memory);
+    double *good = test_tensor_read(t.parameters[0].memory);
+    CHECK(isnan(spoiled[36]) && isfinite(spoiled[0]), "%g and %g", spoiled[36], spoiled[0]);
+    CHECK(isfinite(ref_largest(81, good)), "another parameter is spoiled");
+    free(spoiled);
+    free(good);
+    trial_close(&t);
+}
+
+/* The first steps are skipped, as they are at the beginning of training with a loss scale, and refreshes are far apart:
+ * what the first good gradient gives must not wait for the next of them. */
+static void skipped_first(tch_context *context, tch_optim_kind kind)
+{
+    trial t;
+    tch_optim_config c = config_of(kind);
+    c.precondition_frequency = 100;
+    c.stagger = 0;
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    for (int i = 0; i < 3; i++) {
+        take_bad_step(&t, i, INFINITY, TCH_OK);
+    }
+    for (int i = 0; i < STEPS; i++) {
+        trial_step(&t);
+    }
+    trial_check(&t, exact_tolerance_of(kind));
+    trial_close(&t);
+}
+
+static void skipped_first_steps(void **state)
+{
+    for_every_kind(*state, "the first steps are skipped", skipped_first);
+}
+
+/* --- gradients that are missing ----------------------------------------------------------------------------------- */
+
+/* Each parameter has a gradient at some steps only: it then keeps its numbers, its state and its count of steps. */
+static void miss(tch_context *context, tch_optim_kind kind)
+{
+    trial t;
+    tch_optim_config c = config_of(kind);
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
+    for (int i = 0; i < 2 * STEPS; i++) {
+        for (int32_t k = 0; k < t.count; k++) {
+            t.parameters[k].missing = (i * 7 + k * 5) % (k + 2) == 1 || i == 0;
+        }
+        double *before = test_tensor_read(t.parameters[0].memory);
+        trial_step(&t);
+        double *after = test_tensor_read(t.parameters[0].memory);
+        CHECK(!t.parameters[0].missing || memcmp(before, after, 81 * sizeof *after) == 0, "step %d changed it", i);
+        free(before);
+        free(after);
+    }
+    trial_check(&t, exact_tolerance_of(kind));
+    trial_close(&t);
+}
+
+static void missing_gradients(void **state)
+{
+    for_every_kind(*state, "missing gradients", miss);
+}
+
+/* --- the same bits ------------------------------------------------------------------------------------------------ */
+
+static const trial_shape large[] = {
+    {.ndim = 2, .shape = {96, 160}}, {.ndim = 1, .shape = {70001}}, {.ndim = 2, .shape = {130, 130}, .order = {1, 0}}};
+
+static void run_once(tch_context *context, const tch_optim_config *c, double **results)
+{
+    trial t;
+    const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
+    tch_parameter entries[3];
+    trial_prepare(&t, context, TCH_FLOAT32, TCH_FLOAT32, c, 3, large, entries);
+    CHECK_OK(tch_optimizer_create(context, c, 3, entries, &t.optimizer));
+    trial_list_gradients(&t, gradients);
+    for (int i = 0; i < 6; i++) {
+        trial_draw(&t);
+        CHECK_OK(tch_optimizer_step(t.optimizer, 3, gradients));
+    }
+    for (int32_t i = 0; i < 3; i++) {
+        results[i] = test_tensor_read(t.parameters[i].memory);
+    }
+    trial_close(&t);
+}
+
+static void compare_runs(double **first, double **second, const char *what)
+{
+    for (int32_t i = 0; i < 3; i++) {
+        int64_t count = large[i].shape[0] * (large[i].ndim > 1 ? large[i].shape[1] : 1);
+        CHECK(memcmp(first[i], second[i], (size_t)count * sizeof(double)) == 0, "parameter %d has other bits %s", i,
+              what);
+        free(second[i]);
+    }
+}
+
+static void repeat(tch_context *context, tch_optim_kind kind)
+{
+    double *first[3];
+    double *second[3];
+    tch_optim_config c = config_of(kind);
+    c.max_preconditioner_dim = 64;
+    c.precondition_frequency = 2;
+    c.block = kind == TCH_OPTIM_SOAP;
+    c.precision = TCH_PRECISION_HIGH;
+    run_once(context, &c, first);
+    run_once(context, &c, second);
+    compare_runs(first, second, "from run to run");
+    int32_t threads = tch_get_num_threads();
+    for (int32_t n = 1; n <= 3 && kind <= TCH_OPTIM_ADAMW; n++) {
+        CHECK_OK(tch_set_num_threads(n));
+        run_once(context, &c, second);
+        compare_runs(first, second, "with another number of threads");
+    }
+    CHECK_OK(tch_set_num_threads(threads));
+    for (int i = 0; i < 3; i++) {
+        free(first[i]);
+    }
+}
+
+static void results_are_the_same_to_the_bit(void **state)
+{
+    for_every_kind(*state, "the same bits", repeat);
+}
+
+/* --- checkpoints -------------------------------------------------------------------------------------------------- */
+
+static void save_to(const trial *t, const char *path)
+{
+    tch_checkpoint_writer *writer = NULL;
+    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    CHECK_OK(tch_optimizer_save(t->optimizer, writer, "optimizer"));
+    CHECK_OK(tch_checkpoint_writer_save(writer, t->context, path));
+    tch_checkpoint_writer_destroy(writer);
+}
+
+static void load_from(const trial *t, const char *path)
+{
+    tch_checkpoint *checkpoint = NULL;
+    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    CHECK_OK(tch_optimizer_load(t->optimizer, checkpoint, "optimizer"));
+    tch_checkpoint_close(checkpoint);
+}
+
+/* The optimizer is replaced in the middle by a fresh one that was made with other numbers and loads its state: from then
+ * on the two go on with the same bits. */
+static void resume(tch_context *context, tch_optim_kind kind)
+{
+    trial t[2];
+    const tch_tensor *gradients[2][SHAPES];
+    const char *path = test_path("resumed.safetensors");
+    tch_optim_config c = config_of(kind);
+    c.precondition_frequency = 4;
+    for (int k = 0; k < 2; k++) {
+        tch_parameter entries[SHAPES];
+        c.master_weights = 1;
+        trial_prepare(&t[k], context, TCH_BFLOAT16, TCH_BFLOAT16, &c, SHAPES, shapes, entries);
+        CHECK_OK(tch_optimizer_create(context, &c, SHAPES, entries, &t[k].optimizer));
+        trial_list_gradients(&t[k], gradients[k]);
+    }
+    for (int i = 0; i < STEPS; i++) {
+        for (int k = 0; k < 2; k++) {
+            t[k].parameters[1].missing = i % 3 == 1;
+            trial_draw(&t[k]);
+            trial_list_gradients(&t[k], gradients[k]);
+            CHECK_OK(tch_optimizer_step(t[k].optimizer, SHAPES, gradients[k]));
+        }
+        if (i == STEPS / 2) {
+            tch_parameter entries[SHAPES];
+            tch_optim_config other = c;
+            save_to(&t[1], path);
+            tch_optimizer_destroy(t[1].optimizer);
+            other.lr = 7.0;
+            for (int32_t k = 0; k < SHAPES; k++) {
+                entries[k] = (tch_parameter){&t[1].parameters[k].tensor, NULL, shapes[k].elementwise};
+            }
+            CHECK_OK(tch_optimizer_create(context, &other, SHAPES, entries, &t[1].optimizer));
+            load_from(&t[1], path);
+        }
+    }
+    for (int32_t i = 0; i < SHAPES; i++) {
+        double *first = test_tensor_read(t[0].parameters[i].memory);
+        double *second = test_tensor_read(t[1].parameters[i].memory);
+        size_t bytes = (size_t)t[0].parameters[i].memory->count * sizeof *first;
+        CHECK(memcmp(first, second, bytes) == 0, "parameter %d has other bits", i);
+        free(first);
+        free(second);
+    }
+    trial_close(&t[0]);
+    trial_close(&t[1]);
+}
+
+static void training_is_resumed_bit_for_bit(void **state)
+{
+    for_every_kind(*state, "resumed", resume);
+}
+
+static int open_both(void **state)
+{
+    return test_folder_make(state) != 0 ? -1 : test_open_context(state);
+}
+
+static int close_both(void **state)
+{
+    int failed = test_close_context(state);
+    return test_folder_remove(state) != 0 ? -1 : failed;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(half_parameters),
+        cmocka_unit_test(small_steps_add_up_in_a_master_copy),
+        cmocka_unit_test(stochastic_rounding_is_right_on_average),
+        cmocka_unit_test(stochastic_rounding_of_every_kind),
+        cmocka_unit_test(bad_gradients_are_skipped),
+        cmocka_unit_test(bad_gradients_are_raised),
+        cmocka_unit_test(bad_gradients_are_ignored),
+        cmocka_unit_test(skipped_first_steps),
+        cmocka_unit_test(missing_gradients),
+        cmocka_unit_test(results_are_the_same_to_the_bit),
+        cmocka_unit_test(training_is_resumed_bit_for_bit),
+    };
+    test_begin(argc, argv);
+    return cmocka_run_group_tests(tests, open_both, close_both);
+}

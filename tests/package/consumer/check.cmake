@@ -1,0 +1,54 @@
+# Installs the library into a folder of its own, builds the program of project/ against it in the two ways people do,
+# runs it, moves the folder, and does all of that again. `kind` is shared (the library of the build at hand) or static
+# (an archive built here for the purpose, without optimization since only its linking is tried).
+cmake_policy(VERSION 3.25)
+set(project "${CMAKE_CURRENT_LIST_DIR}/project")
+
+function(run)
+    execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+function(use_find_package prefix folder)
+    run("${CMAKE_COMMAND}" -S "${project}" -B "${folder}" -G "${generator}" "-DCMAKE_C_COMPILER=${cc}"
+        "-DCMAKE_PREFIX_PATH=${prefix}" "-Dwanted_version=${version}")
+    run("${CMAKE_COMMAND}" --build "${folder}")
+    run("${folder}/consumer")
+endfunction()
+
+function(use_pkg_config prefix program)
+    set(ENV{PKG_CONFIG_PATH} "${prefix}/${libdir}/pkgconfig")
+    set(how)
+    if(kind STREQUAL "static")
+        set(how --static)
+    endif()
+    execute_process(COMMAND "${pkg_config}" ${how} --cflags --libs "torchium = ${version}" OUTPUT_VARIABLE flags
+                    OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    separate_arguments(flags UNIX_COMMAND "${flags}")
+    run("${cc}" "${project}/main.c" -o "${program}" ${flags} "-Wl,-rpath,${prefix}/${libdir}" -lm)
+    run("${program}")
+endfunction()
+
+function(use_everything prefix folder)
+    use_find_package("${prefix}" "${folder}/find_package")
+    use_pkg_config("${prefix}" "${folder}/through_pkg_config")
+    if(command)
+        run("${prefix}/bin/torchium" info)
+    endif()
+endfunction()
+
+file(REMOVE_RECURSE "${work}")
+file(MAKE_DIRECTORY "${work}/before" "${work}/after")
+if(kind STREQUAL "static")
+    set(build "${work}/build")
+    run("${CMAKE_COMMAND}" -S "${source}" -B "${build}" -G "${generator}" "-DCMAKE_C_COMPILER=${cc}"
+        -DCMAKE_BUILD_TYPE=Debug -DBUILD_SHARED_LIBS=OFF "-DCMAKE_INSTALL_LIBDIR=${libdir}"
+        -DTORCHIUM_CUDA=OFF -DTORCHIUM_BUILD_TESTS=OFF -DTORCHIUM_BUILD_EXAMPLES=OFF "-DTORCHIUM_BUILD_CLI=${command}")
+    run("${CMAKE_COMMAND}" --build "${build}")
+endif()
+run("${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/installed")
+if(command) # an archive has no such paths
+    run("${python}" "${source}/tests/package/test_runpaths.py" "${work}/installed" "${build}/cli")
+endif()
+use_everything("${work}/installed" "${work}/before")
+file(RENAME "${work}/installed" "${work}/moved")
+use_everything("${work}/moved" "${work}/after")

@@ -1,0 +1,80 @@
+"""Runs the Python code of the documentation: the blocks of a page one after the other, in one namespace, in an empty
+folder. Words after "```python" are what a block needs, a module or "gpu": where that is missing, it is left out. The
+table of memory is compared with what its script prints.
+"""
+
+import contextlib
+import importlib.util
+import io
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "docs" / "python"
+PAGES = [ROOT / "README.md", *sorted(FOLDER.glob("*.md"))]
+BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Everything here is small, and threads that wait for each other on a busy machine are slow."""
+    from torchium import _C
+
+    before = torch.get_num_threads(), _C.get_num_threads()
+    torch.set_num_threads(1)
+    _C.set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    _C.set_num_threads(before[1])
+
+
+def blocks(page):
+    """Of each block what it needs and its code, behind as many empty lines as put it on its line of the page."""
+    text = page.read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        yield match[1].split(), "\n" * (text[: match.start()].count("\n") + 1) + match[2]
+
+
+def run(page, *present):
+    """Runs the blocks of a page for which there is everything they need, in the current folder."""
+    names = {"__name__": page.stem}
+    for needs, code in blocks(page):
+        if all(need in present or importlib.util.find_spec(need) is not None for need in needs):
+            exec(compile(code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(page)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_of_a_page_runs_on_a_gpu(page, tmp_path, monkeypatch):
+    """The blocks that want one too; and the others, which take a GPU where there is one."""
+    from torchium import is_available
+
+    if not (torch.cuda.is_available() and is_available("cuda")):
+        pytest.skip("no GPU")
+    monkeypatch.chdir(tmp_path)
+    run(page, "gpu")
+
+
+@pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda page: page.name)
+def test_a_page_has_code(page):
+    assert any(not needs for needs, _ in blocks(page))
+
+
+def test_table_of_memory_is_what_its_script_prints():
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(str(FOLDER / "memory_table.py"), run_name="__main__")
+    page = (FOLDER / "performance.md").read_text(encoding="utf-8")
+    missing = [row for row in printed.getvalue().splitlines() if row not in page]
+    assert not missing

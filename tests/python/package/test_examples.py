@@ -1,0 +1,312 @@
+"""Runs every file of examples/python, with settings small enough for a test.
+
+Those that train are run inside this process, as a script would be, because importing PyTorch takes longer than they do.
+"""
+
+import dataclasses
+import gzip
+import math
+import os
+import re
+import runpy
+import struct
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch")
+
+FOLDER = Path(__file__).resolve().parents[3] / "examples" / "python"
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
+TINY_GPT = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--batch", "4", "--sample", "5"]
+TINY_VISION = ["--width", "4", "--batch", "16", "--samples", "400"]
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.fixture
+def script(monkeypatch, capsys):
+    """Runs an example as `python NAME ARGUMENTS` would, and returns what it printed."""
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def table(output: str) -> dict[str, list[str]]:
+    """The rows of the comparison's table by optimizer."""
+    rows = (line.split() for line in output.splitlines())
+    names = ("adamw", "muon", "soap", "shampoo", "kfac", "ekfac", "natural")
+    return {row[0]: row[1:] for row in rows if len(row) > 8 and row[0] in names}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_says_what_it_shows(name):
+    head = (FOLDER / name).read_text(encoding="utf-8").split('"""')
+    assert head[0] == "" and len(head[1]) > 60
+    assert name in head[1] or name in ("compare.py", "curves.py", "digits.py", "grammar.py")
+
+
+# --- char_gpt.py, vision.py ------------------------------------------------------------------------------------------
+
+
+def test_char_gpt_learns_with_every_optimizer(script, device, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat.\n" * 60)
+    picture = tmp_path / "new" / "curves.svg"
+    output = script(
+        "char_gpt.py", *TINY_GPT, "--device", device, "--text", str(text), "--steps", "60", "--plot", str(picture)
+    )
+    rows = table(output)
+    assert list(rows) == ["shampoo", "soap", "muon", "adamw"]
+    letters = len(set(text.read_text()))
+    for name, row in rows.items():
+        assert row[1] == "60"
+        assert float(row[2]) < 0.8 * math.log(letters), f"{name} has not learnt"
+    assert output.count("writes:") == 4
+    check_picture(picture, rows)
+
+
+def check_picture(path: Path, names) -> None:
+    root = ElementTree.parse(path).getroot()
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"steps", "seconds", "held-out loss"} <= set(words)
+    for name in names:
+        assert sum(name in (word or "") for word in words) == 1
+    curves = [e for e in root.iter("{http://www.w3.org/2000/svg}polyline") if e.get("stroke-linejoin")]
+    assert len(curves) == 2 * len(list(names))
+    for curve in curves:
+        for place in curve.get("points").split():
+            x, y = map(float, place.split(","))
+            assert 0 <= x <= 960 and 0 <= y <= 420
+
+
+def test_char_gpt_on_the_grammar(script):
+    output = script("char_gpt.py", *TINY_GPT, "--steps", "2", "--optimizers", "muon", "--lr", "muon=0.01")
+    assert table(output)["muon"][0] == "0.01"
+
+
+def test_tuning_tries_five_rates(script, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("abcabcabd" * 100)
+    output = script("char_gpt.py", *TINY_GPT, "--text", str(text), "--steps", "3", "--optimizers", "adamw", "--tune")
+    assert output.count(" gives ") == 5
+
+
+def small_course(tmp_path, *more: str):
+    """char_gpt.py's task and settings, for the tests that drive the comparison themselves."""
+    import char_gpt
+    import compare
+
+    text = tmp_path / "text.txt"
+    text.write_text("she sells sea shells by the sea shore.\n" * 40)
+    parser = compare.options("", 12, char_gpt.RATES)
+    for option, value in (("text", str(text)), ("layers", 1), ("width", 16), ("heads", 2), ("context", 16)):
+        parser.add_argument("--" + option, default=value)
+    arguments = ["--device", "cpu", "--batch", "4", "--log-every", "4", *more]
+    args = compare.settle(parser.parse_args(arguments), char_gpt.RATES)
+    return compare, args, char_gpt.make_task(args)[0]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "soap", "shampoo"])
+def test_an_interrupted_comparison_goes_on_to_the_same_bits(name, tmp_path):
+    compare, args, task = small_course(tmp_path, "--optimizers", name)
+    whole = compare.compare(task, args, "")[name]
+
+    def interrupted(step: int):
+        if step == 10:
+            raise KeyboardInterrupt
+        return task.batch(step)
+
+    saved = str(tmp_path / "run.pt")
+    _, args, task = small_course(tmp_path, "--optimizers", name, "--save", saved)
+    with pytest.raises(KeyboardInterrupt):
+        compare.compare(dataclasses.replace(task, batch=interrupted), args, "")
+    _, args, task = small_course(tmp_path, "--optimizers", name, "--resume", saved)
+    resumed = compare.compare(task, args, "")[name]
+    for (key, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+
+
+def test_a_checkpoint_of_another_course_is_refused(tmp_path):
+    saved = str(tmp_path / "run.pt")
+    compare, args, task = small_course(tmp_path, "--optimizers", "adamw", "--save", saved)
+    compare.compare(task, args, "")
+    _, args, task = small_course(tmp_path, "--optimizers", "adamw", "--resume", saved, "--seed", "3")
+    with pytest.raises(SystemExit, match="seed 0, not 3"):
+        compare.compare(task, args, "")
+
+
+@pytest.mark.parametrize("arguments", [["--optimizers", "adam"], ["--lr", "adan=1"], ["--steps", "0"]])
+def test_wrong_options_are_refused(script, arguments):
+    with pytest.raises(SystemExit, match=arguments[1].partition("=")[0]):
+        script("char_gpt.py", *TINY_GPT, *arguments)
+
+
+def test_a_text_shorter_than_the_context_is_refused(script, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("short")
+    with pytest.raises(SystemExit, match="too short"):
+        script("char_gpt.py", *TINY_GPT, "--text", str(text))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_vision_in_every_precision(script, device, precision):
+    output = script(
+        "vision.py", *TINY_VISION, "--device", device, "--precision", precision, "--steps", "12", "--channels-last"
+    )
+    rows = table(output)
+    assert list(rows) == ["shampoo", "soap", "muon", "adamw"]
+    assert all(math.isfinite(float(row[2])) for row in rows.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_kfac(script, device, precision, tmp_path):
+    picture = tmp_path / "curves.svg"
+    output = script("kfac.py", "--quick", "--device", device, "--precision", precision, "--plot", str(picture))
+    rows = table(output)
+    assert list(rows) == ["kfac", "ekfac", "natural", "adamw"]
+    assert all(math.isfinite(float(row[2])) for row in rows.values())
+    words = [e.text for e in ElementTree.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}text")]
+    assert all(any((word or "").startswith(name + ",") for word in words) for name in rows)
+
+
+def write_idx(path: Path, values: numpy.ndarray) -> None:
+    path.write_bytes(
+        gzip.compress(struct.pack(f">HBB{values.ndim}i", 0, 8, values.ndim, *values.shape) + values.tobytes())
+    )
+
+
+@pytest.mark.parametrize("kind", ["idx", "npy"])
+def test_vision_reads_files(script, tmp_path, kind):
+    """Two classes that brightness alone tells apart."""
+    random = numpy.random.default_rng(0)
+    labels = random.integers(0, 2, 300).astype(numpy.uint8)
+    images = (random.integers(0, 50, (300, 14, 17)) + 150 * labels[:, None, None]).astype(numpy.uint8)
+    paths = tmp_path / f"images.{kind}", tmp_path / f"labels.{kind}"
+    for path, values in zip(paths, (images, labels), strict=True):
+        write_idx(path, values) if kind == "idx" else numpy.save(path, values)
+    output = script(
+        "vision.py",
+        *TINY_VISION,
+        "--images",
+        str(paths[0]),
+        "--labels",
+        str(paths[1]),
+        "--steps",
+        "60",
+        "--optimizers",
+        "soap",
+    )
+    assert float(table(output)["soap"][3]) > 95
+
+
+def test_vision_refuses_a_broken_file(script, tmp_path):
+    path = tmp_path / "images"
+    for data, message in ((b"not an array", "neither"), (b"\0\0\x08\x01" + struct.pack(">i", 10) + b"123", "10 bytes")):
+        path.write_bytes(data)
+        with pytest.raises(SystemExit, match=message):
+            script("vision.py", "--images", str(path), "--labels", str(path))
+
+
+def test_a_curve_that_diverged_is_drawn_as_far_as_it_goes(tmp_path):
+    from curves import Series, draw
+
+    runs = [Series("a & b", [0, 1, 2], [0.0, 0.5, 1.0], [2.0, math.nan, math.inf]), Series("c", [0], [0.0], [3.0])]
+    draw(tmp_path / "c.svg", runs, "title", floor=0.5, floor_label="least")
+    root = ElementTree.parse(tmp_path / "c.svg").getroot()
+    assert "a & b" in [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_grammar_keeps_its_promises():
+    from grammar import NUMBERS, write
+
+    text, nats = write(50_000, seed=5)
+    sums = re.findall(r"(\w+) and (\w+) make (\w+)\.", text)
+    assert len(sums) > 20 and all(NUMBERS.index(a) + NUMBERS.index(b) == NUMBERS.index(c) for a, b, c in sums)
+    names = re.findall(r'(\w+) said: "[^"]*", and (\w+) ', text)
+    assert len(names) > 20 and all(a == b for a, b in names)
+    assert write(50_000, seed=5) == (text, nats)
+    assert abs(write(50_000, seed=6)[1] - nats) < 0.05 * nats
+
+
+# --- the others ------------------------------------------------------------------------------------------------------
+
+
+def test_own_kernel(script, device, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path / "kernels"))
+    output = script("own_kernel.py", "--steps", "40", "--device", device)
+    losses = [float(word) for word in re.findall(r"loss (\S+)", output)]
+    assert len(losses) == 2 and math.isclose(*losses, rel_tol=1e-3)
+    # Both round every step's numbers to float32, in another order; a step is at most the rate, 3e-3.
+    assert float(re.search(r"difference of a weight: (\S+)", output)[1]) < 1e-4
+
+
+def test_optimizer_kernel(script, device, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path / "kernels"))
+    output = script("optimizer_kernel.py", "--steps", "40", "--device", device)
+    losses = [float(word) for word in re.findall(r"loss (\d\S*[^,\s])", output)]
+    # The same up to rounding, which now and then turns the sign of a number near 0.
+    assert len(losses) == 2 and math.isclose(*losses, rel_tol=1e-2)
+    assert "6 parameters in 40 launches" in output
+    assert "in use: False, 1 warning" in output and "rate" in output.splitlines()[-1]
+
+
+def test_one_line(script):
+    losses = [float(word) for word in re.findall(r"loss (\S+)", script("one_line.py"))]
+    assert len(losses) == 2 and losses[1] < losses[0]
+
+
+def test_dp_sgd(script, device):
+    small = ["--samples", "600", "--steps", "40", "--batch", "64", "--noise", "0.1"]
+    output = script("dp_sgd.py", "--device", device, *small)
+    assert float(re.match(r"([\d.]+) %", output)[1]) > 25  # of ten digits
+
+
+def test_huggingface_style(script):
+    output = script("huggingface_style.py")
+    before, after = map(float, re.findall(r"([\d.]+) % right", output))
+    assert after > before + 20 and "to the bit" in output
+
+
+def test_lightning_style(script):
+    left = [float(word) for word in re.findall(r": ([\d.]+) % of the variance", script("lightning_style.py"))]
+    assert len(left) == 2 and max(left) < 20
+
+
+def test_matrix_functions(script):
+    output = script("matrix_functions.py")
+    assert "gradient of trace(A^0.5)" in output
+    told = [float(word) for word in re.findall(r"residual (\S+) told", output)]
+    seen = [float(word) for word in re.findall(r"sqrt\(n\) = (\S+)", output)]
+    assert len(told) == len(seen) == 3 and max(told + seen) < 1e-6
+
+
+def run_apart(*command: str) -> subprocess.CompletedProcess:
+    """In a process of its own, which finds the same packages."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_matrix_functions_without_torch():
+    code = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(FOLDER / 'matrix_functions.py')!r})"
+    done = run_apart("-c", code)
+    assert "Newton-Schulz" in done.stdout and "needs PyTorch" in done.stderr, done.stderr
+
+
+def test_ddp():
+    done = run_apart(str(FOLDER / "ddp.py"))
+    assert done.returncode == 0, done.stderr
+    assert "replicas after 40 steps: 0.0" in done.stdout

@@ -1,0 +1,105 @@
+/* Layouts are combined in full up to SMALL; beyond it the output's layout walks along with the input's, which still
+ * meets every layout on either side. */
+#include "cases.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/random.h"
+#include "support/testing.h"
+
+#define SMALL 33       /* up to here all pairs of layouts */
+#define ONE_MATRIX 100 /* beyond it batches are of one, to keep references affordable */
+
+static const struct {
+    int64_t n, k, m;
+} sizes[] = {{1, 1, 1},    {2, 3, 1},    {3, 1, 5},    {5, 17, 2},    {17, 5, 31},  {31, 33, 17},   {32, 32, 32},
+             {33, 64, 31}, {63, 32, 65}, {64, 63, 64}, {65, 129, 33}, {127, 64, 3}, {129, 17, 127}, {200, 65, 129}};
+
+static const struct {
+    int32_t rank;
+    int64_t sizes[TEST_MAX_BATCH_RANK];
+} batches[] = {{0, {0}}, {1, {3}}, {2, {2, 2}}, {1, {1}}, {3, {2, 1, 2}}, {1, {0}}, {2, {1, 3}}, {2, {2, 0}}};
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+static void set_batch(test_variation *v, size_t which)
+{
+    v->batch_rank = v->n <= ONE_MATRIX ? batches[which].rank : (int32_t)(which % 2);
+    v->matrices = 1;
+    for (int32_t d = 0; d < v->batch_rank; d++) {
+        v->batch[d] = v->n <= ONE_MATRIX ? batches[which].sizes[d] : 1;
+        v->matrices *= v->batch[d];
+    }
+}
+
+static void name_case(const char *operation, tch_dtype dtype, const test_variation *v)
+{
+    char batch[64] = "";
+    for (int32_t d = 0; d < v->batch_rank; d++) {
+        size_t used = strlen(batch);
+        snprintf(batch + used, sizeof batch - used, "%lld, ", (long long)v->batch[d]);
+    }
+    test_case("%s %s, batch [%s...], n = %lld, k = %lld, m = %lld, input %s, output %s", operation,
+              tch_dtype_name(dtype), batch, (long long)v->n, (long long)v->k, (long long)v->m, test_layout_name(v->in),
+              test_layout_name(v->out));
+}
+
+static void run_size(tch_context *context, const char *operation, tch_dtype dtype, size_t size, test_check check)
+{
+    int64_t n = sizes[size].n;
+    size_t outs = n <= SMALL ? LAYOUT_COUNT : 1;
+    size_t step = size;
+    for (int in = 0; in <= LAYOUT_EXPANDED; in++) {
+        for (size_t out = 0; out < outs; out++, step++) {
+            test_variation v = {.n = n, .k = sizes[size].k, .m = sizes[size].m, .in = (test_layout)in, .stream = size};
+            v.out = (test_layout)(outs > 1 ? out : (size_t)(in + 1) % LAYOUT_COUNT);
+            set_batch(&v, step % COUNT(batches));
+            name_case(operation, dtype, &v);
+            check(context, &v, dtype);
+        }
+    }
+}
+
+void test_for_each_case(tch_context *context, const char *operation, tch_dtype dtype, int64_t largest, test_check check)
+{
+    for (size_t size = 0; size < COUNT(sizes); size++) {
+        if (sizes[size].n <= largest) {
+            run_size(context, operation, dtype, size, check);
+        }
+    }
+}
+
+int32_t test_shape(const test_variation *v, int64_t rows, int64_t cols, int64_t *shape)
+{
+    int32_t rank = v->batch_rank;
+    memcpy(shape, v->batch, sizeof v->batch);
+    if (rows >= 0) {
+        shape[rank++] = rows;
+    }
+    if (cols >= 0) {
+        shape[rank++] = cols;
+    }
+    return rank;
+}
+
+test_tensor *test_case_tensor(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows,
+                              int64_t cols, test_layout layout)
+{
+    int64_t shape[TCH_MAX_RANK];
+    int32_t rank = test_shape(v, rows, cols, shape);
+    return test_tensor_make(context, dtype, rank, shape, layout);
+}
+
+test_tensor *test_case_random(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows,
+                              int64_t cols, test_layout layout, uint64_t salt)
+{
+    test_tensor *t = test_case_tensor(context, v, dtype, rows, cols, layout);
+    double *values = test_alloc((size_t)t->count * sizeof *values);
+    test_random random = test_random_stream(1000 * salt + v->stream);
+    test_random_fill_normal(&random, values, t->count);
+    test_tensor_write(t, values);
+    free(values);
+    return t;
+}

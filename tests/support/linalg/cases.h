@@ -1,0 +1,38 @@
+/* The one table of cases that all conformance tests run over: sizes 1, 2, 3, odd, and around every power of two where
+ * kernels have their edges; batches of none, one, several, and of several dimensions; every layout of the input with
+ * every layout of the output while matrices are small, and each at least once when they are large. */
+#ifndef TORCHIUM_TESTS_CASES_H
+#define TORCHIUM_TESTS_CASES_H
+
+#include "support/tensors.h"
+
+#define TEST_MAX_MATRICES 4 /* of a batch */
+#define TEST_MAX_BATCH_RANK 3
+
+typedef struct test_variation {
+    int64_t n, k, m; /* n by n matrices; or products n by k times k by m */
+    int32_t batch_rank;
+    int64_t batch[TEST_MAX_BATCH_RANK];
+    int64_t matrices;    /* product of batch */
+    test_layout in, out; /* out is never expanded */
+    uint64_t stream;     /* for random numbers: the same for every layout of the same size */
+} test_variation;
+
+typedef void (*test_check)(tch_context *context, const test_variation *v, tch_dtype dtype);
+
+/* Calls `check` for every case with n at most `largest`, having named it. */
+void test_for_each_case(tch_context *context, const char *operation, tch_dtype dtype, int64_t largest,
+                        test_check check);
+
+/* A shape: the batch of the case followed by up to two sizes (-1: left out). Returns the rank. */
+int32_t test_shape(const test_variation *v, int64_t rows, int64_t cols, int64_t *shape);
+
+/* A tensor of the batch's shape followed by rows and cols, as test_shape. */
+test_tensor *test_case_tensor(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows,
+                              int64_t cols, test_layout layout);
+
+/* The same filled with normal random numbers. */
+test_tensor *test_case_random(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows,
+                              int64_t cols, test_layout layout, uint64_t salt);
+
+#endif

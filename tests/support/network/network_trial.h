@@ -1,0 +1,42 @@
+/* A network with a batch, and the same in float64: what tests of networks begin with. */
+#ifndef TORCHIUM_TESTS_NETWORK_TRIAL_H
+#define TORCHIUM_TESTS_NETWORK_TRIAL_H
+
+#include <torchium/network.h>
+
+#include "reference_network.h"
+#include "support/random.h"
+#include "support/tensors.h"
+
+typedef struct network_trial {
+    tch_context *context;
+    tch_network_config config;
+    tch_network *net;
+    reference_network reference;
+    int64_t rows;
+    test_tensor *inputs, *targets, *totals;
+    double *x, *t; /* what is in inputs and targets, as rounded */
+} network_trial;
+
+/* A network with random weights and biases, and totals of 0. */
+void network_trial_make(network_trial *s, tch_context *context, const tch_network_config *config, test_random *random);
+void network_trial_free(network_trial *s);
+
+/* A random batch. */
+void network_trial_batch(network_trial *s, test_random *random, int64_t rows, test_layout layout);
+void network_trial_drop_batch(network_trial *s);
+
+void network_trial_clear(network_trial *s);      /* totals = 0 */
+tch_status network_trial_loss(network_trial *s); /* loss and gradients */
+
+/* The elements of a float32 tensor, from and to double; what is read is freed with free. */
+void network_trial_write(tch_context *context, tch_tensor *tensor, const double *values);
+double *network_trial_read(tch_context *context, const tch_tensor *tensor);
+
+/* The largest size among the values. */
+double network_trial_largest(int64_t count, const double *values);
+
+/* Every element within `tolerance` times the largest of those wanted. */
+void network_trial_close(const char *name, int64_t count, const double *got, const double *wanted, double tolerance);
+
+#endif

@@ -1,0 +1,674 @@
+/* A step takes each block out of the parameter, works on it as a small dense array of order 1 to 4, and puts it back.
+ * Along dimension k such an array is `before` by size[k] by `after`; products along it are written once, for all. */
+#include "optim_reference.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/linalg/reference.h"
+#include "support/testing.h"
+
+static double *zeros(int64_t count)
+{
+    double *x = test_alloc((size_t)count * sizeof *x);
+    memset(x, 0, (size_t)count * sizeof *x);
+    return x;
+}
+
+/* --- which boxes there are ---------------------------------------------------------------------------------------- */
+
+static int32_t drop_ones(int32_t ndim, const int64_t *shape, int64_t *dims)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < ndim; i++) {
+        if (shape[i] != 1) {
+            dims[n++] = shape[i];
+        }
+    }
+    return n;
+}
+
+/* At most four dimensions: the neighbours with the smallest product become one. */
+static int32_t merge_smallest(int32_t n, int64_t *dims)
+{
+    while (n > REF_MAX_ORDER) {
+        int32_t best = 0;
+        for (int32_t i = 1; i + 1 < n; i++) {
+            best = dims[i] * dims[i + 1] < dims[best] * dims[best + 1] ? i : best;
+        }
+        dims[best] *= dims[best + 1];
+        memmove(dims + best + 1, dims + best + 2, (size_t)(n - best - 2) * sizeof *dims);
+        n--;
+    }
+    return n;
+}
+
+/* From the innermost dimension outwards. The outermost stays apart rather than leave a vector. */
+int32_t ref_merge_dims(const tch_optim_config *config, int32_t ndim, int64_t *dims)
+{
+    int64_t merged[TCH_MAX_RANK];
+    int32_t n = 0;
+    for (int32_t i = ndim - 1; i >= 0; i--) {
+        bool fits = n > 0 && dims[i] * merged[n - 1] <= config->max_preconditioner_dim;
+        bool last = i == 0 && n == 1;
+        if (config->merge_dims && fits && !last) {
+            merged[n - 1] *= dims[i];
+        } else {
+            merged[n++] = dims[i];
+        }
+    }
+    for (int32_t i = 0; i < n; i++) {
+        dims[i] = merged[n - 1 - i];
+    }
+    return merge_smallest(n, dims);
+}
+
+static bool is_matrix_kind(tch_optim_kind kind)
+{
+    return kind == TCH_OPTIM_SHAMPOO || kind == TCH_OPTIM_SOAP || kind == TCH_OPTIM_MUON;
+}
+
+static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t ndim, const int64_t *shape,
+                          int32_t elementwise)
+{
+    int64_t dims[TCH_MAX_RANK];
+    int32_t n = drop_ones(ndim, shape, dims);
+    bool vectors = config->precondition_1d && config->kind != TCH_OPTIM_MUON;
+    bool matrix = n >= (vectors ? 1 : 2) && !elementwise && r->count > 0;
+    r->method = config->kind;
+    r->order = 1;
+    r->dims[0] = r->count;
+    if (!is_matrix_kind(config->kind)) {
+        return;
+    }
+    if (!matrix) {
+        r->method = TCH_OPTIM_ADAMW;
+        r->scalar = 1;
+    } else if (config->kind == TCH_OPTIM_MUON) {
+        r->order = 2;
+        r->dims[0] = dims[0];
+        r->dims[1] = r->count / dims[0];
+    } else {
+        r->order = ref_merge_dims(config, n, dims);
+        memcpy(r->dims, dims, (size_t)r->order * sizeof *dims);
+    }
+}
+
+static bool is_cut(const ref_optim *r, const tch_optim_config *config)
+{
+    return r->method == TCH_OPTIM_SHAMPOO || (r->method == TCH_OPTIM_SOAP && config->block);
+}
+
+static void make_block(ref_optim *r, const tch_optim_config *config, int64_t width, int64_t number, ref_block *b)
+{
+    memset(b, 0, sizeof *b);
+    b->count = 1;
+    for (int32_t k = r->order - 1; k >= 0; k--) {
+        int64_t blocks = (r->dims[k] + width - 1) / width;
+        b->start[k] = number % blocks * width;
+        b->size[k] = r->dims[k] - b->start[k] < width ? r->dims[k] - b->start[k] : width;
+        b->count *= b->size[k];
+        number /= blocks;
+        bool second_order = r->method == TCH_OPTIM_SHAMPOO || r->method == TCH_OPTIM_SOAP;
+        if (second_order && b->size[k] <= config->max_preconditioner_dim) {
+            b->factor[k] = zeros(b->size[k] * b->size[k]);
+            b->root[k] = zeros(b->size[k] * b->size[k]);
+        }
+    }
+    b->average = zeros(b->count);
+    b->square = zeros(b->count);
+    b->largest = zeros(b->count);
+    b->buffer = zeros(b->count);
+}
+
+ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const int64_t *shape, int32_t elementwise,
+                          const double *values)
+{
+    ref_optim *r = test_alloc(sizeof *r);
+    memset(r, 0, sizeof *r);
+    r->count = 1;
+    for (int32_t i = 0; i < ndim; i++) {
+        r->count *= shape[i];
+    }
+    choose_method(r, config, ndim, shape, elementwise);
+    r->values = zeros(r->count);
+    memcpy(r->values, values, (size_t)r->count * sizeof *values);
+    int64_t width = is_cut(r, config) ? config->max_preconditioner_dim : INT64_MAX / 2;
+    r->block_count = r->count > 0 ? 1 : 0;
+    for (int32_t k = 0; k < r->order; k++) {
+        r->block_count *= (int32_t)((r->dims[k] + width - 1) / width);
+    }
+    r->blocks = test_alloc((size_t)r->block_count * sizeof *r->blocks);
+    for (int32_t i = 0; i < r->block_count; i++) {
+        make_block(r, config, width, i, &r->blocks[i]);
+    }
+    return r;
+}
+
+void ref_optim_free(ref_optim *r)
+{
+    for (int32_t i = 0; r != NULL && i < r->block_count; i++) {
+        ref_block *b = &r->blocks[i];
+        for (int32_t k = 0; k < REF_MAX_ORDER; k++) {
+            free(b->factor[k]);
+            free(b->root[k]);
+        }
+        free(b->average);
+        free(b->square);
+        free(b->largest);
+        free(b->buffer);
+    }
+    if (r != NULL) {
+        free(r->blocks);
+        free(r->values);
+        free(r);
+    }
+}
+
+/* Where element e of the block lies in the parameter. */
+static int64_t place(const ref_optim *r, const ref_block *b, int64_t e)
+{
+    int64_t offset = 0;
+    int64_t stride = 1;
+    for (int32_t k = r->order - 1; k >= 0; k--) {
+        offset += (b->start[k] + e % b->size[k]) * stride;
+        e /= b->size[k];
+        stride *= r->dims[k];
+    }
+    return offset;
+}
+
+static double *take(const ref_optim *r, const ref_block *b, const double *from)
+{
+    double *x = zeros(b->count);
+    for (int64_t e = 0; e < b->count; e++) {
+        x[e] = from[place(r, b, e)];
+    }
+    return x;
+}
+
+/* --- products along a dimension ----------------------------------------------------------------------------------- */
+
+static int64_t after(const ref_optim *r, const ref_block *b, int32_t k)
+{
+    int64_t count = 1;
+    for (int32_t i = k + 1; i < r->order; i++) {
+        count *= b->size[i];
+    }
+    return count;
+}
+
+/* C = weight G + keep C, G(i, j) being the product of slices i and j of x. */
+static void update_factor(const ref_optim *r, ref_block *b, int32_t k, const double *x, double weight, double keep)
+{
+    int64_t n = b->size[k];
+    int64_t inner = after(r, b, k);
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0.0;
+            for (int64_t e = 0; e < b->count / n; e++) {
+                int64_t first = e / inner * n * inner + e % inner;
+                sum += x[first + i * inner] * x[first + j * inner];
+            }
+            b->factor[k][i * n + j] = weight * sum + keep * b->factor[k][i * n + j];
+        }
+    }
+}
+
+/* x = M x along dimension k, or M' x. */
+static void multiply(const ref_optim *r, const ref_block *b, int32_t k, const double *m, bool transpose, double *x)
+{
+    int64_t n = b->size[k];
+    int64_t inner = after(r, b, k);
+    double *column = zeros(n);
+    for (int64_t e = 0; e < b->count / n; e++) {
+        double *first = x + e / inner * n * inner + e % inner;
+        for (int64_t i = 0; i < n; i++) {
+            column[i] = 0.0;
+            for (int64_t j = 0; j < n; j++) {
+                column[i] += m[transpose ? j * n + i : i * n + j] * first[j * inner];
+            }
+        }
+        for (int64_t i = 0; i < n; i++) {
+            first[i * inner] = column[i];
+        }
+    }
+    free(column);
+}
+
+static void multiply_all(const ref_optim *r, const ref_block *b, bool transpose, double *x)
+{
+    for (int32_t k = 0; k < r->order; k++) {
+        if (b->root[k] != NULL) {
+            multiply(r, b, k, b->root[k], transpose, x);
+        }
+    }
+}
+
+/* --- elementwise methods ------------------------------------------------------------------------------------------ */
+
+typedef struct adam_numbers {
+    double lr, decay, beta1, beta2, eps;
+    bool l2;
+} adam_numbers;
+
+static adam_numbers adam_numbers_of(const ref_optim *r, const tch_optim_config *c)
+{
+    bool l2 = c->decay == TCH_DECAY_L2 && c->kind != TCH_OPTIM_MUON;
+    if (!r->scalar) {
+        return (adam_numbers){c->lr, c->weight_decay, c->beta1, c->beta2, c->eps, l2};
+    }
+    double lr = c->scalar_lr != 0.0 ? c->scalar_lr : c->lr;
+    double decay = c->scalar_weight_decay >= 0.0 ? c->scalar_weight_decay : c->weight_decay;
+    return (adam_numbers){lr, decay, c->scalar_beta1, c->scalar_beta2, c->scalar_eps, l2};
+}
+
+static void step_adamw(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+{
+    adam_numbers n = adam_numbers_of(r, c);
+    double correction1 = 1.0 - pow(n.beta1, (double)r->step);
+    double correction2 = 1.0 - pow(n.beta2, (double)r->step);
+    for (int64_t e = 0; e < b->count; e++) {
+        g[e] += n.l2 ? n.decay * p[e] : 0.0;
+        p[e] *= n.l2 ? 1.0 : 1.0 - n.lr * n.decay;
+        b->average[e] = n.beta1 * b->average[e] + (1.0 - n.beta1) * g[e];
+        b->square[e] = n.beta2 * b->square[e] + (1.0 - n.beta2) * g[e] * g[e];
+        b->largest[e] = fmax(b->largest[e], b->square[e]);
+        double v = c->amsgrad && !r->scalar ? b->largest[e] : b->square[e];
+        p[e] -= n.lr * b->average[e] / correction1 / (sqrt(v / correction2) + n.eps);
+    }
+}
+
+static void step_sgd(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+{
+    for (int64_t e = 0; e < b->count; e++) {
+        double d = g[e] + c->weight_decay * p[e];
+        if (c->momentum != 0.0) {
+            b->buffer[e] = r->step == 1 ? d : c->momentum * b->buffer[e] + (1.0 - c->dampening) * d;
+            d = c->nesterov ? d + c->momentum * b->buffer[e] : b->buffer[e];
+        }
+        p[e] -= c->lr * d;
+    }
+}
+
+/* --- Shampoo ------------------------------------------------------------------------------------------------------ */
+
+static void accumulate(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g)
+{
+    double weight = 1.0;
+    double keep = 1.0;
+    if (c->beta2 != 1.0) {
+        weight = (1.0 - c->beta2) / (c->bias_correction ? 1.0 - pow(c->beta2, (double)r->step) : 1.0);
+        keep = c->bias_correction ? 1.0 - weight : c->beta2;
+    }
+    for (int32_t k = 0; k < r->order; k++) {
+        update_factor(r, b, k, g, weight, keep);
+    }
+}
+
+static void take_root(const tch_optim_config *c, int32_t order, int64_t n, const double *factor, double *root)
+{
+    double *w = zeros(n);
+    double *v = zeros(n * n);
+    ref_eigh(n, factor, w, v);
+    double damping = fmax(c->eps, c->relative_eps * w[n - 1]);
+    double power = -1.0 / (c->exponent_override > 0 ? c->exponent_override : 2 * order);
+    for (int64_t i = 0; i < n; i++) {
+        w[i] = pow(fmax(w[i], 0.0) + damping, power);
+    }
+    ref_compose(n, v, w, root);
+    free(w);
+    free(v);
+}
+
+static int64_t first_refresh(const tch_optim_config *c)
+{
+    return c->start_preconditioning_step > 1 ? c->start_preconditioning_step : 1;
+}
+
+static void refresh_if_due(ref_optim *r, const tch_optim_config *c, ref_block *b)
+{
+    int64_t since = r->step - first_refresh(c);
+    for (int32_t k = 0; k < r->order && since >= 0 && since % c->precondition_frequency == 0; k++) {
+        take_root(c, r->order, b->size[k], b->factor[k], b->root[k]);
+    }
+}
+
+/* d from g and f, with v in b->square. */
+static void graft(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g, const double *f, double *d)
+{
+    double correction = 1.0 - pow(c->grafting_beta2, (double)r->step);
+    for (int64_t e = 0; e < b->count; e++) {
+        double *v = &b->square[e];
+        d[e] = f[e];
+        if (c->grafting == TCH_GRAFTING_ADAGRAD) {
+            *v += g[e] * g[e];
+        } else {
+            *v = c->grafting_beta2 * *v + (1.0 - c->grafting_beta2) * g[e] * g[e];
+        }
+        if (c->grafting > TCH_GRAFTING_SGD) {
+            d[e] /= sqrt(c->grafting == TCH_GRAFTING_ADAM ? *v / correction : *v) + c->grafting_eps;
+        }
+    }
+}
+
+/* The direction takes the place of f. */
+static void precondition(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g, double *f)
+{
+    double *d = zeros(b->count);
+    graft(r, c, b, g, f, d);
+    if (r->step < first_refresh(c)) {
+        memcpy(f, d, (size_t)b->count * sizeof *f);
+    } else {
+        multiply_all(r, b, false, f);
+        double norm = ref_norm(b->count, f);
+        double scale = norm > 0.0 ? ref_norm(b->count, d) / norm : 0.0;
+        for (int64_t e = 0; e < b->count && c->grafting != TCH_GRAFTING_NONE; e++) {
+            f[e] *= scale;
+        }
+    }
+    free(d);
+}
+
+static void apply(const tch_optim_config *c, ref_block *b, double *p, const double *d)
+{
+    double shrink = c->decay == TCH_DECAY_DECOUPLED ? 1.0 - c->lr * c->weight_decay : 1.0;
+    for (int64_t e = 0; e < b->count; e++) {
+        double step = d[e];
+        if (c->kind == TCH_OPTIM_SHAMPOO && c->momentum != 0.0) {
+            b->buffer[e] = c->momentum * b->buffer[e] + d[e];
+            step = c->nesterov ? d[e] + c->momentum * b->buffer[e] : b->buffer[e];
+        }
+        p[e] = p[e] * shrink - c->lr * step;
+    }
+}
+
+static void add_l2(const tch_optim_config *c, const ref_block *b, const double *p, double *g)
+{
+    for (int64_t e = 0; e < b->count && c->decay == TCH_DECAY_L2; e++) {
+        g[e] += c->weight_decay * p[e];
+    }
+}
+
+static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+{
+    double *f = zeros(b->count);
+    double correction = c->bias_correction ? 1.0 - pow(c->beta1, (double)r->step) : 1.0;
+    add_l2(c, b, p, g);
+    accumulate(r, c, b, g);
+    refresh_if_due(r, c, b);
+    for (int64_t e = 0; e < b->count; e++) {
+        b->average[e] = c->beta1 * b->average[e] + (1.0 - c->beta1) * g[e];
+        f[e] = c->beta1 != 0.0 ? b->average[e] / correction : g[e];
+    }
+    precondition(r, c, b, g, f);
+    apply(c, b, p, f);
+    free(f);
+}
+
+/* --- SOAP --------------------------------------------------------------------------------------------------------- */
+
+/* Eigenvectors in the columns, the largest eigenvalue first. */
+static void first_basis(int64_t n, const double *factor, double *basis)
+{
+    double *w = zeros(n);
+    double *v = zeros(n * n);
+    ref_eigh(n, factor, w, v);
+    for (int64_t i = 0; i < n * n; i++) {
+        basis[i] = v[i / n * n + (n - 1 - i % n)];
+    }
+    free(w);
+    free(v);
+}
+
+/* Gram-Schmidt on the columns, each twice. */
+static void orthonormalize(int64_t n, double *x)
+{
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t k = 0; k < 2 * j; k++) {
+            double along = 0.0;
+            for (int64_t i = 0; i < n; i++) {
+                along += x[i * n + k % j] * x[i * n + j];
+            }
+            for (int64_t i = 0; i < n; i++) {
+                x[i * n + j] -= along * x[i * n + k % j];
+            }
+        }
+        double square = 0.0;
+        for (int64_t i = 0; i < n; i++) {
+            square += x[i * n + j] * x[i * n + j];
+        }
+        for (int64_t i = 0; i < n; i++) {
+            x[i * n + j] /= sqrt(square);
+        }
+    }
+}
+
+/* order[i] is the number of the i-th largest diagonal element of Q' C Q. */
+static void order_of(int64_t n, const double *q, const double *cq, int64_t *order)
+{
+    double *w = zeros(n);
+    for (int64_t i = 0; i < n * n; i++) {
+        w[i % n] += q[i] * cq[i];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        order[i] = 0;
+        for (int64_t j = 1; j < n; j++) {
+            order[i] = w[j] > w[order[i]] ? j : order[i];
+        }
+        w[order[i]] = -HUGE_VAL;
+    }
+    free(w);
+}
+
+/* A factor is followed with this share of its trace added: the eigenvectors are the same, and what lies in its null space
+ * stays where it is (docs/numerics/soap-basis.md). */
+#define BASIS_SHIFT 1e-7
+
+static void multiply_shifted(int64_t n, const double *factor, const double *basis, double *product)
+{
+    double trace = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        trace += factor[i * n + i];
+    }
+    ref_matmul(n, n, n, factor, basis, product);
+    for (int64_t i = 0; i < n * n; i++) {
+        product[i] += BASIS_SHIFT * trace * basis[i];
+    }
+}
+
+/* One orthogonal iteration: columns ordered by their share of the factor, second moments with them, then QR of C Q. */
+static void track(const ref_optim *r, ref_block *b, int32_t k)
+{
+    int64_t n = b->size[k];
+    int64_t inner = after(r, b, k);
+    double *product = zeros(n * n);
+    double *square = zeros(b->count);
+    int64_t *order = test_alloc((size_t)n * sizeof *order);
+    multiply_shifted(n, b->factor[k], b->root[k], product);
+    order_of(n, b->root[k], product, order);
+    for (int64_t i = 0; i < n * n; i++) {
+        b->root[k][i] = product[i / n * n + order[i % n]];
+    }
+    for (int64_t e = 0; e < b->count; e++) {
+        int64_t i = e / inner % n;
+        square[e] = b->square[e + (order[i] - i) * inner];
+    }
+    memcpy(b->square, square, (size_t)b->count * sizeof *square);
+    orthonormalize(n, b->root[k]);
+    free(product);
+    free(square);
+    free(order);
+}
+
+/* m becomes the direction in the original space. */
+static void adam_in_basis(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g, double *m)
+{
+    double moments = (double)(r->step - 1);
+    double *rotated = zeros(b->count);
+    double scale = c->bias_correction ? sqrt(1.0 - pow(c->beta2, moments)) / (1.0 - pow(c->beta1, moments)) : 1.0;
+    memcpy(rotated, g, (size_t)b->count * sizeof *g);
+    multiply_all(r, b, true, rotated);
+    multiply_all(r, b, true, m);
+    for (int64_t e = 0; e < b->count; e++) {
+        b->square[e] = c->beta2 * b->square[e] + (1.0 - c->beta2) * rotated[e] * rotated[e];
+        m[e] *= scale / (sqrt(b->square[e]) + c->eps);
+    }
+    multiply_all(r, b, false, m);
+    double norm = ref_norm(b->count, m);
+    for (int64_t e = 0; e < b->count && c->normalize_grads; e++) {
+        m[e] *= norm > 0.0 ? sqrt((double)b->count) / norm : 0.0;
+    }
+    free(rotated);
+}
+
+static void update_bases(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g)
+{
+    double beta = c->shampoo_beta < 0.0 ? c->beta2 : c->shampoo_beta;
+    for (int32_t k = 0; k < r->order; k++) {
+        if (b->factor[k] == NULL) {
+            continue;
+        }
+        update_factor(r, b, k, g, 1.0 - beta, beta);
+        if (r->step == 1) {
+            first_basis(b->size[k], b->factor[k], b->root[k]);
+        } else if ((r->step - 1) % c->precondition_frequency == 0) {
+            track(r, b, k);
+        }
+    }
+}
+
+/* The first gradient only prepares the bases. */
+static void step_soap(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+{
+    add_l2(c, b, p, g);
+    if (r->step > 1) {
+        double *m = zeros(b->count);
+        for (int64_t e = 0; e < b->count; e++) {
+            m[e] = b->average[e] = c->beta1 * b->average[e] + (1.0 - c->beta1) * g[e];
+        }
+        adam_in_basis(r, c, b, g, m);
+        apply(c, b, p, m);
+        free(m);
+    }
+    update_bases(r, c, b, g);
+}
+
+/* --- Muon --------------------------------------------------------------------------------------------------------- */
+
+/* Polar Express as published: optimal step by step, all but the last with its safety factor of 1.01. After long steps the
+ * last. */
+static void ortho_coefficients(const tch_optim_config *config, bool longs, int32_t step, double *k)
+{
+    static const double polar[6][3] = {{8.2872, -23.5959, 17.3004}, {4.1071, -2.9478, 0.5448},
+                                       {3.9487, -2.9089, 0.5518},   {3.3184, -2.4885, 0.5100},
+                                       {2.3007, -1.6689, 0.4188},   {1.875, -1.25, 0.375}};
+    static const double muon[3] = {3.4445, -4.7750, 2.0315};
+    const double *own = config->muon_coefficients;
+    step = longs ? 5 : step;
+    if (config->muon_method == TCH_ORTHO_MUON) {
+        memcpy(k, own[0] != 0.0 || own[1] != 0.0 || own[2] != 0.0 ? own : muon, sizeof muon);
+        return;
+    }
+    memcpy(k, polar[step < 5 ? step : 5], sizeof muon);
+    for (int i = 0; i < 3 && step < 5; i++) {
+        k[i] /= pow(1.01, 2 * i + 1);
+    }
+}
+
+/* X = (a I + b G + c G^2) X with G = X X'. */
+static void ortho_step(int64_t m, int64_t n, const double *k, double *x)
+{
+    double *turned = zeros(m * n);
+    double *g = zeros(m * m);
+    double *g2 = zeros(m * m);
+    ref_transpose(m, n, x, turned);
+    ref_matmul(m, n, m, x, turned, g);
+    ref_matmul(m, m, m, g, g, g2);
+    for (int64_t i = 0; i < m * m; i++) {
+        g[i] = k[1] * g[i] + k[2] * g2[i] + (i / m == i % m ? k[0] : 0.0);
+    }
+    ref_matmul(m, m, n, g, x, turned);
+    memcpy(x, turned, (size_t)(m * n) * sizeof *x);
+    free(turned);
+    free(g);
+    free(g2);
+}
+
+void ref_orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x)
+{
+    double k[3];
+    double *short_side = zeros(m * n);
+    double norm = fmax(ref_norm(m * n, x), config->eps);
+    int64_t rows = m < n ? m : n;
+    for (int64_t i = 0; i < m * n; i++) {
+        x[i] /= norm;
+    }
+    if (m > n) {
+        ref_transpose(m, n, x, short_side);
+    } else {
+        memcpy(short_side, x, (size_t)(m * n) * sizeof *x);
+    }
+    bool minimax = config->muon_method == TCH_ORTHO_MINIMAX;
+    bool longs = minimax && !narrow;
+    int32_t steps = config->muon_steps > 0 ? config->muon_steps : minimax ? REF_LONG_STEPS : 5;
+    steps += minimax && narrow ? 2 : 0; /* of Polar Express, for as many as there would be */
+    for (int32_t step = 0; step < steps; step++) {
+        if (longs && step < REF_LONG_STEPS) {
+            ref_long_step(step, rows, m * n / rows, short_side);
+            continue;
+        }
+        ortho_coefficients(config, longs, step, k);
+        ortho_step(rows, m * n / rows, k, short_side);
+    }
+    if (m > n) {
+        ref_transpose(n, m, short_side, x);
+    } else {
+        memcpy(x, short_side, (size_t)(m * n) * sizeof *x);
+    }
+    free(short_side);
+}
+
+static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+{
+    double m = (double)r->dims[0];
+    double n = (double)r->dims[1];
+    double lr = c->lr;
+    if (c->muon_lr == TCH_MUON_LR_ORIGINAL) {
+        lr *= sqrt(fmax(1.0, m / n));
+    } else if (c->muon_lr == TCH_MUON_LR_MATCH_RMS_ADAMW) {
+        lr *= 0.2 * sqrt(fmax(m, n));
+    }
+    for (int64_t e = 0; e < b->count; e++) {
+        b->average[e] += (1.0 - c->momentum) * (g[e] - b->average[e]);
+        g[e] = c->nesterov ? g[e] + c->momentum * (b->average[e] - g[e]) : b->average[e];
+    }
+    ref_orthogonalize(c, r->narrow, r->dims[0], r->dims[1], g);
+    for (int64_t e = 0; e < b->count; e++) {
+        p[e] = p[e] * (1.0 - c->lr * c->weight_decay) - lr * g[e];
+    }
+}
+
+void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *gradient)
+{
+    static void (*const steps[])(ref_optim *, const tch_optim_config *, ref_block *, double *, double *) = {
+        [TCH_OPTIM_SGD] = step_sgd,   [TCH_OPTIM_ADAMW] = step_adamw, [TCH_OPTIM_SHAMPOO] = step_shampoo,
+        [TCH_OPTIM_SOAP] = step_soap, [TCH_OPTIM_MUON] = step_muon,
+    };
+    r->step++;
+    for (int32_t i = 0; i < r->block_count; i++) {
+        ref_block *b = &r->blocks[i];
+        double *p = take(r, b, r->values);
+        double *g = take(r, b, gradient);
+        for (int64_t e = 0; e < b->count; e++) {
+            g[e] = config->maximize ? -g[e] : g[e];
+        }
+        steps[r->method](r, config, b, p, g);
+        for (int64_t e = 0; e < b->count; e++) {
+            r->values[place(r, b, e)] = p[e];
+        }
+        free(p);
+        free(g);
+    }
+}

@@ -1,0 +1,246 @@
+/* Parameters are made contiguous in the order of memory, so that test_tensor_read gives their numbers as the references
+ * keep them; what the library sees is a view of the same memory with its dimensions in another order. */
+#include "optim_trial.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/elements.h"
+#include "support/linalg/reference.h"
+#include "support/testing.h"
+
+#define PARAMETER_SCALE 0.5
+
+static bool is_permuted(const trial_shape *s)
+{
+    bool permuted = false;
+    for (int32_t d = 0; d < s->ndim; d++) {
+        permuted = permuted || s->order[d] != 0;
+    }
+    return permuted;
+}
+
+static int32_t memory_dimension(const trial_shape *s, int32_t d)
+{
+    return is_permuted(s) ? s->order[d] : d;
+}
+
+/* The tensor's own shape, and its strides over memory without gaps. */
+static void lay_out(trial_parameter *p)
+{
+    const trial_shape *s = &p->shape;
+    for (int32_t d = 0; d < s->ndim; d++) {
+        int32_t m = memory_dimension(s, d);
+        p->sizes[d] = s->shape[m];
+        p->strides[d] = 1;
+        for (int32_t i = m + 1; i < s->ndim; i++) {
+            p->strides[d] *= s->shape[i];
+        }
+    }
+}
+
+static void view(const trial_parameter *p, const test_tensor *memory, tch_tensor *tensor)
+{
+    *tensor = memory->tensor;
+    tensor->shape = (int64_t *)p->sizes;
+    tensor->strides = is_permuted(&p->shape) ? (int64_t *)p->strides : NULL;
+}
+
+static void make_gradient(trial *t, trial_parameter *p)
+{
+    const trial_shape *s = &p->shape;
+    if (s->gradient_follows) {
+        p->gradient_memory = test_tensor_make(t->context, t->gradient_dtype, s->ndim, s->shape, LAYOUT_CONTIGUOUS);
+        view(p, p->gradient_memory, &p->gradient);
+    } else {
+        p->gradient_memory = test_tensor_make(t->context, t->gradient_dtype, s->ndim, p->sizes, s->gradient);
+        p->gradient = p->gradient_memory->tensor;
+    }
+    p->drawn = test_alloc((size_t)p->memory->count * sizeof *p->drawn);
+}
+
+static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shape, int32_t group)
+{
+    memset(p, 0, sizeof *p);
+    p->shape = *shape;
+    p->group = group;
+    lay_out(p);
+    p->memory = test_tensor_make(t->context, t->dtype, shape->ndim, shape->shape, LAYOUT_CONTIGUOUS);
+    view(p, p->memory, &p->tensor);
+    double *values = test_alloc((size_t)p->memory->count * sizeof *values);
+    for (int64_t i = 0; i < p->memory->count; i++) {
+        values[i] = test_round(t->dtype, PARAMETER_SCALE * test_random_normal(&t->random));
+    }
+    test_tensor_write(p->memory, values);
+    p->reference = ref_optim_make(&t->configs[group], shape->ndim, shape->shape, shape->elementwise, values);
+    p->reference->narrow = !test_on_cpu() && t->dtype.bits != 64;
+    make_gradient(t, p);
+    free(values);
+}
+
+static void make_group(trial *t, const tch_optim_config *config, int32_t count, const trial_shape *shapes,
+                       tch_parameter *entries)
+{
+    CHECK(t->groups < TRIAL_MOST_GROUPS && t->count + count <= TRIAL_MOST_PARAMETERS, "the trial is too large");
+    t->configs[t->groups] = *config;
+    for (int32_t i = 0; i < count; i++) {
+        trial_parameter *p = &t->parameters[t->count + i];
+        make_parameter(t, p, &shapes[i], t->groups);
+        entries[i] = (tch_parameter){&p->tensor, NULL, shapes[i].elementwise};
+    }
+    t->count += count;
+    t->groups++;
+}
+
+void trial_prepare(trial *t, tch_context *context, tch_dtype dtype, tch_dtype gradients, const tch_optim_config *config,
+                   int32_t count, const trial_shape *shapes, tch_parameter *entries)
+{
+    memset(t, 0, sizeof *t);
+    t->context = context;
+    t->dtype = dtype;
+    t->gradient_dtype = gradients;
+    t->random = test_random_stream((uint64_t)config->kind * 1000 + (uint64_t)count);
+    make_group(t, config, count, shapes, entries);
+}
+
+void trial_open(trial *t, tch_context *context, tch_dtype dtype, tch_dtype gradients, const tch_optim_config *config,
+                int32_t count, const trial_shape *shapes)
+{
+    tch_parameter entries[TRIAL_MOST_PARAMETERS];
+    trial_prepare(t, context, dtype, gradients, config, count, shapes, entries);
+    CHECK_OK(tch_optimizer_create(context, config, count, entries, &t->optimizer));
+}
+
+void trial_add_group(trial *t, const tch_optim_config *config, int32_t count, const trial_shape *shapes)
+{
+    tch_parameter entries[TRIAL_MOST_PARAMETERS];
+    int32_t group = -1;
+    int32_t expected = t->groups;
+    make_group(t, config, count, shapes, entries);
+    CHECK_OK(tch_optimizer_add_group(t->optimizer, config, count, entries, &group));
+    CHECK(group == expected, "the new group is number %d, expected %d", group, expected);
+}
+
+void trial_close(trial *t)
+{
+    tch_optimizer_destroy(t->optimizer);
+    for (int32_t i = 0; i < t->count; i++) {
+        trial_parameter *p = &t->parameters[i];
+        test_tensor_free(p->memory);
+        test_tensor_free(p->gradient_memory);
+        ref_optim_free(p->reference);
+        free(p->drawn);
+    }
+    memset(t, 0, sizeof *t);
+}
+
+/* Numbers in the order of memory to row-major order of the tensor's shape. */
+static double *in_tensor_order(const trial_parameter *p, const double *values)
+{
+    double *out = test_alloc((size_t)p->memory->count * sizeof *out);
+    for (int64_t i = 0; i < p->memory->count; i++) {
+        int64_t rest = i;
+        int64_t from = 0;
+        for (int32_t d = p->shape.ndim - 1; d >= 0; d--) {
+            from += rest % p->sizes[d] * p->strides[d];
+            rest /= p->sizes[d];
+        }
+        out[i] = values[from];
+    }
+    return out;
+}
+
+/* Normal numbers whose size falls along the parameter, so that factors have a spectrum. */
+static void draw(trial *t, trial_parameter *p)
+{
+    for (int64_t i = 0; i < p->memory->count; i++) {
+        double share = (double)i / (double)p->memory->count;
+        p->drawn[i] = test_round(t->gradient_dtype, test_random_normal(&t->random) * (1.0 - 0.8 * share));
+    }
+    double *values = p->shape.gradient_follows ? NULL : in_tensor_order(p, p->drawn);
+    test_tensor_write(p->gradient_memory, values == NULL ? p->drawn : values);
+    free(values);
+}
+
+void trial_draw(trial *t)
+{
+    for (int32_t i = 0; i < t->count; i++) {
+        draw(t, &t->parameters[i]);
+    }
+}
+
+void trial_list_gradients(const trial *t, const tch_tensor **gradients)
+{
+    for (int32_t i = 0; i < t->count; i++) {
+        gradients[i] = t->parameters[i].missing ? NULL : &t->parameters[i].gradient;
+    }
+}
+
+void trial_step_references(trial *t)
+{
+    t->steps++;
+    for (int32_t i = 0; i < t->count; i++) {
+        trial_parameter *p = &t->parameters[i];
+        if (p->missing) {
+            continue;
+        }
+        size_t bytes = (size_t)p->memory->count * sizeof(double);
+        double *before = test_alloc(bytes);
+        memcpy(before, p->reference->values, bytes);
+        ref_optim_step(p->reference, &t->configs[p->group], p->drawn);
+        p->path += ref_distance(p->memory->count, before, p->reference->values);
+        free(before);
+    }
+}
+
+void trial_step(trial *t)
+{
+    const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
+    trial_draw(t);
+    trial_list_gradients(t, gradients);
+    CHECK_OK(tch_optimizer_step(t->optimizer, t->count, gradients));
+    trial_step_references(t);
+}
+
+void trial_set_config(trial *t, int32_t group, const tch_optim_config *config)
+{
+    t->configs[group] = *config;
+    CHECK_OK(tch_optimizer_set_config(t->optimizer, group, config));
+}
+
+double trial_error(const trial *t, int32_t parameter, double roundings)
+{
+    const trial_parameter *p = &t->parameters[parameter];
+    double *values = test_tensor_read(p->memory);
+    double distance = ref_distance(p->memory->count, values, p->reference->values);
+    double size = ref_norm(p->memory->count, p->reference->values);
+    free(values);
+    distance -= roundings * test_unit_roundoff(t->dtype) * size;
+    return distance <= 0.0 ? 0.0 : distance / (p->path > 0.0 ? p->path : 1e-300);
+}
+
+void trial_check(const trial *t, double tolerance)
+{
+    for (int32_t i = 0; i < t->count; i++) {
+        const trial_parameter *p = &t->parameters[i];
+        double error = trial_error(t, i, (double)t->steps);
+        CHECK(error <= tolerance, "parameter %d: off by %.3e of the way after %lld steps, expected %.1e", i, error,
+              (long long)t->steps, tolerance);
+        CHECK(p->path > 0.0 || p->memory->count == 0 || p->missing, "parameter %d: the reference has not moved", i);
+        test_tensor_check_written(p->memory, "the parameter");
+        test_tensor_check_unchanged(p->gradient_memory, "the gradient");
+    }
+}
+
+void trial_run(tch_context *context, tch_dtype dtype, const tch_optim_config *config, int32_t count,
+               const trial_shape *shapes, int32_t steps, double tolerance)
+{
+    trial t;
+    trial_open(&t, context, dtype, dtype, config, count, shapes);
+    for (int32_t i = 0; i < steps; i++) {
+        trial_step(&t);
+    }
+    trial_check(&t, tolerance);
+    trial_close(&t);
+}

@@ -1,0 +1,80 @@
+/* An optimizer of the library and the plain float64 references of its parameters, taking the same steps. Parameters lie
+ * in guarded memory in the order of their own choice; gradients are fresh random numbers at every step, with a spectrum
+ * that is neither flat nor degenerate. */
+#ifndef TORCHIUM_TESTS_OPTIM_TRIAL_H
+#define TORCHIUM_TESTS_OPTIM_TRIAL_H
+
+#include "optim_reference.h"
+#include "support/random.h"
+#include "support/tensors.h"
+
+#define TRIAL_MOST_PARAMETERS 24
+#define TRIAL_MOST_GROUPS 4
+
+/* One parameter of a trial. */
+typedef struct trial_shape {
+    int32_t ndim;
+    int64_t shape[TCH_MAX_RANK]; /* in the order of memory, outermost first */
+    int32_t order[TCH_MAX_RANK]; /* dimension d of the tensor is number order[d] in memory; all 0: as in memory */
+    int32_t elementwise;
+    int32_t gradient_follows; /* 1: the gradient lies as the parameter does; 0: in `gradient` layout of its shape */
+    test_layout gradient;
+} trial_shape;
+
+typedef struct trial_parameter {
+    trial_shape shape;
+    int32_t group;
+    test_tensor *memory, *gradient_memory;
+    tch_tensor tensor, gradient; /* what the library is given */
+    int64_t sizes[TCH_MAX_RANK], strides[TCH_MAX_RANK];
+    int64_t gradient_strides[TCH_MAX_RANK];
+    double *drawn;   /* the latest gradient, in the order of memory, as its dtype holds it */
+    double path;     /* the length of the reference's way so far */
+    int32_t missing; /* 1: gets no gradient */
+    ref_optim *reference;
+} trial_parameter;
+
+typedef struct trial {
+    tch_context *context;
+    tch_optimizer *optimizer;
+    tch_dtype dtype, gradient_dtype;
+    test_random random;
+    int32_t groups, count;
+    tch_optim_config configs[TRIAL_MOST_GROUPS];
+    trial_parameter parameters[TRIAL_MOST_PARAMETERS];
+    int64_t steps;
+} trial;
+
+/* An optimizer with one group of these parameters. `gradients` is their gradients' dtype. */
+void trial_open(trial *t, tch_context *context, tch_dtype dtype, tch_dtype gradients, const tch_optim_config *config,
+                int32_t count, const trial_shape *shapes);
+void trial_add_group(trial *t, const tch_optim_config *config, int32_t count, const trial_shape *shapes);
+void trial_close(trial *t);
+
+/* Parameters without an optimizer yet, for tests that make it themselves: `entries` has room for count. */
+void trial_prepare(trial *t, tch_context *context, tch_dtype dtype, tch_dtype gradients, const tch_optim_config *config,
+                   int32_t count, const trial_shape *shapes, tch_parameter *entries);
+
+/* New gradients on the device, for the library alone; then the references' step with them. trial_step does both and
+ * the library's step in between. */
+void trial_draw(trial *t);
+void trial_list_gradients(const trial *t, const tch_tensor **gradients);
+void trial_step_references(trial *t);
+void trial_step(trial *t);
+
+/* Changes the numbers of a group on both sides. */
+void trial_set_config(trial *t, int32_t group, const tch_optim_config *config);
+
+/* |p - reference| over the length of the reference's way, for one parameter, after taking away what storing p in its
+ * dtype at each of `roundings` steps may have done. */
+double trial_error(const trial *t, int32_t parameter, double roundings);
+
+/* Fails the test where an error exceeds the tolerance, memory beside a parameter or a gradient was written, or nothing
+ * has moved. */
+void trial_check(const trial *t, double tolerance);
+
+/* Opens, takes `steps`, checks, closes. */
+void trial_run(tch_context *context, tch_dtype dtype, const tch_optim_config *config, int32_t count,
+               const trial_shape *shapes, int32_t steps, double tolerance);
+
+#endif
