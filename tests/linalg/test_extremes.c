@@ -10,10 +10,10 @@
 #include <string.h>
 
 #include "support/elements.h"
-#include "support/random.h"
 #include "support/linalg/reference.h"
-#include "support/testing.h"
+#include "support/random.h"
 #include "support/tensors.h"
+#include "support/testing.h"
 #include "support/testing.h"
 
 #define N 5

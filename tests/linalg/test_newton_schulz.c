@@ -11,11 +11,11 @@
 
 #include "core/context.h"
 #include "linalg/orthogonalize.h"
+#include "support/backend/table_copy.h"
 #include "support/elements.h"
 #include "support/linalg/reference.h"
-#include "support/random.h"
-#include "support/backend/table_copy.h"
 #include "support/linalg/reference.h"
+#include "support/random.h"
 #include "support/testing.h"
 
 static const tchi_schulz_step muon = {3.4445, -4.7750, 2.0315};

@@ -10,10 +10,10 @@
 
 #include "core/context.h"
 #include "support/backend/recording_backend.h"
-#include "support/files.h"
-#include "support/random.h"
 #include "support/backend/recording_backend.h"
 #include "support/backend/table_copy.h"
+#include "support/files.h"
+#include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/linalg/reference.h"
-#include "support/random.h"
 #include "support/backend/table_copy.h"
 #include "support/linalg/reference.h"
+#include "support/linalg/reference.h"
+#include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 

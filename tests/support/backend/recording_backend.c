@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "core/status.h"
-#include "table_copy.h"
 #include "support/testing.h"
+#include "table_copy.h"
 
 enum { MATRICES = 4, ARRAYS = 2 };
 

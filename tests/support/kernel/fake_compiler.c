@@ -12,11 +12,9 @@
 #include "core/allocator.h"
 #include "core/context.h"
 #include "core/status.h"
-#include "files.h"
+#include "support/backend/table_copy.h"
 #include "support/files.h"
 #include "support/testing.h"
-#include "support/backend/table_copy.h"
-#include "testing.h"
 
 #define MAGIC "FAKE"
 
