@@ -60,12 +60,14 @@ static void release_inputs(demo_inputs *inputs)
 static tch_status fill_spectrum(const workplace *place, const demo_options *options, tch_tensor **spectrum)
 {
     tch_status status = workplace_vector(place->host, TCH_FLOAT64, options->n, spectrum);
-    if (status != TCH_OK)
+    if (status != TCH_OK) {
         return status;
+    }
     double *w = (*spectrum)->data;
     random_power_law(options->n, options->condition, w);
-    for (int64_t i = 0; i < options->n && options->n > 1; i++)
+    for (int64_t i = 0; i < options->n && options->n > 1; i++) {
         w[i] -= 1.0 / options->condition;
+    }
     return TCH_OK;
 }
 
@@ -78,8 +80,9 @@ static tch_status make_inputs(const workplace *place, const demo_options *option
     if ((status = workplace_matrices(place->device, TCH_FLOAT32, batch, n, n, &inputs->f32)) == TCH_OK &&
         (status = workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &inputs->f64)) == TCH_OK &&
         (status = fill_spectrum(place, options, &spectrum)) == TCH_OK &&
-        (status = random_symmetric(place, (uint64_t)options->seed, spectrum->data, inputs->f32)) == TCH_OK)
+        (status = random_symmetric(place, (uint64_t)options->seed, spectrum->data, inputs->f32)) == TCH_OK) {
         status = tch_tensor_copy(place->device, inputs->f64, inputs->f32);
+    }
     tch_tensor_destroy(spectrum);
     return status;
 }
@@ -91,17 +94,20 @@ static tch_status run_row(const workplace *place, const demo_options *options, c
     root_trial trial;
     bool wide = tch_dtype_equal(row->dtype, TCH_FLOAT64);
     tch_status status = root_trial_start(place, wide ? inputs->f64 : inputs->f32, &trial);
-    if (status != TCH_OK)
+    if (status != TCH_OK) {
         return status;
+    }
     trial.root = (int32_t)options->root;
     trial.config.method = row->method;
     trial.config.relative_eps = 1.0 / options->condition;
     if ((status = tch_inverse_root_plan(place->device, row->dtype, options->batch, options->n, trial.root,
                                         &trial.config, &row->used, NULL)) == TCH_OK &&
-        (status = timing_measure(place->device, root_trial_run, &trial, row_seconds, &row->time)) == TCH_OK)
+        (status = timing_measure(place->device, root_trial_run, &trial, row_seconds, &row->time)) == TCH_OK) {
         status = root_trial_judge(place, &trial, *reference, &row->verdict);
-    if (status == TCH_OK && *reference == NULL)
+    }
+    if (status == TCH_OK && *reference == NULL) {
         status = workplace_fetch(place, trial.out, reference);
+    }
     root_trial_end(&trial);
     row->offered = status != TCH_ERR_UNSUPPORTED;
     return row->offered ? status : TCH_OK;
@@ -137,24 +143,28 @@ static void print_row(table *t, const demo_options *options, const demo_row *row
         return;
     }
     table_set(t, 1, "%s", tch_root_method_name(row->used));
-    if (row == rows)
+    if (row == rows) {
         table_set(t, 3, "reference");
-    else if (verdict->failed < options->batch)
+    } else if (verdict->failed < options->batch) {
         table_set(t, 3, "%.1e", verdict->error);
-    if (verdict->failed < options->batch)
+    }
+    if (verdict->failed < options->batch) {
         table_set(t, 4, "%.1e", verdict->residual);
+    }
     table_set(t, 5, "%.2f", row->time.median_ms);
     table_set(t, 6, "%.2f x", rows[1].time.least_ms / row->time.least_ms);
-    if (verdict->failed > 0)
+    if (verdict->failed > 0) {
         table_set(t, 7, "%lld failed: %s", (long long)verdict->failed, root_report_text(verdict->reason));
+    }
 }
 
 static void print_table(const demo_options *options, const demo_row *rows)
 {
     static table t; /* too large for the stack of a small thread */
     table_start(&t, "method|<used|<type|error|residual|ms|speed|<");
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS; i++) {
         print_row(&t, options, rows, &rows[i]);
+    }
     table_print(&t);
 }
 
@@ -178,18 +188,21 @@ static void print_explanation(const demo_options *options)
 
 static int check_options(const demo_options *options)
 {
-    if (options->root == 5 || options->root == 7)
+    if (options->root == 5 || options->root == 7) {
         return output_usage("demo", "--root takes 1, 2, 3, 4, 6 or 8, not %lld", (long long)options->root);
+    }
     return CLI_OK;
 }
 
 static int check_free(tch_context *context, const char *place, double needed)
 {
     tch_memory_info memory = TCH_MEMORY_INFO_INIT;
-    if (tch_memory_get_info(context, &memory))
+    if (tch_memory_get_info(context, &memory)) {
         return output_fail_library("demo");
-    if (needed <= (double)memory.free)
+    }
+    if (needed <= (double)memory.free) {
         return CLI_OK;
+    }
     char need[32], available[32];
     return output_fail("demo", "this takes about %s and %s has %s free: choose a smaller --n or --batch",
                        output_bytes(needed, need), place, output_bytes((double)memory.free, available));
@@ -200,12 +213,14 @@ static int check_free(tch_context *context, const char *place, double needed)
 static int check_memory(const workplace *place, const demo_options *options)
 {
     tch_tensor *largest = NULL;
-    if (workplace_matrices(place->device, TCH_FLOAT64, options->batch, options->n, options->n, &largest))
+    if (workplace_matrices(place->device, TCH_FLOAT64, options->batch, options->n, options->n, &largest)) {
         return output_fail_library("demo");
+    }
     tch_tensor_destroy(largest);
     double batch = (double)options->batch, n = (double)options->n;
-    if (tch_memory_trim(place->device, 0))
+    if (tch_memory_trim(place->device, 0)) {
         return output_fail_library("demo");
+    }
     int result = check_free(place->device, "the device", (48.0 * batch + 64.0) * n * n);
     /* A reference and a result in float64, and what one matrix is made from. */
     return result ? result : check_free(place->host, "this machine", (16.0 * batch + 32.0) * n * n);
@@ -214,8 +229,9 @@ static int check_memory(const workplace *place, const demo_options *options)
 static int run_demo(const demo_options *options)
 {
     workplace place;
-    if (workplace_open(options->device, &place))
+    if (workplace_open(options->device, &place)) {
         return output_fail_library("demo");
+    }
     int result = check_memory(&place, options);
     if (result == CLI_OK) {
         demo_row rows[ROWS];
@@ -248,8 +264,9 @@ int command_demo(int argc, char **argv)
                                 "matrices by every method, and shows error, residual and time of each.",
                                 specs, sizeof specs / sizeof specs[0]};
     options_result result = options_read(&table, argc, argv);
-    if (result != OPTIONS_GO)
+    if (result != OPTIONS_GO) {
         return result == OPTIONS_HELPED ? CLI_OK : CLI_USAGE;
+    }
     int status = check_options(&options);
     return status ? status : run_demo(&options);
 }

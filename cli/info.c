@@ -33,8 +33,9 @@ static tch_status read_memory(const char *name, tch_memory_info *memory)
 {
     tch_context *context = NULL;
     tch_status status = tch_context_create(name, &context);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_memory_get_info(context, memory);
+    }
     tch_context_destroy(context);
     return status;
 }
@@ -44,12 +45,15 @@ static device_facts read_device(const char *backend, int32_t index)
     device_facts facts = {.info = TCH_DEVICE_INFO_INIT, .memory = TCH_MEMORY_INFO_INIT};
     char name[64];
     facts.status = tch_device_parse(machine_device_name(backend, index, name), &facts.device);
-    if (facts.status == TCH_OK)
+    if (facts.status == TCH_OK) {
         facts.status = tch_device_info_get(facts.device, &facts.info);
-    if (facts.status == TCH_OK)
+    }
+    if (facts.status == TCH_OK) {
         facts.status = read_memory(name, &facts.memory);
-    if (facts.status != TCH_OK)
+    }
+    if (facts.status != TCH_OK) {
         snprintf(facts.failure, sizeof facts.failure, "%s", tch_last_error());
+    }
     return facts;
 }
 
@@ -62,8 +66,9 @@ static void print_fact(const char *label, const char *fact)
     printf("  %-*s", LABEL_WIDTH, label);
     while (strlen(text) > width) {
         size_t length = width;
-        while (length > 0 && text[length] != ' ')
+        while (length > 0 && text[length] != ' ') {
             length--;
+        }
         length = length > 0 ? length : strcspn(text, " ");
         printf("%.*s\n  %*s", (int)length, text, LABEL_WIDTH, "");
         text += length + strspn(text + length, " ");
@@ -111,12 +116,15 @@ static void print_backend(const tch_backend_info *backend)
 {
     puts("");
     output_heading("Backend %s: %s", backend->name, backend->available ? "available" : "not available");
-    if (backend->library[0])
+    if (backend->library[0]) {
         print_fact("library", backend->library);
-    if (backend->details[0])
+    }
+    if (backend->details[0]) {
         print_fact("details", backend->details);
-    if (!backend->available)
+    }
+    if (!backend->available) {
         print_fact("reason", backend->reason);
+    }
     for (int32_t i = 0; i < backend->devices && backend->available; i++) {
         device_facts facts = read_device(backend->name, i);
         print_device(&facts);
@@ -138,8 +146,9 @@ static void print_installation(const machine_facts *machine)
     print_fact("threads", text);
     for (int i = 0; i < VARIABLES; i++) {
         const char *value = getenv(variables[i]);
-        if (value == NULL)
+        if (value == NULL) {
             continue;
+        }
         snprintf(text, sizeof text, "%s=%s", variables[i], value);
         print_fact("set", text);
     }
@@ -152,8 +161,9 @@ static int print_text(void)
     print_installation(&machine);
     for (int32_t i = 0; i < tch_backend_count(); i++) {
         tch_backend_info backend = TCH_BACKEND_INFO_INIT;
-        if (tch_backend_info_get(i, &backend))
+        if (tch_backend_info_get(i, &backend)) {
             return output_fail_library("info");
+        }
         print_backend(&backend);
     }
     return CLI_OK;
@@ -177,8 +187,9 @@ static void write_device(json_writer *json, const device_facts *facts)
     json_object_begin(json, NULL);
     machine_device_json(json, facts->device, &facts->info);
     json_text(json, "problem", facts->status ? facts->failure : NULL);
-    if (facts->status == TCH_OK)
+    if (facts->status == TCH_OK) {
         write_memory(json, &facts->memory);
+    }
     json_object_end(json);
 }
 
@@ -202,8 +213,9 @@ static void write_backend(json_writer *json, const tch_backend_info *backend)
 static void write_environment(json_writer *json)
 {
     json_object_begin(json, "environment");
-    for (int i = 0; i < VARIABLES; i++)
+    for (int i = 0; i < VARIABLES; i++) {
         json_text(json, variables[i], getenv(variables[i]));
+    }
     json_object_end(json);
 }
 
@@ -220,8 +232,9 @@ static int print_json(void)
     json_array_begin(&json, "backends");
     for (int32_t i = 0; i < tch_backend_count(); i++) {
         tch_backend_info backend = TCH_BACKEND_INFO_INIT;
-        if (tch_backend_info_get(i, &backend))
+        if (tch_backend_info_get(i, &backend)) {
             return output_fail_library("info");
+        }
         write_backend(&json, &backend);
     }
     json_array_end(&json);
@@ -238,7 +251,8 @@ int command_info(int argc, char **argv)
                                 "backend that cannot be used, the reason and what to do about it.",
                                 specs, sizeof specs / sizeof specs[0]};
     options_result result = options_read(&table, argc, argv);
-    if (result != OPTIONS_GO)
+    if (result != OPTIONS_GO) {
         return result == OPTIONS_HELPED ? CLI_OK : CLI_USAGE;
+    }
     return as_json ? print_json() : print_text();
 }

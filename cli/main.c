@@ -32,8 +32,9 @@ static int print_help(void)
     puts("usage: torchium COMMAND [options]\n\n"
          "Second-order optimization of neural networks.\n\n"
          "commands:");
-    for (int i = 0; i < COMMANDS; i++)
+    for (int i = 0; i < COMMANDS; i++) {
         printf("  %-8s %s\n", commands[i].name, commands[i].summary);
+    }
     puts("  help     help on a command: torchium help COMMAND\n\n"
          "options:\n"
          "  --version\n"
@@ -44,21 +45,25 @@ static int print_help(void)
 
 static const command *find(const char *name)
 {
-    for (int i = 0; i < COMMANDS; i++)
-        if (strcmp(commands[i].name, name) == 0)
+    for (int i = 0; i < COMMANDS; i++) {
+        if (strcmp(commands[i].name, name) == 0) {
             return &commands[i];
+        }
+    }
     return NULL;
 }
 
 static int unknown(const char *name)
 {
     const char *names[COMMANDS + 3] = {[COMMANDS] = "help", "--help", "--version"};
-    for (int i = 0; i < COMMANDS; i++)
+    for (int i = 0; i < COMMANDS; i++) {
         names[i] = commands[i].name;
+    }
     const char *what = name[0] == '-' ? "option" : "command";
     const char *nearest = options_nearest(name, names, COMMANDS + 3);
-    if (nearest != NULL)
+    if (nearest != NULL) {
         return output_usage("", "unknown %s '%s'; did you mean 'torchium %s'?", what, name, nearest);
+    }
     return output_usage("", "unknown %s '%s'", what, name);
 }
 
@@ -66,10 +71,12 @@ static int help(int argc, char **argv)
 {
     char option[] = "--help";
     char *arguments[] = {option, NULL};
-    if (argc == 0)
+    if (argc == 0) {
         return print_help();
-    if (argc > 1)
+    }
+    if (argc > 1) {
         return output_usage("", "help takes one command: torchium help %s", argv[0]);
+    }
     const command *found = find(argv[0]);
     return found != NULL ? found->run(1, arguments) : unknown(argv[0]);
 }
@@ -77,8 +84,9 @@ static int help(int argc, char **argv)
 static int dispatch(int argc, char **argv)
 {
     const char *name = argv[0];
-    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
         return help(argc - 1, argv + 1);
+    }
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
         printf("torchium %s\n", tch_version());
         return CLI_OK;
@@ -92,10 +100,12 @@ static int dispatch(int argc, char **argv)
 static void occupy_standard_streams(void)
 {
     int file = 0;
-    while (file >= 0 && file <= STDERR_FILENO)
+    while (file >= 0 && file <= STDERR_FILENO) {
         file = open("/dev/null", O_RDONLY);
-    if (file >= 0)
+    }
+    if (file >= 0) {
         close(file);
+    }
 }
 
 /* For whoever waits for us: a command that was stopped by a signal ends by it, as far as the system lets it. */
@@ -112,8 +122,9 @@ int main(int argc, char **argv)
 {
     occupy_standard_streams();
     signal(SIGXFSZ, SIG_IGN); /* a file that is too large is then a write that fails */
-    if (argc < 2)
+    if (argc < 2) {
         return output_usage("", "a command is missing; 'torchium info' is a good first one");
+    }
     int status = dispatch(argc - 1, argv + 1);
     return end(output_finish("", status));
 }

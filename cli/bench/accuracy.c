@@ -22,20 +22,24 @@ typedef struct accuracy_inputs {
 static void release(accuracy_inputs *in)
 {
     tch_tensor *all[] = {in->spectrum, in->a32, in->a64, in->widened, in->truth, in->reference32, in->reference64};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         tch_tensor_destroy(all[i]);
+    }
 }
 
 static tch_status allocate(const workplace *place, accuracy_inputs *in)
 {
     const int64_t n = BENCH_ACCURACY_N, batch = BENCH_ACCURACY_BATCH;
     tch_status status = workplace_vector(place->host, TCH_FLOAT64, n, &in->spectrum);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = workplace_matrices(place->device, TCH_FLOAT32, batch, n, n, &in->a32);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &in->a64);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &in->widened);
+    }
     return status ? status : workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &in->truth);
 }
 
@@ -44,16 +48,20 @@ static tch_status fill_matrices(const workplace *place, int32_t root, double con
 {
     double *w = in->spectrum->data;
     random_power_law(BENCH_ACCURACY_N, condition, w);
-    for (int i = 0; i < BENCH_ACCURACY_N; i++)
+    for (int i = 0; i < BENCH_ACCURACY_N; i++) {
         w[i] -= 1.0 / condition;
+    }
     tch_status status = random_symmetric(place, SEED, w, in->a64);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_tensor_copy(place->device, in->a32, in->a64);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = tch_tensor_copy(place->device, in->widened, in->a32);
+    }
     double damping = w[0] / condition;
-    for (int i = 0; i < BENCH_ACCURACY_N; i++)
+    for (int i = 0; i < BENCH_ACCURACY_N; i++) {
         w[i] = pow(w[i] + damping, -1.0 / root);
+    }
     return status ? status : random_symmetric(place, SEED, w, in->truth);
 }
 
@@ -62,17 +70,20 @@ static tch_status take_root(const workplace *place, const tch_tensor *a, const b
 {
     root_trial trial;
     tch_status status = root_trial_start(place, a, &trial);
-    if (status != TCH_OK)
+    if (status != TCH_OK) {
         return status;
+    }
     trial.root = row->root;
     trial.config.method = row->method;
     trial.config.relative_eps = 1.0 / row->condition;
     trial.config.exact_residual = 1;
     status = root_trial_run(place->device, &trial);
-    if (status == TCH_OK && verdict != NULL)
+    if (status == TCH_OK && verdict != NULL) {
         status = root_trial_judge(place, &trial, reference, verdict);
-    if (status == TCH_OK && result != NULL)
+    }
+    if (status == TCH_OK && result != NULL) {
         status = workplace_fetch(place, trial.out, result);
+    }
     root_trial_end(&trial);
     return status;
 }
@@ -83,8 +94,9 @@ static tch_status add_rows(const workplace *place, const accuracy_inputs *in, co
     tch_status status = TCH_OK;
     bool wide = tch_dtype_equal(first->dtype, TCH_FLOAT64);
     for (size_t i = 0; i < sizeof methods / sizeof methods[0] && status == TCH_OK; i++) {
-        if (results->accuracy_count == BENCH_ACCURACY_ROWS)
+        if (results->accuracy_count == BENCH_ACCURACY_ROWS) {
             return TCH_OK;
+        }
         bench_accuracy_row *row = &results->accuracy[results->accuracy_count++];
         *row = *first;
         row->method = methods[i];
@@ -102,18 +114,23 @@ tch_status bench_accuracy_measure(const workplace *place, int32_t root, double c
     bench_accuracy_row row = {
         .condition = condition, .root = root, .method = TCH_ROOT_EIGEN, .verdict = ROOT_VERDICT_NONE};
     tch_status status = allocate(place, &in);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = fill_matrices(place, root, condition, &in);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = take_root(place, in.widened, &row, NULL, NULL, &in.reference32);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = workplace_fetch(place, in.truth, &in.reference64);
+    }
     row.dtype = TCH_FLOAT32;
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = add_rows(place, &in, &row, results);
+    }
     row.dtype = TCH_FLOAT64;
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = add_rows(place, &in, &row, results);
+    }
     release(&in);
     return status;
 }

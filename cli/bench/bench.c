@@ -29,8 +29,9 @@ enum { CONDITIONS = sizeof conditions / sizeof conditions[0] };
 /* A device without arithmetic for bfloat16 widens it, and may be no faster than that. */
 static double product_limit(const bench_limits *limits, tch_dtype dtype)
 {
-    if (tch_dtype_equal(dtype, TCH_FLOAT64))
+    if (tch_dtype_equal(dtype, TCH_FLOAT64)) {
         return limits->flops_f64;
+    }
     return tch_dtype_equal(dtype, TCH_BFLOAT16) ? fmax(limits->flops_bf16, limits->flops_f32) : limits->flops_f32;
 }
 
@@ -75,14 +76,16 @@ static void measure_case(const workplace *place, const bench_results *results, c
     row->status = bench_prepare(place, c, &data);
     if (row->status == TCH_OK) {
         row->status = timing_measure(place->device, c->operation->run, &data, results->seconds, &row->time);
-        if (row->status == TCH_OK)
+        if (row->status == TCH_OK) {
             count_work(results, row);
+        }
         tch_status status = row->status == TCH_OK ? judge(place, &data, row) : row->status;
         row->status = status ? status : row->status;
         bench_release(&data);
     }
-    if (row->status != TCH_OK && row->failure[0] == '\0')
+    if (row->status != TCH_OK && row->failure[0] == '\0') {
         snprintf(row->failure, sizeof row->failure, "%s", tch_last_error());
+    }
 }
 
 /* Seconds a case is expected to take: its timing, and its runs where they are long. */
@@ -111,8 +114,9 @@ static int measure_cases(const workplace *place, bool text, progress *p, bench_r
         progress_advance(p, expected_seconds(results, c));
         if (i + 1 == results->case_count || results->cases[i + 1].operation != c->operation) {
             progress_clear(p);
-            if (text)
+            if (text) {
                 bench_text_rows(results, first, i + 1);
+            }
             first = i + 1;
         }
     }
@@ -122,12 +126,13 @@ static int measure_cases(const workplace *place, bool text, progress *p, bench_r
 static tch_status measure_accuracy(const workplace *place, progress *p, bench_results *results)
 {
     tch_status status = TCH_OK;
-    for (size_t r = 0; r < sizeof accuracy_roots / sizeof accuracy_roots[0]; r++)
+    for (size_t r = 0; r < sizeof accuracy_roots / sizeof accuracy_roots[0]; r++) {
         for (int i = 0; i < CONDITIONS && status == TCH_OK; i++) {
             progress_show(p, accuracy_name);
             status = bench_accuracy_measure(place, accuracy_roots[r], conditions[i], results);
             progress_advance(p, expected_accuracy);
         }
+    }
     progress_clear(p);
     return status;
 }
@@ -140,10 +145,12 @@ static bool wants_accuracy(const bench_options *options)
 static progress start_progress(const bench_options *options, const bench_results *results)
 {
     double total = 0.0;
-    for (int i = 0; i < results->case_count; i++)
+    for (int i = 0; i < results->case_count; i++) {
         total += expected_seconds(results, &results->cases[i]);
-    if (wants_accuracy(options))
+    }
+    if (wants_accuracy(options)) {
         total += 2.0 * CONDITIONS * expected_accuracy;
+    }
     return progress_start(total);
 }
 
@@ -153,8 +160,9 @@ static int run_all(const bench_options *options, const workplace *place, bench_r
     progress_show(&early, "limits of this machine");
     tch_status status = bench_limits_measure(place, 4.0 * options->seconds, results);
     progress_clear(&early);
-    if (status != TCH_OK)
+    if (status != TCH_OK) {
         return output_fail_library("bench");
+    }
     if (!options->json) {
         char line[192];
         printf("Torchium %s on %s\n\n", tch_version(), machine_context_line(place->device, line));
@@ -162,8 +170,9 @@ static int run_all(const bench_options *options, const workplace *place, bench_r
     }
     progress p = start_progress(options, results);
     int failed = measure_cases(place, !options->json, &p, results);
-    if (wants_accuracy(options) && measure_accuracy(place, &p, results))
+    if (wants_accuracy(options) && measure_accuracy(place, &p, results)) {
         return output_fail_library("bench");
+    }
     if (options->json) {
         bench_json(results, place);
     } else {
@@ -175,10 +184,12 @@ static int run_all(const bench_options *options, const workplace *place, bench_r
 
 static int list_cases(const bench_options *options, const bench_results *results)
 {
-    for (int i = 0; i < results->case_count; i++)
+    for (int i = 0; i < results->case_count; i++) {
         puts(results->cases[i].name);
-    if (wants_accuracy(options))
+    }
+    if (wants_accuracy(options)) {
         puts(accuracy_name);
+    }
     return CLI_OK;
 }
 
@@ -186,20 +197,24 @@ static int run_bench(const bench_options *options, bench_results *results)
 {
     workplace place;
     tch_device device;
-    if (tch_device_parse(options->device, &device))
+    if (tch_device_parse(options->device, &device)) {
         return output_fail_library("bench");
+    }
     machine_facts_get(&results->machine);
     results->large = device.type != TCH_DEVICE_CPU;
     results->quick = options->quick;
     results->seconds = options->seconds;
     bench_cases_fill(results, options->only);
-    if (results->case_count == 0 && !wants_accuracy(options))
+    if (results->case_count == 0 && !wants_accuracy(options)) {
         return output_usage("bench", "no case has '%s' in its name; 'torchium bench --list' shows them%s",
                             options->only, options->quick ? ", with --quick those of the short run" : "");
-    if (options->list)
+    }
+    if (options->list) {
         return list_cases(options, results);
-    if (workplace_open(options->device, &place))
+    }
+    if (workplace_open(options->device, &place)) {
         return output_fail_library("bench");
+    }
     int result = run_all(options, &place, results);
     workplace_close(&place);
     return result;
@@ -225,13 +240,16 @@ int command_bench(int argc, char **argv)
         "On a GPU larger sizes are measured too.",
         specs, sizeof specs / sizeof specs[0]};
     options_result result = options_read(&table, argc, argv);
-    if (result != OPTIONS_GO)
+    if (result != OPTIONS_GO) {
         return result == OPTIONS_HELPED ? CLI_OK : CLI_USAGE;
-    if (options.seconds == 0.0)
+    }
+    if (options.seconds == 0.0) {
         options.seconds = options.quick ? 0.1 : 0.5;
+    }
     bench_results *results = calloc(1, sizeof *results);
-    if (results == NULL)
+    if (results == NULL) {
         return output_fail("bench", "out of memory");
+    }
     int status = run_bench(&options, results);
     free(results);
     return status;

@@ -127,27 +127,30 @@ const int bench_series_count = sizeof bench_all_series / sizeof bench_all_series
 
 static const bench_operation *find_operation(const char *name)
 {
-    for (int i = 0; bench_operations[i] != NULL; i++)
-        if (strcmp(bench_operations[i]->name, name) == 0)
+    for (int i = 0; bench_operations[i] != NULL; i++) {
+        if (strcmp(bench_operations[i]->name, name) == 0) {
             return bench_operations[i];
+        }
+    }
     return NULL;
 }
 
 static void write_size(const size_entry *size, size_style style, char *text, size_t length)
 {
     long long batch = size->batch, m = size->m, n = size->n, k = size->k;
-    if (style == STYLE_SQUARE && batch == 1)
+    if (style == STYLE_SQUARE && batch == 1) {
         snprintf(text, length, "%lld", n);
-    else if (style == STYLE_SQUARE)
+    } else if (style == STYLE_SQUARE) {
         snprintf(text, length, "%lldx%lld", batch, n);
-    else if (style == STYLE_RECTANGLE)
+    } else if (style == STYLE_RECTANGLE) {
         snprintf(text, length, "%lld-by-%lld", m, n > 0 ? n : k);
-    else if (style == STYLE_LAYER)
+    } else if (style == STYLE_LAYER) {
         snprintf(text, length, "%lldx%lld-%lld-to-%lld", batch, k, n, m);
-    else if (k > 0)
+    } else if (k > 0) {
         snprintf(text, length, "%lld-kron-%lld-by-%lld", m, n, k);
-    else
+    } else {
         snprintf(text, length, "%lld-kron-%lld", m, n);
+    }
 }
 
 static void add(bench_results *results, const char *only, const case_list *list, const size_entry *size,
@@ -156,32 +159,39 @@ static void add(bench_results *results, const char *only, const case_list *list,
     bench_case c = {
         find_operation(list->operation), list->dtype, size->batch, size->m, size->n, size->k, method, damping, "", ""};
     write_size(size, list->style, c.size, sizeof c.size);
-    if (damping > 0.0)
+    if (damping > 0.0) {
         snprintf(c.name, sizeof c.name, "%s/%s/%s/%s/%.0e", list->operation, tch_root_method_name(method), c.size,
                  tch_dtype_name(c.dtype), damping);
-    else
+    } else {
         snprintf(c.name, sizeof c.name, "%s/%s/%s", list->operation, c.size, tch_dtype_name(c.dtype));
-    if (size->when > (results->quick ? QUICK : results->large ? LARGE : FULL))
+    }
+    if (size->when > (results->quick ? QUICK : results->large ? LARGE : FULL)) {
         return;
-    if ((only == NULL || strstr(c.name, only) != NULL) && results->case_count < BENCH_CASES)
+    }
+    if ((only == NULL || strstr(c.name, only) != NULL) && results->case_count < BENCH_CASES) {
         results->cases[results->case_count++] = c;
+    }
 }
 
 static void add_list(bench_results *results, const char *only, const case_list *list)
 {
     bool roots = strcmp(list->operation, "inverse_root") == 0;
-    for (size_t d = 0; d < (roots ? sizeof dampings / sizeof dampings[0] : 1); d++)
-        for (int i = 0; i < SIZES && list->sizes[i].batch > 0; i++)
-            for (size_t j = 0; j < (roots ? sizeof methods / sizeof methods[0] : 1); j++)
+    for (size_t d = 0; d < (roots ? sizeof dampings / sizeof dampings[0] : 1); d++) {
+        for (int i = 0; i < SIZES && list->sizes[i].batch > 0; i++) {
+            for (size_t j = 0; j < (roots ? sizeof methods / sizeof methods[0] : 1); j++) {
                 add(results, only, list, &list->sizes[i], roots ? methods[j] : TCH_ROOT_AUTO,
                     roots ? dampings[d] : 0.0);
+            }
+        }
+    }
 }
 
 void bench_cases_fill(bench_results *results, const char *only)
 {
     results->case_count = 0;
-    for (int i = 0; i < LISTS; i++)
+    for (int i = 0; i < LISTS; i++) {
         add_list(results, only, &lists[i]);
+    }
 }
 
 const bench_row *bench_eigen_row(const bench_results *results, const bench_row *row)
@@ -189,8 +199,9 @@ const bench_row *bench_eigen_row(const bench_results *results, const bench_row *
     for (int i = 0; i < results->row_count; i++) {
         const bench_case *c = results->rows[i].c;
         if (c->operation == row->c->operation && c->method == TCH_ROOT_EIGEN && c->batch == row->c->batch &&
-            c->n == row->c->n && c->damping == row->c->damping && tch_dtype_equal(c->dtype, row->c->dtype))
+            c->n == row->c->n && c->damping == row->c->damping && tch_dtype_equal(c->dtype, row->c->dtype)) {
             return &results->rows[i];
+        }
     }
     return NULL;
 }
@@ -202,8 +213,9 @@ const bench_row *bench_series_row(const bench_results *results, const bench_seri
         const bench_case *c = row->c;
         if (strcmp(c->operation->name, series->operation) == 0 && c->method == series->method && c->batch == batch &&
             c->n == n && tch_dtype_equal(c->dtype, TCH_FLOAT32) && row->status == TCH_OK &&
-            (c->damping == 0.0 || c->damping == dampings[0]))
+            (c->damping == 0.0 || c->damping == dampings[0])) {
             return row;
+        }
     }
     return NULL;
 }

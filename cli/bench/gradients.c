@@ -23,8 +23,9 @@ static tch_status samples_prepare(const workplace *place, bench_data *d)
 {
     const int64_t weight[] = {d->c->batch, d->c->m, d->c->n}, bias[] = {d->c->batch, d->c->m};
     tch_status status = add_layer(place, d);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = add_result(place, d, 0, 3, weight);
+    }
     return status ? status : add_result(place, d, 1, 2, bias);
 }
 
@@ -42,8 +43,9 @@ static double samples_bytes(const bench_case *c)
 static tch_status norms_prepare(const workplace *place, bench_data *d)
 {
     tch_status status = add_layer(place, d);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = workplace_vector(place->device, TCH_FLOAT64, d->c->batch, &d->out[0]);
+    }
     return status ? status : workplace_poison(place, d->out[0]);
 }
 
@@ -65,12 +67,15 @@ static tch_status weighted_prepare(const workplace *place, bench_data *d)
 {
     const int64_t weight[] = {d->c->m, d->c->n};
     tch_status status = add_layer(place, d);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = workplace_vector(place->device, TCH_FLOAT64, d->c->batch, &d->in[2]);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = tch_tensor_fill(place->device, d->in[2], 0.5);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = add_result(place, d, 0, 2, weight);
+    }
     return status ? status : add_result(place, d, 1, 1, weight);
 }
 
@@ -89,8 +94,9 @@ static tch_status factors_prepare(const workplace *place, bench_data *d)
 {
     const int64_t input[] = {d->c->n, d->c->n}, output[] = {d->c->m, d->c->m};
     tch_status status = add_layer(place, d);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = add_result(place, d, 0, 2, input);
+    }
     return status ? status : add_result(place, d, 1, 2, output);
 }
 

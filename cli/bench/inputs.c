@@ -34,8 +34,9 @@ tch_status bench_add_symmetric(const workplace *place, bench_data *d, int index,
 {
     tch_tensor *spectrum = NULL;
     tch_status status = workplace_matrices(place->device, d->c->dtype, d->c->batch, n, n, &d->in[index]);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = workplace_vector(place->host, TCH_FLOAT64, n, &spectrum);
+    }
     if (status == TCH_OK) {
         random_power_law(n, condition, spectrum->data);
         status = fill_symmetric(place, spectrum->data, d->in[index]);

@@ -80,8 +80,9 @@ static void write_row(json_writer *json, const bench_results *results, const ben
 
 static void write_point(json_writer *json, const bench_row *row, const bench_row *before)
 {
-    if (row == NULL)
+    if (row == NULL) {
         return;
+    }
     json_object_begin(json, NULL);
     json_integer(json, "n", row->c->n);
     json_integer(json, "batch", row->c->batch);
@@ -138,16 +139,19 @@ void bench_json(const bench_results *results, const workplace *place)
     write_machine(&json, results, place);
     write_limits(&json, &results->limits);
     json_array_begin(&json, "rows");
-    for (int i = 0; i < results->row_count; i++)
+    for (int i = 0; i < results->row_count; i++) {
         write_row(&json, results, &results->rows[i]);
+    }
     json_array_end(&json);
     json_array_begin(&json, "scaling");
-    for (int i = 0; i < bench_series_count; i++)
+    for (int i = 0; i < bench_series_count; i++) {
         write_series(&json, results, &bench_all_series[i]);
+    }
     json_array_end(&json);
     json_array_begin(&json, "accuracy");
-    for (int i = 0; i < results->accuracy_count; i++)
+    for (int i = 0; i < results->accuracy_count; i++) {
         write_accuracy(&json, &results->accuracy[i]);
+    }
     json_array_end(&json);
     json_object_end(&json);
 }

@@ -36,8 +36,9 @@ static tch_status measure_product(const workplace *place, tch_dtype dtype, int64
     if ((status = workplace_matrices(place->device, dtype, 1, n, n, &d.a)) == TCH_OK &&
         (status = workplace_matrices(place->device, dtype, 1, n, n, &d.b)) == TCH_OK &&
         (status = workplace_matrices(place->device, dtype, 1, n, n, &d.out)) == TCH_OK &&
-        (status = random_entries(place, 1, d.a)) == TCH_OK && (status = random_entries(place, 2, d.b)) == TCH_OK)
+        (status = random_entries(place, 1, d.a)) == TCH_OK && (status = random_entries(place, 2, d.b)) == TCH_OK) {
         status = timing_measure(place->device, run_product, &d, seconds, &time);
+    }
     *flops = 2.0 * (double)n * (double)n * (double)n / (1e-3 * time.least_ms);
     release(&d);
     return status;
@@ -52,8 +53,9 @@ static tch_status measure_copy(const workplace *place, int64_t rows, double seco
     tch_status status;
     if ((status = workplace_matrices(place->device, TCH_FLOAT32, 1, rows, cols, &d.a)) == TCH_OK &&
         (status = workplace_matrices(place->device, TCH_FLOAT32, 1, rows, cols, &d.out)) == TCH_OK &&
-        (status = tch_tensor_fill(place->device, d.a, 1.25)) == TCH_OK)
+        (status = tch_tensor_fill(place->device, d.a, 1.25)) == TCH_OK) {
         status = timing_measure(place->device, run_copy, &d, seconds, &time);
+    }
     *bytes_per_second = 2.0 * bytes / (1e-3 * time.least_ms);
     release(&d);
     return status;
@@ -66,11 +68,14 @@ tch_status bench_limits_measure(const workplace *place, double seconds, bench_re
     bench_limits *limits = &results->limits;
     const int64_t n = (results->quick ? 1024 : 2048) * (results->large ? 4 : 1);
     tch_status status = measure_product(place, TCH_FLOAT32, n, seconds, &limits->flops_f32);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = measure_product(place, TCH_FLOAT64, n, seconds, &limits->flops_f64);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = measure_product(place, TCH_BFLOAT16, n, seconds, &limits->flops_bf16);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = measure_copy(place, results->large ? 32768 : 8192, seconds, &limits->copy_bytes);
+    }
     return status ? status : tch_memory_trim(place->device, 0); /* gigabytes that no case needs */
 }

@@ -20,8 +20,9 @@ static tch_status matmul_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
     tch_status status = bench_add_random(place, d, 0, c->m, c->k);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = bench_add_random(place, d, 1, c->k, c->n);
+    }
     return status ? status : add_output(place, d, 0, c->m, c->n);
 }
 
@@ -47,8 +48,9 @@ static tch_status chunked_run(tch_context *context, void *data)
 static tch_status symmetric_prepare(const workplace *place, bench_data *d)
 {
     tch_status status = bench_add_symmetric(place, d, 0, d->c->n, 1e2);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = bench_add_symmetric(place, d, 1, d->c->n, 1e3);
+    }
     return status ? status : add_output(place, d, 0, d->c->n, d->c->n);
 }
 
@@ -82,10 +84,12 @@ static tch_status eigh_prepare(const workplace *place, bench_data *d)
 {
     tch_status status = bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition);
     const int64_t shape[] = {d->c->batch, d->c->n};
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = add_output(place, d, 0, d->c->n, d->c->n);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = tch_tensor_create_uninitialized(place->device, d->c->dtype, 2, shape, TCH_CONTIGUOUS, &d->out[1]);
+    }
     return status ? status : workplace_poison(place, d->out[1]);
 }
 
@@ -110,8 +114,9 @@ static tch_status power_run(tch_context *context, void *data)
 static tch_status root_prepare(const workplace *place, bench_data *d)
 {
     tch_status status = bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = root_trial_start(place, d->in[0], &d->trial);
+    }
     d->trial.config.method = d->c->method;
     d->trial.config.relative_eps = d->c->damping;
     return status;
@@ -149,8 +154,9 @@ static tch_status kron_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
     tch_status status = bench_add_random(place, d, 0, c->m, c->m);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = bench_add_random(place, d, 1, c->n, c->n);
+    }
     return status ? status : add_output(place, d, 0, c->m * c->n, c->m * c->n);
 }
 
@@ -171,10 +177,12 @@ static tch_status kron_matmul_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
     tch_status status = bench_add_random(place, d, 0, c->m, c->m);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = bench_add_random(place, d, 1, c->n, c->n);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = bench_add_random(place, d, 2, c->m * c->n, c->k);
+    }
     return status ? status : add_output(place, d, 0, c->m * c->n, c->k);
 }
 
@@ -194,10 +202,12 @@ static tch_status kron_solve_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
     tch_status status = bench_add_symmetric(place, d, 0, c->m, spectrum_condition);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = bench_add_symmetric(place, d, 1, c->n, spectrum_condition);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = bench_add_random(place, d, 2, c->m, c->n);
+    }
     return status ? status : add_output(place, d, 0, c->m, c->n);
 }
 
@@ -219,8 +229,9 @@ static tch_status nearest_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
     tch_status status = bench_add_random(place, d, 0, c->m * c->n, c->m * c->n);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = add_output(place, d, 0, c->m, c->m);
+    }
     return status ? status : add_output(place, d, 1, c->n, c->n);
 }
 
@@ -274,17 +285,20 @@ tch_status bench_prepare(const workplace *place, const bench_case *c, bench_data
 {
     *data = (bench_data){.c = c};
     tch_status status = c->operation->prepare(place, data);
-    if (status != TCH_OK)
+    if (status != TCH_OK) {
         bench_release(data);
+    }
     return status;
 }
 
 void bench_release(bench_data *data)
 {
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
         tch_tensor_destroy(data->in[i]);
-    for (int i = 0; i < 2; i++)
+    }
+    for (int i = 0; i < 2; i++) {
         tch_tensor_destroy(data->out[i]);
+    }
     root_trial_end(&data->trial);
     *data = (bench_data){0};
 }
@@ -293,11 +307,13 @@ static tch_status all_finite(const workplace *place, const tch_tensor *output, b
 {
     tch_tensor *host = NULL;
     tch_status status = workplace_fetch(place, output, &host);
-    if (status != TCH_OK)
+    if (status != TCH_OK) {
         return status;
+    }
     int64_t count = tch_tensor_numel(host);
-    for (int64_t i = 0; i < count && *good; i++)
+    for (int64_t i = 0; i < count && *good; i++) {
         *good = isfinite(workplace_entry(host, i));
+    }
     tch_tensor_destroy(host);
     return TCH_OK;
 }
@@ -306,8 +322,10 @@ tch_status bench_check(const workplace *place, const bench_data *data, bool *goo
 {
     tch_status status = TCH_OK;
     *good = true;
-    for (int i = 0; i < 2 && status == TCH_OK; i++)
-        if (data->out[i] != NULL)
+    for (int i = 0; i < 2 && status == TCH_OK; i++) {
+        if (data->out[i] != NULL) {
             status = all_finite(place, data->out[i], good);
+        }
+    }
     return status;
 }

@@ -19,9 +19,10 @@ void bench_text_limits(const bench_results *results)
     printf("  product float64  %8.1f GFLOP/s\n", 1e-9 * limits->flops_f64);
     printf("  product bfloat16 %8.1f GFLOP/s\n", 1e-9 * limits->flops_bf16);
     printf("  copy             %8.1f GB/s, read and written\n", 1e-9 * limits->copy_bytes);
-    if (!isnan(results->machine.load))
+    if (!isnan(results->machine.load)) {
         printf("  load             %8.1f before the start; where other programs run, times are disturbed\n",
                results->machine.load);
+    }
     fflush(stdout);
 }
 
@@ -34,16 +35,20 @@ static void set_root_columns(const bench_results *results, const bench_row *row)
 {
     const bench_row *eigen = bench_eigen_row(results, row);
     const char *method = tch_root_method_name(row->c->method);
-    if (row->c->method == TCH_ROOT_AUTO)
+    if (row->c->method == TCH_ROOT_AUTO) {
         table_set(&t, 1, "%s: %s", method, tch_root_method_name(row->used));
-    else
+    } else {
         table_set(&t, 1, "%s", method);
-    if (eigen != NULL && eigen->status == TCH_OK)
+    }
+    if (eigen != NULL && eigen->status == TCH_OK) {
         table_set(&t, 7, "%.2f x", eigen->time.least_ms / row->time.least_ms);
-    if (row->verdict.failed < row->c->batch)
+    }
+    if (row->verdict.failed < row->c->batch) {
         table_set(&t, 8, "%.1e", row->verdict.residual);
-    if (row->verdict.failed > 0)
+    }
+    if (row->verdict.failed > 0) {
         table_set(&t, 9, "%lld failed: %s", (long long)row->verdict.failed, root_report_text(row->verdict.reason));
+    }
 }
 
 static void set_row(const bench_results *results, const bench_row *row)
@@ -56,14 +61,18 @@ static void set_row(const bench_results *results, const bench_row *row)
     }
     set_time(2, row->time.median_ms);
     set_time(3, row->time.least_ms);
-    if (!isnan(row->rate))
+    if (!isnan(row->rate)) {
         table_set(&t, 4, "%.1f %s", 1e-9 * row->rate, row->c->operation->bytes ? "GB/s" : "GFLOP/s");
-    if (!isnan(row->share))
+    }
+    if (!isnan(row->share)) {
         table_set(&t, 5, "%.0f %%", 100.0 * row->share);
-    if (!isnan(row->products))
+    }
+    if (!isnan(row->products)) {
         table_set(&t, 6, row->products < 100.0 ? "%.1f" : "%.0f", row->products);
-    if (row->c->damping > 0.0)
+    }
+    if (row->c->damping > 0.0) {
         set_root_columns(results, row);
+    }
 }
 
 static bool same_table(const bench_case *a, const bench_case *b)
@@ -76,8 +85,9 @@ static void print_failures(const bench_results *results, int first, int end)
 {
     for (int i = first; i < end; i++) {
         const bench_row *row = &results->rows[i];
-        if (row->status != TCH_OK)
+        if (row->status != TCH_OK) {
             printf("  %s: %s\n", row->c->name, row->failure);
+        }
     }
 }
 
@@ -87,16 +97,18 @@ void bench_text_rows(const bench_results *results, int first, int end)
         const bench_case *c = results->rows[i].c;
         if (i == first || !same_table(c, results->rows[i - 1].c)) {
             puts("");
-            if (c->damping > 0.0)
+            if (c->damping > 0.0) {
                 output_heading("%s: %s, %s, damping %.0e of the largest eigenvalue", c->operation->name,
                                c->operation->formula, tch_dtype_name(c->dtype), c->damping);
-            else
+            } else {
                 output_heading("%s: %s, %s", c->operation->name, c->operation->formula, tch_dtype_name(c->dtype));
+            }
             table_start(&t, "size|<method|ms|least|rate|of limit|products|to eigen|residual|<");
         }
         set_row(results, &results->rows[i]);
-        if (i + 1 == end || !same_table(c, results->rows[i + 1].c))
+        if (i + 1 == end || !same_table(c, results->rows[i + 1].c)) {
             table_print(&t);
+        }
     }
     print_failures(results, first, end);
     fflush(stdout);
@@ -107,8 +119,9 @@ static void start_scaling(const char *first)
 {
     char header[256];
     size_t used = (size_t)snprintf(header, sizeof header, "%s", first);
-    for (int j = 0; j < bench_series_count; j++)
+    for (int j = 0; j < bench_series_count; j++) {
         used += (size_t)snprintf(header + used, sizeof header - used, "|%s|<", bench_all_series[j].title);
+    }
     table_start(&t, header);
 }
 
@@ -119,14 +132,17 @@ static bool set_scaling(const bench_results *results, int64_t batch, int64_t n, 
     for (int j = 0; j < bench_series_count; j++) {
         const bench_row *row = bench_series_row(results, &bench_all_series[j], batch, n);
         const bench_row *before = bench_series_row(results, &bench_all_series[j], before_batch, before_n);
-        if (row == NULL)
+        if (row == NULL) {
             continue;
-        if (!any)
+        }
+        if (!any) {
             table_row(&t);
+        }
         any = true;
         set_time(2 * j + 1, row->time.least_ms);
-        if (before != NULL)
+        if (before != NULL) {
             table_set(&t, 2 * j + 2, "(%.1f x)", row->time.least_ms / before->time.least_ms);
+        }
     }
     return any;
 }
@@ -134,11 +150,14 @@ static bool set_scaling(const bench_results *results, int64_t batch, int64_t n, 
 static void print_over_n(const bench_results *results)
 {
     start_scaling("n");
-    for (int64_t n = 32; n <= BENCH_SERIES_MOST_N; n *= 2)
-        if (set_scaling(results, 1, n, 1, n / 2))
+    for (int64_t n = 32; n <= BENCH_SERIES_MOST_N; n *= 2) {
+        if (set_scaling(results, 1, n, 1, n / 2)) {
             table_set(&t, 0, "%lld", (long long)n);
-    if (t.rows < 2)
+        }
+    }
+    if (t.rows < 2) {
         return;
+    }
     puts("");
     output_heading("Cost over n: least ms of one float32 matrix, and its growth when n doubles (8 x is the work's)");
     table_print(&t);
@@ -154,8 +173,9 @@ static void print_over_batch(const bench_results *results)
             before = batch;
         }
     }
-    if (t.rows < 2)
+    if (t.rows < 2) {
         return;
+    }
     puts("");
     output_heading(
         "Cost over the batch: least ms of a batch of %d x %d float32 matrices, and its growth from the line above",
@@ -172,12 +192,13 @@ void bench_text_scaling(const bench_results *results)
 
 static void set_accuracy(int column, const bench_accuracy_row *row)
 {
-    if (!row->offered)
+    if (!row->offered) {
         table_set(&t, column, "not offered");
-    else if (row->verdict.failed == 0)
+    } else if (row->verdict.failed == 0) {
         table_set(&t, column, "%.1e", row->verdict.error);
-    else
+    } else {
         table_set(&t, column, "%s", root_report_text(row->verdict.reason));
+    }
 }
 
 static void print_accuracy_of(const bench_results *results, int32_t root)
@@ -186,8 +207,9 @@ static void print_accuracy_of(const bench_results *results, int32_t root)
     table_start(&t, "condition|f32 eigen|f32 newton|f32 rational|f64 eigen|f64 newton|f64 rational");
     for (int i = 0; i < results->accuracy_count; i++) {
         const bench_accuracy_row *row = &results->accuracy[i];
-        if (row->root != root)
+        if (row->root != root) {
             continue;
+        }
         if (row->condition != condition) {
             table_row(&t);
             table_set(&t, 0, "%.0e", row->condition);
@@ -195,8 +217,9 @@ static void print_accuracy_of(const bench_results *results, int32_t root)
         }
         set_accuracy((tch_dtype_equal(row->dtype, TCH_FLOAT64) ? 3 : 0) + (int)row->method, row);
     }
-    if (t.rows == 0)
+    if (t.rows == 0) {
         return;
+    }
     puts("");
     output_heading("Accuracy of A^(-1/%d): largest relative error of %d matrices %d x %d", (int)root,
                    BENCH_ACCURACY_BATCH, BENCH_ACCURACY_N, BENCH_ACCURACY_N);
@@ -207,8 +230,9 @@ void bench_text_accuracy(const bench_results *results)
 {
     print_accuracy_of(results, 2);
     print_accuracy_of(results, 4);
-    if (results->accuracy_count > 0)
+    if (results->accuracy_count > 0) {
         puts("  float32 against the float64 eigen root of the same float32 matrices; float64 against the root known\n"
              "  from how the matrices were made, so that what rounding the input costs is included.");
+    }
     fflush(stdout);
 }

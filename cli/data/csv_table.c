@@ -24,14 +24,17 @@ void csv_table_release(csv_table *t)
 static bool read_stream(FILE *file, csv_table *t, dataset_error *error)
 {
     struct stat facts;
-    if (fstat(fileno(file), &facts) != 0)
+    if (fstat(fileno(file), &facts) != 0) {
         return dataset_fail(error, "%.300s: %s", t->path, strerror(errno));
+    }
     t->size = (size_t)facts.st_size;
     t->text = malloc(t->size + 1);
-    if (t->text == NULL)
+    if (t->text == NULL) {
         return dataset_fail(error, "%.300s: out of memory for a file of %zu bytes", t->path, t->size);
-    if (fread(t->text, 1, t->size, file) != t->size)
+    }
+    if (fread(t->text, 1, t->size, file) != t->size) {
         return dataset_fail(error, "%.300s: cannot be read to its end", t->path);
+    }
     t->text[t->size] = '\0';
     return true;
 }
@@ -39,16 +42,19 @@ static bool read_stream(FILE *file, csv_table *t, dataset_error *error)
 static bool read_file(csv_table *t, dataset_error *error)
 {
     FILE *file = dataset_open(t->path, error);
-    if (file == NULL)
+    if (file == NULL) {
         return false;
+    }
     bool good = read_stream(file, t, error);
     fclose(file);
-    if (!good)
+    if (!good) {
         return false;
+    }
     const char *zero = memchr(t->text, '\0', t->size);
-    if (zero != NULL)
+    if (zero != NULL) {
         return dataset_fail(error, "%.300s: is no text: byte %lld is zero (a file in UTF-16 must be saved as UTF-8)",
                             t->path, (long long)(zero - t->text) + 1);
+    }
     return true;
 }
 
@@ -62,11 +68,13 @@ static char guess_separator(const char *text)
     for (; *text != '\0' && (quoted || *text != '\n'); text++) {
         const char *found = quoted ? NULL : strchr(usual, *text);
         quoted = quoted != (*text == '"');
-        if (found != NULL)
+        if (found != NULL) {
             counts[found - usual]++;
+        }
     }
-    for (int i = 1; i < 4; i++)
+    for (int i = 1; i < 4; i++) {
         best = counts[i] > counts[best] ? i : best;
+    }
     return usual[best];
 }
 
@@ -86,8 +94,9 @@ static char *cut_quoted(const csv_table *t, csv_cursor *c, dataset_error *error)
     char *to = start;
     const char *from = start + 1;
     for (; *from != '\0'; from++) {
-        if (*from == '"' && from[1] != '"')
+        if (*from == '"' && from[1] != '"') {
             break;
+        }
         from += *from == '"';
         c->line += *from == '\n';
         *to++ = *from;
@@ -110,17 +119,20 @@ static char *cut_quoted(const csv_table *t, csv_cursor *c, dataset_error *error)
 static char *cut_plain(const csv_table *t, csv_cursor *c)
 {
     char *start = c->at;
-    while (*c->at != '\0' && *c->at != t->separator && *c->at != '\n')
+    while (*c->at != '\0' && *c->at != t->separator && *c->at != '\n') {
         c->at++;
+    }
     return start;
 }
 
 static char *trim(char *cell, char *end)
 {
-    while (end > cell && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r'))
+    while (end > cell && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r')) {
         *--end = '\0';
-    while (*cell == ' ' || *cell == '\t')
+    }
+    while (*cell == ' ' || *cell == '\t') {
         cell++;
+    }
     return cell;
 }
 
@@ -129,11 +141,13 @@ static char *cut_cell(const csv_table *t, csv_cursor *c, bool *more, dataset_err
 {
     bool quoted = *c->at == '"';
     char *cell = quoted ? cut_quoted(t, c, error) : cut_plain(t, c);
-    if (cell == NULL)
+    if (cell == NULL) {
         return NULL;
+    }
     char *end = c->at;
-    if (quoted && *c->at == '\r')
+    if (quoted && *c->at == '\r') {
         c->at++;
+    }
     *more = *c->at == t->separator;
     c->line += *c->at == '\n';
     c->at += *c->at != '\0';
@@ -161,23 +175,29 @@ static bool skip_empty_lines(csv_cursor *c)
  * bounds the rows, and a wide line does not ask for memory that the file could not fill. */
 static bool make_room(csv_table *t, dataset_error *error)
 {
-    if (t->rows < t->room)
+    if (t->rows < t->room) {
         return true;
+    }
     int64_t room = t->room == 0 ? 1024 : 2 * t->room;
     int64_t most = (int64_t)t->size / t->cols + 1;
     room = room < most ? room : most;
-    if (room > MOST_CELLS / t->cols)
+    if (room > MOST_CELLS / t->cols) {
         room = MOST_CELLS / t->cols;
-    if (room <= t->rows)
+    }
+    if (room <= t->rows) {
         return dataset_fail(error, "%.300s: has more than %lld cells", t->path, (long long)MOST_CELLS);
+    }
     void *cells = realloc(t->cells, (size_t)(room * t->cols) * sizeof *t->cells);
-    if (cells != NULL)
+    if (cells != NULL) {
         t->cells = cells;
+    }
     void *lines = realloc(t->lines, (size_t)room * sizeof *t->lines);
-    if (lines != NULL)
+    if (lines != NULL) {
         t->lines = lines;
-    if (cells == NULL || lines == NULL)
+    }
+    if (cells == NULL || lines == NULL) {
         return dataset_fail(error, "%.300s: out of memory at row %lld", t->path, (long long)t->rows);
+    }
     t->room = room;
     return true;
 }
@@ -199,19 +219,23 @@ static bool cut_row(csv_table *t, csv_cursor *c, dataset_error *error)
     int64_t line = c->line;
     bool more = true;
     int64_t found = 0;
-    if (!make_room(t, error))
+    if (!make_room(t, error)) {
         return false;
+    }
     while (more) {
         char *cell = cut_cell(t, c, &more, error);
-        if (cell == NULL)
+        if (cell == NULL) {
             return false;
-        if (found < t->cols)
+        }
+        if (found < t->cols) {
             t->cells[t->rows * t->cols + found] = cell;
+        }
         found++;
     }
-    if (found != t->cols)
+    if (found != t->cols) {
         return dataset_fail(error, "%.300s, line %lld: has %lld columns, the first line has %lld", t->path,
                             (long long)line, (long long)found, (long long)t->cols);
+    }
     t->lines[t->rows++] = line;
     return true;
 }
@@ -220,17 +244,21 @@ static bool cut_rows(csv_table *t, char separator, dataset_error *error)
 {
     static const char mark[] = "\xef\xbb\xbf"; /* some programs begin UTF-8 with it */
     csv_cursor c = {t->text + (strncmp(t->text, mark, 3) == 0 ? 3 : 0), 1};
-    if (!skip_empty_lines(&c))
+    if (!skip_empty_lines(&c)) {
         return dataset_fail(error, "%.300s: is empty", t->path);
+    }
     t->separator = separator != '\0' ? separator : guess_separator(c.at);
     t->cols = count_columns(c.at, t->separator);
-    if (t->cols < 2)
+    if (t->cols < 2) {
         return dataset_fail(error,
                             "%.300s, line %lld: has one column, expected features and a label; is '%c' the separator?",
                             t->path, (long long)c.line, t->separator == '\t' ? ' ' : t->separator);
-    while (skip_empty_lines(&c))
-        if (!cut_row(t, &c, error))
+    }
+    while (skip_empty_lines(&c)) {
+        if (!cut_row(t, &c, error)) {
             return false;
+        }
+    }
     return true;
 }
 

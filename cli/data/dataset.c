@@ -53,8 +53,9 @@ bool dataset_allocate(dataset *data, dataset_error *error)
 
 void dataset_release(dataset *data)
 {
-    for (int32_t i = 0; data->class_names != NULL && i < data->classes; i++)
+    for (int32_t i = 0; data->class_names != NULL && i < data->classes; i++) {
         free(data->class_names[i]);
+    }
     free(data->class_names);
     free(data->features);
     free(data->labels);
@@ -79,8 +80,9 @@ bool dataset_number_classes(dataset *data, dataset_error *error)
     for (int32_t i = 0, n = data->classes; i < n; i++) {
         char name[16];
         snprintf(name, sizeof name, "%d", i);
-        if (!set_class_name(data, i, name, error))
+        if (!set_class_name(data, i, name, error)) {
             return false;
+        }
     }
     return true;
 }
@@ -90,8 +92,9 @@ bool dataset_number_classes(dataset *data, dataset_error *error)
 /* Fisher and Yates; the remainder's lean towards small numbers is below rows / 2^64. */
 void dataset_order(int64_t rows, uint64_t seed, int64_t *order)
 {
-    for (int64_t i = 0; i < rows; i++)
+    for (int64_t i = 0; i < rows; i++) {
         order[i] = i;
+    }
     for (int64_t i = rows - 1; i > 0; i--) {
         int64_t j = (int64_t)(dataset_bits(seed, (uint64_t)i) % (uint64_t)(i + 1));
         int64_t kept = order[i];
@@ -114,11 +117,14 @@ static bool select_rows(const dataset *all, const int64_t *order, int64_t count,
 {
     *part = (dataset){
         .rows = count, .cols = all->cols, .height = all->height, .width = all->width, .classes = all->classes};
-    if (!dataset_allocate(part, error))
+    if (!dataset_allocate(part, error)) {
         return false;
-    for (int32_t i = 0; i < all->classes; i++)
-        if (!set_class_name(part, i, all->class_names[i], error))
+    }
+    for (int32_t i = 0; i < all->classes; i++) {
+        if (!set_class_name(part, i, all->class_names[i], error)) {
             return false;
+        }
+    }
     dataset_gather(all, order, count, part->features, part->labels);
     return true;
 }
@@ -127,15 +133,18 @@ bool dataset_split(const dataset *all, double test_fraction, uint64_t seed, data
                    dataset_error *error)
 {
     *train = *test = (dataset){0};
-    if (!(test_fraction > 0 && test_fraction < 1))
+    if (!(test_fraction > 0 && test_fraction < 1)) {
         return dataset_fail(error, "the fraction of rows to test with is %g, expected more than 0 and less than 1",
                             test_fraction);
-    if (all->rows < 2)
+    }
+    if (all->rows < 2) {
         return dataset_fail(error, "%lld rows cannot be split into rows to train and rows to test with",
                             (long long)all->rows);
+    }
     int64_t *order = malloc((size_t)all->rows * sizeof *order);
-    if (order == NULL)
+    if (order == NULL) {
         return dataset_fail(error, "out of memory: %zu bytes for an order of rows", (size_t)all->rows * sizeof *order);
+    }
     int64_t tested = (int64_t)llround(test_fraction * (double)all->rows);
     tested = tested < 1 ? 1 : tested > all->rows - 1 ? all->rows - 1 : tested;
     dataset_order(all->rows, seed, order);
@@ -162,26 +171,30 @@ static scaling measure(const dataset *data, int64_t first, int64_t count)
     double n = (double)data->rows * (double)count;
     double sum = 0;
     double squares = 0;
-    for (int64_t i = 0; i < data->rows; i++)
-        for (int64_t j = first; j < first + count; j++)
+    for (int64_t i = 0; i < data->rows; i++) {
+        for (int64_t j = first; j < first + count; j++) {
             sum += (double)data->features[i * data->cols + j];
+        }
+    }
     double mean = sum / n;
-    for (int64_t i = 0; i < data->rows; i++)
+    for (int64_t i = 0; i < data->rows; i++) {
         for (int64_t j = first; j < first + count; j++) {
             double d = (double)data->features[i * data->cols + j] - mean;
             squares += d * d;
         }
+    }
     double deviation = sqrt(squares / n);
     return (scaling){mean, deviation > 1e-7 * fabs(mean) ? 1.0 / deviation : 0.0};
 }
 
 static void rescale(dataset *data, int64_t first, int64_t count, scaling by)
 {
-    for (int64_t i = 0; i < data->rows; i++)
+    for (int64_t i = 0; i < data->rows; i++) {
         for (int64_t j = first; j < first + count; j++) {
             float *value = &data->features[i * data->cols + j];
             *value = (float)(((double)*value - by.mean) * by.factor);
         }
+    }
 }
 
 void dataset_standardize(dataset *train, dataset *test)
@@ -190,8 +203,9 @@ void dataset_standardize(dataset *train, dataset *test)
     for (int64_t first = 0; first < train->cols && train->rows > 0; first += together) {
         scaling by = measure(train, first, together);
         rescale(train, first, together, by);
-        if (test != NULL)
+        if (test != NULL) {
             rescale(test, first, together, by);
+        }
     }
 }
 
@@ -213,13 +227,16 @@ FILE *dataset_open(const char *path, dataset_error *error)
     int problem = errno;
     bool known = (file >= 0 ? fstat(file, &facts) : stat(path, &facts)) == 0;
     FILE *stream = file >= 0 && known && S_ISREG(facts.st_mode) ? fdopen(file, "rb") : NULL;
-    if (stream != NULL)
+    if (stream != NULL) {
         return stream;
-    if (known && !S_ISREG(facts.st_mode))
+    }
+    if (known && !S_ISREG(facts.st_mode)) {
         dataset_fail(error, "%.300s: is no ordinary file but %s", path, kind_of(&facts));
-    else
+    } else {
         dataset_fail(error, "%.300s: %s", path, strerror(file < 0 ? problem : errno));
-    if (file >= 0)
+    }
+    if (file >= 0) {
         close(file);
+    }
     return NULL;
 }

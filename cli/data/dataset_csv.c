@@ -29,24 +29,30 @@ static bool is_number(const char *text, double *value)
 static int64_t numbered_column(const csv_table *t, const char *text)
 {
     int64_t number = 0;
-    if (text[0] == '\0' || text[strspn(text, "0123456789")] != '\0')
+    if (text[0] == '\0' || text[strspn(text, "0123456789")] != '\0') {
         return -1;
-    for (; *text != '\0' && number <= t->cols; text++)
+    }
+    for (; *text != '\0' && number <= t->cols; text++) {
         number = 10 * number + (*text - '0');
+    }
     return number <= t->cols ? number - 1 : -1;
 }
 
 /* A number from 1 to the number of columns, or a name of the header; -1 after an error. */
 static int64_t label_column(const csv_table *t, const char *label, bool header, dataset_error *error)
 {
-    if (label == NULL)
+    if (label == NULL) {
         return t->cols - 1;
-    for (int64_t j = 0; header && j < t->cols; j++)
-        if (strcmp(cell_at(t, 0, j), label) == 0)
+    }
+    for (int64_t j = 0; header && j < t->cols; j++) {
+        if (strcmp(cell_at(t, 0, j), label) == 0) {
             return j;
+        }
+    }
     int64_t column = numbered_column(t, label);
-    if (column >= 0)
+    if (column >= 0) {
         return column;
+    }
     dataset_fail(error, "%.300s: no column is called '%.60s'%s; columns also have the numbers 1 to %lld", t->path,
                  label, header ? "" : " (there is no header)", (long long)t->cols);
     return -1;
@@ -56,12 +62,15 @@ static int64_t label_column(const csv_table *t, const char *label, bool header, 
 static bool has_header(const csv_table *t, const csv_options *options)
 {
     double value;
-    if (options->no_header)
+    if (options->no_header) {
         return false;
+    }
     int64_t skipped = options->label != NULL ? numbered_column(t, options->label) : t->cols - 1;
-    for (int64_t j = 0; j < t->cols; j++)
-        if (j != skipped && !is_number(cell_at(t, 0, j), &value) && *cell_at(t, 0, j) != '\0')
+    for (int64_t j = 0; j < t->cols; j++) {
+        if (j != skipped && !is_number(cell_at(t, 0, j), &value) && *cell_at(t, 0, j) != '\0') {
             return true;
+        }
+    }
     return false;
 }
 
@@ -77,8 +86,9 @@ static bool read_feature(const csv_table *t, int64_t row, int64_t col, bool head
     const char *text = cell_at(t, row, col);
     char what[120];
     double value;
-    if (*text == '\0')
+    if (*text == '\0') {
         return fail_cell(t, row, col, header, "the cell is empty; fill it in or drop the row", error);
+    }
     if (!is_number(text, &value)) {
         snprintf(what, sizeof what, "'%.40s' is no number", text);
         return fail_cell(t, row, col, header, what, error);
@@ -138,8 +148,9 @@ static bool name_classes(dataset *data, const label_entry *entries, int64_t coun
             size_t size = strlen(entries[i].text) + 1;
             *name = malloc(size);
             good = *name != NULL;
-            if (good)
+            if (good) {
                 memcpy(*name, entries[i].text, size);
+            }
         }
     }
     return good ? true : dataset_fail(error, "out of memory for the names of classes");
@@ -148,14 +159,16 @@ static bool name_classes(dataset *data, const label_entry *entries, int64_t coun
 static bool sort_labels(const csv_table *t, dataset *data, label_entry *entries, dataset_error *error)
 {
     bool numbers = true;
-    for (int64_t i = 0; i < data->rows; i++)
+    for (int64_t i = 0; i < data->rows; i++) {
         numbers = is_number(entries[i].text, &entries[i].value) && isfinite(entries[i].value) && numbers;
+    }
     int (*compare)(const void *, const void *) = numbers ? compare_value : compare_text;
     qsort(entries, (size_t)data->rows, sizeof *entries, compare);
     int64_t count = number_classes(data, entries, compare);
-    if (count > MOST_CLASSES)
+    if (count > MOST_CLASSES) {
         return dataset_fail(error, "%.300s: the label column has %lld different values: is it the right column?",
                             t->path, (long long)count);
+    }
     return name_classes(data, entries, count, error);
 }
 
@@ -163,13 +176,15 @@ static bool read_labels(const csv_table *t, int64_t col, bool header, dataset *d
 {
     label_entry *entries = malloc((size_t)data->rows * sizeof *entries);
     bool good = entries != NULL;
-    if (!good)
+    if (!good) {
         dataset_fail(error, "%.300s: out of memory for %lld labels", t->path, (long long)data->rows);
+    }
     for (int64_t i = 0; good && i < data->rows; i++) {
         const char *text = cell_at(t, i + header, col);
         entries[i] = (label_entry){text, 0, i};
-        if (*text == '\0')
+        if (*text == '\0') {
             good = fail_cell(t, i + header, col, header, "the label is missing", error);
+        }
     }
     good = good && sort_labels(t, data, entries, error);
     free(entries);
@@ -182,9 +197,11 @@ static bool fill(const csv_table *t, int64_t label, bool header, dataset *data, 
 {
     for (int64_t i = 0; i < data->rows; i++) {
         float *out = data->features + i * data->cols;
-        for (int64_t j = 0; j < t->cols; j++)
-            if (j != label && !read_feature(t, i + header, j, header, out++, error))
+        for (int64_t j = 0; j < t->cols; j++) {
+            if (j != label && !read_feature(t, i + header, j, header, out++, error)) {
                 return false;
+            }
+        }
     }
     return read_labels(t, label, header, data, error);
 }
@@ -193,16 +210,20 @@ static bool convert(const csv_table *t, const csv_options *options, dataset *dat
 {
     bool header = has_header(t, options);
     int64_t label = label_column(t, options->label, header, error);
-    if (label < 0)
+    if (label < 0) {
         return false;
-    if (t->rows == header)
+    }
+    if (t->rows == header) {
         return dataset_fail(error, "%.300s: has a header and no data", t->path);
+    }
     *data = (dataset){.rows = t->rows - header, .cols = t->cols - 1};
-    if (!dataset_allocate(data, error))
+    if (!dataset_allocate(data, error)) {
         return false;
+    }
     bool good = fill(t, label, header, data, error);
-    if (!good)
+    if (!good) {
         dataset_release(data);
+    }
     return good;
 }
 

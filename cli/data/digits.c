@@ -81,10 +81,11 @@ static void add_stroke(outline *o, const stroke *s)
     for (int i = 0; i <= parts; i++) {
         double part = (double)i / parts;
         double angle = turn * (s->from + part * (s->to - s->from));
-        if (s->kind == STROKE_ARC)
+        if (s->kind == STROKE_ARC) {
             add_point(o, s->a + s->c * cos(angle), s->b + s->d * sin(angle), i == 0);
-        else
+        } else {
             add_point(o, s->a + part * (s->c - s->a), s->b + part * (s->d - s->b), i == 0);
+        }
     }
 }
 
@@ -182,20 +183,23 @@ static void ink_segment(float *image, point from, point to, double width, double
     int right = (int)clamp(ceil(fmax(from.x, to.x) + reach), 0, DIGITS_SIZE);
     int top = (int)clamp(floor(fmin(from.y, to.y) - reach), 0, DIGITS_SIZE);
     int bottom = (int)clamp(ceil(fmax(from.y, to.y) + reach), 0, DIGITS_SIZE);
-    for (int y = top; y < bottom; y++)
+    for (int y = top; y < bottom; y++) {
         for (int x = left; x < right; x++) {
             point centre = {x + 0.5, y + 0.5};
             float ink = (float)(strength * clamp(reach - distance_to(centre, from, to), 0, 1));
             float *pixel = &image[y * DIGITS_SIZE + x];
             *pixel = ink > *pixel ? ink : *pixel;
         }
+    }
 }
 
 static void ink_outline(float *image, const outline *o, double width, double strength)
 {
-    for (int i = 1; i < o->count; i++)
-        if (!o->lift[i])
+    for (int i = 1; i < o->count; i++) {
+        if (!o->lift[i]) {
             ink_segment(image, o->points[i - 1], o->points[i], width, strength);
+        }
+    }
 }
 
 /* Scratches that belong to no digit. */
@@ -218,12 +222,13 @@ static void expose(float *image, dice *d)
     double across = uniform(d, -0.15, 0.15);
     double down = uniform(d, -0.15, 0.15);
     double grain = uniform(d, 0.05, 0.18);
-    for (int y = 0; y < DIGITS_SIZE; y++)
+    for (int y = 0; y < DIGITS_SIZE; y++) {
         for (int x = 0; x < DIGITS_SIZE; x++) {
             float *pixel = &image[y * DIGITS_SIZE + x];
             double light = across * (x - 0.5 * DIGITS_SIZE) + down * (y - 0.5 * DIGITS_SIZE);
             *pixel = (float)clamp((double)*pixel + light / DIGITS_SIZE + grain * bell(d), 0, 1);
         }
+    }
 }
 
 static int32_t draw_digit(dice *d, float *image)
@@ -231,8 +236,9 @@ static int32_t draw_digit(dice *d, float *image)
     int32_t digit = (int32_t)uniform(d, 0, 10);
     const stroke *s = glyphs[digit][(int)uniform(d, 0, VARIANTS)];
     outline o = {0};
-    for (int i = 0; i < MOST_STROKES && s[i].kind != STROKE_END; i++)
+    for (int i = 0; i < MOST_STROKES && s[i].kind != STROKE_END; i++) {
         add_stroke(&o, &s[i]);
+    }
     bend(&o, d);
     place(&o, d);
     memset(image, 0, PIXELS * sizeof *image);
@@ -246,8 +252,9 @@ static int32_t draw_digit(dice *d, float *image)
 bool digits_draw(int64_t first, int64_t count, uint64_t seed, dataset *data, dataset_error *error)
 {
     *data = (dataset){.rows = count, .cols = PIXELS, .height = DIGITS_SIZE, .width = DIGITS_SIZE, .classes = 10};
-    if (!dataset_allocate(data, error) || !dataset_number_classes(data, error))
+    if (!dataset_allocate(data, error) || !dataset_number_classes(data, error)) {
         return false;
+    }
     for (int64_t i = 0; i < count; i++) {
         dice d = {dataset_bits(seed, (uint64_t)(first + i)), 0};
         data->labels[i] = draw_digit(&d, data->features + i * PIXELS);

@@ -123,8 +123,9 @@ static double distance(double x, double y, const double *a, const double *b)
 
 static void blend(unsigned char *pixel, const unsigned char rgb[3], double cover)
 {
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
         pixel[i] = (unsigned char)(pixel[i] + cover * (rgb[i] - pixel[i]) + 0.5);
+    }
 }
 
 static int clamp(double value, int most)
@@ -138,12 +139,14 @@ static void paint_segment(canvas *c, const double *a, const double *b, double wi
     double reach = 0.5 * width + 1.0;
     int left = clamp(fmin(a[0], b[0]) - reach, columns), right = clamp(fmax(a[0], b[0]) + reach + 1.0, columns);
     int top = clamp(fmin(a[1], b[1]) - reach, rows), bottom = clamp(fmax(a[1], b[1]) + reach + 1.0, rows);
-    for (int y = top; y < bottom; y++)
+    for (int y = top; y < bottom; y++) {
         for (int x = left; x < right; x++) {
             double cover = 0.5 * width + 0.5 - distance(x + 0.5, y + 0.5, a, b);
-            if (cover > 0.0)
+            if (cover > 0.0) {
                 blend(c->pixels + 3 * ((size_t)y * (size_t)columns + (size_t)x), rgb, cover < 1.0 ? cover : 1.0);
+            }
         }
+    }
 }
 
 static void png_line(canvas *c, const double *points, int64_t count, canvas_colour colour, double width)
@@ -163,10 +166,12 @@ static void paint_letter(canvas *c, double x, double y, double unit, const char 
     double line[4];
     int known = 0; /* points of the stroke so far, as far as they matter: 0 or 1 */
     for (; *letter != '\0'; letter++) {
-        if (*letter == '|')
+        if (*letter == '|') {
             known = 0;
-        if (*letter < '0' || *letter > '9')
+        }
+        if (*letter < '0' || *letter > '9') {
             continue;
+        }
         line[2 * known] = x + unit * (letter[0] - '0');
         line[2 * known + 1] = y + unit * (letter[1] - '0' - 6);
         if (known == 1) {
@@ -203,8 +208,9 @@ bool canvas_png(canvas *c, FILE *out, double width, double height)
 {
     size_t bytes = 3 * (size_t)width * SCALE * (size_t)height * SCALE;
     *c = (canvas){width, height, png_line, png_text, png_finish, out, malloc(bytes)};
-    if (c->pixels == NULL)
+    if (c->pixels == NULL) {
         return false;
+    }
     memset(c->pixels, 0xff, bytes);
     return true;
 }

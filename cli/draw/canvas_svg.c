@@ -18,20 +18,22 @@ static void svg_line(canvas *c, const double *points, int64_t count, canvas_colo
         fprintf(c->out, "stroke=\"#%02x%02x%02x\" stroke-linejoin=\"round\"", rgb[0], rgb[1], rgb[2]);
     }
     fprintf(c->out, " stroke-width=\"%g\" points=\"", width);
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count; i++) {
         fprintf(c->out, "%s%.1f,%.1f", i > 0 ? " " : "", points[2 * i], points[2 * i + 1]);
+    }
     fputs("\"/>\n", c->out);
 }
 
 static void put_escaped(FILE *out, const char *text)
 {
     for (; *text != '\0'; text++) {
-        if (*text == '<')
+        if (*text == '<') {
             fputs("&lt;", out);
-        else if (*text == '&')
+        } else if (*text == '&') {
             fputs("&amp;", out);
-        else
+        } else {
             fputc((unsigned char)*text < 0x20 ? ' ' : *text, out);
+        }
     }
 }
 

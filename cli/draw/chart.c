@@ -38,31 +38,37 @@ static bool shown(const axis *a, double value)
 
 static void widen(const double *values, int64_t count, double least, double *low, double *high)
 {
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count; i++) {
         if (isfinite(values[i]) && values[i] >= least) {
             *low = fmin(*low, values[i]);
             *high = fmax(*high, values[i]);
         }
+    }
 }
 
 static axis horizontal(const chart *c, const chart_panel *panel, double start, double stop)
 {
     double low = 0.0, high = 0.0;
-    for (int i = 0; i < c->series_count; i++)
+    for (int i = 0; i < c->series_count; i++) {
         widen(panel->series[i].x, panel->series[i].count, 0.0, &low, &high);
+    }
     return (axis){low, high > low ? high : low + 1.0, start, stop, false};
 }
 
 static axis vertical(const chart *c)
 {
     double low = DBL_MAX, high = 0.0, start = page_height - bottom_margin;
-    for (int p = 0; p < c->panel_count; p++)
-        for (int i = 0; i < c->series_count; i++)
+    for (int p = 0; p < c->panel_count; p++) {
+        for (int i = 0; i < c->series_count; i++) {
             widen(c->panels[p].series[i].y, c->panels[p].series[i].count, DBL_MIN, &low, &high);
-    if (high == 0.0)
+        }
+    }
+    if (high == 0.0) {
         return (axis){0.0, 1.0, start, top_margin, false};
-    if (high <= 10.0 * low)
+    }
+    if (high <= 10.0 * low) {
         return (axis){0.0, high, start, top_margin, false};
+    }
     return (axis){log10(low), log10(high), start, top_margin, true};
 }
 
@@ -71,9 +77,11 @@ static double tick_distance(double range, int most)
 {
     static const double steps[] = {1, 2, 5, 10};
     double power = pow(10.0, floor(log10(range / most)));
-    for (int i = 0; i < 4; i++)
-        if (range / (steps[i] * power) <= most)
+    for (int i = 0; i < 4; i++) {
+        if (range / (steps[i] * power) <= most) {
             return steps[i] * power;
+        }
+    }
     return 10.0 * power;
 }
 
@@ -84,8 +92,9 @@ static int linear_ticks(const axis *a, double ticks[TICKS])
     double distance = tick_distance(a->high - a->low, 6);
     int count = 0;
     int64_t first = (int64_t)ceil(a->low / distance - 1e-9), last = (int64_t)floor(a->high / distance + 1e-9);
-    for (int64_t k = first; k <= last && count < TICKS; k++)
+    for (int64_t k = first; k <= last && count < TICKS; k++) {
         ticks[count++] = (double)k * distance;
+    }
     return count;
 }
 
@@ -94,12 +103,14 @@ static int log_ticks(const axis *a, double ticks[TICKS])
 {
     static const double multiples[] = {1, 2, 5};
     int count = 0, used = a->high - a->low < 3.0 ? 3 : 1;
-    for (int k = (int)floor(a->low); k <= a->high; k++)
+    for (int k = (int)floor(a->low); k <= a->high; k++) {
         for (int i = 0; i < used && count < TICKS; i++) {
             double value = multiples[i] * pow(10.0, k);
-            if (log10(value) >= a->low - 1e-9 && log10(value) <= a->high + 1e-9)
+            if (log10(value) >= a->low - 1e-9 && log10(value) <= a->high + 1e-9) {
                 ticks[count++] = value;
+            }
         }
+    }
     return count;
 }
 
@@ -144,14 +155,16 @@ static void draw_curve(canvas *page, const axis *x, const axis *y, const chart_s
 {
     int64_t count = 0;
     for (int64_t i = 0; i < series->count; i++) {
-        if (!shown(x, series->x[i]) || !shown(y, series->y[i]))
+        if (!shown(x, series->x[i]) || !shown(y, series->y[i])) {
             continue;
+        }
         points[2 * count] = place(x, series->x[i]);
         points[2 * count + 1] = place(y, series->y[i]);
         count++;
     }
-    if (count > 1)
+    if (count > 1) {
         page->line(page, points, count, (canvas_colour)(CANVAS_SERIES + colour), 2);
+    }
 }
 
 static void draw_legend(canvas *page, const chart *c)
@@ -178,17 +191,20 @@ static void draw_chart(canvas *page, const chart *c, double *points)
         draw_grid(page, &x, &y);
         page->text(page, start - 48, top_margin - 10, CANVAS_LEFT, letters, c->y_name);
         page->text(page, start + 0.5 * width, page_height - 12, CANVAS_MIDDLE, letters, c->panels[p].x_name);
-        for (int i = 0; i < c->series_count; i++)
+        for (int i = 0; i < c->series_count; i++) {
             draw_curve(page, &x, &y, &c->panels[p].series[i], i, points);
+        }
     }
 }
 
 static double *allocate_points(const chart *c)
 {
     int64_t most = 1;
-    for (int p = 0; p < c->panel_count; p++)
-        for (int i = 0; i < c->series_count; i++)
+    for (int p = 0; p < c->panel_count; p++) {
+        for (int i = 0; i < c->series_count; i++) {
             most = c->panels[p].series[i].count > most ? c->panels[p].series[i].count : most;
+        }
+    }
     return malloc(2 * (size_t)most * sizeof(double));
 }
 
@@ -213,8 +229,9 @@ static bool write_page(const chart *c, FILE *out, bool png)
 static void remove_file(const char *path)
 {
     struct stat facts;
-    if (lstat(path, &facts) == 0 && S_ISREG(facts.st_mode))
+    if (lstat(path, &facts) == 0 && S_ISREG(facts.st_mode)) {
         remove(path);
+    }
 }
 
 bool chart_write(const chart *c, const char *path)
@@ -222,16 +239,18 @@ bool chart_write(const chart *c, const char *path)
     size_t length = strlen(path);
     bool png = length >= 4 && strcmp(path + length - 4, ".png") == 0;
     FILE *out = fopen(path, "wb");
-    if (out == NULL)
+    if (out == NULL) {
         return false;
+    }
     bool good = write_page(c, out, png);
     int problem = errno;
     if (fclose(out) != 0 && good) {
         good = false;
         problem = errno;
     }
-    if (!good)
+    if (!good) {
         remove_file(path);
+    }
     errno = problem;
     return good;
 }

@@ -31,21 +31,23 @@ static void put_bits(packer *p, uint32_t value, int count)
 /* A code of deflate, which stands with its highest bit first. */
 static void put_code(packer *p, uint32_t code, int count)
 {
-    for (int i = count - 1; i >= 0; i--)
+    for (int i = count - 1; i >= 0; i--) {
         put_bits(p, code >> i & 1, 1);
+    }
 }
 
 /* A byte, or a symbol from 256 on, in the fixed code. */
 static void put_symbol(packer *p, uint32_t symbol)
 {
-    if (symbol < 144)
+    if (symbol < 144) {
         put_code(p, 0x30 + symbol, 8);
-    else if (symbol < 256)
+    } else if (symbol < 256) {
         put_code(p, 0x190 + symbol - 144, 9);
-    else if (symbol < 280)
+    } else if (symbol < 280) {
         put_code(p, symbol - 256, 7);
-    else
+    } else {
         put_code(p, 0xc0 + symbol - 280, 8);
+    }
 }
 
 /* The byte before, `length` times more: 3 to 258. Symbols come in groups of four with one more extra bit each. */
@@ -55,8 +57,9 @@ static void put_run(packer *p, int length)
     if (length == 258) {
         put_symbol(p, 285);
     } else {
-        while (base >> extra >= 8)
+        while (base >> extra >= 8) {
             extra++;
+        }
         put_symbol(p, (uint32_t)(257 + 4 * extra + (base >> extra)));
         put_bits(p, (uint32_t)(base & ((1 << extra) - 1)), extra);
     }
@@ -69,8 +72,9 @@ static void pack(packer *p, const unsigned char *data, size_t size)
     put_bits(p, 1, 2); /* fixed codes */
     for (size_t i = 0; i < size;) {
         size_t run = 0;
-        while (i > 0 && i + run < size && run < 258 && data[i + run] == data[i - 1])
+        while (i > 0 && i + run < size && run < 258 && data[i + run] == data[i - 1]) {
             run++;
+        }
         if (run >= 3) {
             put_run(p, (int)run);
             i += run;
@@ -96,16 +100,18 @@ static uint32_t crc(uint32_t value, const unsigned char *data, size_t size)
 {
     for (size_t i = 0; i < size; i++) {
         value ^= data[i];
-        for (int k = 0; k < 8; k++)
+        for (int k = 0; k < 8; k++) {
             value = value >> 1 ^ (value & 1 ? 0xedb88320u : 0);
+        }
     }
     return value;
 }
 
 static void big_endian(uint32_t value, unsigned char bytes[4])
 {
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
         bytes[i] = (unsigned char)(value >> (24 - 8 * i));
+    }
 }
 
 static void write_chunk(FILE *out, const char *name, const unsigned char *data, size_t size)
@@ -125,8 +131,9 @@ static void filter(const unsigned char *pixels, size_t stride, size_t rows, unsi
 {
     for (size_t y = 0; y < rows; y++) {
         *out++ = 2;
-        for (size_t x = 0; x < stride; x++, pixels++)
+        for (size_t x = 0; x < stride; x++, pixels++) {
             *out++ = (unsigned char)(*pixels - (y > 0 ? pixels[-(ptrdiff_t)stride] : 0));
+        }
     }
 }
 

@@ -33,23 +33,26 @@
 void machine_facts_get(machine_facts *facts)
 {
     struct utsname name;
-    if (uname(&name) == 0)
+    if (uname(&name) == 0) {
         snprintf(facts->system, sizeof facts->system, "%s %s %s", name.sysname, name.release, name.machine);
-    else
+    } else {
         snprintf(facts->system, sizeof facts->system, "unknown");
+    }
     snprintf(facts->compiler, sizeof facts->compiler, "%s, C%ld%s%s", COMPILER, __STDC_VERSION__ / 100 % 100, OPTIMISED,
              SANITIZER);
     facts->threads = tch_get_num_threads();
-    if (getloadavg(&facts->load, 1) != 1)
+    if (getloadavg(&facts->load, 1) != 1) {
         facts->load = (double)NAN;
+    }
 }
 
 const char *machine_device_name(const char *backend, int32_t index, char name[64])
 {
-    if (index == 0)
+    if (index == 0) {
         snprintf(name, 64, "%s", backend);
-    else
+    } else {
         snprintf(name, 64, "%s:%d", backend, (int)index);
+    }
     return name;
 }
 
@@ -58,12 +61,13 @@ const char *machine_context_line(const tch_context *context, char text[192])
     tch_device device = tch_context_device(context);
     tch_device_info info = TCH_DEVICE_INFO_INIT;
     int32_t threads = tch_get_num_threads();
-    if (tch_device_info_get(device, &info) != TCH_OK)
+    if (tch_device_info_get(device, &info) != TCH_OK) {
         snprintf(text, 192, "unknown device");
-    else if (device.type == TCH_DEVICE_CPU)
+    } else if (device.type == TCH_DEVICE_CPU) {
         snprintf(text, 192, "%s, %d thread%s", info.name, (int)threads, threads == 1 ? "" : "s");
-    else
+    } else {
         snprintf(text, 192, "%s", info.name);
+    }
     return text;
 }
 

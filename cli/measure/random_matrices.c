@@ -40,15 +40,18 @@ tch_status random_entries(const workplace *place, uint64_t seed, tch_tensor *out
     tch_tensor *host = NULL;
     tch_status status =
         tch_tensor_create_uninitialized(place->host, TCH_FLOAT64, out->ndim, out->shape, TCH_CONTIGUOUS, &host);
-    if (status != TCH_OK)
+    if (status != TCH_OK) {
         return status;
+    }
     uint64_t state = stream(seed, 0);
     int64_t count = tch_tensor_numel(host);
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count; i++) {
         values(host)[i] = next_uniform(&state);
+    }
     status = tch_tensor_copy(place->device, out, host);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_context_synchronize(place->device);
+    }
     tch_tensor_destroy(host);
     return status;
 }
@@ -69,24 +72,30 @@ static void fill_hartley(int64_t n, double *table, double *out)
         double angle = 2.0 * pi * (double)i / (double)n;
         table[i] = (cos(angle) + sin(angle)) / sqrt((double)n);
     }
-    for (int64_t j = 0; j < n; j++)
-        for (int64_t k = 0, index = 0; k < n; k++, index = (index + j) % n)
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t k = 0, index = 0; k < n; k++, index = (index + j) % n) {
             out[j * n + k] = table[index];
+        }
+    }
 }
 
 static void copy_scaled(int64_t n, const double *x, const double *columns, double *out)
 {
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < n; j++)
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < n; j++) {
             out[i * n + j] = x[i * n + j] * columns[j];
+        }
+    }
 }
 
 /* Makes equal to the last bit what products leave equal up to rounding. */
 static void symmetrise(int64_t n, double *a)
 {
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < i; j++)
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < i; j++) {
             a[i * n + j] = a[j * n + i] = 0.5 * (a[i * n + j] + a[j * n + i]);
+        }
+    }
 }
 
 static void builder_release(builder *b)
@@ -103,18 +112,21 @@ static tch_status builder_start(tch_context *host, int64_t n, builder *b)
     tch_tensor **tensors[] = {&b->hartley, &b->left, &b->q};
     *b = (builder){.n = n};
     tch_status status = workplace_vector(host, TCH_FLOAT64, n, &b->signs);
-    for (int i = 0; i < 3 && status == TCH_OK; i++)
+    for (int i = 0; i < 3 && status == TCH_OK; i++) {
         status = tch_tensor_create_uninitialized(host, TCH_FLOAT64, 2, shape, TCH_CONTIGUOUS, tensors[i]);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         fill_hartley(n, values(b->signs), values(b->hartley));
+    }
     return status;
 }
 
 /* q = (x with the signs of its columns drawn) C */
 static tch_status mix(tch_context *host, builder *b, uint64_t *state, const tch_tensor *x)
 {
-    for (int64_t i = 0; i < b->n; i++)
+    for (int64_t i = 0; i < b->n; i++) {
         values(b->signs)[i] = next_bits(state) >> 63 ? 1.0 : -1.0;
+    }
     copy_scaled(b->n, x->data, values(b->signs), values(b->left));
     return tch_matmul(host, b->left, b->hartley, b->q);
 }
@@ -123,10 +135,12 @@ static tch_status mix(tch_context *host, builder *b, uint64_t *state, const tch_
 static tch_status build(tch_context *host, builder *b, uint64_t state, const double *eigenvalues, tch_tensor *a)
 {
     tch_status status = mix(host, b, &state, b->hartley);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = mix(host, b, &state, b->q);
-    if (status != TCH_OK)
+    }
+    if (status != TCH_OK) {
         return status;
+    }
     copy_scaled(b->n, values(b->q), eigenvalues, values(b->left));
     status = tch_gemm(host, 1.0, b->left, 0, b->q, 1, 0.0, a);
     symmetrise(b->n, values(a));
@@ -139,15 +153,18 @@ tch_status random_symmetric(const workplace *place, uint64_t seed, const double 
     builder b;
     tch_tensor *a = NULL;
     tch_status status = builder_start(place->host, n, &b);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_tensor_create_uninitialized(place->host, TCH_FLOAT64, 2, out->shape + 1, TCH_CONTIGUOUS, &a);
+    }
     for (int64_t i = 0; i < out->shape[0] && status == TCH_OK; i++) {
         tch_tensor slice = workplace_slice(out, i);
         status = build(place->host, &b, stream(seed, i), eigenvalues, a);
-        if (status == TCH_OK)
+        if (status == TCH_OK) {
             status = tch_tensor_copy(place->device, &slice, a);
-        if (status == TCH_OK)
+        }
+        if (status == TCH_OK) {
             status = tch_context_synchronize(place->device);
+        }
     }
     tch_tensor_destroy(a);
     builder_release(&b);
@@ -157,6 +174,7 @@ tch_status random_symmetric(const workplace *place, uint64_t seed, const double 
 void random_power_law(int64_t n, double condition, double *eigenvalues)
 {
     double power = n > 1 ? log(condition) / log((double)n) : 0.0;
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
         eigenvalues[i] = pow((double)(i + 1), -power);
+    }
 }

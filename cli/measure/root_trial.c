@@ -12,8 +12,9 @@ tch_status root_trial_start(const workplace *place, const tch_tensor *a, root_tr
     if ((status = workplace_matrices(place->device, a->dtype, batch, n, n, &trial->out)) ||
         (status = workplace_vector(place->device, TCH_FLOAT64, batch, &trial->residual)) ||
         (status = workplace_vector(place->device, TCH_INT32, batch, &trial->report)) ||
-        (status = workplace_poison(place, trial->out)) || (status = workplace_poison(place, trial->residual)))
+        (status = workplace_poison(place, trial->out)) || (status = workplace_poison(place, trial->residual))) {
         root_trial_end(trial);
+    }
     return status;
 }
 
@@ -71,9 +72,10 @@ tch_status root_trial_judge(const workplace *place, const root_trial *trial, con
     if ((status = workplace_fetch(place, trial->out, &x)) == TCH_OK &&
         (status = workplace_fetch(place, trial->residual, &residual)) == TCH_OK &&
         (status = workplace_fetch(place, trial->report, &report)) == TCH_OK) {
-        for (int64_t i = 0; i < trial->a->shape[0]; i++)
+        for (int64_t i = 0; i < trial->a->shape[0]; i++) {
             judge_one(i, (tch_report)workplace_entry(report, i), workplace_entry(residual, i),
                       reference != NULL ? relative_error(x, reference, i) : (double)NAN, verdict);
+        }
     }
     tch_tensor_destroy(x);
     tch_tensor_destroy(residual);

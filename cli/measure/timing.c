@@ -20,8 +20,9 @@ static tch_status run_once(tch_context *context, timed_call call, void *user, do
 {
     double start = timing_now();
     tch_status status = call(context, user);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_context_synchronize(context);
+    }
     *seconds = timing_now() - start;
     return status;
 }
@@ -34,8 +35,9 @@ static int compare(const void *a, const void *b)
 
 static bool enough(int32_t runs, double spent, double seconds)
 {
-    if (runs == MOST_RUNS || spent > PATIENCE * seconds)
+    if (runs == MOST_RUNS || spent > PATIENCE * seconds) {
         return true;
+    }
     return runs >= FEWEST_RUNS && spent > seconds;
 }
 
@@ -45,14 +47,16 @@ tch_status timing_measure(tch_context *context, timed_call call, void *user, dou
     int32_t runs = 0;
     tch_status status = run_once(context, call, user, &samples[0]);
     /* A run this long owes nothing to a cold start: it counts as the first sample. */
-    if (samples[0] > seconds)
+    if (samples[0] > seconds) {
         spent = samples[runs++];
+    }
     while (status == TCH_OK && !enough(runs, spent, seconds)) {
         status = run_once(context, call, user, &samples[runs]);
         spent += samples[runs++];
     }
-    if (status != TCH_OK)
+    if (status != TCH_OK) {
         return status;
+    }
     qsort(samples, (size_t)runs, sizeof samples[0], compare);
     result->median_ms = 1e3 * 0.5 * (samples[(runs - 1) / 2] + samples[runs / 2]);
     result->least_ms = 1e3 * samples[0];

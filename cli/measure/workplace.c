@@ -9,10 +9,12 @@ tch_status workplace_open(const char *device, workplace *place)
 {
     *place = (workplace){NULL, NULL};
     tch_status status = tch_context_create(device, &place->device);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_context_create("cpu", &place->host);
-    if (status != TCH_OK)
+    }
+    if (status != TCH_OK) {
         workplace_close(place);
+    }
     return status;
 }
 
@@ -57,10 +59,12 @@ tch_status workplace_fetch(const workplace *place, const tch_tensor *tensor, tch
     *host = NULL;
     tch_status status =
         tch_tensor_create_uninitialized(place->host, dtype, tensor->ndim, tensor->shape, TCH_CONTIGUOUS, host);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_tensor_copy(place->device, *host, tensor);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = tch_context_synchronize(place->device);
+    }
     if (status != TCH_OK) {
         tch_tensor_destroy(*host);
         *host = NULL;
@@ -70,7 +74,8 @@ tch_status workplace_fetch(const workplace *place, const tch_tensor *tensor, tch
 
 double workplace_entry(const tch_tensor *host, int64_t index)
 {
-    if (tch_dtype_equal(host->dtype, TCH_INT32))
+    if (tch_dtype_equal(host->dtype, TCH_INT32)) {
         return ((const int32_t *)host->data)[index];
+    }
     return ((const double *)host->data)[index];
 }

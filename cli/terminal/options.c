@@ -17,8 +17,9 @@ static size_t edit_distance(const char *a, const char *b)
 {
     size_t row[LONGEST_NAME + 1];
     size_t length = strlen(b);
-    for (size_t j = 0; j <= length; j++)
+    for (size_t j = 0; j <= length; j++) {
         row[j] = j;
+    }
     for (size_t i = 0; a[i] != '\0'; i++) {
         size_t diagonal = row[0];
         row[0] = i + 1;
@@ -36,8 +37,9 @@ const char *options_nearest(const char *word, const char *const *names, size_t c
 {
     const char *nearest = NULL;
     size_t least = strlen(word) / 3 + 1; /* one slip in a short word, more in a long one */
-    if (strlen(word) > LONGEST_NAME)
+    if (strlen(word) > LONGEST_NAME) {
         return NULL;
+    }
     for (size_t i = 0; i < count; i++) {
         size_t distance = strlen(names[i]) > LONGEST_NAME ? LONGEST_NAME : edit_distance(word, names[i]);
         if (distance <= least) {
@@ -76,15 +78,17 @@ static options_result wrong_name(const option_table *table, const char *word)
 {
     const char *names[MOST_NAMES];
     size_t count = 0;
-    for (; count < table->count && count < MOST_NAMES; count++)
+    for (; count < table->count && count < MOST_NAMES; count++) {
         names[count] = table->specs[count].name;
+    }
     const char *nearest = options_nearest(word, names, count);
-    if (word[0] != '-')
+    if (word[0] != '-') {
         output_usage(table->command, "unexpected argument '%s'", word);
-    else if (nearest != NULL)
+    } else if (nearest != NULL) {
         output_usage(table->command, "unknown option '%s'; did you mean '%s'?", word, nearest);
-    else
+    } else {
         output_usage(table->command, "unknown option '%s'", word);
+    }
     return OPTIONS_WRONG;
 }
 
@@ -113,10 +117,12 @@ static bool read_integer(const option_spec *spec, const char *text)
     char *end = NULL;
     errno = 0;
     long long number = strtoll(text, &end, 10);
-    if (!looks_like_number(text) || *end != '\0' || errno != 0)
+    if (!looks_like_number(text) || *end != '\0' || errno != 0) {
         return false;
-    if ((double)number < spec->least || (double)number > spec->most)
+    }
+    if ((double)number < spec->least || (double)number > spec->most) {
         return false;
+    }
     *(int64_t *)spec->target = number;
     return true;
 }
@@ -125,22 +131,25 @@ static bool read_real(const option_spec *spec, const char *text)
 {
     char *end = NULL;
     double number = strtod(text, &end);
-    if (!looks_like_number(text) || *end != '\0' || !isfinite(number))
+    if (!looks_like_number(text) || *end != '\0' || !isfinite(number)) {
         return false;
-    if (number < spec->least || number > spec->most)
+    }
+    if (number < spec->least || number > spec->most) {
         return false;
+    }
     *(double *)spec->target = number;
     return true;
 }
 
 static options_result wrong_number(const option_table *table, const option_spec *spec, const char *text)
 {
-    if (spec->kind == OPTION_INTEGER)
+    if (spec->kind == OPTION_INTEGER) {
         output_usage(table->command, "%s takes a whole number from %.0f to %.0f, not '%s'", spec->name, spec->least,
                      spec->most, text);
-    else
+    } else {
         output_usage(table->command, "%s takes a number from %.15g to %.15g, not '%s'", spec->name, spec->least,
                      spec->most, text);
+    }
     return OPTIONS_WRONG;
 }
 
@@ -177,20 +186,23 @@ options_result options_read(const option_table *table, int argc, char **argv)
         }
         const char *value = NULL;
         const option_spec *spec = find(table, argv[i], &value);
-        if (spec == NULL)
+        if (spec == NULL) {
             return wrong_name(table, argv[i]);
+        }
         if (spec->kind == OPTION_FLAG && value != NULL) {
             output_usage(table->command, "%s takes no value", spec->name);
             return OPTIONS_WRONG;
         }
-        if (spec->kind != OPTION_FLAG && value == NULL)
+        if (spec->kind != OPTION_FLAG && value == NULL) {
             value = ++i < argc ? argv[i] : NULL;
+        }
         if (spec->kind != OPTION_FLAG && value == NULL) {
             output_usage(table->command, "%s needs a value: %s %s", spec->name, spec->name, spec->value);
             return OPTIONS_WRONG;
         }
-        if (store(table, spec, value) != OPTIONS_GO)
+        if (store(table, spec, value) != OPTIONS_GO) {
             return OPTIONS_WRONG;
+        }
     }
     return OPTIONS_GO;
 }

@@ -74,8 +74,9 @@ void output_heading(const char *format, ...)
 int output_finish(const char *command, int status)
 {
     errno = 0;
-    if (fflush(stdout) == 0 && !ferror(stdout))
+    if (fflush(stdout) == 0 && !ferror(stdout)) {
         return status;
+    }
     return output_fail(command, "the output could not be written: %s", errno ? strerror(errno) : "write error");
 }
 

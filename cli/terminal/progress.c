@@ -17,8 +17,9 @@ enum { NARROW = 72, WIDE = 110, BAR = 20 };
 static int line_width(void)
 {
     struct winsize size;
-    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) {
         return NARROW;
+    }
     int width = size.ws_col - 1;
     return width < WIDE ? width : WIDE;
 }
@@ -28,8 +29,9 @@ static void bar(double share, int width, char text[BAR + 4])
 {
     int filled = (int)(share * BAR + 0.5);
     text[0] = '\0';
-    if (width < WIDE - BAR / 2)
+    if (width < WIDE - BAR / 2) {
         return;
+    }
     text[0] = '[';
     memset(text + 1, '#', (size_t)filled);
     memset(text + 1 + filled, '.', (size_t)(BAR - filled));
@@ -49,17 +51,19 @@ static void time_left(const progress *p, char *text, size_t size)
         return;
     }
     int left = (int)(spent * (p->total - p->done) / p->done + 0.5);
-    if (left >= 60)
+    if (left >= 60) {
         snprintf(text, size, ", %d min %02d s left", left / 60, left % 60);
-    else
+    } else {
         snprintf(text, size, ", %d s left", left);
+    }
 }
 
 void progress_show(const progress *p, const char *now)
 {
     char left[48], drawn[BAR + 4], line[WIDE + 1];
-    if (!p->shown)
+    if (!p->shown) {
         return;
+    }
     int width = line_width();
     double share = p->total > 0.0 && p->done < p->total ? p->done / p->total : (double)(p->total > 0.0);
     time_left(p, left, sizeof left);
@@ -76,8 +80,9 @@ void progress_advance(progress *p, double amount)
 
 void progress_clear(const progress *p)
 {
-    if (!p->shown)
+    if (!p->shown) {
         return;
+    }
     fprintf(stderr, "\r%*s\r", line_width(), "");
     fflush(stderr);
 }

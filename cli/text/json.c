@@ -12,32 +12,36 @@ static void write_string(FILE *out, const char *text)
     fputc('"', out);
     for (int length; *text != '\0'; text += length > 0 ? length : 1) {
         length = text_character(text, &code);
-        if (length == 0)
+        if (length == 0) {
             fputs("\\ufffd", out);
-        else if (*text == '"' || *text == '\\')
+        } else if (*text == '"' || *text == '\\') {
             fprintf(out, "\\%c", *text);
-        else if (code < 0x20 ||
-                 (code >= 0x7f && code < 0xa0)) /* of the latter JSON allows all, a terminal obeys some */
+        } else if (code < 0x20 ||
+                   (code >= 0x7f && code < 0xa0)) { /* of the latter JSON allows all, a terminal obeys some */
             fprintf(out, "\\u%04x", (unsigned)code);
-        else
+        } else {
             fwrite(text, 1, (size_t)length, out);
+        }
     }
     fputc('"', out);
 }
 
 static void new_line(const json_writer *json)
 {
-    if (!json->line)
+    if (!json->line) {
         fprintf(json->out, "\n%*s", 2 * json->depth, "");
+    }
 }
 
 /* What stands before a value: the comma, the place and the key. */
 static void lead(json_writer *json, const char *key)
 {
-    if (!json->empty)
+    if (!json->empty) {
         fputs(json->line ? ", " : ",", json->out);
-    if (json->depth > 0)
+    }
+    if (json->depth > 0) {
         new_line(json);
+    }
     json->empty = false;
     if (key != NULL) {
         write_string(json->out, key);
@@ -56,12 +60,14 @@ static void begin(json_writer *json, const char *key, char bracket)
 static void end(json_writer *json, char bracket)
 {
     json->depth--;
-    if (!json->empty)
+    if (!json->empty) {
         new_line(json);
+    }
     fputc(bracket, json->out);
     json->empty = false;
-    if (json->depth == 0)
+    if (json->depth == 0) {
         fputc('\n', json->out);
+    }
 }
 
 json_writer json_start(FILE *out)
@@ -97,10 +103,11 @@ void json_array_end(json_writer *json)
 void json_text(json_writer *json, const char *key, const char *value)
 {
     lead(json, key);
-    if (value == NULL)
+    if (value == NULL) {
         fputs("null", json->out);
-    else
+    } else {
         write_string(json->out, value);
+    }
 }
 
 void json_integer(json_writer *json, const char *key, int64_t value)
@@ -112,10 +119,11 @@ void json_integer(json_writer *json, const char *key, int64_t value)
 void json_real(json_writer *json, const char *key, double value)
 {
     lead(json, key);
-    if (isfinite(value))
+    if (isfinite(value)) {
         fprintf(json->out, "%.9g", value);
-    else
+    } else {
         fputs("null", json->out);
+    }
 }
 
 void json_bool(json_writer *json, const char *key, bool value)

@@ -18,8 +18,9 @@ void table_start(table *t, const char *header)
 
 void table_row(table *t)
 {
-    if (t->rows == TABLE_ROWS)
+    if (t->rows == TABLE_ROWS) {
         table_print(t);
+    }
     memset(t->cells[t->rows++], 0, sizeof t->cells[0]);
 }
 
@@ -58,8 +59,9 @@ static void print_line(const table *t, const int *widths, bool header, int row)
 {
     int pending = 0;
     for (int j = 0; j < t->columns; j++) {
-        if (widths[j] == 0)
+        if (widths[j] == 0) {
             continue;
+        }
         const char *cell = header ? title(t, j) : t->cells[row][j];
         int length = (int)strlen(cell), blank = widths[j] - length;
         pending += 2 + (set_left(t, j) ? 0 : blank);
@@ -75,10 +77,12 @@ static void print_line(const table *t, const int *widths, bool header, int row)
 void table_print(table *t)
 {
     int widths[TABLE_COLUMNS] = {0};
-    for (int j = 0; j < t->columns; j++)
+    for (int j = 0; j < t->columns; j++) {
         widths[j] = width(t, j);
+    }
     print_line(t, widths, true, 0);
-    for (int i = 0; i < t->rows; i++)
+    for (int i = 0; i < t->rows; i++) {
         print_line(t, widths, false, i);
+    }
     t->rows = 0;
 }

@@ -8,9 +8,11 @@
  * that of F4 ends at U+10FFFF. The byte that ends the text continues nothing, so nothing behind it is looked at. */
 static bool is_whole(const unsigned char *s, int length)
 {
-    for (int i = 1; i < length; i++)
-        if ((s[i] & 0xc0) != 0x80)
+    for (int i = 1; i < length; i++) {
+        if ((s[i] & 0xc0) != 0x80) {
             return false;
+        }
+    }
     bool overlong = (s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xf0 && s[1] < 0x90);
     bool surrogate = s[0] == 0xed && s[1] > 0x9f;
     bool too_large = s[0] == 0xf4 && s[1] > 0x8f;
@@ -26,11 +28,13 @@ int text_character(const char *text, uint32_t *code)
                  : s[0] >= 0xe0 && s[0] < 0xf0 ? 3
                  : s[0] >= 0xf0 && s[0] < 0xf5 ? 4
                                                : 0;
-    if (length == 0 || (length > 1 && !is_whole(s, length)))
+    if (length == 0 || (length > 1 && !is_whole(s, length))) {
         return 0;
+    }
     *code = s[0] & lead_bits[length];
-    for (int i = 1; i < length; i++)
+    for (int i = 1; i < length; i++) {
         *code = *code << 6 | (s[i] & 0x3f);
+    }
     return length;
 }
 
@@ -39,9 +43,11 @@ static bool is_obeyed(uint32_t code)
 {
     static const uint32_t ranges[][2] = {{0x00, 0x1f},     {0x7f, 0x9f},     {0x061c, 0x061c},
                                          {0x200e, 0x200f}, {0x2028, 0x202e}, {0x2066, 0x2069}};
-    for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++)
-        if (code >= ranges[i][0] && code <= ranges[i][1])
+    for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
+        if (code >= ranges[i][0] && code <= ranges[i][1]) {
             return true;
+        }
+    }
     return false;
 }
 
@@ -50,12 +56,13 @@ static int show_character(const char *text, char shown[16])
 {
     uint32_t code = 0;
     int length = text_character(text, &code);
-    if (length == 0)
+    if (length == 0) {
         snprintf(shown, 16, "\\x%02x", (unsigned)(unsigned char)text[0]);
-    else if (is_obeyed(code))
+    } else if (is_obeyed(code)) {
         snprintf(shown, 16, code < 0x100 ? "\\x%02x" : "\\u%04x", (unsigned)code);
-    else
+    } else {
         snprintf(shown, 16, "%.*s", length, text);
+    }
     return length > 0 ? length : 1;
 }
 
@@ -83,8 +90,9 @@ static bool needs_escapes(const char *text)
     uint32_t code;
     for (int length; *text != '\0'; text += length) {
         length = text_character(text, &code);
-        if (length == 0 || is_obeyed(code))
+        if (length == 0 || is_obeyed(code)) {
             return true;
+        }
     }
     return false;
 }
@@ -95,10 +103,11 @@ static void print_escaped(FILE *out, const char *text)
     fputs("$'", out);
     for (; *text != '\0'; text++) {
         unsigned byte = (unsigned char)*text;
-        if (byte < 0x20 || byte > 0x7e)
+        if (byte < 0x20 || byte > 0x7e) {
             fprintf(out, "\\%03o", byte); /* three digits: what follows cannot be taken for a fourth */
-        else
+        } else {
             fprintf(out, *text == '\'' || *text == '\\' ? "\\%c" : "%c", *text);
+        }
     }
     fputc('\'', out);
 }
@@ -112,8 +121,9 @@ void text_print_word(FILE *out, const char *text)
         fputs(text, out);
     } else {
         fputc('\'', out);
-        for (; *text != '\0'; text++)
+        for (; *text != '\0'; text++) {
             fputs(*text == '\'' ? "'\\''" : (const char[]){*text, '\0'}, out);
+        }
         fputc('\'', out);
     }
 }

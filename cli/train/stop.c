@@ -23,8 +23,9 @@ static void watch(int number)
 {
     struct sigaction before, action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
-    if (sigaction(number, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+    if (sigaction(number, NULL, &before) == 0 && before.sa_handler != SIG_IGN) {
         sigaction(number, &action, NULL);
+    }
 }
 
 void train_stop_watch(void)

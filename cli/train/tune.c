@@ -21,13 +21,16 @@ static tch_status try_rate(train_session *session, const train_method *method, d
 {
     train_run run;
     tch_status status = train_run_create(&session->setup, method, &run);
-    if (status != TCH_OK)
+    if (status != TCH_OK) {
         return status;
+    }
     status = train_advance(session, &run, session->setup.plan.steps);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = train_run_loss(&session->setup, &run, loss);
-    if (status == TCH_OK && !isfinite(*loss))
+    }
+    if (status == TCH_OK && !isfinite(*loss)) {
         *loss = (double)INFINITY;
+    }
     train_run_destroy(&run);
     return status;
 }
@@ -41,8 +44,9 @@ static tch_status tune_method(train_session *session, train_method *method)
         double loss = (double)INFINITY;
         trial.rate = trial_rate(method->rate, i);
         tch_status status = try_rate(session, &trial, &loss);
-        if (status != TCH_OK)
+        if (status != TCH_OK) {
             return status;
+        }
         train_report_trial(session, &trial, loss);
         if (loss < least) {
             least = loss;
@@ -57,9 +61,11 @@ static tch_status tune_method(train_session *session, train_method *method)
 int train_tune(train_session *session)
 {
     train_plan *plan = &session->setup.plan;
-    for (int32_t i = 0; i < plan->method_count && !train_stop_asked(); i++)
-        if (tune_method(session, &plan->methods[i]))
+    for (int32_t i = 0; i < plan->method_count && !train_stop_asked(); i++) {
+        if (tune_method(session, &plan->methods[i])) {
             return output_fail_library("train");
+        }
+    }
     train_plan_spell_rates(plan);
     return CLI_OK;
 }

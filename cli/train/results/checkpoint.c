@@ -38,12 +38,15 @@ static tch_status add_settings(const train_session *session, tch_checkpoint_writ
     char key[NAME], text[32];
     tch_status status = tch_checkpoint_writer_set_integer(writer, format_key, FORMAT);
     snprintf(text, sizeof text, "%016llx", (unsigned long long)session->setup.data.fingerprint);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_checkpoint_writer_set_text(writer, fingerprint_key, text);
+    }
     train_plan_settings(&session->setup.plan, settings);
-    for (int i = 0; i < TRAIN_SETTINGS && status == TCH_OK; i++)
-        if (settings[i].text[0] != '\0')
+    for (int i = 0; i < TRAIN_SETTINGS && status == TCH_OK; i++) {
+        if (settings[i].text[0] != '\0') {
             status = tch_checkpoint_writer_set_text(writer, setting_key(&settings[i], key), settings[i].text);
+        }
+    }
     return status;
 }
 
@@ -62,8 +65,9 @@ static tch_status add_numbers(const train_run *run, tch_checkpoint_writer *write
 {
     char key[NAME];
     tch_status status = tch_checkpoint_writer_set_integer(writer, run_key(run, "step", key), run->step);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_checkpoint_writer_set_number(writer, run_key(run, "seconds", key), run->seconds);
+    }
     return status ? status : tch_checkpoint_writer_set_integer(writer, run_key(run, "diverged", key), run->diverged);
 }
 
@@ -89,13 +93,16 @@ static tch_status add_runs(train_session *session, tch_checkpoint_writer *writer
         pack_curve(run, numbers);
         numbers += TRAIN_POINT_NUMBERS * run->point_count;
         if ((status = add_numbers(run, writer)) || (status = add_network(run, writer)) ||
-            (status = tch_optimizer_save(run->optimizer, writer, tensor_name(run, "optimizer", "", name))))
+            (status = tch_optimizer_save(run->optimizer, writer, tensor_name(run, "optimizer", "", name)))) {
             return status;
+        }
         if (run->curvature.kfac != NULL &&
-            (status = tch_kfac_save(run->curvature.kfac, writer, tensor_name(run, "kfac", "", name))))
+            (status = tch_kfac_save(run->curvature.kfac, writer, tensor_name(run, "kfac", "", name)))) {
             return status;
-        if (run->point_count > 0)
+        }
+        if (run->point_count > 0) {
             status = tch_checkpoint_writer_add(writer, tensor_name(run, "curve", "", name), &curve);
+        }
     }
     return status;
 }
@@ -104,11 +111,13 @@ const char *train_checkpoint_save(train_session *session)
 {
     size_t points = 1;
     tch_checkpoint_writer *writer = NULL;
-    for (int32_t i = 0; i < session->run_count; i++)
+    for (int32_t i = 0; i < session->run_count; i++) {
         points += (size_t)session->runs[i].point_count;
+    }
     double *numbers = malloc(points * TRAIN_POINT_NUMBERS * sizeof *numbers);
-    if (numbers == NULL)
+    if (numbers == NULL) {
         return "out of memory for the curves";
+    }
     bool failed = tch_checkpoint_writer_create(&writer) || add_settings(session, writer) ||
                   add_runs(session, writer, numbers) ||
                   tch_checkpoint_writer_save(writer, session->setup.context, session->setup.plan.checkpoint);
@@ -122,16 +131,20 @@ const char *train_checkpoint_save(train_session *session)
 static int open_checkpoint(const char *path, tch_checkpoint **checkpoint)
 {
     int64_t format = 0;
-    if (tch_checkpoint_open(path, checkpoint))
+    if (tch_checkpoint_open(path, checkpoint)) {
         return output_fail_library("train");
-    if (tch_checkpoint_text(*checkpoint, format_key) == NULL)
+    }
+    if (tch_checkpoint_text(*checkpoint, format_key) == NULL) {
         return output_fail("train", "%s is a checkpoint, but not one of 'torchium train'", path);
-    if (tch_checkpoint_integer(*checkpoint, format_key, &format) || format != FORMAT)
+    }
+    if (tch_checkpoint_integer(*checkpoint, format_key, &format) || format != FORMAT) {
         return output_fail("train", "%s has the format %s, and this version knows %d", path,
                            tch_checkpoint_text(*checkpoint, format_key), FORMAT);
-    if (!tch_checkpoint_has_checksums(*checkpoint))
+    }
+    if (!tch_checkpoint_has_checksums(*checkpoint)) {
         output_warn("train", "%s has no checksums, so damage to it would not be seen; the next checkpoint has them",
                     path);
+    }
     return CLI_OK;
 }
 
@@ -144,20 +157,24 @@ int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **
 {
     train_setting settings[TRAIN_SETTINGS];
     bool go, own_length = plan->epochs > 0; /* the checkpoint's --steps would contradict it */
-    if (plan->tune)
+    if (plan->tune) {
         return output_usage("train", "--tune belongs to the beginning of a training, not to --resume");
+    }
     int count = 0, status = open_checkpoint(plan->resume, checkpoint);
-    if (status != CLI_OK)
+    if (status != CLI_OK) {
         return status;
+    }
     char **words = malloc(((size_t)argc + 2 * TRAIN_SETTINGS) * sizeof *words);
-    if (words == NULL)
+    if (words == NULL) {
         return output_fail("train", "out of memory");
+    }
     train_plan_settings(plan, settings);
     for (int i = 0; i < TRAIN_SETTINGS; i++) {
         char key[NAME];
         const char *text = tch_checkpoint_text(*checkpoint, setting_key(&settings[i], key));
-        if (text == NULL || (own_length && strcmp(settings[i].option, "--steps") == 0))
+        if (text == NULL || (own_length && strcmp(settings[i].option, "--steps") == 0)) {
             continue;
+        }
         words[count++] = (char *)settings[i].option;
         words[count++] = (char *)text;
     }
@@ -166,8 +183,9 @@ int train_resume_plan(int argc, char **argv, train_plan *plan, tch_checkpoint **
     free(words);
     /* Compared now, because the checkpoint's rates have their optimizers' names. */
     const char *optimizer = tch_checkpoint_text(*checkpoint, "train.optimizer");
-    if (status == CLI_OK && optimizer != NULL && strcmp(optimizer, plan->optimizer) != 0)
+    if (status == CLI_OK && optimizer != NULL && strcmp(optimizer, plan->optimizer) != 0) {
         return refuse_change("--optimizer", optimizer, plan->optimizer, plan->resume);
+    }
     return status;
 }
 
@@ -177,14 +195,16 @@ static int compare_settings(const train_session *session, const tch_checkpoint *
     char key[NAME], fingerprint[32];
     snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)session->setup.data.fingerprint);
     const char *known = tch_checkpoint_text(checkpoint, fingerprint_key);
-    if (known == NULL || strcmp(known, fingerprint) != 0)
+    if (known == NULL || strcmp(known, fingerprint) != 0) {
         return output_fail("train", "the data are not those that %s was trained with", path);
+    }
     train_plan_settings(&session->setup.plan, settings);
     for (int i = 0; i < TRAIN_SETTINGS; i++) {
         const char *text = tch_checkpoint_text(checkpoint, setting_key(&settings[i], key));
         text = text != NULL ? text : "";
-        if (!settings[i].free && strcmp(text, settings[i].text) != 0)
+        if (!settings[i].free && strcmp(text, settings[i].text) != 0) {
             return refuse_change(settings[i].option, text, settings[i].text, path);
+        }
     }
     return CLI_OK;
 }
@@ -195,8 +215,9 @@ static bool read_numbers(train_run *run, const tch_checkpoint *checkpoint)
     int64_t diverged = 0;
     if (tch_checkpoint_integer(checkpoint, run_key(run, "step", key), &run->step) ||
         tch_checkpoint_number(checkpoint, run_key(run, "seconds", key), &run->seconds) ||
-        tch_checkpoint_integer(checkpoint, run_key(run, "diverged", key), &diverged))
+        tch_checkpoint_integer(checkpoint, run_key(run, "diverged", key), &diverged)) {
         return false;
+    }
     run->diverged = diverged != 0;
     return true;
 }
@@ -206,8 +227,9 @@ static bool read_network(const train_session *session, const train_run *run, con
     char name[NAME];
     for (int32_t i = 0; i < tch_network_parameter_count(run->network); i++) {
         tensor_name(run, "network/", tch_network_parameter_name(run->network, i), name);
-        if (tch_checkpoint_read(checkpoint, session->setup.context, name, tch_network_parameter(run->network, i)))
+        if (tch_checkpoint_read(checkpoint, session->setup.context, name, tch_network_parameter(run->network, i))) {
             return false;
+        }
     }
     return true;
 }
@@ -218,8 +240,9 @@ static bool record_rows(train_run *run, const double *numbers, int64_t count)
         const double *row = numbers + TRAIN_POINT_NUMBERS * i;
         int64_t step = row[0] >= 0.0 && row[0] < 1e15 ? (int64_t)row[0] : 0;
         const train_point point = {step, row[1], row[2], row[3], row[4]};
-        if (!train_run_record(run, &point))
+        if (!train_run_record(run, &point)) {
             return false;
+        }
     }
     return true;
 }
@@ -229,10 +252,12 @@ static int64_t curve_length(const tch_checkpoint *checkpoint, const char *name)
 {
     tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
     int64_t index = tch_checkpoint_find(checkpoint, name);
-    if (index < 0)
+    if (index < 0) {
         return 0;
-    if (tch_checkpoint_get_info(checkpoint, index, &info) || info.ndim != 2 || info.shape[1] != TRAIN_POINT_NUMBERS)
+    }
+    if (tch_checkpoint_get_info(checkpoint, index, &info) || info.ndim != 2 || info.shape[1] != TRAIN_POINT_NUMBERS) {
         return -1;
+    }
     return info.shape[0];
 }
 
@@ -241,19 +266,23 @@ static int read_curve(train_run *run, const tch_checkpoint *checkpoint, const ch
     char name[NAME];
     int64_t count = curve_length(checkpoint, tensor_name(run, "curve", "", name));
     int64_t shape[] = {count, TRAIN_POINT_NUMBERS};
-    if (count == 0)
+    if (count == 0) {
         return CLI_OK;
-    if (count < 0)
+    }
+    if (count < 0) {
         return output_fail("train", "%s: the tensor %s is not a table of %d columns", path, name, TRAIN_POINT_NUMBERS);
+    }
     double *numbers = malloc((size_t)count * TRAIN_POINT_NUMBERS * sizeof *numbers);
-    if (numbers == NULL)
+    if (numbers == NULL) {
         return output_fail("train", "out of memory for the curve of %s", run->method.name);
+    }
     tch_tensor curve = tch_tensor_view(numbers, TCH_FLOAT64, 2, shape);
     int status = CLI_OK;
-    if (tch_checkpoint_read(checkpoint, NULL, name, &curve))
+    if (tch_checkpoint_read(checkpoint, NULL, name, &curve)) {
         status = output_fail_library("train");
-    else if (!record_rows(run, numbers, count))
+    } else if (!record_rows(run, numbers, count)) {
         status = output_fail("train", "out of memory for the curve of %s", run->method.name);
+    }
     free(numbers);
     return status;
 }
@@ -263,14 +292,17 @@ static int resume_run(train_session *session, train_run *run, tch_checkpoint *ch
     char name[NAME];
     const train_plan *plan = &session->setup.plan;
     if (!read_numbers(run, checkpoint) || !read_network(session, run, checkpoint) ||
-        tch_optimizer_load(run->optimizer, checkpoint, tensor_name(run, "optimizer", "", name)))
+        tch_optimizer_load(run->optimizer, checkpoint, tensor_name(run, "optimizer", "", name))) {
         return output_fail_library("train");
+    }
     if (run->curvature.kfac != NULL &&
-        tch_kfac_load(run->curvature.kfac, checkpoint, tensor_name(run, "kfac", "", name)))
+        tch_kfac_load(run->curvature.kfac, checkpoint, tensor_name(run, "kfac", "", name))) {
         return output_fail_library("train");
-    if (run->step < 0 || run->step > plan->steps)
+    }
+    if (run->step < 0 || run->step > plan->steps) {
         return output_fail("train", "%s has made %lld steps in %s, and %lld are asked for", run->method.name,
                            (long long)run->step, path, (long long)plan->steps);
+    }
     session->bar.total -= (double)run->step;
     return read_curve(run, checkpoint, path);
 }
@@ -278,7 +310,8 @@ static int resume_run(train_session *session, train_run *run, tch_checkpoint *ch
 int train_resume_runs(train_session *session, tch_checkpoint *checkpoint, const char *path)
 {
     int status = compare_settings(session, checkpoint, path);
-    for (int32_t i = 0; i < session->run_count && status == CLI_OK; i++)
+    for (int32_t i = 0; i < session->run_count && status == CLI_OK; i++) {
         status = resume_run(session, &session->runs[i], checkpoint, path);
+    }
     return status;
 }

@@ -25,8 +25,9 @@ static void fill_curve(const train_run *run, curve *c)
     int64_t every = run->point_count / MOST + 1;
     c->count = 0;
     for (int64_t i = 0; i < run->point_count; i++) {
-        if (i % every != 0 && i + 1 != run->point_count)
+        if (i % every != 0 && i + 1 != run->point_count) {
             continue;
+        }
         c->steps[c->count] = (double)run->points[i].step;
         c->seconds[c->count] = run->points[i].seconds;
         c->losses[c->count++] = run->points[i].train_loss;
@@ -63,14 +64,17 @@ int train_plot(const train_session *session)
     const char *path = session->setup.plan.plot;
     char shown[TEXT_SHOWN];
     curve *curves = malloc(TRAIN_METHODS * sizeof *curves);
-    if (curves == NULL)
+    if (curves == NULL) {
         return output_fail("train", "out of memory for the picture");
+    }
     bool good = write_chart(session, curves);
     int problem = errno;
     free(curves);
-    if (!good)
+    if (!good) {
         return output_fail("train", "the picture %s could not be written: %s", path, strerror(problem));
-    if (!session->setup.plan.json)
+    }
+    if (!session->setup.plan.json) {
         printf("Learning curves: %s\n", text_show(path, shown));
+    }
     return CLI_OK;
 }

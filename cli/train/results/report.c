@@ -24,8 +24,9 @@ static const double redraw = 0.1;
 
 static const char *data_name(const train_plan *plan)
 {
-    if (plan->data != NULL)
+    if (plan->data != NULL) {
         return plan->data;
+    }
     return plan->images != NULL ? plan->images : "built-in digits";
 }
 
@@ -34,8 +35,9 @@ static const char *shape_text(const train_session *session, char text[TRAIN_TEXT
 {
     const train_plan *plan = &session->setup.plan;
     size_t used = (size_t)snprintf(text, TRAIN_TEXT, "%lld", (long long)session->setup.data.train.cols);
-    for (int32_t i = 0; i < plan->hidden_count; i++)
+    for (int32_t i = 0; i < plan->hidden_count; i++) {
         used += (size_t)snprintf(text + used, TRAIN_TEXT - used, "-%lld", (long long)plan->widths[i]);
+    }
     snprintf(text + used, TRAIN_TEXT - used, "-%d", (int)session->setup.data.train.classes);
     return text;
 }
@@ -45,8 +47,9 @@ void train_report_start(const train_session *session)
     const train_plan *plan = &session->setup.plan;
     const train_data *data = &session->setup.data;
     char shape[TRAIN_TEXT], device[192], shown[TEXT_SHOWN];
-    if (plan->json)
+    if (plan->json) {
         return;
+    }
     output_heading("Training a network %s (%s)", shape_text(session, shape), plan->activation);
     printf("on %s: %lld rows to train, %lld to test, %d classes\n", text_show(data_name(plan), shown),
            (long long)data->train.rows, (long long)data->test.rows, (int)data->train.classes);
@@ -82,18 +85,20 @@ static void point_text(const train_session *session, const train_run *run, const
     const train_plan *plan = &session->setup.plan;
     int64_t before = point->step > plan->log_every ? point->step - plan->log_every : 0;
     bool tenth = LINES * point->step / plan->steps > LINES * before / plan->steps;
-    if (tenth || point->step == plan->steps || run->diverged)
+    if (tenth || point->step == plan->steps || run->diverged) {
         printf("%-8s step %lld of %lld, loss %.5f, test %.5f, accuracy %.2f %%, %.1f s\n", run->method.name,
                (long long)point->step, (long long)plan->steps, point->train_loss, point->test_loss,
                100.0 * point->test_accuracy, point->seconds);
+    }
 }
 
 void train_report_point(train_session *session, const train_run *run, const train_point *point)
 {
-    if (session->setup.plan.json)
+    if (session->setup.plan.json) {
         point_json(session, run, point);
-    else if (!session->bar.shown)
+    } else if (!session->bar.shown) {
         point_text(session, run, point);
+    }
     fflush(stdout);
 }
 
@@ -101,15 +106,17 @@ void train_report_progress(train_session *session, const train_run *run)
 {
     double now = timing_now();
     session->bar.done += 1.0;
-    if (!session->bar.shown || now - session->drawn < redraw)
+    if (!session->bar.shown || now - session->drawn < redraw) {
         return;
+    }
     char text[TRAIN_TEXT];
     const train_point *last = train_run_last(run);
     double rate = session->bar.done / (now - session->bar.started);
     size_t used = (size_t)snprintf(text, sizeof text, "%s %lld", run->method.name, (long long)run->step);
-    if (last != NULL)
+    if (last != NULL) {
         used += (size_t)snprintf(text + used, sizeof text - used, "  loss %.4f  accuracy %.1f %%", last->train_loss,
                                  100.0 * last->test_accuracy);
+    }
     snprintf(text + used, sizeof text - used, "  %.0f steps/s", rate);
     progress_show(&session->bar, text);
     session->drawn = now;
@@ -133,9 +140,10 @@ void train_report_trial(train_session *session, const train_method *method, doub
 
 void train_report_choice(train_session *session, const train_method *method, bool at_edge)
 {
-    if (!session->setup.plan.json)
+    if (!session->setup.plan.json) {
         printf("tune %-8s takes %.3g%s\n\n", method->name, method->rate,
                at_edge ? ", the end of the range: a better one may lie beyond, --lr moves it" : "");
+    }
 }
 
 /* --- the end ------------------------------------------------------------------------------------------------------ */
@@ -163,8 +171,9 @@ static bool read_stats(const train_run *run, tch_optim_stats *stats)
 {
     tch_kfac_stats kfac = TCH_KFAC_STATS_INIT;
     if (tch_optimizer_get_stats(run->optimizer, stats) ||
-        (run->curvature.kfac != NULL && tch_kfac_get_stats(run->curvature.kfac, &kfac)))
+        (run->curvature.kfac != NULL && tch_kfac_get_stats(run->curvature.kfac, &kfac))) {
         return false;
+    }
     stats->refreshes += kfac.refreshes;
     stats->failed += kfac.failed;
     stats->worst_residual = fmax(stats->worst_residual, kfac.worst_residual);
@@ -184,13 +193,14 @@ static const char *remark(const train_session *session, const train_run *run, ch
 {
     tch_optim_stats stats = TCH_OPTIM_STATS_INIT;
     text[0] = '\0';
-    if (run->diverged)
+    if (run->diverged) {
         snprintf(text, TRAIN_TEXT, "diverged");
-    else if (run->step < session->setup.plan.steps)
+    } else if (run->step < session->setup.plan.steps) {
         snprintf(text, TRAIN_TEXT, "interrupted");
-    else if (read_stats(run, &stats) && stats.skipped + stats.failed > 0)
+    } else if (read_stats(run, &stats) && stats.skipped + stats.failed > 0) {
         snprintf(text, TRAIN_TEXT, "%lld steps skipped, %lld refreshes failed", (long long)stats.skipped,
                  (long long)stats.failed);
+    }
     return text;
 }
 
@@ -208,8 +218,9 @@ static void table_run(table *t, const train_session *session, const train_run *r
         table_set(t, 5, "%.2f %%", 100.0 * last->test_accuracy);
     }
     table_set(t, 6, "%.2f s", run->seconds);
-    if (run->step > 0)
+    if (run->step > 0) {
         table_set(t, 7, "%.2f ms", 1e3 * run->seconds / (double)run->step);
+    }
     if (reached != NULL) {
         table_set(t, 8, "%lld", (long long)reached->step);
         table_set(t, 9, "%.2f s", reached->seconds);
@@ -226,13 +237,15 @@ static void report_table(const train_session *session)
     const train_run *baseline = baseline_of(session);
     const train_point *goal = train_run_last(baseline);
     table_start(&t, "optimizer|rate|steps|train loss|test loss|accuracy|time|a step|steps to L|time to L|<");
-    for (int32_t i = 0; i < session->run_count; i++)
+    for (int32_t i = 0; i < session->run_count; i++) {
         table_run(&t, session, &session->runs[i]);
+    }
     puts("");
     table_print(&t);
-    if (goal != NULL && isfinite(goal->train_loss))
+    if (goal != NULL && isfinite(goal->train_loss)) {
         printf("\nL = %.5f is the training loss that %s ends with; losses were measured every %lld steps.\n",
                goal->train_loss, baseline->method.name, (long long)session->setup.plan.log_every);
+    }
 }
 
 static void json_run(json_writer *json, const train_session *session, const train_run *run)
@@ -265,9 +278,11 @@ static void json_settings(json_writer *json, const train_plan *plan)
     train_setting settings[TRAIN_SETTINGS];
     train_plan_settings(plan, settings);
     json_object_begin(json, "settings");
-    for (int i = 0; i < TRAIN_SETTINGS; i++)
-        if (settings[i].text[0] != '\0')
+    for (int i = 0; i < TRAIN_SETTINGS; i++) {
+        if (settings[i].text[0] != '\0') {
             json_text(json, settings[i].option + 2, settings[i].text);
+        }
+    }
     json_object_end(json);
 }
 
@@ -290,8 +305,9 @@ static void report_json(const train_session *session)
     json_text(&json, "baseline", baseline_of(session)->method.name);
     json_bool(&json, "interrupted", session->interrupted != 0);
     json_array_begin(&json, "runs");
-    for (int32_t i = 0; i < session->run_count; i++)
+    for (int32_t i = 0; i < session->run_count; i++) {
         json_run(&json, session, &session->runs[i]);
+    }
     json_array_end(&json);
     json_object_end(&json);
 }
@@ -316,6 +332,7 @@ void train_report_end(train_session *session)
         return;
     }
     report_table(session);
-    if (session->interrupted)
+    if (session->interrupted) {
         report_interruption(session);
+    }
 }

@@ -29,8 +29,9 @@ static tch_status create_natural(const train_setup *setup, train_curvature_state
 {
     const int64_t batch = setup->plan.batch, square[] = {batch, batch};
     tch_status status = tch_tensor_create(setup->context, TCH_FLOAT64, 2, square, TCH_CONTIGUOUS, &state->gram);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_tensor_create(setup->context, TCH_FLOAT64, 1, &batch, TCH_CONTIGUOUS, &state->weights);
+    }
     return status ? status : tch_tensor_create(setup->context, TCH_INT32, 0, NULL, TCH_CONTIGUOUS, &state->report);
 }
 
@@ -40,12 +41,15 @@ tch_status train_curvature_create(const train_setup *setup, train_curvature kind
     const int64_t batch = setup->plan.batch;
     tch_status status = TCH_OK;
     *state = (train_curvature_state){.kind = kind, .network = network};
-    if (setup->plan.per_sample_clip > 0.0)
+    if (setup->plan.per_sample_clip > 0.0) {
         status = tch_tensor_create(setup->context, TCH_FLOAT64, 1, &batch, TCH_CONTIGUOUS, &state->shares);
-    if (status == TCH_OK && state->kind == TRAIN_NATURAL)
+    }
+    if (status == TCH_OK && state->kind == TRAIN_NATURAL) {
         return create_natural(setup, state);
-    if (status == TCH_OK && state->kind != TRAIN_PLAIN)
+    }
+    if (status == TCH_OK && state->kind != TRAIN_PLAIN) {
         return create_kfac(setup, state);
+    }
     return status;
 }
 
@@ -67,9 +71,10 @@ static tch_status find_shares(const train_setup *setup, const train_curvature_st
     for (int32_t k = 0; k < tch_network_layer_count(state->network) && status == TCH_OK; k++) {
         tch_network_layer at = TCH_NETWORK_LAYER_INIT;
         status = tch_network_get_layer(state->network, k, &at);
-        if (status == TCH_OK)
+        if (status == TCH_OK) {
             status = tch_grad_norms(setup->context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0,
                                     state->shares);
+        }
     }
     return status ? status
                   : tch_grad_clip_weights(setup->context, state->shares, setup->plan.per_sample_clip, state->shares);
@@ -89,13 +94,15 @@ static tch_status make_natural(const train_setup *setup, const train_curvature_s
     for (int32_t k = 0; k < tch_network_layer_count(state->network) && status == TCH_OK; k++) {
         tch_network_layer at = TCH_NETWORK_LAYER_INIT;
         status = tch_network_get_layer(state->network, k, &at);
-        if (status == TCH_OK)
+        if (status == TCH_OK) {
             status = tch_grad_gram(setup->context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0,
                                    state->gram);
+        }
     }
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_grad_natural_weights(setup->context, state->gram, state->shares,
                                           train_plan_damping(&setup->plan, state->kind), state->weights, state->report);
+    }
     return status ? status : tch_network_weigh_samples(state->network, state->weights, 1.0);
 }
 
@@ -109,8 +116,9 @@ static tch_status observe(const train_setup *setup, const train_curvature_state 
     for (int32_t k = 0; k < tch_network_layer_count(state->network) && status == TCH_OK; k++) {
         tch_network_layer at = TCH_NETWORK_LAYER_INIT;
         status = tch_network_get_layer(state->network, k, &at);
-        if (status == TCH_OK)
+        if (status == TCH_OK) {
             status = tch_kfac_observe(state->kfac, k, at.input, at.output_gradient, at.layer.scale, NULL);
+        }
     }
     return status;
 }
@@ -126,19 +134,22 @@ static tch_status precondition(const train_setup *setup, const train_curvature_s
 {
     tch_tensor *gradients[TRAIN_PARAMETERS];
     int32_t count = tch_network_parameter_count(state->network);
-    for (int32_t i = 0; i < count; i++)
+    for (int32_t i = 0; i < count; i++) {
         gradients[i] = tch_network_gradient(state->network, i);
+    }
     tch_status status = observe(setup, state, step);
-    if (status == TCH_OK && refresh_is_due(&setup->plan, step))
+    if (status == TCH_OK && refresh_is_due(&setup->plan, step)) {
         status = tch_kfac_refresh(state->kfac);
+    }
     return status ? status : tch_kfac_precondition(state->kfac, rate, count, gradients);
 }
 
 tch_status train_curvature_apply(const train_setup *setup, const train_curvature_state *state, int64_t step,
                                  double rate)
 {
-    if (state->kind == TRAIN_NATURAL)
+    if (state->kind == TRAIN_NATURAL) {
         return make_natural(setup, state);
+    }
     tch_status status = state->shares != NULL ? clip(setup, state) : TCH_OK;
     return status || state->kfac == NULL ? status : precondition(setup, state, step, rate);
 }
@@ -150,8 +161,9 @@ int64_t train_curvature_bytes(const train_curvature_state *state)
     int64_t bytes = 0;
     for (int32_t i = 0; state->kfac != NULL && i < tch_kfac_state_count(state->kfac); i++) {
         tch_optim_state entry = TCH_OPTIM_STATE_INIT;
-        if (tch_kfac_get_state(state->kfac, i, &entry) == TCH_OK)
+        if (tch_kfac_get_state(state->kfac, i, &entry) == TCH_OK) {
             bytes += tch_tensor_numel(entry.tensor) * (int64_t)tch_dtype_size(entry.tensor->dtype);
+        }
     }
     return bytes;
 }

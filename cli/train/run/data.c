@@ -18,14 +18,17 @@ static int check_samples(const train_plan *plan)
     tch_memory_info memory = TCH_MEMORY_INFO_INIT;
     double needed = 3.0 * (double)plan->samples * (DIGITS_SIZE * DIGITS_SIZE + 1) * sizeof(float);
     char need[32], available[32];
-    if (plan->data != NULL || plan->images != NULL)
+    if (plan->data != NULL || plan->images != NULL) {
         return CLI_OK;
+    }
     bool known = tch_context_create("cpu", &host) == TCH_OK && tch_memory_get_info(host, &memory) == TCH_OK;
     tch_context_destroy(host);
-    if (!known)
+    if (!known) {
         return output_fail_library("train");
-    if (needed <= (double)memory.free)
+    }
+    if (needed <= (double)memory.free) {
         return CLI_OK;
+    }
     return output_fail("train", "--samples %lld takes about %s, and this machine has %s free", (long long)plan->samples,
                        output_bytes(needed, need), output_bytes((double)memory.free, available));
 }
@@ -33,10 +36,12 @@ static int check_samples(const train_plan *plan)
 static bool read_rows(const train_plan *plan, dataset *all, dataset_error *error)
 {
     const csv_options csv = {.label = plan->label_column};
-    if (plan->data != NULL)
+    if (plan->data != NULL) {
         return dataset_read(plan->data, &csv, all, error);
-    if (plan->images != NULL)
+    }
+    if (plan->images != NULL) {
         return dataset_read_idx(plan->images, plan->labels, all, error);
+    }
     return digits_draw(0, plan->samples, (uint64_t)plan->seed, all, error);
 }
 
@@ -48,8 +53,9 @@ static uint64_t fingerprint(const dataset *data)
         memcpy(&bits, &data->features[i], sizeof bits);
         hash = dataset_bits(hash, bits);
     }
-    for (int64_t i = 0; i < data->rows; i++)
+    for (int64_t i = 0; i < data->rows; i++) {
         hash = dataset_bits(hash, (uint64_t)data->labels[i]);
+    }
     return hash;
 }
 
@@ -70,19 +76,23 @@ int train_data_load(const train_plan *plan, train_data *data)
     dataset_error error = {""};
     *data = (train_data){.epoch_number = -1};
     int status = check_samples(plan);
-    if (status != CLI_OK)
+    if (status != CLI_OK) {
         return status;
-    if (!read_rows(plan, &all, &error))
+    }
+    if (!read_rows(plan, &all, &error)) {
         return output_fail("train", "%s", error.text);
+    }
     data->fingerprint = fingerprint(&all);
     bool one_class = all.classes < 2;
     bool dealt =
         !one_class && dataset_split(&all, plan->test_fraction, (uint64_t)plan->seed, &data->train, &data->test, &error);
     dataset_release(&all);
-    if (one_class)
+    if (one_class) {
         return output_fail("train", "all rows have the same label: there is nothing to tell apart");
-    if (!dealt)
+    }
+    if (!dealt) {
         return output_fail("train", "%s", error.text);
+    }
     dataset_standardize(&data->train, &data->test);
     if (!allocate_epoch(data)) {
         train_data_release(data);
@@ -125,8 +135,9 @@ int train_data_upload(tch_context *context, train_data *data)
         create_rows(context, sample, train->cols, &data->sample) ||
         create_rows(context, train->rows, train->cols, &data->epoch) ||
         fill_rows(context, test->features, test->labels, &data->test_rows) ||
-        fill_rows(context, train->features, train->labels, &data->sample))
+        fill_rows(context, train->features, train->labels, &data->sample)) {
         return output_fail_library("train");
+    }
     return CLI_OK;
 }
 
@@ -160,8 +171,9 @@ void train_data_view(const train_rows *rows, int64_t first, int64_t count, train
 
 static tch_status load_epoch(tch_context *context, train_data *data, uint64_t seed, int64_t number)
 {
-    if (data->epoch_number == number)
+    if (data->epoch_number == number) {
         return TCH_OK;
+    }
     dataset_order(data->train.rows, dataset_bits(seed, (uint64_t)number), data->order);
     dataset_gather(&data->train, data->order, data->train.rows, data->features, data->labels);
     data->epoch_number = -1;

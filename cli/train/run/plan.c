@@ -97,8 +97,9 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
 /* The next word of a list separated by commas, copied to `word`. False at the end of the list. */
 static bool next_word(const char **list, char word[TRAIN_TEXT])
 {
-    if (*list == NULL)
+    if (*list == NULL) {
         return false;
+    }
     size_t length = strcspn(*list, ",");
     snprintf(word, TRAIN_TEXT, "%.*s", (int)(length < TRAIN_TEXT ? length : TRAIN_TEXT - 1), *list);
     *list = (*list)[length] == ',' ? *list + length + 1 : NULL;
@@ -116,19 +117,23 @@ static int unknown_word(const char *option, const char *word, const char *const 
 {
     const char *nearest = options_nearest(word, names, count);
     char all[TRAIN_TEXT] = "";
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? ", " : "", names[i]);
-    if (nearest != NULL)
+    }
+    if (nearest != NULL) {
         return output_usage("train", "%s does not know '%s'; did you mean '%s'?", option, word, nearest);
+    }
     return output_usage("train", "%s does not know '%s'; it takes %s", option, word, all);
 }
 
 /* The place of a word among names, or -1. */
 static int find_word(const char *word, const char *const *names, size_t count)
 {
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(word, names[i]) == 0)
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(word, names[i]) == 0) {
             return (int)i;
+        }
+    }
     return -1;
 }
 
@@ -136,16 +141,20 @@ static int parse_methods(train_plan *plan)
 {
     const char *names[TRAIN_METHODS], *list = plan->optimizer;
     char word[TRAIN_TEXT];
-    for (int i = 0; i < TRAIN_METHODS; i++)
+    for (int i = 0; i < TRAIN_METHODS; i++) {
         names[i] = known_methods[i].name;
+    }
     plan->method_count = 0;
     while (next_word(&list, word)) {
         int found = find_word(word, names, TRAIN_METHODS);
-        if (found < 0)
+        if (found < 0) {
             return unknown_word("--optimizer", word, names, TRAIN_METHODS);
-        for (int32_t i = 0; i < plan->method_count; i++)
-            if (plan->methods[i].name == names[found])
+        }
+        for (int32_t i = 0; i < plan->method_count; i++) {
+            if (plan->methods[i].name == names[found]) {
                 return output_usage("train", "--optimizer names '%s' twice", word);
+            }
+        }
         plan->methods[plan->method_count++] = known_methods[found];
     }
     return CLI_OK;
@@ -158,18 +167,20 @@ static int parse_rate(train_plan *plan, const char *word)
     size_t length = sign ? (size_t)(sign - word) : 0;
     double rate;
     bool used = sign == NULL;
-    if (!read_number(text, &rate) || rate < 0.0 || rate > 1e6)
+    if (!read_number(text, &rate) || rate < 0.0 || rate > 1e6) {
         return output_usage("train",
                             "--lr takes numbers from 0 to 1e6, as in 0.01 or shampoo=0.01,adamw=0.003, not '%s'", word);
+    }
     for (int32_t i = 0; i < plan->method_count; i++) {
         train_method *method = &plan->methods[i];
         bool meant = sign == NULL || (strlen(method->name) == length && strncmp(method->name, word, length) == 0);
         method->rate = meant ? rate : method->rate;
         used = used || meant;
     }
-    if (!used)
+    if (!used) {
         return output_usage("train", "--lr names '%.*s', which is not among the optimizers '%s'", (int)length, word,
                             plan->optimizer);
+    }
     return CLI_OK;
 }
 
@@ -178,8 +189,9 @@ static int parse_rates(train_plan *plan)
     const char *list = plan->lr;
     char word[TRAIN_TEXT];
     int status = CLI_OK;
-    while (status == CLI_OK && next_word(&list, word))
+    while (status == CLI_OK && next_word(&list, word)) {
         status = parse_rate(plan, word);
+    }
     train_plan_spell_rates(plan);
     return status;
 }
@@ -187,9 +199,10 @@ static int parse_rates(train_plan *plan)
 void train_plan_spell_rates(train_plan *plan)
 {
     size_t used = 0;
-    for (int32_t i = 0; i < plan->method_count; i++)
+    for (int32_t i = 0; i < plan->method_count; i++) {
         used += (size_t)snprintf(plan->lr_text + used, sizeof plan->lr_text - used, "%s%s=%.17g", i ? "," : "",
                                  plan->methods[i].name, plan->methods[i].rate);
+    }
 }
 
 static int parse_hidden(train_plan *plan)
@@ -201,11 +214,13 @@ static int parse_hidden(train_plan *plan)
     snprintf(plan->hidden_text, sizeof plan->hidden_text, "none");
     while (next_word(&list, word)) {
         double width;
-        if (!read_number(word, &width) || width != floor(width) || width < 1 || width > 1e6)
+        if (!read_number(word, &width) || width != floor(width) || width < 1 || width > 1e6) {
             return output_usage("train", "--hidden takes whole numbers from 1 to 1000000, as in 256,128, not '%s'",
                                 word);
-        if (plan->hidden_count == TRAIN_HIDDEN)
+        }
+        if (plan->hidden_count == TRAIN_HIDDEN) {
             return output_usage("train", "--hidden takes at most %d layers", TRAIN_HIDDEN);
+        }
         used += (size_t)snprintf(plan->hidden_text + used, sizeof plan->hidden_text - used, "%s%.0f",
                                  plan->hidden_count ? "," : "", width);
         plan->widths[plan->hidden_count++] = (int64_t)width;
@@ -216,20 +231,26 @@ static int parse_hidden(train_plan *plan)
 /* Settings that contradict each other. */
 static int check_settings(const train_plan *plan)
 {
-    if (plan->steps > 0 && plan->epochs > 0)
+    if (plan->steps > 0 && plan->epochs > 0) {
         return output_usage("train", "give --steps or --epochs, not both");
-    if (plan->data != NULL && (plan->images != NULL || plan->labels != NULL))
+    }
+    if (plan->data != NULL && (plan->images != NULL || plan->labels != NULL)) {
         return output_usage("train", "give --data or --images and --labels, not both");
-    if (plan->labels != NULL && plan->images == NULL)
+    }
+    if (plan->labels != NULL && plan->images == NULL) {
         return output_usage("train", "--labels belongs to --images, which is missing");
-    if (plan->label_column != NULL && plan->data == NULL)
+    }
+    if (plan->label_column != NULL && plan->data == NULL) {
         return output_usage("train", "--label names a column of --data, which is missing");
-    if (plan->checkpoint_every > 0 && plan->checkpoint == NULL)
+    }
+    if (plan->checkpoint_every > 0 && plan->checkpoint == NULL) {
         return output_usage("train", "--checkpoint-every belongs to --checkpoint, which is missing");
+    }
     size_t length = plan->plot != NULL ? strlen(plan->plot) : 0;
-    if (plan->plot != NULL &&
-        (length < 5 || (strcmp(plan->plot + length - 4, ".svg") != 0 && strcmp(plan->plot + length - 4, ".png") != 0)))
+    if (plan->plot != NULL && (length < 5 || (strcmp(plan->plot + length - 4, ".svg") != 0 &&
+                                              strcmp(plan->plot + length - 4, ".png") != 0))) {
         return output_usage("train", "--plot takes a name that ends in .svg or .png, not '%s'", plan->plot);
+    }
     return CLI_OK;
 }
 
@@ -237,17 +258,21 @@ int train_plan_parse(train_plan *plan)
 {
     int status;
     if ((status = check_settings(plan)) || (status = parse_methods(plan)) || (status = parse_rates(plan)) ||
-        (status = parse_hidden(plan)))
+        (status = parse_hidden(plan))) {
         return status;
+    }
     int activation = find_word(plan->activation, activation_names, TCH_ACTIVATION_COUNT);
-    if (activation < 0)
+    if (activation < 0) {
         return unknown_word("--activation", plan->activation, activation_names, TCH_ACTIVATION_COUNT);
+    }
     int schedule = find_word(plan->schedule, schedule_names, 2);
-    if (schedule < 0)
+    if (schedule < 0) {
         return unknown_word("--schedule", plan->schedule, schedule_names, 2);
+    }
     int fisher = plan->fisher != NULL ? find_word(plan->fisher, fisher_names, 2) : 0;
-    if (fisher < 0)
+    if (fisher < 0) {
         return unknown_word("--fisher", plan->fisher, fisher_names, 2);
+    }
     plan->f = (tch_activation)activation;
     plan->empirical = fisher == 1;
     plan->cosine = schedule == 1;
@@ -260,15 +285,18 @@ int train_plan_settle(train_plan *plan, int64_t rows)
 {
     plan->batch = plan->batch < rows ? plan->batch : rows;
     int64_t batches = rows / plan->batch;
-    if (plan->epochs > MOST_STEPS / batches)
+    if (plan->epochs > MOST_STEPS / batches) {
         return output_usage("train", "--epochs takes from 1 to %lld with %lld batches in each, not '%lld'",
                             (long long)(MOST_STEPS / batches), (long long)batches, (long long)plan->epochs);
-    if (plan->epochs > 0)
+    }
+    if (plan->epochs > 0) {
         plan->steps = plan->epochs * batches;
-    else if (plan->steps == 0)
+    } else if (plan->steps == 0) {
         plan->steps = 150;
-    if (plan->log_every == 0)
+    }
+    if (plan->log_every == 0) {
         plan->log_every = plan->steps > 50 ? plan->steps / 50 : 1;
+    }
     return CLI_OK;
 }
 
@@ -361,8 +389,9 @@ tch_optim_config train_plan_config(const train_plan *plan, const train_method *m
     case TCH_OPTIM_ADAMW:
         break;
     }
-    if (plan->precondition_frequency > 0)
+    if (plan->precondition_frequency > 0) {
         config.precondition_frequency = (int32_t)plan->precondition_frequency;
+    }
     if (plan->block > 0) {
         config.max_preconditioner_dim = plan->block;
         config.block = 1;

@@ -47,12 +47,15 @@ tch_status train_run_create(const train_setup *setup, const train_method *method
 {
     *run = (train_run){.method = *method};
     tch_status status = create_network(setup, &run->network);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = create_optimizer(setup, run);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = train_curvature_create(setup, method->curvature, run->network, &run->curvature);
-    if (status != TCH_OK)
+    }
+    if (status != TCH_OK) {
         train_run_destroy(run);
+    }
     return status;
 }
 
@@ -73,14 +76,18 @@ tch_status train_run_step(train_setup *setup, train_run *run)
     const train_plan *plan = &setup->plan;
     double rate = run->method.rate * train_plan_schedule(plan, run->step);
     tch_status status = train_data_batch(setup->context, &setup->data, plan, run->step, &batch);
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_network_loss_and_gradients(run->network, &batch.inputs, &batch.labels, NULL, setup->totals);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = train_curvature_apply(setup, &run->curvature, run->step, rate);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = tch_optimizer_set_lr(run->optimizer, 0, rate);
-    if (status == TCH_OK)
+    }
+    if (status == TCH_OK) {
         status = tch_optimizer_step(run->optimizer, tch_network_parameter_count(run->network), run->gradients);
+    }
     run->step += status == TCH_OK;
     return status;
 }
@@ -99,8 +106,9 @@ static tch_status evaluate(const train_setup *setup, train_run *run, const train
         train_data_view(rows, first, count - first < EVALUATED_ROWS ? count - first : EVALUATED_ROWS, &batch);
         status = tch_network_evaluate(run->network, &batch.inputs, &batch.labels, setup->totals);
     }
-    if (status == TCH_OK)
+    if (status == TCH_OK) {
         status = tch_tensor_copy(setup->context, &host, setup->totals);
+    }
     *loss = totals[TCH_TOTAL_LOSS] / totals[TCH_TOTAL_ROWS];
     *accuracy = totals[TCH_TOTAL_RIGHT] / totals[TCH_TOTAL_ROWS];
     return status;
@@ -125,8 +133,9 @@ bool train_run_record(train_run *run, const train_point *point)
     if (run->point_count == run->point_room) {
         int64_t room = run->point_room > 0 ? 2 * run->point_room : 64;
         train_point *points = realloc(run->points, (size_t)room * sizeof *points);
-        if (points == NULL)
+        if (points == NULL) {
             return false;
+        }
         run->points = points;
         run->point_room = room;
     }
@@ -142,8 +151,10 @@ const train_point *train_run_last(const train_run *run)
 
 const train_point *train_run_reach(const train_run *run, double loss)
 {
-    for (int64_t i = 0; i < run->point_count; i++)
-        if (run->points[i].train_loss <= loss)
+    for (int64_t i = 0; i < run->point_count; i++) {
+        if (run->points[i].train_loss <= loss) {
             return &run->points[i];
+        }
+    }
     return NULL;
 }
