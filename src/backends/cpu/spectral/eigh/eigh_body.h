@@ -64,7 +64,7 @@ static int64_t distance_of_columns(int64_t padded)
 
 static size_t part_bytes(int64_t n, int part)
 {
-    int64_t padded = round_up(n, BLOCK), team = team_size(n, REDUCE_ROWS, MAX_THREADS);
+    int64_t padded = tchi_round_up(n, BLOCK), team = team_size(n, REDUCE_ROWS, MAX_THREADS);
     const size_t bytes[PARTS] = {
         [PART_Q] = (size_t)(padded * distance_of_columns(padded)) * sizeof(REAL),
         [PART_SQUARE] = (size_t)(n * n) * sizeof(REAL),
@@ -98,7 +98,7 @@ static workspace lay_out(int64_t n, char *scratch)
         at[part] = scratch;
         scratch += part_bytes(n, part);
     }
-    int64_t padded = round_up(n, BLOCK);
+    int64_t padded = tchi_round_up(n, BLOCK);
     return (workspace){
         .padded = padded,
         .ldq = distance_of_columns(padded),

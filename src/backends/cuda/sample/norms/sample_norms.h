@@ -7,29 +7,9 @@
 #define TCHI_CUDA_SAMPLE_NORMS_H
 
 #include "backends/cuda/cuda.h"
+#include "backends/cuda/device/triangle.cuh"
 
 #define TCHI_SAMPLE_PLAIN_TILE 64
-
-/* --- the lower tiles of a symmetric matrix, row by row ------------------------------------------------------------- */
-
-/* Tiles in the first `rows` rows of tiles. */
-static __host__ __device__ inline int64_t tchi_lower_tiles(int64_t rows)
-{
-    return rows * (rows + 1) / 2;
-}
-
-/* The row that a tile is in; the square root is a guess, put right afterwards. */
-static __device__ inline int64_t tchi_lower_row(int64_t tile)
-{
-    int64_t i = (int64_t)((sqrtf(8.0f * (float)tile + 1.0f) - 1.0f) * 0.5f);
-    while (tchi_lower_tiles(i) > tile) {
-        i--;
-    }
-    while (tchi_lower_tiles(i + 1) <= tile) {
-        i++;
-    }
-    return i;
-}
 
 /* --- norms -------------------------------------------------------------------------------------------------------- */
 
