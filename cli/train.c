@@ -3,6 +3,7 @@
 #include "train.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "commands.h"
 #include "output.h"
@@ -10,7 +11,7 @@
 const train_run *train_session_baseline(const train_session *session)
 {
     for (int32_t i = 0; i < session->run_count; i++)
-        if (session->runs[i].method.kind == TCH_OPTIM_ADAMW)
+        if (strcmp(session->runs[i].method.name, "adamw") == 0)
             return &session->runs[i];
     return &session->runs[session->run_count - 1];
 }
