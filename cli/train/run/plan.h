@@ -19,6 +19,8 @@ typedef struct train_method {
     tch_optim_kind kind; /* of the step */
     train_curvature curvature;
     double rate;
+    void (*suit)(tch_optim_config *config); /* to a small network; NULL where the defaults do */
+    bool spares_last;                       /* leaves the last layer's matrix to AdamW */
 } train_method;
 
 typedef struct train_plan {
