@@ -110,7 +110,7 @@ typedef struct tch_optim_config {
     int64_t max_preconditioner_dim; /* Shampoo: larger dimensions are cut into blocks of at most this size. SOAP: into
                                        blocks too if `block` is set, otherwise a larger dimension has no factor */
     int32_t block;                  /* SOAP */
-    int32_t merge_dims;      /* tensors of rank above 2: neighbouring dimensions, innermost first, are merged while
+    int32_t merge_dims;      /* tensors of rank above 2: neighboring dimensions, innermost first, are merged while
                                        their product stays within max_preconditioner_dim; 0 keeps a factor for each */
     int32_t precondition_1d; /* SOAP, Shampoo: vectors too */
     int32_t precondition_frequency;     /* (step) refresh every so many steps, at least 1 */
@@ -380,11 +380,11 @@ TCH_API tch_status tch_optimizer_get_kernel(const tch_optimizer *optimizer, tch_
 /* === Checkpoints ================================================================================================== */
 
 /* Adds the whole state to a checkpoint being written, under names that begin with `prefix` and a slash, and the
- * hyper-parameters to its metadata. The tensors are read when the writer saves: not after the next step. */
+ * hyperparameters to its metadata. The tensors are read when the writer saves: not after the next step. */
 TCH_API tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix);
 
 /* Takes the state from an open checkpoint: the same kind, parameters of the same names and shapes. Training goes on bit for
- * bit as it would have on the same device. Hyper-parameters marked (step) are taken too. Everything but the tensors' bytes
+ * bit as it would have on the same device. Hyperparameters marked (step) are taken too. Everything but the tensors' bytes
  * is compared before the first write, and numbers of steps that cannot be are refused; after an error of the device, or a
  * tensor that is not what its checksum says, the optimizer is marked failed. */
 TCH_API tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoint, const char *prefix);

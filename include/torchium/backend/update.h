@@ -96,7 +96,7 @@ typedef enum tch_block_scale {
     TCH_BLOCK_UNIT_RMS = 2 /* sqrt(wanted[b]) / norms[b], 0 where norms[b] is 0; wanted[b] is its number of elements */
 } tch_block_scale;
 
-/* How clocks turn hyper-parameters into a factor's weights. */
+/* How clocks turn hyperparameters into a factor's weights. */
 typedef enum tch_factor_rule {
     TCH_FACTOR_SUM = 0, /* 1 and 1 */
     TCH_FACTOR_EMA = 1, /* 1 - beta2 and beta2 */

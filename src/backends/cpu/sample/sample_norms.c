@@ -244,14 +244,14 @@ static double norm_by_tiles(const sample *s)
 
 /* Terms may be so many times larger than their sum, all added up, before it is taken anew. Of independent numbers they are
  * a few times larger, and T / sqrt(p) times where all inputs point one way. */
-#define MOST_CANCELLED 256
+#define MOST_CANCELED 256
 
 /* A sum of float32 terms that cancel is taken again in float64; one of float64, by tiles of the gradient, whose error grows
  * with the root of what cancels. What is not finite stays as it is. */
 static double norm_by_positions(const sample *s)
 {
     terms t = terms_of_positions(s);
-    if (!(t.sum * MOST_CANCELLED < t.size)) {
+    if (!(t.sum * MOST_CANCELED < t.size)) {
         return t.sum;
     }
     return s->type == TCH_SCALAR_F64 ? norm_by_tiles(s) : fine_norm(s);

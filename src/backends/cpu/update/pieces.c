@@ -48,7 +48,7 @@ int64_t tchi_cpu_chunks_of(const tch_piece *piece, bool blocks)
     return c.down * c.across;
 }
 
-/* A chunk that has neighbours in one direction alone is more than half full on average, and a quarter in the worst case
+/* A chunk that has neighbors in one direction alone is more than half full on average, and a quarter in the worst case
  * of both; the last one of a piece may be as small as it likes. */
 int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t pieces)
 {

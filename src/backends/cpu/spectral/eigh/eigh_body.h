@@ -134,7 +134,7 @@ VECTOR_CLONES static REAL largest_entry(int64_t n, const REAL *a, int64_t lda)
 
 /* Scales the tridiagonal matrix to entries of at most one, exactly, and returns the exponent taken out: deflation
  * compares with the norm of the whole. */
-static int normalise(int64_t n, double *d, double *e)
+static int normalize(int64_t n, double *d, double *e)
 {
     double most = fmax(largest(d, n), largest(e, n - 1));
     int exponent = 0;
@@ -170,7 +170,7 @@ static int solve_share(job *j, const member *me)
     }
     meet(me);
     if (me->thread == 0) {
-        j->exponent += normalise(j->reduction.n, j->reduction.d, j->reduction.e);
+        j->exponent += normalize(j->reduction.n, j->reduction.d, j->reduction.e);
     }
     int failed = divide_and_conquer(&j->divide, &j->shared, j->reduction.e, me);
     back_transform(&j->back, me);

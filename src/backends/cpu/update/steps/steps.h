@@ -8,7 +8,7 @@
 
 #include <torchium/backend.h>
 
-/* An AdamW step of one parameter, its hyper-parameters and its clock reduced to what the loop needs. */
+/* An AdamW step of one parameter, its hyperparameters and its clock reduced to what the loop needs. */
 typedef struct tchi_cpu_adamw_numbers {
     double keep1, take1; /* m = keep1 m + take1 g */
     double keep2, take2; /* v = keep2 v + take2 g^2 */

@@ -134,7 +134,7 @@ template <int size, int threads> static __device__ inline void tchi_bf16x2_mirro
     __syncthreads();
 }
 
-/* Up to four neighbours of a row; `type` is a constant wherever it matters, and `wide` the usual case. */
+/* Up to four neighbors of a row; `type` is a constant wherever it matters, and `wide` the usual case. */
 static __device__ __forceinline__ void tchi_bf16x2_store(tch_scalar type, char *to, int64_t plane, bool wide, int count,
                                                          const tchi_cuda_four<float> &v)
 {
@@ -207,7 +207,7 @@ static __device__ __forceinline__ void tchi_bf16x2_write_rows(const tchi_bf16x2_
     }
 }
 
-/* Columns of the finished tile become rows above the diagonal. A warp writes 32 neighbours of each of four rows. */
+/* Columns of the finished tile become rows above the diagonal. A warp writes 32 neighbors of each of four rows. */
 template <int size, int threads>
 static __device__ __forceinline__ void tchi_bf16x2_write_mirror(const tchi_bf16x2_problem &p,
                                                                 const tchi_bf16x2_tile &tile, const float *staged,

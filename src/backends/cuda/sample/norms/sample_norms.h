@@ -2,7 +2,7 @@
  * sample_squares.cu choose from, and the bench times one by one. Each norm kernel leaves in parts[b tiles + i] what tile
  * i of sample b adds to the squared norm, in float64; they are added up afterwards in that order. In Gram form a norm is a
  * sum of terms of both signs, <a_s, a_t> <g_s, g_t>; `sizes` is NULL or gets, in the same places, the sums of their absolute
- * values, which tell how much of the terms has cancelled. */
+ * values, which tell how much of the terms has canceled. */
 #ifndef TCHI_CUDA_SAMPLE_NORMS_H
 #define TCHI_CUDA_SAMPLE_NORMS_H
 
