@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from torchium._layers import has_batch
-from torchium._transforms import in_transform
+from torchium._functions.transforms import in_transform
+from torchium._watch.layers import has_batch
 from torchium.grad_sample.plan import Part
 from torchium.grad_sample.uses import Sink, Use
 

@@ -15,7 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 
 from torchium import _C
-from torchium._layers import bag_layer_of, kind_of, layer_of
+from torchium._watch.layers import bag_layer_of, kind_of, layer_of
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

@@ -22,12 +22,12 @@ import torch
 
 from torchium import _C
 
-from . import state as saved_state
-from .engine import Engine, Members, profiler_enabled
+from ._engine import state as saved_state
+from ._engine.engine import Engine, Members, profiler_enabled
+from ._engine.placement import Arrival, Engines, Group, arrivals, labels_of, place, placed, put_back
+from ._engine.report import MemoryReport
 from .kernel import Kernel, as_kernel, report_of
 from .options import check_config, lr_for, plain, shown
-from .placement import Arrival, Engines, Group, arrivals, labels_of, place, placed, put_back
-from .report import MemoryReport
 
 __all__ = ["TorchiumOptimizer"]
 

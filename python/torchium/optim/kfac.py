@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .of_model import OfModel
+from ._engine.report import MemoryReport
+from ._model.of_model import OfModel
 from .options import plain
 from .preconditioner import KFACPreconditioner
-from .report import MemoryReport
 
 __all__ = ["KFAC"]
 

@@ -17,13 +17,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchium import _C
-from torchium._layers import kind_of, layer_of
+from torchium._watch.layers import kind_of, layer_of
 
-from .engine import profiled_range, stream_on
-from .of_model import OfModel
+from ._engine.engine import profiled_range, stream_on
+from ._model.of_model import OfModel
+from ._model.watch import Layer, Pair, Watch, joined
 from .options import plain, shown
 from .preconditioner import loss_scale_of, whole, word
-from .watch import Layer, Pair, Watch, joined
 
 __all__ = ["NaturalGradient"]
 

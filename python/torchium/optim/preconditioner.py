@@ -19,12 +19,12 @@ from torch import nn
 
 from torchium import _C
 
-from .engine import profiled_range
-from .kfac_layers import Factors, find_layers
+from ._engine.engine import profiled_range
+from ._engine.report import MemoryReport
+from ._engine.state import MOST_STEPS, check_counts
+from ._model.factors import Factors, find_layers
+from ._model.watch import Pair, Watch, joined, untraced
 from .options import plain, shown
-from .report import MemoryReport
-from .state import MOST_STEPS, check_counts
-from .watch import Pair, Watch, joined, untraced
 
 __all__ = ["KFACPreconditioner", "loss_scale_of", "whole", "word"]
 

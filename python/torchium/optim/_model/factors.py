@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from torchium import _C
-from torchium._layers import kind_of, layer_of
+from torchium._watch.layers import kind_of, layer_of
 
-from .engine import allocate_state, stream_on
-from .state import MOST_STEPS, check_counts
+from .._engine.engine import allocate_state, stream_on
+from .._engine.state import MOST_STEPS, check_counts
 from .watch import Layer
 
 __all__ = ["COUNTS", "Factors", "find_layers"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .sgd import SGD
+from ..sgd import SGD
 
 __all__ = ["OfModel"]
 

@@ -1,6 +1,6 @@
 """torchium.elementwise: what a call does around its kernel. The operands are brought to one shape and one layout, in
 which element i of every array lies at place i, so that the kernel is a loop over a range; the source of that kernel is
-written by torchium._elementwise_source.
+written by torchium._functions.elementwise_source.
 
 A kernel is made for each signature: the device, the type that T stands for, and which inputs are arrays, arrays of one
 element or numbers. Where nothing has to be brought anywhere, later calls of the signature go through _C.Elementwise.
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from torchium import _C, kernels
-from torchium import _elementwise_operands as operands
-from torchium import _elementwise_source as text
+from torchium._functions import elementwise_operands as operands
+from torchium._functions import elementwise_source as text
 
 # Elements below which another thread costs more than it saves on the CPU.
 _GRAIN = 16384

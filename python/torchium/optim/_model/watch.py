@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchium._layers import has_batch
-from torchium._transforms import in_transform
+from torchium._functions.transforms import in_transform
+from torchium._watch.layers import has_batch
 
 __all__ = ["Layer", "Pair", "Watch", "joined", "untraced"]
 
