@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from torchium._watch.layers import kind_of, layer_of
 from ._engine.engine import profiled_range, stream_on
 from ._model.of_model import OfModel
 from ._model.watch import Layer, Pair, Watch, joined
-from .options import plain, shown
+from .options import Option, Options, plain, shown
 from .preconditioner import loss_scale_of, whole, word
 
 __all__ = ["NaturalGradient"]
@@ -61,6 +61,8 @@ class NaturalGradient(OfModel):
         optimizer.step()
     """
 
+    _turning: ClassVar = Options(Option("damping", None), Option("update_freq", None))
+
     def __init__(
         self,
         model: nn.Module,
@@ -77,9 +79,7 @@ class NaturalGradient(OfModel):
     ) -> None:
         whole("update_freq", update_freq)
         _check_damping(damping)
-        turning = {"damping": damping, "update_freq": update_freq}
-        options = {"momentum": momentum, "weight_decay": weight_decay, "nonfinite": nonfinite}
-        super().__init__(model, grad_scaler, turning, lr=lr, **options)
+        super().__init__(model, locals())
         self._mean = word("loss_reduction", loss_reduction, ("mean", "sum")) == "mean"
         self._accumulation = whole("accumulation_steps", accumulation_steps)
         self._layers = _layers_of(model)

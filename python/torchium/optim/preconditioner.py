@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,11 +23,22 @@ from ._engine.report import MemoryReport
 from ._engine.state import MOST_STEPS, check_counts
 from ._model.factors import Factors, find_layers
 from ._model.watch import Pair, Watch, joined, untraced
-from .options import plain, shown
+from .options import Option, Options, or_else, plain, shown
 
 __all__ = ["KFACPreconditioner", "loss_scale_of", "whole", "word"]
 
 Number = float | Callable[[int], float]
+
+# What may be a function of the number of steps taken, and what the library is told.
+_NUMBERS = ("factor_update_steps", "inv_update_steps", "damping", "factor_decay", "kl_clip", "lr")
+_OPTIONS = Options(
+    Option("compute_method", "method"),
+    Option("sharing", "sharing"),
+    Option("damping", "damping"),
+    Option("factor_decay", "factor_decay"),
+    Option("kl_clip", "kl_clip", or_else(0.0)),
+    Option("accumulation_steps", "accumulation"),
+)
 
 
 class KFACPreconditioner:
@@ -100,15 +110,9 @@ class KFACPreconditioner:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got an object of type {type(model).__name__}")
-        self._numbers = {
-            "factor_update_steps": factor_update_steps,
-            "inv_update_steps": inv_update_steps,
-            "damping": damping,
-            "factor_decay": factor_decay,
-            "kl_clip": kl_clip,
-            "lr": lr,
-        }
-        self._method, self._sharing = compute_method, sharing
+        arguments = locals()
+        self._numbers = {name: arguments[name] for name in _NUMBERS}
+        self._fixed = {name: arguments[name] for name in _OPTIONS.names if name not in _NUMBERS}
         self._accumulation = whole("accumulation_steps", accumulation_steps)
         self._fisher = word("fisher", fisher, ("empirical", "sampled"))
         self._mean = word("loss_reduction", loss_reduction, ("mean", "sum")) == "mean"
@@ -146,20 +150,9 @@ class KFACPreconditioner:
 
     def _prepare(self) -> None:
         """Brings the numbers of the step that begins to the library, which looks at them."""
-        kl_clip = self._number("kl_clip")
-        config = {
-            "method": self._method,
-            "sharing": self._sharing,
-            "damping": self._number("damping"),
-            "factor_decay": self._number("factor_decay"),
-            "kl_clip": 0.0 if kl_clip is None else kl_clip,
-            "accumulation": self._accumulation,
-        }
-        try:
-            _C.kfac_forecast(config, [])
-        except (TypeError, ValueError) as error:
-            text = re.sub(r"^tch_\w+: ", "", str(error)).replace("method", "compute_method", 1)
-            raise type(error)(f"KFAC: {text}") from None
+        numbers = {name: self._number(name) for name in _OPTIONS.names if name in _NUMBERS}
+        config = _OPTIONS.config(self._fixed | numbers)
+        _OPTIONS.check(lambda: _C.kfac_forecast(config, []), "KFAC")
         self._factors.configure(config)
 
     # --- watching
@@ -226,7 +219,7 @@ class KFACPreconditioner:
         self._prepare()
         self._factors.settle()
         if self._is_due("factor_update_steps"):
-            self._average(("scales",) if self._method == "ekfac" else ())
+            self._average(("scales",) if self._fixed["compute_method"] == "ekfac" else ())
         if self._is_due("inv_update_steps"):
             with profiled_range("torchium::kfac/refresh"):
                 self._average(("input_factor", "output_factor"))
@@ -302,7 +295,7 @@ class KFACPreconditioner:
 
     def __repr__(self) -> str:
         rows = [f"  {name}: left out, {reason}" for name, reason in self.left_out.items()]
-        return "\n".join([f"{type(self).__name__}, {self._method}: {', '.join(self.layers)}", *rows])
+        return "\n".join([f"{type(self).__name__}, {self._fixed['compute_method']}: {', '.join(self.layers)}", *rows])
 
     def __getstate__(self) -> Any:
         raise TypeError(
