@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchium._watch.uses import Use
 from torchium.grad_sample.forwards import LayerForward, spread
-from torchium.grad_sample.uses import Use
 
 NO_TOKEN = -1  # outside of every table, so that it has no gradient
 

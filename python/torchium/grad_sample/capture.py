@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchium._watch.uses import Sink
 from torchium.grad_sample.bags import BagForward
 from torchium.grad_sample.forwards import Forward, LayerForward
 from torchium.grad_sample.plan import Part, Plan
 from torchium.grad_sample.units import UnitForward
-from torchium.grad_sample.uses import Sink
 
 
 class Capture:

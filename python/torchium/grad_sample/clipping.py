@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from torchium import _C
 from torchium._messages import shown
+from torchium._watch.uses import Use
 from torchium.grad_sample import products
 from torchium.grad_sample.norms import NormSink, per_sample_norms
-from torchium.grad_sample.uses import Use
 
 
 class ClipSink(NormSink):

@@ -16,8 +16,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from torchium._functions.transforms import in_transform
 from torchium._watch.layers import has_batch
+from torchium._watch.uses import Sink, Use
 from torchium.grad_sample.plan import Part
-from torchium.grad_sample.uses import Sink, Use
 
 if TYPE_CHECKING:
     from torchium.grad_sample.capture import Capture

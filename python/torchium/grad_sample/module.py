@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchium._watch.uses import Use
 from torchium.grad_sample import products
 from torchium.grad_sample.capture import Capture
 from torchium.grad_sample.norms import check_reduction
 from torchium.grad_sample.plan import Plan
-from torchium.grad_sample.uses import Use
 
 # The number of the backward pass at work: there is no public way to tell whether two hooks were called by one. Without
 # it two passes through the model before one backward are refused.

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from torchium._messages import shown
+from torchium._watch.uses import PARTS, Use
 from torchium.grad_sample import products
 from torchium.grad_sample.capture import Capture
 from torchium.grad_sample.plan import Plan
-from torchium.grad_sample.uses import PARTS, Use
 
 
 def check_reduction(loss_reduction: str) -> None:

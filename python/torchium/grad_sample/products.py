@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchium import _C
-from torchium.grad_sample.uses import PARTS, Use
+from torchium._watch.uses import PARTS, Use
 
 
 def parts_of(use: Use) -> int:

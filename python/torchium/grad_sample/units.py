@@ -21,10 +21,10 @@ from torch.nn.utils.rnn import PackedSequence
 # vmap itself takes arguments apart with it, and there is no other that knows the same containers.
 from torch.utils import _pytree as pytree
 
+from torchium._watch.uses import Use
 from torchium.grad_sample.apart import keeps_apart
 from torchium.grad_sample.forwards import Forward
 from torchium.grad_sample.plan import Part
-from torchium.grad_sample.uses import Use
 
 if TYPE_CHECKING:
     from torchium.grad_sample.capture import Capture
