@@ -17,6 +17,7 @@ from torch import Tensor
 from torchium import _C, kernels
 from torchium._functions import elementwise_operands as operands
 from torchium._functions import elementwise_source as text
+from torchium._functions.transforms import untraced
 
 # Elements below which another thread costs more than it saves on the CPU.
 _GRAIN = 16384
@@ -24,9 +25,6 @@ _GRAIN = 16384
 _MOST_SHORT = 8
 # Blocks of a GPU's kernel for each that fits on the device at once: a few, so that the last ones end together.
 _WAVES = 4
-
-# torch.compiler.disable loads the compiler when a module is imported; this one when it is first called.
-_untraced = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
 
 
 class _Plan(NamedTuple):
@@ -88,7 +86,7 @@ class Elementwise:
         results = self._carefully(inputs, out)
         return results[0] if len(self._outputs) == 1 else tuple(results)
 
-    @_untraced
+    @untraced
     def _carefully(self, inputs: Sequence[Any], out: Any) -> Sequence[Tensor]:
         plan = self._plan(inputs)
         watched = self._watched(inputs)

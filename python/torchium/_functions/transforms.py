@@ -1,5 +1,6 @@
-"""Whether a transform of torch.func is at work. Its tensors have no memory that the library could read, and a hook on
-one would see a stage of the transform and not the numbers of a backward pass.
+"""What else of PyTorch may look at a call. Tensors of a transform of torch.func have no memory that the library could
+read, and a hook on one would see a stage of the transform and not the numbers of a backward pass. The compiler of
+torch.compile is kept out of what it could not follow.
 """
 
 from __future__ import annotations
@@ -8,7 +9,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["in_transform"]
+__all__ = ["in_transform", "untraced"]
+
+# torch.compiler.disable loads the compiler when a module is imported; this one, which torch.optim itself uses, when
+# what it decorates is first called.
+untraced = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
 
 
 def _no_transform() -> Any:

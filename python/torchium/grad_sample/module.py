@@ -110,14 +110,9 @@ class GradSampleModule(nn.Module):
     def enable_hooks(self) -> None:
         self._capture.enabled = True
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager[None]:
         """Passes inside leave no `grad_sample`, and may be those of torch.func."""
-        before, self._capture.enabled = self._capture.enabled, False
-        try:
-            yield
-        finally:
-            self._capture.enabled = before
+        return self._capture.paused()
 
     def remove_hooks(self) -> None:
         """Leaves the model as it was given, except for what `grad_sample` holds."""

@@ -121,7 +121,7 @@ class NormSink:
     def add_joined(self, uses: list[Use], parts: int) -> None:
         total, scale = self.total(uses[0], uses[0].gradient), self.scale(uses[0])
         by_kind = {
-            kind: products.joined([use for use in uses if use.part.kind == kind])
+            kind: products.as_one([use for use in uses if use.part.kind == kind])
             for kind in {use.part.kind for use in uses}
         }
         for use in by_kind.values():

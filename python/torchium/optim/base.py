@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchium import _C
+from torchium._functions.transforms import untraced
 
 from ._engine import state as saved_state
 from ._engine.engine import Engine, Members, profiler_enabled
@@ -32,11 +33,6 @@ from .options import Options, lr_for, plain, shown, stop_adamw
 __all__ = ["TorchiumOptimizer"]
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-# torch.compiler.disable loads the compiler when a module is imported; this one, which torch.optim itself uses, when a
-# step is first taken.
-_untraced = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
-
 
 _increment_version = torch.autograd.graph.increment_version
 
@@ -349,7 +345,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
         return step
 
-    @_untraced
+    @untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step with the gradients there are; parameters without one stay as they are.
 

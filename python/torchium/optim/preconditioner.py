@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,12 +17,15 @@ import torch.distributed as dist
 from torch import nn
 
 from torchium import _C
+from torchium._functions.transforms import untraced
+from torchium._watch.layers import Part
+from torchium._watch.uses import Pair
 
 from ._engine.engine import profiled_range
 from ._engine.report import MemoryReport
 from ._engine.state import MOST_STEPS, check_counts
 from ._model.factors import Factors, find_layers
-from ._model.watch import Pair, Watch, joined, untraced
+from ._model.watch import PassWatch, of_one_pass
 from .options import Option, Options, or_else, plain, shown
 
 __all__ = ["KFACPreconditioner", "loss_scale_of", "whole", "word"]
@@ -119,7 +122,7 @@ class KFACPreconditioner:
         self._scaler, self._group = grad_scaler, process_group
         self._steps = 0
         self._observed = 0  # layers, since the last step
-        self._sampling = self._paused = False
+        self._sampling = False
         rounded = word("precision", precision, ("high", "highest")) == "high"
         layers, self.left_out = find_layers(model, skip_layers, rounded)
         if not layers:
@@ -127,7 +130,7 @@ class KFACPreconditioner:
         self._layers = layers
         self._factors = Factors(layers, _dtype(factor_dtype, inv_dtype))
         self._prepare()
-        self._watch = Watch(model, layers, self._wanted, self._listening, self._complete)
+        self._watch = PassWatch(model, layers, self._wanted, self._listening, self._complete)
 
     # --- numbers of a step
 
@@ -158,28 +161,23 @@ class KFACPreconditioner:
     # --- watching
 
     def _wanted(self, module: nn.Module) -> bool:
-        return module.training and not self._paused and self._is_due("factor_update_steps")
+        return module.training and self._is_due("factor_update_steps")
 
     def _listening(self) -> bool:
-        return not self._paused and self._sampling == (self._fisher == "sampled")
+        return self._sampling == (self._fisher == "sampled")
 
-    def _complete(self, index: int, pairs: list[Pair]) -> None:
-        x, gradient = joined(self._layers[index], pairs)
+    def _complete(self, layer: Part, pairs: list[Pair]) -> None:
+        x, gradient = of_one_pass(layer, pairs)
         if self._observed == 0:
             self._factors.settle()
         sampled = self._fisher == "sampled"
         scale = 1.0 if sampled or not self._mean else float(x.shape[0] * self._accumulation)
-        self._factors.observe(index, x, gradient, scale, None if sampled else loss_scale_of(self._scaler))
+        self._factors.observe(layer, x, gradient, scale, None if sampled else loss_scale_of(self._scaler))
         self._observed += 1
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager[None]:
         """Forward and backward passes inside are not looked at."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
+        return self._watch.paused()
 
     def observe_sampled(self, outputs: torch.Tensor, loss: str = "cross_entropy") -> None:
         """Shows the factors the gradients for labels drawn from the model itself, with fisher='sampled'.
