@@ -218,7 +218,7 @@ TCH_API int32_t tch_optimizer_parameter_count(const tch_optimizer *optimizer);
 /* A group's configuration as it is now. */
 TCH_API tch_status tch_optimizer_get_config(const tch_optimizer *optimizer, int32_t group, tch_optim_config *config);
 
-/* Changes a group's numbers, those marked (step); a change of anything else is refused by name. */
+/* Changes a group's numbers, those marked (step); a change of anything else is an error that names it. */
 TCH_API tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, const tch_optim_config *config);
 
 /* The change people make most. */

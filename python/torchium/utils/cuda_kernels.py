@@ -204,7 +204,7 @@ class CUDAGradientOps:
     A loss is called as people write it, `loss_fn(outputs, targets)` for the whole batch. A scalar is taken for the mean
     over the samples, or for their sum where `loss_fn.reduction` is "sum"; a vector of the samples' losses is added up.
     `inputs` is a tensor, or a tuple or dictionary of arguments. The model is left as it was: its gradients, its modes,
-    its hooks. What cannot be right is refused by name, see `torchium.GradSampleModule`.
+    its hooks. What cannot be right raises an error that names it, see `torchium.GradSampleModule`.
     """
 
     @staticmethod

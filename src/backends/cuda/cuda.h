@@ -248,7 +248,7 @@ int64_t tchi_cuda_pair_dots_scratch(int64_t rows, int64_t cols, int64_t batch);
 tch_status tchi_cuda_add_partials(const tchi_cuda_state *state, int64_t count, int64_t each, const double *partial,
                                   double scale, double *out);
 
-/* --- kernels of a user's: kernel_build.c, kernel.c ----------------------------------------------------------------- */
+/* --- custom kernels: kernel_build.c, kernel.c ----------------------------------------------------------------- */
 
 tch_kernel_compiler_op tchi_cuda_kernel_compiler;
 tch_kernel_build_op tchi_cuda_kernel_build;
