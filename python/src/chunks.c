@@ -23,7 +23,7 @@ static int take_memory(PyObject *pair, PyObject **owner, char **address)
     return 0;
 }
 
-static int add_slab(py_chunks *chunks, int64_t bytes, void **pointer)
+static int add_chunk(py_chunks *chunks, int64_t bytes, void **pointer)
 {
     py_chunk *list = PyMem_Realloc(chunks->list, (size_t)(chunks->count + 1) * sizeof *list);
     if (list == NULL) {
@@ -49,7 +49,7 @@ static tch_status allocate(void *user, int64_t bytes, void **pointer)
 {
     py_chunks *chunks = user;
     PyGILState_STATE gil = PyGILState_Ensure();
-    int failed = add_slab(chunks, bytes, pointer);
+    int failed = add_chunk(chunks, bytes, pointer);
     if (failed) {
         PyErr_Fetch(&chunks->error_type, &chunks->error_value, &chunks->error_trace);
     }
