@@ -408,7 +408,7 @@ static void even_muon(void)
 
 static void optimizers(void)
 {
-    for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
+    for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         if (!ours || kind != TCH_OPTIM_SOAP) { /* which begins with an eigendecomposition */
             optimizer((tch_optim_kind)kind, TCH_FLOAT32, 0);
         }

@@ -120,7 +120,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any], kernels: Mapping[str, Any] | None = None) -> None:
         if not self.kind or not isinstance(defaults, dict):
             raise TypeError(
-                "TorchiumOptimizer is what Shampoo, SOAP, Muon, AdamW and SGD have in common; make one of these"
+                "TorchiumOptimizer is what Shampoo, SOAP, Muon, AdamW, Lion and SGD have in common; make one of these"
             )
         self._forget_engines()
         self._kernels = {part: as_kernel(part, given) for part, given in (kernels or {}).items() if given is not None}
@@ -293,8 +293,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def set_kernel(self, part: str, kernel: Kernel | str | None) -> None:
         """A kernel of one's own for a part of the steps from now on, or with None the built-in again.
 
-        `part` is 'update', what SGD, AdamW, and the AdamW of the others do to one element; or 'root', the inverse root
-        of a factor of Shampoo. Where a kernel does not compile or fails its check, the built-in goes on, a
+        `part` is 'update', what SGD, AdamW, Lion, and the AdamW of the others do to one element; or 'root', the inverse
+        root of a factor of Shampoo. Where a kernel does not compile or fails its check, the built-in goes on, a
         RuntimeWarning says so, and `stats()["kernels"]` has the reason. `state_dict()` has no kernels; copies and
         pickles do.
         """
