@@ -7,9 +7,12 @@
 #include "config.h"
 
 static const tchi_optim_method *const methods[] = {
-    [TCH_OPTIM_SGD] = &tchi_method_sgd,         [TCH_OPTIM_ADAMW] = &tchi_method_adamw,
-    [TCH_OPTIM_SHAMPOO] = &tchi_method_shampoo, [TCH_OPTIM_SOAP] = &tchi_method_soap,
-    [TCH_OPTIM_MUON] = &tchi_method_muon,
+    [TCH_OPTIM_SGD] = &tchi_method_sgd,         /* sgd.c */
+    [TCH_OPTIM_ADAMW] = &tchi_method_adamw,     /* adamw.c */
+    [TCH_OPTIM_SHAMPOO] = &tchi_method_shampoo, /* shampoo.c */
+    [TCH_OPTIM_SOAP] = &tchi_method_soap,       /* soap.c */
+    [TCH_OPTIM_MUON] = &tchi_method_muon,       /* muon.c */
+    [TCH_OPTIM_LION] = &tchi_method_lion,       /* lion.c */
 };
 #define METHODS ((int32_t)(sizeof methods / sizeof methods[0]))
 

@@ -44,6 +44,7 @@ static const train_method known_methods[TRAIN_METHODS] = {
     {"ekfac", TCH_OPTIM_SGD, TRAIN_EKFAC, 0.05, suit_curvature, false},
     {"natural", TCH_OPTIM_SGD, TRAIN_NATURAL, 10.0, suit_curvature, false},
     {"adamw", TCH_OPTIM_ADAMW, TRAIN_PLAIN, 0.01, NULL, false},
+    {"lion", TCH_OPTIM_LION, TRAIN_PLAIN, 0.003, NULL, false},
     {"sgd", TCH_OPTIM_SGD, TRAIN_PLAIN, 0.3, suit_sgd, false},
 };
 
@@ -82,7 +83,7 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
         {"--test-fraction", "X", OPTION_REAL, &plan->test_fraction, 0.001, 0.999, "share kept for testing (0.2)"},
         {"--seed", "N", OPTION_INTEGER, &plan->seed, 0, 9e18, "of digits, weights, and order of rows (0)"},
         {"--optimizer", "NAMES", OPTION_TEXT, &plan->optimizer, 0, 0,
-         "shampoo,soap,muon,kfac,ekfac,natural,adamw,sgd (shampoo,adamw)"},
+         "shampoo,soap,muon,kfac,ekfac,natural,adamw,lion,sgd (shampoo,adamw)"},
         {"--lr", "X", OPTION_TEXT, &plan->lr, 0, 0, "learning rate, or rates: shampoo=0.01,adamw=0.003"},
         {"--tune", NULL, OPTION_FLAG, &plan->tune, 0, 0, "try five rates around each and take the best"},
         {"--schedule", "NAME", OPTION_TEXT, &plan->schedule, 0, 0, "of the rate: constant or cosine (cosine)"},

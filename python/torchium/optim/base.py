@@ -111,7 +111,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         """`arguments` are those of a class's own constructor, by name; what is no option among them is left alone."""
         if not self.kind or not isinstance(arguments, dict):
             raise TypeError(
-                "TorchiumOptimizer is what Shampoo, SOAP, Muon, AdamW and SGD have in common; make one of these"
+                "TorchiumOptimizer is what Shampoo, SOAP, Muon, AdamW, Lion and SGD have in common; make one of these"
             )
         self._forget_engines()
         kernels = {part: arguments.get(f"{part}_kernel") for part in self._parts}
@@ -285,8 +285,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def set_kernel(self, part: str, kernel: Kernel | str | None) -> None:
         """A custom kernel for a part of the steps from now on, or with None the built-in again.
 
-        `part` is 'update', what SGD, AdamW, and the AdamW of the others do to one element; or 'root', the inverse root
-        of a factor of Shampoo. Where a kernel does not compile or fails its check, the built-in goes on, a
+        `part` is 'update', what SGD, AdamW, Lion, and the AdamW of the others do to one element; or 'root', the inverse
+        root of a factor of Shampoo. Where a kernel does not compile or fails its check, the built-in goes on, a
         RuntimeWarning says so, and `stats()["kernels"]` has the reason. `state_dict()` has no kernels; copies and
         pickles do.
         """

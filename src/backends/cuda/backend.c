@@ -117,6 +117,7 @@ static const tch_update_ops update_ops = {
     .advance = tchi_cuda_advance,
     .adamw = tchi_cuda_adamw,
     .sgd = tchi_cuda_sgd,
+    .lion = tchi_cuda_lion,
     .gather = tchi_cuda_gather,
     .graft = tchi_cuda_graft,
     .rotated_adam = tchi_cuda_rotated_adam,

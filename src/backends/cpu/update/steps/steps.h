@@ -18,6 +18,14 @@ typedef struct tchi_cpu_adamw_numbers {
     double step;
 } tchi_cpu_adamw_numbers;
 
+/* The same of a Lion step. */
+typedef struct tchi_cpu_lion_numbers {
+    double keep1, take1; /* c = keep1 m + take1 g */
+    double keep2, take2; /* m = keep2 m + take2 g */
+    double decay;        /* p = decay p - step sign(c) */
+    double step;
+} tchi_cpu_lion_numbers;
+
 /* What the random bits of a run depend on. */
 typedef struct tchi_cpu_random_run {
     uint64_t seed;
@@ -31,6 +39,7 @@ typedef struct tchi_cpu_steps {
     void (*divide)(int64_t n, double divisor, const void *x, void *out);
     /* `largest` is NULL, or holds the largest v so far, which then takes v's place in the last formula */
     void (*adamw)(int64_t n, const tchi_cpu_adamw_numbers *c, void *p, const void *g, void *m, void *v, void *largest);
+    void (*lion)(int64_t n, const tchi_cpu_lion_numbers *c, void *p, const void *g, void *m);
     /* v = keep v + take x^2 */
     void (*square)(int64_t n, double keep, double take, const void *x, void *v);
     /* out = factor x / (root sqrt(v) + eps) */
