@@ -9,7 +9,6 @@ is what counts.
 """
 
 import argparse
-import platform
 import sys
 
 import figures
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from library import Library, linear_layer
 from plots.bars import ratio_bars
-from timing import in_turns
+from timing import in_turns, machine
 
 
 def symmetric_batch(rng, batch, n, condition, dtype):
@@ -151,17 +150,6 @@ class Comparison:
         self.add("sample gradients", size, dtype, 1.0, times, errors, 2.0 * errors[1])
 
 
-def machine(library):
-    """What the figures were measured on, without naming a host."""
-    return {
-        "processor": library.processor(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
-
-
 def run(library, seconds, quick, quiet):
     c = Comparison(library, seconds, quiet)
     single = (64, 128, 256, 512, 1024) if quick else (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -215,8 +203,8 @@ def main():
     arguments = parser.parse_args()
     library = Library(arguments.library)
     library.set_threads(torch.get_num_threads())
-    info = machine(library) | {"torchium": library.version()}
-    print(f"{info['processor']}, {info['threads']} threads; PyTorch {info['torch']}; Torchium {info['torchium']}")
+    info = machine("cpu", library.version()) | {"processor": library.processor(), "numpy": np.__version__}
+    print(f"{info['processor']}, {info['device']}; PyTorch {info['torch']}; Torchium {info['torchium']}")
     print(f"{'work':<16} {'size':>16} {'dtype':<8} {'ours':>13} {'PyTorch':>13} ratio of times, and errors of both")
     rows = run(library, 0.6 if arguments.quick else 2.0, arguments.quick, False)
     if arguments.json:

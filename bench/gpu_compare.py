@@ -12,14 +12,13 @@ mean nothing.
 import argparse
 import math
 import os
-import platform
 import sys
 import time
 
 import figures
 import torch
 from library import Library, linear_layer
-from timing import Clock, host_ms
+from timing import Clock, host_ms, machine
 
 DAMPING = 1e-6  # relative to the largest eigenvalue, which is 1
 ROOT = 4
@@ -469,16 +468,6 @@ def print_memory(result):
     print(f"memory {share:<18} {said}", flush=True)
 
 
-def machine(library, device):
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"dry run on {platform.machine()}",
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "torchium": library.version(),
-    }
-
-
 def run_rows(c, quick):
     """Targets are those set for one H200; other GPUs have none. Returns the rows that failed, with the reason."""
     h200 = c.device.type == "cuda" and "H200" in torch.cuda.get_device_name(c.device)
@@ -525,7 +514,9 @@ def main():
     device = torch.device(arguments.device)
     torch.set_float32_matmul_precision("highest")
     library = Library(arguments.library, arguments.device)
-    info = machine(library, device)
+    info = machine(device, library.version())
+    if device.type == "cpu":
+        info["device"] = "dry run on the CPU"
     path = os.path.join(arguments.folder, f"{figures.device_name(info['device'])}.json")
     print(f"{info['device']}; PyTorch {info['torch']}; Torchium {info['torchium']}")
     c = Comparison(library, device, 0.3, FULL if device.type == "cuda" else TINY)

@@ -2,7 +2,7 @@
 """Where a Muon step on a GPU spends its time: the step of a Llama of a billion parameters, kernel by kernel as the
 profiler of PyTorch records them, and the products it asks cuBLAS for, alone and sustained.
 
-    bench/muon_profile.py build/cuda/src/libtorchium.so [--steps N] [--products]
+    PYTHONPATH=build/cuda/python bench/muon_profile.py [--steps N] [--products]
 """
 
 import argparse
@@ -10,20 +10,20 @@ import collections
 import functools
 
 import torch
-from library import Library
 from optim_compare import LLAMA, make
-from optimizers import NONFINITE, Optimizer, defaults
 from timing import Clock
+from torchium import _C
+from torchium.optim import Muon
 
 SQUARE, LONG = (64, 2048, 2048), (48, 2048, 5632)
 
 
-def open_muon(library, method):
+def open_muon(method):
     parameters, gradients = make(LLAMA, torch.device("cuda"))
-    config = defaults(library, "muon", muon_method=method, nonfinite=NONFINITE["ignore"])
-    optimizer = Optimizer(library, config, parameters)
-    optimizer.set_gradients(gradients)
-    return optimizer
+    own = [torch.nn.Parameter(p) for p in parameters]
+    for p, g in zip(own, gradients, strict=True):
+        p.grad = g
+    return Muon(own, lr=1e-3, method=method, nonfinite="ignore")
 
 
 def kernels_of(function, count):
@@ -40,15 +40,16 @@ def kernels_of(function, count):
     return total
 
 
-def show_step(library, clock, name, method, steps):
-    optimizer = open_muon(library, method)
+def show_step(clock, method, steps):
+    optimizer = open_muon(method)
     ms = clock.median(optimizer.step, 1.0)
     total = kernels_of(optimizer.step, steps)
-    print(f"{name}: {ms:.3f} ms a step, {sum(t for t, _ in total.values()):.3f} in kernels")
+    print(f"{method}: {ms:.3f} ms a step, {sum(t for t, _ in total.values()):.3f} in kernels")
     for kernel, (time, launches) in sorted(total.items(), key=lambda item: -item[1][0])[:14]:
         print(f"  {time:8.3f} ms {launches:6.1f} launches  {kernel[:110]}", flush=True)
-    optimizer.close()
-    library.trim()
+    del optimizer
+    _C.trim_pool("cuda:0")
+    torch.cuda.empty_cache()
 
 
 def show_products(clock):
@@ -66,15 +67,12 @@ def show_products(clock):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--products", action="store_true")
     arguments = parser.parse_args()
     clock = Clock(torch.device("cuda"))
-    library = Library(arguments.library, "cuda")
-    library.set_stream(torch.cuda.current_stream().cuda_stream)
-    for name, method in (("minimax", 2), ("polar_express", 0), ("muon", 1)):
-        show_step(library, clock, name, method, arguments.steps)
+    for method in ("minimax", "polar_express", "muon"):
+        show_step(clock, method, arguments.steps)
     if arguments.products:
         show_products(clock)
 

@@ -17,10 +17,9 @@ import sys
 
 import figures
 import torch
-from gpu_compare import machine
 from library import Library
 from optimizers import GRAFTING, NONFINITE, Optimizer, defaults
-from timing import Clock, host_ms, waiter
+from timing import Clock, host_ms, machine, waiter
 
 GPT2 = 12 * [(2304, 768), (768, 768), (3072, 768), (768, 3072)]
 GPT2_VECTORS = 12 * [(2304,), (768,), (3072,), (768,), (768,), (768,), (768,), (768,)]
@@ -368,9 +367,7 @@ def main():
     device = torch.device(arguments.device)
     torch.set_float32_matmul_precision("highest")
     library = Library(arguments.library, arguments.device)
-    info = machine(library, device)
-    if device.type == "cpu":
-        info["device"] = f"cpu, {torch.get_num_threads()} cores"
+    info = machine(device, library.version())
     print(f"{info['device']}; PyTorch {info['torch']}; Torchium {info['torchium']}")
     c = Comparison(library, device, 0.05 if arguments.tiny else 0.4)
     if device.type == "cuda":

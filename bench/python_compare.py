@@ -14,7 +14,6 @@ import argparse
 import gc
 import importlib
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import torch
 from library import Library
 from optim_compare import GPT2, GPT2_VECTORS, LLAMA, MLP, SMALL, PlainShampoo, PlainSoap, make, torch_optimizer
 from python_overhead import NEVER, Pair, overheads
-from timing import LONG, Clock, in_rounds, in_turns, waiter
+from timing import LONG, Clock, in_rounds, in_turns, machine, waiter
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SLOW = 0.2  # seconds: a step that takes longer is repeated a few times only
@@ -260,18 +259,6 @@ def commit():
         return os.environ.get("TORCHIUM_COMMIT")
 
 
-def machine(device, version):
-    cpu = f"cpu, {torch.get_num_threads()} cores"
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "torchium": version,
-        "commit": commit(),
-    }
-
-
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -290,7 +277,7 @@ def main():
         return 2
     device = torch.device(arguments.device)
     torch.set_float32_matmul_precision("highest")
-    info = machine(device, extension.version)
+    info = machine(device, extension.version) | {"commit": commit()}
     name = f"python-{figures.device_name(info['device'])}.json"
     report = Report(arguments.json or os.path.join(arguments.folder, name), info)
     print(f"{info['device']}; PyTorch {info['torch']}; Torchium {info['torchium']} at {info['commit']}")

@@ -1,8 +1,9 @@
-"""How the benchmarks time a call: by device events on a GPU, by the clock on the CPU, and sides in turns, since others
-use the machine too."""
+"""How the benchmarks time a call, and on what: by device events on a GPU, by the clock on the CPU, and sides in turns,
+since others use the machine too."""
 
 import gc
 import itertools
+import platform
 import statistics
 import time
 
@@ -10,6 +11,19 @@ import torch
 
 LONG = 1.0  # seconds: a call that takes longer is not repeated
 PAUSE = 0.02  # seconds between sides on the CPU: the threads of one stop waiting actively before the other starts
+
+
+def machine(device, version):
+    """What figures were measured on, without naming a host; `version` is Torchium's."""
+    return {
+        "device": torch.cuda.get_device_name(device)
+        if torch.device(device).type == "cuda"
+        else f"cpu, {torch.get_num_threads()} cores",
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "torchium": version,
+    }
 
 
 def waiter(device):

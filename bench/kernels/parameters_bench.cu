@@ -1,21 +1,14 @@
-/* What the host pays for a launch by the bytes of its parameters, and for a graph by its nodes: why pieces travel by value
- * and steps are recorded. Each figure is the smallest mean of five rounds, in microseconds. Not part of the build:
+/* What the host pays for a launch by the bytes of its parameters, and for a graph by its nodes: why lists travel by
+ * value and steps are recorded. Each figure is the smallest mean of five rounds, in microseconds. Not part of the
+ * build:
  *
- *     nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a bench/kernels/parameters_bench.cu -o parameters_bench
+ *     nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/parameters_bench.cu
  *
- * On one H200: 5 to 6 us a launch, 8 to 9 with 32000 bytes; a graph 2.3 us, 5.5 with 1000 nodes, made in 6 us a node. */
+ * On one H200: 5 to 6 us a launch, 8 to 9 with 32000 bytes; a graph 2.3 us, 5.5 with 1000 nodes, made in 6 us a node.
+ */
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        if (error_ != cudaSuccess) {                                                                                   \
-            printf("%s: %s\n", #call, cudaGetErrorString(error_));                                                     \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "common.cuh"
 
 enum { LAUNCHES = 100, ROUNDS = 5 };
 
@@ -57,10 +50,10 @@ template <typename function> static double time_of(cudaStream_t stream, bool bus
             work();
             total += now() - start;
             if (!busy) {
-                CHECK(cudaStreamSynchronize(stream));
+                must(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
             }
         }
-        CHECK(cudaStreamSynchronize(stream));
+        must(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
         best = total / LAUNCHES < best ? total / LAUNCHES : best;
     }
     return best;
@@ -71,7 +64,7 @@ template <int bytes> static void report_launch(cudaStream_t stream)
     static parameters<bytes> p;
     auto launch = [&] { reads<bytes><<<1, 32, 0, stream>>>(p, nullptr); };
     launch();
-    CHECK(cudaStreamSynchronize(stream));
+    must(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     printf("%6d bytes of parameters: idle %6.2f, queued %6.2f us a launch\n", bytes, time_of(stream, false, launch),
            time_of(stream, true, launch));
 }
@@ -81,27 +74,27 @@ template <int bytes> static void report_graph(cudaStream_t stream, int nodes)
     static parameters<bytes> p;
     cudaGraph_t graph;
     cudaGraphExec_t executable;
-    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
     for (int i = 0; i < nodes; i++) {
         reads<bytes><<<1, 32, 0, stream>>>(p, nullptr);
     }
-    CHECK(cudaStreamEndCapture(stream, &graph));
+    must(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
     double start = now();
-    CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    must(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
     double made = now() - start;
-    auto launch = [&] { CHECK(cudaGraphLaunch(executable, stream)); };
+    auto launch = [&] { must(cudaGraphLaunch(executable, stream), "cudaGraphLaunch"); };
     launch();
-    CHECK(cudaStreamSynchronize(stream));
+    must(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     printf("graph of %4d nodes with %6d bytes: idle %6.2f, queued %6.2f us a launch; made in %7.1f us\n", nodes, bytes,
            time_of(stream, false, launch), time_of(stream, true, launch), made);
-    CHECK(cudaGraphExecDestroy(executable));
-    CHECK(cudaGraphDestroy(graph));
+    must(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+    must(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 int main(void)
 {
     cudaStream_t stream;
-    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     report_launch<64>(stream);
     report_launch<1024>(stream);
     report_launch<2048>(stream);

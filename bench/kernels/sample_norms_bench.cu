@@ -3,47 +3,25 @@
  * around the edges of tiles and outputs that held NaN; then it is timed, one line for each: name, median of 20 in ms,
  * TFLOP/s of the form's own operations or TB/s, and the error of that very run. From the root of the repository:
  *   cd src/backends/cuda && nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I../../../include -I../.. \
- *       ../../../bench/kernels/sample_norms_bench.cu sample_plain.cu sample_norms.cu sample_norms_mma.cu \
- *       sample_norms_wgmma.cu sample_norms_wgmma_gram.cu sample_norms_exact.cu sample_norms_narrow.cu narrow.cu \
- *       sample_squares.cu outer.cu factor_gram.c factor_gram_mma.cu factor_gram_wgmma.cu symmetric_any.cu products.c \
- *       libraries.c errors.c faults.c tensor_map.c
- * cuBLAS is looked for as the module does; without it its lines are left out. With the argument `norms` it looks at norms
- * of float32 only. Exits with 1 if a check fails. */
-#include <algorithm>
-#include <functional>
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <vector>
+ *       ../../../bench/kernels/sample_norms_bench.cu sample/norms/*.cu product/factor_gram/*.c* matrix/narrow.cu \
+ *       product/outer.cu product/products.c product/symmetric/symmetric_any.cu device/tensor_map.c \
+ *       runtime/errors.c runtime/faults.c runtime/libraries/libraries.c
+ * cuBLAS is looked for as the module does; without it its lines are left out. With the argument `norms` it looks at
+ * norms of float32 only. Exits with 1 if a check fails. */
+#define BENCH_LINKS_ERRORS
+#include "common.cuh"
 
-#include <cuda_runtime.h>
-
-#include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/product/factor_gram/factor_gram.h"
 #include "backends/cuda/product/outer.h"
 #include "backends/cuda/sample/norms/sample_norms.h"
 
 /* --- what the kernels need of the module -------------------------------------------------------------------------- */
 
-static tch_status fail(tch_status status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    fprintf(stderr, "\n");
-    return status;
-}
-
-static const tch_backend_host host = {sizeof host, fail, NULL, NULL};
 extern "C" {
 int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *)
 {
     return (int64_t)32 << 20;
 }
-const tch_backend_host *tchi_cuda_host = &host;
 int32_t tchi_cuda_entered(void)
 {
     return -1;
@@ -65,22 +43,6 @@ tch_status tchi_cuda_gram(void *, double, const tch_matrices *, int32_t, double,
 }
 }
 
-static void must(cudaError_t error, const char *what)
-{
-    if (error != cudaSuccess) {
-        fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-        exit(1);
-    }
-}
-
-static void must(tch_status status, const char *what)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "%s failed\n", what);
-        exit(1);
-    }
-}
-
 static tchi_cuda_state state;
 static int failed;
 
@@ -88,27 +50,7 @@ static int failed;
 
 static __device__ uint32_t mixed(uint64_t x)
 {
-    x = (x ^ (x >> 31)) * 0x7FB5D329728EA185ull;
-    x = (x ^ (x >> 27)) * 0x81DADEF4BC2DD44Dull;
-    return (uint32_t)(x >> 32);
-}
-
-/* Uniform in [-1, 1); elements between the rows become NaN. */
-static __global__ void fill_random(tch_matrices m, int64_t count, uint64_t seed)
-{
-    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += (int64_t)gridDim.x * blockDim.x) {
-        int64_t inside = m.stride > 0 ? e % m.stride : e;
-        bool hole = inside / m.ld >= m.rows || inside % m.ld >= m.cols;
-        float value = (float)(int32_t)mixed(seed * 0x9E3779B97F4A7C15ull + (uint64_t)e) * 0x1p-31f;
-        tchi_cuda_store<float>(m.type, m.data, e, 0, hole ? NAN : value);
-    }
-}
-
-static __global__ void fill_nan(tch_matrices m, int64_t count)
-{
-    for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += (int64_t)gridDim.x * blockDim.x) {
-        tchi_cuda_store<float>(m.type, m.data, e, 0, NAN);
-    }
+    return (uint32_t)((uint64_t)((noise(x) + 1.0) * 0x1p31));
 }
 
 static int64_t elements_of(const tch_matrices *m)
@@ -116,29 +58,24 @@ static int64_t elements_of(const tch_matrices *m)
     return m->batch * m->stride;
 }
 
+/* NaN in every element. */
+static void poison(const tch_matrices *m)
+{
+    must(cudaMemset(m->data, 0xFF, (size_t)(elements_of(m) * tchi_cuda_size(m->type))), "cudaMemset");
+}
+
 /* `shift` elements behind an aligned place, rows `pad` longer than they are. */
 static tch_matrices make(tch_scalar type, int64_t batch, int64_t rows, int64_t cols, int64_t pad, int64_t shift)
 {
-    tch_matrices m = {NULL, type, rows, cols, cols + pad, batch, rows * (cols + pad) + pad};
-    char *data;
-    must(cudaMalloc((void **)&data, (size_t)((elements_of(&m) + shift + 16) * tchi_cuda_size(type))), "cudaMalloc");
-    m.data = data + shift * tchi_cuda_size(type);
-    fill_nan<<<1024, 256>>>(m, elements_of(&m));
-    return m;
+    return make_poisoned(type, rows, cols, cols + pad, batch, rows * (cols + pad) + pad, shift);
 }
 
 static tch_matrices make_random(tch_scalar type, int64_t batch, int64_t rows, int64_t cols, int64_t pad, int64_t shift)
 {
     static uint64_t seed = 1;
     tch_matrices m = make(type, batch, rows, cols, pad, shift);
-    fill_random<<<1024, 256>>>(m, elements_of(&m), seed++);
-    must(cudaGetLastError(), "fill_random");
+    fill_noise(&m, seed++, 0);
     return m;
-}
-
-static void drop(const tch_matrices *m, int64_t shift)
-{
-    must(cudaFree((char *)m->data - shift * tchi_cuda_size(m->type)), "cudaFree");
 }
 
 static __global__ void widen(tch_matrices from, tch_matrices to, int64_t count)
@@ -155,36 +92,6 @@ static tch_matrices widened(const tch_matrices *m)
     must(cudaMalloc(&wide.data, (size_t)elements_of(m) * 8 + 16), "cudaMalloc");
     widen<<<1024, 256>>>(*m, wide, elements_of(m));
     return wide;
-}
-
-static const char *type_name(tch_scalar type)
-{
-    return type == TCH_SCALAR_F64   ? "float64"
-           : type == TCH_SCALAR_F32 ? "float32"
-           : type == TCH_SCALAR_F16 ? "float16"
-                                    : "bfloat16";
-}
-
-static double median_ms(const std::function<void()> &run)
-{
-    std::vector<float> times;
-    cudaEvent_t from;
-    cudaEvent_t to;
-    must(cudaEventCreate(&from), "cudaEventCreate");
-    must(cudaEventCreate(&to), "cudaEventCreate");
-    for (int i = 0; i < 23; i++) {
-        float ms;
-        must(cudaEventRecord(from, state.stream), "cudaEventRecord");
-        run();
-        must(cudaEventRecord(to, state.stream), "cudaEventRecord");
-        must(cudaEventSynchronize(to), "cudaEventSynchronize");
-        must(cudaEventElapsedTime(&ms, from, to), "cudaEventElapsedTime");
-        if (i >= 3) {
-            times.push_back(ms);
-        }
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
 }
 
 /* --- norms -------------------------------------------------------------------------------------------------------- */
@@ -285,8 +192,8 @@ static std::vector<double> norms_expected(const tch_matrices *a, const tch_matri
     return expected;
 }
 
-/* Four operands of TF32 are wrong by 2^-11 at most; sums in float32, cut off at every step by tensor cores, by 2^-23 for
- * every step, four times over. */
+/* Four operands of TF32 are wrong by 2^-11 at most; sums in float32, cut off at every step by tensor cores, by 2^-23
+ * for every step, four times over. */
 static double norms_allowed(int v, tch_scalar type, const tch_matrices *a, const tch_matrices *g)
 {
     if (type == TCH_SCALAR_F64) {
@@ -336,7 +243,7 @@ static void norms_case(tch_scalar type, int64_t samples, int64_t groups, int64_t
         if (timed) {
             double *norms;
             must(cudaMalloc((void **)&norms, (size_t)samples * 8), "cudaMalloc");
-            double ms = median_ms([&] { norms_run(v, &a, &g, groups, norms, parts); });
+            double ms = median_ms(state.stream, [&] { norms_run(v, &a, &g, groups, norms, parts); });
             must(cudaFree(norms), "cudaFree");
             printf("norms %s B %lld T %lld %lld -> %lld: %-14s %.4f ms %6.1f TFLOP/s error %.1e\n", type_name(type),
                    (long long)samples, (long long)t, (long long)d, (long long)p, norms_names[v], ms,
@@ -502,7 +409,7 @@ static void squares_case(tch_scalar type, int64_t samples, int64_t groups, int64
                      : tchi_cuda_sample_squares_plain(&state, &a, &g, 0.5, 0.0, &out),
                  "squares");
         };
-        fill_nan<<<1024, 256>>>(out, elements_of(&out));
+        poison(&out);
         run();
         double error = relative_error(&out, &expected);
         double allowed =
@@ -513,7 +420,7 @@ static void squares_case(tch_scalar type, int64_t samples, int64_t groups, int64
                    (long long)d, (long long)p, mma, error);
         }
         if (timed) {
-            double ms = median_ms(run);
+            double ms = median_ms(state.stream, run);
             printf("squares %s B %lld T %lld %lld -> %lld: %s %.4f ms %.1f TFLOP/s error %.1e\n", type_name(type),
                    (long long)samples, (long long)t, (long long)d, (long long)p, mma ? "mma" : "plain", ms,
                    2.0 * (double)(samples * t * d * p) / ms * 1e-9, error);
@@ -575,8 +482,9 @@ static void outer_case(tch_scalar type, tch_scalar out, int64_t batch, int64_t m
     }
     if (timed) {
         double bytes = (double)(batch * m * n) * (double)tchi_cuda_size(out);
-        double ms = median_ms(run);
-        double plain = median_ms([&] { must(cudaMemsetAsync(c.data, 0, (size_t)bytes, state.stream), "cudaMemset"); });
+        double ms = median_ms(state.stream, run);
+        double plain = median_ms(state.stream,
+                                 [&] { must(cudaMemsetAsync(c.data, 0, (size_t)bytes, state.stream), "cudaMemset"); });
         printf("outer %s %lld x %lld x %lld: %.4f ms %.2f TB/s; cudaMemset of as much: %.4f ms %.2f TB/s\n",
                type_name(type), (long long)batch, (long long)m, (long long)n, ms, bytes / ms * 1e-9, plain,
                bytes / plain * 1e-9);
@@ -632,7 +540,8 @@ static __global__ void factor_check(tch_matrices a, int transpose, tch_matrices 
     }
 }
 
-/* `way` 0 is our kernel by mma.sync, -1 that by wgmma, -2 the same through copies; others are so many panels by cuBLAS. */
+/* `way` 0 is our kernel by mma.sync, -1 that by wgmma, -2 the same through copies; others are so many panels by
+ * cuBLAS. */
 static const char *const factor_names[] = {"copies, wgmma", "wgmma", "mma", "panels"};
 
 static void factor_run(int64_t way, double alpha, const tch_matrices *a, int transpose, double beta,
@@ -642,7 +551,7 @@ static void factor_run(int64_t way, double alpha, const tch_matrices *a, int tra
          : way == -1 ? tchi_cuda_factor_gram_wgmma(&state, alpha, a, NULL, beta, c)
          : way == -2 ? tchi_cuda_factor_gram_narrow(&state, alpha, a, beta, c)
                      : tchi_cuda_factor_gram_panels(&state, way, alpha, a, transpose, beta, c),
-         "half factor");
+         "factor_gram");
 }
 
 static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, double beta, int64_t pad, int64_t shift,
@@ -666,7 +575,7 @@ static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, do
         return;
     }
     if (beta == 0.0) {
-        fill_nan<<<1024, 256>>>(c, elements_of(&c));
+        poison(&c);
     }
     must(cudaMemcpy(before.data, c.data, (size_t)elements_of(&c) * 4, cudaMemcpyDeviceToDevice), "before");
     must(cudaMalloc((void **)&worst, 16), "cudaMalloc");
@@ -682,7 +591,7 @@ static void factor_case(tch_scalar type, int64_t n, int64_t k, int transpose, do
                values[1] != 0.0);
     }
     if (timed) {
-        double ms = median_ms([&] { factor_run(way, alpha, &a, transpose, beta, &c); });
+        double ms = median_ms(state.stream, [&] { factor_run(way, alpha, &a, transpose, beta, &c); });
         printf("factor %s n %lld k %lld: %s %lld %.4f ms %.1f TFLOP/s of exact halves, error %.1e\n", type_name(type),
                (long long)n, (long long)k, factor_names[way < 1 ? way + 2 : 3], (long long)way, ms,
                (double)n * (double)n * (double)k / ms * 1e-9, values[0]);
@@ -741,12 +650,7 @@ static void open_blas()
 int main(int count, char **arguments)
 {
     bool only_norms = count > 1 && strcmp(arguments[1], "norms") == 0;
-    cudaDeviceProp properties;
-    must(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
-    state.device.major = properties.major;
-    state.device.minor = properties.minor;
-    state.device.processors = properties.multiProcessorCount;
-    state.device.shared_per_block = (int64_t)properties.sharedMemPerBlockOptin;
+    state = this_device();
     open_blas();
     check_norms(only_norms);
     check_scaling();

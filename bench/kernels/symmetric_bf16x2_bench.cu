@@ -1,62 +1,22 @@
 /* A laboratory for the symmetric product in bfloat16: every kernel against a plain one on shapes that are hard on
- * edges, then their speed. Stands alone, on a GPU of sm_90; from the root of the repository:
+ * edges, then their speed. The library's, and of those that lost the best one, symmetric_together.cuh. Stands alone,
+ * on a GPU of sm_90; from the root of the repository:
  *   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_bf16x2_bench.cu \
  *       src/backends/cuda/product/symmetric/symmetric_pingpong.cu src/backends/cuda/device/tensor_map.c
- * With the argument `plain` only the products of an orthogonalisation are timed. Exits with 1 if a check fails. */
-#include <algorithm>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <vector>
-
-#include <cuda_runtime.h>
+ * With the argument `plain` only the products of an orthogonalization are timed. Exits with 1 if a check fails. */
+#include "common.cuh"
+#include "symmetric_together.cuh" /* before the library's files, whose macros have the same short names */
 
 #include "backends/cuda/product/symmetric/symmetric_bf16x2.cu"
 #include "backends/cuda/product/symmetric/symmetric_bf16x2_wgmma.cu"
 
-/* --- what the kernels need of the module -------------------------------------------------------------------------- */
-
-extern "C" tch_status tchi_cuda_check(cudaError_t error, const char *what)
-{
-    if (error != cudaSuccess) {
-        fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-        return TCH_ERR_INTERNAL;
-    }
-    return TCH_OK;
-}
-
-extern "C" tch_status tchi_cuda_launched(const tchi_cuda_state *, const char *kernel)
-{
-    return tchi_cuda_check(cudaGetLastError(), kernel);
-}
-
-static tch_status fail(tch_status status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    return status;
-}
-
-static const tch_backend_host host = {sizeof host, fail, NULL, NULL};
-extern "C" const tch_backend_host *tchi_cuda_host;
-const tch_backend_host *tchi_cuda_host = &host;
-
-/* Any failure ends the program: it has nothing to save. */
-static void must(cudaError_t error, const char *what)
-{
-    if (tchi_cuda_check(error, what) != TCH_OK) {
-        exit(1);
-    }
-}
-
 /* --- variants ----------------------------------------------------------------------------------------------------- */
 
 /* CHOSEN is symmetric_bf16x2.cu's own choice, which does not know PINGPONG. */
-enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, PINGPONG, VARIANTS };
+enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, PINGPONG, TOGETHER, VARIANTS };
 
-static const char *const variant_names[VARIANTS] = {"mma 64x64", "mma 128x128", "wgmma 128x128", "as chosen", "turns"};
+static const char *const variant_names[VARIANTS] = {"mma 64x64", "mma 128x128", "wgmma 128x128",
+                                                    "as chosen", "ping-pong",   "together"};
 
 typedef struct product {
     double c0, c1, c2;
@@ -74,6 +34,9 @@ static bool takes(const tchi_cuda_state *state, enum variant v, const product *q
 {
     tchi_cuda_state small = *state;
     small.device.processors = 1;
+    if (v == TOGETHER) {
+        return together::takes(q->has_d ? &q->d : NULL, &q->a, &q->b, &q->c);
+    }
     return v != PINGPONG || tchi_cuda_symmetric_pingpong_takes(&small, q->has_d ? &q->d : NULL, &q->a, &q->b, &q->c);
 }
 
@@ -86,62 +49,29 @@ static void run(tchi_cuda_state *state, enum variant v, const product *q)
         status = tchi_cuda_symmetric_bf16x2(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
     } else if (v == PINGPONG) {
         status = tchi_cuda_symmetric_pingpong(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
+    } else if (v == TOGETHER) {
+        status = together::run(state, q->c0, q->c1, d, q->c2, &q->a, &q->b, &q->c);
     } else if (v == MMA_64 || v == MMA_128) {
         status = split_mma(state, &p, q->c.batch, v == MMA_64 ? 64 : 128);
     } else {
         status = tchi_cuda_split_wgmma(state, &p, q->c.batch);
     }
-    if (status != TCH_OK) {
-        exit(1);
-    }
+    must(status, variant_names[v]);
 }
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
 
-static __global__ void fill_kernel(tchi_cuda_operand m, int64_t rows, int64_t cols, int64_t batch, uint64_t seed,
-                                   int symmetric)
-{
-    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at < rows * cols * batch) {
-        int64_t mirror = at / cols / rows * rows * cols + at % cols * cols + at / cols % rows;
-        uint64_t bits = (uint64_t)(symmetric ? min(at, mirror) : at) * 0x9E3779B97F4A7C15ull + seed;
-        bits = (bits ^ bits >> 31) * 0xD6E8FEB86659FD93ull;
-        bits = (bits ^ bits >> 29) * 0xD6E8FEB86659FD93ull;
-        float value = (float)(bits >> 40) / 8388608.0f - 1.0f;
-        int64_t i = at / cols % rows;
-        tchi_cuda_store<float>(m.type, tchi_cuda_at(m, at / cols / rows, i, at % cols), 0, m.stride, value);
-    }
-}
-
-/* A batch in memory of its own, all bytes 0xFF, NaN in every type, padding included; `shift` elements off alignment. */
 static tch_matrices make(tch_scalar type, int64_t rows, int64_t cols, int64_t ld, int64_t batch, int shift)
 {
-    int64_t planes = type == TCH_SCALAR_BF16X2 ? 2 : 1;
-    int64_t stride = rows * ld;
-    int64_t size = tchi_cuda_size(type);
-    size_t bytes = (size_t)((stride * planes * batch + shift + 64) * size);
-    char *data;
-    must(cudaMalloc((void **)&data, bytes), "cudaMalloc");
-    must(cudaMemset(data, 0xFF, bytes), "cudaMemset");
-    return {data + shift * size, type, rows, cols, ld, batch, stride};
+    return make_poisoned(type, rows, cols, ld, batch, rows * ld, shift);
 }
 
 static tch_matrices make_random(tch_scalar type, int64_t rows, int64_t cols, int64_t ld, int64_t batch, int shift,
                                 uint64_t seed, int symmetric)
 {
     tch_matrices m = make(type, rows, cols, ld, batch, shift);
-    int64_t count = rows * cols * batch;
-    if (count > 0) {
-        fill_kernel<<<(unsigned)((count + 255) / 256), 256>>>(tchi_cuda_operand_of(&m), rows, cols, batch, seed,
-                                                              symmetric);
-        must(cudaGetLastError(), "fill_kernel");
-    }
+    fill_noise(&m, seed, symmetric);
     return m;
-}
-
-static void drop(tch_matrices *m, int shift)
-{
-    must(cudaFree((char *)m->data - shift * tchi_cuda_size(m->type)), "cudaFree");
 }
 
 /* --- checks ------------------------------------------------------------------------------------------------------- */
@@ -238,7 +168,7 @@ static int check(tchi_cuda_state *state, enum variant v, const shape_case *s, un
     must(cudaMemset(worst, 0, 3 * sizeof *worst), "cudaMemset");
     run(state, v, &q);
     tchi_bf16x2_problem p = problem_for(&q);
-    int64_t planes = s->out == TCH_SCALAR_BF16X2 ? 2 : 1;
+    int64_t planes = planes_of(s->out);
     plain_check<<<(unsigned)((s->n * s->n * s->batch + 255) / 256), 256>>>(p, s->batch, worst);
     padding_check<<<(unsigned)((q.c.stride * planes * s->batch + 255) / 256), 256>>>(p.c, s->n, s->batch, worst + 2);
     unsigned got[3];
@@ -312,28 +242,6 @@ static int check_all(tchi_cuda_state *state)
 
 /* --- speed -------------------------------------------------------------------------------------------------------- */
 
-static double median_ms(tchi_cuda_state *state, enum variant v, const product *q)
-{
-    std::vector<float> times;
-    cudaEvent_t from;
-    cudaEvent_t to;
-    must(cudaEventCreate(&from), "cudaEventCreate");
-    must(cudaEventCreate(&to), "cudaEventCreate");
-    for (int i = 0; i < 23; i++) {
-        float ms;
-        must(cudaEventRecord(from, state->stream), "cudaEventRecord");
-        run(state, v, q);
-        must(cudaEventRecord(to, state->stream), "cudaEventRecord");
-        must(cudaEventSynchronize(to), variant_names[v]);
-        must(cudaEventElapsedTime(&ms, from, to), "cudaEventElapsedTime");
-        if (i >= 3) {
-            times.push_back(ms);
-        }
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-}
-
 /* TFLOP/s count a symmetric product: n^2 k for each product of parts, three of them for split operands. */
 static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int64_t n, int64_t k, int has_d)
 {
@@ -353,7 +261,7 @@ static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int
         if (!takes(state, (enum variant)v, &q)) {
             continue;
         }
-        double ms = median_ms(state, (enum variant)v, &q);
+        double ms = median_ms(state->stream, [&] { run(state, (enum variant)v, &q); });
         printf("  %s %.4f ms %.0f TFLOP/s", variant_names[v], ms, flop / ms * 1e-9);
     }
     printf("\n");
@@ -362,7 +270,7 @@ static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int
 }
 
 /* The symmetric products of Muon's matrices: Gram matrices of their rows, and polynomials in those. */
-static void time_orthogonalisation(tchi_cuda_state *state)
+static void time_orthogonalization(tchi_cuda_state *state)
 {
     const int64_t sizes[][3] = {{44, 256, 256},   {128, 256, 256},  {44, 256, 1024}, {14, 512, 512},  {48, 512, 512},
                                 {1, 1024, 1024},  {4, 1024, 1024},  {1, 2048, 2048}, {12, 768, 768},  {24, 768, 768},
@@ -378,19 +286,14 @@ static void time_orthogonalisation(tchi_cuda_state *state)
 
 int main(int argc, char **argv)
 {
-    tchi_cuda_state state = {};
-    cudaDeviceProp properties;
-    must(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
-    state.device.major = properties.major;
-    state.device.minor = properties.minor;
-    state.device.processors = properties.multiProcessorCount;
-    if (properties.major != 9) {
+    tchi_cuda_state state = this_device();
+    if (state.device.major != 9) {
         fprintf(stderr, "needs a GPU of sm_90\n");
         return 1;
     }
     int failed = check_all(&state);
     printf("%d checks failed\n", failed);
-    time_orthogonalisation(&state);
+    time_orthogonalization(&state);
     if (argc > 1 && strcmp(argv[1], "plain") == 0) {
         return failed != 0;
     }

@@ -1,36 +1,14 @@
-/* The symmetric product in float64 (src/backends/cuda/product/symmetric/symmetric_f64.cu) alone on a GPU: first every tiling
- * against a plain kernel on odd shapes, then their times. Not part of the build:
+/* The symmetric product in float64 (src/backends/cuda/product/symmetric/symmetric_f64.cu) alone on a GPU: the library's
+ * tilings and the best that lost, first against a plain kernel on odd shapes, then their times. The others are in
+ * bench/ladder/cuda_symmetric_f64.md. Not part of the build:
  *
  *     nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/symmetric_f64_bench.cu
  *
  * `a.out check` stops after the checks. TFLOP/s count batch n^2 k operations, the lower half of the product, whatever a
  * tiling computes beyond it. */
-#include <algorithm>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <vector>
-
-#include <cuda_runtime.h>
+#include "common.cuh"
 
 #include "backends/cuda/product/symmetric/symmetric_f64.cu"
-
-const tch_backend_host *tchi_cuda_host;
-
-tch_status tchi_cuda_check(cudaError_t error, const char *what)
-{
-    if (error != cudaSuccess) {
-        printf("%s: %s\n", what, cudaGetErrorString(error));
-        exit(1);
-    }
-    return TCH_OK;
-}
-
-tch_status tchi_cuda_launched(const tchi_cuda_state *, const char *kernel)
-{
-    return tchi_cuda_check(cudaGetLastError(), kernel);
-}
 
 /* --- the tilings -------------------------------------------------------------------------------------------------- */
 
@@ -41,42 +19,16 @@ typedef struct variant {
     launcher run;
 } variant;
 
-typedef tiling<128, 128, 64, 32, 8, 16, 6, 2, 1> large_deep;
-typedef tiling<128, 128, 64, 32, 8, 32, 3, 2, 1> large_ktile32;
-typedef tiling<128, 128, 32, 64, 8, 16, 4, 2, 1> large_32x64;
-typedef tiling<128, 128, 32, 32, 8, 16, 4, 1, 1> large_16_warps;
 typedef tiling<128, 64, 64, 32, 8, 16, 4, 2, 2> medium;
-typedef tiling<64, 64, 32, 32, 8, 16, 4, 2, 2> medium_piece;
-typedef tiling<64, 64, 32, 32, 16, 16, 4, 1, 3> small_k16;
-typedef tiling<64, 64, 32, 32, 8, 16, 3, 1, 4> small_4_blocks;
-typedef tiling<64, 64, 32, 16, 8, 16, 4, 2, 2> small_8_warps;
 
 static const variant variants[] = {
-    {"128x128 64x32, cut", launch<large_tiling, large_piece>},
     {"128x128 64x32", launch<large_tiling, large_tiling>},
-    {"  the same, 6 stages, cut", launch<large_deep, large_piece>},
-    {"  the same, ktile 32, cut", launch<large_ktile32, large_piece>},
-    {"128x128 32x64, cut", launch<large_32x64, large_piece>},
-    {"128x128 32x32 16 warps, not ahead", launch<large_16_warps, large_16_warps>},
-    {"128x64 64x32, 2 blocks", launch<medium, medium>},
-    {"128x64 64x32, 2 blocks, cut", launch<medium, medium_piece>},
+    {"128x128 64x32, cut", launch<large_tiling, large_piece>},
     {"64x64 32x32, 3 blocks", launch<small_tiling, small_tiling>},
-    {"64x64 32x32, 2 blocks", launch<medium_piece, medium_piece>},
-    {"64x64 32x32 k16, 3 blocks", launch<small_k16, small_k16>},
-    {"64x64 32x32 not ahead, 4 blocks", launch<small_4_blocks, small_4_blocks>},
-    {"64x64 32x16, 2 blocks", launch<small_8_warps, small_8_warps>},
+    {"128x64 64x32, 2 blocks, lost", launch<medium, medium>},
 };
 
 /* --- data --------------------------------------------------------------------------------------------------------- */
-
-/* A number in [-1, 1) that depends on the index alone. */
-static __device__ double noise(uint64_t index)
-{
-    uint64_t x = (index + 1) * 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return (double)(int64_t)(x ^ (x >> 31)) * 0x1p-63;
-}
 
 static __global__ void fill_kernel(double *out, int64_t count, uint64_t seed)
 {
@@ -85,18 +37,11 @@ static __global__ void fill_kernel(double *out, int64_t count, uint64_t seed)
     }
 }
 
-static void *device_memory(int64_t bytes)
-{
-    void *pointer = NULL;
-    tchi_cuda_check(cudaMalloc(&pointer, (size_t)bytes), "cudaMalloc");
-    return pointer;
-}
-
 static double *noisy(int64_t count, uint64_t seed)
 {
-    double *data = (double *)device_memory(8 * count);
+    double *data = device_array<double>(count);
     fill_kernel<<<256, 256>>>(data, count, seed);
-    tchi_cuda_check(cudaGetLastError(), "fill_kernel");
+    must(cudaGetLastError(), "fill_kernel");
     return data;
 }
 
@@ -229,14 +174,14 @@ static int check(const tchi_cuda_state *state, const variant &v, const shape &s)
     const int64_t element = s.type == TCH_SCALAR_F64 ? 8 : 4;
     std::vector<unsigned char> got((size_t)(element * s.batch * p.c_stride));
     std::vector<double> expected((size_t)(s.batch * s.n * s.n));
-    double *plain = (double *)device_memory(8 * (int64_t)expected.size());
-    p.c = device_memory((int64_t)got.size());
-    tchi_cuda_check(cudaMemset(p.c, 0xff, got.size()), "cudaMemset");
+    double *plain = device_array<double>((int64_t)expected.size());
+    p.c = device_array<char>((int64_t)got.size());
+    must(cudaMemset(p.c, 0xff, got.size()), "cudaMemset");
     v.run(state, p, s.batch);
     plain_kernel<<<dim3((unsigned)((s.n * s.n + 127) / 128), (unsigned)s.batch), 128>>>(p, plain);
-    tchi_cuda_check(cudaGetLastError(), "plain_kernel");
-    tchi_cuda_check(cudaMemcpy(got.data(), p.c, got.size(), cudaMemcpyDeviceToHost), v.name);
-    tchi_cuda_check(cudaMemcpy(expected.data(), plain, 8 * expected.size(), cudaMemcpyDeviceToHost), v.name);
+    must(cudaGetLastError(), "plain_kernel");
+    must(cudaMemcpy(got.data(), p.c, got.size(), cudaMemcpyDeviceToHost), v.name);
+    must(cudaMemcpy(expected.data(), plain, 8 * expected.size(), cudaMemcpyDeviceToHost), v.name);
     int wrong = wrong_elements(p, s, got, expected);
     if (wrong > 0) {
         printf("%s: n %d, k %d, batch %d: %d wrong\n", v.name, s.n, s.k, s.batch, wrong);
@@ -267,31 +212,16 @@ static int check_all(tchi_cuda_state state)
 
 /* --- times -------------------------------------------------------------------------------------------------------- */
 
-/* Milliseconds of one launch, the median over runs of several in a row: one alone would be timed with its launch. */
-static double median_ms(const tchi_cuda_state *state, const variant &v, const problem &p, int64_t batch)
+/* Milliseconds of one launch among several in a row: one alone would be timed with its launch. */
+static double time_of(const tchi_cuda_state *state, const variant &v, const problem &p, int64_t batch)
 {
-    const int runs = 20, in_a_row = 4;
-    cudaEvent_t from, to;
-    tchi_cuda_check(cudaEventCreate(&from), "cudaEventCreate");
-    tchi_cuda_check(cudaEventCreate(&to), "cudaEventCreate");
-    std::vector<float> times;
-    for (int i = -3; i < runs; i++) {
-        float ms = 0.0f;
-        cudaEventRecord(from, state->stream);
+    const int in_a_row = 4;
+    double ms = median_ms(state->stream, [&] {
         for (int k = 0; k < in_a_row; k++) {
             v.run(state, p, batch);
         }
-        cudaEventRecord(to, state->stream);
-        tchi_cuda_check(cudaEventSynchronize(to), v.name);
-        cudaEventElapsedTime(&ms, from, to);
-        if (i >= 0) {
-            times.push_back(ms / in_a_row);
-        }
-    }
-    cudaEventDestroy(from);
-    cudaEventDestroy(to);
-    std::sort(times.begin(), times.end());
-    return times[runs / 2];
+    });
+    return ms / in_a_row;
 }
 
 /* With D as in a step's polynomial (A = B = D), and without as in its other products. */
@@ -299,7 +229,7 @@ static void time_size(const tchi_cuda_state *state, int batch, int n)
 {
     shape s = {n, n, batch, 0, 0, 0, TCH_SCALAR_F64};
     problem p = make_problem(s, n);
-    p.c = device_memory(8 * batch * p.c_stride);
+    p.c = device_array<double>(batch * p.c_stride);
     problem square = p;
     square.b = p.a;
     square.d = p.a;
@@ -309,7 +239,7 @@ static void time_size(const tchi_cuda_state *state, int batch, int n)
            prefers_small(state, n, n, batch) ? "small" : "large");
     printf("%-34s %12s %9s %12s %9s\n", "", "A B' ms", "TFLOP/s", "with D ms", "TFLOP/s");
     for (const variant &v : variants) {
-        double product = median_ms(state, v, p, batch), polynomial = median_ms(state, v, square, batch);
+        double product = time_of(state, v, p, batch), polynomial = time_of(state, v, square, batch);
         printf("%-34s %12.4f %9.1f %12.4f %9.1f\n", v.name, product, operations / product * 1e-9, polynomial,
                operations / polynomial * 1e-9);
     }
@@ -320,14 +250,7 @@ static void time_size(const tchi_cuda_state *state, int batch, int n)
 
 int main(int argc, char **argv)
 {
-    cudaDeviceProp device;
-    tchi_cuda_check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
-    tchi_cuda_state state = {};
-    state.device.major = device.major;
-    state.device.minor = device.minor;
-    state.device.processors = device.multiProcessorCount;
-    state.device.shared_per_block = (int64_t)device.sharedMemPerBlockOptin;
-    printf("%s, %d multiprocessors\n", device.name, device.multiProcessorCount);
+    tchi_cuda_state state = this_device();
     if (check_all(state) != 0) {
         return 1;
     }

@@ -1,76 +1,25 @@
-/* The optimizers' kernels alone on a GPU, over the parameters of two networks: adamw, sgd, find_nonfinite, gather, graft,
- * rotated_adam and apply of src/backends/cuda, each checked against a plain kernel and then timed. Not part of the build:
+/* The optimizers' kernels alone on a GPU, over the parameters of two networks: adamw, sgd, find_nonfinite, gather,
+ * graft, rotated_adam and apply of src/backends/cuda, checked against plain kernels and then timed. Not part of the
+ * build:
  *
  *     nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/updates_bench.cu \
- *         src/backends/cuda/update/*.cu build/pieces.o
+ *         src/backends/cuda/update/*.cu src/backends/cuda/update/pieces.c
  *
- * where pieces.o is src/backends/cuda/update/pieces.c compiled by a C compiler. GB/s count what an operation has to
- * move. -DTCHI_CUDA_STEPS=1 or 4 gives every thread another number of fours. */
-#include <algorithm>
+ * GB/s count what an operation has to move. -DTCHI_CUDA_STEPS=1 or 4 gives every thread another number of fours. */
 #include <chrono>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <vector>
 
-#include <cuda_runtime.h>
+#include "common.cuh"
 
 #include "backends/cuda/update/updates.cuh"
 
-/* --- what the rest of the module would offer ---------------------------------------------------------------------- */
-
-const tch_backend_host *tchi_cuda_host;
 static int failures;
-static cudaStream_t work;
 static tchi_cuda_state state;
-
-tch_status tchi_cuda_check(cudaError_t error, const char *what)
-{
-    if (error != cudaSuccess) {
-        printf("%s: %s\n", what, cudaGetErrorString(error));
-        exit(1);
-    }
-    return TCH_OK;
-}
-
-tch_status tchi_cuda_launched(const tchi_cuda_state *, const char *kernel)
-{
-    return tchi_cuda_check(cudaGetLastError(), kernel);
-}
 
 /* --- time --------------------------------------------------------------------------------------------------------- */
 
-/* Microseconds of one call: the median of 20 times of four calls in a row, recorded once and replayed, so that the host
- * is not timed. */
 template <typename function> static double time_of(function call)
 {
-    const int calls = 4;
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    cudaEvent_t begin, end;
-    cudaEventCreate(&begin);
-    cudaEventCreate(&end);
-    tchi_cuda_check(cudaStreamBeginCapture(work, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    for (int i = 0; i < calls; i++) {
-        call();
-    }
-    tchi_cuda_check(cudaStreamEndCapture(work, &graph), "cudaStreamEndCapture");
-    tchi_cuda_check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-    std::vector<float> times(20);
-    tchi_cuda_check(cudaGraphLaunch(replay, work), "cudaGraphLaunch");
-    for (float &time : times) {
-        cudaEventRecord(begin, work);
-        cudaGraphLaunch(replay, work);
-        cudaEventRecord(end, work);
-        tchi_cuda_check(cudaEventSynchronize(end), "a kernel");
-        cudaEventElapsedTime(&time, begin, end);
-    }
-    std::sort(times.begin(), times.end());
-    cudaGraphExecDestroy(replay);
-    cudaGraphDestroy(graph);
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    return times[times.size() / 2] * 1e3 / calls;
+    return replayed_us(state.stream, call);
 }
 
 /* Microseconds that the host spends in one call, without a graph. */
@@ -78,13 +27,13 @@ template <typename function> static double host_time_of(function call)
 {
     const int calls = 50;
     call();
-    tchi_cuda_check(cudaStreamSynchronize(work), "cudaStreamSynchronize");
+    must(cudaStreamSynchronize(state.stream), "cudaStreamSynchronize");
     auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < calls; i++) {
         call();
     }
     std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - begin;
-    tchi_cuda_check(cudaStreamSynchronize(work), "cudaStreamSynchronize");
+    must(cudaStreamSynchronize(state.stream), "cudaStreamSynchronize");
     return taken.count() / calls;
 }
 
@@ -156,13 +105,6 @@ typedef struct network {
     tch_hyper *hyper;
     double *norms, *wanted;
 } network;
-
-template <typename T> static T *device_array(int64_t count)
-{
-    void *pointer = NULL;
-    tchi_cuda_check(cudaMalloc(&pointer, (size_t)count * sizeof(T)), "cudaMalloc");
-    return (T *)pointer;
-}
 
 static const tch_clock the_clock = {3, 1 - 0.9 * 0.9 * 0.9, 1 - 0.95 * 0.95 * 0.95, 0.2, {0.5, 0.5}, {0.5f, 0.5f}, 0};
 static const tch_hyper the_hyper = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.9, 0.0, 0.99, 1e-8, {}};
@@ -280,19 +222,10 @@ static tch_update update_of(const network &n, const std::vector<tch_piece> &piec
 
 /* --- checks ------------------------------------------------------------------------------------------------------- */
 
-/* A number in [-1, 1) that depends on the index alone. */
-static __device__ float noise(uint64_t index)
-{
-    uint64_t x = (index + 1) * 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return (float)((double)(int64_t)(x ^ (x >> 31)) * 0x1p-63);
-}
-
 static __global__ void fill_kernel(float *to, int64_t count, uint64_t seed, bool positive)
 {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
-        float value = noise(seed * 1000000007u + (uint64_t)i);
+        float value = (float)noise(seed * 1000000007u + (uint64_t)i);
         to[i] = positive ? fabsf(value) + 0.01f : value;
     }
 }
@@ -303,10 +236,10 @@ static void fill(network &n)
     for (int k = 0; k < 7; k++) {
         fill_kernel<<<1024, 256>>>(arrays[k], n.span, (uint64_t)k, k == 3 || k == 4);
     }
-    tchi_cuda_check(cudaDeviceSynchronize(), "fill_kernel");
+    must(cudaDeviceSynchronize(), "fill_kernel");
 }
 
-/* The largest difference of p, and of the block, from what a step from fill's numbers must give; `kind` is the operation. */
+/* The largest difference of p, and of the block, from what a step from fill's numbers must give, for one operation. */
 typedef enum operation { ADAMW, GATHER, APPLY } operation;
 
 static __global__ void compare_kernel(tch_piece p, operation kind, int64_t at, int64_t block_at, tch_clock c,
@@ -316,10 +249,10 @@ static __global__ void compare_kernel(tch_piece p, operation kind, int64_t at, i
          e += (int64_t)gridDim.x * blockDim.x) {
         int64_t i = e / p.cols, j = e % p.cols;
         int64_t here = i * p.stride + j, there = p.transposed ? j * p.block_ld + i : i * p.block_ld + j;
-        double was = noise((uint64_t)(at + here)), g = noise(1000000007u + (uint64_t)(at + here));
-        double m = noise(2 * 1000000007ull + (uint64_t)(at + here));
-        double v = fabsf(noise(3 * 1000000007ull + (uint64_t)(at + here))) + 0.01f;
-        double d = noise(6 * 1000000007ull + (uint64_t)(block_at + there));
+        double was = (float)noise((uint64_t)(at + here)), g = (float)noise(1000000007u + (uint64_t)(at + here));
+        double m = (float)noise(2 * 1000000007ull + (uint64_t)(at + here));
+        double v = fabs((float)noise(3 * 1000000007ull + (uint64_t)(at + here))) + 0.01f;
+        double d = (float)noise(6 * 1000000007ull + (uint64_t)(block_at + there));
         double wanted = g, found = ((float *)p.block[0])[there];
         if (kind == ADAMW) {
             m = h.beta1 * m + (1 - h.beta1) * g;
@@ -347,7 +280,7 @@ static void check(const network &n, const std::vector<tch_piece> &pieces, operat
         compare_kernel<<<256, 256>>>(p, kind, (float *)p.param - n.param, (float *)p.block[0] - n.block[0], the_clock,
                                      the_hyper, found);
     }
-    tchi_cuda_check(cudaMemcpy(&worst, found, sizeof(float), cudaMemcpyDeviceToHost), name);
+    must(cudaMemcpy(&worst, found, sizeof(float), cudaMemcpyDeviceToHost), name);
     cudaFree(found);
     if (worst != 0) {
         failures++;
@@ -365,7 +298,8 @@ static void bench_whole(network &n)
     int32_t *found = (int32_t *)n.norms;
     float *copy = n.block[0];
     report("a copy of 3.5 arrays", 7 * bytes,
-           3.5 * time_of([&] { cudaMemcpyAsync(copy, n.param, (size_t)bytes, cudaMemcpyDeviceToDevice, work); }));
+           3.5 *
+               time_of([&] { cudaMemcpyAsync(copy, n.param, (size_t)bytes, cudaMemcpyDeviceToDevice, state.stream); }));
     auto adamw = [&] { tchi_cuda_adamw(&state, &u, 0, 0); };
     fill(n);
     adamw();
@@ -433,12 +367,8 @@ static void bench(const char *name, const std::vector<shape> &shapes)
 
 int main()
 {
-    cudaDeviceProp found;
-    tchi_cuda_check(cudaGetDeviceProperties(&found, 0), "cudaGetDeviceProperties");
-    tchi_cuda_check(cudaStreamCreate(&work), "cudaStreamCreate");
-    state.stream = work;
-    state.device.processors = found.multiProcessorCount;
-    printf("%s, %d multiprocessors, %d fours a thread\n", found.name, found.multiProcessorCount, TCHI_CUDA_STEPS);
+    state = this_device();
+    printf("%d fours a thread\n", TCHI_CUDA_STEPS);
     bench("GPT-2", gpt2());
     bench("a Llama", llama());
     printf(failures == 0 ? "all right\n" : "%d WRONG\n", failures);

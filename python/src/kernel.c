@@ -145,22 +145,22 @@ static int take_extent(PyObject *value, const char *name, int64_t extent[3])
     if (!PyTuple_Check(value) && !PyList_Check(value)) {
         return py_take_int(value, name, 0, INT32_MAX, &extent[0]);
     }
-    Py_ssize_t length = PySequence_Size(value);
-    if (length < 1 || length > 3) {
-        PyErr_Format(PyExc_ValueError, "%s must have 1 to 3 numbers, got %zd", name, length);
+    PyObject *sizes = PySequence_Tuple(value); /* a list could be changed by its items while they are read */
+    if (sizes == NULL) {
         return -1;
     }
-    for (Py_ssize_t i = 0; i < length; i++) {
+    Py_ssize_t length = PyTuple_GET_SIZE(sizes);
+    int failed = length < 1 || length > 3;
+    if (failed) {
+        PyErr_Format(PyExc_ValueError, "%s must have 1 to 3 numbers, got %zd", name, length);
+    }
+    for (Py_ssize_t i = 0; i < length && !failed; i++) {
         char label[24];
         snprintf(label, sizeof label, "%s[%d]", name, (int)i);
-        PyObject *item = PySequence_GetItem(value, i);
-        int failed = item == NULL ? -1 : py_take_int(item, label, 0, INT32_MAX, &extent[i]);
-        Py_XDECREF(item);
-        if (failed < 0) {
-            return -1;
-        }
+        failed = py_take_int(PyTuple_GET_ITEM(sizes, i), label, 0, INT32_MAX, &extent[i]) < 0;
     }
-    return 0;
+    Py_DECREF(sizes);
+    return failed ? -1 : 0;
 }
 
 static tch_status follow_stream(py_kernel *self, void *wanted)

@@ -84,13 +84,10 @@ PyObject *py_optimizer_get_counts(PyObject *object, PyObject *const *args, Py_ss
     return list;
 }
 
-static int read_numbers(PyObject *sequence, Py_ssize_t length, int64_t *numbers)
+static int read_numbers(PyObject *tuple, int64_t *numbers)
 {
-    for (Py_ssize_t i = 0; i < length; i++) {
-        PyObject *item = PySequence_GetItem(sequence, i);
-        int failed = item == NULL || py_take_int(item, "counts", INT64_MIN, INT64_MAX, &numbers[i]) < 0;
-        Py_XDECREF(item);
-        if (failed) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+        if (py_take_int(PyTuple_GET_ITEM(tuple, i), "counts", INT64_MIN, INT64_MAX, &numbers[i]) < 0) {
             return -1;
         }
     }
@@ -107,19 +104,22 @@ PyObject *py_optimizer_set_counts(PyObject *object, PyObject *const *args, Py_ss
         py_take_int(values[0], "parameter", 0, INT32_MAX, &parameter) < 0) {
         return NULL;
     }
-    Py_ssize_t length = PySequence_Size(values[1]);
-    if (length < 0 || py_optimizer_enter(self) < 0) {
+    PyObject *counts = PySequence_Tuple(values[1]); /* a list could be changed by its items while they are read */
+    if (counts == NULL || py_optimizer_enter(self) < 0) {
+        Py_XDECREF(counts);
         return NULL;
     }
+    Py_ssize_t length = PyTuple_GET_SIZE(counts);
     int64_t *numbers = PyMem_Calloc((size_t)length + 1, sizeof *numbers);
     int failed = numbers == NULL;
     if (failed) {
         PyErr_NoMemory();
-    } else if (!(failed = read_numbers(values[1], length, numbers) < 0)) {
+    } else if (!(failed = read_numbers(counts, numbers) < 0)) {
         tch_status status = tch_optimizer_set_counts(self->optimizer, (int32_t)parameter, length, numbers);
         failed = status != TCH_OK && py_fail(status) == NULL;
     }
     PyMem_Free(numbers);
+    Py_DECREF(counts);
     py_optimizer_leave(self);
     return failed ? NULL : Py_NewRef(Py_None);
 }
