@@ -12,6 +12,10 @@
 int test_folder_make(void **state);
 int test_folder_remove(void **state);
 
+/* The same with a context on the device under test, which *state is. */
+int test_open_context_and_folder(void **state);
+int test_close_context_and_folder(void **state);
+
 /* "FOLDER/name"; the text is good until TEST_PATHS more were asked for. */
 const char *test_path(const char *name);
 

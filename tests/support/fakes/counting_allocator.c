@@ -68,3 +68,20 @@ void counting_allocator_arm(counting_allocator *counting, long long call)
     atomic_store(&counting->calls, 0);
     atomic_store(&counting->fail_at, call);
 }
+
+counting_allocator test_counting;
+
+/* Backends are looked for first: what the registry keeps is nobody's leak. */
+int test_counting_install(void **state)
+{
+    (void)state;
+    tch_host_allocator allocator = counting_allocator_interface(&test_counting);
+    (void)tch_backend_count();
+    return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
+}
+
+int test_counting_remove(void **state)
+{
+    (void)state;
+    return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
+}
