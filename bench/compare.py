@@ -9,42 +9,15 @@ is what counts.
 """
 
 import argparse
-import json
-import os
 import platform
-import statistics
 import sys
-import time
 
+import figures
 import numpy as np
 import torch
 from library import Library, linear_layer
 from plots.bars import ratio_bars
-
-PAUSE = 0.02  # seconds between the sides: the threads of one stop waiting actively before the other starts
-
-
-def median_ms(function, seconds):
-    """Median time of repeated calls, at least three of them, for about `seconds`."""
-    times = []
-    stop = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < stop:
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times)
-
-
-def in_turns(ours, theirs, seconds):
-    """Best median of three turns of each side, the sides taking turns."""
-    best = [float("inf"), float("inf")]
-    ours()
-    theirs()
-    for _ in range(3):
-        for side, function in enumerate((ours, theirs)):
-            time.sleep(PAUSE)
-            best[side] = min(best[side], median_ms(function, seconds / 6))
-    return best
+from timing import in_turns
 
 
 def symmetric_batch(rng, batch, n, condition, dtype):
@@ -116,16 +89,18 @@ class Comparison:
                 flush=True,
             )
 
+    def times(self, ours, theirs):
+        """Milliseconds of both, after a call of each that is not counted."""
+        ours()
+        theirs()
+        return in_turns({"ours": ours, "torch": theirs}, self.seconds / 6).values()
+
     def eigen_power(self, batch, n, dtype):
         a = symmetric_batch(self.rng, batch, n, 1e6, dtype)
         t = torch.from_numpy(a)
         out = np.full_like(a, np.nan)
         damping = 1e-6
-        times = in_turns(
-            self.library.matrix_power(a, -0.25, damping, out),
-            lambda: torch_power(t, -0.25, damping),
-            self.seconds,
-        )
+        times = self.times(self.library.matrix_power(a, -0.25, damping, out), lambda: torch_power(t, -0.25, damping))
         reference = reference_root(a, -0.25, damping)
         errors = error(out, reference), error(torch_power(t, -0.25, damping).numpy(), reference)
         # Both are rounding, of the same size: which one is larger is chance.
@@ -143,7 +118,7 @@ class Comparison:
         def by_torch():
             return torch_power(t.to(theirs or t.dtype), -0.25, damping).to(t.dtype)
 
-        times = in_turns(ours, by_torch, self.seconds)
+        times = self.times(ours, by_torch)
         reference = reference_root(a, -0.25, damping)
         errors = error(out, reference), error(by_torch().numpy(), reference)
         asked = tolerance or (1e-9 if dtype == np.float64 else 1e-3)
@@ -154,7 +129,7 @@ class Comparison:
         b = self.rng.standard_normal((p, p)).astype(dtype)
         out = np.full((m * p, m * p), np.nan, dtype)
         ta, tb = torch.from_numpy(a), torch.from_numpy(b)
-        times = in_turns(self.library.kronecker_product(a, b, out), lambda: torch.kron(ta, tb), self.seconds)
+        times = self.times(self.library.kronecker_product(a, b, out), lambda: torch.kron(ta, tb))
         reference = np.kron(a.astype(np.float64), b.astype(np.float64))[None]
         errors = error(out[None], reference), error(torch.kron(ta, tb).numpy()[None], reference)
         self.add("kronecker", f"{m} (x) {p}", dtype, 1.0, times, errors, 0.0)
@@ -168,7 +143,7 @@ class Comparison:
         def theirs():
             return torch.einsum("btp,btd->bpd", tg, tx)
 
-        times = in_turns(self.library.grad_samples(linear_layer(), x, g, out), theirs, self.seconds)
+        times = self.times(self.library.grad_samples(linear_layer(), x, g, out), theirs)
         reference = g.astype(np.float64).transpose(0, 2, 1) @ x.astype(np.float64)
         errors = error(out, reference), error(theirs().numpy(), reference)
         # Both are rounding, of the same size: which one is larger is chance.
@@ -245,10 +220,7 @@ def main():
     print(f"{'work':<16} {'size':>16} {'dtype':<8} {'ours':>13} {'PyTorch':>13} ratio of times, and errors of both")
     rows = run(library, 0.6 if arguments.quick else 2.0, arguments.quick, False)
     if arguments.json:
-        os.makedirs(os.path.dirname(arguments.json) or ".", exist_ok=True)
-        with open(arguments.json, "w", encoding="ascii") as file:
-            json.dump({"machine": info, "rows": rows}, file, indent=1)
-            file.write("\n")
+        figures.write(arguments.json, {"machine": info, "rows": rows})
     if arguments.svg:
         with open(arguments.svg, "w", encoding="ascii") as file:
             file.write(ratio_bars([row for row in rows if row["target"] is not None]))

@@ -12,8 +12,9 @@ import sys
 import time
 
 import numpy as np
-from compare import median_ms, symmetric_batch
+from compare import symmetric_batch
 from library import Library
+from timing import median_ms
 
 SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 CASES = (

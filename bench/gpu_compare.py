@@ -3,65 +3,27 @@
 
     bench/gpu_compare.py build/cuda/src/libtorchium.so [--folder DIR] [--quick] [--limit SECONDS] [--device cpu]
 
-First the rows with targets, each with the error of both sides against float64, then (unless --quick) sweeps over the
-size and over the batch for every method, and the memory a batch of roots takes under a budget. Outputs are poisoned
-before they are timed. --device cpu is a dry run of everything at tiny sizes: its figures mean nothing.
+First the rows with targets, each with the error of both sides against float64, then the memory a batch of roots takes
+under a budget and (unless --quick) sweeps over the size for every method and over the batch for the one the library
+takes. Outputs are poisoned before they are timed. --device cpu is a dry run of everything at tiny sizes: its figures
+mean nothing.
 """
 
 import argparse
-import importlib.util
-import itertools
-import json
 import math
 import os
 import platform
-import re
-import statistics
 import sys
 import time
 
+import figures
 import torch
 from library import Library, linear_layer
+from timing import Clock, host_ms
 
 DAMPING = 1e-6  # relative to the largest eigenvalue, which is 1
 ROOT = 4
-LONG = 1.0  # seconds: a call that takes longer is not repeated
 FULL, TINY = "full", "tiny"
-
-
-class Clock:
-    """Milliseconds of a function on the device, each call measured on its own."""
-
-    def __init__(self, device):
-        self.cuda = device.type == "cuda"
-
-    def _pass(self, function, count):
-        if not self.cuda:
-            times = []
-            for _ in range(count):
-                start = time.perf_counter()
-                function()
-                times.append(1e3 * (time.perf_counter() - start))
-            return times
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-        events[0].record()
-        for event in events[1:]:
-            function()
-            event.record()
-        torch.cuda.synchronize()
-        return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
-
-    def median(self, function, seconds):
-        """Median of at least three calls for about `seconds`, after a warm-up; of one where a call takes long."""
-        function()
-        first = self._pass(function, 1)[0]
-        if first > 1e3 * LONG:
-            return first
-        times = self._pass(function, 3)
-        stop = time.perf_counter() + seconds
-        while time.perf_counter() < stop and len(times) < 500:
-            times += self._pass(function, 10)
-        return statistics.median(times)
 
 
 def power_law_batch(batch, n, device, seed):
@@ -188,13 +150,11 @@ class Comparison:
         return call, out, report
 
     def measure_root(self, a, method, reference, picked):
-        """Time, error over the picked matrices, and the number of matrices that were not delivered."""
+        """Time, and error over the picked matrices: infinite where one of the batch was not delivered."""
         call, out, report = self.root(a, method)
         ms = self.clock.median(call, self.seconds)
-        bad = int((report != 0).sum().item())
-        written = not torch.isnan(out).any().item()
-        gap = error(out[picked], reference) if written and bad == 0 else math.inf
-        return {"ms": ms, "error": gap, "bad": bad, "written": written}
+        delivered = not (report != 0).any().item() and not torch.isnan(out).any().item()
+        return {"ms": ms, "error": error(out[picked], reference) if delivered else math.inf}
 
     def add(self, number, work, size, ours, anchors, target, **more):
         row = {"row": number, "work": work, "size": size, "ours": ours, "anchors": anchors, "target_ms": target} | more
@@ -214,8 +174,7 @@ class Comparison:
         ):
             ms = self.clock.median(function, self.seconds)
             anchors[name] = {"ms": ms, "error": error(function(), reference)}
-        chosen = self.library.root_method("float32", batch, n, ROOT, DAMPING)
-        self.add(number, "inverse root", f"{batch}x{n}", ours, anchors, target, allowed_error=1e-3, auto_takes=chosen)
+        self.add(number, "inverse root", f"{batch}x{n}", ours, anchors, target, allowed_error=1e-3)
 
     def eigen_power(self, batch, n, target):
         batch, n = self.size(batch, n)
@@ -224,8 +183,8 @@ class Comparison:
         out = torch.full_like(a, math.nan)
         report = torch.full((batch,), -1, dtype=torch.int32, device=self.device)
         call = self.library.matrix_power(a, -0.3, DAMPING, out, report)
-        ours = {"eigen": {"ms": self.clock.median(call, self.seconds), "error": error(out, reference)}}
-        ours["eigen"]["bad"] = int((report != 0).sum().item())
+        ms = self.clock.median(call, self.seconds)
+        ours = {"eigen": {"ms": ms, "error": math.inf if (report != 0).any() else error(out, reference)}}
         ms = self.clock.median(lambda: torch_eigh_power(a, -0.3), self.seconds)
         anchors = {"torch eigh": {"ms": ms, "error": error(torch_eigh_power(a, -0.3), reference)}}
         # Both are rounding, of the same size: which one is larger is chance.
@@ -356,10 +315,10 @@ class Comparison:
         a, b = self.host_matrix(m, k, pinned), self.host_matrix(k, n, pinned)
         out = torch.full((m, n), math.nan, pin_memory=pinned and self.device.type == "cuda")
         call = self.library.matmul_chunked(a, b, budget, out)
-        ours = host_ms(call, 3)
+        ours = best_ms(call, 3)
         limit = m / (m // 16) * self.resident_product_ms(a[: m // 16], b)
         kept = []
-        theirs = host_ms(lambda: kept.append(torch_streamed(a, b, self.device, max(1, m // 16))), 1)
+        theirs = best_ms(lambda: kept.append(torch_streamed(a, b, self.device, max(1, m // 16))), 1)
         gap, their_gap = self.product_errors(a, b, out, kept[-1])
         where = "page-locked" if pinned else "pageable"
         self.add(
@@ -407,15 +366,10 @@ def relative_gap(x, reference, size):
     return gap if math.isfinite(gap) else math.inf
 
 
-def host_ms(function, repeats):
+def best_ms(function, repeats):
     """Best of some calls that return when they are done, after one that is not counted."""
     function()
-    best = math.inf
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        best = min(best, 1e3 * (time.perf_counter() - start))
-    return best
+    return min(host_ms(function) for _ in range(repeats))
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------
@@ -457,13 +411,13 @@ class Sweep:
         gap = error(function(part)[picked[inside]], reference[inside])
         self.keep(kind, name, a.shape[1], count, {"ms": ms, "error": gap})
 
-    def point(self, kind, batch, n, anchors):
+    def point(self, kind, batch, n, methods, anchors):
         if time.perf_counter() > self.deadline:
             self.left_out.append({"sweep": kind, "n": n, "batch": batch})
             return
         a = power_law_batch(batch, n, self.c.device, 1000 + n)
         reference, picked = self.reference(a)
-        for method in ("auto", "newton", "eigen"):
+        for method in methods:
             try:
                 self.keep(kind, method, n, batch, self.c.measure_root(a, method, reference, picked))
             except RuntimeError as failure:  # out of memory, or a method that cannot: said, and the sweep goes on
@@ -477,11 +431,11 @@ class Sweep:
         tiny = self.c.scale == TINY
         elements = 2**12 if tiny else 2**24
         for n in (8, 16, 24) if tiny else (16, 32, 64, 128, 256, 512, 1024, 2048, 4096):
-            self.point("size", max(1, elements // n**2), n, True)
+            self.point("size", max(1, elements // n**2), n, ("auto", "newton", "eigen"), True)
         for n in (8, 16) if tiny else (16, 64, 128, 256, 1024):
             for batch in (1, 3) if tiny else (1, 4, 16, 64, 256, 1024, 4096):
                 if batch * n * n <= 2**29:
-                    self.point("batch", batch, n, False)
+                    self.point("batch", batch, n, ("auto",), False)
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -516,15 +470,12 @@ def print_memory(result):
 
 
 def machine(library, device):
-    peer = "distributed_shampoo"
-    absent = importlib.util.find_spec(peer) is None
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"dry run on {platform.machine()}",
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "torchium": library.version(),
-        "peers_not_measured": {peer: "not installed" if absent else "installed, not part of this comparison"},
     }
 
 
@@ -558,28 +509,10 @@ def run_rows(c, quick):
     return failed
 
 
-def plain(value):
-    """JSON has no infinity: a result that failed has null there."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    return value
-
-
-def write(path, figures):
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with open(path, "w", encoding="ascii") as file:
-        json.dump(plain(figures), file, indent=1)
-        file.write("\n")
-
-
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("library")
-    parser.add_argument("--folder", help="where the figures go, as DEVICE.json; bench/results when left out")
+    parser.add_argument("--folder", default=figures.RESULTS, help="where the figures go, as DEVICE.json")
     parser.add_argument("--quick", action="store_true", help="only the rows with targets")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds after which no sweep is begun")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -593,23 +526,19 @@ def main():
     torch.set_float32_matmul_precision("highest")
     library = Library(arguments.library, arguments.device)
     info = machine(library, device)
-    name = re.sub(r"[^a-z0-9]+", "-", info["device"].lower().replace("nvidia", "")).strip("-")
-    folder = arguments.folder or os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
-    path = os.path.join(folder, f"{name}.json")
+    path = os.path.join(arguments.folder, f"{figures.device_name(info['device'])}.json")
     print(f"{info['device']}; PyTorch {info['torch']}; Torchium {info['torchium']}")
-    for peer, why in info["peers_not_measured"].items():
-        print(f"{peer}: {why}")
     c = Comparison(library, device, 0.3, FULL if device.type == "cuda" else TINY)
     c.use_current_stream()
     failed = run_rows(c, arguments.quick)
-    figures = {"machine": info, "rows": c.rows, "failed": failed}
-    write(path, figures)  # kept even if the rest runs out of time
-    figures["memory"] = c.memory(128, 1024)
+    found = {"machine": info, "rows": c.rows, "failed": failed}
+    figures.write(path, found)  # kept even if the rest runs out of time
+    found["memory"] = c.memory(128, 1024)
     if not arguments.quick:
         sweep = Sweep(c, start + arguments.limit)
         sweep.run()
-        figures |= {"sweeps": sweep.points, "left_out": sweep.left_out}
-    write(path, figures)
+        found |= {"sweeps": sweep.points, "left_out": sweep.left_out}
+    figures.write(path, found)
     print(f"figures in {path}; {time.perf_counter() - start:.0f} s")
     return 1 if failed else 0
 

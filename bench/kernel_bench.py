@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Times users' kernels: compiling, compiling what the cache has, launching from C and from Python, and
+"""Times custom kernels: compiling, compiling what the cache has, launching from C and from Python, and
 torchium.elementwise beside PyTorch.
 
-    PYTHONPATH=build/cuda/python bench/kernel_bench.py build/cuda/src/libtorchium.so [--device cpu] [--json FILE]
+    PYTHONPATH=build/cuda/python bench/kernel_bench.py [--device cpu] [--json FILE]
 
 One line for each figure, with its target; the process ends with status 1 where one is missed, but not with --report.
-The library is called through ctypes with prepared arguments; what ctypes itself takes for a call with as many arguments
-is subtracted from launches. Compiling is timed in fresh processes with a cache folder of their own: the first call
-of a process also opens the compiler. --device cpu is a dry run: the targets are a GPU's. What concerns Python wants the
-package, and PyTorch. The last figure is of the CPU wherever it is run: a grid-stride kernel beside the same loop in C,
+C is called through ctypes with prepared arguments, since a kernel of the package opens a context of its own; what
+ctypes itself takes for a call with as many arguments is subtracted from launches. Compiling is timed in fresh processes
+with a cache folder of their own: the first call of a process also opens the compiler. --device cpu is a dry run: the
+targets are a GPU's. The last figure is of the CPU wherever it is run: a grid-stride kernel beside the same loop in C,
 both on one thread.
 """
 
@@ -21,6 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import figures
+import torch
+import torchium
+from library import Library, tensor
+from timing import row_us, waiter
+from torchium import _C
 
 SOURCE = b"""
 __global__ void scale_add(float *y, const float *x, float a, int n)
@@ -84,56 +91,22 @@ class Info(ctypes.Structure):
     ]
 
 
-class Dtype(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
-
-
-FLOAT32 = Dtype(2, 32, 1)
 TENSOR, INT, REAL = 0, 1, 2
 
 
-class Session:
-    """A context on a device, and what is made in it."""
+def compile_kernel(library, source, name, use_cache):
+    """A kernel, and the milliseconds it took."""
+    config = Config(struct_size=ctypes.sizeof(Config), source=source, name=name, use_cache=use_cache)
+    kernel = ctypes.c_void_p()
+    start = time.perf_counter_ns()
+    library._check(library.lib.tch_kernel_compile(library.context, ctypes.byref(config), ctypes.byref(kernel)))
+    return kernel, 1e-6 * (time.perf_counter_ns() - start)
 
-    def __init__(self, path, device):
-        self.library = ctypes.CDLL(path)
-        self.library.tch_last_error.restype = ctypes.c_char_p
-        self.library.tch_tensor_create.argtypes = [
-            ctypes.c_void_p,
-            Dtype,
-            ctypes.c_int32,
-            ctypes.c_void_p,
-            ctypes.c_int,
-            ctypes.c_void_p,
-        ]
-        self.context = ctypes.c_void_p()
-        self.check(self.library.tch_context_create(device.encode(), ctypes.byref(self.context)))
 
-    def check(self, status):
-        if status != 0:
-            raise SystemExit(f"libtorchium: {self.library.tch_last_error().decode()}")
-
-    def compile(self, source, name, use_cache):
-        """A kernel, and the milliseconds it took."""
-        config = Config(struct_size=ctypes.sizeof(Config), source=source, name=name, use_cache=use_cache)
-        kernel = ctypes.c_void_p()
-        start = time.perf_counter_ns()
-        self.check(self.library.tch_kernel_compile(self.context, ctypes.byref(config), ctypes.byref(kernel)))
-        return kernel, 1e-6 * (time.perf_counter_ns() - start)
-
-    def is_from_cache(self, kernel):
-        info = Info(struct_size=ctypes.sizeof(Info))
-        self.check(self.library.tch_kernel_get_info(kernel, ctypes.byref(info)))
-        return bool(info.from_cache)
-
-    def tensor(self):
-        shape = (ctypes.c_int64 * 1)(N)
-        made = ctypes.c_void_p()
-        self.check(self.library.tch_tensor_create(self.context, FLOAT32, 1, shape, 0, ctypes.byref(made)))
-        return made
-
-    def synchronize(self):
-        self.check(self.library.tch_context_synchronize(self.context))
+def is_from_cache(library, kernel):
+    info = Info(struct_size=ctypes.sizeof(Info))
+    library._check(library.lib.tch_kernel_get_info(kernel, ctypes.byref(info)))
+    return bool(info.from_cache)
 
 
 def microseconds(function, wait):
@@ -141,60 +114,40 @@ def microseconds(function, wait):
     times = []
     for _ in range(ROUNDS + 3):
         wait()
-        start = time.perf_counter_ns()
-        for _ in range(LAUNCHES):
-            function()
-        times.append(1e-3 * (time.perf_counter_ns() - start) / LAUNCHES)
+        times.append(row_us(function, LAUNCHES))
     wait()
     return statistics.median(times[3:])
 
 
-def launch_from_c(session):
+def launch_from_c(library, device):
     """A launch of a small kernel with four arguments, less what ctypes takes for a call with as many as it has."""
-    kernel, _ = session.compile(SOURCE, b"scale_add", 0)
-    x, y = session.tensor(), session.tensor()
+    kernel, _ = compile_kernel(library, SOURCE, b"scale_add", 0)
+    x, y = (tensor(torch.ones(N, device=device)) for _ in range(2))
     arguments = (Argument * 4)(
-        Argument(kind=TENSOR, tensor=y),
-        Argument(kind=TENSOR, tensor=x),
+        Argument(kind=TENSOR, tensor=ctypes.addressof(y)),
+        Argument(kind=TENSOR, tensor=ctypes.addressof(x)),
         Argument(kind=REAL, real=0.5),
         Argument(kind=INT, integer=N),
     )
     shape = Shape(ctypes.sizeof(Shape), (1, 1, 1), (N, 1, 1), 0)
     place, count = ctypes.byref(shape), ctypes.c_int32(4)
-    launch, idle = session.library.tch_kernel_launch, session.library.tch_context_get_workspace_limit
-    session.check(launch(kernel, place, count, arguments))
-    whole = microseconds(lambda: launch(kernel, place, count, arguments), session.synchronize)
-    nothing = microseconds(lambda: idle(session.context, place, count, arguments), session.synchronize)
-    session.synchronize()
+    launch, idle = library.lib.tch_kernel_launch, library.lib.tch_context_get_workspace_limit
+    library._check(launch(kernel, place, count, arguments))
+    whole = microseconds(lambda: launch(kernel, place, count, arguments), library.synchronize)
+    nothing = microseconds(lambda: idle(library.context, place, count, arguments), library.synchronize)
     return whole - nothing
-
-
-def package():
-    """PyTorch, torchium and its extension; None where one of them is not there."""
-    try:
-        import torch
-        import torchium
-        from torchium import _C
-    except ImportError:
-        return None
-    return torch, torchium, _C
 
 
 def launch_from_python(device):
     """A call, and of it the part that was spent inside the library."""
-    if package() is None:
-        return None, None
-    torch, torchium, extension = package()
-    x = torch.ones(N, device=device)
-    y = torch.zeros(N, device=device)
+    x, y = torch.ones(N, device=device), torch.zeros(N, device=device)
     kernel = torchium.kernel(SOURCE.decode(), "scale_add", cache=False)
     arguments = (y, x, 0.5, N)
-    wait = torch.cuda.synchronize if x.is_cuda else lambda: None
-    whole = microseconds(lambda: kernel(1, N, arguments), wait)
-    before = extension.library_time()
+    whole = microseconds(lambda: kernel(1, N, arguments), waiter(device))
+    before = _C.library_time()
     for _ in range(LAUNCHES):
         kernel(1, N, arguments)
-    return whole, 1e-3 * (extension.library_time() - before) / LAUNCHES
+    return whole, 1e-3 * (_C.library_time() - before) / LAUNCHES
 
 
 # --- elementwise functions --------------------------------------------------------------------------------------------
@@ -205,24 +158,16 @@ def each_us(function, wait, calls):
     times = []
     for _ in range(15 + 2):
         wait()
-        start = time.perf_counter_ns()
-        for _ in range(calls):
-            function()
-        wait()
-        times.append(1e-3 * (time.perf_counter_ns() - start) / calls)
+        times.append(row_us(function, calls, wait))
     return statistics.median(times[2:])
 
 
 def beside_torch(device):
     """z = a x + y, one operation of PyTorch's, for growing tensors: a row for each."""
-    if package() is None:
-        return []
-    torch, torchium, _ = package()
     axpy = torchium.elementwise("T a, T x, T y", "T z", "z = a * x + y", "axpy")
-    rows = []
+    wait, rows = waiter(device), []
     for n in (10**k for k in range(3, 9 if device != "cpu" else 8)):
         x, y, z = (torch.rand(n, device=device) for _ in range(3))
-        wait = torch.cuda.synchronize if x.is_cuda else lambda: None
         if not torch.allclose(axpy(0.5, x, y), torch.add(y, x, alpha=0.5)):
             raise SystemExit(f"axpy of {n} elements is wrong")
         axpy(0.5, x, y, out=z)
@@ -267,13 +212,10 @@ def loop_by_hand(folder):
 
 def ratio_on_the_cpu(elements=1_000_000, rounds=200):
     """The shortest time of a grid-stride kernel over that of the loop, in turns: others only make times longer."""
-    if package() is None:
-        return None
-    torch, torchium, extension = package()
     kernel = torchium.kernel(SOURCE.decode(), "scale_add")
     x, y = torch.ones(elements), torch.zeros(elements)
-    threads = extension.get_num_threads()
-    extension.set_num_threads(1)
+    threads = _C.get_num_threads()
+    _C.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         by_hand = loop_by_hand(folder)
         if by_hand is None:
@@ -285,33 +227,31 @@ def ratio_on_the_cpu(elements=1_000_000, rounds=200):
         best = [float("inf")] * 2
         for _ in range(rounds):
             for i, side in enumerate(sides):
-                start = time.perf_counter_ns()
-                side()
-                best[i] = min(best[i], time.perf_counter_ns() - start)
-    extension.set_num_threads(threads)
+                best[i] = min(best[i], row_us(side, 1))
+    _C.set_num_threads(threads)
     return best[0] / best[1]
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
 
 
-def time_compiling(path, device):
+def time_compiling(device):
     """In this process: the first kernel, the second, and the second again, which is in the cache by then."""
-    session = Session(path, device)
-    first, first_ms = session.compile(SOURCE, b"scale_add", 1)
-    _, second_ms = session.compile(OTHER, b"other", 1)
-    again = [session.compile(OTHER, b"other", 1) for _ in range(9)]
+    library = Library(_C.library_path(), device)
+    first, first_ms = compile_kernel(library, SOURCE, b"scale_add", 1)
+    _, second_ms = compile_kernel(library, OTHER, b"other", 1)
+    again = [compile_kernel(library, OTHER, b"other", 1) for _ in range(9)]
     return {
         "first": first_ms,
-        "first_from_cache": session.is_from_cache(first),
+        "first_from_cache": is_from_cache(library, first),
         "second": second_ms,
         "again": statistics.median(ms for _, ms in again),
-        "again_from_cache": all(session.is_from_cache(kernel) for kernel, _ in again),
+        "again_from_cache": all(is_from_cache(library, kernel) for kernel, _ in again),
     }
 
 
 def in_fresh_process(arguments, cache):
-    command = [sys.executable, __file__, arguments.library, "--device", arguments.device, "--compiling"]
+    command = [sys.executable, __file__, "--device", arguments.device, "--compiling"]
     done = subprocess.run(
         command, env=os.environ | {"TORCHIUM_CACHE": cache}, stdout=subprocess.PIPE, check=True, text=True
     )
@@ -347,7 +287,7 @@ def measure(arguments):
     table.add("next_ms", "next compile", cold["second"], "ms", 300)
     table.add("cached_ms", "cached", cold["again"], "ms", 5)
     table.add("cached_first_ms", "cached, the first of a process", warm["first"], "ms")
-    from_c = launch_from_c(Session(arguments.library, arguments.device))
+    from_c = launch_from_c(Library(_C.library_path(), arguments.device), arguments.device)
     table.add("launch_c_us", "launch from C, host", from_c, "us", 5)
     table.add("launch_python_us", "launch from Python, host", whole, "us", 12)
     table.add("launch_python_inside_us", "  of it inside the library", inside, "us")
@@ -359,20 +299,17 @@ def measure(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", help="a file for the figures")
     parser.add_argument("--report", action="store_true", help="a target that is missed is no failure")
     parser.add_argument("--compiling", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.compiling:
-        print(json.dumps(time_compiling(arguments.library, arguments.device)))
+        print(json.dumps(time_compiling(arguments.device)))
         return 0
     table = measure(arguments)
     if arguments.json:
-        with open(arguments.json, "w", encoding="ascii") as file:
-            json.dump({"device": arguments.device} | table.figures, file, indent=1)
-            file.write("\n")
+        figures.write(arguments.json, {"device": arguments.device} | table.figures)
     return 1 if table.missed and not arguments.report else 0
 
 

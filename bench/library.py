@@ -1,7 +1,8 @@
 """A thin ctypes view of libtorchium for benchmarks: calls on NumPy arrays and torch tensors are prepared once and made
-often.
+often. Only what the benchmarks call is declared.
 
-Only what the benchmarks call is declared. It is not the Python package.
+Not the Python package, on purpose: figures of C must hold nothing of what the package costs, builds without it are
+timed too (`scripts/gpu-check --no-python`), and it has no limit for a context's workspace.
 """
 
 import ctypes
@@ -33,10 +34,6 @@ class _Tensor(ctypes.Structure):
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
     ]
-
-
-class _Dtype(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
 
 
 class _RootConfig(ctypes.Structure):
@@ -208,24 +205,6 @@ class Library:
         config = _RootConfig(ctypes.sizeof(_RootConfig), eps, relative_eps, METHODS[method], tolerance, 0, 0)
         return self.prepare("tch_inverse_root", tensor(a), root, config, tensor(out), None, _optional(report))
 
-    def root_method(self, dtype, batch, n, root, relative_eps, tolerance=0.0):
-        """The method that `auto` takes."""
-        config = _RootConfig(ctypes.sizeof(_RootConfig), 0.0, relative_eps, 0, tolerance, 0, 0)
-        chosen = ctypes.c_int()
-        self._check(
-            self.lib.tch_inverse_root_plan(
-                self.context,
-                _Dtype(*_CODES[dtype], 1),
-                ctypes.c_int64(batch),
-                ctypes.c_int64(n),
-                ctypes.c_int32(root),
-                ctypes.byref(config),
-                ctypes.byref(chosen),
-                None,
-            )
-        )
-        return next(name for name, number in METHODS.items() if number == chosen.value)
-
     def kronecker_product(self, a, b, out):
         return self.prepare("tch_kronecker_product", tensor(a), tensor(b), tensor(out))
 
@@ -238,10 +217,6 @@ class Library:
     def grad_norms(self, layer, x, g, norms):
         """Of weight and bias together."""
         return self.prepare("tch_grad_norms", layer, tensor(x), tensor(g), 3, 0, tensor(norms))
-
-    def grad_weighted_sum(self, layer, x, g, weights, weight, bias=None):
-        described = tensor(x), tensor(g), tensor(weights)
-        return self.prepare("tch_grad_weighted_sum", layer, *described, 0.0, tensor(weight), _optional(bias))
 
     def grad_factors(self, layer, x, g, alpha, beta, input_factor, output_factor):
         """Without a bias, every position being a sample of its own."""

@@ -10,10 +10,10 @@ import collections
 import functools
 
 import torch
-from gpu_compare import Clock
 from library import Library
 from optim_compare import LLAMA, make
 from optimizers import NONFINITE, Optimizer, defaults
+from timing import Clock
 
 SQUARE, LONG = (64, 2048, 2048), (48, 2048, 5632)
 

@@ -11,17 +11,16 @@ networks.
 """
 
 import argparse
-import json
 import os
-import re
 import statistics
 import sys
-import time
 
+import figures
 import torch
-from gpu_compare import Clock, machine, plain
+from gpu_compare import machine
 from library import Library
 from optimizers import GRAFTING, NONFINITE, Optimizer, defaults
+from timing import Clock, host_ms, waiter
 
 GPT2 = 12 * [(2304, 768), (768, 768), (3072, 768), (768, 3072)]
 GPT2_VECTORS = 12 * [(2304,), (768,), (3072,), (768,), (768,), (768,), (768,), (768,)]
@@ -149,13 +148,11 @@ class Comparison:
 
     def host_ms(self, step, count=20):
         """The time the host spends in a step, the device not being waited for."""
+        wait = waiter(self.device)
         times = []
         for _ in range(count):
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            step()
-            times.append(1e3 * (time.perf_counter() - start))
+            wait()
+            times.append(host_ms(step))
         return statistics.median(times)
 
     def replayed(self, optimizer):
@@ -257,7 +254,7 @@ class Comparison:
             optimizer.step()
         times = []
         for _ in range(5):
-            times.append(self.clock._pass(optimizer.step, 10))
+            times.append(self.clock.times(optimizer.step, 10))
         slowest = statistics.median(max(period) for period in times)
         mean = statistics.mean(t for period in times for t in period)
         host = max(self.host_ms(optimizer.step, 1) for _ in range(10))
@@ -325,7 +322,7 @@ class Comparison:
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("library")
-    parser.add_argument("--folder", help="where the figures go, as optim-DEVICE.json; bench/results when left out")
+    parser.add_argument("--folder", default=figures.RESULTS, help="where the figures go, as optim-DEVICE.json")
     parser.add_argument("--quick", action="store_true", help="without the slow anchors")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="a dry run: its figures mean nothing")
@@ -387,13 +384,8 @@ def main():
             print(f"FAILED {failure}", flush=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    name = re.sub(r"[^a-z0-9]+", "-", info["device"].lower().replace("nvidia", "")).strip("-")
-    folder = arguments.folder or os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
-    path = os.path.join(folder, f"optim-{name}.json")
-    os.makedirs(folder, exist_ok=True)
-    with open(path, "w", encoding="ascii") as file:
-        json.dump(plain({"machine": info, "rows": c.rows, "failed": failed}), file, indent=1)
-        file.write("\n")
+    path = os.path.join(arguments.folder, f"optim-{figures.device_name(info['device'])}.json")
+    figures.write(path, {"machine": info, "rows": c.rows, "failed": failed})
     print(f"figures in {path}")
     return 1 if failed else 0
 

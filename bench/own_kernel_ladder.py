@@ -12,14 +12,13 @@ bench/ladder/cuda_updates.md is the built-in's own ladder.
 """
 
 import argparse
-import json
-import statistics
 import sys
-import time
 
+import figures
 import torch
 import torchium
 from optim_compare import GPT2, GPT2_VECTORS
+from timing import Clock
 from torchium import _C
 from torchium.optim import AdamW, Kernel
 
@@ -260,25 +259,12 @@ def error(make, device):
     return (problem.p.double() - p).abs().max().item()
 
 
-def seconds(function, device, rounds=15):
-    """Of a call: on a GPU a median of ten at a time, on the CPU, which others use too, the shortest."""
+def seconds(function, device):
+    """Of a call: on a GPU a median by events, on the CPU, which others use too, the shortest."""
+    clock = Clock(device)
     for _ in range(3):
         function()
-    times = []
-    for _ in range(rounds):
-        if device == "cpu":
-            start = time.perf_counter()
-            function()
-            times.append(time.perf_counter() - start)
-            continue
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(10):
-            function()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e4)
-    return min(times) if device == "cpu" else statistics.median(times)
+    return 1e-3 * (min(clock.times(function, 15)) if device == "cpu" else clock.median(function, 0.1))
 
 
 def copy_seconds(count, device):
@@ -318,9 +304,7 @@ def main():
     print(f"{'copy of as many bytes':<42} {1e6 * copy:9.1f} us {rows[0]['gbps']:7.1f} GB/s")
     rows += [row for rung, make in RUNGS.items() if (row := measure(rung, make, count, device, copy)) is not None]
     if arguments.json:
-        with open(arguments.json, "w", encoding="ascii") as file:
-            json.dump({"device": name, "elements": count, "torch": torch.__version__, "rows": rows}, file, indent=1)
-            file.write("\n")
+        figures.write(arguments.json, {"device": name, "elements": count, "torch": torch.__version__, "rows": rows})
     return 1 if any((row.get("error") or 0) > BOUND for row in rows) else 0
 
 

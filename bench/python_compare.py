@@ -13,24 +13,22 @@ is no repository.
 import argparse
 import gc
 import importlib
-import json
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
 import time
 from functools import partial
 
+import figures
 import torch
-from gpu_compare import LONG, Clock, plain
 from library import Library
 from optim_compare import GPT2, GPT2_VECTORS, LLAMA, MLP, SMALL, PlainShampoo, PlainSoap, make, torch_optimizer
-from python_overhead import CLASSES, NEVER, Pair, in_rounds, overheads, waiter
+from python_overhead import NEVER, Pair, overheads
+from timing import LONG, Clock, in_rounds, in_turns, waiter
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PAUSE = 0.02  # seconds between the sides on the CPU: the threads of one stop waiting actively before the other starts
 SLOW = 0.2  # seconds: a step that takes longer is repeated a few times only
 
 
@@ -39,20 +37,12 @@ class Report:
 
     def __init__(self, path, machine):
         self.path = path
-        self.begun = time.perf_counter()
-        self.figures = {"machine": machine, "rows": [], "calls": [], "steps": [], "graphs": [], "failed": []}
+        self.figures = {"machine": machine, "rows": [], "calls": [], "steps": [], "failed": []}
 
     def add(self, part, entry, line):
-        self.figures[part].append(entry | {"at_s": time.perf_counter() - self.begun})
+        self.figures[part].append(entry)
         print(line, flush=True)
-        self.write()
-
-    def write(self):
-        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
-        with open(self.path + ".part", "w", encoding="ascii") as file:
-            json.dump(plain(self.figures), file, indent=1)
-            file.write("\n")
-        os.replace(self.path + ".part", self.path)
+        figures.write(self.path, self.figures)
 
     def attempt(self, what, function, *arguments, **options):
         """Whatever goes wrong in one measurement is written down, and the next one has its turn."""
@@ -86,18 +76,13 @@ class Steps:
         first = time.perf_counter() - start
         if first < SLOW:
             return self.clock.median(step, seconds)
-        return statistics.median(self.clock._pass(step, 3 if first < LONG else 1))
+        return statistics.median(self.clock.times(step, 3 if first < LONG else 1))
 
     def medians(self, sides):
         """Milliseconds of each side: by events one after the other, on the CPU the best median of three turns."""
         if self.device.type == "cuda":
             return {name: self.median(step, self.seconds) for name, step in sides.items()}
-        best = dict.fromkeys(sides, float("inf"))
-        for _ in range(3):
-            for name, step in sides.items():
-                time.sleep(PAUSE)
-                best[name] = min(best[name], self.median(step, self.seconds / 3))
-        return best
+        return in_turns(sides, self.seconds / 3, self.median)
 
     def host_ms(self, pair):
         """What a step keeps the host busy for, the device not being waited for: of the package and of the library.
@@ -150,8 +135,8 @@ class Steps:
         same = pair.agree()
         ms, mean = {}, {}
         for name, step in (("package", pair.package.step), ("library", pair.library.step)):
-            self.clock._pass(step, 2 * update_freq)
-            times = [self.clock._pass(step, update_freq) for _ in range(5)]
+            self.clock.times(step, 2 * update_freq)
+            times = [self.clock.times(step, update_freq) for _ in range(5)]
             ms[name] = statistics.median(max(t) for t in times)
             mean[name] = statistics.mean(t for passed in times for t in passed)
         entry = self.entry(row, work, size, ms, target)
@@ -171,31 +156,6 @@ class Steps:
             "anchors_ms": anchors,
             "target_ms": target,
         }
-
-    def replayed(self, kind, work, size, shapes, **options):
-        """A step captured in a CUDA graph: what its replay takes, and that a replay moves the parameters."""
-        parameters, gradients = make(shapes, self.device)
-        own = [torch.nn.Parameter(p) for p in parameters]
-        for p, g in zip(own, gradients, strict=True):
-            p.grad = g
-        optimizer = getattr(importlib.import_module("torchium.optim"), CLASSES[kind])(own, **options)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                optimizer.step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            optimizer.step()
-        before = own[0].detach().clone()
-        graph.replay()
-        moved = not torch.equal(before, own[0].detach())
-        host = 1e-3 * statistics.median(in_rounds({"": graph.replay}, waiter(self.device), 0.1, 1)[""])
-        entry = {"work": work, "size": size, "replay_ms": self.clock.median(graph.replay, self.seconds)}
-        entry |= {"replay_host_ms": host, "moved": moved}
-        said = f"graph   {work:<36} {size:<10} {entry['replay_ms']:>9.3f} ms  host {host:.4f} ms"
-        self.report.add("graphs", entry, said + ("" if moved else "  THE PARAMETERS DID NOT MOVE"))
 
 
 def line(entry):
@@ -283,18 +243,6 @@ def cpu_rows(s):
     measure_rows(s, "64 to 512", MLP, {}, True)
 
 
-def gpu_graphs(s):
-    shapes = GPT2 + GPT2_VECTORS
-    for kind, work, options in (
-        ("adamw", "AdamW step", {}),
-        ("muon", "Muon step", {}),
-        ("shampoo", "Shampoo step, no refresh", SHAMPOO | {"update_freq": NEVER}),
-        ("soap", "SOAP step, basis tracked every step", SOAP | {"precondition_frequency": 1}),
-    ):
-        s.report.attempt(f"graph, {kind}", s.replayed, kind, work, "GPT-2", shapes, nonfinite="ignore", **options)
-        give_back()
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -329,7 +277,7 @@ def parse():
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--quick", action="store_true", help="shorter, and on a GPU without the slow anchors")
     parser.add_argument("--json", help="where the figures go; python-DEVICE.json in the folder when left out")
-    parser.add_argument("--folder", default=os.path.join(HERE, "results"))
+    parser.add_argument("--folder", default=figures.RESULTS)
     return parser.parse_args()
 
 
@@ -343,19 +291,17 @@ def main():
     device = torch.device(arguments.device)
     torch.set_float32_matmul_precision("highest")
     info = machine(device, extension.version)
-    name = re.sub(r"[^a-z0-9]+", "-", info["device"].lower().replace("nvidia", "")).strip("-")
-    report = Report(arguments.json or os.path.join(arguments.folder, f"python-{name}.json"), info)
+    name = f"python-{figures.device_name(info['device'])}.json"
+    report = Report(arguments.json or os.path.join(arguments.folder, name), info)
     print(f"{info['device']}; PyTorch {info['torch']}; Torchium {info['torchium']} at {info['commit']}")
     library = Library(extension.library_path(), arguments.device)
     if device.type == "cuda":
         library.set_stream(torch.cuda.current_stream().cuda_stream)
     s = Steps(library, device, 0.15 if arguments.quick else 0.3, report, arguments.quick)
-    parts = [gpu_rows, overheads, gpu_graphs] if device.type == "cuda" else [cpu_rows, overheads]
-    for part in parts:
+    begun = time.perf_counter()
+    for part in (gpu_rows if device.type == "cuda" else cpu_rows, overheads):
         report.attempt(part.__name__, part, s)
-    report.figures["seconds"] = time.perf_counter() - report.begun
-    report.write()
-    print(f"figures in {report.path}; {report.figures['seconds']:.0f} s")
+    print(f"figures in {report.path}; {time.perf_counter() - begun:.0f} s")
     return 1 if report.figures["failed"] else 0
 
 

@@ -12,14 +12,13 @@ of it runs.
 
 import argparse
 import contextlib
-import json
-import os
 import statistics
 import time
 
+import figures
 import torch
 import torchium
-from gpu_compare import Clock, plain
+from timing import Clock
 from torch import nn
 from torch.nn import functional as F
 from torchium import _C
@@ -245,7 +244,7 @@ def main():
     device = torch.device(options.device)
     small = options.quick or device.type == "cpu"
     seconds, clock = 0.1 if small else 1.0, Clock(device)
-    figures = {
+    found = {
         "device": str(device),
         "torch": torch.__version__,
         "torchium": torchium.__version__,
@@ -253,22 +252,19 @@ def main():
         "gpt": [],
     }
     if device.type == "cuda":
-        figures["device"] = torch.cuda.get_device_name(device)
-    figures["rows"].append(linear_gradients(device, clock, seconds, small and options.quick))
-    show_row(figures["rows"][-1])
+        found["device"] = torch.cuda.get_device_name(device)
+    found["rows"].append(linear_gradients(device, clock, seconds, small and options.quick))
+    show_row(found["rows"][-1])
     for dtype, rounded in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, True)):
-        figures["rows"].append(linear_norms(device, clock, seconds, small, dtype, rounded))
-        show_row(figures["rows"][-1])
+        found["rows"].append(linear_norms(device, clock, seconds, small, dtype, rounded))
+        show_row(found["rows"][-1])
     sizes, rounds = (TINY_SIZES, 3) if small else (GPT_SIZES, 20)
     for vocabulary in TINY_VOCABULARIES if small else GPT_VOCABULARIES:
         for tied in (False, True):
-            figures["gpt"].append(gpt(device, sizes, vocabulary, tied, rounds))
-            show_gpt(figures["gpt"][-1])
+            found["gpt"].append(gpt(device, sizes, vocabulary, tied, rounds))
+            show_gpt(found["gpt"][-1])
     if options.json is not None:
-        os.makedirs(os.path.dirname(options.json) or ".", exist_ok=True)
-        with open(options.json, "w", encoding="ascii") as file:
-            json.dump(plain(figures), file, indent=1)
-            file.write("\n")
+        figures.write(options.json, found)
 
 
 if __name__ == "__main__":

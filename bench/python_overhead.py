@@ -19,40 +19,12 @@ from functools import partial
 import torch
 from optim_compare import torch_optimizer
 from optimizers import GRAFTING, NONFINITE, Optimizer, defaults
+from timing import in_rounds, waiter
 
 CALL_LIMIT_US = 15.0
 STEP_LIMIT_US = 200.0
 NEVER = 1 << 20  # a frequency: no refresh among the steps that are timed
 SMALL = 100 * [(8, 8), (8,)]
-
-
-def waiter(device):
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
-
-
-def in_rounds(sides, wait, seconds, calls):
-    """Microseconds of a call: for every side a list with one figure for each round, for about `seconds`. Every other
-    round goes through the sides backwards, so that none is always the one after a certain other."""
-    times = {name: [] for name in sides}
-    order = list(sides.items())
-    for _, function in order:
-        for _ in range(3):
-            function()
-    gc.disable()
-    try:
-        stop = time.perf_counter() + seconds
-        while len(times[order[0][0]]) < 5 or time.perf_counter() < stop:
-            for name, function in order:
-                wait()
-                start = time.perf_counter_ns()
-                for _ in range(calls):
-                    function()
-                times[name].append(1e-3 * (time.perf_counter_ns() - start) / calls)
-            order.reverse()
-    finally:
-        gc.enable()
-        wait()
-    return times
 
 
 def less(first, *others):
@@ -205,7 +177,6 @@ def measure_call(call, how, device, seconds):
         "extension_overhead_us": less(*alone),
         "torch_overhead_us": less(*theirs) - less(*alone) if theirs else None,
         "limit_us": CALL_LIMIT_US,
-        "calls": len(own),
     }
 
 
@@ -315,7 +286,6 @@ def measure_step(library, kind, device, seconds):
         "torch_us": torch_us,
         "same_as_c": same,
         "limit_us": STEP_LIMIT_US,
-        "rounds": len(own),
     }
 
 

@@ -49,7 +49,7 @@ static tch_optim_config config_of(tch_optim_kind kind)
 
 static double tolerance_of(tch_optim_kind kind)
 {
-    static const double tolerances[] = {1e-13, 1e-13, 1e-11, 1e-10, 1e-11};
+    static const double tolerances[] = {1e-13, 1e-13, 1e-11, 1e-10, 1e-11, 1e-13};
     return tolerances[kind];
 }
 
@@ -757,6 +757,7 @@ static void checkpoints_of_other_options(void **state)
         {"a buffer that this one has no place for", TCH_OPTIM_SHAMPOO, with_momentum},
         {"maximize", TCH_OPTIM_SHAMPOO, maximizing},
         {"maximize", TCH_OPTIM_ADAMW, maximizing},
+        {"maximize", TCH_OPTIM_LION, maximizing},
     };
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         trial t;

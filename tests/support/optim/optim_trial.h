@@ -71,7 +71,7 @@ tch_optim_stats trial_stats(const trial *t);
 /* The optimizer as a checkpoint, under the prefix "optimizer". */
 void trial_save(const trial *t, const char *path);
 
-/* The check for SGD, AdamW, Shampoo, SOAP and Muon, as a case of its own each. */
+/* The check for every kind of optimizer that there is, as a case of its own each. */
 void trial_for_every_kind(tch_context *context, const char *what, void (*check)(tch_context *, tch_optim_kind));
 
 /* Changes the numbers of a group on both sides. */
