@@ -35,7 +35,7 @@ static void go_on(trial *t, double tolerance)
     trial_close(t);
 }
 
-/* --- hyper-parameters --------------------------------------------------------------------------------------------- */
+/* --- hyperparameters ---------------------------------------------------------------------------------------------- */
 
 #define FIELD(member) TEST_FIELD(tch_optim_config, member)
 
@@ -584,7 +584,7 @@ static void parameters_that_cannot_move(void **state)
 
 /* --- checkpoints of something else -------------------------------------------------------------------------------- */
 
-/* What Shampoo, or another, saves after some steps. */
+/* What an optimizer saves after some steps. */
 static void save_trained(tch_context *context, const tch_optim_config *c, int32_t steps, const char *path)
 {
     trial t;
@@ -643,7 +643,7 @@ static void checkpoints_of_something_else(void **state)
     }
 }
 
-/* Loads a file with a bad number: refused in words that name it, and the training goes on as if it had not been tried. */
+/* Loads a file with a bad number: an error that names it, and the training goes on as if it had not been tried. */
 static void refuse_number(tch_context *context, const tch_optim_config *c, const char *path, const char *name)
 {
     refuse_checkpoint(context, c, SHAPES, shapes, "optimizer", path);
