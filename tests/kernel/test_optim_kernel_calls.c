@@ -33,14 +33,6 @@ static tch_context *open_context(void)
     return context;
 }
 
-static void check_nothing_left(void)
-{
-    CHECK(atomic_load(&test_counting.bytes) == 0 && atomic_load(&test_counting.blocks) == 0,
-          "%lld bytes in %lld blocks leaked", atomic_load(&test_counting.bytes), atomic_load(&test_counting.blocks));
-    CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match their allocation",
-          atomic_load(&test_counting.mistakes));
-}
-
 static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = tch_optim_defaults(kind);
@@ -157,7 +149,7 @@ static void wrong_calls(void **state)
                        "info");
     trial_close(&t);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
 }
 
 static void parts_that_are_not_there(void **state)
@@ -201,7 +193,7 @@ static bool set_without(tch_optim_part part, long long k)
     trial_step(&t);
     trial_close(&t);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
     return through;
 }
 
@@ -239,7 +231,7 @@ static void steps_allocate_nothing(void **state)
     CHECK(atomic_load(&test_counting.calls) == 0, "%lld allocations in five steps", atomic_load(&test_counting.calls));
     trial_close(&t);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
 }
 
 int main(int argc, char **argv)

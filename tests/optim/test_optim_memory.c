@@ -24,14 +24,6 @@ static const trial_shape shapes[] = {
 };
 #define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
 
-static void check_nothing_left(void)
-{
-    CHECK(atomic_load(&test_counting.bytes) == 0 && atomic_load(&test_counting.blocks) == 0,
-          "%lld bytes in %lld blocks leaked", atomic_load(&test_counting.bytes), atomic_load(&test_counting.blocks));
-    CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match their allocation",
-          atomic_load(&test_counting.mistakes));
-}
-
 static tch_optim_config config_of(tch_optim_kind kind)
 {
     tch_optim_config c = tch_optim_defaults(kind);
@@ -133,7 +125,7 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype)
     CHECK_OK(tch_memory_trim(context, 0)); /* the workspace is the context's */
     CHECK(memory_of(context).allocated == 0, "the optimizer has left memory behind");
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
 }
 
 static void forecasts(void **state)
@@ -198,7 +190,7 @@ static void memory_of_the_caller(void **state)
             trial_close(&t);
             CHECK(m.bytes == 0, "%lld bytes were not given back", (long long)m.bytes);
             tch_context_destroy(m.context);
-            check_nothing_left();
+            test_counting_check_empty();
         }
     }
 }
@@ -222,7 +214,7 @@ static void allocators_that_are_none(void **state)
     test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, "allocator");
     CHECK(optimizer == NULL, "an optimizer was returned");
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
 }
 
 /* --- the steady state --------------------------------------------------------------------------------------------- */
@@ -253,7 +245,7 @@ static void nothing_is_allocated_in_the_steady_state(void **state)
         CHECK(after.misses == before.misses && after.peak == before.peak, "the pool has grown");
         trial_close(&t);
         tch_context_destroy(context);
-        check_nothing_left();
+        test_counting_check_empty();
     }
 }
 
@@ -318,7 +310,7 @@ static void budgets_are_kept(void **state)
         }
         free(narrow);
         free(wide);
-        check_nothing_left();
+        test_counting_check_empty();
     }
 }
 
@@ -352,7 +344,7 @@ static bool create_without(tch_optim_kind kind, long long k)
     }
     trial_close(&t);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
     return !reached;
 }
 
@@ -386,7 +378,7 @@ static bool add_without(tch_optim_kind kind, long long k)
     trial_close(&t);
     trial_close(&more);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
     return !reached;
 }
 
@@ -420,7 +412,7 @@ static bool step_without(tch_optim_kind kind, long long k)
     }
     trial_close(&t);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
     return !reached;
 }
 
@@ -484,7 +476,7 @@ static void scalers(void **state)
         tch_scaler_destroy(scaler);
         trial_close(&t);
         tch_context_destroy(context);
-        check_nothing_left();
+        test_counting_check_empty();
     }
 }
 

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/testing.h"
+
 typedef struct record {
     void *start;
     size_t bytes;
@@ -84,4 +86,12 @@ int test_counting_remove(void **state)
 {
     (void)state;
     return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
+}
+
+void test_counting_check_empty(void)
+{
+    CHECK(atomic_load(&test_counting.bytes) == 0 && atomic_load(&test_counting.blocks) == 0,
+          "%lld bytes in %lld blocks leaked", atomic_load(&test_counting.bytes), atomic_load(&test_counting.blocks));
+    CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match their allocation",
+          atomic_load(&test_counting.mistakes));
 }
