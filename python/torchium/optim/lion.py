@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from .base import TorchiumOptimizer
 from .kernel import Kernel
-from .options import COMMON, common_part, pair
+from .options import COMMON, Option, Options, pair
 
 __all__ = ["Lion"]
 
@@ -43,8 +43,10 @@ class Lion(TorchiumOptimizer):
     """
 
     kind = "lion"
-    _options: ClassVar = ("betas", *COMMON)
-    _names: ClassVar = {"beta1": "betas[0]", "beta2": "betas[1]"}
+    _options: ClassVar = Options(
+        Option("betas", ("beta1", "beta2"), pair),
+        *COMMON,
+    )
 
     def __init__(
         self,
@@ -65,23 +67,4 @@ class Lion(TorchiumOptimizer):
         memory_budget: int | None = None,
         update_kernel: Kernel | str | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "nonfinite": nonfinite,
-            "master_weights": master_weights,
-            "stochastic_rounding": stochastic_rounding,
-            "seed": seed,
-            "memory_budget": memory_budget,
-        }
-        super().__init__(params, defaults, {"update": update_kernel})
-
-    def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
-        beta1, beta2 = pair("betas", group["betas"])
-        return common_part(self.kind, group, lr) | {"beta1": beta1, "beta2": beta2}
+        super().__init__(params, locals())
