@@ -295,12 +295,6 @@ static void powers_keep_to_the_limit(void **state)
     test_tensor_free(out);
 }
 
-static int close_all(void **state)
-{
-    test_known_release();
-    return test_close_context(state);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -312,5 +306,5 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(powers_keep_to_the_limit, change_table, restore_table),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, close_all);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
 }

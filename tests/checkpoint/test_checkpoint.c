@@ -16,17 +16,6 @@ static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1},  {TCH_FLOAT, 32, 1}, {TCH
                                    {TCH_BFLOAT, 16, 1}, {TCH_INT, 32, 1},   {TCH_INT, 64, 1}};
 #define DTYPES (sizeof dtypes / sizeof dtypes[0])
 
-static int open_all(void **state)
-{
-    return test_folder_make(state) == 0 ? test_open_context(state) : -1;
-}
-
-static int close_all(void **state)
-{
-    int closed = test_close_context(state);
-    return test_folder_remove(state) == 0 ? closed : -1;
-}
-
 static tch_checkpoint_writer *new_writer(void)
 {
     tch_checkpoint_writer *writer = NULL;
@@ -475,5 +464,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(no_temporary_file_is_left),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
 }

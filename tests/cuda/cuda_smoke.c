@@ -532,7 +532,7 @@ static tch_tensor *parameter(const layer_case *c, int bias, int samples)
     return samples ? waves(dtype, ndim + 1, shape) : waves(dtype, ndim, shape + 1);
 }
 
-/* What is summed, which for embeddings and normalising layers takes no product. */
+/* What is summed, which for embeddings and normalizing layers takes no product. */
 static void layer_sums(const layer_case *c)
 {
     tch_tensor *weight = parameter(c, 0, 0);

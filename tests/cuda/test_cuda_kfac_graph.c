@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
@@ -61,23 +60,14 @@ static void end(training *t)
     }
 }
 
-static void write_random(test_tensor *t, uint64_t stream)
-{
-    test_random random = test_random_stream(stream);
-    double *values = test_alloc((size_t)t->count * sizeof *values);
-    test_random_fill_normal(&random, values, t->count);
-    test_tensor_write(t, values);
-    free(values);
-}
-
 static void draw(training *t, int step)
 {
     uint64_t stream = 100 * (uint64_t)(step + 1);
     for (int i = 0; i < LAYERS; i++) {
-        write_random(t->input[i], stream++);
-        write_random(t->output_gradient[i], stream++);
-        write_random(t->gradient[2 * i], stream++);
-        write_random(t->gradient[2 * i + 1], stream++);
+        test_tensor_draw(t->input[i], stream++);
+        test_tensor_draw(t->output_gradient[i], stream++);
+        test_tensor_draw(t->gradient[2 * i], stream++);
+        test_tensor_draw(t->gradient[2 * i + 1], stream++);
     }
 }
 

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
@@ -27,15 +26,6 @@ typedef struct training {
     test_tensor *parameter[PARAMETERS], *gradient[PARAMETERS];
     const tch_tensor *gradients[PARAMETERS];
 } training;
-
-static void write_random(test_tensor *t, uint64_t stream)
-{
-    test_random random = test_random_stream(stream);
-    double *values = test_alloc((size_t)t->count * sizeof *values);
-    test_random_fill_normal(&random, values, t->count);
-    test_tensor_write(t, values);
-    free(values);
-}
 
 /* Custom kernels for the parts that there are. The roots are crude, and the tolerance lets them pass: what matters here
  * is that the same is launched. */
@@ -79,7 +69,7 @@ static training begin(tch_context *context, const tch_optim_config *config)
     for (int i = 0; i < PARAMETERS; i++) {
         t.parameter[i] = test_tensor_make(context, TCH_FLOAT32, 2, shapes[i], LAYOUT_CONTIGUOUS);
         t.gradient[i] = test_tensor_make(context, TCH_FLOAT32, 2, shapes[i], LAYOUT_CONTIGUOUS);
-        write_random(t.parameter[i], 10 + (uint64_t)i);
+        test_tensor_draw(t.parameter[i], 10 + (uint64_t)i);
         list[i].tensor = &t.parameter[i]->tensor;
         t.gradients[i] = &t.gradient[i]->tensor;
     }
@@ -99,7 +89,7 @@ static void end(training *t)
 static void set_gradients(training *t, int step)
 {
     for (int i = 0; i < PARAMETERS; i++) {
-        write_random(t->gradient[i], 100 + (uint64_t)(step * PARAMETERS + i));
+        test_tensor_draw(t->gradient[i], 100 + (uint64_t)(step * PARAMETERS + i));
     }
 }
 

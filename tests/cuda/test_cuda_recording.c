@@ -8,7 +8,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
@@ -50,15 +49,6 @@ static int close_contexts(void **state)
     return 0;
 }
 
-static void write_random(test_tensor *t, uint64_t stream)
-{
-    test_random random = test_random_stream(stream);
-    double *values = test_alloc((size_t)t->count * sizeof *values);
-    test_random_fill_normal(&random, values, t->count);
-    test_tensor_write(t, values);
-    free(values);
-}
-
 static training begin(tch_context *context, tch_optim_kind kind)
 {
     training t = {.context = context};
@@ -69,7 +59,7 @@ static training begin(tch_context *context, tch_optim_kind kind)
     for (int i = 0; i < PARAMETERS; i++) {
         t.parameter[i] = test_tensor_make(context, TCH_FLOAT32, 2, shapes[i], LAYOUT_CONTIGUOUS);
         t.gradient[i] = test_tensor_make(context, TCH_FLOAT32, 2, shapes[i], LAYOUT_CONTIGUOUS);
-        write_random(t.parameter[i], 10 + (uint64_t)i);
+        test_tensor_draw(t.parameter[i], 10 + (uint64_t)i);
         list[i].tensor = &t.parameter[i]->tensor;
         t.gradients[i] = &t.gradient[i]->tensor;
     }
@@ -89,7 +79,7 @@ static void end(training *t)
 static void set_gradients(training *t)
 {
     for (int i = 0; i < PARAMETERS; i++) {
-        write_random(t->gradient[i], 100 + (uint64_t)(t->steps * PARAMETERS + i));
+        test_tensor_draw(t->gradient[i], 100 + (uint64_t)(t->steps * PARAMETERS + i));
     }
     t->steps++;
 }

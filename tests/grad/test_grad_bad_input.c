@@ -1,6 +1,6 @@
-/* Bad input to the functions of grad.h, for every kind of layer. Every refusal has its status and names what was wrong, a
- * number with its value; nothing is written; and afterwards the same call works. Tensors that are broken in ways that do
- * not depend on the kind are in test_bad_input.c. */
+/* Bad input to the functions of grad.h, for every kind of layer. Every refusal has its status and names what was wrong,
+ * a number with its value; nothing is written; and afterwards the same call works. Tensors that are broken in ways that
+ * do not depend on the kind are in test_bad_input.c. */
 #include <math.h>
 #include <string.h>
 
@@ -241,7 +241,7 @@ static const struct {
     {ALL, call_sum, {TEST_FIELD(world, beta)}, {INFINITY}, TCH_ERR_INVALID_ARGUMENT, "beta"},
     {CONV | GROUP, NULL, {TEST_FIELD(world, layer.groups)}, {3}, TCH_ERR_SHAPE, "input"},
     {LAYER_OR_RMS, NULL, {TEST_FIELD(world, layer.normalized)}, {4}, TCH_ERR_SHAPE, "input"},
-    {CONV, NULL, {TEST_FIELD(world, layer.kernel[1])}, {0}, TCH_ERR_INVALID_ARGUMENT, "kernel"}, /* not only the first */
+    {CONV, NULL, {TEST_FIELD(world, layer.kernel[1])}, {0}, TCH_ERR_INVALID_ARGUMENT, "kernel"}, /* not the first */
     {CONV, NULL, {TEST_FIELD(world, layer.after[1])}, {-1}, TCH_ERR_INVALID_ARGUMENT, "after"},
     {CONV, NULL, {TEST_FIELD(world, layer.kernel[0])}, {6}, TCH_ERR_SHAPE, "input"},
     {CONV, NULL, {TEST_FIELD(world, layer.dilation[1])}, {3}, TCH_ERR_SHAPE, "input"},

@@ -113,9 +113,7 @@ static void run_option(tch_context *context, const option *o, tch_dtype dtype, t
               tch_dtype_name(dtype), tch_dtype_name(gradients));
     trial_open(&t, context, dtype, gradients, &o->config, SHAPES, shapes);
     set(t.optimizer, sgd ? sgd_source : adamw_source, sgd ? "sgd<1>" : "adamw", check_tolerance(dtype));
-    for (int i = 0; i < STEPS; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, STEPS);
     check_launches(&t, STEPS);
     trial_check(&t, tolerance_of(dtype));
     trial_close(&t);
@@ -187,9 +185,7 @@ static void groups_and_what_others_leave(void **state)
         set(t.optimizer, adamw_source, "adamw", check_tolerance(TCH_FLOAT64));
         CHECK(info_of(t.optimizer).served == 4, "%lld are served", (long long)info_of(t.optimizer).served);
         trial_add_group(&t, &c, 1, shapes);
-        for (int k = 0; k < STEPS; k++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, STEPS);
         check_launches(&t, STEPS);
         trial_check(&t, tolerance_of(TCH_FLOAT64));
         trial_close(&t);

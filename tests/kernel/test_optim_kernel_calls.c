@@ -11,8 +11,6 @@
 
 #define MOST_ALLOCATIONS 2000
 
-static counting_allocator counting;
-
 static const trial_shape shapes[] = {
     {.ndim = 2, .shape = {6, 5}}, {.ndim = 1, .shape = {37}}, {.ndim = 1, .shape = {2100}}};
 #define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
@@ -28,33 +26,11 @@ static const char root_source[] = "__global__ void f(const float *a, float *x, f
                                   "    }\n"
                                   "}\n";
 
-static int install_allocator(void **state)
-{
-    (void)state;
-    tch_host_allocator allocator = counting_allocator_interface(&counting);
-    (void)tch_backend_count();
-    return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
-}
-
-static int remove_allocator(void **state)
-{
-    (void)state;
-    return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
-}
-
 static tch_context *open_context(void)
 {
     tch_context *context = NULL;
     CHECK_OK(tch_context_create(test_device(), &context));
     return context;
-}
-
-static void check_nothing_left(void)
-{
-    CHECK(atomic_load(&counting.bytes) == 0 && atomic_load(&counting.blocks) == 0, "%lld bytes in %lld blocks leaked",
-          atomic_load(&counting.bytes), atomic_load(&counting.blocks));
-    CHECK(atomic_load(&counting.mistakes) == 0, "%lld releases do not match their allocation",
-          atomic_load(&counting.mistakes));
 }
 
 static tch_optim_config config_of(tch_optim_kind kind)
@@ -173,7 +149,7 @@ static void wrong_calls(void **state)
                        "info");
     trial_close(&t);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
 }
 
 static void parts_that_are_not_there(void **state)
@@ -207,17 +183,17 @@ static bool set_without(tch_optim_part part, long long k)
     tch_context *context = open_context();
     test_case("setting part %d, allocation %lld", (int)part, k);
     trial_open(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
-    counting_allocator_arm(&counting, k);
+    counting_allocator_arm(&test_counting, k);
     tch_status status = set(&t, part);
-    bool through = atomic_load(&counting.calls) < k;
-    counting_allocator_arm(&counting, 0);
+    bool through = atomic_load(&test_counting.calls) < k;
+    counting_allocator_arm(&test_counting, 0);
     CHECK(status == TCH_OK || (status == TCH_ERR_OUT_OF_MEMORY && !info_of(&t, part).in_use), "gave %s: %s",
           tch_status_name(status), tch_last_error());
     CHECK(status != TCH_OK || info_of(&t, part).in_use, "not in use: %s", info_of(&t, part).reason);
     trial_step(&t);
     trial_close(&t);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
     return through;
 }
 
@@ -245,19 +221,17 @@ static void steps_allocate_nothing(void **state)
     trial_open(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
     CHECK_OK(set(&t, TCH_OPTIM_PART_ROOT));
     CHECK_OK(set(&t, TCH_OPTIM_PART_UPDATE));
-    for (int i = 0; i < 3; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, 3);
     trial_draw(&t);
     trial_list_gradients(&t, gradients);
-    counting_allocator_arm(&counting, 0);
+    counting_allocator_arm(&test_counting, 0);
     for (int i = 0; i < 5; i++) {
         CHECK_OK(tch_optimizer_step(t.optimizer, t.count, gradients));
     }
-    CHECK(atomic_load(&counting.calls) == 0, "%lld allocations in five steps", atomic_load(&counting.calls));
+    CHECK(atomic_load(&test_counting.calls) == 0, "%lld allocations in five steps", atomic_load(&test_counting.calls));
     trial_close(&t);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
 }
 
 int main(int argc, char **argv)
@@ -269,5 +243,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(steps_allocate_nothing),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, install_allocator, remove_allocator);
+    return cmocka_run_group_tests(tests, test_counting_install, test_counting_remove);
 }

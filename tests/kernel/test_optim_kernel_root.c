@@ -93,13 +93,6 @@ static tch_optim_kernel_info info_of(const trial *t)
     return info;
 }
 
-static tch_optim_stats stats_of(const trial *t)
-{
-    tch_optim_stats stats = TCH_OPTIM_STATS_INIT;
-    CHECK_OK(tch_optimizer_get_stats(t->optimizer, &stats));
-    return stats;
-}
-
 static tch_optim_config base(void)
 {
     tch_optim_config c = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
@@ -135,9 +128,7 @@ static bool are_same(const trial *a, const trial *b)
 
 static void take_steps(trial *t, int steps)
 {
-    for (int i = 0; i < steps; i++) {
-        trial_step(t);
-    }
+    trial_steps(t, steps);
 }
 
 /* --- roots that are right ----------------------------------------------------------------------------------------- */
@@ -156,7 +147,7 @@ static void newton_of_ones_own(void **state)
               (long long)info.served, (long long)factors_of(&t), info.reason);
         CHECK(info.worst > 0.0 && info.worst < 0.01, "the check has seen %g", info.worst);
         take_steps(&t, STEPS);
-        tch_optim_stats stats = stats_of(&t);
+        tch_optim_stats stats = trial_stats(&t);
         CHECK(stats.own_root && !stats.own_update, "the statistics know nothing of it");
         CHECK(stats.failed == 0 && stats.refused == 0, "%lld failed, %lld refused", (long long)stats.failed,
               (long long)stats.refused);
@@ -226,7 +217,7 @@ static void the_built_in_remains(void **state)
         take_steps(&own, STEPS);
         take_steps(&built_in, STEPS);
         CHECK(are_same(&own, &built_in), "the training is not the built-in's");
-        CHECK(!stats_of(&own).own_root && stats_of(&own).refused == 0, "the statistics say that it is used");
+        CHECK(!trial_stats(&own).own_root && trial_stats(&own).refused == 0, "the statistics say that it is used");
         trial_close(&own);
         trial_close(&built_in);
     }
@@ -256,15 +247,15 @@ static void roots_that_fail_later(void **state)
     tch_optim_kernel_info info = set(&own, source, "later", 0);
     CHECK(info.in_use && info.served == 6, "%s", info.reason);
     take_steps(&own, 1);
-    tch_optim_stats stats = stats_of(&own);
+    tch_optim_stats stats = trial_stats(&own);
     CHECK(stats.refused == 6 && stats.own_root, "%lld roots refused", (long long)stats.refused);
     CHECK(stats.failed == (test_on_cpu() ? 0 : 6), "%lld failed", (long long)stats.failed);
-    (void)stats_of(&own); /* asked again, nothing is held against the built-in */
+    (void)trial_stats(&own); /* asked again, nothing is held against the built-in */
     int64_t launches = info_of(&own).launches;
     take_steps(&own, STEPS);
     take_steps(&built_in, STEPS + 1);
-    CHECK(info_of(&own).launches == launches && stats_of(&own).refused == 6, "the kernel is still asked");
-    CHECK(stats_of(&own).failed == 0, "%lld failed", (long long)stats_of(&own).failed);
+    CHECK(info_of(&own).launches == launches && trial_stats(&own).refused == 6, "the kernel is still asked");
+    CHECK(trial_stats(&own).failed == 0, "%lld failed", (long long)trial_stats(&own).failed);
     CHECK(!test_on_cpu() || are_same(&own, &built_in), "the training is not the built-in's");
     trial_close(&own);
     trial_close(&built_in);

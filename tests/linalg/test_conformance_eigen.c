@@ -427,12 +427,6 @@ static void thread_counts_agree(void **state)
     CHECK_OK(tch_set_num_threads(usual));
 }
 
-static int close_all(void **state)
-{
-    test_known_release();
-    return test_close_context(state);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -444,5 +438,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(thread_counts_agree), cmocka_unit_test(powers_of_clamped_matrices),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, close_all);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
 }

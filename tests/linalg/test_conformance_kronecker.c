@@ -532,12 +532,6 @@ static void shared_factors(void **state)
     }
 }
 
-static int close_all(void **state)
-{
-    test_known_release();
-    return test_close_context(state);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -550,5 +544,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(exact_products_are_recovered),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, close_all);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
 }

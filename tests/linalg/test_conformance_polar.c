@@ -375,12 +375,6 @@ static void smallest_numbers(void **state)
     }
 }
 
-static int close_all(void **state)
-{
-    test_known_release();
-    return test_close_context(state);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -391,5 +385,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(smallest_numbers),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, close_all);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
 }

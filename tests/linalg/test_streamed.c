@@ -49,21 +49,12 @@ static test_tensor *make(tch_context *context, const streamed_case *c, int which
     return test_tensor_make(c->places >> which & 1 ? host : context, c->dtype, 2, shape, layout);
 }
 
-static void fill_random(test_tensor *t, uint64_t stream)
-{
-    test_random random = test_random_stream(stream);
-    double *values = test_alloc((size_t)(t->count + 1) * sizeof *values);
-    test_random_fill_normal(&random, values, t->count);
-    test_tensor_write(t, values);
-    free(values);
-}
-
 static operands make_operands(tch_context *context, const streamed_case *c)
 {
     operands o = {make(context, c, 0, c->m, c->k, c->a), make(context, c, 1, c->k, c->n, c->b),
                   make(context, c, 2, c->m, c->n, c->out)};
-    fill_random(o.a, 1);
-    fill_random(o.b, 2);
+    test_tensor_draw(o.a, 1);
+    test_tensor_draw(o.b, 2);
     return o;
 }
 
@@ -186,8 +177,8 @@ static void batches_broadcast(void **state)
         test_tensor *a = test_tensor_make(places & 1 ? host : *state, c.dtype, 4, shape_a, LAYOUT_BATCH_GAPS);
         test_tensor *b = test_tensor_make(places & 2 ? host : *state, c.dtype, 3, shape_b, LAYOUT_TRANSPOSED);
         test_tensor *out = test_tensor_make(places & 4 ? host : *state, c.dtype, 4, shape_out, LAYOUT_BATCH_GAPS);
-        fill_random(a, 3);
-        fill_random(b, 4);
+        test_tensor_draw(a, 3);
+        test_tensor_draw(b, 4);
         CHECK_OK(tch_matmul_chunked(*state, &a->tensor, &b->tensor, c.budget, &out->tensor));
         CHECK_OK(tch_context_synchronize(*state));
         test_tensor_check_written(out, "out");

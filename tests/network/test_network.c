@@ -7,8 +7,8 @@
 
 #include <torchium/network.h>
 
+#include "support/bad_input.h"
 #include "support/fakes/counting_allocator.h"
-#include "support/messages.h"
 #include "support/network/network_trial.h"
 #include "support/testing.h"
 
@@ -511,35 +511,35 @@ static void refuse_config(tch_context *context, const tch_network_config *config
     CHECK(net == NULL, "a network was returned");
 }
 
+#define FIELD(member) TEST_FIELD(tch_network_config, member)
+
 static void bad_configs_are_refused(void **state)
 {
     const int64_t zero_width[] = {4, 0};
     const int64_t too_wide[] = {(int64_t)INT32_MAX + 1};
-    const int64_t bad_sizes[] = {0, -1, INT64_MIN, (int64_t)INT32_MAX + 1};
+    static const test_range ranges[] = {
+        {FIELD(inputs), 0, 4, {0, -1, INT64_MIN, (int64_t)INT32_MAX + 1}},
+        {FIELD(outputs), 0, 4, {0, -1, INT64_MIN, (int64_t)INT32_MAX + 1}},
+        {FIELD(max_batch), 0, 4, {-7, -1, INT64_MIN, (int64_t)INT32_MAX + 1}},
+        {FIELD(hidden_count), 0, 2, {-1, TCH_NETWORK_MAX_HIDDEN + 1}},
+        {FIELD(activation), 0, 1, {TCH_ACTIVATION_COUNT}},
+        {FIELD(loss), 0, 1, {-1}},
+    };
     tch_network_config config;
     tch_network *net = NULL;
-    for (int i = 0; i < 4; i++) {
-        config = small_config(), config.inputs = bad_sizes[i];
-        refuse_config(*state, &config, "inputs");
-        config = small_config(), config.outputs = bad_sizes[i];
-        refuse_config(*state, &config, "outputs");
-        config = small_config(), config.max_batch = i == 0 ? -7 : bad_sizes[i];
-        refuse_config(*state, &config, "max_batch");
+    for (size_t i = 0; i < TEST_COUNT(ranges); i++) {
+        for (int k = 0; k < ranges[i].count; k++) {
+            config = small_config();
+            test_field_set(&config, &ranges[i].field, ranges[i].bad[k]);
+            refuse_config(*state, &config, ranges[i].field.name);
+        }
     }
-    config = small_config(), config.hidden_count = -1;
-    refuse_config(*state, &config, "hidden_count");
-    config = small_config(), config.hidden_count = TCH_NETWORK_MAX_HIDDEN + 1;
-    refuse_config(*state, &config, "hidden_count");
     config = small_config(), config.hidden = NULL;
     refuse_config(*state, &config, "hidden");
     config = small_config(), config.hidden = zero_width, config.hidden_count = 2;
     refuse_config(*state, &config, "hidden");
     config = small_config(), config.hidden = too_wide;
     refuse_config(*state, &config, "hidden");
-    config = small_config(), config.activation = TCH_ACTIVATION_COUNT;
-    refuse_config(*state, &config, "activation");
-    config = small_config(), config.loss = (tch_loss)-1;
-    refuse_config(*state, &config, "loss");
     config = small_config(), config.struct_size--;
     refuse_config(*state, &config, "config");
     refuse_config(*state, NULL, "config");
@@ -688,22 +688,6 @@ static void outputs_may_not_overlap(void **state)
 
 #define MOST_ALLOCATIONS 200
 
-static counting_allocator counting;
-
-static int install_allocator(void **state)
-{
-    (void)state;
-    tch_host_allocator allocator = counting_allocator_interface(&counting);
-    (void)tch_backend_count();
-    return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
-}
-
-static int remove_allocator(void **state)
-{
-    (void)state;
-    return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
-}
-
 static void check_refused_memory(tch_status status)
 {
     CHECK(status == TCH_ERR_OUT_OF_MEMORY, "gave %s (%s)", tch_status_name(status), tch_last_error());
@@ -711,9 +695,9 @@ static void check_refused_memory(tch_status status)
 
 static void check_nothing_left(void)
 {
-    CHECK(atomic_load(&counting.blocks) == 0, "%lld blocks leaked", atomic_load(&counting.blocks));
-    CHECK(atomic_load(&counting.mistakes) == 0, "%lld releases do not match their allocation",
-          atomic_load(&counting.mistakes));
+    CHECK(atomic_load(&test_counting.blocks) == 0, "%lld blocks leaked", atomic_load(&test_counting.blocks));
+    CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match their allocation",
+          atomic_load(&test_counting.mistakes));
 }
 
 static void creation_without_memory(void **state)
@@ -725,13 +709,13 @@ static void creation_without_memory(void **state)
     config.max_batch = 10;
     while (status != TCH_OK) {
         tch_context *context = NULL;
-        tch_network *net = (tch_network *)&counting;
+        tch_network *net = (tch_network *)&test_counting;
         test_case("a network, allocation %lld", ++k);
         CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
         CHECK_OK(tch_context_create(test_device(), &context));
-        counting_allocator_arm(&counting, k);
+        counting_allocator_arm(&test_counting, k);
         status = tch_network_create(context, &config, &net);
-        counting_allocator_arm(&counting, 0);
+        counting_allocator_arm(&test_counting, 0);
         if (status != TCH_OK) {
             check_refused_memory(status);
             CHECK(net == NULL, "a network was returned");
@@ -760,10 +744,10 @@ static void batches_without_memory(void **state)
         network_trial_make(&s, context, &config, &random);
         network_trial_batch(&s, &random, 5000, LAYOUT_CONTIGUOUS);
         CHECK_OK(tch_memory_trim(context, 0));
-        counting_allocator_arm(&counting, k);
+        counting_allocator_arm(&test_counting, k);
         tch_status status = network_trial_loss(&s);
-        through = atomic_load(&counting.calls) < k;
-        counting_allocator_arm(&counting, 0);
+        through = atomic_load(&test_counting.calls) < k;
+        counting_allocator_arm(&test_counting, 0);
         if (!through) {
             check_refused_memory(status);
             test_tensor_check_unchanged(s.totals, "totals");
@@ -805,5 +789,6 @@ int main(int argc, char **argv)
     };
     test_begin(argc, argv);
     int failed = cmocka_run_group_tests_name("network", tests, test_open_context, test_close_context);
-    return failed + cmocka_run_group_tests_name("network_memory", memory_tests, install_allocator, remove_allocator);
+    return failed +
+           cmocka_run_group_tests_name("network_memory", memory_tests, test_counting_install, test_counting_remove);
 }

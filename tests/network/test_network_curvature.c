@@ -707,22 +707,6 @@ static void calls_repeat_themselves(void **state)
 
 #define MOST_ALLOCATIONS 200
 
-static counting_allocator counting;
-
-static int install_allocator(void **state)
-{
-    (void)state;
-    tch_host_allocator allocator = counting_allocator_interface(&counting);
-    (void)tch_backend_count();
-    return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
-}
-
-static int remove_allocator(void **state)
-{
-    (void)state;
-    return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
-}
-
 /* Each allocation fails once; the call after it succeeds. */
 static void weights_without_memory(void **state)
 {
@@ -740,11 +724,11 @@ static void weights_without_memory(void **state)
         network_trial_batch(&s, &random, 12, LAYOUT_CONTIGUOUS);
         CHECK_OK(network_trial_loss(&s));
         CHECK_OK(tch_memory_trim(context, 0));
-        counting_allocator_arm(&counting, k);
+        counting_allocator_arm(&test_counting, k);
         tch_status status = tch_network_draw_labels(s.net, 1);
         status = status == TCH_OK ? tch_network_weigh_samples(s.net, NULL, 1.0) : status;
-        through = atomic_load(&counting.calls) < k;
-        counting_allocator_arm(&counting, 0);
+        through = atomic_load(&test_counting.calls) < k;
+        counting_allocator_arm(&test_counting, 0);
         CHECK(through ? status == TCH_OK : status == TCH_ERR_OUT_OF_MEMORY, "gave %s (%s)", tch_status_name(status),
               tch_last_error());
         CHECK_OK(network_trial_loss(&s));
@@ -752,9 +736,9 @@ static void weights_without_memory(void **state)
         network_trial_drop_batch(&s);
         network_trial_free(&s);
         tch_context_destroy(context);
-        CHECK(atomic_load(&counting.blocks) == 0, "%lld blocks leaked", atomic_load(&counting.blocks));
-        CHECK(atomic_load(&counting.mistakes) == 0, "%lld releases do not match their allocation",
-              atomic_load(&counting.mistakes));
+        CHECK(atomic_load(&test_counting.blocks) == 0, "%lld blocks leaked", atomic_load(&test_counting.blocks));
+        CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match their allocation",
+              atomic_load(&test_counting.mistakes));
     }
 }
 
@@ -780,6 +764,6 @@ int main(int argc, char **argv)
     };
     test_begin(argc, argv);
     int failed = cmocka_run_group_tests_name("network_curvature", tests, test_open_context, test_close_context);
-    return failed +
-           cmocka_run_group_tests_name("network_curvature_memory", memory_tests, install_allocator, remove_allocator);
+    return failed + cmocka_run_group_tests_name("network_curvature_memory", memory_tests, test_counting_install,
+                                                test_counting_remove);
 }

@@ -6,9 +6,9 @@
 
 #include <torchium/amp.h>
 
+#include "support/bad_input.h"
 #include "support/elements.h"
 #include "support/linalg/reference.h"
-#include "support/messages.h"
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
 
@@ -84,8 +84,8 @@ static void every_layout_is_divided(void **state)
     }
 }
 
-/* One bad element, first, last or in the middle, in one gradient of several of all dtypes, is found: by the division, and by
- * a look that leaves gradients as they are. */
+/* One bad element, first, last or in the middle, in one gradient of several of all dtypes, is found: by the division, and
+ * by a look that leaves gradients as they are. */
 static void find_infinities(tch_context *context, bool divide)
 {
     const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};
@@ -350,68 +350,54 @@ static void a_disabled_scaler_does_nothing(void **state)
 
 /* --- bad input ---------------------------------------------------------------------------------------------------- */
 
-static void refuse_config(tch_context *context, const tch_scaler_config *config, const char *name)
-{
-    tch_scaler *scaler = (tch_scaler *)context;
-    test_check_refused(tch_scaler_create(context, config, &scaler), TCH_ERR_INVALID_ARGUMENT, name);
-    CHECK(scaler == NULL, "a scaler was returned");
-}
+#define FIELD(member) TEST_FIELD(tch_scaler_config, member)
 
 static void bad_configurations(void **state)
 {
-    const double wrong[][3] = {
-        {0.0, 1.0, 0.0}, {-1.0, 0.5, 1.0}, {NAN, NAN, NAN}, {INFINITY, INFINITY, 1.5}, {1e39, -2.0, -0.5},
+    static const test_range ranges[] = {
+        {FIELD(init_scale), 0, 5, {0.0, -1.0, NAN, INFINITY, 1e39}},
+        {FIELD(growth_factor), 0, 5, {1.0, 0.5, NAN, INFINITY, -2.0}},
+        {FIELD(backoff_factor), 0, 5, {0.0, 1.0, NAN, 1.5, -0.5}},
+        {FIELD(growth_interval), 0, 5, {0, -1, -2, -3, -4}},
+        {FIELD(enabled), 0, 5, {2, 3, 4, 5, 6}},
+        {FIELD(struct_size), 0, 1, {sizeof(tch_scaler_config) - 1}},
     };
-    for (int i = 0; i < 5; i++) {
-        const tch_scaler_config good = TCH_SCALER_CONFIG_INIT;
-        tch_scaler_config c = good;
-        test_case("wrong numbers %d", i);
-        c.init_scale = wrong[i][0];
-        refuse_config(*state, &c, "init_scale");
-        c = good;
-        c.growth_factor = wrong[i][1];
-        refuse_config(*state, &c, "growth_factor");
-        c = good;
-        c.backoff_factor = wrong[i][2];
-        refuse_config(*state, &c, "backoff_factor");
-        c = good;
-        c.growth_interval = -i;
-        refuse_config(*state, &c, "growth_interval");
-        c = good;
-        c.enabled = 2 + i;
-        refuse_config(*state, &c, "enabled");
-        c = good;
-        c.struct_size -= 1;
-        refuse_config(*state, &c, "struct_size");
-    }
     tch_scaler *scaler = NULL;
+    for (size_t i = 0; i < TEST_COUNT(ranges); i++) {
+        for (int k = 0; k < ranges[i].count; k++) {
+            tch_scaler_config c = TCH_SCALER_CONFIG_INIT;
+            test_case("%s = %g", ranges[i].field.name, ranges[i].bad[k]);
+            test_field_set(&c, &ranges[i].field, ranges[i].bad[k]);
+            scaler = (tch_scaler *)&c;
+            test_check_refused(tch_scaler_create(*state, &c, &scaler), TCH_ERR_INVALID_ARGUMENT, ranges[i].field.name);
+            CHECK(scaler == NULL, "a scaler was returned");
+        }
+    }
     test_check_refused(tch_scaler_create(NULL, NULL, &scaler), TCH_ERR_INVALID_ARGUMENT, "context");
     test_check_refused(tch_scaler_create(*state, NULL, NULL), TCH_ERR_INVALID_ARGUMENT, "scaler");
 }
 
 static void bad_calls(void **state)
 {
+    static const test_flaw flaws[] = {
+        {"integers", TCH_ERR_DTYPE, PART_DTYPE, 0, {TCH_INT, 32, 1}},
+        {"repeated elements", TCH_ERR_LAYOUT, PART_STRIDE, 0, {0}},
+        {"another device", TCH_ERR_DEVICE, PART_INDEX, 1, {0}},
+    };
     tch_context *context = *state;
     tch_scaler *scaler = NULL;
     const int64_t shape[] = {3, 4};
     const tch_tensor *none[1] = {NULL};
     tch_scaler_state s = TCH_SCALER_STATE_INIT;
     CHECK_OK(tch_scaler_create(context, NULL, &scaler));
-    test_tensor *whole = test_tensor_make(context, TCH_INT32, 2, shape, LAYOUT_CONTIGUOUS);
-    tch_tensor broken = whole->tensor;
-    tch_tensor *list[] = {NULL, &broken};
-    test_case("an integer gradient");
-    test_check_refused(tch_scaler_unscale(scaler, 2, list), TCH_ERR_DTYPE, "gradients[1]");
-    test_case("repeated elements");
-    int64_t strides[] = {0, 1};
-    broken.dtype = TCH_FLOAT32;
-    broken.strides = strides;
-    test_check_refused(tch_scaler_unscale(scaler, 2, list), TCH_ERR_LAYOUT, "gradients[1]");
-    test_case("another device");
-    broken = whole->tensor;
-    broken.dtype = TCH_FLOAT32;
-    broken.device.index += 1;
-    test_check_refused(tch_scaler_unscale(scaler, 2, list), TCH_ERR_DEVICE, "gradients[1]");
+    test_tensor *whole = test_tensor_make(context, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS);
+    test_broken b;
+    tch_tensor *list[] = {NULL, &b.tensor};
+    for (size_t i = 0; i < TEST_COUNT(flaws); i++) {
+        test_case("a gradient with %s", flaws[i].what);
+        test_broken_make(&b, &whole->tensor, &flaws[i]);
+        test_check_refused(tch_scaler_unscale(scaler, 2, list), flaws[i].expected, "gradients[1]");
+    }
     test_tensor_check_unchanged(whole, "the gradient");
     test_case("NULL");
     test_check_refused(tch_scaler_unscale(scaler, 1, NULL), TCH_ERR_INVALID_ARGUMENT, "gradients");

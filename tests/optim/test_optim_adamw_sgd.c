@@ -175,9 +175,7 @@ static void float32_parameters_take_half_gradients(void **state)
         tch_optim_config config = base(TCH_OPTIM_ADAMW);
         test_case("gradients in %s", tch_dtype_name(halves[i]));
         trial_open(&t, *state, TCH_FLOAT32, halves[i], &config, SHAPES, shapes);
-        for (int k = 0; k < STEPS; k++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, STEPS);
         trial_check(&t, tolerance_of(TCH_FLOAT32));
         trial_close(&t);
     }
@@ -196,17 +194,13 @@ static void groups_have_their_own_numbers(void **state)
         config.beta1 = 0.5;
         config.maximize = 1;
         trial_add_group(&t, &config, 4, shapes + 3);
-        for (int i = 0; i < STEPS; i++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, STEPS);
         config.weight_decay = 0.7;
         config.decay = TCH_DECAY_L2;
         trial_add_group(&t, &config, 2, shapes + 7);
         CHECK(tch_optimizer_group_count(t.optimizer) == 3, "%d groups", tch_optimizer_group_count(t.optimizer));
         CHECK(tch_optimizer_parameter_count(t.optimizer) == 9, "%d", tch_optimizer_parameter_count(t.optimizer));
-        for (int i = 0; i < STEPS; i++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, STEPS);
         trial_check(&t, tolerance_of(TCH_FLOAT64));
         trial_close(&t);
     }
@@ -291,9 +285,7 @@ static void parameters_move(void **state)
     tch_optim_config config = base(TCH_OPTIM_ADAMW);
     test_case("tch_optimizer_set_parameter");
     trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &config, 4, shapes);
-    for (int i = 0; i < STEPS; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, STEPS);
     trial_parameter *p = &t.parameters[3];
     test_tensor *old = p->memory;
     double *values = test_tensor_read(old);
@@ -303,9 +295,7 @@ static void parameters_move(void **state)
     p->tensor.data = p->memory->tensor.data;
     p->tensor.byte_offset = p->memory->tensor.byte_offset;
     CHECK_OK(tch_optimizer_set_parameter(t.optimizer, 3, &p->tensor));
-    for (int i = 0; i < STEPS; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, STEPS);
     trial_check(&t, 2.0 * tolerance_of(TCH_FLOAT32));
     test_tensor_check_unchanged(old, "the old memory");
     test_tensor_free(old);

@@ -35,7 +35,7 @@ static void go_on(trial *t, double tolerance)
     trial_close(t);
 }
 
-/* --- hyper-parameters --------------------------------------------------------------------------------------------- */
+/* --- hyperparameters ---------------------------------------------------------------------------------------------- */
 
 #define FIELD(member) TEST_FIELD(tch_optim_config, member)
 
@@ -584,23 +584,14 @@ static void parameters_that_cannot_move(void **state)
 
 /* --- checkpoints of something else -------------------------------------------------------------------------------- */
 
-static void save(trial *t, const char *path)
-{
-    tch_checkpoint_writer *writer = NULL;
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
-    CHECK_OK(tch_optimizer_save(t->optimizer, writer, "optimizer"));
-    CHECK_OK(tch_checkpoint_writer_save(writer, t->context, path));
-    tch_checkpoint_writer_destroy(writer);
-}
-
-/* What Shampoo, or another, saves after some steps. */
+/* What an optimizer saves after some steps. */
 static void save_trained(tch_context *context, const tch_optim_config *c, int32_t steps, const char *path)
 {
     trial t;
     test_case("saving");
     trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, c, SHAPES, shapes);
     trial_steps(&t, steps);
-    save(&t, path);
+    trial_save(&t, path);
     trial_close(&t);
 }
 
@@ -652,7 +643,7 @@ static void checkpoints_of_something_else(void **state)
     }
 }
 
-/* Loads a file with a bad number: refused in words that name it, and the training goes on as if it had not been tried. */
+/* Loads a file with a bad number: an error that names it, and the training goes on as if it had not been tried. */
 static void refuse_number(tch_context *context, const tch_optim_config *c, const char *path, const char *name)
 {
     refuse_checkpoint(context, c, SHAPES, shapes, "optimizer", path);
@@ -759,7 +750,7 @@ static void checkpoints_without_arguments(void **state)
     const char *path = test_path("adamw.safetensors");
     test_case("NULL");
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
-    save(&t, path);
+    trial_save(&t, path);
     CHECK_OK(tch_checkpoint_writer_create(&writer));
     CHECK_OK(tch_checkpoint_open(path, &checkpoint));
     test_check_refused(tch_optimizer_save(NULL, writer, "o"), TCH_ERR_INVALID_ARGUMENT, "optimizer");
@@ -771,17 +762,6 @@ static void checkpoints_without_arguments(void **state)
     tch_checkpoint_writer_destroy(writer);
     tch_checkpoint_close(checkpoint);
     trial_close(&t);
-}
-
-static int open_both(void **state)
-{
-    return test_folder_make(state) != 0 ? -1 : test_open_context(state);
-}
-
-static int close_both(void **state)
-{
-    int failed = test_close_context(state);
-    return test_folder_remove(state) != 0 ? -1 : failed;
 }
 
 int main(int argc, char **argv)
@@ -809,5 +789,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(checkpoints_without_arguments),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, open_both, close_both);
+    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
 }

@@ -53,21 +53,6 @@ static double tolerance_of(tch_optim_kind kind)
     return tolerances[kind];
 }
 
-static void for_every_kind(tch_context *context, const char *what, void (*check)(tch_context *, tch_optim_kind))
-{
-    for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
-        test_case("%s, %s", tch_optim_kind_name(kind), what);
-        check(context, (tch_optim_kind)kind);
-    }
-}
-
-static tch_optim_stats stats_of(const trial *t)
-{
-    tch_optim_stats stats = TCH_OPTIM_STATS_INIT;
-    CHECK_OK(tch_optimizer_get_stats(t->optimizer, &stats));
-    return stats;
-}
-
 /* --- the state, by name ------------------------------------------------------------------------------------------- */
 
 static tch_tensor *state_called(const trial *t, const char *name)
@@ -162,7 +147,7 @@ static void at_different_times(tch_context *context, tch_optim_kind kind)
 
 static void equal_shapes_at_different_times(void **state)
 {
-    for_every_kind(*state, "gradients at different times", at_different_times);
+    trial_for_every_kind(*state, "gradients at different times", at_different_times);
 }
 
 /* A parameter without gradients keeps its state to the bit, also roots and bases that others of its shape refresh. */
@@ -175,14 +160,10 @@ static void rest(tch_context *context, tch_optim_kind kind)
         c.precondition_frequency = 4;
         c.stagger = stagger;
         trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &c, DETERMINED, shapes);
-        for (int i = 0; i < 6; i++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, 6);
         double *before = snapshot(&t, 1, &count);
         t.parameters[1].missing = 1;
-        for (int i = 0; i < 9; i++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, 9);
         double *after = snapshot(&t, 1, &count);
         CHECK(memcmp(before, after, (size_t)count * sizeof *after) == 0, "its state has changed, stagger %d", stagger);
         free(before);
@@ -193,7 +174,7 @@ static void rest(tch_context *context, tch_optim_kind kind)
 
 static void state_rests_without_gradients(void **state)
 {
-    for_every_kind(*state, "a parameter rests", rest);
+    trial_for_every_kind(*state, "a parameter rests", rest);
 }
 
 /* float32 parameters of one shape, of which the second gets its gradients in bfloat16. */
@@ -223,7 +204,7 @@ static void two_types(tch_context *context, tch_optim_kind kind)
 
 static void equal_shapes_with_gradients_of_two_types(void **state)
 {
-    for_every_kind(*state, "gradients of two types", two_types);
+    trial_for_every_kind(*state, "gradients of two types", two_types);
 }
 
 /* Two by two is the smallest matrix whose transpose is another. */
@@ -269,16 +250,14 @@ static void amsgrad_elsewhere(tch_context *context, tch_optim_kind kind)
     c.amsgrad = 1;
     replace_optimizer(&t, &c);
     t.configs[0].amsgrad = kind == TCH_OPTIM_ADAMW;
-    for (int i = 0; i < STEPS; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, STEPS);
     trial_check(&t, tolerance_of(kind));
     trial_close(&t);
 }
 
 static void options_of_other_kinds(void **state)
 {
-    for_every_kind(*state, "amsgrad", amsgrad_elsewhere);
+    trial_for_every_kind(*state, "amsgrad", amsgrad_elsewhere);
 }
 
 /* Two blocks with the same numbers and gradients: the same steps, but not rounded by the same random numbers. */
@@ -341,19 +320,10 @@ static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
 
 static void learning_rates_on_the_device(void **state)
 {
-    for_every_kind(*state, "a learning rate on the device", rates_for_the_rest);
+    trial_for_every_kind(*state, "a learning rate on the device", rates_for_the_rest);
 }
 
 /* --- steps that are not taken ------------------------------------------------------------------------------------- */
-
-static void spoil(trial *t, int32_t parameter)
-{
-    trial_parameter *p = &t->parameters[parameter];
-    double *values = test_tensor_read(p->gradient_memory);
-    values[p->memory->count - 1] = NAN;
-    test_tensor_write(p->gradient_memory, values);
-    free(values);
-}
 
 /* A bad gradient of any group is found, keeps every group where it is, and is told by its name. */
 static void bad_gradients_of_a_second_group(void **state)
@@ -373,7 +343,7 @@ static void bad_gradients_of_a_second_group(void **state)
         for (int i = 0; i < STEPS; i++) {
             trial_step(&t);
             trial_draw(&t);
-            spoil(&t, DETERMINED + i % DETERMINED);
+            trial_spoil(&t, DETERMINED + i % DETERMINED, NAN);
             trial_list_gradients(&t, gradients);
             tch_status got = tch_optimizer_step(t.optimizer, t.count, gradients);
             char name[32];
@@ -410,7 +380,7 @@ static void found_inf_under_every_policy(void **state)
                 trial_step_references(&t);
             }
         }
-        CHECK(stats_of(&t).skipped == STEPS / 3, "%lld steps were skipped", (long long)stats_of(&t).skipped);
+        CHECK(trial_stats(&t).skipped == STEPS / 3, "%lld steps were skipped", (long long)trial_stats(&t).skipped);
         trial_check(&t, tolerance_of(TCH_OPTIM_ADAMW));
         test_tensor_free(found);
         trial_close(&t);
@@ -489,19 +459,10 @@ static void step_spoiled(trial *t, int32_t first_bad)
     const tch_tensor *gradients[3];
     trial_draw(t);
     for (int32_t i = first_bad; i < 3; i++) {
-        spoil(t, i);
+        trial_spoil(t, i, NAN);
     }
     trial_list_gradients(t, gradients);
     CHECK_OK(tch_optimizer_step(t->optimizer, 3, gradients));
-}
-
-static void save_to(const trial *t, const char *path)
-{
-    tch_checkpoint_writer *writer = NULL;
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
-    CHECK_OK(tch_optimizer_save(t->optimizer, writer, "optimizer"));
-    CHECK_OK(tch_checkpoint_writer_save(writer, t->context, path));
-    tch_checkpoint_writer_destroy(writer);
 }
 
 static tch_status try_load(const trial *t, const char *path)
@@ -526,18 +487,18 @@ static void failed_roots_go_another_way(void **state)
         trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 3, shapes);
         step_spoiled(&t, 2);
         for (int i = 0; i < 256; i++) {
-            CHECK(stats_of(&t).failed == 2, "the spoiled factors were not reported");
+            CHECK(trial_stats(&t).failed == 2, "the spoiled factors were not reported");
         }
         step_spoiled(&t, 1);
-        CHECK(stats_of(&t).failed == 4, "%lld roots have failed", (long long)stats_of(&t).failed);
+        CHECK(trial_stats(&t).failed == 4, "%lld roots have failed", (long long)trial_stats(&t).failed);
         clear_factors(&t);
         if (restart) {
-            save_to(&t, path);
+            trial_save(&t, path);
             replace_optimizer(&t, &c);
             CHECK_OK(try_load(&t, path));
         }
         step_spoiled(&t, 3);
-        CHECK(stats_of(&t).failed == 0, "%lld roots have failed", (long long)stats_of(&t).failed);
+        CHECK(trial_stats(&t).failed == 0, "%lld roots have failed", (long long)trial_stats(&t).failed);
         double damping = c.relative_eps;
         CHECK(gap(&t, 2, TCH_ROOT_NEWTON, 10.0 * damping) > 1e-8, "the test cannot tell the methods apart");
         CHECK(gap(&t, 0, TCH_ROOT_NEWTON, damping) < 1e-9, "a root that never failed is another");
@@ -565,7 +526,7 @@ static void the_worst_residual(void **state)
             worst = fmax(worst, residual);
         }
     }
-    double told = stats_of(&t).worst_residual;
+    double told = trial_stats(&t).worst_residual;
     CHECK(worst > 0.0 && told > 0.2 * worst && told < 5.0 * worst, "%g, the roots by themselves %g", told, worst);
     trial_close(&t);
 }
@@ -627,11 +588,11 @@ static void small_roots_make_room_for_large_ones(void **state)
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 4, vectors);
     trial_step(&t);
     for (int i = 0; i < 4; i++) {
-        int64_t before = stats_of(&t).refreshes;
+        int64_t before = trial_stats(&t).refreshes;
         double *root = read_numbers(*state, state_called(&t, "parameter0/root.0.0"));
         trial_step(&t);
         double *now = read_numbers(*state, state_called(&t, "parameter0/root.0.0"));
-        int64_t others = stats_of(&t).refreshes - before;
+        int64_t others = trial_stats(&t).refreshes - before;
         bool large = memcmp(root, now, 400 * sizeof *now) != 0;
         CHECK(others == (large ? 1 : 3), "%lld roots beside %s", (long long)others, large ? "the large one" : "none");
         free(root);
@@ -650,17 +611,17 @@ static void staggered_periods_change(void **state)
     c.precondition_frequency = periods[0];
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
     trial_step(&t);
-    int64_t factors = stats_of(&t).refreshes;
+    int64_t factors = trial_stats(&t).refreshes;
     for (int k = 0; k < 3; k++) {
         test_case("a period of %d", periods[k]);
         c.precondition_frequency = periods[k];
         trial_set_config(&t, 0, &c);
         for (int round = 0; round < 2; round++) {
-            int64_t before = stats_of(&t).refreshes;
+            int64_t before = trial_stats(&t).refreshes;
             for (int i = 0; i < periods[k]; i++) {
                 trial_step(&t);
             }
-            int64_t taken = stats_of(&t).refreshes - before;
+            int64_t taken = trial_stats(&t).refreshes - before;
             CHECK(taken == factors, "%lld of %lld roots were refreshed", (long long)taken, (long long)factors);
         }
     }
@@ -692,7 +653,7 @@ static void resume(tch_context *context, tch_optim_kind kind)
         }
         if (i == AT) {
             tch_optim_config other = c;
-            save_to(&t[1], path);
+            trial_save(&t[1], path);
             other.seed = 12;
             replace_optimizer(&t[1], &other);
             CHECK_OK(try_load(&t[1], path));
@@ -707,7 +668,7 @@ static void resume(tch_context *context, tch_optim_kind kind)
 
 static void training_is_resumed_with_all_it_had(void **state)
 {
-    for_every_kind(*state, "resumed", resume);
+    trial_for_every_kind(*state, "resumed", resume);
 }
 
 /* Back to an earlier state in the same optimizer, whose learning rate has changed since: the same steps again. */
@@ -721,7 +682,7 @@ static void rewind_training(tch_context *context, tch_optim_kind kind)
         trial_open(&t[k], context, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
         trial_step(&t[k]);
     }
-    save_to(&t[1], path);
+    trial_save(&t[1], path);
     CHECK_OK(tch_optimizer_set_lr(t[1].optimizer, 0, 0.3));
     double *before[SHAPES];
     for (int32_t i = 0; i < SHAPES; i++) {
@@ -748,7 +709,7 @@ static void rewind_training(tch_context *context, tch_optim_kind kind)
 
 static void training_is_rewound(void **state)
 {
-    for_every_kind(*state, "rewound", rewind_training);
+    trial_for_every_kind(*state, "rewound", rewind_training);
 }
 
 /* What is of this machine and not of the training stays the optimizer's own. */
@@ -761,7 +722,7 @@ static void checkpoints_leave_the_machines_options(void **state)
     test_case("another budget, policy and precision");
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
     trial_step(&t);
-    save_to(&t, path);
+    trial_save(&t, path);
     c.memory_budget = 1 << 22;
     c.nonfinite = TCH_NONFINITE_RAISE;
     c.precision = TCH_PRECISION_HIGH;
@@ -811,12 +772,10 @@ static void checkpoints_of_other_options(void **state)
         trial_step(&t);
         trial_step(&other);
         trial_step(&other);
-        save_to(&other, path);
+        trial_save(&other, path);
         tch_status got = try_load(&t, path);
         CHECK(got == TCH_ERR_INVALID_ARGUMENT, "gave %s", tch_status_name(got));
-        for (int i = 0; i < STEPS; i++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, STEPS);
         trial_check(&t, tolerance_of(cases[k].kind));
         trial_close(&other);
         trial_close(&t);
@@ -862,9 +821,7 @@ static void memory_of_the_caller(void **state)
     m.off = m.bytes = 0;
     CHECK_OK(tch_optimizer_create_with(*state, &c, SHAPES, entries, &allocator, &t.optimizer));
     trial_add_group(&t, &c, SHAPES, shapes);
-    for (int i = 0; i < STEPS; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, STEPS);
     trial_check(&t, tolerance_of(TCH_OPTIM_SHAMPOO));
     CHECK_OK(tch_optimizer_get_memory(t.optimizer, &memory));
     CHECK(memory.state == m.bytes, "%lld bytes of state, %lld from the caller", (long long)memory.state,
@@ -914,7 +871,7 @@ static void steps_give_back_what_they_borrow(tch_context *context, tch_optim_kin
 
 static void what_is_borrowed_is_given_back(void **state)
 {
-    for_every_kind(*state, "what is borrowed", steps_give_back_what_they_borrow);
+    trial_for_every_kind(*state, "what is borrowed", steps_give_back_what_they_borrow);
 }
 
 /* Large pieces of state go back to the device with their optimizer instead of waiting in the pool. */
@@ -965,9 +922,7 @@ static void bases_in_a_small_workspace(void **state)
     int64_t held = allocated(*state);
     CHECK_OK(tch_memory_reset_peak(*state));
     CHECK_OK(tch_optimizer_create(*state, &c, COUNT, entries, &t.optimizer));
-    for (int i = 0; i < STEPS; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, STEPS);
     CHECK_OK(tch_memory_get_info(*state, &info));
     CHECK_OK(tch_optimizer_get_memory(t.optimizer, &memory));
     CHECK(memory.refresh > 2 * limit, "all at once take only %lld bytes", (long long)memory.refresh);
@@ -1125,17 +1080,6 @@ static void figures_after_a_group_that_failed(void **state)
 
 /* --- the program -------------------------------------------------------------------------------------------------- */
 
-static int open_both(void **state)
-{
-    return test_folder_make(state) != 0 ? -1 : test_open_context(state);
-}
-
-static int close_both(void **state)
-{
-    int failed = test_close_context(state);
-    return test_folder_remove(state) != 0 ? -1 : failed;
-}
-
 /* Allocators are exchanged while no memory is held, so this one has no context of the group's. */
 static int count_allocations(void)
 {
@@ -1178,5 +1122,5 @@ int main(int argc, char **argv)
     };
     test_begin(argc, argv);
     int failed = count_allocations();
-    return failed + cmocka_run_group_tests(tests, open_both, close_both);
+    return failed + cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
 }

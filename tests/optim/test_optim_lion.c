@@ -130,9 +130,7 @@ static void float32_parameters_take_half_gradients(void **state)
         tch_optim_config c = base();
         test_case("gradients in %s", tch_dtype_name(halves[i]));
         trial_open(&t, *state, TCH_FLOAT32, halves[i], &c, SMALL_SHAPES, shapes);
-        for (int k = 0; k < STEPS; k++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, STEPS);
         trial_check(&t, tolerance_of(TCH_FLOAT32));
         trial_close(&t);
     }

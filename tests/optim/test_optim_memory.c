@@ -15,8 +15,6 @@
 
 #define MOST_ALLOCATIONS 2000
 
-static counting_allocator counting;
-
 static const trial_shape shapes[] = {
     {.ndim = 2, .shape = {9, 9}},
     {.ndim = 1, .shape = {37}},
@@ -25,28 +23,6 @@ static const trial_shape shapes[] = {
     {.ndim = 0},
 };
 #define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
-
-static int install_allocator(void **state)
-{
-    (void)state;
-    tch_host_allocator allocator = counting_allocator_interface(&counting);
-    (void)tch_backend_count();
-    return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
-}
-
-static int remove_allocator(void **state)
-{
-    (void)state;
-    return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
-}
-
-static void check_nothing_left(void)
-{
-    CHECK(atomic_load(&counting.bytes) == 0 && atomic_load(&counting.blocks) == 0, "%lld bytes in %lld blocks leaked",
-          atomic_load(&counting.bytes), atomic_load(&counting.blocks));
-    CHECK(atomic_load(&counting.mistakes) == 0, "%lld releases do not match their allocation",
-          atomic_load(&counting.mistakes));
-}
 
 static tch_optim_config config_of(tch_optim_kind kind)
 {
@@ -135,9 +111,7 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype)
     CHECK_OK(tch_optim_forecast(context, &c, SHAPES, unallocated, &before));
     CHECK(memory_of(context).allocated == held, "the forecast has taken memory");
     CHECK_OK(tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer));
-    for (int i = 0; i < 5; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, 5);
     CHECK_OK(tch_optimizer_get_memory(t.optimizer, &after));
     CHECK(before.state == after.state, "state: %lld, then %lld", (long long)before.state, (long long)after.state);
     CHECK(before.scratch == after.scratch, "scratch: %lld, then %lld", (long long)before.scratch,
@@ -151,7 +125,7 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype)
     CHECK_OK(tch_memory_trim(context, 0)); /* the workspace is the context's */
     CHECK(memory_of(context).allocated == 0, "the optimizer has left memory behind");
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
 }
 
 static void forecasts(void **state)
@@ -216,7 +190,7 @@ static void memory_of_the_caller(void **state)
             trial_close(&t);
             CHECK(m.bytes == 0, "%lld bytes were not given back", (long long)m.bytes);
             tch_context_destroy(m.context);
-            check_nothing_left();
+            test_counting_check_empty();
         }
     }
 }
@@ -240,7 +214,7 @@ static void allocators_that_are_none(void **state)
     test_check_refused(got, TCH_ERR_INVALID_ARGUMENT, "allocator");
     CHECK(optimizer == NULL, "an optimizer was returned");
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
 }
 
 /* --- the steady state --------------------------------------------------------------------------------------------- */
@@ -256,24 +230,22 @@ static void nothing_is_allocated_in_the_steady_state(void **state)
         tch_context *context = open_context();
         test_case("%s", tch_optim_kind_name(kind));
         trial_open(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
-        for (int i = 0; i < 6; i++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, 6);
         trial_list_gradients(&t, gradients);
         tch_memory_info before = memory_of(context);
-        counting_allocator_arm(&counting, 0);
+        counting_allocator_arm(&test_counting, 0);
         for (int i = 0; i < 12; i++) {
             gradients[2] = i % 3 == 1 ? NULL : &t.parameters[2].gradient;
             CHECK_OK(tch_optimizer_step(t.optimizer, SHAPES, gradients));
         }
-        CHECK(atomic_load(&counting.calls) == 0, "%lld host allocations", atomic_load(&counting.calls));
+        CHECK(atomic_load(&test_counting.calls) == 0, "%lld host allocations", atomic_load(&test_counting.calls));
         tch_memory_info after = memory_of(context);
         CHECK(after.requests == before.requests, "%lld requests to the pool",
               (long long)(after.requests - before.requests));
         CHECK(after.misses == before.misses && after.peak == before.peak, "the pool has grown");
         trial_close(&t);
         tch_context_destroy(context);
-        check_nothing_left();
+        test_counting_check_empty();
     }
 }
 
@@ -338,7 +310,7 @@ static void budgets_are_kept(void **state)
         }
         free(narrow);
         free(wide);
-        check_nothing_left();
+        test_counting_check_empty();
     }
 }
 
@@ -358,10 +330,10 @@ static bool create_without(tch_optim_kind kind, long long k)
     tch_optim_config c = config_of(kind);
     tch_context *context = open_context();
     trial_prepare(&t, context, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes, entries);
-    counting_allocator_arm(&counting, k);
+    counting_allocator_arm(&test_counting, k);
     tch_status status = tch_optimizer_create(context, &c, SHAPES, entries, &t.optimizer);
-    bool reached = atomic_load(&counting.calls) >= k;
-    counting_allocator_arm(&counting, 0);
+    bool reached = atomic_load(&test_counting.calls) >= k;
+    counting_allocator_arm(&test_counting, 0);
     if (reached && status != TCH_OK) {
         check_out_of_memory(status);
         CHECK(t.optimizer == NULL, "an optimizer was returned");
@@ -372,7 +344,7 @@ static bool create_without(tch_optim_kind kind, long long k)
     }
     trial_close(&t);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
     return !reached;
 }
 
@@ -392,23 +364,21 @@ static bool add_without(tch_optim_kind kind, long long k)
         entries[i].name = names[i];
     }
     trial_step(&t);
-    counting_allocator_arm(&counting, k);
+    counting_allocator_arm(&test_counting, k);
     tch_status status = tch_optimizer_add_group(t.optimizer, &c, SHAPES, entries, &group);
-    bool reached = atomic_load(&counting.calls) >= k;
-    counting_allocator_arm(&counting, 0);
+    bool reached = atomic_load(&test_counting.calls) >= k;
+    counting_allocator_arm(&test_counting, 0);
     if (reached && status != TCH_OK) {
         check_out_of_memory(status);
         CHECK(group == 77 && tch_optimizer_group_count(t.optimizer) == 1, "the group was added");
         CHECK(tch_optimizer_parameter_count(t.optimizer) == 2, "its parameters were added");
-        for (int i = 0; i < 6; i++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, 6);
         trial_check(&t, 1e-10);
     }
     trial_close(&t);
     trial_close(&more);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
     return !reached;
 }
 
@@ -424,19 +394,17 @@ static bool step_without(tch_optim_kind kind, long long k)
     trial_draw(&t);
     trial_list_gradients(&t, gradients);
     CHECK_OK(tch_memory_trim(context, 0));
-    counting_allocator_arm(&counting, k);
+    counting_allocator_arm(&test_counting, k);
     tch_status status = tch_optimizer_step(t.optimizer, SHAPES, gradients);
-    bool reached = atomic_load(&counting.calls) >= k;
-    counting_allocator_arm(&counting, 0);
+    bool reached = atomic_load(&test_counting.calls) >= k;
+    counting_allocator_arm(&test_counting, 0);
     if (status != TCH_OK) {
         check_out_of_memory(status);
         status = tch_optimizer_step(t.optimizer, SHAPES, gradients);
     }
     if (status == TCH_OK) {
         trial_step_references(&t);
-        for (int i = 0; i < 5; i++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, 5);
         trial_check(&t, 1e-10);
     } else {
         check_out_of_memory(status);
@@ -444,7 +412,7 @@ static bool step_without(tch_optim_kind kind, long long k)
     }
     trial_close(&t);
     tch_context_destroy(context);
-    check_nothing_left();
+    test_counting_check_empty();
     return !reached;
 }
 
@@ -495,11 +463,11 @@ static void scalers(void **state)
         for (int32_t i = 0; i < SHAPES; i++) {
             gradients[i] = &t.parameters[i].gradient;
         }
-        counting_allocator_arm(&counting, k);
+        counting_allocator_arm(&test_counting, k);
         tch_status made = tch_scaler_create(context, NULL, &scaler);
         tch_status done = made != TCH_OK ? made : tch_scaler_unscale(scaler, SHAPES, gradients);
-        through = atomic_load(&counting.calls) < k;
-        counting_allocator_arm(&counting, 0);
+        through = atomic_load(&test_counting.calls) < k;
+        counting_allocator_arm(&test_counting, 0);
         CHECK((made == TCH_OK) == (scaler != NULL), "a scaler without an error, or an error with one");
         if (done != TCH_OK) {
             check_out_of_memory(done);
@@ -508,7 +476,7 @@ static void scalers(void **state)
         tch_scaler_destroy(scaler);
         trial_close(&t);
         tch_context_destroy(context);
-        check_nothing_left();
+        test_counting_check_empty();
     }
 }
 
@@ -526,5 +494,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(scalers),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, install_allocator, remove_allocator);
+    return cmocka_run_group_tests(tests, test_counting_install, test_counting_remove);
 }

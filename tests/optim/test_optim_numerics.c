@@ -57,14 +57,6 @@ static double exact_tolerance_of(tch_optim_kind kind)
     return tolerances[kind];
 }
 
-static void for_every_kind(tch_context *context, const char *what, void (*check)(tch_context *, tch_optim_kind))
-{
-    for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
-        test_case("%s, %s", tch_optim_kind_name(kind), what);
-        check(context, (tch_optim_kind)kind);
-    }
-}
-
 /* --- half types --------------------------------------------------------------------------------------------------- */
 
 /* With a master copy the only half-precision error is that of the last rounding. Without one each step adds its own. */
@@ -75,9 +67,7 @@ static void run_half(tch_context *context, tch_optim_kind kind, tch_dtype dtype,
     c.master_weights = master;
     test_case("%s, %s %s master copy", tch_optim_kind_name(kind), tch_dtype_name(dtype), master ? "with" : "without");
     trial_open(&t, context, dtype, dtype, &c, SHAPES, shapes);
-    for (int i = 0; i < STEPS; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, STEPS);
     for (int32_t i = 0; i < t.count; i++) {
         double error = trial_error(&t, i, master ? 1.01 : STEPS);
         CHECK(error <= tolerance_of(kind) + (master ? 0x1p-24 * STEPS : 0.0), "parameter %d: off by %.3e", i, error);
@@ -99,7 +89,7 @@ static void half_types(tch_context *context, tch_optim_kind kind)
 
 static void half_parameters(void **state)
 {
-    for_every_kind(*state, "half types", half_types);
+    trial_for_every_kind(*state, "half types", half_types);
 }
 
 /* A thousand steps of a thousandth of the spacing each: a master copy adds them up, rounding to nearest loses all. */
@@ -205,9 +195,7 @@ static void stochastic_rounding_follows_every_kind(tch_context *context, tch_opt
     tch_optim_config c = config_of(kind);
     c.stochastic_rounding = 1;
     trial_open(&t, context, TCH_BFLOAT16, TCH_BFLOAT16, &c, SHAPES, shapes);
-    for (int i = 0; i < STEPS; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, STEPS);
     for (int32_t i = 0; i < t.count; i++) {
         double error = trial_error(&t, i, 2.0 * STEPS); /* up to a whole spacing at each step */
         CHECK(error <= tolerance_of(kind), "parameter %d: off by %.3e", i, error);
@@ -217,7 +205,7 @@ static void stochastic_rounding_follows_every_kind(tch_context *context, tch_opt
 
 static void stochastic_rounding_of_every_kind(void **state)
 {
-    for_every_kind(*state, "stochastic rounding", stochastic_rounding_follows_every_kind);
+    trial_for_every_kind(*state, "stochastic rounding", stochastic_rounding_follows_every_kind);
 }
 
 /* --- gradients that are not finite -------------------------------------------------------------------------------- */
@@ -260,15 +248,6 @@ static const char *owner_of(const trial *t, int64_t i)
     return s.name;
 }
 
-static void spoil(trial *t, int32_t parameter, double bad)
-{
-    trial_parameter *p = &t->parameters[parameter];
-    double *values = test_tensor_read(p->gradient_memory);
-    values[p->memory->count - 1] = bad;
-    test_tensor_write(p->gradient_memory, values);
-    free(values);
-}
-
 /* A step with a bad gradient: the status by the policy, and not a bit of parameters or state has changed. */
 static void take_bad_step(trial *t, int32_t parameter, double bad, tch_status expected)
 {
@@ -277,7 +256,7 @@ static void take_bad_step(trial *t, int32_t parameter, double bad, tch_status ex
     int64_t count = 0;
     int64_t count_after = 0;
     trial_draw(t);
-    spoil(t, parameter, bad);
+    trial_spoil(t, parameter, bad);
     trial_list_gradients(t, gradients);
     for (int32_t i = 0; i < t->count; i++) {
         before[i] = test_tensor_read(t->parameters[i].memory);
@@ -342,12 +321,12 @@ static void raises(tch_context *context, tch_optim_kind kind)
 
 static void bad_gradients_are_skipped(void **state)
 {
-    for_every_kind(*state, "skip", skips);
+    trial_for_every_kind(*state, "skip", skips);
 }
 
 static void bad_gradients_are_raised(void **state)
 {
-    for_every_kind(*state, "raise", raises);
+    trial_for_every_kind(*state, "raise", raises);
 }
 
 /* Not looked for: what it touches is spoiled, and a step later the optimizer still works on the others. */
@@ -360,7 +339,7 @@ static void bad_gradients_are_ignored(void **state)
     test_case("ignore");
     trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, SHAPES, shapes);
     trial_draw(&t);
-    spoil(&t, 1, NAN);
+    trial_spoil(&t, 1, NAN);
     trial_list_gradients(&t, gradients);
     CHECK_OK(tch_optimizer_step(t.optimizer, t.count, gradients));
     double *spoiled = test_tensor_read(t.parameters[1].memory);
@@ -384,16 +363,14 @@ static void skipped_first(tch_context *context, tch_optim_kind kind)
     for (int i = 0; i < 3; i++) {
         take_bad_step(&t, i, INFINITY, TCH_OK);
     }
-    for (int i = 0; i < STEPS; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, STEPS);
     trial_check(&t, exact_tolerance_of(kind));
     trial_close(&t);
 }
 
 static void skipped_first_steps(void **state)
 {
-    for_every_kind(*state, "the first steps are skipped", skipped_first);
+    trial_for_every_kind(*state, "the first steps are skipped", skipped_first);
 }
 
 /* --- gradients that are missing ----------------------------------------------------------------------------------- */
@@ -421,7 +398,7 @@ static void miss(tch_context *context, tch_optim_kind kind)
 
 static void missing_gradients(void **state)
 {
-    for_every_kind(*state, "missing gradients", miss);
+    trial_for_every_kind(*state, "missing gradients", miss);
 }
 
 /* --- the same bits ------------------------------------------------------------------------------------------------ */
@@ -483,19 +460,10 @@ static void repeat(tch_context *context, tch_optim_kind kind)
 
 static void results_are_the_same_to_the_bit(void **state)
 {
-    for_every_kind(*state, "the same bits", repeat);
+    trial_for_every_kind(*state, "the same bits", repeat);
 }
 
 /* --- checkpoints -------------------------------------------------------------------------------------------------- */
-
-static void save_to(const trial *t, const char *path)
-{
-    tch_checkpoint_writer *writer = NULL;
-    CHECK_OK(tch_checkpoint_writer_create(&writer));
-    CHECK_OK(tch_optimizer_save(t->optimizer, writer, "optimizer"));
-    CHECK_OK(tch_checkpoint_writer_save(writer, t->context, path));
-    tch_checkpoint_writer_destroy(writer);
-}
 
 static void load_from(const trial *t, const char *path)
 {
@@ -531,7 +499,7 @@ static void resume(tch_context *context, tch_optim_kind kind)
         if (i == STEPS / 2) {
             tch_parameter entries[SHAPES];
             tch_optim_config other = c;
-            save_to(&t[1], path);
+            trial_save(&t[1], path);
             tch_optimizer_destroy(t[1].optimizer);
             other.lr = 7.0;
             for (int32_t k = 0; k < SHAPES; k++) {
@@ -555,18 +523,7 @@ static void resume(tch_context *context, tch_optim_kind kind)
 
 static void training_is_resumed_bit_for_bit(void **state)
 {
-    for_every_kind(*state, "resumed", resume);
-}
-
-static int open_both(void **state)
-{
-    return test_folder_make(state) != 0 ? -1 : test_open_context(state);
-}
-
-static int close_both(void **state)
-{
-    int failed = test_close_context(state);
-    return test_folder_remove(state) != 0 ? -1 : failed;
+    trial_for_every_kind(*state, "resumed", resume);
 }
 
 int main(int argc, char **argv)
@@ -585,5 +542,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(training_is_resumed_bit_for_bit),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, open_both, close_both);
+    return cmocka_run_group_tests(tests, test_open_context_and_folder, test_close_context_and_folder);
 }

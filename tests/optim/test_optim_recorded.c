@@ -13,7 +13,6 @@
 #include "support/backend/recording_backend.h"
 #include "support/backend/table_copy.h"
 #include "support/files.h"
-#include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
@@ -94,12 +93,8 @@ typedef struct pair {
 
 static test_tensor *tensor_of(const model *m, tch_dtype dtype, const shape *s, uint64_t stream)
 {
-    test_random random = test_random_stream(stream);
     test_tensor *t = test_tensor_make(m->context, dtype, s->ndim, s->size, LAYOUT_CONTIGUOUS);
-    double *values = test_alloc((size_t)t->count * sizeof *values);
-    test_random_fill_normal(&random, values, t->count);
-    test_tensor_write(t, values);
-    free(values);
+    test_tensor_draw(t, stream);
     return t;
 }
 

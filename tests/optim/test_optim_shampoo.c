@@ -518,9 +518,7 @@ static void zero_gradients(void **state)
         for (int32_t i = 0; i < t.count; i++) {
             test_tensor_check_unchanged(t.parameters[i].memory, "a parameter");
         }
-        for (int i = 0; i < STEPS; i++) {
-            trial_step(&t);
-        }
+        trial_steps(&t, STEPS);
         trial_check(&t, EXACT);
         trial_close(&t);
     }

@@ -56,6 +56,17 @@ int test_folder_remove(void **state)
     return rmdir(folder);
 }
 
+int test_open_context_and_folder(void **state)
+{
+    return test_folder_make(state) == 0 ? test_open_context(state) : -1;
+}
+
+int test_close_context_and_folder(void **state)
+{
+    int closed = test_close_context(state);
+    return test_folder_remove(state) == 0 ? closed : -1;
+}
+
 const char *test_path(const char *name)
 {
     static char paths[TEST_PATHS][TEST_PATH_SIZE];

@@ -12,6 +12,10 @@
 int test_folder_make(void **state);
 int test_folder_remove(void **state);
 
+/* The same with a context on the device under test, which *state is. */
+int test_open_context_and_folder(void **state);
+int test_close_context_and_folder(void **state);
+
 /* "FOLDER/name"; the text is good until TEST_PATHS more were asked for. */
 const char *test_path(const char *name);
 
@@ -27,8 +31,8 @@ char *test_file_read(const char *path, int64_t *count);
  * the header, -1 for the true one. */
 void test_safetensors_write(const char *path, const char *header, int64_t length, int64_t data_bytes);
 
-/* A copy of a checkpoint with one thing changed, and checksums to match: a setting, or an element of 8 bytes of a tensor,
- * counted from the first on or, where `index` is below 0, from the end. */
+/* A copy of a checkpoint with one thing changed, and checksums to match: a setting, or an element of 8 bytes of a
+ * tensor, counted from the first on or, where `index` is below 0, from the end. */
 void test_checkpoint_set_text(const char *from, const char *to, const char *key, const char *text);
 void test_checkpoint_set_element(const char *from, const char *to, const char *tensor, int64_t index,
                                  const void *element);

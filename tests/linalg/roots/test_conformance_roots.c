@@ -484,12 +484,6 @@ static void methods_not_offered_are_refused(void **state)
     free_call(&c);
 }
 
-static int close_all(void **state)
-{
-    test_known_release();
-    return test_close_context(state);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -510,5 +504,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(methods_not_offered_are_refused),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, close_all);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
 }

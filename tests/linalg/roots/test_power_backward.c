@@ -524,12 +524,6 @@ static void in_pieces(void **state)
     }
 }
 
-static int close_all(void **state)
-{
-    test_known_release();
-    return test_close_context(state);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -545,5 +539,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(in_pieces),
     };
     test_begin(argc, argv);
-    return cmocka_run_group_tests(tests, test_open_context, close_all);
+    return cmocka_run_group_tests(tests, test_open_context, test_close_known);
 }

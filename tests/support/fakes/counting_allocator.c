@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/testing.h"
+
 typedef struct record {
     void *start;
     size_t bytes;
@@ -67,4 +69,29 @@ void counting_allocator_arm(counting_allocator *counting, long long call)
 {
     atomic_store(&counting->calls, 0);
     atomic_store(&counting->fail_at, call);
+}
+
+counting_allocator test_counting;
+
+/* Backends are looked for first: what the registry keeps is nobody's leak. */
+int test_counting_install(void **state)
+{
+    (void)state;
+    tch_host_allocator allocator = counting_allocator_interface(&test_counting);
+    (void)tch_backend_count();
+    return tch_set_host_allocator(&allocator) == TCH_OK ? 0 : -1;
+}
+
+int test_counting_remove(void **state)
+{
+    (void)state;
+    return tch_set_host_allocator(NULL) == TCH_OK ? 0 : -1;
+}
+
+void test_counting_check_empty(void)
+{
+    CHECK(atomic_load(&test_counting.bytes) == 0 && atomic_load(&test_counting.blocks) == 0,
+          "%lld bytes in %lld blocks leaked", atomic_load(&test_counting.bytes), atomic_load(&test_counting.blocks));
+    CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match their allocation",
+          atomic_load(&test_counting.mistakes));
 }

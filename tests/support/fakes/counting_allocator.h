@@ -23,6 +23,14 @@ bool counting_allocator_refuses(counting_allocator *counting);
 /* The struct to hand to tch_set_host_allocator. */
 tch_host_allocator counting_allocator_interface(counting_allocator *counting);
 
+/* One that cmocka's fixtures put in place, before anything is allocated, and take away again. */
+extern counting_allocator test_counting;
+int test_counting_install(void **state);
+int test_counting_remove(void **state);
+
+/* Fails the test if something that came from it was not given back, or not as it came. */
+void test_counting_check_empty(void);
+
 /* The call-th allocation from now on fails; 0 lets all succeed. */
 void counting_allocator_arm(counting_allocator *counting, long long call);
 

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/random.h"
 #include "support/testing.h"
 
 #define SMALL 33       /* up to here all pairs of layouts */
@@ -96,10 +95,6 @@ test_tensor *test_case_random(tch_context *context, const test_variation *v, tch
                               int64_t cols, test_layout layout, uint64_t salt)
 {
     test_tensor *t = test_case_tensor(context, v, dtype, rows, cols, layout);
-    double *values = test_alloc((size_t)t->count * sizeof *values);
-    test_random random = test_random_stream(1000 * salt + v->stream);
-    test_random_fill_normal(&random, values, t->count);
-    test_tensor_write(t, values);
-    free(values);
+    test_tensor_draw(t, 1000 * salt + v->stream);
     return t;
 }

@@ -68,6 +68,12 @@ void test_known_release(void)
     }
 }
 
+int test_close_known(void **state)
+{
+    test_known_release();
+    return test_close_context(state);
+}
+
 static bool is_expanded(const test_variation *v)
 {
     return v->in == LAYOUT_EXPANDED && v->batch_rank > 0;

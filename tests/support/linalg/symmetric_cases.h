@@ -15,6 +15,7 @@ typedef struct known_matrix {
  * `index` tells the matrices of one size apart. Kept until test_known_release. */
 const known_matrix *test_known(int64_t n, int64_t index, double condition, tch_dtype dtype);
 void test_known_release(void);
+int test_close_known(void **state); /* test_close_context after it */
 
 /* The batch of a case, of such matrices; the input's layout with one exception: single matrices are not expanded,
  * since equal rows are not symmetric. */

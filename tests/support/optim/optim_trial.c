@@ -210,6 +210,39 @@ void trial_steps(trial *t, int32_t count)
     }
 }
 
+void trial_spoil(trial *t, int32_t parameter, double value)
+{
+    trial_parameter *p = &t->parameters[parameter];
+    double *values = test_tensor_read(p->gradient_memory);
+    values[p->memory->count - 1] = value;
+    test_tensor_write(p->gradient_memory, values);
+    free(values);
+}
+
+tch_optim_stats trial_stats(const trial *t)
+{
+    tch_optim_stats stats = TCH_OPTIM_STATS_INIT;
+    CHECK_OK(tch_optimizer_get_stats(t->optimizer, &stats));
+    return stats;
+}
+
+void trial_save(const trial *t, const char *path)
+{
+    tch_checkpoint_writer *writer = NULL;
+    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    CHECK_OK(tch_optimizer_save(t->optimizer, writer, "optimizer"));
+    CHECK_OK(tch_checkpoint_writer_save(writer, t->context, path));
+    tch_checkpoint_writer_destroy(writer);
+}
+
+void trial_for_every_kind(tch_context *context, const char *what, void (*check)(tch_context *, tch_optim_kind))
+{
+    for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
+        test_case("%s, %s", tch_optim_kind_name(kind), what);
+        check(context, (tch_optim_kind)kind);
+    }
+}
+
 void trial_set_config(trial *t, int32_t group, const tch_optim_config *config)
 {
     t->configs[group] = *config;

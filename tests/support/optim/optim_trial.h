@@ -63,6 +63,17 @@ void trial_step_references(trial *t);
 void trial_step(trial *t);
 void trial_steps(trial *t, int32_t count);
 
+/* Puts a number that is not finite, or any other, into the last element of a gradient that was drawn. */
+void trial_spoil(trial *t, int32_t parameter, double value);
+
+tch_optim_stats trial_stats(const trial *t);
+
+/* The optimizer as a checkpoint, under the prefix "optimizer". */
+void trial_save(const trial *t, const char *path);
+
+/* The check for every kind of optimizer that there is, as a case of its own each. */
+void trial_for_every_kind(tch_context *context, const char *what, void (*check)(tch_context *, tch_optim_kind));
+
 /* Changes the numbers of a group on both sides. */
 void trial_set_config(trial *t, int32_t group, const tch_optim_config *config);
 
