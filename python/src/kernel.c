@@ -149,7 +149,7 @@ static int take_extent(PyObject *value, const char *name, int64_t extent[3])
     if (sizes == NULL) {
         return -1;
     }
-    Py_ssize_t length = PyTuple_GET_SIZE(sizes);
+    Py_ssize_t length = PyTuple_Size(sizes);
     int failed = length < 1 || length > 3;
     if (failed) {
         PyErr_Format(PyExc_ValueError, "%s must have 1 to 3 numbers, got %zd", name, length);
@@ -157,7 +157,7 @@ static int take_extent(PyObject *value, const char *name, int64_t extent[3])
     for (Py_ssize_t i = 0; i < length && !failed; i++) {
         char label[24];
         snprintf(label, sizeof label, "%s[%d]", name, (int)i);
-        failed = py_take_int(PyTuple_GET_ITEM(sizes, i), label, 0, INT32_MAX, &extent[i]) < 0;
+        failed = py_take_int(PyTuple_GetItem(sizes, i), label, 0, INT32_MAX, &extent[i]) < 0;
     }
     Py_DECREF(sizes);
     return failed ? -1 : 0;

@@ -86,8 +86,8 @@ PyObject *py_optimizer_get_counts(PyObject *object, PyObject *const *args, Py_ss
 
 static int read_numbers(PyObject *tuple, int64_t *numbers)
 {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
-        if (py_take_int(PyTuple_GET_ITEM(tuple, i), "counts", INT64_MIN, INT64_MAX, &numbers[i]) < 0) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
+        if (py_take_int(PyTuple_GetItem(tuple, i), "counts", INT64_MIN, INT64_MAX, &numbers[i]) < 0) {
             return -1;
         }
     }
@@ -109,7 +109,7 @@ PyObject *py_optimizer_set_counts(PyObject *object, PyObject *const *args, Py_ss
         Py_XDECREF(counts);
         return NULL;
     }
-    Py_ssize_t length = PyTuple_GET_SIZE(counts);
+    Py_ssize_t length = PyTuple_Size(counts);
     int64_t *numbers = PyMem_Calloc((size_t)length + 1, sizeof *numbers);
     int failed = numbers == NULL;
     if (failed) {
@@ -178,18 +178,22 @@ static int read_parameter(PyObject *item, py_place *place, tch_parameter *parame
         PyErr_Clear();
         return py_wrong_type(item, "parameters must have entries (shape, dtype, elementwise)");
     }
-    Py_ssize_t ndim = PySequence_Size(shape);
-    if (ndim < 0) {
+    PyObject *sizes = PySequence_Tuple(shape);
+    if (sizes == NULL) {
         PyErr_Clear();
         return py_wrong_type(shape, "shape must be a sequence of sizes");
     }
-    if (ndim > TCH_MAX_RANK) {
+    Py_ssize_t ndim = PyTuple_Size(sizes);
+    int failed = ndim > TCH_MAX_RANK;
+    if (failed) {
         PyErr_Format(PyExc_ValueError, "shape must have at most %d sizes, got %zd", TCH_MAX_RANK, ndim);
-        return -1;
+    } else {
+        *place = (py_place){.tensor = {.ndim = (int32_t)ndim, .shape = place->shape}};
+        *parameter = (tch_parameter){&place->tensor, NULL, elementwise};
+        failed = py_take_dtype(dtype, "dtype", &place->tensor.dtype) < 0 || read_numbers(sizes, place->shape) < 0;
     }
-    *place = (py_place){.tensor = {.ndim = (int32_t)ndim, .shape = place->shape}};
-    *parameter = (tch_parameter){&place->tensor, NULL, elementwise};
-    return py_take_dtype(dtype, "dtype", &place->tensor.dtype) < 0 ? -1 : read_numbers(shape, ndim, place->shape);
+    Py_DECREF(sizes);
+    return failed ? -1 : 0;
 }
 
 static PyObject *forecast(tch_device device, const tch_optim_config *config, PyObject *list, py_place *places,
