@@ -1,4 +1,4 @@
-"""The long steps of docs/numerics/orthogonalisation.md: looks for better coefficients near those of the library, says
+"""The long steps of docs/numerics/orthogonalization.md: looks for better coefficients near those of the library, says
 what they leave of singular values beside the published methods, and draws docs/images/long-steps.svg.
 
     python3 bench/plots/long_steps.py        needs NumPy

@@ -127,7 +127,7 @@ static tch_status root_run(tch_context *context, void *data)
     return root_trial_run(context, &((bench_data *)data)->trial);
 }
 
-/* --- orthogonalisation: m by n --- */
+/* --- orthogonalization: m by n --- */
 
 static tch_status ortho_prepare(const workplace *place, bench_data *d)
 {
@@ -217,7 +217,7 @@ static tch_status kron_solve_run(tch_context *context, void *data)
     return tch_kronecker_solve(context, d->in[0], d->in[1], d->in[2], 1e-3, d->out[0], NULL);
 }
 
-/* Two Cholesky factorisations and two triangular solves with each. */
+/* Two Cholesky factorizations and two triangular solves with each. */
 static double kron_solve_flops(const bench_case *c)
 {
     double m = (double)c->m, n = (double)c->n;

@@ -185,8 +185,8 @@ static void ink_segment(float *image, point from, point to, double width, double
     int bottom = (int)clamp(ceil(fmax(from.y, to.y) + reach), 0, DIGITS_SIZE);
     for (int y = top; y < bottom; y++) {
         for (int x = left; x < right; x++) {
-            point centre = {x + 0.5, y + 0.5};
-            float ink = (float)(strength * clamp(reach - distance_to(centre, from, to), 0, 1));
+            point center = {x + 0.5, y + 0.5};
+            float ink = (float)(strength * clamp(reach - distance_to(center, from, to), 0, 1));
             float *pixel = &image[y * DIGITS_SIZE + x];
             *pixel = ink > *pixel ? ink : *pixel;
         }

@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Colours by their purpose; CANVAS_SERIES + i is that of curve i. */
-typedef enum canvas_colour { CANVAS_INK, CANVAS_GRID, CANVAS_SERIES } canvas_colour;
+/* Colors by their purpose; CANVAS_SERIES + i is that of curve i. */
+typedef enum canvas_color { CANVAS_INK, CANVAS_GRID, CANVAS_SERIES } canvas_color;
 enum { CANVAS_PALETTE = 8 };
 
 /* Readable on white and on black alike. */
@@ -19,7 +19,7 @@ typedef struct canvas canvas;
 struct canvas {
     double width, height;
     /* A line through `count` points x0, y0, x1, y1, ... */
-    void (*line)(canvas *c, const double *points, int64_t count, canvas_colour colour, double width);
+    void (*line)(canvas *c, const double *points, int64_t count, canvas_color color, double width);
     /* Text whose baseline begins, has its middle or ends at x, y. */
     void (*text)(canvas *c, double x, double y, canvas_anchor anchor, double size, const char *text);
     /* Writes what is missing and frees what the canvas holds. False, with errno set, when something was not written. */

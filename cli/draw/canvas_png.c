@@ -103,12 +103,12 @@ static const double advance = 5.6, em = 8.4;
 
 /* --- painting ----------------------------------------------------------------------------------------------------- */
 
-static void colour_of(canvas_colour colour, unsigned char rgb[3])
+static void color_of(canvas_color color, unsigned char rgb[3])
 {
     static const unsigned char ink[3] = {0x22, 0x22, 0x22}, grid[3] = {0xd4, 0xd4, 0xd4};
-    const unsigned char *from = colour == CANVAS_INK    ? ink
-                                : colour == CANVAS_GRID ? grid
-                                                        : canvas_palette[(colour - CANVAS_SERIES) % CANVAS_PALETTE];
+    const unsigned char *from = color == CANVAS_INK    ? ink
+                                : color == CANVAS_GRID ? grid
+                                                       : canvas_palette[(color - CANVAS_SERIES) % CANVAS_PALETTE];
     memcpy(rgb, from, 3);
 }
 
@@ -149,10 +149,10 @@ static void paint_segment(canvas *c, const double *a, const double *b, double wi
     }
 }
 
-static void png_line(canvas *c, const double *points, int64_t count, canvas_colour colour, double width)
+static void png_line(canvas *c, const double *points, int64_t count, canvas_color color, double width)
 {
     unsigned char rgb[3];
-    colour_of(colour, rgb);
+    color_of(color, rgb);
     for (int64_t i = 0; i + 1 < count; i++) {
         const double *p = points + 2 * i;
         const double a[] = {SCALE * p[0], SCALE * p[1]}, b[] = {SCALE * p[2], SCALE * p[3]};

@@ -1,4 +1,4 @@
-/* A page as SVG. Colours of ink and grid follow the reader's light or dark scheme. */
+/* A page as SVG. Colors of ink and grid follow the reader's light or dark scheme. */
 #include <errno.h>
 
 #include "canvas.h"
@@ -8,13 +8,13 @@ const unsigned char canvas_palette[CANVAS_PALETTE][3] = {
     {0x96, 0x6b, 0xb8}, {0x7a, 0x8a, 0x3a}, {0xb8, 0x6a, 0x4a}, {0x80, 0x80, 0x80},
 };
 
-static void svg_line(canvas *c, const double *points, int64_t count, canvas_colour colour, double width)
+static void svg_line(canvas *c, const double *points, int64_t count, canvas_color color, double width)
 {
     fputs("<polyline fill=\"none\" ", c->out);
-    if (colour < CANVAS_SERIES) {
-        fprintf(c->out, "class=\"%s\"", colour == CANVAS_INK ? "axis" : "grid");
+    if (color < CANVAS_SERIES) {
+        fprintf(c->out, "class=\"%s\"", color == CANVAS_INK ? "axis" : "grid");
     } else {
-        const unsigned char *rgb = canvas_palette[(colour - CANVAS_SERIES) % CANVAS_PALETTE];
+        const unsigned char *rgb = canvas_palette[(color - CANVAS_SERIES) % CANVAS_PALETTE];
         fprintf(c->out, "stroke=\"#%02x%02x%02x\" stroke-linejoin=\"round\"", rgb[0], rgb[1], rgb[2]);
     }
     fprintf(c->out, " stroke-width=\"%g\" points=\"", width);

@@ -121,10 +121,10 @@ static int find_ticks(const axis *a, double ticks[TICKS])
 
 /* --- drawing ------------------------------------------------------------------------------------------------------ */
 
-static void draw_line(canvas *page, double x0, double y0, double x1, double y1, canvas_colour colour, double width)
+static void draw_line(canvas *page, double x0, double y0, double x1, double y1, canvas_color color, double width)
 {
     const double points[] = {x0, y0, x1, y1};
-    page->line(page, points, 2, colour, width);
+    page->line(page, points, 2, color, width);
 }
 
 static void draw_grid(canvas *page, const axis *x, const axis *y)
@@ -150,7 +150,7 @@ static void draw_grid(canvas *page, const axis *x, const axis *y)
 }
 
 /* `points` has room for the longest series. */
-static void draw_curve(canvas *page, const axis *x, const axis *y, const chart_series *series, int colour,
+static void draw_curve(canvas *page, const axis *x, const axis *y, const chart_series *series, int color,
                        double *points)
 {
     int64_t count = 0;
@@ -163,7 +163,7 @@ static void draw_curve(canvas *page, const axis *x, const axis *y, const chart_s
         count++;
     }
     if (count > 1) {
-        page->line(page, points, count, (canvas_colour)(CANVAS_SERIES + colour), 2);
+        page->line(page, points, count, (canvas_color)(CANVAS_SERIES + color), 2);
     }
 }
 
@@ -172,7 +172,7 @@ static void draw_legend(canvas *page, const chart *c)
     double x = left_margin, y = top_margin - 28;
     for (int i = 0; i < c->series_count; i++) {
         const char *name = c->panels[0].series[i].name;
-        draw_line(page, x, y - 4, x + 24, y - 4, (canvas_colour)(CANVAS_SERIES + i), 3);
+        draw_line(page, x, y - 4, x + 24, y - 4, (canvas_color)(CANVAS_SERIES + i), 3);
         page->text(page, x + 30, y, CANVAS_LEFT, letters, name);
         x += 56 + 8.0 * (double)strlen(name);
     }

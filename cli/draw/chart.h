@@ -15,7 +15,7 @@ typedef struct chart_series {
 
 typedef struct chart_panel {
     const char *x_name;
-    const chart_series *series; /* the same names in the same order in every panel: colours go by place */
+    const chart_series *series; /* the same names in the same order in every panel: colors go by place */
 } chart_panel;
 
 typedef struct chart {

@@ -1,4 +1,4 @@
-/* Writes PNG files in colour. Rows are stored as their difference from the row above, which for a drawing is mostly
+/* Writes PNG files in color. Rows are stored as their difference from the row above, which for a drawing is mostly
  * zeros, and packed as deflate with its fixed codes and no matches but runs of one byte: a page of white shrinks a
  * hundredfold, and the whole of it is on this page. */
 #include "png_rgb.h"
@@ -139,7 +139,7 @@ static void filter(const unsigned char *pixels, size_t stride, size_t rows, unsi
 
 static void write_image(FILE *out, int width, int height, packer *p, const unsigned char *rows, size_t size)
 {
-    unsigned char header[13] = {[8] = 8, [9] = 2}; /* eight bits, three colours */
+    unsigned char header[13] = {[8] = 8, [9] = 2}; /* eight bits, three colors */
     big_endian((uint32_t)width, header);
     big_endian((uint32_t)height, header + 4);
     p->bytes[0] = 0x78, p->bytes[1] = 0x01, p->count = 2; /* zlib's two bytes */

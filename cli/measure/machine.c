@@ -25,9 +25,9 @@
 #endif
 
 #if defined(__OPTIMIZE__)
-#define OPTIMISED ", optimised"
+#define OPTIMIZED ", optimized"
 #else
-#define OPTIMISED ", not optimised"
+#define OPTIMIZED ", not optimized"
 #endif
 
 void machine_facts_get(machine_facts *facts)
@@ -38,7 +38,7 @@ void machine_facts_get(machine_facts *facts)
     } else {
         snprintf(facts->system, sizeof facts->system, "unknown");
     }
-    snprintf(facts->compiler, sizeof facts->compiler, "%s, C%ld%s%s", COMPILER, __STDC_VERSION__ / 100 % 100, OPTIMISED,
+    snprintf(facts->compiler, sizeof facts->compiler, "%s, C%ld%s%s", COMPILER, __STDC_VERSION__ / 100 % 100, OPTIMIZED,
              SANITIZER);
     facts->threads = tch_get_num_threads();
     if (getloadavg(&facts->load, 1) != 1) {

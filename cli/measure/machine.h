@@ -8,7 +8,7 @@
 
 typedef struct machine_facts {
     char system[256];   /* "Linux 6.1.0 x86_64" */
-    char compiler[128]; /* "GCC 12.2.0, C17, optimised" */
+    char compiler[128]; /* "GCC 12.2.0, C17, optimized" */
     int32_t threads;
     double load; /* programs wanting to run, averaged over the last minute; NaN if the system does not say */
 } machine_facts;

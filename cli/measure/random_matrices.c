@@ -89,7 +89,7 @@ static void copy_scaled(int64_t n, const double *x, const double *columns, doubl
 }
 
 /* Makes equal to the last bit what products leave equal up to rounding. */
-static void symmetrise(int64_t n, double *a)
+static void symmetrize(int64_t n, double *a)
 {
     for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j < i; j++) {
@@ -143,7 +143,7 @@ static tch_status build(tch_context *host, builder *b, uint64_t state, const dou
     }
     copy_scaled(b->n, values(b->q), eigenvalues, values(b->left));
     status = tch_gemm(host, 1.0, b->left, 0, b->q, 1, 0.0, a);
-    symmetrise(b->n, values(a));
+    symmetrize(b->n, values(a));
     return status;
 }
 

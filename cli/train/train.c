@@ -1,6 +1,7 @@
 /* `torchium train`: reads the plan, makes one run for each optimizer, and trains them one after the other. All of them
  * exist from the beginning: what cannot be had is said before time is spent, and a checkpoint holds them all. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "advance.h"
 #include "commands.h"
@@ -34,12 +35,15 @@ static int measure(train_session *session, train_run *run)
 {
     train_point point;
     const train_point *last = train_run_last(run);
-    if (last != NULL && last->step == run->step)
+    if (last != NULL && last->step == run->step) {
         return CLI_OK;
-    if (train_run_measure(&session->setup, run, &point))
+    }
+    if (train_run_measure(&session->setup, run, &point)) {
         return fail(session);
-    if (!train_run_record(run, &point))
+    }
+    if (!train_run_record(run, &point)) {
         return output_fail("train", "out of memory for measurement %lld", (long long)run->point_count + 1);
+    }
     train_report_point(session, run, &point);
     return CLI_OK;
 }
@@ -49,13 +53,16 @@ static int train_run_whole(train_session *session, train_run *run)
     const train_plan *plan = &session->setup.plan;
     int status = measure(session, run);
     while (status == CLI_OK && run->step < plan->steps && !run->diverged && !train_stop_asked()) {
-        if (train_advance(session, run, next_halt(plan, run->step)))
+        if (train_advance(session, run, next_halt(plan, run->step))) {
             return fail(session);
-        if (run->step % plan->log_every == 0 || run->step == plan->steps)
+        }
+        if (run->step % plan->log_every == 0 || run->step == plan->steps) {
             status = measure(session, run);
+        }
         bool due = plan->checkpoint_every > 0 && run->step % plan->checkpoint_every == 0;
-        if (status == CLI_OK && due && run->step < plan->steps)
+        if (status == CLI_OK && due && run->step < plan->steps) {
             train_outputs_save(session, run);
+        }
     }
     return status;
 }
@@ -64,8 +71,9 @@ static int create_runs(train_session *session)
 {
     const train_plan *plan = &session->setup.plan;
     for (int32_t i = 0; i < plan->method_count; i++) {
-        if (train_run_create(&session->setup, &plan->methods[i], &session->runs[i]))
+        if (train_run_create(&session->setup, &plan->methods[i], &session->runs[i])) {
             return output_fail_library("train");
+        }
         session->run_count = i + 1;
     }
     return CLI_OK;
@@ -74,10 +82,12 @@ static int create_runs(train_session *session)
 static int train_all(train_session *session, tch_checkpoint *checkpoint)
 {
     int status = session->setup.plan.tune ? train_tune(session) : CLI_OK;
-    if (status == CLI_OK)
+    if (status == CLI_OK) {
         status = create_runs(session);
-    if (status == CLI_OK && checkpoint != NULL)
+    }
+    if (status == CLI_OK && checkpoint != NULL) {
         status = train_resume_runs(session, checkpoint, session->setup.plan.resume);
+    }
     const train_run *at_work = session->runs;
     for (int32_t i = 0; i < session->run_count && status == CLI_OK && !train_stop_asked(); i++) {
         at_work = &session->runs[i];
@@ -85,8 +95,9 @@ static int train_all(train_session *session, tch_checkpoint *checkpoint)
     }
     progress_clear(&session->bar);
     session->interrupted = train_stop_asked();
-    if (status == CLI_OK)
+    if (status == CLI_OK) {
         train_outputs_save(session, at_work);
+    }
     return status;
 }
 
@@ -103,27 +114,32 @@ static int prepare(train_session *session)
     train_plan *plan = &session->setup.plan;
     if ((plan->threads > 0 && tch_set_num_threads((int32_t)plan->threads)) ||
         tch_context_create(plan->device, &session->setup.context) ||
-        tch_tensor_create(session->setup.context, TCH_FLOAT64, 1, &totals, TCH_CONTIGUOUS, &session->setup.totals))
+        tch_tensor_create(session->setup.context, TCH_FLOAT64, 1, &totals, TCH_CONTIGUOUS, &session->setup.totals)) {
         return output_fail_library("train");
+    }
     int status = train_data_load(plan, &session->setup.data);
-    if (status == CLI_OK)
+    if (status == CLI_OK) {
         status = train_data_upload(session->setup.context, &session->setup.data);
-    if (status != CLI_OK)
+    }
+    if (status != CLI_OK) {
         return status;
+    }
     return train_plan_settle(plan, session->setup.data.train.rows);
 }
 
 static int run_session(train_session *session, tch_checkpoint *checkpoint)
 {
     int status = prepare(session);
-    if (status != CLI_OK)
+    if (status != CLI_OK) {
         return status;
+    }
     train_stop_watch();
     train_report_start(session);
     session->bar = progress_start(work(&session->setup.plan));
     status = train_all(session, checkpoint);
-    if (status != CLI_OK)
+    if (status != CLI_OK) {
         return status;
+    }
     train_report_end(session);
     status = train_outputs_finish(session);
     return status == CLI_OK && session->interrupted ? CLI_SIGNAL + session->interrupted : status;
@@ -131,8 +147,9 @@ static int run_session(train_session *session, tch_checkpoint *checkpoint)
 
 static void release_session(train_session *session)
 {
-    for (int32_t i = 0; i < session->run_count; i++)
+    for (int32_t i = 0; i < session->run_count; i++) {
         train_run_destroy(&session->runs[i]);
+    }
     train_data_release(&session->setup.data);
     tch_tensor_destroy(session->setup.totals);
     tch_context_destroy(session->setup.context);
@@ -143,17 +160,22 @@ int command_train(int argc, char **argv)
     bool go = false;
     tch_checkpoint *checkpoint = NULL;
     train_session *session = calloc(1, sizeof *session);
-    if (session == NULL)
+    if (session == NULL) {
         return output_fail("train", "out of memory");
+    }
     int status = train_plan_read(argc, argv, &session->setup.plan, &go);
-    if (status == CLI_OK && go && session->setup.plan.resume != NULL)
+    if (status == CLI_OK && go && session->setup.plan.resume != NULL) {
         status = train_resume_plan(argc, argv, &session->setup.plan, &checkpoint);
-    if (status == CLI_OK && go)
+    }
+    if (status == CLI_OK && go) {
         status = train_plan_parse(&session->setup.plan);
-    if (status == CLI_OK && go)
+    }
+    if (status == CLI_OK && go) {
         status = train_outputs_check(&session->setup.plan);
-    if (status == CLI_OK && go)
+    }
+    if (status == CLI_OK && go) {
         status = run_session(session, checkpoint);
+    }
     release_session(session);
     tch_checkpoint_close(checkpoint);
     free(session);

@@ -10,10 +10,10 @@
 #include "terminal/output.h"
 
 /* Half a power of ten from one rate to the next: finer differences are within the noise of another seed. */
-static double trial_rate(double centre, int index)
+static double trial_rate(double center, int index)
 {
-    int from_centre = index - TRAIN_RATES / 2;
-    return centre * pow(10.0, 0.5 * from_centre);
+    int from_center = index - TRAIN_RATES / 2;
+    return center * pow(10.0, 0.5 * from_center);
 }
 
 /* The loss a rate ends with; infinite for one that diverges. */

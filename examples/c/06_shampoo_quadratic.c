@@ -18,8 +18,8 @@ static void must(tch_status status)
     }
 }
 
-/* Minimises from X = 0, with 1 and -1 in T, and returns f at the end as a share of f at the beginning. */
-static double minimise(tch_context *context, const tch_optim_config *config)
+/* Minimizes from X = 0, with 1 and -1 in T, and returns f at the end as a share of f at the beginning. */
+static double minimize(tch_context *context, const tch_optim_config *config)
 {
     static float a[N * N], x[N * N], error[N * N], half[N * N], gradient[N * N];
     int64_t shape[] = {N, N};
@@ -64,7 +64,7 @@ int main(void)
     shampoo.grafting = TCH_GRAFTING_ADAM;
     adamw.lr = 0.1;
     adamw.weight_decay = 0.0;
-    double with_shampoo = minimise(context, &shampoo), with_adamw = minimise(context, &adamw);
+    double with_shampoo = minimize(context, &shampoo), with_adamw = minimize(context, &adamw);
     printf("after %d steps, of the first value: Shampoo %.1e, AdamW %.1e\n", STEPS, with_shampoo, with_adamw);
     tch_context_destroy(context);
     return with_shampoo < with_adamw ? 0 : 1;

@@ -6,7 +6,7 @@
 
 On a GPU it trains under bf16 autocast; `--precision fp16` uses a GradScaler. Every optimizer starts from the same
 weights and sees the same batches. The model is the usual one: blocks of attention and of a feed-forward part, each
-behind a normalisation.
+behind a normalization.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Learning curves as an SVG file, in plain Python.
 
 `draw` makes one picture with two panels that share a vertical axis: loss against steps and loss against seconds. Ink
-and grid follow the reader's light or dark scheme; the colours of the curves are readable on both.
+and grid follow the reader's light or dark scheme; the colors of the curves are readable on both.
 """
 
 import math
@@ -12,7 +12,7 @@ from pathlib import Path
 
 WIDTH, HEIGHT = 960, 420
 LEFT, RIGHT, TOP, BOTTOM, GAP = 64, 24, 98, 50, 60
-COLOURS = ("#d6455d", "#d98a0b", "#1f9e89", "#3d7fd9", "#966bb8", "#7a8a3a", "#b86a4a", "#808080")
+COLORS = ("#d6455d", "#d98a0b", "#1f9e89", "#3d7fd9", "#966bb8", "#7a8a3a", "#b86a4a", "#808080")
 STYLE = (
     "text{fill:#222}.axis{stroke:#222}.grid{stroke:#ccc}.note{stroke:#777}"
     "@media (prefers-color-scheme:dark){text{fill:#ddd}.axis{stroke:#ddd}.grid{stroke:#444}.note{stroke:#999}}"
@@ -106,8 +106,8 @@ def curve(x: Axis, y: Axis, xs: Sequence[float], losses: Sequence[float], look: 
 
 def legend(series: Sequence[Series]) -> list[str]:
     parts, x = [], float(LEFT)
-    for colour, one in zip(COLOURS, series, strict=False):
-        parts += [line([(x, 62), (x + 24, 62)], f'stroke="{colour}"', 3), text(x + 30, 66, one.label)]
+    for color, one in zip(COLORS, series, strict=False):
+        parts += [line([(x, 62), (x + 24, 62)], f'stroke="{color}"', 3), text(x + 30, 66, one.label)]
         x += 30 + 8 * len(one.label) + 20
     return parts
 
@@ -140,8 +140,8 @@ def draw(
             at = y.place(floor)
             parts.append(line([(x.start, at), (x.stop, at)], 'class="note" stroke-dasharray="5 4"', 1))
             parts.append(text(x.stop, at - 6, floor_label, "end", 12))
-        for colour, one, xs in zip(COLOURS, series, runs, strict=False):
-            parts.append(curve(x, y, xs, one.losses, f'stroke="{colour}"'))
+        for color, one, xs in zip(COLORS, series, runs, strict=False):
+            parts.append(curve(x, y, xs, one.losses, f'stroke="{color}"'))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'font-family="sans-serif">\n<style>{STYLE}</style>\n'

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 ddp.py                          # the same under torchrun
 
 Uses gloo on CPUs, and NCCL where there is a GPU for each process. DDP averages the gradients, every process takes the
-same step, and a step gives the same bits everywhere: parameters are sent once, at the beginning.
+same step, and a step is bitwise-identical everywhere: parameters are sent once, at the beginning.
 """
 
 import gc

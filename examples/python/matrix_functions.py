@@ -75,7 +75,7 @@ error = np.linalg.norm(np.kron(found_a, found_b) - np.kron(near_a, near_b)) / np
 noise = 1e-3 * 30 / np.linalg.norm(noisy)
 print(f"\nFrom A ⊗ B with noise of {noise:.1e} of its size, A ⊗ B is found again up to {error:.1e}.")
 
-# %% Orthogonalisation
+# %% Orthogonalization
 # Muon replaces the momentum U S V' by something near U V': a few products bring all singular values to about 1.
 m = random.standard_normal((200, 100)) @ np.diag(np.geomspace(1e-2, 1, 100))
 print("\nSingular values of a 200 x 100 matrix, from smallest to largest:")
@@ -119,20 +119,20 @@ factor = torch.eye(8, **float64).requires_grad_()  # S = F F' stays positive
 optimizer = torch.optim.LBFGS([factor], max_iter=300, line_search_fn="strong_wolfe")
 
 
-def colour() -> torch.Tensor:
+def color() -> torch.Tensor:
     root = CUDAMatrixOps.inverse_root(factor @ factor.T, 2, relative_eps=1e-12)
     return (root @ covariance @ root - torch.eye(8, **float64)).square().sum()
 
 
 def closure() -> torch.Tensor:
     optimizer.zero_grad()
-    loss = colour()
+    loss = color()
     loss.backward()
     return loss
 
 
-before = colour().item()
+before = color().item()
 optimizer.step(closure)
 found = (factor @ factor.T).detach()
-print(f"  |S^(-1/2) C S^(-1/2) - I|^2 goes from {before:.0f} to {colour().item():.1e} with L-BFGS over S,")
+print(f"  |S^(-1/2) C S^(-1/2) - I|^2 goes from {before:.0f} to {color().item():.1e} with L-BFGS over S,")
 print(f"  which is then the covariance C up to {((found - covariance).norm() / covariance.norm()).item():.1e}")

@@ -57,7 +57,7 @@ typedef struct tch_layer {
     int32_t rounded; /* 1 (the default): on a GPU with TF32, operands of float32 products may be rounded to 11 bits in
                         norms, Gram matrices and curvature, whose sums are in float32; never in gradients and sums of
                         them. 0: as exact as float32 sums; norms on Hopper may take an element off by 2^-21 of the largest
-                        of 32 neighbours, which in them is less than the rounding of the sums */
+                        of 32 neighbors, which in them is less than the rounding of the sums */
     double scale; /* output gradients are multiplied by this: 1, or B where they are those of a mean over the samples */
 
     /* --- CONV: the first `dims` entries count */

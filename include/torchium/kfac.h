@@ -80,7 +80,7 @@ TCH_API void tch_kfac_destroy(tch_kfac *kfac);
 
 TCH_API int32_t tch_kfac_layer_count(const tch_kfac *kfac);
 TCH_API tch_status tch_kfac_get_config(const tch_kfac *kfac, tch_kfac_config *config);
-/* Changes what is marked (step); anything else is refused by name. */
+/* Changes what is marked (step); anything else is an error that names it. */
 TCH_API tch_status tch_kfac_set_config(tch_kfac *kfac, const tch_kfac_config *config);
 
 /* The factors of one layer see one more batch: its input and the gradient of the sum of the samples' losses with

@@ -13,7 +13,7 @@
  *   they say so.
  * - Numbers may be of any size that their type holds, down to the smallest. Where they are below its normal range (2e-308
  *   in float64, 1e-38 in float32) they have fewer digits, and so has what is computed from them. Results too large for
- *   the type are reported by functions that take a `report`; products, orthogonalisation and gradients give infinities
+ *   the type are reported by functions that take a `report`; products, orthogonalization and gradients give infinities
  *   and NaN, as arithmetic does.
  * - Where symmetry is required it is checked (|A - A'| at most 1e-3 of the largest entry for half types, 1e-5 for
  *   float32, 1e-12 for float64); the triangles are then taken as equal. */
@@ -161,7 +161,7 @@ TCH_API tch_status tch_inverse_root_plan(tch_context *context, tch_dtype dtype, 
 /* "auto", "eigen", "newton", "rational". */
 TCH_API const char *tch_root_method_name(tch_root_method method);
 
-/* === Orthogonalisation ========================================================================================== */
+/* === Orthogonalization ========================================================================================== */
 
 /* For singular values from 0.001 of |A| on, five steps of the first leave 0.85 to 1.13, five of the second 0.68 to 1.21, three
  * of the third 0.89 to 1.11, for less work than either. */

@@ -55,7 +55,7 @@ typedef struct tch_network_config {
     const int64_t *hidden; /* their widths, read by tch_network_create only */
     tch_activation activation;
     tch_loss loss;
-    uint64_t seed;     /* of the first weights: the same seed gives the same bits on every device and machine */
+    uint64_t seed;     /* of the first weights: the same seed is bitwise-identical on every device and machine */
     int64_t max_batch; /* rows to take memory for at creation; 0 waits for the first batch */
 } tch_network_config;
 #define TCH_NETWORK_CONFIG_INIT                                                                                        \

@@ -1,4 +1,4 @@
-/* Optimizers: SGD, AdamW, Shampoo, SOAP and Muon, written once for every device.
+/* Optimizers: SGD, AdamW, Lion, Shampoo, SOAP and Muon, written once for every device.
  *
  *     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
  *     config.lr = 0.01;
@@ -38,7 +38,8 @@ typedef enum tch_optim_kind {
     TCH_OPTIM_ADAMW = 1,
     TCH_OPTIM_SHAMPOO = 2,
     TCH_OPTIM_SOAP = 3,
-    TCH_OPTIM_MUON = 4
+    TCH_OPTIM_MUON = 4,
+    TCH_OPTIM_LION = 5
 } tch_optim_kind;
 
 typedef enum tch_grafting {
@@ -86,7 +87,7 @@ typedef struct tch_optim_config {
     /* --- all */
     double lr;           /* (step) */
     double weight_decay; /* (step) */
-    tch_decay decay;     /* SGD is always l2, Muon always decoupled */
+    tch_decay decay;     /* SGD is always l2, Muon and Lion always decoupled */
     int32_t maximize;
 
     /* --- SGD, and what follows the preconditioner in Shampoo */
@@ -94,7 +95,8 @@ typedef struct tch_optim_config {
     double dampening; /* (step) SGD */
     int32_t nesterov; /* SGD, Shampoo, Muon */
 
-    /* --- AdamW, SOAP, Shampoo: moving averages of the gradient (beta1) and of its square or of the factors (beta2) */
+    /* --- AdamW, SOAP, Shampoo: moving averages of the gradient (beta1) and of its square or of the factors (beta2). Lion:
+     * the gradient's average in the direction (beta1) and from step to step (beta2) */
     double beta1, beta2;     /* (step) Shampoo: beta1 = 0 leaves the gradient as it is, beta2 = 1 sums the factors */
     double eps;              /* (step) AdamW, SOAP, Muon: see each; Shampoo: damping of the factors, absolute */
     int32_t bias_correction; /* AdamW (always on), SOAP, Shampoo */
@@ -110,7 +112,7 @@ typedef struct tch_optim_config {
     int64_t max_preconditioner_dim; /* Shampoo: larger dimensions are cut into blocks of at most this size. SOAP: into
                                        blocks too if `block` is set, otherwise a larger dimension has no factor */
     int32_t block;                  /* SOAP */
-    int32_t merge_dims;      /* tensors of rank above 2: neighbouring dimensions, innermost first, are merged while
+    int32_t merge_dims;      /* tensors of rank above 2: neighboring dimensions, innermost first, are merged while
                                        their product stays within max_preconditioner_dim; 0 keeps a factor for each */
     int32_t precondition_1d; /* SOAP, Shampoo: vectors too */
     int32_t precondition_frequency;     /* (step) refresh every so many steps, at least 1 */
@@ -172,7 +174,7 @@ TCH_BEGIN_DECLS
 /* The defaults of a kind; those of SGD for a number that is none. */
 TCH_API tch_optim_config tch_optim_defaults(tch_optim_kind kind);
 
-/* "sgd", "adamw", "shampoo", "soap", "muon"; NULL for a number that is none. And back: -1 for a name that is none. */
+/* "sgd", "adamw", "shampoo", "soap", "muon", "lion"; NULL for a number that is none. And back: -1 for a name that is none. */
 TCH_API const char *tch_optim_kind_name(tch_optim_kind kind);
 TCH_API int32_t tch_optim_kind_parse(const char *name);
 
@@ -218,7 +220,7 @@ TCH_API int32_t tch_optimizer_parameter_count(const tch_optimizer *optimizer);
 /* A group's configuration as it is now. */
 TCH_API tch_status tch_optimizer_get_config(const tch_optimizer *optimizer, int32_t group, tch_optim_config *config);
 
-/* Changes a group's numbers, those marked (step); a change of anything else is refused by name. */
+/* Changes a group's numbers, those marked (step); a change of anything else is an error that names it. */
 TCH_API tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, const tch_optim_config *config);
 
 /* The change people make most. */
@@ -303,7 +305,7 @@ TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_s
 
 /* Two parts of a step can be done by a kernel of the user's, on a GPU or the CPU; kernel.h says what a source may use.
  *
- * UPDATE: what SGD, AdamW, and the AdamW for what the others do not take do to one element. The user writes a function,
+ * UPDATE: what SGD, AdamW, Lion, and the AdamW for what the others do not take do to one element. The user writes a function,
  * and the library calls it for every element of every parameter of a group, up to 52 parameters in a launch:
  *
  *     __device__ void my_update(tch_element &e, const tch_numbers &k)
@@ -315,7 +317,8 @@ TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_s
  *
  * All are of type tch_real: double for float64 parameters, float for all others. The source is compiled for the types that
  * are there. An element is p, the parameter (its master copy, where it has one); g, the gradient, unscaled, with its sign
- * changed to maximize; m, v and vmax, the state: AdamW's moments and, with amsgrad, the largest v so far; SGD's buffer is m.
+ * changed to maximize; m, v and vmax, the state: AdamW's moments and, with amsgrad, the largest v so far; SGD's buffer and
+ * Lion's average are m.
  * g is only read, and what an optimizer does not keep reads 0 and is not written. The numbers are those of the group: lr,
  * beta1, beta2, one_minus_beta1, one_minus_beta2, eps, weight_decay, momentum, dampening, step (of the parameter, from 1),
  * correction1 and correction2 (1 - beta^step), and the flags l2, nesterov and amsgrad. Skipped steps, loss scaling, types,
@@ -380,11 +383,11 @@ TCH_API tch_status tch_optimizer_get_kernel(const tch_optimizer *optimizer, tch_
 /* === Checkpoints ================================================================================================== */
 
 /* Adds the whole state to a checkpoint being written, under names that begin with `prefix` and a slash, and the
- * hyper-parameters to its metadata. The tensors are read when the writer saves: not after the next step. */
+ * hyperparameters to its metadata. The tensors are read when the writer saves: not after the next step. */
 TCH_API tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix);
 
 /* Takes the state from an open checkpoint: the same kind, parameters of the same names and shapes. Training goes on bit for
- * bit as it would have on the same device. Hyper-parameters marked (step) are taken too. Everything but the tensors' bytes
+ * bit as it would have on the same device. Hyperparameters marked (step) are taken too. Everything but the tensors' bytes
  * is compared before the first write, and numbers of steps that cannot be are refused; after an error of the device, or a
  * tensor that is not what its checksum says, the optimizer is marked failed. */
 TCH_API tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoint, const char *prefix);

@@ -53,7 +53,7 @@ bool py_torch_is_capturing(void);
 /* Gives back what py_arrays_take took. An exception that is set stays. */
 void py_arrays_release(py_array *arrays, tch_tensor *const *tensors, int count);
 
-/* The first tensor's device that is a GPU, else the CPU. Page-locked memory counts as the CPU's, and is relabelled so
+/* The first tensor's device that is a GPU, else the CPU. Page-locked memory counts as the CPU's, and is relabeled so
  * where all tensors lie in host memory. */
 tch_device py_arrays_device(tch_tensor *const *tensors, int count);
 

@@ -1,5 +1,5 @@
 /* The type torchium._C.Kfac: its making and end, and what a training step calls. The library's memory of the state comes
- * from slabs.c. */
+ * from chunks.c. */
 #include "kfac.h"
 
 #include <stdio.h>
@@ -75,7 +75,7 @@ static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_o
         Py_END_ALLOW_THREADS;
     }
     if (status != TCH_OK) {
-        failed = py_slabs_fail(&self->memory, status) < 0;
+        failed = py_chunks_fail(&self->memory, status) < 0;
     }
     py_arrays_release(arrays, tensors, 3);
     return failed ? -1 : 0;
@@ -130,7 +130,7 @@ static int precondition_arrays(py_kfac *self, double lr, PyObject *given)
         Py_END_ALLOW_THREADS;
     }
     if (status != TCH_OK) {
-        failed = py_slabs_fail(&self->memory, status) < 0;
+        failed = py_chunks_fail(&self->memory, status) < 0;
     }
     py_arrays_release(self->arrays, self->tensors, total);
     return failed ? -1 : 0;
@@ -207,7 +207,7 @@ static int make_room(py_kfac *self, const py_kfac_layers *layers)
 
 static int make_library(py_kfac *self, const tch_kfac_config *config, const py_kfac_layers *layers)
 {
-    const tch_state_allocator memory = py_slabs_allocator(&self->memory);
+    const tch_state_allocator memory = py_chunks_allocator(&self->memory);
     bool own = self->memory.allocate != Py_None;
     char text[32];
     tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
@@ -217,7 +217,7 @@ static int make_library(py_kfac *self, const tch_kfac_config *config, const py_k
                                       &self->kfac);
         Py_END_ALLOW_THREADS;
     }
-    return status == TCH_OK ? 0 : py_slabs_fail(&self->memory, status);
+    return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
 }
 
 static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
@@ -250,7 +250,7 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
 static int traverse(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(object));
-    return py_slabs_traverse(&((py_kfac *)object)->memory, visit, arg);
+    return py_chunks_traverse(&((py_kfac *)object)->memory, visit, arg);
 }
 
 /* The library first: it waits for the device and then gives the state's memory back. */
@@ -266,7 +266,7 @@ static int clear(PyObject *object)
     }
     self->kfac = NULL;
     self->context = NULL;
-    py_slabs_clear(&self->memory);
+    py_chunks_clear(&self->memory);
     return 0;
 }
 

@@ -7,7 +7,7 @@
 
 #include "arrays.h"
 #include "python.h"
-#include "slabs.h"
+#include "chunks.h"
 
 enum { PY_KFAC_LABEL = 256 };
 
@@ -24,8 +24,8 @@ typedef struct py_kfac {
     tch_context *context;
     tch_kfac *kfac;
     bool busy;
-    long process;    /* that made it: a child of a fork leaves it alone */
-    py_slabs memory; /* of the state */
+    long process;     /* that made it: a child of a fork leaves it alone */
+    py_chunks memory; /* of the state */
     bool has_stream;
     void *stream;
     int32_t count; /* layers */

@@ -17,7 +17,7 @@ static PyObject *describe_state(py_kfac *self, int32_t index)
     if (status != TCH_OK) {
         return py_fail(status);
     }
-    PyObject *owner = py_slabs_owner(&self->memory, state.tensor->data, (PyObject *)self);
+    PyObject *owner = py_chunks_owner(&self->memory, state.tensor->data, (PyObject *)self);
     PyObject *memory = py_memory_wrap(state.tensor, owner, self->stream);
     return memory == NULL ? NULL : Py_BuildValue("(siN)", strrchr(state.name, '/') + 1, (int)state.parameter, memory);
 }

@@ -252,7 +252,7 @@ static PyObject *inverse_root_backward(ARGUMENTS)
     return py_call_end(&call);
 }
 
-/* --- orthogonalisation -------------------------------------------------------------------------------------------------- */
+/* --- orthogonalization -------------------------------------------------------------------------------------------------- */
 
 static PyObject *orthogonalize(ARGUMENTS)
 {

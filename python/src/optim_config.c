@@ -18,7 +18,8 @@ typedef struct field {
 
 #define AT(name) #name, offsetof(tch_optim_config, name)
 
-static const char *const kinds[] = {"sgd", "adamw", "shampoo", "soap", "muon", NULL};
+enum { MOST_KINDS = 32 };
+static const char *kinds[MOST_KINDS + 1]; /* the library's, when the module is made */
 static const char *const decays[] = {"decoupled", "l2", NULL};
 static const char *const graftings[] = {"none", "sgd", "adagrad", "rmsprop", "adam", NULL};
 static const char *const policies[] = {"skip", "raise", "ignore", NULL};
@@ -275,11 +276,19 @@ static PyObject *optim_defaults(PyObject *module, PyObject *const *args, Py_ssiz
     return dictionary;
 }
 
+static void list_kinds(void)
+{
+    for (int i = 0; i < MOST_KINDS; i++) {
+        kinds[i] = tch_optim_kind_name((tch_optim_kind)i);
+    }
+}
+
 int py_optim_config_register(PyObject *module)
 {
     static PyMethodDef functions[] = {
         PY_METHOD("optim_defaults", optim_defaults, "The configuration that a kind of optimizer begins with."),
         {NULL, NULL, 0, NULL}};
+    list_kinds();
     for (int i = 0; i < FIELDS; i++) {
         if (names[i] == NULL && (names[i] = PyUnicode_InternFromString(fields[i].name)) == NULL) {
             return -1;

@@ -1,6 +1,6 @@
 /* The type torchium._C.Optimizer: its making and end, where the memory of the state comes from, and the hook for profilers.
  * What runs inside the library without the GIL and calls Python back is `push` and `pop`, and the memory's functions of
- * slabs.c: each takes the GIL for itself. */
+ * chunks.c: each takes the GIL for itself. */
 #include "optimizer.h"
 
 #include <stdio.h>
@@ -117,7 +117,7 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     replace(&self->memory.allocate, memory);
     self->process = (long)getpid();
     tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
-    return status == TCH_OK ? 0 : py_slabs_fail(&self->memory, status);
+    return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
 }
 
 static int traverse(PyObject *object, visitproc visit, void *arg)
@@ -127,7 +127,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->push);
     Py_VISIT(self->pop);
     Py_VISIT(self->lr_tensors);
-    return py_slabs_traverse(&self->memory, visit, arg);
+    return py_chunks_traverse(&self->memory, visit, arg);
 }
 
 /* The library first: it waits for the device and then gives the state's memory back, through `release`. A profiler is not
@@ -153,7 +153,7 @@ static int clear(PyObject *object)
     Py_CLEAR(self->push);
     Py_CLEAR(self->pop);
     Py_CLEAR(self->lr_tensors);
-    py_slabs_clear(&self->memory);
+    py_chunks_clear(&self->memory);
     return 0;
 }
 

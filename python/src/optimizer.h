@@ -7,7 +7,7 @@
 
 #include "arrays.h"
 #include "python.h"
-#include "slabs.h"
+#include "chunks.h"
 
 /* A parameter as the library knows it: shape and strides point into the struct. */
 typedef struct py_place {
@@ -29,8 +29,8 @@ typedef struct py_optimizer {
     tch_context *context;
     tch_optimizer *optimizer; /* NULL until the first group */
     bool busy;
-    long process;    /* that made it: a child of a fork leaves it alone */
-    py_slabs memory; /* of the state */
+    long process;     /* that made it: a child of a fork leaves it alone */
+    py_chunks memory; /* of the state */
     PyObject *push, *pop;
     PyObject *lr_tensors; /* a dictionary, group: what keeps its learning rate alive */
     bool has_stream;

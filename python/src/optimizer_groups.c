@@ -124,7 +124,7 @@ static void settle_places(py_optimizer *self, const tch_parameter *entries, int3
 static int make_group(py_optimizer *self, const tch_optim_config *config, int32_t count, const tch_parameter *entries,
                       int32_t *group)
 {
-    const tch_state_allocator memory = py_slabs_allocator(&self->memory);
+    const tch_state_allocator memory = py_chunks_allocator(&self->memory);
     tch_status status;
     bool own = self->memory.allocate != Py_None;
     *group = 0;
@@ -137,7 +137,7 @@ static int make_group(py_optimizer *self, const tch_optim_config *config, int32_
                                                                  own ? &memory : NULL, &self->optimizer);
     Py_END_ALLOW_THREADS;
     settle_places(self, entries, count, status == TCH_OK);
-    return status == TCH_OK ? 0 : py_slabs_fail(&self->memory, status);
+    return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
 }
 
 static int describe_parameters(PyObject *const *tuples, int32_t count, py_operand *operands, tch_parameter *entries)

@@ -18,8 +18,8 @@ static PyObject *describe_state(py_optimizer *self, int32_t index)
     if (status != TCH_OK) {
         return py_fail(status);
     }
-    PyObject *memory =
-        py_memory_wrap(state.tensor, py_slabs_owner(&self->memory, state.tensor->data, (PyObject *)self), self->stream);
+    PyObject *memory = py_memory_wrap(
+        state.tensor, py_chunks_owner(&self->memory, state.tensor->data, (PyObject *)self), self->stream);
     if (memory == NULL) {
         return NULL;
     }

@@ -147,8 +147,8 @@ static bool is_in_place(PyObject *parameter, const py_place *place)
 }
 
 /* What PyTorch has negated only in name are the imaginary parts of a conjugate, which lie two apart in memory. Where
- * elements are neighbours the gradient is not asked, which would take longer than fetching it. */
-static bool has_neighbours(const tch_tensor *tensor)
+ * elements are neighbors the gradient is not asked, which would take longer than fetching it. */
+static bool has_neighbors(const tch_tensor *tensor)
 {
     for (int32_t k = tensor->ndim - 1; k >= 0; k--) {
         if (tensor->shape[k] > 1 && stride_of(tensor, k) == 1) {
@@ -172,7 +172,7 @@ static bool take_gradient(py_optimizer *self, int32_t i, PyObject *gradient)
         return true;
     }
     array->table = py_table_of(gradient);
-    if (!look_at(gradient, array->table, &now) || (!has_neighbours(&now) && py_is_negated(gradient) != 0)) {
+    if (!look_at(gradient, array->table, &now) || (!has_neighbors(&now) && py_is_negated(gradient) != 0)) {
         return false;
     }
     operand->object = gradient;

@@ -7,7 +7,7 @@
 `torchium.linalg` has the matrix functions for PyTorch, NumPy, CuPy and JAX arrays. `torchium.optim`, `torchium.amp` and
 `torchium.utils` are for PyTorch, and it is they that import it; so is `torchium.grad_sample`, for gradients of single
 samples, with GradSampleModule, per_sample_norms and GhostClipping. `torchium.kernel` and `torchium.elementwise` compile
-kernels of your own. `python -m torchium` tells what was found here.
+custom kernels. `python -m torchium` tells what was found here.
 
 Nothing is loaded by `import torchium` itself, neither PyTorch nor the C library: a name is looked up when it is first
 used. So the doctor starts where the library does not.

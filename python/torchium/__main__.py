@@ -76,7 +76,7 @@ def _sections(report: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
         sections["Environment"] = [(f"{name} =", value) for name, value in report["environment"].items()]
     if library:
         sections["Self-test"] = [_test_row(test) for test in report["tests"]]
-        sections["Kernels of your own"] = list(report["kernels"].items())
+        sections["Custom kernels"] = list(report["kernels"].items())
     problems = [(f"{i}.", f"{p['what']}. {_sentence(p['remedy'])}") for i, p in enumerate(report["problems"], 1)]
     sections["Problems"] = problems or [("none", "")]
     return sections

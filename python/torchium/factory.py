@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _CLASSES = {
     "adamw": "AdamW",
     "kfac": "KFAC",
+    "lion": "Lion",
     "muon": "Muon",
     "natural": "NaturalGradient",
     "sgd": "SGD",
@@ -26,7 +27,7 @@ _ALIASES = {"cudashampoo": "shampoo", "naturalgradient": "natural", "natural_gra
 # These look at a model's layers, and are made from the model itself.
 _OF_MODEL = ("kfac", "natural")
 # These treat every parameter elementwise in any case.
-_FIRST_ORDER = ("adamw", "sgd")
+_FIRST_ORDER = ("adamw", "lion", "sgd")
 
 
 def list_optimizers(pattern: str = "") -> list[str]:
@@ -45,7 +46,7 @@ def create_optimizer(
     **options: Any,
 ) -> torch.optim.Optimizer:
     """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "kfac", "natural", "adamw",
-    "sgd".
+    "lion", "sgd".
 
     Arguments:
         params_or_model: parameters or groups as every optimizer takes them, passed on as they are; or a model, which

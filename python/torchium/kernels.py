@@ -1,7 +1,8 @@
 """Custom kernels: CUDA C source, compiled by NVRTC for a GPU and by the system's C++ compiler for the CPU.
 
-`kernel` is here, `elementwise` is in torchium._elementwise and stands on it. Nothing here imports PyTorch: a kernel
-takes NumPy, CuPy and JAX arrays as well. A source is compiled when it first meets a device, and kept on disk then.
+`kernel` is here, `elementwise` is in torchium._functions.elementwise and stands on it. Nothing here imports PyTorch: a
+kernel takes NumPy, CuPy and JAX arrays as well. A source is compiled when it first meets a device, and kept on disk
+then.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torchium._messages import shown
 from torchium.library import _device_name, is_available
 
 if TYPE_CHECKING:
-    from torchium._elementwise import Elementwise
+    from torchium._functions.elementwise import Elementwise
 
 __all__ = ["Kernel", "KernelError", "elementwise", "kernel"]
 
@@ -188,7 +189,7 @@ def elementwise(
         y = power(x, 0.5)                       # broadcasts; power(x, 0.5, out=y) writes to a tensor that is there
         y.sum().backward()
     """
-    from torchium._elementwise import Elementwise
+    from torchium._functions.elementwise import Elementwise
 
     return Elementwise(inputs, outputs, operation, name, derivative, options, preamble)
 

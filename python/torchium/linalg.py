@@ -16,8 +16,8 @@ With PyTorch the functions can be differentiated where a gradient is defined, an
 `torch.ops.torchium.*`. A function without a gradient refuses tensors that require one. With CUDA tensors work is queued
 on the current stream.
 
-This file only says what the functions do and finds out whose arrays they got: torchium._ops is for PyTorch's, and
-torchium._arrays for the others. It does not import PyTorch.
+This file only says what the functions do and finds out whose arrays they got: torchium._functions.ops is for
+PyTorch's, and torchium._functions.arrays for the others. It does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from torchium import _arrays
+from torchium._functions import arrays as _arrays
 
 Array = Any
 
@@ -60,9 +60,9 @@ def _find_torch() -> bool:
     torch = sys.modules.get("torch")
     if _torch_functions is not None or torch is None or not hasattr(torch, "Tensor"):
         return False
-    from torchium import _ops
+    from torchium._functions import ops
 
-    _torch_functions = _ops
+    _torch_functions = ops
     _Tensor = torch.Tensor
     return True
 

@@ -5,7 +5,7 @@
 
 #include "core/tensor.h"
 
-/* The memory of a gradient: sizes with rising positive strides from its lowest address, neighbours merged where one
+/* The memory of a gradient: sizes with rising positive strides from its lowest address, neighbors merged where one
  * continues the other, each element once. */
 typedef struct footprint {
     char *low;
@@ -24,7 +24,7 @@ static void insert_by_stride(footprint *f, int64_t size, int64_t stride)
     f->stride[k] = stride;
 }
 
-static void merge_neighbours(footprint *f)
+static void merge_neighbors(footprint *f)
 {
     int32_t last = 0;
     for (int32_t k = 1; k < f->order; k++) {
@@ -51,7 +51,7 @@ static footprint footprint_of(const tch_tensor *tensor)
             insert_by_stride(&f, tensor->shape[i], stride < 0 ? -stride : stride);
         }
     }
-    merge_neighbours(&f);
+    merge_neighbors(&f);
     return f;
 }
 

@@ -116,7 +116,7 @@ TCHI_RULE void tchi_rule_update_scale(float *scale, int32_t *tracker, const floa
 
 /* --- per-sample gradients and curvature --------------------------------------------------------------------------- */
 
-/* A squared norm below 0 is a sum of terms that cancelled, and counts as 0. */
+/* A squared norm below 0 is a sum of terms that canceled, and counts as 0. */
 TCHI_RULE double tchi_rule_clip_weight(double squared_norm, double most)
 {
     double weight = most / (sqrt(fmax(squared_norm, 0.0)) + 1e-6);

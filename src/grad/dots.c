@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "core/arith.h"
 #include "kinds.h"
 #include "layer.h"
 #include "linalg/batch.h"
@@ -31,11 +32,6 @@ typedef struct dots_buffers {
     void *scratch;
 } dots_buffers;
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 static int64_t scratch_of(tch_context *context, const dots_call *c, int64_t count)
 {
     const tch_backend *t = context->backend;
@@ -50,8 +46,8 @@ static int64_t scratch_of(tch_context *context, const dots_call *c, int64_t coun
     if (c->has_bias) {
         int64_t over_positions = t->device->scratch_bytes(state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type, c->g.positions,
                                                           c->g.cols, count * c->g.groups, 0);
-        bytes = larger(bytes, over_positions);
-        bytes = larger(bytes, t->device->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, c->type, 1, p, count, 0));
+        bytes = tchi_max(bytes, over_positions);
+        bytes = tchi_max(bytes, t->device->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, c->type, 1, p, count, 0));
     }
     return bytes;
 }

@@ -6,16 +6,12 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "core/arith.h"
 #include "kinds.h"
 #include "layer.h"
 #include "linalg/algebra.h"
 #include "linalg/batch.h"
 #include "linalg/limits.h"
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 tch_matrices tchi_block(const tch_matrices *x, int64_t row, int64_t rows, int64_t col, int64_t cols)
 {
@@ -42,7 +38,7 @@ static int64_t product_rows(const tch_context *context, const tchi_gram_call *c)
 {
     int64_t row = c->g.samples * 2 * (int64_t)sizeof(double);
     int64_t rows = tchi_scratch_budget(context) / 4 / row;
-    return rows < 1 ? 1 : smaller(rows, c->g.samples);
+    return rows < 1 ? 1 : tchi_min(rows, c->g.samples);
 }
 
 tchi_row_products tchi_row_products_layout(tchi_arena *arena, const tch_context *context, const tchi_gram_call *c)
@@ -62,7 +58,7 @@ static tch_status add_converted(tch_context *context, const tchi_gram_call *c, c
 {
     const tch_backend *t = context->backend;
     for (int64_t first = 0; first < x->rows; first += p->own.rows) {
-        int64_t count = smaller(p->own.rows, x->rows - first);
+        int64_t count = tchi_min(p->own.rows, x->rows - first);
         tch_matrices rows = tchi_block(x, first, count, 0, x->cols);
         tch_matrices own = tchi_block(&p->own, 0, count, 0, x->rows);
         tch_matrices converted = tchi_block(&p->converted, 0, count, 0, x->rows);
@@ -149,7 +145,7 @@ static tch_status bias_gram(tch_context *context, const tchi_gram_call *c)
     tchi_arena arena = {.used = bias_bytes(context, c)};
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     for (int64_t first = 0; first < samples; first += chunk) {
-        int64_t count = smaller(chunk, samples - first);
+        int64_t count = tchi_min(chunk, samples - first);
         tchi_arena again = {.base = arena.base};
         bias_layout(&b, &again, context, c, first, count);
         TCHI_TRY(tchi_side_read(context, &c->g, first, &b.g));
@@ -168,7 +164,7 @@ static tch_status bias_gram(tch_context *context, const tchi_gram_call *c)
 
 static tch_matrices mirror_layout(tchi_arena *arena, const tchi_gram_call *c)
 {
-    int64_t block = smaller(MIRROR_BLOCK, c->gram.rows);
+    int64_t block = tchi_min(MIRROR_BLOCK, c->gram.rows);
     return tchi_scratch_matrices(arena, c->gram.type, 1, block, block);
 }
 
@@ -190,7 +186,7 @@ static tch_status mirror(tch_context *context, const tchi_gram_call *c)
     tch_matrices scratch = mirror_layout(&arena, c);
     int64_t n = c->gram.rows;
     for (int64_t i = 0; i < n; i += MIRROR_BLOCK) {
-        int64_t rows = smaller(MIRROR_BLOCK, n - i);
+        int64_t rows = tchi_min(MIRROR_BLOCK, n - i);
         tch_matrices diagonal = tchi_block(&c->gram, i, rows, i, rows);
         TCHI_TRY(mirror_diagonal(context, &diagonal, &scratch));
         if (i > 0) {
@@ -217,7 +213,7 @@ static tch_status check_gram(tch_context *context, const tch_tensor *gram, int64
         return tchi_fail(TCH_ERR_SHAPE, "gram has %lld rows, expected at most %d", (long long)samples, TCHI_MOST_SIZE);
     }
     if (samples > 1 && (tchi_tensor_stride(gram, 1) != 1 || tchi_tensor_stride(gram, 0) < samples)) {
-        return tchi_fail(TCH_ERR_LAYOUT, "gram has strides %lld and %lld, expected rows of neighbouring elements",
+        return tchi_fail(TCH_ERR_LAYOUT, "gram has strides %lld and %lld, expected rows of neighboring elements",
                          (long long)tchi_tensor_stride(gram, 0), (long long)tchi_tensor_stride(gram, 1));
     }
     return TCH_OK;
@@ -241,18 +237,13 @@ static tch_status clear(tch_context *context, int32_t accumulate, const tch_tens
     return accumulate ? TCH_OK : context->backend->matrix->fill(context->state, &array, 0.0);
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 static tch_status product_gram(tch_context *context, const tchi_gram_call *c, bool weight, bool bias,
                                int32_t accumulate, const tch_tensor *gram)
 {
     tchi_arena all = {0};
     (void)mirror_layout(&all, c);
-    int64_t bytes = larger(all.used, weight ? weight_bytes(context, c) : 0);
-    TCHI_TRY(tchi_reserve_first(context, larger(bytes, bias ? bias_bytes(context, c) : 0)));
+    int64_t bytes = tchi_max(all.used, weight ? weight_bytes(context, c) : 0);
+    TCHI_TRY(tchi_reserve_first(context, tchi_max(bytes, bias ? bias_bytes(context, c) : 0)));
     TCHI_TRY(clear(context, accumulate, gram));
     if (weight) {
         TCHI_TRY(weight_gram(context, c));

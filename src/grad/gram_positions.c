@@ -4,13 +4,9 @@
 
 #include "core/status.h"
 
+#include "core/arith.h"
 #include "linalg/batch.h"
 #include "linalg/limits.h"
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 typedef struct pair_buffers {
     tch_matrices a[2], g[2]; /* of two blocks of samples */
@@ -37,7 +33,7 @@ static void pair_layout(pair_buffers *b, tchi_arena *arena, tch_context *context
 static int64_t choose_block(tch_context *context, const tchi_gram_call *c)
 {
     int64_t budget = tchi_scratch_budget(context);
-    int64_t block = smaller(c->g.samples, TCHI_MOST_SIZE / c->g.positions);
+    int64_t block = tchi_min(c->g.samples, TCHI_MOST_SIZE / c->g.positions);
     for (;;) {
         pair_buffers probe;
         tchi_arena arena = {0};
@@ -101,7 +97,7 @@ tch_status tchi_gram_by_positions(tch_context *context, const tchi_gram_call *c)
     for (int64_t i = 0; i < samples; i += block) {
         for (int64_t j = 0; j <= i; j += block) {
             const int64_t first[2] = {i, j};
-            const int64_t count[2] = {smaller(block, samples - i), smaller(block, samples - j)};
+            const int64_t count[2] = {tchi_min(block, samples - i), tchi_min(block, samples - j)};
             TCHI_TRY(add_pair(context, c, first, count));
         }
     }

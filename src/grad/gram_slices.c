@@ -4,12 +4,8 @@
 
 #include "core/status.h"
 
+#include "core/arith.h"
 #include "linalg/batch.h"
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* Rows [row, row + rows) and columns [col, col + cols) of the weight's matrix in groups [group, group + groups). */
 typedef struct slice {
@@ -27,7 +23,7 @@ static slice choose_slice(const tch_context *context, const tchi_gram_call *c)
 {
     int64_t most = tchi_scratch_budget(context) / 2 / (c->g.samples * tchi_scalar_size(c->type));
     int64_t rows = most / c->a.cols;
-    slice s = {.groups = 1, .rows = smaller(rows < 1 ? 1 : rows, c->g.cols), .cols = c->a.cols};
+    slice s = {.groups = 1, .rows = tchi_min(rows < 1 ? 1 : rows, c->g.cols), .cols = c->a.cols};
     if (rows / c->g.groups >= c->g.cols) {
         s.groups = c->g.groups;
     } else if (rows < 1) {
@@ -77,7 +73,7 @@ static tch_status add_slice(tch_context *context, const tchi_gram_call *c, const
     slice_buffers b;
     int64_t first = 0;
     do { /* there is a sample at least, and the buffers that all chunks have in common are wanted afterwards */
-        int64_t count = smaller(chunk, c->g.samples - first);
+        int64_t count = tchi_min(chunk, c->g.samples - first);
         tchi_arena arena = {.base = base};
         slice_layout(&b, &arena, context, c, largest, first, count);
         TCHI_TRY(form_slice(context, c, s, &b, first, count));
@@ -117,9 +113,9 @@ tch_status tchi_gram_by_slices(tch_context *context, const tchi_gram_call *c)
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     for (s.group = 0; s.group < c->g.groups; s.group += s.groups) {
         for (s.row = 0; s.row < c->g.cols; s.row += largest.rows) {
-            s.rows = smaller(largest.rows, c->g.cols - s.row);
+            s.rows = tchi_min(largest.rows, c->g.cols - s.row);
             for (s.col = 0; s.col < c->a.cols; s.col += largest.cols) {
-                s.cols = smaller(largest.cols, c->a.cols - s.col);
+                s.cols = tchi_min(largest.cols, c->a.cols - s.col);
                 TCHI_TRY(add_slice(context, c, &s, &largest, arena.base, chunk));
             }
         }

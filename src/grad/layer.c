@@ -160,7 +160,7 @@ static tch_status check_rank(const tch_layer *layer, const tch_tensor *tensor, c
         return TCH_OK;
     }
     char text[TCHI_DESCRIBE_SIZE];
-    return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s, expected samples and %d normalised dimensions", name,
+    return tchi_fail(TCH_ERR_SHAPE, "%s has shape %s, expected samples and %d normalized dimensions", name,
                      tchi_describe_shape(tensor, text, sizeof text), layer->normalized);
 }
 

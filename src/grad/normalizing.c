@@ -1,5 +1,5 @@
-/* Normalising layers: the gradients of their weights are vectors, so each chunk of samples has its own formed in scratch,
- * samples by features, and everything else is done on them. The normalised inputs are never stored. */
+/* Normalizing layers: the gradients of their weights are vectors, so each chunk of samples has its own formed in scratch,
+ * samples by features, and everything else is done on them. The normalized inputs are never stored. */
 #include "normalizing.h"
 
 #include "core/status.h"

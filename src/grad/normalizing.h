@@ -1,4 +1,4 @@
-/* Gradients of the weights of normalising layers for a chunk of samples: what the files on these layers share. */
+/* Gradients of the weights of normalizing layers for a chunk of samples: what the files on these layers share. */
 #ifndef TCHI_GRAD_NORMALIZING_H
 #define TCHI_GRAD_NORMALIZING_H
 

@@ -1,4 +1,4 @@
-/* The Gram matrix of the gradients of a normalising layer's weights: blocks of samples against blocks of samples, which
+/* The Gram matrix of the gradients of a normalizing layer's weights: blocks of samples against blocks of samples, which
  * are one block unless the workspace is small. Blocks below the diagonal are computed and mirrored. */
 #include "kinds.h"
 

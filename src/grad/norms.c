@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "core/arith.h"
 #include "kinds.h"
 #include "layer.h"
 #include "linalg/batch.h"
@@ -23,11 +24,6 @@ typedef struct norms_call {
     double *norms;
 } norms_call;
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 static int64_t scratch_of(tch_context *context, const norms_call *c, int64_t count)
 {
     const tch_backend *t = context->backend;
@@ -41,9 +37,9 @@ static int64_t scratch_of(tch_context *context, const norms_call *c, int64_t cou
             t->device->scratch_bytes(state, TCH_SCRATCH_SAMPLE_NORMS, c->g.type, c->g.positions, c->a.cols, batch, p);
     }
     if (c->parts & TCH_GRAD_BIAS) {
-        bytes = larger(
+        bytes = tchi_max(
             bytes, t->device->scratch_bytes(state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type, c->g.positions, p, batch, 0));
-        bytes = larger(bytes, t->device->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, wide, 1, p, batch, 0));
+        bytes = tchi_max(bytes, t->device->scratch_bytes(state, TCH_SCRATCH_PAIR_DOTS, wide, 1, p, batch, 0));
     }
     return bytes;
 }

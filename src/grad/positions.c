@@ -13,7 +13,7 @@
  * activations of a batch take for which it would be wanted. */
 #define WORTH_OF_SCRATCH ((int64_t)128 << 20)
 
-/* Dimensions [from, to) of the tensor are the positions; neighbours that can be walked as one are. */
+/* Dimensions [from, to) of the tensor are the positions; neighbors that can be walked as one are. */
 static void merge_positions(tchi_side *side, const tch_tensor *tensor, int32_t from, int32_t to)
 {
     side->positions = 1;

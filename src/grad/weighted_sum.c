@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "core/arith.h"
 #include "kinds.h"
 #include "layer.h"
 #include "linalg/batch.h"
@@ -45,11 +46,6 @@ static tch_scalar weighed_type(tch_scalar type)
     return type == TCH_SCALAR_F16 ? TCH_SCALAR_F32 : type;
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 static int64_t scratch_of(tch_context *context, const sum_call *c, int64_t count)
 {
     const tch_backend *t = context->backend;
@@ -61,9 +57,9 @@ static int64_t scratch_of(tch_context *context, const sum_call *c, int64_t count
     if (c->has_bias) {
         int64_t over_positions = t->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->g.type,
                                                           c->g.positions, c->g.cols, count * c->g.groups, 0);
-        bytes = larger(bytes, over_positions);
+        bytes = tchi_max(bytes, over_positions);
         bytes =
-            larger(bytes, t->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->type, count, p, 1, 0));
+            tchi_max(bytes, t->device->scratch_bytes(context->state, TCH_SCRATCH_SAMPLE_SUMS, c->type, count, p, 1, 0));
     }
     return bytes;
 }

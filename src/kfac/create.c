@@ -54,7 +54,7 @@ static tch_status take_state(tch_kfac *k, int64_t bytes)
     } else {
         TCHI_TRY(k->allocator.allocate(k->allocator.user, bytes, &memory));
     }
-    k->state = (tchi_kfac_slab){memory, bytes};
+    k->state = (tchi_kfac_chunk){memory, bytes};
     if (memory == NULL || (uintptr_t)memory % 256 != 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "the state's allocator gave %p for %lld bytes, expected memory aligned to 256", memory,

@@ -76,10 +76,10 @@ typedef struct tchi_kfac_control {
 } tchi_kfac_control;
 
 /* A piece of device memory. */
-typedef struct tchi_kfac_slab {
+typedef struct tchi_kfac_chunk {
     void *pointer;
     int64_t bytes;
-} tchi_kfac_slab;
+} tchi_kfac_chunk;
 
 struct tch_kfac {
     tch_context *context;
@@ -98,9 +98,9 @@ struct tch_kfac {
     int64_t owner_count;
     tchi_kfac_state *states;
     int32_t state_count;
-    tchi_kfac_slab state, beside; /* what the caller may have given, and what is not kept in a checkpoint */
-    tchi_kfac_control *control;   /* on the device */
-    tch_status failed;            /* not TCH_OK after an error of the device */
+    tchi_kfac_chunk state, beside; /* what the caller may have given, and what is not kept in a checkpoint */
+    tchi_kfac_control *control;    /* on the device */
+    tch_status failed;             /* not TCH_OK after an error of the device */
 };
 
 /* --- config.c */

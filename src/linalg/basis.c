@@ -188,7 +188,7 @@ static tch_status shifted_gram(tch_context *context, double shift, basis_buffers
 }
 
 /* The rows of m[0] become orthonormal. Without a shift Cholesky does not care how long they are. */
-static tch_status orthonormalise(tch_context *context, double shift, int32_t *flags, basis_buffers *buffers)
+static tch_status orthonormalize(tch_context *context, double shift, int32_t *flags, basis_buffers *buffers)
 {
     tch_matrices *m = buffers->m;
     TCHI_TRY(shift > 0.0 ? shifted_gram(context, shift, buffers) : tchi_gram(context, 1.0, &m[0], 0, 0.0, &m[2]));
@@ -222,7 +222,7 @@ tch_status tchi_basis_track(tch_context *context, const tch_matrices *a, const t
     buffers.inspection.flags = flags;
     TCHI_TRY(multiply_and_sort(context, a, q, chosen.shift, &buffers));
     for (int pass = 0; pass < chosen.passes; pass++) {
-        TCHI_TRY(orthonormalise(context, pass + 1 < chosen.passes ? chosen.gram_shift : 0.0, flags, &buffers));
+        TCHI_TRY(orthonormalize(context, pass + 1 < chosen.passes ? chosen.gram_shift : 0.0, flags, &buffers));
     }
     TCHI_TRY(context->backend->matrix->select(context->state, flags, &buffers.m[0], q));
     return order != NULL ? give_order(context, &buffers, flags, order) : TCH_OK;

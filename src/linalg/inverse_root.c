@@ -45,9 +45,9 @@ static void layout_work(tchi_newton_buffers *work, tchi_arena *arena, const tchi
     }
 }
 
-static int64_t foreign_scratch(const tchi_root_plan *plan, int64_t batch, int64_t n)
+static int64_t user_scratch(const tchi_root_plan *plan, int64_t batch, int64_t n)
 {
-    return plan->foreign == NULL ? 0 : plan->foreign->matrices * batch * n * n * tchi_scalar_size(plan->type);
+    return plan->user_root == NULL ? 0 : plan->user_root->matrices * batch * n * n * tchi_scalar_size(plan->type);
 }
 
 /* The largest scratch of the operations that will run; they run one after another and share it. */
@@ -64,7 +64,7 @@ static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int6
         {TCH_SCRATCH_SHIFTED_INVERSE, plan->method == TCH_ROOT_RATIONAL,
          plan->ready ? plan->poles : TCHI_MINIMAX_MAX_POLES},
     };
-    int64_t most = foreign_scratch(plan, batch, n);
+    int64_t most = user_scratch(plan, batch, n);
     for (size_t i = 0; i < sizeof users / sizeof users[0]; i++) {
         int64_t bytes = !users[i].used
                             ? 0
@@ -211,18 +211,18 @@ static tch_status by_poles(tch_context *context, const tchi_root_plan *plan, roo
     return context->backend->matrix->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
 }
 
-static tch_status by_foreign(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
+static tch_status by_user(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
 {
     *x = r->m.m[1];
     TCHI_TRY(scale_down(context, r));
-    TCHI_TRY(plan->foreign->take(plan->foreign->user, plan->root, &r->m.m[0], x, r->scratch));
+    TCHI_TRY(plan->user_root->take(plan->user_root->user, plan->root, &r->m.m[0], x, r->scratch));
     return context->backend->matrix->shift_scale(context->state, x, NULL, r->inspection.bound, -1.0 / plan->root, x);
 }
 
 static tch_status take_root(tch_context *context, const tchi_root_plan *plan, root_buffers *r, tch_matrices *x)
 {
-    if (plan->foreign != NULL) {
-        return by_foreign(context, plan, r, x);
+    if (plan->user_root != NULL) {
+        return by_user(context, plan, r, x);
     }
     switch (plan->method) {
     case TCH_ROOT_NEWTON:
@@ -310,7 +310,7 @@ static tch_status compute(tch_context *context, tchi_root_plan *plan, const root
     if (!plan->ready) {
         TCHI_TRY(finish_plan(context, plan, call, first, count, r));
     }
-    tchi_range_push(context, plan->foreign != NULL ? "custom kernel" : tch_root_method_name(plan->method));
+    tchi_range_push(context, plan->user_root != NULL ? "custom kernel" : tch_root_method_name(plan->method));
     tch_status status = take_root(context, plan, r, x);
     tchi_range_pop(context);
     TCHI_TRY(status);
@@ -408,8 +408,8 @@ static tch_status plan_nothing(tch_context *context, const root_call *call, int3
     return tchi_root_plan_make(context, call->a.type, call->a.rows, root, &c, plan);
 }
 
-/* `foreign` is NULL for the methods here. */
-static tch_status take_roots(tch_context *context, const tchi_foreign_root *foreign, const tch_tensor *a, int32_t root,
+/* `user_root` is NULL for the methods here. */
+static tch_status take_roots(tch_context *context, const tchi_user_root *user_root, const tch_tensor *a, int32_t root,
                              const tch_root_config *config, const tch_tensor *out, const tch_tensor *residual,
                              const tch_tensor *report)
 {
@@ -422,8 +422,8 @@ static tch_status take_roots(tch_context *context, const tchi_foreign_root *fore
     bool nothing = call.a.rows == 0 || call.a.count == 0;
     TCHI_TRY(nothing ? plan_nothing(context, &call, root, config, &plan)
                      : tchi_root_plan_make(context, call.a.type, call.a.rows, root, config, &plan));
-    if (foreign != NULL) {
-        tchi_root_plan_give(&plan, call.a.type, foreign);
+    if (user_root != NULL) {
+        tchi_root_plan_give(&plan, call.a.type, user_root);
     }
     tch_status bad = TCH_OK;
     int64_t chunk = choose_chunk(context, &plan, call.a.count, call.a.rows);
@@ -442,20 +442,20 @@ tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t r
     return take_roots(context, NULL, a, root, config, out, residual, report);
 }
 
-tch_status tchi_inverse_root_by(tch_context *context, const tchi_foreign_root *foreign, const tch_tensor *a,
+tch_status tchi_inverse_root_by(tch_context *context, const tchi_user_root *user_root, const tch_tensor *a,
                                 int32_t root, const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
                                 tch_tensor *report)
 {
     tch_root_config c = eigen_config(config);
     TCHI_TRY(check_call(context, a, out, residual, report));
-    return take_roots(context, foreign, a, root, &c, out, residual, report);
+    return take_roots(context, user_root, a, root, &c, out, residual, report);
 }
 
-int64_t tchi_inverse_root_by_bytes(tch_context *context, const tchi_foreign_root *foreign, tch_scalar type, int64_t n,
+int64_t tchi_inverse_root_by_bytes(tch_context *context, const tchi_user_root *user_root, tch_scalar type, int64_t n,
                                    int32_t root)
 {
     tchi_root_plan plan = {.root = root, .probes = 4};
-    tchi_root_plan_give(&plan, type, foreign);
+    tchi_root_plan_give(&plan, type, user_root);
     return layout_bytes(context, &plan, 1, n);
 }
 

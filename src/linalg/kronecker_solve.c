@@ -1,4 +1,4 @@
-/* The damped Kronecker solve of KFAC: (A + pi sqrt(g) I)^-1 X (B + sqrt(g)/pi I)^-1 by two Cholesky factorisations. */
+/* The damped Kronecker solve of KFAC: (A + pi sqrt(g) I)^-1 X (B + sqrt(g)/pi I)^-1 by two Cholesky factorizations. */
 #include <torchium/linalg.h>
 
 #include <math.h>

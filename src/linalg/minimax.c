@@ -36,7 +36,7 @@ static double image(const double *c, int root, double x)
 }
 
 /* Scales q so that the images of the extremal points lie symmetrically around 1, and records their range. */
-static void centre(int root, const double *points, int count, tchi_minimax_step *step)
+static void center(int root, const double *points, int count, tchi_minimax_step *step)
 {
     double least = INFINITY, most = 0.0;
     for (int i = 0; i < count; i++) {
@@ -67,7 +67,7 @@ static void linear_step(int root, double lo, double hi, tchi_minimax_step *step)
     step->c[1] = -c;
     step->c[2] = 0.0;
     double points[3] = {lo, 1.0 / (c * (root + 1)), hi};
-    centre(root, points, 3, step);
+    center(root, points, 3, step);
 }
 
 /* The quadratic with x^a q(x) = m, 1, m, 1 at the four points z[0..3], m chosen so that there is one. The third divided
@@ -142,7 +142,7 @@ static int quadratic_step(int root, double lo, double hi, tchi_minimax_step *ste
     for (int i = 0; i < 4; i++) {
         z[i] *= hi;
     }
-    centre(root, z, 4, step);
+    center(root, z, 4, step);
     return step->lo > 0.0 ? 0 : -1;
 }
 

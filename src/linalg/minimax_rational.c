@@ -214,7 +214,7 @@ static bool solve(int n, double rows[][MAX_POINTS + 1])
     return true;
 }
 
-/* The equations error(x[i]) = (-1)^i level, linearised in the logarithms of shifts, of weights, and in the level. */
+/* The equations error(x[i]) = (-1)^i level, linearized in the logarithms of shifts, of weights, and in the level. */
 static void assemble(const fit *f, const double *errors, double rows[][MAX_POINTS + 1])
 {
     int k = f->poles, n = f->points;

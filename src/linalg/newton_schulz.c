@@ -4,7 +4,7 @@
  * The one thing to know before changing it: rounding gives M an error relative to its largest eigenvalue, which every
  * step on M multiplies by a^2 where eigenvalues are small, whereas a Gram matrix formed anew from X has no negative
  * eigenvalues to speak of. Runs of steps on one M are therefore short, and longer where M is kept in float16, eight times
- * as fine as bfloat16: docs/numerics/orthogonalisation.md. */
+ * as fine as bfloat16: docs/numerics/orthogonalization.md. */
 #include "orthogonalize.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Newton-Schulz orthogonalisation of a batch in scratch memory: what tch_orthogonalize and the optimizers share. The
+/* Newton-Schulz orthogonalization of a batch in scratch memory: what tch_orthogonalize and the optimizers share. The
  * batch is gathered by the caller, in whatever way it has it, and is used up. */
 #ifndef TCHI_ORTHOGONALIZE_H
 #define TCHI_ORTHOGONALIZE_H
@@ -37,7 +37,7 @@ tch_scalar tchi_ortho_type(const tch_context *context, tch_scalar type);
 /* Bytes of scratch for a batch of the type, the shape and the number of matrices of x, whose data is not read. */
 int64_t tchi_orthogonalize_bytes(const tchi_ortho *ortho, const tch_matrices *x);
 
-/* Orthogonalises every matrix of x, rows <= cols, each row at whole 16 bytes if products are to be fast. `scratch` is
+/* Orthogonalizes every matrix of x, rows <= cols, each row at whole 16 bytes if products are to be fast. `scratch` is
  * aligned to 256 bytes. *result, of x's shape, lies in x or in scratch; all else in both is used up. */
 tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x,
                                      void *scratch, tch_matrices *result);

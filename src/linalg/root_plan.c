@@ -120,13 +120,13 @@ static bool is_one_launch(const tch_context *context, int64_t n)
 /* What probes show of an error that is spread over many directions may be less than it is by this. */
 #define SPREAD 1.1
 
-/* The certificate bounds the error itself, for a symmetric X. A foreign one need not be symmetric, and for square roots the
+/* The certificate bounds the error itself, for a symmetric X. One of a custom kernel need not be symmetric, and for square roots the
  * bound then holds with half the factor (docs/numerics/inverse-roots.md). The eigen method in float64 has no better to fall
  * back on, so only nonsense is refused. */
 static double error_allowed(const tchi_root_plan *p)
 {
     bool last = p->method == TCH_ROOT_EIGEN && p->type == TCH_SCALAR_F64;
-    double allowed = p->foreign != NULL && p->root == 2 ? 0.5 * p->tolerance : p->tolerance;
+    double allowed = p->user_root != NULL && p->root == 2 ? 0.5 * p->tolerance : p->tolerance;
     allowed = p->probes > 0 ? allowed / SPREAD : allowed;
     return last ? fmax(allowed, MOST_RESIDUAL / p->root) : allowed;
 }
@@ -284,9 +284,9 @@ tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low)
         tch_root_method_name(plan->method), plan->tolerance, plan->low);
 }
 
-void tchi_root_plan_give(tchi_root_plan *plan, tch_scalar type, const tchi_foreign_root *foreign)
+void tchi_root_plan_give(tchi_root_plan *plan, tch_scalar type, const tchi_user_root *user_root)
 {
-    plan->foreign = foreign;
+    plan->user_root = user_root;
     plan->method = TCH_ROOT_NEWTON;
     plan->one_launch = plan->ready = true;
     plan->mixed = plan->fall_back = false;

@@ -31,7 +31,7 @@ typedef struct tchi_root_plan {
     tch_product_rates rates;
     tch_scalar widest; /* type of the steps that needs most room */
     tchi_newton_plan newton;
-    const tchi_foreign_root *foreign; /* NULL, or who takes the root: then `method` is Newton's, in one launch */
+    const tchi_user_root *user_root; /* NULL, or who takes the root: then `method` is Newton's, in one launch */
     /* rational */
     int poles;
     double shifts[TCHI_MINIMAX_MAX_POLES], weights[TCHI_MINIMAX_MAX_POLES];
@@ -52,7 +52,7 @@ tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int6
 tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low);
 
 /* A plan made for `type`, turned over to somebody else, who has to reach its tolerance. */
-void tchi_root_plan_give(tchi_root_plan *plan, tch_scalar type, const tchi_foreign_root *foreign);
+void tchi_root_plan_give(tchi_root_plan *plan, tch_scalar type, const tchi_user_root *user_root);
 
 /* Whether there is another plan for matrices on which this one failed, and that plan: the eigen method in float64, where the
  * method was our choice or was the eigen method already. */

@@ -6,7 +6,7 @@
 
 #include "config.h"
 #include "counts.h"
-#include "optimizer.h"
+#include "method.h"
 #include "own_kernel.h"
 #include "shape.h"
 
@@ -42,26 +42,10 @@ tch_status tch_optimizer_get_config(const tch_optimizer *optimizer, int32_t grou
     return TCH_OK;
 }
 
-/* Numbers that decide whether there is memory for something. */
-static tch_status check_kept(const tch_optim_config *now, const tch_optim_config *next)
+/* Some numbers decide whether there is memory for something. */
+static tch_status check_kept(const tchi_optim_method *method, const tch_optim_config *now, const tch_optim_config *next)
 {
-    const struct {
-        const char *name;
-        double before, after;
-        bool matters;
-    } numbers[] = {
-        {"momentum", now->momentum, next->momentum, now->kind == TCH_OPTIM_SGD || now->kind == TCH_OPTIM_SHAMPOO},
-        {"beta1", now->beta1, next->beta1, now->kind == TCH_OPTIM_SHAMPOO},
-    };
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        if (numbers[i].matters && numbers[i].before == 0.0 && numbers[i].after != 0.0) {
-            return tchi_fail(
-                TCH_ERR_INVALID_ARGUMENT,
-                "%s is %.10g, but it was 0 when the optimizer was made, which therefore keeps nothing for it",
-                numbers[i].name, numbers[i].after);
-        }
-    }
-    return TCH_OK;
+    return method->check_change == NULL ? TCH_OK : method->check_change(now, next);
 }
 
 tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, const tch_optim_config *config)
@@ -70,7 +54,7 @@ tch_status tch_optimizer_set_config(tch_optimizer *optimizer, int32_t group, con
     TCHI_TRY(tchi_config_check("tch_optimizer_set_config", config));
     tchi_group *g = tchi_group_at(optimizer, group);
     TCHI_TRY(tchi_config_check_change(&g->config, config));
-    TCHI_TRY(check_kept(&g->config, config));
+    TCHI_TRY(check_kept(optimizer->method, &g->config, config));
     g->config = *config;
     g->stale = true;
     return TCH_OK;

@@ -1,10 +1,13 @@
-/* See config.h. A new option is a field in optim.h, a line in the table below, and its default. */
+/* See config.h. A new option is a field in optim.h, a line in the table below, and a default: one that all have below, or
+ * an optimizer's in its own file. */
 #include "config.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "core/status.h"
+
+#include "method.h"
 
 #define LARGEST 1e300
 
@@ -113,51 +116,10 @@ void tchi_config_set(tch_optim_config *config, int32_t index, double value)
 
 /* --- defaults ---------------------------------------------------------------------------------------------------- */
 
-static void set_adamw_defaults(tch_optim_config *c)
+tch_optim_config tchi_config_defaults(void)
 {
-    c->lr = 1e-3;
-    c->beta1 = 0.9;
-    c->beta2 = 0.999;
-    c->eps = 1e-8;
-    c->weight_decay = 1e-2;
-}
-
-static void set_shampoo_defaults(tch_optim_config *c)
-{
-    c->lr = 0.03;
-    c->beta1 = 0.9;
-    c->beta2 = 1.0;
-    c->eps = 1e-4;
-    c->precondition_frequency = 100;
-    c->merge_dims = 1;
-}
-
-static void set_soap_defaults(tch_optim_config *c)
-{
-    c->lr = 3e-3;
-    c->beta1 = 0.95;
-    c->beta2 = 0.95;
-    c->eps = 1e-8;
-    c->weight_decay = 0.01;
-    c->precondition_frequency = 10;
-    c->max_preconditioner_dim = 10000;
-}
-
-static void set_muon_defaults(tch_optim_config *c)
-{
-    c->lr = 1e-3;
-    c->weight_decay = 0.1;
-    c->momentum = 0.95;
-    c->nesterov = 1;
-    c->eps = 1e-7;
-    c->muon_method = TCH_ORTHO_MINIMAX;
-}
-
-tch_optim_config tch_optim_defaults(tch_optim_kind kind)
-{
-    tch_optim_config c = {
-        .struct_size = sizeof c,
-        .kind = kind,
+    return (tch_optim_config){
+        .struct_size = sizeof(tch_optim_config),
         .lr = 1e-3,
         .bias_correction = 1,
         .scalar_beta1 = 0.9,
@@ -173,49 +135,11 @@ tch_optim_config tch_optim_defaults(tch_optim_kind kind)
         .grafting_eps = 1e-8,
         .shampoo_beta = -1.0,
     };
-    switch (kind) {
-    case TCH_OPTIM_ADAMW:
-        set_adamw_defaults(&c);
-        break;
-    case TCH_OPTIM_SHAMPOO:
-        set_shampoo_defaults(&c);
-        break;
-    case TCH_OPTIM_SOAP:
-        set_soap_defaults(&c);
-        break;
-    case TCH_OPTIM_MUON:
-        set_muon_defaults(&c);
-        break;
-    case TCH_OPTIM_SGD:
-        break;
-    default:
-        c.kind = TCH_OPTIM_SGD;
-        break;
-    }
-    return c;
-}
-
-static const char *const kinds[] = {"sgd", "adamw", "shampoo", "soap", "muon"};
-#define KINDS ((int32_t)(sizeof kinds / sizeof kinds[0]))
-
-const char *tch_optim_kind_name(tch_optim_kind kind)
-{
-    return (int32_t)kind >= 0 && (int32_t)kind < KINDS ? kinds[kind] : NULL;
-}
-
-int32_t tch_optim_kind_parse(const char *name)
-{
-    for (int32_t i = 0; name != NULL && i < KINDS; i++) {
-        if (strcmp(name, kinds[i]) == 0) {
-            return i;
-        }
-    }
-    return -1;
 }
 
 /* --- ranges ------------------------------------------------------------------------------------------------------ */
 
-static tch_status refuse(const char *function, const char *name, double value, const char *range)
+tch_status tchi_config_refuse(const char *function, const char *name, double value, const char *range)
 {
     return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is %.10g, expected %s", function, name, value, range);
 }
@@ -234,29 +158,21 @@ tch_status tchi_config_check_value(const char *what, int32_t index, double value
     return TCH_OK;
 }
 
+tch_status tchi_config_check_beta2(const char *function, const tch_optim_config *config)
+{
+    return config->beta2 < 1.0 ? TCH_OK
+                               : tchi_config_refuse(function, "beta2", config->beta2, "0 or more, and below 1");
+}
+
 /* What no single option shows. */
 static tch_status check_together(const char *function, const tch_optim_config *c)
 {
+    const tchi_optim_method *method = tchi_method_of(c);
     bool is_root = c->exponent_override != 5 && c->exponent_override != 7;
     if (!is_root) {
-        return refuse(function, "exponent_override", c->exponent_override, "0, 1, 2, 3, 4, 6 or 8");
+        return tchi_config_refuse(function, "exponent_override", c->exponent_override, "0, 1, 2, 3, 4, 6 or 8");
     }
-    if ((c->kind == TCH_OPTIM_ADAMW || c->kind == TCH_OPTIM_SOAP) && c->beta2 >= 1.0) {
-        return refuse(function, "beta2", c->beta2, "0 or more, and below 1");
-    }
-    if (c->kind == TCH_OPTIM_SGD && c->nesterov && (c->momentum == 0.0 || c->dampening != 0.0)) {
-        return tchi_fail(
-            TCH_ERR_INVALID_ARGUMENT,
-            "%s: nesterov is 1 with momentum %.10g and dampening %.10g, expected a momentum above 0 and no "
-            "dampening",
-            function, c->momentum, c->dampening);
-    }
-    if (c->kind == TCH_OPTIM_SHAMPOO && c->eps == 0.0 && c->relative_eps == 0.0) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
-                         "%s: eps and relative_eps are both 0, expected some damping: the factors begin singular",
-                         function);
-    }
-    return TCH_OK;
+    return method->check == NULL ? TCH_OK : method->check(function, c);
 }
 
 tch_status tchi_config_check(const char *function, const tch_optim_config *config)
@@ -264,24 +180,33 @@ tch_status tchi_config_check(const char *function, const tch_optim_config *confi
     if (config == NULL || config->struct_size != sizeof *config) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: config must come from tch_optim_defaults", function);
     }
-    if (tch_optim_kind_name(config->kind) == NULL) {
-        return refuse(function, "kind", (double)config->kind, "one of tch_optim_kind");
-    }
+    TCHI_TRY(tchi_method_check(function, config));
     for (int32_t i = 0; i < OPTIONS; i++) {
         const option *o = &options[i];
         double value = tchi_config_get(config, i);
         if (!in_range(o, value)) {
-            return refuse(function, o->name, value, o->range);
+            return tchi_config_refuse(function, o->name, value, o->range);
         }
     }
     return check_together(function, config);
 }
 
+tch_status tchi_config_check_kept(const char *name, double now, double next)
+{
+    if (now == 0.0 && next != 0.0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "%s is %.10g, but it was 0 when the optimizer was made, which therefore keeps nothing for it",
+                         name, next);
+    }
+    return TCH_OK;
+}
+
 tch_status tchi_config_check_change(const tch_optim_config *now, const tch_optim_config *next)
 {
-    if (next->kind != now->kind) {
+    const tchi_optim_method *method = tchi_method_of(now);
+    if (tchi_method_of(next) != method) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "kind is %s, expected %s: it cannot change",
-                         tch_optim_kind_name(next->kind), tch_optim_kind_name(now->kind));
+                         tchi_method_of(next)->name, method->name);
     }
     for (int32_t i = 0; i < OPTIONS; i++) {
         double before = tchi_config_get(now, i);

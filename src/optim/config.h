@@ -1,14 +1,24 @@
-/* Configurations: defaults, ranges, and which options may change between steps. All options stand in one table. */
+/* Configurations: ranges, which options may change between steps, and the defaults that all optimizers have. All options
+ * stand in one table. */
 #ifndef TCHI_OPTIM_CONFIG_H
 #define TCHI_OPTIM_CONFIG_H
 
 #include <torchium/optim.h>
+
+/* What every configuration begins with, before an optimizer sets its own. */
+tch_optim_config tchi_config_defaults(void);
 
 /* Every option within its range; the message names the one that is not, with its value. */
 tch_status tchi_config_check(const char *function, const tch_optim_config *config);
 
 /* `next` differs from `now` only in options that may change between steps. */
 tch_status tchi_config_check_change(const tch_optim_config *now, const tch_optim_config *next);
+
+/* For the checks of an optimizer: the message for a value that is out of range; a beta2 below 1; and an option that was 0
+ * when the optimizer was made, and for which it therefore has no memory. */
+tch_status tchi_config_refuse(const char *function, const char *name, double value, const char *range);
+tch_status tchi_config_check_beta2(const char *function, const tch_optim_config *config);
+tch_status tchi_config_check_kept(const char *name, double now, double next);
 
 /* The options one by one, for checkpoints: name and value of option `index` as a number; 0 past the end. Those that may
  * change between steps are marked. */

@@ -14,23 +14,9 @@
 #include "create.h"
 #include "forecast.h"
 #include "layout.h"
-#include "optimizer.h"
+#include "method.h"
 #include "own_kernel.h"
 #include "shape.h"
-
-static const tchi_optim_method *method_of(tch_optim_kind kind)
-{
-    switch (kind) {
-    case TCH_OPTIM_SHAMPOO:
-        return &tchi_method_shampoo;
-    case TCH_OPTIM_SOAP:
-        return &tchi_method_soap;
-    case TCH_OPTIM_MUON:
-        return &tchi_method_muon;
-    default:
-        return &tchi_method_elementwise;
-    }
-}
 
 /* --- parameters -------------------------------------------------------------------------------------------------- */
 
@@ -108,14 +94,15 @@ static tch_status check_apart(const tch_optimizer *o)
     return status;
 }
 
-static void set_dims(const tch_optim_config *config, tchi_param *p)
+static bool set_dims(const tchi_block_method *blocks, const tch_optim_config *config, tchi_dims *dims)
 {
-    if (config->kind == TCH_OPTIM_MUON) {
-        tchi_dims_as_matrix(&p->dims);
+    if (blocks->set_dims != NULL) {
+        blocks->set_dims(config, dims);
     } else if (config->merge_dims) {
-        tchi_dims_merge(&p->dims, config->max_preconditioner_dim);
+        tchi_dims_merge(dims, config->max_preconditioner_dim);
     }
-    tchi_dims_limit(&p->dims, TCHI_MOST_ORDER);
+    tchi_dims_limit(dims, TCHI_MOST_ORDER);
+    return blocks->takes(config, dims);
 }
 
 static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter *parameter)
@@ -147,9 +134,8 @@ static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter
     }
     p->count = tch_tensor_numel(tensor);
     tchi_dims_of(tensor, &p->dims);
-    if (p->count > 0 && !parameter->elementwise) {
-        set_dims(config, p);
-        p->blocked = o->method->takes(config, &p->dims);
+    if (o->method->blocks != NULL && p->count > 0 && !parameter->elementwise) {
+        p->blocked = set_dims(o->method->blocks, config, &p->dims);
     }
     return TCH_OK;
 }
@@ -356,7 +342,7 @@ static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, in
 void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_config *config,
                         const tch_state_allocator *allocator)
 {
-    *o = (tch_optimizer){.context = context, .method = method_of(config->kind)};
+    *o = (tch_optimizer){.context = context, .method = tchi_method_of(config)};
     o->groups.item_size = sizeof(tchi_group);
     o->params.item_size = sizeof(tchi_param);
     o->blocks.item_size = sizeof(tchi_block);
@@ -447,10 +433,9 @@ tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_con
     }
     TCHI_ENTER(optimizer->context, "tch_optimizer_add_group");
     TCHI_TRY(tchi_optim_check(optimizer->context, "tch_optimizer_add_group", config, count, parameters, true));
-    if (config->kind != tchi_group_at(optimizer, 0)->config.kind) {
+    if (tchi_method_of(config) != optimizer->method) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: kind is %s, the optimizer is %s",
-                         tch_optim_kind_name(config->kind),
-                         tch_optim_kind_name(tchi_group_at(optimizer, 0)->config.kind));
+                         tchi_method_of(config)->name, optimizer->method->name);
     }
     TCHI_TRY(add_group(optimizer, config, count, parameters));
     if (group != NULL) {

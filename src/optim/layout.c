@@ -8,26 +8,25 @@
 #include "core/status.h"
 
 #include "core/list.h"
+#include "method.h"
 #include "pieces.h"
 #include "shape.h"
 
 /* --- blocks and classes ------------------------------------------------------------------------------------------ */
 
-static int64_t cut_at(const tch_optim_config *config)
+static int64_t cut_at(const tchi_block_method *blocks, const tch_optim_config *config)
 {
-    bool cuts = config->kind == TCH_OPTIM_SHAMPOO || (config->kind == TCH_OPTIM_SOAP && config->block);
-    return cuts ? config->max_preconditioner_dim : INT64_MAX;
+    return blocks->cut_at == NULL ? INT64_MAX : blocks->cut_at(config);
 }
 
-/* Muon's matrices are laid on their side where they are tall, so that both kinds share a class. */
-static int32_t lay_on_side(const tch_optim_config *config, tchi_class *c)
+static int32_t transpose_tall(const tchi_block_method *blocks, tchi_class *c)
 {
-    if (config->kind != TCH_OPTIM_MUON || c->size[0] <= c->size[1]) {
+    if (!blocks->transposes_tall || c->size[0] <= c->size[1]) {
         return 0;
     }
-    int64_t tall = c->size[0];
+    int64_t rows = c->size[0];
     c->size[0] = c->size[1];
-    c->size[1] = tall;
+    c->size[1] = rows;
     return 1;
 }
 
@@ -68,19 +67,20 @@ typedef tch_status (*block_visit)(tch_optimizer *o, tchi_group *group, tchi_clas
 
 static tch_status for_each_block(tch_optimizer *o, int32_t index, block_visit visit)
 {
+    const tchi_block_method *blocks = o->method->blocks;
     tchi_group *group = tchi_group_at(o, index);
     for (int32_t p = group->first_param; p < group->first_param + group->params; p++) {
         const tchi_param *param = tchi_param_at(o, p);
         if (!param->blocked) {
             continue;
         }
-        tchi_cut cut = tchi_cut_of(&param->dims, cut_at(&group->config));
+        tchi_cut cut = tchi_cut_of(&param->dims, cut_at(blocks, &group->config));
         for (int64_t number = 0; number < cut.blocks; number++) {
             tchi_block block = {.param = p, .number = (int32_t)number};
             int64_t size[TCHI_MOST_ORDER];
             tchi_cut_block(&cut, number, block.start, size);
             tchi_class wanted = describe(param, &cut, size);
-            block.transposed = lay_on_side(&group->config, &wanted);
+            block.transposed = transpose_tall(blocks, &wanted);
             tchi_class *class;
             TCHI_TRY(find_class(o, group, &wanted, &class));
             TCHI_TRY(visit(o, group, class, &block));
@@ -126,10 +126,9 @@ static tch_status make_blocks(tch_optimizer *o, int32_t index)
 
 /* --- families ---------------------------------------------------------------------------------------------------- */
 
-static bool has_factor(const tch_optim_config *config, int64_t size)
+static bool has_factor(const tchi_block_method *blocks, const tch_optim_config *config, int64_t size)
 {
-    return config->kind == TCH_OPTIM_SHAMPOO ||
-           (config->kind == TCH_OPTIM_SOAP && size <= config->max_preconditioner_dim);
+    return blocks->has_factor != NULL && blocks->has_factor(config, size);
 }
 
 static tch_status find_family(tch_optimizer *o, const tchi_group *group, const tchi_family *wanted, int32_t *found)
@@ -147,14 +146,13 @@ static tch_status find_family(tch_optimizer *o, const tchi_group *group, const t
 
 static tch_status join_families(tch_optimizer *o, int32_t index, tchi_class *class)
 {
+    const tchi_block_method *blocks = o->method->blocks;
     const tchi_group *group = tchi_group_at(o, index);
     const tch_optim_config *config = &group->config;
-    int32_t root = config->kind != TCH_OPTIM_SHAMPOO ? 0
-                   : config->exponent_override > 0   ? config->exponent_override
-                                                     : 2 * class->order;
+    int32_t root = blocks->root == NULL ? 0 : blocks->root(config, class->order);
     for (int32_t k = 0; k < class->order; k++) {
         class->family[k] = -1;
-        if (has_factor(config, class->size[k])) {
+        if (has_factor(blocks, config, class->size[k])) {
             tchi_family wanted = {.group = index, .n = class->size[k], .root = root, .real = class->real};
             TCHI_TRY(find_family(o, group, &wanted, &class->family[k]));
             tchi_family *family = tchi_family_at(o, class->family[k]);
@@ -267,23 +265,12 @@ static tch_status name_state(const naming *n, int32_t param, void *data, tch_sca
     return TCH_OK;
 }
 
-/* What the elementwise moments of a parameter are called, or NULL where it has none. */
-static void moment_names(const tch_optim_config *c, bool blocked, const char *names[TCHI_MOMENTS])
+/* What the moments of a parameter are called, or NULL where it has none. */
+static void moment_names(const tchi_optim_method *method, const tch_optim_config *config, bool blocked,
+                         const char *names[TCHI_MOMENTS])
 {
     names[0] = names[1] = names[2] = NULL;
-    if (c->kind == TCH_OPTIM_SGD) {
-        names[0] = c->momentum != 0.0 ? "momentum_buffer" : NULL;
-    } else if (!blocked) {
-        names[0] = "exp_avg";
-        names[1] = "exp_avg_sq";
-        names[2] = c->kind == TCH_OPTIM_ADAMW && c->amsgrad ? "max_exp_avg_sq" : NULL;
-    } else if (c->kind == TCH_OPTIM_SHAMPOO) {
-        names[0] = c->beta1 != 0.0 ? "exp_avg" : NULL;
-        names[1] = c->grafting >= TCH_GRAFTING_ADAGRAD ? "grafting_sq" : NULL;
-        names[2] = c->momentum != 0.0 ? "momentum_buffer" : NULL;
-    } else {
-        names[0] = c->kind == TCH_OPTIM_MUON ? "momentum_buffer" : "exp_avg";
-    }
+    (blocked ? method->blocks->moments : method->elementwise->moments)(config, names);
 }
 
 /* The number of steps is the first thing in a clock. */
@@ -297,7 +284,7 @@ static tch_status place_param(const naming *n, int32_t index, const tch_optim_co
         p->master = tchi_arena_take(arena, bytes);
         TCHI_TRY(name_state(n, index, p->master, p->real, p->ndim, p->shape, p->strides, "master"));
     }
-    moment_names(config, p->blocked, names);
+    moment_names(n->optimizer->method, config, p->blocked, names);
     for (int32_t k = 0; k < TCHI_MOMENTS; k++) {
         if (names[k] != NULL) {
             p->moment[k] = tchi_arena_take(arena, bytes);
@@ -323,19 +310,22 @@ static tch_status name_matrices(const naming *n, const tchi_class *class, int64_
     return name_state(n, b->param, f->roots + at, f->real, 2, shape, strides, what);
 }
 
-static tch_status name_moments(const naming *n, const tchi_class *class, int64_t block)
+static tch_status name_block_state(const naming *n, const tchi_class *class, int64_t block)
 {
+    const tchi_block_method *blocks = n->optimizer->method->blocks;
     const tchi_block *b = tchi_block_at(n->optimizer, class->first + block);
+    int64_t shape[TCHI_MOST_ORDER];
     int64_t strides[TCHI_MOST_ORDER];
     int64_t stride = 1;
-    for (int32_t k = class->order - 1; k >= 0; k--) {
+    int32_t ndim = blocks->block_state_shape(class, tchi_block_param(n->optimizer, b), shape);
+    for (int32_t k = ndim - 1; k >= 0; k--) {
         strides[k] = stride;
-        stride *= class->size[k];
+        stride *= shape[k];
     }
+    int64_t at = block * blocks->block_state(class) * tchi_scalar_size(class->real);
     char what[64];
-    snprintf(what, sizeof what, "exp_avg_sq.%d", b->number);
-    return name_state(n, b->param, class->moment + block * class->elements * tchi_scalar_size(class->real), class->real,
-                      class->order, class->size, strides, what);
+    snprintf(what, sizeof what, "%s.%d", blocks->block_state_name, b->number);
+    return name_state(n, b->param, class->moment + at, class->real, ndim, shape, strides, what);
 }
 
 static tch_status name_class(const naming *n, const tchi_class *class)
@@ -347,20 +337,20 @@ static tch_status name_class(const naming *n, const tchi_class *class)
             }
         }
         if (class->moment != NULL) {
-            TCHI_TRY(name_moments(n, class, b));
+            TCHI_TRY(name_block_state(n, class, b));
         }
     }
     return TCH_OK;
 }
 
-static void place_family(const tch_optim_config *config, tchi_family *f, tchi_arena *state, tchi_arena *beside)
+static void place_family(tchi_family *f, tchi_arena *state, tchi_arena *beside)
 {
     int64_t bytes = f->count * f->n * f->n * tchi_scalar_size(f->real);
     f->factors = tchi_arena_take(state, bytes);
     f->roots = tchi_arena_take(state, bytes);
     f->flags = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->flags);
     f->residuals = tchi_arena_take(beside, f->count * (int64_t)sizeof *f->residuals);
-    if (config->kind == TCH_OPTIM_SOAP) {
+    if (f->root == 0) {
         f->orders = tchi_arena_take(beside, f->count * f->n * (int64_t)sizeof *f->orders);
     }
 }
@@ -368,6 +358,7 @@ static void place_family(const tch_optim_config *config, tchi_family *f, tchi_ar
 tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena *state, tchi_arena *beside, bool names)
 {
     naming n = {optimizer, names};
+    const tchi_block_method *blocks = optimizer->method->blocks;
     tchi_group *g = tchi_group_at(optimizer, group);
     g->numbers = tchi_arena_take(beside, sizeof *g->numbers);
     tch_clock *clocks = tchi_arena_take(state, g->params * (int64_t)sizeof *clocks);
@@ -378,12 +369,13 @@ tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena
         TCHI_TRY(place_param(&n, g->first_param + i, &g->config, state));
     }
     for (int32_t i = 0; i < g->families; i++) {
-        place_family(&g->config, tchi_family_at(optimizer, g->first_family + i), state, beside);
+        place_family(tchi_family_at(optimizer, g->first_family + i), state, beside);
     }
     for (int32_t i = 0; i < g->classes; i++) {
         tchi_class *class = tchi_class_at(optimizer, g->first_class + i);
-        if (g->config.kind == TCH_OPTIM_SOAP) {
-            class->moment = tchi_arena_take(state, class->count * class->elements * tchi_scalar_size(class->real));
+        if (blocks->block_state != NULL) {
+            int64_t numbers = class->count * blocks->block_state(class);
+            class->moment = tchi_arena_take(state, numbers * tchi_scalar_size(class->real));
         }
         TCHI_TRY(name_class(&n, class));
     }
@@ -433,7 +425,7 @@ void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
     for (int32_t i = 0; i < optimizer->classes.count; i++) {
         tchi_class *class = tchi_class_at(optimizer, i);
         const tch_optim_config *config = &tchi_group_at(optimizer, class->group)->config;
-        int64_t each = optimizer->method->work(optimizer->context, config, class);
+        int64_t each = optimizer->method->blocks->work(optimizer->context, config, class);
         int64_t fit = each > 0 ? budget / each : class->count;
         class->pieces = pieces_of(optimizer, class);
         class->chunk = chunk_of(class->count, fit);

@@ -12,8 +12,53 @@
 #include "core/status.h"
 #include "linalg/orthogonalize.h"
 
+#include "method.h"
 #include "pieces.h"
-#include "refresh.h"
+#include "shape.h"
+
+/* --- options, blocks and state ----------------------------------------------------------------------------------- */
+
+static void set_defaults(tch_optim_config *c)
+{
+    c->lr = 1e-3;
+    c->weight_decay = 0.1;
+    c->momentum = 0.95;
+    c->nesterov = 1;
+    c->eps = 1e-7;
+    c->muon_method = TCH_ORTHO_MINIMAX;
+}
+
+/* B is what the table calls a filter, which goes by beta1. */
+static void set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers)
+{
+    numbers->main.beta1 = config->momentum;
+}
+
+static void set_dims(const tch_optim_config *config, tchi_dims *dims)
+{
+    (void)config;
+    tchi_dims_as_matrix(dims);
+}
+
+static bool takes(const tch_optim_config *config, const tchi_dims *dims)
+{
+    (void)config;
+    return dims->order >= 2;
+}
+
+static void moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+{
+    (void)config;
+    names[0] = "momentum_buffer";
+}
+
+static tchi_clock_rule clock_rule(const tch_optim_config *config)
+{
+    (void)config;
+    return (tchi_clock_rule){false, TCH_FACTOR_EMA};
+}
+
+/* --- a run of blocks --------------------------------------------------------------------------------------------- */
 
 static tchi_ortho ortho_of(const tch_optim_config *config)
 {
@@ -32,12 +77,6 @@ static int64_t work_bytes(const tch_context *context, const tch_optim_config *co
     tchi_work work = tchi_work_of(class, tchi_ortho_type(context, class->real));
     tch_matrices one = tchi_work_matrices(&work, NULL, 1);
     return tchi_work_bytes(&work, 1) + (tchi_orthogonalize_bytes(&ortho, &one) + 255) / 256 * 256;
-}
-
-static bool takes(const tch_optim_config *config, const tchi_dims *dims)
-{
-    (void)config;
-    return dims->order >= 2;
 }
 
 /* Of a matrix of m by n by the parameter's shape, in whatever order it lies in memory. */
@@ -130,4 +169,20 @@ static tch_status step(tch_optimizer *o, int32_t group)
     return TCH_OK;
 }
 
-const tchi_optim_method tchi_method_muon = {TCH_OPTIM_MUON, takes, work_bytes, step};
+static const tchi_block_method blocks = {
+    .set_dims = set_dims,
+    .takes = takes,
+    .transposes_tall = true,
+    .moments = moments,
+    .clock_rule = clock_rule,
+    .work = work_bytes,
+    .step = step,
+};
+
+const tchi_optim_method tchi_method_muon = {
+    .name = "muon",
+    .set_defaults = set_defaults,
+    .set_numbers = set_numbers,
+    .elementwise = &tchi_adamw_of_rest,
+    .blocks = &blocks,
+};

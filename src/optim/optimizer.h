@@ -45,7 +45,7 @@ typedef struct tchi_param {
     tchi_dims dims;
     tch_clock *clock;
     void *master;
-    void *moment[TCHI_MOMENTS]; /* meaning by kind; NULL where not kept */
+    void *moment[TCHI_MOMENTS]; /* meaning by method; NULL where not kept */
     int64_t taken;              /* steps with a gradient, the one under way included */
     uint64_t history;           /* equal for parameters whose clocks are equal */
     /* of the step under way */
@@ -70,20 +70,20 @@ typedef struct tchi_class {
     int64_t count, first;              /* its blocks in the optimizer's list */
     int64_t elements;                  /* of one block */
     int64_t pieces;                    /* of one block, at most */
-    char *moment;                      /* SOAP: second moments in the basis, block after block */
+    char *moment;                      /* numbers that its blocks have for themselves, block after block, or NULL */
     int64_t chunk;                     /* blocks that one pass works on */
 } tchi_class;
 
 typedef struct tchi_family {
     int32_t group;
     int64_t n;
-    int32_t root; /* Shampoo */
+    int32_t root; /* 0 where factors have bases instead */
     tch_scalar real;
     int64_t count;
-    char *factors, *roots; /* count matrices each; roots are bases in SOAP */
+    char *factors, *roots; /* count matrices each; roots or bases */
     int32_t *flags;        /* on the device: what became of the latest refresh of each */
     double *residuals;
-    int32_t *orders; /* SOAP, on the device: how the latest tracking permuted each basis */
+    int32_t *orders; /* on the device: how the latest tracking permuted each basis */
     /* on the host, one per factor */
     int32_t *phase;   /* the step of a period in which it is refreshed */
     uint8_t *due;     /* this step */
@@ -97,7 +97,7 @@ typedef struct tchi_family {
 
 /* The numbers of a group on the device. */
 typedef struct tchi_group_numbers {
-    tch_hyper main;    /* of the kind's own method */
+    tch_hyper main;    /* of the optimizer's own method */
     tch_hyper scalar;  /* of AdamW for the rest */
     tch_hyper factors; /* SOAP: beta2 is shampoo_beta */
     tch_clock clock;   /* SOAP: weights of the factors' moving average */
@@ -150,7 +150,7 @@ typedef struct tchi_own {
     char reason[2048]; /* as long as the longest message */
 } tchi_own;
 
-typedef struct tchi_optim_method tchi_optim_method;
+typedef struct tchi_optim_method tchi_optim_method; /* see method.h */
 
 struct tch_optimizer {
     tch_context *context;
@@ -181,23 +181,6 @@ struct tch_optimizer {
     /* of the step under way */
     const float *grad_scale;
 };
-
-/* One kind of optimizer: what it keeps, and its step over the blocks of a group. Elementwise parameters are no concern of
- * it; AdamW and SGD have nothing else and leave the functions NULL. */
-struct tchi_optim_method {
-    tch_optim_kind kind;
-    /* Whether a parameter of these dims is blocked. */
-    bool (*takes)(const tch_optim_config *config, const tchi_dims *dims);
-    /* Bytes of work buffers for one block of a class. */
-    int64_t (*work)(const tch_context *context, const tch_optim_config *config, const tchi_class *class);
-    /* One step of all blocked parameters of a group that have gradients. */
-    tch_status (*step)(tch_optimizer *optimizer, int32_t group);
-};
-
-extern const tchi_optim_method tchi_method_elementwise;
-extern const tchi_optim_method tchi_method_shampoo;
-extern const tchi_optim_method tchi_method_soap;
-extern const tchi_optim_method tchi_method_muon;
 
 static inline tchi_group *tchi_group_at(const tch_optimizer *o, int32_t i)
 {

@@ -11,6 +11,8 @@
 #include "core/list.h"
 #include "core/status.h"
 
+#include "method.h"
+
 /* --- findings ---------------------------------------------------------------------------------------------------- */
 
 /* The first reason stays. A compiler's words end in a new line, a reason does not. */
@@ -46,14 +48,14 @@ static tch_status check_part(const tch_optimizer *o, const char *function, tch_o
     if (o == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: optimizer is NULL", function);
     }
-    tch_optim_kind kind = tchi_group_at(o, 0)->config.kind;
     if (part != TCH_OPTIM_PART_ROOT && part != TCH_OPTIM_PART_UPDATE) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: part is %d, expected one of tch_optim_part", function,
                          (int)part);
     }
-    if (part == TCH_OPTIM_PART_ROOT && kind != TCH_OPTIM_SHAMPOO) {
+    bool has_roots = o->method->blocks != NULL && o->method->blocks->root != NULL;
+    if (part == TCH_OPTIM_PART_ROOT && !has_roots) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: part is ROOT, which %s does not have; Shampoo has", function,
-                         tch_optim_kind_name(kind));
+                         o->method->name);
     }
     return TCH_OK;
 }

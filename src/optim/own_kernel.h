@@ -70,7 +70,7 @@ tch_status tchi_own_root_make(const tchi_own_request *request, tchi_own *own, bo
 bool tchi_own_roots(const tchi_family *family, int64_t factor);
 
 /* How an inverse root is taken by it. */
-tchi_foreign_root tchi_own_root_of(tchi_own *own);
+tchi_user_root tchi_own_root_of(tchi_own *own);
 double tchi_own_root_tolerance(const tch_optimizer *optimizer, const tchi_own *own, const tchi_family *family);
 
 /* Workspace for the root of one factor by it. */

@@ -12,6 +12,7 @@
 #include "core/tensor.h"
 
 #include "elementwise.h"
+#include "method.h"
 
 enum { ELEMENTS = 3000 + 1, ARRAYS = 5 }; /* more than a chunk, and odd; p, g, and the three states */
 
@@ -52,7 +53,7 @@ static char *array_at(const probe *p, int index)
 }
 
 /* v and vmax are what averages of squares can be. */
-static void fill(probe *p, const tch_optim_config *config)
+static void fill(probe *p, const tchi_elementwise *elementwise, const tch_optim_config *config)
 {
     uint64_t seed = 12345;
     for (int i = 0; i < ELEMENTS; i++) {
@@ -62,11 +63,12 @@ static void fill(probe *p, const tch_optim_config *config)
         p->before[3][i] = (double)(float)(p->before[3][i] * p->before[3][i]);
         p->before[4][i] = p->before[3][i] + (i % 2 == 0 ? 0.25 : 0.0);
     }
-    bool sgd = config->kind == TCH_OPTIM_SGD;
+    const char *moments[TCHI_MOMENTS] = {NULL};
+    elementwise->moments(config, moments);
     p->has[0] = p->has[1] = true;
-    p->has[2] = !sgd || config->momentum != 0.0;
-    p->has[3] = !sgd;
-    p->has[4] = config->kind == TCH_OPTIM_ADAMW && config->amsgrad;
+    for (int k = 0; k < TCHI_MOMENTS; k++) {
+        p->has[2 + k] = moments[k] != NULL;
+    }
 }
 
 /* --- to the device and back -------------------------------------------------------------------------------------- */
@@ -184,7 +186,7 @@ static tch_status compare(const probe *p, tchi_own *own, const char *name)
 static tch_status run(tch_optimizer *o, tchi_own *own, int32_t group, const char *name, probe *p)
 {
     tch_piece piece;
-    fill(p, &tchi_group_at(o, group)->config);
+    fill(p, o->method->elementwise, &tchi_group_at(o, group)->config);
     tch_update update = update_of(p, &piece);
     TCHI_TRY(send(o->context, p, p->has[2]));
     TCHI_TRY(tchi_own_update(o, own, group, &update));

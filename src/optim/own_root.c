@@ -29,9 +29,9 @@ static tch_status take(void *user, int32_t root, const tch_matrices *m, const tc
     return kernel->context->backend->kernel->launch(kernel->context->state, kernel->handle, &run);
 }
 
-tchi_foreign_root tchi_own_root_of(tchi_own *own)
+tchi_user_root tchi_own_root_of(tchi_own *own)
 {
-    return (tchi_foreign_root){take, own, SCRATCH_MATRICES};
+    return (tchi_user_root){take, own, SCRATCH_MATRICES};
 }
 
 bool tchi_own_roots(const tchi_family *family, int64_t factor)
@@ -41,7 +41,7 @@ bool tchi_own_roots(const tchi_family *family, int64_t factor)
 
 int64_t tchi_own_root_bytes(const tch_optimizer *optimizer, const tchi_family *family)
 {
-    const tchi_foreign_root size_only = {NULL, NULL, SCRATCH_MATRICES};
+    const tchi_user_root size_only = {NULL, NULL, SCRATCH_MATRICES};
     return tchi_inverse_root_by_bytes(optimizer->context, &size_only, family->real, family->n, family->root);
 }
 
@@ -168,7 +168,7 @@ double tchi_own_root_tolerance(const tch_optimizer *optimizer, const tchi_own *o
 static tch_status run_trial(tch_optimizer *o, tchi_own *own, const tchi_family *f, trial *t)
 {
     tch_root_config how = TCH_ROOT_CONFIG_INIT;
-    tchi_foreign_root foreign = tchi_own_root_of(own);
+    tchi_user_root foreign = tchi_own_root_of(own);
     double worst = 0.0;
     how.relative_eps = TRIED_DAMPING;
     how.tolerance = tchi_own_root_tolerance(o, own, f);

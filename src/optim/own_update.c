@@ -13,6 +13,8 @@
 #include "kernel/prelude.h"
 #include "kernel/prelude/optim_list.h"
 
+#include "method.h"
+
 _Static_assert(sizeof(tchi_update_list) <= TCHI_PARAMETER_BYTES_MOST,
                "the list does not fit among a kernel's arguments");
 _Static_assert((int)TCHI_TYPE_F64 == (int)TCH_SCALAR_F64 && (int)TCHI_TYPE_F32 == (int)TCH_SCALAR_F32 &&
@@ -188,9 +190,8 @@ bool tchi_own_updates(const tchi_own *own, int32_t group, tch_scalar real)
     return group < own->groups && own->kernel[tchi_own_index(real)] != NULL;
 }
 
-static void pack_shared(const tch_optim_config *config, const tch_update *update, tchi_update_list *list)
+static void pack_shared(const tchi_update_flags *flags, const tch_update *update, tchi_update_list *list)
 {
-    bool sgd = config->kind == TCH_OPTIM_SGD;
     list->hyper = (const double *)update->hyper;
     list->skip = update->skip;
     list->grad_scale = update->grad_scale;
@@ -199,9 +200,9 @@ static void pack_shared(const tch_optim_config *config, const tch_update *update
     list->grad_type = (int32_t)update->grad_type;
     list->maximize = update->maximize;
     list->stochastic = update->stochastic;
-    list->l2 = sgd || config->decay == TCH_DECAY_L2;
-    list->nesterov = sgd && config->nesterov;
-    list->amsgrad = config->kind == TCH_OPTIM_ADAMW && config->amsgrad;
+    list->l2 = flags->l2;
+    list->nesterov = flags->nesterov;
+    list->amsgrad = flags->amsgrad;
 }
 
 static tchi_update_piece pack_piece(const tch_piece *from)
@@ -239,7 +240,8 @@ tch_status tchi_own_update(const tch_optimizer *optimizer, tchi_own *own, int32_
     const tch_kernel *kernel = own->kernel[tchi_own_index(update->real)];
     tchi_update_list list;
     const void *arguments[] = {&list};
-    pack_shared(&tchi_group_at(optimizer, group)->config, update, &list);
+    tchi_update_flags flags = optimizer->method->elementwise->flags(&tchi_group_at(optimizer, group)->config);
+    pack_shared(&flags, update, &list);
     for (int64_t next = 0; next < update->count;) {
         tch_kernel_run run = {.grid = {pack(update, &next, &list), 1, 1},
                               .block = {t->host_memory ? 1 : TCHI_UPDATE_THREADS, 1, 1},

@@ -27,7 +27,7 @@ typedef struct tchi_run {
 bool tchi_next_run(const tch_optimizer *optimizer, int32_t class, int64_t *at, tchi_run *run);
 const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run *run);
 
-/* What recordings of a run's work are found by; `variant` tells apart what a kind does differently from step to step. Work
+/* What recordings of a run's work are found by; `variant` tells apart what differs from step to step. Work
  * on the run's blocks reads neither gradients nor grad_scale, which may lie elsewhere at every step. */
 tchi_recording_key tchi_run_key(const tch_optimizer *optimizer, const tchi_run *run, int64_t variant);
 

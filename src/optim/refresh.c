@@ -206,7 +206,7 @@ static tch_status compute_roots(void *argument)
     if (r->own == NULL) {
         return tch_inverse_root(o->context, &a, f->root, &r->how, &x, &residuals, &report);
     }
-    tchi_foreign_root foreign = tchi_own_root_of(r->own);
+    tchi_user_root foreign = tchi_own_root_of(r->own);
     return tchi_inverse_root_by(o->context, &foreign, &a, f->root, &r->how, &x, &residuals, &report);
 }
 

@@ -9,7 +9,7 @@
 #include "config.h"
 #include "core/list.h"
 #include "counts.h"
-#include "optimizer.h"
+#include "method.h"
 
 #define FULL_NAME (3 * TCHI_NAME_SIZE)
 
@@ -40,8 +40,7 @@ static const char *option_key(char *text, const char *prefix, int32_t group, con
 static tch_status save_settings(const tch_optimizer *o, tch_checkpoint_writer *writer, const char *prefix)
 {
     char key[FULL_NAME];
-    TCHI_TRY(tch_checkpoint_writer_set_text(writer, join(key, prefix, "kind"),
-                                            tch_optim_kind_name(tchi_group_at(o, 0)->config.kind)));
+    TCHI_TRY(tch_checkpoint_writer_set_text(writer, join(key, prefix, "kind"), o->method->name));
     TCHI_TRY(tch_checkpoint_writer_set_integer(writer, join(key, prefix, "seed"),
                                                (int64_t)tchi_group_at(o, 0)->config.seed));
     for (int32_t g = 0; g < o->groups.count; g++) {
@@ -193,7 +192,7 @@ static tch_status check_settings(const tch_optimizer *o, const tch_checkpoint *f
 {
     char key[FULL_NAME];
     const char *kind = tch_checkpoint_text(file, join(key, prefix, "kind"));
-    const char *mine = tch_optim_kind_name(tchi_group_at(o, 0)->config.kind);
+    const char *mine = o->method->name;
     if (kind == NULL || strcmp(kind, mine) != 0) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint's '%s' is a state of %s, expected one of %s", prefix,
                          kind == NULL ? "no optimizer" : kind, mine);

@@ -11,9 +11,76 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "config.h"
+#include "method.h"
 #include "modes.h"
 #include "pieces.h"
 #include "refresh.h"
+
+/* --- options, blocks and state ----------------------------------------------------------------------------------- */
+
+static void set_defaults(tch_optim_config *c)
+{
+    c->lr = 0.03;
+    c->beta1 = 0.9;
+    c->beta2 = 1.0;
+    c->eps = 1e-4;
+    c->precondition_frequency = 100;
+    c->merge_dims = 1;
+}
+
+static tch_status check(const char *function, const tch_optim_config *config)
+{
+    if (config->eps == 0.0 && config->relative_eps == 0.0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "%s: eps and relative_eps are both 0, expected some damping: the factors begin singular",
+                         function);
+    }
+    return TCH_OK;
+}
+
+static tch_status check_change(const tch_optim_config *now, const tch_optim_config *next)
+{
+    TCHI_TRY(tchi_config_check_kept("momentum", now->momentum, next->momentum));
+    return tchi_config_check_kept("beta1", now->beta1, next->beta1);
+}
+
+static bool takes(const tch_optim_config *config, const tchi_dims *dims)
+{
+    return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d);
+}
+
+static int64_t cut_at(const tch_optim_config *config)
+{
+    return config->max_preconditioner_dim;
+}
+
+static void moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+{
+    names[0] = config->beta1 != 0.0 ? "exp_avg" : NULL;
+    names[1] = config->grafting >= TCH_GRAFTING_ADAGRAD ? "grafting_sq" : NULL;
+    names[2] = config->momentum != 0.0 ? "momentum_buffer" : NULL;
+}
+
+static bool has_factor(const tch_optim_config *config, int64_t size)
+{
+    (void)config;
+    (void)size;
+    return true;
+}
+
+static int32_t root_of(const tch_optim_config *config, int32_t order)
+{
+    return config->exponent_override > 0 ? config->exponent_override : 2 * order;
+}
+
+static tchi_clock_rule clock_rule(const tch_optim_config *c)
+{
+    tch_factor_rule average = c->bias_correction ? TCH_FACTOR_CORRECTED : TCH_FACTOR_EMA;
+    return (tchi_clock_rule){c->bias_correction, c->beta2 >= 1.0 ? TCH_FACTOR_SUM : average};
+}
+
+/* --- a run of blocks --------------------------------------------------------------------------------------------- */
 
 /* Gradient and filtered gradient, or gradient and a place for products; a third where a dimension lies between others. */
 static int buffers_of(const tchi_class *class)
@@ -50,11 +117,6 @@ static int64_t work_bytes(const tch_context *context, const tch_optim_config *co
     (void)config;
     tchi_work work = tchi_work_of(class, class->real);
     return buffers_of(class) * tchi_work_bytes(&work, 1);
-}
-
-static bool takes(const tch_optim_config *config, const tchi_dims *dims)
-{
-    return dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d);
 }
 
 /* --- factors and roots ------------------------------------------------------------------------------------------- */
@@ -170,4 +232,23 @@ static tch_status step(tch_optimizer *o, int32_t group)
     return TCH_OK;
 }
 
-const tchi_optim_method tchi_method_shampoo = {TCH_OPTIM_SHAMPOO, takes, work_bytes, step};
+static const tchi_block_method blocks = {
+    .takes = takes,
+    .cut_at = cut_at,
+    .moments = moments,
+    .has_factor = has_factor,
+    .root = root_of,
+    .clock_rule = clock_rule,
+    .begins = tchi_refresh_first,
+    .work = work_bytes,
+    .step = step,
+};
+
+const tchi_optim_method tchi_method_shampoo = {
+    .name = "shampoo",
+    .set_defaults = set_defaults,
+    .check = check,
+    .check_change = check_change,
+    .elementwise = &tchi_adamw_of_rest,
+    .blocks = &blocks,
+};

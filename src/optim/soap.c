@@ -9,22 +9,34 @@
  *
  * At its first gradient a parameter only finds its bases: the gradient that made them is not used with them. Its clock
  * counts updates of the moments, one less than gradients. */
+#include <string.h>
+
 #include "core/check.h"
 #include "core/status.h"
 #include "linalg/basis.h"
 
+#include "config.h"
+#include "method.h"
 #include "modes.h"
 #include "pieces.h"
 #include "refresh.h"
 
-enum { BUFFERS = 3 }; /* gradient, moment, and a place for products */
+/* --- options, blocks and state ----------------------------------------------------------------------------------- */
 
-static int64_t work_bytes(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
+static void set_defaults(tch_optim_config *c)
 {
-    (void)context;
-    (void)config;
-    tchi_work work = tchi_work_of(class, class->real);
-    return BUFFERS * tchi_work_bytes(&work, 1);
+    c->lr = 3e-3;
+    c->beta1 = 0.95;
+    c->beta2 = 0.95;
+    c->eps = 1e-8;
+    c->weight_decay = 0.01;
+    c->precondition_frequency = 10;
+    c->max_preconditioner_dim = 10000;
+}
+
+static void set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers)
+{
+    numbers->factors.beta2 = config->shampoo_beta >= 0.0 ? config->shampoo_beta : config->beta2;
 }
 
 static bool takes(const tch_optim_config *config, const tchi_dims *dims)
@@ -34,6 +46,73 @@ static bool takes(const tch_optim_config *config, const tchi_dims *dims)
         fits = fits || dims->size[k] <= config->max_preconditioner_dim;
     }
     return fits && (dims->order >= 2 || (dims->order == 1 && dims->size[0] > 1 && config->precondition_1d));
+}
+
+static int64_t cut_at(const tch_optim_config *config)
+{
+    return config->block ? config->max_preconditioner_dim : INT64_MAX;
+}
+
+static void moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+{
+    (void)config;
+    names[0] = "exp_avg";
+}
+
+static bool has_factor(const tch_optim_config *config, int64_t size)
+{
+    return size <= config->max_preconditioner_dim;
+}
+
+/* Second moments in the basis. */
+static int64_t block_state(const tchi_class *class)
+{
+    return class->elements;
+}
+
+static int32_t block_state_shape(const tchi_class *class, const tchi_param *param, int64_t *shape)
+{
+    (void)param;
+    memcpy(shape, class->size, (size_t) class->order * sizeof *shape);
+    return class->order;
+}
+
+/* --- when -------------------------------------------------------------------------------------------------------- */
+
+/* Factors go by the group's clock. */
+static tchi_clock_rule clock_rule(const tch_optim_config *config)
+{
+    return (tchi_clock_rule){config->bias_correction, TCH_FACTOR_EMA};
+}
+
+static bool only_finds_bases(const tchi_param *param)
+{
+    return param->taken == 1;
+}
+
+static tch_status advance_factors(tch_optimizer *o, tchi_group *group)
+{
+    tch_clock *clock = &group->numbers->clock;
+    return o->context->backend->update->advance(o->context->state, 1, &clock, &group->numbers->factors,
+                                                &o->control->skip, 0, TCH_FACTOR_EMA);
+}
+
+static int64_t first_bases(const tch_optim_config *config)
+{
+    (void)config;
+    return 1;
+}
+
+/* --- a run of blocks --------------------------------------------------------------------------------------------- */
+
+enum { BUFFERS = 3 }; /* gradient, moment, and a place for products */
+
+static int64_t work_bytes(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
+{
+    (void)context;
+    (void)config;
+    tchi_work work = tchi_work_of(class, class->real);
+    return BUFFERS * tchi_work_bytes(&work, 1);
 }
 
 typedef struct soap_run {
@@ -299,4 +378,27 @@ static tch_status step(tch_optimizer *o, int32_t group)
     return status;
 }
 
-const tchi_optim_method tchi_method_soap = {TCH_OPTIM_SOAP, takes, work_bytes, step};
+static const tchi_block_method blocks = {
+    .takes = takes,
+    .cut_at = cut_at,
+    .moments = moments,
+    .has_factor = has_factor,
+    .block_state = block_state,
+    .block_state_name = "exp_avg_sq",
+    .block_state_shape = block_state_shape,
+    .clock_rule = clock_rule,
+    .waits = only_finds_bases,
+    .advance = advance_factors,
+    .begins = first_bases,
+    .work = work_bytes,
+    .step = step,
+};
+
+const tchi_optim_method tchi_method_soap = {
+    .name = "soap",
+    .set_defaults = set_defaults,
+    .check = tchi_config_check_beta2,
+    .set_numbers = set_numbers,
+    .elementwise = &tchi_adamw_of_rest,
+    .blocks = &blocks,
+};

@@ -9,9 +9,8 @@
 #include "config.h"
 #include "core/list.h"
 #include "elementwise.h"
-#include "optimizer.h"
+#include "method.h"
 #include "pieces.h"
-#include "refresh.h"
 
 /* --- gradients --------------------------------------------------------------------------------------------------- */
 
@@ -200,11 +199,11 @@ static tch_status name_nonfinite(tch_optimizer *o)
  * that one was taken. Loss scaling skips the first steps of most trainings. */
 static bool begins_something(const tch_optimizer *o)
 {
-    for (int32_t i = 0; i < o->params.count; i++) {
+    const tchi_block_method *blocks = o->method->blocks;
+    bool schedules = blocks != NULL && blocks->begins != NULL;
+    for (int32_t i = 0; i < o->params.count && schedules; i++) {
         const tchi_param *p = tchi_param_at(o, i);
-        const tch_optim_config *config = &tchi_group_at(o, p->group)->config;
-        int64_t first = config->kind == TCH_OPTIM_SHAMPOO ? tchi_refresh_first(config) : 1;
-        if (p->grad != NULL && p->blocked && config->kind != TCH_OPTIM_MUON && p->taken < first) {
+        if (p->grad != NULL && p->blocked && p->taken < blocks->begins(&tchi_group_at(o, p->group)->config)) {
             return true;
         }
     }
@@ -244,11 +243,11 @@ static tch_status look_at_gradients(tch_optimizer *o, const tch_tensor *const *g
 
 /* --- numbers and clocks ------------------------------------------------------------------------------------------ */
 
-static tchi_group_numbers numbers_of(const tch_optim_config *c)
+static tchi_group_numbers numbers_of(const tchi_optim_method *method, const tch_optim_config *c)
 {
     tchi_group_numbers n = {0};
     n.main = (tch_hyper){.lr = c->lr,
-                         .beta1 = c->kind == TCH_OPTIM_MUON ? c->momentum : c->beta1,
+                         .beta1 = c->beta1,
                          .beta2 = c->beta2,
                          .eps = c->eps,
                          .weight_decay = c->weight_decay,
@@ -261,13 +260,15 @@ static tchi_group_numbers numbers_of(const tch_optim_config *c)
                            .beta2 = c->scalar_beta2,
                            .eps = c->scalar_eps,
                            .weight_decay = c->scalar_weight_decay >= 0.0 ? c->scalar_weight_decay : c->weight_decay};
-    n.factors.beta2 = c->shampoo_beta >= 0.0 ? c->shampoo_beta : c->beta2;
+    if (method->set_numbers != NULL) {
+        method->set_numbers(c, &n);
+    }
     return n;
 }
 
 static tch_status store_numbers(tch_optimizer *o, tchi_group *g)
 {
-    tchi_group_numbers n = numbers_of(&g->config);
+    tchi_group_numbers n = numbers_of(o->method, &g->config);
     enum { COUNT = 3 * sizeof(tch_hyper) / sizeof(double) }; /* the three follow each other */
     double values[COUNT];
     memcpy(values, &n, sizeof values);
@@ -286,43 +287,40 @@ static tch_status read_lr(tch_optimizer *o, tchi_group *g)
     return o->context->backend->matrix->copy(o->context->state, &scalar, &from);
 }
 
+static bool waits(const tchi_block_method *blocks, const tchi_param *p)
+{
+    return p->blocked && blocks->waits != NULL && blocks->waits(p);
+}
+
 static int64_t list_clocks(tch_optimizer *o, const tchi_group *g, bool blocked)
 {
     tch_clock **clocks = o->clock_list.items;
     int64_t count = 0;
     for (int32_t i = 0; i < g->params; i++) {
         tchi_param *p = tchi_param_at(o, g->first_param + i);
-        bool waits = p->blocked && g->config.kind == TCH_OPTIM_SOAP && p->taken == 1; /* it only finds its bases */
-        if (p->grad != NULL && p->blocked == blocked && !waits) {
+        if (p->grad != NULL && p->blocked == blocked && !waits(o->method->blocks, p)) {
             clocks[count++] = p->clock;
         }
     }
     return count;
 }
 
-static tch_factor_rule rule_of(const tch_optim_config *c)
+static tch_status advance_blocks(tch_optimizer *o, tchi_group *g)
 {
-    return c->beta2 >= 1.0 ? TCH_FACTOR_SUM : c->bias_correction ? TCH_FACTOR_CORRECTED : TCH_FACTOR_EMA;
+    const tchi_block_method *blocks = o->method->blocks;
+    int64_t count = list_clocks(o, g, true);
+    tchi_clock_rule rule = blocks->clock_rule(&g->config);
+    TCHI_TRY(o->context->backend->update->advance(o->context->state, count, o->clock_list.items, &g->numbers->main,
+                                                  &o->control->skip, rule.correct, rule.factors));
+    return blocks->advance == NULL ? TCH_OK : blocks->advance(o, g);
 }
 
 static tch_status advance(tch_optimizer *o, tchi_group *g)
 {
-    const tch_backend *t = o->context->backend;
-    const tch_optim_config *c = &g->config;
-    tch_clock **clocks = o->clock_list.items;
-    bool own = c->kind == TCH_OPTIM_SGD || c->kind == TCH_OPTIM_ADAMW;
     int64_t count = list_clocks(o, g, false);
-    TCHI_TRY(t->update->advance(o->context->state, count, clocks, own ? &g->numbers->main : &g->numbers->scalar,
-                                &o->control->skip, 1, TCH_FACTOR_EMA));
-    count = list_clocks(o, g, true);
-    TCHI_TRY(t->update->advance(o->context->state, count, clocks, &g->numbers->main, &o->control->skip,
-                                c->kind != TCH_OPTIM_MUON && c->bias_correction, rule_of(c)));
-    if (c->kind != TCH_OPTIM_SOAP) {
-        return TCH_OK;
-    }
-    tch_clock *factors = &g->numbers->clock;
-    return t->update->advance(o->context->state, 1, &factors, &g->numbers->factors, &o->control->skip, 0,
-                              TCH_FACTOR_EMA);
+    TCHI_TRY(o->context->backend->update->advance(o->context->state, count, o->clock_list.items,
+                                                  tchi_elementwise_hyper(o, g), &o->control->skip, 1, TCH_FACTOR_EMA));
+    return o->method->blocks == NULL ? TCH_OK : advance_blocks(o, g);
 }
 
 /* --- the step ---------------------------------------------------------------------------------------------------- */
@@ -351,7 +349,7 @@ static tch_status step_group(tch_optimizer *o, int32_t index)
     }
     TCHI_TRY(advance(o, g));
     if (g->classes > 0) {
-        TCHI_TRY(o->method->step(o, index));
+        TCHI_TRY(o->method->blocks->step(o, index));
     }
     return tchi_elementwise_step(o, index);
 }

@@ -1,4 +1,4 @@
-/* AdamW and SGD over all pieces of a step, through the operations table: every option and type against the reference,
+/* AdamW, SGD and Lion over all pieces of a step, through the operations table: every option and type against the reference,
  * several steps with real clocks, stochastic rounding to the bit, and that results depend neither on how the work is
  * divided nor on threads. */
 #include <math.h>
@@ -19,6 +19,12 @@ static tch_status run_adamw(world *w, const ref_setting *s)
 static tch_status run_sgd(world *w, const ref_setting *s)
 {
     return w->backend->update->sgd(w->context->state, &w->update, s->nesterov);
+}
+
+static tch_status run_lion(world *w, const ref_setting *s)
+{
+    (void)s;
+    return w->backend->update->lion(w->context->state, &w->update);
 }
 
 /* Puts a setting's scale, sign and hyper-parameters on the device. */
@@ -133,6 +139,47 @@ static void sgd_begins_with_the_gradient(void **state)
     }
 }
 
+static ref_setting lion_setting(int options)
+{
+    ref_setting s = plain_setting;
+    s.hyper = lively_hyper;
+    s.hyper.weight_decay = options & 1 ? 0.3 : 0.0;
+    s.maximize = options >> 1 & 1;
+    s.grad_scale = options & 4 ? 3.0 : 1.0;
+    return s;
+}
+
+static void lion_follows_the_formula(void **state)
+{
+    for (int t = 0; t < TYPE_CASES; t++) {
+        world *w = world_begin(*state, &type_cases[t], shape_cases, SHAPE_CASES, 450 + (uint64_t)t);
+        for (int options = 0; options < 8; options += OPTION_STEP(t)) {
+            test_case("lion, %s, options %d", type_cases[t].name, options);
+            ref_setting s = lion_setting(options);
+            prepare(w, &s);
+            world_run(w, run_lion, &s);
+            world_check(w, ref_lion, &s, NULL);
+        }
+        world_close(w);
+    }
+}
+
+/* The sign of nothing is 0: the parameter stays to the bit. */
+static void lion_stands_still_without_a_direction(void **state)
+{
+    for (int t = 0; t < TYPE_CASES; t++) {
+        world *w = world_begin(*state, &type_cases[t], shape_cases, SHAPE_CASES, 470 + (uint64_t)t);
+        ref_setting s = lion_setting(0);
+        test_case("lion, %s, no direction", type_cases[t].name);
+        prepare(w, &s);
+        world_fill_constant(w, REF_GRAD, 0.0);
+        world_fill_constant(w, REF_STATE_0, 0.0);
+        world_run(w, run_lion, &s);
+        world_check(w, ref_nothing, &s, NULL);
+        world_close(w);
+    }
+}
+
 static void many_pieces(void **state)
 {
     for (int t = 0; t < TYPE_CASES; t += 3) {
@@ -142,6 +189,9 @@ static void many_pieces(void **state)
         prepare(w, &s);
         world_run(w, run_adamw, &s);
         world_check(w, ref_adamw, &s, NULL);
+        test_case("lion, %s, %d pieces", type_cases[t].name, MANY_PIECES);
+        world_run(w, run_lion, &s);
+        world_check(w, ref_lion, &s, NULL);
         test_case("adamw, %s, no pieces", type_cases[t].name);
         w->update.count = 0;
         world_run(w, run_adamw, &s);
@@ -164,6 +214,8 @@ static void skipping_writes_nothing(void **state)
         world_run(w, run_adamw, &s);
         world_check(w, ref_nothing, &s, NULL);
         world_run(w, run_sgd, &s);
+        world_check(w, ref_nothing, &s, NULL);
+        world_run(w, run_lion, &s);
         world_check(w, ref_nothing, &s, NULL);
         world_close(w);
     }
@@ -428,6 +480,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(adamw_takes_several_steps),
         cmocka_unit_test(sgd_follows_the_formula),
         cmocka_unit_test(sgd_begins_with_the_gradient),
+        cmocka_unit_test(lion_follows_the_formula),
+        cmocka_unit_test(lion_stands_still_without_a_direction),
         cmocka_unit_test(many_pieces),
         cmocka_unit_test(skipping_writes_nothing),
         cmocka_unit_test(pieces_may_be_divided_among_calls),

@@ -26,7 +26,7 @@ import test_cli
 from test_cli import DEVICE, PLAIN, SKIPPED, run_on_terminal
 
 SMALL = ["--samples", "500", "--hidden", "24,16", "--batch", "32", "--device", DEVICE]
-ALL = "shampoo,soap,muon,kfac,ekfac,natural,adamw,sgd"
+ALL = "shampoo,soap,muon,kfac,ekfac,natural,adamw,lion,sgd"
 
 
 def run(*arguments, **keywords):
@@ -791,7 +791,7 @@ class Usage(Case):
     def test_wrong_usage_says_what_to_type(self):
         for arguments, *wanted in (
             (["--optimizer", "shampo"], "did you mean 'shampoo'"),
-            (["--optimizer", "lion"], "does not know 'lion'", "muon"),
+            (["--optimizer", "tiger"], "does not know 'tiger'", "muon"),
             (["--optimizer", ""], "does not know ''"),
             (["--optimizer", "adamw,"], "does not know ''"),
             (["--optimizer", "sgd,sgd"], "twice"),

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "support/bad_input.h"
 #include "support/linalg/operations.h"
-#include "support/messages.h"
 #include "support/testing.h"
 
 static const test_operation *operation_named(const char *name)
@@ -32,77 +32,60 @@ static void try_root(test_call *call, tch_context *context, int32_t root, const 
     CHECK(method == (tch_root_method)-5 && bytes == -5, "the plan was written");
 }
 
-static void roots_that_are_not_offered(void **state)
+#define FIELD(member) TEST_FIELD(tch_root_config, member)
+
+static const test_range root_ranges[] = {
+    {FIELD(eps), 0, 5, {-1.0, -1e-300, NAN, INFINITY, -INFINITY}},
+    {FIELD(relative_eps), 0, 5, {-1.0, -1e-300, NAN, INFINITY, -INFINITY}},
+    {FIELD(tolerance), 0, 5, {-1.0, -1e-300, NAN, INFINITY, -INFINITY}},
+    {FIELD(method), 0, 3, {-1, 4, 99}},
+    {FIELD(degree), 0, 3, {-1, 4, 99}},
+    {FIELD(struct_size), 0, 2, {0, sizeof(tch_root_config) + 8}},
+};
+
+static void roots_out_of_range(void **state)
 {
     const int32_t roots[] = {0, -1, 5, 7, 9, 16, INT32_MAX, INT32_MIN};
     test_call call;
     test_call_make(&call, *state, operation_named("tch_inverse_root"), TCH_FLOAT32);
-    for (size_t i = 0; i < sizeof roots / sizeof roots[0]; i++) {
+    for (size_t i = 0; i < TEST_COUNT(roots); i++) {
         test_case("root %d", roots[i]);
         try_root(&call, *state, roots[i], NULL, "root");
     }
-    test_call_free(&call);
-}
-
-static void root_configs_out_of_range(void **state)
-{
-    const double bad[] = {-1.0, -1e-300, NAN, INFINITY, -INFINITY};
-    test_call call;
-    test_call_make(&call, *state, operation_named("tch_inverse_root"), TCH_FLOAT32);
-    for (int i = 0; i < 5; i++) {
-        tch_root_config config = TCH_ROOT_CONFIG_INIT;
-        test_case("%g", bad[i]);
-        config.eps = bad[i];
-        try_root(&call, *state, 2, &config, "eps");
-        config = (tch_root_config)TCH_ROOT_CONFIG_INIT;
-        config.relative_eps = bad[i];
-        try_root(&call, *state, 2, &config, "relative_eps");
-        config = (tch_root_config)TCH_ROOT_CONFIG_INIT;
-        config.tolerance = bad[i];
-        try_root(&call, *state, 2, &config, "tolerance");
+    for (size_t i = 0; i < TEST_COUNT(root_ranges); i++) {
+        for (int k = 0; k < root_ranges[i].count; k++) {
+            tch_root_config config = TCH_ROOT_CONFIG_INIT;
+            test_case("%s = %g", root_ranges[i].field.name, root_ranges[i].bad[k]);
+            test_field_set(&config, &root_ranges[i].field, root_ranges[i].bad[k]);
+            try_root(&call, *state, 2, &config, root_ranges[i].field.name);
+        }
     }
-    test_call_free(&call);
-}
-
-static void root_configs_with_strange_choices(void **state)
-{
-    test_call call;
-    test_call_make(&call, *state, operation_named("tch_inverse_root"), TCH_FLOAT32);
-    const int strange[] = {-1, 4, 99};
-    for (int i = 0; i < 3; i++) {
-        tch_root_config config = TCH_ROOT_CONFIG_INIT;
-        test_case("%d", strange[i]);
-        config.method = (tch_root_method)strange[i];
-        try_root(&call, *state, 2, &config, "method");
-        config = (tch_root_config)TCH_ROOT_CONFIG_INIT;
-        config.degree = strange[i];
-        try_root(&call, *state, 2, &config, "degree");
-    }
-    tch_root_config config = TCH_ROOT_CONFIG_INIT;
-    test_case("struct_size");
-    config.struct_size = 0;
-    try_root(&call, *state, 2, &config, "struct_size");
-    config.struct_size = sizeof config + 8;
-    try_root(&call, *state, 2, &config, "struct_size");
     test_call_free(&call);
 }
 
 static void plans_that_make_no_sense(void **state)
 {
+    static const struct {
+        const char *name;
+        tch_status expected;
+        tch_dtype dtype;
+        int64_t batch, n;
+    } cases[] = {
+        {"context", TCH_ERR_INVALID_ARGUMENT, {TCH_FLOAT, 32, 1}, 1, 4},
+        {"dtype", TCH_ERR_DTYPE, {TCH_INT, 32, 1}, 1, 4},
+        {"n", TCH_ERR_SHAPE, {TCH_FLOAT, 32, 1}, 1, -4},
+        {"batch", TCH_ERR_SHAPE, {TCH_FLOAT, 32, 1}, -1, 4},
+        {"n", TCH_ERR_SHAPE, {TCH_FLOAT, 32, 1}, 1, INT64_MAX / 2},
+    };
     tch_root_method method = (tch_root_method)-5;
     int64_t bytes = -5;
     tch_context *context = *state;
     test_case("plan");
-    test_check_refused(tch_inverse_root_plan(NULL, TCH_FLOAT32, 1, 4, 2, NULL, &method, &bytes),
-                       TCH_ERR_INVALID_ARGUMENT, "context");
-    test_check_refused(tch_inverse_root_plan(context, TCH_INT32, 1, 4, 2, NULL, &method, &bytes), TCH_ERR_DTYPE,
-                       "dtype");
-    test_check_refused(tch_inverse_root_plan(context, TCH_FLOAT32, 1, -4, 2, NULL, &method, &bytes), TCH_ERR_SHAPE,
-                       "n");
-    test_check_refused(tch_inverse_root_plan(context, TCH_FLOAT32, -1, 4, 2, NULL, &method, &bytes), TCH_ERR_SHAPE,
-                       "batch");
-    test_check_refused(tch_inverse_root_plan(context, TCH_FLOAT32, 1, INT64_MAX / 2, 2, NULL, &method, &bytes),
-                       TCH_ERR_SHAPE, "n");
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        tch_status got = tch_inverse_root_plan(i == 0 ? NULL : context, cases[i].dtype, cases[i].batch, cases[i].n, 2,
+                                               NULL, &method, &bytes);
+        test_check_refused(got, cases[i].expected, cases[i].name);
+    }
     CHECK(method == (tch_root_method)-5 && bytes == -5, "the plan was written");
     CHECK_OK(tch_inverse_root_plan(context, TCH_FLOAT32, 1, 4, 2, NULL, NULL, NULL));
     /* The figure is per matrix, so that no batch is too large for it. */
@@ -111,70 +94,56 @@ static void plans_that_make_no_sense(void **state)
     CHECK(bytes > 0 && bytes < most, "%lld bytes for a matrix of 16 KiB", (long long)bytes);
 }
 
-static void orthogonalisation_out_of_range(void **state)
+/* A call with one number that is not the one it should be. */
+typedef struct number_case {
+    const char *operation, *argument;
+    double value;
+} number_case;
+
+static const number_case number_cases[] = {
+    /* clang-format off */
+    {"tch_orthogonalize", "steps", 0}, {"tch_orthogonalize", "steps", -1}, {"tch_orthogonalize", "steps", 101},
+    {"tch_orthogonalize", "steps", INT32_MAX}, {"tch_orthogonalize", "steps", INT32_MIN},
+    {"tch_orthogonalize", "method", 9},
+    {"tch_matrix_power", "eps", -1.0}, {"tch_matrix_power", "eps", NAN}, {"tch_matrix_power", "eps", INFINITY},
+    {"tch_matrix_power", "power", NAN}, {"tch_matrix_power", "power", INFINITY},
+    {"tch_kronecker_solve", "damping", -1.0}, {"tch_kronecker_solve", "damping", -1e-300},
+    {"tch_kronecker_solve", "damping", NAN}, {"tch_kronecker_solve", "damping", INFINITY},
+    {"tch_matmul_chunked", "memory_budget", -1},
+    /* clang-format on */
+};
+
+static double number_of(const number_case *c, const char *argument, double good)
 {
-    const int32_t steps[] = {0, -1, 101, INT32_MAX, INT32_MIN};
-    tch_context *context = *state;
-    test_call call;
-    test_call_make(&call, context, operation_named("tch_orthogonalize"), TCH_FLOAT32);
-    for (int i = 0; i < 5; i++) {
-        test_case("%d steps", steps[i]);
-        test_check_refused(tch_orthogonalize(context, call.arguments[0], steps[i], TCH_ORTHO_MUON, call.arguments[1]),
-                           TCH_ERR_INVALID_ARGUMENT, "steps");
-        test_call_check_unchanged(&call);
-    }
-    test_case("an unknown method");
-    test_check_refused(tch_orthogonalize(context, call.arguments[0], 5, (tch_ortho_method)9, call.arguments[1]),
-                       TCH_ERR_INVALID_ARGUMENT, "method");
-    test_call_check_unchanged(&call);
-    test_call_free(&call);
+    return strcmp(c->argument, argument) == 0 ? c->value : good;
 }
 
-static void powers_out_of_range(void **state)
+static tch_status call_with(tch_context *context, const number_case *c, tch_tensor *const *t)
 {
-    const double bad[] = {-1.0, NAN, INFINITY};
-    tch_context *context = *state;
-    test_call call;
-    test_call_make(&call, context, operation_named("tch_matrix_power"), TCH_FLOAT32);
-    tch_tensor *const *t = call.arguments;
-    for (int i = 0; i < 3; i++) {
-        test_case("%g", bad[i]);
-        test_check_refused(tch_matrix_power(context, t[0], 0.5, bad[i], t[1], t[2]), TCH_ERR_INVALID_ARGUMENT, "eps");
-        if (i > 0) {
-            test_check_refused(tch_matrix_power(context, t[0], bad[i], 0.1, t[1], t[2]), TCH_ERR_INVALID_ARGUMENT,
-                               "power");
-        }
-        test_call_check_unchanged(&call);
+    if (strcmp(c->operation, "tch_orthogonalize") == 0) {
+        return tch_orthogonalize(context, t[0], (int32_t)number_of(c, "steps", 5),
+                                 (tch_ortho_method)number_of(c, "method", TCH_ORTHO_MUON), t[1]);
     }
-    test_call_free(&call);
+    if (strcmp(c->operation, "tch_matrix_power") == 0) {
+        return tch_matrix_power(context, t[0], number_of(c, "power", 0.5), number_of(c, "eps", 0.1), t[1], t[2]);
+    }
+    if (strcmp(c->operation, "tch_kronecker_solve") == 0) {
+        return tch_kronecker_solve(context, t[0], t[1], t[2], c->value, t[3], t[4]);
+    }
+    return tch_matmul_chunked(context, t[0], t[1], (int64_t)c->value, t[2]);
 }
 
-static void dampings_out_of_range(void **state)
+static void numbers_out_of_range(void **state)
 {
-    const double bad[] = {-1.0, -1e-300, NAN, INFINITY};
-    tch_context *context = *state;
-    test_call call;
-    test_call_make(&call, context, operation_named("tch_kronecker_solve"), TCH_FLOAT32);
-    tch_tensor *const *t = call.arguments;
-    for (int i = 0; i < 4; i++) {
-        test_case("damping %g", bad[i]);
-        test_check_refused(tch_kronecker_solve(context, t[0], t[1], t[2], bad[i], t[3], t[4]), TCH_ERR_INVALID_ARGUMENT,
-                           "damping");
+    for (size_t i = 0; i < TEST_COUNT(number_cases); i++) {
+        const number_case *c = &number_cases[i];
+        test_call call;
+        test_call_make(&call, *state, operation_named(c->operation), TCH_FLOAT32);
+        test_case("%s with %s = %g", c->operation, c->argument, c->value);
+        test_check_refused(call_with(*state, c, call.arguments), TCH_ERR_INVALID_ARGUMENT, c->argument);
         test_call_check_unchanged(&call);
+        test_call_free(&call);
     }
-    test_call_free(&call);
-}
-
-static void budgets_out_of_range(void **state)
-{
-    tch_context *context = *state;
-    test_call call;
-    test_call_make(&call, context, operation_named("tch_matmul_chunked"), TCH_FLOAT32);
-    tch_tensor *const *t = call.arguments;
-    test_case("a negative budget");
-    test_check_refused(tch_matmul_chunked(context, t[0], t[1], -1, t[2]), TCH_ERR_INVALID_ARGUMENT, "memory_budget");
-    test_call_check_unchanged(&call);
-    test_call_free(&call);
 }
 
 static void methods_have_names(void **state)
@@ -192,32 +161,38 @@ static void methods_have_names(void **state)
 
 static void impossible_creations(void **state)
 {
-    tch_context *context = *state;
-    tch_tensor *t = NULL;
     const int64_t good[] = {2, 3};
     const int64_t negative[] = {2, -3};
     const int64_t huge[] = {INT64_MAX / 2, 3};
     const int64_t huge_bytes[] = {INT64_MAX / 4, 1};
-    test_case("creation");
-    test_check_refused(tch_tensor_create(NULL, TCH_FLOAT32, 2, good, TCH_CONTIGUOUS, &t), TCH_ERR_INVALID_ARGUMENT,
-                       "context");
-    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, NULL, TCH_CONTIGUOUS, &t), TCH_ERR_INVALID_ARGUMENT,
-                       "shape");
-    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, good, TCH_CONTIGUOUS, NULL), TCH_ERR_INVALID_ARGUMENT,
-                       "tensor");
-    test_check_refused(tch_tensor_create(context, (tch_dtype){9, 9, 9}, 2, good, TCH_CONTIGUOUS, &t), TCH_ERR_DTYPE,
-                       "dtype");
-    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, -1, good, TCH_CONTIGUOUS, &t), TCH_ERR_SHAPE, "ndim");
-    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 9, good, TCH_CONTIGUOUS, &t), TCH_ERR_SHAPE, "ndim");
-    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, negative, TCH_CONTIGUOUS, &t), TCH_ERR_SHAPE,
-                       "shape");
-    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, huge, TCH_CONTIGUOUS, &t), TCH_ERR_SHAPE, "shape");
-    test_check_refused(tch_tensor_create(context, TCH_FLOAT64, 2, huge_bytes, TCH_CONTIGUOUS, &t), TCH_ERR_SHAPE,
-                       "shape");
-    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, good, TCH_CHANNELS_LAST, &t), TCH_ERR_SHAPE, "ndim");
-    test_check_refused(tch_tensor_create(context, TCH_FLOAT32, 2, good, (tch_memory_format)7, &t),
-                       TCH_ERR_INVALID_ARGUMENT, "format");
-    CHECK(t == NULL, "a tensor was made");
+    const struct {
+        const char *name;
+        tch_status expected;
+        tch_dtype dtype;
+        int32_t ndim;
+        const int64_t *shape;
+        int format;
+    } cases[] = {
+        {"context", TCH_ERR_INVALID_ARGUMENT, TCH_FLOAT32, 2, good, TCH_CONTIGUOUS},
+        {"tensor", TCH_ERR_INVALID_ARGUMENT, TCH_FLOAT32, 2, good, TCH_CONTIGUOUS},
+        {"shape", TCH_ERR_INVALID_ARGUMENT, TCH_FLOAT32, 2, NULL, TCH_CONTIGUOUS},
+        {"dtype", TCH_ERR_DTYPE, {9, 9, 9}, 2, good, TCH_CONTIGUOUS},
+        {"ndim", TCH_ERR_SHAPE, TCH_FLOAT32, -1, good, TCH_CONTIGUOUS},
+        {"ndim", TCH_ERR_SHAPE, TCH_FLOAT32, 9, good, TCH_CONTIGUOUS},
+        {"shape", TCH_ERR_SHAPE, TCH_FLOAT32, 2, negative, TCH_CONTIGUOUS},
+        {"shape", TCH_ERR_SHAPE, TCH_FLOAT32, 2, huge, TCH_CONTIGUOUS},
+        {"shape", TCH_ERR_SHAPE, TCH_FLOAT64, 2, huge_bytes, TCH_CONTIGUOUS},
+        {"ndim", TCH_ERR_SHAPE, TCH_FLOAT32, 2, good, TCH_CHANNELS_LAST},
+        {"format", TCH_ERR_INVALID_ARGUMENT, TCH_FLOAT32, 2, good, 7},
+    };
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        tch_tensor *t = NULL;
+        test_case("creation, row %d: %s", (int)i, cases[i].name);
+        tch_status got = tch_tensor_create(i == 0 ? NULL : *state, cases[i].dtype, cases[i].ndim, cases[i].shape,
+                                           (tch_memory_format)cases[i].format, i == 1 ? NULL : &t);
+        test_check_refused(got, cases[i].expected, cases[i].name);
+        CHECK(t == NULL, "a tensor was made");
+    }
 }
 
 static void more_memory_than_there_is(void **state)
@@ -234,17 +209,9 @@ static void more_memory_than_there_is(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(roots_that_are_not_offered),
-        cmocka_unit_test(root_configs_out_of_range),
-        cmocka_unit_test(root_configs_with_strange_choices),
-        cmocka_unit_test(plans_that_make_no_sense),
-        cmocka_unit_test(orthogonalisation_out_of_range),
-        cmocka_unit_test(powers_out_of_range),
-        cmocka_unit_test(dampings_out_of_range),
-        cmocka_unit_test(budgets_out_of_range),
-        cmocka_unit_test(methods_have_names),
-        cmocka_unit_test(impossible_creations),
-        cmocka_unit_test(more_memory_than_there_is),
+        cmocka_unit_test(roots_out_of_range),   cmocka_unit_test(plans_that_make_no_sense),
+        cmocka_unit_test(numbers_out_of_range), cmocka_unit_test(methods_have_names),
+        cmocka_unit_test(impossible_creations), cmocka_unit_test(more_memory_than_there_is),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

@@ -3,27 +3,9 @@
  * numbers inside good tensors in test_bad_numbers.c. */
 #include <string.h>
 
+#include "support/bad_input.h"
 #include "support/linalg/operations.h"
-#include "support/messages.h"
 #include "support/testing.h"
-
-/* A copy of a tensor with strides of its own, to be broken. */
-typedef struct broken {
-    tch_tensor tensor;
-    int64_t shape[TCH_MAX_RANK + 1];
-    int64_t strides[TCH_MAX_RANK + 1];
-} broken;
-
-static void copy_to_break(const test_tensor *t, broken *b)
-{
-    b->tensor = t->tensor;
-    memcpy(b->shape, t->shape, sizeof t->shape);
-    memcpy(b->strides, t->strides, sizeof t->strides);
-    b->shape[TCH_MAX_RANK] = 1;
-    b->strides[TCH_MAX_RANK] = 1;
-    b->tensor.shape = b->shape;
-    b->tensor.strides = b->strides;
-}
 
 /* Runs the call with operand `index` replaced, expects this status with its name, and that nothing was written. */
 static void refuse(test_call *call, tch_context *context, int32_t index, tch_tensor *replacement, tch_status expected)
@@ -35,8 +17,6 @@ static void refuse(test_call *call, tch_context *context, int32_t index, tch_ten
     test_call_check_unchanged(call);
 }
 
-typedef void (*breaker)(test_call *call, tch_context *context, int32_t index);
-
 static void break_null(test_call *call, tch_context *context, int32_t index)
 {
     test_role role = call->operation->operands[index].role;
@@ -45,30 +25,35 @@ static void break_null(test_call *call, tch_context *context, int32_t index)
     }
 }
 
-static void break_data(test_call *call, tch_context *context, int32_t index)
-{
-    broken b;
-    copy_to_break(call->tensors[index], &b);
-    b.tensor.data = NULL;
-    refuse(call, context, index, &b.tensor, TCH_ERR_INVALID_ARGUMENT);
-}
+static const test_flaw flaws[] = {
+    {"data NULL", TCH_ERR_INVALID_ARGUMENT, PART_DATA, 0, {0}},
+    {"shape NULL", TCH_ERR_INVALID_ARGUMENT, PART_SHAPE, 0, {0}},
+    {"rank -1", TCH_ERR_SHAPE, PART_RANK, -1, {0}},
+    {"a rank too high", TCH_ERR_SHAPE, PART_RANK, TCH_MAX_RANK + 1, {0}},
+    {"the largest rank", TCH_ERR_SHAPE, PART_RANK, INT32_MAX, {0}},
+    {"the least rank", TCH_ERR_SHAPE, PART_RANK, INT32_MIN, {0}},
+    {"8 bits", TCH_ERR_DTYPE, PART_DTYPE, 0, {TCH_FLOAT, 8, 1}},
+    {"vectors of 4", TCH_ERR_DTYPE, PART_DTYPE, 0, {TCH_FLOAT, 32, 4}},
+    {"unsigned integers", TCH_ERR_DTYPE, PART_DTYPE, 0, {TCH_UINT, 32, 1}},
+    {"type 77", TCH_ERR_DTYPE, PART_DTYPE, 0, {77, 32, 1}},
+    {"no type", TCH_ERR_DTYPE, PART_DTYPE, 0, {0, 0, 0}},
+    {"device 4711", TCH_ERR_DEVICE, PART_DEVICE, 4711, {0}},
+    {"a misaligned first element", TCH_ERR_LAYOUT, PART_OFFSET, 1, {0}},
+    /* Strides that lead out of the address space; the products on the way must not wrap. */
+    {"the largest stride", TCH_ERR_LAYOUT, PART_STRIDE, INT64_MAX, {0}},
+    {"the least stride", TCH_ERR_LAYOUT, PART_STRIDE, INT64_MIN, {0}},
+    {"half the largest stride", TCH_ERR_LAYOUT, PART_STRIDE, INT64_MAX / 2, {0}},
+    {"half the least stride", TCH_ERR_LAYOUT, PART_STRIDE, INT64_MIN / 2, {0}},
+    {"a quarter of the largest stride", TCH_ERR_LAYOUT, PART_STRIDE, INT64_MAX / 4, {0}},
+};
 
-static void break_shape_pointer(test_call *call, tch_context *context, int32_t index)
+static void break_by_row(test_call *call, tch_context *context, int32_t index)
 {
-    broken b;
-    copy_to_break(call->tensors[index], &b);
-    b.tensor.shape = NULL;
-    refuse(call, context, index, &b.tensor, TCH_ERR_INVALID_ARGUMENT);
-}
-
-static void break_rank(test_call *call, tch_context *context, int32_t index)
-{
-    const int32_t ranks[] = {-1, TCH_MAX_RANK + 1, INT32_MAX, INT32_MIN};
-    broken b;
-    copy_to_break(call->tensors[index], &b);
-    for (int i = 0; i < 4; i++) {
-        b.tensor.ndim = ranks[i];
-        refuse(call, context, index, &b.tensor, TCH_ERR_SHAPE);
+    test_broken b;
+    for (size_t i = 0; i < TEST_COUNT(flaws); i++) {
+        test_case("%s %s: %s with %s", call->operation->name, call->operation->variant,
+                  call->operation->operands[index].name, flaws[i].what);
+        refuse(call, context, index, test_broken_make(&b, &call->tensors[index]->tensor, &flaws[i]), flaws[i].expected);
     }
 }
 
@@ -107,8 +92,8 @@ static void refuse_shape(test_call *call, tch_context *context, int32_t index, t
 /* Too few dimensions: a vector where matrices belong, a number where a vector belongs. */
 static void break_rank_too_low(test_call *call, tch_context *context, int32_t index)
 {
-    broken b;
-    copy_to_break(call->tensors[index], &b);
+    test_broken b;
+    test_broken_copy(&b, &call->tensors[index]->tensor);
     b.tensor.ndim = b.tensor.ndim > 1 ? 1 : 0;
     if (is_copy(call)) {
         refuse_shape(call, context, index, &b.tensor);
@@ -119,12 +104,12 @@ static void break_rank_too_low(test_call *call, tch_context *context, int32_t in
 
 static void break_sizes(test_call *call, tch_context *context, int32_t index)
 {
-    broken b;
+    test_broken b;
     for (int32_t d = 0; d < call->tensors[index]->tensor.ndim; d++) {
-        copy_to_break(call->tensors[index], &b);
+        test_broken_copy(&b, &call->tensors[index]->tensor);
         b.shape[d] = -b.shape[d];
         refuse(call, context, index, &b.tensor, TCH_ERR_SHAPE);
-        copy_to_break(call->tensors[index], &b);
+        test_broken_copy(&b, &call->tensors[index]->tensor);
         b.shape[d] = INT64_MAX;
         b.shape[b.tensor.ndim > 1 ? (d + 1) % b.tensor.ndim : 0] = INT64_MAX;
         refuse(call, context, index, &b.tensor, TCH_ERR_SHAPE);
@@ -135,8 +120,8 @@ static void break_sizes(test_call *call, tch_context *context, int32_t index)
 static void break_fit(test_call *call, tch_context *context, int32_t index)
 {
     for (int32_t d = 0; d < call->tensors[index]->tensor.ndim && !is_fill(call); d++) {
-        broken b;
-        copy_to_break(call->tensors[index], &b);
+        test_broken b;
+        test_broken_copy(&b, &call->tensors[index]->tensor);
         b.tensor.strides = NULL;
         b.shape[d] += 1;
         if (d != 2 || !test_is_free(call->operation, index, FREE_COLS)) {
@@ -145,23 +130,12 @@ static void break_fit(test_call *call, tch_context *context, int32_t index)
     }
 }
 
-static void break_unknown_dtype(test_call *call, tch_context *context, int32_t index)
-{
-    const tch_dtype unknown[] = {{TCH_FLOAT, 8, 1}, {TCH_FLOAT, 32, 4}, {TCH_UINT, 32, 1}, {77, 32, 1}, {0, 0, 0}};
-    broken b;
-    copy_to_break(call->tensors[index], &b);
-    for (int i = 0; i < 5; i++) {
-        b.tensor.dtype = unknown[i];
-        refuse(call, context, index, &b.tensor, TCH_ERR_DTYPE);
-    }
-}
-
 /* A type the library knows, in the wrong place. Copies convert and fills take any type. */
 static void break_dtype(test_call *call, tch_context *context, int32_t index)
 {
     const tch_dtype others[] = {TCH_FLOAT16, TCH_BFLOAT16, TCH_INT32, TCH_INT64, TCH_FLOAT32, TCH_FLOAT64};
-    broken b;
-    copy_to_break(call->tensors[index], &b);
+    test_broken b;
+    test_broken_copy(&b, &call->tensors[index]->tensor);
     for (int i = 0; i < 6 && !is_fill(call) && !is_copy(call); i++) {
         b.tensor.dtype = others[i];
         bool will_do =
@@ -176,54 +150,32 @@ static void break_dtype(test_call *call, tch_context *context, int32_t index)
 
 static void break_device(test_call *call, tch_context *context, int32_t index)
 {
-    broken b;
-    copy_to_break(call->tensors[index], &b);
+    test_broken b;
+    test_broken_copy(&b, &call->tensors[index]->tensor);
     b.tensor.device.type = test_on_cpu() ? TCH_DEVICE_CUDA : TCH_DEVICE_CPU;
     if (test_on_cpu() || (!is_copy(call) && !is_chunked(call))) {
         refuse(call, context, index, &b.tensor, TCH_ERR_DEVICE);
     }
-    b.tensor.device.type = 4711;
-    refuse(call, context, index, &b.tensor, TCH_ERR_DEVICE);
-    copy_to_break(call->tensors[index], &b);
+    test_broken_copy(&b, &call->tensors[index]->tensor);
     b.tensor.device.index += 1;
     if (!is_copy(call)) {
         refuse(call, context, index, &b.tensor, TCH_ERR_DEVICE);
     }
 }
 
-static void break_alignment(test_call *call, tch_context *context, int32_t index)
-{
-    broken b;
-    copy_to_break(call->tensors[index], &b);
-    b.tensor.byte_offset += 1;
-    refuse(call, context, index, &b.tensor, TCH_ERR_LAYOUT);
-}
-
-/* Strides that lead out of the address space; the products on the way must not wrap. */
-static void break_strides_too_far(test_call *call, tch_context *context, int32_t index)
-{
-    const int64_t far[] = {INT64_MAX, INT64_MIN, INT64_MAX / 2, INT64_MIN / 2, INT64_MAX / 4};
-    for (int i = 0; i < 5; i++) {
-        broken b;
-        copy_to_break(call->tensors[index], &b);
-        b.strides[0] = far[i];
-        refuse(call, context, index, &b.tensor, TCH_ERR_LAYOUT);
-    }
-}
-
 /* Outputs whose elements share memory. */
 static void break_output_strides(test_call *call, tch_context *context, int32_t index)
 {
-    broken b;
+    test_broken b;
     if (!test_is_output(&call->operation->operands[index])) {
         return;
     }
     for (int32_t d = 0; d < call->tensors[index]->tensor.ndim; d++) {
-        copy_to_break(call->tensors[index], &b);
+        test_broken_copy(&b, &call->tensors[index]->tensor);
         b.strides[d] = 0;
         refuse(call, context, index, &b.tensor, TCH_ERR_LAYOUT);
     }
-    copy_to_break(call->tensors[index], &b);
+    test_broken_copy(&b, &call->tensors[index]->tensor);
     if (b.tensor.ndim > 1) {
         b.strides[b.tensor.ndim - 2] = 1;
         refuse(call, context, index, &b.tensor, TCH_ERR_LAYOUT);
@@ -239,8 +191,8 @@ static void break_overlap(test_call *call, tch_context *context, int32_t index)
             continue;
         }
         const test_tensor *victim = call->tensors[other];
-        broken b;
-        copy_to_break(call->tensors[index], &b);
+        test_broken b;
+        test_broken_copy(&b, &call->tensors[index]->tensor);
         b.tensor.data = victim->tensor.data;
         b.tensor.byte_offset = victim->tensor.byte_offset;
         tch_tensor *kept = call->arguments[index];
@@ -256,91 +208,43 @@ static void break_overlap(test_call *call, tch_context *context, int32_t index)
     }
 }
 
-static void for_every_operand(tch_context *context, const char *what, breaker breaks)
+static const struct {
+    const char *what;
+    void (*breaks)(test_call *call, tch_context *context, int32_t index);
+} breakers[] = {
+    {"NULL", break_null},
+    {"one thing changed", break_by_row},
+    {"a rank too low", break_rank_too_low},
+    {"a negative or overflowing size", break_sizes},
+    {"a size that does not fit", break_fit},
+    {"a wrong dtype", break_dtype},
+    {"a wrong device", break_device},
+    {"strides that repeat elements", break_output_strides},
+    {"memory of another operand", break_overlap},
+};
+
+static void break_operation(tch_context *context, const test_operation *operation, int which)
 {
-    for (int32_t i = 0; i < test_operation_count(); i++) {
-        const test_operation *operation = &test_operations[i];
-        test_call call;
-        test_call_make(&call, context, operation, TCH_FLOAT32);
-        for (int32_t index = 0; index < operation->count; index++) {
-            test_case("%s %s: %s with %s", operation->name, operation->variant, operation->operands[index].name, what);
-            breaks(&call, context, index);
-        }
-        test_case("%s %s: still works", operation->name, operation->variant);
-        CHECK_OK(test_call_run(&call, context));
-        test_call_check_done(&call);
-        test_call_free(&call);
+    test_call call;
+    test_call_make(&call, context, operation, TCH_FLOAT32);
+    for (int32_t index = 0; index < operation->count; index++) {
+        test_case("%s %s: %s with %s", operation->name, operation->variant, operation->operands[index].name,
+                  breakers[which].what);
+        breakers[which].breaks(&call, context, index);
     }
+    test_case("%s %s: still works", operation->name, operation->variant);
+    CHECK_OK(test_call_run(&call, context));
+    test_call_check_done(&call);
+    test_call_free(&call);
 }
 
-static void null_tensors(void **state)
+static void broken_tensors(void **state)
 {
-    for_every_operand(*state, "NULL", break_null);
-}
-
-static void null_data(void **state)
-{
-    for_every_operand(*state, "data NULL", break_data);
-}
-
-static void null_shapes(void **state)
-{
-    for_every_operand(*state, "shape NULL", break_shape_pointer);
-}
-
-static void impossible_ranks(void **state)
-{
-    for_every_operand(*state, "an impossible rank", break_rank);
-}
-
-static void ranks_too_low(void **state)
-{
-    for_every_operand(*state, "a rank too low", break_rank_too_low);
-}
-
-static void impossible_sizes(void **state)
-{
-    for_every_operand(*state, "a negative or overflowing size", break_sizes);
-}
-
-static void shapes_that_do_not_fit(void **state)
-{
-    for_every_operand(*state, "a size that does not fit", break_fit);
-}
-
-static void unknown_dtypes(void **state)
-{
-    for_every_operand(*state, "an unknown dtype", break_unknown_dtype);
-}
-
-static void wrong_dtypes(void **state)
-{
-    for_every_operand(*state, "a wrong dtype", break_dtype);
-}
-
-static void wrong_devices(void **state)
-{
-    for_every_operand(*state, "a wrong device", break_device);
-}
-
-static void misaligned_tensors(void **state)
-{
-    for_every_operand(*state, "a misaligned first element", break_alignment);
-}
-
-static void strides_too_far(void **state)
-{
-    for_every_operand(*state, "strides out of the address space", break_strides_too_far);
-}
-
-static void outputs_that_share_memory_with_themselves(void **state)
-{
-    for_every_operand(*state, "strides that repeat elements", break_output_strides);
-}
-
-static void outputs_that_overlap(void **state)
-{
-    for_every_operand(*state, "memory of another operand", break_overlap);
+    for (size_t which = 0; which < TEST_COUNT(breakers); which++) {
+        for (int32_t i = 0; i < test_operation_count(); i++) {
+            break_operation(*state, &test_operations[i], (int)which);
+        }
+    }
 }
 
 static void null_contexts(void **state)
@@ -414,21 +318,8 @@ static void empty_tensors_are_valid(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(null_tensors),
-        cmocka_unit_test(null_data),
-        cmocka_unit_test(null_shapes),
+        cmocka_unit_test(broken_tensors),
         cmocka_unit_test(null_contexts),
-        cmocka_unit_test(impossible_ranks),
-        cmocka_unit_test(ranks_too_low),
-        cmocka_unit_test(impossible_sizes),
-        cmocka_unit_test(shapes_that_do_not_fit),
-        cmocka_unit_test(unknown_dtypes),
-        cmocka_unit_test(wrong_dtypes),
-        cmocka_unit_test(wrong_devices),
-        cmocka_unit_test(misaligned_tensors),
-        cmocka_unit_test(strides_too_far),
-        cmocka_unit_test(outputs_that_share_memory_with_themselves),
-        cmocka_unit_test(outputs_that_overlap),
         cmocka_unit_test(optional_outputs_may_be_left_out),
         cmocka_unit_test(empty_tensors_are_valid),
     };

@@ -14,19 +14,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <torchium/torchium.h>
+#include "support/linalg/operations.h"
 
 #define SKIPPED 77
 #define MOST_TENSORS 16
-#define MOST_MATRICES 4 /* of a batch */
+#define MOST_MATRICES 4 /* of a batch with a report */
 
 static tch_context *context;
 static tch_tensor *taken[MOST_TENSORS]; /* of the running case; destroyed after it */
 static int taken_count;
 static int failures;
-static int ours;  /* no decompositions of the libraries */
-static int alone; /* nor anything else of theirs */
-static double damping = 1e-2;
+
+/* How it was called, and in which ways a row is run. */
+enum { WHOLE = 1, OURS = 2, ALONE = 4, MOST = WHOLE | OURS, EVERY = MOST | ALONE };
+static int mode = WHOLE;
+static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 
 static void expect(int good, const char *what, const char *detail)
 {
@@ -41,20 +43,20 @@ static void done(tch_status status, const char *what)
     expect(status == TCH_OK, what, tch_last_error());
 }
 
+static void must(tch_status status)
+{
+    if (status != TCH_OK) {
+        fprintf(stderr, "cannot go on: %s\n", tch_last_error());
+        exit(EXIT_FAILURE);
+    }
+}
+
 static tch_tensor *make(tch_dtype dtype, int32_t ndim, const int64_t *shape)
 {
     tch_tensor *t = NULL;
-    if (tch_tensor_create_uninitialized(context, dtype, ndim, shape, TCH_CONTIGUOUS, &t) != TCH_OK) {
-        fprintf(stderr, "no tensor: %s\n", tch_last_error());
-        exit(EXIT_FAILURE);
-    }
+    must(tch_tensor_create_uninitialized(context, dtype, ndim, shape, TCH_CONTIGUOUS, &t));
     taken[taken_count++] = t;
     return t;
-}
-
-static tch_tensor *matrices(tch_dtype dtype, int64_t batch, int64_t rows, int64_t cols)
-{
-    return make(dtype, 3, (const int64_t[]){batch, rows, cols});
 }
 
 static tch_tensor *per_matrix(tch_dtype dtype, int64_t batch)
@@ -80,77 +82,63 @@ static tch_tensor flat(const tch_tensor *t, int64_t *count)
     return row;
 }
 
-static void must(tch_status status)
-{
-    if (status != TCH_OK) {
-        fprintf(stderr, "cannot copy: %s\n", tch_last_error());
-        exit(EXIT_FAILURE);
-    }
-}
-
-/* The elements as float64; free with free. */
-static double *read_back(const tch_tensor *t)
+/* The elements of a tensor to or from float64 on the host. */
+static void carry(const tch_tensor *t, double *values, int write)
 {
     int64_t count;
     tch_tensor row = flat(t, &count);
-    double *values = malloc((size_t)count * sizeof *values);
     tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, 1, &count);
     tch_tensor *wide = NULL;
     must(tch_tensor_create_uninitialized(context, TCH_FLOAT64, 1, &count, TCH_CONTIGUOUS, &wide));
-    must(tch_tensor_copy(context, wide, &row));
-    must(tch_tensor_copy(context, &host, wide));
+    must(tch_tensor_copy(context, wide, write ? &host : &row));
+    must(tch_tensor_copy(context, write ? &row : &host, wide));
     must(tch_context_synchronize(context));
     tch_tensor_destroy(wide);
+}
+
+static double *numbers_for(const tch_tensor *t)
+{
+    double *values = calloc((size_t)tch_tensor_numel(t) + 1, sizeof *values);
+    must(values == NULL ? TCH_ERR_OUT_OF_MEMORY : TCH_OK);
     return values;
 }
 
-static void write_values(tch_tensor *t, double *values)
+static double wave(int64_t i, int64_t n)
 {
-    int64_t count;
-    tch_tensor row = flat(t, &count);
-    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, 1, &count);
-    tch_tensor *wide = NULL;
-    must(tch_tensor_create_uninitialized(context, TCH_FLOAT64, 1, &count, TCH_CONTIGUOUS, &wide));
-    must(tch_tensor_copy(context, wide, &host));
-    must(tch_tensor_copy(context, &row, wide));
-    must(tch_context_synchronize(context));
-    tch_tensor_destroy(wide);
-}
-
-static tch_tensor *waves(tch_dtype dtype, int64_t batch, int64_t rows, int64_t cols)
-{
-    tch_tensor *t = matrices(dtype, batch, rows, cols);
-    int64_t count = batch * rows * cols;
-    double *values = malloc((size_t)count * sizeof *values);
-    for (int64_t i = 0; i < count && values != NULL; i++) {
-        values[i] = sin(1.7 * (double)i) + 0.1;
-    }
-    write_values(t, values);
-    free(values);
-    return t;
+    (void)n;
+    return sin(1.7 * (double)i) + 0.1;
 }
 
 /* Positive definite, condition about 20: second differences plus a multiple of the identity. */
-static tch_tensor *positive(tch_dtype dtype, int64_t batch, int64_t n)
+static double positive(int64_t i, int64_t n)
 {
-    tch_tensor *t = matrices(dtype, batch, n, n);
-    int64_t size = n * n;
-    double *values = calloc((size_t)(batch * size), sizeof *values);
-    for (int64_t i = 0; i < batch * size && values != NULL; i++) {
-        int64_t gap = llabs(i % size / n - i % n);
-        values[i] = gap == 0 ? 2.2 + 0.1 * (double)(i / size) : gap == 1 ? -1.0 : 0.0;
+    int64_t gap = llabs(i % (n * n) / n - i % n);
+    return gap == 0 ? 2.2 + 0.1 * (double)(i / (n * n) % MOST_MATRICES) : gap == 1 ? -1.0 : 0.0;
+}
+
+static tch_tensor *fill(tch_tensor *t, double (*value)(int64_t i, int64_t n))
+{
+    double *values = numbers_for(t);
+    for (int64_t i = 0; i < tch_tensor_numel(t); i++) {
+        values[i] = value(i, t->shape[t->ndim - 1]);
     }
-    write_values(t, values);
+    carry(t, values, 1);
     free(values);
     return t;
+}
+
+static tch_tensor *waves(tch_dtype dtype, int32_t ndim, const int64_t *shape)
+{
+    return fill(make(dtype, ndim, shape), wave);
 }
 
 static void expect_finite(const tch_tensor *t, const char *what)
 {
     int64_t count = tch_tensor_numel(t);
-    double *values = read_back(t);
+    double *values = numbers_for(t);
     double largest = 0.0;
     int bad = 0;
+    carry(t, values, 0);
     for (int64_t i = 0; i < count; i++) {
         bad += !isfinite(values[i]);
         largest = fmax(largest, fabs(values[i]));
@@ -162,7 +150,8 @@ static void expect_finite(const tch_tensor *t, const char *what)
 
 static void expect_at_most(const tch_tensor *t, double limit, const char *what)
 {
-    double *values = read_back(t);
+    double *values = numbers_for(t);
+    carry(t, values, 0);
     for (int64_t i = 0; i < tch_tensor_numel(t); i++) {
         char text[64];
         snprintf(text, sizeof text, "matrix %lld has %g", (long long)i, values[i]);
@@ -188,8 +177,8 @@ static void expect_good(const tch_tensor *report, const char *what)
 
 static void copies_and_fills(tch_dtype dtype)
 {
-    tch_tensor *a = waves(dtype, 2, 37, 19);
-    tch_tensor *b = matrices(TCH_FLOAT32, 2, 19, 37);
+    tch_tensor *a = waves(dtype, 3, (const int64_t[]){2, 37, 19});
+    tch_tensor *b = make(TCH_FLOAT32, 3, (const int64_t[]){2, 19, 37});
     int64_t shape[] = {2, 37, 19};
     int64_t strides[] = {703, 1, 37};
     tch_tensor turned = *b;
@@ -202,133 +191,187 @@ static void copies_and_fills(tch_dtype dtype)
     end_case();
 }
 
-static void products(tch_dtype dtype, int64_t n)
+/* --- the rows of operations.c ------------------------------------------------------------------------------------- */
+
+/* What they do not have: outputs that are added to, a single step of Muon, and roots with options. */
+static struct {
+    int32_t root;
+    tch_root_config config;
+} asked;
+
+static tch_status call_gemm(tch_context *c, tch_tensor *const *t)
 {
-    tch_tensor *a = waves(dtype, 2, n, n + 3);
-    tch_tensor *b = waves(dtype, 2, n + 3, n);
-    tch_tensor *out = matrices(dtype, 2, n, n);
-    done(tch_matmul(context, a, b, out), "matmul");
-    expect_finite(out, "matmul");
-    done(tch_gemm(context, 0.5, b, 1, a, 1, 0.25, out), "gemm");
-    expect_finite(out, "gemm");
-    done(tch_gram(context, 1.0, a, 0, 0.0, out), "gram");
-    done(tch_gram(context, 0.1, b, 1, 0.9, out), "gram, accumulating");
-    expect_finite(out, "gram");
-    done(tch_matmul_chunked(context, a, b, 1 << 20, out), "chunked");
-    expect_finite(out, "chunked");
-    end_case();
-    tch_tensor *s = positive(dtype, 2, n);
-    tch_tensor *same = positive(dtype, 2, n);
-    tch_tensor *square = matrices(dtype, 2, n, n);
-    done(tch_symmetric_product(context, s, same, square), "symmetric product");
-    expect_finite(square, "symmetric product");
-    end_case();
+    return tch_gemm(c, 0.5, t[0], 1, t[1], 1, 0.25, t[2]);
 }
 
-static void eigen(tch_dtype dtype, int64_t n)
+static tch_status call_gram(tch_context *c, tch_tensor *const *t)
 {
-    tch_tensor *a = positive(dtype, 3, n);
-    tch_tensor *w = make(dtype, 2, (const int64_t[]){3, n});
-    tch_tensor *v = matrices(dtype, 3, n, n);
-    tch_tensor *report = per_matrix(TCH_INT32, 3);
-    done(tch_eigh(context, a, w, v, report), "eigh");
-    expect_finite(w, "eigenvalues");
-    expect_finite(v, "eigenvectors");
-    expect_good(report, "eigh's report");
-    done(tch_matrix_power(context, a, -0.5, 1e-3, v, report), "power");
-    expect_finite(v, "power");
-    tch_tensor *gradient = waves(dtype, 3, n, n);
-    tch_root_config config = TCH_ROOT_CONFIG_INIT;
-    config.relative_eps = damping;
-    done(tch_matrix_power_backward(context, a, -0.5, 1e-3, gradient, v, report), "gradient of a power");
-    expect_finite(v, "gradient of a power");
-    expect_good(report, "gradient of a power");
-    done(tch_inverse_root_backward(context, a, 4, &config, gradient, v, report), "gradient of a root");
-    expect_finite(v, "gradient of a root");
-    end_case();
+    return tch_gram(c, 0.1, t[0], 1, 0.9, t[1]);
 }
 
-static void roots(tch_dtype dtype, int64_t n, int32_t root, tch_root_method method, int32_t exact)
+static tch_status call_muon_once(tch_context *c, tch_tensor *const *t)
 {
-    char what[64];
-    snprintf(what, sizeof what, "root %d by %s, n = %lld, %s", root, tch_root_method_name(method), (long long)n,
-             tch_dtype_name(dtype));
-    tch_root_config config = TCH_ROOT_CONFIG_INIT;
-    config.relative_eps = damping;
-    config.method = method;
-    config.exact_residual = exact;
-    tch_tensor *a = positive(dtype, 3, n);
-    tch_tensor *out = matrices(dtype, 3, n, n);
-    tch_tensor *residual = per_matrix(TCH_FLOAT64, 3);
-    tch_tensor *report = per_matrix(TCH_INT32, 3);
-    done(tch_inverse_root(context, a, root, &config, out, residual, report), what);
-    expect_good(report, what);
-    expect_at_most(residual, dtype.bits == 16 ? 0.2 : 0.02, what);
-    expect_finite(out, what);
-    end_case();
+    return tch_orthogonalize(c, t[0], 1, TCH_ORTHO_MUON, t[1]);
 }
 
-static void orthogonal(tch_dtype dtype)
+static tch_status call_root(tch_context *c, tch_tensor *const *t)
 {
-    tch_tensor *a = waves(dtype, 2, 33, 18);
-    tch_tensor *out = matrices(dtype, 2, 33, 18);
-    done(tch_orthogonalize(context, a, 5, TCH_ORTHO_POLAR_EXPRESS, out), "polar express");
-    expect_finite(out, "polar express");
-    done(tch_orthogonalize(context, a, 5, TCH_ORTHO_MUON, out), "muon");
-    expect_finite(out, "muon");
-    end_case();
+    return tch_inverse_root(c, t[0], asked.root, &asked.config, t[1], t[2], t[3]);
 }
 
-/* Enough matrices, and large enough, for the kernels that want every multiprocessor to have several tiles. A step of Muon
- * is a Gram matrix, a polynomial in it and a whole product; that one is cuBLAS's, in which racecheck sees hazards. */
-static void many_orthogonal(void)
+/* clang-format off */
+#define OPERAND(name, role) {(name), (role), KIND_REAL, 3, {0}}
+static const test_operation more_operations[] = {
+    {"gemm", "accumulating", 3,
+     {OPERAND("a", ROLE_INPUT), OPERAND("b", ROLE_INPUT), OPERAND("out", ROLE_INPUT)}, call_gemm},
+    {"gram", "accumulating", 2, {OPERAND("a", ROLE_INPUT), OPERAND("out", ROLE_INPUT)}, call_gram},
+    {"muon", "one step", 2, {OPERAND("a", ROLE_INPUT), OPERAND("out", ROLE_OUTPUT)}, call_muon_once},
+    {"root", "with options", 4,
+     {OPERAND("a", ROLE_SYMMETRIC), OPERAND("out", ROLE_OUTPUT), {"residual", ROLE_OUTPUT, KIND_FLOAT64, 1, {0}},
+      {"report", ROLE_OUTPUT, KIND_INT32, 1, {0}}}, call_root},
+};
+
+#define N (-1)
+#define N3 (-2) /* three more than N */
+
+/* An operation and the sizes it is run with here. */
+typedef struct smoke_row {
+    const char *name, *variant;
+    int modes;
+    int64_t shapes[TEST_MAX_OPERANDS][3];
+} smoke_row;
+
+/* In every type. */
+static const smoke_row rows[] = {
+    {"tch_orthogonalize", "polar express", MOST, {{2, 33, 18}, {2, 33, 18}}},
+    {"tch_orthogonalize", "muon", MOST, {{2, 33, 18}, {2, 33, 18}}},
+    {"tch_kronecker_product", "", EVERY, {{2, 3, 5}, {2, 9, 7}, {2, 27, 35}}},
+    {"tch_kronecker_matmul", "", MOST, {{2, 3, 5}, {2, 9, 7}, {2, 35, 11}, {2, 27, 11}}},
+    {"tch_nearest_kronecker", "", MOST, {{2, 27, 35}, {2, 3, 5}, {2, 9, 7}, {2}}},
+    {"tch_kronecker_apply", "", WHOLE, {{2, 13, 13}, {2, 6, 6}, {2, 13, 6}, {2, 13, 6}}},
+    {"tch_kronecker_solve", "", WHOLE, {{2, 13, 13}, {2, 6, 6}, {2, 13, 6}, {2, 13, 6}, {2}}},
+    {"tch_eigh", "", WHOLE, {{3, 17, 17}, {3, 17}, {3, 17, 17}, {3}}},
+    {"tch_matrix_power", "", WHOLE, {{3, 17, 17}, {3, 17, 17}, {3}}},
+    {"tch_matrix_power_backward", "", WHOLE, {{3, 17, 17}, {3, 17, 17}, {3, 17, 17}, {3}}},
+    {"tch_inverse_root_backward", "", WHOLE, {{3, 17, 17}, {3, 17, 17}, {3, 17, 17}, {3}}},
+};
+
+/* In every type for one n, and in float32 for others. */
+static const smoke_row products[] = {
+    {"tch_matmul", "", MOST, {{2, N, N3}, {2, N3, N}, {2, N, N}}},
+    {"gemm", "accumulating", MOST, {{2, N3, N}, {2, N, N3}, {2, N, N}}},
+    {"tch_gram", "", MOST, {{2, N, N3}, {2, N, N}}},
+    {"gram", "accumulating", MOST, {{2, N3, N}, {2, N, N}}},
+    {"tch_matmul_chunked", "", MOST, {{2, N, N3}, {2, N3, N}, {2, N, N}}},
+    {"tch_symmetric_product", "", MOST, {{2, N, N}, {2, N, N}, {2, N, N}}},
+};
+
+/* Enough matrices, and large enough, for the kernels that want every multiprocessor to have several tiles; in bfloat16.
+ * A step of Muon is a Gram matrix, a polynomial in it and a whole product; that one is cuBLAS's, in which racecheck
+ * sees hazards. */
+static const smoke_row many[] = {
+    {"tch_gram", "", MOST, {{90, 256, 264}, {90, 256, 256}}},
+    {"tch_symmetric_product", "", MOST, {{90, 256, 256}, {90, 256, 256}, {90, 256, 256}}},
+    {"muon", "one step", WHOLE, {{90, 256, 264}, {90, 256, 264}}},
+    {"tch_orthogonalize", "polar express", WHOLE, {{90, 256, 264}, {90, 256, 264}}},
+};
+
+static const smoke_row root_row = {"root", "with options", EVERY, {{3, N, N}, {3, N, N}, {3}, {3}}};
+/* clang-format on */
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+static const test_operation *operation_of(const smoke_row *row)
 {
-    tch_tensor *a = waves(TCH_BFLOAT16, 90, 256, 264);
-    tch_tensor *gram = matrices(TCH_BFLOAT16, 90, 256, 256);
-    tch_tensor *square = matrices(TCH_BFLOAT16, 90, 256, 256);
-    tch_tensor *out = matrices(TCH_BFLOAT16, 90, 256, 264);
-    done(tch_gram(context, 1.0 / 256, a, 0, 0.0, gram), "gram, many");
-    expect_finite(gram, "gram, many");
-    done(tch_symmetric_product(context, gram, gram, square), "symmetric product, many");
-    expect_finite(square, "symmetric product, many");
-    if (!ours) {
-        done(tch_orthogonalize(context, a, 1, TCH_ORTHO_MUON, out), "muon, many");
-        expect_finite(out, "muon, many");
-        done(tch_orthogonalize(context, a, 5, TCH_ORTHO_POLAR_EXPRESS, out), "polar express, many");
-        expect_finite(out, "polar express, many");
+    for (int i = 0; i < COUNT(more_operations) + test_operation_rows(); i++) {
+        const test_operation *o =
+            i < COUNT(more_operations) ? &more_operations[i] : &test_operations[i - COUNT(more_operations)];
+        if (strcmp(o->name, row->name) == 0 && strcmp(o->variant, row->variant) == 0) {
+            return o;
+        }
     }
-    end_case();
+    fprintf(stderr, "no operation %s %s\n", row->name, row->variant);
+    exit(EXIT_FAILURE);
 }
 
-static void kronecker(tch_dtype dtype)
+static tch_tensor *operand_of(const test_operand *operand, const int64_t *sizes, tch_dtype dtype, int64_t n)
 {
-    tch_tensor *a = waves(dtype, 2, 3, 5);
-    tch_tensor *b = waves(dtype, 2, 9, 7);
-    tch_tensor *product = matrices(dtype, 2, 27, 35);
-    tch_tensor *x = waves(dtype, 2, 35, 11);
-    tch_tensor *y = matrices(dtype, 2, 27, 11);
-    done(tch_kronecker_product(context, a, b, product), "kronecker product");
-    expect_finite(product, "kronecker product");
-    done(tch_kronecker_matmul(context, a, b, x, y), "kronecker matmul");
-    expect_finite(y, "kronecker matmul");
-    tch_tensor *error = per_matrix(TCH_FLOAT64, 2);
-    done(tch_nearest_kronecker(context, product, a, b, error), "nearest kronecker");
-    expect_at_most(error, dtype.bits == 16 ? 0.1 : 1e-3, "nearest kronecker");
-    end_case();
-    if (ours) {
+    int64_t shape[3];
+    dtype = operand->kind == KIND_FLOAT64 ? TCH_FLOAT64 : operand->kind == KIND_INT32 ? TCH_INT32 : dtype;
+    for (int d = 0; d < 3; d++) {
+        shape[d] = sizes[d] == N ? n : sizes[d] == N3 ? n + 3 : sizes[d];
+    }
+    tch_tensor *t = make(dtype, operand->ndim, shape);
+    if (strcmp(operand->name, "m") == 0) { /* the Kronecker product of two constant matrices */
+        must(tch_tensor_fill(context, t, 1.5));
+        return t;
+    }
+    return test_is_output(operand) ? t : fill(t, operand->role == ROLE_SYMMETRIC ? positive : wave);
+}
+
+static void expect_operand(const test_operand *operand, const tch_tensor *t, tch_dtype dtype, const char *what)
+{
+    if (operand->kind == KIND_INT32) {
+        expect_good(t, what);
+    } else if (strcmp(operand->name, "residual") == 0) {
+        expect_at_most(t, dtype.bits == 16 ? 0.2 : 0.02, what);
+    } else if (strcmp(operand->name, "error") == 0) {
+        expect_at_most(t, dtype.bits == 16 ? 0.1 : 1e-3, what);
+    } else if (test_is_output(operand) || strcmp(operand->name, "out") == 0) {
+        expect_finite(t, what);
+    }
+}
+
+static void run_row(const smoke_row *row, tch_dtype dtype, int64_t n)
+{
+    const test_operation *operation = operation_of(row);
+    tch_tensor *t[TEST_MAX_OPERANDS] = {NULL};
+    char what[128];
+    if ((row->modes & mode) == 0) {
         return;
     }
-    tch_tensor *left = positive(dtype, 2, 13);
-    tch_tensor *right = positive(dtype, 2, 6);
-    tch_tensor *gradient = waves(dtype, 2, 13, 6);
-    tch_tensor *out = matrices(dtype, 2, 13, 6);
-    tch_tensor *report = per_matrix(TCH_INT32, 2);
-    done(tch_kronecker_apply(context, left, right, gradient, out), "kronecker apply");
-    expect_finite(out, "kronecker apply");
-    done(tch_kronecker_solve(context, left, right, gradient, 1e-2, out, report), "kronecker solve");
-    expect_finite(out, "kronecker solve");
-    expect_good(report, "kronecker solve");
+    snprintf(what, sizeof what, "%s %s, n = %lld, %s", row->name, row->variant, (long long)n, tch_dtype_name(dtype));
+    for (int32_t i = 0; i < operation->count; i++) {
+        t[i] = operand_of(&operation->operands[i], row->shapes[i], dtype, n);
+    }
+    done(operation->call(context, t), what);
+    for (int32_t i = 0; i < operation->count; i++) {
+        expect_operand(&operation->operands[i], t[i], dtype, what);
+    }
     end_case();
+}
+
+static void run_rows(const smoke_row *first, int count, tch_dtype dtype, int64_t n)
+{
+    for (int i = 0; i < count; i++) {
+        run_row(&first[i], dtype, n);
+    }
+}
+
+/* Every row of operations.c once, as it stands there, but roots by a method that only a CPU has: an operation that is
+ * not in a table above is not left out. */
+static void run_as_they_stand(void)
+{
+    for (int32_t i = 0; i < test_operation_rows() && mode == WHOLE; i++) {
+        const test_operation *o = &test_operations[i];
+        smoke_row row = {o->name, o->variant, WHOLE, {{0}}};
+        for (int32_t k = 0; k < o->count; k++) {
+            memcpy(row.shapes[k], o->operands[k].shape, sizeof row.shapes[k]);
+        }
+        if (strcmp(o->variant, "rational") != 0) {
+            run_row(&row, TCH_FLOAT32, 0);
+        }
+    }
+}
+
+static void roots(tch_dtype dtype, int64_t n, int32_t root, tch_root_method method, int32_t exact, double damping)
+{
+    asked.root = root;
+    asked.config = (tch_root_config)TCH_ROOT_CONFIG_INIT;
+    asked.config.relative_eps = damping;
+    asked.config.method = method;
+    asked.config.exact_residual = exact;
+    run_row(&root_row, dtype, n);
 }
 
 /* A product whose operands stay in memory of the host; on the CPU that is any product. */
@@ -356,27 +399,31 @@ static void streamed(void)
     expect(wrong == 0, "streamed product", "an element is not 100");
 }
 
-/* A few steps of one optimizer on matrices of odd sizes, of which one is cut into blocks, and a vector. */
-static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half)
+/* A few steps of one optimizer on matrices of odd sizes, of which one is cut into blocks, and a vector; or, without
+ * options, on matrices that are cut into whole chunks, for which Muon has kernels of their own. */
+static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half, int even)
 {
-    static const int64_t odd[3][2] = {{37, 50}, {41, 19}, {23, 1}};
+    static const int64_t sizes[2][3][2] = {{{37, 50}, {41, 19}, {23, 1}}, {{256, 512}, {256, 512}, {256, 512}}};
     tch_optim_config config = tch_optim_defaults(kind);
     tch_parameter parameters[3] = {{0}};
     const tch_tensor *gradients[3];
-    config.precondition_frequency = 2;
-    config.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 24 : 64;
-    config.grafting = TCH_GRAFTING_ADAM;
-    config.momentum = 0.9;
-    config.amsgrad = 1;
-    config.master_weights = half == 1;
-    config.stochastic_rounding = half == 2;
+    if (!even) {
+        config.precondition_frequency = 2;
+        config.max_preconditioner_dim = kind == TCH_OPTIM_SHAMPOO ? 24 : 64;
+        config.grafting = TCH_GRAFTING_ADAM;
+        config.momentum = 0.9;
+        config.amsgrad = 1;
+        config.master_weights = half == 1;
+        config.stochastic_rounding = half == 2;
+    }
     for (int i = 0; i < 3; i++) {
-        parameters[i].tensor = waves(dtype, 1, odd[i][0], odd[i][1]);
-        gradients[i] = waves(dtype, 1, odd[i][0], odd[i][1]);
+        int64_t shape[] = {1, sizes[even][i][0], sizes[even][i][1]};
+        parameters[i].tensor = waves(dtype, 3, shape);
+        gradients[i] = waves(dtype, 3, shape);
     }
     tch_optimizer *o = NULL;
     done(tch_optimizer_create(context, &config, 3, parameters, &o), "optimizer");
-    for (int step = 0; o != NULL && step < 4; step++) {
+    for (int step = 0; o != NULL && step < (even ? 1 : 4); step++) {
         done(tch_optimizer_step(o, 3, gradients), tch_optim_kind_name(kind));
     }
     for (int i = 0; i < 3; i++) {
@@ -386,57 +433,34 @@ static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half)
     end_case();
 }
 
-/* Matrices that are cut into whole chunks, for which Muon has kernels of their own. */
-static void even_muon(void)
-{
-    tch_optim_config config = tch_optim_defaults(TCH_OPTIM_MUON);
-    tch_parameter parameters[2] = {{0}};
-    const tch_tensor *gradients[2];
-    tch_optimizer *o = NULL;
-    for (int i = 0; i < 2; i++) {
-        parameters[i].tensor = waves(TCH_FLOAT32, 1, 256, 512);
-        gradients[i] = waves(TCH_FLOAT32, 1, 256, 512);
-    }
-    done(tch_optimizer_create(context, &config, 2, parameters, &o), "even muon");
-    if (o != NULL) {
-        done(tch_optimizer_step(o, 2, gradients), "even muon");
-        expect_finite(parameters[1].tensor, "even muon");
-    }
-    tch_optimizer_destroy(o);
-    end_case();
-}
-
 static void optimizers(void)
 {
-    for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
-        if (!ours || kind != TCH_OPTIM_SOAP) { /* which begins with an eigendecomposition */
-            optimizer((tch_optim_kind)kind, TCH_FLOAT32, 0);
+    static const struct {
+        tch_optim_kind kind;
+        tch_dtype dtype;
+        int half, even, modes;
+    } cases[] = {
+        {TCH_OPTIM_SGD, {TCH_FLOAT, 32, 1}, 0, 0, EVERY},
+        {TCH_OPTIM_ADAMW, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
+        {TCH_OPTIM_SHAMPOO, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
+        {TCH_OPTIM_SOAP, {TCH_FLOAT, 32, 1}, 0, 0, WHOLE}, /* which begins with an eigendecomposition */
+        {TCH_OPTIM_MUON, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
+        {TCH_OPTIM_LION, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
+        {TCH_OPTIM_ADAMW, {TCH_FLOAT, 16, 1}, 1, 0, MOST},
+        {TCH_OPTIM_ADAMW, {TCH_BFLOAT, 16, 1}, 2, 0, EVERY},
+        {TCH_OPTIM_SHAMPOO, {TCH_BFLOAT, 16, 1}, 1, 0, MOST},
+        {TCH_OPTIM_MUON, {TCH_BFLOAT, 16, 1}, 2, 0, MOST},
+        {TCH_OPTIM_SHAMPOO, {TCH_FLOAT, 64, 1}, 0, 0, MOST},
+        {TCH_OPTIM_MUON, {TCH_FLOAT, 32, 1}, 0, 1, WHOLE}, /* whole products are cuBLAS's */
+    };
+    for (int i = 0; i < COUNT(cases); i++) {
+        if (cases[i].modes & mode) {
+            optimizer(cases[i].kind, cases[i].dtype, cases[i].half, cases[i].even);
         }
-        optimizer(TCH_OPTIM_ADAMW, TCH_FLOAT16, 1);
-        optimizer(TCH_OPTIM_ADAMW, TCH_BFLOAT16, 2);
-    }
-    optimizer(TCH_OPTIM_SHAMPOO, TCH_BFLOAT16, 1);
-    optimizer(TCH_OPTIM_MUON, TCH_BFLOAT16, 2);
-    optimizer(TCH_OPTIM_SHAMPOO, TCH_FLOAT64, 0);
-    if (!ours) {
-        even_muon(); /* whole products are cuBLAS's */
     }
 }
 
 /* --- per-sample gradients ---------------------------------------------------------------------------------- */
-
-static tch_tensor *waves_of(tch_dtype dtype, int32_t ndim, const int64_t *shape)
-{
-    tch_tensor *t = make(dtype, ndim, shape);
-    int64_t count = tch_tensor_numel(t);
-    double *values = malloc((size_t)count * sizeof *values);
-    for (int64_t i = 0; i < count && values != NULL; i++) {
-        values[i] = sin(1.7 * (double)i) + 0.1;
-    }
-    write_values(t, values);
-    free(values);
-    return t;
-}
 
 enum { SAMPLES = 3, POSITIONS = 70, TOKENS = 9 };
 
@@ -454,85 +478,132 @@ static tch_tensor *tokens_of(tch_dtype dtype)
     return t;
 }
 
-/* A layer and what it saw of three samples. */
-typedef struct layer_case {
-    tch_layer layer;
-    const tch_tensor *input, *gradient;
-    int32_t ndim; /* of the weight */
-    int64_t weight[5];
-    int64_t bias; /* elements; 0 for none */
+/* A layer, and the shapes of what it saw of three samples and of its parameters. */
+typedef struct layer_row {
     const char *what;
+    int modes;
+    tch_layer layer;
+    int32_t ndim; /* of input and output gradient */
+    int64_t input[4], gradient[4];
+    int32_t weight_ndim;
+    int64_t weight[4];
+    int64_t bias; /* elements; 0 for none */
+} layer_row;
+
+/* clang-format off */
+#define CONVOLUTION(padding, groups)                                                                                   \
+    {sizeof(tch_layer), TCH_LAYER_CONV, 1, 1.0, 2, {3, 3, 1}, {2, 1, 1}, {1, 1, 1}, {1, 1, 0}, {1, 1, 0}, (padding),   \
+     (groups), 0, -1, 1, 1e-5}
+#define ROWS_OF(kind, groups, rows, padding_index)                                                                     \
+    {sizeof(tch_layer), (kind), 1, 1.0, 0, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0}, {0}, TCH_PADDING_ZEROS, (groups),     \
+     (rows), (padding_index), 1, 1e-5}
+
+/* Those that run alone take no product. */
+static const layer_row layers[] = {
+    {"linear layer", MOST, TCH_LAYER_INIT(TCH_LAYER_LINEAR), 3, {SAMPLES, 1, 21}, {SAMPLES, 1, 18}, 2, {18, 21}, 18},
+    {"linear layer", MOST, TCH_LAYER_INIT(TCH_LAYER_LINEAR), 3, {SAMPLES, 37, 21}, {SAMPLES, 37, 18}, 2, {18, 21}, 18},
+    {"convolution", MOST, CONVOLUTION(TCH_PADDING_REFLECT, 1), 4, {SAMPLES, 4, 7, 9}, {SAMPLES, 6, 4, 9}, 4,
+     {6, 4, 3, 3}, 6},
+    {"convolution", MOST, CONVOLUTION(TCH_PADDING_CIRCULAR, 2), 4, {SAMPLES, 4, 7, 9}, {SAMPLES, 6, 4, 9}, 4,
+     {6, 2, 3, 3}, 6},
+    {"embedding", EVERY, ROWS_OF(TCH_LAYER_EMBEDDING, 1, TOKENS, 4), 3, {SAMPLES, POSITIONS}, {SAMPLES, POSITIONS, 12},
+     2, {TOKENS, 12}, 0},
+    {"layer norm", EVERY, TCH_LAYER_INIT(TCH_LAYER_LAYER_NORM), 3, {SAMPLES, 12, 8}, {SAMPLES, 12, 8}, 1, {8}, 8},
+    {"RMS norm", EVERY, TCH_LAYER_INIT(TCH_LAYER_RMS_NORM), 3, {SAMPLES, 12, 8}, {SAMPLES, 12, 8}, 1, {8}, 0},
+    {"group norm", EVERY, ROWS_OF(TCH_LAYER_GROUP_NORM, 3, 0, -1), 3, {SAMPLES, 12, 8}, {SAMPLES, 12, 8}, 1, {12}, 12},
+};
+/* clang-format on */
+
+/* A row with its tensors. */
+typedef struct layer_case {
+    const layer_row *row;
+    const tch_tensor *input, *gradient;
 } layer_case;
 
 static tch_tensor *parameter(const layer_case *c, int bias, int samples)
 {
     tch_dtype dtype = c->gradient->dtype.bits == 16 ? TCH_FLOAT32 : c->gradient->dtype;
-    int64_t shape[6] = {SAMPLES, c->bias};
-    for (int32_t i = 0; i < c->ndim && !bias; i++) {
-        shape[1 + i] = c->weight[i];
+    int64_t shape[6] = {SAMPLES};
+    int32_t ndim = bias ? 1 : c->row->weight_ndim;
+    if (bias && c->row->bias == 0) {
+        return NULL;
     }
-    int32_t ndim = bias ? 1 : c->ndim;
-    return samples ? waves_of(dtype, ndim + 1, shape) : waves_of(dtype, ndim, shape + 1);
+    memcpy(shape + 1, bias ? &c->row->bias : c->row->weight, (size_t)ndim * sizeof *shape);
+    return samples ? waves(dtype, ndim + 1, shape) : waves(dtype, ndim, shape + 1);
 }
 
 /* What is summed, which for embeddings and normalising layers takes no product. */
 static void layer_sums(const layer_case *c)
 {
     tch_tensor *weight = parameter(c, 0, 0);
-    tch_tensor *bias = c->bias > 0 ? parameter(c, 1, 0) : NULL;
+    tch_tensor *bias = parameter(c, 1, 0);
     tch_tensor *weights = parameter(c, 0, 1);
-    tch_tensor *biases = c->bias > 0 ? parameter(c, 1, 1) : NULL;
+    tch_tensor *biases = parameter(c, 1, 1);
     tch_tensor *norms = per_matrix(TCH_FLOAT64, SAMPLES);
-    done(tch_grad_samples(context, &c->layer, c->input, c->gradient, weights, biases), c->what);
-    expect_finite(weights, c->what);
-    done(tch_grad_norms(context, &c->layer, c->input, c->gradient, TCH_GRAD_BOTH, 0, norms), c->what);
-    done(tch_grad_norms(context, &c->layer, c->input, c->gradient, TCH_GRAD_WEIGHT, 1, norms), c->what);
-    expect_finite(norms, c->what);
+    done(tch_grad_samples(context, &c->row->layer, c->input, c->gradient, weights, biases), c->row->what);
+    expect_finite(weights, c->row->what);
+    done(tch_grad_norms(context, &c->row->layer, c->input, c->gradient, TCH_GRAD_BOTH, 0, norms), c->row->what);
+    done(tch_grad_norms(context, &c->row->layer, c->input, c->gradient, TCH_GRAD_WEIGHT, 1, norms), c->row->what);
+    expect_finite(norms, c->row->what);
     done(tch_grad_clip_weights(context, norms, 0.5, norms), "clip weights");
     expect_at_most(norms, 1.0, "clip weights");
-    done(tch_grad_weighted_sum(context, &c->layer, c->input, c->gradient, norms, 0.5, weight, bias), c->what);
-    expect_finite(weight, c->what);
+    done(tch_grad_weighted_sum(context, &c->row->layer, c->input, c->gradient, norms, 0.5, weight, bias), c->row->what);
+    expect_finite(weight, c->row->what);
 }
 
 static void layer_products(const layer_case *c)
 {
     tch_tensor *weight = parameter(c, 0, 0);
-    tch_tensor *bias = c->bias > 0 ? parameter(c, 1, 0) : NULL;
+    tch_tensor *bias = parameter(c, 1, 0);
     tch_tensor *numbers = per_matrix(TCH_FLOAT64, SAMPLES);
     tch_tensor *gram = make(TCH_FLOAT64, 2, (const int64_t[]){SAMPLES, SAMPLES});
-    done(tch_grad_dots(context, &c->layer, c->input, c->gradient, weight, bias, 0, numbers), c->what);
-    expect_finite(numbers, c->what);
-    done(tch_grad_gram(context, &c->layer, c->input, c->gradient, TCH_GRAD_BOTH, 0, gram), c->what);
-    expect_finite(gram, c->what);
-    if (!ours) {
+    done(tch_grad_dots(context, &c->row->layer, c->input, c->gradient, weight, bias, 0, numbers), c->row->what);
+    expect_finite(numbers, c->row->what);
+    done(tch_grad_gram(context, &c->row->layer, c->input, c->gradient, TCH_GRAD_BOTH, 0, gram), c->row->what);
+    expect_finite(gram, c->row->what);
+    if (mode == WHOLE) {
         tch_tensor *report = make(TCH_INT32, 0, NULL);
         done(tch_grad_natural_weights(context, gram, NULL, 1.0, numbers, report), "natural weights");
         expect_good(report, "natural weights");
     }
 }
 
-static void layer_gradients(const layer_case *c)
+/* The weight of an embedding that is a linear layer's too. */
+static void tied(const layer_case *c)
 {
-    layer_sums(c);
-    if (!alone) {
-        layer_products(c);
-    }
-    end_case();
+    tch_dtype dtype = c->gradient->dtype;
+    const tch_tensor *x = waves(dtype, 3, (const int64_t[]){SAMPLES, 5, 12});
+    const tch_tensor *g = waves(dtype, 3, (const int64_t[]){SAMPLES, 5, TOKENS});
+    tch_tensor *norms = per_matrix(TCH_FLOAT64, SAMPLES);
+    done(tch_tensor_fill(context, norms, 1.0), "tied norms");
+    done(tch_grad_tied_norms(context, &c->row->layer, c->input, c->gradient, x, g, norms), "tied norms");
+    expect_finite(norms, "tied norms");
 }
 
-static void linear_gradients(tch_dtype dtype, int64_t positions)
+static void layer_gradients(const layer_row *row, tch_dtype dtype, tch_dtype integers)
 {
-    const tch_tensor *x = waves_of(dtype, 3, (const int64_t[]){SAMPLES, positions, 21});
-    const tch_tensor *g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, positions, 18});
-    layer_case c = {TCH_LAYER_INIT(TCH_LAYER_LINEAR), x, g, 2, {18, 21}, 18, "linear layer"};
-    layer_gradients(&c);
+    int tokens = row->layer.kind == TCH_LAYER_EMBEDDING;
+    layer_case c = {row, NULL, NULL};
+    if ((row->modes & mode) == 0) {
+        return;
+    }
+    c.input = tokens ? tokens_of(integers) : waves(dtype, row->ndim, row->input);
+    c.gradient = waves(dtype, row->ndim, row->gradient);
+    if (tokens) {
+        tied(&c);
+    }
+    layer_sums(&c);
+    if (mode != ALONE) {
+        layer_products(&c);
+    }
+    end_case();
 }
 
 /* Norms as exact as float32 sums: rows that are multiples of 16 bytes go to tensor cores in parts, others do not. */
 static void exact_norms(int64_t positions, int64_t inputs, int64_t outputs)
 {
-    const tch_tensor *x = waves_of(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, positions, inputs});
-    const tch_tensor *g = waves_of(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, positions, outputs});
+    const tch_tensor *x = waves(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, positions, inputs});
+    const tch_tensor *g = waves(TCH_FLOAT32, 3, (const int64_t[]){SAMPLES, positions, outputs});
     tch_tensor *norms = per_matrix(TCH_FLOAT64, SAMPLES);
     tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
     layer.rounded = 0;
@@ -541,64 +612,14 @@ static void exact_norms(int64_t positions, int64_t inputs, int64_t outputs)
     end_case();
 }
 
-static void convolution_gradients(tch_dtype dtype, int64_t groups)
-{
-    const tch_tensor *x = waves_of(dtype, 4, (const int64_t[]){SAMPLES, 4, 7, 9});
-    const tch_tensor *g = waves_of(dtype, 4, (const int64_t[]){SAMPLES, 6, 4, 9});
-    layer_case c = {TCH_LAYER_INIT(TCH_LAYER_CONV), x, g, 4, {6, 4 / groups, 3, 3}, 6, "convolution"};
-    c.layer.dims = 2;
-    c.layer.groups = groups;
-    c.layer.padding = groups > 1 ? TCH_PADDING_CIRCULAR : TCH_PADDING_REFLECT;
-    c.layer.stride[0] = 2;
-    for (int i = 0; i < 2; i++) {
-        c.layer.kernel[i] = 3;
-        c.layer.before[i] = c.layer.after[i] = 1;
-    }
-    layer_gradients(&c);
-}
-
-static void embedding_gradients(tch_dtype dtype, tch_dtype integers)
-{
-    const tch_tensor *x = tokens_of(integers);
-    const tch_tensor *g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, POSITIONS, 12});
-    layer_case c = {TCH_LAYER_INIT(TCH_LAYER_EMBEDDING), x, g, 2, {TOKENS, 12}, 0, "embedding"};
-    c.layer.rows = TOKENS;
-    c.layer.padding_index = 4;
-    const tch_tensor *linear_x = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 5, 12});
-    const tch_tensor *linear_g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 5, TOKENS});
-    tch_tensor *norms = per_matrix(TCH_FLOAT64, SAMPLES);
-    done(tch_tensor_fill(context, norms, 1.0), "tied norms");
-    done(tch_grad_tied_norms(context, &c.layer, x, g, linear_x, linear_g, norms), "tied norms");
-    expect_finite(norms, "tied norms");
-    layer_gradients(&c);
-}
-
-static void normalizing_gradients(tch_dtype dtype, tch_layer_kind kind, const char *what)
-{
-    const tch_tensor *x = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 12, 8});
-    const tch_tensor *g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 12, 8});
-    int64_t features = kind == TCH_LAYER_GROUP_NORM ? 12 : 8;
-    layer_case c = {TCH_LAYER_INIT(kind), x, g, 1, {features}, kind == TCH_LAYER_RMS_NORM ? 0 : features, what};
-    c.layer.groups = kind == TCH_LAYER_GROUP_NORM ? 3 : 1;
-    layer_gradients(&c);
-}
-
-static void gradients_without_products(tch_dtype dtype, tch_dtype integers)
-{
-    embedding_gradients(dtype, integers);
-    normalizing_gradients(dtype, TCH_LAYER_LAYER_NORM, "layer norm");
-    normalizing_gradients(dtype, TCH_LAYER_RMS_NORM, "RMS norm");
-    normalizing_gradients(dtype, TCH_LAYER_GROUP_NORM, "group norm");
-}
-
 /* --- curvature ---------------------------------------------------------------------------------------------------- */
 
 static void factors(tch_dtype dtype, tch_sharing sharing)
 {
     tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
     tch_dtype wide = dtype.bits == 16 ? TCH_FLOAT32 : dtype;
-    tch_tensor *x = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 5, 21});
-    tch_tensor *g = waves_of(dtype, 3, (const int64_t[]){SAMPLES, 5, 18});
+    tch_tensor *x = waves(dtype, 3, (const int64_t[]){SAMPLES, 5, 21});
+    tch_tensor *g = waves(dtype, 3, (const int64_t[]){SAMPLES, 5, 18});
     tch_tensor *a = make(wide, 2, (const int64_t[]){22, 22});
     tch_tensor *b = make(wide, 2, (const int64_t[]){18, 18});
     done(tch_grad_factors(context, &layer, x, g, 1, sharing, 1.0, 0.0, a, b), "factors");
@@ -622,13 +643,12 @@ static void kfac(tch_kfac_method method, tch_dtype dtype)
     config.damping = 1e-2;
     layers[1].layer.dims = 1;
     layers[1].layer.kernel[0] = 3;
-    tch_tensor *x[2] = {waves_of(dtype, 2, (const int64_t[]){SAMPLES, 21}),
-                        waves_of(dtype, 3, (const int64_t[]){SAMPLES, 4, 11})};
-    tch_tensor *g[2] = {waves_of(dtype, 2, (const int64_t[]){SAMPLES, 18}),
-                        waves_of(dtype, 3, (const int64_t[]){SAMPLES, 5, TOKENS})};
-    tch_tensor *gradients[4] = {waves_of(dtype, 2, (const int64_t[]){18, 21}),
-                                waves_of(dtype, 1, (const int64_t[]){18}),
-                                waves_of(dtype, 3, (const int64_t[]){5, 4, 3}), NULL};
+    tch_tensor *x[2] = {waves(dtype, 2, (const int64_t[]){SAMPLES, 21}),
+                        waves(dtype, 3, (const int64_t[]){SAMPLES, 4, 11})};
+    tch_tensor *g[2] = {waves(dtype, 2, (const int64_t[]){SAMPLES, 18}),
+                        waves(dtype, 3, (const int64_t[]){SAMPLES, 5, TOKENS})};
+    tch_tensor *gradients[4] = {waves(dtype, 2, (const int64_t[]){18, 21}), waves(dtype, 1, (const int64_t[]){18}),
+                                waves(dtype, 3, (const int64_t[]){5, 4, 3}), NULL};
     done(tch_kfac_create(context, &config, 2, layers, &k), "kfac");
     for (int step = 0; k != NULL && step < 2; step++) {
         done(tch_kfac_observe(k, 0, x[0], g[0], 1.0, NULL), "kfac observes");
@@ -648,98 +668,78 @@ static void kfac(tch_kfac_method method, tch_dtype dtype)
 
 static void curvature(void)
 {
-    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
     for (int d = 0; d < 4; d++) {
         factors(dtypes[d], TCH_SHARING_EXPAND);
         factors(dtypes[d], TCH_SHARING_REDUCE);
         kfac(TCH_KFAC_INVERSE, dtypes[d]);
     }
-    if (!ours) {
+    if (mode == WHOLE) {
         kfac(TCH_KFAC_EIGEN, TCH_FLOAT32);
         kfac(TCH_KFAC_EKFAC, TCH_FLOAT32);
         kfac(TCH_KFAC_EKFAC, TCH_BFLOAT16);
     }
 }
 
+/* Newton's roots from kernels of every size; only the whole has eigendecompositions. */
+static void all_roots(void)
+{
+    static const int64_t sizes[2][4] = {{1, 33, 130, 0}, {40, 104, 136, 296}};
+    for (int s = 0; s < 4 && sizes[mode == ALONE][s] > 0; s++) {
+        for (int method = mode == WHOLE ? TCH_ROOT_EIGEN : TCH_ROOT_NEWTON; method <= TCH_ROOT_NEWTON; method++) {
+            roots(TCH_FLOAT32, sizes[mode == ALONE][s], 4, (tch_root_method)method, 0, 1e-2);
+            roots(TCH_FLOAT64, sizes[mode == ALONE][s], 3, (tch_root_method)method, mode != ALONE, 1e-2);
+        }
+    }
+    roots(TCH_FLOAT32, mode == ALONE ? 136 : 130, 3, TCH_ROOT_NEWTON, 0, 1e-6); /* early steps in float64 */
+    for (int d = 0; d < 4 && mode != ALONE; d++) {
+        roots(dtypes[d], 19, 2, mode == OURS ? TCH_ROOT_NEWTON : TCH_ROOT_AUTO, 1, 1e-2);
+    }
+    if (mode != ALONE) {
+        roots(TCH_FLOAT32, 100, 8, TCH_ROOT_NEWTON, 0, 1e-2);
+        roots(TCH_FLOAT32, 290, 4, TCH_ROOT_NEWTON, 0, 1e-2);
+        roots(TCH_FLOAT32, 290, 4, TCH_ROOT_NEWTON, 0, 1e-6);
+    }
+}
+
 static void run_all(void)
 {
-    const tch_dtype dtypes[] = {TCH_FLOAT32, TCH_FLOAT64, TCH_FLOAT16, TCH_BFLOAT16};
     static const int64_t sizes[] = {1, 33, 130};
     for (int d = 0; d < 4; d++) {
         copies_and_fills(dtypes[d]);
-        orthogonal(dtypes[d]);
-        kronecker(dtypes[d]);
-        products(dtypes[d], 21);
-        roots(dtypes[d], 19, 2, ours ? TCH_ROOT_NEWTON : TCH_ROOT_AUTO, 1);
-        linear_gradients(dtypes[d], 1);
-        linear_gradients(dtypes[d], 37);
-        convolution_gradients(dtypes[d], 1);
-        convolution_gradients(dtypes[d], 2);
-        gradients_without_products(dtypes[d], d % 2 ? TCH_INT64 : TCH_INT32);
-        if (!ours) {
-            eigen(dtypes[d], 17);
+        run_rows(rows, COUNT(rows), dtypes[d], 0);
+        run_rows(products, COUNT(products), dtypes[d], 21);
+        for (int i = 0; i < COUNT(layers); i++) {
+            layer_gradients(&layers[i], dtypes[d], mode == ALONE || d % 2 ? TCH_INT64 : TCH_INT32);
         }
     }
     for (int s = 0; s < 3; s++) {
-        products(TCH_FLOAT32, sizes[s]);
-        for (int method = ours ? TCH_ROOT_NEWTON : TCH_ROOT_EIGEN; method <= TCH_ROOT_NEWTON; method++) {
-            roots(TCH_FLOAT32, sizes[s], 4, (tch_root_method)method, 0);
-            roots(TCH_FLOAT64, sizes[s], 3, (tch_root_method)method, 1);
-        }
+        run_rows(products, COUNT(products), TCH_FLOAT32, sizes[s]);
     }
-    roots(TCH_FLOAT32, 100, 8, TCH_ROOT_NEWTON, 0);
-    roots(TCH_FLOAT32, 290, 4, TCH_ROOT_NEWTON, 0);
-    damping = 1e-6; /* early steps in float64 */
-    roots(TCH_FLOAT32, 130, 3, TCH_ROOT_NEWTON, 0);
-    roots(TCH_FLOAT32, 290, 4, TCH_ROOT_NEWTON, 0);
-    streamed();
-    many_orthogonal();
-    exact_norms(130, 100, 72);
-    exact_norms(70, 33, 50);
+    run_rows(many, COUNT(many), TCH_BFLOAT16, 0);
+    run_as_they_stand();
     optimizers();
-    curvature();
-}
-
-static void run_alone(void)
-{
-    static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
-    static const int64_t sizes[] = {40, 104, 136, 296};
-    for (int d = 0; d < 4; d++) {
-        copies_and_fills(dtypes[d]);
-        tch_tensor *a = waves(dtypes[d], 2, 3, 5);
-        tch_tensor *b = waves(dtypes[d], 2, 9, 7);
-        tch_tensor *product = matrices(dtypes[d], 2, 27, 35);
-        done(tch_kronecker_product(context, a, b, product), "kronecker product");
-        expect_finite(product, "kronecker product");
-        end_case();
-        gradients_without_products(dtypes[d], TCH_INT64);
+    all_roots();
+    if (mode != ALONE) {
+        streamed();
+        exact_norms(130, 100, 72);
+        exact_norms(70, 33, 50);
+        curvature();
     }
-    for (int s = 0; s < 4; s++) {
-        roots(TCH_FLOAT32, sizes[s], 4, TCH_ROOT_NEWTON, 0);
-        roots(TCH_FLOAT64, sizes[s], 3, TCH_ROOT_NEWTON, 0);
-    }
-    damping = 1e-6;
-    roots(TCH_FLOAT32, 136, 3, TCH_ROOT_NEWTON, 0);
-    optimizer(TCH_OPTIM_SGD, TCH_FLOAT32, 0);
-    optimizer(TCH_OPTIM_ADAMW, TCH_BFLOAT16, 2);
 }
 
 int main(int argc, char **argv)
 {
     const char *device = argc > 1 ? argv[1] : "cuda";
-    alone = argc > 2 && strcmp(argv[2], "alone") == 0;
-    ours = argc > 2 && strcmp(argv[2], "ours") == 0;
+    if (argc > 2) {
+        mode = strcmp(argv[2], "alone") == 0 ? ALONE : strcmp(argv[2], "ours") == 0 ? OURS : WHOLE;
+    }
     tch_status status = tch_context_create(device, &context);
     if (status != TCH_OK) {
         printf("%s cannot be used here: %s\n", device, tch_last_error());
         int required = status != TCH_ERR_UNAVAILABLE || getenv("TORCHIUM_TEST_REQUIRE_DEVICE") != NULL;
         return required ? EXIT_FAILURE : SKIPPED;
     }
-    if (alone) {
-        run_alone();
-    } else {
-        run_all();
-    }
+    run_all();
     done(tch_context_synchronize(context), "the end");
     tch_context_destroy(context);
     printf("%s: %d failures\n", device, failures);

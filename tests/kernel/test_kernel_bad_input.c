@@ -40,33 +40,24 @@ static void refuse_config(tch_context *context, const tch_kernel_config *config,
 static void names(void **state)
 {
     tch_context *context = *state;
+    /* clang-format off */
     static const char *const good[] = {
-        "f",
-        "_f9",
-        "space::f",
-        "::space::inner::f",
-        "f<float>",
-        "f<float, 4>",
-        "f< float ,-1 >",
-        "f<space::type<int>, unsigned long long>",
-        "f<g<h<1>>>",
-        "f<>",
-        "space<int>::f<0x10u, 1.5f, true>",
+        "f", "_f9", "space::f", "::space::inner::f", "f<float>", "f<float, 4>", "f< float ,-1 >",
+        "f<space::type<int>, unsigned long long>", "f<g<h<1>>>", "f<>", "space<int>::f<0x10u, 1.5f, true>",
     };
-    static const char *const bad[] = {
-        "",         " f",         "f ",         "9f",       "f; system(\"x\")",
-        "f<a;b>",   "../x",       "f\n",        "f\nint g", "f\t",
-        "f\r",      "f<a\n>",     "f(1)",       "f<(1)>",   "f<sizeof(int)>",
-        "f<",       "f>",         "f<a",        "f<a>>",    "f<<a>",
-        "f<a,>",    "f<,a>",      "f<a b c 4>", "f<->",     "f<a*>",
-        "f<a&b>",   "f:g",        "f::",        "f::::g",   "::",
-        "f,g",      "f g",        "f{}",        "f\"",      "f'",
-        "f\\",      "f#",         "f/**/",      "f//",      "f$(x)",
-        "f`x`",     "f@",         "f%",         "f=1",      "f\xc3\xa9",
-        "-f",       "-fplugin=x", "@f",         "f<1 2>",   "f<1+1>",
-        "f<\"a\">", "f\x01",      "f\x7f",
-    };
-    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+    /* clang-format on */
+    static const char *const bad[] = {"",         " f",         "f ",         "9f",       "f; system(\"x\")",
+                                      "f<a;b>",   "../x",       "f\n",        "f\nint g", "f\t",
+                                      "f\r",      "f<a\n>",     "f(1)",       "f<(1)>",   "f<sizeof(int)>",
+                                      "f<",       "f>",         "f<a",        "f<a>>",    "f<<a>",
+                                      "f<a,>",    "f<,a>",      "f<a b c 4>", "f<->",     "f<a*>",
+                                      "f<a&b>",   "f:g",        "f::",        "f::::g",   "::",
+                                      "f,g",      "f g",        "f{}",        "f\"",      "f'",
+                                      "f\\",      "f#",         "f/**/",      "f//",      "f$(x)",
+                                      "f`x`",     "f@",         "f%",         "f=1",      "f\xc3\xa9",
+                                      "-f",       "-fplugin=x", "@f",         "f<1 2>",   "f<1+1>",
+                                      "f<\"a\">", "f\x01",      "f\x7f"};
+    for (size_t i = 0; i < TEST_COUNT(good); i++) {
         tch_kernel *kernel = NULL;
         tch_kernel_config config = config_of(SOURCE, good[i]);
         test_case("%s", good[i]);
@@ -74,7 +65,7 @@ static void names(void **state)
         assert_string_equal(tch_kernel_name(kernel), good[i]);
         tch_kernel_destroy(kernel);
     }
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < TEST_COUNT(bad); i++) {
         tch_kernel_config config = config_of(SOURCE, bad[i]);
         test_case("%s", bad[i]);
         refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "name");
@@ -99,83 +90,25 @@ static void long_names(void **state)
 
 /* --- options ---------------------------------------------------------------------------------------------------- */
 
+/* clang-format off */
 static const char *const good_options[] = {
-    "-DA",
-    "-DA=",
-    "-DA_1=x y",
-    "-DA=\"q\" ; $(touch x) `x` -o y",
-    "-UA",
-    "-std=c++14",
-    "-std=c++17",
-    "-std=c++20",
-    "--use_fast_math",
-    "-O0",
-    "-O3",
-    "-I/",
-    "-I.",
+    "-DA", "-DA=", "-DA_1=x y", "-DA=\"q\" ; $(touch x) `x` -o y", "-UA", "-std=c++14", "-std=c++17", "-std=c++20",
+    "--use_fast_math", "-O0", "-O3", "-I/", "-I.",
 };
 static const char *const bad_options[] = {
-    "",
-    "-",
-    "--",
-    "-D",
-    "-D=1",
-    "-D1",
-    "-DA(x)=x",
-    "-DA=1\n#include </etc/passwd>",
-    "-DA\n",
-    "-DA=\x01",
-    "-DA=\xc3\xa9",
-    "-D A",
-    "-U",
-    "-UA=1",
-    "-I",
-    "-I/\n",
-    "-I/does/not/exist",
-    "-fplugin=x.so",
-    "-B.",
-    "-B",
-    "--compiler-bindir",
-    "--compiler-bindir=/x",
-    "-ccbin",
-    "@file",
-    "-o",
-    "-ox",
-    "-include",
-    "-include/etc/passwd",
-    "-imacros",
-    "-Wl,x",
-    "-Wp,x",
-    "-Xlinker",
-    "-lx",
-    "-L.",
-    "-x",
-    "-xc",
-    "-specs=x",
-    "-wrapper",
-    "-std=c++11",
-    "-std=c++17 ",
-    "-std=gnu++17",
-    "-O",
-    "-O4",
-    "-Ofast",
-    "-O3 -o x",
-    "-g",
-    "-isystem",
-    "-use_fast_math",
-    "--use_fast_math=true",
-    " -DA",
-    "file.cu",
-    "/etc/passwd",
-    "-save-temps",
-    "-march=native",
-    "-###",
+    "", "-", "--", "-D", "-D=1", "-D1", "-DA(x)=x", "-DA=1\n#include </etc/passwd>", "-DA\n", "-DA=\x01",
+    "-DA=\xc3\xa9", "-D A", "-U", "-UA=1", "-I", "-I/\n", "-I/does/not/exist", "-fplugin=x.so", "-B.", "-B",
+    "--compiler-bindir", "--compiler-bindir=/x", "-ccbin", "@file", "-o", "-ox", "-include", "-include/etc/passwd",
+    "-imacros", "-Wl,x", "-Wp,x", "-Xlinker", "-lx", "-L.", "-x", "-xc", "-specs=x", "-wrapper", "-std=c++11",
+    "-std=c++17 ", "-std=gnu++17", "-O", "-O4", "-Ofast", "-O3 -o x", "-g", "-isystem", "-use_fast_math",
+    "--use_fast_math=true", " -DA", "file.cu", "/etc/passwd", "-save-temps", "-march=native", "-###",
 };
+/* clang-format on */
 
 static void options(void **state)
 {
     tch_context *context = *state;
-    for (size_t i = 0; i < sizeof good_options / sizeof good_options[0]; i++) {
+    for (size_t i = 0; i < TEST_COUNT(good_options); i++) {
         tch_kernel *kernel = NULL;
         tch_kernel_config config = config_of(SOURCE, "f");
         char line[200];
@@ -187,7 +120,7 @@ static void options(void **state)
               fake.asked);
         tch_kernel_destroy(kernel);
     }
-    for (size_t i = 0; i < sizeof bad_options / sizeof bad_options[0]; i++) {
+    for (size_t i = 0; i < TEST_COUNT(bad_options); i++) {
         tch_kernel_config config = config_of(SOURCE, "f");
         test_case("%s", bad_options[i]);
         config.option_count = 1, config.options = &bad_options[i];
@@ -207,7 +140,7 @@ static void strange_paths(void **state)
     char here[PATH_MAX];
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(test_path(".")), 0);
-    for (size_t i = 0; i < sizeof strange / sizeof strange[0]; i++) {
+    for (size_t i = 0; i < TEST_COUNT(strange); i++) {
         char file[100];
         char line[PATH_MAX + 100];
         tch_kernel *kernel = NULL;
@@ -233,34 +166,33 @@ static void bad_paths(void **state)
     tch_context *context = *state;
     static char most[(16 << 20) + 1];
     static char longest[PATH_MAX + 10];
-    tch_kernel_config config = config_of(NULL, "f");
-    refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "source");
-    config.path = test_path("absent.cu");
-    refuse_config(context, &config, TCH_ERR_IO, "path");
-    config.path = test_path(".");
-    refuse_config(context, &config, TCH_ERR_IO, "path");
-    config.path = "/dev/zero";
-    refuse_config(context, &config, TCH_ERR_IO, "path");
-    assert_int_equal(mkfifo(test_path("pipe"), 0600), 0);
-    config.path = test_path("pipe");
-    refuse_config(context, &config, TCH_ERR_IO, "path");
-    config.path = "";
-    refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "path");
-    config.path = "a\nb.cu";
-    refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "path");
     memset(longest, 'x', sizeof longest - 1);
-    config.path = longest;
-    refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "path");
-    test_file_write(test_path("nul.cu"), "f\0g", 3);
-    config.path = test_path("nul.cu");
-    refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "path");
     memset(most, ' ', sizeof most);
+    test_file_write(test_path("nul.cu"), "f\0g", 3);
     test_file_write(test_path("large.cu"), most, sizeof most);
-    config.path = test_path("large.cu");
-    refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "path");
-    config = config_of(SOURCE, "f");
-    config.path = "a\"\n#include \"b";
-    refuse_config(context, &config, TCH_ERR_INVALID_ARGUMENT, "path");
+    assert_int_equal(mkfifo(test_path("pipe"), 0600), 0);
+    const struct {
+        const char *path, *source, *argument;
+        tch_status expected;
+    } cases[] = {
+        {NULL, NULL, "source", TCH_ERR_INVALID_ARGUMENT},
+        {test_path("absent.cu"), NULL, "path", TCH_ERR_IO},
+        {test_path("."), NULL, "path", TCH_ERR_IO},
+        {"/dev/zero", NULL, "path", TCH_ERR_IO},
+        {test_path("pipe"), NULL, "path", TCH_ERR_IO},
+        {"", NULL, "path", TCH_ERR_INVALID_ARGUMENT},
+        {"a\nb.cu", NULL, "path", TCH_ERR_INVALID_ARGUMENT},
+        {longest, NULL, "path", TCH_ERR_INVALID_ARGUMENT},
+        {test_path("nul.cu"), NULL, "path", TCH_ERR_INVALID_ARGUMENT},
+        {test_path("large.cu"), NULL, "path", TCH_ERR_INVALID_ARGUMENT},
+        {"a\"\n#include \"b", SOURCE, "path", TCH_ERR_INVALID_ARGUMENT},
+    };
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        tch_kernel_config config = config_of(cases[i].source, "f");
+        config.path = cases[i].path;
+        test_case("path %.100s", cases[i].path == NULL ? "NULL" : cases[i].path);
+        refuse_config(context, &config, cases[i].expected, cases[i].argument);
+    }
 }
 
 static void bad_configs(void **state)

@@ -1,10 +1,9 @@
 /* Launching kernels with bad input: arguments that do not fit their parameters, shapes that no GPU has. Whatever it is,
  * the message says which argument and what was expected, and nothing is launched. */
-#include <stdio.h>
 #include <string.h>
 
+#include "support/bad_input.h"
 #include "support/kernel/fake_compiler.h"
-#include "support/messages.h"
 #include "support/testing.h"
 
 #define SOURCE "__global__ void f() {}\n"
@@ -32,107 +31,89 @@ static void refuse_argument(tch_context *context, tch_kernel_parameter parameter
     tch_kernel_destroy(kernel);
 }
 
+static tch_kernel_parameter brain(tch_kernel_parameter parameter)
+{
+    parameter.is_brain = 1;
+    parameter.is_const = parameter.what == TCH_PARAMETER_POINTER;
+    return parameter;
+}
+
 static void numbers_that_do_not_fit(void **state)
 {
-    tch_context *context = *state;
-    static const struct {
-        tch_parameter_class what;
-        int32_t size;
-        int64_t number;
+    float numbers[3] = {0};
+    const struct {
+        tch_kernel_parameter parameter;
+        tch_kernel_argument argument;
         const char *words;
     } cases[] = {
-        {TCH_PARAMETER_INT, 1, 300, "300"},
-        {TCH_PARAMETER_INT, 1, 128, "int8"},
-        {TCH_PARAMETER_INT, 1, -129, "int8"},
-        {TCH_PARAMETER_UINT, 1, 256, "uint8"},
-        {TCH_PARAMETER_UINT, 1, -1, "uint8"},
-        {TCH_PARAMETER_INT, 2, 32768, "int16"},
-        {TCH_PARAMETER_UINT, 2, 65536, "uint16"},
-        {TCH_PARAMETER_INT, 4, (int64_t)1 << 40, "int32"},
-        {TCH_PARAMETER_INT, 4, (int64_t)INT32_MAX + 1, "int32"},
-        {TCH_PARAMETER_INT, 4, (int64_t)INT32_MIN - 1, "int32"},
-        {TCH_PARAMETER_UINT, 4, (int64_t)UINT32_MAX + 1, "uint32"},
-        {TCH_PARAMETER_UINT, 8, -1, "uint64"},
-        {TCH_PARAMETER_INT, 16, 1, "TCH_ARGUMENT_BYTES"},
-        {TCH_PARAMETER_REAL, 4, 1, "TCH_ARGUMENT_REAL"},
-        {TCH_PARAMETER_OTHER, 4, 1, "TCH_ARGUMENT_BYTES"},
+        {fake_number(TCH_PARAMETER_INT, 1), TCH_ARGUMENT_INT(300), "300"},
+        {fake_number(TCH_PARAMETER_INT, 1), TCH_ARGUMENT_INT(128), "int8"},
+        {fake_number(TCH_PARAMETER_INT, 1), TCH_ARGUMENT_INT(-129), "int8"},
+        {fake_number(TCH_PARAMETER_UINT, 1), TCH_ARGUMENT_INT(256), "uint8"},
+        {fake_number(TCH_PARAMETER_UINT, 1), TCH_ARGUMENT_INT(-1), "uint8"},
+        {fake_number(TCH_PARAMETER_INT, 2), TCH_ARGUMENT_INT(32768), "int16"},
+        {fake_number(TCH_PARAMETER_UINT, 2), TCH_ARGUMENT_INT(65536), "uint16"},
+        {fake_number(TCH_PARAMETER_INT, 4), TCH_ARGUMENT_INT((int64_t)1 << 40), "int32"},
+        {fake_number(TCH_PARAMETER_INT, 4), TCH_ARGUMENT_INT((int64_t)INT32_MAX + 1), "int32"},
+        {fake_number(TCH_PARAMETER_INT, 4), TCH_ARGUMENT_INT((int64_t)INT32_MIN - 1), "int32"},
+        {fake_number(TCH_PARAMETER_UINT, 4), TCH_ARGUMENT_INT((int64_t)UINT32_MAX + 1), "uint32"},
+        {fake_number(TCH_PARAMETER_UINT, 8), TCH_ARGUMENT_INT(-1), "uint64"},
+        {fake_number(TCH_PARAMETER_INT, 16), TCH_ARGUMENT_INT(1), "TCH_ARGUMENT_BYTES"},
+        {fake_number(TCH_PARAMETER_REAL, 4), TCH_ARGUMENT_INT(1), "TCH_ARGUMENT_REAL"},
+        {fake_number(TCH_PARAMETER_OTHER, 4), TCH_ARGUMENT_INT(1), "TCH_ARGUMENT_BYTES"},
+        {fake_pointer(TCH_PARAMETER_REAL, 4), TCH_ARGUMENT_INT(1), "float *"},
+        {fake_number(TCH_PARAMETER_REAL, 4), TCH_ARGUMENT_REAL(1e300), "float"},
+        {fake_number(TCH_PARAMETER_REAL, 2), TCH_ARGUMENT_REAL(-65520.0), "__half"},
+        {brain(fake_number(TCH_PARAMETER_REAL, 2)), TCH_ARGUMENT_REAL(3.4e38), "__nv_bfloat16"},
+        {fake_number(TCH_PARAMETER_INT, 4), TCH_ARGUMENT_REAL(0.5), "TCH_ARGUMENT_INT"},
+        {fake_pointer(TCH_PARAMETER_REAL, 4), TCH_ARGUMENT_REAL(0.5), "a tensor"},
+        {fake_number(TCH_PARAMETER_OTHER, 8), TCH_ARGUMENT_REAL(0.5), "8 bytes"},
+        {fake_number(TCH_PARAMETER_OTHER, 12), TCH_ARGUMENT_BYTES(numbers, 8), "12 bytes"},
+        {fake_number(TCH_PARAMETER_OTHER, 12), TCH_ARGUMENT_BYTES(NULL, 12), "NULL"},
+        {fake_pointer(TCH_PARAMETER_REAL, 4), TCH_ARGUMENT_BYTES(numbers, 8), "a tensor"},
+        {fake_number(TCH_PARAMETER_INT, 4), {(tch_argument_kind)17, NULL, 1, 0.0, NULL, 0}, "17"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        tch_kernel_argument argument = TCH_ARGUMENT_INT(cases[i].number);
-        test_case("%s and %lld", cases[i].words, (long long)cases[i].number);
-        refuse_argument(context, fake_number(cases[i].what, cases[i].size), argument, TCH_ERR_INVALID_ARGUMENT,
-                        cases[i].words);
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        test_case("row %d: %s", (int)i, cases[i].words);
+        refuse_argument(*state, cases[i].parameter, cases[i].argument, TCH_ERR_INVALID_ARGUMENT, cases[i].words);
     }
-    tch_kernel_argument one = TCH_ARGUMENT_INT(1);
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 4), one, TCH_ERR_INVALID_ARGUMENT, "float *");
 }
 
-static void reals_that_do_not_fit(void **state)
-{
-    tch_context *context = *state;
-    tch_kernel_parameter brain = fake_number(TCH_PARAMETER_REAL, 2);
-    brain.is_brain = 1;
-    tch_kernel_argument huge = TCH_ARGUMENT_REAL(1e300);
-    tch_kernel_argument large = TCH_ARGUMENT_REAL(-65520.0);
-    tch_kernel_argument edge = TCH_ARGUMENT_REAL(3.4e38);
-    tch_kernel_argument half = TCH_ARGUMENT_REAL(0.5);
-    refuse_argument(context, fake_number(TCH_PARAMETER_REAL, 4), huge, TCH_ERR_INVALID_ARGUMENT, "float");
-    refuse_argument(context, fake_number(TCH_PARAMETER_REAL, 2), large, TCH_ERR_INVALID_ARGUMENT, "__half");
-    refuse_argument(context, brain, edge, TCH_ERR_INVALID_ARGUMENT, "__nv_bfloat16");
-    refuse_argument(context, fake_number(TCH_PARAMETER_INT, 4), half, TCH_ERR_INVALID_ARGUMENT, "TCH_ARGUMENT_INT");
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 4), half, TCH_ERR_INVALID_ARGUMENT, "a tensor");
-    refuse_argument(context, fake_number(TCH_PARAMETER_OTHER, 8), half, TCH_ERR_INVALID_ARGUMENT, "8 bytes");
-}
-
-static void other_arguments(void **state)
-{
-    tch_context *context = *state;
-    float numbers[3] = {0};
-    tch_kernel_argument short_one = TCH_ARGUMENT_BYTES(numbers, 8);
-    tch_kernel_argument nothing = TCH_ARGUMENT_BYTES(NULL, 12);
-    tch_kernel_argument odd = TCH_ARGUMENT_INT(1);
-    odd.kind = (tch_argument_kind)17;
-    refuse_argument(context, fake_number(TCH_PARAMETER_OTHER, 12), short_one, TCH_ERR_INVALID_ARGUMENT, "12 bytes");
-    refuse_argument(context, fake_number(TCH_PARAMETER_OTHER, 12), nothing, TCH_ERR_INVALID_ARGUMENT, "NULL");
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 4), short_one, TCH_ERR_INVALID_ARGUMENT, "a tensor");
-    refuse_argument(context, fake_number(TCH_PARAMETER_INT, 4), odd, TCH_ERR_INVALID_ARGUMENT, "17");
-}
-
+/* The flaw of a tensor of float32, and words of the message. */
 static void tensors_that_do_not_fit(void **state)
 {
-    tch_context *context = *state;
+    const test_flaw none = {"", TCH_ERR_DTYPE, PART_OFFSET, 0, {0}};
+    const test_flaw none_for_a_number = {"", TCH_ERR_INVALID_ARGUMENT, PART_OFFSET, 0, {0}};
+    const tch_kernel_parameter floats = fake_pointer(TCH_PARAMETER_REAL, 4);
+    const struct {
+        tch_kernel_parameter parameter;
+        test_flaw flaw;
+        const char *words;
+    } cases[] = {
+        {fake_pointer(TCH_PARAMETER_REAL, 8), none, "double *"},
+        {fake_pointer(TCH_PARAMETER_INT, 4), none, "int32 *"},
+        {brain(fake_pointer(TCH_PARAMETER_REAL, 2)), none, "const __nv_bfloat16 *"},
+        {fake_number(TCH_PARAMETER_REAL, 4), none_for_a_number, "float"},
+        {brain(fake_pointer(TCH_PARAMETER_REAL, 2)), {"", TCH_ERR_DTYPE, PART_DTYPE, 0, TCH_FLOAT16}, "float16"},
+        {fake_pointer(TCH_PARAMETER_REAL, 2), {"", TCH_ERR_DTYPE, PART_DTYPE, 0, TCH_BFLOAT16}, "bfloat16"},
+        {fake_pointer(TCH_PARAMETER_UINT, 4), {"", TCH_ERR_DTYPE, PART_DTYPE, 0, TCH_INT64}, "uint32 *"},
+        {floats, {"", TCH_ERR_DTYPE, PART_DTYPE, 0, {TCH_FLOAT, 32, 4}}, "x 4"},
+        {floats, {"", TCH_ERR_DEVICE, PART_DEVICE, TCH_DEVICE_CUDA, {0}}, "device"},
+        {floats, {"", TCH_ERR_INVALID_ARGUMENT, PART_DATA, 0, {0}}, "NULL"},
+        {floats, {"", TCH_ERR_LAYOUT, PART_OFFSET, 2, {0}}, "aligned"},
+        {floats, {"", TCH_ERR_SHAPE, PART_SIZE, -1, {0}}, "shape"},
+        {floats, {"", TCH_ERR_SHAPE, PART_RANK, 9, {0}}, "shape"},
+        {floats, {"", TCH_ERR_SHAPE, PART_SHAPE, 0, {0}}, "shape"},
+    };
     static double memory[8];
     int64_t shape[] = {2};
-    int64_t negative[] = {-1};
     tch_tensor x = tch_tensor_view(memory, TCH_FLOAT32, 1, shape);
-    tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(&x);
-    tch_kernel_parameter brain = fake_pointer(TCH_PARAMETER_REAL, 2);
-    brain.is_brain = brain.is_const = 1;
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 8), argument, TCH_ERR_DTYPE, "double *");
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_INT, 4), argument, TCH_ERR_DTYPE, "int32 *");
-    refuse_argument(context, brain, argument, TCH_ERR_DTYPE, "const __nv_bfloat16 *");
-    refuse_argument(context, fake_number(TCH_PARAMETER_REAL, 4), argument, TCH_ERR_INVALID_ARGUMENT, "float");
-    x.dtype = TCH_FLOAT16;
-    refuse_argument(context, brain, argument, TCH_ERR_DTYPE, "float16");
-    x.dtype = TCH_BFLOAT16;
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 2), argument, TCH_ERR_DTYPE, "bfloat16");
-    x.dtype = TCH_INT64;
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_UINT, 4), argument, TCH_ERR_DTYPE, "uint32 *");
-    x.dtype = (tch_dtype){TCH_FLOAT, 32, 4};
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 4), argument, TCH_ERR_DTYPE, "x 4");
-    x = tch_tensor_view(memory, TCH_FLOAT32, 1, shape);
-    x.device = (tch_device){TCH_DEVICE_CUDA, 0};
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 4), argument, TCH_ERR_DEVICE, "device");
-    x = tch_tensor_view(NULL, TCH_FLOAT32, 1, shape);
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 4), argument, TCH_ERR_INVALID_ARGUMENT, "NULL");
-    x = tch_tensor_view((char *)memory + 2, TCH_FLOAT32, 1, shape);
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 4), argument, TCH_ERR_LAYOUT, "aligned");
-    x = tch_tensor_view(memory, TCH_FLOAT32, 1, negative);
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 4), argument, TCH_ERR_SHAPE, "shape");
-    x = tch_tensor_view(memory, TCH_FLOAT32, 9, shape);
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 4), argument, TCH_ERR_SHAPE, "shape");
-    x = tch_tensor_view(memory, TCH_FLOAT32, 1, NULL);
-    refuse_argument(context, fake_pointer(TCH_PARAMETER_REAL, 4), argument, TCH_ERR_SHAPE, "shape");
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        test_broken b;
+        tch_kernel_argument argument = TCH_ARGUMENT_TENSOR(test_broken_make(&b, &x, &cases[i].flaw));
+        test_case("row %d: %s", (int)i, cases[i].words);
+        refuse_argument(*state, cases[i].parameter, argument, cases[i].flaw.expected, cases[i].words);
+    }
 }
 
 static void bad_shapes(void **state)
@@ -151,7 +132,7 @@ static void bad_shapes(void **state)
         {{0, 1, 1}, {0, 1, 1}, 0, "block[0]"},
     };
     tch_kernel *kernel = compile(context);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
         tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
         memcpy(shape.grid, cases[i].grid, sizeof shape.grid);
         memcpy(shape.block, cases[i].block, sizeof shape.block);
@@ -203,8 +184,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         WITH_COMPILER(numbers_that_do_not_fit),
-        WITH_COMPILER(reals_that_do_not_fit),
-        WITH_COMPILER(other_arguments),
         WITH_COMPILER(tensors_that_do_not_fit),
         WITH_COMPILER(bad_shapes),
         WITH_COMPILER(bad_questions),

@@ -354,15 +354,16 @@ static void many_small_parameters(void **state)
 static void names_and_defaults(void **state)
 {
     (void)state;
-    static const char *const names[] = {"sgd", "adamw", "shampoo", "soap", "muon"};
+    static const char *const names[] = {"sgd", "adamw", "shampoo", "soap", "muon", "lion"};
     test_case("names");
-    for (int kind = TCH_OPTIM_SGD; kind <= TCH_OPTIM_MUON; kind++) {
+    for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         tch_optim_config config = tch_optim_defaults(kind);
         CHECK(strcmp(tch_optim_kind_name(kind), names[kind]) == 0, "%s", tch_optim_kind_name(kind));
         CHECK(tch_optim_kind_parse(names[kind]) == kind, "%s is %d", names[kind], tch_optim_kind_parse(names[kind]));
         CHECK((int)config.kind == kind && config.struct_size == sizeof config, "the defaults of %s", names[kind]);
     }
-    CHECK(tch_optim_kind_name((tch_optim_kind)5) == NULL && tch_optim_kind_name((tch_optim_kind)-1) == NULL, "named");
+    CHECK(tch_optim_kind_name((tch_optim_kind)(sizeof names / sizeof *names)) == NULL, "more kinds than names");
+    CHECK(tch_optim_kind_name((tch_optim_kind)99) == NULL && tch_optim_kind_name((tch_optim_kind)-1) == NULL, "named");
     CHECK(tch_optim_kind_parse("adam") == -1 && tch_optim_kind_parse("") == -1 && tch_optim_kind_parse(NULL) == -1,
           "a name that is none");
     CHECK(tch_optim_defaults((tch_optim_kind)77).kind == TCH_OPTIM_SGD, "the defaults of no kind");

@@ -12,7 +12,7 @@ import torchium.optim
 torch.set_num_threads(1)  # tensors are small: threads would only wait for each other
 torch.backends.cudnn.deterministic = True  # runs are compared to the bit
 
-KINDS = ["sgd", "adamw", "shampoo", "soap", "muon"]
+KINDS = ["sgd", "adamw", "shampoo", "soap", "muon", "lion"]
 SECOND_ORDER = ["shampoo", "soap", "muon"]
 
 # Factors, roots, bases, momenta and moments all in use, refreshed more than once within ten steps.
@@ -22,6 +22,7 @@ LIVELY = {
     "shampoo": {"lr": 0.02, "update_freq": 3, "weight_decay": 0.1, "grafting": "adam", "momentum": 0.5},
     "soap": {"lr": 0.01, "precondition_frequency": 2, "weight_decay": 0.1},
     "muon": {"lr": 0.02, "weight_decay": 0.1},
+    "lion": {"lr": 0.005, "weight_decay": 0.1},
 }
 # Shampoo as the references have it: roots to rounding, all refreshed at once. Products in float32 on a GPU too.
 EXACT = {
@@ -30,6 +31,7 @@ EXACT = {
     "shampoo": {"root_method": "eigen", "stagger": False, "relative_eps": 1e-3, "precision": "highest"},
     "soap": {"precision": "highest"},
     "muon": {},
+    "lion": {},
 }
 NOT_FOR_REFERENCE = ("root_method", "stagger", "precision")
 CLASSES = {
@@ -38,6 +40,7 @@ CLASSES = {
     "shampoo": torchium.optim.Shampoo,
     "soap": torchium.optim.SOAP,
     "muon": torchium.optim.Muon,
+    "lion": torchium.optim.Lion,
 }
 
 
@@ -225,9 +228,10 @@ class Trial:
 
     def error(self, i):
         """The distance of a parameter from its reference, as a share of the way that has gone. Each step rounds the
-        parameter itself, which is much of the way where that is short beside it: so much is taken off."""
+        parameter itself, which is much of the way where that is short beside it: so much is taken off. Elements that
+        the reference says are open are left out."""
         p, r = self.params[i], self.references[i]
-        distance = (p.detach().cpu().double() - r.values).norm().item()
+        distance = ((p.detach().cpu().double() - r.values) * ~r.open).norm().item()
         rounding = self.steps * torch.finfo(self.dtype).eps / 2 * r.values.norm().item()
         distance = max(0.0, distance - rounding)
         return distance / r.way if r.way else distance

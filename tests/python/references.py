@@ -23,7 +23,7 @@ POLAR_EXPRESS = [
     (2.3007, -1.6689, 0.4188),
     (1.875, -1.25, 0.375),
 ]
-LONG_STEPS = [  # top, u0, u1, f0, f1, t0, t1, t2: docs/numerics/orthogonalisation.md
+LONG_STEPS = [  # top, u0, u1, f0, f1, t0, t1, t2: docs/numerics/orthogonalization.md
     (1.0, 0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 0.0, 60242.94),
     (2.00185, 0.1917662, -1.103001, -0.01043446, 0.006585975, 1.025102, 0.0, 30596.31),
     (1.71889, 0.3180031, -1.235464, None, None, 1.9062, -1.078413, 40.38145),
@@ -87,6 +87,7 @@ DEFAULTS = {
         "method": "minimax",
         "maximize": False,
     },
+    "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0, "maximize": False},
 }
 SECOND_ORDER = ("shampoo", "soap", "muon")
 ADAMW_PART = {"adamw_lr": None, "adamw_betas": (0.9, 0.999), "adamw_eps": 1e-8, "adamw_weight_decay": None}
@@ -160,6 +161,7 @@ class Reference:
         self.options = known | options
         self.values = parameter.detach().to(torch.float64).clone()
         self.narrow = False
+        self.open = torch.zeros(parameter.shape, dtype=torch.bool)  # elements that rounding decides
         self.order = memory_order(parameter)
         self.steps = 0
         self.way = 0.0
@@ -248,6 +250,19 @@ class SGD(Reference):
             b = block["buffer"] = d if before is None else o["momentum"] * before + (1 - o["dampening"]) * d
             d = d + o["momentum"] * b if o["nesterov"] else b
         return p - float(o["lr"]) * d
+
+
+class Lion(Reference):
+    kind = "lion"
+
+    def update(self, block, p, g):
+        """Where the two parts of c cancel down to the rounding of float32, its sign may be any."""
+        o = self.options
+        (beta1, beta2), m = o["betas"], block.get("m", torch.zeros_like(g))
+        c = beta1 * m + (1 - beta1) * g
+        self.open |= c.abs() <= 1e-6 * (beta1 * m.abs() + (1 - beta1) * g.abs())
+        block["m"] = beta2 * m + (1 - beta2) * g
+        return p * (1 - float(o["lr"]) * o["weight_decay"]) - float(o["lr"]) * c.sign()
 
 
 class Shampoo(Reference):
@@ -463,4 +478,4 @@ class Muon(Reference):
         return x.mT if tall else x
 
 
-CLASSES = {c.kind: c for c in (SGD, AdamW, Shampoo, SOAP, Muon)}
+CLASSES = {c.kind: c for c in (SGD, AdamW, Shampoo, SOAP, Muon, Lion)}

@@ -8,6 +8,8 @@
 
 #include <torchium/torchium.h>
 
+#include "support/random.h"
+
 typedef enum test_layout {
     LAYOUT_CONTIGUOUS, /* strides NULL */
     LAYOUT_TRANSPOSED, /* the last two dimensions swapped in memory */
@@ -40,6 +42,10 @@ void test_tensor_free(test_tensor *t);
 
 /* Stores row-major values, rounded to the dtype. */
 void test_tensor_write(test_tensor *t, const double *values);
+
+/* Stores standard normal numbers: those of a stream that is its own, or the next of a generator. */
+void test_tensor_draw(test_tensor *t, uint64_t stream);
+void test_tensor_draw_from(test_tensor *t, test_random *random);
 
 /* Poisons the elements again. */
 void test_tensor_poison(test_tensor *t);

@@ -42,6 +42,8 @@ _Noreturn void test_fail(const char *file, int line, const char *format, ...) __
         CHECK(status_ == TCH_OK, "%s gave %s: %s", #call, tch_status_name(status_), tch_last_error());                 \
     } while (0)
 
+#define TEST_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
 /* Fixtures for cmocka groups: *state is a tch_context on the device under test. */
 int test_open_context(void **state);
 int test_close_context(void **state);

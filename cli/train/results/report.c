@@ -152,7 +152,7 @@ void train_report_choice(train_session *session, const train_method *method, boo
 static const train_run *baseline_of(const train_session *session)
 {
     for (int32_t i = 0; i < session->run_count; i++) {
-        if (session->runs[i].method.kind == TCH_OPTIM_ADAMW) {
+        if (strcmp(session->runs[i].method.name, "adamw") == 0) {
             return &session->runs[i];
         }
     }

@@ -15,12 +15,37 @@ static const double pi = 3.14159265358979323846;
 
 enum { MOST_STEPS = 1000000000 };
 
+static void suit_shampoo(tch_optim_config *config)
+{
+    config->precondition_frequency = 10;
+    config->beta2 = 0.95;
+    config->eps = 1e-12; /* relative damping alone: gradients shrink by orders of magnitude on the way */
+    config->grafting = TCH_GRAFTING_ADAM;
+}
+
+static void suit_sgd(tch_optim_config *config)
+{
+    config->momentum = 0.9;
+}
+
+/* The step behind the curvature. */
+static void suit_curvature(tch_optim_config *config)
+{
+    config->momentum = 0.7;
+    config->nesterov = 1;
+}
+
 /* All methods, with the rate each is trained with when nothing else is said. */
 static const train_method known_methods[TRAIN_METHODS] = {
-    {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01}, {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01},
-    {"muon", TCH_OPTIM_MUON, TRAIN_PLAIN, 0.02},       {"kfac", TCH_OPTIM_SGD, TRAIN_KFAC, 0.05},
-    {"ekfac", TCH_OPTIM_SGD, TRAIN_EKFAC, 0.05},       {"natural", TCH_OPTIM_SGD, TRAIN_NATURAL, 10.0},
-    {"adamw", TCH_OPTIM_ADAMW, TRAIN_PLAIN, 0.01},     {"sgd", TCH_OPTIM_SGD, TRAIN_PLAIN, 0.3},
+    {"shampoo", TCH_OPTIM_SHAMPOO, TRAIN_PLAIN, 0.01, suit_shampoo, false},
+    {"soap", TCH_OPTIM_SOAP, TRAIN_PLAIN, 0.01, NULL, false},
+    {"muon", TCH_OPTIM_MUON, TRAIN_PLAIN, 0.02, NULL, true},
+    {"kfac", TCH_OPTIM_SGD, TRAIN_KFAC, 0.05, suit_curvature, false},
+    {"ekfac", TCH_OPTIM_SGD, TRAIN_EKFAC, 0.05, suit_curvature, false},
+    {"natural", TCH_OPTIM_SGD, TRAIN_NATURAL, 10.0, suit_curvature, false},
+    {"adamw", TCH_OPTIM_ADAMW, TRAIN_PLAIN, 0.01, NULL, false},
+    {"lion", TCH_OPTIM_LION, TRAIN_PLAIN, 0.003, NULL, false},
+    {"sgd", TCH_OPTIM_SGD, TRAIN_PLAIN, 0.3, suit_sgd, false},
 };
 
 static const char *const activation_names[TCH_ACTIVATION_COUNT] = {"none", "relu", "tanh", "gelu"};
@@ -58,7 +83,7 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
         {"--test-fraction", "X", OPTION_REAL, &plan->test_fraction, 0.001, 0.999, "share kept for testing (0.2)"},
         {"--seed", "N", OPTION_INTEGER, &plan->seed, 0, 9e18, "of digits, weights, and order of rows (0)"},
         {"--optimizer", "NAMES", OPTION_TEXT, &plan->optimizer, 0, 0,
-         "shampoo,soap,muon,kfac,ekfac,natural,adamw,sgd (shampoo,adamw)"},
+         "shampoo,soap,muon,kfac,ekfac,natural,adamw,lion,sgd (shampoo,adamw)"},
         {"--lr", "X", OPTION_TEXT, &plan->lr, 0, 0, "learning rate, or rates: shampoo=0.01,adamw=0.003"},
         {"--tune", NULL, OPTION_FLAG, &plan->tune, 0, 0, "try five rates around each and take the best"},
         {"--schedule", "NAME", OPTION_TEXT, &plan->schedule, 0, 0, "of the rate: constant or cosine (cosine)"},
@@ -373,21 +398,8 @@ tch_optim_config train_plan_config(const train_plan *plan, const train_method *m
     config.lr = method->rate;
     config.weight_decay = plan->weight_decay;
     config.seed = (uint64_t)plan->seed;
-    switch (method->kind) {
-    case TCH_OPTIM_SGD:
-        config.momentum = method->curvature == TRAIN_PLAIN ? 0.9 : 0.7;
-        config.nesterov = method->curvature != TRAIN_PLAIN;
-        break;
-    case TCH_OPTIM_SHAMPOO:
-        config.precondition_frequency = 10;
-        config.beta2 = 0.95;
-        config.eps = 1e-12; /* relative damping alone: gradients shrink by orders of magnitude on the way */
-        config.grafting = TCH_GRAFTING_ADAM;
-        break;
-    case TCH_OPTIM_SOAP:
-    case TCH_OPTIM_MUON:
-    case TCH_OPTIM_ADAMW:
-        break;
+    if (method->suit != NULL) {
+        method->suit(&config);
     }
     if (plan->precondition_frequency > 0) {
         config.precondition_frequency = (int32_t)plan->precondition_frequency;

@@ -9,7 +9,7 @@
 #include <torchium/network.h>
 #include <torchium/optim.h>
 
-enum { TRAIN_METHODS = 8, TRAIN_HIDDEN = 16, TRAIN_PARAMETERS = 2 * (TRAIN_HIDDEN + 1), TRAIN_TEXT = 256 };
+enum { TRAIN_METHODS = 9, TRAIN_HIDDEN = 16, TRAIN_PARAMETERS = 2 * (TRAIN_HIDDEN + 1), TRAIN_TEXT = 256 };
 
 /* What a gradient goes through before the optimizer's step. */
 typedef enum train_curvature { TRAIN_PLAIN, TRAIN_KFAC, TRAIN_EKFAC, TRAIN_NATURAL } train_curvature;
@@ -19,6 +19,8 @@ typedef struct train_method {
     tch_optim_kind kind; /* of the step */
     train_curvature curvature;
     double rate;
+    void (*suit)(tch_optim_config *config); /* to a small network; NULL where the defaults do */
+    bool spares_last;                       /* leaves the last layer's matrix to AdamW */
 } train_method;
 
 typedef struct train_plan {

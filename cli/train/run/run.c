@@ -26,7 +26,7 @@ static tch_status create_network(const train_setup *setup, tch_network **network
 /* The last layer's columns belong to classes, and its update is not meant to be orthogonal: Muon leaves it to AdamW. */
 static bool elementwise(const train_run *run, int32_t index, int32_t count)
 {
-    return run->method.kind == TCH_OPTIM_MUON && index == count - 2;
+    return run->method.spares_last && index == count - 2;
 }
 
 static tch_status create_optimizer(const train_setup *setup, train_run *run)

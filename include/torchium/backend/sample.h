@@ -26,7 +26,7 @@ typedef struct tch_patches {
     tch_padding padding;
 } tch_patches;
 
-/* A normalising layer and what it saw; x and g are row-major, and of one type.
+/* A normalizing layer and what it saw; x and g are row-major, and of one type.
  * LAYER_NORM, RMS_NORM: [samples, positions, features]; GROUP_NORM: [samples, features (channels), positions]. */
 typedef struct tch_normalized {
     tch_layer_kind kind;
@@ -75,7 +75,7 @@ typedef tch_status tch_token_cross_op(void *state, const tch_matrices *tokens, i
  * type, or float32 where that is a half type. */
 typedef tch_status tch_token_dots_op(void *state, const tch_matrices *tokens, int64_t padding, const tch_matrices *g,
                                      const tch_matrices *w, double scale, double *dots, void *scratch);
-/* For each sample and feature: weight = scale times the sum over positions of x^ g, x^ the normalised x; bias = scale
+/* For each sample and feature: weight = scale times the sum over positions of x^ g, x^ the normalized x; bias = scale
  * times that of g. Each a single matrix, samples by features, float32 or float64; either may be NULL. */
 typedef tch_status tch_normalized_sums_op(void *state, const tch_normalized *layer, double scale,
                                           const tch_matrices *weight, const tch_matrices *bias, void *scratch);

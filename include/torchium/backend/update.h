@@ -96,7 +96,7 @@ typedef enum tch_block_scale {
     TCH_BLOCK_UNIT_RMS = 2 /* sqrt(wanted[b]) / norms[b], 0 where norms[b] is 0; wanted[b] is its number of elements */
 } tch_block_scale;
 
-/* How clocks turn hyper-parameters into a factor's weights. */
+/* How clocks turn hyperparameters into a factor's weights. */
 typedef enum tch_factor_rule {
     TCH_FACTOR_SUM = 0, /* 1 and 1 */
     TCH_FACTOR_EMA = 1, /* 1 - beta2 and beta2 */
@@ -128,6 +128,9 @@ typedef tch_status tch_adamw_op(void *state, const tch_update *update, int32_t a
  * dampening) g, or g at the first step of the clock; nesterov: g = g + momentum buffer, else g = buffer; p = p - lr g.
  * state[0] may be NULL, for no momentum. */
 typedef tch_status tch_sgd_op(void *state, const tch_update *update, int32_t nesterov);
+/* Lion: c = beta1 m + (1 - beta1) g, m being state[0] as it was; p = p (1 - lr weight_decay) - lr factor sign(c), the sign
+ * of 0 and of a NaN being 0; m = beta2 m + (1 - beta2) g. */
+typedef tch_status tch_lion_op(void *state, const tch_update *update);
 /* Reads gradients into blocks: block[0] = g, with weight_decay p added where l2 is set; block[1] by the filter. Where
  * skip is set blocks are zeroed. Either block may be NULL. */
 typedef tch_status tch_gather_op(void *state, const tch_update *update, tch_filter filter, int32_t l2);
@@ -166,6 +169,7 @@ typedef struct tch_update_ops {
     tch_advance_op *advance;
     tch_adamw_op *adamw;
     tch_sgd_op *sgd;
+    tch_lion_op *lion;
     tch_gather_op *gather;
     tch_graft_op *graft;
     tch_rotated_adam_op *rotated_adam;

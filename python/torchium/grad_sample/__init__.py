@@ -7,8 +7,8 @@ norms or their clipped sum are all that is wanted.
 
 `plan` finds the layers of a model and names what cannot be right; `forwards` takes a layer's input and its output's
 gradient, `bags` those of an embedding bag, and `units` runs what has no rule sample by sample, after `apart` has looked
-whether it may; `capture` puts them on a model and takes them off. What is done with it all is in `module`, `norms`,
-`clipping` and `functions`.
+whether it may; `capture`, a watch as in torchium._watch, puts them on a model and takes them off. What is done with it
+all is in `module`, `norms`, `clipping` and `functions`.
 """
 
 from torchium.grad_sample.clipping import GhostClipping

@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchium._watch.uses import Use
 from torchium.grad_sample.forwards import LayerForward, spread
-from torchium.grad_sample.uses import Use
 
 NO_TOKEN = -1  # outside of every table, so that it has no gradient
 
 
 class BagForward(LayerForward):
     def __call__(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Any:
-        parameters = self.trainable()
+        parameters = self.capture.trainable(self.part)
         if not parameters:
             return self.original(input, offsets, per_sample_weights)
-        capture, sink = self.capture, self.capture.sink
+        capture = self.capture
         output = self.run(parameters, input, offsets, per_sample_weights)
         count = output.size(0)
-        use = Use(self.part, parameters, capture.check_batch(self.part, count), capture.round)
+        use = Use(self.part, capture.sink, capture.round, parameters, capture.check_batch(self.part, count))
         with torch.no_grad():
             flat = flat_bags(self.module, input, offsets, per_sample_weights)
             bags = LargestOfBags(self.module, flat) if self.module.mode == "max" else SumOfBags(self.module, flat)
@@ -34,8 +34,7 @@ class BagForward(LayerForward):
         if use.batch != count:  # one bag for all samples
             output, use.input = spread(output, 0, use.batch), spread(bags.tokens, 0, use.batch)
         use.version = use.input._version
-        sink.made(use)
-        output.register_hook(lambda gradient: self.arrive(use, bags.shares(gradient.detach()), 0, sink))
+        capture.expect(use, output, lambda gradient: capture.arrive(use, bags.shares(gradient.detach())))
         return output
 
 

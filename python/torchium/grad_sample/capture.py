@@ -13,30 +13,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchium._watch.layers import Part
+from torchium._watch.uses import Sink
+from torchium._watch.watch import Hook, Watch, remove_all
 from torchium.grad_sample.bags import BagForward
 from torchium.grad_sample.forwards import Forward, LayerForward
-from torchium.grad_sample.plan import Part, Plan
+from torchium.grad_sample.plan import Plan
 from torchium.grad_sample.units import UnitForward
-from torchium.grad_sample.uses import Sink
 
 
-class Capture:
+class Capture(Watch):
     """The hooks on one model, there from `install` to `remove`, any number of times.
 
     `gradients` tells whether the parameters are to have their ordinary gradients from the backward pass as well.
     Whether parameters are used beside their modules is looked for in the first pass only: it takes time.
     """
 
+    INSIDE_TRANSFORM = (
+        "{part.title} is run inside a transform of torch.func (grad, vmap, jvp, ...), where gradients of samples "
+        "cannot be taken: put it inside `with module.paused():` of the GradSampleModule, or outside the `with` block "
+        "that takes norms"
+    )
+    SECOND_BACKWARD = (
+        "a second backward pass reached {part.title}, whose input was released in the first: run the model again, "
+        "retain_graph does not help here"
+    )
+
     def __init__(self, model: nn.Module, plan: Plan, sink: Sink, batch_first: bool, gradients: bool) -> None:
+        super().__init__()
         self.model, self.plan, self.sink, self.gradients = model, plan, sink, gradients
         self.batch_dim = 0 if batch_first else 1
-        self.enabled = True
-        self.round = 0  # passes through the model
         self.batch: int | None = None
         self.guess: int | None = None  # of the batch, from the model's first argument
         self.checked = False
         self.anchor = torch.zeros((), requires_grad=True)
-        self.handles: list[Any] = []
         self.forwards = [forward_of(p)(self, p) for p in plan.parts]
 
     # --- on and off ---------------------------------------------------------------------------------------------------
@@ -48,8 +58,8 @@ class Capture:
         for forward in self.forwards:
             forward.put()
         self.handles = [
-            self.model.register_forward_pre_hook(PassHook(self.begin), with_kwargs=True),
-            self.model.register_forward_hook(PassHook(self.end)),
+            self.model.register_forward_pre_hook(Hook(self.begin), with_kwargs=True),
+            self.model.register_forward_hook(Hook(self.end)),
         ]
         if not self.gradients and not self.checked:
             self.handles += [
@@ -57,9 +67,7 @@ class Capture:
             ]
 
     def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
+        remove_all(self.handles)
         for forward in self.forwards:
             forward.restore()
 
@@ -116,7 +124,7 @@ class Capture:
 
 
 def forward_of(part: Part) -> type[Forward]:
-    if part.layer is None:
+    if part.description is None:
         return UnitForward
     return BagForward if isinstance(part.module, nn.EmbeddingBag) else LayerForward
 
@@ -131,23 +139,6 @@ class Passage(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
-
-
-class PassHook:
-    """A hook on the whole model, of which a copy of the model gets one that does nothing."""
-
-    def __init__(self, hook: Callable[..., None]) -> None:
-        self.hook = hook
-
-    def __call__(self, *args: Any) -> None:
-        self.hook(*args)
-
-    def __reduce__(self) -> Any:
-        return PassHook, (do_nothing,)
-
-
-def do_nothing(*args: Any) -> None:
-    pass
 
 
 def _refuse(name: str) -> Callable[[Tensor | None], None]:

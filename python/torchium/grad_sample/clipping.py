@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from torchium import _C
 from torchium._messages import shown
+from torchium._watch.uses import Use
 from torchium.grad_sample import products
 from torchium.grad_sample.norms import NormSink, per_sample_norms
-from torchium.grad_sample.uses import Use
 
 
 class ClipSink(NormSink):
@@ -55,7 +55,7 @@ def add_weighted(use: Use, weights: Tensor) -> None:
     for beta, outputs in ((1.0, straight), (0.0, made)):
         if outputs:
             weight, bias = outputs.get("weight"), outputs.get("bias")
-            _C.grad_weighted_sum(use.part.layer, use.input, use.gradient, weights, beta, weight, bias)
+            _C.grad_weighted_sum(use.part.description, use.input, use.gradient, weights, beta, weight, bias)
     for name, gradient in made.items():
         p = use.parameters[name]
         p.grad = gradient.to(p.dtype) if p.grad is None else p.grad + gradient.to(p.dtype)

@@ -1,7 +1,6 @@
 """Where a layer's input and its output's gradient are taken: in front of each part's forward stands an object, put into
-the module's own dictionary, that runs the class's forward and hangs a hook on the result. Nothing is copied. A hook on
-a tensor costs least of all that PyTorch has; it sees the gradient of the output as it was before any operation in place
-that follows.
+the module's own dictionary, that runs the class's forward and waits for the gradient of the result. Nothing is copied.
+A forward hook would not do: parameters may have to be detached, and a result be one that a gradient comes to.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from torchium._layers import has_batch
-from torchium._transforms import in_transform
-from torchium.grad_sample.plan import Part
-from torchium.grad_sample.uses import Sink, Use
+from torchium._watch.layers import Part, has_batch
+from torchium._watch.uses import Use
 
 if TYPE_CHECKING:
     from torchium.grad_sample.capture import Capture
@@ -48,18 +45,6 @@ class Forward:
             if self.hidden is not None:
                 self.module.__dict__["forward"] = self.hidden
 
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Empty where nothing is to be captured now."""
-        wanted = self.capture.enabled and torch.is_grad_enabled()
-        parameters = self.part.trainable() if wanted else {}
-        if parameters and in_transform():
-            raise RuntimeError(
-                f"{self.part.title} is run inside a transform of torch.func (grad, vmap, jvp, ...), where gradients of "
-                "samples cannot be taken: put it inside `with module.paused():` of the GradSampleModule, or outside "
-                "the `with` block that takes norms"
-            )
-        return parameters
-
 
 def _forward_of_class(module: nn.Module) -> Callable[..., Any]:
     return types.MethodType(type(module).forward, module)
@@ -71,7 +56,7 @@ def _same(value: Any) -> Any:
 
 class LayerForward(Forward):
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        parameters = self.trainable()
+        parameters = self.capture.trainable(self.part)
         given = (*args, *kwargs.values())
         if not parameters or len(given) != 1 or not isinstance(given[0], Tensor):
             return self.original(*args, **kwargs)
@@ -80,15 +65,13 @@ class LayerForward(Forward):
         if not has_batch(self.module, part.kind, x):
             raise RuntimeError(f"the input of {part.title} has shape {list(x.shape)}, without a dimension of samples")
         dim = self.batch_dim(x)
-        use = Use(part, parameters, capture.check_batch(part, x.size(dim)), capture.round)
+        use = Use(part, capture.sink, capture.round, parameters, capture.check_batch(part, x.size(dim)))
         output = self.run(parameters, x)
         if use.batch != x.size(dim):  # shared by all samples: here is where their gradients are still apart
             output, x = spread(output, dim, use.batch), spread(x, dim, use.batch)
         use.input = x.detach() if dim == 0 else x.detach().transpose(0, 1)
-        use.version = use.input._version
-        sink = capture.sink
-        sink.made(use)
-        output.register_hook(lambda gradient: self.arrive(use, gradient, dim, sink))
+        use.version = use.input._version  # PyTorch keeps no input where it computes no gradient of the weight
+        capture.expect(use, output, None if dim == 0 else lambda g: capture.arrive(use, g.transpose(0, 1)))
         return output
 
     def batch_dim(self, x: Tensor) -> int:
@@ -114,28 +97,6 @@ class LayerForward(Forward):
         if isinstance(module, _InstanceNorm) and args[0].size(0) == 0:
             return nn.functional.group_norm(*args, module.num_features, module.weight, module.bias, module.eps)
         return self.original(*args)
-
-    def arrive(self, use: Use, gradient: Tensor, dim: int, sink: Sink) -> None:
-        if use.input is None:
-            raise RuntimeError(
-                f"a second backward pass reached {self.part.title}, whose input was released in the first: run the "
-                "model again, retain_graph does not help here"
-            )
-        if use.input._version != use.version:  # PyTorch keeps no input where it computes no gradient of the weight
-            raise RuntimeError(f"the input of {self.part.title} was modified in place after its forward")
-        if torch.is_grad_enabled():  # a backward pass that is to be differentiated itself
-            with torch.no_grad():
-                self.hand_over(use, gradient.detach(), dim, sink)
-        else:
-            self.hand_over(use, gradient, dim, sink)
-
-    def hand_over(self, use: Use, gradient: Tensor, dim: int, sink: Sink) -> None:
-        if dim != 0:
-            gradient = gradient.transpose(0, 1)
-        if use.input.dtype != gradient.dtype and use.input.is_floating_point():
-            use.input = use.input.to(gradient.dtype)
-        use.gradient = gradient
-        sink.arrived(use)
 
 
 def as_computed(kind: str, x: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchium._watch.uses import Use
 from torchium.grad_sample import products
 from torchium.grad_sample.capture import Capture
 from torchium.grad_sample.norms import NormSink
 from torchium.grad_sample.plan import Plan
-from torchium.grad_sample.uses import Use
 
 LossFunction = Callable[[Any, Any], Tensor]
 

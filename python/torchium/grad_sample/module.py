@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchium._watch.uses import Use
 from torchium.grad_sample import products
 from torchium.grad_sample.capture import Capture
 from torchium.grad_sample.norms import check_reduction
 from torchium.grad_sample.plan import Plan
-from torchium.grad_sample.uses import Use
 
 # The number of the backward pass at work: there is no public way to tell whether two hooks were called by one. Without
 # it two passes through the model before one backward are refused.
@@ -69,7 +69,7 @@ class GradSampleModule(nn.Module):
 
     Rules are for Linear, Conv1d to Conv3d, Embedding, EmbeddingBag, LayerNorm, RMSNorm, GroupNorm and InstanceNorm. Any
     other module with parameters of its own is run sample by sample, with everything inside it, by torch.func.vmap or in
-    a loop. What cannot be right is refused by name: batch norm in training mode when this is made, and in a pass a
+    a loop. What cannot be right raises an error that names it: batch norm in training mode when this is made, and in a pass a
     module without a rule that mixes the samples, a parameter used outside its module, an input without the samples'
     dimension, a transform of torch.func outside of `paused()`, a second backward.
 
@@ -110,14 +110,9 @@ class GradSampleModule(nn.Module):
     def enable_hooks(self) -> None:
         self._capture.enabled = True
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager[None]:
         """Passes inside leave no `grad_sample`, and may be those of torch.func."""
-        before, self._capture.enabled = self._capture.enabled, False
-        try:
-            yield
-        finally:
-            self._capture.enabled = before
+        return self._capture.paused()
 
     def remove_hooks(self) -> None:
         """Leaves the model as it was given, except for what `grad_sample` holds."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from torchium._messages import shown
+from torchium._watch.uses import PARTS, Use
 from torchium.grad_sample import products
 from torchium.grad_sample.capture import Capture
 from torchium.grad_sample.plan import Plan
-from torchium.grad_sample.uses import PARTS, Use
 
 
 def check_reduction(loss_reduction: str) -> None:
@@ -121,7 +121,7 @@ class NormSink:
     def add_joined(self, uses: list[Use], parts: int) -> None:
         total, scale = self.total(uses[0], uses[0].gradient), self.scale(uses[0])
         by_kind = {
-            kind: products.joined([use for use in uses if use.part.kind == kind])
+            kind: products.as_one([use for use in uses if use.part.kind == kind])
             for kind in {use.part.kind for use in uses}
         }
         for use in by_kind.values():

@@ -6,7 +6,6 @@ anything runs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -14,31 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 
-from torchium import _C
-from torchium._layers import bag_layer_of, kind_of, layer_of
+from torchium._watch.layers import Part, bag_layer_of, kind_of, layer_of
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One module of a model: a layer where `layer` is not None, else a unit."""
-
-    name: str
-    module: nn.Module
-    kind: str
-    layer: _C.Layer | None
-
-    @property
-    def title(self) -> str:
-        return f"{self.name or 'the model'} ({type(self.module).__name__})"
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Those of its parameters that gradients are wanted of now, by their names in it."""
-        if self.layer is None:
-            return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        own = self.module._parameters
-        return {name: own[name] for name in ("weight", "bias") if own.get(name) is not None and own[name].requires_grad}
 
 
 class Plan:
@@ -58,7 +35,7 @@ class Plan:
         self.names = {p: name for name, p in model.named_parameters()}
         self.owners: dict[nn.Parameter, list[Part]] = {}
         for part in self.parts:
-            for p in part.module.parameters(recurse=part.layer is None):
+            for p in part.module.parameters(recurse=part.description is None):
                 self.owners.setdefault(p, []).append(part)
 
     def name(self, parameter: torch.Tensor) -> str:
@@ -133,7 +110,7 @@ def why_not(part: Part) -> str | None:
 
 def _renormalizes(part: Part) -> str | None:
     """The name of an embedding with max_norm in a module without a rule, whose samples have weights of their own."""
-    if part.layer is not None:
+    if part.description is not None:
         return None
     for name, module in part.module.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:

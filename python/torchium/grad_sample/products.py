@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchium import _C
-from torchium.grad_sample.uses import PARTS, Use
+from torchium._watch.uses import PARTS, Use, joined, positions
 
 
 def parts_of(use: Use) -> int:
@@ -31,12 +31,12 @@ def samples(use: Use, scale: float, names: tuple[str, ...] = ("weight", "bias"))
         name: torch.empty((use.batch, *p.shape), dtype=result_dtype(use), device=use.gradient.device)
         for name, p in wanted.items()
     }
-    _C.grad_samples(use.part.layer, use.input, use.gradient, made.get("weight"), made.get("bias"), scale)
+    _C.grad_samples(use.part.description, use.input, use.gradient, made.get("weight"), made.get("bias"), scale)
     return {p: made[name] for name, p in wanted.items()}
 
 
 def add_norms(use: Use, parts: int, scale: float, norms: Tensor) -> None:
-    _C.grad_norms(use.part.layer, use.input, use.gradient, parts, True, norms, scale)
+    _C.grad_norms(use.part.description, use.input, use.gradient, parts, True, norms, scale)
 
 
 def add_formed_norms(gradients: Tensor, scale: float, norms: Tensor) -> None:
@@ -48,34 +48,21 @@ def add_formed_norms(gradients: Tensor, scale: float, norms: Tensor) -> None:
 # --- several uses -----------------------------------------------------------------------------------------------------
 
 
-def joined(uses: list[Use]) -> Use:
+def as_one(uses: list[Use]) -> Use:
     """Uses of linear layers, or of embeddings, with one weight: one use with the positions of all."""
     if len(uses) == 1:
         return uses[0]
-    one = Use(uses[0].part, uses[0].parameters, uses[0].batch, uses[0].round)
-    tokens = uses[0].part.kind == "embedding"
-    dtype = uses[0].gradient.dtype
-    for use in uses[1:]:
-        dtype = torch.promote_types(dtype, use.gradient.dtype)
-    inputs = [positions(use.input, 1 if tokens else 2) for use in uses]
-    one.input = torch.cat([x if tokens else x.to(dtype) for x in inputs], 1)
-    one.gradient = torch.cat([positions(use.gradient, 2).to(dtype) for use in uses], 1)
+    first = uses[0]
+    one = Use(first.part, first.sink, first.round, first.parameters, first.batch)
+    one.input, one.gradient = joined(first.part, [(use.input, use.gradient) for use in uses])
     return one
-
-
-def positions(x: Tensor, rank: int) -> Tensor:
-    """[B, T] or [B, T, features] for any number of middle dimensions."""
-    middle = 1
-    for size in x.shape[1 : x.dim() + 1 - rank]:
-        middle *= size
-    return x.reshape(x.size(0), middle, *x.shape[x.dim() + 1 - rank :])
 
 
 def add_tied_norms(embedding: Use, linear: Use, scale: float, norms: Tensor) -> None:
     """2 <gradient in the embedding, gradient in the linear layer> of each sample. The linear layer's gradients, over
     the whole vocabulary, are by far the largest tensor here: the other one is brought to their type."""
     _C.grad_tied_norms(
-        embedding.part.layer,
+        embedding.part.description,
         positions(embedding.input, 1),
         positions(embedding.gradient, 2).to(linear.gradient.dtype),
         positions(linear.input, 2),

@@ -21,10 +21,10 @@ from torch.nn.utils.rnn import PackedSequence
 # vmap itself takes arguments apart with it, and there is no other that knows the same containers.
 from torch.utils import _pytree as pytree
 
+from torchium._watch.layers import Part
+from torchium._watch.uses import Use
 from torchium.grad_sample.apart import keeps_apart
 from torchium.grad_sample.forwards import Forward
-from torchium.grad_sample.plan import Part
-from torchium.grad_sample.uses import Use
 
 if TYPE_CHECKING:
     from torchium.grad_sample.capture import Capture
@@ -37,7 +37,7 @@ class UnitForward(Forward):
         self.loops = False  # vmap was tried in vain
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        parameters = self.trainable()
+        parameters = self.capture.trainable(self.part)
         if not parameters:
             return self.original(*args, **kwargs)
         call = SampleCall(self.part, self.capture.batch_dim, args, kwargs)
@@ -64,8 +64,8 @@ class UnitForward(Forward):
             )
         if not apart:
             return call.whole(self.shell, self.sources(parameters))
-        use = Use(self.part, parameters, call.size, self.capture.round)
-        self.capture.sink.made(use)
+        use = Use(self.part, self.capture.sink, self.capture.round, parameters, call.size)
+        use.sink.made(use)
         if use.batch == 0:
             return self.run_without_samples(call, use)
         return self.run(call, {f"inner.{name}": self.own_for_each(use, p) for name, p in parameters.items()})
@@ -79,12 +79,12 @@ class UnitForward(Forward):
         if not self.capture.gradients:
             shared = {name: p.requires_grad_() for name, p in shared.items()}
         results = call.whole(self.shell, shared)
-        waiting, sink = list(use.parameters.values()), self.capture.sink
+        waiting = list(use.parameters.values())
 
         def arrive(gradient: Tensor) -> None:
             while waiting:
                 parameter = waiting.pop()
-                sink.formed(use, parameter, parameter.new_zeros((0, *parameter.shape)))
+                use.sink.formed(use, parameter, parameter.new_zeros((0, *parameter.shape)))
 
         for t in pytree.tree_flatten(results)[0]:
             if isinstance(t, Tensor) and t.requires_grad:
@@ -93,7 +93,7 @@ class UnitForward(Forward):
 
     def own_for_each(self, use: Use, parameter: nn.Parameter) -> Tensor:
         """The parameter once for each sample, [B, ...] in the memory of one."""
-        capture, sink = self.capture, self.capture.sink
+        capture, sink = self.capture, use.sink
         own = capture.source(parameter).expand(use.batch, *parameter.shape)
         if capture.gradients:
             own.register_hook(lambda gradient: sink.formed(use, parameter, gradient.detach()))

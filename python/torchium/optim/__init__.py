@@ -1,4 +1,4 @@
-"""Optimizers for PyTorch: Shampoo, SOAP, Muon, AdamW and SGD, drop-in for those of torch.optim.
+"""Optimizers for PyTorch: Shampoo, SOAP, Muon, AdamW, Lion and SGD, drop-in for those of torch.optim.
 
     optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03)
 
@@ -12,6 +12,7 @@ from .adamw import AdamW
 from .base import TorchiumOptimizer
 from .kernel import Kernel
 from .kfac import KFAC
+from .lion import Lion
 from .muon import Muon
 from .natural import NaturalGradient
 from .preconditioner import KFACPreconditioner
@@ -27,6 +28,7 @@ __all__ = [
     "CUDAShampoo",
     "KFACPreconditioner",
     "Kernel",
+    "Lion",
     "Muon",
     "NaturalGradient",
     "Shampoo",

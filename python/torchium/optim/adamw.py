@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from .base import TorchiumOptimizer
 from .kernel import Kernel
-from .options import COMMON, common_part, pair, plain
+from .options import COMMON, Option, Options, number, pair
 
 __all__ = ["AdamW"]
 
@@ -41,8 +41,12 @@ class AdamW(TorchiumOptimizer):
     """
 
     kind = "adamw"
-    _options: ClassVar = ("betas", "eps", "amsgrad", *COMMON)
-    _names: ClassVar = {"beta1": "betas[0]", "beta2": "betas[1]"}
+    _options: ClassVar = Options(
+        Option("betas", ("beta1", "beta2"), pair),
+        Option("eps", "eps", number),
+        Option("amsgrad", "amsgrad"),
+        *COMMON,
+    )
 
     def __init__(
         self,
@@ -65,30 +69,4 @@ class AdamW(TorchiumOptimizer):
         memory_budget: int | None = None,
         update_kernel: Kernel | str | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "nonfinite": nonfinite,
-            "master_weights": master_weights,
-            "stochastic_rounding": stochastic_rounding,
-            "seed": seed,
-            "memory_budget": memory_budget,
-        }
-        super().__init__(params, defaults, {"update": update_kernel})
-
-    def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
-        beta1, beta2 = pair("betas", group["betas"])
-        return common_part(self.kind, group, lr) | {
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": plain(group["eps"]),
-            "amsgrad": group["amsgrad"],
-        }
+        super().__init__(params, locals())

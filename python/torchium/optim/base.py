@@ -21,23 +21,18 @@ from typing import Any, ClassVar
 import torch
 
 from torchium import _C
+from torchium._functions.transforms import untraced
 
-from . import state as saved_state
-from .engine import Engine, Members, profiler_enabled
+from ._engine import state as saved_state
+from ._engine.engine import Engine, Members, profiler_enabled
+from ._engine.placement import Arrival, Engines, Group, arrivals, labels_of, place, placed, put_back
+from ._engine.report import MemoryReport
 from .kernel import Kernel, as_kernel, report_of
-from .options import check_config, lr_for, plain, shown
-from .placement import Arrival, Engines, Group, arrivals, labels_of, place, placed, put_back
-from .report import MemoryReport
+from .options import Options, lr_for, plain, shown, stop_adamw
 
 __all__ = ["TorchiumOptimizer"]
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_OF_THE_WHOLE = ("nonfinite", "seed", "memory_budget")
-
-# torch.compiler.disable loads the compiler when a module is imported; this one, which torch.optim itself uses, when a
-# step is first taken.
-_untraced = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
-
 
 _increment_version = torch.autograd.graph.increment_version
 
@@ -106,30 +101,32 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     """
 
     kind: ClassVar[str] = ""
-    # The options that are read from a group at every step, beside lr.
-    _options: ClassVar[tuple[str, ...]] = ()
-    # Other words for options of a group.
-    _aliases: ClassVar[dict[str, str]] = {}
-    # What the library's names for options are called here, for messages.
-    _names: ClassVar[dict[str, str]] = {}
-    # The parts of a step that a kernel of the user's can do.
+    _options: ClassVar[Options] = Options()
+    # The parts of a step that a kernel of the user's can do: what the argument PART_kernel is for.
     _parts: ClassVar[tuple[str, ...]] = ("update",)
     # GradScaler leaves the scaling and the skipping to the step.
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: Any, defaults: dict[str, Any], kernels: Mapping[str, Any] | None = None) -> None:
-        if not self.kind or not isinstance(defaults, dict):
+    def __init__(self, params: Any, arguments: dict[str, Any]) -> None:
+        """`arguments` are those of a class's own constructor, by name; what is no option among them is left alone."""
+        if not self.kind or not isinstance(arguments, dict):
             raise TypeError(
-                "TorchiumOptimizer is what Shampoo, SOAP, Muon, AdamW and SGD have in common; make one of these"
+                "TorchiumOptimizer is what Shampoo, SOAP, Muon, AdamW, Lion and SGD have in common; make one of these"
             )
         self._forget_engines()
-        self._kernels = {part: as_kernel(part, given) for part, given in (kernels or {}).items() if given is not None}
+        kernels = {part: arguments.get(f"{part}_kernel") for part in self._parts}
+        self._kernels = {part: as_kernel(part, given) for part, given in kernels.items() if given is not None}
         self._told: set[tuple[str, str]] = set()  # what was said of kernels that are not in use
-        super().__init__(params, defaults)
+        super().__init__(params, self._options.defaults(arguments))
 
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
         """The library's configuration for a group, with this learning rate."""
-        raise NotImplementedError
+        config = {"kind": self.kind, "lr": lr, **self._options.config(group)}
+        stop_adamw(config, group["lr"])
+        return config
+
+    def _check_config(self, config: dict[str, Any]) -> None:
+        self._options.check(lambda: _C.optim_forecast("cpu", config, []), type(self).__name__)
 
     # --- groups
 
@@ -139,7 +136,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             if "params" not in param_group:
                 raise ValueError(f"{type(self).__name__}: a group must have 'params', its parameters")
             self._unwrap_names(param_group)
-            self._rename_options(param_group)
+            self._options.rename(param_group)
         super().add_param_group(param_group)
         try:
             self._check_group(len(self.param_groups) - 1, self.param_groups)
@@ -159,19 +156,14 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             group["param_names"] = [name for name, _ in params]
             group["params"] = [parameter for _, parameter in params]
 
-    def _rename_options(self, group: Group) -> None:
-        for alias, name in self._aliases.items():
-            if alias in group:
-                group[name] = group.pop(alias)
-
     def _check_group(self, index: int, groups: list[Group]) -> None:
         group, who = groups[index], type(self).__name__
         if group.get("differentiable"):
             raise NotImplementedError(f"{who}: differentiable=True is not supported, autograd does not record steps")
         if len({id(p) for p in group["params"]}) != len(group["params"]):
             raise ValueError(f"{who}: a parameter is in group {index} more than once")
-        check_config(self._config(group, lr_for(None, group["lr"])[0]), who, self._names)
-        for name in _OF_THE_WHOLE:
+        self._check_config(self._config(group, lr_for(None, group["lr"])[0]))
+        for name in self._options.whole:
             if group.get(name) != groups[0].get(name):
                 raise ValueError(
                     f"{who}: {name} is {shown(group[name])} in group {index}, expected {shown(groups[0][name])} as in "
@@ -212,7 +204,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _forget_engines(self) -> None:
         self._engines: Engines = {}
-        self._option_values = operator.itemgetter(*self._options)
+        self._option_values = operator.itemgetter(*self._options.names)  # of a group, which every step compares
         self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
         self._seen: list[list[torch.Tensor]] = []  # the parameters of each group when they were last looked at
 
@@ -293,8 +285,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def set_kernel(self, part: str, kernel: Kernel | str | None) -> None:
         """A custom kernel for a part of the steps from now on, or with None the built-in again.
 
-        `part` is 'update', what SGD, AdamW, and the AdamW of the others do to one element; or 'root', the inverse root
-        of a factor of Shampoo. Where a kernel does not compile or fails its check, the built-in goes on, a
+        `part` is 'update', what SGD, AdamW, Lion, and the AdamW of the others do to one element; or 'root', the inverse
+        root of a factor of Shampoo. Where a kernel does not compile or fails its check, the built-in goes on, a
         RuntimeWarning says so, and `stats()["kernels"]` has the reason. `state_dict()` has no kernels; copies and
         pickles do.
         """
@@ -353,7 +345,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
         return step
 
-    @_untraced
+    @untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step with the gradients there are; parameters without one stay as they are.
 
@@ -400,7 +392,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             f"{name} was changed from {shown(old)} to {shown(new)}"
             for engine in self._engines.values()
             for members in engine.groups
-            for name, old in zip(self._options, members.options or (), strict=False)
+            for name, old in zip(self._options.names, members.options or (), strict=False)
             if (new := plain(self.param_groups[members.index][name])) != old
         ]
         return ", ".join(dict.fromkeys(changes))
@@ -470,7 +462,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         try:
             engine.set_config(members, config)
         except (TypeError, ValueError):
-            check_config(config, type(self).__name__, self._names)
+            self._check_config(config)
             return False
         members.options = plain(self._option_values(group))
         return True
@@ -527,7 +519,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def _complete_groups(self, groups: list[Group]) -> None:
         """Groups of another class or an older version lack some options."""
         for group in groups:
-            self._rename_options(group)
+            self._options.rename(group)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
 

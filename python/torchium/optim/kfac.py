@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from .of_model import OfModel
-from .options import plain
+from ._engine.report import MemoryReport
+from ._model.of_model import OfModel
+from .options import Option, Options, plain
 from .preconditioner import KFACPreconditioner
-from .report import MemoryReport
 
 __all__ = ["KFAC"]
 
@@ -47,6 +47,15 @@ class KFAC(OfModel):
         optimizer.step()
     """
 
+    # With the names that the preconditioner has for them.
+    _turning: ClassVar = Options(
+        Option("damping", "damping"),
+        Option("TCov", "factor_update_steps"),
+        Option("TInv", "inv_update_steps"),
+        Option("kl_clip", "kl_clip"),
+        Option("factor_decay", "factor_decay"),
+    )
+
     def __init__(
         self,
         model: nn.Module,
@@ -72,17 +81,11 @@ class KFAC(OfModel):
         precision: str = "high",
         process_group: Any = None,
     ) -> None:
-        turning = {"damping": damping, "TCov": TCov, "TInv": TInv, "kl_clip": kl_clip, "factor_decay": factor_decay}
-        options = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov, "nonfinite": nonfinite}
-        super().__init__(model, grad_scaler, turning, lr=lr, **options)
+        super().__init__(model, locals())
         self._lr_read: tuple[torch.Tensor, int, float] | None = None
         self.preconditioner = KFACPreconditioner(
             model,
-            factor_update_steps=lambda step: self.param_groups[0]["TCov"],
-            inv_update_steps=lambda step: self.param_groups[0]["TInv"],
-            damping=lambda step: self.param_groups[0]["damping"],
-            factor_decay=lambda step: self.param_groups[0]["factor_decay"],
-            kl_clip=lambda step: self.param_groups[0]["kl_clip"],
+            **self._turning.config({name: self._reader(name) for name in self._turning.names}),
             lr=lambda step: self._lr(),
             accumulation_steps=accumulation_steps,
             compute_method=method,
@@ -95,6 +98,9 @@ class KFAC(OfModel):
             precision=precision,
             process_group=process_group,
         )
+
+    def _reader(self, name: str) -> Callable[[int], Any]:
+        return lambda step: self.param_groups[0][name]
 
     def _lr(self) -> float:
         """The learning rate as a number. One on a GPU is waited for only after it has changed."""

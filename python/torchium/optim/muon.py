@@ -7,11 +7,18 @@ from typing import Any, ClassVar
 
 from .base import TorchiumOptimizer
 from .kernel import Kernel
-from .options import ADAMW_NAMES, ADAMW_PART, COMMON, adamw_part, common_part, plain, shown
+from .options import ADAMW, COMMON, Option, Options, number, or_else, plain, shown
 
 __all__ = ["Muon"]
 
 USUAL_STEPS = {"minimax": 3, "polar_express": 5, "muon": 5}
+
+
+def _coefficients(name: str, value: Any) -> Any:
+    numbers = plain(value)
+    if numbers is not None and (not isinstance(numbers, tuple) or len(numbers) != 3):
+        raise ValueError(f"{name} must be three numbers, got {shown(numbers)}")
+    return numbers
 
 
 class Muon(TorchiumOptimizer):
@@ -59,27 +66,17 @@ class Muon(TorchiumOptimizer):
     """
 
     kind = "muon"
-    _options: ClassVar = (
-        "momentum",
-        "nesterov",
-        "ns_coefficients",
-        "eps",
-        "ns_steps",
-        "adjust_lr_fn",
-        "method",
-        *ADAMW_PART,
+    _options: ClassVar = Options(
+        Option("momentum", "momentum", number),
+        Option("nesterov", "nesterov"),
+        Option("ns_coefficients", "muon_coefficients", _coefficients),
+        Option("eps", "eps", number),
+        Option("ns_steps", "muon_steps"),
+        Option("adjust_lr_fn", "muon_lr", or_else("original")),
+        Option("method", "muon_method"),
+        *ADAMW,
         *COMMON,
     )
-    _names: ClassVar = {
-        "muon_coefficients": "ns_coefficients",
-        "muon_coefficients[0]": "ns_coefficients[0]",
-        "muon_coefficients[1]": "ns_coefficients[1]",
-        "muon_coefficients[2]": "ns_coefficients[2]",
-        "muon_steps": "ns_steps",
-        "muon_lr": "adjust_lr_fn",
-        "muon_method": "method",
-        **ADAMW_NAMES,
-    }
 
     def __init__(
         self,
@@ -116,47 +113,12 @@ class Muon(TorchiumOptimizer):
             method = "polar_express" if ns_steps or ns_coefficients is not None else "minimax"
         if ns_steps is None or ns_steps == 0:
             ns_steps = USUAL_STEPS.get(method, 5)
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "ns_coefficients": ns_coefficients,
-            "eps": eps,
-            "ns_steps": ns_steps,
-            "adjust_lr_fn": adjust_lr_fn,
-            "method": method,
-            "adamw_lr": adamw_lr,
-            "adamw_betas": adamw_betas,
-            "adamw_eps": adamw_eps,
-            "adamw_weight_decay": adamw_weight_decay,
-            "elementwise": elementwise,
-            "precision": precision,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "nonfinite": nonfinite,
-            "master_weights": master_weights,
-            "stochastic_rounding": stochastic_rounding,
-            "seed": seed,
-            "memory_budget": memory_budget,
-        }
-        super().__init__(params, defaults, {"update": update_kernel})
+        super().__init__(params, locals())
 
     def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
-        coefficients = plain(group["ns_coefficients"])
-        if coefficients is not None and (not isinstance(coefficients, tuple) or len(coefficients) != 3):
-            raise ValueError(f"ns_coefficients must be three numbers, got {shown(coefficients)}")
-        config = {
-            "momentum": plain(group["momentum"]),
-            "nesterov": group["nesterov"],
-            "eps": plain(group["eps"]),
-            "muon_steps": group["ns_steps"],
-            "muon_lr": "original" if group["adjust_lr_fn"] is None else group["adjust_lr_fn"],
-            "muon_method": group["method"],
-        }
-        if coefficients is not None:
-            config |= {"muon_method": "muon", "muon_coefficients": coefficients}
-        return common_part(self.kind, group, lr) | adamw_part(group, lr) | config
+        config = super()._config(group, lr)
+        if config["muon_coefficients"] is None:
+            del config["muon_coefficients"]
+        else:  # which are those of one method
+            config["muon_method"] = "muon"
+        return config

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchium import _C
-from torchium._layers import kind_of, layer_of
+from torchium._watch.layers import Part, kind_of, layer_of
+from torchium._watch.uses import PARTS, Pair
 
-from .engine import profiled_range, stream_on
-from .of_model import OfModel
-from .options import plain, shown
+from ._engine.engine import profiled_range, stream_on
+from ._model.of_model import OfModel
+from ._model.watch import PassWatch, of_one_pass
+from .options import Option, Options, plain, shown
 from .preconditioner import loss_scale_of, whole, word
-from .watch import Layer, Pair, Watch, joined
 
 __all__ = ["NaturalGradient"]
 
-_WEIGHT, _BIAS = 1, 2
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -61,6 +60,8 @@ class NaturalGradient(OfModel):
         optimizer.step()
     """
 
+    _turning: ClassVar = Options(Option("damping", None), Option("update_freq", None))
+
     def __init__(
         self,
         model: nn.Module,
@@ -77,38 +78,24 @@ class NaturalGradient(OfModel):
     ) -> None:
         whole("update_freq", update_freq)
         _check_damping(damping)
-        turning = {"damping": damping, "update_freq": update_freq}
-        options = {"momentum": momentum, "weight_decay": weight_decay, "nonfinite": nonfinite}
-        super().__init__(model, grad_scaler, turning, lr=lr, **options)
+        super().__init__(model, locals())
         self._mean = word("loss_reduction", loss_reduction, ("mean", "sum")) == "mean"
         self._accumulation = whole("accumulation_steps", accumulation_steps)
         self._layers = _layers_of(model)
-        self._captured: list[list[Pair]] = [[] for _ in self._layers]
+        self._captured: dict[Part, list[Pair]] = {layer: [] for layer in self._layers}
         self._span: _Span | None = None
         self._count = 0
-        self._paused = False
-        self._watch = Watch(
-            model,
-            self._layers,
-            lambda module: not self._paused and self._is_due(),
-            lambda: not self._paused,
-            self._complete,
-        )
+        self._watch = PassWatch(model, self._layers, lambda module: self._is_due(), lambda: True, self._complete)
 
     def _is_due(self) -> bool:
         return self._span is None or self._count % whole("update_freq", self.param_groups[0]["update_freq"]) == 0
 
-    def _complete(self, index: int, pairs: list[Pair]) -> None:
-        self._captured[index].append(joined(self._layers[index], pairs))
+    def _complete(self, layer: Part, pairs: list[Pair]) -> None:
+        self._captured[layer].append(of_one_pass(layer, pairs))
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager[None]:
         """Forward and backward passes inside are not looked at."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
+        return self._watch.paused()
 
     def remove(self) -> None:
         """Takes the hooks off the model."""
@@ -130,9 +117,9 @@ class NaturalGradient(OfModel):
         self._count += 1
 
     def _take_span(self) -> _Span:
-        captured, self._captured = self._captured, [[] for _ in self._layers]
+        captured, self._captured = self._captured, {layer: [] for layer in self._layers}
         batches = []
-        for layer, pairs in zip(self._layers, captured, strict=True):
+        for layer, pairs in captured.items():
             if not pairs and all(p.grad is None for p in layer.module.parameters(recurse=False)):
                 continue
             if len(pairs) != self._accumulation:
@@ -157,7 +144,7 @@ class NaturalGradient(OfModel):
         steps = whole("steps + 1", state_dict["natural"].get("steps", -1) + 1) - 1
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "natural"})
         self._count, self._span = steps, None
-        self._captured = [[] for _ in self._layers]
+        self._captured = {layer: [] for layer in self._layers}
         self._watch.forget()
 
 
@@ -170,7 +157,7 @@ def _check_damping(damping: Any) -> float:
     return float(damping)
 
 
-def _layers_of(model: nn.Module) -> list[Layer]:
+def _layers_of(model: nn.Module) -> list[Part]:
     """All layers with trainable parameters. Those whose per-sample gradients cannot be had are refused, all at once."""
     modules = [(name or type(module).__name__, module) for name, module in model.named_modules()]
     trainable = [(n, m) for n, m in modules if any(p.requires_grad for p in m.parameters(recurse=False))]
@@ -188,13 +175,13 @@ def _layers_of(model: nn.Module) -> list[Layer]:
     ]
     if refused:
         raise ValueError(f"NaturalGradient: no per-sample gradients for {'; '.join(refused)}: freeze or replace them")
-    return [Layer(name, module, kind_of(module), layer_of(module, rounded=False)) for name, module in trainable]
+    return [Part(name, module, kind_of(module), layer_of(module, rounded=False)) for name, module in trainable]
 
 
 # --- the span of a batch ----------------------------------------------------------------------------------------------
 
 
-def _one_batch(layer: Layer, pairs: list[Pair]) -> Pair:
+def _one_batch(layer: Part, pairs: list[Pair]) -> Pair:
     """Micro-batches one after the other: of one size, or else the mean of their means would not be that of all."""
     if len(pairs) == 1:
         return pairs[0]
@@ -210,7 +197,7 @@ class _Span:
     """The per-sample gradients of a batch, as inputs and output gradients, with their Gram matrix. The gradients are of
     the mean loss where `mean`, and `loss_scale` times what they should be."""
 
-    def __init__(self, batches: list[tuple[Layer, Pair]], mean: bool, loss_scale: torch.Tensor | None) -> None:
+    def __init__(self, batches: list[tuple[Part, Pair]], mean: bool, loss_scale: torch.Tensor | None) -> None:
         sizes = {layer.name: x.shape[0] for layer, (x, _) in batches}
         if len(set(sizes.values())) > 1:
             raise RuntimeError(f"NaturalGradient: layers have seen different numbers of samples: {sizes}")
@@ -225,7 +212,7 @@ class _Span:
         self._loss_scale = None if loss_scale is None else loss_scale.to(self._device, torch.float64, copy=True)
         self._gram = torch.zeros(self._size, self._size, dtype=torch.float64, device=self._device)
         for layer, (x, gradient) in batches:
-            parts = _WEIGHT * _trains(layer, "weight") + _BIAS * _trains(layer, "bias")
+            parts = sum(PARTS[name] for name in layer.trainable())
             _C.grad_gram(
                 layer.description, x, gradient, parts, True, self._gram, scale=self._scale, stream=self._stream()
             )
@@ -265,7 +252,7 @@ class _Span:
                 if gradient is not None:
                     gradient.div_(damping)
 
-    def _add(self, layer: Layer, pair: Pair, weights: torch.Tensor, beta: float) -> None:
+    def _add(self, layer: Part, pair: Pair, weights: torch.Tensor, beta: float) -> None:
         """p.grad = beta p.grad + J'weights, by way of a wider type where p.grad is a half type."""
         gradients = _gradients(layer)
         wide = _wide(pair[1].dtype)
@@ -281,17 +268,10 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _HALF else dtype
 
 
-def _trains(layer: Layer, name: str) -> bool:
-    parameter = getattr(layer.module, name, None)
-    return parameter is not None and parameter.requires_grad
-
-
-def _gradients(layer: Layer) -> list[torch.Tensor | None]:
+def _gradients(layer: Part) -> list[torch.Tensor | None]:
     """Of weight and bias, where they are trained."""
-    gradients: list[torch.Tensor | None] = []
-    for name in ("weight", "bias"):
-        parameter = getattr(layer.module, name) if _trains(layer, name) else None
-        if parameter is not None and parameter.grad is None:
+    parameters = layer.trainable()
+    for parameter in parameters.values():
+        if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        gradients.append(None if parameter is None else parameter.grad)
-    return gradients
+    return [parameters[name].grad if name in parameters else None for name in PARTS]

@@ -1,55 +1,43 @@
-"""From the numbers of a parameter group to the configuration of the C library, and back from its messages to our
-names."""
+"""The options of optimizers. One is written in the signature of its class, where users read it, and as a row of the
+class's `_options`; the defaults of groups, what is looked at when a group has changed, the configuration for the C
+library, and the names in its messages all follow from the rows.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
-from torchium import _C
 from torchium._messages import shown
 
 __all__ = [
-    "ADAMW_NAMES",
-    "ADAMW_PART",
+    "ADAMW",
     "COMMON",
-    "adamw_part",
-    "check_config",
-    "common_part",
+    "Option",
+    "Options",
     "lr_for",
+    "number",
+    "or_else",
     "pair",
     "plain",
     "shown",
+    "stop_adamw",
 ]
-
-# Options that all optimizers read from their groups, and those of the second-order ones for the rest of a model.
-COMMON = (
-    "weight_decay",
-    "maximize",
-    "nonfinite",
-    "master_weights",
-    "stochastic_rounding",
-    "seed",
-    "memory_budget",
-)
-ADAMW_PART = ("adamw_lr", "adamw_betas", "adamw_eps", "adamw_weight_decay", "precision")
-# What the library calls them, for messages.
-ADAMW_NAMES = {
-    "scalar_lr": "adamw_lr",
-    "scalar_beta1": "adamw_betas[0]",
-    "scalar_beta2": "adamw_betas[1]",
-    "scalar_eps": "adamw_eps",
-    "scalar_weight_decay": "adamw_weight_decay",
-}
 
 # The library takes a learning rate of 0 for "as the others"; this one moves nothing.
 _STILL = 1e-300
 
 
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
 def plain(value: Any) -> Any:
     """The value with tensors read as numbers, which waits for those that are on a GPU."""
+    if type(value) is float:
+        return value
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise ValueError(f"a hyper-parameter is a tensor of shape {list(value.shape)}, expected one number")
@@ -70,6 +58,17 @@ def lr_for(device: torch.device | None, lr: Any) -> tuple[Any, torch.Tensor | No
     return lr.item(), None
 
 
+# Conversions get the name of the option, for messages, and the value that a group has.
+
+
+def as_given(name: str, value: Any) -> Any:
+    return value
+
+
+def number(name: str, value: Any) -> Any:
+    return plain(value)
+
+
 def pair(name: str, value: Any) -> tuple[Any, Any]:
     """Two numbers."""
     numbers = plain(value)
@@ -78,49 +77,120 @@ def pair(name: str, value: Any) -> tuple[Any, Any]:
     return numbers
 
 
-def common_part(kind: str, group: dict[str, Any], lr: Any) -> dict[str, Any]:
-    """What every configuration has."""
-    budget = group["memory_budget"]
-    return {
-        "kind": kind,
-        "lr": lr,
-        "weight_decay": plain(group["weight_decay"]),
-        "maximize": group["maximize"],
-        "nonfinite": group["nonfinite"],
-        "master_weights": group["master_weights"],
-        "stochastic_rounding": group["stochastic_rounding"],
-        "seed": group["seed"],
-        "memory_budget": 0 if budget is None else budget,
-    }
+def or_else(default: Any) -> Callable[[str, Any], Any]:
+    """For an option that may be None: what the library has for that."""
+    return lambda name, value: default if value is None else value
 
 
-def adamw_part(group: dict[str, Any], lr: Any) -> dict[str, Any]:
-    """What AdamW gets for the parameters that the method itself does not take, and how exact products are. lr = 0 stops
-    AdamW too."""
-    beta1, beta2 = pair("adamw_betas", group["adamw_betas"])
-    own_lr, own_decay = plain(group["adamw_lr"]), plain(group["adamw_weight_decay"])
-    lr_on_device = isinstance(group["lr"], torch.Tensor) and group["lr"].device.type != "cpu"
-    if own_lr == 0.0 or (own_lr is not None and lr == 0.0 and not lr_on_device):
-        own_lr = _STILL
-    if own_decay is not None and own_decay == -1.0:  # which the library takes for "as the others"
-        raise ValueError("adamw_weight_decay is -1, expected 0 or more")
-    return {
-        "precision": group["precision"],
-        "scalar_lr": 0.0 if own_lr is None else own_lr,
-        "scalar_beta1": beta1,
-        "scalar_beta2": beta2,
-        "scalar_eps": plain(group["adamw_eps"]),
-        "scalar_weight_decay": -1.0 if own_decay is None else own_decay,
-    }
+def _adamw_lr(name: str, value: Any) -> Any:
+    lr = plain(value)
+    return 0.0 if lr is None else _STILL if lr == 0.0 else lr
 
 
-def check_config(config: dict[str, Any], who: str, names: dict[str, str]) -> None:
-    """Refuses what is out of range, by the name that the option has here."""
-    try:
-        _C.optim_forecast("cpu", config, [])
-    except (TypeError, ValueError) as error:
-        text = re.sub(r"^tch_\w+: ", "", str(error))
-        field = re.match(r"\w+(\[\d\])?", text)
-        if field is not None and field.group() in names:
-            text = names[field.group()] + text[field.end() :]
-        raise type(error)(f"{who}: {text}") from None
+def _adamw_weight_decay(name: str, value: Any) -> Any:
+    decay = plain(value)
+    if decay is not None and decay == -1.0:  # which the library takes for "as the others"
+        raise ValueError(f"{name} is -1, expected 0 or more")
+    return -1.0 if decay is None else decay
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+class Option(NamedTuple):
+    """An option of a class: its name here, the library's name for it, and how its value becomes the library's."""
+
+    name: str
+    c_name: str | tuple[str, ...] | None  # several for a value of several numbers; None: it is not the library's
+    convert: Callable[[str, Any], Any] = as_given
+    alias: str | None = None  # another name, in the constructor and in groups
+    whole: bool = False  # of the whole optimizer: the same in all groups
+
+
+# What all optimizers have. The learning rate comes to the library by itself, since it may be a tensor on the device.
+COMMON = (
+    Option("lr", None),
+    Option("weight_decay", "weight_decay", number),
+    Option("maximize", "maximize"),
+    Option("nonfinite", "nonfinite", whole=True),
+    Option("master_weights", "master_weights"),
+    Option("stochastic_rounding", "stochastic_rounding"),
+    Option("seed", "seed", whole=True),
+    Option("memory_budget", "memory_budget", or_else(0), whole=True),
+    Option("foreach", None),
+    Option("capturable", None),
+    Option("differentiable", None),
+    Option("fused", None),
+)
+# What AdamW gets for the parameters that a second-order method does not take, and how exact products are.
+ADAMW = (
+    Option("adamw_lr", "scalar_lr", _adamw_lr),
+    Option("adamw_betas", ("scalar_beta1", "scalar_beta2"), pair),
+    Option("adamw_eps", "scalar_eps", number),
+    Option("adamw_weight_decay", "scalar_weight_decay", _adamw_weight_decay),
+    Option("precision", "precision"),
+    Option("elementwise", None),
+)
+
+
+class Options:
+    """All options of a class, and what follows from them."""
+
+    def __init__(self, *options: Option) -> None:
+        self._options = {option.name: option for option in options}
+        self._aliases = {option.name: option.alias for option in options if option.alias is not None}
+        read = [(name, c_name, convert) for name, c_name, convert, *_ in options if c_name is not None]
+        self._given = [(name, c_name) for name, c_name, convert in read if convert is as_given]
+        self._converted = [row for row in read if row[2] is not as_given]
+        # What of a group is the library's, and what is of the whole optimizer.
+        self.names = [name for name, *_ in read]
+        self.whole = [option.name for option in options if option.whole]
+
+    def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The defaults of groups from a constructor's arguments, in their order."""
+        named = {name: alias for name, alias in self._aliases.items() if arguments[alias] is not None}
+        return {name: arguments[named.get(name, name)] for name in arguments if name in self._options}
+
+    def rename(self, group: dict[str, Any]) -> None:
+        """Options of a group that go by another name."""
+        for name, alias in self._aliases.items():
+            if alias in group:
+                group[name] = group.pop(alias)
+
+    def config(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """What the library gets of a group's options."""
+        config = {c_name: group[name] for name, c_name in self._given}
+        for name, c_name, convert in self._converted:
+            value = convert(name, group[name])
+            if type(c_name) is tuple:
+                config.update(zip(c_name, value, strict=True))
+            else:
+                config[c_name] = value
+        return config
+
+    def check(self, ask: Callable[[], Any], who: str) -> None:
+        """Asks the library, and says what it finds wrong by the name that the option has here."""
+        try:
+            ask()
+        except (TypeError, ValueError) as error:
+            text = re.sub(r"^tch_\w+: ", "", str(error))
+            field = re.match(r"\w*", text).group()
+            raise type(error)(f"{who}: {self._titles().get(field, field)}{text[len(field) :]}") from None
+
+    def _titles(self) -> dict[str, str]:
+        """What the library's names are called here."""
+        titles = {}
+        for option in self._options.values():
+            if isinstance(option.c_name, tuple):
+                titles.update({c_name: f"{option.name}[{i}]" for i, c_name in enumerate(option.c_name)})
+            elif option.c_name is not None:
+                titles[option.c_name] = f"{option.name} ({option.alias})" if option.alias else option.name
+        return titles
+
+
+def stop_adamw(config: dict[str, Any], lr: Any) -> None:
+    """A learning rate of 0 stops AdamW too, whatever its own is; `lr` is the group's, of which a tensor on a device is
+    not looked at."""
+    stopped = config.get("scalar_lr", 0.0) != 0.0 and config["lr"] == 0.0
+    if stopped and (not isinstance(lr, torch.Tensor) or lr.device.type == "cpu"):
+        config["scalar_lr"] = _STILL

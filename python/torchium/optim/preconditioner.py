@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,17 +17,31 @@ import torch.distributed as dist
 from torch import nn
 
 from torchium import _C
+from torchium._functions.transforms import untraced
+from torchium._watch.layers import Part
+from torchium._watch.uses import Pair
 
-from .engine import profiled_range
-from .kfac_layers import Factors, find_layers
-from .options import plain, shown
-from .report import MemoryReport
-from .state import MOST_STEPS, check_counts
-from .watch import Pair, Watch, joined, untraced
+from ._engine.engine import profiled_range
+from ._engine.report import MemoryReport
+from ._engine.state import MOST_STEPS, check_counts
+from ._model.factors import Factors, find_layers
+from ._model.watch import PassWatch, of_one_pass
+from .options import Option, Options, or_else, plain, shown
 
 __all__ = ["KFACPreconditioner", "loss_scale_of", "whole", "word"]
 
 Number = float | Callable[[int], float]
+
+# What may be a function of the number of steps taken, and what the library is told.
+_NUMBERS = ("factor_update_steps", "inv_update_steps", "damping", "factor_decay", "kl_clip", "lr")
+_OPTIONS = Options(
+    Option("compute_method", "method"),
+    Option("sharing", "sharing"),
+    Option("damping", "damping"),
+    Option("factor_decay", "factor_decay"),
+    Option("kl_clip", "kl_clip", or_else(0.0)),
+    Option("accumulation_steps", "accumulation"),
+)
 
 
 class KFACPreconditioner:
@@ -100,22 +113,16 @@ class KFACPreconditioner:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got an object of type {type(model).__name__}")
-        self._numbers = {
-            "factor_update_steps": factor_update_steps,
-            "inv_update_steps": inv_update_steps,
-            "damping": damping,
-            "factor_decay": factor_decay,
-            "kl_clip": kl_clip,
-            "lr": lr,
-        }
-        self._method, self._sharing = compute_method, sharing
+        arguments = locals()
+        self._numbers = {name: arguments[name] for name in _NUMBERS}
+        self._fixed = {name: arguments[name] for name in _OPTIONS.names if name not in _NUMBERS}
         self._accumulation = whole("accumulation_steps", accumulation_steps)
         self._fisher = word("fisher", fisher, ("empirical", "sampled"))
         self._mean = word("loss_reduction", loss_reduction, ("mean", "sum")) == "mean"
         self._scaler, self._group = grad_scaler, process_group
         self._steps = 0
         self._observed = 0  # layers, since the last step
-        self._sampling = self._paused = False
+        self._sampling = False
         rounded = word("precision", precision, ("high", "highest")) == "high"
         layers, self.left_out = find_layers(model, skip_layers, rounded)
         if not layers:
@@ -123,7 +130,7 @@ class KFACPreconditioner:
         self._layers = layers
         self._factors = Factors(layers, _dtype(factor_dtype, inv_dtype))
         self._prepare()
-        self._watch = Watch(model, layers, self._wanted, self._listening, self._complete)
+        self._watch = PassWatch(model, layers, self._wanted, self._listening, self._complete)
 
     # --- numbers of a step
 
@@ -146,47 +153,31 @@ class KFACPreconditioner:
 
     def _prepare(self) -> None:
         """Brings the numbers of the step that begins to the library, which looks at them."""
-        kl_clip = self._number("kl_clip")
-        config = {
-            "method": self._method,
-            "sharing": self._sharing,
-            "damping": self._number("damping"),
-            "factor_decay": self._number("factor_decay"),
-            "kl_clip": 0.0 if kl_clip is None else kl_clip,
-            "accumulation": self._accumulation,
-        }
-        try:
-            _C.kfac_forecast(config, [])
-        except (TypeError, ValueError) as error:
-            text = re.sub(r"^tch_\w+: ", "", str(error)).replace("method", "compute_method", 1)
-            raise type(error)(f"KFAC: {text}") from None
+        numbers = {name: self._number(name) for name in _OPTIONS.names if name in _NUMBERS}
+        config = _OPTIONS.config(self._fixed | numbers)
+        _OPTIONS.check(lambda: _C.kfac_forecast(config, []), "KFAC")
         self._factors.configure(config)
 
     # --- watching
 
     def _wanted(self, module: nn.Module) -> bool:
-        return module.training and not self._paused and self._is_due("factor_update_steps")
+        return module.training and self._is_due("factor_update_steps")
 
     def _listening(self) -> bool:
-        return not self._paused and self._sampling == (self._fisher == "sampled")
+        return self._sampling == (self._fisher == "sampled")
 
-    def _complete(self, index: int, pairs: list[Pair]) -> None:
-        x, gradient = joined(self._layers[index], pairs)
+    def _complete(self, layer: Part, pairs: list[Pair]) -> None:
+        x, gradient = of_one_pass(layer, pairs)
         if self._observed == 0:
             self._factors.settle()
         sampled = self._fisher == "sampled"
         scale = 1.0 if sampled or not self._mean else float(x.shape[0] * self._accumulation)
-        self._factors.observe(index, x, gradient, scale, None if sampled else loss_scale_of(self._scaler))
+        self._factors.observe(layer, x, gradient, scale, None if sampled else loss_scale_of(self._scaler))
         self._observed += 1
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager[None]:
         """Forward and backward passes inside are not looked at."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
+        return self._watch.paused()
 
     def observe_sampled(self, outputs: torch.Tensor, loss: str = "cross_entropy") -> None:
         """Shows the factors the gradients for labels drawn from the model itself, with fisher='sampled'.
@@ -226,7 +217,7 @@ class KFACPreconditioner:
         self._prepare()
         self._factors.settle()
         if self._is_due("factor_update_steps"):
-            self._average(("scales",) if self._method == "ekfac" else ())
+            self._average(("scales",) if self._fixed["compute_method"] == "ekfac" else ())
         if self._is_due("inv_update_steps"):
             with profiled_range("torchium::kfac/refresh"):
                 self._average(("input_factor", "output_factor"))
@@ -302,7 +293,7 @@ class KFACPreconditioner:
 
     def __repr__(self) -> str:
         rows = [f"  {name}: left out, {reason}" for name, reason in self.left_out.items()]
-        return "\n".join([f"{type(self).__name__}, {self._method}: {', '.join(self.layers)}", *rows])
+        return "\n".join([f"{type(self).__name__}, {self._fixed['compute_method']}: {', '.join(self.layers)}", *rows])
 
     def __getstate__(self) -> Any:
         raise TypeError(

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from .base import TorchiumOptimizer
 from .kernel import Kernel
-from .options import COMMON, common_part, plain
+from .options import COMMON, Option, Options, number
 
 __all__ = ["SGD"]
 
@@ -41,7 +41,12 @@ class SGD(TorchiumOptimizer):
     """
 
     kind = "sgd"
-    _options: ClassVar = ("momentum", "dampening", "nesterov", *COMMON)
+    _options: ClassVar = Options(
+        Option("momentum", "momentum", number),
+        Option("dampening", "dampening", number),
+        Option("nesterov", "nesterov"),
+        *COMMON,
+    )
 
     def __init__(
         self,
@@ -54,9 +59,9 @@ class SGD(TorchiumOptimizer):
         *,
         maximize: bool = False,
         foreach: bool | None = None,
+        capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
-        capturable: bool = False,
         nonfinite: str = "skip",
         master_weights: bool = False,
         stochastic_rounding: bool = False,
@@ -64,28 +69,4 @@ class SGD(TorchiumOptimizer):
         memory_budget: int | None = None,
         update_kernel: Kernel | str | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "nonfinite": nonfinite,
-            "master_weights": master_weights,
-            "stochastic_rounding": stochastic_rounding,
-            "seed": seed,
-            "memory_budget": memory_budget,
-        }
-        super().__init__(params, defaults, {"update": update_kernel})
-
-    def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
-        return common_part(self.kind, group, lr) | {
-            "momentum": plain(group["momentum"]),
-            "dampening": plain(group["dampening"]),
-            "nesterov": group["nesterov"],
-        }
+        super().__init__(params, locals())

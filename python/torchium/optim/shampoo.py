@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from .base import TorchiumOptimizer
 from .kernel import Kernel
-from .options import ADAMW_NAMES, ADAMW_PART, COMMON, adamw_part, common_part, pair, plain
+from .options import ADAMW, COMMON, Option, Options, number, or_else, pair
 
 __all__ = ["CUDAShampoo", "Shampoo"]
 
@@ -66,39 +66,29 @@ class Shampoo(TorchiumOptimizer):
 
     kind = "shampoo"
     _parts: ClassVar = ("root", "update")
-    _options: ClassVar = (
-        "betas",
-        "eps",
-        "update_freq",
-        "weight_decay_type",
-        "relative_eps",
-        "max_preconditioner_dim",
-        "merge_dims",
-        "precondition_1d",
-        "start_preconditioning_step",
-        "use_bias_correction",
-        "grafting",
-        "grafting_beta2",
-        "grafting_eps",
-        "momentum",
-        "nesterov",
-        "exponent_override",
-        "root_method",
-        "root_tolerance",
-        "stagger",
-        *ADAMW_PART,
+    _options: ClassVar = Options(
+        Option("betas", ("beta1", "beta2"), pair),
+        Option("eps", "eps", number, alias="epsilon"),
+        Option("update_freq", "precondition_frequency", number, alias="precondition_frequency"),
+        Option("weight_decay_type", "decay"),
+        Option("relative_eps", "relative_eps", number),
+        Option("max_preconditioner_dim", "max_preconditioner_dim"),
+        Option("merge_dims", "merge_dims"),
+        Option("precondition_1d", "precondition_1d"),
+        Option("start_preconditioning_step", "start_preconditioning_step"),
+        Option("use_bias_correction", "bias_correction"),
+        Option("grafting", "grafting", or_else("none")),
+        Option("grafting_beta2", "grafting_beta2", number),
+        Option("grafting_eps", "grafting_eps", number),
+        Option("momentum", "momentum", number),
+        Option("nesterov", "nesterov"),
+        Option("exponent_override", "exponent_override"),
+        Option("root_method", "root_method"),
+        Option("root_tolerance", "root_tolerance"),
+        Option("stagger", "stagger"),
+        *ADAMW,
         *COMMON,
     )
-    _aliases: ClassVar = {"epsilon": "eps", "precondition_frequency": "update_freq"}
-    _names: ClassVar = {
-        "beta1": "betas[0]",
-        "beta2": "betas[1]",
-        "eps": "eps (epsilon)",
-        "precondition_frequency": "update_freq (precondition_frequency)",
-        "decay": "weight_decay_type",
-        "bias_correction": "use_bias_correction",
-        **ADAMW_NAMES,
-    }
 
     def __init__(
         self,
@@ -146,75 +136,7 @@ class Shampoo(TorchiumOptimizer):
         root_kernel: Kernel | str | None = None,
         update_kernel: Kernel | str | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "eps": eps if epsilon is None else epsilon,
-            "update_freq": update_freq if precondition_frequency is None else precondition_frequency,
-            "weight_decay": weight_decay,
-            "betas": betas,
-            "weight_decay_type": weight_decay_type,
-            "relative_eps": relative_eps,
-            "max_preconditioner_dim": max_preconditioner_dim,
-            "merge_dims": merge_dims,
-            "precondition_1d": precondition_1d,
-            "start_preconditioning_step": start_preconditioning_step,
-            "use_bias_correction": use_bias_correction,
-            "grafting": grafting,
-            "grafting_beta2": grafting_beta2,
-            "grafting_eps": grafting_eps,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "exponent_override": exponent_override,
-            "root_method": root_method,
-            "root_tolerance": root_tolerance,
-            "stagger": stagger,
-            "adamw_lr": adamw_lr,
-            "adamw_betas": adamw_betas,
-            "adamw_eps": adamw_eps,
-            "adamw_weight_decay": adamw_weight_decay,
-            "elementwise": elementwise,
-            "precision": precision,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "nonfinite": nonfinite,
-            "master_weights": master_weights,
-            "stochastic_rounding": stochastic_rounding,
-            "seed": seed,
-            "memory_budget": memory_budget,
-        }
-        super().__init__(params, defaults, {"root": root_kernel, "update": update_kernel})
-
-    def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
-        beta1, beta2 = pair("betas", group["betas"])
-        return (
-            common_part(self.kind, group, lr)
-            | adamw_part(group, lr)
-            | {
-                "beta1": beta1,
-                "beta2": beta2,
-                "eps": plain(group["eps"]),
-                "precondition_frequency": plain(group["update_freq"]),
-                "decay": group["weight_decay_type"],
-                "relative_eps": plain(group["relative_eps"]),
-                "max_preconditioner_dim": group["max_preconditioner_dim"],
-                "merge_dims": group["merge_dims"],
-                "precondition_1d": group["precondition_1d"],
-                "start_preconditioning_step": group["start_preconditioning_step"],
-                "bias_correction": group["use_bias_correction"],
-                "grafting": "none" if group["grafting"] is None else group["grafting"],
-                "grafting_beta2": plain(group["grafting_beta2"]),
-                "grafting_eps": plain(group["grafting_eps"]),
-                "momentum": plain(group["momentum"]),
-                "nesterov": group["nesterov"],
-                "exponent_override": group["exponent_override"],
-                "root_method": group["root_method"],
-                "root_tolerance": group["root_tolerance"],
-                "stagger": group["stagger"],
-            }
-        )
+        super().__init__(params, locals())
 
 
 CUDAShampoo = Shampoo

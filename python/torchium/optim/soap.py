@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from .base import TorchiumOptimizer
 from .kernel import Kernel
-from .options import ADAMW_NAMES, ADAMW_PART, COMMON, adamw_part, common_part, pair, plain
+from .options import ADAMW, COMMON, Option, Options, number, pair
 
 __all__ = ["SOAP"]
 
@@ -58,29 +58,21 @@ class SOAP(TorchiumOptimizer):
     """
 
     kind = "soap"
-    _options: ClassVar = (
-        "betas",
-        "shampoo_beta",
-        "eps",
-        "weight_decay_type",
-        "precondition_frequency",
-        "max_precond_dim",
-        "block",
-        "merge_dims",
-        "precondition_1d",
-        "normalize_grads",
-        "correct_bias",
-        *ADAMW_PART,
+    _options: ClassVar = Options(
+        Option("betas", ("beta1", "beta2"), pair),
+        Option("shampoo_beta", "shampoo_beta", number),
+        Option("eps", "eps", number),
+        Option("weight_decay_type", "decay"),
+        Option("precondition_frequency", "precondition_frequency", number),
+        Option("max_precond_dim", "max_preconditioner_dim"),
+        Option("block", "block"),
+        Option("merge_dims", "merge_dims"),
+        Option("precondition_1d", "precondition_1d"),
+        Option("normalize_grads", "normalize_grads"),
+        Option("correct_bias", "bias_correction"),
+        *ADAMW,
         *COMMON,
     )
-    _names: ClassVar = {
-        "beta1": "betas[0]",
-        "beta2": "betas[1]",
-        "decay": "weight_decay_type",
-        "max_preconditioner_dim": "max_precond_dim",
-        "bias_correction": "correct_bias",
-        **ADAMW_NAMES,
-    }
 
     def __init__(
         self,
@@ -117,56 +109,4 @@ class SOAP(TorchiumOptimizer):
         memory_budget: int | None = None,
         update_kernel: Kernel | str | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "shampoo_beta": shampoo_beta,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "precondition_frequency": precondition_frequency,
-            "max_precond_dim": max_precond_dim,
-            "merge_dims": merge_dims,
-            "precondition_1d": precondition_1d,
-            "normalize_grads": normalize_grads,
-            "correct_bias": correct_bias,
-            "block": block,
-            "weight_decay_type": weight_decay_type,
-            "adamw_lr": adamw_lr,
-            "adamw_betas": adamw_betas,
-            "adamw_eps": adamw_eps,
-            "adamw_weight_decay": adamw_weight_decay,
-            "elementwise": elementwise,
-            "precision": precision,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "nonfinite": nonfinite,
-            "master_weights": master_weights,
-            "stochastic_rounding": stochastic_rounding,
-            "seed": seed,
-            "memory_budget": memory_budget,
-        }
-        super().__init__(params, defaults, {"update": update_kernel})
-
-    def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:
-        beta1, beta2 = pair("betas", group["betas"])
-        return (
-            common_part(self.kind, group, lr)
-            | adamw_part(group, lr)
-            | {
-                "beta1": beta1,
-                "beta2": beta2,
-                "shampoo_beta": plain(group["shampoo_beta"]),
-                "eps": plain(group["eps"]),
-                "decay": group["weight_decay_type"],
-                "precondition_frequency": plain(group["precondition_frequency"]),
-                "max_preconditioner_dim": group["max_precond_dim"],
-                "block": group["block"],
-                "merge_dims": group["merge_dims"],
-                "precondition_1d": group["precondition_1d"],
-                "normalize_grads": group["normalize_grads"],
-                "bias_correction": group["correct_bias"],
-            }
-        )
+        super().__init__(params, locals())

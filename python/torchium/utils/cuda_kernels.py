@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchium import _C, _ops
+from torchium import _C
+from torchium._functions import ops
 from torchium.grad_sample import functions
 
 __all__ = [
@@ -114,7 +115,7 @@ class CUDAMatrixOps:
 
             >>> CUDAMatrixOps.matrix_sqrt_inv_eigen(torch.eye(3) * 16, power=-0.25, eps=0.0)   # 0.5 on the diagonal
         """
-        return _ops.matrix_power(matrix, power, eps)
+        return ops.matrix_power(matrix, power, eps)
 
     @staticmethod
     def batch_matrix_multiply(A: Tensor, B: Tensor) -> Tensor:
@@ -122,7 +123,7 @@ class CUDAMatrixOps:
 
         >>> CUDAMatrixOps.batch_matrix_multiply(torch.rand(8, 3, 4), torch.rand(4, 5)).shape        # [8, 3, 5]
         """
-        return _ops.matmul(A, B)
+        return ops.matmul(A, B)
 
     @staticmethod
     def kronecker_product_approx(A: Tensor, B: Tensor) -> Tensor:
@@ -132,7 +133,7 @@ class CUDAMatrixOps:
 
             >>> CUDAMatrixOps.kronecker_product_approx(torch.eye(2), torch.ones(2, 2))       # two blocks of ones
         """
-        return _ops.kronecker_product(A, B)
+        return ops.kronecker_product(A, B)
 
     @staticmethod
     def kronecker_matmul(A: Tensor, B: Tensor, X: Tensor) -> Tensor:
@@ -140,7 +141,7 @@ class CUDAMatrixOps:
 
         >>> CUDAMatrixOps.kronecker_matmul(torch.rand(3, 2), torch.rand(5, 4), torch.rand(8, 1)).shape    # [15, 1]
         """
-        return _ops.kronecker_matmul(A, B, X)
+        return ops.kronecker_matmul(A, B, X)
 
     @staticmethod
     def kronecker_solve(A: Tensor, B: Tensor, X: Tensor, damping: float) -> Tensor:
@@ -153,7 +154,7 @@ class CUDAMatrixOps:
 
             >>> step = CUDAMatrixOps.kronecker_solve(A, B, weight.grad, damping=1e-3)
         """
-        return _ops.kronecker_solve(A, B, X, damping)
+        return ops.kronecker_solve(A, B, X, damping)
 
     @staticmethod
     def nearest_kronecker(M: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -161,7 +162,7 @@ class CUDAMatrixOps:
 
         >>> A, B = CUDAMatrixOps.nearest_kronecker(M, (4, 3), (5, 2))                 # M is [..., 20, 6]
         """
-        a, b = _ops.nearest_kronecker(M, shape_a, shape_b)
+        a, b = ops.nearest_kronecker(M, shape_a, shape_b)
         return a, b
 
     @staticmethod
@@ -184,7 +185,7 @@ class CUDAMatrixOps:
 
             >>> x, residual = CUDAMatrixOps.inverse_root(factor, 4, relative_eps=1e-6, return_residual=True)
         """
-        return _ops.inverse_root(matrix, root, eps, relative_eps, method, 0.0, return_residual)
+        return ops.inverse_root(matrix, root, eps, relative_eps, method, 0.0, return_residual)
 
     @staticmethod
     def orthogonalize(matrix: Tensor, steps: int = 5, method: str = "polar_express") -> Tensor:
@@ -194,7 +195,7 @@ class CUDAMatrixOps:
 
             >>> direction = CUDAMatrixOps.orthogonalize(momentum)
         """
-        return _ops.orthogonalize(matrix, steps, method)
+        return ops.orthogonalize(matrix, steps, method)
 
 
 class CUDAGradientOps:
@@ -203,7 +204,7 @@ class CUDAGradientOps:
     A loss is called as people write it, `loss_fn(outputs, targets)` for the whole batch. A scalar is taken for the mean
     over the samples, or for their sum where `loss_fn.reduction` is "sum"; a vector of the samples' losses is added up.
     `inputs` is a tensor, or a tuple or dictionary of arguments. The model is left as it was: its gradients, its modes,
-    its hooks. What cannot be right is refused by name, see `torchium.GradSampleModule`.
+    its hooks. What cannot be right raises an error that names it, see `torchium.GradSampleModule`.
     """
 
     @staticmethod
@@ -291,7 +292,7 @@ class CUDAMemoryOps:
         together = device is None and out is None and isinstance(A, Tensor) and isinstance(B, Tensor)
         together = together and A.device == B.device
         place = "" if together else _where_to_compute(device, A=A, B=B, out=out)
-        return _ops.matmul_chunked(A, B, budget, place) if out is None else _ops.matmul_into(A, B, budget, place, out)
+        return ops.matmul_chunked(A, B, budget, place) if out is None else ops.matmul_into(A, B, budget, place, out)
 
     @staticmethod
     def pool_stats() -> dict[str, dict[str, int]]:

@@ -293,6 +293,7 @@ static const tch_update_ops update_ops = {
     .advance = tchi_cpu_advance,
     .adamw = tchi_cpu_adamw,
     .sgd = tchi_cpu_sgd,
+    .lion = tchi_cpu_lion,
     .gather = tchi_cpu_gather,
     .graft = tchi_cpu_graft,
     .rotated_adam = tchi_cpu_rotated_adam,

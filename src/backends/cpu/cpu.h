@@ -97,6 +97,7 @@ tch_decide_skip_op tchi_cpu_decide_skip;
 tch_advance_op tchi_cpu_advance;
 tch_adamw_op tchi_cpu_adamw;
 tch_sgd_op tchi_cpu_sgd;
+tch_lion_op tchi_cpu_lion;
 tch_gather_op tchi_cpu_gather;
 tch_graft_op tchi_cpu_graft;
 tch_rotated_adam_op tchi_cpu_rotated_adam;

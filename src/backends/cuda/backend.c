@@ -4,12 +4,9 @@
 
 #include <stdio.h>
 
-const tch_backend_host *tchi_cuda_host;
+#include "core/arith.h"
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
+const tch_backend_host *tchi_cuda_host;
 
 /* Matrices are square where an operation has one size. */
 int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows, int64_t cols,
@@ -38,7 +35,7 @@ int64_t tchi_cuda_scratch_bytes(void *state, tch_scratch_for operation, tch_scal
     case TCH_SCRATCH_SAMPLE_SUMS:
         return tchi_cuda_sample_sums_scratch(rows, cols, batch);
     case TCH_SCRATCH_TOKENS:
-        return larger(tchi_cuda_token_runs_scratch(rows, cols, batch), tchi_cuda_token_cross_scratch(rows, cols));
+        return tchi_max(tchi_cuda_token_runs_scratch(rows, cols, batch), tchi_cuda_token_cross_scratch(rows, cols));
     case TCH_SCRATCH_NORMALIZED:
         return tchi_cuda_normalized_scratch(type, rows, cols, batch);
     case TCH_SCRATCH_BLOCK_DOTS:
@@ -120,6 +117,7 @@ static const tch_update_ops update_ops = {
     .advance = tchi_cuda_advance,
     .adamw = tchi_cuda_adamw,
     .sgd = tchi_cuda_sgd,
+    .lion = tchi_cuda_lion,
     .gather = tchi_cuda_gather,
     .graft = tchi_cuda_graft,
     .rotated_adam = tchi_cuda_rotated_adam,

@@ -179,8 +179,7 @@ tch_spd_solve_op tchi_cuda_spd_solve;
 int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t cols, int64_t batch);
 tch_scratch_bytes_op tchi_cuda_scratch_bytes;
 
-/* --- optimizers: adamw.cu, sgd.cu, blocks.cu, apply.cu, graft.cu,
- * control.cu, products.c */
+/* --- optimizers: adamw.cu, sgd.cu, lion.cu, blocks.cu, apply.cu, graft.cu, control.cu, products.c */
 
 tch_store_numbers_op tchi_cuda_store_numbers;
 tch_find_nonfinite_op tchi_cuda_find_nonfinite;
@@ -188,6 +187,7 @@ tch_decide_skip_op tchi_cuda_decide_skip;
 tch_advance_op tchi_cuda_advance;
 tch_adamw_op tchi_cuda_adamw;
 tch_sgd_op tchi_cuda_sgd;
+tch_lion_op tchi_cuda_lion;
 tch_gather_op tchi_cuda_gather;
 tch_graft_op tchi_cuda_graft;
 int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t pieces);
@@ -248,7 +248,7 @@ int64_t tchi_cuda_pair_dots_scratch(int64_t rows, int64_t cols, int64_t batch);
 tch_status tchi_cuda_add_partials(const tchi_cuda_state *state, int64_t count, int64_t each, const double *partial,
                                   double scale, double *out);
 
-/* --- kernels of a user's: kernel_build.c, kernel.c ----------------------------------------------------------------- */
+/* --- custom kernels: kernel_build.c, kernel.c ----------------------------------------------------------------- */
 
 tch_kernel_compiler_op tchi_cuda_kernel_compiler;
 tch_kernel_build_op tchi_cuda_kernel_build;

@@ -55,7 +55,7 @@ template <typename... P, void (*kernel)(P...)> struct tchi_entry<void (*)(P...),
         }
     }
 
-    /* A grid-stride loop whose turns are independent takes all threads of neighbouring blocks in one. */
+    /* A grid-stride loop whose turns are independent takes all threads of neighboring blocks in one. */
     static __attribute__((flatten, noinline)) void together(const tchi_cpu_launch *l, int64_t from, int64_t to, P... p)
     {
         int64_t width = l->block[0];

@@ -1,7 +1,7 @@
 /* Where a thread is in its block and grid, and how the threads of a block wait for each other.
  *
  * blockIdx.x * blockDim.x + threadIdx.x is unsigned in CUDA and may wrap, which keeps a compiler from seeing that
- * neighbouring threads touch neighbouring elements. A launch has fewer than 2^31 threads along x here, so that this one sum,
+ * neighboring threads touch neighboring elements. A launch has fewer than 2^31 threads along x here, so that this one sum,
  * and gridDim.x * blockDim.x, never wrap: they are taken in signed numbers, and everything else is unsigned as it should be. */
 namespace tchi
 {
@@ -230,7 +230,7 @@ struct dynamic_shared {
 };
 #endif
 
-/* The part of a grid-stride loop that one call does: `piece` neighbours at `first`, at `first + step`, and so on. */
+/* The part of a grid-stride loop that one call does: `piece` neighbors at `first`, at `first + step`, and so on. */
 struct stride {
     int64_t first, piece, step;
 };

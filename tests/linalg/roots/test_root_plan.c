@@ -125,7 +125,7 @@ static double report_of(tch_context *context, const double *values, int32_t root
     test_tensor *a = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
     test_tensor *x = test_tensor_make(context, TCH_FLOAT64, 2, shape, LAYOUT_CONTIGUOUS);
     test_tensor *report = test_tensor_make(context, TCH_INT32, 0, shape, LAYOUT_CONTIGUOUS);
-    tchi_foreign_root foreign = {take_wrong, w, 0};
+    tchi_user_root foreign = {take_wrong, w, 0};
     tch_root_config how = TCH_ROOT_CONFIG_INIT;
     how.relative_eps = 1e-6;
     how.tolerance = 1e-3;

@@ -258,6 +258,7 @@ PHASES = {
     "shampoo": ["factors", "refresh", "precondition", "apply"],
     "soap": ["factors", "basis", "apply"],
     "muon": ["orthogonalise", "apply"],
+    "lion": ["elementwise"],
 }
 
 
@@ -309,6 +310,7 @@ OTHERWISE = {
     ],
     "soap": [{"maximize": True}, {"normalize_grads": True}, {"precondition_frequency": 3}, {"correct_bias": False}],
     "muon": [{"maximize": True}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw"}, {"ns_steps": 4}],
+    "lion": [{"maximize": True}, {"betas": (0.8, 0.9)}],
 }
 
 

@@ -285,6 +285,7 @@ PHASES = {
     "shampoo": ["gather gradients", "factors", "refresh", "graft", "precondition", "apply", "elementwise"],
     "soap": ["gather gradients", "factors", "precondition", "apply", "basis", "elementwise"],
     "muon": ["gather gradients", "orthogonalise", "apply", "elementwise"],
+    "lion": ["step", "elementwise"],
 }
 
 

@@ -106,6 +106,15 @@ WRONG = {
         ("ns_coefficients", (1.0, 2.0), "1.0, 2.0"),
         ("eps", -0.5, "-0.5"),
     ],
+    "lion": [
+        ("lr", -0.5, "-0.5"),
+        ("betas", (1.0, 0.9), "1"),
+        ("betas", (0.9, 1.0), "1"),
+        ("betas", (0.9, -0.5), "-0.5"),
+        ("betas", 0.9, "0.9"),
+        ("weight_decay", -0.5, "-0.5"),
+        ("nonfinite", "panic", "panic"),
+    ],
 }
 WRONG = [(kind, *row) for kind, rows in WRONG.items() for row in rows]
 

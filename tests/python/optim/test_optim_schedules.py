@@ -141,7 +141,7 @@ def test_number_and_tensor_may_change_places(kind, device):
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_numbers_as_tensors(kind, device):
     numbers = {"weight_decay": torch.tensor(0.25, dtype=torch.float64)}
-    if kind in ("adamw", "shampoo", "soap"):
+    if kind in ("adamw", "shampoo", "soap", "lion"):
         numbers["betas"] = tuple(torch.tensor(b, dtype=torch.float64) for b in (0.75, 0.875))
     else:
         numbers["momentum"] = torch.tensor(0.5, dtype=torch.float64)

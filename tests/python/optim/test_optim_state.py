@@ -220,6 +220,7 @@ def test_what_a_state_dict_holds(kind, device):
         "shampoo": "exp_avg",
         "soap": "exp_avg",
         "muon": "momentum_buffer",
+        "lion": "exp_avg",
     }
     assert optimizer.state[p][names[kind]].shape == p.shape
     assert optimizer.state[p][names[kind]].device == p.device
@@ -239,7 +240,7 @@ def test_state_is_alive(kind, device):
     for s in optimizer.state.values():
         for name in ("exp_avg", "momentum_buffer"):
             if name in s:
-                s[name].zero_()
+                s[name].fill_(1.0)  # by which a sign changes, too
     train(model, optimizer, 1, first=4)
     train(twin, beside, 1, first=4)
     assert not torch.equal(model.out.weight, twin.out.weight)

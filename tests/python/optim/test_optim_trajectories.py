@@ -18,8 +18,8 @@ from optim_cases import CLASSES, EXACT, NOT_FOR_REFERENCE, Trial, copies, draw
 
 STEPS = 22
 TOLERANCE = {
-    torch.float64: {"sgd": 1e-14, "adamw": 1e-14, "shampoo": 1e-11, "soap": 1e-10, "muon": 1e-11},
-    torch.float32: {"sgd": 1e-5, "adamw": 1e-5, "shampoo": 1e-4, "soap": 1e-3, "muon": 1e-4},
+    torch.float64: {"sgd": 1e-14, "adamw": 1e-14, "shampoo": 1e-11, "soap": 1e-10, "muon": 1e-11, "lion": 1e-14},
+    torch.float32: {"sgd": 1e-5, "adamw": 1e-5, "shampoo": 1e-4, "soap": 1e-3, "muon": 1e-4, "lion": 1e-5},
 }
 BFLOAT16 = 0.05  # Muon in float32 on a GPU: the bound of the library's own tests
 
@@ -44,6 +44,7 @@ SHAPES = {
     # Where the first gradient determines the bases: no dimension larger than all others together.
     "soap": [(8, 8), (4, 5, 6), (3, 4, 2), (2, 3, 2, 3, 2), (1, 6, 1, 6), (19,), (), (0, 5), (6, 5)],
     "muon": [(12, 12), (31, 7), (5, 40), (2, 2), (6, 3, 2, 2), (3, 1, 3, 2, 3), (1, 17), (19,), (), (0, 5), (6, 5)],
+    "lion": [(13, 9), (3, 4, 5), (37,), (), (0, 4), (5, 3, 2, 2)],
 }
 BASE = {
     "sgd": {"lr": 0.05},
@@ -51,6 +52,7 @@ BASE = {
     "shampoo": {"lr": 0.05, "eps": 1e-8, "max_preconditioner_dim": 8, "update_freq": 1},
     "soap": {"lr": 0.02, "precondition_frequency": 3},
     "muon": {"lr": 0.02},
+    "lion": {"lr": 0.02},
 }
 SCALARS = {"adamw_lr": 0.01, "adamw_betas": (0.7, 0.8), "adamw_eps": 0.1, "adamw_weight_decay": 0.5}
 SGD = {
@@ -126,7 +128,14 @@ MUON = {
     "maximize": {"maximize": True},
     "other scalars": SCALARS,
 }
-TABLES = {"sgd": SGD, "adamw": ADAMW, "shampoo": SHAMPOO, "soap": SOAP, "muon": MUON}
+LION = {
+    "defaults": {},
+    "decay": {"weight_decay": 0.3},
+    "betas": {"betas": (0.5, 0.7)},
+    "no average": {"betas": (0.0, 0.0)},
+    "everything": {"betas": (0.95, 0.98), "weight_decay": 0.5, "maximize": True},
+}
+TABLES = {"sgd": SGD, "adamw": ADAMW, "shampoo": SHAMPOO, "soap": SOAP, "muon": MUON, "lion": LION}
 CASES = [(kind, label) for kind, table in TABLES.items() for label in table]
 
 
@@ -213,6 +222,7 @@ CHANGES = {
     ],
     "soap": [{"betas": (0.8, 0.9)}, {"shampoo_beta": 0.8}, {"eps": 1e-3}, {"adamw_lr": 0.01}],
     "muon": [{"momentum": 0.5}, {"adamw_betas": (0.5, 0.9)}],
+    "lion": [{"betas": (0.6, 0.8)}, {"weight_decay": 0.4}],
 }
 
 

@@ -128,7 +128,7 @@ class Model(torch.nn.Module):
         self.temperature = torch.nn.Parameter(torch.ones(()))
 
 
-NAMES = ["adamw", "muon", "sgd", "shampoo", "soap"]
+NAMES = ["adamw", "lion", "muon", "sgd", "shampoo", "soap"]
 OF_MODEL = ["kfac", "natural"]
 
 
@@ -136,7 +136,7 @@ def test_list_optimizers():
     assert torchium.list_optimizers() == sorted(NAMES + OF_MODEL)
     assert torchium.list_optimizers("s*") == ["sgd", "shampoo", "soap"]
     assert torchium.list_optimizers("S?ap") == ["soap"]
-    assert torchium.list_optimizers("lion") == []
+    assert torchium.list_optimizers("tiger") == []
     with pytest.raises(TypeError, match="pattern must be a str"):
         torchium.list_optimizers(3)
 
@@ -224,8 +224,8 @@ def test_options_of_a_model_need_a_model():
 def test_wrong_names():
     with pytest.raises(ValueError, match=r"name is 'shampo', expected one of .* did you mean 'shampoo'"):
         torchium.create_optimizer("shampo", Model())
-    with pytest.raises(ValueError, match="name is 'lion', expected one of adamw, kfac, muon, natural, sgd"):
-        torchium.create_optimizer("lion", Model())
+    with pytest.raises(ValueError, match="name is 'tiger', expected one of adamw, kfac, lion, muon, natural, sgd"):
+        torchium.create_optimizer("tiger", Model())
     with pytest.raises(TypeError, match="name must be a str, got 'NoneType'"):
         torchium.create_optimizer(None, Model())
     with pytest.raises(TypeError, match="elementwise must"):

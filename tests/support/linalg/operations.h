@@ -36,7 +36,8 @@ typedef struct test_operation {
 
 extern const test_operation test_operations[];
 
-/* Rows that the device under test offers; the others come last in the table. */
+/* All rows, and those that the device under test offers; the others come last in the table. */
+int32_t test_operation_rows(void);
 int32_t test_operation_count(void);
 
 /* The operands of one call, made, filled (inputs) or poisoned (outputs), in the contiguous layout. */

@@ -64,7 +64,7 @@ int32_t ref_merge_dims(const tch_optim_config *config, int32_t ndim, int64_t *di
     return merge_smallest(n, dims);
 }
 
-static bool is_matrix_kind(tch_optim_kind kind)
+bool ref_has_blocks(tch_optim_kind kind)
 {
     return kind == TCH_OPTIM_SHAMPOO || kind == TCH_OPTIM_SOAP || kind == TCH_OPTIM_MUON;
 }
@@ -79,7 +79,7 @@ static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t 
     r->method = config->kind;
     r->order = 1;
     r->dims[0] = r->count;
-    if (!is_matrix_kind(config->kind)) {
+    if (!ref_has_blocks(config->kind)) {
         return;
     }
     if (!matrix) {
@@ -289,6 +289,16 @@ static void step_sgd(ref_optim *r, const tch_optim_config *c, ref_block *b, doub
             d = c->nesterov ? d + c->momentum * b->buffer[e] : b->buffer[e];
         }
         p[e] -= c->lr * d;
+    }
+}
+
+static void step_lion(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+{
+    (void)r;
+    for (int64_t e = 0; e < b->count; e++) {
+        double direction = c->beta1 * b->average[e] + (1.0 - c->beta1) * g[e];
+        p[e] -= c->lr * (c->weight_decay * p[e] + (double)((direction > 0.0) - (direction < 0.0)));
+        b->average[e] = c->beta2 * b->average[e] + (1.0 - c->beta2) * g[e];
     }
 }
 
@@ -654,7 +664,7 @@ void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *
 {
     static void (*const steps[])(ref_optim *, const tch_optim_config *, ref_block *, double *, double *) = {
         [TCH_OPTIM_SGD] = step_sgd,   [TCH_OPTIM_ADAMW] = step_adamw, [TCH_OPTIM_SHAMPOO] = step_shampoo,
-        [TCH_OPTIM_SOAP] = step_soap, [TCH_OPTIM_MUON] = step_muon,
+        [TCH_OPTIM_SOAP] = step_soap, [TCH_OPTIM_MUON] = step_muon,   [TCH_OPTIM_LION] = step_lion,
     };
     r->step++;
     for (int32_t i = 0; i < r->block_count; i++) {

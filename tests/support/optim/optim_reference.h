@@ -20,6 +20,9 @@ typedef struct ref_block {
     double *root[REF_MAX_ORDER];                 /* Shampoo: the inverse root. SOAP: the basis, in its columns */
 } ref_block;
 
+/* Whether a kind has blocks, and leaves the rest to AdamW. */
+bool ref_has_blocks(tch_optim_kind kind);
+
 typedef struct ref_optim {
     tch_optim_kind method; /* what this parameter gets: ADAMW too for what the others leave */
     int32_t scalar;        /* it is one of those */

@@ -203,6 +203,13 @@ void trial_step(trial *t)
     trial_step_references(t);
 }
 
+void trial_steps(trial *t, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++) {
+        trial_step(t);
+    }
+}
+
 void trial_set_config(trial *t, int32_t group, const tch_optim_config *config)
 {
     t->configs[group] = *config;
@@ -238,9 +245,7 @@ void trial_run(tch_context *context, tch_dtype dtype, const tch_optim_config *co
 {
     trial t;
     trial_open(&t, context, dtype, dtype, config, count, shapes);
-    for (int32_t i = 0; i < steps; i++) {
-        trial_step(&t);
-    }
+    trial_steps(&t, steps);
     trial_check(&t, tolerance);
     trial_close(&t);
 }

@@ -61,6 +61,7 @@ void trial_draw(trial *t);
 void trial_list_gradients(const trial *t, const tch_tensor **gradients);
 void trial_step_references(trial *t);
 void trial_step(trial *t);
+void trial_steps(trial *t, int32_t count);
 
 /* Changes the numbers of a group on both sides. */
 void trial_set_config(trial *t, int32_t group, const tch_optim_config *config);

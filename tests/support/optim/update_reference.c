@@ -83,6 +83,19 @@ void ref_sgd(const ref_setting *s, ref_element *e)
     put(e, REF_PARAM, plus(get(e, REF_PARAM), times(-h->lr * s->factor, d)));
 }
 
+/* Where the sum c is no more than its own rounding its sign may be any, and p may be off by two steps. */
+void ref_lion(const ref_setting *s, ref_element *e)
+{
+    const tch_hyper *h = &s->hyper;
+    number g = gradient(s, e, false);
+    number c = plus(times(h->beta1, get(e, REF_STATE_0)), times(1.0 - h->beta1, g));
+    bool open = fabs(c.value) <= 8.0 * s->roundoff * c.size;
+    number sign = {(double)((c.value > 0) - (c.value < 0)), open ? 2.0 / s->roundoff : 1.0};
+    number p = times(1.0 - h->lr * h->weight_decay, get(e, REF_PARAM));
+    put(e, REF_PARAM, plus(p, times(-h->lr * s->factor, sign)));
+    put(e, REF_STATE_0, plus(times(h->beta2, get(e, REF_STATE_0)), times(1.0 - h->beta2, g)));
+}
+
 void ref_gather(const ref_setting *s, ref_element *e)
 {
     double beta1 = s->hyper.beta1;

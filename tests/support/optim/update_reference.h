@@ -35,6 +35,7 @@ typedef struct ref_setting {
     double factor;
     double grad_scale; /* 1 for none */
     int32_t maximize, amsgrad, l2, nesterov, decay, replace;
+    double roundoff; /* of the arithmetic: a sign is open where a sum is no more than its rounding */
     tch_filter filter;
     tch_graft graft;
     double block_scale;
@@ -44,6 +45,7 @@ typedef void (*ref_update)(const ref_setting *s, ref_element *e);
 
 void ref_adamw(const ref_setting *s, ref_element *e);
 void ref_sgd(const ref_setting *s, ref_element *e);
+void ref_lion(const ref_setting *s, ref_element *e);
 void ref_gather(const ref_setting *s, ref_element *e);
 void ref_gather_skipped(const ref_setting *s, ref_element *e);
 void ref_graft(const ref_setting *s, ref_element *e);

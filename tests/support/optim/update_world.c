@@ -389,6 +389,7 @@ static void setting_of_piece(world *w, int64_t k, const double *scales, const tc
     }
     s->clock = *clock;
     s->factor = (double)p->factor;
+    s->roundoff = test_unit_roundoff(world_dtype(w->types.real));
     s->block_scale = scales != NULL ? scales[p->block_index] : 1.0;
 }
 

@@ -30,7 +30,7 @@ static int by_dst_stride(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Drops sizes of 1, orders by dst's strides, and merges neighbours that are one run on both sides. */
+/* Drops sizes of 1, orders by dst's strides, and merges neighbors that are one run on both sides. */
 static void simplify(copy_job *job)
 {
     axis kept[TCH_MAX_RANK];

@@ -1,4 +1,4 @@
-/* Gradients of the weights of normalising layers, a sample at a time, and the weights of clipping. Statistics are taken
+/* Gradients of the weights of normalizing layers, a sample at a time, and the weights of clipping. Statistics are taken
  * in float64 and in two passes, the mean first, so that a mean far larger than the spread does not drown it. Numbers of
  * other types are widened in strips that stay in the nearest cache. */
 #include "backends/cpu/cpu.h"

@@ -10,6 +10,7 @@
 
 #include "backends/cpu/runtime/blas/parallel_blas.h"
 #include "backends/cpu/runtime/vector_clones.h"
+#include "core/arith.h"
 
 /* Blocks of inner products of positions, and tiles of the gradient: both stay in the nearer caches while they are
  * squared, and are large enough for BLAS to run at its speed. */
@@ -17,11 +18,6 @@
 #define TILE_ROWS 128
 #define TILE_COLS 384
 #define TILE_SIZE (TILE_ROWS * TILE_COLS)
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 static int is_half(tch_scalar type)
 {
@@ -171,7 +167,7 @@ static terms terms_of_positions(const sample *s)
 {
     terms all = {0, 0};
     for (int64_t row = 0; row < s->positions; row += BLOCK) {
-        int64_t m = smaller(BLOCK, s->positions - row);
+        int64_t m = tchi_min(BLOCK, s->positions - row);
         for (int64_t column = 0; column < row; column += BLOCK) {
             add_lower_block(s, row, m, column, BLOCK, &all);
         }
@@ -203,7 +199,7 @@ static void fine_products(const sample *s, view x, int64_t row, int64_t m, int64
     double *left = (double *)s->room + 2 * (int64_t)FINE_SIZE;
     double *right = left + FINE_SIZE;
     for (int64_t column = 0; column < k; column += FINE) {
-        int64_t cols = smaller(FINE, k - column);
+        int64_t cols = tchi_min(FINE, k - column);
         widen_panel(x, row, m, column, cols, left);
         widen_panel(x, other, n, column, cols, right);
         tchi_cpu_gemm_f64(s->state, TCHI_NO_TRANS, TCHI_TRANS, m, n, cols, 1.0, left, cols, right, cols,
@@ -217,9 +213,9 @@ static double fine_norm(const sample *s)
     double *of_g = of_a + FINE_SIZE;
     double sum = 0;
     for (int64_t row = 0; row < s->positions; row += FINE) {
-        int64_t m = smaller(FINE, s->positions - row);
+        int64_t m = tchi_min(FINE, s->positions - row);
         for (int64_t other = 0; other <= row; other += FINE) {
-            int64_t n = smaller(FINE, s->positions - other);
+            int64_t n = tchi_min(FINE, s->positions - other);
             fine_products(s, s->a, row, m, other, n, s->d, of_a);
             fine_products(s, s->g, row, m, other, n, s->p, of_g);
             sum += (other < row ? 2 : 1) * tchi_cpu_dot(m * n, TCH_SCALAR_F64, of_a, of_g);
@@ -235,9 +231,9 @@ static double norm_by_tiles(const sample *s)
     const tchi_loops *loops = tchi_loops_for(s->type);
     double sum = 0;
     for (int64_t row = 0; row < s->p; row += TILE_ROWS) {
-        int64_t m = smaller(TILE_ROWS, s->p - row);
+        int64_t m = tchi_min(TILE_ROWS, s->p - row);
         for (int64_t column = 0; column < s->d; column += TILE_COLS) {
-            int64_t n = smaller(TILE_COLS, s->d - column);
+            int64_t n = tchi_min(TILE_COLS, s->d - column);
             product(s->state, s->type, TCHI_TRANS, view_at(s->g, s->type, 0, row), TCHI_NO_TRANS,
                     view_at(s->a, s->type, 0, column), m, n, s->positions, s->room);
             sum += loops->sum_squares(m * n, 1.0, s->room);
@@ -248,14 +244,14 @@ static double norm_by_tiles(const sample *s)
 
 /* Terms may be so many times larger than their sum, all added up, before it is taken anew. Of independent numbers they are
  * a few times larger, and T / sqrt(p) times where all inputs point one way. */
-#define MOST_CANCELLED 256
+#define MOST_CANCELED 256
 
 /* A sum of float32 terms that cancel is taken again in float64; one of float64, by tiles of the gradient, whose error grows
  * with the root of what cancels. What is not finite stays as it is. */
 static double norm_by_positions(const sample *s)
 {
     terms t = terms_of_positions(s);
-    if (!(t.sum * MOST_CANCELLED < t.size)) {
+    if (!(t.sum * MOST_CANCELED < t.size)) {
         return t.sum;
     }
     return s->type == TCH_SCALAR_F64 ? norm_by_tiles(s) : fine_norm(s);
@@ -456,8 +452,8 @@ static void squares_one(void *argument, int64_t index, int thread)
     squares_tile t = {.group = index / (j->down * j->across)};
     t.row = index / j->across % j->down * SQUARES_ROWS;
     t.column = index % j->across * SQUARES_COLS;
-    t.rows = smaller(SQUARES_ROWS, j->out->rows - t.row);
-    t.cols = smaller(SQUARES_COLS, j->out->cols - t.column);
+    t.rows = tchi_min(SQUARES_ROWS, j->out->rows - t.row);
+    t.cols = tchi_min(SQUARES_COLS, j->out->cols - t.column);
     t.sums = (double *)room;
     t.product = room + SQUARES_SIZE * sizeof(double);
     t.wide = t.product + SQUARES_SIZE * sizeof(double);

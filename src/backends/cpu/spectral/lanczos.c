@@ -1,5 +1,5 @@
 /* The largest eigenvalue of each symmetric matrix, estimated from below by Lanczos iteration without
- * reorthogonalisation: the loss of orthogonality only repeats eigenvalues already found, and the largest is wanted
+ * reorthogonalization: the loss of orthogonality only repeats eigenvalues already found, and the largest is wanted
  * alone. Products are summed in double, whatever the matrix is stored in. */
 #include "backends/cpu/cpu.h"
 

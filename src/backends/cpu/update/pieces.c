@@ -1,5 +1,6 @@
 /* How pieces are cut and shared among threads. The cuts decide the order of sums, so they follow from the pieces alone;
  * threads only choose which chunks are whose. */
+#include "core/arith.h"
 #include "pieces.h"
 
 /* Chunks of transposed pieces are squares of this side where possible, since blocks run along the other direction. */
@@ -17,11 +18,6 @@ typedef struct cut {
     int64_t down, across;
 } cut;
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 static int64_t divide_up(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
@@ -38,9 +34,9 @@ static cut cut_piece(const tch_piece *piece, bool blocks)
         c.cols *= c.rows;
         c.rows = 1;
     }
-    c.wide = smaller(c.cols, turned ? SIDE : TCHI_CPU_CHUNK);
-    c.high = smaller(c.rows, TCHI_CPU_CHUNK / c.wide);
-    c.wide = smaller(c.cols, TCHI_CPU_CHUNK / c.high);
+    c.wide = tchi_min(c.cols, turned ? SIDE : TCHI_CPU_CHUNK);
+    c.high = tchi_min(c.rows, TCHI_CPU_CHUNK / c.wide);
+    c.wide = tchi_min(c.cols, TCHI_CPU_CHUNK / c.high);
     c.down = divide_up(c.rows, c.high);
     c.across = divide_up(c.cols, c.wide);
     return c;
@@ -52,7 +48,7 @@ int64_t tchi_cpu_chunks_of(const tch_piece *piece, bool blocks)
     return c.down * c.across;
 }
 
-/* A chunk that has neighbours in one direction alone is more than half full on average, and a quarter in the worst case
+/* A chunk that has neighbors in one direction alone is more than half full on average, and a quarter in the worst case
  * of both; the last one of a piece may be as small as it likes. */
 int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t pieces)
 {
@@ -80,7 +76,7 @@ static void do_chunk(const walk *w, const tch_piece *piece, const cut *c, int64_
     int64_t row = index / c->across * c->high;
     int64_t col = index % c->across * c->wide;
     tchi_cpu_chunk chunk = {
-        piece, row, col, smaller(c->high, c->rows - row), smaller(c->wide, c->cols - col), number,
+        piece, row, col, tchi_min(c->high, c->rows - row), tchi_min(c->wide, c->cols - col), number,
     };
     w->task(w->argument, &chunk);
 }
@@ -97,8 +93,8 @@ static void walk_range(void *argument, int64_t from, int64_t to)
         cut c = cut_piece(piece, w->blocks);
         int64_t chunks = c.down * c.across;
         int64_t cost = chunk_cost(&c);
-        int64_t first = chunks > 0 && at < from ? smaller(divide_up(from - at, cost), chunks) : 0;
-        int64_t last = chunks > 0 ? smaller(divide_up(to - at, cost), chunks) : 0;
+        int64_t first = chunks > 0 && at < from ? tchi_min(divide_up(from - at, cost), chunks) : 0;
+        int64_t last = chunks > 0 ? tchi_min(divide_up(to - at, cost), chunks) : 0;
         for (int64_t i = first; i < last; i++) {
             do_chunk(w, piece, &c, i, number + i);
         }

@@ -1,4 +1,4 @@
-/* AdamW and SGD: everything a step does to a parameter, in one pass over its memory. */
+/* AdamW, SGD and Lion: everything a step does to a parameter, in one pass over its memory. */
 #include "pieces.h"
 
 #include <math.h>
@@ -90,6 +90,43 @@ tch_status tchi_cpu_sgd(void *state, const tch_update *update, int32_t nesterov)
     step_job job = {.update = update, .nesterov = nesterov};
     if (!tchi_cpu_is_skipped(update)) {
         tchi_cpu_for_chunks(state, update, false, 4.0, sgd_chunk, &job);
+    }
+    return TCH_OK;
+}
+
+/* --- Lion ------------------------------------------------------------------------------------------------------- */
+
+static tchi_cpu_lion_numbers lion_numbers(const tch_hyper *h, const tch_piece *piece)
+{
+    return (tchi_cpu_lion_numbers){
+        .keep1 = h->beta1,
+        .take1 = 1.0 - h->beta1,
+        .keep2 = h->beta2,
+        .take2 = 1.0 - h->beta2,
+        .decay = 1.0 - h->lr * h->weight_decay,
+        .step = h->lr * (double)piece->factor,
+    };
+}
+
+static void lion_chunk(void *argument, const tchi_cpu_chunk *chunk)
+{
+    const step_job *job = argument;
+    tchi_cpu_lion_numbers numbers = lion_numbers(job->update->hyper, chunk->piece);
+    tchi_cpu_run run;
+    tchi_cpu_run_begin(&run, job->update, chunk);
+    while (tchi_cpu_run_next(&run)) {
+        void *p = tchi_cpu_run_param(&run);
+        const void *g = tchi_cpu_run_gradient(&run, NULL, 0.0);
+        run.steps->lion(run.n, &numbers, p, g, tchi_cpu_run_state(&run, 0));
+        tchi_cpu_run_store_param(&run, p);
+    }
+}
+
+tch_status tchi_cpu_lion(void *state, const tch_update *update)
+{
+    step_job job = {.update = update};
+    if (!tchi_cpu_is_skipped(update)) {
+        tchi_cpu_for_chunks(state, update, false, 4.0, lion_chunk, &job);
     }
     return TCH_OK;
 }

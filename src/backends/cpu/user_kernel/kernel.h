@@ -1,4 +1,4 @@
-/* User kernels on the CPU: what the files kernel*.c share. A kernel's way is kernel_compiler.c (which compiler),
+/* Custom kernels on the CPU: what the files kernel*.c share. A kernel's way is kernel_compiler.c (which compiler),
  * kernel_source.c (the text), kernel_build.c (compiling it in a process of its own, kernel_process.c; kernel_files.c knows
  * what that has read, kernel_stack.c what its threads need), kernel_load.c (into this process) and kernel_launch.c (running it, with kernel_fibers.c where threads wait for each other). */
 #ifndef TCHI_CPU_KERNEL_H

@@ -1,5 +1,5 @@
 /* What no macro can make C++ of: "extern __shared__ T name[]", an array of no size, becomes a pointer to the block's dynamic
- * shared memory; and the loop of a grid-stride kernel takes neighbouring elements one after another (kernel_stride.c).
+ * shared memory; and the loop of a grid-stride kernel takes neighboring elements one after another (kernel_stride.c).
  * Lines stay lines, so that messages name the right ones. */
 #define _GNU_SOURCE /* memmem */
 #include <stdio.h>

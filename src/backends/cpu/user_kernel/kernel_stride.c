@@ -1,10 +1,10 @@
-/* Recognising a kernel that is one grid-stride loop,
+/* Recognizing a kernel that is one grid-stride loop,
  *
  *     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) ...
  *
- * and nothing else. On a GPU neighbouring threads take neighbouring elements at once; a CPU that ran thread after thread
+ * and nothing else. On a GPU neighboring threads take neighboring elements at once; a CPU that ran thread after thread
  * would stride through memory instead. Where the turns are independent the order does not matter, and the library takes
- * neighbours one after another.
+ * neighbors one after another.
  *
  * It must be certain: nothing of a turn may reach the next one of its thread, or see which thread it is. So the loop is all
  * there is in the kernel, its variable and the parameters are never changed, no reference to anything is taken, the words

@@ -1,5 +1,5 @@
 /* How elementwise operations walk a batch of matrices: the grid is columns by rows by matrices, a thread takes four
- * neighbouring columns of TCHI_CUDA_PATCH_STEPS rows and loads them all before it stores any, which keeps memory busy
+ * neighboring columns of TCHI_CUDA_PATCH_STEPS rows and loads them all before it stores any, which keeps memory busy
  * and makes working in place safe. */
 #ifndef TCHI_CUDA_PATCHES_CUH
 #define TCHI_CUDA_PATCHES_CUH

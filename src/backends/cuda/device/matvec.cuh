@@ -177,7 +177,7 @@ template <typename T, int count> struct __align__(16) tchi_cuda_piece
     T v[count];
 };
 
-/* Where entry c of a vector lies. Lanes read four doubles each, two at a time, so that neighbours are 32 bytes apart
+/* Where entry c of a vector lies. Lanes read four doubles each, two at a time, so that neighbors are 32 bytes apart
  * and lanes 4 to 7 would meet lanes 0 to 3 in their banks; two doubles of nothing after every sixteen move them
  * aside. */
 template <typename real> static __device__ inline int tchi_cuda_place(int c)

@@ -35,7 +35,7 @@ static int by_dst_stride(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Drops sizes of 1, orders by dst's strides, and merges neighbours that are one run on both sides. */
+/* Drops sizes of 1, orders by dst's strides, and merges neighbors that are one run on both sides. */
 static void simplify(copy_job *job, const tch_array *dst, const int64_t *src_strides)
 {
     axis kept[TCH_MAX_RANK];
@@ -78,7 +78,7 @@ static bool is_empty(const tch_array *array)
     return false;
 }
 
-/* Whether two neighbouring units of `bytes` can be moved as one, everywhere. */
+/* Whether two neighboring units of `bytes` can be moved as one, everywhere. */
 static bool can_pair(const copy_job *job, int64_t bytes)
 {
     const axis *inner = &job->axes[job->rank - 1];

@@ -2,6 +2,8 @@
  * the device share a matrix and meet in atomic operations on the result. The sum of squares does, and is in
  * frobenius.cu. */
 #include "backends/cuda/device/reduce.cuh"
+#include "backends/cuda/device/triangle.cuh"
+#include "core/arith.h"
 
 #define THREADS 256       /* of a block */
 #define BLOCKS_PER_UNIT 8 /* blocks of 256 threads that fill a multiprocessor */
@@ -12,11 +14,6 @@ static int64_t share_of(const tchi_cuda_state *state, int64_t batch)
 {
     int64_t share = (int64_t)state->device.processors * BLOCKS_PER_UNIT / batch;
     return share > 1 ? share : 1;
-}
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
 }
 
 /* --- meeting in the result ---------------------------------------------------------------------------------------- */
@@ -130,8 +127,8 @@ static __global__ void __launch_bounds__(THREADS)
 static dim3 grid_for(const tchi_cuda_state *state, const tchi_cuda_extent &e, const dim3 &block)
 {
     int64_t share = share_of(state, e.batch);
-    int64_t across = least(tchi_cuda_ceil_div(e.cols, (int64_t)block.x * 4), share);
-    int64_t down = least(tchi_cuda_ceil_div(e.rows, block.y), tchi_cuda_ceil_div(share, across));
+    int64_t across = tchi_min(tchi_cuda_ceil_div(e.cols, (int64_t)block.x * 4), share);
+    int64_t down = tchi_min(tchi_cuda_ceil_div(e.rows, block.y), tchi_cuda_ceil_div(share, across));
     return dim3((unsigned)across, (unsigned)down, tchi_cuda_grid_yz(e.batch));
 }
 
@@ -198,21 +195,15 @@ tch_status tchi_cuda_flag_overflow(void *state, const tch_matrices *x, double mo
 
 /* --- asymmetry, and all three at once ----------------------------------------------------------------------------- */
 
-/* A tile on or below the diagonal. Pairs are numbered row by row: 0 is (0, 0), 1 is (1, 0), 2 is (1, 1), ... */
+/* A tile on or below the diagonal. */
 typedef struct tile_pair {
     int64_t row, col;
 } tile_pair;
 
 static __device__ inline tile_pair pair_at(int64_t number)
 {
-    int64_t row = (int64_t)((sqrt(8.0 * (double)number + 1.0) - 1.0) / 2.0);
-    while (row * (row + 1) / 2 > number) {
-        row--;
-    }
-    while ((row + 1) * (row + 2) / 2 <= number) {
-        row++;
-    }
-    return {row, number - row * (row + 1) / 2};
+    int64_t row = tchi_lower_row(number);
+    return {row, number - tchi_lower_tiles(row)};
 }
 
 template <typename real>
@@ -261,7 +252,7 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t tiles = tchi_cuda_ceil_div(n, TILE);
     for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
         tally<real> seen = {};
-        for (int64_t pair = blockIdx.x; pair < tiles * (tiles + 1) / 2; pair += gridDim.x) {
+        for (int64_t pair = blockIdx.x; pair < tchi_lower_tiles(tiles); pair += gridDim.x) {
             inspect_pair(seen, x, tchi_cuda_at(x, b, 0, 0), n, pair_at(pair), image);
         }
         report(seen, entry(max_abs, b), entry(nonfinite, b), entry(asymmetry, b));
@@ -279,7 +270,7 @@ tch_status tchi_cuda_inspect(void *state, const tch_matrices *x, double *max_abs
         return TCH_OK;
     }
     int64_t tiles = tchi_cuda_ceil_div(x->rows, TILE);
-    int64_t share = least(tiles * (tiles + 1) / 2, share_of(s, x->batch));
+    int64_t share = tchi_min(tchi_lower_tiles(tiles), share_of(s, x->batch));
     dim3 grid((unsigned)share, 1, tchi_cuda_grid_yz(x->batch));
     dim3 block(TILE, THREADS / TILE);
     if (x->type == TCH_SCALAR_F64) {

@@ -11,7 +11,7 @@
 #define STEPS 4
 #define BLOCKS 16
 
-/* bfloat16 in place, as orthogonalisation asks for it: half the bytes in a row, so twice the rows. */
+/* bfloat16 in place, as orthogonalization asks for it: half the bytes in a row, so twice the rows. */
 #define SHORT_STEPS 8
 
 /* From float32 to float64 the order is another: 58 us with these, 71 with those above, 49 for a copy of as much. */

@@ -126,7 +126,7 @@ static __device__ inline void store_row(const patch_call &c, bits *to, int count
 }
 
 /* input (samples, groups channels, size), out (rows, cols) for each sample and group. Moves: the input once, if its
- * neighbourhood stays at the cache, and an element out for each of out. Does: no arithmetic but addresses.
+ * neighborhood stays at the cache, and an element out for each of out. Does: no arithmetic but addresses.
  * Grid: columns, rows, matrices. */
 template <typename bits>
 static __global__ void __launch_bounds__(THREADS) patches_kernel(const __grid_constant__ patch_call c)

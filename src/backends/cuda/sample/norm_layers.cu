@@ -1,4 +1,4 @@
-/* Gradients of the weight and the bias of normalising layers, sample by sample. First the mean and the reciprocal
+/* Gradients of the weight and the bias of normalizing layers, sample by sample. First the mean and the reciprocal
  * deviation of every row, with the mean subtracted before squares are taken, by a warp or a block for each; then the sums
  * over positions. Layer and RMS norms have their features along rows, group norms their positions. */
 #include "backends/cuda/device/reduce.cuh"

@@ -127,7 +127,7 @@ static __device__ inline void put_block(const block_call &c, int64_t block, doub
     tchi_cuda_store<double>(c.out.type, to, 0, 0, before + c.scale * sum);
 }
 
-/* The sum over a small block by `lanes` neighbours in a warp, a power of two, of which this is `lane`. */
+/* The sum over a small block by `lanes` neighbors in a warp, a power of two, of which this is `lane`. */
 template <typename real>
 static __device__ inline double dot_by_lanes(const block_call &c, int64_t block, int lane, int lanes)
 {
@@ -153,7 +153,7 @@ static __device__ inline double dot_by_lanes(const block_call &c, int64_t block,
 }
 
 /* x, y (down height, across width), out (down, across). Moves: x and y once. Does: a product and a sum an element.
- * Neighbouring groups of lanes have neighbouring blocks. */
+ * Neighboring groups of lanes have neighboring blocks. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
     small_block_dots_kernel(const __grid_constant__ block_call c, int lanes)

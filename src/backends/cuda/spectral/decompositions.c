@@ -231,7 +231,7 @@ tch_status tchi_cuda_eigh(void *state, const tch_matrices *v, const tch_matrices
 /* Matrices in one batched call: a grid dimension ends at 65535. */
 #define SOLVE_MOST_BATCH 65535
 
-/* One factorisation after the other keeps the device busy from about n = 1000 on, so a large matrix goes into a batched
+/* One factorization after the other keeps the device busy from about n = 1000 on, so a large matrix goes into a batched
  * call only in company. Reasoned from the eigendecomposition's crossover, not measured. */
 #define SOLVE_SIZE_PER_MATRIX 128
 

@@ -32,7 +32,7 @@ tch_status tchi_cuda_eigh_single(const tchi_cuda_state *state, const tch_matrice
 tch_status tchi_cuda_solve_prepare(const tchi_cuda_state *state, const tch_matrices *a, const double *shift,
                                    const tch_matrices *b, const int32_t *flags, void **a_addresses, void **b_addresses);
 
-/* NOT_POSITIVE where flags are OK and the factorisation failed, by info or by a diagonal of A that is not positive and
+/* NOT_POSITIVE where flags are OK and the factorization failed, by info or by a diagonal of A that is not positive and
  * finite. Every A that is flagged then becomes the identity, so that solving with it leaves its B as it is. */
 tch_status tchi_cuda_solve_verdict(const tchi_cuda_state *state, const tch_matrices *a, const int32_t *info,
                                    int32_t *flags);

@@ -231,7 +231,7 @@ tch_status tchi_cuda_solve_prepare(const tchi_cuda_state *state, const tch_matri
     return tchi_cuda_launched(state, "solve_prepare_kernel");
 }
 
-/* --- solve, between the factorisation and the triangular solves --------------------------------------------------- */
+/* --- solve, between the factorization and the triangular solves --------------------------------------------------- */
 
 /* A NaN or an infinity in the triangle that was read ends up in the diagonal of the factor, whatever info says. */
 template <typename real> static __device__ int diagonal_is_good(const real *a, int64_t n, int64_t ld)

@@ -1,5 +1,5 @@
 /* The largest eigenvalue of each symmetric matrix, estimated from below by Lanczos iteration, all steps in one
- * launch. As on the CPU there is no reorthogonalisation: its loss only repeats eigenvalues already found, and the
+ * launch. As on the CPU there is no reorthogonalization: its loss only repeats eigenvalues already found, and the
  * largest is wanted alone. Every block of a matrix repeats the work on vectors and the decision to stop, with the
  * same bits, so that blocks need to meet only once a step: changing that work in one place changes it in all. */
 #include "backends/cuda/device/matvec.cuh"

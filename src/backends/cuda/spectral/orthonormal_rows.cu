@@ -65,7 +65,7 @@ template <typename real> static __device__ double load_row(const real *row, int6
     return block_sum(square, r.shared);
 }
 
-/* The row = x normalised, or zero where the sum of squares is taken for nothing. */
+/* The row = x normalized, or zero where the sum of squares is taken for nothing. */
 template <typename real> static __device__ void store_row(real *row, int64_t n, const work_row &r, double square)
 {
     double scale = square > 0.0 ? 1.0 / sqrt(square) : 0.0;
@@ -131,7 +131,7 @@ template <typename real> static __device__ double project(const basis<real> &q, 
 /* Every row less the rows of larger |eigenvalues|; ascending as those are, the largest is at one of the ends. Rows that
  * vanish become zero. */
 template <typename real>
-static __device__ void orthonormalise(real *v, int64_t n, int64_t ld, const real *w, const work_row &r)
+static __device__ void orthonormalize(real *v, int64_t n, int64_t ld, const real *w, const work_row &r)
 {
     int64_t low = 0;
     int64_t high = n - 1;
@@ -203,7 +203,7 @@ static __global__ void __launch_bounds__(MOST_THREADS)
         __syncthreads(); /* everyone has read the flag before it changes */
         if (isfinite(defect)) {
             work_row r = {rows + b * 2 * n, rows + b * 2 * n + n, shared};
-            orthonormalise(v + b * stride, n, ld, w + b * n, r);
+            orthonormalize(v + b * stride, n, ld, w + b * n, r);
             complete(v + b * stride, n, ld, r);
         } else if (threadIdx.x == 0) {
             flags[b] = TCH_REPORT_NO_CONVERGENCE;

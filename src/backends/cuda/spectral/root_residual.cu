@@ -61,7 +61,7 @@ struct lane_share {
     int whole; /* steps; what follows is read element by element */
 };
 
-/* Four neighbouring elements; `streamed` ones are not read again soon, and leave their place in L2 to others. */
+/* Four neighboring elements; `streamed` ones are not read again soon, and leave their place in L2 to others. */
 template <typename T, bool streamed> static __device__ inline tchi_cuda_piece<T, 4> read_whole(const char *from)
 {
     tchi_cuda_piece<T, 4> four;

@@ -1,5 +1,5 @@
 /* AdamW over all pieces of a step. Memory decides: beside seven accesses there is one square root and one division for an
- * element. What hyper-parameters and the clock come down to is worked out in double by one thread of a block, while the
+ * element. What hyperparameters and the clock come down to is worked out in double by one thread of a block, while the
  * loads of all of them are under way. */
 #include "updates.cuh"
 

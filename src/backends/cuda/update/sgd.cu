@@ -1,5 +1,5 @@
 /* SGD over all pieces of a step, with or without momentum. As in AdamW memory decides, and one thread of a block reduces
- * the hyper-parameters to what the others need. */
+ * the hyperparameters to what the others need. */
 #include "updates.cuh"
 
 template <typename real> struct sgd_numbers {

@@ -1,4 +1,4 @@
-/* Compiles a user's kernel with NVRTC. The source lies between two texts of ours: before it what NVRTC lacks, behind it what
+/* Compiles a custom kernel with NVRTC. The source lies between two texts of ours: before it what NVRTC lacks, behind it what
  * writes down the kernel's parameters; #line directives keep the user's own file and lines in every message. NVRTC needs no
  * GPU and touches none. */
 #define _GNU_SOURCE

@@ -1,5 +1,5 @@
 /* Conversions between float types over contiguous runs, rounding to nearest even, done on the bits so that every
- * compiler and processor gives the same result and the loops vectorise. A file that defines OWN_HALVES brings its own
+ * compiler and processor gives the same result and the loops vectorize. A file that defines OWN_HALVES brings its own
  * f16_to_f32 and f32_to_f16. */
 #include "backends/cpu/loops/loops.h"
 

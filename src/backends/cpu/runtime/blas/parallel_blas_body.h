@@ -6,6 +6,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "core/arith.h"
+
 #include "parallel_blas.h"
 
 enum {
@@ -21,11 +23,6 @@ enum {
 
 /* Below this many operations one call on one thread is faster; about 100 by 100 by 100. */
 #define WORTH_DIVIDING 2e6
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 static int64_t rounded(double x)
 {
@@ -71,7 +68,7 @@ static void product_part(const product *p, int64_t row, int64_t m, int64_t col, 
 /* Where part `i` of `count` begins. */
 static int64_t edge(int64_t n, int64_t i, int64_t count)
 {
-    return i == count ? n : smaller(rounded((double)n * (double)i / (double)count), n);
+    return i == count ? n : tchi_min(rounded((double)n * (double)i / (double)count), n);
 }
 
 static void product_parts(void *argument, int64_t from, int64_t to)
@@ -118,7 +115,7 @@ void PARALLEL_GEMM(const tchi_cpu_state *state, int trans_a, int trans_b, int64_
 /* Bands of rows with the same number of elements in each: the first i of them hold i / count of the triangle. */
 static int64_t band_edge(int64_t n, int64_t i, int64_t count)
 {
-    return i == count ? n : smaller(rounded((double)n * sqrt((double)i / (double)count)), n);
+    return i == count ? n : tchi_min(rounded((double)n * sqrt((double)i / (double)count)), n);
 }
 
 typedef struct triangle {
@@ -164,7 +161,7 @@ static void symm_bands(void *argument, int64_t from, int64_t to)
     const triangle *t = argument;
     int64_t last = band_edge(t->product.n, to, t->bands);
     for (int64_t row = band_edge(t->product.n, from, t->bands); row < last; row += STRIP) {
-        int64_t rows = smaller(last - row, STRIP);
+        int64_t rows = tchi_min(last - row, STRIP);
         product_part(&t->product, row, rows, 0, row + rows);
     }
 }
@@ -172,7 +169,7 @@ static void symm_bands(void *argument, int64_t from, int64_t to)
 static void symm_whole(const product *p)
 {
     for (int64_t from = 0; from < p->n; from += STRIP) {
-        product_part(p, from, p->n - from, from, smaller(STRIP, p->n - from));
+        product_part(p, from, p->n - from, from, tchi_min(STRIP, p->n - from));
     }
 }
 
@@ -252,7 +249,7 @@ int PARALLEL_POTRF(const tchi_cpu_state *state, int64_t n, REAL *a, int64_t lda)
         return potrf_whole(state, n, a, lda);
     }
     for (int64_t j = 0; j < n; j += PANEL) {
-        int64_t width = smaller(PANEL, n - j);
+        int64_t width = tchi_min(PANEL, n - j);
         int64_t rest = n - j - width;
         REAL *square = a + j * lda + j;
         REAL *below = square + width * lda;
@@ -317,7 +314,7 @@ static void take_columns(void *argument, int64_t from, int64_t to)
     (void)from;
     (void)to;
     while ((col = atomic_fetch_add(&v->next, 1) * v->width) < v->n) {
-        inverse_columns(v, col, smaller(v->width, v->n - col));
+        inverse_columns(v, col, tchi_min(v->width, v->n - col));
     }
 }
 
@@ -329,7 +326,7 @@ int PARALLEL_TRTRI(const tchi_cpu_state *state, int64_t n, const REAL *l, int64_
         return trtri_whole(state, n, x, ldx);
     }
     inverse v = {.state = state, .n = n, .l = l, .x = x, .ldl = ldl, .ldx = ldx};
-    v.width = smaller(TRTRI_COLS, (n / (4 * parts) / GRAIN + 1) * GRAIN);
+    v.width = tchi_min(TRTRI_COLS, (n / (4 * parts) / GRAIN + 1) * GRAIN);
     atomic_init(&v.next, 0);
     tchi_cpu_split(state, parts, work, take_columns, &v);
     return 0;

@@ -64,7 +64,7 @@ static int64_t distance_of_columns(int64_t padded)
 
 static size_t part_bytes(int64_t n, int part)
 {
-    int64_t padded = round_up(n, BLOCK), team = team_size(n, REDUCE_ROWS, MAX_THREADS);
+    int64_t padded = tchi_round_up(n, BLOCK), team = team_size(n, REDUCE_ROWS, MAX_THREADS);
     const size_t bytes[PARTS] = {
         [PART_Q] = (size_t)(padded * distance_of_columns(padded)) * sizeof(REAL),
         [PART_SQUARE] = (size_t)(n * n) * sizeof(REAL),
@@ -98,7 +98,7 @@ static workspace lay_out(int64_t n, char *scratch)
         at[part] = scratch;
         scratch += part_bytes(n, part);
     }
-    int64_t padded = round_up(n, BLOCK);
+    int64_t padded = tchi_round_up(n, BLOCK);
     return (workspace){
         .padded = padded,
         .ldq = distance_of_columns(padded),
@@ -134,7 +134,7 @@ VECTOR_CLONES static REAL largest_entry(int64_t n, const REAL *a, int64_t lda)
 
 /* Scales the tridiagonal matrix to entries of at most one, exactly, and returns the exponent taken out: deflation
  * compares with the norm of the whole. */
-static int normalise(int64_t n, double *d, double *e)
+static int normalize(int64_t n, double *d, double *e)
 {
     double most = fmax(largest(d, n), largest(e, n - 1));
     int exponent = 0;
@@ -170,7 +170,7 @@ static int solve_share(job *j, const member *me)
     }
     meet(me);
     if (me->thread == 0) {
-        j->exponent += normalise(j->reduction.n, j->reduction.d, j->reduction.e);
+        j->exponent += normalize(j->reduction.n, j->reduction.d, j->reduction.e);
     }
     int failed = divide_and_conquer(&j->divide, &j->shared, j->reduction.e, me);
     back_transform(&j->back, me);

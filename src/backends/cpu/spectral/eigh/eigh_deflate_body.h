@@ -130,7 +130,7 @@ static void rotate_columns(const divide *t, node *p, int x, int y, REAL c, REAL 
     }
 }
 
-/* Two neighbours with nearly equal eigenvalues: a rotation moves all of z's weight to the later one. It is an
+/* Two neighbors with nearly equal eigenvalues: a rotation moves all of z's weight to the later one. It is an
  * eigenvector then, to the tolerance, and goes; returns false when the error would be larger. */
 static bool merge_close_pair(const divide *t, node *p, int x, int y, double tolerance)
 {

@@ -1,5 +1,5 @@
 /* Divide and conquer on a tridiagonal matrix: cut it into leaves by taking out single off-diagonal entries, solve the
- * leaves, and merge neighbours level by level. While a level has as many nodes as there are threads, each node is one
+ * leaves, and merge neighbors level by level. While a level has as many nodes as there are threads, each node is one
  * thread's; above, all threads work on one node. */
 #include "eigh_leaf.h"
 #include "eigh_merge_body.h"

@@ -37,7 +37,7 @@ static void pack(const divide *t, const node *p, const member *me)
     }
 }
 
-/* Four columns of s from column j on: component g of a vector is z_g / (pole_g - root), normalised, with the rows in
+/* Four columns of s from column j on: component g of a vector is z_g / (pole_g - root), normalized, with the rows in
  * the order of the groups. They share one division. */
 VECTOR_INLINE void four_vectors(const node *p, int64_t j)
 {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backends/cpu/runtime/vector_clones.h"
+#include "core/arith.h"
 #include "eigh_team.h"
 
 /* The columns are owned in blocks. The squares on the diagonal are kept whole, and rows and columns are padded with
@@ -26,11 +27,6 @@ typedef struct reduction {
     double *d, *e;
     REAL *vectors; /* (VECTORS_PER_THREAD * threads + SHARED_VECTORS) * padded */
 } reduction;
-
-static int64_t round_up(int64_t n, int64_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
 
 /* Blocks are dealt to the threads back and forth, 0 1 1 0 0 1 1 0, since their columns get shorter. */
 VECTOR_INLINE int owner(int64_t block, int threads)

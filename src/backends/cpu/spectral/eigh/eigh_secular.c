@@ -12,7 +12,7 @@
 
 enum { LANES = TCHI_SECULAR_LANES, MAX_STEPS = 100, CUT_EVERY = 8 };
 
-/* A block of neighbouring roots on the way to convergence. */
+/* A block of neighboring roots on the way to convergence. */
 typedef struct lanes {
     double origin[LANES], offset[LANES];
     double low[LANES], high[LANES]; /* the bracket of offset */

@@ -20,7 +20,7 @@ enum { LOCAL_SQUARES = 5, BLOCKS_PER_STRETCH = 4 };
 
 static int64_t stretches(const band_plan *plan)
 {
-    return ceil_div(plan->blocks, BLOCKS_PER_STRETCH);
+    return tchi_ceil_div(plan->blocks, BLOCKS_PER_STRETCH);
 }
 
 static size_t band_inverse_bytes(const band_plan *plan)

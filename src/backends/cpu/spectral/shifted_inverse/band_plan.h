@@ -10,6 +10,8 @@
 
 #include <stdint.h>
 
+#include "core/arith.h"
+
 typedef struct band_plan {
     int64_t n;
     int64_t poles;
@@ -30,11 +32,6 @@ static inline int64_t min_i64(int64_t a, int64_t b)
 static inline int64_t max_i64(int64_t a, int64_t b)
 {
     return a > b ? a : b;
-}
-
-static inline int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
 }
 
 /* Measured on one core of two with AVX-512 (bench/ladder/shifted_inverse.md): a band of 32 against 48 and 64 costs
@@ -69,12 +66,12 @@ static inline band_plan make_band_plan(int64_t n, int64_t poles)
         widths++;
     }
     plan.block = min_i64(n, widths->block);
-    plan.blocks = ceil_div(n, plan.block);
+    plan.blocks = tchi_ceil_div(n, plan.block);
     plan.panels = max_i64(plan.blocks - 2, 0);
     plan.group = widths->panels * plan.block;
-    plan.groups = ceil_div(plan.panels * plan.block, plan.group);
+    plan.groups = tchi_ceil_div(plan.panels * plan.block, plan.group);
     plan.tile = 2 * plan.group;
-    plan.tiles = 1 + ceil_div(n - plan.block, plan.tile);
+    plan.tiles = 1 + tchi_ceil_div(n - plan.block, plan.tile);
     return plan;
 }
 

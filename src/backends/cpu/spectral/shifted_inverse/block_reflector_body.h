@@ -1,4 +1,4 @@
-/* Block reflectors H = I - V T V' for one precision: the QR factorisation of a panel, and H applied to one side of a
+/* Block reflectors H = I - V T V' for one precision: the QR factorization of a panel, and H applied to one side of a
  * matrix or to both sides of a symmetric one. V is kept with its unit diagonal and its zeros written out, so that
  * every use of it is a plain matrix product. Needs REAL and REAL_BLAS. */
 

@@ -8,7 +8,7 @@
 
 #include <torchium/backend.h>
 
-/* An AdamW step of one parameter, its hyper-parameters and its clock reduced to what the loop needs. */
+/* An AdamW step of one parameter, its hyperparameters and its clock reduced to what the loop needs. */
 typedef struct tchi_cpu_adamw_numbers {
     double keep1, take1; /* m = keep1 m + take1 g */
     double keep2, take2; /* v = keep2 v + take2 g^2 */
@@ -17,6 +17,14 @@ typedef struct tchi_cpu_adamw_numbers {
     double decay; /* p = decay p - step m / (root sqrt(v) + eps) */
     double step;
 } tchi_cpu_adamw_numbers;
+
+/* The same of a Lion step. */
+typedef struct tchi_cpu_lion_numbers {
+    double keep1, take1; /* c = keep1 m + take1 g */
+    double keep2, take2; /* m = keep2 m + take2 g */
+    double decay;        /* p = decay p - step sign(c) */
+    double step;
+} tchi_cpu_lion_numbers;
 
 /* What the random bits of a run depend on. */
 typedef struct tchi_cpu_random_run {
@@ -31,6 +39,7 @@ typedef struct tchi_cpu_steps {
     void (*divide)(int64_t n, double divisor, const void *x, void *out);
     /* `largest` is NULL, or holds the largest v so far, which then takes v's place in the last formula */
     void (*adamw)(int64_t n, const tchi_cpu_adamw_numbers *c, void *p, const void *g, void *m, void *v, void *largest);
+    void (*lion)(int64_t n, const tchi_cpu_lion_numbers *c, void *p, const void *g, void *m);
     /* v = keep v + take x^2 */
     void (*square)(int64_t n, double keep, double take, const void *x, void *v);
     /* out = factor x / (root sqrt(v) + eps) */

@@ -37,7 +37,7 @@ static __device__ __forceinline__ tchi_wgmma_work lower_tile(const wgmma_factor_
     return {row * TCHI_WGMMA_ROWS, (tile - tiles_before(row)) * TCHI_WGMMA_COLS, item / p.tiles};
 }
 
-/* Neighbouring columns 2 t and 2 t + 1 of one row are a thread's; of a column eight threads have neighbouring rows. */
+/* Neighboring columns 2 t and 2 t + 1 of one row are a thread's; of a column eight threads have neighboring rows. */
 static __device__ __forceinline__ void put(const wgmma_factor_problem &p, float *c, int i, int j, float value)
 {
     if (i < p.n && j <= i) {

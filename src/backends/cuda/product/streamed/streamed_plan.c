@@ -3,6 +3,7 @@
 #include "streamed_plan.h"
 
 #include "backends/cuda/runtime/scalars.h"
+#include "core/arith.h"
 
 /* Rows of a tile on the device begin at multiples of this, for cuBLAS; slots at multiples of SLOT_ALIGNMENT. */
 #define ROW_ALIGNMENT 16
@@ -14,11 +15,6 @@
 /* What one more tile costs, in bytes of traffic at 55 GB/s: the last wave of its product, which leaves processors idle
  * for about 0.3 ms when k is some ten thousand. Reasoned, not measured. */
 #define TILE_COST (INT64_C(16) << 20)
-
-static int64_t round_up(int64_t value, int64_t to)
-{
-    return (value + to - 1) / to * to;
-}
 
 static int64_t count(int64_t size, int64_t tile)
 {
@@ -33,7 +29,7 @@ static int64_t tile_size(int64_t size, int step)
         return 0;
     }
     int64_t tile = size < 1 ? 1 : (size + parts - 1) / parts;
-    int64_t rounded = tile > TILE_ROUND ? round_up(tile, TILE_ROUND) : tile;
+    int64_t rounded = tile > TILE_ROUND ? tchi_round_up(tile, TILE_ROUND) : tile;
     return rounded < size || size < 1 ? rounded : size;
 }
 
@@ -42,9 +38,9 @@ static tchi_stream_tiles tiles_of(int64_t rows, int64_t cols, int64_t tiles, int
 {
     tchi_stream_tiles t = {.rows = transpose ? cols : rows, .cols = transpose ? rows : cols};
     int64_t size = tchi_cuda_scalar_size(type);
-    t.ld = round_up(t.cols * size, ROW_ALIGNMENT) / size;
+    t.ld = tchi_round_up(t.cols * size, ROW_ALIGNMENT) / size;
     t.slots = !on_host ? 0 : tiles == 1 ? 1 : TCHI_STREAM_SLOTS;
-    t.bytes = on_host ? round_up(t.rows * t.ld * size, SLOT_ALIGNMENT) : 0;
+    t.bytes = on_host ? tchi_round_up(t.rows * t.ld * size, SLOT_ALIGNMENT) : 0;
     return t;
 }
 
@@ -59,7 +55,7 @@ static void lay_out(const tch_streamed_product *p, tchi_stream_plan *plan)
     plan->a = tiles_of(tile[0], tile[2], rows * depth, p->transpose_a, p->a_on_host, type);
     plan->b = tiles_of(tile[2], tile[1], depth * cols, p->transpose_b, p->b_on_host, type);
     plan->c = tiles_of(tile[0], tile[1], rows * cols, 0, p->c_on_host, type);
-    plan->sum_bytes = half && depth > 1 ? round_up(tile[0] * tile[1] * (int64_t)sizeof(float), SLOT_ALIGNMENT) : 0;
+    plan->sum_bytes = half && depth > 1 ? tchi_round_up(tile[0] * tile[1] * (int64_t)sizeof(float), SLOT_ALIGNMENT) : 0;
     plan->bytes =
         plan->a.slots * plan->a.bytes + plan->b.slots * plan->b.bytes + plan->c.slots * plan->c.bytes + plan->sum_bytes;
 }

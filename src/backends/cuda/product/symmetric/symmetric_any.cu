@@ -4,30 +4,12 @@
 #include "symmetric_any.h"
 
 #include "backends/cuda/device/elements.cuh"
+#include "backends/cuda/device/triangle.cuh"
 
 #define TILE 64
 #define KTILE 16
 #define SIDE 16 /* threads along each side of a block; each computes 4 by 4 elements, SIDE apart */
 #define EACH (TILE / SIDE)
-
-/* Tiles in the first `rows` rows of tiles of a lower triangle. */
-static __host__ __device__ int64_t lower_tiles(int64_t rows)
-{
-    return rows * (rows + 1) / 2;
-}
-
-/* The row that such a tile is in; the square root is a guess, put right afterwards. */
-static __device__ int64_t tile_row(int64_t tile)
-{
-    int64_t i = (int64_t)((sqrtf(8.0f * (float)tile + 1.0f) - 1.0f) * 0.5f);
-    while (lower_tiles(i) > tile) {
-        i--;
-    }
-    while (lower_tiles(i + 1) <= tile) {
-        i++;
-    }
-    return i;
-}
 
 /* --- the product -------------------------------------------------------------------------------------------------- */
 
@@ -98,8 +80,8 @@ template <typename real> static __global__ void __launch_bounds__(SIDE *SIDE, 2)
     __shared__ real a[TILE][KTILE + 1];
     __shared__ real b[TILE][KTILE + 1];
     for (int64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
-        int64_t matrix = block / p.tiles, tile = block % p.tiles, above = tile_row(tile);
-        int64_t row = above * TILE, col = (tile - lower_tiles(above)) * TILE;
+        int64_t matrix = block / p.tiles, tile = block % p.tiles, above = tchi_lower_row(tile);
+        int64_t row = above * TILE, col = (tile - tchi_lower_tiles(above)) * TILE;
         real sum[EACH][EACH] = {};
         for (int64_t k = 0; k < p.k; k += KTILE) {
             __syncthreads(); /* the k-tile before has been used */
@@ -129,7 +111,7 @@ extern "C" tch_status tchi_cuda_symmetric_any(tchi_cuda_state *state, double c0,
     }
     p.n = c->rows;
     p.k = a->cols;
-    p.tiles = lower_tiles(tchi_cuda_ceil_div(c->rows, TILE));
+    p.tiles = tchi_lower_tiles(tchi_cuda_ceil_div(c->rows, TILE));
     p.blocks = p.tiles * c->batch;
     p.c0 = c0;
     p.c1 = c1;
@@ -162,8 +144,8 @@ static __global__ void __launch_bounds__(SQUARE * 8) mirror_lower_kernel(const m
     __shared__ double square[SQUARE][SQUARE + 1];
     const int x = (int)threadIdx.x % SQUARE;
     for (int64_t block = blockIdx.x; block < job.blocks; block += gridDim.x) {
-        int64_t matrix = block / job.tiles, tile = block % job.tiles, above = tile_row(tile);
-        int64_t row = above * SQUARE, col = (tile - lower_tiles(above)) * SQUARE;
+        int64_t matrix = block / job.tiles, tile = block % job.tiles, above = tchi_lower_row(tile);
+        int64_t row = above * SQUARE, col = (tile - tchi_lower_tiles(above)) * SQUARE;
         __syncthreads(); /* the square before has been written */
         for (int y = (int)threadIdx.x / SQUARE; y < SQUARE; y += 8) {
             if (row + y < job.n && col + x < row + y) {
@@ -183,7 +165,7 @@ static __global__ void __launch_bounds__(SQUARE * 8) mirror_lower_kernel(const m
 
 extern "C" tch_status tchi_cuda_mirror_lower(tchi_cuda_state *state, const tch_matrices *c)
 {
-    mirror_job job = {tchi_cuda_operand_of(c), c->rows, lower_tiles(tchi_cuda_ceil_div(c->rows, SQUARE)), 0};
+    mirror_job job = {tchi_cuda_operand_of(c), c->rows, tchi_lower_tiles(tchi_cuda_ceil_div(c->rows, SQUARE)), 0};
     job.blocks = job.tiles * c->batch;
     if (job.blocks == 0) {
         return TCH_OK;

@@ -11,6 +11,7 @@
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
+#include "backends/cuda/device/triangle.cuh"
 
 #define TCHI_BF16X2_ROW_BYTES 128
 #define TCHI_BF16X2_CHUNK 8 /* numbers in 16 bytes */
@@ -40,25 +41,18 @@ typedef struct tchi_bf16x2_tile {
 /* Square tiles on the diagonal and below it. */
 static inline int64_t tchi_bf16x2_tile_count(int64_t n, int size)
 {
-    int64_t rows = tchi_cuda_ceil_div(n, size);
-    return rows * (rows + 1) / 2;
+    return tchi_lower_tiles(tchi_cuda_ceil_div(n, size));
 }
 
 /* Tiles of one matrix follow one another, row by row, so that what runs at one time shares A and B in the cache. */
 static __device__ inline tchi_bf16x2_tile tchi_bf16x2_tile_of(const tchi_bf16x2_problem &p, int size)
 {
     int tile = (int)(blockIdx.x % (unsigned)p.tiles);
-    int i = (int)((sqrtf(8.0f * (float)tile + 1.0f) - 1.0f) * 0.5f);
-    while ((int64_t)i * (i + 1) / 2 > tile) {
-        i--;
-    }
-    while ((int64_t)(i + 1) * (i + 2) / 2 <= tile) {
-        i++;
-    }
+    int i = (int)tchi_lower_row(tile);
     tchi_bf16x2_tile t;
     t.matrix = p.first + blockIdx.x / (unsigned)p.tiles;
     t.row = i * size;
-    t.col = (tile - (int)((int64_t)i * (i + 1) / 2)) * size;
+    t.col = (tile - (int)tchi_lower_tiles(i)) * size;
     return t;
 }
 
@@ -140,7 +134,7 @@ template <int size, int threads> static __device__ inline void tchi_bf16x2_mirro
     __syncthreads();
 }
 
-/* Up to four neighbours of a row; `type` is a constant wherever it matters, and `wide` the usual case. */
+/* Up to four neighbors of a row; `type` is a constant wherever it matters, and `wide` the usual case. */
 static __device__ __forceinline__ void tchi_bf16x2_store(tch_scalar type, char *to, int64_t plane, bool wide, int count,
                                                          const tchi_cuda_four<float> &v)
 {
@@ -213,7 +207,7 @@ static __device__ __forceinline__ void tchi_bf16x2_write_rows(const tchi_bf16x2_
     }
 }
 
-/* Columns of the finished tile become rows above the diagonal. A warp writes 32 neighbours of each of four rows. */
+/* Columns of the finished tile become rows above the diagonal. A warp writes 32 neighbors of each of four rows. */
 template <int size, int threads>
 static __device__ __forceinline__ void tchi_bf16x2_write_mirror(const tchi_bf16x2_problem &p,
                                                                 const tchi_bf16x2_tile &tile, const float *staged,

@@ -344,7 +344,7 @@ template <tch_scalar type> static __device__ __forceinline__ void put(const prob
     tchi_cuda_store(type, p.c, index, p.c_stride, value);
 }
 
-/* Two neighbours of a row. */
+/* Two neighbors of a row. */
 template <tch_scalar type>
 static __device__ __forceinline__ void put_pair(const problem &p, int64_t index, double2 value)
 {

@@ -11,6 +11,7 @@
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/hopper.cuh"
 #include "backends/cuda/device/tensor_map.h"
+#include "backends/cuda/device/triangle.cuh"
 #include "symmetric_squares.cuh"
 
 #define TILE 128                 /* rows and columns of C that a warpgroup computes at a time */
@@ -443,8 +444,7 @@ static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __
 
 static int64_t tiles_of(int64_t n)
 {
-    int64_t side = tchi_cuda_ceil_div(n, TILE);
-    return side * (side + 1) / 2;
+    return tchi_lower_tiles(tchi_cuda_ceil_div(n, TILE));
 }
 
 extern "C" int tchi_cuda_symmetric_pingpong_takes(const tchi_cuda_state *state, const tch_matrices *d,

@@ -350,9 +350,8 @@ static library nvrtc_library = {
     .variable = "TORCHIUM_NVRTC",
     .sonames = {"libnvrtc.so.13", "libnvrtc.so.12"},
     .pip_folders = {"cu13/lib", "cuda_nvrtc/lib"},
-    .advice =
-        "kernels of your own are compiled by it: install it (pip install nvidia-cuda-nvrtc nvidia-cuda-runtime, or "
-        "NVIDIA's package cuda-nvrtc-dev-13-0)",
+    .advice = "custom kernels are compiled by it: install it (pip install nvidia-cuda-nvrtc nvidia-cuda-runtime, or "
+              "NVIDIA's package cuda-nvrtc-dev-13-0)",
     .symbols = nvrtc_symbols,
     .symbol_count = COUNT(nvrtc_symbols),
 };

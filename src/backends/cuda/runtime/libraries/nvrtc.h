@@ -1,5 +1,5 @@
 /* The functions of NVRTC that we call, declared by ourselves: the library is opened at run time (see libraries.c), and only
- * when a user's kernel has to be compiled. Every name here must keep NVRTC 12's and 13's binary interface. */
+ * when a custom kernel has to be compiled. Every name here must keep NVRTC 12's and 13's binary interface. */
 #ifndef TCHI_CUDA_NVRTC_H
 #define TCHI_CUDA_NVRTC_H
 

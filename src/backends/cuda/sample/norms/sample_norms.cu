@@ -49,7 +49,7 @@ tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samp
 /* --- terms that cancel -------------------------------------------------------------------------------------------- */
 
 /* As on the CPU: terms may be so many times larger than their sum, all added up. */
-#define MOST_CANCELLED 256.0
+#define MOST_CANCELED 256.0
 
 /* What is known of the Gram form of `batch` matrices. */
 typedef struct gram_sums {
@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(THREADS) sample_norms_judge(const gram_
         sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, THREADS, shared);
         size = tchi_cuda_block_sum(size, (int)threadIdx.x, THREADS, shared);
         if (threadIdx.x == 0) {
-            bool again = sum * MOST_CANCELLED < size;
+            bool again = sum * MOST_CANCELED < size;
             s.totals[matrix] = sum;
             s.again[matrix] = again;
             if (again) {

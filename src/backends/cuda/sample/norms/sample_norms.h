@@ -2,34 +2,14 @@
  * sample_squares.cu choose from, and the bench times one by one. Each norm kernel leaves in parts[b tiles + i] what tile
  * i of sample b adds to the squared norm, in float64; they are added up afterwards in that order. In Gram form a norm is a
  * sum of terms of both signs, <a_s, a_t> <g_s, g_t>; `sizes` is NULL or gets, in the same places, the sums of their absolute
- * values, which tell how much of the terms has cancelled. */
+ * values, which tell how much of the terms has canceled. */
 #ifndef TCHI_CUDA_SAMPLE_NORMS_H
 #define TCHI_CUDA_SAMPLE_NORMS_H
 
 #include "backends/cuda/cuda.h"
+#include "backends/cuda/device/triangle.cuh"
 
 #define TCHI_SAMPLE_PLAIN_TILE 64
-
-/* --- the lower tiles of a symmetric matrix, row by row ------------------------------------------------------------- */
-
-/* Tiles in the first `rows` rows of tiles. */
-static __host__ __device__ inline int64_t tchi_lower_tiles(int64_t rows)
-{
-    return rows * (rows + 1) / 2;
-}
-
-/* The row that a tile is in; the square root is a guess, put right afterwards. */
-static __device__ inline int64_t tchi_lower_row(int64_t tile)
-{
-    int64_t i = (int64_t)((sqrtf(8.0f * (float)tile + 1.0f) - 1.0f) * 0.5f);
-    while (tchi_lower_tiles(i) > tile) {
-        i--;
-    }
-    while (tchi_lower_tiles(i + 1) <= tile) {
-        i++;
-    }
-    return i;
-}
 
 /* --- norms -------------------------------------------------------------------------------------------------------- */
 

@@ -104,7 +104,7 @@ static __device__ void put(real (&ktile)[shape<real, groups>::depth][TILE + 4],
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
-/* Fours of a thread are as far apart as all threads' fours are wide, so that neighbours read neighbouring fours. */
+/* Fours of a thread are as far apart as all threads' fours are wide, so that neighbors read neighboring fours. */
 template <typename real> static __device__ __forceinline__ int row_of(int i)
 {
     return i / 4 * (4 * shape<real, 1>::side) + i % 4;

@@ -7,7 +7,7 @@
 #include "backends/cuda/device/elements.cuh"
 
 /* Tokens of all samples, position n = sample * positions + position in it. They are ordered in groups of `length`
- * neighbours: a group for each sample, or one for all. */
+ * neighbors: a group for each sample, or one for all. */
 typedef struct tchi_cuda_token_list {
     const void *tokens; /* samples by positions */
     tch_scalar type;    /* int32 or int64 */

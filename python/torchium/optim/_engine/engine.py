@@ -18,7 +18,7 @@ import torch
 
 from torchium import _C
 
-from .kernel import Kernel, arguments_of
+from ..kernel import Kernel, arguments_of
 
 __all__ = ["Engine", "Members", "allocate_state", "profiled_range", "profiler_enabled", "stream_on"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchium._elementwise_source import Declaration
+from torchium._functions.elementwise_source import Declaration
 
 TYPES = {
     "float": torch.float32,

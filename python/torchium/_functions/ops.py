@@ -3,8 +3,8 @@
 A function here has two ways. Where nothing but the numbers is wanted, that is in ordinary eager code, it calls the C
 library at once, or through a torch.autograd.Function where a gradient will be wanted. Where something else listens,
 torch.compile, export, vmap, a profiler, a dispatch mode, a tensor subclass, it calls its operator, whose kernel does
-the same as the short way. The kernels are in torchium._kernels, the gradients of both ways in torchium._gradients, and
-the operators are declared in torchium._operators.
+the same as the short way. The kernels are in `dispatch`, the gradients of both ways in `gradients`, and the operators
+are declared in `operators`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import torchium._gradients as gradients
-import torchium._kernels as kernels
 from torchium import _C
+from torchium._functions import dispatch, gradients
 
 # --- which way a call goes --------------------------------------------------------------------------------------------
 
@@ -58,7 +57,7 @@ def _check_tensors(**tensors: Any) -> None:
 def _through(operator: Any, *args: Any) -> Any:
     """By its operator, so that whoever listens sees it."""
     if not torch.compiler.is_compiling() and _transforms() is not None:
-        return _operators.transformed[operator].apply(*args)
+        return operators.transformed[operator].apply(*args)
     return operator(*args)
 
 
@@ -77,7 +76,7 @@ def _refuse_gradient(function: str, **tensors: Any) -> None:
 def matrix_power(a: Tensor, power: float, eps: float = 0.0) -> Tensor:
     recorded = None if _traced() else _recorded(a)
     if recorded is False:
-        return kernels.matrix_power(a, power, eps)
+        return dispatch.matrix_power(a, power, eps)
     if recorded:
         return gradients.MatrixPower.run(a, power, eps)
     _check_tensors(a=a)
@@ -86,7 +85,7 @@ def matrix_power(a: Tensor, power: float, eps: float = 0.0) -> Tensor:
 
 def matrix_power_backward(a: Tensor, power: float, eps: float, grad: Tensor) -> Tensor:
     if not _traced() and _recorded(a, grad) is False:
-        return kernels.matrix_power_backward(a, power, eps, grad)
+        return dispatch.matrix_power_backward(a, power, eps, grad)
     return _through(torch.ops.torchium.matrix_power_backward.default, a, power, eps, grad)
 
 
@@ -107,19 +106,19 @@ def inverse_root(
     if recorded:
         gradient = gradients.InverseRoot if return_residual else gradients.InverseRootAlone
         return gradient.run(a, root, eps, relative_eps, method, tolerance)
-    kernel = kernels.inverse_root if return_residual else kernels.inverse_root_alone
+    kernel = dispatch.inverse_root if return_residual else dispatch.inverse_root_alone
     return kernel(a, root, eps, relative_eps, method, tolerance)
 
 
 def inverse_root_backward(a: Tensor, root: int, eps: float, relative_eps: float, grad: Tensor) -> Tensor:
     if not _traced() and _recorded(a, grad) is False:
-        return kernels.inverse_root_backward(a, root, eps, relative_eps, grad)
+        return dispatch.inverse_root_backward(a, root, eps, relative_eps, grad)
     return _through(torch.ops.torchium.inverse_root_backward.default, a, root, eps, relative_eps, grad)
 
 
 def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     if not _traced() and _recorded(a) is False:
-        return kernels.eigh(a)
+        return dispatch.eigh(a)
     _refuse_gradient("eigh", a=a)
     _check_tensors(a=a)
     return _through(torch.ops.torchium.eigh.default, a)
@@ -128,7 +127,7 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     recorded = None if _traced() else _recorded(a, b)
     if recorded is False:
-        return kernels.matmul(a, b)
+        return dispatch.matmul(a, b)
     if recorded:
         return gradients.Matmul.run(a, b)
     _check_tensors(a=a, b=b)
@@ -139,7 +138,7 @@ def matmul_chunked(a: Tensor, b: Tensor, memory_budget: int, device: str) -> Ten
     """`device` is where to compute, "" for where the tensors are. The result is where A is."""
     recorded = None if _traced() else _recorded(a, b)
     if recorded is False:
-        return kernels.matmul_chunked(a, b, memory_budget, device)
+        return dispatch.matmul_chunked(a, b, memory_budget, device)
     if recorded:
         return gradients.MatmulChunked.run(a, b, memory_budget, device)
     _check_tensors(a=a, b=b)
@@ -149,7 +148,7 @@ def matmul_chunked(a: Tensor, b: Tensor, memory_budget: int, device: str) -> Ten
 def matmul_into(a: Tensor, b: Tensor, memory_budget: int, device: str, out: Tensor) -> Tensor:
     _refuse_gradient("a product with out", a=a, b=b, out=out)
     if not _traced() and _recorded(a, b, out) is not None:
-        kernels.matmul_into(a, b, memory_budget, device, out)
+        dispatch.matmul_into(a, b, memory_budget, device, out)
     else:
         _check_tensors(a=a, b=b, out=out)
         torch.ops.torchium.matmul_into.default(a, b, memory_budget, device, out)
@@ -159,7 +158,7 @@ def matmul_into(a: Tensor, b: Tensor, memory_budget: int, device: str, out: Tens
 def gram(a: Tensor, transpose: bool = False, alpha: float = 1.0) -> Tensor:
     recorded = None if _traced() else _recorded(a)
     if recorded is False:
-        return kernels.gram(a, transpose, alpha)
+        return dispatch.gram(a, transpose, alpha)
     if recorded:
         return gradients.Gram.run(a, transpose, alpha)
     _check_tensors(a=a)
@@ -169,7 +168,7 @@ def gram(a: Tensor, transpose: bool = False, alpha: float = 1.0) -> Tensor:
 def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
     recorded = None if _traced() else _recorded(a, b)
     if recorded is False:
-        return kernels.symmetric_product(a, b)
+        return dispatch.symmetric_product(a, b)
     if recorded:
         return gradients.SymmetricProduct.run(a, b)
     _check_tensors(a=a, b=b)
@@ -178,7 +177,7 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
 
 def orthogonalize(a: Tensor, steps: int = 5, method: str = "polar_express") -> Tensor:
     if not _traced() and _recorded(a) is False:
-        return kernels.orthogonalize(a, steps, method)
+        return dispatch.orthogonalize(a, steps, method)
     _refuse_gradient("orthogonalize", a=a)
     _check_tensors(a=a)
     return _through(torch.ops.torchium.orthogonalize.default, a, steps, method)
@@ -187,7 +186,7 @@ def orthogonalize(a: Tensor, steps: int = 5, method: str = "polar_express") -> T
 def kronecker_product(a: Tensor, b: Tensor) -> Tensor:
     recorded = None if _traced() else _recorded(a, b)
     if recorded is False:
-        return kernels.kronecker_product(a, b)
+        return dispatch.kronecker_product(a, b)
     if recorded:
         return gradients.KroneckerProduct.run(a, b)
     _check_tensors(a=a, b=b)
@@ -197,7 +196,7 @@ def kronecker_product(a: Tensor, b: Tensor) -> Tensor:
 def kronecker_matmul(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     recorded = None if _traced() else _recorded(a, b, x)
     if recorded is False:
-        return kernels.kronecker_matmul(a, b, x)
+        return dispatch.kronecker_matmul(a, b, x)
     if recorded:
         return gradients.KroneckerMatmul.run(a, b, x)
     _check_tensors(a=a, b=b, x=x)
@@ -207,7 +206,7 @@ def kronecker_matmul(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 def kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     recorded = None if _traced() else _recorded(a, b, x)
     if recorded is False:
-        return kernels.kronecker_apply(a, b, x)
+        return dispatch.kronecker_apply(a, b, x)
     if recorded:
         return gradients.KroneckerApply.run(a, b, x)
     _check_tensors(a=a, b=b, x=x)
@@ -216,7 +215,7 @@ def kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 def kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
     if not _traced() and _recorded(a, b, x) is False:
-        return kernels.kronecker_solve(a, b, x, damping)
+        return dispatch.kronecker_solve(a, b, x, damping)
     _refuse_gradient("kronecker_solve", a=a, b=b, x=x)
     _check_tensors(a=a, b=b, x=x)
     return _through(torch.ops.torchium.kronecker_solve.default, a, b, x, damping)
@@ -226,7 +225,7 @@ def nearest_kronecker(
     m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int], return_error: bool = False
 ) -> tuple[Tensor, ...]:
     if not _traced() and _recorded(m) is False:
-        kernel = kernels.nearest_kronecker if return_error else kernels.nearest_kronecker_alone
+        kernel = dispatch.nearest_kronecker if return_error else dispatch.nearest_kronecker_alone
         return kernel(m, shape_a, shape_b)
     _refuse_gradient("nearest_kronecker", m=m)
     _check_tensors(m=m)
@@ -235,4 +234,4 @@ def nearest_kronecker(
 
 
 # Declares torch.ops.torchium: after the functions, which the gradients call.
-import torchium._operators as _operators  # noqa: E402
+from torchium._functions import operators  # noqa: E402

@@ -13,84 +13,82 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchium import _gradients as gradients
-from torchium import _kernels as kernels
-from torchium import _shapes
+from torchium._functions import dispatch, gradients, shapes
 
 # --- shape functions --------------------------------------------------------------------------------------------------
 
 
 def _fake_square(a: Tensor, *numbers: Any) -> Tensor:
-    _shapes.square("a", a.shape)
-    return kernels.new(a, a.shape)
+    shapes.square("a", a.shape)
+    return dispatch.new(a, a.shape)
 
 
 def _fake_matrices(a: Tensor, *numbers: Any) -> Tensor:
-    _shapes.matrix("a", a.shape)
-    return kernels.new(a, a.shape)
+    shapes.matrix("a", a.shape)
+    return dispatch.new(a, a.shape)
 
 
 def _fake_power_backward(a: Tensor, power: float, eps: float, grad: Tensor) -> Tensor:
-    kernels.check_together(a=a, grad=grad)
+    dispatch.check_together(a=a, grad=grad)
     return _fake_square(a)
 
 
 def _fake_inverse_root(a: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
-    leading, _ = _shapes.square("a", a.shape)
-    return kernels.new(a, a.shape), kernels.new(a, leading, torch.float64)
+    leading, _ = shapes.square("a", a.shape)
+    return dispatch.new(a, a.shape), dispatch.new(a, leading, torch.float64)
 
 
 def _fake_root_backward(a: Tensor, root: int, eps: float, relative_eps: float, grad: Tensor) -> Tensor:
-    kernels.check_together(a=a, grad=grad)
+    dispatch.check_together(a=a, grad=grad)
     return _fake_square(a)
 
 
 def _fake_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    leading, n = _shapes.square("a", a.shape)
-    return kernels.new(a, (*leading, n)), kernels.new(a, a.shape)
+    leading, n = shapes.square("a", a.shape)
+    return dispatch.new(a, (*leading, n)), dispatch.new(a, a.shape)
 
 
 def _fake_matmul(a: Tensor, b: Tensor) -> Tensor:
-    kernels.check_together(a=a, b=b)
-    return kernels.new(a, _shapes.matmul(a.shape, b.shape))
+    dispatch.check_together(a=a, b=b)
+    return dispatch.new(a, shapes.matmul(a.shape, b.shape))
 
 
 def _fake_matmul_chunked(a: Tensor, b: Tensor, memory_budget: int, device: str) -> Tensor:
-    return kernels.new(a, _shapes.matmul(a.shape, b.shape))
+    return dispatch.new(a, shapes.matmul(a.shape, b.shape))
 
 
 def _fake_gram(a: Tensor, transpose: bool, alpha: float) -> Tensor:
-    return kernels.new(a, _shapes.gram(a.shape, transpose))
+    return dispatch.new(a, shapes.gram(a.shape, transpose))
 
 
 def _fake_symmetric_product(a: Tensor, b: Tensor) -> Tensor:
-    kernels.check_together(a=a, b=b)
+    dispatch.check_together(a=a, b=b)
     return _fake_square(a)
 
 
 def _fake_kronecker_product(a: Tensor, b: Tensor) -> Tensor:
-    kernels.check_together(a=a, b=b)
-    return kernels.new(a, _shapes.kronecker_product(a.shape, b.shape))
+    dispatch.check_together(a=a, b=b)
+    return dispatch.new(a, shapes.kronecker_product(a.shape, b.shape))
 
 
 def _fake_kronecker_matmul(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    kernels.check_together(a=a, b=b, x=x)
-    return kernels.new(x, _shapes.kronecker_matmul(a.shape, b.shape, x.shape))
+    dispatch.check_together(a=a, b=b, x=x)
+    return dispatch.new(x, shapes.kronecker_matmul(a.shape, b.shape, x.shape))
 
 
 def _fake_kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    kernels.check_together(a=a, b=b, x=x)
-    return kernels.new(x, _shapes.kronecker_apply(a.shape, b.shape, x.shape))
+    dispatch.check_together(a=a, b=b, x=x)
+    return dispatch.new(x, shapes.kronecker_apply(a.shape, b.shape, x.shape))
 
 
 def _fake_kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
-    kernels.check_together(a=a, b=b, x=x)
-    return kernels.new(x, _shapes.kronecker_solve(a.shape, b.shape, x.shape))
+    dispatch.check_together(a=a, b=b, x=x)
+    return dispatch.new(x, shapes.kronecker_solve(a.shape, b.shape, x.shape))
 
 
 def _fake_nearest_kronecker(m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    first, second, leading = _shapes.nearest_kronecker(m.shape, shape_a, shape_b)
-    return kernels.new(m, first), kernels.new(m, second), kernels.new(m, leading, torch.float64)
+    first, second, leading = shapes.nearest_kronecker(m.shape, shape_a, shape_b)
+    return dispatch.new(m, first), dispatch.new(m, second), dispatch.new(m, leading, torch.float64)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -99,72 +97,72 @@ def _fake_nearest_kronecker(m: Tensor, shape_a: Sequence[int], shape_b: Sequence
 _TABLE: list[tuple[str, Callable, Callable, Any]] = [
     (
         "matrix_power(Tensor a, float power, float eps) -> Tensor",
-        kernels.matrix_power,
+        dispatch.matrix_power,
         _fake_square,
         gradients.MatrixPower,
     ),
     (
         "matrix_power_backward(Tensor a, float power, float eps, Tensor grad) -> Tensor",
-        kernels.matrix_power_backward,
+        dispatch.matrix_power_backward,
         _fake_power_backward,
         "matrix_power",
     ),
     (
         "inverse_root(Tensor a, int root, float eps, float relative_eps, str method, float tolerance)"
         " -> (Tensor, Tensor)",
-        kernels.inverse_root,
+        dispatch.inverse_root,
         _fake_inverse_root,
         gradients.InverseRoot,
     ),
     (
         "inverse_root_backward(Tensor a, int root, float eps, float relative_eps, Tensor grad) -> Tensor",
-        kernels.inverse_root_backward,
+        dispatch.inverse_root_backward,
         _fake_root_backward,
         "inverse_root",
     ),
-    ("eigh(Tensor a) -> (Tensor, Tensor)", kernels.eigh, _fake_eigh, None),
-    ("matmul(Tensor a, Tensor b) -> Tensor", kernels.matmul, _fake_matmul, gradients.Matmul),
+    ("eigh(Tensor a) -> (Tensor, Tensor)", dispatch.eigh, _fake_eigh, None),
+    ("matmul(Tensor a, Tensor b) -> Tensor", dispatch.matmul, _fake_matmul, gradients.Matmul),
     (
         "matmul_chunked(Tensor a, Tensor b, int memory_budget, str device) -> Tensor",
-        kernels.matmul_chunked,
+        dispatch.matmul_chunked,
         _fake_matmul_chunked,
         gradients.MatmulChunked,
     ),
-    ("gram(Tensor a, bool transpose, float alpha) -> Tensor", kernels.gram, _fake_gram, gradients.Gram),
+    ("gram(Tensor a, bool transpose, float alpha) -> Tensor", dispatch.gram, _fake_gram, gradients.Gram),
     (
         "symmetric_product(Tensor a, Tensor b) -> Tensor",
-        kernels.symmetric_product,
+        dispatch.symmetric_product,
         _fake_symmetric_product,
         gradients.SymmetricProduct,
     ),
-    ("orthogonalize(Tensor a, int steps, str method) -> Tensor", kernels.orthogonalize, _fake_matrices, None),
+    ("orthogonalize(Tensor a, int steps, str method) -> Tensor", dispatch.orthogonalize, _fake_matrices, None),
     (
         "kronecker_product(Tensor a, Tensor b) -> Tensor",
-        kernels.kronecker_product,
+        dispatch.kronecker_product,
         _fake_kronecker_product,
         gradients.KroneckerProduct,
     ),
     (
         "kronecker_matmul(Tensor a, Tensor b, Tensor x) -> Tensor",
-        kernels.kronecker_matmul,
+        dispatch.kronecker_matmul,
         _fake_kronecker_matmul,
         gradients.KroneckerMatmul,
     ),
     (
         "kronecker_apply(Tensor a, Tensor b, Tensor x) -> Tensor",
-        kernels.kronecker_apply,
+        dispatch.kronecker_apply,
         _fake_kronecker_apply,
         gradients.KroneckerApply,
     ),
     (
         "kronecker_solve(Tensor a, Tensor b, Tensor x, float damping) -> Tensor",
-        kernels.kronecker_solve,
+        dispatch.kronecker_solve,
         _fake_kronecker_solve,
         None,
     ),
     (
         "nearest_kronecker(Tensor m, SymInt[] shape_a, SymInt[] shape_b) -> (Tensor, Tensor, Tensor)",
-        kernels.nearest_kronecker,
+        dispatch.nearest_kronecker,
         _fake_nearest_kronecker,
         None,
     ),
@@ -207,8 +205,8 @@ def _gradient_of(name: str, row: Any) -> Any:
 def _declare_writing(library: torch.library.Library) -> None:
     """The one operator that writes to an argument: such have neither a gradient nor a batching rule."""
     library.define("matmul_into(Tensor a, Tensor b, int memory_budget, str device, Tensor(a!) out) -> ()")
-    library.impl("matmul_into", kernels.matmul_into, "CPU")
-    library.impl("matmul_into", kernels.matmul_into, "CUDA")
+    library.impl("matmul_into", dispatch.matmul_into, "CPU")
+    library.impl("matmul_into", dispatch.matmul_into, "CUDA")
     torch.library.register_fake("torchium::matmul_into", lambda a, b, memory_budget, device, out: None)
 
 

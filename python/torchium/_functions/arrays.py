@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from torchium import _C, _shapes
+from torchium import _C
+from torchium._functions import shapes
 
 Array = Any
 
@@ -70,26 +71,26 @@ class Arrays:
     ) -> Any:
         self.check(a=a)
         out = self.empty(a.shape, a)
-        residual = self.empty(_shapes.square("a", a.shape)[0], a, "float64") if return_residual else None
+        residual = self.empty(shapes.square("a", a.shape)[0], a, "float64") if return_residual else None
         _C.inverse_root(a, root, eps, relative_eps, method, tolerance, out, residual, None, self.stream(a))
         return (self.result(out), self.result(residual)) if return_residual else self.result(out)
 
     def eigh(self, a: Array) -> tuple[Array, Array]:
         self.check(a=a)
-        leading, n = _shapes.square("a", a.shape)
+        leading, n = shapes.square("a", a.shape)
         w, v = self.empty((*leading, n), a), self.empty(a.shape, a)
         _C.eigh(a, w, v, None, self.stream(a))
         return self.result(w), self.result(v)
 
     def matmul(self, a: Array, b: Array) -> Array:
         self.check(a=a, b=b)
-        out = self.empty(_shapes.matmul(a.shape, b.shape), a)
+        out = self.empty(shapes.matmul(a.shape, b.shape), a)
         _C.matmul(a, b, out, self.stream(a))
         return self.result(out)
 
     def gram(self, a: Array, transpose: bool = False, alpha: float = 1.0) -> Array:
         self.check(a=a)
-        out = self.empty(_shapes.gram(a.shape, transpose), a)
+        out = self.empty(shapes.gram(a.shape, transpose), a)
         _C.gram(alpha, a, bool(transpose), 0.0, out, self.stream(a))
         return self.result(out)
 
@@ -107,16 +108,16 @@ class Arrays:
 
     def kronecker_product(self, a: Array, b: Array) -> Array:
         self.check(a=a, b=b)
-        shape = _shapes.kronecker_product(a.shape, b.shape)
+        shape = shapes.kronecker_product(a.shape, b.shape)
         out = self.empty(shape, a)
         _C.kronecker_product(*self.spread(shape, a, b), out, self.stream(a))
         return self.result(out)
 
     def kronecker_matmul(self, a: Array, b: Array, x: Array) -> Array:
-        return self._kronecker(_C.kronecker_matmul, _shapes.kronecker_matmul, a, b, x)
+        return self._kronecker(_C.kronecker_matmul, shapes.kronecker_matmul, a, b, x)
 
     def kronecker_apply(self, a: Array, b: Array, x: Array) -> Array:
-        return self._kronecker(_C.kronecker_apply, _shapes.kronecker_apply, a, b, x)
+        return self._kronecker(_C.kronecker_apply, shapes.kronecker_apply, a, b, x)
 
     def _kronecker(self, function: Any, shape_of: Any, a: Array, b: Array, x: Array) -> Array:
         self.check(a=a, b=b, x=x)
@@ -127,7 +128,7 @@ class Arrays:
 
     def kronecker_solve(self, a: Array, b: Array, x: Array, damping: float) -> Array:
         self.check(a=a, b=b, x=x)
-        shape = _shapes.kronecker_solve(a.shape, b.shape, x.shape)
+        shape = shapes.kronecker_solve(a.shape, b.shape, x.shape)
         out = self.empty(shape, x)
         whole = [self._whole(each, shape) for each in (a, b, x)]
         _C.kronecker_solve(*whole, damping, out, None, self.stream(x))
@@ -141,7 +142,7 @@ class Arrays:
         self, m: Array, shape_a: Sequence[int], shape_b: Sequence[int], return_error: bool = False
     ) -> tuple[Array, ...]:
         self.check(m=m)
-        first, second, leading = _shapes.nearest_kronecker(m.shape, shape_a, shape_b)
+        first, second, leading = shapes.nearest_kronecker(m.shape, shape_a, shape_b)
         a, b = self.empty(first, m), self.empty(second, m)
         error = self.empty(leading, m, "float64") if return_error else None
         _C.nearest_kronecker(m, a, b, error, self.stream(m))

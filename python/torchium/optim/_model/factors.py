@@ -16,11 +16,10 @@ import torch
 from torch import nn
 
 from torchium import _C
-from torchium._layers import kind_of, layer_of
+from torchium._watch.layers import Part, kind_of, layer_of
 
-from .engine import allocate_state, stream_on
-from .state import MOST_STEPS, check_counts
-from .watch import Layer
+from .._engine.engine import allocate_state, stream_on
+from .._engine.state import MOST_STEPS, check_counts
 
 __all__ = ["COUNTS", "Factors", "find_layers"]
 
@@ -31,9 +30,7 @@ _COUNTED = 4
 # --- which layers -----------------------------------------------------------------------------------------------------
 
 
-def find_layers(
-    model: nn.Module, skip: str | Iterable[str] | None, rounded: bool
-) -> tuple[list[Layer], dict[str, str]]:
+def find_layers(model: nn.Module, skip: str | Iterable[str] | None, rounded: bool) -> tuple[list[Part], dict[str, str]]:
     """The linear and convolution layers to take, and by name why every other trainable module is left out."""
     trainable = [
         (name or type(module).__name__, module)
@@ -46,7 +43,7 @@ def find_layers(
     for name, module in trainable:
         reason = _why_not(name, module, patterns, owners)
         if reason is None:
-            layers.append(Layer(name, module, kind_of(module), layer_of(module, rounded)))
+            layers.append(Part(name, module, kind_of(module), layer_of(module, rounded)))
         else:
             left_out[name] = reason
     return layers, left_out
@@ -93,14 +90,14 @@ def _bias_of(module: nn.Module) -> nn.Parameter | None:
 class Factors:
     """The factors of all layers. A configuration has the fields of tch_kfac_config by name."""
 
-    def __init__(self, layers: list[Layer], dtype: torch.dtype | None) -> None:
+    def __init__(self, layers: list[Part], dtype: torch.dtype | None) -> None:
         self._layers = layers
         self._dtype = dtype
         self._config: dict[str, Any] = {}
         self._signature: list[Any] | None = None
         self._engines: dict[torch.device, _C.Kfac] = {}
         self._members: dict[torch.device, list[int]] = {}  # the layers of each, by number
-        self._places: list[tuple[torch.device, int]] = []
+        self._places: dict[Part, tuple[torch.device, int]] = {}
 
     def configure(self, config: dict[str, Any]) -> None:
         """Numbers that may change from step to step; the others are those of the first time."""
@@ -126,10 +123,10 @@ class Factors:
 
     def _make(self, signature: list[Any]) -> None:
         members: dict[torch.device, list[int]] = {}
-        places = []
+        places = {}
         for k, layer in enumerate(self._layers):
             numbers = members.setdefault(layer.module.weight.device, [])
-            places.append((layer.module.weight.device, len(numbers)))
+            places[layer] = (layer.module.weight.device, len(numbers))
             numbers.append(k)
         self._members, self._places = members, places
         self._engines = {
@@ -173,8 +170,8 @@ class Factors:
 
     # --- a step
 
-    def observe(self, k: int, x: torch.Tensor, gradient: torch.Tensor, scale: float, loss_scale: Any) -> None:
-        device, number = self._places[k]
+    def observe(self, layer: Part, x: torch.Tensor, gradient: torch.Tensor, scale: float, loss_scale: Any) -> None:
+        device, number = self._places[layer]
         if loss_scale is not None and loss_scale.device != device:
             loss_scale = loss_scale.to(device, non_blocking=True)
         self._engines[device].observe(number, x, gradient, scale, loss_scale, stream_on(device))
@@ -206,7 +203,7 @@ class Factors:
     def state(self) -> dict[str, dict[str, Any]]:
         """By layer its tensors, and `counts`, what the host counts."""
         saved: dict[str, dict[str, Any]] = dict(self.views())
-        for layer, (device, number) in zip(self._layers, self._places, strict=True):
+        for layer, (device, number) in self._places.items():
             saved[layer.name][COUNTS] = self._engines[device].get_counts(number)
         return saved
 
@@ -237,7 +234,7 @@ class Factors:
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
         views = self.views()
-        for layer, (device, number) in zip(self._layers, self._places, strict=True):
+        for layer, (device, number) in self._places.items():
             if layer.name in saved:
                 for key, view in views[layer.name].items():
                     view.copy_(saved[layer.name][key])

@@ -1,6 +1,6 @@
 """torchium.elementwise: what a call does around its kernel. The operands are brought to one shape and one layout, in
 which element i of every array lies at place i, so that the kernel is a loop over a range; the source of that kernel is
-written by torchium._elementwise_source.
+written by torchium._functions.elementwise_source.
 
 A kernel is made for each signature: the device, the type that T stands for, and which inputs are arrays, arrays of one
 element or numbers. Where nothing has to be brought anywhere, later calls of the signature go through _C.Elementwise.
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from torchium import _C, kernels
-from torchium import _elementwise_operands as operands
-from torchium import _elementwise_source as text
+from torchium._functions import elementwise_operands as operands
+from torchium._functions import elementwise_source as text
+from torchium._functions.transforms import untraced
 
 # Elements below which another thread costs more than it saves on the CPU.
 _GRAIN = 16384
@@ -24,9 +25,6 @@ _GRAIN = 16384
 _MOST_SHORT = 8
 # Blocks of a GPU's kernel for each that fits on the device at once: a few, so that the last ones end together.
 _WAVES = 4
-
-# torch.compiler.disable loads the compiler when a module is imported; this one when it is first called.
-_untraced = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
 
 
 class _Plan(NamedTuple):
@@ -88,7 +86,7 @@ class Elementwise:
         results = self._carefully(inputs, out)
         return results[0] if len(self._outputs) == 1 else tuple(results)
 
-    @_untraced
+    @untraced
     def _carefully(self, inputs: Sequence[Any], out: Any) -> Sequence[Tensor]:
         plan = self._plan(inputs)
         watched = self._watched(inputs)

@@ -1,10 +1,13 @@
-"""From a module of torch.nn to the library's description of a layer: the one place that knows both.
+"""The parts of a model, and from a module of torch.nn to the library's description of a layer: the one place that
+knows both.
 
 A module has a description only where its forward is the class's own and its weight is an ordinary parameter: a subclass
 that computes something else, or a weight that is computed from others (parametrize, weight_norm), has none.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -13,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from torchium import _C
 
-__all__ = ["bag_layer_of", "describe", "has_batch", "kind_of", "layer_of"]
+__all__ = ["Part", "bag_layer_of", "describe", "has_batch", "kind_of", "layer_of"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -29,6 +32,27 @@ _KINDS: dict[type[nn.Module], str] = {
 }
 if _RMS_NORM is not None:
     _KINDS[_RMS_NORM] = "rms_norm"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One module of a model: a layer, with the library's description of it, or a unit, for which that is None."""
+
+    name: str
+    module: nn.Module
+    kind: str
+    description: _C.Layer | None
+
+    @property
+    def title(self) -> str:
+        return f"{self.name or 'the model'} ({type(self.module).__name__})"
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Those of its parameters that gradients are wanted of now, by their names in it."""
+        if self.description is None:
+            return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        own = self.module._parameters
+        return {name: own[name] for name in ("weight", "bias") if own.get(name) is not None and own[name].requires_grad}
 
 
 def kind_of(module: nn.Module) -> str | None:

@@ -3,7 +3,7 @@ torch.library is given their `keep`, as setup_context, and `backward`, so that a
 `forward` keeps the same things itself: a class with a method of the name setup_context takes 20 microseconds more to
 apply, and a call of `keep` is not free either.
 
-A backward calls functions of torchium._ops, which take the short way or the operator as any call does. Those of
+A backward calls functions of `ops`, which take the short way or the operator as any call does. Those of
 products can therefore be differentiated again; powers and roots end at their first derivative.
 """
 
@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.autograd import Function
 
-import torchium._ops as ops  # which imports this file: its names are looked up when they are called
-from torchium import _kernels as kernels
+# ops imports this file: its names are looked up when they are called.
+from torchium._functions import dispatch, ops
 
 
 def _fit(gradient: Tensor, like: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class MatrixPower(Gradient):
     def forward(ctx: Any, a: Tensor, *numbers: Any) -> Tensor:
         ctx.save_for_backward(a)
         ctx.numbers = numbers
-        return kernels.matrix_power(a, *numbers)
+        return dispatch.matrix_power(a, *numbers)
 
     @staticmethod
     def keep(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -58,7 +58,7 @@ class InverseRootAlone(Gradient):
     def forward(ctx: Any, a: Tensor, *numbers: Any) -> Tensor:
         ctx.save_for_backward(a)
         ctx.numbers = numbers
-        return kernels.inverse_root_alone(a, *numbers)
+        return dispatch.inverse_root_alone(a, *numbers)
 
     @staticmethod
     def keep(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -78,7 +78,7 @@ class InverseRoot(Gradient):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple:
-        output = kernels.inverse_root(*inputs)
+        output = dispatch.inverse_root(*inputs)
         InverseRoot.keep(ctx, inputs, output)
         return output
 
@@ -108,7 +108,7 @@ class Matmul(Gradient):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
-        return kernels.matmul(a, b)
+        return dispatch.matmul(a, b)
 
     keep = staticmethod(_keep_two)
     backward = staticmethod(_product_backward)
@@ -120,7 +120,7 @@ class SymmetricProduct(Gradient):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
-        return kernels.symmetric_product(a, b)
+        return dispatch.symmetric_product(a, b)
 
     keep = staticmethod(_keep_two)
     backward = staticmethod(_product_backward)
@@ -131,7 +131,7 @@ class MatmulChunked(Gradient):
     def forward(ctx: Any, a: Tensor, b: Tensor, memory_budget: int, device: str) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.memory_budget, ctx.device = memory_budget, device
-        return kernels.matmul_chunked(a, b, memory_budget, device)
+        return dispatch.matmul_chunked(a, b, memory_budget, device)
 
     @staticmethod
     def keep(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -154,7 +154,7 @@ class Gram(Gradient):
     def forward(ctx: Any, a: Tensor, transpose: bool, alpha: float) -> Tensor:
         ctx.save_for_backward(a)
         ctx.transpose, ctx.alpha = transpose, alpha
-        return kernels.gram(a, transpose, alpha)
+        return dispatch.gram(a, transpose, alpha)
 
     @staticmethod
     def keep(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -179,7 +179,7 @@ class KroneckerProduct(Gradient):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
-        return kernels.kronecker_product(a, b)
+        return dispatch.kronecker_product(a, b)
 
     keep = staticmethod(_keep_two)
 
@@ -207,7 +207,7 @@ class KroneckerMatmul(Gradient):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
         ctx.save_for_backward(a, b, x)
-        return kernels.kronecker_matmul(a, b, x)
+        return dispatch.kronecker_matmul(a, b, x)
 
     keep = staticmethod(_keep_three)
 
@@ -235,7 +235,7 @@ class KroneckerApply(Gradient):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
         ctx.save_for_backward(a, b, x)
-        return kernels.kronecker_apply(a, b, x)
+        return dispatch.kronecker_apply(a, b, x)
 
     keep = staticmethod(_keep_three)
 

@@ -6,12 +6,13 @@ itself still skips what the scaler has found not to be finite, on the device.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from .sgd import SGD
+from ..options import Options
+from ..sgd import SGD
 
 __all__ = ["OfModel"]
 
@@ -19,14 +20,20 @@ __all__ = ["OfModel"]
 class OfModel(SGD):
     """What KFAC and NaturalGradient have in common; not for direct use."""
 
-    def __init__(self, model: nn.Module, grad_scaler: Any, turning: dict[str, Any], **options: Any) -> None:
+    # The options of groups beside those of SGD: they say how gradients are turned, and the library's steps have no use
+    # for them.
+    _turning: ClassVar[Options] = Options()
+
+    def __init__(self, model: nn.Module, arguments: dict[str, Any]) -> None:
+        """`arguments` are those of a class's own constructor, by name."""
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"{type(self).__name__}: model must be a torch.nn.Module, got an object of type "
                 f"{type(model).__name__}: it looks at layers, not at parameters alone"
             )
-        self._scaler = grad_scaler
-        super().__init__(list(model.named_parameters()), **options)
+        self._scaler = arguments["grad_scaler"]
+        super().__init__(list(model.named_parameters()), **SGD._options.defaults(arguments))
+        turning = self._turning.defaults(arguments)
         self.defaults.update(turning)
         for group in self.param_groups:
             group.update(turning)

@@ -1,6 +1,6 @@
-"""What the functions of torchium._ops do on numbers: calls into the C library, which makes a result like its argument
-where `out` is None. Tensors here are ordinary ones on a CPU or a GPU. Results are contiguous, whatever the layout of
-the arguments: the shape functions in torchium._operators count on it.
+"""What the functions of `ops` do on numbers: calls into the C library, which makes a result like its argument where
+`out` is None. Tensors here are ordinary ones on a CPU or a GPU. Results are contiguous, whatever the layout of the
+arguments: the shape functions in `operators` count on it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchium import _C, _shapes
+from torchium import _C
+from torchium._functions import shapes
 
 
 def new(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
@@ -53,7 +54,7 @@ def matrix_power_backward(a: Tensor, power: float, eps: float, grad: Tensor) -> 
 def inverse_root(
     a: Tensor, root: int, eps: float, relative_eps: float, method: str, tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    residual = new(a, _shapes.square("a", a.shape)[0], torch.float64)
+    residual = new(a, shapes.square("a", a.shape)[0], torch.float64)
     return _C.inverse_root(a, root, eps, relative_eps, method, tolerance, None, residual, None), residual
 
 
@@ -108,7 +109,7 @@ def orthogonalize(a: Tensor, steps: int, method: str) -> Tensor:
 
 def kronecker_product(a: Tensor, b: Tensor) -> Tensor:
     if a.dim() != 2 or b.dim() != 2:
-        a, b = _spread(_shapes.kronecker_product(a.shape, b.shape), a, b)
+        a, b = _spread(shapes.kronecker_product(a.shape, b.shape), a, b)
     try:
         return _C.kronecker_product(a, b, None)
     except (TypeError, ValueError):
@@ -121,24 +122,24 @@ def kronecker_product(a: Tensor, b: Tensor) -> Tensor:
 
 def kronecker_matmul(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     if a.dim() != 2 or b.dim() != 2:
-        a, b, x = _spread(_shapes.kronecker_matmul(a.shape, b.shape, x.shape), a, b, x)
+        a, b, x = _spread(shapes.kronecker_matmul(a.shape, b.shape, x.shape), a, b, x)
     return _call(_C.kronecker_matmul, a, b, x, None)
 
 
 def kronecker_apply(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     if a.dim() != 2 or b.dim() != 2:
-        a, b, x = _spread(_shapes.kronecker_apply(a.shape, b.shape, x.shape), a, b, x)
+        a, b, x = _spread(shapes.kronecker_apply(a.shape, b.shape, x.shape), a, b, x)
     return _call(_C.kronecker_apply, a, b, x, None)
 
 
 def kronecker_solve(a: Tensor, b: Tensor, x: Tensor, damping: float) -> Tensor:
     if not a.dim() == b.dim() == x.dim() == 2:
-        a, b, x = _spread(_shapes.kronecker_solve(a.shape, b.shape, x.shape), a, b, x)
+        a, b, x = _spread(shapes.kronecker_solve(a.shape, b.shape, x.shape), a, b, x)
     return _call(_C.kronecker_solve, a, b, x, damping, None, None)
 
 
 def nearest_kronecker(m: Tensor, shape_a: Sequence[int], shape_b: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    first, second, leading = _shapes.nearest_kronecker(m.shape, shape_a, shape_b)
+    first, second, leading = shapes.nearest_kronecker(m.shape, shape_a, shape_b)
     a, b, error = new(m, first), new(m, second), new(m, leading, torch.float64)
     _C.nearest_kronecker(m, a, b, error)
     return a, b, error
@@ -149,5 +150,5 @@ def nearest_kronecker_alone(m: Tensor, shape_a: Sequence[int], shape_b: Sequence
     try:
         return _C.nearest_kronecker(m, tuple(shape_a), tuple(shape_b), None)
     except (TypeError, ValueError):
-        _shapes.nearest_kronecker(m.shape, shape_a, shape_b)  # which names the shape that is wrong
+        shapes.nearest_kronecker(m.shape, shape_a, shape_b)  # which names the shape that is wrong
         raise

@@ -1,0 +1,29 @@
+"""What else of PyTorch may look at a call. Tensors of a transform of torch.func have no memory that the library could
+read, and a hook on one would see a stage of the transform and not the numbers of a backward pass. The compiler of
+torch.compile is kept out of what it could not follow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["in_transform", "untraced"]
+
+# torch.compiler.disable loads the compiler when a module is imported; this one, which torch.optim itself uses, when
+# what it decorates is first called.
+untraced = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
+
+
+def _no_transform() -> Any:
+    return None
+
+
+# There is no public way to ask.
+_innermost = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _no_transform)
+
+
+def in_transform() -> bool:
+    """Inside torch.func.grad, vmap, jvp, jacrev and the like."""
+    return not torch.compiler.is_compiling() and _innermost() is not None

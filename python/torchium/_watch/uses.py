@@ -1,0 +1,72 @@
+"""What is known of one call of a part of a model, and who gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchium._watch.layers import Part
+
+__all__ = ["PARTS", "Pair", "Sink", "Use", "joined", "positions"]
+
+PARTS = {"weight": 1, "bias": 2}  # as tch_grad_part counts them
+
+# The input of a layer and the gradient of its output.
+Pair = tuple[Tensor, Tensor]
+
+
+class Use:
+    """One call of a part, in the round that a pass through the model is. Of a layer: its input and, once there, its
+    output's gradient. `parameters` and `batch` are what gradients of samples are wanted of, and how many samples."""
+
+    __slots__ = ("__weakref__", "batch", "gradient", "input", "parameters", "part", "round", "sink", "version")
+
+    def __init__(
+        self, part: Part, sink: Sink, round: int, parameters: Mapping[str, nn.Parameter] | None = None, batch: int = 0
+    ) -> None:
+        self.part, self.sink, self.round = part, sink, round
+        self.parameters, self.batch = parameters or {}, batch
+        self.input: Tensor | None = None
+        self.gradient: Tensor | None = None
+        self.version: int | None = None  # of the input, where it must not change
+
+    def release(self) -> None:
+        self.input = self.gradient = None
+
+
+class Sink(Protocol):
+    """Who gets what is seen. Called in the backward pass, except for `made`."""
+
+    def made(self, use: Use) -> None:
+        """A part was called: its gradients may come."""
+
+    def arrived(self, use: Use) -> None:
+        """The input and the output's gradient of a layer are there."""
+
+    def formed(self, use: Use, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """The gradients [B, ...] of a unit's parameter are there."""
+
+
+# --- several uses as one ----------------------------------------------------------------------------------------------
+
+
+def joined(part: Part, pairs: list[Pair]) -> Pair:
+    """The uses of a linear, embedding, layer norm or RMS norm layer as one use with the positions of all."""
+    kept = len(part.module.normalized_shape) if part.kind in ("layer_norm", "rms_norm") else 1
+    rank = 1 if part.kind == "embedding" else 1 + kept
+    inputs, gradients = zip(*pairs, strict=True)
+    return (
+        torch.cat([positions(x, rank) for x in inputs], 1),
+        torch.cat([positions(gradient, 1 + kept) for gradient in gradients], 1),
+    )
+
+
+def positions(x: Tensor, rank: int) -> Tensor:
+    """[B, T] or [B, T, features] for any number of middle dimensions; `rank` is what comes out, less the samples."""
+    middle = 1
+    for size in x.shape[1 : x.dim() + 1 - rank]:
+        middle *= size
+    return x.reshape(x.size(0), middle, *x.shape[x.dim() + 1 - rank :])

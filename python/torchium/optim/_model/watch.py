@@ -1,0 +1,163 @@
+"""The watch of KFAC and NaturalGradient. A forward hook on each layer notes its input and waits for the gradient of its
+output.
+
+The uses of one module within one forward pass of the model belong together: they are handed over when the last gradient
+has come. Hooks know their watch weakly, so that it ends with the optimizer and not with the model.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchium._functions.transforms import in_transform, untraced
+from torchium._watch.layers import Part, has_batch
+from torchium._watch.uses import Pair, Use, joined
+from torchium._watch.watch import Hook, Watch, remove_all
+
+__all__ = ["PassWatch", "of_one_pass"]
+
+
+class _Pass:
+    """The uses of one layer in one forward pass: the sink of all of them, which keep it alive. A use lives as long as
+    the graph that its gradient would come through."""
+
+    def __init__(self, watch: PassWatch, part: Part) -> None:
+        self.watch, self.part = watch, part
+        self.waiting: weakref.WeakSet[Use] = weakref.WeakSet()
+        self.pairs: list[Pair] = []
+
+    def made(self, use: Use) -> None:
+        self.waiting.add(use)
+
+    def arrived(self, use: Use) -> None:
+        self.pairs.append((use.input, use.gradient))
+        use.release()
+        self.waiting.discard(use)
+        if self.waiting:
+            self.watch.partial[self] = None
+        else:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        self.watch.partial.pop(self, None)
+        pairs, self.pairs = self.pairs, []
+        self.watch.complete(self.part, pairs)
+
+
+class _WeakHook(Hook):
+    """On a layer, or before the forward of the whole model where `part` is None."""
+
+    def __init__(self, watch: PassWatch, part: Part | None = None) -> None:
+        self._watch, self._part = weakref.ref(watch), part
+
+    @untraced
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
+        watch = self._watch()
+        if watch is None:
+            return
+        if self._part is None:
+            watch.round += 1
+        else:
+            watch.note(self._part, module, args[0] if args else next(iter(kwargs.values())), output)
+
+
+class PassWatch(Watch):
+    """Hooks on the layers of a model.
+
+    `wanted(module)` tells, in the forward pass, whether a use is noted; `listening()`, in the backward pass, whether
+    gradients are taken. `complete(part, pairs)` gets what has come for a layer.
+    """
+
+    INSIDE_TRANSFORM = (
+        "layer {part.name!r} is run inside a transform of torch.func (grad, vmap, jvp, ...), where its gradients "
+        "cannot be watched: take those of the loss by backward(), and put other passes inside "
+        "`with optimizer.paused():`"
+    )
+    SECOND_BACKWARD = (
+        "a second backward pass goes through one output of layer {part.name!r}: the first has been taken for that of "
+        "the whole loss; add the losses up before one backward(), or pause the watching with paused() for those that "
+        "are not the loss"
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: list[Part],
+        wanted: Callable[[nn.Module], bool],
+        listening: Callable[[], bool],
+        complete: Callable[[Part, list[Pair]], None],
+    ) -> None:
+        super().__init__()
+        self.complete = complete
+        self.partial: dict[_Pass, None] = {}  # some gradients have come, others not yet
+        self._wanted, self._listening = wanted, listening
+        self._passes: weakref.WeakValueDictionary[tuple[Part, int], _Pass] = weakref.WeakValueDictionary()
+        self.handles.append(model.register_forward_pre_hook(_WeakHook(self), with_kwargs=True))
+        for layer in layers:
+            self.handles.append(layer.module.register_forward_hook(_WeakHook(self, layer), with_kwargs=True))
+        self._finalizer = weakref.finalize(self, remove_all, self.handles)
+
+    def remove(self) -> None:
+        """Takes all hooks off."""
+        self._finalizer()
+
+    def note(self, part: Part, module: nn.Module, x: Any, output: Any) -> None:
+        if not isinstance(output, torch.Tensor) or not self.enabled or not self._wanted(module):
+            return
+        if in_transform():
+            self.trainable(part)  # which refuses it where gradients might come
+            return
+        if not output.requires_grad:
+            return
+        key = (part, self.round)
+        together = self._passes.get(key)
+        if together is None:
+            together = self._passes[key] = _Pass(self, part)
+        use = Use(part, together, self.round)
+        use.input = x.detach()
+        self.expect(use, output)
+
+    def arrive(self, use: Use, gradient: torch.Tensor) -> None:
+        if self.enabled and self._listening():
+            Watch.arrive(self, use, gradient.detach())
+
+    def flush(self) -> None:
+        """Hands over what has come of passes that gave some outputs no gradient."""
+        for together in list(self.partial):
+            together.hand_over()
+
+    def forget(self) -> None:
+        """Begins anew: what is on its way no longer counts."""
+        self._passes.clear()
+        self.partial.clear()
+
+
+def of_one_pass(part: Part, pairs: list[Pair]) -> Pair:
+    """The uses of a layer in one forward pass as those of a layer with more positions."""
+    pairs = [_with_samples(part, *pair) for pair in pairs]
+    if len(pairs) == 1:
+        return pairs[0]
+    if part.kind in ("conv", "group_norm"):
+        raise NotImplementedError(
+            f"layer {part.name!r}, a {type(part.module).__name__}, was used {len(pairs)} times in one forward pass; "
+            "only linear, embedding, layer norm and RMS norm layers may be"
+        )
+    sizes = sorted({x.shape[0] for x, _ in pairs})
+    if len(sizes) > 1:
+        raise RuntimeError(
+            f"layer {part.name!r} was used {len(pairs)} times in one forward pass, for {sizes} samples: all uses must "
+            "be for the same samples"
+        )
+    return joined(part, pairs)
+
+
+def _with_samples(part: Part, x: torch.Tensor, gradient: torch.Tensor) -> Pair:
+    """With a dimension for the samples, of which PyTorch takes one without it."""
+    if not has_batch(part.module, part.kind, x):
+        return x.unsqueeze(0), gradient.unsqueeze(0)
+    return x, gradient

@@ -1,0 +1,70 @@
+"""Lion."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from .base import TorchiumOptimizer
+from .kernel import Kernel
+from .options import COMMON, Option, Options, pair
+
+__all__ = ["Lion"]
+
+
+class Lion(TorchiumOptimizer):
+    r"""Lion: every element moves by the learning rate, in the direction of a sign; all parameters in one launch.
+
+    .. math::
+        c = \beta_1 m + (1 - \beta_1) g, \quad
+        p \leftarrow (1 - \gamma \lambda) p - \gamma \, \mathrm{sign}(c), \quad
+        m \leftarrow \beta_2 m + (1 - \beta_2) g
+
+    Its steps are longer than those of AdamW at the same lr: take a third to a tenth of AdamW's, and a weight_decay as
+    many times larger. The state is one copy of the parameters, half of AdamW's.
+
+    Args:
+        params: parameters, groups of them, or `model.named_parameters()`.
+        lr: :math:`\gamma`, a number or a tensor of one element.
+        betas: :math:`\beta_1, \beta_2`; weight_decay: :math:`\lambda`.
+        maximize: maximize the objective instead of minimizing it.
+        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
+            or 'ignore'.
+        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
+        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        update_kernel: a custom kernel for what is done to one element: a
+            :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
+        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+
+    Example::
+
+        optimizer = torchium.optim.Lion(model.parameters(), lr=1e-4, weight_decay=0.1)
+        loss.backward()
+        optimizer.step()
+    """
+
+    kind = "lion"
+    _options: ClassVar = Options(
+        Option("betas", ("beta1", "beta2"), pair),
+        *COMMON,
+    )
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        nonfinite: str = "skip",
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        memory_budget: int | None = None,
+        update_kernel: Kernel | str | None = None,
+    ) -> None:
+        super().__init__(params, locals())

@@ -1,0 +1,55 @@
+/* AdamW, as PyTorch defines it; every parameter element by element. Also what the other optimizers leave, with numbers of
+ * its own and without amsgrad.
+ *
+ *     m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
+ *     p <- (1 - lr weight_decay) p - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+ */
+#include "core/status.h"
+
+#include "config.h"
+#include "method.h"
+
+static void set_defaults(tch_optim_config *c)
+{
+    c->lr = 1e-3;
+    c->beta1 = 0.9;
+    c->beta2 = 0.999;
+    c->eps = 1e-8;
+    c->weight_decay = 1e-2;
+}
+
+static void moments_of_rest(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+{
+    (void)config;
+    names[0] = "exp_avg";
+    names[1] = "exp_avg_sq";
+}
+
+static void moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+{
+    moments_of_rest(config, names);
+    names[2] = config->amsgrad ? "max_exp_avg_sq" : NULL;
+}
+
+static tchi_update_flags flags_of_rest(const tch_optim_config *config)
+{
+    return (tchi_update_flags){.l2 = config->decay == TCH_DECAY_L2};
+}
+
+static tchi_update_flags flags(const tch_optim_config *config)
+{
+    return (tchi_update_flags){.l2 = config->decay == TCH_DECAY_L2, .amsgrad = config->amsgrad};
+}
+
+static tch_status update(const tch_context *context, const tch_update *update, const tchi_update_flags *flags)
+{
+    return context->backend->update->adamw(context->state, update, flags->amsgrad, flags->l2);
+}
+
+static const tchi_elementwise elementwise = {.moments = moments, .flags = flags, .update = update};
+
+const tchi_elementwise tchi_adamw_of_rest = {
+    .moments = moments_of_rest, .flags = flags_of_rest, .update = update, .of_rest = true};
+
+const tchi_optim_method tchi_method_adamw = {
+    .name = "adamw", .set_defaults = set_defaults, .check = tchi_config_check_beta2, .elementwise = &elementwise};

@@ -1,0 +1,42 @@
+/* Lion (Chen and others, 2023): every element moves by the learning rate, up or down; every parameter element by element.
+ *
+ *     c = beta1 m + (1 - beta1) g
+ *     p <- (1 - lr weight_decay) p - lr sign(c)
+ *     m <- beta2 m + (1 - beta2) g
+ */
+#include "config.h"
+#include "method.h"
+
+static void set_defaults(tch_optim_config *c)
+{
+    c->lr = 1e-4;
+    c->beta1 = 0.9;
+    c->beta2 = 0.99;
+}
+
+static void moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+{
+    (void)config;
+    names[0] = "exp_avg";
+}
+
+static tchi_update_flags flags(const tch_optim_config *config)
+{
+    (void)config;
+    return (tchi_update_flags){.l2 = false};
+}
+
+static tch_status update(const tch_context *context, const tch_update *update, const tchi_update_flags *flags)
+{
+    (void)flags;
+    return context->backend->update->lion(context->state, update);
+}
+
+static const tchi_elementwise elementwise = {.moments = moments, .flags = flags, .update = update};
+
+const tchi_optim_method tchi_method_lion = {
+    .name = "lion",
+    .set_defaults = set_defaults,
+    .check = tchi_config_check_beta2,
+    .elementwise = &elementwise,
+};

@@ -1,0 +1,47 @@
+/* SGD, as PyTorch defines it; every parameter element by element.
+ *
+ *     g <- g + weight_decay p
+ *     B <- momentum B + (1 - dampening) g        g itself at a parameter's first step
+ *     p <- p - lr (g + momentum B)  (nesterov), or p - lr B
+ */
+#include "core/status.h"
+
+#include "config.h"
+#include "method.h"
+
+static tch_status check(const char *function, const tch_optim_config *c)
+{
+    if (c->nesterov && (c->momentum == 0.0 || c->dampening != 0.0)) {
+        return tchi_fail(
+            TCH_ERR_INVALID_ARGUMENT,
+            "%s: nesterov is 1 with momentum %.10g and dampening %.10g, expected a momentum above 0 and no "
+            "dampening",
+            function, c->momentum, c->dampening);
+    }
+    return TCH_OK;
+}
+
+static tch_status check_change(const tch_optim_config *now, const tch_optim_config *next)
+{
+    return tchi_config_check_kept("momentum", now->momentum, next->momentum);
+}
+
+static void moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+{
+    names[0] = config->momentum != 0.0 ? "momentum_buffer" : NULL;
+}
+
+static tchi_update_flags flags(const tch_optim_config *config)
+{
+    return (tchi_update_flags){.l2 = true, .nesterov = config->nesterov};
+}
+
+static tch_status update(const tch_context *context, const tch_update *update, const tchi_update_flags *flags)
+{
+    return context->backend->update->sgd(context->state, update, flags->nesterov);
+}
+
+static const tchi_elementwise elementwise = {.moments = moments, .flags = flags, .update = update};
+
+const tchi_optim_method tchi_method_sgd = {
+    .name = "sgd", .check = check, .check_change = check_change, .elementwise = &elementwise};
