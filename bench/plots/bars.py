@@ -4,7 +4,7 @@ from xml.sax.saxutils import escape
 
 ROW, LEFT, WIDTH, TOP = 20, 210, 720, 64
 LONGEST = 4.0  # longer bars are cut here; their label says how much it was
-COLOURS = {"eigen power": "#4269d0", "inverse root": "#3ca951", "kronecker": "#ff725c"}
+COLORS = {"eigen power": "#4269d0", "inverse root": "#3ca951", "kronecker": "#ff725c"}
 
 
 def _text(x, y, content, **attributes):
@@ -18,7 +18,7 @@ def _row(row, y, unit):
     return [
         _text(LEFT - 8, y + 13, label, text_anchor="end"),
         f'<rect x="{LEFT}" y="{y + 2}" width="{length:.1f}" height="{ROW - 5}" '
-        f'fill="{COLOURS.get(row["work"], "#888")}"/>',
+        f'fill="{COLORS.get(row["work"], "#888")}"/>',
         _text(LEFT + length + 6, y + 13, f"{row['ratio']:.2f}  ({row['ours_ms']:.2f} ms)"),
     ]
 

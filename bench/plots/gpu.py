@@ -15,23 +15,23 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from plots.lines import log_lines
 
-COLOURS = {
+COLORS = {
     "auto": "#3ca951",
     "newton": "#4269d0",
     "eigen": "#a463f2",
     "torch eigh": "#ff725c",
     "torch textbook Newton": "#efb118",
 }
-SIZE_COLOURS = ("#4269d0", "#3ca951", "#efb118", "#ff725c", "#a463f2", "#6cc5b0")
+SIZE_COLORS = ("#4269d0", "#3ca951", "#efb118", "#ff725c", "#a463f2", "#6cc5b0")
 
 
 def by_size(points, key):
     """One line per method, of the sweep over sizes."""
     lines = []
-    for name, colour in COLOURS.items():
+    for name, color in COLORS.items():
         mine = [p for p in points if p["sweep"] == "size" and p["method"] == name]
         pairs = [(p["n"], p[key]) for p in mine if p["error"] is not None and p[key]]
-        lines.append({"name": name, "colour": colour, "points": pairs, "dashed": name.startswith("torch")})
+        lines.append({"name": name, "color": color, "points": pairs, "dashed": name.startswith("torch")})
     return [line for line in lines if line["points"]]
 
 
@@ -42,7 +42,7 @@ def by_batch(points):
     return [
         {
             "name": f"n = {n}",
-            "colour": SIZE_COLOURS[i % len(SIZE_COLOURS)],
+            "color": SIZE_COLORS[i % len(SIZE_COLORS)],
             "points": sorted((p["batch"], p["us_per_matrix"]) for p in mine if p["n"] == n),
         }
         for i, n in enumerate(sizes)

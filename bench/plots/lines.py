@@ -60,8 +60,8 @@ def _series(x, y, line):
     dash = ' stroke-dasharray="5 4"' if line.get("dashed") else ""
     points = [(x.at(a), y.at(b)) for a, b in line["points"]]
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    parts = [f'<polyline fill="none" stroke="{line["colour"]}" stroke-width="2"{dash} points="{path}"/>']
-    parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{line["colour"]}"/>' for a, b in points]
+    parts = [f'<polyline fill="none" stroke="{line["color"]}" stroke-width="2"{dash} points="{path}"/>']
+    parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{line["color"]}"/>' for a, b in points]
     return parts
 
 
@@ -72,14 +72,14 @@ def _legend(lines):
         x = WIDTH - RIGHT + 16
         dash = ' stroke-dasharray="5 4"' if line.get("dashed") else ""
         parts.append(
-            f'<line x1="{x}" y1="{y}" x2="{x + 24}" y2="{y}" stroke="{line["colour"]}" stroke-width="2"{dash}/>'
+            f'<line x1="{x}" y1="{y}" x2="{x + 24}" y2="{y}" stroke="{line["color"]}" stroke-width="2"{dash}/>'
         )
         parts.append(_text(x + 30, y + 4, line["name"]))
     return parts
 
 
 def log_lines(title, remark, x_name, y_name, lines):
-    """`lines` are dicts with name, colour, points (pairs of positive numbers) and, if wanted, dashed. The horizontal
+    """`lines` are dicts with name, color, points (pairs of positive numbers) and, if wanted, dashed. The horizontal
     axis counts in powers of two, the vertical in powers of ten; lines without points are named and not drawn."""
     points = [point for line in lines for point in line["points"]]
     if not points:

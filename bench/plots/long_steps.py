@@ -157,12 +157,12 @@ def draw(path):
         words = f"10<tspan dy='-5' font-size='9'>{exponent}</tspan>" if exponent else "1"
         parts.append(text(across(10.0**exponent), HEIGHT - BOTTOM + 18, words))
     s = np.geomspace(1e-4, 1, 1600)
-    for k, (name, colour, method) in enumerate(METHODS):
+    for k, (name, color, method) in enumerate(METHODS):
         points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in zip(s, method(s), strict=True))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.8"/>')
         x = WIDTH - RIGHT - 190
         y = up(0.45) + 22 * k
-        parts.append(f'<path d="M{x} {y:.1f}h22" stroke="{colour}" stroke-width="3"/>')
+        parts.append(f'<path d="M{x} {y:.1f}h22" stroke="{color}" stroke-width="3"/>')
         parts.append(text(x + 30, y + 4, name, "start"))
     parts.append(text(LEFT - 44, TOP - 20, "singular value after", "start", 14))
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "singular value before, of a matrix of norm 1"))

@@ -132,7 +132,7 @@ def print_times(library):
     print_table("Time of a call", ["request", "time"], rows)
 
 
-COLOURS = ("#1b6ca8", "#2a9d8f", "#8ab17d", "#e9a83b", "#e76f51", "#9b2226")
+COLORS = ("#1b6ca8", "#2a9d8f", "#8ab17d", "#e9a83b", "#e76f51", "#9b2226")
 LEFT, TOP, WIDTH, HEIGHT, GAP = 62, 44, 380, 260, 96
 
 
@@ -140,9 +140,9 @@ def draw_text(x, y, words, anchor="middle", size=12, fill="#333"):
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}">{words}</text>'
 
 
-def draw_line(points, colour, width=1.6):
+def draw_line(points, color, width=1.6):
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
+    return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"/>'
 
 
 def draw_panel(left, title, across, up, ticks_across, ticks_up):
@@ -173,8 +173,8 @@ def draw_steps(library, left):
     ticks = [(10.0**e, f"1e{e}" if e else "1") for e in (-6, -4, -2, 0)]
     parts = draw_panel(left, "M after steps 1 to 4 (p = 4, degree 2)", across, up, ticks, ticks[1:])
     for s in range(4):
-        parts.append(draw_line([(across(x), up(h[s])) for x, h in zip(xs, histories, strict=True)], COLOURS[s]))
-        parts.append(draw_text(left + 12, up(histories[0][s]) - (8 if s < 3 else -16), str(s + 1), fill=COLOURS[s]))
+        parts.append(draw_line([(across(x), up(h[s])) for x, h in zip(xs, histories, strict=True)], COLORS[s]))
+        parts.append(draw_text(left + 12, up(histories[0][s]) - (8 if s < 3 else -16), str(s + 1), fill=COLORS[s]))
     return parts
 
 
@@ -190,11 +190,11 @@ def draw_poles(library, left):
     ticks = [(10.0**e, f"1e{e}" if e else "1") for e in (-6, -4, -2, 0)]
     heights = [(e, f"{e:+.2f}" if e else "0") for e in (-0.02, -0.01, 0, 0.01, 0.02)]
     parts = draw_panel(left, "Relative error of 4, 5 and 6 poles (p = 4)", across, up, ticks, heights)
-    for colour, tolerance in ((COLOURS[0], 2.5e-2), (COLOURS[3], 8e-3), (COLOURS[5], 3e-3)):
+    for color, tolerance in ((COLORS[0], 2.5e-2), (COLORS[3], 8e-3), (COLORS[5], 3e-3)):
         poles, _ = make_poles(library, root, lo, tolerance)
         xs = [10 ** (-6 + 6 * i / 400) for i in range(401)]
         errors = [x ** (1 / root) * sum(w / (x + s) for s, w in poles) - 1 for x in xs]
-        parts.append(draw_line([(across(x), up(e)) for x, e in zip(xs, errors, strict=True)], colour))
+        parts.append(draw_line([(across(x), up(e)) for x, e in zip(xs, errors, strict=True)], color))
     return parts
 
 

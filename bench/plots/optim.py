@@ -52,10 +52,10 @@ def bars(device, rows):
     for i, (label, ours, name, ms) in enumerate(entries):
         y = TOP + i * (2 * BAR + GAP)
         parts.append(text(LEFT - 8, y + BAR + 4, label, text_anchor="end"))
-        for k, (value, colour, note) in enumerate(((ours, OURS, ""), (ms, THEIRS, f" {name}"))):
+        for k, (value, color, note) in enumerate(((ours, OURS, ""), (ms, THEIRS, f" {name}"))):
             top = y + k * BAR
             parts.append(
-                f'<rect x="{LEFT}" y="{top + 1}" width="{at(value) - LEFT:.1f}" height="{BAR - 2}" fill="{colour}"/>'
+                f'<rect x="{LEFT}" y="{top + 1}" width="{at(value) - LEFT:.1f}" height="{BAR - 2}" fill="{color}"/>'
             )
             parts.append(text(at(value) + 5, top + 12, f"{value:.3g}{note}" if value < 1000 else f"{value:.0f}{note}"))
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -79,7 +79,7 @@ static void numbers_are_stored(void **state)
         for (int i = 0; i < count; i++) {
             CHECK(got[1 + i] == 1.0 / (i + 1 + count), "number %d is %g", i, got[1 + i]);
         }
-        CHECK(isnan(got[0]) && isnan(got[1 + count]), "a neighbour was written");
+        CHECK(isnan(got[0]) && isnan(got[1 + count]), "a neighbor was written");
     }
     world_close(w);
 }

@@ -27,7 +27,7 @@ static tch_status run_lion(world *w, const ref_setting *s)
     return w->backend->update->lion(w->context->state, &w->update);
 }
 
-/* Puts a setting's scale, sign and hyper-parameters on the device. */
+/* Puts a setting's scale, sign and hyperparameters on the device. */
 static void prepare(world *w, const ref_setting *s)
 {
     float scale = (float)s->grad_scale;

@@ -200,7 +200,7 @@ class Info(unittest.TestCase):
         value = json.loads(output)["environment"]["TORCHIUM_BACKEND_PATH"]
         self.assertTrue(value.startswith('/no "where"\\\n\t\ufffd\u20ac'))
 
-    def test_colour_only_on_a_terminal_that_wants_it(self):
+    def test_color_only_on_a_terminal_that_wants_it(self):
         status, text = run_on_terminal("info", env=dict(PLAIN, TERM="xterm"))
         self.assertEqual(status, 0)
         self.assertIn("\033[1m", text)

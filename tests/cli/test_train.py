@@ -90,11 +90,11 @@ class Case(unittest.TestCase):
 def blobs(rows, classes, columns, seed):
     """Rows (features, label) around one centre for each class."""
     source = random.Random(seed)
-    centres = [[source.gauss(0, 3) for _ in range(columns)] for _ in range(classes)]
+    centers = [[source.gauss(0, 3) for _ in range(columns)] for _ in range(classes)]
     result = []
     for i in range(rows):
         label = i % classes
-        result.append(([value + source.gauss(0, 0.5) for value in centres[label]], label))
+        result.append(([value + source.gauss(0, 0.5) for value in centers[label]], label))
     return result
 
 
@@ -291,7 +291,7 @@ class Data(Case):
         for label in ("kind", "1"):
             summary = self.train("--data", path, "--label", label, "--steps", "2", "--device", DEVICE)[-1]
             self.assertEqual((summary["columns"], summary["classes"]), (3, 2))
-        self.assert_refused(1, ["--data", path, "--label", "colour"], "colour")
+        self.assert_refused(1, ["--data", path, "--label", "color"], "color")
 
     def idx(self, rows, side, seed):
         """Images in which the label's row of pixels is bright."""
@@ -773,8 +773,8 @@ class Pictures(Case):
             chunks[kind] = body
             at += 12 + length
         self.assertEqual(list(chunks), [b"IHDR", b"IDAT", b"IEND"])
-        width, height, depth, colours, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-        self.assertEqual((depth, colours, rest), (8, 2, [0, 0, 0]))
+        width, height, depth, colors, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
+        self.assertEqual((depth, colors, rest), (8, 2, [0, 0, 0]))
         rows = zlib.decompress(chunks[b"IDAT"])
         self.assertEqual(len(rows), height * (3 * width + 1))
         self.assertEqual({rows[y * (3 * width + 1)] for y in range(height)}, {2})

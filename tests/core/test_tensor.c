@@ -147,7 +147,7 @@ static bool contiguous(int32_t ndim, int64_t *shape, int64_t *strides)
     return tch_tensor_is_contiguous(&t);
 }
 
-static void contiguity_is_recognised(void **state)
+static void contiguity_is_recognized(void **state)
 {
     (void)state;
     int64_t shape[] = {2, 3, 4};
@@ -683,7 +683,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_dltensor_is_accepted_as_it_is),
         cmocka_unit_test(dtypes_have_sizes_and_names),
         cmocka_unit_test(elements_are_counted),
-        cmocka_unit_test(contiguity_is_recognised),
+        cmocka_unit_test(contiguity_is_recognized),
         cmocka_unit_test(created_tensors_are_zero_and_aligned),
         cmocka_unit_test(channels_last_strides),
         cmocka_unit_test(scalars_and_empty_tensors),

@@ -1,10 +1,10 @@
-/* Per-sample gradients for embeddings and normalising layers. Every case has its gradients written out by plain
+/* Per-sample gradients for embeddings and normalizing layers. Every case has its gradients written out by plain
  * float64 loops, sample by sample, with a bound for each element; samples, norms, weighted sums, Gram matrices and inner
  * products are then compared with what follows from these, within what follows from the bounds.
  *
  * An element of a gradient is a sum over positions. Its bound is u (16 + positions + features) times the sum of the
  * magnitudes of its terms, u being the round-off of the arithmetic: every term and every addition is rounded once, and a
- * statistic over n features is off by n u at most. For a normalised input (x - m) / s the magnitude is (|x| + |m|) / s;
+ * statistic over n features is off by n u at most. For a normalized input (x - m) / s the magnitude is (|x| + |m|) / s;
  * on the CPU, where float32 and half types have float64 statistics, it is |x - m| / s, so that a mean far larger than
  * the spread costs nothing. */
 #include <math.h>
@@ -80,7 +80,7 @@ static const kind_case cases[] = {
     GROUP_NORM(3, 2, 0.5, 3, 6, 5),
     GROUP_NORM(4, 6, 0.0, 2, 6, 3, 4),
     GROUP_NORM(2, 2, 0.0, 3, 4),
-    GROUP_NORM(2, 4, 0.0, 3, 4), /* one element to a group: normalised to 0 */
+    GROUP_NORM(2, 4, 0.0, 3, 4), /* one element to a group: normalized to 0 */
     GROUP_NORM(4, 2, 1.0, 2, 4, 1, 1),
     GROUP_NORM(5, 3, -1.0, 2, 6, 3, 5, 2),
     GROUP_NORM(3, 3, 1e4, 2, 3, 300),
@@ -205,7 +205,7 @@ static int64_t element_at(const trial *s, int64_t sample, int64_t p, int64_t f)
     return sample * s->positions * s->features + inside;
 }
 
-/* Mean and root of the variance over the elements that are normalised together with feature f at position p. */
+/* Mean and root of the variance over the elements that are normalized together with feature f at position p. */
 static void statistics(const trial *s, int64_t sample, int64_t p, int64_t f, double *mean, double *root)
 {
     bool group = s->layer.kind == TCH_LAYER_GROUP_NORM;

@@ -338,13 +338,13 @@ static void fill_awkward(int which, int64_t n, double huge, double *a)
         int64_t row = i / n;
         int64_t col = i % n;
         double diagonal = row == col;
-        double neighbour = row - col == 1 || col - row == 1;
+        double neighbor = row - col == 1 || col - row == 1;
         double apart = (double)(row > col ? row - col : col - row);
         const double values[AWKWARD] = {0.0,
                                         diagonal,
                                         diagonal * (double)(row / 8),
-                                        diagonal * (double)row + 1e-9 * neighbour,
-                                        2.0 * diagonal - neighbour,
+                                        diagonal * (double)row + 1e-9 * neighbor,
+                                        2.0 * diagonal - neighbor,
                                         1.0,
                                         row == n - 1 && col == n - 1 ? 1.0 : 1e-6,
                                         1.0 / (1.0 + (double)row + (double)col),

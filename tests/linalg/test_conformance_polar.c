@@ -1,4 +1,4 @@
-/* Orthogonalisation: against the same steps done plainly in float64, and by what it is for: singular values near 1 with
+/* Orthogonalization: against the same steps done plainly in float64, and by what it is for: singular values near 1 with
  * the singular vectors unchanged.
  *
  * Rounding errors of the first step grow with the slope of the polynomials at zero, the product of the coefficients a:

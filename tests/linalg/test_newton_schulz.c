@@ -1,5 +1,5 @@
-/* The inside of the orthogonalisation: which steps share a Gram matrix, the entry that optimizers use, and the
- * iteration in bfloat16 as a GPU does it, modelled on top of the CPU's table by rounding what products and elementwise
+/* The inside of the orthogonalization: which steps share a Gram matrix, the entry that optimizers use, and the
+ * iteration in bfloat16 as a GPU does it, modeled on top of the CPU's table by rounding what products and elementwise
  * work leave; and once more as large matrices go, with Gram matrices of several steps in float16 and X divided by its
  * norm in the products.
  *
@@ -422,7 +422,7 @@ static int32_t takes_all(void *state, const tch_matrices *x)
     return 1;
 }
 
-static tch_status modelled_normalize(void *state, double eps, const tch_matrices *x, double *scale)
+static tch_status modeled_normalize(void *state, double eps, const tch_matrices *x, double *scale)
 {
     tch_status status = plain->matrix->reduce(state, TCH_REDUCE_FROBENIUS, x, scale);
     for (int64_t b = 0; b < x->batch; b++) {
@@ -431,7 +431,7 @@ static tch_status modelled_normalize(void *state, double eps, const tch_matrices
     return status;
 }
 
-static double modelled_sum(const tch_matrices *a, const tch_matrices *b, int64_t z, int64_t i, int64_t j)
+static double modeled_sum(const tch_matrices *a, const tch_matrices *b, int64_t z, int64_t i, int64_t j)
 {
     double sum = 0.0;
     for (int64_t k = 0; k < a->cols; k++) {
@@ -440,9 +440,9 @@ static double modelled_sum(const tch_matrices *a, const tch_matrices *b, int64_t
     return sum;
 }
 
-static tch_status modelled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
-                                   const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
-                                   const tch_matrices *c)
+static tch_status modeled_product(void *state, double c0, double c1, const tch_matrices *d, double c2,
+                                  const tch_matrices *a, const tch_matrices *b, const double *scale, int32_t exponent,
+                                  const tch_matrices *c)
 {
     (void)state;
     assert_int_equal(a->type, b->type);
@@ -454,7 +454,7 @@ static tch_status modelled_product(void *state, double c0, double c1, const tch_
         double factor = scale == NULL ? 1.0 : pow(scale[z], exponent);
         for (int64_t j = 0; j <= i; j++) {
             double addend = (d != NULL ? c1 * (double)*at(d, z, i, j) : 0.0) + (i == j ? c0 : 0.0);
-            *at(c, z, i, j) = to_type(c->type, factor * (c2 * modelled_sum(a, b, z, i, j) + addend));
+            *at(c, z, i, j) = to_type(c->type, factor * (c2 * modeled_sum(a, b, z, i, j) + addend));
             *at(c, z, j, i) = *at(c, z, i, j);
         }
     }
@@ -464,15 +464,15 @@ static tch_status modelled_product(void *state, double c0, double c1, const tch_
 /* A division by the norm, or a Gram matrix of X, outside of the products above would be a mistake here. */
 static void float16_keeps_the_singular_values(void **state)
 {
-    static table_copy modelled;
-    make_rounding_table(*state, &modelled);
-    modelled.matrix.normalize_takes = takes_all;
-    modelled.matrix.normalize = modelled_normalize;
-    modelled.matrix.scaled_product = modelled_product;
-    modelled.matrix.shift_scale = NULL;
-    modelled.matrix.gram = NULL;
-    modelled.matrix.symmetric_product = NULL;
-    check_with_table(*state, &modelled.backend, 3);
+    static table_copy modeled;
+    make_rounding_table(*state, &modeled);
+    modeled.matrix.normalize_takes = takes_all;
+    modeled.matrix.normalize = modeled_normalize;
+    modeled.matrix.scaled_product = modeled_product;
+    modeled.matrix.shift_scale = NULL;
+    modeled.matrix.gram = NULL;
+    modeled.matrix.symmetric_product = NULL;
+    check_with_table(*state, &modeled.backend, 3);
 }
 
 int main(int argc, char **argv)

@@ -216,7 +216,7 @@ static void the_smallest_transposed_gradient(void **state)
     trial_run(*state, TCH_FLOAT64, &c, 1, small, STEPS, tolerance_of(TCH_OPTIM_SGD));
 }
 
-/* The smallest two neighbours of five dimensions become one, wherever they are. */
+/* The smallest two neighbors of five dimensions become one, wherever they are. */
 static void five_dimensions(void **state)
 {
     const trial_shape deep[] = {{.ndim = 5, .shape = {2, 3, 4, 5, 2}}, {.ndim = 5, .shape = {4, 5, 2, 3, 4}}};

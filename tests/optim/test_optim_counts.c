@@ -253,7 +253,7 @@ static void phases_have_names(void **state)
          {"look at gradients", "gather gradients", "factors", "refresh", "graft", "precondition", "apply",
           "elementwise"}},
         {TCH_OPTIM_SOAP, {"gather gradients", "factors", "precondition", "apply", "basis", "elementwise"}},
-        {TCH_OPTIM_MUON, {"gather gradients", "orthogonalise", "apply", "elementwise"}},
+        {TCH_OPTIM_MUON, {"gather gradients", "orthogonalize", "apply", "elementwise"}},
     };
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         trial t;

@@ -1,5 +1,5 @@
 /* Muon against the plain reference: every option alone and together, in float64 everywhere and in float32 on the CPU,
- * where the steps of the orthogonalisation are exact to rounding times their growth. A GPU does them in bfloat16 for
+ * where the steps of the orthogonalization are exact to rounding times their growth. A GPU does them in bfloat16 for
  * float32 parameters: there a direction is compared as a whole, and its singular values lie where the reference's do. */
 #include <math.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * basis: then the library's own first bases are checked and handed to the reference, and the rest must agree.
  *
  * In float32 a basis is known to u |C| / gap; gaps of these factors are a hundredth and more, and what they do to a
- * direction is second order in neighbouring second moments. */
+ * direction is second order in neighboring second moments. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -271,7 +271,7 @@ static void check_basis(int64_t n, const double *q, const double *factor)
     ref_matmul(n, n, n, q, factor, inner);
     ref_matmul(n, n, n, inner, turned, product);
     for (int64_t i = 0; i < n * n; i++) {
-        CHECK(i / n == i % n || fabs(product[i]) < 1e-12 * size, "the basis does not diagonalise: %g", product[i]);
+        CHECK(i / n == i % n || fabs(product[i]) < 1e-12 * size, "the basis does not diagonalize: %g", product[i]);
         CHECK(i / n == 0 || i / n != i % n || product[i] <= product[i - n - 1] + 1e-12 * size, "it is not sorted");
     }
     free(turned);

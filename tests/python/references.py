@@ -108,7 +108,7 @@ def memory_order(x: Tensor) -> list[int]:
     return sorted(range(x.ndim), key=lambda d: -x.stride(d) if x.shape[d] > 1 else 0)
 
 
-def merge_neighbours(dims: list[int], most: int) -> list[int]:
+def merge_neighbors(dims: list[int], most: int) -> list[int]:
     """From the innermost dimension outwards, never down to a vector."""
     merged: list[int] = []
     for i, size in reversed(list(enumerate(dims))):
@@ -121,7 +121,7 @@ def merge_neighbours(dims: list[int], most: int) -> list[int]:
 
 
 def merge_smallest(dims: list[int]) -> list[int]:
-    """Down to four: the neighbours with the smallest product become one."""
+    """Down to four: the neighbors with the smallest product become one."""
     dims = list(dims)
     while len(dims) > MOST_DIMENSIONS:
         k = min(range(len(dims) - 1), key=lambda i: dims[i] * dims[i + 1])
@@ -273,7 +273,7 @@ class Shampoo(Reference):
 
     def view(self, dims):
         if self.options["merge_dims"]:
-            dims = merge_neighbours(dims, self.options["max_preconditioner_dim"])
+            dims = merge_neighbors(dims, self.options["max_preconditioner_dim"])
         return merge_smallest(dims)
 
     def width(self):
@@ -353,7 +353,7 @@ class SOAP(Reference):
 
     def view(self, dims):
         if self.options["merge_dims"]:
-            dims = merge_neighbours(dims, self.options["max_precond_dim"])
+            dims = merge_neighbors(dims, self.options["max_precond_dim"])
         return merge_smallest(dims)
 
     def update(self, block, p, g):

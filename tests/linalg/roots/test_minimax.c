@@ -1,4 +1,4 @@
-/* The coefficients of polynomial steps and of sums of poles, against the theory that characterises them: the best ones
+/* The coefficients of polynomial steps and of sums of poles, against the theory that characterizes them: the best ones
  * alternate, no change makes them better, and what they promise holds on a fine grid in long double arithmetic. */
 #include <float.h>
 #include <math.h>
@@ -152,7 +152,7 @@ static tchi_minimax_step make_step(int root, int degree, double lo, double hi)
     tchi_minimax_step step = {{NAN, NAN, NAN}, NAN, NAN};
     test_case("root %d, degree %d, [%.17g, %.17g]", root, degree, lo, hi);
     CHECK(tchi_minimax_polynomial(root, degree, lo, hi, &step) == 0, "no step");
-    CHECK(fabs(step.lo + step.hi - 2.0) <= 1e-15, "[%.17g, %.17g] is not centred", step.lo, step.hi);
+    CHECK(fabs(step.lo + step.hi - 2.0) <= 1e-15, "[%.17g, %.17g] is not centered", step.lo, step.hi);
     return step;
 }
 

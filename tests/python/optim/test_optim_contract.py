@@ -257,7 +257,7 @@ PHASES = {
     "adamw": ["elementwise"],
     "shampoo": ["factors", "refresh", "precondition", "apply"],
     "soap": ["factors", "basis", "apply"],
-    "muon": ["orthogonalise", "apply"],
+    "muon": ["orthogonalize", "apply"],
     "lion": ["elementwise"],
 }
 

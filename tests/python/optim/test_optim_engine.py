@@ -284,7 +284,7 @@ PHASES = {
     "adamw": ["step", "elementwise"],
     "shampoo": ["gather gradients", "factors", "refresh", "graft", "precondition", "apply", "elementwise"],
     "soap": ["gather gradients", "factors", "precondition", "apply", "basis", "elementwise"],
-    "muon": ["gather gradients", "orthogonalise", "apply", "elementwise"],
+    "muon": ["gather gradients", "orthogonalize", "apply", "elementwise"],
     "lion": ["step", "elementwise"],
 }
 

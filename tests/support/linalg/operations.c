@@ -218,7 +218,7 @@ static tch_status call_natural_weights(tch_context *context, tch_tensor *const *
     {"input", ROLE_INPUT, KIND_REAL, 3, {2, 3, 4}},             \
     {"output_gradient", ROLE_INPUT, KIND_REAL, 3, {2, 3, 5}}
 
-#define NORMALISED_OPERANDS                                     \
+#define NORMALIZED_OPERANDS                                     \
     {"input", ROLE_INPUT, KIND_REAL, 3, {2, 4, 6}},             \
     {"output_gradient", ROLE_INPUT, KIND_REAL, 3, {2, 4, 6}}
 
@@ -300,7 +300,7 @@ const test_operation test_operations[] = {
      {LINEAR_OPERANDS,
       {"norms", ROLE_OUTPUT, KIND_FLOAT64, 1, {2}}}, call_grad_norms},
     {"tch_grad_norms", "layer norm", 3,
-     {NORMALISED_OPERANDS,
+     {NORMALIZED_OPERANDS,
       {"norms", ROLE_OUTPUT, KIND_FLOAT64, 1, {2}}}, call_grad_norms_of_layer_norm},
     {"tch_grad_weighted_sum", "linear", 5,
      {LINEAR_OPERANDS,
@@ -308,7 +308,7 @@ const test_operation test_operations[] = {
       {"weight", ROLE_OPTIONAL_OUTPUT, KIND_REAL, 2, {5, 4}},
       {"bias", ROLE_OPTIONAL_OUTPUT, KIND_REAL, 1, {5}}}, call_grad_sum},
     {"tch_grad_weighted_sum", "group norm", 5,
-     {NORMALISED_OPERANDS,
+     {NORMALIZED_OPERANDS,
       {"weights", ROLE_OPTIONAL_INPUT, KIND_FLOAT64, 1, {2}},
       {"weight", ROLE_OPTIONAL_OUTPUT, KIND_REAL, 1, {4}},
       {"bias", ROLE_OPTIONAL_OUTPUT, KIND_REAL, 1, {4}}}, call_grad_sum_of_group_norm},
@@ -316,7 +316,7 @@ const test_operation test_operations[] = {
      {LINEAR_OPERANDS,
       {"gram", ROLE_OUTPUT, KIND_FLOAT64, 2, {2, 2}}}, call_grad_gram},
     {"tch_grad_gram", "RMS norm", 3,
-     {NORMALISED_OPERANDS,
+     {NORMALIZED_OPERANDS,
       {"gram", ROLE_OUTPUT, KIND_FLOAT64, 2, {2, 2}}}, call_grad_gram_of_rms_norm},
     {"tch_grad_dots", "linear", 5,
      {LINEAR_OPERANDS,

@@ -300,7 +300,7 @@ void ref_spectrum(int64_t n, double condition, double *w)
     }
 }
 
-/* --- long steps of orthogonalisation ------------------------------------------------------------------------------ */
+/* --- long steps of orthogonalization ------------------------------------------------------------------------------ */
 
 /* P(Y) X / top with Y = X X' / top^2, P being t2 A^2 + t1 Y + t0 I, A = U or, where there are f, A = U^2 + f1 Y + f0 I, and
  * U = Y^2 + u1 Y + u0 I. Multiplied out, the polynomials would lose six digits. */

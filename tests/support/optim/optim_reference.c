@@ -29,7 +29,7 @@ static int32_t drop_ones(int32_t ndim, const int64_t *shape, int64_t *dims)
     return n;
 }
 
-/* At most four dimensions: the neighbours with the smallest product become one. */
+/* At most four dimensions: the neighbors with the smallest product become one. */
 static int32_t merge_smallest(int32_t n, int64_t *dims)
 {
     while (n > REF_MAX_ORDER) {

@@ -1,6 +1,6 @@
 /* The optimizers in plain float64, one parameter at a time: the shortest code that is right, written from the formulas
  * and apart from the library, so that the two can disagree. Numbers are in the order of memory; every call reads its
- * hyper-parameters from the configuration it is given, so that a test may change them between steps. */
+ * hyperparameters from the configuration it is given, so that a test may change them between steps. */
 #ifndef TORCHIUM_TESTS_OPTIM_REFERENCE_H
 #define TORCHIUM_TESTS_OPTIM_REFERENCE_H
 
@@ -34,7 +34,7 @@ typedef struct ref_optim {
     ref_block *blocks;
     double *values;
     int32_t
-        narrow; /* its matrices are orthogonalised in bfloat16, in which long steps do not hold: set by the caller */
+        narrow; /* its matrices are orthogonalized in bfloat16, in which long steps do not hold: set by the caller */
 } ref_optim;
 
 /* `shape` is in the order of memory, outermost first. */
@@ -45,7 +45,7 @@ void ref_optim_free(ref_optim *r);
 /* One step with a gradient in the order of memory. */
 void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *gradient);
 
-/* For tests of the parts: how dimensions are merged (returns how many are left), and the orthogonalisation of an m by n
+/* For tests of the parts: how dimensions are merged (returns how many are left), and the orthogonalization of an m by n
  * matrix in place, `narrow` as above. */
 int32_t ref_merge_dims(const tch_optim_config *config, int32_t ndim, int64_t *dims);
 void ref_orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x);

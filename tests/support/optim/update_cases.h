@@ -18,7 +18,7 @@ extern const world_shape shape_cases[SHAPE_CASES];
 #define MANY_PIECES 1501
 const world_shape *many_shapes(void);
 
-/* Hyper-parameters whose every part shows in the results. */
+/* Hyperparameters whose every part shows in the results. */
 extern const tch_hyper lively_hyper;
 
 /* A world of these types and pieces, filled and uploaded. */
