@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The loss scaler of libtorchium beside torch.amp.GradScaler, step by step.
 
-    tests/optim/optim_against_torch.py LIBRARY [DEVICE]
+    tests/optim/scaler_against_torch.py LIBRARY [DEVICE]
 
 Exits with 77 where PyTorch or the device is missing. The package has PyTorch's own scaler, so this one is called as it
 is, through ctypes; the optimizers beside PyTorch's are in tests/python/optim/test_optim_trajectories.py.
