@@ -195,9 +195,9 @@ static int64_t scratch_of(tch_context *context, const root_case *c)
     return after.peak - before.allocated;
 }
 
-/* A batch is worked through in pieces that keep the scratch within the limit, and comes out the same up to rounding: which
- * kernel multiplies, and so the order of its sums, depends on how many matrices there are at once. Both results are
- * within the tolerance of the root; they are to be within a tenth of it of each other. */
+/* A batch is worked through in parts that keep the scratch within the limit, and comes out the same up to rounding:
+ * which kernel multiplies, and so the order of its sums, depends on how many matrices there are at once. Both results
+ * are within the tolerance of the root; they are to be within a tenth of it of each other. */
 static void check_budget(tch_context *context, int64_t batch, int64_t n)
 {
     root_case c = make_roots(context, batch, n, TCH_ROOT_NEWTON, TCH_FLOAT32);
@@ -381,7 +381,7 @@ static void more_elements_than_32_bits_count(void **state)
     tch_context *context = *state;
     need_memory(context, 40);
     CHECK_OK(tch_context_set_workspace_limit(context, (int64_t)8 << 30));
-    /* Roots are promised to 1e-3; what only differs in the order of sums differs by far less, also in split bfloat16. */
+    /* Roots are promised to 1e-3; what only differs in the order of sums differs by far less, even in bf16x2. */
     const huge_case cases[] = {
         {"copies", call_copy, 64, TCH_FLOAT16, 0.0},
         {"Gram matrices", call_gram, 64, TCH_FLOAT32, 0.0},

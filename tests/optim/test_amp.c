@@ -84,8 +84,8 @@ static void every_layout_is_divided(void **state)
     }
 }
 
-/* One bad element, first, last or in the middle, in one gradient of several of all dtypes, is found: by the division, and
- * by a look that leaves gradients as they are. */
+/* One bad element, first, last or in the middle, in one gradient of several of all dtypes, is found: by the division,
+ * and by a look that leaves gradients as they are. */
 static void find_infinities(tch_context *context, bool divide)
 {
     const tch_dtype types[] = {TCH_FLOAT64, TCH_FLOAT32, TCH_FLOAT16, TCH_BFLOAT16};

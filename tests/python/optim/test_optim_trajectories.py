@@ -237,11 +237,29 @@ def test_numbers_are_read_at_every_step(kind, changes, device):
 # --- beside torch.optim
 
 
-def beside_torch(theirs, ours, dtype, shapes, device):
+TORCH_SHAPES = [(37,), (13, 9), (17, 61), (3, 4, 5), (), (64, 33), (5, 40), (0, 4), (5, 3, 2, 2)]
+TORCH = {
+    "sgd": SGD
+    | {
+        "nesterov alone": {"momentum": 0.8, "nesterov": True},
+        "nesterov and decay": {"momentum": 0.7, "nesterov": True, "weight_decay": 0.1},
+        "maximize alone": {"maximize": True},
+    },
+    "adamw": ADAMW
+    | {
+        "no decay": {"weight_decay": 0.0},
+        "betas and decay": {"betas": (0.5, 0.97), "eps": 1e-3},
+        "maximize": {"maximize": True},
+    },
+}
+
+
+def beside_torch(theirs, ours, dtype, shapes, device, transpose=False):
     """The largest difference as a share of the way torch's parameter has gone, after 25 steps of both."""
     generator = torch.Generator().manual_seed(3)
-    first = [torch.nn.Parameter(draw(s, generator).to(device=device, dtype=dtype)) for s in shapes]
-    second = [torch.nn.Parameter(p.detach().clone()) for p in first]
+    drawn = [draw(s, generator).to(device=device, dtype=dtype) for s in shapes]
+    first = [torch.nn.Parameter(x.mT.contiguous().mT if transpose else x) for x in drawn]
+    second = [torch.nn.Parameter(p.detach().clone(memory_format=torch.preserve_format)) for p in first]
     theirs, ours = theirs(first), ours(second)
     ways = [0.0] * len(first)
     for _ in range(25):
@@ -252,17 +270,19 @@ def beside_torch(theirs, ours, dtype, shapes, device):
         theirs.step()
         ours.step()
         ways = [w + (p.detach() - b).norm().item() for w, p, b in zip(ways, first, before, strict=True)]
+    stats = ours.stats()
+    assert (stats["steps"], stats["skipped"]) == (25, 0)
     pairs = zip(first, second, ways, strict=True)
     return max((p.detach() - q.detach()).norm().item() / w for p, q, w in pairs if p.numel())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize(("kind", "label"), [(k, v) for k in ("sgd", "adamw") for v in TABLES[k]])
+@pytest.mark.parametrize(("kind", "label"), [(k, v) for k in TORCH for v in TORCH[k]])
 def test_is_torch_optim_to_rounding(kind, label, dtype, device):
-    options = {"lr": 0.05} | TABLES[kind][label]
+    options = {"lr": 0.05} | TORCH[kind][label]
     theirs = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind]
     error = beside_torch(
-        lambda p: theirs(p, **options), lambda p: CLASSES[kind](p, **options), dtype, SHAPES[kind], device
+        lambda p: theirs(p, **options), lambda p: CLASSES[kind](p, **options), dtype, TORCH_SHAPES, device
     )
     # A dozen roundings a step, whose order the two choose differently, carried on by the moving averages.
     assert error < 100 * torch.finfo(dtype).eps / 2
@@ -281,21 +301,27 @@ def exact_orthogonalize(grad, coefficients, steps, eps):
 
 TORCH_MUON = {
     "defaults": {},
-    "match_rms_adamw": {"adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.5},
-    "no nesterov": {"nesterov": False, "momentum": 0.6},
+    "match_rms_adamw": {"adjust_lr_fn": "match_rms_adamw"},
+    "match_rms_adamw and decay": {"adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.5},
+    "no nesterov": {"nesterov": False},
+    "no nesterov, momentum": {"nesterov": False, "momentum": 0.6},
+    "momentum": {"momentum": 0.6},
+    "decay": {"weight_decay": 0.5},
     "coefficients": {"ns_coefficients": (2.0, -1.5, 0.5), "ns_steps": 7},
+    "eps": {"eps": 30.0, "ns_steps": 3},
 }
 
 
+@pytest.mark.parametrize("transpose", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("label", TORCH_MUON)
-def test_muon_is_torch_optim_muon(label, device, monkeypatch):
+def test_muon_is_torch_optim_muon(label, transpose, device, monkeypatch):
     options = {"lr": 0.01} | TORCH_MUON[label]
     both = (lambda p: torch.optim.Muon(p, **options), lambda p: CLASSES["muon"](p, method="muon", **options))
     shapes = [(13, 9), (17, 61), (64, 33), (5, 40)]
-    rounded = beside_torch(*both, torch.float32, shapes, device)
+    rounded = beside_torch(*both, torch.float32, shapes, device, transpose)
     assert rounded < (0.01 if device == "cpu" else 0.02)  # torch rounds to bfloat16, on a GPU both do
     monkeypatch.setattr(torch_muon, "_zeropower_via_newtonschulz", exact_orthogonalize)
-    assert beside_torch(*both, torch.float64, shapes, device) < 1e-9
+    assert beside_torch(*both, torch.float64, shapes, device, transpose) < 1e-9
 
 
 def test_coefficients_are_not_ignored(device):
