@@ -69,9 +69,9 @@ class GradSampleModule(nn.Module):
 
     Rules are for Linear, Conv1d to Conv3d, Embedding, EmbeddingBag, LayerNorm, RMSNorm, GroupNorm and InstanceNorm. Any
     other module with parameters of its own is run sample by sample, with everything inside it, by torch.func.vmap or in
-    a loop. What cannot be right raises an error that names it: batch norm in training mode when this is made, and in a pass a
-    module without a rule that mixes the samples, a parameter used outside its module, an input without the samples'
-    dimension, a transform of torch.func outside of `paused()`, a second backward.
+    a loop. What cannot be right raises an error that names it: batch norm in training mode when this is made, and in a
+    pass a module without a rule that mixes the samples, a parameter used outside its module, an input without the
+    samples' dimension, a transform of torch.func outside of `paused()`, a second backward.
 
     Args:
         model: the model; it is worked on in place, see `to_standard_module`.
