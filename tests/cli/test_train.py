@@ -88,7 +88,7 @@ class Case(unittest.TestCase):
 
 
 def blobs(rows, classes, columns, seed):
-    """Rows (features, label) around one centre for each class."""
+    """Rows (features, label) around one center for each class."""
     source = random.Random(seed)
     centers = [[source.gauss(0, 3) for _ in range(columns)] for _ in range(classes)]
     result = []
