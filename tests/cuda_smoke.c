@@ -387,9 +387,9 @@ static void optimizer(tch_optim_kind kind, tch_dtype dtype, int half)
 }
 
 /* Matrices that are cut into whole chunks, for which Muon has kernels of their own. */
-static void even_muon(void)
+static void even_muon(tch_optim_kind kind)
 {
-    tch_optim_config config = tch_optim_defaults(TCH_OPTIM_MUON);
+    tch_optim_config config = tch_optim_defaults(kind);
     tch_parameter parameters[2] = {{0}};
     const tch_tensor *gradients[2];
     tch_optimizer *o = NULL;
@@ -417,9 +417,13 @@ static void optimizers(void)
     }
     optimizer(TCH_OPTIM_SHAMPOO, TCH_BFLOAT16, 1);
     optimizer(TCH_OPTIM_MUON, TCH_BFLOAT16, 2);
+    optimizer(TCH_OPTIM_NORMUON, TCH_BFLOAT16, 2);
+    optimizer(TCH_OPTIM_NORMUON, TCH_FLOAT64, 0);
+    optimizer(TCH_OPTIM_LION, TCH_BFLOAT16, 2);
     optimizer(TCH_OPTIM_SHAMPOO, TCH_FLOAT64, 0);
     if (!ours) {
-        even_muon(); /* whole products are cuBLAS's */
+        even_muon(TCH_OPTIM_MUON); /* whole products are cuBLAS's */
+        even_muon(TCH_OPTIM_NORMUON);
     }
 }
 

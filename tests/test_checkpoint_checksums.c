@@ -471,8 +471,8 @@ static void what_others_may_not_change(void **state)
               "are not those that were written");
     check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s,%s}," A "," B "}", h.own, h.a, h.b, h.a), &c,
               "the checksum of \"a\" is there twice");
-    check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s,%s}," A "," B "}", h.own, h.a, h.b, h.own), &c,
-              "\"torchium.crc32c\" is there twice");
+    check_bad(open_made(20, &c, "{\"__metadata__\":{" SETTINGS ",%s,%s,%s,%s}," A "," B "}", h.own, h.a, h.b, h.own),
+              &c, "\"torchium.crc32c\" is there twice");
     check_bad(open_made(8, &c, "{\"__metadata__\":{%s,\"torchium.crc32c/a\":\"12345\"}," A "}", h.own), &c,
               "the checksum of a is \"12345\", expected 8");
     check_bad(open_made(8, &c, "{\"__metadata__\":{%s,\"torchium.crc32c/a\":\"+1234567\"}," A "}", h.own), &c,

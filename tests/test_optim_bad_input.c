@@ -157,6 +157,9 @@ static void options_that_do_not_go_together(void **state)
     c = config_of(TCH_OPTIM_ADAMW);
     c.beta2 = 1.0;
     test_check_refused(tch_optimizer_create(*state, &c, 0, NULL, &optimizer), TCH_ERR_INVALID_ARGUMENT, "beta2");
+    c = config_of(TCH_OPTIM_NORMUON);
+    c.beta2 = 1.0;
+    test_check_refused(tch_optimizer_create(*state, &c, 0, NULL, &optimizer), TCH_ERR_INVALID_ARGUMENT, "beta2");
     c = config_of(TCH_OPTIM_LION);
     c.beta2 = 1.0;
     test_check_refused(tch_optimizer_create(*state, &c, 0, NULL, &optimizer), TCH_ERR_INVALID_ARGUMENT, "beta2");

@@ -120,7 +120,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any], kernels: Mapping[str, Any] | None = None) -> None:
         if not self.kind or not isinstance(defaults, dict):
             raise TypeError(
-                "TorchiumOptimizer is what Shampoo, SOAP, Muon, AdamW, Lion and SGD have in common; make one of these"
+                "TorchiumOptimizer is what Shampoo, AdamW and the others of torchium.optim have in common; make one of "
+                "these"
             )
         self._forget_engines()
         self._kernels = {part: as_kernel(part, given) for part, given in (kernels or {}).items() if given is not None}
