@@ -1,4 +1,4 @@
-/* Optimizers: SGD, AdamW, Lion, Shampoo, SOAP and Muon, written once for every device.
+/* Optimizers: SGD, AdamW, Lion, Shampoo, SOAP, Muon and NorMuon, written once for every device.
  *
  *     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
  *     config.lr = 0.01;
@@ -10,8 +10,8 @@
  *     }
  *
  * Parameters are updated in place. They stay the caller's, on the context's device, float32, float64, float16 or bfloat16,
- * in any dense layout (row-major, channels last, transposed). Shampoo, SOAP and Muon take the parameters with at least two
- * dimensions larger than 1; the others get AdamW, in the same optimizer.
+ * in any dense layout (row-major, channels last, transposed). Shampoo, SOAP, Muon and NorMuon take the parameters with at
+ * least two dimensions larger than 1; the others get AdamW, in the same optimizer.
  *
  * A step waits for nothing and allocates nothing once it has run a few times, and can be captured in a CUDA graph.
  * Results are the same, to the bit, from run to run on the same device. */
@@ -39,7 +39,8 @@ typedef enum tch_optim_kind {
     TCH_OPTIM_SHAMPOO = 2,
     TCH_OPTIM_SOAP = 3,
     TCH_OPTIM_MUON = 4,
-    TCH_OPTIM_LION = 5
+    TCH_OPTIM_LION = 5,
+    TCH_OPTIM_NORMUON = 6
 } tch_optim_kind;
 
 typedef enum tch_grafting {
@@ -65,7 +66,8 @@ typedef enum tch_nonfinite {
     TCH_NONFINITE_IGNORE = 2 /* not looked for */
 } tch_nonfinite;
 
-/* How the step length of a Muon matrix [m, n] follows from lr. */
+/* How the step length of a Muon matrix [m, n] follows from lr. NorMuon scales its direction so that the step is as long as
+ * Muon's of an exactly orthogonal one would be: this times sqrt(min(m, n)), in the Frobenius norm. */
 typedef enum tch_muon_lr {
     TCH_MUON_LR_ORIGINAL = 0,        /* lr sqrt(max(1, m / n)) */
     TCH_MUON_LR_MATCH_RMS_ADAMW = 1, /* 0.2 lr sqrt(max(m, n)) */
@@ -87,22 +89,24 @@ typedef struct tch_optim_config {
     /* --- all */
     double lr;           /* (step) */
     double weight_decay; /* (step) */
-    tch_decay decay;     /* SGD is always l2, Muon and Lion always decoupled */
+    tch_decay decay;     /* SGD is always l2, Muon, NorMuon and Lion always decoupled */
     int32_t maximize;
 
     /* --- SGD, and what follows the preconditioner in Shampoo */
-    double momentum;  /* (step) SGD, Shampoo: buffer = momentum buffer + d. Muon: a moving average */
+    double momentum;  /* (step) SGD, Shampoo: buffer = momentum buffer + d. Muon, NorMuon: a moving average */
     double dampening; /* (step) SGD */
-    int32_t nesterov; /* SGD, Shampoo, Muon */
+    int32_t nesterov; /* SGD, Shampoo, Muon, NorMuon */
 
     /* --- AdamW, SOAP, Shampoo: moving averages of the gradient (beta1) and of its square or of the factors (beta2). Lion:
-     * the gradient's average in the direction (beta1) and from step to step (beta2) */
-    double beta1, beta2;     /* (step) Shampoo: beta1 = 0 leaves the gradient as it is, beta2 = 1 sums the factors */
-    double eps;              /* (step) AdamW, SOAP, Muon: see each; Shampoo: damping of the factors, absolute */
+     * the gradient's average in the direction (beta1) and from step to step (beta2). NorMuon: the rows' second moments
+     * (beta2) */
+    double beta1, beta2; /* (step) Shampoo: beta1 = 0 leaves the gradient as it is, beta2 = 1 sums the factors */
+    double eps;          /* (step) AdamW, SOAP: beside a root. Muon: the least norm of a matrix. NorMuon: both. Shampoo:
+                                damping of the factors, absolute */
     int32_t bias_correction; /* AdamW (always on), SOAP, Shampoo */
     int32_t amsgrad;         /* AdamW */
 
-    /* --- AdamW for what Shampoo, SOAP and Muon do not take */
+    /* --- AdamW for what Shampoo, SOAP, Muon and NorMuon do not take */
     double scalar_lr;                  /* (step) 0 for lr itself */
     double scalar_beta1, scalar_beta2; /* (step) */
     double scalar_eps;                 /* (step) */
@@ -136,7 +140,7 @@ typedef struct tch_optim_config {
     double shampoo_beta;     /* (step) of the factors; below 0 for beta2 */
     int32_t normalize_grads; /* every step of a matrix is scaled to a mean square of 1 */
 
-    /* --- Muon */
+    /* --- Muon, NorMuon */
     tch_ortho_method muon_method; /* TCH_ORTHO_MINIMAX */
     double muon_coefficients[3];  /* for TCH_ORTHO_MUON; all 0 for its own */
     int32_t muon_steps;           /* 0 for as many as the method usually takes: 5, 5, 3 */
@@ -174,7 +178,7 @@ TCH_BEGIN_DECLS
 /* The defaults of a kind; those of SGD for a number that is none. */
 TCH_API tch_optim_config tch_optim_defaults(tch_optim_kind kind);
 
-/* "sgd", "adamw", "shampoo", "soap", "muon", "lion"; NULL for a number that is none. And back: -1 for a name that is none. */
+/* "sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"; NULL for a number that is none. And back: -1 for a name that is none. */
 TCH_API const char *tch_optim_kind_name(tch_optim_kind kind);
 TCH_API int32_t tch_optim_kind_parse(const char *name);
 

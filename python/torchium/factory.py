@@ -19,6 +19,7 @@ _CLASSES = {
     "lion": "Lion",
     "muon": "Muon",
     "natural": "NaturalGradient",
+    "normuon": "NorMuon",
     "sgd": "SGD",
     "shampoo": "Shampoo",
     "soap": "SOAP",
@@ -45,8 +46,8 @@ def create_optimizer(
     no_decay_1d: bool = False,
     **options: Any,
 ) -> torch.optim.Optimizer:
-    """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "kfac", "natural", "adamw",
-    "lion", "sgd".
+    """An optimizer of torchium.optim by its name, in any case: "shampoo", "soap", "muon", "normuon", "kfac",
+    "natural", "adamw", "lion", "sgd".
 
     Arguments:
         params_or_model: parameters or groups as every optimizer takes them, passed on as they are; or a model, which

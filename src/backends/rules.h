@@ -102,6 +102,14 @@ TCHI_RULE void tchi_rule_advance(tch_clock *clock, const tch_hyper *h, int32_t s
     }
 }
 
+/* What a row with this sum of squares adds to the squared norm once it is divided by sqrt(v) + eps. */
+TCHI_RULE double tchi_rule_row_share(double sum, double v, double eps)
+{
+    double divisor = sqrt(v) + eps;
+    double length = divisor > 0.0 ? sqrt(sum) / divisor : 0.0;
+    return length * length;
+}
+
 TCHI_RULE void tchi_rule_update_scale(float *scale, int32_t *tracker, const float *found_inf, double growth,
                                       double backoff, int32_t interval)
 {

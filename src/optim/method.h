@@ -91,6 +91,7 @@ extern const tchi_optim_method tchi_method_shampoo;
 extern const tchi_optim_method tchi_method_soap;
 extern const tchi_optim_method tchi_method_muon;
 extern const tchi_optim_method tchi_method_lion;
+extern const tchi_optim_method tchi_method_normuon;
 
 /* The method of a configuration, NULL where its kind is none; and the same with a message. */
 const tchi_optim_method *tchi_method_of(const tch_optim_config *config);

@@ -13,6 +13,7 @@ static const tchi_optim_method *const methods[] = {
     [TCH_OPTIM_SOAP] = &tchi_method_soap,       /* soap.c */
     [TCH_OPTIM_MUON] = &tchi_method_muon,       /* muon.c */
     [TCH_OPTIM_LION] = &tchi_method_lion,       /* lion.c */
+    [TCH_OPTIM_NORMUON] = &tchi_method_normuon, /* normuon.c */
 };
 #define METHODS ((int32_t)(sizeof methods / sizeof methods[0]))
 

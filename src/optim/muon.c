@@ -12,8 +12,7 @@
 #include "core/status.h"
 #include "linalg/orthogonalize.h"
 
-#include "method.h"
-#include "pieces.h"
+#include "muon.h"
 #include "shape.h"
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
@@ -29,30 +28,30 @@ static void set_defaults(tch_optim_config *c)
 }
 
 /* B is what the table calls a filter, which goes by beta1. */
-static void set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers)
+void tchi_muon_set_numbers(const tch_optim_config *config, tchi_group_numbers *numbers)
 {
     numbers->main.beta1 = config->momentum;
 }
 
-static void set_dims(const tch_optim_config *config, tchi_dims *dims)
+void tchi_muon_set_dims(const tch_optim_config *config, tchi_dims *dims)
 {
     (void)config;
     tchi_dims_as_matrix(dims);
 }
 
-static bool takes(const tch_optim_config *config, const tchi_dims *dims)
+bool tchi_muon_takes(const tch_optim_config *config, const tchi_dims *dims)
 {
     (void)config;
     return dims->order >= 2;
 }
 
-static void moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
+void tchi_muon_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS])
 {
     (void)config;
     names[0] = "momentum_buffer";
 }
 
-static tchi_clock_rule clock_rule(const tch_optim_config *config)
+tchi_clock_rule tchi_muon_clock_rule(const tch_optim_config *config)
 {
     (void)config;
     return (tchi_clock_rule){false, TCH_FACTOR_EMA};
@@ -71,7 +70,7 @@ static tchi_ortho ortho_of(const tch_optim_config *config)
 }
 
 /* The gathered matrices and the scratch of their orthogonalisation. */
-static int64_t work_bytes(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
+int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
 {
     tchi_ortho ortho = ortho_of(config);
     tchi_work work = tchi_work_of(class, tchi_ortho_type(context, class->real));
@@ -79,33 +78,30 @@ static int64_t work_bytes(const tch_context *context, const tch_optim_config *co
     return tchi_work_bytes(&work, 1) + (tchi_orthogonalize_bytes(&ortho, &one) + 255) / 256 * 256;
 }
 
-/* Of a matrix of m by n by the parameter's shape, in whatever order it lies in memory. */
-static double factor_of(const tch_optim_config *config, const tchi_param *p)
+tchi_muon_sides tchi_muon_sides_of(const tchi_param *p)
 {
     int32_t first = 0;
     while (p->shape[first] == 1) {
         first++;
     }
     double m = (double)p->shape[first];
-    double n = (double)p->count / m;
+    return (tchi_muon_sides){m, (double)p->count / m};
+}
+
+double tchi_muon_factor(const tch_optim_config *config, const tchi_param *p)
+{
+    tchi_muon_sides s = tchi_muon_sides_of(p);
     switch (config->muon_lr) {
     case TCH_MUON_LR_ORIGINAL:
-        return sqrt(fmax(1.0, m / n));
+        return sqrt(fmax(1.0, s.m / s.n));
     case TCH_MUON_LR_MATCH_RMS_ADAMW:
-        return 0.2 * sqrt(fmax(m, n));
+        return 0.2 * sqrt(fmax(s.m, s.n));
     default:
         return 1.0;
     }
 }
 
-typedef struct muon_run {
-    tch_optimizer *optimizer;
-    const tch_optim_config *config;
-    tchi_run run;
-    tchi_work work;
-} muon_run;
-
-static tch_status gather(const muon_run *r)
+static tch_status gather(const tchi_muon_run *r)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
@@ -114,7 +110,7 @@ static tch_status gather(const muon_run *r)
                                                r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0);
 }
 
-static tch_status orthogonalise(const muon_run *r, tch_matrices *direction)
+static tch_status orthogonalise(const tchi_muon_run *r, tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "orthogonalise");
@@ -124,65 +120,77 @@ static tch_status orthogonalise(const muon_run *r, tch_matrices *direction)
     return tchi_orthogonalize_blocks(o->context, &ortho, &x, scratch, direction);
 }
 
-static tch_status apply(const muon_run *r, const tch_matrices *direction)
+tch_update tchi_muon_update(const tchi_muon_run *r, const tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
-    TCHI_RANGE(o->context, "apply");
     tchi_work work = r->work;
     work.ld = direction->ld;
     work.stride = direction->stride;
     tch_update update = tchi_update_run(o, &r->run, &work, direction->data, NULL);
     for (int64_t i = 0; i < update.count; i++) {
-        o->pieces[i].factor = factor_of(r->config, tchi_param_at(o, o->pieces[i].parameter));
+        o->pieces[i].factor = tchi_muon_factor(r->config, tchi_param_at(o, o->pieces[i].parameter));
     }
+    return update;
+}
+
+static tch_status apply(const tchi_muon_run *r, const tch_matrices *direction)
+{
+    tch_optimizer *o = r->optimizer;
+    TCHI_RANGE(o->context, "apply");
+    tch_update update = tchi_muon_update(r, direction);
     return o->context->backend->update->apply(o->context->state, &update, TCH_BLOCK_AS_IS, NULL, NULL, 0, 1);
 }
 
 /* All that does not look at gradients where they lie, with arguments that stay the same. */
 static tch_status after_gather(void *argument)
 {
-    const muon_run *r = argument;
+    const tchi_muon_run *r = argument;
     tch_matrices direction;
     TCHI_TRY(orthogonalise(r, &direction));
-    return apply(r, &direction);
+    return r->apply(r, &direction);
 }
 
 /* Of the numbers that may change between steps eps alone is an argument; the others are read on the device. */
-static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
+static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, tchi_muon_apply apply)
 {
-    muon_run r = {.optimizer = o, .config = config, .run = *run};
+    tchi_muon_run r = {.optimizer = o, .config = config, .run = *run, .apply = apply};
     r.work = tchi_work_of(run->class, tchi_ortho_type(o->context, run->class->real));
     tchi_recording_key key = tchi_run_key(o, run, tchi_recording_number(config->eps));
     TCHI_TRY(gather(&r));
     return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
 }
 
-static tch_status step(tch_optimizer *o, int32_t group)
+tch_status tchi_muon_step(tch_optimizer *o, int32_t group, tchi_muon_apply apply)
 {
     const tchi_group *g = tchi_group_at(o, group);
     for (int32_t i = g->first_class; i < g->first_class + g->classes; i++) {
         tchi_run run;
         for (int64_t at = 0; tchi_next_run(o, i, &at, &run);) {
-            TCHI_TRY(step_run(o, &g->config, &run));
+            TCHI_TRY(step_run(o, &g->config, &run, apply));
         }
     }
     return TCH_OK;
 }
 
+static tch_status step(tch_optimizer *o, int32_t group)
+{
+    return tchi_muon_step(o, group, apply);
+}
+
 static const tchi_block_method blocks = {
-    .set_dims = set_dims,
-    .takes = takes,
+    .set_dims = tchi_muon_set_dims,
+    .takes = tchi_muon_takes,
     .transposes_tall = true,
-    .moments = moments,
-    .clock_rule = clock_rule,
-    .work = work_bytes,
+    .moments = tchi_muon_moments,
+    .clock_rule = tchi_muon_clock_rule,
+    .work = tchi_muon_work,
     .step = step,
 };
 
 const tchi_optim_method tchi_method_muon = {
     .name = "muon",
     .set_defaults = set_defaults,
-    .set_numbers = set_numbers,
+    .set_numbers = tchi_muon_set_numbers,
     .elementwise = &tchi_adamw_of_rest,
     .blocks = &blocks,
 };

@@ -26,7 +26,7 @@ import test_cli
 from test_cli import DEVICE, PLAIN, SKIPPED, run_on_terminal
 
 SMALL = ["--samples", "500", "--hidden", "24,16", "--batch", "32", "--device", DEVICE]
-ALL = "shampoo,soap,muon,kfac,ekfac,natural,adamw,lion,sgd"
+ALL = "shampoo,soap,muon,normuon,kfac,ekfac,natural,adamw,lion,sgd"
 
 
 def run(*arguments, **keywords):

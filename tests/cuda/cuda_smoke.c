@@ -445,13 +445,18 @@ static void optimizers(void)
         {TCH_OPTIM_SHAMPOO, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
         {TCH_OPTIM_SOAP, {TCH_FLOAT, 32, 1}, 0, 0, WHOLE}, /* which begins with an eigendecomposition */
         {TCH_OPTIM_MUON, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
+        {TCH_OPTIM_NORMUON, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
         {TCH_OPTIM_LION, {TCH_FLOAT, 32, 1}, 0, 0, MOST},
         {TCH_OPTIM_ADAMW, {TCH_FLOAT, 16, 1}, 1, 0, MOST},
         {TCH_OPTIM_ADAMW, {TCH_BFLOAT, 16, 1}, 2, 0, EVERY},
         {TCH_OPTIM_SHAMPOO, {TCH_BFLOAT, 16, 1}, 1, 0, MOST},
         {TCH_OPTIM_MUON, {TCH_BFLOAT, 16, 1}, 2, 0, MOST},
+        {TCH_OPTIM_NORMUON, {TCH_BFLOAT, 16, 1}, 2, 0, MOST},
+        {TCH_OPTIM_LION, {TCH_BFLOAT, 16, 1}, 2, 0, MOST},
         {TCH_OPTIM_SHAMPOO, {TCH_FLOAT, 64, 1}, 0, 0, MOST},
+        {TCH_OPTIM_NORMUON, {TCH_FLOAT, 64, 1}, 0, 0, MOST},
         {TCH_OPTIM_MUON, {TCH_FLOAT, 32, 1}, 0, 1, WHOLE}, /* whole products are cuBLAS's */
+        {TCH_OPTIM_NORMUON, {TCH_FLOAT, 32, 1}, 0, 1, WHOLE},
     };
     for (int i = 0; i < COUNT(cases); i++) {
         if (cases[i].modes & mode) {

@@ -115,8 +115,8 @@ static void compare(const training *t, tch_optim_kind kind)
     end(&other);
 }
 
-static const tch_optim_kind kinds[] = {TCH_OPTIM_SOAP, TCH_OPTIM_SHAMPOO, TCH_OPTIM_MUON};
-enum { KINDS = 3 };
+static const tch_optim_kind kinds[] = {TCH_OPTIM_SOAP, TCH_OPTIM_SHAMPOO, TCH_OPTIM_MUON, TCH_OPTIM_NORMUON};
+enum { KINDS = 4 };
 
 /* --- the caller captures ------------------------------------------------------------------------------------------ */
 

@@ -13,7 +13,6 @@
 #include "backends/cpu/user_kernel/kernel.h"
 #include "support/files.h"
 #include "support/kernel/fake_compiler.h"
-#include "support/kernel/fake_compiler.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 

@@ -7,10 +7,8 @@
 #include <sys/stat.h>
 
 #include "core/sha256.h"
-#include "core/sha256.h"
 #include "kernel/includes.h"
 #include "support/files.h"
-#include "support/kernel/fake_compiler.h"
 #include "support/kernel/fake_compiler.h"
 #include "support/testing.h"
 

@@ -14,7 +14,6 @@
 #include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
-#include "support/testing.h"
 
 #define N 5
 #define SIZE (N * N)

@@ -14,7 +14,6 @@
 #include "support/backend/table_copy.h"
 #include "support/elements.h"
 #include "support/linalg/reference.h"
-#include "support/linalg/reference.h"
 #include "support/random.h"
 #include "support/testing.h"
 

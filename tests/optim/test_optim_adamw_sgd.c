@@ -344,7 +344,7 @@ static void many_small_parameters(void **state)
 static void names_and_defaults(void **state)
 {
     (void)state;
-    static const char *const names[] = {"sgd", "adamw", "shampoo", "soap", "muon", "lion"};
+    static const char *const names[] = {"sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"};
     test_case("names");
     for (int kind = 0; tch_optim_kind_name((tch_optim_kind)kind) != NULL; kind++) {
         tch_optim_config config = tch_optim_defaults(kind);

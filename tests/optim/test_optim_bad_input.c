@@ -138,6 +138,7 @@ static void options_that_do_not_go_together(void **state)
          {FIELD(nesterov), FIELD(momentum), FIELD(dampening)}, {1, 0.9, 0.1}},
         {"beta2 = 1, which is Shampoo's alone", "beta2", TCH_OPTIM_ADAMW, {FIELD(beta2)}, {1}},
         {"beta2 = 1, which is Shampoo's alone", "beta2", TCH_OPTIM_LION, {FIELD(beta2)}, {1}},
+        {"beta2 = 1, which is Shampoo's alone", "beta2", TCH_OPTIM_NORMUON, {FIELD(beta2)}, {1}},
         {"beta2 = 1, which is Shampoo's alone", "beta2", TCH_OPTIM_SOAP, {FIELD(beta2)}, {1}},
         {"no damping", "eps", TCH_OPTIM_SHAMPOO, {FIELD(eps), FIELD(relative_eps)}, {0, 0}},
         {"no kind", "kind", TCH_OPTIM_SGD, {FIELD(kind)}, {99}},

@@ -254,6 +254,7 @@ static void phases_have_names(void **state)
           "elementwise"}},
         {TCH_OPTIM_SOAP, {"gather gradients", "factors", "precondition", "apply", "basis", "elementwise"}},
         {TCH_OPTIM_MUON, {"gather gradients", "orthogonalize", "apply", "elementwise"}},
+        {TCH_OPTIM_NORMUON, {"gather gradients", "orthogonalize", "apply", "elementwise"}},
     };
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         trial t;

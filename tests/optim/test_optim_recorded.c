@@ -10,9 +10,10 @@
 
 #include "core/context.h"
 #include "support/backend/recording_backend.h"
-#include "support/backend/recording_backend.h"
 #include "support/backend/table_copy.h"
 #include "support/files.h"
+#include "support/optim/optim_reference.h"
+#include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"
 
@@ -302,8 +303,8 @@ static void check_all_changes(tch_optim_config config, tch_dtype dtype, tch_dtyp
     steps(&p, LONG_ENOUGH);
     change_damping(&p, &config);
     steps(&p, LONG_ENOUGH);
-    bool has_blocks = config.kind != TCH_OPTIM_ADAMW && config.kind != TCH_OPTIM_SGD;
-    CHECK(!has_blocks || replays() - before > p.steps, "%d replays in %d steps", replays() - before, p.steps);
+    CHECK(!ref_has_blocks(config.kind) || replays() - before > p.steps, "%d replays in %d steps", replays() - before,
+          p.steps);
     close_pair(&p);
 }
 
@@ -379,11 +380,28 @@ static void muon(void **state)
     check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "muon, bfloat16 with master weights");
 }
 
+static void normuon(void **state)
+{
+    (void)state;
+    tch_optim_config config = config_of(TCH_OPTIM_NORMUON);
+    check_all_changes(config, TCH_FLOAT32, TCH_FLOAT32, "normuon");
+    check_all_changes(config, TCH_FLOAT64, TCH_FLOAT64, "normuon in float64");
+    config.eps = 20.0; /* above the norms, so that a change of it is seen */
+    config.muon_method = TCH_ORTHO_MUON;
+    config.muon_lr = TCH_MUON_LR_ORIGINAL;
+    config.memory_budget = 64 * 1024;
+    check_all_changes(config, TCH_FLOAT32, TCH_BFLOAT16, "normuon, few at a time, bfloat16 gradients");
+    config.muon_method = TCH_ORTHO_POLAR_EXPRESS;
+    config.master_weights = 1;
+    check_all_changes(config, TCH_BFLOAT16, TCH_BFLOAT16, "normuon, bfloat16 with master weights");
+}
+
 static void elementwise(void **state)
 {
     (void)state;
     check_all_changes(config_of(TCH_OPTIM_ADAMW), TCH_FLOAT32, TCH_FLOAT32, "adamw");
     check_all_changes(config_of(TCH_OPTIM_SGD), TCH_FLOAT32, TCH_FLOAT32, "sgd");
+    check_all_changes(config_of(TCH_OPTIM_LION), TCH_FLOAT32, TCH_FLOAT32, "lion");
 }
 
 /* --- several optimizers on one context --------------------------------------------------------------------------- */
@@ -463,6 +481,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(soap),
         cmocka_unit_test(shampoo),
         cmocka_unit_test(muon),
+        cmocka_unit_test(normuon),
         cmocka_unit_test(elementwise),
         cmocka_unit_test(two_in_turn_and_a_third),
         cmocka_unit_test_setup_teardown(a_checkpoint_with_another_seed, test_folder_make, test_folder_remove),

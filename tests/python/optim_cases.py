@@ -12,8 +12,8 @@ import torchium.optim
 torch.set_num_threads(1)  # tensors are small: threads would only wait for each other
 torch.backends.cudnn.deterministic = True  # runs are compared to the bit
 
-KINDS = ["sgd", "adamw", "shampoo", "soap", "muon", "lion"]
-SECOND_ORDER = ["shampoo", "soap", "muon"]
+KINDS = ["sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"]
+SECOND_ORDER = ["shampoo", "soap", "muon", "normuon"]
 
 # Factors, roots, bases, momenta and moments all in use, refreshed more than once within ten steps.
 LIVELY = {
@@ -23,6 +23,7 @@ LIVELY = {
     "soap": {"lr": 0.01, "precondition_frequency": 2, "weight_decay": 0.1},
     "muon": {"lr": 0.02, "weight_decay": 0.1},
     "lion": {"lr": 0.005, "weight_decay": 0.1},
+    "normuon": {"lr": 0.05, "weight_decay": 0.1},
 }
 # Shampoo as the references have it: roots to rounding, all refreshed at once. Products in float32 on a GPU too.
 EXACT = {
@@ -32,6 +33,7 @@ EXACT = {
     "soap": {"precision": "highest"},
     "muon": {},
     "lion": {},
+    "normuon": {},
 }
 NOT_FOR_REFERENCE = ("root_method", "stagger", "precision")
 CLASSES = {
@@ -41,6 +43,7 @@ CLASSES = {
     "soap": torchium.optim.SOAP,
     "muon": torchium.optim.Muon,
     "lion": torchium.optim.Lion,
+    "normuon": torchium.optim.NorMuon,
 }
 
 

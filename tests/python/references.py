@@ -87,9 +87,22 @@ DEFAULTS = {
         "method": "minimax",
         "maximize": False,
     },
+    "normuon": {
+        "lr": 1e-3,
+        "weight_decay": 0.1,
+        "momentum": 0.95,
+        "beta2": 0.95,
+        "nesterov": True,
+        "ns_coefficients": None,
+        "eps": 1e-8,
+        "ns_steps": 3,
+        "adjust_lr_fn": "match_rms_adamw",
+        "method": "minimax",
+        "maximize": False,
+    },
     "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0, "maximize": False},
 }
-SECOND_ORDER = ("shampoo", "soap", "muon")
+SECOND_ORDER = ("shampoo", "soap", "muon", "normuon")
 ADAMW_PART = {"adamw_lr": None, "adamw_betas": (0.9, 0.999), "adamw_eps": 1e-8, "adamw_weight_decay": None}
 
 
@@ -478,4 +491,22 @@ class Muon(Reference):
         return x.mT if tall else x
 
 
-CLASSES = {c.kind: c for c in (SGD, AdamW, Shampoo, SOAP, Muon, Lion)}
+class NorMuon(Muon):
+    kind = "normuon"
+
+    def update(self, block, p, g):
+        """Rows are those of the parameter's shape: of a matrix that lies by columns, the columns of memory."""
+        o = self.options
+        lr, momentum, beta2 = float(o["lr"]), o["momentum"], o["beta2"]
+        b = block["buffer"] = momentum * block.get("buffer", 0.0) + (1 - momentum) * g
+        d = self.orthogonalize(momentum * b + (1 - momentum) * g if o["nesterov"] else b)
+        sides = [d for d, n in enumerate(self.values.shape) if n > 1]
+        along = 0 if len(sides) == 2 and [d for d in self.order if d in sides] != sides else 1
+        v = block["v"] = beta2 * block.get("v", 0.0) + (1 - beta2) * d.square().mean(along, keepdim=True)
+        d = d / (v.sqrt() + o["eps"])
+        m = next(n for n in self.values.shape if n != 1)
+        length = self.adjust() * math.sqrt(min(m, self.values.numel() // m))
+        return p * (1 - lr * o["weight_decay"]) - (lr * length / d.norm() * d if d.norm() else 0.0)
+
+
+CLASSES = {c.kind: c for c in (SGD, AdamW, Shampoo, SOAP, Muon, Lion, NorMuon)}

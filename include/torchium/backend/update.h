@@ -50,7 +50,8 @@ typedef struct tch_piece {
     int32_t parameter;   /* its number in the optimizer, for the same */
     int32_t block_index; /* which of the numbers per block belong to it; pieces of one block follow each other */
     int32_t transposed;
-    double factor; /* of the learning rate, for this piece alone */
+    int32_t by_column; /* of row_moments and apply_rows: rows of the parameter are columns of the piece */
+    double factor;     /* of the learning rate, for this piece alone */
 } tch_piece;
 
 /* What all operations on pieces share. On the CPU and on a GPU the results are the same up to rounding, and do not depend
@@ -147,6 +148,13 @@ typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update);
  * `decay` is set; p = p - lr factor d. */
 typedef tch_status tch_apply_op(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
                                 const double *norms, int32_t nesterov, int32_t decay);
+/* NorMuon's second moments, for blocks of one piece each, whose rows are those of the piece, or its columns where by_column
+ * is set: v (state[1], one number for each row) = beta2 v + (1 - beta2) times the mean of block[0]^2 over the row;
+ * norms[block_index] = |d|, d being block[0] with every row divided by sqrt(v) + eps, and 0 where that is 0. Sums are in
+ * double and in a fixed order. `parts` has room for one number for every row of all pieces. */
+typedef tch_status tch_row_moments_op(void *state, const tch_update *update, double *norms, double *parts);
+/* The step with those: p = p (1 - lr weight_decay) - lr factor d / norms[block_index], 0 being taken where the norm is 0. */
+typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, const double *norms);
 /* C = clock->factor[0] A A' + clock->factor[1] C (transpose: A' A), both triangles written. `rounded` allows operands
  * to be rounded as in gemm_rounded. */
 typedef tch_status tch_factor_update_op(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
@@ -174,6 +182,8 @@ typedef struct tch_update_ops {
     tch_graft_op *graft;
     tch_rotated_adam_op *rotated_adam;
     tch_apply_op *apply;
+    tch_row_moments_op *row_moments;
+    tch_apply_rows_op *apply_rows;
     tch_factor_update_op *factor_update;
     tch_unscale_op *unscale;
     tch_update_scale_op *update_scale;

@@ -1,4 +1,4 @@
-"""Optimizers for PyTorch: Shampoo, SOAP, Muon, AdamW, Lion and SGD, drop-in for those of torch.optim.
+"""Optimizers for PyTorch: Shampoo, SOAP, Muon, NorMuon, AdamW, Lion and SGD, drop-in for those of torch.optim.
 
     optimizer = torchium.optim.Shampoo(model.parameters(), lr=0.03)
 
@@ -15,6 +15,7 @@ from .kfac import KFAC
 from .lion import Lion
 from .muon import Muon
 from .natural import NaturalGradient
+from .normuon import NorMuon
 from .preconditioner import KFACPreconditioner
 from .sgd import SGD
 from .shampoo import CUDAShampoo, Shampoo
@@ -31,6 +32,7 @@ __all__ = [
     "Lion",
     "Muon",
     "NaturalGradient",
+    "NorMuon",
     "Shampoo",
     "TorchiumOptimizer",
 ]

@@ -111,7 +111,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         """`arguments` are those of a class's own constructor, by name; what is no option among them is left alone."""
         if not self.kind or not isinstance(arguments, dict):
             raise TypeError(
-                "TorchiumOptimizer is what Shampoo, SOAP, Muon, AdamW, Lion and SGD have in common; make one of these"
+                "TorchiumOptimizer is what Shampoo, AdamW and the others of torchium.optim have in common; make one of "
+                "these"
             )
         self._forget_engines()
         kernels = {part: arguments.get(f"{part}_kernel") for part in self._parts}

@@ -21,6 +21,13 @@ def _coefficients(name: str, value: Any) -> Any:
     return numbers
 
 
+def usual_steps(method: str | None, steps: int | None, coefficients: Any) -> tuple[str, int]:
+    """The method and its number of steps, where the caller left them open."""
+    if method is None:
+        method = "polar_express" if steps or coefficients is not None else "minimax"
+    return method, steps or USUAL_STEPS.get(method, 5)
+
+
 class Muon(TorchiumOptimizer):
     r"""Muon: the momentum of a matrix, made orthogonal, is its step.
 
@@ -109,10 +116,7 @@ class Muon(TorchiumOptimizer):
         memory_budget: int | None = None,
         update_kernel: Kernel | str | None = None,
     ) -> None:
-        if method is None:
-            method = "polar_express" if ns_steps or ns_coefficients is not None else "minimax"
-        if ns_steps is None or ns_steps == 0:
-            ns_steps = USUAL_STEPS.get(method, 5)
+        method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
         super().__init__(params, locals())
 
     def _config(self, group: dict[str, Any], lr: float) -> dict[str, Any]:

@@ -102,6 +102,8 @@ tch_gather_op tchi_cpu_gather;
 tch_graft_op tchi_cpu_graft;
 tch_rotated_adam_op tchi_cpu_rotated_adam;
 tch_apply_op tchi_cpu_apply;
+tch_row_moments_op tchi_cpu_row_moments;
+tch_apply_rows_op tchi_cpu_apply_rows;
 tch_unscale_op tchi_cpu_unscale;
 tch_update_scale_op tchi_cpu_update_scale;
 tch_factor_update_op tchi_cpu_factor_update;

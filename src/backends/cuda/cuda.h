@@ -179,7 +179,7 @@ tch_spd_solve_op tchi_cuda_spd_solve;
 int64_t tchi_cuda_spd_solve_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t cols, int64_t batch);
 tch_scratch_bytes_op tchi_cuda_scratch_bytes;
 
-/* --- optimizers: adamw.cu, sgd.cu, lion.cu, blocks.cu, apply.cu, graft.cu, control.cu, products.c */
+/* --- optimizers: adamw.cu, sgd.cu, lion.cu, blocks.cu, apply.cu, rows.cu, graft.cu, control.cu, products.c */
 
 tch_store_numbers_op tchi_cuda_store_numbers;
 tch_find_nonfinite_op tchi_cuda_find_nonfinite;
@@ -193,6 +193,8 @@ tch_graft_op tchi_cuda_graft;
 int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t pieces);
 tch_rotated_adam_op tchi_cuda_rotated_adam;
 tch_apply_op tchi_cuda_apply;
+tch_row_moments_op tchi_cuda_row_moments;
+tch_apply_rows_op tchi_cuda_apply_rows;
 tch_unscale_op tchi_cuda_unscale;
 tch_update_scale_op tchi_cuda_update_scale;
 tch_factor_update_op tchi_cuda_factor_update;

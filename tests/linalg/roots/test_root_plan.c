@@ -7,7 +7,6 @@
 
 #include "support/backend/table_copy.h"
 #include "support/linalg/reference.h"
-#include "support/linalg/reference.h"
 #include "support/random.h"
 #include "support/tensors.h"
 #include "support/testing.h"

@@ -157,7 +157,7 @@ def test_another_rule(device):
     assert difference(params, expected) <= 1e-5  # a few roundings of numbers below 4 in each of five steps
 
 
-@pytest.mark.parametrize("kind", ["shampoo", "soap", "muon"])
+@pytest.mark.parametrize("kind", ["shampoo", "soap", "muon", "normuon"])
 def test_the_adamw_of_other_optimizers(kind, device):
     """With gradients that do not depend on the parameters matrices stay the same to the bit."""
     shapes = [(12, 7), (33,), (), (9, 9)]

@@ -203,7 +203,7 @@ def test_raise(kind, device):
     assert_same_bits(copies(model.parameters()), copies(twin.parameters()))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "muon", "normuon"])
 def test_ignore(kind, device):
     """Nobody looks: the parameter takes it."""
     model = small(device)
@@ -238,7 +238,7 @@ def test_master_weights(kind, dtype, device):
         assert master.dtype == torch.float32
         assert torch.equal(master.to(dtype), p)
         error = (master.cpu().double() - r.values).norm().item() / r.way
-        assert error < (0.05 if kind == "muon" and device != "cpu" else 1e-4)
+        assert error < (0.05 if kind in ("muon", "normuon") and device != "cpu" else 1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -259,6 +259,7 @@ PHASES = {
     "soap": ["factors", "basis", "apply"],
     "muon": ["orthogonalize", "apply"],
     "lion": ["elementwise"],
+    "normuon": ["orthogonalise", "apply"],
 }
 
 
@@ -311,6 +312,7 @@ OTHERWISE = {
     "soap": [{"maximize": True}, {"normalize_grads": True}, {"precondition_frequency": 3}, {"correct_bias": False}],
     "muon": [{"maximize": True}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw"}, {"ns_steps": 4}],
     "lion": [{"maximize": True}, {"betas": (0.8, 0.9)}],
+    "normuon": [{"maximize": True}, {"nesterov": False}, {"beta2": 0.5}, {"adjust_lr_fn": None}, {"ns_steps": 4}],
 }
 
 

@@ -221,6 +221,7 @@ def test_what_a_state_dict_holds(kind, device):
         "soap": "exp_avg",
         "muon": "momentum_buffer",
         "lion": "exp_avg",
+        "normuon": "momentum_buffer",
     }
     assert optimizer.state[p][names[kind]].shape == p.shape
     assert optimizer.state[p][names[kind]].device == p.device

@@ -14,12 +14,28 @@ import pytest
 import references
 import torch
 import torch.optim._muon as torch_muon
-from optim_cases import CLASSES, EXACT, NOT_FOR_REFERENCE, Trial, copies, draw
+from optim_cases import CLASSES, EXACT, NOT_FOR_REFERENCE, SECOND_ORDER, Trial, copies, draw
 
 STEPS = 22
 TOLERANCE = {
-    torch.float64: {"sgd": 1e-14, "adamw": 1e-14, "shampoo": 1e-11, "soap": 1e-10, "muon": 1e-11, "lion": 1e-14},
-    torch.float32: {"sgd": 1e-5, "adamw": 1e-5, "shampoo": 1e-4, "soap": 1e-3, "muon": 1e-4, "lion": 1e-5},
+    torch.float64: {
+        "sgd": 1e-14,
+        "adamw": 1e-14,
+        "shampoo": 1e-11,
+        "soap": 1e-10,
+        "muon": 1e-11,
+        "lion": 1e-14,
+        "normuon": 1e-11,
+    },
+    torch.float32: {
+        "sgd": 1e-5,
+        "adamw": 1e-5,
+        "shampoo": 1e-4,
+        "soap": 1e-3,
+        "muon": 1e-4,
+        "lion": 1e-5,
+        "normuon": 1e-4,
+    },
 }
 BFLOAT16 = 0.05  # Muon in float32 on a GPU: the bound of the library's own tests
 
@@ -45,6 +61,7 @@ SHAPES = {
     "soap": [(8, 8), (4, 5, 6), (3, 4, 2), (2, 3, 2, 3, 2), (1, 6, 1, 6), (19,), (), (0, 5), (6, 5)],
     "muon": [(12, 12), (31, 7), (5, 40), (2, 2), (6, 3, 2, 2), (3, 1, 3, 2, 3), (1, 17), (19,), (), (0, 5), (6, 5)],
     "lion": [(13, 9), (3, 4, 5), (37,), (), (0, 4), (5, 3, 2, 2)],
+    "normuon": [(12, 12), (31, 7), (7, 31), (5, 40), (6, 3, 2, 2), (3, 1, 3, 2, 3), (1, 17), (19,), (), (0, 5), (6, 5)],
 }
 BASE = {
     "sgd": {"lr": 0.05},
@@ -53,6 +70,7 @@ BASE = {
     "soap": {"lr": 0.02, "precondition_frequency": 3},
     "muon": {"lr": 0.02},
     "lion": {"lr": 0.02},
+    "normuon": {"lr": 0.1},
 }
 SCALARS = {"adamw_lr": 0.01, "adamw_betas": (0.7, 0.8), "adamw_eps": 0.1, "adamw_weight_decay": 0.5}
 SGD = {
@@ -135,12 +153,30 @@ LION = {
     "no average": {"betas": (0.0, 0.0)},
     "everything": {"betas": (0.95, 0.98), "weight_decay": 0.5, "maximize": True},
 }
-TABLES = {"sgd": SGD, "adamw": ADAMW, "shampoo": SHAMPOO, "soap": SOAP, "muon": MUON, "lion": LION}
+NORMUON = {
+    "defaults": {},
+    "beta2": {"beta2": 0.5, "eps": 1e-2},
+    "no memory": {"beta2": 0.0},
+    "as in the paper": {"nesterov": False, "method": "muon", "ns_steps": 5},
+    "original": {"adjust_lr_fn": "original", "lr": 0.02},
+    "momentum": {"momentum": 0.5, "weight_decay": 0.4},
+    "maximize": {"maximize": True},
+    "other scalars": SCALARS,
+}
+TABLES = {
+    "sgd": SGD,
+    "adamw": ADAMW,
+    "shampoo": SHAMPOO,
+    "soap": SOAP,
+    "muon": MUON,
+    "lion": LION,
+    "normuon": NORMUON,
+}
 CASES = [(kind, label) for kind, table in TABLES.items() for label in table]
 
 
 def tolerance(kind, dtype, device):
-    rounds = kind == "muon" and dtype == torch.float32 and device != "cpu"
+    rounds = kind in ("muon", "normuon") and dtype == torch.float32 and device != "cpu"
     return BFLOAT16 if rounds else TOLERANCE[dtype][kind]
 
 
@@ -149,7 +185,7 @@ def tolerance(kind, dtype, device):
 def test_follows_its_reference(kind, label, dtype, device):
     options = BASE[kind] | EXACT[kind] | TABLES[kind][label]
     shapes = SHAPES[kind]
-    elementwise = [len(shapes) - 1] if kind in ("shampoo", "soap", "muon") else []
+    elementwise = [len(shapes) - 1] if kind in SECOND_ORDER else []
     trial = Trial(kind, shapes, device, dtype, elementwise=elementwise, **options).run(STEPS)
     trial.check(tolerance(kind, dtype, device))
 
@@ -223,6 +259,7 @@ CHANGES = {
     "soap": [{"betas": (0.8, 0.9)}, {"shampoo_beta": 0.8}, {"eps": 1e-3}, {"adamw_lr": 0.01}],
     "muon": [{"momentum": 0.5}, {"adamw_betas": (0.5, 0.9)}],
     "lion": [{"betas": (0.6, 0.8)}, {"weight_decay": 0.4}],
+    "normuon": [{"momentum": 0.5}, {"beta2": 0.6}, {"eps": 1e-2}, {"adamw_betas": (0.5, 0.9)}],
 }
 
 
@@ -322,6 +359,25 @@ def test_muon_is_torch_optim_muon(label, transpose, device, monkeypatch):
     assert rounded < (0.01 if device == "cpu" else 0.02)  # torch rounds to bfloat16, on a GPU both do
     monkeypatch.setattr(torch_muon, "_zeropower_via_newtonschulz", exact_orthogonalize)
     assert beside_torch(*both, torch.float64, shapes, device, transpose) < 1e-9
+
+
+@pytest.mark.parametrize("shape", [(31, 7), (7, 31)])
+def test_normuon_goes_by_the_rows_of_the_shape(shape, device):
+    """A matrix that lies by columns takes the steps of the same matrix by rows, and has as many moments."""
+    torch.manual_seed(0)
+    start = torch.randn(shape, dtype=torch.float64, device=device)
+    p, q = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.mT.contiguous().mT)
+    assert not q.is_contiguous()
+    both = [CLASSES["normuon"]([x], lr=0.1) for x in (p, q)]
+    for _ in range(6):
+        p.grad = torch.randn(shape, dtype=torch.float64, device=device)
+        q.grad = p.grad.clone()
+        for optimizer in both:
+            optimizer.step()
+    torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-10)
+    moments = [optimizer.state[x]["exp_avg_sq.0"] for optimizer, x in zip(both, (p, q), strict=True)]
+    assert moments[0].shape == moments[1].shape == (shape[0], 1)
+    torch.testing.assert_close(*moments, rtol=1e-10, atol=1e-14)
 
 
 def test_coefficients_are_not_ignored(device):

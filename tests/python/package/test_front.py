@@ -128,7 +128,7 @@ class Model(torch.nn.Module):
         self.temperature = torch.nn.Parameter(torch.ones(()))
 
 
-NAMES = ["adamw", "lion", "muon", "sgd", "shampoo", "soap"]
+NAMES = ["adamw", "lion", "muon", "normuon", "sgd", "shampoo", "soap"]
 OF_MODEL = ["kfac", "natural"]
 
 
@@ -224,7 +224,9 @@ def test_options_of_a_model_need_a_model():
 def test_wrong_names():
     with pytest.raises(ValueError, match=r"name is 'shampo', expected one of .* did you mean 'shampoo'"):
         torchium.create_optimizer("shampo", Model())
-    with pytest.raises(ValueError, match="name is 'tiger', expected one of adamw, kfac, lion, muon, natural, sgd"):
+    with pytest.raises(
+        ValueError, match="name is 'tiger', expected one of adamw, kfac, lion, muon, natural, normuon, sgd"
+    ):
         torchium.create_optimizer("tiger", Model())
     with pytest.raises(TypeError, match="name must be a str, got 'NoneType'"):
         torchium.create_optimizer(None, Model())

@@ -417,6 +417,28 @@ static tch_status apply(void *state, const tch_update *update, tch_block_scale s
     return take(state, &e);
 }
 
+static tch_status do_row_moments(void *state, const entry *e)
+{
+    return real->update->row_moments(state, &e->update, e->out[0], e->out[1]);
+}
+
+static tch_status row_moments(void *state, const tch_update *update, double *norms, double *parts)
+{
+    entry e = {.run = do_row_moments, .update = *update, .out = {norms, parts}};
+    return take(state, &e);
+}
+
+static tch_status do_apply_rows(void *state, const entry *e)
+{
+    return real->update->apply_rows(state, &e->update, e->in[0]);
+}
+
+static tch_status apply_rows(void *state, const tch_update *update, const double *norms)
+{
+    entry e = {.run = do_apply_rows, .update = *update, .in = {norms}};
+    return take(state, &e);
+}
+
 /* --- bases ------------------------------------------------------------------------------------------------------- */
 
 static tch_status do_cholesky_inverse(void *state, const entry *e)
@@ -558,6 +580,8 @@ static void set_operations(table_copy *t)
     t->update.graft = graft;
     t->update.rotated_adam = rotated_adam;
     t->update.apply = apply;
+    t->update.row_moments = row_moments;
+    t->update.apply_rows = apply_rows;
     t->matrix.cholesky_inverse = cholesky_inverse;
     t->matrix.row_dots = row_dots;
     t->matrix.descending = descending;

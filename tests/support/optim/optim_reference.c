@@ -66,7 +66,12 @@ int32_t ref_merge_dims(const tch_optim_config *config, int32_t ndim, int64_t *di
 
 bool ref_has_blocks(tch_optim_kind kind)
 {
-    return kind == TCH_OPTIM_SHAMPOO || kind == TCH_OPTIM_SOAP || kind == TCH_OPTIM_MUON;
+    return kind == TCH_OPTIM_SHAMPOO || kind == TCH_OPTIM_SOAP || ref_orthogonalizes(kind);
+}
+
+bool ref_orthogonalizes(tch_optim_kind kind)
+{
+    return kind == TCH_OPTIM_MUON || kind == TCH_OPTIM_NORMUON;
 }
 
 static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t ndim, const int64_t *shape,
@@ -74,7 +79,7 @@ static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t 
 {
     int64_t dims[TCH_MAX_RANK];
     int32_t n = drop_ones(ndim, shape, dims);
-    bool vectors = config->precondition_1d && config->kind != TCH_OPTIM_MUON;
+    bool vectors = config->precondition_1d && !ref_orthogonalizes(config->kind);
     bool matrix = n >= (vectors ? 1 : 2) && !elementwise && r->count > 0;
     r->method = config->kind;
     r->order = 1;
@@ -85,7 +90,7 @@ static void choose_method(ref_optim *r, const tch_optim_config *config, int32_t 
     if (!matrix) {
         r->method = TCH_OPTIM_ADAMW;
         r->scalar = 1;
-    } else if (config->kind == TCH_OPTIM_MUON) {
+    } else if (ref_orthogonalizes(config->kind)) {
         r->order = 2;
         r->dims[0] = dims[0];
         r->dims[1] = r->count / dims[0];
@@ -255,7 +260,7 @@ typedef struct adam_numbers {
 
 static adam_numbers adam_numbers_of(const ref_optim *r, const tch_optim_config *c)
 {
-    bool l2 = c->decay == TCH_DECAY_L2 && c->kind != TCH_OPTIM_MUON;
+    bool l2 = c->decay == TCH_DECAY_L2 && !ref_orthogonalizes(c->kind);
     if (!r->scalar) {
         return (adam_numbers){c->lr, c->weight_decay, c->beta1, c->beta2, c->eps, l2};
     }
@@ -640,31 +645,76 @@ void ref_orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m
     free(short_side);
 }
 
-static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+/* The learning rate of a matrix by its shape. */
+static double muon_rate(const ref_optim *r, const tch_optim_config *c)
 {
-    double m = (double)r->dims[0];
-    double n = (double)r->dims[1];
-    double lr = c->lr;
+    double m = (double)r->dims[r->by_columns ? 1 : 0];
+    double n = (double)r->count / m;
     if (c->muon_lr == TCH_MUON_LR_ORIGINAL) {
-        lr *= sqrt(fmax(1.0, m / n));
-    } else if (c->muon_lr == TCH_MUON_LR_MATCH_RMS_ADAMW) {
-        lr *= 0.2 * sqrt(fmax(m, n));
+        return c->lr * sqrt(fmax(1.0, m / n));
     }
+    return c->muon_lr == TCH_MUON_LR_MATCH_RMS_ADAMW ? c->lr * 0.2 * sqrt(fmax(m, n)) : c->lr;
+}
+
+/* The direction takes the gradient's place. */
+static void muon_direction(ref_optim *r, const tch_optim_config *c, ref_block *b, double *g)
+{
     for (int64_t e = 0; e < b->count; e++) {
         b->average[e] += (1.0 - c->momentum) * (g[e] - b->average[e]);
         g[e] = c->nesterov ? g[e] + c->momentum * (b->average[e] - g[e]) : b->average[e];
     }
     ref_orthogonalize(c, r->narrow, r->dims[0], r->dims[1], g);
+}
+
+static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+{
+    double lr = muon_rate(r, c);
+    muon_direction(r, c, b, g);
     for (int64_t e = 0; e < b->count; e++) {
         p[e] = p[e] * (1.0 - c->lr * c->weight_decay) - lr * g[e];
+    }
+}
+
+/* --- NorMuon ------------------------------------------------------------------------------------------------------ */
+
+/* Row by row of the tensor, with its second moment in b->square; element j of row i lies at (i, j) of memory or (j, i). */
+static void normalize_rows(const ref_optim *r, const tch_optim_config *c, ref_block *b, double *d)
+{
+    int64_t inner = r->dims[1];
+    int64_t rows = r->dims[r->by_columns ? 1 : 0];
+    int64_t length = r->count / rows;
+    for (int64_t i = 0; i < rows; i++) {
+        double mean = 0.0;
+        for (int64_t j = 0; j < length; j++) {
+            double x = d[r->by_columns ? j * inner + i : i * inner + j];
+            mean += x * x / (double)length;
+        }
+        b->square[i] = c->beta2 * b->square[i] + (1.0 - c->beta2) * mean;
+        double below = sqrt(b->square[i]) + c->eps;
+        for (int64_t j = 0; j < length; j++) {
+            d[r->by_columns ? j * inner + i : i * inner + j] /= below > 0.0 ? below : 1.0;
+        }
+    }
+}
+
+static void step_normuon(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
+{
+    muon_direction(r, c, b, g);
+    normalize_rows(r, c, b, g);
+    double rows = (double)r->dims[r->by_columns ? 1 : 0];
+    double norm = ref_norm(b->count, g);
+    double wanted = muon_rate(r, c) * sqrt(fmin(rows, (double)r->count / rows));
+    for (int64_t e = 0; e < b->count; e++) {
+        p[e] = p[e] * (1.0 - c->lr * c->weight_decay) - (norm > 0.0 ? wanted * g[e] / norm : 0.0);
     }
 }
 
 void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *gradient)
 {
     static void (*const steps[])(ref_optim *, const tch_optim_config *, ref_block *, double *, double *) = {
-        [TCH_OPTIM_SGD] = step_sgd,   [TCH_OPTIM_ADAMW] = step_adamw, [TCH_OPTIM_SHAMPOO] = step_shampoo,
-        [TCH_OPTIM_SOAP] = step_soap, [TCH_OPTIM_MUON] = step_muon,   [TCH_OPTIM_LION] = step_lion,
+        [TCH_OPTIM_SGD] = step_sgd,         [TCH_OPTIM_ADAMW] = step_adamw, [TCH_OPTIM_SHAMPOO] = step_shampoo,
+        [TCH_OPTIM_SOAP] = step_soap,       [TCH_OPTIM_MUON] = step_muon,   [TCH_OPTIM_LION] = step_lion,
+        [TCH_OPTIM_NORMUON] = step_normuon,
     };
     r->step++;
     for (int32_t i = 0; i < r->block_count; i++) {

@@ -20,8 +20,9 @@ typedef struct ref_block {
     double *root[REF_MAX_ORDER];                 /* Shampoo: the inverse root. SOAP: the basis, in its columns */
 } ref_block;
 
-/* Whether a kind has blocks, and leaves the rest to AdamW. */
+/* Whether a kind has blocks, and leaves the rest to AdamW; and whether it orthogonalizes them, on a GPU in bfloat16. */
 bool ref_has_blocks(tch_optim_kind kind);
+bool ref_orthogonalizes(tch_optim_kind kind);
 
 typedef struct ref_optim {
     tch_optim_kind method; /* what this parameter gets: ADAMW too for what the others leave */
@@ -33,6 +34,7 @@ typedef struct ref_optim {
     int32_t block_count;
     ref_block *blocks;
     double *values;
+    int32_t by_columns; /* the rows of the tensor are columns of its memory: set by the caller */
     int32_t
         narrow; /* its matrices are orthogonalized in bfloat16, in which long steps do not hold: set by the caller */
 } ref_optim;

@@ -60,6 +60,18 @@ static void make_gradient(trial *t, trial_parameter *p)
     p->drawn = test_alloc((size_t)p->memory->count * sizeof *p->drawn);
 }
 
+/* A matrix whose first dimension is the inner one in memory. */
+static int32_t lies_by_columns(const trial_parameter *p)
+{
+    int32_t first = -1;
+    int32_t sides = 0;
+    for (int32_t d = 0; d < p->shape.ndim; d++) {
+        first = first < 0 && p->sizes[d] > 1 ? d : first;
+        sides += p->sizes[d] > 1;
+    }
+    return sides == 2 && p->strides[first] == 1;
+}
+
 static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shape, int32_t group)
 {
     memset(p, 0, sizeof *p);
@@ -74,6 +86,7 @@ static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shap
     }
     test_tensor_write(p->memory, values);
     p->reference = ref_optim_make(&t->configs[group], shape->ndim, shape->shape, shape->elementwise, values);
+    p->reference->by_columns = lies_by_columns(p);
     p->reference->narrow = !test_on_cpu() && t->dtype.bits != 64;
     make_gradient(t, p);
     free(values);

@@ -27,7 +27,7 @@ static extent extent_of(const tch_piece *piece, int blocks)
 {
     extent e = {piece->rows, piece->cols, blocks && piece->transposed};
     int gapless = e.rows > 1 && piece->stride == e.cols && !e.transposed && (!blocks || piece->block_ld == e.cols);
-    if (gapless) {
+    if (gapless && blocks != TCHI_CUDA_ROWS) {
         e.cols *= e.rows;
         e.rows = 1;
     }
@@ -135,7 +135,8 @@ static void pack_piece(const tch_update *update, const tch_piece *from, extent e
         .factor = from->factor,
         .log_width = (uint8_t)c.log_width,
         .log_height = (uint8_t)c.log_height,
-        .transposed = (uint8_t)e.transposed,
+        .transposed = e.transposed != 0,
+        .by_column = from->by_column != 0,
     };
     to->wide = wide_slots(update, to);
 }

@@ -31,7 +31,7 @@ typedef struct tchi_cuda_piece {
     int32_t across;
     int32_t parameter, block_index;
     uint8_t log_width, log_height; /* of a chunk */
-    uint8_t transposed;
+    uint8_t transposed : 1, by_column : 1;
     uint8_t wide; /* bit s: in slot s every fourth element of a row is aligned for four at once, or nothing is there */
     double factor;
 } tchi_cuda_piece;
@@ -52,11 +52,18 @@ typedef struct tchi_cuda_pieces {
     tchi_cuda_piece piece[TCHI_CUDA_MOST_PIECES];
 } tchi_cuda_pieces;
 
+/* What an operation looks at. */
+typedef enum tchi_cuda_use {
+    TCHI_CUDA_PARAMS = 0,
+    TCHI_CUDA_BLOCKS = 1,
+    TCHI_CUDA_ROWS = 2 /* blocks too, and rows that follow each other without a gap are not made one */
+} tchi_cuda_use;
+
 TCH_BEGIN_DECLS
 
 /* Packs pieces of the update from *next on, as many as one launch takes, into chunks of 2^log_chunk elements, and moves
- * *next behind them; empty ones are left out. Returns the number of chunks, 0 when nothing is left. Blocks are looked at
- * where `blocks` is set. */
+ * *next behind them; empty ones are left out. Returns the number of chunks, 0 when nothing is left. `blocks` is a
+ * tchi_cuda_use. */
 int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_pieces *list);
 
 /* Chunks of one piece, as tchi_cuda_pack cuts it. */

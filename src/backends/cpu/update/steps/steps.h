@@ -44,6 +44,10 @@ typedef struct tchi_cpu_steps {
     void (*square)(int64_t n, double keep, double take, const void *x, void *v);
     /* out = factor x / (root sqrt(v) + eps) */
     void (*whiten)(int64_t n, double root, double eps, double factor, const void *v, const void *x, void *out);
+    /* out = x / (sqrt(v) + eps), 0 where that divides by 0 */
+    void (*divide_by_roots)(int64_t n, double eps, const void *v, const void *x, void *out);
+    /* sums = sums + x^2 */
+    void (*add_squares)(int64_t n, const void *x, double *sums);
     /* out(j, i) = x(i, j), x being rows by cols */
     void (*transpose)(int64_t rows, int64_t cols, const void *x, int64_t ld, void *out, int64_t out_ld);
     /* float32 to bfloat16, up or down at random, whatever the table's precision */

@@ -94,6 +94,29 @@ static void whiten(int64_t n, double root, double eps, double factor, const void
     }
 }
 
+static void divide_by_roots(int64_t n, double eps, const void *v_data, const void *x_data, void *out_data)
+{
+    const REAL *v = v_data;
+    const REAL *x = x_data;
+    REAL *out = out_data;
+    REAL e = (REAL)eps;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        REAL divisor = REAL_SQRT(v[i]) + e;
+        REAL quotient = x[i] / divisor;
+        out[i] = divisor > 0 ? quotient : 0;
+    }
+}
+
+static void add_squares(int64_t n, const void *x_data, double *sums)
+{
+    const REAL *x = x_data;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        sums[i] += (double)x[i] * (double)x[i];
+    }
+}
+
 #if !defined(OWN_TRANSPOSE)
 /* Written along rows and read down columns: strided stores were measured at twice the time. The caller cuts matrices
  * into tiles that fit the nearest cache. */
@@ -157,6 +180,7 @@ static void round_at_random(int64_t n, const tchi_cpu_random_run *random, const 
 
 #define STEPS_TABLE                                                                                                    \
     {                                                                                                                  \
-        .divide = divide, .adamw = adamw, .lion = lion, .square = square, .whiten = whiten, .transpose = transpose,    \
+        .divide = divide, .adamw = adamw, .lion = lion, .divide_by_roots = divide_by_roots,                            \
+        .add_squares = add_squares, .square = square, .whiten = whiten, .transpose = transpose,                        \
         .round_at_random = round_at_random,                                                                            \
     }

@@ -1,0 +1,96 @@
+"""NorMuon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from .base import TorchiumOptimizer
+from .kernel import Kernel
+from .muon import Muon, usual_steps
+from .options import Option, Options, number
+
+__all__ = ["NorMuon"]
+
+
+class NorMuon(Muon):
+    r"""NorMuon: Muon's direction, with every row of a matrix divided by the root of its own second moment, so that no
+    neuron moves much more than another.
+
+    .. math::
+        O = \mathrm{orthogonal}(U), \quad v_i \leftarrow \beta_2 v_i + (1 - \beta_2) \frac{1}{n} \sum_j O_{ij}^2, \quad
+        D_{ij} = \frac{O_{ij}}{\sqrt{v_i} + \epsilon}, \quad
+        p \leftarrow (1 - \gamma \lambda) p - \gamma s \sqrt{\min(m, n)} \frac{D}{\lVert D \rVert_F}
+
+    with U and s as in :class:`Muon`, for a matrix of m by n: a step is as long as Muon's. The default of
+    `adjust_lr_fn`, 'match_rms_adamw', makes that :math:`0.2 \sqrt{m n}` as in the paper, so that learning rates of
+    AdamW carry over. The state is Muon's and one number for each row.
+
+    Args:
+        params: parameters, groups of them, or `model.named_parameters()`.
+        lr: :math:`\gamma`, a number or a tensor of one element.
+        weight_decay: :math:`\lambda`. momentum, nesterov: of U, see Muon; the paper's algorithm has nesterov=False, its
+            authors' code True.
+        beta2: :math:`\beta_2`. As in the paper v is not corrected for its beginning at 0.
+        eps: :math:`\epsilon`, and the least norm that a matrix is divided by before the first Newton-Schulz step.
+        ns_coefficients, ns_steps, method: of the orthogonalization, see Muon.
+        adjust_lr_fn: s: 'match_rms_adamw' for 0.2 sqrt(max(m, n)), None or 'original' for sqrt(max(1, m / n)).
+        adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: of AdamW, which vectors, scalars and `elementwise`
+            parameters get; None means lr and weight_decay. Schedulers change lr alone.
+        elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
+            parameter gets its first gradient.
+        precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
+        maximize: maximize the objective instead of minimizing it.
+        nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
+            or 'ignore'.
+        master_weights: keep a float32 copy of float16 and bfloat16 parameters.
+        stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
+        memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
+        update_kernel: a custom kernel for what AdamW does to one element: a
+            :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
+        foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
+
+    Example::
+
+        optimizer = torchium.optim.NorMuon(model.named_parameters(), lr=1e-3, elementwise=("*embed*",))
+        loss.backward()
+        optimizer.step()
+    """
+
+    kind = "normuon"
+    _options: ClassVar = Options(Option("beta2", "beta2", number), *Muon._options)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        beta2: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] | None = None,
+        eps: float = 1e-8,
+        ns_steps: int | None = None,
+        adjust_lr_fn: str | None = "match_rms_adamw",
+        *,
+        method: str | None = None,
+        adamw_lr: float | None = None,
+        adamw_betas: tuple[float, float] = (0.9, 0.999),
+        adamw_eps: float = 1e-8,
+        adamw_weight_decay: float | None = None,
+        elementwise: bool | Sequence[str] = False,
+        precision: str = "high",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        nonfinite: str = "skip",
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        memory_budget: int | None = None,
+        update_kernel: Kernel | str | None = None,
+    ) -> None:
+        method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
+        TorchiumOptimizer.__init__(self, params, locals())

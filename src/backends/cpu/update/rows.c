@@ -1,0 +1,208 @@
+/* NorMuon: second moments of the rows of a direction, and the step with every row divided by the root of its own. A row is
+ * one of the parameter's matrix, which lies along the rows of its block or along the columns. Every sum is one thread's,
+ * from its first element to its last, so that results do not depend on the number of threads. */
+#include "pieces.h"
+
+#include <math.h>
+
+#include "backends/rules.h"
+
+typedef struct row_job {
+    const tch_update *update;
+    const double *norms;
+    double *parts; /* of the squared norms, one for each row */
+} row_job;
+
+/* --- moments ---------------------------------------------------------------------------------------------------- */
+
+/* A piece as `count` rows of `length` elements; along one of them elements follow each other, along the other they are
+ * block_ld apart. Rows without elements are none. */
+static int64_t row_count(const tch_piece *piece)
+{
+    bool empty = piece->rows == 0 || piece->cols == 0;
+    return empty ? 0 : piece->by_column ? piece->cols : piece->rows;
+}
+
+static int64_t row_length(const tch_piece *piece)
+{
+    return piece->by_column ? piece->rows : piece->cols;
+}
+
+static bool rows_follow_memory(const tch_piece *piece)
+{
+    return (piece->by_column != 0) == (piece->transposed != 0);
+}
+
+/* Elements of the block from number `first` on, in the type of the arithmetic. */
+static const void *read_block(const tch_update *u, const tch_piece *piece, int64_t first, int64_t n, void *buffer)
+{
+    const char *from = (const char *)piece->block[0] + first * tchi_cpu_size(u->block_type);
+    if (u->block_type == u->real) {
+        return from;
+    }
+    tchi_convert(n, u->real, buffer, u->block_type, from);
+    return buffer;
+}
+
+static double sum_row(const tch_update *u, const tch_piece *piece, int64_t row)
+{
+    const tchi_loops *loops = tchi_loops_for(u->real);
+    _Alignas(64) char buffer[TCHI_CPU_RUN * sizeof(double)];
+    int64_t length = row_length(piece);
+    double sum = 0;
+    for (int64_t at = 0; at < length; at += TCHI_CPU_RUN) {
+        int64_t n = length - at < TCHI_CPU_RUN ? length - at : TCHI_CPU_RUN;
+        sum += loops->sum_squares(n, 1.0, read_block(u, piece, row * piece->block_ld + at, n, buffer));
+    }
+    return sum;
+}
+
+/* Of n rows from `first` on, one beside the other in memory. */
+static void sum_columns(const tch_update *u, const tch_piece *piece, int64_t first, int64_t n, double *sums)
+{
+    const tchi_cpu_steps *steps = tchi_cpu_steps_for(u->real);
+    _Alignas(64) char buffer[TCHI_CPU_RUN * sizeof(double)];
+    for (int64_t k = 0; k < n; k++) {
+        sums[k] = 0;
+    }
+    for (int64_t i = 0; i < row_length(piece); i++) {
+        steps->add_squares(n, read_block(u, piece, i * piece->block_ld + first, n, buffer), sums);
+    }
+}
+
+static double moment_at(const tch_update *u, const tch_piece *piece, int64_t row)
+{
+    return u->real == TCH_SCALAR_F64 ? ((const double *)piece->state[1])[row]
+                                     : (double)((const float *)piece->state[1])[row];
+}
+
+/* v takes the row in, as it is stored; what the row adds to the squared norm of the direction. */
+static double take_row(const tch_update *u, const tch_piece *piece, int64_t row, double sum)
+{
+    double beta2 = u->hyper->beta2;
+    double v = beta2 * moment_at(u, piece, row) + (1.0 - beta2) * sum / (double)row_length(piece);
+    if (u->real == TCH_SCALAR_F64) {
+        ((double *)piece->state[1])[row] = v;
+    } else {
+        ((float *)piece->state[1])[row] = (float)v;
+    }
+    return tchi_rule_row_share(sum, moment_at(u, piece, row), u->hyper->eps);
+}
+
+/* Rows [from, to) of a piece, whose parts begin at `parts`. */
+static void take_rows(const tch_update *u, const tch_piece *piece, int64_t from, int64_t to, double *parts)
+{
+    double sums[TCHI_CPU_RUN];
+    bool follow = rows_follow_memory(piece);
+    for (int64_t row = from; row < to;) {
+        int64_t n = follow ? 1 : to - row < TCHI_CPU_RUN ? to - row : TCHI_CPU_RUN;
+        if (follow) {
+            sums[0] = sum_row(u, piece, row);
+        } else {
+            sum_columns(u, piece, row, n, sums);
+        }
+        for (int64_t k = 0; k < n; k++) {
+            parts[row + k] = take_row(u, piece, row + k, sums[k]);
+        }
+        row += n;
+    }
+}
+
+/* The rows of all pieces are a line, of which this thread has [from, to). */
+static void moments_range(void *argument, int64_t from, int64_t to)
+{
+    const row_job *job = argument;
+    int64_t at = 0;
+    for (int64_t k = 0; k < job->update->count && at < to; k++) {
+        const tch_piece *piece = &job->update->pieces[k];
+        int64_t rows = row_count(piece);
+        int64_t first = from > at ? from - at : 0;
+        int64_t last = to - at < rows ? to - at : rows;
+        if (first < last) {
+            take_rows(job->update, piece, first, last, job->parts + at);
+        }
+        at += rows;
+    }
+}
+
+static void finish_norms(const tch_update *u, const double *parts, double *norms)
+{
+    for (int64_t k = 0; k < u->count; k++) {
+        double sum = 0;
+        for (int64_t left = row_count(&u->pieces[k]); left > 0; left--) {
+            sum += *parts++;
+        }
+        norms[u->pieces[k].block_index] = sqrt(sum);
+    }
+}
+
+tch_status tchi_cpu_row_moments(void *state, const tch_update *update, double *norms, double *parts)
+{
+    row_job job = {.update = update, .parts = parts};
+    int64_t rows = 0;
+    double work = 0;
+    for (int64_t k = 0; k < update->count; k++) {
+        rows += row_count(&update->pieces[k]);
+        work += 2.0 * (double)update->pieces[k].rows * (double)update->pieces[k].cols;
+    }
+    if (!tchi_cpu_is_skipped(update) && rows > 0) {
+        tchi_cpu_split(state, rows, work, moments_range, &job);
+        finish_norms(update, parts, norms);
+    }
+    return TCH_OK;
+}
+
+/* --- the step --------------------------------------------------------------------------------------------------- */
+
+/* Elements [at, at + n) of a run, all in one row of the piece, which begin in its column `col`. */
+static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, int64_t col, double norm, const void *d,
+                       void *p)
+{
+    const tch_update *u = run->update;
+    const tch_hyper *h = u->hyper;
+    int64_t size = tchi_cpu_size(u->real);
+    double keep = 1.0 - h->lr * h->weight_decay;
+    double step = norm > 0.0 ? -h->lr * run->piece->factor / norm : 0.0;
+    const char *from = (const char *)d + at * size;
+    char *to = (char *)p + at * size;
+    if (!run->piece->by_column) {
+        double divisor = sqrt(moment_at(u, run->piece, row)) + h->eps;
+        run->loops->combine(n, keep, to, divisor > 0.0 ? step / divisor : 0.0, from, to);
+        return;
+    }
+    run->steps->divide_by_roots(n, h->eps, (const char *)run->piece->state[1] + col * size, from, run->other);
+    run->loops->combine(n, keep, to, step, run->other, to);
+}
+
+/* A dense piece may have been cut as one long row: a run is divided where one of its own begins. */
+static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
+{
+    const row_job *job = argument;
+    const tch_piece *piece = chunk->piece;
+    double norm = job->norms[piece->block_index];
+    tchi_cpu_tile direction;
+    tchi_cpu_run run;
+    tchi_cpu_tile_open(&direction, job->update, chunk, 0, true);
+    tchi_cpu_run_begin(&run, job->update, chunk);
+    while (tchi_cpu_run_next(&run)) {
+        const void *d = tchi_cpu_tile_run(&direction, &run);
+        void *p = tchi_cpu_run_param(&run);
+        for (int64_t at = 0; at < run.n;) {
+            int64_t row = (run.at + at) / piece->stride;
+            int64_t col = (run.at + at) % piece->stride;
+            int64_t n = piece->cols - col < run.n - at ? piece->cols - col : run.n - at;
+            apply_part(&run, at, n, row, col, norm, d, p);
+            at += n;
+        }
+        tchi_cpu_run_store_param(&run, p);
+    }
+}
+
+tch_status tchi_cpu_apply_rows(void *state, const tch_update *update, const double *norms)
+{
+    row_job job = {.update = update, .norms = norms};
+    if (!tchi_cpu_is_skipped(update)) {
+        tchi_cpu_for_chunks(state, update, true, 4.0, apply_chunk, &job);
+    }
+    return TCH_OK;
+}

@@ -1,0 +1,374 @@
+/* NorMuon: second moments of the rows of a direction, and the step with every row divided by the root of its own. For a
+ * matrix O of m rows and n columns, by its parameter's shape:
+ *
+ *     for each row i:      v[i] = beta2 v[i] + (1 - beta2) mean of O[i][j]^2
+ *     norm = sqrt of the sum of (O[i][j] / (sqrt(v[i]) + eps))^2, which follows from the sums of the rows
+ *     for each element:    p[i][j] = (1 - lr weight_decay) p[i][j] - lr factor O[i][j] / (sqrt(v[i]) + eps) / norm
+ *
+ * A row lies along the rows of its block, where a warp adds it up, or along the columns, where a block of threads has 128
+ * of them side by side. Sums are in double and in a fixed order: over a thread's elements, then over the threads, then by
+ * one block of threads over the rows of a matrix. */
+#include "backends/rules.h"
+
+#include "updates.cuh"
+
+/* --- moments ------------------------------------------------------------------------------------------------------ */
+
+#define MOST_MATRICES 512
+#define WARPS (TCHI_CUDA_UPDATE_THREADS / 32)
+#define COLUMNS 128 /* that a block of threads adds up: a four for each thread of a warp */
+
+/* One piece as `count` rows of `length` elements. */
+typedef struct row_matrix {
+    const void *block;
+    void *moments;
+    int64_t count, length, ld;
+    int64_t first; /* of its rows among those of the call */
+    int32_t block_index;
+    uint8_t follow; /* rows lie along those of the block */
+    uint8_t wide;   /* every fourth element of a row of the block is aligned for four at once */
+} row_matrix;
+
+typedef struct row_matrices {
+    const tch_hyper *hyper;
+    const int32_t *skip;
+    double *parts, *norms;
+    tch_scalar type; /* of blocks */
+    int32_t count;
+    int32_t first_group[MOST_MATRICES + 1]; /* blocks of threads before each matrix, and in all */
+    row_matrix at[MOST_MATRICES];
+} row_matrices;
+
+static_assert(sizeof(row_matrices) <= 32000, "the matrices leave no room among a kernel's parameters");
+
+static __device__ inline int find_matrix(const row_matrices &list)
+{
+    int low = 0;
+    int high = list.count;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (list.first_group[middle] <= (int)blockIdx.x) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+template <typename real>
+static __device__ inline tchi_cuda_four<real> load_four(const row_matrices &list, const row_matrix &m, int64_t offset,
+                                                        int64_t left)
+{
+    tchi_cuda_place place = {offset, left < 4 ? (int)left : 4};
+    return tchi_cuda_unpack_four(list.type, tchi_cuda_load_raw<real>(list.type, m.wide, m.block, place));
+}
+
+/* v takes the row in, as it is stored. */
+template <typename real>
+static __device__ inline void take_row(const row_matrices &list, const row_matrix &m, int64_t row, double sum)
+{
+    double beta2 = list.hyper->beta2;
+    real *v = (real *)m.moments + row;
+    *v = (real)(beta2 * (double)*v + (1.0 - beta2) * sum / (double)m.length);
+    list.parts[m.first + row] = tchi_rule_row_share(sum, (double)*v, list.hyper->eps);
+}
+
+/* A row for each warp. */
+template <typename real>
+static __device__ inline void add_rows(const row_matrices &list, const row_matrix &m, int64_t group)
+{
+    int lane = (int)threadIdx.x % 32;
+    int64_t row = group * WARPS + (int)threadIdx.x / 32;
+    double sum = 0;
+    if (row >= m.count) {
+        return;
+    }
+#pragma unroll 4
+    for (int64_t j = 4 * lane; j < m.length; j += 4 * 32) {
+        tchi_cuda_four<real> x = load_four<real>(list, m, row * m.ld + j, m.length - j);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            sum = fma((double)x.v[k], (double)x.v[k], sum);
+        }
+    }
+    sum = tchi_cuda_warp_sum(sum);
+    if (lane == 0) {
+        take_row<real>(list, m, row, sum);
+    }
+}
+
+/* COLUMNS of the block's columns, every eighth element of each for a warp. */
+template <typename real>
+static __device__ inline void add_columns(const row_matrices &list, const row_matrix &m, int64_t group,
+                                          double (*shared)[COLUMNS])
+{
+    int lane = (int)threadIdx.x % 32;
+    int warp = (int)threadIdx.x / 32;
+    int64_t first = group * COLUMNS;
+    int64_t left = m.count - first - 4 * lane;
+    double sum[4] = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int64_t i = left > 0 ? warp : m.length; i < m.length; i += WARPS) {
+        tchi_cuda_four<real> x = load_four<real>(list, m, i * m.ld + first + 4 * lane, left);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            sum[k] = fma((double)x.v[k], (double)x.v[k], sum[k]);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        shared[warp][4 * lane + k] = sum[k];
+    }
+    __syncthreads();
+    int column = (int)threadIdx.x;
+    if (column < COLUMNS && first + column < m.count) {
+        double total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            total += shared[w][column];
+        }
+        take_row<real>(list, m, first + column, total);
+    }
+}
+
+/* In bfloat16 2 bytes read for an element; 1 operation in double. */
+template <typename real>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
+    row_moments_kernel(const __grid_constant__ row_matrices list)
+{
+    __shared__ double shared[WARPS][COLUMNS];
+    int index = find_matrix(list);
+    const row_matrix &m = list.at[index];
+    int64_t group = (int)blockIdx.x - list.first_group[index];
+    if (list.skip != NULL && *list.skip != 0) {
+        return;
+    }
+    if (m.follow) {
+        add_rows<real>(list, m, group);
+    } else {
+        add_columns<real>(list, m, group, shared);
+    }
+}
+
+/* 8 bytes read for each row. */
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
+    row_norms_kernel(const __grid_constant__ row_matrices list)
+{
+    __shared__ double shared[32];
+    const row_matrix &m = list.at[blockIdx.x];
+    if (list.skip != NULL && *list.skip != 0) {
+        return;
+    }
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < m.count; i += TCHI_CUDA_UPDATE_THREADS) {
+        sum += list.parts[m.first + i];
+    }
+    sum = tchi_cuda_block_sum(sum, (int)threadIdx.x, TCHI_CUDA_UPDATE_THREADS, shared);
+    if (threadIdx.x == 0) {
+        list.norms[m.block_index] = sqrt(sum);
+    }
+}
+
+static row_matrix matrix_of(const tch_update *update, const tch_piece *piece, int64_t first)
+{
+    size_t alignment = update->block_type == TCH_SCALAR_F16 || update->block_type == TCH_SCALAR_BF16 ? 8 : 16;
+    row_matrix m = {};
+    m.block = piece->block[0];
+    m.moments = piece->state[1];
+    m.count = piece->by_column ? piece->cols : piece->rows;
+    m.length = piece->by_column ? piece->rows : piece->cols;
+    m.ld = piece->block_ld;
+    m.first = first;
+    m.block_index = piece->block_index;
+    m.follow = (piece->by_column != 0) == (piece->transposed != 0);
+    m.wide = (uintptr_t)m.block % alignment == 0 && m.ld % 4 == 0;
+    return m;
+}
+
+/* Matrices of the update from *next on, as many as one launch takes; the blocks of threads for them, 0 when none is
+ * left. *first is the number of rows before them. */
+static int32_t pack_matrices(const tch_update *update, int64_t *next, int64_t *first, row_matrices *list)
+{
+    int64_t groups = 0;
+    list->count = 0;
+    for (; *next < update->count && list->count < MOST_MATRICES; ++*next) {
+        row_matrix m = matrix_of(update, &update->pieces[*next], *first);
+        if (m.count == 0 || m.length == 0) {
+            continue;
+        }
+        int64_t together = m.follow ? WARPS : COLUMNS;
+        list->first_group[list->count] = (int32_t)groups;
+        list->at[list->count++] = m;
+        groups += (m.count + together - 1) / together;
+        *first += m.count;
+    }
+    list->first_group[list->count] = (int32_t)groups;
+    return (int32_t)groups;
+}
+
+tch_status tchi_cuda_row_moments(void *state, const tch_update *update, double *norms, double *parts)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    row_matrices list;
+    int64_t next = 0;
+    int64_t first = 0;
+    int32_t groups;
+    list.hyper = update->hyper;
+    list.skip = update->skip;
+    list.parts = parts;
+    list.norms = norms;
+    list.type = update->block_type;
+    while ((groups = pack_matrices(update, &next, &first, &list)) > 0) {
+        if (update->real == TCH_SCALAR_F64) {
+            row_moments_kernel<double><<<groups, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
+        } else {
+            row_moments_kernel<float><<<groups, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
+        }
+        TCHI_CUDA_PASS(tchi_cuda_launched(s, "row_moments"));
+        row_norms_kernel<<<list.count, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
+        TCHI_CUDA_PASS(tchi_cuda_launched(s, "row_norms"));
+    }
+    return TCH_OK;
+}
+
+/* --- the step ----------------------------------------------------------------------------------------------------- */
+
+template <typename real> struct row_numbers {
+    real decay; /* p = decay p - step d / (sqrt(v) + eps) */
+    real step;  /* with 1 / norm */
+    real eps;
+    int skip;
+};
+
+template <typename real>
+static __device__ row_numbers<real> numbers_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece,
+                                               const double *norms)
+{
+    const tch_hyper *h = list.hyper;
+    double norm = norms[piece.block_index];
+    row_numbers<real> n;
+    n.decay = (real)(1.0 - h->lr * h->weight_decay);
+    n.step = norm > 0.0 ? (real)(h->lr * piece.factor / norm) : (real)0;
+    n.eps = (real)h->eps;
+    n.skip = tchi_cuda_skips(list);
+    return n;
+}
+
+/* Where the thread's four lies in the piece; its rows have been left as they are. */
+static __device__ inline tchi_cuda_corner four_corner(const tchi_cuda_piece &piece, const tchi_cuda_corner &chunk,
+                                                      int step)
+{
+    int number = tchi_cuda_number(step);
+    return {chunk.row + (number >> piece.log_width), chunk.col + (number & ((1 << piece.log_width) - 1))};
+}
+
+template <typename real>
+static __device__ inline real scale_at(const tchi_cuda_piece &piece, const row_numbers<real> &n, int64_t row)
+{
+    real divisor = sqrt(((const real *)piece.data[TCHI_CUDA_STATE_1])[row]) + n.eps;
+    return divisor > 0 ? (real)1 / divisor : (real)0;
+}
+
+/* The scales of a four: one of its row, or one of each column; none beyond the piece. */
+template <typename real>
+static __device__ inline tchi_cuda_four<real> four_scales(const tchi_cuda_piece &piece, const row_numbers<real> &n,
+                                                          const tchi_cuda_corner &at)
+{
+    tchi_cuda_four<real> scale = {};
+    if (!piece.by_column) {
+        scale.v[0] = at.row < piece.rows ? scale_at(piece, n, at.row) : (real)0;
+        scale.v[1] = scale.v[2] = scale.v[3] = scale.v[0];
+        return scale;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        scale.v[k] = at.col + k < piece.cols ? scale_at(piece, n, at.col + k) : (real)0;
+    }
+    return scale;
+}
+
+template <typename real, tchi_cuda_way way>
+static __device__ inline void apply_chunk(const tchi_cuda_job<real, way> &job, const tchi_cuda_corner &corner,
+                                          const double *norms, row_numbers<real> &numbers, real *tile)
+{
+    tchi_cuda_fours<real> d = tchi_cuda_fetch(job, TCHI_CUDA_BLOCK_0);
+    tchi_cuda_fours<real> p = tchi_cuda_fetch_param(job);
+    if (threadIdx.x == 0) {
+        numbers = numbers_of<real>(job.list, job.piece, norms);
+    }
+    __syncthreads();
+    if (numbers.skip) {
+        return;
+    }
+    tchi_cuda_unpack_block(job, TCHI_CUDA_BLOCK_0, tile, d);
+    tchi_cuda_unpack_param(job, p);
+#pragma unroll
+    for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
+        tchi_cuda_four<real> scale = four_scales(job.piece, numbers, four_corner(job.piece, corner, s));
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            real step = numbers.step * (scale.v[k] * d.at[s].v[k]);
+            p.at[s].v[k] = fma(numbers.decay, p.at[s].v[k], -step);
+        }
+    }
+    tchi_cuda_put_param(job, p);
+}
+
+/* In float32, for an element: 8 bytes read and 4 written; 4 operations, and a root and a quotient for four. */
+template <typename real>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
+    apply_rows_kernel(const __grid_constant__ tchi_cuda_pieces list, const double *norms)
+{
+    __shared__ row_numbers<real> numbers;
+    __shared__ real tile[TCHI_CUDA_TILE];
+    int index = tchi_cuda_find_piece(list);
+    const tchi_cuda_piece &piece = list.piece[index];
+    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
+    tchi_cuda_view view = tchi_cuda_view_of(piece, corner);
+    tchi_cuda_view in_block = tchi_cuda_block_view_of(piece, corner);
+    switch (tchi_cuda_way_of(list, piece, view)) {
+    case TCHI_CUDA_PLAIN:
+        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, in_block}, corner, norms, numbers, tile);
+        break;
+    case TCHI_CUDA_WHOLE:
+        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, in_block}, corner, norms, numbers, tile);
+        break;
+    default:
+        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, in_block}, corner, norms, numbers, tile);
+    }
+}
+
+/* The same where all chunks are alike, as in `apply`: 6 bytes read and 4 written. */
+template <tchi_cuda_way way>
+static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
+    apply_rows_even_kernel(const __grid_constant__ tchi_cuda_pieces list, const double *norms)
+{
+    __shared__ row_numbers<float> numbers;
+    __shared__ float tile[TCHI_CUDA_TILE];
+    int index = tchi_cuda_find_piece(list);
+    const tchi_cuda_piece &piece = list.piece[index];
+    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
+    apply_chunk(tchi_cuda_job<float, way>{list, piece, tchi_cuda_view_of(piece, corner),
+                                          tchi_cuda_block_view_of(piece, corner)},
+                corner, norms, numbers, tile);
+}
+
+tch_status tchi_cuda_apply_rows(void *state, const tch_update *update, const double *norms)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    tchi_cuda_pieces list;
+    int64_t next = 0;
+    int32_t chunks;
+    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_ROWS, &next, &list)) > 0) {
+        if (update->real == TCH_SCALAR_F64) {
+            apply_rows_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, norms);
+        } else if (list.even && list.shorts) {
+            apply_rows_even_kernel<TCHI_CUDA_SHORT><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, norms);
+        } else {
+            apply_rows_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, norms);
+        }
+        TCHI_CUDA_PASS(tchi_cuda_launched(s, "apply_rows"));
+    }
+    return TCH_OK;
+}
