@@ -6,7 +6,7 @@ library, and the names in its messages all follow from the rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -145,6 +145,9 @@ class Options:
         # What of a group is the library's, and what is of the whole optimizer.
         self.names = [name for name, *_ in read]
         self.whole = [option.name for option in options if option.whole]
+
+    def __iter__(self) -> Iterator[Option]:
+        return iter(self._options.values())
 
     def defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The defaults of groups from a constructor's arguments, in their order."""
