@@ -153,7 +153,7 @@ tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_
     return TCH_OK;
 }
 
-/* A root that the user's kernel failed is the built-in's next time, as if nothing had been. */
+/* A root that the custom kernel failed is the built-in's next time, as if nothing had been. */
 static void note_failure(tch_optimizer *o, tchi_family *f, int64_t factor, int32_t flag)
 {
     uint8_t *own = &f->own[factor];

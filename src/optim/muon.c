@@ -2,9 +2,9 @@
  *
  *     B <- momentum B + (1 - momentum) G
  *     U  = momentum B + (1 - momentum) G  (nesterov), or B
- *     p <- (1 - lr weight_decay) p - lr factor orthogonalise(U)
+ *     p <- (1 - lr weight_decay) p - lr factor orthogonalize(U)
  *
- * Matrices are gathered with their short side first and in the type that is orthogonalised, so that all of one shape, lying
+ * Matrices are gathered with their short side first and in the type that is orthogonalized, so that all of one shape, lying
  * or standing, go through as one batch. */
 #include <math.h>
 
@@ -69,7 +69,7 @@ static tchi_ortho ortho_of(const tch_optim_config *config)
     return tchi_ortho_of(config->muon_method, steps, config->eps);
 }
 
-/* The gathered matrices and the scratch of their orthogonalisation. */
+/* The gathered matrices and the scratch of their orthogonalization. */
 int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
 {
     tchi_ortho ortho = ortho_of(config);
@@ -110,10 +110,10 @@ static tch_status gather(const tchi_muon_run *r)
                                                r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0);
 }
 
-static tch_status orthogonalise(const tchi_muon_run *r, tch_matrices *direction)
+static tch_status orthogonalize(const tchi_muon_run *r, tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
-    TCHI_RANGE(o->context, "orthogonalise");
+    TCHI_RANGE(o->context, "orthogonalize");
     tchi_ortho ortho = ortho_of(r->config);
     tch_matrices x = tchi_work_matrices(&r->work, o->scratch, r->run.count);
     void *scratch = o->scratch + tchi_work_bytes(&r->work, r->run.count);
@@ -146,7 +146,7 @@ static tch_status after_gather(void *argument)
 {
     const tchi_muon_run *r = argument;
     tch_matrices direction;
-    TCHI_TRY(orthogonalise(r, &direction));
+    TCHI_TRY(orthogonalize(r, &direction));
     return r->apply(r, &direction);
 }
 

@@ -88,11 +88,11 @@ typedef struct tchi_family {
     int32_t *phase;   /* the step of a period in which it is refreshed */
     uint8_t *due;     /* this step */
     uint8_t *trouble; /* how often a refresh was found failed: then more damping, then the eigen method */
-    uint8_t *own;     /* a tchi_own_state: how it stands with the user's kernel */
+    uint8_t *own;     /* a tchi_own_state: how it stands with the custom kernel */
     int32_t *class;   /* whose it is, and which block of that class */
     int64_t *block;
     int32_t phases; /* the period that `phase` was made for, 0 for none yet */
-    bool own_root;  /* the user's kernel has passed its check at this size */
+    bool own_root;  /* the custom kernel has passed its check at this size */
 } tchi_family;
 
 /* The numbers of a group on the device. */
@@ -132,7 +132,7 @@ typedef struct tchi_slab {
     bool is_state; /* from the caller's allocator, if there is one */
 } tchi_slab;
 
-/* What the device keeps for a step beside hyper-parameters. */
+/* What the device keeps for a step beside hyperparameters. */
 typedef struct tchi_control {
     int32_t found, skip;
     double counts[2]; /* steps asked for, steps skipped */

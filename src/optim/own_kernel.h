@@ -10,7 +10,7 @@
 
 #include "optimizer.h"
 
-/* How a factor stands with the user's kernel. A root that it failed is taken by the built-in from then on. */
+/* How a factor stands with the custom kernel. A root that it failed is taken by the built-in from then on. */
 typedef enum tchi_own_state {
     TCHI_OWN_NEVER = 0,   /* the latest root is the built-in's */
     TCHI_OWN_LATEST = 1,  /* the latest root is the kernel's */
@@ -53,7 +53,7 @@ double tchi_own_worse(double a, double b);
 /* Compiles and tries; counts the parameters that are served and left. */
 tch_status tchi_own_update_make(const tchi_own_request *request, tchi_own *own);
 
-/* Whether the user's kernel has this update. */
+/* Whether the custom kernel has this update. */
 bool tchi_own_updates(const tchi_own *own, int32_t group, tch_scalar real);
 tch_status tchi_own_update(const tch_optimizer *optimizer, tchi_own *own, int32_t group, const tch_update *update);
 
@@ -66,7 +66,7 @@ tch_status tchi_own_update_probe(tch_optimizer *optimizer, tchi_own *own, int32_
 /* Compiles and tries; `passed` gets one entry for every family. */
 tch_status tchi_own_root_make(const tchi_own_request *request, tchi_own *own, bool *passed);
 
-/* Whether the next root of this factor is the user's kernel's. */
+/* Whether the next root of this factor is the custom kernel's. */
 bool tchi_own_roots(const tchi_family *family, int64_t factor);
 
 /* How an inverse root is taken by it. */

@@ -14,7 +14,7 @@ enum { SCRATCH_MATRICES = 4, USUAL_THREADS = 256 };
 
 /* --- a launch ---------------------------------------------------------------------------------------------------- */
 
-/* Who takes a root: the user's kernel with its shape. */
+/* Who takes a root: the custom kernel with its shape. */
 static tch_status take(void *user, int32_t root, const tch_matrices *m, const tch_matrices *x, void *scratch)
 {
     tchi_own *own = user;

@@ -26,7 +26,7 @@ _Static_assert((int)TCHI_TYPE_F64 == (int)TCH_SCALAR_F64 && (int)TCHI_TYPE_F32 =
 _Static_assert(HYPER_AT(lr, TCHI_HYPER_LR) && HYPER_AT(beta1, TCHI_HYPER_BETA1) && HYPER_AT(beta2, TCHI_HYPER_BETA2) &&
                    HYPER_AT(eps, TCHI_HYPER_EPS) && HYPER_AT(weight_decay, TCHI_HYPER_DECAY) &&
                    HYPER_AT(momentum, TCHI_HYPER_MOMENTUM) && HYPER_AT(dampening, TCHI_HYPER_DAMPENING),
-               "the text finds hyper-parameters elsewhere");
+               "the text finds hyperparameters elsewhere");
 _Static_assert(CLOCK_AT(step, TCHI_CLOCK_STEP) && CLOCK_AT(correction1, TCHI_CLOCK_CORRECTION1) &&
                    CLOCK_AT(correction2, TCHI_CLOCK_CORRECTION2),
                "the text finds the clock's numbers elsewhere");

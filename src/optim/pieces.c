@@ -119,7 +119,7 @@ static tch_piece piece_at(const tch_optimizer *o, const tchi_param *p, int64_t f
     return piece;
 }
 
-/* Where a block lies in its parameter: sizes and strides, neighbours joined where the elements go on without a gap. */
+/* Where a block lies in its parameter: sizes and strides, neighbors joined where the elements go on without a gap. */
 typedef struct extent {
     int32_t order;
     int64_t size[TCHI_MOST_ORDER], stride[TCHI_MOST_ORDER];

@@ -167,7 +167,7 @@ static double relative_damping(const tch_optimizer *o, const tch_optim_config *c
  * eigen method remains, which waits for the device. */
 #define MORE_DAMPING 10.0
 
-/* Factors [first, first + count) of a family, all due, all in equal trouble, by the built-in or by the user's kernel. */
+/* Factors [first, first + count) of a family, all due, all in equal trouble, by the built-in or by the custom kernel. */
 typedef struct root_run {
     tch_optimizer *optimizer;
     tchi_family *family;
@@ -219,7 +219,7 @@ static tchi_recording_key key_of(const root_run *r)
                                  tchi_recording_number(r->how.tolerance)}};
 }
 
-/* The eigen method waits for the device, and so does damping by eps alone; a user's kernel may do anything. */
+/* The eigen method waits for the device, and so does damping by eps alone; a custom kernel may do anything. */
 static tch_status take_roots(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count, tchi_own *own)
 {
     root_run r = {.optimizer = o, .family = f, .first = first, .count = count, .own = own};

@@ -1,4 +1,4 @@
-/* Optimizers in checkpoints: the named state as tensors, what the host counts as one more tensor, hyper-parameters as
+/* Optimizers in checkpoints: the named state as tensors, what the host counts as one more tensor, hyperparameters as
  * settings. Loading compares everything with the file before it writes anything. */
 #include <stdio.h>
 #include <string.h>

@@ -8,10 +8,10 @@
 /* The dimensions above 1, outermost in memory first; false when the elements do not lie without gaps. */
 bool tchi_dims_of(const tch_tensor *tensor, tchi_dims *dims);
 
-/* Merges neighbours, from the innermost out, while their product stays within `most`; at least two dimensions stay. */
+/* Merges neighbors, from the innermost out, while their product stays within `most`; at least two dimensions stay. */
 void tchi_dims_merge(tchi_dims *dims, int64_t most);
 
-/* Merges the neighbours with the smallest product until at most `order` dimensions are left. */
+/* Merges the neighbors with the smallest product until at most `order` dimensions are left. */
 void tchi_dims_limit(tchi_dims *dims, int32_t order);
 
 /* All but the first dimension merged. */

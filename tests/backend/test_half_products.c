@@ -4,7 +4,7 @@
  *
  * What must hold: one element of every 16 by 16 block, chosen at random, is the float64 sum of products up to the
  * rounding of the arithmetic and of the result; all elements equal their mirror image to the last bit; nothing beside
- * the matrices is written, not even between their rows; and a second call gives the same bits, as do a hundred where
+ * the matrices is written, not even between their rows; and a second call is bitwise-identical, as do a hundred where
  * the device is busy with large ones. The same holds, on devices that have them, of the products that orthogonalization
  * of large matrices asks for, with a scale for each matrix and in float16 as well. */
 #include <math.h>

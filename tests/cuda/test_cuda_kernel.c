@@ -1,4 +1,4 @@
-/* What only a GPU has of users' kernels: machine code for that very GPU, its properties, the large shared memory, graphs,
+/* What only a GPU has of custom kernels: machine code for that very GPU, its properties, the large shared memory, graphs,
  * threads that have not used CUDA yet, and faults, which take the GPU away from a process: those run in a process of their
  * own, this program started again with the kind of fault as its second argument. */
 #define _GNU_SOURCE

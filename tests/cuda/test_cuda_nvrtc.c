@@ -1,4 +1,4 @@
-/* Users' kernels on the CUDA module, on a runtime and an NVRTC that only pretend: what the compiler is told, what becomes of
+/* Custom kernels on the CUDA module, on a runtime and an NVRTC that only pretend: what the compiler is told, what becomes of
  * its answers, what is asked of a damaged image, how a launch goes out, and what every call says after a kernel has faulted. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -648,7 +648,7 @@ static void a_sample_left_out_may_be_anything(void **state)
     }
 }
 
-/* A context with other numbers of threads gives the same bits. */
+/* A context with other numbers of threads is bitwise-identical. */
 static void results_do_not_depend_on_threads(void **state)
 {
     (void)state;

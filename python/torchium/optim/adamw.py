@@ -24,7 +24,7 @@ class AdamW(TorchiumOptimizer):
         lr: :math:`\gamma`, a number or a tensor of one element.
         betas: :math:`\beta_1, \beta_2`; eps: :math:`\epsilon`; weight_decay: :math:`\lambda`.
         amsgrad: divide by the largest v so far.
-        maximize: go uphill.
+        maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.

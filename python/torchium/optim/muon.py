@@ -55,7 +55,7 @@ class Muon(TorchiumOptimizer):
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient.
         precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
-        maximize: go uphill.
+        maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.

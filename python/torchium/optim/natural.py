@@ -40,7 +40,7 @@ class NaturalGradient(OfModel):
 
     for the gradients :math:`g_i` of the m samples' losses. It takes m² numbers, and the inputs and output gradients of
     all layers until the step. All trainable layers must be linear, convolution, embedding, layer norm, RMS norm, group
-    norm or instance norm; others are refused by name. After a step `p.grad` holds the natural gradient.
+    norm or instance norm; others raise an error that names them. After a step `p.grad` holds the natural gradient.
 
     Args:
         model: the model, whose layers get hooks; `remove()` takes them off.

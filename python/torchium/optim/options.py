@@ -40,7 +40,7 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
-            raise ValueError(f"a hyper-parameter is a tensor of shape {list(value.shape)}, expected one number")
+            raise ValueError(f"a hyperparameter is a tensor of shape {list(value.shape)}, expected one number")
         return value.item()
     if isinstance(value, (tuple, list)):
         return tuple(plain(item) for item in value)

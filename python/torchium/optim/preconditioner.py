@@ -77,7 +77,7 @@ class KFACPreconditioner:
             their own, or are averaged first.
         loss_reduction: 'mean' or 'sum': what the loss is over the samples.
         precision: 'high': on a GPU with TF32, float32 factors are made of products in it; 'highest': in float32.
-        process_group: the processes whose factors are averaged, where torch.distributed is initialised.
+        process_group: the processes whose factors are averaged, where torch.distributed is initialized.
 
     damping, factor_decay, kl_clip, lr and the two numbers of steps may be functions of the number of steps taken.
 

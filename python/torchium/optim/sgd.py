@@ -24,7 +24,7 @@ class SGD(TorchiumOptimizer):
         lr: :math:`\gamma`, a number or a tensor of one element.
         momentum: :math:`\mu`; dampening: :math:`\tau`; weight_decay: :math:`\lambda`.
         nesterov: look ahead with the momentum.
-        maximize: go uphill.
+        maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.

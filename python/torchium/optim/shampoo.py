@@ -32,7 +32,7 @@ class Shampoo(TorchiumOptimizer):
         betas: of the filtered gradient (0: none) and of the factors (1: a sum).
         relative_eps: the least damping relative to a factor's largest eigenvalue; bounds the cost of a root in advance.
         max_preconditioner_dim: larger dimensions are cut into blocks of at most this size.
-        merge_dims: neighbouring small dimensions, as those of a convolution, are taken as one.
+        merge_dims: neighboring small dimensions, as those of a convolution, are taken as one.
         precondition_1d: vectors too.
         start_preconditioning_step: the grafted method alone before this step; -1 begins at once.
         use_bias_correction: of both averages.
@@ -47,7 +47,7 @@ class Shampoo(TorchiumOptimizer):
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient.
         precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
-        maximize: go uphill.
+        maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.

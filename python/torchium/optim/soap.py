@@ -31,7 +31,7 @@ class SOAP(TorchiumOptimizer):
         eps: of Adam. weight_decay: :math:`\lambda`, 'decoupled' or 'l2' by `weight_decay_type`.
         precondition_frequency: steps between two refreshes of the bases.
         max_precond_dim: larger dimensions have no factor; with `block` they are cut into blocks of at most this size.
-        merge_dims: neighbouring small dimensions, as those of a convolution, are taken as one.
+        merge_dims: neighboring small dimensions, as those of a convolution, are taken as one.
         precondition_1d: vectors too.
         normalize_grads: every step of a matrix is scaled to a mean square of 1.
         correct_bias: of Adam's averages.
@@ -40,7 +40,7 @@ class SOAP(TorchiumOptimizer):
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient.
         precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
-        maximize: go uphill.
+        maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',
             or 'ignore'.
         master_weights: keep a float32 copy of float16 and bfloat16 parameters.

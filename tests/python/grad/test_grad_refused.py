@@ -1,4 +1,4 @@
-"""What cannot be right is refused by name, and leaves the model as it was."""
+"""What cannot be right raises an error that names it, and leaves the model as it was."""
 
 import copy
 import re

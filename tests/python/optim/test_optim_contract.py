@@ -259,7 +259,7 @@ PHASES = {
     "soap": ["factors", "basis", "apply"],
     "muon": ["orthogonalize", "apply"],
     "lion": ["elementwise"],
-    "normuon": ["orthogonalise", "apply"],
+    "normuon": ["orthogonalize", "apply"],
 }
 
 
@@ -318,7 +318,7 @@ OTHERWISE = {
 
 @pytest.mark.parametrize(("kind", "changes"), [(k, c) for k, v in OTHERWISE.items() for c in v])
 def test_an_option_changed_later_is_followed_or_refused(kind, changes, device):
-    """Never ignored: what cannot change any more is refused by name at the next step, and undone goes on."""
+    """Never ignored: what cannot change any more raises an error that names it at the next step, and undone goes on."""
     trial = Trial(kind, [(6, 6), (5,), (4, 3, 2)], device, **exact(kind)).run(3)
     kept = copy.deepcopy(trial.references)
     before = copies(trial.params)

@@ -286,7 +286,7 @@ PHASES = {
     "soap": ["gather gradients", "factors", "precondition", "apply", "basis", "elementwise"],
     "muon": ["gather gradients", "orthogonalize", "apply", "elementwise"],
     "lion": ["step", "elementwise"],
-    "normuon": ["gather gradients", "orthogonalise", "apply", "elementwise"],
+    "normuon": ["gather gradients", "orthogonalize", "apply", "elementwise"],
 }
 
 

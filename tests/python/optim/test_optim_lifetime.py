@@ -292,7 +292,7 @@ def test_a_step_within_a_step(kind, device):
 @pytest.mark.parametrize("whose", ["parameter", "gradient"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_that_is_gone(kind, whose, device):
-    """Freed as FSDP frees it: refused by name."""
+    """Freed as FSDP frees it: an error that names it."""
     model = small(device)
     optimizer = make(kind, model.named_parameters())
     train(model, optimizer, 2)

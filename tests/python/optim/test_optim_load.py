@@ -1,5 +1,5 @@
 """State from elsewhere: of torch.optim, of a model of another dtype, through torch.distributed.checkpoint; and state
-that does not fit, which is refused by name and changes nothing.
+that does not fit, which raises an error that names it and changes nothing.
 """
 
 import copy
@@ -162,7 +162,7 @@ def test_state_of_another_kind_is_refused(device):
 @pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16"), ("float64", "float32")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_of_a_model_of_another_dtype(kind, dtypes, device):
-    """Taken over with its numbers, or refused by name with nothing loaded."""
+    """Taken over with its numbers, or an error that names it with nothing loaded."""
     first, second = (getattr(torch, d) for d in dtypes)
     model = small(device, first)
     optimizer = make(kind, model.named_parameters())

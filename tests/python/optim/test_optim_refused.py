@@ -181,7 +181,7 @@ def test_nesterov_without_momentum_is_refused_as_torch_does():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_switches_of_torch(kind):
-    """What means something is taken, what does not is refused by name."""
+    """What means something is taken, what does not raises an error that names it."""
     for switches in ({"foreach": False}, {"foreach": True}, {"fused": True}, {"foreach": None, "fused": None}):
         CLASSES[kind]([matrix()], **switches)
     CLASSES[kind]([matrix()], differentiable=False)
