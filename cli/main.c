@@ -95,8 +95,8 @@ static int dispatch(int argc, char **argv)
     return found != NULL ? found->run(argc - 1, argv + 1) : unknown(name);
 }
 
-/* Where a standard stream is closed, the next file that is opened would get its number, and a GPU's driver keeps its files
- * open: what is printed would end up in one of them. Open for reading, a stream takes nothing, and we say so. */
+/* Where a standard stream is closed, the next file that is opened would get its number, and a GPU's driver keeps its
+ * files open: what is printed would end up in one of them. Open for reading, a stream takes nothing, and we say so. */
 static void occupy_standard_streams(void)
 {
     int file = 0;

@@ -1,5 +1,5 @@
-/* Prints the compute capabilities of the GPUs of this machine, such as "9.0 12.0", or exits with 1 and prints why there are
- * none. cmake/CudaCompiler.cmake runs it while configuring. It asks the driver, since nvidia-smi is missing in many
+/* Prints the compute capabilities of the GPUs of this machine, such as "9.0 12.0", or exits with 1 and prints why there
+ * are none. cmake/CudaCompiler.cmake runs it while configuring. It asks the driver, since nvidia-smi is missing in many
  * containers and on some boards. */
 #include <dlfcn.h>
 #include <stdio.h>

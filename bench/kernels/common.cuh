@@ -18,7 +18,7 @@
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 
-/* --- what the rest of the module would offer ---------------------------------------------------------------------- */
+/* --- what the rest of the module would offer --------------------------------------------------------------------- */
 
 static tch_status bench_fail(tch_status status, const char *format, ...)
 {
@@ -78,7 +78,7 @@ static inline tchi_cuda_state this_device()
     return state;
 }
 
-/* --- time --------------------------------------------------------------------------------------------------------- */
+/* --- time -------------------------------------------------------------------------------------------------------- */
 
 /* The median of 20 times between two events, in ms, after three that are not counted. */
 template <typename function> static double median_ms(cudaStream_t stream, function call)
@@ -122,7 +122,7 @@ template <typename function> static double replayed_us(cudaStream_t stream, func
     return ms * 1e3 / calls;
 }
 
-/* --- data --------------------------------------------------------------------------------------------------------- */
+/* --- data -------------------------------------------------------------------------------------------------------- */
 
 template <typename T> static T *device_array(int64_t count)
 {

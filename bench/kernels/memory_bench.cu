@@ -54,7 +54,7 @@ namespace residual_ahead_192
 #include "backends/cuda/spectral/root_residual.cu"
 } // namespace residual_ahead_192
 
-/* --- what the rest of the module would offer ---------------------------------------------------------------------- */
+/* --- what the rest of the module would offer --------------------------------------------------------------------- */
 
 static int failures;
 static cudaStream_t work; /* of everything that is timed */
@@ -88,7 +88,7 @@ tch_status tchi_cuda_reduce(void *, tch_reduction, const tch_matrices *, double 
     abort();
 }
 
-/* --- time and data ------------------------------------------------------------------------------------------------ */
+/* --- time and data ----------------------------------------------------------------------------------------------- */
 
 template <typename function> static double time_of(function call)
 {
@@ -151,7 +151,7 @@ static unsigned long long *new_count()
     return count;
 }
 
-/* --- kronecker ---------------------------------------------------------------------------------------------------- */
+/* --- kronecker --------------------------------------------------------------------------------------------------- */
 
 static __global__ void compare_kronecker(kron::kronecker_job job, unsigned long long *differences)
 {
@@ -243,7 +243,7 @@ static void bench_kronecker(const tchi_cuda_state &state)
     release(job);
 }
 
-/* --- shift_scale -------------------------------------------------------------------------------------------------- */
+/* --- shift_scale ------------------------------------------------------------------------------------------------- */
 
 /* The library's other kernel has the same expressions; here they stand alone, element by element. */
 template <typename real>
@@ -323,7 +323,7 @@ static void bench_shift_scales(const tchi_cuda_state &state)
     cudaFree(numbers);
 }
 
-/* --- root_residual ------------------------------------------------------------------------------------------------ */
+/* --- root_residual ----------------------------------------------------------------------------------------------- */
 
 /* out = M y + shift y for `probes` vectors of each matrix, (batch, probes, n), in double. */
 static __global__ void plain_product(tchi_cuda_operand m, int64_t n, int probes, double shift, const double *y,
@@ -426,7 +426,7 @@ static void bench_residual(const tchi_cuda_state &state, int64_t n, int64_t batc
     cudaFree(c.scratch);
 }
 
-/* --- largest_eigenvalue ------------------------------------------------------------------------------------------- */
+/* --- largest_eigenvalue ------------------------------------------------------------------------------------------ */
 
 /* Diagonal matrices, whose largest entry is 1: seven steps or so, as real ones take. */
 static void try_lanczos(const char *name, tchi_cuda_state state, int64_t n, int64_t batch, bool library)

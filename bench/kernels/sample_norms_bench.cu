@@ -15,7 +15,7 @@
 #include "backends/cuda/product/outer.h"
 #include "backends/cuda/sample/norms/sample_norms.h"
 
-/* --- what the kernels need of the module -------------------------------------------------------------------------- */
+/* --- what the kernels need of the module ------------------------------------------------------------------------- */
 
 extern "C" {
 int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *)
@@ -46,7 +46,7 @@ tch_status tchi_cuda_gram(void *, double, const tch_matrices *, int32_t, double,
 static tchi_cuda_state state;
 static int failed;
 
-/* --- matrices ----------------------------------------------------------------------------------------------------- */
+/* --- matrices ---------------------------------------------------------------------------------------------------- */
 
 static __device__ uint32_t mixed(uint64_t x)
 {
@@ -94,7 +94,7 @@ static tch_matrices widened(const tch_matrices *m)
     return wide;
 }
 
-/* --- norms -------------------------------------------------------------------------------------------------------- */
+/* --- norms ------------------------------------------------------------------------------------------------------- */
 
 enum norms_variant {
     PLAIN_TILES,
@@ -366,7 +366,7 @@ static void time_norms()
     norms_case(TCH_SCALAR_BF16, 8, 1, 1024, 768, 50304, 0, 0, true);
 }
 
-/* --- sums of squares ---------------------------------------------------------------------------------------------- */
+/* --- sums of squares --------------------------------------------------------------------------------------------- */
 
 /* Largest |difference| and largest |expected|, over all elements. */
 static __global__ void compare(tch_matrices got, tch_matrices expected, int64_t count, unsigned long long *worst)
@@ -444,7 +444,7 @@ static void check_squares()
     }
 }
 
-/* --- outer products ----------------------------------------------------------------------------------------------- */
+/* --- outer products ---------------------------------------------------------------------------------------------- */
 
 static __global__ void outer_plain(tch_matrices x, tch_matrices y, tch_matrices c, double alpha)
 {
@@ -508,7 +508,7 @@ static void check_outer()
     }
 }
 
-/* --- factors ------------------------------------------------------------------------------------------------------ */
+/* --- factors ----------------------------------------------------------------------------------------------------- */
 
 /* Elements of C = alpha A'A (or A A') + beta before, `probes` of them at random or, where that is 0, all; worst[0] the
  * largest error over sqrt(C_ii C_jj), worst[1] the number of elements that are not symmetric to the bit. */

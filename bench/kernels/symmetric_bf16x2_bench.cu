@@ -10,7 +10,7 @@
 #include "backends/cuda/product/symmetric/symmetric_bf16x2.cu"
 #include "backends/cuda/product/symmetric/symmetric_bf16x2_wgmma.cu"
 
-/* --- variants ----------------------------------------------------------------------------------------------------- */
+/* --- variants ---------------------------------------------------------------------------------------------------- */
 
 /* CHOSEN is symmetric_bf16x2.cu's own choice, which does not know PINGPONG. */
 enum variant { MMA_64, MMA_128, WGMMA_128, CHOSEN, PINGPONG, TOGETHER, VARIANTS };
@@ -59,7 +59,7 @@ static void run(tchi_cuda_state *state, enum variant v, const product *q)
     must(status, variant_names[v]);
 }
 
-/* --- operands ----------------------------------------------------------------------------------------------------- */
+/* --- operands ---------------------------------------------------------------------------------------------------- */
 
 static tch_matrices make(tch_scalar type, int64_t rows, int64_t cols, int64_t ld, int64_t batch, int shift)
 {
@@ -74,7 +74,7 @@ static tch_matrices make_random(tch_scalar type, int64_t rows, int64_t cols, int
     return m;
 }
 
-/* --- checks ------------------------------------------------------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------------------------------------------ */
 
 /* One thread per element, in float64, of the numbers that the split type stands for. worst[0] gets the largest error in
  * units of sqrt(k + 1) + |wanted|, worst[1] the number of elements that differ from their mirror image. Both are kept
@@ -240,7 +240,7 @@ static int check_all(tchi_cuda_state *state)
     return failed;
 }
 
-/* --- speed -------------------------------------------------------------------------------------------------------- */
+/* --- speed ------------------------------------------------------------------------------------------------------- */
 
 /* TFLOP/s count a symmetric product: n^2 k for each product of parts, three of them for split operands. */
 static void time_all(tchi_cuda_state *state, tch_scalar type, int64_t batch, int64_t n, int64_t k, int has_d)

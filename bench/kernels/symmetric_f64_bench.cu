@@ -10,7 +10,7 @@
 
 #include "backends/cuda/product/symmetric/symmetric_f64.cu"
 
-/* --- the tilings -------------------------------------------------------------------------------------------------- */
+/* --- the tilings ------------------------------------------------------------------------------------------------- */
 
 typedef tch_status (*launcher)(const tchi_cuda_state *, problem, int64_t);
 
@@ -28,7 +28,7 @@ static const variant variants[] = {
     {"128x64 64x32, 2 blocks, lost", launch<medium, medium>},
 };
 
-/* --- data --------------------------------------------------------------------------------------------------------- */
+/* --- data -------------------------------------------------------------------------------------------------------- */
 
 static __global__ void fill_kernel(double *out, int64_t count, uint64_t seed)
 {
@@ -45,7 +45,7 @@ static double *noisy(int64_t count, uint64_t seed)
     return data;
 }
 
-/* --- checks ------------------------------------------------------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------------------------------------------ */
 
 /* out: batch by n by n, every element from the rows that the lower triangle has. */
 static __global__ void plain_kernel(problem p, double *out)
@@ -210,7 +210,7 @@ static int check_all(tchi_cuda_state state)
     return wrong;
 }
 
-/* --- times -------------------------------------------------------------------------------------------------------- */
+/* --- times ------------------------------------------------------------------------------------------------------- */
 
 /* Milliseconds of one launch among several in a row: one alone would be timed with its launch. */
 static double time_of(const tchi_cuda_state *state, const variant &v, const problem &p, int64_t batch)

@@ -72,7 +72,7 @@ static __device__ __forceinline__ void step(place *at)
     at->parity ^= at->stage == 0;
 }
 
-/* --- loading: one thread ------------------------------------------------------------------------------------------ */
+/* --- loading: one thread ----------------------------------------------------------------------------------------- */
 
 static __device__ inline void load_all(const problem &p, memory &m)
 {
@@ -92,7 +92,7 @@ static __device__ inline void load_all(const problem &p, memory &m)
     }
 }
 
-/* --- multiplying -------------------------------------------------------------------------------------------------- */
+/* --- multiplying ------------------------------------------------------------------------------------------------- */
 
 /* As tchi_wgmma_bf16_n128 for B 256 by 16: d is the left half, e the right one. */
 static __device__ __forceinline__ void wgmma_n256(float (&d)[64], float (&e)[64], uint64_t a, uint64_t b, int add)
@@ -163,7 +163,7 @@ static __device__ __forceinline__ int multiply(const problem &p, memory &m, floa
     return before;
 }
 
-/* --- the result --------------------------------------------------------------------------------------------------- */
+/* --- the result -------------------------------------------------------------------------------------------------- */
 
 /* What a thread needs of D for one square: two numbers of row g, then of row g + 8, for each eight columns. */
 static __device__ __forceinline__ void fetch_d(uint32_t (&d)[16], const problem &p, int matrix, int row, int col)
@@ -281,7 +281,7 @@ static __global__ void __launch_bounds__(THREADS, 1) symmetric_together(const __
     }
 }
 
-/* --- host --------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 static bool takes(const tch_matrices *d, const tch_matrices *a, const tch_matrices *b, const tch_matrices *c)
 {

@@ -3,9 +3,9 @@
  * build:
  *
  *     nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -Isrc bench/kernels/updates_bench.cu \
- *         src/backends/cuda/update/*.cu src/backends/cuda/update/pieces.c
+ *         src/backends/cuda/update/*.cu src/backends/cuda/update/rects.c
  *
- * GB/s count what an operation has to move. -DTCHI_CUDA_STEPS=1 or 4 gives every thread another number of fours. */
+ * GB/s count what an operation has to move. -DTCHI_CUDA_STEPS=1 or 4 gives every thread another number of vec4s. */
 #include <chrono>
 
 #include "common.cuh"
@@ -15,7 +15,7 @@
 static int failures;
 static tchi_cuda_state state;
 
-/* --- time --------------------------------------------------------------------------------------------------------- */
+/* --- time -------------------------------------------------------------------------------------------------------- */
 
 template <typename function> static double time_of(function call)
 {
@@ -42,7 +42,7 @@ static void report(const char *name, double bytes, double microseconds)
     printf("  %-44s %8.1f us %7.0f GB/s\n", name, microseconds, bytes / microseconds / 1e3);
 }
 
-/* --- networks ----------------------------------------------------------------------------------------------------- */
+/* --- networks ---------------------------------------------------------------------------------------------------- */
 
 typedef struct shape {
     int64_t rows, cols;
@@ -148,10 +148,10 @@ static void free_network(network &n)
 }
 
 /* A rectangle of a parameter; its block lies where it does, one after the other in the span. */
-static tch_piece piece_of(const network &n, int64_t at, shape whole, int64_t i, int64_t j, int64_t rows, int64_t cols,
-                          int64_t block_at, bool transposed)
+static tch_rect rect_of(const network &n, int64_t at, shape whole, int64_t i, int64_t j, int64_t rows, int64_t cols,
+                        int64_t block_at, bool transposed)
 {
-    tch_piece p = {};
+    tch_rect p = {};
     int64_t offset = at + i * whole.cols + j;
     p.param = n.param + offset;
     p.grad = n.grad + offset;
@@ -171,20 +171,20 @@ static tch_piece piece_of(const network &n, int64_t at, shape whole, int64_t i, 
     return p;
 }
 
-static std::vector<tch_piece> whole_pieces(const network &n)
+static std::vector<tch_rect> whole_rects(const network &n)
 {
-    std::vector<tch_piece> pieces;
+    std::vector<tch_rect> rects;
     for (size_t k = 0; k < n.shapes.size(); k++) {
         int64_t size = n.shapes[k].rows * n.shapes[k].cols;
-        pieces.push_back(piece_of(n, n.first[k], {1, size}, 0, 0, 1, size, n.first[k], false));
+        rects.push_back(rect_of(n, n.first[k], {1, size}, 0, 0, 1, size, n.first[k], false));
     }
-    return pieces;
+    return rects;
 }
 
 /* The matrices in rectangles of at most 1024 by 1024. */
-static std::vector<tch_piece> block_pieces(const network &n, bool transposed)
+static std::vector<tch_rect> block_rects(const network &n, bool transposed)
 {
-    std::vector<tch_piece> pieces;
+    std::vector<tch_rect> rects;
     for (size_t k = 0; k < n.shapes.size(); k++) {
         const shape &s = n.shapes[k];
         int64_t block_at = n.first[k];
@@ -192,35 +192,35 @@ static std::vector<tch_piece> block_pieces(const network &n, bool transposed)
             for (int64_t j = 0; j < s.cols; j += 1024) {
                 int64_t rows = std::min<int64_t>(1024, s.rows - i);
                 int64_t cols = std::min<int64_t>(1024, s.cols - j);
-                pieces.push_back(piece_of(n, n.first[k], s, i, j, rows, cols, block_at, transposed));
-                pieces.back().block_index = (int32_t)pieces.size() - 1;
+                rects.push_back(rect_of(n, n.first[k], s, i, j, rows, cols, block_at, transposed));
+                rects.back().block_index = (int32_t)rects.size() - 1;
                 block_at += rows * cols;
             }
         }
     }
-    return pieces;
+    return rects;
 }
 
-static double elements_of(const std::vector<tch_piece> &pieces)
+static double elements_of(const std::vector<tch_rect> &rects)
 {
     double sum = 0;
-    for (const tch_piece &p : pieces) {
+    for (const tch_rect &p : rects) {
         sum += (double)(p.rows * p.cols);
     }
     return sum;
 }
 
-static tch_update update_of(const network &n, const std::vector<tch_piece> &pieces)
+static tch_update update_of(const network &n, const std::vector<tch_rect> &rects)
 {
     tch_update u = {};
-    u.pieces = pieces.data();
-    u.count = (int64_t)pieces.size();
+    u.rects = rects.data();
+    u.count = (int64_t)rects.size();
     u.real = u.param_type = u.grad_type = u.block_type = TCH_SCALAR_F32;
     u.hyper = n.hyper;
     return u;
 }
 
-/* --- checks ------------------------------------------------------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------------------------------------------ */
 
 static __global__ void fill_kernel(float *to, int64_t count, uint64_t seed, bool positive)
 {
@@ -242,7 +242,7 @@ static void fill(network &n)
 /* The largest difference of p, and of the block, from what a step from fill's numbers must give, for one operation. */
 typedef enum operation { ADAMW, GATHER, APPLY } operation;
 
-static __global__ void compare_kernel(tch_piece p, operation kind, int64_t at, int64_t block_at, tch_clock c,
+static __global__ void compare_kernel(tch_rect p, operation kind, int64_t at, int64_t block_at, tch_clock c,
                                       tch_hyper h, float *worst)
 {
     for (int64_t e = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; e < p.rows * p.cols;
@@ -271,12 +271,12 @@ static __global__ void compare_kernel(tch_piece p, operation kind, int64_t at, i
     }
 }
 
-static void check(const network &n, const std::vector<tch_piece> &pieces, operation kind, const char *name)
+static void check(const network &n, const std::vector<tch_rect> &rects, operation kind, const char *name)
 {
     float worst = 0;
     float *found = device_array<float>(1);
     cudaMemset(found, 0, sizeof(float));
-    for (const tch_piece &p : pieces) {
+    for (const tch_rect &p : rects) {
         compare_kernel<<<256, 256>>>(p, kind, (float *)p.param - n.param, (float *)p.block[0] - n.block[0], the_clock,
                                      the_hyper, found);
     }
@@ -288,12 +288,12 @@ static void check(const network &n, const std::vector<tch_piece> &pieces, operat
     }
 }
 
-/* --- the operations ----------------------------------------------------------------------------------------------- */
+/* --- the operations ---------------------------------------------------------------------------------------------- */
 
 static void bench_whole(network &n)
 {
-    std::vector<tch_piece> pieces = whole_pieces(n);
-    tch_update u = update_of(n, pieces);
+    std::vector<tch_rect> rects = whole_rects(n);
+    tch_update u = update_of(n, rects);
     double bytes = n.parameters * 4;
     int32_t *found = (int32_t *)n.norms;
     float *copy = n.block[0];
@@ -303,19 +303,19 @@ static void bench_whole(network &n)
     auto adamw = [&] { tchi_cuda_adamw(&state, &u, 0, 0); };
     fill(n);
     adamw();
-    check(n, pieces, ADAMW, "adamw");
+    check(n, rects, ADAMW, "adamw");
     report("adamw", 7 * bytes, time_of(adamw));
     printf("  %-44s %8.1f us\n", "adamw, the host's part", host_time_of(adamw));
     report("adamw, amsgrad", 9 * bytes, time_of([&] { tchi_cuda_adamw(&state, &u, 1, 0); }));
     report("sgd with momentum", 5 * bytes, time_of([&] { tchi_cuda_sgd(&state, &u, 0); }));
     report("find_nonfinite", bytes, time_of([&] { tchi_cuda_find_nonfinite(&state, &u, found); }));
     tch_update half = u; /* bfloat16 parameters and gradients with a float32 master copy, over the same memory */
-    std::vector<tch_piece> mastered = pieces;
-    for (tch_piece &p : mastered) {
+    std::vector<tch_rect> mastered = rects;
+    for (tch_rect &p : mastered) {
         p.master = p.param;
         p.param = p.block[0];
     }
-    half.pieces = mastered.data();
+    half.rects = mastered.data();
     half.param_type = half.grad_type = TCH_SCALAR_BF16;
     report("adamw, bfloat16 with a master copy", 7 * bytes, time_of([&] { tchi_cuda_adamw(&state, &half, 0, 0); }));
     tch_update random = u;
@@ -326,18 +326,18 @@ static void bench_whole(network &n)
 
 static void bench_blocks(network &n, bool transposed)
 {
-    std::vector<tch_piece> pieces = block_pieces(n, transposed);
-    tch_update u = update_of(n, pieces);
-    double bytes = elements_of(pieces) * 4;
-    void *scratch = device_array<char>(tchi_cuda_graft_scratch((int64_t)elements_of(pieces), u.count));
-    printf(" blocks of 1024, %s, %d pieces\n", transposed ? "transposed" : "as they lie", (int)u.count);
+    std::vector<tch_rect> rects = block_rects(n, transposed);
+    tch_update u = update_of(n, rects);
+    double bytes = elements_of(rects) * 4;
+    void *scratch = device_array<char>(tchi_cuda_graft_scratch((int64_t)elements_of(rects), u.count));
+    printf(" blocks of 1024, %s, %d rectangles\n", transposed ? "transposed" : "as they lie", (int)u.count);
     auto gather = [&] { tchi_cuda_gather(&state, &u, TCH_FILTER_NONE, 0); };
     auto apply = [&] { tchi_cuda_apply(&state, &u, TCH_BLOCK_GRAFT, n.wanted, n.norms, 0, 1); };
     std::vector<double> ones(4096, 1.0);
     cudaMemcpy(n.norms, ones.data(), ones.size() * 8, cudaMemcpyHostToDevice);
     fill(n);
     gather();
-    check(n, pieces, GATHER, "gather");
+    check(n, rects, GATHER, "gather");
     report("gather", 2 * bytes, time_of(gather));
     report("gather, filtered", 5 * bytes, time_of([&] { tchi_cuda_gather(&state, &u, TCH_FILTER_EMA, 0); }));
     report("graft, Adam", 4 * bytes,
@@ -345,12 +345,12 @@ static void bench_blocks(network &n, bool transposed)
     report("rotated_adam", 5 * bytes, time_of([&] { tchi_cuda_rotated_adam(&state, &u); }));
     cudaMemcpy(n.wanted, ones.data(), ones.size() * 8, cudaMemcpyHostToDevice);
     report("apply with momentum", 5 * bytes, time_of(apply));
-    for (tch_piece &p : pieces) {
+    for (tch_rect &p : rects) {
         p.state[2] = NULL;
     }
     fill(n);
     apply();
-    check(n, pieces, APPLY, "apply");
+    check(n, rects, APPLY, "apply");
     report("apply", 3 * bytes, time_of(apply));
     cudaFree(scratch);
 }
@@ -368,7 +368,7 @@ static void bench(const char *name, const std::vector<shape> &shapes)
 int main()
 {
     state = this_device();
-    printf("%d fours a thread\n", TCHI_CUDA_STEPS);
+    printf("%d vec4s a thread\n", TCHI_CUDA_STEPS);
     bench("GPT-2", gpt2());
     bench("a Llama", llama());
     printf(failures == 0 ? "all right\n" : "%d WRONG\n", failures);

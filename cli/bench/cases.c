@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* QUICK sizes are measured always, FULL ones without --quick, and LARGE ones without --quick where the device is not the
- * CPU: a GPU is not busy with less, and a CPU would be for too long. */
+/* QUICK sizes are measured always, FULL ones without --quick, and LARGE ones without --quick where the device is not
+ * the CPU: a GPU is not busy with less, and a CPU would be for too long. */
 typedef enum size_when { QUICK, FULL, LARGE } size_when;
 
 /* 0 where an operation has no such size. */

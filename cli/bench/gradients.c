@@ -1,5 +1,6 @@
-/* Per-sample gradients and the factors of KFAC, of a linear layer: `batch` samples with k positions each, n inputs,
- * m outputs. What is written is counted where the gradients themselves are, elsewhere the arithmetic of the cheaper form. */
+/* Per-sample gradients and the factors of KFAC, of a linear layer: `batch` samples with k positions each, n inputs, m
+ * outputs. What is written is counted where the gradients themselves are, elsewhere the arithmetic of the cheaper
+ * form. */
 #include "bench.h"
 
 static const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);

@@ -19,7 +19,7 @@ void csv_table_release(csv_table *t)
     *t = (csv_table){0};
 }
 
-/* --- the file ----------------------------------------------------------------------------------------------------- */
+/* --- the file ---------------------------------------------------------------------------------------------------- */
 
 static bool read_stream(FILE *file, csv_table *t, dataset_error *error)
 {
@@ -78,7 +78,7 @@ static char guess_separator(const char *text)
     return usual[best];
 }
 
-/* --- cells -------------------------------------------------------------------------------------------------------- */
+/* --- cells ------------------------------------------------------------------------------------------------------- */
 
 /* Where cutting stands. */
 typedef struct csv_cursor {
@@ -169,7 +169,7 @@ static bool skip_empty_lines(csv_cursor *c)
     return *c->at != '\0' && !(*c->at == '\r' && c->at[1] == '\0');
 }
 
-/* --- rows --------------------------------------------------------------------------------------------------------- */
+/* --- rows -------------------------------------------------------------------------------------------------------- */
 
 /* A row takes a byte for each of its columns but the last, which may be the end of the file: so the size of the file
  * bounds the rows, and a wide line does not ask for memory that the file could not fill. */

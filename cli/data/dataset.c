@@ -30,7 +30,7 @@ uint64_t dataset_bits(uint64_t seed, uint64_t counter)
     return z ^ (z >> 31);
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 bool dataset_allocate(dataset *data, dataset_error *error)
 {
@@ -87,7 +87,7 @@ bool dataset_number_classes(dataset *data, dataset_error *error)
     return true;
 }
 
-/* --- orders and splits -------------------------------------------------------------------------------------------- */
+/* --- orders and splits ------------------------------------------------------------------------------------------- */
 
 /* Fisher and Yates; the remainder's lean towards small numbers is below rows / 2^64. */
 void dataset_order(int64_t rows, uint64_t seed, int64_t *order)
@@ -158,7 +158,7 @@ bool dataset_split(const dataset *all, double test_fraction, uint64_t seed, data
     return good;
 }
 
-/* --- scaling ------------------------------------------------------------------------------------------------------ */
+/* --- scaling ----------------------------------------------------------------------------------------------------- */
 
 typedef struct scaling {
     double mean, factor;
@@ -209,7 +209,7 @@ void dataset_standardize(dataset *train, dataset *test)
     }
 }
 
-/* --- files -------------------------------------------------------------------------------------------------------- */
+/* --- files ------------------------------------------------------------------------------------------------------- */
 
 static const char *kind_of(const struct stat *facts)
 {

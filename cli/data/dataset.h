@@ -39,7 +39,7 @@ void dataset_gather(const dataset *data, const int64_t *order, int64_t count, fl
 /* Frees everything and leaves an empty data set. */
 void dataset_release(dataset *data);
 
-/* --- for those who make data sets --------------------------------------------------------------------------------- */
+/* --- for those who make data sets -------------------------------------------------------------------------------- */
 
 /* Takes memory for the fields rows, cols and classes that are set: features and labels undefined, class names NULL.
  * False, with the size in the message, when it is not to be had. */

@@ -11,7 +11,7 @@
 
 #define MOST_CLASSES 100000
 
-/* --- columns ------------------------------------------------------------------------------------------------------ */
+/* --- columns ----------------------------------------------------------------------------------------------------- */
 
 static const char *cell_at(const csv_table *t, int64_t row, int64_t col)
 {
@@ -101,7 +101,7 @@ static bool read_feature(const csv_table *t, int64_t row, int64_t col, bool head
     return true;
 }
 
-/* --- labels ------------------------------------------------------------------------------------------------------- */
+/* --- labels ------------------------------------------------------------------------------------------------------ */
 
 typedef struct label_entry {
     const char *text;
@@ -191,7 +191,7 @@ static bool read_labels(const csv_table *t, int64_t col, bool header, dataset *d
     return good;
 }
 
-/* --- all together ------------------------------------------------------------------------------------------------- */
+/* --- all together ------------------------------------------------------------------------------------------------ */
 
 static bool fill(const csv_table *t, int64_t label, bool header, dataset *data, dataset_error *error)
 {

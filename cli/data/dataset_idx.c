@@ -102,7 +102,7 @@ static bool open_idx(const char *path, int rank, const char *what, idx_file *f, 
     return check_magic(f, magic, rank, what, error) && read_sizes(f, error) && check_length(f, error);
 }
 
-/* --- pixels and labels -------------------------------------------------------------------------------------------- */
+/* --- pixels and labels ------------------------------------------------------------------------------------------- */
 
 static bool read_pixels(idx_file *f, dataset *data)
 {

@@ -13,7 +13,7 @@ enum { PIXELS = DIGITS_SIZE * DIGITS_SIZE, ARC_PARTS = 12, MOST_POINTS = 80, MOS
 
 static const double turn = 6.28318530717958647692;
 
-/* --- glyphs ------------------------------------------------------------------------------------------------------- */
+/* --- glyphs ------------------------------------------------------------------------------------------------------ */
 
 /* A line from (a, b) to (c, d), or the arc around (a, b) with radii c and d from angle `from` to `to`, in turns, 0 to
  * the right and 0.25 down. y grows downward. */
@@ -89,7 +89,7 @@ static void add_stroke(outline *o, const stroke *s)
     }
 }
 
-/* --- one image's random numbers ----------------------------------------------------------------------------------- */
+/* --- one image's random numbers ---------------------------------------------------------------------------------- */
 
 typedef struct dice {
     uint64_t key, counter;
@@ -110,7 +110,7 @@ static double bell(dice *d)
     return ((double)sum / 65535.0 - 2.0) * 1.7320508075688772;
 }
 
-/* --- bending and placing ------------------------------------------------------------------------------------------ */
+/* --- bending and placing ----------------------------------------------------------------------------------------- */
 
 /* Waves across the square, one for each direction of the shift they cause. */
 typedef struct wobble {
@@ -156,7 +156,7 @@ static void place(outline *o, dice *d)
     }
 }
 
-/* --- ink ---------------------------------------------------------------------------------------------------------- */
+/* --- ink --------------------------------------------------------------------------------------------------------- */
 
 static double clamp(double value, double low, double high)
 {

@@ -10,7 +10,7 @@
 /* Pixels to a unit of the page. */
 enum { SCALE = 2 };
 
-/* --- the alphabet ------------------------------------------------------------------------------------------------- */
+/* --- the alphabet ------------------------------------------------------------------------------------------------ */
 
 /* Each letter is strokes, separated by '|', through points of two digits: x from 0 to 4, and y down from 0, the height
  * of a capital, through 2, that of a small letter, and 6, the baseline, to 8. */
@@ -101,7 +101,7 @@ static const char unknown_letter[] = "00 40 46 06 00";
 /* In units of the grid: from one letter to the next, and the height of a line of text. */
 static const double advance = 5.6, em = 8.4;
 
-/* --- painting ----------------------------------------------------------------------------------------------------- */
+/* --- painting ---------------------------------------------------------------------------------------------------- */
 
 static void color_of(canvas_color color, unsigned char rgb[3])
 {

@@ -34,7 +34,7 @@ static bool shown(const axis *a, double value)
     return isfinite(value) && (!a->log || value > 0.0);
 }
 
-/* --- ranges and ticks --------------------------------------------------------------------------------------------- */
+/* --- ranges and ticks -------------------------------------------------------------------------------------------- */
 
 static void widen(const double *values, int64_t count, double least, double *low, double *high)
 {
@@ -119,7 +119,7 @@ static int find_ticks(const axis *a, double ticks[TICKS])
     return a->log ? log_ticks(a, ticks) : linear_ticks(a, ticks);
 }
 
-/* --- drawing ------------------------------------------------------------------------------------------------------ */
+/* --- drawing ----------------------------------------------------------------------------------------------------- */
 
 static void draw_line(canvas *page, double x0, double y0, double x1, double y1, canvas_color color, double width)
 {

@@ -1,5 +1,5 @@
-/* Measures calls. On a shared machine a scheduler's slice of some milliseconds can fall into any run, so the median says
- * what is seen and the least time what it costs; ratios between rows are taken of the least times. */
+/* Measures calls. On a shared machine a scheduler's slice of some milliseconds can fall into any run, so the median
+ * says what is seen and the least time what it costs; ratios between rows are taken of the least times. */
 #define _POSIX_C_SOURCE 200809L
 #include "timing.h"
 

@@ -1,5 +1,5 @@
-/* A progress line on stderr: percent done, a bar where the terminal is wide enough, and time left. Silent when stderr is
- * not a terminal. */
+/* A progress line on stderr: percent done, a bar where the terminal is wide enough, and time left. Silent when stderr
+ * is not a terminal. */
 #ifndef CLI_PROGRESS_H
 #define CLI_PROGRESS_H
 

@@ -1,5 +1,5 @@
-/* The clock runs from the first step of a stretch to the end of the last one on the device, and stands still while losses
- * are measured. */
+/* The clock runs from the first step of a stretch to the end of the last one on the device, and stands still while
+ * losses are measured. */
 #include "advance.h"
 
 #include "measure/timing.h"

@@ -1,6 +1,6 @@
-/* A backend in one file: the CPU's, with a line on standard error for every product and every eigendecomposition. Built as
- * libtorchium_traced.so and put where TORCHIUM_BACKEND_PATH says, it is the device "traced". docs/adding-a-backend.md goes
- * through it. */
+/* A backend in one file: the CPU's, with a line on standard error for every product and every eigendecomposition. Built
+ * as libtorchium_traced.so and put where TORCHIUM_BACKEND_PATH says, it is the device "traced".
+ * docs/adding-a-backend.md goes through it. */
 #include <stdio.h>
 #include <time.h>
 

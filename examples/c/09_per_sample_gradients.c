@@ -1,5 +1,5 @@
-/* Per-sample gradients: a linear regression whose batch has one measurement that went wrong. Its gradient drowns
- * the others in the plain mean; the norms say which sample it is, and clipping every sample to the same norm bounds what
+/* Per-sample gradients: a linear regression whose batch has one measurement that went wrong. Its gradient drowns the
+ * others in the plain mean; the norms say which sample it is, and clipping every sample to the same norm bounds what
  * any one of them can do. Neither forms the gradients themselves. */
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* An optimizer with an update of one's own: Lion, which goes by the sign of a moving average, as a function of one
- * element in the place of AdamW's. The library launches it for many parameters at once, on the GPU if there is one and else
- * on the CPU. A function that does not compile leaves AdamW at work, and the optimizer says why. */
+ * element in the place of AdamW's. The library launches it for many parameters at once, on the GPU if there is one and
+ * else on the CPU. A function that does not compile leaves AdamW at work, and the optimizer says why. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

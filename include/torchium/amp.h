@@ -55,8 +55,8 @@ TCH_BEGIN_DECLS
 TCH_API tch_status tch_scaler_create(tch_context *context, const tch_scaler_config *config, tch_scaler **scaler);
 TCH_API void tch_scaler_destroy(tch_scaler *scaler);
 
-/* The scale as a float32 tensor of one element on the device: multiply the loss, or its gradient, by it. And the flag of
- * this iteration, not 0 once an infinity was found. Both are views that live as long as the scaler. */
+/* The scale as a float32 tensor of one element on the device: multiply the loss, or its gradient, by it. And the flag
+ * of this iteration, not 0 once an infinity was found. Both are views that live as long as the scaler. */
 TCH_API const tch_tensor *tch_scaler_scale(const tch_scaler *scaler);
 TCH_API const tch_tensor *tch_scaler_found_inf(const tch_scaler *scaler);
 
@@ -67,8 +67,8 @@ TCH_API tch_status tch_scaler_unscale(tch_scaler *scaler, int32_t count, tch_ten
 /* Only looks for infinities, in gradients that stay scaled: for a step that divides by itself. */
 TCH_API tch_status tch_scaler_check(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients);
 
-/* A step with scaled gradients, which are not changed; or, after tch_scaler_unscale in this iteration, with unscaled ones.
- * The step is skipped on the device where an infinity was found. */
+/* A step with scaled gradients, which are not changed; or, after tch_scaler_unscale in this iteration, with unscaled
+ * ones. The step is skipped on the device where an infinity was found. */
 TCH_API tch_status tch_scaler_step(tch_scaler *scaler, tch_optimizer *optimizer, int32_t count,
                                    const tch_tensor *const *gradients);
 

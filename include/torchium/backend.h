@@ -3,8 +3,8 @@
  * Everything above this table (src/linalg, the optimizers) is written once and never asks which device it runs on;
  * everything below it implements these operations for one kind of device. The operations are at the level of
  * mathematics, over whole batches, and stand in seven chapters, each a header with its rules at the top. `device` and
- * `matrix` are there in every backend; any other may be NULL, and what needs it then says so. In a chapter that is there,
- * entries are
+ * `matrix` are there in every backend; any other may be NULL, and what needs it then says so. In a chapter that is
+ * there, entries are
  *   REQUIRED              every backend has them;
  *   OPTIONAL              may be NULL: the library composes the result from required ones;
  *   OPTIONAL, NO DEFAULT  may be NULL: what needs it is then not offered, or done another way.
@@ -14,7 +14,8 @@
  * given by the caller, as large as `scratch_bytes` says. Outputs do not overlap inputs unless an entry allows it. On
  * failure an operation returns a status after calling host->fail with a message.
  *
- * Every entry has a function type (tch_gemm_op), so that a backend declares its functions by it: `static tch_gemm_op gemm;`.
+ * Every entry has a function type (tch_gemm_op), so that a backend declares its functions by it: `static tch_gemm_op
+ * gemm;`.
  *
  * docs/adding-a-backend.md walks through a new one. */
 #ifndef TORCHIUM_BACKEND_H
@@ -48,8 +49,8 @@ typedef struct tch_backend_host {
     /* Host memory through the library's allocator. */
     void *(*allocate)(size_t bytes, size_t alignment);
     void (*release)(void *pointer, size_t bytes);
-    /* The CPU's table, for a backend whose memory the host reads: it may take any chapter or entry from it. NULL when the
-     * CPU's own is asked for. */
+    /* The CPU's table, for a backend whose memory the host reads: it may take any chapter or entry from it. NULL when
+     * the CPU's own is asked for. */
     const struct tch_backend *cpu;
 } tch_backend_host;
 

@@ -16,8 +16,9 @@
  *     tch_checkpoint_integer(checkpoint, "step", &step);
  *     tch_checkpoint_close(checkpoint);
  *
- * Every tensor has a checksum in the file, a CRC-32C, and so has the header: what comes out of a file is what went in, or
- * an error. That is meant for accidents, on a disk or on the way; a file that somebody changes on purpose gets new ones.
+ * Every tensor has a checksum in the file, a CRC-32C, and so has the header: what comes out of a file is what went in,
+ * or an error. That is meant for accidents, on a disk or on the way; a file that somebody changes on purpose gets new
+ * ones.
  *
  * A save either happens or does not: whatever ends it, an error, a full disk or the end of the process, the path holds
  * the old file or the new one, whole. A file that is opened is believed in nothing: every name, shape and offset in it
@@ -83,8 +84,8 @@ TCH_API tch_status tch_checkpoint_writer_set_checksums(tch_checkpoint_writer *wr
 
 /* Writes the file, each tensor row-major without gaps. `context` is of the device the tensors are on; it may be NULL
  * when all are in host memory. Their values are those after the work already queued on its stream; the call waits for
- * it. Tensors that cannot be written from where they lie pass through 16 MiB of host memory. Nobody may change them during
- * the call: their checksum would not be that of the bytes written.
+ * it. Tensors that cannot be written from where they lie pass through 16 MiB of host memory. Nobody may change them
+ * during the call: their checksum would not be that of the bytes written.
  *
  * The bytes go to a temporary file ".torchium-*.part" in the folder of `path`, and reach the disk before that file
  * takes the name `path`. When the call fails it is removed and `path` is as it was. A process killed on the way leaves
@@ -145,8 +146,8 @@ TCH_API tch_status tch_checkpoint_verify(const tch_checkpoint *checkpoint, const
 
 /* A tensor as it lies in the file, mapped into memory and read-only: an input for others, such as tch_tensor_copy. The
  * view ends with the checkpoint. TCH_ERR_LAYOUT when the file does not align it; files of tch_checkpoint_writer_save
- * always do. The first view of a tensor reads all of it to compare it with its checksum, if it has one, and is TCH_ERR_IO
- * when they differ; later ones read nothing.
+ * always do. The first view of a tensor reads all of it to compare it with its checksum, if it has one, and is
+ * TCH_ERR_IO when they differ; later ones read nothing.
  *
  * A file that is cut short while it is mapped ends the process that looks at the missing part (SIGBUS), as with every
  * mapping. A save never does this to a reader: the file it replaces stays whole for those who have it open. Where

@@ -48,10 +48,10 @@ TCH_API tch_status tch_context_synchronize(tch_context *context);
 TCH_API tch_status tch_context_set_workspace_limit(tch_context *context, int64_t bytes);
 TCH_API int64_t tch_context_get_workspace_limit(const tch_context *context);
 
-/* Names of what a call is doing, for a profiler of the caller's own: `push` at the beginning of every public call on this
- * context and of every phase inside one, `pop` at its end, always in pairs, on the thread that called. They run in the
- * middle of the call and must not use the context. Both or neither; NULL, NULL takes them away. On a GPU the same names are
- * NVTX ranges with or without them. */
+/* Names of what a call is doing, for a profiler of the caller's own: `push` at the beginning of every public call on
+ * this context and of every phase inside one, `pop` at its end, always in pairs, on the thread that called. They run in
+ * the middle of the call and must not use the context. Both or neither; NULL, NULL takes them away. On a GPU the same
+ * names are NVTX ranges with or without them. */
 TCH_API tch_status tch_context_set_range_hook(tch_context *context, void (*push)(void *user, const char *name),
                                               void (*pop)(void *user), void *user);
 

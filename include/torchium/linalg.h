@@ -11,7 +11,8 @@
  * - On a GPU tensors are on the context's device, and a call returns once its work is queued. A function that takes a
  *   `report` waits for the device when none is given, and where NVIDIA's eigensolver does; the others wait only where
  *   they say so.
- * - Numbers may be of any size that their type holds, down to the smallest. Where they are below its normal range (2e-308
+ * - Numbers may be of any size that their type holds, down to the smallest. Where they are below its normal range
+ * (2e-308
  *   in float64, 1e-38 in float32) they have fewer digits, and so has what is computed from them. Results too large for
  *   the type are reported by functions that take a `report`; products, orthogonalization and gradients give infinities
  *   and NaN, as arithmetic does.
@@ -41,8 +42,8 @@ TCH_API tch_status tch_gemm(tch_context *context, double alpha, const tch_tensor
 
 /* out = A B for symmetric A and B that commute, such as polynomials in one symmetric matrix, so that the product is
  * symmetric too, to the last bit. A and B [..., n, n] of equal shape. It takes half the work of tch_matmul on the CPU
- * and, in float64, on GPUs whose tensor cores have it (compute capability 8.0, 9.0, 10.0); elsewhere the whole product is
- * computed and one half of it kept. */
+ * and, in float64, on GPUs whose tensor cores have it (compute capability 8.0, 9.0, 10.0); elsewhere the whole product
+ * is computed and one half of it kept. */
 TCH_API tch_status tch_symmetric_product(tch_context *context, const tch_tensor *a, const tch_tensor *b,
                                          tch_tensor *out);
 
@@ -120,8 +121,8 @@ typedef struct tch_root_config {
                                error of 0.1 / root. docs/numerics/inverse-roots.md says what is certain of Newton in
                                mixed arithmetic. */
     int32_t degree;         /* of the Newton steps, 1 or 2; 0 chooses */
-    int32_t
-        exact_residual; /* 0: certificates estimated with random probes; 1: full Frobenius norms, root + 1 more products */
+    int32_t exact_residual; /* 0: certificates estimated with random probes; 1: full Frobenius norms, by root + 1 more
+                               products */
 } tch_root_config;
 #define TCH_ROOT_CONFIG_INIT                                                                                           \
     {                                                                                                                  \
@@ -136,11 +137,11 @@ typedef struct tch_root_config {
  * previous root, in an optimizer) and is reported. A zero matrix gives damping^(-1/root) I. `config` may be
  * NULL for the defaults.
  *
- * Where TCH_ROOT_AUTO chose the method and a matrix failed by it, or the eigen method failed in float32, its piece of the
- * batch is done again by the eigen method in float64: on the CPU always, on a GPU only without a report, where the call
- * waits anyway. With a report nothing waits
- * on a GPU, and what failed keeps its previous root. An absolute eps alone makes Newton and rational read the damping
- * of each matrix back first, and wait for it; relative_eps does not. */
+ * Where TCH_ROOT_AUTO chose the method and a matrix failed by it, or the eigen method failed in float32, its piece of
+ * the batch is done again by the eigen method in float64: on the CPU always, on a GPU only without a report, where the
+ * call waits anyway. With a report nothing waits on a GPU, and what failed keeps its previous root. An absolute eps
+ * alone makes Newton and rational read the damping of each matrix back first, and wait for it; relative_eps does
+ * not. */
 TCH_API tch_status tch_inverse_root(tch_context *context, const tch_tensor *a, int32_t root,
                                     const tch_root_config *config, tch_tensor *out, tch_tensor *residual,
                                     tch_tensor *report);
@@ -163,8 +164,8 @@ TCH_API const char *tch_root_method_name(tch_root_method method);
 
 /* === Orthogonalization ========================================================================================== */
 
-/* For singular values from 0.001 of |A| on, five steps of the first leave 0.85 to 1.13, five of the second 0.68 to 1.21, three
- * of the third 0.89 to 1.11, for less work than either. */
+/* For singular values from 0.001 of |A| on, five steps of the first leave 0.85 to 1.13, five of the second 0.68 to
+ * 1.21, three of the third 0.89 to 1.11, for less work than either. */
 typedef enum tch_ortho_method {
     TCH_ORTHO_POLAR_EXPRESS = 0, /* coefficients chosen step by step */
     TCH_ORTHO_MUON = 1,          /* Muon's (3.4445, -4.7750, 2.0315) at every step */
@@ -172,10 +173,10 @@ typedef enum tch_ortho_method {
 } tch_ortho_method;
 
 /* out is near the closest semi-orthogonal matrix to A [..., m, n] (U V' of its singular value decomposition), by
- * `steps` Newton-Schulz steps, as Muon uses it: singular values come out near 1, not at 1. steps 1 to 100; 5 is
- * usual, 3 for TCH_ORTHO_MINIMAX. On a GPU that multiplies bfloat16, every type but float64 is computed in it, with sums in
- * float32; where it has no kernels for float16 beside it (Hopper, batches that fill it), TCH_ORTHO_MINIMAX takes two more
- * steps, of Polar Express. */
+ * `steps` Newton-Schulz steps, as Muon uses it: singular values come out near 1, not at 1. steps 1 to 100; 5 is usual,
+ * 3 for TCH_ORTHO_MINIMAX. On a GPU that multiplies bfloat16, every type but float64 is computed in it, with sums in
+ * float32; where it has no kernels for float16 beside it (Hopper, batches that fill it), TCH_ORTHO_MINIMAX takes two
+ * more steps, of Polar Express. */
 TCH_API tch_status tch_orthogonalize(tch_context *context, const tch_tensor *a, int32_t steps, tch_ortho_method method,
                                      tch_tensor *out);
 

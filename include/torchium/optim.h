@@ -9,9 +9,9 @@
  *         tch_optimizer_step(optimizer, count, gradients);
  *     }
  *
- * Parameters are updated in place. They stay the caller's, on the context's device, float32, float64, float16 or bfloat16,
- * in any dense layout (row-major, channels last, transposed). Shampoo, SOAP, Muon and NorMuon take the parameters with at
- * least two dimensions larger than 1; the others get AdamW, in the same optimizer.
+ * Parameters are updated in place. They stay the caller's, on the context's device, float32, float64, float16 or
+ * bfloat16, in any dense layout (row-major, channels last, transposed). Shampoo, SOAP, Muon and NorMuon take the
+ * parameters with at least two dimensions larger than 1; the others get AdamW, in the same optimizer.
  *
  * A step waits for nothing and allocates nothing once it has run a few times, and can be captured in a CUDA graph.
  * Results are the same, to the bit, from run to run on the same device. */
@@ -56,32 +56,33 @@ typedef enum tch_decay {
     TCH_DECAY_L2 = 1         /* weight_decay p is added to the gradient */
 } tch_decay;
 
-/* What a step does when a gradient holds an infinity or a NaN. Decided on the device, for the whole step: a bad gradient
- * never reaches a factor, a moment or a parameter. (On a GPU, where the host does not wait to learn of it, roots and bases
- * that were due are refreshed all the same, from the factors as they are. At the steps with which roots and bases begin the
- * host does wait.) */
+/* What a step does when a gradient holds an infinity or a NaN. Decided on the device, for the whole step: a bad
+ * gradient never reaches a factor, a moment or a parameter. (On a GPU, where the host does not wait to learn of it,
+ * roots and bases that were due are refreshed all the same, from the factors as they are. At the steps with which roots
+ * and bases begin the host does wait.) */
 typedef enum tch_nonfinite {
     TCH_NONFINITE_SKIP = 0,  /* nothing changes but the count of skipped steps */
     TCH_NONFINITE_RAISE = 1, /* the same, and the step waits for the device and returns TCH_ERR_NUMERIC */
     TCH_NONFINITE_IGNORE = 2 /* not looked for */
 } tch_nonfinite;
 
-/* How the step length of a Muon matrix [m, n] follows from lr. NorMuon scales its direction so that the step is as long as
- * Muon's of an exactly orthogonal one would be: this times sqrt(min(m, n)), in the Frobenius norm. */
+/* How the step length of a Muon matrix [m, n] follows from lr. NorMuon scales its direction so that the step is as long
+ * as Muon's of an exactly orthogonal one would be: this times sqrt(min(m, n)), in the Frobenius norm. */
 typedef enum tch_muon_lr {
     TCH_MUON_LR_ORIGINAL = 0,        /* lr sqrt(max(1, m / n)) */
     TCH_MUON_LR_MATCH_RMS_ADAMW = 1, /* 0.2 lr sqrt(max(m, n)) */
     TCH_MUON_LR_PLAIN = 2            /* lr */
 } tch_muon_lr;
 
-/* How accurate the products with float32 gradients are. Roots and bases are always computed as their own tolerance says. */
+/* How accurate the products with float32 gradients are. Roots and bases are always computed as their own tolerance
+ * says. */
 typedef enum tch_precision {
     TCH_PRECISION_HIGH = 0,   /* on a GPU with TF32 operands are rounded to 11 bits: far below a gradient's own noise */
     TCH_PRECISION_HIGHEST = 1 /* float32 */
 } tch_precision;
 
-/* All options of all kinds; each kind reads the ones named after it. Take one from tch_optim_defaults and change what you
- * need. Those marked (step) may be changed between steps. */
+/* All options of all kinds; each kind reads the ones named after it. Take one from tch_optim_defaults and change what
+ * you need. Those marked (step) may be changed between steps. */
 typedef struct tch_optim_config {
     size_t struct_size;
     tch_optim_kind kind;
@@ -97,9 +98,9 @@ typedef struct tch_optim_config {
     double dampening; /* (step) SGD */
     int32_t nesterov; /* SGD, Shampoo, Muon, NorMuon */
 
-    /* --- AdamW, SOAP, Shampoo: moving averages of the gradient (beta1) and of its square or of the factors (beta2). Lion:
-     * the gradient's average in the direction (beta1) and from step to step (beta2). NorMuon: the rows' second moments
-     * (beta2) */
+    /* --- AdamW, SOAP, Shampoo: moving averages of the gradient (beta1) and of its square or of the factors (beta2).
+     * Lion: the gradient's average in the direction (beta1) and from step to step (beta2). NorMuon: the rows' second
+     * moments (beta2) */
     double beta1, beta2; /* (step) Shampoo: beta1 = 0 leaves the gradient as it is, beta2 = 1 sums the factors */
     double eps;          /* (step) AdamW, SOAP: beside a root. Muon: the least norm of a matrix. NorMuon: both. Shampoo:
                                 damping of the factors, absolute */
@@ -127,9 +128,9 @@ typedef struct tch_optim_config {
 
     /* --- Shampoo */
     double relative_eps;   /* (step) damping is max(eps, relative_eps largest eigenvalue); see tch_root_config. Taken
-                                    as at least 2 u sqrt(T), u the unit roundoff and T the gradients in the factor up to a
-                                    power of two: below that a factor is rounding. 0: eps alone, for which a refresh has to
-                                    wait for the device */
+                                    as at least 2 u sqrt(T), u the unit roundoff and T the gradients in the factor up to
+                                    a power of two: below that a factor is rounding. 0: eps alone, for which a refresh
+                                    has to wait for the device */
     double root_tolerance; /* 0: the default of tch_inverse_root */
     tch_root_method root_method; /* TCH_ROOT_AUTO */
     int32_t exponent_override;   /* the root: the power is -1/override. 0: twice the number of factors */
@@ -164,8 +165,8 @@ typedef struct tch_parameter {
     int32_t elementwise; /* 1: AdamW for this one, whatever its shape, as for embeddings */
 } tch_parameter;
 
-/* Where the state's memory comes from, when not from the context's pool. The library asks for a few large pieces and gives
- * them back when the optimizer is destroyed. Memory is on the context's device, aligned to 256 bytes. */
+/* Where the state's memory comes from, when not from the context's pool. The library asks for a few large pieces and
+ * gives them back when the optimizer is destroyed. Memory is on the context's device, aligned to 256 bytes. */
 typedef struct tch_state_allocator {
     size_t struct_size; /* sizeof(tch_state_allocator) */
     tch_status (*allocate)(void *user, int64_t bytes, void **pointer);
@@ -178,7 +179,8 @@ TCH_BEGIN_DECLS
 /* The defaults of a kind; those of SGD for a number that is none. */
 TCH_API tch_optim_config tch_optim_defaults(tch_optim_kind kind);
 
-/* "sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"; NULL for a number that is none. And back: -1 for a name that is none. */
+/* "sgd", "adamw", "shampoo", "soap", "muon", "lion", "normuon"; NULL for a number that is none. And back: -1 for a name
+ * that is none. */
 TCH_API const char *tch_optim_kind_name(tch_optim_kind kind);
 TCH_API int32_t tch_optim_kind_parse(const char *name);
 
@@ -193,7 +195,8 @@ TCH_API tch_status tch_optimizer_create_with(tch_context *context, const tch_opt
                                              const tch_parameter *parameters, const tch_state_allocator *allocator,
                                              tch_optimizer **optimizer);
 
-/* Another group, of the same kind, also in the middle of training. Its parameters are numbered after those there are. */
+/* Another group, of the same kind, also in the middle of training. Its parameters are numbered after those there
+ * are. */
 TCH_API tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
                                            const tch_parameter *parameters, int32_t *group);
 
@@ -202,16 +205,16 @@ TCH_API void tch_optimizer_destroy(tch_optimizer *optimizer);
 
 /* === Stepping ===================================================================================================== */
 
-/* One step. `gradients` has one entry for every parameter of all groups, in order; NULL for a parameter that has none this
- * time, which then stays as it is with all its state. A gradient has its parameter's shape, any layout, and its dtype; for
- * a float32 parameter float16 and bfloat16 too. Gradients are not changed.
+/* One step. `gradients` has one entry for every parameter of all groups, in order; NULL for a parameter that has none
+ * this time, which then stays as it is with all its state. A gradient has its parameter's shape, any layout, and its
+ * dtype; for a float32 parameter float16 and bfloat16 too. Gradients are not changed.
  *
  * After an error of the caller's nothing has changed. After an error of the device the optimizer is marked failed, and
  * every later step says so. */
 TCH_API tch_status tch_optimizer_step(tch_optimizer *optimizer, int32_t count, const tch_tensor *const *gradients);
 
-/* The same with loss scaling, see amp.h: gradients are divided by the number in `grad_scale`, and nothing changes where the
- * one in `found_inf` is not 0. Both float32 with one element on the device; either may be NULL. */
+/* The same with loss scaling, see amp.h: gradients are divided by the number in `grad_scale`, and nothing changes where
+ * the one in `found_inf` is not 0. Both float32 with one element on the device; either may be NULL. */
 TCH_API tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count,
                                              const tch_tensor *const *gradients, const tch_tensor *grad_scale,
                                              const tch_tensor *found_inf);
@@ -250,13 +253,15 @@ typedef struct tch_optim_state {
         sizeof(tch_optim_state), NULL, 0, NULL                                                                         \
     }
 
-/* Everything that must survive a restart, as named tensors: what a checkpoint holds, together with the number of steps. */
+/* Everything that must survive a restart, as named tensors: what a checkpoint holds, together with the number of
+ * steps. */
 TCH_API int32_t tch_optimizer_state_count(const tch_optimizer *optimizer);
 TCH_API tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_optim_state *state);
 
 /* What the host counts for one parameter beside those tensors, for a caller who copies them himself: the steps of the
- * optimizer, the steps taken with this parameter, and for each of its factors how often a refresh failed. With the tensors
- * and the counts of every parameter in its place a new optimizer, made from the same parameters, goes on bit for bit. */
+ * optimizer, the steps taken with this parameter, and for each of its factors how often a refresh failed. With the
+ * tensors and the counts of every parameter in its place a new optimizer, made from the same parameters, goes on bit
+ * for bit. */
 TCH_API int64_t tch_optimizer_counts_length(const tch_optimizer *optimizer, int32_t parameter); /* 0 if there is none */
 TCH_API tch_status tch_optimizer_get_counts(const tch_optimizer *optimizer, int32_t parameter, int64_t length,
                                             int64_t *counts);
@@ -301,16 +306,16 @@ typedef struct tch_optim_stats {
         sizeof(tch_optim_stats), 0, 0, 0, 0, 0.0, 0, 0, 0                                                              \
     }
 
-/* Waits for the device. Factors found failed get ten times the relative damping from now on; those that fail again go over
- * to the eigen method. */
+/* Waits for the device. Factors found failed get ten times the relative damping from now on; those that fail again go
+ * over to the eigen method. */
 TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *stats);
 
 /* === Custom kernels ========================================================================================= */
 
 /* Two parts of a step can be done by a kernel of the user's, on a GPU or the CPU; kernel.h says what a source may use.
  *
- * UPDATE: what SGD, AdamW, Lion, and the AdamW for what the others do not take do to one element. The user writes a function,
- * and the library calls it for every element of every parameter of a group, up to 52 parameters in a launch:
+ * UPDATE: what SGD, AdamW, Lion, and the AdamW for what the others do not take do to one element. The user writes a
+ * function, and the library calls it for every element of every parameter of a group, up to 52 parameters in a launch:
  *
  *     __device__ void my_update(tch_element &e, const tch_numbers &k)
  *     {
@@ -319,24 +324,23 @@ TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_s
  *         e.p -= k.lr * (e.m / k.correction1 / (sqrt(e.v / k.correction2) + k.eps) + k.weight_decay * e.p);
  *     }
  *
- * All are of type tch_real: double for float64 parameters, float for all others. The source is compiled for the types that
- * are there. An element is p, the parameter (its master copy, where it has one); g, the gradient, unscaled, with its sign
- * changed to maximize; m, v and vmax, the state: AdamW's moments and, with amsgrad, the largest v so far; SGD's buffer and
- * Lion's average are m.
- * g is only read, and what an optimizer does not keep reads 0 and is not written. The numbers are those of the group: lr,
- * beta1, beta2, one_minus_beta1, one_minus_beta2, eps, weight_decay, momentum, dampening, step (of the parameter, from 1),
- * correction1 and correction2 (1 - beta^step), and the flags l2, nesterov and amsgrad. Skipped steps, loss scaling, types,
- * master copies and stochastic rounding are the library's.
+ * All are of type tch_real: double for float64 parameters, float for all others. The source is compiled for the types
+ * that are there. An element is p, the parameter (its master copy, where it has one); g, the gradient, unscaled, with
+ * its sign changed to maximize; m, v and vmax, the state: AdamW's moments and, with amsgrad, the largest v so far;
+ * SGD's buffer and Lion's average are m. g is only read, and what an optimizer does not keep reads 0 and is not
+ * written. The numbers are those of the group: lr, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, weight_decay,
+ * momentum, dampening, step (of the parameter, from 1), correction1 and correction2 (1 - beta^step), and the flags l2,
+ * nesterov and amsgrad. Skipped steps, loss scaling, types, master copies and stochastic rounding are the library's.
  *
  * ROOT: the inverse roots of Shampoo's factors. The user writes a kernel for one matrix per block of threads:
  *
  *     __global__ void my_root(const float *factors, float *roots, float *scratch, int n, int root)
  *
  * Block b has matrix b: n * n elements from b * n * n on, of which it writes the power -1/root to the same place of
- * `roots`, and four matrices of scratch from 4 * b * n * n on. The factors are symmetric, damped, and scaled so that their
- * eigenvalues lie in (0, 1]; the library scales the roots back. A kernel of double pointers serves float64 factors instead.
- * Every root is certified as the built-in's are. Where one fails, the factor keeps its last good root, and the built-in
- * takes over: at once on the CPU, on a GPU when tch_optimizer_get_stats has seen it. */
+ * `roots`, and four matrices of scratch from 4 * b * n * n on. The factors are symmetric, damped, and scaled so that
+ * their eigenvalues lie in (0, 1]; the library scales the roots back. A kernel of double pointers serves float64
+ * factors instead. Every root is certified as the built-in's are. Where one fails, the factor keeps its last good root,
+ * and the built-in takes over: at once on the CPU, on a GPU when tch_optimizer_get_stats has seen it. */
 typedef enum tch_optim_part { TCH_OPTIM_PART_ROOT = 0, TCH_OPTIM_PART_UPDATE = 1 } tch_optim_part;
 
 typedef struct tch_optim_kernel {
@@ -370,13 +374,13 @@ typedef struct tch_optim_kernel_info {
         sizeof(tch_optim_kernel_info), 0, NULL, 0, 0, 0, 0, 0.0                                                        \
     }
 
-/* Compiles the kernel, tries it on random numbers, and uses it from the next step on; `kernel` NULL: the built-in again.
- * Waits for the device and allocates. Groups that are added later keep the built-in until it is set again. Checkpoints hold
- * nothing of it.
+/* Compiles the kernel, tries it on random numbers, and uses it from the next step on; `kernel` NULL: the built-in
+ * again. Waits for the device and allocates. Groups that are added later keep the built-in until it is set again.
+ * Checkpoints hold nothing of it.
  *
- * A wrong call is an error and changes nothing: a config that tch_kernel_compile would refuse, a part that the optimizer
- * does not have. A kernel that does not compile, has other parameters than those above, or fails its check is no error: the
- * built-in does its work, and tch_optimizer_get_kernel says why. */
+ * A wrong call is an error and changes nothing: a config that tch_kernel_compile would refuse, a part that the
+ * optimizer does not have. A kernel that does not compile, has other parameters than those above, or fails its check is
+ * no error: the built-in does its work, and tch_optimizer_get_kernel says why. */
 TCH_API tch_status tch_optimizer_set_kernel(tch_optimizer *optimizer, tch_optim_part part,
                                             const tch_optim_kernel *kernel);
 
@@ -390,10 +394,10 @@ TCH_API tch_status tch_optimizer_get_kernel(const tch_optimizer *optimizer, tch_
  * hyperparameters to its metadata. The tensors are read when the writer saves: not after the next step. */
 TCH_API tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix);
 
-/* Takes the state from an open checkpoint: the same kind, parameters of the same names and shapes. Training goes on bit for
- * bit as it would have on the same device. Hyperparameters marked (step) are taken too. Everything but the tensors' bytes
- * is compared before the first write, and numbers of steps that cannot be are refused; after an error of the device, or a
- * tensor that is not what its checksum says, the optimizer is marked failed. */
+/* Takes the state from an open checkpoint: the same kind, parameters of the same names and shapes. Training goes on bit
+ * for bit as it would have on the same device. Hyperparameters marked (step) are taken too. Everything but the tensors'
+ * bytes is compared before the first write, and numbers of steps that cannot be are refused; after an error of the
+ * device, or a tensor that is not what its checksum says, the optimizer is marked failed. */
 TCH_API tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoint, const char *prefix);
 
 TCH_END_DECLS

@@ -73,8 +73,8 @@ TCH_API tch_tensor tch_tensor_view(void *data, tch_dtype dtype, int32_t ndim, in
  * are copied to their own type only. The tensors must not overlap.
  *
  * On a GPU's context one side may be in host memory, and that one is contiguous. Where the other is not, or has another
- * type, the numbers pass through the context's workspace, at most 64 MiB of it at a time. A copy to the host waits until
- * it is done. A copy from ordinary memory returns when `src` may be changed again; from page-locked memory
+ * type, the numbers pass through the context's workspace, at most 64 MiB of it at a time. A copy to the host waits
+ * until it is done. A copy from ordinary memory returns when `src` may be changed again; from page-locked memory
  * (TCH_DEVICE_CUDA_HOST, or registered with CUDA) it is queued, and `src` must stay as it is until its turn has come.
  * Two tensors in host memory are copied by a context of the CPU. */
 TCH_API tch_status tch_tensor_copy(tch_context *context, tch_tensor *dst, const tch_tensor *src);

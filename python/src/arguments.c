@@ -1,5 +1,5 @@
-/* Arguments: see arguments.h. Numbers are read through Python's own protocols (__float__, __index__), so whatever Python
- * takes for a number is one here. */
+/* Arguments: see arguments.h. Numbers are read through Python's own protocols (__float__, __index__), so whatever
+ * Python takes for a number is one here. */
 #include "arguments.h"
 
 #include <math.h>

@@ -8,7 +8,7 @@
 #include "arguments.h"
 #include "errors.h"
 
-/* --- refusals --------------------------------------------------------------------------------------------------------- */
+/* --- refusals ---------------------------------------------------------------------------------------------------- */
 
 int py_array_refuse(PyObject *exception, const py_operand *operand, const char *why)
 {
@@ -66,7 +66,7 @@ int py_array_refuse_because(PyObject *exception, const py_operand *operand, cons
     return -1;
 }
 
-/* --- one array -------------------------------------------------------------------------------------------------------- */
+/* --- one array --------------------------------------------------------------------------------------------------- */
 
 static int refuse_dtype(const py_operand *operand, tch_dtype dtype)
 {
@@ -162,7 +162,7 @@ static void release(py_array *array)
     Py_XDECREF(array->owner);
 }
 
-/* --- all arrays of a call --------------------------------------------------------------------------------------------- */
+/* --- all arrays of a call ---------------------------------------------------------------------------------------- */
 
 static bool is_absent(const py_operand *operand)
 {

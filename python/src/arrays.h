@@ -1,8 +1,8 @@
 /* Arrays of any library as tensors of ours, for the length of one call and without copying.
  *
- * PyTorch from 2.10 on publishes a table of C functions on its type, through which a tensor costs some fifty nanoseconds,
- * whether it requires gradients or not: such an array is borrowed. Every other array is asked for a DLPack capsule: it is
- * imported. All functions want the GIL, and return 0, or -1 with an exception set. */
+ * PyTorch from 2.10 on publishes a table of C functions on its type, through which a tensor costs some fifty
+ * nanoseconds, whether it requires gradients or not: such an array is borrowed. Every other array is asked for a DLPack
+ * capsule: it is imported. All functions want the GIL, and return 0, or -1 with an exception set. */
 #ifndef TORCHIUM_PYTHON_ARRAYS_H
 #define TORCHIUM_PYTHON_ARRAYS_H
 
@@ -57,15 +57,15 @@ void py_arrays_release(py_array *arrays, tch_tensor *const *tensors, int count);
  * where all tensors lie in host memory. */
 tch_device py_arrays_device(tch_tensor *const *tensors, int count);
 
-/* --- inside: the two ways in ------------------------------------------------------------------------------------------ */
+/* --- inside: the two ways in ------------------------------------------------------------------------------------- */
 
 int py_capsules_register(void);
 
 /* The table of the object's type, or NULL without an exception where it publishes none. */
 const DLPackExchange *py_table_of(PyObject *object);
 
-/* 1 for a tensor that PyTorch has negated only in name, so that its memory holds the numbers with the other sign; 0, or -1
- * with an exception set. */
+/* 1 for a tensor that PyTorch has negated only in name, so that its memory holds the numbers with the other sign; 0, or
+ * -1 with an exception set. */
 int py_is_negated(PyObject *object);
 
 /* Whether the object's library can be asked for a new array. */

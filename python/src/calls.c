@@ -32,8 +32,8 @@ static int check_stream(tch_device device, PyObject *stream)
     return 0;
 }
 
-/* A stream that may be gone after the call is only visited: the context of the default stream goes there and comes back,
- * and no context remembers it. */
+/* A stream that may be gone after the call is only visited: the context of the default stream goes there and comes
+ * back, and no context remembers it. */
 static py_context *borrow_place(tch_device device, const py_stream *stream)
 {
     bool visit = stream->passing && device.type == TCH_DEVICE_CUDA;

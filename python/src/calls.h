@@ -32,15 +32,15 @@ typedef struct py_call {
     py_array arrays[PY_CALL_ARRAYS];
 } py_call;
 
-/* Takes the arrays and borrows a context: on `device` where that is not NULL, else where the arrays are. `stream` is NULL,
- * None or the number of a CUDA stream. Returns 0, or -1 with an exception set and nothing to give back. */
+/* Takes the arrays and borrows a context: on `device` where that is not NULL, else where the arrays are. `stream` is
+ * NULL, None or the number of a CUDA stream. Returns 0, or -1 with an exception set and nothing to give back. */
 int py_call_begin(py_call *call, const py_operand *operands, int count, PyObject *stream, const tch_device *device);
 
 /* Makes operand `index`, for which None was given, as an array like operand `like`, which must be PyTorch's. */
 void py_call_make(py_call *call, int index, int like, py_shape shape);
 
-/* Gives everything back. Returns what was made, two of them as a tuple, or None where nothing was; NULL with an exception
- * set where the call failed. */
+/* Gives everything back. Returns what was made, two of them as a tuple, or None where nothing was; NULL with an
+ * exception set where the call failed. */
 PyObject *py_call_end(py_call *call);
 
 /* Nanoseconds that this thread has spent in the library, inside PY_CALL: what is left of a call's time is Python's. The

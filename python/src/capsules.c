@@ -1,5 +1,5 @@
-/* Arrays through Python's __dlpack__: any library's, at the price of a call into it. A capsule belongs to whoever renames
- * it, and its deleter is called exactly once, when our call is over. */
+/* Arrays through Python's __dlpack__: any library's, at the price of a call into it. A capsule belongs to whoever
+ * renames it, and its deleter is called exactly once, when our call is over. */
 #include "arrays.h"
 
 #include <string.h>
@@ -40,9 +40,10 @@ static bool is_immutable(PyObject *object)
     return found;
 }
 
-/* --- asking for the capsule ------------------------------------------------------------------------------------------- */
+/* --- asking for the capsule -------------------------------------------------------------------------------------- */
 
-/* The device by the object's own account: only its kind matters here, for a GPU's arrays are asked for with a stream. */
+/* The device by the object's own account: only its kind matters here, for a GPU's arrays are asked for with a
+ * stream. */
 static int device_kind(const py_operand *operand, int64_t *kind)
 {
     PyObject *method = PyObject_GetAttr(operand->object, constants.dlpack_device);
@@ -118,7 +119,7 @@ static PyObject *capsule_without_history(PyObject *object, bool on_gpu, void *st
     return capsule;
 }
 
-/* --- opening it ------------------------------------------------------------------------------------------------------- */
+/* --- opening it -------------------------------------------------------------------------------------------------- */
 
 static int open_versioned(py_array *array, const py_operand *operand, PyObject *capsule)
 {

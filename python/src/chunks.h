@@ -1,5 +1,5 @@
-/* The memory of a library object's state, from a function of the caller's: PyTorch counts it as its own, and views of it
- * outlive the object. The library calls back without the GIL, which is taken here. */
+/* The memory of a library object's state, from a function of the caller's: PyTorch counts it as its own, and views of
+ * it outlive the object. The library calls back without the GIL, which is taken here. */
 #ifndef TORCHIUM_PYTHON_CHUNKS_H
 #define TORCHIUM_PYTHON_CHUNKS_H
 

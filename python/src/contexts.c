@@ -1,6 +1,6 @@
-/* The list of contexts. In the ordinary case a call finds the context of its stream idle and simply uses it: no event, no
- * wait. Contexts are never destroyed: at the end of a process the GPU's driver may be gone before us, and the memory goes
- * back with the process. */
+/* The list of contexts. In the ordinary case a call finds the context of its stream idle and simply uses it: no event,
+ * no wait. Contexts are never destroyed: at the end of a process the GPU's driver may be gone before us, and the memory
+ * goes back with the process. */
 #include "contexts.h"
 
 #include <pthread.h>
@@ -9,8 +9,8 @@
 
 #include "errors.h"
 
-/* Streams of one GPU that have contexts of their own at the same time, each with workspaces for itself and cuBLAS. Beyond
- * them a context passes from the stream that was not used for longest to the new one. */
+/* Streams of one GPU that have contexts of their own at the same time, each with workspaces for itself and cuBLAS.
+ * Beyond them a context passes from the stream that was not used for longest to the new one. */
 #define MOST_STREAMS 4
 
 static py_context *contexts;
@@ -50,7 +50,7 @@ static bool is_idle_on(const py_context *c, tch_device device)
     return !c->busy && c->device.type == device.type && c->device.index == device.index;
 }
 
-/* --- choosing --------------------------------------------------------------------------------------------------------- */
+/* --- choosing ---------------------------------------------------------------------------------------------------- */
 
 static py_context *idle_on_stream(tch_device device, void *stream)
 {
@@ -96,7 +96,7 @@ static int streams_on(tch_device device)
     return count;
 }
 
-/* --- making and moving ------------------------------------------------------------------------------------------------ */
+/* --- making and moving ------------------------------------------------------------------------------------------- */
 
 static tch_status create(tch_device device, void *stream, tch_context **context)
 {
@@ -150,7 +150,7 @@ static py_context *move(py_context *c, void *stream)
     return c;
 }
 
-/* --- borrowing -------------------------------------------------------------------------------------------------------- */
+/* --- borrowing --------------------------------------------------------------------------------------------------- */
 
 static py_context *choose(tch_device device, void *stream, bool capturing)
 {

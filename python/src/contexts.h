@@ -21,8 +21,8 @@ typedef struct py_context {
 int py_contexts_register(void);
 
 /* An idle context of the device whose calls go to `stream`, made where there is none. While PyTorch records a graph
- * (`capturing`) nothing can be allocated: the context that was used last is taken, since it has what the same calls needed
- * before. NULL with an exception set on failure. Releases the GIL where it has to wait. */
+ * (`capturing`) nothing can be allocated: the context that was used last is taken, since it has what the same calls
+ * needed before. NULL with an exception set on failure. Releases the GIL where it has to wait. */
 py_context *py_context_borrow(tch_device device, void *stream, bool capturing);
 void py_context_return(py_context *place);
 

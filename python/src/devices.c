@@ -28,7 +28,7 @@ static PyObject *library_time(PyObject *module, PyObject *unused)
     return PyLong_FromLongLong((long long)py_library_time());
 }
 
-/* --- what there is ---------------------------------------------------------------------------------------------------- */
+/* --- what there is ----------------------------------------------------------------------------------------------- */
 
 static PyObject *device_count(PyObject *module, PyObject *kind)
 {
@@ -111,7 +111,7 @@ static PyObject *backends(PyObject *module, PyObject *unused)
     return list;
 }
 
-/* --- memory ----------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 static tch_status add_figures(tch_context *context, void *user)
 {
@@ -192,7 +192,7 @@ static PyObject *synchronize(PyObject *module, PyObject *argument)
     return Py_NewRef(Py_None);
 }
 
-/* --- threads ---------------------------------------------------------------------------------------------------------- */
+/* --- threads ----------------------------------------------------------------------------------------------------- */
 
 static PyObject *set_num_threads(PyObject *module, PyObject *argument)
 {

@@ -1,5 +1,6 @@
 /* DLPack's binary interface, as far as we speak it: managed tensors, old and versioned, and the table of C functions
- * that a library of arrays may publish on its type. The names are DLPack's own; DLTensor and tch_tensor are one layout. */
+ * that a library of arrays may publish on its type. The names are DLPack's own; DLTensor and tch_tensor are one
+ * layout. */
 #ifndef TORCHIUM_PYTHON_DLPACK_H
 #define TORCHIUM_PYTHON_DLPACK_H
 

@@ -1,4 +1,5 @@
-/* The exceptions. Each status becomes the type that a Python programmer would catch for it; the text is the library's. */
+/* The exceptions. Each status becomes the type that a Python programmer would catch for it; the text is the
+ * library's. */
 #include "errors.h"
 
 #include <stdbool.h>

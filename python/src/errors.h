@@ -11,8 +11,8 @@ extern PyObject *py_kernel_error;
 
 int py_errors_register(PyObject *module);
 
-/* Sets the exception of a failed call, with the library's message. To be called on the thread that made the call, before
- * that thread makes another. Always returns NULL. */
+/* Sets the exception of a failed call, with the library's message. To be called on the thread that made the call,
+ * before that thread makes another. Always returns NULL. */
 PyObject *py_fail(tch_status status);
 
 /* "numpy.ndarray" or "str": a new reference to the name of an object's type, for messages. */

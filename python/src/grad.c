@@ -1,5 +1,5 @@
-/* The functions of grad.h, one for one. A layer is an object of torchium._C.Layer, and the scale of the output gradients an
- * argument of each call. Outputs are given: their shapes are the parameters', which the caller has. */
+/* The functions of grad.h, one for one. A layer is an object of torchium._C.Layer, and the scale of the output
+ * gradients an argument of each call. Outputs are given: their shapes are the parameters', which the caller has. */
 #include "module.h"
 
 #include "arguments.h"
@@ -45,7 +45,7 @@ static int take_parts(PyObject *value, tch_grad_part *parts)
     return 0;
 }
 
-/* --- gradients ---------------------------------------------------------------------------------------------------------- */
+/* --- gradients --------------------------------------------------------------------------------------------------- */
 
 static PyObject *grad_samples(ARGUMENTS)
 {
@@ -180,7 +180,7 @@ static PyObject *grad_tied_norms(ARGUMENTS)
     return py_call_end(&call);
 }
 
-/* --- clipping and the natural gradient ---------------------------------------------------------------------------------- */
+/* --- clipping and the natural gradient --------------------------------------------------------------------------- */
 
 static PyObject *grad_clip_weights(ARGUMENTS)
 {
@@ -222,7 +222,7 @@ static PyObject *grad_natural_weights(ARGUMENTS)
     return py_call_end(&call);
 }
 
-/* --- curvature ---------------------------------------------------------------------------------------------------------- */
+/* --- curvature --------------------------------------------------------------------------------------------------- */
 
 static int take_sharing(PyObject *value, tch_sharing *sharing)
 {

@@ -1,5 +1,5 @@
-/* The type torchium._C.Kernel: one tch_kernel with a context of its own, which follows the stream of each launch. Python code
- * runs only while the lock is not held: an array's __dlpack__ may launch the same kernel. */
+/* The type torchium._C.Kernel: one tch_kernel with a context of its own, which follows the stream of each launch.
+ * Python code runs only while the lock is not held: an array's __dlpack__ may launch the same kernel. */
 #include "kernel.h"
 
 #include <stdio.h>
@@ -14,10 +14,10 @@
 
 enum { LOG_SIZE = 1 << 16 };
 
-/* --- compiling ------------------------------------------------------------------------------------------------------ */
+/* --- compiling --------------------------------------------------------------------------------------------------- */
 
-/* A C++ compiler on the CPU says of a wrong name what it thinks of all texts of ours in which the name stands: the first
- * sentence is what matters. False where the name is not the cause. */
+/* A C++ compiler on the CPU says of a wrong name what it thinks of all texts of ours in which the name stands: the
+ * first sentence is what matters. False where the name is not the cause. */
 static bool blames_name(const char *log, char *cause, size_t size)
 {
     static const char title[] = "the kernel's name:";
@@ -136,7 +136,7 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *keywords)
     return (PyObject *)self;
 }
 
-/* --- launching ------------------------------------------------------------------------------------------------------ */
+/* --- launching --------------------------------------------------------------------------------------------------- */
 
 /* One to three integers, or one alone; the others are 1. */
 static int take_extent(PyObject *value, const char *name, int64_t extent[3])
@@ -248,7 +248,7 @@ static PyObject *launch(PyObject *object, PyObject *const *args, Py_ssize_t coun
     return result;
 }
 
-/* --- what it is ----------------------------------------------------------------------------------------------------- */
+/* --- what it is -------------------------------------------------------------------------------------------------- */
 
 static PyObject *parameters(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
@@ -301,7 +301,7 @@ static void deallocate(PyObject *object)
     Py_DECREF(type);
 }
 
-/* --- the cache ------------------------------------------------------------------------------------------------------ */
+/* --- the cache --------------------------------------------------------------------------------------------------- */
 
 static PyObject *cache_folder(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {

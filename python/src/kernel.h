@@ -49,8 +49,8 @@ typedef struct py_launch {
     PyObject **bytes; /* what structs were read from */
 } py_launch;
 
-/* Takes source, path, name, options, includes and cache, of which source or path may be None. 0, or -1 with an exception
- * set and nothing to release. The texts are good while the caller holds the objects. */
+/* Takes source, path, name, options, includes and cache, of which source or path may be None. 0, or -1 with an
+ * exception set and nothing to release. The texts are good while the caller holds the objects. */
 enum { PY_KERNEL_SOURCE = 6 };
 int py_kernel_source_take(py_kernel_source *source, PyObject *const *values);
 void py_kernel_source_release(py_kernel_source *source);

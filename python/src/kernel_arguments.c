@@ -1,5 +1,6 @@
-/* See kernel.h. What an object must be is said by the parameter it stands for, never guessed from the object: a float for an
- * `int` parameter is an error, not a conversion. The library checks again; here the messages name what Python's users know. */
+/* See kernel.h. What an object must be is said by the parameter it stands for, never guessed from the object: a float
+ * for an `int` parameter is an error, not a conversion. The library checks again; here the messages name what Python's
+ * users know. */
 #include "kernel.h"
 
 #include <stdio.h>
@@ -9,7 +10,7 @@
 #include "contexts.h"
 #include "errors.h"
 
-/* --- the words for a parameter -------------------------------------------------------------------------------------- */
+/* --- the words for a parameter ----------------------------------------------------------------------------------- */
 
 static const char *value_type(tch_parameter_class what, int32_t size, bool brain)
 {
@@ -47,7 +48,7 @@ void py_parameter_describe(py_parameter *parameter, int32_t index)
     snprintf(parameter->label, sizeof parameter->label, "argument %d ('%s')", (int)index + 1, parameter->type);
 }
 
-/* --- memory --------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 py_launch *py_launch_make(int32_t count)
 {
@@ -81,7 +82,7 @@ void py_launch_free(py_launch *launch)
     PyMem_Free(launch);
 }
 
-/* --- numbers and structs -------------------------------------------------------------------------------------------- */
+/* --- numbers and structs ----------------------------------------------------------------------------------------- */
 
 static int wrong_kind(PyObject *object, const py_parameter *parameter, const char *expected)
 {
@@ -169,7 +170,7 @@ static int take_value(PyObject *object, const py_parameter *parameter, tch_kerne
                                                     : take_integer(object, parameter, argument);
 }
 
-/* --- arrays --------------------------------------------------------------------------------------------------------- */
+/* --- arrays ------------------------------------------------------------------------------------------------------ */
 
 /* The module is there where a tensor is. */
 static int is_grad_enabled(void)

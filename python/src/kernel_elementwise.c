@@ -35,7 +35,7 @@ typedef struct call {
     PyObject *like_object;
 } call;
 
-/* --- operands ------------------------------------------------------------------------------------------------------- */
+/* --- operands ---------------------------------------------------------------------------------------------------- */
 
 static bool has_exact_type(tch_dtype dtype, const tch_kernel_parameter *is)
 {
@@ -119,7 +119,7 @@ static outcome take_inputs(call *c, PyObject *inputs)
     return so_far == DONE && c->like == NULL ? OTHER : so_far;
 }
 
-/* --- results -------------------------------------------------------------------------------------------------------- */
+/* --- results ----------------------------------------------------------------------------------------------------- */
 
 static const char *start_of(const tch_tensor *tensor)
 {
@@ -196,7 +196,7 @@ static outcome take_results(call *c, PyObject *results, int64_t elements, bool g
     return so_far;
 }
 
-/* --- a call --------------------------------------------------------------------------------------------------------- */
+/* --- a call ------------------------------------------------------------------------------------------------------ */
 
 static bool are_aligned(const py_launch *launch)
 {
@@ -302,7 +302,7 @@ static PyObject *run(PyObject *object, PyObject *const *args, Py_ssize_t count, 
     return result;
 }
 
-/* --- the type ------------------------------------------------------------------------------------------------------- */
+/* --- the type ---------------------------------------------------------------------------------------------------- */
 
 static PyObject *of_torch(const char *module, const char *name)
 {

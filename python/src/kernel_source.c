@@ -1,5 +1,5 @@
-/* What is to be compiled, from the arguments of a Python call: the texts belong to Python's objects, which are kept alive
- * until they have been read. */
+/* What is to be compiled, from the arguments of a Python call: the texts belong to Python's objects, which are kept
+ * alive until they have been read. */
 #include "kernel.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* The type torchium._C.Kfac: its making and end, and what a training step calls. The library's memory of the state comes
- * from chunks.c. */
+/* The type torchium._C.Kfac: its making and end, and what a training step calls. The library's memory of the state
+ * comes from chunks.c. */
 #include "kfac.h"
 
 #include <stdio.h>
@@ -56,7 +56,7 @@ static PyObject *done(py_kfac *self, tch_status status)
     return result;
 }
 
-/* --- what a step calls -------------------------------------------------------------------------------------------- */
+/* --- what a step calls ------------------------------------------------------------------------------------------- */
 
 static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_operand *operands, PyObject *given)
 {
@@ -183,7 +183,7 @@ static PyObject *set_config(ARGUMENTS)
     return done(self, tch_kfac_set_config(self->kfac, &config));
 }
 
-/* --- the type ----------------------------------------------------------------------------------------------------- */
+/* --- the type ---------------------------------------------------------------------------------------------------- */
 
 static int make_room(py_kfac *self, const py_kfac_layers *layers)
 {

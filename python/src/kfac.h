@@ -6,8 +6,8 @@
 #define TORCHIUM_PYTHON_KFAC_H
 
 #include "arrays.h"
-#include "python.h"
 #include "chunks.h"
+#include "python.h"
 
 enum { PY_KFAC_LABEL = 256 };
 

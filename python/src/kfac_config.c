@@ -1,5 +1,5 @@
-/* What a _C.Kfac is made from: layers and configuration, taken from Python's objects. Whether a value is in range is the
- * library's to judge. */
+/* What a _C.Kfac is made from: layers and configuration, taken from Python's objects. Whether a value is in range is
+ * the library's to judge. */
 #include "kfac.h"
 
 #include "arguments.h"
@@ -9,7 +9,7 @@
 static const char *const methods[] = {"eigen", "inverse", "ekfac", NULL};
 static const char *const sharings[] = {"expand", "reduce", NULL};
 
-/* --- layers ------------------------------------------------------------------------------------------------------- */
+/* --- layers ------------------------------------------------------------------------------------------------------ */
 
 /* (layer, inputs, outputs, bias, name) */
 static int take_layer(PyObject *tuple, tch_kfac_layer *entry)
@@ -65,7 +65,7 @@ void py_kfac_layers_release(py_kfac_layers *layers)
     layers->entries = NULL;
 }
 
-/* --- configuration ------------------------------------------------------------------------------------------------ */
+/* --- configuration ----------------------------------------------------------------------------------------------- */
 
 static int take_enum(PyObject *value, const char *name, const char *const *words, void *at)
 {

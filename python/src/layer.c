@@ -1,5 +1,5 @@
-/* See layer.h. Only what Python can get wrong is checked here, types and lengths; whether the options make a layer is the
- * library's to judge, at every call. */
+/* See layer.h. Only what Python can get wrong is checked here, types and lengths; whether the options make a layer is
+ * the library's to judge, at every call. */
 #include "layer.h"
 
 #include <stdio.h>
@@ -29,7 +29,7 @@ int py_layer_take(PyObject *value, const char *name, tch_layer *layer)
     return 0;
 }
 
-/* --- options ---------------------------------------------------------------------------------------------------------- */
+/* --- options ----------------------------------------------------------------------------------------------------- */
 
 static int take_items(PyObject *items, const char *name, int64_t *values, int32_t *count)
 {
@@ -111,7 +111,7 @@ static int take_options(PyObject *const *v, tch_layer *layer)
     return 0;
 }
 
-/* --- the type --------------------------------------------------------------------------------------------------------- */
+/* --- the type ---------------------------------------------------------------------------------------------------- */
 
 static const char *const kinds[] = {"linear", "conv", "embedding", "layer_norm", "rms_norm", "group_norm", NULL};
 

@@ -1,5 +1,5 @@
-/* What a type of arrays publishes: the table of C functions, and two methods of PyTorch's. A type is looked up once: the
- * last few are remembered, with and without a table. */
+/* What a type of arrays publishes: the table of C functions, and two methods of PyTorch's. A type is looked up once:
+ * the last few are remembered, with and without a table. */
 #include "arrays.h"
 
 #define MOST_TYPES 16

@@ -1,5 +1,5 @@
-/* The matrix functions of linalg.h, one for one: arguments taken apart, arrays taken, the library called without the GIL.
- * What the functions compute is said in linalg.h and, for users, in torchium.linalg. */
+/* The matrix functions of linalg.h, one for one: arguments taken apart, arrays taken, the library called without the
+ * GIL. What the functions compute is said in linalg.h and, for users, in torchium.linalg. */
 #include "module.h"
 
 #include "arguments.h"
@@ -22,7 +22,7 @@
         object, name, PY_WRITTEN                                                                                       \
     }
 
-/* --- products ----------------------------------------------------------------------------------------------------------- */
+/* --- products ---------------------------------------------------------------------------------------------------- */
 
 static PyObject *matmul(ARGUMENTS)
 {
@@ -118,7 +118,7 @@ static PyObject *gram(ARGUMENTS)
     return py_call_end(&call);
 }
 
-/* --- eigenvalues, powers, roots ----------------------------------------------------------------------------------------- */
+/* --- eigenvalues, powers, roots ---------------------------------------------------------------------------------- */
 
 static PyObject *eigh(ARGUMENTS)
 {
@@ -252,7 +252,7 @@ static PyObject *inverse_root_backward(ARGUMENTS)
     return py_call_end(&call);
 }
 
-/* --- orthogonalization -------------------------------------------------------------------------------------------------- */
+/* --- orthogonalization ------------------------------------------------------------------------------------------- */
 
 static PyObject *orthogonalize(ARGUMENTS)
 {
@@ -280,7 +280,7 @@ static PyObject *orthogonalize(ARGUMENTS)
     return py_call_end(&call);
 }
 
-/* --- Kronecker algebra -------------------------------------------------------------------------------------------------- */
+/* --- Kronecker algebra ------------------------------------------------------------------------------------------- */
 
 static PyObject *kronecker_product(ARGUMENTS)
 {

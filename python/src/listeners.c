@@ -1,6 +1,6 @@
-/* Whether a call with PyTorch tensors may go straight to the library: nobody but the caller looks at it, and the tensors are
- * ordinary ones. Every call of torchium._ops begins with this question, and PyTorch has no single answer to it: so there is
- * a list of smaller questions with the answers that mean "nobody", which torchium._ops gives once. */
+/* Whether a call with PyTorch tensors may go straight to the library: nobody but the caller looks at it, and the
+ * tensors are ordinary ones. Every call of torchium._ops begins with this question, and PyTorch has no single answer to
+ * it: so there is a list of smaller questions with the answers that mean "nobody", which torchium._ops gives once. */
 #include "module.h"
 
 #include "arguments.h"

@@ -1,5 +1,6 @@
 /* The type Memory: memory of a pool, or of somebody else's, handed out by DLPack. What is handed out is counted in a
- * struct of its own, so that it may outlive the Python object and be released by any thread, with or without the GIL. */
+ * struct of its own, so that it may outlive the Python object and be released by any thread, with or without the
+ * GIL. */
 #include "memory.h"
 
 #include <stdatomic.h>
@@ -28,7 +29,7 @@ typedef struct memory {
 
 static PyTypeObject *memory_type;
 
-/* --- storage ---------------------------------------------------------------------------------------------------------- */
+/* --- storage ----------------------------------------------------------------------------------------------------- */
 
 static storage *storage_of(const tch_tensor *described)
 {
@@ -73,7 +74,7 @@ static void storage_release(storage *s)
     free(s);
 }
 
-/* --- capsules --------------------------------------------------------------------------------------------------------- */
+/* --- capsules ---------------------------------------------------------------------------------------------------- */
 
 static void delete_versioned(DLManagedTensorVersioned *managed)
 {
@@ -128,10 +129,10 @@ static PyObject *unversioned_capsule(storage *s)
     return capsule;
 }
 
-/* --- what a consumer asks ----------------------------------------------------------------------------------------------- */
+/* --- what a consumer asks ---------------------------------------------------------------------------------------- */
 
-/* The consumer's stream, of which None, 0 and 1 mean the default one; -1 asks for no order. Where it is another than the
- * memory was filled on, the host waits: it happens once, and rarely. */
+/* The consumer's stream, of which None, 0 and 1 mean the default one; -1 asks for no order. Where it is another than
+ * the memory was filled on, the host waits: it happens once, and rarely. */
 static int order_after_filling(const memory *self, PyObject *stream)
 {
     int64_t number = 0;
@@ -221,7 +222,7 @@ static PyObject *memory_dlpack_device(PyObject *object, PyObject *unused)
     return Py_BuildValue("(ii)", (int)device.type, (int)device.index);
 }
 
-/* --- making one --------------------------------------------------------------------------------------------------------- */
+/* --- making one -------------------------------------------------------------------------------------------------- */
 
 static int take_shape(PyObject *value, int64_t *shape, int32_t *rank)
 {

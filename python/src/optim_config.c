@@ -1,5 +1,5 @@
-/* See optim_config.h. A new option of tch_optim_config is one line in the table below; whether its value is in range is the
- * library's to judge. */
+/* See optim_config.h. A new option of tch_optim_config is one line in the table below; whether its value is in range is
+ * the library's to judge. */
 #include "optim_config.h"
 
 #include <stdio.h>
@@ -88,7 +88,7 @@ int py_wrong_type(PyObject *value, const char *expected)
     return -1;
 }
 
-/* --- from a dictionary -------------------------------------------------------------------------------------------- */
+/* --- from a dictionary ------------------------------------------------------------------------------------------- */
 
 static int take_triple(PyObject *value, const char *name, double *at)
 {
@@ -230,7 +230,7 @@ int py_optim_config(PyObject *dictionary, tch_optim_config *config)
     return found == PyDict_Size(dictionary) ? 0 : refuse_unknown(dictionary);
 }
 
-/* --- to a dictionary ---------------------------------------------------------------------------------------------- */
+/* --- to a dictionary --------------------------------------------------------------------------------------------- */
 
 static PyObject *give_field(const field *f, const tch_optim_config *config)
 {

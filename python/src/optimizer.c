@@ -1,6 +1,6 @@
-/* The type torchium._C.Optimizer: its making and end, where the memory of the state comes from, and the hook for profilers.
- * What runs inside the library without the GIL and calls Python back is `push` and `pop`, and the memory's functions of
- * chunks.c: each takes the GIL for itself. */
+/* The type torchium._C.Optimizer: its making and end, where the memory of the state comes from, and the hook for
+ * profilers. What runs inside the library without the GIL and calls Python back is `push` and `pop`, and the memory's
+ * functions of chunks.c: each takes the GIL for itself. */
 #include "optimizer.h"
 
 #include <stdio.h>
@@ -38,7 +38,7 @@ void py_optimizer_leave(py_optimizer *self)
     self->busy = false;
 }
 
-/* --- names for a profiler ----------------------------------------------------------------------------------------- */
+/* --- names for a profiler ---------------------------------------------------------------------------------------- */
 
 /* A step goes on whatever a profiler's function does. */
 static void call_quietly(PyObject *function, const char *name)
@@ -92,7 +92,7 @@ static PyObject *set_range_hook(PyObject *object, PyObject *const *args, Py_ssiz
         self, tch_context_set_range_hook(self->context, none ? NULL : push_range, none ? NULL : pop_range, self));
 }
 
-/* --- the type ----------------------------------------------------------------------------------------------------- */
+/* --- the type ---------------------------------------------------------------------------------------------------- */
 
 static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
 {
@@ -130,8 +130,8 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     return py_chunks_traverse(&self->memory, visit, arg);
 }
 
-/* The library first: it waits for the device and then gives the state's memory back, through `release`. A profiler is not
- * told of it: the interpreter may be at its end. */
+/* The library first: it waits for the device and then gives the state's memory back, through `release`. A profiler is
+ * not told of it: the interpreter may be at its end. */
 static void close_library(py_optimizer *self)
 {
     if (self->process == (long)getpid() && self->context != NULL) {

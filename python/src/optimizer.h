@@ -1,13 +1,13 @@
 /* The inside of torchium._C.Optimizer: one tch_optimizer and the context it runs on. Several files define its methods.
  *
- * A method has the object to itself from py_optimizer_enter to py_optimizer_leave, also while the GIL is released: who comes
- * in between, from another thread or from a function the object itself has called, gets a RuntimeError. */
+ * A method has the object to itself from py_optimizer_enter to py_optimizer_leave, also while the GIL is released: who
+ * comes in between, from another thread or from a function the object itself has called, gets a RuntimeError. */
 #ifndef TORCHIUM_PYTHON_OPTIMIZER_H
 #define TORCHIUM_PYTHON_OPTIMIZER_H
 
 #include "arrays.h"
-#include "python.h"
 #include "chunks.h"
+#include "python.h"
 
 /* A parameter as the library knows it: shape and strides point into the struct. */
 typedef struct py_place {
@@ -44,7 +44,8 @@ typedef struct py_optimizer {
 int py_optimizer_enter(py_optimizer *self);
 void py_optimizer_leave(py_optimizer *self);
 
-/* Makes the library's calls go to the stream that the arrays of a call are worked on. 0, or -1 with an exception set. */
+/* Makes the library's calls go to the stream that the arrays of a call are worked on. 0, or -1 with an exception
+ * set. */
 int py_optimizer_follow_stream(py_optimizer *self, const py_stream *stream);
 
 /* Room for so many arrays; 0, or -1 with an exception set. */

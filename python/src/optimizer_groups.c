@@ -8,7 +8,7 @@
 #include "errors.h"
 #include "optim_config.h"
 
-/* --- streams and arrays ------------------------------------------------------------------------------------------- */
+/* --- streams and arrays ------------------------------------------------------------------------------------------ */
 
 int py_optimizer_follow_stream(py_optimizer *self, const py_stream *stream)
 {
@@ -46,7 +46,7 @@ void py_operands_free(py_operands *operands)
     *operands = (py_operands){NULL, NULL, NULL};
 }
 
-/* --- places ------------------------------------------------------------------------------------------------------- */
+/* --- places ------------------------------------------------------------------------------------------------------ */
 
 void py_place_set(py_place *place, const tch_tensor *tensor)
 {
@@ -71,8 +71,8 @@ static void name_operands(py_optimizer *self)
     at[2 * self->count + 1] = (py_operand){NULL, "found_inf", false};
 }
 
-/* Everything that needs memory, before the library has a new group: places without a tensor yet, and room for the arrays of
- * a step. */
+/* Everything that needs memory, before the library has a new group: places without a tensor yet, and room for the
+ * arrays of a step. */
 static int prepare_places(py_optimizer *self, const tch_parameter *entries, int32_t count)
 {
     int32_t total = self->count + count;
@@ -119,7 +119,7 @@ static void settle_places(py_optimizer *self, const tch_parameter *entries, int3
     name_operands(self);
 }
 
-/* --- a new group -------------------------------------------------------------------------------------------------- */
+/* --- a new group ------------------------------------------------------------------------------------------------- */
 
 static int make_group(py_optimizer *self, const tch_optim_config *config, int32_t count, const tch_parameter *entries,
                       int32_t *group)

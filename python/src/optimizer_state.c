@@ -9,7 +9,7 @@
 #include "memory.h"
 #include "optim_config.h"
 
-/* --- the state ---------------------------------------------------------------------------------------------------- */
+/* --- the state --------------------------------------------------------------------------------------------------- */
 
 static PyObject *describe_state(py_optimizer *self, int32_t index)
 {
@@ -45,7 +45,7 @@ PyObject *py_optimizer_states(PyObject *object, PyObject *const *args, Py_ssize_
     return list;
 }
 
-/* --- counts ------------------------------------------------------------------------------------------------------- */
+/* --- counts ------------------------------------------------------------------------------------------------------ */
 
 static PyObject *list_numbers(const int64_t *numbers, int64_t length)
 {
@@ -124,7 +124,7 @@ PyObject *py_optimizer_set_counts(PyObject *object, PyObject *const *args, Py_ss
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-/* --- memory and statistics ---------------------------------------------------------------------------------------- */
+/* --- memory and statistics --------------------------------------------------------------------------------------- */
 
 static PyObject *describe_memory(const tch_optim_memory *m)
 {
@@ -166,7 +166,7 @@ PyObject *py_optimizer_stats(PyObject *object, PyObject *const *args, Py_ssize_t
     return result;
 }
 
-/* --- forecast ----------------------------------------------------------------------------------------------------- */
+/* --- forecast ---------------------------------------------------------------------------------------------------- */
 
 /* (shape, dtype, elementwise) of a parameter that need not exist. */
 static int read_parameter(PyObject *item, py_place *place, tch_parameter *parameter)

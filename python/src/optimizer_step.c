@@ -1,7 +1,7 @@
-/* Optimizer.step: all arrays of a step in one call. Mostly they are PyTorch's and the parameters are where they were: one look
- * at each parameter and one at its gradient then do. In any other step a parameter whose memory is elsewhere than last time
- * is followed, and one that has become another tensor (shape, type, layout or device) is named to the caller, before
- * anything has changed. */
+/* Optimizer.step: all arrays of a step in one call. Mostly they are PyTorch's and the parameters are where they were:
+ * one look at each parameter and one at its gradient then do. In any other step a parameter whose memory is elsewhere
+ * than last time is followed, and one that has become another tensor (shape, type, layout or device) is named to the
+ * caller, before anything has changed. */
 #include "optimizer.h"
 
 #include "arguments.h"
@@ -36,7 +36,7 @@ static const char *data_of(const tch_tensor *tensor)
     return (const char *)tensor->data + tensor->byte_offset;
 }
 
-/* --- parameters that have moved ----------------------------------------------------------------------------------- */
+/* --- parameters that have moved ---------------------------------------------------------------------------------- */
 
 static int32_t first_unlike(const py_optimizer *self)
 {
@@ -48,7 +48,8 @@ static int32_t first_unlike(const py_optimizer *self)
     return FITS;
 }
 
-/* Once through those that are elsewhere; *left is the first that could not be placed, since another one is still there. */
+/* Once through those that are elsewhere; *left is the first that could not be placed, since another one is still
+ * there. */
 static int32_t follow_once(py_optimizer *self, int32_t *left)
 {
     int32_t followed = 0;
@@ -80,7 +81,7 @@ static int32_t follow(py_optimizer *self)
     return left;
 }
 
-/* --- the step ----------------------------------------------------------------------------------------------------- */
+/* --- the step ---------------------------------------------------------------------------------------------------- */
 
 static PyObject *run(py_optimizer *self, const py_stream *stream)
 {
@@ -130,7 +131,7 @@ static PyObject *step_any(py_optimizer *self, PyObject *parameters, PyObject *gr
     return result;
 }
 
-/* --- the usual step ----------------------------------------------------------------------------------------------- */
+/* --- the usual step ---------------------------------------------------------------------------------------------- */
 
 /* What the table of an object's type, if it has one, says of it. */
 static bool look_at(PyObject *object, const DLPackExchange *table, tch_tensor *now)
@@ -158,8 +159,8 @@ static bool has_neighbors(const tch_tensor *tensor)
     return false;
 }
 
-/* The tensor of a gradient, which has the shape and the strides of its parameter's where they are the same. Nobody owns it:
- * the caller holds all gradients. False where it must be taken as any array is, perhaps with an exception set. */
+/* The tensor of a gradient, which has the shape and the strides of its parameter's where they are the same. Nobody owns
+ * it: the caller holds all gradients. False where it must be taken as any array is, perhaps with an exception set. */
 static bool take_gradient(py_optimizer *self, int32_t i, PyObject *gradient)
 {
     int32_t at = self->count + i;

@@ -1,5 +1,5 @@
-/* CPython and libtorchium, included once for all files of the extension. Only CPython's limited API is used, so that one
- * binary serves every Python from 3.10 on: nothing here may reach into an object's struct. */
+/* CPython and libtorchium, included once for all files of the extension. Only CPython's limited API is used, so that
+ * one binary serves every Python from 3.10 on: nothing here may reach into an object's struct. */
 #ifndef TORCHIUM_PYTHON_H
 #define TORCHIUM_PYTHON_H
 

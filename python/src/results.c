@@ -79,7 +79,7 @@ py_shape py_shape_gram(const tch_tensor *a, bool transpose)
     return matrices(a, n, n);
 }
 
-/* --- products ------------------------------------------------------------------------------------------------------- */
+/* --- products ---------------------------------------------------------------------------------------------------- */
 
 static py_shape cannot_broadcast(const tch_tensor *a, const tch_tensor *b)
 {
@@ -125,7 +125,7 @@ py_shape py_shape_product(const tch_tensor *a, const tch_tensor *b)
     return fits ? shape : cannot_broadcast(a, b);
 }
 
-/* --- Kronecker algebra ---------------------------------------------------------------------------------------------- */
+/* --- Kronecker algebra ------------------------------------------------------------------------------------------- */
 
 static const tch_tensor *with_leading(const tch_tensor *first, const tch_tensor *second)
 {

@@ -25,8 +25,8 @@ py_shape py_shape_gram(const tch_tensor *a, bool transpose);
 /* [..., m, n] for a [..., m, k] and b [..., k, n], leading dimensions broadcast. */
 py_shape py_shape_product(const tch_tensor *a, const tch_tensor *b);
 
-/* [..., m p, n q], [..., m p, r] and [..., m, p] for a [..., m, n], b [..., p, q] and x. The leading dimensions are those
- * of the argument that has any; the library checks that the others agree. */
+/* [..., m p, n q], [..., m p, r] and [..., m, p] for a [..., m, n], b [..., p, q] and x. The leading dimensions are
+ * those of the argument that has any; the library checks that the others agree. */
 py_shape py_shape_kronecker(const tch_tensor *a, const tch_tensor *b);
 py_shape py_shape_kronecker_matmul(const tch_tensor *a, const tch_tensor *b, const tch_tensor *x);
 py_shape py_shape_kronecker_apply(const tch_tensor *a, const tch_tensor *b, const tch_tensor *x);

@@ -1,5 +1,5 @@
-/* The type torchium._C.Scaler: one tch_scaler and the context it runs on. The scale and the flag are handed out as views that
- * may be written to: torchium.amp keeps PyTorch's state machine with them. */
+/* The type torchium._C.Scaler: one tch_scaler and the context it runs on. The scale and the flag are handed out as
+ * views that may be written to: torchium.amp keeps PyTorch's state machine with them. */
 #include "module.h"
 
 #include <unistd.h>
@@ -41,7 +41,7 @@ static PyObject *leave(scaler *self, tch_status status)
     return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
 }
 
-/* --- gradients ---------------------------------------------------------------------------------------------------- */
+/* --- gradients --------------------------------------------------------------------------------------------------- */
 
 static int follow_stream(scaler *self, void *wanted)
 {
@@ -129,7 +129,7 @@ static PyObject *unscale(PyObject *object, PyObject *const *args, Py_ssize_t cou
     return result;
 }
 
-/* --- the numbers -------------------------------------------------------------------------------------------------- */
+/* --- the numbers ------------------------------------------------------------------------------------------------- */
 
 static PyObject *view(PyObject *object, const char *function, PyObject *const *args, Py_ssize_t count,
                       PyObject *keywords, const tch_tensor *(*get)(const tch_scaler *))
@@ -237,7 +237,7 @@ static PyObject *set_state(PyObject *object, PyObject *const *args, Py_ssize_t c
     return leave(self, tch_scaler_set_state(self->scaler, &s));
 }
 
-/* --- the type ----------------------------------------------------------------------------------------------------- */
+/* --- the type ---------------------------------------------------------------------------------------------------- */
 
 static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
 {

@@ -57,20 +57,20 @@ static footprint footprint_of(const tch_tensor *tensor)
 
 /* The first two dimensions are one rectangle, or, where elements do not follow each other, the first alone is a column;
  * `used` is how many went into it. */
-static tch_piece rectangle_of(const footprint *f, int32_t *used)
+static tch_rect rectangle_of(const footprint *f, int32_t *used)
 {
-    tch_piece piece = {.rows = 1, .cols = 1, .factor = 1.0};
+    tch_rect rect = {.rows = 1, .cols = 1, .factor = 1.0};
     bool row = f->order > 0 && f->stride[0] == 1;
     *used = row ? 1 : 0;
-    piece.cols = row ? f->size[0] : 1;
+    rect.cols = row ? f->size[0] : 1;
     if (f->order > *used) {
-        piece.rows = f->size[*used];
-        piece.stride = f->stride[*used];
+        rect.rows = f->size[*used];
+        rect.stride = f->stride[*used];
         *used += 1;
     } else {
-        piece.stride = piece.cols;
+        rect.stride = rect.cols;
     }
-    return piece;
+    return rect;
 }
 
 int64_t tchi_rectangle_count(const tch_tensor *tensor)
@@ -101,7 +101,7 @@ static void advance(const footprint *f, int32_t from, int64_t *index, int64_t *o
     }
 }
 
-int64_t tchi_list_rectangles(const tch_tensor *tensor, tch_piece *pieces)
+int64_t tchi_list_rectangles(const tch_tensor *tensor, tch_rect *rects)
 {
     int64_t count = tchi_rectangle_count(tensor);
     if (count == 0) {
@@ -112,10 +112,10 @@ int64_t tchi_list_rectangles(const tch_tensor *tensor, tch_piece *pieces)
     int64_t offset = 0;
     int64_t element = (int64_t)tch_dtype_size(tensor->dtype);
     footprint f = footprint_of(tensor);
-    tch_piece piece = rectangle_of(&f, &used);
+    tch_rect rect = rectangle_of(&f, &used);
     for (int64_t i = 0; i < count; i++) {
-        piece.grad = f.low + offset * element;
-        pieces[i] = piece;
+        rect.grad = f.low + offset * element;
+        rects[i] = rect;
         advance(&f, used, index, &offset);
     }
     return count;

@@ -10,6 +10,6 @@
 int64_t tchi_rectangle_count(const tch_tensor *tensor);
 
 /* Writes them, with `grad` pointing to each; returns how many. */
-int64_t tchi_list_rectangles(const tch_tensor *tensor, tch_piece *pieces);
+int64_t tchi_list_rectangles(const tch_tensor *tensor, tch_rect *rects);
 
 #endif

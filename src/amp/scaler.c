@@ -1,5 +1,5 @@
-/* The loss scaler: three numbers on the device, and on the host only what an iteration has called so far. Nothing is read
- * back but by tch_scaler_get_state, so an iteration can be captured in a graph.
+/* The loss scaler: three numbers on the device, and on the host only what an iteration has called so far. Nothing is
+ * read back but by tch_scaler_get_state, so an iteration can be captured in a graph.
  *
  * An infinity anywhere in an iteration skips every step that comes after it in that iteration. */
 #include <torchium/amp.h>
@@ -34,7 +34,7 @@ struct tch_scaler {
     tch_tensor scale, found_inf;
     int32_t checked;  /* gradients were looked at in this iteration */
     int32_t unscaled; /* tch_scaler_unscale was called in this iteration */
-    tch_piece *pieces;
+    tch_rect *rects;
     int64_t room;
 };
 
@@ -106,7 +106,7 @@ static tch_status store(tch_scaler *scaler, double scale, int32_t tracker)
 static void release(tch_scaler *scaler)
 {
     tchi_pool_free(scaler->context->pool, scaler->numbers);
-    tchi_host_release(scaler->pieces, (size_t)scaler->room * sizeof *scaler->pieces);
+    tchi_host_release(scaler->rects, (size_t)scaler->room * sizeof *scaler->rects);
     tchi_host_release(scaler, sizeof *scaler);
 }
 
@@ -180,12 +180,12 @@ static tch_status make_room(tch_scaler *scaler, int64_t count)
     if (count <= scaler->room) {
         return TCH_OK;
     }
-    tch_piece *pieces = tchi_host_allocate((size_t)count * sizeof *pieces, _Alignof(tch_piece));
-    if (pieces == NULL) {
-        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %lld pieces of gradients", (long long)count);
+    tch_rect *rects = tchi_host_allocate((size_t)count * sizeof *rects, _Alignof(tch_rect));
+    if (rects == NULL) {
+        return tchi_fail(TCH_ERR_OUT_OF_MEMORY, "out of host memory: %lld rectangles of gradients", (long long)count);
     }
-    tchi_host_release(scaler->pieces, (size_t)scaler->room * sizeof *pieces);
-    scaler->pieces = pieces;
+    tchi_host_release(scaler->rects, (size_t)scaler->room * sizeof *rects);
+    scaler->rects = rects;
     scaler->room = count;
     return TCH_OK;
 }
@@ -199,14 +199,14 @@ static bool is_of_type(const tch_tensor *tensor, tch_scalar type)
 static tch_status visit_type(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients, tch_scalar type,
                              visitor visit)
 {
-    tch_update update = {.pieces = scaler->pieces,
+    tch_update update = {.rects = scaler->rects,
                          .real = type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32,
                          .grad_type = type,
                          .grad_scale = &scaler->numbers->scale};
     update.param_type = update.block_type = update.real;
     for (int32_t i = 0; i < count; i++) {
         if (is_of_type(gradients[i], type)) {
-            update.count += tchi_list_rectangles(gradients[i], scaler->pieces + update.count);
+            update.count += tchi_list_rectangles(gradients[i], scaler->rects + update.count);
         }
     }
     return update.count > 0 ? visit(scaler, &update) : TCH_OK;
@@ -215,11 +215,11 @@ static tch_status visit_type(tch_scaler *scaler, int32_t count, const tch_tensor
 static tch_status visit_all(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients, visitor visit)
 {
     static const tch_scalar types[] = {TCH_SCALAR_F32, TCH_SCALAR_F16, TCH_SCALAR_BF16, TCH_SCALAR_F64};
-    int64_t pieces = 0;
+    int64_t rects = 0;
     for (int32_t i = 0; i < count; i++) {
-        pieces += tchi_rectangle_count(gradients[i]);
+        rects += tchi_rectangle_count(gradients[i]);
     }
-    TCHI_TRY(make_room(scaler, pieces));
+    TCHI_TRY(make_room(scaler, rects));
     for (size_t k = 0; k < sizeof types / sizeof types[0]; k++) {
         TCHI_TRY(visit_type(scaler, count, gradients, types[k], visit));
     }

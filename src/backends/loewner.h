@@ -1,5 +1,5 @@
-/* The mathematics of the table's `loewner`, once for every device: divided differences of a power over a damped spectrum.
- * C and CUDA C both read this file; a function here may use nothing but <math.h>. */
+/* The mathematics of the table's `loewner`, once for every device: divided differences of a power over a damped
+ * spectrum. C and CUDA C both read this file; a function here may use nothing but <math.h>. */
 #ifndef TCHI_LOEWNER_H
 #define TCHI_LOEWNER_H
 
@@ -37,8 +37,8 @@ TCHI_LOEWNER tchi_spectrum tchi_spectrum_of(const tch_spectrum_map *map, double 
     return s;
 }
 
-/* What is negative by no more than rounding is zero: a matrix of low rank has such eigenvalues on either side of it, and
- * its gradient would be made of their signs. */
+/* What is negative by no more than rounding is zero: a matrix of low rank has such eigenvalues on either side of it,
+ * and its gradient would be made of their signs. */
 TCHI_LOEWNER tchi_damped tchi_damp(const tch_spectrum_map *map, const tchi_spectrum *s, double w)
 {
     tchi_damped d;
@@ -51,7 +51,8 @@ TCHI_LOEWNER tchi_damped tchi_damp(const tch_spectrum_map *map, const tchi_spect
 }
 
 /* (x^power - y^power) / (x - y), or the derivative where x = y, for x, y >= 0. It is measured from the place where the
- * power is larger, as x^power - y^power = y^power (exp(power log(x/y)) - 1), which loses nothing however close they are. */
+ * power is larger, as x^power - y^power = y^power (exp(power log(x/y)) - 1), which loses nothing however close they
+ * are. */
 TCHI_LOEWNER double tchi_power_slope(double power, double x, double y)
 {
     if (power == 0.0) {

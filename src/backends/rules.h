@@ -1,6 +1,6 @@
-/* Decisions that every backend takes alike, on a few numbers each: once for all devices. C and CUDA C both read this file; a
- * function here may use nothing but <math.h>. What each decides is documented at the operation of the same name in
- * torchium/backend/. */
+/* Decisions that every backend takes alike, on a few numbers each: once for all devices. C and CUDA C both read this
+ * file; a function here may use nothing but <math.h>. What each decides is documented at the operation of the same name
+ * in torchium/backend/. */
 #ifndef TCHI_RULES_H
 #define TCHI_RULES_H
 
@@ -15,7 +15,7 @@
 #define TCHI_RULE static inline
 #endif
 
-/* --- roots -------------------------------------------------------------------------------------------------------- */
+/* --- roots ------------------------------------------------------------------------------------------------------- */
 
 TCHI_RULE int32_t tchi_rule_root_flag(const tch_root_norms *norms, int64_t b, double symmetry, double damping,
                                       double bound)
@@ -64,7 +64,7 @@ TCHI_RULE void tchi_rule_factored_damping(double trace_a, double m, double trace
     *shift_b = sqrt(damping) / pi;
 }
 
-/* --- steps of optimizers ------------------------------------------------------------------------------------------ */
+/* --- steps of optimizers ----------------------------------------------------------------------------------------- */
 
 TCHI_RULE void tchi_rule_decide_skip(const int32_t *found, const float *found_inf, int32_t *skip, double *counts)
 {
@@ -122,7 +122,7 @@ TCHI_RULE void tchi_rule_update_scale(float *scale, int32_t *tracker, const floa
     *tracker = bad || due ? 0 : *tracker + 1;
 }
 
-/* --- per-sample gradients and curvature --------------------------------------------------------------------------- */
+/* --- per-sample gradients and curvature -------------------------------------------------------------------------- */
 
 /* A squared norm below 0 is a sum of terms that canceled, and counts as 0. */
 TCHI_RULE double tchi_rule_clip_weight(double squared_norm, double most)

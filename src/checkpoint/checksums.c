@@ -1,4 +1,5 @@
-/* The header's checksum: see checksums.h. Each item is a row of words, each word ended by NUL, which no word contains. */
+/* The header's checksum: see checksums.h. Each item is a row of words, each word ended by NUL, which no word
+ * contains. */
 #include "checksums.h"
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* The checksums of a file, for writing and for reading. A tensor has the CRC-32C of its bytes, and the header that of its
- * settings and of the tensors that have one: sorted, so that a program that lists them in another order changes nothing.
- * docs/checkpoints.md has the rule for authors of other readers. */
+/* The checksums of a file, for writing and for reading. A tensor has the CRC-32C of its bytes, and the header that of
+ * its settings and of the tensors that have one: sorted, so that a program that lists them in another order changes
+ * nothing. docs/checkpoints.md has the rule for authors of other readers. */
 #ifndef TCHI_CHECKPOINT_CHECKSUMS_H
 #define TCHI_CHECKPOINT_CHECKSUMS_H
 

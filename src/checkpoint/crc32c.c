@@ -1,6 +1,6 @@
-/* CRC-32C without the instruction: eight bytes at a time through eight tables, 1.3 GB/s where the instruction does 17. The
- * tables are made on the stack for each call, which keeps the library without state: 3 microseconds, a hundredth of a call
- * with 256 KiB. */
+/* CRC-32C without the instruction: eight bytes at a time through eight tables, 1.3 GB/s where the instruction does 17.
+ * The tables are made on the stack for each call, which keeps the library without state: 3 microseconds, a hundredth of
+ * a call with 256 KiB. */
 #include "crc32c.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
-/* CRC-32C, the cyclic sum with Castagnoli's polynomial: that of iSCSI, ext4 and the processors' own instruction. It sees
- * every change of up to 32 bits in a row and lets one in 2^32 of the others pass. It is meant for accidents: whoever
- * changes a file on purpose makes a new sum. */
+/* CRC-32C, the cyclic sum with Castagnoli's polynomial: that of iSCSI, ext4 and the processors' own instruction. It
+ * sees every change of up to 32 bits in a row and lets one in 2^32 of the others pass. It is meant for accidents:
+ * whoever changes a file on purpose makes a new sum. */
 #ifndef TCHI_CHECKPOINT_CRC32C_H
 #define TCHI_CHECKPOINT_CRC32C_H
 

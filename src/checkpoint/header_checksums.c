@@ -1,6 +1,6 @@
-/* The checksums of a header that was read. Tensors without one are let pass, as of programs that know nothing of it; what
- * has one must be there, and be as it was: a checksum whose tensor is gone, or checksums without that of the header,
- * cannot come from our writer. */
+/* The checksums of a header that was read. Tensors without one are let pass, as of programs that know nothing of it;
+ * what has one must be there, and be as it was: a checksum whose tensor is gone, or checksums without that of the
+ * header, cannot come from our writer. */
 #include <string.h>
 
 #include "checksums.h"

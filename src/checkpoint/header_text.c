@@ -57,7 +57,7 @@ static void put_string(sink *out, const char *text)
     put(out, "\"", 1);
 }
 
-bool tchi_own_setting(int32_t index, const char **key, const char **value)
+bool tchi_user_kernel_setting(int32_t index, const char **key, const char **value)
 {
     static const char *const own[][2] = {
         {TCHI_FORMAT_KEY, TCHI_FORMAT_NAME},
@@ -84,7 +84,7 @@ static void put_settings(sink *out, const tch_checkpoint_writer *writer)
 {
     const char *key;
     const char *value;
-    for (int32_t i = 0; tchi_own_setting(i, &key, &value); i++) {
+    for (int32_t i = 0; tchi_user_kernel_setting(i, &key, &value); i++) {
         put_setting(out, key, value, i == 0);
     }
     const tchi_set *settings = writer->settings.items;

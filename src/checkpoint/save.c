@@ -1,6 +1,6 @@
 /* From a writer to a file. All that can be found out beforehand, memory included, is found out before the first file is
- * made; after that only the disk and the device can fail. Checksums are known when the tensors have passed, so the header
- * is written last, into the place that was left for it: nobody sees the file before. */
+ * made; after that only the disk and the device can fail. Checksums are known when the tensors have passed, so the
+ * header is written last, into the place that was left for it: nobody sees the file before. */
 #include <torchium/checkpoint.h>
 
 #include "checksums.h"
@@ -106,7 +106,7 @@ static tch_status take_covered(saving *s)
     tchi_covered item = {0};
     s->checksums = (tchi_list){.item_size = sizeof(uint32_t)};
     s->covered = (tchi_list){.item_size = sizeof item};
-    for (int32_t i = 0; tchi_own_setting(i, &item.name, &item.value); i++) {
+    for (int32_t i = 0; tchi_user_kernel_setting(i, &item.name, &item.value); i++) {
         TCHI_TRY(tchi_list_add(&s->covered, &item));
     }
     const tchi_set *settings = s->writer->settings.items;

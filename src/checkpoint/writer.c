@@ -183,12 +183,13 @@ static tch_status check_key(const char *function, const tch_checkpoint_writer *w
     if (key[0] == '\0') {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: key is empty", function);
     }
-    if (strcmp(key, TCHI_FORMAT_KEY) == 0 || strncmp(key, TCHI_OWN_PREFIX, strlen(TCHI_OWN_PREFIX)) == 0) {
+    if (strcmp(key, TCHI_FORMAT_KEY) == 0 ||
+        strncmp(key, TCHI_USER_KERNEL_PREFIX, strlen(TCHI_USER_KERNEL_PREFIX)) == 0) {
         char quoted[TCHI_QUOTE_SIZE];
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
                          "%s: key is \"%s\"; \"%s\" and what begins with \"%s\" is set by the "
                          "library",
-                         function, tchi_quote(key, quoted), TCHI_FORMAT_KEY, TCHI_OWN_PREFIX);
+                         function, tchi_quote(key, quoted), TCHI_FORMAT_KEY, TCHI_USER_KERNEL_PREFIX);
     }
     return TCH_OK;
 }

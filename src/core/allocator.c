@@ -1,5 +1,5 @@
-/* The host allocator and its replacement by the caller. The count of live blocks is what makes replacing it safe: memory
- * is never returned to an allocator it did not come from. */
+/* The host allocator and its replacement by the caller. The count of live blocks is what makes replacing it safe:
+ * memory is never returned to an allocator it did not come from. */
 #include "allocator.h"
 
 #include <stdatomic.h>
@@ -12,8 +12,8 @@
 
 #include "status.h"
 
-/* A system that overcommits hands out more memory than there is and kills the program that uses it, and ours is all used:
- * what the machine cannot hold is refused here. Small requests are not worth the system call. */
+/* A system that overcommits hands out more memory than there is and kills the program that uses it, and ours is all
+ * used: what the machine cannot hold is refused here. Small requests are not worth the system call. */
 static bool fits_machine(size_t bytes)
 {
     const size_t small = (size_t)1 << 30;

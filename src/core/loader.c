@@ -261,8 +261,8 @@ static int mapped_file(const char *line, uintptr_t address, char *file)
 }
 
 /* The folder of the shared object (or program) this file was linked into, as the system knows it. The dynamic linker's
- * name of a program is the word it was called by, and of an object what somebody wrote: both may be relative, to a folder
- * that was current at another time or never. Where the system does not tell there is no such folder. */
+ * name of a program is the word it was called by, and of an object what somebody wrote: both may be relative, to a
+ * folder that was current at another time or never. Where the system does not tell there is no such folder. */
 static int own_folder(char *folder)
 {
     static const char anchor = 0;

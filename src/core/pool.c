@@ -254,7 +254,8 @@ void tchi_pool_retain(tchi_pool *pool)
     atomic_fetch_add(&pool->references, 1);
 }
 
-/* Blocks still in use at the end can only be raw memory of tch_memory_alloc that nobody freed: tensors hold references. */
+/* Blocks still in use at the end can only be raw memory of tch_memory_alloc that nobody freed: tensors hold
+ * references. */
 static void discard_everything(tchi_pool *pool)
 {
     for (int i = 0; i < BUCKETS; i++) {

@@ -1,5 +1,5 @@
-/* See recording.h. Keys that are seen for the first time only get a place in the list: recording pays for what comes again.
- * Everything that goes wrong with a recording is no error: the work is then done as if there were none. */
+/* See recording.h. Keys that are seen for the first time only get a place in the list: recording pays for what comes
+ * again. Everything that goes wrong with a recording is no error: the work is then done as if there were none. */
 #include "recording.h"
 
 #include <stdbool.h>
@@ -8,12 +8,13 @@
 #include "check.h"
 #include "status.h"
 
-/* Calls before the recording. In them the backend loads what it loads when first needed, and the workspace gets its size. */
+/* Calls before the recording. In them the backend loads what it loads when first needed, and the workspace gets its
+ * size. */
 #define WARM_CALLS 2
 
-/* One that is still in use does not give way to another: with more of them than places each would be recorded anew before it
- * is replayed, which costs more than doing without. Those of a step of SOAP on GPT-2, 1400 kernels in all, take 2 to 4 MiB
- * of an H200. */
+/* One that is still in use does not give way to another: with more of them than places each would be recorded anew
+ * before it is replayed, which costs more than doing without. Those of a step of SOAP on GPT-2, 1400 kernels in all,
+ * take 2 to 4 MiB of an H200. */
 #define MOST_RECORDINGS 256
 #define IDLE_CALLS (4 * MOST_RECORDINGS)
 

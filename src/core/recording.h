@@ -1,9 +1,9 @@
 /* Work that is queued again and again with the same arguments: recorded once, and from then on queued as a whole by one
  * call of the backend. It saves the host's time, not the device's, and gives the same results to the bit.
  *
- * The one thing to know before using it: whatever `work` hands to the backend, numbers and addresses, must follow from the
- * key, or be forgotten by tchi_recordings_clear when it changes; what the device reads from its memory may change freely.
- * And `work` may be called or not: what the host keeps count of belongs outside of it. */
+ * The one thing to know before using it: whatever `work` hands to the backend, numbers and addresses, must follow from
+ * the key, or be forgotten by tchi_recordings_clear when it changes; what the device reads from its memory may change
+ * freely. And `work` may be called or not: what the host keeps count of belongs outside of it. */
 #ifndef TCHI_RECORDING_H
 #define TCHI_RECORDING_H
 
@@ -35,13 +35,14 @@ typedef struct tchi_recordings {
 /* Takes the memory for them, so that no work has to; where the backend cannot record there is nothing to take. */
 tch_status tchi_recordings_open(const tch_context *context, tchi_recordings *recordings);
 
-/* Does `work`. It is called the first times, and while the caller is told of ranges; otherwise, where the backend can, it is
- * recorded and replayed. While recording, nothing may be allocated, waited for or copied to the host: work that does so
- * fails then, and is never recorded. The owner must not be changed by `work`. */
+/* Does `work`. It is called the first times, and while the caller is told of ranges; otherwise, where the backend can,
+ * it is recorded and replayed. While recording, nothing may be allocated, waited for or copied to the host: work that
+ * does so fails then, and is never recorded. The owner must not be changed by `work`. */
 tch_status tchi_recorded(tch_context *context, tchi_recordings *recordings, const tchi_recording_key *key,
                          tch_status (*work)(void *argument), void *argument);
 
-/* Forgets all of them. They may still be running: their memory must stay as it would for work that was queued singly. */
+/* Forgets all of them. They may still be running: their memory must stay as it would for work that was queued
+ * singly. */
 void tchi_recordings_clear(const tch_context *context, tchi_recordings *recordings);
 
 void tchi_recordings_close(const tch_context *context, tchi_recordings *recordings);

@@ -1,4 +1,5 @@
-/* Tensors: creation from a pool, questions about shape and strides, and their views as the operations table sees them. */
+/* Tensors: creation from a pool, questions about shape and strides, and their views as the operations table sees
+ * them. */
 #include "tensor.h"
 
 #include <string.h>
@@ -163,7 +164,8 @@ tch_matrices tchi_matrices_part(const tch_matrices *matrices, int64_t first, int
     return part;
 }
 
-/* The batch dimensions merge into one when each one's stride is the size of all inner ones times the innermost stride. */
+/* The batch dimensions merge into one when each one's stride is the size of all inner ones times the innermost
+ * stride. */
 static bool merge_batch(const tch_tensor *tensor, tch_matrices *m)
 {
     int64_t stride = 0;

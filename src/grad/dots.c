@@ -1,6 +1,6 @@
 /* tch_grad_dots: the inner product of each sample's gradient with one direction. In one group and without half types it
- * is the sum over positions of <g, V a>, and the gradient is never formed; otherwise the gradients of a chunk of samples
- * are. */
+ * is the sum over positions of <g, V a>, and the gradient is never formed; otherwise the gradients of a chunk of
+ * samples are. */
 #include <torchium/grad.h>
 
 #include "core/check.h"
@@ -71,7 +71,7 @@ static void layout(dots_buffers *b, tchi_arena *arena, tch_context *context, con
     b->scratch = tchi_arena_take(arena, scratch_of(context, c, count));
 }
 
-/* --- one chunk ---------------------------------------------------------------------------------------------------- */
+/* --- one chunk --------------------------------------------------------------------------------------------------- */
 
 /* dots[i] += scale times the inner product of row i of `x` with the one direction. */
 static tch_status dot_rows(tch_context *context, const dots_call *c, const tch_matrices *x,
@@ -119,7 +119,7 @@ static tch_status dots_part(tch_context *context, const dots_call *c, const dots
     return c->has_bias ? bias_dots(context, c, b, count, dots) : TCH_OK;
 }
 
-/* --- all of them -------------------------------------------------------------------------------------------------- */
+/* --- all of them ------------------------------------------------------------------------------------------------- */
 
 static int64_t choose_chunk(tch_context *context, const dots_call *c)
 {

@@ -1,6 +1,6 @@
-/* Embeddings: the gradient of a sample has a row for each token that occurs in it, the sum of the output gradients at its
- * positions. Tokens outside the table and the padding index have none; the operations table sees to that, so that no
- * token is ever looked at on the host. */
+/* Embeddings: the gradient of a sample has a row for each token that occurs in it, the sum of the output gradients at
+ * its positions. Tokens outside the table and the padding index have none; the operations table sees to that, so that
+ * no token is ever looked at on the host. */
 #include "embedding.h"
 
 #include "core/status.h"
@@ -9,7 +9,7 @@
 #include "kinds.h"
 #include "sample_rows.h"
 
-/* --- samples at hand ---------------------------------------------------------------------------------------------- */
+/* --- samples at hand --------------------------------------------------------------------------------------------- */
 
 tchi_tokens tchi_tokens_of(const tch_layer *layer, const tch_tensor *input, const tch_tensor *gradient)
 {
@@ -44,7 +44,7 @@ static tchi_chunks choose_chunks(tch_context *context, const tchi_tokens *t, int
     return (tchi_chunks){samples, tchi_chunk_samples(context, samples, t->gradient.positions, each, bytes_fixed)};
 }
 
-/* --- gradients ---------------------------------------------------------------------------------------------------- */
+/* --- gradients --------------------------------------------------------------------------------------------------- */
 
 /* The gradients of `count` samples, as matrices of V by d. */
 static tch_matrices place_gradients(const tchi_tokens *t, const tch_tensor *weight, tchi_arena *arena, int64_t first,
@@ -84,7 +84,7 @@ tch_status tchi_embedding_samples(tch_context *context, const tch_layer *layer, 
     return TCH_OK;
 }
 
-/* --- norms -------------------------------------------------------------------------------------------------------- */
+/* --- norms ------------------------------------------------------------------------------------------------------- */
 
 static tch_status open_piece(tch_context *context, const tchi_tokens *t, int64_t first, int64_t count,
                              tchi_token_piece *piece)
@@ -114,7 +114,7 @@ tch_status tchi_embedding_norms(tch_context *context, const tch_layer *layer, co
     return TCH_OK;
 }
 
-/* --- a parameter-sized matrix in scratch where the caller's cannot be used ---------------------------------------- */
+/* --- a parameter-sized matrix in scratch where the caller's cannot be used --------------------------------------- */
 
 static bool parameter_in_place(const tch_tensor *parameter, tch_scalar type)
 {
@@ -184,7 +184,7 @@ static tch_status parameter_chunk(tch_context *context, const tchi_tokens *t, co
     return tchi_tokens_read(context, t, first, piece);
 }
 
-/* --- weighted sums ------------------------------------------------------------------------------------------------ */
+/* --- weighted sums ----------------------------------------------------------------------------------------------- */
 
 /* The first chunk brings beta in, also where it has no samples. */
 tch_status tchi_embedding_sum(tch_context *context, const tch_layer *layer, const tch_tensor *input,
@@ -210,7 +210,7 @@ tch_status tchi_embedding_sum(tch_context *context, const tch_layer *layer, cons
     return write_parameter(context, weight, &out);
 }
 
-/* --- inner products with a direction ------------------------------------------------------------------------------ */
+/* --- inner products with a direction ----------------------------------------------------------------------------- */
 
 tch_status tchi_embedding_dots(tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                const tch_tensor *gradient, const tch_tensor *weight, int32_t accumulate, double *dots)

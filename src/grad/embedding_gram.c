@@ -1,6 +1,6 @@
-/* The Gram matrix of an embedding's gradients. The gradient of one sample at a time is formed, and the inner products of
- * the others with it are taken at the rows of their tokens alone: one gradient in memory, or as many of its columns as
- * fit, and work that grows with the positions and not with the vocabulary, save for clearing the gradient. */
+/* The Gram matrix of an embedding's gradients. The gradient of one sample at a time is formed, and the inner products
+ * of the others with it are taken at the rows of their tokens alone: one gradient in memory, or as many of its columns
+ * as fit, and work that grows with the positions and not with the vocabulary, save for clearing the gradient. */
 #include "kinds.h"
 
 #include "core/status.h"

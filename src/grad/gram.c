@@ -1,5 +1,5 @@
-/* tch_grad_gram: inner products of all pairs of samples' gradients. For linear layers and convolutions either from inner
- * products of positions (gram_positions.c) or from slices of the gradients (gram_slices.c), whichever takes fewer
+/* tch_grad_gram: inner products of all pairs of samples' gradients. For linear layers and convolutions either from
+ * inner products of positions (gram_positions.c) or from slices of the gradients (gram_slices.c), whichever takes fewer
  * operations: T^2 (d + p) for each pair against p d for each pair and 2 T p d for each sample. */
 #include "gram.h"
 
@@ -32,7 +32,7 @@ tch_status tchi_transpose(tch_context *context, const tch_matrices *x, const tch
     return context->backend->matrix->copy(context->state, &target, &source);
 }
 
-/* --- from rows, one for each sample ------------------------------------------------------------------------------- */
+/* --- from rows, one for each sample ------------------------------------------------------------------------------ */
 
 static int64_t product_rows(const tch_context *context, const tchi_gram_call *c)
 {
@@ -80,7 +80,7 @@ tch_status tchi_gram_add_rows(tch_context *context, const tchi_gram_call *c, con
                              : tchi_gram(context, c->square, x, 0, 1.0, &c->gram);
 }
 
-/* --- the parts ---------------------------------------------------------------------------------------------------- */
+/* --- the parts --------------------------------------------------------------------------------------------------- */
 
 static bool positions_are_fewer(const tchi_gram_call *c)
 {
@@ -157,7 +157,7 @@ static tch_status bias_gram(tch_context *context, const tchi_gram_call *c)
     return tchi_gram_add_rows(context, c, &rows, &b.products);
 }
 
-/* --- both halves -------------------------------------------------------------------------------------------------- */
+/* --- both halves ------------------------------------------------------------------------------------------------- */
 
 /* Rows and columns at once: what is left to the launches of a GPU is few enough, and the scratch small. */
 #define MIRROR_BLOCK 512
@@ -176,8 +176,8 @@ static tch_status mirror_diagonal(tch_context *context, const tch_matrices *bloc
     return context->backend->matrix->combine(context->state, 0.0, 0.5, block, 0.5, &turned, block);
 }
 
-/* Both halves are there up to rounding; above the diagonal they become the half below, to the bit, which a solver may ask
- * for. */
+/* Both halves are there up to rounding; above the diagonal they become the half below, to the bit, which a solver may
+ * ask for. */
 static tch_status mirror(tch_context *context, const tchi_gram_call *c)
 {
     tchi_arena arena = {0};
@@ -198,7 +198,7 @@ static tch_status mirror(tch_context *context, const tchi_gram_call *c)
     return TCH_OK;
 }
 
-/* --- the call ----------------------------------------------------------------------------------------------------- */
+/* --- the call ---------------------------------------------------------------------------------------------------- */
 
 static tch_status check_gram(tch_context *context, const tch_tensor *gram, int64_t samples)
 {

@@ -32,8 +32,8 @@ tch_status tchi_gram_by_positions(tch_context *context, const tchi_gram_call *c)
 int64_t tchi_gram_slices_bytes(tch_context *context, const tchi_gram_call *c);
 tch_status tchi_gram_by_slices(tch_context *context, const tchi_gram_call *c);
 
-/* gram += square X X', with a row of X for each sample. Where the result has another type than X, some rows of the product
- * at a time go through scratch. */
+/* gram += square X X', with a row of X for each sample. Where the result has another type than X, some rows of the
+ * product at a time go through scratch. */
 typedef struct tchi_row_products {
     tch_matrices own, converted;
 } tchi_row_products;

@@ -1,5 +1,5 @@
-/* The Gram matrix of gradients from slices of them, rows and columns of the weight's matrix that are formed for all samples
- * at once: inner products of slices add up to those of gradients. */
+/* The Gram matrix of gradients from slices of them, rows and columns of the weight's matrix that are formed for all
+ * samples at once: inner products of slices add up to those of gradients. */
 #include "gram.h"
 
 #include "core/status.h"

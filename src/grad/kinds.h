@@ -1,6 +1,6 @@
-/* The layers that are not products: what grad.h's functions do for embeddings and for normalizing layers. Arguments have
- * been checked; numbers per sample are arrays of double on the device; `weights` may be NULL for 1. Without `accumulate`
- * norms, Gram matrices and dots are cleared first, once there is memory for the call. */
+/* The layers that are not products: what grad.h's functions do for embeddings and for normalizing layers. Arguments
+ * have been checked; numbers per sample are arrays of double on the device; `weights` may be NULL for 1. Without
+ * `accumulate` norms, Gram matrices and dots are cleared first, once there is memory for the call. */
 #ifndef TCHI_GRAD_KINDS_H
 #define TCHI_GRAD_KINDS_H
 

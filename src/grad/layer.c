@@ -1,5 +1,5 @@
-/* Checks of layers: see layer.h. A kind that is added gets a row in `kinds`, its shapes in check_shapes, and the shape of
- * its parameters at the end. */
+/* Checks of layers: see layer.h. A kind that is added gets a row in `kinds`, its shapes in check_shapes, and the shape
+ * of its parameters at the end. */
 #include "layer.h"
 
 #include <math.h>
@@ -43,7 +43,7 @@ tch_status tchi_check_layer_is_product(const tch_layer *layer, const char *funct
                      kinds[layer->kind].name);
 }
 
-/* --- the description ---------------------------------------------------------------------------------------------- */
+/* --- the description --------------------------------------------------------------------------------------------- */
 
 static tch_status check_option(const char *name, int32_t dimension, int64_t value, int64_t least)
 {
@@ -130,7 +130,7 @@ tch_status tchi_check_layer(const tch_layer *layer)
     }
 }
 
-/* --- one tensor by itself ----------------------------------------------------------------------------------------- */
+/* --- one tensor by itself ---------------------------------------------------------------------------------------- */
 
 static tch_status wrong_shape(const tch_tensor *tensor, const char *name, const char *expected)
 {
@@ -291,7 +291,7 @@ tch_status tchi_check_layer_gradient(const tch_context *context, const tch_layer
     return check_sizes(layer, output_gradient, "output_gradient");
 }
 
-/* --- the two together --------------------------------------------------------------------------------------------- */
+/* --- the two together -------------------------------------------------------------------------------------------- */
 
 /* The shape of the output gradient, as far as the input decides it; -1 where any size will do. */
 static tchi_shape output_shape(const tch_layer *layer, const tch_tensor *input)
@@ -359,7 +359,7 @@ tch_status tchi_check_layer_call(const tch_context *context, const tch_layer *la
     return check_pair(layer, input, output_gradient);
 }
 
-/* --- parameters --------------------------------------------------------------------------------------------------- */
+/* --- parameters -------------------------------------------------------------------------------------------------- */
 
 static void add_size(tchi_shape *shape, int64_t size)
 {

@@ -1,5 +1,5 @@
-/* What the functions of grad.h ask of a layer's description and of the tensors that come with it, for every kind. All of
- * it is checked before anything is written; messages name the argument, its shape, and the shape it should have. */
+/* What the functions of grad.h ask of a layer's description and of the tensors that come with it, for every kind. All
+ * of it is checked before anything is written; messages name the argument, its shape, and the shape it should have. */
 #ifndef TCHI_GRAD_LAYER_H
 #define TCHI_GRAD_LAYER_H
 
@@ -47,8 +47,9 @@ tchi_shape tchi_weight_shape(const tch_layer *layer, const tch_tensor *input, co
 tchi_shape tchi_bias_shape(const tch_layer *layer, const tch_tensor *input, const tch_tensor *output_gradient,
                            int64_t samples);
 
-/* The tensors of the parameters, either of which may be NULL, and the bias must be where the kind has none: shapes as above,
- * types that of the output gradient, or float32 where that is a half type. `written`: no element is stored twice. */
+/* The tensors of the parameters, either of which may be NULL, and the bias must be where the kind has none: shapes as
+ * above, types that of the output gradient, or float32 where that is a half type. `written`: no element is stored
+ * twice. */
 tch_status tchi_check_parameters(const tch_context *context, const tch_layer *layer, const tch_tensor *input,
                                  const tch_tensor *output_gradient, int64_t samples, bool written,
                                  const tch_tensor *weight, const tch_tensor *bias);

@@ -1,5 +1,5 @@
-/* Normalizing layers: the gradients of their weights are vectors, so each chunk of samples has its own formed in scratch,
- * samples by features, and everything else is done on them. The normalized inputs are never stored. */
+/* Normalizing layers: the gradients of their weights are vectors, so each chunk of samples has its own formed in
+ * scratch, samples by features, and everything else is done on them. The normalized inputs are never stored. */
 #include "normalizing.h"
 
 #include "core/status.h"
@@ -9,7 +9,7 @@
 #include "positions.h"
 #include "sample_rows.h"
 
-/* --- gradients of some samples ------------------------------------------------------------------------------------ */
+/* --- gradients of some samples ----------------------------------------------------------------------------------- */
 
 tchi_normalizing tchi_normalizing_of(const tch_layer *layer, const tch_tensor *input, const tch_tensor *gradient,
                                      tch_grad_part parts)
@@ -92,7 +92,7 @@ static tch_grad_part parts_given(const tch_tensor *weight, const tch_tensor *bia
     return (tch_grad_part)parts;
 }
 
-/* --- samples ------------------------------------------------------------------------------------------------------ */
+/* --- samples ----------------------------------------------------------------------------------------------------- */
 
 static tch_status samples_part(tch_context *context, const tchi_normalizing *c, const tch_tensor *weight,
                                const tch_tensor *bias, int64_t first, int64_t count)
@@ -120,7 +120,7 @@ tch_status tchi_normalizing_samples(tch_context *context, const tch_layer *layer
     return TCH_OK;
 }
 
-/* --- numbers for each sample -------------------------------------------------------------------------------------- */
+/* --- numbers for each sample ------------------------------------------------------------------------------------- */
 
 /* Beside the gradients of a chunk: directions to multiply them with, and scratch to do it. */
 typedef struct dots_buffers {
@@ -224,7 +224,7 @@ tch_status tchi_normalizing_dots(tch_context *context, const tch_layer *layer, c
     return numbers_of(context, &c, weight, bias, accumulate, dots);
 }
 
-/* --- weighted sums ------------------------------------------------------------------------------------------------ */
+/* --- weighted sums ----------------------------------------------------------------------------------------------- */
 
 typedef struct sum_buffers {
     tch_matrices weight, bias; /* the sums, 1 by features */

@@ -33,8 +33,8 @@ typedef struct tchi_normalizing_piece {
     void *scratch;
 } tchi_normalizing_piece;
 
-/* Samples [first, first + count) in the layout of a call, which runs twice. Where gradients of the weights belong to the
- * caller, `weight` and `bias` are his tensors; NULL: scratch. */
+/* Samples [first, first + count) in the layout of a call, which runs twice. Where gradients of the weights belong to
+ * the caller, `weight` and `bias` are his tensors; NULL: scratch. */
 void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_piece *p, const tch_tensor *weight,
                              const tch_tensor *bias, tchi_arena *arena, tch_context *context, int64_t first,
                              int64_t count);

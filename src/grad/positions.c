@@ -1,5 +1,5 @@
-/* Sides of LINEAR and CONV layers: see positions.h. What decides whether memory is used as it lies is `in_place`; scratch
- * is always contiguous, samples, then groups, then positions, then columns. */
+/* Sides of LINEAR and CONV layers: see positions.h. What decides whether memory is used as it lies is `in_place`;
+ * scratch is always contiguous, samples, then groups, then positions, then columns. */
 #include "positions.h"
 
 #include "core/status.h"
@@ -104,7 +104,7 @@ tchi_side tchi_gradient_side(const tch_layer *layer, const tch_tensor *output_gr
                                            : channels_second(output_gradient, layer->groups);
 }
 
-/* --- the caller's memory, or scratch ------------------------------------------------------------------------------ */
+/* --- the caller's memory, or scratch ----------------------------------------------------------------------------- */
 
 /* Distance between the rows of one matrix, of which there may be only one. */
 static int64_t row_stride(const tchi_side *side)

@@ -1,6 +1,6 @@
 /* Linear layers and convolutions as one thing: a batch of matrices A [T, d] of inputs and G [T, p] of output gradients,
- * one pair for each sample and group, whose product G' A is the gradient of the weight. A side is one of the two for the
- * whole batch; its samples are looked at a chunk at a time.
+ * one pair for each sample and group, whose product G' A is the gradient of the weight. A side is one of the two for
+ * the whole batch; its samples are looked at a chunk at a time.
  *
  *     tchi_side a = tchi_input_side(layer, input);
  *     tch_matrices m = tchi_side_place(&a, &arena, first, count, TCHI_APART);   // in the layout, which runs twice
@@ -33,8 +33,8 @@ typedef struct tchi_side {
 tchi_side tchi_input_side(const tch_layer *layer, const tch_tensor *input);
 tchi_side tchi_gradient_side(const tch_layer *layer, const tch_tensor *output_gradient);
 
-/* TALL: rows of consecutive samples lie one `ld` apart throughout, so that tchi_tall may make one matrix of them; for one
- * group only. */
+/* TALL: rows of consecutive samples lie one `ld` apart throughout, so that tchi_tall may make one matrix of them; for
+ * one group only. */
 typedef enum tchi_arrangement { TCHI_APART = 0, TCHI_TALL = 1 } tchi_arrangement;
 
 /* The caller's memory can be used as it lies. The same answer for all chunks. */
@@ -64,8 +64,8 @@ tch_status tchi_reserve_first(tch_context *context, int64_t bytes);
 /* Numbers per sample that a call adds to start from 0, unless the caller accumulates. */
 tch_status tchi_clear_numbers(tch_context *context, int32_t accumulate, double *numbers, int64_t samples);
 
-/* Samples to do at once when each takes `bytes_each` of scratch on top of `bytes_fixed`: as many as fit the context's limit
- * and do not take more than scratch is worth, with at most INT32_MAX rows in a tall matrix; at least one. */
+/* Samples to do at once when each takes `bytes_each` of scratch on top of `bytes_fixed`: as many as fit the context's
+ * limit and do not take more than scratch is worth, with at most INT32_MAX rows in a tall matrix; at least one. */
 int64_t tchi_chunk_samples(const tch_context *context, int64_t samples, int64_t positions, int64_t bytes_each,
                            int64_t bytes_fixed);
 

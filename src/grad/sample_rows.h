@@ -1,5 +1,6 @@
-/* Samples of a tensor of any shape and strides as the rows of one packed matrix, each with all elements of its sample in
- * order: the caller's memory where it lies so, scratch otherwise. A parameter, which has no samples, is all its rows. */
+/* Samples of a tensor of any shape and strides as the rows of one packed matrix, each with all elements of its sample
+ * in order: the caller's memory where it lies so, scratch otherwise. A parameter, which has no samples, is all its
+ * rows. */
 #ifndef TCHI_GRAD_SAMPLE_ROWS_H
 #define TCHI_GRAD_SAMPLE_ROWS_H
 
@@ -19,8 +20,8 @@ tch_matrices tchi_rows_place(const tch_tensor *tensor, tch_scalar type, tchi_are
 tch_status tchi_rows_read(tch_context *context, const tch_tensor *tensor, int64_t first, const tch_matrices *rows);
 tch_status tchi_rows_write(tch_context *context, const tch_tensor *tensor, int64_t first, const tch_matrices *rows);
 
-/* The chunks that `samples` are done in. The last one is smaller, but may need more scratch, since a device that has little
- * to do divides it further: a call that reserves memory once for all chunks measures both. */
+/* The chunks that `samples` are done in. The last one is smaller, but may need more scratch, since a device that has
+ * little to do divides it further: a call that reserves memory once for all chunks measures both. */
 typedef struct tchi_chunks {
     int64_t samples, size;
 } tchi_chunks;

@@ -18,7 +18,7 @@ typedef struct samples_call {
     tch_tensor *weight_tensor, *bias_tensor; /* or NULL */
 } samples_call;
 
-/* --- weights ------------------------------------------------------------------------------------------------------ */
+/* --- weights ----------------------------------------------------------------------------------------------------- */
 
 typedef struct weight_buffers {
     tch_matrices a, g, out;
@@ -44,7 +44,7 @@ static tch_status weight_part(tch_context *context, const samples_call *c, int64
     return tchi_parameter_write(context, &c->weight, first, &w.out);
 }
 
-/* --- biases ------------------------------------------------------------------------------------------------------- */
+/* --- biases ------------------------------------------------------------------------------------------------------ */
 
 typedef struct bias_buffers {
     tch_matrices g, out;
@@ -75,7 +75,7 @@ static tch_status bias_part(tch_context *context, const samples_call *c, int64_t
     return tchi_parameter_write(context, &c->bias, first, &b.out);
 }
 
-/* --- both --------------------------------------------------------------------------------------------------------- */
+/* --- both -------------------------------------------------------------------------------------------------------- */
 
 /* Bytes of scratch that `count` samples take, in whichever part takes more. */
 static int64_t bytes_of(tch_context *context, const samples_call *c, int64_t count)

@@ -49,8 +49,8 @@ static void rotation_layout(rotation *r, tchi_arena *arena, tch_scalar type, int
     r->rotated = tchi_scratch_matrices(arena, type, batch, r->side.positions, r->q.cols);
 }
 
-/* One position: the square of a product of two numbers is the product of their squares, so that the sum over samples is a
- * product of matrices. */
+/* One position: the square of a product of two numbers is the product of their squares, so that the sum over samples is
+ * a product of matrices. */
 static bool is_single(const scales_call *c)
 {
     return c->a.side.positions == 1 && c->a.side.groups == 1;

@@ -1,6 +1,6 @@
-/* One weight used as an embedding and as a linear layer: the part of its gradients' norms that neither use knows of. The
- * gradient of the linear layer, as many rows as the vocabulary has, is never formed; its output gradients are read where
- * they lie. */
+/* One weight used as an embedding and as a linear layer: the part of its gradients' norms that neither use knows of.
+ * The gradient of the linear layer, as many rows as the vocabulary has, is never formed; its output gradients are read
+ * where they lie. */
 #include <torchium/grad.h>
 
 #include "core/check.h"
@@ -53,7 +53,7 @@ static tch_status tied_part(tch_context *context, const tied_call *c, int64_t fi
                                                  norms + first, p.tokens.scratch);
 }
 
-/* --- arguments ---------------------------------------------------------------------------------------------------- */
+/* --- arguments --------------------------------------------------------------------------------------------------- */
 
 static tch_status wrong_shape(const tch_tensor *tensor, const char *name, const char *expected)
 {

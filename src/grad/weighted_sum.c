@@ -1,9 +1,9 @@
-/* tch_grad_weighted_sum: for linear layers and convolutions in one group a single tall product over the positions of all
- * samples, the output gradients weighed before; with several groups, whose gradients are small, the gradients of a chunk
- * of samples are formed, weighed and summed. Sums are kept from chunk to chunk in float32 at least.
+/* tch_grad_weighted_sum: for linear layers and convolutions in one group a single tall product over the positions of
+ * all samples, the output gradients weighed before; with several groups, whose gradients are small, the gradients of a
+ * chunk of samples are formed, weighed and summed. Sums are kept from chunk to chunk in float32 at least.
  *
- * A weight of 0 must leave its sample out whatever it holds, and 0 times NaN is NaN: so both operands of the tall product
- * are zeroed there, which costs a pass over the inputs. */
+ * A weight of 0 must leave its sample out whatever it holds, and 0 times NaN is NaN: so both operands of the tall
+ * product are zeroed there, which costs a pass over the inputs. */
 #include <torchium/grad.h>
 
 #include <math.h>
@@ -39,8 +39,8 @@ typedef struct sum_buffers {
     void *scratch;
 } sum_buffers;
 
-/* float16 has too little range for a small weight times a small gradient; bfloat16 has all of it, and rounding again costs
- * no more than rounding the first time did. */
+/* float16 has too little range for a small weight times a small gradient; bfloat16 has all of it, and rounding again
+ * costs no more than rounding the first time did. */
 static tch_scalar weighed_type(tch_scalar type)
 {
     return type == TCH_SCALAR_F16 ? TCH_SCALAR_F32 : type;
@@ -105,7 +105,7 @@ static void layout(sum_buffers *s, tchi_arena *arena, tch_context *context, cons
     s->scratch = tchi_arena_take(arena, scratch_of(context, c, count));
 }
 
-/* --- one chunk ---------------------------------------------------------------------------------------------------- */
+/* --- one chunk --------------------------------------------------------------------------------------------------- */
 
 /* Rows of `x`, one for each sample, weighed and added up: out = beta out + scale times their sum. */
 static tch_status add_rows(tch_context *context, const sum_call *c, const tch_matrices *x, const double *weights,
@@ -171,7 +171,7 @@ static tch_status add_part(tch_context *context, const sum_call *c, const sum_bu
     return c->g.groups > 1 ? add_formed(context, c, s, count, weights, beta) : add_tall(context, c, s, weights, beta);
 }
 
-/* --- all of them -------------------------------------------------------------------------------------------------- */
+/* --- all of them ------------------------------------------------------------------------------------------------- */
 
 static tch_status multiply_by(tch_context *context, double beta, const tch_matrices *x)
 {

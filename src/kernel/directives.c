@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-/* Between a # and its word, comments included. Where there is more, which nobody writes, the compiler has to say what it
- * means: the search goes on right behind the #, and would otherwise go over long comments again and again. */
+/* Between a # and its word, comments included. Where there is more, which nobody writes, the compiler has to say what
+ * it means: the search goes on right behind the #, and would otherwise go over long comments again and again. */
 #define BLANKS_MOST 1024
 
 /* The next character, behind the ends of lines that a backslash takes away. */

@@ -1,6 +1,6 @@
-/* What stands between a prelude and the user's source: the macros of the options as lines, and the #line directive that gives
- * messages the user's own file. Macros are not left to a compiler's command line, where they would change our texts and the
- * compiler's headers too: -DT=float there breaks every template. */
+/* What stands between a prelude and the user's source: the macros of the options as lines, and the #line directive that
+ * gives messages the user's own file. Macros are not left to a compiler's command line, where they would change our
+ * texts and the compiler's headers too: -DT=float there breaks every template. */
 #ifndef TCHI_KERNEL_MACROS_H
 #define TCHI_KERNEL_MACROS_H
 

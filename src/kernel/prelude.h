@@ -1,6 +1,6 @@
-/* The texts that are put around a user's source, compiled into the library: the files of src/kernel/prelude, each an array
- * with a NUL at its end, made by the build. signature.h serves both devices, those of optim an optimizer's update by a user's
- * function, the others the CPU. */
+/* The texts that are put around a user's source, compiled into the library: the files of src/kernel/prelude, each an
+ * array with a NUL at its end, made by the build. signature.h serves both devices, those of optim an optimizer's update
+ * by a user's function, the others the CPU. */
 #ifndef TCHI_KERNEL_PRELUDE_H
 #define TCHI_KERNEL_PRELUDE_H
 

@@ -92,7 +92,8 @@ tch_status tch_kfac_get_counts(const tch_kfac *kfac, int32_t layer, int64_t coun
     return TCH_OK;
 }
 
-/* An observation in the step under way has made it an update: without one its share of the average would be infinite. */
+/* An observation in the step under way has made it an update: without one its share of the average would be
+ * infinite. */
 tch_status tchi_kfac_check_counts(const char *what, const char *layer, const int64_t counts[TCH_KFAC_COUNTS])
 {
     for (int i = 0; i < TCH_KFAC_COUNTS; i++) {
@@ -127,9 +128,9 @@ static tch_status read_side(const tch_kfac *k, const tchi_kfac_layer *layer, int
 {
     enum { PIECE = 64 };
     const tch_backend *t = k->context->backend;
-    const tchi_kfac_class *class = &k->classes[layer->class];
-    const tchi_kfac_family *f = &k->families[class->family[side]];
-    int64_t first = class->position[side] + layer->unit;
+    const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
+    const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
+    int64_t first = block_batch->position[side] + layer->unit;
     for (int64_t done = 0; done < layer->groups; done += PIECE) {
         int32_t flags[PIECE];
         double residuals[PIECE];

@@ -104,8 +104,8 @@ static tch_status fill_state(tch_kfac *k)
     TCHI_TRY(t->device->zero_bytes(k->context->state, k->beside.pointer, k->beside.bytes));
     TCHI_TRY(t->device->store_numbers(k->context->state, &k->control->scale, &(double){1.0}, 1));
     double start = k->config.bias_correction ? 0.0 : 1.0;
-    for (int32_t i = 0; i < k->family_count; i++) {
-        const tchi_kfac_family *f = &k->families[i];
+    for (int32_t i = 0; i < k->factor_batch_count; i++) {
+        const tchi_kfac_factor_batch *f = &k->factor_batches[i];
         tch_matrices factors = tchi_kfac_factors(k, f, 0, f->count);
         tch_matrices results = tchi_kfac_results(k, f, 0, f->count);
         TCHI_TRY(t->matrix->combine(k->context->state, start, 0.0, NULL, 0.0, NULL, &factors));
@@ -113,7 +113,7 @@ static tch_status fill_state(tch_kfac *k)
         TCHI_TRY(fill_with(k, f->values, f->count * f->n, 1.0));
     }
     for (int32_t i = 0; i < k->class_count; i++) {
-        const tchi_kfac_class *c = &k->classes[i];
+        const tchi_kfac_class *c = &k->block_batches[i];
         TCHI_TRY(fill_with(k, c->scales, c->count * c->size[TCHI_INPUT] * c->size[TCHI_OUTPUT], 1.0));
     }
     return TCH_OK;

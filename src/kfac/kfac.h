@@ -2,11 +2,11 @@
  *
  *     kfac       layers, the memory they share
  *       layer      its factors are `groups` units, 1 but for grouped convolutions
- *       class      all units of equal sizes p and d: what one batched product works on
- *       family     all factors of equal size n, inputs' and outputs' alike: what one refresh works on
+ *       block batch      all units of equal sizes p and d: what one batched product works on
+ *       factor batch     all factors of equal size n, inputs' and outputs' alike: what one refresh works on
  *
- * Units of a class lie one after the other, and so do their factors within a family: every batched call sees a constant
- * stride. Of the state everything but scales belongs to families. */
+ * Units of a block batch lie one after the other, and so do their factors within a factor batch: every batched call
+ * sees a constant stride. Of the state everything but scales belongs to factor batches. */
 #ifndef TCHI_KFAC_H
 #define TCHI_KFAC_H
 
@@ -34,13 +34,13 @@ typedef struct tchi_kfac_layer {
     int64_t outputs; /* of all groups */
     int64_t groups;
     int32_t bias;
-    int32_t class;
-    int64_t unit; /* the first of its units in the class */
+    int32_t block_batch;
+    int64_t unit; /* the first of its units in the block batch */
 } tchi_kfac_layer;
 
 typedef struct tchi_kfac_class {
     int64_t size[TCHI_SIDES]; /* d, with the bias, and p of one group */
-    int32_t family[TCHI_SIDES];
+    int32_t factor_batch[TCHI_SIDES];
     int64_t position[TCHI_SIDES]; /* of the first unit's factor there */
     int64_t count;                /* of units */
     int32_t first, layers;        /* in the list `order` */
@@ -48,7 +48,7 @@ typedef struct tchi_kfac_class {
     char *kept;                   /* of the call under way: preconditioned gradients that wait for their scale */
 } tchi_kfac_class;
 
-typedef struct tchi_kfac_family {
+typedef struct tchi_kfac_factor_batch {
     int64_t n, count;
     char *factors, *results; /* count matrices each; results are inverses or bases */
     char *values;            /* count by n; NULL for inverses */
@@ -56,7 +56,7 @@ typedef struct tchi_kfac_family {
     int32_t *flags;          /* on the device: what became of the latest refresh of each */
     double *residuals;       /* its certificate; stays 0 for bases */
     double *traces, *shifts; /* inverses: what factored damping is made from, and what it adds */
-} tchi_kfac_family;
+} tchi_kfac_factor_batch;
 
 typedef struct tchi_kfac_state {
     char name[TCHI_KFAC_STATE_NAME];
@@ -89,12 +89,12 @@ struct tch_kfac {
     int32_t count;
     tchi_kfac_layer *layers;
     int64_t *counts; /* TCH_KFAC_COUNTS for each layer: a tensor of checkpoints */
-    int32_t *order;  /* layers by class */
-    tchi_kfac_class *classes;
+    int32_t *order;  /* layers by block batch */
+    tchi_kfac_class *block_batches;
     int32_t class_count;
-    tchi_kfac_family *families;
-    int32_t family_count;
-    int32_t *owners; /* of all families */
+    tchi_kfac_factor_batch *factor_batches;
+    int32_t factor_batch_count;
+    int32_t *owners; /* of all factor batches */
     int64_t owner_count;
     tchi_kfac_state *states;
     int32_t state_count;
@@ -109,8 +109,8 @@ tch_status tchi_kfac_check_config(const char *function, const tch_kfac_config *c
 tch_status tchi_kfac_check_change(const tch_kfac_config *now, const tch_kfac_config *next);
 /* Options by number, for checkpoints; false past the last one. */
 bool tchi_kfac_option(int32_t index, const char **name);
-/* A number from elsewhere, called `what` in messages, that is to become option `index`: NaN and what is too large, or no
- * whole number, cannot be set. */
+/* A number from elsewhere, called `what` in messages, that is to become option `index`: NaN and what is too large, or
+ * no whole number, cannot be set. */
 tch_status tchi_kfac_check_value(const char *what, int32_t index, double value);
 double tchi_kfac_option_get(const tch_kfac_config *config, int32_t index);
 void tchi_kfac_option_set(tch_kfac_config *config, int32_t index, double value);
@@ -118,7 +118,7 @@ void tchi_kfac_option_set(tch_kfac_config *config, int32_t index, double value);
 /* --- layout.c */
 /* Checks one layer's description. */
 tch_status tchi_kfac_check_layer(const char *function, const tch_kfac_layer *layer, const char *name);
-/* Groups the layers into classes and families; host memory only. */
+/* Groups the layers into block batches and factor batches; host memory only. */
 tch_status tchi_kfac_plan(tch_kfac *kfac, const tch_kfac_layer *layers);
 void tchi_kfac_release_plan(tch_kfac *kfac);
 /* Places everything in two arenas, which may only be measuring. */
@@ -140,10 +140,13 @@ static inline int64_t *tchi_kfac_counts(const tch_kfac *kfac, int32_t layer)
     return kfac->counts + (int64_t)layer * TCH_KFAC_COUNTS;
 }
 
-/* Matrices of a family, `count` from `first` on: factors, or what the refresh made of them. */
-tch_matrices tchi_kfac_factors(const tch_kfac *kfac, const tchi_kfac_family *family, int64_t first, int64_t count);
-tch_matrices tchi_kfac_results(const tch_kfac *kfac, const tchi_kfac_family *family, int64_t first, int64_t count);
+/* Matrices of a factor batch, `count` from `first` on: factors, or what the refresh made of them. */
+tch_matrices tchi_kfac_factors(const tch_kfac *kfac, const tchi_kfac_factor_batch *factor_batch, int64_t first,
+                               int64_t count);
+tch_matrices tchi_kfac_results(const tch_kfac *kfac, const tchi_kfac_factor_batch *factor_batch, int64_t first,
+                               int64_t count);
 /* 1 by n each. */
-tch_matrices tchi_kfac_values(const tch_kfac *kfac, const tchi_kfac_family *family, int64_t first, int64_t count);
+tch_matrices tchi_kfac_values(const tch_kfac *kfac, const tchi_kfac_factor_batch *factor_batch, int64_t first,
+                              int64_t count);
 
 #endif

@@ -1,6 +1,6 @@
-/* How layers are grouped, and where their state lies. Layers are put into classes by the sizes of their factors,
- * classes into families, and then every family and class takes one piece of the state: the order of layers in memory is
- * that of classes, not the caller's. */
+/* How layers are grouped, and where their state lies. Layers are put into block batches by the sizes of their factors,
+ * block batches into factor batches, and then every factor batch and block batch takes one piece of the state: the
+ * order of layers in memory is that of block batches, not the caller's. */
 #include <stdio.h>
 #include <string.h>
 
@@ -86,61 +86,61 @@ static tch_status add_layer(tch_kfac *k, int32_t index, const tch_kfac_layer *gi
     return TCH_OK;
 }
 
-/* --- classes and families ---------------------------------------------------------------------------------------- */
+/* --- block batches and factor batches ---------------------------------------------------------------------------- */
 
 static int32_t class_of(tch_kfac *k, const tchi_kfac_layer *layer)
 {
     int64_t d = layer->inputs + layer->bias;
     int64_t p = layer->outputs / layer->groups;
     for (int32_t i = 0; i < k->class_count; i++) {
-        if (k->classes[i].size[TCHI_INPUT] == d && k->classes[i].size[TCHI_OUTPUT] == p) {
+        if (k->block_batches[i].size[TCHI_INPUT] == d && k->block_batches[i].size[TCHI_OUTPUT] == p) {
             return i;
         }
     }
-    k->classes[k->class_count] = (tchi_kfac_class){.size = {d, p}};
+    k->block_batches[k->class_count] = (tchi_kfac_class){.size = {d, p}};
     return k->class_count++;
 }
 
-static int32_t family_of(tch_kfac *k, int64_t n)
+static int32_t factor_batch_of(tch_kfac *k, int64_t n)
 {
-    for (int32_t i = 0; i < k->family_count; i++) {
-        if (k->families[i].n == n) {
+    for (int32_t i = 0; i < k->factor_batch_count; i++) {
+        if (k->factor_batches[i].n == n) {
             return i;
         }
     }
-    k->families[k->family_count] = (tchi_kfac_family){.n = n};
-    return k->family_count++;
+    k->factor_batches[k->factor_batch_count] = (tchi_kfac_factor_batch){.n = n};
+    return k->factor_batch_count++;
 }
 
 static void make_classes(tch_kfac *k)
 {
     for (int32_t i = 0; i < k->count; i++) {
         tchi_kfac_layer *layer = &k->layers[i];
-        layer->class = class_of(k, layer);
-        layer->unit = k->classes[layer->class].count;
-        k->classes[layer->class].count += layer->groups;
+        layer->block_batch = class_of(k, layer);
+        layer->unit = k->block_batches[layer->block_batch].count;
+        k->block_batches[layer->block_batch].count += layer->groups;
     }
     int32_t at = 0;
     for (int32_t c = 0; c < k->class_count; c++) {
-        k->classes[c].first = at;
+        k->block_batches[c].first = at;
         for (int32_t i = 0; i < k->count; i++) {
-            if (k->layers[i].class == c) {
+            if (k->layers[i].block_batch == c) {
                 k->order[at++] = i;
             }
         }
-        k->classes[c].layers = at - k->classes[c].first;
+        k->block_batches[c].layers = at - k->block_batches[c].first;
     }
 }
 
-static void make_families(tch_kfac *k)
+static void make_factor_batches(tch_kfac *k)
 {
     for (int32_t c = 0; c < k->class_count; c++) {
-        tchi_kfac_class *class = &k->classes[c];
+        tchi_kfac_class *block_batch = &k->block_batches[c];
         for (int side = 0; side < TCHI_SIDES; side++) {
-            class->family[side] = family_of(k, class->size[side]);
-            tchi_kfac_family *family = &k->families[class->family[side]];
-            class->position[side] = family->count;
-            family->count += class->count;
+            block_batch->factor_batch[side] = factor_batch_of(k, block_batch->size[side]);
+            tchi_kfac_factor_batch *factor_batch = &k->factor_batches[block_batch->factor_batch[side]];
+            block_batch->position[side] = factor_batch->count;
+            factor_batch->count += block_batch->count;
         }
     }
 }
@@ -148,15 +148,16 @@ static void make_families(tch_kfac *k)
 static void note_owners(tch_kfac *k)
 {
     int32_t *at = k->owners;
-    for (int32_t f = 0; f < k->family_count; f++) {
-        k->families[f].owner = at;
-        at += k->families[f].count;
+    for (int32_t f = 0; f < k->factor_batch_count; f++) {
+        k->factor_batches[f].owner = at;
+        at += k->factor_batches[f].count;
     }
     for (int32_t i = 0; i < k->count; i++) {
         const tchi_kfac_layer *layer = &k->layers[i];
-        const tchi_kfac_class *class = &k->classes[layer->class];
+        const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
         for (int side = 0; side < TCHI_SIDES; side++) {
-            int32_t *owner = k->families[class->family[side]].owner + class->position[side] + layer->unit;
+            int32_t *owner =
+                k->factor_batches[block_batch->factor_batch[side]].owner + block_batch->position[side] + layer->unit;
             for (int64_t g = 0; g < layer->groups; g++) {
                 owner[g] = i;
             }
@@ -170,18 +171,19 @@ tch_status tchi_kfac_plan(tch_kfac *k, const tch_kfac_layer *layers)
     TCHI_TRY(tchi_host_take(count * sizeof *k->layers, "KFAC's layers", &k->layers));
     TCHI_TRY(tchi_host_take(count * TCH_KFAC_COUNTS * sizeof *k->counts, "KFAC's counts", &k->counts));
     TCHI_TRY(tchi_host_take(count * sizeof *k->order, "KFAC's layers", &k->order));
-    TCHI_TRY(tchi_host_take(count * sizeof *k->classes, "KFAC's classes", &k->classes));
-    TCHI_TRY(tchi_host_take(TCHI_SIDES * count * sizeof *k->families, "KFAC's families", &k->families));
+    TCHI_TRY(tchi_host_take(count * sizeof *k->block_batches, "KFAC's block batches", &k->block_batches));
+    TCHI_TRY(
+        tchi_host_take(TCHI_SIDES * count * sizeof *k->factor_batches, "KFAC's factor batches", &k->factor_batches));
     TCHI_TRY(tchi_host_take(TCHI_KFAC_STATES * count * sizeof *k->states, "KFAC's state", &k->states));
     for (int32_t i = 0; i < k->count; i++) {
         TCHI_TRY(add_layer(k, i, &layers[i]));
     }
     make_classes(k);
-    make_families(k);
-    for (int32_t f = 0; f < k->family_count; f++) {
-        k->owner_count += k->families[f].count;
+    make_factor_batches(k);
+    for (int32_t f = 0; f < k->factor_batch_count; f++) {
+        k->owner_count += k->factor_batches[f].count;
     }
-    TCHI_TRY(tchi_host_take((size_t)k->owner_count * sizeof *k->owners, "KFAC's families", &k->owners));
+    TCHI_TRY(tchi_host_take((size_t)k->owner_count * sizeof *k->owners, "KFAC's factor batches", &k->owners));
     note_owners(k);
     return TCH_OK;
 }
@@ -192,15 +194,15 @@ void tchi_kfac_release_plan(tch_kfac *k)
     tchi_host_release(k->layers, count * sizeof *k->layers);
     tchi_host_release(k->counts, count * TCH_KFAC_COUNTS * sizeof *k->counts);
     tchi_host_release(k->order, count * sizeof *k->order);
-    tchi_host_release(k->classes, count * sizeof *k->classes);
-    tchi_host_release(k->families, TCHI_SIDES * count * sizeof *k->families);
+    tchi_host_release(k->block_batches, count * sizeof *k->block_batches);
+    tchi_host_release(k->factor_batches, TCHI_SIDES * count * sizeof *k->factor_batches);
     tchi_host_release(k->states, TCHI_KFAC_STATES * count * sizeof *k->states);
     tchi_host_release(k->owners, (size_t)k->owner_count * sizeof *k->owners);
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-static void place_family(const tch_kfac *k, tchi_kfac_family *f, tchi_arena *state, tchi_arena *beside)
+static void place_factor_batch(const tch_kfac *k, tchi_kfac_factor_batch *f, tchi_arena *state, tchi_arena *beside)
 {
     tch_matrices squares = tchi_scratch_matrices(state, k->type, f->count, f->n, f->n);
     f->factors = squares.data;
@@ -217,20 +219,21 @@ static void place_family(const tch_kfac *k, tchi_kfac_family *f, tchi_arena *sta
 void tchi_kfac_place(tch_kfac *k, tchi_arena *state, tchi_arena *beside)
 {
     k->control = tchi_arena_take(beside, sizeof *k->control);
-    for (int32_t f = 0; f < k->family_count; f++) {
-        place_family(k, &k->families[f], state, beside);
+    for (int32_t f = 0; f < k->factor_batch_count; f++) {
+        place_factor_batch(k, &k->factor_batches[f], state, beside);
     }
     for (int32_t c = 0; c < k->class_count && k->config.method == TCH_KFAC_EKFAC; c++) {
-        tchi_kfac_class *class = &k->classes[c];
-        class->scales =
-            tchi_scratch_matrices(state, k->type, class->count, class->size[TCHI_OUTPUT], class->size[TCHI_INPUT]).data;
+        tchi_kfac_class *block_batch = &k->block_batches[c];
+        block_batch->scales = tchi_scratch_matrices(state, k->type, block_batch->count, block_batch->size[TCHI_OUTPUT],
+                                                    block_batch->size[TCHI_INPUT])
+                                  .data;
     }
 }
 
 /* --- names ------------------------------------------------------------------------------------------------------- */
 
-/* `data` holds matrices rows by cols for each unit of a class, the first of them being unit `first`. One group has no
- * dimension of its own, and a row of numbers has none for the row. */
+/* `data` holds matrices rows by cols for each unit of a block batch, the first of them being unit `first`. One group
+ * has no dimension of its own, and a row of numbers has none for the row. */
 static void name_state(tch_kfac *k, int32_t index, const char *what, char *data, int64_t first, int64_t rows,
                        int64_t cols)
 {
@@ -257,9 +260,9 @@ static void name_side(tch_kfac *k, int32_t index, int side)
                                                        {"output_inverse", "output_basis"}};
     static const char *const values[TCHI_SIDES] = {"input_values", "output_values"};
     const tchi_kfac_layer *layer = &k->layers[index];
-    const tchi_kfac_class *class = &k->classes[layer->class];
-    const tchi_kfac_family *f = &k->families[class->family[side]];
-    int64_t first = class->position[side] + layer->unit;
+    const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
+    const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
+    int64_t first = block_batch->position[side] + layer->unit;
     name_state(k, index, results[side][f->values != NULL], f->results, first, f->n, f->n);
     if (f->values != NULL) {
         name_state(k, index, values[side], f->values, first, 0, f->n);
@@ -271,39 +274,44 @@ void tchi_kfac_name_states(tch_kfac *k)
     static const char *const factors[TCHI_SIDES] = {"input_factor", "output_factor"};
     for (int32_t i = 0; i < k->count; i++) {
         const tchi_kfac_layer *layer = &k->layers[i];
-        const tchi_kfac_class *class = &k->classes[layer->class];
+        const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
         for (int side = 0; side < TCHI_SIDES; side++) {
-            const tchi_kfac_family *f = &k->families[class->family[side]];
-            name_state(k, i, factors[side], f->factors, class->position[side] + layer->unit, f->n, f->n);
+            const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
+            name_state(k, i, factors[side], f->factors, block_batch->position[side] + layer->unit, f->n, f->n);
         }
         name_side(k, i, TCHI_INPUT);
         name_side(k, i, TCHI_OUTPUT);
-        if (class->scales != NULL) {
-            name_state(k, i, "scales", class->scales, layer->unit, class->size[TCHI_OUTPUT], class->size[TCHI_INPUT]);
+        if (block_batch->scales != NULL) {
+            name_state(k, i, "scales", block_batch->scales, layer->unit, block_batch->size[TCHI_OUTPUT],
+                       block_batch->size[TCHI_INPUT]);
         }
     }
 }
 
-/* --- matrices of a family ---------------------------------------------------------------------------------------- */
+/* --- matrices of a factor batch ---------------------------------------------------------------------------------- */
 
-static tch_matrices squares(const tch_kfac *k, const tchi_kfac_family *f, char *data, int64_t first, int64_t count)
+static tch_matrices squares(const tch_kfac *k, const tchi_kfac_factor_batch *f, char *data, int64_t first,
+                            int64_t count)
 {
     tch_matrices all = tchi_matrices_new(data, k->type, f->count, f->n, f->n);
     return tchi_matrices_part(&all, first, count);
 }
 
-tch_matrices tchi_kfac_factors(const tch_kfac *k, const tchi_kfac_family *family, int64_t first, int64_t count)
+tch_matrices tchi_kfac_factors(const tch_kfac *k, const tchi_kfac_factor_batch *factor_batch, int64_t first,
+                               int64_t count)
 {
-    return squares(k, family, family->factors, first, count);
+    return squares(k, factor_batch, factor_batch->factors, first, count);
 }
 
-tch_matrices tchi_kfac_results(const tch_kfac *k, const tchi_kfac_family *family, int64_t first, int64_t count)
+tch_matrices tchi_kfac_results(const tch_kfac *k, const tchi_kfac_factor_batch *factor_batch, int64_t first,
+                               int64_t count)
 {
-    return squares(k, family, family->results, first, count);
+    return squares(k, factor_batch, factor_batch->results, first, count);
 }
 
-tch_matrices tchi_kfac_values(const tch_kfac *k, const tchi_kfac_family *family, int64_t first, int64_t count)
+tch_matrices tchi_kfac_values(const tch_kfac *k, const tchi_kfac_factor_batch *factor_batch, int64_t first,
+                              int64_t count)
 {
-    tch_matrices all = tchi_matrices_new(family->values, k->type, family->count, 1, family->n);
+    tch_matrices all = tchi_matrices_new(factor_batch->values, k->type, factor_batch->count, 1, factor_batch->n);
     return tchi_matrices_part(&all, first, count);
 }

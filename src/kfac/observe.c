@@ -42,21 +42,21 @@ static tch_tensor view(const tch_kfac *k, char *data, int64_t groups, int64_t *s
 
 static void views_of(const tch_kfac *k, const tchi_kfac_layer *layer, layer_views *v)
 {
-    const tchi_kfac_class *class = &k->classes[layer->class];
+    const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
     int64_t size = tchi_scalar_size(k->type);
     for (int side = 0; side < TCHI_SIDES; side++) {
-        const tchi_kfac_family *f = &k->families[class->family[side]];
-        int64_t at = (class->position[side] + layer->unit) * f->n * f->n * size;
+        const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
+        int64_t at = (block_batch->position[side] + layer->unit) * f->n * f->n * size;
         v->square[side][0] = layer->groups;
         v->square[side][1] = v->square[side][2] = f->n;
         v->factor[side] = view(k, f->factors + at, layer->groups, v->square[side]);
         v->result[side] = view(k, f->results + at, layer->groups, v->square[side]);
     }
     v->rectangle[0] = layer->groups;
-    v->rectangle[1] = class->size[TCHI_OUTPUT];
-    v->rectangle[2] = class->size[TCHI_INPUT];
+    v->rectangle[1] = block_batch->size[TCHI_OUTPUT];
+    v->rectangle[2] = block_batch->size[TCHI_INPUT];
     int64_t at = layer->unit * v->rectangle[1] * v->rectangle[2] * size;
-    v->scales = view(k, class->scales != NULL ? class->scales + at : NULL, layer->groups, v->rectangle);
+    v->scales = view(k, block_batch->scales != NULL ? block_batch->scales + at : NULL, layer->groups, v->rectangle);
 }
 
 /* --- checks ------------------------------------------------------------------------------------------------------ */

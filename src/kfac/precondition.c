@@ -1,7 +1,7 @@
 /* Gradients times the inverse of their curvature, in place. Weight and bias of a layer are put side by side in scratch
- * as one matrix p by d, layers of equal sizes one after another, and whole classes are multiplied at once. The scale of
- * kl_clip depends on all layers, so nothing is written before all are done: results wait in scratch, or, where the
- * workspace's limit does not allow that, are made a second time. */
+ * as one matrix p by d, layers of equal sizes one after another, and whole block batches are multiplied at once. The
+ * scale of kl_clip depends on all layers, so nothing is written before all are done: results wait in scratch, or, where
+ * the workspace's limit does not allow that, are made a second time. */
 #include <math.h>
 #include <stdio.h>
 
@@ -81,12 +81,12 @@ static int64_t elements_of(const tchi_kfac_class *c)
     return c->size[TCHI_INPUT] * c->size[TCHI_OUTPUT];
 }
 
-/* Elements of all layers of a class at once, the largest class; or of one layer, the largest. */
+/* Elements of all layers of a block batch at once, the largest block batch; or of one layer, the largest. */
 static int64_t most_elements(const tch_kfac *k, bool of_one)
 {
     int64_t most = 0;
     for (int32_t i = 0; i < k->count; i++) {
-        const tchi_kfac_class *c = &k->classes[k->layers[i].class];
+        const tchi_kfac_class *c = &k->block_batches[k->layers[i].block_batch];
         int64_t elements = (of_one ? k->layers[i].groups : c->count) * elements_of(c);
         most = elements > most ? elements : most;
     }
@@ -98,7 +98,7 @@ static int64_t dots_scratch(const tch_kfac *k, int64_t elements)
 {
     int64_t most = 0;
     for (int32_t i = 0; i < k->class_count; i++) {
-        int64_t d = k->classes[i].size[TCHI_INPUT];
+        int64_t d = k->block_batches[i].size[TCHI_INPUT];
         int64_t bytes = k->context->backend->device->scratch_bytes(k->context->state, TCH_SCRATCH_PAIR_DOTS, k->type,
                                                                    (elements + d - 1) / d, d, 1, 0);
         most = bytes > most ? bytes : most;
@@ -113,7 +113,7 @@ static void layout(tch_kfac *k, work *w, tchi_arena *arena)
     w->t = tchi_arena_take(arena, bytes);
     w->y = w->keeps ? NULL : tchi_arena_take(arena, bytes);
     for (int32_t i = 0; i < k->class_count && w->keeps; i++) {
-        tchi_kfac_class *c = &k->classes[i];
+        tchi_kfac_class *c = &k->block_batches[i];
         c->kept = tchi_arena_take(arena, c->count * elements_of(c) * tchi_scalar_size(k->type));
     }
     w->scratch = tchi_arena_take(arena, w->clips ? dots_scratch(k, w->elements) : 0);
@@ -153,10 +153,10 @@ static tch_status reserve(tch_kfac *k, work *w)
     return TCH_OK;
 }
 
-/* --- one chunk: layers of one class that follow each other ------------------------------------------------------- */
+/* --- one chunk: layers of one block batch that follow each other ------------------------------------------------- */
 
 typedef struct chunk {
-    const tchi_kfac_class *class;
+    const tchi_kfac_class *block_batch;
     const int32_t *layers;
     int32_t count;
     int64_t unit, units;
@@ -164,7 +164,8 @@ typedef struct chunk {
 
 static tch_matrices rectangles(const tch_kfac *k, const chunk *c, char *data)
 {
-    return tchi_matrices_new(data, k->type, c->units, c->class->size[TCHI_OUTPUT], c->class->size[TCHI_INPUT]);
+    return tchi_matrices_new(data, k->type, c->units, c->block_batch->size[TCHI_OUTPUT],
+                             c->block_batch->size[TCHI_INPUT]);
 }
 
 /* All of them below each other. */
@@ -214,8 +215,8 @@ static tch_status transfer_chunk(const tch_kfac *k, const work *w, const chunk *
 /* What the refresh made of the chunk's factors on one side. */
 static tch_matrices results_of(const tch_kfac *k, const chunk *c, int side)
 {
-    const tchi_kfac_family *f = &k->families[c->class->family[side]];
-    return tchi_kfac_results(k, f, c->class->position[side] + c->unit, c->units);
+    const tchi_kfac_factor_batch *f = &k->factor_batches[c->block_batch->factor_batch[side]];
+    return tchi_kfac_results(k, f, c->block_batch->position[side] + c->unit, c->units);
 }
 
 /* Y = G^-1 X A^-1. */
@@ -232,15 +233,15 @@ static tch_status by_inverses(const tch_kfac *k, const chunk *c, const tch_matri
 static tch_status divide(const tch_kfac *k, const chunk *c, const tch_matrices *y)
 {
     const tch_backend *b = k->context->backend;
-    if (c->class->scales != NULL) {
-        tch_matrices all = tchi_matrices_new(c->class->scales, k->type, c->class->count, y->rows, y->cols);
+    if (c->block_batch->scales != NULL) {
+        tch_matrices all = tchi_matrices_new(c->block_batch->scales, k->type, c->block_batch->count, y->rows, y->cols);
         tch_matrices scales = tchi_matrices_part(&all, c->unit, c->units);
         return b->sample->damped_divide(k->context->state, y, NULL, NULL, &scales, k->config.damping);
     }
-    const tchi_kfac_family *a = &k->families[c->class->family[TCHI_INPUT]];
-    const tchi_kfac_family *g = &k->families[c->class->family[TCHI_OUTPUT]];
-    tch_matrices cols = tchi_kfac_values(k, a, c->class->position[TCHI_INPUT] + c->unit, c->units);
-    tch_matrices rows = tchi_kfac_values(k, g, c->class->position[TCHI_OUTPUT] + c->unit, c->units);
+    const tchi_kfac_factor_batch *a = &k->factor_batches[c->block_batch->factor_batch[TCHI_INPUT]];
+    const tchi_kfac_factor_batch *g = &k->factor_batches[c->block_batch->factor_batch[TCHI_OUTPUT]];
+    tch_matrices cols = tchi_kfac_values(k, a, c->block_batch->position[TCHI_INPUT] + c->unit, c->units);
+    tch_matrices rows = tchi_kfac_values(k, g, c->block_batch->position[TCHI_OUTPUT] + c->unit, c->units);
     return b->sample->damped_divide(k->context->state, y, &rows, &cols, NULL, k->config.damping);
 }
 
@@ -274,9 +275,9 @@ typedef enum pass { MEASURE, DELIVER } pass;
 static tch_status do_chunk(tch_kfac *k, const work *w, const chunk *c, pass now)
 {
     const tch_backend *b = k->context->backend;
-    int64_t at = c->unit * elements_of(c->class) * tchi_scalar_size(k->type);
+    int64_t at = c->unit * elements_of(c->block_batch) * tchi_scalar_size(k->type);
     tch_matrices x = rectangles(k, c, w->x);
-    tch_matrices y = rectangles(k, c, w->keeps ? c->class->kept + at : w->y);
+    tch_matrices y = rectangles(k, c, w->keeps ? c->block_batch->kept + at : w->y);
     tch_matrices x_one = as_one(&x);
     tch_matrices y_one = as_one(&y);
     if (now == MEASURE || !w->keeps) {
@@ -297,13 +298,13 @@ static bool takes_part(const tch_kfac *k, const work *w, int32_t layer)
 }
 
 /* Layers from `first` on that take part, follow each other and fit. */
-static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_class *class, int32_t first)
+static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_class *block_batch, int32_t first)
 {
-    const int32_t *layers = k->order + class->first;
-    chunk c = {.class = class, .layers = layers + first, .unit = k->layers[layers[first]].unit};
-    for (int32_t i = first; i < class->layers && takes_part(k, w, layers[i]); i++) {
+    const int32_t *layers = k->order + block_batch->first;
+    chunk c = {.block_batch = block_batch, .layers = layers + first, .unit = k->layers[layers[first]].unit};
+    for (int32_t i = first; i < block_batch->layers && takes_part(k, w, layers[i]); i++) {
         int64_t units = c.units + k->layers[layers[i]].groups;
-        if (units * elements_of(class) > w->elements) {
+        if (units * elements_of(block_batch) > w->elements) {
             break;
         }
         c.units = units;
@@ -315,8 +316,8 @@ static chunk next_chunk(const tch_kfac *k, const work *w, const tchi_kfac_class 
 static tch_status do_all(tch_kfac *k, const work *w, pass now)
 {
     for (int32_t i = 0; i < k->class_count; i++) {
-        for (int32_t first = 0; first < k->classes[i].layers;) {
-            chunk c = next_chunk(k, w, &k->classes[i], first);
+        for (int32_t first = 0; first < k->block_batches[i].layers;) {
+            chunk c = next_chunk(k, w, &k->block_batches[i], first);
             if (c.count > 0) {
                 TCHI_TRY(do_chunk(k, w, &c, now));
             }

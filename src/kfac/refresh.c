@@ -1,5 +1,5 @@
-/* Inverses and eigenbases anew. A refresh goes by families: all factors of one size that have been observed are one
- * batch, whichever layer and side they belong to. A factor that fails keeps what it had. */
+/* Inverses and eigenbases anew. A refresh goes by factor batches: all factors of one size that have been observed are
+ * one batch, whichever layer and side they belong to. A factor that fails keeps what it had. */
 #include <math.h>
 
 #include "core/check.h"
@@ -9,7 +9,7 @@
 
 #include "kfac.h"
 
-static bool is_observed(const tch_kfac *k, const tchi_kfac_family *f, int64_t factor)
+static bool is_observed(const tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t factor)
 {
     return tchi_kfac_counts(k, f->owner[factor])[TCHI_UPDATES] > 0;
 }
@@ -56,22 +56,22 @@ static tch_status find_shifts(tch_kfac *k)
 {
     const tch_backend *t = k->context->backend;
     void *state = k->context->state;
-    for (int32_t i = 0; i < k->family_count; i++) {
-        const tchi_kfac_family *f = &k->families[i];
+    for (int32_t i = 0; i < k->factor_batch_count; i++) {
+        const tchi_kfac_factor_batch *f = &k->factor_batches[i];
         tch_matrices all = tchi_kfac_factors(k, f, 0, f->count);
         TCHI_TRY(t->matrix->reduce(state, TCH_REDUCE_TRACE, &all, f->traces));
     }
     for (int32_t i = 0; i < k->class_count; i++) {
-        const tchi_kfac_class *c = &k->classes[i];
-        const tchi_kfac_family *a = &k->families[c->family[TCHI_INPUT]];
-        const tchi_kfac_family *g = &k->families[c->family[TCHI_OUTPUT]];
+        const tchi_kfac_class *c = &k->block_batches[i];
+        const tchi_kfac_factor_batch *a = &k->factor_batches[c->factor_batch[TCHI_INPUT]];
+        const tchi_kfac_factor_batch *g = &k->factor_batches[c->factor_batch[TCHI_OUTPUT]];
         int64_t at_a = c->position[TCHI_INPUT];
         int64_t at_g = c->position[TCHI_OUTPUT];
         TCHI_TRY(t->matrix->factored_damping(state, c->count, a->traces + at_a, a->n, g->traces + at_g, g->n,
                                              k->config.damping, a->shifts + at_a, g->shifts + at_g));
     }
-    for (int32_t i = 0; i < k->family_count; i++) {
-        const tchi_kfac_family *f = &k->families[i];
+    for (int32_t i = 0; i < k->factor_batch_count; i++) {
+        const tchi_kfac_factor_batch *f = &k->factor_batches[i];
         tch_matrices shifts = tchi_matrices_new(f->shifts, TCH_SCALAR_F64, 1, 1, f->count);
         tch_matrices traces = tchi_matrices_new(f->traces, TCH_SCALAR_F64, 1, 1, f->count);
         TCHI_TRY(t->matrix->combine(state, 0.0, 1.0, &shifts, rounding_of(k->type), &traces, &shifts));
@@ -113,7 +113,7 @@ static void inverse_layout(inverse_buffers *b, tchi_arena *arena, const tch_cont
 
 /* (F + shift I)^-1 = X' X for X the inverse of the Cholesky factor: products but for its small leaves, and no
  * iteration. */
-static tch_status invert(tch_kfac *k, const tchi_kfac_family *f, int64_t first, int64_t count, inverse_buffers *b)
+static tch_status invert(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count, inverse_buffers *b)
 {
     const tch_backend *t = k->context->backend;
     void *state = k->context->state;
@@ -140,7 +140,7 @@ static int64_t inverse_bytes(const tch_kfac *k, int64_t batch, int64_t n)
     return arena.used;
 }
 
-static tch_status take_inverses(tch_kfac *k, const tchi_kfac_family *f, int64_t first, int64_t count)
+static tch_status take_inverses(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count)
 {
     int64_t chunk = choose_chunk(k, inverse_bytes, count, f->n);
     for (int64_t done = 0; done < count; done += chunk) {
@@ -181,7 +181,8 @@ static int64_t basis_bytes(const tch_kfac *k, int64_t batch, int64_t n)
 }
 
 /* Eigenvalues below zero are rounding, and become 0. */
-static tch_status decompose(tch_kfac *k, const tchi_kfac_family *f, int64_t first, int64_t count, basis_buffers *b)
+static tch_status decompose(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count,
+                            basis_buffers *b)
 {
     static const tch_spectrum_map clamp = {0.0, 0.0, 1.0, 1, INFINITY};
     const tch_backend *t = k->context->backend;
@@ -199,7 +200,7 @@ static tch_status decompose(tch_kfac *k, const tchi_kfac_family *f, int64_t firs
     return t->matrix->select(state, flags, &b->w, &values);
 }
 
-static tch_status take_bases(tch_kfac *k, const tchi_kfac_family *f, int64_t first, int64_t count)
+static tch_status take_bases(tch_kfac *k, const tchi_kfac_factor_batch *f, int64_t first, int64_t count)
 {
     int64_t chunk = choose_chunk(k, basis_bytes, count, f->n);
     for (int64_t done = 0; done < count; done += chunk) {
@@ -215,7 +216,7 @@ static tch_status take_bases(tch_kfac *k, const tchi_kfac_family *f, int64_t fir
 
 /* --- all of them ------------------------------------------------------------------------------------------------- */
 
-static tch_status refresh_family(tch_kfac *k, const tchi_kfac_family *f)
+static tch_status refresh_factor_batch(tch_kfac *k, const tchi_kfac_factor_batch *f)
 {
     for (int64_t first = 0; first < f->count;) {
         int64_t end = first;
@@ -231,13 +232,13 @@ static tch_status refresh_family(tch_kfac *k, const tchi_kfac_family *f)
     return TCH_OK;
 }
 
-static tch_status refresh_families(tch_kfac *k)
+static tch_status refresh_factor_batches(tch_kfac *k)
 {
     if (k->config.method == TCH_KFAC_INVERSE) {
         TCHI_TRY(find_shifts(k));
     }
-    for (int32_t i = 0; i < k->family_count; i++) {
-        TCHI_TRY(refresh_family(k, &k->families[i]));
+    for (int32_t i = 0; i < k->factor_batch_count; i++) {
+        TCHI_TRY(refresh_factor_batch(k, &k->factor_batches[i]));
     }
     return TCH_OK;
 }
@@ -246,9 +247,9 @@ static tch_status refresh_families(tch_kfac *k)
 static tch_status start_scales(tch_kfac *k)
 {
     for (int32_t i = 0; i < k->class_count; i++) {
-        const tchi_kfac_class *c = &k->classes[i];
-        const tchi_kfac_family *a = &k->families[c->family[TCHI_INPUT]];
-        const tchi_kfac_family *g = &k->families[c->family[TCHI_OUTPUT]];
+        const tchi_kfac_class *c = &k->block_batches[i];
+        const tchi_kfac_factor_batch *a = &k->factor_batches[c->factor_batch[TCHI_INPUT]];
+        const tchi_kfac_factor_batch *g = &k->factor_batches[c->factor_batch[TCHI_OUTPUT]];
         tch_matrices cols = tchi_kfac_values(k, a, c->position[TCHI_INPUT], c->count);
         tch_matrices rows = tchi_kfac_values(k, g, c->position[TCHI_OUTPUT], c->count);
         tch_matrices column = {rows.data, rows.type, g->n, 1, 1, c->count, g->n};
@@ -265,7 +266,7 @@ tch_status tch_kfac_refresh(tch_kfac *kfac)
 {
     TCHI_TRY(tchi_kfac_usable(kfac, "tch_kfac_refresh"));
     TCHI_ENTER(kfac->context, "tch_kfac_refresh");
-    tch_status status = refresh_families(kfac);
+    tch_status status = refresh_factor_batches(kfac);
     if (kfac->config.method == TCH_KFAC_EKFAC) { /* also where memory ended halfway: some bases are new */
         tch_status scales = start_scales(kfac);
         status = status == TCH_OK ? scales : status;

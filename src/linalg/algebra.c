@@ -87,8 +87,8 @@ tch_status tchi_measure(tch_context *context, const tch_matrices *a, tchi_inspec
     return t->matrix->reduce(context->state, TCH_REDUCE_ASYMMETRY, a, i->asymmetry);
 }
 
-/* The setup of a root judges finiteness and symmetry; with the largest entry for the largest eigenvalue and some damping, that is
- * all it does. */
+/* The setup of a root judges finiteness and symmetry; with the largest entry for the largest eigenvalue and some
+ * damping, that is all it does. */
 tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar type, tchi_inspection *i)
 {
     const tch_backend *t = context->backend;

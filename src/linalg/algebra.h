@@ -45,7 +45,8 @@ tch_status tchi_measure(tch_context *context, const tch_matrices *a, tchi_inspec
 tch_status tchi_inspect(tch_context *context, const tch_matrices *a, tch_scalar type, tchi_inspection *inspection);
 
 /* Copies flags to the caller's report, or, without one, waits and turns the first bad matrix into an error. `first` is
- * the number of the first matrix of this part of the batch; *bad keeps the message of the first bad one over all parts. */
+ * the number of the first matrix of this part of the batch; *bad keeps the message of the first bad one over all
+ * parts. */
 tch_status tchi_report(tch_context *context, const tch_tensor *report, int64_t first, int64_t count,
                        const int32_t *flags, const char *name, tch_status *bad);
 

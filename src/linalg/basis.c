@@ -1,6 +1,6 @@
-/* See basis.h. Rows are made orthonormal by Cholesky: with W = S S' = L L', the rows of L^-1 S are what Gram and Schmidt
- * would make of those of S. That squares the condition number of S, which is large even beside an eigenbasis, so before
- * changing the arithmetic of a product read docs/numerics/soap-basis.md. */
+/* See basis.h. Rows are made orthonormal by Cholesky: with W = S S' = L L', the rows of L^-1 S are what Gram and
+ * Schmidt would make of those of S. That squares the condition number of S, which is large even beside an eigenbasis,
+ * so before changing the arithmetic of a product read docs/numerics/soap-basis.md. */
 #include "basis.h"
 
 #include <float.h>
@@ -17,9 +17,9 @@
 #define SHIFT_F64 1e-7
 #define SHIFT_F32 1e-6
 
-/* Added to W, whose diagonal is 1, before all passes but the last: this many roundoffs, which is more than the errors of
- * W, and more for larger matrices, whose errors are larger. In float32, for n = 256 and factors with a wide spectrum, 23
- * of 24 steps failed without it and none with it. */
+/* Added to W, whose diagonal is 1, before all passes but the last: this many roundoffs, which is more than the errors
+ * of W, and more for larger matrices, whose errors are larger. In float32, for n = 256 and factors with a wide
+ * spectrum, 23 of 24 steps failed without it and none with it. */
 #define GRAM_ROUNDOFFS 640.0
 #define GRAM_SIZE 1024.0
 
@@ -44,8 +44,8 @@ typedef struct basis_buffers {
     void *scratch;
 } basis_buffers;
 
-/* For float32 rows one pass in float64 is enough, and costs less than three in float32 wherever a device is not made for
- * graphics alone. */
+/* For float32 rows one pass in float64 is enough, and costs less than three in float32 wherever a device is not made
+ * for graphics alone. */
 static method method_for(const tch_context *context, tch_scalar type, int64_t n)
 {
     tch_product_rates rates = tchi_product_rates(context);
@@ -122,8 +122,8 @@ tch_status tchi_basis_init(tch_context *context, const tch_matrices *a, const tc
 
 /* --- one step --------------------------------------------------------------------------------------------------- */
 
-/* out = (A + shift I) / bound, and flags: the setup of a root does just that, with the trace for the largest eigenvalue,
- * which it is not below. */
+/* out = (A + shift I) / bound, and flags: the setup of a root does just that, with the trace for the largest
+ * eigenvalue, which it is not below. */
 static tch_status condition(tch_context *context, const tch_matrices *a, double shift, tchi_inspection *i,
                             const tch_matrices *out)
 {

@@ -17,7 +17,8 @@ typedef struct tchi_batch {
     int64_t rows, cols, row_stride, col_stride;
 } tchi_batch;
 
-/* `inner` is how many trailing dimensions make one item: 2 for matrices, 1 for vectors (1 by n), 0 for numbers (1 by 1). */
+/* `inner` is how many trailing dimensions make one item: 2 for matrices, 1 for vectors (1 by n), 0 for numbers (1 by
+ * 1). */
 tchi_batch tchi_batch_of(const tch_tensor *tensor, int32_t inner);
 
 /* The same items, each read as its transpose. */

@@ -161,10 +161,10 @@ static tch_status plain_power(tch_context *context, double power, double eps, ei
 
 /* --- sharpened powers ------------------------------------------------------------------------------------------- */
 
-/* A float32 eigensolver leaves errors of about u times the largest eigenvalue in all of them, which is much for the small
- * ones, and those are what a negative power is made of. With V its eigenvectors, B = V A V' formed in float64 is diagonal
- * up to such errors, and a function of B is known to first order in them: what is left is of second order. Four products
- * in float64, worth it where those are as fast as float32's and the decomposition is slow beside them. */
+/* A float32 eigensolver leaves errors of about u times the largest eigenvalue in all of them, which is much for the
+ * small ones, and those are what a negative power is made of. With V its eigenvectors, B = V A V' formed in float64 is
+ * diagonal up to such errors, and a function of B is known to first order in them: what is left is of second order.
+ * Four products in float64, worth it where those are as fast as float32's and the decomposition is slow beside them. */
 static bool sharpens(const tch_context *context, tch_scalar type)
 {
     tch_product_rates rates = tchi_product_rates(context);

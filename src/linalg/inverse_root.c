@@ -1,6 +1,6 @@
 /* Inverse p-th roots. The walk of one part of a batch: bring it into the type to compute in, inspect and bound it, take
- * the root by the planned method, certify it, and write the good ones. What fails by a method or in a type of our own choice
- * is done again by the eigen method in float64. */
+ * the root by the planned method, certify it, and write the good ones. What fails by a method or in a type of our own
+ * choice is done again by the eigen method in float64. */
 #include "inverse_root.h"
 
 #include <math.h>
@@ -291,7 +291,8 @@ static tch_status begin_part(tch_context *context, const tchi_root_plan *plan, c
     return prepare(context, plan, call->a.type, r);
 }
 
-/* A plan that waited for the smallest eigenvalues may come out as another method, which begins anew with its own scratch. */
+/* A plan that waited for the smallest eigenvalues may come out as another method, which begins anew with its own
+ * scratch. */
 static tch_status finish_plan(tch_context *context, tchi_root_plan *plan, const root_call *call, int64_t first,
                               int64_t count, root_buffers *r)
 {
@@ -329,9 +330,9 @@ static tch_status deliver(tch_context *context, const root_call *call, int64_t f
     return tchi_report(context, call->report, first, count, r->inspection.flags, "a", bad);
 }
 
-/* Whether some matrix failed in a way that another plan may mend. The flags are looked at where that costs no waiting that
- * would not come anyway: on a backend whose memory the host reads, or when the caller gave no report and so asked for an
- * error at once. Otherwise the verdict stays on the device, and what failed keeps its previous root. */
+/* Whether some matrix failed in a way that another plan may mend. The flags are looked at where that costs no waiting
+ * that would not come anyway: on a backend whose memory the host reads, or when the caller gave no report and so asked
+ * for an error at once. Otherwise the verdict stays on the device, and what failed keeps its previous root. */
 static tch_status look_for_failures(tch_context *context, const tchi_root_plan *plan, const root_call *call,
                                     const root_buffers *r, int64_t count, bool *found)
 {

@@ -69,8 +69,8 @@ static tch_status damp(tch_context *context, solve_buffers *s, double damping)
 }
 
 /* The flags of A go through both solves, so that a pair with a bad A is skipped in the second too. B is judged first,
- * by itself, and its verdict joined in by solving it last with A's flags: a B that is not finite or not symmetric has to
- * be seen before, which `select` does by bringing B's flags over where A's are good. */
+ * by itself, and its verdict joined in by solving it last with A's flags: a B that is not finite or not symmetric has
+ * to be seen before, which `select` does by bringing B's flags over where A's are good. */
 static tch_status join_flags(tch_context *context, const solve_buffers *s)
 {
     tch_matrices from = tchi_matrices_new(s->of_b.flags, TCH_SCALAR_I32, s->a.batch, 1, 1);

@@ -1,6 +1,7 @@
-/* The nearest Kronecker product. Rearranged so that each block of M is one row, M becomes a matrix R whose best rank-one
- * approximation is vec(A) vec(B)': the largest singular pair. Where one side of R is small, that comes exactly from the
- * eigenvectors of its Gram matrix; otherwise from iteration on a block of vectors. Everything is in float64. */
+/* The nearest Kronecker product. Rearranged so that each block of M is one row, M becomes a matrix R whose best
+ * rank-one approximation is vec(A) vec(B)': the largest singular pair. Where one side of R is small, that comes exactly
+ * from the eigenvectors of its Gram matrix; otherwise from iteration on a block of vectors. Everything is in
+ * float64. */
 #include <torchium/linalg.h>
 
 #include <math.h>
@@ -236,8 +237,9 @@ static tch_status write_factor(nearest *s, const tch_tensor *factor, int64_t ind
     return tchi_batch_write(s->context, &batch, index, &shaped);
 }
 
-/* Gram matrices square the entries of R. Where these are so large or so small that float64 does not hold their squares, R is
- * multiplied by a power of two first, which is exact, and the factors by half of its inverse each: `exponent` is even. */
+/* Gram matrices square the entries of R. Where these are so large or so small that float64 does not hold their squares,
+ * R is multiplied by a power of two first, which is exact, and the factors by half of its inverse each: `exponent` is
+ * even. */
 static tch_status bring_near_one(nearest *s, int *exponent)
 {
     double largest;

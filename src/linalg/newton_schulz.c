@@ -3,8 +3,8 @@
  *
  * The one thing to know before changing it: rounding gives M an error relative to its largest eigenvalue, which every
  * step on M multiplies by a^2 where eigenvalues are small, whereas a Gram matrix formed anew from X has no negative
- * eigenvalues to speak of. Runs of steps on one M are therefore short, and longer where M is kept in float16, eight times
- * as fine as bfloat16: docs/numerics/orthogonalization.md. */
+ * eigenvalues to speak of. Runs of steps on one M are therefore short, and longer where M is kept in float16, eight
+ * times as fine as bfloat16: docs/numerics/orthogonalization.md. */
 #include "orthogonalize.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@
 #include "algebra.h"
 #include "batch.h"
 
-/* --- coefficients ------------------------------------------------------------------------------------------------- */
+/* --- coefficients ------------------------------------------------------------------------------------------------ */
 
 /* Muon's one set; and Polar Express's, each optimal for what the steps before have left, the last one repeated. Its
  * authors divide all but the last by a safety factor, so that rounding cannot push a singular value out of range. */
@@ -49,8 +49,8 @@ typedef struct long_step {
     double u0, u1, f0, f1, t0, t1, t2;
 } long_step;
 
-/* Three that bring singular values from 0.001 to 1 within 0.104 of 1, with room for 1.5 % of error between them: of each form
- * the one with the least largest distance from 1, over what the step before leaves, that a search has found.
+/* Three that bring singular values from 0.001 to 1 within 0.104 of 1, with room for 1.5 % of error between them: of
+ * each form the one with the least largest distance from 1, over what the step before leaves, that a search has found.
  * bench/plots/long_steps.py looks for better ones near by. */
 static const long_step minimax[] = {
     {17, 1.0, 0.1741972, -1.073597, -0.008994106, 0.004077704, 0.274108, 0.0, 60242.94},
@@ -79,8 +79,8 @@ int32_t tchi_ortho_usual_steps(tch_ortho_method method)
     return method == TCH_ORTHO_MINIMAX ? LONG_STEPS : 5;
 }
 
-/* Long steps subtract numbers that are nearly equal, for which bfloat16 has too few bits: where M would be kept in it, steps
- * of Polar Express, which leave singular values as near to 1. */
+/* Long steps subtract numbers that are nearly equal, for which bfloat16 has too few bits: where M would be kept in it,
+ * steps of Polar Express, which leave singular values as near to 1. */
 static tchi_ortho without_long_steps(const tchi_ortho *ortho)
 {
     return tchi_ortho_of(TCH_ORTHO_POLAR_EXPRESS, ortho->steps + TCHI_ORTHO_MORE, ortho->eps);
@@ -103,24 +103,24 @@ tch_scalar tchi_ortho_type(const tch_context *context, tch_scalar type)
     return narrow ? TCH_SCALAR_BF16 : tchi_compute_type(type);
 }
 
-/* --- the plan ----------------------------------------------------------------------------------------------------- */
+/* --- the plan ---------------------------------------------------------------------------------------------------- */
 
-/* The factor by which a run may let the error of M grow. In bfloat16, with matrices of rank one plus noise among others,
- * 12 (two of Muon's steps, the last two of Polar Express's five) leaves singular values as a new M at every step does, if
- * the first step stands alone; 16 (Polar Express's second and third) may diverge. */
+/* The factor by which a run may let the error of M grow. In bfloat16, with matrices of rank one plus noise among
+ * others, 12 (two of Muon's steps, the last two of Polar Express's five) leaves singular values as a new M at every
+ * step does, if the first step stands alone; 16 (Polar Express's second and third) may diverge. */
 #define MOST_GROWTH 12.5
 
 /* The same where M is float16, for matrices of 64 rows and more: 17 (Polar Express's second and third) leaves singular
- * values as near to the exact ones as the runs above do in bfloat16, 64 (four steps with a = 2) at most 0.03 above them,
- * 165 (the last three of Polar Express's five) up to 0.3. */
+ * values as near to the exact ones as the runs above do in bfloat16, 64 (four steps with a = 2) at most 0.03 above
+ * them, 165 (the last three of Polar Express's five) up to 0.3. */
 #define MOST_GROWTH_FINE 100.0
 
-/* The time of a symmetric product over that of a whole one. A step more in a run is three symmetric products of M; a new run is
- * a half and a whole product of X in their place. On one core of a CPU in float32, runs took 4 % longer for 256 by 384
- * and a fifth less for 256 by 704. Of plain bfloat16 an H200 did halves at up to 613 TFLOP/s and, in other runs, wholes
- * at 725 to 789: about 0.65 in large batches and more in small ones. With that, runs would begin at 1.2 times as many
- * columns as rows and, by count, save 3 to 6 % of the products' time just below the 1.5 where they begin now: one
- * number for all devices is kept. */
+/* The time of a symmetric product over that of a whole one. A step more in a run is three symmetric products of M; a
+ * new run is a half and a whole product of X in their place. On one core of a CPU in float32, runs took 4 % longer for
+ * 256 by 384 and a fifth less for 256 by 704. Of plain bfloat16 an H200 did halves at up to 613 TFLOP/s and, in other
+ * runs, wholes at 725 to 789: about 0.65 in large batches and more in small ones. With that, runs would begin at 1.2
+ * times as many columns as rows and, by count, save 3 to 6 % of the products' time just below the 1.5 where they begin
+ * now: one number for all devices is kept. */
 #define HALF_COST 1.0
 
 static bool runs_pay(int64_t rows, int64_t cols)
@@ -128,8 +128,8 @@ static bool runs_pay(int64_t rows, int64_t cols)
     return (1.0 + HALF_COST) * (double)cols > 3.0 * HALF_COST * (double)rows;
 }
 
-/* The first step of the run that ends before step `end`. After the first of all steps X is always multiplied: it moves the
- * singular values furthest. */
+/* The first step of the run that ends before step `end`. After the first of all steps X is always multiplied: it moves
+ * the singular values furthest. */
 static int32_t run_start(const tchi_ortho *ortho, int32_t end, bool fine)
 {
     double growth = 1.0;
@@ -171,10 +171,11 @@ static bool has_runs(const tchi_ortho *ortho, int64_t rows, int64_t cols)
     return false;
 }
 
-/* --- scratch ------------------------------------------------------------------------------------------------------ */
+/* --- scratch ----------------------------------------------------------------------------------------------------- */
 
-/* M is used up before Y is computed: where both are square they share their memory, and change it with X, unless there are
- * long steps, which have F in Y. P of a run, and what its products pass through, lie in Y if that is long enough for both. */
+/* M is used up before Y is computed: where both are square they share their memory, and change it with X, unless there
+ * are long steps, which have F in Y. P of a run, and what its products pass through, lie in Y if that is long enough
+ * for both. */
 typedef struct schulz_buffers {
     tch_matrices y;       /* as x */
     tch_matrices m, p, q; /* rows by rows; p of no matrices where it lies in y */
@@ -221,7 +222,7 @@ int64_t tchi_orthogonalize_bytes(const tchi_ortho *ortho, const tch_matrices *x)
     return arena.used;
 }
 
-/* --- the iteration ------------------------------------------------------------------------------------------------ */
+/* --- the iteration ----------------------------------------------------------------------------------------------- */
 
 /* X / max(|X|, eps): with the norm for the largest eigenvalue and all of it for damping, that is what the setup of a
  * root gives as its bound. A zero matrix stays zero even where eps is 0, and a norm that the type does not hold to full
@@ -324,8 +325,8 @@ static tch_matrices square_in_y(const schulz_buffers *s, int number, tch_scalar 
 }
 
 /* Steps 1 to count - 1 of a run on M in m, whose step 0 has left its P in q. The product of all P ends up in `result`,
- * which is m's memory in X's type: q and the fourth batch change places, and the fourth lies in y, which is free until X
- * is multiplied and is wide enough. */
+ * which is m's memory in X's type: q and the fourth batch change places, and the fourth lies in y, which is free until
+ * X is multiplied and is wide enough. */
 static tch_status multiply_up(tch_context *context, const schulz_arithmetic *how, const tchi_schulz_step *step,
                               int32_t count, const schulz_buffers *s, tch_matrices q, const tch_matrices *result)
 {
@@ -363,8 +364,8 @@ static tch_status square(tch_context *context, const schulz_arithmetic *how, dou
     return product(context, how, how->unit * c0, c1, d, 1.0 / how->unit, a, a, 0, c);
 }
 
-/* From x to y. Y lies in m, U and F, or U alone, in q and in the square that y has room for; the last product, of X's type,
- * in q. */
+/* From x to y. Y lies in m, U and F, or U alone, in q and in the square that y has room for; the last product, of X's
+ * type, in q. */
 static tch_status run_long(tch_context *context, const schulz_arithmetic *how, const long_step *step,
                            const tch_matrices *x, const schulz_buffers *s)
 {

@@ -1,7 +1,7 @@
-/* Gradients of matrix powers and inverse roots. With A = V diag(w) V' and f the function of the eigenvalues, the gradient
- * of <G, f(A)> is V (K o V' G V) V', K being the divided differences of f (Daleckii and Krein). All of it is in float64
- * whatever the caller's type: the derivative of a negative power magnifies errors of the small eigenvalues once more than
- * the power itself does. */
+/* Gradients of matrix powers and inverse roots. With A = V diag(w) V' and f the function of the eigenvalues, the
+ * gradient of <G, f(A)> is V (K o V' G V) V', K being the divided differences of f (Daleckii and Krein). All of it is
+ * in float64 whatever the caller's type: the derivative of a negative power magnifies errors of the small eigenvalues
+ * once more than the power itself does. */
 #include <torchium/linalg.h>
 
 #include <math.h>

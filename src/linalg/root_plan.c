@@ -10,17 +10,18 @@
 #include "algebra.h"
 #include "batch.h"
 
-/* From these sizes on the rational method beats the eigen method on the CPU (bench/ladder/inverse_root.md): at once where
- * few poles reach the tolerance, later where many are needed. */
+/* From these sizes on the rational method beats the eigen method on the CPU (bench/ladder/inverse_root.md): at once
+ * where few poles reach the tolerance, later where many are needed. */
 #define RATIONAL_FROM 64
 #define RATIONAL_FROM_TIGHT 768
 #define TIGHT 1e-5
 
-/* Without damping nothing is known of the smallest eigenvalue. Newton and rational, when asked for by name, are prepared
- * for this much, and the certificate tells whether it was enough. */
+/* Without damping nothing is known of the smallest eigenvalue. Newton and rational, when asked for by name, are
+ * prepared for this much, and the certificate tells whether it was enough. */
 #define ASSUMED_LOW 1e-10
 
-/* Where nothing better is to be had an error passes up to this over the root: above it X is nonsense rather than rounded. */
+/* Where nothing better is to be had an error passes up to this over the root: above it X is nonsense rather than
+ * rounded. */
 #define MOST_RESIDUAL 0.1
 
 #define NEWTON_GROWTH 16.0
@@ -66,14 +67,14 @@ tch_status tchi_root_check(int32_t root, const tch_root_config *c)
     return TCH_OK;
 }
 
-/* A relative error u in the matrix is an error u / (p low) in the smallest eigenvalues of the root, and this is how many
- * times that the methods make of it. Measured in float32 for n = 64 to 1024, low = 1e-3 to 1e-5, p = 1 to 8 and six kinds of
- * spectra (bench/ladder/inverse_root.md): up to n = 256 at most 4.2 by the eigen method and 3.4 by the rational one, which
- * has a quarter of the tolerance for its poles besides; then growing as sqrt(n) on flat spectra, to 7.0 and 5.7, which the
- * certificate catches where it matters: those errors are spread over many directions, and its estimate is good. On a GPU,
- * which is one that has rates, the eigen method makes 11 up to n = 128 and 23 at 1024, and nothing is done again where the
- * caller asked for a report. The Newton iteration adds errors in every product and can diverge on them: in float32
- * throughout it failed its certificate at n = 512, low = 1e-6. */
+/* A relative error u in the matrix is an error u / (p low) in the smallest eigenvalues of the root, and this is how
+ * many times that the methods make of it. Measured in float32 for n = 64 to 1024, low = 1e-3 to 1e-5, p = 1 to 8 and
+ * six kinds of spectra (bench/ladder/inverse_root.md): up to n = 256 at most 4.2 by the eigen method and 3.4 by the
+ * rational one, which has a quarter of the tolerance for its poles besides; then growing as sqrt(n) on flat spectra, to
+ * 7.0 and 5.7, which the certificate catches where it matters: those errors are spread over many directions, and its
+ * estimate is good. On a GPU, which is one that has rates, the eigen method makes 11 up to n = 128 and 23 at 1024, and
+ * nothing is done again where the caller asked for a report. The Newton iteration adds errors in every product and can
+ * diverge on them: in float32 throughout it failed its certificate at n = 512, low = 1e-6. */
 static double growth_of(const tchi_root_plan *p, int64_t n)
 {
     if (p->method == TCH_ROOT_NEWTON) {
@@ -120,9 +121,9 @@ static bool is_one_launch(const tch_context *context, int64_t n)
 /* What probes show of an error that is spread over many directions may be less than it is by this. */
 #define SPREAD 1.1
 
-/* The certificate bounds the error itself, for a symmetric X. One of a custom kernel need not be symmetric, and for square roots the
- * bound then holds with half the factor (docs/numerics/inverse-roots.md). The eigen method in float64 has no better to fall
- * back on, so only nonsense is refused. */
+/* The certificate bounds the error itself, for a symmetric X. One of a custom kernel need not be symmetric, and for
+ * square roots the bound then holds with half the factor (docs/numerics/inverse-roots.md). The eigen method in float64
+ * has no better to fall back on, so only nonsense is refused. */
 static double error_allowed(const tchi_root_plan *p)
 {
     bool last = p->method == TCH_ROOT_EIGEN && p->type == TCH_SCALAR_F64;
@@ -195,12 +196,12 @@ static int plan_newton(tchi_root_plan *p, double low)
     return best;
 }
 
-/* Products round X by u of its norm in every direction. The certificate magnifies what that is between the directions of
- * the largest and of the smallest eigenvalue, by low^(-h/root) with h = floor(root/2), and cannot tell it from an error of
- * that size; for root 1 the square of it shows instead. A matrix of low rank, whose damped null space holds many of the
- * smallest, shows all of it: measured on an H200 at low = 1e-6, n = 256 to 1024, root 4 and ranks from n/16 to 3n/4, in
- * split bfloat16, residuals of 0.033 to 0.057 where the error of X was 2e-4, which is |X R| / (p |X|) up to 0.028; and in
- * the model of tests/linalg/roots/test_newton.c up to 0.035. */
+/* Products round X by u of its norm in every direction. The certificate magnifies what that is between the directions
+ * of the largest and of the smallest eigenvalue, by low^(-h/root) with h = floor(root/2), and cannot tell it from an
+ * error of that size; for root 1 the square of it shows instead. A matrix of low rank, whose damped null space holds
+ * many of the smallest, shows all of it: measured on an H200 at low = 1e-6, n = 256 to 1024, root 4 and ranks from n/16
+ * to 3n/4, in split bfloat16, residuals of 0.033 to 0.057 where the error of X was 2e-4, which is |X R| / (p |X|) up to
+ * 0.028; and in the model of tests/linalg/roots/test_newton.c up to 0.035. */
 static double rounding_shown(const tchi_root_plan *p, double low)
 {
     static const double unit[TCH_SCALAR_COUNT] = {[TCH_SCALAR_F64] = 0x1p-53,
@@ -231,8 +232,8 @@ static void plan_types(tchi_root_plan *p, double low)
     p->widest = newton->steps == 0 ? p->type : tchi_newton_type_of_m(newton, 0);
 }
 
-/* The poles of a thread's last plan: a caller asks for the same root again and again, and finding the poles takes as long
- * as the root of a matrix of size 100. */
+/* The poles of a thread's last plan: a caller asks for the same root again and again, and finding the poles takes as
+ * long as the root of a matrix of size 100. */
 typedef struct pole_memo {
     int root, count;
     double low, tolerance, error;

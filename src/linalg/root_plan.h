@@ -47,15 +47,15 @@ double tchi_root_negative(tch_scalar type, int64_t n);
 tch_status tchi_root_plan_make(const tch_context *context, tch_scalar type, int64_t n, int32_t root,
                                const tch_root_config *config, tchi_root_plan *plan);
 
-/* Fills in the coefficients once `low` is known, 0 meaning that it never will be. Turns to the eigen method where it must
- * and may. */
+/* Fills in the coefficients once `low` is known, 0 meaning that it never will be. Turns to the eigen method where it
+ * must and may. */
 tch_status tchi_root_plan_finish(tchi_root_plan *plan, double low);
 
 /* A plan made for `type`, turned over to somebody else, who has to reach its tolerance. */
 void tchi_root_plan_give(tchi_root_plan *plan, tch_scalar type, const tchi_user_root *user_root);
 
-/* Whether there is another plan for matrices on which this one failed, and that plan: the eigen method in float64, where the
- * method was our choice or was the eigen method already. */
+/* Whether there is another plan for matrices on which this one failed, and that plan: the eigen method in float64,
+ * where the method was our choice or was the eigen method already. */
 bool tchi_root_plan_has_better(const tchi_root_plan *plan);
 tchi_root_plan tchi_root_plan_better(const tchi_root_plan *plan);
 

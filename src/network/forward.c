@@ -6,7 +6,7 @@
 #include "core/status.h"
 #include "linalg/limits.h"
 
-/* --- the walk ----------------------------------------------------------------------------------------------------- */
+/* --- the walk ---------------------------------------------------------------------------------------------------- */
 
 static tch_matrices parameter(const tch_tensor *tensor, int64_t rows, int64_t cols)
 {
@@ -73,7 +73,7 @@ static tch_status loss(const tch_network *network, const tch_tensor *targets, co
     return context->backend->network->squared_loss(context->state, outputs, &wanted, results);
 }
 
-/* --- checks ------------------------------------------------------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------------------------------------------ */
 
 /* Rows of float32 that the table can take: any stride between them, none between columns. */
 static tch_status check_rows(const tch_tensor *tensor, const char *name, int64_t cols)
@@ -174,7 +174,7 @@ static tch_status check_network(const tch_network *network, const char *function
     return network != NULL ? TCH_OK : tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: network is NULL", function);
 }
 
-/* --- the public calls --------------------------------------------------------------------------------------------- */
+/* --- the public calls -------------------------------------------------------------------------------------------- */
 
 static tch_status begin_batch(tch_network *network, const tch_tensor *inputs)
 {

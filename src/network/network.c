@@ -9,7 +9,7 @@
 #include "core/status.h"
 #include "linalg/limits.h"
 
-/* --- checks ------------------------------------------------------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------------------------------------------ */
 
 static tch_status check_size(const char *name, int64_t value, int64_t least)
 {
@@ -57,7 +57,7 @@ static tch_status check_config(const tch_network_config *config)
     return TCH_OK;
 }
 
-/* --- memory of a batch -------------------------------------------------------------------------------------------- */
+/* --- memory of a batch ------------------------------------------------------------------------------------------- */
 
 static tch_matrices rows_from(tchi_arena *arena, int64_t rows, int64_t cols)
 {
@@ -110,7 +110,7 @@ tch_status tchi_network_set_batch(tch_network *network, int64_t rows)
     return TCH_OK;
 }
 
-/* --- creation and destruction ------------------------------------------------------------------------------------- */
+/* --- creation and destruction ------------------------------------------------------------------------------------ */
 
 static size_t struct_bytes(int32_t layer_count)
 {

@@ -83,7 +83,7 @@ void tchi_layer_destroy(tchi_layer *layer)
     tch_tensor_destroy(layer->bias_gradient);
 }
 
-/* --- what the caller sees of them --------------------------------------------------------------------------------- */
+/* --- what the caller sees of them -------------------------------------------------------------------------------- */
 
 static const tchi_layer *layer_of(const tch_network *network, int32_t index)
 {

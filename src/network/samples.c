@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "core/status.h"
 
-/* --- checks ------------------------------------------------------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------------------------------------------ */
 
 static tch_status check_batch(const tch_network *network, const char *function)
 {
@@ -31,7 +31,7 @@ static tch_status check_weights(const tch_network *network, const tch_tensor *we
     return TCH_OK;
 }
 
-/* --- views -------------------------------------------------------------------------------------------------------- */
+/* --- views ------------------------------------------------------------------------------------------------------- */
 
 static const tch_tensor *view_of(const tch_network *network, const tch_matrices *rows, tchi_rows_view *view)
 {
@@ -78,7 +78,7 @@ tch_status tch_network_get_layer(tch_network *network, int32_t index, tch_networ
     return TCH_OK;
 }
 
-/* --- sums with weights -------------------------------------------------------------------------------------------- */
+/* --- sums with weights ------------------------------------------------------------------------------------------- */
 
 tch_status tch_network_weigh_samples(tch_network *network, const tch_tensor *weights, double scale)
 {
@@ -101,7 +101,7 @@ tch_status tch_network_weigh_samples(tch_network *network, const tch_tensor *wei
     return TCH_OK;
 }
 
-/* --- labels of the network's own ---------------------------------------------------------------------------------- */
+/* --- labels of the network's own --------------------------------------------------------------------------------- */
 
 tch_status tch_network_draw_labels(tch_network *network, uint64_t seed)
 {

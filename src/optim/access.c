@@ -7,8 +7,8 @@
 #include "config.h"
 #include "counts.h"
 #include "method.h"
-#include "own_kernel.h"
 #include "shape.h"
+#include "user_kernel.h"
 
 static tch_status check_group(const tch_optimizer *o, const char *function, int32_t group)
 {
@@ -154,19 +154,20 @@ tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_
 }
 
 /* A root that the custom kernel failed is the built-in's next time, as if nothing had been. */
-static void note_failure(tch_optimizer *o, tchi_family *f, int64_t factor, int32_t flag)
+static void note_failure(tch_optimizer *o, tchi_factor_batch *f, int64_t factor, int32_t flag)
 {
     uint8_t *own = &f->own[factor];
-    if (*own == TCHI_OWN_LATEST && flag == TCH_REPORT_NO_CONVERGENCE) {
-        *own = TCHI_OWN_REFUSED;
+    if (*own == TCHI_USER_KERNEL_LATEST && flag == TCH_REPORT_NO_CONVERGENCE) {
+        *own = TCHI_USER_KERNEL_REFUSED;
         o->own[TCH_OPTIM_PART_ROOT].refused++;
-    } else if (*own != TCHI_OWN_REFUSED && f->trouble[factor] < TCHI_MOST_TROUBLE) {
-        f->trouble[factor]++;
+    } else if (*own != TCHI_USER_KERNEL_REFUSED && f->failures[factor] < TCHI_MOST_FAILURES) {
+        f->failures[factor]++;
     }
 }
 
-/* The flags and residuals of one family, a piece at a time; failed factors are marked for another way: see refresh.c. */
-static tch_status read_family(tch_optimizer *o, tchi_family *f, tch_optim_stats *stats)
+/* The flags and residuals of one factor batch, a rectangle at a time; failed factors are marked for another way: see
+ * refresh.c. */
+static tch_status read_factor_batch(tch_optimizer *o, tchi_factor_batch *f, tch_optim_stats *stats)
 {
     enum { PIECE = 128 };
     const tch_backend *t = o->context->backend;
@@ -209,11 +210,11 @@ tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *st
     s.steps = (int64_t)counts[0];
     s.skipped = (int64_t)counts[1];
     s.refreshes = optimizer->refreshes;
-    for (int32_t i = 0; i < optimizer->families.count; i++) {
-        TCHI_TRY(read_family(optimizer, tchi_family_at(optimizer, i), &s));
+    for (int32_t i = 0; i < optimizer->factor_batches.count; i++) {
+        TCHI_TRY(read_factor_batch(optimizer, tchi_factor_batch_at(optimizer, i), &s));
     }
-    s.own_root = tchi_own_in_use(&optimizer->own[TCH_OPTIM_PART_ROOT]);
-    s.own_update = tchi_own_in_use(&optimizer->own[TCH_OPTIM_PART_UPDATE]);
+    s.own_root = tchi_user_kernel_in_use(&optimizer->own[TCH_OPTIM_PART_ROOT]);
+    s.own_update = tchi_user_kernel_in_use(&optimizer->own[TCH_OPTIM_PART_UPDATE]);
     s.refused = optimizer->own[TCH_OPTIM_PART_ROOT].refused;
     *stats = s;
     return TCH_OK;

@@ -1,5 +1,5 @@
-/* See config.h. A new option is a field in optim.h, a line in the table below, and a default: one that all have below, or
- * an optimizer's in its own file. */
+/* See config.h. A new option is a field in optim.h, a line in the table below, and a default: one that all have below,
+ * or an optimizer's in its own file. */
 #include "config.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* See counts.h. The counts of a parameter are [steps of the optimizer, steps with its gradient, trouble of each factor],
- * factors in the order of classes, blocks and dimensions, which its sizes alone decide. */
+/* See counts.h. The counts of a parameter are [steps of the optimizer, steps with its gradient, failures of each
+ * factor], factors in the order of block batches, blocks and dimensions, which its sizes alone decide. */
 #include "counts.h"
 
 #include <math.h>
@@ -8,14 +8,14 @@
 #include "core/check.h"
 #include "core/status.h"
 
-enum { STEPS, TAKEN, TROUBLE }; /* where each begins */
+enum { STEPS, STEPS_SEEN, TROUBLE }; /* where each begins */
 
 /* Parameters with equal counts and equal clocks have had the same steps, as far as it matters. */
-static uint64_t history_of(int64_t taken, double step)
+static uint64_t clock_id_of(int64_t steps_seen, double step)
 {
     uint64_t bits;
     memcpy(&bits, &step, sizeof bits);
-    return ((uint64_t)taken * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
+    return ((uint64_t)steps_seen * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
 }
 
 bool tchi_is_clock(double step)
@@ -23,10 +23,10 @@ bool tchi_is_clock(double step)
     return step >= 0.0 && step <= (double)TCHI_MOST_STEPS && step == floor(step);
 }
 
-void tchi_param_resume(tchi_param *param, int64_t taken, double step)
+void tchi_param_resume(tchi_param *param, int64_t steps_seen, double step)
 {
-    param->taken = taken;
-    param->history = history_of(taken, step);
+    param->steps_seen = steps_seen;
+    param->clock_id = clock_id_of(steps_seen, step);
 }
 
 static bool exists(const tch_optimizer *o, int32_t parameter)
@@ -35,47 +35,49 @@ static bool exists(const tch_optimizer *o, int32_t parameter)
 }
 
 /* Calls visit with every factor of a parameter, in order. */
-typedef void (*trouble_visit)(uint8_t *trouble, void *user);
+typedef void (*failures_visit)(uint8_t *failures, void *user);
 
-static void visit_block(const tch_optimizer *o, const tchi_class *class, int64_t block, trouble_visit visit, void *user)
+static void visit_block(const tch_optimizer *o, const tchi_block_batch *block_batch, int64_t block,
+                        failures_visit visit, void *user)
 {
-    for (int32_t k = 0; k < class->order; k++) {
-        if (class->family[k] >= 0) {
-            visit(tchi_family_at(o, class->family[k])->trouble + class->position[k] + block, user);
+    for (int32_t k = 0; k < block_batch->order; k++) {
+        if (block_batch->factor_batch[k] >= 0) {
+            visit(tchi_factor_batch_at(o, block_batch->factor_batch[k])->failures + block_batch->position[k] + block,
+                  user);
         }
     }
 }
 
-static void for_each_factor(const tch_optimizer *o, int32_t parameter, trouble_visit visit, void *user)
+static void for_each_factor(const tch_optimizer *o, int32_t parameter, failures_visit visit, void *user)
 {
     const tchi_group *g = tchi_group_at(o, tchi_param_at(o, parameter)->group);
-    for (int32_t i = g->first_class; i < g->first_class + g->classes; i++) {
-        const tchi_class *class = tchi_class_at(o, i);
-        for (int64_t b = 0; b < class->count; b++) {
-            if (tchi_block_at(o, class->first + b)->param == parameter) {
-                visit_block(o, class, b, visit, user);
+    for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
+        const tchi_block_batch *block_batch = tchi_block_batch_at(o, i);
+        for (int64_t b = 0; b < block_batch->count; b++) {
+            if (tchi_block_at(o, block_batch->first + b)->param == parameter) {
+                visit_block(o, block_batch, b, visit, user);
             }
         }
     }
 }
 
-static void count_one(uint8_t *trouble, void *user)
+static void count_one(uint8_t *failures, void *user)
 {
-    (void)trouble;
+    (void)failures;
     ++*(int64_t *)user;
 }
 
-static void read_one(uint8_t *trouble, void *user)
+static void read_one(uint8_t *failures, void *user)
 {
     int64_t **at = user;
-    **at = *trouble;
+    **at = *failures;
     ++*at;
 }
 
-static void write_one(uint8_t *trouble, void *user)
+static void write_one(uint8_t *failures, void *user)
 {
     const int64_t **at = user;
-    *trouble = (uint8_t) * *at;
+    *failures = (uint8_t) * *at;
     ++*at;
 }
 
@@ -108,7 +110,7 @@ tch_status tch_optimizer_get_counts(const tch_optimizer *optimizer, int32_t para
 {
     TCHI_TRY(check(optimizer, "tch_optimizer_get_counts", parameter, length, counts));
     counts[STEPS] = optimizer->steps;
-    counts[TAKEN] = tchi_param_at(optimizer, parameter)->taken;
+    counts[STEPS_SEEN] = tchi_param_at(optimizer, parameter)->steps_seen;
     int64_t *at = counts + TROUBLE;
     for_each_factor(optimizer, parameter, read_one, &at);
     return TCH_OK;
@@ -117,7 +119,7 @@ tch_status tch_optimizer_get_counts(const tch_optimizer *optimizer, int32_t para
 static tch_status check_values(const char *function, const char *name, int64_t length, const int64_t *counts)
 {
     for (int64_t i = 0; i < length; i++) {
-        int64_t most = i < TROUBLE ? TCHI_MOST_STEPS : TCHI_MOST_TROUBLE;
+        int64_t most = i < TROUBLE ? TCHI_MOST_STEPS : TCHI_MOST_FAILURES;
         if (counts[i] < 0 || counts[i] > most) {
             return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: counts[%lld] of '%s' is %lld, expected 0 to %lld", function,
                              (long long)i, name, (long long)counts[i], (long long)most);
@@ -141,7 +143,7 @@ tch_status tch_optimizer_set_counts(tch_optimizer *optimizer, int32_t parameter,
                          "%s: the clock of '%s', its state 'step', is %.17g, expected 0 to %lld", function, p->name,
                          step, (long long)TCHI_MOST_STEPS);
     }
-    tchi_param_resume(p, counts[TAKEN], step);
+    tchi_param_resume(p, counts[STEPS_SEEN], step);
     optimizer->steps = counts[STEPS];
     counts += TROUBLE;
     for_each_factor(optimizer, parameter, write_one, &counts);

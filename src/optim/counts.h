@@ -4,7 +4,7 @@
 
 #include "optimizer.h"
 
-#define TCHI_MOST_TROUBLE 2 /* failed refreshes of a factor that make a difference: see refresh.c */
+#define TCHI_MOST_FAILURES 2 /* failed refreshes of a factor that make a difference: see refresh.c */
 
 /* Steps are counted here and, as a double, by the clocks on the device: above this a step and the next are the same. */
 #define TCHI_MOST_STEPS ((int64_t)1 << 53)
@@ -12,7 +12,7 @@
 /* Whether a clock can stand there: at a whole number of steps. */
 bool tchi_is_clock(double step);
 
-/* Puts a parameter where it was after `taken` steps with a gradient, its clock at `step`. */
-void tchi_param_resume(tchi_param *param, int64_t taken, double step);
+/* Puts a parameter where it was after `steps_seen` steps with a gradient, its clock at `step`. */
+void tchi_param_resume(tchi_param *param, int64_t steps_seen, double step);
 
 #endif

@@ -1,5 +1,5 @@
-/* Making optimizers: checking parameters, laying out their state, taking the memory. Everything is checked before anything
- * is taken, and a group that cannot be added leaves the optimizer as it was. */
+/* Making optimizers: checking parameters, laying out their state, taking the memory. Everything is checked before
+ * anything is taken, and a group that cannot be added leaves the optimizer as it was. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +15,8 @@
 #include "forecast.h"
 #include "layout.h"
 #include "method.h"
-#include "own_kernel.h"
 #include "shape.h"
+#include "user_kernel.h"
 
 /* --- parameters -------------------------------------------------------------------------------------------------- */
 
@@ -144,21 +144,21 @@ static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter
 
 /* How far the lists go before a group is added. */
 typedef struct mark {
-    int64_t groups, params, blocks, classes, families, states, slabs;
+    int64_t groups, params, blocks, block_batches, factor_batches, states, chunks;
 } mark;
 
 static mark mark_of(const tch_optimizer *o)
 {
-    return (mark){o->groups.count,   o->params.count, o->blocks.count, o->classes.count,
-                  o->families.count, o->states.count, o->slabs.count};
+    return (mark){o->groups.count,         o->params.count, o->blocks.count, o->block_batches.count,
+                  o->factor_batches.count, o->states.count, o->chunks.count};
 }
 
-static void release_slab(tch_optimizer *o, const tchi_slab *slab)
+static void release_chunk(tch_optimizer *o, const tchi_chunk *chunk)
 {
-    if (slab->is_state && o->allocator.release != NULL) {
-        o->allocator.release(o->allocator.user, slab->pointer, slab->bytes);
+    if (chunk->is_state && o->allocator.release != NULL) {
+        o->allocator.release(o->allocator.user, chunk->pointer, chunk->bytes);
     } else {
-        tchi_pool_free(o->context->pool, slab->pointer);
+        tchi_pool_free(o->context->pool, chunk->pointer);
     }
 }
 
@@ -167,34 +167,34 @@ static void return_to(tch_optimizer *o, const mark *m)
     for (int64_t i = m->states; i < o->states.count; i++) {
         tchi_host_release(tchi_state_at(o, i), tchi_state_at(o, i)->bytes);
     }
-    for (int64_t i = m->families; i < o->families.count; i++) {
-        tchi_layout_free_family(tchi_family_at(o, (int32_t)i));
+    for (int64_t i = m->factor_batches; i < o->factor_batches.count; i++) {
+        tchi_layout_free_factor_batch(tchi_factor_batch_at(o, (int32_t)i));
     }
     for (int64_t i = m->params; i < o->params.count; i++) {
         const tchi_param *p = tchi_param_at(o, (int32_t)i);
         tchi_host_release(p->name, p->name_bytes);
     }
-    for (int64_t i = m->slabs; i < o->slabs.count; i++) {
-        release_slab(o, (const tchi_slab *)o->slabs.items + i);
+    for (int64_t i = m->chunks; i < o->chunks.count; i++) {
+        release_chunk(o, (const tchi_chunk *)o->chunks.items + i);
     }
     o->groups.count = m->groups;
     o->params.count = m->params;
     o->blocks.count = m->blocks;
-    o->classes.count = m->classes;
-    o->families.count = m->families;
+    o->block_batches.count = m->block_batches;
+    o->factor_batches.count = m->factor_batches;
     o->states.count = m->states;
-    o->slabs.count = m->slabs;
+    o->chunks.count = m->chunks;
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
-static tch_status take_slab(tch_optimizer *o, int64_t bytes, bool from_caller, char **pointer)
+static tch_status take_chunk(tch_optimizer *o, int64_t bytes, bool from_caller, char **pointer)
 {
     *pointer = NULL;
     if (bytes == 0) {
         return TCH_OK;
     }
-    TCHI_TRY(tchi_list_reserve(&o->slabs, o->slabs.count + 1));
+    TCHI_TRY(tchi_list_reserve(&o->chunks, o->chunks.count + 1));
     void *memory = NULL;
     if (from_caller && o->allocator.allocate != NULL) {
         TCHI_TRY(o->allocator.allocate(o->allocator.user, bytes, &memory));
@@ -206,7 +206,7 @@ static tch_status take_slab(tch_optimizer *o, int64_t bytes, bool from_caller, c
     } else {
         TCHI_TRY(tchi_pool_allocate_exact(o->context->pool, bytes, &memory));
     }
-    *(tchi_slab *)tchi_list_extend(&o->slabs) = (tchi_slab){memory, bytes, from_caller};
+    *(tchi_chunk *)tchi_list_extend(&o->chunks) = (tchi_chunk){memory, bytes, from_caller};
     *pointer = memory;
     return TCH_OK;
 }
@@ -219,8 +219,8 @@ static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64
     if (bytes > 0) {
         TCHI_TRY(t->device->zero_bytes(o->context->state, state, bytes));
     }
-    for (int32_t i = 0; i < g->families; i++) {
-        const tchi_family *f = tchi_family_at(o, g->first_family + i);
+    for (int32_t i = 0; i < g->factor_batches; i++) {
+        const tchi_factor_batch *f = tchi_factor_batch_at(o, g->first_factor_batch + i);
         tch_matrices roots = tchi_matrices_new(f->roots, f->real, f->count, f->n, f->n);
         TCHI_TRY(t->matrix->combine(o->context->state, 1.0, 0.0, NULL, 0.0, NULL, &roots));
     }
@@ -244,8 +244,8 @@ static tch_status take_state(tch_optimizer *o, int32_t group)
     int64_t state_bytes = state.used;
     int64_t beside_bytes = beside.used;
     state = beside = (tchi_arena){0};
-    TCHI_TRY(take_slab(o, state_bytes, true, &state.base));
-    TCHI_TRY(take_slab(o, beside_bytes, false, &beside.base));
+    TCHI_TRY(take_chunk(o, state_bytes, true, &state.base));
+    TCHI_TRY(take_chunk(o, beside_bytes, false, &beside.base));
     TCHI_TRY(tchi_layout_state(o, group, &state, &beside, true));
     TCHI_TRY(o->context->backend->device->zero_bytes(o->context->state, beside.base, beside_bytes));
     TCHI_TRY(fill_state(o, group, state.base, state_bytes));
@@ -253,7 +253,8 @@ static tch_status take_state(tch_optimizer *o, int32_t group)
     return TCH_OK;
 }
 
-/* Scratch for all groups: it may have to grow with a new one. Host lists first, so that nothing is lost if one fails. */
+/* Scratch for all groups: it may have to grow with a new one. Host lists first, so that nothing is lost if one
+ * fails. */
 static tch_status take_scratch(tch_optimizer *o)
 {
     tchi_arena arena = {0};
@@ -261,16 +262,16 @@ static tch_status take_scratch(tch_optimizer *o)
     int64_t bytes = arena.used;
     int64_t most;
     TCHI_TRY(tchi_forecast_refresh(o, &o->least_workspace, &most));
-    int64_t pieces = o->most_pieces > o->params.count ? o->most_pieces : o->params.count;
+    int64_t rects = o->most_rects > o->params.count ? o->most_rects : o->params.count;
     void *list;
-    TCHI_TRY(tchi_list_reserve(&o->piece_list, pieces));
+    TCHI_TRY(tchi_list_reserve(&o->rect_list, rects));
     TCHI_TRY(tchi_list_reserve(&o->clock_list, o->params.count));
     TCHI_TRY(tchi_pool_allocate_exact(o->context->pool, bytes, &list));
     tchi_recordings_clear(o->context, &o->recordings); /* they work in the old one */
     tchi_pool_free(o->context->pool, o->scratch_block);
     o->scratch_block = list;
     o->scratch_bytes = bytes;
-    o->pieces = o->piece_list.items;
+    o->rects = o->rect_list.items;
     arena = (tchi_arena){.base = list};
     tchi_layout_chunks(o, &arena);
     return TCH_OK;
@@ -303,8 +304,8 @@ tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int
                       .stale = true,
                       .first_param = (int32_t)o->params.count,
                       .params = count,
-                      .first_class = (int32_t)o->classes.count,
-                      .first_family = (int32_t)o->families.count};
+                      .first_block_batch = (int32_t)o->block_batches.count,
+                      .first_factor_batch = (int32_t)o->factor_batches.count};
     int32_t group = (int32_t)o->groups.count - 1;
     for (int32_t i = 0; i < count; i++) {
         TCHI_TRY(add_param(o, group, &parameters[i]));
@@ -346,11 +347,11 @@ void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_
     o->groups.item_size = sizeof(tchi_group);
     o->params.item_size = sizeof(tchi_param);
     o->blocks.item_size = sizeof(tchi_block);
-    o->classes.item_size = sizeof(tchi_class);
-    o->families.item_size = sizeof(tchi_family);
+    o->block_batches.item_size = sizeof(tchi_block_batch);
+    o->factor_batches.item_size = sizeof(tchi_factor_batch);
     o->states.item_size = sizeof(tchi_state *);
-    o->slabs.item_size = sizeof(tchi_slab);
-    o->piece_list.item_size = sizeof(tch_piece);
+    o->chunks.item_size = sizeof(tchi_chunk);
+    o->rect_list.item_size = sizeof(tch_rect);
     o->clock_list.item_size = sizeof(tch_clock *);
     o->counts.item_size = sizeof(int64_t);
     if (allocator != NULL) {
@@ -361,14 +362,14 @@ void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_
 void tchi_optim_empty(tch_optimizer *o)
 {
     tchi_recordings_close(o->context, &o->recordings);
-    tchi_own_release(&o->own[TCH_OPTIM_PART_ROOT]);
-    tchi_own_release(&o->own[TCH_OPTIM_PART_UPDATE]);
+    tchi_user_kernel_release(&o->own[TCH_OPTIM_PART_ROOT]);
+    tchi_user_kernel_release(&o->own[TCH_OPTIM_PART_UPDATE]);
     return_to(o, &(mark){0});
     tchi_pool_free(o->context->pool, o->control);
     tchi_pool_free(o->context->pool, o->scratch_block);
     tchi_pool_free(o->context->pool, o->copies);
-    tchi_list *const lists[] = {&o->groups, &o->params, &o->blocks,     &o->classes,    &o->families,
-                                &o->states, &o->slabs,  &o->piece_list, &o->clock_list, &o->counts};
+    tchi_list *const lists[] = {&o->groups, &o->params, &o->blocks,    &o->block_batches, &o->factor_batches,
+                                &o->states, &o->chunks, &o->rect_list, &o->clock_list,    &o->counts};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         tchi_list_release(lists[i]);
     }

@@ -5,8 +5,8 @@
 #include "core/status.h"
 
 #include "method.h"
-#include "own_kernel.h"
-#include "pieces.h"
+#include "rects.h"
+#include "user_kernel.h"
 
 tch_status tchi_elementwise_built_in(tch_optimizer *optimizer, int32_t group, const tch_update *update)
 {
@@ -17,9 +17,9 @@ tch_status tchi_elementwise_built_in(tch_optimizer *optimizer, int32_t group, co
 
 static tch_status apply(tch_optimizer *o, int32_t group, const tch_update *update)
 {
-    tchi_own *own = &o->own[TCH_OPTIM_PART_UPDATE];
-    return tchi_own_updates(own, group, update->real) ? tchi_own_update(o, own, group, update)
-                                                      : tchi_elementwise_built_in(o, group, update);
+    tchi_user_kernel *own = &o->own[TCH_OPTIM_PART_UPDATE];
+    return tchi_user_kernel_updates(own, group, update->real) ? tchi_user_kernel_update(o, own, group, update)
+                                                              : tchi_elementwise_built_in(o, group, update);
 }
 
 const tch_hyper *tchi_elementwise_hyper(const tch_optimizer *optimizer, const tchi_group *group)

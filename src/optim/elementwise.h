@@ -1,5 +1,5 @@
-/* The parameters that are updated element by element: all of an optimizer without blocks, and those that the others leave
- * to AdamW. */
+/* The parameters that are updated element by element: all of an optimizer without blocks, and those that the others
+ * leave to AdamW. */
 #ifndef TCHI_OPTIM_ELEMENTWISE_H
 #define TCHI_OPTIM_ELEMENTWISE_H
 

@@ -7,11 +7,11 @@
 
 #include "create.h"
 #include "layout.h"
-#include "own_kernel.h"
+#include "user_kernel.h"
 
-/* Workspace for one factor of a family, by products and by the eigen method, which may have to take over, and by the user's
- * kernel where there is one. */
-static tch_status one_refresh(const tch_optimizer *o, const tchi_family *f, int64_t *bytes)
+/* Workspace for one factor of a factor batch, by products and by the eigen method, which may have to take over, and by
+ * the user's kernel where there is one. */
+static tch_status one_refresh(const tch_optimizer *o, const tchi_factor_batch *f, int64_t *bytes)
 {
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     if (f->root == 0) {
@@ -31,7 +31,7 @@ static tch_status one_refresh(const tch_optimizer *o, const tchi_family *f, int6
                                        f->root, &how, NULL, &need));
         *bytes = need > *bytes ? need : *bytes;
     }
-    int64_t own = f->own_root ? tchi_own_root_bytes(o, f) : 0;
+    int64_t own = f->own_root ? tchi_user_kernel_root_bytes(o, f) : 0;
     *bytes = own > *bytes ? own : *bytes;
     return TCH_OK;
 }
@@ -40,8 +40,8 @@ tch_status tchi_forecast_refresh(const tch_optimizer *o, int64_t *least, int64_t
 {
     int64_t budget = tchi_layout_budget(o) - o->work_bytes;
     *least = *most = 0;
-    for (int32_t i = 0; i < o->families.count; i++) {
-        const tchi_family *f = tchi_family_at(o, i);
+    for (int32_t i = 0; i < o->factor_batches.count; i++) {
+        const tchi_factor_batch *f = tchi_factor_batch_at(o, i);
         int64_t each;
         TCHI_TRY(one_refresh(o, f, &each));
         int64_t all = each > budget / f->count ? budget : each * f->count;
@@ -68,8 +68,8 @@ static tch_status fill_memory(const tch_optimizer *o, int64_t scratch, tch_optim
     m.state = o->state_bytes;
     m.scratch = scratch;
     m.blocks = o->blocks.count;
-    for (int32_t i = 0; i < o->families.count; i++) {
-        m.factors += tchi_family_at(o, i)->count;
+    for (int32_t i = 0; i < o->factor_batches.count; i++) {
+        m.factors += tchi_factor_batch_at(o, i)->count;
     }
     int64_t least;
     TCHI_TRY(tchi_forecast_refresh(o, &least, &m.refresh));
@@ -111,9 +111,9 @@ tch_status tch_optimizer_get_memory(tch_optimizer *optimizer, tch_optim_memory *
     TCHI_ENTER(optimizer->context, "tch_optimizer_get_memory");
     TCHI_TRY(check_memory("tch_optimizer_get_memory", memory));
     int64_t beside = 0;
-    for (int64_t i = 0; i < optimizer->slabs.count; i++) {
-        const tchi_slab *slab = (const tchi_slab *)optimizer->slabs.items + i;
-        beside += slab->is_state ? 0 : slab->bytes;
+    for (int64_t i = 0; i < optimizer->chunks.count; i++) {
+        const tchi_chunk *chunk = (const tchi_chunk *)optimizer->chunks.items + i;
+        beside += chunk->is_state ? 0 : chunk->bytes;
     }
     return fill_memory(optimizer, optimizer->scratch_bytes + beside, memory);
 }

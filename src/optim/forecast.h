@@ -4,8 +4,8 @@
 
 #include "optimizer.h"
 
-/* The least workspace with which every factor can be refreshed, the pool's rounding included, and what a refresh of all of
- * them at once takes within the budget. */
+/* The least workspace with which every factor can be refreshed, the pool's rounding included, and what a refresh of all
+ * of them at once takes within the budget. */
 tch_status tchi_forecast_refresh(const tch_optimizer *optimizer, int64_t *least, int64_t *most);
 
 #endif

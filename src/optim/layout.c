@@ -9,17 +9,17 @@
 
 #include "core/list.h"
 #include "method.h"
-#include "pieces.h"
+#include "rects.h"
 #include "shape.h"
 
-/* --- blocks and classes ------------------------------------------------------------------------------------------ */
+/* --- blocks and block batches ------------------------------------------------------------------------------------ */
 
 static int64_t cut_at(const tchi_block_method *blocks, const tch_optim_config *config)
 {
     return blocks->cut_at == NULL ? INT64_MAX : blocks->cut_at(config);
 }
 
-static int32_t transpose_tall(const tchi_block_method *blocks, tchi_class *c)
+static int32_t transpose_tall(const tchi_block_method *blocks, tchi_block_batch *c)
 {
     if (!blocks->transposes_tall || c->size[0] <= c->size[1]) {
         return 0;
@@ -30,30 +30,31 @@ static int32_t transpose_tall(const tchi_block_method *blocks, tchi_class *c)
     return 1;
 }
 
-/* The class of a block of this parameter with these sizes, as a value that can be compared. */
-static tchi_class describe(const tchi_param *param, const tchi_cut *cut, const int64_t *size)
+/* The block batch of a block of this parameter with these sizes, as a value that can be compared. */
+static tchi_block_batch describe(const tchi_param *param, const tchi_cut *cut, const int64_t *size)
 {
-    tchi_class c = {.group = param->group, .order = cut->order, .type = param->type, .real = param->real};
+    tchi_block_batch c = {.group = param->group, .order = cut->order, .type = param->type, .real = param->real};
     memcpy(c.size, size, (size_t)cut->order * sizeof *size);
     return c;
 }
 
-static bool same_class(const tchi_class *a, const tchi_class *b)
+static bool same_block_batch(const tchi_block_batch *a, const tchi_block_batch *b)
 {
     return a->group == b->group && a->order == b->order && a->type == b->type && a->real == b->real &&
            memcmp(a->size, b->size, sizeof a->size) == 0;
 }
 
-static tch_status find_class(tch_optimizer *o, const tchi_group *group, const tchi_class *wanted, tchi_class **found)
+static tch_status find_block_batch(tch_optimizer *o, const tchi_group *group, const tchi_block_batch *wanted,
+                                   tchi_block_batch **found)
 {
-    for (int64_t i = group->first_class; i < o->classes.count; i++) {
-        *found = tchi_class_at(o, (int32_t)i);
-        if (same_class(*found, wanted)) {
+    for (int64_t i = group->first_block_batch; i < o->block_batches.count; i++) {
+        *found = tchi_block_batch_at(o, (int32_t)i);
+        if (same_block_batch(*found, wanted)) {
             return TCH_OK;
         }
     }
-    TCHI_TRY(tchi_list_reserve(&o->classes, o->classes.count + 1));
-    *found = tchi_list_extend(&o->classes);
+    TCHI_TRY(tchi_list_reserve(&o->block_batches, o->block_batches.count + 1));
+    *found = tchi_list_extend(&o->block_batches);
     **found = *wanted;
     (*found)->elements = 1;
     for (int32_t k = 0; k < wanted->order; k++) {
@@ -63,7 +64,8 @@ static tch_status find_class(tch_optimizer *o, const tchi_group *group, const tc
 }
 
 /* Calls visit for every block of every blocked parameter of the group. */
-typedef tch_status (*block_visit)(tch_optimizer *o, tchi_group *group, tchi_class *class, const tchi_block *block);
+typedef tch_status (*block_visit)(tch_optimizer *o, tchi_group *group, tchi_block_batch *block_batch,
+                                  const tchi_block *block);
 
 static tch_status for_each_block(tch_optimizer *o, int32_t index, block_visit visit)
 {
@@ -79,29 +81,31 @@ static tch_status for_each_block(tch_optimizer *o, int32_t index, block_visit vi
             tchi_block block = {.param = p, .number = (int32_t)number};
             int64_t size[TCHI_MOST_ORDER];
             tchi_cut_block(&cut, number, block.start, size);
-            tchi_class wanted = describe(param, &cut, size);
+            tchi_block_batch wanted = describe(param, &cut, size);
             block.transposed = transpose_tall(blocks, &wanted);
-            tchi_class *class;
-            TCHI_TRY(find_class(o, group, &wanted, &class));
-            TCHI_TRY(visit(o, group, class, &block));
+            tchi_block_batch *block_batch;
+            TCHI_TRY(find_block_batch(o, group, &wanted, &block_batch));
+            TCHI_TRY(visit(o, group, block_batch, &block));
         }
     }
     return TCH_OK;
 }
 
-static tch_status count_block(tch_optimizer *o, tchi_group *group, tchi_class *class, const tchi_block *block)
+static tch_status count_block(tch_optimizer *o, tchi_group *group, tchi_block_batch *block_batch,
+                              const tchi_block *block)
 {
     (void)o;
     (void)group;
     (void)block;
-    class->count++;
+    block_batch->count++;
     return TCH_OK;
 }
 
-static tch_status place_block(tch_optimizer *o, tchi_group *group, tchi_class *class, const tchi_block *block)
+static tch_status place_block(tch_optimizer *o, tchi_group *group, tchi_block_batch *block_batch,
+                              const tchi_block *block)
 {
     (void)group;
-    *tchi_block_at(o, class->first + class->count++) = *block;
+    *tchi_block_at(o, block_batch->first + block_batch->count++) = *block;
     return TCH_OK;
 }
 
@@ -109,13 +113,13 @@ static tch_status make_blocks(tch_optimizer *o, int32_t index)
 {
     TCHI_TRY(for_each_block(o, index, count_block));
     tchi_group *group = tchi_group_at(o, index);
-    group->classes = (int32_t)o->classes.count - group->first_class;
+    group->block_batches = (int32_t)o->block_batches.count - group->first_block_batch;
     int64_t total = o->blocks.count;
-    for (int32_t i = 0; i < group->classes; i++) {
-        tchi_class *class = tchi_class_at(o, group->first_class + i);
-        class->first = total;
-        total += class->count;
-        class->count = 0;
+    for (int32_t i = 0; i < group->block_batches; i++) {
+        tchi_block_batch *block_batch = tchi_block_batch_at(o, group->first_block_batch + i);
+        block_batch->first = total;
+        total += block_batch->count;
+        block_batch->count = 0;
     }
     TCHI_TRY(tchi_list_reserve(&o->blocks, total));
     while (o->blocks.count < total) {
@@ -124,95 +128,97 @@ static tch_status make_blocks(tch_optimizer *o, int32_t index)
     return for_each_block(o, index, place_block);
 }
 
-/* --- families ---------------------------------------------------------------------------------------------------- */
+/* --- factor batches ---------------------------------------------------------------------------------------------- */
 
 static bool has_factor(const tchi_block_method *blocks, const tch_optim_config *config, int64_t size)
 {
     return blocks->has_factor != NULL && blocks->has_factor(config, size);
 }
 
-static tch_status find_family(tch_optimizer *o, const tchi_group *group, const tchi_family *wanted, int32_t *found)
+static tch_status find_factor_batch(tch_optimizer *o, const tchi_group *group, const tchi_factor_batch *wanted,
+                                    int32_t *found)
 {
-    for (*found = group->first_family; *found < o->families.count; (*found)++) {
-        const tchi_family *f = tchi_family_at(o, *found);
+    for (*found = group->first_factor_batch; *found < o->factor_batches.count; (*found)++) {
+        const tchi_factor_batch *f = tchi_factor_batch_at(o, *found);
         if (f->n == wanted->n && f->root == wanted->root && f->real == wanted->real) {
             return TCH_OK;
         }
     }
-    TCHI_TRY(tchi_list_reserve(&o->families, o->families.count + 1));
-    *(tchi_family *)tchi_list_extend(&o->families) = *wanted;
+    TCHI_TRY(tchi_list_reserve(&o->factor_batches, o->factor_batches.count + 1));
+    *(tchi_factor_batch *)tchi_list_extend(&o->factor_batches) = *wanted;
     return TCH_OK;
 }
 
-static tch_status join_families(tch_optimizer *o, int32_t index, tchi_class *class)
+static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_block_batch *block_batch)
 {
     const tchi_block_method *blocks = o->method->blocks;
     const tchi_group *group = tchi_group_at(o, index);
     const tch_optim_config *config = &group->config;
-    int32_t root = blocks->root == NULL ? 0 : blocks->root(config, class->order);
-    for (int32_t k = 0; k < class->order; k++) {
-        class->family[k] = -1;
-        if (has_factor(blocks, config, class->size[k])) {
-            tchi_family wanted = {.group = index, .n = class->size[k], .root = root, .real = class->real};
-            TCHI_TRY(find_family(o, group, &wanted, &class->family[k]));
-            tchi_family *family = tchi_family_at(o, class->family[k]);
-            class->position[k] = family->count;
-            family->count += class->count;
+    int32_t root = blocks->root == NULL ? 0 : blocks->root(config, block_batch->order);
+    for (int32_t k = 0; k < block_batch->order; k++) {
+        block_batch->factor_batch[k] = -1;
+        if (has_factor(blocks, config, block_batch->size[k])) {
+            tchi_factor_batch wanted = {
+                .group = index, .n = block_batch->size[k], .root = root, .real = block_batch->real};
+            TCHI_TRY(find_factor_batch(o, group, &wanted, &block_batch->factor_batch[k]));
+            tchi_factor_batch *factor_batch = tchi_factor_batch_at(o, block_batch->factor_batch[k]);
+            block_batch->position[k] = factor_batch->count;
+            factor_batch->count += block_batch->count;
         }
     }
     return TCH_OK;
 }
 
-static tch_status take_family_lists(tchi_family *f)
+static tch_status take_factor_batch_lists(tchi_factor_batch *f)
 {
     size_t n = (size_t)f->count;
-    TCHI_TRY(tchi_host_take(n * sizeof *f->phase, "a family of factors", &f->phase));
-    TCHI_TRY(tchi_host_take(n, "a family of factors", &f->due));
-    TCHI_TRY(tchi_host_take(n, "a family of factors", &f->trouble));
-    TCHI_TRY(tchi_host_take(n, "a family of factors", &f->own));
-    TCHI_TRY(tchi_host_take(n * sizeof *f->class, "a family of factors", &f->class));
-    return tchi_host_take(n * sizeof *f->block, "a family of factors", &f->block);
+    TCHI_TRY(tchi_host_take(n * sizeof *f->phase, "a factor batch", &f->phase));
+    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->due));
+    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->failures));
+    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->own));
+    TCHI_TRY(tchi_host_take(n * sizeof *f->block_batch, "a factor batch", &f->block_batch));
+    return tchi_host_take(n * sizeof *f->block, "a factor batch", &f->block);
 }
 
-void tchi_layout_free_family(tchi_family *f)
+void tchi_layout_free_factor_batch(tchi_factor_batch *f)
 {
     size_t n = (size_t)f->count;
     tchi_host_release(f->phase, n * sizeof *f->phase);
     tchi_host_release(f->due, n);
-    tchi_host_release(f->trouble, n);
+    tchi_host_release(f->failures, n);
     tchi_host_release(f->own, n);
-    tchi_host_release(f->class, n * sizeof *f->class);
+    tchi_host_release(f->block_batch, n * sizeof *f->block_batch);
     tchi_host_release(f->block, n * sizeof *f->block);
 }
 
 /* Each factor knows whose it is. */
-static void note_owners(tch_optimizer *o, int32_t class_index)
+static void note_owners(tch_optimizer *o, int32_t block_batch_index)
 {
-    const tchi_class *class = tchi_class_at(o, class_index);
-    for (int32_t k = 0; k < class->order; k++) {
-        if (class->family[k] < 0) {
+    const tchi_block_batch *block_batch = tchi_block_batch_at(o, block_batch_index);
+    for (int32_t k = 0; k < block_batch->order; k++) {
+        if (block_batch->factor_batch[k] < 0) {
             continue;
         }
-        tchi_family *family = tchi_family_at(o, class->family[k]);
-        for (int64_t b = 0; b < class->count; b++) {
-            family->class[class->position[k] + b] = class_index;
-            family->block[class->position[k] + b] = b;
+        tchi_factor_batch *factor_batch = tchi_factor_batch_at(o, block_batch->factor_batch[k]);
+        for (int64_t b = 0; b < block_batch->count; b++) {
+            factor_batch->block_batch[block_batch->position[k] + b] = block_batch_index;
+            factor_batch->block[block_batch->position[k] + b] = b;
         }
     }
 }
 
-static tch_status make_families(tch_optimizer *o, int32_t index)
+static tch_status make_factor_batches(tch_optimizer *o, int32_t index)
 {
     tchi_group *group = tchi_group_at(o, index);
-    for (int32_t i = 0; i < group->classes; i++) {
-        TCHI_TRY(join_families(o, index, tchi_class_at(o, group->first_class + i)));
+    for (int32_t i = 0; i < group->block_batches; i++) {
+        TCHI_TRY(join_factor_batches(o, index, tchi_block_batch_at(o, group->first_block_batch + i)));
     }
-    group->families = (int32_t)o->families.count - group->first_family;
-    for (int32_t i = 0; i < group->families; i++) {
-        TCHI_TRY(take_family_lists(tchi_family_at(o, group->first_family + i)));
+    group->factor_batches = (int32_t)o->factor_batches.count - group->first_factor_batch;
+    for (int32_t i = 0; i < group->factor_batches; i++) {
+        TCHI_TRY(take_factor_batch_lists(tchi_factor_batch_at(o, group->first_factor_batch + i)));
     }
-    for (int32_t i = 0; i < group->classes; i++) {
-        note_owners(o, group->first_class + i);
+    for (int32_t i = 0; i < group->block_batches; i++) {
+        note_owners(o, group->first_block_batch + i);
     }
     return TCH_OK;
 }
@@ -220,7 +226,7 @@ static tch_status make_families(tch_optimizer *o, int32_t index)
 tch_status tchi_layout_group(tch_optimizer *optimizer, int32_t group)
 {
     TCHI_TRY(make_blocks(optimizer, group));
-    return make_families(optimizer, group);
+    return make_factor_batches(optimizer, group);
 }
 
 /* --- the state in memory ----------------------------------------------------------------------------------------- */
@@ -294,15 +300,15 @@ static tch_status place_param(const naming *n, int32_t index, const tch_optim_co
     return TCH_OK;
 }
 
-static tch_status name_matrices(const naming *n, const tchi_class *class, int64_t block, int32_t k)
+static tch_status name_matrices(const naming *n, const tchi_block_batch *block_batch, int64_t block, int32_t k)
 {
     static const char *const kept[] = {"root", "basis"};
     tch_optimizer *o = n->optimizer;
-    const tchi_family *f = tchi_family_at(o, class->family[k]);
-    const tchi_block *b = tchi_block_at(o, class->first + block);
+    const tchi_factor_batch *f = tchi_factor_batch_at(o, block_batch->factor_batch[k]);
+    const tchi_block *b = tchi_block_at(o, block_batch->first + block);
     int64_t shape[2] = {f->n, f->n};
     int64_t strides[2] = {f->n, 1};
-    int64_t at = (class->position[k] + block) * f->n * f->n * tchi_scalar_size(f->real);
+    int64_t at = (block_batch->position[k] + block) * f->n * f->n * tchi_scalar_size(f->real);
     char what[64];
     snprintf(what, sizeof what, "factor.%d.%d", b->number, k);
     TCHI_TRY(name_state(n, b->param, f->factors + at, f->real, 2, shape, strides, what));
@@ -310,40 +316,40 @@ static tch_status name_matrices(const naming *n, const tchi_class *class, int64_
     return name_state(n, b->param, f->roots + at, f->real, 2, shape, strides, what);
 }
 
-static tch_status name_block_state(const naming *n, const tchi_class *class, int64_t block)
+static tch_status name_block_state(const naming *n, const tchi_block_batch *block_batch, int64_t block)
 {
     const tchi_block_method *blocks = n->optimizer->method->blocks;
-    const tchi_block *b = tchi_block_at(n->optimizer, class->first + block);
+    const tchi_block *b = tchi_block_at(n->optimizer, block_batch->first + block);
     int64_t shape[TCHI_MOST_ORDER];
     int64_t strides[TCHI_MOST_ORDER];
     int64_t stride = 1;
-    int32_t ndim = blocks->block_state_shape(class, tchi_block_param(n->optimizer, b), shape);
+    int32_t ndim = blocks->block_state_shape(block_batch, tchi_block_param(n->optimizer, b), shape);
     for (int32_t k = ndim - 1; k >= 0; k--) {
         strides[k] = stride;
         stride *= shape[k];
     }
-    int64_t at = block * blocks->block_state(class) * tchi_scalar_size(class->real);
+    int64_t at = block * blocks->block_state(block_batch) * tchi_scalar_size(block_batch->real);
     char what[64];
     snprintf(what, sizeof what, "%s.%d", blocks->block_state_name, b->number);
-    return name_state(n, b->param, class->moment + at, class->real, ndim, shape, strides, what);
+    return name_state(n, b->param, block_batch->moment + at, block_batch->real, ndim, shape, strides, what);
 }
 
-static tch_status name_class(const naming *n, const tchi_class *class)
+static tch_status name_block_batch(const naming *n, const tchi_block_batch *block_batch)
 {
-    for (int64_t b = 0; n->on && b < class->count; b++) {
-        for (int32_t k = 0; k < class->order; k++) {
-            if (class->family[k] >= 0) {
-                TCHI_TRY(name_matrices(n, class, b, k));
+    for (int64_t b = 0; n->on && b < block_batch->count; b++) {
+        for (int32_t k = 0; k < block_batch->order; k++) {
+            if (block_batch->factor_batch[k] >= 0) {
+                TCHI_TRY(name_matrices(n, block_batch, b, k));
             }
         }
-        if (class->moment != NULL) {
-            TCHI_TRY(name_block_state(n, class, b));
+        if (block_batch->moment != NULL) {
+            TCHI_TRY(name_block_state(n, block_batch, b));
         }
     }
     return TCH_OK;
 }
 
-static void place_family(tchi_family *f, tchi_arena *state, tchi_arena *beside)
+static void place_factor_batch(tchi_factor_batch *f, tchi_arena *state, tchi_arena *beside)
 {
     int64_t bytes = f->count * f->n * f->n * tchi_scalar_size(f->real);
     f->factors = tchi_arena_take(state, bytes);
@@ -368,24 +374,24 @@ tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena
     for (int32_t i = 0; i < g->params; i++) {
         TCHI_TRY(place_param(&n, g->first_param + i, &g->config, state));
     }
-    for (int32_t i = 0; i < g->families; i++) {
-        place_family(tchi_family_at(optimizer, g->first_family + i), state, beside);
+    for (int32_t i = 0; i < g->factor_batches; i++) {
+        place_factor_batch(tchi_factor_batch_at(optimizer, g->first_factor_batch + i), state, beside);
     }
-    for (int32_t i = 0; i < g->classes; i++) {
-        tchi_class *class = tchi_class_at(optimizer, g->first_class + i);
+    for (int32_t i = 0; i < g->block_batches; i++) {
+        tchi_block_batch *block_batch = tchi_block_batch_at(optimizer, g->first_block_batch + i);
         if (blocks->block_state != NULL) {
-            int64_t numbers = class->count * blocks->block_state(class);
-            class->moment = tchi_arena_take(state, numbers * tchi_scalar_size(class->real));
+            int64_t numbers = block_batch->count * blocks->block_state(block_batch);
+            block_batch->moment = tchi_arena_take(state, numbers * tchi_scalar_size(block_batch->real));
         }
-        TCHI_TRY(name_class(&n, class));
+        TCHI_TRY(name_block_batch(&n, block_batch));
     }
     return TCH_OK;
 }
 
 /* --- scratch of a step ------------------------------------------------------------------------------------------- */
 
-/* An eighth of the state is little beside it; a gibibyte is little on any GPU, and lets the roots of small models be taken
- * many at a time, which is what they are fast by. */
+/* An eighth of the state is little beside it; a gibibyte is little on any GPU, and lets the roots of small models be
+ * taken many at a time, which is what they are fast by. */
 int64_t tchi_layout_budget(const tch_optimizer *optimizer)
 {
     enum { GIBIBYTE = 1 << 30 };
@@ -395,18 +401,18 @@ int64_t tchi_layout_budget(const tch_optimizer *optimizer)
 }
 
 /* A block whose dimensions are cut in more than two places is no single rectangle. */
-static int64_t pieces_of(const tch_optimizer *o, const tchi_class *class)
+static int64_t rects_of(const tch_optimizer *o, const tchi_block_batch *block_batch)
 {
     int64_t most = 1;
-    for (int64_t b = 0; b < class->count; b++) {
-        int64_t pieces = tchi_block_pieces(o, class, b);
-        most = pieces > most ? pieces : most;
+    for (int64_t b = 0; b < block_batch->count; b++) {
+        int64_t rects = tchi_block_rects(o, block_batch, b);
+        most = rects > most ? rects : most;
     }
     return most;
 }
 
-/* Blocks of one pass, where so many fit: as few passes as may be, and all alike, since a last one with little to do keeps
- * little of a device busy. */
+/* Blocks of one pass, where so many fit: as few passes as may be, and all alike, since a last one with little to do
+ * keeps little of a device busy. */
 static int64_t chunk_of(int64_t count, int64_t fit)
 {
     int64_t most = fit < 1 ? 1 : fit > count ? count : fit;
@@ -417,31 +423,32 @@ static int64_t chunk_of(int64_t count, int64_t fit)
 void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch)
 {
     /* A refresh gets the rest: roots are what gains by more at a time. */
-    int64_t budget = tchi_layout_budget(optimizer) / (optimizer->families.count > 0 ? 4 : 1);
+    int64_t budget = tchi_layout_budget(optimizer) / (optimizer->factor_batches.count > 0 ? 4 : 1);
     int64_t most_work = 0;
     int64_t most_blocks = 1;
-    int64_t most_pieces = 1;
+    int64_t most_rects = 1;
     int64_t most_elements = 1;
-    for (int32_t i = 0; i < optimizer->classes.count; i++) {
-        tchi_class *class = tchi_class_at(optimizer, i);
-        const tch_optim_config *config = &tchi_group_at(optimizer, class->group)->config;
-        int64_t each = optimizer->method->blocks->work(optimizer->context, config, class);
-        int64_t fit = each > 0 ? budget / each : class->count;
-        class->pieces = pieces_of(optimizer, class);
-        class->chunk = chunk_of(class->count, fit);
-        most_work = class->chunk * each > most_work ? class->chunk * each : most_work;
-        most_blocks = class->chunk > most_blocks ? class->chunk : most_blocks;
-        most_pieces = class->chunk * class->pieces > most_pieces ? class->chunk * class->pieces : most_pieces;
-        int64_t elements = class->chunk * class->elements;
+    for (int32_t i = 0; i < optimizer->block_batches.count; i++) {
+        tchi_block_batch *block_batch = tchi_block_batch_at(optimizer, i);
+        const tch_optim_config *config = &tchi_group_at(optimizer, block_batch->group)->config;
+        int64_t each = optimizer->method->blocks->work(optimizer->context, config, block_batch);
+        int64_t fit = each > 0 ? budget / each : block_batch->count;
+        block_batch->rects = rects_of(optimizer, block_batch);
+        block_batch->chunk = chunk_of(block_batch->count, fit);
+        most_work = block_batch->chunk * each > most_work ? block_batch->chunk * each : most_work;
+        most_blocks = block_batch->chunk > most_blocks ? block_batch->chunk : most_blocks;
+        most_rects =
+            block_batch->chunk * block_batch->rects > most_rects ? block_batch->chunk * block_batch->rects : most_rects;
+        int64_t elements = block_batch->chunk * block_batch->elements;
         most_elements = elements > most_elements ? elements : most_elements;
     }
     const tch_backend *t = optimizer->context->backend;
-    optimizer->most_pieces = most_pieces;
+    optimizer->most_rects = most_rects;
     optimizer->work_bytes = most_work;
     optimizer->scratch = tchi_arena_take(scratch, most_work);
     optimizer->wanted = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(double));
     optimizer->norms = tchi_arena_take(scratch, most_blocks * (int64_t)sizeof(double));
     optimizer->graft_scratch =
         tchi_arena_take(scratch, t->device->scratch_bytes(optimizer->context->state, TCH_SCRATCH_GRAFT, TCH_SCALAR_F32,
-                                                          most_elements, 1, most_pieces, 0));
+                                                          most_elements, 1, most_rects, 0));
 }

@@ -1,9 +1,10 @@
-/* Lion (Chen and others, 2023): every element moves by the learning rate, up or down; every parameter element by element.
+/* Lion (Chen and others, 2023): every element moves by the learning rate, up or down; every parameter element by
+ * element.
  *
  *     c = beta1 m + (1 - beta1) g
  *     p <- (1 - lr weight_decay) p - lr sign(c)
  *     m <- beta2 m + (1 - beta2) g
- */
+ * / */
 #include "config.h"
 #include "method.h"
 

@@ -1,5 +1,5 @@
-/* What an optimizer is to everything else: one table, filled in by the optimizer's own file, and one entry in the list of
- * methods.c. Nothing else asks which kind an optimizer is. Functions may be NULL where that is said. */
+/* What an optimizer is to everything else: one table, filled in by the optimizer's own file, and one entry in the list
+ * of methods.c. Nothing else asks which kind an optimizer is. Functions may be NULL where that is said. */
 #ifndef TCHI_OPTIM_METHOD_H
 #define TCHI_OPTIM_METHOD_H
 
@@ -37,7 +37,7 @@ typedef struct tchi_block_method {
     bool (*takes)(const tch_optim_config *config, const tchi_dims *dims);
     /* The largest side of a block. NULL: a parameter is one block. */
     int64_t (*cut_at)(const tch_optim_config *config);
-    bool transposes_tall; /* a tall matrix is a wide block, so that matrices of both shapes share a class */
+    bool transposes_tall; /* a tall matrix is a wide block, so that matrices of both shapes share a block batch */
 
     /* --- what is kept for them */
     /* What the moments that are laid out like the parameter are called, NULL for those that are not kept. */
@@ -46,12 +46,12 @@ typedef struct tchi_block_method {
     bool (*has_factor)(const tch_optim_config *config, int64_t size);
     /* Which root of its factors is taken, for blocks of this order. NULL: factors have bases. */
     int32_t (*root)(const tch_optim_config *config, int32_t order);
-    /* How many numbers each block of a class has in class->moment. NULL: none. */
-    int64_t (*block_state)(const tchi_class *class);
-    /* What those of one block are called, without the block's number, and what shape they have, without gaps; the function
-     * returns how many dimensions that is. */
+    /* How many numbers each block of a block batch has in block batch->moment. NULL: none. */
+    int64_t (*block_state)(const tchi_block_batch *block_batch);
+    /* What those of one block are called, without the block's number, and what shape they have, without gaps; the
+     * function returns how many dimensions that is. */
     const char *block_state_name;
-    int32_t (*block_state_shape)(const tchi_class *class, const tchi_param *param, int64_t *shape);
+    int32_t (*block_state_shape)(const tchi_block_batch *block_batch, const tchi_param *param, int64_t *shape);
 
     /* --- when */
     tchi_clock_rule (*clock_rule)(const tch_optim_config *config);
@@ -63,8 +63,8 @@ typedef struct tchi_block_method {
     int64_t (*begins)(const tch_optim_config *config);
 
     /* --- the step */
-    /* Bytes of work buffers for one block of a class. */
-    int64_t (*work)(const tch_context *context, const tch_optim_config *config, const tchi_class *class);
+    /* Bytes of work buffers for one block of a block batch. */
+    int64_t (*work)(const tch_context *context, const tch_optim_config *config, const tchi_block_batch *block_batch);
     /* One step of all blocks of a group whose parameters have gradients. */
     tch_status (*step)(tch_optimizer *optimizer, int32_t group);
 } tchi_block_method;

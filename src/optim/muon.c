@@ -4,8 +4,8 @@
  *     U  = momentum B + (1 - momentum) G  (nesterov), or B
  *     p <- (1 - lr weight_decay) p - lr factor orthogonalize(U)
  *
- * Matrices are gathered with their short side first and in the type that is orthogonalized, so that all of one shape, lying
- * or standing, go through as one batch. */
+ * Matrices are gathered with their short side first and in the type that is orthogonalized, so that all of one shape,
+ * lying or standing, go through as one batch. */
 #include <math.h>
 
 #include "core/check.h"
@@ -70,10 +70,10 @@ static tchi_ortho ortho_of(const tch_optim_config *config)
 }
 
 /* The gathered matrices and the scratch of their orthogonalization. */
-int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
+int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *config, const tchi_block_batch *block_batch)
 {
     tchi_ortho ortho = ortho_of(config);
-    tchi_work work = tchi_work_of(class, tchi_ortho_type(context, class->real));
+    tchi_work work = tchi_work_of(block_batch, tchi_ortho_type(context, block_batch->real));
     tch_matrices one = tchi_work_matrices(&work, NULL, 1);
     return tchi_work_bytes(&work, 1) + (tchi_orthogonalize_bytes(&ortho, &one) + 255) / 256 * 256;
 }
@@ -128,7 +128,7 @@ tch_update tchi_muon_update(const tchi_muon_run *r, const tch_matrices *directio
     work.stride = direction->stride;
     tch_update update = tchi_update_run(o, &r->run, &work, direction->data, NULL);
     for (int64_t i = 0; i < update.count; i++) {
-        o->pieces[i].factor = tchi_muon_factor(r->config, tchi_param_at(o, o->pieces[i].parameter));
+        o->rects[i].factor = tchi_muon_factor(r->config, tchi_param_at(o, o->rects[i].parameter));
     }
     return update;
 }
@@ -154,7 +154,7 @@ static tch_status after_gather(void *argument)
 static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run, tchi_muon_apply apply)
 {
     tchi_muon_run r = {.optimizer = o, .config = config, .run = *run, .apply = apply};
-    r.work = tchi_work_of(run->class, tchi_ortho_type(o->context, run->class->real));
+    r.work = tchi_work_of(run->block_batch, tchi_ortho_type(o->context, run->block_batch->real));
     tchi_recording_key key = tchi_run_key(o, run, tchi_recording_number(config->eps));
     TCHI_TRY(gather(&r));
     return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
@@ -163,7 +163,7 @@ static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, con
 tch_status tchi_muon_step(tch_optimizer *o, int32_t group, tchi_muon_apply apply)
 {
     const tchi_group *g = tchi_group_at(o, group);
-    for (int32_t i = g->first_class; i < g->first_class + g->classes; i++) {
+    for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
         tchi_run run;
         for (int64_t at = 0; tchi_next_run(o, i, &at, &run);) {
             TCHI_TRY(step_run(o, &g->config, &run, apply));

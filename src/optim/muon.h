@@ -1,10 +1,10 @@
-/* What Muon shares with optimizers that go on from its direction: the momentum of matrices, gathered with their short side
- * first and made orthogonal. How the direction becomes a step is theirs. */
+/* What Muon shares with optimizers that go on from its direction: the momentum of matrices, gathered with their short
+ * side first and made orthogonal. How the direction becomes a step is theirs. */
 #ifndef TCHI_OPTIM_MUON_H
 #define TCHI_OPTIM_MUON_H
 
 #include "method.h"
-#include "pieces.h"
+#include "rects.h"
 
 typedef struct tchi_muon_run tchi_muon_run;
 
@@ -25,12 +25,12 @@ void tchi_muon_set_dims(const tch_optim_config *config, tchi_dims *dims);
 bool tchi_muon_takes(const tch_optim_config *config, const tchi_dims *dims);
 void tchi_muon_moments(const tch_optim_config *config, const char *names[TCHI_MOMENTS]);
 tchi_clock_rule tchi_muon_clock_rule(const tch_optim_config *config);
-int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *config, const tchi_class *class);
+int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *config, const tchi_block_batch *block_batch);
 
 /* A step of the group up to its directions, with what `apply` does then. */
 tch_status tchi_muon_step(tch_optimizer *optimizer, int32_t group, tchi_muon_apply apply);
 
-/* The pieces of a run with the direction in block[0]: one for each block. */
+/* The rectangles of a run with the direction in block[0]: one for each block. */
 tch_update tchi_muon_update(const tchi_muon_run *run, const tch_matrices *direction);
 
 /* A parameter as a matrix of m by n by its shape, in whatever order it lies in memory. */

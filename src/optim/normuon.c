@@ -6,12 +6,12 @@
  *     D_ij = O_ij / (sqrt(v_i) + eps)
  *     p   <- (1 - lr weight_decay) p - lr s sqrt(min(m, n)) D / |D|
  *
- * s is Muon's factor by muon_lr, and sqrt(min(m, n)) the norm of an orthogonal matrix, so that a step is as long as Muon's
- * would be; with MATCH_RMS_ADAMW the product is the paper's 0.2 sqrt(m n). As in the paper v is not corrected: |D| takes
- * its size out again.
+ * s is Muon's factor by muon_lr, and sqrt(min(m, n)) the norm of an orthogonal matrix, so that a step is as long as
+ * Muon's would be; with MATCH_RMS_ADAMW the product is the paper's 0.2 sqrt(m n). As in the paper v is not corrected:
+ * |D| takes its size out again.
  *
- * A row is one of the parameter by its shape. Blocks have their short side first and parameters may lie by columns, so the
- * pieces say along which side of theirs the rows are. */
+ * A row is one of the parameter by its shape. Blocks have their short side first and parameters may lie by columns, so
+ * the rectangles say along which side of theirs the rows are. */
 #include <math.h>
 
 #include "core/check.h"
@@ -34,8 +34,9 @@ static void set_defaults(tch_optim_config *c)
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
 
-/* Whether the first dimension above 1 of a parameter is the inner one of its matrix in memory. Of more than two dimensions
- * the matrix has the outermost in memory on one side and all others on the other: its rows are those of memory. */
+/* Whether the first dimension above 1 of a parameter is the inner one of its matrix in memory. Of more than two
+ * dimensions the matrix has the outermost in memory on one side and all others on the other: its rows are those of
+ * memory. */
 static bool lies_by_columns(const tchi_param *p)
 {
     int32_t first = -1;
@@ -52,15 +53,15 @@ static int64_t row_count(const tchi_param *p)
     return p->dims.size[lies_by_columns(p) ? 1 : 0];
 }
 
-/* As many as its long side has, since wide and tall matrices share a class. */
-static int64_t block_state(const tchi_class *class)
+/* As many as its long side has, since wide and tall matrices share a block batch. */
+static int64_t block_state(const tchi_block_batch *block_batch)
 {
-    return class->size[1];
+    return block_batch->size[1];
 }
 
-static int32_t block_state_shape(const tchi_class *class, const tchi_param *param, int64_t *shape)
+static int32_t block_state_shape(const tchi_block_batch *block_batch, const tchi_param *param, int64_t *shape)
 {
-    (void)class;
+    (void)block_batch;
     shape[0] = row_count(param);
     shape[1] = 1;
     return 2;
@@ -69,20 +70,21 @@ static int32_t block_state_shape(const tchi_class *class, const tchi_param *para
 /* --- the step ---------------------------------------------------------------------------------------------------- */
 
 /* What each row adds to the norm of a direction lies behind what Muon works with. */
-static int64_t part_bytes(const tchi_class *class)
+static int64_t part_bytes(const tchi_block_batch *block_batch)
 {
-    return (class->size[1] * (int64_t)sizeof(double) + 255) / 256 * 256;
+    return (block_batch->size[1] * (int64_t)sizeof(double) + 255) / 256 * 256;
 }
 
-static int64_t work_bytes(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
+static int64_t work_bytes(const tch_context *context, const tch_optim_config *config,
+                          const tchi_block_batch *block_batch)
 {
-    return tchi_muon_work(context, config, class) + part_bytes(class);
+    return tchi_muon_work(context, config, block_batch) + part_bytes(block_batch);
 }
 
 static double *parts_of(const tchi_muon_run *r)
 {
     const tch_optimizer *o = r->optimizer;
-    return (double *)(void *)(o->scratch + r->run.count * tchi_muon_work(o->context, r->config, r->run.class));
+    return (double *)(void *)(o->scratch + r->run.count * tchi_muon_work(o->context, r->config, r->run.block_batch));
 }
 
 static double orthogonal_norm(const tchi_param *p)
@@ -91,21 +93,22 @@ static double orthogonal_norm(const tchi_param *p)
     return sqrt(fmin(s.m, s.n));
 }
 
-/* A block is a whole parameter, and its piece all of it, in rows. */
+/* A block is a whole parameter, and its rectangle all of it, in rows. */
 static tch_update update_of(const tchi_muon_run *r, const tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
-    const tchi_class *class = r->run.class;
+    const tchi_block_batch *block_batch = r->run.block_batch;
     tch_update update = tchi_muon_update(r, direction);
     for (int64_t i = 0; i < update.count; i++) {
-        tch_piece *piece = &o->pieces[i];
-        const tchi_param *p = tchi_param_at(o, piece->parameter);
-        piece->state[1] = class->moment + (r->run.first + i) * block_state(class) * tchi_scalar_size(class->real);
-        piece->by_column = lies_by_columns(p);
-        piece->rows = p->dims.size[0];
-        piece->cols = piece->stride = p->dims.size[1];
-        piece->block_ld = direction->ld;
-        piece->factor *= orthogonal_norm(p);
+        tch_rect *rect = &o->rects[i];
+        const tchi_param *p = tchi_param_at(o, rect->parameter);
+        rect->state[1] =
+            block_batch->moment + (r->run.first + i) * block_state(block_batch) * tchi_scalar_size(block_batch->real);
+        rect->by_column = lies_by_columns(p);
+        rect->rows = p->dims.size[0];
+        rect->cols = rect->stride = p->dims.size[1];
+        rect->block_ld = direction->ld;
+        rect->factor *= orthogonal_norm(p);
     }
     return update;
 }

@@ -4,11 +4,11 @@
  *       group      one configuration, its numbers on the device
  *         parameter   a dense array in the caller's memory, its moments, its clock
  *           block       a rectangle of one parameter with factors of its own
- *         class     all blocks of a group with equal sizes: what one batched call works on
- *         family    all factors of a group with equal size and root: what one refresh works on
+ *         block batch     all blocks of a group with equal sizes: what one batched call works on
+ *         factor batch    all factors of a group with equal size and root: what one refresh works on
  *
- * Blocks of a class lie one after the other, and so do their factors within a family: every batched call sees a constant
- * stride. Code goes by class and by family, never parameter by parameter. */
+ * Blocks of a block batch lie one after the other, and so do their factors within a factor batch: every batched call
+ * sees a constant stride. Code goes by block batch and by factor batch, never parameter by parameter. */
 #ifndef TCHI_OPTIMIZER_H
 #define TCHI_OPTIMIZER_H
 
@@ -35,7 +35,7 @@ typedef struct tchi_param {
     char *name;
     size_t name_bytes;
     int32_t group;
-    bool blocked; /* has blocks; otherwise one elementwise piece */
+    bool blocked; /* has blocks; otherwise one elementwise rectangle */
     tch_scalar type;
     tch_scalar real; /* of its state */
     char *data;
@@ -46,8 +46,8 @@ typedef struct tchi_param {
     tch_clock *clock;
     void *master;
     void *moment[TCHI_MOMENTS]; /* meaning by method; NULL where not kept */
-    int64_t taken;              /* steps with a gradient, the one under way included */
-    uint64_t history;           /* equal for parameters whose clocks are equal */
+    int64_t steps_seen;         /* steps with a gradient, the one under way included */
+    uint64_t clock_id;          /* equal for parameters whose clocks are equal */
     /* of the step under way */
     char *grad; /* laid out as the parameter; NULL when there is none */
     tch_scalar grad_type;
@@ -60,21 +60,21 @@ typedef struct tchi_block {
     int64_t start[TCHI_MOST_ORDER]; /* in the parameter's dims */
 } tchi_block;
 
-typedef struct tchi_class {
+typedef struct tchi_block_batch {
     int32_t group;
     int32_t order;
     int64_t size[TCHI_MOST_ORDER];
-    int32_t family[TCHI_MOST_ORDER];   /* index of the family of each dimension's factors, or -1 for none */
-    int64_t position[TCHI_MOST_ORDER]; /* of the first block's factor there */
-    tch_scalar type, real;             /* of parameters, and of the arithmetic */
-    int64_t count, first;              /* its blocks in the optimizer's list */
-    int64_t elements;                  /* of one block */
-    int64_t pieces;                    /* of one block, at most */
-    char *moment;                      /* numbers that its blocks have for themselves, block after block, or NULL */
-    int64_t chunk;                     /* blocks that one pass works on */
-} tchi_class;
+    int32_t factor_batch[TCHI_MOST_ORDER]; /* index of the factor batch of each dimension's factors, or -1 for none */
+    int64_t position[TCHI_MOST_ORDER];     /* of the first block's factor there */
+    tch_scalar type, real;                 /* of parameters, and of the arithmetic */
+    int64_t count, first;                  /* its blocks in the optimizer's list */
+    int64_t elements;                      /* of one block */
+    int64_t rects;                         /* of one block, at most */
+    char *moment;                          /* numbers that its blocks have for themselves, block after block, or NULL */
+    int64_t chunk;                         /* blocks that one pass works on */
+} tchi_block_batch;
 
-typedef struct tchi_family {
+typedef struct tchi_factor_batch {
     int32_t group;
     int64_t n;
     int32_t root; /* 0 where factors have bases instead */
@@ -85,15 +85,15 @@ typedef struct tchi_family {
     double *residuals;
     int32_t *orders; /* on the device: how the latest tracking permuted each basis */
     /* on the host, one per factor */
-    int32_t *phase;   /* the step of a period in which it is refreshed */
-    uint8_t *due;     /* this step */
-    uint8_t *trouble; /* how often a refresh was found failed: then more damping, then the eigen method */
-    uint8_t *own;     /* a tchi_own_state: how it stands with the custom kernel */
-    int32_t *class;   /* whose it is, and which block of that class */
+    int32_t *phase;       /* the step of a period in which it is refreshed */
+    uint8_t *due;         /* this step */
+    uint8_t *failures;    /* how often a refresh was found failed: then more damping, then the eigen method */
+    uint8_t *own;         /* a tchi_user_kernel_state: how it stands with the custom kernel */
+    int32_t *block_batch; /* whose it is, and which block of that block batch */
     int64_t *block;
     int32_t phases; /* the period that `phase` was made for, 0 for none yet */
     bool own_root;  /* the custom kernel has passed its check at this size */
-} tchi_family;
+} tchi_factor_batch;
 
 /* The numbers of a group on the device. */
 typedef struct tchi_group_numbers {
@@ -111,8 +111,8 @@ typedef struct tchi_group {
     tch_tensor lr_tensor;
     int64_t lr_shape[TCH_MAX_RANK];
     int32_t first_param, params;
-    int32_t first_class, classes;
-    int32_t first_family, families;
+    int32_t first_block_batch, block_batches;
+    int32_t first_factor_batch, factor_batches;
     int64_t first_state, states;
 } tchi_group;
 
@@ -125,12 +125,12 @@ typedef struct tchi_state {
     char name[];
 } tchi_state;
 
-/* A piece of memory of the state. */
-typedef struct tchi_slab {
+/* A rectangle of memory of the state. */
+typedef struct tchi_chunk {
     void *pointer;
     int64_t bytes;
     bool is_state; /* from the caller's allocator, if there is one */
-} tchi_slab;
+} tchi_chunk;
 
 /* What the device keeps for a step beside hyperparameters. */
 typedef struct tchi_control {
@@ -138,8 +138,8 @@ typedef struct tchi_control {
     double counts[2]; /* steps asked for, steps skipped */
 } tchi_control;
 
-/* A kernel of the user's for a part of the step: see own_kernel.h. All zero for the built-in. */
-typedef struct tchi_own {
+/* A kernel of the user's for a part of the step: see user_kernel.h. All zero for the built-in. */
+typedef struct tchi_user_kernel {
     tch_kernel *kernel[2]; /* for float64 and for float32 arithmetic; NULL where the built-in works */
     int32_t groups;        /* that were there when it was set */
     int32_t threads;       /* of a block, for roots, as the three that follow */
@@ -148,7 +148,7 @@ typedef struct tchi_own {
     int64_t served, left, launches, refused;
     double worst;
     char reason[2048]; /* as long as the longest message */
-} tchi_own;
+} tchi_user_kernel;
 
 typedef struct tchi_optim_method tchi_optim_method; /* see method.h */
 
@@ -156,27 +156,27 @@ struct tch_optimizer {
     tch_context *context;
     const tchi_optim_method *method;
     tch_state_allocator allocator; /* allocate is NULL for the pool */
-    tchi_list groups, params, blocks, classes, families, states, slabs;
+    tchi_list groups, params, blocks, block_batches, factor_batches, states, chunks;
     tchi_control *control; /* on the device */
     /* scratch of a step */
     void *scratch_block; /* on the device; the pointers below lead into it */
     int64_t scratch_bytes;
     char *scratch;           /* work buffers of a chunk */
     int64_t work_bytes;      /* of the work buffers */
-    int64_t most_pieces;     /* of a chunk */
+    int64_t most_rects;      /* of a chunk */
     int64_t least_workspace; /* with which a refresh can be done at all */
     double *wanted, *norms;  /* in scratch, one each for a block of a chunk */
     void *graft_scratch;
     char *copies; /* on the device: gradients whose layout is not their parameter's */
     int64_t copies_bytes;
-    tchi_list piece_list, clock_list;
+    tchi_list rect_list, clock_list;
     tchi_list counts;  /* int64_t, as a checkpoint holds them: see save.c */
-    tch_piece *pieces; /* on the host */
+    tch_rect *rects;   /* on the host */
     int64_t steps;     /* asked for */
     int64_t refreshes; /* factors refreshed */
     int64_t state_bytes;
     tch_status failed;          /* not TCH_OK after an error of the device */
-    tchi_own own[2];            /* by tch_optim_part */
+    tchi_user_kernel own[2];    /* by tch_optim_part */
     tchi_recordings recordings; /* of what follows the gathering of gradients */
     /* of the step under way */
     const float *grad_scale;
@@ -194,13 +194,13 @@ static inline tchi_block *tchi_block_at(const tch_optimizer *o, int64_t i)
 {
     return (tchi_block *)o->blocks.items + i;
 }
-static inline tchi_class *tchi_class_at(const tch_optimizer *o, int32_t i)
+static inline tchi_block_batch *tchi_block_batch_at(const tch_optimizer *o, int32_t i)
 {
-    return (tchi_class *)o->classes.items + i;
+    return (tchi_block_batch *)o->block_batches.items + i;
 }
-static inline tchi_family *tchi_family_at(const tch_optimizer *o, int32_t i)
+static inline tchi_factor_batch *tchi_factor_batch_at(const tch_optimizer *o, int32_t i)
 {
-    return (tchi_family *)o->families.items + i;
+    return (tchi_factor_batch *)o->factor_batches.items + i;
 }
 static inline tchi_state *tchi_state_at(const tch_optimizer *o, int64_t i)
 {

@@ -8,7 +8,7 @@
 #include "core/status.h"
 
 #include "layout.h"
-#include "own_kernel.h"
+#include "user_kernel.h"
 
 /* --- the plan of a period ---------------------------------------------------------------------------------------- */
 
@@ -20,33 +20,33 @@ static int32_t parts_of(int32_t period)
 }
 
 /* Families by falling cost of one factor: the large ones are spread first, and the small ones fill up. */
-static int32_t next_family(const tch_optimizer *o, const tchi_group *group, int64_t below, int32_t after)
+static int32_t next_factor_batch(const tch_optimizer *o, const tchi_group *group, int64_t below, int32_t after)
 {
     int32_t best = -1;
-    for (int32_t i = group->first_family; i < group->first_family + group->families; i++) {
-        int64_t n = tchi_family_at(o, i)->n;
+    for (int32_t i = group->first_factor_batch; i < group->first_factor_batch + group->factor_batches; i++) {
+        int64_t n = tchi_factor_batch_at(o, i)->n;
         bool left = n < below || (n == below && i > after);
-        if (left && (best < 0 || n > tchi_family_at(o, best)->n)) {
+        if (left && (best < 0 || n > tchi_factor_batch_at(o, best)->n)) {
             best = i;
         }
     }
     return best;
 }
 
-static int32_t lightest(const double *load, const uint8_t *taken, int32_t parts)
+static int32_t lightest(const double *load, const uint8_t *steps_seen, int32_t parts)
 {
     int32_t best = -1;
     for (int32_t i = 0; i < parts; i++) {
-        if (!taken[i] && (best < 0 || load[i] < load[best])) {
+        if (!steps_seen[i] && (best < 0 || load[i] < load[best])) {
             best = i;
         }
     }
     return best;
 }
 
-/* Every part gets count / parts factors, and the parts with the least work so far one more. Factors of one part follow each
- * other, so that a refresh is one batched call. */
-static void spread(tchi_family *f, double *load, int32_t parts)
+/* Every part gets count / parts factors, and the parts with the least work so far one more. Factors of one part follow
+ * each other, so that a refresh is one batched call. */
+static void spread(tchi_factor_batch *f, double *load, int32_t parts)
 {
     uint8_t extra[MOST_PERIOD] = {0};
     double cost = (double)f->n * (double)f->n * (double)f->n;
@@ -68,8 +68,9 @@ void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period)
     double load[MOST_PERIOD] = {0.0};
     const tchi_group *g = tchi_group_at(optimizer, group);
     int64_t below = INT64_MAX;
-    for (int32_t i = next_family(optimizer, g, below, -1); i >= 0; i = next_family(optimizer, g, below, i)) {
-        tchi_family *f = tchi_family_at(optimizer, i);
+    for (int32_t i = next_factor_batch(optimizer, g, below, -1); i >= 0;
+         i = next_factor_batch(optimizer, g, below, i)) {
+        tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
         below = f->n;
         f->phases = period;
         spread(f, load, parts_of(period));
@@ -83,20 +84,20 @@ int64_t tchi_refresh_first(const tch_optim_config *config)
     return config->start_preconditioning_step > 1 ? config->start_preconditioning_step : 1;
 }
 
-static bool is_due(const tch_optimizer *o, const tch_optim_config *config, const tchi_family *f, int64_t factor)
+static bool is_due(const tch_optimizer *o, const tch_optim_config *config, const tchi_factor_batch *f, int64_t factor)
 {
-    const tchi_class *class = tchi_class_at(o, f->class[factor]);
-    const tchi_param *p = tchi_block_param(o, tchi_block_at(o, class->first + f->block[factor]));
+    const tchi_block_batch *block_batch = tchi_block_batch_at(o, f->block_batch[factor]);
+    const tchi_param *p = tchi_block_param(o, tchi_block_at(o, block_batch->first + f->block[factor]));
     int64_t first = tchi_refresh_first(config);
     int32_t period = config->precondition_frequency;
-    if (p->grad == NULL || p->taken < first) {
+    if (p->grad == NULL || p->steps_seen < first) {
         return false;
     }
-    if (p->taken == first) {
+    if (p->steps_seen == first) {
         return true;
     }
     if (!config->stagger) {
-        return (p->taken - first) % period == 0;
+        return (p->steps_seen - first) % period == 0;
     }
     int64_t now = o->steps % period;
     return now == (int64_t)f->phase[factor] * period / parts_of(period);
@@ -106,8 +107,8 @@ bool tchi_refresh_mark(tch_optimizer *optimizer, int32_t group)
 {
     const tchi_group *g = tchi_group_at(optimizer, group);
     bool any = false;
-    for (int32_t i = g->first_family; i < g->first_family + g->families; i++) {
-        tchi_family *f = tchi_family_at(optimizer, i);
+    for (int32_t i = g->first_factor_batch; i < g->first_factor_batch + g->factor_batches; i++) {
+        tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
         if (f->phases != g->config.precondition_frequency) {
             tchi_refresh_plan(optimizer, group, g->config.precondition_frequency);
         }
@@ -119,12 +120,13 @@ bool tchi_refresh_mark(tch_optimizer *optimizer, int32_t group)
     return any;
 }
 
-bool tchi_class_is_due(const tch_optimizer *optimizer, const tchi_class *class)
+bool tchi_block_batch_is_due(const tch_optimizer *optimizer, const tchi_block_batch *block_batch)
 {
-    for (int32_t k = 0; k < class->order; k++) {
-        const tchi_family *f = class->family[k] < 0 ? NULL : tchi_family_at(optimizer, class->family[k]);
-        for (int64_t b = 0; f != NULL && b < class->count; b++) {
-            if (f->due[class->position[k] + b]) {
+    for (int32_t k = 0; k < block_batch->order; k++) {
+        const tchi_factor_batch *f =
+            block_batch->factor_batch[k] < 0 ? NULL : tchi_factor_batch_at(optimizer, block_batch->factor_batch[k]);
+        for (int64_t b = 0; f != NULL && b < block_batch->count; b++) {
+            if (f->due[block_batch->position[k] + b]) {
                 return true;
             }
         }
@@ -151,10 +153,10 @@ void tchi_workspace_restore(const tch_optimizer *optimizer, int64_t before)
     optimizer->context->workspace_limit = before;
 }
 
-/* A float32 factor to which T gradients were added has been rounded T times: its small eigenvalues are off by about
- * u sqrt(T) of the largest, some of them below zero. Damping below that would give roots of the rounding. T is taken up to a
- * power of two, so that the number stays the same for long: it is an argument of what is recorded. */
-static double relative_damping(const tch_optimizer *o, const tch_optim_config *config, const tchi_family *f)
+/* A float32 factor to which T gradients were added has been rounded T times: its small eigenvalues are off by about u
+ * sqrt(T) of the largest, some of them below zero. Damping below that would give roots of the rounding. T is taken up
+ * to a power of two, so that the number stays the same for long: it is an argument of what is recorded. */
+static double relative_damping(const tch_optimizer *o, const tch_optim_config *config, const tchi_factor_batch *f)
 {
     double unit = f->real == TCH_SCALAR_F64 ? 0x1p-53 : 0x1p-24;
     double added = (double)(o->steps + 1);
@@ -167,25 +169,26 @@ static double relative_damping(const tch_optimizer *o, const tch_optim_config *c
  * eigen method remains, which waits for the device. */
 #define MORE_DAMPING 10.0
 
-/* Factors [first, first + count) of a family, all due, all in equal trouble, by the built-in or by the custom kernel. */
+/* Factors [first, first + count) of a factor batch, all due, all in equal trouble, by the built-in or by the custom
+ * kernel. */
 typedef struct root_run {
     tch_optimizer *optimizer;
-    tchi_family *family;
+    tchi_factor_batch *factor_batch;
     int64_t first, count;
-    tchi_own *own; /* NULL for the built-in */
+    tchi_user_kernel *own; /* NULL for the built-in */
     tch_root_config how;
 } root_run;
 
 static tch_root_config config_of(const root_run *r)
 {
     const tch_optimizer *o = r->optimizer;
-    const tchi_family *f = r->family;
+    const tchi_factor_batch *f = r->factor_batch;
     const tch_optim_config *config = &tchi_group_at(o, f->group)->config;
     tch_root_config how = TCH_ROOT_CONFIG_INIT;
     how.eps = config->eps;
-    how.relative_eps = relative_damping(o, config, f) * (f->trouble[r->first] > 0 ? MORE_DAMPING : 1.0);
-    how.tolerance = r->own != NULL ? tchi_own_root_tolerance(o, r->own, f) : config->root_tolerance;
-    how.method = f->trouble[r->first] > 1 ? TCH_ROOT_EIGEN : config->root_method;
+    how.relative_eps = relative_damping(o, config, f) * (f->failures[r->first] > 0 ? MORE_DAMPING : 1.0);
+    how.tolerance = r->own != NULL ? tchi_user_kernel_root_tolerance(o, r->own, f) : config->root_tolerance;
+    how.method = f->failures[r->first] > 1 ? TCH_ROOT_EIGEN : config->root_method;
     return how;
 }
 
@@ -193,7 +196,7 @@ static tch_status compute_roots(void *argument)
 {
     const root_run *r = argument;
     tch_optimizer *o = r->optimizer;
-    const tchi_family *f = r->family;
+    const tchi_factor_batch *f = r->factor_batch;
     int64_t shape[3] = {r->count, f->n, f->n};
     int64_t at = r->first * f->n * f->n * tchi_scalar_size(f->real);
     tch_tensor a = tch_tensor_view(f->factors + at, f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32, 3, shape);
@@ -206,59 +209,61 @@ static tch_status compute_roots(void *argument)
     if (r->own == NULL) {
         return tch_inverse_root(o->context, &a, f->root, &r->how, &x, &residuals, &report);
     }
-    tchi_user_root foreign = tchi_own_root_of(r->own);
-    return tchi_inverse_root_by(o->context, &foreign, &a, f->root, &r->how, &x, &residuals, &report);
+    tchi_user_root root = tchi_user_kernel_root_of(r->own);
+    return tchi_inverse_root_by(o->context, &root, &a, f->root, &r->how, &x, &residuals, &report);
 }
 
 /* Told from the keys of runs by its first part, which is below 0. */
 static tchi_recording_key key_of(const root_run *r)
 {
-    int64_t family = r->family - tchi_family_at(r->optimizer, 0);
-    return (tchi_recording_key){{-1 - family, r->first, r->count, (int64_t)r->how.method,
+    int64_t factor_batch = r->factor_batch - tchi_factor_batch_at(r->optimizer, 0);
+    return (tchi_recording_key){{-1 - factor_batch, r->first, r->count, (int64_t)r->how.method,
                                  tchi_recording_number(r->how.eps), tchi_recording_number(r->how.relative_eps),
                                  tchi_recording_number(r->how.tolerance)}};
 }
 
 /* The eigen method waits for the device, and so does damping by eps alone; a custom kernel may do anything. */
-static tch_status take_roots(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count, tchi_own *own)
+static tch_status take_roots(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count,
+                             tchi_user_kernel *own)
 {
-    root_run r = {.optimizer = o, .family = f, .first = first, .count = count, .own = own};
+    root_run r = {.optimizer = o, .factor_batch = f, .first = first, .count = count, .own = own};
     r.how = config_of(&r);
     tchi_recording_key key = key_of(&r);
     bool may = own == NULL && r.how.method != TCH_ROOT_EIGEN && r.how.relative_eps > 0.0;
     return may ? tchi_recorded(o->context, &o->recordings, &key, compute_roots, &r) : compute_roots(&r);
 }
 
-static tch_status take_built_in(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count)
+static tch_status take_built_in(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count)
 {
     for (int64_t k = first; k < first + count; k++) {
-        f->own[k] = f->own[k] >= TCHI_OWN_REFUSED ? TCHI_OWN_LEFT : TCHI_OWN_NEVER;
+        f->own[k] = f->own[k] >= TCHI_USER_KERNEL_REFUSED ? TCHI_USER_KERNEL_LEFT : TCHI_USER_KERNEL_NEVER;
     }
     return take_roots(o, f, first, count, NULL);
 }
 
 /* Where the host reads the flags without waiting, the built-in takes over at once. */
-static tch_status take_own(tch_optimizer *o, tchi_family *f, int64_t first, int64_t count)
+static tch_status take_own(tch_optimizer *o, tchi_factor_batch *f, int64_t first, int64_t count)
 {
-    tchi_own *own = &o->own[TCH_OPTIM_PART_ROOT];
-    memset(f->own + first, TCHI_OWN_LATEST, (size_t)count);
+    tchi_user_kernel *own = &o->own[TCH_OPTIM_PART_ROOT];
+    memset(f->own + first, TCHI_USER_KERNEL_LATEST, (size_t)count);
     TCHI_TRY(take_roots(o, f, first, count, own));
     for (int64_t k = first; k < first + count && o->context->backend->host_memory; k++) {
         if (f->flags[k] == TCH_REPORT_NO_CONVERGENCE) {
             own->refused++;
-            f->own[k] = TCHI_OWN_REFUSED;
+            f->own[k] = TCHI_USER_KERNEL_REFUSED;
             TCHI_TRY(take_built_in(o, f, k, 1));
         }
     }
     return TCH_OK;
 }
 
-static tch_status refresh_family(tch_optimizer *o, tchi_family *f)
+static tch_status refresh_factor_batch(tch_optimizer *o, tchi_factor_batch *f)
 {
     for (int64_t first = 0; first < f->count;) {
         int64_t end = first;
-        bool own = tchi_own_roots(f, first);
-        while (end < f->count && f->due[end] && f->trouble[end] == f->trouble[first] && tchi_own_roots(f, end) == own) {
+        bool own = tchi_user_kernel_roots(f, first);
+        while (end < f->count && f->due[end] && f->failures[end] == f->failures[first] &&
+               tchi_user_kernel_roots(f, end) == own) {
             end++;
         }
         if (end > first) {
@@ -276,8 +281,8 @@ tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group)
     const tchi_group *g = tchi_group_at(optimizer, group);
     tch_status status = TCH_OK;
     int64_t before = tchi_workspace_hold(optimizer);
-    for (int32_t i = 0; i < g->families && status == TCH_OK; i++) {
-        status = refresh_family(optimizer, tchi_family_at(optimizer, g->first_family + i));
+    for (int32_t i = 0; i < g->factor_batches && status == TCH_OK; i++) {
+        status = refresh_factor_batch(optimizer, tchi_factor_batch_at(optimizer, g->first_factor_batch + i));
     }
     tchi_workspace_restore(optimizer, before);
     return status;

@@ -1,5 +1,5 @@
-/* When factors are refreshed, and the refresh of roots. The plan of a period spreads the work over its steps; it depends on
- * the sizes and the period alone, so a training that is resumed follows the same plan. */
+/* When factors are refreshed, and the refresh of roots. The plan of a period spreads the work over its steps; it
+ * depends on the sizes and the period alone, so a training that is resumed follows the same plan. */
 #ifndef TCHI_OPTIM_REFRESH_H
 #define TCHI_OPTIM_REFRESH_H
 
@@ -11,8 +11,8 @@ void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
 /* Marks the factors of the group that are due at this step; false when there are none. */
 bool tchi_refresh_mark(tch_optimizer *optimizer, int32_t group);
 
-/* Whether a factor of the class is due. */
-bool tchi_class_is_due(const tch_optimizer *optimizer, const tchi_class *class);
+/* Whether a factor of the block batch is due. */
+bool tchi_block_batch_is_due(const tch_optimizer *optimizer, const tchi_block_batch *block_batch);
 
 /* Takes the roots of all marked factors. */
 tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group);

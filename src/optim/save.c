@@ -57,8 +57,8 @@ static tch_status save_settings(const tch_optimizer *o, tch_checkpoint_writer *w
 static int64_t counts_length(const tch_optimizer *o)
 {
     int64_t length = o->params.count + 1;
-    for (int32_t i = 0; i < o->families.count; i++) {
-        length += tchi_family_at(o, i)->count;
+    for (int32_t i = 0; i < o->factor_batches.count; i++) {
+        length += tchi_factor_batch_at(o, i)->count;
     }
     return length;
 }
@@ -69,13 +69,13 @@ static tch_status refresh_counts(tch_optimizer *o)
     TCHI_TRY(tchi_list_reserve(&o->counts, counts_length(o)));
     int64_t *at = o->counts.items;
     for (int32_t i = 0; i < o->params.count; i++) {
-        *at++ = tchi_param_at(o, i)->taken;
+        *at++ = tchi_param_at(o, i)->steps_seen;
     }
     *at++ = o->steps;
-    for (int32_t i = 0; i < o->families.count; i++) {
-        const tchi_family *f = tchi_family_at(o, i);
+    for (int32_t i = 0; i < o->factor_batches.count; i++) {
+        const tchi_factor_batch *f = tchi_factor_batch_at(o, i);
         for (int64_t k = 0; k < f->count; k++) {
-            *at++ = f->trouble[k];
+            *at++ = f->failures[k];
         }
     }
     o->counts.count = counts_length(o);
@@ -206,8 +206,8 @@ static tch_status check_settings(const tch_optimizer *o, const tch_checkpoint *f
     return TCH_OK;
 }
 
-/* What the file says of the host's side, read and checked before anything is written: the counts, then the clocks, which
- * live on the device and decide there. */
+/* What the file says of the host's side, read and checked before anything is written: the counts, then the clocks,
+ * which live on the device and decide there. */
 typedef struct host_side {
     tchi_list counts; /* int64_t */
     tchi_list clocks; /* double, one for each parameter */
@@ -229,7 +229,7 @@ static tch_status check_counts(const tch_optimizer *o, const char *name, const i
     }
     TCHI_TRY(check_count(name, "the steps of the optimizer", "", *counts++, TCHI_MOST_STEPS));
     for (int64_t left = counts_length(o) - o->params.count - 1; left > 0; left--) {
-        TCHI_TRY(check_count(name, "the failures of a factor", "", *counts++, TCHI_MOST_TROUBLE));
+        TCHI_TRY(check_count(name, "the failures of a factor", "", *counts++, TCHI_MOST_FAILURES));
     }
     return TCH_OK;
 }
@@ -279,10 +279,10 @@ static void take_host_side(tch_optimizer *o, const host_side *read)
         tchi_param_resume(tchi_param_at(o, i), *numbers++, clocks[i]);
     }
     o->steps = *numbers++;
-    for (int32_t i = 0; i < o->families.count; i++) {
-        tchi_family *f = tchi_family_at(o, i);
+    for (int32_t i = 0; i < o->factor_batches.count; i++) {
+        tchi_factor_batch *f = tchi_factor_batch_at(o, i);
         for (int64_t k = 0; k < f->count; k++) {
-            f->trouble[k] = (uint8_t)*numbers++;
+            f->failures[k] = (uint8_t)*numbers++;
         }
     }
 }

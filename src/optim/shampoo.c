@@ -6,16 +6,17 @@
  *     P   <- F x_1 X_1 x_2 X_2 ...                      F the filtered gradient
  *     P   <- P |D| / |P|                                D the direction of the grafted method
  *
- * The one thing to know before changing the order of these: roots are taken from factors that hold this step's gradient,
- * and all blocks of a class share its work buffers, so a step with a refresh goes over the gradients twice. */
+ * The one thing to know before changing the order of these: roots are taken from factors that hold this step's
+ * gradient, and all blocks of a block batch share its work buffers, so a step with a refresh goes over the gradients
+ * twice. */
 #include "core/check.h"
 #include "core/status.h"
 
 #include "config.h"
 #include "method.h"
-#include "modes.h"
-#include "pieces.h"
+#include "rects.h"
 #include "refresh.h"
+#include "tensor_modes.h"
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
 
@@ -82,10 +83,11 @@ static tchi_clock_rule clock_rule(const tch_optim_config *c)
 
 /* --- a run of blocks --------------------------------------------------------------------------------------------- */
 
-/* Gradient and filtered gradient, or gradient and a place for products; a third where a dimension lies between others. */
-static int buffers_of(const tchi_class *class)
+/* Gradient and filtered gradient, or gradient and a place for products; a third where a dimension lies between
+ * others. */
+static int buffers_of(const tchi_block_batch *block_batch)
 {
-    return tchi_class_has_middle(class) ? 3 : 2;
+    return tchi_block_batch_has_middle(block_batch) ? 3 : 2;
 }
 
 typedef struct shampoo_run {
@@ -102,21 +104,22 @@ typedef struct shampoo_run {
 static shampoo_run begin_run(tch_optimizer *o, const tch_optim_config *config, const tchi_run *run)
 {
     shampoo_run r = {.optimizer = o, .config = config, .run = *run};
-    r.work = tchi_work_of(run->class, run->class->real);
-    r.second_order = tchi_run_param(o, run)->taken >= tchi_refresh_first(config);
+    r.work = tchi_work_of(run->block_batch, run->block_batch->real);
+    r.second_order = tchi_run_param(o, run)->steps_seen >= tchi_refresh_first(config);
     int64_t bytes = tchi_work_bytes(&r.work, run->count);
     r.gradient = o->scratch;
     r.filtered = config->beta1 != 0.0 ? o->scratch + bytes : NULL;
-    r.spare = o->scratch + (buffers_of(run->class) - 1) * bytes;
+    r.spare = o->scratch + (buffers_of(run->block_batch) - 1) * bytes;
     return r;
 }
 
-static int64_t work_bytes(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
+static int64_t work_bytes(const tch_context *context, const tch_optim_config *config,
+                          const tchi_block_batch *block_batch)
 {
     (void)context;
     (void)config;
-    tchi_work work = tchi_work_of(class, class->real);
-    return buffers_of(class) * tchi_work_bytes(&work, 1);
+    tchi_work work = tchi_work_of(block_batch, block_batch->real);
+    return buffers_of(block_batch) * tchi_work_bytes(&work, 1);
 }
 
 /* --- factors and roots ------------------------------------------------------------------------------------------- */
@@ -138,13 +141,13 @@ static tch_status update_factors(const shampoo_run *r)
     return tchi_run_update_factors(r->optimizer, &r->run, &r->work, r->gradient, r->spare, clock);
 }
 
-/* The factors of all classes of which some root is due, then those roots. */
+/* The factors of all block batches of which some root is due, then those roots. */
 static tch_status refresh(tch_optimizer *o, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
-    for (int32_t i = g->first_class; i < g->first_class + g->classes; i++) {
+    for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
         tchi_run run;
-        for (int64_t at = 0; tchi_class_is_due(o, tchi_class_at(o, i)) && tchi_next_run(o, i, &at, &run);) {
+        for (int64_t at = 0; tchi_block_batch_is_due(o, tchi_block_batch_at(o, i)) && tchi_next_run(o, i, &at, &run);) {
             shampoo_run r = begin_run(o, &g->config, &run);
             TCHI_TRY(gather(&r, false));
             TCHI_TRY(update_factors(&r));
@@ -222,8 +225,8 @@ static tch_status step(tch_optimizer *o, int32_t group)
     if (any_due) {
         TCHI_TRY(refresh(o, group));
     }
-    for (int32_t i = g->first_class; i < g->first_class + g->classes; i++) {
-        bool factors_done = any_due && tchi_class_is_due(o, tchi_class_at(o, i));
+    for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
+        bool factors_done = any_due && tchi_block_batch_is_due(o, tchi_block_batch_at(o, i));
         tchi_run run;
         for (int64_t at = 0; tchi_next_run(o, i, &at, &run);) {
             TCHI_TRY(step_run(o, &g->config, &run, factors_done));

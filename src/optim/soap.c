@@ -17,9 +17,9 @@
 
 #include "config.h"
 #include "method.h"
-#include "modes.h"
-#include "pieces.h"
+#include "rects.h"
 #include "refresh.h"
+#include "tensor_modes.h"
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
 
@@ -65,16 +65,16 @@ static bool has_factor(const tch_optim_config *config, int64_t size)
 }
 
 /* Second moments in the basis. */
-static int64_t block_state(const tchi_class *class)
+static int64_t block_state(const tchi_block_batch *block_batch)
 {
-    return class->elements;
+    return block_batch->elements;
 }
 
-static int32_t block_state_shape(const tchi_class *class, const tchi_param *param, int64_t *shape)
+static int32_t block_state_shape(const tchi_block_batch *block_batch, const tchi_param *param, int64_t *shape)
 {
     (void)param;
-    memcpy(shape, class->size, (size_t) class->order * sizeof *shape);
-    return class->order;
+    memcpy(shape, block_batch->size, (size_t)block_batch->order * sizeof *shape);
+    return block_batch->order;
 }
 
 /* --- when -------------------------------------------------------------------------------------------------------- */
@@ -87,7 +87,7 @@ static tchi_clock_rule clock_rule(const tch_optim_config *config)
 
 static bool only_finds_bases(const tchi_param *param)
 {
-    return param->taken == 1;
+    return param->steps_seen == 1;
 }
 
 static tch_status advance_factors(tch_optimizer *o, tchi_group *group)
@@ -107,11 +107,12 @@ static int64_t first_bases(const tch_optim_config *config)
 
 enum { BUFFERS = 3 }; /* gradient, moment, and a place for products */
 
-static int64_t work_bytes(const tch_context *context, const tch_optim_config *config, const tchi_class *class)
+static int64_t work_bytes(const tch_context *context, const tch_optim_config *config,
+                          const tchi_block_batch *block_batch)
 {
     (void)context;
     (void)config;
-    tchi_work work = tchi_work_of(class, class->real);
+    tchi_work work = tchi_work_of(block_batch, block_batch->real);
     return BUFFERS * tchi_work_bytes(&work, 1);
 }
 
@@ -128,8 +129,9 @@ typedef struct soap_run {
 /* Bases are due by updates of the moments. */
 static soap_run begin_run(tch_optimizer *o, const tchi_group *group, const tchi_run *run)
 {
-    int64_t updates = tchi_run_param(o, run)->taken - 1;
-    soap_run r = {.optimizer = o, .group = group, .run = *run, .work = tchi_work_of(run->class, run->class->real)};
+    int64_t updates = tchi_run_param(o, run)->steps_seen - 1;
+    soap_run r = {
+        .optimizer = o, .group = group, .run = *run, .work = tchi_work_of(run->block_batch, run->block_batch->real)};
     int64_t bytes = tchi_work_bytes(&r.work, run->count);
     r.gradient = o->scratch;
     r.moment = o->scratch + bytes;
@@ -141,15 +143,15 @@ static soap_run begin_run(tch_optimizer *o, const tchi_group *group, const tchi_
 
 /* --- Adam in the basis ------------------------------------------------------------------------------------------- */
 
-/* The second moments of a run as pieces of their own: they lie block after block, without gaps. */
+/* The second moments of a run as rectangles of their own: they lie block after block, without gaps. */
 static tch_update moments_of(tch_optimizer *o, const tchi_run *run, const tchi_work *work, void *gradient, void *moment)
 {
     tch_update update = tchi_update_run(o, run, work, gradient, moment);
     int64_t size = tchi_scalar_size(work->type);
     for (int64_t i = 0; i < run->count; i++) {
         int64_t at = i * work->stride * size;
-        o->pieces[i] = (tch_piece){
-            .state = {NULL, run->class->moment + (run->first + i) * run->class->elements * size, NULL},
+        o->rects[i] = (tch_rect){
+            .state = {NULL, run->block_batch->moment + (run->first + i) * run->block_batch->elements * size, NULL},
             .block = {(char *)gradient + at, (char *)moment + at},
             .clock = tchi_run_param(o, run)->clock,
             .rows = work->rows,
@@ -164,15 +166,15 @@ static tch_update moments_of(tch_optimizer *o, const tchi_run *run, const tchi_w
     return update;
 }
 
-/* The filter divides by the correction of the piece's clock; rotated_adam will correct the moment, so here the clock is the
- * group's, which corrects nothing. */
+/* The filter divides by the correction of the rectangle's clock; rotated_adam will correct the moment, so here the
+ * clock is the group's, which corrects nothing. */
 static tch_status gather(const soap_run *r)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, r->first ? NULL : r->moment);
     for (int64_t i = 0; i < update.count; i++) {
-        o->pieces[i].clock = &r->group->numbers->clock;
+        o->rects[i].clock = &r->group->numbers->clock;
     }
     return o->context->backend->update->gather(o->context->state, &update, r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
                                                r->group->config.decay == TCH_DECAY_L2);
@@ -189,7 +191,7 @@ static tch_status apply(const soap_run *r, void *direction)
         tch_matrices n = tchi_work_matrices(&r->work, direction, r->run.count);
         tch_array wanted = {o->wanted, TCH_SCALAR_F64, 1, &r->run.count, &(int64_t){1}};
         TCHI_TRY(t->matrix->reduce(o->context->state, TCH_REDUCE_FROBENIUS, &n, o->norms));
-        TCHI_TRY(t->matrix->fill(o->context->state, &wanted, (double)r->run.class->elements));
+        TCHI_TRY(t->matrix->fill(o->context->state, &wanted, (double)r->run.block_batch->elements));
     }
     tch_update update = tchi_update_run(o, &r->run, &r->work, direction, NULL);
     return t->update->apply(o->context->state, &update, scale, o->wanted, o->norms, 0,
@@ -231,7 +233,7 @@ static tch_status step_blocks(const soap_run *r)
 /* --- bases ------------------------------------------------------------------------------------------------------- */
 
 /* As many factors at once as the workspace allows; at least one. */
-static int64_t fit(tch_optimizer *o, const tchi_family *f, int64_t count)
+static int64_t fit(tch_optimizer *o, const tchi_factor_batch *f, int64_t count)
 {
     int64_t limit = o->context->workspace_limit;
     while (count > 1 && limit > 0 && tchi_basis_bytes(o->context, f->real, f->n, count) > limit / 9 * 8) {
@@ -240,7 +242,7 @@ static int64_t fit(tch_optimizer *o, const tchi_family *f, int64_t count)
     return count;
 }
 
-static tch_status refresh_part(tch_optimizer *o, tchi_family *f, const tch_matrices *c, const tch_matrices *q,
+static tch_status refresh_part(tch_optimizer *o, tchi_factor_batch *f, const tch_matrices *c, const tch_matrices *q,
                                int64_t first, bool begin)
 {
     tchi_arena arena = {0};
@@ -254,10 +256,10 @@ static tch_status refresh_part(tch_optimizer *o, tchi_family *f, const tch_matri
 
 static tch_status refresh_bases(tch_optimizer *o, const tchi_run *run, int32_t k, bool begin)
 {
-    tchi_family *f = tchi_family_at(o, run->class->family[k]);
+    tchi_factor_batch *f = tchi_factor_batch_at(o, run->block_batch->factor_batch[k]);
     tch_matrices factors = tchi_run_factors(o, run, k);
     tch_matrices bases = tchi_run_roots(o, run, k);
-    int64_t first = run->class->position[k] + run->first;
+    int64_t first = run->block_batch->position[k] + run->first;
     int64_t together = fit(o, f, run->count);
     for (int64_t done = 0; done < run->count; done += together) {
         int64_t count = run->count - done < together ? run->count - done : together;
@@ -271,16 +273,16 @@ static tch_status refresh_bases(tch_optimizer *o, const tchi_run *run, int32_t k
 /* The orders of a run's bases along dimension k, or NULL where it has none. */
 static const int32_t *orders_of(const tch_optimizer *o, const tchi_run *run, int32_t k)
 {
-    if (run->class->family[k] < 0) {
+    if (run->block_batch->factor_batch[k] < 0) {
         return NULL;
     }
-    const tchi_family *f = tchi_family_at(o, run->class->family[k]);
-    return f->orders + (run->class->position[k] + run->first) * f->n;
+    const tchi_factor_batch *f = tchi_factor_batch_at(o, run->block_batch->factor_batch[k]);
+    return f->orders + (run->block_batch->position[k] + run->first) * f->n;
 }
 
 static tch_status permute_matrices(tch_optimizer *o, const tchi_run *run, void *moment, void *spare)
 {
-    const tchi_class *c = run->class;
+    const tchi_block_batch *c = run->block_batch;
     const tch_backend *t = o->context->backend;
     bool matrix = c->order == 2;
     int64_t rows = matrix ? c->size[0] : 1;
@@ -296,7 +298,7 @@ static tch_status permute_matrices(tch_optimizer *o, const tchi_run *run, void *
 /* Higher orders go one dimension at a time, with that dimension in front. */
 static tch_status permute_along(tch_optimizer *o, const tchi_run *run, int32_t k, void *moment, char *spare)
 {
-    const tchi_class *c = run->class;
+    const tchi_block_batch *c = run->block_batch;
     const int32_t *order = orders_of(o, run, k);
     if (order == NULL) {
         return TCH_OK;
@@ -312,7 +314,7 @@ static tch_status permute_along(tch_optimizer *o, const tchi_run *run, int32_t k
 
 static tch_status permute_moments(tch_optimizer *o, const tchi_run *run)
 {
-    const tchi_class *c = run->class;
+    const tchi_block_batch *c = run->block_batch;
     void *moment = c->moment + run->first * c->elements * tchi_scalar_size(c->real);
     if (c->order <= 2) {
         return permute_matrices(o, run, moment, o->scratch);
@@ -326,8 +328,8 @@ static tch_status permute_moments(tch_optimizer *o, const tchi_run *run)
 static tch_status refresh_run(const soap_run *r)
 {
     TCHI_RANGE(r->optimizer->context, "basis");
-    for (int32_t k = 0; k < r->run.class->order; k++) {
-        if (r->run.class->family[k] >= 0) {
+    for (int32_t k = 0; k < r->run.block_batch->order; k++) {
+        if (r->run.block_batch->factor_batch[k] >= 0) {
             TCHI_TRY(refresh_bases(r->optimizer, &r->run, k, r->first));
         }
     }
@@ -346,8 +348,8 @@ static tch_status after_gather(void *argument)
 
 static void count_refreshes(tch_optimizer *o, const tchi_run *run)
 {
-    for (int32_t k = 0; k < run->class->order; k++) {
-        o->refreshes += run->class->family[k] >= 0 ? run->count : 0;
+    for (int32_t k = 0; k < run->block_batch->order; k++) {
+        o->refreshes += run->block_batch->factor_batch[k] >= 0 ? run->count : 0;
     }
 }
 
@@ -368,7 +370,7 @@ static tch_status step(tch_optimizer *o, int32_t group)
     const tchi_group *g = tchi_group_at(o, group);
     tch_status status = TCH_OK;
     int64_t before = tchi_workspace_hold(o);
-    for (int32_t i = g->first_class; i < g->first_class + g->classes && status == TCH_OK; i++) {
+    for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches && status == TCH_OK; i++) {
         tchi_run run;
         for (int64_t at = 0; status == TCH_OK && tchi_next_run(o, i, &at, &run);) {
             status = step_run(o, g, &run);

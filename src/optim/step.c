@@ -1,5 +1,5 @@
-/* One step, from the gradients of the caller to the operations of each group. Everything that can be wrong with the call is
- * found before the first write; what fails after that fails the optimizer. */
+/* One step, from the gradients of the caller to the operations of each group. Everything that can be wrong with the
+ * call is found before the first write; what fails after that fails the optimizer. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "core/list.h"
 #include "elementwise.h"
 #include "method.h"
-#include "pieces.h"
+#include "rects.h"
 
 /* --- gradients --------------------------------------------------------------------------------------------------- */
 
@@ -178,8 +178,8 @@ static tch_status name_nonfinite(tch_optimizer *o)
             continue;
         }
         tch_update update = tchi_update_of(o, p->group, &tchi_group_at(o, p->group)->numbers->main);
-        tch_piece piece = {.grad = p->grad, .clock = p->clock, .rows = 1, .cols = p->count, .stride = p->count};
-        update.pieces = &piece;
+        tch_rect rect = {.grad = p->grad, .clock = p->clock, .rows = 1, .cols = p->count, .stride = p->count};
+        update.rects = &rect;
         update.count = 1;
         update.real = update.block_type = p->real;
         update.param_type = p->type;
@@ -203,15 +203,15 @@ static bool begins_something(const tch_optimizer *o)
     bool schedules = blocks != NULL && blocks->begins != NULL;
     for (int32_t i = 0; i < o->params.count && schedules; i++) {
         const tchi_param *p = tchi_param_at(o, i);
-        if (p->grad != NULL && p->blocked && p->taken < blocks->begins(&tchi_group_at(o, p->group)->config)) {
+        if (p->grad != NULL && p->blocked && p->steps_seen < blocks->begins(&tchi_group_at(o, p->group)->config)) {
             return true;
         }
     }
     return false;
 }
 
-/* Leaves the decision on the device. It is also brought here, in *skipped, where that costs no waiting, and where somebody
- * asked for an error or something begins with this step. */
+/* Leaves the decision on the device. It is also brought here, in *skipped, where that costs no waiting, and where
+ * somebody asked for an error or something begins with this step. */
 static tch_status decide(tch_optimizer *o, const tch_tensor *found_inf, bool *skipped)
 {
     const tch_backend *t = o->context->backend;
@@ -331,8 +331,8 @@ static void count_step(tch_optimizer *o)
     for (int32_t i = 0; i < o->params.count; i++) {
         tchi_param *p = tchi_param_at(o, i);
         if (p->grad != NULL) {
-            p->taken++;
-            p->history = (p->history ^ (uint64_t)(o->steps + 1)) * 0x9E3779B97F4A7C15u;
+            p->steps_seen++;
+            p->clock_id = (p->clock_id ^ (uint64_t)(o->steps + 1)) * 0x9E3779B97F4A7C15u;
         }
     }
 }
@@ -348,7 +348,7 @@ static tch_status step_group(tch_optimizer *o, int32_t index)
         TCHI_TRY(read_lr(o, g));
     }
     TCHI_TRY(advance(o, g));
-    if (g->classes > 0) {
+    if (g->block_batches > 0) {
         TCHI_TRY(o->method->blocks->step(o, index));
     }
     return tchi_elementwise_step(o, index);

@@ -1,6 +1,6 @@
-/* Symmetric products of large batches, through the operations table: symmetric products with and without their polynomial
- * terms, and Gram matrices, in sizes for which devices have kernels of their own. In bfloat16 where the device
- * multiplies it, else in float32.
+/* Symmetric products of large batches, through the operations table: symmetric products with and without their
+ * polynomial terms, and Gram matrices, in sizes for which devices have kernels of their own. In bfloat16 where the
+ * device multiplies it, else in float32.
  *
  * What must hold: one element of every 16 by 16 block, chosen at random, is the float64 sum of products up to the
  * rounding of the arithmetic and of the result; all elements equal their mirror image to the last bit; nothing beside
@@ -19,7 +19,7 @@
 
 #define GUARD 2048 /* elements before and behind the matrices */
 
-/* --- batches on the device ---------------------------------------------------------------------------------------- */
+/* --- batches on the device --------------------------------------------------------------------------------------- */
 
 typedef struct batch {
     tch_matrices m;
@@ -107,8 +107,8 @@ static batch random_batch(tch_context *context, int64_t count, int64_t rows, int
     return b;
 }
 
-/* Symmetric matrices of which only the first three are drawn: numbers of a large batch take longer than all its products.
- */
+/* Symmetric matrices of which only the first three are drawn: numbers of a large batch take longer than all its
+ * products. / */
 static batch repeated_batch(tch_context *context, int64_t count, int64_t n, uint64_t stream)
 {
     batch all = make(context, count, n, n, n);
@@ -123,7 +123,7 @@ static batch repeated_batch(tch_context *context, int64_t count, int64_t n, uint
     return all;
 }
 
-/* --- the checks --------------------------------------------------------------------------------------------------- */
+/* --- the checks -------------------------------------------------------------------------------------------------- */
 
 /* C = c0 I + c1 D + c2 A B'; in a symmetric product B is its own transpose. Or that times a power of a number of each
  * matrix. */
@@ -228,7 +228,7 @@ static void check_half(tch_context *context, const half *h, bool gram, uint64_t 
     free(second);
 }
 
-/* --- the cases ---------------------------------------------------------------------------------------------------- */
+/* --- the cases --------------------------------------------------------------------------------------------------- */
 
 /* Kernels with tiles of 128 by 128 are for batches that have one on or below the diagonals for each of a GPU's
  * multiprocessors, 132 on an H200: from 44 x 256, 14 x 512, 7 x 768, 3 x 1152, 1 x 2048 on. Fewer go another way, as do
@@ -299,7 +299,7 @@ static void gram_matrices(void **state)
     }
 }
 
-/* --- with a scale, and in float16 --------------------------------------------------------------------------------- */
+/* --- with a scale, and in float16 -------------------------------------------------------------------------------- */
 
 typedef struct scaled_case {
     tch_scalar in, out;

@@ -1,6 +1,6 @@
 /* What the library does above the operations table when the table behaves in ways the CPU's never does: fails a
- * certificate, keeps its flags on a device, wants its calls bracketed, offers sharpened powers. Each case puts a changed
- * copy of the CPU's table into a context. */
+ * certificate, keeps its flags on a device, wants its calls bracketed, offers sharpened powers. Each case puts a
+ * changed copy of the CPU's table into a context. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -166,7 +166,8 @@ static void auto_falls_back_on_eigen(void **state)
     free_failing(&f);
 }
 
-/* The same on a table that says its memory is a device's; only for the call, since the tests' own copies need the truth. */
+/* The same on a table that says its memory is a device's; only for the call, since the tests' own copies need the
+ * truth. */
 static tch_status take_as_device(tch_context *context, failing_root *f, bool with_report)
 {
     table.backend.host_memory = 0;

@@ -24,7 +24,7 @@ static world *begin(void **state, int types, uint64_t stream)
 static void drop_block(world *w, int index)
 {
     for (int64_t k = 0; k < w->count; k++) {
-        w->pieces[k].block[index] = NULL;
+        w->rects[k].block[index] = NULL;
     }
 }
 
@@ -129,12 +129,12 @@ static void graft_follows_the_formula(void **state)
     }
 }
 
-static void graft_takes_many_pieces(void **state)
+static void graft_takes_many_rects(void **state)
 {
     for (int t = 0; t < TYPE_CASES; t += 3) {
         world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_PIECES, 1400);
         ref_setting s = lively_setting();
-        test_case("graft, %s, many pieces", type_cases[t].name);
+        test_case("graft, %s, many rectangles", type_cases[t].name);
         s.graft = TCH_GRAFT_ADAM;
         world_run(w, run_graft, &s);
         world_check(w, ref_graft, &s, NULL);
@@ -243,7 +243,7 @@ static void apply_follows_the_formula(void **state)
         apply_once(w, 23);
         test_case("apply, %s, no buffer", type_cases[t].name);
         for (int64_t k = 0; k < w->count; k++) {
-            w->pieces[k].state[2] = NULL;
+            w->rects[k].state[2] = NULL;
         }
         apply_once(w, 23);
         world_close(w);
@@ -275,7 +275,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(either_block_may_be_missing),
         cmocka_unit_test(gather_zeroes_blocks_when_skipping),
         cmocka_unit_test(graft_follows_the_formula),
-        cmocka_unit_test(graft_takes_many_pieces),
+        cmocka_unit_test(graft_takes_many_rects),
         cmocka_unit_test(norms_do_not_depend_on_threads),
         cmocka_unit_test(rotated_adam_follows_the_formula),
         cmocka_unit_test(apply_follows_the_formula),

@@ -108,11 +108,11 @@ static void every_bad_gradient_is_found(void **state)
         assert_int_equal(found_now(w, 0), 0);
         assert_int_equal(found_now(w, 1), 1);
         for (int64_t k = 0; k < w->count; k++) {
-            const tch_piece *p = &w->pieces[k];
+            const tch_rect *p = &w->rects[k];
             for (int64_t e = 0; e < p->rows * p->cols; e += 1 + p->rows * p->cols / 3) {
                 unsigned char *at = grad->before + world_index(w, k, REF_GRAD, e / p->cols, e % p->cols) * size;
                 unsigned char keep[8];
-                test_case("find_nonfinite, %s, piece %d, element %d", type_cases[t].name, (int)k, (int)e);
+                test_case("find_nonfinite, %s, rectangle %d, element %d", type_cases[t].name, (int)k, (int)e);
                 memcpy(keep, at, (size_t)size);
                 test_encode(world_dtype(grad->type), bad[e % 3], at);
                 world_upload(w);

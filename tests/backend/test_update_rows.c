@@ -1,13 +1,13 @@
-/* NorMuon's operations through the operations table: second moments of rows, the norm that follows from them, and the step,
- * for every type, rows along the rows and along the columns of pieces, blocks as they are and transposed. Each piece is a
- * block of its own here, and its moments lie at the beginning of its state[1]. */
+/* NorMuon's operations through the operations table: second moments of rows, the norm that follows from them, and the
+ * step, for every type, rows along the rows and along the columns of rectangles, blocks as they are and transposed.
+ * Each rectangle is a block of its own here, and its moments lie at the beginning of its state[1]. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
-#include "support/testing.h"
 #include "support/optim/update_cases.h"
+#include "support/testing.h"
 
 /* Roundings of the arithmetic on the way to a result: of a moment three, of an element of the step ten. The sums are in
  * double, whose roundings are one for each term at most. */
@@ -15,7 +15,7 @@
 
 typedef struct rows_trial {
     world *w;
-    int64_t *first; /* of each piece's rows among all */
+    int64_t *first; /* of each rectangle's rows among all */
     int64_t rows;
     double *norms, *parts; /* on the device */
     double *host_norms;
@@ -23,13 +23,13 @@ typedef struct rows_trial {
 
 static int64_t count_of(const world *w, int64_t k)
 {
-    const tch_piece *p = &w->pieces[k];
+    const tch_rect *p = &w->rects[k];
     return p->rows == 0 || p->cols == 0 ? 0 : p->by_column ? p->cols : p->rows;
 }
 
 static int64_t length_of(const world *w, int64_t k)
 {
-    return w->pieces[k].by_column ? w->pieces[k].rows : w->pieces[k].cols;
+    return w->rects[k].by_column ? w->rects[k].rows : w->rects[k].cols;
 }
 
 static void *device_numbers(const world *w, int64_t count)
@@ -58,10 +58,10 @@ static double value_of(const world *w, ref_field field, const unsigned char *ima
 
 static double element_of(const world *w, ref_field field, const unsigned char *image, int64_t k, int64_t row, int64_t e)
 {
-    return w->pieces[k].by_column ? value_of(w, field, image, k, e, row) : value_of(w, field, image, k, row, e);
+    return w->rects[k].by_column ? value_of(w, field, image, k, e, row) : value_of(w, field, image, k, row, e);
 }
 
-/* `axis` 0: rows of pieces, 1: columns, 2: in turn. */
+/* `axis` 0: rows of rectangles, 1: columns, 2: in turn. */
 static rows_trial begin(tch_context *context, const world_types *types, const world_shape *shapes, int64_t count,
                         int axis, uint64_t stream)
 {
@@ -70,7 +70,7 @@ static rows_trial begin(tch_context *context, const world_types *types, const wo
     t.first = test_alloc((size_t)count * sizeof *t.first);
     t.host_norms = test_alloc((size_t)count * sizeof *t.host_norms);
     for (int64_t k = 0; k < count; k++) {
-        tch_piece *p = &t.w->pieces[k];
+        tch_rect *p = &t.w->rects[k];
         p->by_column = axis == 2 ? (int32_t)(k / 2 % 2) : axis;
         p->block_index = (int32_t)k;
         t.first[k] = t.rows;
@@ -130,15 +130,15 @@ static void check_moments(rows_trial *t, const tch_hyper *h, int64_t k)
         double v = h->beta2 * moment_of(w, field->before, k, row) + (1.0 - h->beta2) * sum / (double)length_of(w, k);
         double got = moment_of(w, field->after, k, row);
         CHECK(fabs(got - v) <= ROUNDINGS * u * v + test_underflow(world_dtype(field->type)),
-              "row %lld of piece %lld: %.9g, expected %.9g", (long long)row, (long long)k, got, v);
+              "row %lld of rectangle %lld: %.9g, expected %.9g", (long long)row, (long long)k, got, v);
         memcpy(moment_at(w, field->before, k, row), moment_at(w, field->after, k, row),
                (size_t)world_dtype(field->type).bits / 8);
         squares += sum / ((sqrt(got) + h->eps) * (sqrt(got) + h->eps));
     }
-    double terms = (double)(w->pieces[k].rows * w->pieces[k].cols);
+    double terms = (double)(w->rects[k].rows * w->rects[k].cols);
     double most = (ROUNDINGS * u + terms * 0x1p-53) * sqrt(squares);
     CHECK(count_of(w, k) == 0 || fabs(t->host_norms[k] - sqrt(squares)) <= most,
-          "norm of piece %lld: %.12g, expected %.12g", (long long)k, t->host_norms[k], sqrt(squares));
+          "norm of rectangle %lld: %.12g, expected %.12g", (long long)k, t->host_norms[k], sqrt(squares));
 }
 
 static void moments_follow_the_formula(void **state)
@@ -172,7 +172,7 @@ static double allowed(const world *w, double value, double size)
 static void check_element(rows_trial *t, const tch_hyper *h, int64_t k, int64_t row, int64_t e)
 {
     world *w = t->w;
-    const tch_piece *p = &w->pieces[k];
+    const tch_rect *p = &w->rects[k];
     world_field *field = &w->field[REF_PARAM];
     tch_dtype dtype = world_dtype(field->type);
     int64_t index = world_index(w, k, REF_PARAM, p->by_column ? e : row, p->by_column ? row : e);
@@ -182,8 +182,9 @@ static void check_element(rows_trial *t, const tch_hyper *h, int64_t k, int64_t 
     double kept = (1.0 - h->lr * h->weight_decay) * element_of(w, REF_PARAM, field->before, k, row, e);
     double got = element_of(w, REF_PARAM, field->after, k, row, e);
     double most = allowed(w, kept - step, fabs(kept) + fabs(step));
-    CHECK(fabs(got - (kept - step)) <= most, "piece %lld, row %lld, element %lld: %.9g, expected %.9g, allowed %.3g",
-          (long long)k, (long long)row, (long long)e, got, kept - step, most);
+    CHECK(fabs(got - (kept - step)) <= most,
+          "rectangle %lld, row %lld, element %lld: %.9g, expected %.9g, allowed %.3g", (long long)k, (long long)row,
+          (long long)e, got, kept - step, most);
     memcpy(field->before + index * dtype.bits / 8, field->after + index * dtype.bits / 8, (size_t)dtype.bits / 8);
     if (w->types.master) {
         tch_dtype half = world_dtype(w->rounded.type);
@@ -227,10 +228,10 @@ static void steps_follow_the_formula(void **state)
     }
 }
 
-static void many_pieces(void **state)
+static void many_rects(void **state)
 {
     for (int t = 0; t < TYPE_CASES; t += 3) {
-        test_case("%s, %d pieces", type_cases[t].name, MANY_PIECES);
+        test_case("%s, %d rectangles", type_cases[t].name, MANY_PIECES);
         rows_trial r = begin(*state, &type_cases[t], many_shapes(), MANY_PIECES, 2, 2200 + (uint64_t)t);
         run_moments(&r);
         for (int64_t k = 0; k < r.w->count; k++) {
@@ -238,7 +239,7 @@ static void many_pieces(void **state)
         }
         run_apply(&r);
         check_step(&r, &lively_hyper);
-        test_case("%s, no pieces", type_cases[t].name);
+        test_case("%s, no rectangles", type_cases[t].name);
         ref_setting nothing = {.hyper = lively_hyper, .grad_scale = 1.0};
         r.w->update.count = 0;
         run_moments(&r);
@@ -271,7 +272,7 @@ static void rows_of_zeros(void **state)
             }
             run_moments(&r);
             for (int64_t k = 0; k < r.w->count; k++) {
-                CHECK(r.host_norms[k] == 0.0, "norm of piece %lld is %g", (long long)k, r.host_norms[k]);
+                CHECK(r.host_norms[k] == 0.0, "norm of rectangle %lld is %g", (long long)k, r.host_norms[k]);
             }
             set_norms(&r);
             run_apply(&r);
@@ -295,13 +296,13 @@ static void skipping_writes_nothing(void **state)
         run_apply(&r);
         world_check(r.w, ref_nothing, &nothing, NULL);
         for (int64_t k = 0; k < r.w->count; k++) {
-            CHECK(r.host_norms[k] == 0.0, "norm of piece %lld was written", (long long)k);
+            CHECK(r.host_norms[k] == 0.0, "norm of rectangle %lld was written", (long long)k);
         }
         end(&r);
     }
 }
 
-/* --- the same bits however the work is divided -------------------------------------------------------------------- */
+/* --- the same bits however the work is divided ------------------------------------------------------------------- */
 
 typedef struct image {
     unsigned char *params, *moments;
@@ -316,7 +317,7 @@ static unsigned char *copy_of(const world_field *field, int64_t *bytes)
     return copy;
 }
 
-/* Moments and step from the same start, all pieces together or one call for each. */
+/* Moments and step from the same start, all rectangles together or one call for each. */
 static void take_both(rows_trial *t, bool apart)
 {
     world *w = t->w;
@@ -325,7 +326,7 @@ static void take_both(rows_trial *t, bool apart)
     update.count = apart ? 1 : w->count;
     world_upload(w);
     for (int64_t k = 0; k < calls; k++) {
-        update.pieces = &w->pieces[k];
+        update.rects = &w->rects[k];
         CHECK_OK(w->backend->update->row_moments(w->context->state, &update, t->norms, t->parts + t->first[k]));
         CHECK_OK(w->backend->update->apply_rows(w->context->state, &update, t->norms));
     }
@@ -358,7 +359,7 @@ static void the_division_of_work_does_not_matter(void **state)
         first.norms = test_alloc((size_t)r.w->count * sizeof(double));
         memcpy(first.norms, r.host_norms, (size_t)r.w->count * sizeof(double));
         take_both(&r, true);
-        compare(&r, &first, "one call for each piece");
+        compare(&r, &first, "one call for each rectangle");
         for (int32_t n = 1; n <= 5; n++) {
             CHECK_OK(tch_set_num_threads(n));
             CHECK_OK(r.w->backend->device->begin(r.w->context->state));
@@ -381,7 +382,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(moments_follow_the_formula),
         cmocka_unit_test(steps_follow_the_formula),
-        cmocka_unit_test(many_pieces),
+        cmocka_unit_test(many_rects),
         cmocka_unit_test(rows_of_zeros),
         cmocka_unit_test(skipping_writes_nothing),
         cmocka_unit_test(the_division_of_work_does_not_matter),

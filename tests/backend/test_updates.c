@@ -1,6 +1,6 @@
-/* AdamW, SGD and Lion over all pieces of a step, through the operations table: every option and type against the reference,
- * several steps with real clocks, stochastic rounding to the bit, and that results depend neither on how the work is
- * divided nor on threads. */
+/* AdamW, SGD and Lion over all rectangles of a step, through the operations table: every option and type against the
+ * reference, several steps with real clocks, stochastic rounding to the bit, and that results depend neither on how the
+ * work is divided nor on threads. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,7 @@ static void prepare(world *w, const ref_setting *s)
     w->update.maximize = s->maximize;
 }
 
-/* --- against the reference ---------------------------------------------------------------------------------------- */
+/* --- against the reference --------------------------------------------------------------------------------------- */
 
 static ref_setting adamw_setting(int options)
 {
@@ -131,7 +131,7 @@ static void sgd_begins_with_the_gradient(void **state)
         world_check(w, ref_sgd, &s, NULL);
         test_case("sgd, %s, no buffer", type_cases[t].name);
         for (int64_t k = 0; k < w->count; k++) {
-            w->pieces[k].state[0] = NULL;
+            w->rects[k].state[0] = NULL;
         }
         world_run(w, run_sgd, &s);
         world_check(w, ref_sgd, &s, NULL);
@@ -180,19 +180,19 @@ static void lion_stands_still_without_a_direction(void **state)
     }
 }
 
-static void many_pieces(void **state)
+static void many_rects(void **state)
 {
     for (int t = 0; t < TYPE_CASES; t += 3) {
         world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_PIECES, 500 + (uint64_t)t);
         ref_setting s = adamw_setting(3);
-        test_case("adamw, %s, %d pieces", type_cases[t].name, MANY_PIECES);
+        test_case("adamw, %s, %d rectangles", type_cases[t].name, MANY_PIECES);
         prepare(w, &s);
         world_run(w, run_adamw, &s);
         world_check(w, ref_adamw, &s, NULL);
-        test_case("lion, %s, %d pieces", type_cases[t].name, MANY_PIECES);
+        test_case("lion, %s, %d rectangles", type_cases[t].name, MANY_PIECES);
         world_run(w, run_lion, &s);
         world_check(w, ref_lion, &s, NULL);
-        test_case("adamw, %s, no pieces", type_cases[t].name);
+        test_case("adamw, %s, no rectangles", type_cases[t].name);
         w->update.count = 0;
         world_run(w, run_adamw, &s);
         world_check(w, ref_nothing, &s, NULL);
@@ -221,7 +221,7 @@ static void skipping_writes_nothing(void **state)
     }
 }
 
-/* --- the same bits however the work is divided -------------------------------------------------------------------- */
+/* --- the same bits however the work is divided ------------------------------------------------------------------- */
 
 static unsigned char *params_after(const world *w, int64_t *bytes)
 {
@@ -232,19 +232,19 @@ static unsigned char *params_after(const world *w, int64_t *bytes)
     return copy;
 }
 
-static tch_status one_call_per_piece(world *w, const ref_setting *s)
+static tch_status one_call_per_rect(world *w, const ref_setting *s)
 {
     tch_update update = w->update;
     tch_status status = TCH_OK;
     update.count = 1;
     for (int64_t k = 0; k < w->count && status == TCH_OK; k++) {
-        update.pieces = &w->pieces[k];
+        update.rects = &w->rects[k];
         status = w->backend->update->adamw(w->context->state, &update, s->amsgrad, s->l2);
     }
     return status;
 }
 
-static void pieces_may_be_divided_among_calls(void **state)
+static void rects_may_be_divided_among_calls(void **state)
 {
     for (int t = 0; t < TYPE_CASES; t++) {
         int64_t bytes;
@@ -255,8 +255,9 @@ static void pieces_may_be_divided_among_calls(void **state)
         w->update.stochastic = 1;
         world_run(w, run_adamw, &s);
         unsigned char *together = params_after(w, &bytes);
-        world_run(w, one_call_per_piece, &s);
-        CHECK(memcmp(together, w->field[REF_PARAM].after, (size_t)bytes) == 0, "one call per piece gives other bits");
+        world_run(w, one_call_per_rect, &s);
+        CHECK(memcmp(together, w->field[REF_PARAM].after, (size_t)bytes) == 0,
+              "one call per rectangle gives other bits");
         free(together);
         world_close(w);
     }
@@ -291,7 +292,7 @@ static void threads_do_not_matter(void **state)
     }
 }
 
-/* --- stochastic rounding ------------------------------------------------------------------------------------------ */
+/* --- stochastic rounding ----------------------------------------------------------------------------------------- */
 
 static void philox_gives_its_known_answers(void **state)
 {
@@ -343,9 +344,9 @@ static uint16_t bits_at(const unsigned char *image, int64_t index)
     return bits;
 }
 
-static void check_exact_piece(const world *w, int64_t k, double step)
+static void check_exact_rect(const world *w, int64_t k, double step)
 {
-    const tch_piece *p = &w->pieces[k];
+    const tch_rect *p = &w->rects[k];
     for (int64_t i = 0; i < p->rows; i++) {
         for (int64_t j = 0; j < p->cols; j++) {
             int64_t at = world_index(w, k, REF_PARAM, i, j);
@@ -356,7 +357,7 @@ static void check_exact_piece(const world *w, int64_t k, double step)
                 ref_round_at_random((float)(before - 0x1p-10 * gradient), w->update.seed, (uint32_t)step,
                                     (uint32_t)p->parameter, (uint64_t)(p->first + i * p->stride + j));
             uint16_t got = bits_at(w->field[REF_PARAM].after, at);
-            CHECK(got == expected, "piece %lld (%lld, %lld): %04x, expected %04x", (long long)k, (long long)i,
+            CHECK(got == expected, "rectangle %lld (%lld, %lld): %04x, expected %04x", (long long)k, (long long)i,
                   (long long)j, got, expected);
         }
     }
@@ -371,8 +372,8 @@ static void random_bits_are_those_of_the_table(void **state)
     prepare(w, &s);
     w->update.stochastic = 1;
     for (int64_t k = 0; k < w->count; k++) {
-        w->pieces[k].factor = 1.0F;
-        w->pieces[k].first += k % 2 == 0 ? 0 : ((int64_t)1 << 34) - 3; /* across the low word of the counter */
+        w->rects[k].factor = 1.0F;
+        w->rects[k].first += k % 2 == 0 ? 0 : ((int64_t)1 << 34) - 3; /* across the low word of the counter */
     }
     for (int i = 0; i < 3; i++) {
         test_case("seed %llx", (unsigned long long)seeds[i]);
@@ -382,7 +383,7 @@ static void random_bits_are_those_of_the_table(void **state)
             world_advance(w, false);
             world_run(w, run_sgd, &s);
             for (int64_t k = 0; k < w->count; k++) {
-                check_exact_piece(w, k, (double)step);
+                check_exact_rect(w, k, (double)step);
             }
         }
     }
@@ -400,7 +401,7 @@ static void the_mean_of_roundings_is_right(void **state)
     world *w = world_begin(*state, &bfloat_types, &shape, 1, 950);
     prepare(w, &s);
     w->update.stochastic = 1;
-    w->pieces[0].factor = 1.0F;
+    w->rects[0].factor = 1.0F;
     world_fill_constant(w, REF_PARAM, 1.0);
     for (int c = 0; c < 5; c++) {
         int64_t up = 0;
@@ -438,7 +439,7 @@ static void what_is_not_finite_is_rounded_to_nearest(void **state)
 }
 
 /* One matrix of a parameter as a whole, and cut into four rectangles that say where they begin. */
-static void random_bits_do_not_depend_on_pieces(void **state)
+static void random_bits_do_not_depend_on_rects(void **state)
 {
     enum { ROWS = 37, COLS = 53, TOP = 11, LEFT = 18 };
     static const world_shape shapes[4] = {{ROWS, COLS, 0, 0, 0}};
@@ -450,12 +451,12 @@ static void random_bits_do_not_depend_on_pieces(void **state)
     w->update.count = 1;
     world_run(w, run_adamw, &s);
     unsigned char *whole = params_after(w, &bytes);
-    tch_piece base = w->pieces[0];
+    tch_rect base = w->rects[0];
     for (int k = 0; k < 4; k++) {
         int64_t row = k / 2 == 0 ? 0 : TOP;
         int64_t col = k % 2 == 0 ? 0 : LEFT;
         int64_t first = row * COLS + col;
-        tch_piece *p = &w->pieces[k];
+        tch_rect *p = &w->rects[k];
         *p = base;
         p->rows = k / 2 == 0 ? TOP : ROWS - TOP;
         p->cols = k % 2 == 0 ? LEFT : COLS - LEFT;
@@ -482,15 +483,15 @@ int main(int argc, char **argv)
         cmocka_unit_test(sgd_begins_with_the_gradient),
         cmocka_unit_test(lion_follows_the_formula),
         cmocka_unit_test(lion_stands_still_without_a_direction),
-        cmocka_unit_test(many_pieces),
+        cmocka_unit_test(many_rects),
         cmocka_unit_test(skipping_writes_nothing),
-        cmocka_unit_test(pieces_may_be_divided_among_calls),
+        cmocka_unit_test(rects_may_be_divided_among_calls),
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(philox_gives_its_known_answers),
         cmocka_unit_test(random_bits_are_those_of_the_table),
         cmocka_unit_test(the_mean_of_roundings_is_right),
         cmocka_unit_test(what_is_not_finite_is_rounded_to_nearest),
-        cmocka_unit_test(random_bits_do_not_depend_on_pieces),
+        cmocka_unit_test(random_bits_do_not_depend_on_rects),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_context);

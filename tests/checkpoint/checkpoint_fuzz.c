@@ -22,8 +22,8 @@
         }                                                                                                              \
     } while (0)
 
-/* Both ways to a tensor give the same bytes, and as many as its description says; or both say that they are not those of
- * its checksum. */
+/* Both ways to a tensor give the same bytes, and as many as its description says; or both say that they are not those
+ * of its checksum. */
 static void check_tensor(const tch_checkpoint *checkpoint, const tch_checkpoint_info *info)
 {
     if (tch_dtype_size(info->dtype) == 0 || info->ndim > TCH_MAX_RANK) {

@@ -14,7 +14,7 @@
 #include "support/random.h"
 #include "support/testing.h"
 
-/* --- the sum ------------------------------------------------------------------------------------------------------ */
+/* --- the sum ----------------------------------------------------------------------------------------------------- */
 
 static uint32_t reference(const unsigned char *bytes, int64_t count)
 {
@@ -91,7 +91,7 @@ static void sums_are_the_reference(void **state)
     free(bytes);
 }
 
-/* --- one bit ------------------------------------------------------------------------------------------------------ */
+/* --- one bit ----------------------------------------------------------------------------------------------------- */
 
 /* A small file of everything: types, ranks, an empty tensor, settings of each kind, a name that is escaped. */
 typedef struct content {
@@ -319,7 +319,7 @@ static void the_tensor_is_named(void **state)
     free(file);
 }
 
-/* --- with and without --------------------------------------------------------------------------------------------- */
+/* --- with and without -------------------------------------------------------------------------------------------- */
 
 static void check_has(const char *path, int32_t expected)
 {
@@ -353,7 +353,7 @@ static void files_say_whether_they_have_them(void **state)
     CHECK(tch_checkpoint_has_checksums(NULL) == 0, "nothing has checksums");
 }
 
-/* --- files of other programs -------------------------------------------------------------------------------------- */
+/* --- files of other programs ------------------------------------------------------------------------------------- */
 
 /* Two tensors over the bytes 0 to 7 and 8 to 19, written by hand with their checksums by the rule of the manual. */
 #define A "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"

@@ -52,7 +52,7 @@ static void check_refused(bool good, const dataset *data, const dataset_error *e
     CHECK(data->features == NULL && data->labels == NULL && data->class_names == NULL, "something is left to free");
 }
 
-/* --- CSV ---------------------------------------------------------------------------------------------------------- */
+/* --- CSV --------------------------------------------------------------------------------------------------------- */
 
 typedef struct csv_case {
     const char *text;
@@ -318,7 +318,7 @@ static void large_csv_files_are_read(void **state)
     unlink(path_of("long.csv"));
 }
 
-/* --- IDX ---------------------------------------------------------------------------------------------------------- */
+/* --- IDX --------------------------------------------------------------------------------------------------------- */
 
 static const unsigned char two_images[] = {0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 255, 51, 102, 204, 153};
 static const unsigned char two_labels[] = {0, 0, 8, 1, 0, 0, 0, 2, 4, 1};
@@ -444,7 +444,7 @@ static void compressed_and_lonely_idx_files_are_refused(void **state)
     unlink(path_of("u-images-idx3-ubyte"));
 }
 
-/* --- orders, splits, scaling -------------------------------------------------------------------------------------- */
+/* --- orders, splits, scaling ------------------------------------------------------------------------------------- */
 
 static void orders_are_permutations(void **state)
 {
@@ -557,7 +557,7 @@ static void columns_are_standardized(void **state)
     dataset_release(&test);
 }
 
-/* --- digits ------------------------------------------------------------------------------------------------------- */
+/* --- digits ------------------------------------------------------------------------------------------------------ */
 
 static void digits_depend_on_seed_and_number(void **state)
 {

@@ -345,10 +345,10 @@ static bool run_limited(tch_context *context, const test_call *call, int64_t lim
     return status == TCH_OK;
 }
 
-/* To the last bit on the CPU, except for sums over the batch, which are rounded piece by piece. A GPU's libraries choose
- * their algorithms by the size of the batch, and eigenvectors have two signs. Where bits differ, the magnitudes agree
- * within the rounding of the arithmetic, which these well conditioned problems (kappa = 100 after damping at most)
- * magnify by a few hundred, and that of storing both. */
+/* To the last bit on the CPU, except for sums over the batch, which are rounded piece by piece. A GPU's libraries
+ * choose their algorithms by the size of the batch, and eigenvectors have two signs. Where bits differ, the magnitudes
+ * agree within the rounding of the arithmetic, which these well conditioned problems (kappa = 100 after damping at
+ * most) magnify by a few hundred, and that of storing both. */
 static bool agrees(const test_operation *operation, double got, double expected, double largest, tch_dtype dtype)
 {
     double freedom = 500.0 * test_arithmetic_roundoff(dtype) + 2.0 * test_unit_roundoff(dtype);

@@ -256,7 +256,7 @@ static void the_current_folder_is_never_searched(void **state)
     }
 }
 
-/* --- a program that was started through PATH, as "test_registry look" ---------------------------------------------- */
+/* --- a program that was started through PATH, as "test_registry look" -------------------------------------------- */
 
 #define PROGRAM "test_registry"
 #define LOOK "look"
@@ -370,7 +370,7 @@ static void many_threads_may_ask_first(void **state)
     }
 }
 
-/* --- a context on the fake device: what works, works; what it lacks is an error in its own words ------------------ */
+/* --- a context on the fake device: what works, works; what it lacks is an error in its own words ----------------- */
 
 typedef struct walk {
     tch_status allocate, release, create, roundtrip, fill, wrong_device;
@@ -426,7 +426,7 @@ static void a_context_on_a_modules_device(void **state)
     assert_non_null(strstr(w.device_message, "cuda:0"));
 }
 
-/* --- chapters that a backend leaves out --------------------------------------------------------------------------- */
+/* --- chapters that a backend leaves out -------------------------------------------------------------------------- */
 
 enum { CALLS = 6, SAID = 160 };
 
@@ -473,7 +473,7 @@ static void what_needs_a_missing_chapter_says_so(void **state)
     }
 }
 
-/* --- the module of docs/adding-a-backend.md ----------------------------------------------------------------------- */
+/* --- the module of docs/adding-a-backend.md ---------------------------------------------------------------------- */
 
 enum { N = 20 };
 

@@ -489,8 +489,8 @@ static void host_free(host_tensor *h)
     free(h);
 }
 
-/* The values go from a host tensor of one type to a device tensor of another, strided, and from there to the host in the
- * first type again. Each way rounds once. */
+/* The values go from a host tensor of one type to a device tensor of another, strided, and from there to the host in
+ * the first type again. Each way rounds once. */
 static void cross_both_ways(tch_context *context, tch_dtype host, tch_dtype device, int32_t ndim, const int64_t *shape,
                             test_layout layout, const double *values)
 {

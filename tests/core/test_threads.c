@@ -154,7 +154,7 @@ static void four_contexts_in_four_threads(void **state)
     run_together(4, TCH_FLOAT32);
 }
 
-/* --- larger matrices, whose work goes through the blocked algorithms ---------------------------------------------- */
+/* --- larger matrices, whose work goes through the blocked algorithms --------------------------------------------- */
 
 enum { LARGE = 130 };
 
@@ -251,7 +251,7 @@ static void large_roots_in_two_threads(void **state)
     }
 }
 
-/* --- messages ----------------------------------------------------------------------------------------------------- */
+/* --- messages ---------------------------------------------------------------------------------------------------- */
 
 typedef struct speaker {
     char name[16];
@@ -292,7 +292,7 @@ static void messages_belong_to_their_thread(void **state)
     CHECK(strstr(tch_last_error(), "main thread") != NULL, "the main thread's message is now: %s", tch_last_error());
 }
 
-/* --- lifetimes ---------------------------------------------------------------------------------------------------- */
+/* --- lifetimes --------------------------------------------------------------------------------------------------- */
 
 static void *destroy_tensors(void *argument)
 {

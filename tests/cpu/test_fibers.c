@@ -1,6 +1,6 @@
 /* The threads of a block on one thread of the CPU: numbers that a thread keeps in registers while it waits are its own
- * again afterwards, barriers, shuffles and votes answer as CUDA says, and a wait without end is an error. The file under
- * test is included, so that test_fibers_ucontext.c can have it switch in the other way. */
+ * again afterwards, barriers, shuffles and votes answer as CUDA says, and a wait without end is an error. The file
+ * under test is included, so that test_fibers_ucontext.c can have it switch in the other way. */
 #include "backends/cpu/user_kernel/kernel_fibers.c"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static double sums[THREADS];
 static int64_t last_block;
 static int wrong;
 
-/* --- what kernel_fibers.c asks of the library --------------------------------------------------------------------- */
+/* --- what kernel_fibers.c asks of the library -------------------------------------------------------------------- */
 
 static void *allocate(size_t bytes, size_t alignment)
 {
@@ -35,7 +35,7 @@ const tch_backend_host *tchi_cpu_host(void)
     return &host;
 }
 
-/* --- kernels ------------------------------------------------------------------------------------------------------ */
+/* --- kernels ----------------------------------------------------------------------------------------------------- */
 
 static void enter(const tchi_cpu_launch *l, int64_t block)
 {
@@ -107,7 +107,7 @@ static void give_up(const tchi_cpu_launch *l, int32_t thread)
     wait_for(l, TCHI_WAIT_BLOCK, 0, 0, 0);
 }
 
-/* --- tests -------------------------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------------------------- */
 
 static const char *run(tchi_fibers *fibers, void (*thread)(const tchi_cpu_launch *, int32_t))
 {
@@ -146,7 +146,7 @@ static void everything(void **state)
     tchi_fibers_destroy(fibers);
 }
 
-/* --- stacks ------------------------------------------------------------------------------------------------------- */
+/* --- stacks ------------------------------------------------------------------------------------------------------ */
 
 /* Every guard begins and ends with a page, is no smaller than what compilers step over, and leaves a stack what was
  * asked for, whatever a page is. */
@@ -203,8 +203,8 @@ static void stacks_grow(void **state)
     tchi_fibers_destroy(fibers);
 }
 
-/* A machine of 72 cores, each with the largest block: as many as are allowed can be had, and the process has mappings left
- * for others. */
+/* A machine of 72 cores, each with the largest block: as many as are allowed can be had, and the process has mappings
+ * left for others. */
 static void many_cores(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* BLAS calls that are divided among our threads, as with an OpenBLAS that does not share them, against the definition of
- * each. Sizes are odd, so that no part is like another. Every sum has at most ORDER terms of size one: its error is at
- * most ORDER times the unit of rounding, and what triangular solves make of it stays below ten times that, their
+/* BLAS calls that are divided among our threads, as with an OpenBLAS that does not share them, against the definition
+ * of each. Sizes are odd, so that no part is like another. Every sum has at most ORDER terms of size one: its error is
+ * at most ORDER times the unit of rounding, and what triangular solves make of it stays below ten times that, their
  * matrices being near the identity. */
 #include "support/testing.h"
 

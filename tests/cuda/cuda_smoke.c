@@ -191,7 +191,7 @@ static void copies_and_fills(tch_dtype dtype)
     end_case();
 }
 
-/* --- the rows of operations.c ------------------------------------------------------------------------------------- */
+/* --- the rows of operations.c ------------------------------------------------------------------------------------ */
 
 /* What they do not have: outputs that are added to, a single step of Muon, and roots with options. */
 static struct {
@@ -617,7 +617,7 @@ static void exact_norms(int64_t positions, int64_t inputs, int64_t outputs)
     end_case();
 }
 
-/* --- curvature ---------------------------------------------------------------------------------------------------- */
+/* --- curvature --------------------------------------------------------------------------------------------------- */
 
 static void factors(tch_dtype dtype, tch_sharing sharing)
 {

@@ -11,7 +11,7 @@
 #include "support/random.h"
 #include "support/testing.h"
 
-/* --- the wrong device --------------------------------------------------------------------------------------------- */
+/* --- the wrong device -------------------------------------------------------------------------------------------- */
 
 /* Calls with one operand of another context's making, and that context's device. */
 static void refuse_foreign(tch_context *context, tch_context *other, const test_operation *operation)
@@ -69,7 +69,7 @@ static void streams_of_another_device(void **state)
     assert_int_equal(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-/* --- one bad matrix ----------------------------------------------------------------------------------------------- */
+/* --- one bad matrix ---------------------------------------------------------------------------------------------- */
 
 enum { BATCH = 6, BAD = 4 };
 
@@ -180,7 +180,7 @@ static void one_bad_matrix_in_a_batch(void **state)
     check_one_bad(*state, 160, TCH_ROOT_NEWTON, TCH_BFLOAT16);
 }
 
-/* --- a budget ----------------------------------------------------------------------------------------------------- */
+/* --- a budget ---------------------------------------------------------------------------------------------------- */
 
 /* Bytes the pool handed out at most during the call, beyond what was in use before it. */
 static int64_t scratch_of(tch_context *context, const root_case *c)
@@ -227,7 +227,7 @@ static void a_budget_bounds_the_scratch(void **state)
     check_budget(*state, 16, 512);
 }
 
-/* --- more than 2^31 elements -------------------------------------------------------------------------------------- */
+/* --- more than 2^31 elements ------------------------------------------------------------------------------------- */
 
 enum { PATTERN = 7 }; /* different matrices, repeated along the batch */
 

@@ -372,7 +372,7 @@ static void gradients_are_captured_and_replayed(void **state)
     check_gradient_graph(&norm, "a layer norm");
 }
 
-/* --- streams ------------------------------------------------------------------------------------------------------ */
+/* --- streams ----------------------------------------------------------------------------------------------------- */
 
 /* Work queued on one stream is seen by work queued after a change of streams, without waiting in between. */
 static void a_change_of_streams_keeps_the_order(void **state)

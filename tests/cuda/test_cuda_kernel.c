@@ -1,6 +1,6 @@
-/* What only a GPU has of custom kernels: machine code for that very GPU, its properties, the large shared memory, graphs,
- * threads that have not used CUDA yet, and faults, which take the GPU away from a process: those run in a process of their
- * own, this program started again with the kind of fault as its second argument. */
+/* What only a GPU has of custom kernels: machine code for that very GPU, its properties, the large shared memory,
+ * graphs, threads that have not used CUDA yet, and faults, which take the GPU away from a process: those run in a
+ * process of their own, this program started again with the kind of fault as its second argument. */
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -63,7 +63,7 @@ static test_tensor *fresh_row(tch_context *context, int64_t n, uint64_t stream, 
     return row;
 }
 
-/* --- machine code ------------------------------------------------------------------------------------------------- */
+/* --- machine code ------------------------------------------------------------------------------------------------ */
 
 static void the_code_is_for_this_gpu(void **state)
 {
@@ -172,7 +172,7 @@ static void parameters(void **state)
     tch_kernel_destroy(none);
 }
 
-/* --- shared memory ------------------------------------------------------------------------------------------------ */
+/* --- shared memory ----------------------------------------------------------------------------------------------- */
 
 /* A row turned around through all the shared memory that a block can have: 227 KiB on Hopper. */
 static void all_the_shared_memory(void **state)
@@ -211,7 +211,7 @@ static void all_the_shared_memory(void **state)
     test_tensor_free(y);
 }
 
-/* --- graphs and threads ------------------------------------------------------------------------------------------- */
+/* --- graphs and threads ------------------------------------------------------------------------------------------ */
 
 static const char add_one[] = "__global__ void add_one(float *x, int n)\n"
                               "{\n"
@@ -239,8 +239,8 @@ static void check_added(const test_tensor *x, const double *values, int times)
     free(got);
 }
 
-/* The very first launch is the captured one: the code must be on the GPU by then. What is compiled under capture is refused,
- * and does not end the capture. */
+/* The very first launch is the captured one: the code must be on the GPU by then. What is compiled under capture is
+ * refused, and does not end the capture. */
 static void a_launch_is_captured(void **state)
 {
     cudaStream_t stream = NULL;
@@ -329,7 +329,7 @@ static void threads_that_are_new_to_cuda(void **state)
     free(values);
 }
 
-/* --- faults ------------------------------------------------------------------------------------------------------- */
+/* --- faults ------------------------------------------------------------------------------------------------------ */
 
 /* Kernels that take the GPU away, by name. */
 static const char faulting[] = "__global__ void address(float *x) { x[1ll << 40] = 1; }\n"

@@ -61,7 +61,7 @@ static void expect(const char *text, const char *wanted)
     CHECK(strstr(text, wanted) != NULL, "expected \"%s\" in: %s", wanted, text);
 }
 
-/* --- children ----------------------------------------------------------------------------------------------------- */
+/* --- children ---------------------------------------------------------------------------------------------------- */
 
 /* The backend "cuda" as everybody sees it, and that the CPU works beside it. */
 static int print_backend(void)
@@ -101,7 +101,7 @@ static int print_libraries_loaded_before(void)
     return dlopen(FAKE_TOOLKIT "/lib64/libcublas.so.13", RTLD_NOW | RTLD_LOCAL) != NULL ? print_libraries() : 1;
 }
 
-/* --- the module and its reasons ----------------------------------------------------------------------------------- */
+/* --- the module and its reasons ---------------------------------------------------------------------------------- */
 
 static void the_module_lies_beside_the_library(void **state)
 {
@@ -174,7 +174,7 @@ static void another_interface_is_refused(void **state)
     dlclose(module);
 }
 
-/* --- CUDA's libraries --------------------------------------------------------------------------------------------- */
+/* --- CUDA's libraries -------------------------------------------------------------------------------------------- */
 
 static void libraries_are_found_where_the_user_says(void **state)
 {
@@ -227,7 +227,7 @@ static void a_missing_library_says_where_it_was_looked_for(void **state)
     expect(text, "no cuSOLVER can be used");
 }
 
-/* --- rates -------------------------------------------------------------------------------------------------------- */
+/* --- rates ------------------------------------------------------------------------------------------------------- */
 
 /* What the choice of arithmetic rests on: the order of the rates, for each kind of GPU. */
 static void rates_by_compute_capability(void **state)

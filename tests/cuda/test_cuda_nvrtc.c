@@ -1,5 +1,6 @@
-/* Custom kernels on the CUDA module, on a runtime and an NVRTC that only pretend: what the compiler is told, what becomes of
- * its answers, what is asked of a damaged image, how a launch goes out, and what every call says after a kernel has faulted. */
+/* Custom kernels on the CUDA module, on a runtime and an NVRTC that only pretend: what the compiler is told, what
+ * becomes of its answers, what is asked of a damaged image, how a launch goes out, and what every call says after a
+ * kernel has faulted. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -74,7 +75,7 @@ static void in_a_child(int (*body)(void))
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* --- the compiler ------------------------------------------------------------------------------------------------- */
+/* --- the compiler ------------------------------------------------------------------------------------------------ */
 
 static int say_what_to_install(void)
 {
@@ -182,7 +183,7 @@ static void a_gpu_too_old_for_the_compiler(void **state)
     assert_int_equal(close_state(&older), 0);
 }
 
-/* --- compiling ---------------------------------------------------------------------------------------------------- */
+/* --- compiling --------------------------------------------------------------------------------------------------- */
 
 /* Macros go before the source: on the command line they would change NVRTC's own headers. */
 static void options_go_where_they_belong(void **state)
@@ -347,7 +348,7 @@ static void memory_that_runs_out(void **state)
     tchi_cuda_host->release(image.data, image.bytes);
 }
 
-/* --- loading ------------------------------------------------------------------------------------------------------ */
+/* --- loading ----------------------------------------------------------------------------------------------------- */
 
 /* A kernel (const float *x, int n), as the text behind the source writes it down; `parameter_size` stands for both. */
 static const int32_t signature[] = {2, 0, 8, 3, 4, 1, 0, 1, 8, 4, 0, 0, 0};
@@ -465,7 +466,7 @@ static void memory_that_runs_out_while_loading(void **state)
     tchi_cuda_host->release(image.data, image.bytes);
 }
 
-/* --- launching ---------------------------------------------------------------------------------------------------- */
+/* --- launching --------------------------------------------------------------------------------------------------- */
 
 static void a_launch_goes_to_the_stream(void **state)
 {
@@ -501,9 +502,10 @@ static void a_launch_goes_to_the_stream(void **state)
     tchi_cuda_host->release(image.data, image.bytes);
 }
 
-/* --- faults ------------------------------------------------------------------------------------------------------- */
+/* --- faults ------------------------------------------------------------------------------------------------------ */
 
-/* The error comes up where somebody waits; from then on every context of the device says what happened, and no other. */
+/* The error comes up where somebody waits; from then on every context of the device says what happened, and no
+ * other. */
 static int fault(void)
 {
     void *state = open_device(90);

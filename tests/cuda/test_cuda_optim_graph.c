@@ -1,5 +1,6 @@
-/* A step of every optimizer, captured in a CUDA graph and replayed: parameters must go the same way, to the bit, as with
- * calls. Clocks and decisions live on the device, so a replay corrects for bias and skips a bad gradient like a call. */
+/* A step of every optimizer, captured in a CUDA graph and replayed: parameters must go the same way, to the bit, as
+ * with calls. Clocks and decisions live on the device, so a replay corrects for bias and skips a bad gradient like a
+ * call. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdbool.h>

@@ -33,7 +33,7 @@ static cudaStream_t stream_of(void *state)
     return tchi_cuda_get_stream(state);
 }
 
-/* --- recording ---------------------------------------------------------------------------------------------------- */
+/* --- recording --------------------------------------------------------------------------------------------------- */
 
 static void record_and_replay(void *state, cudaStream_t stream)
 {
@@ -92,7 +92,7 @@ static void a_release_enters_the_device_by_itself(void **state)
     assert_int_equal(tchi_cuda_begin(*state), TCH_OK);
 }
 
-/* --- what goes wrong ---------------------------------------------------------------------------------------------- */
+/* --- what goes wrong --------------------------------------------------------------------------------------------- */
 
 static void a_capture_that_does_not_begin(void **state)
 {
@@ -141,7 +141,7 @@ static void a_replay_that_fails_is_reported_once(void **state)
     tchi_cuda_recording_release(*state, recording);
 }
 
-/* --- when nothing is recorded ------------------------------------------------------------------------------------- */
+/* --- when nothing is recorded ------------------------------------------------------------------------------------ */
 
 static void not_while_the_caller_captures(void **state)
 {

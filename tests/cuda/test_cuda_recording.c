@@ -1,6 +1,6 @@
-/* Recorded steps on a GPU beside other uses of CUDA: a capture of the caller's own after steps were replayed, captures by
- * other threads meanwhile, contexts on the default stream, and optimizers destroyed while their work is running. What the
- * steps compute is compared, to the bit, with an optimizer on a context that does not record. */
+/* Recorded steps on a GPU beside other uses of CUDA: a capture of the caller's own after steps were replayed, captures
+ * by other threads meanwhile, contexts on the default stream, and optimizers destroyed while their work is running.
+ * What the steps compute is compared, to the bit, with an optimizer on a context that does not record. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <pthread.h>
@@ -118,7 +118,7 @@ static void compare(const training *t, tch_optim_kind kind)
 static const tch_optim_kind kinds[] = {TCH_OPTIM_SOAP, TCH_OPTIM_SHAMPOO, TCH_OPTIM_MUON, TCH_OPTIM_NORMUON};
 enum { KINDS = 4 };
 
-/* --- the caller captures ------------------------------------------------------------------------------------------ */
+/* --- the caller captures ----------------------------------------------------------------------------------------- */
 
 /* Replays, a capture, the same graph twice, and calls again: what the caller's graph holds is work, not ours. */
 static void the_caller_captures_a_step(void **state)
@@ -153,7 +153,7 @@ static void the_caller_captures_a_step(void **state)
     }
 }
 
-/* --- other threads capture ---------------------------------------------------------------------------------------- */
+/* --- other threads capture --------------------------------------------------------------------------------------- */
 
 static atomic_int stop, captures, broken;
 
@@ -207,7 +207,7 @@ static void another_thread_captures(void **state)
     CHECK_CUDA(cudaFree(memory));
 }
 
-/* --- streams, and the end ----------------------------------------------------------------------------------------- */
+/* --- streams, and the end ---------------------------------------------------------------------------------------- */
 
 static void on_the_default_stream(void **state)
 {

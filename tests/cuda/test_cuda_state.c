@@ -27,7 +27,7 @@ static int close_state(void **state)
     return fake.allocated == 0 && fake.streams == 0 && fake.current == 0 && fake_host.bytes == 0 ? 0 : -1;
 }
 
-/* --- devices ------------------------------------------------------------------------------------------------------ */
+/* --- devices ----------------------------------------------------------------------------------------------------- */
 
 static void without_cublas_no_device_counts(void **state)
 {
@@ -91,7 +91,7 @@ static void every_call_gives_the_device_back(void **state)
     assert_int_equal(fake.current, 0);
 }
 
-/* --- streams ------------------------------------------------------------------------------------------------------ */
+/* --- streams ----------------------------------------------------------------------------------------------------- */
 
 static void a_new_stream_follows_the_old(void **state)
 {
@@ -146,7 +146,7 @@ static void capture_forbids_waiting_and_allocating(void **state)
     tchi_cuda_end(s);
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 static void memory_that_runs_out(void **state)
 {

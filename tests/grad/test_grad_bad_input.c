@@ -10,7 +10,7 @@
 #include "support/tensors.h"
 #include "support/testing.h"
 
-/* --- a layer of every kind, with all tensors that any function takes ---------------------------------------------- */
+/* --- a layer of every kind, with all tensors that any function takes --------------------------------------------- */
 
 enum { INPUT, GRADIENT, HIDDEN, LOGITS, SAMPLE_WEIGHT, SAMPLE_BIAS, WEIGHT, BIAS, WEIGHTS, NUMBERS, GRAM, TENSORS };
 
@@ -94,7 +94,7 @@ static void world_free(world *w)
     }
 }
 
-/* --- the functions ------------------------------------------------------------------------------------------------ */
+/* --- the functions ----------------------------------------------------------------------------------------------- */
 
 static tch_status call_samples(const world *w)
 {
@@ -181,7 +181,7 @@ static void for_everything(tch_context *context, const char *what, void (*breaks
     }
 }
 
-/* --- descriptions of layers --------------------------------------------------------------------------------------- */
+/* --- descriptions of layers -------------------------------------------------------------------------------------- */
 
 enum { CONV = 1 << TCH_LAYER_CONV, EMBEDDING = 1 << TCH_LAYER_EMBEDDING, GROUP = 1 << TCH_LAYER_GROUP_NORM };
 enum { LAYER_OR_RMS = 1 << TCH_LAYER_LAYER_NORM | 1 << TCH_LAYER_RMS_NORM, ALL = (1 << TCH_LAYER_COUNT) - 1 };
@@ -282,7 +282,7 @@ static void options_out_of_range(void **state)
     for_everything(*state, "no description", break_description);
 }
 
-/* --- tensors that do not fit the layer ---------------------------------------------------------------------------- */
+/* --- tensors that do not fit the layer --------------------------------------------------------------------------- */
 
 static void refuse_tensor(world *w, const function *f, int index, tch_tensor *broken, tch_status expected,
                           const char *name)
@@ -409,7 +409,7 @@ static void arguments_that_are_refused(void **state)
     for_everything(*state, "numbers that do not lie together", break_strides);
 }
 
-/* --- tied weights ------------------------------------------------------------------------------------------------- */
+/* --- tied weights ------------------------------------------------------------------------------------------------ */
 
 /* Its tensors, and which argument is named where a dimension of it has an element less: another number of positions or
  * samples is noticed where the next tensor is compared. */
@@ -462,7 +462,7 @@ static void tied_norms(void **state)
     world_free(&w);
 }
 
-/* --- clipping and natural gradient -------------------------------------------------------------------------------- */
+/* --- clipping and natural gradient ------------------------------------------------------------------------------- */
 
 static void clipping(void **state)
 {

@@ -1,19 +1,19 @@
 /* Norms of samples' gradients whose positions cancel, against their exact values.
  *
- * A sample has its positions in threes, with inputs x + y, -x and -y and one output gradient, so that nothing is left of
- * any three; and one position more, which therefore is the sample's gradient, g a'. Its size is a given part of |M|, where
- * M = sum of |g| |a|' over all positions, element by element. S is the squared norm, K the sum of the absolute values of
- * the terms <a_s, a_t> <g_s, g_t> that add up to it.
+ * A sample has its positions in threes, with inputs x + y, -x and -y and one output gradient, so that nothing is left
+ * of any three; and one position more, which therefore is the sample's gradient, g a'. Its size is a given part of |M|,
+ * where M = sum of |g| |a|' over all positions, element by element. S is the squared norm, K the sum of the absolute
+ * values of the terms <a_s, a_t> <g_s, g_t> that add up to it.
  *
- *   inner products of positions   |error of S| <= 2 (T + d + p + 8) u |M|^2, and 4 2^-11 |M|^2 more where operands may be
- *                                 rounded to TF32; for K <= 256 S, what is above is done again
+ *   inner products of positions   |error of S| <= 2 (T + d + p + 8) u |M|^2, and 4 2^-11 |M|^2 more where operands may
+ *                                 be rounded to TF32; for K <= 256 S, what is above is done again
  *   again, by tiles               |error of the gradient| <= (T + 8) u |M| = e, of S: 2 e sqrt(S) + e^2
- *   tiles from the beginning      the same, with 2 2^-11 |M| more in e where operands may be rounded to TF32: what a GPU
- *                                 does with small layers
+ *   tiles from the beginning      the same, with 2 2^-11 |M| more in e where operands may be rounded to TF32: what a
+ *                                 GPU does with small layers
  *   again, in float64 (CPU)       as inner products of positions with u = 2^-53
  *
- * Sums on a GPU may take K for more than it is, and rounding may bring a sample over the limit: up to K = 512 S either way
- * is right, and the larger bound counts. */
+ * Sums on a GPU may take K for more than it is, and rounding may bring a sample over the limit: up to K = 512 S either
+ * way is right, and the larger bound counts. */
 #include <math.h>
 #include <stdlib.h>
 

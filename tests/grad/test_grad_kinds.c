@@ -1,12 +1,12 @@
-/* Per-sample gradients for embeddings and normalizing layers. Every case has its gradients written out by plain
- * float64 loops, sample by sample, with a bound for each element; samples, norms, weighted sums, Gram matrices and inner
+/* Per-sample gradients for embeddings and normalizing layers. Every case has its gradients written out by plain float64
+ * loops, sample by sample, with a bound for each element; samples, norms, weighted sums, Gram matrices and inner
  * products are then compared with what follows from these, within what follows from the bounds.
  *
  * An element of a gradient is a sum over positions. Its bound is u (16 + positions + features) times the sum of the
- * magnitudes of its terms, u being the round-off of the arithmetic: every term and every addition is rounded once, and a
- * statistic over n features is off by n u at most. For a normalized input (x - m) / s the magnitude is (|x| + |m|) / s;
- * on the CPU, where float32 and half types have float64 statistics, it is |x - m| / s, so that a mean far larger than
- * the spread costs nothing. */
+ * magnitudes of its terms, u being the round-off of the arithmetic: every term and every addition is rounded once, and
+ * a statistic over n features is off by n u at most. For a normalized input (x - m) / s the magnitude is (|x| + |m|) /
+ * s; on the CPU, where float32 and half types have float64 statistics, it is |x - m| / s, so that a mean far larger
+ * than the spread costs nothing. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@
 #include "support/tensors.h"
 #include "support/testing.h"
 
-/* --- cases -------------------------------------------------------------------------------------------------------- */
+/* --- cases ------------------------------------------------------------------------------------------------------- */
 
 typedef enum token_mix { TOKENS_ANY, TOKENS_EQUAL, TOKENS_OUTSIDE } token_mix;
 
@@ -93,7 +93,7 @@ static const char *const kind_names[] = {"linear", "conv", "embedding", "layer n
 static const tch_dtype dtypes[] = {{TCH_FLOAT, 64, 1}, {TCH_FLOAT, 32, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 static const double SCALE = 1.5;
 
-/* --- a case with its numbers -------------------------------------------------------------------------------------- */
+/* --- a case with its numbers ------------------------------------------------------------------------------------- */
 
 typedef struct trial {
     tch_context *context;
@@ -180,7 +180,7 @@ static void draw(trial *s, const kind_case *c, test_random *random)
     }
 }
 
-/* --- gradients by hand -------------------------------------------------------------------------------------------- */
+/* --- gradients by hand ------------------------------------------------------------------------------------------- */
 
 static void reference_embedding(trial *s)
 {
@@ -307,7 +307,7 @@ static void trial_free(trial *s)
     free(s->bound);
 }
 
-/* --- calls -------------------------------------------------------------------------------------------------------- */
+/* --- calls ------------------------------------------------------------------------------------------------------- */
 
 /* Limits of the workspace to try, from one where nothing fits upwards; none at all where the trial is not squeezed. */
 static bool next_limit(const trial *s, tch_status status, int64_t *limit)
@@ -330,7 +330,7 @@ static bool next_limit(const trial *s, tch_status status, int64_t *limit)
         CHECK(ran_ == TCH_OK, "gave %s: %s", tch_status_name(ran_), tch_last_error());                                 \
     } while (0)
 
-/* --- what follows from the gradients ------------------------------------------------------------------------------ */
+/* --- what follows from the gradients ----------------------------------------------------------------------------- */
 
 static void check_close(const char *what, int64_t index, double got, double expected, double bound)
 {
@@ -571,7 +571,7 @@ static void check_everything(trial *s, test_layout layout)
     free(w);
 }
 
-/* --- tests -------------------------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------------------------- */
 
 static void every_case_contiguous(void **state)
 {

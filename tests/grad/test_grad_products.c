@@ -1,17 +1,17 @@
 /* Per-sample gradients of linear layers and convolutions, their norms, weighted sums, Gram matrices and inner
  * products, against loops over single samples in float64.
  *
- * A sum of n products in arithmetic of round-off u is off by at most n u times the sum of the absolute values, which the
- * reference keeps. With M the magnitude of a gradient, element by element:
+ * A sum of n products in arithmetic of round-off u is off by at most n u times the sum of the absolute values, which
+ * the reference keeps. With M the magnitude of a gradient, element by element:
  *   gradients      T terms:              T u M
- *   norms          |M|^2 bounds either form (inner products of positions of magnitudes add up to it), with T terms in an
- *                  element of the gradient or d and p in inner products, each factor twice: 2 (T + d + p) u |M|^2
+ *   norms          |M|^2 bounds either form (inner products of positions of magnitudes add up to it), with T terms in
+ *                  an element of the gradient or d and p in inner products, each factor twice: 2 (T + d + p) u |M|^2
  *   weighted sums  B T terms:            B T u (sum of |w| M), and one more rounding of bfloat16 operands
  *   Gram matrices  as norms, and p d terms where slices are multiplied: (2 (T + d + p) + p d) u <M, M>
  *   inner products (T + d + p) u <M, |V|>
- * Some roundings of scale, storage and conversion are covered by adding 8 to each length. With `rounded` on a GPU the four
- * operands of a norm or Gram matrix may be rounded to 11 bits: 4 * 2^-11 of |M|^2 more; see rounded_gram_operands for
- * half types, whose elements need no rounding. */
+ * Some roundings of scale, storage and conversion are covered by adding 8 to each length. With `rounded` on a GPU the
+ * four operands of a norm or Gram matrix may be rounded to 11 bits: 4 * 2^-11 of |M|^2 more; see rounded_gram_operands
+ * for half types, whose elements need no rounding. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@
 #include "support/tensors.h"
 #include "support/testing.h"
 
-/* --- cases -------------------------------------------------------------------------------------------------------- */
+/* --- cases ------------------------------------------------------------------------------------------------------- */
 
 #define CHANNELS_LAST ((test_layout)(LAYOUT_EXPANDED + 1)) /* dimension 1 innermost in memory */
 
@@ -176,7 +176,7 @@ static test_tensor *parameter_tensor(const trial *t, tch_dtype dtype, int64_t sa
     return test_tensor_make(t->c->context, dtype, rank, shape, layout);
 }
 
-/* --- samples ------------------------------------------------------------------------------------------------------ */
+/* --- samples ----------------------------------------------------------------------------------------------------- */
 
 static void check_elements(const trial *t, const char *what, const test_tensor *out, const double *expected,
                            const double *magnitude, double length)
@@ -208,7 +208,7 @@ static void check_samples(const trial *t, tch_dtype dtype)
     test_tensor_free(bias);
 }
 
-/* --- norms, Gram matrices, inner products ------------------------------------------------------------------------- */
+/* --- norms, Gram matrices, inner products ------------------------------------------------------------------------ */
 
 static double dot(int64_t n, const double *x, const double *y)
 {
@@ -346,7 +346,7 @@ static void check_dots(const trial *t, tch_dtype dtype, bool with_weight, bool w
     test_tensor_free(dots);
 }
 
-/* --- weighted sums ------------------------------------------------------------------------------------------------ */
+/* --- weighted sums ----------------------------------------------------------------------------------------------- */
 
 static void check_sum_of(const trial *t, const test_tensor *out, const double *before, double beta, const double *w,
                          int64_t size, const double *gradients, const double *magnitudes)
@@ -413,7 +413,7 @@ static void check_weighted_sum(const trial *t, tch_dtype dtype, bool weighed, do
     test_tensor_free(weights);
 }
 
-/* --- everything, for one case ------------------------------------------------------------------------------------- */
+/* --- everything, for one case ------------------------------------------------------------------------------------ */
 
 static void check_case(const grad_case *c)
 {
@@ -449,7 +449,7 @@ static void check_dtypes(grad_case *c, const char *what)
     }
 }
 
-/* --- linear layers ------------------------------------------------------------------------------------------------ */
+/* --- linear layers ----------------------------------------------------------------------------------------------- */
 
 typedef struct linear_size {
     int32_t ndim;
@@ -513,8 +513,8 @@ static void linear_large(void **state)
     }
 }
 
-/* Norms alone, around the edges of tiles, with rows that are aligned and rows that are not, and with elements of one row
- * that differ by up to 2^32: rounded to 11 bits, and not. */
+/* Norms alone, around the edges of tiles, with rows that are aligned and rows that are not, and with elements of one
+ * row that differ by up to 2^32: rounded to 11 bits, and not. */
 static void linear_norms(void **state)
 {
     const linear_size sizes[] = {{3, {1, 129, 64}, 96},  {3, {3, 33, 132}, 40},  {3, {2, 257, 36}, 33},
@@ -534,7 +534,8 @@ static void linear_norms(void **state)
     }
 }
 
-/* Sums of more terms than the CPU adds up in one pass, into blocks and tiles that are not filled, a block being 256 by 1024. */
+/* Sums of more terms than the CPU adds up in one pass, into blocks and tiles that are not filled, a block being 256 by
+ * 1024. */
 static void linear_long_sums(void **state)
 {
     const linear_size sizes[] = {{3, {3, 257, 33}, 9},     {3, {2, 511, 100}, 257}, {3, {5, 513, 48}, 31},
@@ -593,7 +594,8 @@ static void linear_samples_on_any_threads(void **state)
     CHECK_OK(tch_set_num_threads(usual));
 }
 
-/* Results of more than 16 MB, which the CPU writes in other ways: into memory that nobody has touched yet, and again. */
+/* Results of more than 16 MB, which the CPU writes in other ways: into memory that nobody has touched yet, and
+ * again. */
 static void linear_huge_results(void **state)
 {
     const linear_size sizes[] = {{2, {20, 528}, 516}, {3, {20, 3, 528}, 516}};
@@ -650,7 +652,7 @@ static void empty_batches_and_positions(void **state)
     }
 }
 
-/* --- convolutions ------------------------------------------------------------------------------------------------- */
+/* --- convolutions ------------------------------------------------------------------------------------------------ */
 
 typedef struct conv_size {
     int32_t dims;
@@ -735,7 +737,7 @@ static void conv_channels_last(void **state)
     }
 }
 
-/* --- a sample that is left out ------------------------------------------------------------------------------------ */
+/* --- a sample that is left out ----------------------------------------------------------------------------------- */
 
 static void weight_zero_leaves_out(void **state)
 {
@@ -758,7 +760,7 @@ static void weight_zero_leaves_out(void **state)
     }
 }
 
-/* --- little memory ------------------------------------------------------------------------------------------------ */
+/* --- little memory ----------------------------------------------------------------------------------------------- */
 
 /* The call with the least memory that is enough for it, to an eighth; too little is said to be too little. */
 static int64_t with_least_memory(tch_status (*call)(const trial *, test_tensor *), const trial *t, test_tensor *out)

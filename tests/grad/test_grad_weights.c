@@ -1,5 +1,6 @@
 /* What comes after the norms: tied weights, clipping and the natural gradient. Tied weights are held against a small
- * language model whose loss is differentiated numerically; natural weights against a dense solve with all parameters. */
+ * language model whose loss is differentiated numerically; natural weights against a dense solve with all
+ * parameters. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,7 @@ static test_tensor *tensor_of(tch_context *context, tch_dtype dtype, int32_t ndi
     return t;
 }
 
-/* --- the cross term ----------------------------------------------------------------------------------------------- */
+/* --- the cross term ---------------------------------------------------------------------------------------------- */
 
 typedef struct tied_case {
     int64_t samples, tokens, positions, rows, cols, padding;
@@ -115,8 +116,8 @@ static tch_status tied_run(tied_trial *s, tch_context *context)
                                &s->inputs[3]->tensor, &s->norms->tensor);
 }
 
-/* 2 scale^2 <E, L> for sample b with both gradients formed, V by d; the bound is u (16 + d + positions) times the sum of
- * the terms' magnitudes: products over d are rounded, and so are their sums. */
+/* 2 scale^2 <E, L> for sample b with both gradients formed, V by d; the bound is u (16 + d + positions) times the sum
+ * of the terms' magnitudes: products over d are rounded, and so are their sums. */
 static double tied_reference(const tied_trial *s, int64_t b, double unit, double *bound)
 {
     const tied_case *c = &s->c;
@@ -206,7 +207,7 @@ static void the_cross_term_in_pieces(void **state)
     tied_free(&s);
 }
 
-/* --- a language model with one matrix ----------------------------------------------------------------------------- */
+/* --- a language model with one matrix ---------------------------------------------------------------------------- */
 
 enum { WORDS = 9, WIDTH = 4, LENGTH = 6, TEXTS = 3 };
 
@@ -327,7 +328,7 @@ static void a_tied_language_model(void **state)
     }
 }
 
-/* --- clipping ----------------------------------------------------------------------------------------------------- */
+/* --- clipping ---------------------------------------------------------------------------------------------------- */
 
 static void weights_of_clipping(void **state)
 {
@@ -363,7 +364,7 @@ static void nothing_to_clip(void **state)
     test_tensor_free(norms);
 }
 
-/* --- natural gradient --------------------------------------------------------------------------------------------- */
+/* --- natural gradient -------------------------------------------------------------------------------------------- */
 
 /* x = a^-1 b by elimination with exchanged rows; a and b are used up. */
 static void solve_dense(int64_t n, double *a, double *b)
@@ -418,8 +419,8 @@ static double *dense_natural(int64_t samples, int64_t n, const double *j, double
     return x;
 }
 
-/* From a layer to its natural gradient through the library, held against the dense solve. The error of either is that of
- * a system of condition (largest eigenvalue + damping) / damping, here below 1e4. */
+/* From a layer to its natural gradient through the library, held against the dense solve. The error of either is that
+ * of a system of condition (largest eigenvalue + damping) / damping, here below 1e4. */
 static void natural_gradient_of_an_embedding(void **state)
 {
     enum { B = 7, S = 5, V = 6, D = 3 };

@@ -1,6 +1,6 @@
-/* Kernels of the cache and the files that the compiler found by itself, with the real compiler of the CPU: a header that
- * the library was not told of changes, and so does the kernel. Then the parts: the compiler's list of files, and what is
- * known of a file. */
+/* Kernels of the cache and the files that the compiler found by itself, with the real compiler of the CPU: a header
+ * that the library was not told of changes, and so does the kernel. Then the parts: the compiler's list of files, and
+ * what is known of a file. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -42,7 +42,7 @@ static int close_all(void **state)
     return fake_compiler_close(state);
 }
 
-/* --- kernels ------------------------------------------------------------------------------------------------------ */
+/* --- kernels ----------------------------------------------------------------------------------------------------- */
 
 /* Compiles and runs a kernel that writes VALUE of <value.h>; *compiled tells whether it was, or came from the cache. */
 static int value_of(tch_context *context, int *compiled)
@@ -142,7 +142,7 @@ static void the_current_folder(void **state)
     unsetenv("CPATH");
 }
 
-/* --- the compiler's list ------------------------------------------------------------------------------------------ */
+/* --- the compiler's list ----------------------------------------------------------------------------------------- */
 
 /* A list of files in the form of an image. */
 static tchi_cpu_files files_of(const char *rule, time_t started)
@@ -250,7 +250,7 @@ static void a_damaged_list(void **state)
     tchi_cpu_files_release(&files);
 }
 
-/* --- stacks ------------------------------------------------------------------------------------------------------- */
+/* --- stacks ------------------------------------------------------------------------------------------------------ */
 
 /* 32 KiB and the sum, at least 64 KiB and at most 1 MiB and 32 KiB; without a bound, or without lines, the most. */
 static void what_a_stack_needs(void **state)

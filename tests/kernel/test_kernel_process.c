@@ -1,5 +1,5 @@
-/* The process in which a compiler runs: its words and its status come back, and when it is over, or its time is, nothing
- * that it started goes on. The compilers are scripts. */
+/* The process in which a compiler runs: its words and its status come back, and when it is over, or its time is,
+ * nothing that it started goes on. The compilers are scripts. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
-/* What reads a kernel's source before any compiler does, given anything: real sources cut off at every character, without
- * each of their tokens, and with tokens in wrong places must end in a text for the compiler or in an error. Under the
- * sanitizers every read and write is checked, so sources lie in memory of exactly their size. And it must end soon: texts
- * of megabytes that go back over themselves take no longer than others. */
+/* What reads a kernel's source before any compiler does, given anything: real sources cut off at every character,
+ * without each of their tokens, and with tokens in wrong places must end in a text for the compiler or in an error.
+ * Under the sanitizers every read and write is checked, so sources lie in memory of exactly their size. And it must end
+ * soon: texts of megabytes that go back over themselves take no longer than others. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ static const char *const odd_sources[] = {
 
 static const char *const names[] = {"f", "a::b::f<float, 4>", "::f <1>"};
 
-/* --- one text ----------------------------------------------------------------------------------------------------- */
+/* --- one text ---------------------------------------------------------------------------------------------------- */
 
 static size_t lines_of(const char *text)
 {
@@ -74,7 +74,7 @@ static void check_text(const char *text, size_t length)
     free(source);
 }
 
-/* --- changed texts ------------------------------------------------------------------------------------------------ */
+/* --- changed texts ----------------------------------------------------------------------------------------------- */
 
 static void cut_off(const char *source)
 {
@@ -142,7 +142,7 @@ static void changed_sources(void **state)
     }
 }
 
-/* --- long texts --------------------------------------------------------------------------------------------------- */
+/* --- long texts -------------------------------------------------------------------------------------------------- */
 
 #define LONG_BYTES ((size_t)2 << 20)
 

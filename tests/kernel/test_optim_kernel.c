@@ -1,6 +1,6 @@
 /* Updates of one's own in an optimizer: AdamW and SGD written again as functions of one element must go the way of the
- * references with every option, type and layout; a function that does not compile, is not the one asked for, or fails its
- * check must leave a training that is the built-in's to the bit.
+ * references with every option, type and layout; a function that does not compile, is not the one asked for, or fails
+ * its check must leave a training that is the built-in's to the bit.
  *
  * Tolerances are those of the built-in, see test_optim_adamw_sgd.c, with room for a formula that rounds twice as often:
  * 4 (steps + 10) u of the way. */
@@ -48,7 +48,7 @@ static const char sgd_source[] = "template <int one>\n"
                                  "    e.p -= k.lr * d;\n"
                                  "}\n";
 
-/* --- setting and asking ------------------------------------------------------------------------------------------- */
+/* --- setting and asking ------------------------------------------------------------------------------------------ */
 
 static tch_status try_to_set(tch_optimizer *optimizer, const char *source, const char *name, double tolerance)
 {
@@ -83,7 +83,8 @@ static double tolerance_of(tch_dtype dtype)
     return 4.0 * (STEPS + 10) * test_arithmetic_roundoff(dtype);
 }
 
-/* What a check with the built-in's own formula may show: a dozen roundings, magnified by the division by what changes. */
+/* What a check with the built-in's own formula may show: a dozen roundings, magnified by the division by what
+ * changes. */
 static double check_tolerance(tch_dtype dtype)
 {
     return 100.0 * test_arithmetic_roundoff(dtype);
@@ -98,7 +99,7 @@ static void check_launches(const trial *t, int64_t steps)
     CHECK(stats.own_update && !stats.own_root && stats.refused == 0, "the statistics know nothing of it");
 }
 
-/* --- against the references --------------------------------------------------------------------------------------- */
+/* --- against the references -------------------------------------------------------------------------------------- */
 
 typedef struct option {
     const char *name;
@@ -165,8 +166,8 @@ static void sgd_of_ones_own(void **state)
     }
 }
 
-/* Groups with numbers and flags of their own, and one that comes later, which keeps the built-in. What the others leave to
- * AdamW is served too. */
+/* Groups with numbers and flags of their own, and one that comes later, which keeps the built-in. What the others leave
+ * to AdamW is served too. */
 static void groups_and_what_others_leave(void **state)
 {
     const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_MUON, TCH_OPTIM_SHAMPOO};
@@ -192,7 +193,7 @@ static void groups_and_what_others_leave(void **state)
     }
 }
 
-/* --- beside the built-in ------------------------------------------------------------------------------------------ */
+/* --- beside the built-in ----------------------------------------------------------------------------------------- */
 
 /* Two trainings that see the same numbers. */
 typedef struct twins {
@@ -267,8 +268,8 @@ static void loss_scaling(void **state)
     }
 }
 
-/* The same bits are drawn for the same elements: where rounding before them differs, one in a hundred may fall on the other
- * side. Rounded to the nearest, or by other bits, half of them would. */
+/* The same bits are drawn for the same elements: where rounding before them differs, one in a hundred may fall on the
+ * other side. Rounded to the nearest, or by other bits, half of them would. */
 static void stochastic_rounding(void **state)
 {
     twins w;
@@ -315,7 +316,7 @@ static void something_else(void **state)
     trial_close(&t);
 }
 
-/* --- falling back ------------------------------------------------------------------------------------------------- */
+/* --- falling back ------------------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *what, *source, *name;

@@ -1,5 +1,5 @@
-/* Calls of tch_optimizer_set_kernel and _get_kernel that are wrong, and memory that is refused: nothing changes, a kernel
- * that is in use stays in use, and nothing is left behind. Steps with a kernel allocate nothing. */
+/* Calls of tch_optimizer_set_kernel and _get_kernel that are wrong, and memory that is refused: nothing changes, a
+ * kernel that is in use stays in use, and nothing is left behind. Steps with a kernel allocate nothing. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +73,7 @@ static tch_optim_kernel_info info_of(const trial *t, tch_optim_part part)
     return info;
 }
 
-/* --- wrong calls -------------------------------------------------------------------------------------------------- */
+/* --- wrong calls ------------------------------------------------------------------------------------------------- */
 
 static void refuse(const trial *t, tch_optim_part part, const tch_optim_kernel *kernel, tch_status expected,
                    const char *argument)
@@ -173,7 +173,7 @@ static void parts_that_are_not_there(void **state)
     tch_context_destroy(context);
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 /* True when the k-th allocation of setting a kernel does not exist. */
 static bool set_without(tch_optim_part part, long long k)

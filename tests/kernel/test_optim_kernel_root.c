@@ -1,10 +1,10 @@
 /* Roots of one's own in Shampoo: a coupled Newton iteration with one block of threads for each factor must train as the
- * built-in does; one that cannot be used must leave the built-in's training to the bit; one that passes its check and fails
- * later must be found by the certificate.
+ * built-in does; one that cannot be used must leave the built-in's training to the bit; one that passes its check and
+ * fails later must be found by the certificate.
  *
- * The kernels' roots are within root_tolerance of the exact ones, and the built-in's too: a step that is their product with
- * the gradient differs by a few times that, and the way of all steps by no more, since they do not build up on each other
- * in a training whose gradients are drawn. */
+ * The kernels' roots are within root_tolerance of the exact ones, and the built-in's too: a step that is their product
+ * with the gradient differs by a few times that, and the way of all steps by no more, since they do not build up on
+ * each other in a training whose gradients are drawn. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,7 +61,7 @@ static const trial_shape shapes[] = {
 static const char newton_float[] = NEWTON("float");
 static const char newton_double[] = NEWTON("double");
 
-/* --- setting and asking ------------------------------------------------------------------------------------------- */
+/* --- setting and asking ------------------------------------------------------------------------------------------ */
 
 static tch_optim_kernel kernel_of(tch_kernel_config *config, const char *source, const char *name)
 {
@@ -131,7 +131,7 @@ static void take_steps(trial *t, int steps)
     trial_steps(t, steps);
 }
 
-/* --- roots that are right ----------------------------------------------------------------------------------------- */
+/* --- roots that are right ---------------------------------------------------------------------------------------- */
 
 static void newton_of_ones_own(void **state)
 {
@@ -173,7 +173,7 @@ static void only_small_ones(void **state)
     trial_close(&t);
 }
 
-/* --- roots that are not ------------------------------------------------------------------------------------------- */
+/* --- roots that are not ------------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *what, *source, *name, *words;
@@ -223,9 +223,9 @@ static void the_built_in_remains(void **state)
     }
 }
 
-/* Passes its check, which tries two matrices, and gives nonsense for any other number of them: on the CPU the built-in takes
- * over within the step, and the training is its own to the bit. On a GPU the roots stay what they were, the identity, until
- * the statistics have been asked for. */
+/* Passes its check, which tries two matrices, and gives nonsense for any other number of them: on the CPU the built-in
+ * takes over within the step, and the training is its own to the bit. On a GPU the roots stay what they were, the
+ * identity, until the statistics have been asked for. */
 static void roots_that_fail_later(void **state)
 {
     static const trial_shape three[] = {

@@ -348,7 +348,7 @@ static void refuse_number(test_kfac_trial *t, const char *path, const char *name
     free(after);
 }
 
-/* Numbers that nothing has counted, and settings that are none: refused by name before anything is written. */
+/* Numbers that nothing has counted, and settings that are none: errors that name them before anything is written. */
 static void numbers_that_cannot_be_are_refused(void **state)
 {
     static const struct {

@@ -1,8 +1,8 @@
 /* Tracking an eigenbasis: the four operations of the table, and the iteration made of them.
  *
- * What must hold of a step: rows are orthonormal; they are what Gram and Schmidt make of the sorted rows of q (A + s I),
- * s being the shift that the iteration adds; a factor that fails leaves its basis as it was. Nothing here depends on the
- * device, which may be named on the command line. */
+ * What must hold of a step: rows are orthonormal; they are what Gram and Schmidt make of the sorted rows of q (A + s
+ * I), s being the shift that the iteration adds; a factor that fails leaves its basis as it was. Nothing here depends
+ * on the device, which may be named on the command line. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ static const char *type_name(tch_scalar type)
     return type == TCH_SCALAR_F64 ? "float64" : "float32";
 }
 
-/* --- matrices on the device ---------------------------------------------------------------------------------------- */
+/* --- matrices on the device -------------------------------------------------------------------------------------- */
 
 static void *to_device(tch_context *context, const void *bytes, int64_t count)
 {
@@ -109,7 +109,7 @@ static int32_t *read_integers(tch_context *context, const int32_t *device, int64
     return values;
 }
 
-/* --- references ---------------------------------------------------------------------------------------------------- */
+/* --- references -------------------------------------------------------------------------------------------------- */
 
 /* Largest |q q' - I|. */
 static double defect(int64_t n, const double *q)
@@ -214,7 +214,7 @@ static double reference_step(int64_t n, const double *a, const double *q, const 
     return magnified;
 }
 
-/* --- the inverse Cholesky factor ----------------------------------------------------------------------------------- */
+/* --- the inverse Cholesky factor --------------------------------------------------------------------------------- */
 
 enum { CHOLESKY_BATCH = 4, NEGATIVE = 1, FLAGGED = 2, HAS_NAN = 3 };
 
@@ -297,7 +297,7 @@ static void factors_are_inverted(void **state)
     }
 }
 
-/* --- dot products of rows ------------------------------------------------------------------------------------------ */
+/* --- dot products of rows ---------------------------------------------------------------------------------------- */
 
 enum { BATCH = 3 };
 
@@ -352,7 +352,7 @@ static void rows_are_multiplied(void **state)
     }
 }
 
-/* --- orders -------------------------------------------------------------------------------------------------------- */
+/* --- orders ------------------------------------------------------------------------------------------------------ */
 
 static int stands_before(const double *w, int32_t i, int32_t j)
 {
@@ -460,7 +460,7 @@ static void matrices_are_put_in_order(void **state)
     }
 }
 
-/* --- the basis ----------------------------------------------------------------------------------------------------- */
+/* --- the basis --------------------------------------------------------------------------------------------------- */
 
 /* A batch of factors with their bases, here and on the device. */
 typedef struct tracked {
@@ -620,8 +620,9 @@ static bool works_in_float64(const tracked *t)
     return t->type == TCH_SCALAR_F64 || 2.0 * rates.f64 >= rates.f32;
 }
 
-/* In float64 every row, not only those of large eigenvalues, is the reference's, up to the rounding of q itself and that
- * of one pass of Cholesky: a few u |L^-1|^2. A second pass, or a third one in float32, makes rows orthonormal again. */
+/* In float64 every row, not only those of large eigenvalues, is the reference's, up to the rounding of q itself and
+ * that of one pass of Cholesky: a few u |L^-1|^2. A second pass, or a third one in float32, makes rows orthonormal
+ * again. */
 static void check_step(const tracked *t, const double *before)
 {
     int64_t n = t->n;
@@ -765,7 +766,7 @@ static void equal_eigenvalues_do_no_harm(void **state)
     }
 }
 
-/* --- the first basis, and what fails ------------------------------------------------------------------------------- */
+/* --- the first basis, and what fails ----------------------------------------------------------------------------- */
 
 static void check_identity(int64_t n, const double *q)
 {

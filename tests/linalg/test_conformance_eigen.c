@@ -5,8 +5,8 @@
  *     |A V - V W|, |w - w_ref|           <=  (n + 10) u |A|  +  3 r sqrt(n) |A|
  *     |V'V - I|                          <=  (n + 10) u sqrt(n)  +  3 r sqrt(n)
  *     |f(A) - V f(W) V'| for a power f   <=  (n + 10) u (|A| max|f'| + |f(A)|)  +  r |f(A)|  +  n t
- * in Frobenius norms, max|f'| over the damped spectrum being how f magnifies an error of its argument, and t half of the
- * smallest number of the type. */
+ * in Frobenius norms, max|f'| over the damped spectrum being how f magnifies an error of its argument, and t half of
+ * the smallest number of the type. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,7 +115,7 @@ static void check_eigenvalues_only(tch_context *context, const test_variation *v
     test_tensor_free(w);
 }
 
-/* --- powers ------------------------------------------------------------------------------------------------------- */
+/* --- powers ------------------------------------------------------------------------------------------------------ */
 
 static const struct {
     double power, eps, condition;
@@ -184,7 +184,7 @@ static void check_power(tch_context *context, const test_variation *v, tch_dtype
     test_tensor_free(report);
 }
 
-/* --- powers of matrices that are not positive ---------------------------------------------------------------------- */
+/* --- powers of matrices that are not positive -------------------------------------------------------------------- */
 
 /* Eigenvalues of the matrix in the middle of a batch; the others are positive. */
 static const double clamped_spectra[][3] = {{-1.0, -1.0, -1.0}, {-3.0, -0.5, -0.125}, {0.0, 0.0, 0.0},
@@ -242,7 +242,7 @@ static void powers_of_clamped_matrices(void **state)
     }
 }
 
-/* --- the tests ---------------------------------------------------------------------------------------------------- */
+/* --- the tests --------------------------------------------------------------------------------------------------- */
 
 static void eigh_float32(void **state)
 {

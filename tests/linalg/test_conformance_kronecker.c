@@ -28,7 +28,7 @@ static double *absolute(const double *x, int64_t count)
     return y;
 }
 
-/* --- product ------------------------------------------------------------------------------------------------------ */
+/* --- product ----------------------------------------------------------------------------------------------------- */
 
 static void check_product_of(tch_context *context, const test_variation *v, tch_dtype dtype, const int64_t *dims)
 {
@@ -72,7 +72,7 @@ static void check_product(tch_context *context, const test_variation *v, tch_dty
     check_product_of(context, v, dtype, (const int64_t[]){1, 5, v->n, 1});
 }
 
-/* --- products without forming it ---------------------------------------------------------------------------------- */
+/* --- products without forming it --------------------------------------------------------------------------------- */
 
 /* got against expected where the rounding errors of sums of `length` terms are bounded by magnitude. */
 static void check_sums(const double *got, const double *expected, const double *magnitude, int64_t count,
@@ -222,7 +222,7 @@ static void check_shared(tch_context *context, tch_dtype dtype, bool share_a, bo
     }
 }
 
-/* --- solve -------------------------------------------------------------------------------------------------------- */
+/* --- solve ------------------------------------------------------------------------------------------------------- */
 
 static double trace(int64_t n, const double *a)
 {
@@ -303,7 +303,7 @@ static void check_solve(tch_context *context, const test_variation *v, tch_dtype
     test_tensor_free(report);
 }
 
-/* --- nearest Kronecker product ------------------------------------------------------------------------------------ */
+/* --- nearest Kronecker product ----------------------------------------------------------------------------------- */
 
 /* Entry (i, j) of block (k, l) of M goes to row (k, l), column (i, j): a Kronecker product becomes a rank-one matrix,
  * and the nearest one belongs to the largest singular value. */
@@ -486,7 +486,7 @@ static void exact_products_are_recovered(void **state)
     test_tensor_free(bt);
 }
 
-/* --- the tests ---------------------------------------------------------------------------------------------------- */
+/* --- the tests --------------------------------------------------------------------------------------------------- */
 
 static const tch_dtype dtypes[] = {{TCH_FLOAT, 32, 1}, {TCH_FLOAT, 64, 1}, {TCH_FLOAT, 16, 1}, {TCH_BFLOAT, 16, 1}};
 

@@ -2,10 +2,10 @@
  * the singular vectors unchanged.
  *
  * Rounding errors of the first step grow with the slope of the polynomials at zero, the product of the coefficients a:
- * |X - X_ref| <= (n + m + 10) u prod(a) sqrt(min(n, m)), four times that for a long step, u being the round-off of the arithmetic. A GPU computes all
- * but float64 in bfloat16 with sums in float32: there u is bfloat16's, and a step rounds four times (X, its Gram
- * matrix, the polynomial and the new X), each of them up to twice as far as the input of the step, whatever the
- * sizes. */
+ * |X - X_ref| <= (n + m + 10) u prod(a) sqrt(min(n, m)), four times that for a long step, u being the round-off of the
+ * arithmetic. A GPU computes all but float64 in bfloat16 with sums in float32: there u is bfloat16's, and a step rounds
+ * four times (X, its Gram matrix, the polynomial and the new X), each of them up to twice as far as the input of the
+ * step, whatever the sizes. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +20,8 @@ typedef struct step {
     double a, b, c;
 } step;
 
-/* As published: Muon's one step, and Polar Express's with all but the last divided by a safety factor; the last one is what
- * follows long steps, too. */
+/* As published: Muon's one step, and Polar Express's with all but the last divided by a safety factor; the last one is
+ * what follows long steps, too. */
 static step step_of(tch_ortho_method method, int number)
 {
     static const step muon = {3.4445, -4.7750, 2.0315};
@@ -84,8 +84,9 @@ static void steps_in_float64(int64_t n, int64_t m, int steps, tch_ortho_method m
     }
 }
 
-/* In a long step terms of up to 0.03 leave an F of 0.021 at zero and 0.004 elsewhere, which is squared and multiplied by t2:
- * with |F| <= 0.0214, errors of 0.04 u in it become 2 * 60243 * 0.0214 * 0.04 = 103 u where the slope is 27.7. */
+/* In a long step terms of up to 0.03 leave an F of 0.021 at zero and 0.004 elsewhere, which is squared and multiplied
+ * by t2: with |F| <= 0.0214, errors of 0.04 u in it become 2 * 60243 * 0.0214 * 0.04 = 103 u where the slope is
+ * 27.7. */
 static double slope_of(tch_ortho_method method, int number)
 {
     bool is_long = method == TCH_ORTHO_MINIMAX && number < REF_LONG_STEPS;
@@ -196,8 +197,8 @@ static void long_matrices(void **state)
     }
 }
 
-/* Batches that fill a GPU go another way than small ones: X is divided by its norm in the products, and the Gram matrices
- * of several steps are float16. The CPU has one way for all sizes. */
+/* Batches that fill a GPU go another way than small ones: X is divided by its norm in the products, and the Gram
+ * matrices of several steps are float16. The CPU has one way for all sizes. */
 static void large_batches(void **state)
 {
     static const int64_t shapes[][3] = {{45, 256, 264}, {45, 256, 520}, {14, 600, 512}, {45, 776, 264}};
@@ -303,7 +304,8 @@ static void zero_stays_zero(void **state)
     }
 }
 
-/* Normal random numbers times 2^exponent, as the type holds them, against the steps on what it holds, brought near 1. */
+/* Normal random numbers times 2^exponent, as the type holds them, against the steps on what it holds, brought near
+ * 1. */
 static void check_scaled(tch_context *context, tch_dtype dtype, int exponent, tch_ortho_method method)
 {
     test_variation shape = {.n = 9, .matrices = 1, .stream = 4};
@@ -327,8 +329,8 @@ static void check_scaled(tch_context *context, tch_dtype dtype, int exponent, tc
     test_tensor_free(out);
 }
 
-/* The result depends on directions only, from the smallest numbers of a type to the largest. A GPU's bfloat16 has the range
- * of float32 and fewer digits below its normal numbers, at 2^-126: there float32 is not what is computed with. */
+/* The result depends on directions only, from the smallest numbers of a type to the largest. A GPU's bfloat16 has the
+ * range of float32 and fewer digits below its normal numbers, at 2^-126: there float32 is not what is computed with. */
 static void scale_does_not_matter(void **state)
 {
     static const int of_float64[] = {-1073, -1060, -1030, -1010, -980, -600, -510,

@@ -314,7 +314,7 @@ static void matmul_chunked(void **state)
     over_all_dtypes(*state, "matmul_chunked", check_chunked);
 }
 
-/* --- broadcasting ------------------------------------------------------------------------------------------------- */
+/* --- broadcasting ------------------------------------------------------------------------------------------------ */
 
 typedef struct broadcast_case {
     int32_t a_rank, b_rank, out_rank;
@@ -412,7 +412,7 @@ static void shapes_that_do_not_broadcast(void **state)
     test_tensor_free(b);
 }
 
-/* --- special numbers ---------------------------------------------------------------------------------------------- */
+/* --- special numbers --------------------------------------------------------------------------------------------- */
 
 /* With k = 0 a product is a sum of nothing: zeros, or beta times what was there. */
 static void sums_of_nothing_are_zero(void **state)
@@ -490,7 +490,7 @@ static void one_tensor_may_be_both_operands(void **state)
     test_tensor_free(out);
 }
 
-/* --- large, checked at random elements ---------------------------------------------------------------------------- */
+/* --- large, checked at random elements --------------------------------------------------------------------------- */
 
 static void check_samples(const double *a, const double *b, const double *c, int64_t n, tch_dtype dtype)
 {

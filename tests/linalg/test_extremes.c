@@ -1,9 +1,10 @@
 /* Matrices of every size of number that a type holds, from its smallest to its largest, and matrices of no size at all.
  *
- * A matrix function of 2^k A is that of A times a power of two, so the reference is that of the stored numbers brought near
- * 1, which is exact, and the result is taken back likewise. Errors are then relative to the result's norm: what rounding
- * allows (n + 10 roundoffs, magnified by the condition of the matrix), or the tolerance of a root. A number below the normal
- * range is off by up to half of the smallest one, t; relative to a matrix of size 2^k that is t / 2^k, and so is damping. */
+ * A matrix function of 2^k A is that of A times a power of two, so the reference is that of the stored numbers brought
+ * near 1, which is exact, and the result is taken back likewise. Errors are then relative to the result's norm: what
+ * rounding allows (n + 10 roundoffs, magnified by the condition of the matrix), or the tolerance of a root. A number
+ * below the normal range is off by up to half of the smallest one, t; relative to a matrix of size 2^k that is t / 2^k,
+ * and so is damping. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -129,7 +130,7 @@ static void check_result(const trial *t, int b, const double *got, const double 
     CHECK(error <= bound, "matrix %d is off by %.3g > %.3g", b, error, bound);
 }
 
-/* --- eigenvalues and powers --------------------------------------------------------------------------------------- */
+/* --- eigenvalues and powers -------------------------------------------------------------------------------------- */
 
 static void check_eigh(trial *t)
 {
@@ -157,7 +158,8 @@ static void check_eigh(trial *t)
     test_tensor_free(w);
 }
 
-/* The spectrum is within a factor of 4, up to rounding: f magnifies relative errors of A by no more than 4 |power| 4^|power|. */
+/* The spectrum is within a factor of 4, up to rounding: f magnifies relative errors of A by no more than 4 |power|
+ * 4^|power|. */
 static void check_power(trial *t)
 {
     static const double powers[] = {-1.0, -0.5, -0.25, 0.25, 0.5, 1.0};
@@ -192,7 +194,7 @@ static void powers(void **state)
     for_each_size(state, check_power);
 }
 
-/* --- inverse roots ------------------------------------------------------------------------------------------------ */
+/* --- inverse roots ----------------------------------------------------------------------------------------------- */
 
 static void check_root(trial *t, int32_t root, tch_root_method method, double damping)
 {
@@ -236,7 +238,7 @@ static void inverse_roots(void **state)
     for_each_size(state, check_roots);
 }
 
-/* --- gradients ---------------------------------------------------------------------------------------------------- */
+/* --- gradients --------------------------------------------------------------------------------------------------- */
 
 /* With grad = I the gradient is f'(A). */
 static void check_gradient(trial *t)
@@ -272,7 +274,7 @@ static void gradients(void **state)
     for_each_size(state, check_gradient);
 }
 
-/* --- Kronecker products ------------------------------------------------------------------------------------------- */
+/* --- Kronecker products ------------------------------------------------------------------------------------------ */
 
 /* (2^k A)^-1 X (2^-k B)^-1 = A^-1 X B^-1, here with B = 4^-k A and X = A: 4^k 2^-k A^-1, which is 2^k A^-1. */
 static void check_solve(trial *t)
@@ -342,7 +344,7 @@ static void nearest_products(void **state)
     for_each_size(state, check_nearest);
 }
 
-/* --- results beyond the type -------------------------------------------------------------------------------------- */
+/* --- results beyond the type ------------------------------------------------------------------------------------- */
 
 typedef struct overflowing {
     const char *name;
@@ -462,7 +464,7 @@ static void eigenvalues_too_large(void **state)
     }
 }
 
-/* --- nothing ------------------------------------------------------------------------------------------------------ */
+/* --- nothing ----------------------------------------------------------------------------------------------------- */
 
 typedef struct nothing {
     tch_context *context;

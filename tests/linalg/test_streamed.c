@@ -28,7 +28,7 @@ static int close_contexts(void **state)
     return test_close_context(state);
 }
 
-/* --- one product -------------------------------------------------------------------------------------------------- */
+/* --- one product ------------------------------------------------------------------------------------------------- */
 
 typedef struct streamed_case {
     tch_dtype dtype;
@@ -105,7 +105,7 @@ static void check_case(tch_context *context, const streamed_case *c)
     free_operands(&o);
 }
 
-/* --- every mix of places, and tiles in every dimension ------------------------------------------------------------ */
+/* --- every mix of places, and tiles in every dimension ----------------------------------------------------------- */
 
 /* The smallest budget cuts m, n and k; the largest holds everything; 0 leaves it to the library. */
 static const int64_t budgets[] = {4096, 20000, 1 << 22, 0};
@@ -163,7 +163,7 @@ static void layouts_without_lines(void **state)
     }
 }
 
-/* --- batches and nothing ------------------------------------------------------------------------------------------ */
+/* --- batches and nothing ----------------------------------------------------------------------------------------- */
 
 /* [3, 1, 5, 6] times [2, 6, 7]: every pair of the two. */
 static void batches_broadcast(void **state)
@@ -206,7 +206,7 @@ static void sums_of_nothing(void **state)
     }
 }
 
-/* --- larger than the buffers on the way --------------------------------------------------------------------------- */
+/* --- larger than the buffers on the way -------------------------------------------------------------------------- */
 
 /* a(i, l) = row(i) + l % 3 and b(l, j) = 1 + (l + j) % 2 are small integers, and so is every sum: exact in float32. */
 static double row_of(int64_t i)
@@ -267,7 +267,7 @@ static void larger_than_the_buffers(void **state)
     free(out);
 }
 
-/* --- budgets and refusals ----------------------------------------------------------------------------------------- */
+/* --- budgets and refusals ---------------------------------------------------------------------------------------- */
 
 static void memory_stays_inside_the_budget(void **state)
 {

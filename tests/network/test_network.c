@@ -35,7 +35,7 @@ static void check_gradients(const network_trial *s)
     }
 }
 
-/* --- creation ----------------------------------------------------------------------------------------------------- */
+/* --- creation ---------------------------------------------------------------------------------------------------- */
 
 static const int64_t small_hidden[] = {5, 6, 4, 3, 8};
 
@@ -142,7 +142,7 @@ static void first_weights_have_their_variance(void **state)
     CHECK(fabs(glorot * 500 / 2 - 1) < 0.02, "Glorot's variance is %g", glorot);
 }
 
-/* --- outputs and gradients ---------------------------------------------------------------------------------------- */
+/* --- outputs and gradients --------------------------------------------------------------------------------------- */
 
 /* relu(1 * 2 - 1 * 3 + 0.5) = 0, relu(1 * 2 + 2 * 3 - 1) = 7; outputs 2 * 0 - 1 * 7 + 0.25 and 0.5 * 7 - 0.5. */
 static void forward_on_known_numbers(void **state)
@@ -308,7 +308,7 @@ static void gradients_agree_with_differences(void **state)
     }
 }
 
-/* --- totals, scales, odd batches ---------------------------------------------------------------------------------- */
+/* --- totals, scales, odd batches --------------------------------------------------------------------------------- */
 
 static void totals_add_up(void **state)
 {
@@ -501,7 +501,7 @@ static void calls_repeat_themselves(void **state)
     network_trial_free(&s);
 }
 
-/* --- bad arguments ------------------------------------------------------------------------------------------------ */
+/* --- bad arguments ----------------------------------------------------------------------------------------------- */
 
 static void refuse_config(tch_context *context, const tch_network_config *config, const char *argument)
 {
@@ -684,7 +684,7 @@ static void outputs_may_not_overlap(void **state)
     network_trial_free(&s);
 }
 
-/* --- no memory ---------------------------------------------------------------------------------------------------- */
+/* --- no memory --------------------------------------------------------------------------------------------------- */
 
 #define MOST_ALLOCATIONS 200
 

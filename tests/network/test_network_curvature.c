@@ -52,7 +52,7 @@ static test_tensor *numbers(network_trial *s, int32_t ndim, const double *values
     return tensor;
 }
 
-/* --- views -------------------------------------------------------------------------------------------------------- */
+/* --- views ------------------------------------------------------------------------------------------------------- */
 
 /* With one sample the bias's gradient is the output gradient g, and the weight's is g a': together they say what both
  * are. Errors as in test_network.c: chains of short float32 sums, below 1e-5 of the largest. */
@@ -126,7 +126,7 @@ static void layers_are_those_of_each_sample(void **state)
     }
 }
 
-/* --- sums with weights -------------------------------------------------------------------------------------------- */
+/* --- sums with weights ------------------------------------------------------------------------------------------- */
 
 /* sums[i] = scale times the sum over rows of weights (1 for NULL) times the row's gradient of parameter i. */
 static void reference_sums(network_trial *s, const double *weights, double scale, double **sums)
@@ -234,7 +234,7 @@ static void a_weight_of_zero_takes_a_sample_out(void **state)
     network_trial_free(&s);
 }
 
-/* --- clipping ----------------------------------------------------------------------------------------------------- */
+/* --- clipping ---------------------------------------------------------------------------------------------------- */
 
 static double squared_norm(const network_trial *s)
 {
@@ -286,7 +286,7 @@ static void clipped_gradients_are_means_of_clipped_samples(void **state)
     network_trial_free(&s);
 }
 
-/* --- the natural gradient ----------------------------------------------------------------------------------------- */
+/* --- the natural gradient ---------------------------------------------------------------------------------------- */
 
 /* All gradients of one sample, one after the other. */
 static int64_t flatten(const network_trial *s, double *flat)
@@ -403,7 +403,7 @@ static void natural_gradient_is_the_dense_solve(void **state)
     }
 }
 
-/* --- labels of the network's own ---------------------------------------------------------------------------------- */
+/* --- labels of the network's own --------------------------------------------------------------------------------- */
 
 /* The first word of Philox-4x32-10, written out from its definition. */
 static uint32_t philox_first(uint64_t row, uint64_t seed)
@@ -573,7 +573,7 @@ static void rows_that_are_not_finite_draw_nothing(void **state)
     }
 }
 
-/* --- refusals and memory ------------------------------------------------------------------------------------------ */
+/* --- refusals and memory ----------------------------------------------------------------------------------------- */
 
 static void check_no_batch(network_trial *s)
 {
@@ -703,7 +703,7 @@ static void calls_repeat_themselves(void **state)
     network_trial_free(&s);
 }
 
-/* --- no memory ---------------------------------------------------------------------------------------------------- */
+/* --- no memory --------------------------------------------------------------------------------------------------- */
 
 #define MOST_ALLOCATIONS 200
 

@@ -37,7 +37,7 @@ static double number_in(tch_context *context, const tch_tensor *tensor)
     return value;
 }
 
-/* --- division and search ------------------------------------------------------------------------------------------ */
+/* --- division and search ----------------------------------------------------------------------------------------- */
 
 /* Every layout a gradient may be written in, every dtype: each element is divided once and rounded once. */
 static void check_division(tch_context *context, tch_dtype dtype, test_layout layout, const int64_t *sizes)
@@ -130,7 +130,7 @@ static void every_infinity_is_found(void **state)
     find_infinities(*state, false);
 }
 
-/* --- the state machine -------------------------------------------------------------------------------------------- */
+/* --- the state machine ------------------------------------------------------------------------------------------- */
 
 /* PyTorch's rule: an infinity multiplies by the backoff and starts the count again; `interval` good steps in a row
  * multiply by the growth, unless that leaves float32. */
@@ -216,7 +216,7 @@ static void state_goes_out_and_in(void **state)
     tch_scaler_destroy(NULL);
 }
 
-/* --- steps -------------------------------------------------------------------------------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------------------------- */
 
 /* The gradient on the device is `scale` times the drawn one; with `bad`, one element is an infinity. */
 static void scale_gradients(trial *t, double scale, bool bad)
@@ -348,7 +348,7 @@ static void a_disabled_scaler_does_nothing(void **state)
     tch_scaler_destroy(scaler);
 }
 
-/* --- bad input ---------------------------------------------------------------------------------------------------- */
+/* --- bad input --------------------------------------------------------------------------------------------------- */
 
 #define FIELD(member) TEST_FIELD(tch_scaler_config, member)
 

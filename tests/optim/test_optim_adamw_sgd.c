@@ -278,7 +278,8 @@ static void learning_rates_on_the_device(void **state)
     }
 }
 
-/* The numbers move to other memory in the middle, as after a resize of a caller's arena; the old memory stays as it is. */
+/* The numbers move to other memory in the middle, as after a resize of a caller's arena; the old memory stays as it
+ * is. */
 static void parameters_move(void **state)
 {
     trial t;

@@ -35,7 +35,7 @@ static void go_on(trial *t, double tolerance)
     trial_close(t);
 }
 
-/* --- hyperparameters ---------------------------------------------------------------------------------------------- */
+/* --- hyperparameters --------------------------------------------------------------------------------------------- */
 
 #define FIELD(member) TEST_FIELD(tch_optim_config, member)
 
@@ -223,7 +223,7 @@ static void numbers_that_begin_at_zero(void **state)
     }
 }
 
-/* --- parameters --------------------------------------------------------------------------------------------------- */
+/* --- parameters -------------------------------------------------------------------------------------------------- */
 
 static void refuse_parameters(tch_context *context, int32_t count, const tch_parameter *entries, tch_status expected,
                               const char *name)
@@ -352,7 +352,7 @@ static void groups_that_are_refused(void **state)
     go_on(&t, 1e-10);
 }
 
-/* --- gradients ---------------------------------------------------------------------------------------------------- */
+/* --- gradients --------------------------------------------------------------------------------------------------- */
 
 static void refuse_gradient(trial *t, const test_flaw *flaw)
 {
@@ -452,7 +452,7 @@ static void broken_scales(void **state)
     trial_close(&t);
 }
 
-/* --- questions and changes ---------------------------------------------------------------------------------------- */
+/* --- questions and changes --------------------------------------------------------------------------------------- */
 
 static void questions_without_answers(void **state)
 {
@@ -583,7 +583,7 @@ static void parameters_that_cannot_move(void **state)
     test_tensor_free(other);
 }
 
-/* --- checkpoints of something else -------------------------------------------------------------------------------- */
+/* --- checkpoints of something else ------------------------------------------------------------------------------- */
 
 /* What an optimizer saves after some steps. */
 static void save_trained(tch_context *context, const tch_optim_config *c, int32_t steps, const char *path)

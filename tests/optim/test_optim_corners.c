@@ -53,7 +53,7 @@ static double tolerance_of(tch_optim_kind kind)
     return tolerances[kind];
 }
 
-/* --- the state, by name ------------------------------------------------------------------------------------------- */
+/* --- the state, by name ------------------------------------------------------------------------------------------ */
 
 static tch_tensor *state_called(const trial *t, const char *name)
 {
@@ -123,7 +123,7 @@ static void replace_optimizer(trial *t, const tch_optim_config *config)
     CHECK_OK(tch_optimizer_create(t->context, config, t->count, entries, &t->optimizer));
 }
 
-/* --- gradients at different times --------------------------------------------------------------------------------- */
+/* --- gradients at different times -------------------------------------------------------------------------------- */
 
 /* The first has every gradient, the second misses the first and then some, the third begins late. */
 static void choose_missing(trial *t, int step)
@@ -294,7 +294,7 @@ static void blocks_are_rounded_apart(void **state)
     trial_close(&t);
 }
 
-/* --- learning rates ----------------------------------------------------------------------------------------------- */
+/* --- learning rates ---------------------------------------------------------------------------------------------- */
 
 /* The number on the device is lr: what AdamW is left with follows it too, unless it has a rate of its own. */
 static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
@@ -323,7 +323,7 @@ static void learning_rates_on_the_device(void **state)
     trial_for_every_kind(*state, "a learning rate on the device", rates_for_the_rest);
 }
 
-/* --- steps that are not taken ------------------------------------------------------------------------------------- */
+/* --- steps that are not taken ------------------------------------------------------------------------------------ */
 
 /* A bad gradient of any group is found, keeps every group where it is, and is told by its name. */
 static void bad_gradients_of_a_second_group(void **state)
@@ -334,7 +334,7 @@ static void bad_gradients_of_a_second_group(void **state)
         const tch_tensor *gradients[2 * DETERMINED];
         tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
         c.nonfinite = policies[k];
-        if (!test_on_cpu()) { /* the schedule counts skips that the host does not know of: let roots be due at every step */
+        if (!test_on_cpu()) { /* the schedule counts skips that the host does not know of: roots are due at every step */
             c.precondition_frequency = 1;
         }
         test_case("a bad gradient of the second group, policy %d", (int)policies[k]);
@@ -387,7 +387,7 @@ static void found_inf_under_every_policy(void **state)
     }
 }
 
-/* --- roots -------------------------------------------------------------------------------------------------------- */
+/* --- roots ------------------------------------------------------------------------------------------------------- */
 
 static tch_optim_config loose_newton(void)
 {
@@ -572,7 +572,7 @@ static void roots_begin_at_the_identity(void **state)
     trial_close(&t);
 }
 
-/* --- schedules ---------------------------------------------------------------------------------------------------- */
+/* --- schedules --------------------------------------------------------------------------------------------------- */
 
 /* Vectors have one factor each: the step of a period in which the largest is refreshed has nothing else to do. */
 static void small_roots_make_room_for_large_ones(void **state)
@@ -628,7 +628,7 @@ static void staggered_periods_change(void **state)
     trial_close(&t);
 }
 
-/* --- checkpoints -------------------------------------------------------------------------------------------------- */
+/* --- checkpoints ------------------------------------------------------------------------------------------------- */
 
 /* Two trainings, of which the second goes on in a fresh optimizer from a checkpoint: with parameters of one shape whose
  * gradients came at different times, one of them none yet, and with another seed of stochastic rounding at first. */
@@ -783,7 +783,7 @@ static void checkpoints_of_other_options(void **state)
     }
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 typedef struct caller_memory {
     tch_context *context;
@@ -899,8 +899,8 @@ static void state_goes_back_to_the_device(void **state)
     trial_close(&t);
 }
 
-/* Within a small workspace a few bases are made and followed at a time, to the same end. On the CPU: the eigensolver of a
- * GPU needs more for one basis than bases of these sizes take in all. */
+/* Within a small workspace a few bases are made and followed at a time, to the same end. On the CPU: the eigensolver of
+ * a GPU needs more for one basis than bases of these sizes take in all. */
 static void bases_in_a_small_workspace(void **state)
 {
     if (!test_on_cpu()) {
@@ -945,7 +945,7 @@ static void budgets_out_of_range(void **state)
                        "memory_budget");
 }
 
-/* --- loss scaling ------------------------------------------------------------------------------------------------- */
+/* --- loss scaling ------------------------------------------------------------------------------------------------ */
 
 static tch_scaler *make_scaler(tch_context *context, double scale)
 {
@@ -1079,7 +1079,7 @@ static void figures_after_a_group_that_failed(void **state)
     CHECK_OK(tch_set_host_allocator(NULL));
 }
 
-/* --- the program -------------------------------------------------------------------------------------------------- */
+/* --- the program ------------------------------------------------------------------------------------------------- */
 
 /* Allocators are exchanged while no memory is held, so this one has no context of the group's. */
 static int count_allocations(void)

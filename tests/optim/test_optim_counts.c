@@ -1,5 +1,5 @@
-/* What a caller needs who keeps an optimizer's state himself: its tensors copied by hand and its counts, with which a new
- * optimizer goes on bit for bit; and the hook that names a step's phases. */
+/* What a caller needs who keeps an optimizer's state himself: its tensors copied by hand and its counts, with which a
+ * new optimizer goes on bit for bit; and the hook that names a step's phases. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +50,7 @@ static tch_optim_state state_at(const trial *t, int32_t index)
     return s;
 }
 
-/* --- by hand ------------------------------------------------------------------------------------------------------ */
+/* --- by hand ----------------------------------------------------------------------------------------------------- */
 
 typedef struct saved {
     int32_t states;
@@ -151,7 +151,7 @@ static void training_goes_on_to_the_bit(void **state)
     }
 }
 
-/* --- counts ------------------------------------------------------------------------------------------------------- */
+/* --- counts ------------------------------------------------------------------------------------------------------ */
 
 static void counts_are_what_happened(void **state)
 {
@@ -219,7 +219,7 @@ static void wrong_counts_are_refused(void **state)
     trial_close(&t);
 }
 
-/* --- phases by name ----------------------------------------------------------------------------------------------- */
+/* --- phases by name ---------------------------------------------------------------------------------------------- */
 
 typedef struct record {
     int depth, deepest, pushed;

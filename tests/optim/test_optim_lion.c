@@ -1,10 +1,10 @@
-/* Lion against the plain reference over 25 steps: every option, alone and together, all layouts, groups and numbers that
- * change between steps.
+/* Lion against the plain reference over 25 steps: every option, alone and together, all layouts, groups and numbers
+ * that change between steps.
  *
- * A step has length lr whatever the gradient, so an error shows only where a sign does: c = beta1 m + (1 - beta1) g is off
- * by a few roundings, and where it is no larger than that, about 3e-7 of all elements in float32, the sign may be any. The
- * shapes in float32 are small enough for none to be expected; otherwise the bound is that of AdamW, 2 (steps + 10) u of the
- * way. */
+ * A step has length lr whatever the gradient, so an error shows only where a sign does: c = beta1 m + (1 - beta1) g is
+ * off by a few roundings, and where it is no larger than that, about 3e-7 of all elements in float32, the sign may be
+ * any. The shapes in float32 are small enough for none to be expected; otherwise the bound is that of AdamW, 2 (steps +
+ * 10) u of the way. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -54,7 +54,7 @@ static tch_context *open_context(void)
     return context;
 }
 
-/* --- forecasts ---------------------------------------------------------------------------------------------------- */
+/* --- forecasts --------------------------------------------------------------------------------------------------- */
 
 static void check_counts(const trial *t, const tch_optim_memory *memory)
 {
@@ -139,7 +139,7 @@ static void forecasts(void **state)
     }
 }
 
-/* --- the state's own memory --------------------------------------------------------------------------------------- */
+/* --- the state's own memory -------------------------------------------------------------------------------------- */
 
 typedef struct caller_memory {
     tch_context *context;
@@ -217,7 +217,7 @@ static void allocators_that_are_none(void **state)
     test_counting_check_empty();
 }
 
-/* --- the steady state --------------------------------------------------------------------------------------------- */
+/* --- the steady state -------------------------------------------------------------------------------------------- */
 
 /* A step of whatever kind, with a gradient missing now and then, asks neither the host nor the device for memory. */
 static void nothing_is_allocated_in_the_steady_state(void **state)
@@ -249,7 +249,7 @@ static void nothing_is_allocated_in_the_steady_state(void **state)
     }
 }
 
-/* --- the budget --------------------------------------------------------------------------------------------------- */
+/* --- the budget -------------------------------------------------------------------------------------------------- */
 
 /* Matrices whose work at once takes far more than the budget, which still holds the largest of them with its refresh:
  * the step keeps within it and gives the numbers it gives without one. */
@@ -285,8 +285,8 @@ static void run_budget(tch_optim_kind kind, int64_t budget, int64_t *taken, doub
     tch_context_destroy(context);
 }
 
-/* On a GPU other kernels are chosen for other numbers of matrices at once, and products are rounded to TF32 (Shampoo, SOAP)
- * or bfloat16 (Muon): 2^-11 and 2^-8 of elements near 1, times a few steps. */
+/* On a GPU other kernels are chosen for other numbers of matrices at once, and products are rounded to TF32 (Shampoo,
+ * SOAP) or bfloat16 (Muon): 2^-11 and 2^-8 of elements near 1, times a few steps. */
 static void budgets_are_kept(void **state)
 {
     const double allowed = test_on_cpu() ? 1e-5 : 1e-2;
@@ -317,7 +317,7 @@ static void budgets_are_kept(void **state)
     }
 }
 
-/* --- no memory ---------------------------------------------------------------------------------------------------- */
+/* --- no memory --------------------------------------------------------------------------------------------------- */
 
 static void check_out_of_memory(tch_status status)
 {

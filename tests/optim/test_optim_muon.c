@@ -1,6 +1,7 @@
 /* Muon against the plain reference: every option alone and together, in float64 everywhere and in float32 on the CPU,
  * where the steps of the orthogonalization are exact to rounding times their growth. A GPU does them in bfloat16 for
- * float32 parameters: there a direction is compared as a whole, and its singular values lie where the reference's do. */
+ * float32 parameters: there a direction is compared as a whole, and its singular values lie where the reference's
+ * do. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +12,8 @@
 #define STEPS 22
 #define EXACT 1e-11
 #define EXACT_F32 1e-4
-/* The same iteration with every product rounded to bfloat16, measured for these shapes and options: 0.0005 to 0.02 of the
- * way, most for the smallest matrix. */
+/* The same iteration with every product rounded to bfloat16, measured for these shapes and options: 0.0005 to 0.02 of
+ * the way, most for the smallest matrix. */
 #define BFLOAT16 0.05
 
 static const trial_shape shapes[] = {

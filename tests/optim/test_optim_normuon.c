@@ -1,6 +1,7 @@
-/* NorMuon against the plain reference: every option alone and together, in float64 everywhere and in float32 on the CPU.
- * As in the tests of Muon a GPU orthogonalizes float32 matrices in bfloat16, and a direction is compared as a whole there.
- * Second moments of rows add nothing to that: they are means of squares, and their roots halve an error. */
+/* NorMuon against the plain reference: every option alone and together, in float64 everywhere and in float32 on the
+ * CPU. As in the tests of Muon a GPU orthogonalizes float32 matrices in bfloat16, and a direction is compared as a
+ * whole there. Second moments of rows add nothing to that: they are means of squares, and their roots halve an
+ * error. */
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>

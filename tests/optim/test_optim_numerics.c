@@ -57,7 +57,7 @@ static double exact_tolerance_of(tch_optim_kind kind)
     return tolerances[kind];
 }
 
-/* --- half types --------------------------------------------------------------------------------------------------- */
+/* --- half types -------------------------------------------------------------------------------------------------- */
 
 /* With a master copy the only half-precision error is that of the last rounding. Without one each step adds its own. */
 static void run_half(tch_context *context, tch_optim_kind kind, tch_dtype dtype, int32_t master)
@@ -128,7 +128,7 @@ static void small_steps_add_up_in_a_master_copy(void **state)
     }
 }
 
-/* --- stochastic rounding ------------------------------------------------------------------------------------------ */
+/* --- stochastic rounding ----------------------------------------------------------------------------------------- */
 
 #define MANY 20000
 
@@ -208,7 +208,7 @@ static void stochastic_rounding_of_every_kind(void **state)
     trial_for_every_kind(*state, "stochastic rounding", stochastic_rounding_follows_every_kind);
 }
 
-/* --- gradients that are not finite -------------------------------------------------------------------------------- */
+/* --- gradients that are not finite ------------------------------------------------------------------------------- */
 
 /* All state, one number after the other. */
 static double *snapshot(const trial *t, int64_t *count)
@@ -373,7 +373,7 @@ static void skipped_first_steps(void **state)
     trial_for_every_kind(*state, "the first steps are skipped", skipped_first);
 }
 
-/* --- gradients that are missing ----------------------------------------------------------------------------------- */
+/* --- gradients that are missing ---------------------------------------------------------------------------------- */
 
 /* Each parameter has a gradient at some steps only: it then keeps its numbers, its state and its count of steps. */
 static void miss(tch_context *context, tch_optim_kind kind)
@@ -401,7 +401,7 @@ static void missing_gradients(void **state)
     trial_for_every_kind(*state, "missing gradients", miss);
 }
 
-/* --- the same bits ------------------------------------------------------------------------------------------------ */
+/* --- the same bits ----------------------------------------------------------------------------------------------- */
 
 static const trial_shape large[] = {
     {.ndim = 2, .shape = {96, 160}}, {.ndim = 1, .shape = {70001}}, {.ndim = 2, .shape = {130, 130}, .order = {1, 0}}};
@@ -463,7 +463,7 @@ static void results_are_the_same_to_the_bit(void **state)
     trial_for_every_kind(*state, "the same bits", repeat);
 }
 
-/* --- checkpoints -------------------------------------------------------------------------------------------------- */
+/* --- checkpoints ------------------------------------------------------------------------------------------------- */
 
 static void load_from(const trial *t, const char *path)
 {
@@ -473,8 +473,8 @@ static void load_from(const trial *t, const char *path)
     tch_checkpoint_close(checkpoint);
 }
 
-/* The optimizer is replaced in the middle by a fresh one that was made with other numbers and loads its state: from then
- * on the two go on with the same bits. */
+/* The optimizer is replaced in the middle by a fresh one that was made with other numbers and loads its state: from
+ * then on the two go on with the same bits. */
 static void resume(tch_context *context, tch_optim_kind kind)
 {
     trial t[2];

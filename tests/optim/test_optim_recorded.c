@@ -1,8 +1,8 @@
-/* Steps that are recorded and replayed against steps that are not: parameters must be the same to the bit after every step,
- * whatever changes in between. Gradients lie elsewhere at every step, and where they lay before there is poison.
+/* Steps that are recorded and replayed against steps that are not: parameters must be the same to the bit after every
+ * step, whatever changes in between. Gradients lie elsewhere at every step, and where they lay before there is poison.
  *
- * On a GPU the one context is made with TORCHIUM_CUDA_RECORD=0. On the CPU, which has no need to record, the other one gets
- * the table of support/backend/recording_backend.h. */
+ * On a GPU the one context is made with TORCHIUM_CUDA_RECORD=0. On the CPU, which has no need to record, the other one
+ * gets the table of support/backend/recording_backend.h. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -24,7 +24,8 @@ typedef struct shape {
     int64_t size[4];
 } shape;
 
-/* Two of one shape, which share their calls as long as both have gradients; one that can lie over the other's blocks. */
+/* Two of one shape, which share their calls as long as both have gradients; one that can lie over the other's
+ * blocks. */
 static const shape shapes[MOST_PARAMETERS] = {{2, {45, 70}}, {2, {70, 33}},  {2, {45, 70}},
                                               {2, {24, 24}}, {3, {6, 5, 7}}, {1, {77}},
                                               {0, {0}},      {2, {30, 40}},  {1, {19}}};

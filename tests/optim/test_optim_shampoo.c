@@ -375,7 +375,7 @@ static void merged_dimensions(void **state)
     }
 }
 
-/* --- staggered refreshes ------------------------------------------------------------------------------------------ */
+/* --- staggered refreshes ----------------------------------------------------------------------------------------- */
 
 #define MOST_ROOTS 128
 #define PERIOD 6

@@ -238,7 +238,7 @@ static void the_first_gradient_prepares(void **state)
     trial_close(&t);
 }
 
-/* --- bases that the first gradient leaves open -------------------------------------------------------------------- */
+/* --- bases that the first gradient leaves open ------------------------------------------------------------------- */
 
 static double *read_state(trial *t, const char *name)
 {

@@ -115,7 +115,7 @@ void test_safetensors_write(const char *path, const char *header, int64_t length
     free(bytes);
 }
 
-/* --- checkpoints with one thing changed --------------------------------------------------------------------------- */
+/* --- checkpoints with one thing changed -------------------------------------------------------------------------- */
 
 static void copy_settings(const tch_checkpoint *from, tch_checkpoint_writer *to)
 {

@@ -30,7 +30,7 @@ static const char *tensor_name(const train_run *run, const char *folder, const c
     return name;
 }
 
-/* --- writing ------------------------------------------------------------------------------------------------------ */
+/* --- writing ----------------------------------------------------------------------------------------------------- */
 
 static tch_status add_settings(const train_session *session, tch_checkpoint_writer *writer)
 {
@@ -126,7 +126,7 @@ const char *train_checkpoint_save(train_session *session)
     return failed ? tch_last_error() : NULL;
 }
 
-/* --- reading ------------------------------------------------------------------------------------------------------ */
+/* --- reading ----------------------------------------------------------------------------------------------------- */
 
 static int open_checkpoint(const char *path, tch_checkpoint **checkpoint)
 {

@@ -1,5 +1,5 @@
-/* The files that a training writes. What cannot be written is refused before the training begins; what fails later, when
- * a disk is full, is said and ends nothing, since the training is worth more than the file. */
+/* The files that a training writes. What cannot be written is refused before the training begins; what fails later,
+ * when a disk is full, is said and ends nothing, since the training is worth more than the file. */
 #define _POSIX_C_SOURCE 200809L
 #include "outputs.h"
 
@@ -14,7 +14,7 @@
 #include "plot.h"
 #include "terminal/output.h"
 
-/* --- before ------------------------------------------------------------------------------------------------------- */
+/* --- before ------------------------------------------------------------------------------------------------------ */
 
 static int refuse(const char *option, const char *path, const char *what)
 {
@@ -111,7 +111,7 @@ int train_outputs_check(const train_plan *plan)
     return status;
 }
 
-/* --- on the way --------------------------------------------------------------------------------------------------- */
+/* --- on the way -------------------------------------------------------------------------------------------------- */
 
 void train_outputs_save(train_session *session, const train_run *run)
 {
@@ -128,7 +128,7 @@ void train_outputs_save(train_session *session, const train_run *run)
     }
 }
 
-/* --- at the end --------------------------------------------------------------------------------------------------- */
+/* --- at the end -------------------------------------------------------------------------------------------------- */
 
 static int say_missing(const train_session *session)
 {

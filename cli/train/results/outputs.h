@@ -4,8 +4,8 @@
 
 #include "train/run/session.h"
 
-/* Whether the files that the plan names can be written, as far as that can be told before there is anything to write, and
- * none of them is one that is read. CLI_OK, or said. */
+/* Whether the files that the plan names can be written, as far as that can be told before there is anything to write,
+ * and none of them is one that is read. CLI_OK, or said. */
 int train_outputs_check(const train_plan *plan);
 
 /* Saves the checkpoint, if one was asked for, while `run` is at work. When that fails it is said, once until one

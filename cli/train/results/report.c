@@ -20,7 +20,7 @@ enum { LINES = 10 };
 /* Seconds between two drawings of the bar: faster is not seen. */
 static const double redraw = 0.1;
 
-/* --- beginning ---------------------------------------------------------------------------------------------------- */
+/* --- beginning --------------------------------------------------------------------------------------------------- */
 
 static const char *data_name(const train_plan *plan)
 {
@@ -59,7 +59,7 @@ void train_report_start(const train_session *session)
     fflush(stdout);
 }
 
-/* --- on the way --------------------------------------------------------------------------------------------------- */
+/* --- on the way -------------------------------------------------------------------------------------------------- */
 
 static void write_point(json_writer *json, const train_point *point)
 {
@@ -146,7 +146,7 @@ void train_report_choice(train_session *session, const train_method *method, boo
     }
 }
 
-/* --- the end ------------------------------------------------------------------------------------------------------ */
+/* --- the end ----------------------------------------------------------------------------------------------------- */
 
 /* AdamW's run, or else the last one: what the others are compared with. */
 static const train_run *baseline_of(const train_session *session)

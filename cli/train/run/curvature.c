@@ -1,11 +1,11 @@
-/* What a step does with single samples and curvature, between the gradients of a batch and the optimizer's step: clipping
- * each sample's gradient, the natural gradient in the span of the batch, and KFAC. Gradients change in place; nothing
- * waits for the device, and nothing here has a state of its own but KFAC. */
+/* What a step does with single samples and curvature, between the gradients of a batch and the optimizer's step:
+ * clipping each sample's gradient, the natural gradient in the span of the batch, and KFAC. Gradients change in place;
+ * nothing waits for the device, and nothing here has a state of its own but KFAC. */
 #include "curvature.h"
 
 #include <stdio.h>
 
-/* --- making and ending -------------------------------------------------------------------------------------------- */
+/* --- making and ending ------------------------------------------------------------------------------------------- */
 
 static tch_status create_kfac(const train_setup *setup, train_curvature_state *state)
 {
@@ -62,7 +62,7 @@ void train_curvature_destroy(train_curvature_state *state)
     tch_tensor_destroy(state->report);
 }
 
-/* --- single samples ----------------------------------------------------------------------------------------------- */
+/* --- single samples ---------------------------------------------------------------------------------------------- */
 
 /* How much of each sample's gradient is left: 1, or less where it is longer than --per-sample-clip. */
 static tch_status find_shares(const train_setup *setup, const train_curvature_state *state)
@@ -86,8 +86,8 @@ static tch_status clip(const train_setup *setup, const train_curvature_state *st
     return status ? status : tch_network_weigh_samples(state->network, state->shares, 1.0 / (double)setup->plan.batch);
 }
 
-/* (F + damping I)^-1 times the mean gradient, F being the mean of the samples' outer products. Where samples are clipped
- * it is the mean that is: F stays that of the samples as they are. */
+/* (F + damping I)^-1 times the mean gradient, F being the mean of the samples' outer products. Where samples are
+ * clipped it is the mean that is: F stays that of the samples as they are. */
 static tch_status make_natural(const train_setup *setup, const train_curvature_state *state)
 {
     tch_status status = state->shares != NULL ? find_shares(setup, state) : TCH_OK;
@@ -106,7 +106,7 @@ static tch_status make_natural(const train_setup *setup, const train_curvature_s
     return status ? status : tch_network_weigh_samples(state->network, state->weights, 1.0);
 }
 
-/* --- KFAC --------------------------------------------------------------------------------------------------------- */
+/* --- KFAC -------------------------------------------------------------------------------------------------------- */
 
 static tch_status observe(const train_setup *setup, const train_curvature_state *state, int64_t step)
 {
@@ -154,7 +154,7 @@ tch_status train_curvature_apply(const train_setup *setup, const train_curvature
     return status || state->kfac == NULL ? status : precondition(setup, state, step, rate);
 }
 
-/* --- what it takes ------------------------------------------------------------------------------------------------ */
+/* --- what it takes ----------------------------------------------------------------------------------------------- */
 
 int64_t train_curvature_bytes(const train_curvature_state *state)
 {

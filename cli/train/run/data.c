@@ -10,8 +10,8 @@
 #include "data/digits.h"
 #include "terminal/output.h"
 
-/* Files cannot be larger than they are, but any number of digits can be asked for, and the system may promise memory that
- * it does not have. There are three copies in the end: the rows, those of an epoch, and what is on the device. */
+/* Files cannot be larger than they are, but any number of digits can be asked for, and the system may promise memory
+ * that it does not have. There are three copies in the end: the rows, those of an epoch, and what is on the device. */
 static int check_samples(const train_plan *plan)
 {
     tch_context *host = NULL;
@@ -102,7 +102,7 @@ int train_data_load(const train_plan *plan, train_data *data)
     return CLI_OK;
 }
 
-/* --- on the device ------------------------------------------------------------------------------------------------ */
+/* --- on the device ----------------------------------------------------------------------------------------------- */
 
 static void destroy_rows(train_rows *rows)
 {

@@ -118,7 +118,7 @@ int train_plan_read(int argc, char **argv, train_plan *plan, bool *go)
     return result == OPTIONS_WRONG ? CLI_USAGE : CLI_OK;
 }
 
-/* --- words to numbers --------------------------------------------------------------------------------------------- */
+/* --- words to numbers -------------------------------------------------------------------------------------------- */
 
 /* The next word of a list separated by commas, copied to `word`. False at the end of the list. */
 static bool next_word(const char **list, char word[TRAIN_TEXT])
@@ -305,7 +305,7 @@ int train_plan_parse(train_plan *plan)
     return CLI_OK;
 }
 
-/* --- what follows from the data ----------------------------------------------------------------------------------- */
+/* --- what follows from the data ---------------------------------------------------------------------------------- */
 
 int train_plan_settle(train_plan *plan, int64_t rows)
 {
@@ -391,7 +391,7 @@ void train_plan_settings(const train_plan *plan, train_setting settings[TRAIN_SE
     next->free = true;
 }
 
-/* --- the optimizers ----------------------------------------------------------------------------------------------- */
+/* --- the optimizers ---------------------------------------------------------------------------------------------- */
 
 tch_optim_config train_plan_config(const train_plan *plan, const train_method *method)
 {

@@ -7,7 +7,7 @@
 /* Rows evaluated at once, for the memory of a network's activations. */
 enum { EVALUATED_ROWS = 1024 };
 
-/* --- making one --------------------------------------------------------------------------------------------------- */
+/* --- making one -------------------------------------------------------------------------------------------------- */
 
 static tch_status create_network(const train_setup *setup, tch_network **network)
 {
@@ -68,7 +68,7 @@ void train_run_destroy(train_run *run)
     *run = (train_run){.method = run->method};
 }
 
-/* --- stepping ----------------------------------------------------------------------------------------------------- */
+/* --- stepping ---------------------------------------------------------------------------------------------------- */
 
 tch_status train_run_step(train_setup *setup, train_run *run)
 {
@@ -92,7 +92,7 @@ tch_status train_run_step(train_setup *setup, train_run *run)
     return status;
 }
 
-/* --- measuring ---------------------------------------------------------------------------------------------------- */
+/* --- measuring --------------------------------------------------------------------------------------------------- */
 
 static tch_status evaluate(const train_setup *setup, train_run *run, const train_rows *rows, double *loss,
                            double *accuracy)

@@ -1,12 +1,12 @@
 /* Operations table, chapter 1: devices, the state of a context, memory. Every backend has it.
  *
- * A state is what one context has of its own: a stream, handles of libraries. Each of its operations, here and in the other
- * chapters, takes it as the first argument. A public call of the library is framed by `begin` and `end`; the calls may be
- * nested. Work is queued on the state's stream and done in that order; only `synchronize`, copies to the host and what says
- * so wait for the device.
+ * A state is what one context has of its own: a stream, handles of libraries. Each of its operations, here and in the
+ * other chapters, takes it as the first argument. A public call of the library is framed by `begin` and `end`; the
+ * calls may be nested. Work is queued on the state's stream and done in that order; only `synchronize`, copies to the
+ * host and what says so wait for the device.
  *
- * Memory comes from `allocate` alone; no other operation allocates. Operations that need scratch are given it by the caller,
- * as large as `scratch_bytes` says, and may leave anything in it. */
+ * Memory comes from `allocate` alone; no other operation allocates. Operations that need scratch are given it by the
+ * caller, as large as `scratch_bytes` says, and may leave anything in it. */
 #ifndef TORCHIUM_BACKEND_DEVICE_H
 #define TORCHIUM_BACKEND_DEVICE_H
 
@@ -26,7 +26,7 @@ typedef enum tch_scratch_for {
     TCH_SCRATCH_SHIFTED_INVERSE = 2, /* `extra` is the number of poles */
     TCH_SCRATCH_ROOT_RESIDUAL = 3,
     TCH_SCRATCH_SPD_SOLVE = 4, /* `cols` is the number of columns of B */
-    TCH_SCRATCH_GRAFT = 5,     /* `rows` elements in all, `batch` pieces */
+    TCH_SCRATCH_GRAFT = 5,     /* `rows` elements in all, `batch` rectangles */
     TCH_SCRATCH_CHOLESKY_INVERSE = 6,
     TCH_SCRATCH_SAMPLE_NORMS = 7,   /* `rows` positions, `cols` of A, `extra` of G, `batch` samples */
     TCH_SCRATCH_SAMPLE_SQUARES = 8, /* the same */
@@ -38,7 +38,7 @@ typedef enum tch_scratch_for {
     TCH_SCRATCH_PAIR_DOTS = 13   /* `rows`, `cols` and `batch` of X */
 } tch_scratch_for;
 
-/* --- devices and state -------------------------------------------------------------------------------------------- */
+/* --- devices and state ------------------------------------------------------------------------------------------- */
 
 /* Devices that can be used now; 0 with a sentence in `reason` when none. */
 typedef int32_t tch_device_count_op(char *reason, size_t reason_size);
@@ -64,7 +64,7 @@ typedef tch_status tch_synchronize_op(void *state);
 typedef void tch_range_push_op(void *state, const char *name);
 typedef void tch_range_pop_op(void *state);
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 /* Aligned to at least 256 bytes; TCH_ERR_OUT_OF_MEMORY with the sizes in the message. */
 typedef tch_status tch_allocate_op(void *state, int64_t bytes, void **pointer);

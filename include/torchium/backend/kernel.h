@@ -11,8 +11,8 @@
 #include <torchium/kernel.h>
 #include <torchium/status.h>
 
-/* What is compiled. All of it has been checked: the name is an expression of identifiers, ::, <>, commas and numbers, options
- * are of those that kernel.h lists. */
+/* What is compiled. All of it has been checked: the name is an expression of identifiers, ::, <>, commas and numbers,
+ * options are of those that kernel.h lists. */
 typedef struct tch_kernel_text {
     const char *source;
     const char *file; /* for messages */
@@ -23,7 +23,8 @@ typedef struct tch_kernel_text {
     const char *const *includes;
 } tch_kernel_text;
 
-/* Memory of host->allocate: what a compiler made, in the backend's own form, which can be kept on disk and loaded later. */
+/* Memory of host->allocate: what a compiler made, in the backend's own form, which can be kept on disk and loaded
+ * later. */
 typedef struct tch_kernel_image {
     void *data;
     size_t bytes;

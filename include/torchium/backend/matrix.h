@@ -1,12 +1,12 @@
-/* Operations table, chapter 2: batches of matrices. Every backend has it: the matrix functions are written over it, and the
- * optimizers over those.
+/* Operations table, chapter 2: batches of matrices. Every backend has it: the matrix functions are written over it, and
+ * the optimizers over those.
  *
- * An operation works on a whole batch. Numbers that differ between the matrices of a batch live on the device, as arrays of
- * double with one entry per matrix; so do the flags, one int32_t per matrix and one of tch_report. A matrix whose flag is not
- * TCH_REPORT_OK on entry is skipped where an operation says so, and its result is undefined.
+ * An operation works on a whole batch. Numbers that differ between the matrices of a batch live on the device, as
+ * arrays of double with one entry per matrix; so do the flags, one int32_t per matrix and one of tch_report. A matrix
+ * whose flag is not TCH_REPORT_OK on entry is skipped where an operation says so, and its result is undefined.
  *
- * Arguments have been validated; sizes may be zero. Outputs do not overlap inputs unless an entry allows it. Results do not
- * depend on how a batch is divided among calls. */
+ * Arguments have been validated; sizes may be zero. Outputs do not overlap inputs unless an entry allows it. Results do
+ * not depend on how a batch is divided among calls. */
 #ifndef TORCHIUM_BACKEND_MATRIX_H
 #define TORCHIUM_BACKEND_MATRIX_H
 
@@ -43,8 +43,8 @@ typedef struct tch_spectrum_map {
                             TCH_REPORT_NOT_POSITIVE */
 } tch_spectrum_map;
 
-/* Products per second of each arithmetic, for large matrices, in any unit: what the choice of arithmetic weighs. 0 where
- * the backend does not offer the type to compute in. */
+/* Products per second of each arithmetic, for large matrices, in any unit: what the choice of arithmetic weighs. 0
+ * where the backend does not offer the type to compute in. */
 typedef struct tch_product_rates {
     double f64, f32;
     double bf16x2; /* split operands: hi hi + hi lo + lo hi, accumulated in float32 */
@@ -71,7 +71,7 @@ typedef struct tch_streamed_product {
     int32_t a_on_host, b_on_host, c_on_host;
 } tch_streamed_product;
 
-/* --- elementwise -------------------------------------------------------------------------------------------------- */
+/* --- elementwise ------------------------------------------------------------------------------------------------- */
 
 /* dst = src with conversion of type (to nearest even), equal shapes, any strides of src (0 repeats). */
 typedef tch_status tch_copy_op(void *state, const tch_array *dst, const tch_array *src);
@@ -94,7 +94,7 @@ typedef tch_status tch_select_op(void *state, const int32_t *flags, const tch_ma
 /* The Kronecker product of each pair. */
 typedef tch_status tch_kronecker_op(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out);
 
-/* --- reductions and decisions ------------------------------------------------------------------------------------- */
+/* --- reductions and decisions ------------------------------------------------------------------------------------ */
 
 /* One double per matrix. */
 typedef tch_status tch_reduce_op(void *state, tch_reduction kind, const tch_matrices *x, double *out);
@@ -134,7 +134,7 @@ typedef tch_status tch_factored_damping_op(void *state, int64_t batch, const dou
                                            const double *trace_b, int64_t n, double damping, double *shift_a,
                                            double *shift_b);
 
-/* --- products ----------------------------------------------------------------------------------------------------- */
+/* --- products ---------------------------------------------------------------------------------------------------- */
 
 /* Without it every type is taken to compute in itself, and products are done in the matrices' own type. */
 typedef void tch_product_rates_op(void *state, tch_product_rates *rates);
@@ -158,8 +158,9 @@ typedef tch_status tch_gram_rounded_op(void *state, double alpha, const tch_matr
  * type rows are aligned to 16 bytes. No operand may be C. */
 typedef tch_status tch_symmetric_product_op(void *state, double c0, double c1, const tch_matrices *d, double c2,
                                             const tch_matrices *a, const tch_matrices *b, const tch_matrices *c);
-/* The three of them are there together. Newton-Schulz steps on X / max(|X|, eps) without a pass over X for the division. `normalize_takes`: whether the two
- * below take a batch of this shape and type, and are the faster way; data is not looked at. */
+/* The three of them are there together. Newton-Schulz steps on X / max(|X|, eps) without a pass over X for the
+ * division. `normalize_takes`: whether the two below take a batch of this shape and type, and are the faster way; data
+ * is not looked at. */
 typedef int32_t tch_normalize_takes_op(void *state, const tch_matrices *x);
 /* scale[b] such that scale[b] X_b is X_b / max(|X_b|, eps), eps > 0; where |X_b| is so far from 1 that squares might
  * leave the range of float32, X_b is multiplied by a power of two first. Behind the scales there is room for work:
@@ -176,7 +177,7 @@ typedef tch_status tch_scaled_product_op(void *state, double c0, double c1, cons
 typedef tch_status tch_streamed_product_op(void *state, const tch_streamed_product *product, void *scratch,
                                            int64_t scratch_bytes);
 
-/* --- spectral ----------------------------------------------------------------------------------------------------- */
+/* --- spectral ---------------------------------------------------------------------------------------------------- */
 
 /* On entry symmetric matrices in v (both triangles given); on return row i of v is the eigenvector of the i-th
  * eigenvalue, which are ascending in w, 1 by n of v's type. flags[b], where it was OK on entry, becomes NO_CONVERGENCE

@@ -23,7 +23,7 @@ typedef struct tch_loss_results {
     double *scratch;              /* 3 TCH_LOSS_RANGES numbers on the device */
 } tch_loss_results;
 
-/* --- layers ------------------------------------------------------------------------------------------------------- */
+/* --- layers ------------------------------------------------------------------------------------------------------ */
 
 /* z = X + bias in every row, bias being 1 by cols; out = f(z). X becomes z, unless out is X. */
 typedef tch_status tch_bias_activation_op(void *state, tch_activation activation, const tch_matrices *x,
@@ -35,7 +35,7 @@ typedef tch_status tch_activation_backward_op(void *state, tch_activation activa
 /* out, 1 by cols, is the sum of the rows of X; 0 where there are none. */
 typedef tch_status tch_column_sums_op(void *state, const tch_matrices *x, const tch_matrices *out);
 
-/* --- losses ------------------------------------------------------------------------------------------------------- */
+/* --- losses ------------------------------------------------------------------------------------------------------ */
 
 /* TCH_LOSS_CROSS_ENTROPY of each row of `logits` with its label: loss, right answers and rows are added to the totals;
  * gradient = (softmax - indicator of the label) weight scale. Labels outside [0, cols) are never used as an index:

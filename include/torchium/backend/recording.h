@@ -1,5 +1,5 @@
-/* Operations table, chapter 6: recorded work, for devices on which queueing takes the host long. Without it work is queued
- * each time.
+/* Operations table, chapter 6: recorded work, for devices on which queueing takes the host long. Without it work is
+ * queued each time.
  *
  * Work that comes again with the same arguments is kept once, and from then on queued as a whole. */
 #ifndef TORCHIUM_BACKEND_RECORDING_H

@@ -1,10 +1,10 @@
 /* Operations table, chapter 4: per-sample gradients, their norms, and curvature. A backend without it offers neither
  * per-sample gradients nor KFAC.
  *
- * Matrices A (T by d) and G (T by p) are the inputs and output gradients of one sample at T positions; a batch of them is the
- * samples, or samples times groups, `groups` of one sample following each other. Both have one type: float64, float32,
- * float16 or bfloat16. Sums are in float64 for float64, in float32 at least for the rest. `rounded` allows the operands of
- * float32 products to be rounded as in gemm_rounded. */
+ * Matrices A (T by d) and G (T by p) are the inputs and output gradients of one sample at T positions; a batch of them
+ * is the samples, or samples times groups, `groups` of one sample following each other. Both have one type: float64,
+ * float32, float16 or bfloat16. Sums are in float64 for float64, in float32 at least for the rest. `rounded` allows the
+ * operands of float32 products to be rounded as in gemm_rounded. */
 #ifndef TORCHIUM_BACKEND_SAMPLE_H
 #define TORCHIUM_BACKEND_SAMPLE_H
 
@@ -37,7 +37,7 @@ typedef struct tch_normalized {
     double eps;
 } tch_normalized;
 
-/* --- per-sample gradients ----------------------------------------------------------------------------------------- */
+/* --- per-sample gradients ---------------------------------------------------------------------------------------- */
 
 /* norms[b / groups] += scale |G_b' A_b|^2, sum of squares of a p by d matrix that is not formed whole. As a sum of
  * <a_s, a_t> <g_s, g_t>, whose terms have both signs, only where it is not 256 times smaller than they are. */
@@ -96,7 +96,7 @@ typedef tch_status tch_clip_weights_op(void *state, int64_t count, const double 
 typedef tch_status tch_weigh_samples_op(void *state, const tch_matrices *x, int64_t groups, const double *weights,
                                         int32_t drop_only, const tch_matrices *out);
 
-/* --- curvature ---------------------------------------------------------------------------------------------------- */
+/* --- curvature --------------------------------------------------------------------------------------------------- */
 
 /* X(i, j) = X(i, j) / (rows(i) cols(j) + damping), rows and cols being 1 by so many per matrix; or, where they are
  * NULL, X(i, j) / (values(i, j) + damping). Negative rows, cols and values count as 0. */

@@ -20,8 +20,8 @@ typedef enum tch_scalar {
  * one matrix, on inputs only.
  *
  * The split type TCH_SCALAR_BF16X2 keeps a number as the sum of two bfloat16, its rounding and the rounding of what is
- * left, which is good to 17 bits and multiplies by three bfloat16 products. Matrix b is two planes, one after the other:
- * the high parts at (bfloat16 *)data + 2 * b * stride + i * ld + j, the low parts `stride` elements further. */
+ * left, which is good to 17 bits and multiplies by three bfloat16 products. Matrix b is two planes, one after the
+ * other: the high parts at (bfloat16 *)data + 2 * b * stride + i * ld + j, the low parts `stride` elements further. */
 typedef struct tch_matrices {
     void *data;
     tch_scalar type;

@@ -1,9 +1,9 @@
 /* Operations table, chapter 3: what the steps of optimizers do to parameters, gradients and states, element by element.
  * A backend without it offers no optimizer and no loss scaling.
  *
- * All rectangles of a step are handed down in one call. What a step depends on (clocks, hyperparameters, the flag that says
- * to skip, the loss scale) is read on the device when the work runs, so that a recorded step sees their changes and nothing
- * waits for the host. */
+ * All rectangles of a step are handed down in one call. What a step depends on (clocks, hyperparameters, the flag that
+ * says to skip, the loss scale) is read on the device when the work runs, so that a recorded step sees their changes
+ * and nothing waits for the host. */
 #ifndef TORCHIUM_BACKEND_UPDATE_H
 #define TORCHIUM_BACKEND_UPDATE_H
 
@@ -12,8 +12,8 @@
 #include <torchium/backend/types.h>
 #include <torchium/status.h>
 
-/* The clock of one parameter, on the device: the steps it has taken, and the numbers that follow for the step under way.
- * Parameters have clocks of their own since a gradient may be missing at some steps. */
+/* The clock of one parameter, on the device: the steps it has taken, and the numbers that follow for the step under
+ * way. Parameters have clocks of their own since a gradient may be missing at some steps. */
 typedef struct tch_clock {
     double step;        /* steps taken, the one under way included once `advance` has run */
     double correction1; /* 1 - beta1^step, or 1 where nothing is corrected */
@@ -36,9 +36,9 @@ typedef struct tch_hyper {
 } tch_hyper;
 
 /* One rectangle of one parameter. Element (i, j) lies at i * stride + j of the parameter, its master copy, its gradient
- * and its state, and at i * block_ld + j of the blocks, or at j * block_ld + i where they are transposed. Parameters are
- * dense, so a whole one is a rectangle of one row. What an operation does not use may be NULL. */
-typedef struct tch_piece {
+ * and its state, and at i * block_ld + j of the blocks, or at j * block_ld + i where they are transposed. Parameters
+ * are dense, so a whole one is a rectangle of one row. What an operation does not use may be NULL. */
+typedef struct tch_rect {
     void *param;    /* of param_type */
     void *master;   /* the parameter in float32, or NULL: then it is the truth, and param its rounding */
     void *grad;     /* of grad_type; read only, except by `unscale` */
@@ -48,16 +48,16 @@ typedef struct tch_piece {
     int64_t rows, cols, stride, block_ld;
     int64_t first;       /* the number, in its parameter, of element (0, 0): what random numbers count by */
     int32_t parameter;   /* its number in the optimizer, for the same */
-    int32_t block_index; /* which of the numbers per block belong to it; pieces of one block follow each other */
+    int32_t block_index; /* which of the numbers per block belong to it; rectangles of one block follow each other */
     int32_t transposed;
-    int32_t by_column; /* of row_moments and apply_rows: rows of the parameter are columns of the piece */
-    double factor;     /* of the learning rate, for this piece alone */
-} tch_piece;
+    int32_t by_column; /* of row_moments and apply_rows: rows of the parameter are columns of the rectangle */
+    double factor;     /* of the learning rate, for this rectangle alone */
+} tch_rect;
 
-/* What all operations on pieces share. On the CPU and on a GPU the results are the same up to rounding, and do not depend
- * on how pieces are divided among calls. */
+/* What all operations on rectangles share. On the CPU and on a GPU the results are the same up to rounding, and do not
+ * depend on how rectangles are divided among calls. */
 typedef struct tch_update {
-    const tch_piece *pieces; /* on the host; read before the call returns */
+    const tch_rect *rects; /* on the host; read before the call returns */
     int64_t count;
     tch_scalar real; /* the arithmetic and the state: F32, or F64 where parameters are float64 */
     tch_scalar param_type, grad_type, block_type;
@@ -70,10 +70,10 @@ typedef struct tch_update {
     uint64_t seed;      /* of that: bits depend on seed, clock->step, parameter and element alone */
 } tch_update;
 
-/* The generator of stochastic rounding, the same on every device: 16 random bits for element `e` of parameter `p` at step
- * `t` are the low half of word e % 4 of Philox-4x32-10 with the counter (e / 4 low, e / 4 high, p, t) and the key (seed
- * low, seed high). They are added below the kept bits of the float32, and the sum is cut off; what is not finite is
- * rounded to nearest. */
+/* The generator of stochastic rounding, the same on every device: 16 random bits for element `e` of parameter `p` at
+ * step `t` are the low half of word e % 4 of Philox-4x32-10 with the counter (e / 4 low, e / 4 high, p, t) and the key
+ * (seed low, seed high). They are added below the kept bits of the float32, and the sum is cut off; what is not finite
+ * is rounded to nearest. */
 
 typedef enum tch_filter {
     TCH_FILTER_NONE = 0,    /* block[1] is not written */
@@ -105,9 +105,9 @@ typedef enum tch_factor_rule {
         2 /* (1 - beta2) / (1 - beta2^step), and 1 less that: the factor is always the corrected one */
 } tch_factor_rule;
 
-/* --- numbers of a step -------------------------------------------------------------------------------------------- */
+/* --- numbers of a step ------------------------------------------------------------------------------------------- */
 
-/* *found = 1 if a gradient of the pieces is not finite; otherwise *found stays. */
+/* *found = 1 if a gradient of the rectangles is not finite; otherwise *found stays. */
 typedef tch_status tch_find_nonfinite_op(void *state, const tch_update *update, int32_t *found);
 /* skip = found or found_inf says so; counts[0] grows by 1, and counts[1] by 1 where skip is set. Either input may be
  * NULL, for no. */
@@ -119,7 +119,7 @@ typedef tch_status tch_decide_skip_op(void *state, const int32_t *found, const f
 typedef tch_status tch_advance_op(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,
                                   const int32_t *skip, int32_t correct, tch_factor_rule rule);
 
-/* --- steps -------------------------------------------------------------------------------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------------------------- */
 
 /* AdamW as PyTorch defines it: p = p (1 - lr weight_decay); m (state[0]) = beta1 m + (1 - beta1) g; v (state[1]) =
  * beta2 v + (1 - beta2) g^2; p = p - lr factor m / correction1 / (sqrt(v / correction2) + eps), v being the largest so
@@ -129,15 +129,15 @@ typedef tch_status tch_adamw_op(void *state, const tch_update *update, int32_t a
  * dampening) g, or g at the first step of the clock; nesterov: g = g + momentum buffer, else g = buffer; p = p - lr g.
  * state[0] may be NULL, for no momentum. */
 typedef tch_status tch_sgd_op(void *state, const tch_update *update, int32_t nesterov);
-/* Lion: c = beta1 m + (1 - beta1) g, m being state[0] as it was; p = p (1 - lr weight_decay) - lr factor sign(c), the sign
- * of 0 and of a NaN being 0; m = beta2 m + (1 - beta2) g. */
+/* Lion: c = beta1 m + (1 - beta1) g, m being state[0] as it was; p = p (1 - lr weight_decay) - lr factor sign(c), the
+ * sign of 0 and of a NaN being 0; m = beta2 m + (1 - beta2) g. */
 typedef tch_status tch_lion_op(void *state, const tch_update *update);
 /* Reads gradients into blocks: block[0] = g, with weight_decay p added where l2 is set; block[1] by the filter. Where
  * skip is set blocks are zeroed. Either block may be NULL. */
 typedef tch_status tch_gather_op(void *state, const tch_update *update, tch_filter filter, int32_t l2);
 /* The grafted direction d from g in block[0], f in block[1] (or block[0] where that is NULL) and v in state[1]:
- * norms[block_index] = |d| over the pieces of a block, each summed in a fixed order; with `replace`, d takes f's place.
- * `scratch` of TCH_SCRATCH_GRAFT bytes. */
+ * norms[block_index] = |d| over the rectangles of a block, each summed in a fixed order; with `replace`, d takes f's
+ * place. `scratch` of TCH_SCRATCH_GRAFT bytes. */
 typedef tch_status tch_graft_op(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
                                 void *scratch);
 /* Adam inside blocks, for SOAP: v (state[1]) = beta2 v + (1 - beta2) block[0]^2; block[1] = block[1] / (sqrt(v) + eps)
@@ -148,19 +148,20 @@ typedef tch_status tch_rotated_adam_op(void *state, const tch_update *update);
  * `decay` is set; p = p - lr factor d. */
 typedef tch_status tch_apply_op(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
                                 const double *norms, int32_t nesterov, int32_t decay);
-/* NorMuon's second moments, for blocks of one piece each, whose rows are those of the piece, or its columns where by_column
- * is set: v (state[1], one number for each row) = beta2 v + (1 - beta2) times the mean of block[0]^2 over the row;
- * norms[block_index] = |d|, d being block[0] with every row divided by sqrt(v) + eps, and 0 where that is 0. Sums are in
- * double and in a fixed order. `parts` has room for one number for every row of all pieces. */
+/* NorMuon's second moments, for blocks of one rectangle each, whose rows are those of the rectangle, or its columns
+ * where by_column is set: v (state[1], one number for each row) = beta2 v + (1 - beta2) times the mean of block[0]^2
+ * over the row; norms[block_index] = |d|, d being block[0] with every row divided by sqrt(v) + eps, and 0 where that is
+ * 0. Sums are in double and in a fixed order. `parts` has room for one number for every row of all rectangles. */
 typedef tch_status tch_row_moments_op(void *state, const tch_update *update, double *norms, double *parts);
-/* The step with those: p = p (1 - lr weight_decay) - lr factor d / norms[block_index], 0 being taken where the norm is 0. */
+/* The step with those: p = p (1 - lr weight_decay) - lr factor d / norms[block_index], 0 being taken where the norm is
+ * 0. */
 typedef tch_status tch_apply_rows_op(void *state, const tch_update *update, const double *norms);
 /* C = clock->factor[0] A A' + clock->factor[1] C (transpose: A' A), both triangles written. `rounded` allows operands
  * to be rounded as in gemm_rounded. */
 typedef tch_status tch_factor_update_op(void *state, const tch_matrices *a, int32_t transpose, const tch_clock *clock,
                                         int32_t rounded, const tch_matrices *c);
 
-/* --- loss scaling ------------------------------------------------------------------------------------------------- */
+/* --- loss scaling ------------------------------------------------------------------------------------------------ */
 
 /* Loss scaling: gradients are divided by *grad_scale in place, and *found_inf = 1 where one of them is not finite
  * (before or after); otherwise *found_inf stays. */

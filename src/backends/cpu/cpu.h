@@ -143,7 +143,7 @@ int64_t tchi_cpu_largest_eigenvalue_scratch(int64_t n);
 int64_t tchi_cpu_root_residual_scratch(int64_t n, int64_t probes);
 
 /* Scratch of one call. */
-int64_t tchi_cpu_graft_scratch(int64_t elements, int64_t pieces);
+int64_t tchi_cpu_graft_scratch(int64_t elements, int64_t rects);
 int64_t tchi_cpu_token_scratch(const tchi_cpu_state *state, int64_t samples, int64_t positions);
 int64_t tchi_cpu_normalized_scratch(const tchi_cpu_state *state, int64_t features);
 

@@ -49,7 +49,7 @@ TCH_BEGIN_DECLS
 /* What the library offers; set when the module is entered. */
 extern const tch_backend_host *tchi_cuda_host;
 
-/* --- errors ------------------------------------------------------------------------------------------------------- */
+/* --- errors ------------------------------------------------------------------------------------------------------ */
 
 /* TCH_OK, or a status with the message "what: CUDA's own words"; clears the error where CUDA lets it be cleared. */
 tch_status tchi_cuda_check(cudaError_t error, const char *what);
@@ -76,7 +76,7 @@ tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel);
         }                                                                                                              \
     } while (0)
 
-/* --- devices, state, memory: device.c, state.c, memory.c, ranges.c ------------------------------------------------- */
+/* --- devices, state, memory: device.c, state.c, memory.c, ranges.c ----------------------------------------------- */
 
 tch_device_count_op tchi_cuda_device_count;
 tch_device_info_op tchi_cuda_device_info;
@@ -114,7 +114,7 @@ tch_memory_info_op tchi_cuda_memory_info;
 tch_copy_bytes_op tchi_cuda_copy_bytes;
 tch_zero_bytes_op tchi_cuda_zero_bytes;
 
-/* --- elementwise: copy.cu, elementwise.cu, shift_scale.cu, kronecker.cu -------------------------------------------- */
+/* --- elementwise: copy.cu, elementwise.cu, shift_scale.cu, kronecker.cu ------------------------------------------ */
 
 tch_copy_op tchi_cuda_copy;
 tch_fill_op tchi_cuda_fill;
@@ -125,7 +125,7 @@ tch_random_signs_op tchi_cuda_random_signs;
 tch_select_op tchi_cuda_select;
 tch_kronecker_op tchi_cuda_kronecker;
 
-/* --- reductions and decisions: reduce.cu, frobenius.cu, decisions.cu, lanczos.cu, root_residual.cu ----------------- */
+/* --- reductions and decisions: reduce.cu, frobenius.cu, decisions.cu, lanczos.cu, root_residual.cu --------------- */
 
 tch_reduce_op tchi_cuda_reduce;
 tch_inspect_op tchi_cuda_inspect;
@@ -169,7 +169,7 @@ tch_newton_op tchi_cuda_newton;
 tch_streamed_product_op tchi_cuda_streamed_product;
 void tchi_cuda_staging_destroy(tchi_cuda_staging *staging); /* NULL is allowed */
 
-/* --- decompositions: decompositions.c ------------------------------------------------------------------------------ */
+/* --- decompositions: decompositions.c ---------------------------------------------------------------------------- */
 
 tch_eigh_op tchi_cuda_eigh;
 int64_t tchi_cuda_eigh_scratch(tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch);
@@ -190,7 +190,7 @@ tch_sgd_op tchi_cuda_sgd;
 tch_lion_op tchi_cuda_lion;
 tch_gather_op tchi_cuda_gather;
 tch_graft_op tchi_cuda_graft;
-int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t pieces);
+int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t rects);
 tch_rotated_adam_op tchi_cuda_rotated_adam;
 tch_apply_op tchi_cuda_apply;
 tch_row_moments_op tchi_cuda_row_moments;
@@ -201,7 +201,7 @@ tch_factor_update_op tchi_cuda_factor_update;
 tch_gemm_rounded_op tchi_cuda_gemm_rounded;
 tch_gram_rounded_op tchi_cuda_gram_rounded;
 
-/* --- tracking an eigenbasis: cholesky.c, cholesky.cu, basis.cu ----------------------------------------------------- */
+/* --- tracking an eigenbasis: cholesky.c, cholesky.cu, basis.cu --------------------------------------------------- */
 
 tch_cholesky_inverse_op tchi_cuda_cholesky_inverse;
 int64_t tchi_cuda_cholesky_inverse_scratch(tch_scalar type, int64_t n, int64_t batch);
@@ -213,7 +213,7 @@ tch_row_dots_op tchi_cuda_row_dots;
 tch_descending_op tchi_cuda_descending;
 tch_permute_op tchi_cuda_permute;
 
-/* --- networks: network.cu ------------------------------------------------------------------------------------------ */
+/* --- networks: network.cu ---------------------------------------------------------------------------------------- */
 
 tch_bias_activation_op tchi_cuda_bias_activation;
 tch_activation_backward_op tchi_cuda_activation_backward;

@@ -1,5 +1,5 @@
-/* What the library and a compiled kernel know of each other on the CPU. The library includes this file, and its text goes
- * before every user's source; a change here wants another TCHI_CPU_KERNEL_ABI. */
+/* What the library and a compiled kernel know of each other on the CPU. The library includes this file, and its text
+ * goes before every user's source; a change here wants another TCHI_CPU_KERNEL_ABI. */
 #ifndef TCHI_CPU_LAUNCH_H
 #define TCHI_CPU_LAUNCH_H
 

@@ -1,5 +1,5 @@
-/* CUDA's mathematical functions, integer intrinsics and conversions that C's library does not have. The fast ones (__expf
- * and friends) are the exact ones here; they are macros since the C library has reserved the names. */
+/* CUDA's mathematical functions, integer intrinsics and conversions that C's library does not have. The fast ones
+ * (__expf and friends) are the exact ones here; they are macros since the C library has reserved the names. */
 #define __expf(x) expf(x)
 #define __exp10f(x) exp10f(x)
 #define __logf(x) logf(x)
@@ -12,7 +12,7 @@
 #define __tanhf(x) tanhf(x)
 #define __sincosf(x, s, c) sincosf(x, s, c)
 
-/* --- min and max, with CUDA's mixtures of types ------------------------------------------------------------------- */
+/* --- min and max, with CUDA's mixtures of types ------------------------------------------------------------------ */
 
 #define TCHI_MIN_MAX(A, B, R)                                                                                          \
     static inline R min(A a, B b)                                                                                      \
@@ -77,7 +77,7 @@ static inline unsigned umax(unsigned a, unsigned b)
     return max(a, b);
 }
 
-/* --- functions of real numbers ------------------------------------------------------------------------------------ */
+/* --- functions of real numbers ----------------------------------------------------------------------------------- */
 
 #define TCHI_REAL_FUNCTIONS(T, f)                                                                                      \
     static inline T rsqrt##f(T x)                                                                                      \
@@ -233,7 +233,7 @@ static inline float __frsqrt_rn(float x)
     return rsqrtf(x);
 }
 
-/* --- conversions -------------------------------------------------------------------------------------------------- */
+/* --- conversions ------------------------------------------------------------------------------------------------- */
 
 namespace tchi
 {
@@ -363,7 +363,7 @@ static inline double __hiloint2double(int high, int low)
     return tchi::reinterpret<double>((uint64_t)(unsigned)high << 32 | (unsigned)low);
 }
 
-/* --- integers ----------------------------------------------------------------------------------------------------- */
+/* --- integers ---------------------------------------------------------------------------------------------------- */
 
 static inline int __popc(unsigned x)
 {
@@ -459,7 +459,7 @@ static inline int __dp4a(int a, int b, int c)
     return c;
 }
 
-/* --- loads and stores with a hint, which is ignored --------------------------------------------------------------- */
+/* --- loads and stores with a hint, which is ignored -------------------------------------------------------------- */
 
 template <typename T> static inline T __ldg(const T *p)
 {

@@ -1,8 +1,8 @@
-/* Runs a kernel for a range of blocks. Stands before the user's source, whose macros must not reach it; cpu_entry.h gives it
- * the kernel.
+/* Runs a kernel for a range of blocks. Stands before the user's source, whose macros must not reach it; cpu_entry.h
+ * gives it the kernel.
  *
- * Without barriers the threads of a block are a loop around the kernel, which the compiler inlines into it; that they are
- * independent of each other is what CUDA asks of them, and what ivdep says. */
+ * Without barriers the threads of a block are a loop around the kernel, which the compiler inlines into it; that they
+ * are independent of each other is what CUDA asks of them, and what ivdep says. */
 namespace tchi
 {
 

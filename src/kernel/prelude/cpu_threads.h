@@ -1,8 +1,9 @@
 /* Where a thread is in its block and grid, and how the threads of a block wait for each other.
  *
  * blockIdx.x * blockDim.x + threadIdx.x is unsigned in CUDA and may wrap, which keeps a compiler from seeing that
- * neighboring threads touch neighboring elements. A launch has fewer than 2^31 threads along x here, so that this one sum,
- * and gridDim.x * blockDim.x, never wrap: they are taken in signed numbers, and everything else is unsigned as it should be. */
+ * neighboring threads touch neighboring elements. A launch has fewer than 2^31 threads along x here, so that this one
+ * sum, and gridDim.x * blockDim.x, never wrap: they are taken in signed numbers, and everything else is unsigned as it
+ * should be. */
 namespace tchi
 {
 

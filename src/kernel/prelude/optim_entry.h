@@ -1,6 +1,6 @@
-/* Put behind the user's source: the kernel that calls the user's function, TCHI_UPDATE_CALL, for every element. A source's macros
- * are still in force here, so that no name is used that could be one of them. The function must be the one that was asked
- * for: one that took its element by value would change nothing, and nobody would notice. */
+/* Put behind the user's source: the kernel that calls the user's function, TCHI_UPDATE_CALL, for every element. A
+ * source's macros are still in force here, so that no name is used that could be one of them. The function must be the
+ * one that was asked for: one that took its element by value would change nothing, and nobody would notice. */
 __device__ char tchi_update_expects(void (*)(tch_element &, const tch_numbers &));
 
 struct tchi_update_call {

@@ -25,7 +25,7 @@ enum {
 /* Types of memory, as tch_scalar numbers them. */
 enum { TCHI_TYPE_F64 = 0, TCHI_TYPE_F32 = 1, TCHI_TYPE_F16 = 2, TCHI_TYPE_BF16 = 3 };
 
-typedef struct tchi_update_piece {
+typedef struct tchi_update_rect {
     void *param;
     float *master; /* NULL, or the truth of which param is the rounding */
     const void *grad;
@@ -34,7 +34,7 @@ typedef struct tchi_update_piece {
     int64_t count; /* elements */
     int32_t parameter;
     int32_t spare;
-} tchi_update_piece;
+} tchi_update_rect;
 
 typedef struct tchi_update_list {
     const double *hyper;
@@ -45,7 +45,7 @@ typedef struct tchi_update_list {
     int32_t maximize, stochastic, l2, nesterov, amsgrad;
     int32_t count;
     int32_t first_chunk[TCHI_UPDATE_MOST + 1]; /* of each parameter, and behind the last: how many there are */
-    tchi_update_piece piece[TCHI_UPDATE_MOST];
+    tchi_update_rect rect[TCHI_UPDATE_MOST];
 } tchi_update_list;
 
 #endif

@@ -3,9 +3,9 @@
  * function. TCHI_UPDATE_REAL is the type of the arithmetic, TCHI_UPDATE_HALVES 1 where a half type may come,
  * TCHI_UPDATE_STOCHASTIC 1 where one may be rounded at random.
  *
- * The function is compiled into as few places as can be: types are looked at where numbers are read and written. On a GPU a
- * thread has its fours of all arrays under way before it needs the first of them, as the built-in updates do. On the CPU a
- * block is one thread, whose loop the compiler makes vectors of. */
+ * The function is compiled into as few places as can be: types are looked at where numbers are read and written. On a
+ * GPU a thread has its fours of all arrays under way before it needs the first of them, as the built-in updates do. On
+ * the CPU a block is one thread, whose loop the compiler makes vectors of. */
 typedef TCHI_UPDATE_REAL tch_real;
 
 struct tch_element {
@@ -21,7 +21,7 @@ struct tch_numbers {
 namespace tchi_update
 {
 
-/* --- types of memory ---------------------------------------------------------------------------------------------- */
+/* --- types of memory --------------------------------------------------------------------------------------------- */
 
 /* Decides whether a bfloat16 parameter is rounded at random, and how. */
 struct dice {
@@ -29,8 +29,8 @@ struct dice {
     uint32_t parameter, step, key0, key1;
 };
 
-/* Half types by their bits: CUDA's own headers for them need not be installed. A half below 2^-14 is a multiple of 2^-24;
- * above, its exponent moves by 112, and infinities and NaN stay what they are. */
+/* Half types by their bits: CUDA's own headers for them need not be installed. A half below 2^-14 is a multiple of
+ * 2^-24; above, its exponent moves by 112, and infinities and NaN stay what they are. */
 static __device__ __forceinline__ float widen(int type, uint32_t bits)
 {
     uint32_t sign = (bits & 0x8000) << 16, size = bits & 0x7FFF;
@@ -76,7 +76,7 @@ static __device__ __forceinline__ uint32_t narrow_brain(float x, const dice &d, 
     return (bits & 0x7F800000) != 0x7F800000 ? rounded : quiet;
 }
 
-/* --- numbers ------------------------------------------------------------------------------------------------------ */
+/* --- numbers ----------------------------------------------------------------------------------------------------- */
 
 struct shared_numbers {
     tch_numbers k;
@@ -85,10 +85,10 @@ struct shared_numbers {
     int skip;
 };
 
-static __device__ __forceinline__ void set_numbers(const tchi_update_list &list, const tchi_update_piece &piece,
+static __device__ __forceinline__ void set_numbers(const tchi_update_list &list, const tchi_update_rect &rect,
                                                    shared_numbers &n)
 {
-    const double *h = list.hyper, *c = piece.clock;
+    const double *h = list.hyper, *c = rect.clock;
     tch_real scale = list.grad_scale != nullptr ? (tch_real)*list.grad_scale : (tch_real)1;
     n.k.lr = (tch_real)h[TCHI_HYPER_LR];
     n.k.beta1 = (tch_real)h[TCHI_HYPER_BETA1];
@@ -104,13 +104,13 @@ static __device__ __forceinline__ void set_numbers(const tchi_update_list &list,
     n.k.correction2 = (tch_real)c[TCHI_CLOCK_CORRECTION2];
     n.k.l2 = list.l2, n.k.nesterov = list.nesterov, n.k.amsgrad = list.amsgrad;
     n.divisor = list.maximize ? -scale : scale;
-    n.d.rolls = list.stochastic && piece.master == nullptr;
-    n.d.parameter = (uint32_t)piece.parameter, n.d.step = (uint32_t)c[TCHI_CLOCK_STEP];
+    n.d.rolls = list.stochastic && rect.master == nullptr;
+    n.d.parameter = (uint32_t)rect.parameter, n.d.step = (uint32_t)c[TCHI_CLOCK_STEP];
     n.d.key0 = (uint32_t)list.seed, n.d.key1 = (uint32_t)(list.seed >> 32);
     n.skip = list.skip != nullptr && *list.skip != 0;
 }
 
-/* --- a chunk ------------------------------------------------------------------------------------------------------ */
+/* --- a chunk ----------------------------------------------------------------------------------------------------- */
 
 #if __CUDA_ARCH__
 
@@ -121,8 +121,8 @@ struct alignas(8) packed {
     uint32_t at[2];
 };
 
-/* Asks for four elements, or as many as `left` says; at once where they are aligned for it. Those of a half type stay packed
- * in the first two places: to unpack them here would be to wait for them. */
+/* Asks for four elements, or as many as `left` says; at once where they are aligned for it. Those of a half type stay
+ * packed in the first two places: to unpack them here would be to wait for them. */
 static __device__ __forceinline__ void fetch(int type, const void *data, int64_t at, int64_t left, four &to)
 {
     if (TCHI_UPDATE_HALVES && type >= TCHI_TYPE_F16) {
@@ -194,37 +194,37 @@ struct place {
     int64_t at, left;
 };
 
-static __device__ __forceinline__ place place_of(const tchi_update_piece &piece, int64_t from, int step)
+static __device__ __forceinline__ place place_of(const tchi_update_rect &rect, int64_t from, int step)
 {
     int64_t at = from + 4 * (step * TCHI_UPDATE_THREADS + (int)threadIdx.x);
-    return {at, piece.count - at};
+    return {at, rect.count - at};
 }
 
 /* In float32 with two states: 16 bytes read and 12 written for an element, and what the user's function computes. */
 template <typename call>
-static __device__ __forceinline__ void chunk(const tchi_update_list &list, const tchi_update_piece &piece, int64_t from)
+static __device__ __forceinline__ void chunk(const tchi_update_list &list, const tchi_update_rect &rect, int64_t from)
 {
     enum { STEPS = TCHI_UPDATE_CHUNK / (4 * TCHI_UPDATE_THREADS) };
     const int real = sizeof(tch_real) == 8 ? TCHI_TYPE_F64 : TCHI_TYPE_F32;
-    const bool mastered = TCHI_UPDATE_HALVES && piece.master != nullptr;
+    const bool mastered = TCHI_UPDATE_HALVES && rect.master != nullptr;
     const int truth = mastered ? TCHI_TYPE_F32 : list.param_type;
-    void *const param = mastered ? piece.master : piece.param;
+    void *const param = mastered ? rect.master : rect.param;
     __shared__ shared_numbers n;
     four p[STEPS], g[STEPS], s[3][STEPS] = {};
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        place o = place_of(piece, from, i);
-        fetch(list.grad_type, piece.grad, o.at, o.left, g[i]);
+        place o = place_of(rect, from, i);
+        fetch(list.grad_type, rect.grad, o.at, o.left, g[i]);
         fetch(truth, param, o.at, o.left, p[i]);
 #pragma unroll
         for (int k = 0; k < 3; k++) {
-            if (piece.state[k] != nullptr) {
-                fetch(real, piece.state[k], o.at, o.left, s[k][i]);
+            if (rect.state[k] != nullptr) {
+                fetch(real, rect.state[k], o.at, o.left, s[k][i]);
             }
         }
     }
     if (threadIdx.x == 0) {
-        set_numbers(list, piece, n);
+        set_numbers(list, rect, n);
     }
     __syncthreads();
     if (n.skip) {
@@ -233,7 +233,7 @@ static __device__ __forceinline__ void chunk(const tchi_update_list &list, const
     const tch_numbers numbers = n.k;
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        place o = place_of(piece, from, i);
+        place o = place_of(rect, from, i);
         unpack(list.grad_type, g[i]);
         unpack(truth, p[i]);
 #pragma unroll
@@ -247,13 +247,13 @@ static __device__ __forceinline__ void chunk(const tchi_update_list &list, const
         }
 #pragma unroll
         for (int k = 0; k < 3; k++) {
-            if (piece.state[k] != nullptr) {
-                store(real, piece.state[k], o.at, o.left, s[k][i], n.d);
+            if (rect.state[k] != nullptr) {
+                store(real, rect.state[k], o.at, o.left, s[k][i], n.d);
             }
         }
         store(truth, param, o.at, o.left, p[i], n.d);
         if (mastered) {
-            store(list.param_type, piece.param, o.at, o.left, p[i], n.d);
+            store(list.param_type, rect.param, o.at, o.left, p[i], n.d);
         }
     }
 }
@@ -310,17 +310,17 @@ static __device__ inline void loop(const tch_numbers &numbers, int count, tch_re
 }
 
 template <typename call>
-static __device__ inline void run(const tchi_update_list &list, const tchi_update_piece &piece, const shared_numbers &n,
+static __device__ inline void run(const tchi_update_list &list, const tchi_update_rect &rect, const shared_numbers &n,
                                   int64_t at, int count)
 {
     tch_real p_buffer[RUN], g_buffer[RUN];
     tch_real *s[3];
     for (int k = 0; k < 3; k++) {
-        s[k] = piece.state[k] != nullptr ? (tch_real *)piece.state[k] + at : nullptr;
+        s[k] = rect.state[k] != nullptr ? (tch_real *)rect.state[k] + at : nullptr;
     }
-    const int truth = piece.master != nullptr ? TCHI_TYPE_F32 : list.param_type;
-    tch_real *p = read(truth, piece.master != nullptr ? piece.master : piece.param, at, count, p_buffer);
-    tch_real *g = read(list.grad_type, (void *)piece.grad, at, count, g_buffer);
+    const int truth = rect.master != nullptr ? TCHI_TYPE_F32 : list.param_type;
+    tch_real *p = read(truth, rect.master != nullptr ? rect.master : rect.param, at, count, p_buffer);
+    tch_real *g = read(list.grad_type, (void *)rect.grad, at, count, g_buffer);
     if (n.divisor != (tch_real)1) {
         for (int i = 0; i < count; i++) {
             g_buffer[i] = g[i] / n.divisor;
@@ -341,24 +341,24 @@ static __device__ inline void run(const tchi_update_list &list, const tchi_updat
         loop<call, 3>(n.k, count, p, g, s[0], s[1], s[2]);
     }
     if (TCHI_UPDATE_HALVES) {
-        write(list.param_type, piece.param, at, count, p, n.d);
+        write(list.param_type, rect.param, at, count, p, n.d);
     }
 }
 
 template <typename call>
-static __device__ inline void chunk(const tchi_update_list &list, const tchi_update_piece &piece, int64_t from)
+static __device__ inline void chunk(const tchi_update_list &list, const tchi_update_rect &rect, int64_t from)
 {
     shared_numbers n;
-    set_numbers(list, piece, n);
-    const int64_t end = from + TCHI_UPDATE_CHUNK < piece.count ? from + TCHI_UPDATE_CHUNK : piece.count;
+    set_numbers(list, rect, n);
+    const int64_t end = from + TCHI_UPDATE_CHUNK < rect.count ? from + TCHI_UPDATE_CHUNK : rect.count;
     for (int64_t at = from; at < end && !n.skip; at += RUN) {
-        run<call>(list, piece, n, at, end - at < RUN ? (int)(end - at) : RUN);
+        run<call>(list, rect, n, at, end - at < RUN ? (int)(end - at) : RUN);
     }
 }
 
 #endif
 
-/* --- which chunk -------------------------------------------------------------------------------------------------- */
+/* --- which chunk ------------------------------------------------------------------------------------------------- */
 
 /* The parameter of the block's chunk; block b has chunk b. */
 static __device__ __forceinline__ int find(const tchi_update_list &list)
@@ -378,7 +378,7 @@ static __device__ __forceinline__ int find(const tchi_update_list &list)
 template <typename call> static __device__ __forceinline__ void update(const tchi_update_list &list)
 {
     int index = find(list);
-    chunk<call>(list, list.piece[index], (int64_t)((int)blockIdx.x - list.first_chunk[index]) * TCHI_UPDATE_CHUNK);
+    chunk<call>(list, list.rect[index], (int64_t)((int)blockIdx.x - list.first_chunk[index]) * TCHI_UPDATE_CHUNK);
 }
 
 } // namespace tchi_update

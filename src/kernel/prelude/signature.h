@@ -1,7 +1,8 @@
-/* What the parameters of a kernel are, for whoever launches it. Put behind the user's source, with TCHI_KERNEL being the
- * kernel's name expression and TCHI_EXPORT what makes a constant array findable by name on the device at hand. The array
- * holds the number of parameters, then for each the six numbers of tch_kernel_parameter, in their order. C++14, and without
- * any header, since NVRTC has none; every name begins with ours, since the user's macros are still there. */
+/* What the parameters of a kernel are, for whoever launches it. Put behind the user's source, with TCHI_KERNEL being
+ * the kernel's name expression and TCHI_EXPORT what makes a constant array findable by name on the device at hand. The
+ * array holds the number of parameters, then for each the six numbers of tch_kernel_parameter, in their order. C++14,
+ * and without any header, since NVRTC has none; every name begins with ours, since the user's macros are still
+ * there. */
 struct __half;
 struct __nv_bfloat16;
 

@@ -279,7 +279,7 @@ static void defaults_work(void **state)
     }
 }
 
-/* --- conditioning ------------------------------------------------------------------------------------------------- */
+/* --- conditioning ------------------------------------------------------------------------------------------------ */
 
 /* However bad the conditioning: a result is either within the tolerance, or reported and not written. */
 static bool check_honesty(tch_context *context, double condition, tch_dtype dtype, int32_t root,
@@ -402,7 +402,7 @@ static void unusual_spectra(void **state)
     }
 }
 
-/* --- large -------------------------------------------------------------------------------------------------------- */
+/* --- large ------------------------------------------------------------------------------------------------------- */
 
 /* For n = 1000 the reference is the construction itself: the same reflections applied to the powers of the spectrum.
  * Rounding A to its dtype moves eigenvalues by at most u |A|, which adds n u kappa / p to the bound for float32. */

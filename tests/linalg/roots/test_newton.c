@@ -1,6 +1,6 @@
-/* The coupled Newton iteration in mixed arithmetic, and the choice of that arithmetic for GPUs that are not at hand. The
- * split type and the products that change type are modeled here, plainly, on top of the CPU's table: what is under test
- * is the iteration above them.
+/* The coupled Newton iteration in mixed arithmetic, and the choice of that arithmetic for GPUs that are not at hand.
+ * The split type and the products that change type are modeled here, plainly, on top of the CPU's table: what is under
+ * test is the iteration above them.
  *
  * The error of the result against the float64 root must be within the tolerance the plan was made for, and what the
  * certificate shows of it within what the plan lets pass. */

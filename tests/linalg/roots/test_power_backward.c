@@ -1,5 +1,5 @@
-/* Gradients of powers and inverse roots: against the formula with the reference's eigenvectors, against differences of the
- * function itself, and where the formula has its corners: equal, clamped and vanishing eigenvalues.
+/* Gradients of powers and inverse roots: against the formula with the reference's eigenvectors, against differences of
+ * the function itself, and where the formula has its corners: equal, clamped and vanishing eigenvalues.
  *
  * All arithmetic is float64's. An eigensolver is exact for A + E with |E| <= (n + 10) u |A|, which moves K by at most
  * max|f''| |E|, and the products around it round by (n + 10) u; with r the rounding of the stored result
@@ -63,7 +63,7 @@ static tch_status run_forward(tch_context *context, const function *f, const tch
                         : tch_inverse_root(context, a, f->root, &config, out, NULL, NULL);
 }
 
-/* --- the reference ------------------------------------------------------------------------------------------------ */
+/* --- the reference ----------------------------------------------------------------------------------------------- */
 
 static double exponent(const function *f)
 {
@@ -137,7 +137,7 @@ static void ref_backward(const function *f, const known_matrix *known, const dou
     free(m);
 }
 
-/* --- over the cases ----------------------------------------------------------------------------------------------- */
+/* --- over the cases ---------------------------------------------------------------------------------------------- */
 
 static void check_gradient_of(const function *f, const known_matrix *known, const double *grad, const double *got,
                               tch_dtype dtype)
@@ -195,7 +195,7 @@ static void follows_the_formula(void **state)
     test_for_each_case(*state, "backward", TCH_BFLOAT16, 33, check_gradient);
 }
 
-/* --- single matrices of float64 ----------------------------------------------------------------------------------- */
+/* --- single matrices of float64 ---------------------------------------------------------------------------------- */
 
 enum { N = 9 };
 
@@ -261,7 +261,8 @@ static void random_symmetric(test_random *random, double *e)
     }
 }
 
-/* Differences of fourth order, so that the rounding of f over the step, 1e-12 or so, is all that is left of their errors. */
+/* Differences of fourth order, so that the rounding of f over the step, 1e-12 or so, is all that is left of their
+ * errors. */
 static void follows_differences(void **state)
 {
     const double h = 1e-4;
@@ -300,7 +301,8 @@ static void symmetric_part(const double *grad, double factor, double *out)
     }
 }
 
-/* A multiple of the identity, exactly and up to the last few bits, where a quotient of differences has no digit right. */
+/* A multiple of the identity, exactly and up to the last few bits, where a quotient of differences has no digit
+ * right. */
 static void equal_eigenvalues(void **state)
 {
     static const double apart[] = {0.0, 1e-15, 1e-12, 1e-9};
@@ -405,9 +407,10 @@ static void wide_spectra(void **state)
     }
 }
 
-/* --- bad numbers -------------------------------------------------------------------------------------------------- */
+/* --- bad numbers ------------------------------------------------------------------------------------------------- */
 
-/* Two matrices, of which the second is diag(last, 1, 1, ...): the first is done, the second keeps what its output held. */
+/* Two matrices, of which the second is diag(last, 1, 1, ...): the first is done, the second keeps what its output
+ * held. */
 static void check_reported(tch_context *context, const function *f, double last, int32_t code, const char *said)
 {
     static const int64_t shape[] = {2, N, N};

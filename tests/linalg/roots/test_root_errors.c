@@ -1,13 +1,13 @@
-/* What tch_root_config.tolerance promises, on spectra that are hard for it: of low rank, so that the damped null space makes
- * up nearly all of the root, of few values, graded, and tiny as a whole; by every method the device has, with dampings
- * around those at which the arithmetic changes. A result is within
+/* What tch_root_config.tolerance promises, on spectra that are hard for it: of low rank, so that the damped null space
+ * makes up nearly all of the root, of few values, graded, and tiny as a whole; by every method the device has, with
+ * dampings around those at which the arithmetic changes. A result is within
  *
  *     max(tolerance, (n + 10) u64 (kappa / p + 1)) + u
  *
- * relative to the root's norm, or it is reported or refused: u64 is float64's unit roundoff, the second term what a stable
- * eigensolver in float64 leaves, kappa the condition number after damping, and u the rounding to the tensor's type. Nothing
- * is given up needlessly either: where the second term is far below the tolerance every method has to deliver, unless it
- * says beforehand that it cannot. */
+ * relative to the root's norm, or it is reported or refused: u64 is float64's unit roundoff, the second term what a
+ * stable eigensolver in float64 leaves, kappa the condition number after damping, and u the rounding to the tensor's
+ * type. Nothing is given up needlessly either: where the second term is far below the tolerance every method has to
+ * deliver, unless it says beforehand that it cannot. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -100,7 +100,7 @@ static double *expected_root(const known *k, int32_t root, double damping)
     return expected;
 }
 
-/* --- one call ----------------------------------------------------------------------------------------------------- */
+/* --- one call ---------------------------------------------------------------------------------------------------- */
 
 typedef struct trial {
     tch_context *context;
@@ -163,7 +163,7 @@ static void check_promise(const trial *t, int32_t root, const tch_root_config *h
     }
 }
 
-/* --- every kind of spectrum --------------------------------------------------------------------------------------- */
+/* --- every kind of spectrum -------------------------------------------------------------------------------------- */
 
 typedef struct settings {
     tch_dtype dtype;
@@ -240,7 +240,7 @@ static void looser_tolerances(void **state)
     check_spectrum(*state, &s, (spectrum_kind)(SPECTRA - 1));
 }
 
-/* --- large matrices of low rank, whose roots are known exactly ---------------------------------------------------- */
+/* --- large matrices of low rank, whose roots are known exactly --------------------------------------------------- */
 
 /* A = G G' with G n by r and of small integers is exact in float32. With G'G = W S W', r by r, and U = G W S^(-1/2),
  * the root is d^(-1/p) I + U ((S + d)^(-1/p) - d^(-1/p)) U'. */

@@ -1,6 +1,6 @@
 /* What a root may be off by when it is let pass. First by the plan alone: a table with the rates of a GPU stands before
- * the one of the CPU, and nothing is computed. Then by the verdict on roots from outside, which are off by a known amount
- * in known directions: twice the tolerance is refused wherever it sits, and nine tenths of it pass. */
+ * the one of the CPU, and nothing is computed. Then by the verdict on roots from outside, which are off by a known
+ * amount in known directions: twice the tolerance is refused wherever it sits, and nine tenths of it pass. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,8 +38,8 @@ static double error_at(tch_context *context, double relative_eps)
     return plan.error;
 }
 
-/* The figures are those of root_plan.c: at low = 1e-6 good roots showed residuals up to 0.057, which is up to 0.028 in the
- * bound on the error, at large low rounding shows nothing, and above 0.2 / root a root is nonsense. */
+/* The figures are those of root_plan.c: at low = 1e-6 good roots showed residuals up to 0.057, which is up to 0.028 in
+ * the bound on the error, at large low rounding shows nothing, and above 0.2 / root a root is nonsense. */
 static void plans_allow_for_rounding(void **state)
 {
     test_case("errors by damping");
@@ -51,7 +51,7 @@ static void plans_allow_for_rounding(void **state)
     CHECK(error <= 0.05, "at 1e-8 %g is accepted", error);
 }
 
-/* --- roots that are off by a known amount ------------------------------------------------------------------------- */
+/* --- roots that are off by a known amount ------------------------------------------------------------------------ */
 
 enum { SIZE = 48 };
 

@@ -201,7 +201,7 @@ def test_half_precision(device):
             assert_close(p.grad, expected[name], 0.1, name)
 
 
-# --- right, or an error that names it ----------------------------------------------------------------------------------------
+# --- right, or an error that names it ---------------------------------------------------------------------------------
 
 
 def test_frozen_parameters(device):

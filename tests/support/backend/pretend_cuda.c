@@ -1,5 +1,6 @@
-/* A module that pretends to be CUDA on the processor: two devices whose memory is the host's and whose arithmetic is the
- * CPU backend's. It keeps a diary of contexts made, streams set and waits, which the Python tests of streams read. */
+/* A module that pretends to be CUDA on the processor: two devices whose memory is the host's and whose arithmetic is
+ * the CPU backend's. It keeps a diary of contexts made, streams set and waits, which the Python tests of streams
+ * read. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* See recording_backend.h. Each operation has a function of the table, which fills an entry, and one that does the entry. */
+/* See recording_backend.h. Each operation has a function of the table, which fills an entry, and one that does the
+ * entry. */
 #include "recording_backend.h"
 
 #include <stdlib.h>
@@ -19,7 +20,7 @@ struct entry {
     tch_array a[ARRAYS];
     int64_t shape[ARRAYS][TCH_MAX_RANK], strides[ARRAYS][TCH_MAX_RANK];
     tch_update update;
-    tch_piece *pieces;
+    tch_rect *rects;
     tch_root_norms norms;
     tch_newton_iteration newton;
     double d[4];
@@ -53,9 +54,9 @@ static void write_down(const entry *e)
     entry *kept = &j->entries[j->count++];
     *kept = *e;
     if (e->update.count > 0) {
-        size_t bytes = (size_t)e->update.count * sizeof(tch_piece);
-        kept->pieces = test_alloc(bytes);
-        memcpy(kept->pieces, e->update.pieces, bytes);
+        size_t bytes = (size_t)e->update.count * sizeof(tch_rect);
+        kept->rects = test_alloc(bytes);
+        memcpy(kept->rects, e->update.rects, bytes);
     }
 }
 
@@ -67,8 +68,8 @@ static tch_status carry_out(void *state, const entry *e)
         here.a[k].shape = here.shape[k];
         here.a[k].strides = here.strides[k];
     }
-    if (here.pieces != NULL) {
-        here.update.pieces = here.pieces;
+    if (here.rects != NULL) {
+        here.update.rects = here.rects;
     }
     return here.run(state, &here);
 }
@@ -493,7 +494,7 @@ static tch_status permute(void *state, const tch_matrices *x, const int32_t *row
 static void discard(journal *j)
 {
     for (int i = 0; i < j->count; i++) {
-        free(j->entries[i].pieces);
+        free(j->entries[i].rects);
     }
     free(j->entries);
     free(j);

@@ -1,6 +1,7 @@
-/* The CPU's table as a device that can record: while it does, operations are written down with copies of their arguments and
- * not done, and a replay does what was written down. A number or an address that was not part of a recording's key is then
- * seen in the results. Operations that a recorded step does not use are done at once, recording or not. */
+/* The CPU's table as a device that can record: while it does, operations are written down with copies of their
+ * arguments and not done, and a replay does what was written down. A number or an address that was not part of a
+ * recording's key is then seen in the results. Operations that a recorded step does not use are done at once, recording
+ * or not. */
 #ifndef TORCHIUM_TESTS_RECORDING_BACKEND_H
 #define TORCHIUM_TESTS_RECORDING_BACKEND_H
 

@@ -11,7 +11,7 @@ void fake_runtime_reset(void)
     fake = (fake_runtime){.devices = 2, .capability = {90, 90}, .has_pools = 1};
 }
 
-/* --- errors and devices ------------------------------------------------------------------------------------------- */
+/* --- errors and devices ------------------------------------------------------------------------------------------ */
 
 cudaError_t cudaGetLastError(void)
 {
@@ -92,7 +92,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
     return cudaSuccess;
 }
 
-/* --- streams and events ------------------------------------------------------------------------------------------- */
+/* --- streams and events ------------------------------------------------------------------------------------------ */
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream)
 {
@@ -170,7 +170,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     return cudaSuccess;
 }
 
-/* --- graphs ------------------------------------------------------------------------------------------------------- */
+/* --- graphs ------------------------------------------------------------------------------------------------------ */
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags)
 {
@@ -233,7 +233,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 static cudaError_t take(void **pointer, size_t bytes)
 {
@@ -315,7 +315,7 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
     return cudaSuccess;
 }
 
-/* --- kernels that were compiled at run time ----------------------------------------------------------------------- */
+/* --- kernels that were compiled at run time ---------------------------------------------------------------------- */
 
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *jit, void **jit_values,
                                 unsigned int jit_count, enum cudaLibraryOption *options, void **values,

@@ -14,7 +14,7 @@ static double *zeros(int64_t count)
     return values;
 }
 
-/* --- linear ------------------------------------------------------------------------------------------------------- */
+/* --- linear ------------------------------------------------------------------------------------------------------ */
 
 static void add_linear(grad_reference *r, double scale, const double *x, const double *g)
 {
@@ -34,7 +34,7 @@ static void add_linear(grad_reference *r, double scale, const double *x, const d
     }
 }
 
-/* --- convolutions ------------------------------------------------------------------------------------------------- */
+/* --- convolutions ------------------------------------------------------------------------------------------------ */
 
 void grad_reference_outputs(const tch_layer *layer, const int64_t *input_shape, int64_t *sizes)
 {
@@ -116,7 +116,7 @@ static void add_conv(grad_reference *r, const conv *c, double scale, const doubl
     }
 }
 
-/* --- both --------------------------------------------------------------------------------------------------------- */
+/* --- both -------------------------------------------------------------------------------------------------------- */
 
 /* Element i of position t of a sample's output gradient: channels come before positions in a convolution. */
 static void add_bias(grad_reference *r, const tch_layer *layer, const double *g)

@@ -1,5 +1,5 @@
-/* The kernels and their references. References are loops in float64; bounds are stated where they are checked, with u the
- * round-off of float32. Outputs are poisoned before a launch, and their surroundings checked after it. */
+/* The kernels and their references. References are loops in float64; bounds are stated where they are checked, with u
+ * the round-off of float32. Outputs are poisoned before a launch, and their surroundings checked after it. */
 #include "support/kernel/kernel_sources.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
-/* Kernels as people write them, each with fresh random inputs and a plain reference: the same list runs on every device. */
+/* Kernels as people write them, each with fresh random inputs and a plain reference: the same list runs on every
+ * device. */
 #ifndef TORCHIUM_TESTS_KERNEL_SOURCES_H
 #define TORCHIUM_TESTS_KERNEL_SOURCES_H
 

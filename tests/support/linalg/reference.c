@@ -95,8 +95,8 @@ static void rotate_columns(int64_t n, double *a, int64_t p, int64_t q, double s,
     }
 }
 
-/* One rotation that makes a_pq zero; rows of u collect the eigenvectors. Returns whether there was anything to do: whether
- * a_pq is more than `small` of the diagonal. */
+/* One rotation that makes a_pq zero; rows of u collect the eigenvectors. Returns whether there was anything to do:
+ * whether a_pq is more than `small` of the diagonal. */
 static int annihilate(int64_t n, double *a, double *u, int64_t p, int64_t q, double small)
 {
     double apq = a[p * n + q];
@@ -155,7 +155,8 @@ void ref_eigh(int64_t n, const double *a, double *w, double *v)
         u[i * n + i] = 1.0;
     }
     /* Ten sweeps are enough for most. Where eigenvalues lie close together, what is left after that is what rotations
-     * round, less than a unit roundoff, and each removes some of it and rounds anew: fifty more do not change the result. */
+     * round, less than a unit roundoff, and each removes some of it and rounds anew: fifty more do not change the
+     * result. */
     int sweeps = 0;
     while (sweep(n, work, u, sweeps < 15 ? 0x1p-60 : 0x1p-53) > 0 && sweeps < 60) {
         sweeps++;
@@ -300,10 +301,10 @@ void ref_spectrum(int64_t n, double condition, double *w)
     }
 }
 
-/* --- long steps of orthogonalization ------------------------------------------------------------------------------ */
+/* --- long steps of orthogonalization ----------------------------------------------------------------------------- */
 
-/* P(Y) X / top with Y = X X' / top^2, P being t2 A^2 + t1 Y + t0 I, A = U or, where there are f, A = U^2 + f1 Y + f0 I, and
- * U = Y^2 + u1 Y + u0 I. Multiplied out, the polynomials would lose six digits. */
+/* P(Y) X / top with Y = X X' / top^2, P being t2 A^2 + t1 Y + t0 I, A = U or, where there are f, A = U^2 + f1 Y + f0 I,
+ * and U = Y^2 + u1 Y + u0 I. Multiplied out, the polynomials would lose six digits. */
 typedef struct long_polynomial {
     double top, u[2], f[2], t[3];
 } long_polynomial;

@@ -36,7 +36,7 @@ void ref_symmetric(test_random *random, int64_t n, const double *w, double *a);
 /* w falls from 1 to 1/condition in equal ratios: every scale is present. n = 1 gives 1. */
 void ref_spectrum(int64_t n, double condition, double *w);
 
-/* --- long steps of orthogonalization ------------------------------------------------------------------------------ */
+/* --- long steps of orthogonalization ----------------------------------------------------------------------------- */
 
 /* Steps 0 to 2 of TCH_ORTHO_MINIMAX on X, n by m, in place, and their slopes at 0. */
 #define REF_LONG_STEPS 3

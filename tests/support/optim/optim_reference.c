@@ -16,7 +16,7 @@ static double *zeros(int64_t count)
     return x;
 }
 
-/* --- which boxes there are ---------------------------------------------------------------------------------------- */
+/* --- which boxes there are --------------------------------------------------------------------------------------- */
 
 static int32_t drop_ones(int32_t ndim, const int64_t *shape, int64_t *dims)
 {
@@ -193,7 +193,7 @@ static double *take(const ref_optim *r, const ref_block *b, const double *from)
     return x;
 }
 
-/* --- products along a dimension ----------------------------------------------------------------------------------- */
+/* --- products along a dimension ---------------------------------------------------------------------------------- */
 
 static int64_t after(const ref_optim *r, const ref_block *b, int32_t k)
 {
@@ -251,7 +251,7 @@ static void multiply_all(const ref_optim *r, const ref_block *b, bool transpose,
     }
 }
 
-/* --- elementwise methods ------------------------------------------------------------------------------------------ */
+/* --- elementwise methods ----------------------------------------------------------------------------------------- */
 
 typedef struct adam_numbers {
     double lr, decay, beta1, beta2, eps;
@@ -307,7 +307,7 @@ static void step_lion(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
     }
 }
 
-/* --- Shampoo ------------------------------------------------------------------------------------------------------ */
+/* --- Shampoo ----------------------------------------------------------------------------------------------------- */
 
 static void accumulate(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g)
 {
@@ -422,7 +422,7 @@ static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, 
     free(f);
 }
 
-/* --- SOAP --------------------------------------------------------------------------------------------------------- */
+/* --- SOAP -------------------------------------------------------------------------------------------------------- */
 
 /* Eigenvectors in the columns, the largest eigenvalue first. */
 static void first_basis(int64_t n, const double *factor, double *basis)
@@ -477,8 +477,8 @@ static void order_of(int64_t n, const double *q, const double *cq, int64_t *orde
     free(w);
 }
 
-/* A factor is followed with this share of its trace added: the eigenvectors are the same, and what lies in its null space
- * stays where it is (docs/numerics/soap-basis.md). */
+/* A factor is followed with this share of its trace added: the eigenvectors are the same, and what lies in its null
+ * space stays where it is (docs/numerics/soap-basis.md). */
 #define BASIS_SHIFT 1e-7
 
 static void multiply_shifted(int64_t n, const double *factor, const double *basis, double *product)
@@ -570,10 +570,10 @@ static void step_soap(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
     update_bases(r, c, b, g);
 }
 
-/* --- Muon --------------------------------------------------------------------------------------------------------- */
+/* --- Muon -------------------------------------------------------------------------------------------------------- */
 
-/* Polar Express as published: optimal step by step, all but the last with its safety factor of 1.01. After long steps the
- * last. */
+/* Polar Express as published: optimal step by step, all but the last with its safety factor of 1.01. After long steps
+ * the last. */
 static void ortho_coefficients(const tch_optim_config *config, bool longs, int32_t step, double *k)
 {
     static const double polar[6][3] = {{8.2872, -23.5959, 17.3004}, {4.1071, -2.9478, 0.5448},
@@ -675,9 +675,10 @@ static void step_muon(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
     }
 }
 
-/* --- NorMuon ------------------------------------------------------------------------------------------------------ */
+/* --- NorMuon ----------------------------------------------------------------------------------------------------- */
 
-/* Row by row of the tensor, with its second moment in b->square; element j of row i lies at (i, j) of memory or (j, i). */
+/* Row by row of the tensor, with its second moment in b->square; element j of row i lies at (i, j) of memory or (j,
+ * i). */
 static void normalize_rows(const ref_optim *r, const tch_optim_config *c, ref_block *b, double *d)
 {
     int64_t inner = r->dims[1];

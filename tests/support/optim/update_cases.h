@@ -1,4 +1,4 @@
-/* The cases that all tests of updates run over: types of parameters, gradients and blocks, and lists of pieces. */
+/* The cases that all tests of updates run over: types of parameters, gradients and blocks, and lists of rectangles. */
 #ifndef TORCHIUM_TESTS_UPDATE_CASES_H
 #define TORCHIUM_TESTS_UPDATE_CASES_H
 
@@ -14,14 +14,14 @@ extern const world_types type_cases[TYPE_CASES];
 #define SHAPE_CASES 22
 extern const world_shape shape_cases[SHAPE_CASES];
 
-/* Many small pieces and a large one at each end. */
+/* Many small rectangles and a large one at each end. */
 #define MANY_PIECES 1501
 const world_shape *many_shapes(void);
 
 /* Hyperparameters whose every part shows in the results. */
 extern const tch_hyper lively_hyper;
 
-/* A world of these types and pieces, filled and uploaded. */
+/* A world of these types and rectangles, filled and uploaded. */
 world *world_begin(tch_context *context, const world_types *types, const world_shape *shapes, int64_t count,
                    uint64_t stream);
 

@@ -31,7 +31,7 @@ typedef struct ref_element {
 typedef struct ref_setting {
     tch_hyper hyper;
     tch_clock clock;
-    bool has[REF_FIELDS]; /* the piece has this array */
+    bool has[REF_FIELDS]; /* the rectangle has this array */
     double factor;
     double grad_scale; /* 1 for none */
     int32_t maximize, amsgrad, l2, nesterov, decay, replace;

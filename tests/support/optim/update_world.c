@@ -9,7 +9,7 @@
 #include "support/elements.h"
 #include "support/testing.h"
 
-#define GUARD 9 /* elements before the first and after the last piece: odd, so that nothing is aligned by chance */
+#define GUARD 9 /* elements before the first and after the last rectangle: odd, so that nothing is aligned by chance */
 
 /* Roundings on the longest way from an element's arrays to a result, all taken to fall the same way: AdamW with weight
  * decay in the gradient has 20. A few remain for a device that rounds a square root's reciprocal by itself. */
@@ -149,27 +149,27 @@ void world_advance(world *w, bool correct)
                                          correct, TCH_FACTOR_EMA));
 }
 
-/* --- pieces ------------------------------------------------------------------------------------------------------ */
+/* --- rectangles -------------------------------------------------------------------------------------------------- */
 
-int64_t world_index(const world *w, int64_t piece, ref_field field, int64_t i, int64_t j)
+int64_t world_index(const world *w, int64_t rect, ref_field field, int64_t i, int64_t j)
 {
-    const tch_piece *p = &w->pieces[piece];
+    const tch_rect *p = &w->rects[rect];
     if (!is_block(field)) {
-        return w->param_at[piece] + (int64_t)field % 3 + i * p->stride + j;
+        return w->param_at[rect] + (int64_t)field % 3 + i * p->stride + j;
     }
-    return w->block_at[piece] + (int64_t)field % 2 + (p->transposed ? j * p->block_ld + i : i * p->block_ld + j);
+    return w->block_at[rect] + (int64_t)field % 2 + (p->transposed ? j * p->block_ld + i : i * p->block_ld + j);
 }
 
-static void *device_at(const world *w, const world_field *memory, int64_t piece, ref_field field)
+static void *device_at(const world *w, const world_field *memory, int64_t rect, ref_field field)
 {
-    return (char *)memory->device + world_index(w, piece, field, 0, 0) * size_of(memory->type);
+    return (char *)memory->device + world_index(w, rect, field, 0, 0) * size_of(memory->type);
 }
 
-static void place_piece(world *w, const world_shape *shape, int64_t k, int64_t *param, int64_t *block)
+static void place_rect(world *w, const world_shape *shape, int64_t k, int64_t *param, int64_t *block)
 {
     int64_t block_rows = shape->transposed ? shape->cols : shape->rows;
     int64_t block_cols = shape->transposed ? shape->rows : shape->cols;
-    w->pieces[k] = (tch_piece){
+    w->rects[k] = (tch_rect){
         .rows = shape->rows,
         .cols = shape->cols,
         .stride = shape->cols + shape->gap,
@@ -183,13 +183,13 @@ static void place_piece(world *w, const world_shape *shape, int64_t k, int64_t *
     };
     w->param_at[k] = *param;
     w->block_at[k] = *block;
-    *param += shape->rows * w->pieces[k].stride + k % 4;
-    *block += block_rows * w->pieces[k].block_ld + k % 3;
+    *param += shape->rows * w->rects[k].stride + k % 4;
+    *block += block_rows * w->rects[k].block_ld + k % 3;
 }
 
-static void point_piece(world *w, int64_t k)
+static void point_rect(world *w, int64_t k)
 {
-    tch_piece *p = &w->pieces[k];
+    tch_rect *p = &w->rects[k];
     p->param = device_at(w, w->types.master ? &w->rounded : &w->field[REF_PARAM], k, REF_PARAM);
     p->master = w->types.master ? device_at(w, &w->field[REF_PARAM], k, REF_PARAM) : NULL;
     p->grad = device_at(w, &w->field[REF_GRAD], k, REF_GRAD);
@@ -224,14 +224,14 @@ world *world_open(tch_context *context, const world_types *types, const world_sh
     int64_t elements = 0;
     *w = (world){.context = context, .backend = context->backend, .types = *types, .count = count};
     CHECK_OK(w->backend->device->begin(context->state));
-    w->pieces = test_alloc((size_t)count * sizeof *w->pieces);
+    w->rects = test_alloc((size_t)count * sizeof *w->rects);
     w->param_at = test_alloc((size_t)count * sizeof *w->param_at);
     w->block_at = test_alloc((size_t)count * sizeof *w->block_at);
     w->clock_list = test_alloc((size_t)count * sizeof *w->clock_list);
     w->clocks = device_take(w, count * (int64_t)sizeof *w->clocks);
     w->blocks = (count + 1) / 2;
     for (int64_t k = 0; k < count; k++) {
-        place_piece(w, &shapes[k], k, &param, &block);
+        place_rect(w, &shapes[k], k, &param, &block);
         elements += shapes[k].rows * shapes[k].cols;
     }
     for (int f = 0; f < REF_FIELDS; f++) {
@@ -241,10 +241,10 @@ world *world_open(tch_context *context, const world_types *types, const world_sh
         open_field(w, &w->rounded, types->param, param + GUARD);
     }
     for (int64_t k = 0; k < count; k++) {
-        point_piece(w, k);
+        point_rect(w, k);
     }
     open_numbers(w, elements);
-    w->update = (tch_update){.pieces = w->pieces,
+    w->update = (tch_update){.rects = w->rects,
                              .count = count,
                              .real = types->real,
                              .param_type = types->param,
@@ -267,7 +267,7 @@ void world_close(world *w)
     for (int i = 0; i < 5; i++) {
         CHECK_OK(tch_memory_free(w->context, device[i]));
     }
-    free(w->pieces);
+    free(w->rects);
     free(w->param_at);
     free(w->block_at);
     free(w->clock_list);
@@ -287,11 +287,11 @@ static double fresh_number(ref_field field, test_random *random)
     return field == REF_PARAM ? x : field == REF_STATE_1 || field == REF_STATE_2 ? 0.05 * x * x : 0.2 * x;
 }
 
-static void fill_piece(world *w, int64_t k, ref_field field, test_random *random, double constant)
+static void fill_rect(world *w, int64_t k, ref_field field, test_random *random, double constant)
 {
     world_field *f = &w->field[field];
-    for (int64_t i = 0; i < w->pieces[k].rows; i++) {
-        for (int64_t j = 0; j < w->pieces[k].cols; j++) {
+    for (int64_t i = 0; i < w->rects[k].rows; i++) {
+        for (int64_t j = 0; j < w->rects[k].cols; j++) {
             int64_t index = world_index(w, k, field, i, j);
             double value = random != NULL ? fresh_number(field, random) : constant;
             test_encode(world_dtype(f->type), value, element_of(f, f->before, index));
@@ -307,7 +307,7 @@ void world_fill(world *w, test_random *random)
 {
     for (int64_t k = 0; k < w->count; k++) {
         for (int f = 0; f < REF_FIELDS; f++) {
-            fill_piece(w, k, (ref_field)f, random, 0);
+            fill_rect(w, k, (ref_field)f, random, 0);
         }
     }
 }
@@ -315,14 +315,14 @@ void world_fill(world *w, test_random *random)
 void world_fill_gradients(world *w, test_random *random)
 {
     for (int64_t k = 0; k < w->count; k++) {
-        fill_piece(w, k, REF_GRAD, random, 0);
+        fill_rect(w, k, REF_GRAD, random, 0);
     }
 }
 
 void world_fill_constant(world *w, ref_field field, double value)
 {
     for (int64_t k = 0; k < w->count; k++) {
-        fill_piece(w, k, field, NULL, value);
+        fill_rect(w, k, field, NULL, value);
     }
 }
 
@@ -357,7 +357,7 @@ static void check_element(world *w, int64_t k, int64_t i, int64_t j, const ref_e
         double got = test_decode(world_dtype(field->type), element_of(field, field->after, index));
         double error = fabs(got - e->value[f]);
         double most = allowed(w, field, e->value[f], e->size[f]);
-        CHECK(error <= most, "%s of piece %lld (%lld, %lld): %.9g, expected %.9g, off by %.3g, allowed %.3g",
+        CHECK(error <= most, "%s of rectangle %lld (%lld, %lld): %.9g, expected %.9g, off by %.3g, allowed %.3g",
               field_names[f], (long long)k, (long long)i, (long long)j, got, e->value[f], error, most);
         memcpy(element_of(field, field->before, index), element_of(field, field->after, index),
                (size_t)size_of(field->type));
@@ -379,9 +379,9 @@ static void check_bytes(const world_field *field, const char *name)
     }
 }
 
-static void setting_of_piece(world *w, int64_t k, const double *scales, const tch_clock *clock, ref_setting *s)
+static void setting_of_rect(world *w, int64_t k, const double *scales, const tch_clock *clock, ref_setting *s)
 {
-    const tch_piece *p = &w->pieces[k];
+    const tch_rect *p = &w->rects[k];
     const void *arrays[REF_FIELDS] = {p->param,    p->grad,     p->state[0], p->state[1],
                                       p->state[2], p->block[0], p->block[1]};
     for (int f = 0; f < REF_FIELDS; f++) {
@@ -425,9 +425,9 @@ void world_check(world *w, ref_update operation, const ref_setting *setting, con
     world_get(w, norms, w->norms, w->blocks * (int64_t)sizeof *norms);
     for (int64_t k = 0; k < w->count; k++) {
         ref_setting s = *setting;
-        setting_of_piece(w, k, scales, &clocks[k], &s);
-        for (int64_t i = 0; i < w->pieces[k].rows; i++) {
-            for (int64_t j = 0; j < w->pieces[k].cols; j++) {
+        setting_of_rect(w, k, scales, &clocks[k], &s);
+        for (int64_t i = 0; i < w->rects[k].rows; i++) {
+            for (int64_t j = 0; j < w->rects[k].cols; j++) {
                 ref_element e = element_before(w, k, i, j);
                 operation(&s, &e);
                 check_element(w, k, i, j, &e);
@@ -435,7 +435,7 @@ void world_check(world *w, ref_update operation, const ref_setting *setting, con
                 size += e.direction_size * e.direction_size;
             }
         }
-        terms += w->pieces[k].rows * w->pieces[k].cols;
+        terms += w->rects[k].rows * w->rects[k].cols;
         if (operation == ref_graft && (k % 2 == 1 || k + 1 == w->count)) {
             check_norm(w, norms, k / 2, sum, size, terms);
             sum = size = 0;

@@ -1,7 +1,7 @@
-/* Parameters, gradients, states and blocks on the device under test, as pieces for the operations of optimizers: all
- * arrays of a kind lie in one block of memory, each piece at an offset of its own that is aligned to nothing but the
- * element, with poison before, between and after the rows. A check compares every element of every array with the
- * reference, and every byte between them with what was there. */
+/* Parameters, gradients, states and blocks on the device under test, as rectangles for the operations of optimizers:
+ * all arrays of a kind lie in one block of memory, each rectangle at an offset of its own that is aligned to nothing
+ * but the element, with poison before, between and after the rows. A check compares every element of every array with
+ * the reference, and every byte between them with what was there. */
 #ifndef TORCHIUM_TESTS_UPDATE_WORLD_H
 #define TORCHIUM_TESTS_UPDATE_WORLD_H
 
@@ -41,22 +41,22 @@ typedef struct world {
     const tch_backend *backend;
     world_types types;
     int64_t count;
-    tch_update update; /* of all pieces; tests change it as they like */
-    tch_piece *pieces;
-    int64_t *param_at, *block_at; /* where each piece begins, in elements */
+    tch_update update; /* of all rectangles; tests change it as they like */
+    tch_rect *rects;
+    int64_t *param_at, *block_at; /* where each rectangle begins, in elements */
     world_field field[REF_FIELDS];
     world_field rounded; /* the parameter itself where there is a master copy */
-    tch_clock *clocks;   /* on the device, one for each piece */
+    tch_clock *clocks;   /* on the device, one for each rectangle */
     tch_clock **clock_list;
     world_numbers *numbers; /* on the device */
-    double *wanted, *norms; /* on the device, one for each piece */
+    double *wanted, *norms; /* on the device, one for each rectangle */
     int64_t blocks;
     void *scratch; /* for graft */
     int64_t scratch_bytes;
 } world;
 
-/* Every array is there; what a test wants to be missing it sets to NULL in the pieces. Two pieces that follow each
- * other belong to one block. */
+/* Every array is there; what a test wants to be missing it sets to NULL in the rectangles. Two rectangles that follow
+ * each other belong to one block. */
 world *world_open(tch_context *context, const world_types *types, const world_shape *shapes, int64_t count);
 void world_close(world *w);
 
@@ -79,11 +79,11 @@ void world_set_steps(world *w, double steps); /* of all clocks, not yet advanced
 void world_advance(world *w, bool correct);
 
 /* Fails the test unless `after` is what the operation makes of `before`. The setting's clock, factor and arrays are
- * taken from each piece. `scales` are those of the blocks, or NULL. */
+ * taken from each rectangle. `scales` are those of the blocks, or NULL. */
 void world_check(world *w, ref_update operation, const ref_setting *setting, const double *scales);
 
-/* The element (i, j) of a piece in a field. */
-int64_t world_index(const world *w, int64_t piece, ref_field field, int64_t i, int64_t j);
+/* The element (i, j) of a rectangle in a field. */
+int64_t world_index(const world *w, int64_t rect, ref_field field, int64_t i, int64_t j);
 
 tch_dtype world_dtype(tch_scalar type);
 

@@ -137,8 +137,8 @@ static double max_gap(const REAL *x, const REAL *y)
     return (double)largest;
 }
 
-/* The largest gap between a tile of rows and its mirror image above the diagonal, which is turned around in a buffer first, so
- * that the comparison runs along rows. Both are padded with zeros. */
+/* The largest gap between a tile of rows and its mirror image above the diagonal, which is turned around in a buffer
+ * first, so that the comparison runs along rows. Both are padded with zeros. */
 static void tile_gaps(const REAL *a, int64_t ld, int64_t i0, int64_t rows, int64_t j0, int64_t cols, double *largest)
 {
     REAL here[TILE][TILE] = {{0}};

@@ -89,8 +89,8 @@ static double reduce_matrix(const reduce_job *j, int64_t index, tch_reduction ki
     return result;
 }
 
-/* Squares of float64 entries beyond about 1e150 overflow and of those below 1e-150 vanish, so entries are divided by the
- * largest first; float32 entries cannot reach that far in float64 sums, and are spared the extra pass. */
+/* Squares of float64 entries beyond about 1e150 overflow and of those below 1e-150 vanish, so entries are divided by
+ * the largest first; float32 entries cannot reach that far in float64 sums, and are spared the extra pass. */
 static double frobenius(const reduce_job *j, int64_t index)
 {
     if (j->x->type != TCH_SCALAR_F64) {

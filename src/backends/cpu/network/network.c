@@ -8,7 +8,7 @@
 
 #include "backends/cpu/runtime/vector_clones.h"
 
-/* --- elementary functions ----------------------------------------------------------------------------------------- */
+/* --- elementary functions ---------------------------------------------------------------------------------------- */
 
 /* e^x for x <= 0 to 1e-7 of itself, 0 below the normal range. x = n ln 2 + r, and n is made by adding a number whose
  * last bit counts ones, so that no float is converted to an integer it may not fit into: NaN goes through. The
@@ -71,7 +71,7 @@ VECTOR_INLINE float normal_of(float x, float *density)
     return x < 0.0F ? tail : 1.0F - tail;
 }
 
-/* --- activations -------------------------------------------------------------------------------------------------- */
+/* --- activations ------------------------------------------------------------------------------------------------- */
 
 VECTOR_CLONES static void add_row(int64_t n, const float *bias, float *x)
 {
@@ -205,7 +205,7 @@ tch_status tchi_cpu_activation_backward(void *state, tch_activation activation, 
     return TCH_OK;
 }
 
-/* --- sums of columns ---------------------------------------------------------------------------------------------- */
+/* --- sums of columns --------------------------------------------------------------------------------------------- */
 
 #define STRIP 64 /* columns that are summed side by side, down all rows */
 
@@ -243,7 +243,7 @@ tch_status tchi_cpu_column_sums(void *state, const tch_matrices *x, const tch_ma
     return TCH_OK;
 }
 
-/* --- losses ------------------------------------------------------------------------------------------------------- */
+/* --- losses ------------------------------------------------------------------------------------------------------ */
 
 typedef struct loss_sums {
     double loss, right, skipped;

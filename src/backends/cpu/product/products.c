@@ -1,5 +1,5 @@
-/* Products: BLAS calls over a batch. The symmetric products compute the lower triangle and mirror it; operands of a 16-bit type
- * are widened a block at a time. */
+/* Products: BLAS calls over a batch. The symmetric products compute the lower triangle and mirror it; operands of a
+ * 16-bit type are widened a block at a time. */
 #include "backends/cpu/cpu.h"
 
 #include "backends/cpu/runtime/blas/parallel_blas.h"
@@ -34,7 +34,7 @@ static void gemm_one(void *argument, int64_t i, int thread)
     }
 }
 
-/* --- 16-bit operands ---------------------------------------------------------------------------------------------- */
+/* --- 16-bit operands --------------------------------------------------------------------------------------------- */
 
 /* Blocks of C, and of what is summed over, that are widened at once: small enough for the stack of a thread. */
 #define WIDE_ROWS 64
@@ -130,10 +130,10 @@ static int is_narrow(tch_scalar type)
     return type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
 }
 
-/* --- outer products ----------------------------------------------------------------------------------------------- */
+/* --- outer products ---------------------------------------------------------------------------------------------- */
 
-/* With nothing to sum over, C is as many rows as there are elements of A, each that element times B, and the time is that
- * of writing C. */
+/* With nothing to sum over, C is as many rows as there are elements of A, each that element times B, and the time is
+ * that of writing C. */
 static void outer_rows_of(const gemm_job *j, int64_t matrix, int64_t from, int64_t to)
 {
     const tchi_loops *loops = tchi_loops_for(j->c->type);
@@ -192,7 +192,7 @@ tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32
     return TCH_OK;
 }
 
-/* --- symmetric products ---------------------------------------------------------------------------------------------- */
+/* --- symmetric products ------------------------------------------------------------------------------------------ */
 
 typedef struct mirror_job {
     const tchi_loops *loops;

@@ -1,15 +1,16 @@
 /* Products A' B over a batch in which little is summed over, or of matrices that are small: the per-sample gradients.
- * BLAS reads C before it writes it, and prepares for more; here tiles are summed in registers. A batch is cut into blocks of
- * C, which no result depends on. */
+ * BLAS reads C before it writes it, and prepares for more; here tiles are summed in registers. A batch is cut into
+ * blocks of C, which no result depends on. */
 #define _DEFAULT_SOURCE
 #include "thin_product.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* How a result is written that is larger than what the caches may keep, as measured for 268 MB on two cores. Where its pages
- * are there, past the caches: 6.5 ms against 14.5. Where they have never been touched the kernel has to clear them, which it
- * does through the caches; being asked for all pages of a band at once, it took 107 ms, page by page 160. */
+/* How a result is written that is larger than what the caches may keep, as measured for 268 MB on two cores. Where its
+ * pages are there, past the caches: 6.5 ms against 14.5. Where they have never been touched the kernel has to clear
+ * them, which it does through the caches; being asked for all pages of a band at once, it took 107 ms, page by page
+ * 160. */
 #define LARGE ((int64_t)16 << 20)
 
 #ifndef MADV_POPULATE_WRITE /* since Linux 5.14; older kernels refuse it, and nothing is lost */

@@ -1,7 +1,7 @@
-/* C = alpha A' B with a tile of C in registers, for AVX-512. What is summed over is taken in bands whose strip of B stays in
- * the nearest cache. Operands are packed as the tiles read them, since rows that lie a power of two apart would drive each
- * other out of the cache, and by the first tile that reads them: copying costs next to nothing between its multiplications,
- * where a pass of its own took a tenth of the time. */
+/* C = alpha A' B with a tile of C in registers, for AVX-512. What is summed over is taken in bands whose strip of B
+ * stays in the nearest cache. Operands are packed as the tiles read them, since rows that lie a power of two apart
+ * would drive each other out of the cache, and by the first tile that reads them: copying costs next to nothing between
+ * its multiplications, where a pass of its own took a tenth of the time. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -50,9 +50,9 @@ static tile tile_at(const tchi_thin_job *j, int64_t row, int64_t col)
     return t;
 }
 
-/* The last three are constants: whether the strips are packed here or have been before, and whether the tile has no right
- * half. Factors that are being packed are read where they come from, as reading what has just been written was measured to
- * hold the loop up. */
+/* The last three are constants: whether the strips are packed here or have been before, and whether the tile has no
+ * right half. Factors that are being packed are read where they come from, as reading what has just been written was
+ * measured to hold the loop up. */
 static inline __attribute__((always_inline)) tile_sums sum_tile(const band *d, const tile *at, int pack_a, int pack_b,
                                                                 int narrow)
 {

@@ -1,7 +1,7 @@
-/* C = alpha A' B with a tile of C in registers, for the vectors of aarch64. The sums are short, so what counts is how C is
- * written: a row of a tile is one line of the cache, and of few terms tiles follow each other along the rows of C, which a
- * core notices and then writes the lines without reading them first. The instructions that ask for that are only a hint
- * here, so `past_caches` changes nothing. */
+/* C = alpha A' B with a tile of C in registers, for the vectors of aarch64. The sums are short, so what counts is how C
+ * is written: a row of a tile is one line of the cache, and of few terms tiles follow each other along the rows of C,
+ * which a core notices and then writes the lines without reading them first. The instructions that ask for that are
+ * only a hint here, so `past_caches` changes nothing. */
 #include <arm_neon.h>
 #include <string.h>
 
@@ -88,8 +88,8 @@ static inline __attribute__((always_inline)) void pack(int64_t inner, const floa
     }
 }
 
-/* A row of C of one term. What it needs is passed by value: read from a struct, it would be read again after every store,
- * and the loop, which writes a line in a dozen instructions, be bound by instructions instead of memory. */
+/* A row of C of one term. What it needs is passed by value: read from a struct, it would be read again after every
+ * store, and the loop, which writes a line in a dozen instructions, be bound by instructions instead of memory. */
 static inline __attribute__((always_inline)) void scaled_row(int64_t cols, float factor, const float *restrict b,
                                                              float *restrict c)
 {

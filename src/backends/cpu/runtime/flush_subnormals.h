@@ -22,8 +22,8 @@ static inline void restore_subnormals(unsigned before)
 #elif defined(__aarch64__)
 #include <stdint.h>
 
-/* Bit 24 of FPCR flushes results and reads operands as zero, both at once. The memory clobbers keep loads and stores, and
- * so the arithmetic between them, on their side of the change. */
+/* Bit 24 of FPCR flushes results and reads operands as zero, both at once. The memory clobbers keep loads and stores,
+ * and so the arithmetic between them, on their side of the change. */
 static inline unsigned flush_subnormals(void)
 {
     uint64_t before;

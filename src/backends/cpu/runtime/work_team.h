@@ -29,8 +29,8 @@ typedef struct work_team {
 /* Pauses before sleeping: about 0.1 ms where a pause takes 140 cycles, less where it is shorter. */
 enum { TEAM_SPINS = 1500 };
 
-/* On aarch64 "yield" is nothing at all on most processors; "isb", which waits until the pipeline is empty, comes near to a
- * pause. */
+/* On aarch64 "yield" is nothing at all on most processors; "isb", which waits until the pipeline is empty, comes near
+ * to a pause. */
 static inline void team_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

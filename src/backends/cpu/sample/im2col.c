@@ -1,6 +1,6 @@
 /* What each output position of a convolution sees of the input, as rows of a matrix. For a position the places of the
- * kernel's taps are found once and then read in every channel; places outside the input are turned into places inside, or
- * into none, by the kind of padding. */
+ * kernel's taps are found once and then read in every channel; places outside the input are turned into places inside,
+ * or into none, by the kind of padding. */
 #include "backends/cpu/cpu.h"
 
 #include <string.h>

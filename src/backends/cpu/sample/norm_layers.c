@@ -22,7 +22,7 @@ int64_t tchi_cpu_normalized_scratch(const tchi_cpu_state *state, int64_t feature
     return (int64_t)state->threads * 2 * features * (int64_t)sizeof(double);
 }
 
-/* --- over contiguous numbers -------------------------------------------------------------------------------------- */
+/* --- over contiguous numbers ------------------------------------------------------------------------------------- */
 
 VECTOR_CLONES static double sum_of(int64_t n, const double *x)
 {
@@ -114,7 +114,7 @@ static void store(const normalized_job *j, const tch_matrices *out, int64_t samp
     }
 }
 
-/* --- features last: layer norm and RMS norm ----------------------------------------------------------------------- */
+/* --- features last: layer norm and RMS norm ---------------------------------------------------------------------- */
 
 static void add_position(const tch_normalized *layer, int64_t position, double *weight, double *bias)
 {
@@ -148,7 +148,7 @@ static void features_last(void *argument, int64_t sample, int thread)
     }
 }
 
-/* --- channels first: group norm ----------------------------------------------------------------------------------- */
+/* --- channels first: group norm ---------------------------------------------------------------------------------- */
 
 static void sum_channel(const normalized_job *j, int64_t sample, int64_t channel, statistics s)
 {
@@ -194,7 +194,7 @@ tch_status tchi_cpu_normalized_sums(void *state, const tch_normalized *layer, do
     return TCH_OK;
 }
 
-/* --- clipping ----------------------------------------------------------------------------------------------------- */
+/* --- clipping ---------------------------------------------------------------------------------------------------- */
 
 tch_status tchi_cpu_clip_weights(void *state, int64_t count, const double *norms, double most, double *weights)
 {

@@ -63,7 +63,7 @@ static void gram_lower(const tchi_cpu_state *state, tch_scalar type, view x, int
     }
 }
 
-/* --- one sample --------------------------------------------------------------------------------------------------- */
+/* --- one sample -------------------------------------------------------------------------------------------------- */
 
 typedef struct sample {
     const tchi_cpu_state *state;
@@ -176,10 +176,10 @@ static terms terms_of_positions(const sample *s)
     return all;
 }
 
-/* --- one sample of float32 once more, in float64 ------------------------------------------------------------------- */
+/* --- one sample of float32 once more, in float64 ----------------------------------------------------------------- */
 
-/* Blocks of float64, two for inner products and two for what they are made of, a panel of so many columns at a time: they
- * take the room of the two blocks of float32. */
+/* Blocks of float64, two for inner products and two for what they are made of, a panel of so many columns at a time:
+ * they take the room of the two blocks of float32. */
 #define FINE (BLOCK / 2)
 #define FINE_SIZE (FINE * FINE)
 _Static_assert(4 * FINE_SIZE * sizeof(double) <= 2 * BLOCK * BLOCK * sizeof(float), "norms_room has room for them");
@@ -224,7 +224,7 @@ static double fine_norm(const sample *s)
     return sum;
 }
 
-/* --- either form -------------------------------------------------------------------------------------------------- */
+/* --- either form ------------------------------------------------------------------------------------------------- */
 
 static double norm_by_tiles(const sample *s)
 {
@@ -242,12 +242,12 @@ static double norm_by_tiles(const sample *s)
     return sum;
 }
 
-/* Terms may be so many times larger than their sum, all added up, before it is taken anew. Of independent numbers they are
- * a few times larger, and T / sqrt(p) times where all inputs point one way. */
+/* Terms may be so many times larger than their sum, all added up, before it is taken anew. Of independent numbers they
+ * are a few times larger, and T / sqrt(p) times where all inputs point one way. */
 #define MOST_CANCELED 256
 
-/* A sum of float32 terms that cancel is taken again in float64; one of float64, by tiles of the gradient, whose error grows
- * with the root of what cancels. What is not finite stays as it is. */
+/* A sum of float32 terms that cancel is taken again in float64; one of float64, by tiles of the gradient, whose error
+ * grows with the root of what cancels. What is not finite stays as it is. */
 static double norm_by_positions(const sample *s)
 {
     terms t = terms_of_positions(s);
@@ -263,7 +263,7 @@ static int positions_are_fewer(int64_t positions, int64_t d, int64_t p)
     return (double)positions * (double)(d + p) < 2.0 * (double)p * (double)d;
 }
 
-/* --- sample_norms ------------------------------------------------------------------------------------------------- */
+/* --- sample_norms ------------------------------------------------------------------------------------------------ */
 
 typedef struct norms_job {
     const tchi_cpu_state *state;
@@ -345,7 +345,7 @@ tch_status tchi_cpu_sample_norms(void *state, const tch_matrices *a, const tch_m
     return TCH_OK;
 }
 
-/* --- sample_squares ----------------------------------------------------------------------------------------------- */
+/* --- sample_squares ---------------------------------------------------------------------------------------------- */
 
 #define SQUARES_ROWS 64
 #define SQUARES_COLS 256

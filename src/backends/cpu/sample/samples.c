@@ -20,7 +20,7 @@ static int64_t run_length(int64_t columns, int64_t from)
     return columns - from < RUN ? columns - from : RUN;
 }
 
-/* --- sample_sums -------------------------------------------------------------------------------------------------- */
+/* --- sample_sums ------------------------------------------------------------------------------------------------- */
 
 VECTOR_CLONES static void add_run(int64_t n, const double *restrict x, double *restrict sums)
 {
@@ -95,7 +95,7 @@ tch_status tchi_cpu_sample_sums(void *state, const tch_matrices *x, double scale
     return TCH_OK;
 }
 
-/* --- inner products ----------------------------------------------------------------------------------------------- */
+/* --- inner products ---------------------------------------------------------------------------------------------- */
 
 #define LANES 8 /* sums that run side by side */
 
@@ -206,7 +206,7 @@ tch_status tchi_cpu_pair_dots(void *state, const tch_matrices *x, const tch_matr
     return TCH_OK;
 }
 
-/* --- block_dots --------------------------------------------------------------------------------------------------- */
+/* --- block_dots -------------------------------------------------------------------------------------------------- */
 
 typedef struct block_job {
     const tch_matrices *x, *y, *out;
@@ -280,7 +280,7 @@ tch_status tchi_cpu_block_dots(void *state, const tch_matrices *x, const tch_mat
     return TCH_OK;
 }
 
-/* --- weigh_samples ------------------------------------------------------------------------------------------------ */
+/* --- weigh_samples ----------------------------------------------------------------------------------------------- */
 
 typedef struct weigh_job {
     const tch_matrices *x, *out;

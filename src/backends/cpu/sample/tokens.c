@@ -1,6 +1,6 @@
 /* Sums over the positions of a token: what gradients of embeddings are made of. Positions are brought into the order of
- * their tokens by a radix sort that keeps equal ones in place, so that a row is summed by one thread, in float64, in the
- * order of the positions, and results do not depend on the number of threads. */
+ * their tokens by a radix sort that keeps equal ones in place, so that a row is summed by one thread, in float64, in
+ * the order of the positions, and results do not depend on the number of threads. */
 #include "backends/cpu/cpu.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 
 #define STRIP 256 /* columns summed side by side, in a buffer that stays in the nearest cache */
 
-/* --- tokens in order ---------------------------------------------------------------------------------------------- */
+/* --- tokens in order --------------------------------------------------------------------------------------------- */
 
 /* Position `place` of the batch, counted through all samples, holds `token`. */
 typedef struct occurrence {
@@ -87,7 +87,7 @@ static int64_t run_length(const occurrence *list, int64_t count)
     return length;
 }
 
-/* --- sums of rows ------------------------------------------------------------------------------------------------- */
+/* --- sums of rows ------------------------------------------------------------------------------------------------ */
 
 VECTOR_CLONES static void add_floats(int64_t n, double factor, const float *restrict x, double *restrict sums)
 {
@@ -113,7 +113,8 @@ VECTOR_CLONES static double dot_floats(int64_t n, const float *x, const float *y
     return sum;
 }
 
-/* Columns [column, column + n) of the row of G at a place: as they are, or widened to float32 where they are narrower. */
+/* Columns [column, column + n) of the row of G at a place: as they are, or widened to float32 where they are
+ * narrower. */
 static const void *row_part(const tch_matrices *g, int64_t place, int64_t column, int64_t n, float *buffer)
 {
     const char *row = tchi_cpu_row(g, place / g->rows, place % g->rows);
@@ -152,7 +153,7 @@ static occurrence *list_of_thread(const token_job *j, void *scratch, int thread)
     return (occurrence *)scratch + 2 * j->tokens->cols * thread;
 }
 
-/* --- norms -------------------------------------------------------------------------------------------------------- */
+/* --- norms ------------------------------------------------------------------------------------------------------- */
 
 typedef struct norms_job {
     token_job base;
@@ -196,7 +197,7 @@ tch_status tchi_cpu_token_norms(void *state, const tch_matrices *tokens, int64_t
     return TCH_OK;
 }
 
-/* --- sums --------------------------------------------------------------------------------------------------------- */
+/* --- sums -------------------------------------------------------------------------------------------------------- */
 
 #define ROWS_AT_ONCE 64 /* of the embedding: what a thread takes at a time, since some tokens are far more frequent */
 
@@ -319,7 +320,7 @@ tch_status tchi_cpu_token_sums(void *state, const tch_matrices *tokens, int64_t 
     return TCH_OK;
 }
 
-/* --- inner products with rows of a matrix ------------------------------------------------------------------------- */
+/* --- inner products with rows of a matrix ------------------------------------------------------------------------ */
 
 typedef struct dots_job {
     token_job base;

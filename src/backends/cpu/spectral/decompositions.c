@@ -76,7 +76,8 @@ static void put(const tch_matrices *w, int64_t b, int64_t i, double value)
     }
 }
 
-/* Eigenvalue i becomes the power of its place. A power that is not finite, once stored, is that of zero, or too large. */
+/* Eigenvalue i becomes the power of its place. A power that is not finite, once stored, is that of zero, or too
+ * large. */
 static int32_t raise(const tch_spectrum_map *map, const tch_matrices *w, int64_t b, int64_t i, double added)
 {
     double base = get(w, b, i) + added;

@@ -7,16 +7,16 @@
 
 #define MOST_STEPS 96
 
-/* Squares of numbers of this size, and of its inverse, stay far inside float64. An estimate beyond is made again with the
- * matrix in another unit, for which it is the vectors that are scaled: A (2^k v). One unit reaches from here to the end
- * of the range. */
+/* Squares of numbers of this size, and of its inverse, stay far inside float64. An estimate beyond is made again with
+ * the matrix in another unit, for which it is the vectors that are scaled: A (2^k v). One unit reaches from here to the
+ * end of the range. */
 #define SAFE 0x1p+460
 #define UNIT_LARGE 0x1p-600
 #define UNIT_SMALL 0x1p+600
 
 /* What the residual must fall below, however rough an estimate is asked for. A start whose part along the largest
- * eigenvector is smaller than the threshold settles on the second largest and looks converged: at 3e-3 that happened to 11
- * of 2100 random matrices of rank 3 to 18, whose roots then failed. */
+ * eigenvector is smaller than the threshold settles on the second largest and looks converged: at 3e-3 that happened to
+ * 11 of 2100 random matrices of rank 3 to 18, whose roots then failed. */
 #define SURE 1e-4
 
 typedef struct lanczos_job {
@@ -115,7 +115,8 @@ static void multiply(const lanczos_job *j, int64_t index, const double *v, doubl
     tchi_cpu_split(j->state, j->x->rows, 2.0 * n * n, product_rows, &product);
 }
 
-/* One step: alpha, and the next vector in place of the one before last. Returns beta, 0 where the space is exhausted. */
+/* One step: alpha, and the next vector in place of the one before last. Returns beta, 0 where the space is
+ * exhausted. */
 static double lanczos_step(int64_t n, const double *v, double *before, double *w, double beta, double *alpha)
 {
     double sum = 0;

@@ -84,8 +84,8 @@ static void multiply_block(const residual_job *j, const tch_matrices *m, int64_t
     *spare = swap;
 }
 
-/* Size of the probes. For p = 1 the rows of X alone may sum up to more than float64 holds although no eigenvalue does; a
- * power of two this much below 1 changes nothing else. */
+/* Size of the probes. For p = 1 the rows of X alone may sum up to more than float64 holds although no eigenvalue does;
+ * a power of two this much below 1 changes nothing else. */
 static double probe_size(int32_t root)
 {
     return root == 1 ? 0x1p-8 : 1.0;

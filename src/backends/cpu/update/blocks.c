@@ -1,6 +1,6 @@
 /* What second-order optimizers do between parameters and blocks: gradients go into blocks, directions come out of them.
  * Products are done elsewhere; everything here is element by element. */
-#include "pieces.h"
+#include "rects.h"
 
 #include <math.h>
 #include <string.h>
@@ -26,7 +26,7 @@ static void filter_run(tchi_cpu_run *run, tch_filter filter, const void *g, void
     if (filter == TCH_FILTER_NESTEROV) {
         run->loops->combine(run->n, beta1, s, 1.0 - beta1, g, out);
     } else {
-        run->loops->scale(run->n, 1.0 / run->piece->clock->correction1, s, out);
+        run->loops->scale(run->n, 1.0 / run->rect->clock->correction1, s, out);
     }
 }
 
@@ -81,7 +81,7 @@ static void rotated_adam_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const block_job *job = argument;
     const tch_hyper *h = job->update->hyper;
-    double factor = sqrt(chunk->piece->clock->correction2) / chunk->piece->clock->correction1;
+    double factor = sqrt(chunk->rect->clock->correction2) / chunk->rect->clock->correction1;
     tchi_cpu_tile gradient, direction;
     tchi_cpu_run run;
     tchi_cpu_tile_open(&gradient, job->update, chunk, 0, true);
@@ -138,13 +138,13 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const block_job *job = argument;
     const tch_hyper *h = job->update->hyper;
-    const tch_piece *piece = chunk->piece;
-    bool momentum = h->momentum != 0.0 && piece->state[2] != NULL;
+    const tch_rect *rect = chunk->rect;
+    bool momentum = h->momentum != 0.0 && rect->state[2] != NULL;
     double keep = job->decay ? 1.0 - h->lr * h->weight_decay : 1.0;
-    double own_scale = scale_of(job, piece->block_index);
+    double own_scale = scale_of(job, rect->block_index);
     tchi_cpu_tile direction;
     tchi_cpu_run run;
-    tchi_cpu_tile_open(&direction, job->update, chunk, piece->block[1] != NULL ? 1 : 0, true);
+    tchi_cpu_tile_open(&direction, job->update, chunk, rect->block[1] != NULL ? 1 : 0, true);
     tchi_cpu_run_begin(&run, job->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         double scale = own_scale;
@@ -153,7 +153,7 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
         if (momentum) {
             d = with_momentum(&run, d, &scale, job->nesterov);
         }
-        run.loops->combine(run.n, keep, p, -h->lr * (double)piece->factor * scale, d, p);
+        run.loops->combine(run.n, keep, p, -h->lr * (double)rect->factor * scale, d, p);
         tchi_cpu_run_store_param(&run, p);
     }
 }

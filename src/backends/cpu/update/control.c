@@ -1,6 +1,6 @@
 /* What decides about a step: numbers, clocks, gradients that are not finite, loss scales; and factors, whose weights
  * the clocks hold. Few numbers each, except where gradients are looked at. */
-#include "pieces.h"
+#include "rects.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -69,7 +69,7 @@ static void find_chunk(void *argument, const tchi_cpu_chunk *chunk)
     tchi_cpu_run run;
     tchi_cpu_run_begin(&run, job->update, chunk);
     while (tchi_cpu_run_next(&run)) {
-        if (count_nonfinite(&run, (const char *)chunk->piece->grad + run.at * size) > 0) {
+        if (count_nonfinite(&run, (const char *)chunk->rect->grad + run.at * size) > 0) {
             atomic_store_explicit(&job->found, 1, memory_order_relaxed);
         }
     }
@@ -95,7 +95,7 @@ static void unscale_chunk(void *argument, const tchi_cpu_chunk *chunk)
     tchi_cpu_run run;
     tchi_cpu_run_begin(&run, u, chunk);
     while (tchi_cpu_run_next(&run)) {
-        char *stored = (char *)chunk->piece->grad + run.at * size;
+        char *stored = (char *)chunk->rect->grad + run.at * size;
         const void *g = stored;
         if (u->grad_type != u->real) {
             tchi_convert(run.n, u->real, run.gradient, u->grad_type, stored);

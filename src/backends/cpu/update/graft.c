@@ -1,6 +1,7 @@
 /* Grafting: another optimizer's step, of which the norm is taken and the direction is not. Norms are summed chunk by
- * chunk, then from chunk to chunk in the order of the pieces, so that they do not depend on the number of threads. */
-#include "pieces.h"
+ * chunk, then from chunk to chunk in the order of the rectangles, so that they do not depend on the number of
+ * threads. */
+#include "rects.h"
 
 #include <math.h>
 
@@ -19,7 +20,7 @@ static const void *graft_run(tchi_cpu_run *run, tch_graft kind, const void *g, c
         return f;
     }
     bool sum = kind == TCH_GRAFT_ADAGRAD;
-    double root = kind == TCH_GRAFT_ADAM ? 1.0 / sqrt(run->piece->clock->graft) : 1.0;
+    double root = kind == TCH_GRAFT_ADAM ? 1.0 / sqrt(run->rect->clock->graft) : 1.0;
     void *v = tchi_cpu_run_state(run, 1);
     run->steps->square(run->n, sum ? 1.0 : h->graft_beta2, sum ? 1.0 : 1.0 - h->graft_beta2, g, v);
     run->steps->whiten(run->n, root, h->graft_eps, 1.0, v, f, out);
@@ -29,7 +30,7 @@ static const void *graft_run(tchi_cpu_run *run, tch_graft kind, const void *g, c
 static void graft_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const graft_job *job = argument;
-    int which = chunk->piece->block[1] != NULL ? 1 : 0;
+    int which = chunk->rect->block[1] != NULL ? 1 : 0;
     tchi_cpu_tile gradient, direction;
     tchi_cpu_run run;
     double sum = 0;
@@ -48,16 +49,16 @@ static void graft_chunk(void *argument, const tchi_cpu_chunk *chunk)
     }
 }
 
-/* Pieces of one block follow each other, and so do the sums of their chunks. */
+/* Rectangles of one block follow each other, and so do the sums of their chunks. */
 static void finish_norms(const tch_update *update, const double *parts, double *norms)
 {
     double sum = 0;
     for (int64_t k = 0; k < update->count; k++) {
-        int32_t block = update->pieces[k].block_index;
-        for (int64_t left = tchi_cpu_chunks_of(&update->pieces[k], true); left > 0; left--) {
+        int32_t block = update->rects[k].block_index;
+        for (int64_t left = tchi_cpu_chunks_of(&update->rects[k], true); left > 0; left--) {
             sum += *parts++;
         }
-        if (k + 1 == update->count || update->pieces[k + 1].block_index != block) {
+        if (k + 1 == update->count || update->rects[k + 1].block_index != block) {
             norms[block] = sqrt(sum);
             sum = 0;
         }
@@ -75,7 +76,7 @@ tch_status tchi_cpu_graft(void *state, const tch_update *update, tch_graft kind,
     return TCH_OK;
 }
 
-int64_t tchi_cpu_graft_scratch(int64_t elements, int64_t pieces)
+int64_t tchi_cpu_graft_scratch(int64_t elements, int64_t rects)
 {
-    return tchi_cpu_chunks_at_most(elements, pieces) * (int64_t)sizeof(double);
+    return tchi_cpu_chunks_at_most(elements, rects) * (int64_t)sizeof(double);
 }

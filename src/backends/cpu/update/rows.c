@@ -1,7 +1,7 @@
-/* NorMuon: second moments of the rows of a direction, and the step with every row divided by the root of its own. A row is
- * one of the parameter's matrix, which lies along the rows of its block or along the columns. Every sum is one thread's,
- * from its first element to its last, so that results do not depend on the number of threads. */
-#include "pieces.h"
+/* NorMuon: second moments of the rows of a direction, and the step with every row divided by the root of its own. A row
+ * is one of the parameter's matrix, which lies along the rows of its block or along the columns. Every sum is one
+ * thread's, from its first element to its last, so that results do not depend on the number of threads. */
+#include "rects.h"
 
 #include <math.h>
 
@@ -15,28 +15,28 @@ typedef struct row_job {
 
 /* --- moments ---------------------------------------------------------------------------------------------------- */
 
-/* A piece as `count` rows of `length` elements; along one of them elements follow each other, along the other they are
- * block_ld apart. Rows without elements are none. */
-static int64_t row_count(const tch_piece *piece)
+/* A rectangle as `count` rows of `length` elements; along one of them elements follow each other, along the other they
+ * are block_ld apart. Rows without elements are none. */
+static int64_t row_count(const tch_rect *rect)
 {
-    bool empty = piece->rows == 0 || piece->cols == 0;
-    return empty ? 0 : piece->by_column ? piece->cols : piece->rows;
+    bool empty = rect->rows == 0 || rect->cols == 0;
+    return empty ? 0 : rect->by_column ? rect->cols : rect->rows;
 }
 
-static int64_t row_length(const tch_piece *piece)
+static int64_t row_length(const tch_rect *rect)
 {
-    return piece->by_column ? piece->rows : piece->cols;
+    return rect->by_column ? rect->rows : rect->cols;
 }
 
-static bool rows_follow_memory(const tch_piece *piece)
+static bool rows_follow_memory(const tch_rect *rect)
 {
-    return (piece->by_column != 0) == (piece->transposed != 0);
+    return (rect->by_column != 0) == (rect->transposed != 0);
 }
 
 /* Elements of the block from number `first` on, in the type of the arithmetic. */
-static const void *read_block(const tch_update *u, const tch_piece *piece, int64_t first, int64_t n, void *buffer)
+static const void *read_block(const tch_update *u, const tch_rect *rect, int64_t first, int64_t n, void *buffer)
 {
-    const char *from = (const char *)piece->block[0] + first * tchi_cpu_size(u->block_type);
+    const char *from = (const char *)rect->block[0] + first * tchi_cpu_size(u->block_type);
     if (u->block_type == u->real) {
         return from;
     }
@@ -44,82 +44,82 @@ static const void *read_block(const tch_update *u, const tch_piece *piece, int64
     return buffer;
 }
 
-static double sum_row(const tch_update *u, const tch_piece *piece, int64_t row)
+static double sum_row(const tch_update *u, const tch_rect *rect, int64_t row)
 {
     const tchi_loops *loops = tchi_loops_for(u->real);
     _Alignas(64) char buffer[TCHI_CPU_RUN * sizeof(double)];
-    int64_t length = row_length(piece);
+    int64_t length = row_length(rect);
     double sum = 0;
     for (int64_t at = 0; at < length; at += TCHI_CPU_RUN) {
         int64_t n = length - at < TCHI_CPU_RUN ? length - at : TCHI_CPU_RUN;
-        sum += loops->sum_squares(n, 1.0, read_block(u, piece, row * piece->block_ld + at, n, buffer));
+        sum += loops->sum_squares(n, 1.0, read_block(u, rect, row * rect->block_ld + at, n, buffer));
     }
     return sum;
 }
 
 /* Of n rows from `first` on, one beside the other in memory. */
-static void sum_columns(const tch_update *u, const tch_piece *piece, int64_t first, int64_t n, double *sums)
+static void sum_columns(const tch_update *u, const tch_rect *rect, int64_t first, int64_t n, double *sums)
 {
     const tchi_cpu_steps *steps = tchi_cpu_steps_for(u->real);
     _Alignas(64) char buffer[TCHI_CPU_RUN * sizeof(double)];
     for (int64_t k = 0; k < n; k++) {
         sums[k] = 0;
     }
-    for (int64_t i = 0; i < row_length(piece); i++) {
-        steps->add_squares(n, read_block(u, piece, i * piece->block_ld + first, n, buffer), sums);
+    for (int64_t i = 0; i < row_length(rect); i++) {
+        steps->add_squares(n, read_block(u, rect, i * rect->block_ld + first, n, buffer), sums);
     }
 }
 
-static double moment_at(const tch_update *u, const tch_piece *piece, int64_t row)
+static double moment_at(const tch_update *u, const tch_rect *rect, int64_t row)
 {
-    return u->real == TCH_SCALAR_F64 ? ((const double *)piece->state[1])[row]
-                                     : (double)((const float *)piece->state[1])[row];
+    return u->real == TCH_SCALAR_F64 ? ((const double *)rect->state[1])[row]
+                                     : (double)((const float *)rect->state[1])[row];
 }
 
 /* v takes the row in, as it is stored; what the row adds to the squared norm of the direction. */
-static double take_row(const tch_update *u, const tch_piece *piece, int64_t row, double sum)
+static double take_row(const tch_update *u, const tch_rect *rect, int64_t row, double sum)
 {
     double beta2 = u->hyper->beta2;
-    double v = beta2 * moment_at(u, piece, row) + (1.0 - beta2) * sum / (double)row_length(piece);
+    double v = beta2 * moment_at(u, rect, row) + (1.0 - beta2) * sum / (double)row_length(rect);
     if (u->real == TCH_SCALAR_F64) {
-        ((double *)piece->state[1])[row] = v;
+        ((double *)rect->state[1])[row] = v;
     } else {
-        ((float *)piece->state[1])[row] = (float)v;
+        ((float *)rect->state[1])[row] = (float)v;
     }
-    return tchi_rule_row_share(sum, moment_at(u, piece, row), u->hyper->eps);
+    return tchi_rule_row_share(sum, moment_at(u, rect, row), u->hyper->eps);
 }
 
-/* Rows [from, to) of a piece, whose parts begin at `parts`. */
-static void take_rows(const tch_update *u, const tch_piece *piece, int64_t from, int64_t to, double *parts)
+/* Rows [from, to) of a rectangle, whose parts begin at `parts`. */
+static void take_rows(const tch_update *u, const tch_rect *rect, int64_t from, int64_t to, double *parts)
 {
     double sums[TCHI_CPU_RUN];
-    bool follow = rows_follow_memory(piece);
+    bool follow = rows_follow_memory(rect);
     for (int64_t row = from; row < to;) {
         int64_t n = follow ? 1 : to - row < TCHI_CPU_RUN ? to - row : TCHI_CPU_RUN;
         if (follow) {
-            sums[0] = sum_row(u, piece, row);
+            sums[0] = sum_row(u, rect, row);
         } else {
-            sum_columns(u, piece, row, n, sums);
+            sum_columns(u, rect, row, n, sums);
         }
         for (int64_t k = 0; k < n; k++) {
-            parts[row + k] = take_row(u, piece, row + k, sums[k]);
+            parts[row + k] = take_row(u, rect, row + k, sums[k]);
         }
         row += n;
     }
 }
 
-/* The rows of all pieces are a line, of which this thread has [from, to). */
+/* The rows of all rectangles are a line, of which this thread has [from, to). */
 static void moments_range(void *argument, int64_t from, int64_t to)
 {
     const row_job *job = argument;
     int64_t at = 0;
     for (int64_t k = 0; k < job->update->count && at < to; k++) {
-        const tch_piece *piece = &job->update->pieces[k];
-        int64_t rows = row_count(piece);
+        const tch_rect *rect = &job->update->rects[k];
+        int64_t rows = row_count(rect);
         int64_t first = from > at ? from - at : 0;
         int64_t last = to - at < rows ? to - at : rows;
         if (first < last) {
-            take_rows(job->update, piece, first, last, job->parts + at);
+            take_rows(job->update, rect, first, last, job->parts + at);
         }
         at += rows;
     }
@@ -129,10 +129,10 @@ static void finish_norms(const tch_update *u, const double *parts, double *norms
 {
     for (int64_t k = 0; k < u->count; k++) {
         double sum = 0;
-        for (int64_t left = row_count(&u->pieces[k]); left > 0; left--) {
+        for (int64_t left = row_count(&u->rects[k]); left > 0; left--) {
             sum += *parts++;
         }
-        norms[u->pieces[k].block_index] = sqrt(sum);
+        norms[u->rects[k].block_index] = sqrt(sum);
     }
 }
 
@@ -142,8 +142,8 @@ tch_status tchi_cpu_row_moments(void *state, const tch_update *update, double *n
     int64_t rows = 0;
     double work = 0;
     for (int64_t k = 0; k < update->count; k++) {
-        rows += row_count(&update->pieces[k]);
-        work += 2.0 * (double)update->pieces[k].rows * (double)update->pieces[k].cols;
+        rows += row_count(&update->rects[k]);
+        work += 2.0 * (double)update->rects[k].rows * (double)update->rects[k].cols;
     }
     if (!tchi_cpu_is_skipped(update) && rows > 0) {
         tchi_cpu_split(state, rows, work, moments_range, &job);
@@ -154,7 +154,7 @@ tch_status tchi_cpu_row_moments(void *state, const tch_update *update, double *n
 
 /* --- the step --------------------------------------------------------------------------------------------------- */
 
-/* Elements [at, at + n) of a run, all in one row of the piece, which begin in its column `col`. */
+/* Elements [at, at + n) of a run, all in one row of the rectangle, which begin in its column `col`. */
 static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, int64_t col, double norm, const void *d,
                        void *p)
 {
@@ -162,24 +162,24 @@ static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, in
     const tch_hyper *h = u->hyper;
     int64_t size = tchi_cpu_size(u->real);
     double keep = 1.0 - h->lr * h->weight_decay;
-    double step = norm > 0.0 ? -h->lr * run->piece->factor / norm : 0.0;
+    double step = norm > 0.0 ? -h->lr * run->rect->factor / norm : 0.0;
     const char *from = (const char *)d + at * size;
     char *to = (char *)p + at * size;
-    if (!run->piece->by_column) {
-        double divisor = sqrt(moment_at(u, run->piece, row)) + h->eps;
+    if (!run->rect->by_column) {
+        double divisor = sqrt(moment_at(u, run->rect, row)) + h->eps;
         run->loops->combine(n, keep, to, divisor > 0.0 ? step / divisor : 0.0, from, to);
         return;
     }
-    run->steps->divide_by_roots(n, h->eps, (const char *)run->piece->state[1] + col * size, from, run->other);
+    run->steps->divide_by_roots(n, h->eps, (const char *)run->rect->state[1] + col * size, from, run->other);
     run->loops->combine(n, keep, to, step, run->other, to);
 }
 
-/* A dense piece may have been cut as one long row: a run is divided where one of its own begins. */
+/* A dense rectangle may have been cut as one long row: a run is divided where one of its own begins. */
 static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const row_job *job = argument;
-    const tch_piece *piece = chunk->piece;
-    double norm = job->norms[piece->block_index];
+    const tch_rect *rect = chunk->rect;
+    double norm = job->norms[rect->block_index];
     tchi_cpu_tile direction;
     tchi_cpu_run run;
     tchi_cpu_tile_open(&direction, job->update, chunk, 0, true);
@@ -188,9 +188,9 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
         const void *d = tchi_cpu_tile_run(&direction, &run);
         void *p = tchi_cpu_run_param(&run);
         for (int64_t at = 0; at < run.n;) {
-            int64_t row = (run.at + at) / piece->stride;
-            int64_t col = (run.at + at) % piece->stride;
-            int64_t n = piece->cols - col < run.n - at ? piece->cols - col : run.n - at;
+            int64_t row = (run.at + at) / rect->stride;
+            int64_t col = (run.at + at) % rect->stride;
+            int64_t n = rect->cols - col < run.n - at ? rect->cols - col : run.n - at;
             apply_part(&run, at, n, row, col, norm, d, p);
             at += n;
         }

@@ -1,6 +1,6 @@
 /* A run's numbers in the type of the arithmetic, and the way back: conversions, the gradient's scale and sign, master
  * copies, stochastic rounding, transposed blocks. Where memory has the right type already nothing is copied. */
-#include "pieces.h"
+#include "rects.h"
 
 static char *at_element(void *data, tch_scalar type, int64_t index)
 {
@@ -10,7 +10,7 @@ static char *at_element(void *data, tch_scalar type, int64_t index)
 void tchi_cpu_run_begin(tchi_cpu_run *run, const tch_update *update, const tchi_cpu_chunk *chunk)
 {
     run->update = update;
-    run->piece = chunk->piece;
+    run->rect = chunk->rect;
     run->loops = tchi_loops_for(update->real);
     run->steps = tchi_cpu_steps_for(update->real);
     run->chunk = chunk;
@@ -27,7 +27,7 @@ bool tchi_cpu_run_next(tchi_cpu_run *run)
     }
     int64_t left = chunk->cols - run->col;
     run->n = left < TCHI_CPU_RUN ? left : TCHI_CPU_RUN;
-    run->at = (chunk->row + run->row) * run->piece->stride + chunk->col + run->col;
+    run->at = (chunk->row + run->row) * run->rect->stride + chunk->col + run->col;
     return run->row < chunk->rows;
 }
 
@@ -36,9 +36,9 @@ bool tchi_cpu_run_next(tchi_cpu_run *run)
 /* The memory that holds the parameter in full, and its type. */
 static char *truth_of(const tchi_cpu_run *run, tch_scalar *type)
 {
-    bool mastered = run->piece->master != NULL;
+    bool mastered = run->rect->master != NULL;
     *type = mastered ? TCH_SCALAR_F32 : run->update->param_type;
-    return at_element(mastered ? run->piece->master : run->piece->param, *type, run->at);
+    return at_element(mastered ? run->rect->master : run->rect->param, *type, run->at);
 }
 
 void *tchi_cpu_run_param(tchi_cpu_run *run)
@@ -54,9 +54,9 @@ void *tchi_cpu_run_param(tchi_cpu_run *run)
 
 static void round_at_random(const tchi_cpu_run *run, const float *p, uint16_t *out)
 {
-    const tch_piece *piece = run->piece;
-    tchi_cpu_random_run random = {run->update->seed, (uint32_t)piece->parameter, (uint32_t)piece->clock->step,
-                                  piece->first + run->at};
+    const tch_rect *rect = run->rect;
+    tchi_cpu_random_run random = {run->update->seed, (uint32_t)rect->parameter, (uint32_t)rect->clock->step,
+                                  rect->first + run->at};
     run->steps->round_at_random(run->n, &random, p, out);
 }
 
@@ -70,8 +70,8 @@ void tchi_cpu_run_store_param(tchi_cpu_run *run, const void *p)
     } else if (type != u->real) {
         tchi_convert(run->n, type, truth, u->real, p);
     }
-    if (run->piece->master != NULL) {
-        tchi_convert(run->n, u->param_type, at_element(run->piece->param, u->param_type, run->at), type, truth);
+    if (run->rect->master != NULL) {
+        tchi_convert(run->n, u->param_type, at_element(run->rect->param, u->param_type, run->at), type, truth);
     }
 }
 
@@ -80,7 +80,7 @@ void tchi_cpu_run_store_param(tchi_cpu_run *run, const void *p)
 const void *tchi_cpu_run_gradient(tchi_cpu_run *run, const void *p, double decay)
 {
     const tch_update *u = run->update;
-    const void *g = at_element(run->piece->grad, u->grad_type, run->at);
+    const void *g = at_element(run->rect->grad, u->grad_type, run->at);
     double divisor = (u->grad_scale != NULL ? (double)*u->grad_scale : 1.0) * (u->maximize ? -1.0 : 1.0);
     if (u->grad_type != u->real) {
         tchi_convert(run->n, u->real, run->gradient, u->grad_type, g);
@@ -99,7 +99,7 @@ const void *tchi_cpu_run_gradient(tchi_cpu_run *run, const void *p, double decay
 
 void *tchi_cpu_run_state(const tchi_cpu_run *run, int index)
 {
-    return at_element(run->piece->state[index], run->update->real, run->at);
+    return at_element(run->rect->state[index], run->update->real, run->at);
 }
 
 /* --- blocks ----------------------------------------------------------------------------------------------------- */
@@ -113,16 +113,16 @@ typedef struct block_part {
 
 static block_part part_of(const tch_update *update, const tchi_cpu_chunk *chunk, int index)
 {
-    const tch_piece *piece = chunk->piece;
-    bool turned = piece->transposed;
-    int64_t first = turned ? chunk->col * piece->block_ld + chunk->row : chunk->row * piece->block_ld + chunk->col;
+    const tch_rect *rect = chunk->rect;
+    bool turned = rect->transposed;
+    int64_t first = turned ? chunk->col * rect->block_ld + chunk->row : chunk->row * rect->block_ld + chunk->col;
     return (block_part){
         .type = update->block_type,
         .real = update->real,
-        .data = at_element(piece->block[index], update->block_type, first),
+        .data = at_element(rect->block[index], update->block_type, first),
         .rows = turned ? chunk->cols : chunk->rows,
         .cols = turned ? chunk->rows : chunk->cols,
-        .ld = piece->block_ld,
+        .ld = rect->block_ld,
     };
 }
 
@@ -149,17 +149,17 @@ void tchi_cpu_tile_open(tchi_cpu_tile *tile, const tch_update *update, const tch
     char packed[TCHI_CPU_CHUNK * sizeof(double)];
     tile->data = NULL;
     tile->direct = false;
-    if (chunk->piece->block[index] == NULL) {
+    if (chunk->rect->block[index] == NULL) {
         return;
     }
     block_part part = part_of(update, chunk, index);
-    tile->direct = !chunk->piece->transposed && part.type == part.real;
+    tile->direct = !chunk->rect->transposed && part.type == part.real;
     tile->data = tile->direct ? part.data : tile->buffer;
     tile->ld = tile->direct ? part.ld : chunk->cols;
     if (tile->direct || !read) {
         return;
     }
-    if (!chunk->piece->transposed) {
+    if (!chunk->rect->transposed) {
         unpack(&part, tile->buffer);
         return;
     }
@@ -174,7 +174,7 @@ void tchi_cpu_tile_store(const tchi_cpu_tile *tile, const tch_update *update, co
         return;
     }
     block_part part = part_of(update, chunk, index);
-    if (!chunk->piece->transposed) {
+    if (!chunk->rect->transposed) {
         pack(&part, tile->buffer);
         return;
     }

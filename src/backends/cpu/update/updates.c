@@ -1,5 +1,5 @@
 /* AdamW, SGD and Lion: everything a step does to a parameter, in one pass over its memory. */
-#include "pieces.h"
+#include "rects.h"
 
 #include <math.h>
 #include <string.h>
@@ -11,17 +11,17 @@ typedef struct step_job {
 
 /* --- AdamW ------------------------------------------------------------------------------------------------------ */
 
-static tchi_cpu_adamw_numbers adamw_numbers(const tch_hyper *h, const tch_piece *piece, int32_t l2)
+static tchi_cpu_adamw_numbers adamw_numbers(const tch_hyper *h, const tch_rect *rect, int32_t l2)
 {
     return (tchi_cpu_adamw_numbers){
         .keep1 = h->beta1,
         .take1 = 1.0 - h->beta1,
         .keep2 = h->beta2,
         .take2 = 1.0 - h->beta2,
-        .root = 1.0 / sqrt(piece->clock->correction2),
+        .root = 1.0 / sqrt(rect->clock->correction2),
         .eps = h->eps,
         .decay = l2 ? 1.0 : 1.0 - h->lr * h->weight_decay,
-        .step = h->lr * (double)piece->factor / piece->clock->correction1,
+        .step = h->lr * (double)rect->factor / rect->clock->correction1,
     };
 }
 
@@ -29,7 +29,7 @@ static void adamw_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const step_job *job = argument;
     const tch_hyper *hyper = job->update->hyper;
-    tchi_cpu_adamw_numbers numbers = adamw_numbers(hyper, chunk->piece, job->l2);
+    tchi_cpu_adamw_numbers numbers = adamw_numbers(hyper, chunk->rect, job->l2);
     tchi_cpu_run run;
     tchi_cpu_run_begin(&run, job->update, chunk);
     while (tchi_cpu_run_next(&run)) {
@@ -57,7 +57,7 @@ static const void *with_momentum(tchi_cpu_run *run, const void *g, int32_t neste
 {
     const tch_hyper *h = run->update->hyper;
     void *buffer = tchi_cpu_run_state(run, 0);
-    if (run->piece->clock->step <= 1.0) {
+    if (run->rect->clock->step <= 1.0) {
         memcpy(buffer, g, (size_t)(run->n * tchi_cpu_size(run->update->real)));
     } else {
         run->loops->combine(run->n, h->momentum, buffer, 1.0 - h->dampening, g, buffer);
@@ -73,14 +73,14 @@ static void sgd_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const step_job *job = argument;
     const tch_hyper *hyper = job->update->hyper;
-    bool momentum = hyper->momentum != 0.0 && chunk->piece->state[0] != NULL;
+    bool momentum = hyper->momentum != 0.0 && chunk->rect->state[0] != NULL;
     tchi_cpu_run run;
     tchi_cpu_run_begin(&run, job->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
         const void *g = tchi_cpu_run_gradient(&run, p, hyper->weight_decay);
         const void *d = momentum ? with_momentum(&run, g, job->nesterov) : g;
-        run.loops->combine(run.n, 1.0, p, -hyper->lr * (double)chunk->piece->factor, d, p);
+        run.loops->combine(run.n, 1.0, p, -hyper->lr * (double)chunk->rect->factor, d, p);
         tchi_cpu_run_store_param(&run, p);
     }
 }
@@ -96,7 +96,7 @@ tch_status tchi_cpu_sgd(void *state, const tch_update *update, int32_t nesterov)
 
 /* --- Lion ------------------------------------------------------------------------------------------------------- */
 
-static tchi_cpu_lion_numbers lion_numbers(const tch_hyper *h, const tch_piece *piece)
+static tchi_cpu_lion_numbers lion_numbers(const tch_hyper *h, const tch_rect *rect)
 {
     return (tchi_cpu_lion_numbers){
         .keep1 = h->beta1,
@@ -104,14 +104,14 @@ static tchi_cpu_lion_numbers lion_numbers(const tch_hyper *h, const tch_piece *p
         .keep2 = h->beta2,
         .take2 = 1.0 - h->beta2,
         .decay = 1.0 - h->lr * h->weight_decay,
-        .step = h->lr * (double)piece->factor,
+        .step = h->lr * (double)rect->factor,
     };
 }
 
 static void lion_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
     const step_job *job = argument;
-    tchi_cpu_lion_numbers numbers = lion_numbers(job->update->hyper, chunk->piece);
+    tchi_cpu_lion_numbers numbers = lion_numbers(job->update->hyper, chunk->rect);
     tchi_cpu_run run;
     tchi_cpu_run_begin(&run, job->update, chunk);
     while (tchi_cpu_run_next(&run)) {

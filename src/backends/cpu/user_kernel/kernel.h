@@ -1,6 +1,7 @@
 /* Custom kernels on the CPU: what the files kernel*.c share. A kernel's way is kernel_compiler.c (which compiler),
- * kernel_source.c (the text), kernel_build.c (compiling it in a process of its own, kernel_process.c; kernel_files.c knows
- * what that has read, kernel_stack.c what its threads need), kernel_load.c (into this process) and kernel_launch.c (running it, with kernel_fibers.c where threads wait for each other). */
+ * kernel_source.c (the text), kernel_build.c (compiling it in a process of its own, kernel_process.c; kernel_files.c
+ * knows what that has read, kernel_stack.c what its threads need), kernel_load.c (into this process) and
+ * kernel_launch.c (running it, with kernel_fibers.c where threads wait for each other). */
 #ifndef TCHI_CPU_KERNEL_H
 #define TCHI_CPU_KERNEL_H
 
@@ -20,15 +21,16 @@ tch_status tchi_cpu_find_compiler(char path[TCHI_PATH_SIZE]);
 
 /* --- kernel_process.c -------------------------------------------------------------------------------------------- */
 
-/* Runs a program, with no shell between, until it ends or `seconds` have passed. What it prints goes to `log`, cut off at
- * its end with a NUL. Returns the exit status, 256 for a signal, TCHI_PROCESS_NOT_STARTED or TCHI_PROCESS_TOO_LONG. */
+/* Runs a program, with no shell between, until it ends or `seconds` have passed. What it prints goes to `log`, cut off
+ * at its end with a NUL. Returns the exit status, 256 for a signal, TCHI_PROCESS_NOT_STARTED or
+ * TCHI_PROCESS_TOO_LONG. */
 enum { TCHI_PROCESS_NOT_STARTED = -1, TCHI_PROCESS_TOO_LONG = -2 };
 int tchi_process_run(char *const *arguments, int seconds, char *log, size_t log_size);
 
 /* --- kernel_source.c --------------------------------------------------------------------------------------------- */
 
-/* What the compiler of the CPU is given in place of a user's source: the same text, line by line, but for two things that
- * no macro can change. */
+/* What the compiler of the CPU is given in place of a user's source: the same text, line by line, but for two things
+ * that no macro can change. */
 typedef struct tchi_cpu_source {
     char *text; /* of host->allocate, `size` bytes */
     size_t size;
@@ -79,8 +81,8 @@ typedef struct tchi_fibers tchi_fibers;
 tchi_fibers *tchi_fibers_create(void); /* NULL where memory is short */
 void tchi_fibers_destroy(tchi_fibers *fibers);
 
-/* Stacks for blocks of so many threads: whether there are enough, and making them, nonzero where memory is short, and then
- * there are none. */
+/* Stacks for blocks of so many threads: whether there are enough, and making them, nonzero where memory is short, and
+ * then there are none. */
 int tchi_fibers_fit(const tchi_fibers *fibers, int threads, size_t stack_bytes);
 int tchi_fibers_reserve(tchi_fibers *fibers, int threads, size_t stack_bytes);
 

@@ -1,6 +1,7 @@
-/* Compiling a kernel: texts written into a folder of our own, the compiler run on them, its output read back: the object,
- * what it needs of a stack, and which files were read. The folder is removed however it ends. The user's name and file reach the compiler inside the text only; options are arguments of their
- * own and begin with what kernel.h allows. */
+/* Compiling a kernel: texts written into a folder of our own, the compiler run on them, its output read back: the
+ * object, what it needs of a stack, and which files were read. The folder is removed however it ends. The user's name
+ * and file reach the compiler inside the text only; options are arguments of their own and begin with what kernel.h
+ * allows. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -248,9 +249,9 @@ static void add_option(command *c, const char *option)
     }
 }
 
-/* Contraction is what a GPU's compiler does too. Threads of one grid index with unsigned numbers and reinterpret memory at
- * will, so that types say nothing about what overlaps. A function with many local variables touches every page of them in
- * order, and so never passes over the guard below a stack. */
+/* Contraction is what a GPU's compiler does too. Threads of one grid index with unsigned numbers and reinterpret memory
+ * at will, so that types say nothing about what overlaps. A function with many local variables touches every page of
+ * them in order, and so never passes over the guard below a stack. */
 static void fill_command(command *c, const char *compiler, const work *w, const tch_kernel_text *text)
 {
     static const char *const fixed[] = {
@@ -295,8 +296,8 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
     add_path(c, w, "kernel.cpp");
 }
 
-/* In a step of its own, in which the options of the user have no part: with -ffast-math GCC would link a piece of code that
- * changes the arithmetic of whoever loads the object. */
+/* In a step of its own, in which the options of the user have no part: with -ffast-math GCC would link a piece of code
+ * that changes the arithmetic of whoever loads the object. */
 static void fill_link(command *c, const char *compiler, const work *w)
 {
     static const char *const fixed[] = {"-shared", "-Wl,-z,defs", "-Wl,--as-needed", "-o"};
@@ -307,7 +308,8 @@ static void fill_link(command *c, const char *compiler, const work *w)
     add_path(c, w, "kernel.o");
 }
 
-/* Where a compiler does not know how to tell what stacks need, which clang has learned in version 13, it is asked without. */
+/* Where a compiler does not know how to tell what stacks need, which clang has learned in version 13, it is asked
+ * without. */
 static int drop_stack_option(command *c, const char *log)
 {
     for (int i = 0; i < c->count && strstr(log, STACK_OPTION) != NULL; i++) {

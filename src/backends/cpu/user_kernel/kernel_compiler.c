@@ -1,5 +1,5 @@
-/* Which C++ compiler, and the line that names it, its environment and the processor in the cache's keys. The compiler is
- * not started for that line: its file's size and time change with its version, and are known in microseconds. */
+/* Which C++ compiler, and the line that names it, its environment and the processor in the cache's keys. The compiler
+ * is not started for that line: its file's size and time change with its version, and are known in microseconds. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <stdio.h>
@@ -23,8 +23,8 @@ static int is_program(const char *path)
     return stat(path, &about) == 0 && S_ISREG(about.st_mode) && access(path, X_OK) == 0;
 }
 
-/* A name with a slash is a path, any other is looked for in $PATH; its empty entries, which mean the current folder, are
- * passed over. */
+/* A name with a slash is a path, any other is looked for in $PATH; its empty entries, which mean the current folder,
+ * are passed over. */
 static int find_program(const char *name, char path[TCHI_PATH_SIZE])
 {
     if (strchr(name, '/') != NULL) {

@@ -1,12 +1,12 @@
-/* The threads of a block that wait for each other. Each runs on a stack of its own until it waits; when nobody can run, those
- * whose waiting is over are found, as CUDA has it: a thread that has returned counts as having come. A wait that can never
- * end is an error. One tchi_fibers serves one thread of the CPU, and keeps its stacks from block to block.
+/* The threads of a block that wait for each other. Each runs on a stack of its own until it waits; when nobody can run,
+ * those whose waiting is over are found, as CUDA has it: a thread that has returned counts as having come. A wait that
+ * can never end is an error. One tchi_fibers serves one thread of the CPU, and keeps its stacks from block to block.
  *
  * Stacks are not taken from the library's allocator: below each lies memory that must not be touched.
  *
  * Switching is a few instructions on x86-64 and aarch64, and swapcontext, which asks the kernel each time, elsewhere. A
- * test defines TCHI_FIBERS_UCONTEXT to try the latter on any processor, and an unknown TCHI_GUARD_ADVICE to try the guards
- * of older kernels. */
+ * test defines TCHI_FIBERS_UCONTEXT to try the latter on any processor, and an unknown TCHI_GUARD_ADVICE to try the
+ * guards of older kernels. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <stdio.h>
@@ -78,9 +78,9 @@ static void run_thread(tchi_fibers *f);
 
 #if defined(SWITCH_X86_64) || defined(SWITCH_AARCH64)
 
-/* Stores where it stands in *from and goes on at `to`: what the calling convention lets a function change is the compiler's
- * concern, the rest lies on the stack. A new stack begins in tchi_fiber_begin, with its argument in a register that was
- * loaded from there: r12 or x19. */
+/* Stores where it stands in *from and goes on at `to`: what the calling convention lets a function change is the
+ * compiler's concern, the rest lies on the stack. A new stack begins in tchi_fiber_begin, with its argument in a
+ * register that was loaded from there: r12 or x19. */
 void tchi_fiber_switch(void **from, void *to);
 void tchi_fiber_begin(void);
 void tchi_fiber_main(tchi_fibers *f);
@@ -136,8 +136,8 @@ __asm__(".text\n"
         "    hlt\n"
         ".size tchi_fiber_begin, . - tchi_fiber_begin\n");
 
-/* From below: the six registers in the order in which they are popped, the address to return to, and two words that leave
- * the stack aligned as a call wants it. */
+/* From below: the six registers in the order in which they are popped, the address to return to, and two words that
+ * leave the stack aligned as a call wants it. */
 static void set_up(tchi_fibers *f, int number)
 {
     uintptr_t *sp = top_of(f, number) - 9;
@@ -503,8 +503,8 @@ int tchi_fibers_fit(const tchi_fibers *f, int threads, size_t stack_bytes)
     return threads <= f->room && stack_bytes <= f->stack_bytes;
 }
 
-/* What there was is a part of what there will be, so that two kernels in turn do not map each time; or, where that is too
- * much, only what is wanted now. */
+/* What there was is a part of what there will be, so that two kernels in turn do not map each time; or, where that is
+ * too much, only what is wanted now. */
 int tchi_fibers_reserve(tchi_fibers *f, int threads, size_t stack_bytes)
 {
     size_t page = (size_t)page_size();

@@ -1,9 +1,9 @@
-/* What a compiler has read beside the source: headers of CPATH, of the system, of anywhere. It is kept in the image, and an
- * image from the cache counts only as long as every file is what it was.
+/* What a compiler has read beside the source: headers of CPATH, of the system, of anywhere. It is kept in the image,
+ * and an image from the cache counts only as long as every file is what it was.
  *
  * A file's contents decide. They are not read again where size, times and number are those from before: nobody but the
- * system sets the time of a file's last change. That holds only for a file that had been left alone for a while, since two
- * changes within one tick of the clock look like one. */
+ * system sets the time of a file's last change. That holds only for a file that had been left alone for a while, since
+ * two changes within one tick of the clock look like one. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@ typedef struct record {
     uint8_t digest[TCHI_SHA256_BYTES];
 } record;
 
-/* --- looking at a file -------------------------------------------------------------------------------------------- */
+/* --- looking at a file ------------------------------------------------------------------------------------------- */
 
 static int hash_open(int file, uint8_t digest[TCHI_SHA256_BYTES])
 {
@@ -73,8 +73,8 @@ static int is_later(const int64_t time[2], const struct timespec *than)
     return time[0] != than->tv_sec ? time[0] > than->tv_sec : time[1] > than->tv_nsec;
 }
 
-/* A file that was changed after the compiler was started may not be what it has read. The times of files are up to a tick,
- * some milliseconds, behind the clock, which is less than a compiler takes before it reads its first header. */
+/* A file that was changed after the compiler was started may not be what it has read. The times of files are up to a
+ * tick, some milliseconds, behind the clock, which is less than a compiler takes before it reads its first header. */
 static record describe(const char *path, const struct timespec *started)
 {
     record r;
@@ -97,7 +97,7 @@ static int is_same(const char *path, const record *before)
     return hash_file(path, r.digest) && memcmp(r.digest, before->digest, sizeof r.digest) == 0;
 }
 
-/* --- the list ----------------------------------------------------------------------------------------------------- */
+/* --- the list ---------------------------------------------------------------------------------------------------- */
 
 static tch_status have_room(tchi_cpu_files *files, size_t more)
 {
@@ -155,7 +155,7 @@ void tchi_cpu_files_release(tchi_cpu_files *files)
     *files = (tchi_cpu_files){NULL, 0, 0};
 }
 
-/* --- the compiler's list ------------------------------------------------------------------------------------------- */
+/* --- the compiler's list ----------------------------------------------------------------------------------------- */
 
 /* A name under way; what does not fit is counted only. */
 typedef struct name_writer {
@@ -177,9 +177,9 @@ static int is_blank(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* What a run of backslashes means goes by what follows: before a blank two stand for one and a single one for the blank,
- * one before # or : stands for nothing, one before the end of a line goes on with the next, and all others are part of the
- * name. Returns the place behind; *over where the name ends there. */
+/* What a run of backslashes means goes by what follows: before a blank two stand for one and a single one for the
+ * blank, one before # or : stands for nothing, one before the end of a line goes on with the next, and all others are
+ * part of the name. Returns the place behind; *over where the name ends there. */
 static const char *read_backslashes(const char *p, name_writer *w, int *over)
 {
     size_t count = strspn(p, "\\");

@@ -1,5 +1,5 @@
-/* Running a kernel: blocks are divided among the threads of the CPU. A kernel whose threads never wait runs in the loops
- * that were compiled into it; one whose threads do runs on fibers. */
+/* Running a kernel: blocks are divided among the threads of the CPU. A kernel whose threads never wait runs in the
+ * loops that were compiled into it; one whose threads do runs on fibers. */
 #define _POSIX_C_SOURCE 200809L
 #include <setjmp.h>
 #include <stdio.h>
@@ -183,8 +183,8 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What a thread of somebody else's kernel costs is not known before: the first launch is divided, later ones go by what a
- * block took the last time. Two threads are worth it from 8 microseconds on: a region is started in one or two. */
+/* What a thread of somebody else's kernel costs is not known before: the first launch is divided, later ones go by what
+ * a block took the last time. Two threads are worth it from 8 microseconds on: a region is started in one or two. */
 static double estimate_work(const tchi_cpu_kernel *kernel, int64_t blocks)
 {
     return kernel->block_seconds > 0.0 ? 5e10 * kernel->block_seconds * (double)blocks : 1e12;

@@ -1,5 +1,5 @@
-/* Bringing an image into the process, and taking it out again. The object is opened from memory where the system allows it,
- * so that nobody can change a file between writing and opening it. */
+/* Bringing an image into the process, and taking it out again. The object is opened from memory where the system allows
+ * it, so that nobody can change a file between writing and opening it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -56,8 +56,8 @@ static void *open_file(int file, const char *path, const char *data, size_t byte
     return write_all(file, data, bytes) == 0 ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
 }
 
-/* *held, where not negative, stays open as long as the object: the loader knows objects by their paths, and would give the
- * next one that comes with the same descriptor for this one. */
+/* *held, where not negative, stays open as long as the object: the loader knows objects by their paths, and would give
+ * the next one that comes with the same descriptor for this one. */
 static void *open_object(const char *data, size_t bytes, int *held)
 {
     char path[64];
@@ -155,7 +155,8 @@ void tchi_cpu_kernel_unload(void *state, void *kernel)
     tchi_cpu_host()->release(k, sizeof *k);
 }
 
-/* On the CPU a thread of a block is a turn of a loop: how many there are hardly matters, and blocks are what is divided. */
+/* On the CPU a thread of a block is a turn of a loop: how many there are hardly matters, and blocks are what is
+ * divided. */
 tch_status tchi_cpu_kernel_describe(void *state, void *kernel, tch_kernel_info *info, int32_t room,
                                     tch_kernel_parameter *parameters)
 {

@@ -1,6 +1,6 @@
-/* Running the compiler: a process with an argument vector, its words through a pipe, an end to waiting. It is the leader of
- * a process group, so that what it started ends with it, whether it closes its outputs, sleeps or goes on in the
- * background. */
+/* Running the compiler: a process with an argument vector, its words through a pipe, an end to waiting. It is the
+ * leader of a process group, so that what it started ends with it, whether it closes its outputs, sleeps or goes on in
+ * the background. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -64,8 +64,8 @@ static int start(char *const *arguments, int output, pid_t *child)
     return failed;
 }
 
-/* What the process prints: into the log as long as it fits, the rest is read and dropped, so that the writer is never held
- * up. */
+/* What the process prints: into the log as long as it fits, the rest is read and dropped, so that the writer is never
+ * held up. */
 typedef struct listener {
     int input;
     int over; /* nobody has the other end any more */

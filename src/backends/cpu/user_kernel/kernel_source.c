@@ -1,6 +1,6 @@
-/* What no macro can make C++ of: "extern __shared__ T name[]", an array of no size, becomes a pointer to the block's dynamic
- * shared memory; and the loop of a grid-stride kernel takes neighboring elements one after another (kernel_stride.c).
- * Lines stay lines, so that messages name the right ones. */
+/* What no macro can make C++ of: "extern __shared__ T name[]", an array of no size, becomes a pointer to the block's
+ * dynamic shared memory; and the loop of a grid-stride kernel takes neighboring elements one after another
+ * (kernel_stride.c). Lines stay lines, so that messages name the right ones. */
 #define _GNU_SOURCE /* memmem */
 #include <stdio.h>
 #include <string.h>
@@ -166,8 +166,8 @@ static void read_on(declaration *d, const tchi_token *token)
     d->is_void |= tchi_token_is(token, "void");
 }
 
-/* To a C++ compiler __global__ is no word: a function that lacks it would run here and not on a GPU. Where the function is not
- * seen, or a macro may have made it, the compiler decides. */
+/* To a C++ compiler __global__ is no word: a function that lacks it would run here and not on a GPU. Where the function
+ * is not seen, or a macro may have made it, the compiler decides. */
 static int lacks_global(const tchi_kernel_tokens *t, const char *name)
 {
     tchi_token wanted = last_name(name);

@@ -1,6 +1,6 @@
-/* How large the stacks of a block's threads must be. The compiler tells for every function that it did not inline; a chain
- * of calls has each of them once at most, unless a kernel calls itself, so that their sum is enough. Stacks cost only what is
- * touched of them: a sum that is too large does no harm. */
+/* How large the stacks of a block's threads must be. The compiler tells for every function that it did not inline; a
+ * chain of calls has each of them once at most, unless a kernel calls itself, so that their sum is enough. Stacks cost
+ * only what is touched of them: a sum that is too large does no harm. */
 #include "kernel.h"
 
 #include <stdlib.h>
@@ -11,8 +11,8 @@
 #define LEAST_BYTES 65536
 #define MOST_BYTES (TCHI_CPU_LOCAL_MOST + OTHERS_BYTES)
 
-/* "file:line:column:function \t bytes \t qualifiers"; the function may be anything. Where the compiler knows no bound the
- * stack becomes the largest there is. */
+/* "file:line:column:function \t bytes \t qualifiers"; the function may be anything. Where the compiler knows no bound
+ * the stack becomes the largest there is. */
 static void read_line(const char *line, size_t length, tchi_stack_use *use)
 {
     const char *tabs[2] = {NULL, NULL}; /* the last two */

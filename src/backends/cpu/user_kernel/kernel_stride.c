@@ -6,10 +6,10 @@
  * would stride through memory instead. Where the turns are independent the order does not matter, and the library takes
  * neighbors one after another.
  *
- * It must be certain: nothing of a turn may reach the next one of its thread, or see which thread it is. So the loop is all
- * there is in the kernel, its variable and the parameters are never changed, no reference to anything is taken, the words
- * threadIdx, blockIdx, blockDim and gridDim stand nowhere else, and macros that could hide any of this are absent. Everything
- * else runs thread after thread. */
+ * It must be certain: nothing of a turn may reach the next one of its thread, or see which thread it is. So the loop is
+ * all there is in the kernel, its variable and the parameters are never changed, no reference to anything is taken, the
+ * words threadIdx, blockIdx, blockDim and gridDim stand nowhere else, and macros that could hide any of this are
+ * absent. Everything else runs thread after thread. */
 #include "kernel_tokens.h"
 
 #define LONG_WORD 48 /* longer ones would not fit into the loops that take the place of this one */

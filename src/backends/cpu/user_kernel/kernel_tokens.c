@@ -32,7 +32,8 @@ static const char *end_of_text(const char *p)
     return *p == quote ? p + 1 : p;
 }
 
-/* R"mark( ... )mark", `p` at the quote. A mark has at most 16 characters; what has more is no raw text to a compiler. */
+/* R"mark( ... )mark", `p` at the quote. A mark has at most 16 characters; what has more is no raw text to a
+ * compiler. */
 static const char *end_of_raw_text(const char *p)
 {
     size_t mark = 0;

@@ -1,5 +1,5 @@
-/* The words of a source, as far as they must be known to rewrite it: comments are left out, a directive is one token, and
- * punctuation comes one character at a time. */
+/* The words of a source, as far as they must be known to rewrite it: comments are left out, a directive is one token,
+ * and punctuation comes one character at a time. */
 #ifndef TCHI_CPU_KERNEL_TOKENS_H
 #define TCHI_CPU_KERNEL_TOKENS_H
 
@@ -39,7 +39,8 @@ static inline int tchi_token_same(const tchi_token *a, const tchi_token *b)
     return a->size == b->size && memcmp(a->at, b->at, a->size) == 0;
 }
 
-/* A grid-stride loop over [0, bound) whose turns are independent, or nothing. The header is the source from `from` to `to`. */
+/* A grid-stride loop over [0, bound) whose turns are independent, or nothing. The header is the source from `from` to
+ * `to`. */
 typedef struct tchi_stride_loop {
     const char *from, *to;
     const char *type;

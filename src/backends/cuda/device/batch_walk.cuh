@@ -13,7 +13,7 @@
  * H200 needs about 25 KB to cover the latency of its memory (700 ns at 4.8 TB/s over 132 processors). */
 #define TCHI_CUDA_PATCH_STEPS 2
 
-/* --- walking a batch ---------------------------------------------------------------------------------------------- */
+/* --- walking a batch --------------------------------------------------------------------------------------------- */
 
 typedef struct tchi_cuda_extent {
     int64_t rows, cols, batch;
@@ -71,7 +71,7 @@ static __device__ inline void tchi_cuda_store_patch(const tchi_cuda_operand &m, 
     }
 }
 
-/* --- launching ---------------------------------------------------------------------------------------------------- */
+/* --- launching --------------------------------------------------------------------------------------------------- */
 
 typedef struct tchi_cuda_launch_shape {
     dim3 grid, block;

@@ -11,7 +11,7 @@
 
 #include <torchium/backend.h>
 
-/* --- types -------------------------------------------------------------------------------------------------------- */
+/* --- types ------------------------------------------------------------------------------------------------------- */
 
 /* Bytes from one element to the next; of the split type, in one of its planes. */
 static __host__ __device__ inline int64_t tchi_cuda_size(tch_scalar type)
@@ -66,7 +66,7 @@ static __device__ inline void tchi_cuda_split(real value, __nv_bfloat16 *high, _
     *low = tchi_cuda_to_bf16(isinf(top) ? (real)0 : value - top);
 }
 
-/* --- one element -------------------------------------------------------------------------------------------------- */
+/* --- one element ------------------------------------------------------------------------------------------------- */
 
 /* Element `index` from `data` on; `plane` is the distance from high to low parts, read for the split type only. */
 template <typename real>
@@ -113,7 +113,7 @@ static __device__ inline void tchi_cuda_store(tch_scalar type, void *data, int64
     }
 }
 
-/* --- four elements of a row --------------------------------------------------------------------------------------- */
+/* --- four elements of a row -------------------------------------------------------------------------------------- */
 
 template <typename real> struct tchi_cuda_four {
     real v[4];
@@ -225,7 +225,7 @@ static __device__ inline void tchi_cuda_store_wide(tch_scalar type, void *data, 
     }
 }
 
-/* --- matrices of a batch ------------------------------------------------------------------------------------------ */
+/* --- matrices of a batch ----------------------------------------------------------------------------------------- */
 
 /* A tch_matrices as kernels take it. `wide` where every fourth element of every row is aligned for four at once. */
 typedef struct tchi_cuda_operand {
@@ -291,7 +291,7 @@ static __device__ inline void tchi_cuda_store_four(const tchi_cuda_operand &m, i
     }
 }
 
-/* --- grids, and reductions over a block --------------------------------------------------------------------------- */
+/* --- grids, and reductions over a block -------------------------------------------------------------------------- */
 
 /* Kernels walk on by the size of the grid, so that any number of blocks' worth of work may be asked for. */
 static inline unsigned tchi_cuda_grid(int64_t blocks)

@@ -8,7 +8,7 @@
 
 #include "ptx.cuh"
 
-/* --- threads ------------------------------------------------------------------------------------------------------ */
+/* --- threads ----------------------------------------------------------------------------------------------------- */
 
 /* The same in all lanes of a warp, and known to the compiler to be so. */
 static __device__ __forceinline__ int tchi_warpgroup()
@@ -40,7 +40,7 @@ template <int count> static __device__ __forceinline__ void tchi_registers_take(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-/* --- barriers in shared memory ------------------------------------------------------------------------------------ */
+/* --- barriers in shared memory ----------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ void tchi_barrier_create(uint64_t *barrier, int arrivals)
 {
@@ -102,7 +102,7 @@ static __device__ __forceinline__ void tchi_barrier_wait(uint64_t *barrier, int 
     }
 }
 
-/* --- the tensor memory accelerator -------------------------------------------------------------------------------- */
+/* --- the tensor memory accelerator ------------------------------------------------------------------------------- */
 
 /* Copies the box at (x, y, z) of the array that `map` describes to `shared`; `barrier` counts its bytes. What lies
  * outside of the array arrives, and counts, as zeros. */
@@ -148,19 +148,19 @@ static __device__ __forceinline__ void tchi_tma_wait_read()
 }
 
 /* What this thread has written to shared memory is there for the accelerator, and what it has read has been read: an
- * arrival alone does not wait for loads that are under way, and a k-tile that was given back by one was overwritten under
- * them. A barrier has to follow. */
+ * arrival alone does not wait for loads that are under way, and a k-tile that was given back by one was overwritten
+ * under them. A barrier has to follow. */
 static __device__ __forceinline__ void tchi_tma_publish()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* --- products of columns ------------------------------------------------------------------------------------------ */
+/* --- products of columns ----------------------------------------------------------------------------------------- */
 
 /* Describes columns to wgmma: boxes of 64 of them, each with a row of 128 bytes for every step of the contraction, its
- * 16-byte chunks permuted by chunk ^ (row % 8). Boxes begin at multiples of 1024 bytes, `apart` from each other; `shared`
- * points at a row of the first that is a multiple of 8. Fields as in tchi_wgmma_rows, but from bit 16: bytes from box to
- * box, / 16; from 32: from eight rows to the next eight, / 16. */
+ * 16-byte chunks permuted by chunk ^ (row % 8). Boxes begin at multiples of 1024 bytes, `apart` from each other;
+ * `shared` points at a row of the first that is a multiple of 8. Fields as in tchi_wgmma_rows, but from bit 16: bytes
+ * from box to box, / 16; from 32: from eight rows to the next eight, / 16. */
 static __device__ __forceinline__ uint64_t tchi_wgmma_columns(const void *shared, int apart)
 {
     uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;
@@ -250,7 +250,7 @@ static __device__ __forceinline__ void tchi_wgmma_f16_n256_columns(float (&d)[12
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* --- products of float16 by rows ------------------------------------------------------------------------------------ */
+/* --- products of float16 by rows --------------------------------------------------------------------------------- */
 
 /* As tchi_wgmma_bf16_n128, for float16. */
 static __device__ __forceinline__ void tchi_wgmma_f16_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
@@ -279,10 +279,10 @@ static __device__ __forceinline__ void tchi_wgmma_f16_n128(float (&d)[64], uint6
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* --- products of float32, cut to TF32 ------------------------------------------------------------------------------ */
+/* --- products of float32, cut to TF32 ---------------------------------------------------------------------------- */
 
-/* D += A B', or D = A B' if `add` is 0, for A 64 by 8 and B 128 by 8 of float32, of which the last 13 bits are not looked
- * at; otherwise as tchi_wgmma_bf16_n128. */
+/* D += A B', or D = A B' if `add` is 0, for A 64 by 8 and B 128 by 8 of float32, of which the last 13 bits are not
+ * looked at; otherwise as tchi_wgmma_bf16_n128. */
 static __device__ __forceinline__ void tchi_wgmma_tf32_n128(float (&d)[64], uint64_t a, uint64_t b, int add)
 {
     asm volatile("{\n"
@@ -309,7 +309,7 @@ static __device__ __forceinline__ void tchi_wgmma_tf32_n128(float (&d)[64], uint
                  : "l"(a), "l"(b), "r"(add));
 }
 
-/* --- sums of wgmma ------------------------------------------------------------------------------------------------ */
+/* --- sums of wgmma ----------------------------------------------------------------------------------------------- */
 
 /* After the last wait: the compiler must not have read the sums before. */
 template <int count> static __device__ __forceinline__ void tchi_wgmma_results(float (&d)[count])
@@ -320,7 +320,7 @@ template <int count> static __device__ __forceinline__ void tchi_wgmma_results(f
     }
 }
 
-/* --- 16-bit fragments to shared memory ---------------------------------------------------------------------------- */
+/* --- 16-bit fragments to shared memory --------------------------------------------------------------------------- */
 
 /* Four 8 by 8 matrices of 16-bit elements. Lane 8 i + j points to where row j of matrix i goes; r[i] is row g, columns
  * 2 t and 2 t + 1 of it: tchi_ldmatrix_x4 the other way. */

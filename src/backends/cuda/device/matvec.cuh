@@ -12,7 +12,7 @@
 #define TCHI_CUDA_SPREAD_STATIC 3072 /* bytes left to a kernel's own __shared__ variables */
 #define TCHI_CUDA_ROWS 4 /* a warp multiplies so many rows at once: each vector entry is read once for all */
 
-/* --- how matrices are spread: host -------------------------------------------------------------------------------- */
+/* --- how matrices are spread: host ------------------------------------------------------------------------------- */
 
 /* n and what is derived from it are int in kernels: n^2 elements fit in memory, so n fits by far. */
 typedef struct tchi_cuda_spread {
@@ -158,7 +158,7 @@ static tch_status tchi_cuda_spread_launch(const tchi_cuda_state *state, const tc
     return tchi_cuda_launched(state, name);
 }
 
-/* --- a block's rows ----------------------------------------------------------------------------------------------- */
+/* --- a block's rows ---------------------------------------------------------------------------------------------- */
 
 /* The rows of one block. Distances between rows are in bytes. */
 struct tchi_cuda_rows {
@@ -172,7 +172,7 @@ struct tchi_cuda_rows {
 };
 
 /* Numbers read at once, from a multiple of 16 bytes. */
-template <typename T, int count> struct __align__(16) tchi_cuda_piece
+template <typename T, int count> struct __align__(16) tchi_cuda_rect
 {
     T v[count];
 };
@@ -221,7 +221,7 @@ template <typename T> static __device__ void tchi_cuda_keep_rows(const tchi_cuda
     }
 }
 
-/* --- the product -------------------------------------------------------------------------------------------------- */
+/* --- the product ------------------------------------------------------------------------------------------------- */
 
 /* Sums each of `count` values (a power of two, at most 32) over the warp, halving what a lane is still responsible for
  * at every exchange: lane l returns the sum of values[l / (32 / count)]. */
@@ -259,15 +259,15 @@ static __device__ inline void tchi_cuda_dot_rows(const char *const (&rows)[TCHI_
     int lane = threadIdx.x % 32;
 #pragma unroll 2
     for (int c = lane * wide; c < body; c += 32 * wide) {
-        tchi_cuda_piece<T, wide> m[TCHI_CUDA_ROWS];
+        tchi_cuda_rect<T, wide> m[TCHI_CUDA_ROWS];
 #pragma unroll
         for (int i = 0; i < TCHI_CUDA_ROWS; i++) {
-            m[i] = *(const tchi_cuda_piece<T, wide> *)((const T *)rows[i] + c);
+            m[i] = *(const tchi_cuda_rect<T, wide> *)((const T *)rows[i] + c);
         }
 #pragma unroll
         for (int at = 0; at < wide; at += part) {
             const real *from = v + tchi_cuda_place<real>(c) + at;
-            tchi_cuda_piece<real, part> piece = *(const tchi_cuda_piece<real, part> *)from;
+            tchi_cuda_rect<real, part> piece = *(const tchi_cuda_rect<real, part> *)from;
 #pragma unroll
             for (int i = 0; i < TCHI_CUDA_ROWS * part; i++) {
                 sums[i / part] += (real)m[i / part].v[at + i % part] * piece.v[i % part];

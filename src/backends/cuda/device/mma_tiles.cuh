@@ -3,10 +3,10 @@
  * and it is one of X' Y; in both cases what lies together in memory is copied together, 16 bytes at a time.
  *
  * The one thing to know before changing it: a k-tile in shared memory is LINES of memory (rows of X, or steps along the
- * contraction) in 16-byte chunks, permuted so that neither copies nor fragment loads meet in a bank, and the fragments of
- * float32 given by columns take rows and columns of a tile in another order than the rest: tchi_tile_row and
- * tchi_tile_col say which. Products of half types are exact, those of float32 have operands rounded to TF32; sums are in
- * float32. */
+ * contraction) in 16-byte chunks, permuted so that neither copies nor fragment loads meet in a bank, and the fragments
+ * of float32 given by columns take rows and columns of a tile in another order than the rest: tchi_tile_row and
+ * tchi_tile_col say which. Products of half types are exact, those of float32 have operands rounded to TF32; sums are
+ * in float32. */
 #ifndef TCHI_CUDA_SAMPLE_TILES_CUH
 #define TCHI_CUDA_SAMPLE_TILES_CUH
 
@@ -18,9 +18,9 @@
 #define TCHI_TILE_THREADS 256 /* 8 warps, two above each other and four beside */
 #define TCHI_TILE_STAGES 3    /* k-tiles in flight and in use */
 
-/* `wide` accumulators of 8 columns beside each other in a warp's share make a tile of 32 `wide` columns, 4 or 8 of them.
- * With 4, the stages take 96 KiB, what a block may have on sm_86, 89 and 120; with 8 they take 144 KiB, and fewer bytes
- * are read from shared memory for each product. */
+/* `wide` accumulators of 8 columns beside each other in a warp's share make a tile of 32 `wide` columns, 4 or 8 of
+ * them. With 4, the stages take 96 KiB, what a block may have on sm_86, 89 and 120; with 8 they take 144 KiB, and fewer
+ * bytes are read from shared memory for each product. */
 template <int wide> struct tchi_tile_shape {
     static constexpr int cols = 32 * wide;
     static constexpr int x_bytes = TCHI_TILE_ROWS * 128;
@@ -61,10 +61,10 @@ static inline bool tchi_tile_aligned(const tch_matrices *m)
     return (uintptr_t)m->data % 16 == 0 && m->ld * size % 16 == 0 && m->stride * size % 16 == 0;
 }
 
-/* --- k-tiles -------------------------------------------------------------------------------------------------------- */
+/* --- k-tiles ----------------------------------------------------------------------------------------------------- */
 
-/* Elements along the contraction in a k-tile of `width` rows or columns; its lines and the bytes of each; chunks of a line;
- * lines that the block's threads have at a time. */
+/* Elements along the contraction in a k-tile of `width` rows or columns; its lines and the bytes of each; chunks of a
+ * line; lines that the block's threads have at a time. */
 template <int size, bool by_rows, int width> struct tchi_tile_layout {
     static constexpr int depth = 128 / size;
     static constexpr int lines = by_rows ? width : depth;
@@ -80,8 +80,8 @@ template <int size, bool by_rows, int width> static __device__ __forceinline__ i
     return line * tchi_tile_layout<size, by_rows, width>::line_bytes + ((chunk ^ other) << 4);
 }
 
-/* Where a thread's chunks of the next k-tile come from: the first of them, and what of the tile is inside of the matrix, as
- * lines or, by columns, as bytes of a chunk. */
+/* Where a thread's chunks of the next k-tile come from: the first of them, and what of the tile is inside of the
+ * matrix, as lines or, by columns, as bytes of a chunk. */
 typedef struct tchi_tile_source {
     const char *from;
     int inside;
@@ -201,10 +201,10 @@ static __device__ __forceinline__ void tchi_tile_put(char *ktile, const uint4 *h
     }
 }
 
-/* --- fragments ---------------------------------------------------------------------------------------------------- */
+/* --- fragments --------------------------------------------------------------------------------------------------- */
 
-/* A warp's sums, 4 by `wide` accumulators of 16 by 8. Element e of accumulator (i, j) is row tchi_tile_row(i, e / 2) and
- * column tchi_tile_col(j, e % 2) of the tile. */
+/* A warp's sums, 4 by `wide` accumulators of 16 by 8. Element e of accumulator (i, j) is row tchi_tile_row(i, e / 2)
+ * and column tchi_tile_col(j, e % 2) of the tile. */
 template <int wide> struct tchi_tile_sums {
     float v[4][wide][4];
 };
@@ -340,7 +340,7 @@ static __device__ __forceinline__ void tchi_tile_multiply(tchi_tile_sums<wide> &
     }
 }
 
-/* --- all k-tiles of a block ----------------------------------------------------------------------------------------- */
+/* --- all k-tiles of a block -------------------------------------------------------------------------------------- */
 
 /* A walk over the k-tiles of all matrices, for loading ahead of the products. */
 typedef struct tchi_tile_walk {

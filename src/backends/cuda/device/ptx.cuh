@@ -21,7 +21,7 @@ static __device__ __forceinline__ int tchi_thread_index()
     return index;
 }
 
-/* --- asynchronous copies: sm_80 ------------------------------------------------------------------------------------ */
+/* --- asynchronous copies: sm_80 ---------------------------------------------------------------------------------- */
 
 /* 16 bytes from global to shared memory, both aligned to 16: the first bytes_valid of them, zeros for the rest. With
  * bytes_valid 0 nothing is read, but `global` must still be an address the compiler may form. */
@@ -60,8 +60,8 @@ template <int pending> static __device__ __forceinline__ void tchi_cp_async_wait
 #endif
 }
 
-/* Two doubles from shared memory, aligned to 16 bytes, asked for where it is written: the compiler leaves it between the
- * products it stands between. */
+/* Two doubles from shared memory, aligned to 16 bytes, asked for where it is written: the compiler leaves it between
+ * the products it stands between. */
 static __device__ __forceinline__ double2 tchi_load_shared_pair(const double *shared)
 {
     double2 pair;
@@ -72,7 +72,7 @@ static __device__ __forceinline__ double2 tchi_load_shared_pair(const double *sh
     return pair;
 }
 
-/* --- 16-bit fragments: ldmatrix is sm_75, the bfloat16 product sm_80 ----------------------------------------------- */
+/* --- 16-bit fragments: ldmatrix is sm_75, the bfloat16 product sm_80 --------------------------------------------- */
 
 /* Four 8 by 8 matrices of 16-bit elements. Lane 8 i + j points to row j of matrix i, 16 bytes aligned to 16; r[i] gets
  * row g, columns 2 t and 2 t + 1 of matrix i, the lower column in the lower half. */
@@ -121,17 +121,17 @@ static __device__ __forceinline__ void tchi_mma_f16(float c[4], const uint32_t a
 #endif
 }
 
-/* --- float32 products of operands rounded to TF32: sm_80 ----------------------------------------------------------- */
+/* --- float32 products of operands rounded to TF32: sm_80 --------------------------------------------------------- */
 
-/* To nearest, in the 19 bits that the tensor core reads of it: it cuts the rest off. Nothing is added to infinities, and
- * to NaN, which could be carried past its own bits. */
+/* To nearest, in the 19 bits that the tensor core reads of it: it cuts the rest off. Nothing is added to infinities,
+ * and to NaN, which could be carried past its own bits. */
 static __device__ __forceinline__ uint32_t tchi_round_tf32(uint32_t bits)
 {
     return fabsf(__uint_as_float(bits)) < __uint_as_float(0x7F800000u) ? bits + 0x1000u : bits;
 }
 
-/* C (16 by 8) += A (16 by 8) B (8 by 8). a[0], a[1]: rows g, g + 8 of column t; a[2], a[3]: of column t + 4. b[0], b[1]:
- * rows t, t + 4 of column g. c as in tchi_mma_bf16. */
+/* C (16 by 8) += A (16 by 8) B (8 by 8). a[0], a[1]: rows g, g + 8 of column t; a[2], a[3]: of column t + 4. b[0],
+ * b[1]: rows t, t + 4 of column g. c as in tchi_mma_bf16. */
 static __device__ __forceinline__ void tchi_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2])
 {
 #if __CUDA_ARCH__ >= 800
@@ -144,9 +144,10 @@ static __device__ __forceinline__ void tchi_mma_tf32(float c[4], const uint32_t 
 #endif
 }
 
-/* --- float64 products: 8x8x4 is sm_80, the larger ones sm_90; 8x8x4 and 16x8x16 work everywhere, if slowly --------- */
+/* --- float64 products: 8x8x4 is sm_80, the larger ones sm_90; 8x8x4 and 16x8x16 work everywhere, if slowly ------- */
 
-/* C (8 by 8) += A (8 by 4) B (4 by 8). a: row g, column t. b: row t, column g. c[0], c[1]: row g, columns 2 t, 2 t + 1. */
+/* C (8 by 8) += A (8 by 4) B (4 by 8). a: row g, column t. b: row t, column g. c[0], c[1]: row g, columns 2 t, 2 t +
+ * 1. */
 static __device__ __forceinline__ void tchi_mma_f64_8x8x4(double c[2], double a, double b)
 {
 #if __CUDA_ARCH__ >= 800
@@ -165,8 +166,8 @@ static __device__ __forceinline__ void tchi_mma_f64_8x8x4(double c[2], double a,
 #endif
 }
 
-/* C (16 by 8) += A (16 by 8) B (8 by 8). a[0], a[1]: rows g, g + 8 of column t; a[2], a[3]: of column t + 4. b[0], b[1]:
- * rows t, t + 4 of column g. c[0], c[1]: row g, columns 2 t, 2 t + 1; c[2], c[3]: row g + 8. */
+/* C (16 by 8) += A (16 by 8) B (8 by 8). a[0], a[1]: rows g, g + 8 of column t; a[2], a[3]: of column t + 4. b[0],
+ * b[1]: rows t, t + 4 of column g. c[0], c[1]: row g, columns 2 t, 2 t + 1; c[2], c[3]: row g + 8. */
 static __device__ __forceinline__ void tchi_mma_f64_16x8x8(double c[4], const double a[4], const double b[2])
 {
 #if __CUDA_ARCH__ >= 900
@@ -197,7 +198,7 @@ static __device__ __forceinline__ void tchi_mma_f64_16x8x16(double c[4], const d
 #endif
 }
 
-/* --- clusters: sm_90 ----------------------------------------------------------------------------------------------- */
+/* --- clusters: sm_90 --------------------------------------------------------------------------------------------- */
 
 /* This block's number in its cluster, and the number of blocks in it; 0 and 1 where there are no clusters. */
 static __device__ __forceinline__ int tchi_cluster_rank()
@@ -222,8 +223,8 @@ static __device__ __forceinline__ int tchi_cluster_size()
 #endif
 }
 
-/* A barrier of all threads of the cluster's blocks, after which each sees what the others wrote. No block may exit while
- * another can still reach into its shared memory: end with one of these. */
+/* A barrier of all threads of the cluster's blocks, after which each sees what the others wrote. No block may exit
+ * while another can still reach into its shared memory: end with one of these. */
 static __device__ __forceinline__ void tchi_cluster_sync()
 {
 #if __CUDA_ARCH__ >= 900
@@ -247,7 +248,7 @@ static __device__ __forceinline__ void *tchi_cluster_map(void *shared, int rank)
 #endif
 }
 
-/* --- warpgroup products of bfloat16: sm_90a and nothing newer ------------------------------------------------------ */
+/* --- warpgroup products of bfloat16: sm_90a and nothing newer ---------------------------------------------------- */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define TCHI_WGMMA 1
@@ -256,8 +257,8 @@ static __device__ __forceinline__ void *tchi_cluster_map(void *shared, int rank)
 #endif
 
 /* Describes rows of 128 bytes in shared memory, their 16-byte chunks permuted by chunk ^ (row % 8), to wgmma. The rows
- * begin at a multiple of 1024 bytes; `shared` may point at any of the first row's chunks. Fields, from bit 0: address
- * / 16; from 16: unused here, 1; from 32: bytes from eight rows to the next eight, / 16; from 62: 1, this permutation. */
+ * begin at a multiple of 1024 bytes; `shared` may point at any of the first row's chunks. Fields, from bit 0: address /
+ * 16; from 16: unused here, 1; from 32: bytes from eight rows to the next eight, / 16; from 62: 1, this permutation. */
 static __device__ __forceinline__ uint64_t tchi_wgmma_rows(const void *shared)
 {
     uint64_t address = (tchi_shared_address(shared) & 0x3FFFFu) >> 4;

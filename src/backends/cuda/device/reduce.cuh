@@ -1,4 +1,4 @@
-/* What reduce.cu and frobenius.cu share: the shape of a block, rows read in fours, and the parts of one that the other
+/* What reduce.cu and frobenius.cu share: the shape of a block, rows read in vec4s, and the parts of one that the other
  * needs. */
 #ifndef TCHI_CUDA_REDUCE_CUH
 #define TCHI_CUDA_REDUCE_CUH
@@ -13,7 +13,7 @@ tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, d
 
 tch_status tchi_cuda_frobenius(const tchi_cuda_state *state, const tch_matrices *x, double *out);
 
-/* A block of whole warps, as wide as rows of fours need. */
+/* A block of whole warps, as wide as rows of vec4s need. */
 static inline dim3 tchi_cuda_reduce_block(const tchi_cuda_extent &e, int64_t threads)
 {
     dim3 block = tchi_cuda_block_for(tchi_cuda_ceil_div(e.cols, 4), e.rows, threads);
@@ -27,16 +27,16 @@ static __device__ inline int tchi_cuda_thread_number()
 }
 
 /* Fours of rows i, i + step, ... from column j on; zeros outside the matrix. */
-template <typename real, int count> struct tchi_cuda_rows_of_fours {
+template <typename real, int count> struct tchi_cuda_rows_of_vec4s {
     tchi_cuda_four<real> row[count];
 };
 
 template <typename real, int count>
-static __device__ inline tchi_cuda_rows_of_fours<real, count> tchi_cuda_load_fours(const tchi_cuda_operand &x,
+static __device__ inline tchi_cuda_rows_of_vec4s<real, count> tchi_cuda_load_vec4s(const tchi_cuda_operand &x,
                                                                                    const tchi_cuda_extent &e, int64_t b,
                                                                                    int64_t i, int64_t step, int64_t j)
 {
-    tchi_cuda_rows_of_fours<real, count> values;
+    tchi_cuda_rows_of_vec4s<real, count> values;
     int wanted = e.cols - j < 4 ? (int)(e.cols - j) : 4;
     const char *from = tchi_cuda_at(x, b, i, j);
     int64_t pitch = step * x.ld * tchi_cuda_size(x.type);

@@ -12,7 +12,8 @@ TCH_BEGIN_DECLS
 /* Elements of a row in a box: 128 bytes, which lie in shared memory with chunk c of row r at place c ^ (r % 8). */
 #define TCHI_CUDA_BOX_COLS 64
 
-/* Whether the accelerator can describe a batch of bfloat16 or float16: rows and matrices begin at multiples of 16 bytes. */
+/* Whether the accelerator can describe a batch of bfloat16 or float16: rows and matrices begin at multiples of 16
+ * bytes. */
 int tchi_cuda_tensor_map_takes(const tch_matrices *m);
 
 /* Describes it as cols by rows by batch, to be copied in boxes of TCHI_CUDA_BOX_COLS columns and `box_rows` rows. */

@@ -1,11 +1,11 @@
-/* Tiles of X' Y for sm_90, X and Y of a half type and given by columns, which wgmma takes from shared memory as they are;
- * for kernels that do something else with a tile than to store it. A block keeps its multiprocessor for the whole launch:
- * one thread asks the tensor memory accelerator for k-tiles of X and Y, and two warpgroups multiply, each half of a tile's
- * rows.
+/* Tiles of X' Y for sm_90, X and Y of a half type and given by columns, which wgmma takes from shared memory as they
+ * are; for kernels that do something else with a tile than to store it. A block keeps its multiprocessor for the whole
+ * launch: one thread asks the tensor memory accelerator for k-tiles of X and Y, and two warpgroups multiply, each half
+ * of a tile's rows.
  *
- * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory, each with a barrier for
- * "full" and one for "empty". A warp leaves a place only after it has waited for its own products of that k-tile, which it
- * does when those of the next k-tile are already under way. */
+ * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory, each with a
+ * barrier for "full" and one for "empty". A warp leaves a place only after it has waited for its own products of that
+ * k-tile, which it does when those of the next k-tile are already under way. */
 #ifndef TCHI_CUDA_SAMPLE_WGMMA_CUH
 #define TCHI_CUDA_SAMPLE_WGMMA_CUH
 
@@ -146,8 +146,8 @@ static __device__ __forceinline__ int tchi_wgmma_col(int j, int e)
     return 8 * j + (int)threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* All of a block's work: done(item, work, sums) has each tile in the threads of the two warpgroups. `shared` has the size
- * of tchi_wgmma_memory. */
+/* All of a block's work: done(item, work, sums) has each tile in the threads of the two warpgroups. `shared` has the
+ * size of tchi_wgmma_memory. */
 template <tch_scalar type, typename place, typename finish>
 static __device__ __forceinline__ void tchi_wgmma_tiles(char *shared, const tchi_wgmma_pair &p, place work_of,
                                                         finish done)
@@ -177,7 +177,7 @@ static __device__ __forceinline__ void tchi_wgmma_tiles(char *shared, const tchi
 
 #endif
 
-/* --- host --------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 /* The accelerator copies bits: to it both half types are one. */
 static inline tch_matrices tchi_wgmma_described(const tch_matrices *m)

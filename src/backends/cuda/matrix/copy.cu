@@ -26,7 +26,7 @@ typedef struct copy_job {
     int64_t rows; /* product of all sizes but the last; when turned, of all but the last two */
 } copy_job;
 
-/* --- on the host: the shape of a copy ----------------------------------------------------------------------------- */
+/* --- on the host: the shape of a copy ---------------------------------------------------------------------------- */
 
 static int by_dst_stride(const void *a, const void *b)
 {
@@ -136,7 +136,7 @@ static copy_job in_bytes(const copy_job *job, int64_t bytes)
     return scaled;
 }
 
-/* --- one element -------------------------------------------------------------------------------------------------- */
+/* --- one element ------------------------------------------------------------------------------------------------- */
 
 /* A value on its way between types of which one is an integer. */
 typedef struct number {
@@ -212,7 +212,7 @@ template <> __device__ inline void put<number>(tch_scalar type, char *to, number
     }
 }
 
-/* --- rows --------------------------------------------------------------------------------------------------------- */
+/* --- rows -------------------------------------------------------------------------------------------------------- */
 
 /* Both sides of a copy, from some place on. */
 typedef struct places {
@@ -290,7 +290,7 @@ template <typename value> static void launch_rows(copy_job *job, cudaStream_t st
     copy_rows_kernel<value><<<grid, block, 0, stream>>>(in_bytes(job, sizeof(value)));
 }
 
-/* --- turned around ------------------------------------------------------------------------------------------------ */
+/* --- turned around ----------------------------------------------------------------------------------------------- */
 
 #define LINES (THREADS / TILE) /* of a tile that a block holds at once */
 
@@ -394,7 +394,7 @@ tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *sr
     return tchi_cuda_launched(s, "copy");
 }
 
-/* --- fill --------------------------------------------------------------------------------------------------------- */
+/* --- fill -------------------------------------------------------------------------------------------------------- */
 
 /* The element is rounded once, by the thread that writes it, and then goes out as bits. */
 template <typename bits> static __global__ void __launch_bounds__(THREADS) fill_kernel(copy_job job, double v)

@@ -13,7 +13,7 @@ static bool is_double(const tch_matrices *m)
     return m != NULL && m->type == TCH_SCALAR_F64;
 }
 
-/* --- combine ------------------------------------------------------------------------------------------------------ */
+/* --- combine ----------------------------------------------------------------------------------------------------- */
 
 template <typename real>
 static __device__ inline void accumulate(tchi_cuda_patch_values<real> &sum, real c, const tchi_cuda_operand &m,
@@ -82,7 +82,7 @@ tch_status tchi_cuda_combine(void *state, double c0, double c1, const tch_matric
     return tchi_cuda_launched(s, "combine");
 }
 
-/* --- scale rows --------------------------------------------------------------------------------------------------- */
+/* --- scale rows -------------------------------------------------------------------------------------------------- */
 
 /* out(i, j) = X(i, j) w(i), w (batch, 1, rows). */
 template <typename real>
@@ -126,7 +126,7 @@ tch_status tchi_cuda_scale_rows(void *state, const tch_matrices *x, const tch_ma
     return tchi_cuda_launched(s, "scale_rows");
 }
 
-/* --- random signs ------------------------------------------------------------------------------------------------- */
+/* --- random signs ------------------------------------------------------------------------------------------------ */
 
 /* The same bits as on the CPU, whose function this repeats. */
 static __device__ inline uint64_t mix(uint64_t counter)
@@ -169,7 +169,7 @@ tch_status tchi_cuda_random_signs(void *state, uint64_t seed, const tch_matrices
     return tchi_cuda_launched(s, "random_signs");
 }
 
-/* --- select ------------------------------------------------------------------------------------------------------- */
+/* --- select ------------------------------------------------------------------------------------------------------ */
 
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)

@@ -16,11 +16,11 @@ typedef struct partition {
     int32_t parts, across, down;
 } partition;
 
-/* What the compiler knows of the matrices: `short_fours` where they are bfloat16, in rows made of aligned fours. */
-enum known { any_type, short_fours };
+/* What the compiler knows of the matrices: `short_fours` where they are bfloat16, in rows made of aligned vec4s. */
+enum known { any_type, short_vec4s };
 
-/* Sums over one part. 64 bytes are under way in a thread at once, which a multiprocessor with 1024 of them needs to draw
- * its share from memory: 64 KB in the 700 ns that a load takes. */
+/* Sums over one part. 64 bytes are under way in a thread at once, which a multiprocessor with 1024 of them needs to
+ * draw its share from memory: 64 KB in the 700 ns that a load takes. */
 template <typename real>
 static __device__ inline double sum_of_fours(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
                                              int64_t row, int64_t step, int64_t col, int64_t across, double factor)
@@ -29,7 +29,7 @@ static __device__ inline double sum_of_fours(const tchi_cuda_extent &e, const tc
     double sum = 0;
     for (int64_t i = row; i < e.rows; i += held * step) {
         for (int64_t j = col; j < e.cols; j += across) {
-            tchi_cuda_rows_of_fours<real, held> values = tchi_cuda_load_fours<real, held>(x, e, b, i, step, j);
+            tchi_cuda_rows_of_vec4s<real, held> values = tchi_cuda_load_vec4s<real, held>(x, e, b, i, step, j);
 #pragma unroll
             for (int k = 0; k < 4 * held; k++) {
                 double v = (double)values.row[k / 4].v[k % 4];
@@ -47,8 +47,8 @@ static __device__ inline double square(uint32_t bits)
     return v * v;
 }
 
-/* The same for bfloat16. Rows wait in the registers as they came, two numbers in each: widened at once they would not fit
- * in the 64 registers that a thread of 1024 has. */
+/* The same for bfloat16. Rows wait in the registers as they came, two numbers in each: widened at once they would not
+ * fit in the 64 registers that a thread of 1024 has. */
 static __device__ inline double sum_of_short_fours(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
                                                    int64_t row, int64_t step, int64_t col, int64_t across)
 {
@@ -81,7 +81,7 @@ static __device__ inline double sum_part(const tchi_cuda_extent &e, const tchi_c
     int64_t col = ((int64_t)(part / cut.down) * blockDim.x + threadIdx.x) * 4;
     int64_t step = (int64_t)cut.down * blockDim.y;
     int64_t across = (int64_t)cut.across * blockDim.x * 4;
-    if (what == short_fours) {
+    if (what == short_vec4s) {
         return sum_of_short_fours(e, x, b, row, step, col, across);
     }
     return sum_of_fours<real>(e, x, b, row, step, col, across, factor);
@@ -232,7 +232,7 @@ tch_status tchi_cuda_frobenius(const tchi_cuda_state *state, const tch_matrices 
         return tchi_cuda_clear(state, x->batch, out, NULL, NULL);
     }
     if (x->type == TCH_SCALAR_BF16 && x->rows * x->cols >= LARGE && x->cols % 4 == 0 && tchi_cuda_operand_of(x).wide) {
-        return launch_large<float, short_fours>(state, {x->rows, x->cols, x->batch}, x, out);
+        return launch_large<float, short_vec4s>(state, {x->rows, x->cols, x->batch}, x, out);
     }
     if (x->type != TCH_SCALAR_F64) {
         return launch_frobenius<float>(state, x, out);

@@ -39,7 +39,7 @@ static __device__ inline row_pair row_below(const kronecker_job &job, row_pair a
     return at;
 }
 
-/* --- one type, and rows of B in whole vectors of 16 bytes --------------------------------------------------------- */
+/* --- one type, and rows of B in whole vectors of 16 bytes -------------------------------------------------------- */
 
 template <typename T> struct __align__(16) vector
 {
@@ -66,8 +66,8 @@ static __device__ inline __nv_bfloat16 product(__nv_bfloat16 a, __nv_bfloat16 b)
     return __float2bfloat16_rn(__bfloat162float(a) * __bfloat162float(b));
 }
 
-/* To a result that will not be found in the cache anyway, past it. Both are intrinsics: an ordinary store is taken apart
- * by the compiler, into single elements where these have 16 bits. */
+/* To a result that will not be found in the cache anyway, past it. Both are intrinsics: an ordinary store is taken
+ * apart by the compiler, into single elements where these have 16 bits. */
 template <typename T> static __device__ inline void write_scaled(T *to, T a, uint4 bits, bool stream)
 {
     vector<T> b = *(const vector<T> *)&bits;
@@ -140,7 +140,7 @@ static __global__ void __launch_bounds__(THREADS) kronecker_vector_kernel(kronec
     }
 }
 
-/* --- any q and any alignment -------------------------------------------------------------------------------------- */
+/* --- any q and any alignment ------------------------------------------------------------------------------------- */
 
 /* Where the factors of a thread's four columns lie within a row of A and of B. */
 typedef struct column_pairs {
@@ -200,7 +200,7 @@ template <typename real> static __global__ void __launch_bounds__(THREADS) krone
     }
 }
 
-/* --- launcher ----------------------------------------------------------------------------------------------------- */
+/* --- launcher ---------------------------------------------------------------------------------------------------- */
 
 typedef struct launch_shape {
     dim3 grid, block;

@@ -12,15 +12,16 @@ TCH_BEGIN_DECLS
 /* largest[b] = the bits of the largest absolute value of matrix b of float32; NaN counts as more than anything. */
 tch_status tchi_cuda_largest_bits(const tchi_cuda_state *state, const tch_matrices *x, uint32_t *largest);
 
-/* to = x; float32 becomes float16 times the power of two that largest[b] gives, a half type stays what it is. The rows of
- * `to` are aligned to 16 bytes. */
+/* to = x; float32 becomes float16 times the power of two that largest[b] gives, a half type stays what it is. The rows
+ * of `to` are aligned to 16 bytes. */
 tch_status tchi_cuda_narrow(const tchi_cuda_state *state, const tch_matrices *x, const uint32_t *largest,
                             const tch_matrices *to);
 
 TCH_END_DECLS
 
 #ifdef __cplusplus
-/* That power of two: 1 where there is nothing but zeros, or something that is not finite, which then is so in the copy. */
+/* That power of two: 1 where there is nothing but zeros, or something that is not finite, which then is so in the
+ * copy. */
 static __device__ __forceinline__ float tchi_narrow_scale(uint32_t largest)
 {
     int exponent = (int)(largest >> 23);

@@ -16,7 +16,7 @@
 /* Norms from 2^-40 to 2^40 are left as they are: sums of squares then end at 2^80. */
 #define MOST_EXPONENT 40
 
-/* --- the norm ----------------------------------------------------------------------------------------------------- */
+/* --- the norm ---------------------------------------------------------------------------------------------------- */
 
 static __device__ inline float number_of(const uint4 &eight, int k)
 {
@@ -101,7 +101,7 @@ static __device__ inline double norm_of(const double *partial, int64_t b)
     return sqrt(sum);
 }
 
-/* --- what becomes of it ------------------------------------------------------------------------------------------- */
+/* --- what becomes of it ------------------------------------------------------------------------------------------ */
 
 /* The power of two that brings a norm between 1 and 2, or 1 where it may stay, is zero or is not finite. */
 static __device__ inline double unit_of(double norm)

@@ -16,7 +16,7 @@ static int64_t share_of(const tchi_cuda_state *state, int64_t batch)
     return share > 1 ? share : 1;
 }
 
-/* --- meeting in the result ---------------------------------------------------------------------------------------- */
+/* --- meeting in the result --------------------------------------------------------------------------------------- */
 
 /* Results start at zero; a NULL one is not wanted. */
 static __global__ void __launch_bounds__(THREADS) clear_kernel(int64_t batch, double *a, double *b, double *c)
@@ -99,7 +99,7 @@ static __device__ inline double *entry(double *array, int64_t b)
     return array != NULL ? array + b : NULL;
 }
 
-/* --- largest entry, entries that are not finite ------------------------------------------------------------------- */
+/* --- largest entry, entries that are not finite ------------------------------------------------------------------ */
 
 /* Reads every element once: grid columns by rows by matrices, each walked on by the grid's size. */
 template <typename real>
@@ -113,7 +113,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int64_t i = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; i < e.rows; i += held * step) {
             for (int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4; j < e.cols;
                  j += (int64_t)gridDim.x * blockDim.x * 4) {
-                tchi_cuda_rows_of_fours<real, held> values = tchi_cuda_load_fours<real, held>(x, e, b, i, step, j);
+                tchi_cuda_rows_of_vec4s<real, held> values = tchi_cuda_load_vec4s<real, held>(x, e, b, i, step, j);
 #pragma unroll
                 for (int k = 0; k < 4 * held; k++) {
                     look_at(seen, values.row[k / 4].v[k % 4]);
@@ -149,7 +149,7 @@ tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, d
     return tchi_cuda_launched(state, "scan");
 }
 
-/* --- results beyond a range ---------------------------------------------------------------------------------------- */
+/* --- results beyond a range -------------------------------------------------------------------------------------- */
 
 /* Reads every element once, as scan_kernel does. NaN is not at most anything. */
 template <typename real>
@@ -163,7 +163,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int64_t i = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; i < e.rows; i += held * step) {
             for (int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4; j < e.cols;
                  j += (int64_t)gridDim.x * blockDim.x * 4) {
-                tchi_cuda_rows_of_fours<real, held> values = tchi_cuda_load_fours<real, held>(x, e, b, i, step, j);
+                tchi_cuda_rows_of_vec4s<real, held> values = tchi_cuda_load_vec4s<real, held>(x, e, b, i, step, j);
 #pragma unroll
                 for (int k = 0; k < 4 * held; k++) {
                     beyond = beyond || !(fabs((double)values.row[k / 4].v[k % 4]) <= most);
@@ -193,7 +193,7 @@ tch_status tchi_cuda_flag_overflow(void *state, const tch_matrices *x, double mo
     return tchi_cuda_launched(s, "overflow");
 }
 
-/* --- asymmetry, and all three at once ----------------------------------------------------------------------------- */
+/* --- asymmetry, and all three at once ---------------------------------------------------------------------------- */
 
 /* A tile on or below the diagonal. */
 typedef struct tile_pair {
@@ -283,7 +283,7 @@ tch_status tchi_cuda_inspect(void *state, const tch_matrices *x, double *max_abs
     return tchi_cuda_launched(s, "inspect");
 }
 
-/* --- trace -------------------------------------------------------------------------------------------------------- */
+/* --- trace ------------------------------------------------------------------------------------------------------- */
 
 /* A block per matrix. */
 static __global__ void __launch_bounds__(THREADS) trace_kernel(tchi_cuda_extent e, tchi_cuda_operand x, double *out)
@@ -309,7 +309,7 @@ static tch_status trace(const tchi_cuda_state *state, const tch_matrices *x, dou
     return tchi_cuda_launched(state, "trace");
 }
 
-/* --- the operation ------------------------------------------------------------------------------------------------ */
+/* --- the operation ----------------------------------------------------------------------------------------------- */
 
 tch_status tchi_cuda_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out)
 {

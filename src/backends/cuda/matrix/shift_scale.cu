@@ -1,6 +1,6 @@
 /* (X + shift I) scale^exponent for each matrix of a batch, which also converts between types: by a kernel that knows
- * both types where rows are made of aligned fours, and by one that looks them up everywhere else. The diagonal is worked
- * out in double in both, since a shift may be far below the rounding of the diagonal's type. */
+ * both types where rows are made of aligned vec4s, and by one that looks them up everywhere else. The diagonal is
+ * worked out in double in both, since a shift may be far below the rounding of the diagonal's type. */
 #include <type_traits>
 
 #include "backends/cuda/device/batch_walk.cuh"
@@ -106,7 +106,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     }
 }
 
-/* --- shift and scale of whole fours, from and to types that the compiler knows ------------------------------------ */
+/* --- shift and scale of whole vec4s, from and to types that the compiler knows ----------------------------------- */
 
 /* Where a type is looked up for every row, its conversion waits for that row before the next one is asked for. */
 template <typename real, tch_scalar type, int steps>

@@ -1,5 +1,6 @@
-/* Labels drawn from the softmax of logits. A row's uniform number is the one that torchium/backend.h lays down; sums are
- * taken in float64, so that the CPU, which adds in another order, draws the same labels but for rounding of 2^-53. */
+/* Labels drawn from the softmax of logits. A row's uniform number is the one that torchium/backend.h lays down; sums
+ * are taken in float64, so that the CPU, which adds in another order, draws the same labels but for rounding of
+ * 2^-53. */
 #include "backends/cuda/update/updates.cuh"
 
 #define WARPS 4
@@ -46,9 +47,9 @@ static __device__ inline int64_t walk_row(const tchi_cuda_operand &x, int64_t i,
     return cols;
 }
 
-/* logits (rows, cols). Moves: 4 bytes an element, the second and third look at a row being at the cache. Does: up to two
- * exponentials an element. A warp for a row. The second walk adds what the first added, in its order, and so passes any
- * share of the sum that is less than 1. */
+/* logits (rows, cols). Moves: 4 bytes an element, the second and third look at a row being at the cache. Does: up to
+ * two exponentials an element. A warp for a row. The second walk adds what the first added, in its order, and so passes
+ * any share of the sum that is less than 1. */
 static __global__ void __launch_bounds__(WARPS * 32)
     sample_labels_kernel(int64_t rows, int64_t cols, tchi_cuda_operand logits, uint64_t seed, int32_t *labels)
 {

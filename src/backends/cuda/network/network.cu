@@ -3,7 +3,7 @@
  * order that depends on the sizes alone. */
 #include "backends/cuda/device/batch_walk.cuh"
 
-/* --- activations -------------------------------------------------------------------------------------------------- */
+/* --- activations ------------------------------------------------------------------------------------------------- */
 
 /* Comparisons are turned so that NaN stays NaN. */
 static __device__ inline float activate(tch_activation activation, float z)
@@ -115,7 +115,7 @@ tch_status tchi_cuda_activation_backward(void *state, tch_activation activation,
     return tchi_cuda_launched(s, "activation_backward");
 }
 
-/* --- sums of columns ---------------------------------------------------------------------------------------------- */
+/* --- sums of columns --------------------------------------------------------------------------------------------- */
 
 /* A block takes eight columns, 32 bytes, which is the least that memory hands out at once: more would leave most of a
  * GPU without work at the few hundred columns of a layer. Its threads walk down the rows side by side, four rows under
@@ -165,7 +165,7 @@ tch_status tchi_cuda_column_sums(void *state, const tch_matrices *x, const tch_m
     return tchi_cuda_launched(s, "column_sums");
 }
 
-/* --- losses ------------------------------------------------------------------------------------------------------- */
+/* --- losses ------------------------------------------------------------------------------------------------------ */
 
 /* One block for each range of rows, one warp for a row. */
 #define LOSS_WARPS 4

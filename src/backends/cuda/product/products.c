@@ -1,5 +1,6 @@
 /* Matrix products by cuBLAS. Our matrices are row-major and cuBLAS is column-major: what we call C is C' there, so the
- * product is asked for as C' = op(B)' op(A)', with the operands exchanged and nothing transposed that was not before. */
+ * product is asked for as C' = op(B)' op(A)', with the operands exchanged and nothing transposed that was not
+ * before. */
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"
@@ -76,8 +77,8 @@ static int is_empty(const tch_matrices *x)
     return x->rows == 0 || x->cols == 0 || x->batch == 0;
 }
 
-/* Half types are accumulated in float32 and rounded once. Beyond the table's rule of one type for all three, C may be of
- * float32 where A and B are of a half type: streamed.c adds up slices of a product that way.
+/* Half types are accumulated in float32 and rounded once. Beyond the table's rule of one type for all three, C may be
+ * of float32 where A and B are of a half type: streamed.c adds up slices of a product that way.
  *
  * 2 m n k operations a matrix; at least (m k + k n + m n) elements move. */
 tch_status tchi_cuda_gemm(void *state, double alpha, const tch_matrices *a, int32_t transpose_a, const tch_matrices *b,
@@ -109,7 +110,7 @@ tch_status tchi_cuda_gemm_rounded(void *state, double alpha, const tch_matrices 
     return multiply_all(state, how, a, transpose_a, b, transpose_b, c);
 }
 
-/* --- factors ------------------------------------------------------------------------------------------------------ */
+/* --- factors ----------------------------------------------------------------------------------------------------- */
 
 static arithmetic weighed_by(const tch_clock *clock, tch_scalar type, int32_t rounded)
 {

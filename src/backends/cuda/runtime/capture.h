@@ -1,5 +1,5 @@
-/* Whether a stream is being captured in a CUDA graph. Work can be queued then, but nothing can be waited for, and memory
- * that is allocated would belong to the graph. */
+/* Whether a stream is being captured in a CUDA graph. Work can be queued then, but nothing can be waited for, and
+ * memory that is allocated would belong to the graph. */
 #ifndef TCHI_CUDA_CAPTURE_H
 #define TCHI_CUDA_CAPTURE_H
 

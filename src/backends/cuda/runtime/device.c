@@ -24,7 +24,7 @@ static int capability(int32_t index, int *major, int *minor)
 #define VERSION_FORMAT "%d.%d"
 #define VERSION_PARTS(version) (version) / 1000, (version) % 1000 / 10
 
-/* --- why there is no GPU ------------------------------------------------------------------------------------------ */
+/* --- why there is no GPU ----------------------------------------------------------------------------------------- */
 
 static void explain_driver(char *reason, size_t size)
 {
@@ -86,7 +86,7 @@ static void explain_old_gpus(int count, char *reason, size_t size)
              known ? properties.major : 0, known ? properties.minor : 0, OLDEST_MAJOR, OLDEST_MINOR);
 }
 
-/* --- the devices -------------------------------------------------------------------------------------------------- */
+/* --- the devices ------------------------------------------------------------------------------------------------- */
 
 static int any_new_enough(int count)
 {
@@ -100,8 +100,8 @@ static int any_new_enough(int count)
     return 0;
 }
 
-/* The driver and the GPUs come first, cuBLAS after them: where there is no GPU the large library is not even opened, and
- * the reason is the first thing to repair. */
+/* The driver and the GPUs come first, cuBLAS after them: where there is no GPU the large library is not even opened,
+ * and the reason is the first thing to repair. */
 int32_t tchi_cuda_device_count(char *reason, size_t reason_size)
 {
     int count = 0;

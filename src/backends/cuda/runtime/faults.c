@@ -1,5 +1,5 @@
-/* See faults.h. GPUs are few: a table with a place for each, under one lock, which a launch holds for a comparison of two
- * names. Devices beyond the table go without a memory. */
+/* See faults.h. GPUs are few: a table with a place for each, under one lock, which a launch holds for a comparison of
+ * two names. Devices beyond the table go without a memory. */
 #include "faults.h"
 
 #include <pthread.h>

@@ -1,6 +1,7 @@
-/* What became of the GPUs. A kernel that faults takes its GPU away from the whole process: CUDA answers every later call with
- * the same error. So that each of those calls can say what happened and not only that something did, the first error is kept,
- * with the name of the last kernel of a user's that was launched before it was seen. Any thread may ask. */
+/* What became of the GPUs. A kernel that faults takes its GPU away from the whole process: CUDA answers every later
+ * call with the same error. So that each of those calls can say what happened and not only that something did, the
+ * first error is kept, with the name of the last kernel of a user's that was launched before it was seen. Any thread
+ * may ask. */
 #ifndef TCHI_CUDA_FAULTS_H
 #define TCHI_CUDA_FAULTS_H
 

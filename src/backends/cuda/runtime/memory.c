@@ -1,13 +1,13 @@
 /* Device memory. Blocks come from a pool of CUDA's that is ours alone, one for each device and shared by its contexts,
- * in the order of the context's stream. It keeps nothing that was given back: src/core/pool.c above it does the keeping,
- * and what that gives back is meant for the device and whoever else uses it. */
+ * in the order of the context's stream. It keeps nothing that was given back: src/core/pool.c above it does the
+ * keeping, and what that gives back is meant for the device and whoever else uses it. */
 #include "backends/cuda/cuda.h"
 
 #include <pthread.h>
 
 #include "capture.h"
 
-/* --- the device's pool -------------------------------------------------------------------------------------------- */
+/* --- the device's pool ------------------------------------------------------------------------------------------- */
 
 enum { MAX_DEVICES = 64 };
 
@@ -44,7 +44,7 @@ static cudaError_t pool_of(int32_t device, cudaMemPool_t *pool)
     return error;
 }
 
-/* --- allocation --------------------------------------------------------------------------------------------------- */
+/* --- allocation -------------------------------------------------------------------------------------------------- */
 
 static cudaError_t take(const tchi_cuda_state *s, cudaMemPool_t pool, size_t bytes, void **pointer)
 {
@@ -111,8 +111,8 @@ static void give_back(const tchi_cuda_state *s, cudaMemPool_t pool, void *pointe
     }
 }
 
-/* Called from any thread, also outside begin and end: a tensor may outlive its context. The memory is the device's again
- * after the next wait. */
+/* Called from any thread, also outside begin and end: a tensor may outlive its context. The memory is the device's
+ * again after the next wait. */
 void tchi_cuda_release(void *state, void *pointer, int64_t bytes)
 {
     const tchi_cuda_state *s = state;
@@ -138,7 +138,7 @@ tch_status tchi_cuda_memory_info(void *state, int64_t *total, int64_t *free)
     return TCH_OK;
 }
 
-/* --- plain bytes -------------------------------------------------------------------------------------------------- */
+/* --- plain bytes ------------------------------------------------------------------------------------------------- */
 
 static int is_page_locked(const void *pointer)
 {

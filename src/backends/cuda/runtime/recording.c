@@ -1,6 +1,6 @@
-/* Recorded work: a CUDA graph for what was queued between begin and end, launched as a whole. It is captured on a stream of
- * our own, since the context's may be the default stream, which cannot be; before changing anything here read what CUDA
- * forbids during capture, to this thread and to others. */
+/* Recorded work: a CUDA graph for what was queued between begin and end, launched as a whole. It is captured on a
+ * stream of our own, since the context's may be the default stream, which cannot be; before changing anything here read
+ * what CUDA forbids during capture, to this thread and to others. */
 #include "backends/cuda/cuda.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 #include "capture.h"
 
-/* --- whether ------------------------------------------------------------------------------------------------------ */
+/* --- whether ----------------------------------------------------------------------------------------------------- */
 
 static int is_set(const char *variable, const char *value)
 {
@@ -29,10 +29,10 @@ int32_t tchi_cuda_recording_possible(void *state)
     return s->recorder.wanted && !tchi_cuda_is_capturing(s->stream);
 }
 
-/* --- recording ---------------------------------------------------------------------------------------------------- */
+/* --- recording --------------------------------------------------------------------------------------------------- */
 
-/* While another thread captures, CUDA refuses calls that might disturb it, and may end its capture for them. None of ours
- * touches another stream, so we ask for none of that. Called again with the same variable it is undone. */
+/* While another thread captures, CUDA refuses calls that might disturb it, and may end its capture for them. None of
+ * ours touches another stream, so we ask for none of that. Called again with the same variable it is undone. */
 static void exchange_mode(enum cudaStreamCaptureMode *mode)
 {
     cudaThreadExchangeStreamCaptureMode(mode);
@@ -100,7 +100,7 @@ tch_status tchi_cuda_recording_end(void *state, void **recording)
     return status;
 }
 
-/* --- replaying ---------------------------------------------------------------------------------------------------- */
+/* --- replaying --------------------------------------------------------------------------------------------------- */
 
 tch_status tchi_cuda_recording_replay(void *state, void *recording)
 {

@@ -9,7 +9,7 @@
 
 #include "capture.h"
 
-/* --- the current device ------------------------------------------------------------------------------------------- */
+/* --- the current device ------------------------------------------------------------------------------------------ */
 
 /* The current device belongs to the thread, and a library that changes it would surprise its caller: each call notes
  * the device it found and leaves it as it was. Calls nest, a few levels at most. */
@@ -56,7 +56,7 @@ void tchi_cuda_end(void *state)
     }
 }
 
-/* --- streams ------------------------------------------------------------------------------------------------------ */
+/* --- streams ----------------------------------------------------------------------------------------------------- */
 
 /* NVIDIA's advice for the workspace of cuBLAS: 32 MiB on Hopper and newer, less before. */
 int64_t tchi_cuda_workspace_bytes(const tchi_cuda_state *s)
@@ -148,7 +148,7 @@ tch_status tchi_cuda_synchronize(void *state)
     return status;
 }
 
-/* --- creation and destruction ------------------------------------------------------------------------------------- */
+/* --- creation and destruction ------------------------------------------------------------------------------------ */
 
 /* Products are never rounded to TF32, and sums of bfloat16 products are kept in float32 to their end. */
 static tch_status open_blas(tchi_cuda_state *s)

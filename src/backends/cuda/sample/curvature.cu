@@ -1,6 +1,6 @@
-/* What KFAC does to a gradient besides products: the division in the eigenbasis, and the one number by which a step that
- * would change the model too much is made shorter. Divisors are formed in float64: the product of two small eigenvalues
- * may be below float32's range, and so may the damping. */
+/* What KFAC does to a gradient besides products: the division in the eigenbasis, and the one number by which a step
+ * that would change the model too much is made shorter. Divisors are formed in float64: the product of two small
+ * eigenvalues may be below float32's range, and so may the damping. */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "backends/rules.h"
 
@@ -31,7 +31,8 @@ static __device__ inline void divide_row(const divisors &d, const tchi_cuda_patc
     }
 }
 
-/* x, values (rows, cols). Moves: 8 bytes an element of float32, 12 with values. Does: a product, a sum and a quotient. */
+/* x, values (rows, cols). Moves: 8 bytes an element of float32, 12 with values. Does: a product, a sum and a
+ * quotient. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     damped_divide_kernel(tchi_cuda_extent e, tchi_cuda_operand x, const __grid_constant__ divisors d)

@@ -1,6 +1,6 @@
-/* The patches of a convolution's input that its outputs see, a row for each output position. A thread keeps its columns,
- * which are offsets into the kernel's window, and walks down the rows by counting: what would otherwise be divisions for
- * every element are a few for every thread. */
+/* The patches of a convolution's input that its outputs see, a row for each output position. A thread keeps its
+ * columns, which are offsets into the kernel's window, and walks down the rows by counting: what would otherwise be
+ * divisions for every element are a few for every thread. */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 

@@ -1,6 +1,6 @@
 /* Gradients of the weight and the bias of normalizing layers, sample by sample. First the mean and the reciprocal
- * deviation of every row, with the mean subtracted before squares are taken, by a warp or a block for each; then the sums
- * over positions. Layer and RMS norms have their features along rows, group norms their positions. */
+ * deviation of every row, with the mean subtracted before squares are taken, by a warp or a block for each; then the
+ * sums over positions. Layer and RMS norms have their features along rows, group norms their positions. */
 #include "backends/cuda/device/reduce.cuh"
 #include "position_sums.cuh"
 
@@ -32,7 +32,7 @@ typedef struct stats_call {
     double eps;
 } stats_call;
 
-/* --- statistics --------------------------------------------------------------------------------------------------- */
+/* --- statistics -------------------------------------------------------------------------------------------------- */
 
 /* The sum of (x - mean)^power over a row, power 1 or 2, by `threads` threads of which this is `thread`. */
 template <typename real, int power>
@@ -121,7 +121,7 @@ static tch_status run_stats(const tchi_cuda_state *state, const stats_call &c, t
     return tchi_cuda_launched(state, "row_stats");
 }
 
-/* --- features along rows ------------------------------------------------------------------------------------------ */
+/* --- features along rows ----------------------------------------------------------------------------------------- */
 
 /* x^ g and g of each position. */
 template <typename real> struct normalized_terms {
@@ -146,7 +146,7 @@ template <typename real> struct normalized_terms {
     }
 };
 
-/* --- positions along rows ----------------------------------------------------------------------------------------- */
+/* --- positions along rows ---------------------------------------------------------------------------------------- */
 
 typedef struct channel_call {
     tchi_cuda_operand x, g; /* a single matrix each: samples times channels by positions */
@@ -179,8 +179,8 @@ static __device__ inline channel_sums<real> sums_of_channel(const channel_call &
     return sums;
 }
 
-/* x, g (rows, positions), a row being a channel of a sample. Moves: both once. Does: four operations an element. A block
- * for each channel. */
+/* x, g (rows, positions), a row being a channel of a sample. Moves: both once. Does: four operations an element. A
+ * block for each channel. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
     channel_sums_kernel(const __grid_constant__ channel_call c, const typename stats_of<real>::type *stats)
@@ -204,7 +204,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* --- the operation ------------------------------------------------------------------------------------------------ */
+/* --- the operation ----------------------------------------------------------------------------------------------- */
 
 static tch_matrices rows_of(void *data, tch_scalar type, int64_t rows, int64_t cols)
 {

@@ -1,11 +1,12 @@
-/* Sums over the positions of each sample, column by column. The positions are cut into pieces by their number alone, a block
- * of threads sums a piece, its threads four columns each, and a second kernel adds the pieces up in their order: the bits
- * depend neither on the batch nor on chance. What is summed is up to `terms`, a struct with
+/* Sums over the positions of each sample, column by column. The positions are cut into pieces by their number alone, a
+ * block of threads sums a piece, its threads four columns each, and a second kernel adds the pieces up in their order:
+ * the bits depend neither on the batch nor on chance. What is summed is up to `terms`, a struct with
  *
  *     static const int outputs;
  *     void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_four<real> *values) const;
  *
- * which gives the terms of position i of sample b in columns j to j + count for each of its outputs, and zeros beyond. */
+ * which gives the terms of position i of sample b in columns j to j + count for each of its outputs, and zeros
+ * beyond. */
 #ifndef TCHI_CUDA_POSITION_SUMS_CUH
 #define TCHI_CUDA_POSITION_SUMS_CUH
 

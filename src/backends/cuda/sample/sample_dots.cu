@@ -53,10 +53,10 @@ static dim3 threads_for(int64_t rows, int64_t cols)
     return tchi_cuda_reduce_block({rows, cols, 1}, threads);
 }
 
-/* --- pairs of two batches ----------------------------------------------------------------------------------------- */
+/* --- pairs of two batches ---------------------------------------------------------------------------------------- */
 
-/* x, y (rows, cols). Moves: both once. Does: a product and a sum an element. Grid: pieces of all matrices. Where `out` is
- * given, a matrix is one piece, and out += scale times its sum. */
+/* x, y (rows, cols). Moves: both once. Does: a product and a sum an element. Grid: pieces of all matrices. Where `out`
+ * is given, a matrix is one piece, and out += scale times its sum. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS, 3)
     pair_dots_kernel(tchi_cuda_extent e, int64_t height, tchi_cuda_operand x, tchi_cuda_operand y, double *partial,
@@ -110,7 +110,7 @@ tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_mat
     return tchi_cuda_add_partials(s, e.batch / groups, groups * pieces, partial, scale, out);
 }
 
-/* --- blocks of two matrices --------------------------------------------------------------------------------------- */
+/* --- blocks of two matrices -------------------------------------------------------------------------------------- */
 
 typedef struct block_call {
     tchi_cuda_operand x, y, out;
@@ -214,8 +214,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Pieces are halves of PIECE at least where a block has more than one; counting a last one that is shorter, there are at
- * most four for each PIECE elements. */
+/* Pieces are halves of PIECE at least where a block has more than one; counting a last one that is shorter, there are
+ * at most four for each PIECE elements. */
 int64_t tchi_cuda_block_dots_scratch(int64_t rows, int64_t cols)
 {
     return (rows * cols / (PIECE / 4) + 1) * (int64_t)sizeof(double);

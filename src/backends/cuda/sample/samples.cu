@@ -6,7 +6,7 @@
 
 #define THREADS 256
 
-/* --- sums over positions ------------------------------------------------------------------------------------------ */
+/* --- sums over positions ----------------------------------------------------------------------------------------- */
 
 template <typename real> struct plain_terms {
     static const int outputs = 1;
@@ -18,7 +18,8 @@ template <typename real> struct plain_terms {
     }
 };
 
-/* The same of a known type in whole aligned fours: without a question before them, loads do not wait for one another. */
+/* The same of a known type in whole aligned fours: without a question before them, loads do not wait for one
+ * another. */
 template <tch_scalar type> struct aligned_terms {
     static const int outputs = 1;
     tchi_cuda_operand x;
@@ -62,7 +63,7 @@ tch_status tchi_cuda_sample_sums(void *state, const tch_matrices *x, double scal
     return tchi_cuda_run_sums<float>(s, e, plain_terms<float>{from}, target, scratch, "sample_sums");
 }
 
-/* --- numbers of samples -------------------------------------------------------------------------------------------- */
+/* --- numbers of samples ------------------------------------------------------------------------------------------ */
 
 /* Moves: 8 bytes a part. Does: a sum each. A warp for each number of `out`. */
 static __global__ void __launch_bounds__(THREADS)
@@ -90,7 +91,7 @@ tch_status tchi_cuda_add_partials(const tchi_cuda_state *state, int64_t count, i
     return tchi_cuda_launched(state, "add_partials");
 }
 
-/* --- weights ------------------------------------------------------------------------------------------------------ */
+/* --- weights ----------------------------------------------------------------------------------------------------- */
 
 /* Moves: 16 bytes a sample. Does: a root and a quotient. */
 static __global__ void __launch_bounds__(THREADS)
@@ -112,8 +113,8 @@ tch_status tchi_cuda_clip_weights(void *state, int64_t count, const double *norm
     return tchi_cuda_launched(s, "clip_weights");
 }
 
-/* x, out (rows, cols) for each sample and group. Moves: an element in and out. Does: a product, in float64: a weight may
- * be below what float32 holds. */
+/* x, out (rows, cols) for each sample and group. Moves: an element in and out. Does: a product, in float64: a weight
+ * may be below what float32 holds. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     weigh_samples_kernel(tchi_cuda_extent e, tchi_cuda_operand x, int64_t groups, const double *weights,

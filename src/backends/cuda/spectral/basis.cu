@@ -4,10 +4,11 @@
 
 #define WARP 32
 
-/* Blocks of 256 threads that must fit on a multiprocessor: asked for no more, the compiler does not spill for a fourth. */
+/* Blocks of 256 threads that must fit on a multiprocessor: asked for no more, the compiler does not spill for a
+ * fourth. */
 #define BLOCKS 3
 
-/* --- dot products of rows ----------------------------------------------------------------------------------------- */
+/* --- dot products of rows ---------------------------------------------------------------------------------------- */
 
 #define DOTS_WARPS 8 /* of a block, a row each */
 
@@ -67,7 +68,7 @@ tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matr
     return tchi_cuda_launched(s, "row_dots_kernel");
 }
 
-/* --- order -------------------------------------------------------------------------------------------------------- */
+/* --- order ------------------------------------------------------------------------------------------------------- */
 
 #define ORDER_THREADS 256
 
@@ -130,7 +131,7 @@ tch_status tchi_cuda_descending(void *state, const tch_matrices *w, int32_t *ord
     return tchi_cuda_launched(s, "descending_kernel");
 }
 
-/* --- permute ------------------------------------------------------------------------------------------------------ */
+/* --- permute ----------------------------------------------------------------------------------------------------- */
 
 /* Up to four elements of row `from`, the columns named by `cols` or those from j on. */
 template <typename real>

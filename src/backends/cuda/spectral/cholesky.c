@@ -4,7 +4,8 @@
  *         [A21  A22]        [L21  L22]        [-X22 L21 X11   X22 ]     L22 L22' = A22 - L21 L21'
  *
  * The leaves, and with them square roots and divisions, are in cholesky.cu. Only L21 of one level at a time needs
- * memory: L21 X11 takes the place of A21, which is not needed any more. bench/ladder/cuda_cholesky.md has the counts. */
+ * memory: L21 X11 takes the place of A21, which is not needed any more. bench/ladder/cuda_cholesky.md has the
+ * counts. */
 #include "backends/cuda/cuda.h"
 
 #include "backends/cuda/runtime/scalars.h"

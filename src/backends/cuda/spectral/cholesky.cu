@@ -76,7 +76,8 @@ static __device__ __forceinline__ void eliminate(real c[EACH][EACH], int k, real
     }
 }
 
-/* Steps [SIDE row, SIDE (row + 1)). A pivot that is not positive and finite becomes 1; returns whether there was one. */
+/* Steps [SIDE row, SIDE (row + 1)). A pivot that is not positive and finite becomes 1; returns whether there was
+ * one. */
 template <typename real, int row>
 static __device__ __forceinline__ bool eliminate_rows(real c[EACH][EACH], int n, leaf_memory<real> &memory, int y,
                                                       int x)

@@ -21,7 +21,7 @@ static __device__ inline int64_t index_stride()
     return (int64_t)gridDim.x * THREADS;
 }
 
-/* --- before a root ------------------------------------------------------------------------------------------------ */
+/* --- before a root ----------------------------------------------------------------------------------------------- */
 
 typedef struct setup_rules {
     double eps, relative_eps, margin, symmetry;
@@ -72,7 +72,7 @@ tch_status tchi_cuda_factored_damping(void *state, int64_t batch, const double *
     return tchi_cuda_launched(s, "factored_damping");
 }
 
-/* --- after it ----------------------------------------------------------------------------------------------------- */
+/* --- after it ---------------------------------------------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(THREADS)
     root_verdict_kernel(int64_t batch, const double *residual, double tolerance, int32_t *flags)
@@ -92,7 +92,7 @@ tch_status tchi_cuda_root_verdict(void *state, int64_t batch, const double *resi
     return tchi_cuda_launched(s, "root_verdict");
 }
 
-/* --- powers of a spectrum ----------------------------------------------------------------------------------------- */
+/* --- powers of a spectrum ---------------------------------------------------------------------------------------- */
 
 /* What the ends of a spectrum decide before any of it is overwritten. */
 typedef struct spectrum_ends {

@@ -6,7 +6,7 @@
 #include "backends/cuda/runtime/scalars.h"
 #include "decompositions.h"
 
-/* --- the solver and its memory ------------------------------------------------------------------------------------ */
+/* --- the solver and its memory ----------------------------------------------------------------------------------- */
 
 /* Pieces of the scratch, aligned to 256 bytes; addresses only once there is a base. */
 typedef struct carving {
@@ -69,7 +69,7 @@ typedef struct work_space {
     size_t device_bytes, host_bytes;
 } work_space;
 
-/* --- eigendecomposition ------------------------------------------------------------------------------------------- */
+/* --- eigendecomposition ------------------------------------------------------------------------------------------ */
 
 /* Matrices in one batched call: cuSOLVER refuses 40000 of 3 by 3, and counts elements in 32 bits in places. */
 #define EIGH_MOST_BATCH 16384
@@ -226,7 +226,7 @@ tch_status tchi_cuda_eigh(void *state, const tch_matrices *v, const tch_matrices
     return tchi_cuda_orthonormal_rows(s, v, e.values, e.defects, e.rows, flags);
 }
 
-/* --- positive definite solve -------------------------------------------------------------------------------------- */
+/* --- positive definite solve ------------------------------------------------------------------------------------- */
 
 /* Matrices in one batched call: a grid dimension ends at 65535. */
 #define SOLVE_MOST_BATCH 65535

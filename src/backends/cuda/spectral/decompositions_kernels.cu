@@ -1,5 +1,5 @@
-/* Kernels before and after cuSOLVER's calls: see decompositions.h. A block has a matrix to itself, since the batches are
- * either large or their matrices so expensive to decompose that a pass over one does not count. */
+/* Kernels before and after cuSOLVER's calls: see decompositions.h. A block has a matrix to itself, since the batches
+ * are either large or their matrices so expensive to decompose that a pass over one does not count. */
 #include "decompositions.h"
 
 #include "backends/cuda/device/elements.cuh"
@@ -7,7 +7,7 @@
 #define THREADS 256
 #define LANES 32
 
-/* --- shared by the kernels ---------------------------------------------------------------------------------------- */
+/* --- shared by the kernels --------------------------------------------------------------------------------------- */
 
 /* Rows are dealt to the warps of the block, so that no index is divided. */
 template <typename real> static __device__ void write_identity(real *x, int64_t n, int64_t ld)
@@ -19,7 +19,7 @@ template <typename real> static __device__ void write_identity(real *x, int64_t 
     }
 }
 
-/* --- eigendecomposition, before ----------------------------------------------------------------------------------- */
+/* --- eigendecomposition, before ---------------------------------------------------------------------------------- */
 
 /* Entries from 2^-LIMIT to 2^LIMIT have sums of squares in range, with room for rounding errors relative to them. */
 template <typename real> struct exponent_limit;
@@ -106,7 +106,7 @@ tch_status tchi_cuda_eigh_prepare(const tchi_cuda_state *state, const tch_matric
     return tchi_cuda_launched(state, "eigh_prepare_kernel");
 }
 
-/* --- eigendecomposition, after ------------------------------------------------------------------------------------ */
+/* --- eigendecomposition, after ----------------------------------------------------------------------------------- */
 
 /* Moves n numbers of every matrix. */
 template <typename real>
@@ -146,7 +146,7 @@ tch_status tchi_cuda_eigh_finish(const tchi_cuda_state *state, const void *value
     return tchi_cuda_launched(state, "eigh_finish_kernel");
 }
 
-/* --- eigendecomposition of numbers -------------------------------------------------------------------------------- */
+/* --- eigendecomposition of numbers ------------------------------------------------------------------------------- */
 
 template <typename real>
 static __global__ void __launch_bounds__(THREADS)
@@ -180,7 +180,7 @@ tch_status tchi_cuda_eigh_single(const tchi_cuda_state *state, const tch_matrice
     return tchi_cuda_launched(state, "eigh_single_kernel");
 }
 
-/* --- solve, before ------------------------------------------------------------------------------------------------ */
+/* --- solve, before ----------------------------------------------------------------------------------------------- */
 
 template <typename real> struct solve_operands {
     real *a;
@@ -231,7 +231,7 @@ tch_status tchi_cuda_solve_prepare(const tchi_cuda_state *state, const tch_matri
     return tchi_cuda_launched(state, "solve_prepare_kernel");
 }
 
-/* --- solve, between the factorization and the triangular solves --------------------------------------------------- */
+/* --- solve, between the factorization and the triangular solves -------------------------------------------------- */
 
 /* A NaN or an infinity in the triangle that was read ends up in the diagonal of the factor, whatever info says. */
 template <typename real> static __device__ int diagonal_is_good(const real *a, int64_t n, int64_t ld)

@@ -14,8 +14,9 @@
 #define NEWTON_ROUNDS 12  /* from within four times the distance, three to eight are enough */
 #define NEWTON_STOP 1e-14 /* a step this small, of the width of the spectrum, was the last */
 
-/* As on the CPU: an estimate whose square is not far inside the range is made again with the matrix in another unit, for
- * which it is the vectors that are scaled. Of float32 that is the range of the products, which are in float32 too. */
+/* As on the CPU: an estimate whose square is not far inside the range is made again with the matrix in another unit,
+ * for which it is the vectors that are scaled. Of float32 that is the range of the products, which are in float32
+ * too. */
 template <typename real> struct range_of;
 template <> struct range_of<double> {
     static constexpr double safe = 0x1p+460, large = 0x1p-600, small = 0x1p+600;
@@ -51,7 +52,7 @@ struct tridiagonal {
     double beside[MOST_STEPS];
 };
 
-/* --- the tridiagonal matrix: one warp ----------------------------------------------------------------------------- */
+/* --- the tridiagonal matrix: one warp ---------------------------------------------------------------------------- */
 
 /* Characteristic polynomials of the leading k - 1 and k rows, at a point, in units of `scale`. */
 struct characteristic {
@@ -129,7 +130,7 @@ static __device__ double largest_of_tridiagonal(const tridiagonal &t, int k, dou
     return point;
 }
 
-/* --- vectors: every block by itself ------------------------------------------------------------------------------- */
+/* --- vectors: every block by itself ------------------------------------------------------------------------------ */
 
 /* The state of the CPU's generator after i + 1 steps, by squaring the map of one step. */
 static __device__ uint64_t generator_at(int i)
@@ -206,7 +207,7 @@ static __device__ void advance(const lanczos_block<real> &k, double *alpha, doub
     }
 }
 
-/* --- the iteration ------------------------------------------------------------------------------------------------ */
+/* --- the iteration ----------------------------------------------------------------------------------------------- */
 
 /* The error of the estimate is about the square of its residual over the gap, and the gap is taken as the value itself
  * at most: hence a threshold that is the square root of the tolerance, or SURE. */
@@ -287,7 +288,7 @@ template <typename T, typename real> static __global__ void __launch_bounds__(TH
     }
 }
 
-/* --- host --------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 /* w in double, then v. */
 static int64_t vector_bytes(int64_t n, int64_t size)

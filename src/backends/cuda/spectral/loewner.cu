@@ -16,8 +16,8 @@ typedef struct loewner_job {
     int32_t *flags;
 } loewner_job;
 
-/* Moves: 16 n^2 bytes for each matrix. Does: two exponentials, two logarithms and three divisions for each element, which
- * in float64 take longer than that. */
+/* Moves: 16 n^2 bytes for each matrix. Does: two exponentials, two logarithms and three divisions for each element,
+ * which in float64 take longer than that. */
 static __global__ void __launch_bounds__(THREADS) loewner_kernel(loewner_job job)
 {
     int64_t count = job.n * job.n;

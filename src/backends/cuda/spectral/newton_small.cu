@@ -35,7 +35,7 @@ typedef struct share {
     int row[WARP_TILES], col[WARP_TILES];
 } share;
 
-/* --- symmetric matrices in shared memory --------------------------------------------------------------------------- */
+/* --- symmetric matrices in shared memory ------------------------------------------------------------------------- */
 
 /* Lower tiles of a matrix with this many along a side. */
 static __host__ __device__ inline int lower_tiles(int tiles)
@@ -49,8 +49,9 @@ static __device__ __forceinline__ int tile_at(int row, int col)
     return (row * (row + 1) / 2 + col) * TILE_ELEMENTS;
 }
 
-/* Where an element lies in its tile. Each row has its groups of four columns in another order, so that four rows by four
- * columns, which half a warp reads at once, are in sixteen different pairs of banks, by rows as well as by columns. */
+/* Where an element lies in its tile. Each row has its groups of four columns in another order, so that four rows by
+ * four columns, which half a warp reads at once, are in sixteen different pairs of banks, by rows as well as by
+ * columns. */
 static __device__ __forceinline__ int element_at(int row, int col)
 {
     return row * TILE + (col ^ ((row & 3) << 2));
@@ -78,7 +79,7 @@ static __device__ __forceinline__ share share_of(int tiles)
     return s;
 }
 
-/* --- products ------------------------------------------------------------------------------------------------------ */
+/* --- products ---------------------------------------------------------------------------------------------------- */
 
 /* Where a lane's elements lie in a tile, 0 <= h < 2, 0 <= i < 4, lane = 4 g + t: (g + 8 h, 4 i + t) at
  * rows[i] + 128 h, and (4 i + t, g + 8 h) at cols[h] + 64 i. */
@@ -193,14 +194,14 @@ static __device__ __forceinline__ void store_tile(double *tile, const double c[8
     }
 }
 
-/* --- the iteration ------------------------------------------------------------------------------------------------- */
+/* --- the iteration ----------------------------------------------------------------------------------------------- */
 
 /* The three matrices, as they lie in shared memory one after another. */
 typedef enum part { PART_M = 0, PART_H = 1, PART_X = 2 } part;
 
-/* OUT = A B, where OUT may be A or B: nobody writes before everybody has read. With coefficients, and then for OUT apart
- * from A and B, OUT = c0 I + c1 A + c2 A B. This is the one place where products are done; it is not inlined, so that
- * it is compiled once and keeps within its registers. */
+/* OUT = A B, where OUT may be A or B: nobody writes before everybody has read. With coefficients, and then for OUT
+ * apart from A and B, OUT = c0 I + c1 A + c2 A B. This is the one place where products are done; it is not inlined, so
+ * that it is compiled once and keeps within its registers. */
 static __device__ __noinline__ void product(part out, part a, part b, const double *coefficient, int depth, int tiles)
 {
     extern __shared__ __align__(16) double shared[];
@@ -262,11 +263,11 @@ static __device__ __forceinline__ void iterate(const tch_newton_iteration &itera
     }
 }
 
-/* --- between global and shared memory ------------------------------------------------------------------------------ */
+/* --- between global and shared memory ---------------------------------------------------------------------------- */
 
 /* M = (A + shift I) / bound and X = I, from A's lower triangle. Beyond n M is the identity, which the iteration leaves
- * where it is and does not mix with the rest. Numerator and denominator are taken half of the way to 1 first, by a power
- * of two, since 1 / bound may be beyond float64 where bound is not. */
+ * where it is and does not mix with the rest. Numerator and denominator are taken half of the way to 1 first, by a
+ * power of two, since 1 / bound may be beyond float64 where bound is not. */
 static __device__ __forceinline__ void load_matrix(const problem &p, int64_t matrix, double *m, double *x)
 {
     double shift = p.shift[matrix];
@@ -331,7 +332,7 @@ static __global__ void __launch_bounds__(MAX_THREADS) newton_kernel(const __grid
     }
 }
 
-/* --- the operation ------------------------------------------------------------------------------------------------- */
+/* --- the operation ----------------------------------------------------------------------------------------------- */
 
 static int64_t shared_bytes(int tiles)
 {

@@ -22,7 +22,7 @@
 #define TOOK_LITTLE 0.98
 #define MOST_PASSES 3
 
-/* --- rows --------------------------------------------------------------------------------------------------------- */
+/* --- rows -------------------------------------------------------------------------------------------------------- */
 
 /* Rows of V that are orthonormal, or zero: all but the `gap` rows from row `first` on. */
 template <typename real> struct basis {
@@ -75,7 +75,7 @@ template <typename real> static __device__ void store_row(real *row, int64_t n, 
     __syncthreads();
 }
 
-/* --- projection --------------------------------------------------------------------------------------------------- */
+/* --- projection -------------------------------------------------------------------------------------------------- */
 
 /* c = Q x, a row of Q to a warp. */
 template <typename real> static __device__ void multiply_rows(const basis<real> &q, const work_row &r)
@@ -126,7 +126,7 @@ template <typename real> static __device__ double project(const basis<real> &q, 
     return square;
 }
 
-/* --- the rows of one matrix --------------------------------------------------------------------------------------- */
+/* --- the rows of one matrix -------------------------------------------------------------------------------------- */
 
 /* Every row less the rows of larger |eigenvalues|; ascending as those are, the largest is at one of the ends. Rows that
  * vanish become zero. */
@@ -185,7 +185,7 @@ template <typename real> static __device__ void complete(real *v, int64_t n, int
     }
 }
 
-/* --- the batch ---------------------------------------------------------------------------------------------------- */
+/* --- the batch --------------------------------------------------------------------------------------------------- */
 
 /* Reads two numbers of a matrix whose rows are orthonormal. Of one whose rows are not, about n^3 elements, from the
  * second-level cache in the main, for 2 n^3 operations in float64. */

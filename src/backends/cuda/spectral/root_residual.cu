@@ -1,7 +1,7 @@
 /* How far a root is from one: the residual R = X^floor(p/2) (A + shift I) X^ceil(p/2) - I, whose norm is that of its
- * transpose, and the bound |X R| / (p |X|) on the error, in float64 whatever A and X are stored in. Estimated with random
- * signs by a chain of p + 2 products with four vectors, all in one launch; or exactly, by matrix products, which are the
- * table's own operations. */
+ * transpose, and the bound |X R| / (p |X|) on the error, in float64 whatever A and X are stored in. Estimated with
+ * random signs by a chain of p + 2 products with four vectors, all in one launch; or exactly, by matrix products, which
+ * are the table's own operations. */
 #include "backends/cuda/device/matvec.cuh"
 
 #define PROBES 4    /* vectors multiplied at once; more probes are done in groups */
@@ -50,7 +50,7 @@ struct residual_block {
     double *published;
 };
 
-/* --- the product -------------------------------------------------------------------------------------------------- */
+/* --- the product ------------------------------------------------------------------------------------------------- */
 
 /* One lane's part in the product of ROWS rows. With lane = 4 g + t it has columns 4 t to 4 t + 3 of every step in rows
  * g and g + 8, and of the vectors in probe g % 4: tensor cores multiply eight vectors, and the upper four are
@@ -62,23 +62,23 @@ struct lane_share {
 };
 
 /* Four neighboring elements; `streamed` ones are not read again soon, and leave their place in L2 to others. */
-template <typename T, bool streamed> static __device__ inline tchi_cuda_piece<T, 4> read_whole(const char *from)
+template <typename T, bool streamed> static __device__ inline tchi_cuda_rect<T, 4> read_whole(const char *from)
 {
-    tchi_cuda_piece<T, 4> four;
+    tchi_cuda_rect<T, 4> four;
     if constexpr (streamed) {
 #pragma unroll
         for (int k = 0; k < (int)(sizeof(four) / 16); k++) {
             ((uint4 *)&four)[k] = __ldcs((const uint4 *)from + k);
         }
     } else {
-        four = *(const tchi_cuda_piece<T, 4> *)from;
+        four = *(const tchi_cuda_rect<T, 4> *)from;
     }
     return four;
 }
 
-template <typename T> static __device__ inline tchi_cuda_piece<T, 4> read_edge(const T *from, int count)
+template <typename T> static __device__ inline tchi_cuda_rect<T, 4> read_edge(const T *from, int count)
 {
-    tchi_cuda_piece<T, 4> four;
+    tchi_cuda_rect<T, 4> four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         four.v[k] = k < count ? from[k] : (T)0;
@@ -88,8 +88,8 @@ template <typename T> static __device__ inline tchi_cuda_piece<T, 4> read_edge(c
 
 /* The instruction wants the lane's columns four apart, but a sum does not care which is which. */
 template <typename T>
-static __device__ inline void multiply_step(double (&sums)[4], const tchi_cuda_piece<T, 4> &low,
-                                            const tchi_cuda_piece<T, 4> &high, const tchi_cuda_piece<double, 4> &y)
+static __device__ inline void multiply_step(double (&sums)[4], const tchi_cuda_rect<T, 4> &low,
+                                            const tchi_cuda_rect<T, 4> &high, const tchi_cuda_rect<double, 4> &y)
 {
     double a[8];
 #pragma unroll
@@ -105,8 +105,8 @@ static __device__ inline void multiply_whole(const lane_share &m, double (&sums)
 {
     constexpr int bytes = STEP * sizeof(T);
     constexpr int ahead = AHEAD / STEP * 4 / sizeof(T); /* float64 would not fit in registers otherwise */
-    tchi_cuda_piece<T, 4> low[ahead];
-    tchi_cuda_piece<T, 4> high[ahead];
+    tchi_cuda_rect<T, 4> low[ahead];
+    tchi_cuda_rect<T, 4> high[ahead];
 #pragma unroll
     for (int k = 0; k < ahead; k++) { /* the last step is read again rather than none, and not used */
         int step = min(k, m.whole - 1);
@@ -118,7 +118,7 @@ static __device__ inline void multiply_whole(const lane_share &m, double (&sums)
     for (; step + ahead <= m.whole; step += ahead) {
 #pragma unroll
         for (int k = 0; k < ahead; k++) {
-            multiply_step(sums, low[k], high[k], *(const tchi_cuda_piece<double, 4> *)(m.y + (step + k) * STEP));
+            multiply_step(sums, low[k], high[k], *(const tchi_cuda_rect<double, 4> *)(m.y + (step + k) * STEP));
             int next = min(step + ahead + k, m.whole - 1);
             low[k] = read_whole<T, streamed>(m.low + (int64_t)next * bytes);
             high[k] = read_whole<T, streamed>(m.high + (int64_t)next * bytes);
@@ -127,7 +127,7 @@ static __device__ inline void multiply_whole(const lane_share &m, double (&sums)
 #pragma unroll
     for (int k = 0; k < ahead - 1; k++) {
         if (step + k < m.whole) {
-            multiply_step(sums, low[k], high[k], *(const tchi_cuda_piece<double, 4> *)(m.y + (step + k) * STEP));
+            multiply_step(sums, low[k], high[k], *(const tchi_cuda_rect<double, 4> *)(m.y + (step + k) * STEP));
         }
     }
 }
@@ -198,7 +198,7 @@ static __device__ inline void multiply(tch_scalar type, bool with_a, const tchi_
     }
 }
 
-/* --- the chain ---------------------------------------------------------------------------------------------------- */
+/* --- the chain --------------------------------------------------------------------------------------------------- */
 
 /* The block's rows of A or of X, put together anew for every product: registers are scarce in it. */
 static __device__ inline tchi_cuda_rows rows_of(const residual_parameters &p, const residual_block &k, bool with_a)
@@ -361,7 +361,7 @@ static tch_status probe(tchi_cuda_state *state, int32_t root, const tch_matrices
     return tchi_cuda_spread_launch(state, &p.spread, a->batch, root_residual, p, "root_residual");
 }
 
-/* --- exactly ------------------------------------------------------------------------------------------------------ */
+/* --- exactly ----------------------------------------------------------------------------------------------------- */
 
 static int64_t exact_chunk(int64_t n, int64_t batch)
 {
@@ -462,7 +462,7 @@ static tch_status exact(tchi_cuda_state *state, int32_t root, const tch_matrices
     return TCH_OK;
 }
 
-/* --- the operation ------------------------------------------------------------------------------------------------ */
+/* --- the operation ----------------------------------------------------------------------------------------------- */
 
 int64_t tchi_cuda_root_residual_scratch(const tchi_cuda_state *state, tch_scalar type, int64_t n, int64_t batch,
                                         int64_t probes)

@@ -1,10 +1,10 @@
-/* AdamW over all pieces of a step. Memory decides: beside seven accesses there is one square root and one division for an
- * element. What hyperparameters and the clock come down to is worked out in double by one thread of a block, while the
- * loads of all of them are under way. */
+/* AdamW over all rectangles of a step. Memory decides: beside seven accesses there is one square root and one division
+ * for an element. What hyperparameters and the clock come down to is worked out in double by one thread of a block,
+ * while the loads of all of them are under way. */
 #include "updates.cuh"
 
-/* Fours of a thread. With two, the four arrays that are read have 32 KB under way for a block, about what a processor of
- * an H200 needs (700 ns at 4.8 TB/s over 132 of them), and several blocks fit. */
+/* Fours of a thread. With two, the four arrays that are read have 32 KB under way for a block, about what a processor
+ * of an H200 needs (700 ns at 4.8 TB/s over 132 of them), and several blocks fit. */
 template <typename real> struct adamw_numbers {
     real divisor;      /* of gradients */
     real keep1, take1; /* m = keep1 m + take1 g */
@@ -18,7 +18,7 @@ template <typename real> struct adamw_numbers {
 };
 
 template <typename real>
-static __device__ adamw_numbers<real> numbers_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece, int l2)
+static __device__ adamw_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect, int l2)
 {
     const tch_hyper *h = list.hyper;
     adamw_numbers<real> n;
@@ -27,11 +27,11 @@ static __device__ adamw_numbers<real> numbers_of(const tchi_cuda_pieces &list, c
     n.take1 = (real)(1.0 - h->beta1);
     n.keep2 = (real)h->beta2;
     n.take2 = (real)(1.0 - h->beta2);
-    n.root = (real)sqrt(1.0 / piece.clock->correction2);
+    n.root = (real)sqrt(1.0 / rect.clock->correction2);
     n.eps = (real)h->eps;
     n.l2 = l2 ? (real)h->weight_decay : (real)0;
     n.decay = l2 ? (real)1 : (real)(1.0 - h->lr * h->weight_decay);
-    n.step = (real)(h->lr * piece.factor / piece.clock->correction1);
+    n.step = (real)(h->lr * rect.factor / rect.clock->correction1);
     n.skip = tchi_cuda_skips(list);
     return n;
 }
@@ -56,58 +56,59 @@ static __device__ inline void update_four(const adamw_numbers<real> &n, tchi_cud
     }
 }
 
-template <bool amsgrad, typename real, tchi_cuda_way way>
-static __device__ inline void adamw_chunk(const tchi_cuda_job<real, way> &job, int l2, adamw_numbers<real> &numbers)
+template <bool amsgrad, typename real, tchi_cuda_access_path path>
+static __device__ inline void adamw_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, int l2,
+                                          adamw_numbers<real> &numbers)
 {
-    tchi_cuda_fours<real> g = tchi_cuda_fetch(job, TCHI_CUDA_GRAD);
-    tchi_cuda_fours<real> p = tchi_cuda_fetch_param(job);
-    tchi_cuda_fours<real> m = tchi_cuda_fetch(job, TCHI_CUDA_STATE_0);
-    tchi_cuda_fours<real> v = tchi_cuda_fetch(job, TCHI_CUDA_STATE_1);
-    tchi_cuda_fours<real> largest = tchi_cuda_fetch_if(amsgrad, job, TCHI_CUDA_STATE_2);
+    tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
+    tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
+    tchi_cuda_vec4s<real> m = tchi_cuda_fetch(ctx, TCHI_CUDA_STATE_0);
+    tchi_cuda_vec4s<real> v = tchi_cuda_fetch(ctx, TCHI_CUDA_STATE_1);
+    tchi_cuda_vec4s<real> largest = tchi_cuda_fetch_if(amsgrad, ctx, TCHI_CUDA_STATE_2);
     if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(job.list, job.piece, l2);
+        numbers = numbers_of<real>(ctx.list, ctx.rect, l2);
     }
     __syncthreads();
     if (numbers.skip) {
         return;
     }
-    tchi_cuda_unpack_grad(job, numbers.divisor, g);
-    tchi_cuda_unpack_param(job, p);
+    tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
+    tchi_cuda_unpack_param(ctx, p);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         update_four(numbers, p.at[s], g.at[s], m.at[s], v.at[s], amsgrad ? &largest.at[s] : NULL);
     }
-    tchi_cuda_put_all(job, TCHI_CUDA_STATE_0, m);
-    tchi_cuda_put_all(job, TCHI_CUDA_STATE_1, v);
+    tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, m);
+    tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_1, v);
     if (amsgrad) {
-        tchi_cuda_put_all(job, TCHI_CUDA_STATE_2, largest);
+        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_2, largest);
     }
-    tchi_cuda_put_param(job, p);
+    tchi_cuda_put_param(ctx, p);
 }
 
 /* In float32: 16 bytes read and 12 written for an element, and 8 more with amsgrad; some 15 operations. */
 template <typename real, bool amsgrad>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>() - amsgrad)
-    adamw_kernel(const __grid_constant__ tchi_cuda_pieces list, int l2)
+    adamw_kernel(const __grid_constant__ tchi_cuda_rects list, int l2)
 {
     __shared__ adamw_numbers<real> numbers;
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
-    tchi_cuda_view view = tchi_cuda_view_of(piece, tchi_cuda_corner_of(list, index));
-    switch (tchi_cuda_way_of(list, piece, view)) {
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
+    tchi_cuda_view view = tchi_cuda_view_of(rect, tchi_cuda_corner_of(list, index));
+    switch (tchi_cuda_access_path_of(list, rect, view)) {
     case TCHI_CUDA_PLAIN:
-        adamw_chunk<amsgrad>(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, view}, l2, numbers);
+        adamw_chunk<amsgrad>(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, view}, l2, numbers);
         break;
     case TCHI_CUDA_WHOLE:
-        adamw_chunk<amsgrad>(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, view}, l2, numbers);
+        adamw_chunk<amsgrad>(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, view}, l2, numbers);
         break;
     default:
-        adamw_chunk<amsgrad>(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, view}, l2, numbers);
+        adamw_chunk<amsgrad>(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, view}, l2, numbers);
     }
 }
 
 template <typename real>
-static void launch(cudaStream_t stream, const tchi_cuda_pieces &list, int32_t chunks, int amsgrad, int l2)
+static void launch(cudaStream_t stream, const tchi_cuda_rects &list, int32_t chunks, int amsgrad, int l2)
 {
     if (amsgrad) {
         adamw_kernel<real, true><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, stream>>>(list, l2);
@@ -119,7 +120,7 @@ static void launch(cudaStream_t stream, const tchi_cuda_pieces &list, int32_t ch
 tch_status tchi_cuda_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_pieces list;
+    tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 0, &next, &list)) > 0) {

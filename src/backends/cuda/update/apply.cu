@@ -27,16 +27,16 @@ static __device__ double scale_of(const apply_rules &rules, int32_t block)
 }
 
 template <typename real>
-static __device__ apply_numbers<real> numbers_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece,
+static __device__ apply_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect,
                                                  const apply_rules &rules)
 {
     const tch_hyper *h = list.hyper;
     apply_numbers<real> n;
-    n.scale = (real)scale_of(rules, piece.block_index);
+    n.scale = (real)scale_of(rules, rect.block_index);
     n.keep = (real)h->momentum;
     n.decay = rules.decay ? (real)(1.0 - h->lr * h->weight_decay) : (real)1;
-    n.step = (real)(h->lr * piece.factor);
-    n.momentum = piece.data[TCHI_CUDA_STATE_2] != NULL && h->momentum != 0.0;
+    n.step = (real)(h->lr * rect.factor);
+    n.momentum = rect.data[TCHI_CUDA_STATE_2] != NULL && h->momentum != 0.0;
     n.skip = tchi_cuda_skips(list);
     return n;
 }
@@ -56,71 +56,71 @@ static __device__ inline void apply_four(const apply_numbers<real> &n, int neste
     }
 }
 
-template <typename real, tchi_cuda_way way>
-static __device__ inline void apply_chunk(const tchi_cuda_job<real, way> &job, const apply_rules &rules,
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, const apply_rules &rules,
                                           apply_numbers<real> &numbers, real *tile)
 {
-    tchi_cuda_slot from = tchi_cuda_job_has(job, TCHI_CUDA_BLOCK_1) ? TCHI_CUDA_BLOCK_1 : TCHI_CUDA_BLOCK_0;
-    bool buffered = tchi_cuda_job_has(job, TCHI_CUDA_STATE_2);
-    tchi_cuda_fours<real> d = tchi_cuda_fetch(job, from);
-    tchi_cuda_fours<real> p = tchi_cuda_fetch_param(job);
-    tchi_cuda_fours<real> buffer = tchi_cuda_fetch_if(buffered, job, TCHI_CUDA_STATE_2);
+    tchi_cuda_slot from = tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_1) ? TCHI_CUDA_BLOCK_1 : TCHI_CUDA_BLOCK_0;
+    bool buffered = tchi_cuda_chunk_has(ctx, TCHI_CUDA_STATE_2);
+    tchi_cuda_vec4s<real> d = tchi_cuda_fetch(ctx, from);
+    tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
+    tchi_cuda_vec4s<real> buffer = tchi_cuda_fetch_if(buffered, ctx, TCHI_CUDA_STATE_2);
     if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(job.list, job.piece, rules);
+        numbers = numbers_of<real>(ctx.list, ctx.rect, rules);
     }
     __syncthreads();
     if (numbers.skip) {
         return;
     }
-    tchi_cuda_unpack_block(job, from, tile, d);
-    tchi_cuda_unpack_param(job, p);
+    tchi_cuda_unpack_block(ctx, from, tile, d);
+    tchi_cuda_unpack_param(ctx, p);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         apply_four(numbers, rules.nesterov, d.at[s], buffer.at[s], p.at[s]);
     }
     if (numbers.momentum) {
-        tchi_cuda_put_all(job, TCHI_CUDA_STATE_2, buffer);
+        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_2, buffer);
     }
-    tchi_cuda_put_param(job, p);
+    tchi_cuda_put_param(ctx, p);
 }
 
 /* In float32, for an element: 8 bytes read and 4 written, 12 and 8 with momentum; up to 6 operations. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
-    apply_kernel(const __grid_constant__ tchi_cuda_pieces list, apply_rules rules)
+    apply_kernel(const __grid_constant__ tchi_cuda_rects list, apply_rules rules)
 {
     __shared__ apply_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
     tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    tchi_cuda_view view = tchi_cuda_view_of(piece, corner);
-    tchi_cuda_view in_block = tchi_cuda_block_view_of(piece, corner);
-    switch (tchi_cuda_way_of(list, piece, view)) {
+    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
+    tchi_cuda_view in_block = tchi_cuda_block_view_of(rect, corner);
+    switch (tchi_cuda_access_path_of(list, rect, view)) {
     case TCHI_CUDA_PLAIN:
-        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, in_block}, rules, numbers, tile);
+        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block}, rules, numbers, tile);
         break;
     case TCHI_CUDA_WHOLE:
-        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, in_block}, rules, numbers, tile);
+        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block}, rules, numbers, tile);
         break;
     default:
-        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, in_block}, rules, numbers, tile);
+        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block}, rules, numbers, tile);
     }
 }
 
-/* The same where all chunks are alike, as those of Muon's directions are: 6 bytes read and 4 written. Twice as many blocks
- * fit on a processor as of the kernel that must be ready for anything, and so twice the loads are under way. */
-template <tchi_cuda_way way>
+/* The same where all chunks are alike, as those of Muon's directions are: 6 bytes read and 4 written. Twice as many
+ * blocks fit on a processor as of the kernel that must be ready for anything, and so twice the loads are under way. */
+template <tchi_cuda_access_path path>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
-    apply_even_kernel(const __grid_constant__ tchi_cuda_pieces list, apply_rules rules)
+    apply_even_kernel(const __grid_constant__ tchi_cuda_rects list, apply_rules rules)
 {
     __shared__ apply_numbers<float> numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
     tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    apply_chunk(tchi_cuda_job<float, way>{list, piece, tchi_cuda_view_of(piece, corner),
-                                          tchi_cuda_block_view_of(piece, corner)},
+    apply_chunk(tchi_cuda_chunk_ctx<float, path>{list, rect, tchi_cuda_view_of(rect, corner),
+                                                 tchi_cuda_block_view_of(rect, corner)},
                 rules, numbers, tile);
 }
 
@@ -129,7 +129,7 @@ tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scal
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     apply_rules rules = {scale, wanted, norms, nesterov, decay};
-    tchi_cuda_pieces list;
+    tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 1, &next, &list)) > 0) {

@@ -1,9 +1,9 @@
 /* What second-order optimizers do between parameters and blocks: gradients go into blocks, directions come out of them,
- * and SOAP's Adam works inside them. All of it is limited by memory; a chunk of a transposed block passes through shared
- * memory, and everything else happens in the order of the parameter. */
+ * and SOAP's Adam works inside them. All of it is limited by memory; a chunk of a transposed block passes through
+ * shared memory, and everything else happens in the order of the parameter. */
 #include "updates.cuh"
 
-/* --- from gradients to blocks ------------------------------------------------------------------------------------- */
+/* --- from gradients to blocks ------------------------------------------------------------------------------------ */
 
 template <typename real> struct gather_numbers {
     real divisor;    /* of gradients */
@@ -14,7 +14,7 @@ template <typename real> struct gather_numbers {
 };
 
 template <typename real>
-static __device__ gather_numbers<real> gather_numbers_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece,
+static __device__ gather_numbers<real> gather_numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect,
                                                          tch_filter filter)
 {
     gather_numbers<real> n;
@@ -22,7 +22,7 @@ static __device__ gather_numbers<real> gather_numbers_of(const tchi_cuda_pieces 
     n.l2 = (real)list.hyper->weight_decay;
     n.keep = (real)list.hyper->beta1;
     n.take = (real)(1.0 - list.hyper->beta1);
-    n.corrected = filter == TCH_FILTER_EMA ? (real)(1.0 / piece.clock->correction1) : (real)1;
+    n.corrected = filter == TCH_FILTER_EMA ? (real)(1.0 / rect.clock->correction1) : (real)1;
     n.skip = tchi_cuda_skips(list);
     return n;
 }
@@ -41,23 +41,23 @@ static __device__ inline tchi_cuda_four<real> filter_four(const gather_numbers<r
     return out;
 }
 
-template <typename real, tchi_cuda_way way>
-static __device__ inline void zero_blocks(const tchi_cuda_job<real, way> &job, tch_filter filter)
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline void zero_blocks(const tchi_cuda_chunk_ctx<real, path> &ctx, tch_filter filter)
 {
-    tchi_cuda_fours<real> zeros = {};
-    if (tchi_cuda_job_has(job, TCHI_CUDA_BLOCK_0)) {
-        tchi_cuda_put_all(job, TCHI_CUDA_BLOCK_0, zeros);
+    tchi_cuda_vec4s<real> zeros = {};
+    if (tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_0)) {
+        tchi_cuda_put_all(ctx, TCHI_CUDA_BLOCK_0, zeros);
     }
-    if (filter != TCH_FILTER_NONE && tchi_cuda_job_has(job, TCHI_CUDA_BLOCK_1)) {
-        tchi_cuda_put_all(job, TCHI_CUDA_BLOCK_1, zeros);
+    if (filter != TCH_FILTER_NONE && tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_1)) {
+        tchi_cuda_put_all(ctx, TCHI_CUDA_BLOCK_1, zeros);
     }
 }
 
-template <typename real, tchi_cuda_way way>
-static __device__ inline void add_decay(const tchi_cuda_job<real, way> &job, real l2, tchi_cuda_fours<real> &p,
-                                        tchi_cuda_fours<real> &g)
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline void add_decay(const tchi_cuda_chunk_ctx<real, path> &ctx, real l2, tchi_cuda_vec4s<real> &p,
+                                        tchi_cuda_vec4s<real> &g)
 {
-    tchi_cuda_unpack_param(job, p);
+    tchi_cuda_unpack_param(ctx, p);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
 #pragma unroll
@@ -67,30 +67,30 @@ static __device__ inline void add_decay(const tchi_cuda_job<real, way> &job, rea
     }
 }
 
-template <typename real, tchi_cuda_way way>
-static __device__ inline void gather_chunk(const tchi_cuda_job<real, way> &job, tch_filter filter, int l2,
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline void gather_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, tch_filter filter, int l2,
                                            gather_numbers<real> &numbers, real *tile)
 {
-    tchi_cuda_fours<real> p = {};
-    tchi_cuda_fours<real> g = tchi_cuda_fetch(job, TCHI_CUDA_GRAD);
-    tchi_cuda_fours<real> state = tchi_cuda_fetch_if(filter != TCH_FILTER_NONE, job, TCHI_CUDA_STATE_0);
+    tchi_cuda_vec4s<real> p = {};
+    tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
+    tchi_cuda_vec4s<real> state = tchi_cuda_fetch_if(filter != TCH_FILTER_NONE, ctx, TCHI_CUDA_STATE_0);
     if (l2) {
-        p = tchi_cuda_fetch_param(job);
+        p = tchi_cuda_fetch_param(ctx);
     }
     if (threadIdx.x == 0) {
-        numbers = gather_numbers_of<real>(job.list, job.piece, filter);
+        numbers = gather_numbers_of<real>(ctx.list, ctx.rect, filter);
     }
     __syncthreads();
     if (numbers.skip) {
-        zero_blocks(job, filter);
+        zero_blocks(ctx, filter);
         return;
     }
-    tchi_cuda_unpack_grad(job, numbers.divisor, g);
+    tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
     if (l2) {
-        add_decay(job, numbers.l2, p, g);
+        add_decay(ctx, numbers.l2, p, g);
     }
-    if (tchi_cuda_job_has(job, TCHI_CUDA_BLOCK_0)) {
-        tchi_cuda_put_block(job, TCHI_CUDA_BLOCK_0, tile, g);
+    if (tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_0)) {
+        tchi_cuda_put_block(ctx, TCHI_CUDA_BLOCK_0, tile, g);
     }
     if (filter == TCH_FILTER_NONE) {
         return;
@@ -99,56 +99,56 @@ static __device__ inline void gather_chunk(const tchi_cuda_job<real, way> &job, 
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         g.at[s] = filter_four(numbers, filter, g.at[s], state.at[s]);
     }
-    tchi_cuda_put_all(job, TCHI_CUDA_STATE_0, state);
-    if (tchi_cuda_job_has(job, TCHI_CUDA_BLOCK_1)) {
-        tchi_cuda_put_block(job, TCHI_CUDA_BLOCK_1, tile, g);
+    tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, state);
+    if (tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_1)) {
+        tchi_cuda_put_block(ctx, TCHI_CUDA_BLOCK_1, tile, g);
     }
 }
 
 /* In float32, for an element: 4 bytes read and 4 written; with a filter 8 and 12, and 4 operations. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
-    gather_kernel(const __grid_constant__ tchi_cuda_pieces list, tch_filter filter, int l2)
+    gather_kernel(const __grid_constant__ tchi_cuda_rects list, tch_filter filter, int l2)
 {
     __shared__ gather_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
     tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    tchi_cuda_view view = tchi_cuda_view_of(piece, corner);
-    tchi_cuda_view in_block = tchi_cuda_block_view_of(piece, corner);
-    switch (tchi_cuda_way_of(list, piece, view)) {
+    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
+    tchi_cuda_view in_block = tchi_cuda_block_view_of(rect, corner);
+    switch (tchi_cuda_access_path_of(list, rect, view)) {
     case TCHI_CUDA_PLAIN:
-        gather_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, in_block}, filter, l2, numbers, tile);
+        gather_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block}, filter, l2, numbers, tile);
         break;
     case TCHI_CUDA_WHOLE:
-        gather_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, in_block}, filter, l2, numbers, tile);
+        gather_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block}, filter, l2, numbers, tile);
         break;
     default:
-        gather_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, in_block}, filter, l2, numbers, tile);
+        gather_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block}, filter, l2, numbers, tile);
     }
 }
 
 /* The same where all chunks are alike and there is no weight decay in gradients, as in Muon's step: 8 bytes read and 6
  * written. */
-template <tchi_cuda_way way>
+template <tchi_cuda_access_path path>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
-    gather_even_kernel(const __grid_constant__ tchi_cuda_pieces list, tch_filter filter)
+    gather_even_kernel(const __grid_constant__ tchi_cuda_rects list, tch_filter filter)
 {
     __shared__ gather_numbers<float> numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
     tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    gather_chunk(tchi_cuda_job<float, way>{list, piece, tchi_cuda_view_of(piece, corner),
-                                           tchi_cuda_block_view_of(piece, corner)},
+    gather_chunk(tchi_cuda_chunk_ctx<float, path>{list, rect, tchi_cuda_view_of(rect, corner),
+                                                  tchi_cuda_block_view_of(rect, corner)},
                  filter, 0, numbers, tile);
 }
 
 tch_status tchi_cuda_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_pieces list;
+    tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 1, &next, &list)) > 0) {
@@ -164,7 +164,7 @@ tch_status tchi_cuda_gather(void *state, const tch_update *update, tch_filter fi
     return TCH_OK;
 }
 
-/* --- Adam inside blocks ------------------------------------------------------------------------------------------- */
+/* --- Adam inside blocks ------------------------------------------------------------------------------------------ */
 
 template <typename real> struct rotated_numbers {
     real keep, take; /* v = keep v + take g^2 */
@@ -174,13 +174,13 @@ template <typename real> struct rotated_numbers {
 };
 
 template <typename real>
-static __device__ rotated_numbers<real> rotated_numbers_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece)
+static __device__ rotated_numbers<real> rotated_numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect)
 {
     rotated_numbers<real> n;
     n.keep = (real)list.hyper->beta2;
     n.take = (real)(1.0 - list.hyper->beta2);
     n.eps = (real)list.hyper->eps;
-    n.step = (real)(sqrt(piece.clock->correction2) / piece.clock->correction1);
+    n.step = (real)(sqrt(rect.clock->correction2) / rect.clock->correction1);
     n.skip = tchi_cuda_skips(list);
     return n;
 }
@@ -196,58 +196,58 @@ static __device__ inline void rotated_four(const rotated_numbers<real> &n, const
     }
 }
 
-template <typename real, tchi_cuda_way way>
-static __device__ inline void rotated_chunk(const tchi_cuda_job<real, way> &job, rotated_numbers<real> &numbers,
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline void rotated_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, rotated_numbers<real> &numbers,
                                             real *tile)
 {
-    tchi_cuda_fours<real> g = tchi_cuda_fetch(job, TCHI_CUDA_BLOCK_0);
-    tchi_cuda_fours<real> d = tchi_cuda_fetch(job, TCHI_CUDA_BLOCK_1);
-    tchi_cuda_fours<real> v = tchi_cuda_fetch(job, TCHI_CUDA_STATE_1);
+    tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_BLOCK_0);
+    tchi_cuda_vec4s<real> d = tchi_cuda_fetch(ctx, TCHI_CUDA_BLOCK_1);
+    tchi_cuda_vec4s<real> v = tchi_cuda_fetch(ctx, TCHI_CUDA_STATE_1);
     if (threadIdx.x == 0) {
-        numbers = rotated_numbers_of<real>(job.list, job.piece);
+        numbers = rotated_numbers_of<real>(ctx.list, ctx.rect);
     }
     __syncthreads();
     if (numbers.skip) {
         return;
     }
-    tchi_cuda_unpack_block(job, TCHI_CUDA_BLOCK_0, tile, g);
-    tchi_cuda_unpack_block(job, TCHI_CUDA_BLOCK_1, tile, d);
+    tchi_cuda_unpack_block(ctx, TCHI_CUDA_BLOCK_0, tile, g);
+    tchi_cuda_unpack_block(ctx, TCHI_CUDA_BLOCK_1, tile, d);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         rotated_four(numbers, g.at[s], v.at[s], d.at[s]);
     }
-    tchi_cuda_put_all(job, TCHI_CUDA_STATE_1, v);
-    tchi_cuda_put_block(job, TCHI_CUDA_BLOCK_1, tile, d);
+    tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_1, v);
+    tchi_cuda_put_block(ctx, TCHI_CUDA_BLOCK_1, tile, d);
 }
 
 /* In float32, for an element: 12 bytes read, 8 written, 8 operations. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
-    rotated_adam_kernel(const __grid_constant__ tchi_cuda_pieces list)
+    rotated_adam_kernel(const __grid_constant__ tchi_cuda_rects list)
 {
     __shared__ rotated_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
     tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    tchi_cuda_view view = tchi_cuda_view_of(piece, corner);
-    tchi_cuda_view in_block = tchi_cuda_block_view_of(piece, corner);
-    switch (tchi_cuda_way_of(list, piece, view)) {
+    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
+    tchi_cuda_view in_block = tchi_cuda_block_view_of(rect, corner);
+    switch (tchi_cuda_access_path_of(list, rect, view)) {
     case TCHI_CUDA_PLAIN:
-        rotated_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, in_block}, numbers, tile);
+        rotated_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block}, numbers, tile);
         break;
     case TCHI_CUDA_WHOLE:
-        rotated_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, in_block}, numbers, tile);
+        rotated_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block}, numbers, tile);
         break;
     default:
-        rotated_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, in_block}, numbers, tile);
+        rotated_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block}, numbers, tile);
     }
 }
 
 tch_status tchi_cuda_rotated_adam(void *state, const tch_update *update)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_pieces list;
+    tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 1, &next, &list)) > 0) {

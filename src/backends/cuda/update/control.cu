@@ -5,7 +5,7 @@
 
 #define THREADS 128
 
-/* --- numbers ------------------------------------------------------------------------------------------------------ */
+/* --- numbers ----------------------------------------------------------------------------------------------------- */
 
 #define MOST_NUMBERS 64
 
@@ -63,7 +63,7 @@ tch_status tchi_cuda_update_scale(void *state, float *scale, int32_t *tracker, c
     return tchi_cuda_launched(s, "update_scale");
 }
 
-/* --- clocks ------------------------------------------------------------------------------------------------------- */
+/* --- clocks ------------------------------------------------------------------------------------------------------ */
 
 #define MOST_CLOCKS 512
 
@@ -100,7 +100,7 @@ tch_status tchi_cuda_advance(void *state, int64_t count, tch_clock *const *clock
     return TCH_OK;
 }
 
-/* --- gradients that are not finite -------------------------------------------------------------------------------- */
+/* --- gradients that are not finite ------------------------------------------------------------------------------- */
 
 /* What is found: one of the two. All threads that write write the same. */
 typedef struct finding {
@@ -117,8 +117,8 @@ static __device__ inline void report(const finding &result)
     }
 }
 
-/* Beyond a piece's edge there are zeros, which are finite. */
-template <typename real> static __device__ inline bool all_finite(const tchi_cuda_fours<real> &g)
+/* Beyond a rectangle's edge there are zeros, which are finite. */
+template <typename real> static __device__ inline bool all_finite(const tchi_cuda_vec4s<real> &g)
 {
     bool finite = true;
 #pragma unroll
@@ -147,7 +147,7 @@ template <typename real> static __device__ inline real rounded(tch_scalar type, 
 }
 
 /* Rounding may overflow: what is looked at is what was stored. */
-template <typename real> static __device__ inline void round_all(tch_scalar type, tchi_cuda_fours<real> &g)
+template <typename real> static __device__ inline void round_all(tch_scalar type, tchi_cuda_vec4s<real> &g)
 {
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
@@ -159,16 +159,17 @@ template <typename real> static __device__ inline void round_all(tch_scalar type
 }
 
 /* What was not finite stays so when it is divided, hence one look is enough. */
-template <typename real, tchi_cuda_way way>
-static __device__ inline void inspect_chunk(const tchi_cuda_job<real, way> &job, bool unscale, const finding &result)
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline void inspect_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, bool unscale,
+                                            const finding &result)
 {
-    tchi_cuda_fours<real> g = tchi_cuda_fetch(job, TCHI_CUDA_GRAD);
+    tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
     if (unscale) {
-        tchi_cuda_unpack_grad(job, (real)*job.list.grad_scale, g);
-        round_all(tchi_cuda_job_type(job, TCHI_CUDA_GRAD), g);
-        tchi_cuda_put_all(job, TCHI_CUDA_GRAD, g);
+        tchi_cuda_unpack_grad(ctx, (real)*ctx.list.grad_scale, g);
+        round_all(tchi_cuda_chunk_type(ctx, TCHI_CUDA_GRAD), g);
+        tchi_cuda_put_all(ctx, TCHI_CUDA_GRAD, g);
     } else {
-        tchi_cuda_unpack_all(job, TCHI_CUDA_GRAD, g);
+        tchi_cuda_unpack_all(ctx, TCHI_CUDA_GRAD, g);
     }
     if (!all_finite(g)) {
         report(result);
@@ -178,26 +179,26 @@ static __device__ inline void inspect_chunk(const tchi_cuda_job<real, way> &job,
 /* In float32, for an element: 4 bytes read and, with `unscale`, 4 written; one operation. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
-    inspect_grads_kernel(const __grid_constant__ tchi_cuda_pieces list, bool unscale, finding result)
+    inspect_grads_kernel(const __grid_constant__ tchi_cuda_rects list, bool unscale, finding result)
 {
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
-    tchi_cuda_view view = tchi_cuda_view_of(piece, tchi_cuda_corner_of(list, index));
-    switch (tchi_cuda_way_of(list, piece, view)) {
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
+    tchi_cuda_view view = tchi_cuda_view_of(rect, tchi_cuda_corner_of(list, index));
+    switch (tchi_cuda_access_path_of(list, rect, view)) {
     case TCHI_CUDA_PLAIN:
-        inspect_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, view}, unscale, result);
+        inspect_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, view}, unscale, result);
         break;
     case TCHI_CUDA_WHOLE:
-        inspect_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, view}, unscale, result);
+        inspect_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, view}, unscale, result);
         break;
     default:
-        inspect_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, view}, unscale, result);
+        inspect_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, view}, unscale, result);
     }
 }
 
 static tch_status inspect(tchi_cuda_state *s, const tch_update *update, bool unscale, finding result)
 {
-    tchi_cuda_pieces list;
+    tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 0, &next, &list)) > 0) {

@@ -1,6 +1,6 @@
-/* Grafting: the step that another optimizer would take, of which the norm is wanted, and with `replace` the direction as
- * well. Norms are summed in double in a fixed order: over a thread's elements, over its block of threads, and then by one
- * block over the chunks that belong together, whose sums wait in scratch. */
+/* Grafting: the step that another optimizer would take, of which the norm is wanted, and with `replace` the direction
+ * as well. Norms are summed in double in a fixed order: over a thread's elements, over its block of threads, and then
+ * by one block over the chunks that belong together, whose sums wait in scratch. */
 #include "updates.cuh"
 
 #define MOST_RANGES 1024 /* 24 KB of a kernel's parameters */
@@ -18,14 +18,14 @@ template <typename real> struct graft_numbers {
 };
 
 template <typename real>
-static __device__ graft_numbers<real> numbers_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece,
+static __device__ graft_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect,
                                                  tch_graft kind)
 {
     double beta = list.hyper->graft_beta2;
     graft_numbers<real> n;
     n.keep = kind == TCH_GRAFT_ADAGRAD ? (real)1 : (real)beta;
     n.take = kind == TCH_GRAFT_ADAGRAD ? (real)1 : (real)(1.0 - beta);
-    n.root = kind == TCH_GRAFT_ADAM ? (real)(1.0 / sqrt(piece.clock->graft)) : (real)1;
+    n.root = kind == TCH_GRAFT_ADAM ? (real)(1.0 / sqrt(rect.clock->graft)) : (real)1;
     n.eps = (real)list.hyper->graft_eps;
     n.skip = tchi_cuda_skips(list);
     return n;
@@ -43,14 +43,14 @@ static __device__ inline void graft_four(const graft_numbers<real> &n, const tch
     }
 }
 
-/* Beyond the edge of a piece d is 0 / 0 where graft_eps is 0: those are left out. */
-template <typename real, tchi_cuda_way way>
-static __device__ inline double sum_squares(const tchi_cuda_job<real, way> &job, const tchi_cuda_fours<real> &d)
+/* Beyond the edge of a rectangle d is 0 / 0 where graft_eps is 0: those are left out. */
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline double sum_squares(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &d)
 {
     double sum = 0;
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        int count = tchi_cuda_job_place(job, TCHI_CUDA_STATE_1, s).count;
+        int count = tchi_cuda_chunk_place(ctx, TCHI_CUDA_STATE_1, s).count;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             sum = k < count ? fma((double)d.at[s].v[k], (double)d.at[s].v[k], sum) : sum;
@@ -59,26 +59,26 @@ static __device__ inline double sum_squares(const tchi_cuda_job<real, way> &job,
     return sum;
 }
 
-template <typename real, tchi_cuda_way way>
-static __device__ inline void graft_chunk(const tchi_cuda_job<real, way> &job, const graft_rules &rules,
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline void graft_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, const graft_rules &rules,
                                           graft_numbers<real> &numbers, real *tile, double *sums)
 {
     bool direct = rules.kind == TCH_GRAFT_NONE || rules.kind == TCH_GRAFT_SGD; /* d = f */
-    bool separate = tchi_cuda_job_has(job, TCHI_CUDA_BLOCK_1);
+    bool separate = tchi_cuda_chunk_has(ctx, TCHI_CUDA_BLOCK_1);
     tchi_cuda_slot slot = separate ? TCHI_CUDA_BLOCK_1 : TCHI_CUDA_BLOCK_0;
-    tchi_cuda_fours<real> d = tchi_cuda_fetch(job, slot);
-    tchi_cuda_fours<real> g = tchi_cuda_fetch_if(separate && !direct, job, TCHI_CUDA_BLOCK_0);
-    tchi_cuda_fours<real> v = tchi_cuda_fetch_if(!direct, job, TCHI_CUDA_STATE_1);
+    tchi_cuda_vec4s<real> d = tchi_cuda_fetch(ctx, slot);
+    tchi_cuda_vec4s<real> g = tchi_cuda_fetch_if(separate && !direct, ctx, TCHI_CUDA_BLOCK_0);
+    tchi_cuda_vec4s<real> v = tchi_cuda_fetch_if(!direct, ctx, TCHI_CUDA_STATE_1);
     if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(job.list, job.piece, rules.kind);
+        numbers = numbers_of<real>(ctx.list, ctx.rect, rules.kind);
     }
     __syncthreads();
     if (numbers.skip) {
         return;
     }
-    tchi_cuda_unpack_block(job, slot, tile, d);
+    tchi_cuda_unpack_block(ctx, slot, tile, d);
     if (separate && !direct) {
-        tchi_cuda_unpack_block(job, TCHI_CUDA_BLOCK_0, tile, g);
+        tchi_cuda_unpack_block(ctx, TCHI_CUDA_BLOCK_0, tile, g);
     }
     if (!separate) {
         g = d;
@@ -88,46 +88,46 @@ static __device__ inline void graft_chunk(const tchi_cuda_job<real, way> &job, c
         for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
             graft_four(numbers, g.at[s], v.at[s], d.at[s]);
         }
-        tchi_cuda_put_all(job, TCHI_CUDA_STATE_1, v);
+        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_1, v);
     }
-    double sum = tchi_cuda_block_sum(sum_squares(job, d), (int)threadIdx.x, TCHI_CUDA_UPDATE_THREADS, sums);
+    double sum = tchi_cuda_block_sum(sum_squares(ctx, d), (int)threadIdx.x, TCHI_CUDA_UPDATE_THREADS, sums);
     if (threadIdx.x == 0) {
         rules.partial[blockIdx.x] = sum;
     }
     if (rules.replace && !direct) {
-        tchi_cuda_put_block(job, slot, tile, d);
+        tchi_cuda_put_block(ctx, slot, tile, d);
     }
 }
 
-/* In float32, for an element: 12 bytes read and 4 written, 4 more with `replace`, and 8 operations; for SGD 4 bytes read
- * and 2 operations. */
+/* In float32, for an element: 12 bytes read and 4 written, 4 more with `replace`, and 8 operations; for SGD 4 bytes
+ * read and 2 operations. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
-    graft_kernel(const __grid_constant__ tchi_cuda_pieces list, graft_rules rules)
+    graft_kernel(const __grid_constant__ tchi_cuda_rects list, graft_rules rules)
 {
     __shared__ graft_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
     __shared__ double sums[32];
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
     tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    tchi_cuda_view view = tchi_cuda_view_of(piece, corner);
-    tchi_cuda_view in_block = tchi_cuda_block_view_of(piece, corner);
-    switch (tchi_cuda_way_of(list, piece, view)) {
+    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
+    tchi_cuda_view in_block = tchi_cuda_block_view_of(rect, corner);
+    switch (tchi_cuda_access_path_of(list, rect, view)) {
     case TCHI_CUDA_PLAIN:
-        graft_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, in_block}, rules, numbers, tile, sums);
+        graft_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block}, rules, numbers, tile, sums);
         break;
     case TCHI_CUDA_WHOLE:
-        graft_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, in_block}, rules, numbers, tile, sums);
+        graft_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block}, rules, numbers, tile, sums);
         break;
     default:
-        graft_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, in_block}, rules, numbers, tile, sums);
+        graft_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block}, rules, numbers, tile, sums);
     }
 }
 
-/* --- norms -------------------------------------------------------------------------------------------------------- */
+/* --- norms ------------------------------------------------------------------------------------------------------- */
 
-/* The chunks of one block's pieces. */
+/* The chunks of one block's rectangles. */
 typedef struct norm_range {
     int64_t first, count;
     int64_t block;
@@ -157,13 +157,13 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
     }
 }
 
-/* Moves *piece behind the pieces of one block, and *chunk behind their chunks. */
-static norm_range next_range(const tch_update *update, int64_t *piece, int64_t *chunk)
+/* Moves *rectangle behind the rectangles of one block, and *chunk behind their chunks. */
+static norm_range next_range(const tch_update *update, int64_t *rect, int64_t *chunk)
 {
-    norm_range range = {*chunk, 0, update->pieces[*piece].block_index};
-    while (*piece < update->count && update->pieces[*piece].block_index == range.block) {
-        range.count += tchi_cuda_chunks_of(&update->pieces[*piece], TCHI_CUDA_LOG_CHUNK, 1);
-        ++*piece;
+    norm_range range = {*chunk, 0, update->rects[*rect].block_index};
+    while (*rect < update->count && update->rects[*rect].block_index == range.block) {
+        range.count += tchi_cuda_chunks_of(&update->rects[*rect], TCHI_CUDA_LOG_CHUNK, 1);
+        ++*rect;
     }
     *chunk += range.count;
     return range;
@@ -173,12 +173,12 @@ static tch_status sum_norms(const tchi_cuda_state *state, const tch_update *upda
                             double *norms)
 {
     norm_ranges ranges;
-    int64_t piece = 0;
+    int64_t rect = 0;
     int64_t chunk = 0;
-    while (piece < update->count) {
+    while (rect < update->count) {
         unsigned count = 0;
-        while (piece < update->count && count < MOST_RANGES) {
-            ranges.at[count++] = next_range(update, &piece, &chunk);
+        while (rect < update->count && count < MOST_RANGES) {
+            ranges.at[count++] = next_range(update, &rect, &chunk);
         }
         graft_norms_kernel<<<count, TCHI_CUDA_UPDATE_THREADS, 0, state->stream>>>(ranges, update->skip, partial, norms);
         TCHI_CUDA_PASS(tchi_cuda_launched(state, "graft_norms"));
@@ -186,9 +186,9 @@ static tch_status sum_norms(const tchi_cuda_state *state, const tch_update *upda
     return TCH_OK;
 }
 
-int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t pieces)
+int64_t tchi_cuda_graft_scratch(int64_t elements, int64_t rects)
 {
-    return tchi_cuda_most_chunks(elements, pieces, TCHI_CUDA_LOG_CHUNK) * (int64_t)sizeof(double);
+    return tchi_cuda_most_chunks(elements, rects, TCHI_CUDA_LOG_CHUNK) * (int64_t)sizeof(double);
 }
 
 tch_status tchi_cuda_graft(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
@@ -196,7 +196,7 @@ tch_status tchi_cuda_graft(void *state, const tch_update *update, tch_graft kind
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     graft_rules rules = {kind, replace, (double *)scratch};
-    tchi_cuda_pieces list;
+    tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 1, &next, &list)) > 0) {

@@ -1,10 +1,10 @@
-/* Lion over all pieces of a step. As in AdamW memory decides, and one thread of a block reduces the hyperparameters to what
- * the others need. For an element:
+/* Lion over all rectangles of a step. As in AdamW memory decides, and one thread of a block reduces the hyperparameters
+ * to what the others need. For an element:
  *
  *     c = beta1 m + (1 - beta1) g
  *     p = (1 - lr weight_decay) p - lr sign(c)
  *     m = beta2 m + (1 - beta2) g
- */
+ * / */
 #include "updates.cuh"
 
 template <typename real> struct lion_numbers {
@@ -17,7 +17,7 @@ template <typename real> struct lion_numbers {
 };
 
 template <typename real>
-static __device__ lion_numbers<real> numbers_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece)
+static __device__ lion_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect)
 {
     const tch_hyper *h = list.hyper;
     lion_numbers<real> n;
@@ -27,7 +27,7 @@ static __device__ lion_numbers<real> numbers_of(const tchi_cuda_pieces &list, co
     n.keep2 = (real)h->beta2;
     n.take2 = (real)(1.0 - h->beta2);
     n.decay = (real)(1.0 - h->lr * h->weight_decay);
-    n.step = (real)(h->lr * piece.factor);
+    n.step = (real)(h->lr * rect.factor);
     n.skip = tchi_cuda_skips(list);
     return n;
 }
@@ -46,54 +46,54 @@ static __device__ inline void update_four(const lion_numbers<real> &n, tchi_cuda
     }
 }
 
-template <typename real, tchi_cuda_way way>
-static __device__ inline void lion_chunk(const tchi_cuda_job<real, way> &job, lion_numbers<real> &numbers)
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline void lion_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, lion_numbers<real> &numbers)
 {
-    tchi_cuda_fours<real> g = tchi_cuda_fetch(job, TCHI_CUDA_GRAD);
-    tchi_cuda_fours<real> p = tchi_cuda_fetch_param(job);
-    tchi_cuda_fours<real> m = tchi_cuda_fetch(job, TCHI_CUDA_STATE_0);
+    tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
+    tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
+    tchi_cuda_vec4s<real> m = tchi_cuda_fetch(ctx, TCHI_CUDA_STATE_0);
     if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(job.list, job.piece);
+        numbers = numbers_of<real>(ctx.list, ctx.rect);
     }
     __syncthreads();
     if (numbers.skip) {
         return;
     }
-    tchi_cuda_unpack_grad(job, numbers.divisor, g);
-    tchi_cuda_unpack_param(job, p);
+    tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
+    tchi_cuda_unpack_param(ctx, p);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         update_four(numbers, p.at[s], g.at[s], m.at[s]);
     }
-    tchi_cuda_put_all(job, TCHI_CUDA_STATE_0, m);
-    tchi_cuda_put_param(job, p);
+    tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, m);
+    tchi_cuda_put_param(ctx, p);
 }
 
 /* In float32: 12 bytes read and 8 written for an element; 8 operations. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
-    lion_kernel(const __grid_constant__ tchi_cuda_pieces list)
+    lion_kernel(const __grid_constant__ tchi_cuda_rects list)
 {
     __shared__ lion_numbers<real> numbers;
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
-    tchi_cuda_view view = tchi_cuda_view_of(piece, tchi_cuda_corner_of(list, index));
-    switch (tchi_cuda_way_of(list, piece, view)) {
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
+    tchi_cuda_view view = tchi_cuda_view_of(rect, tchi_cuda_corner_of(list, index));
+    switch (tchi_cuda_access_path_of(list, rect, view)) {
     case TCHI_CUDA_PLAIN:
-        lion_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, view}, numbers);
+        lion_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, view}, numbers);
         break;
     case TCHI_CUDA_WHOLE:
-        lion_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, view}, numbers);
+        lion_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, view}, numbers);
         break;
     default:
-        lion_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, view}, numbers);
+        lion_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, view}, numbers);
     }
 }
 
 tch_status tchi_cuda_lion(void *state, const tch_update *update)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_pieces list;
+    tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 0, &next, &list)) > 0) {

@@ -5,20 +5,20 @@
  *     norm = sqrt of the sum of (O[i][j] / (sqrt(v[i]) + eps))^2, which follows from the sums of the rows
  *     for each element:    p[i][j] = (1 - lr weight_decay) p[i][j] - lr factor O[i][j] / (sqrt(v[i]) + eps) / norm
  *
- * A row lies along the rows of its block, where a warp adds it up, or along the columns, where a block of threads has 128
- * of them side by side. Sums are in double and in a fixed order: over a thread's elements, then over the threads, then by
- * one block of threads over the rows of a matrix. */
+ * A row lies along the rows of its block, where a warp adds it up, or along the columns, where a block of threads has
+ * 128 of them side by side. Sums are in double and in a fixed order: over a thread's elements, then over the threads,
+ * then by one block of threads over the rows of a matrix. */
 #include "backends/rules.h"
 
 #include "updates.cuh"
 
-/* --- moments ------------------------------------------------------------------------------------------------------ */
+/* --- moments ----------------------------------------------------------------------------------------------------- */
 
 #define MOST_MATRICES 512
 #define WARPS (TCHI_CUDA_UPDATE_THREADS / 32)
 #define COLUMNS 128 /* that a block of threads adds up: a four for each thread of a warp */
 
-/* One piece as `count` rows of `length` elements. */
+/* One rectangle as `count` rows of `length` elements. */
 typedef struct row_matrix {
     const void *block;
     void *moments;
@@ -170,18 +170,18 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
     }
 }
 
-static row_matrix matrix_of(const tch_update *update, const tch_piece *piece, int64_t first)
+static row_matrix matrix_of(const tch_update *update, const tch_rect *rect, int64_t first)
 {
     size_t alignment = update->block_type == TCH_SCALAR_F16 || update->block_type == TCH_SCALAR_BF16 ? 8 : 16;
     row_matrix m = {};
-    m.block = piece->block[0];
-    m.moments = piece->state[1];
-    m.count = piece->by_column ? piece->cols : piece->rows;
-    m.length = piece->by_column ? piece->rows : piece->cols;
-    m.ld = piece->block_ld;
+    m.block = rect->block[0];
+    m.moments = rect->state[1];
+    m.count = rect->by_column ? rect->cols : rect->rows;
+    m.length = rect->by_column ? rect->rows : rect->cols;
+    m.ld = rect->block_ld;
     m.first = first;
-    m.block_index = piece->block_index;
-    m.follow = (piece->by_column != 0) == (piece->transposed != 0);
+    m.block_index = rect->block_index;
+    m.follow = (rect->by_column != 0) == (rect->transposed != 0);
     m.wide = (uintptr_t)m.block % alignment == 0 && m.ld % 4 == 0;
     return m;
 }
@@ -193,7 +193,7 @@ static int32_t pack_matrices(const tch_update *update, int64_t *next, int64_t *f
     int64_t groups = 0;
     list->count = 0;
     for (; *next < update->count && list->count < MOST_MATRICES; ++*next) {
-        row_matrix m = matrix_of(update, &update->pieces[*next], *first);
+        row_matrix m = matrix_of(update, &update->rects[*next], *first);
         if (m.count == 0 || m.length == 0) {
             continue;
         }
@@ -232,7 +232,7 @@ tch_status tchi_cuda_row_moments(void *state, const tch_update *update, double *
     return TCH_OK;
 }
 
-/* --- the step ----------------------------------------------------------------------------------------------------- */
+/* --- the step ---------------------------------------------------------------------------------------------------- */
 
 template <typename real> struct row_numbers {
     real decay; /* p = decay p - step d / (sqrt(v) + eps) */
@@ -242,122 +242,124 @@ template <typename real> struct row_numbers {
 };
 
 template <typename real>
-static __device__ row_numbers<real> numbers_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece,
+static __device__ row_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect,
                                                const double *norms)
 {
     const tch_hyper *h = list.hyper;
-    double norm = norms[piece.block_index];
+    double norm = norms[rect.block_index];
     row_numbers<real> n;
     n.decay = (real)(1.0 - h->lr * h->weight_decay);
-    n.step = norm > 0.0 ? (real)(h->lr * piece.factor / norm) : (real)0;
+    n.step = norm > 0.0 ? (real)(h->lr * rect.factor / norm) : (real)0;
     n.eps = (real)h->eps;
     n.skip = tchi_cuda_skips(list);
     return n;
 }
 
-/* Where the thread's four lies in the piece; its rows have been left as they are. */
-static __device__ inline tchi_cuda_corner four_corner(const tchi_cuda_piece &piece, const tchi_cuda_corner &chunk,
+/* Where the thread's four lies in the rectangle; its rows have been left as they are. */
+static __device__ inline tchi_cuda_corner four_corner(const tchi_cuda_rect &rect, const tchi_cuda_corner &chunk,
                                                       int step)
 {
     int number = tchi_cuda_number(step);
-    return {chunk.row + (number >> piece.log_width), chunk.col + (number & ((1 << piece.log_width) - 1))};
+    return {chunk.row + (number >> rect.log_width), chunk.col + (number & ((1 << rect.log_width) - 1))};
 }
 
 template <typename real>
-static __device__ inline real scale_at(const tchi_cuda_piece &piece, const row_numbers<real> &n, int64_t row)
+static __device__ inline real scale_at(const tchi_cuda_rect &rect, const row_numbers<real> &n, int64_t row)
 {
-    real divisor = sqrt(((const real *)piece.data[TCHI_CUDA_STATE_1])[row]) + n.eps;
+    real divisor = sqrt(((const real *)rect.data[TCHI_CUDA_STATE_1])[row]) + n.eps;
     return divisor > 0 ? (real)1 / divisor : (real)0;
 }
 
-/* The scales of a four: one of its row, or one of each column; none beyond the piece. */
+/* The scales of a four: one of its row, or one of each column; none beyond the rectangle. */
 template <typename real>
-static __device__ inline tchi_cuda_four<real> four_scales(const tchi_cuda_piece &piece, const row_numbers<real> &n,
+static __device__ inline tchi_cuda_four<real> four_scales(const tchi_cuda_rect &rect, const row_numbers<real> &n,
                                                           const tchi_cuda_corner &at)
 {
     tchi_cuda_four<real> scale = {};
-    if (!piece.by_column) {
-        scale.v[0] = at.row < piece.rows ? scale_at(piece, n, at.row) : (real)0;
+    if (!rect.by_column) {
+        scale.v[0] = at.row < rect.rows ? scale_at(rect, n, at.row) : (real)0;
         scale.v[1] = scale.v[2] = scale.v[3] = scale.v[0];
         return scale;
     }
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        scale.v[k] = at.col + k < piece.cols ? scale_at(piece, n, at.col + k) : (real)0;
+        scale.v[k] = at.col + k < rect.cols ? scale_at(rect, n, at.col + k) : (real)0;
     }
     return scale;
 }
 
-template <typename real, tchi_cuda_way way>
-static __device__ inline void apply_chunk(const tchi_cuda_job<real, way> &job, const tchi_cuda_corner &corner,
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_corner &corner,
                                           const double *norms, row_numbers<real> &numbers, real *tile)
 {
-    tchi_cuda_fours<real> d = tchi_cuda_fetch(job, TCHI_CUDA_BLOCK_0);
-    tchi_cuda_fours<real> p = tchi_cuda_fetch_param(job);
+    tchi_cuda_vec4s<real> d = tchi_cuda_fetch(ctx, TCHI_CUDA_BLOCK_0);
+    tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
     if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(job.list, job.piece, norms);
+        numbers = numbers_of<real>(ctx.list, ctx.rect, norms);
     }
     __syncthreads();
     if (numbers.skip) {
         return;
     }
-    tchi_cuda_unpack_block(job, TCHI_CUDA_BLOCK_0, tile, d);
-    tchi_cuda_unpack_param(job, p);
+    tchi_cuda_unpack_block(ctx, TCHI_CUDA_BLOCK_0, tile, d);
+    tchi_cuda_unpack_param(ctx, p);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        tchi_cuda_four<real> scale = four_scales(job.piece, numbers, four_corner(job.piece, corner, s));
+        tchi_cuda_four<real> scale = four_scales(ctx.rect, numbers, four_corner(ctx.rect, corner, s));
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             real step = numbers.step * (scale.v[k] * d.at[s].v[k]);
             p.at[s].v[k] = fma(numbers.decay, p.at[s].v[k], -step);
         }
     }
-    tchi_cuda_put_param(job, p);
+    tchi_cuda_put_param(ctx, p);
 }
 
 /* In float32, for an element: 8 bytes read and 4 written; 4 operations, and a root and a quotient for four. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
-    apply_rows_kernel(const __grid_constant__ tchi_cuda_pieces list, const double *norms)
+    apply_rows_kernel(const __grid_constant__ tchi_cuda_rects list, const double *norms)
 {
     __shared__ row_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
     tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    tchi_cuda_view view = tchi_cuda_view_of(piece, corner);
-    tchi_cuda_view in_block = tchi_cuda_block_view_of(piece, corner);
-    switch (tchi_cuda_way_of(list, piece, view)) {
+    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
+    tchi_cuda_view in_block = tchi_cuda_block_view_of(rect, corner);
+    switch (tchi_cuda_access_path_of(list, rect, view)) {
     case TCHI_CUDA_PLAIN:
-        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, in_block}, corner, norms, numbers, tile);
+        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block}, corner, norms, numbers,
+                    tile);
         break;
     case TCHI_CUDA_WHOLE:
-        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, in_block}, corner, norms, numbers, tile);
+        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block}, corner, norms, numbers,
+                    tile);
         break;
     default:
-        apply_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, in_block}, corner, norms, numbers, tile);
+        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block}, corner, norms, numbers, tile);
     }
 }
 
 /* The same where all chunks are alike, as in `apply`: 6 bytes read and 4 written. */
-template <tchi_cuda_way way>
+template <tchi_cuda_access_path path>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
-    apply_rows_even_kernel(const __grid_constant__ tchi_cuda_pieces list, const double *norms)
+    apply_rows_even_kernel(const __grid_constant__ tchi_cuda_rects list, const double *norms)
 {
     __shared__ row_numbers<float> numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
     tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    apply_chunk(tchi_cuda_job<float, way>{list, piece, tchi_cuda_view_of(piece, corner),
-                                          tchi_cuda_block_view_of(piece, corner)},
+    apply_chunk(tchi_cuda_chunk_ctx<float, path>{list, rect, tchi_cuda_view_of(rect, corner),
+                                                 tchi_cuda_block_view_of(rect, corner)},
                 corner, norms, numbers, tile);
 }
 
 tch_status tchi_cuda_apply_rows(void *state, const tch_update *update, const double *norms)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_pieces list;
+    tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_ROWS, &next, &list)) > 0) {

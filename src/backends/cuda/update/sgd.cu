@@ -1,5 +1,5 @@
-/* SGD over all pieces of a step, with or without momentum. As in AdamW memory decides, and one thread of a block reduces
- * the hyperparameters to what the others need. */
+/* SGD over all rectangles of a step, with or without momentum. As in AdamW memory decides, and one thread of a block
+ * reduces the hyperparameters to what the others need. */
 #include "updates.cuh"
 
 template <typename real> struct sgd_numbers {
@@ -11,7 +11,7 @@ template <typename real> struct sgd_numbers {
 };
 
 template <typename real>
-static __device__ sgd_numbers<real> numbers_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece)
+static __device__ sgd_numbers<real> numbers_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect)
 {
     const tch_hyper *h = list.hyper;
     sgd_numbers<real> n;
@@ -19,9 +19,9 @@ static __device__ sgd_numbers<real> numbers_of(const tchi_cuda_pieces &list, con
     n.l2 = (real)h->weight_decay;
     n.keep = (real)h->momentum;
     n.take = (real)(1.0 - h->dampening);
-    n.step = (real)(h->lr * piece.factor);
-    n.momentum = piece.data[TCHI_CUDA_STATE_0] != NULL && h->momentum != 0.0;
-    n.first = n.momentum && piece.clock->step <= 1.0;
+    n.step = (real)(h->lr * rect.factor);
+    n.momentum = rect.data[TCHI_CUDA_STATE_0] != NULL && h->momentum != 0.0;
+    n.first = n.momentum && rect.clock->step <= 1.0;
     n.skip = tchi_cuda_skips(list);
     return n;
 }
@@ -42,57 +42,58 @@ static __device__ inline void update_four(const sgd_numbers<real> &n, int nester
     }
 }
 
-template <typename real, tchi_cuda_way way>
-static __device__ inline void sgd_chunk(const tchi_cuda_job<real, way> &job, int nesterov, sgd_numbers<real> &numbers)
+template <typename real, tchi_cuda_access_path path>
+static __device__ inline void sgd_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, int nesterov,
+                                        sgd_numbers<real> &numbers)
 {
-    bool buffered = tchi_cuda_job_has(job, TCHI_CUDA_STATE_0);
-    tchi_cuda_fours<real> g = tchi_cuda_fetch(job, TCHI_CUDA_GRAD);
-    tchi_cuda_fours<real> p = tchi_cuda_fetch_param(job);
-    tchi_cuda_fours<real> buffer = tchi_cuda_fetch_if(buffered, job, TCHI_CUDA_STATE_0);
+    bool buffered = tchi_cuda_chunk_has(ctx, TCHI_CUDA_STATE_0);
+    tchi_cuda_vec4s<real> g = tchi_cuda_fetch(ctx, TCHI_CUDA_GRAD);
+    tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
+    tchi_cuda_vec4s<real> buffer = tchi_cuda_fetch_if(buffered, ctx, TCHI_CUDA_STATE_0);
     if (threadIdx.x == 0) {
-        numbers = numbers_of<real>(job.list, job.piece);
+        numbers = numbers_of<real>(ctx.list, ctx.rect);
     }
     __syncthreads();
     if (numbers.skip) {
         return;
     }
-    tchi_cuda_unpack_grad(job, numbers.divisor, g);
-    tchi_cuda_unpack_param(job, p);
+    tchi_cuda_unpack_grad(ctx, numbers.divisor, g);
+    tchi_cuda_unpack_param(ctx, p);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
         update_four(numbers, nesterov, p.at[s], g.at[s], buffer.at[s]);
     }
     if (numbers.momentum) {
-        tchi_cuda_put_all(job, TCHI_CUDA_STATE_0, buffer);
+        tchi_cuda_put_all(ctx, TCHI_CUDA_STATE_0, buffer);
     }
-    tchi_cuda_put_param(job, p);
+    tchi_cuda_put_param(ctx, p);
 }
 
 /* In float32: 8 bytes read and 4 written for an element, and as many as 12 and 8 with momentum; up to 8 operations. */
 template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_resident<real>())
-    sgd_kernel(const __grid_constant__ tchi_cuda_pieces list, int nesterov)
+    sgd_kernel(const __grid_constant__ tchi_cuda_rects list, int nesterov)
 {
     __shared__ sgd_numbers<real> numbers;
-    int index = tchi_cuda_find_piece(list);
-    const tchi_cuda_piece &piece = list.piece[index];
-    tchi_cuda_view view = tchi_cuda_view_of(piece, tchi_cuda_corner_of(list, index));
-    switch (tchi_cuda_way_of(list, piece, view)) {
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
+    tchi_cuda_view view = tchi_cuda_view_of(rect, tchi_cuda_corner_of(list, index));
+    switch (tchi_cuda_access_path_of(list, rect, view)) {
     case TCHI_CUDA_PLAIN:
-        sgd_chunk(tchi_cuda_job<real, TCHI_CUDA_PLAIN>{list, piece, view, view}, nesterov, numbers);
+        sgd_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, view}, nesterov, numbers);
         break;
     case TCHI_CUDA_WHOLE:
-        sgd_chunk(tchi_cuda_job<real, TCHI_CUDA_WHOLE>{list, piece, view, view}, nesterov, numbers);
+        sgd_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, view}, nesterov, numbers);
         break;
     default:
-        sgd_chunk(tchi_cuda_job<real, TCHI_CUDA_ANY>{list, piece, view, view}, nesterov, numbers);
+        sgd_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, view}, nesterov, numbers);
     }
 }
 
 tch_status tchi_cuda_sgd(void *state, const tch_update *update, int32_t nesterov)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_pieces list;
+    tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 0, &next, &list)) > 0) {

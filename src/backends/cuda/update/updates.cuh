@@ -1,21 +1,21 @@
-/* What the kernels of optimizers share. A block of threads finds its chunk of a piece, its threads load what they need of
- * it in fours, work on the fours in registers, and store. 16-bit numbers are loaded as bits and converted afterwards: a
- * thread has all its loads under way before it needs the first of them. Blocks that are transposed go through a tile in
- * shared memory, so that both sides are read and written along their rows.
+/* What the kernels of optimizers share. A block of threads finds its chunk of a rectangle, its threads load what they
+ * need of it in vec4s, work on the vec4s in registers, and store. 16-bit numbers are loaded as bits and converted
+ * afterwards: a thread has all its loads under way before it needs the first of them. Blocks that are transposed go
+ * through a tile in shared memory, so that both sides are read and written along their rows.
  *
- * Where a product is added to something the kernels say fma themselves: left to the compiler, it might round one copy of
- * a formula otherwise than another, and the bits of an element would depend on where in its piece it lies. */
+ * Where a product is added to something the kernels say fma themselves: left to the compiler, it might round one copy
+ * of a formula otherwise than another, and the bits of an element would depend on where in its rectangle it lies. */
 #ifndef TCHI_CUDA_UPDATES_CUH
 #define TCHI_CUDA_UPDATES_CUH
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
-#include "pieces.h"
+#include "rects.h"
 
 #define TCHI_CUDA_UPDATE_THREADS 256
 
-/* Fours of a thread. With two, a block has 8 KB under way of each array that it reads, and three blocks or more fit on a
- * processor; an H200 needs about 25 KB there to cover the latency of its memory (700 ns at 4.8 TB/s over 132). */
+/* Fours of a thread. With two, a block has 8 KB under way of each array that it reads, and three blocks or more fit on
+ * a processor; an H200 needs about 25 KB there to cover the latency of its memory (700 ns at 4.8 TB/s over 132). */
 #ifndef TCHI_CUDA_STEPS
 #define TCHI_CUDA_STEPS 2
 #endif
@@ -23,7 +23,7 @@
 /* Elements of a chunk as a power of two; steps are 1, 2 or 4. */
 #define TCHI_CUDA_LOG_CHUNK (10 + TCHI_CUDA_STEPS / 2)
 
-/* Blocks that a processor should hold: what the registers of the fours leave room for. */
+/* Blocks that a processor should hold: what the registers of the vec4s leave room for. */
 template <typename real> constexpr int tchi_cuda_resident()
 {
     return sizeof(real) == sizeof(double) ? 2 : 3;
@@ -32,10 +32,10 @@ template <typename real> constexpr int tchi_cuda_resident()
 /* The same of kernels that know the way of all their chunks, and need no registers for the others. */
 #define TCHI_CUDA_EVEN_RESIDENT 5
 
-/* --- which chunk -------------------------------------------------------------------------------------------------- */
+/* --- which chunk ------------------------------------------------------------------------------------------------- */
 
-/* The piece of the block's chunk; block b has chunk b. */
-static __device__ inline int tchi_cuda_find_piece(const tchi_cuda_pieces &list)
+/* The rectangle of the block's chunk; block b has chunk b. */
+static __device__ inline int tchi_cuda_find_rect(const tchi_cuda_rects &list)
 {
     int low = 0;
     int high = list.count;
@@ -54,13 +54,14 @@ static __device__ inline int tchi_cuda_find_piece(const tchi_cuda_pieces &list)
  * chunk's rows being 2^log_width long. */
 typedef struct tchi_cuda_view {
     int64_t base, ld; /* of the first element, and from row to row */
-    int rows, cols;   /* as far as the chunk lies in the piece */
+    int rows, cols;   /* as far as the chunk lies in the rectangle */
     int log_width;
 } tchi_cuda_view;
 
-/* Four elements of it: where the first is, and how many there are from it to the end of its row, of which at most four count
- * and none where that is 0 or less. (Cut down to 0 to 4, the number would be compared with 4 in a way that ptxas 13.0 gets
- * wrong for sm_90: it takes the comparison from the predicate of VIMNMX.RELU, and partial fours were loaded whole.) */
+/* Four elements of it: where the first is, and how many there are from it to the end of its row, of which at most four
+ * count and none where that is 0 or less. (Cut down to 0 to 4, the number would be compared with 4 in a way that ptxas
+ * 13.0 gets wrong for sm_90: it takes the comparison from the predicate of VIMNMX.RELU, and partial vec4s were loaded
+ * whole.) */
 typedef struct tchi_cuda_place {
     int64_t offset;
     int count;
@@ -79,18 +80,18 @@ static __device__ inline tchi_cuda_place tchi_cuda_place_of(const tchi_cuda_view
     return {view.base + i * view.ld + j, i < view.rows ? view.cols - j : 0};
 }
 
-/* Where the block's chunk begins in its piece. */
+/* Where the block's chunk begins in its rectangle. */
 typedef struct tchi_cuda_corner {
     int64_t row, col;
 } tchi_cuda_corner;
 
-static __device__ inline tchi_cuda_corner tchi_cuda_corner_of(const tchi_cuda_pieces &list, int index)
+static __device__ inline tchi_cuda_corner tchi_cuda_corner_of(const tchi_cuda_rects &list, int index)
 {
-    const tchi_cuda_piece &piece = list.piece[index];
+    const tchi_cuda_rect &rect = list.rect[index];
     unsigned chunk = blockIdx.x - (unsigned)list.first_chunk[index];
-    unsigned down = chunk / (unsigned)piece.across;
-    unsigned right = chunk - down * (unsigned)piece.across;
-    return {(int64_t)down << piece.log_height, (int64_t)right << piece.log_width};
+    unsigned down = chunk / (unsigned)rect.across;
+    unsigned right = chunk - down * (unsigned)rect.across;
+    return {(int64_t)down << rect.log_height, (int64_t)right << rect.log_width};
 }
 
 static __device__ inline int tchi_cuda_within(int64_t size, int64_t from, int log)
@@ -99,97 +100,97 @@ static __device__ inline int tchi_cuda_within(int64_t size, int64_t from, int lo
 }
 
 /* The chunk in the parameter, and so in its gradient and state. */
-static __device__ inline tchi_cuda_view tchi_cuda_view_of(const tchi_cuda_piece &piece, const tchi_cuda_corner &at)
+static __device__ inline tchi_cuda_view tchi_cuda_view_of(const tchi_cuda_rect &rect, const tchi_cuda_corner &at)
 {
-    return {at.row * piece.stride + at.col, piece.stride, tchi_cuda_within(piece.rows, at.row, piece.log_height),
-            tchi_cuda_within(piece.cols, at.col, piece.log_width), piece.log_width};
+    return {at.row * rect.stride + at.col, rect.stride, tchi_cuda_within(rect.rows, at.row, rect.log_height),
+            tchi_cuda_within(rect.cols, at.col, rect.log_width), rect.log_width};
 }
 
 /* The same chunk in the blocks. */
-static __device__ inline tchi_cuda_view tchi_cuda_block_view_of(const tchi_cuda_piece &piece,
-                                                                const tchi_cuda_corner &at)
+static __device__ inline tchi_cuda_view tchi_cuda_block_view_of(const tchi_cuda_rect &rect, const tchi_cuda_corner &at)
 {
-    int rows = tchi_cuda_within(piece.rows, at.row, piece.log_height);
-    int cols = tchi_cuda_within(piece.cols, at.col, piece.log_width);
-    if (piece.transposed) {
-        return {at.col * piece.block_ld + at.row, piece.block_ld, cols, rows, piece.log_height};
+    int rows = tchi_cuda_within(rect.rows, at.row, rect.log_height);
+    int cols = tchi_cuda_within(rect.cols, at.col, rect.log_width);
+    if (rect.transposed) {
+        return {at.col * rect.block_ld + at.row, rect.block_ld, cols, rows, rect.log_height};
     }
-    return {at.row * piece.block_ld + at.col, piece.block_ld, rows, cols, piece.log_width};
+    return {at.row * rect.block_ld + at.col, rect.block_ld, rows, cols, rect.log_width};
 }
 
-/* --- how to get at it --------------------------------------------------------------------------------------------- */
+/* --- how to get at it -------------------------------------------------------------------------------------------- */
 
 /* What a block of threads knows about its chunk before it compiles down to loads and stores. Nearly all chunks of large
  * parameters are plain; their loads follow each other without a branch between them. */
-typedef enum tchi_cuda_way {
+typedef enum tchi_cuda_access_path {
     TCHI_CUDA_ANY = 0,   /* nothing */
-    TCHI_CUDA_WHOLE = 1, /* all fours are complete and aligned */
+    TCHI_CUDA_WHOLE = 1, /* all vec4s are complete and aligned */
     TCHI_CUDA_PLAIN = 2, /* and of the type of the arithmetic, and there is no master copy */
     TCHI_CUDA_SHORT = 3  /* the same but for blocks, which are bfloat16; of lists that are so throughout */
-} tchi_cuda_way;
+} tchi_cuda_access_path;
 
-static __device__ inline tchi_cuda_way tchi_cuda_way_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece,
-                                                        const tchi_cuda_view &view)
+static __device__ inline tchi_cuda_access_path
+tchi_cuda_access_path_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect, const tchi_cuda_view &view)
 {
-    bool inside = view.rows == 1 << piece.log_height && view.cols == 1 << piece.log_width;
-    if (!inside || piece.wide != 0xFF) {
+    bool inside = view.rows == 1 << rect.log_height && view.cols == 1 << rect.log_width;
+    if (!inside || rect.wide != 0xFF) {
         return TCHI_CUDA_ANY;
     }
-    return list.plain && piece.data[TCHI_CUDA_MASTER] == NULL ? TCHI_CUDA_PLAIN : TCHI_CUDA_WHOLE;
+    return list.plain && rect.data[TCHI_CUDA_MASTER] == NULL ? TCHI_CUDA_PLAIN : TCHI_CUDA_WHOLE;
 }
 
 /* A chunk in the hands of a block of threads; the type of the arithmetic and the way are known to the compiler. */
-template <typename real, tchi_cuda_way way> struct tchi_cuda_job {
-    const tchi_cuda_pieces &list;
-    const tchi_cuda_piece &piece;
+template <typename real, tchi_cuda_access_path path> struct tchi_cuda_chunk_ctx {
+    const tchi_cuda_rects &list;
+    const tchi_cuda_rect &rect;
     tchi_cuda_view view, block_view;
 };
 
-#define TCHI_CUDA_JOB template <typename real, tchi_cuda_way way> static __device__ inline
+#define TCHI_CUDA_JOB template <typename real, tchi_cuda_access_path path> static __device__ inline
 
 /* What a thread has of a chunk. */
-template <typename real> struct tchi_cuda_fours {
+template <typename real> struct tchi_cuda_vec4s {
     tchi_cuda_four<real> at[TCHI_CUDA_STEPS];
 };
 
-TCHI_CUDA_JOB tchi_cuda_place tchi_cuda_job_place(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot, int step)
+TCHI_CUDA_JOB tchi_cuda_place tchi_cuda_chunk_place(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot,
+                                                    int step)
 {
-    tchi_cuda_place place = tchi_cuda_place_of(slot >= TCHI_CUDA_BLOCK_0 ? job.block_view : job.view, step);
-    return {place.offset, way == TCHI_CUDA_ANY ? place.count : 4};
+    tchi_cuda_place place = tchi_cuda_place_of(slot >= TCHI_CUDA_BLOCK_0 ? ctx.block_view : ctx.view, step);
+    return {place.offset, path == TCHI_CUDA_ANY ? place.count : 4};
 }
 
-TCHI_CUDA_JOB tch_scalar tchi_cuda_job_type(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot)
+TCHI_CUDA_JOB tch_scalar tchi_cuda_chunk_type(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
 {
     const tch_scalar arithmetic = sizeof(real) == sizeof(double) ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
     bool is_state = slot >= TCHI_CUDA_STATE_0 && slot <= TCHI_CUDA_STATE_2;
-    if (way == TCHI_CUDA_SHORT && slot >= TCHI_CUDA_BLOCK_0) {
+    if (path == TCHI_CUDA_SHORT && slot >= TCHI_CUDA_BLOCK_0) {
         return TCH_SCALAR_BF16;
     }
-    if (way >= TCHI_CUDA_PLAIN || is_state) {
+    if (path >= TCHI_CUDA_PLAIN || is_state) {
         return arithmetic;
     }
     if (slot == TCHI_CUDA_MASTER) {
         return TCH_SCALAR_F32;
     }
-    return slot == TCHI_CUDA_PARAM  ? job.list.param_type
-           : slot == TCHI_CUDA_GRAD ? job.list.grad_type
-                                    : job.list.block_type;
+    return slot == TCHI_CUDA_PARAM  ? ctx.list.param_type
+           : slot == TCHI_CUDA_GRAD ? ctx.list.grad_type
+                                    : ctx.list.block_type;
 }
 
-TCHI_CUDA_JOB bool tchi_cuda_job_wide(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot)
+TCHI_CUDA_JOB bool tchi_cuda_chunk_wide(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
 {
-    return way != TCHI_CUDA_ANY || (job.piece.wide >> slot & 1) != 0;
+    return path != TCHI_CUDA_ANY || (ctx.rect.wide >> slot & 1) != 0;
 }
 
-TCHI_CUDA_JOB bool tchi_cuda_job_has(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot)
+TCHI_CUDA_JOB bool tchi_cuda_chunk_has(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
 {
-    return job.piece.data[slot] != NULL;
+    return ctx.rect.data[slot] != NULL;
 }
 
-/* --- loading four elements ---------------------------------------------------------------------------------------- */
+/* --- loading four elements --------------------------------------------------------------------------------------- */
 
-/* Everything here passes by once a step and is far more than the caches hold, so loads and stores are the streaming ones
- * (evicted first), except the stores of blocks, which are multiplied next. */
+/* Everything here passes by once a step and is far more than the caches hold, so loads and stores are the streaming
+ * ones (evicted first), except the stores of blocks, which are multiplied next. */
 
 /* 16-bit numbers in arithmetic of float: two in a word until they are looked at. */
 template <typename real> static __device__ inline bool tchi_cuda_is_packed(tch_scalar type)
@@ -266,7 +267,7 @@ static __device__ inline tchi_cuda_four<real> tchi_cuda_unpack_four(tch_scalar t
     return four;
 }
 
-/* --- storing four elements ---------------------------------------------------------------------------------------- */
+/* --- storing four elements --------------------------------------------------------------------------------------- */
 
 static __device__ inline uint32_t tchi_cuda_half_bits(tch_scalar type, float value)
 {
@@ -327,7 +328,7 @@ static __device__ inline void tchi_cuda_store_rounded(tch_scalar type, bool wide
     }
 }
 
-/* --- stochastic rounding ------------------------------------------------------------------------------------------ */
+/* --- stochastic rounding ----------------------------------------------------------------------------------------- */
 
 /* Philox-4x32-10 (Salmon and others, 2011): ten rounds of two products each. */
 static __device__ inline uint4 tchi_cuda_philox(uint4 counter, uint32_t key0, uint32_t key1)
@@ -346,14 +347,14 @@ static __device__ inline uint4 tchi_cuda_philox(uint4 counter, uint32_t key0, ui
     return counter;
 }
 
-/* What the random bits of a piece depend on besides the element. */
+/* What the random bits of a rectangle depend on besides the element. */
 typedef struct tchi_cuda_dice {
     uint32_t parameter, step, key0, key1;
 } tchi_cuda_dice;
 
-static __device__ inline tchi_cuda_dice tchi_cuda_dice_of(const tchi_cuda_pieces &list, const tchi_cuda_piece &piece)
+static __device__ inline tchi_cuda_dice tchi_cuda_dice_of(const tchi_cuda_rects &list, const tchi_cuda_rect &rect)
 {
-    return {(uint32_t)piece.parameter, (uint32_t)piece.clock->step, (uint32_t)list.seed, (uint32_t)(list.seed >> 32)};
+    return {(uint32_t)rect.parameter, (uint32_t)rect.clock->step, (uint32_t)list.seed, (uint32_t)(list.seed >> 32)};
 }
 
 static __device__ inline uint4 tchi_cuda_roll(const tchi_cuda_dice &dice, uint64_t number)
@@ -397,100 +398,101 @@ static __device__ inline void tchi_cuda_store_randomly(bool wide, void *data, co
     tchi_cuda_put_shorts((unsigned short *)data + place.offset, wide, place.count, bits, false);
 }
 
-/* --- the fours of a chunk ----------------------------------------------------------------------------------------- */
+/* --- the vec4s of a chunk ---------------------------------------------------------------------------------------- */
 
 /* Asks for a thread's share; to be unpacked when it is needed. */
-TCHI_CUDA_JOB tchi_cuda_fours<real> tchi_cuda_fetch(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot)
+TCHI_CUDA_JOB tchi_cuda_vec4s<real> tchi_cuda_fetch(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
 {
-    tchi_cuda_fours<real> raw;
+    tchi_cuda_vec4s<real> raw;
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        raw.at[s] = tchi_cuda_load_raw<real>(tchi_cuda_job_type(job, slot), tchi_cuda_job_wide(job, slot),
-                                             job.piece.data[slot], tchi_cuda_job_place(job, slot, s));
+        raw.at[s] = tchi_cuda_load_raw<real>(tchi_cuda_chunk_type(ctx, slot), tchi_cuda_chunk_wide(ctx, slot),
+                                             ctx.rect.data[slot], tchi_cuda_chunk_place(ctx, slot, s));
     }
     return raw;
 }
 
 /* The same, or zeros where it is not wanted. */
-TCHI_CUDA_JOB tchi_cuda_fours<real> tchi_cuda_fetch_if(bool wanted, const tchi_cuda_job<real, way> &job,
+TCHI_CUDA_JOB tchi_cuda_vec4s<real> tchi_cuda_fetch_if(bool wanted, const tchi_cuda_chunk_ctx<real, path> &ctx,
                                                        tchi_cuda_slot slot)
 {
-    tchi_cuda_fours<real> raw = {};
+    tchi_cuda_vec4s<real> raw = {};
     if (wanted) {
-        raw = tchi_cuda_fetch(job, slot);
+        raw = tchi_cuda_fetch(ctx, slot);
     }
     return raw;
 }
 
-TCHI_CUDA_JOB void tchi_cuda_unpack_all(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot,
-                                        tchi_cuda_fours<real> &fours)
+TCHI_CUDA_JOB void tchi_cuda_unpack_all(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot,
+                                        tchi_cuda_vec4s<real> &vec4s)
 {
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        fours.at[s] = tchi_cuda_unpack_four(tchi_cuda_job_type(job, slot), fours.at[s]);
+        vec4s.at[s] = tchi_cuda_unpack_four(tchi_cuda_chunk_type(ctx, slot), vec4s.at[s]);
     }
 }
 
-TCHI_CUDA_JOB void tchi_cuda_put_all(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot,
-                                     const tchi_cuda_fours<real> &fours)
+TCHI_CUDA_JOB void tchi_cuda_put_all(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot,
+                                     const tchi_cuda_vec4s<real> &vec4s)
 {
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        tchi_cuda_store_rounded(tchi_cuda_job_type(job, slot), tchi_cuda_job_wide(job, slot), job.piece.data[slot],
-                                tchi_cuda_job_place(job, slot, s), fours.at[s], slot >= TCHI_CUDA_BLOCK_0);
+        tchi_cuda_store_rounded(tchi_cuda_chunk_type(ctx, slot), tchi_cuda_chunk_wide(ctx, slot), ctx.rect.data[slot],
+                                tchi_cuda_chunk_place(ctx, slot, s), vec4s.at[s], slot >= TCHI_CUDA_BLOCK_0);
     }
 }
 
-/* --- parameters and gradients ------------------------------------------------------------------------------------- */
+/* --- parameters and gradients ------------------------------------------------------------------------------------ */
 
 /* The truth of a parameter: its master copy where it has one. */
-TCHI_CUDA_JOB tchi_cuda_fours<real> tchi_cuda_fetch_param(const tchi_cuda_job<real, way> &job)
+TCHI_CUDA_JOB tchi_cuda_vec4s<real> tchi_cuda_fetch_param(const tchi_cuda_chunk_ctx<real, path> &ctx)
 {
-    bool master = way < TCHI_CUDA_PLAIN && tchi_cuda_job_has(job, TCHI_CUDA_MASTER);
-    return master ? tchi_cuda_fetch(job, TCHI_CUDA_MASTER) : tchi_cuda_fetch(job, TCHI_CUDA_PARAM);
+    bool master = path < TCHI_CUDA_PLAIN && tchi_cuda_chunk_has(ctx, TCHI_CUDA_MASTER);
+    return master ? tchi_cuda_fetch(ctx, TCHI_CUDA_MASTER) : tchi_cuda_fetch(ctx, TCHI_CUDA_PARAM);
 }
 
-TCHI_CUDA_JOB void tchi_cuda_unpack_param(const tchi_cuda_job<real, way> &job, tchi_cuda_fours<real> &p)
+TCHI_CUDA_JOB void tchi_cuda_unpack_param(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_vec4s<real> &p)
 {
-    if (!tchi_cuda_job_has(job, TCHI_CUDA_MASTER)) {
-        tchi_cuda_unpack_all(job, TCHI_CUDA_PARAM, p);
+    if (!tchi_cuda_chunk_has(ctx, TCHI_CUDA_MASTER)) {
+        tchi_cuda_unpack_all(ctx, TCHI_CUDA_PARAM, p);
     }
 }
 
-TCHI_CUDA_JOB void tchi_cuda_put_randomly(const tchi_cuda_job<real, way> &job, const tchi_cuda_fours<real> &p)
+TCHI_CUDA_JOB void tchi_cuda_put_randomly(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &p)
 {
-    tchi_cuda_dice dice = tchi_cuda_dice_of(job.list, job.piece);
+    tchi_cuda_dice dice = tchi_cuda_dice_of(ctx.list, ctx.rect);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        tchi_cuda_store_randomly(tchi_cuda_job_wide(job, TCHI_CUDA_PARAM), job.piece.data[TCHI_CUDA_PARAM],
-                                 tchi_cuda_job_place(job, TCHI_CUDA_PARAM, s), p.at[s], dice, job.piece.first);
+        tchi_cuda_store_randomly(tchi_cuda_chunk_wide(ctx, TCHI_CUDA_PARAM), ctx.rect.data[TCHI_CUDA_PARAM],
+                                 tchi_cuda_chunk_place(ctx, TCHI_CUDA_PARAM, s), p.at[s], dice, ctx.rect.first);
     }
 }
 
-TCHI_CUDA_JOB void tchi_cuda_put_param(const tchi_cuda_job<real, way> &job, const tchi_cuda_fours<real> &p)
+TCHI_CUDA_JOB void tchi_cuda_put_param(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &p)
 {
-    bool master = way < TCHI_CUDA_PLAIN && tchi_cuda_job_has(job, TCHI_CUDA_MASTER);
-    bool random = job.list.stochastic && tchi_cuda_job_type(job, TCHI_CUDA_PARAM) == TCH_SCALAR_BF16;
+    bool master = path < TCHI_CUDA_PLAIN && tchi_cuda_chunk_has(ctx, TCHI_CUDA_MASTER);
+    bool random = ctx.list.stochastic && tchi_cuda_chunk_type(ctx, TCHI_CUDA_PARAM) == TCH_SCALAR_BF16;
     if (random && !master && sizeof(real) == sizeof(float)) {
-        tchi_cuda_put_randomly(job, p);
+        tchi_cuda_put_randomly(ctx, p);
         return;
     }
-    tchi_cuda_put_all(job, TCHI_CUDA_PARAM, p);
+    tchi_cuda_put_all(ctx, TCHI_CUDA_PARAM, p);
     if (master) {
-        tchi_cuda_put_all(job, TCHI_CUDA_MASTER, p);
+        tchi_cuda_put_all(ctx, TCHI_CUDA_MASTER, p);
     }
 }
 
 /* Gradients are divided by this: their scale, with a minus where they change their sign. */
-template <typename real> static __device__ inline real tchi_cuda_grad_divisor(const tchi_cuda_pieces &list)
+template <typename real> static __device__ inline real tchi_cuda_grad_divisor(const tchi_cuda_rects &list)
 {
     real scale = list.grad_scale != NULL ? (real)*list.grad_scale : (real)1;
     return list.maximize ? -scale : scale;
 }
 
-TCHI_CUDA_JOB void tchi_cuda_unpack_grad(const tchi_cuda_job<real, way> &job, real divisor, tchi_cuda_fours<real> &g)
+TCHI_CUDA_JOB void tchi_cuda_unpack_grad(const tchi_cuda_chunk_ctx<real, path> &ctx, real divisor,
+                                         tchi_cuda_vec4s<real> &g)
 {
-    tchi_cuda_unpack_all(job, TCHI_CUDA_GRAD, g);
+    tchi_cuda_unpack_all(ctx, TCHI_CUDA_GRAD, g);
     if (divisor == (real)1) {
         return;
     }
@@ -503,38 +505,38 @@ TCHI_CUDA_JOB void tchi_cuda_unpack_grad(const tchi_cuda_job<real, way> &job, re
     }
 }
 
-static __device__ inline bool tchi_cuda_skips(const tchi_cuda_pieces &list)
+static __device__ inline bool tchi_cuda_skips(const tchi_cuda_rects &list)
 {
     return list.skip != NULL && *list.skip != 0;
 }
 
-/* --- blocks ------------------------------------------------------------------------------------------------------- */
+/* --- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Elements of the shared tile that transposes a chunk: a row of it is one longer than the chunk's, so that columns lie in
- * different banks; a chunk has at most a quarter as many rows as elements. */
+/* Elements of the shared tile that transposes a chunk: a row of it is one longer than the chunk's, so that columns lie
+ * in different banks; a chunk has at most a quarter as many rows as elements. */
 #define TCHI_CUDA_TILE ((1 << TCHI_CUDA_LOG_CHUNK) / 4 * 5)
 
-/* Where element k of a four lies in the tile, fours being numbered in the order of the parameter or of the block. */
-static __device__ inline int tchi_cuda_in_tile(const tchi_cuda_piece &piece, bool block_order, int number, int k)
+/* Where element k of a four lies in the tile, vec4s being numbered in the order of the parameter or of the block. */
+static __device__ inline int tchi_cuda_in_tile(const tchi_cuda_rect &rect, bool block_order, int number, int k)
 {
-    int log = block_order ? piece.log_height : piece.log_width;
+    int log = block_order ? rect.log_height : rect.log_width;
     int row = number >> log;
     int col = (number & ((1 << log) - 1)) + k;
-    int pitch = (1 << piece.log_width) + 1;
+    int pitch = (1 << rect.log_width) + 1;
     return block_order ? col * pitch + row : row * pitch + col;
 }
 
-/* Gives every thread its fours in the other order. All threads of a block call it together; the tile can be used again
+/* Gives every thread its vec4s in the other order. All threads of a block call it together; the tile can be used again
  * at once. */
-TCHI_CUDA_JOB void tchi_cuda_turn(const tchi_cuda_job<real, way> &job, bool to_block_order, real *tile,
-                                  tchi_cuda_fours<real> &fours)
+TCHI_CUDA_JOB void tchi_cuda_turn(const tchi_cuda_chunk_ctx<real, path> &ctx, bool to_block_order, real *tile,
+                                  tchi_cuda_vec4s<real> &vec4s)
 {
     __syncthreads();
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            tile[tchi_cuda_in_tile(job.piece, !to_block_order, tchi_cuda_number(s), k)] = fours.at[s].v[k];
+            tile[tchi_cuda_in_tile(ctx.rect, !to_block_order, tchi_cuda_number(s), k)] = vec4s.at[s].v[k];
         }
     }
     __syncthreads();
@@ -542,28 +544,28 @@ TCHI_CUDA_JOB void tchi_cuda_turn(const tchi_cuda_job<real, way> &job, bool to_b
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            fours.at[s].v[k] = tile[tchi_cuda_in_tile(job.piece, to_block_order, tchi_cuda_number(s), k)];
+            vec4s.at[s].v[k] = tile[tchi_cuda_in_tile(ctx.rect, to_block_order, tchi_cuda_number(s), k)];
         }
     }
 }
 
 /* A fetched block in the order of the parameter. */
-TCHI_CUDA_JOB void tchi_cuda_unpack_block(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot, real *tile,
-                                          tchi_cuda_fours<real> &fours)
+TCHI_CUDA_JOB void tchi_cuda_unpack_block(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot, real *tile,
+                                          tchi_cuda_vec4s<real> &vec4s)
 {
-    tchi_cuda_unpack_all(job, slot, fours);
-    if (job.piece.transposed) {
-        tchi_cuda_turn(job, false, tile, fours);
+    tchi_cuda_unpack_all(ctx, slot, vec4s);
+    if (ctx.rect.transposed) {
+        tchi_cuda_turn(ctx, false, tile, vec4s);
     }
 }
 
-TCHI_CUDA_JOB void tchi_cuda_put_block(const tchi_cuda_job<real, way> &job, tchi_cuda_slot slot, real *tile,
-                                       tchi_cuda_fours<real> fours)
+TCHI_CUDA_JOB void tchi_cuda_put_block(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot, real *tile,
+                                       tchi_cuda_vec4s<real> vec4s)
 {
-    if (job.piece.transposed) {
-        tchi_cuda_turn(job, true, tile, fours);
+    if (ctx.rect.transposed) {
+        tchi_cuda_turn(ctx, true, tile, vec4s);
     }
-    tchi_cuda_put_all(job, slot, fours);
+    tchi_cuda_put_all(ctx, slot, vec4s);
 }
 
 #endif

@@ -1,6 +1,6 @@
-/* Loads, describes and launches what kernel_build.c made. Kernels are reached through the runtime's own library functions,
- * which belong to the device's primary context, as everything of this module does: a launch is one call on the context's
- * stream, which allocates nothing, waits for nothing, and can be captured in a graph. */
+/* Loads, describes and launches what kernel_build.c made. Kernels are reached through the runtime's own library
+ * functions, which belong to the device's primary context, as everything of this module does: a launch is one call on
+ * the context's stream, which allocates nothing, waits for nothing, and can be captured in a graph. */
 #include <stdalign.h>
 #include <stddef.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static const void *function_of(const user_kernel *kernel)
     return (const void *)kernel->function;
 }
 
-/* --- the image ---------------------------------------------------------------------------------------------------- */
+/* --- the image --------------------------------------------------------------------------------------------------- */
 
 typedef struct image_parts {
     const char *lowered;
@@ -79,9 +79,10 @@ static tch_status read_image(const tch_kernel_image *image, image_parts *parts)
     return TCH_OK;
 }
 
-/* --- parameters --------------------------------------------------------------------------------------------------- */
+/* --- parameters -------------------------------------------------------------------------------------------------- */
 
-/* The signature is a variable of the kernel's library, on the GPU. A stream of its own, so that nothing is waited for but this. */
+/* The signature is a variable of the kernel's library, on the GPU. A stream of its own, so that nothing is waited for
+ * but this. */
 static tch_status copy_from_device(void *to, const void *from, size_t bytes)
 {
     cudaStream_t stream = NULL;
@@ -134,10 +135,10 @@ static tch_status read_signature(user_kernel *kernel)
     return compare_sizes(kernel);
 }
 
-/* --- loading ------------------------------------------------------------------------------------------------------ */
+/* --- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Above 48 KiB dynamic shared memory has to be asked for. It is a limit, and reserves nothing: the most that the GPU has is
- * asked for once, here, so that a launch has nothing to decide. */
+/* Above 48 KiB dynamic shared memory has to be asked for. It is a limit, and reserves nothing: the most that the GPU
+ * has is asked for once, here, so that a launch has nothing to decide. */
 static tch_status allow_shared(const tchi_cuda_state *s, user_kernel *kernel)
 {
     kernel->most_shared = s->device.shared_per_block - (int64_t)kernel->attributes.sharedSizeBytes;
@@ -212,7 +213,7 @@ void tchi_cuda_kernel_unload(void *state, void *kernel)
     tchi_cuda_host->release(made, made->bytes);
 }
 
-/* --- properties --------------------------------------------------------------------------------------------------- */
+/* --- properties -------------------------------------------------------------------------------------------------- */
 
 /* The block with the most threads under way on a multiprocessor, the largest of equal ones. */
 static tch_status suggest(const tchi_cuda_state *s, const user_kernel *kernel, tch_kernel_info *info)
@@ -248,7 +249,7 @@ tch_status tchi_cuda_kernel_describe(void *state, void *kernel, tch_kernel_info 
     return suggest(state, made, info);
 }
 
-/* --- launching ---------------------------------------------------------------------------------------------------- */
+/* --- launching --------------------------------------------------------------------------------------------------- */
 
 static struct dim3 sizes(const int64_t dimensions[3])
 {

@@ -1,6 +1,6 @@
-/* Compiles a custom kernel with NVRTC. The source lies between two texts of ours: before it what NVRTC lacks, behind it what
- * writes down the kernel's parameters; #line directives keep the user's own file and lines in every message. NVRTC needs no
- * GPU and touches none. */
+/* Compiles a custom kernel with NVRTC. The source lies between two texts of ours: before it what NVRTC lacks, behind it
+ * what writes down the kernel's parameters; #line directives keep the user's own file and lines in every message. NVRTC
+ * needs no GPU and touches none. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <stdalign.h>
@@ -41,14 +41,14 @@ static tch_status out_of_memory(size_t bytes, const char *what)
 /* What messages about the text behind the source are headed with, where its own file's name would be. */
 #define NAME_TITLE "the kernel's name"
 
-/* The prelude, the macros of the options, the file's name, the source, the kernel's name and the signature's text. A source
- * may end without a new line, or in a comment's backslash: the directive behind it begins on a line of its own. The
- * signature is global memory: the kernel's constants may fill all that there is. */
+/* The prelude, the macros of the options, the file's name, the source, the kernel's name and the signature's text. A
+ * source may end without a new line, or in a comment's backslash: the directive behind it begins on a line of its own.
+ * The signature is global memory: the kernel's constants may fill all that there is. */
 #define FRAME                                                                                                          \
     "%s%s#line 1 \"%s\"\n%s\n\n#line 1 \"" NAME_TITLE "\"\n#undef TCHI_KERNEL\n#define TCHI_KERNEL %s\n"               \
     "#define TCHI_EXPORT extern \"C\" __device__\n%s"
 
-/* --- the compiler and the architecture ---------------------------------------------------------------------------- */
+/* --- the compiler and the architecture --------------------------------------------------------------------------- */
 
 static tch_status open_compiler(const tchi_nvrtc **nvrtc)
 {
@@ -135,7 +135,7 @@ tch_status tchi_cuda_kernel_compiler(void *state, char *text, size_t size)
     return TCH_OK;
 }
 
-/* --- the text ----------------------------------------------------------------------------------------------------- */
+/* --- the text ---------------------------------------------------------------------------------------------------- */
 
 static int write_text(char *room, size_t size, const tch_kernel_text *text, const char *macros, const char *file)
 {
@@ -165,7 +165,7 @@ static tch_status make_text(const tch_kernel_text *text, char **whole, size_t *b
     return *whole != NULL ? TCH_OK : out_of_memory(*bytes, "a kernel's source");
 }
 
-/* --- options ------------------------------------------------------------------------------------------------------ */
+/* --- options ----------------------------------------------------------------------------------------------------- */
 
 /* Options are kept in one block: an array of pointers, and behind it their texts. */
 typedef struct option_list {
@@ -230,8 +230,8 @@ static int has_standard(const tch_kernel_text *text)
     return 0;
 }
 
-/* Lines for profilers come with the names of their files, which NVRTC writes into the text for its assembler as they are: a
- * quote in one would end it there. */
+/* Lines for profilers come with the names of their files, which NVRTC writes into the text for its assembler as they
+ * are: a quote in one would end it there. */
 static int has_plain_names(const tch_kernel_text *text)
 {
     int plain = strpbrk(text->file, "\"\\") == NULL;
@@ -269,7 +269,7 @@ static tch_status make_options(option_list *list, const tch_kernel_text *text, c
     return TCH_OK;
 }
 
-/* --- compiling ---------------------------------------------------------------------------------------------------- */
+/* --- compiling --------------------------------------------------------------------------------------------------- */
 
 static void append(char *log, size_t size, const char *words)
 {
@@ -292,8 +292,8 @@ static void explain_headers(const tchi_nvrtc *nvrtc, char *log, size_t size)
     append(log, size, words);
 }
 
-/* The source is right and the name is not, where the first error is behind the source: of NVRTC's words, which quote texts
- * of ours, the first sentence is what matters. */
+/* The source is right and the name is not, where the first error is behind the source: of NVRTC's words, which quote
+ * texts of ours, the first sentence is what matters. */
 static void explain_name(char *log, size_t size)
 {
     char cause[512];
@@ -360,7 +360,7 @@ static tch_status compile(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, co
     return TCH_OK;
 }
 
-/* --- the image ---------------------------------------------------------------------------------------------------- */
+/* --- the image --------------------------------------------------------------------------------------------------- */
 
 static tch_status measure(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program, tchi_cuda_image *header)
 {
@@ -408,7 +408,7 @@ static tch_status make_image(const tchi_nvrtc *nvrtc, tchi_nvrtc_handle program,
     return TCH_OK;
 }
 
-/* --- all of it ---------------------------------------------------------------------------------------------------- */
+/* --- all of it --------------------------------------------------------------------------------------------------- */
 
 static tch_status build(const tchi_nvrtc *nvrtc, const tchi_cuda_target *target, const tch_kernel_text *text,
                         const char *whole, tch_kernel_image *image, char *log, size_t log_size)

@@ -1,8 +1,9 @@
-/* Which architecture a kernel is compiled for, by the GPU and by what NVRTC knows. A decision over numbers alone, so that it
- * can be tested for GPUs and compilers that are not at hand. */
+/* Which architecture a kernel is compiled for, by the GPU and by what NVRTC knows. A decision over numbers alone, so
+ * that it can be tested for GPUs and compilers that are not at hand. */
 #include "kernel_text.h"
 
-/* From Hopper on an architecture has instructions of its own, which its successors lack: code for the very GPU may use them. */
+/* From Hopper on an architecture has instructions of its own, which its successors lack: code for the very GPU may use
+ * them. */
 enum { FIRST_WITH_OWN = 90 };
 
 int tchi_cuda_choose_target(int32_t major, int32_t minor, int32_t count, const int *known, tchi_cuda_target *target)

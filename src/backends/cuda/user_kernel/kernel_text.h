@@ -6,7 +6,8 @@
 
 #include "backends/cuda/runtime/libraries/nvrtc.h"
 
-/* An image: this header, the lowered name and the user's, each with its NUL, and from a multiple of 16 bytes the code. */
+/* An image: this header, the lowered name and the user's, each with its NUL, and from a multiple of 16 bytes the
+ * code. */
 #define TCHI_CUDA_IMAGE_MAGIC "TCHCUDA1"
 
 typedef enum tchi_cuda_code { TCHI_CUDA_CODE_CUBIN = 0, TCHI_CUDA_CODE_PTX = 1 } tchi_cuda_code;
@@ -23,7 +24,7 @@ typedef struct tchi_cuda_image {
 /* The array that the text behind the source exports: how many parameters there are, and the numbers of each. */
 #define TCHI_CUDA_SIGNATURE "tchi_signature"
 
-/* --- kernel_headers.c --------------------------------------------------------------------------------------------- */
+/* --- kernel_headers.c -------------------------------------------------------------------------------------------- */
 
 /* Declared before every source: the names that nvcc has without an #include, and NVRTC has not. */
 extern const char tchi_cuda_kernel_prelude[];
@@ -33,10 +34,10 @@ enum { TCHI_CUDA_HEADERS = 15 };
 extern const char *const tchi_cuda_header_names[TCHI_CUDA_HEADERS];
 extern const char *const tchi_cuda_header_texts[TCHI_CUDA_HEADERS];
 
-/* --- kernel_target.c ---------------------------------------------------------------------------------------------- */
+/* --- kernel_target.c --------------------------------------------------------------------------------------------- */
 
-/* What to compile for: machine code for the GPU itself or, where NVRTC does not know the GPU yet, PTX for the newest one that
- * it knows, which the driver finishes. */
+/* What to compile for: machine code for the GPU itself or, where NVRTC does not know the GPU yet, PTX for the newest
+ * one that it knows, which the driver finishes. */
 typedef struct tchi_cuda_target {
     tchi_cuda_code code;
     int32_t number; /* 90 for compute capability 9.0 */

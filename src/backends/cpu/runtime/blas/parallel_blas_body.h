@@ -16,9 +16,9 @@ enum {
     TRTRI_COLS = 64, /* columns of a triangular inverse at once, while there are enough of them for all threads */
 };
 
-/* Columns, or rows, of a lower triangle done by one call to gemm: narrow strips waste fewer products above the diagonal,
- * wide ones run BLAS faster. Measured in float32 on two cores, widths 32 to 512: this one is within 5 % of the best at
- * every n from 256 to 2048. */
+/* Columns, or rows, of a lower triangle done by one call to gemm: narrow strips waste fewer products above the
+ * diagonal, wide ones run BLAS faster. Measured in float32 on two cores, widths 32 to 512: this one is within 5 % of
+ * the best at every n from 256 to 2048. */
 #define STRIP 192
 
 /* Below this many operations one call on one thread is faster; about 100 by 100 by 100. */

@@ -34,13 +34,13 @@ static inline int64_t max_i64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Measured on one core of two with AVX-512 (bench/ladder/shifted_inverse.md): a band of 32 against 48 and 64 costs
- * 96, 99 and 109 ms at n = 1024 in double, 326, 303 and 320 ms at n = 2048 in float: the poles' share grows with the
- * width, the products' efficiency too. Groups of two panels with tiles of 128, against one panel with tiles of 64,
- * take 45.5 and 48.4 ms at n = 1024 in float, 7.5 and 6.6 ms at 512; the border lies somewhere between.
- * Vectors of 128 bits are filled by narrower panels. On two cores of a Neoverse N1, in double, groups of two panels of 16
- * against one of 32 and two of 32 take 1.48, 1.76 and 2.11 ms at n = 128, 27.2, 28.3 and 30.9 at 512, 76.2, 77.0 and 81.0
- * at 768, 168, 166 and 173 at 1024. */
+/* Measured on one core of two with AVX-512 (bench/ladder/shifted_inverse.md): a band of 32 against 48 and 64 costs 96,
+ * 99 and 109 ms at n = 1024 in double, 326, 303 and 320 ms at n = 2048 in float: the poles' share grows with the width,
+ * the products' efficiency too. Groups of two panels with tiles of 128, against one panel with tiles of 64, take 45.5
+ * and 48.4 ms at n = 1024 in float, 7.5 and 6.6 ms at 512; the border lies somewhere between. Vectors of 128 bits are
+ * filled by narrower panels. On two cores of a Neoverse N1, in double, groups of two panels of 16 against one of 32 and
+ * two of 32 take 1.48, 1.76 and 2.11 ms at n = 128, 27.2, 28.3 and 30.9 at 512, 76.2, 77.0 and 81.0 at 768, 168, 166
+ * and 173 at 1024. */
 typedef struct band_widths {
     int64_t below; /* sizes that it is for */
     int64_t block;

@@ -1,6 +1,6 @@
 /* Factors of curvature in float32: which of the ways to compute one takes the operands at hand. Ours computes the lower
- * tiles alone but gives each to one block for the whole contraction; cuBLAS divides that too, and computes more than the
- * lower half of C, in panels of columns that begin at the diagonal. */
+ * tiles alone but gives each to one block for the whole contraction; cuBLAS divides that too, and computes more than
+ * the lower half of C, in panels of columns that begin at the diagonal. */
 #include "factor_gram.h"
 
 #include "backends/cuda/matrix/narrow.h"
@@ -25,7 +25,8 @@ static tch_matrices panel_of(const tch_matrices *c, int64_t first, int64_t cols)
     return panel;
 }
 
-/* What is above the diagonal in a panel comes out as it may: it is not looked at, and the mirror image takes its place. */
+/* What is above the diagonal in a panel comes out as it may: it is not looked at, and the mirror image takes its
+ * place. */
 tch_status tchi_cuda_factor_gram_panels(tchi_cuda_state *state, int64_t panels, double alpha, const tch_matrices *a,
                                         int32_t transpose, double beta, const tch_matrices *c)
 {
@@ -48,7 +49,7 @@ static int64_t panels_for(tch_scalar type, int64_t n)
     return type == TCH_SCALAR_F32 ? (n >= 512 ? 2 : 1) : n >= 1536 ? 3 : 1;
 }
 
-/* --- through copies ----------------------------------------------------------------------------------------------- */
+/* --- through copies ---------------------------------------------------------------------------------------------- */
 
 #define LARGEST_BYTES 256 /* of the workspace, for one number */
 
@@ -113,7 +114,7 @@ tch_status tchi_cuda_factor_gram_narrow(const tchi_cuda_state *state, double alp
     return TCH_OK;
 }
 
-/* --- the choice --------------------------------------------------------------------------------------------------- */
+/* --- the choice -------------------------------------------------------------------------------------------------- */
 
 /* Whether the lower tiles of wgmma, 128 by 256, are enough for every multiprocessor: each has the whole contraction. */
 static int fills_device(const tchi_cuda_state *state, const tch_matrices *c)

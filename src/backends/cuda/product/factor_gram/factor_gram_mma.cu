@@ -1,5 +1,5 @@
-/* Factors of curvature by tensor cores: the lower tiles of C = alpha A A' + beta C, or alpha A' A + beta C, each element
- * summed once and written to both of its places, so that C is symmetric to the last bit. The tiles are those of
+/* Factors of curvature by tensor cores: the lower tiles of C = alpha A A' + beta C, or alpha A' A + beta C, each
+ * element summed once and written to both of its places, so that C is symmetric to the last bit. The tiles are those of
  * mma_tiles.cuh; the ladder of measurements is bench/ladder/cuda_factor_gram.md. */
 #include "backends/cuda/device/mma_tiles.cuh"
 #include "backends/cuda/sample/norms/sample_norms.h"
@@ -32,8 +32,8 @@ static __device__ __forceinline__ void put(const factor_problem &p, float *c, in
     }
 }
 
-/* Of float32 given by columns a thread has 4 by 4 squares, which it writes as rows and as columns. The tile lies below the
- * diagonal and inside of C. */
+/* Of float32 given by columns a thread has 4 by 4 squares, which it writes as rows and as columns. The tile lies below
+ * the diagonal and inside of C. */
 static __device__ __forceinline__ void put_squares(const factor_problem &p, float *c, const tchi_tile_work &w,
                                                    tchi_tile_sums<4> &sum)
 {
@@ -58,8 +58,8 @@ static __device__ __forceinline__ void put_squares(const factor_problem &p, floa
     }
 }
 
-/* n^2 k operations for exact halves; n k elements and n^2 numbers of C move. For n = 3072, k = 8192 in float32: 77 GFLOP,
- * 0.19 ms at the 401 TFLOP/s of cuBLAS in TF32; 100 MB and 76 MB, 0.04 ms. */
+/* n^2 k operations for exact halves; n k elements and n^2 numbers of C move. For n = 3072, k = 8192 in float32: 77
+ * GFLOP, 0.19 ms at the 401 TFLOP/s of cuBLAS in TF32; 100 MB and 76 MB, 0.04 ms. */
 template <tch_scalar type, bool by_rows, bool aligned>
 static __global__ void __launch_bounds__(TCHI_TILE_THREADS, aligned && (by_rows || type != TCH_SCALAR_F32) ? BLOCKS : 1)
     factor_gram_tiles(const __grid_constant__ factor_problem p)
@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, aligned && (by_rows 
 #endif
 }
 
-/* --- host --------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 typedef void (*factor_kernel)(factor_problem);
 

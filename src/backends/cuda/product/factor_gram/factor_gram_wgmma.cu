@@ -1,6 +1,6 @@
 /* Factors of curvature for sm_90: the lower tiles of C = alpha A' A + beta C with the tiles of wgmma_tiles.cuh, each
- * element written to both of its places. A is of a half type; where it stands for matrices of float32, scaled by a power
- * of two, what it was multiplied by is taken out again. */
+ * element written to both of its places. A is of a half type; where it stands for matrices of float32, scaled by a
+ * power of two, what it was multiplied by is taken out again. */
 #include "backends/cuda/device/wgmma_tiles.cuh"
 #include "backends/cuda/matrix/narrow.h"
 #include "factor_gram.h"
@@ -49,8 +49,8 @@ static __device__ __forceinline__ void put(const wgmma_factor_problem &p, float 
 
 #endif
 
-/* n^2 k operations for exact halves. For n = 3072, k = 8192: 77 GFLOP, 0.1 ms at the 757 TFLOP/s of cuBLAS; 50 MB of A and
- * 76 MB of C, 0.03 ms. */
+/* n^2 k operations for exact halves. For n = 3072, k = 8192: 77 GFLOP, 0.1 ms at the 757 TFLOP/s of cuBLAS; 50 MB of A
+ * and 76 MB of C, 0.03 ms. */
 template <tch_scalar type>
 static __global__ void __launch_bounds__(TCHI_WGMMA_THREADS, 1)
     factor_gram_wgmma(const __grid_constant__ wgmma_factor_problem p)

@@ -98,7 +98,7 @@ void tchi_copy_threads_run(tchi_copy_threads *t, const tchi_rows *rows)
     pthread_mutex_unlock(&t->lock);
 }
 
-/* --- beginning and end -------------------------------------------------------------------------------------------- */
+/* --- beginning and end ------------------------------------------------------------------------------------------- */
 
 /* Half of the processors this process may use, the caller's own among them. */
 static int wanted_threads(void)

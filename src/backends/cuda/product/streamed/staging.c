@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* --- making it ---------------------------------------------------------------------------------------------------- */
+/* --- making it --------------------------------------------------------------------------------------------------- */
 
 static tch_status make_event(cudaEvent_t *event)
 {
@@ -71,7 +71,7 @@ tch_status tchi_cuda_staging_ready(tchi_cuda_state *state, int ring_in, int ring
     return ring_out ? make_ring(s, &s->outward) : TCH_OK;
 }
 
-/* --- its end ------------------------------------------------------------------------------------------------------ */
+/* --- its end ----------------------------------------------------------------------------------------------------- */
 
 /* Errors while destroying have nobody left to tell. */
 static void end_event(cudaEvent_t event)
@@ -120,7 +120,7 @@ void tchi_cuda_staging_destroy(tchi_cuda_staging *s)
     tchi_cuda_host->release(s, sizeof *s);
 }
 
-/* --- copies ------------------------------------------------------------------------------------------------------- */
+/* --- copies ------------------------------------------------------------------------------------------------------ */
 
 /* CUDA takes no larger pitch. */
 #define MOST_PITCH INT32_MAX

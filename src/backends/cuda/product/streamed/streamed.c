@@ -1,7 +1,7 @@
 /* Products whose operands or result lie in host memory, larger than the device if need be. Tiles come in on one stream,
  * are multiplied on the state's, and leave on a third; events order the three, and every operand has two slots on the
- * device, so that copies both ways run beside the arithmetic. The host drives all of it: tile by tile it copies pageable
- * memory to and from page-locked pieces, always one product ahead of the device.
+ * device, so that copies both ways run beside the arithmetic. The host drives all of it: tile by tile it copies
+ * pageable memory to and from page-locked pieces, always one product ahead of the device.
  *
  * The one thing to know before changing it: cudaStreamWaitEvent waits for the event as last recorded when it is called,
  * so a wait must be queued after the record it is meant for. */
@@ -57,7 +57,7 @@ static tch_status record(cudaEvent_t event, cudaStream_t stream)
     return tchi_cuda_check(cudaEventRecord(event, stream), "cudaEventRecord");
 }
 
-/* --- places ------------------------------------------------------------------------------------------------------- */
+/* --- places ------------------------------------------------------------------------------------------------------ */
 
 static char *host_address(const side *s, const tchi_block *b)
 {
@@ -83,7 +83,7 @@ static tchi_rows rows_out(const side *s, const tchi_block *b, const slot *at, co
     return (tchi_rows){(char *)in.from, in.from_pitch, in.to, in.to_pitch, in.width, in.rows};
 }
 
-/* --- in ----------------------------------------------------------------------------------------------------------- */
+/* --- in ---------------------------------------------------------------------------------------------------------- */
 
 static tch_status copy_in(flow *f, const side *s, const tchi_block *b, const slot *to)
 {
@@ -168,7 +168,7 @@ static tch_status bring_result(flow *f, const tchi_block *b, tch_matrices *m)
     return TCH_OK;
 }
 
-/* --- out ---------------------------------------------------------------------------------------------------------- */
+/* --- out --------------------------------------------------------------------------------------------------------- */
 
 static tch_status fetch_next(flow *f)
 {
@@ -229,7 +229,7 @@ static tch_status send_home(flow *f, const tchi_block *b)
     return begin_departure(f, b);
 }
 
-/* --- products ----------------------------------------------------------------------------------------------------- */
+/* --- products ---------------------------------------------------------------------------------------------------- */
 
 static tch_status convert(flow *f, const tch_matrices *to, const tch_matrices *from)
 {
@@ -302,7 +302,7 @@ static tch_status multiply_tiles(flow *f)
     return finish_departure(f);
 }
 
-/* --- the operation ------------------------------------------------------------------------------------------------ */
+/* --- the operation ----------------------------------------------------------------------------------------------- */
 
 /* Page-locked or managed from its first element to its last. */
 static int is_direct(const tch_matrices *m)

@@ -60,8 +60,8 @@ static void lay_out(const tch_streamed_product *p, tchi_stream_plan *plan)
         plan->a.slots * plan->a.bytes + plan->b.slots * plan->b.bytes + plan->c.slots * plan->c.bytes + plan->sum_bytes;
 }
 
-/* How often an operand with `tiles` tiles along the walk and `depth` slices of k is brought over, when the walk passes it
- * `passes` times: once where its tile stays from one step to the next. */
+/* How often an operand with `tiles` tiles along the walk and `depth` slices of k is brought over, when the walk passes
+ * it `passes` times: once where its tile stays from one step to the next. */
 static int64_t times_brought(int64_t tiles, int64_t depth, int64_t passes, int outer)
 {
     return depth == 1 && (outer || tiles == 1) ? 1 : passes;

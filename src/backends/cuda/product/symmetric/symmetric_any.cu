@@ -1,6 +1,7 @@
-/* The symmetric product C = c0 I + c1 D + c2 A B' for every combination of types and alignments, by plain multiplications
- * in float32, or float64 where A is of float64, and the mirror image of a lower triangle. The product is there so that
- * the table's promise holds on every GPU; where speed matters, symmetric_product.c has found a faster way before. */
+/* The symmetric product C = c0 I + c1 D + c2 A B' for every combination of types and alignments, by plain
+ * multiplications in float32, or float64 where A is of float64, and the mirror image of a lower triangle. The product
+ * is there so that the table's promise holds on every GPU; where speed matters, symmetric_product.c has found a faster
+ * way before. */
 #include "symmetric_any.h"
 
 #include "backends/cuda/device/elements.cuh"
@@ -11,7 +12,7 @@
 #define SIDE 16 /* threads along each side of a block; each computes 4 by 4 elements, SIDE apart */
 #define EACH (TILE / SIDE)
 
-/* --- the product -------------------------------------------------------------------------------------------------- */
+/* --- the product ------------------------------------------------------------------------------------------------- */
 
 typedef struct problem {
     tchi_cuda_operand a, b, d, c; /* d.data may be NULL */
@@ -128,7 +129,7 @@ extern "C" tch_status tchi_cuda_symmetric_any(tchi_cuda_state *state, double c0,
     return tchi_cuda_launched(state, "symmetric_any_kernel");
 }
 
-/* --- the mirror image --------------------------------------------------------------------------------------------- */
+/* --- the mirror image -------------------------------------------------------------------------------------------- */
 
 #define SQUARE 32
 

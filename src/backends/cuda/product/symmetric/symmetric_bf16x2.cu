@@ -1,7 +1,7 @@
 /* The symmetric product of matrices in bfloat16, plain or split into high and low parts: the kernel that works on every
  * GPU from sm_80 on, by mma.sync, and the choice between it and the one for wgmma. Before changing the main loop, see
- * symmetric_bf16x2.cuh for the layout in shared memory and the rule by which tiles write C; the ladder of measurements is
- * bench/ladder/cuda_symmetric_bf16x2.md. */
+ * symmetric_bf16x2.cuh for the layout in shared memory and the rule by which tiles write C; the ladder of measurements
+ * is bench/ladder/cuda_symmetric_bf16x2.md. */
 #include "symmetric_bf16x2.cuh"
 
 /* K-tiles in flight and in use: 3 of 128 + 128 rows are 96 KiB, what a block may have on sm_86, 89 and 120. */
@@ -22,7 +22,7 @@
  * takes 0.039 ms by wgmma and 0.034 with small ones, 64 x 256 of 192 takes 0.028 and 0.031. */
 #define LARGE_TILES_PER_PROCESSOR 1
 
-/* --- mma.sync ----------------------------------------------------------------------------------------------------- */
+/* --- mma.sync ---------------------------------------------------------------------------------------------------- */
 
 /* One warp's share of a tile: `high` by `wide` accumulators of 16 by 8, from (row, col) of the tile on. */
 template <int high, int wide> struct warp_tile {
@@ -66,8 +66,8 @@ static __device__ inline void multiply(warp_tile<high, wide> &warp, const uint32
     }
 }
 
-/* All products of one k-tile, 16 along k at a time: of split operands high low, high high and low high, in an order that
- * keeps one fragment of each in registers. */
+/* All products of one k-tile, 16 along k at a time: of split operands high low, high high and low high, in an order
+ * that keeps one fragment of each in registers. */
 template <int high, int wide, int planes>
 static __device__ inline void multiply_ktile(warp_tile<high, wide> &warp, char *ktile_a, char *ktile_b)
 {
@@ -147,7 +147,7 @@ static tch_status split_mma(tchi_cuda_state *state, tchi_bf16x2_problem *p, int6
     return tchi_bf16x2_launch(state, kernel, "symmetric_bf16x2_mma", p, batch, 128, shared);
 }
 
-/* --- the choice --------------------------------------------------------------------------------------------------- */
+/* --- the choice -------------------------------------------------------------------------------------------------- */
 
 /* Every row of every matrix begins at a multiple of 16 bytes. */
 static int rows_aligned(const tch_matrices *m)

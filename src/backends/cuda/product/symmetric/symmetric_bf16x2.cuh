@@ -31,7 +31,7 @@ template <int planes> struct tchi_bf16x2_ktile {
     static constexpr int depth = TCHI_BF16X2_ROW_BYTES / 2 / planes;
 };
 
-/* --- tiles -------------------------------------------------------------------------------------------------------- */
+/* --- tiles ------------------------------------------------------------------------------------------------------- */
 
 typedef struct tchi_bf16x2_tile {
     int64_t matrix;
@@ -56,7 +56,7 @@ static __device__ inline tchi_bf16x2_tile tchi_bf16x2_tile_of(const tchi_bf16x2_
     return t;
 }
 
-/* --- k-tiles -------------------------------------------------------------------------------------------------------- */
+/* --- k-tiles ----------------------------------------------------------------------------------------------------- */
 
 /* Where chunk `chunk` of row `row` lies. */
 static __device__ inline char *tchi_bf16x2_chunk(char *ktile, int row, int chunk)
@@ -101,10 +101,11 @@ static __device__ inline void tchi_bf16x2_load(char *stage, const tchi_bf16x2_pr
     tchi_cp_async_commit();
 }
 
-/* --- the result --------------------------------------------------------------------------------------------------- */
+/* --- the result -------------------------------------------------------------------------------------------------- */
 
-/* The tile of C passes through shared memory as float32, where column c of row r lies at c ^ this. Free of bank conflicts
- * are then all three walks over it: pairs of an accumulator, four of a row, and four of a column for the mirror. */
+/* The tile of C passes through shared memory as float32, where column c of row r lies at c ^ this. Free of bank
+ * conflicts are then all three walks over it: pairs of an accumulator, four of a row, and four of a column for the
+ * mirror. */
 static __device__ inline int tchi_bf16x2_permuted(int row, int col)
 {
     return col ^ (((row >> 2 & 7) << 2) ^ ((row & 3) << 3));
@@ -271,7 +272,7 @@ static __device__ inline void tchi_bf16x2_write(const tchi_bf16x2_problem &p, co
     }
 }
 
-/* --- host --------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 /* The kernel for wgmma, in symmetric_bf16x2_wgmma.cu: tiles of 128. */
 tch_status tchi_cuda_split_wgmma(tchi_cuda_state *state, tchi_bf16x2_problem *problem, int64_t batch);

@@ -1,7 +1,7 @@
 /* The symmetric product in bfloat16 for sm_90, by wgmma, which takes both operands from shared memory and runs in the
  * background. The one thing to know before changing the main loop: a stage may be filled again only after EVERY
- * warpgroup has waited for its own wgmma on it, and what cp.async wrote may be read by wgmma only after every thread has
- * published its part and met the others. */
+ * warpgroup has waited for its own wgmma on it, and what cp.async wrote may be read by wgmma only after every thread
+ * has published its part and met the others. */
 #include "symmetric_bf16x2.cuh"
 
 #define SIZE 128 /* of a tile: 64 rows for each of two warpgroups */
@@ -10,8 +10,8 @@
 #define BLOCKS 2 /* on a multiprocessor, 96 KiB of shared memory each: one writes its tile while the other multiplies */
 #define STAGE_BYTES (2 * SIZE * TCHI_BF16X2_ROW_BYTES)
 
-/* All products of one k-tile, started in the background as one group. A step of 16 along k is 32 bytes of a row, and the
- * low parts begin in its middle; addresses in descriptors count 16 bytes. */
+/* All products of one k-tile, started in the background as one group. A step of 16 along k is 32 bytes of a row, and
+ * the low parts begin in its middle; addresses in descriptors count 16 bytes. */
 template <int planes> static __device__ inline void start_ktile(float (&sum)[64], uint64_t a, uint64_t b)
 {
     constexpr int low = 4;

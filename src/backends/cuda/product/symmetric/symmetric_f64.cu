@@ -1,5 +1,5 @@
-/* The symmetric product in float64 on tensor cores: C = c0 I + c1 D + c2 A B' over the lower tiles of C, mirrored. Here are
- * which block computes which tile, and with which tiling; how it does is in symmetric_f64_tile.cuh.
+/* The symmetric product in float64 on tensor cores: C = c0 I + c1 D + c2 A B' over the lower tiles of C, mirrored. Here
+ * are which block computes which tile, and with which tiling; how it does is in symmetric_f64_tile.cuh.
  *
  * A batch of N matrices asks for N n^2 k operations (half of 2 N n^2 k), and at least 8 N (2 n k + n^2) bytes, with
  * 4 N n^2 more for D. From L2 a tile of R by C reads 8 k (R + C) bytes for its 2 R C k operations: 16 operations a byte
@@ -11,7 +11,7 @@
 #define HAS_F64_TENSOR_CORES 1
 #endif
 
-/* --- which tile --------------------------------------------------------------------------------------------------- */
+/* --- which tile -------------------------------------------------------------------------------------------------- */
 
 /* Tiles in rows of tiles 0 to count - 1: with tiles `wide` times as high as wide, row i has `wide` (i + 1) of them. */
 static __host__ __device__ __forceinline__ int64_t tiles_above(int64_t count, int wide)
@@ -68,7 +68,7 @@ static __global__ void __launch_bounds__(T::threads, T::blocks) symmetric_f64_ke
 #endif
 }
 
-/* --- launching ---------------------------------------------------------------------------------------------------- */
+/* --- launching --------------------------------------------------------------------------------------------------- */
 
 /* How the tiles of a batch fall on the device. */
 typedef struct rounds {
@@ -78,8 +78,8 @@ typedef struct rounds {
     double time; /* in products of 64 by 64 by k done by one multiprocessor */
 } rounds;
 
-/* Pieces are worth it where the tiles of the last, partial round fill little of the device: 16 of 132 multiprocessors at
- * 4 x 2048 (0.858 ms against 0.898 on an H200), not 48 at 16 x 1024 (0.451 against 0.437). */
+/* Pieces are worth it where the tiles of the last, partial round fill little of the device: 16 of 132 multiprocessors
+ * at 4 x 2048 (0.858 ms against 0.898 on an H200), not 48 at 16 x 1024 (0.451 against 0.437). */
 template <class T, class PIECE> static rounds plan(const tchi_cuda_state *state, int64_t n, int64_t batch)
 {
     const int pieces = T::rows / PIECE::rows * (T::cols / PIECE::cols);
@@ -126,8 +126,8 @@ typedef tiling<64, 64, 32, 16, 8, 16, 4, 2, 1> large_piece;
 typedef tiling<64, 64, 32, 32, 8, 16, 4, 2, 3> small_tiling;
 
 /* What a tile of 64 by 64 costs in a small block against its share of a large one, for reading twice as much from L2;
- * and the columns' worth of time in which a large block only starts or stores. On an H200 such a
- * tile took 25.0 to 26.6 ns for each column of k against 21.4 to 24.6 from k = 1024 on, 28.6 against 31.0 at k = 256. */
+ * and the columns' worth of time in which a large block only starts or stores. On an H200 such a tile took 25.0 to 26.6
+ * ns for each column of k against 21.4 to 24.6 from k = 1024 on, 28.6 against 31.0 at k = 256. */
 #define SMALL_COST 1.2
 #define LARGE_IDLE_COLUMNS 64.0
 

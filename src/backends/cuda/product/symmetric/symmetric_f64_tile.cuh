@@ -1,7 +1,8 @@
-/* One tile of the symmetric product in float64 on tensor cores: k-tiles of A's and B's rows come ahead by cp.async into a ring
- * of buffers in shared memory, warps multiply them, and each stores its sums and their mirror image from registers.
- * Before changing the way operands are read: A and B only have to agree on which k stands where, so fragments take their
- * k in pairs (see load_pair), and rows beyond n may hold anything, for nothing that comes of them is stored. */
+/* One tile of the symmetric product in float64 on tensor cores: k-tiles of A's and B's rows come ahead by cp.async into
+ * a ring of buffers in shared memory, warps multiply them, and each stores its sums and their mirror image from
+ * registers. Before changing the way operands are read: A and B only have to agree on which k stands where, so
+ * fragments take their k in pairs (see load_pair), and rows beyond n may hold anything, for nothing that comes of them
+ * is stored. */
 #ifndef TCHI_CUDA_SYMMETRIC_F64_TILE_CUH
 #define TCHI_CUDA_SYMMETRIC_F64_TILE_CUH
 
@@ -9,9 +10,9 @@
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/ptx.cuh"
 
-/* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, k-tiles of `k-tile` columns of A and B in a
- * ring of `stages`, products of mma_k columns at a time (8 or 16; below compute capability 9.0 always 4). `buffers` is
- * 2 where fragments are read one step ahead, for which the registers have to suffice. `blocks` of them are meant to
+/* How a tile of `rows` by `cols` is divided: warps of warp_rows by warp_cols, k-tiles of `k-tile` columns of A and B in
+ * a ring of `stages`, products of mma_k columns at a time (8 or 16; below compute capability 9.0 always 4). `buffers`
+ * is 2 where fragments are read one step ahead, for which the registers have to suffice. `blocks` of them are meant to
  * share a multiprocessor. */
 template <int rows_, int cols_, int warp_rows_, int warp_cols_, int mma_k_, int ktile_, int stages_, int buffers_,
           int blocks_>
@@ -58,18 +59,18 @@ typedef struct place {
     int matrix, row, col;
 } place;
 
-/* --- operands ----------------------------------------------------------------------------------------------------- */
+/* --- operands ---------------------------------------------------------------------------------------------------- */
 
-/* Where the 16 bytes number `chunk` of a k-tile's row lie: odd rows have their halves of 128 bytes exchanged. Eight lanes
- * that read four chunks of one row and four of the next then meet all banks once. */
+/* Where the 16 bytes number `chunk` of a k-tile's row lie: odd rows have their halves of 128 bytes exchanged. Eight
+ * lanes that read four chunks of one row and four of the next then meet all banks once. */
 static __device__ __forceinline__ int swizzled(int row, int chunk)
 {
     return chunk ^ ((row & 1) << 2);
 }
 
 /* Copy number `copy` of a k-tile by this thread: 16 bytes of a row, A's rows before B's. Columns from k on are read as
- * zeros, also in k-tiles that begin beyond. Rows from n on repeat the last one: they only reach elements of the tile that
- * are not stored. */
+ * zeros, also in k-tiles that begin beyond. Rows from n on repeat the last one: they only reach elements of the tile
+ * that are not stored. */
 template <class T>
 static __device__ __forceinline__ void fetch_part(double *shared, const problem &p, const place &at, int ktile,
                                                   int copy)
@@ -99,7 +100,7 @@ static __device__ __forceinline__ void fetch(double *shared, const problem &p, c
     }
 }
 
-/* --- products ----------------------------------------------------------------------------------------------------- */
+/* --- products ---------------------------------------------------------------------------------------------------- */
 
 /* What one warp multiplies in one step: pairs along k of its rows of A and B. */
 template <class T> struct fragments {
@@ -107,8 +108,8 @@ template <class T> struct fragments {
     double2 b[T::warp_cols / 8][T::mma_k / 8];
 };
 
-/* Element (row, col) of a warp's part of the tile is in sum[row / 16][col / 8], at 2 (row / 8 % 2) + col % 2 of the lane
- * 4 (row % 8) + col / 2 % 4: the layout of every float64 mma. */
+/* Element (row, col) of a warp's part of the tile is in sum[row / 16][col / 8], at 2 (row / 8 % 2) + col % 2 of the
+ * lane 4 (row % 8) + col / 2 % 4: the layout of every float64 mma. */
 template <class T> struct sums {
     double v[T::warp_rows / 16][T::warp_cols / 8][4];
 };
@@ -140,8 +141,8 @@ template <class T> static __device__ __forceinline__ reader reader_of(const doub
     return r;
 }
 
-/* Pair number `pair` of a step's fragments, B's before A's, since all rows of A wait for them. The instructions want
- * k = t, t + 4, t + 8, ... from lane 4 g + t, for row g. Any order of k serves that is the same in A and in B; with 2 t,
+/* Pair number `pair` of a step's fragments, B's before A's, since all rows of A wait for them. The instructions want k
+ * = t, t + 4, t + 8, ... from lane 4 g + t, for row g. Any order of k serves that is the same in A and in B; with 2 t,
  * 2 t + 1 of each eight a lane reads 16 bytes at a time. */
 template <class T> static __device__ __forceinline__ void load_pair(fragments<T> &f, const reader &r, int pair)
 {
@@ -225,8 +226,8 @@ template <class T> static __device__ __forceinline__ int copies_until(int step)
     return min(step, fetching) * T::copies / fetching;
 }
 
-/* The products of one step, between them the loads for the step after it and some copies for a later k-tile: in one heap
- * they would keep the queue to shared memory full, and the products behind them waiting. */
+/* The products of one step, between them the loads for the step after it and some copies for a later k-tile: in one
+ * heap they would keep the queue to shared memory full, and the products behind them waiting. */
 template <class T>
 static __device__ __forceinline__ void multiply_step(sums<T> &sum, const fragments<T> &now, fragments<T> &next,
                                                      double *shared, const problem &p, const place &at, const ktiles &s,
@@ -284,9 +285,9 @@ static __device__ __forceinline__ void multiply_ktile(sums<T> &sum, fragments<T>
     }
 }
 
-/* sum = A B' of this warp's part. A k-tile is fetched into the buffer of the k-tile before the current one, which every warp
- * has left at the barrier; one group of copies is committed per k-tile, of zeros beyond the last, so that the count to wait
- * for stays the same to the end. */
+/* sum = A B' of this warp's part. A k-tile is fetched into the buffer of the k-tile before the current one, which every
+ * warp has left at the barrier; one group of copies is committed per k-tile, of zeros beyond the last, so that the
+ * count to wait for stays the same to the end. */
 template <class T>
 static __device__ __forceinline__ void accumulate(sums<T> &sum, double *shared, const problem &p, const place &at)
 {
@@ -315,7 +316,7 @@ static __device__ __forceinline__ void accumulate(sums<T> &sum, double *shared, 
     tchi_cp_async_wait<0>();
 }
 
-/* --- the result --------------------------------------------------------------------------------------------------- */
+/* --- the result -------------------------------------------------------------------------------------------------- */
 
 /* Eight lanes hold eight rows of a column, four lanes eight columns of a row: stored from registers, either image of an
  * accumulator fills pieces of 64 bytes, whole sectors, and no warp has to wait for another. */

@@ -1,12 +1,12 @@
-/* Symmetric products of plain bfloat16 and float16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the lower tiles of C,
- * mirrored, with a scale for each matrix or none. A persistent ping-pong kernel: a producer warp asks the tensor memory
- * accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is in its epilogue while
- * the other multiplies. The two blocks of a cluster have tiles below each other and share B.
+/* Symmetric products of plain bfloat16 and float16 for sm_90: C = scale (c0 I + c1 D + c2 A B') over the lower tiles of
+ * C, mirrored, with a scale for each matrix or none. A persistent ping-pong kernel: a producer warp asks the tensor
+ * memory accelerator for k-tiles of A and B, and two consumer warpgroups have tiles in turn, so that one is in its
+ * epilogue while the other multiplies. The two blocks of a cluster have tiles below each other and share B.
  *
- * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory, each with a barrier
- * for "full" and one for "empty", and a barrier tells apart only the phase that has just ended and the one before. So
- * nobody may wait for a k-tile before it is certain that the k-tile before it in that place has landed, which is what the
- * warpgroups' turns are for. How this way was chosen: bench/ladder/cuda_orthogonalize.md. */
+ * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory, each with a
+ * barrier for "full" and one for "empty", and a barrier tells apart only the phase that has just ended and the one
+ * before. So nobody may wait for a k-tile before it is certain that the k-tile before it in that place has landed,
+ * which is what the warpgroups' turns are for. How this way was chosen: bench/ladder/cuda_orthogonalize.md. */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/cuda/device/hopper.cuh"
@@ -56,7 +56,7 @@ static __host__ __device__ inline int group_items(const pingpong_problem &p, int
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
 
-/* --- tiles -------------------------------------------------------------------------------------------------------- */
+/* --- tiles ------------------------------------------------------------------------------------------------------- */
 
 typedef struct pingpong_tile {
     int matrix, row, col;
@@ -106,7 +106,7 @@ static __device__ inline int item_of(int own)
     return (int)(blockIdx.x / CLUSTER) + own * (int)(gridDim.x / CLUSTER);
 }
 
-/* --- the ring ----------------------------------------------------------------------------------------------------- */
+/* --- the ring ---------------------------------------------------------------------------------------------------- */
 
 /* Where a walk over the stages stands, and the parity of that phase of its full barrier. */
 typedef struct pingpong_place {
@@ -142,7 +142,7 @@ static __device__ __forceinline__ void leave(uint64_t *empty)
     }
 }
 
-/* --- loading: one thread ------------------------------------------------------------------------------------------ */
+/* --- loading: one thread ----------------------------------------------------------------------------------------- */
 
 /* Each block brings its own A. Of a B they share each brings half, to both. */
 static __device__ __forceinline__ void load_ktile(const pingpong_problem &p, pingpong_memory &m, int stage,
@@ -190,7 +190,7 @@ template <bool has_d> static __device__ inline void load_all(const pingpong_prob
     }
 }
 
-/* --- multiplying -------------------------------------------------------------------------------------------------- */
+/* --- multiplying ------------------------------------------------------------------------------------------------- */
 
 /* The sums of rows 0 to 63 of a tile and of rows 64 to 127. */
 typedef float pingpong_sums[2][64];
@@ -259,7 +259,7 @@ static __device__ __forceinline__ void pass_turn(pingpong_memory &m, int group)
     __syncwarp();
 }
 
-/* --- the result --------------------------------------------------------------------------------------------------- */
+/* --- the result -------------------------------------------------------------------------------------------------- */
 
 /* What a thread's sums need of a tile of D, square by square. */
 typedef uint32_t pingpong_addends[4][16];
@@ -351,7 +351,7 @@ static __device__ __forceinline__ void write_tile(const pingpong_problem &p, con
     }
 }
 
-/* --- the kernel --------------------------------------------------------------------------------------------------- */
+/* --- the kernel -------------------------------------------------------------------------------------------------- */
 
 /* One tile: its products in turn, its result while the other warpgroup multiplies. */
 template <bool has_d, tch_scalar in, tch_scalar out>
@@ -433,7 +433,7 @@ static __global__ void __launch_bounds__(THREADS, 1) symmetric_pingpong(const __
 #endif
 }
 
-/* --- host --------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 /* Smaller matrices have no tiles that share B without much of them outside. Measured on an H200 from 768 on, where this
  * is 1.46 to 1.62 times as fast as symmetric_bf16x2_wgmma.cu was in another run; 256 and 512 are reasoned. */

@@ -1,5 +1,6 @@
-/* The symmetric products: which of the ways to compute one takes the operands at hand. Our kernels compute the lower half and
- * mirror it; cuBLAS computes all of C, symmetric up to rounding only, of which the upper half is then replaced. */
+/* The symmetric products: which of the ways to compute one takes the operands at hand. Our kernels compute the lower
+ * half and mirror it; cuBLAS computes all of C, symmetric up to rounding only, of which the upper half is then
+ * replaced. */
 #include "backends/cuda/cuda.h"
 #include "symmetric_any.h"
 

@@ -1,6 +1,7 @@
-/* The functions of cuBLAS that we call, and the values of its enumerations, declared by ourselves: the library is opened
- * at run time (see libraries.c), so that building needs none of its headers and a process uses the cuBLAS that PyTorch
- * has loaded already. Every name here must keep cuBLAS 12's and 13's binary interface. cuBLAS is column-major. */
+/* The functions of cuBLAS that we call, and the values of its enumerations, declared by ourselves: the library is
+ * opened at run time (see libraries.c), so that building needs none of its headers and a process uses the cuBLAS that
+ * PyTorch has loaded already. Every name here must keep cuBLAS 12's and 13's binary interface. cuBLAS is
+ * column-major. */
 #ifndef TCHI_CUDA_CUBLAS_H
 #define TCHI_CUDA_CUBLAS_H
 
@@ -85,8 +86,8 @@ typedef struct tchi_cublas {
 
 TCH_BEGIN_DECLS
 
-/* The functions, found at the first call and kept; NULL with *reason (which may be NULL) set to a sentence when there is
- * no cuBLAS to be used. Safe to call from any thread. */
+/* The functions, found at the first call and kept; NULL with *reason (which may be NULL) set to a sentence when there
+ * is no cuBLAS to be used. Safe to call from any thread. */
 const tchi_cublas *tchi_cublas_open(const char **reason);
 
 /* TCH_OK, or a status with the message "what: cuBLAS's own words". */

@@ -22,7 +22,8 @@ typedef int tchi_cusolver_status; /* 0 is success */
 typedef enum tchi_cusolver_job { TCHI_CUSOLVER_VALUES = 0, TCHI_CUSOLVER_VECTORS = 1 } tchi_cusolver_job;
 
 /* Fields are cuSOLVER's names without the prefix cusolverDn. Every call with a pair of buffers takes at least what its
- * _buffer_size says of each, in bytes; `info` lies on the device, one int per matrix: 0, or what failed as in LAPACK. */
+ * _buffer_size says of each, in bytes; `info` lies on the device, one int per matrix: 0, or what failed as in
+ * LAPACK. */
 typedef struct tchi_cusolver {
     tchi_cusolver_status (*create)(tchi_cusolver_handle *handle);
     tchi_cusolver_status (*destroy)(tchi_cusolver_handle handle);
@@ -74,8 +75,8 @@ typedef struct tchi_cusolver {
 
 TCH_BEGIN_DECLS
 
-/* The functions, found at the first call and kept; NULL with *reason (which may be NULL) set to a sentence when there is
- * no cuSOLVER to be used. Safe to call from any thread. */
+/* The functions, found at the first call and kept; NULL with *reason (which may be NULL) set to a sentence when there
+ * is no cuSOLVER to be used. Safe to call from any thread. */
 const tchi_cusolver *tchi_cusolver_open(const char **reason);
 
 /* TCH_OK, or a status with the message "what: cuSOLVER's words". */

@@ -1,5 +1,5 @@
-/* Finds and opens cuBLAS, cuSOLVER and NVRTC at run time. What the process has loaded already comes first: beside PyTorch one
- * copy of each library must serve both. Then come the places a user or an installer names, in this order:
+/* Finds and opens cuBLAS, cuSOLVER and NVRTC at run time. What the process has loaded already comes first: beside
+ * PyTorch one copy of each library must serve both. Then come the places a user or an installer names, in this order:
  *
  *     TORCHIUM_CUBLAS, _CUSOLVER, _NVRTC        a file: it is taken or nothing is
  *     loaded already                            by PyTorch, CuPy, the program
@@ -208,7 +208,7 @@ static void find(library *wanted)
              wanted->problem[0] ? wanted->problem : "no such file", wanted->advice, wanted->variable);
 }
 
-/* --- cuBLAS ------------------------------------------------------------------------------------------------------- */
+/* --- cuBLAS ------------------------------------------------------------------------------------------------------ */
 
 static tchi_cublas cublas;
 static tchi_cublas_status (*cublas_property)(libraryPropertyType type, int *value);
@@ -267,7 +267,7 @@ const tchi_cublas *tchi_cublas_open(const char **reason)
     return cublas_library.path[0] != '\0' ? &cublas : NULL;
 }
 
-/* --- cuSOLVER ----------------------------------------------------------------------------------------------------- */
+/* --- cuSOLVER ---------------------------------------------------------------------------------------------------- */
 
 static tchi_cusolver cusolver;
 static tchi_cusolver_status (*cusolver_version)(int *version);
@@ -322,7 +322,7 @@ const tchi_cusolver *tchi_cusolver_open(const char **reason)
     return cusolver_library.path[0] != '\0' ? &cusolver : NULL;
 }
 
-/* --- NVRTC -------------------------------------------------------------------------------------------------------- */
+/* --- NVRTC ------------------------------------------------------------------------------------------------------- */
 
 static tchi_nvrtc nvrtc;
 static tchi_nvrtc_status (*nvrtc_version)(int *major, int *minor);

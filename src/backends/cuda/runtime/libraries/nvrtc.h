@@ -1,5 +1,5 @@
-/* The functions of NVRTC that we call, declared by ourselves: the library is opened at run time (see libraries.c), and only
- * when a custom kernel has to be compiled. Every name here must keep NVRTC 12's and 13's binary interface. */
+/* The functions of NVRTC that we call, declared by ourselves: the library is opened at run time (see libraries.c), and
+ * only when a custom kernel has to be compiled. Every name here must keep NVRTC 12's and 13's binary interface. */
 #ifndef TCHI_CUDA_NVRTC_H
 #define TCHI_CUDA_NVRTC_H
 
@@ -56,8 +56,8 @@ TCH_BEGIN_DECLS
  * opening it takes longer than all else that a kernel from the cache needs. NULL with a reason as below. */
 const tchi_nvrtc_files *tchi_nvrtc_locate(const char **reason);
 
-/* Looked for once per process. NULL when it cannot be used, with a sentence in *reason that says where it was looked for
- * and what to install. */
+/* Looked for once per process. NULL when it cannot be used, with a sentence in *reason that says where it was looked
+ * for and what to install. */
 const tchi_nvrtc *tchi_nvrtc_open(const char **reason);
 
 TCH_END_DECLS

@@ -1,8 +1,8 @@
-/* Float32 numbers as two of float16 each, for products on the tensor cores of sm_90 that are as exact as float32 sums. A
- * row has a unit, a power of two, and a number becomes an integer of that unit, below 2^10, and a rest of at most 1/2. The
- * products of integers of 128 columns add up to less than 2^24, exactly however tensor cores cut sums off, unless nearly
- * all numbers are as large as the largest; then the last bit of a float32 is at stake. A unit fits what has been seen of
- * its row, and grows when a k-tile has larger numbers.
+/* Float32 numbers as two of float16 each, for products on the tensor cores of sm_90 that are as exact as float32 sums.
+ * A row has a unit, a power of two, and a number becomes an integer of that unit, below 2^10, and a rest of at most
+ * 1/2. The products of integers of 128 columns add up to less than 2^24, exactly however tensor cores cut sums off,
+ * unless nearly all numbers are as large as the largest; then the last bit of a float32 is at stake. A unit fits what
+ * has been seen of its row, and grows when a k-tile has larger numbers.
  *
  * The one thing to know before changing it: the order of a k-tile's columns is another one after it has been split, the
  * same in all rows. */
@@ -22,7 +22,7 @@ typedef struct tchi_exact_units {
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
 
-/* --- units ---------------------------------------------------------------------------------------------------------- */
+/* --- units ------------------------------------------------------------------------------------------------------- */
 
 #define TCHI_EXACT_NO_UNIT 10 /* the least whose reciprocal is a float32 */
 
@@ -31,8 +31,8 @@ static __device__ __forceinline__ float tchi_exact_power(int exponent)
     return __uint_as_float((uint32_t)(127 + exponent) << 23);
 }
 
-/* Unit u is 2^(u - 136). It is kept while the row's numbers stay below 2^10 of it; a new one leaves them a factor of two
- * to grow, so that there are few. Nothing infinite has a unit: it becomes NaN. */
+/* Unit u is 2^(u - 136). It is kept while the row's numbers stay below 2^10 of it; a new one leaves them a factor of
+ * two to grow, so that there are few. Nothing infinite has a unit: it becomes NaN. */
 static __device__ __forceinline__ int tchi_exact_unit(float largest, int before)
 {
     int exponent = (int)(__float_as_uint(largest) >> 23);
@@ -50,7 +50,7 @@ static __device__ __forceinline__ float tchi_exact_ratio(const tchi_exact_units 
     return tchi_exact_power(max(u.before[row] - u.now[row], -127));
 }
 
-/* --- numbers -------------------------------------------------------------------------------------------------------- */
+/* --- numbers ----------------------------------------------------------------------------------------------------- */
 
 /* Adding and subtracting 1.5 * 2^23 rounds to an integer. */
 static __device__ __forceinline__ void tchi_exact_pair(float x, float y, float scale, uint32_t *integers,
@@ -70,8 +70,8 @@ static __device__ __forceinline__ float tchi_exact_largest(float4 v)
     return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
-/* 32 numbers of one row, in place, by one thread; their chunks of 16 bytes are permuted by chunk ^ (row % 8). Chunks c and
- * c + 4 together become 8 integers, in chunk c, and 8 rests, in chunk c + 4. Returns the row's unit. */
+/* 32 numbers of one row, in place, by one thread; their chunks of 16 bytes are permuted by chunk ^ (row % 8). Chunks c
+ * and c + 4 together become 8 integers, in chunk c, and 8 rests, in chunk c + 4. Returns the row's unit. */
 static __device__ __forceinline__ int tchi_exact_row(char *ktile, int row, int unit)
 {
     float4 v[8];
@@ -97,10 +97,10 @@ static __device__ __forceinline__ int tchi_exact_row(char *ktile, int row, int u
     return unit;
 }
 
-/* --- products ------------------------------------------------------------------------------------------------------- */
+/* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* Those of integers, into sums that hold something already if `add` is 1; the others are added to `rests`. Addresses in descriptors count 16 bytes: a step of 16
- * columns is 2 on, the rests begin 4 on. */
+/* Those of integers, into sums that hold something already if `add` is 1; the others are added to `rests`. Addresses in
+ * descriptors count 16 bytes: a step of 16 columns is 2 on, the rests begin 4 on. */
 static __device__ __forceinline__ void tchi_exact_start(float (&integers)[64], float (&rests)[64], const char *rows,
                                                         const char *cols, int add)
 {

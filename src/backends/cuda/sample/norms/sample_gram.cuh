@@ -1,6 +1,6 @@
-/* What the two Gram kernels of float32 for sm_90 share: tiles of 128 by 128, k-tiles of 32 numbers of each row, which the
- * tensor memory accelerator copies as twice as many numbers of 16 bits, and the way they go round through the stages in
- * shared memory. */
+/* What the two Gram kernels of float32 for sm_90 share: tiles of 128 by 128, k-tiles of 32 numbers of each row, which
+ * the tensor memory accelerator copies as twice as many numbers of 16 bits, and the way they go round through the
+ * stages in shared memory. */
 #ifndef TCHI_CUDA_SAMPLE_GRAM_CUH
 #define TCHI_CUDA_SAMPLE_GRAM_CUH
 
@@ -27,7 +27,7 @@ template <int stages> static __device__ __forceinline__ void tchi_gram_step(tchi
     }
 }
 
-/* --- host --------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 static inline tch_matrices tchi_gram_described(const tch_matrices *m)
 {

@@ -10,7 +10,7 @@
 
 #define THREADS 256
 
-/* --- sums over tiles ---------------------------------------------------------------------------------------------- */
+/* --- sums over tiles --------------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ double weight_of(const uint32_t *largest, int64_t matrix)
 {
@@ -46,7 +46,7 @@ tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samp
     return tchi_cuda_launched(state, "sample_norms_add");
 }
 
-/* --- terms that cancel -------------------------------------------------------------------------------------------- */
+/* --- terms that cancel ------------------------------------------------------------------------------------------- */
 
 /* As on the CPU: terms may be so many times larger than their sum, all added up. */
 #define MOST_CANCELED 256.0
@@ -122,7 +122,7 @@ static tch_status settle(const tchi_cuda_state *state, const tch_matrices *a, co
     return tchi_cuda_launched(state, "sample_norms_settle");
 }
 
-/* --- one position ------------------------------------------------------------------------------------------------- */
+/* --- one position ------------------------------------------------------------------------------------------------ */
 
 typedef struct single_problem {
     tchi_cuda_operand a, g;
@@ -175,7 +175,7 @@ static tch_status single_position(const tchi_cuda_state *state, const tch_matric
     return tchi_cuda_launched(state, "sample_norms_single");
 }
 
-/* --- the choice --------------------------------------------------------------------------------------------------- */
+/* --- the choice -------------------------------------------------------------------------------------------------- */
 
 /* Operations in whole tiles of 128 of each form, for one sample. */
 static double tile_work(int64_t t, int64_t d, int64_t p)
@@ -263,9 +263,9 @@ static tch_status compute_parts(const tchi_cuda_state *state, const tch_matrices
     return tchi_cuda_sample_norms_mma(state, a, g, gram ? TCHI_NORMS_GRAM : TCHI_NORMS_TILES, parts, sizes, tiles);
 }
 
-/* Parts that either form leaves of a matrix, by whichever kernel has most of them: 8 of wgmma's tiles, of 128 by 256 with
- * either side along either; 9 of 128 by 128 in Gram form, and as many sizes. The plain kernel's tiles of 64 by 64 are not
- * more. */
+/* Parts that either form leaves of a matrix, by whichever kernel has most of them: 8 of wgmma's tiles, of 128 by 256
+ * with either side along either; 9 of 128 by 128 in Gram form, and as many sizes. The plain kernel's tiles of 64 by 64
+ * are not more. */
 static int64_t most_parts(int64_t positions, int64_t d, int64_t p)
 {
     int64_t across = 16 * tchi_cuda_ceil_div(d, 256) * tchi_cuda_ceil_div(p, 256);

@@ -1,7 +1,7 @@
-/* The ways to compute norms and squares of per-sample gradients on CUDA, which sample_norms.cu and
- * sample_squares.cu choose from, and the bench times one by one. Each norm kernel leaves in parts[b tiles + i] what tile
- * i of sample b adds to the squared norm, in float64; they are added up afterwards in that order. In Gram form a norm is a
- * sum of terms of both signs, <a_s, a_t> <g_s, g_t>; `sizes` is NULL or gets, in the same places, the sums of their absolute
+/* The ways to compute norms and squares of per-sample gradients on CUDA, which sample_norms.cu and sample_squares.cu
+ * choose from, and the bench times one by one. Each norm kernel leaves in parts[b tiles + i] what tile i of sample b
+ * adds to the squared norm, in float64; they are added up afterwards in that order. In Gram form a norm is a sum of
+ * terms of both signs, <a_s, a_t> <g_s, g_t>; `sizes` is NULL or gets, in the same places, the sums of their absolute
  * values, which tell how much of the terms has canceled. */
 #ifndef TCHI_CUDA_SAMPLE_NORMS_H
 #define TCHI_CUDA_SAMPLE_NORMS_H
@@ -11,7 +11,7 @@
 
 #define TCHI_SAMPLE_PLAIN_TILE 64
 
-/* --- norms -------------------------------------------------------------------------------------------------------- */
+/* --- norms ------------------------------------------------------------------------------------------------------- */
 
 typedef enum tchi_norms_form {
     TCHI_NORMS_GRAM, /* <A A', G G'>, both positions by positions */
@@ -56,14 +56,14 @@ typedef struct tchi_norms_parts {
 tch_status tchi_cuda_sample_norms_add(const tchi_cuda_state *state, int64_t samples, const tchi_norms_parts *parts,
                                       double scale, double *norms);
 
-/* Tile form of float32, or of half types in rows that are not aligned, by wgmma through copies in the workspace. Does the
- * whole: norms[i] += scale |gradient|^2. */
+/* Tile form of float32, or of half types in rows that are not aligned, by wgmma through copies in the workspace. Does
+ * the whole: norms[i] += scale |gradient|^2. */
 bool tchi_cuda_sample_norms_narrow_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                          int64_t groups);
 tch_status tchi_cuda_sample_norms_narrow(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                          int64_t groups, double scale, double *norms, double *parts);
 
-/* --- squares ------------------------------------------------------------------------------------------------------- */
+/* --- squares ----------------------------------------------------------------------------------------------------- */
 
 tch_status tchi_cuda_sample_squares_plain(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
                                           double scale, double beta, const tch_matrices *out);

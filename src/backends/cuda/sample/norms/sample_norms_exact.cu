@@ -1,13 +1,13 @@
 /* Squared norms of per-sample gradients in float32 for sm_90, in Gram form, <A A', G G'>, as exactly as float32 sums
- * and at the speed of tensor cores: numbers are split as exact_split.cuh says, and a tile of either matrix is the sum of
- * four products. Those of integers are exact for a few k-tiles and are then added to the tile in float32, rounded to
+ * and at the speed of tensor cores: numbers are split as exact_split.cuh says, and a tile of either matrix is the sum
+ * of four products. Those of integers are exact for a few k-tiles and are then added to the tile in float32, rounded to
  * nearest; the others are so much smaller that what tensor cores cut from their sums does not matter. Tiles are shared
  * out to blocks as stream_k.cuh says.
  *
- * The one thing to know before changing it: a stage in shared memory goes from the tensor memory accelerator ("full") to
- * the warpgroup that splits it where it lies ("ready"), then to the two that multiply ("empty"). A tile on the diagonal
- * has one operand, loaded once. Sums are in the units of the last k-tile: where one has grown, they are brought to it before
- * the next products start. */
+ * The one thing to know before changing it: a stage in shared memory goes from the tensor memory accelerator ("full")
+ * to the warpgroup that splits it where it lies ("ready"), then to the two that multiply ("empty"). A tile on the
+ * diagonal has one operand, loaded once. Sums are in the units of the last k-tile: where one has grown, they are
+ * brought to it before the next products start. */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/elements.cuh"
@@ -77,7 +77,7 @@ static __device__ __forceinline__ split_tile tile_of(const split_problem &p, int
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA /* what follows has instructions of sm_90a */
 
-/* --- k-tiles, asked for and split ------------------------------------------------------------------------------------ */
+/* --- k-tiles, asked for and split -------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ bool find_ktile(const split_problem &p, split_walk *next)
 {
@@ -170,9 +170,10 @@ static __device__ __forceinline__ void split_all(const split_problem &p, split_m
     }
 }
 
-/* --- products ------------------------------------------------------------------------------------------------------ */
+/* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* Whether a unit has of this warpgroup's 64 rows or of any column; the same in all of its threads, as products must be. */
+/* Whether a unit has of this warpgroup's 64 rows or of any column; the same in all of its threads, as products must
+ * be. */
 static __device__ __forceinline__ bool has_grown(const split_memory &m, int stage, int other)
 {
     int2 rows = *(const int2 *)&m.grown[stage][0][2 * tchi_warpgroup()];
@@ -200,8 +201,8 @@ static __device__ __forceinline__ void settle(float (&sum)[64], float (&integers
     }
 }
 
-/* K-tiles in which no unit grows, TOGETHER of them at most. A k-tile's products start when those of the one before are still
- * under way. Returns how many k-tiles there were. */
+/* K-tiles in which no unit grows, TOGETHER of them at most. A k-tile's products start when those of the one before are
+ * still under way. Returns how many k-tiles there were. */
 static __device__ __forceinline__ int start_some(split_memory &m, float (&integers)[64], float (&rests)[64], int ktiles,
                                                  int other, tchi_gram_place *at)
 {
@@ -296,8 +297,8 @@ static __device__ __forceinline__ void write_part(const split_problem &p, int it
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
 
-/* What becomes of a run's tile. A piece is stored at the number of its stretch and that of its tile, added: one of the two
- * grows from piece to piece. */
+/* What becomes of a run's tile. A piece is stored at the number of its stretch and that of its tile, added: one of the
+ * two grows from piece to piece. */
 static __device__ __forceinline__ void finish_run(const split_problem &p, split_memory &m, const tchi_k_range &run,
                                                   const float (&sum)[64])
 {
@@ -347,9 +348,9 @@ static __device__ __forceinline__ void create_barriers(split_memory &m)
 
 #endif
 
-/* Four products of float16 for one of float32: 4 T^2 (p + d) operations a sample, and half of a tile on the diagonal for
- * nothing. For 32 samples of 768 to 3072 with T = 256: 48 GFLOP, 0.064 ms at the 757 TFLOP/s of cuBLAS; 126 MB, 0.03 ms at
- * 4.19 TB/s. */
+/* Four products of float16 for one of float32: 4 T^2 (p + d) operations a sample, and half of a tile on the diagonal
+ * for nothing. For 32 samples of 768 to 3072 with T = 256: 48 GFLOP, 0.064 ms at the 757 TFLOP/s of cuBLAS; 126 MB,
+ * 0.03 ms at 4.19 TB/s. */
 static __global__ void __launch_bounds__(THREADS, 1) sample_norms_split(const __grid_constant__ split_problem p)
 {
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
@@ -379,8 +380,8 @@ static __device__ __forceinline__ float size_of(float4 x, float4 y)
     return (fabsf(x.x * y.x) + fabsf(x.y * y.y)) + (fabsf(x.z * y.z) + fabsf(x.w * y.w));
 }
 
-/* A block for every tile with split_blocks: its pieces with its tile of A A'. Reads 64 KB for each, from the L2 cache. Terms of
- * a piece are parts of terms, whose absolute values add up to more than those of the terms do. */
+/* A block for every tile with split_blocks: its pieces with its tile of A A'. Reads 64 KB for each, from the L2 cache.
+ * Terms of a piece are parts of terms, whose absolute values add up to more than those of the terms do. */
 static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const __grid_constant__ split_problem p)
 {
     __shared__ double sums[32];
@@ -417,7 +418,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const _
     }
 }
 
-/* --- host --------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 bool tchi_cuda_sample_norms_split_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
 {

@@ -4,8 +4,8 @@
 #include "backends/cuda/device/mma_tiles.cuh"
 #include "sample_norms.h"
 
-/* Blocks that a multiprocessor holds where one set of sums is in registers: two where there is shared memory for them, but
- * for float32 by columns, which does not fit into half of the registers. */
+/* Blocks that a multiprocessor holds where one set of sums is in registers: two where there is shared memory for them,
+ * but for float32 by columns, which does not fit into half of the registers. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #define BLOCKS 2
 #else
@@ -43,8 +43,8 @@ static __device__ __forceinline__ double size_of(const tchi_tile_sums<4> &x, con
 }
 
 /* Tile form. 2 T p d operations a sample. A block reads T (128 + 32 wide) elements for its tile; from memory (p + d) T
- * move. For 8 samples of 768 to 3072 with T = 1024 in float32: 38.7 GFLOP, 0.097 ms at the 401 TFLOP/s of cuBLAS in TF32;
- * 126 MB, 0.03 ms at 4.19 TB/s. */
+ * move. For 8 samples of 768 to 3072 with T = 1024 in float32: 38.7 GFLOP, 0.097 ms at the 401 TFLOP/s of cuBLAS in
+ * TF32; 126 MB, 0.03 ms at 4.19 TB/s. */
 template <tch_scalar type, bool aligned, int wide>
 static __global__ void __launch_bounds__(TCHI_TILE_THREADS, aligned &&wide == 4 ? BLOCKS : 1)
     sample_norms_tiles(const __grid_constant__ norms_problem p)
@@ -102,7 +102,7 @@ static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
 #endif
 }
 
-/* --- host --------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 typedef void (*norms_kernel)(norms_problem);
 

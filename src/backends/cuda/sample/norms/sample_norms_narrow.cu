@@ -1,6 +1,6 @@
 /* Squared norms of per-sample gradients by wgmma where it cannot take the operands as they are: float32, and rows that
- * are not aligned, are copied to the workspace first, so many samples at a time, and so many columns of G where a single
- * sample is too large: a gradient's squared norm is the sum of those of its parts. */
+ * are not aligned, are copied to the workspace first, so many samples at a time, and so many columns of G where a
+ * single sample is too large: a gradient's squared norm is the sum of those of its parts. */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/wgmma_tiles.cuh"

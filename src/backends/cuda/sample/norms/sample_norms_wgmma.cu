@@ -1,6 +1,6 @@
 /* Squared norms of per-sample gradients in half types for sm_90, in tile form: |X' Y|^2 with the tiles of
- * wgmma_tiles.cuh. Squares are summed where the products are, in registers, so that nothing is ever written but a number
- * for each warp and tile. */
+ * wgmma_tiles.cuh. Squares are summed where the products are, in registers, so that nothing is ever written but a
+ * number for each warp and tile. */
 #include "backends/cuda/device/wgmma_tiles.cuh"
 #include "sample_norms.h"
 

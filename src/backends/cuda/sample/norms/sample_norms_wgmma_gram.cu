@@ -1,11 +1,11 @@
 /* Squared norms of per-sample gradients in float32 for sm_90, in Gram form: <A A', G G'> by the lower tiles of both,
- * whose rows wgmma takes from shared memory. The tensor cores cut operands off after 11 bits, which would make every norm
- * smaller by about a thousandth; so the threads that multiply round a k-tile where it lies, while the k-tile before it is
- * being multiplied.
+ * whose rows wgmma takes from shared memory. The tensor cores cut operands off after 11 bits, which would make every
+ * norm smaller by about a thousandth; so the threads that multiply round a k-tile where it lies, while the k-tile
+ * before it is being multiplied.
  *
- * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory as in wgmma_tiles.cuh,
- * those of A first and then, without a pause, those of G; a k-tile is multiplied only after all threads have rounded and
- * published their parts of it. A tile on the diagonal has one operand, loaded once. */
+ * The one thing to know before changing it: k-tiles go round through STAGES places in shared memory as in
+ * wgmma_tiles.cuh, those of A first and then, without a pause, those of G; a k-tile is multiplied only after all
+ * threads have rounded and published their parts of it. A tile on the diagonal has one operand, loaded once. */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/elements.cuh"
@@ -86,7 +86,8 @@ static __device__ __forceinline__ void round_ktile(char *stage, int bytes)
     tchi_threads_sync(1, 128 * GROUPS);
 }
 
-/* `ktiles` k-tiles of one of the two Gram matrices. Addresses in descriptors count 16 bytes, and a step of 8 numbers is 32. */
+/* `ktiles` k-tiles of one of the two Gram matrices. Addresses in descriptors count 16 bytes, and a step of 8 numbers is
+ * 32. */
 static __device__ __forceinline__ void multiply(gram_memory &m, float (&sum)[64], int ktiles, bool diagonal,
                                                 tchi_gram_place *at)
 {
@@ -114,7 +115,8 @@ static __device__ __forceinline__ void multiply(gram_memory &m, float (&sum)[64]
     leave(m.empty + before);
 }
 
-/* A warp's inner product, and the sum of the absolute values of its terms, in one pass over registers that are all taken. */
+/* A warp's inner product, and the sum of the absolute values of its terms, in one pass over registers that are all
+ * taken. */
 static __device__ __forceinline__ double dot(const float (&x)[64], const float (&y)[64], double *size)
 {
     float total[4] = {};
@@ -175,7 +177,7 @@ static __global__ void __launch_bounds__(THREADS, 1) sample_norms_wgmma_gram(con
 #endif
 }
 
-/* --- host --------------------------------------------------------------------------------------------------------- */
+/* --- host -------------------------------------------------------------------------------------------------------- */
 
 bool tchi_cuda_sample_norms_wgmma_gram_takes(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
 {

@@ -1,6 +1,6 @@
 /* Norms and squares of per-sample gradients by plain multiplications, in float64 for float64 and in float32 for the
- * rest: for every type, size and GPU. Where speed matters, sample_norms.cu and sample_squares.cu have found a faster way
- * before; where float32 may not be rounded, this is the way. Nothing but a tile of a gradient, or of the two Gram
+ * rest: for every type, size and GPU. Where speed matters, sample_norms.cu and sample_squares.cu have found a faster
+ * way before; where float32 may not be rounded, this is the way. Nothing but a tile of a gradient, or of the two Gram
  * matrices, is ever formed. */
 #include "sample_norms.h"
 
@@ -8,8 +8,8 @@
 
 #define TILE TCHI_SAMPLE_PLAIN_TILE
 /* How a block shares the work. A thread computes 8 rows and 8 columns of a tile in fours, or 4 of each in float64, and
- * `groups` groups of threads compute the whole tile each, from their own share of every k-tile's steps: with few samples of
- * few positions there are too few tiles to fill a GPU by blocks of one group. */
+ * `groups` groups of threads compute the whole tile each, from their own share of every k-tile's steps: with few
+ * samples of few positions there are too few tiles to fill a GPU by blocks of one group. */
 template <typename real, int groups> struct shape {
     static constexpr int each = sizeof(real) == 4 ? 8 : 4;
     static constexpr int side = TILE / each;  /* threads along each side of a tile */
@@ -33,8 +33,8 @@ typedef struct product {
     int64_t depth;
 } product;
 
-/* Steps of the contraction one after the other, so that a thread has its four rows and its four columns together. Between
- * products it is where groups put their sums. */
+/* Steps of the contraction one after the other, so that a thread has its four rows and its four columns together.
+ * Between products it is where groups put their sums. */
 template <typename real, int groups> struct ktiles {
     real x[shape<real, groups>::depth][TILE + 4], y[shape<real, groups>::depth][TILE + 4];
 };
@@ -50,10 +50,10 @@ template <typename real> struct part {
     real v[each][each];
 };
 
-/* --- k-tiles -------------------------------------------------------------------------------------------------------- */
+/* --- k-tiles ----------------------------------------------------------------------------------------------------- */
 
-/* Where four number f of a k-tile lies in it. By rows it is four steps of one row, and eight rows follow each other, so that
- * threads meet two by two at most in a bank of shared memory; by columns it is four columns of one step. */
+/* Where four number f of a k-tile lies in it. By rows it is four steps of one row, and eight rows follow each other, so
+ * that threads meet two by two at most in a bank of shared memory; by columns it is four columns of one step. */
 template <int depth, bool by_rows> static __device__ __forceinline__ int across_of(int f)
 {
     return by_rows ? f / (2 * depth) * 8 + f % 8 : f % (TILE / 4) * 4;
@@ -102,7 +102,7 @@ static __device__ void put(real (&ktile)[shape<real, groups>::depth][TILE + 4],
     }
 }
 
-/* --- products ----------------------------------------------------------------------------------------------------- */
+/* --- products ---------------------------------------------------------------------------------------------------- */
 
 /* Fours of a thread are as far apart as all threads' fours are wide, so that neighbors read neighboring fours. */
 template <typename real> static __device__ __forceinline__ int row_of(int i)
@@ -216,7 +216,7 @@ static product product_of(const tch_matrices *x, const tch_matrices *y, bool by_
     return p;
 }
 
-/* --- norms -------------------------------------------------------------------------------------------------------- */
+/* --- norms ------------------------------------------------------------------------------------------------------- */
 
 typedef struct norms_problem {
     product first, second; /* G' A; or, in Gram form, A A' and G G' */
@@ -229,8 +229,8 @@ typedef struct norms_problem {
 /* LISTED are tiles of the matrices in a list alone: a kernel of its own, since that of all has no register left. */
 enum norms_of { GRAM, TILES, LISTED };
 
-/* Tile form: 2 T p d operations a sample; Gram form: T^2 (p + d), half of the matrices. A tile reads 2 TILE elements for
- * every step along its contraction. */
+/* Tile form: 2 T p d operations a sample; Gram form: T^2 (p + d), half of the matrices. A tile reads 2 TILE elements
+ * for every step along its contraction. */
 template <typename real, norms_of form>
 static __global__ void __launch_bounds__(shape<real, groups_of<real>>::threads, form == TILES ? 2 : 1)
     sample_norms_plain(const norms_problem p)
@@ -327,7 +327,7 @@ tch_status tchi_cuda_sample_norms_listed(const tchi_cuda_state *state, const tch
     return tchi_cuda_launched(state, "sample_norms_listed");
 }
 
-/* --- squares ------------------------------------------------------------------------------------------------------ */
+/* --- squares ----------------------------------------------------------------------------------------------------- */
 
 typedef struct squares_problem {
     product gradient;

@@ -1,5 +1,5 @@
-/* Sums over samples of the squares of gradients' elements, for EKFAC: a block keeps its tile of the sum in registers and
- * goes through the samples with the tiles of mma_tiles.cuh. */
+/* Sums over samples of the squares of gradients' elements, for EKFAC: a block keeps its tile of the sum in registers
+ * and goes through the samples with the tiles of mma_tiles.cuh. */
 #include "backends/cuda/device/mma_tiles.cuh"
 #include "sample_norms.h"
 
@@ -20,8 +20,8 @@ static __device__ __forceinline__ void store(const squares_problem &p, int64_t g
     }
 }
 
-/* 2 T p d operations a sample; A and G move once, out is read and written once. For 32 samples of 768 to 3072 with T = 256:
- * 38.7 GFLOP, 0.1 ms at the 401 TFLOP/s of cuBLAS in TF32. */
+/* 2 T p d operations a sample; A and G move once, out is read and written once. For 32 samples of 768 to 3072 with T =
+ * 256: 38.7 GFLOP, 0.1 ms at the 401 TFLOP/s of cuBLAS in TF32. */
 template <tch_scalar type, bool aligned>
 static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
     sample_squares_tiles(const __grid_constant__ squares_problem p)

@@ -1,10 +1,11 @@
-/* A stream-K split: how the tiles of a Gram kernel are shared out to its blocks, which all run at the same time, one on a
- * multiprocessor. Each has whole tiles first, as many as all can have. Each tile that is left over (`split_tiles` of them)
- * has a block of its own, and the blocks without one (`split_blocks`) take over the last k-tiles of G: all of them in a
- * line, cut into equal stretches. A stretch lies in one tile or in several, and what a block has of one is a part of it.
+/* A stream-K split: how the tiles of a Gram kernel are shared out to its blocks, which all run at the same time, one on
+ * a multiprocessor. Each has whole tiles first, as many as all can have. Each tile that is left over (`split_tiles` of
+ * them) has a block of its own, and the blocks without one (`split_blocks`) take over the last k-tiles of G: all of
+ * them in a line, cut into equal stretches. A stretch lies in one tile or in several, and what a block has of one is a
+ * part of it.
  *
- * The one thing to know before changing it: <A A', G G'> is a sum over k-tiles of G, so that parts can be multiplied with
- * the tile of A A' one by one, but each needs all of A A'. */
+ * The one thing to know before changing it: <A A', G G'> is a sum over k-tiles of G, so that parts can be multiplied
+ * with the tile of A A' one by one, but each needs all of A A'. */
 #ifndef TCHI_CUDA_STREAM_K_CUH
 #define TCHI_CUDA_STREAM_K_CUH
 
@@ -35,7 +36,7 @@ static __host__ __device__ inline int64_t tchi_stream_k_stretch(const tchi_strea
     return tchi_stream_k_line(r) * split_block / r.split_blocks;
 }
 
-/* --- on the device --------------------------------------------------------------------------------------------------- */
+/* --- on the device ----------------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ bool tchi_stream_k_helps(const tchi_stream_k &r)
 {
@@ -83,7 +84,7 @@ static __device__ __forceinline__ tchi_k_range tchi_stream_k_get(const tchi_stre
     return {(int)blockIdx.x + number / 2 * r.blocks, of_g, 0, !of_g ? r.ktiles_a : left_over ? r.cut : r.ktiles_g};
 }
 
-/* --- on the host ----------------------------------------------------------------------------------------------------- */
+/* --- on the host ------------------------------------------------------------------------------------------------- */
 
 #define TCHI_RUNS_WORTH 8 /* k-tiles that helping must save: about what storing and joining pieces takes */
 

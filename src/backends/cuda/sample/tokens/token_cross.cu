@@ -1,7 +1,7 @@
-/* Inner products with the gradient of an embedding, sample by sample: with that of a linear layer that has the same weight,
- * and with a matrix of the weight's shape. For the first, the products <row s of H, row t of A> are formed in tiles that
- * stay in registers, multiplied there by the entries of G that the tokens pick, and summed; nothing of size S by T is
- * kept. */
+/* Inner products with the gradient of an embedding, sample by sample: with that of a linear layer that has the same
+ * weight, and with a matrix of the weight's shape. For the first, the products <row s of H, row t of A> are formed in
+ * tiles that stay in registers, multiplied there by the entries of G that the tokens pick, and summed; nothing of size
+ * S by T is kept. */
 #include "token_cross.cuh"
 
 #define THREADS 256
@@ -112,8 +112,8 @@ static __device__ inline double weighted(const tchi_cuda_cross &c, int64_t b, in
     return sum;
 }
 
-/* H (positions, cols), A (rows, cols), G (rows, tokens) for each sample. Moves: G at positions times rows places, 32 bytes
- * each, and H and A a few times from the cache. Does: 2 positions rows cols operations. A block for a tile's
+/* H (positions, cols), A (rows, cols), G (rows, tokens) for each sample. Moves: G at positions times rows places, 32
+ * bytes each, and H and A a few times from the cache. Does: 2 positions rows cols operations. A block for a tile's
  * positions of H and a range of A's. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS, sizeof(real) == sizeof(double) ? 1 : BLOCKS)
@@ -185,7 +185,7 @@ tch_status tchi_cuda_token_cross(void *state, const tch_matrices *tokens, int64_
     return tchi_cuda_add_partials(s, c.samples, c.tiles * TCHI_CUDA_CROSS_RANGES, partial, scale, norms);
 }
 
-/* --- rows of a weight ----------------------------------------------------------------------------------------------- */
+/* --- rows of a weight -------------------------------------------------------------------------------------------- */
 
 typedef struct dots_call {
     tchi_cuda_token_list list;
@@ -210,8 +210,8 @@ static __device__ inline double share_of_dot(const dots_call &c, int64_t b, int6
     return sum;
 }
 
-/* G (positions, cols) for each sample, W (tokens, cols). Moves: G and a row of W for each position. Does: a product and a
- * sum an element. A block for each PIECE positions of a sample, a warp for each eighth of them. */
+/* G (positions, cols) for each sample, W (tokens, cols). Moves: G and a row of W for each position. Does: a product and
+ * a sum an element. A block for each PIECE positions of a sample, a warp for each eighth of them. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS, 4)
     token_dots_kernel(const __grid_constant__ dots_call c, double *partial)

@@ -1,5 +1,5 @@
-/* What the two ways of token_cross share: by float32 or float64 arithmetic in token_cross.cu, by tensor cores for half types
- * in token_cross_mma.cu. */
+/* What the two ways of token_cross share: by float32 or float64 arithmetic in token_cross.cu, by tensor cores for half
+ * types in token_cross_mma.cu. */
 #ifndef TCHI_CUDA_TOKEN_CROSS_CUH
 #define TCHI_CUDA_TOKEN_CROSS_CUH
 

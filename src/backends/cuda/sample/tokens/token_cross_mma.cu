@@ -33,9 +33,10 @@ static __device__ __forceinline__ double weighted(const tchi_cuda_cross &c, int6
     return total;
 }
 
-/* H (positions, cols), A (rows, cols), G (rows, tokens) for each sample. Moves: G at positions times rows places, 32 bytes
- * each, and H and A a few times from the cache. Does: 2 positions rows cols operations. For 32 samples of 1024 positions
- * and 768 columns: 51 GFLOP, 0.07 ms at the 757 TFLOP/s of cuBLAS in bfloat16; 1.07 GB, 0.26 ms at 4.19 TB/s. */
+/* H (positions, cols), A (rows, cols), G (rows, tokens) for each sample. Moves: G at positions times rows places, 32
+ * bytes each, and H and A a few times from the cache. Does: 2 positions rows cols operations. For 32 samples of 1024
+ * positions and 768 columns: 51 GFLOP, 0.07 ms at the 757 TFLOP/s of cuBLAS in bfloat16; 1.07 GB, 0.26 ms at 4.19
+ * TB/s. */
 template <tch_scalar type, bool aligned>
 static __global__ void __launch_bounds__(TCHI_TILE_THREADS, 1)
     token_cross_tiles(const __grid_constant__ tchi_cuda_cross c, const __grid_constant__ tchi_tile_pair pair,

@@ -1,5 +1,5 @@
-/* Positions ordered by their tokens, and equal tokens by position. token_order.cu sorts, tokens.cu sums over positions of
- * equal tokens, which lie together then. */
+/* Positions ordered by their tokens, and equal tokens by position. token_order.cu sorts, tokens.cu sums over positions
+ * of equal tokens, which lie together then. */
 #ifndef TCHI_CUDA_TOKEN_ORDER_CUH
 #define TCHI_CUDA_TOKEN_ORDER_CUH
 

@@ -1,8 +1,8 @@
 /* Gradients of embeddings: sums over the positions of equal tokens, put into the rows of the weight or squared for the
- * norms of samples. Positions are ordered by token first (token_order.cu), so that equal ones lie together as a run. The
- * order is cut into pieces by its length alone, a warp walks down a piece with four columns in each lane, and runs that
- * reach beyond their piece leave their parts in scratch, where a second kernel joins them: a token that fills half a
- * batch costs no more than many that are rare, and sums have one order. */
+ * norms of samples. Positions are ordered by token first (token_order.cu), so that equal ones lie together as a run.
+ * The order is cut into pieces by its length alone, a warp walks down a piece with four columns in each lane, and runs
+ * that reach beyond their piece leave their parts in scratch, where a second kernel joins them: a token that fills half
+ * a batch costs no more than many that are rare, and sums have one order. */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "token_order.cuh"
 
@@ -28,7 +28,7 @@ typedef struct run_call {
     tchi_cuda_operand out; /* otherwise */
 } run_call;
 
-/* --- pieces ------------------------------------------------------------------------------------------------------- */
+/* --- pieces ------------------------------------------------------------------------------------------------------ */
 
 static int64_t piece_of(int64_t groups, int64_t length)
 {
@@ -87,10 +87,10 @@ template <typename real> static __device__ inline real *part_at(const run_call &
     return (real *)c.parts + (number * PARTS + part) * c.cols + j;
 }
 
-/* --- sums of runs ------------------------------------------------------------------------------------------------- */
+/* --- sums of runs ------------------------------------------------------------------------------------------------ */
 
-/* What a lane knows of one position: where its row of G begins, or -1 where that does not count, its token, and what the
- * row is multiplied by. A factor of 0 leaves a position out, also where the row is not finite. */
+/* What a lane knows of one position: where its row of G begins, or -1 where that does not count, its token, and what
+ * the row is multiplied by. A factor of 0 leaves a position out, also where the row is not finite. */
 template <typename real> struct run_entry {
     int64_t row, token;
     real factor;
@@ -226,7 +226,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) run_sums_kernel(const __
     }
 }
 
-/* --- runs over several pieces ------------------------------------------------------------------------------------- */
+/* --- runs over several pieces ------------------------------------------------------------------------------------ */
 
 /* The sum of the heads of the pieces behind p that belong to the run of `token`; warps take pieces in turn. */
 template <typename real>
@@ -285,7 +285,7 @@ static __global__ void __launch_bounds__(WARPS * 32) join_runs_kernel(const __gr
     }
 }
 
-/* --- the operations ----------------------------------------------------------------------------------------------- */
+/* --- the operations ---------------------------------------------------------------------------------------------- */
 
 /* Parts are kept in the widest type, whose size does not depend on what is known when scratch is asked for. */
 static int64_t run_scratch(int64_t groups, int64_t length, int64_t cols)

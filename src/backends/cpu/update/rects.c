@@ -1,17 +1,18 @@
-/* How pieces are cut and shared among threads. The cuts decide the order of sums, so they follow from the pieces alone;
- * threads only choose which chunks are whose. */
+/* How rectangles are cut and shared among threads. The cuts decide the order of sums, so they follow from the
+ * rectangles alone; threads only choose which chunks are whose. */
 #include "core/arith.h"
-#include "pieces.h"
+#include "rects.h"
 
-/* Chunks of transposed pieces are squares of this side where possible, since blocks run along the other direction. */
+/* Chunks of transposed rectangles are squares of this side where possible, since blocks run along the other
+ * direction. */
 #define SIDE 64
 
-/* What starting a chunk costs, in elements, so that tiny pieces and large ones are shared evenly. Measured with
- * AdamW in float32 on one core with AVX-512: 1000 pieces of one element take 62 us, one piece of 200 000 elements
- * 112 us. */
+/* What starting a chunk costs, in elements, so that tiny rectangles and large ones are shared evenly. Measured with
+ * AdamW in float32 on one core with AVX-512: 1000 rectangles of one element take 62 us, one rectangle of 200 000
+ * elements 112 us. */
 #define CHUNK_COST 110
 
-/* A piece as rows by cols, cut into down by across chunks of high by wide elements, the last ones smaller. */
+/* A rectangle as rows by cols, cut into down by across chunks of high by wide elements, the last ones smaller. */
 typedef struct cut {
     int64_t rows, cols;
     int64_t high, wide;
@@ -23,14 +24,14 @@ static int64_t divide_up(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-static cut cut_piece(const tch_piece *piece, bool blocks)
+static cut cut_rect(const tch_rect *rect, bool blocks)
 {
-    cut c = {.rows = piece->rows, .cols = piece->cols};
-    bool turned = blocks && piece->transposed;
+    cut c = {.rows = rect->rows, .cols = rect->cols};
+    bool turned = blocks && rect->transposed;
     if (c.rows == 0 || c.cols == 0) {
         return c;
     }
-    if (!turned && piece->stride == c.cols && (!blocks || piece->block_ld == c.cols)) {
+    if (!turned && rect->stride == c.cols && (!blocks || rect->block_ld == c.cols)) {
         c.cols *= c.rows;
         c.rows = 1;
     }
@@ -42,17 +43,17 @@ static cut cut_piece(const tch_piece *piece, bool blocks)
     return c;
 }
 
-int64_t tchi_cpu_chunks_of(const tch_piece *piece, bool blocks)
+int64_t tchi_cpu_chunks_of(const tch_rect *rect, bool blocks)
 {
-    cut c = cut_piece(piece, blocks);
+    cut c = cut_rect(rect, blocks);
     return c.down * c.across;
 }
 
 /* A chunk that has neighbors in one direction alone is more than half full on average, and a quarter in the worst case
- * of both; the last one of a piece may be as small as it likes. */
-int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t pieces)
+ * of both; the last one of a rectangle may be as small as it likes. */
+int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t rects)
 {
-    return divide_up(elements, TCHI_CPU_CHUNK / 4) + pieces;
+    return divide_up(elements, TCHI_CPU_CHUNK / 4) + rects;
 }
 
 /* --- sharing ---------------------------------------------------------------------------------------------------- */
@@ -64,19 +65,19 @@ typedef struct walk {
     void *argument;
 } walk;
 
-/* All chunks of a piece are taken to cost the same. */
+/* All chunks of a rectangle are taken to cost the same. */
 static int64_t chunk_cost(const cut *c)
 {
     int64_t chunks = c->down * c->across;
     return chunks == 0 ? 0 : divide_up(c->rows * c->cols, chunks) + CHUNK_COST;
 }
 
-static void do_chunk(const walk *w, const tch_piece *piece, const cut *c, int64_t index, int64_t number)
+static void do_chunk(const walk *w, const tch_rect *rect, const cut *c, int64_t index, int64_t number)
 {
     int64_t row = index / c->across * c->high;
     int64_t col = index % c->across * c->wide;
     tchi_cpu_chunk chunk = {
-        piece, row, col, tchi_min(c->high, c->rows - row), tchi_min(c->wide, c->cols - col), number,
+        rect, row, col, tchi_min(c->high, c->rows - row), tchi_min(c->wide, c->cols - col), number,
     };
     w->task(w->argument, &chunk);
 }
@@ -89,14 +90,14 @@ static void walk_range(void *argument, int64_t from, int64_t to)
     int64_t at = 0;
     int64_t number = 0;
     for (int64_t k = 0; k < w->update->count && at < to; k++) {
-        const tch_piece *piece = &w->update->pieces[k];
-        cut c = cut_piece(piece, w->blocks);
+        const tch_rect *rect = &w->update->rects[k];
+        cut c = cut_rect(rect, w->blocks);
         int64_t chunks = c.down * c.across;
         int64_t cost = chunk_cost(&c);
         int64_t first = chunks > 0 && at < from ? tchi_min(divide_up(from - at, cost), chunks) : 0;
         int64_t last = chunks > 0 ? tchi_min(divide_up(to - at, cost), chunks) : 0;
         for (int64_t i = first; i < last; i++) {
-            do_chunk(w, piece, &c, i, number + i);
+            do_chunk(w, rect, &c, i, number + i);
         }
         at += chunks * cost;
         number += chunks;
@@ -109,7 +110,7 @@ void tchi_cpu_for_chunks(const tchi_cpu_state *state, const tch_update *update, 
     walk w = {update, blocks, task, argument};
     int64_t total = 0;
     for (int64_t k = 0; k < update->count; k++) {
-        cut c = cut_piece(&update->pieces[k], blocks);
+        cut c = cut_rect(&update->rects[k], blocks);
         total += c.down * c.across * chunk_cost(&c);
     }
     if (total > 0) {

@@ -1,6 +1,6 @@
-/* The elementwise update by a function of the user's: the text around it, and the launches. The text is compiled once for
- * every arithmetic that the optimizer's parameters need; see optim_update.h in kernel/prelude. */
-#include "own_kernel.h"
+/* The elementwise update by a function of the user's: the text around it, and the launches. The text is compiled once
+ * for every arithmetic that the optimizer's parameters need; see optim_update.h in kernel/prelude. */
+#include "user_kernel.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -99,10 +99,11 @@ static void release_text(const whole_text *whole)
 
 /* --- compiling --------------------------------------------------------------------------------------------------- */
 
-/* The message names the kernel around the function, which its author has never seen; what follows in it is the compiler's. */
+/* The message names the kernel around the function, which its author has never seen; what follows in it is the
+ * compiler's. */
 static tch_status name_update(tch_status status, const char *name)
 {
-    char message[sizeof((tchi_own *)0)->reason];
+    char message[sizeof((tchi_user_kernel *)0)->reason];
     snprintf(message, sizeof message, "%s", tch_last_error());
     const char *log = strchr(message, '\n');
     return status != TCH_ERR_INVALID_ARGUMENT || log == NULL
@@ -110,7 +111,7 @@ static tch_status name_update(tch_status status, const char *name)
                : tchi_fail(status, "the update %.200s does not compile:%s", name, log);
 }
 
-static tch_status compile(const tchi_own_request *request, const variant *v, tch_kernel **kernel)
+static tch_status compile(const tchi_user_kernel_request *request, const variant *v, tch_kernel **kernel)
 {
     const tch_kernel_text *text = &request->input->text;
     tch_kernel_config config = *request->asked->kernel;
@@ -143,18 +144,18 @@ static variant variant_of(const tch_optimizer *o, tch_scalar real)
     return v;
 }
 
-static tch_status try_groups(const tchi_own_request *request, tchi_own *own, tch_scalar real)
+static tch_status try_groups(const tchi_user_kernel_request *request, tchi_user_kernel *own, tch_scalar real)
 {
     for (int32_t i = 0; i < own->groups; i++) {
-        TCHI_TRY(tchi_own_update_probe(request->optimizer, own, i, real, request->input->text.name));
+        TCHI_TRY(tchi_user_kernel_update_probe(request->optimizer, own, i, real, request->input->text.name));
     }
     return TCH_OK;
 }
 
-static tch_status make_for(const tchi_own_request *request, tchi_own *own, tch_scalar real)
+static tch_status make_for(const tchi_user_kernel_request *request, tchi_user_kernel *own, tch_scalar real)
 {
     tch_optimizer *o = request->optimizer;
-    tch_kernel **kernel = &own->kernel[tchi_own_index(real)];
+    tch_kernel **kernel = &own->kernel[tchi_user_kernel_index(real)];
     variant v = variant_of(o, real);
     if (v.params == 0) {
         return TCH_OK;
@@ -167,27 +168,27 @@ static tch_status make_for(const tchi_own_request *request, tchi_own *own, tch_s
     if (status == TCH_OK) {
         return TCH_OK;
     }
-    bool found = tchi_own_finds(o, own, status);
+    bool found = tchi_user_kernel_finds(o, own, status);
     tch_kernel_destroy(*kernel);
     *kernel = NULL;
     return found ? TCH_OK : status;
 }
 
-tch_status tchi_own_update_make(const tchi_own_request *request, tchi_own *own)
+tch_status tchi_user_kernel_update_make(const tchi_user_kernel_request *request, tchi_user_kernel *own)
 {
     TCHI_TRY(make_for(request, own, TCH_SCALAR_F32));
     TCHI_TRY(make_for(request, own, TCH_SCALAR_F64));
     if (own->served == 0) {
-        tchi_own_explain(own, "the optimizer has no parameters that are updated element by element");
+        tchi_user_kernel_explain(own, "the optimizer has no parameters that are updated element by element");
     }
     return TCH_OK;
 }
 
 /* --- launching --------------------------------------------------------------------------------------------------- */
 
-bool tchi_own_updates(const tchi_own *own, int32_t group, tch_scalar real)
+bool tchi_user_kernel_updates(const tchi_user_kernel *own, int32_t group, tch_scalar real)
 {
-    return group < own->groups && own->kernel[tchi_own_index(real)] != NULL;
+    return group < own->groups && own->kernel[tchi_user_kernel_index(real)] != NULL;
 }
 
 static void pack_shared(const tchi_update_flags *flags, const tch_update *update, tchi_update_list *list)
@@ -205,9 +206,9 @@ static void pack_shared(const tchi_update_flags *flags, const tch_update *update
     list->amsgrad = flags->amsgrad;
 }
 
-static tchi_update_piece pack_piece(const tch_piece *from)
+static tchi_update_rect pack_rect(const tch_rect *from)
 {
-    return (tchi_update_piece){
+    return (tchi_update_rect){
         .param = from->param,
         .master = from->master,
         .grad = from->grad,
@@ -218,26 +219,28 @@ static tchi_update_piece pack_piece(const tch_piece *from)
     };
 }
 
-/* As many parameters from *next on as a launch takes; the number of their chunks. Elementwise pieces are whole parameters,
- * and dense; no memory holds so many elements that the chunks of a launch would not be counted by 31 bits. */
+/* As many parameters from *next on as a launch takes; the number of their chunks. Elementwise rectangles are whole
+ * parameters, and dense; no memory holds so many elements that the chunks of a launch would not be counted by 31
+ * bits. */
 static int64_t pack(const tch_update *update, int64_t *next, tchi_update_list *list)
 {
     int64_t chunks = 0;
     list->count = 0;
     for (; *next < update->count && list->count < TCHI_UPDATE_MOST; ++*next) {
-        tchi_update_piece piece = pack_piece(&update->pieces[*next]);
+        tchi_update_rect rect = pack_rect(&update->rects[*next]);
         list->first_chunk[list->count] = (int32_t)chunks;
-        list->piece[list->count++] = piece;
-        chunks += (piece.count + TCHI_UPDATE_CHUNK - 1) / TCHI_UPDATE_CHUNK;
+        list->rect[list->count++] = rect;
+        chunks += (rect.count + TCHI_UPDATE_CHUNK - 1) / TCHI_UPDATE_CHUNK;
     }
     list->first_chunk[list->count] = (int32_t)chunks;
     return chunks;
 }
 
-tch_status tchi_own_update(const tch_optimizer *optimizer, tchi_own *own, int32_t group, const tch_update *update)
+tch_status tchi_user_kernel_update(const tch_optimizer *optimizer, tchi_user_kernel *own, int32_t group,
+                                   const tch_update *update)
 {
     const tch_backend *t = optimizer->context->backend;
-    const tch_kernel *kernel = own->kernel[tchi_own_index(update->real)];
+    const tch_kernel *kernel = own->kernel[tchi_user_kernel_index(update->real)];
     tchi_update_list list;
     const void *arguments[] = {&list};
     tchi_update_flags flags = optimizer->method->elementwise->flags(&tchi_group_at(optimizer, group)->config);

@@ -1,7 +1,7 @@
 /* Inverse roots of factors by a kernel of the user's: one block of threads for each matrix. What surrounds the root,
  * damping, scale and certificate, is the library's own, so that a kernel has one thing to do and nothing to be trusted
  * with. */
-#include "own_kernel.h"
+#include "user_kernel.h"
 
 #include <stdio.h>
 
@@ -17,8 +17,8 @@ enum { SCRATCH_MATRICES = 4, USUAL_THREADS = 256 };
 /* Who takes a root: the custom kernel with its shape. */
 static tch_status take(void *user, int32_t root, const tch_matrices *m, const tch_matrices *x, void *scratch)
 {
-    tchi_own *own = user;
-    const tch_kernel *kernel = own->kernel[tchi_own_index(m->type)];
+    tchi_user_kernel *own = user;
+    const tch_kernel *kernel = own->kernel[tchi_user_kernel_index(m->type)];
     int32_t n = (int32_t)m->rows;
     const void *arguments[] = {&m->data, &x->data, &scratch, &n, &root};
     tch_kernel_run run = {.grid = {m->batch, 1, 1},
@@ -29,20 +29,22 @@ static tch_status take(void *user, int32_t root, const tch_matrices *m, const tc
     return kernel->context->backend->kernel->launch(kernel->context->state, kernel->handle, &run);
 }
 
-tchi_user_root tchi_own_root_of(tchi_own *own)
+tchi_user_root tchi_user_kernel_root_of(tchi_user_kernel *own)
 {
     return (tchi_user_root){take, own, SCRATCH_MATRICES};
 }
 
-bool tchi_own_roots(const tchi_family *family, int64_t factor)
+bool tchi_user_kernel_roots(const tchi_factor_batch *factor_batch, int64_t factor)
 {
-    return family->own_root && family->own[factor] <= TCHI_OWN_LATEST && family->trouble[factor] == 0;
+    return factor_batch->own_root && factor_batch->own[factor] <= TCHI_USER_KERNEL_LATEST &&
+           factor_batch->failures[factor] == 0;
 }
 
-int64_t tchi_own_root_bytes(const tch_optimizer *optimizer, const tchi_family *family)
+int64_t tchi_user_kernel_root_bytes(const tch_optimizer *optimizer, const tchi_factor_batch *factor_batch)
 {
     const tchi_user_root size_only = {NULL, NULL, SCRATCH_MATRICES};
-    return tchi_inverse_root_by_bytes(optimizer->context, &size_only, family->real, family->n, family->root);
+    return tchi_inverse_root_by_bytes(optimizer->context, &size_only, factor_batch->real, factor_batch->n,
+                                      factor_batch->root);
 }
 
 /* --- its parameters ---------------------------------------------------------------------------------------------- */
@@ -106,7 +108,7 @@ static void release_trial(trial *t)
     }
 }
 
-static tch_status take_trial(tch_context *context, const tchi_family *f, trial *t)
+static tch_status take_trial(tch_context *context, const tchi_factor_batch *f, trial *t)
 {
     int64_t shape[3] = {TRIED, f->n, f->n};
     tch_dtype dtype = f->real == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32;
@@ -118,7 +120,7 @@ static tch_status take_trial(tch_context *context, const tchi_family *f, trial *
 }
 
 /* A = B B', B of random numbers between -1 and 1 and three quarters full, so that A has a null space. */
-static tch_status fill_trial(tch_context *context, const tchi_family *f, const trial *t)
+static tch_status fill_trial(tch_context *context, const tchi_factor_batch *f, const trial *t)
 {
     int64_t count = TRIED * f->n * f->n;
     int64_t shape[3] = {TRIED, f->n, f->n};
@@ -127,7 +129,7 @@ static tch_status fill_trial(tch_context *context, const tchi_family *f, const t
     size_t bytes = (size_t)count * sizeof *numbers;
     TCHI_TRY(tchi_host_take(bytes, "the check of a kernel", &numbers));
     for (int64_t i = 0; i < count; i++) {
-        numbers[i] = 4 * (i % f->n) < 3 * f->n ? tchi_own_random(&seed) : 0.0F;
+        numbers[i] = 4 * (i % f->n) < 3 * f->n ? tchi_user_kernel_random(&seed) : 0.0F;
     }
     tch_tensor host = tch_tensor_view(numbers, TCH_FLOAT32, 3, shape);
     tch_status status = tch_tensor_copy(context, t->b, &host);
@@ -136,7 +138,8 @@ static tch_status fill_trial(tch_context *context, const tchi_family *f, const t
     return tch_gram(context, 1.0, t->b, 0, 0.0, t->a);
 }
 
-static tch_status judge(tch_context *context, const tchi_own *own, const tchi_family *f, const trial *t, double *worst)
+static tch_status judge(tch_context *context, const tchi_user_kernel *own, const tchi_factor_batch *f, const trial *t,
+                        double *worst)
 {
     int64_t shape[1] = {TRIED};
     double residuals[TRIED];
@@ -146,41 +149,42 @@ static tch_status judge(tch_context *context, const tchi_own *own, const tchi_fa
     TCHI_TRY(tch_tensor_copy(context, &to_residuals, t->residual));
     TCHI_TRY(tch_tensor_copy(context, &to_flags, t->report));
     for (int i = 0; i < TRIED; i++) {
-        *worst = tchi_own_worse(*worst, residuals[i]);
+        *worst = tchi_user_kernel_worse(*worst, residuals[i]);
     }
     for (int i = 0; i < TRIED; i++) {
         if (flags[i] != TCH_REPORT_OK) {
             return tchi_fail(TCH_ERR_NUMERIC,
                              "kernel %.200s: its root %d of random %lld by %lld matrices is off by %.3g in the "
                              "certificate, which is above the tolerance",
-                             own->kernel[tchi_own_index(f->real)]->name, f->root, (long long)f->n, (long long)f->n,
-                             residuals[i]);
+                             own->kernel[tchi_user_kernel_index(f->real)]->name, f->root, (long long)f->n,
+                             (long long)f->n, residuals[i]);
         }
     }
     return TCH_OK;
 }
 
-double tchi_own_root_tolerance(const tch_optimizer *optimizer, const tchi_own *own, const tchi_family *family)
+double tchi_user_kernel_root_tolerance(const tch_optimizer *optimizer, const tchi_user_kernel *own,
+                                       const tchi_factor_batch *factor_batch)
 {
-    return own->tolerance > 0.0 ? own->tolerance : tchi_group_at(optimizer, family->group)->config.root_tolerance;
+    return own->tolerance > 0.0 ? own->tolerance : tchi_group_at(optimizer, factor_batch->group)->config.root_tolerance;
 }
 
-static tch_status run_trial(tch_optimizer *o, tchi_own *own, const tchi_family *f, trial *t)
+static tch_status run_trial(tch_optimizer *o, tchi_user_kernel *own, const tchi_factor_batch *f, trial *t)
 {
     tch_root_config how = TCH_ROOT_CONFIG_INIT;
-    tchi_user_root foreign = tchi_own_root_of(own);
+    tchi_user_root root = tchi_user_kernel_root_of(own);
     double worst = 0.0;
     how.relative_eps = TRIED_DAMPING;
-    how.tolerance = tchi_own_root_tolerance(o, own, f);
+    how.tolerance = tchi_user_kernel_root_tolerance(o, own, f);
     TCHI_TRY(take_trial(o->context, f, t));
     TCHI_TRY(fill_trial(o->context, f, t));
-    TCHI_TRY(tchi_inverse_root_by(o->context, &foreign, t->a, f->root, &how, t->x, t->residual, t->report));
+    TCHI_TRY(tchi_inverse_root_by(o->context, &root, t->a, f->root, &how, t->x, t->residual, t->report));
     tch_status status = judge(o->context, own, f, t, &worst);
-    own->worst = tchi_own_worse(own->worst, worst);
+    own->worst = tchi_user_kernel_worse(own->worst, worst);
     return status;
 }
 
-static tch_status try_family(tch_optimizer *o, tchi_own *own, const tchi_family *f, bool *passed)
+static tch_status try_factor_batch(tch_optimizer *o, tchi_user_kernel *own, const tchi_factor_batch *f, bool *passed)
 {
     trial t = {0};
     tch_status status = run_trial(o, own, f, &t);
@@ -188,27 +192,27 @@ static tch_status try_family(tch_optimizer *o, tchi_own *own, const tchi_family 
     release_trial(&t);
     TCHI_TRY(after);
     *passed = status == TCH_OK;
-    return *passed || tchi_own_finds(o, own, status) ? TCH_OK : status;
+    return *passed || tchi_user_kernel_finds(o, own, status) ? TCH_OK : status;
 }
 
 /* --- all of it --------------------------------------------------------------------------------------------------- */
 
-/* An earlier family of the same size and root, and of the same tolerance; -1 where there is none. */
-static int32_t same_before(const tch_optimizer *o, const tchi_own *own, int32_t index)
+/* An earlier factor batch of the same size and root, and of the same tolerance; -1 where there is none. */
+static int32_t same_before(const tch_optimizer *o, const tchi_user_kernel *own, int32_t index)
 {
-    const tchi_family *f = tchi_family_at(o, index);
+    const tchi_factor_batch *f = tchi_factor_batch_at(o, index);
     for (int32_t i = 0; i < index; i++) {
-        const tchi_family *other = tchi_family_at(o, i);
+        const tchi_factor_batch *other = tchi_factor_batch_at(o, i);
         if (other->n == f->n && other->root == f->root && other->real == f->real &&
-            tchi_own_root_tolerance(o, own, other) == tchi_own_root_tolerance(o, own, f)) {
+            tchi_user_kernel_root_tolerance(o, own, other) == tchi_user_kernel_root_tolerance(o, own, f)) {
             return i;
         }
     }
     return -1;
 }
 
-/* Whether a family is the kernel's to try; if not, the reason is kept. */
-static bool is_meant(tchi_own *own, const tchi_family *f, tch_scalar real)
+/* Whether a factor batch is the kernel's to try; if not, the reason is kept. */
+static bool is_meant(tchi_user_kernel *own, const tchi_factor_batch *f, tch_scalar real)
 {
     char reason[256];
     if (f->real != real) {
@@ -220,26 +224,26 @@ static bool is_meant(tchi_own *own, const tchi_family *f, tch_scalar real)
     } else {
         return true;
     }
-    tchi_own_explain(own, reason);
+    tchi_user_kernel_explain(own, reason);
     return false;
 }
 
-static tch_status try_all(tch_optimizer *o, tchi_own *own, tch_scalar real, bool *passed)
+static tch_status try_all(tch_optimizer *o, tchi_user_kernel *own, tch_scalar real, bool *passed)
 {
-    for (int32_t i = 0; i < o->families.count; i++) {
-        const tchi_family *f = tchi_family_at(o, i);
+    for (int32_t i = 0; i < o->factor_batches.count; i++) {
+        const tchi_factor_batch *f = tchi_factor_batch_at(o, i);
         int32_t before = same_before(o, own, i);
         if (before >= 0) {
             passed[i] = passed[before];
         } else if (is_meant(own, f, real)) {
-            TCHI_TRY(try_family(o, own, f, &passed[i]));
+            TCHI_TRY(try_factor_batch(o, own, f, &passed[i]));
         }
         *(passed[i] ? &own->served : &own->left) += f->count;
     }
     return TCH_OK;
 }
 
-static tch_status compile(const tchi_own_request *request, tchi_own *own, tch_scalar *real)
+static tch_status compile(const tchi_user_kernel_request *request, tchi_user_kernel *own, tch_scalar *real)
 {
     tch_kernel *kernel = NULL;
     TCHI_TRY(tch_kernel_compile(request->optimizer->context, request->asked->kernel, &kernel));
@@ -252,7 +256,7 @@ static tch_status compile(const tchi_own_request *request, tchi_own *own, tch_sc
     return check_threads(kernel, &own->threads);
 }
 
-static void drop_kernel(tchi_own *own)
+static void drop_kernel(tchi_user_kernel *own)
 {
     for (int i = 0; i < 2; i++) {
         tch_kernel_destroy(own->kernel[i]);
@@ -260,23 +264,23 @@ static void drop_kernel(tchi_own *own)
     }
 }
 
-tch_status tchi_own_root_make(const tchi_own_request *request, tchi_own *own, bool *passed)
+tch_status tchi_user_kernel_root_make(const tchi_user_kernel_request *request, tchi_user_kernel *own, bool *passed)
 {
     tch_optimizer *o = request->optimizer;
-    tch_scalar real = TCH_SCALAR_COUNT; /* of no family, where there is no kernel */
+    tch_scalar real = TCH_SCALAR_COUNT; /* of no factor batch, where there is no kernel */
     tch_status status = compile(request, own, &real);
-    if (status != TCH_OK && !tchi_own_finds(o, own, status)) {
+    if (status != TCH_OK && !tchi_user_kernel_finds(o, own, status)) {
         return status;
     }
     if (status == TCH_OK) {
         TCHI_TRY(try_all(o, own, real, passed));
     } else {
-        for (int32_t i = 0; i < o->families.count; i++) {
-            own->left += tchi_family_at(o, i)->count;
+        for (int32_t i = 0; i < o->factor_batches.count; i++) {
+            own->left += tchi_factor_batch_at(o, i)->count;
         }
     }
     if (own->served == 0) {
-        tchi_own_explain(own, "the optimizer has no factors");
+        tchi_user_kernel_explain(own, "the optimizer has no factors");
         drop_kernel(own);
     }
     return TCH_OK;

@@ -1,18 +1,19 @@
-/* Cutting pieces into chunks. A chunk's sides are chosen for the fewest chunks, since whatever sticks out of a piece is
- * threads with nothing to do; but its rows stay long enough for memory, on both sides of a transposition. */
-#include "pieces.h"
+/* Cutting rectangles into chunks. A chunk's sides are chosen for the fewest chunks, since whatever sticks out of a
+ * rectangle is threads with nothing to do; but its rows stay long enough for memory, on both sides of a
+ * transposition. */
+#include "rects.h"
 
 #include "backends/cuda/runtime/scalars.h"
 
-/* The shortest row of a chunk where the piece has longer ones: 32 elements are 128 bytes of float32, a line of the
+/* The shortest row of a chunk where the rectangle has longer ones: 32 elements are 128 bytes of float32, a line of the
  * caches. */
 #define LOG_LINE 5
 
 #define LOG_FOUR 2
 
-_Static_assert(sizeof(tchi_cuda_pieces) <= 31744, "the pieces leave no room for a kernel's other parameters");
+_Static_assert(sizeof(tchi_cuda_rects) <= 31744, "the rectangles leave no room for a kernel's other parameters");
 
-/* The rectangle of a piece once rows that follow each other without a gap are one. */
+/* The rectangle of a rectangle once rows that follow each other without a gap are one. */
 typedef struct extent {
     int64_t rows, cols;
     int transposed;
@@ -23,10 +24,10 @@ typedef struct cut {
     int64_t across, down;
 } cut;
 
-static extent extent_of(const tch_piece *piece, int blocks)
+static extent extent_of(const tch_rect *rect, int blocks)
 {
-    extent e = {piece->rows, piece->cols, blocks && piece->transposed};
-    int gapless = e.rows > 1 && piece->stride == e.cols && !e.transposed && (!blocks || piece->block_ld == e.cols);
+    extent e = {rect->rows, rect->cols, blocks && rect->transposed};
+    int gapless = e.rows > 1 && rect->stride == e.cols && !e.transposed && (!blocks || rect->block_ld == e.cols);
     if (gapless && blocks != TCHI_CUDA_ROWS) {
         e.cols *= e.rows;
         e.rows = 1;
@@ -64,23 +65,23 @@ static cut cut_up(extent e, int log_chunk)
     return best;
 }
 
-int64_t tchi_cuda_chunks_of(const tch_piece *piece, int log_chunk, int blocks)
+int64_t tchi_cuda_chunks_of(const tch_rect *rect, int log_chunk, int blocks)
 {
-    if (piece->rows == 0 || piece->cols == 0) {
+    if (rect->rows == 0 || rect->cols == 0) {
         return 0;
     }
-    cut c = cut_up(extent_of(piece, blocks), log_chunk);
+    cut c = cut_up(extent_of(rect, blocks), log_chunk);
     return c.across * c.down;
 }
 
 /* Both sides of a chunk can be had at most twice as long as they must be, and four times where a side is 1 and becomes
- * 4; what sticks out of a piece is then at most three times the piece, or it is a single chunk. */
-int64_t tchi_cuda_most_chunks(int64_t elements, int64_t pieces, int log_chunk)
+ * 4; what sticks out of a rectangle is then at most three times the rectangle, or it is a single chunk. */
+int64_t tchi_cuda_most_chunks(int64_t elements, int64_t rects, int log_chunk)
 {
-    return ceil_shift(elements, log_chunk - LOG_FOUR) + pieces;
+    return ceil_shift(elements, log_chunk - LOG_FOUR) + rects;
 }
 
-/* --- packing ------------------------------------------------------------------------------------------------------ */
+/* --- packing ----------------------------------------------------------------------------------------------------- */
 
 static tch_scalar type_of(const tch_update *update, int slot)
 {
@@ -106,7 +107,7 @@ static int is_wide(const void *data, tch_scalar type, int64_t rows, int64_t ld)
     return data == NULL || ((uintptr_t)data % alignment == 0 && (rows == 1 || ld % 4 == 0));
 }
 
-static uint8_t wide_slots(const tch_update *update, const tchi_cuda_piece *p)
+static uint8_t wide_slots(const tch_update *update, const tchi_cuda_rect *p)
 {
     unsigned wide = 0;
     for (int slot = 0; slot < TCHI_CUDA_SLOTS; slot++) {
@@ -118,9 +119,9 @@ static uint8_t wide_slots(const tch_update *update, const tchi_cuda_piece *p)
     return (uint8_t)wide;
 }
 
-static void pack_piece(const tch_update *update, const tch_piece *from, extent e, cut c, tchi_cuda_piece *to)
+static void pack_rect(const tch_update *update, const tch_rect *from, extent e, cut c, tchi_cuda_rect *to)
 {
-    *to = (tchi_cuda_piece){
+    *to = (tchi_cuda_rect){
         .data = {from->param, from->master, from->grad, from->state[0], from->state[1], from->state[2], from->block[0],
                  from->block[1]},
         .clock = from->clock,
@@ -141,13 +142,13 @@ static void pack_piece(const tch_update *update, const tch_piece *from, extent e
     to->wide = wide_slots(update, to);
 }
 
-static int is_even(const tchi_cuda_piece *p)
+static int is_even(const tchi_cuda_rect *p)
 {
     int64_t beyond = (p->rows & ((1 << p->log_height) - 1)) | (p->cols & ((1 << p->log_width) - 1));
     return beyond == 0 && p->wide == 0xFF && p->data[TCHI_CUDA_MASTER] == NULL;
 }
 
-static void pack_shared(const tch_update *update, int blocks, tchi_cuda_pieces *list)
+static void pack_shared(const tch_update *update, int blocks, tchi_cuda_rects *list)
 {
     list->hyper = update->hyper;
     list->skip = update->skip;
@@ -166,22 +167,22 @@ static void pack_shared(const tch_update *update, int blocks, tchi_cuda_pieces *
 }
 
 /* No memory holds so many elements, 2^40 at least, that the chunks of a launch would not be counted by 31 bits. */
-int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_pieces *list)
+int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_rects *list)
 {
     int64_t chunks = 0;
     pack_shared(update, blocks, list);
     list->count = 0;
     list->even = 1;
     for (; *next < update->count && list->count < TCHI_CUDA_MOST_PIECES; ++*next) {
-        const tch_piece *piece = &update->pieces[*next];
-        if (piece->rows == 0 || piece->cols == 0) {
+        const tch_rect *rect = &update->rects[*next];
+        if (rect->rows == 0 || rect->cols == 0) {
             continue;
         }
-        extent e = extent_of(piece, blocks);
+        extent e = extent_of(rect, blocks);
         cut c = cut_up(e, log_chunk);
         list->first_chunk[list->count] = (int32_t)chunks;
-        pack_piece(update, piece, e, c, &list->piece[list->count]);
-        list->even &= is_even(&list->piece[list->count++]);
+        pack_rect(update, rect, e, c, &list->rect[list->count]);
+        list->even &= is_even(&list->rect[list->count++]);
         chunks += c.across * c.down;
     }
     list->first_chunk[list->count] = (int32_t)chunks;

@@ -1,11 +1,11 @@
-/* Blocks and the matrices along their dimensions: Gram matrices into factors, and products with roots or bases. A block of
- * order k is a tensor; dimension d of it is seen as [outer, size, inner]. */
-#ifndef TCHI_OPTIM_MODES_H
-#define TCHI_OPTIM_MODES_H
+/* Blocks and the matrices along their dimensions: Gram matrices into factors, and products with roots or bases. A block
+ * of order k is a tensor; dimension d of it is seen as [outer, size, inner]. */
+#ifndef TCHI_OPTIM_TENSOR_MODES_H
+#define TCHI_OPTIM_TENSOR_MODES_H
 
-#include "pieces.h"
+#include "rects.h"
 
-/* The matrices of a family that belong to dimension `k` of a run's blocks. */
+/* The matrices of a factor batch that belong to dimension `k` of a run's blocks. */
 tch_matrices tchi_run_factors(const tch_optimizer *optimizer, const tchi_run *run, int32_t k);
 tch_matrices tchi_run_roots(const tch_optimizer *optimizer, const tchi_run *run, int32_t k);
 
@@ -19,12 +19,12 @@ tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run
 tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, bool transpose,
                              void **from, void **to);
 
-/* Copies blocks without gaps, `stride` elements apart, with dimension k brought to the front: [outer, size, inner] becomes
- * [size, outer, inner]; or back. */
-tch_status tchi_turn_blocks(tch_optimizer *optimizer, const tchi_class *class, int32_t k, int64_t stride,
+/* Copies blocks without gaps, `stride` elements apart, with dimension k brought to the front: [outer, size, inner]
+ * becomes [size, outer, inner]; or back. */
+tch_status tchi_turn_blocks(tch_optimizer *optimizer, const tchi_block_batch *block_batch, int32_t k, int64_t stride,
                             int64_t blocks, void *plain, void *turned, bool back);
 
-/* Whether a dimension of the class has others on both sides. */
-bool tchi_class_has_middle(const tchi_class *class);
+/* Whether a dimension of the block batch has others on both sides. */
+bool tchi_block_batch_has_middle(const tchi_block_batch *block_batch);
 
 #endif

@@ -1,6 +1,6 @@
-/* Walking over the pieces of an update. Pieces are cut into chunks that fit the nearest caches and do not depend on the
- * number of threads; a chunk is done in runs, contiguous stretches of a row. A run's numbers are handed out in the type
- * of the arithmetic: the memory itself where it has that type, a buffer where it has not. */
+/* Walking over the rectangles of an update. Rectangles are cut into chunks that fit the nearest caches and do not
+ * depend on the number of threads; a chunk is done in runs, contiguous stretches of a row. A run's numbers are handed
+ * out in the type of the arithmetic: the memory itself where it has that type, a buffer where it has not. */
 #ifndef TCHI_CPU_UPDATES_PIECES_H
 #define TCHI_CPU_UPDATES_PIECES_H
 
@@ -19,9 +19,9 @@ static inline bool tchi_cpu_is_skipped(const tch_update *update)
     return update->skip != NULL && *update->skip != 0;
 }
 
-/* A rectangle of one piece. */
+/* A rectangle of one rectangle. */
 typedef struct tchi_cpu_chunk {
-    const tch_piece *piece;
+    const tch_rect *rect;
     int64_t row, col, rows, cols;
     int64_t number; /* among all chunks of the call */
 } tchi_cpu_chunk;
@@ -33,15 +33,15 @@ typedef void (*tchi_cpu_chunk_task)(void *argument, const tchi_cpu_chunk *chunk)
 void tchi_cpu_for_chunks(const tchi_cpu_state *state, const tch_update *update, bool blocks, double work,
                          tchi_cpu_chunk_task task, void *argument);
 
-/* How many chunks a piece has; and a bound for pieces of so many elements in all. */
-int64_t tchi_cpu_chunks_of(const tch_piece *piece, bool blocks);
-int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t pieces);
+/* How many chunks a rectangle has; and a bound for rectangles of so many elements in all. */
+int64_t tchi_cpu_chunks_of(const tch_rect *rect, bool blocks);
+int64_t tchi_cpu_chunks_at_most(int64_t elements, int64_t rects);
 
 /* --- runs ------------------------------------------------------------------------------------------------------- */
 
 typedef struct tchi_cpu_run {
     const tch_update *update;
-    const tch_piece *piece;
+    const tch_rect *rect;
     const tchi_loops *loops; /* of the arithmetic's type, as are the steps */
     const tchi_cpu_steps *steps;
     const tchi_cpu_chunk *chunk;
@@ -70,7 +70,7 @@ void *tchi_cpu_run_state(const tchi_cpu_run *run, int index);
 
 /* A chunk of a block, turned as the parameter is and in the type of the arithmetic. */
 typedef struct tchi_cpu_tile {
-    char *data;  /* of the chunk's element (0, 0); NULL where the piece has no such block */
+    char *data;  /* of the chunk's element (0, 0); NULL where the rectangle has no such block */
     int64_t ld;  /* in elements */
     bool direct; /* it is the block's own memory */
     _Alignas(64) char buffer[TCHI_CPU_CHUNK * sizeof(double)];

@@ -1,10 +1,10 @@
-/* See modes.h. */
-#include "modes.h"
+/* See tensor_modes.h. */
+#include "tensor_modes.h"
 
 #include "core/status.h"
 #include "linalg/algebra.h"
 
-static tch_matrices of_family(const tchi_family *f, char *base, int64_t first, int64_t count)
+static tch_matrices of_factor_batch(const tchi_factor_batch *f, char *base, int64_t first, int64_t count)
 {
     int64_t square = f->n * f->n;
     return (tch_matrices){base + first * square * tchi_scalar_size(f->real), f->real, f->n, f->n, f->n, count, square};
@@ -12,14 +12,14 @@ static tch_matrices of_family(const tchi_family *f, char *base, int64_t first, i
 
 tch_matrices tchi_run_factors(const tch_optimizer *optimizer, const tchi_run *run, int32_t k)
 {
-    const tchi_family *f = tchi_family_at(optimizer, run->class->family[k]);
-    return of_family(f, f->factors, run->class->position[k] + run->first, run->count);
+    const tchi_factor_batch *f = tchi_factor_batch_at(optimizer, run->block_batch->factor_batch[k]);
+    return of_factor_batch(f, f->factors, run->block_batch->position[k] + run->first, run->count);
 }
 
 tch_matrices tchi_run_roots(const tch_optimizer *optimizer, const tchi_run *run, int32_t k)
 {
-    const tchi_family *f = tchi_family_at(optimizer, run->class->family[k]);
-    return of_family(f, f->roots, run->class->position[k] + run->first, run->count);
+    const tchi_factor_batch *f = tchi_factor_batch_at(optimizer, run->block_batch->factor_batch[k]);
+    return of_factor_batch(f, f->roots, run->block_batch->position[k] + run->first, run->count);
 }
 
 /* Blocks are matrices with the dimension along their rows or their columns, or neither. A matrix whose rows have gaps
@@ -31,16 +31,16 @@ typedef struct mode {
     mode_kind kind;
 } mode;
 
-static mode mode_of(const tchi_class *class, int32_t k)
+static mode mode_of(const tchi_block_batch *block_batch, int32_t k)
 {
-    mode m = {1, class->size[k], 1, BETWEEN};
+    mode m = {1, block_batch->size[k], 1, BETWEEN};
     for (int32_t i = 0; i < k; i++) {
-        m.outer *= class->size[i];
+        m.outer *= block_batch->size[i];
     }
-    for (int32_t i = k + 1; i < class->order; i++) {
-        m.inner *= class->size[i];
+    for (int32_t i = k + 1; i < block_batch->order; i++) {
+        m.inner *= block_batch->size[i];
     }
-    if (k == class->order - 1 || (m.inner == 1 && m.outer > 1)) {
+    if (k == block_batch->order - 1 || (m.inner == 1 && m.outer > 1)) {
         m.kind = ALONG_COLUMNS;
     } else if (m.outer == 1) {
         m.kind = ALONG_ROWS;
@@ -48,19 +48,20 @@ static mode mode_of(const tchi_class *class, int32_t k)
     return m;
 }
 
-bool tchi_class_has_middle(const tchi_class *class)
+bool tchi_block_batch_has_middle(const tchi_block_batch *block_batch)
 {
-    for (int32_t k = 0; k < class->order; k++) {
-        if (class->family[k] >= 0 && mode_of(class, k).kind == BETWEEN) {
+    for (int32_t k = 0; k < block_batch->order; k++) {
+        if (block_batch->factor_batch[k] >= 0 && mode_of(block_batch, k).kind == BETWEEN) {
             return true;
         }
     }
     return false;
 }
 
-static bool rounded(const tch_optimizer *o, const tchi_class *class)
+static bool rounded(const tch_optimizer *o, const tchi_block_batch *block_batch)
 {
-    return tchi_group_at(o, class->group)->config.precision == TCH_PRECISION_HIGH && class->real == TCH_SCALAR_F32;
+    return tchi_group_at(o, block_batch->group)->config.precision == TCH_PRECISION_HIGH &&
+           block_batch->real == TCH_SCALAR_F32;
 }
 
 /* Blocks as matrices of size by inner (outer = 1), or of outer by size. */
@@ -72,43 +73,43 @@ static tch_matrices view(const tchi_work *work, void *buffer, int64_t rows, int6
 
 /* --- factors ----------------------------------------------------------------------------------------------------- */
 
-tch_status tchi_turn_blocks(tch_optimizer *optimizer, const tchi_class *class, int32_t k, int64_t stride,
+tch_status tchi_turn_blocks(tch_optimizer *optimizer, const tchi_block_batch *block_batch, int32_t k, int64_t stride,
                             int64_t blocks, void *plain, void *turned, bool back)
 {
-    mode m = mode_of(class, k);
+    mode m = mode_of(block_batch, k);
     int64_t shape[4] = {blocks, m.size, m.outer, m.inner};
     int64_t plain_strides[4] = {stride, m.inner, m.size * m.inner, 1};
     int64_t turned_strides[4] = {stride, m.outer * m.inner, m.inner, 1};
-    tch_array a = {plain, class->real, 4, shape, plain_strides};
-    tch_array b = {turned, class->real, 4, shape, turned_strides};
+    tch_array a = {plain, block_batch->real, 4, shape, plain_strides};
+    tch_array b = {turned, block_batch->real, 4, shape, turned_strides};
     return optimizer->context->backend->matrix->copy(optimizer->context->state, back ? &a : &b, back ? &b : &a);
 }
 
 static tch_status update_factor(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int32_t k, void *buffer,
                                 void *spare, const tch_clock *clock)
 {
-    mode m = mode_of(run->class, k);
+    mode m = mode_of(run->block_batch, k);
     tch_matrices c = tchi_run_factors(o, run, k);
     int32_t transpose = m.inner == 1 && m.outer > 1;
     tch_matrices a =
         transpose ? view(work, buffer, m.outer, m.size, run->count) : view(work, buffer, m.size, m.inner, run->count);
-    if (run->class->order == 1) { /* a row of numbers: its Gram matrix has their products */
+    if (run->block_batch->order == 1) { /* a row of numbers: its Gram matrix has their products */
         transpose = 1;
         a = view(work, buffer, 1, m.size, run->count);
     }
     if (m.inner > 1 && m.outer > 1) {
-        TCHI_TRY(tchi_turn_blocks(o, run->class, k, work->stride, run->count, buffer, spare, false));
+        TCHI_TRY(tchi_turn_blocks(o, run->block_batch, k, work->stride, run->count, buffer, spare, false));
         a = view(work, spare, m.size, m.outer * m.inner, run->count);
     }
-    return o->context->backend->update->factor_update(o->context->state, &a, transpose, clock, rounded(o, run->class),
-                                                      &c);
+    return o->context->backend->update->factor_update(o->context->state, &a, transpose, clock,
+                                                      rounded(o, run->block_batch), &c);
 }
 
 tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *buffer,
                                    void *spare, const tch_clock *clock)
 {
-    for (int32_t k = 0; k < run->class->order; k++) {
-        if (run->class->family[k] >= 0) {
+    for (int32_t k = 0; k < run->block_batch->order; k++) {
+        if (run->block_batch->factor_batch[k] >= 0) {
             TCHI_TRY(update_factor(optimizer, run, work, k, buffer, spare, clock));
         }
     }
@@ -117,11 +118,11 @@ tch_status tchi_run_update_factors(tch_optimizer *optimizer, const tchi_run *run
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-static tch_status multiply(tch_optimizer *o, const tchi_class *class, const tch_matrices *a, int32_t transpose_a,
-                           const tch_matrices *b, int32_t transpose_b, const tch_matrices *c)
+static tch_status multiply(tch_optimizer *o, const tchi_block_batch *block_batch, const tch_matrices *a,
+                           int32_t transpose_a, const tch_matrices *b, int32_t transpose_b, const tch_matrices *c)
 {
     const tch_backend *t = o->context->backend;
-    return rounded(o, class) && t->matrix->gemm_rounded != NULL
+    return rounded(o, block_batch) && t->matrix->gemm_rounded != NULL
                ? t->matrix->gemm_rounded(o->context->state, 1.0, a, transpose_a, b, transpose_b, 0.0, c)
                : t->matrix->gemm(o->context->state, 1.0, a, transpose_a, b, transpose_b, 0.0, c);
 }
@@ -138,7 +139,7 @@ static tch_status multiply_middle(tch_optimizer *o, const tchi_run *run, const t
         one.batch = m->outer;
         tch_matrices in = {from + at, work->type, m->size, m->inner, m->inner, m->outer, step};
         tch_matrices out = {to + at, work->type, m->size, m->inner, m->inner, m->outer, step};
-        TCHI_TRY(multiply(o, run->class, &one, transpose, &in, 0, &out));
+        TCHI_TRY(multiply(o, run->block_batch, &one, transpose, &in, 0, &out));
     }
     return TCH_OK;
 }
@@ -147,7 +148,7 @@ static tch_status multiply_middle(tch_optimizer *o, const tchi_run *run, const t
 static tch_status multiply_along(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int32_t k,
                                  int32_t transpose, void *from, void *to)
 {
-    mode m = mode_of(run->class, k);
+    mode m = mode_of(run->block_batch, k);
     tch_matrices x = tchi_run_roots(o, run, k);
     if (m.kind == BETWEEN) {
         return multiply_middle(o, run, work, &m, &x, transpose, from, to);
@@ -155,18 +156,18 @@ static tch_status multiply_along(tch_optimizer *o, const tchi_run *run, const tc
     if (m.kind == ALONG_COLUMNS) {
         tch_matrices in = view(work, from, m.outer, m.size, run->count);
         tch_matrices out = view(work, to, m.outer, m.size, run->count);
-        return multiply(o, run->class, &in, 0, &x, !transpose, &out);
+        return multiply(o, run->block_batch, &in, 0, &x, !transpose, &out);
     }
     tch_matrices in = view(work, from, m.size, m.inner, run->count);
     tch_matrices out = view(work, to, m.size, m.inner, run->count);
-    return multiply(o, run->class, &x, transpose, &in, 0, &out);
+    return multiply(o, run->block_batch, &x, transpose, &in, 0, &out);
 }
 
 tch_status tchi_run_multiply(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, bool transpose,
                              void **from, void **to)
 {
-    for (int32_t k = 0; k < run->class->order; k++) {
-        if (run->class->family[k] < 0) {
+    for (int32_t k = 0; k < run->block_batch->order; k++) {
+        if (run->block_batch->factor_batch[k] < 0) {
             continue;
         }
         TCHI_TRY(multiply_along(optimizer, run, work, k, transpose, *from, *to));

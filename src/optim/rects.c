@@ -1,5 +1,5 @@
-/* See pieces.h. */
-#include "pieces.h"
+/* See rectangles.h. */
+#include "rects.h"
 
 #include "core/status.h"
 
@@ -12,11 +12,11 @@ static int64_t align(int64_t count)
     return (count + ALIGNED - 1) / ALIGNED * ALIGNED;
 }
 
-tchi_work tchi_work_of(const tchi_class *class, tch_scalar type)
+tchi_work tchi_work_of(const tchi_block_batch *block_batch, tch_scalar type)
 {
-    int64_t last = class->size[class->order - 1];
-    tchi_work work = {.type = type, .rows = class->elements / last, .cols = last, .ld = last};
-    if (class->order == 2) {
+    int64_t last = block_batch->size[block_batch->order - 1];
+    tchi_work work = {.type = type, .rows = block_batch->elements / last, .cols = last, .ld = last};
+    if (block_batch->order == 2) {
         work.ld = align(last);
     }
     work.stride = align(work.rows * work.ld);
@@ -36,24 +36,24 @@ tch_matrices tchi_work_matrices(const tchi_work *work, void *buffer, int64_t blo
 
 /* --- runs -------------------------------------------------------------------------------------------------------- */
 
-static const tchi_param *param_of(const tch_optimizer *o, const tchi_class *class, int64_t block)
+static const tchi_param *param_of(const tch_optimizer *o, const tchi_block_batch *block_batch, int64_t block)
 {
-    return tchi_block_param(o, tchi_block_at(o, class->first + block));
+    return tchi_block_param(o, tchi_block_at(o, block_batch->first + block));
 }
 
 const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run *run)
 {
-    return param_of(optimizer, run->class, run->first);
+    return param_of(optimizer, run->block_batch, run->first);
 }
 
 static bool goes_with(const tchi_param *a, const tchi_param *b)
 {
-    return b->grad != NULL && a->grad_type == b->grad_type && a->history == b->history;
+    return b->grad != NULL && a->grad_type == b->grad_type && a->clock_id == b->clock_id;
 }
 
-bool tchi_next_run(const tch_optimizer *optimizer, int32_t class, int64_t *at, tchi_run *run)
+bool tchi_next_run(const tch_optimizer *optimizer, int32_t block_batch, int64_t *at, tchi_run *run)
 {
-    tchi_class *c = tchi_class_at(optimizer, class);
+    tchi_block_batch *c = tchi_block_batch_at(optimizer, block_batch);
     while (*at < c->count && param_of(optimizer, c, *at)->grad == NULL) {
         ++*at;
     }
@@ -61,7 +61,7 @@ bool tchi_next_run(const tch_optimizer *optimizer, int32_t class, int64_t *at, t
         return false;
     }
     const tchi_param *first = param_of(optimizer, c, *at);
-    *run = (tchi_run){.class = c, .first = *at};
+    *run = (tchi_run){.block_batch = c, .first = *at};
     while (*at < c->count && run->count < c->chunk && goes_with(first, param_of(optimizer, c, *at))) {
         run->count++;
         ++*at;
@@ -71,18 +71,18 @@ bool tchi_next_run(const tch_optimizer *optimizer, int32_t class, int64_t *at, t
 
 tchi_recording_key tchi_run_key(const tch_optimizer *optimizer, const tchi_run *run, int64_t variant)
 {
-    int64_t class = run->class - tchi_class_at(optimizer, 0);
+    int64_t block_batch = run->block_batch - tchi_block_batch_at(optimizer, 0);
     int64_t grad_type = (int64_t)tchi_run_param(optimizer, run)->grad_type;
-    return (tchi_recording_key){{class, run->first, run->count, grad_type, variant}};
+    return (tchi_recording_key){{block_batch, run->first, run->count, grad_type, variant}};
 }
 
-/* --- pieces ------------------------------------------------------------------------------------------------------ */
+/* --- rectangles -------------------------------------------------------------------------------------------------- */
 
 tch_update tchi_update_of(const tch_optimizer *optimizer, int32_t group, const tch_hyper *hyper)
 {
     const tch_optim_config *config = &tchi_group_at(optimizer, group)->config;
     return (tch_update){
-        .pieces = optimizer->pieces,
+        .rects = optimizer->rects,
         .hyper = hyper,
         .skip = &optimizer->control->skip,
         .grad_scale = optimizer->grad_scale,
@@ -98,10 +98,10 @@ static void *advance_by(void *base, int64_t elements, tch_scalar type)
 }
 
 /* A rectangle that begins at element `first` of the parameter. */
-static tch_piece piece_at(const tch_optimizer *o, const tchi_param *p, int64_t first, int64_t rows, int64_t cols,
-                          int64_t stride)
+static tch_rect rect_at(const tch_optimizer *o, const tchi_param *p, int64_t first, int64_t rows, int64_t cols,
+                        int64_t stride)
 {
-    tch_piece piece = {
+    tch_rect rect = {
         .param = advance_by(p->data, first, p->type),
         .master = advance_by(p->master, first, p->real),
         .grad = advance_by(p->grad, first, p->grad_type),
@@ -114,9 +114,9 @@ static tch_piece piece_at(const tch_optimizer *o, const tchi_param *p, int64_t f
         .factor = 1.0,
     };
     for (int k = 0; k < TCHI_MOMENTS; k++) {
-        piece.state[k] = advance_by(p->moment[k], first, p->real);
+        rect.state[k] = advance_by(p->moment[k], first, p->real);
     }
-    return piece;
+    return rect;
 }
 
 /* Where a block lies in its parameter: sizes and strides, neighbors joined where the elements go on without a gap. */
@@ -126,12 +126,12 @@ typedef struct extent {
     int64_t first;
 } extent;
 
-static extent extent_of(const tchi_class *class, const tchi_param *p, const tchi_block *block, bool join)
+static extent extent_of(const tchi_block_batch *block_batch, const tchi_param *p, const tchi_block *block, bool join)
 {
     extent e = {.order = 0};
     int64_t stride = 1;
-    for (int32_t k = class->order - 1; k >= 0; k--) {
-        int64_t size = class->size[block->transposed ? class->order - 1 - k : k];
+    for (int32_t k = block_batch->order - 1; k >= 0; k--) {
+        int64_t size = block_batch->size[block->transposed ? block_batch->order - 1 - k : k];
         e.first += block->start[k] * stride;
         if (join && e.order > 0 && stride == e.size[e.order - 1] * e.stride[e.order - 1]) {
             e.size[e.order - 1] *= size;
@@ -153,20 +153,20 @@ static int64_t outer_of(const extent *e)
     return outer;
 }
 
-int64_t tchi_block_pieces(const tch_optimizer *optimizer, const tchi_class *class, int64_t block)
+int64_t tchi_block_rects(const tch_optimizer *optimizer, const tchi_block_batch *block_batch, int64_t block)
 {
-    const tchi_block *b = tchi_block_at(optimizer, class->first + block);
-    extent e = extent_of(class, tchi_block_param(optimizer, b), b, true);
+    const tchi_block *b = tchi_block_at(optimizer, block_batch->first + block);
+    extent e = extent_of(block_batch, tchi_block_param(optimizer, b), b, true);
     return outer_of(&e);
 }
 
-static int64_t add_pieces(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int64_t index, void *block0,
-                          void *block1, int64_t used)
+static int64_t add_rects(tch_optimizer *o, const tchi_run *run, const tchi_work *work, int64_t index, void *block0,
+                         void *block1, int64_t used)
 {
-    const tchi_block *block = tchi_block_at(o, run->class->first + run->first + index);
+    const tchi_block *block = tchi_block_at(o, run->block_batch->first + run->first + index);
     const tchi_param *p = tchi_block_param(o, block);
     bool plain = work->ld == work->cols && !block->transposed;
-    extent e = extent_of(run->class, p, block, plain);
+    extent e = extent_of(run->block_batch, p, block, plain);
     int64_t cols = e.size[0];
     int64_t rows = e.order > 1 ? e.size[1] : 1;
     int64_t outer = outer_of(&e);
@@ -177,14 +177,14 @@ static int64_t add_pieces(tch_optimizer *o, const tchi_run *run, const tchi_work
             first += rest % e.size[k] * e.stride[k];
             rest /= e.size[k];
         }
-        tch_piece piece = piece_at(o, p, first, rows, cols, e.order > 1 ? e.stride[1] : cols);
+        tch_rect rect = rect_at(o, p, first, rows, cols, e.order > 1 ? e.stride[1] : cols);
         int64_t at = index * work->stride + i * rows * cols;
-        piece.block[0] = advance_by(block0, at, work->type);
-        piece.block[1] = advance_by(block1, at, work->type);
-        piece.block_ld = plain ? cols : work->ld;
-        piece.block_index = (int32_t)index;
-        piece.transposed = block->transposed;
-        o->pieces[used++] = piece;
+        rect.block[0] = advance_by(block0, at, work->type);
+        rect.block[1] = advance_by(block1, at, work->type);
+        rect.block_ld = plain ? cols : work->ld;
+        rect.block_index = (int32_t)index;
+        rect.transposed = block->transposed;
+        o->rects[used++] = rect;
     }
     return used;
 }
@@ -192,13 +192,14 @@ static int64_t add_pieces(tch_optimizer *o, const tchi_run *run, const tchi_work
 tch_update tchi_update_run(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *block0,
                            void *block1)
 {
-    const tchi_class *class = run->class;
-    tch_update update = tchi_update_of(optimizer, class->group, &tchi_group_at(optimizer, class->group)->numbers->main);
+    const tchi_block_batch *block_batch = run->block_batch;
+    tch_update update =
+        tchi_update_of(optimizer, block_batch->group, &tchi_group_at(optimizer, block_batch->group)->numbers->main);
     for (int64_t i = 0; i < run->count; i++) {
-        update.count = add_pieces(optimizer, run, work, i, block0, block1, update.count);
+        update.count = add_rects(optimizer, run, work, i, block0, block1, update.count);
     }
-    update.real = class->real;
-    update.param_type = class->type;
+    update.real = block_batch->real;
+    update.param_type = block_batch->type;
     update.grad_type = tchi_run_param(optimizer, run)->grad_type;
     update.block_type = work->type;
     return update;
@@ -212,7 +213,7 @@ static int64_t collect(tch_optimizer *o, const tchi_group *group, bool with_bloc
     for (int32_t i = 0; i < group->params; i++) {
         const tchi_param *p = tchi_param_at(o, group->first_param + i);
         if (p->grad != NULL && p->type == type && p->grad_type == grad && (with_blocks || !p->blocked)) {
-            o->pieces[used++] = piece_at(o, p, 0, 1, p->count, p->count);
+            o->rects[used++] = rect_at(o, p, 0, 1, p->count, p->count);
         }
     }
     return used;

@@ -1,48 +1,51 @@
-/* What the operations table is handed: pieces of parameters, alone or with the blocks of a chunk in scratch memory. */
-#ifndef TCHI_OPTIM_PIECES_H
-#define TCHI_OPTIM_PIECES_H
+/* What the operations table is handed: rectangles of parameters, alone or with the blocks of a chunk in scratch
+ * memory. */
+#ifndef TCHI_OPTIM_RECTS_H
+#define TCHI_OPTIM_RECTS_H
 
 #include "optimizer.h"
 
-/* How the blocks of a class lie in a work buffer: matrices of size[0] by size[1] with rows at whole 16 bytes; tensors of
- * higher order without gaps. */
+/* How the blocks of a block batch lie in a work buffer: matrices of size[0] by size[1] with rows at whole 16 bytes;
+ * tensors of higher order without gaps. */
 typedef struct tchi_work {
     tch_scalar type;
     int64_t rows, cols, ld;
     int64_t stride; /* elements from one block to the next */
 } tchi_work;
 
-tchi_work tchi_work_of(const tchi_class *class, tch_scalar type);
+tchi_work tchi_work_of(const tchi_block_batch *block_batch, tch_scalar type);
 int64_t tchi_work_bytes(const tchi_work *work, int64_t blocks);
 /* The blocks as matrices of the table. */
 tch_matrices tchi_work_matrices(const tchi_work *work, void *buffer, int64_t blocks);
 
-/* Blocks of one class that one batched call can take: they have gradients of one type this step, and equal clocks. */
+/* Blocks of one block batch that one batched call can take: they have gradients of one type this step, and equal
+ * clocks. */
 typedef struct tchi_run {
-    tchi_class *class;
-    int64_t first, count; /* within the class */
+    tchi_block_batch *block_batch;
+    int64_t first, count; /* within the block batch */
 } tchi_run;
 
-/* The next run from block *at on, no longer than the class's chunk; false at the end. */
-bool tchi_next_run(const tch_optimizer *optimizer, int32_t class, int64_t *at, tchi_run *run);
+/* The next run from block *at on, no longer than the block batch's chunk; false at the end. */
+bool tchi_next_run(const tch_optimizer *optimizer, int32_t block_batch, int64_t *at, tchi_run *run);
 const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run *run);
 
 /* What recordings of a run's work are found by; `variant` tells apart what differs from step to step. Work
  * on the run's blocks reads neither gradients nor grad_scale, which may lie elsewhere at every step. */
 tchi_recording_key tchi_run_key(const tch_optimizer *optimizer, const tchi_run *run, int64_t variant);
 
-/* How many rectangles a block of a class is. */
-int64_t tchi_block_pieces(const tch_optimizer *optimizer, const tchi_class *class, int64_t block);
+/* How many rectangles a block of a block batch is. */
+int64_t tchi_block_rects(const tch_optimizer *optimizer, const tchi_block_batch *block_batch, int64_t block);
 
 /* What updates of a group have in common. */
 tch_update tchi_update_of(const tch_optimizer *optimizer, int32_t group, const tch_hyper *hyper);
 
-/* The same for a run, with its pieces; block[0] and block[1] point into two work buffers, either of which may be NULL. */
+/* The same for a run, with its rectangles; block[0] and block[1] point into two work buffers, either of which may be
+ * NULL. */
 tch_update tchi_update_run(tch_optimizer *optimizer, const tchi_run *run, const tchi_work *work, void *block0,
                            void *block1);
 
 /* Calls visit for every pair of types among the parameters of the group that have a gradient, with whole parameters as
- * pieces: all, or only those without blocks. */
+ * rectangles: all, or only those without blocks. */
 typedef tch_status (*tchi_update_visit)(tch_optimizer *optimizer, int32_t group, const tch_update *update);
 tch_status tchi_for_each_type(tch_optimizer *optimizer, int32_t group, bool with_blocks, const tch_hyper *hyper,
                               tchi_update_visit visit);

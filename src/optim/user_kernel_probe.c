@@ -1,7 +1,7 @@
-/* The check of an update by a function of the user's: one launch over random elements, whose results must be finite and,
- * where a tolerance was given, what the built-in makes of the same elements. The numbers of the probe are its own and not
- * the group's: a learning rate of 1e-6 would hide any mistake behind rounding. */
-#include "own_kernel.h"
+/* The check of an update by a function of the user's: one launch over random elements, whose results must be finite
+ * and, where a tolerance was given, what the built-in makes of the same elements. The numbers of the probe are its own
+ * and not the group's: a learning rate of 1e-6 would hide any mistake behind rounding. */
+#include "user_kernel.h"
 
 #include <math.h>
 #include <string.h>
@@ -23,13 +23,13 @@ static const tch_hyper probe_hyper = {
 
 static const char *const names[ARRAYS] = {"p", "g", "m", "v", "vmax"};
 
-float tchi_own_random(uint64_t *seed)
+float tchi_user_kernel_random(uint64_t *seed)
 {
     *seed = *seed * 6364136223846793005u + 1442695040888963407u;
     return (float)(int32_t)(*seed >> 32) * 0x1p-31F;
 }
 
-double tchi_own_worse(double a, double b)
+double tchi_user_kernel_worse(double a, double b)
 {
     return isnan(a) || a > b ? a : b;
 }
@@ -58,7 +58,7 @@ static void fill(probe *p, const tchi_elementwise *elementwise, const tch_optim_
     uint64_t seed = 12345;
     for (int i = 0; i < ELEMENTS; i++) {
         for (int k = 0; k < ARRAYS; k++) {
-            p->before[k][i] = (double)tchi_own_random(&seed);
+            p->before[k][i] = (double)tchi_user_kernel_random(&seed);
         }
         p->before[3][i] = (double)(float)(p->before[3][i] * p->before[3][i]);
         p->before[4][i] = p->before[3][i] + (i % 2 == 0 ? 0.25 : 0.0);
@@ -116,19 +116,19 @@ static tch_status receive(const tch_context *context, const probe *p, double to[
     return TCH_OK;
 }
 
-static tch_update update_of(const probe *p, tch_piece *piece)
+static tch_update update_of(const probe *p, tch_rect *rect)
 {
-    *piece = (tch_piece){.param = array_at(p, 0),
-                         .grad = array_at(p, 1),
-                         .clock = (const tch_clock *)(p->memory + 256),
-                         .rows = 1,
-                         .cols = ELEMENTS,
-                         .stride = ELEMENTS,
-                         .factor = 1.0};
+    *rect = (tch_rect){.param = array_at(p, 0),
+                       .grad = array_at(p, 1),
+                       .clock = (const tch_clock *)(p->memory + 256),
+                       .rows = 1,
+                       .cols = ELEMENTS,
+                       .stride = ELEMENTS,
+                       .factor = 1.0};
     for (int k = 0; k < 3; k++) {
-        piece->state[k] = p->has[2 + k] ? array_at(p, 2 + k) : NULL;
+        rect->state[k] = p->has[2 + k] ? array_at(p, 2 + k) : NULL;
     }
-    return (tch_update){.pieces = piece,
+    return (tch_update){.rects = rect,
                         .count = 1,
                         .real = p->real,
                         .param_type = p->real,
@@ -160,17 +160,17 @@ static double difference(const probe *p, int k)
     double most = 0.0;
     double change = 0.0;
     for (int i = 0; i < ELEMENTS; i++) {
-        most = tchi_own_worse(fabs(p->own[k][i] - p->built_in[k][i]), most);
+        most = tchi_user_kernel_worse(fabs(p->own[k][i] - p->built_in[k][i]), most);
         change = fmax(change, fabs(p->built_in[k][i] - p->before[k][i]));
     }
     return change > 0.0 ? most / change : most;
 }
 
-static tch_status compare(const probe *p, tchi_own *own, const char *name)
+static tch_status compare(const probe *p, tchi_user_kernel *own, const char *name)
 {
     for (int k = 0; k < ARRAYS; k++) {
         double d = p->has[k] ? difference(p, k) : 0.0;
-        own->worst = tchi_own_worse(own->worst, d);
+        own->worst = tchi_user_kernel_worse(own->worst, d);
         if (own->tolerance > 0.0 && !(d <= own->tolerance)) {
             return tchi_fail(TCH_ERR_NUMERIC,
                              "%.200s: its check differs from the built-in in %s by %.3g of what an update changes, "
@@ -183,13 +183,13 @@ static tch_status compare(const probe *p, tchi_own *own, const char *name)
 
 /* --- all of it --------------------------------------------------------------------------------------------------- */
 
-static tch_status run(tch_optimizer *o, tchi_own *own, int32_t group, const char *name, probe *p)
+static tch_status run(tch_optimizer *o, tchi_user_kernel *own, int32_t group, const char *name, probe *p)
 {
-    tch_piece piece;
+    tch_rect rect;
     fill(p, o->method->elementwise, &tchi_group_at(o, group)->config);
-    tch_update update = update_of(p, &piece);
+    tch_update update = update_of(p, &rect);
     TCHI_TRY(send(o->context, p, p->has[2]));
-    TCHI_TRY(tchi_own_update(o, own, group, &update));
+    TCHI_TRY(tchi_user_kernel_update(o, own, group, &update));
     TCHI_TRY(receive(o->context, p, p->own));
     TCHI_TRY(check_finite(p, name));
     TCHI_TRY(send(o->context, p, p->has[2]));
@@ -198,8 +198,8 @@ static tch_status run(tch_optimizer *o, tchi_own *own, int32_t group, const char
     return compare(p, own, name);
 }
 
-tch_status tchi_own_update_probe(tch_optimizer *optimizer, tchi_own *own, int32_t group, tch_scalar real,
-                                 const char *name)
+tch_status tchi_user_kernel_update_probe(tch_optimizer *optimizer, tchi_user_kernel *own, int32_t group,
+                                         tch_scalar real, const char *name)
 {
     probe *p = NULL;
     void *memory = NULL;

@@ -1,6 +1,6 @@
-/* Setting a kernel of the user's, and saying what became of it. A new one is made beside the one there is, and takes its
- * place when nothing can fail any more. */
-#include "own_kernel.h"
+/* Setting a kernel of the user's, and saying what became of it. A new one is made beside the one there is, and takes
+ * its place when nothing can fail any more. */
+#include "user_kernel.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 /* --- findings ---------------------------------------------------------------------------------------------------- */
 
 /* The first reason stays. A compiler's words end in a new line, a reason does not. */
-void tchi_own_explain(tchi_own *own, const char *reason)
+void tchi_user_kernel_explain(tchi_user_kernel *own, const char *reason)
 {
     if (own->reason[0] != '\0') {
         return;
@@ -29,7 +29,7 @@ void tchi_own_explain(tchi_own *own, const char *reason)
 }
 
 /* A kernel that stops (an assertion, a trap) is a finding where the device goes on; after it a GPU does not. */
-bool tchi_own_finds(const tch_optimizer *optimizer, tchi_own *own, tch_status status)
+bool tchi_user_kernel_finds(const tch_optimizer *optimizer, tchi_user_kernel *own, tch_status status)
 {
     const tch_context *context = optimizer->context;
     bool stopped = status == TCH_ERR_BACKEND && context->backend->host_memory;
@@ -37,7 +37,7 @@ bool tchi_own_finds(const tch_optimizer *optimizer, tchi_own *own, tch_status st
         status != TCH_ERR_NUMERIC && !stopped) {
         return false;
     }
-    tchi_own_explain(own, tch_last_error());
+    tchi_user_kernel_explain(own, tch_last_error());
     return true;
 }
 
@@ -87,50 +87,50 @@ static tch_status check_asked(const char *function, tch_optim_part part, const t
 
 /* --- replacing --------------------------------------------------------------------------------------------------- */
 
-void tchi_own_release(tchi_own *own)
+void tchi_user_kernel_release(tchi_user_kernel *own)
 {
     tch_kernel_destroy(own->kernel[0]);
     tch_kernel_destroy(own->kernel[1]);
-    *own = (tchi_own){0};
+    *own = (tchi_user_kernel){0};
 }
 
-static void replace(tch_optimizer *o, tch_optim_part part, const tchi_own *made)
+static void replace(tch_optimizer *o, tch_optim_part part, const tchi_user_kernel *made)
 {
-    tchi_own_release(&o->own[part]);
+    tchi_user_kernel_release(&o->own[part]);
     o->own[part] = *made;
     o->own[part].launches = 0; /* those of the check */
 }
 
 /* `passed` is NULL for none. The workspace will have to hold the kernel's scratch too. */
-static void set_families(tch_optimizer *o, const bool *passed)
+static void set_factor_batches(tch_optimizer *o, const bool *passed)
 {
-    for (int32_t i = 0; i < o->families.count; i++) {
-        tchi_family *f = tchi_family_at(o, i);
+    for (int32_t i = 0; i < o->factor_batches.count; i++) {
+        tchi_factor_batch *f = tchi_factor_batch_at(o, i);
         f->own_root = passed != NULL && passed[i];
-        memset(f->own, TCHI_OWN_NEVER, (size_t)f->count);
-        int64_t need = f->own_root ? tchi_own_root_bytes(o, f) / 4 * 5 : 0;
+        memset(f->own, TCHI_USER_KERNEL_NEVER, (size_t)f->count);
+        int64_t need = f->own_root ? tchi_user_kernel_root_bytes(o, f) / 4 * 5 : 0;
         o->least_workspace = need > o->least_workspace ? need : o->least_workspace;
     }
 }
 
-static tch_status set_root(const tchi_own_request *request, tchi_own *made)
+static tch_status set_root(const tchi_user_kernel_request *request, tchi_user_kernel *made)
 {
     tch_optimizer *o = request->optimizer;
-    size_t bytes = (size_t)o->families.count * sizeof(bool);
+    size_t bytes = (size_t)o->factor_batches.count * sizeof(bool);
     bool *passed = NULL;
     TCHI_TRY(tchi_host_take(bytes, "what a kernel has passed", &passed));
-    tch_status status = tchi_own_root_make(request, made, passed);
+    tch_status status = tchi_user_kernel_root_make(request, made, passed);
     if (status == TCH_OK) {
         replace(o, TCH_OPTIM_PART_ROOT, made);
-        set_families(o, passed);
+        set_factor_batches(o, passed);
     }
     tchi_host_release(passed, bytes);
     return status;
 }
 
-static tch_status set_update(const tchi_own_request *request, tchi_own *made)
+static tch_status set_update(const tchi_user_kernel_request *request, tchi_user_kernel *made)
 {
-    TCHI_TRY(tchi_own_update_make(request, made));
+    TCHI_TRY(tchi_user_kernel_update_make(request, made));
     replace(request->optimizer, TCH_OPTIM_PART_UPDATE, made);
     return TCH_OK;
 }
@@ -138,19 +138,19 @@ static tch_status set_update(const tchi_own_request *request, tchi_own *made)
 static tch_status set(tch_optimizer *o, tch_optim_part part, const tch_optim_kernel *asked)
 {
     tchi_kernel_input input;
-    tchi_own made = {.groups = (int32_t)o->groups.count,
-                     .threads = asked->threads,
-                     .shared_bytes = asked->shared_bytes,
-                     .most_size = asked->most_size,
-                     .tolerance = asked->tolerance};
-    tchi_own_request request = {o, asked, &input};
+    tchi_user_kernel made = {.groups = (int32_t)o->groups.count,
+                             .threads = asked->threads,
+                             .shared_bytes = asked->shared_bytes,
+                             .most_size = asked->most_size,
+                             .tolerance = asked->tolerance};
+    tchi_user_kernel_request request = {o, asked, &input};
     tch_status status = tchi_kernel_input_make(&input, asked->kernel);
     if (status == TCH_OK) {
         status = part == TCH_OPTIM_PART_ROOT ? set_root(&request, &made) : set_update(&request, &made);
     }
     tchi_kernel_input_release(&input);
     if (status != TCH_OK) {
-        tchi_own_release(&made);
+        tchi_user_kernel_release(&made);
     }
     return status;
 }
@@ -163,9 +163,9 @@ tch_status tch_optimizer_set_kernel(tch_optimizer *optimizer, tch_optim_part par
     TCHI_TRY(check_part(optimizer, function, part));
     TCHI_ENTER(optimizer->context, function);
     if (kernel == NULL) {
-        tchi_own_release(&optimizer->own[part]);
+        tchi_user_kernel_release(&optimizer->own[part]);
         if (part == TCH_OPTIM_PART_ROOT) {
-            set_families(optimizer, NULL);
+            set_factor_batches(optimizer, NULL);
         }
         return TCH_OK;
     }
@@ -181,8 +181,9 @@ tch_status tch_optimizer_get_kernel(const tch_optimizer *optimizer, tch_optim_pa
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: info must point to a struct set to TCH_OPTIM_KERNEL_INFO_INIT",
                          function);
     }
-    const tchi_own *own = &optimizer->own[part];
-    *info = (tch_optim_kernel_info){sizeof *info, tchi_own_in_use(own), own->reason,  own->served,
-                                    own->left,    own->launches,        own->refused, own->worst};
+    const tchi_user_kernel *own = &optimizer->own[part];
+    *info = (tch_optim_kernel_info){
+        sizeof *info, tchi_user_kernel_in_use(own), own->reason, own->served, own->left, own->launches, own->refused,
+        own->worst};
     return TCH_OK;
 }

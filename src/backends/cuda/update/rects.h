@@ -1,0 +1,77 @@
+/* The rectangles of an update as kernels take them: by value, as many as fit among a kernel's parameters, each cut into
+ * chunks of which a block of threads takes one. How a rectangle is cut depends on the rectangle alone, so that results
+ * do not depend on which rectangles share a call. */
+#ifndef TCHI_CUDA_UPDATES_PIECES_H
+#define TCHI_CUDA_UPDATES_PIECES_H
+
+#include <torchium/backend.h>
+
+/* Parameters of a kernel end at 32764 bytes; this many rectangles leave more than a kilobyte for the others. */
+#define TCHI_CUDA_MOST_PIECES 224
+
+/* Where a rectangle has data. */
+typedef enum tchi_cuda_slot {
+    TCHI_CUDA_PARAM = 0,
+    TCHI_CUDA_MASTER = 1,
+    TCHI_CUDA_GRAD = 2,
+    TCHI_CUDA_STATE_0 = 3,
+    TCHI_CUDA_STATE_1 = 4,
+    TCHI_CUDA_STATE_2 = 5,
+    TCHI_CUDA_BLOCK_0 = 6,
+    TCHI_CUDA_BLOCK_1 = 7,
+    TCHI_CUDA_SLOTS = 8
+} tchi_cuda_slot;
+
+/* Chunks are rectangles of a power of two of elements, with sides that are powers of two from 4 on. They lie row by
+ * row, `across` of them beside each other; the last ones stick out of the rectangle. */
+typedef struct tchi_cuda_rect {
+    void *data[TCHI_CUDA_SLOTS];
+    const tch_clock *clock;
+    int64_t rows, cols, stride, block_ld, first;
+    int32_t across;
+    int32_t parameter, block_index;
+    uint8_t log_width, log_height; /* of a chunk */
+    uint8_t transposed : 1, by_column : 1;
+    uint8_t wide; /* bit s: in slot s every fourth element of a row is aligned for four at once, or nothing is there */
+    double factor;
+} tchi_cuda_rect;
+
+/* What one launch works on. */
+typedef struct tchi_cuda_rects {
+    const tch_hyper *hyper;
+    const int32_t *skip;
+    const float *grad_scale;
+    uint64_t seed;
+    tch_scalar real, param_type, grad_type, block_type;
+    int32_t plain;  /* all types that the operation uses are the arithmetic's */
+    int32_t shorts; /* they are float32, but for blocks, which are bfloat16 */
+    int32_t even;   /* every chunk is full and aligned, and no rectangle has a master copy */
+    int32_t maximize, stochastic;
+    int32_t count;
+    int32_t first_chunk[TCHI_CUDA_MOST_PIECES + 1]; /* of each rectangle, and behind the last: how many there are */
+    tchi_cuda_rect rect[TCHI_CUDA_MOST_PIECES];
+} tchi_cuda_rects;
+
+/* What an operation looks at. */
+typedef enum tchi_cuda_use {
+    TCHI_CUDA_PARAMS = 0,
+    TCHI_CUDA_BLOCKS = 1,
+    TCHI_CUDA_ROWS = 2 /* blocks too, and rows that follow each other without a gap are not made one */
+} tchi_cuda_use;
+
+TCH_BEGIN_DECLS
+
+/* Packs rectangles of the update from *next on, as many as one launch takes, into chunks of 2^log_chunk elements, and
+ * moves *next behind them; empty ones are left out. Returns the number of chunks, 0 when nothing is left. `blocks` is a
+ * tchi_cuda_use. */
+int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int64_t *next, tchi_cuda_rects *list);
+
+/* Chunks of one rectangle, as tchi_cuda_pack cuts it. */
+int64_t tchi_cuda_chunks_of(const tch_rect *rect, int log_chunk, int blocks);
+
+/* No list of so many rectangles with so many elements in all has more chunks. */
+int64_t tchi_cuda_most_chunks(int64_t elements, int64_t rects, int log_chunk);
+
+TCH_END_DECLS
+
+#endif
