@@ -334,7 +334,7 @@ static void bad_gradients_of_a_second_group(void **state)
         const tch_tensor *gradients[2 * DETERMINED];
         tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
         c.nonfinite = policies[k];
-        if (!test_on_cpu()) { /* the schedule counts skips that the host does not know of: roots are due at every step */
+        if (!test_on_cpu()) { /* the schedule counts skips that the host does not know of: refresh at every step */
             c.precondition_frequency = 1;
         }
         test_case("a bad gradient of the second group, policy %d", (int)policies[k]);
