@@ -32,8 +32,8 @@ static __device__ inline double dot_of_parts(const tchi_cuda_operand &x, const t
     double sum = 0;
     for (int64_t i = threadIdx.y; i < rows; i += HELD * step) {
         for (int64_t j = (int64_t)threadIdx.x * 4; j < cols; j += (int64_t)blockDim.x * 4) {
-            tchi_cuda_rows_of_fours<real, HELD> a = tchi_cuda_load_fours<real, HELD>(x, e, 0, i, step, j);
-            tchi_cuda_rows_of_fours<real, HELD> b = tchi_cuda_load_fours<real, HELD>(y, e, 0, i, step, j);
+            tchi_cuda_rows_of_vec4s<real, HELD> a = tchi_cuda_load_vec4s<real, HELD>(x, e, 0, i, step, j);
+            tchi_cuda_rows_of_vec4s<real, HELD> b = tchi_cuda_load_vec4s<real, HELD>(y, e, 0, i, step, j);
 #pragma unroll
             for (int k = 0; k < 4 * HELD; k++) {
                 sum = fma((double)a.row[k / 4].v[k % 4], (double)b.row[k / 4].v[k % 4], sum);
