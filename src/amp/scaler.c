@@ -204,7 +204,8 @@ static tch_status visit_type(tch_scaler *scaler, int32_t count, const tch_tensor
                          .grad_type = type,
                          .grad_scale = &scaler->numbers->scale};
     update.param_type = update.block_type = update.real;
-    for (int32_t i = 0; i < count; i++) {
+    /* There is no list where every gradient is empty. */
+    for (int32_t i = 0; i < count && scaler->rects != NULL; i++) {
         if (is_of_type(gradients[i], type)) {
             update.count += tchi_list_rectangles(gradients[i], scaler->rects + update.count);
         }

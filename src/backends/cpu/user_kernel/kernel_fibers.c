@@ -14,6 +14,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #if defined(__SANITIZE_ADDRESS__)
+#define ADDRESS_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define ADDRESS_SANITIZER
+#endif
+#endif
+#if defined(ADDRESS_SANITIZER)
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -383,7 +390,7 @@ static void say_deadlock(tchi_fibers *f, int64_t block)
  * left waiting never do. */
 static void clear_marks(const tchi_fibers *f)
 {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(ADDRESS_SANITIZER)
     ASAN_UNPOISON_MEMORY_REGION(f->stacks, (size_t)f->room * f->layout.stride);
 #else
     (void)f;
