@@ -3,7 +3,7 @@
  *
  *     m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
  *     p <- (1 - lr weight_decay) p - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
- * / */
+ */
 #include "core/status.h"
 
 #include "config.h"

@@ -46,7 +46,7 @@ typedef struct tchi_block_method {
     bool (*has_factor)(const tch_optim_config *config, int64_t size);
     /* Which root of its factors is taken, for blocks of this order. NULL: factors have bases. */
     int32_t (*root)(const tch_optim_config *config, int32_t order);
-    /* How many numbers each block of a block batch has in block batch->moment. NULL: none. */
+    /* How many numbers each block of a block batch has in block_batch->moment. NULL: none. */
     int64_t (*block_state)(const tchi_block_batch *block_batch);
     /* What those of one block are called, without the block's number, and what shape they have, without gaps; the
      * function returns how many dimensions that is. */

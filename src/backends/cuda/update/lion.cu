@@ -4,7 +4,7 @@
  *     c = beta1 m + (1 - beta1) g
  *     p = (1 - lr weight_decay) p - lr sign(c)
  *     m = beta2 m + (1 - beta2) g
- * / */
+ */
 #include "updates.cuh"
 
 template <typename real> struct lion_numbers {
