@@ -316,6 +316,12 @@ static tch_status name_matrices(const naming *n, const tchi_block_batch *block_b
     return name_state(n, b->param, f->roots + at, f->real, 2, shape, strides, what);
 }
 
+/* How many numbers a method keeps for each block of a block batch. */
+static int64_t block_state_of(const tchi_block_method *blocks, const tchi_block_batch *block_batch)
+{
+    return blocks->block_state != NULL ? blocks->block_state(block_batch) : 0;
+}
+
 static tch_status name_block_state(const naming *n, const tchi_block_batch *block_batch, int64_t block)
 {
     const tchi_block_method *blocks = n->optimizer->method->blocks;
@@ -328,7 +334,7 @@ static tch_status name_block_state(const naming *n, const tchi_block_batch *bloc
         strides[k] = stride;
         stride *= shape[k];
     }
-    int64_t at = block * blocks->block_state(block_batch) * tchi_scalar_size(block_batch->real);
+    int64_t at = block * block_state_of(blocks, block_batch) * tchi_scalar_size(block_batch->real);
     char what[64];
     snprintf(what, sizeof what, "%s.%d", blocks->block_state_name, b->number);
     return name_state(n, b->param, block_batch->moment + at, block_batch->real, ndim, shape, strides, what);
