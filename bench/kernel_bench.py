@@ -110,7 +110,7 @@ def is_from_cache(library, kernel):
 
 
 def microseconds(function, wait):
-    """Median over the rounds of a call's time on the host; what was queued is waited for in between."""
+    """Median over the rounds of a call's time on the host; synchronized in between."""
     times = []
     for _ in range(ROUNDS + 3):
         wait()

@@ -146,7 +146,7 @@ class Comparison:
         return optimizer
 
     def host_ms(self, step, count=20):
-        """The time the host spends in a step, the device not being waited for."""
+        """The time the host spends in a step, without synchronizing."""
         wait = waiter(self.device)
         times = []
         for _ in range(count):

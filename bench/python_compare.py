@@ -84,7 +84,7 @@ class Steps:
         return in_turns(sides, self.seconds / 3, self.median)
 
     def host_ms(self, pair):
-        """What a step keeps the host busy for, the device not being waited for: of the package and of the library.
+        """What a step keeps the host busy for, without synchronizing: of the package and of the library.
         Nothing on the CPU, where that is the step itself."""
         if self.device.type != "cuda":
             return {}

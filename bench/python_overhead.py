@@ -7,7 +7,7 @@ code is slower for a while, since caches have other things in them; so what PyTo
 recording, is measured in the same place. For a step the library's own time is that of the same C function through
 ctypes, less what ctypes takes for as many arguments; in a round of the clock every side has its turn, and differences
 are taken round by round, so that whatever else the machine does meets all sides alike. On a GPU only the calls are
-timed; what they queued is waited for between the turns.
+timed; the device is synchronized between the rounds.
 """
 
 import gc

@@ -153,15 +153,17 @@ static unsigned long long *new_count()
 
 /* --- kronecker --------------------------------------------------------------------------------------------------- */
 
-static __global__ void compare_kronecker(kron::kronecker_job job, unsigned long long *differences)
+static __global__ void compare_kronecker(kron::kronecker_params params, unsigned long long *differences)
 {
-    for (int64_t i = blockIdx.x; i < job.rows; i += gridDim.x) {
-        for (int64_t j = threadIdx.x; j < job.cols; j += blockDim.x) {
-            double a = tchi_cuda_load<double>(job.a.type, tchi_cuda_at(job.a, 0, i / job.p, j / job.q), 0, 0);
-            double b = tchi_cuda_load<double>(job.b.type, tchi_cuda_at(job.b, 0, i % job.p, j % job.q), 0, 0);
-            double out = tchi_cuda_load<double>(job.out.type, tchi_cuda_at(job.out, 0, i, j), 0, 0);
-            double wanted = job.out.type == TCH_SCALAR_F64 ? a * b : (double)((float)a * (float)b);
-            if (job.out.type == TCH_SCALAR_BF16) {
+    for (int64_t i = blockIdx.x; i < params.rows; i += gridDim.x) {
+        for (int64_t j = threadIdx.x; j < params.cols; j += blockDim.x) {
+            double a =
+                tchi_cuda_load<double>(params.a.type, tchi_cuda_at(params.a, 0, i / params.p, j / params.q), 0, 0);
+            double b =
+                tchi_cuda_load<double>(params.b.type, tchi_cuda_at(params.b, 0, i % params.p, j % params.q), 0, 0);
+            double out = tchi_cuda_load<double>(params.out.type, tchi_cuda_at(params.out, 0, i, j), 0, 0);
+            double wanted = params.out.type == TCH_SCALAR_F64 ? a * b : (double)((float)a * (float)b);
+            if (params.out.type == TCH_SCALAR_BF16) {
                 wanted = (double)__bfloat162float(__float2bfloat16_rn((float)wanted));
             }
             if (out != wanted) {
@@ -172,12 +174,12 @@ static __global__ void compare_kronecker(kron::kronecker_job job, unsigned long 
 }
 
 /* A block writes 32 KB of one row, four columns at a time: only for rows of 8192 and q = 128. */
-static __global__ void __launch_bounds__(256) along_rows_kernel(kron::kronecker_job job)
+static __global__ void __launch_bounds__(256) along_rows_kernel(kron::kronecker_params params)
 {
     int64_t row = blockIdx.x;
-    const float *a = (const float *)job.a.data + row / 128 * job.a.ld + threadIdx.x / 32;
-    float4 b = *(const float4 *)((const float *)job.b.data + row % 128 * job.b.ld + threadIdx.x % 32 * 4);
-    float *out = (float *)job.out.data + row * job.out.ld + threadIdx.x * 4;
+    const float *a = (const float *)params.a.data + row / 128 * params.a.ld + threadIdx.x / 32;
+    float4 b = *(const float4 *)((const float *)params.b.data + row % 128 * params.b.ld + threadIdx.x % 32 * 4);
+    float *out = (float *)params.out.data + row * params.out.ld + threadIdx.x * 4;
     float from_a[8];
 #pragma unroll
     for (int k = 0; k < 8; k++) {
@@ -191,26 +193,26 @@ static __global__ void __launch_bounds__(256) along_rows_kernel(kron::kronecker_
 }
 
 template <typename function>
-static void try_kronecker(const char *name, const kron::kronecker_job &job, bool library, function call)
+static void try_kronecker(const char *name, const kron::kronecker_params &params, bool library, function call)
 {
-    double bytes = (double)(job.rows * job.cols * tchi_cuda_size(job.out.type));
-    must(cudaMemset(job.out.data, 0xFF, (size_t)bytes), "cudaMemset");
+    double bytes = (double)(params.rows * params.cols * tchi_cuda_size(params.out.type));
+    must(cudaMemset(params.out.data, 0xFF, (size_t)bytes), "cudaMemset");
     call();
     unsigned long long *differences = new_count();
-    compare_kronecker<<<2048, 256>>>(job, differences);
+    compare_kronecker<<<2048, 256>>>(params, differences);
     judge(read_count(differences) == 0, name);
     report(name, bytes, time_of(call), library);
 }
 
-template <typename T> static void try_library(const kron::kronecker_job &job)
+template <typename T> static void try_library(const kron::kronecker_params &params)
 {
-    kron::kronecker_job streamed = job;
+    kron::kronecker_params streamed = params;
     streamed.stream = 1;
-    try_kronecker("as it is", job, true,
+    try_kronecker("as it is", params, true,
                   [&] { kron::launch_vector<T, kron::library_rows>(streamed, kron::library_threads, work); });
 }
 
-static kron::kronecker_job new_kronecker(const tchi_cuda_state &state, tch_scalar type, int64_t m, int64_t p)
+static kron::kronecker_params new_kronecker(const tchi_cuda_state &state, tch_scalar type, int64_t m, int64_t p)
 {
     tch_matrices a = filled(type, m, m, 1, 0, 1, 1);
     tch_matrices b = filled(type, p, p, 1, 0, 1, 2);
@@ -218,29 +220,29 @@ static kron::kronecker_job new_kronecker(const tchi_cuda_state &state, tch_scala
     return kron::job_of(&state, &a, &b, &out);
 }
 
-static void release(const kron::kronecker_job &job)
+static void release(const kron::kronecker_params &params)
 {
-    cudaFree(job.a.data);
-    cudaFree(job.b.data);
-    cudaFree(job.out.data);
+    cudaFree(params.a.data);
+    cudaFree(params.b.data);
+    cudaFree(params.out.data);
 }
 
 static void bench_kronecker(const tchi_cuda_state &state)
 {
     printf("kronecker, 64x64 (x) 128x128, float32\n");
-    kron::kronecker_job job = new_kronecker(state, TCH_SCALAR_F32, 64, 128);
-    double bytes = (double)(job.rows * job.cols * 4);
-    report("cudaMemset", bytes, time_of([&] { cudaMemsetAsync(job.out.data, 0, (size_t)bytes, work); }), false);
-    try_kronecker("blocks along rows", job, false, [&] { along_rows_kernel<<<8192, 256, 0, work>>>(job); });
-    try_library<float>(job);
-    release(job);
+    kron::kronecker_params params = new_kronecker(state, TCH_SCALAR_F32, 64, 128);
+    double bytes = (double)(params.rows * params.cols * 4);
+    report("cudaMemset", bytes, time_of([&] { cudaMemsetAsync(params.out.data, 0, (size_t)bytes, work); }), false);
+    try_kronecker("blocks along rows", params, false, [&] { along_rows_kernel<<<8192, 256, 0, work>>>(params); });
+    try_library<float>(params);
+    release(params);
     printf("kronecker, 64x64 (x) 128x128, float64 and bfloat16\n");
-    job = new_kronecker(state, TCH_SCALAR_F64, 64, 128);
-    try_library<double>(job);
-    release(job);
-    job = new_kronecker(state, TCH_SCALAR_BF16, 64, 128);
-    try_library<__nv_bfloat16>(job);
-    release(job);
+    params = new_kronecker(state, TCH_SCALAR_F64, 64, 128);
+    try_library<double>(params);
+    release(params);
+    params = new_kronecker(state, TCH_SCALAR_BF16, 64, 128);
+    try_library<__nv_bfloat16>(params);
+    release(params);
 }
 
 /* --- shift_scale ------------------------------------------------------------------------------------------------- */

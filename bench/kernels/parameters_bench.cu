@@ -36,7 +36,7 @@ static double now(void)
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/* `work` LAUNCHES times, behind a long kernel or on an idle device that is waited for after each. */
+/* `work` LAUNCHES times, behind a long kernel or on an idle device, synchronizing after each. */
 template <typename function> static double time_of(cudaStream_t stream, bool busy, function work)
 {
     double best = 1e9;

@@ -23,7 +23,7 @@ typedef tiling<128, 64, 64, 32, 8, 16, 4, 2, 2> medium;
 
 static const variant variants[] = {
     {"128x128 64x32", launch<large_tiling, large_tiling>},
-    {"128x128 64x32, cut", launch<large_tiling, large_piece>},
+    {"128x128 64x32, cut", launch<large_tiling, large_chunk>},
     {"64x64 32x32, 3 blocks", launch<small_tiling, small_tiling>},
     {"128x64 64x32, 2 blocks, lost", launch<medium, medium>},
 };

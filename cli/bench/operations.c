@@ -37,7 +37,7 @@ static double matmul_flops(const bench_case *c)
     return 2.0 * (double)c->batch * (double)c->m * (double)c->n * (double)c->k;
 }
 
-/* The budget is an eighth of what widening one operand whole would take, so that the product must go in pieces. */
+/* The budget is an eighth of what widening one operand whole would take, so that the product must go in chunks. */
 static tch_status chunked_run(tch_context *context, void *data)
 {
     bench_data *d = data;

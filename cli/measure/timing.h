@@ -13,7 +13,7 @@ typedef struct timing {
 typedef tch_status (*timed_call)(tch_context *context, void *user);
 
 /* Runs the call once to warm up, then for about `seconds` and at least three times; a call that takes longer than
- * several times `seconds` is run fewer times. Each run is waited for. */
+ * several times `seconds` is run fewer times. Each run is synchronized. */
 tch_status timing_measure(tch_context *context, timed_call call, void *user, double seconds, timing *result);
 
 /* Seconds of a clock that only goes forward. */

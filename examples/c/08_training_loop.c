@@ -1,6 +1,6 @@
 /* A training loop of one's own: gradients computed by hand, float16 with a loss scaler, Shampoo for a matrix and AdamW
  * for a vector, a learning rate that follows a schedule, and a checkpoint from which a second program would go on to
- * the same bits. */
+ * bitwise identical numbers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -98,7 +98,7 @@ torch.manual_seed(0)
 print(f"\nPyTorch tensors, on {device}:")
 
 # %% Products within a budget of memory
-# The product is made in pieces whose scratch stays within the budget; operands in host memory are streamed to a GPU.
+# The product is made in chunks whose scratch stays within the budget; operands in host memory are streamed to a GPU.
 p, q = torch.randn(1500, 1000), torch.randn(1000, 1200)
 product = CUDAMemoryOps.memory_efficient_matmul(p, q, memory_budget=4 * 2**20)
 far = (product - p @ q).abs().max() / (p @ q).abs().max()

@@ -43,7 +43,7 @@ TCH_API void *tch_context_get_stream(const tch_context *context);
 TCH_API tch_status tch_context_synchronize(tch_context *context);
 
 /* Upper limit, in bytes, of the scratch memory a call may take; 0 (the default) means no limit but the memory there is.
- * Batched functions work through the batch in pieces to stay below it. A limit too small for a single matrix is an
+ * Batched functions work through the batch in chunks to stay below it. A limit too small for a single matrix is an
  * error of the call that needs more, and the message says how much. */
 TCH_API tch_status tch_context_set_workspace_limit(tch_context *context, int64_t bytes);
 TCH_API int64_t tch_context_get_workspace_limit(const tch_context *context);

@@ -15,7 +15,7 @@
  *   in float32 at least, and in float64 for float64. Outputs have the inputs' dtype, or float32 where that is a half
  *   type; numbers per sample (`norms`, `weights`, `dots`) are float64 [B], one after the other.
  * - No function makes a buffer of B times the parameters, or of B times the square of the positions: work is cut into
- *   pieces that fit the context's workspace limit.
+ *   chunks that fit the context's workspace limit.
  * - Nothing waits for the device; calls can be captured in a CUDA graph. */
 #ifndef TORCHIUM_GRAD_H
 #define TORCHIUM_GRAD_H

@@ -137,7 +137,7 @@ typedef struct tch_root_config {
  * previous root, in an optimizer) and is reported. A zero matrix gives damping^(-1/root) I. `config` may be
  * NULL for the defaults.
  *
- * Where TCH_ROOT_AUTO chose the method and a matrix failed by it, or the eigen method failed in float32, its piece of
+ * Where TCH_ROOT_AUTO chose the method and a matrix failed by it, or the eigen method failed in float32, its chunk of
  * the batch is done again by the eigen method in float64: on the CPU always, on a GPU only without a report, where the
  * call waits anyway. With a report nothing waits on a GPU, and what failed keeps its previous root. An absolute eps
  * alone makes Newton and rational read the damping of each matrix back first, and wait for it; relative_eps does

@@ -155,7 +155,7 @@ typedef struct tch_optim_config {
     tch_nonfinite nonfinite;
     uint64_t seed;         /* of stochastic rounding */
     int64_t memory_budget; /* extra memory a step may take beyond the state, in bytes; 0: an eighth of the state, and at
-                              least 1 GiB. Work is cut into pieces to stay within it */
+                              least 1 GiB. Work is cut into chunks to stay within it */
 } tch_optim_config;
 
 /* One parameter, or one gradient's place in the list. */
@@ -165,7 +165,7 @@ typedef struct tch_parameter {
     int32_t elementwise; /* 1: AdamW for this one, whatever its shape, as for embeddings */
 } tch_parameter;
 
-/* Where the state's memory comes from, when not from the context's pool. The library asks for a few large pieces and
+/* Where the state's memory comes from, when not from the context's pool. The library asks for a few large chunks and
  * gives them back when the optimizer is destroyed. Memory is on the context's device, aligned to 256 bytes. */
 typedef struct tch_state_allocator {
     size_t struct_size; /* sizeof(tch_state_allocator) */

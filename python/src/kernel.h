@@ -36,7 +36,7 @@ typedef struct py_kernel_source {
     const char **option_texts, **include_texts;
 } py_kernel_source;
 
-/* Everything one launch needs, in one piece of memory, so that launches of one kernel do not meet in it. */
+/* Everything one launch needs, in one chunk of memory, so that launches of one kernel do not meet in it. */
 typedef struct py_launch {
     int32_t count;
     bool strided; /* arrays may have gaps */

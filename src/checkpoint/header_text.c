@@ -8,7 +8,7 @@
 
 #include "core/status.h"
 #include "format.h"
-#include "pieces.h"
+#include "chunks.h"
 #include "writer.h"
 
 typedef struct sink {

@@ -9,7 +9,7 @@
 #include "core/system.h"
 #include "core/tensor.h"
 #include "crc32c.h"
-#include "pieces.h"
+#include "chunks.h"
 #include "reader.h"
 #include "utf8.h"
 
@@ -117,16 +117,16 @@ static tch_status read_bytes(reading *r, char *to, int64_t count)
 }
 
 /* A copy to a device returns when the buffer may be used again. */
-static tch_status read_piece(void *user, tch_tensor *piece)
+static tch_status read_chunk(void *user, tch_tensor *chunk)
 {
     reading *r = user;
-    TCHI_TRY(read_bytes(r, r->buffer, tchi_tensor_bytes(piece)));
-    if (tchi_on_host(piece)) {
-        tchi_unpack(piece, r->buffer);
+    TCHI_TRY(read_bytes(r, r->buffer, tchi_tensor_bytes(chunk)));
+    if (tchi_on_host(chunk)) {
+        tchi_unpack(chunk, r->buffer);
         return TCH_OK;
     }
-    tch_tensor packed = tch_tensor_view(r->buffer, piece->dtype, piece->ndim, piece->shape);
-    return tch_tensor_copy(r->context, piece, &packed);
+    tch_tensor packed = tch_tensor_view(r->buffer, chunk->dtype, chunk->ndim, chunk->shape);
+    return tch_tensor_copy(r->context, chunk, &packed);
 }
 
 static tch_status read_through_buffer(reading *r, const tch_tensor *out)
@@ -138,7 +138,7 @@ static tch_status read_through_buffer(reading *r, const tch_tensor *out)
                          (long long)r->buffer_bytes);
     }
     int64_t room = r->buffer_bytes / (int64_t)tch_dtype_size(out->dtype);
-    tch_status status = tchi_visit_pieces(out, room, read_piece, r);
+    tch_status status = tchi_visit_chunks(out, room, read_chunk, r);
     tchi_host_release(r->buffer, (size_t)r->buffer_bytes);
     return status;
 }

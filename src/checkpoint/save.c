@@ -9,7 +9,7 @@
 #include "core/status.h"
 #include "core/tensor.h"
 #include "part_file.h"
-#include "pieces.h"
+#include "chunks.h"
 #include "summing.h"
 #include "utf8.h"
 #include "writer.h"
@@ -136,16 +136,16 @@ static tch_status write_bytes(saving *s, const char *bytes, int64_t count)
 }
 
 /* A copy from a device waits for it, so the buffer is full when it returns. */
-static tch_status write_piece(void *user, tch_tensor *piece)
+static tch_status write_chunk(void *user, tch_tensor *chunk)
 {
     saving *s = user;
-    if (tchi_on_host(piece)) {
-        tchi_pack(piece, s->buffer);
+    if (tchi_on_host(chunk)) {
+        tchi_pack(chunk, s->buffer);
     } else {
-        tch_tensor packed = tch_tensor_view(s->buffer, piece->dtype, piece->ndim, piece->shape);
-        TCHI_TRY(tch_tensor_copy(s->context, &packed, piece));
+        tch_tensor packed = tch_tensor_view(s->buffer, chunk->dtype, chunk->ndim, chunk->shape);
+        TCHI_TRY(tch_tensor_copy(s->context, &packed, chunk));
     }
-    return write_bytes(s, s->buffer, tchi_tensor_bytes(piece));
+    return write_bytes(s, s->buffer, tchi_tensor_bytes(chunk));
 }
 
 static tch_status write_tensor(saving *s, const tch_tensor *tensor)
@@ -157,7 +157,7 @@ static tch_status write_tensor(saving *s, const tch_tensor *tensor)
         return write_bytes(s, tchi_tensor_data(tensor), tchi_tensor_bytes(tensor));
     }
     int64_t room = s->buffer_bytes / (int64_t)tch_dtype_size(tensor->dtype);
-    return tchi_visit_pieces(tensor, room, write_piece, s);
+    return tchi_visit_chunks(tensor, room, write_chunk, s);
 }
 
 /* There is room for both. */

@@ -9,7 +9,7 @@
 #include "core/status.h"
 #include "format.h"
 #include "numbers.h"
-#include "pieces.h"
+#include "chunks.h"
 #include "utf8.h"
 
 static char *copy_of(const char *text)

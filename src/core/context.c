@@ -174,11 +174,11 @@ tch_status tch_memory_reset_peak(tch_context *context)
 
 void *tchi_arena_take(tchi_arena *arena, int64_t bytes)
 {
-    void *piece = arena->base == NULL ? NULL : arena->base + arena->used;
+    void *chunk = arena->base == NULL ? NULL : arena->base + arena->used;
     int64_t most = INT64_MAX / 2; /* sizes beyond this stay there, and fail when they are reserved */
     bytes = bytes < 0 || bytes > most ? most : (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
     arena->used = arena->used > most - bytes ? most : arena->used + bytes;
-    return piece;
+    return chunk;
 }
 
 tch_status tchi_arena_reserve(tch_context *context, tchi_arena *arena)

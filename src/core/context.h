@@ -26,7 +26,7 @@ struct tch_context {
  *     TCHI_TRY(tchi_arena_reserve(context, &arena));
  *     layout(&buffers, &arena);                         // the same again, now with addresses
  *
- * The workspace belongs to one public call at a time; functions below it get their pieces from its arena. */
+ * The workspace belongs to one public call at a time; functions below it get their chunks from its arena. */
 typedef struct tchi_arena {
     char *base;
     int64_t used;

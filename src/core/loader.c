@@ -71,7 +71,7 @@ static const slot update_slots[] = {
     SLOT(update, factor_update),  SLOT(update, unscale),     SLOT(update, update_scale),
 };
 static const slot sample_slots[] = {
-    SLOT(sample, sample_norms),    SLOT(sample, sample_squares), SLOT(sample, sample_sums), SLOT(sample, patches),
+    SLOT(sample, sample_norms),    SLOT(sample, sample_squares), SLOT(sample, sample_sums), SLOT(sample, im2col),
     SLOT(sample, token_norms),     SLOT(sample, token_sums),     SLOT(sample, token_cross), SLOT(sample, token_dots),
     SLOT(sample, normalized_sums), SLOT(sample, block_dots),     SLOT(sample, pair_dots),   SLOT(sample, clip_weights),
     SLOT(sample, weigh_samples),   SLOT(sample, damped_divide),  SLOT(sample, kl_clip),

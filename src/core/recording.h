@@ -36,7 +36,7 @@ typedef struct tchi_recordings {
 tch_status tchi_recordings_open(const tch_context *context, tchi_recordings *recordings);
 
 /* Does `work`. It is called the first times, and while the caller is told of ranges; otherwise, where the backend can,
- * it is recorded and replayed. While recording, nothing may be allocated, waited for or copied to the host: work that
+ * it is recorded and replayed. While recording, nothing may allocate, synchronize or copy to the host: work that
  * does so fails then, and is never recorded. The owner must not be changed by `work`. */
 tch_status tchi_recorded(tch_context *context, tchi_recordings *recordings, const tchi_recording_key *key,
                          tch_status (*work)(void *argument), void *argument);

@@ -335,12 +335,12 @@ typedef struct crossing {
     int64_t room; /* elements that scratch holds */
 } crossing;
 
-/* Elements of a piece at most: 64 MiB of float64. Reasoned, not tuned: at the 55 GB/s of a fast link it travels for a
+/* Elements of a chunk at most: 64 MiB of float64. Reasoned, not tuned: at the 55 GB/s of a fast link it travels for a
  * millisecond, a hundred times what starting a copy and a kernel costs, and the workspace stays small whatever is
  * copied. */
 #define CROSSING_ELEMENTS ((int64_t)8 << 20)
 
-static tch_status cross_piece(const crossing *c, char *host, const tch_tensor *device)
+static tch_status cross_chunk(const crossing *c, char *host, const tch_tensor *device)
 {
     int64_t packed_strides[TCH_MAX_RANK];
     int64_t device_strides[TCH_MAX_RANK];
@@ -376,12 +376,12 @@ static tch_tensor rows_of(const tch_tensor *tensor, int64_t first, int64_t count
     return rows;
 }
 
-/* Whole where it fits; else as many rows at a time as do, or each row in pieces. A single element always fits. */
+/* Whole where it fits; else as many rows at a time as do, or each row in chunks. A single element always fits. */
 static tch_status cross(const crossing *c, char *host, const tch_tensor *device)
 {
     int64_t count = tchi_tensor_count(device, 0, device->ndim);
     if (count <= c->room) {
-        return cross_piece(c, host, device);
+        return cross_chunk(c, host, device);
     }
     int64_t shape[TCH_MAX_RANK];
     int64_t row = count / device->shape[0];

@@ -17,26 +17,26 @@ tchi_tokens tchi_tokens_of(const tch_layer *layer, const tch_tensor *input, cons
     return (tchi_tokens){layer, input, tchi_gradient_side(&linear, gradient)};
 }
 
-void tchi_tokens_layout(const tchi_tokens *t, tchi_token_piece *piece, tchi_arena *arena, tch_context *context,
+void tchi_tokens_layout(const tchi_tokens *t, tchi_token_chunk *chunk, tchi_arena *arena, tch_context *context,
                         int64_t first, int64_t count)
 {
-    piece->tokens = tchi_rows_place(t->input, tchi_scalar_of(t->input->dtype), arena, first, count);
-    piece->g = tchi_side_place(&t->gradient, arena, first, count, TCHI_APART);
-    piece->scratch = tchi_arena_take(
+    chunk->tokens = tchi_rows_place(t->input, tchi_scalar_of(t->input->dtype), arena, first, count);
+    chunk->g = tchi_side_place(&t->gradient, arena, first, count, TCHI_APART);
+    chunk->scratch = tchi_arena_take(
         arena, context->backend->device->scratch_bytes(context->state, TCH_SCRATCH_TOKENS, t->gradient.type, count,
                                                        t->gradient.positions, t->gradient.cols, t->layer->rows));
 }
 
-tch_status tchi_tokens_read(tch_context *context, const tchi_tokens *t, int64_t first, const tchi_token_piece *piece)
+tch_status tchi_tokens_read(tch_context *context, const tchi_tokens *t, int64_t first, const tchi_token_chunk *chunk)
 {
-    TCHI_TRY(tchi_rows_read(context, t->input, first, &piece->tokens));
-    return tchi_side_read(context, &t->gradient, first, &piece->g);
+    TCHI_TRY(tchi_rows_read(context, t->input, first, &chunk->tokens));
+    return tchi_side_read(context, &t->gradient, first, &chunk->g);
 }
 
 /* Samples at a time, when each takes `bytes_each` beside its tokens and gradients, and all of them `bytes_fixed`. */
 static tchi_chunks choose_chunks(tch_context *context, const tchi_tokens *t, int64_t bytes_each, int64_t bytes_fixed)
 {
-    tchi_token_piece one;
+    tchi_token_chunk one;
     tchi_arena arena = {0};
     tchi_tokens_layout(t, &one, &arena, context, 0, 1);
     int64_t samples = t->gradient.samples;
@@ -58,16 +58,16 @@ static tch_status samples_part(tch_context *context, const tchi_tokens *t, const
                                int64_t count)
 {
     tchi_arena arena = {0};
-    tchi_token_piece piece;
+    tchi_token_chunk chunk;
     tch_matrices rows;
     tch_matrices out = place_gradients(t, weight, &arena, first, count, &rows);
-    tchi_tokens_layout(t, &piece, &arena, context, first, count);
+    tchi_tokens_layout(t, &chunk, &arena, context, first, count);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     out = place_gradients(t, weight, &arena, first, count, &rows);
-    tchi_tokens_layout(t, &piece, &arena, context, first, count);
-    TCHI_TRY(tchi_tokens_read(context, t, first, &piece));
-    TCHI_TRY(context->backend->sample->token_sums(context->state, &piece.tokens, t->layer->padding_index, &piece.g,
-                                                  NULL, t->layer->scale, 0.0, 1, &out, piece.scratch));
+    tchi_tokens_layout(t, &chunk, &arena, context, first, count);
+    TCHI_TRY(tchi_tokens_read(context, t, first, &chunk));
+    TCHI_TRY(context->backend->sample->token_sums(context->state, &chunk.tokens, t->layer->padding_index, &chunk.g,
+                                                  NULL, t->layer->scale, 0.0, 1, &out, chunk.scratch));
     return tchi_rows_write(context, weight, first, &rows);
 }
 
@@ -86,14 +86,14 @@ tch_status tchi_embedding_samples(tch_context *context, const tch_layer *layer, 
 
 /* --- norms ------------------------------------------------------------------------------------------------------- */
 
-static tch_status open_piece(tch_context *context, const tchi_tokens *t, int64_t first, int64_t count,
-                             tchi_token_piece *piece)
+static tch_status open_chunk(tch_context *context, const tchi_tokens *t, int64_t first, int64_t count,
+                             tchi_token_chunk *chunk)
 {
     tchi_arena arena = {0};
-    tchi_tokens_layout(t, piece, &arena, context, first, count);
+    tchi_tokens_layout(t, chunk, &arena, context, first, count);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
-    tchi_tokens_layout(t, piece, &arena, context, first, count);
-    return tchi_tokens_read(context, t, first, piece);
+    tchi_tokens_layout(t, chunk, &arena, context, first, count);
+    return tchi_tokens_read(context, t, first, chunk);
 }
 
 tch_status tchi_embedding_norms(tch_context *context, const tch_layer *layer, const tch_tensor *input,
@@ -103,13 +103,13 @@ tch_status tchi_embedding_norms(tch_context *context, const tch_layer *layer, co
     tchi_chunks chunks = choose_chunks(context, &t, 0, 0);
     double scale = layer->scale * layer->scale;
     for (int64_t first = 0; first < chunks.samples; first += chunks.size) {
-        tchi_token_piece piece;
-        TCHI_TRY(open_piece(context, &t, first, tchi_chunk_at(&chunks, first), &piece));
+        tchi_token_chunk chunk;
+        TCHI_TRY(open_chunk(context, &t, first, tchi_chunk_at(&chunks, first), &chunk));
         if (first == 0) {
             TCHI_TRY(tchi_clear_numbers(context, accumulate, norms, chunks.samples));
         }
-        TCHI_TRY(context->backend->sample->token_norms(context->state, &piece.tokens, layer->rows, layer->padding_index,
-                                                       &piece.g, scale, norms + first, piece.scratch));
+        TCHI_TRY(context->backend->sample->token_norms(context->state, &chunk.tokens, layer->rows, layer->padding_index,
+                                                       &chunk.g, scale, norms + first, chunk.scratch));
     }
     return TCH_OK;
 }
@@ -153,22 +153,22 @@ static int64_t parameter_bytes(const tch_tensor *parameter, tch_scalar type)
 
 /* The parameter comes first, so that it stays where it is from chunk to chunk. */
 static void parameter_layout(const tchi_tokens *t, const tch_tensor *parameter, tch_matrices *m,
-                             tchi_token_piece *piece, tchi_arena *arena, tch_context *context, int64_t first,
+                             tchi_token_chunk *chunk, tchi_arena *arena, tch_context *context, int64_t first,
                              int64_t count)
 {
     *m = place_parameter(parameter, tchi_compute_type(t->gradient.type), arena);
-    tchi_tokens_layout(t, piece, arena, context, first, count);
+    tchi_tokens_layout(t, chunk, arena, context, first, count);
 }
 
 /* Memory for all chunks; *m is the parameter from here on. */
 static tch_status parameter_open(tch_context *context, const tchi_tokens *t, const tch_tensor *parameter,
                                  const tchi_chunks *chunks, tchi_arena *arena, tch_matrices *m)
 {
-    tchi_token_piece piece;
+    tchi_token_chunk chunk;
     tchi_arena last = {0};
     *arena = (tchi_arena){0};
-    parameter_layout(t, parameter, m, &piece, arena, context, 0, tchi_chunk_at(chunks, 0));
-    parameter_layout(t, parameter, m, &piece, &last, context, 0, tchi_chunk_last(chunks));
+    parameter_layout(t, parameter, m, &chunk, arena, context, 0, tchi_chunk_at(chunks, 0));
+    parameter_layout(t, parameter, m, &chunk, &last, context, 0, tchi_chunk_last(chunks));
     arena->used = last.used > arena->used ? last.used : arena->used;
     TCHI_TRY(tchi_arena_reserve(context, arena));
     tchi_arena start = *arena;
@@ -177,11 +177,11 @@ static tch_status parameter_open(tch_context *context, const tchi_tokens *t, con
 }
 
 static tch_status parameter_chunk(tch_context *context, const tchi_tokens *t, const tch_tensor *parameter,
-                                  tchi_arena arena, int64_t first, int64_t count, tchi_token_piece *piece)
+                                  tchi_arena arena, int64_t first, int64_t count, tchi_token_chunk *chunk)
 {
     tch_matrices m;
-    parameter_layout(t, parameter, &m, piece, &arena, context, first, count);
-    return tchi_tokens_read(context, t, first, piece);
+    parameter_layout(t, parameter, &m, chunk, &arena, context, first, count);
+    return tchi_tokens_read(context, t, first, chunk);
 }
 
 /* --- weighted sums ----------------------------------------------------------------------------------------------- */
@@ -200,11 +200,11 @@ tch_status tchi_embedding_sum(tch_context *context, const tch_layer *layer, cons
     }
     int64_t first = 0;
     do {
-        tchi_token_piece piece;
-        TCHI_TRY(parameter_chunk(context, &t, weight, arena, first, tchi_chunk_at(&chunks, first), &piece));
-        TCHI_TRY(context->backend->sample->token_sums(context->state, &piece.tokens, layer->padding_index, &piece.g,
+        tchi_token_chunk chunk;
+        TCHI_TRY(parameter_chunk(context, &t, weight, arena, first, tchi_chunk_at(&chunks, first), &chunk));
+        TCHI_TRY(context->backend->sample->token_sums(context->state, &chunk.tokens, layer->padding_index, &chunk.g,
                                                       weights != NULL ? weights + first : NULL, layer->scale,
-                                                      first == 0 ? beta : 1.0, 0, &out, piece.scratch));
+                                                      first == 0 ? beta : 1.0, 0, &out, chunk.scratch));
         first += chunks.size;
     } while (first < chunks.samples);
     return write_parameter(context, weight, &out);
@@ -226,10 +226,10 @@ tch_status tchi_embedding_dots(tch_context *context, const tch_layer *layer, con
     TCHI_TRY(read_parameter(context, weight, &w));
     TCHI_TRY(tchi_clear_numbers(context, accumulate, dots, chunks.samples));
     for (int64_t first = 0; first < chunks.samples; first += chunks.size) {
-        tchi_token_piece piece;
-        TCHI_TRY(parameter_chunk(context, &t, weight, arena, first, tchi_chunk_at(&chunks, first), &piece));
-        TCHI_TRY(context->backend->sample->token_dots(context->state, &piece.tokens, layer->padding_index, &piece.g, &w,
-                                                      layer->scale, dots + first, piece.scratch));
+        tchi_token_chunk chunk;
+        TCHI_TRY(parameter_chunk(context, &t, weight, arena, first, tchi_chunk_at(&chunks, first), &chunk));
+        TCHI_TRY(context->backend->sample->token_dots(context->state, &chunk.tokens, layer->padding_index, &chunk.g, &w,
+                                                      layer->scale, dots + first, chunk.scratch));
     }
     return TCH_OK;
 }

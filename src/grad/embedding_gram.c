@@ -12,8 +12,8 @@
 typedef struct gram_buffers {
     tch_matrices sum;       /* B by B in float64: the caller's, or scratch */
     tch_matrices direction; /* some columns of one gradient: V by at most `width` */
-    tchi_token_piece one;   /* the sample it is formed of */
-    tchi_token_piece block; /* those it is multiplied with */
+    tchi_token_chunk one;   /* the sample it is formed of */
+    tchi_token_chunk block; /* those it is multiplied with */
 } gram_buffers;
 
 typedef struct gram_call {
@@ -127,12 +127,12 @@ static tch_status clear(tch_context *context, const tch_matrices *sum)
 /* Columns of the gradient and samples of a block, by what fits: half of what is left is for either. */
 static void choose_sizes(tch_context *context, gram_call *c)
 {
-    tchi_token_piece piece;
+    tchi_token_chunk chunk;
     tchi_arena fixed = {0};
     tchi_arena one = {0};
     int64_t column = c->t.layer->rows * tchi_scalar_size(tchi_compute_type(c->t.gradient.type));
     (void)place_sum(c->gram, &fixed);
-    tchi_tokens_layout(&c->t, &piece, &one, context, 0, 1);
+    tchi_tokens_layout(&c->t, &chunk, &one, context, 0, 1);
     c->width = tchi_arena_fit(context, c->t.gradient.cols, 2 * column, fixed.used + 2 * one.used);
     int64_t used = fixed.used + one.used + c->width * column;
     c->chunks.samples = c->t.gradient.samples;

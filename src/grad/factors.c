@@ -227,7 +227,7 @@ static int64_t chunk_bytes(const tch_context *context, const factor_source *s, i
 }
 
 /* Samples at a time, all buffers outside the chunk taking `fixed` bytes. What a sample takes is seen by adding many,
- * since the pieces of an arena are rounded up. */
+ * since the chunks of an arena are rounded up. */
 static int64_t choose_chunk(const tch_context *context, const factor_source *s, int64_t fixed)
 {
     enum { MANY = 64 };

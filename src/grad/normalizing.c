@@ -24,7 +24,7 @@ tchi_normalizing tchi_normalizing_of(const tch_layer *layer, const tch_tensor *i
     return c;
 }
 
-void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_piece *p, const tch_tensor *weight,
+void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_chunk *p, const tch_tensor *weight,
                              const tch_tensor *bias, tchi_arena *arena, tch_context *context, int64_t first,
                              int64_t count)
 {
@@ -44,7 +44,7 @@ void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_piece *
 
 static int64_t bytes_of(const tchi_normalizing *c, tch_context *context, int64_t count)
 {
-    tchi_normalizing_piece p;
+    tchi_normalizing_chunk p;
     tchi_arena arena = {0};
     tchi_normalizing_layout(c, &p, NULL, NULL, &arena, context, 0, count);
     return arena.used;
@@ -61,7 +61,7 @@ static tch_status clear(tch_context *context, const tch_matrices *m)
     return context->backend->device->zero_bytes(context->state, m->data, m->rows * m->cols * tchi_scalar_size(m->type));
 }
 
-tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c, const tchi_normalizing_piece *p,
+tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c, const tchi_normalizing_chunk *p,
                                  int64_t first, int64_t count)
 {
     const tch_backend *t = context->backend;
@@ -98,7 +98,7 @@ static tch_status samples_part(tch_context *context, const tchi_normalizing *c, 
                                const tch_tensor *bias, int64_t first, int64_t count)
 {
     tchi_arena arena = {0};
-    tchi_normalizing_piece p;
+    tchi_normalizing_chunk p;
     tchi_normalizing_layout(c, &p, weight, bias, &arena, context, first, count);
     TCHI_TRY(tchi_arena_reserve(context, &arena));
     tchi_normalizing_layout(c, &p, weight, bias, &arena, context, first, count);
@@ -124,7 +124,7 @@ tch_status tchi_normalizing_samples(tch_context *context, const tch_layer *layer
 
 /* Beside the gradients of a chunk: directions to multiply them with, and scratch to do it. */
 typedef struct dots_buffers {
-    tchi_normalizing_piece p;
+    tchi_normalizing_chunk p;
     tch_matrices weight, bias; /* 1 by features each */
     void *scratch;
 } dots_buffers;
@@ -228,7 +228,7 @@ tch_status tchi_normalizing_dots(tch_context *context, const tch_layer *layer, c
 
 typedef struct sum_buffers {
     tch_matrices weight, bias; /* the sums, 1 by features */
-    tchi_normalizing_piece p;
+    tchi_normalizing_chunk p;
     void *scratch;
 } sum_buffers;
 

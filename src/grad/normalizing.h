@@ -28,19 +28,19 @@ static inline bool tchi_normalizing_has(const tchi_normalizing *c, tch_grad_part
 }
 
 /* Inputs and output gradients of some samples, and the gradients of the weights, samples by features. */
-typedef struct tchi_normalizing_piece {
+typedef struct tchi_normalizing_chunk {
     tch_matrices x, g, weight, bias;
     void *scratch;
-} tchi_normalizing_piece;
+} tchi_normalizing_chunk;
 
 /* Samples [first, first + count) in the layout of a call, which runs twice. Where gradients of the weights belong to
  * the caller, `weight` and `bias` are his tensors; NULL: scratch. */
-void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_piece *p, const tch_tensor *weight,
+void tchi_normalizing_layout(const tchi_normalizing *c, tchi_normalizing_chunk *p, const tch_tensor *weight,
                              const tch_tensor *bias, tchi_arena *arena, tch_context *context, int64_t first,
                              int64_t count);
 
 /* Fills p->weight and p->bias, those of them that are wanted. */
-tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c, const tchi_normalizing_piece *p,
+tch_status tchi_normalizing_form(tch_context *context, const tchi_normalizing *c, const tchi_normalizing_chunk *p,
                                  int64_t first, int64_t count);
 
 /* Samples to do at once beside `bytes_fixed` of scratch. */

@@ -11,7 +11,7 @@
 typedef struct gram_buffers {
     tch_matrices sum;       /* B by B, of the type of the gradients */
     tch_matrices converted; /* the same in the type of the caller's matrix */
-    tchi_normalizing_piece left, right;
+    tchi_normalizing_chunk left, right;
 } gram_buffers;
 
 typedef struct gram_call {
@@ -68,7 +68,7 @@ static tch_status multiply(tch_context *context, const tch_matrices *left, const
 static tch_status add_block(tch_context *context, const gram_call *g, const gram_buffers *b, range rows, range cols)
 {
     bool diagonal = rows.first == cols.first;
-    const tchi_normalizing_piece *right = diagonal ? &b->left : &b->right;
+    const tchi_normalizing_chunk *right = diagonal ? &b->left : &b->right;
     tch_matrices block = block_of(&b->sum, rows, cols);
     double beta = 0.0;
     if (tchi_normalizing_has(&g->c, TCH_GRAD_WEIGHT)) {

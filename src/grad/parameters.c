@@ -55,7 +55,7 @@ tch_matrices tchi_parameter_place(const tchi_parameter *p, tchi_arena *arena, tc
 typedef enum direction { READ, WRITE } direction;
 
 static tch_status transfer(tch_context *context, const tchi_parameter *p, int64_t first, const tch_matrices *m,
-                           direction way)
+                           direction dir)
 {
     int64_t shape[TCH_MAX_RANK + 1] = {p->groups > 0 ? m->batch / p->groups : 0};
     int64_t theirs[TCH_MAX_RANK + 1] = {p->sample_stride};
@@ -73,7 +73,7 @@ static tch_status transfer(tch_context *context, const tchi_parameter *p, int64_
     int32_t skip = p->sample_stride == 0 ? 1 : 0; /* a single parameter may have as many dimensions as there are */
     tch_array outside = {address(p, first), p->type, p->rank + 1 - skip, shape + skip, theirs + skip};
     tch_array inside = {m->data, m->type, p->rank + 1 - skip, shape + skip, ours + skip};
-    return way == READ ? context->backend->matrix->copy(context->state, &inside, &outside)
+    return dir == READ ? context->backend->matrix->copy(context->state, &inside, &outside)
                        : context->backend->matrix->copy(context->state, &outside, &inside);
 }
 

@@ -161,7 +161,7 @@ static tch_status read_patches(tch_context *context, const tchi_side *side, int6
     tch_patches p = side->patches;
     p.samples = m->batch / side->groups;
     p.data = (const char *)p.data + first * p.strides[0] * tchi_scalar_size(p.type);
-    return context->backend->sample->patches(context->state, &p, m);
+    return context->backend->sample->im2col(context->state, &p, m);
 }
 
 /* Copies with all dimensions that the side has: samples, groups where there are some, positions, columns. */

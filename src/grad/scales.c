@@ -96,7 +96,7 @@ static tch_status reserve(tch_context *context, scales_call *c, const tch_tensor
     tchi_arena fixed = {0};
     fixed_layout(c, &fixed, scales);
     int64_t samples = c->a.side.samples;
-    enum { MANY = 64 }; /* what a sample takes is seen by adding many: pieces of an arena are rounded up */
+    enum { MANY = 64 }; /* what a sample takes is seen by adding many: chunks of an arena are rounded up */
     int64_t one = chunk_bytes(context, c, 1);
     int64_t each = (chunk_bytes(context, c, 1 + MANY) - one + MANY - 1) / MANY;
     c->chunk = tchi_chunk_samples(context, samples, c->a.side.positions, each, fixed.used + one);

@@ -16,12 +16,12 @@ typedef struct tied_call {
     tchi_side input, gradient; /* of the linear layer */
 } tied_call;
 
-typedef struct tied_piece {
-    tchi_token_piece tokens;
+typedef struct tied_chunk {
+    tchi_token_chunk tokens;
     tch_matrices input, gradient;
-} tied_piece;
+} tied_chunk;
 
-static void layout(const tied_call *c, tied_piece *p, tchi_arena *arena, tch_context *context, int64_t first,
+static void layout(const tied_call *c, tied_chunk *p, tchi_arena *arena, tch_context *context, int64_t first,
                    int64_t count)
 {
     tchi_tokens_layout(&c->tokens, &p->tokens, arena, context, first, count);
@@ -31,7 +31,7 @@ static void layout(const tied_call *c, tied_piece *p, tchi_arena *arena, tch_con
 
 static int64_t choose_chunk(tch_context *context, const tied_call *c)
 {
-    tied_piece p;
+    tied_chunk p;
     tchi_arena one = {0};
     layout(c, &p, &one, context, 0, 1);
     return tchi_chunk_samples(context, c->input.samples, c->input.positions, one.used, 0);
@@ -39,7 +39,7 @@ static int64_t choose_chunk(tch_context *context, const tied_call *c)
 
 static tch_status tied_part(tch_context *context, const tied_call *c, int64_t first, int64_t count, double *norms)
 {
-    tied_piece p;
+    tied_chunk p;
     tchi_arena arena = {0};
     const tch_layer *layer = c->tokens.layer;
     layout(c, &p, &arena, context, first, count);

@@ -123,18 +123,18 @@ tch_status tch_kfac_set_counts(tch_kfac *kfac, int32_t layer, const int64_t coun
 
 /* --- statistics -------------------------------------------------------------------------------------------------- */
 
-/* The units of one layer on one side, a piece at a time. */
+/* The units of one layer on one side, a chunk at a time. */
 static tch_status read_side(const tch_kfac *k, const tchi_kfac_layer *layer, int side, bool *failed, double *worst)
 {
-    enum { PIECE = 64 };
+    enum { CHUNK = 64 };
     const tch_backend *t = k->context->backend;
     const tchi_kfac_class *block_batch = &k->block_batches[layer->block_batch];
     const tchi_kfac_factor_batch *f = &k->factor_batches[block_batch->factor_batch[side]];
     int64_t first = block_batch->position[side] + layer->unit;
-    for (int64_t done = 0; done < layer->groups; done += PIECE) {
-        int32_t flags[PIECE];
-        double residuals[PIECE];
-        int64_t n = layer->groups - done < PIECE ? layer->groups - done : PIECE;
+    for (int64_t done = 0; done < layer->groups; done += CHUNK) {
+        int32_t flags[CHUNK];
+        double residuals[CHUNK];
+        int64_t n = layer->groups - done < CHUNK ? layer->groups - done : CHUNK;
         TCHI_TRY(t->device->copy_bytes(k->context->state, flags, f->flags + first + done, n * (int64_t)sizeof *flags,
                                        TCH_COPY_TO_HOST));
         TCHI_TRY(t->device->copy_bytes(k->context->state, residuals, f->residuals + first + done,

@@ -75,7 +75,7 @@ typedef struct tchi_kfac_control {
     int32_t skip;
 } tchi_kfac_control;
 
-/* A piece of device memory. */
+/* A chunk of device memory. */
 typedef struct tchi_kfac_chunk {
     void *pointer;
     int64_t bytes;

@@ -1,5 +1,5 @@
 /* How layers are grouped, and where their state lies. Layers are put into block batches by the sizes of their factors,
- * block batches into factor batches, and then every factor batch and block batch takes one piece of the state: the
+ * block batches into factor batches, and then every factor batch and block batch takes one chunk of the state: the
  * order of layers in memory is that of block batches, not the caller's. */
 #include <stdio.h>
 #include <string.h>

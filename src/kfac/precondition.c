@@ -177,18 +177,18 @@ static tch_matrices as_one(const tch_matrices *m)
 typedef enum direction { READ, WRITE } direction;
 
 static tch_status transfer(const tch_kfac *k, const tch_tensor *tensor, char *data, const int64_t *inside,
-                           direction way)
+                           direction dir)
 {
     int64_t strides[TCH_MAX_RANK];
     const tch_array outside = tchi_array_of(tensor, strides);
     const tch_array here = {data, k->type, tensor->ndim, tensor->shape, inside};
-    return way == READ ? k->context->backend->matrix->copy(k->context->state, &here, &outside)
+    return dir == READ ? k->context->backend->matrix->copy(k->context->state, &here, &outside)
                        : k->context->backend->matrix->copy(k->context->state, &outside, &here);
 }
 
 /* Weight and bias of one layer and the rows they make, whose groups follow each other as the weight's rows do. */
 static tch_status transfer_layer(const tch_kfac *k, const tchi_kfac_layer *layer, tch_tensor *const *pair, char *data,
-                                 direction way)
+                                 direction dir)
 {
     int64_t d = layer->inputs + layer->bias;
     int64_t inside[TCH_MAX_RANK];
@@ -198,16 +198,16 @@ static tch_status transfer_layer(const tch_kfac *k, const tchi_kfac_layer *layer
         stride *= pair[0]->shape[i];
     }
     inside[0] = d;
-    TCHI_TRY(transfer(k, pair[0], data, inside, way));
-    return layer->bias ? transfer(k, pair[1], data + layer->inputs * tchi_scalar_size(k->type), inside, way) : TCH_OK;
+    TCHI_TRY(transfer(k, pair[0], data, inside, dir));
+    return layer->bias ? transfer(k, pair[1], data + layer->inputs * tchi_scalar_size(k->type), inside, dir) : TCH_OK;
 }
 
-static tch_status transfer_chunk(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *m, direction way)
+static tch_status transfer_chunk(const tch_kfac *k, const work *w, const chunk *c, const tch_matrices *m, direction dir)
 {
     for (int32_t i = 0; i < c->count; i++) {
         const tchi_kfac_layer *layer = &k->layers[c->layers[i]];
         tch_matrices part = tchi_matrices_part(m, layer->unit - c->unit, layer->groups);
-        TCHI_TRY(transfer_layer(k, layer, w->gradients + 2 * (int64_t)c->layers[i], part.data, way));
+        TCHI_TRY(transfer_layer(k, layer, w->gradients + 2 * (int64_t)c->layers[i], part.data, dir));
     }
     return TCH_OK;
 }

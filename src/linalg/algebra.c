@@ -117,14 +117,14 @@ static const char *reason_of(int32_t flag)
     }
 }
 
-/* Flags come to the host a piece at a time, so that no memory is needed for them. */
+/* Flags come to the host a chunk at a time, so that no memory is needed for them. */
 static tch_status find_bad(tch_context *context, int64_t first, int64_t count, const int32_t *flags, const char *name,
                            tch_status *bad)
 {
-    enum { PIECE = 256 };
-    int32_t here[PIECE];
-    for (int64_t done = 0; done < count && *bad == TCH_OK; done += PIECE) {
-        int64_t n = count - done < PIECE ? count - done : PIECE;
+    enum { CHUNK = 256 };
+    int32_t here[CHUNK];
+    for (int64_t done = 0; done < count && *bad == TCH_OK; done += CHUNK) {
+        int64_t n = count - done < CHUNK ? count - done : CHUNK;
         TCHI_TRY(context->backend->device->copy_bytes(context->state, here, flags + done, n * (int64_t)sizeof *here,
                                                       TCH_COPY_TO_HOST));
         for (int64_t k = 0; k < n && *bad == TCH_OK; k++) {

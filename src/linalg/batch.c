@@ -87,7 +87,7 @@ void *tchi_batch_item(const tchi_batch *batch, int64_t index)
 typedef enum direction { READ, WRITE } direction;
 
 static tch_status transfer(tch_context *context, const tchi_batch *b, int64_t first, const tch_matrices *m,
-                           direction way)
+                           direction dir)
 {
     if (b->rows == 0 || b->cols == 0) {
         return TCH_OK;
@@ -101,7 +101,7 @@ static tch_status transfer(tch_context *context, const tchi_batch *b, int64_t fi
         const int64_t ours[3] = {part.stride, part.ld, 1};
         tch_array outside = {start, b->type, 3, shape, theirs};
         tch_array inside = {part.data, part.type, 3, shape, ours};
-        TCHI_TRY(way == READ ? context->backend->matrix->copy(context->state, &inside, &outside)
+        TCHI_TRY(dir == READ ? context->backend->matrix->copy(context->state, &inside, &outside)
                              : context->backend->matrix->copy(context->state, &outside, &inside));
         done += run;
     }

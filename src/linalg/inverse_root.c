@@ -130,12 +130,12 @@ static tch_status prepare(tch_context *context, const tchi_root_plan *plan, tch_
 /* The lower bound of the scaled spectra when only an absolute damping was given: it has to be read from the device. */
 static tch_status read_low(tch_context *context, const root_buffers *r, double *low)
 {
-    enum { PIECE = 128 };
-    double damping[PIECE];
-    double bound[PIECE];
+    enum { CHUNK = 128 };
+    double damping[CHUNK];
+    double bound[CHUNK];
     *low = 1.0;
-    for (int64_t done = 0; done < r->a.batch; done += PIECE) {
-        int64_t n = r->a.batch - done < PIECE ? r->a.batch - done : PIECE;
+    for (int64_t done = 0; done < r->a.batch; done += CHUNK) {
+        int64_t n = r->a.batch - done < CHUNK ? r->a.batch - done : CHUNK;
         int64_t bytes = n * (int64_t)sizeof(double);
         TCHI_TRY(context->backend->device->copy_bytes(context->state, damping, r->inspection.damping + done, bytes,
                                                       TCH_COPY_TO_HOST));
@@ -336,15 +336,15 @@ static tch_status deliver(tch_context *context, const root_call *call, int64_t f
 static tch_status look_for_failures(tch_context *context, const tchi_root_plan *plan, const root_call *call,
                                     const root_buffers *r, int64_t count, bool *found)
 {
-    enum { PIECE = 256 };
-    int32_t here[PIECE];
+    enum { CHUNK = 256 };
+    int32_t here[CHUNK];
     bool in_doubt = plan->fall_back && plan->method != TCH_ROOT_EIGEN; /* the eigen method knows what is not positive */
     *found = false;
     if (!tchi_root_plan_has_better(plan) || (call->report != NULL && !context->backend->host_memory)) {
         return TCH_OK;
     }
-    for (int64_t done = 0; done < count && !*found; done += PIECE) {
-        int64_t n = count - done < PIECE ? count - done : PIECE;
+    for (int64_t done = 0; done < count && !*found; done += CHUNK) {
+        int64_t n = count - done < CHUNK ? count - done : CHUNK;
         TCHI_TRY(context->backend->device->copy_bytes(context->state, here, r->inspection.flags + done,
                                                       n * (int64_t)sizeof *here, TCH_COPY_TO_HOST));
         for (int64_t k = 0; k < n && !*found; k++) {

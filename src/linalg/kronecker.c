@@ -94,21 +94,21 @@ static tch_status read_factor(tch_context *context, const tchi_batch *f, int64_t
 
 /* --- the product itself ----------------------------------------------------------------------------------------- */
 
-typedef struct kron_job {
+typedef struct kron_ctx {
     tchi_batch a, b, x, out;
     tch_scalar type;
     tch_matrices ma, mb, mx, mt, mo;
     bool x_in_place, out_in_place;
-} kron_job;
+} kron_ctx;
 
-static void product_layout(kron_job *j, tchi_arena *arena, int64_t first, int64_t count)
+static void product_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t count)
 {
     j->ma = place_factor(arena, &j->a, j->type, count);
     j->mb = place_factor(arena, &j->b, j->type, count);
     j->mo = tchi_batch_place(&j->out, arena, j->type, first, count, &j->out_in_place);
 }
 
-static tch_status product_part(tch_context *context, kron_job *j, int64_t first, int64_t count)
+static tch_status product_part(tch_context *context, kron_ctx *j, int64_t first, int64_t count)
 {
     tchi_arena arena = {0};
     product_layout(j, &arena, first, count);
@@ -146,7 +146,7 @@ tch_status tch_kronecker_product(tch_context *context, const tch_tensor *a, cons
 {
     TCHI_ENTER(context, "tch_kronecker_product");
     TCHI_TRY(check_product(context, a, b, out));
-    kron_job j = {.a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .out = tchi_batch_of(out, 2)};
+    kron_ctx j = {.a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .out = tchi_batch_of(out, 2)};
     j.type = tchi_compute_type(j.out.type);
     tchi_arena one = {0};
     product_layout(&j, &one, 0, 1);
@@ -161,7 +161,7 @@ tch_status tch_kronecker_product(tch_context *context, const tch_tensor *a, cons
 /* --- times a matrix --------------------------------------------------------------------------------------------- */
 
 /* A X B' in the cheaper order; mt holds A X or X B'. */
-static bool left_first(const kron_job *j)
+static bool left_first(const kron_ctx *j)
 {
     double m = (double)j->a.rows;
     double n = (double)j->a.cols;
@@ -170,7 +170,7 @@ static bool left_first(const kron_job *j)
     return m * n * q + m * q * p <= n * q * p + m * n * p;
 }
 
-static void apply_layout(kron_job *j, tchi_arena *arena, int64_t first, int64_t count)
+static void apply_layout(kron_ctx *j, tchi_arena *arena, int64_t first, int64_t count)
 {
     j->ma = place_factor(arena, &j->a, j->type, count);
     j->mb = place_factor(arena, &j->b, j->type, count);
@@ -180,7 +180,7 @@ static void apply_layout(kron_job *j, tchi_arena *arena, int64_t first, int64_t 
     j->mo = tchi_batch_place(&j->out, arena, j->type, first, count, &j->out_in_place);
 }
 
-static tch_status apply_part(tch_context *context, kron_job *j, int64_t first, int64_t count)
+static tch_status apply_part(tch_context *context, kron_ctx *j, int64_t first, int64_t count)
 {
     tchi_arena arena = {0};
     const tch_backend *t = context->backend;
@@ -202,7 +202,7 @@ static tch_status apply_part(tch_context *context, kron_job *j, int64_t first, i
     return j->out_in_place ? TCH_OK : tchi_batch_write(context, &j->out, first, &j->mo);
 }
 
-static tch_status run_apply(tch_context *context, kron_job *j)
+static tch_status run_apply(tch_context *context, kron_ctx *j)
 {
     tchi_arena one = {0};
     apply_layout(j, &one, 0, 1);
@@ -234,7 +234,7 @@ tch_status tch_kronecker_apply(tch_context *context, const tch_tensor *a, const 
 {
     TCHI_ENTER(context, "tch_kronecker_apply");
     TCHI_TRY(check_apply(context, a, b, x, out));
-    kron_job j = {
+    kron_ctx j = {
         .a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2), .out = tchi_batch_of(out, 2)};
     j.type = tchi_compute_type(j.x.type);
     return run_apply(context, &j);
@@ -242,7 +242,7 @@ tch_status tch_kronecker_apply(tch_context *context, const tch_tensor *a, const 
 
 /* (A (x) B) X for X [n q, r]: with X seen as [n, q r], T = A X is [m, q r], that is m matrices [q, r], and each is
  * multiplied by B. */
-static void matmul_layout(kron_job *j, tchi_arena *arena, int64_t count)
+static void matmul_layout(kron_ctx *j, tchi_arena *arena, int64_t count)
 {
     int64_t r = j->x.cols;
     j->ma = place_factor(arena, &j->a, j->type, count);
@@ -253,7 +253,7 @@ static void matmul_layout(kron_job *j, tchi_arena *arena, int64_t count)
 }
 
 /* The m matrices of one item, or the m items themselves when there is one column and they form a single product. */
-static tch_status multiply_by_b(tch_context *context, const kron_job *j, int64_t index)
+static tch_status multiply_by_b(tch_context *context, const kron_ctx *j, int64_t index)
 {
     int64_t m = j->a.rows;
     int64_t r = j->x.cols;
@@ -271,7 +271,7 @@ static tch_status multiply_by_b(tch_context *context, const kron_job *j, int64_t
     return context->backend->matrix->gemm(context->state, 1.0, &b, 0, &blocks, 0, 0.0, &results);
 }
 
-static tch_status matmul_part(tch_context *context, kron_job *j, int64_t first, int64_t count)
+static tch_status matmul_part(tch_context *context, kron_ctx *j, int64_t first, int64_t count)
 {
     tchi_arena arena = {0};
     matmul_layout(j, &arena, count);
@@ -311,7 +311,7 @@ tch_status tch_kronecker_matmul(tch_context *context, const tch_tensor *a, const
 {
     TCHI_ENTER(context, "tch_kronecker_matmul");
     TCHI_TRY(check_matmul(context, a, b, x, out));
-    kron_job j = {
+    kron_ctx j = {
         .a = tchi_batch_of(a, 2), .b = tchi_batch_of(b, 2), .x = tchi_batch_of(x, 2), .out = tchi_batch_of(out, 2)};
     j.type = tchi_compute_type(j.x.type);
     tchi_arena one = {0};

@@ -186,12 +186,12 @@ static tch_status scale(nearest *s, const tch_matrices *x, double factor)
 /* +1 or -1: the sign of the entry of u that is largest in size. */
 static tch_status sign_of(nearest *s, const tch_matrices *u, double *sign)
 {
-    enum { PIECE = 256 };
-    double here[PIECE];
+    enum { CHUNK = 256 };
+    double here[CHUNK];
     double largest = 0;
     *sign = 1.0;
-    for (int64_t done = 0; done < u->rows; done += PIECE) {
-        int64_t n = u->rows - done < PIECE ? u->rows - done : PIECE;
+    for (int64_t done = 0; done < u->rows; done += CHUNK) {
+        int64_t n = u->rows - done < CHUNK ? u->rows - done : CHUNK;
         TCHI_TRY(s->context->backend->device->copy_bytes(s->context->state, here, (const double *)u->data + done,
                                                          n * (int64_t)sizeof *here, TCH_COPY_TO_HOST));
         for (int64_t i = 0; i < n; i++) {

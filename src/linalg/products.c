@@ -294,8 +294,8 @@ static int64_t tile_bytes(const tile *t, tch_scalar compute)
     const int64_t elements[3] = {t->m * t->k, t->k * t->n, t->m * t->n};
     int64_t bytes = 0;
     for (int i = 0; i < 3; i++) {
-        int64_t piece = t->stage[i] ? elements[i] * tchi_scalar_size(compute) : 0;
-        bytes += (piece + ROUND_TO - 1) / ROUND_TO * ROUND_TO;
+        int64_t chunk = t->stage[i] ? elements[i] * tchi_scalar_size(compute) : 0;
+        bytes += (chunk + ROUND_TO - 1) / ROUND_TO * ROUND_TO;
     }
     return bytes;
 }
@@ -372,7 +372,7 @@ static int64_t at_most(int64_t size, int64_t limit)
     return size < limit ? size : limit;
 }
 
-/* One tile of out, summed over the pieces of the inner dimension. */
+/* One tile of out, summed over the chunks of the inner dimension. */
 static tch_status tile_of_out(tch_context *context, const product *p, const tile *t, void *const *scratch,
                               int64_t index, int64_t i, int64_t j)
 {

@@ -169,12 +169,12 @@ static void note_failure(tch_optimizer *o, tchi_factor_batch *f, int64_t factor,
  * refresh.c. */
 static tch_status read_factor_batch(tch_optimizer *o, tchi_factor_batch *f, tch_optim_stats *stats)
 {
-    enum { PIECE = 128 };
+    enum { CHUNK = 128 };
     const tch_backend *t = o->context->backend;
-    for (int64_t done = 0; done < f->count; done += PIECE) {
-        int32_t flags[PIECE];
-        double residuals[PIECE];
-        int64_t n = f->count - done < PIECE ? f->count - done : PIECE;
+    for (int64_t done = 0; done < f->count; done += CHUNK) {
+        int32_t flags[CHUNK];
+        double residuals[CHUNK];
+        int64_t n = f->count - done < CHUNK ? f->count - done : CHUNK;
         TCHI_TRY(t->device->copy_bytes(o->context->state, flags, f->flags + done, n * (int64_t)sizeof *flags,
                                        TCH_COPY_TO_HOST));
         TCHI_TRY(t->device->copy_bytes(o->context->state, residuals, f->residuals + done,

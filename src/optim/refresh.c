@@ -19,7 +19,7 @@ static int32_t parts_of(int32_t period)
     return period < MOST_PERIOD ? period : MOST_PERIOD;
 }
 
-/* Families by falling cost of one factor: the large ones are spread first, and the small ones fill up. */
+/* Factor batches by falling cost of one factor: the large ones are spread first, and the small ones fill up. */
 static int32_t next_factor_batch(const tch_optimizer *o, const tchi_group *group, int64_t below, int32_t after)
 {
     int32_t best = -1;

@@ -132,7 +132,7 @@ static void graft_follows_the_formula(void **state)
 static void graft_takes_many_rects(void **state)
 {
     for (int t = 0; t < TYPE_CASES; t += 3) {
-        world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_PIECES, 1400);
+        world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_CHUNKS, 1400);
         ref_setting s = lively_setting();
         test_case("graft, %s, many rectangles", type_cases[t].name);
         s.graft = TCH_GRAFT_ADAM;
@@ -146,7 +146,7 @@ static void graft_takes_many_rects(void **state)
 static void norms_do_not_depend_on_threads(void **state)
 {
     int32_t threads = tch_get_num_threads();
-    world *w = world_begin(*state, &type_cases[1], many_shapes(), MANY_PIECES, 1500);
+    world *w = world_begin(*state, &type_cases[1], many_shapes(), MANY_CHUNKS, 1500);
     size_t bytes = (size_t)w->blocks * sizeof(double);
     double *first = test_alloc(bytes);
     double *now = test_alloc(bytes);

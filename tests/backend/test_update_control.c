@@ -41,7 +41,7 @@ static void clocks_advance(void **state)
 {
     static const int32_t skips[] = {1, 0, 0, 1, 0, 0, 0};
     for (int options = 0; options < 6; options++) {
-        world *w = world_begin(*state, &type_cases[1], many_shapes(), MANY_PIECES, 2000);
+        world *w = world_begin(*state, &type_cases[1], many_shapes(), MANY_CHUNKS, 2000);
         tch_clock *clocks = test_alloc((size_t)w->count * sizeof *clocks);
         tch_clock expected = {.step = 0};
         world_set_steps(w, 0);
@@ -65,7 +65,7 @@ static void numbers_are_stored(void **state)
 {
     double values[64];
     double got[66];
-    world *w = world_begin(*state, &type_cases[1], many_shapes(), MANY_PIECES, 2050);
+    world *w = world_begin(*state, &type_cases[1], many_shapes(), MANY_CHUNKS, 2050);
     for (int count = 0; count <= 64; count += 16) {
         test_case("%d numbers", count);
         memset(got, 0xFF, sizeof got);

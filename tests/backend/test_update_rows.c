@@ -233,8 +233,8 @@ static void steps_follow_the_formula(void **state)
 static void many_rects(void **state)
 {
     for (int t = 0; t < TYPE_CASES; t += 3) {
-        test_case("%s, %d rectangles", type_cases[t].name, MANY_PIECES);
-        rows_trial r = begin(*state, &type_cases[t], many_shapes(), MANY_PIECES, 2, 2200 + (uint64_t)t);
+        test_case("%s, %d rectangles", type_cases[t].name, MANY_CHUNKS);
+        rows_trial r = begin(*state, &type_cases[t], many_shapes(), MANY_CHUNKS, 2, 2200 + (uint64_t)t);
         run_moments(&r);
         for (int64_t k = 0; k < r.w->count; k++) {
             check_moments(&r, &lively_hyper, k);

@@ -183,13 +183,13 @@ static void lion_stands_still_without_a_direction(void **state)
 static void many_rects(void **state)
 {
     for (int t = 0; t < TYPE_CASES; t += 3) {
-        world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_PIECES, 500 + (uint64_t)t);
+        world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_CHUNKS, 500 + (uint64_t)t);
         ref_setting s = adamw_setting(3);
-        test_case("adamw, %s, %d rectangles", type_cases[t].name, MANY_PIECES);
+        test_case("adamw, %s, %d rectangles", type_cases[t].name, MANY_CHUNKS);
         prepare(w, &s);
         world_run(w, run_adamw, &s);
         world_check(w, ref_adamw, &s, NULL);
-        test_case("lion, %s, %d rectangles", type_cases[t].name, MANY_PIECES);
+        test_case("lion, %s, %d rectangles", type_cases[t].name, MANY_CHUNKS);
         world_run(w, run_lion, &s);
         world_check(w, ref_lion, &s, NULL);
         test_case("adamw, %s, no rectangles", type_cases[t].name);
@@ -269,7 +269,7 @@ static void threads_do_not_matter(void **state)
     for (int t = 0; t < TYPE_CASES; t++) {
         int64_t bytes;
         unsigned char *first = NULL;
-        world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_PIECES, 800 + (uint64_t)t);
+        world *w = world_begin(*state, &type_cases[t], many_shapes(), MANY_CHUNKS, 800 + (uint64_t)t);
         ref_setting s = adamw_setting(0);
         prepare(w, &s);
         w->update.stochastic = 1;

@@ -140,7 +140,7 @@ static const char *const seeds[] = {
 #define SEEDS (sizeof seeds / sizeof seeds[0])
 #define DATA_BYTES 24
 
-static const char *const pieces[] = {
+static const char *const chunks[] = {
     "\"",
     "{",
     "}",
@@ -171,7 +171,7 @@ static const char *const pieces[] = {
     "null",
     "1e3",
 };
-#define PIECES (sizeof pieces / sizeof pieces[0])
+#define CHUNKS (sizeof chunks / sizeof chunks[0])
 
 typedef struct input {
     uint8_t bytes[MOST_BYTES];
@@ -230,10 +230,10 @@ static void change(input *in)
         move_rest(in, end, at);
         break;
     case 4: /* another number */
-        insert(in, at, pieces[7 + random_below(6)]);
+        insert(in, at, chunks[7 + random_below(6)]);
         break;
     default:
-        insert(in, at, pieces[random_below(PIECES)]);
+        insert(in, at, chunks[random_below(CHUNKS)]);
     }
 }
 

@@ -143,8 +143,8 @@ static void channels_last(void **state)
     tch_tensor_destroy(image);
 }
 
-/* Larger than the buffer: in rows, in pieces of a row, and where the first dimension is 1. */
-static void large_tensors_go_in_pieces(void **state)
+/* Larger than the buffer: in rows, in chunks of a row, and where the first dimension is 1. */
+static void large_tensors_go_in_chunks(void **state)
 {
     round_trip(*state, TCH_FLOAT64, 2, (const int64_t[]){1500, 1501}, LAYOUT_TRANSPOSED, LAYOUT_ROW_GAPS);
     round_trip(*state, TCH_FLOAT64, 2, (const int64_t[]){2, 2100001}, LAYOUT_ROW_GAPS, LAYOUT_CONTIGUOUS);
@@ -451,7 +451,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_type_and_layout),
         cmocka_unit_test(every_rank),
         cmocka_unit_test(channels_last),
-        cmocka_unit_test(large_tensors_go_in_pieces),
+        cmocka_unit_test(large_tensors_go_in_chunks),
         cmocka_unit_test(host_tensors_need_no_context),
         cmocka_unit_test(empty_tensors),
         cmocka_unit_test(a_file_of_nothing),

@@ -63,7 +63,7 @@ static void known_sums(void **state)
     }
 }
 
-/* Of every length around those where the ways change, beginning anywhere, in one piece and in two. */
+/* Of every length around those where the ways change, beginning anywhere, in one chunk and in two. */
 static void sums_are_the_reference(void **state)
 {
     (void)state;

@@ -43,12 +43,12 @@ def run_on_terminal(*arguments, env):
             process.kill()
             raise AssertionError("no output for 300 s")
         try:
-            piece = os.read(ours, 65536)
+            chunk = os.read(ours, 65536)
         except OSError:  # what Linux gives when the other side is closed
             break
-        if not piece:
+        if not chunk:
             break
-        text += piece
+        text += chunk
     os.close(ours)
     return process.wait(), text.decode()
 

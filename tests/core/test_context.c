@@ -255,7 +255,7 @@ static int64_t least_limit(tch_context *context, const root_case *c)
     return bytes_named(tch_last_error(), 1);
 }
 
-/* Pieces of the batch give what the whole gives, to the last bit. The eigensolvers of a GPU's libraries are chosen by
+/* Chunks of the batch give what the whole gives, to the last bit. The eigensolvers of a GPU's libraries are chosen by
  * the size of the batch: there the results agree as two stable solvers do, within (n + 10) u kappa / p of each. */
 static void check_same_roots(const double *got, const double *expected, tch_root_method method, tch_dtype dtype,
                              int64_t limit)
@@ -279,8 +279,8 @@ static void check_limit(tch_context *context, tch_root_method method, tch_dtype 
     int64_t whole = extra_memory(context, &c);
     double *expected = test_tensor_read(c.out);
     test_tensor_check_written(c.out, "out");
-    for (int64_t pieces = 1; pieces <= 2 * BATCH; pieces *= 2) {
-        int64_t limit = whole / pieces > least ? whole / pieces : least;
+    for (int64_t chunks = 1; chunks <= 2 * BATCH; chunks *= 2) {
+        int64_t limit = whole / chunks > least ? whole / chunks : least;
         test_tensor_poison(c.out);
         CHECK_OK(tch_context_set_workspace_limit(context, limit));
         assert_int_equal(tch_context_get_workspace_limit(context), limit);
@@ -345,7 +345,7 @@ static bool run_limited(tch_context *context, const test_call *call, int64_t lim
     return status == TCH_OK;
 }
 
-/* To the last bit on the CPU, except for sums over the batch, which are rounded piece by piece. A GPU's libraries
+/* To the last bit on the CPU, except for sums over the batch, which are rounded chunk by chunk. A GPU's libraries
  * choose their algorithms by the size of the batch, and eigenvectors have two signs. Where bits differ, the magnitudes
  * agree within the rounding of the arithmetic, which these well conditioned problems (kappa = 100 after damping at
  * most) magnify by a few hundred, and that of storing both. */

@@ -557,7 +557,7 @@ static void crossings_follow_any_strides(void **state)
     cross_every_layout(*state);
 }
 
-/* From one block of the pool, in which a row is cut in pieces, to some rows at a time. */
+/* From one block of the pool, in which a row is cut in chunks, to some rows at a time. */
 static void crossings_fit_a_small_workspace(void **state)
 {
     tch_context *context = *state;
@@ -569,8 +569,8 @@ static void crossings_fit_a_small_workspace(void **state)
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
 }
 
-/* 72 MiB, more than one piece, with no limit set. */
-static void large_crossings_go_in_pieces(void **state)
+/* 72 MiB, more than one chunk, with no limit set. */
+static void large_crossings_go_in_chunks(void **state)
 {
     tch_context *context = *state;
     int64_t shape[] = {3, (int64_t)3 << 20};
@@ -598,7 +598,7 @@ static void large_crossings_go_in_pieces(void **state)
     free(values);
 }
 
-/* Where a piece of scratch is not to be had nothing is written; copies that need none are not concerned. */
+/* Where a chunk of scratch is not to be had nothing is written; copies that need none are not concerned. */
 static void crossings_without_scratch(void **state)
 {
     tch_context *context = *state;
@@ -696,7 +696,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(crossings_convert),
         cmocka_unit_test(crossings_follow_any_strides),
         cmocka_unit_test(crossings_fit_a_small_workspace),
-        cmocka_unit_test(large_crossings_go_in_pieces),
+        cmocka_unit_test(large_crossings_go_in_chunks),
         cmocka_unit_test(crossings_without_scratch),
         cmocka_unit_test(strided_host_tensors),
         cmocka_unit_test(fills_round_and_stay_inside),

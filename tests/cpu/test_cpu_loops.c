@@ -271,7 +271,7 @@ static float *random_floats(test_random *random, int64_t count)
 static void check_thin(const tchi_thin_product *thin, test_random *random, int64_t terms, int64_t rows, int64_t cols)
 {
     const float alpha = 0.3f, untouched = 77.0f;
-    tchi_thin_job job = {.inner = terms, .rows = rows, .cols = cols, .alpha = alpha};
+    tchi_thin_ctx job = {.inner = terms, .rows = rows, .cols = cols, .alpha = alpha};
     job.lda = rows + GAP, job.ldb = cols + GAP, job.ldc = cols + GAP;
     float *a = random_floats(random, (terms - 1) * job.lda + rows);
     float *b = random_floats(random, (terms - 1) * job.ldb + cols);

@@ -204,15 +204,15 @@ static void check_budget(tch_context *context, int64_t batch, int64_t n)
     test_case("%d roots of n = %d within a budget", (int)batch, (int)n);
     int64_t whole = scratch_of(context, &c);
     double *expected = test_tensor_read(c.out);
-    for (int64_t pieces = 2; pieces <= batch / 2; pieces *= 2) {
-        CHECK_OK(tch_context_set_workspace_limit(context, whole / pieces));
+    for (int64_t chunks = 2; chunks <= batch / 2; chunks *= 2) {
+        CHECK_OK(tch_context_set_workspace_limit(context, whole / chunks));
         test_tensor_poison(c.out);
         int64_t used = scratch_of(context, &c);
-        CHECK(used <= whole / pieces, "%lld bytes of scratch with a limit of %lld", (long long)used,
-              (long long)(whole / pieces));
+        CHECK(used <= whole / chunks, "%lld bytes of scratch with a limit of %lld", (long long)used,
+              (long long)(whole / chunks));
         double *got = test_tensor_read(c.out);
         double moved = ref_distance(c.out->count, got, expected) / ref_norm(c.out->count, expected);
-        CHECK(moved <= 1e-4, "a limit of %lld bytes moved the result by %.3g of its norm", (long long)(whole / pieces),
+        CHECK(moved <= 1e-4, "a limit of %lld bytes moved the result by %.3g of its norm", (long long)(whole / chunks),
               moved);
         free(got);
     }

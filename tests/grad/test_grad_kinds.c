@@ -605,15 +605,15 @@ static void every_layout(void **state)
     }
 }
 
-/* In the smallest workspace in which it gets by, a call works through its samples in pieces. */
-static void pieces_that_fit_the_workspace(void **state)
+/* In the smallest workspace in which it gets by, a call works through its samples in chunks. */
+static void chunks_that_fit_the_workspace(void **state)
 {
     for (int i = 0; i < CASES; i++) {
         for (int layout = LAYOUT_CONTIGUOUS; layout <= LAYOUT_STEPPED; layout += LAYOUT_STEPPED) {
             trial s;
             kind_case c = cases[i];
             c.shape[0] = c.shape[0] * 3 + 1;
-            test_case("%s, case %d in pieces, %s", kind_names[c.kind], i, test_layout_name((test_layout)layout));
+            test_case("%s, case %d in chunks, %s", kind_names[c.kind], i, test_layout_name((test_layout)layout));
             trial_make(&s, *state, &c, dtypes[i % 2], (test_layout)layout, (uint64_t)(300 + i));
             s.squeezed = true;
             check_everything(&s, (test_layout)layout);
@@ -686,7 +686,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_case_contiguous),
         cmocka_unit_test(every_layout),
-        cmocka_unit_test(pieces_that_fit_the_workspace),
+        cmocka_unit_test(chunks_that_fit_the_workspace),
         cmocka_unit_test(a_sample_left_out_may_be_anything),
         cmocka_unit_test(results_do_not_depend_on_threads),
     };

@@ -187,7 +187,7 @@ static void the_cross_term_of_tied_weights(void **state)
 }
 
 /* The smallest workspace that does makes the call go through its samples one by one. */
-static void the_cross_term_in_pieces(void **state)
+static void the_cross_term_in_chunks(void **state)
 {
     tch_context *context = *state;
     tied_case c = tied_cases[2];
@@ -568,7 +568,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_cross_term_of_tied_weights),
-        cmocka_unit_test(the_cross_term_in_pieces),
+        cmocka_unit_test(the_cross_term_in_chunks),
         cmocka_unit_test(a_tied_language_model),
         cmocka_unit_test(weights_of_clipping),
         cmocka_unit_test(nothing_to_clip),

@@ -54,13 +54,13 @@ static void published_digests(void **state)
     memset(million, 'a', 1000000);
     tchi_sha256(million, 1000000, digest);
     check_digest(digest, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
-    tchi_sha256_state pieces;
-    tchi_sha256_begin(&pieces);
+    tchi_sha256_state chunks;
+    tchi_sha256_begin(&chunks);
     for (size_t at = 0, part = 1; at < 1000000; at += part, part = part % 131 + 1) {
         part = part < 1000000 - at ? part : 1000000 - at;
-        tchi_sha256_add(&pieces, million + at, part);
+        tchi_sha256_add(&chunks, million + at, part);
     }
-    tchi_sha256_end(&pieces, digest);
+    tchi_sha256_end(&chunks, digest);
     check_digest(digest, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
     free(million);
 }

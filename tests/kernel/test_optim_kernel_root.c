@@ -15,7 +15,7 @@
 #define STEPS 10
 #define TOLERANCE 1e-3
 
-/* Families of 9, 12, 20, 33 and 5; and a vector, which has no factor. Three factors of size 9. */
+/* Factor batches of 9, 12, 20, 33 and 5; and a vector, which has no factor. Three factors of size 9. */
 static const trial_shape shapes[] = {
     {.ndim = 2, .shape = {9, 12}}, {.ndim = 2, .shape = {33, 20}},  {.ndim = 1, .shape = {19}},
     {.ndim = 2, .shape = {9, 9}},  {.ndim = 3, .shape = {5, 5, 5}},

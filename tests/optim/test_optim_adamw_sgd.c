@@ -304,7 +304,7 @@ static void parameters_move(void **state)
     trial_close(&t);
 }
 
-/* A thousand small parameters: more pieces than any one launch or chunk holds. */
+/* A thousand small parameters: more chunks than any one launch or chunk holds. */
 static void many_small_parameters(void **state)
 {
     enum { COUNT = 1000, SIZE = 33 };

@@ -875,7 +875,7 @@ static void what_is_borrowed_is_given_back(void **state)
     trial_for_every_kind(*state, "what is borrowed", steps_give_back_what_they_borrow);
 }
 
-/* Large pieces of state go back to the device with their optimizer instead of waiting in the pool. */
+/* Large chunks of state go back to the device with their optimizer instead of waiting in the pool. */
 static void state_goes_back_to_the_device(void **state)
 {
     trial t;

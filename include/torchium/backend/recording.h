@@ -11,7 +11,7 @@
 
 /* Whether work can be recorded now: not while the caller records what is queued, or wants every operation by itself. */
 typedef int32_t tch_recording_possible_op(void *state);
-/* What is queued from here on is kept and not done; until recording_end nothing may be allocated or waited for. After a
+/* What is queued from here on is kept and not done; until recording_end nothing may allocate or synchronize. After a
  * failure everything is as it was. */
 typedef tch_status tch_recording_begin_op(void *state);
 /* Also after an error of what was queued. *recording is NULL where it cannot be kept, which is no failure. */

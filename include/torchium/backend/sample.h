@@ -54,7 +54,7 @@ typedef tch_status tch_sample_sums_op(void *state, const tch_matrices *x, double
 /* Matrix b groups + h of out (of the input's type, samples times groups of them, outputs' product by channels times
  * kernel's product) has in row l what output position l sees of group h: column (c, i, j, k) in the order of the
  * weight. */
-typedef tch_status tch_patches_op(void *state, const tch_patches *patches, const tch_matrices *out);
+typedef tch_status tch_im2col_op(void *state, const tch_patches *patches, const tch_matrices *out);
 /* norms[b] += scale times the sum over pairs s, t of positions with equal tokens of <row s, row t of G_b>. tokens: a
  * single matrix of int32 or int64, a sample in each row; G_b is S by d. Tokens outside [0, rows) and those that equal
  * `padding` count for nothing, here and below. */
@@ -110,7 +110,7 @@ typedef struct tch_sample_ops {
     tch_sample_norms_op *sample_norms;
     tch_sample_squares_op *sample_squares;
     tch_sample_sums_op *sample_sums;
-    tch_patches_op *patches;
+    tch_im2col_op *im2col;
     tch_token_norms_op *token_norms;
     tch_token_sums_op *token_sums;
     tch_token_cross_op *token_cross;

@@ -103,7 +103,7 @@ class KFAC(OfModel):
         return lambda step: self.param_groups[0][name]
 
     def _lr(self) -> float:
-        """The learning rate as a number. One on a GPU is waited for only after it has changed."""
+        """The learning rate as a number. One on a GPU synchronizes only after it has changed."""
         lr = self.param_groups[0]["lr"]
         if not isinstance(lr, torch.Tensor):
             return lr

@@ -117,7 +117,7 @@ tch_sample_labels_op tchi_cpu_sample_labels;
 tch_sample_norms_op tchi_cpu_sample_norms;
 tch_sample_squares_op tchi_cpu_sample_squares;
 tch_sample_sums_op tchi_cpu_sample_sums;
-tch_patches_op tchi_cpu_patches;
+tch_im2col_op tchi_cpu_im2col;
 tch_token_norms_op tchi_cpu_token_norms;
 tch_token_sums_op tchi_cpu_token_sums;
 tch_token_cross_op tchi_cpu_token_cross;

@@ -225,7 +225,7 @@ tch_sample_norms_op tchi_cuda_sample_norms;
 int64_t tchi_cuda_sample_norms_scratch(int64_t positions, int64_t d, int64_t p, int64_t batch);
 tch_sample_squares_op tchi_cuda_sample_squares;
 tch_sample_sums_op tchi_cuda_sample_sums;
-tch_patches_op tchi_cuda_patches;
+tch_im2col_op tchi_cuda_im2col;
 tch_token_norms_op tchi_cuda_token_norms;
 tch_token_sums_op tchi_cuda_token_sums;
 tch_token_cross_op tchi_cuda_token_cross;

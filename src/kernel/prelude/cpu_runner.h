@@ -46,7 +46,7 @@ template <typename... P, void (*kernel)(P...)> struct tchi_entry<void (*)(P...),
                         threadIdx.x.value = x;
 #ifdef TCHI_STRIDE
                         strides.first = (int64_t)blockIdx.x.value * width + x;
-                        strides.piece = 1, strides.step = (int64_t)width * l->grid[0];
+                        strides.chunk = 1, strides.step = (int64_t)width * l->grid[0];
 #endif
                         kernel(p...);
                     }
@@ -59,7 +59,7 @@ template <typename... P, void (*kernel)(P...)> struct tchi_entry<void (*)(P...),
     static __attribute__((flatten, noinline)) void together(const tchi_cpu_launch *l, int64_t from, int64_t to, P... p)
     {
         int64_t width = l->block[0];
-        strides.first = from * width, strides.piece = (to - from) * width, strides.step = width * l->grid[0];
+        strides.first = from * width, strides.chunk = (to - from) * width, strides.step = width * l->grid[0];
         kernel(p...);
     }
 

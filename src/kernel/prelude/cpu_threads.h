@@ -231,9 +231,9 @@ struct dynamic_shared {
 };
 #endif
 
-/* The part of a grid-stride loop that one call does: `piece` neighbors at `first`, at `first + step`, and so on. */
+/* The part of a grid-stride loop that one call does: `chunk` neighbors at `first`, at `first + step`, and so on. */
 struct stride {
-    int64_t first, piece, step;
+    int64_t first, chunk, step;
 };
 static thread_local stride strides;
 

@@ -5,7 +5,7 @@
 #define TCHI_OPTIM_LIST_H
 
 #define TCHI_UPDATE_MOST 52     /* parameters of a launch: the list stays below 4096 bytes, which every GPU takes */
-#define TCHI_UPDATE_CHUNK 2048  /* elements of a block of threads: two fours for each of them on a GPU */
+#define TCHI_UPDATE_CHUNK 2048  /* elements of a block of threads: two vec4s for each of them on a GPU */
 #define TCHI_UPDATE_THREADS 256 /* on a GPU; a block on the CPU is one thread with a loop */
 
 /* Where the numbers of a group and of a clock lie; see tch_hyper and tch_clock. */

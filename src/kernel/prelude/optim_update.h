@@ -4,7 +4,7 @@
  * TCHI_UPDATE_STOCHASTIC 1 where one may be rounded at random.
  *
  * The function is compiled into as few places as can be: types are looked at where numbers are read and written. On a
- * GPU a thread has its fours of all arrays under way before it needs the first of them, as the built-in updates do. On
+ * GPU a thread has its vec4s of all arrays under way before it needs the first of them, as the built-in updates do. On
  * the CPU a block is one thread, whose loop the compiler makes vectors of. */
 typedef TCHI_UPDATE_REAL tch_real;
 

@@ -490,8 +490,8 @@ static void wrong_numbers(void **state)
     test_tensor_free(out);
 }
 
-/* Under the smallest workspace limit that is enough, the batch goes through in pieces, with the same bits. */
-static void in_pieces(void **state)
+/* Under the smallest workspace limit that is enough, the batch goes through in chunks, with the same bits. */
+static void in_chunks(void **state)
 {
     static const int64_t shape[] = {7, N, N};
     const function f = {.root = 4, .relative_eps = 0.05};
@@ -517,10 +517,10 @@ static void in_pieces(void **state)
     CHECK_OK(status);
     CHECK_OK(tch_context_set_workspace_limit(*state, usual));
     double *whole = test_tensor_read(t[2]);
-    double *pieces = test_tensor_read(t[3]);
-    CHECK(memcmp(whole, pieces, 7 * N * N * sizeof *whole) == 0, "pieces of the batch differ from the whole");
+    double *chunks = test_tensor_read(t[3]);
+    CHECK(memcmp(whole, chunks, 7 * N * N * sizeof *whole) == 0, "chunks of the batch differ from the whole");
     free(whole);
-    free(pieces);
+    free(chunks);
     free(values);
     for (int i = 0; i < 4; i++) {
         test_tensor_free(t[i]);
@@ -539,7 +539,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(bad_matrices),
         cmocka_unit_test(gradients_that_are_not_finite),
         cmocka_unit_test(wrong_numbers),
-        cmocka_unit_test(in_pieces),
+        cmocka_unit_test(in_chunks),
     };
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_open_context, test_close_known);

@@ -243,9 +243,9 @@ def test_the_grammar_keeps_its_promises():
 # --- the others ------------------------------------------------------------------------------------------------------
 
 
-def test_own_kernel(script, device, tmp_path, monkeypatch):
+def test_custom_kernel(script, device, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHIUM_CACHE", str(tmp_path / "kernels"))
-    output = script("own_kernel.py", "--steps", "40", "--device", device)
+    output = script("custom_kernel.py", "--steps", "40", "--device", device)
     losses = [float(word) for word in re.findall(r"loss (\S+)", output)]
     assert len(losses) == 2 and math.isclose(*losses, rel_tol=1e-3)
     # Both round every step's numbers to float32, in another order; a step is at most the rate, 3e-3.

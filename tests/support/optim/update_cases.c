@@ -38,12 +38,12 @@ const tch_hyper lively_hyper = {
 
 const world_shape *many_shapes(void)
 {
-    static world_shape shapes[MANY_PIECES];
-    for (int64_t k = 0; k < MANY_PIECES; k++) {
+    static world_shape shapes[MANY_CHUNKS];
+    for (int64_t k = 0; k < MANY_CHUNKS; k++) {
         shapes[k] = (world_shape){1 + k % 3, 1 + k % 23, k % 5, k % 2, (int32_t)(k % 4 == 3)};
     }
     shapes[0] = (world_shape){1, 30001, 0, 0, 0};
-    shapes[MANY_PIECES - 1] = (world_shape){201, 99, 0, 0, 0};
+    shapes[MANY_CHUNKS - 1] = (world_shape){201, 99, 0, 0, 0};
     return shapes;
 }
 

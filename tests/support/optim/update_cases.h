@@ -15,7 +15,7 @@ extern const world_types type_cases[TYPE_CASES];
 extern const world_shape shape_cases[SHAPE_CASES];
 
 /* Many small rectangles and a large one at each end. */
-#define MANY_PIECES 1501
+#define MANY_CHUNKS 1501
 const world_shape *many_shapes(void);
 
 /* Hyperparameters whose every part shows in the results. */

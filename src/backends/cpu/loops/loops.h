@@ -38,18 +38,18 @@ const tchi_loops *tchi_loops_for(tch_scalar type);
  * `past_caches`: C is written without being read into the caches first, which wants its rows aligned to 64 bytes and
  * a sum of one pass. */
 #define TCHI_THIN_MOST_ROWS 256
-typedef struct tchi_thin_job {
+typedef struct tchi_thin_ctx {
     const float *a, *b;
     float *c;
     int64_t lda, ldb, ldc;
     int64_t inner, rows, cols;
     float alpha;
     int past_caches;
-} tchi_thin_job;
+} tchi_thin_ctx;
 
 /* How an instruction set does it, and for what it is meant. */
 typedef struct tchi_thin_product {
-    void (*run)(const tchi_thin_job *job);
+    void (*run)(const tchi_thin_ctx *ctx);
     int64_t rows, cols;    /* of the tiles of C */
     int64_t one_pass;      /* terms that are summed in registers, for any C */
     int64_t most_elements; /* of C for longer sums, which go through C */

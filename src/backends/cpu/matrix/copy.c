@@ -16,12 +16,12 @@ typedef struct axis {
     int64_t size, dst, src; /* strides in elements */
 } axis;
 
-typedef struct copy_job {
+typedef struct copy_ctx {
     axis axes[TCH_MAX_RANK]; /* the last one is the inner loop */
     int32_t rank;
     const tch_array *dst, *src;
     int64_t rows; /* product of all sizes but the last */
-} copy_job;
+} copy_ctx;
 
 static int by_dst_stride(const void *a, const void *b)
 {
@@ -31,44 +31,44 @@ static int by_dst_stride(const void *a, const void *b)
 }
 
 /* Drops sizes of 1, orders by dst's strides, and merges neighbors that are one run on both sides. */
-static void simplify(copy_job *job)
+static void simplify(copy_ctx *ctx)
 {
     axis kept[TCH_MAX_RANK];
     int32_t count = 0;
-    for (int32_t i = 0; i < job->dst->rank; i++) {
-        int64_t size = job->dst->shape[i];
+    for (int32_t i = 0; i < ctx->dst->rank; i++) {
+        int64_t size = ctx->dst->shape[i];
         if (size != 1) {
-            kept[count++] = (axis){size, job->dst->strides[i], job->src != NULL ? job->src->strides[i] : 0};
+            kept[count++] = (axis){size, ctx->dst->strides[i], ctx->src != NULL ? ctx->src->strides[i] : 0};
         }
     }
     qsort(kept, (size_t)count, sizeof *kept, by_dst_stride);
-    job->rank = 0;
+    ctx->rank = 0;
     for (int32_t i = 0; i < count; i++) {
-        axis *last = job->rank > 0 ? &job->axes[job->rank - 1] : NULL;
+        axis *last = ctx->rank > 0 ? &ctx->axes[ctx->rank - 1] : NULL;
         if (last != NULL && last->dst == kept[i].dst * kept[i].size && last->src == kept[i].src * kept[i].size) {
             *last = (axis){last->size * kept[i].size, kept[i].dst, kept[i].src};
         } else {
-            job->axes[job->rank++] = kept[i];
+            ctx->axes[ctx->rank++] = kept[i];
         }
     }
-    if (job->rank == 0) {
-        job->axes[job->rank++] = (axis){1, 1, 1};
+    if (ctx->rank == 0) {
+        ctx->axes[ctx->rank++] = (axis){1, 1, 1};
     }
-    job->rows = 1;
-    for (int32_t i = 0; i < job->rank - 1; i++) {
-        job->rows *= job->axes[i].size;
+    ctx->rows = 1;
+    for (int32_t i = 0; i < ctx->rank - 1; i++) {
+        ctx->rows *= ctx->axes[i].size;
     }
 }
 
 /* Offsets of the first element of a row on both sides. */
-static void row_offsets(const copy_job *job, int64_t row, int64_t *dst, int64_t *src)
+static void row_offsets(const copy_ctx *ctx, int64_t row, int64_t *dst, int64_t *src)
 {
     *dst = *src = 0;
-    for (int32_t i = job->rank - 2; i >= 0; i--) {
-        int64_t index = row % job->axes[i].size;
-        row /= job->axes[i].size;
-        *dst += index * job->axes[i].dst;
-        *src += index * job->axes[i].src;
+    for (int32_t i = ctx->rank - 2; i >= 0; i--) {
+        int64_t index = row % ctx->axes[i].size;
+        row /= ctx->axes[i].size;
+        *dst += index * ctx->axes[i].dst;
+        *src += index * ctx->axes[i].src;
     }
 }
 
@@ -100,30 +100,30 @@ static void scatter(int64_t n, int64_t size, const char *buffer, char *dst, int6
     }
 }
 
-static void copy_run(const copy_job *job, int64_t n, char *dst, const char *src)
+static void copy_run(const copy_ctx *ctx, int64_t n, char *dst, const char *src)
 {
     char gathered[RUN * 8];
     char converted[RUN * 8];
-    const axis *inner = &job->axes[job->rank - 1];
+    const axis *inner = &ctx->axes[ctx->rank - 1];
     const char *from = src;
     if (inner->src != 1 && n > 1) {
-        gather(n, tchi_cpu_size(job->src->type), src, inner->src, gathered);
+        gather(n, tchi_cpu_size(ctx->src->type), src, inner->src, gathered);
         from = gathered;
     }
     if (inner->dst == 1 || n == 1) {
-        tchi_convert(n, job->dst->type, dst, job->src->type, from);
+        tchi_convert(n, ctx->dst->type, dst, ctx->src->type, from);
         return;
     }
-    tchi_convert(n, job->dst->type, converted, job->src->type, from);
-    scatter(n, tchi_cpu_size(job->dst->type), converted, dst, inner->dst);
+    tchi_convert(n, ctx->dst->type, converted, ctx->src->type, from);
+    scatter(n, tchi_cpu_size(ctx->dst->type), converted, dst, inner->dst);
 }
 
 static void copy_rows(void *argument, int64_t from, int64_t to)
 {
-    const copy_job *job = argument;
-    const axis *inner = &job->axes[job->rank - 1];
-    int64_t dst_size = tchi_cpu_size(job->dst->type);
-    int64_t src_size = tchi_cpu_size(job->src->type);
+    const copy_ctx *ctx = argument;
+    const axis *inner = &ctx->axes[ctx->rank - 1];
+    int64_t dst_size = tchi_cpu_size(ctx->dst->type);
+    int64_t src_size = tchi_cpu_size(ctx->src->type);
     for (int64_t block = from; block < to; block += ROWS) {
         int64_t last = block + ROWS < to ? block + ROWS : to;
         for (int64_t column = 0; column < inner->size; column += RUN) {
@@ -131,9 +131,9 @@ static void copy_rows(void *argument, int64_t from, int64_t to)
             for (int64_t row = block; row < last; row++) {
                 int64_t dst;
                 int64_t src;
-                row_offsets(job, row, &dst, &src);
-                copy_run(job, n, (char *)job->dst->data + (dst + column * inner->dst) * dst_size,
-                         (const char *)job->src->data + (src + column * inner->src) * src_size);
+                row_offsets(ctx, row, &dst, &src);
+                copy_run(ctx, n, (char *)ctx->dst->data + (dst + column * inner->dst) * dst_size,
+                         (const char *)ctx->src->data + (src + column * inner->src) * src_size);
             }
         }
     }
@@ -150,56 +150,56 @@ static bool is_empty(const tch_array *array)
 }
 
 /* One long row is cut into equal ones, if its length allows, so that threads can share it. */
-static void cut_single_row(copy_job *job)
+static void cut_single_row(copy_ctx *ctx)
 {
-    axis *only = &job->axes[0];
-    for (int64_t parts = 64; job->rank == 1 && parts >= 2; parts--) {
+    axis *only = &ctx->axes[0];
+    for (int64_t parts = 64; ctx->rank == 1 && parts >= 2; parts--) {
         if (only->size % parts == 0 && only->size / parts >= RUN) {
             int64_t length = only->size / parts;
-            job->axes[1] = (axis){length, only->dst, only->src};
+            ctx->axes[1] = (axis){length, only->dst, only->src};
             *only = (axis){parts, only->dst * length, only->src * length};
-            job->rank = 2;
-            job->rows = parts;
+            ctx->rank = 2;
+            ctx->rows = parts;
         }
     }
 }
 
 tch_status tchi_cpu_copy(void *state, const tch_array *dst, const tch_array *src)
 {
-    copy_job job = {.dst = dst, .src = src};
+    copy_ctx ctx = {.dst = dst, .src = src};
     if (is_empty(dst)) {
         return TCH_OK;
     }
-    simplify(&job);
-    cut_single_row(&job);
-    tchi_cpu_split(state, job.rows, (double)job.rows * (double)job.axes[job.rank - 1].size, copy_rows, &job);
+    simplify(&ctx);
+    cut_single_row(&ctx);
+    tchi_cpu_split(state, ctx.rows, (double)ctx.rows * (double)ctx.axes[ctx.rank - 1].size, copy_rows, &ctx);
     return TCH_OK;
 }
 
 /* --- fill ------------------------------------------------------------------------------------------------------- */
 
-typedef struct fill_job {
-    copy_job copy;
+typedef struct fill_ctx {
+    copy_ctx copy;
     char pattern[RUN * 8]; /* one element, already rounded, repeated */
-} fill_job;
+} fill_ctx;
 
 static void fill_rows(void *argument, int64_t from, int64_t to)
 {
-    const fill_job *job = argument;
-    const axis *inner = &job->copy.axes[job->copy.rank - 1];
-    int64_t size = tchi_cpu_size(job->copy.dst->type);
+    const fill_ctx *ctx = argument;
+    const axis *inner = &ctx->copy.axes[ctx->copy.rank - 1];
+    int64_t size = tchi_cpu_size(ctx->copy.dst->type);
     for (int64_t row = from; row < to; row++) {
         int64_t dst;
         int64_t src;
-        row_offsets(&job->copy, row, &dst, &src);
-        char *start = (char *)job->copy.dst->data + dst * size;
+        row_offsets(&ctx->copy, row, &dst, &src);
+        char *start = (char *)ctx->copy.dst->data + dst * size;
         for (int64_t i = 0; i < inner->size; i += RUN) {
             int64_t n = inner->size - i < RUN ? inner->size - i : RUN;
             char *run = start + i * inner->dst * size;
             if (inner->dst == 1) {
-                memcpy(run, job->pattern, (size_t)(n * size));
+                memcpy(run, ctx->pattern, (size_t)(n * size));
             } else {
-                scatter(n, size, job->pattern, run, inner->dst);
+                scatter(n, size, ctx->pattern, run, inner->dst);
             }
         }
     }
@@ -224,18 +224,18 @@ static void make_pattern(tch_scalar type, double value, char *pattern)
 
 tch_status tchi_cpu_fill(void *state, const tch_array *dst, double value)
 {
-    fill_job job = {.copy = {.dst = dst}};
+    fill_ctx ctx = {.copy = {.dst = dst}};
     if (is_empty(dst)) {
         return TCH_OK;
     }
     int64_t size = tchi_cpu_size(dst->type);
-    make_pattern(dst->type, value, job.pattern);
+    make_pattern(dst->type, value, ctx.pattern);
     for (int64_t i = 1; i < RUN; i++) {
-        memcpy(job.pattern + i * size, job.pattern, (size_t)size);
+        memcpy(ctx.pattern + i * size, ctx.pattern, (size_t)size);
     }
-    simplify(&job.copy);
-    cut_single_row(&job.copy);
-    int64_t inner = job.copy.axes[job.copy.rank - 1].size;
-    tchi_cpu_split(state, job.copy.rows, (double)job.copy.rows * (double)inner, fill_rows, &job);
+    simplify(&ctx.copy);
+    cut_single_row(&ctx.copy);
+    int64_t inner = ctx.copy.axes[ctx.copy.rank - 1].size;
+    tchi_cpu_split(state, ctx.copy.rows, (double)ctx.copy.rows * (double)inner, fill_rows, &ctx);
     return TCH_OK;
 }

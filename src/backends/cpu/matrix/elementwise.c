@@ -4,22 +4,22 @@
 #include <math.h>
 
 /* Rows of the whole batch are numbered through: row r belongs to matrix r / rows. */
-typedef struct row_job {
+typedef struct row_ctx {
     const tch_matrices *x, *y, *out;
     const tchi_loops *loops;
     double c0, c1, c2;
     const double *shift, *scale; /* one per matrix */
     const int32_t *flags;
     uint64_t seed;
-} row_job;
+} row_ctx;
 
 /* An element is a load, a little arithmetic and a store: counted as four operations. */
-static void for_rows(void *state, row_job *job, void (*body)(void *argument, int64_t from, int64_t to))
+static void for_rows(void *state, row_ctx *ctx, void (*body)(void *argument, int64_t from, int64_t to))
 {
-    double elements = (double)job->out->batch * (double)job->out->rows * (double)job->out->cols;
-    job->loops = tchi_loops_for(job->out->type);
+    double elements = (double)ctx->out->batch * (double)ctx->out->rows * (double)ctx->out->cols;
+    ctx->loops = tchi_loops_for(ctx->out->type);
     if (elements > 0) {
-        tchi_cpu_split(state, job->out->batch * job->out->rows, 4.0 * elements, body, job);
+        tchi_cpu_split(state, ctx->out->batch * ctx->out->rows, 4.0 * elements, body, ctx);
     }
 }
 
@@ -34,7 +34,7 @@ static void add_at(tch_scalar type, void *row, int64_t column, double value)
 
 static void combine_rows(void *argument, int64_t from, int64_t to)
 {
-    const row_job *j = argument;
+    const row_ctx *j = argument;
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / j->out->rows;
         int64_t i = r % j->out->rows;
@@ -50,8 +50,8 @@ static void combine_rows(void *argument, int64_t from, int64_t to)
 tch_status tchi_cpu_combine(void *state, double c0, double c1, const tch_matrices *x, double c2, const tch_matrices *y,
                             const tch_matrices *out)
 {
-    row_job job = {.x = x, .y = y, .out = out, .c0 = c0, .c1 = c1, .c2 = c2};
-    for_rows(state, &job, combine_rows);
+    row_ctx ctx = {.x = x, .y = y, .out = out, .c0 = c0, .c1 = c1, .c2 = c2};
+    for_rows(state, &ctx, combine_rows);
     return TCH_OK;
 }
 
@@ -75,7 +75,7 @@ static factors factors_of(tch_scalar type, double scale, double exponent)
 /* The shift is added before scaling and in double, since it may be far below the rounding of the diagonal's type. */
 static void shift_scale_rows(void *argument, int64_t from, int64_t to)
 {
-    const row_job *j = argument;
+    const row_ctx *j = argument;
     const tchi_loops *loops = j->loops;
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / j->out->rows;
@@ -107,14 +107,14 @@ static void shift_scale_rows(void *argument, int64_t from, int64_t to)
 tch_status tchi_cpu_shift_scale(void *state, const tch_matrices *x, const double *shift, const double *scale,
                                 double exponent, const tch_matrices *out)
 {
-    row_job job = {.x = x, .out = out, .shift = shift, .scale = scale, .c0 = exponent};
-    for_rows(state, &job, shift_scale_rows);
+    row_ctx ctx = {.x = x, .out = out, .shift = shift, .scale = scale, .c0 = exponent};
+    for_rows(state, &ctx, shift_scale_rows);
     return TCH_OK;
 }
 
 static void scale_rows_body(void *argument, int64_t from, int64_t to)
 {
-    const row_job *j = argument;
+    const row_ctx *j = argument;
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / j->out->rows;
         int64_t i = r % j->out->rows;
@@ -127,8 +127,8 @@ static void scale_rows_body(void *argument, int64_t from, int64_t to)
 
 tch_status tchi_cpu_scale_rows(void *state, const tch_matrices *x, const tch_matrices *w, const tch_matrices *out)
 {
-    row_job job = {.x = x, .y = w, .out = out};
-    for_rows(state, &job, scale_rows_body);
+    row_ctx ctx = {.x = x, .y = w, .out = out};
+    for_rows(state, &ctx, scale_rows_body);
     return TCH_OK;
 }
 
@@ -143,7 +143,7 @@ static uint64_t mix(uint64_t counter)
 
 static void sign_rows(void *argument, int64_t from, int64_t to)
 {
-    const row_job *j = argument;
+    const row_ctx *j = argument;
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / j->out->rows;
         int64_t i = r % j->out->rows;
@@ -158,14 +158,14 @@ static void sign_rows(void *argument, int64_t from, int64_t to)
 
 tch_status tchi_cpu_random_signs(void *state, uint64_t seed, const tch_matrices *out)
 {
-    row_job job = {.out = out, .seed = seed};
-    for_rows(state, &job, sign_rows);
+    row_ctx ctx = {.out = out, .seed = seed};
+    for_rows(state, &ctx, sign_rows);
     return TCH_OK;
 }
 
 static void select_rows(void *argument, int64_t from, int64_t to)
 {
-    const row_job *j = argument;
+    const row_ctx *j = argument;
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / j->out->rows;
         int64_t i = r % j->out->rows;
@@ -177,8 +177,8 @@ static void select_rows(void *argument, int64_t from, int64_t to)
 
 tch_status tchi_cpu_select(void *state, const int32_t *flags, const tch_matrices *x, const tch_matrices *out)
 {
-    row_job job = {.x = x, .out = out, .flags = flags};
-    for_rows(state, &job, select_rows);
+    row_ctx ctx = {.x = x, .out = out, .flags = flags};
+    for_rows(state, &ctx, select_rows);
     return TCH_OK;
 }
 
@@ -186,7 +186,7 @@ tch_status tchi_cpu_select(void *state, const int32_t *flags, const tch_matrices
 
 static void kronecker_rows(void *argument, int64_t from, int64_t to)
 {
-    const row_job *j = argument;
+    const row_ctx *j = argument;
     int64_t p = j->y->rows;
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / j->out->rows;
@@ -198,7 +198,7 @@ static void kronecker_rows(void *argument, int64_t from, int64_t to)
 
 tch_status tchi_cpu_kronecker(void *state, const tch_matrices *a, const tch_matrices *b, const tch_matrices *out)
 {
-    row_job job = {.x = a, .y = b, .out = out};
-    for_rows(state, &job, kronecker_rows);
+    row_ctx ctx = {.x = a, .y = b, .out = out};
+    for_rows(state, &ctx, kronecker_rows);
     return TCH_OK;
 }

@@ -7,7 +7,7 @@
 
 #define PARTS 32 /* a matrix is always cut into this many ranges of rows: the order of summation is theirs */
 
-typedef struct reduce_job {
+typedef struct reduce_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *x;
     const tchi_loops *loops;
@@ -16,16 +16,16 @@ typedef struct reduce_job {
     double eps;  /* of rescale */
     double most; /* of flag_overflow */
     int32_t *flags;
-} reduce_job;
+} reduce_ctx;
 
 /* One matrix under reduction, and the results of its parts. */
-typedef struct matrix_job {
-    const reduce_job *reduce;
+typedef struct matrix_ctx {
+    const reduce_ctx *reduce;
     int64_t index;
     double factor; /* of entries, for the Frobenius norm */
     tch_reduction kind;
     double part[PARTS];
-} matrix_job;
+} matrix_ctx;
 
 static double at(const tch_matrices *x, int64_t b, int64_t i, int64_t k)
 {
@@ -33,7 +33,7 @@ static double at(const tch_matrices *x, int64_t b, int64_t i, int64_t k)
     return x->type == TCH_SCALAR_F64 ? ((const double *)row)[k] : (double)((const float *)row)[k];
 }
 
-static double reduce_row(const matrix_job *m, int64_t i)
+static double reduce_row(const matrix_ctx *m, int64_t i)
 {
     const tch_matrices *x = m->reduce->x;
     const tchi_loops *loops = m->reduce->loops;
@@ -62,7 +62,7 @@ static double join(tch_reduction kind, double a, double b)
 
 static void reduce_parts(void *argument, int64_t from, int64_t to)
 {
-    matrix_job *m = argument;
+    matrix_ctx *m = argument;
     const tch_matrices *x = m->reduce->x;
     for (int64_t p = from; p < to; p++) {
         int64_t first = x->rows * p / PARTS;
@@ -78,9 +78,9 @@ static void reduce_parts(void *argument, int64_t from, int64_t to)
     }
 }
 
-static double reduce_matrix(const reduce_job *j, int64_t index, tch_reduction kind, double factor)
+static double reduce_matrix(const reduce_ctx *j, int64_t index, tch_reduction kind, double factor)
 {
-    matrix_job m = {.reduce = j, .index = index, .factor = factor, .kind = kind};
+    matrix_ctx m = {.reduce = j, .index = index, .factor = factor, .kind = kind};
     tchi_cpu_split(j->state, PARTS, (double)j->x->rows * (double)j->x->cols, reduce_parts, &m);
     double result = 0;
     for (int p = 0; p < PARTS; p++) {
@@ -91,7 +91,7 @@ static double reduce_matrix(const reduce_job *j, int64_t index, tch_reduction ki
 
 /* Squares of float64 entries beyond about 1e150 overflow and of those below 1e-150 vanish, so entries are divided by
  * the largest first; float32 entries cannot reach that far in float64 sums, and are spared the extra pass. */
-static double frobenius(const reduce_job *j, int64_t index)
+static double frobenius(const reduce_ctx *j, int64_t index)
 {
     if (j->x->type != TCH_SCALAR_F64) {
         return sqrt(reduce_matrix(j, index, TCH_REDUCE_FROBENIUS, 1.0));
@@ -107,21 +107,21 @@ static double frobenius(const reduce_job *j, int64_t index)
 static void reduce_one(void *argument, int64_t index, int thread)
 {
     (void)thread;
-    const reduce_job *j = argument;
+    const reduce_ctx *j = argument;
     j->out[index] = j->kind == TCH_REDUCE_FROBENIUS ? frobenius(j, index) : reduce_matrix(j, index, j->kind, 1.0);
 }
 
 tch_status tchi_cpu_reduce(void *state, tch_reduction kind, const tch_matrices *x, double *out)
 {
-    reduce_job job = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .kind = kind, .out = out};
-    tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, reduce_one, &job);
+    reduce_ctx ctx = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .kind = kind, .out = out};
+    tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, reduce_one, &ctx);
     return TCH_OK;
 }
 
 /* --- ranges ----------------------------------------------------------------------------------------------------- */
 
 /* In two steps, neither of which leaves the range: one alone could be a power that no number holds. */
-static void scale_by_power_of_two(const reduce_job *j, int64_t index, int exponent)
+static void scale_by_power_of_two(const reduce_ctx *j, int64_t index, int exponent)
 {
     double first = ldexp(1.0, exponent / 2);
     double second = ldexp(1.0, exponent - exponent / 2);
@@ -135,7 +135,7 @@ static void scale_by_power_of_two(const reduce_job *j, int64_t index, int expone
 static void rescale_one(void *argument, int64_t index, int thread)
 {
     (void)thread;
-    const reduce_job *j = argument;
+    const reduce_ctx *j = argument;
     int most = j->x->type == TCH_SCALAR_F64 ? 1000 : 120;
     double norm = j->out[index];
     bool ends = norm < ldexp(1.0, -most) || norm > ldexp(1.0, most);
@@ -148,15 +148,15 @@ static void rescale_one(void *argument, int64_t index, int thread)
 
 tch_status tchi_cpu_rescale(void *state, double eps, const tch_matrices *x, double *norm)
 {
-    reduce_job job = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .out = norm, .eps = eps};
-    tchi_cpu_for_each(state, x->batch, 1.0, rescale_one, &job); /* as a rule there is nothing to do */
+    reduce_ctx ctx = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .out = norm, .eps = eps};
+    tchi_cpu_for_each(state, x->batch, 1.0, rescale_one, &ctx); /* as a rule there is nothing to do */
     return TCH_OK;
 }
 
 static void flag_one(void *argument, int64_t index, int thread)
 {
     (void)thread;
-    const reduce_job *j = argument;
+    const reduce_ctx *j = argument;
     for (int64_t i = 0; i < j->x->rows && j->flags[index] == TCH_REPORT_OK; i++) {
         const void *row = tchi_cpu_row(j->x, index, i);
         bool in_range =
@@ -167,7 +167,7 @@ static void flag_one(void *argument, int64_t index, int thread)
 
 tch_status tchi_cpu_flag_overflow(void *state, const tch_matrices *x, double most, int32_t *flags)
 {
-    reduce_job job = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .most = most, .flags = flags};
-    tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, flag_one, &job);
+    reduce_ctx ctx = {.state = state, .x = x, .loops = tchi_loops_for(x->type), .most = most, .flags = flags};
+    tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, flag_one, &ctx);
     return TCH_OK;
 }

@@ -7,11 +7,11 @@
 
 #include "backends/cpu/update/philox.h"
 
-typedef struct label_job {
+typedef struct label_ctx {
     const tch_matrices *logits;
     uint64_t seed;
     int32_t *labels;
-} label_job;
+} label_ctx;
 
 /* Uniform numbers in [0, 1) of rows first to first + PHILOX_LANES - 1. */
 static void uniform_numbers(uint64_t seed, int64_t first, double numbers[PHILOX_LANES])
@@ -66,21 +66,21 @@ static int32_t draw_label(int64_t n, const float *x, double uniform)
 
 static void draw_groups(void *argument, int64_t from, int64_t to)
 {
-    const label_job *job = argument;
-    int64_t rows = job->logits->rows;
+    const label_ctx *ctx = argument;
+    int64_t rows = ctx->logits->rows;
     for (int64_t first = from * PHILOX_LANES; first < to * PHILOX_LANES && first < rows; first += PHILOX_LANES) {
         double numbers[PHILOX_LANES];
-        uniform_numbers(job->seed, first, numbers);
+        uniform_numbers(ctx->seed, first, numbers);
         for (int64_t i = first; i < first + PHILOX_LANES && i < rows; i++) {
-            job->labels[i] = draw_label(job->logits->cols, tchi_cpu_row(job->logits, 0, i), numbers[i - first]);
+            ctx->labels[i] = draw_label(ctx->logits->cols, tchi_cpu_row(ctx->logits, 0, i), numbers[i - first]);
         }
     }
 }
 
 tch_status tchi_cpu_sample_labels(void *state, const tch_matrices *logits, uint64_t seed, int32_t *labels)
 {
-    label_job job = {logits, seed, labels};
+    label_ctx ctx = {logits, seed, labels};
     int64_t groups = (logits->rows + PHILOX_LANES - 1) / PHILOX_LANES;
-    tchi_cpu_split(state, groups, 40.0 * (double)logits->rows * (double)logits->cols, draw_groups, &job);
+    tchi_cpu_split(state, groups, 40.0 * (double)logits->rows * (double)logits->cols, draw_groups, &ctx);
     return TCH_OK;
 }

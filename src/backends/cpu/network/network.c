@@ -126,10 +126,10 @@ VECTOR_CLONES static void gelu_backward_row(int64_t n, const float *restrict z, 
     }
 }
 
-typedef struct activation_job {
+typedef struct activation_ctx {
     tch_activation activation;
     const tch_matrices *x, *bias, *out;
-} activation_job;
+} activation_ctx;
 
 static void activate(tch_activation activation, int64_t n, float *x)
 {
@@ -150,7 +150,7 @@ static void activate(tch_activation activation, int64_t n, float *x)
 
 static void activation_rows(void *argument, int64_t from, int64_t to)
 {
-    const activation_job *j = argument;
+    const activation_ctx *j = argument;
     int64_t n = j->x->cols;
     for (int64_t i = from; i < to; i++) {
         float *z = tchi_cpu_row(j->x, 0, i);
@@ -173,14 +173,14 @@ static double work_of(tch_activation activation, const tch_matrices *x)
 tch_status tchi_cpu_bias_activation(void *state, tch_activation activation, const tch_matrices *x,
                                     const tch_matrices *bias, const tch_matrices *out)
 {
-    activation_job job = {activation, x, bias, out};
-    tchi_cpu_split(state, x->rows, work_of(activation, x), activation_rows, &job);
+    activation_ctx ctx = {activation, x, bias, out};
+    tchi_cpu_split(state, x->rows, work_of(activation, x), activation_rows, &ctx);
     return TCH_OK;
 }
 
 static void backward_rows(void *argument, int64_t from, int64_t to)
 {
-    const activation_job *j = argument;
+    const activation_ctx *j = argument;
     int64_t n = j->x->cols;
     for (int64_t i = from; i < to; i++) {
         const float *kept = tchi_cpu_row(j->x, 0, i);
@@ -198,9 +198,9 @@ static void backward_rows(void *argument, int64_t from, int64_t to)
 tch_status tchi_cpu_activation_backward(void *state, tch_activation activation, const tch_matrices *kept,
                                         const tch_matrices *gradient)
 {
-    activation_job job = {.activation = activation, .x = kept, .out = gradient};
+    activation_ctx ctx = {.activation = activation, .x = kept, .out = gradient};
     if (activation != TCH_ACTIVATION_NONE) {
-        tchi_cpu_split(state, gradient->rows, work_of(activation, gradient), backward_rows, &job);
+        tchi_cpu_split(state, gradient->rows, work_of(activation, gradient), backward_rows, &ctx);
     }
     return TCH_OK;
 }
@@ -209,10 +209,10 @@ tch_status tchi_cpu_activation_backward(void *state, tch_activation activation, 
 
 #define STRIP 64 /* columns that are summed side by side, down all rows */
 
-typedef struct column_job {
+typedef struct column_ctx {
     const tch_matrices *x;
     float *out;
-} column_job;
+} column_ctx;
 
 VECTOR_CLONES static void add_to_sums(int64_t n, const float *restrict x, double *restrict sums)
 {
@@ -223,7 +223,7 @@ VECTOR_CLONES static void add_to_sums(int64_t n, const float *restrict x, double
 
 static void sum_strips(void *argument, int64_t from, int64_t to)
 {
-    const column_job *c = argument;
+    const column_ctx *c = argument;
     for (int64_t first = from * STRIP; first < to * STRIP && first < c->x->cols; first += STRIP) {
         int64_t n = c->x->cols - first < STRIP ? c->x->cols - first : STRIP;
         double sums[STRIP] = {0};
@@ -238,8 +238,8 @@ static void sum_strips(void *argument, int64_t from, int64_t to)
 
 tch_status tchi_cpu_column_sums(void *state, const tch_matrices *x, const tch_matrices *out)
 {
-    column_job job = {x, out->data};
-    tchi_cpu_split(state, (x->cols + STRIP - 1) / STRIP, 2.0 * (double)x->rows * (double)x->cols, sum_strips, &job);
+    column_ctx ctx = {x, out->data};
+    tchi_cpu_split(state, (x->cols + STRIP - 1) / STRIP, 2.0 * (double)x->rows * (double)x->cols, sum_strips, &ctx);
     return TCH_OK;
 }
 
@@ -249,13 +249,13 @@ typedef struct loss_sums {
     double loss, right, skipped;
 } loss_sums;
 
-typedef struct loss_job loss_job;
-struct loss_job {
+typedef struct loss_ctx loss_ctx;
+struct loss_ctx {
     const tch_matrices *outputs, *targets;
     const int32_t *labels;
     const tch_loss_results *results;
     float factor; /* of the gradient: weight times scale */
-    void (*row)(const loss_job *job, int64_t i, loss_sums *sums);
+    void (*row)(const loss_ctx *ctx, int64_t i, loss_sums *sums);
     loss_sums ranges[TCH_LOSS_RANGES];
 };
 
@@ -300,17 +300,17 @@ static int64_t largest_at(int64_t n, const float *x)
     return best;
 }
 
-static float *gradient_row(const loss_job *job, int64_t i)
+static float *gradient_row(const loss_ctx *ctx, int64_t i)
 {
-    return job->results->gradient != NULL ? tchi_cpu_row(job->results->gradient, 0, i) : NULL;
+    return ctx->results->gradient != NULL ? tchi_cpu_row(ctx->results->gradient, 0, i) : NULL;
 }
 
-static void cross_entropy_row(const loss_job *job, int64_t i, loss_sums *sums)
+static void cross_entropy_row(const loss_ctx *ctx, int64_t i, loss_sums *sums)
 {
-    int64_t n = job->outputs->cols;
-    const float *x = tchi_cpu_row(job->outputs, 0, i);
-    float *gradient = gradient_row(job, i);
-    int32_t label = job->labels[i];
+    int64_t n = ctx->outputs->cols;
+    const float *x = tchi_cpu_row(ctx->outputs, 0, i);
+    float *gradient = gradient_row(ctx, i);
+    int32_t label = ctx->labels[i];
     if (label < 0 || label >= n) {
         sums->skipped += 1;
         if (gradient != NULL) {
@@ -324,23 +324,23 @@ static void cross_entropy_row(const loss_job *job, int64_t i, loss_sums *sums)
     sums->loss += loss;
     sums->right += best == label && loss == loss ? 1 : 0;
     if (gradient != NULL) {
-        softmax_row(n, x, x[best], job->factor / sum, gradient);
-        gradient[label] -= job->factor;
+        softmax_row(n, x, x[best], ctx->factor / sum, gradient);
+        gradient[label] -= ctx->factor;
     }
 }
 
-static void squared_row(const loss_job *job, int64_t i, loss_sums *sums)
+static void squared_row(const loss_ctx *ctx, int64_t i, loss_sums *sums)
 {
-    int64_t n = job->outputs->cols;
-    const float *y = tchi_cpu_row(job->outputs, 0, i);
-    const float *t = tchi_cpu_row(job->targets, 0, i);
-    float *gradient = gradient_row(job, i);
+    int64_t n = ctx->outputs->cols;
+    const float *y = tchi_cpu_row(ctx->outputs, 0, i);
+    const float *t = tchi_cpu_row(ctx->targets, 0, i);
+    float *gradient = gradient_row(ctx, i);
     double sum = 0;
     for (int64_t j = 0; j < n; j++) {
         float difference = y[j] - t[j];
         sum += (double)difference * (double)difference;
         if (gradient != NULL) {
-            gradient[j] = difference * job->factor;
+            gradient[j] = difference * ctx->factor;
         }
     }
     sums->loss += sum / (double)n;
@@ -348,29 +348,29 @@ static void squared_row(const loss_job *job, int64_t i, loss_sums *sums)
 
 static void loss_ranges(void *argument, int64_t from, int64_t to)
 {
-    loss_job *job = argument;
-    int64_t rows = job->outputs->rows;
+    loss_ctx *ctx = argument;
+    int64_t rows = ctx->outputs->rows;
     for (int64_t k = from; k < to; k++) {
         loss_sums sums = {0};
         for (int64_t i = rows * k / TCH_LOSS_RANGES; i < rows * (k + 1) / TCH_LOSS_RANGES; i++) {
-            job->row(job, i, &sums);
+            ctx->row(ctx, i, &sums);
         }
-        job->ranges[k] = sums;
+        ctx->ranges[k] = sums;
     }
 }
 
-static tch_status run_loss(void *state, loss_job *job, double factor)
+static tch_status run_loss(void *state, loss_ctx *ctx, double factor)
 {
-    int64_t rows = job->outputs->rows;
-    const float *scale = job->results->scale;
-    double *totals = job->results->totals;
+    int64_t rows = ctx->outputs->rows;
+    const float *scale = ctx->results->scale;
+    double *totals = ctx->results->totals;
     loss_sums all = {0};
-    job->factor = (float)(factor * job->results->weight * (scale != NULL ? (double)*scale : 1.0));
-    tchi_cpu_split(state, TCH_LOSS_RANGES, 20.0 * (double)rows * (double)job->outputs->cols, loss_ranges, job);
+    ctx->factor = (float)(factor * ctx->results->weight * (scale != NULL ? (double)*scale : 1.0));
+    tchi_cpu_split(state, TCH_LOSS_RANGES, 20.0 * (double)rows * (double)ctx->outputs->cols, loss_ranges, ctx);
     for (int k = 0; k < TCH_LOSS_RANGES; k++) {
-        all.loss += job->ranges[k].loss;
-        all.right += job->ranges[k].right;
-        all.skipped += job->ranges[k].skipped;
+        all.loss += ctx->ranges[k].loss;
+        all.right += ctx->ranges[k].right;
+        all.skipped += ctx->ranges[k].skipped;
     }
     totals[TCH_TOTAL_LOSS] += all.loss;
     totals[TCH_TOTAL_RIGHT] += all.right;
@@ -382,13 +382,13 @@ static tch_status run_loss(void *state, loss_job *job, double factor)
 tch_status tchi_cpu_softmax_loss(void *state, const tch_matrices *logits, const int32_t *labels,
                                  const tch_loss_results *results)
 {
-    loss_job job = {.outputs = logits, .labels = labels, .results = results, .row = cross_entropy_row};
-    return run_loss(state, &job, 1.0);
+    loss_ctx ctx = {.outputs = logits, .labels = labels, .results = results, .row = cross_entropy_row};
+    return run_loss(state, &ctx, 1.0);
 }
 
 tch_status tchi_cpu_squared_loss(void *state, const tch_matrices *outputs, const tch_matrices *targets,
                                  const tch_loss_results *results)
 {
-    loss_job job = {.outputs = outputs, .targets = targets, .results = results, .row = squared_row};
-    return run_loss(state, &job, 2.0 / (double)outputs->cols);
+    loss_ctx ctx = {.outputs = outputs, .targets = targets, .results = results, .row = squared_row};
+    return run_loss(state, &ctx, 2.0 / (double)outputs->cols);
 }

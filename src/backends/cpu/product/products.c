@@ -5,13 +5,13 @@
 #include "backends/cpu/runtime/blas/parallel_blas.h"
 #include "thin_product.h"
 
-typedef struct gemm_job {
+typedef struct gemm_ctx {
     const tchi_cpu_state *state;
     double alpha, beta;
     const tch_matrices *a, *b, *c;
     int trans_a, trans_b;
     int64_t inner;
-} gemm_job;
+} gemm_ctx;
 
 static int blas_trans(int32_t transpose)
 {
@@ -21,7 +21,7 @@ static int blas_trans(int32_t transpose)
 static void gemm_one(void *argument, int64_t i, int thread)
 {
     (void)thread;
-    const gemm_job *j = argument;
+    const gemm_ctx *j = argument;
     const void *a = tchi_cpu_row(j->a, i, 0);
     const void *b = tchi_cpu_row(j->b, i, 0);
     void *c = tchi_cpu_row(j->c, i, 0);
@@ -63,7 +63,7 @@ static void widen(const tch_matrices *x, int64_t index, int64_t row, int64_t row
 }
 
 /* The block of C at (row, col) is m by n; `w->c` becomes op(A) op(B) there. */
-static void wide_product(const gemm_job *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, wide_blocks *w)
+static void wide_product(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, wide_blocks *w)
 {
     int turned_a = j->trans_a == TCHI_TRANS;
     int turned_b = j->trans_b == TCHI_TRANS;
@@ -80,7 +80,7 @@ static void wide_product(const gemm_job *j, int64_t i, int64_t row, int64_t m, i
 }
 
 /* C = alpha (the block) + beta C, C being of float32 or of 16 bits. */
-static void write_block(const gemm_job *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, float *block)
+static void write_block(const gemm_ctx *j, int64_t i, int64_t row, int64_t m, int64_t col, int64_t n, float *block)
 {
     float before[WIDE_COLS] = {0};
     for (int64_t r = 0; r < m; r++) {
@@ -105,7 +105,7 @@ static int64_t blocks_of(int64_t n, int64_t size)
 static void wide_gemm_block(void *argument, int64_t index, int thread)
 {
     (void)thread;
-    const gemm_job *j = argument;
+    const gemm_ctx *j = argument;
     int64_t across = blocks_of(j->c->cols, WIDE_COLS);
     int64_t down = blocks_of(j->c->rows, WIDE_ROWS);
     int64_t i = index / (down * across);
@@ -118,11 +118,11 @@ static void wide_gemm_block(void *argument, int64_t index, int thread)
     write_block(j, i, row, m, col, n, w.c);
 }
 
-static void wide_gemm(const tchi_cpu_state *state, gemm_job *job)
+static void wide_gemm(const tchi_cpu_state *state, gemm_ctx *ctx)
 {
-    int64_t blocks = blocks_of(job->c->rows, WIDE_ROWS) * blocks_of(job->c->cols, WIDE_COLS);
-    double work = 2.0 * WIDE_ROWS * WIDE_COLS * (double)job->inner;
-    tchi_cpu_for_each(state, job->c->batch * blocks, work, wide_gemm_block, job);
+    int64_t blocks = blocks_of(ctx->c->rows, WIDE_ROWS) * blocks_of(ctx->c->cols, WIDE_COLS);
+    double work = 2.0 * WIDE_ROWS * WIDE_COLS * (double)ctx->inner;
+    tchi_cpu_for_each(state, ctx->c->batch * blocks, work, wide_gemm_block, ctx);
 }
 
 static int is_narrow(tch_scalar type)
@@ -134,7 +134,7 @@ static int is_narrow(tch_scalar type)
 
 /* With nothing to sum over, C is as many rows as there are elements of A, each that element times B, and the time is
  * that of writing C. */
-static void outer_rows_of(const gemm_job *j, int64_t matrix, int64_t from, int64_t to)
+static void outer_rows_of(const gemm_ctx *j, int64_t matrix, int64_t from, int64_t to)
 {
     const tchi_loops *loops = tchi_loops_for(j->c->type);
     const void *a = tchi_cpu_row(j->a, matrix, 0), *b = tchi_cpu_row(j->b, matrix, 0);
@@ -148,7 +148,7 @@ static void outer_rows_of(const gemm_job *j, int64_t matrix, int64_t from, int64
 /* Rows of the whole batch are counted through. */
 static void outer_rows(void *argument, int64_t from, int64_t to)
 {
-    const gemm_job *j = argument;
+    const gemm_ctx *j = argument;
     int64_t rows = j->c->rows;
     while (from < to) {
         int64_t matrix = from / rows, end = (matrix + 1) * rows;
@@ -158,7 +158,7 @@ static void outer_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-static int is_outer_product(const gemm_job *j)
+static int is_outer_product(const gemm_ctx *j)
 {
     int row_of_b = j->trans_b == TCHI_NO_TRANS || j->b->ld == 1;
     return j->inner == 1 && row_of_b && j->beta == 0.0;
@@ -177,45 +177,45 @@ tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32
     if (inner == 0) {
         return tchi_cpu_combine(state, 0.0, beta, beta == 0.0 ? NULL : c, 0.0, NULL, c);
     }
-    gemm_job job = {s, alpha, beta, a, b, c, blas_trans(transpose_a), blas_trans(transpose_b), inner};
+    gemm_ctx ctx = {s, alpha, beta, a, b, c, blas_trans(transpose_a), blas_trans(transpose_b), inner};
     double work = 2.0 * (double)c->rows * (double)c->cols * (double)inner;
     if (is_narrow(a->type)) {
-        wide_gemm(s, &job);
+        wide_gemm(s, &ctx);
     } else if (beta == 0.0 && transpose_a && !transpose_b && tchi_cpu_thin_product(s, alpha, a, b, c)) {
         return TCH_OK;
-    } else if (is_outer_product(&job)) {
+    } else if (is_outer_product(&ctx)) {
         int64_t rows = c->batch * c->rows;
-        tchi_cpu_split(s, rows, (double)rows * (double)c->cols, outer_rows, &job);
+        tchi_cpu_split(s, rows, (double)rows * (double)c->cols, outer_rows, &ctx);
     } else {
-        tchi_cpu_for_each(s, c->batch, work, gemm_one, &job);
+        tchi_cpu_for_each(s, c->batch, work, gemm_one, &ctx);
     }
     return TCH_OK;
 }
 
 /* --- symmetric products ------------------------------------------------------------------------------------------ */
 
-typedef struct mirror_job {
+typedef struct mirror_ctx {
     const tchi_loops *loops;
     int64_t n, ld;
     void *data;
-} mirror_job;
+} mirror_ctx;
 
 static void mirror_rows(void *argument, int64_t from, int64_t to)
 {
-    const mirror_job *j = argument;
+    const mirror_ctx *j = argument;
     j->loops->mirror(j->n, j->data, j->ld, from, to);
 }
 
 static void mirror_one(const tchi_cpu_state *state, const tch_matrices *c, int64_t i)
 {
-    mirror_job job = {tchi_loops_for(c->type), c->rows, c->ld, tchi_cpu_row(c, i, 0)};
-    tchi_cpu_split(state, c->rows, (double)c->rows * (double)c->rows, mirror_rows, &job);
+    mirror_ctx ctx = {tchi_loops_for(c->type), c->rows, c->ld, tchi_cpu_row(c, i, 0)};
+    tchi_cpu_split(state, c->rows, (double)c->rows * (double)c->rows, mirror_rows, &ctx);
 }
 
 static void gram_one(void *argument, int64_t i, int thread)
 {
     (void)thread;
-    const gemm_job *j = argument;
+    const gemm_ctx *j = argument;
     int64_t n = j->c->rows;
     const void *a = tchi_cpu_row(j->a, i, 0);
     void *c = tchi_cpu_row(j->c, i, 0);
@@ -241,15 +241,15 @@ tch_status tchi_cpu_gram(void *state, double alpha, const tch_matrices *a, int32
         }
         return tchi_cpu_combine(state, 0.0, beta, beta == 0.0 ? NULL : c, 0.0, NULL, c);
     }
-    gemm_job job = {s, alpha, beta, a, NULL, c, blas_trans(transpose), 0, inner};
-    tchi_cpu_for_each(s, c->batch, (double)c->rows * (double)c->rows * (double)inner, gram_one, &job);
+    gemm_ctx ctx = {s, alpha, beta, a, NULL, c, blas_trans(transpose), 0, inner};
+    tchi_cpu_for_each(s, c->batch, (double)c->rows * (double)c->rows * (double)inner, gram_one, &ctx);
     return TCH_OK;
 }
 
 static void symmetric_one(void *argument, int64_t i, int thread)
 {
     (void)thread;
-    const gemm_job *j = argument;
+    const gemm_ctx *j = argument;
     const void *a = tchi_cpu_row(j->a, i, 0);
     const void *b = tchi_cpu_row(j->b, i, 0);
     void *c = tchi_cpu_row(j->c, i, 0);
@@ -268,9 +268,9 @@ static tch_status half_product(void *state, const tch_matrices *a, const tch_mat
     if (a->data == b->data && a->stride == b->stride && a->ld == b->ld) {
         return tchi_cpu_gram(state, 1.0, a, 0, 0.0, c);
     }
-    gemm_job job = {s, 1.0, 0.0, a, b, c, TCHI_NO_TRANS, TCHI_NO_TRANS, c->rows};
+    gemm_ctx ctx = {s, 1.0, 0.0, a, b, c, TCHI_NO_TRANS, TCHI_NO_TRANS, c->rows};
     double n = (double)c->rows;
-    tchi_cpu_for_each(s, c->batch, n * n * n, symmetric_one, &job);
+    tchi_cpu_for_each(s, c->batch, n * n * n, symmetric_one, &ctx);
     return TCH_OK;
 }
 

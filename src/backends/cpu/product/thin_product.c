@@ -20,7 +20,7 @@
 /* Columns of a block that is added to more than once and should stay near the core meanwhile. */
 #define MOST_COLS 1024
 
-typedef struct thin_job {
+typedef struct thin_ctx {
     const tch_matrices *a, *b, *c;
     float alpha;
     int64_t block_rows, block_cols;
@@ -28,7 +28,7 @@ typedef struct thin_job {
     int past_caches;      /* the result is large, and its pages are there */
     int untouched;        /* it is large, and they are not */
     const tchi_thin_product *product;
-} thin_job;
+} thin_ctx;
 
 /* The whole pages of these bytes. */
 static void ask_for_pages(void *start, int64_t bytes)
@@ -50,11 +50,11 @@ static int64_t at_most(int64_t n, int64_t most)
 static void thin_block(void *argument, int64_t index, int thread)
 {
     (void)thread;
-    const thin_job *t = argument;
+    const thin_ctx *t = argument;
     int64_t i = index / (t->down * t->across);
     int64_t row = index / t->across % t->down * t->block_rows;
     int64_t col = index % t->across * t->block_cols;
-    tchi_thin_job j = {.lda = t->a->ld, .ldb = t->b->ld, .ldc = t->c->ld, .inner = t->a->rows, .alpha = t->alpha};
+    tchi_thin_ctx j = {.lda = t->a->ld, .ldb = t->b->ld, .ldc = t->c->ld, .inner = t->a->rows, .alpha = t->alpha};
     j.a = (const float *)tchi_cpu_row(t->a, i, 0) + row;
     j.b = (const float *)tchi_cpu_row(t->b, i, 0) + col;
     j.c = (float *)tchi_cpu_row(t->c, i, row) + col;
@@ -83,33 +83,33 @@ static int64_t large_bytes(void)
     return half > LARGE ? half : LARGE;
 }
 
-static void choose_writing(thin_job *job)
+static void choose_writing(thin_ctx *ctx)
 {
-    const tch_matrices *c = job->c;
+    const tch_matrices *c = ctx->c;
     int64_t bytes = c->batch * c->rows * c->cols * tchi_cpu_size(c->type);
     int aligned = (uintptr_t)c->data % 64 == 0 && c->ld % 16 == 0 && (c->batch < 2 || c->stride % 16 == 0);
     if (bytes >= large_bytes()) {
         int resident = is_resident(tchi_cpu_row(c, c->batch / 2, c->rows / 2));
-        job->past_caches = resident && aligned && job->a->rows <= job->product->one_pass;
-        job->untouched = !resident;
+        ctx->past_caches = resident && aligned && ctx->a->rows <= ctx->product->one_pass;
+        ctx->untouched = !resident;
     }
 }
 
 /* As few blocks as can be, but the same number for each thread if there are only some. */
-static void choose_blocks(thin_job *job, int64_t threads)
+static void choose_blocks(thin_ctx *ctx, int64_t threads)
 {
-    const tch_matrices *c = job->c;
-    job->block_cols = job->a->rows > job->product->one_pass ? at_most(c->cols, MOST_COLS) : c->cols;
-    job->across = (c->cols + job->block_cols - 1) / job->block_cols;
-    job->down = (c->rows + TCHI_THIN_MOST_ROWS - 1) / TCHI_THIN_MOST_ROWS;
-    int64_t beside = c->batch * job->across;
-    while (beside * job->down % threads != 0 && beside * job->down < 4 * threads) {
-        job->down++;
+    const tch_matrices *c = ctx->c;
+    ctx->block_cols = ctx->a->rows > ctx->product->one_pass ? at_most(c->cols, MOST_COLS) : c->cols;
+    ctx->across = (c->cols + ctx->block_cols - 1) / ctx->block_cols;
+    ctx->down = (c->rows + TCHI_THIN_MOST_ROWS - 1) / TCHI_THIN_MOST_ROWS;
+    int64_t beside = c->batch * ctx->across;
+    while (beside * ctx->down % threads != 0 && beside * ctx->down < 4 * threads) {
+        ctx->down++;
     }
-    int64_t rows = (c->rows + job->down - 1) / job->down;
-    int64_t tile = job->product->rows;
-    job->block_rows = (rows + tile - 1) / tile * tile;
-    job->down = (c->rows + job->block_rows - 1) / job->block_rows;
+    int64_t rows = (c->rows + ctx->down - 1) / ctx->down;
+    int64_t tile = ctx->product->rows;
+    ctx->block_rows = (rows + tile - 1) / tile * tile;
+    ctx->down = (c->rows + ctx->block_rows - 1) / ctx->block_rows;
 }
 
 static int is_suited(const tchi_thin_product *product, const tch_matrices *a, const tch_matrices *c)
@@ -123,13 +123,13 @@ static int is_suited(const tchi_thin_product *product, const tch_matrices *a, co
 int tchi_cpu_thin_product(const tchi_cpu_state *state, double alpha, const tch_matrices *a, const tch_matrices *b,
                           const tch_matrices *c)
 {
-    thin_job job = {.a = a, .b = b, .c = c, .alpha = (float)alpha, .product = tchi_thin_product_now()};
-    if (!is_suited(job.product, a, c)) {
+    thin_ctx ctx = {.a = a, .b = b, .c = c, .alpha = (float)alpha, .product = tchi_thin_product_now()};
+    if (!is_suited(ctx.product, a, c)) {
         return 0;
     }
-    choose_writing(&job);
-    choose_blocks(&job, state->threads);
-    double work = 2.0 * (double)job.block_rows * (double)job.block_cols * (double)(a->rows + 1);
-    tchi_cpu_for_each(state, c->batch * job.down * job.across, work, thin_block, &job);
+    choose_writing(&ctx);
+    choose_blocks(&ctx, state->threads);
+    double work = 2.0 * (double)ctx.block_rows * (double)ctx.block_cols * (double)(a->rows + 1);
+    tchi_cpu_for_each(state, c->batch * ctx.down * ctx.across, work, thin_block, &ctx);
     return 1;
 }

@@ -19,7 +19,7 @@ enum {
 
 /* Terms [0, inner) of the band that is being added. */
 typedef struct band {
-    const tchi_thin_job *job;
+    const tchi_thin_ctx *ctx;
     const float *a, *b;
     int64_t inner;
     int first;       /* C does not hold anything yet */
@@ -42,7 +42,7 @@ static __mmask16 first_of(int64_t n)
     return (__mmask16)(n >= WIDTH ? 0xffff : n <= 0 ? 0 : (1 << n) - 1);
 }
 
-static tile tile_at(const tchi_thin_job *j, int64_t row, int64_t col)
+static tile tile_at(const tchi_thin_ctx *j, int64_t row, int64_t col)
 {
     tile t = {.row = row, .col = col, .rows = j->rows - row < ROWS ? j->rows - row : ROWS};
     t.left = first_of(j->cols - col);
@@ -65,17 +65,17 @@ static inline __attribute__((always_inline)) tile_sums sum_tile(const band *d, c
         const float *factors = pack_a ? from_a : a;
         if (pack_a) {
             memcpy(a, from_a, ROWS * sizeof *a);
-            __builtin_prefetch(from_a + AHEAD * d->job->lda);
-            from_a += d->job->lda;
+            __builtin_prefetch(from_a + AHEAD * d->ctx->lda);
+            from_a += d->ctx->lda;
         }
         if (pack_b) {
             *(vector *)b = (vector)_mm512_maskz_loadu_ps(at->left, from_b);
-            __builtin_prefetch(from_b + AHEAD * d->job->ldb);
+            __builtin_prefetch(from_b + AHEAD * d->ctx->ldb);
             if (!narrow) {
                 *(vector *)(b + WIDTH) = (vector)_mm512_maskz_loadu_ps(at->right, from_b + WIDTH);
-                __builtin_prefetch(from_b + AHEAD * d->job->ldb + WIDTH);
+                __builtin_prefetch(from_b + AHEAD * d->ctx->ldb + WIDTH);
             }
-            from_b += d->job->ldb;
+            from_b += d->ctx->ldb;
         }
         vector left = *(const vector *)b;
         vector right = narrow ? left : *(const vector *)(b + WIDTH);
@@ -93,7 +93,7 @@ static inline __attribute__((always_inline)) tile_sums sum_tile(const band *d, c
 /* Half a row of a tile. */
 static inline __attribute__((always_inline)) void write_half(const band *d, float *c, __mmask16 these, vector sums)
 {
-    vector v = d->job->alpha * sums;
+    vector v = d->ctx->alpha * sums;
     if (!d->first) {
         v += (vector)_mm512_maskz_loadu_ps(these, c);
     }
@@ -105,7 +105,7 @@ static inline __attribute__((always_inline)) void write_tile(const band *d, cons
 {
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
-        float *c = d->job->c + (at->row + i) * d->job->ldc + at->col;
+        float *c = d->ctx->c + (at->row + i) * d->ctx->ldc + at->col;
         if (i < at->rows) {
             write_half(d, c, at->left, s->left[i]);
         }
@@ -120,14 +120,14 @@ static inline __attribute__((always_inline)) void stream_tile(const band *d, con
 {
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
-        float *c = d->job->c + (at->row + i) * d->job->ldc + at->col;
-        _mm512_stream_ps(c, (__m512)(d->job->alpha * s->left[i]));
-        _mm512_stream_ps(c + WIDTH, (__m512)(d->job->alpha * s->right[i]));
+        float *c = d->ctx->c + (at->row + i) * d->ctx->ldc + at->col;
+        _mm512_stream_ps(c, (__m512)(d->ctx->alpha * s->left[i]));
+        _mm512_stream_ps(c + WIDTH, (__m512)(d->ctx->alpha * s->right[i]));
     }
 }
 
 /* So that the tile's lines are there when it is written. */
-static void ask_for_tile(const tchi_thin_job *j, const tile *at)
+static void ask_for_tile(const tchi_thin_ctx *j, const tile *at)
 {
     for (int64_t i = 0; i < at->rows; i++) {
         const float *c = j->c + (at->row + i) * j->ldc + at->col;
@@ -139,9 +139,9 @@ static void ask_for_tile(const tchi_thin_job *j, const tile *at)
 static inline __attribute__((always_inline)) void add_tile(const band *d, const tile *at, int pack_a, int pack_b,
                                                            int narrow)
 {
-    int stream = d->job->past_caches && at->rows == ROWS && at->right == 0xffff;
+    int stream = d->ctx->past_caches && at->rows == ROWS && at->right == 0xffff;
     if (!stream) {
-        ask_for_tile(d->job, at);
+        ask_for_tile(d->ctx, at);
     }
     tile_sums s = sum_tile(d, at, pack_a, pack_b, narrow);
     if (stream) {
@@ -154,19 +154,19 @@ static inline __attribute__((always_inline)) void add_tile(const band *d, const 
 /* Rows that do not fill a strip, which the tiles could not read in place; zeros fill it up. */
 static void pack_last_rows(const band *d)
 {
-    int64_t row = d->job->rows / ROWS * ROWS;
-    __mmask8 left = (__mmask8)first_of(d->job->rows - row);
+    int64_t row = d->ctx->rows / ROWS * ROWS;
+    __mmask8 left = (__mmask8)first_of(d->ctx->rows - row);
     float *packed = d->packed_a + row * d->inner;
     for (int64_t t = 0; left != 0 && t < d->inner; t++) {
-        _mm256_store_ps(packed + t * ROWS, _mm256_maskz_loadu_ps(left, d->a + t * d->job->lda + row));
+        _mm256_store_ps(packed + t * ROWS, _mm256_maskz_loadu_ps(left, d->a + t * d->ctx->lda + row));
     }
 }
 
 /* The tiles of one strip of B. */
 static inline __attribute__((always_inline)) void add_strip(const band *d, int64_t col, int narrow)
 {
-    for (int64_t row = 0; row < d->job->rows; row += ROWS) {
-        tile at = tile_at(d->job, row, col);
+    for (int64_t row = 0; row < d->ctx->rows; row += ROWS) {
+        tile at = tile_at(d->ctx, row, col);
         int pack_a = col == 0 && at.rows == ROWS;
         if (pack_a && row == 0) {
             add_tile(d, &at, 1, 1, narrow);
@@ -183,8 +183,8 @@ static inline __attribute__((always_inline)) void add_strip(const band *d, int64
 static void add_band(const band *d)
 {
     pack_last_rows(d);
-    for (int64_t col = 0; col < d->job->cols; col += COLS) {
-        if (d->job->cols - col > WIDTH) {
+    for (int64_t col = 0; col < d->ctx->cols; col += COLS) {
+        if (d->ctx->cols - col > WIDTH) {
             add_strip(d, col, 0);
         } else {
             add_strip(d, col, 1);
@@ -197,14 +197,14 @@ static void add_band(const band *d)
 #define MOST_ELEMENTS ((int64_t)4 << 20)
 
 /* Bands are of one length, as a short last one would be mostly reading and writing C. */
-static void thin_product(const tchi_thin_job *j)
+static void thin_product(const tchi_thin_ctx *j)
 {
     float packed_a[TCHI_THIN_MOST_ROWS * ONE_PASS] __attribute__((aligned(64)));
     float packed_b[COLS * ONE_PASS] __attribute__((aligned(64)));
     int64_t bands = (j->inner + ONE_PASS - 1) / ONE_PASS;
     for (int64_t i = 0; i < bands; i++) {
         int64_t from = j->inner * i / bands;
-        band d = {.job = j, .first = i == 0, .packed_a = packed_a, .packed_b = packed_b};
+        band d = {.ctx = j, .first = i == 0, .packed_a = packed_a, .packed_b = packed_b};
         d.a = j->a + from * j->lda;
         d.b = j->b + from * j->ldb;
         d.inner = j->inner * (i + 1) / bands - from;

@@ -56,7 +56,7 @@ static inline __attribute__((always_inline)) void write_tile(float alpha, const 
 }
 
 /* The tile at (row, col), as much of it as there is. */
-static inline __attribute__((always_inline)) void make_tile(const tchi_thin_job *j, int64_t row, int64_t col,
+static inline __attribute__((always_inline)) void make_tile(const tchi_thin_ctx *j, int64_t row, int64_t col,
                                                             const float *a, const float *b, int64_t ldb)
 {
     int64_t rows = j->rows - row < ROWS ? j->rows - row : ROWS;
@@ -105,7 +105,7 @@ static inline __attribute__((always_inline)) void scaled_row(int64_t cols, float
 }
 
 /* One term: nothing is summed, and C is written row by row. */
-static void outer_product(const tchi_thin_job *j)
+static void outer_product(const tchi_thin_ctx *j)
 {
     const float *a = j->a;
     float *c = j->c;
@@ -115,7 +115,7 @@ static void outer_product(const tchi_thin_job *j)
 }
 
 /* Columns [from, to) along the rows of C. B is read in place, but for columns that do not fill a tile. */
-static void along_rows(const tchi_thin_job *j, int64_t from, int64_t to)
+static void along_rows(const tchi_thin_ctx *j, int64_t from, int64_t to)
 {
     float a[ROWS * FEW_TERMS], last[COLS * FEW_TERMS];
     int64_t whole = from + (to - from) / COLS * COLS;
@@ -134,7 +134,7 @@ static void along_rows(const tchi_thin_job *j, int64_t from, int64_t to)
 }
 
 /* So many columns at a time that their part of B stays in the nearest cache. */
-static void few_terms(const tchi_thin_job *j)
+static void few_terms(const tchi_thin_ctx *j)
 {
     int64_t step = NEAR_BYTES / ((int64_t)sizeof(float) * j->inner) / COLS * COLS;
     for (int64_t from = 0; from < j->cols; from += step) {
@@ -144,7 +144,7 @@ static void few_terms(const tchi_thin_job *j)
 
 /* Down the columns of C. Operands are packed as the tiles read them, since rows that lie a power of two apart would
  * drive each other out of the cache. */
-static void down_columns(const tchi_thin_job *j)
+static void down_columns(const tchi_thin_ctx *j)
 {
     float a[TCHI_THIN_MOST_ROWS * MOST_TERMS], b[COLS * MOST_TERMS];
     for (int64_t row = 0; row < j->rows; row += ROWS) {
@@ -158,7 +158,7 @@ static void down_columns(const tchi_thin_job *j)
     }
 }
 
-static void thin_product(const tchi_thin_job *j)
+static void thin_product(const tchi_thin_ctx *j)
 {
     if (j->inner == 1) {
         outer_product(j);

@@ -1,7 +1,7 @@
-/* The threads of one parallel region, handing out pieces of work and waiting for each other many thousand times a
+/* The threads of one parallel region, handing out chunks of work and waiting for each other many thousand times a
  * second. OpenMP's own loops would do the same, but its barriers spin for milliseconds: measured with one core of two
  * taken by another program, the reduction of a 512 by 512 matrix went from 2 to 200 ms, because the thread that spun
- * kept the last core from the one it was waiting for. Here a thread spins for about as long as a piece of work takes
+ * kept the last core from the one it was waiting for. Here a thread spins for about as long as a chunk of work takes
  * and then sleeps.
  *
  * Every thread runs the same text:   while ((i = team_take(team)) < count) work(i);   team_meet(team); */
@@ -40,7 +40,7 @@ static inline void team_pause(void)
 #endif
 }
 
-/* The next piece of this round, counted from 0 without end: the caller knows how many there are. */
+/* The next chunk of this round, counted from 0 without end: the caller knows how many there are. */
 static inline int64_t team_take(work_team *team)
 {
     return atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
@@ -61,7 +61,7 @@ static inline void team_wait(work_team *team, unsigned round)
     pthread_mutex_unlock(&team->mutex);
 }
 
-/* Lets those who wait go on, with the pieces counted from 0 again. */
+/* Lets those who wait go on, with the chunks counted from 0 again. */
 static inline void team_release(work_team *team)
 {
     atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);

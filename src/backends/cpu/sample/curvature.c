@@ -6,12 +6,12 @@
 
 #include "backends/rules.h"
 
-typedef struct divide_job {
+typedef struct divide_ctx {
     const tch_matrices *x;
     const tch_matrices *rows, *cols; /* NULL, or NULL is `values` */
     const tch_matrices *values;
     double damping;
-} divide_job;
+} divide_ctx;
 
 static double at_least_0(double x)
 {
@@ -42,7 +42,7 @@ static double number_at(const tch_matrices *m, int64_t index, int64_t i)
 
 static void divide_rows(void *argument, int64_t from, int64_t to)
 {
-    const divide_job *j = argument;
+    const divide_ctx *j = argument;
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / j->x->rows;
         int64_t i = r % j->x->rows;
@@ -60,10 +60,10 @@ static void divide_rows(void *argument, int64_t from, int64_t to)
 tch_status tchi_cpu_damped_divide(void *state, const tch_matrices *x, const tch_matrices *rows,
                                   const tch_matrices *cols, const tch_matrices *values, double damping)
 {
-    divide_job job = {x, rows, cols, rows == NULL ? values : NULL, damping};
+    divide_ctx ctx = {x, rows, cols, rows == NULL ? values : NULL, damping};
     double elements = (double)x->batch * (double)x->rows * (double)x->cols;
     if (elements > 0) {
-        tchi_cpu_split(state, x->batch * x->rows, 4.0 * elements, divide_rows, &job);
+        tchi_cpu_split(state, x->batch * x->rows, 4.0 * elements, divide_rows, &ctx);
     }
     return TCH_OK;
 }

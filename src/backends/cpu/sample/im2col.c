@@ -85,14 +85,14 @@ static void read_taps(tch_scalar type, int64_t count, const int64_t *offsets, co
     }
 }
 
-typedef struct patches_job {
+typedef struct im2col_ctx {
     const tch_patches *patches;
     const tch_matrices *out;
     int64_t taps; /* of the whole kernel */
-} patches_job;
+} im2col_ctx;
 
 /* Taps [first, first + count) of all channels, for one row of the result. */
-static void fill_taps(const patches_job *j, const int64_t output[3], const char *group, char *row, int64_t first,
+static void fill_taps(const im2col_ctx *j, const int64_t output[3], const char *group, char *row, int64_t first,
                       int64_t count)
 {
     const tch_patches *p = j->patches;
@@ -117,7 +117,7 @@ static void fill_taps(const patches_job *j, const int64_t output[3], const char 
 /* Rows of all matrices are counted through. */
 static void fill_rows(void *argument, int64_t from, int64_t to)
 {
-    const patches_job *j = argument;
+    const im2col_ctx *j = argument;
     const tch_patches *p = j->patches;
     int64_t size = tchi_cpu_size(p->type);
     for (int64_t index = from; index < to; index++) {
@@ -134,10 +134,10 @@ static void fill_rows(void *argument, int64_t from, int64_t to)
     }
 }
 
-tch_status tchi_cpu_patches(void *state, const tch_patches *patches, const tch_matrices *out)
+tch_status tchi_cpu_im2col(void *state, const tch_patches *patches, const tch_matrices *out)
 {
-    patches_job job = {patches, out, patches->kernel[0] * patches->kernel[1] * patches->kernel[2]};
+    im2col_ctx ctx = {patches, out, patches->kernel[0] * patches->kernel[1] * patches->kernel[2]};
     int64_t rows = out->batch * out->rows;
-    tchi_cpu_split(state, rows, (double)rows * (double)out->cols, fill_rows, &job);
+    tchi_cpu_split(state, rows, (double)rows * (double)out->cols, fill_rows, &ctx);
     return TCH_OK;
 }

@@ -10,12 +10,12 @@
 
 #define STRIP 256
 
-typedef struct normalized_job {
+typedef struct normalized_ctx {
     const tch_normalized *layer;
     double scale;
     const tch_matrices *weight, *bias;
     double *sums; /* two rows of features for each thread */
-} normalized_job;
+} normalized_ctx;
 
 int64_t tchi_cpu_normalized_scratch(const tchi_cpu_state *state, int64_t features)
 {
@@ -101,7 +101,7 @@ static statistics statistics_of(const tch_normalized *layer, int64_t first, int6
     return s;
 }
 
-static void store(const normalized_job *j, const tch_matrices *out, int64_t sample, int64_t feature, double value)
+static void store(const normalized_ctx *j, const tch_matrices *out, int64_t sample, int64_t feature, double value)
 {
     if (out == NULL) {
         return;
@@ -132,7 +132,7 @@ static void add_position(const tch_normalized *layer, int64_t position, double *
 
 static void features_last(void *argument, int64_t sample, int thread)
 {
-    const normalized_job *j = argument;
+    const normalized_ctx *j = argument;
     const tch_normalized *layer = j->layer;
     double *weight = j->sums + 2 * layer->features * (int64_t)thread;
     double *bias = weight + layer->features;
@@ -150,7 +150,7 @@ static void features_last(void *argument, int64_t sample, int thread)
 
 /* --- channels first: group norm ---------------------------------------------------------------------------------- */
 
-static void sum_channel(const normalized_job *j, int64_t sample, int64_t channel, statistics s)
+static void sum_channel(const normalized_ctx *j, int64_t sample, int64_t channel, statistics s)
 {
     const tch_normalized *layer = j->layer;
     double x_buffer[STRIP];
@@ -172,7 +172,7 @@ static void sum_channel(const normalized_job *j, int64_t sample, int64_t channel
 static void channels_first(void *argument, int64_t sample, int thread)
 {
     (void)thread;
-    const normalized_job *j = argument;
+    const normalized_ctx *j = argument;
     const tch_normalized *layer = j->layer;
     int64_t channels = layer->features / layer->groups;
     for (int64_t group = 0; group < layer->groups; group++) {
@@ -187,10 +187,10 @@ static void channels_first(void *argument, int64_t sample, int thread)
 tch_status tchi_cpu_normalized_sums(void *state, const tch_normalized *layer, double scale, const tch_matrices *weight,
                                     const tch_matrices *bias, void *scratch)
 {
-    normalized_job job = {layer, scale, weight, bias, scratch};
+    normalized_ctx ctx = {layer, scale, weight, bias, scratch};
     double work = 8.0 * (double)layer->positions * (double)layer->features;
     tchi_cpu_for_each(state, layer->samples, work, layer->kind == TCH_LAYER_GROUP_NORM ? channels_first : features_last,
-                      &job);
+                      &ctx);
     return TCH_OK;
 }
 

@@ -265,12 +265,12 @@ static int positions_are_fewer(int64_t positions, int64_t d, int64_t p)
 
 /* --- sample_norms ------------------------------------------------------------------------------------------------ */
 
-typedef struct norms_job {
+typedef struct norms_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *a, *g;
-    char *scratch; /* results, then a piece for each thread: room, and A and G widened */
+    char *scratch; /* results, then a chunk for each thread: room, and A and G widened */
     int64_t each;
-} norms_job;
+} norms_ctx;
 
 static int64_t norms_room(tch_scalar type)
 {
@@ -309,7 +309,7 @@ static view widened(const tch_matrices *x, int64_t index, void *room)
 
 static void norm_one(void *argument, int64_t index, int thread)
 {
-    const norms_job *j = argument;
+    const norms_ctx *j = argument;
     const tch_matrices *a = j->a;
     const tch_matrices *g = j->g;
     double *results = (double *)j->scratch;
@@ -335,9 +335,9 @@ tch_status tchi_cpu_sample_norms(void *state, const tch_matrices *a, const tch_m
     if (a->rows == 0 || a->cols == 0 || g->cols == 0) {
         return TCH_OK;
     }
-    norms_job job = {state, a, g, scratch, norms_each(a->type, a->rows, a->cols, g->cols)};
+    norms_ctx ctx = {state, a, g, scratch, norms_each(a->type, a->rows, a->cols, g->cols)};
     double pairs = (double)a->rows * (double)(a->cols + g->cols);
-    tchi_cpu_for_each(state, a->batch, (double)a->rows * pairs, norm_one, &job);
+    tchi_cpu_for_each(state, a->batch, (double)a->rows * pairs, norm_one, &ctx);
     const double *results = scratch;
     for (int64_t b = 0; b < a->batch; b++) {
         norms[b / groups] += scale * results[b];
@@ -351,13 +351,13 @@ tch_status tchi_cpu_sample_norms(void *state, const tch_matrices *a, const tch_m
 #define SQUARES_COLS 256
 #define SQUARES_SIZE (SQUARES_ROWS * SQUARES_COLS)
 
-typedef struct squares_job {
+typedef struct squares_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *a, *g, *out;
     double scale, beta;
     char *scratch; /* for each thread: sums and a tile of double, and columns of A and G widened */
     int64_t each, down, across;
-} squares_job;
+} squares_ctx;
 
 /* The rectangle of one group's result that one thread sums over all samples. */
 typedef struct squares_tile {
@@ -410,7 +410,7 @@ static view widened_columns(const tch_matrices *x, int64_t index, int64_t from, 
     return widened(&part, index, room);
 }
 
-static void add_sample(const squares_job *j, const squares_tile *t, int64_t index)
+static void add_sample(const squares_ctx *j, const squares_tile *t, int64_t index)
 {
     tch_scalar type = compute_type(j->a->type);
     view a = widened_columns(j->a, index, t->column, t->cols, t->wide);
@@ -428,7 +428,7 @@ static void add_sample(const squares_job *j, const squares_tile *t, int64_t inde
     add_squares(t->rows * t->cols, type, 1.0, t->product, t->sums);
 }
 
-static void write_tile(const squares_job *j, const squares_tile *t)
+static void write_tile(const squares_ctx *j, const squares_tile *t)
 {
     const tch_matrices *out = j->out;
     double *before = (double *)t->product;
@@ -447,7 +447,7 @@ static void write_tile(const squares_job *j, const squares_tile *t)
 
 static void squares_one(void *argument, int64_t index, int thread)
 {
-    const squares_job *j = argument;
+    const squares_ctx *j = argument;
     char *room = j->scratch + thread * j->each;
     squares_tile t = {.group = index / (j->down * j->across)};
     t.row = index / j->across % j->down * SQUARES_ROWS;
@@ -470,15 +470,15 @@ tch_status tchi_cpu_sample_squares(void *state, const tch_matrices *a, const tch
                                    int32_t rounded, const tch_matrices *out, void *scratch)
 {
     (void)rounded;
-    squares_job job = {.state = state, .a = a, .g = g, .out = out, .scale = scale, .beta = beta, .scratch = scratch};
-    job.each = squares_each(a->type, a->rows);
-    job.down = (out->rows + SQUARES_ROWS - 1) / SQUARES_ROWS;
-    job.across = (out->cols + SQUARES_COLS - 1) / SQUARES_COLS;
+    squares_ctx ctx = {.state = state, .a = a, .g = g, .out = out, .scale = scale, .beta = beta, .scratch = scratch};
+    ctx.each = squares_each(a->type, a->rows);
+    ctx.down = (out->rows + SQUARES_ROWS - 1) / SQUARES_ROWS;
+    ctx.across = (out->cols + SQUARES_COLS - 1) / SQUARES_COLS;
     if (a->rows == 0 || a->batch == 0) {
         return tchi_cpu_combine(state, 0.0, beta, beta == 0.0 ? NULL : out, 0.0, NULL, out);
     }
     int64_t samples = a->batch / out->batch;
     double work = 2.0 * SQUARES_SIZE * (double)(a->rows + 1) * (double)(samples + 1);
-    tchi_cpu_for_each(state, out->batch * job.down * job.across, work, squares_one, &job);
+    tchi_cpu_for_each(state, out->batch * ctx.down * ctx.across, work, squares_one, &ctx);
     return TCH_OK;
 }

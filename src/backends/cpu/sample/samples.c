@@ -47,17 +47,17 @@ static void add_elements(int64_t n, tch_scalar type, const void *x, double *sums
     add_run(n, wide, sums);
 }
 
-typedef struct sums_job {
+typedef struct sums_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *x, *out;
     double scale, beta;
     int64_t index;
-} sums_job;
+} sums_ctx;
 
 /* Columns in runs [from, to) of one matrix. */
 static void sum_runs(void *argument, int64_t from, int64_t to)
 {
-    const sums_job *j = argument;
+    const sums_ctx *j = argument;
     for (int64_t run = from; run < to; run++) {
         double sums[RUN] = {0};
         double before[RUN] = {0};
@@ -80,18 +80,18 @@ static void sum_runs(void *argument, int64_t from, int64_t to)
 static void sum_one(void *argument, int64_t index, int thread)
 {
     (void)thread;
-    sums_job job = *(const sums_job *)argument;
-    job.index = index;
-    double work = (double)job.x->rows * (double)job.x->cols;
-    tchi_cpu_split(job.state, (job.x->cols + RUN - 1) / RUN, work, sum_runs, &job);
+    sums_ctx ctx = *(const sums_ctx *)argument;
+    ctx.index = index;
+    double work = (double)ctx.x->rows * (double)ctx.x->cols;
+    tchi_cpu_split(ctx.state, (ctx.x->cols + RUN - 1) / RUN, work, sum_runs, &ctx);
 }
 
 tch_status tchi_cpu_sample_sums(void *state, const tch_matrices *x, double scale, double beta, const tch_matrices *out,
                                 void *scratch)
 {
     (void)scratch;
-    sums_job job = {.state = state, .x = x, .out = out, .scale = scale, .beta = beta};
-    tchi_cpu_for_each(state, x->batch, (double)(x->rows + 1) * (double)x->cols, sum_one, &job);
+    sums_ctx ctx = {.state = state, .x = x, .out = out, .scale = scale, .beta = beta};
+    tchi_cpu_for_each(state, x->batch, (double)(x->rows + 1) * (double)x->cols, sum_one, &ctx);
     return TCH_OK;
 }
 
@@ -154,14 +154,14 @@ double tchi_cpu_dot(int64_t n, tch_scalar type, const void *x, const void *y)
     return sum;
 }
 
-typedef struct pair_job {
+typedef struct pair_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *x, *y;
     double *results; /* one for each pair */
-} pair_job;
+} pair_ctx;
 
 typedef struct pair_parts {
-    const pair_job *pair;
+    const pair_ctx *pair;
     int64_t index;
     double part[PARTS];
 } pair_parts;
@@ -182,7 +182,7 @@ static void dot_parts(void *argument, int64_t from, int64_t to)
 static void pair_one(void *argument, int64_t index, int thread)
 {
     (void)thread;
-    const pair_job *j = argument;
+    const pair_ctx *j = argument;
     pair_parts p = {.pair = j, .index = index};
     tchi_cpu_split(j->state, PARTS, (double)j->x->rows * (double)j->x->cols, dot_parts, &p);
     double sum = 0;
@@ -195,24 +195,24 @@ static void pair_one(void *argument, int64_t index, int thread)
 tch_status tchi_cpu_pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
                               double *out, void *scratch)
 {
-    pair_job job = {state, x, y, scratch};
+    pair_ctx ctx = {state, x, y, scratch};
     if (x->rows == 0 || x->cols == 0) {
         return TCH_OK;
     }
-    tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, pair_one, &job);
+    tchi_cpu_for_each(state, x->batch, (double)x->rows * (double)x->cols, pair_one, &ctx);
     for (int64_t b = 0; b < x->batch; b++) {
-        out[b / groups] += scale * job.results[b];
+        out[b / groups] += scale * ctx.results[b];
     }
     return TCH_OK;
 }
 
 /* --- block_dots -------------------------------------------------------------------------------------------------- */
 
-typedef struct block_job {
+typedef struct block_ctx {
     const tch_matrices *x, *y, *out;
     int64_t height, width;
     double scale, beta;
-} block_job;
+} block_ctx;
 
 VECTOR_CLONES static void multiply_run(int64_t n, const double *restrict x, double *restrict y)
 {
@@ -222,7 +222,7 @@ VECTOR_CLONES static void multiply_run(int64_t n, const double *restrict x, doub
 }
 
 /* Blocks of one element, columns [from, from + n) of row i. */
-static void single_elements(const block_job *j, int64_t i, int64_t from, int64_t n, double *sums)
+static void single_elements(const block_ctx *j, int64_t i, int64_t from, int64_t n, double *sums)
 {
     double wide[RUN];
     tchi_convert(n, TCH_SCALAR_F64, wide, j->x->type, element(tchi_cpu_row(j->x, 0, i), j->x->type, from));
@@ -230,7 +230,7 @@ static void single_elements(const block_job *j, int64_t i, int64_t from, int64_t
     multiply_run(n, wide, sums);
 }
 
-static double block_sum(const block_job *j, int64_t i, int64_t k)
+static double block_sum(const block_ctx *j, int64_t i, int64_t k)
 {
     double sum = 0;
     for (int64_t r = i * j->height; r < (i + 1) * j->height; r++) {
@@ -240,7 +240,7 @@ static double block_sum(const block_job *j, int64_t i, int64_t k)
     return sum;
 }
 
-static void block_run(const block_job *j, int64_t i, int64_t from, int64_t n)
+static void block_run(const block_ctx *j, int64_t i, int64_t from, int64_t n)
 {
     double sums[RUN] = {0};
     double before[RUN] = {0};
@@ -263,7 +263,7 @@ static void block_run(const block_job *j, int64_t i, int64_t from, int64_t n)
 
 static void block_rows(void *argument, int64_t from, int64_t to)
 {
-    const block_job *j = argument;
+    const block_ctx *j = argument;
     for (int64_t i = from; i < to; i++) {
         for (int64_t column = 0; column < j->out->cols; column += RUN) {
             block_run(j, i, column, run_length(j->out->cols, column));
@@ -275,19 +275,19 @@ tch_status tchi_cpu_block_dots(void *state, const tch_matrices *x, const tch_mat
                                double scale, double beta, const tch_matrices *out, void *scratch)
 {
     (void)scratch;
-    block_job job = {x, y, out, height, width, scale, beta};
-    tchi_cpu_split(state, out->rows, (double)x->rows * (double)x->cols, block_rows, &job);
+    block_ctx ctx = {x, y, out, height, width, scale, beta};
+    tchi_cpu_split(state, out->rows, (double)x->rows * (double)x->cols, block_rows, &ctx);
     return TCH_OK;
 }
 
 /* --- weigh_samples ----------------------------------------------------------------------------------------------- */
 
-typedef struct weigh_job {
+typedef struct weigh_ctx {
     const tch_matrices *x, *out;
     int64_t groups;
     const double *weights;
     int32_t drop_only;
-} weigh_job;
+} weigh_ctx;
 
 VECTOR_CLONES static void scale_run(int64_t n, double factor, double *x)
 {
@@ -301,7 +301,7 @@ static int is_wide(tch_scalar type)
     return type == TCH_SCALAR_F32 || type == TCH_SCALAR_F64;
 }
 
-static void weigh_row(const weigh_job *j, double weight, const void *x, void *out)
+static void weigh_row(const weigh_ctx *j, double weight, const void *x, void *out)
 {
     double wide[RUN];
     if (j->x->type == j->out->type && is_wide(j->x->type)) {
@@ -321,7 +321,7 @@ static void weigh_row(const weigh_job *j, double weight, const void *x, void *ou
 /* Rows of the whole batch are counted through. */
 static void weigh_rows(void *argument, int64_t from, int64_t to)
 {
-    const weigh_job *j = argument;
+    const weigh_ctx *j = argument;
     for (int64_t row = from; row < to; row++) {
         int64_t b = row / j->x->rows;
         double weight = j->weights[b / j->groups];
@@ -337,8 +337,8 @@ static void weigh_rows(void *argument, int64_t from, int64_t to)
 tch_status tchi_cpu_weigh_samples(void *state, const tch_matrices *x, int64_t groups, const double *weights,
                                   int32_t drop_only, const tch_matrices *out)
 {
-    weigh_job job = {x, out, groups, weights, drop_only};
+    weigh_ctx ctx = {x, out, groups, weights, drop_only};
     int64_t rows = x->batch * x->rows;
-    tchi_cpu_split(state, rows, (double)rows * (double)x->cols, weigh_rows, &job);
+    tchi_cpu_split(state, rows, (double)rows * (double)x->cols, weigh_rows, &ctx);
     return TCH_OK;
 }

@@ -5,14 +5,14 @@
 
 enum { TILE = 64, PANEL = 256 }; /* positions on either side of a tile; columns of half types widened at once */
 
-typedef struct cross_job {
+typedef struct cross_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *tokens, *h, *a, *g;
     int64_t padding;
     int64_t blocks;   /* of TILE positions of one sample's tokens */
     double *partials; /* one for each block of each sample */
     float *panels;    /* two for each thread: TILE by PANEL */
-} cross_job;
+} cross_ctx;
 
 /* The products of a tile: `rows` positions of H by `cols` of A, in float64 or float32. */
 typedef union tile_products {
@@ -39,8 +39,8 @@ static void widen(const tch_matrices *m, int64_t sample, int64_t row, int64_t ro
     }
 }
 
-static void half_products(const cross_job *j, int64_t sample, int64_t s, int64_t rows, int64_t t, int64_t cols,
-                          float *panels, float *out)
+static void half_type_products(const cross_ctx *j, int64_t sample, int64_t s, int64_t rows, int64_t t, int64_t cols,
+                               float *panels, float *out)
 {
     for (int64_t column = 0; column < j->h->cols; column += PANEL) {
         int64_t n = j->h->cols - column < PANEL ? j->h->cols - column : PANEL;
@@ -51,7 +51,7 @@ static void half_products(const cross_job *j, int64_t sample, int64_t s, int64_t
     }
 }
 
-static void products(const cross_job *j, int64_t sample, int64_t s, int64_t rows, int64_t t, int64_t cols,
+static void products(const cross_ctx *j, int64_t sample, int64_t s, int64_t rows, int64_t t, int64_t cols,
                      float *panels, tile_products *out)
 {
     const void *h = tchi_cpu_row(j->h, sample, s);
@@ -64,12 +64,12 @@ static void products(const cross_job *j, int64_t sample, int64_t s, int64_t rows
         j->state->blas->f32.gemm(TCHI_ROW_MAJOR, TCHI_NO_TRANS, TCHI_TRANS, (int)rows, (int)cols, depth, 1.0F, h,
                                  (int)j->h->ld, a, (int)j->a->ld, 0.0F, out->f32, TILE);
     } else {
-        half_products(j, sample, s, rows, t, cols, panels, out->f32);
+        half_type_products(j, sample, s, rows, t, cols, panels, out->f32);
     }
 }
 
 /* Tokens of positions [s, s + rows) of a sample, -1 where one counts for nothing. */
-static void read_tokens(const cross_job *j, int64_t sample, int64_t s, int64_t rows, int64_t *token)
+static void read_tokens(const cross_ctx *j, int64_t sample, int64_t s, int64_t rows, int64_t *token)
 {
     const void *row = tchi_cpu_row(j->tokens, 0, sample);
     for (int64_t i = 0; i < rows; i++) {
@@ -94,7 +94,7 @@ static double entry(const tch_matrices *g, const void *row, int64_t column)
 }
 
 /* The sum over a tile of products times the entries of G that belong to them. */
-static double weigh(const cross_job *j, int64_t sample, int64_t t, int64_t cols, const int64_t *token, int64_t rows,
+static double weigh(const cross_ctx *j, int64_t sample, int64_t t, int64_t cols, const int64_t *token, int64_t rows,
                     const tile_products *tile)
 {
     double sum = 0;
@@ -113,7 +113,7 @@ static double weigh(const cross_job *j, int64_t sample, int64_t t, int64_t cols,
 
 static void cross_of_block(void *argument, int64_t index, int thread)
 {
-    const cross_job *j = argument;
+    const cross_ctx *j = argument;
     int64_t sample = index / j->blocks;
     int64_t s = index % j->blocks * TILE;
     int64_t rows = j->h->rows - s < TILE ? j->h->rows - s : TILE;
@@ -137,12 +137,12 @@ tch_status tchi_cpu_token_cross(void *state, const tch_matrices *tokens, int64_t
     int64_t count = tokens->rows * blocks;
     double *partials = scratch;
     void *panels = (char *)scratch + TCHI_CPU_SCRATCH_ROUND(count * (int64_t)sizeof *partials);
-    cross_job job = {state, tokens, h, a, g, padding, blocks, partials, panels};
+    cross_ctx ctx = {state, tokens, h, a, g, padding, blocks, partials, panels};
     if (count == 0 || a->rows == 0 || h->cols == 0) {
         return TCH_OK;
     }
     double work = 2.0 * TILE * (double)a->rows * (double)h->cols;
-    tchi_cpu_for_each(state, count, work, cross_of_block, &job);
+    tchi_cpu_for_each(state, count, work, cross_of_block, &ctx);
     for (int64_t i = 0; i < count; i++) {
         norms[i / blocks] += scale * partials[i];
     }

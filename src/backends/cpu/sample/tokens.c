@@ -17,16 +17,16 @@ typedef struct occurrence {
 } occurrence;
 
 /* What the operations share. */
-typedef struct token_job {
+typedef struct token_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *tokens, *g;
     int64_t rows, padding; /* of the embedding */
     const double *weights;
     double scale;
-} token_job;
+} token_ctx;
 
 /* -1 where the token counts for nothing. */
-static int64_t token_at(const token_job *j, int64_t sample, int64_t position)
+static int64_t token_at(const token_ctx *j, int64_t sample, int64_t position)
 {
     const void *row = tchi_cpu_row(j->tokens, 0, sample);
     int64_t token = j->tokens->type == TCH_SCALAR_I64 ? ((const int64_t *)row)[position]
@@ -35,7 +35,7 @@ static int64_t token_at(const token_job *j, int64_t sample, int64_t position)
 }
 
 /* The occurrences in samples [from, to) that count, in order of place; a sample of weight 0 has none. */
-static int64_t collect(const token_job *j, int64_t from, int64_t to, occurrence *list)
+static int64_t collect(const token_ctx *j, int64_t from, int64_t to, occurrence *list)
 {
     int64_t count = 0;
     int64_t length = j->tokens->cols;
@@ -127,7 +127,7 @@ static const void *row_part(const tch_matrices *g, int64_t place, int64_t column
 }
 
 /* sums = the weighted sum of columns [column, column + n) over a run of places. */
-static void sum_run(const token_job *j, const occurrence *run, int64_t length, int64_t column, int64_t n, double *sums)
+static void sum_run(const token_ctx *j, const occurrence *run, int64_t length, int64_t column, int64_t n, double *sums)
 {
     float buffer[STRIP];
     memset(sums, 0, (size_t)n * sizeof *sums);
@@ -148,20 +148,20 @@ static int64_t strip_width(int64_t cols, int64_t column)
 }
 
 /* Two lists of the occurrences of one sample, for each thread. */
-static occurrence *list_of_thread(const token_job *j, void *scratch, int thread)
+static occurrence *list_of_thread(const token_ctx *j, void *scratch, int thread)
 {
     return (occurrence *)scratch + 2 * j->tokens->cols * thread;
 }
 
 /* --- norms ------------------------------------------------------------------------------------------------------- */
 
-typedef struct norms_job {
-    token_job base;
+typedef struct norms_ctx {
+    token_ctx base;
     double *norms;
     void *scratch;
-} norms_job;
+} norms_ctx;
 
-static double run_squared(const token_job *j, const occurrence *run, int64_t length)
+static double run_squared(const token_ctx *j, const occurrence *run, int64_t length)
 {
     const tchi_loops *loops = tchi_loops_for(TCH_SCALAR_F64);
     double sums[STRIP];
@@ -176,7 +176,7 @@ static double run_squared(const token_job *j, const occurrence *run, int64_t len
 
 static void norm_of_sample(void *argument, int64_t sample, int thread)
 {
-    const norms_job *j = argument;
+    const norms_ctx *j = argument;
     occurrence *list = list_of_thread(&j->base, j->scratch, thread);
     int64_t count = collect(&j->base, sample, sample + 1, list);
     list = sort_by_token(list, list + j->base.tokens->cols, count, j->base.rows);
@@ -192,8 +192,8 @@ static void norm_of_sample(void *argument, int64_t sample, int thread)
 tch_status tchi_cpu_token_norms(void *state, const tch_matrices *tokens, int64_t rows, int64_t padding,
                                 const tch_matrices *g, double scale, double *norms, void *scratch)
 {
-    norms_job job = {{state, tokens, g, rows, padding, NULL, scale}, norms, scratch};
-    tchi_cpu_for_each(state, tokens->rows, 2.0 * (double)g->rows * (double)g->cols, norm_of_sample, &job);
+    norms_ctx ctx = {{state, tokens, g, rows, padding, NULL, scale}, norms, scratch};
+    tchi_cpu_for_each(state, tokens->rows, 2.0 * (double)g->rows * (double)g->cols, norm_of_sample, &ctx);
     return TCH_OK;
 }
 
@@ -201,14 +201,14 @@ tch_status tchi_cpu_token_norms(void *state, const tch_matrices *tokens, int64_t
 
 #define ROWS_AT_ONCE 64 /* of the embedding: what a thread takes at a time, since some tokens are far more frequent */
 
-typedef struct sums_job {
-    token_job base;
+typedef struct sums_ctx {
+    token_ctx base;
     const tch_matrices *out;
     double beta;
     const occurrence *sorted; /* of the whole batch */
     int64_t count;
     void *scratch;
-} sums_job;
+} sums_ctx;
 
 VECTOR_CLONES static void store_floats(int64_t n, double scale, const double *sums, double beta, float *out)
 {
@@ -224,7 +224,7 @@ VECTOR_CLONES static void store_doubles(int64_t n, double scale, const double *s
     }
 }
 
-static void write_run(const sums_job *j, void *out, const occurrence *run, int64_t length)
+static void write_run(const sums_ctx *j, void *out, const occurrence *run, int64_t length)
 {
     double sums[STRIP];
     for (int64_t column = 0; column < j->out->cols; column += STRIP) {
@@ -238,7 +238,7 @@ static void write_run(const sums_job *j, void *out, const occurrence *run, int64
     }
 }
 
-static void write_without_tokens(const sums_job *j, void *out)
+static void write_without_tokens(const sums_ctx *j, void *out)
 {
     if (j->beta == 0.0) {
         memset(out, 0, (size_t)(j->out->cols * tchi_cpu_size(j->out->type)));
@@ -248,7 +248,7 @@ static void write_without_tokens(const sums_job *j, void *out)
 }
 
 /* Rows [from, to) of one matrix of out; `list` begins with the first occurrence of a token from `from` on. */
-static void write_rows(const sums_job *j, int64_t matrix, int64_t from, int64_t to, const occurrence *list,
+static void write_rows(const sums_ctx *j, int64_t matrix, int64_t from, int64_t to, const occurrence *list,
                        int64_t count)
 {
     for (int64_t row = from; row < to; row++) {
@@ -266,7 +266,7 @@ static void write_rows(const sums_job *j, int64_t matrix, int64_t from, int64_t 
 
 static void sums_of_sample(void *argument, int64_t sample, int thread)
 {
-    const sums_job *j = argument;
+    const sums_ctx *j = argument;
     occurrence *list = list_of_thread(&j->base, j->scratch, thread);
     int64_t count = collect(&j->base, sample, sample + 1, list);
     list = sort_by_token(list, list + j->base.tokens->cols, count, j->base.rows);
@@ -291,7 +291,7 @@ static int64_t lower_bound(const occurrence *list, int64_t count, int64_t token)
 static void sums_of_rows(void *argument, int64_t index, int thread)
 {
     (void)thread;
-    const sums_job *j = argument;
+    const sums_ctx *j = argument;
     int64_t from = index * ROWS_AT_ONCE;
     int64_t to = j->base.rows - from < ROWS_AT_ONCE ? j->base.rows : from + ROWS_AT_ONCE;
     int64_t first = lower_bound(j->sorted, j->count, from);
@@ -302,33 +302,33 @@ tch_status tchi_cpu_token_sums(void *state, const tch_matrices *tokens, int64_t 
                                const double *weights, double scale, double beta, int32_t apart, const tch_matrices *out,
                                void *scratch)
 {
-    sums_job job = {
+    sums_ctx ctx = {
         .base = {state, tokens, g, out->rows, padding, weights, scale}, .out = out, .beta = beta, .scratch = scratch};
     double cols = (double)out->cols;
     int64_t places = tokens->rows * tokens->cols;
     if (apart) {
         double work = ((double)out->rows + 2.0 * (double)tokens->cols) * cols;
-        tchi_cpu_for_each(state, tokens->rows, work, sums_of_sample, &job);
+        tchi_cpu_for_each(state, tokens->rows, work, sums_of_sample, &ctx);
         return TCH_OK;
     }
     occurrence *list = scratch;
-    job.count = collect(&job.base, 0, tokens->rows, list);
-    job.sorted = sort_by_token(list, list + places, job.count, out->rows);
-    int64_t pieces = (out->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-    double work = ROWS_AT_ONCE * cols + (pieces > 0 ? 2.0 * (double)job.count / (double)pieces : 0.0) * cols;
-    tchi_cpu_for_each(state, pieces, work, sums_of_rows, &job);
+    ctx.count = collect(&ctx.base, 0, tokens->rows, list);
+    ctx.sorted = sort_by_token(list, list + places, ctx.count, out->rows);
+    int64_t chunks = (out->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    double work = ROWS_AT_ONCE * cols + (chunks > 0 ? 2.0 * (double)ctx.count / (double)chunks : 0.0) * cols;
+    tchi_cpu_for_each(state, chunks, work, sums_of_rows, &ctx);
     return TCH_OK;
 }
 
 /* --- inner products with rows of a matrix ------------------------------------------------------------------------ */
 
-typedef struct dots_job {
-    token_job base;
+typedef struct dots_ctx {
+    token_ctx base;
     const tch_matrices *w;
     double *dots;
-} dots_job;
+} dots_ctx;
 
-static double dot_of_place(const dots_job *j, int64_t place, int64_t token)
+static double dot_of_place(const dots_ctx *j, int64_t place, int64_t token)
 {
     const tch_matrices *g = j->base.g;
     const char *w = tchi_cpu_row(j->w, 0, token);
@@ -346,7 +346,7 @@ static double dot_of_place(const dots_job *j, int64_t place, int64_t token)
 static void dot_of_sample(void *argument, int64_t sample, int thread)
 {
     (void)thread;
-    const dots_job *j = argument;
+    const dots_ctx *j = argument;
     int64_t length = j->base.tokens->cols;
     double sum = 0;
     for (int64_t s = 0; s < length; s++) {
@@ -362,7 +362,7 @@ tch_status tchi_cpu_token_dots(void *state, const tch_matrices *tokens, int64_t 
                                const tch_matrices *w, double scale, double *dots, void *scratch)
 {
     (void)scratch;
-    dots_job job = {{state, tokens, g, w->rows, padding, NULL, scale}, w, dots};
-    tchi_cpu_for_each(state, tokens->rows, 2.0 * (double)g->rows * (double)g->cols, dot_of_sample, &job);
+    dots_ctx ctx = {{state, tokens, g, w->rows, padding, NULL, scale}, w, dots};
+    tchi_cpu_for_each(state, tokens->rows, 2.0 * (double)g->rows * (double)g->cols, dot_of_sample, &ctx);
     return TCH_OK;
 }

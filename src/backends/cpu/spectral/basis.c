@@ -9,11 +9,11 @@
 
 /* --- inverse of the Cholesky factor ----------------------------------------------------------------------------- */
 
-typedef struct cholesky_job {
+typedef struct cholesky_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *a, *x;
     int32_t *flags;
-} cholesky_job;
+} cholesky_ctx;
 
 /* X = the lower triangle of A, zeros above. */
 static void copy_lower(const tch_matrices *a, const tch_matrices *x, int64_t index)
@@ -58,7 +58,7 @@ static int invert(const tchi_cpu_state *state, const tch_matrices *a, const tch_
 static void cholesky_one(void *argument, int64_t i, int thread)
 {
     (void)thread;
-    const cholesky_job *j = argument;
+    const cholesky_ctx *j = argument;
     if (j->flags[i] != TCH_REPORT_OK) {
         return;
     }
@@ -74,20 +74,20 @@ tch_status tchi_cpu_cholesky_inverse(void *state, const tch_matrices *a, const t
 {
     (void)scratch;
     tchi_cpu_state *s = state;
-    cholesky_job job = {s, a, x, flags};
+    cholesky_ctx ctx = {s, a, x, flags};
     double n = (double)a->rows;
     if (a->rows > 0) {
-        tchi_cpu_for_each(s, a->batch, 2.0 / 3.0 * n * n * n, cholesky_one, &job);
+        tchi_cpu_for_each(s, a->batch, 2.0 / 3.0 * n * n * n, cholesky_one, &ctx);
     }
     return TCH_OK;
 }
 
 /* --- dot products of rows --------------------------------------------------------------------------------------- */
 
-typedef struct dots_job {
+typedef struct dots_ctx {
     const tch_matrices *x, *y, *w;
     double exponent;
-} dots_job;
+} dots_ctx;
 
 static double dot_f64(int64_t n, const double *x, const double *y)
 {
@@ -117,7 +117,7 @@ static double dot_f32(int64_t n, const float *x, const float *y)
 
 static void dots_rows(void *argument, int64_t from, int64_t to)
 {
-    const dots_job *j = argument;
+    const dots_ctx *j = argument;
     for (int64_t r = from; r < to; r++) {
         int64_t b = r / j->x->rows;
         int64_t i = r % j->x->rows;
@@ -135,18 +135,18 @@ static void dots_rows(void *argument, int64_t from, int64_t to)
 tch_status tchi_cpu_row_dots(void *state, const tch_matrices *x, const tch_matrices *y, double exponent,
                              const tch_matrices *w)
 {
-    dots_job job = {x, y, w, exponent};
+    dots_ctx ctx = {x, y, w, exponent};
     double elements = (double)x->batch * (double)x->rows * (double)x->cols;
-    tchi_cpu_split(state, x->batch * x->rows, 2.0 * elements, dots_rows, &job);
+    tchi_cpu_split(state, x->batch * x->rows, 2.0 * elements, dots_rows, &ctx);
     return TCH_OK;
 }
 
 /* --- order ------------------------------------------------------------------------------------------------------ */
 
-typedef struct order_job {
+typedef struct order_ctx {
     const tch_matrices *w;
     int32_t *order;
-} order_job;
+} order_ctx;
 
 static double value_at(const tch_matrices *w, const void *row, int32_t i)
 {
@@ -189,7 +189,7 @@ static void sink(const tch_matrices *w, const void *row, int32_t *order, int64_t
 static void order_one(void *argument, int64_t b, int thread)
 {
     (void)thread;
-    const order_job *j = argument;
+    const order_ctx *j = argument;
     int64_t n = j->w->cols;
     const void *row = tchi_cpu_row(j->w, b, 0);
     int32_t *order = j->order + b * n;
@@ -209,18 +209,18 @@ static void order_one(void *argument, int64_t b, int thread)
 
 tch_status tchi_cpu_descending(void *state, const tch_matrices *w, int32_t *order)
 {
-    order_job job = {w, order};
+    order_ctx ctx = {w, order};
     double n = (double)w->cols;
     if (w->cols > 0) {
-        tchi_cpu_for_each(state, w->batch, 20.0 * n * log2(n + 1.0), order_one, &job);
+        tchi_cpu_for_each(state, w->batch, 20.0 * n * log2(n + 1.0), order_one, &ctx);
     }
     return TCH_OK;
 }
 
-typedef struct permute_job {
+typedef struct permute_ctx {
     const tch_matrices *x, *out;
     const int32_t *rows, *cols;
-} permute_job;
+} permute_ctx;
 
 static void gather(int64_t n, int64_t size, const char *from, const int32_t *cols, char *to)
 {
@@ -237,7 +237,7 @@ static void gather(int64_t n, int64_t size, const char *from, const int32_t *col
 
 static void permute_rows(void *argument, int64_t from, int64_t to)
 {
-    const permute_job *j = argument;
+    const permute_ctx *j = argument;
     int64_t n = j->out->cols;
     int64_t size = tchi_cpu_size(j->out->type);
     for (int64_t r = from; r < to; r++) {
@@ -256,10 +256,10 @@ static void permute_rows(void *argument, int64_t from, int64_t to)
 tch_status tchi_cpu_permute(void *state, const tch_matrices *x, const int32_t *rows, const int32_t *cols,
                             const tch_matrices *out)
 {
-    permute_job job = {x, out, rows, cols};
+    permute_ctx ctx = {x, out, rows, cols};
     double elements = (double)out->batch * (double)out->rows * (double)out->cols;
     if (elements > 0) {
-        tchi_cpu_split(state, out->batch * out->rows, 4.0 * elements, permute_rows, &job);
+        tchi_cpu_split(state, out->batch * out->rows, 4.0 * elements, permute_rows, &ctx);
     }
     return TCH_OK;
 }

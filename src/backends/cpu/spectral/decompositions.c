@@ -8,7 +8,7 @@
 #include "backends/cpu/spectral/eigh/eigh.h"
 #include "backends/cpu/spectral/shifted_inverse/shifted_inverse.h"
 
-typedef struct decompose_job {
+typedef struct decompose_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *a, *b;
     const double *shift;
@@ -17,7 +17,7 @@ typedef struct decompose_job {
     int64_t scratch_each;
     int32_t count; /* of poles */
     const double *shifts, *weights;
-} decompose_job;
+} decompose_ctx;
 
 static double get(const tch_matrices *w, int64_t b, int64_t i)
 {
@@ -37,7 +37,7 @@ static int32_t report_of(int code, const tch_matrices *w, int64_t i)
 
 static void eigh_one(void *argument, int64_t i, int thread)
 {
-    const decompose_job *j = argument;
+    const decompose_ctx *j = argument;
     if (j->flags[i] != TCH_REPORT_OK) {
         return;
     }
@@ -58,9 +58,9 @@ tch_status tchi_cpu_eigh(void *state, const tch_matrices *v, const tch_matrices 
         return TCH_OK;
     }
     size_t each = v->type == TCH_SCALAR_F64 ? tchi_cpu_eigh_scratch_f64(n) : tchi_cpu_eigh_scratch_f32(n);
-    decompose_job job = {.state = s, .a = v, .b = w, .flags = flags, .scratch = scratch};
-    job.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
-    tchi_cpu_for_each(s, v->batch, 9.0 * (double)n * (double)n * (double)n, eigh_one, &job);
+    decompose_ctx ctx = {.state = s, .a = v, .b = w, .flags = flags, .scratch = scratch};
+    ctx.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
+    tchi_cpu_for_each(s, v->batch, 9.0 * (double)n * (double)n * (double)n, eigh_one, &ctx);
     return TCH_OK;
 }
 
@@ -154,7 +154,7 @@ static int solve_f32(const tchi_cpu_state *state, int64_t n, int64_t columns, fl
 static void solve_one(void *argument, int64_t i, int thread)
 {
     (void)thread;
-    const decompose_job *j = argument;
+    const decompose_ctx *j = argument;
     if (j->flags[i] != TCH_REPORT_OK) {
         return;
     }
@@ -177,10 +177,10 @@ tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *
 {
     (void)scratch;
     tchi_cpu_state *s = state;
-    decompose_job job = {.state = s, .a = a, .b = b, .shift = shift, .flags = flags};
+    decompose_ctx ctx = {.state = s, .a = a, .b = b, .shift = shift, .flags = flags};
     double n = (double)a->rows;
     if (a->rows > 0) {
-        tchi_cpu_for_each(s, a->batch, n * n * (n / 3.0 + 2.0 * (double)b->cols), solve_one, &job);
+        tchi_cpu_for_each(s, a->batch, n * n * (n / 3.0 + 2.0 * (double)b->cols), solve_one, &ctx);
     }
     return TCH_OK;
 }
@@ -189,7 +189,7 @@ tch_status tchi_cpu_spd_solve(void *state, const tch_matrices *a, const double *
 
 static void shifted_one(void *argument, int64_t i, int thread)
 {
-    const decompose_job *j = argument;
+    const decompose_ctx *j = argument;
     if (j->flags[i] != TCH_REPORT_OK) {
         return;
     }
@@ -216,7 +216,7 @@ tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t 
     }
     size_t each = a->type == TCH_SCALAR_F64 ? tchi_cpu_shifted_inverse_scratch_f64(n, count)
                                             : tchi_cpu_shifted_inverse_scratch_f32(n, count);
-    decompose_job job = {.state = s,
+    decompose_ctx ctx = {.state = s,
                          .a = a,
                          .b = x,
                          .flags = flags,
@@ -224,7 +224,7 @@ tch_status tchi_cpu_shifted_inverse(void *state, const tch_matrices *a, int32_t 
                          .count = count,
                          .shifts = shifts,
                          .weights = weights};
-    job.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
-    tchi_cpu_for_each(s, a->batch, 4.0 * (double)n * (double)n * (double)n, shifted_one, &job);
+    ctx.scratch_each = TCHI_CPU_SCRATCH_ROUND((int64_t)each);
+    tchi_cpu_for_each(s, a->batch, 4.0 * (double)n * (double)n * (double)n, shifted_one, &ctx);
     return TCH_OK;
 }

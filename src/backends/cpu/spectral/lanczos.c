@@ -19,22 +19,22 @@
  * 11 of 2100 random matrices of rank 3 to 18, whose roots then failed. */
 #define SURE 1e-4
 
-typedef struct lanczos_job {
+typedef struct lanczos_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *x;
     const tchi_loops *loops;
     double tolerance;
     double *out;
     char *scratch;
-} lanczos_job;
+} lanczos_ctx;
 
-typedef struct product_job {
+typedef struct product_ctx {
     const tchi_loops *loops;
     const tch_matrices *x;
     int64_t index;
     const double *v;
     double *out;
-} product_job;
+} product_ctx;
 
 int64_t tchi_cpu_largest_eigenvalue_scratch(int64_t n)
 {
@@ -43,7 +43,7 @@ int64_t tchi_cpu_largest_eigenvalue_scratch(int64_t n)
 
 static void product_rows(void *argument, int64_t from, int64_t to)
 {
-    const product_job *p = argument;
+    const product_ctx *p = argument;
     for (int64_t i = from; i < to; i++) {
         p->out[i] = p->loops->dot(p->x->cols, tchi_cpu_row(p->x, p->index, i), p->v);
     }
@@ -108,9 +108,9 @@ static double last_entry(int k, const double *alpha, const double *beta, double 
     return fabs(now) / sqrt(sum);
 }
 
-static void multiply(const lanczos_job *j, int64_t index, const double *v, double *out)
+static void multiply(const lanczos_ctx *j, int64_t index, const double *v, double *out)
 {
-    product_job product = {j->loops, j->x, index, v, out};
+    product_ctx product = {j->loops, j->x, index, v, out};
     double n = (double)j->x->rows;
     tchi_cpu_split(j->state, j->x->rows, 2.0 * n * n, product_rows, &product);
 }
@@ -153,7 +153,7 @@ static const double *in_unit(int64_t n, double unit, const double *v, double *sc
     return unit != 1.0 ? scaled : v;
 }
 
-static double estimate_in(double unit, const lanczos_job *j, int64_t index, double *scratch)
+static double estimate_in(double unit, const lanczos_ctx *j, int64_t index, double *scratch)
 {
     int64_t n = j->x->rows;
     double *v = scratch;
@@ -184,7 +184,7 @@ static double estimate_in(double unit, const lanczos_job *j, int64_t index, doub
     return value;
 }
 
-static double estimate(const lanczos_job *j, int64_t index, double *scratch)
+static double estimate(const lanczos_ctx *j, int64_t index, double *scratch)
 {
     double value = estimate_in(1.0, j, index, scratch);
     if (fabs(value) < SAFE && fabs(value) > 1.0 / SAFE) {
@@ -196,15 +196,15 @@ static double estimate(const lanczos_job *j, int64_t index, double *scratch)
 
 static void largest_one(void *argument, int64_t index, int thread)
 {
-    const lanczos_job *j = argument;
+    const lanczos_ctx *j = argument;
     int64_t each = TCHI_CPU_SCRATCH_ROUND(tchi_cpu_largest_eigenvalue_scratch(j->x->rows));
     j->out[index] = estimate(j, index, (double *)(void *)(j->scratch + thread * each));
 }
 
 tch_status tchi_cpu_largest_eigenvalue(void *state, const tch_matrices *x, double tolerance, double *out, void *scratch)
 {
-    lanczos_job job = {state, x, tchi_loops_for(x->type), tolerance, out, scratch};
+    lanczos_ctx ctx = {state, x, tchi_loops_for(x->type), tolerance, out, scratch};
     double n = (double)x->rows;
-    tchi_cpu_for_each(state, x->batch, 20.0 * n * n, largest_one, &job);
+    tchi_cpu_for_each(state, x->batch, 20.0 * n * n, largest_one, &ctx);
     return TCH_OK;
 }

@@ -6,27 +6,27 @@
 /* Two exponentials, two logarithms and a division for an element, in additions. */
 #define WORK 200.0
 
-typedef struct loewner_job {
+typedef struct loewner_ctx {
     const tch_spectrum_map *map;
     const tch_matrices *w, *b;
     const int32_t *flags;
-} loewner_job;
+} loewner_ctx;
 
 static void loewner_rows(void *argument, int64_t from, int64_t to)
 {
-    const loewner_job *job = argument;
-    int64_t n = job->b->rows;
+    const loewner_ctx *ctx = argument;
+    int64_t n = ctx->b->rows;
     for (int64_t r = from; r < to; r++) {
         int64_t index = r / n;
-        if (job->flags[index] != TCH_REPORT_OK) {
+        if (ctx->flags[index] != TCH_REPORT_OK) {
             continue;
         }
-        const double *w = tchi_cpu_row(job->w, index, 0);
-        double *row = tchi_cpu_row(job->b, index, r % n);
-        tchi_spectrum spectrum = tchi_spectrum_of(job->map, w[n - 1]);
-        tchi_damped here = tchi_damp(job->map, &spectrum, w[r % n]);
+        const double *w = tchi_cpu_row(ctx->w, index, 0);
+        double *row = tchi_cpu_row(ctx->b, index, r % n);
+        tchi_spectrum spectrum = tchi_spectrum_of(ctx->map, w[n - 1]);
+        tchi_damped here = tchi_damp(ctx->map, &spectrum, w[r % n]);
         for (int64_t j = 0; j < n; j++) {
-            row[j] *= tchi_divided_difference(job->map->power, here, tchi_damp(job->map, &spectrum, w[j]));
+            row[j] *= tchi_divided_difference(ctx->map->power, here, tchi_damp(ctx->map, &spectrum, w[j]));
         }
     }
 }
@@ -47,20 +47,20 @@ static int32_t judge(const tch_spectrum_map *map, const tchi_spectrum *s, const 
 }
 
 /* The diagonal has what each eigenvalue's own damping does, and the largest eigenvalue is the damping of all. */
-static void add_through_largest(const loewner_job *job, const tchi_spectrum *s, int64_t index)
+static void add_through_largest(const loewner_ctx *ctx, const tchi_spectrum *s, int64_t index)
 {
-    int64_t n = job->b->rows;
-    const double *w = tchi_cpu_row(job->w, index, 0);
+    int64_t n = ctx->b->rows;
+    const double *w = tchi_cpu_row(ctx->w, index, 0);
     int64_t first = n - 1;
     double sum = 0.0;
     for (int64_t i = 0; i < n; i++) {
-        sum += ((const double *)tchi_cpu_row(job->b, index, i))[i];
+        sum += ((const double *)tchi_cpu_row(ctx->b, index, i))[i];
     }
     while (first > 0 && w[first - 1] >= s->largest * (1.0 - TCHI_LOEWNER_EQUAL)) {
         first--;
     }
     for (int64_t i = first; i < n; i++) {
-        ((double *)tchi_cpu_row(job->b, index, i))[i] += job->map->relative_eps * sum / (double)(n - first);
+        ((double *)tchi_cpu_row(ctx->b, index, i))[i] += ctx->map->relative_eps * sum / (double)(n - first);
     }
 }
 
@@ -68,8 +68,8 @@ tch_status tchi_cpu_loewner(void *state, const tch_spectrum_map *map, const tch_
                             int32_t *flags)
 {
     int64_t n = b->rows;
-    const loewner_job job = {map, w, b, flags};
-    tchi_cpu_split(state, b->batch * n, WORK * (double)b->batch * (double)n * (double)n, loewner_rows, (void *)&job);
+    const loewner_ctx ctx = {map, w, b, flags};
+    tchi_cpu_split(state, b->batch * n, WORK * (double)b->batch * (double)n * (double)n, loewner_rows, (void *)&ctx);
     for (int64_t index = 0; index < b->batch && n > 0; index++) {
         const double *spectrum = tchi_cpu_row(w, index, 0);
         tchi_spectrum s = tchi_spectrum_of(map, spectrum[n - 1]);
@@ -78,7 +78,7 @@ tch_status tchi_cpu_loewner(void *state, const tch_spectrum_map *map, const tch_
         }
         flags[index] = judge(map, &s, spectrum, n);
         if (s.relative) {
-            add_through_largest(&job, &s, index);
+            add_through_largest(&ctx, &s, index);
         }
     }
     return TCH_OK;

@@ -34,7 +34,7 @@ tch_status tchi_cpu_factored_damping(void *state, int64_t batch, const double *t
 
 #define PROBES 4 /* vectors multiplied at once; more probes are done in groups */
 
-typedef struct residual_job {
+typedef struct residual_ctx {
     const tchi_cpu_state *state;
     const tch_matrices *a, *x;
     const double *shift;
@@ -43,16 +43,16 @@ typedef struct residual_job {
     double *error; /* may be NULL */
     char *scratch;
     int64_t scratch_each;
-} residual_job;
+} residual_ctx;
 
-typedef struct block_job {
+typedef struct block_ctx {
     const tchi_loops *loops;
     const tch_matrices *m;
     int64_t index;
     double shift;
     const double *y; /* PROBES vectors of n, one after another */
     double *out;
-} block_job;
+} block_ctx;
 
 int64_t tchi_cpu_root_residual_scratch(int64_t n, int64_t probes)
 {
@@ -61,7 +61,7 @@ int64_t tchi_cpu_root_residual_scratch(int64_t n, int64_t probes)
 
 static void block_rows(void *argument, int64_t from, int64_t to)
 {
-    const block_job *j = argument;
+    const block_ctx *j = argument;
     int64_t n = j->m->cols;
     for (int64_t i = from; i < to; i++) {
         double sums[PROBES];
@@ -73,10 +73,10 @@ static void block_rows(void *argument, int64_t from, int64_t to)
 }
 
 /* y and spare change places, so that y is the result. */
-static void multiply_block(const residual_job *j, const tch_matrices *m, int64_t index, double shift, double **y,
+static void multiply_block(const residual_ctx *j, const tch_matrices *m, int64_t index, double shift, double **y,
                            double **spare)
 {
-    block_job block = {tchi_loops_for(m->type), m, index, shift, *y, *spare};
+    block_ctx block = {tchi_loops_for(m->type), m, index, shift, *y, *spare};
     double n = (double)m->rows;
     tchi_cpu_split(j->state, m->rows, 2.0 * PROBES * n * n, block_rows, &block);
     double *swap = *y;
@@ -114,7 +114,7 @@ static double sum_squares(int64_t count, double factor, const double *y)
 
 /* The power of two that brings X near 1, where squares stay in range: entries of the diagonal lie between the extreme
  * eigenvalues. */
-static double unit_of(const residual_job *j, int64_t index)
+static double unit_of(const residual_ctx *j, int64_t index)
 {
     double first = j->x->type == TCH_SCALAR_F64 ? *(const double *)tchi_cpu_row(j->x, index, 0) : 1.0;
     int exponent = isfinite(first) && first != 0.0 ? ilogb(first) : 0;
@@ -122,7 +122,7 @@ static double unit_of(const residual_job *j, int64_t index)
 }
 
 /* One group of probes. */
-static void probe_group(const residual_job *j, int64_t index, uint64_t group, double *scratch, residual_sums *sums)
+static void probe_group(const residual_ctx *j, int64_t index, uint64_t group, double *scratch, residual_sums *sums)
 {
     int64_t n = j->a->rows;
     double *v = scratch;
@@ -149,7 +149,7 @@ static void probe_group(const residual_job *j, int64_t index, uint64_t group, do
     }
 }
 
-static residual_sums probe_residual(const residual_job *j, int64_t index, double *scratch)
+static residual_sums probe_residual(const residual_ctx *j, int64_t index, double *scratch)
 {
     residual_sums sums = {0};
     int groups = (j->probes + PROBES - 1) / PROBES;
@@ -168,7 +168,7 @@ static void widen(const tch_matrices *m, int64_t index, double *out)
 }
 
 /* y <- m y by BLAS, with `spare` taking the product. */
-static void multiply_full(const residual_job *j, const double *m, double **y, double **spare)
+static void multiply_full(const residual_ctx *j, const double *m, double **y, double **spare)
 {
     int64_t n = j->a->rows;
     tchi_cpu_gemm_f64(j->state, TCHI_NO_TRANS, TCHI_NO_TRANS, n, n, n, 1.0, m, n, *y, n, 0.0, *spare, n);
@@ -177,7 +177,7 @@ static void multiply_full(const residual_job *j, const double *m, double **y, do
     *spare = swap;
 }
 
-static residual_sums exact_residual(const residual_job *j, int64_t index, double *scratch)
+static residual_sums exact_residual(const residual_ctx *j, int64_t index, double *scratch)
 {
     int64_t n = j->a->rows;
     double *x = scratch;
@@ -211,7 +211,7 @@ static residual_sums exact_residual(const residual_job *j, int64_t index, double
 
 static void residual_one(void *argument, int64_t index, int thread)
 {
-    const residual_job *j = argument;
+    const residual_ctx *j = argument;
     double *scratch = (double *)(void *)(j->scratch + thread * j->scratch_each);
     residual_sums sums = j->probes == 0 ? exact_residual(j, index, scratch) : probe_residual(j, index, scratch);
     j->out[index] = sqrt(sums.r / (double)j->a->rows);
@@ -223,9 +223,9 @@ static void residual_one(void *argument, int64_t index, int thread)
 tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices *a, const double *shift,
                                   const tch_matrices *x, int32_t probes, double *out, double *error, void *scratch)
 {
-    residual_job job = {state, a, x, shift, root, probes, out, error, scratch, 0};
+    residual_ctx ctx = {state, a, x, shift, root, probes, out, error, scratch, 0};
     double n = (double)a->rows;
-    job.scratch_each = TCHI_CPU_SCRATCH_ROUND(tchi_cpu_root_residual_scratch(a->rows, probes));
+    ctx.scratch_each = TCHI_CPU_SCRATCH_ROUND(tchi_cpu_root_residual_scratch(a->rows, probes));
     if (a->rows == 0) {
         memset(out, 0, (size_t)a->batch * sizeof *out);
         if (error != NULL) {
@@ -234,7 +234,7 @@ tch_status tchi_cpu_root_residual(void *state, int32_t root, const tch_matrices 
         return TCH_OK;
     }
     double work = (root + 2) * n * n * (probes == 0 ? 2.0 * n : 2.0 * probes);
-    tchi_cpu_for_each(state, a->batch, work, residual_one, &job);
+    tchi_cpu_for_each(state, a->batch, work, residual_one, &ctx);
     return TCH_OK;
 }
 

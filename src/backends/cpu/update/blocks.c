@@ -5,13 +5,13 @@
 #include <math.h>
 #include <string.h>
 
-typedef struct block_job {
+typedef struct block_ctx {
     const tch_update *update;
     tch_filter filter;
     tch_block_scale scale;
     int32_t l2, nesterov, decay;
     const double *wanted, *norms;
-} block_job;
+} block_ctx;
 
 /* --- from gradients to blocks ----------------------------------------------------------------------------------- */
 
@@ -32,46 +32,46 @@ static void filter_run(tchi_cpu_run *run, tch_filter filter, const void *g, void
 
 static void gather_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    const block_job *job = argument;
-    const tch_update *u = job->update;
+    const block_ctx *ctx = argument;
+    const tch_update *u = ctx->update;
     tchi_cpu_tile plain, filtered;
     tchi_cpu_run run;
     tchi_cpu_tile_open(&plain, u, chunk, 0, false);
     tchi_cpu_tile_open(&filtered, u, chunk, 1, false);
     tchi_cpu_run_begin(&run, u, chunk);
     while (tchi_cpu_run_next(&run)) {
-        const void *g = tchi_cpu_run_gradient(&run, job->l2 ? tchi_cpu_run_param(&run) : NULL, u->hyper->weight_decay);
+        const void *g = tchi_cpu_run_gradient(&run, ctx->l2 ? tchi_cpu_run_param(&run) : NULL, u->hyper->weight_decay);
         if (plain.data != NULL) {
             memcpy(tchi_cpu_tile_run(&plain, &run), g, (size_t)(run.n * tchi_cpu_size(u->real)));
         }
-        if (job->filter != TCH_FILTER_NONE) {
-            filter_run(&run, job->filter, g, filtered.data != NULL ? tchi_cpu_tile_run(&filtered, &run) : NULL);
+        if (ctx->filter != TCH_FILTER_NONE) {
+            filter_run(&run, ctx->filter, g, filtered.data != NULL ? tchi_cpu_tile_run(&filtered, &run) : NULL);
         }
     }
     tchi_cpu_tile_store(&plain, u, chunk, 0);
-    if (job->filter != TCH_FILTER_NONE) {
+    if (ctx->filter != TCH_FILTER_NONE) {
         tchi_cpu_tile_store(&filtered, u, chunk, 1);
     }
 }
 
 static void zero_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    const block_job *job = argument;
+    const block_ctx *ctx = argument;
     tchi_cpu_tile tile;
-    for (int index = 0; index < (job->filter != TCH_FILTER_NONE ? 2 : 1); index++) {
-        tchi_cpu_tile_open(&tile, job->update, chunk, index, false);
+    for (int index = 0; index < (ctx->filter != TCH_FILTER_NONE ? 2 : 1); index++) {
+        tchi_cpu_tile_open(&tile, ctx->update, chunk, index, false);
         for (int64_t i = 0; tile.data != NULL && i < chunk->rows; i++) {
-            int64_t size = tchi_cpu_size(job->update->real);
+            int64_t size = tchi_cpu_size(ctx->update->real);
             memset(tile.data + i * tile.ld * size, 0, (size_t)(chunk->cols * size));
         }
-        tchi_cpu_tile_store(&tile, job->update, chunk, index);
+        tchi_cpu_tile_store(&tile, ctx->update, chunk, index);
     }
 }
 
 tch_status tchi_cpu_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2)
 {
-    block_job job = {.update = update, .filter = filter, .l2 = l2};
-    tchi_cpu_for_chunks(state, update, true, 4.0, tchi_cpu_is_skipped(update) ? zero_chunk : gather_chunk, &job);
+    block_ctx ctx = {.update = update, .filter = filter, .l2 = l2};
+    tchi_cpu_for_chunks(state, update, true, 4.0, tchi_cpu_is_skipped(update) ? zero_chunk : gather_chunk, &ctx);
     return TCH_OK;
 }
 
@@ -79,44 +79,44 @@ tch_status tchi_cpu_gather(void *state, const tch_update *update, tch_filter fil
 
 static void rotated_adam_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    const block_job *job = argument;
-    const tch_hyper *h = job->update->hyper;
+    const block_ctx *ctx = argument;
+    const tch_hyper *h = ctx->update->hyper;
     double factor = sqrt(chunk->rect->clock->correction2) / chunk->rect->clock->correction1;
     tchi_cpu_tile gradient, direction;
     tchi_cpu_run run;
-    tchi_cpu_tile_open(&gradient, job->update, chunk, 0, true);
-    tchi_cpu_tile_open(&direction, job->update, chunk, 1, true);
-    tchi_cpu_run_begin(&run, job->update, chunk);
+    tchi_cpu_tile_open(&gradient, ctx->update, chunk, 0, true);
+    tchi_cpu_tile_open(&direction, ctx->update, chunk, 1, true);
+    tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         void *v = tchi_cpu_run_state(&run, 1);
         void *d = tchi_cpu_tile_run(&direction, &run);
         run.steps->square(run.n, h->beta2, 1.0 - h->beta2, tchi_cpu_tile_run(&gradient, &run), v);
         run.steps->whiten(run.n, 1.0, h->eps, factor, v, d, d);
     }
-    tchi_cpu_tile_store(&direction, job->update, chunk, 1);
+    tchi_cpu_tile_store(&direction, ctx->update, chunk, 1);
 }
 
 tch_status tchi_cpu_rotated_adam(void *state, const tch_update *update)
 {
-    block_job job = {.update = update};
+    block_ctx ctx = {.update = update};
     if (!tchi_cpu_is_skipped(update)) {
-        tchi_cpu_for_chunks(state, update, true, 8.0, rotated_adam_chunk, &job);
+        tchi_cpu_for_chunks(state, update, true, 8.0, rotated_adam_chunk, &ctx);
     }
     return TCH_OK;
 }
 
 /* --- from blocks to parameters ---------------------------------------------------------------------------------- */
 
-static double scale_of(const block_job *job, int32_t block)
+static double scale_of(const block_ctx *ctx, int32_t block)
 {
-    if (job->scale == TCH_BLOCK_AS_IS) {
+    if (ctx->scale == TCH_BLOCK_AS_IS) {
         return 1.0;
     }
-    if (job->norms[block] == 0.0) {
+    if (ctx->norms[block] == 0.0) {
         return 0.0;
     }
-    double wanted = job->wanted[block];
-    return (job->scale == TCH_BLOCK_UNIT_RMS ? sqrt(wanted) : wanted) / job->norms[block];
+    double wanted = ctx->wanted[block];
+    return (ctx->scale == TCH_BLOCK_UNIT_RMS ? sqrt(wanted) : wanted) / ctx->norms[block];
 }
 
 /* The direction after momentum; *scale is its factor, taken in on the way. */
@@ -136,22 +136,22 @@ static const void *with_momentum(tchi_cpu_run *run, const void *d, double *scale
 
 static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    const block_job *job = argument;
-    const tch_hyper *h = job->update->hyper;
+    const block_ctx *ctx = argument;
+    const tch_hyper *h = ctx->update->hyper;
     const tch_rect *rect = chunk->rect;
     bool momentum = h->momentum != 0.0 && rect->state[2] != NULL;
-    double keep = job->decay ? 1.0 - h->lr * h->weight_decay : 1.0;
-    double own_scale = scale_of(job, rect->block_index);
+    double keep = ctx->decay ? 1.0 - h->lr * h->weight_decay : 1.0;
+    double own_scale = scale_of(ctx, rect->block_index);
     tchi_cpu_tile direction;
     tchi_cpu_run run;
-    tchi_cpu_tile_open(&direction, job->update, chunk, rect->block[1] != NULL ? 1 : 0, true);
-    tchi_cpu_run_begin(&run, job->update, chunk);
+    tchi_cpu_tile_open(&direction, ctx->update, chunk, rect->block[1] != NULL ? 1 : 0, true);
+    tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         double scale = own_scale;
         const void *d = tchi_cpu_tile_run(&direction, &run);
         void *p = tchi_cpu_run_param(&run);
         if (momentum) {
-            d = with_momentum(&run, d, &scale, job->nesterov);
+            d = with_momentum(&run, d, &scale, ctx->nesterov);
         }
         run.loops->combine(run.n, keep, p, -h->lr * (double)rect->factor * scale, d, p);
         tchi_cpu_run_store_param(&run, p);
@@ -161,10 +161,10 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
 tch_status tchi_cpu_apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
                           const double *norms, int32_t nesterov, int32_t decay)
 {
-    block_job job = {
+    block_ctx ctx = {
         .update = update, .scale = scale, .nesterov = nesterov, .decay = decay, .wanted = wanted, .norms = norms};
     if (!tchi_cpu_is_skipped(update)) {
-        tchi_cpu_for_chunks(state, update, true, 4.0, apply_chunk, &job);
+        tchi_cpu_for_chunks(state, update, true, 4.0, apply_chunk, &ctx);
     }
     return TCH_OK;
 }

@@ -47,10 +47,10 @@ tch_status tchi_cpu_factor_update(void *state, const tch_matrices *a, int32_t tr
 
 /* --- gradients that are not finite ------------------------------------------------------------------------------ */
 
-typedef struct gradient_job {
+typedef struct gradient_ctx {
     const tch_update *update;
     atomic_int found;
-} gradient_job;
+} gradient_ctx;
 
 static int64_t count_nonfinite(tchi_cpu_run *run, const void *gradient)
 {
@@ -64,13 +64,13 @@ static int64_t count_nonfinite(tchi_cpu_run *run, const void *gradient)
 
 static void find_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    gradient_job *job = argument;
-    int64_t size = tchi_cpu_size(job->update->grad_type);
+    gradient_ctx *ctx = argument;
+    int64_t size = tchi_cpu_size(ctx->update->grad_type);
     tchi_cpu_run run;
-    tchi_cpu_run_begin(&run, job->update, chunk);
+    tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         if (count_nonfinite(&run, (const char *)chunk->rect->grad + run.at * size) > 0) {
-            atomic_store_explicit(&job->found, 1, memory_order_relaxed);
+            atomic_store_explicit(&ctx->found, 1, memory_order_relaxed);
         }
     }
 }
@@ -78,9 +78,9 @@ static void find_chunk(void *argument, const tchi_cpu_chunk *chunk)
 /* Not stopped by skip, which is decided from what is found here. */
 tch_status tchi_cpu_find_nonfinite(void *state, const tch_update *update, int32_t *found)
 {
-    gradient_job job = {.update = update};
-    tchi_cpu_for_chunks(state, update, false, 1.0, find_chunk, &job);
-    if (job.found) {
+    gradient_ctx ctx = {.update = update};
+    tchi_cpu_for_chunks(state, update, false, 1.0, find_chunk, &ctx);
+    if (ctx.found) {
         *found = 1;
     }
     return TCH_OK;
@@ -89,8 +89,8 @@ tch_status tchi_cpu_find_nonfinite(void *state, const tch_update *update, int32_
 /* What was not finite stays so when it is divided, hence one look at what was stored is enough. */
 static void unscale_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    gradient_job *job = argument;
-    const tch_update *u = job->update;
+    gradient_ctx *ctx = argument;
+    const tch_update *u = ctx->update;
     int64_t size = tchi_cpu_size(u->grad_type);
     tchi_cpu_run run;
     tchi_cpu_run_begin(&run, u, chunk);
@@ -104,16 +104,16 @@ static void unscale_chunk(void *argument, const tchi_cpu_chunk *chunk)
         run.steps->divide(run.n, (double)*u->grad_scale, g, run.gradient);
         tchi_convert(run.n, u->grad_type, stored, u->real, run.gradient);
         if (count_nonfinite(&run, stored) > 0) {
-            atomic_store_explicit(&job->found, 1, memory_order_relaxed);
+            atomic_store_explicit(&ctx->found, 1, memory_order_relaxed);
         }
     }
 }
 
 tch_status tchi_cpu_unscale(void *state, const tch_update *update, float *found_inf)
 {
-    gradient_job job = {.update = update};
-    tchi_cpu_for_chunks(state, update, false, 4.0, update->grad_scale != NULL ? unscale_chunk : find_chunk, &job);
-    if (job.found) {
+    gradient_ctx ctx = {.update = update};
+    tchi_cpu_for_chunks(state, update, false, 4.0, update->grad_scale != NULL ? unscale_chunk : find_chunk, &ctx);
+    if (ctx.found) {
         *found_inf = 1.0f;
     }
     return TCH_OK;

@@ -5,12 +5,12 @@
 
 #include <math.h>
 
-typedef struct graft_job {
+typedef struct graft_ctx {
     const tch_update *update;
     tch_graft kind;
     int32_t replace;
     double *parts; /* sums of squares, one per chunk */
-} graft_job;
+} graft_ctx;
 
 /* v takes the gradient in, and d = f / (sqrt(v) + graft_eps), which for SGD is f itself. */
 static const void *graft_run(tchi_cpu_run *run, tch_graft kind, const void *g, const void *f, void *out)
@@ -29,23 +29,23 @@ static const void *graft_run(tchi_cpu_run *run, tch_graft kind, const void *g, c
 
 static void graft_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    const graft_job *job = argument;
+    const graft_ctx *ctx = argument;
     int which = chunk->rect->block[1] != NULL ? 1 : 0;
     tchi_cpu_tile gradient, direction;
     tchi_cpu_run run;
     double sum = 0;
-    tchi_cpu_tile_open(&gradient, job->update, chunk, 0, true);
-    tchi_cpu_tile_open(&direction, job->update, chunk, which, true);
-    tchi_cpu_run_begin(&run, job->update, chunk);
+    tchi_cpu_tile_open(&gradient, ctx->update, chunk, 0, true);
+    tchi_cpu_tile_open(&direction, ctx->update, chunk, which, true);
+    tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         const void *g = gradient.data != NULL ? tchi_cpu_tile_run(&gradient, &run) : NULL;
         void *f = tchi_cpu_tile_run(&direction, &run);
-        const void *d = graft_run(&run, job->kind, g, f, job->replace ? f : run.other);
+        const void *d = graft_run(&run, ctx->kind, g, f, ctx->replace ? f : run.other);
         sum += run.loops->sum_squares(run.n, 1.0, d);
     }
-    job->parts[chunk->number] = sum;
-    if (job->replace) {
-        tchi_cpu_tile_store(&direction, job->update, chunk, which);
+    ctx->parts[chunk->number] = sum;
+    if (ctx->replace) {
+        tchi_cpu_tile_store(&direction, ctx->update, chunk, which);
     }
 }
 
@@ -68,9 +68,9 @@ static void finish_norms(const tch_update *update, const double *parts, double *
 tch_status tchi_cpu_graft(void *state, const tch_update *update, tch_graft kind, int32_t replace, double *norms,
                           void *scratch)
 {
-    graft_job job = {update, kind, replace, scratch};
+    graft_ctx ctx = {update, kind, replace, scratch};
     if (!tchi_cpu_is_skipped(update)) {
-        tchi_cpu_for_chunks(state, update, true, 8.0, graft_chunk, &job);
+        tchi_cpu_for_chunks(state, update, true, 8.0, graft_chunk, &ctx);
         finish_norms(update, scratch, norms);
     }
     return TCH_OK;

@@ -1,8 +1,8 @@
 /* Walking over the rectangles of an update. Rectangles are cut into chunks that fit the nearest caches and do not
  * depend on the number of threads; a chunk is done in runs, contiguous stretches of a row. A run's numbers are handed
  * out in the type of the arithmetic: the memory itself where it has that type, a buffer where it has not. */
-#ifndef TCHI_CPU_UPDATES_PIECES_H
-#define TCHI_CPU_UPDATES_PIECES_H
+#ifndef TCHI_CPU_UPDATES_RECTS_H
+#define TCHI_CPU_UPDATES_RECTS_H
 
 #include <stdbool.h>
 

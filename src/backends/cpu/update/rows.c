@@ -7,11 +7,11 @@
 
 #include "backends/rules.h"
 
-typedef struct row_job {
+typedef struct row_ctx {
     const tch_update *update;
     const double *norms;
     double *parts; /* of the squared norms, one for each row */
-} row_job;
+} row_ctx;
 
 /* --- moments ---------------------------------------------------------------------------------------------------- */
 
@@ -111,15 +111,15 @@ static void take_rows(const tch_update *u, const tch_rect *rect, int64_t from, i
 /* The rows of all rectangles are a line, of which this thread has [from, to). */
 static void moments_range(void *argument, int64_t from, int64_t to)
 {
-    const row_job *job = argument;
+    const row_ctx *ctx = argument;
     int64_t at = 0;
-    for (int64_t k = 0; k < job->update->count && at < to; k++) {
-        const tch_rect *rect = &job->update->rects[k];
+    for (int64_t k = 0; k < ctx->update->count && at < to; k++) {
+        const tch_rect *rect = &ctx->update->rects[k];
         int64_t rows = row_count(rect);
         int64_t first = from > at ? from - at : 0;
         int64_t last = to - at < rows ? to - at : rows;
         if (first < last) {
-            take_rows(job->update, rect, first, last, job->parts + at);
+            take_rows(ctx->update, rect, first, last, ctx->parts + at);
         }
         at += rows;
     }
@@ -138,7 +138,7 @@ static void finish_norms(const tch_update *u, const double *parts, double *norms
 
 tch_status tchi_cpu_row_moments(void *state, const tch_update *update, double *norms, double *parts)
 {
-    row_job job = {.update = update, .parts = parts};
+    row_ctx ctx = {.update = update, .parts = parts};
     int64_t rows = 0;
     double work = 0;
     for (int64_t k = 0; k < update->count; k++) {
@@ -146,7 +146,7 @@ tch_status tchi_cpu_row_moments(void *state, const tch_update *update, double *n
         work += 2.0 * (double)update->rects[k].rows * (double)update->rects[k].cols;
     }
     if (!tchi_cpu_is_skipped(update) && rows > 0) {
-        tchi_cpu_split(state, rows, work, moments_range, &job);
+        tchi_cpu_split(state, rows, work, moments_range, &ctx);
         finish_norms(update, parts, norms);
     }
     return TCH_OK;
@@ -177,13 +177,13 @@ static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, in
 /* A dense rectangle may have been cut as one long row: a run is divided where one of its own begins. */
 static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    const row_job *job = argument;
+    const row_ctx *ctx = argument;
     const tch_rect *rect = chunk->rect;
-    double norm = job->norms[rect->block_index];
+    double norm = ctx->norms[rect->block_index];
     tchi_cpu_tile direction;
     tchi_cpu_run run;
-    tchi_cpu_tile_open(&direction, job->update, chunk, 0, true);
-    tchi_cpu_run_begin(&run, job->update, chunk);
+    tchi_cpu_tile_open(&direction, ctx->update, chunk, 0, true);
+    tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         const void *d = tchi_cpu_tile_run(&direction, &run);
         void *p = tchi_cpu_run_param(&run);
@@ -200,9 +200,9 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
 
 tch_status tchi_cpu_apply_rows(void *state, const tch_update *update, const double *norms)
 {
-    row_job job = {.update = update, .norms = norms};
+    row_ctx ctx = {.update = update, .norms = norms};
     if (!tchi_cpu_is_skipped(update)) {
-        tchi_cpu_for_chunks(state, update, true, 4.0, apply_chunk, &job);
+        tchi_cpu_for_chunks(state, update, true, 4.0, apply_chunk, &ctx);
     }
     return TCH_OK;
 }

@@ -4,10 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-typedef struct step_job {
+typedef struct step_ctx {
     const tch_update *update;
     int32_t amsgrad, l2, nesterov;
-} step_job;
+} step_ctx;
 
 /* --- AdamW ------------------------------------------------------------------------------------------------------ */
 
@@ -27,25 +27,25 @@ static tchi_cpu_adamw_numbers adamw_numbers(const tch_hyper *h, const tch_rect *
 
 static void adamw_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    const step_job *job = argument;
-    const tch_hyper *hyper = job->update->hyper;
-    tchi_cpu_adamw_numbers numbers = adamw_numbers(hyper, chunk->rect, job->l2);
+    const step_ctx *ctx = argument;
+    const tch_hyper *hyper = ctx->update->hyper;
+    tchi_cpu_adamw_numbers numbers = adamw_numbers(hyper, chunk->rect, ctx->l2);
     tchi_cpu_run run;
-    tchi_cpu_run_begin(&run, job->update, chunk);
+    tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
-        const void *g = tchi_cpu_run_gradient(&run, job->l2 ? p : NULL, hyper->weight_decay);
+        const void *g = tchi_cpu_run_gradient(&run, ctx->l2 ? p : NULL, hyper->weight_decay);
         run.steps->adamw(run.n, &numbers, p, g, tchi_cpu_run_state(&run, 0), tchi_cpu_run_state(&run, 1),
-                         job->amsgrad ? tchi_cpu_run_state(&run, 2) : NULL);
+                         ctx->amsgrad ? tchi_cpu_run_state(&run, 2) : NULL);
         tchi_cpu_run_store_param(&run, p);
     }
 }
 
 tch_status tchi_cpu_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2)
 {
-    step_job job = {.update = update, .amsgrad = amsgrad, .l2 = l2};
+    step_ctx ctx = {.update = update, .amsgrad = amsgrad, .l2 = l2};
     if (!tchi_cpu_is_skipped(update)) {
-        tchi_cpu_for_chunks(state, update, false, 8.0, adamw_chunk, &job);
+        tchi_cpu_for_chunks(state, update, false, 8.0, adamw_chunk, &ctx);
     }
     return TCH_OK;
 }
@@ -71,15 +71,15 @@ static const void *with_momentum(tchi_cpu_run *run, const void *g, int32_t neste
 
 static void sgd_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    const step_job *job = argument;
-    const tch_hyper *hyper = job->update->hyper;
+    const step_ctx *ctx = argument;
+    const tch_hyper *hyper = ctx->update->hyper;
     bool momentum = hyper->momentum != 0.0 && chunk->rect->state[0] != NULL;
     tchi_cpu_run run;
-    tchi_cpu_run_begin(&run, job->update, chunk);
+    tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
         const void *g = tchi_cpu_run_gradient(&run, p, hyper->weight_decay);
-        const void *d = momentum ? with_momentum(&run, g, job->nesterov) : g;
+        const void *d = momentum ? with_momentum(&run, g, ctx->nesterov) : g;
         run.loops->combine(run.n, 1.0, p, -hyper->lr * (double)chunk->rect->factor, d, p);
         tchi_cpu_run_store_param(&run, p);
     }
@@ -87,9 +87,9 @@ static void sgd_chunk(void *argument, const tchi_cpu_chunk *chunk)
 
 tch_status tchi_cpu_sgd(void *state, const tch_update *update, int32_t nesterov)
 {
-    step_job job = {.update = update, .nesterov = nesterov};
+    step_ctx ctx = {.update = update, .nesterov = nesterov};
     if (!tchi_cpu_is_skipped(update)) {
-        tchi_cpu_for_chunks(state, update, false, 4.0, sgd_chunk, &job);
+        tchi_cpu_for_chunks(state, update, false, 4.0, sgd_chunk, &ctx);
     }
     return TCH_OK;
 }
@@ -110,10 +110,10 @@ static tchi_cpu_lion_numbers lion_numbers(const tch_hyper *h, const tch_rect *re
 
 static void lion_chunk(void *argument, const tchi_cpu_chunk *chunk)
 {
-    const step_job *job = argument;
-    tchi_cpu_lion_numbers numbers = lion_numbers(job->update->hyper, chunk->rect);
+    const step_ctx *ctx = argument;
+    tchi_cpu_lion_numbers numbers = lion_numbers(ctx->update->hyper, chunk->rect);
     tchi_cpu_run run;
-    tchi_cpu_run_begin(&run, job->update, chunk);
+    tchi_cpu_run_begin(&run, ctx->update, chunk);
     while (tchi_cpu_run_next(&run)) {
         void *p = tchi_cpu_run_param(&run);
         const void *g = tchi_cpu_run_gradient(&run, NULL, 0.0);
@@ -124,9 +124,9 @@ static void lion_chunk(void *argument, const tchi_cpu_chunk *chunk)
 
 tch_status tchi_cpu_lion(void *state, const tch_update *update)
 {
-    step_job job = {.update = update};
+    step_ctx ctx = {.update = update};
     if (!tchi_cpu_is_skipped(update)) {
-        tchi_cpu_for_chunks(state, update, false, 4.0, lion_chunk, &job);
+        tchi_cpu_for_chunks(state, update, false, 4.0, lion_chunk, &ctx);
     }
     return TCH_OK;
 }

@@ -296,7 +296,7 @@ static void fill_command(command *c, const char *compiler, const work *w, const 
     add_path(c, w, "kernel.cpp");
 }
 
-/* In a step of its own, in which the options of the user have no part: with -ffast-math GCC would link a piece of code
+/* In a step of its own, in which the options of the user have no part: with -ffast-math GCC would link a chunk of code
  * that changes the arithmetic of whoever loads the object. */
 static void fill_link(command *c, const char *compiler, const work *w)
 {

@@ -8,65 +8,65 @@
 
 #include "kernel.h"
 
-typedef struct launch_job {
+typedef struct launch_ctx {
     const tchi_cpu_kernel *kernel;
     tchi_cpu_launch launch;
     struct tchi_fibers **fibers;
     int next_slot;
     int failed; /* whoever sets it first writes the message */
     char message[512];
-} launch_job;
+} launch_ctx;
 
 /* Where a kernel without fibers goes when it gives up: an assertion, __trap(). */
 typedef struct plain_runner {
     jmp_buf back;
-    launch_job *job;
+    launch_ctx *ctx;
 } plain_runner;
 
-static void keep_message(launch_job *job, const char *message)
+static void keep_message(launch_ctx *ctx, const char *message)
 {
-    if (!__atomic_exchange_n(&job->failed, 1, __ATOMIC_RELAXED)) {
-        snprintf(job->message, sizeof job->message, "%s", message);
+    if (!__atomic_exchange_n(&ctx->failed, 1, __ATOMIC_RELAXED)) {
+        snprintf(ctx->message, sizeof ctx->message, "%s", message);
     }
 }
 
 static void fail_plain(void *runner, const char *message)
 {
     plain_runner *r = runner;
-    keep_message(r->job, message);
+    keep_message(r->ctx, message);
     longjmp(r->back, 1);
 }
 
-static void run_plain(launch_job *job, int64_t from, int64_t to)
+static void run_plain(launch_ctx *ctx, int64_t from, int64_t to)
 {
-    plain_runner runner = {.job = job};
-    tchi_cpu_launch launch = job->launch;
+    plain_runner runner = {.ctx = ctx};
+    tchi_cpu_launch launch = ctx->launch;
     launch.runner = &runner;
     launch.fail = fail_plain;
     if (setjmp(runner.back) == 0) {
-        job->kernel->entry->run(&launch, from, to);
+        ctx->kernel->entry->run(&launch, from, to);
     }
 }
 
-static void run_fibers(launch_job *job, int64_t from, int64_t to)
+static void run_fibers(launch_ctx *ctx, int64_t from, int64_t to)
 {
-    int slot = __atomic_fetch_add(&job->next_slot, 1, __ATOMIC_RELAXED);
-    const char *why = tchi_fibers_run(job->fibers[slot], job->kernel->entry, &job->launch, from, to);
+    int slot = __atomic_fetch_add(&ctx->next_slot, 1, __ATOMIC_RELAXED);
+    const char *why = tchi_fibers_run(ctx->fibers[slot], ctx->kernel->entry, &ctx->launch, from, to);
     if (why != NULL) {
-        keep_message(job, why);
+        keep_message(ctx, why);
     }
 }
 
 static void run_blocks(void *argument, int64_t from, int64_t to)
 {
-    launch_job *job = argument;
+    launch_ctx *ctx = argument;
     if (from == to) {
         return;
     }
-    if (job->kernel->entry->flags & TCHI_CPU_KERNEL_FIBERS) {
-        run_fibers(job, from, to);
+    if (ctx->kernel->entry->flags & TCHI_CPU_KERNEL_FIBERS) {
+        run_fibers(ctx, from, to);
     } else {
-        run_plain(job, from, to);
+        run_plain(ctx, from, to);
     }
 }
 
@@ -195,7 +195,7 @@ tch_status tchi_cpu_kernel_launch(void *state, void *kernel, const tch_kernel_ru
     tchi_cpu_state part = *(tchi_cpu_state *)state; /* with as many threads as take part */
     tchi_cpu_kernel *k = kernel;
     int64_t blocks = run->grid[0] * run->grid[1] * run->grid[2];
-    launch_job job = {.kernel = k, .launch.arguments = run->arguments};
+    launch_ctx ctx = {.kernel = k, .launch.arguments = run->arguments};
     if (blocks == 0) {
         return TCH_OK;
     }
@@ -206,16 +206,16 @@ tch_status tchi_cpu_kernel_launch(void *state, void *kernel, const tch_kernel_ru
     if (status != TCH_OK) {
         return status;
     }
-    job.fibers = ((tchi_cpu_state *)state)->fibers;
+    ctx.fibers = ((tchi_cpu_state *)state)->fibers;
     for (int i = 0; i < 3; i++) {
-        job.launch.grid[i] = (uint32_t)run->grid[i];
-        job.launch.block[i] = (uint32_t)run->block[i];
+        ctx.launch.grid[i] = (uint32_t)run->grid[i];
+        ctx.launch.block[i] = (uint32_t)run->block[i];
     }
     double work = estimate_work(k, blocks), start = now();
-    tchi_cpu_split(&part, blocks, work, run_blocks, &job);
+    tchi_cpu_split(&part, blocks, work, run_blocks, &ctx);
     k->block_seconds = (now() - start) / (double)blocks * (double)(blocks < part.threads ? blocks : part.threads);
-    if (job.failed) {
-        return tchi_cpu_host()->fail(TCH_ERR_BACKEND, "the kernel stopped: %s", job.message);
+    if (ctx.failed) {
+        return tchi_cpu_host()->fail(TCH_ERR_BACKEND, "the kernel stopped: %s", ctx.message);
     }
     return TCH_OK;
 }

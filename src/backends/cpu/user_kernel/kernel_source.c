@@ -124,12 +124,12 @@ static void rewrite_stride(writer *w, const tchi_stride_loop *loop)
     int bound = (int)loop->bound->size, variable = (int)loop->variable->size, type = (int)loop->type_size;
     snprintf(text, sizeof text,
              "for (int64_t tchi_first = tchi::strides.first, tchi_bound = (int64_t)(%.*s), "
-             "tchi_piece = tchi::strides.piece, tchi_step = tchi::strides.step; tchi_first < tchi_bound; "
+             "tchi_chunk = tchi::strides.chunk, tchi_step = tchi::strides.step; tchi_first < tchi_bound; "
              "tchi_first += tchi_step) ",
              bound, loop->bound->at);
     snprintf(inner, sizeof inner,
-             "for (%.*s %.*s = (%.*s)tchi_first, tchi_end = (%.*s)(tchi_first + tchi_piece < tchi_bound ? tchi_first + "
-             "tchi_piece : tchi_bound); %.*s < tchi_end; %.*s++)",
+             "for (%.*s %.*s = (%.*s)tchi_first, tchi_end = (%.*s)(tchi_first + tchi_chunk < tchi_bound ? tchi_first + "
+             "tchi_chunk : tchi_bound); %.*s < tchi_end; %.*s++)",
              type, loop->type, variable, loop->variable->at, type, loop->type, type, loop->type, variable,
              loop->variable->at, variable, loop->variable->at);
     replace(w, loop->from, loop->from, text);

@@ -26,7 +26,7 @@ typedef struct tchi_cuda_patch {
 } tchi_cuda_patch;
 
 template <typename real> struct tchi_cuda_patch_values {
-    tchi_cuda_four<real> row[TCHI_CUDA_PATCH_STEPS];
+    tchi_cuda_vec4<real> row[TCHI_CUDA_PATCH_STEPS];
 };
 
 static __device__ inline tchi_cuda_patch tchi_cuda_first_patch(const tchi_cuda_extent &e)
@@ -55,7 +55,7 @@ static __device__ inline tchi_cuda_patch_values<real> tchi_cuda_load_patch(const
 #pragma unroll
     for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
         int64_t i = p.i + k * p.step;
-        values.row[k] = tchi_cuda_load_four<real>(m, p.b, i, p.j, i < p.rows ? p.count : 0);
+        values.row[k] = tchi_cuda_load_vec4<real>(m, p.b, i, p.j, i < p.rows ? p.count : 0);
     }
     return values;
 }
@@ -67,7 +67,7 @@ static __device__ inline void tchi_cuda_store_patch(const tchi_cuda_operand &m, 
 #pragma unroll
     for (int k = 0; k < TCHI_CUDA_PATCH_STEPS; k++) {
         int64_t i = p.i + k * p.step;
-        tchi_cuda_store_four<real>(m, p.b, i, p.j, i < p.rows ? p.count : 0, values.row[k]);
+        tchi_cuda_store_vec4<real>(m, p.b, i, p.j, i < p.rows ? p.count : 0, values.row[k]);
     }
 }
 

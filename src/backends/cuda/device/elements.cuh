@@ -115,7 +115,7 @@ static __device__ inline void tchi_cuda_store(tch_scalar type, void *data, int64
 
 /* --- four elements of a row -------------------------------------------------------------------------------------- */
 
-template <typename real> struct tchi_cuda_four {
+template <typename real> struct tchi_cuda_vec4 {
     real v[4];
 };
 
@@ -125,10 +125,10 @@ struct __align__(8) tchi_cuda_shorts
     uint16_t v[4];
 };
 
-template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda_load_bf16x4(const __nv_bfloat16 *from)
+template <typename real> static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_bf16x4(const __nv_bfloat16 *from)
 {
     tchi_cuda_shorts s = *(const tchi_cuda_shorts *)from;
-    tchi_cuda_four<real> four;
+    tchi_cuda_vec4<real> four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         four.v[k] = (real)__uint_as_float((uint32_t)s.v[k] << 16);
@@ -136,10 +136,10 @@ template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda
     return four;
 }
 
-template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda_load_f16x4(const __half *from)
+template <typename real> static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_f16x4(const __half *from)
 {
     tchi_cuda_shorts s = *(const tchi_cuda_shorts *)from;
-    tchi_cuda_four<real> four;
+    tchi_cuda_vec4<real> four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         four.v[k] = (real)__half2float(__ushort_as_half(s.v[k]));
@@ -149,7 +149,7 @@ template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda
 
 /* Four elements from a place that is aligned for them: to 16 bytes, or to 8 where an element has 2. */
 template <typename real>
-static __device__ inline tchi_cuda_four<real> tchi_cuda_load_wide(tch_scalar type, const void *data, int64_t index,
+static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_wide(tch_scalar type, const void *data, int64_t index,
                                                                   int64_t plane)
 {
     if (type == TCH_SCALAR_F32) {
@@ -165,9 +165,9 @@ static __device__ inline tchi_cuda_four<real> tchi_cuda_load_wide(tch_scalar typ
     if (type == TCH_SCALAR_F16) {
         return tchi_cuda_load_f16x4<real>((const __half *)data + index);
     }
-    tchi_cuda_four<real> four = tchi_cuda_load_bf16x4<real>((const __nv_bfloat16 *)data + index);
+    tchi_cuda_vec4<real> four = tchi_cuda_load_bf16x4<real>((const __nv_bfloat16 *)data + index);
     if (type == TCH_SCALAR_BF16X2) {
-        tchi_cuda_four<real> low = tchi_cuda_load_bf16x4<real>((const __nv_bfloat16 *)data + index + plane);
+        tchi_cuda_vec4<real> low = tchi_cuda_load_bf16x4<real>((const __nv_bfloat16 *)data + index + plane);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             four.v[k] += low.v[k];
@@ -178,7 +178,7 @@ static __device__ inline tchi_cuda_four<real> tchi_cuda_load_wide(tch_scalar typ
 
 template <typename real>
 static __device__ inline void tchi_cuda_store_split4(__nv_bfloat16 *high, __nv_bfloat16 *low,
-                                                     const tchi_cuda_four<real> &four)
+                                                     const tchi_cuda_vec4<real> &four)
 {
     tchi_cuda_shorts h;
     tchi_cuda_shorts l;
@@ -195,7 +195,7 @@ static __device__ inline void tchi_cuda_store_split4(__nv_bfloat16 *high, __nv_b
 }
 
 template <typename real>
-static __device__ inline void tchi_cuda_store_short4(tch_scalar type, uint16_t *to, const tchi_cuda_four<real> &four)
+static __device__ inline void tchi_cuda_store_short4(tch_scalar type, uint16_t *to, const tchi_cuda_vec4<real> &four)
 {
     tchi_cuda_shorts s;
 #pragma unroll
@@ -208,7 +208,7 @@ static __device__ inline void tchi_cuda_store_short4(tch_scalar type, uint16_t *
 
 template <typename real>
 static __device__ inline void tchi_cuda_store_wide(tch_scalar type, void *data, int64_t index, int64_t plane,
-                                                   const tchi_cuda_four<real> &four)
+                                                   const tchi_cuda_vec4<real> &four)
 {
     if (type == TCH_SCALAR_F32) {
         *(float4 *)((float *)data + index) =
@@ -252,13 +252,13 @@ static __device__ inline char *tchi_cuda_at(const tchi_cuda_operand &m, int64_t 
 
 /* Up to four elements from an address within m on; those beyond `count` come out as zero. */
 template <typename real>
-static __device__ inline tchi_cuda_four<real> tchi_cuda_load_from(const tchi_cuda_operand &m, const char *from,
+static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_from(const tchi_cuda_operand &m, const char *from,
                                                                   int count)
 {
     if (m.wide && count >= 4) {
         return tchi_cuda_load_wide<real>(m.type, from, 0, m.stride);
     }
-    tchi_cuda_four<real> four;
+    tchi_cuda_vec4<real> four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         four.v[k] = k < count ? tchi_cuda_load<real>(m.type, from, k, m.stride) : (real)0;
@@ -268,15 +268,15 @@ static __device__ inline tchi_cuda_four<real> tchi_cuda_load_from(const tchi_cud
 
 /* The same from (i, j) of matrix b on; where m is wide, j is a multiple of four. */
 template <typename real>
-static __device__ inline tchi_cuda_four<real> tchi_cuda_load_four(const tchi_cuda_operand &m, int64_t b, int64_t i,
+static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_vec4(const tchi_cuda_operand &m, int64_t b, int64_t i,
                                                                   int64_t j, int count)
 {
     return tchi_cuda_load_from<real>(m, tchi_cuda_at(m, b, i, j), count);
 }
 
 template <typename real>
-static __device__ inline void tchi_cuda_store_four(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j,
-                                                   int count, const tchi_cuda_four<real> &four)
+static __device__ inline void tchi_cuda_store_vec4(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j,
+                                                   int count, const tchi_cuda_vec4<real> &four)
 {
     char *to = tchi_cuda_at(m, b, i, j);
     if (m.wide && count >= 4) {

@@ -267,10 +267,10 @@ static __device__ inline void tchi_cuda_dot_rows(const char *const (&rows)[TCHI_
 #pragma unroll
         for (int at = 0; at < wide; at += part) {
             const real *from = v + tchi_cuda_place<real>(c) + at;
-            tchi_cuda_rect<real, part> piece = *(const tchi_cuda_rect<real, part> *)from;
+            tchi_cuda_rect<real, part> chunk = *(const tchi_cuda_rect<real, part> *)from;
 #pragma unroll
             for (int i = 0; i < TCHI_CUDA_ROWS * part; i++) {
-                sums[i / part] += (real)m[i / part].v[at + i % part] * piece.v[i % part];
+                sums[i / part] += (real)m[i / part].v[at + i % part] * chunk.v[i % part];
             }
         }
     }

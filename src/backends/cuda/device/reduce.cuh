@@ -26,9 +26,9 @@ static __device__ inline int tchi_cuda_thread_number()
     return (int)(threadIdx.y * blockDim.x + threadIdx.x);
 }
 
-/* Fours of rows i, i + step, ... from column j on; zeros outside the matrix. */
+/* vec4s of rows i, i + step, ... from column j on; zeros outside the matrix. */
 template <typename real, int count> struct tchi_cuda_rows_of_vec4s {
-    tchi_cuda_four<real> row[count];
+    tchi_cuda_vec4<real> row[count];
 };
 
 template <typename real, int count>

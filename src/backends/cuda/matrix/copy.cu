@@ -17,14 +17,14 @@ typedef struct axis {
 } axis;
 
 /* The last axis is the one along which threads lie side by side; when turned, the one before it is the source's. */
-typedef struct copy_job {
+typedef struct copy_params {
     axis axes[TCH_MAX_RANK];
     int32_t rank;
     tch_scalar dst_type, src_type;
     char *dst;
     const char *src;
     int64_t rows; /* product of all sizes but the last; when turned, of all but the last two */
-} copy_job;
+} copy_params;
 
 /* --- on the host: the shape of a copy ---------------------------------------------------------------------------- */
 
@@ -36,7 +36,7 @@ static int by_dst_stride(const void *a, const void *b)
 }
 
 /* Drops sizes of 1, orders by dst's strides, and merges neighbors that are one run on both sides. */
-static void simplify(copy_job *job, const tch_array *dst, const int64_t *src_strides)
+static void simplify(copy_params *params, const tch_array *dst, const int64_t *src_strides)
 {
     axis kept[TCH_MAX_RANK];
     int32_t count = 0;
@@ -46,25 +46,25 @@ static void simplify(copy_job *job, const tch_array *dst, const int64_t *src_str
         }
     }
     qsort(kept, (size_t)count, sizeof *kept, by_dst_stride);
-    job->rank = 0;
+    params->rank = 0;
     for (int32_t i = 0; i < count; i++) {
-        axis *last = job->rank > 0 ? &job->axes[job->rank - 1] : NULL;
+        axis *last = params->rank > 0 ? &params->axes[params->rank - 1] : NULL;
         if (last != NULL && last->dst == kept[i].dst * kept[i].size && last->src == kept[i].src * kept[i].size) {
             *last = {last->size * kept[i].size, kept[i].dst, kept[i].src};
         } else {
-            job->axes[job->rank++] = kept[i];
+            params->axes[params->rank++] = kept[i];
         }
     }
-    if (job->rank == 0) {
-        job->axes[job->rank++] = {1, 1, 1};
+    if (params->rank == 0) {
+        params->axes[params->rank++] = {1, 1, 1};
     }
 }
 
-static void count_rows(copy_job *job, int32_t inner)
+static void count_rows(copy_params *params, int32_t inner)
 {
-    job->rows = 1;
-    for (int32_t i = 0; i < job->rank - inner; i++) {
-        job->rows *= job->axes[i].size;
+    params->rows = 1;
+    for (int32_t i = 0; i < params->rank - inner; i++) {
+        params->rows *= params->axes[i].size;
     }
 }
 
@@ -79,27 +79,27 @@ static bool is_empty(const tch_array *array)
 }
 
 /* Whether two neighboring units of `bytes` can be moved as one, everywhere. */
-static bool can_pair(const copy_job *job, int64_t bytes)
+static bool can_pair(const copy_params *params, int64_t bytes)
 {
-    const axis *inner = &job->axes[job->rank - 1];
+    const axis *inner = &params->axes[params->rank - 1];
     bool fits = inner->dst == 1 && inner->src == 1 && inner->size % 2 == 0 &&
-                ((uintptr_t)job->dst | (uintptr_t)job->src) % (uintptr_t)(2 * bytes) == 0;
-    for (int32_t i = 0; fits && i < job->rank - 1; i++) {
-        fits = job->axes[i].dst % 2 == 0 && job->axes[i].src % 2 == 0;
+                ((uintptr_t)params->dst | (uintptr_t)params->src) % (uintptr_t)(2 * bytes) == 0;
+    for (int32_t i = 0; fits && i < params->rank - 1; i++) {
+        fits = params->axes[i].dst % 2 == 0 && params->axes[i].src % 2 == 0;
     }
     return fits;
 }
 
 /* Goes over to larger units, up to 16 bytes; returns their size. */
-static int64_t widen(copy_job *job)
+static int64_t widen(copy_params *params)
 {
-    int64_t bytes = tchi_cuda_size(job->dst_type);
-    while (bytes < 16 && can_pair(job, bytes)) {
-        for (int32_t i = 0; i < job->rank - 1; i++) {
-            job->axes[i].dst /= 2;
-            job->axes[i].src /= 2;
+    int64_t bytes = tchi_cuda_size(params->dst_type);
+    while (bytes < 16 && can_pair(params, bytes)) {
+        for (int32_t i = 0; i < params->rank - 1; i++) {
+            params->axes[i].dst /= 2;
+            params->axes[i].src /= 2;
         }
-        job->axes[job->rank - 1].size /= 2;
+        params->axes[params->rank - 1].size /= 2;
         bytes *= 2;
     }
     return bytes;
@@ -107,17 +107,17 @@ static int64_t widen(copy_job *job)
 
 /* Moves the axis along which the source is contiguous next to the last one, where that is another and both are long
  * enough for tiles to pay. */
-static bool turn(copy_job *job)
+static bool turn(copy_params *params)
 {
-    const axis *inner = &job->axes[job->rank - 1];
+    const axis *inner = &params->axes[params->rank - 1];
     if (inner->src == 1 || inner->src == 0 || inner->size < TILE / 4) {
         return false;
     }
-    for (int32_t i = 0; i < job->rank - 1; i++) {
-        if (job->axes[i].src == 1 && job->axes[i].size >= TILE / 4) {
-            axis found = job->axes[i];
-            job->axes[i] = job->axes[job->rank - 2];
-            job->axes[job->rank - 2] = found;
+    for (int32_t i = 0; i < params->rank - 1; i++) {
+        if (params->axes[i].src == 1 && params->axes[i].size >= TILE / 4) {
+            axis found = params->axes[i];
+            params->axes[i] = params->axes[params->rank - 2];
+            params->axes[params->rank - 2] = found;
             return true;
         }
     }
@@ -125,13 +125,13 @@ static bool turn(copy_job *job)
 }
 
 /* Equal types go in units of `bytes`, which widen has chosen; others element by element. */
-static copy_job in_bytes(const copy_job *job, int64_t bytes)
+static copy_params in_bytes(const copy_params *params, int64_t bytes)
 {
-    copy_job scaled = *job;
-    bool equal = job->dst_type == job->src_type;
+    copy_params scaled = *params;
+    bool equal = params->dst_type == params->src_type;
     for (int32_t i = 0; i < scaled.rank; i++) {
-        scaled.axes[i].dst *= equal ? bytes : tchi_cuda_size(job->dst_type);
-        scaled.axes[i].src *= equal ? bytes : tchi_cuda_size(job->src_type);
+        scaled.axes[i].dst *= equal ? bytes : tchi_cuda_size(params->dst_type);
+        scaled.axes[i].src *= equal ? bytes : tchi_cuda_size(params->src_type);
     }
     return scaled;
 }
@@ -221,19 +221,19 @@ typedef struct places {
 } places;
 
 /* The first elements of row `row`, over the first `count` axes. */
-static __device__ inline places row_places(const copy_job &job, int32_t count, int64_t row)
+static __device__ inline places row_places(const copy_params &params, int32_t count, int64_t row)
 {
-    places at = {job.dst, job.src};
+    places at = {params.dst, params.src};
     for (int32_t i = count - 1; i > 0; i--) {
-        int64_t above = row / job.axes[i].size;
-        int64_t index = row - above * job.axes[i].size;
-        at.dst += index * job.axes[i].dst;
-        at.src += index * job.axes[i].src;
+        int64_t above = row / params.axes[i].size;
+        int64_t index = row - above * params.axes[i].size;
+        at.dst += index * params.axes[i].dst;
+        at.src += index * params.axes[i].src;
         row = above;
     }
     if (count > 0) {
-        at.dst += row * job.axes[0].dst;
-        at.src += row * job.axes[0].src;
+        at.dst += row * params.axes[0].dst;
+        at.src += row * params.axes[0].src;
     }
     return at;
 }
@@ -245,29 +245,29 @@ template <typename value> static __host__ __device__ constexpr int items_of()
     return sizeof(value) <= 8 ? 8 : 4;
 }
 
-template <typename value> static __global__ void __launch_bounds__(THREADS) copy_rows_kernel(copy_job job)
+template <typename value> static __global__ void __launch_bounds__(THREADS) copy_rows_kernel(copy_params params)
 {
     const int items = items_of<value>();
-    axis inner = job.axes[job.rank - 1];
+    axis inner = params.axes[params.rank - 1];
     int64_t width = blockDim.x;
     int64_t first = blockIdx.x * width * items + threadIdx.x;
-    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < job.rows;
+    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < params.rows;
          row += (int64_t)gridDim.y * blockDim.y) {
-        places at = row_places(job, job.rank - 1, row);
+        places at = row_places(params, params.rank - 1, row);
         const char *from = at.src + first * inner.src;
         char *to = at.dst + first * inner.dst;
         value held[items];
 #pragma unroll
         for (int k = 0; k < items; k++) {
             if (first + k * width < inner.size) {
-                held[k] = get<value>(job.src_type, from);
+                held[k] = get<value>(params.src_type, from);
             }
             from += width * inner.src;
         }
 #pragma unroll
         for (int k = 0; k < items; k++) {
             if (first + k * width < inner.size) {
-                put<value>(job.dst_type, to, held[k]);
+                put<value>(params.dst_type, to, held[k]);
             }
             to += width * inner.dst;
         }
@@ -281,13 +281,13 @@ static dim3 rows_grid(dim3 block, int64_t size, int64_t rows, int items)
                 tchi_cuda_grid_yz(tchi_cuda_ceil_div(rows, block.y)));
 }
 
-template <typename value> static void launch_rows(copy_job *job, cudaStream_t stream)
+template <typename value> static void launch_rows(copy_params *params, cudaStream_t stream)
 {
-    count_rows(job, 1);
-    int64_t size = job->axes[job->rank - 1].size;
-    dim3 block = tchi_cuda_block_for(size, job->rows, THREADS);
-    dim3 grid = rows_grid(block, size, job->rows, items_of<value>());
-    copy_rows_kernel<value><<<grid, block, 0, stream>>>(in_bytes(job, sizeof(value)));
+    count_rows(params, 1);
+    int64_t size = params->axes[params->rank - 1].size;
+    dim3 block = tchi_cuda_block_for(size, params->rows, THREADS);
+    dim3 grid = rows_grid(block, size, params->rows, items_of<value>());
+    copy_rows_kernel<value><<<grid, block, 0, stream>>>(in_bytes(params, sizeof(value)));
 }
 
 /* --- turned around ----------------------------------------------------------------------------------------------- */
@@ -296,23 +296,23 @@ template <typename value> static void launch_rows(copy_job *job, cudaStream_t st
 
 /* Blocks are TILE by LINES. Axes: ..., the source's contiguous one (t), dst's (i). A tile is read along t, a line for
  * each i, and written along i. */
-template <typename value> static __global__ void __launch_bounds__(THREADS, 4) copy_turned_kernel(copy_job job)
+template <typename value> static __global__ void __launch_bounds__(THREADS, 4) copy_turned_kernel(copy_params params)
 {
     __shared__ value tile[TILE][TILE + 1];
-    axis along = job.axes[job.rank - 2];
-    axis inner = job.axes[job.rank - 1];
+    axis along = params.axes[params.rank - 2];
+    axis inner = params.axes[params.rank - 1];
     int64_t across = tchi_cuda_ceil_div(inner.size, TILE);
     int64_t t0 = (int64_t)blockIdx.x / across * TILE;
     int64_t i0 = (int64_t)blockIdx.x % across * TILE;
     int x = (int)threadIdx.x;
     int y = (int)threadIdx.y;
-    for (int64_t row = blockIdx.y; row < job.rows; row += gridDim.y) {
-        places at = row_places(job, job.rank - 2, row);
+    for (int64_t row = blockIdx.y; row < params.rows; row += gridDim.y) {
+        places at = row_places(params, params.rank - 2, row);
         const char *from = at.src + (t0 + x) * along.src + (i0 + y) * inner.src;
 #pragma unroll
         for (int k = 0; k < TILE; k += LINES) {
             if (t0 + x < along.size && i0 + y + k < inner.size) {
-                tile[y + k][x] = get<value>(job.src_type, from);
+                tile[y + k][x] = get<value>(params.src_type, from);
             }
             from += LINES * inner.src;
         }
@@ -321,7 +321,7 @@ template <typename value> static __global__ void __launch_bounds__(THREADS, 4) c
 #pragma unroll
         for (int k = 0; k < TILE; k += LINES) {
             if (t0 + y + k < along.size && i0 + x < inner.size) {
-                put<value>(job.dst_type, to, tile[x][y + k]);
+                put<value>(params.dst_type, to, tile[x][y + k]);
             }
             to += LINES * along.dst;
         }
@@ -329,38 +329,38 @@ template <typename value> static __global__ void __launch_bounds__(THREADS, 4) c
     }
 }
 
-template <typename value> static void launch_turned(copy_job *job, cudaStream_t stream)
+template <typename value> static void launch_turned(copy_params *params, cudaStream_t stream)
 {
-    count_rows(job, 2);
-    int64_t tiles = tchi_cuda_ceil_div(job->axes[job->rank - 2].size, TILE) *
-                    tchi_cuda_ceil_div(job->axes[job->rank - 1].size, TILE);
-    dim3 grid((unsigned)tiles, tchi_cuda_grid_yz(job->rows));
-    copy_turned_kernel<value><<<grid, dim3(TILE, LINES), 0, stream>>>(in_bytes(job, sizeof(value)));
+    count_rows(params, 2);
+    int64_t tiles = tchi_cuda_ceil_div(params->axes[params->rank - 2].size, TILE) *
+                    tchi_cuda_ceil_div(params->axes[params->rank - 1].size, TILE);
+    dim3 grid((unsigned)tiles, tchi_cuda_grid_yz(params->rows));
+    copy_turned_kernel<value><<<grid, dim3(TILE, LINES), 0, stream>>>(in_bytes(params, sizeof(value)));
 }
 
-template <typename value> static void launch(copy_job *job, cudaStream_t stream)
+template <typename value> static void launch(copy_params *params, cudaStream_t stream)
 {
-    if (turn(job)) {
-        launch_turned<value>(job, stream);
+    if (turn(params)) {
+        launch_turned<value>(params, stream);
     } else {
-        launch_rows<value>(job, stream);
+        launch_rows<value>(params, stream);
     }
 }
 
-static void launch_bits(copy_job *job, cudaStream_t stream)
+static void launch_bits(copy_params *params, cudaStream_t stream)
 {
-    switch (widen(job)) {
+    switch (widen(params)) {
     case 16:
-        launch_rows<uint4>(job, stream);
+        launch_rows<uint4>(params, stream);
         break;
     case 8:
-        launch<uint64_t>(job, stream);
+        launch<uint64_t>(params, stream);
         break;
     case 4:
-        launch<uint32_t>(job, stream);
+        launch<uint32_t>(params, stream);
         break;
     default:
-        launch<uint16_t>(job, stream);
+        launch<uint16_t>(params, stream);
         break;
     }
 }
@@ -373,23 +373,23 @@ static bool is_integer(const tch_array *array)
 tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *src)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    copy_job job = {};
+    copy_params params = {};
     if (is_empty(dst)) {
         return TCH_OK;
     }
-    simplify(&job, dst, src->strides);
-    job.dst = (char *)dst->data;
-    job.src = (const char *)src->data;
-    job.dst_type = dst->type;
-    job.src_type = src->type;
+    simplify(&params, dst, src->strides);
+    params.dst = (char *)dst->data;
+    params.src = (const char *)src->data;
+    params.dst_type = dst->type;
+    params.src_type = src->type;
     if (dst->type == src->type) {
-        launch_bits(&job, s->stream);
+        launch_bits(&params, s->stream);
     } else if (is_integer(dst) || is_integer(src)) {
-        launch_rows<number>(&job, s->stream);
+        launch_rows<number>(&params, s->stream);
     } else if (dst->type == TCH_SCALAR_F64 || src->type == TCH_SCALAR_F64) {
-        launch<double>(&job, s->stream);
+        launch<double>(&params, s->stream);
     } else {
-        launch<float>(&job, s->stream);
+        launch<float>(&params, s->stream);
     }
     return tchi_cuda_launched(s, "copy");
 }
@@ -397,17 +397,17 @@ tch_status tchi_cuda_copy(void *state, const tch_array *dst, const tch_array *sr
 /* --- fill -------------------------------------------------------------------------------------------------------- */
 
 /* The element is rounded once, by the thread that writes it, and then goes out as bits. */
-template <typename bits> static __global__ void __launch_bounds__(THREADS) fill_kernel(copy_job job, double v)
+template <typename bits> static __global__ void __launch_bounds__(THREADS) fill_kernel(copy_params params, double v)
 {
     const int items = items_of<bits>();
-    axis inner = job.axes[job.rank - 1];
+    axis inner = params.axes[params.rank - 1];
     int64_t width = blockDim.x;
     int64_t first = blockIdx.x * width * items + threadIdx.x;
     bits pattern;
-    put<number>(job.dst_type, (char *)&pattern, {v, 0, false});
-    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < job.rows;
+    put<number>(params.dst_type, (char *)&pattern, {v, 0, false});
+    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < params.rows;
          row += (int64_t)gridDim.y * blockDim.y) {
-        places at = row_places(job, job.rank - 1, row);
+        places at = row_places(params, params.rank - 1, row);
 #pragma unroll
         for (int k = 0; k < items; k++) {
             if (first + k * width < inner.size) {
@@ -420,24 +420,24 @@ template <typename bits> static __global__ void __launch_bounds__(THREADS) fill_
 tch_status tchi_cuda_fill(void *state, const tch_array *dst, double value)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
-    copy_job job = {};
+    copy_params params = {};
     if (is_empty(dst)) {
         return TCH_OK;
     }
-    simplify(&job, dst, dst->strides);
-    count_rows(&job, 1);
-    job.dst = (char *)dst->data;
-    job.dst_type = job.src_type = dst->type;
-    int64_t size = job.axes[job.rank - 1].size;
-    job = in_bytes(&job, tchi_cuda_size(dst->type));
-    dim3 block = tchi_cuda_block_for(size, job.rows, THREADS);
-    dim3 grid = rows_grid(block, size, job.rows, items_of<uint64_t>());
+    simplify(&params, dst, dst->strides);
+    count_rows(&params, 1);
+    params.dst = (char *)dst->data;
+    params.dst_type = params.src_type = dst->type;
+    int64_t size = params.axes[params.rank - 1].size;
+    params = in_bytes(&params, tchi_cuda_size(dst->type));
+    dim3 block = tchi_cuda_block_for(size, params.rows, THREADS);
+    dim3 grid = rows_grid(block, size, params.rows, items_of<uint64_t>());
     if (tchi_cuda_size(dst->type) == 8) {
-        fill_kernel<uint64_t><<<grid, block, 0, s->stream>>>(job, value);
+        fill_kernel<uint64_t><<<grid, block, 0, s->stream>>>(params, value);
     } else if (tchi_cuda_size(dst->type) == 4) {
-        fill_kernel<uint32_t><<<grid, block, 0, s->stream>>>(job, value);
+        fill_kernel<uint32_t><<<grid, block, 0, s->stream>>>(params, value);
     } else {
-        fill_kernel<uint16_t><<<grid, block, 0, s->stream>>>(job, value);
+        fill_kernel<uint16_t><<<grid, block, 0, s->stream>>>(params, value);
     }
     return tchi_cuda_launched(s, "fill");
 }

@@ -16,14 +16,14 @@ typedef struct partition {
     int32_t parts, across, down;
 } partition;
 
-/* What the compiler knows of the matrices: `short_fours` where they are bfloat16, in rows made of aligned vec4s. */
+/* What the compiler knows of the matrices: `short_vec4s` where they are bfloat16, in rows made of aligned vec4s. */
 enum known { any_type, short_vec4s };
 
 /* Sums over one part. 64 bytes are under way in a thread at once, which a multiprocessor with 1024 of them needs to
  * draw its share from memory: 64 KB in the 700 ns that a load takes. */
 template <typename real>
-static __device__ inline double sum_of_fours(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
-                                             int64_t row, int64_t step, int64_t col, int64_t across, double factor)
+static __device__ inline double sum_of_vec4(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
+                                            int64_t row, int64_t step, int64_t col, int64_t across, double factor)
 {
     const int held = 16 / (int)sizeof(real);
     double sum = 0;
@@ -49,8 +49,8 @@ static __device__ inline double square(uint32_t bits)
 
 /* The same for bfloat16. Rows wait in the registers as they came, two numbers in each: widened at once they would not
  * fit in the 64 registers that a thread of 1024 has. */
-static __device__ inline double sum_of_short_fours(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
-                                                   int64_t row, int64_t step, int64_t col, int64_t across)
+static __device__ inline double sum_of_short_vec4(const tchi_cuda_extent &e, const tchi_cuda_operand &x, int64_t b,
+                                                  int64_t row, int64_t step, int64_t col, int64_t across)
 {
     const int held = 8;
     double sum = 0;
@@ -82,9 +82,9 @@ static __device__ inline double sum_part(const tchi_cuda_extent &e, const tchi_c
     int64_t step = (int64_t)cut.down * blockDim.y;
     int64_t across = (int64_t)cut.across * blockDim.x * 4;
     if (what == short_vec4s) {
-        return sum_of_short_fours(e, x, b, row, step, col, across);
+        return sum_of_short_vec4(e, x, b, row, step, col, across);
     }
-    return sum_of_fours<real>(e, x, b, row, step, col, across, factor);
+    return sum_of_vec4<real>(e, x, b, row, step, col, across, factor);
 }
 
 /* The norm of a matrix whose largest entry is `largest`, from the sum of squares of entries divided by `unit`. */

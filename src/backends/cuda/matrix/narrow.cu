@@ -24,7 +24,7 @@ static __global__ void __launch_bounds__(THREADS, 4) largest_bits(const narrow_p
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 int inside = first + r < p.rows ? count : 0;
-                tchi_cuda_four<float> four = tchi_cuda_load_four<float>(p.x, b, first + r, j, inside);
+                tchi_cuda_vec4<float> four = tchi_cuda_load_vec4<float>(p.x, b, first + r, j, inside);
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     most = max(most, __float_as_uint(four.v[k]) & 0x7FFFFFFFu);
@@ -49,12 +49,12 @@ static __device__ __forceinline__ uint4 eight_of(const narrow_problem &p, int64_
     if (p.x.type != TCH_SCALAR_F32) {
         return tchi_tile_fetch<2>(p.side, from, 2 * count);
     }
-    tchi_cuda_four<float> low = tchi_cuda_load_from<float>(p.x, from, count);
-    tchi_cuda_four<float> high = tchi_cuda_load_from<float>(p.x, from + 16, count - 4);
+    tchi_cuda_vec4<float> low = tchi_cuda_load_from<float>(p.x, from, count);
+    tchi_cuda_vec4<float> high = tchi_cuda_load_from<float>(p.x, from + 16, count - 4);
     uint32_t w[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        const tchi_cuda_four<float> &four = k < 2 ? low : high;
+        const tchi_cuda_vec4<float> &four = k < 2 ? low : high;
         uint32_t even = __half_as_ushort(__float2half_rn(scale * four.v[k % 2 * 2]));
         uint32_t odd = __half_as_ushort(__float2half_rn(scale * four.v[k % 2 * 2 + 1]));
         w[k] = even | odd << 16;

@@ -110,7 +110,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
 
 /* Where a type is looked up for every row, its conversion waits for that row before the next one is asked for. */
 template <typename real, tch_scalar type, int steps>
-static __device__ inline void load_known(tchi_cuda_four<real> (&values)[steps], const tchi_cuda_operand &m, int64_t b,
+static __device__ inline void load_known(tchi_cuda_vec4<real> (&values)[steps], const tchi_cuda_operand &m, int64_t b,
                                          int64_t i, int64_t j, const tchi_cuda_extent &e)
 {
     const char *from = tchi_cuda_at(m, b, 0, min(j, e.cols - 4));
@@ -123,7 +123,7 @@ static __device__ inline void load_known(tchi_cuda_four<real> (&values)[steps], 
 
 template <typename real, tch_scalar type, int steps>
 static __device__ inline void store_known(const tchi_cuda_operand &m, int64_t b, int64_t i, int64_t j,
-                                          const tchi_cuda_extent &e, const tchi_cuda_four<real> (&values)[steps],
+                                          const tchi_cuda_extent &e, const tchi_cuda_vec4<real> (&values)[steps],
                                           const double *shift, const factor_pair &factor)
 {
     const real first = (real)factor.first;
@@ -135,7 +135,7 @@ static __device__ inline void store_known(const tchi_cuda_operand &m, int64_t b,
         if (row >= e.rows || j >= e.cols) {
             continue;
         }
-        tchi_cuda_four<real> four = values[k];
+        tchi_cuda_vec4<real> four = values[k];
 #pragma unroll
         for (int l = 0; l < 4; l++) {
             four.v[l] = four.v[l] * first * second;
@@ -160,7 +160,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     int64_t down = (int64_t)gridDim.y * blockDim.y * steps;
     for (int64_t b = blockIdx.z; b < e.batch; b += gridDim.z) {
         int64_t i = (int64_t)blockIdx.y * blockDim.y * steps + threadIdx.y;
-        tchi_cuda_four<real> values[steps];
+        tchi_cuda_vec4<real> values[steps];
         load_known<real, source, steps>(values, x, b, i, j, e);
         if (threadIdx.x == 0 && threadIdx.y == 0) {
             factor = factors_of<real>(f, b);

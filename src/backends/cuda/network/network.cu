@@ -49,7 +49,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
     const tchi_cuda_operand x = float_operand(x_any);
     const tchi_cuda_operand out = float_operand(out_any);
     tchi_cuda_patch p = tchi_cuda_first_patch(e);
-    const tchi_cuda_four<float> bias = tchi_cuda_load_four<float>(float_operand(bias_any), 0, 0, p.j, p.count);
+    const tchi_cuda_vec4<float> bias = tchi_cuda_load_vec4<float>(float_operand(bias_any), 0, 0, p.j, p.count);
     for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
         tchi_cuda_patch_values<float> values = tchi_cuda_load_patch<float>(x, p);
 #pragma unroll

@@ -24,9 +24,9 @@ static __device__ __forceinline__ real element_of(const tchi_cuda_operand &v, in
 /* Float32 of aligned rows, which are many and not read again soon, pass by the caches. */
 template <typename real>
 static __device__ __forceinline__ void write_four(const outer_problem &p, int64_t b, int64_t i, int64_t j, int count,
-                                                  real x, const tchi_cuda_four<real> &y)
+                                                  real x, const tchi_cuda_vec4<real> &y)
 {
-    tchi_cuda_four<real> four;
+    tchi_cuda_vec4<real> four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         four.v[k] = x * y.v[k];
@@ -35,7 +35,7 @@ static __device__ __forceinline__ void write_four(const outer_problem &p, int64_
         __stcs((float4 *)tchi_cuda_at(p.c, b, i, j),
                make_float4((float)four.v[0], (float)four.v[1], (float)four.v[2], (float)four.v[3]));
     } else {
-        tchi_cuda_store_four<real>(p.c, b, i, j, count, four);
+        tchi_cuda_store_vec4<real>(p.c, b, i, j, count, four);
     }
 }
 
@@ -47,7 +47,7 @@ template <typename real> static __global__ void __launch_bounds__(THREADS, 2) ou
     int count = j >= p.cols ? 0 : p.cols - j < 4 ? (int)(p.cols - j) : 4;
     int64_t step = blockDim.y;
     for (int64_t b = blockIdx.z; b < p.batch; b += gridDim.z) {
-        tchi_cuda_four<real> y;
+        tchi_cuda_vec4<real> y;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             y.v[k] = k < count ? element_of<real>(p.y, b, j + k) : (real)0;

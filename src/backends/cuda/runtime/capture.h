@@ -1,4 +1,4 @@
-/* Whether a stream is being captured in a CUDA graph. Work can be queued then, but nothing can be waited for, and
+/* Whether a stream is being captured in a CUDA graph. Work can be queued then, but nothing can synchronize, and
  * memory that is allocated would belong to the graph. */
 #ifndef TCHI_CUDA_CAPTURE_H
 #define TCHI_CUDA_CAPTURE_H

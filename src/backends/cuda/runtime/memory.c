@@ -158,11 +158,11 @@ static tch_status check_capture(const tchi_cuda_state *s, const void *src, tch_c
         (kind == TCH_COPY_TO_DEVICE && is_page_locked(src))) {
         return TCH_OK;
     }
-    return tchi_cuda_host->fail(
-        TCH_ERR_UNSUPPORTED, kind == TCH_COPY_TO_HOST
-                                 ? "a copy to the host must be waited for, and the stream is being captured in a graph"
-                                 : "a copy from pageable host memory cannot be captured in a graph; use page-locked "
-                                   "memory");
+    return tchi_cuda_host->fail(TCH_ERR_UNSUPPORTED,
+                                kind == TCH_COPY_TO_HOST
+                                    ? "a copy to the host synchronizes, and the stream is being captured in a graph"
+                                    : "a copy from pageable host memory cannot be captured in a graph; use page-locked "
+                                      "memory");
 }
 
 /* From pageable memory CUDA returns when it has its own copy of the bytes, so the caller's buffer is free again. A copy

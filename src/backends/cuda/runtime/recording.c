@@ -16,7 +16,7 @@ static int is_set(const char *variable, const char *value)
     return text != NULL && strcmp(text, value) == 0;
 }
 
-/* In a graph no kernel can be waited for by itself. */
+/* A graph cannot synchronize after each kernel. */
 void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder)
 {
     recorder->wanted = !is_set("TORCHIUM_CUDA_RECORD", "0") && !is_set("TORCHIUM_DEBUG_SYNC", "1");

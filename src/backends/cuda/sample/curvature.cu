@@ -18,10 +18,10 @@ static __device__ inline double at_least_0(double x)
 
 template <typename real>
 static __device__ inline void divide_row(const divisors &d, const tchi_cuda_patch &p, int64_t i, int count,
-                                         const tchi_cuda_four<real> &cols, tchi_cuda_four<real> &x)
+                                         const tchi_cuda_vec4<real> &cols, tchi_cuda_vec4<real> &x)
 {
     bool whole = d.values.data != NULL;
-    tchi_cuda_four<real> by = whole ? tchi_cuda_load_four<real>(d.values, p.b, i, p.j, count) : cols;
+    tchi_cuda_vec4<real> by = whole ? tchi_cuda_load_vec4<real>(d.values, p.b, i, p.j, count) : cols;
     double row = whole || count == 0
                      ? 1.0
                      : at_least_0((double)tchi_cuda_load<real>(d.rows.type, tchi_cuda_at(d.rows, p.b, 0, i), 0, 0));
@@ -39,9 +39,9 @@ static __global__ void __launch_bounds__(TCHI_CUDA_PATCH_THREADS)
 {
     tchi_cuda_patch p = tchi_cuda_first_patch(e);
     for (; p.b < e.batch; p.b += gridDim.z) {
-        tchi_cuda_four<real> cols = {};
+        tchi_cuda_vec4<real> cols = {};
         if (d.values.data == NULL) {
-            cols = tchi_cuda_load_four<real>(d.cols, p.b, 0, p.j, p.count);
+            cols = tchi_cuda_load_vec4<real>(d.cols, p.b, 0, p.j, p.count);
         }
         for (p.i = tchi_cuda_first_row(); p.i < e.rows; p.i += tchi_cuda_row_stride()) {
             tchi_cuda_patch_values<real> values = tchi_cuda_load_patch<real>(x, p);

@@ -129,7 +129,7 @@ static __device__ inline void store_row(const patch_call &c, bits *to, int count
  * neighborhood stays at the cache, and an element out for each of out. Does: no arithmetic but addresses.
  * Grid: columns, rows, matrices. */
 template <typename bits>
-static __global__ void __launch_bounds__(THREADS) patches_kernel(const __grid_constant__ patch_call c)
+static __global__ void __launch_bounds__(THREADS) im2col_kernel(const __grid_constant__ patch_call c)
 {
     const int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * WIDE;
     if (j >= c.cols) {
@@ -167,7 +167,7 @@ template <typename bits> static void launch_patches(const tchi_cuda_state *state
     dim3 block = tchi_cuda_block_for(tchi_cuda_ceil_div(c.cols, WIDE), tchi_cuda_ceil_div(c.rows, ROWS), THREADS);
     dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(c.cols, (int64_t)block.x * WIDE)),
               tchi_cuda_grid_yz(tchi_cuda_ceil_div(c.rows, (int64_t)block.y * ROWS)), tchi_cuda_grid_yz(c.matrices));
-    patches_kernel<bits><<<grid, block, 0, state->stream>>>(c);
+    im2col_kernel<bits><<<grid, block, 0, state->stream>>>(c);
 }
 
 /* Coordinates inside the kernel have 32 bits. What an output sees ends `reach` behind the input's beginning. */
@@ -206,7 +206,7 @@ static patch_call call_of(const tch_patches *p, const tch_matrices *out)
     return c;
 }
 
-tch_status tchi_cuda_patches(void *state, const tch_patches *patches, const tch_matrices *out)
+tch_status tchi_cuda_im2col(void *state, const tch_patches *patches, const tch_matrices *out)
 {
     tchi_cuda_state *s = (tchi_cuda_state *)state;
     patch_call c = call_of(patches, out);
@@ -230,5 +230,5 @@ tch_status tchi_cuda_patches(void *state, const tch_patches *patches, const tch_
     default:
         launch_patches<uint16_t>(s, c);
     }
-    return tchi_cuda_launched(s, "patches");
+    return tchi_cuda_launched(s, "im2col");
 }

@@ -6,7 +6,7 @@
 
 #define THREADS 256
 #define WARP_ROW 4096 /* elements of a row that a warp takes; longer ones have a block */
-#define AT_ONCE 4     /* fours under way in a thread */
+#define AT_ONCE 4     /* vec4s under way in a thread */
 
 typedef struct row_stats {
     float mean, scale; /* x^ = (x - mean) scale */
@@ -40,13 +40,13 @@ static __device__ inline double sum_of_row(const stats_call &c, int64_t row, rea
 {
     double sum = 0;
     for (int64_t j = (int64_t)thread * 4; j < c.length; j += (int64_t)threads * 4 * AT_ONCE) {
-        tchi_cuda_four<real> x[AT_ONCE];
+        tchi_cuda_vec4<real> x[AT_ONCE];
         int count[AT_ONCE];
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
             int64_t left = c.length - j - (int64_t)k * threads * 4;
             count[k] = left < 0 ? 0 : left < 4 ? (int)left : 4;
-            x[k] = tchi_cuda_load_four<real>(c.x, 0, row, j + (int64_t)k * threads * 4, count[k]);
+            x[k] = tchi_cuda_load_vec4<real>(c.x, 0, row, j + (int64_t)k * threads * 4, count[k]);
         }
         real part = 0;
 #pragma unroll
@@ -130,15 +130,15 @@ template <typename real> struct normalized_terms {
     const typename stats_of<real>::type *stats;
     int64_t positions;
 
-    __device__ inline void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_four<real> *values) const
+    __device__ inline void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_vec4<real> *values) const
     {
         if (count == 0) {
             values[0] = values[1] = {};
             return;
         }
         typename stats_of<real>::type row = stats[b * positions + i];
-        tchi_cuda_four<real> seen = tchi_cuda_load_four<real>(x, b, i, j, count);
-        values[1] = tchi_cuda_load_four<real>(g, b, i, j, count);
+        tchi_cuda_vec4<real> seen = tchi_cuda_load_vec4<real>(x, b, i, j, count);
+        values[1] = tchi_cuda_load_vec4<real>(g, b, i, j, count);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             values[0].v[k] = k < count ? (seen.v[k] - row.mean) * row.scale * values[1].v[k] : (real)0;
@@ -164,8 +164,8 @@ static __device__ inline channel_sums<real> sums_of_channel(const channel_call &
     channel_sums<real> sums = {0, 0};
     for (int64_t j = (int64_t)threadIdx.x * 4; j < c.positions; j += (int64_t)blockDim.x * 4) {
         int count = c.positions - j < 4 ? (int)(c.positions - j) : 4;
-        tchi_cuda_four<real> x = tchi_cuda_load_four<real>(c.x, 0, row, j, count);
-        tchi_cuda_four<real> g = tchi_cuda_load_four<real>(c.g, 0, row, j, count);
+        tchi_cuda_vec4<real> x = tchi_cuda_load_vec4<real>(c.x, 0, row, j, count);
+        tchi_cuda_vec4<real> g = tchi_cuda_load_vec4<real>(c.g, 0, row, j, count);
         real weight = 0;
         real bias = 0;
 #pragma unroll

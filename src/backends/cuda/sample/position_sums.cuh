@@ -1,9 +1,9 @@
-/* Sums over the positions of each sample, column by column. The positions are cut into pieces by their number alone, a
- * block of threads sums a piece, its threads four columns each, and a second kernel adds the pieces up in their order:
+/* Sums over the positions of each sample, column by column. The positions are cut into chunks by their number alone, a
+ * block of threads sums a chunk, its threads four columns each, and a second kernel adds the chunks up in their order:
  * the bits depend neither on the batch nor on chance. What is summed is up to `terms`, a struct with
  *
  *     static const int outputs;
- *     void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_four<real> *values) const;
+ *     void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_vec4<real> *values) const;
  *
  * which gives the terms of position i of sample b in columns j to j + count for each of its outputs, and zeros
  * beyond. */
@@ -14,28 +14,28 @@
 #include "backends/cuda/device/elements.cuh"
 
 #define TCHI_CUDA_SUM_THREADS 256
-#define TCHI_CUDA_SUM_AT_ONCE 8     /* fours that a thread has under way */
-#define TCHI_CUDA_SUM_POSITIONS 128 /* of a piece, at least */
-#define TCHI_CUDA_SUM_PIECES 256    /* of a sample, at most */
+#define TCHI_CUDA_SUM_AT_ONCE 8     /* vec4s that a thread has under way */
+#define TCHI_CUDA_SUM_POSITIONS 128 /* of a chunk, at least */
+#define TCHI_CUDA_SUM_CHUNKS 256    /* of a sample, at most */
 
 typedef struct tchi_cuda_sum_extent {
     int64_t batch, rows, cols;
-    int64_t piece, pieces; /* positions of one, and how many */
+    int64_t chunk, chunks; /* positions of one, and how many */
 } tchi_cuda_sum_extent;
 
 static inline tchi_cuda_sum_extent tchi_cuda_sum_extent_of(int64_t batch, int64_t rows, int64_t cols)
 {
-    int64_t piece = tchi_cuda_ceil_div(rows, TCHI_CUDA_SUM_PIECES);
-    piece = piece > TCHI_CUDA_SUM_POSITIONS ? piece : TCHI_CUDA_SUM_POSITIONS;
-    int64_t pieces = rows > 0 ? tchi_cuda_ceil_div(rows, piece) : 1;
-    return {batch, rows, cols, piece, pieces};
+    int64_t chunk = tchi_cuda_ceil_div(rows, TCHI_CUDA_SUM_CHUNKS);
+    chunk = chunk > TCHI_CUDA_SUM_POSITIONS ? chunk : TCHI_CUDA_SUM_POSITIONS;
+    int64_t chunks = rows > 0 ? tchi_cuda_ceil_div(rows, chunk) : 1;
+    return {batch, rows, cols, chunk, chunks};
 }
 
-/* Where the sums of the pieces wait; nothing where there is one piece. */
+/* Where the sums of the chunks wait; nothing where there is one chunk. */
 static inline int64_t tchi_cuda_sum_scratch(int64_t batch, int64_t rows, int64_t cols, int64_t outputs)
 {
     tchi_cuda_sum_extent e = tchi_cuda_sum_extent_of(batch, rows, cols);
-    return e.pieces > 1 ? batch * e.pieces * cols * outputs * (int64_t)sizeof(double) : 0;
+    return e.chunks > 1 ? batch * e.chunks * cols * outputs * (int64_t)sizeof(double) : 0;
 }
 
 /* Row b of each output becomes beta times itself + scale times a sum. One without data is not wanted. */
@@ -56,15 +56,15 @@ static __device__ inline void tchi_cuda_put_sum(const tchi_cuda_sum_target<outpu
     }
 }
 
-/* Sums of a thread's four columns over its positions of a piece. */
+/* Sums of a thread's four columns over its positions of a chunk. */
 template <typename real, typename terms>
 static __device__ inline void tchi_cuda_sum_positions(const terms &from, int64_t b, int64_t first, int64_t last,
-                                                      int64_t j, int count, tchi_cuda_four<real> *sums)
+                                                      int64_t j, int count, tchi_cuda_vec4<real> *sums)
 {
     constexpr int at_once = TCHI_CUDA_SUM_AT_ONCE / terms::outputs;
     const int64_t step = blockDim.y;
     for (int64_t i = first + threadIdx.y; i < last && count > 0; i += at_once * step) {
-        tchi_cuda_four<real> values[at_once][terms::outputs];
+        tchi_cuda_vec4<real> values[at_once][terms::outputs];
 #pragma unroll
         for (int k = 0; k < at_once; k++) {
             from.load(b, i + k * step, j, i + k * step < last ? count : 0, values[k]);
@@ -91,7 +91,7 @@ static __device__ inline void tchi_cuda_add_rows(double (*shared)[4])
     }
 }
 
-/* Moves: what `terms` loads, once. Does: a sum for each term. Grid: columns, pieces, samples. */
+/* Moves: what `terms` loads, once. Does: a sum for each term. Grid: columns, chunks, samples. */
 template <typename real, typename terms>
 static __global__ void __launch_bounds__(TCHI_CUDA_SUM_THREADS, sizeof(real) == sizeof(double) ? 2 : 3)
     position_sums_kernel(const __grid_constant__ terms from, tchi_cuda_sum_extent e,
@@ -102,10 +102,10 @@ static __global__ void __launch_bounds__(TCHI_CUDA_SUM_THREADS, sizeof(real) == 
     const int64_t j = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     const int64_t left = e.cols - j;
     const int count = left < 0 ? 0 : left < 4 ? (int)left : 4;
-    const int64_t first = blockIdx.y * e.piece;
-    const int64_t last = first + e.piece < e.rows ? first + e.piece : e.rows;
+    const int64_t first = blockIdx.y * e.chunk;
+    const int64_t last = first + e.chunk < e.rows ? first + e.chunk : e.rows;
     for (int64_t b = blockIdx.z; b < e.batch; b += gridDim.z) {
-        tchi_cuda_four<real> sums[terms::outputs] = {};
+        tchi_cuda_vec4<real> sums[terms::outputs] = {};
         tchi_cuda_sum_positions<real>(from, b, first, last, j, count, sums);
 #pragma unroll
         for (int output = 0; output < terms::outputs; output++) {
@@ -115,10 +115,10 @@ static __global__ void __launch_bounds__(TCHI_CUDA_SUM_THREADS, sizeof(real) == 
             }
             tchi_cuda_add_rows(shared);
             for (int k = 0; k < count && threadIdx.y == 0; k++) {
-                if (e.pieces == 1) {
+                if (e.chunks == 1) {
                     tchi_cuda_put_sum(target, output, b, j + k, shared[thread][k]);
                 } else {
-                    partial[((b * terms::outputs + output) * e.pieces + blockIdx.y) * e.cols + j + k] =
+                    partial[((b * terms::outputs + output) * e.chunks + blockIdx.y) * e.cols + j + k] =
                         shared[thread][k];
                 }
             }
@@ -127,19 +127,19 @@ static __global__ void __launch_bounds__(TCHI_CUDA_SUM_THREADS, sizeof(real) == 
     }
 }
 
-/* Moves: 8 bytes for each column of a piece. Does: a sum each. A thread for each sum. */
+/* Moves: 8 bytes for each column of a chunk. Does: a sum each. A thread for each sum. */
 template <int outputs>
 static __global__ void __launch_bounds__(TCHI_CUDA_SUM_THREADS)
-    add_pieces_kernel(tchi_cuda_sum_extent e, const __grid_constant__ tchi_cuda_sum_target<outputs> target,
+    add_chunks_kernel(tchi_cuda_sum_extent e, const __grid_constant__ tchi_cuda_sum_target<outputs> target,
                       const double *partial)
 {
     int64_t total = e.batch * outputs * e.cols;
     for (int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; n < total; n += (int64_t)gridDim.x * blockDim.x) {
         int64_t row = n / e.cols;
         int64_t j = n - row * e.cols;
-        const double *from = partial + row * e.pieces * e.cols + j;
+        const double *from = partial + row * e.chunks * e.cols + j;
         double sum = 0;
-        for (int64_t p = 0; p < e.pieces; p++) {
+        for (int64_t p = 0; p < e.chunks; p++) {
             sum += from[p * e.cols];
         }
         tchi_cuda_put_sum(target, (int)(row % outputs), row / outputs, j, sum);
@@ -156,17 +156,17 @@ static tch_status tchi_cuda_run_sums(const tchi_cuda_state *state, const tchi_cu
     }
     double *partial = (double *)scratch;
     dim3 block =
-        tchi_cuda_block_for(tchi_cuda_ceil_div(e.cols, 4), e.piece < e.rows ? e.piece : e.rows, TCHI_CUDA_SUM_THREADS);
-    dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(e.cols, (int64_t)block.x * 4)), (unsigned)e.pieces,
+        tchi_cuda_block_for(tchi_cuda_ceil_div(e.cols, 4), e.chunk < e.rows ? e.chunk : e.rows, TCHI_CUDA_SUM_THREADS);
+    dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(e.cols, (int64_t)block.x * 4)), (unsigned)e.chunks,
               tchi_cuda_grid_yz(e.batch));
     position_sums_kernel<real><<<grid, block, 0, state->stream>>>(from, e, target, partial);
     TCHI_CUDA_PASS(tchi_cuda_launched(state, name));
-    if (e.pieces == 1) {
+    if (e.chunks == 1) {
         return TCH_OK;
     }
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(e.batch * terms::outputs * e.cols, TCHI_CUDA_SUM_THREADS));
-    add_pieces_kernel<terms::outputs><<<blocks, TCHI_CUDA_SUM_THREADS, 0, state->stream>>>(e, target, partial);
-    return tchi_cuda_launched(state, "add_pieces");
+    add_chunks_kernel<terms::outputs><<<blocks, TCHI_CUDA_SUM_THREADS, 0, state->stream>>>(e, target, partial);
+    return tchi_cuda_launched(state, "add_chunks");
 }
 
 #endif

@@ -1,17 +1,17 @@
-/* Inner products: of the blocks of two matrices, and of the pairs of two batches. Both are sums in float64 over pieces
- * that are cut by sizes alone; a block of threads, or a few lanes where there is little to sum, takes a piece, and a
- * second kernel adds the pieces up in their order. */
+/* Inner products: of the blocks of two matrices, and of the pairs of two batches. Both are sums in float64 over chunks
+ * that are cut by sizes alone; a block of threads, or a few lanes where there is little to sum, takes a chunk, and a
+ * second kernel adds the chunks up in their order. */
 #include "backends/cuda/device/reduce.cuh"
 
 #define THREADS 256
-#define PIECE 16384 /* elements of a piece, about: 64 for each thread */
+#define CHUNK 16384 /* elements of a chunk, about: 64 for each thread */
 #define FEW 1024    /* elements of a block that lanes of one warp sum */
-#define HELD 2      /* fours of each operand under way in a thread */
+#define HELD 2      /* vec4s of each operand under way in a thread */
 
-/* Rows of a piece of a matrix. */
-static int64_t piece_rows(int64_t rows, int64_t cols)
+/* Rows of a chunk of a matrix. */
+static int64_t chunk_rows(int64_t rows, int64_t cols)
 {
-    int64_t wanted = PIECE / (cols > 0 ? cols : 1);
+    int64_t wanted = CHUNK / (cols > 0 ? cols : 1);
     wanted = wanted > 1 ? wanted : 1;
     return wanted < rows ? wanted : rows;
 }
@@ -55,18 +55,18 @@ static dim3 threads_for(int64_t rows, int64_t cols)
 
 /* --- pairs of two batches ---------------------------------------------------------------------------------------- */
 
-/* x, y (rows, cols). Moves: both once. Does: a product and a sum an element. Grid: pieces of all matrices. Where `out`
- * is given, a matrix is one piece, and out += scale times its sum. */
+/* x, y (rows, cols). Moves: both once. Does: a product and a sum an element. Grid: chunks of all matrices. Where `out`
+ * is given, a matrix is one chunk, and out += scale times its sum. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS, 3)
     pair_dots_kernel(tchi_cuda_extent e, int64_t height, tchi_cuda_operand x, tchi_cuda_operand y, double *partial,
                      double scale, double *out)
 {
     __shared__ double shared[32];
-    const int64_t pieces = tchi_cuda_ceil_div(e.rows, height);
-    for (int64_t n = blockIdx.x; n < e.batch * pieces; n += gridDim.x) {
-        int64_t b = n / pieces;
-        int64_t first = (n - b * pieces) * height;
+    const int64_t chunks = tchi_cuda_ceil_div(e.rows, height);
+    for (int64_t n = blockIdx.x; n < e.batch * chunks; n += gridDim.x) {
+        int64_t b = n / chunks;
+        int64_t first = (n - b * chunks) * height;
         int64_t rows = e.rows - first < height ? e.rows - first : height;
         double sum = dot_of_parts<real>(part_of(x, b, first, 0), part_of(y, b, first, 0), rows, e.cols, shared);
         if (tchi_cuda_thread_number() == 0 && out != nullptr) {
@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(THREADS, 3)
 
 int64_t tchi_cuda_pair_dots_scratch(int64_t rows, int64_t cols, int64_t batch)
 {
-    return rows > 0 ? batch * tchi_cuda_ceil_div(rows, piece_rows(rows, cols)) * (int64_t)sizeof(double) : 0;
+    return rows > 0 ? batch * tchi_cuda_ceil_div(rows, chunk_rows(rows, cols)) * (int64_t)sizeof(double) : 0;
 }
 
 tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t groups, double scale,
@@ -91,13 +91,13 @@ tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_mat
         return TCH_OK;
     }
     double *partial = (double *)scratch;
-    int64_t height = piece_rows(e.rows, e.cols);
-    int64_t pieces = tchi_cuda_ceil_div(e.rows, height);
-    unsigned blocks = tchi_cuda_grid(e.batch * pieces);
+    int64_t height = chunk_rows(e.rows, e.cols);
+    int64_t chunks = tchi_cuda_ceil_div(e.rows, height);
+    unsigned blocks = tchi_cuda_grid(e.batch * chunks);
     dim3 threads = threads_for(height, e.cols);
     tchi_cuda_operand a = tchi_cuda_operand_of(x);
     tchi_cuda_operand b = tchi_cuda_operand_of(y);
-    double *straight = groups * pieces == 1 ? out : nullptr;
+    double *straight = groups * chunks == 1 ? out : nullptr;
     if (x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64) {
         pair_dots_kernel<double><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
     } else {
@@ -107,7 +107,7 @@ tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_mat
     if (straight != nullptr) {
         return TCH_OK;
     }
-    return tchi_cuda_add_partials(s, e.batch / groups, groups * pieces, partial, scale, out);
+    return tchi_cuda_add_partials(s, e.batch / groups, groups * chunks, partial, scale, out);
 }
 
 /* --- blocks of two matrices -------------------------------------------------------------------------------------- */
@@ -116,7 +116,7 @@ typedef struct block_call {
     tchi_cuda_operand x, y, out;
     int64_t down, across;  /* blocks: rows and columns of out */
     int64_t height, width; /* of a block */
-    int64_t piece, pieces; /* rows of one, and pieces of a block */
+    int64_t chunk, chunks; /* rows of one, and chunks of a block */
     double scale, beta;
 } block_call;
 
@@ -175,20 +175,20 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* The same with a block of threads for each piece of a block. */
+/* The same with a block of threads for each chunk of a block. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS, 3)
     block_dots_kernel(const __grid_constant__ block_call c, double *partial)
 {
     __shared__ double shared[32];
-    for (int64_t n = blockIdx.x; n < c.down * c.across * c.pieces; n += gridDim.x) {
-        int64_t block = n / c.pieces;
-        int64_t first = (n - block * c.pieces) * c.piece;
+    for (int64_t n = blockIdx.x; n < c.down * c.across * c.chunks; n += gridDim.x) {
+        int64_t block = n / c.chunks;
+        int64_t first = (n - block * c.chunks) * c.chunk;
         int64_t i = block / c.across * c.height + first;
         int64_t j = block % c.across * c.width;
-        int64_t rows = c.height - first < c.piece ? c.height - first : c.piece;
+        int64_t rows = c.height - first < c.chunk ? c.height - first : c.chunk;
         double sum = dot_of_parts<real>(part_of(c.x, 0, i, j), part_of(c.y, 0, i, j), rows, c.width, shared);
-        if (tchi_cuda_thread_number() == 0 && c.pieces > 1) {
+        if (tchi_cuda_thread_number() == 0 && c.chunks > 1) {
             partial[n] = sum;
         } else if (tchi_cuda_thread_number() == 0) {
             put_block(c, block, sum);
@@ -196,16 +196,16 @@ static __global__ void __launch_bounds__(THREADS, 3)
     }
 }
 
-/* Moves: 8 bytes a piece. Does: a sum each. A warp for each block. */
+/* Moves: 8 bytes a chunk. Does: a sum each. A warp for each block. */
 static __global__ void __launch_bounds__(THREADS)
-    add_block_pieces_kernel(const __grid_constant__ block_call c, const double *partial)
+    add_block_chunks_kernel(const __grid_constant__ block_call c, const double *partial)
 {
     const int lane = (int)threadIdx.x % 32;
     const int64_t warp = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     for (int64_t block = warp; block < c.down * c.across; block += (int64_t)gridDim.x * (THREADS / 32)) {
         double sum = 0;
-        for (int64_t k = lane; k < c.pieces; k += 32) {
-            sum += partial[block * c.pieces + k];
+        for (int64_t k = lane; k < c.chunks; k += 32) {
+            sum += partial[block * c.chunks + k];
         }
         sum = tchi_cuda_warp_sum(sum);
         if (lane == 0) {
@@ -214,11 +214,11 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Pieces are halves of PIECE at least where a block has more than one; counting a last one that is shorter, there are
- * at most four for each PIECE elements. */
+/* Chunks are halves of CHUNK at least where a block has more than one; counting a last one that is shorter, there are
+ * at most four for each CHUNK elements. */
 int64_t tchi_cuda_block_dots_scratch(int64_t rows, int64_t cols)
 {
-    return (rows * cols / (PIECE / 4) + 1) * (int64_t)sizeof(double);
+    return (rows * cols / (CHUNK / 4) + 1) * (int64_t)sizeof(double);
 }
 
 template <typename real> static tch_status run_small_blocks(const tchi_cuda_state *state, const block_call &c)
@@ -239,15 +239,15 @@ static tch_status run_blocks(const tchi_cuda_state *state, const block_call &c, 
     if (c.height * c.width <= FEW) {
         return run_small_blocks<real>(state, c);
     }
-    unsigned blocks = tchi_cuda_grid(total * c.pieces);
-    block_dots_kernel<real><<<blocks, threads_for(c.piece, c.width), 0, state->stream>>>(c, partial);
+    unsigned blocks = tchi_cuda_grid(total * c.chunks);
+    block_dots_kernel<real><<<blocks, threads_for(c.chunk, c.width), 0, state->stream>>>(c, partial);
     TCHI_CUDA_PASS(tchi_cuda_launched(state, "block_dots"));
-    if (c.pieces == 1) {
+    if (c.chunks == 1) {
         return TCH_OK;
     }
     unsigned sums = tchi_cuda_grid(tchi_cuda_ceil_div(total, THREADS / 32));
-    add_block_pieces_kernel<<<sums, THREADS, 0, state->stream>>>(c, partial);
-    return tchi_cuda_launched(state, "add_block_pieces");
+    add_block_chunks_kernel<<<sums, THREADS, 0, state->stream>>>(c, partial);
+    return tchi_cuda_launched(state, "add_block_chunks");
 }
 
 tch_status tchi_cuda_block_dots(void *state, const tch_matrices *x, const tch_matrices *y, int64_t height,
@@ -264,11 +264,11 @@ tch_status tchi_cuda_block_dots(void *state, const tch_matrices *x, const tch_ma
                     out->cols,
                     height,
                     width,
-                    piece_rows(height, width),
+                    chunk_rows(height, width),
                     1,
                     scale,
                     beta};
-    c.pieces = c.piece > 0 ? tchi_cuda_ceil_div(height, c.piece) : 1;
+    c.chunks = c.chunk > 0 ? tchi_cuda_ceil_div(height, c.chunk) : 1;
     if (x->type == TCH_SCALAR_F64) {
         return run_blocks<double>(s, c, (double *)scratch);
     }

@@ -12,22 +12,22 @@ template <typename real> struct plain_terms {
     static const int outputs = 1;
     tchi_cuda_operand x;
 
-    __device__ inline void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_four<real> *values) const
+    __device__ inline void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_vec4<real> *values) const
     {
-        values[0] = tchi_cuda_load_four<real>(x, b, i, j, count);
+        values[0] = tchi_cuda_load_vec4<real>(x, b, i, j, count);
     }
 };
 
-/* The same of a known type in whole aligned fours: without a question before them, loads do not wait for one
+/* The same of a known type in whole aligned vec4s: without a question before them, loads do not wait for one
  * another. */
 template <tch_scalar type> struct aligned_terms {
     static const int outputs = 1;
     tchi_cuda_operand x;
 
-    __device__ inline void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_four<float> *values) const
+    __device__ inline void load(int64_t b, int64_t i, int64_t j, int count, tchi_cuda_vec4<float> *values) const
     {
         int64_t index = b * x.stride + (count > 0 ? i : 0) * x.ld + j;
-        tchi_cuda_four<float> four = tchi_cuda_load_wide<float>(type, x.data, index, 0);
+        tchi_cuda_vec4<float> four = tchi_cuda_load_wide<float>(type, x.data, index, 0);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             values[0].v[k] = count > 0 ? four.v[k] : 0.0f;

@@ -21,8 +21,8 @@ static __device__ double dot_row(const tchi_cuda_extent &e, const tchi_cuda_oper
 #pragma unroll 4
     for (int64_t j = 4 * (threadIdx.x % WARP); j < e.cols; j += 4 * WARP) {
         int count = e.cols - j < 4 ? (int)(e.cols - j) : 4;
-        tchi_cuda_four<real> left = tchi_cuda_load_four<real>(x, b, i, j, count);
-        tchi_cuda_four<real> right = tchi_cuda_load_four<real>(y, b, i, j, count);
+        tchi_cuda_vec4<real> left = tchi_cuda_load_vec4<real>(x, b, i, j, count);
+        tchi_cuda_vec4<real> right = tchi_cuda_load_vec4<real>(y, b, i, j, count);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             sum += (double)left.v[k] * (double)right.v[k];
@@ -135,13 +135,13 @@ tch_status tchi_cuda_descending(void *state, const tch_matrices *w, int32_t *ord
 
 /* Up to four elements of row `from`, the columns named by `cols` or those from j on. */
 template <typename real>
-static __device__ inline tchi_cuda_four<real> load_permuted(const tchi_cuda_operand &x, int64_t b, int64_t from,
+static __device__ inline tchi_cuda_vec4<real> load_permuted(const tchi_cuda_operand &x, int64_t b, int64_t from,
                                                             int64_t j, int count, const int32_t *cols)
 {
     if (cols == NULL) {
-        return tchi_cuda_load_four<real>(x, b, from, j, count);
+        return tchi_cuda_load_vec4<real>(x, b, from, j, count);
     }
-    tchi_cuda_four<real> four;
+    tchi_cuda_vec4<real> four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         four.v[k] =

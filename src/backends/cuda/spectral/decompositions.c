@@ -8,7 +8,7 @@
 
 /* --- the solver and its memory ----------------------------------------------------------------------------------- */
 
-/* Pieces of the scratch, aligned to 256 bytes; addresses only once there is a base. */
+/* Chunks of the scratch, aligned to 256 bytes; addresses only once there is a base. */
 typedef struct carving {
     char *base;
     int64_t used;
@@ -16,9 +16,9 @@ typedef struct carving {
 
 static void *carve(carving *from, int64_t bytes)
 {
-    void *piece = from->base == NULL ? NULL : from->base + from->used;
+    void *chunk = from->base == NULL ? NULL : from->base + from->used;
     from->used += (bytes + 255) / 256 * 256;
-    return piece;
+    return chunk;
 }
 
 static tch_status create_solver(tchi_cuda_state *state, const tchi_cusolver *solver)

@@ -5,17 +5,17 @@
 
 #define THREADS 256
 
-typedef struct differences_job {
+typedef struct differences_params {
     const double *lambda, *values, *damping;
     int64_t lambda_stride, values_stride;
     double power;
     double *b;
     int64_t n, ld, stride, batch;
-} differences_job;
+} differences_params;
 
 /* The slope between two points of (lambda + damping)^power; where they are too close for a quotient, its derivative.
  * Below zero the function was clamped, and is flat. */
-static __device__ inline double slope(const differences_job &job, double x, double fx, double y, double fy,
+static __device__ inline double slope(const differences_params &params, double x, double fx, double y, double fy,
                                       double damping)
 {
     double apart = x - y;
@@ -23,25 +23,25 @@ static __device__ inline double slope(const differences_job &job, double x, doub
     if (fabs(apart) > 1e-6 * scale) {
         return (fx - fy) / apart;
     }
-    return fmin(x, y) < 0.0 || x + damping == 0.0 ? 0.0 : job.power * fx / (x + damping);
+    return fmin(x, y) < 0.0 || x + damping == 0.0 ? 0.0 : params.power * fx / (x + damping);
 }
 
 /* Moves: 16 n^2 bytes for each matrix. Does: a division for each element, beside which the rest is nothing. */
-static __global__ void __launch_bounds__(THREADS) divided_differences_kernel(differences_job job)
+static __global__ void __launch_bounds__(THREADS) divided_differences_kernel(differences_params params)
 {
-    int64_t count = job.n * job.n;
-    for (int64_t matrix = blockIdx.y; matrix < job.batch; matrix += gridDim.y) {
-        const double *lambda = job.lambda + matrix * job.lambda_stride;
-        const double *values = job.values + matrix * job.values_stride;
-        double damping = job.damping[matrix];
+    int64_t count = params.n * params.n;
+    for (int64_t matrix = blockIdx.y; matrix < params.batch; matrix += gridDim.y) {
+        const double *lambda = params.lambda + matrix * params.lambda_stride;
+        const double *values = params.values + matrix * params.values_stride;
+        double damping = params.damping[matrix];
         for (int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x; t < count; t += (int64_t)gridDim.x * THREADS) {
-            int64_t i = t / job.n;
-            int64_t j = t - i * job.n;
-            double *place = job.b + matrix * job.stride + i * job.ld + j;
+            int64_t i = t / params.n;
+            int64_t j = t - i * params.n;
+            double *place = params.b + matrix * params.stride + i * params.ld + j;
             double least = fmin(lambda[i], lambda[j]) + damping;
             double element = *place;
             bool small = fabs(element) <= 0.5 * fmax(least, damping);
-            double between = small ? element * slope(job, lambda[i], values[i], lambda[j], values[j], damping) : 0.0;
+            double between = small ? element * slope(params, lambda[i], values[i], lambda[j], values[j], damping) : 0.0;
             *place = i == j ? values[i] : between;
         }
     }
@@ -54,18 +54,18 @@ extern "C" tch_status tchi_cuda_divided_differences(void *state, const tch_matri
     if (b->rows == 0 || b->batch == 0) {
         return TCH_OK;
     }
-    differences_job job = {(const double *)lambda->data,
-                           (const double *)values->data,
-                           damping,
-                           lambda->stride,
-                           values->stride,
-                           power,
-                           (double *)b->data,
-                           b->rows,
-                           b->ld,
-                           b->stride,
-                           b->batch};
+    differences_params params = {(const double *)lambda->data,
+                                 (const double *)values->data,
+                                 damping,
+                                 lambda->stride,
+                                 values->stride,
+                                 power,
+                                 (double *)b->data,
+                                 b->rows,
+                                 b->ld,
+                                 b->stride,
+                                 b->batch};
     dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(b->rows * b->rows, 4 * THREADS)), tchi_cuda_grid_yz(b->batch));
-    divided_differences_kernel<<<grid, THREADS, 0, s->stream>>>(job);
+    divided_differences_kernel<<<grid, THREADS, 0, s->stream>>>(params);
     return tchi_cuda_launched(s, "divided_differences");
 }

@@ -3,7 +3,7 @@
  * while the loads of all of them are under way. */
 #include "updates.cuh"
 
-/* Fours of a thread. With two, the four arrays that are read have 32 KB under way for a block, about what a processor
+/* vec4s of a thread. With two, the four arrays that are read have 32 KB under way for a block, about what a processor
  * of an H200 needs (700 ns at 4.8 TB/s over 132 of them), and several blocks fit. */
 template <typename real> struct adamw_numbers {
     real divisor;      /* of gradients */
@@ -38,9 +38,9 @@ static __device__ adamw_numbers<real> numbers_of(const tchi_cuda_rects &list, co
 
 /* `largest` is the largest v so far, or NULL. */
 template <typename real>
-static __device__ inline void update_four(const adamw_numbers<real> &n, tchi_cuda_four<real> &p,
-                                          const tchi_cuda_four<real> &grad, tchi_cuda_four<real> &m,
-                                          tchi_cuda_four<real> &v, tchi_cuda_four<real> *largest)
+static __device__ inline void update_four(const adamw_numbers<real> &n, tchi_cuda_vec4<real> &p,
+                                          const tchi_cuda_vec4<real> &grad, tchi_cuda_vec4<real> &m,
+                                          tchi_cuda_vec4<real> &v, tchi_cuda_vec4<real> *largest)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {

@@ -42,8 +42,8 @@ static __device__ apply_numbers<real> numbers_of(const tchi_cuda_rects &list, co
 }
 
 template <typename real>
-static __device__ inline void apply_four(const apply_numbers<real> &n, int nesterov, const tchi_cuda_four<real> &block,
-                                         tchi_cuda_four<real> &buffer, tchi_cuda_four<real> &p)
+static __device__ inline void apply_four(const apply_numbers<real> &n, int nesterov, const tchi_cuda_vec4<real> &block,
+                                         tchi_cuda_vec4<real> &buffer, tchi_cuda_vec4<real> &p)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {

@@ -29,10 +29,10 @@ static __device__ gather_numbers<real> gather_numbers_of(const tchi_cuda_rects &
 
 /* What goes into block[1]. */
 template <typename real>
-static __device__ inline tchi_cuda_four<real> filter_four(const gather_numbers<real> &n, tch_filter filter,
-                                                          const tchi_cuda_four<real> &g, tchi_cuda_four<real> &s)
+static __device__ inline tchi_cuda_vec4<real> filter_four(const gather_numbers<real> &n, tch_filter filter,
+                                                          const tchi_cuda_vec4<real> &g, tchi_cuda_vec4<real> &s)
 {
-    tchi_cuda_four<real> out;
+    tchi_cuda_vec4<real> out;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         s.v[k] = fma(n.keep, s.v[k], n.take * g.v[k]);
@@ -186,8 +186,8 @@ static __device__ rotated_numbers<real> rotated_numbers_of(const tchi_cuda_rects
 }
 
 template <typename real>
-static __device__ inline void rotated_four(const rotated_numbers<real> &n, const tchi_cuda_four<real> &g,
-                                           tchi_cuda_four<real> &v, tchi_cuda_four<real> &d)
+static __device__ inline void rotated_four(const rotated_numbers<real> &n, const tchi_cuda_vec4<real> &g,
+                                           tchi_cuda_vec4<real> &v, tchi_cuda_vec4<real> &d)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {

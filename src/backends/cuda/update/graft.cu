@@ -33,8 +33,8 @@ static __device__ graft_numbers<real> numbers_of(const tchi_cuda_rects &list, co
 
 /* f becomes d. */
 template <typename real>
-static __device__ inline void graft_four(const graft_numbers<real> &n, const tchi_cuda_four<real> &g,
-                                         tchi_cuda_four<real> &v, tchi_cuda_four<real> &f)
+static __device__ inline void graft_four(const graft_numbers<real> &n, const tchi_cuda_vec4<real> &g,
+                                         tchi_cuda_vec4<real> &v, tchi_cuda_vec4<real> &f)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {

@@ -34,8 +34,8 @@ static __device__ lion_numbers<real> numbers_of(const tchi_cuda_rects &list, con
 
 /* A NaN is neither above 0 nor below it. */
 template <typename real>
-static __device__ inline void update_four(const lion_numbers<real> &n, tchi_cuda_four<real> &p,
-                                          const tchi_cuda_four<real> &g, tchi_cuda_four<real> &m)
+static __device__ inline void update_four(const lion_numbers<real> &n, tchi_cuda_vec4<real> &p,
+                                          const tchi_cuda_vec4<real> &g, tchi_cuda_vec4<real> &m)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {

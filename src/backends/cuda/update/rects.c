@@ -100,7 +100,7 @@ static tch_scalar type_of(const tch_update *update, int slot)
     }
 }
 
-/* Fours are 16 bytes, or 8 where an element has 2; of float64 they are two loads of 16. */
+/* vec4s are 16 bytes, or 8 where an element has 2; of float64 they are two loads of 16. */
 static int is_wide(const void *data, tch_scalar type, int64_t rows, int64_t ld)
 {
     uintptr_t alignment = tchi_cuda_scalar_size(type) == 2 ? 8 : 16;
@@ -173,7 +173,7 @@ int32_t tchi_cuda_pack(const tch_update *update, int log_chunk, int blocks, int6
     pack_shared(update, blocks, list);
     list->count = 0;
     list->even = 1;
-    for (; *next < update->count && list->count < TCHI_CUDA_MOST_PIECES; ++*next) {
+    for (; *next < update->count && list->count < TCHI_CUDA_MAX_RECTS; ++*next) {
         const tch_rect *rect = &update->rects[*next];
         if (rect->rows == 0 || rect->cols == 0) {
             continue;

@@ -1,13 +1,13 @@
 /* The rectangles of an update as kernels take them: by value, as many as fit among a kernel's parameters, each cut into
  * chunks of which a block of threads takes one. How a rectangle is cut depends on the rectangle alone, so that results
  * do not depend on which rectangles share a call. */
-#ifndef TCHI_CUDA_UPDATES_PIECES_H
-#define TCHI_CUDA_UPDATES_PIECES_H
+#ifndef TCHI_CUDA_UPDATES_RECTS_H
+#define TCHI_CUDA_UPDATES_RECTS_H
 
 #include <torchium/backend.h>
 
 /* Parameters of a kernel end at 32764 bytes; this many rectangles leave more than a kilobyte for the others. */
-#define TCHI_CUDA_MOST_PIECES 224
+#define TCHI_CUDA_MAX_RECTS 224
 
 /* Where a rectangle has data. */
 typedef enum tchi_cuda_slot {
@@ -48,8 +48,8 @@ typedef struct tchi_cuda_rects {
     int32_t even;   /* every chunk is full and aligned, and no rectangle has a master copy */
     int32_t maximize, stochastic;
     int32_t count;
-    int32_t first_chunk[TCHI_CUDA_MOST_PIECES + 1]; /* of each rectangle, and behind the last: how many there are */
-    tchi_cuda_rect rect[TCHI_CUDA_MOST_PIECES];
+    int32_t first_chunk[TCHI_CUDA_MAX_RECTS + 1]; /* of each rectangle, and behind the last: how many there are */
+    tchi_cuda_rect rect[TCHI_CUDA_MAX_RECTS];
 } tchi_cuda_rects;
 
 /* What an operation looks at. */

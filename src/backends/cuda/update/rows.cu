@@ -57,7 +57,7 @@ static __device__ inline int find_matrix(const row_matrices &list)
 }
 
 template <typename real>
-static __device__ inline tchi_cuda_four<real> load_four(const row_matrices &list, const row_matrix &m, int64_t offset,
+static __device__ inline tchi_cuda_vec4<real> load_four(const row_matrices &list, const row_matrix &m, int64_t offset,
                                                         int64_t left)
 {
     tchi_cuda_place place = {offset, left < 4 ? (int)left : 4};
@@ -86,7 +86,7 @@ static __device__ inline void add_rows(const row_matrices &list, const row_matri
     }
 #pragma unroll 4
     for (int64_t j = 4 * lane; j < m.length; j += 4 * 32) {
-        tchi_cuda_four<real> x = load_four<real>(list, m, row * m.ld + j, m.length - j);
+        tchi_cuda_vec4<real> x = load_four<real>(list, m, row * m.ld + j, m.length - j);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             sum = fma((double)x.v[k], (double)x.v[k], sum);
@@ -110,7 +110,7 @@ static __device__ inline void add_columns(const row_matrices &list, const row_ma
     double sum[4] = {0, 0, 0, 0};
 #pragma unroll 4
     for (int64_t i = left > 0 ? warp : m.length; i < m.length; i += WARPS) {
-        tchi_cuda_four<real> x = load_four<real>(list, m, i * m.ld + first + 4 * lane, left);
+        tchi_cuda_vec4<real> x = load_four<real>(list, m, i * m.ld + first + 4 * lane, left);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             sum[k] = fma((double)x.v[k], (double)x.v[k], sum[k]);
@@ -272,10 +272,10 @@ static __device__ inline real scale_at(const tchi_cuda_rect &rect, const row_num
 
 /* The scales of a four: one of its row, or one of each column; none beyond the rectangle. */
 template <typename real>
-static __device__ inline tchi_cuda_four<real> four_scales(const tchi_cuda_rect &rect, const row_numbers<real> &n,
+static __device__ inline tchi_cuda_vec4<real> four_scales(const tchi_cuda_rect &rect, const row_numbers<real> &n,
                                                           const tchi_cuda_corner &at)
 {
-    tchi_cuda_four<real> scale = {};
+    tchi_cuda_vec4<real> scale = {};
     if (!rect.by_column) {
         scale.v[0] = at.row < rect.rows ? scale_at(rect, n, at.row) : (real)0;
         scale.v[1] = scale.v[2] = scale.v[3] = scale.v[0];
@@ -305,7 +305,7 @@ static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> 
     tchi_cuda_unpack_param(ctx, p);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        tchi_cuda_four<real> scale = four_scales(ctx.rect, numbers, four_corner(ctx.rect, corner, s));
+        tchi_cuda_vec4<real> scale = four_scales(ctx.rect, numbers, four_corner(ctx.rect, corner, s));
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             real step = numbers.step * (scale.v[k] * d.at[s].v[k]);

@@ -28,8 +28,8 @@ static __device__ sgd_numbers<real> numbers_of(const tchi_cuda_rects &list, cons
 
 /* At the first step the buffer holds nothing yet, not even numbers. */
 template <typename real>
-static __device__ inline void update_four(const sgd_numbers<real> &n, int nesterov, tchi_cuda_four<real> &p,
-                                          const tchi_cuda_four<real> &grad, tchi_cuda_four<real> &buffer)
+static __device__ inline void update_four(const sgd_numbers<real> &n, int nesterov, tchi_cuda_vec4<real> &p,
+                                          const tchi_cuda_vec4<real> &grad, tchi_cuda_vec4<real> &buffer)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {

@@ -14,7 +14,7 @@
 
 #define TCHI_CUDA_UPDATE_THREADS 256
 
-/* Fours of a thread. With two, a block has 8 KB under way of each array that it reads, and three blocks or more fit on
+/* vec4s of a thread. With two, a block has 8 KB under way of each array that it reads, and three blocks or more fit on
  * a processor; an H200 needs about 25 KB there to cover the latency of its memory (700 ns at 4.8 TB/s over 132). */
 #ifndef TCHI_CUDA_STEPS
 #define TCHI_CUDA_STEPS 2
@@ -145,21 +145,21 @@ template <typename real, tchi_cuda_access_path path> struct tchi_cuda_chunk_ctx 
     tchi_cuda_view view, block_view;
 };
 
-#define TCHI_CUDA_JOB template <typename real, tchi_cuda_access_path path> static __device__ inline
+#define TCHI_CUDA_CHUNK_FN template <typename real, tchi_cuda_access_path path> static __device__ inline
 
 /* What a thread has of a chunk. */
 template <typename real> struct tchi_cuda_vec4s {
-    tchi_cuda_four<real> at[TCHI_CUDA_STEPS];
+    tchi_cuda_vec4<real> at[TCHI_CUDA_STEPS];
 };
 
-TCHI_CUDA_JOB tchi_cuda_place tchi_cuda_chunk_place(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot,
-                                                    int step)
+TCHI_CUDA_CHUNK_FN tchi_cuda_place tchi_cuda_chunk_place(const tchi_cuda_chunk_ctx<real, path> &ctx,
+                                                         tchi_cuda_slot slot, int step)
 {
     tchi_cuda_place place = tchi_cuda_place_of(slot >= TCHI_CUDA_BLOCK_0 ? ctx.block_view : ctx.view, step);
     return {place.offset, path == TCHI_CUDA_ANY ? place.count : 4};
 }
 
-TCHI_CUDA_JOB tch_scalar tchi_cuda_chunk_type(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
+TCHI_CUDA_CHUNK_FN tch_scalar tchi_cuda_chunk_type(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
 {
     const tch_scalar arithmetic = sizeof(real) == sizeof(double) ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
     bool is_state = slot >= TCHI_CUDA_STATE_0 && slot <= TCHI_CUDA_STATE_2;
@@ -177,12 +177,12 @@ TCHI_CUDA_JOB tch_scalar tchi_cuda_chunk_type(const tchi_cuda_chunk_ctx<real, pa
                                     : ctx.list.block_type;
 }
 
-TCHI_CUDA_JOB bool tchi_cuda_chunk_wide(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
+TCHI_CUDA_CHUNK_FN bool tchi_cuda_chunk_wide(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
 {
     return path != TCHI_CUDA_ANY || (ctx.rect.wide >> slot & 1) != 0;
 }
 
-TCHI_CUDA_JOB bool tchi_cuda_chunk_has(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
+TCHI_CUDA_CHUNK_FN bool tchi_cuda_chunk_has(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
 {
     return ctx.rect.data[slot] != NULL;
 }
@@ -211,13 +211,13 @@ static __device__ inline uint2 tchi_cuda_load_packed(const unsigned short *from,
     return make_uint2(word[0], word[1]);
 }
 
-template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda_load_floats(const float *from)
+template <typename real> static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_floats(const float *from)
 {
     float4 f = __ldcs((const float4 *)from);
     return {{(real)f.x, (real)f.y, (real)f.z, (real)f.w}};
 }
 
-template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda_load_doubles(const double *from)
+template <typename real> static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_doubles(const double *from)
 {
     double2 a = __ldcs((const double2 *)from);
     double2 b = __ldcs((const double2 *)from + 1);
@@ -226,7 +226,7 @@ template <typename real> static __device__ inline tchi_cuda_four<real> tchi_cuda
 
 /* Elements beyond the place's count come out as zero. Packed ones are in the first two of the four. */
 template <typename real>
-static __device__ inline tchi_cuda_four<real> tchi_cuda_load_raw(tch_scalar type, bool wide, const void *data,
+static __device__ inline tchi_cuda_vec4<real> tchi_cuda_load_raw(tch_scalar type, bool wide, const void *data,
                                                                  const tchi_cuda_place &place)
 {
     if (tchi_cuda_is_packed<real>(type)) {
@@ -239,7 +239,7 @@ static __device__ inline tchi_cuda_four<real> tchi_cuda_load_raw(tch_scalar type
     if (wide && place.count >= 4 && type == TCH_SCALAR_F64) {
         return tchi_cuda_load_doubles<real>((const double *)data + place.offset);
     }
-    tchi_cuda_four<real> four;
+    tchi_cuda_vec4<real> four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         four.v[k] = k < place.count ? tchi_cuda_load<real>(type, data, place.offset + k, 0) : (real)0;
@@ -254,12 +254,12 @@ static __device__ inline float tchi_cuda_unpack(tch_scalar type, float word, int
 }
 
 template <typename real>
-static __device__ inline tchi_cuda_four<real> tchi_cuda_unpack_four(tch_scalar type, const tchi_cuda_four<real> &raw)
+static __device__ inline tchi_cuda_vec4<real> tchi_cuda_unpack_four(tch_scalar type, const tchi_cuda_vec4<real> &raw)
 {
     if (!tchi_cuda_is_packed<real>(type)) {
         return raw;
     }
-    tchi_cuda_four<real> four;
+    tchi_cuda_vec4<real> four;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         four.v[k] = (real)tchi_cuda_unpack(type, (float)raw.v[k / 2], k % 2);
@@ -301,7 +301,7 @@ static __device__ inline void tchi_cuda_put_shorts(unsigned short *to, bool wide
 
 template <typename real>
 static __device__ inline void tchi_cuda_store_rounded(tch_scalar type, bool wide, void *data,
-                                                      const tchi_cuda_place &place, const tchi_cuda_four<real> &four,
+                                                      const tchi_cuda_place &place, const tchi_cuda_vec4<real> &four,
                                                       bool keep)
 {
     if (tchi_cuda_is_packed<real>(type)) {
@@ -388,7 +388,7 @@ static __device__ inline uint32_t tchi_cuda_round_randomly(float value, uint32_t
 
 template <typename real>
 static __device__ inline void tchi_cuda_store_randomly(bool wide, void *data, const tchi_cuda_place &place,
-                                                       const tchi_cuda_four<real> &four, const tchi_cuda_dice &dice,
+                                                       const tchi_cuda_vec4<real> &four, const tchi_cuda_dice &dice,
                                                        int64_t first)
 {
     uint4 words = tchi_cuda_random_words(dice, (uint64_t)(first + place.offset));
@@ -401,7 +401,8 @@ static __device__ inline void tchi_cuda_store_randomly(bool wide, void *data, co
 /* --- the vec4s of a chunk ---------------------------------------------------------------------------------------- */
 
 /* Asks for a thread's share; to be unpacked when it is needed. */
-TCHI_CUDA_JOB tchi_cuda_vec4s<real> tchi_cuda_fetch(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot)
+TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch(const tchi_cuda_chunk_ctx<real, path> &ctx,
+                                                         tchi_cuda_slot slot)
 {
     tchi_cuda_vec4s<real> raw;
 #pragma unroll
@@ -413,8 +414,8 @@ TCHI_CUDA_JOB tchi_cuda_vec4s<real> tchi_cuda_fetch(const tchi_cuda_chunk_ctx<re
 }
 
 /* The same, or zeros where it is not wanted. */
-TCHI_CUDA_JOB tchi_cuda_vec4s<real> tchi_cuda_fetch_if(bool wanted, const tchi_cuda_chunk_ctx<real, path> &ctx,
-                                                       tchi_cuda_slot slot)
+TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch_if(bool wanted, const tchi_cuda_chunk_ctx<real, path> &ctx,
+                                                            tchi_cuda_slot slot)
 {
     tchi_cuda_vec4s<real> raw = {};
     if (wanted) {
@@ -423,8 +424,8 @@ TCHI_CUDA_JOB tchi_cuda_vec4s<real> tchi_cuda_fetch_if(bool wanted, const tchi_c
     return raw;
 }
 
-TCHI_CUDA_JOB void tchi_cuda_unpack_all(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot,
-                                        tchi_cuda_vec4s<real> &vec4s)
+TCHI_CUDA_CHUNK_FN void tchi_cuda_unpack_all(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot,
+                                             tchi_cuda_vec4s<real> &vec4s)
 {
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
@@ -432,8 +433,8 @@ TCHI_CUDA_JOB void tchi_cuda_unpack_all(const tchi_cuda_chunk_ctx<real, path> &c
     }
 }
 
-TCHI_CUDA_JOB void tchi_cuda_put_all(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot,
-                                     const tchi_cuda_vec4s<real> &vec4s)
+TCHI_CUDA_CHUNK_FN void tchi_cuda_put_all(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot,
+                                          const tchi_cuda_vec4s<real> &vec4s)
 {
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
@@ -445,20 +446,21 @@ TCHI_CUDA_JOB void tchi_cuda_put_all(const tchi_cuda_chunk_ctx<real, path> &ctx,
 /* --- parameters and gradients ------------------------------------------------------------------------------------ */
 
 /* The truth of a parameter: its master copy where it has one. */
-TCHI_CUDA_JOB tchi_cuda_vec4s<real> tchi_cuda_fetch_param(const tchi_cuda_chunk_ctx<real, path> &ctx)
+TCHI_CUDA_CHUNK_FN tchi_cuda_vec4s<real> tchi_cuda_fetch_param(const tchi_cuda_chunk_ctx<real, path> &ctx)
 {
     bool master = path < TCHI_CUDA_PLAIN && tchi_cuda_chunk_has(ctx, TCHI_CUDA_MASTER);
     return master ? tchi_cuda_fetch(ctx, TCHI_CUDA_MASTER) : tchi_cuda_fetch(ctx, TCHI_CUDA_PARAM);
 }
 
-TCHI_CUDA_JOB void tchi_cuda_unpack_param(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_vec4s<real> &p)
+TCHI_CUDA_CHUNK_FN void tchi_cuda_unpack_param(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_vec4s<real> &p)
 {
     if (!tchi_cuda_chunk_has(ctx, TCHI_CUDA_MASTER)) {
         tchi_cuda_unpack_all(ctx, TCHI_CUDA_PARAM, p);
     }
 }
 
-TCHI_CUDA_JOB void tchi_cuda_put_randomly(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &p)
+TCHI_CUDA_CHUNK_FN void tchi_cuda_put_randomly(const tchi_cuda_chunk_ctx<real, path> &ctx,
+                                               const tchi_cuda_vec4s<real> &p)
 {
     tchi_cuda_dice dice = tchi_cuda_dice_of(ctx.list, ctx.rect);
 #pragma unroll
@@ -468,7 +470,7 @@ TCHI_CUDA_JOB void tchi_cuda_put_randomly(const tchi_cuda_chunk_ctx<real, path> 
     }
 }
 
-TCHI_CUDA_JOB void tchi_cuda_put_param(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &p)
+TCHI_CUDA_CHUNK_FN void tchi_cuda_put_param(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_vec4s<real> &p)
 {
     bool master = path < TCHI_CUDA_PLAIN && tchi_cuda_chunk_has(ctx, TCHI_CUDA_MASTER);
     bool random = ctx.list.stochastic && tchi_cuda_chunk_type(ctx, TCHI_CUDA_PARAM) == TCH_SCALAR_BF16;
@@ -489,8 +491,8 @@ template <typename real> static __device__ inline real tchi_cuda_grad_divisor(co
     return list.maximize ? -scale : scale;
 }
 
-TCHI_CUDA_JOB void tchi_cuda_unpack_grad(const tchi_cuda_chunk_ctx<real, path> &ctx, real divisor,
-                                         tchi_cuda_vec4s<real> &g)
+TCHI_CUDA_CHUNK_FN void tchi_cuda_unpack_grad(const tchi_cuda_chunk_ctx<real, path> &ctx, real divisor,
+                                              tchi_cuda_vec4s<real> &g)
 {
     tchi_cuda_unpack_all(ctx, TCHI_CUDA_GRAD, g);
     if (divisor == (real)1) {
@@ -528,8 +530,8 @@ static __device__ inline int tchi_cuda_in_tile(const tchi_cuda_rect &rect, bool 
 
 /* Gives every thread its vec4s in the other order. All threads of a block call it together; the tile can be used again
  * at once. */
-TCHI_CUDA_JOB void tchi_cuda_turn(const tchi_cuda_chunk_ctx<real, path> &ctx, bool to_block_order, real *tile,
-                                  tchi_cuda_vec4s<real> &vec4s)
+TCHI_CUDA_CHUNK_FN void tchi_cuda_turn(const tchi_cuda_chunk_ctx<real, path> &ctx, bool to_block_order, real *tile,
+                                       tchi_cuda_vec4s<real> &vec4s)
 {
     __syncthreads();
 #pragma unroll
@@ -550,8 +552,8 @@ TCHI_CUDA_JOB void tchi_cuda_turn(const tchi_cuda_chunk_ctx<real, path> &ctx, bo
 }
 
 /* A fetched block in the order of the parameter. */
-TCHI_CUDA_JOB void tchi_cuda_unpack_block(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot, real *tile,
-                                          tchi_cuda_vec4s<real> &vec4s)
+TCHI_CUDA_CHUNK_FN void tchi_cuda_unpack_block(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot,
+                                               real *tile, tchi_cuda_vec4s<real> &vec4s)
 {
     tchi_cuda_unpack_all(ctx, slot, vec4s);
     if (ctx.rect.transposed) {
@@ -559,8 +561,8 @@ TCHI_CUDA_JOB void tchi_cuda_unpack_block(const tchi_cuda_chunk_ctx<real, path> 
     }
 }
 
-TCHI_CUDA_JOB void tchi_cuda_put_block(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot, real *tile,
-                                       tchi_cuda_vec4s<real> vec4s)
+TCHI_CUDA_CHUNK_FN void tchi_cuda_put_block(const tchi_cuda_chunk_ctx<real, path> &ctx, tchi_cuda_slot slot, real *tile,
+                                            tchi_cuda_vec4s<real> vec4s)
 {
     if (ctx.rect.transposed) {
         tchi_cuda_turn(ctx, true, tile, vec4s);

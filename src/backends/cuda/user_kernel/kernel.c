@@ -81,8 +81,8 @@ static tch_status read_image(const tch_kernel_image *image, image_parts *parts)
 
 /* --- parameters -------------------------------------------------------------------------------------------------- */
 
-/* The signature is a variable of the kernel's library, on the GPU. A stream of its own, so that nothing is waited for
- * but this. */
+/* The signature is a variable of the kernel's library, on the GPU. A stream of its own, so that
+ * nothing else synchronizes. */
 static tch_status copy_from_device(void *to, const void *from, size_t bytes)
 {
     cudaStream_t stream = NULL;

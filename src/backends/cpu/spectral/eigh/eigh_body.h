@@ -150,7 +150,7 @@ static int normalize(int64_t n, double *d, double *e)
 }
 
 /* One matrix on its way through the three steps. */
-typedef struct job {
+typedef struct ctx {
     reduction reduction;
     divide divide;
     back back;
@@ -158,10 +158,10 @@ typedef struct job {
     REAL scale;
     int exponent; /* of what the eigenvalues are multiplied by at the end */
     work_team *reducers;
-} job;
+} ctx;
 
 /* What each thread does. Fewer of them reduce than do the rest. Returns how many eigenvalues it did not find. */
-static int solve_share(job *j, const member *me)
+static int solve_share(ctx *j, const member *me)
 {
     int reducers = team_size(j->reduction.n, REDUCE_ROWS, me->threads);
     if (me->thread < reducers) {
@@ -177,10 +177,10 @@ static int solve_share(job *j, const member *me)
     return failed;
 }
 
-static job make_job(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, const workspace *s, int exponent)
+static ctx make_ctx(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, const workspace *s, int exponent)
 {
     int64_t width = n < NARROW_UNDER ? BACK_WIDTH / 2 : BACK_WIDTH;
-    return (job){
+    return (ctx){
         .reduction = {n, s->padded, s->q, s->ldq, a, lda, s->tau, s->values, s->e, s->vectors},
         .divide = {blas, n, s->q, s->ldq, s->square, s->packed, s->values, s->numbers, s->order, s->indices},
         .back = {blas, n, s->q, s->ldq, s->order, a, lda, s->tau, s->square, s->packed, s->t, s->w, width},
@@ -191,7 +191,7 @@ static job make_job(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, cons
 
 static int solve(const REAL_BLAS *blas, int64_t n, REAL *a, int64_t lda, REAL *w, const workspace *s, int exponent)
 {
-    job j = make_job(blas, n, a, lda, s, exponent);
+    ctx j = make_ctx(blas, n, a, lda, s, exponent);
     int failed = 0, available = omp_in_parallel() ? 1 : omp_get_max_threads();
     int threads = team_size(n, DIVIDE_ROWS, available < MAX_THREADS ? available : MAX_THREADS);
     if (threads == 1) {

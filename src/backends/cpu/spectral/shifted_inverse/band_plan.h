@@ -1,5 +1,5 @@
 /* How a matrix is cut for the route through a band: the widths are chosen here and nowhere else, and all scratch is
- * counted per piece of work rather than per thread, so that it does not depend on how many threads turn up.
+ * counted per chunk of work rather than per thread, so that it does not depend on how many threads turn up.
  *
  * Rows and columns fall into blocks of `block`, the bandwidth. Panel j is block column j below the band; its
  * reflectors act on the rows from block j + 1 on. On the way back the reflectors of several panels, a group, are

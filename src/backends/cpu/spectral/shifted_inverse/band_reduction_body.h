@@ -85,7 +85,7 @@ static void reduce_panel(const REAL_BLAS *blas, const band_plan *plan, const ban
                  panel_t(plan, factors, panel), plan->group, factors->products);
 }
 
-/* Brings the rest of the matrix up to date after panel j. The next panel is the first piece of work, so that one
+/* Brings the rest of the matrix up to date after panel j. The next panel is the first chunk of work, so that one
  * thread factors it, which cannot be shared, while the others update the columns behind it. */
 static void update_and_look_ahead(work_team *team, const REAL_BLAS *blas, const band_plan *plan,
                                   const band_factors *factors, REAL *a, int64_t lda, int64_t panel)

@@ -24,14 +24,14 @@ static void mirror_square(int64_t n, REAL *x, int64_t ldx)
     }
 }
 
-/* Columns per piece of work: narrow enough for the strided side to stay in the cache. */
+/* Columns per chunk of work: narrow enough for the strided side to stay in the cache. */
 enum { MIRROR_COLUMNS = 32 };
 
 /* The same for a whole matrix. Called by every thread of the team. */
 static void mirror_lower(work_team *team, int64_t n, REAL *x, int64_t ldx)
 {
-    for (int64_t piece; (piece = team_take(team)) * MIRROR_COLUMNS < n;) {
-        const int64_t left = piece * MIRROR_COLUMNS, right = min_i64(left + MIRROR_COLUMNS, n);
+    for (int64_t chunk; (chunk = team_take(team)) * MIRROR_COLUMNS < n;) {
+        const int64_t left = chunk * MIRROR_COLUMNS, right = min_i64(left + MIRROR_COLUMNS, n);
         mirror_square(right - left, x + left * (ldx + 1), ldx);
         for (int64_t i = right; i < n; i++) {
             for (int64_t j = left; j < right; j++) {

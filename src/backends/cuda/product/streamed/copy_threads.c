@@ -1,5 +1,5 @@
 /* A few threads that copy between pageable and page-locked memory: one alone reaches about 10 GB/s, a fraction of what
- * the link to the device takes both ways. A job is cut into parts that are taken one at a time, so that a thread whose
+ * the link to the device takes both ways. A copy is cut into parts that are taken one at a time, so that a thread whose
  * processor is busy with something else holds up little. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "staging.h"
@@ -20,8 +20,8 @@ struct tchi_copy_threads {
     int count;
     pthread_mutex_t lock;
     pthread_cond_t work; /* there are parts to take, or it is time to end */
-    pthread_cond_t done; /* the last part of the job is copied */
-    tchi_rows job;
+    pthread_cond_t done; /* the last part of the copy is done */
+    tchi_rows rows;
     int64_t parts, taken, finished;
     int end;
 };
@@ -51,10 +51,10 @@ static void copy_parts(tchi_copy_threads *t)
 {
     while (t->taken < t->parts) {
         int64_t index = t->taken++;
-        tchi_rows job = t->job;
+        tchi_rows rows = t->rows;
         int64_t parts = t->parts;
         pthread_mutex_unlock(&t->lock);
-        copy_part(&job, index, parts);
+        copy_part(&rows, index, parts);
         pthread_mutex_lock(&t->lock);
         if (++t->finished == t->parts) {
             pthread_cond_signal(&t->done);
@@ -84,7 +84,7 @@ void tchi_copy_threads_run(tchi_copy_threads *t, const tchi_rows *rows)
     int64_t most = 4 * (t->count + 1);
     int64_t parts = rows->width * rows->rows / LEAST_PART;
     pthread_mutex_lock(&t->lock);
-    t->job = *rows;
+    t->rows = *rows;
     t->taken = 0;
     t->finished = 0;
     t->parts = parts < 1 ? 1 : parts > most ? most : parts;

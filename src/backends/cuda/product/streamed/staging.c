@@ -32,12 +32,12 @@ static tch_status make_slots(tchi_cuda_staging *s)
 
 static tch_status make_ring(tchi_cuda_staging *s, tchi_staging_ring *ring)
 {
-    for (int i = 0; i < TCHI_STAGING_PIECES; i++) {
+    for (int i = 0; i < TCHI_STAGING_CHUNKS; i++) {
         TCHI_CUDA_PASS(make_event(&ring->copied[i]));
     }
     if (ring->memory == NULL) {
         TCHI_CUDA_TRY(
-            cudaHostAlloc((void **)&ring->memory, TCHI_STAGING_PIECES * TCHI_STAGING_PIECE_BYTES, cudaHostAllocDefault),
+            cudaHostAlloc((void **)&ring->memory, TCHI_STAGING_CHUNKS * TCHI_STAGING_CHUNK_BYTES, cudaHostAllocDefault),
             "page-locked memory for streamed products");
     }
     if (s->threads == NULL && (s->threads = tchi_copy_threads_create()) == NULL) {
@@ -91,7 +91,7 @@ static void end_stream(cudaStream_t stream)
 
 static void end_ring(tchi_staging_ring *ring)
 {
-    for (int i = 0; i < TCHI_STAGING_PIECES; i++) {
+    for (int i = 0; i < TCHI_STAGING_CHUNKS; i++) {
         end_event(ring->copied[i]);
     }
     if (ring->memory != NULL) {
@@ -143,19 +143,19 @@ tch_status tchi_cuda_staging_copy(const tchi_rows *r, cudaStream_t stream)
     return TCH_OK;
 }
 
-static char *piece_memory(const tchi_staging_ring *ring, int64_t piece)
+static char *chunk_memory(const tchi_staging_ring *ring, int64_t chunk)
 {
-    return ring->memory + piece % TCHI_STAGING_PIECES * TCHI_STAGING_PIECE_BYTES;
+    return ring->memory + chunk % TCHI_STAGING_CHUNKS * TCHI_STAGING_CHUNK_BYTES;
 }
 
 tch_status tchi_cuda_staging_send(tchi_cuda_staging *s, const tchi_rows *r)
 {
     tchi_staging_ring *ring = &s->inward;
-    int64_t piece = ring->next++;
-    cudaEvent_t copied = ring->copied[piece % TCHI_STAGING_PIECES];
+    int64_t chunk = ring->next++;
+    cudaEvent_t copied = ring->copied[chunk % TCHI_STAGING_CHUNKS];
     tchi_rows pack = *r;
     tchi_rows send = *r;
-    pack.to = piece_memory(ring, piece);
+    pack.to = chunk_memory(ring, chunk);
     pack.to_pitch = r->width;
     send.from = pack.to;
     send.from_pitch = r->width;
@@ -165,24 +165,24 @@ tch_status tchi_cuda_staging_send(tchi_cuda_staging *s, const tchi_rows *r)
     return tchi_cuda_check(cudaEventRecord(copied, s->in), "cudaEventRecord");
 }
 
-tch_status tchi_cuda_staging_fetch(tchi_cuda_staging *s, const tchi_rows *r, int64_t *piece)
+tch_status tchi_cuda_staging_fetch(tchi_cuda_staging *s, const tchi_rows *r, int64_t *chunk)
 {
     tchi_staging_ring *ring = &s->outward;
     tchi_rows fetch = *r;
-    *piece = ring->next++;
-    fetch.to = piece_memory(ring, *piece);
+    *chunk = ring->next++;
+    fetch.to = chunk_memory(ring, *chunk);
     fetch.to_pitch = r->width;
     TCHI_CUDA_PASS(tchi_cuda_staging_copy(&fetch, s->out));
-    return tchi_cuda_check(cudaEventRecord(ring->copied[*piece % TCHI_STAGING_PIECES], s->out), "cudaEventRecord");
+    return tchi_cuda_check(cudaEventRecord(ring->copied[*chunk % TCHI_STAGING_CHUNKS], s->out), "cudaEventRecord");
 }
 
-tch_status tchi_cuda_staging_deliver(tchi_cuda_staging *s, const tchi_rows *r, int64_t piece)
+tch_status tchi_cuda_staging_deliver(tchi_cuda_staging *s, const tchi_rows *r, int64_t chunk)
 {
     tchi_staging_ring *ring = &s->outward;
     tchi_rows unpack = *r;
-    unpack.from = piece_memory(ring, piece);
+    unpack.from = chunk_memory(ring, chunk);
     unpack.from_pitch = r->width;
-    TCHI_CUDA_TRY(cudaEventSynchronize(ring->copied[piece % TCHI_STAGING_PIECES]), "waiting for a copy to the host");
+    TCHI_CUDA_TRY(cudaEventSynchronize(ring->copied[chunk % TCHI_STAGING_CHUNKS]), "waiting for a copy to the host");
     tchi_copy_threads_run(s->threads, &unpack);
     return TCH_OK;
 }

@@ -1,15 +1,15 @@
 /* The ways between host and device for streamed products: two streams beside the state's own, and for host memory that
- * is not page-locked a ring of page-locked pieces each way, filled and emptied by a few threads. One product at a time
+ * is not page-locked a ring of page-locked chunks each way, filled and emptied by a few threads. One product at a time
  * uses it. Everything is made when first needed and kept by the state until tchi_cuda_staging_destroy. */
 #ifndef TCHI_CUDA_STAGING_H
 #define TCHI_CUDA_STAGING_H
 
 #include "backends/cuda/cuda.h"
 
-/* One piece takes 0.3 ms on a link of 55 GB/s, long beside the 20 us or so of waking threads and queueing a copy; four
+/* One chunk takes 0.3 ms on a link of 55 GB/s, long beside the 20 us or so of waking threads and queueing a copy; four
  * of them keep the link busy while the threads work. Reasoned, not measured. */
-#define TCHI_STAGING_PIECES 4
-#define TCHI_STAGING_PIECE_BYTES (INT64_C(16) << 20)
+#define TCHI_STAGING_CHUNKS 4
+#define TCHI_STAGING_CHUNK_BYTES (INT64_C(16) << 20)
 
 /* Events of one slot of a tile on the device. */
 typedef struct tchi_slot_events {
@@ -20,8 +20,8 @@ typedef struct tchi_slot_events {
 
 typedef struct tchi_staging_ring {
     char *memory;                            /* page-locked, NULL until needed */
-    cudaEvent_t copied[TCHI_STAGING_PIECES]; /* the device's copy from or to the piece is done */
-    int64_t next;                            /* pieces used so far; the next one is this modulo their number */
+    cudaEvent_t copied[TCHI_STAGING_CHUNKS]; /* the device's copy from or to the chunk is done */
+    int64_t next;                            /* chunks used so far; the next one is this modulo their number */
 } tchi_staging_ring;
 
 /* The threads: see copy_threads.c. */
@@ -57,14 +57,14 @@ tch_status tchi_cuda_staging_ready(tchi_cuda_state *state, int ring_in, int ring
 /* The device's copy of rows, on `stream`. */
 tch_status tchi_cuda_staging_copy(const tchi_rows *rows, cudaStream_t stream);
 
-/* From host memory to the device through the next piece of the ring, which holds them: waits for the piece, not for the
+/* From host memory to the device through the next chunk of the ring, which holds them: waits for the chunk, not for the
  * copy. */
 tch_status tchi_cuda_staging_send(tchi_cuda_staging *staging, const tchi_rows *rows);
 
-/* The two halves of the way back. The first queues a copy from the device to the next piece and says in *piece which it
- * took; the second waits for it and copies on to `to`, where rows->from is ignored. Each piece is taken in turn, so at
- * most TCHI_STAGING_PIECES can be between the two. */
-tch_status tchi_cuda_staging_fetch(tchi_cuda_staging *staging, const tchi_rows *rows, int64_t *piece);
-tch_status tchi_cuda_staging_deliver(tchi_cuda_staging *staging, const tchi_rows *rows, int64_t piece);
+/* The two halves of the way back. The first queues a copy from the device to the next chunk and says in *chunk which it
+ * took; the second waits for it and copies on to `to`, where rows->from is ignored. Each chunk is taken in turn, so at
+ * most TCHI_STAGING_CHUNKS can be between the two. */
+tch_status tchi_cuda_staging_fetch(tchi_cuda_staging *staging, const tchi_rows *rows, int64_t *chunk);
+tch_status tchi_cuda_staging_deliver(tchi_cuda_staging *staging, const tchi_rows *rows, int64_t chunk);
 
 #endif

@@ -1,7 +1,7 @@
 /* Products whose operands or result lie in host memory, larger than the device if need be. Tiles come in on one stream,
  * are multiplied on the state's, and leave on a third; events order the three, and every operand has two slots on the
  * device, so that copies both ways run beside the arithmetic. The host drives all of it: tile by tile it copies
- * pageable memory to and from page-locked pieces, always one product ahead of the device.
+ * pageable memory to and from page-locked chunks, always one product ahead of the device.
  *
  * The one thing to know before changing it: cudaStreamWaitEvent waits for the event as last recorded when it is called,
  * so a wait must be queued after the record it is meant for. */
@@ -28,13 +28,13 @@ typedef struct side {
     int32_t current; /* the slot that was used last */
 } side;
 
-/* A tile of the result on its way to pageable memory, piece by piece. */
+/* A tile of the result on its way to pageable memory, chunk by chunk. */
 typedef struct departure {
     int active;
     tchi_block tile;
     const slot *from;
-    int64_t pieces, fetched, delivered;
-    int64_t piece[TCHI_STAGING_PIECES]; /* of the ring, by number of the piece modulo its length */
+    int64_t chunks, fetched, delivered;
+    int64_t chunk[TCHI_STAGING_CHUNKS]; /* of the ring, by number of the chunk modulo its length */
 } departure;
 
 typedef struct flow {
@@ -64,22 +64,22 @@ static char *host_address(const side *s, const tchi_block *b)
     return (char *)s->whole.data + (b->row * s->whole.ld + b->col) * tchi_cuda_scalar_size(s->whole.type);
 }
 
-/* The rows of a piece (or of the whole block) between host memory and the slot that holds the block. */
-static tchi_rows rows_in(const side *s, const tchi_block *b, const slot *at, const tchi_block *piece)
+/* The rows of a chunk (or of the whole block) between host memory and the slot that holds the block. */
+static tchi_rows rows_in(const side *s, const tchi_block *b, const slot *at, const tchi_block *chunk)
 {
     int64_t size = tchi_cuda_scalar_size(s->whole.type);
-    tchi_block place = {b->row + piece->row, b->col + piece->col, piece->rows, piece->cols};
-    return (tchi_rows){.to = at->data + (piece->row * s->tiles.ld + piece->col) * size,
+    tchi_block place = {b->row + chunk->row, b->col + chunk->col, chunk->rows, chunk->cols};
+    return (tchi_rows){.to = at->data + (chunk->row * s->tiles.ld + chunk->col) * size,
                        .to_pitch = s->tiles.ld * size,
                        .from = host_address(s, &place),
                        .from_pitch = (s->whole.rows > 1 ? s->whole.ld : s->whole.cols) * size,
-                       .width = piece->cols * size,
-                       .rows = piece->rows};
+                       .width = chunk->cols * size,
+                       .rows = chunk->rows};
 }
 
-static tchi_rows rows_out(const side *s, const tchi_block *b, const slot *at, const tchi_block *piece)
+static tchi_rows rows_out(const side *s, const tchi_block *b, const slot *at, const tchi_block *chunk)
 {
-    tchi_rows in = rows_in(s, b, at, piece);
+    tchi_rows in = rows_in(s, b, at, chunk);
     return (tchi_rows){(char *)in.from, in.from_pitch, in.to, in.to_pitch, in.width, in.rows};
 }
 
@@ -93,9 +93,9 @@ static tch_status copy_in(flow *f, const side *s, const tchi_block *b, const slo
         tchi_rows rows = rows_in(s, b, to, &all);
         return tchi_cuda_staging_copy(&rows, f->staging->in);
     }
-    for (int64_t i = 0; i < tchi_piece_count(b, size); i++) {
-        tchi_block piece = tchi_piece_at(b, size, i);
-        tchi_rows rows = rows_in(s, b, to, &piece);
+    for (int64_t i = 0; i < tchi_chunk_count(b, size); i++) {
+        tchi_block chunk = tchi_chunk_at(b, size, i);
+        tchi_rows rows = rows_in(s, b, to, &chunk);
         TCHI_CUDA_PASS(tchi_cuda_staging_send(f->staging, &rows));
     }
     return TCH_OK;
@@ -174,11 +174,11 @@ static tch_status fetch_next(flow *f)
 {
     departure *d = &f->leaving;
     int64_t size = tchi_cuda_scalar_size(f->c.whole.type);
-    tchi_block piece = tchi_piece_at(&d->tile, size, d->fetched);
-    tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &piece);
-    TCHI_CUDA_PASS(tchi_cuda_staging_fetch(f->staging, &rows, &d->piece[d->fetched % TCHI_STAGING_PIECES]));
+    tchi_block chunk = tchi_chunk_at(&d->tile, size, d->fetched);
+    tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &chunk);
+    TCHI_CUDA_PASS(tchi_cuda_staging_fetch(f->staging, &rows, &d->chunk[d->fetched % TCHI_STAGING_CHUNKS]));
     d->fetched++;
-    return d->fetched < d->pieces ? TCH_OK : record(d->from->events->drained, f->staging->out);
+    return d->fetched < d->chunks ? TCH_OK : record(d->from->events->drained, f->staging->out);
 }
 
 /* Waits until the tile that is leaving, if any, is in host memory. */
@@ -186,12 +186,12 @@ static tch_status finish_departure(flow *f)
 {
     departure *d = &f->leaving;
     int64_t size = tchi_cuda_scalar_size(f->c.whole.type);
-    while (d->active && d->delivered < d->pieces) {
-        tchi_block piece = tchi_piece_at(&d->tile, size, d->delivered);
-        tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &piece);
-        TCHI_CUDA_PASS(tchi_cuda_staging_deliver(f->staging, &rows, d->piece[d->delivered % TCHI_STAGING_PIECES]));
+    while (d->active && d->delivered < d->chunks) {
+        tchi_block chunk = tchi_chunk_at(&d->tile, size, d->delivered);
+        tchi_rows rows = rows_out(&f->c, &d->tile, d->from, &chunk);
+        TCHI_CUDA_PASS(tchi_cuda_staging_deliver(f->staging, &rows, d->chunk[d->delivered % TCHI_STAGING_CHUNKS]));
         d->delivered++;
-        if (d->fetched < d->pieces) {
+        if (d->fetched < d->chunks) {
             TCHI_CUDA_PASS(fetch_next(f));
         }
     }
@@ -211,8 +211,8 @@ static tch_status begin_departure(flow *f, const tchi_block *b)
     }
     departure *d = &f->leaving;
     *d = (departure){.active = 1, .tile = *b, .from = from};
-    d->pieces = tchi_piece_count(b, tchi_cuda_scalar_size(f->c.whole.type));
-    while (d->fetched < tchi_at_most(d->pieces, TCHI_STAGING_PIECES)) {
+    d->chunks = tchi_chunk_count(b, tchi_cuda_scalar_size(f->c.whole.type));
+    while (d->fetched < tchi_at_most(d->chunks, TCHI_STAGING_CHUNKS)) {
         TCHI_CUDA_PASS(fetch_next(f));
     }
     return TCH_OK;

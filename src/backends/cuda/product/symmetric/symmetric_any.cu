@@ -133,31 +133,31 @@ extern "C" tch_status tchi_cuda_symmetric_any(tchi_cuda_state *state, double c0,
 
 #define SQUARE 32
 
-typedef struct mirror_job {
+typedef struct mirror_params {
     tchi_cuda_operand c;
     int64_t n, tiles, blocks;
-} mirror_job;
+} mirror_params;
 
 /* Half of the matrix is read, the other half written. A square goes through shared memory, so that rows are read and
  * rows are written. */
-static __global__ void __launch_bounds__(SQUARE * 8) mirror_lower_kernel(const mirror_job job)
+static __global__ void __launch_bounds__(SQUARE * 8) mirror_lower_kernel(const mirror_params params)
 {
     __shared__ double square[SQUARE][SQUARE + 1];
     const int x = (int)threadIdx.x % SQUARE;
-    for (int64_t block = blockIdx.x; block < job.blocks; block += gridDim.x) {
-        int64_t matrix = block / job.tiles, tile = block % job.tiles, above = tchi_lower_row(tile);
+    for (int64_t block = blockIdx.x; block < params.blocks; block += gridDim.x) {
+        int64_t matrix = block / params.tiles, tile = block % params.tiles, above = tchi_lower_row(tile);
         int64_t row = above * SQUARE, col = (tile - tchi_lower_tiles(above)) * SQUARE;
         __syncthreads(); /* the square before has been written */
         for (int y = (int)threadIdx.x / SQUARE; y < SQUARE; y += 8) {
-            if (row + y < job.n && col + x < row + y) {
-                square[y][x] =
-                    tchi_cuda_load<double>(job.c.type, tchi_cuda_at(job.c, matrix, row + y, col + x), 0, job.c.stride);
+            if (row + y < params.n && col + x < row + y) {
+                square[y][x] = tchi_cuda_load<double>(params.c.type, tchi_cuda_at(params.c, matrix, row + y, col + x),
+                                                      0, params.c.stride);
             }
         }
         __syncthreads();
         for (int y = (int)threadIdx.x / SQUARE; y < SQUARE; y += 8) {
-            if (row + x < job.n && col + y < row + x) {
-                tchi_cuda_store(job.c.type, tchi_cuda_at(job.c, matrix, col + y, row + x), 0, job.c.stride,
+            if (row + x < params.n && col + y < row + x) {
+                tchi_cuda_store(params.c.type, tchi_cuda_at(params.c, matrix, col + y, row + x), 0, params.c.stride,
                                 square[x][y]);
             }
         }
@@ -166,11 +166,11 @@ static __global__ void __launch_bounds__(SQUARE * 8) mirror_lower_kernel(const m
 
 extern "C" tch_status tchi_cuda_mirror_lower(tchi_cuda_state *state, const tch_matrices *c)
 {
-    mirror_job job = {tchi_cuda_operand_of(c), c->rows, tchi_lower_tiles(tchi_cuda_ceil_div(c->rows, SQUARE)), 0};
-    job.blocks = job.tiles * c->batch;
-    if (job.blocks == 0) {
+    mirror_params params = {tchi_cuda_operand_of(c), c->rows, tchi_lower_tiles(tchi_cuda_ceil_div(c->rows, SQUARE)), 0};
+    params.blocks = params.tiles * c->batch;
+    if (params.blocks == 0) {
         return TCH_OK;
     }
-    mirror_lower_kernel<<<tchi_cuda_grid(job.blocks), SQUARE * 8, 0, state->stream>>>(job);
+    mirror_lower_kernel<<<tchi_cuda_grid(params.blocks), SQUARE * 8, 0, state->stream>>>(params);
     return tchi_cuda_launched(state, "mirror_lower_kernel");
 }

@@ -137,7 +137,7 @@ template <int size, int threads> static __device__ inline void tchi_bf16x2_mirro
 
 /* Up to four neighbors of a row; `type` is a constant wherever it matters, and `wide` the usual case. */
 static __device__ __forceinline__ void tchi_bf16x2_store(tch_scalar type, char *to, int64_t plane, bool wide, int count,
-                                                         const tchi_cuda_four<float> &v)
+                                                         const tchi_cuda_vec4<float> &v)
 {
     if (wide) {
         tchi_cuda_store_wide<float>(type, to, 0, plane, v);
@@ -151,13 +151,13 @@ static __device__ __forceinline__ void tchi_bf16x2_store(tch_scalar type, char *
     }
 }
 
-static __device__ __forceinline__ tchi_cuda_four<float> tchi_bf16x2_fetch(tch_scalar type, const char *from,
+static __device__ __forceinline__ tchi_cuda_vec4<float> tchi_bf16x2_fetch(tch_scalar type, const char *from,
                                                                           int64_t plane, bool wide, int count)
 {
     if (wide) {
         return tchi_cuda_load_wide<float>(type, from, 0, plane);
     }
-    tchi_cuda_four<float> v;
+    tchi_cuda_vec4<float> v;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         v.v[e] = e < count ? tchi_cuda_load<float>(type, from, e, plane) : 0.0f;
@@ -189,9 +189,9 @@ static __device__ __forceinline__ void tchi_bf16x2_write_rows(const tchi_bf16x2_
     for (int r = first; r < rows; r += step) {
         float4 *place = (float4 *)(staged + r * size + tchi_bf16x2_permuted(r, c));
         float4 sum = *place;
-        tchi_cuda_four<float> v = {{p.c2 * sum.x, p.c2 * sum.y, p.c2 * sum.z, p.c2 * sum.w}};
+        tchi_cuda_vec4<float> v = {{p.c2 * sum.x, p.c2 * sum.y, p.c2 * sum.z, p.c2 * sum.w}};
         if (has_d) {
-            tchi_cuda_four<float> d = tchi_bf16x2_fetch(d_type, from, p.d.stride, d_wide, count);
+            tchi_cuda_vec4<float> d = tchi_bf16x2_fetch(d_type, from, p.d.stride, d_wide, count);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 v.v[e] += p.c1 * d.v[e];
@@ -227,7 +227,7 @@ static __device__ __forceinline__ void tchi_bf16x2_write_mirror(const tchi_bf16x
     int64_t to_step = step * p.c.ld * tchi_cuda_size(type);
 #pragma unroll 4
     for (int c = first; c < size; c += step) {
-        tchi_cuda_four<float> v;
+        tchi_cuda_vec4<float> v;
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             v.v[e] = staged[(r + e) * size + tchi_bf16x2_permuted(r + e, c)];

@@ -39,14 +39,14 @@ template <class T> static __device__ __forceinline__ place place_of(const proble
 }
 
 /* Blocks up to p.whole compute tiles of the one tiling, later ones share the remaining tiles between them, cut into
- * pieces of the other, which has as many threads: the last round of a grid seldom fills the device, and with smaller
- * pieces it is over sooner. */
-template <class T, class PIECE>
+ * chunks of the other, which has as many threads: the last round of a grid seldom fills the device, and with smaller
+ * chunks it is over sooner. */
+template <class T, class CHUNK>
 static __global__ void __launch_bounds__(T::threads, T::blocks) symmetric_f64_kernel(const problem p)
 {
 #ifdef HAS_F64_TENSOR_CORES
-    static_assert(T::threads == PIECE::threads && T::shared_bytes >= PIECE::shared_bytes, "one launch serves both");
-    constexpr int across = T::cols / PIECE::cols, pieces = T::rows / PIECE::rows * across;
+    static_assert(T::threads == CHUNK::threads && T::shared_bytes >= CHUNK::shared_bytes, "one launch serves both");
+    constexpr int across = T::cols / CHUNK::cols, chunks = T::rows / CHUNK::rows * across;
     extern __shared__ __align__(128) double shared[];
     int64_t block = blockIdx.x;
     if (block < p.whole) {
@@ -54,13 +54,13 @@ static __global__ void __launch_bounds__(T::threads, T::blocks) symmetric_f64_ke
         if (at.col < p.n) {
             compute_tile<T>(shared, p, at);
         }
-    } else if constexpr (pieces > 1) {
-        int piece = (int)((block - p.whole) % pieces);
-        place at = place_of<T>(p, p.whole + (block - p.whole) / pieces);
-        at.row += piece / across * PIECE::rows;
-        at.col += piece % across * PIECE::cols;
-        if (at.row < p.n && at.col < at.row + PIECE::rows) {
-            compute_tile<PIECE>(shared, p, at);
+    } else if constexpr (chunks > 1) {
+        int chunk = (int)((block - p.whole) % chunks);
+        place at = place_of<T>(p, p.whole + (block - p.whole) / chunks);
+        at.row += chunk / across * CHUNK::rows;
+        at.col += chunk % across * CHUNK::cols;
+        if (at.row < p.n && at.col < at.row + CHUNK::rows) {
+            compute_tile<CHUNK>(shared, p, at);
         }
     }
 #else
@@ -78,22 +78,22 @@ typedef struct rounds {
     double time; /* in products of 64 by 64 by k done by one multiprocessor */
 } rounds;
 
-/* Pieces are worth it where the tiles of the last, partial round fill little of the device: 16 of 132 multiprocessors
+/* Chunks are worth it where the tiles of the last, partial round fill little of the device: 16 of 132 multiprocessors
  * at 4 x 2048 (0.858 ms against 0.898 on an H200), not 48 at 16 x 1024 (0.451 against 0.437). */
-template <class T, class PIECE> static rounds plan(const tchi_cuda_state *state, int64_t n, int64_t batch)
+template <class T, class CHUNK> static rounds plan(const tchi_cuda_state *state, int64_t n, int64_t batch)
 {
-    const int pieces = T::rows / PIECE::rows * (T::cols / PIECE::cols);
+    const int chunks = T::rows / CHUNK::rows * (T::cols / CHUNK::cols);
     const int64_t slots = (int64_t)state->device.processors * T::blocks;
     const double unit = T::rows * T::cols / 4096.0 * T::blocks;
     rounds r;
     r.tiles = tiles_above((n + T::rows - 1) / T::rows, T::rows / T::cols);
     int64_t total = r.tiles * batch;
     int64_t left = total % slots;
-    int cut = pieces > 1 && 4 * left <= slots;
+    int cut = chunks > 1 && 4 * left <= slots;
     r.whole = cut ? total - left : total;
-    r.blocks = r.whole + (total - r.whole) * pieces;
+    r.blocks = r.whole + (total - r.whole) * chunks;
     r.time = unit * (double)((r.whole + slots - 1) / slots);
-    r.time += unit / pieces * (double)((r.blocks - r.whole + slots - 1) / slots);
+    r.time += unit / chunks * (double)((r.blocks - r.whole + slots - 1) / slots);
     return r;
 }
 
@@ -108,10 +108,10 @@ static tch_status ask_for_shared_memory(const void *kernel, int bytes)
     return TCH_OK;
 }
 
-template <class T, class PIECE> static tch_status launch(const tchi_cuda_state *state, problem p, int64_t batch)
+template <class T, class CHUNK> static tch_status launch(const tchi_cuda_state *state, problem p, int64_t batch)
 {
-    const auto kernel = symmetric_f64_kernel<T, PIECE>;
-    const rounds r = plan<T, PIECE>(state, p.n, batch);
+    const auto kernel = symmetric_f64_kernel<T, CHUNK>;
+    const rounds r = plan<T, CHUNK>(state, p.n, batch);
     p.tiles = r.tiles;
     p.whole = r.whole;
     TCHI_CUDA_PASS(ask_for_shared_memory((const void *)kernel, T::shared_bytes));
@@ -122,7 +122,7 @@ template <class T, class PIECE> static tch_status launch(const tchi_cuda_state *
 /* 128 by 128 reads little enough from L2 to keep the tensor cores busy; one block fills a multiprocessor's registers.
  * 64 by 64 wastes less on small matrices, and three blocks hide each other's beginnings, barriers and ends. */
 typedef tiling<128, 128, 64, 32, 8, 16, 4, 2, 1> large_tiling;
-typedef tiling<64, 64, 32, 16, 8, 16, 4, 2, 1> large_piece;
+typedef tiling<64, 64, 32, 16, 8, 16, 4, 2, 1> large_chunk;
 typedef tiling<64, 64, 32, 32, 8, 16, 4, 2, 3> small_tiling;
 
 /* What a tile of 64 by 64 costs in a small block against its share of a large one, for reading twice as much from L2;
@@ -133,7 +133,7 @@ typedef tiling<64, 64, 32, 32, 8, 16, 4, 2, 3> small_tiling;
 
 static int prefers_small(const tchi_cuda_state *state, int64_t n, int64_t k, int64_t batch)
 {
-    double large = plan<large_tiling, large_piece>(state, n, batch).time * ((double)k + LARGE_IDLE_COLUMNS);
+    double large = plan<large_tiling, large_chunk>(state, n, batch).time * ((double)k + LARGE_IDLE_COLUMNS);
     double small = plan<small_tiling, small_tiling>(state, n, batch).time * SMALL_COST * (double)k;
     return small <= large;
 }
@@ -224,7 +224,7 @@ extern "C" tch_status tchi_cuda_symmetric_f64(tchi_cuda_state *state, double c0,
         if (prefers_small(state, n, k, count)) {
             TCHI_CUDA_PASS((launch<small_tiling, small_tiling>(state, part_of(p, first), count)));
         } else {
-            TCHI_CUDA_PASS((launch<large_tiling, large_piece>(state, part_of(p, first), count)));
+            TCHI_CUDA_PASS((launch<large_tiling, large_chunk>(state, part_of(p, first), count)));
         }
     }
     return TCH_OK;

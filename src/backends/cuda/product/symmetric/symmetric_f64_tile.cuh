@@ -319,7 +319,7 @@ static __device__ __forceinline__ void accumulate(sums<T> &sum, double *shared, 
 /* --- the result -------------------------------------------------------------------------------------------------- */
 
 /* Eight lanes hold eight rows of a column, four lanes eight columns of a row: stored from registers, either image of an
- * accumulator fills pieces of 64 bytes, whole sectors, and no warp has to wait for another. */
+ * accumulator fills chunks of 64 bytes, whole sectors, and no warp has to wait for another. */
 
 static __device__ __forceinline__ bool is_lower(const problem &p, int row, int col)
 {

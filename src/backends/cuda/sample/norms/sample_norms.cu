@@ -136,7 +136,7 @@ static __device__ double squares_of(const tchi_cuda_operand &m, int64_t matrix, 
 {
     double total = 0.0;
     for (int64_t j = 4 * (int64_t)threadIdx.x; j < cols; j += 4 * THREADS) {
-        tchi_cuda_four<real> four = tchi_cuda_load_four<real>(m, matrix, 0, j, cols - j < 4 ? (int)(cols - j) : 4);
+        tchi_cuda_vec4<real> four = tchi_cuda_load_vec4<real>(m, matrix, 0, j, cols - j < 4 ? (int)(cols - j) : 4);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             total += (double)four.v[k] * (double)four.v[k];
@@ -188,7 +188,7 @@ static double gram_work(int64_t t, int64_t d, int64_t p)
     return 2.0 * 128.0 * 128.0 * (double)tchi_lower_tiles(tchi_cuda_ceil_div(t, 128)) * (double)(d + p);
 }
 
-typedef enum norms_way { PLAIN, SPLIT, MMA, WGMMA, NARROW } norms_way;
+typedef enum norms_path { PLAIN, SPLIT, MMA, WGMMA, NARROW } norms_path;
 
 /* What an H200 reaches, in TFLOP/s of whole tiles, and what copies cost it, in microseconds a megabyte: what forms are
  * weighed by. bench/ladder/cuda_sample_norms.md. */
@@ -198,27 +198,27 @@ typedef struct norms_rates {
 } norms_rates;
 
 /* Without rounding: the tile form has the plain kernel only. Float64 was not measured. */
-static norms_rates exact_rates(norms_way way, tch_scalar type)
+static norms_rates exact_rates(norms_path path, tch_scalar type)
 {
     norms_rates equal = {1.0, 1.0, 0.0};
-    norms_rates single = {way == SPLIT ? 95.0 : 19.0, 29.0, 0.0};
+    norms_rates single = {path == SPLIT ? 95.0 : 19.0, 29.0, 0.0};
     return type == TCH_SCALAR_F64 ? equal : single;
 }
 
-static norms_rates rates_of(norms_way way, tch_scalar type, bool aligned)
+static norms_rates rates_of(norms_path path, tch_scalar type, bool aligned)
 {
     bool whole = type == TCH_SCALAR_F32;
-    norms_rates exact = exact_rates(way, type);
+    norms_rates exact = exact_rates(path, type);
     norms_rates mma = {whole ? 110.0 : 250.0, whole ? 100.0 : 340.0, 0.0};
     norms_rates slow = {60.0, 70.0, 0.0};
-    norms_rates wgmma = {aligned ? mma.gram : slow.gram, 650.0, way == NARROW ? (whole ? 0.85 : 0.75) : 0.0};
-    return way == PLAIN || way == SPLIT ? exact : way == MMA ? (aligned ? mma : slow) : wgmma;
+    norms_rates wgmma = {aligned ? mma.gram : slow.gram, 650.0, path == NARROW ? (whole ? 0.85 : 0.75) : 0.0};
+    return path == PLAIN || path == SPLIT ? exact : path == MMA ? (aligned ? mma : slow) : wgmma;
 }
 
 /* Whether the Gram form takes less time. */
-static bool gram_is_less(const tch_matrices *a, const tch_matrices *g, norms_way way, bool aligned)
+static bool gram_is_less(const tch_matrices *a, const tch_matrices *g, norms_path path, bool aligned)
 {
-    norms_rates rates = rates_of(way, a->type, aligned);
+    norms_rates rates = rates_of(path, a->type, aligned);
     double megabytes = (double)(a->rows * (a->cols + g->cols) * tchi_cuda_size(a->type)) * 1e-6;
     double gram = gram_work(a->rows, a->cols, g->cols) * 1e-6 / rates.gram;
     double tiles = tile_work(a->rows, a->cols, g->cols) * 1e-6 / rates.tiles + rates.copies * megabytes;
@@ -226,18 +226,18 @@ static bool gram_is_less(const tch_matrices *a, const tch_matrices *g, norms_way
 }
 
 /* Float32 that may not be rounded. Of a few columns the plain kernel is the more exact, and quick enough. */
-static norms_way exact_way(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
+static norms_path exact_path(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g)
 {
     bool many = a->cols >= 32 && g->cols >= 32;
     return many && tchi_cuda_sample_norms_split_takes(state, a, g) ? SPLIT : PLAIN;
 }
 
-static norms_way way_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
-                        int32_t rounded)
+static norms_path path_of(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g, int64_t groups,
+                          int32_t rounded)
 {
     bool half = a->type == TCH_SCALAR_F16 || a->type == TCH_SCALAR_BF16;
     if (state->device.major < 8 || !(half || (a->type == TCH_SCALAR_F32 && rounded))) {
-        return exact_way(state, a, g);
+        return exact_path(state, a, g);
     }
     if (tchi_cuda_sample_norms_wgmma_takes(state, a, g)) {
         return WGMMA;
@@ -246,15 +246,15 @@ static norms_way way_of(const tchi_cuda_state *state, const tch_matrices *a, con
 }
 
 static tch_status compute_parts(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                norms_way way, bool gram, double *parts, double *sizes, int64_t *tiles)
+                                norms_path path, bool gram, double *parts, double *sizes, int64_t *tiles)
 {
-    if (way == SPLIT && gram) {
+    if (path == SPLIT && gram) {
         return tchi_cuda_sample_norms_split(state, a, g, parts, sizes, tiles);
     }
-    if (way == PLAIN || way == SPLIT) {
+    if (path == PLAIN || path == SPLIT) {
         return tchi_cuda_sample_norms_plain(state, a, g, gram, parts, sizes, tiles);
     }
-    if (way == WGMMA && !gram) {
+    if (path == WGMMA && !gram) {
         return tchi_cuda_sample_norms_wgmma(state, a, g, parts, tiles);
     }
     if (gram && tchi_cuda_sample_norms_wgmma_gram_takes(state, a, g)) {
@@ -290,10 +290,10 @@ static gram_sums gram_sums_in(double *scratch, const tch_matrices *a, const tch_
 }
 
 static tch_status norms_by_gram(const tchi_cuda_state *state, const tch_matrices *a, const tch_matrices *g,
-                                int64_t groups, norms_way way, double scale, double *norms, double *scratch)
+                                int64_t groups, norms_path path, double scale, double *norms, double *scratch)
 {
     gram_sums s = gram_sums_in(scratch, a, g, groups);
-    TCHI_CUDA_PASS(compute_parts(state, a, g, way, true, scratch, (double *)s.sizes, &s.tiles));
+    TCHI_CUDA_PASS(compute_parts(state, a, g, path, true, scratch, (double *)s.sizes, &s.tiles));
     return settle(state, a, g, &s, scale, norms, scratch);
 }
 
@@ -315,15 +315,15 @@ extern "C" tch_status tchi_cuda_sample_norms(void *state, const tch_matrices *a,
     if (a->rows == 1) {
         return single_position(s, a, g, groups, scale, norms);
     }
-    norms_way way = way_of(s, a, g, groups, rounded);
-    bool gram = gram_is_less(a, g, way, rows_aligned(a) && rows_aligned(g));
-    if (way == NARROW && !gram) {
+    norms_path path = path_of(s, a, g, groups, rounded);
+    bool gram = gram_is_less(a, g, path, rows_aligned(a) && rows_aligned(g));
+    if (path == NARROW && !gram) {
         return tchi_cuda_sample_norms_narrow(s, a, g, groups, scale, norms, parts);
     }
     if (gram) {
-        return norms_by_gram(s, a, g, groups, way, scale, norms, parts);
+        return norms_by_gram(s, a, g, groups, path, scale, norms, parts);
     }
-    TCHI_CUDA_PASS(compute_parts(s, a, g, way, false, parts, nullptr, &sums.tiles));
+    TCHI_CUDA_PASS(compute_parts(s, a, g, path, false, parts, nullptr, &sums.tiles));
     return tchi_cuda_sample_norms_add(s, a->batch / groups, &sums, scale, norms);
 }
 

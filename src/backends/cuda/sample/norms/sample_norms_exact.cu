@@ -36,7 +36,7 @@ typedef struct split_problem {
     tchi_stream_k runs;
     int32_t tiles; /* of a sample */
     double *parts, *sizes;
-    split_sums *kept, *pieces; /* of tiles with split_blocks: A A' of each, and pieces of G G' */
+    split_sums *kept, *chunks; /* of tiles with split_blocks: A A' of each, and chunks of G G' */
     CUtensorMap a, g;
 } split_problem;
 
@@ -297,15 +297,15 @@ static __device__ __forceinline__ void write_part(const split_problem &p, int it
 
 #if !defined(__CUDA_ARCH__) || TCHI_WGMMA
 
-/* What becomes of a run's tile. A piece is stored at the number of its stretch and that of its tile, added: one of the
- * two grows from piece to piece. */
+/* What becomes of a run's tile. A chunk is stored at the number of its stretch and that of its tile, added: one of the
+ * two grows from chunk to chunk. */
 static __device__ __forceinline__ void finish_run(const split_problem &p, split_memory &m, const tchi_k_range &run,
                                                   const float (&sum)[64])
 {
     int left_over = run.item - p.runs.whole * p.runs.blocks;
     bool helped = left_over >= 0 && p.runs.cut < p.runs.ktiles_g;
     if (helped && tchi_stream_k_helps(p.runs)) {
-        store(p.pieces[(int)blockIdx.x - p.runs.split_tiles + left_over], sum);
+        store(p.chunks[(int)blockIdx.x - p.runs.split_tiles + left_over], sum);
         return;
     }
     if (run.of_g) {
@@ -380,8 +380,8 @@ static __device__ __forceinline__ float size_of(float4 x, float4 y)
     return (fabsf(x.x * y.x) + fabsf(x.y * y.y)) + (fabsf(x.z * y.z) + fabsf(x.w * y.w));
 }
 
-/* A block for every tile with split_blocks: its pieces with its tile of A A'. Reads 64 KB for each, from the L2 cache.
- * Terms of a piece are parts of terms, whose absolute values add up to more than those of the terms do. */
+/* A block for every tile with split_blocks: its chunks with its tile of A A'. Reads 64 KB for each, from the L2 cache.
+ * Terms of a chunk are parts of terms, whose absolute values add up to more than those of the terms do. */
 static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const __grid_constant__ split_problem p)
 {
     __shared__ double sums[32];
@@ -403,10 +403,10 @@ static __global__ void __launch_bounds__(JOIN_THREADS) sample_norms_join(const _
         if (from >= end) {
             break;
         }
-        const float4 *piece = (const float4 *)p.pieces[split_block + tile];
+        const float4 *chunk = (const float4 *)p.chunks[split_block + tile];
 #pragma unroll
         for (int i = 0; i < each && from < to && begin < to; i++) {
-            float4 four = piece[i * JOIN_THREADS + threadIdx.x];
+            float4 four = chunk[i * JOIN_THREADS + threadIdx.x];
             total += (double)dot(kept[i], four);
             size += (double)size_of(kept[i], four);
         }
@@ -439,7 +439,7 @@ static tch_status launch(const tchi_cuda_state *state, split_problem *p)
     }
     bool helped = r->cut < r->ktiles_g;
     p->kept = (split_sums *)state->blas_workspace;
-    p->pieces = p->kept + r->split_tiles;
+    p->chunks = p->kept + r->split_tiles;
     TCHI_CUDA_TRY(cudaFuncSetAttribute((const void *)sample_norms_split, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)sizeof(split_memory)),
                   "sample_norms_split");

@@ -7,7 +7,7 @@
 #include "backends/cuda/device/elements.cuh"
 
 #define TILE TCHI_SAMPLE_PLAIN_TILE
-/* How a block shares the work. A thread computes 8 rows and 8 columns of a tile in fours, or 4 of each in float64, and
+/* How a block shares the work. A thread computes 8 rows and 8 columns of a tile in vec4s, or 4 of each in float64, and
  * `groups` groups of threads compute the whole tile each, from their own share of every k-tile's steps: with few
  * samples of few positions there are too few tiles to fill a GPU by blocks of one group. */
 template <typename real, int groups> struct shape {
@@ -16,7 +16,7 @@ template <typename real, int groups> struct shape {
     static constexpr int group = side * side; /* threads */
     static constexpr int threads = groups * group;
     static constexpr int depth = groups == 1 ? 16 : 8 * groups; /* steps of the contraction in a k-tile */
-    static constexpr int fours = TILE * depth / 4 / threads;    /* of a k-tile that a thread brings */
+    static constexpr int vec4s = TILE * depth / 4 / threads;    /* of a k-tile that a thread brings */
 };
 
 /* Norms of float32 and less: bench/ladder/cuda_sample_norms.md has what one group took. */
@@ -71,27 +71,27 @@ static __device__ __forceinline__ int inside(int64_t at, int64_t end, int want)
 }
 
 template <typename real, int groups, bool by_rows>
-static __device__ void fetch(tchi_cuda_four<real> (&held)[shape<real, groups>::fours], const factor &f, int64_t depth,
+static __device__ void fetch(tchi_cuda_vec4<real> (&held)[shape<real, groups>::vec4s], const factor &f, int64_t depth,
                              int64_t matrix, int64_t first, int64_t from)
 {
     constexpr int steps = shape<real, groups>::depth;
 #pragma unroll
-    for (int h = 0; h < shape<real, groups>::fours; h++) {
+    for (int h = 0; h < shape<real, groups>::vec4s; h++) {
         int four = (int)threadIdx.x + h * shape<real, groups>::threads;
         int64_t m = first + across_of<steps, by_rows>(four);
         int64_t k = from + along_of<steps, by_rows>(four);
         int count = by_rows ? (m < f.count ? inside(k, depth, 4) : 0) : (k < depth ? inside(m, f.count, 4) : 0);
-        held[h] = tchi_cuda_load_four<real>(f.m, matrix, by_rows ? m : k, by_rows ? k : m, count);
+        held[h] = tchi_cuda_load_vec4<real>(f.m, matrix, by_rows ? m : k, by_rows ? k : m, count);
     }
 }
 
 template <typename real, int groups, bool by_rows>
 static __device__ void put(real (&ktile)[shape<real, groups>::depth][TILE + 4],
-                           const tchi_cuda_four<real> (&held)[shape<real, groups>::fours])
+                           const tchi_cuda_vec4<real> (&held)[shape<real, groups>::vec4s])
 {
     constexpr int steps = shape<real, groups>::depth;
 #pragma unroll
-    for (int h = 0; h < shape<real, groups>::fours; h++) {
+    for (int h = 0; h < shape<real, groups>::vec4s; h++) {
         int four = (int)threadIdx.x + h * shape<real, groups>::threads;
         int m = across_of<steps, by_rows>(four);
         int k = along_of<steps, by_rows>(four);
@@ -104,7 +104,7 @@ static __device__ void put(real (&ktile)[shape<real, groups>::depth][TILE + 4],
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
-/* Fours of a thread are as far apart as all threads' fours are wide, so that neighbors read neighboring fours. */
+/* vec4s of a thread are as far apart as all threads' vec4s are wide, so that neighbors read neighboring vec4s. */
 template <typename real> static __device__ __forceinline__ int row_of(int i)
 {
     return i / 4 * (4 * shape<real, 1>::side) + i % 4;
@@ -122,7 +122,7 @@ template <typename real> static __device__ __forceinline__ int first_col()
 }
 
 template <typename real>
-static __device__ __forceinline__ void read_fours(real (&values)[part<real>::each], const real *line)
+static __device__ __forceinline__ void read_vec4(real (&values)[part<real>::each], const real *line)
 {
 #pragma unroll
     for (int i = 0; i < part<real>::each; i += 4) {
@@ -144,8 +144,8 @@ static __device__ __forceinline__ void multiply_ktile(part<real> &sum, const kti
 #pragma unroll 8
     for (int k = first; k < first + steps; k++) {
         real rows[each], cols[each];
-        read_fours<real>(rows, &s.x[k][first_row<real>()]);
-        read_fours<real>(cols, &s.y[k][first_col<real>()]);
+        read_vec4<real>(rows, &s.x[k][first_row<real>()]);
+        read_vec4<real>(cols, &s.y[k][first_col<real>()]);
 #pragma unroll
         for (int e = 0; e < each * each; e++) {
             sum.v[e / each][e % each] += rows[e / each] * cols[e % each];
@@ -186,7 +186,7 @@ static __device__ void multiply(part<real> &sum, ktiles<real, groups> &s, const 
 {
     constexpr int each = part<real>::each;
     constexpr int steps = shape<real, groups>::depth;
-    tchi_cuda_four<real> x[shape<real, groups>::fours], y[shape<real, groups>::fours];
+    tchi_cuda_vec4<real> x[shape<real, groups>::vec4s], y[shape<real, groups>::vec4s];
 #pragma unroll
     for (int e = 0; e < each * each; e++) {
         sum.v[e / each][e % each] = (real)0;

@@ -43,8 +43,8 @@ static __device__ __forceinline__ bool tchi_stream_k_helps(const tchi_stream_k &
     return (int)blockIdx.x >= r.split_tiles;
 }
 
-/* Pieces of a block that helps. */
-static __device__ __forceinline__ int tchi_stream_k_pieces(const tchi_stream_k &r)
+/* Chunks of a block that helps. */
+static __device__ __forceinline__ int tchi_stream_k_chunks(const tchi_stream_k &r)
 {
     int split_block = (int)blockIdx.x - r.split_tiles;
     int each = r.ktiles_g - r.cut;
@@ -58,10 +58,10 @@ static __device__ __forceinline__ int tchi_stream_k_pieces(const tchi_stream_k &
 
 static __device__ __forceinline__ int tchi_stream_k_count(const tchi_stream_k &r)
 {
-    return 2 * r.whole + (tchi_stream_k_helps(r) ? tchi_stream_k_pieces(r) : 2);
+    return 2 * r.whole + (tchi_stream_k_helps(r) ? tchi_stream_k_chunks(r) : 2);
 }
 
-static __device__ __forceinline__ tchi_k_range tchi_stream_k_piece(const tchi_stream_k &r, int number)
+static __device__ __forceinline__ tchi_k_range tchi_stream_k_chunk(const tchi_stream_k &r, int number)
 {
     int split_block = (int)blockIdx.x - r.split_tiles;
     int each = r.ktiles_g - r.cut;
@@ -78,7 +78,7 @@ static __device__ __forceinline__ tchi_k_range tchi_stream_k_get(const tchi_stre
 {
     bool left_over = number >= 2 * r.whole;
     if (left_over && tchi_stream_k_helps(r)) {
-        return tchi_stream_k_piece(r, number - 2 * r.whole);
+        return tchi_stream_k_chunk(r, number - 2 * r.whole);
     }
     int of_g = number % 2;
     return {(int)blockIdx.x + number / 2 * r.blocks, of_g, 0, !of_g ? r.ktiles_a : left_over ? r.cut : r.ktiles_g};
@@ -86,7 +86,7 @@ static __device__ __forceinline__ tchi_k_range tchi_stream_k_get(const tchi_stre
 
 /* --- on the host ------------------------------------------------------------------------------------------------- */
 
-#define TCHI_RUNS_WORTH 8 /* k-tiles that helping must save: about what storing and joining pieces takes */
+#define TCHI_RUNS_WORTH 8 /* k-tiles that helping must save: about what storing and joining chunks takes */
 
 /* Owners and split_blocks end at the same time if A and G up to the cut are as many k-tiles as a stretch. */
 static inline tchi_stream_k tchi_stream_k_share(int64_t items, int blocks, int64_t ktiles_a, int64_t ktiles_g)

@@ -6,8 +6,8 @@
 
 #define THREADS 256
 #define DEPTH 8  /* columns of a step */
-#define EACH 8   /* rows and columns of the tile that a thread has: two fours, half a tile apart */
-#define PIECE 64 /* positions of a block of token_dots */
+#define EACH 8   /* rows and columns of the tile that a thread has: two vec4s, half a tile apart */
+#define CHUNK 64 /* positions of a block of token_dots */
 
 /* Blocks that a multiprocessor holds of float32: two where ptxas fits them into 128 registers without spilling. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
@@ -29,17 +29,17 @@ static __device__ inline int place_in_tile(int thread, int n)
 
 /* The thread's four elements of rows `first` on, columns j on; zeros beyond the edges. */
 template <typename real>
-static __device__ inline tchi_cuda_four<real> fetch(const tchi_cuda_operand &m, int64_t b, int64_t first, int64_t rows,
+static __device__ inline tchi_cuda_vec4<real> fetch(const tchi_cuda_operand &m, int64_t b, int64_t first, int64_t rows,
                                                     int64_t j, int64_t cols)
 {
     int64_t row = first + threadIdx.x / (DEPTH / 4);
     int64_t col = j + threadIdx.x % (DEPTH / 4) * 4;
     int64_t left = cols - col;
     int count = left < 0 || row >= rows ? 0 : left < 4 ? (int)left : 4;
-    return tchi_cuda_load_four<real>(m, b, row, col, count);
+    return tchi_cuda_load_vec4<real>(m, b, row, col, count);
 }
 
-template <typename real> static __device__ inline void put(cross_tile<real> &tile, const tchi_cuda_four<real> &four)
+template <typename real> static __device__ inline void put(cross_tile<real> &tile, const tchi_cuda_vec4<real> &four)
 {
     int row = (int)threadIdx.x / (DEPTH / 4);
     int col = (int)threadIdx.x % (DEPTH / 4) * 4;
@@ -77,8 +77,8 @@ static __device__ inline void tile_products(const tchi_cuda_cross &c, int64_t b,
                                             cross_tile<real> &h, cross_tile<real> &a, real products[EACH][EACH])
 {
     for (int64_t j = 0; j < c.cols; j += DEPTH) {
-        tchi_cuda_four<real> four_h = fetch<real>(c.h, b, s, c.list.positions, j, c.cols);
-        tchi_cuda_four<real> four_a = fetch<real>(c.a, b, t, c.rows, j, c.cols);
+        tchi_cuda_vec4<real> four_h = fetch<real>(c.h, b, s, c.list.positions, j, c.cols);
+        tchi_cuda_vec4<real> four_a = fetch<real>(c.a, b, t, c.rows, j, c.cols);
         __syncthreads(); /* all have done with the step before */
         put(h, four_h);
         put(a, four_a);
@@ -141,7 +141,7 @@ static __global__ void __launch_bounds__(THREADS, sizeof(real) == sizeof(double)
     }
 }
 
-/* token_dots has no more pieces. */
+/* token_dots has no more chunks. */
 int64_t tchi_cuda_token_cross_scratch(int64_t samples, int64_t positions)
 {
     int64_t tiles = tchi_cuda_ceil_div(positions, TCHI_CUDA_CROSS_TILE);
@@ -190,7 +190,7 @@ tch_status tchi_cuda_token_cross(void *state, const tch_matrices *tokens, int64_
 typedef struct dots_call {
     tchi_cuda_token_list list;
     tchi_cuda_operand g, w;
-    int64_t samples, pieces, cols;
+    int64_t samples, chunks, cols;
 } dots_call;
 
 /* <row s of G, row `token` of W>, a lane's share of it. */
@@ -200,8 +200,8 @@ static __device__ inline double share_of_dot(const dots_call &c, int64_t b, int6
     double sum = 0;
     for (int64_t j = lane * 4; j < c.cols; j += 128) {
         int count = c.cols - j < 4 ? (int)(c.cols - j) : 4;
-        tchi_cuda_four<real> g = tchi_cuda_load_four<real>(c.g, b, s, j, count);
-        tchi_cuda_four<real> w = tchi_cuda_load_four<real>(c.w, 0, token, j, count);
+        tchi_cuda_vec4<real> g = tchi_cuda_load_vec4<real>(c.g, b, s, j, count);
+        tchi_cuda_vec4<real> w = tchi_cuda_load_vec4<real>(c.w, 0, token, j, count);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             sum = fma((double)g.v[k], (double)w.v[k], sum);
@@ -211,17 +211,17 @@ static __device__ inline double share_of_dot(const dots_call &c, int64_t b, int6
 }
 
 /* G (positions, cols) for each sample, W (tokens, cols). Moves: G and a row of W for each position. Does: a product and
- * a sum an element. A block for each PIECE positions of a sample, a warp for each eighth of them. */
+ * a sum an element. A block for each CHUNK positions of a sample, a warp for each eighth of them. */
 template <typename real>
 static __global__ void __launch_bounds__(THREADS, 4)
     token_dots_kernel(const __grid_constant__ dots_call c, double *partial)
 {
     __shared__ double shared[32];
     const int lane = (int)threadIdx.x % 32;
-    for (int64_t n = blockIdx.x; n < c.samples * c.pieces; n += gridDim.x) {
-        int64_t b = n / c.pieces;
-        int64_t first = (n - b * c.pieces) * PIECE;
-        int64_t last = first + PIECE < c.list.positions ? first + PIECE : c.list.positions;
+    for (int64_t n = blockIdx.x; n < c.samples * c.chunks; n += gridDim.x) {
+        int64_t b = n / c.chunks;
+        int64_t first = (n - b * c.chunks) * CHUNK;
+        int64_t last = first + CHUNK < c.list.positions ? first + CHUNK : c.list.positions;
         double sum = 0;
         for (int64_t s = first + threadIdx.x / 32; s < last; s += THREADS / 32) {
             int64_t token = tchi_cuda_token_at(c.list, b, s);
@@ -242,18 +242,18 @@ tch_status tchi_cuda_token_dots(void *state, const tch_matrices *tokens, int64_t
                    tchi_cuda_operand_of(g),
                    tchi_cuda_operand_of(w),
                    tokens->rows,
-                   tchi_cuda_ceil_div(tokens->cols, PIECE),
+                   tchi_cuda_ceil_div(tokens->cols, CHUNK),
                    g->cols};
     double *partial = (double *)scratch;
-    if (c.samples == 0 || c.pieces == 0 || c.cols == 0) {
+    if (c.samples == 0 || c.chunks == 0 || c.cols == 0) {
         return TCH_OK;
     }
-    unsigned blocks = tchi_cuda_grid(c.samples * c.pieces);
+    unsigned blocks = tchi_cuda_grid(c.samples * c.chunks);
     if (g->type == TCH_SCALAR_F64) {
         token_dots_kernel<double><<<blocks, THREADS, 0, s->stream>>>(c, partial);
     } else {
         token_dots_kernel<float><<<blocks, THREADS, 0, s->stream>>>(c, partial);
     }
     TCHI_CUDA_PASS(tchi_cuda_launched(s, "token_dots"));
-    return tchi_cuda_add_partials(s, c.samples, c.pieces, partial, scale, dots);
+    return tchi_cuda_add_partials(s, c.samples, c.chunks, partial, scale, dots);
 }

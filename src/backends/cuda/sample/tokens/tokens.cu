@@ -1,18 +1,18 @@
 /* Gradients of embeddings: sums over the positions of equal tokens, put into the rows of the weight or squared for the
  * norms of samples. Positions are ordered by token first (token_order.cu), so that equal ones lie together as a run.
- * The order is cut into pieces by its length alone, a warp walks down a piece with four columns in each lane, and runs
- * that reach beyond their piece leave their parts in scratch, where a second kernel joins them: a token that fills half
+ * The order is cut into spans by its length alone, a warp walks down a span with four columns in each lane, and runs
+ * that reach beyond their span leave their parts in scratch, where a second kernel joins them: a token that fills half
  * a batch costs no more than many that are rare, and sums have one order. */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "token_order.cuh"
 
 #define WARPS 8
-#define COLUMNS 128      /* of a warp */
-#define AT_ONCE 4        /* positions whose rows a warp has under way */
-#define PIECE 32         /* positions of a piece, at least */
-#define MOST_PIECES 4096 /* of all groups, where these are longer than a piece */
+#define COLUMNS 128    /* of a warp */
+#define AT_ONCE 4      /* positions whose rows a warp has under way */
+#define SPAN 32        /* positions of a span, at least */
+#define MAX_SPANS 4096 /* of all groups, where these are longer than a span */
 
-/* Parts of a run that reaches beyond a piece: at its beginning, or at its end alone. */
+/* Parts of a run that reaches beyond a span: at its beginning, or at its end alone. */
 enum { HEAD = 0, TAIL = 1, PARTS = 2 };
 
 typedef struct run_call {
@@ -22,26 +22,26 @@ typedef struct run_call {
     const double *weights;
     double scale;
     int64_t cols, chunks;  /* of columns */
-    int64_t piece, pieces; /* positions of one, and pieces of a group */
-    void *parts;           /* (groups, pieces, PARTS, cols) */
-    double *squares;       /* (groups, pieces, chunks), where norms are wanted */
+    int64_t span, spans;   /* positions of one, and spans of a group */
+    void *parts;           /* (groups, spans, PARTS, cols) */
+    double *squares;       /* (groups, spans, chunks), where norms are wanted */
     tchi_cuda_operand out; /* otherwise */
 } run_call;
 
-/* --- pieces ------------------------------------------------------------------------------------------------------ */
+/* --- spans ------------------------------------------------------------------------------------------------------ */
 
-static int64_t piece_of(int64_t groups, int64_t length)
+static int64_t span_of(int64_t groups, int64_t length)
 {
-    int64_t piece = PIECE;
-    while (groups * length > piece * MOST_PIECES) {
-        piece *= 2;
+    int64_t span = SPAN;
+    while (groups * length > span * MAX_SPANS) {
+        span *= 2;
     }
-    return piece;
+    return span;
 }
 
-/* One piece and four columns of it. */
+/* One span and four columns of it. */
 typedef struct run_place {
-    int64_t number; /* of the piece among all */
+    int64_t number; /* of the span among all */
     int64_t group, first, last;
     int64_t chunk, j;
     int count;
@@ -52,9 +52,9 @@ static __device__ inline run_place place_of(const run_call &c, int64_t item, int
     run_place p;
     p.number = item / c.chunks;
     p.chunk = item - p.number * c.chunks;
-    p.group = p.number / c.pieces;
-    p.first = (p.number - p.group * c.pieces) * c.piece;
-    p.last = p.first + c.piece < c.list.length ? p.first + c.piece : c.list.length;
+    p.group = p.number / c.spans;
+    p.first = (p.number - p.group * c.spans) * c.span;
+    p.last = p.first + c.span < c.list.length ? p.first + c.span : c.list.length;
     p.j = p.chunk * COLUMNS + lane * 4;
     int64_t left = c.cols - p.j;
     p.count = left < 0 ? 0 : left < 4 ? (int)left : 4;
@@ -110,17 +110,17 @@ template <typename real> static __device__ inline run_entry<real> entry_at(const
 /* Only the block of threads that has the whole run writes its row. */
 template <typename sum>
 static __device__ inline void add_to_out(const run_call &c, int64_t group, int64_t token, int64_t j, int count,
-                                         const tchi_cuda_four<sum> &sums)
+                                         const tchi_cuda_vec4<sum> &sums)
 {
-    tchi_cuda_four<double> before = tchi_cuda_load_four<double>(c.out, group, token, j, count);
+    tchi_cuda_vec4<double> before = tchi_cuda_load_vec4<double>(c.out, group, token, j, count);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         before.v[k] += (double)sums.v[k];
     }
-    tchi_cuda_store_four<double>(c.out, group, token, j, count, before);
+    tchi_cuda_store_vec4<double>(c.out, group, token, j, count, before);
 }
 
-template <typename sum> static __device__ inline double square_of(const tchi_cuda_four<sum> &sums)
+template <typename sum> static __device__ inline double square_of(const tchi_cuda_vec4<sum> &sums)
 {
     double square = 0;
 #pragma unroll
@@ -133,12 +133,12 @@ template <typename sum> static __device__ inline double square_of(const tchi_cud
 /* A run as a warp walks along it. */
 template <typename real> struct run_walk {
     int64_t token;
-    bool head; /* it began before the piece */
-    tchi_cuda_four<real> sums;
+    bool head; /* it began before the span */
+    tchi_cuda_vec4<real> sums;
     double squares; /* of the runs that ended */
 };
 
-/* The run has come to its end in this piece, or to the end of the piece where it goes on. */
+/* The run has come to its end in this span, or to the end of the span where it goes on. */
 template <typename real, bool squared>
 static __device__ inline void end_run(const run_call &c, const run_place &p, run_walk<real> &walk, bool on)
 {
@@ -165,7 +165,7 @@ template <typename real, bool squared>
 static __device__ inline void walk_rows(const run_call &c, const run_place &p, const run_entry<real> &mine, int from,
                                         int live, run_walk<real> &walk)
 {
-    tchi_cuda_four<real> rows[AT_ONCE];
+    tchi_cuda_vec4<real> rows[AT_ONCE];
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
         int64_t row = (int64_t)__shfl_sync(0xFFFFFFFFu, (long long)mine.row, from + k);
@@ -190,7 +190,7 @@ static __device__ inline void walk_rows(const run_call &c, const run_place &p, c
 }
 
 template <typename real, bool squared>
-static __device__ inline double walk_piece(const run_call &c, const run_place &p, int lane)
+static __device__ inline double walk_span(const run_call &c, const run_place &p, int lane)
 {
     run_walk<real> walk = {token_at(c, p.group, p.first), begins_before(c, p), {}, 0.0};
     for (int64_t e = p.first; e < p.last; e += 32) {
@@ -208,15 +208,15 @@ static __device__ inline double walk_piece(const run_call &c, const run_place &p
 }
 
 /* G (positions, cols) for each sample. Moves: G once, and the rows of out that have tokens in and out. Does: a product
- * and a sum an element. A warp for each piece and COLUMNS columns. */
+ * and a sum an element. A warp for each span and COLUMNS columns. */
 template <typename real, bool squared>
 static __global__ void __launch_bounds__(WARPS * 32, 2) run_sums_kernel(const __grid_constant__ run_call c)
 {
     const int lane = (int)threadIdx.x % 32;
-    const int64_t items = c.list.groups * c.pieces * c.chunks;
+    const int64_t items = c.list.groups * c.spans * c.chunks;
     for (int64_t item = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; item < items;
          item += (int64_t)gridDim.x * WARPS) {
-        double squares = walk_piece<real, squared>(c, place_of(c, item, lane), lane);
+        double squares = walk_span<real, squared>(c, place_of(c, item, lane), lane);
         if (squared) {
             squares = tchi_cuda_warp_sum(squares);
             if (lane == 0) {
@@ -226,16 +226,16 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) run_sums_kernel(const __
     }
 }
 
-/* --- runs over several pieces ------------------------------------------------------------------------------------ */
+/* --- runs over several spans ------------------------------------------------------------------------------------ */
 
-/* The sum of the heads of the pieces behind p that belong to the run of `token`; warps take pieces in turn. */
+/* The sum of the heads of the spans behind p that belong to the run of `token`; warps take spans in turn. */
 template <typename real>
-static __device__ inline tchi_cuda_four<double> sum_of_heads(const run_call &c, const run_place &p, int64_t token,
+static __device__ inline tchi_cuda_vec4<double> sum_of_heads(const run_call &c, const run_place &p, int64_t token,
                                                              int warp)
 {
-    tchi_cuda_four<double> sums = {};
-    for (int64_t ahead = 1 + warp; p.first + ahead * c.piece < c.list.length; ahead += WARPS) {
-        if (token_at(c, p.group, p.first + ahead * c.piece) != token) {
+    tchi_cuda_vec4<double> sums = {};
+    for (int64_t ahead = 1 + warp; p.first + ahead * c.span < c.list.length; ahead += WARPS) {
+        if (token_at(c, p.group, p.first + ahead * c.span) != token) {
             break;
         }
         const real *from = part_at<real>(c, p.number + ahead, HEAD, p.j);
@@ -247,15 +247,15 @@ static __device__ inline tchi_cuda_four<double> sum_of_heads(const run_call &c, 
     return sums;
 }
 
-/* Moves: 4 bytes for each column of a piece whose run goes on, of float32. Does: a sum each. A block for each piece and
+/* Moves: 4 bytes for each column of a span whose run goes on, of float32. Does: a sum each. A block for each span and
  * COLUMNS columns; it has nothing to do unless a run begins there that goes on. */
 template <typename real, bool squared>
 static __global__ void __launch_bounds__(WARPS * 32) join_runs_kernel(const __grid_constant__ run_call c)
 {
-    __shared__ tchi_cuda_four<double> shared[WARPS][32];
+    __shared__ tchi_cuda_vec4<double> shared[WARPS][32];
     const int lane = (int)threadIdx.x % 32;
     const int warp = (int)threadIdx.x / 32;
-    for (int64_t item = blockIdx.x; item < c.list.groups * c.pieces * c.chunks; item += gridDim.x) {
+    for (int64_t item = blockIdx.x; item < c.list.groups * c.spans * c.chunks; item += gridDim.x) {
         run_place p = place_of(c, item, lane);
         int64_t token = token_at(c, p.group, p.last - 1);
         bool began_before = p.first > 0 && token_at(c, p.group, p.first - 1) == token;
@@ -265,7 +265,7 @@ static __global__ void __launch_bounds__(WARPS * 32) join_runs_kernel(const __gr
         shared[warp][lane] = sum_of_heads<real>(c, p, token, warp);
         __syncthreads();
         if (warp == 0) {
-            tchi_cuda_four<double> sums = {};
+            tchi_cuda_vec4<double> sums = {};
             for (int k = 0; k < p.count; k++) {
                 sums.v[k] = (double)*part_at<real>(c, p.number, TAIL, p.j + k);
                 for (int w = 0; w < WARPS; w++) {
@@ -290,10 +290,10 @@ static __global__ void __launch_bounds__(WARPS * 32) join_runs_kernel(const __gr
 /* Parts are kept in the widest type, whose size does not depend on what is known when scratch is asked for. */
 static int64_t run_scratch(int64_t groups, int64_t length, int64_t cols)
 {
-    int64_t pieces = groups * tchi_cuda_ceil_div(length, piece_of(groups, length));
+    int64_t spans = groups * tchi_cuda_ceil_div(length, span_of(groups, length));
     int64_t chunks = tchi_cuda_ceil_div(cols, COLUMNS);
-    int64_t parts = length > piece_of(groups, length) ? pieces * PARTS * cols : 0;
-    return tchi_cuda_token_order_scratch(groups, length) + (parts + pieces * chunks) * (int64_t)sizeof(double);
+    int64_t parts = length > span_of(groups, length) ? spans * PARTS * cols : 0;
+    return tchi_cuda_token_order_scratch(groups, length) + (parts + spans * chunks) * (int64_t)sizeof(double);
 }
 
 int64_t tchi_cuda_token_runs_scratch(int64_t samples, int64_t positions, int64_t cols)
@@ -311,20 +311,20 @@ static run_call call_of(const tchi_cuda_token_list &list, const tch_matrices *g,
     c.scale = 1.0;
     c.cols = g->cols;
     c.chunks = tchi_cuda_ceil_div(g->cols, COLUMNS);
-    c.piece = piece_of(list.groups, list.length);
-    c.pieces = tchi_cuda_ceil_div(list.length, c.piece);
+    c.span = span_of(list.groups, list.length);
+    c.spans = tchi_cuda_ceil_div(list.length, c.span);
     c.squares = (double *)((char *)scratch + tchi_cuda_token_order_scratch(list.groups, list.length));
-    c.parts = c.squares + list.groups * c.pieces * c.chunks;
+    c.parts = c.squares + list.groups * c.spans * c.chunks;
     return c;
 }
 
 template <typename real, bool squared> static tch_status run_runs(const tchi_cuda_state *state, const run_call &c)
 {
-    int64_t items = c.list.groups * c.pieces * c.chunks;
+    int64_t items = c.list.groups * c.spans * c.chunks;
     unsigned blocks = tchi_cuda_grid(tchi_cuda_ceil_div(items, WARPS));
     run_sums_kernel<real, squared><<<blocks, WARPS * 32, 0, state->stream>>>(c);
     TCHI_CUDA_PASS(tchi_cuda_launched(state, "run_sums"));
-    if (c.pieces == 1) {
+    if (c.spans == 1) {
         return TCH_OK;
     }
     join_runs_kernel<real, squared><<<tchi_cuda_grid(items), WARPS * 32, 0, state->stream>>>(c);
@@ -341,7 +341,7 @@ tch_status tchi_cuda_token_norms(void *state, const tch_matrices *tokens, int64_
     run_call c = call_of(tchi_cuda_token_list_of(tokens, rows, padding, true), g, scratch);
     TCHI_CUDA_PASS(tchi_cuda_order_tokens(s, c.list, scratch, &c.order));
     TCHI_CUDA_PASS(g->type == TCH_SCALAR_F64 ? (run_runs<double, true>(s, c)) : (run_runs<float, true>(s, c)));
-    return tchi_cuda_add_partials(s, c.list.groups, c.pieces * c.chunks, c.squares, scale, norms);
+    return tchi_cuda_add_partials(s, c.list.groups, c.spans * c.chunks, c.squares, scale, norms);
 }
 
 /* out (rows, cols). Moves: 8 bytes an element of float32, 4 where beta is 0. Does: a product. */

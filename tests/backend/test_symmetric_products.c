@@ -404,7 +404,7 @@ static void norms_of_all_sizes(void **state)
     drop(context, &x);
 }
 
-/* Pieces in shared memory that are given back too early are overwritten now and then, when much is under way at once:
+/* Chunks in shared memory that are given back too early are overwritten now and then, when much is under way at once:
  * about every tenth product of this size had a few wrong numbers that way on an H200. Differences are taken on the
  * device. */
 static void large_products_are_the_same_every_time(void **state)

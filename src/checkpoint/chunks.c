@@ -1,6 +1,6 @@
-/* Pieces of tensors: see pieces.h. Device tensors are taken apart by their description alone; their memory is touched
+/* Chunks of tensors: see chunks.h. Device tensors are taken apart by their description alone; their memory is touched
  * only by tch_tensor_copy. */
-#include "pieces.h"
+#include "chunks.h"
 
 #include <string.h>
 
@@ -46,8 +46,8 @@ static tch_tensor rows_of(const tch_tensor *tensor, int64_t first, int64_t count
     return rows;
 }
 
-/* Whole where it fits; else as many rows at a time as do, or each row in pieces. */
-tch_status tchi_visit_pieces(const tch_tensor *tensor, int64_t room, tchi_piece_visitor visit, void *user)
+/* Whole where it fits; else as many rows at a time as do, or each row in chunks. */
+tch_status tchi_visit_chunks(const tch_tensor *tensor, int64_t room, tchi_chunk_visitor visit, void *user)
 {
     int64_t count = tch_tensor_numel(tensor);
     if (count <= room) {
@@ -60,7 +60,7 @@ tch_status tchi_visit_pieces(const tch_tensor *tensor, int64_t room, tchi_piece_
     for (int64_t first = 0; first < tensor->shape[0]; first += step) {
         int64_t left = tensor->shape[0] - first;
         tch_tensor rows = rows_of(tensor, first, left < step ? left : step, shape);
-        TCHI_TRY(tchi_visit_pieces(&rows, room, visit, user));
+        TCHI_TRY(tchi_visit_chunks(&rows, room, visit, user));
     }
     return TCH_OK;
 }

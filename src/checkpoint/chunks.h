@@ -1,16 +1,16 @@
-/* Tensors in pieces that fit in a buffer, and their elements packed into it or out of it. */
-#ifndef TCHI_CHECKPOINT_PIECES_H
-#define TCHI_CHECKPOINT_PIECES_H
+/* Tensors in chunks that fit in a buffer, and their elements packed into it or out of it. */
+#ifndef TCHI_CHECKPOINT_CHUNKS_H
+#define TCHI_CHECKPOINT_CHUNKS_H
 
 #include <stdbool.h>
 
 #include <torchium/tensor.h>
 
-typedef tch_status (*tchi_piece_visitor)(void *user, tch_tensor *piece);
+typedef tch_status (*tchi_chunk_visitor)(void *user, tch_tensor *chunk);
 
-/* Shows all elements to `visit`, in row-major order, in pieces of at most `room` of them. Stops at the first
+/* Shows all elements to `visit`, in row-major order, in chunks of at most `room` of them. Stops at the first
  * failure. */
-tch_status tchi_visit_pieces(const tch_tensor *tensor, int64_t room, tchi_piece_visitor visit, void *user);
+tch_status tchi_visit_chunks(const tch_tensor *tensor, int64_t room, tchi_chunk_visitor visit, void *user);
 
 /* Elements of a tensor in host memory to and from row-major order without gaps. */
 void tchi_pack(const tch_tensor *tensor, char *packed);

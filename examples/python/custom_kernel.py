@@ -1,7 +1,7 @@
 """An optimizer whose update is a custom kernel: AdamW, written in four lines of C.
 
-    python own_kernel.py                                        # a few seconds
-    python own_kernel.py --steps 1000 --device cpu
+    python custom_kernel.py                                        # a few seconds
+    python custom_kernel.py --steps 1000 --device cpu
 
 `torchium.elementwise` makes one kernel of the whole update, so that every number is read once and written once. The
 same network is trained by torch.optim.AdamW from the same start, and at the end the two sets of weights are compared.

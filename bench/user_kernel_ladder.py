@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A user's kernel from the first that works to a tuned one: AdamW over all weights of a GPT-2, beside the built-in.
 
-    PYTHONPATH=build/cuda/python bench/own_kernel_ladder.py [--json FILE]
-    PYTHONPATH=build/release/python bench/own_kernel_ladder.py --device cpu
+    PYTHONPATH=build/cuda/python bench/user_kernel_ladder.py [--json FILE]
+    PYTHONPATH=build/release/python bench/user_kernel_ladder.py --device cpu
 
 Memory decides: an element has 16 bytes to be read (p, g, m, v) and 12 to be written, and a step of AdamW cannot take
 less than the copy of as many bytes, which is the first row. GB/s count those 28 bytes whatever a rung moves. Every rung
@@ -80,20 +80,20 @@ __global__ void adamw(float *p, const float *g, float *m, float *v, {NUMBERS_OF_
 }}
 """
 
-# Sixteen bytes at a time: a quarter of the requests to memory. Two fours a thread: all eight loads are asked for before
+# Sixteen bytes at a time: a quarter of the requests to memory. Two vec4s a thread: all eight loads are asked for before
 # the first is needed.
-FOURS = f"""
+VEC4S = f"""
 struct alignas(16) four {{ float at[4]; }};
 
 __global__ void __launch_bounds__(256) adamw(float *p, const float *g, float *m, float *v, {NUMBERS_OF_C}, int n)
 {{
-    const int fours = n / 4;
-    const int first = blockIdx.x * (blockDim.x * FOURS) + threadIdx.x;
-    four P[FOURS], G[FOURS], M[FOURS], V[FOURS];
+    const int vec4s = n / 4;
+    const int first = blockIdx.x * (blockDim.x * VEC4S) + threadIdx.x;
+    four P[VEC4S], G[VEC4S], M[VEC4S], V[VEC4S];
 #pragma unroll
-    for (int s = 0; s < FOURS; s++) {{
+    for (int s = 0; s < VEC4S; s++) {{
         int i = first + s * blockDim.x;
-        if (i < fours) {{
+        if (i < vec4s) {{
             G[s] = reinterpret_cast<const four *>(g)[i];
             P[s] = reinterpret_cast<const four *>(p)[i];
             M[s] = reinterpret_cast<const four *>(m)[i];
@@ -101,9 +101,9 @@ __global__ void __launch_bounds__(256) adamw(float *p, const float *g, float *m,
         }}
     }}
 #pragma unroll
-    for (int s = 0; s < FOURS; s++) {{
+    for (int s = 0; s < VEC4S; s++) {{
         int i = first + s * blockDim.x;
-        if (i < fours) {{
+        if (i < vec4s) {{
 #pragma unroll
             for (int e = 0; e < 4; e++) {{
                 float grad = G[s].at[e];
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(256) adamw(float *p, const float *g, float *m,
             reinterpret_cast<four *>(v)[i] = V[s];
         }}
     }}
-    int i = fours * 4 + threadIdx.x;  // what is left, three elements at most
+    int i = vec4s * 4 + threadIdx.x;  // what is left, three elements at most
     if (blockIdx.x == 0 && i < n) {{
         m[i] = beta1 * m[i] + (1 - beta1) * g[i];
         v[i] = beta2 * v[i] + (1 - beta2) * g[i] * g[i];
@@ -229,8 +229,8 @@ RUNGS = {
     "1 three kernels, one for each line": three_kernels,
     "2 one kernel, a thread for each element": one_kernel(FUSED, 1),
     "3 a grid-stride loop": one_kernel(STRIDED, 0),
-    "4 sixteen bytes at a time": one_kernel(FOURS, 4, options=["-DFOURS=1"]),
-    "5 two of them a thread, loads first": one_kernel(FOURS, 8, options=["-DFOURS=2"]),
+    "4 sixteen bytes at a time": one_kernel(VEC4S, 4, options=["-DVEC4S=1"]),
+    "5 two of them a thread, loads first": one_kernel(VEC4S, 8, options=["-DVEC4S=2"]),
     "  torchium.elementwise": elementwise,
     "  update_kernel of torchium.optim.AdamW": optimizer(Kernel(UPDATE, tolerance=1e-4)),
     "  update_kernel, the network's own tensors": optimizer(Kernel(UPDATE, tolerance=1e-4), NETWORK),
