@@ -99,7 +99,7 @@ def equal_bits(size):
         for way, place in ways(size):
             _, parameters = train(name, place)
             assert not differing(expected, parameters), f"{name} {way}: parameters {differing(expected, parameters)}"
-        optimizer, parameters = train(name, lambda value: value, process_group=dist.group.WORLD)
+        _, parameters = train(name, lambda value: value, process_group=dist.group.WORLD)
         assert not differing(expected, parameters), f"{name} as replicas"
 
 
