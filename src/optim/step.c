@@ -126,7 +126,7 @@ static tch_status lay_out(tch_optimizer *o, tchi_param *p, const tch_tensor *gra
     p->grad_type = tchi_scalar_of(grad->dtype);
     p->grad = tchi_tensor_data(grad);
     if (p->count == 0) {
-        p->grad = p->carried ? (char *)o->control : NULL; /* nothing is read there */
+        p->grad = o->shared != NULL ? (char *)o->control : NULL; /* nothing is read there, but its clock goes on */
     } else if (!same_layout(p, grad)) {
         tch_array from = tchi_array_of(grad, strides);
         p->grad = o->copies + *used;

@@ -206,9 +206,10 @@ def really_trains(size):
     for name in ("Muon", "Shampoo", "AdamW"):
         one, many = model(), model()
         steps(one, make(name, one.parameters()))
+        mesh = init_device_mesh("cpu", (size,))
         for layer in many:
-            fully_shard(layer)
-        fully_shard(many)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(many, mesh=mesh)
         steps(many, make(name, many.parameters()))
         for a, b in zip(one.parameters(), many.parameters(), strict=True):
             assert torch.allclose(a, whole(b), rtol=1e-4, atol=1e-5), name

@@ -75,8 +75,9 @@ static void copy(const pretend_rank *r, void *to, bool to_host, const void *from
         memmove(to, from, (size_t)bytes);
         return;
     }
-    tch_tensor dst = tch_tensor_view(to, ((tch_dtype){TCH_UINT, 8, 1}), 1, &bytes);
-    tch_tensor src = tch_tensor_view((void *)from, ((tch_dtype){TCH_UINT, 8, 1}), 1, &bytes);
+    int64_t words = bytes / (int64_t)sizeof(int32_t); /* all that travels is made of whole ones */
+    tch_tensor dst = tch_tensor_view(to, TCH_INT32, 1, &words);
+    tch_tensor src = tch_tensor_view((void *)from, TCH_INT32, 1, &words);
     src.device = tch_context_device(r->context);
     if (!to_host) {
         dst.device = src.device;
@@ -176,8 +177,9 @@ static tch_status reduce_max(void *user, int32_t *values, int32_t count, void *s
         memcpy(values, largest, (size_t)bytes);
         return TCH_OK;
     }
-    tch_tensor src = tch_tensor_view(largest, ((tch_dtype){TCH_UINT, 8, 1}), 1, &bytes);
-    tch_tensor dst = tch_tensor_view(values, ((tch_dtype){TCH_UINT, 8, 1}), 1, &bytes);
+    int64_t words = count;
+    tch_tensor src = tch_tensor_view(largest, TCH_INT32, 1, &words);
+    tch_tensor dst = tch_tensor_view(values, TCH_INT32, 1, &words);
     dst.device = tch_context_device(r->context);
     return tch_tensor_copy(r->context, &dst, &src);
 }
