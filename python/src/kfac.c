@@ -10,8 +10,6 @@
 #include "errors.h"
 #include "module.h"
 
-#define ARGUMENTS PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords
-
 int py_kfac_enter(py_kfac *self)
 {
     const char *why = self->kfac == NULL ? "was never made: its __init__ did not succeed"
@@ -81,31 +79,29 @@ static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_o
     return failed ? -1 : 0;
 }
 
-static PyObject *observe(ARGUMENTS)
+static PyObject *observe(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer", "input", "output_gradient", "scale", "grad_scale", "stream", NULL};
+    PY_TAKE("observe", 4, "layer", "input", "output_gradient", "scale", "grad_scale", "stream");
     py_kfac *self = (py_kfac *)object;
-    PyObject *values[6];
     int64_t layer;
     double scale;
-    if (py_arguments("observe", names, 4, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "layer", 0, INT32_MAX, &layer) < 0 || py_take_double(values[3], "scale", &scale) < 0 ||
+    if (py_take_int(v[0], "layer", 0, INT32_MAX, &layer) < 0 || py_take_double(v[3], "scale", &scale) < 0 ||
         py_kfac_enter(self) < 0) {
         return NULL;
     }
     const py_operand operands[] = {
-        {values[1], "input", PY_REQUIRED}, {values[2], "output_gradient", PY_REQUIRED}, {values[4], "grad_scale", 0}};
-    int failed = observe_arrays(self, (int32_t)layer, scale, operands, values[5]);
+        {v[1], "input", PY_REQUIRED}, {v[2], "output_gradient", PY_REQUIRED}, {v[4], "grad_scale", 0}};
+    int failed = observe_arrays(self, (int32_t)layer, scale, operands, v[5]);
     py_kfac_leave(self);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *refresh(ARGUMENTS)
+static PyObject *refresh(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("refresh");
     py_kfac *self = (py_kfac *)object;
     tch_status status;
-    if (py_arguments("refresh", names, 0, args, count, keywords, NULL) < 0 || py_kfac_enter(self) < 0) {
+    if (py_kfac_enter(self) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS;
@@ -136,21 +132,19 @@ static int precondition_arrays(py_kfac *self, double lr, PyObject *given)
     return failed ? -1 : 0;
 }
 
-static PyObject *precondition(ARGUMENTS)
+static PyObject *precondition(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"lr", "gradients", "stream", NULL};
+    PY_TAKE("precondition", 2, "lr", "gradients", "stream");
     py_kfac *self = (py_kfac *)object;
-    PyObject *values[3];
     double lr;
-    if (py_arguments("precondition", names, 2, args, count, keywords, values) < 0 ||
-        py_take_double(values[0], "lr", &lr) < 0) {
+    if (py_take_double(v[0], "lr", &lr) < 0) {
         return NULL;
     }
-    if (!PyList_Check(values[1])) {
+    if (!PyList_Check(v[1])) {
         PyErr_SetString(PyExc_TypeError, "gradients must be a list");
         return NULL;
     }
-    PyObject *gradients = PyList_AsTuple(values[1]); /* which nobody changes while arrays are asked for */
+    PyObject *gradients = PyList_AsTuple(v[1]); /* which nobody changes while arrays are asked for */
     if (gradients == NULL || py_kfac_enter(self) < 0) {
         Py_XDECREF(gradients);
         return NULL;
@@ -163,21 +157,19 @@ static PyObject *precondition(ARGUMENTS)
         for (int32_t i = 0; i < 2 * self->count; i++) {
             self->operands[i].object = PyTuple_GetItem(gradients, i);
         }
-        failed = precondition_arrays(self, lr, values[2]);
+        failed = precondition_arrays(self, lr, v[2]);
     }
     py_kfac_leave(self);
     Py_DECREF(gradients);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *set_config(ARGUMENTS)
+static PyObject *set_config(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"config", NULL};
+    PY_TAKE("set_config", 1, "config");
     py_kfac *self = (py_kfac *)object;
-    PyObject *values[1];
     tch_kfac_config config;
-    if (py_arguments("set_config", names, 1, args, count, keywords, values) < 0 ||
-        py_kfac_config(values[0], &config) < 0 || py_kfac_enter(self) < 0) {
+    if (py_kfac_config(v[0], &config) < 0 || py_kfac_enter(self) < 0) {
         return NULL;
     }
     return done(self, tch_kfac_set_config(self->kfac, &config));

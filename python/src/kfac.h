@@ -46,10 +46,10 @@ int py_kfac_layers_take(PyObject *list, py_kfac_layers *layers);
 void py_kfac_layers_release(py_kfac_layers *layers);
 int py_kfac_config(PyObject *dictionary, tch_kfac_config *config);
 
-PyObject *py_kfac_states(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_kfac_get_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_kfac_set_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_kfac_stats(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_kfac_forecast(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_kfac_states(PY_ARGUMENTS);
+PyObject *py_kfac_get_counts(PY_ARGUMENTS);
+PyObject *py_kfac_set_counts(PY_ARGUMENTS);
+PyObject *py_kfac_stats(PY_ARGUMENTS);
+PyObject *py_kfac_forecast(PY_ARGUMENTS);
 
 #endif

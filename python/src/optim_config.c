@@ -76,7 +76,7 @@ static const field fields[] = {
 };
 #define FIELDS ((int)(sizeof fields / sizeof fields[0]))
 
-static PyObject *names[FIELDS]; /* as Python strings, so that a look-up makes none */
+static PyObject *keys[FIELDS]; /* as Python strings, so that a look-up makes none */
 
 int py_wrong_type(PyObject *value, const char *expected)
 {
@@ -194,7 +194,7 @@ static int refuse_unknown(PyObject *dictionary)
 
 static int take_kind(PyObject *dictionary, int *kind)
 {
-    PyObject *value = PyDict_GetItemWithError(dictionary, names[0]);
+    PyObject *value = PyDict_GetItemWithError(dictionary, keys[0]);
     if (value == NULL) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "config needs the option 'kind'");
@@ -216,7 +216,7 @@ int py_optim_config(PyObject *dictionary, tch_optim_config *config)
     }
     *config = tch_optim_defaults((tch_optim_kind)kind);
     for (int i = 0; i < FIELDS; i++) {
-        PyObject *value = PyDict_GetItemWithError(dictionary, names[i]);
+        PyObject *value = PyDict_GetItemWithError(dictionary, keys[i]);
         if (value == NULL && PyErr_Occurred()) {
             return -1;
         }
@@ -254,21 +254,18 @@ static PyObject *give_field(const field *f, const tch_optim_config *config)
     }
 }
 
-static PyObject *optim_defaults(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *optim_defaults(PY_ARGUMENTS)
 {
-    static const char *const expected[] = {"kind", NULL};
-    PyObject *values[1];
+    PY_TAKE("optim_defaults", 1, "kind");
     int kind;
-    (void)module;
-    if (py_arguments("optim_defaults", expected, 1, args, count, keywords, values) < 0 ||
-        py_take_word(values[0], "kind", kinds, &kind) < 0) {
+    if (py_take_word(v[0], "kind", kinds, &kind) < 0) {
         return NULL;
     }
     tch_optim_config config = tch_optim_defaults((tch_optim_kind)kind);
     PyObject *dictionary = PyDict_New();
     for (int i = 0; i < FIELDS && dictionary != NULL; i++) {
         PyObject *value = give_field(&fields[i], &config);
-        if (value == NULL || PyDict_SetItem(dictionary, names[i], value) < 0) {
+        if (value == NULL || PyDict_SetItem(dictionary, keys[i], value) < 0) {
             Py_CLEAR(dictionary);
         }
         Py_XDECREF(value);
@@ -290,7 +287,7 @@ int py_optim_config_register(PyObject *module)
         {NULL, NULL, 0, NULL}};
     list_kinds();
     for (int i = 0; i < FIELDS; i++) {
-        if (names[i] == NULL && (names[i] = PyUnicode_InternFromString(fields[i].name)) == NULL) {
+        if (keys[i] == NULL && (keys[i] = PyUnicode_InternFromString(fields[i].name)) == NULL) {
             return -1;
         }
     }

@@ -70,24 +70,20 @@ static void replace(PyObject **place, PyObject *value)
     Py_XDECREF(before);
 }
 
-static PyObject *set_range_hook(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *set_range_hook(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"push", "pop", NULL};
+    PY_TAKE("set_range_hook", 2, "push", "pop");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[2];
-    if (py_arguments("set_range_hook", names, 2, args, count, keywords, values) < 0) {
-        return NULL;
-    }
-    bool none = values[0] == Py_None && values[1] == Py_None;
-    if (!none && !(PyCallable_Check(values[0]) && PyCallable_Check(values[1]))) {
+    bool none = v[0] == Py_None && v[1] == Py_None;
+    if (!none && !(PyCallable_Check(v[0]) && PyCallable_Check(v[1]))) {
         PyErr_SetString(PyExc_TypeError, "push and pop must both be callable, or both None");
         return NULL;
     }
     if (py_optimizer_enter(self) < 0) {
         return NULL;
     }
-    replace(&self->push, values[0]);
-    replace(&self->pop, values[1]);
+    replace(&self->push, v[0]);
+    replace(&self->pop, v[1]);
     return py_optimizer_done(
         self, tch_context_set_range_hook(self->context, none ? NULL : push_range, none ? NULL : pop_range, self));
 }

@@ -58,20 +58,20 @@ PyObject *py_optimizer_done(py_optimizer *self, tch_status status);
 void py_place_set(py_place *place, const tch_tensor *tensor);
 
 /* Methods: of optimizer_groups.c, optimizer_step.c, optimizer_state.c and optimizer_kernel.c. */
-PyObject *py_optimizer_add_group(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_set_config(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_set_lr(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_set_lr_tensor(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_step(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_same_items(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_states(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_get_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_set_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_memory(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_stats(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_set_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_clear_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_get_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optim_forecast(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_add_group(PY_ARGUMENTS);
+PyObject *py_optimizer_set_config(PY_ARGUMENTS);
+PyObject *py_optimizer_set_lr(PY_ARGUMENTS);
+PyObject *py_optimizer_set_lr_tensor(PY_ARGUMENTS);
+PyObject *py_optimizer_step(PY_ARGUMENTS);
+PyObject *py_same_items(PY_ARGUMENTS);
+PyObject *py_optimizer_states(PY_ARGUMENTS);
+PyObject *py_optimizer_get_counts(PY_ARGUMENTS);
+PyObject *py_optimizer_set_counts(PY_ARGUMENTS);
+PyObject *py_optimizer_memory(PY_ARGUMENTS);
+PyObject *py_optimizer_stats(PY_ARGUMENTS);
+PyObject *py_optimizer_set_kernel(PY_ARGUMENTS);
+PyObject *py_optimizer_clear_kernel(PY_ARGUMENTS);
+PyObject *py_optimizer_get_kernel(PY_ARGUMENTS);
+PyObject *py_optim_forecast(PY_ARGUMENTS);
 
 #endif

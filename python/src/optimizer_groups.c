@@ -213,19 +213,17 @@ static int add_with_room(py_optimizer *self, const tch_optim_config *config, PyO
     return failed;
 }
 
-PyObject *py_optimizer_add_group(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_add_group(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"config", "parameters", "names", "elementwise", "stream", NULL};
+    PY_TAKE("add_group", 4, "config", "parameters", "names", "elementwise", "stream");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[5];
     PyObject *tuples[3] = {NULL};
     tch_optim_config config;
-    if (py_arguments("add_group", names, 4, args, count, keywords, values) < 0 ||
-        py_optim_config(values[0], &config) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_optim_config(v[0], &config) < 0 || py_optimizer_enter(self) < 0) {
         return NULL;
     }
     int32_t group = 0;
-    int failed = take_lists(values + 1, tuples) < 0 || add_with_room(self, &config, tuples, values[4], &group) != 0;
+    int failed = take_lists(v + 1, tuples) < 0 || add_with_room(self, &config, tuples, v[4], &group) != 0;
     for (int i = 0; i < 3; i++) {
         Py_XDECREF(tuples[i]);
     }
@@ -240,30 +238,26 @@ PyObject *py_optimizer_done(py_optimizer *self, tch_status status)
     return result;
 }
 
-PyObject *py_optimizer_set_config(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_set_config(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"group", "config", NULL};
+    PY_TAKE("set_config", 2, "group", "config");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[2];
     int64_t group;
     tch_optim_config config;
-    if (py_arguments("set_config", names, 2, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "group", 0, INT32_MAX, &group) < 0 || py_optim_config(values[1], &config) < 0 ||
+    if (py_take_int(v[0], "group", 0, INT32_MAX, &group) < 0 || py_optim_config(v[1], &config) < 0 ||
         py_optimizer_enter(self) < 0) {
         return NULL;
     }
     return py_optimizer_done(self, tch_optimizer_set_config(self->optimizer, (int32_t)group, &config));
 }
 
-PyObject *py_optimizer_set_lr(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_set_lr(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"group", "lr", NULL};
+    PY_TAKE("set_lr", 2, "group", "lr");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[2];
     int64_t group;
     double lr;
-    if (py_arguments("set_lr", names, 2, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "group", 0, INT32_MAX, &group) < 0 || py_take_double(values[1], "lr", &lr) < 0 ||
+    if (py_take_int(v[0], "group", 0, INT32_MAX, &group) < 0 || py_take_double(v[1], "lr", &lr) < 0 ||
         py_optimizer_enter(self) < 0) {
         return NULL;
     }
@@ -289,17 +283,15 @@ static tch_status use_lr_tensor(py_optimizer *self, PyObject *group, int32_t ind
     return status;
 }
 
-PyObject *py_optimizer_set_lr_tensor(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_set_lr_tensor(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"group", "lr", NULL};
+    PY_TAKE("set_lr_tensor", 2, "group", "lr");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[2];
     int64_t group;
-    if (py_arguments("set_lr_tensor", names, 2, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "group", 0, INT32_MAX, &group) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_take_int(v[0], "group", 0, INT32_MAX, &group) < 0 || py_optimizer_enter(self) < 0) {
         return NULL;
     }
-    tch_status status = use_lr_tensor(self, values[0], (int32_t)group, values[1]);
+    tch_status status = use_lr_tensor(self, v[0], (int32_t)group, v[1]);
     if (PyErr_Occurred()) {
         py_optimizer_leave(self);
         return NULL;

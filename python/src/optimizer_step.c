@@ -315,12 +315,11 @@ static PyObject *step_or_rest(py_optimizer *self, PyObject *parameters, PyObject
     return result;
 }
 
-PyObject *py_optimizer_step(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_step(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"parameters", "gradients", "grad_scale", "found_inf", "stream", NULL};
+    PY_TAKE("step", 1, "parameters", "gradients", "grad_scale", "found_inf", "stream");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[5];
-    if (py_arguments("step", names, 1, args, count, keywords, values) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_optimizer_enter(self) < 0) {
         return NULL;
     }
     PyObject *parameters = NULL;
@@ -328,10 +327,10 @@ PyObject *py_optimizer_step(PyObject *object, PyObject *const *args, Py_ssize_t 
     PyObject *result = NULL;
     if (self->optimizer == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "this optimizer has no parameters yet; add a group first");
-    } else if ((parameters = take_parameters(self, values[0])) != NULL) {
-        bool given = values[1] != NULL && values[1] != Py_None;
-        gradients = given ? take_list(self, values[1], "gradients") : gradients_of(self, parameters);
-        result = gradients == NULL ? NULL : step_or_rest(self, parameters, gradients, values);
+    } else if ((parameters = take_parameters(self, v[0])) != NULL) {
+        bool given = v[1] != NULL && v[1] != Py_None;
+        gradients = given ? take_list(self, v[1], "gradients") : gradients_of(self, parameters);
+        result = gradients == NULL ? NULL : step_or_rest(self, parameters, gradients, v);
     }
     Py_XDECREF(parameters);
     Py_XDECREF(gradients);
@@ -339,22 +338,17 @@ PyObject *py_optimizer_step(PyObject *object, PyObject *const *args, Py_ssize_t 
     return result;
 }
 
-PyObject *py_same_items(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_same_items(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"a", "b", NULL};
-    PyObject *lists[2];
-    (void)module;
-    if (py_arguments("same_items", names, 2, args, count, keywords, lists) < 0) {
-        return NULL;
-    }
-    if (!PyList_Check(lists[0]) || !PyList_Check(lists[1])) {
+    PY_TAKE("same_items", 2, "a", "b");
+    if (!PyList_Check(v[0]) || !PyList_Check(v[1])) {
         PyErr_SetString(PyExc_TypeError, "a and b must be lists");
         return NULL;
     }
-    Py_ssize_t size = PyList_Size(lists[0]);
-    bool same = size == PyList_Size(lists[1]);
+    Py_ssize_t size = PyList_Size(v[0]);
+    bool same = size == PyList_Size(v[1]);
     for (Py_ssize_t i = 0; same && i < size; i++) {
-        same = PyList_GetItem(lists[0], i) == PyList_GetItem(lists[1], i);
+        same = PyList_GetItem(v[0], i) == PyList_GetItem(v[1], i);
     }
     return PyBool_FromLong(same);
 }

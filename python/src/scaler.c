@@ -101,26 +101,24 @@ static PyObject *visit_all(scaler *self, PyObject *tuple, PyObject *given, bool 
     return result;
 }
 
-static PyObject *unscale(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *unscale(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"gradients", "stream", "divide", NULL};
+    PY_TAKE("unscale", 1, "gradients", "stream", "divide");
     scaler *self = (scaler *)object;
-    PyObject *values[3];
     bool divide = true;
-    if (py_arguments("unscale", names, 1, args, count, keywords, values) < 0 ||
-        (values[2] != NULL && py_take_bool(values[2], "divide", &divide) < 0)) {
+    if (v[2] != NULL && py_take_bool(v[2], "divide", &divide) < 0) {
         return NULL;
     }
-    if (!PyList_Check(values[0]) || PyList_Size(values[0]) > INT32_MAX) {
-        py_wrong_type(values[0], "gradients must be a list");
+    if (!PyList_Check(v[0]) || PyList_Size(v[0]) > INT32_MAX) {
+        py_wrong_type(v[0], "gradients must be a list");
         return NULL;
     }
-    PyObject *tuple = PyList_AsTuple(values[0]); /* which nobody changes while arrays are asked for */
+    PyObject *tuple = PyList_AsTuple(v[0]); /* which nobody changes while arrays are asked for */
     PyObject *result = NULL;
     py_operands operands;
     if (tuple != NULL && py_operands_make(&operands, (size_t)PyTuple_Size(tuple)) == 0) {
         if (enter(self) == 0) {
-            result = visit_all(self, tuple, values[1], divide, &operands);
+            result = visit_all(self, tuple, v[1], divide, &operands);
             self->busy = false;
         }
         py_operands_free(&operands);
@@ -143,38 +141,37 @@ static PyObject *view(PyObject *object, const char *function, PyObject *const *a
     return py_memory_wrap(get(self->scaler), object, self->stream);
 }
 
-static PyObject *scale(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *scale(PY_ARGUMENTS)
 {
     return view(object, "scale", args, count, keywords, tch_scaler_scale);
 }
 
-static PyObject *found_inf(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *found_inf(PY_ARGUMENTS)
 {
     return view(object, "found_inf", args, count, keywords, tch_scaler_found_inf);
 }
 
-static PyObject *update(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *update(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"stream", NULL};
+    PY_TAKE("update", 0, "stream");
     scaler *self = (scaler *)object;
-    PyObject *values[1];
-    if (py_arguments("update", names, 0, args, count, keywords, values) < 0 || enter(self) < 0) {
+    if (enter(self) < 0) {
         return NULL;
     }
-    if (follow_given(self, values[0]) < 0) {
+    if (follow_given(self, v[0]) < 0) {
         self->busy = false;
         return NULL;
     }
     return leave(self, tch_scaler_update(self->scaler));
 }
 
-static PyObject *get_state(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *get_state(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("get_state");
     scaler *self = (scaler *)object;
     tch_scaler_state s = TCH_SCALER_STATE_INIT;
     tch_status status;
-    if (py_arguments("get_state", names, 0, args, count, keywords, NULL) < 0 || enter(self) < 0) {
+    if (enter(self) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS;
@@ -215,23 +212,19 @@ static int read_count(PyObject *state, const char *name, int32_t *number)
     return failed;
 }
 
-static PyObject *set_state(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *set_state(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"state", NULL};
+    PY_TAKE("set_state", 1, "state");
     scaler *self = (scaler *)object;
-    PyObject *values[1];
     tch_scaler_state s = TCH_SCALER_STATE_INIT;
-    if (py_arguments("set_state", names, 1, args, count, keywords, values) < 0) {
+    if (!PyDict_Check(v[0])) {
+        py_wrong_type(v[0], "state must be a dictionary");
         return NULL;
     }
-    if (!PyDict_Check(values[0])) {
-        py_wrong_type(values[0], "state must be a dictionary");
-        return NULL;
-    }
-    if (read_number(values[0], "scale", &s.scale) || read_number(values[0], "growth_factor", &s.growth_factor) ||
-        read_number(values[0], "backoff_factor", &s.backoff_factor) ||
-        read_count(values[0], "growth_interval", &s.growth_interval) ||
-        read_count(values[0], "_growth_tracker", &s.growth_tracker) || enter(self) < 0) {
+    if (read_number(v[0], "scale", &s.scale) || read_number(v[0], "growth_factor", &s.growth_factor) ||
+        read_number(v[0], "backoff_factor", &s.backoff_factor) ||
+        read_count(v[0], "growth_interval", &s.growth_interval) ||
+        read_count(v[0], "_growth_tracker", &s.growth_tracker) || enter(self) < 0) {
         return NULL;
     }
     return leave(self, tch_scaler_set_state(self->scaler, &s));
