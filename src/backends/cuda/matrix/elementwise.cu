@@ -116,13 +116,9 @@ tch_status tchi_cuda_scale_rows(void *state, const tch_matrices *x, const tch_ma
         return TCH_OK;
     }
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    if (is_double(x) || is_double(w) || is_double(out)) {
-        scale_rows_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(
-            e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(w), tchi_cuda_operand_of(out));
-    } else {
-        scale_rows_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(
-            e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(w), tchi_cuda_operand_of(out));
-    }
+    auto kernel = is_double(x) || is_double(w) || is_double(out) ? scale_rows_kernel<double> : scale_rows_kernel<float>;
+    kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(w),
+                                                      tchi_cuda_operand_of(out));
     return tchi_cuda_launched(s, "scale_rows");
 }
 
@@ -204,10 +200,8 @@ tch_status tchi_cuda_select(void *state, const int32_t *flags, const tch_matrice
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
     tchi_cuda_operand from = selectable(x);
     tchi_cuda_operand to = selectable(out);
-    if (from.type == TCH_SCALAR_F64 || to.type == TCH_SCALAR_F64) {
-        select_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(e, flags, from, to);
-    } else {
-        select_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, flags, from, to);
-    }
+    auto kernel =
+        from.type == TCH_SCALAR_F64 || to.type == TCH_SCALAR_F64 ? select_kernel<double> : select_kernel<float>;
+    kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, flags, from, to);
     return tchi_cuda_launched(s, "select");
 }

@@ -141,11 +141,8 @@ tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, d
     }
     dim3 block = tchi_cuda_reduce_block(e, THREADS);
     dim3 grid = grid_for(state, e, block);
-    if (x->type == TCH_SCALAR_F64) {
-        scan_kernel<double><<<grid, block, 0, state->stream>>>(e, tchi_cuda_operand_of(x), max_abs, nonfinite);
-    } else {
-        scan_kernel<float><<<grid, block, 0, state->stream>>>(e, tchi_cuda_operand_of(x), max_abs, nonfinite);
-    }
+    auto kernel = x->type == TCH_SCALAR_F64 ? scan_kernel<double> : scan_kernel<float>;
+    kernel<<<grid, block, 0, state->stream>>>(e, tchi_cuda_operand_of(x), max_abs, nonfinite);
     return tchi_cuda_launched(state, "scan");
 }
 
@@ -185,11 +182,8 @@ tch_status tchi_cuda_flag_overflow(void *state, const tch_matrices *x, double mo
     }
     dim3 block = tchi_cuda_reduce_block(e, THREADS);
     dim3 grid = grid_for(s, e, block);
-    if (x->type == TCH_SCALAR_F64) {
-        overflow_kernel<double><<<grid, block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), most, flags);
-    } else {
-        overflow_kernel<float><<<grid, block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), most, flags);
-    }
+    auto kernel = x->type == TCH_SCALAR_F64 ? overflow_kernel<double> : overflow_kernel<float>;
+    kernel<<<grid, block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), most, flags);
     return tchi_cuda_launched(s, "overflow");
 }
 

@@ -72,11 +72,8 @@ tch_status tchi_cuda_damped_divide(void *state, const tch_matrices *x, const tch
     }
     d.damping = damping;
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    if (x->type == TCH_SCALAR_F64) {
-        damped_divide_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), d);
-    } else {
-        damped_divide_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), d);
-    }
+    auto kernel = x->type == TCH_SCALAR_F64 ? damped_divide_kernel<double> : damped_divide_kernel<float>;
+    kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), d);
     return tchi_cuda_launched(s, "damped_divide");
 }
 

@@ -98,11 +98,9 @@ tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_mat
     tchi_cuda_operand a = tchi_cuda_operand_of(x);
     tchi_cuda_operand b = tchi_cuda_operand_of(y);
     double *straight = groups * chunks == 1 ? out : nullptr;
-    if (x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64) {
-        pair_dots_kernel<double><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
-    } else {
-        pair_dots_kernel<float><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
-    }
+    auto kernel =
+        x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64 ? pair_dots_kernel<double> : pair_dots_kernel<float>;
+    kernel<<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
     TCHI_CUDA_PASS(tchi_cuda_launched(s, "pair_dots"));
     if (straight != nullptr) {
         return TCH_OK;

@@ -58,13 +58,9 @@ tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matr
         return TCH_OK;
     }
     unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, DOTS_WARPS));
-    if (x->type == TCH_SCALAR_F64) {
-        row_dots_kernel<double><<<grid, DOTS_WARPS * WARP, 0, s->stream>>>(
-            e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(y), exponent, tchi_cuda_operand_of(w));
-    } else {
-        row_dots_kernel<float><<<grid, DOTS_WARPS * WARP, 0, s->stream>>>(
-            e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(y), exponent, tchi_cuda_operand_of(w));
-    }
+    auto kernel = x->type == TCH_SCALAR_F64 ? row_dots_kernel<double> : row_dots_kernel<float>;
+    kernel<<<grid, DOTS_WARPS * WARP, 0, s->stream>>>(e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(y), exponent,
+                                                      tchi_cuda_operand_of(w));
     return tchi_cuda_launched(s, "row_dots_kernel");
 }
 
@@ -183,12 +179,8 @@ tch_status tchi_cuda_permute(void *state, const tch_matrices *x, const int32_t *
         return TCH_OK;
     }
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    if (x->type == TCH_SCALAR_F64) {
-        permute_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), rows, cols,
-                                                                          tchi_cuda_operand_of(out));
-    } else {
-        permute_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), rows, cols,
-                                                                         tchi_cuda_operand_of(out));
-    }
+    auto kernel = x->type == TCH_SCALAR_F64 ? permute_kernel<double> : permute_kernel<float>;
+    kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), rows, cols,
+                                                      tchi_cuda_operand_of(out));
     return tchi_cuda_launched(s, "permute_kernel");
 }

@@ -186,11 +186,8 @@ tch_status tchi_cuda_graft(void *state, const tch_update *update, tch_graft kind
     int64_t next = 0;
     int32_t chunks;
     while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_BLOCKS, &next, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            graft_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
-        } else {
-            graft_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
-        }
+        auto kernel = update->real == TCH_SCALAR_F64 ? graft_kernel<double> : graft_kernel<float>;
+        kernel<<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
         TCHI_CUDA_PASS(tchi_cuda_launched(s, "graft"));
         rules.partial += chunks;
     }

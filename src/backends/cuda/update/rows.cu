@@ -220,11 +220,8 @@ tch_status tchi_cuda_row_moments(void *state, const tch_update *update, double *
     list.norms = norms;
     list.type = update->block_type;
     while ((groups = pack_matrices(update, &next, &first, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            row_moments_kernel<double><<<groups, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
-        } else {
-            row_moments_kernel<float><<<groups, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
-        }
+        auto kernel = update->real == TCH_SCALAR_F64 ? row_moments_kernel<double> : row_moments_kernel<float>;
+        kernel<<<groups, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
         TCHI_CUDA_PASS(tchi_cuda_launched(s, "row_moments"));
         row_norms_kernel<<<list.count, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
         TCHI_CUDA_PASS(tchi_cuda_launched(s, "row_norms"));

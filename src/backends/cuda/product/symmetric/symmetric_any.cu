@@ -121,11 +121,8 @@ extern "C" tch_status tchi_cuda_symmetric_any(tchi_cuda_state *state, double c0,
         return TCH_OK;
     }
     const unsigned grid = tchi_cuda_grid(p.blocks);
-    if (a->type == TCH_SCALAR_F64) {
-        symmetric_any_kernel<double><<<grid, SIDE * SIDE, 0, state->stream>>>(p);
-    } else {
-        symmetric_any_kernel<float><<<grid, SIDE * SIDE, 0, state->stream>>>(p);
-    }
+    auto kernel = a->type == TCH_SCALAR_F64 ? symmetric_any_kernel<double> : symmetric_any_kernel<float>;
+    kernel<<<grid, SIDE * SIDE, 0, state->stream>>>(p);
     return tchi_cuda_launched(state, "symmetric_any_kernel");
 }
 

@@ -167,11 +167,8 @@ static tch_status single_position(const tchi_cuda_state *state, const tch_matric
     single_problem p = {
         tchi_cuda_operand_of(a), tchi_cuda_operand_of(g), a->cols, g->cols, groups, a->batch / groups, scale, norms};
     unsigned grid = tchi_cuda_grid(p.samples);
-    if (a->type == TCH_SCALAR_F64) {
-        sample_norms_single<double><<<grid, THREADS, 0, state->stream>>>(p);
-    } else {
-        sample_norms_single<float><<<grid, THREADS, 0, state->stream>>>(p);
-    }
+    auto kernel = a->type == TCH_SCALAR_F64 ? sample_norms_single<double> : sample_norms_single<float>;
+    kernel<<<grid, THREADS, 0, state->stream>>>(p);
     return tchi_cuda_launched(state, "sample_norms_single");
 }
 

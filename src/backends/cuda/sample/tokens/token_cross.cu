@@ -151,11 +151,8 @@ int64_t tchi_cuda_token_cross_scratch(int64_t samples, int64_t positions)
 static tch_status run_cross(const tchi_cuda_state *state, const tchi_cuda_cross &c, double *partial)
 {
     unsigned blocks = tchi_cuda_grid(c.samples * c.tiles * TCHI_CUDA_CROSS_RANGES);
-    if (c.a.type == TCH_SCALAR_F64) {
-        token_cross_kernel<double><<<blocks, THREADS, 0, state->stream>>>(c, partial);
-    } else {
-        token_cross_kernel<float><<<blocks, THREADS, 0, state->stream>>>(c, partial);
-    }
+    auto kernel = c.a.type == TCH_SCALAR_F64 ? token_cross_kernel<double> : token_cross_kernel<float>;
+    kernel<<<blocks, THREADS, 0, state->stream>>>(c, partial);
     return tchi_cuda_launched(state, "token_cross");
 }
 
@@ -249,11 +246,8 @@ tch_status tchi_cuda_token_dots(void *state, const tch_matrices *tokens, int64_t
         return TCH_OK;
     }
     unsigned blocks = tchi_cuda_grid(c.samples * c.chunks);
-    if (g->type == TCH_SCALAR_F64) {
-        token_dots_kernel<double><<<blocks, THREADS, 0, s->stream>>>(c, partial);
-    } else {
-        token_dots_kernel<float><<<blocks, THREADS, 0, s->stream>>>(c, partial);
-    }
+    auto kernel = g->type == TCH_SCALAR_F64 ? token_dots_kernel<double> : token_dots_kernel<float>;
+    kernel<<<blocks, THREADS, 0, s->stream>>>(c, partial);
     TCHI_CUDA_PASS(tchi_cuda_launched(s, "token_dots"));
     return tchi_cuda_add_partials(s, c.samples, c.chunks, partial, scale, dots);
 }
