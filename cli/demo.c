@@ -59,10 +59,7 @@ static void release_inputs(demo_inputs *inputs)
 /* Eigenvalues falling as a power from nearly 1 to 0; damping by 1/condition makes the smallest 1/condition. */
 static tch_status fill_spectrum(const workplace *place, const demo_options *options, tch_tensor **spectrum)
 {
-    tch_status status = workplace_vector(place->host, TCH_FLOAT64, options->n, spectrum);
-    if (status != TCH_OK) {
-        return status;
-    }
+    CLI_TRY(workplace_vector(place->host, TCH_FLOAT64, options->n, spectrum));
     double *w = (*spectrum)->data;
     random_power_law(options->n, options->condition, w);
     for (int64_t i = 0; i < options->n && options->n > 1; i++) {
@@ -93,15 +90,13 @@ static tch_status run_row(const workplace *place, const demo_options *options, c
 {
     root_trial trial;
     bool wide = tch_dtype_equal(row->dtype, TCH_FLOAT64);
-    tch_status status = root_trial_start(place, wide ? inputs->f64 : inputs->f32, &trial);
-    if (status != TCH_OK) {
-        return status;
-    }
+    CLI_TRY(root_trial_start(place, wide ? inputs->f64 : inputs->f32, &trial));
     trial.root = (int32_t)options->root;
     trial.config.method = row->method;
     trial.config.relative_eps = 1.0 / options->condition;
-    if ((status = tch_inverse_root_plan(place->device, row->dtype, options->batch, options->n, trial.root,
-                                        &trial.config, &row->used, NULL)) == TCH_OK &&
+    tch_status status = tch_inverse_root_plan(place->device, row->dtype, options->batch, options->n, trial.root,
+                                              &trial.config, &row->used, NULL);
+    if (status == TCH_OK &&
         (status = timing_measure(place->device, root_trial_run, &trial, row_seconds, &row->time)) == TCH_OK) {
         status = root_trial_judge(place, &trial, *reference, &row->verdict);
     }
