@@ -16,7 +16,7 @@ static PyObject *describe_state(py_kfac *self, int32_t index)
         return py_fail(status);
     }
     PyObject *owner = py_chunks_owner(&self->memory, state.tensor->data, (PyObject *)self);
-    PyObject *memory = py_memory_wrap(state.tensor, owner, self->stream);
+    PyObject *memory = py_memory_wrap(state.tensor, owner, self->on.stream);
     return memory == NULL ? NULL : Py_BuildValue("(siN)", strrchr(state.name, '/') + 1, (int)state.parameter, memory);
 }
 
@@ -35,7 +35,7 @@ PyObject *py_kfac_states(PY_ARGUMENTS)
         }
         Py_XDECREF(item);
     }
-    py_kfac_leave(self);
+    py_runner_leave(&self->on);
     return list;
 }
 
@@ -52,7 +52,7 @@ PyObject *py_kfac_get_counts(PY_ARGUMENTS)
     PyObject *result =
         status != TCH_OK ? py_fail(status)
                          : Py_BuildValue("[LLLL]", (long long)n[0], (long long)n[1], (long long)n[2], (long long)n[3]);
-    py_kfac_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }
 
@@ -84,7 +84,7 @@ PyObject *py_kfac_set_counts(PY_ARGUMENTS)
         return NULL;
     }
     tch_status status = tch_kfac_set_counts(self->kfac, (int32_t)layer, numbers);
-    py_kfac_leave(self);
+    py_runner_leave(&self->on);
     return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
 }
 
@@ -105,7 +105,7 @@ PyObject *py_kfac_stats(PY_ARGUMENTS)
                            : Py_BuildValue("{sdsdsdsdsdsd}", "observations", (double)s.observations, "refreshes",
                                            (double)s.refreshes, "failed", (double)s.failed, "rejected",
                                            (double)s.rejected, "worst_residual", s.worst_residual, "scale", s.scale);
-    py_kfac_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }
 

@@ -15,27 +15,7 @@
 
 int py_optimizer_enter(py_optimizer *self)
 {
-    if (self->context == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "this optimizer was never made: its __init__ did not succeed");
-        return -1;
-    }
-    if (self->process != (long)getpid()) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "this optimizer belongs to the process that this one was forked from; make a "
-                        "new one here");
-        return -1;
-    }
-    if (self->busy) {
-        PyErr_SetString(PyExc_RuntimeError, "this optimizer is in use by another call, perhaps in another thread");
-        return -1;
-    }
-    self->busy = true;
-    return 0;
-}
-
-void py_optimizer_leave(py_optimizer *self)
-{
-    self->busy = false;
+    return py_runner_enter(&self->on, "optimizer", self->on.context != NULL);
 }
 
 /* --- names for a profiler ---------------------------------------------------------------------------------------- */
@@ -84,8 +64,8 @@ static PyObject *set_range_hook(PY_ARGUMENTS)
     }
     replace(&self->push, v[0]);
     replace(&self->pop, v[1]);
-    return py_optimizer_done(
-        self, tch_context_set_range_hook(self->context, none ? NULL : push_range, none ? NULL : pop_range, self));
+    return py_runner_done(&self->on, tch_context_set_range_hook(self->on.context, none ? NULL : push_range,
+                                                                none ? NULL : pop_range, self));
 }
 
 /* --- the type ---------------------------------------------------------------------------------------------------- */
@@ -98,12 +78,12 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     PyObject *memory = Py_None;
     char text[32];
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|O:Optimizer", names, &device, &memory) ||
-        py_take_device(device, "device", &self->device) < 0) {
+        py_take_device(device, "device", &self->on.device) < 0) {
         return -1;
     }
-    if (self->context != NULL || (memory != Py_None && !PyCallable_Check(memory))) {
+    if (self->on.context != NULL || (memory != Py_None && !PyCallable_Check(memory))) {
         PyErr_SetString(PyExc_TypeError,
-                        self->context != NULL ? "an optimizer is made once" : "allocate must be callable, or None");
+                        self->on.context != NULL ? "an optimizer is made once" : "allocate must be callable, or None");
         return -1;
     }
     self->lr_tensors = PyDict_New();
@@ -111,8 +91,8 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
         return -1;
     }
     replace(&self->memory.allocate, memory);
-    self->process = (long)getpid();
-    tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
+    self->on.process = (long)getpid();
+    tch_status status = tch_context_create(py_device_text(self->on.device, text, sizeof text), &self->on.context);
     return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
 }
 
@@ -130,19 +110,19 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
  * not told of it: the interpreter may be at its end. */
 static void close_library(py_optimizer *self)
 {
-    if (self->process == (long)getpid() && self->context != NULL) {
-        tch_context_set_range_hook(self->context, NULL, NULL, NULL);
+    if (self->on.process == (long)getpid() && self->on.context != NULL) {
+        tch_context_set_range_hook(self->on.context, NULL, NULL, NULL);
         tch_optimizer_destroy(self->optimizer);
-        tch_context_destroy(self->context);
+        tch_context_destroy(self->on.context);
     }
     self->optimizer = NULL;
-    self->context = NULL;
+    self->on.context = NULL;
 }
 
 static int clear(PyObject *object)
 {
     py_optimizer *self = (py_optimizer *)object;
-    if (self->busy) {
+    if (self->on.busy) {
         return 0;
     }
     close_library(self);
@@ -160,7 +140,7 @@ static void deallocate(PyObject *object)
     PyObject *kind, *value, *trace;
     PyObject_GC_UnTrack(object);
     PyErr_Fetch(&kind, &value, &trace);
-    self->busy = false;
+    self->on.busy = false;
     clear(object);
     PyErr_Restore(kind, value, trace);
     for (int32_t i = 0; i < self->count; i++) {

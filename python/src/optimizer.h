@@ -1,12 +1,13 @@
 /* The inside of torchium._C.Optimizer: one tch_optimizer and the context it runs on. Several files define its methods.
  *
- * A method has the object to itself from py_optimizer_enter to py_optimizer_leave, also while the GIL is released: who
+ * A method has the object to itself from py_optimizer_enter to py_runner_leave, also while the GIL is released: who
  * comes in between, from another thread or from a function the object itself has called, gets a RuntimeError. */
 #ifndef TORCHIUM_PYTHON_OPTIMIZER_H
 #define TORCHIUM_PYTHON_OPTIMIZER_H
 
 #include "arrays.h"
 #include "chunks.h"
+#include "contexts.h"
 #include "python.h"
 
 /* A parameter as the library knows it: shape and strides point into the struct. */
@@ -25,35 +26,22 @@ typedef struct py_operands {
 
 typedef struct py_optimizer {
     PyObject ob_base;
-    tch_device device;
-    tch_context *context;
+    py_runner on;
     tch_optimizer *optimizer; /* NULL until the first group */
-    bool busy;
-    long process;     /* that made it: a child of a fork leaves it alone */
-    py_chunks memory; /* of the state */
+    py_chunks memory;         /* of the state */
     PyObject *push, *pop;
     PyObject *lr_tensors; /* a dictionary, group: what keeps its learning rate alive */
-    bool has_stream;
-    void *stream;
-    int32_t count;     /* parameters */
-    py_place **places; /* one for each */
-    py_operands step;  /* 2 count + 2 of each */
+    int32_t count;        /* parameters */
+    py_place **places;    /* one for each */
+    py_operands step;     /* 2 count + 2 of each */
 } py_optimizer;
 
 /* 0, or -1 with a RuntimeError set. */
 int py_optimizer_enter(py_optimizer *self);
-void py_optimizer_leave(py_optimizer *self);
-
-/* Makes the library's calls go to the stream that the arrays of a call are worked on. 0, or -1 with an exception
- * set. */
-int py_optimizer_follow_stream(py_optimizer *self, const py_stream *stream);
 
 /* Room for so many arrays; 0, or -1 with an exception set. */
 int py_operands_make(py_operands *operands, size_t count);
 void py_operands_free(py_operands *operands);
-
-/* The end of a method: None, or the exception of the status. */
-PyObject *py_optimizer_done(py_optimizer *self, tch_status status);
 
 void py_place_set(py_place *place, const tch_tensor *tensor);
 

@@ -1,4 +1,4 @@
-/* Groups of parameters and their numbers; and how arrays and streams reach the library. */
+/* Groups of parameters and their numbers; and how arrays reach the library. */
 #include "optimizer.h"
 
 #include <stdio.h>
@@ -8,22 +8,7 @@
 #include "errors.h"
 #include "optim_config.h"
 
-/* --- streams and arrays ------------------------------------------------------------------------------------------ */
-
-int py_optimizer_follow_stream(py_optimizer *self, const py_stream *stream)
-{
-    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && stream->handle == self->stream)) {
-        return 0;
-    }
-    tch_status status = tch_context_set_stream(self->context, stream->handle);
-    if (status != TCH_OK) {
-        py_fail(status);
-        return -1;
-    }
-    self->has_stream = true;
-    self->stream = stream->handle;
-    return 0;
-}
+/* --- arrays ------------------------------------------------------------------------------------------------------ */
 
 int py_operands_make(py_operands *operands, size_t count)
 {
@@ -133,7 +118,7 @@ static int make_group(py_optimizer *self, const tch_optim_config *config, int32_
     }
     Py_BEGIN_ALLOW_THREADS;
     status = self->optimizer != NULL ? tch_optimizer_add_group(self->optimizer, config, count, entries, group)
-                                     : tch_optimizer_create_with(self->context, config, count, entries,
+                                     : tch_optimizer_create_with(self->on.context, config, count, entries,
                                                                  own ? &memory : NULL, &self->optimizer);
     Py_END_ALLOW_THREADS;
     settle_places(self, entries, count, status == TCH_OK);
@@ -168,7 +153,7 @@ static int add_parameters(py_optimizer *self, const tch_optim_config *config, Py
     for (int32_t i = 0; i < count; i++) {
         entries[i].tensor = o->tensors[i];
     }
-    int failed = py_optimizer_follow_stream(self, &stream) < 0 || make_group(self, config, count, entries, group) < 0;
+    int failed = py_runner_follow(&self->on, stream.handle) < 0 || make_group(self, config, count, entries, group) < 0;
     py_arrays_release(o->arrays, o->tensors, count);
     return failed ? -1 : 0;
 }
@@ -227,15 +212,8 @@ PyObject *py_optimizer_add_group(PY_ARGUMENTS)
     for (int i = 0; i < 3; i++) {
         Py_XDECREF(tuples[i]);
     }
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return failed ? NULL : PyLong_FromLong(group);
-}
-
-PyObject *py_optimizer_done(py_optimizer *self, tch_status status)
-{
-    PyObject *result = status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
-    py_optimizer_leave(self);
-    return result;
 }
 
 PyObject *py_optimizer_set_config(PY_ARGUMENTS)
@@ -248,7 +226,7 @@ PyObject *py_optimizer_set_config(PY_ARGUMENTS)
         py_optimizer_enter(self) < 0) {
         return NULL;
     }
-    return py_optimizer_done(self, tch_optimizer_set_config(self->optimizer, (int32_t)group, &config));
+    return py_runner_done(&self->on, tch_optimizer_set_config(self->optimizer, (int32_t)group, &config));
 }
 
 PyObject *py_optimizer_set_lr(PY_ARGUMENTS)
@@ -261,7 +239,7 @@ PyObject *py_optimizer_set_lr(PY_ARGUMENTS)
         py_optimizer_enter(self) < 0) {
         return NULL;
     }
-    return py_optimizer_done(self, tch_optimizer_set_lr(self->optimizer, (int32_t)group, lr));
+    return py_runner_done(&self->on, tch_optimizer_set_lr(self->optimizer, (int32_t)group, lr));
 }
 
 /* TCH_ERR_INTERNAL where an exception of its own is set. */
@@ -293,8 +271,8 @@ PyObject *py_optimizer_set_lr_tensor(PY_ARGUMENTS)
     }
     tch_status status = use_lr_tensor(self, v[0], (int32_t)group, v[1]);
     if (PyErr_Occurred()) {
-        py_optimizer_leave(self);
+        py_runner_leave(&self->on);
         return NULL;
     }
-    return py_optimizer_done(self, status);
+    return py_runner_done(&self->on, status);
 }

@@ -44,7 +44,7 @@ static PyObject *set(py_optimizer *self, tch_optim_part part, const tch_optim_ke
     Py_BEGIN_ALLOW_THREADS;
     status = tch_optimizer_set_kernel(self->optimizer, part, kernel);
     Py_END_ALLOW_THREADS;
-    return py_optimizer_done(self, status);
+    return py_runner_done(&self->on, status);
 }
 
 PyObject *py_optimizer_set_kernel(PY_ARGUMENTS)
@@ -97,6 +97,6 @@ PyObject *py_optimizer_get_kernel(PY_ARGUMENTS)
     }
     tch_status status = tch_optimizer_get_kernel(self->optimizer, part, &info);
     PyObject *result = status == TCH_OK ? describe(&info) : py_fail(status);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }

@@ -19,7 +19,7 @@ static PyObject *describe_state(py_optimizer *self, int32_t index)
         return py_fail(status);
     }
     PyObject *memory = py_memory_wrap(
-        state.tensor, py_chunks_owner(&self->memory, state.tensor->data, (PyObject *)self), self->stream);
+        state.tensor, py_chunks_owner(&self->memory, state.tensor->data, (PyObject *)self), self->on.stream);
     if (memory == NULL) {
         return NULL;
     }
@@ -41,7 +41,7 @@ PyObject *py_optimizer_states(PY_ARGUMENTS)
         }
         Py_XDECREF(item);
     }
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return list;
 }
 
@@ -78,7 +78,7 @@ PyObject *py_optimizer_get_counts(PY_ARGUMENTS)
         list = status == TCH_OK ? list_numbers(numbers, length) : py_fail(status);
     }
     PyMem_Free(numbers);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return list;
 }
 
@@ -116,7 +116,7 @@ PyObject *py_optimizer_set_counts(PY_ARGUMENTS)
     }
     PyMem_Free(numbers);
     Py_DECREF(counts);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
@@ -138,7 +138,7 @@ PyObject *py_optimizer_memory(PY_ARGUMENTS)
     }
     tch_status status = tch_optimizer_get_memory(self->optimizer, &memory);
     PyObject *result = status == TCH_OK ? describe_memory(&memory) : py_fail(status);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }
 
@@ -158,7 +158,7 @@ PyObject *py_optimizer_stats(PY_ARGUMENTS)
                                         : Py_BuildValue("{sdsdsdsdsd}", "steps", (double)s.steps, "skipped",
                                                         (double)s.skipped, "refreshes", (double)s.refreshes, "failed",
                                                         (double)s.failed, "worst_residual", s.worst_residual);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }
 

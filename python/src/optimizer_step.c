@@ -92,7 +92,7 @@ static PyObject *run(py_optimizer *self, const py_stream *stream)
     status = tch_optimizer_step_scaled(self->optimizer, self->count, gradients, tensors[2 * self->count],
                                        tensors[2 * self->count + 1]);
     if (status == TCH_OK && stream->wait) {
-        status = tch_context_synchronize(self->context);
+        status = tch_context_synchronize(self->on.context);
     }
     Py_END_ALLOW_THREADS;
     return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
@@ -119,11 +119,11 @@ static PyObject *step_any(py_optimizer *self, PyObject *parameters, PyObject *gr
     if (py_arrays_take(o->arrays, o->tensors, o->operands, count, values[4], &stream) < 0) {
         return NULL;
     }
-    if (self->device.type == TCH_DEVICE_CPU) {
+    if (self->on.device.type == TCH_DEVICE_CPU) {
         py_arrays_device(o->tensors, count); /* page-locked memory counts as the CPU's */
     }
     PyObject *result = NULL;
-    if (py_optimizer_follow_stream(self, &stream) == 0) {
+    if (py_runner_follow(&self->on, stream.handle) == 0) {
         int32_t unlike = follow(self);
         result = unlike != FITS ? PyLong_FromLong(unlike) : run(self, &stream);
     }
@@ -237,10 +237,10 @@ static PyObject *step(py_optimizer *self, PyObject *parameters, PyObject *gradie
     if (take_others(self, values, &stream) < 0) {
         return NULL;
     }
-    if (self->device.type == TCH_DEVICE_CPU) {
+    if (self->on.device.type == TCH_DEVICE_CPU) {
         py_arrays_device(o->tensors + n, n + 2); /* page-locked memory counts as the CPU's */
     }
-    PyObject *result = py_optimizer_follow_stream(self, &stream) == 0 ? run(self, &stream) : NULL;
+    PyObject *result = py_runner_follow(&self->on, stream.handle) == 0 ? run(self, &stream) : NULL;
     py_arrays_release(o->arrays + last, o->tensors + last, 2);
     return result;
 }
@@ -334,7 +334,7 @@ PyObject *py_optimizer_step(PY_ARGUMENTS)
     }
     Py_XDECREF(parameters);
     Py_XDECREF(gradients);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }
 

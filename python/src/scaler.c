@@ -14,49 +14,16 @@
 
 typedef struct scaler {
     PyObject ob_base;
-    tch_device device;
-    tch_context *context;
+    py_runner on;
     tch_scaler *scaler;
-    bool busy;    /* a call is inside the library */
-    long process; /* that made it */
-    void *stream;
-    bool has_stream;
 } scaler;
 
 static int enter(scaler *self)
 {
-    if (self->scaler == NULL || self->busy || self->process != (long)getpid()) {
-        PyErr_SetString(PyExc_RuntimeError, self->scaler == NULL ? "this scaler was never made"
-                                            : self->busy         ? "this scaler is in use by another call"
-                                                                 : "this scaler belongs to the parent process");
-        return -1;
-    }
-    self->busy = true;
-    return 0;
-}
-
-static PyObject *leave(scaler *self, tch_status status)
-{
-    self->busy = false;
-    return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+    return py_runner_enter(&self->on, "scaler", self->scaler != NULL);
 }
 
 /* --- gradients --------------------------------------------------------------------------------------------------- */
-
-static int follow_stream(scaler *self, void *wanted)
-{
-    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && wanted == self->stream)) {
-        return 0;
-    }
-    tch_status status = tch_context_set_stream(self->context, wanted);
-    if (status != TCH_OK) {
-        py_fail(status);
-        return -1;
-    }
-    self->has_stream = true;
-    self->stream = wanted;
-    return 0;
-}
 
 /* Without arrays that tell: the stream that is given, or the one of the last call. */
 static int follow_given(scaler *self, PyObject *given)
@@ -65,15 +32,16 @@ static int follow_given(scaler *self, PyObject *given)
     if (given == NULL || given == Py_None) {
         return 0;
     }
-    return py_take_int(given, "stream", 0, INT64_MAX, &number) < 0 ? -1
-                                                                   : follow_stream(self, (void *)(uintptr_t)number);
+    return py_take_int(given, "stream", 0, INT64_MAX, &number) < 0
+               ? -1
+               : py_runner_follow(&self->on, (void *)(uintptr_t)number);
 }
 
 static tch_status visit(scaler *self, tch_tensor *const *tensors, int32_t count, bool divide, bool wait)
 {
     tch_status status = divide ? tch_scaler_unscale(self->scaler, count, tensors)
                                : tch_scaler_check(self->scaler, count, (const tch_tensor *const *)tensors);
-    return status == TCH_OK && wait ? tch_context_synchronize(self->context) : status;
+    return status == TCH_OK && wait ? tch_context_synchronize(self->on.context) : status;
 }
 
 static PyObject *visit_all(scaler *self, PyObject *tuple, PyObject *given, bool divide, py_operands *o)
@@ -87,10 +55,10 @@ static PyObject *visit_all(scaler *self, PyObject *tuple, PyObject *given, bool 
     if (py_arrays_take(o->arrays, o->tensors, o->operands, count, given, &stream) < 0) {
         return NULL;
     }
-    if (self->device.type == TCH_DEVICE_CPU) {
+    if (self->on.device.type == TCH_DEVICE_CPU) {
         py_arrays_device(o->tensors, count); /* page-locked memory counts as the CPU's */
     }
-    if (follow_stream(self, stream.handle) == 0) {
+    if (py_runner_follow(&self->on, stream.handle) == 0) {
         tch_status status;
         Py_BEGIN_ALLOW_THREADS;
         status = visit(self, o->tensors, count, divide, stream.wait);
@@ -119,7 +87,7 @@ static PyObject *unscale(PY_ARGUMENTS)
     if (tuple != NULL && py_operands_make(&operands, (size_t)PyTuple_Size(tuple)) == 0) {
         if (enter(self) == 0) {
             result = visit_all(self, tuple, v[1], divide, &operands);
-            self->busy = false;
+            py_runner_leave(&self->on);
         }
         py_operands_free(&operands);
     }
@@ -137,8 +105,8 @@ static PyObject *view(PyObject *object, const char *function, PyObject *const *a
     if (py_arguments(function, names, 0, args, count, keywords, NULL) < 0 || enter(self) < 0) {
         return NULL;
     }
-    self->busy = false;
-    return py_memory_wrap(get(self->scaler), object, self->stream);
+    py_runner_leave(&self->on);
+    return py_memory_wrap(get(self->scaler), object, self->on.stream);
 }
 
 static PyObject *scale(PY_ARGUMENTS)
@@ -159,10 +127,10 @@ static PyObject *update(PY_ARGUMENTS)
         return NULL;
     }
     if (follow_given(self, v[0]) < 0) {
-        self->busy = false;
+        py_runner_leave(&self->on);
         return NULL;
     }
-    return leave(self, tch_scaler_update(self->scaler));
+    return py_runner_done(&self->on, tch_scaler_update(self->scaler));
 }
 
 static PyObject *get_state(PY_ARGUMENTS)
@@ -177,7 +145,7 @@ static PyObject *get_state(PY_ARGUMENTS)
     Py_BEGIN_ALLOW_THREADS;
     status = tch_scaler_get_state(self->scaler, &s);
     Py_END_ALLOW_THREADS;
-    self->busy = false;
+    py_runner_leave(&self->on);
     return status != TCH_OK ? py_fail(status)
                             : Py_BuildValue("{sdsdsdsisi}", "scale", s.scale, "growth_factor", s.growth_factor,
                                             "backoff_factor", s.backoff_factor, "growth_interval",
@@ -227,7 +195,7 @@ static PyObject *set_state(PY_ARGUMENTS)
         read_count(v[0], "_growth_tracker", &s.growth_tracker) || enter(self) < 0) {
         return NULL;
     }
-    return leave(self, tch_scaler_set_state(self->scaler, &s));
+    return py_runner_done(&self->on, tch_scaler_set_state(self->scaler, &s));
 }
 
 /* --- the type ---------------------------------------------------------------------------------------------------- */
@@ -243,19 +211,19 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     char text[32];
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|dddipO:Scaler", names, &device, &c.init_scale, &c.growth_factor,
                                      &c.backoff_factor, &c.growth_interval, &c.enabled, &stream) ||
-        py_take_device(device, "device", &self->device) < 0) {
+        py_take_device(device, "device", &self->on.device) < 0) {
         return -1;
     }
-    if (self->context != NULL) {
+    if (self->on.context != NULL) {
         PyErr_SetString(PyExc_TypeError, "a scaler is made once");
         return -1;
     }
-    self->process = (long)getpid();
-    tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
+    self->on.process = (long)getpid();
+    tch_status status = tch_context_create(py_device_text(self->on.device, text, sizeof text), &self->on.context);
     if (status == TCH_OK && follow_given(self, stream) < 0) {
         return -1;
     }
-    status = status == TCH_OK ? tch_scaler_create(self->context, &c, &self->scaler) : status;
+    status = status == TCH_OK ? tch_scaler_create(self->on.context, &c, &self->scaler) : status;
     return status == TCH_OK ? 0 : (py_fail(status), -1);
 }
 
@@ -263,9 +231,9 @@ static void deallocate(PyObject *object)
 {
     scaler *self = (scaler *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->process == (long)getpid()) {
+    if (self->on.process == (long)getpid()) {
         tch_scaler_destroy(self->scaler);
-        tch_context_destroy(self->context);
+        tch_context_destroy(self->on.context);
     }
     PyObject_Free(object);
     Py_DECREF(type);
