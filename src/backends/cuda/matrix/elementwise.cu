@@ -1,5 +1,15 @@
 /* Elementwise operations on batches of matrices. Every element is read once and written once; there is next to no
- * arithmetic. How threads share a batch is in batch_walk.cuh. */
+ * arithmetic. How threads share a batch is in batch_walk.cuh.
+ *
+ *     for (i = 0; i < rows; i++) {
+ *         for (j = 0; j < cols; j++) {
+ *             out[i][j] = c0 * (i == j) + c1 * x[i][j] + c2 * y[i][j];    // combine
+ *             out[i][j] = x[i][j] * w[i];                                 // scale_rows
+ *             out[i][j] = random_bit(seed, i, j) ? 1 : -1;                // random_signs
+ *             out[i][j] = flag == TCH_REPORT_OK ? x[i][j] : out[i][j];    // select
+ *         }
+ *     }
+ */
 #include "backends/cuda/device/batch_walk.cuh"
 
 /* A missing operand as kernels see it: data NULL. */

@@ -1,6 +1,15 @@
 /* Reductions: one number per matrix. Maxima and counts do not depend on the order they are taken in, so all blocks of
  * the device share a matrix and meet in atomic operations on the result. The sum of squares does, and is in
- * frobenius.cu. */
+ * frobenius.cu.
+ *
+ *     for (i = 0; i < n; i++) {
+ *         for (j = 0; j < n; j++) {
+ *             max_abs = max(max_abs, fabs(x[i][j]));
+ *             nonfinite += !isfinite(x[i][j]);
+ *             asymmetry = max(asymmetry, fabs(x[i][j] - x[j][i]));
+ *         }
+ *     }
+ */
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/device/triangle.cuh"
 #include "core/arith.h"

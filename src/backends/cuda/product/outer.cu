@@ -1,5 +1,5 @@
-/* Outer products, C = alpha x y': what a product is whose contraction has one step, such as the gradients of single
- * samples of a linear layer. There is nothing to compute: a thread keeps four elements of y and writes rows. */
+/* Outer products, C = alpha x y': what a product is whose contraction has one step, such as the per-sample gradients
+ * of a linear layer. There is nothing to compute: a thread keeps four elements of y and writes rows. */
 #include "outer.h"
 
 #include "backends/cuda/device/elements.cuh"

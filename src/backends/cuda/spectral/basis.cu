@@ -1,5 +1,10 @@
 /* Dot products of rows, orders, and matrices put into an order, for tracking an eigenbasis. Sums are taken in float64
- * and in an order that depends on the shape alone. */
+ * and in an order that depends on the shape alone.
+ *
+ *     w[i] = pow(sum over j of x[i][j] * y[i][j], exponent);              // row_dots
+ *     order[number of k with w[k] > w[i], or w[k] == w[i] and k < i] = i; // descending
+ *     out[i][j] = x[rows[i]][cols[j]];                                    // permute
+ */
 #include "backends/cuda/device/batch_walk.cuh"
 
 #define WARP 32

@@ -1,6 +1,14 @@
 /* AdamW over all rectangles of a step. Memory decides: beside seven accesses there is one square root and one division
  * for an element. What hyperparameters and the clock come down to is worked out in double by one thread of a block,
- * while the loads of all of them are under way. */
+ * while the loads of all of them are under way.
+ *
+ *     g = grad / grad_scale + (l2 ? weight_decay * p : 0);
+ *     m = beta1 * m + (1 - beta1) * g;
+ *     v = beta2 * v + (1 - beta2) * g * g;
+ *     largest = max(largest, v);                              // amsgrad, in the place of v below
+ *     p = (l2 ? 1 : 1 - lr * weight_decay) * p;
+ *     p -= lr * factor * (m / correction1) / (sqrt(v / correction2) + eps);
+ */
 #include "updates.cuh"
 
 /* vec4s of a thread. With two, the four arrays that are read have 32 KB under way for a block, about what a processor

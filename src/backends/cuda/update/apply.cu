@@ -1,4 +1,12 @@
-/* From blocks to parameters: a direction is scaled, goes through momentum, and moves the parameter. */
+/* From blocks to parameters: a direction is scaled, goes through momentum, and moves the parameter.
+ *
+ *     d = block * (as is ? 1 : (unit rms ? sqrt(wanted) : wanted) / norm);    // wanted and norm of the block
+ *     if (momentum != 0) {
+ *         buffer = momentum * buffer + d;
+ *         d = nesterov ? momentum * buffer + d : buffer;
+ *     }
+ *     p = (decay ? 1 - lr * weight_decay : 1) * p - lr * factor * d;
+ */
 #include "updates.cuh"
 
 /* How the call was made. */

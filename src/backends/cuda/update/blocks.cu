@@ -1,6 +1,15 @@
 /* What second-order optimizers do between parameters and blocks: gradients go into blocks, directions come out of them,
  * and SOAP's Adam works inside them. All of it is limited by memory; a chunk of a transposed block passes through
- * shared memory, and everything else happens in the order of the parameter. */
+ * shared memory, and everything else happens in the order of the parameter.
+ *
+ *     g = grad / grad_scale + (l2 ? weight_decay * p : 0);    // gather
+ *     block[0] = g;
+ *     m = beta1 * m + (1 - beta1) * g;                        // with a filter
+ *     block[1] = nesterov ? beta1 * m + (1 - beta1) * g : m / correction1;
+ *
+ *     v = beta2 * v + (1 - beta2) * block[0] * block[0];      // rotated_adam
+ *     block[1] *= sqrt(correction2) / correction1 / (sqrt(v) + eps);
+ */
 #include "updates.cuh"
 
 /* --- from gradients to blocks ------------------------------------------------------------------------------------ */

@@ -1,5 +1,15 @@
 /* What decides about a step and stays on the device: numbers from the host, clocks, gradients that are not finite, and
- * loss scales. But for the gradients it is a few bytes each. */
+ * loss scales. But for the gradients it is a few bytes each.
+ *
+ *     for (each element g of all gradients) {                 // find_nonfinite and unscale
+ *         found = found || !isfinite(g);
+ *         g = unscaling ? g / grad_scale : g;
+ *     }
+ *     skip = found || found_inf;                              // decide_skip
+ *     step += skip ? 0 : 1;                                   // advance
+ *     correction1 = 1 - pow(beta1, step), correction2 = 1 - pow(beta2, step);
+ *     scale *= found_inf ? backoff : interval is over ? growth : 1;           // update_scale
+ */
 #include "backends/rules.h"
 #include "updates.cuh"
 

@@ -1,6 +1,14 @@
 /* Grafting: the step that another optimizer would take, of which the norm is wanted, and with `replace` the direction
  * as well. Norms are summed in double in a fixed order: over a thread's elements, over its block of threads, and then
- * by one block over the chunks that belong together, whose sums wait in scratch. */
+ * by one block over the chunks that belong together, whose sums wait in scratch.
+ *
+ *     for (each element of a block) {
+ *         v = keep * v + take * g * g;                        // beta2 and 1 - beta2; Adagrad: 1 and 1
+ *         d = f / (root * sqrt(v) + eps);                     // root: 1, or 1 / sqrt(correction) for Adam; SGD: d = f
+ *         sum += d * d;
+ *     }
+ *     norms[block] = sqrt(sum);
+ */
 #include "updates.cuh"
 
 #define MOST_RANGES 1024 /* 24 KB of a kernel's parameters */

@@ -1,5 +1,13 @@
 /* SGD over all rectangles of a step, with or without momentum. As in AdamW memory decides, and one thread of a block
- * reduces the hyperparameters to what the others need. */
+ * reduces the hyperparameters to what the others need.
+ *
+ *     g = grad / grad_scale + weight_decay * p;
+ *     if (momentum != 0) {
+ *         buffer = first step ? g : momentum * buffer + (1 - dampening) * g;
+ *         g = nesterov ? momentum * buffer + g : buffer;
+ *     }
+ *     p -= lr * factor * g;
+ */
 #include "updates.cuh"
 
 template <typename real> struct sgd_numbers {

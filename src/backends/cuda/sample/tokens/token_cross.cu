@@ -1,7 +1,17 @@
 /* Inner products with the gradient of an embedding, sample by sample: with that of a linear layer that has the same
  * weight, and with a matrix of the weight's shape. For the first, the products <row s of H, row t of A> are formed in
  * tiles that stay in registers, multiplied there by the entries of G that the tokens pick, and summed; nothing of size
- * S by T is kept. */
+ * S by T is kept.
+ *
+ *     for (s = 0; s < S; s++) {                               // token_cross, of one sample
+ *         for (t = 0; t < T; t++) {
+ *             norm += scale * g[t][token[s]] * dot(h[s], a[t]);
+ *         }
+ *     }
+ *     for (s = 0; s < S; s++) {                               // token_dots
+ *         dot += scale * dot(g[s], w[token[s]]);
+ *     }
+ */
 #include "token_cross.cuh"
 
 #define THREADS 256
