@@ -7,6 +7,7 @@
 
 #include "arrays.h"
 #include "chunks.h"
+#include "comm.h"
 #include "contexts.h"
 #include "python.h"
 
@@ -29,6 +30,7 @@ typedef struct py_optimizer {
     py_runner on;
     tch_optimizer *optimizer; /* NULL until the first group */
     py_chunks memory;         /* of the state */
+    py_comm group;            /* that it is shared by */
     PyObject *push, *pop;
     PyObject *lr_tensors; /* a dictionary, group: what keeps its learning rate alive */
     int32_t count;        /* parameters */
@@ -42,6 +44,9 @@ int py_optimizer_enter(py_optimizer *self);
 /* Room for so many arrays; 0, or -1 with an exception set. */
 int py_operands_make(py_operands *operands, size_t count);
 void py_operands_free(py_operands *operands);
+
+/* Sets the exception of a failed call: what the group or the memory has raised, or the status'. Always -1. */
+int py_optimizer_fail(py_optimizer *self, tch_status status);
 
 void py_place_set(py_place *place, const tch_tensor *tensor);
 

@@ -1,0 +1,117 @@
+"""The ranks that share an optimizer, and their collectives."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .sharding import Placement, is_sharded, placement_of
+
+__all__ = ["Group", "group_of"]
+
+
+class _OnGPU:
+    """Bytes on a GPU as CUDA's array interface tells them."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def _bytes_at(device: torch.device, address: int, size: int) -> torch.Tensor:
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    if device.type == "cpu":
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+    return torch.as_tensor(_OnGPU(address, size), device=device)
+
+
+class Group:
+    """The collectives of the C library over a process group of torch.distributed; all of them move bytes."""
+
+    def __init__(self, process_group: Any, ranks: tuple[int, ...], device: torch.device) -> None:
+        import torch.distributed as dist
+
+        self._dist = dist
+        self._process_group = process_group
+        self.ranks = ranks
+        self.device = device
+        self.rank = ranks.index(dist.get_rank())
+        self._views: dict[tuple[int, int], torch.Tensor] = {}
+        self._rank_of = {rank: k for k, rank in enumerate(ranks)}
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def placement_of(self, parameter: torch.Tensor) -> Placement | None:
+        return placement_of(parameter, self._rank_of)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What _C.Optimizer takes."""
+        return f"ranks {self.ranks[0]} to {self.ranks[-1]}", self.rank, self.size, self.collective
+
+    def _at(self, address: int, size: int) -> torch.Tensor:
+        key = address, size
+        if key not in self._views:
+            self._views[key] = _bytes_at(self.device, address, size)
+        return self._views[key]
+
+    def collective(self, operation: str, send: int, receive: int, numbers: Any, stream: int) -> None:
+        dist, group = self._dist, self._process_group
+        if operation == "reduce_max":
+            dist.all_reduce(self._at(send, 4 * numbers).view(torch.int32), op=dist.ReduceOp.MAX, group=group)
+        elif operation == "all_gather":
+            parts = list(self._at(receive, self.size * numbers).chunk(self.size))
+            dist.all_gather(parts, self._at(send, numbers), group=group)
+        else:
+            _, sent, _, received = numbers
+            dist.all_to_all_single(
+                self._at(receive, sum(received)), self._at(send, sum(sent)), received, sent, group=group
+            )
+
+
+def _meshes(parameters: Iterable[Any]) -> list[Any]:
+    meshes: list[Any] = []
+    for parameter in parameters:
+        if is_sharded(parameter) and parameter.device_mesh not in meshes:
+            meshes.append(parameter.device_mesh)
+    return meshes
+
+
+def group_of(parameters: Iterable[Any], process_group: Any, device: torch.device) -> Group | None:
+    """The group of all ranks on which these parameters lie: that of the one mesh there is, of the process group that
+    was named, or of all together. None where one rank is all there is."""
+    meshes = _meshes(parameters)
+    if not meshes and process_group is None:
+        return None
+    import torch.distributed as dist
+
+    together = {rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}
+    if process_group is not None:
+        together |= set(dist.get_process_group_ranks(process_group))
+    ranks = tuple(sorted(together))
+    if len(ranks) == 1:
+        return None
+    return Group(_process_group_of(ranks, meshes, process_group), ranks, device)
+
+
+def _process_group_of(ranks: tuple[int, ...], meshes: list[Any], process_group: Any) -> Any:
+    """One that is there, or a new one, made by its own ranks alone."""
+    import torch.distributed as dist
+
+    known = [process_group] if process_group is not None else []
+    known += [mesh.get_group() for mesh in meshes if mesh.ndim == 1]
+    known.append(dist.group.WORLD)
+    for group in known:
+        if tuple(dist.get_process_group_ranks(group)) == ranks:
+            return group
+    return dist.new_group(list(ranks), use_local_synchronization=True)
