@@ -28,8 +28,7 @@ from ._engine.engine import Engine, Members, profiler_enabled
 from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, place, placed, put_back
 from ._engine.report import MemoryReport
 from ._shared.group import Group as SharedGroup
-from ._shared.group import group_of
-from ._shared.sharding import is_sharded, local_tensor
+from ._shared.group import make_group, ranks_of
 from .kernel import Kernel, as_kernel, report_of
 from .options import Options, lr_for, plain, shown, stop_adamw
 
@@ -210,22 +209,18 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def _home_of(self, parameter: torch.Tensor) -> Home:
         """DTensors are shared by the ranks of their mesh; plain tensors are replicas only where a process group was
         named."""
-        shared = self._process_group is not None or is_sharded(parameter)
-        return parameter.device, shared and self._shared_group(parameter.device) is not None
-
-    def _shared_group(self, device: torch.device) -> SharedGroup | None:
-        if device not in self._shared_groups:
-            parameters = (p for group in self.param_groups for p in group["params"])
-            self._shared_groups[device] = group_of(parameters, self._process_group, device)
-        return self._shared_groups[device]
+        ranks = ranks_of(parameter, self._process_group)
+        home = parameter.device, ranks
+        if ranks and home not in self._shared_groups:
+            self._shared_groups[home] = make_group(parameter, self._process_group, parameter.device)
+        return home
 
     def _make_engine(self, home: Home) -> Engine:
-        device, shared = home
-        return Engine(self.kind, device, self._shared_group(device) if shared else None)
+        return Engine(self.kind, home[0], self._shared_groups.get(home))
 
     def _forget_engines(self) -> None:
         self._engines: Engines = {}
-        self._shared_groups: dict[torch.device, SharedGroup | None] = {}
+        self._shared_groups: dict[Home, SharedGroup] = {}
         self._option_values = operator.itemgetter(*self._options.names)  # of a group, which every step compares
         self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
         self._seen: list[list[torch.Tensor]] = []  # the parameters of each group when they were last looked at

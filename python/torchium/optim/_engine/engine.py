@@ -190,7 +190,9 @@ class Engine:
         if gradients is None:
             gradients = [local_gradient(p) for p in self.parameters]
         else:
-            gradients = [None if g is None else local_gradient(p) for p, g in zip(self.parameters, gradients)]
+            gradients = [
+                None if g is None else local_gradient(p) for p, g in zip(self.parameters, gradients, strict=True)
+            ]
         outcome = self._handle.step(local, gradients, grad_scale, found_inf, stream)
         if isinstance(outcome, int):
             return None

@@ -20,8 +20,8 @@ from .engine import Engine, Members
 __all__ = ["Arrival", "Engines", "Group", "Home", "arrivals", "labels_of", "place", "placed", "put_back"]
 
 Group = dict[str, Any]
-# A device, and whether the parameters there are shared with other ranks: what belongs to one engine.
-Home = tuple[torch.device, bool]
+# A device, and the ranks that share the parameters there, none where they are this process' own: one engine for each.
+Home = tuple[torch.device, tuple[int, ...]]
 Engines = dict[Home, Engine]
 
 _MOST_LABEL = 150  # bytes: the library takes names below 192

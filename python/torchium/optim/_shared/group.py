@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from .sharding import Placement, is_sharded, placement_of
 
-__all__ = ["Group", "group_of"]
+__all__ = ["Group", "make_group", "ranks_of"]
 
 
 class _OnGPU:
@@ -79,39 +78,31 @@ class Group:
             )
 
 
-def _meshes(parameters: Iterable[Any]) -> list[Any]:
-    meshes: list[Any] = []
-    for parameter in parameters:
-        if is_sharded(parameter) and parameter.device_mesh not in meshes:
-            meshes.append(parameter.device_mesh)
-    return meshes
+def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
+    """The ranks that share a parameter, by their numbers in the world: those of a DTensor's mesh, or of the process
+    group whose ranks have the same plain tensors. None where one rank is all there is."""
+    if is_sharded(parameter):
+        ranks = tuple(sorted(parameter.device_mesh.mesh.flatten().tolist()))
+    elif process_group is not None:
+        import torch.distributed as dist
+
+        ranks = tuple(sorted(dist.get_process_group_ranks(process_group)))
+    else:
+        return ()
+    return ranks if len(ranks) > 1 else ()
 
 
-def group_of(parameters: Iterable[Any], process_group: Any, device: torch.device) -> Group | None:
-    """The group of all ranks on which these parameters lie: that of the one mesh there is, of the process group that
-    was named, or of all together. None where one rank is all there is."""
-    meshes = _meshes(parameters)
-    if not meshes and process_group is None:
-        return None
+def make_group(parameter: Any, process_group: Any, device: torch.device) -> Group:
+    """The group of those ranks: one that is there, or a new one, made by its own ranks alone."""
     import torch.distributed as dist
 
-    together = {rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}
-    if process_group is not None:
-        together |= set(dist.get_process_group_ranks(process_group))
-    ranks = tuple(sorted(together))
-    if len(ranks) == 1:
-        return None
-    return Group(_process_group_of(ranks, meshes, process_group), ranks, device)
-
-
-def _process_group_of(ranks: tuple[int, ...], meshes: list[Any], process_group: Any) -> Any:
-    """One that is there, or a new one, made by its own ranks alone."""
-    import torch.distributed as dist
-
-    known = [process_group] if process_group is not None else []
-    known += [mesh.get_group() for mesh in meshes if mesh.ndim == 1]
-    known.append(dist.group.WORLD)
+    ranks = ranks_of(parameter, process_group)
+    known = [dist.group.WORLD]
+    if is_sharded(parameter):
+        known += [parameter.device_mesh.get_group()] if parameter.device_mesh.ndim == 1 else []
+    else:
+        known.append(process_group)
     for group in known:
-        if tuple(dist.get_process_group_ranks(group)) == ranks:
-            return group
-    return dist.new_group(list(ranks), use_local_synchronization=True)
+        if tuple(sorted(dist.get_process_group_ranks(group))) == ranks:
+            return Group(group, tuple(dist.get_process_group_ranks(group)), device)
+    return Group(dist.new_group(list(ranks), use_local_synchronization=True), ranks, device)
