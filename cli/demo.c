@@ -50,19 +50,10 @@ typedef struct demo_inputs {
     tch_tensor *f64;
 } demo_inputs;
 
-static void release_inputs(demo_inputs *inputs)
-{
-    tch_tensor_destroy(inputs->f32);
-    tch_tensor_destroy(inputs->f64);
-}
-
 /* Eigenvalues falling as a power from nearly 1 to 0; damping by 1/condition makes the smallest 1/condition. */
 static tch_status fill_spectrum(const workplace *place, const demo_options *options, tch_tensor **spectrum)
 {
-    tch_status status = workplace_vector(place->host, TCH_FLOAT64, options->n, spectrum);
-    if (status != TCH_OK) {
-        return status;
-    }
+    CLI_TRY(workplace_vector(place->host, TCH_FLOAT64, options->n, spectrum));
     double *w = (*spectrum)->data;
     random_power_law(options->n, options->condition, w);
     for (int64_t i = 0; i < options->n && options->n > 1; i++) {
@@ -93,15 +84,13 @@ static tch_status run_row(const workplace *place, const demo_options *options, c
 {
     root_trial trial;
     bool wide = tch_dtype_equal(row->dtype, TCH_FLOAT64);
-    tch_status status = root_trial_start(place, wide ? inputs->f64 : inputs->f32, &trial);
-    if (status != TCH_OK) {
-        return status;
-    }
+    CLI_TRY(root_trial_start(place, wide ? inputs->f64 : inputs->f32, &trial));
     trial.root = (int32_t)options->root;
     trial.config.method = row->method;
     trial.config.relative_eps = 1.0 / options->condition;
-    if ((status = tch_inverse_root_plan(place->device, row->dtype, options->batch, options->n, trial.root,
-                                        &trial.config, &row->used, NULL)) == TCH_OK &&
+    tch_status status = tch_inverse_root_plan(place->device, row->dtype, options->batch, options->n, trial.root,
+                                              &trial.config, &row->used, NULL);
+    if (status == TCH_OK &&
         (status = timing_measure(place->device, root_trial_run, &trial, row_seconds, &row->time)) == TCH_OK) {
         status = root_trial_judge(place, &trial, *reference, &row->verdict);
     }
@@ -128,7 +117,8 @@ static tch_status run_rows(const workplace *place, const demo_options *options, 
     }
     progress_clear(&p);
     tch_tensor_destroy(reference);
-    release_inputs(&inputs);
+    tch_tensor_destroy(inputs.f32);
+    tch_tensor_destroy(inputs.f64);
     return status;
 }
 
@@ -184,14 +174,6 @@ static void print_explanation(const demo_options *options)
         "residual  largest |X^%lld A X^%lld - I| / sqrt(n), A damped: the certificate every result comes with, found\n"
         "          without knowing the answer; speed is against eigen in float32.\n",
         1.0 / options->condition, (long long)(options->root - options->root / 2), (long long)(options->root / 2));
-}
-
-static int check_options(const demo_options *options)
-{
-    if (options->root == 5 || options->root == 7) {
-        return output_usage("demo", "--root takes 1, 2, 3, 4, 6 or 8, not %lld", (long long)options->root);
-    }
-    return CLI_OK;
 }
 
 static int check_free(tch_context *context, const char *place, double needed)
@@ -267,6 +249,8 @@ int command_demo(int argc, char **argv)
     if (result != OPTIONS_GO) {
         return result == OPTIONS_HELPED ? CLI_OK : CLI_USAGE;
     }
-    int status = check_options(&options);
-    return status ? status : run_demo(&options);
+    if (options.root == 5 || options.root == 7) {
+        return output_usage("demo", "--root takes 1, 2, 3, 4, 6 or 8, not %lld", (long long)options.root);
+    }
+    return run_demo(&options);
 }

@@ -30,17 +30,11 @@ static void release(accuracy_inputs *in)
 static tch_status allocate(const workplace *place, accuracy_inputs *in)
 {
     const int64_t n = BENCH_ACCURACY_N, batch = BENCH_ACCURACY_BATCH;
-    tch_status status = workplace_vector(place->host, TCH_FLOAT64, n, &in->spectrum);
-    if (status == TCH_OK) {
-        status = workplace_matrices(place->device, TCH_FLOAT32, batch, n, n, &in->a32);
-    }
-    if (status == TCH_OK) {
-        status = workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &in->a64);
-    }
-    if (status == TCH_OK) {
-        status = workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &in->widened);
-    }
-    return status ? status : workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &in->truth);
+    CLI_TRY(workplace_vector(place->host, TCH_FLOAT64, n, &in->spectrum));
+    CLI_TRY(workplace_matrices(place->device, TCH_FLOAT32, batch, n, n, &in->a32));
+    CLI_TRY(workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &in->a64));
+    CLI_TRY(workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &in->widened));
+    return workplace_matrices(place->device, TCH_FLOAT64, batch, n, n, &in->truth);
 }
 
 /* The matrices are singular; damping by 1/condition of the largest eigenvalue makes them what they are said to be. */
@@ -51,33 +45,26 @@ static tch_status fill_matrices(const workplace *place, int32_t root, double con
     for (int i = 0; i < BENCH_ACCURACY_N; i++) {
         w[i] -= 1.0 / condition;
     }
-    tch_status status = random_symmetric(place, SEED, w, in->a64);
-    if (status == TCH_OK) {
-        status = tch_tensor_copy(place->device, in->a32, in->a64);
-    }
-    if (status == TCH_OK) {
-        status = tch_tensor_copy(place->device, in->widened, in->a32);
-    }
+    CLI_TRY(random_symmetric(place, SEED, w, in->a64));
+    CLI_TRY(tch_tensor_copy(place->device, in->a32, in->a64));
+    CLI_TRY(tch_tensor_copy(place->device, in->widened, in->a32));
     double damping = w[0] / condition;
     for (int i = 0; i < BENCH_ACCURACY_N; i++) {
         w[i] = pow(w[i] + damping, -1.0 / root);
     }
-    return status ? status : random_symmetric(place, SEED, w, in->truth);
+    return random_symmetric(place, SEED, w, in->truth);
 }
 
 static tch_status take_root(const workplace *place, const tch_tensor *a, const bench_accuracy_row *row,
                             const tch_tensor *reference, root_verdict *verdict, tch_tensor **result)
 {
     root_trial trial;
-    tch_status status = root_trial_start(place, a, &trial);
-    if (status != TCH_OK) {
-        return status;
-    }
+    CLI_TRY(root_trial_start(place, a, &trial));
     trial.root = row->root;
     trial.config.method = row->method;
     trial.config.relative_eps = 1.0 / row->condition;
     trial.config.exact_residual = 1;
-    status = root_trial_run(place->device, &trial);
+    tch_status status = root_trial_run(place->device, &trial);
     if (status == TCH_OK && verdict != NULL) {
         status = root_trial_judge(place, &trial, reference, verdict);
     }
@@ -108,29 +95,25 @@ static tch_status add_rows(const workplace *place, const accuracy_inputs *in, co
     return status;
 }
 
+static tch_status measure(const workplace *place, int32_t root, double condition, accuracy_inputs *in,
+                          bench_results *results)
+{
+    bench_accuracy_row row = {
+        .condition = condition, .root = root, .method = TCH_ROOT_EIGEN, .verdict = ROOT_VERDICT_NONE};
+    CLI_TRY(allocate(place, in));
+    CLI_TRY(fill_matrices(place, root, condition, in));
+    CLI_TRY(take_root(place, in->widened, &row, NULL, NULL, &in->reference32));
+    CLI_TRY(workplace_fetch(place, in->truth, &in->reference64));
+    row.dtype = TCH_FLOAT32;
+    CLI_TRY(add_rows(place, in, &row, results));
+    row.dtype = TCH_FLOAT64;
+    return add_rows(place, in, &row, results);
+}
+
 tch_status bench_accuracy_measure(const workplace *place, int32_t root, double condition, bench_results *results)
 {
     accuracy_inputs in = {0};
-    bench_accuracy_row row = {
-        .condition = condition, .root = root, .method = TCH_ROOT_EIGEN, .verdict = ROOT_VERDICT_NONE};
-    tch_status status = allocate(place, &in);
-    if (status == TCH_OK) {
-        status = fill_matrices(place, root, condition, &in);
-    }
-    if (status == TCH_OK) {
-        status = take_root(place, in.widened, &row, NULL, NULL, &in.reference32);
-    }
-    if (status == TCH_OK) {
-        status = workplace_fetch(place, in.truth, &in.reference64);
-    }
-    row.dtype = TCH_FLOAT32;
-    if (status == TCH_OK) {
-        status = add_rows(place, &in, &row, results);
-    }
-    row.dtype = TCH_FLOAT64;
-    if (status == TCH_OK) {
-        status = add_rows(place, &in, &row, results);
-    }
+    tch_status status = measure(place, root, condition, &in, results);
     release(&in);
     return status;
 }

@@ -7,8 +7,8 @@ static const tch_layer layer = TCH_LAYER_INIT(TCH_LAYER_LINEAR);
 
 static tch_status add_layer(const workplace *place, bench_data *d)
 {
-    tch_status status = bench_add_random(place, d, 0, d->c->k, d->c->n);
-    return status ? status : bench_add_random(place, d, 1, d->c->k, d->c->m);
+    CLI_TRY(bench_add_random(place, d, 0, d->c->k, d->c->n));
+    return bench_add_random(place, d, 1, d->c->k, d->c->m);
 }
 
 /* Results of half inputs are float32. */
@@ -23,11 +23,9 @@ static tch_status add_result(const workplace *place, bench_data *d, int index, i
 static tch_status samples_prepare(const workplace *place, bench_data *d)
 {
     const int64_t weight[] = {d->c->batch, d->c->m, d->c->n}, bias[] = {d->c->batch, d->c->m};
-    tch_status status = add_layer(place, d);
-    if (status == TCH_OK) {
-        status = add_result(place, d, 0, 3, weight);
-    }
-    return status ? status : add_result(place, d, 1, 2, bias);
+    CLI_TRY(add_layer(place, d));
+    CLI_TRY(add_result(place, d, 0, 3, weight));
+    return add_result(place, d, 1, 2, bias);
 }
 
 static tch_status samples_run(tch_context *context, void *data)
@@ -43,11 +41,9 @@ static double samples_bytes(const bench_case *c)
 
 static tch_status norms_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = add_layer(place, d);
-    if (status == TCH_OK) {
-        status = workplace_vector(place->device, TCH_FLOAT64, d->c->batch, &d->out[0]);
-    }
-    return status ? status : workplace_poison(place, d->out[0]);
+    CLI_TRY(add_layer(place, d));
+    CLI_TRY(workplace_vector(place->device, TCH_FLOAT64, d->c->batch, &d->out[0]));
+    return workplace_poison(place, d->out[0]);
 }
 
 static tch_status norms_run(tch_context *context, void *data)
@@ -67,17 +63,11 @@ static double norms_flops(const bench_case *c)
 static tch_status weighted_prepare(const workplace *place, bench_data *d)
 {
     const int64_t weight[] = {d->c->m, d->c->n};
-    tch_status status = add_layer(place, d);
-    if (status == TCH_OK) {
-        status = workplace_vector(place->device, TCH_FLOAT64, d->c->batch, &d->in[2]);
-    }
-    if (status == TCH_OK) {
-        status = tch_tensor_fill(place->device, d->in[2], 0.5);
-    }
-    if (status == TCH_OK) {
-        status = add_result(place, d, 0, 2, weight);
-    }
-    return status ? status : add_result(place, d, 1, 1, weight);
+    CLI_TRY(add_layer(place, d));
+    CLI_TRY(workplace_vector(place->device, TCH_FLOAT64, d->c->batch, &d->in[2]));
+    CLI_TRY(tch_tensor_fill(place->device, d->in[2], 0.5));
+    CLI_TRY(add_result(place, d, 0, 2, weight));
+    return add_result(place, d, 1, 1, weight);
 }
 
 static tch_status weighted_run(tch_context *context, void *data)
@@ -94,11 +84,9 @@ static double weighted_flops(const bench_case *c)
 static tch_status factors_prepare(const workplace *place, bench_data *d)
 {
     const int64_t input[] = {d->c->n, d->c->n}, output[] = {d->c->m, d->c->m};
-    tch_status status = add_layer(place, d);
-    if (status == TCH_OK) {
-        status = add_result(place, d, 0, 2, input);
-    }
-    return status ? status : add_result(place, d, 1, 2, output);
+    CLI_TRY(add_layer(place, d));
+    CLI_TRY(add_result(place, d, 0, 2, input));
+    return add_result(place, d, 1, 2, output);
 }
 
 static tch_status factors_run(tch_context *context, void *data)

@@ -8,8 +8,8 @@ static const uint64_t first_seed = 1000;
 
 tch_status bench_add_random(const workplace *place, bench_data *d, int index, int64_t rows, int64_t cols)
 {
-    tch_status status = workplace_matrices(place->device, d->c->dtype, d->c->batch, rows, cols, &d->in[index]);
-    return status ? status : random_entries(place, first_seed + (uint64_t)index, d->in[index]);
+    CLI_TRY(workplace_matrices(place->device, d->c->dtype, d->c->batch, rows, cols, &d->in[index]));
+    return random_entries(place, first_seed + (uint64_t)index, d->in[index]);
 }
 
 /* Each costs the host three products to build, so that a large batch repeats the first ones. */
@@ -21,12 +21,12 @@ static tch_status fill_symmetric(const workplace *place, const double *spectrum,
     int64_t shape[] = {batch < DISTINCT ? batch : DISTINCT, n, n};
     tch_tensor distinct = *out;
     distinct.shape = shape;
-    tch_status status = random_symmetric(place, first_seed, spectrum, &distinct);
-    for (int64_t i = DISTINCT; i < batch && status == TCH_OK; i++) {
+    CLI_TRY(random_symmetric(place, first_seed, spectrum, &distinct));
+    for (int64_t i = DISTINCT; i < batch; i++) {
         tch_tensor slice = workplace_slice(out, i), earlier = workplace_slice(out, i % DISTINCT);
-        status = tch_tensor_copy(place->device, &slice, &earlier);
+        CLI_TRY(tch_tensor_copy(place->device, &slice, &earlier));
     }
-    return status;
+    return TCH_OK;
 }
 
 /* Matrices of one seed commute, whatever their spectra. */

@@ -67,15 +67,9 @@ tch_status bench_limits_measure(const workplace *place, double seconds, bench_re
 {
     bench_limits *limits = &results->limits;
     const int64_t n = (results->quick ? 1024 : 2048) * (results->large ? 4 : 1);
-    tch_status status = measure_product(place, TCH_FLOAT32, n, seconds, &limits->flops_f32);
-    if (status == TCH_OK) {
-        status = measure_product(place, TCH_FLOAT64, n, seconds, &limits->flops_f64);
-    }
-    if (status == TCH_OK) {
-        status = measure_product(place, TCH_BFLOAT16, n, seconds, &limits->flops_bf16);
-    }
-    if (status == TCH_OK) {
-        status = measure_copy(place, results->large ? 32768 : 8192, seconds, &limits->copy_bytes);
-    }
-    return status ? status : tch_memory_trim(place->device, 0); /* gigabytes that no case needs */
+    CLI_TRY(measure_product(place, TCH_FLOAT32, n, seconds, &limits->flops_f32));
+    CLI_TRY(measure_product(place, TCH_FLOAT64, n, seconds, &limits->flops_f64));
+    CLI_TRY(measure_product(place, TCH_BFLOAT16, n, seconds, &limits->flops_bf16));
+    CLI_TRY(measure_copy(place, results->large ? 32768 : 8192, seconds, &limits->copy_bytes));
+    return tch_memory_trim(place->device, 0); /* gigabytes that no case needs */
 }

@@ -10,8 +10,8 @@ static const double spectrum_condition = 1e8;
 
 static tch_status add_output(const workplace *place, bench_data *d, int index, int64_t rows, int64_t cols)
 {
-    tch_status status = workplace_matrices(place->device, d->c->dtype, d->c->batch, rows, cols, &d->out[index]);
-    return status ? status : workplace_poison(place, d->out[index]);
+    CLI_TRY(workplace_matrices(place->device, d->c->dtype, d->c->batch, rows, cols, &d->out[index]));
+    return workplace_poison(place, d->out[index]);
 }
 
 /* --- products: [m, k] times [k, n] --- */
@@ -19,11 +19,9 @@ static tch_status add_output(const workplace *place, bench_data *d, int index, i
 static tch_status matmul_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
-    tch_status status = bench_add_random(place, d, 0, c->m, c->k);
-    if (status == TCH_OK) {
-        status = bench_add_random(place, d, 1, c->k, c->n);
-    }
-    return status ? status : add_output(place, d, 0, c->m, c->n);
+    CLI_TRY(bench_add_random(place, d, 0, c->m, c->k));
+    CLI_TRY(bench_add_random(place, d, 1, c->k, c->n));
+    return add_output(place, d, 0, c->m, c->n);
 }
 
 static tch_status matmul_run(tch_context *context, void *data)
@@ -47,11 +45,9 @@ static tch_status chunked_run(tch_context *context, void *data)
 /* n by n, both symmetric and commuting */
 static tch_status symmetric_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = bench_add_symmetric(place, d, 0, d->c->n, 1e2);
-    if (status == TCH_OK) {
-        status = bench_add_symmetric(place, d, 1, d->c->n, 1e3);
-    }
-    return status ? status : add_output(place, d, 0, d->c->n, d->c->n);
+    CLI_TRY(bench_add_symmetric(place, d, 0, d->c->n, 1e2));
+    CLI_TRY(bench_add_symmetric(place, d, 1, d->c->n, 1e3));
+    return add_output(place, d, 0, d->c->n, d->c->n);
 }
 
 static tch_status symmetric_run(tch_context *context, void *data)
@@ -68,8 +64,8 @@ static double gram_flops(const bench_case *c)
 
 static tch_status gram_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = bench_add_random(place, d, 0, d->c->m, d->c->k);
-    return status ? status : add_output(place, d, 0, d->c->m, d->c->m);
+    CLI_TRY(bench_add_random(place, d, 0, d->c->m, d->c->k));
+    return add_output(place, d, 0, d->c->m, d->c->m);
 }
 
 static tch_status gram_run(tch_context *context, void *data)
@@ -82,15 +78,11 @@ static tch_status gram_run(tch_context *context, void *data)
 
 static tch_status eigh_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition);
+    CLI_TRY(bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition));
     const int64_t shape[] = {d->c->batch, d->c->n};
-    if (status == TCH_OK) {
-        status = add_output(place, d, 0, d->c->n, d->c->n);
-    }
-    if (status == TCH_OK) {
-        status = tch_tensor_create_uninitialized(place->device, d->c->dtype, 2, shape, TCH_CONTIGUOUS, &d->out[1]);
-    }
-    return status ? status : workplace_poison(place, d->out[1]);
+    CLI_TRY(add_output(place, d, 0, d->c->n, d->c->n));
+    CLI_TRY(tch_tensor_create_uninitialized(place->device, d->c->dtype, 2, shape, TCH_CONTIGUOUS, &d->out[1]));
+    return workplace_poison(place, d->out[1]);
 }
 
 static tch_status eigh_run(tch_context *context, void *data)
@@ -101,8 +93,8 @@ static tch_status eigh_run(tch_context *context, void *data)
 
 static tch_status power_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition);
-    return status ? status : add_output(place, d, 0, d->c->n, d->c->n);
+    CLI_TRY(bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition));
+    return add_output(place, d, 0, d->c->n, d->c->n);
 }
 
 static tch_status power_run(tch_context *context, void *data)
@@ -113,13 +105,11 @@ static tch_status power_run(tch_context *context, void *data)
 
 static tch_status root_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition);
-    if (status == TCH_OK) {
-        status = root_trial_start(place, d->in[0], &d->trial);
-    }
+    CLI_TRY(bench_add_symmetric(place, d, 0, d->c->n, spectrum_condition));
+    CLI_TRY(root_trial_start(place, d->in[0], &d->trial));
     d->trial.config.method = d->c->method;
     d->trial.config.relative_eps = d->c->damping;
-    return status;
+    return TCH_OK;
 }
 
 static tch_status root_run(tch_context *context, void *data)
@@ -131,8 +121,8 @@ static tch_status root_run(tch_context *context, void *data)
 
 static tch_status ortho_prepare(const workplace *place, bench_data *d)
 {
-    tch_status status = bench_add_random(place, d, 0, d->c->m, d->c->n);
-    return status ? status : add_output(place, d, 0, d->c->m, d->c->n);
+    CLI_TRY(bench_add_random(place, d, 0, d->c->m, d->c->n));
+    return add_output(place, d, 0, d->c->m, d->c->n);
 }
 
 static tch_status ortho_run(tch_context *context, void *data)
@@ -153,11 +143,9 @@ static double ortho_flops(const bench_case *c)
 static tch_status kron_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
-    tch_status status = bench_add_random(place, d, 0, c->m, c->m);
-    if (status == TCH_OK) {
-        status = bench_add_random(place, d, 1, c->n, c->n);
-    }
-    return status ? status : add_output(place, d, 0, c->m * c->n, c->m * c->n);
+    CLI_TRY(bench_add_random(place, d, 0, c->m, c->m));
+    CLI_TRY(bench_add_random(place, d, 1, c->n, c->n));
+    return add_output(place, d, 0, c->m * c->n, c->m * c->n);
 }
 
 static tch_status kron_run(tch_context *context, void *data)
@@ -176,14 +164,10 @@ static double kron_bytes(const bench_case *c)
 static tch_status kron_matmul_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
-    tch_status status = bench_add_random(place, d, 0, c->m, c->m);
-    if (status == TCH_OK) {
-        status = bench_add_random(place, d, 1, c->n, c->n);
-    }
-    if (status == TCH_OK) {
-        status = bench_add_random(place, d, 2, c->m * c->n, c->k);
-    }
-    return status ? status : add_output(place, d, 0, c->m * c->n, c->k);
+    CLI_TRY(bench_add_random(place, d, 0, c->m, c->m));
+    CLI_TRY(bench_add_random(place, d, 1, c->n, c->n));
+    CLI_TRY(bench_add_random(place, d, 2, c->m * c->n, c->k));
+    return add_output(place, d, 0, c->m * c->n, c->k);
 }
 
 static tch_status kron_matmul_run(tch_context *context, void *data)
@@ -201,14 +185,10 @@ static double kron_matmul_flops(const bench_case *c)
 static tch_status kron_solve_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
-    tch_status status = bench_add_symmetric(place, d, 0, c->m, spectrum_condition);
-    if (status == TCH_OK) {
-        status = bench_add_symmetric(place, d, 1, c->n, spectrum_condition);
-    }
-    if (status == TCH_OK) {
-        status = bench_add_random(place, d, 2, c->m, c->n);
-    }
-    return status ? status : add_output(place, d, 0, c->m, c->n);
+    CLI_TRY(bench_add_symmetric(place, d, 0, c->m, spectrum_condition));
+    CLI_TRY(bench_add_symmetric(place, d, 1, c->n, spectrum_condition));
+    CLI_TRY(bench_add_random(place, d, 2, c->m, c->n));
+    return add_output(place, d, 0, c->m, c->n);
 }
 
 static tch_status kron_solve_run(tch_context *context, void *data)
@@ -228,11 +208,9 @@ static double kron_solve_flops(const bench_case *c)
 static tch_status nearest_prepare(const workplace *place, bench_data *d)
 {
     const bench_case *c = d->c;
-    tch_status status = bench_add_random(place, d, 0, c->m * c->n, c->m * c->n);
-    if (status == TCH_OK) {
-        status = add_output(place, d, 0, c->m, c->m);
-    }
-    return status ? status : add_output(place, d, 1, c->n, c->n);
+    CLI_TRY(bench_add_random(place, d, 0, c->m * c->n, c->m * c->n));
+    CLI_TRY(add_output(place, d, 0, c->m, c->m));
+    return add_output(place, d, 1, c->n, c->n);
 }
 
 static tch_status nearest_run(tch_context *context, void *data)
@@ -306,10 +284,7 @@ void bench_release(bench_data *data)
 static tch_status all_finite(const workplace *place, const tch_tensor *output, bool *good)
 {
     tch_tensor *host = NULL;
-    tch_status status = workplace_fetch(place, output, &host);
-    if (status != TCH_OK) {
-        return status;
-    }
+    CLI_TRY(workplace_fetch(place, output, &host));
     int64_t count = tch_tensor_numel(host);
     for (int64_t i = 0; i < count && *good; i++) {
         *good = isfinite(workplace_entry(host, i));
@@ -320,12 +295,11 @@ static tch_status all_finite(const workplace *place, const tch_tensor *output, b
 
 tch_status bench_check(const workplace *place, const bench_data *data, bool *good)
 {
-    tch_status status = TCH_OK;
     *good = true;
-    for (int i = 0; i < 2 && status == TCH_OK; i++) {
+    for (int i = 0; i < 2; i++) {
         if (data->out[i] != NULL) {
-            status = all_finite(place, data->out[i], good);
+            CLI_TRY(all_finite(place, data->out[i], good));
         }
     }
-    return status;
+    return TCH_OK;
 }

@@ -38,17 +38,13 @@ static double *values(tch_tensor *t)
 tch_status random_entries(const workplace *place, uint64_t seed, tch_tensor *out)
 {
     tch_tensor *host = NULL;
-    tch_status status =
-        tch_tensor_create_uninitialized(place->host, TCH_FLOAT64, out->ndim, out->shape, TCH_CONTIGUOUS, &host);
-    if (status != TCH_OK) {
-        return status;
-    }
+    CLI_TRY(tch_tensor_create_uninitialized(place->host, TCH_FLOAT64, out->ndim, out->shape, TCH_CONTIGUOUS, &host));
     uint64_t state = stream(seed, 0);
     int64_t count = tch_tensor_numel(host);
     for (int64_t i = 0; i < count; i++) {
         values(host)[i] = next_uniform(&state);
     }
-    status = tch_tensor_copy(place->device, out, host);
+    tch_status status = tch_tensor_copy(place->device, out, host);
     if (status == TCH_OK) {
         status = tch_context_synchronize(place->device);
     }
@@ -111,14 +107,12 @@ static tch_status builder_start(tch_context *host, int64_t n, builder *b)
     const int64_t shape[] = {n, n};
     tch_tensor **tensors[] = {&b->hartley, &b->left, &b->q};
     *b = (builder){.n = n};
-    tch_status status = workplace_vector(host, TCH_FLOAT64, n, &b->signs);
-    for (int i = 0; i < 3 && status == TCH_OK; i++) {
-        status = tch_tensor_create_uninitialized(host, TCH_FLOAT64, 2, shape, TCH_CONTIGUOUS, tensors[i]);
+    CLI_TRY(workplace_vector(host, TCH_FLOAT64, n, &b->signs));
+    for (int i = 0; i < 3; i++) {
+        CLI_TRY(tch_tensor_create_uninitialized(host, TCH_FLOAT64, 2, shape, TCH_CONTIGUOUS, tensors[i]));
     }
-    if (status == TCH_OK) {
-        fill_hartley(n, values(b->signs), values(b->hartley));
-    }
-    return status;
+    fill_hartley(n, values(b->signs), values(b->hartley));
+    return TCH_OK;
 }
 
 /* q = (x with the signs of its columns drawn) C */
@@ -134,15 +128,10 @@ static tch_status mix(tch_context *host, builder *b, uint64_t *state, const tch_
 /* One matrix, left in *a: Q diag(w) Q'. */
 static tch_status build(tch_context *host, builder *b, uint64_t state, const double *eigenvalues, tch_tensor *a)
 {
-    tch_status status = mix(host, b, &state, b->hartley);
-    if (status == TCH_OK) {
-        status = mix(host, b, &state, b->q);
-    }
-    if (status != TCH_OK) {
-        return status;
-    }
+    CLI_TRY(mix(host, b, &state, b->hartley));
+    CLI_TRY(mix(host, b, &state, b->q));
     copy_scaled(b->n, values(b->q), eigenvalues, values(b->left));
-    status = tch_gemm(host, 1.0, b->left, 0, b->q, 1, 0.0, a);
+    tch_status status = tch_gemm(host, 1.0, b->left, 0, b->q, 1, 0.0, a);
     symmetrize(b->n, values(a));
     return status;
 }

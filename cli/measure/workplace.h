@@ -4,6 +4,8 @@
 
 #include <torchium/torchium.h>
 
+#include "try.h"
+
 typedef struct workplace {
     tch_context *device; /* what is measured runs here */
     tch_context *host;   /* inputs are made and results looked at here */

@@ -20,11 +20,8 @@ static double trial_rate(double center, int index)
 static tch_status try_rate(train_session *session, const train_method *method, double *loss)
 {
     train_run run;
-    tch_status status = train_run_create(&session->setup, method, &run);
-    if (status != TCH_OK) {
-        return status;
-    }
-    status = train_advance(session, &run, session->setup.plan.steps);
+    CLI_TRY(train_run_create(&session->setup, method, &run));
+    tch_status status = train_advance(session, &run, session->setup.plan.steps);
     if (status == TCH_OK) {
         status = train_run_loss(&session->setup, &run, loss);
     }
@@ -43,10 +40,7 @@ static tch_status tune_method(train_session *session, train_method *method)
     for (int i = 0; i < TRAIN_RATES && !train_stop_asked(); i++) {
         double loss = (double)INFINITY;
         trial.rate = trial_rate(method->rate, i);
-        tch_status status = try_rate(session, &trial, &loss);
-        if (status != TCH_OK) {
-            return status;
-        }
+        CLI_TRY(try_rate(session, &trial, &loss));
         train_report_trial(session, &trial, loss);
         if (loss < least) {
             least = loss;

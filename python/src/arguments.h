@@ -10,6 +10,23 @@
 int py_arguments(const char *function, const char *const *names, int required, PyObject *const *args, Py_ssize_t count,
                  PyObject *keywords, PyObject **values);
 
+/* In a function with PY_ARGUMENTS: `v`, the values of the named arguments, or the end with an exception set. */
+#define PY_TAKE(function, required, ...)                                                                               \
+    static const char *const names[] = {__VA_ARGS__, NULL};                                                            \
+    PyObject *v[sizeof names / sizeof names[0] - 1];                                                                   \
+    (void)object;                                                                                                      \
+    if (py_arguments(function, names, required, args, count, keywords, v) < 0) {                                       \
+        return NULL;                                                                                                   \
+    }
+
+/* The same for a function without arguments. */
+#define PY_TAKE_NONE(function)                                                                                         \
+    static const char *const names[] = {NULL};                                                                         \
+    (void)object;                                                                                                      \
+    if (py_arguments(function, names, 0, args, count, keywords, NULL) < 0) {                                           \
+        return NULL;                                                                                                   \
+    }
+
 /* A real number; NaN is refused. */
 int py_take_double(PyObject *value, const char *name, double *result);
 

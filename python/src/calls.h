@@ -1,10 +1,8 @@
 /* The frame of one call: its arrays, the stream and the context it runs on.
  *
- *     py_call call;
- *     if (py_call_begin(&call, operands, 3, stream, NULL) < 0) {
- *         return NULL;
- *     }
- *     PY_CALL(call, tch_matmul(call.context, call.tensors[0], call.tensors[1], call.tensors[2]));
+ *     PY_TAKE("matmul", 3, "a", "b", "out", "stream");
+ *     PY_BEGIN(v[3], NULL, PY_IN(0), PY_IN(1), PY_OUT(2));
+ *     PY_CALL(call, tch_matmul(call.context, t[0], t[1], t[2]));
  *     return py_call_end(&call);
  */
 #ifndef TORCHIUM_PYTHON_CALLS_H
@@ -56,5 +54,27 @@ int64_t py_library_clock(int64_t began);
         (void)py_library_clock(py_began_);                                                                             \
         Py_END_ALLOW_THREADS                                                                                           \
     } while (0)
+
+/* Behind PY_TAKE: argument `i` as an array that is read or written, and where None may stand for none; or None. */
+#define PY_IN(i) ((py_operand){v[i], names[i], PY_REQUIRED})
+#define PY_MAYBE_IN(i) ((py_operand){v[i], names[i], 0})
+#define PY_OUT(i) ((py_operand){v[i], names[i], PY_REQUIRED | PY_WRITTEN})
+#define PY_MAYBE_OUT(i) ((py_operand){v[i], names[i], PY_WRITTEN})
+#define PY_NONE(i) ((py_operand){Py_None, names[i], PY_WRITTEN})
+
+/* `call` with these arrays, begun, and `t`, its tensors in their order; or the end with an exception set. */
+#define PY_BEGIN(stream, device, ...)                                                                                  \
+    py_call call;                                                                                                      \
+    tch_tensor **t = call.tensors;                                                                                     \
+    const py_operand operands[] = {__VA_ARGS__};                                                                       \
+    if (py_call_begin(&call, operands, (int)(sizeof operands / sizeof operands[0]), stream, device) < 0) {             \
+        return NULL;                                                                                                   \
+    }
+
+/* py_call_make, where None was given. */
+#define PY_MAKE(index, like, shape)                                                                                    \
+    if (t[index] == NULL) {                                                                                            \
+        py_call_make(&call, index, like, shape);                                                                       \
+    }
 
 #endif

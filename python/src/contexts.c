@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "errors.h"
 
@@ -196,5 +197,48 @@ int py_contexts_visit(tch_device device, tch_status (*visit)(tch_context *contex
             return -1;
         }
     }
+    return 0;
+}
+
+/* --- objects with a context of their own ------------------------------------------------------------------------- */
+
+int py_runner_enter(py_runner *runner, const char *name, bool made)
+{
+    const char *why = !made ? "was never made: its __init__ did not succeed"
+                      : runner->process != (long)getpid()
+                          ? "belongs to the process that this one was forked from; make a new one here"
+                      : runner->busy ? "is in use by another call, perhaps in another thread"
+                                     : NULL;
+    if (why != NULL) {
+        PyErr_Format(PyExc_RuntimeError, "this %s %s", name, why);
+        return -1;
+    }
+    runner->busy = true;
+    return 0;
+}
+
+void py_runner_leave(py_runner *runner)
+{
+    runner->busy = false;
+}
+
+PyObject *py_runner_done(py_runner *runner, tch_status status)
+{
+    runner->busy = false;
+    return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+}
+
+int py_runner_follow(py_runner *runner, void *stream)
+{
+    if (runner->device.type != TCH_DEVICE_CUDA || (runner->has_stream && stream == runner->stream)) {
+        return 0;
+    }
+    tch_status status = tch_context_set_stream(runner->context, stream);
+    if (status != TCH_OK) {
+        py_fail(status);
+        return -1;
+    }
+    runner->has_stream = true;
+    runner->stream = stream;
     return 0;
 }

@@ -160,15 +160,12 @@ static tch_status trim(tch_context *context, void *user)
     return tch_memory_trim(context, *(const int64_t *)user);
 }
 
-static PyObject *trim_pool(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *trim_pool(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"device", "keep", NULL};
-    PyObject *v[2];
+    PY_TAKE("trim_pool", 1, "device", "keep");
     tch_device device;
     int64_t keep = 0;
-    (void)module;
-    if (py_arguments("trim_pool", names, 1, args, count, keywords, v) < 0 ||
-        py_take_device(v[0], "device", &device) < 0 ||
+    if (py_take_device(v[0], "device", &device) < 0 ||
         (v[1] != NULL && py_take_int(v[1], "keep", 0, INT64_MAX, &keep) < 0) ||
         py_contexts_visit(device, trim, &keep) < 0) {
         return NULL;

@@ -6,27 +6,6 @@
 #include "calls.h"
 #include "layer.h"
 
-/* The parameters every function here has. */
-#define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords
-
-/* Operands: read, written, and both of them where None may stand for none. */
-#define INPUT(object, name)                                                                                            \
-    {                                                                                                                  \
-        object, name, PY_REQUIRED                                                                                      \
-    }
-#define MAYBE_INPUT(object, name)                                                                                      \
-    {                                                                                                                  \
-        object, name, 0                                                                                                \
-    }
-#define OUTPUT(object, name)                                                                                           \
-    {                                                                                                                  \
-        object, name, PY_REQUIRED | PY_WRITTEN                                                                         \
-    }
-#define MAYBE(object, name)                                                                                            \
-    {                                                                                                                  \
-        object, name, PY_WRITTEN                                                                                       \
-    }
-
 static int take_layer(PyObject *layer, PyObject *scale, tch_layer *result)
 {
     if (py_layer_take(layer, "layer", result) < 0) {
@@ -47,178 +26,112 @@ static int take_parts(PyObject *value, tch_grad_part *parts)
 
 /* --- gradients --------------------------------------------------------------------------------------------------- */
 
-static PyObject *grad_samples(ARGUMENTS)
+static PyObject *grad_samples(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer", "input", "output_gradient", "weight", "bias", "scale", "stream", NULL};
-    PyObject *v[7];
-    py_call call;
+    PY_TAKE("grad_samples", 5, "layer", "input", "output_gradient", "weight", "bias", "scale", "stream");
     tch_layer layer;
-    (void)module;
-    if (py_arguments("grad_samples", names, 5, args, count, keywords, v) < 0 || take_layer(v[0], v[5], &layer) < 0) {
+    if (take_layer(v[0], v[5], &layer) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {INPUT(v[1], "input"), INPUT(v[2], "output_gradient"), MAYBE(v[3], "weight"),
-                                   MAYBE(v[4], "bias")};
-    if (py_call_begin(&call, operands, 4, v[6], NULL) < 0) {
-        return NULL;
-    }
-    PY_CALL(call,
-            tch_grad_samples(call.context, &layer, call.tensors[0], call.tensors[1], call.tensors[2], call.tensors[3]));
+    PY_BEGIN(v[6], NULL, PY_IN(1), PY_IN(2), PY_MAYBE_OUT(3), PY_MAYBE_OUT(4));
+    PY_CALL(call, tch_grad_samples(call.context, &layer, t[0], t[1], t[2], t[3]));
     return py_call_end(&call);
 }
 
-static PyObject *grad_norms(ARGUMENTS)
+static PyObject *grad_norms(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer", "input", "output_gradient", "parts", "accumulate",
-                                        "norms", "scale", "stream",          NULL};
-    PyObject *v[8];
-    py_call call;
+    PY_TAKE("grad_norms", 6, "layer", "input", "output_gradient", "parts", "accumulate", "norms", "scale", "stream");
     tch_layer layer;
     tch_grad_part parts;
     bool accumulate;
-    (void)module;
-    if (py_arguments("grad_norms", names, 6, args, count, keywords, v) < 0 || take_layer(v[0], v[6], &layer) < 0 ||
-        take_parts(v[3], &parts) < 0 || py_take_bool(v[4], "accumulate", &accumulate) < 0) {
+    if (take_layer(v[0], v[6], &layer) < 0 || take_parts(v[3], &parts) < 0 ||
+        py_take_bool(v[4], "accumulate", &accumulate) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {INPUT(v[1], "input"), INPUT(v[2], "output_gradient"), OUTPUT(v[5], "norms")};
-    if (py_call_begin(&call, operands, 3, v[7], NULL) < 0) {
-        return NULL;
-    }
-    PY_CALL(call,
-            tch_grad_norms(call.context, &layer, call.tensors[0], call.tensors[1], parts, accumulate, call.tensors[2]));
+    PY_BEGIN(v[7], NULL, PY_IN(1), PY_IN(2), PY_OUT(5));
+    PY_CALL(call, tch_grad_norms(call.context, &layer, t[0], t[1], parts, accumulate, t[2]));
     return py_call_end(&call);
 }
 
-static PyObject *grad_weighted_sum(ARGUMENTS)
+static PyObject *grad_weighted_sum(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer",  "input", "output_gradient", "weights", "beta",
-                                        "weight", "bias",  "scale",           "stream",  NULL};
-    PyObject *v[9];
-    py_call call;
+    PY_TAKE("grad_weighted_sum", 7, "layer", "input", "output_gradient", "weights", "beta", "weight", "bias", "scale",
+            "stream");
     tch_layer layer;
     double beta;
-    (void)module;
-    if (py_arguments("grad_weighted_sum", names, 7, args, count, keywords, v) < 0 ||
-        take_layer(v[0], v[7], &layer) < 0 || py_take_double(v[4], "beta", &beta) < 0) {
+    if (take_layer(v[0], v[7], &layer) < 0 || py_take_double(v[4], "beta", &beta) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {INPUT(v[1], "input"), INPUT(v[2], "output_gradient"), MAYBE_INPUT(v[3], "weights"),
-                                   MAYBE(v[5], "weight"), MAYBE(v[6], "bias")};
-    if (py_call_begin(&call, operands, 5, v[8], NULL) < 0) {
-        return NULL;
-    }
-    PY_CALL(call, tch_grad_weighted_sum(call.context, &layer, call.tensors[0], call.tensors[1], call.tensors[2], beta,
-                                        call.tensors[3], call.tensors[4]));
+    PY_BEGIN(v[8], NULL, PY_IN(1), PY_IN(2), PY_MAYBE_IN(3), PY_MAYBE_OUT(5), PY_MAYBE_OUT(6));
+    PY_CALL(call, tch_grad_weighted_sum(call.context, &layer, t[0], t[1], t[2], beta, t[3], t[4]));
     return py_call_end(&call);
 }
 
-static PyObject *grad_gram(ARGUMENTS)
+static PyObject *grad_gram(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer", "input", "output_gradient", "parts", "accumulate",
-                                        "gram",  "scale", "stream",          NULL};
-    PyObject *v[8];
-    py_call call;
+    PY_TAKE("grad_gram", 6, "layer", "input", "output_gradient", "parts", "accumulate", "gram", "scale", "stream");
     tch_layer layer;
     tch_grad_part parts;
     bool accumulate;
-    (void)module;
-    if (py_arguments("grad_gram", names, 6, args, count, keywords, v) < 0 || take_layer(v[0], v[6], &layer) < 0 ||
-        take_parts(v[3], &parts) < 0 || py_take_bool(v[4], "accumulate", &accumulate) < 0) {
+    if (take_layer(v[0], v[6], &layer) < 0 || take_parts(v[3], &parts) < 0 ||
+        py_take_bool(v[4], "accumulate", &accumulate) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {INPUT(v[1], "input"), INPUT(v[2], "output_gradient"), OUTPUT(v[5], "gram")};
-    if (py_call_begin(&call, operands, 3, v[7], NULL) < 0) {
-        return NULL;
-    }
-    PY_CALL(call,
-            tch_grad_gram(call.context, &layer, call.tensors[0], call.tensors[1], parts, accumulate, call.tensors[2]));
+    PY_BEGIN(v[7], NULL, PY_IN(1), PY_IN(2), PY_OUT(5));
+    PY_CALL(call, tch_grad_gram(call.context, &layer, t[0], t[1], parts, accumulate, t[2]));
     return py_call_end(&call);
 }
 
-static PyObject *grad_dots(ARGUMENTS)
+static PyObject *grad_dots(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer",      "input", "output_gradient", "weight", "bias",
-                                        "accumulate", "dots",  "scale",           "stream", NULL};
-    PyObject *v[9];
-    py_call call;
+    PY_TAKE("grad_dots", 7, "layer", "input", "output_gradient", "weight", "bias", "accumulate", "dots", "scale",
+            "stream");
     tch_layer layer;
     bool accumulate;
-    (void)module;
-    if (py_arguments("grad_dots", names, 7, args, count, keywords, v) < 0 || take_layer(v[0], v[7], &layer) < 0 ||
-        py_take_bool(v[5], "accumulate", &accumulate) < 0) {
+    if (take_layer(v[0], v[7], &layer) < 0 || py_take_bool(v[5], "accumulate", &accumulate) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {INPUT(v[1], "input"), INPUT(v[2], "output_gradient"), MAYBE_INPUT(v[3], "weight"),
-                                   MAYBE_INPUT(v[4], "bias"), OUTPUT(v[6], "dots")};
-    if (py_call_begin(&call, operands, 5, v[8], NULL) < 0) {
-        return NULL;
-    }
-    PY_CALL(call, tch_grad_dots(call.context, &layer, call.tensors[0], call.tensors[1], call.tensors[2],
-                                call.tensors[3], accumulate, call.tensors[4]));
+    PY_BEGIN(v[8], NULL, PY_IN(1), PY_IN(2), PY_MAYBE_IN(3), PY_MAYBE_IN(4), PY_OUT(6));
+    PY_CALL(call, tch_grad_dots(call.context, &layer, t[0], t[1], t[2], t[3], accumulate, t[4]));
     return py_call_end(&call);
 }
 
-static PyObject *grad_tied_norms(ARGUMENTS)
+static PyObject *grad_tied_norms(PY_ARGUMENTS)
 {
-    static const char *const names[] = {
-        "layer", "tokens", "embedding_gradient", "linear_input", "linear_gradient", "norms", "scale", "stream", NULL};
-    PyObject *v[8];
-    py_call call;
+    PY_TAKE("grad_tied_norms", 6, "layer", "tokens", "embedding_gradient", "linear_input", "linear_gradient", "norms",
+            "scale", "stream");
     tch_layer layer;
-    (void)module;
-    if (py_arguments("grad_tied_norms", names, 6, args, count, keywords, v) < 0 || take_layer(v[0], v[6], &layer) < 0) {
+    if (take_layer(v[0], v[6], &layer) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {INPUT(v[1], "tokens"), INPUT(v[2], "embedding_gradient"),
-                                   INPUT(v[3], "linear_input"), INPUT(v[4], "linear_gradient"), OUTPUT(v[5], "norms")};
-    if (py_call_begin(&call, operands, 5, v[7], NULL) < 0) {
-        return NULL;
-    }
-    PY_CALL(call, tch_grad_tied_norms(call.context, &layer, call.tensors[0], call.tensors[1], call.tensors[2],
-                                      call.tensors[3], call.tensors[4]));
+    PY_BEGIN(v[7], NULL, PY_IN(1), PY_IN(2), PY_IN(3), PY_IN(4), PY_OUT(5));
+    PY_CALL(call, tch_grad_tied_norms(call.context, &layer, t[0], t[1], t[2], t[3], t[4]));
     return py_call_end(&call);
 }
 
 /* --- clipping and the natural gradient --------------------------------------------------------------------------- */
 
-static PyObject *grad_clip_weights(ARGUMENTS)
+static PyObject *grad_clip_weights(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"norms", "max_norm", "weights", "stream", NULL};
-    PyObject *v[4];
-    py_call call;
+    PY_TAKE("grad_clip_weights", 3, "norms", "max_norm", "weights", "stream");
     double max_norm;
-    (void)module;
-    if (py_arguments("grad_clip_weights", names, 3, args, count, keywords, v) < 0 ||
-        py_take_double(v[1], "max_norm", &max_norm) < 0) {
+    if (py_take_double(v[1], "max_norm", &max_norm) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {INPUT(v[0], "norms"), OUTPUT(v[2], "weights")};
-    if (py_call_begin(&call, operands, 2, v[3], NULL) < 0) {
-        return NULL;
-    }
-    PY_CALL(call, tch_grad_clip_weights(call.context, call.tensors[0], max_norm, call.tensors[1]));
+    PY_BEGIN(v[3], NULL, PY_IN(0), PY_OUT(2));
+    PY_CALL(call, tch_grad_clip_weights(call.context, t[0], max_norm, t[1]));
     return py_call_end(&call);
 }
 
-static PyObject *grad_natural_weights(ARGUMENTS)
+static PyObject *grad_natural_weights(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"gram", "rhs", "damping", "weights", "report", "stream", NULL};
-    PyObject *v[6];
-    py_call call;
+    PY_TAKE("grad_natural_weights", 5, "gram", "rhs", "damping", "weights", "report", "stream");
     double damping;
-    (void)module;
-    if (py_arguments("grad_natural_weights", names, 5, args, count, keywords, v) < 0 ||
-        py_take_double(v[2], "damping", &damping) < 0) {
+    if (py_take_double(v[2], "damping", &damping) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {INPUT(v[0], "gram"), MAYBE_INPUT(v[1], "rhs"), OUTPUT(v[3], "weights"),
-                                   MAYBE(v[4], "report")};
-    if (py_call_begin(&call, operands, 4, v[5], NULL) < 0) {
-        return NULL;
-    }
-    PY_CALL(call, tch_grad_natural_weights(call.context, call.tensors[0], call.tensors[1], damping, call.tensors[2],
-                                           call.tensors[3]));
+    PY_BEGIN(v[5], NULL, PY_IN(0), PY_MAYBE_IN(1), PY_OUT(3), PY_MAYBE_OUT(4));
+    PY_CALL(call, tch_grad_natural_weights(call.context, t[0], t[1], damping, t[2], t[3]));
     return py_call_end(&call);
 }
 
@@ -235,54 +148,37 @@ static int take_sharing(PyObject *value, tch_sharing *sharing)
     return 0;
 }
 
-static PyObject *grad_factors(ARGUMENTS)
+static PyObject *grad_factors(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer", "input",        "output_gradient", "bias",  "sharing", "alpha",
-                                        "beta",  "input_factor", "output_factor",   "scale", "stream",  NULL};
-    PyObject *v[11];
-    py_call call;
+    PY_TAKE("grad_factors", 9, "layer", "input", "output_gradient", "bias", "sharing", "alpha", "beta", "input_factor",
+            "output_factor", "scale", "stream");
     tch_layer layer;
     tch_sharing sharing;
     double alpha, beta;
     bool bias;
-    (void)module;
-    if (py_arguments("grad_factors", names, 9, args, count, keywords, v) < 0 || take_layer(v[0], v[9], &layer) < 0 ||
-        py_take_bool(v[3], "bias", &bias) < 0 || take_sharing(v[4], &sharing) < 0 ||
-        py_take_double(v[5], "alpha", &alpha) < 0 || py_take_double(v[6], "beta", &beta) < 0) {
+    if (take_layer(v[0], v[9], &layer) < 0 || py_take_bool(v[3], "bias", &bias) < 0 ||
+        take_sharing(v[4], &sharing) < 0 || py_take_double(v[5], "alpha", &alpha) < 0 ||
+        py_take_double(v[6], "beta", &beta) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {MAYBE_INPUT(v[1], "input"), MAYBE_INPUT(v[2], "output_gradient"),
-                                   MAYBE(v[7], "input_factor"), MAYBE(v[8], "output_factor")};
-    if (py_call_begin(&call, operands, 4, v[10], NULL) < 0) {
-        return NULL;
-    }
-    PY_CALL(call, tch_grad_factors(call.context, &layer, call.tensors[0], call.tensors[1], bias, sharing, alpha, beta,
-                                   call.tensors[2], call.tensors[3]));
+    PY_BEGIN(v[10], NULL, PY_MAYBE_IN(1), PY_MAYBE_IN(2), PY_MAYBE_OUT(7), PY_MAYBE_OUT(8));
+    PY_CALL(call, tch_grad_factors(call.context, &layer, t[0], t[1], bias, sharing, alpha, beta, t[2], t[3]));
     return py_call_end(&call);
 }
 
-static PyObject *grad_scales(ARGUMENTS)
+static PyObject *grad_scales(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer", "input", "output_gradient", "bias",  "input_basis", "output_basis",
-                                        "alpha", "beta",  "scales",          "scale", "stream",      NULL};
-    PyObject *v[11];
-    py_call call;
+    PY_TAKE("grad_scales", 9, "layer", "input", "output_gradient", "bias", "input_basis", "output_basis", "alpha",
+            "beta", "scales", "scale", "stream");
     tch_layer layer;
     double alpha, beta;
     bool bias;
-    (void)module;
-    if (py_arguments("grad_scales", names, 9, args, count, keywords, v) < 0 || take_layer(v[0], v[9], &layer) < 0 ||
-        py_take_bool(v[3], "bias", &bias) < 0 || py_take_double(v[6], "alpha", &alpha) < 0 ||
-        py_take_double(v[7], "beta", &beta) < 0) {
+    if (take_layer(v[0], v[9], &layer) < 0 || py_take_bool(v[3], "bias", &bias) < 0 ||
+        py_take_double(v[6], "alpha", &alpha) < 0 || py_take_double(v[7], "beta", &beta) < 0) {
         return NULL;
     }
-    const py_operand operands[] = {INPUT(v[1], "input"), INPUT(v[2], "output_gradient"), INPUT(v[4], "input_basis"),
-                                   INPUT(v[5], "output_basis"), OUTPUT(v[8], "scales")};
-    if (py_call_begin(&call, operands, 5, v[10], NULL) < 0) {
-        return NULL;
-    }
-    PY_CALL(call, tch_grad_scales(call.context, &layer, call.tensors[0], call.tensors[1], bias, call.tensors[2],
-                                  call.tensors[3], alpha, beta, call.tensors[4]));
+    PY_BEGIN(v[10], NULL, PY_IN(1), PY_IN(2), PY_IN(4), PY_IN(5), PY_OUT(8));
+    PY_CALL(call, tch_grad_scales(call.context, &layer, t[0], t[1], bias, t[2], t[3], alpha, beta, t[4]));
     return py_call_end(&call);
 }
 

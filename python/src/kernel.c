@@ -222,15 +222,15 @@ static int check_call(const py_kernel *self, PyObject *args)
     return 0;
 }
 
-static PyObject *launch(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *launch(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"grid", "block", "args", "shared_mem", "stream", "allow_strided", NULL};
+    PY_TAKE("launch", 3, "grid", "block", "args", "shared_mem", "stream", "allow_strided");
     py_kernel *self = (py_kernel *)object;
-    PyObject *v[6], *result = NULL;
+    PyObject *result = NULL;
     tch_kernel_shape shape = TCH_KERNEL_SHAPE_INIT(1, 1);
     bool strided = false;
-    if (py_arguments("launch", names, 3, args, count, keywords, v) < 0 || check_call(self, v[2]) < 0 ||
-        take_extent(v[0], "grid", shape.grid) < 0 || take_extent(v[1], "block", shape.block) < 0 ||
+    if (check_call(self, v[2]) < 0 || take_extent(v[0], "grid", shape.grid) < 0 ||
+        take_extent(v[1], "block", shape.block) < 0 ||
         (v[3] != NULL && py_take_int(v[3], "shared_mem", 0, INT32_MAX, &shape.shared_bytes) < 0) ||
         (v[5] != NULL && py_take_bool(v[5], "allow_strided", &strided) < 0)) {
         return NULL;
@@ -250,13 +250,10 @@ static PyObject *launch(PyObject *object, PyObject *const *args, Py_ssize_t coun
 
 /* --- what it is -------------------------------------------------------------------------------------------------- */
 
-static PyObject *parameters(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *parameters(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("parameters");
     py_kernel *self = (py_kernel *)object;
-    if (py_arguments("parameters", names, 0, args, count, keywords, NULL) < 0) {
-        return NULL;
-    }
     PyObject *list = PyList_New(self->count);
     for (int32_t i = 0; list != NULL && i < self->count; i++) {
         PyObject *text = PyUnicode_FromString(self->parameters[i].type);
@@ -267,14 +264,11 @@ static PyObject *parameters(PyObject *object, PyObject *const *args, Py_ssize_t 
     return list;
 }
 
-static PyObject *info(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *info(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("info");
     py_kernel *self = (py_kernel *)object;
     tch_kernel_info is = TCH_KERNEL_INFO_INIT;
-    if (py_arguments("info", names, 0, args, count, keywords, NULL) < 0) {
-        return NULL;
-    }
     tch_status status = tch_kernel_get_info(self->kernel, &is);
     if (status != TCH_OK) {
         return py_fail(status);
@@ -303,25 +297,18 @@ static void deallocate(PyObject *object)
 
 /* --- the cache --------------------------------------------------------------------------------------------------- */
 
-static PyObject *cache_folder(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *cache_folder(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
-    (void)module;
-    if (py_arguments("kernel_cache_folder", names, 0, args, count, keywords, NULL) < 0) {
-        return NULL;
-    }
+    PY_TAKE_NONE("kernel_cache_folder");
     const char *folder = tch_kernel_cache_folder();
     return folder == NULL ? py_fail(TCH_ERR_IO) : PyUnicode_DecodeFSDefault(folder);
 }
 
-static PyObject *cache_limit(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *cache_limit(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"bytes", NULL};
-    PyObject *value;
+    PY_TAKE("kernel_cache_limit", 1, "bytes");
     int64_t bytes;
-    (void)module;
-    if (py_arguments("kernel_cache_limit", names, 1, args, count, keywords, &value) < 0 ||
-        py_take_int(value, "bytes", 0, INT64_MAX, &bytes) < 0) {
+    if (py_take_int(v[0], "bytes", 0, INT64_MAX, &bytes) < 0) {
         return NULL;
     }
     tch_status status = tch_kernel_cache_limit(bytes);

@@ -274,14 +274,11 @@ static outcome run_call(call *c, PyObject *inputs, PyObject *out, PyObject **res
 }
 
 /* (inputs, out): the result, a tuple of several, or None where the call is of another kind. */
-static PyObject *run(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *run(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"inputs", "out", NULL};
+    PY_TAKE("run", 2, "inputs", "out");
     elementwise *self = (elementwise *)object;
-    PyObject *v[2], *results = NULL;
-    if (py_arguments("run", names, 2, args, count, keywords, v) < 0) {
-        return NULL;
-    }
+    PyObject *results = NULL;
     if (!PyTuple_Check(v[0]) || self->kernel->process != (long)getpid()) {
         return Py_NewRef(Py_None);
     }

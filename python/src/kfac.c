@@ -10,50 +10,9 @@
 #include "errors.h"
 #include "module.h"
 
-#define ARGUMENTS PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords
-
 int py_kfac_enter(py_kfac *self)
 {
-    const char *why = self->kfac == NULL ? "was never made: its __init__ did not succeed"
-                      : self->process != (long)getpid()
-                          ? "belongs to the process that this one was forked from; make a "
-                            "new one here"
-                      : self->busy ? "is in use by another call, perhaps in another thread"
-                                   : NULL;
-    if (why != NULL) {
-        PyErr_Format(PyExc_RuntimeError, "this Kfac %s", why);
-        return -1;
-    }
-    self->busy = true;
-    return 0;
-}
-
-void py_kfac_leave(py_kfac *self)
-{
-    self->busy = false;
-}
-
-/* Makes the library's calls go to the stream that the arrays of a call are worked on. */
-static int follow_stream(py_kfac *self, const py_stream *stream)
-{
-    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && stream->handle == self->stream)) {
-        return 0;
-    }
-    tch_status status = tch_context_set_stream(self->context, stream->handle);
-    if (status != TCH_OK) {
-        py_fail(status);
-        return -1;
-    }
-    self->has_stream = true;
-    self->stream = stream->handle;
-    return 0;
-}
-
-static PyObject *done(py_kfac *self, tch_status status)
-{
-    PyObject *result = status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
-    py_kfac_leave(self);
-    return result;
+    return py_runner_enter(&self->on, "Kfac", self->kfac != NULL);
 }
 
 /* --- what a step calls ------------------------------------------------------------------------------------------- */
@@ -68,7 +27,7 @@ static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_o
         return -1;
     }
     py_arrays_device(tensors, 3); /* page-locked memory counts as the CPU's */
-    int failed = follow_stream(self, &stream) < 0;
+    int failed = py_runner_follow(&self->on, stream.handle) < 0;
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS;
         status = tch_kfac_observe(self->kfac, layer, tensors[0], tensors[1], scale, tensors[2]);
@@ -81,37 +40,35 @@ static int observe_arrays(py_kfac *self, int32_t layer, double scale, const py_o
     return failed ? -1 : 0;
 }
 
-static PyObject *observe(ARGUMENTS)
+static PyObject *observe(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer", "input", "output_gradient", "scale", "grad_scale", "stream", NULL};
+    PY_TAKE("observe", 4, "layer", "input", "output_gradient", "scale", "grad_scale", "stream");
     py_kfac *self = (py_kfac *)object;
-    PyObject *values[6];
     int64_t layer;
     double scale;
-    if (py_arguments("observe", names, 4, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "layer", 0, INT32_MAX, &layer) < 0 || py_take_double(values[3], "scale", &scale) < 0 ||
+    if (py_take_int(v[0], "layer", 0, INT32_MAX, &layer) < 0 || py_take_double(v[3], "scale", &scale) < 0 ||
         py_kfac_enter(self) < 0) {
         return NULL;
     }
     const py_operand operands[] = {
-        {values[1], "input", PY_REQUIRED}, {values[2], "output_gradient", PY_REQUIRED}, {values[4], "grad_scale", 0}};
-    int failed = observe_arrays(self, (int32_t)layer, scale, operands, values[5]);
-    py_kfac_leave(self);
+        {v[1], "input", PY_REQUIRED}, {v[2], "output_gradient", PY_REQUIRED}, {v[4], "grad_scale", 0}};
+    int failed = observe_arrays(self, (int32_t)layer, scale, operands, v[5]);
+    py_runner_leave(&self->on);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *refresh(ARGUMENTS)
+static PyObject *refresh(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("refresh");
     py_kfac *self = (py_kfac *)object;
     tch_status status;
-    if (py_arguments("refresh", names, 0, args, count, keywords, NULL) < 0 || py_kfac_enter(self) < 0) {
+    if (py_kfac_enter(self) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS;
     status = tch_kfac_refresh(self->kfac);
     Py_END_ALLOW_THREADS;
-    return done(self, status);
+    return py_runner_done(&self->on, status);
 }
 
 static int precondition_arrays(py_kfac *self, double lr, PyObject *given)
@@ -123,7 +80,7 @@ static int precondition_arrays(py_kfac *self, double lr, PyObject *given)
         return -1;
     }
     py_arrays_device(self->tensors, total);
-    int failed = follow_stream(self, &stream) < 0;
+    int failed = py_runner_follow(&self->on, stream.handle) < 0;
     if (!failed) {
         Py_BEGIN_ALLOW_THREADS;
         status = tch_kfac_precondition(self->kfac, lr, total, self->tensors);
@@ -136,21 +93,19 @@ static int precondition_arrays(py_kfac *self, double lr, PyObject *given)
     return failed ? -1 : 0;
 }
 
-static PyObject *precondition(ARGUMENTS)
+static PyObject *precondition(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"lr", "gradients", "stream", NULL};
+    PY_TAKE("precondition", 2, "lr", "gradients", "stream");
     py_kfac *self = (py_kfac *)object;
-    PyObject *values[3];
     double lr;
-    if (py_arguments("precondition", names, 2, args, count, keywords, values) < 0 ||
-        py_take_double(values[0], "lr", &lr) < 0) {
+    if (py_take_double(v[0], "lr", &lr) < 0) {
         return NULL;
     }
-    if (!PyList_Check(values[1])) {
+    if (!PyList_Check(v[1])) {
         PyErr_SetString(PyExc_TypeError, "gradients must be a list");
         return NULL;
     }
-    PyObject *gradients = PyList_AsTuple(values[1]); /* which nobody changes while arrays are asked for */
+    PyObject *gradients = PyList_AsTuple(v[1]); /* which nobody changes while arrays are asked for */
     if (gradients == NULL || py_kfac_enter(self) < 0) {
         Py_XDECREF(gradients);
         return NULL;
@@ -163,24 +118,22 @@ static PyObject *precondition(ARGUMENTS)
         for (int32_t i = 0; i < 2 * self->count; i++) {
             self->operands[i].object = PyTuple_GetItem(gradients, i);
         }
-        failed = precondition_arrays(self, lr, values[2]);
+        failed = precondition_arrays(self, lr, v[2]);
     }
-    py_kfac_leave(self);
+    py_runner_leave(&self->on);
     Py_DECREF(gradients);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *set_config(ARGUMENTS)
+static PyObject *set_config(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"config", NULL};
+    PY_TAKE("set_config", 1, "config");
     py_kfac *self = (py_kfac *)object;
-    PyObject *values[1];
     tch_kfac_config config;
-    if (py_arguments("set_config", names, 1, args, count, keywords, values) < 0 ||
-        py_kfac_config(values[0], &config) < 0 || py_kfac_enter(self) < 0) {
+    if (py_kfac_config(v[0], &config) < 0 || py_kfac_enter(self) < 0) {
         return NULL;
     }
-    return done(self, tch_kfac_set_config(self->kfac, &config));
+    return py_runner_done(&self->on, tch_kfac_set_config(self->kfac, &config));
 }
 
 /* --- the type ---------------------------------------------------------------------------------------------------- */
@@ -210,10 +163,10 @@ static int make_library(py_kfac *self, const tch_kfac_config *config, const py_k
     const tch_state_allocator memory = py_chunks_allocator(&self->memory);
     bool own = self->memory.allocate != Py_None;
     char text[32];
-    tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
+    tch_status status = tch_context_create(py_device_text(self->on.device, text, sizeof text), &self->on.context);
     if (status == TCH_OK) {
         Py_BEGIN_ALLOW_THREADS;
-        status = tch_kfac_create_with(self->context, config, layers->count, layers->entries, own ? &memory : NULL,
+        status = tch_kfac_create_with(self->on.context, config, layers->count, layers->entries, own ? &memory : NULL,
                                       &self->kfac);
         Py_END_ALLOW_THREADS;
     }
@@ -236,12 +189,12 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
                         self->memory.allocate != NULL ? "a Kfac is made once" : "allocate must be callable, or None");
         return -1;
     }
-    if (py_take_device(device, "device", &self->device) < 0 || py_kfac_config(options, &config) < 0 ||
+    if (py_take_device(device, "device", &self->on.device) < 0 || py_kfac_config(options, &config) < 0 ||
         py_kfac_layers_take(list, &layers) < 0) {
         return -1;
     }
     self->memory.allocate = Py_NewRef(memory);
-    self->process = (long)getpid();
+    self->on.process = (long)getpid();
     int failed = make_room(self, &layers) < 0 || make_library(self, &config, &layers) < 0;
     py_kfac_layers_release(&layers);
     return failed ? -1 : 0;
@@ -257,15 +210,15 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
 static int clear(PyObject *object)
 {
     py_kfac *self = (py_kfac *)object;
-    if (self->busy) {
+    if (self->on.busy) {
         return 0;
     }
-    if (self->process == (long)getpid() && self->context != NULL) {
+    if (self->on.process == (long)getpid() && self->on.context != NULL) {
         tch_kfac_destroy(self->kfac);
-        tch_context_destroy(self->context);
+        tch_context_destroy(self->on.context);
     }
     self->kfac = NULL;
-    self->context = NULL;
+    self->on.context = NULL;
     py_chunks_clear(&self->memory);
     return 0;
 }
@@ -277,7 +230,7 @@ static void deallocate(PyObject *object)
     PyObject *kind, *value, *trace;
     PyObject_GC_UnTrack(object);
     PyErr_Fetch(&kind, &value, &trace);
-    self->busy = false;
+    self->on.busy = false;
     clear(object);
     PyErr_Restore(kind, value, trace);
     PyMem_Free(self->operands);

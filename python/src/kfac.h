@@ -1,12 +1,13 @@
 /* The inside of torchium._C.Kfac: one tch_kfac and the context it runs on. Its methods are in kfac.c and kfac_state.c.
  *
- * A method has the object to itself from py_kfac_enter to py_kfac_leave, also while the GIL is released; who comes in
+ * A method has the object to itself from py_kfac_enter to py_runner_leave, also while the GIL is released; who comes in
  * between gets a RuntimeError. */
 #ifndef TORCHIUM_PYTHON_KFAC_H
 #define TORCHIUM_PYTHON_KFAC_H
 
 #include "arrays.h"
 #include "chunks.h"
+#include "contexts.h"
 #include "python.h"
 
 enum { PY_KFAC_LABEL = 256 };
@@ -20,15 +21,10 @@ typedef struct py_kfac_layers {
 
 typedef struct py_kfac {
     PyObject ob_base;
-    tch_device device;
-    tch_context *context;
+    py_runner on;
     tch_kfac *kfac;
-    bool busy;
-    long process;     /* that made it: a child of a fork leaves it alone */
     py_chunks memory; /* of the state */
-    bool has_stream;
-    void *stream;
-    int32_t count; /* layers */
+    int32_t count;    /* layers */
     /* two of each for every layer, the gradients of its weight and its bias, with names for messages */
     py_operand *operands;
     py_array *arrays;
@@ -38,7 +34,6 @@ typedef struct py_kfac {
 
 /* 0, or -1 with a RuntimeError set. */
 int py_kfac_enter(py_kfac *self);
-void py_kfac_leave(py_kfac *self);
 
 /* A list of (layer, inputs, outputs, bias, name), and a dictionary with the fields of tch_kfac_config by name: missing
  * ones have the defaults. 0, or -1 with an exception set and nothing to release. */
@@ -46,10 +41,10 @@ int py_kfac_layers_take(PyObject *list, py_kfac_layers *layers);
 void py_kfac_layers_release(py_kfac_layers *layers);
 int py_kfac_config(PyObject *dictionary, tch_kfac_config *config);
 
-PyObject *py_kfac_states(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_kfac_get_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_kfac_set_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_kfac_stats(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_kfac_forecast(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_kfac_states(PY_ARGUMENTS);
+PyObject *py_kfac_get_counts(PY_ARGUMENTS);
+PyObject *py_kfac_set_counts(PY_ARGUMENTS);
+PyObject *py_kfac_stats(PY_ARGUMENTS);
+PyObject *py_kfac_forecast(PY_ARGUMENTS);
 
 #endif

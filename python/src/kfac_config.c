@@ -67,55 +67,23 @@ void py_kfac_layers_release(py_kfac_layers *layers)
 
 /* --- configuration ----------------------------------------------------------------------------------------------- */
 
-static int take_enum(PyObject *value, const char *name, const char *const *words, void *at)
-{
-    int index;
-    if (py_take_word(value, name, words, &index) < 0) {
-        return -1;
-    }
-    *(int32_t *)at = index; /* enumerations have the size of an int */
-    return 0;
-}
+#define AT(name) #name, offsetof(tch_kfac_config, name)
 
-static int take_small(PyObject *value, const char *name, int64_t low, int64_t high, int32_t *at)
-{
-    int64_t number;
-    if (py_take_int(value, name, low, high, &number) < 0) {
-        return -1;
-    }
-    *at = (int32_t)number;
-    return 0;
-}
+static const py_field fields[] = {
+    {AT(method), PY_WORD, methods},     {AT(sharing), PY_WORD, sharings},   {AT(damping), PY_REAL, NULL},
+    {AT(factor_decay), PY_REAL, NULL},  {AT(kl_clip), PY_REAL, NULL},       {AT(bias_correction), PY_BOOL, NULL},
+    {AT(accumulation), PY_INT32, NULL}, {AT(factor_dtype), PY_DTYPE, NULL},
+};
 
-/* 1 where the option is known and taken, 0 where there is no such option, -1 with an exception set. */
 static int take_option(PyObject *key, PyObject *value, tch_kfac_config *config)
 {
-    struct {
-        const char *name;
-        double *at;
-    } const numbers[] = {
-        {"damping", &config->damping}, {"factor_decay", &config->factor_decay}, {"kl_clip", &config->kl_clip}};
-    for (int i = 0; i < 3; i++) {
-        if (PyUnicode_CompareWithASCIIString(key, numbers[i].name) == 0) {
-            return py_take_double(value, numbers[i].name, numbers[i].at) < 0 ? -1 : 1;
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        if (PyUnicode_CompareWithASCIIString(key, fields[i].name) == 0) {
+            return py_take_field(&fields[i], value, config);
         }
     }
-    if (PyUnicode_CompareWithASCIIString(key, "method") == 0) {
-        return take_enum(value, "method", methods, &config->method) < 0 ? -1 : 1;
-    }
-    if (PyUnicode_CompareWithASCIIString(key, "sharing") == 0) {
-        return take_enum(value, "sharing", sharings, &config->sharing) < 0 ? -1 : 1;
-    }
-    if (PyUnicode_CompareWithASCIIString(key, "bias_correction") == 0) {
-        return take_small(value, "bias_correction", 0, 1, &config->bias_correction) < 0 ? -1 : 1;
-    }
-    if (PyUnicode_CompareWithASCIIString(key, "accumulation") == 0) {
-        return take_small(value, "accumulation", INT32_MIN, INT32_MAX, &config->accumulation) < 0 ? -1 : 1;
-    }
-    if (PyUnicode_CompareWithASCIIString(key, "factor_dtype") == 0) {
-        return py_take_dtype(value, "factor_dtype", &config->factor_dtype) < 0 ? -1 : 1;
-    }
-    return 0;
+    PyErr_Format(PyExc_TypeError, "config has no option '%U'", key);
+    return -1;
 }
 
 int py_kfac_config(PyObject *dictionary, tch_kfac_config *config)
@@ -131,11 +99,7 @@ int py_kfac_config(PyObject *dictionary, tch_kfac_config *config)
         if (!PyUnicode_Check(key)) {
             return py_wrong_type(key, "the options of a config must be strings");
         }
-        int taken = take_option(key, value, config);
-        if (taken == 0) {
-            PyErr_Format(PyExc_TypeError, "config has no option '%U'", key);
-        }
-        if (taken <= 0) {
+        if (take_option(key, value, config) < 0) {
             return -1;
         }
     }

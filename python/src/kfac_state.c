@@ -7,8 +7,6 @@
 #include "errors.h"
 #include "memory.h"
 
-#define ARGUMENTS PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords
-
 /* A layer's name may have slashes in it; what it is of the layer comes after the last. */
 static PyObject *describe_state(py_kfac *self, int32_t index)
 {
@@ -18,15 +16,15 @@ static PyObject *describe_state(py_kfac *self, int32_t index)
         return py_fail(status);
     }
     PyObject *owner = py_chunks_owner(&self->memory, state.tensor->data, (PyObject *)self);
-    PyObject *memory = py_memory_wrap(state.tensor, owner, self->stream);
+    PyObject *memory = py_memory_wrap(state.tensor, owner, self->on.stream);
     return memory == NULL ? NULL : Py_BuildValue("(siN)", strrchr(state.name, '/') + 1, (int)state.parameter, memory);
 }
 
-PyObject *py_kfac_states(ARGUMENTS)
+PyObject *py_kfac_states(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("states");
     py_kfac *self = (py_kfac *)object;
-    if (py_arguments("states", names, 0, args, count, keywords, NULL) < 0 || py_kfac_enter(self) < 0) {
+    if (py_kfac_enter(self) < 0) {
         return NULL;
     }
     PyObject *list = PyList_New(0);
@@ -37,26 +35,24 @@ PyObject *py_kfac_states(ARGUMENTS)
         }
         Py_XDECREF(item);
     }
-    py_kfac_leave(self);
+    py_runner_leave(&self->on);
     return list;
 }
 
-PyObject *py_kfac_get_counts(ARGUMENTS)
+PyObject *py_kfac_get_counts(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer", NULL};
+    PY_TAKE("get_counts", 1, "layer");
     py_kfac *self = (py_kfac *)object;
-    PyObject *values[1];
     int64_t layer;
     int64_t n[TCH_KFAC_COUNTS];
-    if (py_arguments("get_counts", names, 1, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "layer", 0, INT32_MAX, &layer) < 0 || py_kfac_enter(self) < 0) {
+    if (py_take_int(v[0], "layer", 0, INT32_MAX, &layer) < 0 || py_kfac_enter(self) < 0) {
         return NULL;
     }
     tch_status status = tch_kfac_get_counts(self->kfac, (int32_t)layer, n);
     PyObject *result =
         status != TCH_OK ? py_fail(status)
                          : Py_BuildValue("[LLLL]", (long long)n[0], (long long)n[1], (long long)n[2], (long long)n[3]);
-    py_kfac_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }
 
@@ -77,30 +73,28 @@ static int take_counts(PyObject *value, int64_t *numbers)
     return failed ? -1 : 0;
 }
 
-PyObject *py_kfac_set_counts(ARGUMENTS)
+PyObject *py_kfac_set_counts(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"layer", "counts", NULL};
+    PY_TAKE("set_counts", 2, "layer", "counts");
     py_kfac *self = (py_kfac *)object;
-    PyObject *values[2];
     int64_t layer;
     int64_t numbers[TCH_KFAC_COUNTS];
-    if (py_arguments("set_counts", names, 2, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "layer", 0, INT32_MAX, &layer) < 0 || take_counts(values[1], numbers) < 0 ||
+    if (py_take_int(v[0], "layer", 0, INT32_MAX, &layer) < 0 || take_counts(v[1], numbers) < 0 ||
         py_kfac_enter(self) < 0) {
         return NULL;
     }
     tch_status status = tch_kfac_set_counts(self->kfac, (int32_t)layer, numbers);
-    py_kfac_leave(self);
+    py_runner_leave(&self->on);
     return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
 }
 
-PyObject *py_kfac_stats(ARGUMENTS)
+PyObject *py_kfac_stats(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("stats");
     py_kfac *self = (py_kfac *)object;
     tch_kfac_stats s = TCH_KFAC_STATS_INIT;
     tch_status status;
-    if (py_arguments("stats", names, 0, args, count, keywords, NULL) < 0 || py_kfac_enter(self) < 0) {
+    if (py_kfac_enter(self) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS;
@@ -111,20 +105,17 @@ PyObject *py_kfac_stats(ARGUMENTS)
                            : Py_BuildValue("{sdsdsdsdsdsd}", "observations", (double)s.observations, "refreshes",
                                            (double)s.refreshes, "failed", (double)s.failed, "rejected",
                                            (double)s.rejected, "worst_residual", s.worst_residual, "scale", s.scale);
-    py_kfac_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }
 
-PyObject *py_kfac_forecast(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_kfac_forecast(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"config", "layers", NULL};
-    PyObject *values[2];
+    PY_TAKE("kfac_forecast", 2, "config", "layers");
     tch_kfac_config config;
     py_kfac_layers layers;
     int64_t bytes = 0;
-    (void)module;
-    if (py_arguments("kfac_forecast", names, 2, args, count, keywords, values) < 0 ||
-        py_kfac_config(values[0], &config) < 0 || py_kfac_layers_take(values[1], &layers) < 0) {
+    if (py_kfac_config(v[0], &config) < 0 || py_kfac_layers_take(v[1], &layers) < 0) {
         return NULL;
     }
     tch_status status = tch_kfac_forecast(&config, layers.count, layers.entries, &bytes);

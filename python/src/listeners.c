@@ -102,14 +102,9 @@ static bool is_table(PyObject *value, Py_ssize_t width)
     return fits;
 }
 
-static PyObject *set_listeners(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *set_listeners(PY_ARGUMENTS)
 {
-    static const char *const arguments[] = {"types", "calls", "attributes", "is_recorded", NULL};
-    PyObject *v[4];
-    (void)module;
-    if (py_arguments("set_listeners", arguments, 4, args, count, keywords, v) < 0) {
-        return NULL;
-    }
+    PY_TAKE("set_listeners", 4, "types", "calls", "attributes", "is_recorded");
     if (!PyTuple_Check(v[0]) || !is_table(v[1], 2) || !is_table(v[2], 3) || !PyCallable_Check(v[3])) {
         PyErr_SetString(PyExc_TypeError, "set_listeners() wants types, (function, answer) pairs, (object, name, value) "
                                          "triples, all in tuples, and a function");

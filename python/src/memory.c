@@ -202,14 +202,13 @@ static int takes_versions(PyObject *max_version, bool *result)
     return 0;
 }
 
-static PyObject *memory_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *memory_dlpack(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"stream", "max_version", "dl_device", "copy", NULL};
+    PY_TAKE("__dlpack__", 0, "stream", "max_version", "dl_device", "copy");
     const memory *self = (memory *)object;
-    PyObject *v[4];
     bool versions;
-    if (py_arguments("__dlpack__", names, 0, args, count, keywords, v) < 0 || takes_versions(v[1], &versions) < 0 ||
-        check_device(self, v[2]) < 0 || check_copy(v[3]) < 0 || order_after_filling(self, v[0]) < 0) {
+    if (takes_versions(v[1], &versions) < 0 || check_device(self, v[2]) < 0 || check_copy(v[3]) < 0 ||
+        order_after_filling(self, v[0]) < 0) {
         return NULL;
     }
     return versions ? versioned_capsule(self->storage) : unversioned_capsule(self->storage);

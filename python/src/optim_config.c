@@ -7,15 +7,6 @@
 #include "arguments.h"
 #include "errors.h"
 
-typedef enum field_kind { REAL, INT32, INT64, UINT64, BOOL, WORD, TRIPLE } field_kind;
-
-typedef struct field {
-    const char *name;
-    size_t offset;
-    field_kind kind;
-    const char *const *words; /* of an enumeration, in its order */
-} field;
-
 #define AT(name) #name, offsetof(tch_optim_config, name)
 
 enum { MOST_KINDS = 32 };
@@ -28,55 +19,55 @@ static const char *const precisions[] = {"high", "highest", NULL};
 static const char *const roots[] = {"auto", "eigen", "newton", "rational", NULL};
 static const char *const orthos[] = {"polar_express", "muon", "minimax", NULL};
 
-static const field fields[] = {
-    {AT(kind), WORD, kinds},
-    {AT(lr), REAL, NULL},
-    {AT(weight_decay), REAL, NULL},
-    {AT(decay), WORD, decays},
-    {AT(maximize), BOOL, NULL},
-    {AT(momentum), REAL, NULL},
-    {AT(dampening), REAL, NULL},
-    {AT(nesterov), BOOL, NULL},
-    {AT(beta1), REAL, NULL},
-    {AT(beta2), REAL, NULL},
-    {AT(eps), REAL, NULL},
-    {AT(bias_correction), BOOL, NULL},
-    {AT(amsgrad), BOOL, NULL},
-    {AT(scalar_lr), REAL, NULL},
-    {AT(scalar_beta1), REAL, NULL},
-    {AT(scalar_beta2), REAL, NULL},
-    {AT(scalar_eps), REAL, NULL},
-    {AT(scalar_weight_decay), REAL, NULL},
-    {AT(max_preconditioner_dim), INT64, NULL},
-    {AT(block), BOOL, NULL},
-    {AT(merge_dims), BOOL, NULL},
-    {AT(precondition_1d), BOOL, NULL},
-    {AT(precondition_frequency), INT32, NULL},
-    {AT(start_preconditioning_step), INT32, NULL},
-    {AT(stagger), BOOL, NULL},
-    {AT(precision), WORD, precisions},
-    {AT(relative_eps), REAL, NULL},
-    {AT(root_tolerance), REAL, NULL},
-    {AT(root_method), WORD, roots},
-    {AT(exponent_override), INT32, NULL},
-    {AT(grafting), WORD, graftings},
-    {AT(grafting_beta2), REAL, NULL},
-    {AT(grafting_eps), REAL, NULL},
-    {AT(shampoo_beta), REAL, NULL},
-    {AT(normalize_grads), BOOL, NULL},
-    {AT(muon_method), WORD, orthos},
-    {AT(muon_coefficients), TRIPLE, NULL},
-    {AT(muon_steps), INT32, NULL},
-    {AT(muon_lr), WORD, muon_lrs},
-    {AT(master_weights), BOOL, NULL},
-    {AT(stochastic_rounding), BOOL, NULL},
-    {AT(nonfinite), WORD, policies},
-    {AT(seed), UINT64, NULL},
-    {AT(memory_budget), INT64, NULL},
+static const py_field fields[] = {
+    {AT(kind), PY_WORD, kinds},
+    {AT(lr), PY_REAL, NULL},
+    {AT(weight_decay), PY_REAL, NULL},
+    {AT(decay), PY_WORD, decays},
+    {AT(maximize), PY_BOOL, NULL},
+    {AT(momentum), PY_REAL, NULL},
+    {AT(dampening), PY_REAL, NULL},
+    {AT(nesterov), PY_BOOL, NULL},
+    {AT(beta1), PY_REAL, NULL},
+    {AT(beta2), PY_REAL, NULL},
+    {AT(eps), PY_REAL, NULL},
+    {AT(bias_correction), PY_BOOL, NULL},
+    {AT(amsgrad), PY_BOOL, NULL},
+    {AT(scalar_lr), PY_REAL, NULL},
+    {AT(scalar_beta1), PY_REAL, NULL},
+    {AT(scalar_beta2), PY_REAL, NULL},
+    {AT(scalar_eps), PY_REAL, NULL},
+    {AT(scalar_weight_decay), PY_REAL, NULL},
+    {AT(max_preconditioner_dim), PY_INT64, NULL},
+    {AT(block), PY_BOOL, NULL},
+    {AT(merge_dims), PY_BOOL, NULL},
+    {AT(precondition_1d), PY_BOOL, NULL},
+    {AT(precondition_frequency), PY_INT32, NULL},
+    {AT(start_preconditioning_step), PY_INT32, NULL},
+    {AT(stagger), PY_BOOL, NULL},
+    {AT(precision), PY_WORD, precisions},
+    {AT(relative_eps), PY_REAL, NULL},
+    {AT(root_tolerance), PY_REAL, NULL},
+    {AT(root_method), PY_WORD, roots},
+    {AT(exponent_override), PY_INT32, NULL},
+    {AT(grafting), PY_WORD, graftings},
+    {AT(grafting_beta2), PY_REAL, NULL},
+    {AT(grafting_eps), PY_REAL, NULL},
+    {AT(shampoo_beta), PY_REAL, NULL},
+    {AT(normalize_grads), PY_BOOL, NULL},
+    {AT(muon_method), PY_WORD, orthos},
+    {AT(muon_coefficients), PY_TRIPLE, NULL},
+    {AT(muon_steps), PY_INT32, NULL},
+    {AT(muon_lr), PY_WORD, muon_lrs},
+    {AT(master_weights), PY_BOOL, NULL},
+    {AT(stochastic_rounding), PY_BOOL, NULL},
+    {AT(nonfinite), PY_WORD, policies},
+    {AT(seed), PY_UINT64, NULL},
+    {AT(memory_budget), PY_INT64, NULL},
 };
 #define FIELDS ((int)(sizeof fields / sizeof fields[0]))
 
-static PyObject *names[FIELDS]; /* as Python strings, so that a look-up makes none */
+static PyObject *keys[FIELDS]; /* as Python strings, so that a look-up makes none */
 
 int py_wrong_type(PyObject *value, const char *expected)
 {
@@ -111,61 +102,34 @@ static int take_triple(PyObject *value, const char *name, double *at)
     return failed;
 }
 
-/* A flag may also be 0 or 1, as it is in a checkpoint. */
-static int take_flag(PyObject *value, const char *name, int32_t *at)
+static int take_int32(PyObject *value, const char *name, int64_t low, int64_t high, int32_t *at)
 {
-    bool flag;
     int64_t number;
-    if (PyBool_Check(value)) {
-        if (py_take_bool(value, name, &flag) < 0) {
-            return -1;
-        }
-        *at = flag;
-        return 0;
-    }
-    if (py_take_int(value, name, 0, 1, &number) < 0) {
+    if (py_take_int(value, name, low, high, &number) < 0) {
         return -1;
     }
     *at = (int32_t)number;
     return 0;
 }
 
-static int take_seed(PyObject *value, const char *name, uint64_t *at)
-{
-    int64_t number;
-    if (py_take_int(value, name, 0, INT64_MAX, &number) < 0) {
-        return -1;
-    }
-    *at = (uint64_t)number;
-    return 0;
-}
-
-static int take_int32(PyObject *value, const char *name, int32_t *at)
-{
-    int64_t number;
-    if (py_take_int(value, name, INT32_MIN, INT32_MAX, &number) < 0) {
-        return -1;
-    }
-    *at = (int32_t)number;
-    return 0;
-}
-
-static int take_field(const field *f, PyObject *value, tch_optim_config *config)
+int py_take_field(const py_field *f, PyObject *value, void *config)
 {
     void *at = (char *)config + f->offset;
     switch (f->kind) {
-    case REAL:
+    case PY_REAL:
         return py_take_double(value, f->name, at);
-    case INT32:
-        return take_int32(value, f->name, at);
-    case INT64:
+    case PY_INT32:
+        return take_int32(value, f->name, INT32_MIN, INT32_MAX, at);
+    case PY_INT64:
         return py_take_int(value, f->name, INT64_MIN, INT64_MAX, at);
-    case UINT64:
-        return take_seed(value, f->name, at);
-    case BOOL:
-        return take_flag(value, f->name, at);
-    case WORD: /* enumerations have the size of an int */
+    case PY_UINT64:
+        return py_take_int(value, f->name, 0, INT64_MAX, at);
+    case PY_BOOL: /* or 0 and 1, as in a checkpoint */
+        return take_int32(value, f->name, 0, 1, at);
+    case PY_WORD: /* enumerations have the size of an int */
         return py_take_word(value, f->name, f->words, at);
+    case PY_DTYPE:
+        return py_take_dtype(value, f->name, at);
     default:
         return take_triple(value, f->name, at);
     }
@@ -194,7 +158,7 @@ static int refuse_unknown(PyObject *dictionary)
 
 static int take_kind(PyObject *dictionary, int *kind)
 {
-    PyObject *value = PyDict_GetItemWithError(dictionary, names[0]);
+    PyObject *value = PyDict_GetItemWithError(dictionary, keys[0]);
     if (value == NULL) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "config needs the option 'kind'");
@@ -216,13 +180,13 @@ int py_optim_config(PyObject *dictionary, tch_optim_config *config)
     }
     *config = tch_optim_defaults((tch_optim_kind)kind);
     for (int i = 0; i < FIELDS; i++) {
-        PyObject *value = PyDict_GetItemWithError(dictionary, names[i]);
+        PyObject *value = PyDict_GetItemWithError(dictionary, keys[i]);
         if (value == NULL && PyErr_Occurred()) {
             return -1;
         }
         if (value != NULL) {
             found++;
-            if (take_field(&fields[i], value, config) < 0) {
+            if (py_take_field(&fields[i], value, config) < 0) {
                 return -1;
             }
         }
@@ -232,43 +196,40 @@ int py_optim_config(PyObject *dictionary, tch_optim_config *config)
 
 /* --- to a dictionary --------------------------------------------------------------------------------------------- */
 
-static PyObject *give_field(const field *f, const tch_optim_config *config)
+static PyObject *give_field(const py_field *f, const tch_optim_config *config)
 {
     const void *at = (const char *)config + f->offset;
     const double *numbers = at;
     switch (f->kind) {
-    case REAL:
+    case PY_REAL:
         return PyFloat_FromDouble(numbers[0]);
-    case INT32:
+    case PY_INT32:
         return PyLong_FromLong(*(const int32_t *)at);
-    case INT64:
+    case PY_INT64:
         return PyLong_FromLongLong(*(const int64_t *)at);
-    case UINT64:
+    case PY_UINT64:
         return PyLong_FromUnsignedLongLong(*(const uint64_t *)at);
-    case BOOL:
+    case PY_BOOL:
         return PyBool_FromLong(*(const int32_t *)at);
-    case WORD:
+    case PY_WORD:
         return PyUnicode_FromString(f->words[*(const int32_t *)at]);
     default:
         return Py_BuildValue("(ddd)", numbers[0], numbers[1], numbers[2]);
     }
 }
 
-static PyObject *optim_defaults(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *optim_defaults(PY_ARGUMENTS)
 {
-    static const char *const expected[] = {"kind", NULL};
-    PyObject *values[1];
+    PY_TAKE("optim_defaults", 1, "kind");
     int kind;
-    (void)module;
-    if (py_arguments("optim_defaults", expected, 1, args, count, keywords, values) < 0 ||
-        py_take_word(values[0], "kind", kinds, &kind) < 0) {
+    if (py_take_word(v[0], "kind", kinds, &kind) < 0) {
         return NULL;
     }
     tch_optim_config config = tch_optim_defaults((tch_optim_kind)kind);
     PyObject *dictionary = PyDict_New();
     for (int i = 0; i < FIELDS && dictionary != NULL; i++) {
         PyObject *value = give_field(&fields[i], &config);
-        if (value == NULL || PyDict_SetItem(dictionary, names[i], value) < 0) {
+        if (value == NULL || PyDict_SetItem(dictionary, keys[i], value) < 0) {
             Py_CLEAR(dictionary);
         }
         Py_XDECREF(value);
@@ -276,21 +237,16 @@ static PyObject *optim_defaults(PyObject *module, PyObject *const *args, Py_ssiz
     return dictionary;
 }
 
-static void list_kinds(void)
-{
-    for (int i = 0; i < MOST_KINDS; i++) {
-        kinds[i] = tch_optim_kind_name((tch_optim_kind)i);
-    }
-}
-
 int py_optim_config_register(PyObject *module)
 {
     static PyMethodDef functions[] = {
         PY_METHOD("optim_defaults", optim_defaults, "The configuration that a kind of optimizer begins with."),
         {NULL, NULL, 0, NULL}};
-    list_kinds();
+    for (int i = 0; i < MOST_KINDS; i++) {
+        kinds[i] = tch_optim_kind_name((tch_optim_kind)i);
+    }
     for (int i = 0; i < FIELDS; i++) {
-        if (names[i] == NULL && (names[i] = PyUnicode_InternFromString(fields[i].name)) == NULL) {
+        if (keys[i] == NULL && (keys[i] = PyUnicode_InternFromString(fields[i].name)) == NULL) {
             return -1;
         }
     }

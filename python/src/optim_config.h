@@ -4,6 +4,28 @@
 
 #include "python.h"
 
+/* A field of a configuration. */
+typedef enum py_field_kind {
+    PY_REAL,
+    PY_INT32,
+    PY_INT64,
+    PY_UINT64,
+    PY_BOOL,
+    PY_WORD,
+    PY_TRIPLE,
+    PY_DTYPE
+} py_field_kind;
+
+typedef struct py_field {
+    const char *name;
+    size_t offset;
+    py_field_kind kind;
+    const char *const *words; /* of an enumeration, in its order */
+} py_field;
+
+/* Puts a value into its field of the configuration; 0, or -1 with an exception set. */
+int py_take_field(const py_field *f, PyObject *value, void *config);
+
 /* Adds optim_defaults to the module. Returns 0, or -1 with an exception set. */
 int py_optim_config_register(PyObject *module);
 

@@ -15,27 +15,7 @@
 
 int py_optimizer_enter(py_optimizer *self)
 {
-    if (self->context == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "this optimizer was never made: its __init__ did not succeed");
-        return -1;
-    }
-    if (self->process != (long)getpid()) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "this optimizer belongs to the process that this one was forked from; make a "
-                        "new one here");
-        return -1;
-    }
-    if (self->busy) {
-        PyErr_SetString(PyExc_RuntimeError, "this optimizer is in use by another call, perhaps in another thread");
-        return -1;
-    }
-    self->busy = true;
-    return 0;
-}
-
-void py_optimizer_leave(py_optimizer *self)
-{
-    self->busy = false;
+    return py_runner_enter(&self->on, "optimizer", self->on.context != NULL);
 }
 
 /* --- names for a profiler ---------------------------------------------------------------------------------------- */
@@ -70,26 +50,22 @@ static void replace(PyObject **place, PyObject *value)
     Py_XDECREF(before);
 }
 
-static PyObject *set_range_hook(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *set_range_hook(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"push", "pop", NULL};
+    PY_TAKE("set_range_hook", 2, "push", "pop");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[2];
-    if (py_arguments("set_range_hook", names, 2, args, count, keywords, values) < 0) {
-        return NULL;
-    }
-    bool none = values[0] == Py_None && values[1] == Py_None;
-    if (!none && !(PyCallable_Check(values[0]) && PyCallable_Check(values[1]))) {
+    bool none = v[0] == Py_None && v[1] == Py_None;
+    if (!none && !(PyCallable_Check(v[0]) && PyCallable_Check(v[1]))) {
         PyErr_SetString(PyExc_TypeError, "push and pop must both be callable, or both None");
         return NULL;
     }
     if (py_optimizer_enter(self) < 0) {
         return NULL;
     }
-    replace(&self->push, values[0]);
-    replace(&self->pop, values[1]);
-    return py_optimizer_done(
-        self, tch_context_set_range_hook(self->context, none ? NULL : push_range, none ? NULL : pop_range, self));
+    replace(&self->push, v[0]);
+    replace(&self->pop, v[1]);
+    return py_runner_done(&self->on, tch_context_set_range_hook(self->on.context, none ? NULL : push_range,
+                                                                none ? NULL : pop_range, self));
 }
 
 /* --- the type ---------------------------------------------------------------------------------------------------- */
@@ -103,12 +79,12 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     PyObject *group = Py_None;
     char text[32];
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OO:Optimizer", names, &device, &memory, &group) ||
-        py_take_device(device, "device", &self->device) < 0) {
+        py_take_device(device, "device", &self->on.device) < 0) {
         return -1;
     }
-    if (self->context != NULL || (memory != Py_None && !PyCallable_Check(memory))) {
+    if (self->on.context != NULL || (memory != Py_None && !PyCallable_Check(memory))) {
         PyErr_SetString(PyExc_TypeError,
-                        self->context != NULL ? "an optimizer is made once" : "allocate must be callable, or None");
+                        self->on.context != NULL ? "an optimizer is made once" : "allocate must be callable, or None");
         return -1;
     }
     self->lr_tensors = PyDict_New();
@@ -116,11 +92,11 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
         return -1;
     }
     replace(&self->memory.allocate, memory);
-    self->process = (long)getpid();
+    self->on.process = (long)getpid();
     if (group != Py_None && py_comm_open(group, &self->group) < 0) {
         return -1;
     }
-    tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
+    tch_status status = tch_context_create(py_device_text(self->on.device, text, sizeof text), &self->on.context);
     return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
 }
 
@@ -139,19 +115,19 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
  * not told of it: the interpreter may be at its end. */
 static void close_library(py_optimizer *self)
 {
-    if (self->process == (long)getpid() && self->context != NULL) {
-        tch_context_set_range_hook(self->context, NULL, NULL, NULL);
+    if (self->on.process == (long)getpid() && self->on.context != NULL) {
+        tch_context_set_range_hook(self->on.context, NULL, NULL, NULL);
         tch_optimizer_destroy(self->optimizer);
-        tch_context_destroy(self->context);
+        tch_context_destroy(self->on.context);
     }
     self->optimizer = NULL;
-    self->context = NULL;
+    self->on.context = NULL;
 }
 
 static int clear(PyObject *object)
 {
     py_optimizer *self = (py_optimizer *)object;
-    if (self->busy) {
+    if (self->on.busy) {
         return 0;
     }
     close_library(self);
@@ -170,7 +146,7 @@ static void deallocate(PyObject *object)
     PyObject *kind, *value, *trace;
     PyObject_GC_UnTrack(object);
     PyErr_Fetch(&kind, &value, &trace);
-    self->busy = false;
+    self->on.busy = false;
     clear(object);
     PyErr_Restore(kind, value, trace);
     for (int32_t i = 0; i < self->count; i++) {

@@ -1,6 +1,6 @@
 /* The inside of torchium._C.Optimizer: one tch_optimizer and the context it runs on. Several files define its methods.
  *
- * A method has the object to itself from py_optimizer_enter to py_optimizer_leave, also while the GIL is released: who
+ * A method has the object to itself from py_optimizer_enter to py_runner_leave, also while the GIL is released: who
  * comes in between, from another thread or from a function the object itself has called, gets a RuntimeError. */
 #ifndef TORCHIUM_PYTHON_OPTIMIZER_H
 #define TORCHIUM_PYTHON_OPTIMIZER_H
@@ -8,6 +8,7 @@
 #include "arrays.h"
 #include "chunks.h"
 #include "comm.h"
+#include "contexts.h"
 #include "python.h"
 
 /* A parameter as the library knows it: shape and strides point into the struct. */
@@ -26,29 +27,19 @@ typedef struct py_operands {
 
 typedef struct py_optimizer {
     PyObject ob_base;
-    tch_device device;
-    tch_context *context;
+    py_runner on;
     tch_optimizer *optimizer; /* NULL until the first group */
-    bool busy;
-    long process;     /* that made it: a child of a fork leaves it alone */
-    py_chunks memory; /* of the state */
-    py_comm group;    /* that it is shared by */
+    py_chunks memory;         /* of the state */
+    py_comm group;            /* that it is shared by */
     PyObject *push, *pop;
     PyObject *lr_tensors; /* a dictionary, group: what keeps its learning rate alive */
-    bool has_stream;
-    void *stream;
-    int32_t count;     /* parameters */
-    py_place **places; /* one for each */
-    py_operands step;  /* 2 count + 2 of each */
+    int32_t count;        /* parameters */
+    py_place **places;    /* one for each */
+    py_operands step;     /* 2 count + 2 of each */
 } py_optimizer;
 
 /* 0, or -1 with a RuntimeError set. */
 int py_optimizer_enter(py_optimizer *self);
-void py_optimizer_leave(py_optimizer *self);
-
-/* Makes the library's calls go to the stream that the arrays of a call are worked on. 0, or -1 with an exception
- * set. */
-int py_optimizer_follow_stream(py_optimizer *self, const py_stream *stream);
 
 /* Room for so many arrays; 0, or -1 with an exception set. */
 int py_operands_make(py_operands *operands, size_t count);
@@ -57,26 +48,23 @@ void py_operands_free(py_operands *operands);
 /* Sets the exception of a failed call: what the group or the memory has raised, or the status'. Always -1. */
 int py_optimizer_fail(py_optimizer *self, tch_status status);
 
-/* The end of a method: None, or the exception of the status. */
-PyObject *py_optimizer_done(py_optimizer *self, tch_status status);
-
 void py_place_set(py_place *place, const tch_tensor *tensor);
 
 /* Methods: of optimizer_groups.c, optimizer_step.c, optimizer_state.c and optimizer_kernel.c. */
-PyObject *py_optimizer_add_group(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_set_config(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_set_lr(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_set_lr_tensor(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_step(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_same_items(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_states(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_get_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_set_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_memory(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_stats(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_set_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_clear_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optimizer_get_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
-PyObject *py_optim_forecast(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+PyObject *py_optimizer_add_group(PY_ARGUMENTS);
+PyObject *py_optimizer_set_config(PY_ARGUMENTS);
+PyObject *py_optimizer_set_lr(PY_ARGUMENTS);
+PyObject *py_optimizer_set_lr_tensor(PY_ARGUMENTS);
+PyObject *py_optimizer_step(PY_ARGUMENTS);
+PyObject *py_same_items(PY_ARGUMENTS);
+PyObject *py_optimizer_states(PY_ARGUMENTS);
+PyObject *py_optimizer_get_counts(PY_ARGUMENTS);
+PyObject *py_optimizer_set_counts(PY_ARGUMENTS);
+PyObject *py_optimizer_memory(PY_ARGUMENTS);
+PyObject *py_optimizer_stats(PY_ARGUMENTS);
+PyObject *py_optimizer_set_kernel(PY_ARGUMENTS);
+PyObject *py_optimizer_clear_kernel(PY_ARGUMENTS);
+PyObject *py_optimizer_get_kernel(PY_ARGUMENTS);
+PyObject *py_optim_forecast(PY_ARGUMENTS);
 
 #endif

@@ -1,4 +1,4 @@
-/* Groups of parameters and their numbers; and how arrays and streams reach the library. */
+/* Groups of parameters and their numbers; and how arrays reach the library. */
 #include "optimizer.h"
 
 #include <stdio.h>
@@ -8,22 +8,7 @@
 #include "errors.h"
 #include "optim_config.h"
 
-/* --- streams and arrays ------------------------------------------------------------------------------------------ */
-
-int py_optimizer_follow_stream(py_optimizer *self, const py_stream *stream)
-{
-    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && stream->handle == self->stream)) {
-        return 0;
-    }
-    tch_status status = tch_context_set_stream(self->context, stream->handle);
-    if (status != TCH_OK) {
-        py_fail(status);
-        return -1;
-    }
-    self->has_stream = true;
-    self->stream = stream->handle;
-    return 0;
-}
+/* --- arrays ------------------------------------------------------------------------------------------------------ */
 
 int py_operands_make(py_operands *operands, size_t count)
 {
@@ -139,7 +124,7 @@ static int make_group(py_optimizer *self, const tch_optim_config *config, int32_
     Py_BEGIN_ALLOW_THREADS;
     status = self->optimizer != NULL
                  ? tch_optimizer_add_group_shared(self->optimizer, config, count, entries, placements, group)
-                 : tch_optimizer_create_shared(self->context, config, self->group.comm, count, entries, placements,
+                 : tch_optimizer_create_shared(self->on.context, config, self->group.comm, count, entries, placements,
                                                own ? &memory : NULL, &self->optimizer);
     Py_END_ALLOW_THREADS;
     settle_places(self, entries, count, status == TCH_OK);
@@ -174,7 +159,7 @@ static int add_parameters(py_optimizer *self, const tch_optim_config *config, Py
     for (int32_t i = 0; i < count; i++) {
         entries[i].tensor = o->tensors[i];
     }
-    int failed = py_optimizer_follow_stream(self, &stream) < 0 ||
+    int failed = py_runner_follow(&self->on, stream.handle) < 0 ||
                  make_group(self, config, count, entries, placements, group) < 0;
     py_arrays_release(o->arrays, o->tensors, count);
     return failed ? -1 : 0;
@@ -220,66 +205,53 @@ static int add_with_room(py_optimizer *self, const tch_optim_config *config, PyO
     return failed;
 }
 
-PyObject *py_optimizer_add_group(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_add_group(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"config", "parameters", "names", "elementwise", "stream", "placements", NULL};
+    PY_TAKE("add_group", 4, "config", "parameters", "names", "elementwise", "stream", "placements");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[6];
     PyObject *tuples[3] = {NULL};
     tch_optim_config config;
-    if (py_arguments("add_group", names, 4, args, count, keywords, values) < 0 ||
-        py_optim_config(values[0], &config) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_optim_config(v[0], &config) < 0 || py_optimizer_enter(self) < 0) {
         return NULL;
     }
     int32_t group = 0;
     tch_placement *placements = NULL;
-    bool placed = values[5] != NULL && values[5] != Py_None;
-    int failed = take_lists(values + 1, tuples) < 0 ||
-                 (placed && (placements = py_placements(values[5], PyTuple_Size(tuples[0]))) == NULL) ||
-                 add_with_room(self, &config, tuples, values[4], placements, &group) != 0;
+    bool placed = v[5] != NULL && v[5] != Py_None;
+    int failed = take_lists(v + 1, tuples) < 0 ||
+                 (placed && (placements = py_placements(v[5], PyTuple_Size(tuples[0]))) == NULL) ||
+                 add_with_room(self, &config, tuples, v[4], placements, &group) != 0;
     PyMem_Free(placements);
     for (int i = 0; i < 3; i++) {
         Py_XDECREF(tuples[i]);
     }
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return failed ? NULL : PyLong_FromLong(group);
 }
 
-PyObject *py_optimizer_done(py_optimizer *self, tch_status status)
+PyObject *py_optimizer_set_config(PY_ARGUMENTS)
 {
-    PyObject *result = status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
-    py_optimizer_leave(self);
-    return result;
-}
-
-PyObject *py_optimizer_set_config(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
-{
-    static const char *const names[] = {"group", "config", NULL};
+    PY_TAKE("set_config", 2, "group", "config");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[2];
     int64_t group;
     tch_optim_config config;
-    if (py_arguments("set_config", names, 2, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "group", 0, INT32_MAX, &group) < 0 || py_optim_config(values[1], &config) < 0 ||
+    if (py_take_int(v[0], "group", 0, INT32_MAX, &group) < 0 || py_optim_config(v[1], &config) < 0 ||
         py_optimizer_enter(self) < 0) {
         return NULL;
     }
-    return py_optimizer_done(self, tch_optimizer_set_config(self->optimizer, (int32_t)group, &config));
+    return py_runner_done(&self->on, tch_optimizer_set_config(self->optimizer, (int32_t)group, &config));
 }
 
-PyObject *py_optimizer_set_lr(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_set_lr(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"group", "lr", NULL};
+    PY_TAKE("set_lr", 2, "group", "lr");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[2];
     int64_t group;
     double lr;
-    if (py_arguments("set_lr", names, 2, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "group", 0, INT32_MAX, &group) < 0 || py_take_double(values[1], "lr", &lr) < 0 ||
+    if (py_take_int(v[0], "group", 0, INT32_MAX, &group) < 0 || py_take_double(v[1], "lr", &lr) < 0 ||
         py_optimizer_enter(self) < 0) {
         return NULL;
     }
-    return py_optimizer_done(self, tch_optimizer_set_lr(self->optimizer, (int32_t)group, lr));
+    return py_runner_done(&self->on, tch_optimizer_set_lr(self->optimizer, (int32_t)group, lr));
 }
 
 /* TCH_ERR_INTERNAL where an exception of its own is set. */
@@ -301,20 +273,18 @@ static tch_status use_lr_tensor(py_optimizer *self, PyObject *group, int32_t ind
     return status;
 }
 
-PyObject *py_optimizer_set_lr_tensor(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_set_lr_tensor(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"group", "lr", NULL};
+    PY_TAKE("set_lr_tensor", 2, "group", "lr");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[2];
     int64_t group;
-    if (py_arguments("set_lr_tensor", names, 2, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "group", 0, INT32_MAX, &group) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_take_int(v[0], "group", 0, INT32_MAX, &group) < 0 || py_optimizer_enter(self) < 0) {
         return NULL;
     }
-    tch_status status = use_lr_tensor(self, values[0], (int32_t)group, values[1]);
+    tch_status status = use_lr_tensor(self, v[0], (int32_t)group, v[1]);
     if (PyErr_Occurred()) {
-        py_optimizer_leave(self);
+        py_runner_leave(&self->on);
         return NULL;
     }
-    return py_optimizer_done(self, status);
+    return py_runner_done(&self->on, status);
 }

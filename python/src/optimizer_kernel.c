@@ -44,21 +44,19 @@ static PyObject *set(py_optimizer *self, tch_optim_part part, const tch_optim_ke
     Py_BEGIN_ALLOW_THREADS;
     status = tch_optimizer_set_kernel(self->optimizer, part, kernel);
     Py_END_ALLOW_THREADS;
-    return py_optimizer_done(self, status);
+    return py_runner_done(&self->on, status);
 }
 
-PyObject *py_optimizer_set_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_set_kernel(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"part",  "source",    "path",      "name",    "options",      "includes",
-                                        "cache", "tolerance", "most_size", "threads", "shared_bytes", NULL};
+    PY_TAKE("set_kernel", 1 + PY_KERNEL_SOURCE, "part", "source", "path", "name", "options", "includes", "cache",
+            "tolerance", "most_size", "threads", "shared_bytes");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[11];
     tch_optim_part part;
     tch_optim_kernel kernel = TCH_OPTIM_KERNEL_INIT;
     py_kernel_source source;
-    if (py_arguments("set_kernel", names, 1 + PY_KERNEL_SOURCE, args, count, keywords, values) < 0 ||
-        take_part(values[0], &part) < 0 || take_numbers(values + 1 + PY_KERNEL_SOURCE, &kernel) < 0 ||
-        py_kernel_source_take(&source, values + 1) < 0) {
+    if (take_part(v[0], &part) < 0 || take_numbers(v + 1 + PY_KERNEL_SOURCE, &kernel) < 0 ||
+        py_kernel_source_take(&source, v + 1) < 0) {
         return NULL;
     }
     kernel.kernel = &source.config;
@@ -67,12 +65,11 @@ PyObject *py_optimizer_set_kernel(PyObject *object, PyObject *const *args, Py_ss
     return result;
 }
 
-PyObject *py_optimizer_clear_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_clear_kernel(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"part", NULL};
-    PyObject *value;
+    PY_TAKE("clear_kernel", 1, "part");
     tch_optim_part part;
-    if (py_arguments("clear_kernel", names, 1, args, count, keywords, &value) < 0 || take_part(value, &part) < 0) {
+    if (take_part(v[0], &part) < 0) {
         return NULL;
     }
     return set((py_optimizer *)object, part, NULL);
@@ -89,19 +86,17 @@ static PyObject *describe(const tch_optim_kernel_info *info)
                          "refused", (long long)info->refused, "worst", info->worst);
 }
 
-PyObject *py_optimizer_get_kernel(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_get_kernel(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"part", NULL};
+    PY_TAKE("get_kernel", 1, "part");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *value;
     tch_optim_part part;
     tch_optim_kernel_info info = TCH_OPTIM_KERNEL_INFO_INIT;
-    if (py_arguments("get_kernel", names, 1, args, count, keywords, &value) < 0 || take_part(value, &part) < 0 ||
-        py_optimizer_enter(self) < 0) {
+    if (take_part(v[0], &part) < 0 || py_optimizer_enter(self) < 0) {
         return NULL;
     }
     tch_status status = tch_optimizer_get_kernel(self->optimizer, part, &info);
     PyObject *result = status == TCH_OK ? describe(&info) : py_fail(status);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }

@@ -19,18 +19,18 @@ static PyObject *describe_state(py_optimizer *self, int32_t index)
         return py_fail(status);
     }
     PyObject *memory = py_memory_wrap(
-        state.tensor, py_chunks_owner(&self->memory, state.tensor->data, (PyObject *)self), self->stream);
+        state.tensor, py_chunks_owner(&self->memory, state.tensor->data, (PyObject *)self), self->on.stream);
     if (memory == NULL) {
         return NULL;
     }
     return Py_BuildValue("(siN)", strrchr(state.name, '/') + 1, (int)state.parameter, memory);
 }
 
-PyObject *py_optimizer_states(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_states(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("states");
     py_optimizer *self = (py_optimizer *)object;
-    if (py_arguments("states", names, 0, args, count, keywords, NULL) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_optimizer_enter(self) < 0) {
         return NULL;
     }
     PyObject *list = PyList_New(0);
@@ -41,7 +41,7 @@ PyObject *py_optimizer_states(PyObject *object, PyObject *const *args, Py_ssize_
         }
         Py_XDECREF(item);
     }
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return list;
 }
 
@@ -60,14 +60,12 @@ static PyObject *list_numbers(const int64_t *numbers, int64_t length)
     return list;
 }
 
-PyObject *py_optimizer_get_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_get_counts(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"parameter", NULL};
+    PY_TAKE("get_counts", 1, "parameter");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[1];
     int64_t parameter;
-    if (py_arguments("get_counts", names, 1, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "parameter", 0, INT32_MAX, &parameter) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_take_int(v[0], "parameter", 0, INT32_MAX, &parameter) < 0 || py_optimizer_enter(self) < 0) {
         return NULL;
     }
     int64_t length = tch_optimizer_counts_length(self->optimizer, (int32_t)parameter);
@@ -80,7 +78,7 @@ PyObject *py_optimizer_get_counts(PyObject *object, PyObject *const *args, Py_ss
         list = status == TCH_OK ? list_numbers(numbers, length) : py_fail(status);
     }
     PyMem_Free(numbers);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return list;
 }
 
@@ -94,17 +92,15 @@ static int read_numbers(PyObject *tuple, int64_t *numbers)
     return 0;
 }
 
-PyObject *py_optimizer_set_counts(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_set_counts(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"parameter", "counts", NULL};
+    PY_TAKE("set_counts", 2, "parameter", "counts");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[2];
     int64_t parameter;
-    if (py_arguments("set_counts", names, 2, args, count, keywords, values) < 0 ||
-        py_take_int(values[0], "parameter", 0, INT32_MAX, &parameter) < 0) {
+    if (py_take_int(v[0], "parameter", 0, INT32_MAX, &parameter) < 0) {
         return NULL;
     }
-    PyObject *counts = PySequence_Tuple(values[1]); /* a list could be changed by its items while they are read */
+    PyObject *counts = PySequence_Tuple(v[1]); /* a list could be changed by its items while they are read */
     if (counts == NULL || py_optimizer_enter(self) < 0) {
         Py_XDECREF(counts);
         return NULL;
@@ -120,7 +116,7 @@ PyObject *py_optimizer_set_counts(PyObject *object, PyObject *const *args, Py_ss
     }
     PyMem_Free(numbers);
     Py_DECREF(counts);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
@@ -132,27 +128,27 @@ static PyObject *describe_memory(const tch_optim_memory *m)
                          (long long)m->refresh, "blocks", (long long)m->blocks, "factors", (long long)m->factors);
 }
 
-PyObject *py_optimizer_memory(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_memory(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("memory");
     py_optimizer *self = (py_optimizer *)object;
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
-    if (py_arguments("memory", names, 0, args, count, keywords, NULL) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_optimizer_enter(self) < 0) {
         return NULL;
     }
     tch_status status = tch_optimizer_get_memory(self->optimizer, &memory);
     PyObject *result = status == TCH_OK ? describe_memory(&memory) : py_fail(status);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }
 
-PyObject *py_optimizer_stats(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_stats(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("stats");
     py_optimizer *self = (py_optimizer *)object;
     tch_optim_stats s = TCH_OPTIM_STATS_INIT;
     tch_status status;
-    if (py_arguments("stats", names, 0, args, count, keywords, NULL) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_optimizer_enter(self) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS;
@@ -162,7 +158,7 @@ PyObject *py_optimizer_stats(PyObject *object, PyObject *const *args, Py_ssize_t
                                         : Py_BuildValue("{sdsdsdsdsd}", "steps", (double)s.steps, "skipped",
                                                         (double)s.skipped, "refreshes", (double)s.refreshes, "failed",
                                                         (double)s.failed, "worst_residual", s.worst_residual);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }
 
@@ -217,22 +213,19 @@ static PyObject *forecast(tch_device device, const tch_optim_config *config, PyO
     return result;
 }
 
-PyObject *py_optim_forecast(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optim_forecast(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"device", "config", "parameters", NULL};
-    PyObject *values[3];
+    PY_TAKE("optim_forecast", 3, "device", "config", "parameters");
     tch_device device;
     tch_optim_config config;
-    (void)module;
-    if (py_arguments("optim_forecast", names, 3, args, count, keywords, values) < 0 ||
-        py_take_device(values[0], "device", &device) < 0 || py_optim_config(values[1], &config) < 0) {
+    if (py_take_device(v[0], "device", &device) < 0 || py_optim_config(v[1], &config) < 0) {
         return NULL;
     }
-    if (!PyList_Check(values[2]) || PyList_Size(values[2]) > INT32_MAX) {
+    if (!PyList_Check(v[2]) || PyList_Size(v[2]) > INT32_MAX) {
         PyErr_SetString(PyExc_TypeError, "parameters must be a list of (shape, dtype, elementwise)");
         return NULL;
     }
-    PyObject *list = PyList_AsTuple(values[2]); /* which nobody changes while its items are read */
+    PyObject *list = PyList_AsTuple(v[2]); /* which nobody changes while its items are read */
     if (list == NULL) {
         return NULL;
     }

@@ -92,7 +92,7 @@ static PyObject *run(py_optimizer *self, const py_stream *stream)
     status = tch_optimizer_step_scaled(self->optimizer, self->count, gradients, tensors[2 * self->count],
                                        tensors[2 * self->count + 1]);
     if (status == TCH_OK && stream->wait) {
-        status = tch_context_synchronize(self->context);
+        status = tch_context_synchronize(self->on.context);
     }
     Py_END_ALLOW_THREADS;
     if (status != TCH_OK) {
@@ -122,11 +122,11 @@ static PyObject *step_any(py_optimizer *self, PyObject *parameters, PyObject *gr
     if (py_arrays_take(o->arrays, o->tensors, o->operands, count, values[4], &stream) < 0) {
         return NULL;
     }
-    if (self->device.type == TCH_DEVICE_CPU) {
+    if (self->on.device.type == TCH_DEVICE_CPU) {
         py_arrays_device(o->tensors, count); /* page-locked memory counts as the CPU's */
     }
     PyObject *result = NULL;
-    if (py_optimizer_follow_stream(self, &stream) == 0) {
+    if (py_runner_follow(&self->on, stream.handle) == 0) {
         int32_t unlike = follow(self);
         result = unlike != FITS ? PyLong_FromLong(unlike) : run(self, &stream);
     }
@@ -240,10 +240,10 @@ static PyObject *step(py_optimizer *self, PyObject *parameters, PyObject *gradie
     if (take_others(self, values, &stream) < 0) {
         return NULL;
     }
-    if (self->device.type == TCH_DEVICE_CPU) {
+    if (self->on.device.type == TCH_DEVICE_CPU) {
         py_arrays_device(o->tensors + n, n + 2); /* page-locked memory counts as the CPU's */
     }
-    PyObject *result = py_optimizer_follow_stream(self, &stream) == 0 ? run(self, &stream) : NULL;
+    PyObject *result = py_runner_follow(&self->on, stream.handle) == 0 ? run(self, &stream) : NULL;
     py_arrays_release(o->arrays + last, o->tensors + last, 2);
     return result;
 }
@@ -319,12 +319,11 @@ static PyObject *step_or_rest(py_optimizer *self, PyObject *parameters, PyObject
     return result;
 }
 
-PyObject *py_optimizer_step(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_optimizer_step(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"parameters", "gradients", "grad_scale", "found_inf", "stream", NULL};
+    PY_TAKE("step", 1, "parameters", "gradients", "grad_scale", "found_inf", "stream");
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[5];
-    if (py_arguments("step", names, 1, args, count, keywords, values) < 0 || py_optimizer_enter(self) < 0) {
+    if (py_optimizer_enter(self) < 0) {
         return NULL;
     }
     PyObject *parameters = NULL;
@@ -332,33 +331,28 @@ PyObject *py_optimizer_step(PyObject *object, PyObject *const *args, Py_ssize_t 
     PyObject *result = NULL;
     if (self->optimizer == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "this optimizer has no parameters yet; add a group first");
-    } else if ((parameters = take_parameters(self, values[0])) != NULL) {
-        bool given = values[1] != NULL && values[1] != Py_None;
-        gradients = given ? take_list(self, values[1], "gradients") : gradients_of(self, parameters);
-        result = gradients == NULL ? NULL : step_or_rest(self, parameters, gradients, values);
+    } else if ((parameters = take_parameters(self, v[0])) != NULL) {
+        bool given = v[1] != NULL && v[1] != Py_None;
+        gradients = given ? take_list(self, v[1], "gradients") : gradients_of(self, parameters);
+        result = gradients == NULL ? NULL : step_or_rest(self, parameters, gradients, v);
     }
     Py_XDECREF(parameters);
     Py_XDECREF(gradients);
-    py_optimizer_leave(self);
+    py_runner_leave(&self->on);
     return result;
 }
 
-PyObject *py_same_items(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+PyObject *py_same_items(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"a", "b", NULL};
-    PyObject *lists[2];
-    (void)module;
-    if (py_arguments("same_items", names, 2, args, count, keywords, lists) < 0) {
-        return NULL;
-    }
-    if (!PyList_Check(lists[0]) || !PyList_Check(lists[1])) {
+    PY_TAKE("same_items", 2, "a", "b");
+    if (!PyList_Check(v[0]) || !PyList_Check(v[1])) {
         PyErr_SetString(PyExc_TypeError, "a and b must be lists");
         return NULL;
     }
-    Py_ssize_t size = PyList_Size(lists[0]);
-    bool same = size == PyList_Size(lists[1]);
+    Py_ssize_t size = PyList_Size(v[0]);
+    bool same = size == PyList_Size(v[1]);
     for (Py_ssize_t i = 0; same && i < size; i++) {
-        same = PyList_GetItem(lists[0], i) == PyList_GetItem(lists[1], i);
+        same = PyList_GetItem(v[0], i) == PyList_GetItem(v[1], i);
     }
     return PyBool_FromLong(same);
 }

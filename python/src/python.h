@@ -13,7 +13,10 @@
 
 #include <torchium/torchium.h>
 
-/* An entry of a method table for functions that take (module or self, arguments, their number, keyword names). */
+/* The parameters of a function of a method table: module or self, arguments, their number, keyword names. */
+#define PY_ARGUMENTS PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords
+
+/* An entry of the table for such a function. */
 #define PY_METHOD(name, function, text)                                                                                \
     {                                                                                                                  \
         name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS, text                             \

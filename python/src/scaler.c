@@ -14,49 +14,16 @@
 
 typedef struct scaler {
     PyObject ob_base;
-    tch_device device;
-    tch_context *context;
+    py_runner on;
     tch_scaler *scaler;
-    bool busy;    /* a call is inside the library */
-    long process; /* that made it */
-    void *stream;
-    bool has_stream;
 } scaler;
 
 static int enter(scaler *self)
 {
-    if (self->scaler == NULL || self->busy || self->process != (long)getpid()) {
-        PyErr_SetString(PyExc_RuntimeError, self->scaler == NULL ? "this scaler was never made"
-                                            : self->busy         ? "this scaler is in use by another call"
-                                                                 : "this scaler belongs to the parent process");
-        return -1;
-    }
-    self->busy = true;
-    return 0;
-}
-
-static PyObject *leave(scaler *self, tch_status status)
-{
-    self->busy = false;
-    return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+    return py_runner_enter(&self->on, "scaler", self->scaler != NULL);
 }
 
 /* --- gradients --------------------------------------------------------------------------------------------------- */
-
-static int follow_stream(scaler *self, void *wanted)
-{
-    if (self->device.type != TCH_DEVICE_CUDA || (self->has_stream && wanted == self->stream)) {
-        return 0;
-    }
-    tch_status status = tch_context_set_stream(self->context, wanted);
-    if (status != TCH_OK) {
-        py_fail(status);
-        return -1;
-    }
-    self->has_stream = true;
-    self->stream = wanted;
-    return 0;
-}
 
 /* Without arrays that tell: the stream that is given, or the one of the last call. */
 static int follow_given(scaler *self, PyObject *given)
@@ -65,15 +32,16 @@ static int follow_given(scaler *self, PyObject *given)
     if (given == NULL || given == Py_None) {
         return 0;
     }
-    return py_take_int(given, "stream", 0, INT64_MAX, &number) < 0 ? -1
-                                                                   : follow_stream(self, (void *)(uintptr_t)number);
+    return py_take_int(given, "stream", 0, INT64_MAX, &number) < 0
+               ? -1
+               : py_runner_follow(&self->on, (void *)(uintptr_t)number);
 }
 
 static tch_status visit(scaler *self, tch_tensor *const *tensors, int32_t count, bool divide, bool wait)
 {
     tch_status status = divide ? tch_scaler_unscale(self->scaler, count, tensors)
                                : tch_scaler_check(self->scaler, count, (const tch_tensor *const *)tensors);
-    return status == TCH_OK && wait ? tch_context_synchronize(self->context) : status;
+    return status == TCH_OK && wait ? tch_context_synchronize(self->on.context) : status;
 }
 
 static PyObject *visit_all(scaler *self, PyObject *tuple, PyObject *given, bool divide, py_operands *o)
@@ -87,10 +55,10 @@ static PyObject *visit_all(scaler *self, PyObject *tuple, PyObject *given, bool 
     if (py_arrays_take(o->arrays, o->tensors, o->operands, count, given, &stream) < 0) {
         return NULL;
     }
-    if (self->device.type == TCH_DEVICE_CPU) {
+    if (self->on.device.type == TCH_DEVICE_CPU) {
         py_arrays_device(o->tensors, count); /* page-locked memory counts as the CPU's */
     }
-    if (follow_stream(self, stream.handle) == 0) {
+    if (py_runner_follow(&self->on, stream.handle) == 0) {
         tch_status status;
         Py_BEGIN_ALLOW_THREADS;
         status = visit(self, o->tensors, count, divide, stream.wait);
@@ -101,27 +69,25 @@ static PyObject *visit_all(scaler *self, PyObject *tuple, PyObject *given, bool 
     return result;
 }
 
-static PyObject *unscale(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *unscale(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"gradients", "stream", "divide", NULL};
+    PY_TAKE("unscale", 1, "gradients", "stream", "divide");
     scaler *self = (scaler *)object;
-    PyObject *values[3];
     bool divide = true;
-    if (py_arguments("unscale", names, 1, args, count, keywords, values) < 0 ||
-        (values[2] != NULL && py_take_bool(values[2], "divide", &divide) < 0)) {
+    if (v[2] != NULL && py_take_bool(v[2], "divide", &divide) < 0) {
         return NULL;
     }
-    if (!PyList_Check(values[0]) || PyList_Size(values[0]) > INT32_MAX) {
-        py_wrong_type(values[0], "gradients must be a list");
+    if (!PyList_Check(v[0]) || PyList_Size(v[0]) > INT32_MAX) {
+        py_wrong_type(v[0], "gradients must be a list");
         return NULL;
     }
-    PyObject *tuple = PyList_AsTuple(values[0]); /* which nobody changes while arrays are asked for */
+    PyObject *tuple = PyList_AsTuple(v[0]); /* which nobody changes while arrays are asked for */
     PyObject *result = NULL;
     py_operands operands;
     if (tuple != NULL && py_operands_make(&operands, (size_t)PyTuple_Size(tuple)) == 0) {
         if (enter(self) == 0) {
-            result = visit_all(self, tuple, values[1], divide, &operands);
-            self->busy = false;
+            result = visit_all(self, tuple, v[1], divide, &operands);
+            py_runner_leave(&self->on);
         }
         py_operands_free(&operands);
     }
@@ -139,48 +105,47 @@ static PyObject *view(PyObject *object, const char *function, PyObject *const *a
     if (py_arguments(function, names, 0, args, count, keywords, NULL) < 0 || enter(self) < 0) {
         return NULL;
     }
-    self->busy = false;
-    return py_memory_wrap(get(self->scaler), object, self->stream);
+    py_runner_leave(&self->on);
+    return py_memory_wrap(get(self->scaler), object, self->on.stream);
 }
 
-static PyObject *scale(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *scale(PY_ARGUMENTS)
 {
     return view(object, "scale", args, count, keywords, tch_scaler_scale);
 }
 
-static PyObject *found_inf(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *found_inf(PY_ARGUMENTS)
 {
     return view(object, "found_inf", args, count, keywords, tch_scaler_found_inf);
 }
 
-static PyObject *update(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *update(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"stream", NULL};
+    PY_TAKE("update", 0, "stream");
     scaler *self = (scaler *)object;
-    PyObject *values[1];
-    if (py_arguments("update", names, 0, args, count, keywords, values) < 0 || enter(self) < 0) {
+    if (enter(self) < 0) {
         return NULL;
     }
-    if (follow_given(self, values[0]) < 0) {
-        self->busy = false;
+    if (follow_given(self, v[0]) < 0) {
+        py_runner_leave(&self->on);
         return NULL;
     }
-    return leave(self, tch_scaler_update(self->scaler));
+    return py_runner_done(&self->on, tch_scaler_update(self->scaler));
 }
 
-static PyObject *get_state(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *get_state(PY_ARGUMENTS)
 {
-    static const char *const names[] = {NULL};
+    PY_TAKE_NONE("get_state");
     scaler *self = (scaler *)object;
     tch_scaler_state s = TCH_SCALER_STATE_INIT;
     tch_status status;
-    if (py_arguments("get_state", names, 0, args, count, keywords, NULL) < 0 || enter(self) < 0) {
+    if (enter(self) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS;
     status = tch_scaler_get_state(self->scaler, &s);
     Py_END_ALLOW_THREADS;
-    self->busy = false;
+    py_runner_leave(&self->on);
     return status != TCH_OK ? py_fail(status)
                             : Py_BuildValue("{sdsdsdsisi}", "scale", s.scale, "growth_factor", s.growth_factor,
                                             "backoff_factor", s.backoff_factor, "growth_interval",
@@ -215,26 +180,22 @@ static int read_count(PyObject *state, const char *name, int32_t *number)
     return failed;
 }
 
-static PyObject *set_state(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+static PyObject *set_state(PY_ARGUMENTS)
 {
-    static const char *const names[] = {"state", NULL};
+    PY_TAKE("set_state", 1, "state");
     scaler *self = (scaler *)object;
-    PyObject *values[1];
     tch_scaler_state s = TCH_SCALER_STATE_INIT;
-    if (py_arguments("set_state", names, 1, args, count, keywords, values) < 0) {
+    if (!PyDict_Check(v[0])) {
+        py_wrong_type(v[0], "state must be a dictionary");
         return NULL;
     }
-    if (!PyDict_Check(values[0])) {
-        py_wrong_type(values[0], "state must be a dictionary");
+    if (read_number(v[0], "scale", &s.scale) || read_number(v[0], "growth_factor", &s.growth_factor) ||
+        read_number(v[0], "backoff_factor", &s.backoff_factor) ||
+        read_count(v[0], "growth_interval", &s.growth_interval) ||
+        read_count(v[0], "_growth_tracker", &s.growth_tracker) || enter(self) < 0) {
         return NULL;
     }
-    if (read_number(values[0], "scale", &s.scale) || read_number(values[0], "growth_factor", &s.growth_factor) ||
-        read_number(values[0], "backoff_factor", &s.backoff_factor) ||
-        read_count(values[0], "growth_interval", &s.growth_interval) ||
-        read_count(values[0], "_growth_tracker", &s.growth_tracker) || enter(self) < 0) {
-        return NULL;
-    }
-    return leave(self, tch_scaler_set_state(self->scaler, &s));
+    return py_runner_done(&self->on, tch_scaler_set_state(self->scaler, &s));
 }
 
 /* --- the type ---------------------------------------------------------------------------------------------------- */
@@ -250,19 +211,19 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     char text[32];
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|dddipO:Scaler", names, &device, &c.init_scale, &c.growth_factor,
                                      &c.backoff_factor, &c.growth_interval, &c.enabled, &stream) ||
-        py_take_device(device, "device", &self->device) < 0) {
+        py_take_device(device, "device", &self->on.device) < 0) {
         return -1;
     }
-    if (self->context != NULL) {
+    if (self->on.context != NULL) {
         PyErr_SetString(PyExc_TypeError, "a scaler is made once");
         return -1;
     }
-    self->process = (long)getpid();
-    tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
+    self->on.process = (long)getpid();
+    tch_status status = tch_context_create(py_device_text(self->on.device, text, sizeof text), &self->on.context);
     if (status == TCH_OK && follow_given(self, stream) < 0) {
         return -1;
     }
-    status = status == TCH_OK ? tch_scaler_create(self->context, &c, &self->scaler) : status;
+    status = status == TCH_OK ? tch_scaler_create(self->on.context, &c, &self->scaler) : status;
     return status == TCH_OK ? 0 : (py_fail(status), -1);
 }
 
@@ -270,9 +231,9 @@ static void deallocate(PyObject *object)
 {
     scaler *self = (scaler *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->process == (long)getpid()) {
+    if (self->on.process == (long)getpid()) {
         tch_scaler_destroy(self->scaler);
-        tch_context_destroy(self->context);
+        tch_context_destroy(self->on.context);
     }
     PyObject_Free(object);
     Py_DECREF(type);

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Array = Any
+Maybe = Array | None
+Stream = int | None
 
 version: str
 
@@ -50,7 +52,7 @@ class Memory:
     """A zero-filled tensor in memory of the pool, for from_dlpack of any library, given back after its last user."""
 
     def __init__(
-        self, shape: Sequence[int], dtype: str, device: str, channels_last: bool = False, stream: int | None = None
+        self, shape: Sequence[int], dtype: str, device: str, channels_last: bool = False, stream: Stream = None
     ) -> None: ...
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
@@ -72,27 +74,17 @@ def recorded(*tensors: Any) -> bool | None:
 
 # --- matrix functions, one for each of linalg.h -----------------------------------------------------------------------
 
-def matmul(a: Array, b: Array, out: Array | None, stream: int | None = None) -> Array | None: ...
+def matmul(a: Array, b: Array, out: Maybe, stream: Stream = None) -> Maybe: ...
 def matmul_chunked(
-    a: Array, b: Array, memory_budget: int, out: Array | None, device: str | None = None, stream: int | None = None
-) -> Array | None: ...
-def symmetric_product(a: Array, b: Array, out: Array | None, stream: int | None = None) -> Array | None: ...
-def gram(
-    alpha: float, a: Array, transpose: bool, beta: float, out: Array | None, stream: int | None = None
-) -> Array | None: ...
-def eigh(a: Array, w: Array | None, v: Array | None, report: Array | None, stream: int | None = None) -> Any: ...
-def matrix_power(
-    a: Array, power: float, eps: float, out: Array | None, report: Array | None, stream: int | None = None
-) -> Array | None: ...
+    a: Array, b: Array, memory_budget: int, out: Maybe, device: str | None = None, stream: Stream = None
+) -> Maybe: ...
+def symmetric_product(a: Array, b: Array, out: Maybe, stream: Stream = None) -> Maybe: ...
+def gram(alpha: float, a: Array, transpose: bool, beta: float, out: Maybe, stream: Stream = None) -> Maybe: ...
+def eigh(a: Array, w: Maybe, v: Maybe, report: Maybe, stream: Stream = None) -> Any: ...
+def matrix_power(a: Array, power: float, eps: float, out: Maybe, report: Maybe, stream: Stream = None) -> Maybe: ...
 def matrix_power_backward(
-    a: Array,
-    power: float,
-    eps: float,
-    grad: Array,
-    out: Array | None,
-    report: Array | None = None,
-    stream: int | None = None,
-) -> Array | None: ...
+    a: Array, power: float, eps: float, grad: Array, out: Maybe, report: Maybe = None, stream: Stream = None
+) -> Maybe: ...
 def inverse_root(
     a: Array,
     root: int,
@@ -100,34 +92,30 @@ def inverse_root(
     relative_eps: float,
     method: str,
     tolerance: float,
-    out: Array | None,
-    residual: Array | None,
-    report: Array | None,
-    stream: int | None = None,
-) -> Array | None: ...
+    out: Maybe,
+    residual: Maybe,
+    report: Maybe,
+    stream: Stream = None,
+) -> Maybe: ...
 def inverse_root_backward(
     a: Array,
     root: int,
     eps: float,
     relative_eps: float,
     grad: Array,
-    out: Array | None,
-    report: Array | None = None,
-    stream: int | None = None,
-) -> Array | None: ...
-def orthogonalize(a: Array, steps: int, method: str, out: Array | None, stream: int | None = None) -> Array | None: ...
-def kronecker_product(a: Array, b: Array, out: Array | None, stream: int | None = None) -> Array | None: ...
-def kronecker_matmul(a: Array, b: Array, x: Array, out: Array | None, stream: int | None = None) -> Array | None: ...
-def kronecker_apply(a: Array, b: Array, x: Array, out: Array | None, stream: int | None = None) -> Array | None: ...
+    out: Maybe,
+    report: Maybe = None,
+    stream: Stream = None,
+) -> Maybe: ...
+def orthogonalize(a: Array, steps: int, method: str, out: Maybe, stream: Stream = None) -> Maybe: ...
+def kronecker_product(a: Array, b: Array, out: Maybe, stream: Stream = None) -> Maybe: ...
+def kronecker_matmul(a: Array, b: Array, x: Array, out: Maybe, stream: Stream = None) -> Maybe: ...
+def kronecker_apply(a: Array, b: Array, x: Array, out: Maybe, stream: Stream = None) -> Maybe: ...
 def kronecker_solve(
-    a: Array, b: Array, x: Array, damping: float, out: Array | None, report: Array | None, stream: int | None = None
-) -> Array | None: ...
+    a: Array, b: Array, x: Array, damping: float, out: Maybe, report: Maybe, stream: Stream = None
+) -> Maybe: ...
 def nearest_kronecker(
-    m: Array,
-    a: Array | tuple[int, int],
-    b: Array | tuple[int, int],
-    error: Array | None,
-    stream: int | None = None,
+    m: Array, a: Array | tuple[int, int], b: Array | tuple[int, int], error: Maybe, stream: Stream = None
 ) -> tuple[Array, Array] | None:
     """Where a and b are given as the shapes of one matrix of each, they are made, and returned."""
 
@@ -162,10 +150,10 @@ def grad_samples(
     layer: Layer,
     input: Array,
     output_gradient: Array,
-    weight: Array | None,
-    bias: Array | None,
+    weight: Maybe,
+    bias: Maybe,
     scale: float = 1.0,
-    stream: int | None = None,
+    stream: Stream = None,
 ) -> None: ...
 def grad_norms(
     layer: Layer,
@@ -175,18 +163,18 @@ def grad_norms(
     accumulate: bool,
     norms: Array,
     scale: float = 1.0,
-    stream: int | None = None,
+    stream: Stream = None,
 ) -> None: ...
 def grad_weighted_sum(
     layer: Layer,
     input: Array,
     output_gradient: Array,
-    weights: Array | None,
+    weights: Maybe,
     beta: float,
-    weight: Array | None,
-    bias: Array | None,
+    weight: Maybe,
+    bias: Maybe,
     scale: float = 1.0,
-    stream: int | None = None,
+    stream: Stream = None,
 ) -> None: ...
 def grad_gram(
     layer: Layer,
@@ -196,18 +184,18 @@ def grad_gram(
     accumulate: bool,
     gram: Array,
     scale: float = 1.0,
-    stream: int | None = None,
+    stream: Stream = None,
 ) -> None: ...
 def grad_dots(
     layer: Layer,
     input: Array,
     output_gradient: Array,
-    weight: Array | None,
-    bias: Array | None,
+    weight: Maybe,
+    bias: Maybe,
     accumulate: bool,
     dots: Array,
     scale: float = 1.0,
-    stream: int | None = None,
+    stream: Stream = None,
 ) -> None: ...
 def grad_tied_norms(
     layer: Layer,
@@ -217,29 +205,24 @@ def grad_tied_norms(
     linear_gradient: Array,
     norms: Array,
     scale: float = 1.0,
-    stream: int | None = None,
+    stream: Stream = None,
 ) -> None: ...
-def grad_clip_weights(norms: Array, max_norm: float, weights: Array, stream: int | None = None) -> None: ...
+def grad_clip_weights(norms: Array, max_norm: float, weights: Array, stream: Stream = None) -> None: ...
 def grad_natural_weights(
-    gram: Array,
-    rhs: Array | None,
-    damping: float,
-    weights: Array,
-    report: Array | None,
-    stream: int | None = None,
+    gram: Array, rhs: Maybe, damping: float, weights: Array, report: Maybe, stream: Stream = None
 ) -> None: ...
 def grad_factors(
     layer: Layer,
-    input: Array | None,
-    output_gradient: Array | None,
+    input: Maybe,
+    output_gradient: Maybe,
     bias: bool,
     sharing: str,
     alpha: float,
     beta: float,
-    input_factor: Array | None,
-    output_factor: Array | None,
+    input_factor: Maybe,
+    output_factor: Maybe,
     scale: float = 1.0,
-    stream: int | None = None,
+    stream: Stream = None,
 ) -> None: ...
 def grad_scales(
     layer: Layer,
@@ -252,7 +235,7 @@ def grad_scales(
     beta: float,
     scales: Array,
     scale: float = 1.0,
-    stream: int | None = None,
+    stream: Stream = None,
 ) -> None: ...
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
@@ -287,7 +270,7 @@ class Optimizer:
         parameters: list[Array],
         names: list[str],
         elementwise: list[bool],
-        stream: int | None = None,
+        stream: Stream = None,
         placements: tuple[Any, ...] | None = None,
     ) -> int:
         """`placements`, of a shared optimizer: for each parameter None, where every rank has all of it, or (shape,
@@ -295,14 +278,14 @@ class Optimizer:
 
     def set_config(self, group: int, config: dict[str, Any]) -> None: ...
     def set_lr(self, group: int, lr: float) -> None: ...
-    def set_lr_tensor(self, group: int, lr: Array | None) -> None: ...
+    def set_lr_tensor(self, group: int, lr: Maybe) -> None: ...
     def step(
         self,
         parameters: list[Array],
-        gradients: list[Array | None] | None = None,
-        grad_scale: Array | None = None,
-        found_inf: Array | None = None,
-        stream: int | None = None,
+        gradients: list[Maybe] | None = None,
+        grad_scale: Maybe = None,
+        found_inf: Maybe = None,
+        stream: Stream = None,
     ) -> int | list[Array] | None:
         """Parameters of all groups in order, with these gradients or with those in their attribute `grad`. None where
         all had one, else the list of those that had: nothing is done where that is empty. Parameters whose memory has
@@ -362,11 +345,11 @@ class Kfac:
         input: Array,
         output_gradient: Array,
         scale: float,
-        grad_scale: Array | None = None,
-        stream: int | None = None,
+        grad_scale: Maybe = None,
+        stream: Stream = None,
     ) -> None: ...
     def refresh(self) -> None: ...
-    def precondition(self, lr: float, gradients: list[Array | None], stream: int | None = None) -> None:
+    def precondition(self, lr: float, gradients: list[Maybe], stream: Stream = None) -> None:
         """In place: the gradients of weight and bias of each layer in turn, None for those there are not."""
 
     def set_config(self, config: dict[str, Any]) -> None: ...
@@ -391,14 +374,14 @@ class Scaler:
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         enabled: bool = True,
-        stream: int | None = None,
+        stream: Stream = None,
     ) -> None: ...
     def scale(self) -> Memory: ...
     def found_inf(self) -> Memory: ...
-    def unscale(self, gradients: list[Array | None], stream: int | None = None, divide: bool = True) -> None:
+    def unscale(self, gradients: list[Maybe], stream: Stream = None, divide: bool = True) -> None:
         """Divides by the scale and looks for infinities in one pass; only looks where divide is False."""
 
-    def update(self, stream: int | None = None) -> None: ...
+    def update(self, stream: Stream = None) -> None: ...
     def get_state(self) -> dict[str, Any]:
         """scale, growth_factor, backoff_factor, growth_interval, _growth_tracker."""
 
@@ -426,7 +409,7 @@ class Kernel:
         block: int | Sequence[int],
         args: tuple[Any, ...],
         shared_mem: int = 0,
-        stream: int | None = None,
+        stream: Stream = None,
         allow_strided: bool = False,
     ) -> None: ...
     def parameters(self) -> list[str]: ...

@@ -190,11 +190,6 @@ static tch_status make_room(tch_scaler *scaler, int64_t count)
     return TCH_OK;
 }
 
-static bool is_of_type(const tch_tensor *tensor, tch_scalar type)
-{
-    return tensor != NULL && tchi_scalar_of(tensor->dtype) == type;
-}
-
 /* All gradients of one dtype in one call. */
 static tch_status visit_type(tch_scaler *scaler, int32_t count, const tch_tensor *const *gradients, tch_scalar type,
                              visitor visit)
@@ -206,7 +201,7 @@ static tch_status visit_type(tch_scaler *scaler, int32_t count, const tch_tensor
     update.param_type = update.block_type = update.real;
     /* There is no list where every gradient is empty. */
     for (int32_t i = 0; i < count && scaler->rects != NULL; i++) {
-        if (is_of_type(gradients[i], type)) {
+        if (gradients[i] != NULL && tchi_scalar_of(gradients[i]->dtype) == type) {
             update.count += tchi_list_rectangles(gradients[i], scaler->rects + update.count);
         }
     }

@@ -28,24 +28,6 @@ int64_t tchi_buffer_bytes(const tch_tensor *tensor)
     return bytes < TCHI_BUFFER_BYTES ? bytes : TCHI_BUFFER_BYTES;
 }
 
-/* Rows `first` and on of the first dimension; their sizes are kept in `shape`. A single row loses that dimension. */
-static tch_tensor rows_of(const tch_tensor *tensor, int64_t first, int64_t count, int64_t *shape)
-{
-    int32_t from = count == 1;
-    tch_tensor rows = *tensor;
-    int64_t offset = first * tchi_tensor_stride(tensor, 0) * (int64_t)tch_dtype_size(tensor->dtype);
-    rows.data = (char *)tchi_tensor_data(tensor) + offset;
-    rows.byte_offset = 0;
-    rows.ndim = tensor->ndim - from;
-    memcpy(shape, tensor->shape + from, (size_t)rows.ndim * sizeof *shape);
-    if (from == 0) {
-        shape[0] = count;
-    }
-    rows.shape = shape;
-    rows.strides = tensor->strides != NULL ? tensor->strides + from : NULL;
-    return rows;
-}
-
 /* Whole where it fits; else as many rows at a time as do, or each row in chunks. */
 tch_status tchi_visit_chunks(const tch_tensor *tensor, int64_t room, tchi_chunk_visitor visit, void *user)
 {
@@ -59,7 +41,7 @@ tch_status tchi_visit_chunks(const tch_tensor *tensor, int64_t room, tchi_chunk_
     int64_t step = row < room ? room / row : 1;
     for (int64_t first = 0; first < tensor->shape[0]; first += step) {
         int64_t left = tensor->shape[0] - first;
-        tch_tensor rows = rows_of(tensor, first, left < step ? left : step, shape);
+        tch_tensor rows = tchi_tensor_rows(tensor, first, left < step ? left : step, shape);
         TCHI_TRY(tchi_visit_chunks(&rows, room, visit, user));
     }
     return TCH_OK;

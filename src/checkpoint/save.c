@@ -187,17 +187,13 @@ static tch_status write_tensors(saving *s)
     return TCH_OK;
 }
 
-static tch_status write_header(saving *s)
-{
-    uint32_t own = s->writer->checksums ? tchi_header_checksum(s->covered.items, s->covered.count) : 0;
-    tchi_header_text(s->writer, &s->order, s->checksums.items, own, s->header);
-    return tchi_part_file_write(&s->file, 0, s->header, s->header_bytes);
-}
-
+/* The header comes last: it has the tensors' checksums. */
 static tch_status write_all(saving *s)
 {
     TCHI_TRY(write_tensors(s));
-    TCHI_TRY(write_header(s));
+    uint32_t own = s->writer->checksums ? tchi_header_checksum(s->covered.items, s->covered.count) : 0;
+    tchi_header_text(s->writer, &s->order, s->checksums.items, own, s->header);
+    TCHI_TRY(tchi_part_file_write(&s->file, 0, s->header, s->header_bytes));
     return tchi_part_file_commit(&s->file);
 }
 

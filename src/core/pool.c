@@ -276,11 +276,6 @@ void tchi_pool_drop(tchi_pool *pool)
     tchi_host_release(pool, sizeof *pool);
 }
 
-const tch_backend *tchi_pool_backend(const tchi_pool *pool)
-{
-    return pool->backend;
-}
-
 void *tchi_pool_state(const tchi_pool *pool)
 {
     return pool->state;

@@ -18,7 +18,6 @@ void tchi_pool_retain(tchi_pool *pool);
 /* Drops a reference; the last one frees all memory and the state. */
 void tchi_pool_drop(tchi_pool *pool);
 
-const tch_backend *tchi_pool_backend(const tchi_pool *pool);
 void *tchi_pool_state(const tchi_pool *pool);
 tch_device tchi_pool_device(const tchi_pool *pool);
 

@@ -1,4 +1,4 @@
-/* How the inside of the library reports failures: one function that records the message, and the two check forms. */
+/* How the inside of the library reports failures: one function that records the message, and the check. */
 #ifndef TCHI_STATUS_H
 #define TCHI_STATUS_H
 
@@ -13,15 +13,6 @@ tch_status tchi_fail(tch_status status, const char *format, ...) __attribute__((
         tch_status tchi_try_status = (call);                                                                           \
         if (tchi_try_status != TCH_OK) {                                                                               \
             return tchi_try_status;                                                                                    \
-        }                                                                                                              \
-    } while (0)
-
-/* Leaves to `label` when the call failed, with `status` set, where something has to be released. */
-#define TCHI_TRY_GOTO(status, label, call)                                                                             \
-    do {                                                                                                               \
-        (status) = (call);                                                                                             \
-        if ((status) != TCH_OK) {                                                                                      \
-            goto label;                                                                                                \
         }                                                                                                              \
     } while (0)
 

@@ -82,6 +82,23 @@ int64_t tchi_tensor_count(const tch_tensor *tensor, int32_t from, int32_t to)
     return count;
 }
 
+tch_tensor tchi_tensor_rows(const tch_tensor *tensor, int64_t first, int64_t count, int64_t *shape)
+{
+    int32_t from = count == 1;
+    tch_tensor rows = *tensor;
+    int64_t offset = first * tchi_tensor_stride(tensor, 0) * (int64_t)tch_dtype_size(tensor->dtype);
+    rows.data = (char *)tchi_tensor_data(tensor) + offset;
+    rows.byte_offset = 0;
+    rows.ndim = tensor->ndim - from;
+    memcpy(shape, tensor->shape + from, (size_t)rows.ndim * sizeof *shape);
+    if (from == 0) {
+        shape[0] = count;
+    }
+    rows.shape = shape;
+    rows.strides = tensor->strides != NULL ? tensor->strides + from : NULL;
+    return rows;
+}
+
 int64_t tchi_tensor_stride(const tch_tensor *tensor, int32_t dimension)
 {
     return tensor->strides != NULL ? tensor->strides[dimension]
@@ -358,24 +375,6 @@ static tch_status cross_chunk(const crossing *c, char *host, const tch_tensor *d
     return backend->matrix->copy(state, &array, &packed);
 }
 
-/* Rows `first` and on of the first dimension; the sizes are kept in `shape`. A single row loses that dimension. */
-static tch_tensor rows_of(const tch_tensor *tensor, int64_t first, int64_t count, int64_t *shape)
-{
-    int32_t from = count == 1;
-    tch_tensor rows = *tensor;
-    int64_t offset = first * tchi_tensor_stride(tensor, 0) * (int64_t)tch_dtype_size(tensor->dtype);
-    rows.data = (char *)tchi_tensor_data(tensor) + offset;
-    rows.byte_offset = 0;
-    rows.ndim = tensor->ndim - from;
-    memcpy(shape, tensor->shape + from, (size_t)rows.ndim * sizeof *shape);
-    if (from == 0) {
-        shape[0] = count;
-    }
-    rows.shape = shape;
-    rows.strides = tensor->strides != NULL ? tensor->strides + from : NULL;
-    return rows;
-}
-
 /* Whole where it fits; else as many rows at a time as do, or each row in chunks. A single element always fits. */
 static tch_status cross(const crossing *c, char *host, const tch_tensor *device)
 {
@@ -388,7 +387,7 @@ static tch_status cross(const crossing *c, char *host, const tch_tensor *device)
     int64_t step = row < c->room ? c->room / row : 1;
     for (int64_t first = 0; first < device->shape[0]; first += step) {
         int64_t left = device->shape[0] - first;
-        tch_tensor rows = rows_of(device, first, left < step ? left : step, shape);
+        tch_tensor rows = tchi_tensor_rows(device, first, left < step ? left : step, shape);
         TCHI_TRY(cross(c, host + first * row * (int64_t)tch_dtype_size(c->dtype), &rows));
     }
     return TCH_OK;

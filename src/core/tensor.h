@@ -21,6 +21,9 @@ int64_t tchi_tensor_stride(const tch_tensor *tensor, int32_t dimension);
 /* Product of the sizes of dimensions [from, to). */
 int64_t tchi_tensor_count(const tch_tensor *tensor, int32_t from, int32_t to);
 
+/* Rows `first` and on of the first dimension; their sizes are kept in `shape`. A single row loses that dimension. */
+tch_tensor tchi_tensor_rows(const tch_tensor *tensor, int64_t first, int64_t count, int64_t *shape);
+
 /* The tensor as an array of the table. `strides` is storage of TCH_MAX_RANK for the view to point into. */
 tch_array tchi_array_of(const tch_tensor *tensor, int64_t *strides);
 

@@ -32,18 +32,13 @@ void tchi_verdict_layout(tchi_verdict *verdict, tchi_arena *arena, int64_t matri
     verdict->flags = tchi_arena_take(arena, matrices * (int64_t)sizeof *verdict->flags);
 }
 
-/* A sum of x x' has an element that is not finite only if some x x is not: no product is larger than the larger of the
- * two squares. So n numbers are looked at in place of n^2. */
-static tch_matrices diagonal(const tch_matrices *sum)
-{
-    return (tch_matrices){sum->data, sum->type, sum->rows, 1, sum->ld + 1, 1, 0};
-}
-
-/* How many elements of a sum are not finite. */
+/* How many elements of a sum are not finite. A sum of x x' has one only if some x x is not: no product is larger than
+ * the larger of the two squares. So its diagonal is looked at, n numbers in place of n^2. */
 static tch_status count_bad(tch_context *context, const tchi_candidate *c, double *bad)
 {
     bool few = c->is_gram && c->sum.batch == 1;
-    tch_matrices looked_at = few ? diagonal(&c->sum) : as_one(&c->sum);
+    tch_matrices diagonal = {c->sum.data, c->sum.type, c->sum.rows, 1, c->sum.ld + 1, 1, 0};
+    tch_matrices looked_at = few ? diagonal : as_one(&c->sum);
     return context->backend->matrix->reduce(context->state, TCH_REDUCE_NONFINITE, &looked_at, bad);
 }
 

@@ -10,12 +10,6 @@
 
 #include "layer.h"
 
-/* `weights` is all of `norms`, for work in place. */
-static bool is_same(const tch_tensor *weights, const tch_tensor *norms)
-{
-    return tchi_tensor_data(weights) == tchi_tensor_data(norms);
-}
-
 static tch_status check_call(tch_context *context, const tch_tensor *norms, double max_norm, const tch_tensor *weights)
 {
     TCHI_TRY(tchi_check_input(context, norms, "norms"));
@@ -27,7 +21,7 @@ static tch_status check_call(tch_context *context, const tch_tensor *norms, doub
     TCHI_TRY(tchi_check_numbers(context, norms, "norms", norms->shape[0]));
     TCHI_TRY(tchi_check_output(context, weights, "weights"));
     TCHI_TRY(tchi_check_numbers(context, weights, "weights", norms->shape[0]));
-    if (!is_same(weights, norms)) {
+    if (tchi_tensor_data(weights) != tchi_tensor_data(norms)) { /* else all of them, for work in place */
         TCHI_TRY(tchi_check_disjoint(weights, "weights", norms, "norms"));
     }
     if (isnan(max_norm) || max_norm <= 0) {

@@ -176,14 +176,6 @@ static tch_status make_rows(tch_context *context, const factor_source *s, const 
     return s->sharing == TCH_SHARING_REDUCE ? pool(context, s, b) : regroup(context, s, b);
 }
 
-/* The part of a factor without the bias' last row and column. */
-static tch_matrices without_border(const factor_source *s, const tch_matrices *sum)
-{
-    tch_matrices inner = *sum;
-    inner.rows = inner.cols = s->side.cols;
-    return inner;
-}
-
 /* The bias' last row, below the rest: the sum of the rows. */
 static tch_status add_border(tch_context *context, const factor_source *s, const factor_buffers *b, double beta)
 {
@@ -196,7 +188,8 @@ static tch_status add_border(tch_context *context, const factor_source *s, const
 static tch_status add_chunk(tch_context *context, const tch_layer *layer, const factor_source *s,
                             const factor_buffers *b, double beta)
 {
-    tch_matrices inner = without_border(s, &b->candidate.sum);
+    tch_matrices inner = b->candidate.sum;
+    inner.rows = inner.cols = s->side.cols; /* without the bias' last row and column */
     bool rounded = layer->rounded != 0 || is_half(b->rows.type);
     TCHI_TRY((rounded ? tchi_gram_rounded : tchi_gram)(context, s->weight, &b->rows, 1, beta, &inner));
     return s->bias ? add_border(context, s, b, beta) : TCH_OK;

@@ -91,16 +91,6 @@ static bool positions_are_fewer(const tchi_gram_call *c)
     return c->g.groups == 1 && b * t * t * (d + p) < (2.0 * t + b) * p * d;
 }
 
-static int64_t weight_bytes(tch_context *context, const tchi_gram_call *c)
-{
-    return positions_are_fewer(c) ? tchi_gram_positions_bytes(context, c) : tchi_gram_slices_bytes(context, c);
-}
-
-static tch_status weight_gram(tch_context *context, const tchi_gram_call *c)
-{
-    return positions_are_fewer(c) ? tchi_gram_by_positions(context, c) : tchi_gram_by_slices(context, c);
-}
-
 typedef struct bias_buffers {
     tch_matrices sums; /* of all samples */
     tchi_row_products products;
@@ -242,11 +232,15 @@ static tch_status product_gram(tch_context *context, const tchi_gram_call *c, bo
 {
     tchi_arena all = {0};
     (void)mirror_layout(&all, c);
-    int64_t bytes = tchi_max(all.used, weight ? weight_bytes(context, c) : 0);
+    bool fewer = weight && positions_are_fewer(c);
+    int64_t for_weight = fewer    ? tchi_gram_positions_bytes(context, c)
+                         : weight ? tchi_gram_slices_bytes(context, c)
+                                  : 0;
+    int64_t bytes = tchi_max(all.used, for_weight);
     TCHI_TRY(tchi_reserve_first(context, tchi_max(bytes, bias ? bias_bytes(context, c) : 0)));
     TCHI_TRY(clear(context, accumulate, gram));
     if (weight) {
-        TCHI_TRY(weight_gram(context, c));
+        TCHI_TRY(fewer ? tchi_gram_by_positions(context, c) : tchi_gram_by_slices(context, c));
     }
     if (bias) {
         TCHI_TRY(bias_gram(context, c));

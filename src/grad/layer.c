@@ -24,11 +24,6 @@ const char *tchi_layer_name(tch_layer_kind kind)
     return kinds[kind].name;
 }
 
-bool tchi_layer_has_bias(tch_layer_kind kind)
-{
-    return kinds[kind].bias;
-}
-
 bool tchi_layer_is_product(tch_layer_kind kind)
 {
     return kinds[kind].product;

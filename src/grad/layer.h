@@ -26,7 +26,6 @@ tch_status tchi_check_layer_call(const tch_context *context, const tch_layer *la
 tch_status tchi_check_layer_is_product(const tch_layer *layer, const char *function);
 
 const char *tchi_layer_name(tch_layer_kind kind);
-bool tchi_layer_has_bias(tch_layer_kind kind);
 
 /* LINEAR and CONV: what is left to src/grad/positions.h, where the other kinds are those of src/grad/kinds.h. */
 bool tchi_layer_is_product(tch_layer_kind kind);

@@ -45,11 +45,6 @@ static void layout_work(tchi_newton_buffers *work, tchi_arena *arena, const tchi
     }
 }
 
-static int64_t user_scratch(const tchi_root_plan *plan, int64_t batch, int64_t n)
-{
-    return plan->user_root == NULL ? 0 : plan->user_root->matrices * batch * n * n * tchi_scalar_size(plan->type);
-}
-
 /* The largest scratch of the operations that will run; they run one after another and share it. */
 static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int64_t batch, int64_t n)
 {
@@ -64,7 +59,8 @@ static int64_t scratch_of(tch_context *context, const tchi_root_plan *plan, int6
         {TCH_SCRATCH_SHIFTED_INVERSE, plan->method == TCH_ROOT_RATIONAL,
          plan->ready ? plan->poles : TCHI_MINIMAX_MAX_POLES},
     };
-    int64_t most = user_scratch(plan, batch, n);
+    int64_t matrices = plan->user_root != NULL ? plan->user_root->matrices : 0;
+    int64_t most = matrices * batch * n * n * tchi_scalar_size(plan->type);
     for (size_t i = 0; i < sizeof users / sizeof users[0]; i++) {
         int64_t bytes = !users[i].used
                             ? 0

@@ -81,15 +81,10 @@ static tch_status rearrange(nearest *s, const tchi_batch *m, int64_t index, cons
     return s->context->backend->matrix->copy(s->context->state, &target, &source);
 }
 
-static tch_status clear_flag(nearest *s)
-{
-    return s->context->backend->device->zero_bytes(s->context->state, s->flag, (int64_t)sizeof(int32_t));
-}
-
 /* Eigenvectors of `gram`, as rows, in place; ascending values. */
 static tch_status decompose(nearest *s, const tch_matrices *gram)
 {
-    TCHI_TRY(clear_flag(s));
+    TCHI_TRY(s->context->backend->device->zero_bytes(s->context->state, s->flag, (int64_t)sizeof(int32_t)));
     return s->context->backend->matrix->eigh(s->context->state, gram, &s->values, s->flag, s->scratch);
 }
 
@@ -105,18 +100,14 @@ static tch_matrices top_vector(const nearest *s, const tch_matrices *vectors)
     return tchi_matrices_new((double *)vectors->data + (s->k - 1) * s->k, TCH_SCALAR_F64, 1, s->k, 1);
 }
 
-static tch_status copy_vector(nearest *s, const tch_matrices *from, const tch_matrices *to)
-{
-    return s->context->backend->matrix->combine(s->context->state, 0.0, 1.0, from, 0.0, NULL, to);
-}
-
 static tch_status exact_pair(nearest *s)
 {
     int rows_small = s->mn <= s->pq;
     TCHI_TRY(tchi_gram(s->context, 1.0, &s->r, !rows_small, 0.0, &s->gram));
     TCHI_TRY(decompose(s, &s->gram));
     tch_matrices top = top_vector(s, &s->gram);
-    return copy_vector(s, &top, rows_small ? &s->u : &s->v);
+    return s->context->backend->matrix->combine(s->context->state, 0.0, 1.0, &top, 0.0, NULL,
+                                                rows_small ? &s->u : &s->v);
 }
 
 /* Makes the columns of `block` orthonormal: rotate to the eigenvectors of its Gram matrix and divide by their lengths.

@@ -191,17 +191,12 @@ static int64_t square_ld(const tch_matrices *x)
     return (x->rows + 7) / 8 * 8;
 }
 
-static bool holds_two(const tch_matrices *x)
-{
-    return x->cols >= 2 * square_ld(x);
-}
-
 static void layout(schulz_buffers *s, tchi_arena *arena, const tchi_ortho *ortho, const tch_matrices *x)
 {
     int64_t numbers = x->batch * (int64_t)sizeof(double);
     tchi_ortho plan = ortho->longs > 0 ? without_long_steps(ortho) : *ortho; /* it has more runs, if any */
     bool runs = has_runs(&plan, x->rows, x->cols);
-    int64_t for_p = runs && !holds_two(x) ? x->batch : 0;
+    int64_t for_p = runs && x->cols < 2 * square_ld(x) ? x->batch : 0; /* else there is room for it */
     s->shared = !runs && ortho->longs == 0 && x->rows == x->cols;
     s->y = tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->cols);
     s->m = s->shared ? s->y : tchi_scratch_aligned(arena, x->type, x->batch, x->rows, x->rows);
@@ -384,25 +379,18 @@ static tch_status run_long(tch_context *context, const schulz_arithmetic *how, c
     return context->backend->matrix->gemm(context->state, 1.0, &s->q, 0, x, 0, 0.0, &s->y);
 }
 
-/* The backend's own way for large matrices; *scale is what is left to be multiplied. */
-static tch_status begin(tch_context *context, double eps, bool fine, const tch_matrices *x, schulz_buffers *s,
-                        const double **scale)
-{
-    *scale = fine ? s->norm : NULL;
-    return fine ? context->backend->matrix->normalize(context->state, eps, x, s->norm) : normalize(context, eps, x, s);
-}
-
 tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x,
                                      void *scratch, tch_matrices *result)
 {
     const tch_backend *t = context->backend;
     bool fine = ortho->eps > 0.0 && t->matrix->normalize_takes != NULL && t->matrix->normalize_takes(context->state, x);
-    const double *scale;
     schulz_buffers s;
     tchi_arena arena = {.base = scratch};
     layout(&s, &arena, ortho, x);
     *result = *x;
-    TCHI_TRY(begin(context, ortho->eps, fine, x, &s, &scale));
+    const double *scale = fine ? s.norm : NULL; /* what is left to be multiplied */
+    TCHI_TRY(fine ? context->backend->matrix->normalize(context->state, ortho->eps, x, s.norm)
+                  : normalize(context, ortho->eps, x, &s));
     tchi_ortho plan = ortho->longs > 0 && !fine && tchi_scalar_size(x->type) == 2 ? without_long_steps(ortho) : *ortho;
     for (int32_t k = 0; k < plan.steps;) {
         int32_t count = tchi_ortho_run(&plan, k, x->rows, x->cols, fine);

@@ -36,39 +36,34 @@ static tch_status add_settings(const train_session *session, tch_checkpoint_writ
 {
     train_setting settings[TRAIN_SETTINGS];
     char key[NAME], text[32];
-    tch_status status = tch_checkpoint_writer_set_integer(writer, format_key, FORMAT);
+    CLI_TRY(tch_checkpoint_writer_set_integer(writer, format_key, FORMAT));
     snprintf(text, sizeof text, "%016llx", (unsigned long long)session->setup.data.fingerprint);
-    if (status == TCH_OK) {
-        status = tch_checkpoint_writer_set_text(writer, fingerprint_key, text);
-    }
+    CLI_TRY(tch_checkpoint_writer_set_text(writer, fingerprint_key, text));
     train_plan_settings(&session->setup.plan, settings);
-    for (int i = 0; i < TRAIN_SETTINGS && status == TCH_OK; i++) {
+    for (int i = 0; i < TRAIN_SETTINGS; i++) {
         if (settings[i].text[0] != '\0') {
-            status = tch_checkpoint_writer_set_text(writer, setting_key(&settings[i], key), settings[i].text);
+            CLI_TRY(tch_checkpoint_writer_set_text(writer, setting_key(&settings[i], key), settings[i].text));
         }
     }
-    return status;
+    return TCH_OK;
 }
 
 static tch_status add_network(const train_run *run, tch_checkpoint_writer *writer)
 {
     char name[NAME];
-    tch_status status = TCH_OK;
-    for (int32_t i = 0; i < tch_network_parameter_count(run->network) && status == TCH_OK; i++) {
+    for (int32_t i = 0; i < tch_network_parameter_count(run->network); i++) {
         tensor_name(run, "network/", tch_network_parameter_name(run->network, i), name);
-        status = tch_checkpoint_writer_add(writer, name, tch_network_parameter(run->network, i));
+        CLI_TRY(tch_checkpoint_writer_add(writer, name, tch_network_parameter(run->network, i)));
     }
-    return status;
+    return TCH_OK;
 }
 
 static tch_status add_numbers(const train_run *run, tch_checkpoint_writer *writer)
 {
     char key[NAME];
-    tch_status status = tch_checkpoint_writer_set_integer(writer, run_key(run, "step", key), run->step);
-    if (status == TCH_OK) {
-        status = tch_checkpoint_writer_set_number(writer, run_key(run, "seconds", key), run->seconds);
-    }
-    return status ? status : tch_checkpoint_writer_set_integer(writer, run_key(run, "diverged", key), run->diverged);
+    CLI_TRY(tch_checkpoint_writer_set_integer(writer, run_key(run, "step", key), run->step));
+    CLI_TRY(tch_checkpoint_writer_set_number(writer, run_key(run, "seconds", key), run->seconds));
+    return tch_checkpoint_writer_set_integer(writer, run_key(run, "diverged", key), run->diverged);
 }
 
 static void pack_curve(const train_run *run, double *numbers)
@@ -85,26 +80,23 @@ static void pack_curve(const train_run *run, double *numbers)
 static tch_status add_runs(train_session *session, tch_checkpoint_writer *writer, double *numbers)
 {
     char name[NAME];
-    tch_status status = TCH_OK;
-    for (int32_t i = 0; i < session->run_count && status == TCH_OK; i++) {
+    for (int32_t i = 0; i < session->run_count; i++) {
         train_run *run = &session->runs[i];
         int64_t shape[] = {run->point_count, TRAIN_POINT_NUMBERS};
         tch_tensor curve = tch_tensor_view(numbers, TCH_FLOAT64, 2, shape);
         pack_curve(run, numbers);
         numbers += TRAIN_POINT_NUMBERS * run->point_count;
-        if ((status = add_numbers(run, writer)) || (status = add_network(run, writer)) ||
-            (status = tch_optimizer_save(run->optimizer, writer, tensor_name(run, "optimizer", "", name)))) {
-            return status;
-        }
-        if (run->curvature.kfac != NULL &&
-            (status = tch_kfac_save(run->curvature.kfac, writer, tensor_name(run, "kfac", "", name)))) {
-            return status;
+        CLI_TRY(add_numbers(run, writer));
+        CLI_TRY(add_network(run, writer));
+        CLI_TRY(tch_optimizer_save(run->optimizer, writer, tensor_name(run, "optimizer", "", name)));
+        if (run->curvature.kfac != NULL) {
+            CLI_TRY(tch_kfac_save(run->curvature.kfac, writer, tensor_name(run, "kfac", "", name)));
         }
         if (run->point_count > 0) {
-            status = tch_checkpoint_writer_add(writer, tensor_name(run, "curve", "", name), &curve);
+            CLI_TRY(tch_checkpoint_writer_add(writer, tensor_name(run, "curve", "", name), &curve));
         }
     }
-    return status;
+    return TCH_OK;
 }
 
 const char *train_checkpoint_save(train_session *session)

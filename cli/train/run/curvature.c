@@ -28,29 +28,23 @@ static tch_status create_kfac(const train_setup *setup, train_curvature_state *s
 static tch_status create_natural(const train_setup *setup, train_curvature_state *state)
 {
     const int64_t batch = setup->plan.batch, square[] = {batch, batch};
-    tch_status status = tch_tensor_create(setup->context, TCH_FLOAT64, 2, square, TCH_CONTIGUOUS, &state->gram);
-    if (status == TCH_OK) {
-        status = tch_tensor_create(setup->context, TCH_FLOAT64, 1, &batch, TCH_CONTIGUOUS, &state->weights);
-    }
-    return status ? status : tch_tensor_create(setup->context, TCH_INT32, 0, NULL, TCH_CONTIGUOUS, &state->report);
+    CLI_TRY(tch_tensor_create(setup->context, TCH_FLOAT64, 2, square, TCH_CONTIGUOUS, &state->gram));
+    CLI_TRY(tch_tensor_create(setup->context, TCH_FLOAT64, 1, &batch, TCH_CONTIGUOUS, &state->weights));
+    return tch_tensor_create(setup->context, TCH_INT32, 0, NULL, TCH_CONTIGUOUS, &state->report);
 }
 
 tch_status train_curvature_create(const train_setup *setup, train_curvature kind, tch_network *network,
                                   train_curvature_state *state)
 {
     const int64_t batch = setup->plan.batch;
-    tch_status status = TCH_OK;
     *state = (train_curvature_state){.kind = kind, .network = network};
     if (setup->plan.per_sample_clip > 0.0) {
-        status = tch_tensor_create(setup->context, TCH_FLOAT64, 1, &batch, TCH_CONTIGUOUS, &state->shares);
+        CLI_TRY(tch_tensor_create(setup->context, TCH_FLOAT64, 1, &batch, TCH_CONTIGUOUS, &state->shares));
     }
-    if (status == TCH_OK && state->kind == TRAIN_NATURAL) {
+    if (state->kind == TRAIN_NATURAL) {
         return create_natural(setup, state);
     }
-    if (status == TCH_OK && state->kind != TRAIN_PLAIN) {
-        return create_kfac(setup, state);
-    }
-    return status;
+    return state->kind != TRAIN_PLAIN ? create_kfac(setup, state) : TCH_OK;
 }
 
 void train_curvature_destroy(train_curvature_state *state)
@@ -67,43 +61,35 @@ void train_curvature_destroy(train_curvature_state *state)
 /* How much of each sample's gradient is left: 1, or less where it is longer than --per-sample-clip. */
 static tch_status find_shares(const train_setup *setup, const train_curvature_state *state)
 {
-    tch_status status = TCH_OK;
-    for (int32_t k = 0; k < tch_network_layer_count(state->network) && status == TCH_OK; k++) {
+    for (int32_t k = 0; k < tch_network_layer_count(state->network); k++) {
         tch_network_layer at = TCH_NETWORK_LAYER_INIT;
-        status = tch_network_get_layer(state->network, k, &at);
-        if (status == TCH_OK) {
-            status = tch_grad_norms(setup->context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0,
-                                    state->shares);
-        }
+        CLI_TRY(tch_network_get_layer(state->network, k, &at));
+        CLI_TRY(tch_grad_norms(setup->context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0,
+                               state->shares));
     }
-    return status ? status
-                  : tch_grad_clip_weights(setup->context, state->shares, setup->plan.per_sample_clip, state->shares);
+    return tch_grad_clip_weights(setup->context, state->shares, setup->plan.per_sample_clip, state->shares);
 }
 
 static tch_status clip(const train_setup *setup, const train_curvature_state *state)
 {
-    tch_status status = find_shares(setup, state);
-    return status ? status : tch_network_weigh_samples(state->network, state->shares, 1.0 / (double)setup->plan.batch);
+    CLI_TRY(find_shares(setup, state));
+    return tch_network_weigh_samples(state->network, state->shares, 1.0 / (double)setup->plan.batch);
 }
 
 /* (F + damping I)^-1 times the mean gradient, F being the mean of the samples' outer products. Where samples are
  * clipped it is the mean that is: F stays that of the samples as they are. */
 static tch_status make_natural(const train_setup *setup, const train_curvature_state *state)
 {
-    tch_status status = state->shares != NULL ? find_shares(setup, state) : TCH_OK;
-    for (int32_t k = 0; k < tch_network_layer_count(state->network) && status == TCH_OK; k++) {
+    CLI_TRY(state->shares != NULL ? find_shares(setup, state) : TCH_OK);
+    for (int32_t k = 0; k < tch_network_layer_count(state->network); k++) {
         tch_network_layer at = TCH_NETWORK_LAYER_INIT;
-        status = tch_network_get_layer(state->network, k, &at);
-        if (status == TCH_OK) {
-            status = tch_grad_gram(setup->context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0,
-                                   state->gram);
-        }
+        CLI_TRY(tch_network_get_layer(state->network, k, &at));
+        CLI_TRY(
+            tch_grad_gram(setup->context, &at.layer, at.input, at.output_gradient, TCH_GRAD_BOTH, k > 0, state->gram));
     }
-    if (status == TCH_OK) {
-        status = tch_grad_natural_weights(setup->context, state->gram, state->shares,
-                                          train_plan_damping(&setup->plan, state->kind), state->weights, state->report);
-    }
-    return status ? status : tch_network_weigh_samples(state->network, state->weights, 1.0);
+    CLI_TRY(tch_grad_natural_weights(setup->context, state->gram, state->shares,
+                                     train_plan_damping(&setup->plan, state->kind), state->weights, state->report));
+    return tch_network_weigh_samples(state->network, state->weights, 1.0);
 }
 
 /* --- KFAC -------------------------------------------------------------------------------------------------------- */
@@ -112,15 +98,13 @@ static tch_status observe(const train_setup *setup, const train_curvature_state 
 {
     const train_plan *plan = &setup->plan;
     uint64_t seed = (uint64_t)plan->seed * 0x9E3779B97F4A7C15u + (uint64_t)step;
-    tch_status status = plan->empirical ? TCH_OK : tch_network_draw_labels(state->network, seed);
-    for (int32_t k = 0; k < tch_network_layer_count(state->network) && status == TCH_OK; k++) {
+    CLI_TRY(plan->empirical ? TCH_OK : tch_network_draw_labels(state->network, seed));
+    for (int32_t k = 0; k < tch_network_layer_count(state->network); k++) {
         tch_network_layer at = TCH_NETWORK_LAYER_INIT;
-        status = tch_network_get_layer(state->network, k, &at);
-        if (status == TCH_OK) {
-            status = tch_kfac_observe(state->kfac, k, at.input, at.output_gradient, at.layer.scale, NULL);
-        }
+        CLI_TRY(tch_network_get_layer(state->network, k, &at));
+        CLI_TRY(tch_kfac_observe(state->kfac, k, at.input, at.output_gradient, at.layer.scale, NULL));
     }
-    return status;
+    return TCH_OK;
 }
 
 /* Every so many steps; in the first of these periods at each, since the factors begin with a single batch. */
@@ -137,11 +121,11 @@ static tch_status precondition(const train_setup *setup, const train_curvature_s
     for (int32_t i = 0; i < count; i++) {
         gradients[i] = tch_network_gradient(state->network, i);
     }
-    tch_status status = observe(setup, state, step);
-    if (status == TCH_OK && refresh_is_due(&setup->plan, step)) {
-        status = tch_kfac_refresh(state->kfac);
+    CLI_TRY(observe(setup, state, step));
+    if (refresh_is_due(&setup->plan, step)) {
+        CLI_TRY(tch_kfac_refresh(state->kfac));
     }
-    return status ? status : tch_kfac_precondition(state->kfac, rate, count, gradients);
+    return tch_kfac_precondition(state->kfac, rate, count, gradients);
 }
 
 tch_status train_curvature_apply(const train_setup *setup, const train_curvature_state *state, int64_t step,

@@ -114,17 +114,16 @@ static void destroy_rows(train_rows *rows)
 static tch_status create_rows(tch_context *context, int64_t count, int64_t cols, train_rows *rows)
 {
     const int64_t shape[] = {count, cols};
-    tch_status status = tch_tensor_create_uninitialized(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &rows->inputs);
-    return status ? status
-                  : tch_tensor_create_uninitialized(context, TCH_INT32, 1, shape, TCH_CONTIGUOUS, &rows->labels);
+    CLI_TRY(tch_tensor_create_uninitialized(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &rows->inputs));
+    return tch_tensor_create_uninitialized(context, TCH_INT32, 1, shape, TCH_CONTIGUOUS, &rows->labels);
 }
 
 static tch_status fill_rows(tch_context *context, float *features, int32_t *labels, train_rows *rows)
 {
     tch_tensor inputs = tch_tensor_view(features, TCH_FLOAT32, 2, rows->inputs->shape);
     tch_tensor classes = tch_tensor_view(labels, TCH_INT32, 1, rows->labels->shape);
-    tch_status status = tch_tensor_copy(context, rows->inputs, &inputs);
-    return status ? status : tch_tensor_copy(context, rows->labels, &classes);
+    CLI_TRY(tch_tensor_copy(context, rows->inputs, &inputs));
+    return tch_tensor_copy(context, rows->labels, &classes);
 }
 
 int train_data_upload(tch_context *context, train_data *data)

@@ -8,6 +8,7 @@
 
 #include "data/dataset.h"
 #include "plan.h"
+#include "try.h"
 
 /* Rows on the device, with their labels. */
 typedef struct train_rows {

@@ -75,21 +75,13 @@ tch_status train_run_step(train_setup *setup, train_run *run)
     train_batch batch;
     const train_plan *plan = &setup->plan;
     double rate = run->method.rate * train_plan_schedule(plan, run->step);
-    tch_status status = train_data_batch(setup->context, &setup->data, plan, run->step, &batch);
-    if (status == TCH_OK) {
-        status = tch_network_loss_and_gradients(run->network, &batch.inputs, &batch.labels, NULL, setup->totals);
-    }
-    if (status == TCH_OK) {
-        status = train_curvature_apply(setup, &run->curvature, run->step, rate);
-    }
-    if (status == TCH_OK) {
-        status = tch_optimizer_set_lr(run->optimizer, 0, rate);
-    }
-    if (status == TCH_OK) {
-        status = tch_optimizer_step(run->optimizer, tch_network_parameter_count(run->network), run->gradients);
-    }
-    run->step += status == TCH_OK;
-    return status;
+    CLI_TRY(train_data_batch(setup->context, &setup->data, plan, run->step, &batch));
+    CLI_TRY(tch_network_loss_and_gradients(run->network, &batch.inputs, &batch.labels, NULL, setup->totals));
+    CLI_TRY(train_curvature_apply(setup, &run->curvature, run->step, rate));
+    CLI_TRY(tch_optimizer_set_lr(run->optimizer, 0, rate));
+    CLI_TRY(tch_optimizer_step(run->optimizer, tch_network_parameter_count(run->network), run->gradients));
+    run->step++;
+    return TCH_OK;
 }
 
 /* --- measuring --------------------------------------------------------------------------------------------------- */
@@ -118,8 +110,8 @@ tch_status train_run_measure(const train_setup *setup, train_run *run, train_poi
 {
     double ignored;
     *point = (train_point){.step = run->step, .seconds = run->seconds};
-    tch_status status = evaluate(setup, run, &setup->data.sample, &point->train_loss, &ignored);
-    return status ? status : evaluate(setup, run, &setup->data.test_rows, &point->test_loss, &point->test_accuracy);
+    CLI_TRY(evaluate(setup, run, &setup->data.sample, &point->train_loss, &ignored));
+    return evaluate(setup, run, &setup->data.test_rows, &point->test_loss, &point->test_accuracy);
 }
 
 tch_status train_run_loss(const train_setup *setup, train_run *run, double *loss)

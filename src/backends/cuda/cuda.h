@@ -60,14 +60,6 @@ tch_status tchi_cuda_check_device(int32_t device);
 /* After every launch. Under TORCHIUM_DEBUG_SYNC=1 it waits, so that the kernel named is the one that failed. */
 tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel);
 
-#define TCHI_CUDA_TRY(call, what)                                                                                      \
-    do {                                                                                                               \
-        tch_status tchi_status_ = tchi_cuda_check((call), (what));                                                     \
-        if (tchi_status_ != TCH_OK) {                                                                                  \
-            return tchi_status_;                                                                                       \
-        }                                                                                                              \
-    } while (0)
-
 #define TCHI_CUDA_PASS(call)                                                                                           \
     do {                                                                                                               \
         tch_status tchi_status_ = (call);                                                                              \
@@ -75,6 +67,8 @@ tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel);
             return tchi_status_;                                                                                       \
         }                                                                                                              \
     } while (0)
+
+#define TCHI_CUDA_TRY(call, what) TCHI_CUDA_PASS(tchi_cuda_check((call), (what)))
 
 /* --- devices, state, memory: device.c, state.c, memory.c, ranges.c ----------------------------------------------- */
 

@@ -24,10 +24,7 @@ static inline uint16_t half_from_float(float x)
     return (uint16_t)(size > 0x7f800000u ? 0x7fffu : sign | rounded);
 }
 
-static inline float brain_to_float(uint16_t b)
-{
-    return reinterpret<float>((uint32_t)b << 16);
-}
+TCHI_FUNCTION(float, brain_to_float, (uint16_t b), return reinterpret<float>((uint32_t)b << 16))
 
 static inline uint16_t brain_from_float(float x)
 {
@@ -87,146 +84,41 @@ static inline uint16_t brain_from_float(float x)
             return *this = H((float)*this / (float)y);                                                                 \
         }                                                                                                              \
     };                                                                                                                 \
-    static inline H operator+(H x, H y)                                                                                \
-    {                                                                                                                  \
-        return H((float)x + (float)y);                                                                                 \
-    }                                                                                                                  \
-    static inline H operator-(H x, H y)                                                                                \
-    {                                                                                                                  \
-        return H((float)x - (float)y);                                                                                 \
-    }                                                                                                                  \
-    static inline H operator*(H x, H y)                                                                                \
-    {                                                                                                                  \
-        return H((float)x * (float)y);                                                                                 \
-    }                                                                                                                  \
-    static inline H operator/(H x, H y)                                                                                \
-    {                                                                                                                  \
-        return H((float)x / (float)y);                                                                                 \
-    }                                                                                                                  \
-    static inline H operator-(H x)                                                                                     \
-    {                                                                                                                  \
-        return H(-(float)x);                                                                                           \
-    }                                                                                                                  \
-    static inline H operator+(H x)                                                                                     \
-    {                                                                                                                  \
-        return x;                                                                                                      \
-    }                                                                                                                  \
-    static inline bool operator==(H x, H y)                                                                            \
-    {                                                                                                                  \
-        return (float)x == (float)y;                                                                                   \
-    }                                                                                                                  \
-    static inline bool operator!=(H x, H y)                                                                            \
-    {                                                                                                                  \
-        return (float)x != (float)y;                                                                                   \
-    }                                                                                                                  \
-    static inline bool operator<(H x, H y)                                                                             \
-    {                                                                                                                  \
-        return (float)x < (float)y;                                                                                    \
-    }                                                                                                                  \
-    static inline bool operator>(H x, H y)                                                                             \
-    {                                                                                                                  \
-        return (float)x > (float)y;                                                                                    \
-    }                                                                                                                  \
-    static inline bool operator<=(H x, H y)                                                                            \
-    {                                                                                                                  \
-        return (float)x <= (float)y;                                                                                   \
-    }                                                                                                                  \
-    static inline bool operator>=(H x, H y)                                                                            \
-    {                                                                                                                  \
-        return (float)x >= (float)y;                                                                                   \
-    }                                                                                                                  \
-    static inline H __hadd(H x, H y)                                                                                   \
-    {                                                                                                                  \
-        return x + y;                                                                                                  \
-    }                                                                                                                  \
-    static inline H __hsub(H x, H y)                                                                                   \
-    {                                                                                                                  \
-        return x - y;                                                                                                  \
-    }                                                                                                                  \
-    static inline H __hmul(H x, H y)                                                                                   \
-    {                                                                                                                  \
-        return x * y;                                                                                                  \
-    }                                                                                                                  \
-    static inline H __hdiv(H x, H y)                                                                                   \
-    {                                                                                                                  \
-        return x / y;                                                                                                  \
-    }                                                                                                                  \
-    static inline H __hneg(H x)                                                                                        \
-    {                                                                                                                  \
-        return -x;                                                                                                     \
-    }                                                                                                                  \
-    static inline H __habs(H x)                                                                                        \
-    {                                                                                                                  \
-        return H(fabsf((float)x));                                                                                     \
-    }                                                                                                                  \
-    static inline H __hfma(H x, H y, H z)                                                                              \
-    {                                                                                                                  \
-        return H(fmaf((float)x, (float)y, (float)z));                                                                  \
-    }                                                                                                                  \
-    static inline H __hmin(H x, H y)                                                                                   \
-    {                                                                                                                  \
-        return H(fminf((float)x, (float)y));                                                                           \
-    }                                                                                                                  \
-    static inline H __hmax(H x, H y)                                                                                   \
-    {                                                                                                                  \
-        return H(fmaxf((float)x, (float)y));                                                                           \
-    }                                                                                                                  \
-    static inline bool __heq(H x, H y)                                                                                 \
-    {                                                                                                                  \
-        return x == y;                                                                                                 \
-    }                                                                                                                  \
-    static inline bool __hne(H x, H y)                                                                                 \
-    {                                                                                                                  \
-        return x != y;                                                                                                 \
-    }                                                                                                                  \
-    static inline bool __hlt(H x, H y)                                                                                 \
-    {                                                                                                                  \
-        return x < y;                                                                                                  \
-    }                                                                                                                  \
-    static inline bool __hgt(H x, H y)                                                                                 \
-    {                                                                                                                  \
-        return x > y;                                                                                                  \
-    }                                                                                                                  \
-    static inline bool __hle(H x, H y)                                                                                 \
-    {                                                                                                                  \
-        return x <= y;                                                                                                 \
-    }                                                                                                                  \
-    static inline bool __hge(H x, H y)                                                                                 \
-    {                                                                                                                  \
-        return x >= y;                                                                                                 \
-    }                                                                                                                  \
-    static inline bool __hisnan(H x)                                                                                   \
-    {                                                                                                                  \
-        return x != x;                                                                                                 \
-    }                                                                                                                  \
-    static inline H hexp(H x)                                                                                          \
-    {                                                                                                                  \
-        return H(expf((float)x));                                                                                      \
-    }                                                                                                                  \
-    static inline H hlog(H x)                                                                                          \
-    {                                                                                                                  \
-        return H(logf((float)x));                                                                                      \
-    }                                                                                                                  \
-    static inline H hsqrt(H x)                                                                                         \
-    {                                                                                                                  \
-        return H(sqrtf((float)x));                                                                                     \
-    }                                                                                                                  \
-    static inline H hrsqrt(H x)                                                                                        \
-    {                                                                                                                  \
-        return H(rsqrtf((float)x));                                                                                    \
-    }                                                                                                                  \
-    static inline H hrcp(H x)                                                                                          \
-    {                                                                                                                  \
-        return H(1.0f / (float)x);                                                                                     \
-    }                                                                                                                  \
-    static inline H hsin(H x)                                                                                          \
-    {                                                                                                                  \
-        return H(sinf((float)x));                                                                                      \
-    }                                                                                                                  \
-    static inline H hcos(H x)                                                                                          \
-    {                                                                                                                  \
-        return H(cosf((float)x));                                                                                      \
-    }
+    TCHI_FUNCTION(H, operator+, (H x, H y), return H((float)x + (float)y))                                             \
+    TCHI_FUNCTION(H, operator-, (H x, H y), return H((float)x - (float)y))                                             \
+    TCHI_FUNCTION(H, operator*, (H x, H y), return H((float)x * (float)y))                                             \
+    TCHI_FUNCTION(H, operator/, (H x, H y), return H((float)x / (float)y))                                             \
+    TCHI_FUNCTION(H, operator-, (H x), return H(-(float)x))                                                            \
+    TCHI_FUNCTION(H, operator+, (H x), return x)                                                                       \
+    TCHI_FUNCTION(bool, operator==, (H x, H y), return (float)x == (float)y)                                           \
+    TCHI_FUNCTION(bool, operator!=, (H x, H y), return (float)x != (float)y)                                           \
+    TCHI_FUNCTION(bool, operator<, (H x, H y), return (float)x < (float)y)                                             \
+    TCHI_FUNCTION(bool, operator>, (H x, H y), return (float)x > (float)y)                                             \
+    TCHI_FUNCTION(bool, operator<=, (H x, H y), return (float)x <= (float)y)                                           \
+    TCHI_FUNCTION(bool, operator>=, (H x, H y), return (float)x >= (float)y)                                           \
+    TCHI_FUNCTION(H, __hadd, (H x, H y), return x + y)                                                                 \
+    TCHI_FUNCTION(H, __hsub, (H x, H y), return x - y)                                                                 \
+    TCHI_FUNCTION(H, __hmul, (H x, H y), return x * y)                                                                 \
+    TCHI_FUNCTION(H, __hdiv, (H x, H y), return x / y)                                                                 \
+    TCHI_FUNCTION(H, __hneg, (H x), return -x)                                                                         \
+    TCHI_FUNCTION(H, __habs, (H x), return H(fabsf((float)x)))                                                         \
+    TCHI_FUNCTION(H, __hfma, (H x, H y, H z), return H(fmaf((float)x, (float)y, (float)z)))                            \
+    TCHI_FUNCTION(H, __hmin, (H x, H y), return H(fminf((float)x, (float)y)))                                          \
+    TCHI_FUNCTION(H, __hmax, (H x, H y), return H(fmaxf((float)x, (float)y)))                                          \
+    TCHI_FUNCTION(bool, __heq, (H x, H y), return x == y)                                                              \
+    TCHI_FUNCTION(bool, __hne, (H x, H y), return x != y)                                                              \
+    TCHI_FUNCTION(bool, __hlt, (H x, H y), return x < y)                                                               \
+    TCHI_FUNCTION(bool, __hgt, (H x, H y), return x > y)                                                               \
+    TCHI_FUNCTION(bool, __hle, (H x, H y), return x <= y)                                                              \
+    TCHI_FUNCTION(bool, __hge, (H x, H y), return x >= y)                                                              \
+    TCHI_FUNCTION(bool, __hisnan, (H x), return x != x)                                                                \
+    TCHI_FUNCTION(H, hexp, (H x), return H(expf((float)x)))                                                            \
+    TCHI_FUNCTION(H, hlog, (H x), return H(logf((float)x)))                                                            \
+    TCHI_FUNCTION(H, hsqrt, (H x), return H(sqrtf((float)x)))                                                          \
+    TCHI_FUNCTION(H, hrsqrt, (H x), return H(rsqrtf((float)x)))                                                        \
+    TCHI_FUNCTION(H, hrcp, (H x), return H(1.0f / (float)x))                                                           \
+    TCHI_FUNCTION(H, hsin, (H x), return H(sinf((float)x)))                                                            \
+    TCHI_FUNCTION(H, hcos, (H x), return H(cosf((float)x)))
 TCHI_HALF_TYPE(__half, tchi::half_to_float, tchi::half_from_float)
 TCHI_HALF_TYPE(__nv_bfloat16, tchi::brain_to_float, tchi::brain_from_float)
 #undef TCHI_HALF_TYPE
@@ -239,38 +131,14 @@ TCHI_HALF_TYPE(__nv_bfloat16, tchi::brain_to_float, tchi::brain_from_float)
         {                                                                                                              \
         }                                                                                                              \
     };                                                                                                                 \
-    static inline P make(H x, H y)                                                                                     \
-    {                                                                                                                  \
-        return P(x, y);                                                                                                \
-    }                                                                                                                  \
-    static inline P operator+(P a, P b)                                                                                \
-    {                                                                                                                  \
-        return P(a.x + b.x, a.y + b.y);                                                                                \
-    }                                                                                                                  \
-    static inline P operator-(P a, P b)                                                                                \
-    {                                                                                                                  \
-        return P(a.x - b.x, a.y - b.y);                                                                                \
-    }                                                                                                                  \
-    static inline P operator*(P a, P b)                                                                                \
-    {                                                                                                                  \
-        return P(a.x * b.x, a.y * b.y);                                                                                \
-    }                                                                                                                  \
-    static inline P __hadd2(P a, P b)                                                                                  \
-    {                                                                                                                  \
-        return a + b;                                                                                                  \
-    }                                                                                                                  \
-    static inline P __hsub2(P a, P b)                                                                                  \
-    {                                                                                                                  \
-        return a - b;                                                                                                  \
-    }                                                                                                                  \
-    static inline P __hmul2(P a, P b)                                                                                  \
-    {                                                                                                                  \
-        return a * b;                                                                                                  \
-    }                                                                                                                  \
-    static inline P __hfma2(P a, P b, P c)                                                                             \
-    {                                                                                                                  \
-        return P(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y));                                                        \
-    }
+    TCHI_FUNCTION(P, make, (H x, H y), return P(x, y))                                                                 \
+    TCHI_FUNCTION(P, operator+, (P a, P b), return P(a.x + b.x, a.y + b.y))                                            \
+    TCHI_FUNCTION(P, operator-, (P a, P b), return P(a.x - b.x, a.y - b.y))                                            \
+    TCHI_FUNCTION(P, operator*, (P a, P b), return P(a.x * b.x, a.y * b.y))                                            \
+    TCHI_FUNCTION(P, __hadd2, (P a, P b), return a + b)                                                                \
+    TCHI_FUNCTION(P, __hsub2, (P a, P b), return a - b)                                                                \
+    TCHI_FUNCTION(P, __hmul2, (P a, P b), return a * b)                                                                \
+    TCHI_FUNCTION(P, __hfma2, (P a, P b, P c), return P(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)))
 TCHI_HALF_PAIR(__half, __half2, make_half2)
 TCHI_HALF_PAIR(__nv_bfloat16, __nv_bfloat162, make_bfloat162)
 #undef TCHI_HALF_PAIR
@@ -280,120 +148,34 @@ typedef __half2 half2;
 typedef __nv_bfloat16 nv_bfloat16;
 typedef __nv_bfloat162 nv_bfloat162;
 
-static inline __half __float2half(float x)
-{
-    return __half(x);
-}
-static inline __half __float2half_rn(float x)
-{
-    return __half(x);
-}
-static inline __half __double2half(double x)
-{
-    return __half(x);
-}
-static inline __half __int2half_rn(int x)
-{
-    return __half(x);
-}
-static inline float __half2float(__half x)
-{
-    return (float)x;
-}
-static inline int __half2int_rn(__half x)
-{
-    return __float2int_rn((float)x);
-}
-static inline int __half2int_rz(__half x)
-{
-    return __float2int_rz((float)x);
-}
-static inline unsigned short __half_as_ushort(__half x)
-{
-    return x.__x;
-}
-static inline __half __ushort_as_half(unsigned short bits)
-{
-    return tchi::reinterpret<__half>(bits);
-}
-static inline __half __low2half(__half2 p)
-{
-    return p.x;
-}
-static inline __half __high2half(__half2 p)
-{
-    return p.y;
-}
-static inline float __low2float(__half2 p)
-{
-    return (float)p.x;
-}
-static inline float __high2float(__half2 p)
-{
-    return (float)p.y;
-}
-static inline __half2 __halves2half2(__half x, __half y)
-{
-    return __half2(x, y);
-}
-static inline __half2 __half2half2(__half x)
-{
-    return __half2(x, x);
-}
-static inline __half2 __float2half2_rn(float x)
-{
-    return __half2(x, x);
-}
-static inline __half2 __floats2half2_rn(float x, float y)
-{
-    return __half2(x, y);
-}
-static inline __half2 __float22half2_rn(float2 v)
-{
-    return __half2(v.x, v.y);
-}
-static inline float2 __half22float2(__half2 p)
-{
-    return {(float)p.x, (float)p.y};
-}
+TCHI_FUNCTION(__half, __float2half, (float x), return __half(x))
+TCHI_FUNCTION(__half, __float2half_rn, (float x), return __half(x))
+TCHI_FUNCTION(__half, __double2half, (double x), return __half(x))
+TCHI_FUNCTION(__half, __int2half_rn, (int x), return __half(x))
+TCHI_FUNCTION(float, __half2float, (__half x), return (float)x)
+TCHI_FUNCTION(int, __half2int_rn, (__half x), return __float2int_rn((float)x))
+TCHI_FUNCTION(int, __half2int_rz, (__half x), return __float2int_rz((float)x))
+TCHI_FUNCTION(unsigned short, __half_as_ushort, (__half x), return x.__x)
+TCHI_FUNCTION(__half, __ushort_as_half, (unsigned short bits), return tchi::reinterpret<__half>(bits))
+TCHI_FUNCTION(__half, __low2half, (__half2 p), return p.x)
+TCHI_FUNCTION(__half, __high2half, (__half2 p), return p.y)
+TCHI_FUNCTION(float, __low2float, (__half2 p), return (float)p.x)
+TCHI_FUNCTION(float, __high2float, (__half2 p), return (float)p.y)
+TCHI_FUNCTION(__half2, __halves2half2, (__half x, __half y), return __half2(x, y))
+TCHI_FUNCTION(__half2, __half2half2, (__half x), return __half2(x, x))
+TCHI_FUNCTION(__half2, __float2half2_rn, (float x), return __half2(x, x))
+TCHI_FUNCTION(__half2, __floats2half2_rn, (float x, float y), return __half2(x, y))
+TCHI_FUNCTION(__half2, __float22half2_rn, (float2 v), return __half2(v.x, v.y))
+TCHI_FUNCTION(float2, __half22float2, (__half2 p), return {(float)p.x, (float)p.y})
 
-static inline __nv_bfloat16 __float2bfloat16(float x)
-{
-    return __nv_bfloat16(x);
-}
-static inline __nv_bfloat16 __float2bfloat16_rn(float x)
-{
-    return __nv_bfloat16(x);
-}
-static inline __nv_bfloat16 __double2bfloat16(double x)
-{
-    return __nv_bfloat16(x);
-}
-static inline float __bfloat162float(__nv_bfloat16 x)
-{
-    return (float)x;
-}
-static inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x)
-{
-    return x.__x;
-}
-static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits)
-{
-    return tchi::reinterpret<__nv_bfloat16>(bits);
-}
-static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y)
-{
-    return __nv_bfloat162(x, y);
-}
-static inline float2 __bfloat1622float2(__nv_bfloat162 p)
-{
-    return {(float)p.x, (float)p.y};
-}
-static inline __nv_bfloat16 __low2bfloat16(__nv_bfloat162 p)
-{
-    return p.x;
-}
-static inline __nv_bfloat16 __high2bfloat16(__nv_bfloat162 p)
-{
-    return p.y;
-}
+TCHI_FUNCTION(__nv_bfloat16, __float2bfloat16, (float x), return __nv_bfloat16(x))
+TCHI_FUNCTION(__nv_bfloat16, __float2bfloat16_rn, (float x), return __nv_bfloat16(x))
+TCHI_FUNCTION(__nv_bfloat16, __double2bfloat16, (double x), return __nv_bfloat16(x))
+TCHI_FUNCTION(float, __bfloat162float, (__nv_bfloat16 x), return (float)x)
+TCHI_FUNCTION(unsigned short, __bfloat16_as_ushort, (__nv_bfloat16 x), return x.__x)
+TCHI_FUNCTION(__nv_bfloat16, __ushort_as_bfloat16, (unsigned short bits), return tchi::reinterpret<__nv_bfloat16>(bits))
+TCHI_FUNCTION(__nv_bfloat162, __floats2bfloat162_rn, (float x, float y), return __nv_bfloat162(x, y))
+TCHI_FUNCTION(float2, __bfloat1622float2, (__nv_bfloat162 p), return {(float)p.x, (float)p.y})
+TCHI_FUNCTION(__nv_bfloat16, __low2bfloat16, (__nv_bfloat162 p), return p.x)
+TCHI_FUNCTION(__nv_bfloat16, __high2bfloat16, (__nv_bfloat162 p), return p.y)
+#undef TCHI_FUNCTION

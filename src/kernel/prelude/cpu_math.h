@@ -15,14 +15,8 @@
 /* --- min and max, with CUDA's mixtures of types ------------------------------------------------------------------ */
 
 #define TCHI_MIN_MAX(A, B, R)                                                                                          \
-    static inline R min(A a, B b)                                                                                      \
-    {                                                                                                                  \
-        return (R)b < (R)a ? (R)b : (R)a;                                                                              \
-    }                                                                                                                  \
-    static inline R max(A a, B b)                                                                                      \
-    {                                                                                                                  \
-        return (R)a < (R)b ? (R)b : (R)a;                                                                              \
-    }
+    TCHI_FUNCTION(R, min, (A a, B b), return (R)b < (R)a ? (R)b : (R)a)                                                \
+    TCHI_FUNCTION(R, max, (A a, B b), return (R)a < (R)b ? (R)b : (R)a)
 TCHI_MIN_MAX(int, int, int)
 TCHI_MIN_MAX(unsigned, unsigned, unsigned)
 TCHI_MIN_MAX(int, unsigned, unsigned)
@@ -36,118 +30,43 @@ TCHI_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
 TCHI_MIN_MAX(long long, unsigned long long, unsigned long long)
 TCHI_MIN_MAX(unsigned long long, long long, unsigned long long)
 #undef TCHI_MIN_MAX
-static inline float min(float a, float b)
-{
-    return fminf(a, b);
-}
-static inline float max(float a, float b)
-{
-    return fmaxf(a, b);
-}
-static inline double min(double a, double b)
-{
-    return fmin(a, b);
-}
-static inline double max(double a, double b)
-{
-    return fmax(a, b);
-}
-static inline double min(float a, double b)
-{
-    return fmin((double)a, b);
-}
-static inline double max(float a, double b)
-{
-    return fmax((double)a, b);
-}
-static inline double min(double a, float b)
-{
-    return fmin(a, (double)b);
-}
-static inline double max(double a, float b)
-{
-    return fmax(a, (double)b);
-}
-static inline unsigned umin(unsigned a, unsigned b)
-{
-    return min(a, b);
-}
-static inline unsigned umax(unsigned a, unsigned b)
-{
-    return max(a, b);
-}
+TCHI_FUNCTION(float, min, (float a, float b), return fminf(a, b))
+TCHI_FUNCTION(float, max, (float a, float b), return fmaxf(a, b))
+TCHI_FUNCTION(double, min, (double a, double b), return fmin(a, b))
+TCHI_FUNCTION(double, max, (double a, double b), return fmax(a, b))
+TCHI_FUNCTION(double, min, (float a, double b), return fmin((double)a, b))
+TCHI_FUNCTION(double, max, (float a, double b), return fmax((double)a, b))
+TCHI_FUNCTION(double, min, (double a, float b), return fmin(a, (double)b))
+TCHI_FUNCTION(double, max, (double a, float b), return fmax(a, (double)b))
+TCHI_FUNCTION(unsigned, umin, (unsigned a, unsigned b), return min(a, b))
+TCHI_FUNCTION(unsigned, umax, (unsigned a, unsigned b), return max(a, b))
 
 /* --- functions of real numbers ----------------------------------------------------------------------------------- */
 
 #define TCHI_REAL_FUNCTIONS(T, f)                                                                                      \
-    static inline T rsqrt##f(T x)                                                                                      \
-    {                                                                                                                  \
-        return (T)1 / sqrt##f(x);                                                                                      \
-    }                                                                                                                  \
-    static inline T rcbrt##f(T x)                                                                                      \
-    {                                                                                                                  \
-        return (T)1 / cbrt##f(x);                                                                                      \
-    }                                                                                                                  \
-    static inline T rhypot##f(T x, T y)                                                                                \
-    {                                                                                                                  \
-        return (T)1 / hypot##f(x, y);                                                                                  \
-    }                                                                                                                  \
-    static inline T norm3d##f(T x, T y, T z)                                                                           \
-    {                                                                                                                  \
-        return sqrt##f(x * x + y * y + z * z);                                                                         \
-    }                                                                                                                  \
-    static inline T norm4d##f(T x, T y, T z, T w)                                                                      \
-    {                                                                                                                  \
-        return sqrt##f(x * x + y * y + z * z + w * w);                                                                 \
-    }                                                                                                                  \
-    static inline T rnorm3d##f(T x, T y, T z)                                                                          \
-    {                                                                                                                  \
-        return (T)1 / norm3d##f(x, y, z);                                                                              \
-    }                                                                                                                  \
-    static inline T rnorm4d##f(T x, T y, T z, T w)                                                                     \
-    {                                                                                                                  \
-        return (T)1 / norm4d##f(x, y, z, w);                                                                           \
-    }                                                                                                                  \
-    static inline T sinpi##f(T x)                                                                                      \
-    {                                                                                                                  \
-        return sin##f((T)M_PI * remainder##f(x, (T)2));                                                                \
-    }                                                                                                                  \
-    static inline T cospi##f(T x)                                                                                      \
-    {                                                                                                                  \
-        return cos##f((T)M_PI * remainder##f(x, (T)2));                                                                \
-    }                                                                                                                  \
+    TCHI_FUNCTION(T, rsqrt##f, (T x), return (T)1 / sqrt##f(x))                                                        \
+    TCHI_FUNCTION(T, rcbrt##f, (T x), return (T)1 / cbrt##f(x))                                                        \
+    TCHI_FUNCTION(T, rhypot##f, (T x, T y), return (T)1 / hypot##f(x, y))                                              \
+    TCHI_FUNCTION(T, norm3d##f, (T x, T y, T z), return sqrt##f(x * x + y * y + z * z))                                \
+    TCHI_FUNCTION(T, norm4d##f, (T x, T y, T z, T w), return sqrt##f(x * x + y * y + z * z + w * w))                   \
+    TCHI_FUNCTION(T, rnorm3d##f, (T x, T y, T z), return (T)1 / norm3d##f(x, y, z))                                    \
+    TCHI_FUNCTION(T, rnorm4d##f, (T x, T y, T z, T w), return (T)1 / norm4d##f(x, y, z, w))                            \
+    TCHI_FUNCTION(T, sinpi##f, (T x), return sin##f((T)M_PI * remainder##f(x, (T)2)))                                  \
+    TCHI_FUNCTION(T, cospi##f, (T x), return cos##f((T)M_PI * remainder##f(x, (T)2)))                                  \
     static inline void sincospi##f(T x, T *s, T *c)                                                                    \
     {                                                                                                                  \
         *s = sinpi##f(x), *c = cospi##f(x);                                                                            \
     }                                                                                                                  \
-    static inline T normcdf##f(T x)                                                                                    \
-    {                                                                                                                  \
-        return (T)0.5 * erfc##f(x * (T)-M_SQRT1_2);                                                                    \
-    }                                                                                                                  \
-    static inline T erfcx##f(T x)                                                                                      \
-    {                                                                                                                  \
-        return exp##f(x * x) * erfc##f(x);                                                                             \
-    }
+    TCHI_FUNCTION(T, normcdf##f, (T x), return (T)0.5 * erfc##f(x * (T)-M_SQRT1_2))                                    \
+    TCHI_FUNCTION(T, erfcx##f, (T x), return exp##f(x * x) * erfc##f(x))
 TCHI_REAL_FUNCTIONS(double, )
 TCHI_REAL_FUNCTIONS(float, f)
 #undef TCHI_REAL_FUNCTIONS
 
-static inline float rsqrt(float x)
-{
-    return rsqrtf(x);
-}
-static inline float fdividef(float x, float y)
-{
-    return x / y;
-}
-static inline float __fdividef(float x, float y)
-{
-    return x / y;
-}
-static inline float __saturatef(float x)
-{
-    return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f;
-}
+TCHI_FUNCTION(float, rsqrt, (float x), return rsqrtf(x))
+TCHI_FUNCTION(float, fdividef, (float x, float y), return x / y)
+TCHI_FUNCTION(float, __fdividef, (float x, float y), return x / y)
+TCHI_FUNCTION(float, __saturatef, (float x), return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)
 
 /* A first guess from a formula for the logarithm of 1 - x^2, then Newton's method on erf in double precision. */
 static inline double erfinv(double x)
@@ -163,75 +82,27 @@ static inline double erfinv(double x)
     }
     return y;
 }
-static inline float erfinvf(float x)
-{
-    return (float)erfinv((double)x);
-}
+TCHI_FUNCTION(float, erfinvf, (float x), return (float)erfinv((double)x))
 
 /* The rounding is the nearest: the CPU's, which nothing here changes. */
 #define TCHI_ROUNDED(mode)                                                                                             \
-    static inline float __fadd_##mode(float x, float y)                                                                \
-    {                                                                                                                  \
-        return x + y;                                                                                                  \
-    }                                                                                                                  \
-    static inline float __fsub_##mode(float x, float y)                                                                \
-    {                                                                                                                  \
-        return x - y;                                                                                                  \
-    }                                                                                                                  \
-    static inline float __fmul_##mode(float x, float y)                                                                \
-    {                                                                                                                  \
-        return x * y;                                                                                                  \
-    }                                                                                                                  \
-    static inline float __fdiv_##mode(float x, float y)                                                                \
-    {                                                                                                                  \
-        return x / y;                                                                                                  \
-    }                                                                                                                  \
-    static inline float __fmaf_##mode(float x, float y, float z)                                                       \
-    {                                                                                                                  \
-        return fmaf(x, y, z);                                                                                          \
-    }                                                                                                                  \
-    static inline float __frcp_##mode(float x)                                                                         \
-    {                                                                                                                  \
-        return 1.0f / x;                                                                                               \
-    }                                                                                                                  \
-    static inline float __fsqrt_##mode(float x)                                                                        \
-    {                                                                                                                  \
-        return sqrtf(x);                                                                                               \
-    }                                                                                                                  \
-    static inline double __dadd_##mode(double x, double y)                                                             \
-    {                                                                                                                  \
-        return x + y;                                                                                                  \
-    }                                                                                                                  \
-    static inline double __dsub_##mode(double x, double y)                                                             \
-    {                                                                                                                  \
-        return x - y;                                                                                                  \
-    }                                                                                                                  \
-    static inline double __dmul_##mode(double x, double y)                                                             \
-    {                                                                                                                  \
-        return x * y;                                                                                                  \
-    }                                                                                                                  \
-    static inline double __ddiv_##mode(double x, double y)                                                             \
-    {                                                                                                                  \
-        return x / y;                                                                                                  \
-    }                                                                                                                  \
-    static inline double __fma_##mode(double x, double y, double z)                                                    \
-    {                                                                                                                  \
-        return fma(x, y, z);                                                                                           \
-    }                                                                                                                  \
-    static inline double __drcp_##mode(double x)                                                                       \
-    {                                                                                                                  \
-        return 1.0 / x;                                                                                                \
-    }                                                                                                                  \
-    static inline double __dsqrt_##mode(double x)                                                                      \
-    {                                                                                                                  \
-        return sqrt(x);                                                                                                \
-    }
+    TCHI_FUNCTION(float, __fadd_##mode, (float x, float y), return x + y)                                              \
+    TCHI_FUNCTION(float, __fsub_##mode, (float x, float y), return x - y)                                              \
+    TCHI_FUNCTION(float, __fmul_##mode, (float x, float y), return x * y)                                              \
+    TCHI_FUNCTION(float, __fdiv_##mode, (float x, float y), return x / y)                                              \
+    TCHI_FUNCTION(float, __fmaf_##mode, (float x, float y, float z), return fmaf(x, y, z))                             \
+    TCHI_FUNCTION(float, __frcp_##mode, (float x), return 1.0f / x)                                                    \
+    TCHI_FUNCTION(float, __fsqrt_##mode, (float x), return sqrtf(x))                                                   \
+    TCHI_FUNCTION(double, __dadd_##mode, (double x, double y), return x + y)                                           \
+    TCHI_FUNCTION(double, __dsub_##mode, (double x, double y), return x - y)                                           \
+    TCHI_FUNCTION(double, __dmul_##mode, (double x, double y), return x * y)                                           \
+    TCHI_FUNCTION(double, __ddiv_##mode, (double x, double y), return x / y)                                           \
+    TCHI_FUNCTION(double, __fma_##mode, (double x, double y, double z), return fma(x, y, z))                           \
+    TCHI_FUNCTION(double, __drcp_##mode, (double x), return 1.0 / x)                                                   \
+    TCHI_FUNCTION(double, __dsqrt_##mode, (double x), return sqrt(x))
 TCHI_ROUNDED(rn)
 #undef TCHI_ROUNDED
-static inline float __frsqrt_rn(float x)
-{
-    return rsqrtf(x);
-}
+TCHI_FUNCTION(float, __frsqrt_rn, (float x), return rsqrtf(x))
 
 /* --- conversions ------------------------------------------------------------------------------------------------- */
 
@@ -251,22 +122,10 @@ template <typename To, typename From> static inline To saturate(From x, double l
 } // namespace tchi
 
 #define TCHI_TO_INTEGER(from, F, name, To, least, end)                                                                 \
-    static inline To __##from##2##name##_rn(F x)                                                                       \
-    {                                                                                                                  \
-        return tchi::saturate<To>(rint(x), least, end);                                                                \
-    }                                                                                                                  \
-    static inline To __##from##2##name##_rz(F x)                                                                       \
-    {                                                                                                                  \
-        return tchi::saturate<To>(trunc(x), least, end);                                                               \
-    }                                                                                                                  \
-    static inline To __##from##2##name##_ru(F x)                                                                       \
-    {                                                                                                                  \
-        return tchi::saturate<To>(ceil(x), least, end);                                                                \
-    }                                                                                                                  \
-    static inline To __##from##2##name##_rd(F x)                                                                       \
-    {                                                                                                                  \
-        return tchi::saturate<To>(floor(x), least, end);                                                               \
-    }
+    TCHI_FUNCTION(To, __##from##2##name##_rn, (F x), return tchi::saturate<To>(rint(x), least, end))                   \
+    TCHI_FUNCTION(To, __##from##2##name##_rz, (F x), return tchi::saturate<To>(trunc(x), least, end))                  \
+    TCHI_FUNCTION(To, __##from##2##name##_ru, (F x), return tchi::saturate<To>(ceil(x), least, end))                   \
+    TCHI_FUNCTION(To, __##from##2##name##_rd, (F x), return tchi::saturate<To>(floor(x), least, end))
 TCHI_TO_INTEGER(float, float, int, int, -0x1p31, 0x1p31)
 TCHI_TO_INTEGER(float, float, uint, unsigned, 0.0, 0x1p32)
 TCHI_TO_INTEGER(float, float, ll, long long, -0x1p63, 0x1p63)
@@ -276,42 +135,15 @@ TCHI_TO_INTEGER(double, double, uint, unsigned, 0.0, 0x1p32)
 TCHI_TO_INTEGER(double, double, ll, long long, -0x1p63, 0x1p63)
 TCHI_TO_INTEGER(double, double, ull, unsigned long long, 0.0, 0x1p64)
 #undef TCHI_TO_INTEGER
-static inline float __int2float_rn(int x)
-{
-    return (float)x;
-}
-static inline float __uint2float_rn(unsigned x)
-{
-    return (float)x;
-}
-static inline float __ll2float_rn(long long x)
-{
-    return (float)x;
-}
-static inline float __ull2float_rn(unsigned long long x)
-{
-    return (float)x;
-}
-static inline double __int2double_rn(int x)
-{
-    return (double)x;
-}
-static inline double __uint2double_rn(unsigned x)
-{
-    return (double)x;
-}
-static inline double __ll2double_rn(long long x)
-{
-    return (double)x;
-}
-static inline double __ull2double_rn(unsigned long long x)
-{
-    return (double)x;
-}
-static inline float __double2float_rn(double x)
-{
-    return (float)x;
-}
+TCHI_FUNCTION(float, __int2float_rn, (int x), return (float)x)
+TCHI_FUNCTION(float, __uint2float_rn, (unsigned x), return (float)x)
+TCHI_FUNCTION(float, __ll2float_rn, (long long x), return (float)x)
+TCHI_FUNCTION(float, __ull2float_rn, (unsigned long long x), return (float)x)
+TCHI_FUNCTION(double, __int2double_rn, (int x), return (double)x)
+TCHI_FUNCTION(double, __uint2double_rn, (unsigned x), return (double)x)
+TCHI_FUNCTION(double, __ll2double_rn, (long long x), return (double)x)
+TCHI_FUNCTION(double, __ull2double_rn, (unsigned long long x), return (double)x)
+TCHI_FUNCTION(float, __double2float_rn, (double x), return (float)x)
 
 namespace tchi
 {
@@ -326,69 +158,25 @@ template <typename To, typename From> static inline To reinterpret(From from)
 
 } // namespace tchi
 
-static inline int __float_as_int(float x)
-{
-    return tchi::reinterpret<int>(x);
-}
-static inline unsigned __float_as_uint(float x)
-{
-    return tchi::reinterpret<unsigned>(x);
-}
-static inline float __int_as_float(int x)
-{
-    return tchi::reinterpret<float>(x);
-}
-static inline float __uint_as_float(unsigned x)
-{
-    return tchi::reinterpret<float>(x);
-}
-static inline long long __double_as_longlong(double x)
-{
-    return tchi::reinterpret<long long>(x);
-}
-static inline double __longlong_as_double(long long x)
-{
-    return tchi::reinterpret<double>(x);
-}
-static inline int __double2hiint(double x)
-{
-    return (int)(tchi::reinterpret<uint64_t>(x) >> 32);
-}
-static inline int __double2loint(double x)
-{
-    return (int)tchi::reinterpret<uint64_t>(x);
-}
-static inline double __hiloint2double(int high, int low)
-{
-    return tchi::reinterpret<double>((uint64_t)(unsigned)high << 32 | (unsigned)low);
-}
+TCHI_FUNCTION(int, __float_as_int, (float x), return tchi::reinterpret<int>(x))
+TCHI_FUNCTION(unsigned, __float_as_uint, (float x), return tchi::reinterpret<unsigned>(x))
+TCHI_FUNCTION(float, __int_as_float, (int x), return tchi::reinterpret<float>(x))
+TCHI_FUNCTION(float, __uint_as_float, (unsigned x), return tchi::reinterpret<float>(x))
+TCHI_FUNCTION(long long, __double_as_longlong, (double x), return tchi::reinterpret<long long>(x))
+TCHI_FUNCTION(double, __longlong_as_double, (long long x), return tchi::reinterpret<double>(x))
+TCHI_FUNCTION(int, __double2hiint, (double x), return (int)(tchi::reinterpret<uint64_t>(x) >> 32))
+TCHI_FUNCTION(int, __double2loint, (double x), return (int)tchi::reinterpret<uint64_t>(x))
+TCHI_FUNCTION(double, __hiloint2double, (int high, int low),
+              return tchi::reinterpret<double>((uint64_t)(unsigned)high << 32 | (unsigned)low))
 
 /* --- integers ---------------------------------------------------------------------------------------------------- */
 
-static inline int __popc(unsigned x)
-{
-    return __builtin_popcount(x);
-}
-static inline int __popcll(unsigned long long x)
-{
-    return __builtin_popcountll(x);
-}
-static inline int __clz(int x)
-{
-    return x == 0 ? 32 : __builtin_clz((unsigned)x);
-}
-static inline int __clzll(long long x)
-{
-    return x == 0 ? 64 : __builtin_clzll((unsigned long long)x);
-}
-static inline int __ffs(int x)
-{
-    return __builtin_ffs(x);
-}
-static inline int __ffsll(long long x)
-{
-    return __builtin_ffsll(x);
-}
+TCHI_FUNCTION(int, __popc, (unsigned x), return __builtin_popcount(x))
+TCHI_FUNCTION(int, __popcll, (unsigned long long x), return __builtin_popcountll(x))
+TCHI_FUNCTION(int, __clz, (int x), return x == 0 ? 32 : __builtin_clz((unsigned)x))
+TCHI_FUNCTION(int, __clzll, (long long x), return x == 0 ? 64 : __builtin_clzll((unsigned long long)x))
+TCHI_FUNCTION(int, __ffs, (int x), return __builtin_ffs(x))
+TCHI_FUNCTION(int, __ffsll, (long long x), return __builtin_ffsll(x))
 static inline unsigned __brev(unsigned x)
 {
     unsigned turned = 0;
@@ -397,42 +185,19 @@ static inline unsigned __brev(unsigned x)
     }
     return turned;
 }
-static inline unsigned long long __brevll(unsigned long long x)
-{
-    return (unsigned long long)__brev((unsigned)x) << 32 | __brev((unsigned)(x >> 32));
-}
-static inline int __mulhi(int a, int b)
-{
-    return (int)((long long)a * b >> 32);
-}
-static inline unsigned __umulhi(unsigned a, unsigned b)
-{
-    return (unsigned)((unsigned long long)a * b >> 32);
-}
-static inline long long __mul64hi(long long a, long long b)
-{
-    return (long long)((__int128)a * b >> 64);
-}
-static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
-{
-    return (unsigned long long)((unsigned __int128)a * b >> 64);
-}
-static inline int __mul24(int a, int b)
-{
-    return (int)((unsigned)((int)((unsigned)a << 8) >> 8) * (unsigned)((int)((unsigned)b << 8) >> 8));
-}
-static inline unsigned __umul24(unsigned a, unsigned b)
-{
-    return (a & 0xffffffu) * (b & 0xffffffu);
-}
-static inline unsigned __sad(int a, int b, unsigned c)
-{
-    return (a < b ? (unsigned)b - (unsigned)a : (unsigned)a - (unsigned)b) + c;
-}
-static inline unsigned __usad(unsigned a, unsigned b, unsigned c)
-{
-    return (a < b ? b - a : a - b) + c;
-}
+TCHI_FUNCTION(unsigned long long, __brevll, (unsigned long long x),
+              return (unsigned long long)__brev((unsigned)x) << 32 | __brev((unsigned)(x >> 32)))
+TCHI_FUNCTION(int, __mulhi, (int a, int b), return (int)((long long)a * b >> 32))
+TCHI_FUNCTION(unsigned, __umulhi, (unsigned a, unsigned b), return (unsigned)((unsigned long long)a * b >> 32))
+TCHI_FUNCTION(long long, __mul64hi, (long long a, long long b), return (long long)((__int128)a * b >> 64))
+TCHI_FUNCTION(unsigned long long, __umul64hi, (unsigned long long a, unsigned long long b),
+              return (unsigned long long)((unsigned __int128)a * b >> 64))
+TCHI_FUNCTION(int, __mul24, (int a, int b),
+              return (int)((unsigned)((int)((unsigned)a << 8) >> 8) * (unsigned)((int)((unsigned)b << 8) >> 8)))
+TCHI_FUNCTION(unsigned, __umul24, (unsigned a, unsigned b), return (a & 0xffffffu) * (b & 0xffffffu))
+TCHI_FUNCTION(unsigned, __sad, (int a, int b, unsigned c),
+              return (a < b ? (unsigned)b - (unsigned)a : (unsigned)a - (unsigned)b) + c)
+TCHI_FUNCTION(unsigned, __usad, (unsigned a, unsigned b, unsigned c), return (a < b ? b - a : a - b) + c)
 static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector)
 {
     uint64_t bytes = (uint64_t)high << 32 | low;
@@ -443,14 +208,10 @@ static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selecto
     }
     return result;
 }
-static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift)
-{
-    return (unsigned)(((uint64_t)high << 32 | low) << (shift & 31) >> 32);
-}
-static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
-{
-    return (unsigned)(((uint64_t)high << 32 | low) >> (shift & 31));
-}
+TCHI_FUNCTION(unsigned, __funnelshift_l, (unsigned low, unsigned high, unsigned shift),
+              return (unsigned)(((uint64_t)high << 32 | low) << (shift & 31) >> 32))
+TCHI_FUNCTION(unsigned, __funnelshift_r, (unsigned low, unsigned high, unsigned shift),
+              return (unsigned)(((uint64_t)high << 32 | low) >> (shift & 31)))
 static inline int __dp4a(int a, int b, int c)
 {
     for (int i = 0; i < 4; i++) {
@@ -461,43 +222,26 @@ static inline int __dp4a(int a, int b, int c)
 
 /* --- loads and stores with a hint, which is ignored -------------------------------------------------------------- */
 
-template <typename T> static inline T __ldg(const T *p)
-{
-    return *p;
-}
-template <typename T> static inline T __ldcg(const T *p)
-{
-    return *p;
-}
-template <typename T> static inline T __ldca(const T *p)
-{
-    return *p;
-}
-template <typename T> static inline T __ldcs(const T *p)
-{
-    return *p;
-}
-template <typename T> static inline T __ldlu(const T *p)
-{
-    return *p;
-}
-template <typename T> static inline T __ldcv(const T *p)
-{
-    return *(const volatile T *)p;
-}
-template <typename T> static inline void __stwb(T *p, T value)
-{
-    *p = value;
-}
-template <typename T> static inline void __stcg(T *p, T value)
-{
-    *p = value;
-}
-template <typename T> static inline void __stcs(T *p, T value)
-{
-    *p = value;
-}
-template <typename T> static inline void __stwt(T *p, T value)
-{
-    *p = value;
-}
+#define TCHI_LOAD(name, U)                                                                                             \
+    template <typename T> static inline T name(const T *p)                                                             \
+    {                                                                                                                  \
+        return *(U *)p;                                                                                                \
+    }
+TCHI_LOAD(__ldg, const T)
+TCHI_LOAD(__ldcg, const T)
+TCHI_LOAD(__ldca, const T)
+TCHI_LOAD(__ldcs, const T)
+TCHI_LOAD(__ldlu, const T)
+TCHI_LOAD(__ldcv, const volatile T)
+#undef TCHI_LOAD
+
+#define TCHI_STORE(name)                                                                                               \
+    template <typename T> static inline void name(T *p, T value)                                                       \
+    {                                                                                                                  \
+        *p = value;                                                                                                    \
+    }
+TCHI_STORE(__stwb)
+TCHI_STORE(__stcg)
+TCHI_STORE(__stcs)
+TCHI_STORE(__stwt)
+#undef TCHI_STORE

@@ -32,30 +32,12 @@ template <index_kind kind> struct index {
         return index{value++};
     }
 };
-static inline index<FIRST> operator*(index<BLOCK> a, index<BLOCK_SIZE> b)
-{
-    return {a.value * b.value};
-}
-static inline index<FIRST> operator*(index<BLOCK_SIZE> a, index<BLOCK> b)
-{
-    return {a.value * b.value};
-}
-static inline index<PLACE> operator+(index<FIRST> a, index<THREAD> b)
-{
-    return {a.value + b.value};
-}
-static inline index<PLACE> operator+(index<THREAD> a, index<FIRST> b)
-{
-    return {a.value + b.value};
-}
-static inline index<SPAN> operator*(index<BLOCK_SIZE> a, index<GRID_SIZE> b)
-{
-    return {a.value * b.value};
-}
-static inline index<SPAN> operator*(index<GRID_SIZE> a, index<BLOCK_SIZE> b)
-{
-    return {a.value * b.value};
-}
+TCHI_FUNCTION(index<FIRST>, operator*, (index<BLOCK> a, index<BLOCK_SIZE> b), return {a.value * b.value})
+TCHI_FUNCTION(index<FIRST>, operator*, (index<BLOCK_SIZE> a, index<BLOCK> b), return {a.value * b.value})
+TCHI_FUNCTION(index<PLACE>, operator+, (index<FIRST> a, index<THREAD> b), return {a.value + b.value})
+TCHI_FUNCTION(index<PLACE>, operator+, (index<THREAD> a, index<FIRST> b), return {a.value + b.value})
+TCHI_FUNCTION(index<SPAN>, operator*, (index<BLOCK_SIZE> a, index<GRID_SIZE> b), return {a.value * b.value})
+TCHI_FUNCTION(index<SPAN>, operator*, (index<GRID_SIZE> a, index<BLOCK_SIZE> b), return {a.value * b.value})
 
 template <index_kind kind> struct place {
     index<kind> x;
@@ -98,19 +80,11 @@ static __attribute__((noinline, unused)) uint64_t wait(tchi_cpu_wait w)
     return answer;
 }
 
-static inline unsigned lane()
-{
-    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
-}
+TCHI_FUNCTION(unsigned, lane, (), return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32)
 
-static inline int sync_count(int condition)
-{
-    return (int)wait({TCHI_WAIT_BLOCK, 0, 0, condition != 0});
-}
-static inline unsigned ballot(unsigned mask, int condition)
-{
-    return (unsigned)wait({TCHI_WAIT_BALLOT, mask, 0, condition != 0});
-}
+TCHI_FUNCTION(int, sync_count, (int condition), return (int)wait({TCHI_WAIT_BLOCK, 0, 0, condition != 0}))
+TCHI_FUNCTION(unsigned, ballot, (unsigned mask, int condition),
+              return (unsigned)wait({TCHI_WAIT_BALLOT, mask, 0, condition != 0}))
 
 template <typename T> static inline T exchange(unsigned mask, T value, unsigned source)
 {
@@ -205,10 +179,7 @@ template <int> struct waits {
 namespace tchi
 {
 
-static inline unsigned mask_or_all(unsigned mask = 0xffffffffu)
-{
-    return mask;
-}
+TCHI_FUNCTION(unsigned, mask_or_all, (unsigned mask = 0xffffffffu), return mask)
 
 /* The lanes that exist; one that has returned counts as having come wherever it is waited for. */
 static inline unsigned active()

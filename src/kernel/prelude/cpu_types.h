@@ -91,3 +91,10 @@ struct dim3 {
         return {x, y, z};
     }
 };
+
+/* A function of the prelude that is one statement, in one line. */
+#define TCHI_FUNCTION(R, name, parameters, ...)                                                                        \
+    static inline R name parameters                                                                                    \
+    {                                                                                                                  \
+        __VA_ARGS__;                                                                                                   \
+    }

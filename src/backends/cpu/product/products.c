@@ -125,11 +125,6 @@ static void wide_gemm(const tchi_cpu_state *state, gemm_ctx *ctx)
     tchi_cpu_for_each(state, ctx->c->batch * blocks, work, wide_gemm_block, ctx);
 }
 
-static int is_narrow(tch_scalar type)
-{
-    return type == TCH_SCALAR_F16 || type == TCH_SCALAR_BF16;
-}
-
 /* --- outer products ---------------------------------------------------------------------------------------------- */
 
 /* With nothing to sum over, C is as many rows as there are elements of A, each that element times B, and the time is
@@ -179,7 +174,7 @@ tch_status tchi_cpu_gemm(void *state, double alpha, const tch_matrices *a, int32
     }
     gemm_ctx ctx = {s, alpha, beta, a, b, c, blas_trans(transpose_a), blas_trans(transpose_b), inner};
     double work = 2.0 * (double)c->rows * (double)c->cols * (double)inner;
-    if (is_narrow(a->type)) {
+    if (a->type == TCH_SCALAR_F16 || a->type == TCH_SCALAR_BF16) {
         wide_gemm(s, &ctx);
     } else if (beta == 0.0 && transpose_a && !transpose_b && tchi_cpu_thin_product(s, alpha, a, b, c)) {
         return TCH_OK;

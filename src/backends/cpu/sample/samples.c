@@ -296,15 +296,11 @@ VECTOR_CLONES static void scale_run(int64_t n, double factor, double *x)
     }
 }
 
-static int is_wide(tch_scalar type)
-{
-    return type == TCH_SCALAR_F32 || type == TCH_SCALAR_F64;
-}
-
 static void weigh_row(const weigh_ctx *j, double weight, const void *x, void *out)
 {
     double wide[RUN];
-    if (j->x->type == j->out->type && is_wide(j->x->type)) {
+    bool real = j->x->type == TCH_SCALAR_F32 || j->x->type == TCH_SCALAR_F64;
+    if (j->x->type == j->out->type && real) {
         tchi_loops_for(j->x->type)->scale(j->x->cols, j->drop_only ? 1.0 : weight, x, out);
         return;
     }

@@ -137,13 +137,6 @@ static double lanczos_step(int64_t n, const double *v, double *before, double *w
     return norm;
 }
 
-/* The error of the estimate is about the square of its residual over the gap, and the gap is taken as the value itself
- * at most: hence the square root of the tolerance. */
-static double threshold_of(double tolerance)
-{
-    return fmin(sqrt(tolerance), SURE);
-}
-
 /* The vector times the unit, which is as good as a matrix in that unit. */
 static const double *in_unit(int64_t n, double unit, const double *v, double *scaled)
 {
@@ -174,7 +167,9 @@ static double estimate_in(double unit, const lanczos_ctx *j, int64_t index, doub
         }
         value = largest_of_tridiagonal(k + 1, alpha, beta);
         double residual = beta[k] * last_entry(k + 1, alpha, beta, value);
-        if (residual <= threshold_of(j->tolerance) * fabs(value) || beta[k] == 0) {
+        /* The error of the estimate is about the square of its residual over the gap, and the gap is taken as the value
+         * itself at most: hence the square root of the tolerance. */
+        if (residual <= fmin(sqrt(j->tolerance), SURE) * fabs(value) || beta[k] == 0) {
             break;
         }
         double *swap = v;

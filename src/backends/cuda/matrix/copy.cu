@@ -1,7 +1,14 @@
 /* Copies between arrays of any strides, with conversion of type, and filling. Dimensions that can be walked as one are
  * merged on the host. Equal types are moved as bits, in units as large as alignment allows, so that every pattern comes
  * through; others are read as float or double, or as an integer, and rounded once. A source whose rows run the other
- * way is turned around in shared memory, tile by tile. Every element is read once and written once. */
+ * way is turned around in shared memory, tile by tile. Every element is read once and written once.
+ *
+ *     for (i = 0; i < rows; i++) {
+ *         for (j = 0; j < cols; j++) {                        // as many loops as there are dimensions
+ *             dst[i * dst_rows + j * dst_cols] = convert(src[i * src_rows + j * src_cols]);
+ *         }
+ *     }
+ */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 

@@ -1,5 +1,15 @@
 /* Elementwise operations on batches of matrices. Every element is read once and written once; there is next to no
- * arithmetic. How threads share a batch is in batch_walk.cuh. */
+ * arithmetic. How threads share a batch is in batch_walk.cuh.
+ *
+ *     for (i = 0; i < rows; i++) {
+ *         for (j = 0; j < cols; j++) {
+ *             out[i][j] = c0 * (i == j) + c1 * x[i][j] + c2 * y[i][j];    // combine
+ *             out[i][j] = x[i][j] * w[i];                                 // scale_rows
+ *             out[i][j] = random_bit(seed, i, j) ? 1 : -1;                // random_signs
+ *             out[i][j] = flag == TCH_REPORT_OK ? x[i][j] : out[i][j];    // select
+ *         }
+ *     }
+ */
 #include "backends/cuda/device/batch_walk.cuh"
 
 /* A missing operand as kernels see it: data NULL. */
@@ -116,13 +126,9 @@ tch_status tchi_cuda_scale_rows(void *state, const tch_matrices *x, const tch_ma
         return TCH_OK;
     }
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    if (is_double(x) || is_double(w) || is_double(out)) {
-        scale_rows_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(
-            e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(w), tchi_cuda_operand_of(out));
-    } else {
-        scale_rows_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(
-            e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(w), tchi_cuda_operand_of(out));
-    }
+    auto kernel = is_double(x) || is_double(w) || is_double(out) ? scale_rows_kernel<double> : scale_rows_kernel<float>;
+    kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(w),
+                                                      tchi_cuda_operand_of(out));
     return tchi_cuda_launched(s, "scale_rows");
 }
 
@@ -204,10 +210,8 @@ tch_status tchi_cuda_select(void *state, const int32_t *flags, const tch_matrice
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
     tchi_cuda_operand from = selectable(x);
     tchi_cuda_operand to = selectable(out);
-    if (from.type == TCH_SCALAR_F64 || to.type == TCH_SCALAR_F64) {
-        select_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(e, flags, from, to);
-    } else {
-        select_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, flags, from, to);
-    }
+    auto kernel =
+        from.type == TCH_SCALAR_F64 || to.type == TCH_SCALAR_F64 ? select_kernel<double> : select_kernel<float>;
+    kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, flags, from, to);
     return tchi_cuda_launched(s, "select");
 }

@@ -1,6 +1,15 @@
 /* The Frobenius norm of each matrix of a batch. A sum depends on its order: a matrix is always cut into the same parts,
  * summed by one block each or in turn, and added up in their order by one thread, so that the number depends neither on
- * the batch nor on chance. Blocks of one matrix meet in a cluster, for want of scratch. */
+ * the batch nor on chance. Blocks of one matrix meet in a cluster, for want of scratch.
+ *
+ *     double sum = 0;
+ *     for (i = 0; i < rows; i++) {
+ *         for (j = 0; j < cols; j++) {
+ *             sum += (double)x[i][j] * x[i][j];               // in a unit where squares would leave the range
+ *         }
+ *     }
+ *     norm = sqrt(sum);
+ */
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/device/reduce.cuh"
 

@@ -1,4 +1,14 @@
-/* See narrow.h. */
+/* See narrow.h.
+ *
+ *     largest = 0;
+ *     for (each element x of the matrix) {                    // largest_bits
+ *         largest = max(largest, fabsf(x));
+ *     }
+ *     scale = 2^(14 - floor(log2(largest)));
+ *     for (each element) {                                    // narrow_rows
+ *         to[i][j] = x is float32 ? float_to_half(scale * x[i][j]) : x[i][j];
+ *     }
+ */
 #include "narrow.h"
 
 #include "backends/cuda/device/mma_tiles.cuh"

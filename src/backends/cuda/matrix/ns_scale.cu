@@ -2,6 +2,17 @@
  * multiply their results: here X is read once, and written only where its numbers are so large or small that their
  * squares would leave the range of float32, which in training they are not.
  *
+ *     double sum = 0;
+ *     for (i = 0; i < rows; i++) {
+ *         for (j = 0; j < cols; j++) {
+ *             sum += x[i][j] * x[i][j];
+ *         }
+ *     }
+ *     norm = sqrt(sum);
+ *     unit = norm is between 2^-40 and 2^40 ? 1 : 2^-floor(log2(norm));
+ *     x = unit * x;                                           // nothing to do where unit is 1
+ *     scale = norm == 0 ? 1 : 1 / (max(norm, eps) * unit);
+ *
  * A matrix is always cut into the same PARTS, each summed by one block, and these are added up in their order: its norm
  * depends neither on the batch nor on chance. */
 #include "backends/cuda/cuda.h"

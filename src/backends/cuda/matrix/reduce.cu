@@ -1,6 +1,15 @@
 /* Reductions: one number per matrix. Maxima and counts do not depend on the order they are taken in, so all blocks of
  * the device share a matrix and meet in atomic operations on the result. The sum of squares does, and is in
- * frobenius.cu. */
+ * frobenius.cu.
+ *
+ *     for (i = 0; i < n; i++) {
+ *         for (j = 0; j < n; j++) {
+ *             max_abs = max(max_abs, fabs(x[i][j]));
+ *             nonfinite += !isfinite(x[i][j]);
+ *             asymmetry = max(asymmetry, fabs(x[i][j] - x[j][i]));
+ *         }
+ *     }
+ */
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/device/triangle.cuh"
 #include "core/arith.h"
@@ -141,11 +150,8 @@ tch_status tchi_cuda_scan(const tchi_cuda_state *state, const tch_matrices *x, d
     }
     dim3 block = tchi_cuda_reduce_block(e, THREADS);
     dim3 grid = grid_for(state, e, block);
-    if (x->type == TCH_SCALAR_F64) {
-        scan_kernel<double><<<grid, block, 0, state->stream>>>(e, tchi_cuda_operand_of(x), max_abs, nonfinite);
-    } else {
-        scan_kernel<float><<<grid, block, 0, state->stream>>>(e, tchi_cuda_operand_of(x), max_abs, nonfinite);
-    }
+    auto kernel = x->type == TCH_SCALAR_F64 ? scan_kernel<double> : scan_kernel<float>;
+    kernel<<<grid, block, 0, state->stream>>>(e, tchi_cuda_operand_of(x), max_abs, nonfinite);
     return tchi_cuda_launched(state, "scan");
 }
 
@@ -185,11 +191,8 @@ tch_status tchi_cuda_flag_overflow(void *state, const tch_matrices *x, double mo
     }
     dim3 block = tchi_cuda_reduce_block(e, THREADS);
     dim3 grid = grid_for(s, e, block);
-    if (x->type == TCH_SCALAR_F64) {
-        overflow_kernel<double><<<grid, block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), most, flags);
-    } else {
-        overflow_kernel<float><<<grid, block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), most, flags);
-    }
+    auto kernel = x->type == TCH_SCALAR_F64 ? overflow_kernel<double> : overflow_kernel<float>;
+    kernel<<<grid, block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), most, flags);
     return tchi_cuda_launched(s, "overflow");
 }
 

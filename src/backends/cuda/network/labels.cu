@@ -1,6 +1,20 @@
 /* Labels drawn from the softmax of logits. A row's uniform number is the one that torchium/backend.h lays down; sums
  * are taken in float64, so that the CPU, which adds in another order, draws the same labels but for rounding of
- * 2^-53. */
+ * 2^-53.
+ *
+ *     top = the largest of logits[i];
+ *     for (sum = 0, j = 0; j < cols; j++) {
+ *         sum += exp(logits[i][j] - top);
+ *     }
+ *     limit = uniform(seed, i) * sum;
+ *     for (part = 0, j = 0; j < cols - 1; j++) {
+ *         part += exp(logits[i][j] - top);
+ *         if (part > limit) {
+ *             break;
+ *         }
+ *     }
+ *     labels[i] = j;                                          // -1 where a logit is not finite
+ */
 #include "backends/cuda/update/updates.cuh"
 
 #define WARPS 4

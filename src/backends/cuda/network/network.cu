@@ -1,6 +1,16 @@
 /* What networks need besides products: activations, their derivatives, sums of columns, and losses. Matrices are
  * float32, and mostly so small that launches take longer than their work: there are few of them. Sums are taken in an
- * order that depends on the sizes alone. */
+ * order that depends on the sizes alone.
+ *
+ *     z = x[i][j] + bias[j];                                  // bias_activation
+ *     out[i][j] = f(z);
+ *     gradient[i][j] *= f'(z);                                // activation_backward
+ *     out[j] = sum over i of x[i][j];                         // column_sums
+ *     loss = log(sum over j of exp(x[i][j])) - x[i][label];   // cross_entropy, of row i
+ *     gradient[i][j] = factor * (softmax(x[i])[j] - (j == label));
+ *     loss = sum over j of (y[i][j] - t[i][j])^2 / cols;      // squared
+ *     gradient[i][j] = factor * (y[i][j] - t[i][j]);
+ */
 #include "backends/cuda/device/batch_walk.cuh"
 
 /* --- activations ------------------------------------------------------------------------------------------------- */

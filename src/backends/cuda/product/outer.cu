@@ -1,5 +1,5 @@
-/* Outer products, C = alpha x y': what a product is whose contraction has one step, such as the gradients of single
- * samples of a linear layer. There is nothing to compute: a thread keeps four elements of y and writes rows. */
+/* Outer products, C = alpha x y': what a product is whose contraction has one step, such as the per-sample gradients
+ * of a linear layer. There is nothing to compute: a thread keeps four elements of y and writes rows. */
 #include "outer.h"
 
 #include "backends/cuda/device/elements.cuh"
@@ -98,10 +98,7 @@ extern "C" tch_status tchi_cuda_outer(tchi_cuda_state *state, double alpha, cons
     dim3 grid(tchi_cuda_grid(tchi_cuda_ceil_div(p.cols, 4 * (int64_t)x)),
               tchi_cuda_grid_yz(tchi_cuda_ceil_div(p.rows, (int64_t)block.y * ROWS_OF_THREAD)),
               tchi_cuda_grid_yz(p.batch));
-    if (c->type == TCH_SCALAR_F64) {
-        outer_product<double><<<grid, block, 0, state->stream>>>(p);
-    } else {
-        outer_product<float><<<grid, block, 0, state->stream>>>(p);
-    }
+    auto kernel = c->type == TCH_SCALAR_F64 ? outer_product<double> : outer_product<float>;
+    kernel<<<grid, block, 0, state->stream>>>(p);
     return tchi_cuda_launched(state, "outer_product");
 }

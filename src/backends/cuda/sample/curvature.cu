@@ -1,6 +1,15 @@
 /* What KFAC does to a gradient besides products: the division in the eigenbasis, and the one number by which a step
  * that would change the model too much is made shorter. Divisors are formed in float64: the product of two small
- * eigenvalues may be below float32's range, and so may the damping. */
+ * eigenvalues may be below float32's range, and so may the damping.
+ *
+ *     for (i = 0; i < rows; i++) {
+ *         for (j = 0; j < cols; j++) {
+ *             by = values == NULL ? max(row[i], 0) * max(col[j], 0) : max(values[i][j], 0);
+ *             x[i][j] /= by + damping;                        // damped_divide
+ *         }
+ *     }
+ *     scale = min(1, sqrt(most / fabs(lr * lr * dot)));       // kl_clip
+ */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "backends/rules.h"
 
@@ -72,11 +81,8 @@ tch_status tchi_cuda_damped_divide(void *state, const tch_matrices *x, const tch
     }
     d.damping = damping;
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    if (x->type == TCH_SCALAR_F64) {
-        damped_divide_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), d);
-    } else {
-        damped_divide_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), d);
-    }
+    auto kernel = x->type == TCH_SCALAR_F64 ? damped_divide_kernel<double> : damped_divide_kernel<float>;
+    kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), d);
     return tchi_cuda_launched(s, "damped_divide");
 }
 

@@ -1,6 +1,16 @@
-/* The patches of a convolution's input that its outputs see, a row for each output position. A thread keeps its
+/* im2col: the patches of a convolution's input that its outputs see, a row for each output position. A thread keeps its
  * columns, which are offsets into the kernel's window, and walks down the rows by counting: what would otherwise be
- * divisions for every element are a few for every thread. */
+ * divisions for every element are a few for every thread.
+ *
+ *     for (y = 0; y < outputs; y++) {                         // im2col, of one dimension; there are up to three
+ *         for (c = 0; c < channels; c++) {
+ *             for (k = 0; k < kernel; k++) {
+ *                 x = y * stride + k * dilation - before;
+ *                 out[y][c * kernel + k] = x is outside ? what the padding puts there : image[c][x];
+ *             }
+ *         }
+ *     }
+ */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 

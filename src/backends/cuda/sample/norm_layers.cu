@@ -1,6 +1,18 @@
 /* Gradients of the weight and the bias of normalizing layers, sample by sample. First the mean and the reciprocal
  * deviation of every row, with the mean subtracted before squares are taken, by a warp or a block for each; then the
- * sums over positions. Layer and RMS norms have their features along rows, group norms their positions. */
+ * sums over positions. Layer and RMS norms have their features along rows, group norms their positions.
+ *
+ *     for (each row x of `length` elements) {                 // warp_stats, block_stats
+ *         mean = centered ? sum of x[j] / length : 0;
+ *         rstd = 1 / sqrt(sum of (x[j] - mean)^2 / length + eps);
+ *     }
+ *     for (each sample, each feature j) {
+ *         for (s = 0; s < positions; s++) {
+ *             weight[j] += scale * (x[s][j] - mean) * rstd * g[s][j];
+ *             bias[j] += scale * g[s][j];
+ *         }
+ *     }
+ */
 #include "backends/cuda/device/reduce.cuh"
 #include "position_sums.cuh"
 

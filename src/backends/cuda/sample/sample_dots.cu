@@ -1,6 +1,17 @@
 /* Inner products: of the blocks of two matrices, and of the pairs of two batches. Both are sums in float64 over chunks
  * that are cut by sizes alone; a block of threads, or a few lanes where there is little to sum, takes a chunk, and a
- * second kernel adds the chunks up in their order. */
+ * second kernel adds the chunks up in their order.
+ *
+ *     for (i = 0; i < down; i++) {                            // block_dots: blocks of height by width
+ *         for (j = 0; j < across; j++) {
+ *             sum = sum over r and c of x[i * height + r][j * width + c] * y[i * height + r][j * width + c];
+ *             out[i][j] = beta * out[i][j] + scale * sum;
+ *         }
+ *     }
+ *     for (b = 0; b < batch; b++) {                           // pair_dots
+ *         out[b / groups] += scale * sum over i and j of x[b][i][j] * y[b][i][j];
+ *     }
+ */
 #include "backends/cuda/device/reduce.cuh"
 
 #define THREADS 256
@@ -98,11 +109,9 @@ tch_status tchi_cuda_pair_dots(void *state, const tch_matrices *x, const tch_mat
     tchi_cuda_operand a = tchi_cuda_operand_of(x);
     tchi_cuda_operand b = tchi_cuda_operand_of(y);
     double *straight = groups * chunks == 1 ? out : nullptr;
-    if (x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64) {
-        pair_dots_kernel<double><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
-    } else {
-        pair_dots_kernel<float><<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
-    }
+    auto kernel =
+        x->type == TCH_SCALAR_F64 || y->type == TCH_SCALAR_F64 ? pair_dots_kernel<double> : pair_dots_kernel<float>;
+    kernel<<<blocks, threads, 0, s->stream>>>(e, height, a, b, partial, scale, straight);
     TCHI_CUDA_PASS(tchi_cuda_launched(s, "pair_dots"));
     if (straight != nullptr) {
         return TCH_OK;

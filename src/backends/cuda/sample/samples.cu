@@ -1,5 +1,12 @@
 /* Samples as wholes: sums over the positions of each, weights that clip their gradients, and batches multiplied by
- * such weights. The one rule to keep: a sample of weight 0 gives zeros, whatever it holds. */
+ * such weights. The one rule to keep: a sample of weight 0 gives zeros, whatever it holds.
+ *
+ *     for (b = 0; b < batch; b++) {
+ *         out[b][j] = beta * out[b][j] + scale * sum over positions i of x[b][i][j];              // sample_sums
+ *         weights[b] = isfinite(norms[b]) ? min(1, most / (sqrt(norms[b]) + 1e-6)) : 0;           // clip_weights
+ *         out[b][i][j] = weights[b / groups] == 0 ? 0 : weights[b / groups] * x[b][i][j];         // weigh_samples
+ *     }
+ */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "backends/rules.h"
 #include "position_sums.cuh"

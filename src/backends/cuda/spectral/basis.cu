@@ -1,5 +1,10 @@
 /* Dot products of rows, orders, and matrices put into an order, for tracking an eigenbasis. Sums are taken in float64
- * and in an order that depends on the shape alone. */
+ * and in an order that depends on the shape alone.
+ *
+ *     w[i] = pow(sum over j of x[i][j] * y[i][j], exponent);              // row_dots
+ *     order[number of k with w[k] > w[i], or w[k] == w[i] and k < i] = i; // descending
+ *     out[i][j] = x[rows[i]][cols[j]];                                    // permute
+ */
 #include "backends/cuda/device/batch_walk.cuh"
 
 #define WARP 32
@@ -58,13 +63,9 @@ tch_status tchi_cuda_row_dots(void *state, const tch_matrices *x, const tch_matr
         return TCH_OK;
     }
     unsigned grid = tchi_cuda_grid(tchi_cuda_ceil_div(e.rows * e.batch, DOTS_WARPS));
-    if (x->type == TCH_SCALAR_F64) {
-        row_dots_kernel<double><<<grid, DOTS_WARPS * WARP, 0, s->stream>>>(
-            e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(y), exponent, tchi_cuda_operand_of(w));
-    } else {
-        row_dots_kernel<float><<<grid, DOTS_WARPS * WARP, 0, s->stream>>>(
-            e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(y), exponent, tchi_cuda_operand_of(w));
-    }
+    auto kernel = x->type == TCH_SCALAR_F64 ? row_dots_kernel<double> : row_dots_kernel<float>;
+    kernel<<<grid, DOTS_WARPS * WARP, 0, s->stream>>>(e, tchi_cuda_operand_of(x), tchi_cuda_operand_of(y), exponent,
+                                                      tchi_cuda_operand_of(w));
     return tchi_cuda_launched(s, "row_dots_kernel");
 }
 
@@ -183,12 +184,8 @@ tch_status tchi_cuda_permute(void *state, const tch_matrices *x, const int32_t *
         return TCH_OK;
     }
     tchi_cuda_launch_shape shape = tchi_cuda_shape_for(e);
-    if (x->type == TCH_SCALAR_F64) {
-        permute_kernel<double><<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), rows, cols,
-                                                                          tchi_cuda_operand_of(out));
-    } else {
-        permute_kernel<float><<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), rows, cols,
-                                                                         tchi_cuda_operand_of(out));
-    }
+    auto kernel = x->type == TCH_SCALAR_F64 ? permute_kernel<double> : permute_kernel<float>;
+    kernel<<<shape.grid, shape.block, 0, s->stream>>>(e, tchi_cuda_operand_of(x), rows, cols,
+                                                      tchi_cuda_operand_of(out));
     return tchi_cuda_launched(s, "permute_kernel");
 }

@@ -1,7 +1,20 @@
 /* The inverse Cholesky factor of small matrices, the leaves of cholesky.c. A block holds its matrix in registers and
  * eliminates with A and the identity side by side, in one array: column k of A is used up by step k, where column k of
  * the result begins. Before changing a step: what a thread reads of other threads' numbers, it reads from the vector
- * that the step published, and nowhere else. */
+ * that the step published, and nowhere else.
+ *
+ *     for (k = 0; k < n; k++) {                               // out begins as the identity
+ *         pivot[k] = a[k][k];
+ *         for (i = k + 1; i < n; i++) {
+ *             factor = a[i][k] / pivot[k];
+ *             for (j = 0; j < n; j++) {
+ *                 a[i][j] -= factor * a[k][j];
+ *                 out[i][j] -= factor * out[k][j];
+ *             }
+ *         }
+ *     }
+ *     out[i][j] /= sqrt(pivot[i]);                            // for all i and j: out A out' = I
+ */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 

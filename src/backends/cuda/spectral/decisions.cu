@@ -1,5 +1,15 @@
 /* What a root decides from numbers that stay on the device: damping, bounds, flags, and the powers of a spectrum. One
- * thread or one block per matrix, a few bytes each. */
+ * thread or one block per matrix, a few bytes each.
+ *
+ *     for (b = 0; b < batch; b++) {
+ *         damping[b] = max(eps, relative_eps * largest[b]);               // root_setup
+ *         bound[b] = damping[b] + margin * largest[b];
+ *         flags[b] = residual[b] <= tolerance ? TCH_REPORT_OK : TCH_REPORT_NO_CONVERGENCE;    // root_verdict
+ *         for (i = 0; i < n; i++) {
+ *             w[b][i] = pow(w[b][i] + damping[b], power);                 // spectrum_power
+ *         }
+ *     }
+ */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 #include "backends/rules.h"

@@ -1,5 +1,11 @@
 /* Kernels before and after cuSOLVER's calls: see decompositions.h. A block has a matrix to itself, since the batches
- * are either large or their matrices so expensive to decompose that a pass over one does not count. */
+ * are either large or their matrices so expensive to decompose that a pass over one does not count.
+ *
+ *     a = flagged or not finite ? I : a * 2^-e;               // eigh_prepare; e is 0 but for extremes
+ *     w[i] = values[i] * 2^e;                                 // eigh_finish
+ *     a[i][i] += shift;                                       // solve_prepare
+ *     a = factorization failed ? I : a;                       // solve_verdict
+ */
 #include "decompositions.h"
 
 #include "backends/cuda/device/elements.cuh"

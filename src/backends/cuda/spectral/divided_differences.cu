@@ -1,5 +1,13 @@
 /* A function of a matrix that is diagonal up to rounding, to first order in what is off its diagonal: what turns a
- * float32 eigendecomposition into a power that is good beyond float32 (src/linalg/eigen.c). */
+ * float32 eigendecomposition into a power that is good beyond float32 (src/linalg/eigen.c).
+ *
+ *     for (i = 0; i < n; i++) {
+ *         for (j = 0; j < n; j++) {                           // f(x) = (x + damping)^power
+ *             slope = i, j far apart ? (f(lambda[i]) - f(lambda[j])) / (lambda[i] - lambda[j]) : f'(lambda[i]);
+ *             b[i][j] = i == j ? f(lambda[i]) : b[i][j] is small ? b[i][j] * slope : 0;
+ *         }
+ *     }
+ */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 

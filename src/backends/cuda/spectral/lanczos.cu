@@ -1,7 +1,22 @@
 /* The largest eigenvalue of each symmetric matrix, estimated from below by Lanczos iteration, all steps in one
  * launch. As on the CPU there is no reorthogonalization: its loss only repeats eigenvalues already found, and the
  * largest is wanted alone. Every block of a matrix repeats the work on vectors and the decision to stop, with the
- * same bits, so that blocks need to meet only once a step: changing that work in one place changes it in all. */
+ * same bits, so that blocks need to meet only once a step: changing that work in one place changes it in all.
+ *
+ *     v = a start of irregular signs, |v| = 1;
+ *     for (w = 0, beta = 0, k = 0; k < 96; k++) {
+ *         w = A v - beta w;
+ *         alpha = dot(w, v);
+ *         w = w - alpha v;
+ *         beta = |w|;
+ *         T[k][k] = alpha, T[k][k + 1] = T[k + 1][k] = beta;
+ *         value = the largest eigenvalue of T, as far as it is known;
+ *         if (beta * |last entry of its eigenvector| <= threshold * |value|) {
+ *             break;
+ *         }
+ *         next = w / beta, w = v, v = next;
+ *     }
+ */
 #include "backends/cuda/device/matvec.cuh"
 
 /* The tolerance from which float32 matrices are multiplied in float32: bench/ladder/cuda_lanczos.md. */

@@ -1,5 +1,15 @@
 /* Derivatives of a matrix power: a rotated gradient times divided differences, element by element, and then what the
- * damping of all does through the largest eigenvalue. */
+ * damping of all does through the largest eigenvalue.
+ *
+ *     for (i = 0; i < n; i++) {
+ *         for (j = 0; j < n; j++) {                           // x = w[i] + damping, y = w[j] + damping
+ *             b[i][j] *= x == y ? power * pow(x, power - 1) : (pow(x, power) - pow(y, power)) / (x - y);
+ *         }
+ *     }
+ *     if (damping == relative_eps * largest) {                // for the i whose w[i] equals the largest
+ *         b[i][i] += relative_eps * (sum over k of b[k][k]) / how many they are;
+ *     }
+ */
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/device/elements.cuh"
 

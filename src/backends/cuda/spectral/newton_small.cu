@@ -3,6 +3,17 @@
  * each as its lower tiles, so a result always overwrites an operand and H^root is never formed. Since all of them
  * commute, M takes the powers of H one by one while H is squared: M <- H M where root's binary digit is 1.
  *
+ *     M = (A + shift I) / bound, X = I;
+ *     for (step = 0; step < count; step++) {
+ *         H = c[step][0] I + c[step][1] M + c[step][2] M M;
+ *         X = X H;
+ *         for (r = root; r > 0; r /= 2) {                     // M = H^root M
+ *             M = r % 2 ? H M : M;
+ *             H = H H;
+ *         }
+ *     }
+ *     X = X pow(bound, -1.0 / root);                          // all of them symmetric, and commuting
+ *
  * Let N be the batch, P the number of products of an iteration (26 for a fourth root at relative damping 1e-6). Bytes
  * that must move: those of A and X, 8 or 16 N n^2. Operations that must be done: N P n^3, half of a full product each;
  * tiles on the diagonal are computed whole, so N P n^2 (n + 16) are. Arithmetic decides from n = 16 on.

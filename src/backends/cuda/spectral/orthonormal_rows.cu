@@ -2,6 +2,17 @@
  * those of a 17 by 17 matrix of ones are off by 0.015. Gram-Schmidt by one block per matrix, slow beside the solver and
  * rarely run; what counts in the usual case is that the block leaves at once.
  *
+ *     for (each row v[i], from the largest |w[i]| down) {
+ *         before = dot(v[i], v[i]);
+ *         for (pass = 0; pass < 3 && a pass took much; pass++) {
+ *             for (each row v[k] that is done) {
+ *                 c[k] = dot(v[k], v[i]);
+ *             }
+ *             v[i] -= sum over k of c[k] v[k];
+ *         }
+ *         v[i] = dot(v[i], v[i]) > before / 1024 ? v[i] / |v[i]| : 0;     // zeros are replaced at the end
+ *     }
+ *
  * The eigenvectors stay as good as they were. Row j loses c = <v_i, v_j> times row i, which changes its residual
  * r_j = A v_j - w_j v_j by c (w_i - w_j) v_i, and A being symmetric c (w_i - w_j) is <v_i, r_j> - <r_i, v_j>: rows mix
  * only as far as their residuals allow, which grow together by at most 1 + sqrt(2) while every c is small. Where one is

@@ -1,6 +1,14 @@
 /* AdamW over all rectangles of a step. Memory decides: beside seven accesses there is one square root and one division
  * for an element. What hyperparameters and the clock come down to is worked out in double by one thread of a block,
- * while the loads of all of them are under way. */
+ * while the loads of all of them are under way.
+ *
+ *     g = grad / grad_scale + (l2 ? weight_decay * p : 0);
+ *     m = beta1 * m + (1 - beta1) * g;
+ *     v = beta2 * v + (1 - beta2) * g * g;
+ *     largest = max(largest, v);                              // amsgrad, in the place of v below
+ *     p = (l2 ? 1 : 1 - lr * weight_decay) * p;
+ *     p -= lr * factor * (m / correction1) / (sqrt(v / correction2) + eps);
+ */
 #include "updates.cuh"
 
 /* vec4s of a thread. With two, the four arrays that are read have 32 KB under way for a block, about what a processor
@@ -92,44 +100,14 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
     adamw_kernel(const __grid_constant__ tchi_cuda_rects list, int l2)
 {
     __shared__ adamw_numbers<real> numbers;
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_view view = tchi_cuda_view_of(rect, tchi_cuda_corner_of(list, index));
-    switch (tchi_cuda_access_path_of(list, rect, view)) {
-    case TCHI_CUDA_PLAIN:
-        adamw_chunk<amsgrad>(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, view}, l2, numbers);
-        break;
-    case TCHI_CUDA_WHOLE:
-        adamw_chunk<amsgrad>(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, view}, l2, numbers);
-        break;
-    default:
-        adamw_chunk<amsgrad>(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, view}, l2, numbers);
-    }
-}
-
-template <typename real>
-static void launch(cudaStream_t stream, const tchi_cuda_rects &list, int32_t chunks, int amsgrad, int l2)
-{
-    if (amsgrad) {
-        adamw_kernel<real, true><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, stream>>>(list, l2);
-    } else {
-        adamw_kernel<real, false><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, stream>>>(list, l2);
-    }
+    tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { adamw_chunk<amsgrad>(ctx, l2, numbers); });
 }
 
 tch_status tchi_cuda_adamw(void *state, const tch_update *update, int32_t amsgrad, int32_t l2)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_rects list;
-    int64_t next = 0;
-    int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 0, &next, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            launch<double>(s->stream, list, chunks, amsgrad, l2);
-        } else {
-            launch<float>(s->stream, list, chunks, amsgrad, l2);
-        }
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "adamw"));
+    tchi_cuda_update_kernels<int> kernels = {adamw_kernel<double, false>, adamw_kernel<float, false>, NULL};
+    if (amsgrad) {
+        kernels = {adamw_kernel<double, true>, adamw_kernel<float, true>, NULL};
     }
-    return TCH_OK;
+    return tchi_cuda_launch_update(state, update, TCHI_CUDA_PARAMS, "adamw", kernels, l2);
 }

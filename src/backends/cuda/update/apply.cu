@@ -1,4 +1,12 @@
-/* From blocks to parameters: a direction is scaled, goes through momentum, and moves the parameter. */
+/* From blocks to parameters: a direction is scaled, goes through momentum, and moves the parameter.
+ *
+ *     d = block * (as is ? 1 : (unit rms ? sqrt(wanted) : wanted) / norm);    // wanted and norm of the block
+ *     if (momentum != 0) {
+ *         buffer = momentum * buffer + d;
+ *         d = nesterov ? momentum * buffer + d : buffer;
+ *     }
+ *     p = (decay ? 1 - lr * weight_decay : 1) * p - lr * factor * d;
+ */
 #include "updates.cuh"
 
 /* How the call was made. */
@@ -91,21 +99,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
 {
     __shared__ apply_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
-    tchi_cuda_view in_block = tchi_cuda_block_view_of(rect, corner);
-    switch (tchi_cuda_access_path_of(list, rect, view)) {
-    case TCHI_CUDA_PLAIN:
-        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block}, rules, numbers, tile);
-        break;
-    case TCHI_CUDA_WHOLE:
-        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block}, rules, numbers, tile);
-        break;
-    default:
-        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block}, rules, numbers, tile);
-    }
+    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { apply_chunk(ctx, rules, numbers, tile); });
 }
 
 /* The same where all chunks are alike, as those of Muon's directions are: 6 bytes read and 4 written. Twice as many
@@ -116,31 +110,14 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVE
 {
     __shared__ apply_numbers<float> numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    apply_chunk(tchi_cuda_chunk_ctx<float, path>{list, rect, tchi_cuda_view_of(rect, corner),
-                                                 tchi_cuda_block_view_of(rect, corner)},
-                rules, numbers, tile);
+    tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { apply_chunk(ctx, rules, numbers, tile); });
 }
 
 tch_status tchi_cuda_apply(void *state, const tch_update *update, tch_block_scale scale, const double *wanted,
                            const double *norms, int32_t nesterov, int32_t decay)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
     apply_rules rules = {scale, wanted, norms, nesterov, decay};
-    tchi_cuda_rects list;
-    int64_t next = 0;
-    int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 1, &next, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            apply_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
-        } else if (list.even && list.shorts) {
-            apply_even_kernel<TCHI_CUDA_SHORT><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
-        } else {
-            apply_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
-        }
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "apply"));
-    }
-    return TCH_OK;
+    return tchi_cuda_launch_update<apply_rules>(
+        state, update, TCHI_CUDA_BLOCKS, "apply",
+        {apply_kernel<double>, apply_kernel<float>, apply_even_kernel<TCHI_CUDA_SHORT>}, rules);
 }

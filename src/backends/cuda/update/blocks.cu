@@ -1,6 +1,15 @@
 /* What second-order optimizers do between parameters and blocks: gradients go into blocks, directions come out of them,
  * and SOAP's Adam works inside them. All of it is limited by memory; a chunk of a transposed block passes through
- * shared memory, and everything else happens in the order of the parameter. */
+ * shared memory, and everything else happens in the order of the parameter.
+ *
+ *     g = grad / grad_scale + (l2 ? weight_decay * p : 0);    // gather
+ *     block[0] = g;
+ *     m = beta1 * m + (1 - beta1) * g;                        // with a filter
+ *     block[1] = nesterov ? beta1 * m + (1 - beta1) * g : m / correction1;
+ *
+ *     v = beta2 * v + (1 - beta2) * block[0] * block[0];      // rotated_adam
+ *     block[1] *= sqrt(correction2) / correction1 / (sqrt(v) + eps);
+ */
 #include "updates.cuh"
 
 /* --- from gradients to blocks ------------------------------------------------------------------------------------ */
@@ -112,56 +121,25 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
 {
     __shared__ gather_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
-    tchi_cuda_view in_block = tchi_cuda_block_view_of(rect, corner);
-    switch (tchi_cuda_access_path_of(list, rect, view)) {
-    case TCHI_CUDA_PLAIN:
-        gather_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block}, filter, l2, numbers, tile);
-        break;
-    case TCHI_CUDA_WHOLE:
-        gather_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block}, filter, l2, numbers, tile);
-        break;
-    default:
-        gather_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block}, filter, l2, numbers, tile);
-    }
+    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { gather_chunk(ctx, filter, l2, numbers, tile); });
 }
 
 /* The same where all chunks are alike and there is no weight decay in gradients, as in Muon's step: 8 bytes read and 6
  * written. */
 template <tchi_cuda_access_path path>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVEN_RESIDENT)
-    gather_even_kernel(const __grid_constant__ tchi_cuda_rects list, tch_filter filter)
+    gather_even_kernel(const __grid_constant__ tchi_cuda_rects list, tch_filter filter, int)
 {
     __shared__ gather_numbers<float> numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    gather_chunk(tchi_cuda_chunk_ctx<float, path>{list, rect, tchi_cuda_view_of(rect, corner),
-                                                  tchi_cuda_block_view_of(rect, corner)},
-                 filter, 0, numbers, tile);
+    tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { gather_chunk(ctx, filter, 0, numbers, tile); });
 }
 
 tch_status tchi_cuda_gather(void *state, const tch_update *update, tch_filter filter, int32_t l2)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_rects list;
-    int64_t next = 0;
-    int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 1, &next, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            gather_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, filter, l2);
-        } else if (list.even && list.shorts && !l2) {
-            gather_even_kernel<TCHI_CUDA_SHORT><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, filter);
-        } else {
-            gather_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, filter, l2);
-        }
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "gather"));
-    }
-    return TCH_OK;
+    return tchi_cuda_launch_update<tch_filter, int>(
+        state, update, TCHI_CUDA_BLOCKS, "gather",
+        {gather_kernel<double>, gather_kernel<float>, l2 ? NULL : gather_even_kernel<TCHI_CUDA_SHORT>}, filter, l2);
 }
 
 /* --- Adam inside blocks ------------------------------------------------------------------------------------------ */
@@ -227,36 +205,11 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
 {
     __shared__ rotated_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
-    tchi_cuda_view in_block = tchi_cuda_block_view_of(rect, corner);
-    switch (tchi_cuda_access_path_of(list, rect, view)) {
-    case TCHI_CUDA_PLAIN:
-        rotated_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block}, numbers, tile);
-        break;
-    case TCHI_CUDA_WHOLE:
-        rotated_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block}, numbers, tile);
-        break;
-    default:
-        rotated_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block}, numbers, tile);
-    }
+    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { rotated_chunk(ctx, numbers, tile); });
 }
 
 tch_status tchi_cuda_rotated_adam(void *state, const tch_update *update)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_rects list;
-    int64_t next = 0;
-    int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 1, &next, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            rotated_adam_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
-        } else {
-            rotated_adam_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
-        }
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "rotated_adam"));
-    }
-    return TCH_OK;
+    return tchi_cuda_launch_update<>(state, update, TCHI_CUDA_BLOCKS, "rotated_adam",
+                                     {rotated_adam_kernel<double>, rotated_adam_kernel<float>, NULL});
 }

@@ -1,5 +1,15 @@
 /* What decides about a step and stays on the device: numbers from the host, clocks, gradients that are not finite, and
- * loss scales. But for the gradients it is a few bytes each. */
+ * loss scales. But for the gradients it is a few bytes each.
+ *
+ *     for (each element g of all gradients) {                 // find_nonfinite and unscale
+ *         found = found || !isfinite(g);
+ *         g = unscaling ? g / grad_scale : g;
+ *     }
+ *     skip = found || found_inf;                              // decide_skip
+ *     step += skip ? 0 : 1;                                   // advance
+ *     correction1 = 1 - pow(beta1, step), correction2 = 1 - pow(beta2, step);
+ *     scale *= found_inf ? backoff : interval is over ? growth : 1;           // update_scale
+ */
 #include "backends/rules.h"
 #include "updates.cuh"
 
@@ -193,44 +203,23 @@ template <typename real>
 static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS)
     inspect_grads_kernel(const __grid_constant__ tchi_cuda_rects list, bool unscale, finding result)
 {
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_view view = tchi_cuda_view_of(rect, tchi_cuda_corner_of(list, index));
-    switch (tchi_cuda_access_path_of(list, rect, view)) {
-    case TCHI_CUDA_PLAIN:
-        inspect_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, view}, unscale, result);
-        break;
-    case TCHI_CUDA_WHOLE:
-        inspect_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, view}, unscale, result);
-        break;
-    default:
-        inspect_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, view}, unscale, result);
-    }
+    tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { inspect_chunk(ctx, unscale, result); });
 }
 
-static tch_status inspect(tchi_cuda_state *s, const tch_update *update, bool unscale, finding result)
+static tch_status inspect(void *state, const tch_update *update, bool unscale, finding result)
 {
-    tchi_cuda_rects list;
-    int64_t next = 0;
-    int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 0, &next, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            inspect_grads_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, unscale, result);
-        } else {
-            inspect_grads_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, unscale, result);
-        }
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "inspect_grads"));
-    }
-    return TCH_OK;
+    return tchi_cuda_launch_update<bool, finding>(state, update, TCHI_CUDA_PARAMS, "inspect_grads",
+                                                  {inspect_grads_kernel<double>, inspect_grads_kernel<float>, NULL},
+                                                  unscale, result);
 }
 
 /* Not stopped by skip, which is decided from what is found here. */
 tch_status tchi_cuda_find_nonfinite(void *state, const tch_update *update, int32_t *found)
 {
-    return inspect((tchi_cuda_state *)state, update, false, {found, NULL});
+    return inspect(state, update, false, {found, NULL});
 }
 
 tch_status tchi_cuda_unscale(void *state, const tch_update *update, float *found_inf)
 {
-    return inspect((tchi_cuda_state *)state, update, update->grad_scale != NULL, {NULL, found_inf});
+    return inspect(state, update, update->grad_scale != NULL, {NULL, found_inf});
 }

@@ -1,6 +1,14 @@
 /* Grafting: the step that another optimizer would take, of which the norm is wanted, and with `replace` the direction
  * as well. Norms are summed in double in a fixed order: over a thread's elements, over its block of threads, and then
- * by one block over the chunks that belong together, whose sums wait in scratch. */
+ * by one block over the chunks that belong together, whose sums wait in scratch.
+ *
+ *     for (each element of a block) {
+ *         v = keep * v + take * g * g;                        // beta2 and 1 - beta2; Adagrad: 1 and 1
+ *         d = f / (root * sqrt(v) + eps);                     // root: 1, or 1 / sqrt(correction) for Adam; SGD: d = f
+ *         sum += d * d;
+ *     }
+ *     norms[block] = sqrt(sum);
+ */
 #include "updates.cuh"
 
 #define MOST_RANGES 1024 /* 24 KB of a kernel's parameters */
@@ -108,21 +116,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
     __shared__ graft_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
     __shared__ double sums[32];
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
-    tchi_cuda_view in_block = tchi_cuda_block_view_of(rect, corner);
-    switch (tchi_cuda_access_path_of(list, rect, view)) {
-    case TCHI_CUDA_PLAIN:
-        graft_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block}, rules, numbers, tile, sums);
-        break;
-    case TCHI_CUDA_WHOLE:
-        graft_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block}, rules, numbers, tile, sums);
-        break;
-    default:
-        graft_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block}, rules, numbers, tile, sums);
-    }
+    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { graft_chunk(ctx, rules, numbers, tile, sums); });
 }
 
 /* --- norms ------------------------------------------------------------------------------------------------------- */
@@ -162,7 +156,7 @@ static norm_range next_range(const tch_update *update, int64_t *rect, int64_t *c
 {
     norm_range range = {*chunk, 0, update->rects[*rect].block_index};
     while (*rect < update->count && update->rects[*rect].block_index == range.block) {
-        range.count += tchi_cuda_chunks_of(&update->rects[*rect], TCHI_CUDA_LOG_CHUNK, 1);
+        range.count += tchi_cuda_chunks_of(&update->rects[*rect], TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_BLOCKS);
         ++*rect;
     }
     *chunk += range.count;
@@ -199,12 +193,9 @@ tch_status tchi_cuda_graft(void *state, const tch_update *update, tch_graft kind
     tchi_cuda_rects list;
     int64_t next = 0;
     int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 1, &next, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            graft_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
-        } else {
-            graft_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
-        }
+    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_BLOCKS, &next, &list)) > 0) {
+        auto kernel = update->real == TCH_SCALAR_F64 ? graft_kernel<double> : graft_kernel<float>;
+        kernel<<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, rules);
         TCHI_CUDA_PASS(tchi_cuda_launched(s, "graft"));
         rules.partial += chunks;
     }

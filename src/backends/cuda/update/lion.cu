@@ -75,34 +75,11 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
     lion_kernel(const __grid_constant__ tchi_cuda_rects list)
 {
     __shared__ lion_numbers<real> numbers;
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_view view = tchi_cuda_view_of(rect, tchi_cuda_corner_of(list, index));
-    switch (tchi_cuda_access_path_of(list, rect, view)) {
-    case TCHI_CUDA_PLAIN:
-        lion_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, view}, numbers);
-        break;
-    case TCHI_CUDA_WHOLE:
-        lion_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, view}, numbers);
-        break;
-    default:
-        lion_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, view}, numbers);
-    }
+    tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { lion_chunk(ctx, numbers); });
 }
 
 tch_status tchi_cuda_lion(void *state, const tch_update *update)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_rects list;
-    int64_t next = 0;
-    int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 0, &next, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            lion_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
-        } else {
-            lion_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
-        }
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "lion"));
-    }
-    return TCH_OK;
+    return tchi_cuda_launch_update<>(state, update, TCHI_CUDA_PARAMS, "lion",
+                                     {lion_kernel<double>, lion_kernel<float>, NULL});
 }

@@ -220,11 +220,8 @@ tch_status tchi_cuda_row_moments(void *state, const tch_update *update, double *
     list.norms = norms;
     list.type = update->block_type;
     while ((groups = pack_matrices(update, &next, &first, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            row_moments_kernel<double><<<groups, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
-        } else {
-            row_moments_kernel<float><<<groups, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
-        }
+        auto kernel = update->real == TCH_SCALAR_F64 ? row_moments_kernel<double> : row_moments_kernel<float>;
+        kernel<<<groups, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
         TCHI_CUDA_PASS(tchi_cuda_launched(s, "row_moments"));
         row_norms_kernel<<<list.count, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list);
         TCHI_CUDA_PASS(tchi_cuda_launched(s, "row_norms"));
@@ -289,8 +286,8 @@ static __device__ inline tchi_cuda_vec4<real> four_scales(const tchi_cuda_rect &
 }
 
 template <typename real, tchi_cuda_access_path path>
-static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, const tchi_cuda_corner &corner,
-                                          const double *norms, row_numbers<real> &numbers, real *tile)
+static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> &ctx, const double *norms,
+                                          row_numbers<real> &numbers, real *tile)
 {
     tchi_cuda_vec4s<real> d = tchi_cuda_fetch(ctx, TCHI_CUDA_BLOCK_0);
     tchi_cuda_vec4s<real> p = tchi_cuda_fetch_param(ctx);
@@ -305,7 +302,7 @@ static __device__ inline void apply_chunk(const tchi_cuda_chunk_ctx<real, path> 
     tchi_cuda_unpack_param(ctx, p);
 #pragma unroll
     for (int s = 0; s < TCHI_CUDA_STEPS; s++) {
-        tchi_cuda_vec4<real> scale = four_scales(ctx.rect, numbers, four_corner(ctx.rect, corner, s));
+        tchi_cuda_vec4<real> scale = four_scales(ctx.rect, numbers, four_corner(ctx.rect, ctx.corner, s));
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             real step = numbers.step * (scale.v[k] * d.at[s].v[k]);
@@ -322,23 +319,7 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
 {
     __shared__ row_numbers<real> numbers;
     __shared__ real tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
-    tchi_cuda_view in_block = tchi_cuda_block_view_of(rect, corner);
-    switch (tchi_cuda_access_path_of(list, rect, view)) {
-    case TCHI_CUDA_PLAIN:
-        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block}, corner, norms, numbers,
-                    tile);
-        break;
-    case TCHI_CUDA_WHOLE:
-        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block}, corner, norms, numbers,
-                    tile);
-        break;
-    default:
-        apply_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block}, corner, norms, numbers, tile);
-    }
+    tchi_cuda_with_chunk<real, true>(list, [&](const auto &ctx) { apply_chunk(ctx, norms, numbers, tile); });
 }
 
 /* The same where all chunks are alike, as in `apply`: 6 bytes read and 4 written. */
@@ -348,29 +329,12 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, TCHI_CUDA_EVE
 {
     __shared__ row_numbers<float> numbers;
     __shared__ float tile[TCHI_CUDA_TILE];
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
-    apply_chunk(tchi_cuda_chunk_ctx<float, path>{list, rect, tchi_cuda_view_of(rect, corner),
-                                                 tchi_cuda_block_view_of(rect, corner)},
-                corner, norms, numbers, tile);
+    tchi_cuda_with_even_chunk<path>(list, [&](const auto &ctx) { apply_chunk(ctx, norms, numbers, tile); });
 }
 
 tch_status tchi_cuda_apply_rows(void *state, const tch_update *update, const double *norms)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_rects list;
-    int64_t next = 0;
-    int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, TCHI_CUDA_ROWS, &next, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            apply_rows_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, norms);
-        } else if (list.even && list.shorts) {
-            apply_rows_even_kernel<TCHI_CUDA_SHORT><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, norms);
-        } else {
-            apply_rows_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, norms);
-        }
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "apply_rows"));
-    }
-    return TCH_OK;
+    return tchi_cuda_launch_update<const double *>(
+        state, update, TCHI_CUDA_ROWS, "apply_rows",
+        {apply_rows_kernel<double>, apply_rows_kernel<float>, apply_rows_even_kernel<TCHI_CUDA_SHORT>}, norms);
 }

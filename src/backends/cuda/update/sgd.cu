@@ -1,5 +1,13 @@
 /* SGD over all rectangles of a step, with or without momentum. As in AdamW memory decides, and one thread of a block
- * reduces the hyperparameters to what the others need. */
+ * reduces the hyperparameters to what the others need.
+ *
+ *     g = grad / grad_scale + weight_decay * p;
+ *     if (momentum != 0) {
+ *         buffer = first step ? g : momentum * buffer + (1 - dampening) * g;
+ *         g = nesterov ? momentum * buffer + g : buffer;
+ *     }
+ *     p -= lr * factor * g;
+ */
 #include "updates.cuh"
 
 template <typename real> struct sgd_numbers {
@@ -75,34 +83,11 @@ static __global__ void __launch_bounds__(TCHI_CUDA_UPDATE_THREADS, tchi_cuda_res
     sgd_kernel(const __grid_constant__ tchi_cuda_rects list, int nesterov)
 {
     __shared__ sgd_numbers<real> numbers;
-    int index = tchi_cuda_find_rect(list);
-    const tchi_cuda_rect &rect = list.rect[index];
-    tchi_cuda_view view = tchi_cuda_view_of(rect, tchi_cuda_corner_of(list, index));
-    switch (tchi_cuda_access_path_of(list, rect, view)) {
-    case TCHI_CUDA_PLAIN:
-        sgd_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, view}, nesterov, numbers);
-        break;
-    case TCHI_CUDA_WHOLE:
-        sgd_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, view}, nesterov, numbers);
-        break;
-    default:
-        sgd_chunk(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, view}, nesterov, numbers);
-    }
+    tchi_cuda_with_chunk<real, false>(list, [&](const auto &ctx) { sgd_chunk(ctx, nesterov, numbers); });
 }
 
 tch_status tchi_cuda_sgd(void *state, const tch_update *update, int32_t nesterov)
 {
-    tchi_cuda_state *s = (tchi_cuda_state *)state;
-    tchi_cuda_rects list;
-    int64_t next = 0;
-    int32_t chunks;
-    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, 0, &next, &list)) > 0) {
-        if (update->real == TCH_SCALAR_F64) {
-            sgd_kernel<double><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, nesterov);
-        } else {
-            sgd_kernel<float><<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, nesterov);
-        }
-        TCHI_CUDA_PASS(tchi_cuda_launched(s, "sgd"));
-    }
-    return TCH_OK;
+    return tchi_cuda_launch_update<int>(state, update, TCHI_CUDA_PARAMS, "sgd",
+                                        {sgd_kernel<double>, sgd_kernel<float>, NULL}, nesterov);
 }

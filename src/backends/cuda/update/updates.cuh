@@ -143,6 +143,7 @@ template <typename real, tchi_cuda_access_path path> struct tchi_cuda_chunk_ctx 
     const tchi_cuda_rects &list;
     const tchi_cuda_rect &rect;
     tchi_cuda_view view, block_view;
+    tchi_cuda_corner corner;
 };
 
 #define TCHI_CUDA_CHUNK_FN template <typename real, tchi_cuda_access_path path> static __device__ inline
@@ -568,6 +569,66 @@ TCHI_CUDA_CHUNK_FN void tchi_cuda_put_block(const tchi_cuda_chunk_ctx<real, path
         tchi_cuda_turn(ctx, true, tile, vec4s);
     }
     tchi_cuda_put_all(ctx, slot, vec4s);
+}
+
+/* --- kernels over chunks ----------------------------------------------------------------------------------------- */
+
+/* Calls work(ctx) for the block's chunk, compiled once for each way to get at it. Without `blocks` the chunk in the
+ * blocks is not looked for. */
+template <typename real, bool blocks, typename chunk_fn>
+static __device__ __forceinline__ void tchi_cuda_with_chunk(const tchi_cuda_rects &list, const chunk_fn &work)
+{
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
+    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
+    tchi_cuda_view view = tchi_cuda_view_of(rect, corner);
+    tchi_cuda_view in_block = blocks ? tchi_cuda_block_view_of(rect, corner) : view;
+    switch (tchi_cuda_access_path_of(list, rect, view)) {
+    case TCHI_CUDA_PLAIN:
+        work(tchi_cuda_chunk_ctx<real, TCHI_CUDA_PLAIN>{list, rect, view, in_block, corner});
+        break;
+    case TCHI_CUDA_WHOLE:
+        work(tchi_cuda_chunk_ctx<real, TCHI_CUDA_WHOLE>{list, rect, view, in_block, corner});
+        break;
+    default:
+        work(tchi_cuda_chunk_ctx<real, TCHI_CUDA_ANY>{list, rect, view, in_block, corner});
+    }
+}
+
+/* The same, of float32 with blocks, where the path of all chunks is known. */
+template <tchi_cuda_access_path path, typename chunk_fn>
+static __device__ __forceinline__ void tchi_cuda_with_even_chunk(const tchi_cuda_rects &list, const chunk_fn &work)
+{
+    int index = tchi_cuda_find_rect(list);
+    const tchi_cuda_rect &rect = list.rect[index];
+    tchi_cuda_corner corner = tchi_cuda_corner_of(list, index);
+    work(tchi_cuda_chunk_ctx<float, path>{list, rect, tchi_cuda_view_of(rect, corner),
+                                          tchi_cuda_block_view_of(rect, corner), corner});
+}
+
+/* The kernels of an operation, of which one takes a list: `even`, where it is not NULL, those whose chunks are all full
+ * and aligned with blocks of bfloat16. */
+template <typename... params> struct tchi_cuda_update_kernels {
+    void (*f64)(tchi_cuda_rects, params...);
+    void (*f32)(tchi_cuda_rects, params...);
+    void (*even)(tchi_cuda_rects, params...);
+};
+
+template <typename... params>
+static tch_status tchi_cuda_launch_update(void *state, const tch_update *update, tchi_cuda_use use, const char *name,
+                                          tchi_cuda_update_kernels<params...> kernels, params... with)
+{
+    const tchi_cuda_state *s = (const tchi_cuda_state *)state;
+    tchi_cuda_rects list;
+    int64_t next = 0;
+    int32_t chunks;
+    while ((chunks = tchi_cuda_pack(update, TCHI_CUDA_LOG_CHUNK, use, &next, &list)) > 0) {
+        bool even = kernels.even != NULL && list.even && list.shorts;
+        auto kernel = update->real == TCH_SCALAR_F64 ? kernels.f64 : even ? kernels.even : kernels.f32;
+        kernel<<<chunks, TCHI_CUDA_UPDATE_THREADS, 0, s->stream>>>(list, with...);
+        TCHI_CUDA_PASS(tchi_cuda_launched(s, name));
+    }
+    return TCH_OK;
 }
 
 #endif

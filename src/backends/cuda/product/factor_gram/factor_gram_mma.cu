@@ -1,6 +1,17 @@
 /* Factors of curvature by tensor cores: the lower tiles of C = alpha A A' + beta C, or alpha A' A + beta C, each
  * element summed once and written to both of its places, so that C is symmetric to the last bit. The tiles are those of
- * mma_tiles.cuh; the ladder of measurements is bench/ladder/cuda_factor_gram.md. */
+ * mma_tiles.cuh; the ladder of measurements is bench/ladder/cuda_factor_gram.md.
+ *
+ *     for (i = 0; i < n; i++) {
+ *         for (j = 0; j <= i; j++) {
+ *             float sum = 0;
+ *             for (k = 0; k < depth; k++) {
+ *                 sum += a[i][k] * a[j][k];                   // or a[k][i] * a[k][j]
+ *             }
+ *             c[i][j] = c[j][i] = alpha * sum + beta * c[i][j];
+ *         }
+ *     }
+ */
 #include "backends/cuda/device/mma_tiles.cuh"
 #include "backends/cuda/sample/norms/sample_norms.h"
 #include "factor_gram.h"

@@ -1,7 +1,18 @@
 /* The symmetric product C = c0 I + c1 D + c2 A B' for every combination of types and alignments, by plain
  * multiplications in float32, or float64 where A is of float64, and the mirror image of a lower triangle. The product
  * is there so that the table's promise holds on every GPU; where speed matters, symmetric_product.c has found a faster
- * way before. */
+ * way before.
+ *
+ *     for (i = 0; i < n; i++) {
+ *         for (j = 0; j <= i; j++) {
+ *             real sum = 0;
+ *             for (l = 0; l < k; l++) {
+ *                 sum += a[i][l] * b[j][l];
+ *             }
+ *             c[i][j] = c[j][i] = c0 * (i == j) + c1 * d[i][j] + c2 * sum;
+ *         }
+ *     }
+ */
 #include "symmetric_any.h"
 
 #include "backends/cuda/device/elements.cuh"
@@ -121,11 +132,8 @@ extern "C" tch_status tchi_cuda_symmetric_any(tchi_cuda_state *state, double c0,
         return TCH_OK;
     }
     const unsigned grid = tchi_cuda_grid(p.blocks);
-    if (a->type == TCH_SCALAR_F64) {
-        symmetric_any_kernel<double><<<grid, SIDE * SIDE, 0, state->stream>>>(p);
-    } else {
-        symmetric_any_kernel<float><<<grid, SIDE * SIDE, 0, state->stream>>>(p);
-    }
+    auto kernel = a->type == TCH_SCALAR_F64 ? symmetric_any_kernel<double> : symmetric_any_kernel<float>;
+    kernel<<<grid, SIDE * SIDE, 0, state->stream>>>(p);
     return tchi_cuda_launched(state, "symmetric_any_kernel");
 }
 

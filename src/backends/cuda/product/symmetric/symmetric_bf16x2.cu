@@ -1,7 +1,18 @@
 /* The symmetric product of matrices in bfloat16, plain or split into high and low parts: the kernel that works on every
  * GPU from sm_80 on, by mma.sync, and the choice between it and the one for wgmma. Before changing the main loop, see
  * symmetric_bf16x2.cuh for the layout in shared memory and the rule by which tiles write C; the ladder of measurements
- * is bench/ladder/cuda_symmetric_bf16x2.md. */
+ * is bench/ladder/cuda_symmetric_bf16x2.md.
+ *
+ *     for (i = 0; i < n; i++) {
+ *         for (j = 0; j <= i; j++) {
+ *             float sum = 0;
+ *             for (l = 0; l < k; l++) {                       // x = x.high + x.low; plain numbers have no low part
+ *                 sum += a[i][l].high * b[j][l].high + a[i][l].high * b[j][l].low + a[i][l].low * b[j][l].high;
+ *             }
+ *             c[i][j] = c[j][i] = c0 * (i == j) + c1 * d[i][j] + c2 * sum;    // the epilogue
+ *         }
+ *     }
+ */
 #include "symmetric_bf16x2.cuh"
 
 /* K-tiles in flight and in use: 3 of 128 + 128 rows are 96 KiB, what a block may have on sm_86, 89 and 120. */

@@ -1,7 +1,7 @@
-/* The symmetric product in bfloat16 for sm_90, by wgmma, which takes both operands from shared memory and runs in the
- * background. The one thing to know before changing the main loop: a stage may be filled again only after EVERY
- * warpgroup has waited for its own wgmma on it, and what cp.async wrote may be read by wgmma only after every thread
- * has published its part and met the others. */
+/* The symmetric product in bfloat16 for sm_90, C = c0 I + c1 D + c2 A B' as symmetric_bf16x2.cu writes it out, by
+ * wgmma, which takes both operands from shared memory and runs in the background. The one thing to know before changing
+ * the main loop: a stage may be filled again only after EVERY warpgroup has waited for its own wgmma on it, and what
+ * cp.async wrote may be read by wgmma only after every thread has published its part and met the others. */
 #include "symmetric_bf16x2.cuh"
 
 #define SIZE 128 /* of a tile: 64 rows for each of two warpgroups */

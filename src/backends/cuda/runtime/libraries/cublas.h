@@ -93,13 +93,7 @@ const tchi_cublas *tchi_cublas_open(const char **reason);
 /* TCH_OK, or a status with the message "what: cuBLAS's own words". */
 tch_status tchi_cublas_check(tchi_cublas_status status, const char *what);
 
-#define TCHI_CUBLAS_TRY(call, what)                                                                                    \
-    do {                                                                                                               \
-        tch_status tchi_status_ = tchi_cublas_check((call), (what));                                                   \
-        if (tchi_status_ != TCH_OK) {                                                                                  \
-            return tchi_status_;                                                                                       \
-        }                                                                                                              \
-    } while (0)
+#define TCHI_CUBLAS_TRY(call, what) TCHI_CUDA_PASS(tchi_cublas_check((call), (what)))
 
 TCH_END_DECLS
 

@@ -82,13 +82,7 @@ const tchi_cusolver *tchi_cusolver_open(const char **reason);
 /* TCH_OK, or a status with the message "what: cuSOLVER's words". */
 tch_status tchi_cusolver_check(tchi_cusolver_status status, const char *what);
 
-#define TCHI_CUSOLVER_TRY(call, what)                                                                                  \
-    do {                                                                                                               \
-        tch_status tchi_status_ = tchi_cusolver_check((call), (what));                                                 \
-        if (tchi_status_ != TCH_OK) {                                                                                  \
-            return tchi_status_;                                                                                       \
-        }                                                                                                              \
-    } while (0)
+#define TCHI_CUSOLVER_TRY(call, what) TCHI_CUDA_PASS(tchi_cusolver_check((call), (what)))
 
 TCH_END_DECLS
 

@@ -108,20 +108,11 @@ static int open_in(library *wanted, const char *folder, const char *sub)
     return 0;
 }
 
-static int open_loaded(library *wanted)
+/* Any of its names where the system looks, or with RTLD_NOLOAD among what is loaded. */
+static int open_by_system(library *wanted, int flags)
 {
     for (size_t i = 0; i < COUNT(wanted->sonames); i++) {
-        if (open_file(wanted, wanted->sonames[i], RTLD_NOLOAD)) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
-static int open_by_system(library *wanted)
-{
-    for (size_t i = 0; i < COUNT(wanted->sonames); i++) {
-        if (open_file(wanted, wanted->sonames[i], 0)) {
+        if (open_file(wanted, wanted->sonames[i], flags)) {
             return 1;
         }
     }
@@ -195,8 +186,8 @@ static void find(library *wanted)
         }
         return;
     }
-    if (open_loaded(wanted) || open_beside(wanted) || open_in_named_folder(wanted) || open_by_system(wanted) ||
-        open_in(wanted, "/usr/local/cuda", "lib64") || open_in_pip_packages(wanted)) {
+    if (open_by_system(wanted, RTLD_NOLOAD) || open_beside(wanted) || open_in_named_folder(wanted) ||
+        open_by_system(wanted, 0) || open_in(wanted, "/usr/local/cuda", "lib64") || open_in_pip_packages(wanted)) {
         return;
     }
     const char *folder = getenv("TORCHIUM_CUDA_PATH");
@@ -206,6 +197,22 @@ static void find(library *wanted)
              "%.300s); %s, or give the file in %s",
              wanted->title, wanted->sonames[0], wanted->sonames[1], folder != NULL ? folder : "not set",
              wanted->problem[0] ? wanted->problem : "no such file", wanted->advice, wanted->variable);
+}
+
+/* Finds a library once, by `search`. Whether it is there; *reason, where it is not NULL, says why not. */
+static int is_found(pthread_once_t *once, void (*search)(void), const library *wanted, const char **reason)
+{
+    pthread_once(once, search);
+    if (reason != NULL) {
+        *reason = wanted->failure;
+    }
+    return wanted->path[0] != '\0';
+}
+
+static const char *path_of_cublas(void)
+{
+    const tchi_cublas *blas = tchi_cublas_open(NULL);
+    return blas != NULL ? blas->library : NULL;
 }
 
 /* --- cuBLAS ------------------------------------------------------------------------------------------------------ */
@@ -260,11 +267,7 @@ static void find_cublas(void)
 const tchi_cublas *tchi_cublas_open(const char **reason)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, find_cublas);
-    if (reason != NULL) {
-        *reason = cublas_library.failure;
-    }
-    return cublas_library.path[0] != '\0' ? &cublas : NULL;
+    return is_found(&once, find_cublas, &cublas_library, reason) ? &cublas : NULL;
 }
 
 /* --- cuSOLVER ---------------------------------------------------------------------------------------------------- */
@@ -302,8 +305,7 @@ static library cusolver_library = {
 
 static void find_cusolver(void)
 {
-    const tchi_cublas *blas = tchi_cublas_open(NULL);
-    cusolver_library.beside = blas != NULL ? blas->library : NULL;
+    cusolver_library.beside = path_of_cublas();
     find(&cusolver_library);
     if (cusolver_library.path[0] == '\0') {
         return;
@@ -315,11 +317,7 @@ static void find_cusolver(void)
 const tchi_cusolver *tchi_cusolver_open(const char **reason)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, find_cusolver);
-    if (reason != NULL) {
-        *reason = cusolver_library.failure;
-    }
-    return cusolver_library.path[0] != '\0' ? &cusolver : NULL;
+    return is_found(&once, find_cusolver, &cusolver_library, reason) ? &cusolver : NULL;
 }
 
 /* --- NVRTC ------------------------------------------------------------------------------------------------------- */
@@ -401,8 +399,7 @@ static void find_headers(const char *nvrtc_path, char headers[512])
 
 static void find_nvrtc(library *wanted, char path[512], char headers[512])
 {
-    const tchi_cublas *blas = tchi_cublas_open(NULL);
-    wanted->beside = blas != NULL ? blas->library : NULL;
+    wanted->beside = path_of_cublas();
     find(wanted);
     if (wanted->path[0] != '\0') {
         snprintf(path, 512, "%s", wanted->path);
@@ -423,11 +420,7 @@ static void locate_nvrtc(void)
 const tchi_nvrtc_files *tchi_nvrtc_locate(const char **reason)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, locate_nvrtc);
-    if (reason != NULL) {
-        *reason = nvrtc_seen.failure;
-    }
-    return nvrtc_seen.path[0] != '\0' ? &nvrtc_files : NULL;
+    return is_found(&once, locate_nvrtc, &nvrtc_seen, reason) ? &nvrtc_files : NULL;
 }
 
 static void open_nvrtc(void)
@@ -443,9 +436,5 @@ const tchi_nvrtc *tchi_nvrtc_open(const char **reason)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     tchi_nvrtc_locate(NULL); /* the copy that it looks with is made before anything is found */
-    pthread_once(&once, open_nvrtc);
-    if (reason != NULL) {
-        *reason = nvrtc_library.failure;
-    }
-    return nvrtc_library.path[0] != '\0' ? &nvrtc : NULL;
+    return is_found(&once, open_nvrtc, &nvrtc_library, reason) ? &nvrtc : NULL;
 }

@@ -1,6 +1,18 @@
 /* Squared norms of per-sample gradients: which form and which kernel, and the sum over a sample's tiles in a fixed
  * order. A sample with one position is its own case: |g|^2 |a|^2.
  *
+ *     for (norm = 0, i = 0; i < p; i++) {                     // tile form: |G' A|^2 of a sample with `t` positions
+ *         for (j = 0; j < d; j++) {
+ *             double sum = sum over s of g[s][i] * a[s][j];
+ *             norm += sum * sum;
+ *         }
+ *     }
+ *     for (norm = 0, s = 0; s < t; s++) {                     // the same in Gram form: <A A', G G'>
+ *         for (u = 0; u < t; u++) {
+ *             norm += dot(a[s], a[u]) * dot(g[s], g[u]);
+ *         }
+ *     }
+ *
  * The one thing to know before changing it: terms of the Gram form cancel where positions do, and then little of a norm
  * is left that float32 knows. Which samples those are is found on the device, and they are done again in tile form. */
 #include "sample_norms.h"
@@ -167,11 +179,8 @@ static tch_status single_position(const tchi_cuda_state *state, const tch_matric
     single_problem p = {
         tchi_cuda_operand_of(a), tchi_cuda_operand_of(g), a->cols, g->cols, groups, a->batch / groups, scale, norms};
     unsigned grid = tchi_cuda_grid(p.samples);
-    if (a->type == TCH_SCALAR_F64) {
-        sample_norms_single<double><<<grid, THREADS, 0, state->stream>>>(p);
-    } else {
-        sample_norms_single<float><<<grid, THREADS, 0, state->stream>>>(p);
-    }
+    auto kernel = a->type == TCH_SCALAR_F64 ? sample_norms_single<double> : sample_norms_single<float>;
+    kernel<<<grid, THREADS, 0, state->stream>>>(p);
     return tchi_cuda_launched(state, "sample_norms_single");
 }
 

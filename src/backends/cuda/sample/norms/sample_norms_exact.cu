@@ -1,8 +1,8 @@
 /* Squared norms of per-sample gradients in float32 for sm_90, in Gram form, <A A', G G'>, as exactly as float32 sums
  * and at the speed of tensor cores: numbers are split as exact_split.cuh says, and a tile of either matrix is the sum
  * of four products. Those of integers are exact for a few k-tiles and are then added to the tile in float32, rounded to
- * nearest; the others are so much smaller that what tensor cores cut from their sums does not matter. Tiles are shared
- * out to blocks as stream_k.cuh says.
+ * nearest; the others are so much smaller that what tensor cores cut from their sums does not matter. Tiles are
+ * shared out to blocks by a stream-K split, as stream_k.cuh says.
  *
  * The one thing to know before changing it: a stage in shared memory goes from the tensor memory accelerator ("full")
  * to the warpgroup that splits it where it lies ("ready"), then to the two that multiply ("empty"). A tile on the

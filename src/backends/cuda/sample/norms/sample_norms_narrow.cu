@@ -1,6 +1,15 @@
 /* Squared norms of per-sample gradients by wgmma where it cannot take the operands as they are: float32, and rows that
  * are not aligned, are copied to the workspace first, so many samples at a time, and so many columns of G where a
- * single sample is too large: a gradient's squared norm is the sum of those of its parts. */
+ * single sample is too large: a gradient's squared norm is the sum of those of its parts.
+ *
+ *     for (each part of the samples that fits the workspace) {
+ *         x = half of A times 2^e;                            // e of each matrix; half types are copied as they are
+ *         for (each part of G's columns that fits) {
+ *             y = half of G times 2^f;
+ *             norms[b] += scale * |y' x|^2 / 4^(e + f);       // sample_norms_wgmma.cu
+ *         }
+ *     }
+ */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/wgmma_tiles.cuh"

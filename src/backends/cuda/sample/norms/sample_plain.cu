@@ -1,7 +1,17 @@
 /* Norms and squares of per-sample gradients by plain multiplications, in float64 for float64 and in float32 for the
  * rest: for every type, size and GPU. Where speed matters, sample_norms.cu and sample_squares.cu have found a faster
  * way before; where float32 may not be rounded, this is the way. Nothing but a tile of a gradient, or of the two Gram
- * matrices, is ever formed. */
+ * matrices, is ever formed.
+ *
+ *     for (i = 0; i < p; i++) {
+ *         for (j = 0; j < d; j++) {
+ *             real sum = sum over s of g[s][i] * a[s][j];     // of one sample
+ *             norm += sum * sum;                              // sample_norms_plain, in tile form
+ *             out[i][j] += scale * sum * sum;                 // sample_squares_plain, over all samples
+ *         }
+ *     }
+ *     norm = sum over s and u of dot(a[s], a[u]) * dot(g[s], g[u]);   // sample_norms_plain, in Gram form
+ */
 #include "sample_norms.h"
 
 #include "backends/cuda/device/elements.cuh"

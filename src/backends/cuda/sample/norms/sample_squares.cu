@@ -1,5 +1,17 @@
 /* Sums over samples of the squares of gradients' elements, for EKFAC: a block keeps its tile of the sum in registers
- * and goes through the samples with the tiles of mma_tiles.cuh. */
+ * and goes through the samples with the tiles of mma_tiles.cuh.
+ *
+ *     for (i = 0; i < p; i++) {
+ *         for (j = 0; j < d; j++) {
+ *             float squares = 0;
+ *             for (b = 0; b < samples; b++) {
+ *                 float sum = sum over s of g[b][s][i] * a[b][s][j];
+ *                 squares += sum * sum;
+ *             }
+ *             out[i][j] = beta * out[i][j] + scale * squares;
+ *         }
+ *     }
+ */
 #include "backends/cuda/device/mma_tiles.cuh"
 #include "sample_norms.h"
 

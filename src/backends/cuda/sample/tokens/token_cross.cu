@@ -1,7 +1,17 @@
 /* Inner products with the gradient of an embedding, sample by sample: with that of a linear layer that has the same
  * weight, and with a matrix of the weight's shape. For the first, the products <row s of H, row t of A> are formed in
  * tiles that stay in registers, multiplied there by the entries of G that the tokens pick, and summed; nothing of size
- * S by T is kept. */
+ * S by T is kept.
+ *
+ *     for (s = 0; s < S; s++) {                               // token_cross, of one sample
+ *         for (t = 0; t < T; t++) {
+ *             norm += scale * g[t][token[s]] * dot(h[s], a[t]);
+ *         }
+ *     }
+ *     for (s = 0; s < S; s++) {                               // token_dots
+ *         dot += scale * dot(g[s], w[token[s]]);
+ *     }
+ */
 #include "token_cross.cuh"
 
 #define THREADS 256
@@ -151,11 +161,8 @@ int64_t tchi_cuda_token_cross_scratch(int64_t samples, int64_t positions)
 static tch_status run_cross(const tchi_cuda_state *state, const tchi_cuda_cross &c, double *partial)
 {
     unsigned blocks = tchi_cuda_grid(c.samples * c.tiles * TCHI_CUDA_CROSS_RANGES);
-    if (c.a.type == TCH_SCALAR_F64) {
-        token_cross_kernel<double><<<blocks, THREADS, 0, state->stream>>>(c, partial);
-    } else {
-        token_cross_kernel<float><<<blocks, THREADS, 0, state->stream>>>(c, partial);
-    }
+    auto kernel = c.a.type == TCH_SCALAR_F64 ? token_cross_kernel<double> : token_cross_kernel<float>;
+    kernel<<<blocks, THREADS, 0, state->stream>>>(c, partial);
     return tchi_cuda_launched(state, "token_cross");
 }
 
@@ -249,11 +256,8 @@ tch_status tchi_cuda_token_dots(void *state, const tch_matrices *tokens, int64_t
         return TCH_OK;
     }
     unsigned blocks = tchi_cuda_grid(c.samples * c.chunks);
-    if (g->type == TCH_SCALAR_F64) {
-        token_dots_kernel<double><<<blocks, THREADS, 0, s->stream>>>(c, partial);
-    } else {
-        token_dots_kernel<float><<<blocks, THREADS, 0, s->stream>>>(c, partial);
-    }
+    auto kernel = g->type == TCH_SCALAR_F64 ? token_dots_kernel<double> : token_dots_kernel<float>;
+    kernel<<<blocks, THREADS, 0, s->stream>>>(c, partial);
     TCHI_CUDA_PASS(tchi_cuda_launched(s, "token_dots"));
     return tchi_cuda_add_partials(s, c.samples, c.chunks, partial, scale, dots);
 }

@@ -1,7 +1,19 @@
 /* A radix sort of positions by token, eight bits at a time from the lowest. A warp has a chunk of a group in all three
  * steps of a pass: it counts the digits in it; a block adds up the counts of each group, digits first and chunks
  * second; and the warp puts its positions, in their order, behind those that come before. Counts are integers and
- * places follow from them alone, so the result never depends on the order in which threads ran. */
+ * places follow from them alone, so the result never depends on the order in which threads ran.
+ *
+ *     for (shift = 0; shift < bits of a token; shift += 8) {
+ *         for (i = 0; i < length; i++) {
+ *             count[token[order[i]] >> shift & 255]++;
+ *         }
+ *         first = exclusive prefix sums of count;
+ *         for (i = 0; i < length; i++) {
+ *             next[first[token[order[i]] >> shift & 255]++] = order[i];
+ *         }
+ *         swap(order, next), clear count;
+ *     }
+ */
 #include "token_order.cuh"
 
 #define CHUNK 1024 /* positions of a warp */

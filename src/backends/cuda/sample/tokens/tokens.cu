@@ -2,7 +2,20 @@
  * norms of samples. Positions are ordered by token first (token_order.cu), so that equal ones lie together as a run.
  * The order is cut into spans by its length alone, a warp walks down a span with four columns in each lane, and runs
  * that reach beyond their span leave their parts in scratch, where a second kernel joins them: a token that fills half
- * a batch costs no more than many that are rare, and sums have one order. */
+ * a batch costs no more than many that are rare, and sums have one order.
+ *
+ *     out *= beta;
+ *     for (b = 0; b < samples; b++) {
+ *         for (s = 0; s < positions; s++) {
+ *             out[token[b][s]] += weights[b] * scale * g[b][s];           // token_sums: a row of d numbers
+ *         }
+ *     }
+ *     for (b = 0; b < samples; b++) {                                     // token_norms
+ *         for (each token v of the sample) {
+ *             norms[b] += scale * |sum of g[b][s] over the s with token[b][s] == v|^2;
+ *         }
+ *     }
+ */
 #include "backends/cuda/device/batch_walk.cuh"
 #include "token_order.cuh"
 
