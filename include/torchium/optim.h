@@ -309,6 +309,25 @@ TCH_API tch_status tch_optimizer_get_counts(const tch_optimizer *optimizer, int3
 TCH_API tch_status tch_optimizer_set_counts(tch_optimizer *optimizer, int32_t parameter, int64_t length,
                                             const int64_t *counts);
 
+/* A block with a second-order method as the ranks of a group divide them: on every rank the same list. Dimensions are
+ * those of the parameter after merging, outermost first. */
+typedef struct tch_optim_tile {
+    size_t struct_size;
+    int32_t parameter, number; /* as in the names of its state */
+    int32_t owner;             /* the rank */
+    int32_t order;
+    int64_t dims[4], start[4], size[4];
+} tch_optim_tile;
+#define TCH_OPTIM_TILE_INIT                                                                                            \
+    {                                                                                                                  \
+        sizeof(tch_optim_tile), 0, 0, 0, 0, {0}, {0},                                                                  \
+        {                                                                                                              \
+            0                                                                                                          \
+        }                                                                                                              \
+    }
+TCH_API int64_t tch_optimizer_tile_count(const tch_optimizer *optimizer); /* 0 where it is not shared */
+TCH_API tch_status tch_optimizer_get_tile(const tch_optimizer *optimizer, int64_t index, tch_optim_tile *tile);
+
 typedef struct tch_optim_memory {
     size_t struct_size;
     int64_t state;   /* bytes that stay: moments, factors, roots, master copies */

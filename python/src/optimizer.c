@@ -167,6 +167,7 @@ static PyMethodDef methods[] = {
     PY_METHOD("states", py_optimizer_states, "(name, parameter, memory) of every tensor of the state."),
     PY_METHOD("get_counts", py_optimizer_get_counts, "What the host counts for a parameter."),
     PY_METHOD("set_counts", py_optimizer_set_counts, "Puts the counts of a parameter back, after its tensors."),
+    PY_METHOD("tiles", py_optimizer_tiles, "What the ranks of a group divide."),
     PY_METHOD("memory", py_optimizer_memory, "Bytes of state, scratch and refreshes."),
     PY_METHOD("stats", py_optimizer_stats, "Steps, skipped steps, refreshes. Waits for the device."),
     PY_METHOD("set_kernel", py_optimizer_set_kernel, "A kernel of the user's for a part of a step."),

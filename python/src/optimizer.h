@@ -60,6 +60,7 @@ PyObject *py_same_items(PY_ARGUMENTS);
 PyObject *py_optimizer_states(PY_ARGUMENTS);
 PyObject *py_optimizer_get_counts(PY_ARGUMENTS);
 PyObject *py_optimizer_set_counts(PY_ARGUMENTS);
+PyObject *py_optimizer_tiles(PY_ARGUMENTS);
 PyObject *py_optimizer_memory(PY_ARGUMENTS);
 PyObject *py_optimizer_stats(PY_ARGUMENTS);
 PyObject *py_optimizer_set_kernel(PY_ARGUMENTS);

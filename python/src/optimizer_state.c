@@ -120,6 +120,39 @@ PyObject *py_optimizer_set_counts(PY_ARGUMENTS)
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
+/* --- tiles ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *tuple_of(const int64_t *numbers, int32_t count)
+{
+    PyObject *list = list_numbers(numbers, count);
+    PyObject *tuple = list == NULL ? NULL : PyList_AsTuple(list);
+    Py_XDECREF(list);
+    return tuple;
+}
+
+PyObject *py_optimizer_tiles(PY_ARGUMENTS)
+{
+    PY_TAKE_NONE("tiles");
+    py_optimizer *self = (py_optimizer *)object;
+    if (py_optimizer_enter(self) < 0) {
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    for (int64_t i = 0; list != NULL && i < tch_optimizer_tile_count(self->optimizer); i++) {
+        tch_optim_tile t = TCH_OPTIM_TILE_INIT;
+        tch_optimizer_get_tile(self->optimizer, i, &t);
+        PyObject *item =
+            Py_BuildValue("(iiiNNN)", (int)t.parameter, (int)t.number, (int)t.owner, tuple_of(t.dims, t.order),
+                          tuple_of(t.start, t.order), tuple_of(t.size, t.order));
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    py_runner_leave(&self->on);
+    return list;
+}
+
 /* --- memory and statistics --------------------------------------------------------------------------------------- */
 
 static PyObject *describe_memory(const tch_optim_memory *m)

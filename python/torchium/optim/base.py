@@ -497,6 +497,8 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 counts = self.state[p].get(saved_state.COUNTS) if p in self.state else None
                 if counts is not None:
                     counts.copy_(torch.tensor([engine.generation_of(i), *engine.counts(i)]))
+                for name, numbers in engine.failures(i).items():
+                    self.state[p][name].copy_(torch.tensor(numbers))
 
     def state_dict(self) -> dict[str, Any]:
         self._collect_counts()

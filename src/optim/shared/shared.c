@@ -248,3 +248,32 @@ void tchi_shared_follow(tch_optimizer *optimizer)
         t->clock_id = p->clock_id;
     }
 }
+
+/* --- for callers ------------------------------------------------------------------------------------------------- */
+
+int64_t tch_optimizer_tile_count(const tch_optimizer *optimizer)
+{
+    return optimizer == NULL || optimizer->shared == NULL ? 0 : optimizer->shared->tiles.count;
+}
+
+tch_status tch_optimizer_get_tile(const tch_optimizer *optimizer, int64_t index, tch_optim_tile *tile)
+{
+    if (index < 0 || index >= tch_optimizer_tile_count(optimizer)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_get_tile: there is no tile %lld", (long long)index);
+    }
+    if (tile == NULL || tile->struct_size != sizeof *tile) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_optimizer_get_tile: tile must point to a struct set to TCH_OPTIM_TILE_INIT");
+    }
+    const tchi_tile *t = tchi_shared_tile(optimizer, index);
+    const tchi_dims *dims = &tchi_param_at(optimizer, t->param)->dims;
+    *tile = (tch_optim_tile){.struct_size = sizeof *tile,
+                             .parameter = t->param,
+                             .number = t->number,
+                             .owner = t->owner,
+                             .order = dims->order};
+    memcpy(tile->dims, dims->size, (size_t)dims->order * sizeof *dims->size);
+    memcpy(tile->start, t->start, sizeof tile->start);
+    memcpy(tile->size, t->size, sizeof tile->size);
+    return TCH_OK;
+}

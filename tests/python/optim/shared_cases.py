@@ -139,6 +139,21 @@ def resumes(size):
         assert not differing(expected, others), name
 
 
+def takes_state_of_one(size):
+    """The state of one process, into any number of them."""
+    for name in OPTIONS:
+        expected = alone(name, 2 * STEPS)
+        parameters = [torch.nn.Parameter(value) for value in numbers(-1)]
+        optimizer = make(name, parameters)
+        run(optimizer, parameters, lambda gradient: gradient, range(1, STEPS + 1))
+        for way, place in ways(size):
+            others = [torch.nn.Parameter(place(p.detach().clone())) for p in parameters]
+            second = make(name, others)
+            second.load_state_dict(optimizer.state_dict())
+            run(second, others, place, range(STEPS + 1, 2 * STEPS + 1))
+            assert not differing(expected, others), f"{name} {way}: parameters {differing(expected, others)}"
+
+
 def skips_together(size):
     """A NaN on one rank: nobody takes the step; with "raise", everybody gets the error."""
     place = dict(ways(size))["by rows"]
@@ -264,6 +279,7 @@ CASES = {
         half_precision,
         states_divided,
         resumes,
+        takes_state_of_one,
         skips_together,
         disagrees,
         other_options,

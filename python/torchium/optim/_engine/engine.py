@@ -139,10 +139,39 @@ class Engine:
         raise IndexError(parameter)
 
     def counts(self, parameter: int) -> list[int]:
-        return self._handle.get_counts(parameter)
+        """What the host counts for a parameter; of a shared one, what is the same on every rank."""
+        counts = self._handle.get_counts(parameter)
+        return counts[:2] if self.group else counts
 
-    def set_counts(self, parameter: int, counts: list[int]) -> None:
+    def failures(self, parameter: int) -> dict[str, list[int]]:
+        """Of a shared parameter: the failed refreshes of the factors of each tile that is here, by the tile's name."""
+        found: dict[str, list[int]] = {}
+        if self.group:
+            for tile, count in zip(self._factors(parameter), self._handle.get_counts(parameter)[2:], strict=True):
+                found.setdefault(f"failures.{tile}", []).append(count)
+        return found
+
+    def _factors(self, parameter: int) -> list[str]:
+        """The tile of each factor, in the order of the counts."""
+        return [
+            name.split(".")[1]
+            for name, whose, _ in self._handle.states()
+            if whose == parameter and name.startswith("factor.")
+        ]
+
+    def set_counts(self, parameter: int, counts: list[int], failures: dict[str, list[int]] | None = None) -> None:
+        if self.group:
+            left = {name: list(numbers) for name, numbers in (failures or {}).items()}
+            names = [f"failures.{tile}" for tile in self._factors(parameter)]
+            counts = counts[:2] + [int(left[name].pop(0)) if left.get(name) else 0 for name in names]
         self._handle.set_counts(parameter, counts)
+
+    def tiles(self) -> dict[tuple[int, int], tuple[tuple[int, ...], tuple[slice, ...]]]:
+        """The dims of the parameter that a tile is of, and where it is in them, by parameter and number."""
+        return {
+            (parameter, number): (dims, tuple(slice(a, a + n) for a, n in zip(start, size, strict=True)))
+            for parameter, number, _, dims, start, size in self._handle.tiles()
+        }
 
     def set_lr(self, members: Members, lr: float) -> None:
         self._handle.set_lr(members.number, lr)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .._shared.sharding import whole_tensor
 from . import state as saved_state
 from .engine import Engine, Members
 
@@ -114,7 +115,7 @@ def put_back(
     for home, start in first.items():
         engine = engines[home]
         for i in range(start, len(engine.parameters)):
-            saved = state.get(engine.parameters[i])
+            saved = _saved(engine, i, views[home][i], state)
             if saved_state.has_state(saved):
                 saved_state.check(engine.labels[i], views[home][i], saved, len(engine.counts(i)), strict)
     return {
@@ -124,13 +125,36 @@ def put_back(
     }
 
 
+def _saved(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mapping[Any, Any]) -> dict[str, Any]:
+    """The saved state of a parameter; of one that is shared, with tiles cut out of moments that were saved whole, and
+    without the counts of one process."""
+    saved = dict(state.get(engine.parameters[i]) or {})
+    if engine.group and saved_state.has_state(saved):
+        if saved.get(saved_state.COUNTS) is not None:
+            saved[saved_state.COUNTS] = saved[saved_state.COUNTS][:3]
+        tiles = engine.tiles()
+        for name in views:
+            what, _, number = name.partition(".")
+            if name not in saved and number.isdecimal() and isinstance(saved.get(what), torch.Tensor):
+                dims, at = tiles[i, int(number)]
+                saved[name] = whole_tensor(saved[what]).reshape(dims)[at]
+    return saved
+
+
 def _adopt(engine: Engine, i: int, views: dict[str, torch.Tensor], state: Mapping[Any, Any]) -> dict[str, Any]:
-    saved = state.get(engine.parameters[i]) or {}
+    saved = _saved(engine, i, views, state)
     counts = engine.counts(i)
     if saved_state.has_state(saved):
         saved_state.restore(views, saved)
         counts = saved_state.counts_of(views, saved, len(counts))
-        engine.set_counts(i, counts)
+        failures = {name: value for name, value in saved.items() if str(name).startswith("failures.")}
+        engine.set_counts(i, counts, failures)
     others = {name: value for name, value in saved.items() if not saved_state.is_ours(name)}
     generation = engine.generation_of(i)
-    return {**others, **views, saved_state.COUNTS: torch.tensor([generation, *counts], dtype=torch.int64, device="cpu")}
+    failures = {name: torch.tensor(numbers, device="cpu") for name, numbers in engine.failures(i).items()}
+    return {
+        **others,
+        **views,
+        **failures,
+        saved_state.COUNTS: torch.tensor([generation, *counts], dtype=torch.int64, device="cpu"),
+    }

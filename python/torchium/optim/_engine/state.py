@@ -33,7 +33,17 @@ MOST_STEPS = 2**53  # clocks are float64: above it a step and the next are the s
 _MOST_TROUBLE = 2  # failed refreshes of a factor that make a difference
 _NAMES = {COUNTS, "step", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "grafting_sq"}
 # Of blocks, with their numbers; and the moments and master copies of tiles, which one rank of a group owns.
-_NUMBERED = ("factor.", "root.", "basis.", "exp_avg_sq.", "exp_avg.", "momentum_buffer.", "grafting_sq.", "master.")
+_NUMBERED = (
+    "factor.",
+    "root.",
+    "basis.",
+    "exp_avg_sq.",
+    "exp_avg.",
+    "momentum_buffer.",
+    "grafting_sq.",
+    "master.",
+    "failures.",
+)
 # What may be missing: a clock follows from the rest, a master copy from the parameter, and SGD begins without momentum.
 _MAY_BE_MISSING = ("step", "master", "momentum_buffer")
 

@@ -21,6 +21,7 @@ __all__ = [
     "local_tensor",
     "placement_of",
     "same_layout",
+    "whole_tensor",
     "wrap_like",
 ]
 
@@ -72,6 +73,10 @@ def wrap_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         shape=parameter.shape,
         stride=tuple(stride) if parameter.ndim else (),
     )
+
+
+def whole_tensor(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if is_sharded(value) else value
 
 
 def local_part(value: Any, like: Any) -> torch.Tensor:
