@@ -45,120 +45,38 @@ static tch_optim_config base(void)
     return c;
 }
 
-typedef struct option {
-    const char *name;
-    void (*set)(tch_optim_config *config);
-} option;
-
-static void as_it_is(tch_optim_config *c)
-{
-    (void)c;
-}
-
-static void every_step(tch_optim_config *c)
-{
-    c->precondition_frequency = 1;
-}
-
-static void seldom(tch_optim_config *c)
-{
-    c->precondition_frequency = 10;
-}
-
-static void other_betas(tch_optim_config *c)
-{
-    c->beta1 = 0.8;
-    c->beta2 = 0.99;
-    c->eps = 1e-3;
-}
-
-static void own_beta_for_factors(tch_optim_config *c)
-{
-    c->shampoo_beta = 0.7;
-}
-
-static void no_correction(tch_optim_config *c)
-{
-    c->bias_correction = 0;
-}
-
-static void normalized(tch_optim_config *c)
-{
-    c->normalize_grads = 1;
-}
-
-static void no_decay(tch_optim_config *c)
-{
-    c->weight_decay = 0.0;
-}
-
-static void l2_decay(tch_optim_config *c)
-{
-    c->weight_decay = 0.2;
-    c->decay = TCH_DECAY_L2;
-}
-
-static void maximize(tch_optim_config *c)
-{
-    c->maximize = 1;
-}
-
-static void other_scalars(tch_optim_config *c)
-{
-    c->scalar_lr = 0.01;
-    c->scalar_beta1 = 0.7;
-    c->scalar_beta2 = 0.8;
-    c->scalar_eps = 0.1;
-    c->scalar_weight_decay = 0.0;
-}
-
-static void much_at_once(tch_optim_config *c)
-{
-    every_step(c);
-    other_betas(c);
-    own_beta_for_factors(c);
-    normalized(c);
-    l2_decay(c);
-    maximize(c);
-}
-
-static const option options[] = {
-    {"defaults", as_it_is},
-    {"every step", every_step},
-    {"every tenth step", seldom},
-    {"other betas", other_betas},
-    {"own beta for factors", own_beta_for_factors},
-    {"no correction", no_correction},
-    {"normalized", normalized},
-    {"no decay", no_decay},
-    {"l2", l2_decay},
-    {"maximize", maximize},
-    {"other numbers for scalars", other_scalars},
-    {"much at once", much_at_once},
+static const trial_option options[] = {
+    {.name = "defaults"},
+    {"every step", {SET(precondition_frequency, 1)}},
+    {"every tenth step", {SET(precondition_frequency, 10)}},
+    {"other betas", {SET(beta1, 0.8), SET(beta2, 0.99), SET(eps, 1e-3)}},
+    {"own beta for factors", {SET(shampoo_beta, 0.7)}},
+    {"no correction", {SET(bias_correction, 0)}},
+    {"normalized", {SET(normalize_grads, 1)}},
+    {"no decay", {SET(weight_decay, 0.0)}},
+    {"l2", {SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2)}},
+    {"maximize", {SET(maximize, 1)}},
+    {"other numbers for scalars",
+     {SET(scalar_lr, 0.01), SET(scalar_beta1, 0.7), SET(scalar_beta2, 0.8), SET(scalar_eps, 0.1),
+      SET(scalar_weight_decay, 0.0)}},
+    {"much at once",
+     {SET(precondition_frequency, 1), SET(beta1, 0.8), SET(beta2, 0.99), SET(eps, 1e-3), SET(shampoo_beta, 0.7),
+      SET(normalize_grads, 1), SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2), SET(maximize, 1)}},
+    {.name = NULL},
 };
-#define OPTIONS (sizeof options / sizeof *options)
 
 static void every_option_in_float64(void **state)
 {
-    for (size_t i = 0; i < OPTIONS; i++) {
-        tch_optim_config c = base();
-        options[i].set(&c);
-        test_case("%s, float64", options[i].name);
-        trial_run(*state, TCH_FLOAT64, &c, SHAPES, shapes, STEPS, EXACT);
-    }
+    const tch_optim_config c = base();
+    trial_run_options(*state, TCH_FLOAT64, &c, options, SHAPES, shapes, STEPS, EXACT);
 }
 
 static void every_option_in_float32(void **state)
 {
-    for (size_t i = 0; i < OPTIONS; i++) {
-        tch_optim_config c = base();
-        options[i].set(&c);
-        test_case("%s, float32", options[i].name);
-        trial_run(*state, TCH_FLOAT32, &c, SHAPES, shapes, STEPS, EXACT_F32);
-        c.precision = TCH_PRECISION_HIGH;
-        test_case("%s, float32 with rounded products", options[i].name);
-        trial_run(*state, TCH_FLOAT32, &c, SHAPES, shapes, STEPS, test_on_cpu() ? EXACT_F32 : ROUNDED_F32);
-    }
+    tch_optim_config c = base();
+    trial_run_options(*state, TCH_FLOAT32, &c, options, SHAPES, shapes, STEPS, EXACT_F32);
+    c.precision = TCH_PRECISION_HIGH;
+    trial_run_options(*state, TCH_FLOAT32, &c, options, SHAPES, shapes, STEPS, test_on_cpu() ? EXACT_F32 : ROUNDED_F32);
 }
 
 /* A dimension above the limit has no factor, on either side; blocks of a square matrix have both. */
@@ -195,30 +113,13 @@ static void merged_dimensions(void **state)
 
 static void groups_and_changing_numbers(void **state)
 {
-    trial t;
-    tch_optim_config first = base();
-    tch_optim_config second = base();
-    test_case("two groups whose numbers change");
-    other_betas(&second);
-    second.shampoo_beta = 0.9;
-    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &first, 5, shapes);
-    trial_add_group(&t, &second, SHAPES - 5, shapes + 5);
-    for (int i = 0; i < STEPS; i++) {
-        if (i % 7 == 5) {
-            first.lr *= 0.5;
-            first.weight_decay = 0.1;
-            second.beta1 = 0.9;
-            second.beta2 = 0.95;
-            second.eps = 1e-5;
-            second.shampoo_beta = 0.8;
-            second.precondition_frequency = 2;
-            trial_set_config(&t, 0, &first);
-            trial_set_config(&t, 1, &second);
-        }
-        trial_step(&t);
-    }
-    trial_check(&t, EXACT);
-    trial_close(&t);
+    static const trial_setting first[] = {SET(weight_decay, 0.1), {0}};
+    static const trial_setting second[] = {
+        SET(beta1, 0.9), SET(beta2, 0.95), SET(eps, 1e-5), SET(shampoo_beta, 0.8), SET(precondition_frequency, 2), {0}};
+    trial_groups groups = {base(), base(), 5, first, second};
+    trial_set_option(&groups.second, options, "other betas");
+    groups.second.shampoo_beta = 0.9;
+    trial_run_groups(*state, &groups, SHAPES, shapes, STEPS, EXACT);
 }
 
 /* The first gradient only prepares: matrices stay where they are, to the bit, and the others take their step. */

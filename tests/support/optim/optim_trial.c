@@ -12,6 +12,30 @@
 
 #define PARAMETER_SCALE 0.5
 
+static void write_field(tch_optim_config *config, const trial_setting *s)
+{
+    void *field = (char *)config + s->offset;
+    int64_t wide = (int64_t)s->value;
+    int32_t narrow = (int32_t)s->value;
+    memcpy(field, s->is_real ? (const void *)&s->value : s->size == sizeof wide ? (void *)&wide : &narrow, s->size);
+}
+
+void trial_set(tch_optim_config *config, const trial_setting *settings)
+{
+    for (int i = 0; i < TRIAL_MOST_SETTINGS && settings[i].offset != 0; i++) {
+        write_field(config, &settings[i]);
+    }
+}
+
+void trial_set_option(tch_optim_config *config, const trial_option *options, const char *name)
+{
+    while (options->name != NULL && strcmp(options->name, name) != 0) {
+        options++;
+    }
+    CHECK(options->name != NULL, "there is no option %s", name);
+    trial_set(config, options->settings);
+}
+
 static bool is_permuted(const trial_shape *s)
 {
     bool permuted = false;
@@ -223,6 +247,13 @@ void trial_steps(trial *t, int32_t count)
     }
 }
 
+void trial_erase(trial *t, int32_t parameter, int64_t count)
+{
+    trial_parameter *p = &t->parameters[parameter];
+    memset(p->drawn, 0, (size_t)count * sizeof *p->drawn);
+    test_tensor_write(p->gradient_memory, p->drawn);
+}
+
 void trial_spoil(trial *t, int32_t parameter, double value)
 {
     trial_parameter *p = &t->parameters[parameter];
@@ -292,6 +323,41 @@ void trial_run(tch_context *context, tch_dtype dtype, const tch_optim_config *co
     trial t;
     trial_open(&t, context, dtype, dtype, config, count, shapes);
     trial_steps(&t, steps);
+    trial_check(&t, tolerance);
+    trial_close(&t);
+}
+
+void trial_run_options(tch_context *context, tch_dtype dtype, const tch_optim_config *base, const trial_option *options,
+                       int32_t count, const trial_shape *shapes, int32_t steps, double tolerance)
+{
+    for (; options->name != NULL; options++) {
+        tch_optim_config config = *base;
+        trial_set(&config, options->settings);
+        test_case("%s, %s, %s, precision %d", tch_optim_kind_name(config.kind), options->name, tch_dtype_name(dtype),
+                  config.precision);
+        trial_run(context, dtype, &config, count, shapes, steps, tolerance);
+    }
+}
+
+void trial_run_groups(tch_context *context, const trial_groups *groups, int32_t count, const trial_shape *shapes,
+                      int32_t steps, double tolerance)
+{
+    trial t;
+    tch_optim_config first = groups->first;
+    tch_optim_config second = groups->second;
+    test_case("%s, two groups whose numbers change", tch_optim_kind_name(first.kind));
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &first, groups->split, shapes);
+    trial_add_group(&t, &second, count - groups->split, shapes + groups->split);
+    for (int32_t i = 0; i < steps; i++) {
+        if (i % 7 == 5) {
+            first.lr *= 0.5;
+            trial_set(&first, groups->first_changes);
+            trial_set(&second, groups->second_changes);
+            trial_set_config(&t, 0, &first);
+            trial_set_config(&t, 1, &second);
+        }
+        trial_step(&t);
+    }
     trial_check(&t, tolerance);
     trial_close(&t);
 }

@@ -4,12 +4,38 @@
 #ifndef TORCHIUM_TESTS_OPTIM_TRIAL_H
 #define TORCHIUM_TESTS_OPTIM_TRIAL_H
 
+#include <stddef.h>
+
 #include "optim_reference.h"
 #include "support/random.h"
 #include "support/tensors.h"
 
 #define TRIAL_MOST_PARAMETERS 24
 #define TRIAL_MOST_GROUPS 4
+
+/* An option of a kind: its name and the fields of the configuration that it sets, by SET. A list of fields ends where
+ * there are no more, a list of options with one that has no name. */
+typedef struct trial_setting {
+    size_t offset; /* 0, where struct_size is, for none */
+    size_t size;
+    bool is_real;
+    double value;
+} trial_setting;
+
+#define TRIAL_FIELD(field) (((tch_optim_config *)0)->field)
+/* clang-format off */
+#define TRIAL_IS_REAL(field) _Generic(TRIAL_FIELD(field), double: true, default: false)
+#define SET(field, value) {offsetof(tch_optim_config, field), sizeof TRIAL_FIELD(field), TRIAL_IS_REAL(field), value}
+/* clang-format on */
+#define TRIAL_MOST_SETTINGS 14
+
+typedef struct trial_option {
+    const char *name;
+    trial_setting settings[TRIAL_MOST_SETTINGS];
+} trial_option;
+
+void trial_set(tch_optim_config *config, const trial_setting *settings);
+void trial_set_option(tch_optim_config *config, const trial_option *options, const char *name);
 
 /* One parameter of a trial. */
 typedef struct trial_shape {
@@ -63,6 +89,9 @@ void trial_step_references(trial *t);
 void trial_step(trial *t);
 void trial_steps(trial *t, int32_t count);
 
+/* Zeros in place of the first `count` numbers of a gradient that was drawn. */
+void trial_erase(trial *t, int32_t parameter, int64_t count);
+
 /* Puts a number that is not finite, or any other, into the last element of a gradient that was drawn. */
 void trial_spoil(trial *t, int32_t parameter, double value);
 
@@ -88,5 +117,20 @@ void trial_check(const trial *t, double tolerance);
 /* Opens, takes `steps`, checks, closes. */
 void trial_run(tch_context *context, tch_dtype dtype, const tch_optim_config *config, int32_t count,
                const trial_shape *shapes, int32_t steps, double tolerance);
+
+/* The same for every option on top of `base`, as a case of its own each. */
+void trial_run_options(tch_context *context, tch_dtype dtype, const tch_optim_config *base, const trial_option *options,
+                       int32_t count, const trial_shape *shapes, int32_t steps, double tolerance);
+
+/* Two groups in float64, the first of `split` parameters, whose numbers change at every seventh step: the first's
+ * learning rate is halved, and its other fields and the second's are set as the lists say. */
+typedef struct trial_groups {
+    tch_optim_config first, second;
+    int32_t split;
+    const trial_setting *first_changes, *second_changes;
+} trial_groups;
+
+void trial_run_groups(tch_context *context, const trial_groups *groups, int32_t count, const trial_shape *shapes,
+                      int32_t steps, double tolerance);
 
 #endif
