@@ -162,9 +162,9 @@ static void equal_shapes_are_a_batch(void **state)
 
 static void groups_and_changing_numbers(void **state)
 {
-    static const trial_setting first[] = {SET(momentum, 0.8), {0}};
+    static const trial_setting first[] = {SET(momentum, 0.8), {{0}, 0}};
     static const trial_setting second[] = {
-        SET(weight_decay, 0.1), SET(scalar_lr, 0.01), SET(scalar_weight_decay, 0.2), SET(scalar_beta1, 0.5), {0}};
+        SET(weight_decay, 0.1), SET(scalar_lr, 0.01), SET(scalar_weight_decay, 0.2), SET(scalar_beta1, 0.5), {{0}, 0}};
     trial_groups groups = {base(TCH_OPTIM_MUON), base(TCH_OPTIM_MUON), 6, first, second};
     trial_set_option(&groups.second, options, "much at once");
     trial_run_groups(*state, &groups, SHAPES, shapes, STEPS, EXACT);

@@ -113,8 +113,8 @@ static void equal_shapes_are_a_batch(void **state)
 
 static void groups_and_changing_numbers(void **state)
 {
-    static const trial_setting first[] = {SET(momentum, 0.8), SET(beta2, 0.9), SET(eps, 1e-3), {0}};
-    static const trial_setting second[] = {SET(weight_decay, 0.1), SET(beta2, 0.7), SET(scalar_lr, 0.01), {0}};
+    static const trial_setting first[] = {SET(momentum, 0.8), SET(beta2, 0.9), SET(eps, 1e-3), {{0}, 0}};
+    static const trial_setting second[] = {SET(weight_decay, 0.1), SET(beta2, 0.7), SET(scalar_lr, 0.01), {{0}, 0}};
     trial_groups groups = {base(), base(), 6, first, second};
     trial_set_option(&groups.second, options, "much at once");
     trial_run_groups(*state, &groups, SHAPES, shapes, STEPS, EXACT);

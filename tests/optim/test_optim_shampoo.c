@@ -174,8 +174,8 @@ static void groups_and_changing_numbers(void **state)
 {
     static const trial_setting first[] = {
         SET(momentum, 0.6),        SET(beta1, 0.8),         SET(beta2, 0.9),        SET(relative_eps, 3e-3),
-        SET(grafting_beta2, 0.99), SET(grafting_eps, 1e-5), SET(weight_decay, 0.1), {0}};
-    static const trial_setting second[] = {SET(scalar_beta1, 0.6), SET(scalar_eps, 1e-3), {0}};
+        SET(grafting_beta2, 0.99), SET(grafting_eps, 1e-5), SET(weight_decay, 0.1), {{0}, 0}};
+    static const trial_setting second[] = {SET(scalar_beta1, 0.6), SET(scalar_eps, 1e-3), {{0}, 0}};
     trial_groups groups = {base(), base(), 7, first, second};
     trial_set_option(&groups.first, options, "as in practice");
     groups.first.precondition_frequency = 1;

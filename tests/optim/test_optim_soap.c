@@ -113,9 +113,10 @@ static void merged_dimensions(void **state)
 
 static void groups_and_changing_numbers(void **state)
 {
-    static const trial_setting first[] = {SET(weight_decay, 0.1), {0}};
+    static const trial_setting first[] = {SET(weight_decay, 0.1), {{0}, 0}};
     static const trial_setting second[] = {
-        SET(beta1, 0.9), SET(beta2, 0.95), SET(eps, 1e-5), SET(shampoo_beta, 0.8), SET(precondition_frequency, 2), {0}};
+        SET(beta1, 0.9), SET(beta2, 0.95), SET(eps, 1e-5), SET(shampoo_beta, 0.8), SET(precondition_frequency, 2),
+        {{0}, 0}};
     trial_groups groups = {base(), base(), 5, first, second};
     trial_set_option(&groups.second, options, "other betas");
     groups.second.shampoo_beta = 0.9;

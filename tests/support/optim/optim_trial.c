@@ -12,18 +12,10 @@
 
 #define PARAMETER_SCALE 0.5
 
-static void write_field(tch_optim_config *config, const trial_setting *s)
-{
-    void *field = (char *)config + s->offset;
-    int64_t wide = (int64_t)s->value;
-    int32_t narrow = (int32_t)s->value;
-    memcpy(field, s->is_real ? (const void *)&s->value : s->size == sizeof wide ? (void *)&wide : &narrow, s->size);
-}
-
 void trial_set(tch_optim_config *config, const trial_setting *settings)
 {
-    for (int i = 0; i < TRIAL_MOST_SETTINGS && settings[i].offset != 0; i++) {
-        write_field(config, &settings[i]);
+    for (int i = 0; i < TRIAL_MOST_SETTINGS && settings[i].field.name != NULL; i++) {
+        test_field_set(config, &settings[i].field, settings[i].value);
     }
 }
 

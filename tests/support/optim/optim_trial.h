@@ -4,9 +4,8 @@
 #ifndef TORCHIUM_TESTS_OPTIM_TRIAL_H
 #define TORCHIUM_TESTS_OPTIM_TRIAL_H
 
-#include <stddef.h>
-
 #include "optim_reference.h"
+#include "support/bad_input.h"
 #include "support/random.h"
 #include "support/tensors.h"
 
@@ -16,16 +15,12 @@
 /* An option of a kind: its name and the fields of the configuration that it sets, by SET. A list of fields ends where
  * there are no more, a list of options with one that has no name. */
 typedef struct trial_setting {
-    size_t offset; /* 0, where struct_size is, for none */
-    size_t size;
-    bool is_real;
+    test_field field; /* no name: none */
     double value;
 } trial_setting;
 
-#define TRIAL_FIELD(field) (((tch_optim_config *)0)->field)
 /* clang-format off */
-#define TRIAL_IS_REAL(field) _Generic(TRIAL_FIELD(field), double: true, default: false)
-#define SET(field, value) {offsetof(tch_optim_config, field), sizeof TRIAL_FIELD(field), TRIAL_IS_REAL(field), value}
+#define SET(member, value) {TEST_FIELD(tch_optim_config, member), value}
 /* clang-format on */
 #define TRIAL_MOST_SETTINGS 14
 
