@@ -2,7 +2,6 @@
  * reference, several steps with real clocks, stochastic rounding to the bit, and that results depend neither on how the
  * work is divided nor on threads. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -258,7 +257,6 @@ static void rects_may_be_divided_among_calls(void **state)
         world_run(w, one_call_per_rect, &s);
         CHECK(memcmp(together, w->field[REF_PARAM].after, (size_t)bytes) == 0,
               "one call per rectangle gives other bits");
-        free(together);
         world_close(w);
     }
 }
@@ -283,10 +281,8 @@ static void threads_do_not_matter(void **state)
             }
             unsigned char *params = params_after(w, &bytes);
             CHECK(first == NULL || memcmp(first, params, (size_t)bytes) == 0, "threads change bits");
-            free(first);
             first = params;
         }
-        free(first);
         CHECK_OK(tch_set_num_threads(threads));
         world_close(w);
     }
@@ -470,7 +466,6 @@ static void random_bits_do_not_depend_on_rects(void **state)
     w->update.count = 4;
     world_run(w, run_adamw, &s);
     CHECK(memcmp(whole, w->field[REF_PARAM].after, (size_t)bytes) == 0, "rectangles give other bits than the whole");
-    free(whole);
     world_close(w);
 }
 

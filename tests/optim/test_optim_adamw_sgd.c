@@ -5,7 +5,6 @@
  * In float32 a step is a dozen roundings, and a moving average carries those of the steps before: 2 (steps + 10) u of
  * the way. A beta that was rounded before it was taken from 1 would cost a hundred times as much. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -200,7 +199,6 @@ static void learning_rates_on_the_device(void **state)
         t.configs[0].lr = config.lr;
         trial_step(&t);
         trial_check(&t, tolerance_of(TCH_FLOAT64));
-        test_tensor_free(lr);
         trial_close(&t);
     }
 }
@@ -226,8 +224,6 @@ static void parameters_move(void **state)
     trial_steps(&t, STEPS);
     trial_check(&t, 2.0 * tolerance_of(TCH_FLOAT32));
     test_tensor_check_unchanged(old, "the old memory");
-    test_tensor_free(old);
-    free(values);
     trial_close(&t);
 }
 

@@ -95,9 +95,9 @@ static double *snapshot(const trial *t, int32_t parameter, int64_t *count)
             CHECK(all != NULL, "the test itself has no memory");
             memcpy(all + *count, values, (size_t)n * sizeof *all);
             *count += n;
-            free(values);
         }
     }
+    test_own(all, free);
     return all;
 }
 
@@ -106,8 +106,6 @@ static bool same_parameter(const trial *a, const trial *b, int32_t parameter)
     double *first = test_tensor_read(a->parameters[parameter].memory);
     double *second = test_tensor_read(b->parameters[parameter].memory);
     bool same = memcmp(first, second, (size_t)a->parameters[parameter].memory->count * sizeof *first) == 0;
-    free(first);
-    free(second);
     return same;
 }
 
@@ -166,8 +164,6 @@ static void rest(tch_context *context, tch_optim_kind kind)
         trial_steps(&t, 9);
         double *after = snapshot(&t, 1, &count);
         CHECK(memcmp(before, after, (size_t)count * sizeof *after) == 0, "its state has changed, stagger %d", stagger);
-        free(before);
-        free(after);
         trial_close(&t);
     }
 }
@@ -198,7 +194,6 @@ static void two_types(tch_context *context, tch_optim_kind kind)
         trial_step_references(&t);
     }
     trial_check(&t, ref_orthogonalizes(kind) && !test_on_cpu() ? 0.05 : 1e-4);
-    test_tensor_free(half);
     trial_close(&t);
 }
 
@@ -290,7 +285,6 @@ static void blocks_are_rounded_apart(void **state)
         differing += i % COLS < COLS / 2 && after[i] != after[i + COLS / 2];
     }
     CHECK(differing > 0, "both blocks have the same bits");
-    free(after);
     trial_close(&t);
 }
 
@@ -313,7 +307,6 @@ static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
             trial_step(&t);
         }
         trial_check(&t, tolerance_of(kind));
-        test_tensor_free(lr);
         trial_close(&t);
     }
 }
@@ -382,7 +375,6 @@ static void found_inf_under_every_policy(void **state)
         }
         CHECK(trial_stats(&t).skipped == STEPS / 3, "%lld steps were skipped", (long long)trial_stats(&t).skipped);
         trial_check(&t, tolerance_of(TCH_OPTIM_ADAMW));
-        test_tensor_free(found);
         trial_close(&t);
     }
 }
@@ -421,7 +413,6 @@ static double *root_of(const trial *t, const tch_tensor *factor, tch_root_method
     if (residual != NULL) {
         *residual = *number;
     }
-    free(number);
     tch_tensor_destroy(out);
     tch_tensor_destroy(certificate);
     return values;
@@ -438,8 +429,6 @@ static double gap(const trial *t, int32_t parameter, tch_root_method method, dou
     double *got = read_numbers(t->context, state_called(t, name));
     int64_t count = tch_tensor_numel(factor);
     double share = ref_distance(count, got, expected) / ref_norm(count, expected);
-    free(expected);
-    free(got);
     return share;
 }
 
@@ -522,7 +511,7 @@ static void the_worst_residual(void **state)
             char name[64];
             double residual;
             snprintf(name, sizeof name, "parameter%d/factor.0.%d", i, k);
-            free(root_of(&t, state_called(&t, name), TCH_ROOT_NEWTON, c.relative_eps, &residual));
+            root_of(&t, state_called(&t, name), TCH_ROOT_NEWTON, c.relative_eps, &residual);
             worst = fmax(worst, residual);
         }
     }
@@ -568,7 +557,6 @@ static void roots_begin_at_the_identity(void **state)
     for (int i = 0; i < 64; i++) {
         CHECK(root[i] == (i % 9 == 0 ? 1.0 : 0.0), "element %d is %g", i, root[i]);
     }
-    free(root);
     trial_close(&t);
 }
 
@@ -595,8 +583,6 @@ static void small_roots_make_room_for_large_ones(void **state)
         int64_t others = trial_stats(&t).refreshes - before;
         bool large = memcmp(root, now, 400 * sizeof *now) != 0;
         CHECK(others == (large ? 1 : 3), "%lld roots beside %s", (long long)others, large ? "the large one" : "none");
-        free(root);
-        free(now);
     }
     trial_close(&t);
 }
@@ -693,7 +679,6 @@ static void rewind_training(tch_context *context, tch_optim_kind kind)
     CHECK_OK(try_load(&t[1], path));
     for (int32_t i = 0; i < SHAPES; i++) {
         test_tensor_write(t[1].parameters[i].memory, before[i]);
-        free(before[i]);
     }
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < STEPS; i++) {
@@ -976,7 +961,6 @@ static void unscaling_now_and_then(void **state)
             }
             test_tensor_write(t.parameters[k].gradient_memory, values);
             writable[k] = &t.parameters[k].gradient;
-            free(values);
         }
         if (i % 2 == 0) {
             CHECK_OK(tch_scaler_unscale(scaler, SHAPES, writable));
@@ -1035,8 +1019,6 @@ static void a_box_with_gaps_of_one(void **state)
     tch_scaler_state numbers = TCH_SCALER_STATE_INIT;
     CHECK_OK(tch_scaler_get_state(scaler, &numbers));
     CHECK(numbers.scale == 2.0, "an infinity outside the box was found");
-    free(after);
-    test_tensor_free(memory);
     tch_scaler_destroy(scaler);
 }
 

@@ -6,7 +6,6 @@
  * any. The shapes in float32 are small enough for none to be expected; otherwise the bound is that of AdamW, 2 (steps +
  * 10) u of the way. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -133,10 +132,7 @@ static void steps_have_one_length(void **state)
         double expected = 1.0 - 0x1p-6 * ((gradients[i] > 0) - (gradients[i] < 0));
         CHECK(got[i] == expected, "from gradient %g: %.9g, expected %.9g", gradients[i], got[i], expected);
     }
-    free(got);
     tch_optimizer_destroy(optimizer);
-    test_tensor_free(p);
-    test_tensor_free(g);
 }
 
 /* One moment beside the clock, called as others call it. */

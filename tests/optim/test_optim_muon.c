@@ -3,7 +3,6 @@
  * float32 parameters: there a direction is compared as a whole, and its singular values lie where the reference's
  * do. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "support/optim/optim_trial.h"
 #include "support/testing.h"
@@ -134,9 +133,7 @@ static void check_by_columns(tch_context *context, tch_optim_kind kind, tch_muon
         double expected = t.parameters[0].reference->values[i % ROWS * COLS + i / ROWS];
         CHECK(fabs(got[i] - expected) < 1e-9, "element %d is %.12g, expected %.12g", i, got[i], expected);
     }
-    free(got);
     tch_optimizer_destroy(other);
-    test_tensor_free(columns);
     trial_close(&t);
 }
 

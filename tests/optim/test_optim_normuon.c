@@ -4,7 +4,6 @@
  * error. */
 #include <math.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/messages.h"
@@ -142,8 +141,6 @@ static void steps_have_the_papers_length(void **state)
         }
         double rms = sqrt(sum / (double)count);
         CHECK(fabs(rms - 0.2 * c.lr) < 1e-12, "parameter %d moves by %.15g, expected %.15g", k, rms, 0.2 * c.lr);
-        free(after);
-        free(before[k]);
     }
     trial_close(&t);
 }
@@ -173,7 +170,6 @@ static void zero_gradients(void **state)
             for (int64_t i = 0; i < t.parameters[k].memory->count; i++) {
                 CHECK(isfinite(got[i]), "element %lld of parameter %d is %g", (long long)i, k, got[i]);
             }
-            free(got);
             if (!rows) {
                 test_tensor_check_unchanged(t.parameters[k].memory, "a parameter");
             }

@@ -6,7 +6,6 @@
  * 1e-11 leaves room. In float32 the same is 1.5e-5 times 5.6. What the default tolerance of a root and the rounded
  * products of TCH_PRECISION_HIGH cost is bounded by their own promises. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -263,7 +262,6 @@ static void see_refreshes(const trial *t, watched_root *roots, int32_t count, in
     for (int32_t i = 0; i < count; i++) {
         double *now = read_state(t->context, roots[i].tensor);
         roots[i].refreshed[step] = memcmp(now, roots[i].values, (size_t)roots[i].count * sizeof *now) != 0;
-        free(roots[i].values);
         roots[i].values = now;
     }
 }
@@ -326,9 +324,6 @@ static void staggered_refreshes(void **state)
     tch_optim_stats stats = trial_stats(&t);
     CHECK(stats.refreshes == 4 * (int64_t)count, "%lld refreshes of %d roots", (long long)stats.refreshes, count);
     CHECK(stats.steps == steps && stats.skipped == 0 && stats.failed == 0, "other statistics");
-    for (int32_t i = 0; i < count; i++) {
-        free(roots[i].values);
-    }
     trial_close(&t);
 }
 

@@ -8,7 +8,6 @@
  * direction is second order in neighboring second moments. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -176,9 +175,6 @@ static void check_basis(int64_t n, const double *q, const double *factor)
         CHECK(i / n == i % n || fabs(product[i]) < 1e-12 * size, "the basis does not diagonalize: %g", product[i]);
         CHECK(i / n == 0 || i / n != i % n || product[i] <= product[i - n - 1] + 1e-12 * size, "it is not sorted");
     }
-    free(turned);
-    free(product);
-    free(inner);
 }
 
 static void adopt_bases(trial *t)
@@ -196,7 +192,6 @@ static void adopt_bases(trial *t)
                 double *q = read_state(t, name);
                 check_basis(n, q, r->blocks[b].factor[k]);
                 ref_transpose(n, n, q, r->blocks[b].root[k]);
-                free(q);
             }
         }
     }
@@ -251,15 +246,11 @@ static void bases_stay_orthonormal(void **state)
         for (int k = 0; k < 24 * 24; k++) {
             CHECK(fabs(product[k] - (k / 24 == k % 24)) < 1e-10, "step %d: not orthonormal: %g", i, product[k]);
         }
-        free(q);
-        free(turned);
-        free(product);
     }
     for (int32_t i = 0; i < t.count; i++) {
         double *p = test_tensor_read(t.parameters[i].memory);
         double size = ref_largest(t.parameters[i].memory->count, p);
         CHECK(isfinite(size) && size < 10.0, "parameter %d has grown to %g", i, size);
-        free(p);
     }
     trial_close(&t);
 }

@@ -105,7 +105,7 @@ static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shap
     p->reference->by_columns = lies_by_columns(p);
     p->reference->narrow = !test_on_cpu() && t->dtype.bits != 64;
     make_gradient(t, p);
-    free(values);
+    test_drop(values);
 }
 
 static void make_group(trial *t, const tch_optim_config *config, int32_t count, const trial_shape *shapes,
@@ -155,11 +155,8 @@ void trial_close(trial *t)
 {
     tch_optimizer_destroy(t->optimizer);
     for (int32_t i = 0; i < t->count; i++) {
-        trial_parameter *p = &t->parameters[i];
-        test_tensor_free(p->memory);
-        test_tensor_free(p->gradient_memory);
-        ref_optim_free(p->reference);
-        free(p->drawn);
+        test_tensor_free(t->parameters[i].memory);
+        test_tensor_free(t->parameters[i].gradient_memory);
     }
     memset(t, 0, sizeof *t);
 }
@@ -189,7 +186,7 @@ static void draw(trial *t, trial_parameter *p)
     }
     double *values = p->shape.gradient_follows ? NULL : in_tensor_order(p, p->drawn);
     test_tensor_write(p->gradient_memory, values == NULL ? p->drawn : values);
-    free(values);
+    test_drop(values);
 }
 
 void trial_draw(trial *t)
@@ -219,7 +216,7 @@ void trial_step_references(trial *t)
         memcpy(before, p->reference->values, bytes);
         ref_optim_step(p->reference, &t->configs[p->group], p->drawn);
         p->path += ref_distance(p->memory->count, before, p->reference->values);
-        free(before);
+        test_drop(before);
     }
 }
 
@@ -252,7 +249,7 @@ void trial_spoil(trial *t, int32_t parameter, double value)
     double *values = test_tensor_read(p->gradient_memory);
     values[p->memory->count - 1] = value;
     test_tensor_write(p->gradient_memory, values);
-    free(values);
+    test_drop(values);
 }
 
 tch_optim_stats trial_stats(const trial *t)
@@ -291,7 +288,7 @@ double trial_error(const trial *t, int32_t parameter, double roundings)
     double *values = test_tensor_read(p->memory);
     double distance = ref_distance(p->memory->count, values, p->reference->values);
     double size = ref_norm(p->memory->count, p->reference->values);
-    free(values);
+    test_drop(values);
     distance -= roundings * test_unit_roundoff(t->dtype) * size;
     return distance <= 0.0 ? 0.0 : distance / (p->path > 0.0 ? p->path : 1e-300);
 }
