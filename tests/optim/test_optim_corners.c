@@ -55,31 +55,6 @@ static double tolerance_of(tch_optim_kind kind)
 
 /* --- the state, by name ------------------------------------------------------------------------------------------ */
 
-static tch_tensor *state_called(const trial *t, const char *name)
-{
-    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
-        if (strcmp(s.name, name) == 0) {
-            return s.tensor;
-        }
-    }
-    test_fail(__FILE__, __LINE__, "there is no state '%s'", name);
-}
-
-static double *read_numbers(tch_context *context, const tch_tensor *tensor)
-{
-    double *values = test_alloc((size_t)tch_tensor_numel(tensor) * sizeof *values);
-    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, tensor->ndim, tensor->shape);
-    tch_tensor *copy = NULL;
-    CHECK_OK(tch_tensor_create(context, TCH_FLOAT64, tensor->ndim, tensor->shape, TCH_CONTIGUOUS, &copy));
-    CHECK_OK(tch_tensor_copy(context, copy, tensor));
-    CHECK_OK(tch_tensor_copy(context, &host, copy));
-    CHECK_OK(tch_context_synchronize(context));
-    tch_tensor_destroy(copy);
-    return values;
-}
-
 /* All state of one parameter, one number after the other. */
 static double *snapshot(const trial *t, int32_t parameter, int64_t *count)
 {
@@ -90,7 +65,7 @@ static double *snapshot(const trial *t, int32_t parameter, int64_t *count)
         CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
         if (s.parameter == parameter) {
             int64_t n = tch_tensor_numel(s.tensor);
-            double *values = read_numbers(t->context, s.tensor);
+            double *values = trial_read(t, s.tensor);
             all = realloc(all, (size_t)(*count + n) * sizeof *all);
             CHECK(all != NULL, "the test itself has no memory");
             memcpy(all + *count, values, (size_t)n * sizeof *all);
@@ -408,8 +383,8 @@ static double *root_of(const trial *t, const tch_tensor *factor, tch_root_method
     CHECK_OK(tch_tensor_create(t->context, factor->dtype, 2, factor->shape, TCH_CONTIGUOUS, &out));
     CHECK_OK(tch_tensor_create(t->context, TCH_FLOAT64, 0, NULL, TCH_CONTIGUOUS, &certificate));
     CHECK_OK(tch_inverse_root(t->context, factor, 4, &how, out, certificate, NULL));
-    double *values = read_numbers(t->context, out);
-    double *number = read_numbers(t->context, certificate);
+    double *values = trial_read(t, out);
+    double *number = trial_read(t, certificate);
     if (residual != NULL) {
         *residual = *number;
     }
@@ -423,10 +398,10 @@ static double gap(const trial *t, int32_t parameter, tch_root_method method, dou
 {
     char name[64];
     snprintf(name, sizeof name, "parameter%d/factor.0.0", parameter);
-    const tch_tensor *factor = state_called(t, name);
+    const tch_tensor *factor = trial_state(t, name);
     snprintf(name, sizeof name, "parameter%d/root.0.0", parameter);
     double *expected = root_of(t, factor, method, relative_eps, NULL);
-    double *got = read_numbers(t->context, state_called(t, name));
+    double *got = trial_read(t, trial_state(t, name));
     int64_t count = tch_tensor_numel(factor);
     double share = ref_distance(count, got, expected) / ref_norm(count, expected);
     return share;
@@ -511,7 +486,7 @@ static void the_worst_residual(void **state)
             char name[64];
             double residual;
             snprintf(name, sizeof name, "parameter%d/factor.0.%d", i, k);
-            root_of(&t, state_called(&t, name), TCH_ROOT_NEWTON, c.relative_eps, &residual);
+            root_of(&t, trial_state(&t, name), TCH_ROOT_NEWTON, c.relative_eps, &residual);
             worst = fmax(worst, residual);
         }
     }
@@ -553,7 +528,7 @@ static void roots_begin_at_the_identity(void **state)
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
     test_case("roots before the first step");
     trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, 1, shapes);
-    double *root = read_numbers(*state, state_called(&t, "parameter0/root.0.1"));
+    double *root = trial_read(&t, trial_state(&t, "parameter0/root.0.1"));
     for (int i = 0; i < 64; i++) {
         CHECK(root[i] == (i % 9 == 0 ? 1.0 : 0.0), "element %d is %g", i, root[i]);
     }
@@ -577,9 +552,9 @@ static void small_roots_make_room_for_large_ones(void **state)
     trial_step(&t);
     for (int i = 0; i < 4; i++) {
         int64_t before = trial_stats(&t).refreshes;
-        double *root = read_numbers(*state, state_called(&t, "parameter0/root.0.0"));
+        double *root = trial_read(&t, trial_state(&t, "parameter0/root.0.0"));
         trial_step(&t);
-        double *now = read_numbers(*state, state_called(&t, "parameter0/root.0.0"));
+        double *now = trial_read(&t, trial_state(&t, "parameter0/root.0.0"));
         int64_t others = trial_stats(&t).refreshes - before;
         bool large = memcmp(root, now, 400 * sizeof *now) != 0;
         CHECK(others == (large ? 1 : 3), "%lld roots beside %s", (long long)others, large ? "the large one" : "none");

@@ -225,20 +225,6 @@ typedef struct watched_root {
     int32_t refreshed[4 * PERIOD + 1]; /* by step */
 } watched_root;
 
-static double *read_state(tch_context *context, tch_tensor *tensor)
-{
-    int64_t count = tch_tensor_numel(tensor);
-    double *values = test_alloc((size_t)count * sizeof *values);
-    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, tensor->ndim, tensor->shape);
-    tch_tensor *copy = NULL;
-    CHECK_OK(tch_tensor_create(context, TCH_FLOAT64, tensor->ndim, tensor->shape, TCH_CONTIGUOUS, &copy));
-    CHECK_OK(tch_tensor_copy(context, copy, tensor));
-    CHECK_OK(tch_tensor_copy(context, &host, copy));
-    CHECK_OK(tch_context_synchronize(context));
-    tch_tensor_destroy(copy);
-    return values;
-}
-
 static int32_t find_roots(const trial *t, watched_root *roots)
 {
     int32_t found = 0;
@@ -250,7 +236,7 @@ static int32_t find_roots(const trial *t, watched_root *roots)
             memset(&roots[found], 0, sizeof roots[found]);
             roots[found].tensor = state.tensor;
             roots[found].count = tch_tensor_numel(state.tensor);
-            roots[found].values = read_state(t->context, state.tensor);
+            roots[found].values = trial_read(t, state.tensor);
             found++;
         }
     }
@@ -260,7 +246,7 @@ static int32_t find_roots(const trial *t, watched_root *roots)
 static void see_refreshes(const trial *t, watched_root *roots, int32_t count, int32_t step)
 {
     for (int32_t i = 0; i < count; i++) {
-        double *now = read_state(t->context, roots[i].tensor);
+        double *now = trial_read(t, roots[i].tensor);
         roots[i].refreshed[step] = memcmp(now, roots[i].values, (size_t)roots[i].count * sizeof *now) != 0;
         roots[i].values = now;
     }

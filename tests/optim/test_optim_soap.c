@@ -141,22 +141,6 @@ static void the_first_gradient_prepares(void **state)
 
 /* --- bases that the first gradient leaves open ------------------------------------------------------------------- */
 
-static double *read_state(trial *t, const char *name)
-{
-    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
-        if (strcmp(s.name, name) == 0) {
-            double *values = test_alloc((size_t)tch_tensor_numel(s.tensor) * sizeof *values);
-            tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, s.tensor->ndim, s.tensor->shape);
-            CHECK_OK(tch_tensor_copy(t->context, &host, s.tensor));
-            return values;
-        }
-    }
-    CHECK(false, "there is no state %s", name);
-    return NULL;
-}
-
 /* Rows of q are orthonormal, and q C q' is diagonal and falling. */
 static void check_basis(int64_t n, const double *q, const double *factor)
 {
@@ -189,7 +173,7 @@ static void adopt_bases(trial *t)
                     continue;
                 }
                 snprintf(name, sizeof name, "parameter%d/basis.%d.%d", i, b, k);
-                double *q = read_state(t, name);
+                double *q = trial_read(t, trial_state(t, name));
                 check_basis(n, q, r->blocks[b].factor[k]);
                 ref_transpose(n, n, q, r->blocks[b].root[k]);
             }
@@ -238,7 +222,7 @@ static void bases_stay_orthonormal(void **state)
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 2, open);
     for (int i = 0; i < STEPS; i++) {
         trial_step(&t);
-        double *q = read_state(&t, "parameter0/basis.0.0");
+        double *q = trial_read(&t, trial_state(&t, "parameter0/basis.0.0"));
         double *turned = test_alloc(24 * 24 * sizeof *turned);
         double *product = test_alloc(24 * 24 * sizeof *product);
         ref_transpose(24, 24, q, turned);

@@ -259,6 +259,31 @@ tch_optim_stats trial_stats(const trial *t)
     return stats;
 }
 
+tch_tensor *trial_state(const trial *t, const char *name)
+{
+    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
+        tch_optim_state s = TCH_OPTIM_STATE_INIT;
+        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
+        if (strcmp(s.name, name) == 0) {
+            return s.tensor;
+        }
+    }
+    test_fail(__FILE__, __LINE__, "there is no state '%s'", name);
+}
+
+double *trial_read(const trial *t, const tch_tensor *tensor)
+{
+    double *values = test_alloc((size_t)tch_tensor_numel(tensor) * sizeof *values);
+    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, tensor->ndim, tensor->shape);
+    tch_tensor *copy = NULL;
+    CHECK_OK(tch_tensor_create(t->context, TCH_FLOAT64, tensor->ndim, tensor->shape, TCH_CONTIGUOUS, &copy));
+    CHECK_OK(tch_tensor_copy(t->context, copy, tensor));
+    CHECK_OK(tch_tensor_copy(t->context, &host, copy));
+    CHECK_OK(tch_context_synchronize(t->context));
+    tch_tensor_destroy(copy);
+    return values;
+}
+
 void trial_save(const trial *t, const char *path)
 {
     tch_checkpoint_writer *writer = NULL;

@@ -92,6 +92,10 @@ void trial_spoil(trial *t, int32_t parameter, double value);
 
 tch_optim_stats trial_stats(const trial *t);
 
+/* The state of a name, and the numbers of any tensor on the device, as float64. */
+tch_tensor *trial_state(const trial *t, const char *name);
+double *trial_read(const trial *t, const tch_tensor *tensor);
+
 /* The optimizer as a checkpoint, under the prefix "optimizer". */
 void trial_save(const trial *t, const char *path);
 
