@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include <torchium/checkpoint.h>
+#include <torchium/comm.h>
 #include <torchium/context.h>
 #include <torchium/export.h>
 #include <torchium/kernel.h>
@@ -165,6 +166,27 @@ typedef struct tch_parameter {
     int32_t elementwise; /* 1: AdamW for this one, whatever its shape, as for embeddings */
 } tch_parameter;
 
+/* A rectangle of a tensor that ranks of a group share, and where it is in what its rank has. */
+typedef struct tch_shard {
+    int32_t rank;
+    int64_t start[TCH_MAX_RANK], size[TCH_MAX_RANK]; /* in the whole tensor */
+    int64_t offset[TCH_MAX_RANK];                    /* where it begins in the rank's own */
+} tch_shard;
+
+/* How a parameter lies among the ranks of a group. All ranks describe it alike. Shards may be empty, uneven, and on
+ * several ranks at once; each element is on one rank at least. */
+typedef struct tch_placement {
+    size_t struct_size;
+    int32_t ndim;         /* of the whole tensor */
+    const int64_t *shape; /* the same */
+    int32_t count;        /* of shards; 0: every rank has the whole tensor, and the same gradient */
+    const tch_shard *shards;
+} tch_placement;
+#define TCH_PLACEMENT_INIT                                                                                             \
+    {                                                                                                                  \
+        sizeof(tch_placement), 0, NULL, 0, NULL                                                                        \
+    }
+
 /* Where the state's memory comes from, when not from the context's pool. The library asks for a few large chunks and
  * gives them back when the optimizer is destroyed. Memory is on the context's device, aligned to 256 bytes. */
 typedef struct tch_state_allocator {
@@ -194,6 +216,23 @@ TCH_API tch_status tch_optimizer_create(tch_context *context, const tch_optim_co
 TCH_API tch_status tch_optimizer_create_with(tch_context *context, const tch_optim_config *config, int32_t count,
                                              const tch_parameter *parameters, const tch_state_allocator *allocator,
                                              tch_optimizer **optimizer);
+
+/* An optimizer whose work and state the ranks of a group divide; each of them makes this call with its own part of the
+ * same parameters. `comm` outlives it; NULL: alone. `placements` has one entry for each parameter; NULL: every rank has
+ * every parameter whole, as in data parallel training. `allocator` may be NULL.
+ *
+ * The number of ranks does not change the mathematics: equal gradients give equal updates, whoever computes them. Every
+ * rank then calls tch_optimizer_step with its gradients, for the shards it has; a rank without elements of a parameter
+ * passes its empty gradient, not NULL. Ranks that come with different models, options or gradients (one missing where
+ * others have it) all get TCH_ERR_COMM, and nothing is changed. After a failure of the group the optimizer is marked
+ * failed. */
+TCH_API tch_status tch_optimizer_create_shared(tch_context *context, const tch_optim_config *config, tch_comm *comm,
+                                               int32_t count, const tch_parameter *parameters,
+                                               const tch_placement *placements, const tch_state_allocator *allocator,
+                                               tch_optimizer **optimizer);
+TCH_API tch_status tch_optimizer_add_group_shared(tch_optimizer *optimizer, const tch_optim_config *config,
+                                                  int32_t count, const tch_parameter *parameters,
+                                                  const tch_placement *placements, int32_t *group);
 
 /* Another group, of the same kind, also in the middle of training. Its parameters are numbered after those there
  * are. */

@@ -25,7 +25,8 @@
     X(TCH_ERR_NUMERIC, "the numbers do not allow it: not finite, not positive definite, or no convergence")            \
     X(TCH_ERR_BACKEND, "the device or one of its libraries failed")                                                    \
     X(TCH_ERR_IO, "reading or writing a file failed")                                                                  \
-    X(TCH_ERR_INTERNAL, "an internal check failed; please report it")
+    X(TCH_ERR_INTERNAL, "an internal check failed; please report it")                                                  \
+    X(TCH_ERR_COMM, "a group of processes failed, or its ranks disagree")
 
 #define TCH_STATUS_ENUMERATOR(name, text) name,
 typedef enum tch_status { TCH_STATUS_LIST(TCH_STATUS_ENUMERATOR) TCH_STATUS_COUNT } tch_status;

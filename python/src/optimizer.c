@@ -96,12 +96,13 @@ static PyObject *set_range_hook(PyObject *object, PyObject *const *args, Py_ssiz
 
 static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"device", "allocate", NULL};
+    static char *names[] = {"device", "allocate", "group", NULL};
     py_optimizer *self = (py_optimizer *)object;
     PyObject *device;
     PyObject *memory = Py_None;
+    PyObject *group = Py_None;
     char text[32];
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|O:Optimizer", names, &device, &memory) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OO:Optimizer", names, &device, &memory, &group) ||
         py_take_device(device, "device", &self->device) < 0) {
         return -1;
     }
@@ -116,6 +117,9 @@ static int initialize(PyObject *object, PyObject *args, PyObject *keywords)
     }
     replace(&self->memory.allocate, memory);
     self->process = (long)getpid();
+    if (group != Py_None && py_comm_open(group, &self->group) < 0) {
+        return -1;
+    }
     tch_status status = tch_context_create(py_device_text(self->device, text, sizeof text), &self->context);
     return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
 }
@@ -127,7 +131,8 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->push);
     Py_VISIT(self->pop);
     Py_VISIT(self->lr_tensors);
-    return py_chunks_traverse(&self->memory, visit, arg);
+    int stop = py_comm_traverse(&self->group, visit, arg);
+    return stop != 0 ? stop : py_chunks_traverse(&self->memory, visit, arg);
 }
 
 /* The library first: it waits for the device and then gives the state's memory back, through `release`. A profiler is
@@ -153,6 +158,7 @@ static int clear(PyObject *object)
     Py_CLEAR(self->push);
     Py_CLEAR(self->pop);
     Py_CLEAR(self->lr_tensors);
+    py_comm_clear(&self->group);
     py_chunks_clear(&self->memory);
     return 0;
 }

@@ -7,6 +7,7 @@
 
 #include "arrays.h"
 #include "chunks.h"
+#include "comm.h"
 #include "python.h"
 
 /* A parameter as the library knows it: shape and strides point into the struct. */
@@ -31,6 +32,7 @@ typedef struct py_optimizer {
     bool busy;
     long process;     /* that made it: a child of a fork leaves it alone */
     py_chunks memory; /* of the state */
+    py_comm group;    /* that it is shared by */
     PyObject *push, *pop;
     PyObject *lr_tensors; /* a dictionary, group: what keeps its learning rate alive */
     bool has_stream;
@@ -51,6 +53,9 @@ int py_optimizer_follow_stream(py_optimizer *self, const py_stream *stream);
 /* Room for so many arrays; 0, or -1 with an exception set. */
 int py_operands_make(py_operands *operands, size_t count);
 void py_operands_free(py_operands *operands);
+
+/* Sets the exception of a failed call: what the group or the memory has raised, or the status'. Always -1. */
+int py_optimizer_fail(py_optimizer *self, tch_status status);
 
 /* The end of a method: None, or the exception of the status. */
 PyObject *py_optimizer_done(py_optimizer *self, tch_status status);

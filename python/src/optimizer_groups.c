@@ -121,8 +121,13 @@ static void settle_places(py_optimizer *self, const tch_parameter *entries, int3
 
 /* --- a new group ------------------------------------------------------------------------------------------------- */
 
+int py_optimizer_fail(py_optimizer *self, tch_status status)
+{
+    return py_comm_raise(&self->group) ? -1 : py_chunks_fail(&self->memory, status);
+}
+
 static int make_group(py_optimizer *self, const tch_optim_config *config, int32_t count, const tch_parameter *entries,
-                      int32_t *group)
+                      const tch_placement *placements, int32_t *group)
 {
     const tch_state_allocator memory = py_chunks_allocator(&self->memory);
     tch_status status;
@@ -132,12 +137,13 @@ static int make_group(py_optimizer *self, const tch_optim_config *config, int32_
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS;
-    status = self->optimizer != NULL ? tch_optimizer_add_group(self->optimizer, config, count, entries, group)
-                                     : tch_optimizer_create_with(self->context, config, count, entries,
-                                                                 own ? &memory : NULL, &self->optimizer);
+    status = self->optimizer != NULL
+                 ? tch_optimizer_add_group_shared(self->optimizer, config, count, entries, placements, group)
+                 : tch_optimizer_create_shared(self->context, config, self->group.comm, count, entries, placements,
+                                               own ? &memory : NULL, &self->optimizer);
     Py_END_ALLOW_THREADS;
     settle_places(self, entries, count, status == TCH_OK);
-    return status == TCH_OK ? 0 : py_chunks_fail(&self->memory, status);
+    return status == TCH_OK ? 0 : py_optimizer_fail(self, status);
 }
 
 static int describe_parameters(PyObject *const *tuples, int32_t count, py_operand *operands, tch_parameter *entries)
@@ -156,7 +162,7 @@ static int describe_parameters(PyObject *const *tuples, int32_t count, py_operan
 }
 
 static int add_parameters(py_optimizer *self, const tch_optim_config *config, PyObject *const *tuples, PyObject *given,
-                          py_operands *o, tch_parameter *entries, int32_t *group)
+                          py_operands *o, tch_parameter *entries, const tch_placement *placements, int32_t *group)
 {
     int32_t count = (int32_t)PyTuple_Size(tuples[0]);
     py_stream stream;
@@ -168,7 +174,8 @@ static int add_parameters(py_optimizer *self, const tch_optim_config *config, Py
     for (int32_t i = 0; i < count; i++) {
         entries[i].tensor = o->tensors[i];
     }
-    int failed = py_optimizer_follow_stream(self, &stream) < 0 || make_group(self, config, count, entries, group) < 0;
+    int failed = py_optimizer_follow_stream(self, &stream) < 0 ||
+                 make_group(self, config, count, entries, placements, group) < 0;
     py_arrays_release(o->arrays, o->tensors, count);
     return failed ? -1 : 0;
 }
@@ -195,7 +202,7 @@ static int take_lists(PyObject *const *lists, PyObject **tuples)
 }
 
 static int add_with_room(py_optimizer *self, const tch_optim_config *config, PyObject *const *tuples, PyObject *stream,
-                         int32_t *group)
+                         const tch_placement *placements, int32_t *group)
 {
     size_t count = (size_t)PyTuple_Size(tuples[0]);
     py_operands operands;
@@ -206,7 +213,7 @@ static int add_with_room(py_optimizer *self, const tch_optim_config *config, PyO
     }
     int failed = py_operands_make(&operands, count);
     if (!failed) {
-        failed = add_parameters(self, config, tuples, stream, &operands, entries, group);
+        failed = add_parameters(self, config, tuples, stream, &operands, entries, placements, group);
         py_operands_free(&operands);
     }
     PyMem_Free(entries);
@@ -215,9 +222,9 @@ static int add_with_room(py_optimizer *self, const tch_optim_config *config, PyO
 
 PyObject *py_optimizer_add_group(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    static const char *const names[] = {"config", "parameters", "names", "elementwise", "stream", NULL};
+    static const char *const names[] = {"config", "parameters", "names", "elementwise", "stream", "placements", NULL};
     py_optimizer *self = (py_optimizer *)object;
-    PyObject *values[5];
+    PyObject *values[6];
     PyObject *tuples[3] = {NULL};
     tch_optim_config config;
     if (py_arguments("add_group", names, 4, args, count, keywords, values) < 0 ||
@@ -225,7 +232,12 @@ PyObject *py_optimizer_add_group(PyObject *object, PyObject *const *args, Py_ssi
         return NULL;
     }
     int32_t group = 0;
-    int failed = take_lists(values + 1, tuples) < 0 || add_with_room(self, &config, tuples, values[4], &group) != 0;
+    tch_placement *placements = NULL;
+    bool placed = values[5] != NULL && values[5] != Py_None;
+    int failed = take_lists(values + 1, tuples) < 0 ||
+                 (placed && (placements = py_placements(values[5], PyTuple_Size(tuples[0]))) == NULL) ||
+                 add_with_room(self, &config, tuples, values[4], placements, &group) != 0;
+    PyMem_Free(placements);
     for (int i = 0; i < 3; i++) {
         Py_XDECREF(tuples[i]);
     }

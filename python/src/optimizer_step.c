@@ -95,7 +95,10 @@ static PyObject *run(py_optimizer *self, const py_stream *stream)
         status = tch_context_synchronize(self->context);
     }
     Py_END_ALLOW_THREADS;
-    return status == TCH_OK ? Py_NewRef(Py_None) : py_fail(status);
+    if (status != TCH_OK) {
+        return py_comm_raise(&self->group) ? NULL : py_fail(status);
+    }
+    return Py_NewRef(Py_None);
 }
 
 /* Any step: whatever the arrays are, and wherever the parameters are now. */
@@ -303,7 +306,8 @@ static PyObject *list_present(const py_optimizer *self, PyObject *parameters, Py
 static PyObject *step_or_rest(py_optimizer *self, PyObject *parameters, PyObject *gradients, PyObject *const *values)
 {
     PyObject *present = list_present(self, parameters, gradients);
-    if (PyErr_Occurred() || (present != NULL && PyList_Size(present) == 0)) {
+    bool nothing = present != NULL && PyList_Size(present) == 0;
+    if (PyErr_Occurred() || (nothing && self->group.comm == NULL)) { /* ranks of a group come to every step */
         return present;
     }
     PyObject *result = step(self, parameters, gradients, values);

@@ -271,7 +271,16 @@ class Optimizer:
     enumerations as their words; "kind" must be there, missing ones have the kind's defaults. `allocate(bytes)` returns
     (owner, address): memory on the device that becomes part of the state's and lives as long as the owner."""
 
-    def __init__(self, device: str, allocate: Callable[[int], tuple[Any, int]] | None = None) -> None: ...
+    def __init__(
+        self,
+        device: str,
+        allocate: Callable[[int], tuple[Any, int]] | None = None,
+        group: tuple[str, int, int, Callable[[str, int, int, Any, int], None]] | None = None,
+    ) -> None:
+        """A `group` is (name, rank, size, collective): the optimizer is shared by its ranks. The collective is called
+        with "all_gather", "all_to_all" or "reduce_max", the addresses to send from and receive at, the bytes, the four
+        lists of offsets and bytes, or the number of int32, and the stream."""
+
     def add_group(
         self,
         config: dict[str, Any],
@@ -279,7 +288,11 @@ class Optimizer:
         names: list[str],
         elementwise: list[bool],
         stream: int | None = None,
-    ) -> int: ...
+        placements: tuple[Any, ...] | None = None,
+    ) -> int:
+        """`placements`, of a shared optimizer: for each parameter None, where every rank has all of it, or (shape,
+        shards), a shard being (rank, start, size, offset in that rank's tensor)."""
+
     def set_config(self, group: int, config: dict[str, Any]) -> None: ...
     def set_lr(self, group: int, lr: float) -> None: ...
     def set_lr_tensor(self, group: int, lr: Array | None) -> None: ...

@@ -64,7 +64,7 @@ static const slot matrix_slots[] = {
     SLOT(matrix, permute),
 };
 static const slot update_slots[] = {
-    SLOT(update, find_nonfinite), SLOT(update, decide_skip), SLOT(update, advance),
+    SLOT(update, find_nonfinite), SLOT(update, decide_skip), SLOT(update, agree), SLOT(update, advance),
     SLOT(update, adamw),          SLOT(update, sgd),         SLOT(update, lion),
     SLOT(update, gather),         SLOT(update, graft),       SLOT(update, rotated_adam),
     SLOT(update, apply),          SLOT(update, row_moments), SLOT(update, apply_rows),

@@ -54,7 +54,7 @@ static void for_each_factor(const tch_optimizer *o, int32_t parameter, failures_
     for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
         const tchi_block_batch *block_batch = tchi_block_batch_at(o, i);
         for (int64_t b = 0; b < block_batch->count; b++) {
-            if (tchi_block_at(o, block_batch->first + b)->param == parameter) {
+            if (tchi_block_param(o, tchi_block_at(o, block_batch->first + b))->index == parameter) {
                 visit_block(o, block_batch, b, visit, user);
             }
         }

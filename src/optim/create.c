@@ -16,6 +16,7 @@
 #include "layout.h"
 #include "method.h"
 #include "shape.h"
+#include "shared/shared.h"
 #include "user_kernel.h"
 
 /* --- parameters -------------------------------------------------------------------------------------------------- */
@@ -94,8 +95,13 @@ static tch_status check_apart(const tch_optimizer *o)
     return status;
 }
 
-static bool set_dims(const tchi_block_method *blocks, const tch_optim_config *config, tchi_dims *dims)
+bool tchi_optim_set_dims(const tch_optimizer *o, int32_t group, const tch_parameter *parameter, tchi_dims *dims)
 {
+    const tchi_block_method *blocks = o->method->blocks;
+    const tch_optim_config *config = &tchi_group_at(o, group)->config;
+    if (blocks == NULL || tchi_dims_count(dims) == 0 || parameter->elementwise) {
+        return false;
+    }
     if (blocks->set_dims != NULL) {
         blocks->set_dims(config, dims);
     } else if (config->merge_dims) {
@@ -105,10 +111,10 @@ static bool set_dims(const tchi_block_method *blocks, const tch_optim_config *co
     return blocks->takes(config, dims);
 }
 
-static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter *parameter)
+static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter *parameter,
+                            const tch_placement *placement)
 {
     char text[32];
-    const tch_optim_config *config = &tchi_group_at(o, group)->config;
     const tch_tensor *tensor = parameter->tensor;
     const char *name = name_of(parameter, (int32_t)o->params.count, text);
     for (int32_t i = 0; i < o->params.count; i++) {
@@ -124,6 +130,8 @@ static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter
     p->name = copy;
     p->name_bytes = bytes;
     p->group = group;
+    p->index = (int32_t)o->params.count - 1;
+    p->tile = -1;
     p->type = tchi_scalar_of(tensor->dtype);
     p->real = p->type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
     p->data = tchi_tensor_data(tensor);
@@ -134,9 +142,10 @@ static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter
     }
     p->count = tch_tensor_numel(tensor);
     tchi_dims_of(tensor, &p->dims);
-    if (o->method->blocks != NULL && p->count > 0 && !parameter->elementwise) {
-        p->blocked = set_dims(o->method->blocks, config, &p->dims);
+    if (o->shared != NULL) {
+        return tchi_shared_set_dims(o, p, parameter, placement);
     }
+    p->blocked = tchi_optim_set_dims(o, group, parameter, &p->dims);
     return TCH_OK;
 }
 
@@ -144,13 +153,14 @@ static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter
 
 /* How far the lists go before a group is added. */
 typedef struct mark {
-    int64_t groups, params, blocks, block_batches, factor_batches, states, chunks;
+    int64_t groups, params, blocks, block_batches, factor_batches, states, chunks, own_tiles, tiles;
 } mark;
 
 static mark mark_of(const tch_optimizer *o)
 {
-    return (mark){o->groups.count,         o->params.count, o->blocks.count, o->block_batches.count,
-                  o->factor_batches.count, o->states.count, o->chunks.count};
+    return (mark){o->groups.count,        o->params.count,         o->blocks.count,
+                  o->block_batches.count, o->factor_batches.count, o->states.count,
+                  o->chunks.count,        o->tiles.count,          o->shared == NULL ? 0 : o->shared->tiles.count};
 }
 
 static void release_chunk(tch_optimizer *o, const tchi_chunk *chunk)
@@ -176,6 +186,13 @@ static void return_to(tch_optimizer *o, const mark *m)
     }
     for (int64_t i = m->chunks; i < o->chunks.count; i++) {
         release_chunk(o, (const tchi_chunk *)o->chunks.items + i);
+    }
+    for (int64_t i = m->groups; i < o->groups.count; i++) {
+        tchi_exchange_release(tchi_group_at(o, (int32_t)i)->exchange);
+    }
+    o->tiles.count = m->own_tiles;
+    if (o->shared != NULL) {
+        o->shared->tiles.count = m->tiles;
     }
     o->groups.count = m->groups;
     o->params.count = m->params;
@@ -211,6 +228,15 @@ static tch_status take_chunk(tch_optimizer *o, int64_t bytes, bool from_caller, 
     return TCH_OK;
 }
 
+static tch_status fill_master(const tch_optimizer *o, const tchi_param *p)
+{
+    int64_t stride = 1;
+    tch_array from = {p->data, p->type, 1, &p->count, &stride};
+    tch_array to = {p->master, p->real, 1, &p->count, &stride};
+    return p->master == NULL || p->count == 0 ? TCH_OK
+                                              : o->context->backend->matrix->copy(o->context->state, &to, &from);
+}
+
 /* Zeroes, roots at the identity, master copies at their parameters. */
 static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64_t bytes)
 {
@@ -225,12 +251,14 @@ static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64
         TCHI_TRY(t->matrix->combine(o->context->state, 1.0, 0.0, NULL, 0.0, NULL, &roots));
     }
     for (int32_t i = 0; i < g->params; i++) {
-        const tchi_param *p = tchi_param_at(o, g->first_param + i);
-        int64_t stride = 1;
-        tch_array from = {p->data, p->type, 1, &p->count, &stride};
-        tch_array to = {p->master, p->real, 1, &p->count, &stride};
-        if (p->master != NULL && p->count > 0) {
-            TCHI_TRY(t->matrix->copy(o->context->state, &to, &from));
+        TCHI_TRY(fill_master(o, tchi_param_at(o, g->first_param + i)));
+    }
+    if (g->exchange != NULL) {
+        TCHI_TRY(tchi_exchange_values(o, group));
+    }
+    for (int32_t i = 0; i < o->tiles.count; i++) {
+        if (tchi_tile_at(o, i)->group == group) {
+            TCHI_TRY(fill_master(o, tchi_tile_at(o, i)));
         }
     }
     return TCH_OK;
@@ -295,7 +323,7 @@ tch_status tchi_optim_check(const tch_context *context, const char *function, co
 }
 
 tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int32_t count,
-                           const tch_parameter *parameters, bool with_data)
+                           const tch_parameter *parameters, const tch_placement *placements, bool with_data)
 {
     TCHI_TRY(tchi_list_reserve(&o->groups, o->groups.count + 1));
     TCHI_TRY(tchi_list_reserve(&o->params, o->params.count + count));
@@ -308,25 +336,31 @@ tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int
                       .first_factor_batch = (int32_t)o->factor_batches.count};
     int32_t group = (int32_t)o->groups.count - 1;
     for (int32_t i = 0; i < count; i++) {
-        TCHI_TRY(add_param(o, group, &parameters[i]));
+        TCHI_TRY(add_param(o, group, &parameters[i], placements == NULL ? NULL : &placements[i]));
     }
     if (with_data) {
         TCHI_TRY(check_apart(o));
+    }
+    if (o->shared != NULL) {
+        TCHI_TRY(tchi_shared_plan_group(o, group, parameters, placements));
     }
     return tchi_layout_group(o, group);
 }
 
 static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, int32_t count,
-                            const tch_parameter *parameters)
+                            const tch_parameter *parameters, const tch_placement *placements)
 {
     mark before = mark_of(o);
     int64_t state_bytes = o->state_bytes;
-    tch_status status = tchi_optim_plan(o, config, count, parameters, true);
+    tch_status status = tchi_optim_plan(o, config, count, parameters, placements, true);
     if (status == TCH_OK) {
         status = take_state(o, (int32_t)o->groups.count - 1);
     }
     if (status == TCH_OK) {
         status = take_scratch(o);
+    }
+    if (o->shared != NULL) {
+        status = tchi_shared_compare(o->shared->comm, o->context, o->shared->hash, status);
     }
     if (status != TCH_OK) {
         o->context->backend->device->synchronize(o->context->state);
@@ -346,6 +380,7 @@ void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_
     *o = (tch_optimizer){.context = context, .method = tchi_method_of(config)};
     o->groups.item_size = sizeof(tchi_group);
     o->params.item_size = sizeof(tchi_param);
+    o->tiles.item_size = sizeof(tchi_param);
     o->blocks.item_size = sizeof(tchi_block);
     o->block_batches.item_size = sizeof(tchi_block_batch);
     o->factor_batches.item_size = sizeof(tchi_factor_batch);
@@ -365,25 +400,30 @@ void tchi_optim_empty(tch_optimizer *o)
     tchi_user_kernel_release(&o->own[TCH_OPTIM_PART_ROOT]);
     tchi_user_kernel_release(&o->own[TCH_OPTIM_PART_UPDATE]);
     return_to(o, &(mark){0});
+    tchi_shared_close(o);
     tchi_pool_free(o->context->pool, o->control);
     tchi_pool_free(o->context->pool, o->scratch_block);
     tchi_pool_free(o->context->pool, o->copies);
-    tchi_list *const lists[] = {&o->groups, &o->params, &o->blocks,    &o->block_batches, &o->factor_batches,
-                                &o->states, &o->chunks, &o->rect_list, &o->clock_list,    &o->counts};
+    tchi_list *const lists[] = {&o->groups,         &o->params, &o->blocks, &o->block_batches,
+                                &o->factor_batches, &o->states, &o->chunks, &o->rect_list,
+                                &o->clock_list,     &o->counts, &o->tiles};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         tchi_list_release(lists[i]);
     }
 }
 
-static tch_status fill_optimizer(tch_optimizer *o, const tch_optim_config *config, int32_t count,
-                                 const tch_parameter *parameters)
+static tch_status fill_optimizer(tch_optimizer *o, const tch_optim_config *config, tch_comm *comm, int32_t count,
+                                 const tch_parameter *parameters, const tch_placement *placements)
 {
     void *control;
     TCHI_TRY(tchi_recordings_open(o->context, &o->recordings));
     TCHI_TRY(tchi_pool_allocate(o->context->pool, sizeof *o->control, &control));
     o->control = control;
     TCHI_TRY(o->context->backend->device->zero_bytes(o->context->state, o->control, sizeof *o->control));
-    return add_group(o, config, count, parameters);
+    if (comm != NULL) {
+        TCHI_TRY(tchi_shared_open(o, comm));
+    }
+    return add_group(o, config, count, parameters, placements);
 }
 
 static tch_status check_allocator(const tch_state_allocator *allocator)
@@ -396,21 +436,33 @@ static tch_status check_allocator(const tch_state_allocator *allocator)
     return TCH_OK;
 }
 
-tch_status tch_optimizer_create_with(tch_context *context, const tch_optim_config *config, int32_t count,
-                                     const tch_parameter *parameters, const tch_state_allocator *allocator,
-                                     tch_optimizer **optimizer)
+/* All that can go wrong before ranks of a group meet. */
+static tch_status begin_optimizer(tch_context *context, const tch_optim_config *config, int32_t count,
+                                  const tch_parameter *parameters, const tch_state_allocator *allocator,
+                                  tch_optimizer **optimizer)
+{
+    TCHI_TRY(check_allocator(allocator));
+    TCHI_TRY(tchi_optim_check(context, "tch_optimizer_create", config, count, parameters, true));
+    TCHI_TRY(tchi_host_take(sizeof **optimizer, "an optimizer", optimizer));
+    tchi_optim_prepare(*optimizer, context, config, allocator);
+    return TCH_OK;
+}
+
+tch_status tch_optimizer_create_shared(tch_context *context, const tch_optim_config *config, tch_comm *comm,
+                                       int32_t count, const tch_parameter *parameters, const tch_placement *placements,
+                                       const tch_state_allocator *allocator, tch_optimizer **optimizer)
 {
     TCHI_ENTER_FOR(context, "tch_optimizer_create", update);
     if (optimizer == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_create: optimizer is NULL");
     }
     *optimizer = NULL;
-    TCHI_TRY(check_allocator(allocator));
-    TCHI_TRY(tchi_optim_check(context, "tch_optimizer_create", config, count, parameters, true));
-    tch_optimizer *o;
-    TCHI_TRY(tchi_host_take(sizeof *o, "an optimizer", &o));
-    tchi_optim_prepare(o, context, config, allocator);
-    tch_status status = fill_optimizer(o, config, count, parameters);
+    tch_optimizer *o = NULL;
+    tch_status begun = begin_optimizer(context, config, count, parameters, allocator, &o);
+    if (begun != TCH_OK) {
+        return comm == NULL ? begun : tchi_shared_compare(comm, context, 0, begun);
+    }
+    tch_status status = fill_optimizer(o, config, comm, count, parameters, placements);
     if (status != TCH_OK) {
         tchi_optim_empty(o);
         tchi_host_release(o, sizeof *o);
@@ -420,14 +472,22 @@ tch_status tch_optimizer_create_with(tch_context *context, const tch_optim_confi
     return TCH_OK;
 }
 
+tch_status tch_optimizer_create_with(tch_context *context, const tch_optim_config *config, int32_t count,
+                                     const tch_parameter *parameters, const tch_state_allocator *allocator,
+                                     tch_optimizer **optimizer)
+{
+    return tch_optimizer_create_shared(context, config, NULL, count, parameters, NULL, allocator, optimizer);
+}
+
 tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *config, int32_t count,
                                 const tch_parameter *parameters, tch_optimizer **optimizer)
 {
     return tch_optimizer_create_with(context, config, count, parameters, NULL, optimizer);
 }
 
-tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
-                                   const tch_parameter *parameters, int32_t *group)
+tch_status tch_optimizer_add_group_shared(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
+                                          const tch_parameter *parameters, const tch_placement *placements,
+                                          int32_t *group)
 {
     if (optimizer == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: optimizer is NULL");
@@ -438,11 +498,17 @@ tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_con
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: kind is %s, the optimizer is %s",
                          tchi_method_of(config)->name, optimizer->method->name);
     }
-    TCHI_TRY(add_group(optimizer, config, count, parameters));
+    TCHI_TRY(add_group(optimizer, config, count, parameters, placements));
     if (group != NULL) {
         *group = (int32_t)optimizer->groups.count - 1;
     }
     return TCH_OK;
+}
+
+tch_status tch_optimizer_add_group(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
+                                   const tch_parameter *parameters, int32_t *group)
+{
+    return tch_optimizer_add_group_shared(optimizer, config, count, parameters, NULL, group);
 }
 
 void tch_optimizer_destroy(tch_optimizer *optimizer)

@@ -14,7 +14,11 @@ void tchi_optim_prepare(tch_optimizer *optimizer, tch_context *context, const tc
 
 /* Adds a group and all that follows from its parameters, short of memory on the device. */
 tch_status tchi_optim_plan(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
-                           const tch_parameter *parameters, bool with_data);
+                           const tch_parameter *parameters, const tch_placement *placements, bool with_data);
+
+/* Merges dimensions as the method wants them; whether the parameter has blocks then. */
+bool tchi_optim_set_dims(const tch_optimizer *optimizer, int32_t group, const tch_parameter *parameter,
+                         tchi_dims *dims);
 
 /* Frees everything but the struct itself. */
 void tchi_optim_empty(tch_optimizer *optimizer);

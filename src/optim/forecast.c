@@ -44,7 +44,8 @@ tch_status tchi_forecast_refresh(const tch_optimizer *o, int64_t *least, int64_t
         const tchi_factor_batch *f = tchi_factor_batch_at(o, i);
         int64_t each;
         TCHI_TRY(one_refresh(o, f, &each));
-        int64_t all = each > budget / f->count ? budget : each * f->count;
+        int64_t count = f->count > 0 ? f->count : 1;
+        int64_t all = each > budget / count ? budget : each * count;
         all = all < each ? each : all;
         *least = each > *least ? each : *least;
         *most = all > *most ? all : *most;
@@ -83,7 +84,7 @@ static tch_status forecast(tch_optimizer *o, const tch_optim_config *config, int
     tchi_arena state = {0};
     tchi_arena beside = {0};
     tchi_arena scratch = {0};
-    TCHI_TRY(tchi_optim_plan(o, config, count, parameters, false));
+    TCHI_TRY(tchi_optim_plan(o, config, count, parameters, NULL, false));
     TCHI_TRY(tchi_layout_state(o, 0, &state, &beside, false));
     o->state_bytes = state.used;
     tchi_layout_chunks(o, &scratch);

@@ -10,13 +10,15 @@
 #include "core/list.h"
 #include "method.h"
 #include "rects.h"
+#include "shared/shared.h"
 #include "shape.h"
 
 /* --- blocks and block batches ------------------------------------------------------------------------------------ */
 
-static int64_t cut_at(const tchi_block_method *blocks, const tch_optim_config *config)
+int64_t tchi_layout_cut_at(const tch_optimizer *optimizer, int32_t group)
 {
-    return blocks->cut_at == NULL ? INT64_MAX : blocks->cut_at(config);
+    const tchi_block_method *blocks = optimizer->method->blocks;
+    return blocks->cut_at == NULL ? INT64_MAX : blocks->cut_at(&tchi_group_at(optimizer, group)->config);
 }
 
 static int32_t transpose_tall(const tchi_block_method *blocks, tchi_block_batch *c)
@@ -31,17 +33,23 @@ static int32_t transpose_tall(const tchi_block_method *blocks, tchi_block_batch 
 }
 
 /* The block batch of a block of this parameter with these sizes, as a value that can be compared. */
-static tchi_block_batch describe(const tchi_param *param, const tchi_cut *cut, const int64_t *size)
+static tchi_block_batch describe(const tch_optim_config *config, const tchi_param *param, const int64_t *size)
 {
-    tchi_block_batch c = {.group = param->group, .order = cut->order, .type = param->type, .real = param->real};
-    memcpy(c.size, size, (size_t)cut->order * sizeof *size);
+    bool direction = param->carried && !param->by_value;
+    tchi_block_batch c = {.group = param->group,
+                          .order = param->dims.order,
+                          .type = param->carried ? param->wire_out : param->type,
+                          .real = param->real,
+                          .direction = direction,
+                          .prepared = direction && (param->filters || config->decay == TCH_DECAY_L2)};
+    memcpy(c.size, size, (size_t)c.order * sizeof *size);
     return c;
 }
 
 static bool same_block_batch(const tchi_block_batch *a, const tchi_block_batch *b)
 {
     return a->group == b->group && a->order == b->order && a->type == b->type && a->real == b->real &&
-           memcmp(a->size, b->size, sizeof a->size) == 0;
+           a->direction == b->direction && a->prepared == b->prepared && memcmp(a->size, b->size, sizeof a->size) == 0;
 }
 
 static tch_status find_block_batch(tch_optimizer *o, const tchi_group *group, const tchi_block_batch *wanted,
@@ -67,25 +75,42 @@ static tch_status find_block_batch(tch_optimizer *o, const tchi_group *group, co
 typedef tch_status (*block_visit)(tch_optimizer *o, tchi_group *group, tchi_block_batch *block_batch,
                                   const tchi_block *block);
 
+static tch_status visit_block(tch_optimizer *o, const tchi_param *param, const int64_t *size, tchi_block block,
+                              block_visit visit)
+{
+    tchi_group *group = tchi_group_at(o, param->group);
+    tchi_block_batch wanted = describe(&group->config, param, size);
+    block.transposed = transpose_tall(o->method->blocks, &wanted);
+    tchi_block_batch *block_batch;
+    TCHI_TRY(find_block_batch(o, group, &wanted, &block_batch));
+    return visit(o, group, block_batch, &block);
+}
+
+/* Tiles in the order in which the blocks of one process would come, those of other ranks as blocks of parameter -1. */
+static tch_status for_each_tile(tch_optimizer *o, const tchi_exchange *exchange, block_visit visit)
+{
+    for (int64_t i = exchange->first_tile; i < exchange->first_tile + exchange->tiles; i++) {
+        const tchi_tile *tile = tchi_shared_tile(o, i);
+        tchi_block block = {.param = tile->own, .number = 0};
+        TCHI_TRY(visit_block(o, tchi_param_at(o, tile->param), tile->size, block, visit));
+    }
+    return TCH_OK;
+}
+
 static tch_status for_each_block(tch_optimizer *o, int32_t index, block_visit visit)
 {
-    const tchi_block_method *blocks = o->method->blocks;
     tchi_group *group = tchi_group_at(o, index);
+    if (group->exchange != NULL) {
+        return for_each_tile(o, group->exchange, visit);
+    }
     for (int32_t p = group->first_param; p < group->first_param + group->params; p++) {
         const tchi_param *param = tchi_param_at(o, p);
-        if (!param->blocked) {
-            continue;
-        }
-        tchi_cut cut = tchi_cut_of(&param->dims, cut_at(blocks, &group->config));
+        tchi_cut cut = param->blocked ? tchi_cut_of(&param->dims, tchi_layout_cut_at(o, index)) : (tchi_cut){0};
         for (int64_t number = 0; number < cut.blocks; number++) {
             tchi_block block = {.param = p, .number = (int32_t)number};
             int64_t size[TCHI_MOST_ORDER];
             tchi_cut_block(&cut, number, block.start, size);
-            tchi_block_batch wanted = describe(param, &cut, size);
-            block.transposed = transpose_tall(blocks, &wanted);
-            tchi_block_batch *block_batch;
-            TCHI_TRY(find_block_batch(o, group, &wanted, &block_batch));
-            TCHI_TRY(visit(o, group, block_batch, &block));
+            TCHI_TRY(visit_block(o, param, size, block, visit));
         }
     }
     return TCH_OK;
@@ -96,8 +121,7 @@ static tch_status count_block(tch_optimizer *o, tchi_group *group, tchi_block_ba
 {
     (void)o;
     (void)group;
-    (void)block;
-    block_batch->count++;
+    block_batch->count += block->param >= 0;
     return TCH_OK;
 }
 
@@ -105,7 +129,12 @@ static tch_status place_block(tch_optimizer *o, tchi_group *group, tchi_block_ba
                               const tchi_block *block)
 {
     (void)group;
-    *tchi_block_at(o, block_batch->first + block_batch->count++) = *block;
+    int64_t among = block_batch->all++;
+    if (block->param >= 0) {
+        tchi_block *placed = tchi_block_at(o, block_batch->first + block_batch->count++);
+        *placed = *block;
+        placed->among = among;
+    }
     return TCH_OK;
 }
 
@@ -163,7 +192,9 @@ static tch_status join_factor_batches(tch_optimizer *o, int32_t index, tchi_bloc
             TCHI_TRY(find_factor_batch(o, group, &wanted, &block_batch->factor_batch[k]));
             tchi_factor_batch *factor_batch = tchi_factor_batch_at(o, block_batch->factor_batch[k]);
             block_batch->position[k] = factor_batch->count;
+            block_batch->before[k] = factor_batch->all;
             factor_batch->count += block_batch->count;
+            factor_batch->all += block_batch->all;
         }
     }
     return TCH_OK;
@@ -177,6 +208,7 @@ static tch_status take_factor_batch_lists(tchi_factor_batch *f)
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->failures));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->own));
     TCHI_TRY(tchi_host_take(n * sizeof *f->block_batch, "a factor batch", &f->block_batch));
+    TCHI_TRY(tchi_host_take(n * sizeof *f->among, "a factor batch", &f->among));
     return tchi_host_take(n * sizeof *f->block, "a factor batch", &f->block);
 }
 
@@ -188,6 +220,7 @@ void tchi_layout_free_factor_batch(tchi_factor_batch *f)
     tchi_host_release(f->failures, n);
     tchi_host_release(f->own, n);
     tchi_host_release(f->block_batch, n * sizeof *f->block_batch);
+    tchi_host_release(f->among, n * sizeof *f->among);
     tchi_host_release(f->block, n * sizeof *f->block);
 }
 
@@ -203,6 +236,8 @@ static void note_owners(tch_optimizer *o, int32_t block_batch_index)
         for (int64_t b = 0; b < block_batch->count; b++) {
             factor_batch->block_batch[block_batch->position[k] + b] = block_batch_index;
             factor_batch->block[block_batch->position[k] + b] = b;
+            factor_batch->among[block_batch->position[k] + b] =
+                block_batch->before[k] + tchi_block_at(o, block_batch->first + b)->among;
         }
     }
 }
@@ -271,33 +306,79 @@ static tch_status name_state(const naming *n, int32_t param, void *data, tch_sca
     return TCH_OK;
 }
 
-/* What the moments of a parameter are called, or NULL where it has none. */
-static void moment_names(const tchi_optim_method *method, const tch_optim_config *config, bool blocked,
+/* What the moments of a parameter are called, or NULL where it has none. Of a parameter and its tiles one has each:
+ * the first moment is the parameter's where it filters, all others are the tiles'. */
+static void moment_names(const tch_optimizer *o, const tch_optim_config *config, const tchi_param *p,
                          const char *names[TCHI_MOMENTS])
 {
     names[0] = names[1] = names[2] = NULL;
-    (blocked ? method->blocks->moments : method->elementwise->moments)(config, names);
+    (p->blocked ? o->method->blocks->moments : o->method->elementwise->moments)(config, names);
+    if (p->carried) {
+        names[0] = p->filters ? names[0] : NULL;
+        names[1] = names[2] = NULL;
+    } else if (p->tile >= 0 && tchi_param_at(o, p->index)->filters) {
+        names[0] = NULL;
+    }
 }
 
-/* The number of steps is the first thing in a clock. */
-static tch_status place_param(const naming *n, int32_t index, const tch_optim_config *config, tchi_arena *arena)
+/* A copy in float32 is with those who apply directions, or with the tile that is the parameter. */
+static bool keeps_master(const tch_optim_config *config, const tchi_param *p)
 {
-    tchi_param *p = tchi_param_at(n->optimizer, index);
+    bool here = p->tile >= 0 ? p->by_value : !p->carried || !p->by_value;
+    return here && config->master_weights && tchi_scalar_size(p->type) == 2;
+}
+
+/* Something laid out like the parameter, or like one of its tiles, which is then numbered. */
+static tch_status place_like(const naming *n, const tchi_param *p, const char *name, tchi_arena *arena, void **data)
+{
+    char what[64];
+    *data = tchi_arena_take(arena, p->count * tchi_scalar_size(p->real));
+    snprintf(what, sizeof what, p->tile < 0 ? "%s" : "%s.%d", name, p->tile);
+    return name_state(n, p->index, *data, p->real, p->ndim, p->shape, p->strides, what);
+}
+
+static tch_status place_param(const naming *n, tchi_param *p, const tch_optim_config *config, tchi_arena *arena)
+{
     const char *names[TCHI_MOMENTS];
-    int64_t bytes = p->count * tchi_scalar_size(p->real);
-    TCHI_TRY(name_state(n, index, p->clock, TCH_SCALAR_F64, 0, NULL, NULL, "step"));
-    if (config->master_weights && tchi_scalar_size(p->type) == 2) {
-        p->master = tchi_arena_take(arena, bytes);
-        TCHI_TRY(name_state(n, index, p->master, p->real, p->ndim, p->shape, p->strides, "master"));
+    if (keeps_master(config, p)) {
+        TCHI_TRY(place_like(n, p, "master", arena, &p->master));
     }
-    moment_names(n->optimizer->method, config, p->blocked, names);
+    moment_names(n->optimizer, config, p, names);
     for (int32_t k = 0; k < TCHI_MOMENTS; k++) {
         if (names[k] != NULL) {
-            p->moment[k] = tchi_arena_take(arena, bytes);
-            TCHI_TRY(name_state(n, index, p->moment[k], p->real, p->ndim, p->shape, p->strides, names[k]));
+            TCHI_TRY(place_like(n, p, names[k], arena, &p->moment[k]));
         }
     }
     return TCH_OK;
+}
+
+/* The number of steps is the first thing in a clock. */
+static tch_status place_params(const naming *n, int32_t group, tchi_arena *state)
+{
+    tch_optimizer *o = n->optimizer;
+    const tchi_group *g = tchi_group_at(o, group);
+    tch_clock *clocks = tchi_arena_take(state, g->params * (int64_t)sizeof *clocks);
+    for (int32_t i = 0; i < g->params; i++) {
+        tchi_param *p = tchi_param_at(o, g->first_param + i);
+        p->clock = clocks == NULL ? NULL : clocks + i;
+        TCHI_TRY(name_state(n, g->first_param + i, p->clock, TCH_SCALAR_F64, 0, NULL, NULL, "step"));
+        TCHI_TRY(place_param(n, p, &g->config, state));
+    }
+    for (int32_t i = 0; i < o->tiles.count; i++) {
+        tchi_param *t = tchi_tile_at(o, i);
+        if (t->group == group) {
+            t->clock = tchi_param_at(o, t->index)->clock;
+            TCHI_TRY(place_param(n, t, &g->config, state));
+        }
+    }
+    return TCH_OK;
+}
+
+/* The number of a block in the caller's parameter. */
+static int32_t number_of(const tch_optimizer *o, const tchi_block *block)
+{
+    const tchi_param *p = tchi_block_param(o, block);
+    return p->tile < 0 ? block->number : p->tile;
 }
 
 static tch_status name_matrices(const naming *n, const tchi_block_batch *block_batch, int64_t block, int32_t k)
@@ -310,10 +391,11 @@ static tch_status name_matrices(const naming *n, const tchi_block_batch *block_b
     int64_t strides[2] = {f->n, 1};
     int64_t at = (block_batch->position[k] + block) * f->n * f->n * tchi_scalar_size(f->real);
     char what[64];
-    snprintf(what, sizeof what, "factor.%d.%d", b->number, k);
-    TCHI_TRY(name_state(n, b->param, f->factors + at, f->real, 2, shape, strides, what));
-    snprintf(what, sizeof what, "%s.%d.%d", kept[f->root == 0], b->number, k);
-    return name_state(n, b->param, f->roots + at, f->real, 2, shape, strides, what);
+    int32_t param = tchi_block_param(o, b)->index;
+    snprintf(what, sizeof what, "factor.%d.%d", number_of(o, b), k);
+    TCHI_TRY(name_state(n, param, f->factors + at, f->real, 2, shape, strides, what));
+    snprintf(what, sizeof what, "%s.%d.%d", kept[f->root == 0], number_of(o, b), k);
+    return name_state(n, param, f->roots + at, f->real, 2, shape, strides, what);
 }
 
 /* How many numbers a method keeps for each block of a block batch. */
@@ -336,8 +418,9 @@ static tch_status name_block_state(const naming *n, const tchi_block_batch *bloc
     }
     int64_t at = block * block_state_of(blocks, block_batch) * tchi_scalar_size(block_batch->real);
     char what[64];
-    snprintf(what, sizeof what, "%s.%d", blocks->block_state_name, b->number);
-    return name_state(n, b->param, block_batch->moment + at, block_batch->real, ndim, shape, strides, what);
+    snprintf(what, sizeof what, "%s.%d", blocks->block_state_name, number_of(n->optimizer, b));
+    return name_state(n, tchi_block_param(n->optimizer, b)->index, block_batch->moment + at, block_batch->real, ndim,
+                      shape, strides, what);
 }
 
 static tch_status name_block_batch(const naming *n, const tchi_block_batch *block_batch)
@@ -373,13 +456,8 @@ tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena
     const tchi_block_method *blocks = optimizer->method->blocks;
     tchi_group *g = tchi_group_at(optimizer, group);
     g->numbers = tchi_arena_take(beside, sizeof *g->numbers);
-    tch_clock *clocks = tchi_arena_take(state, g->params * (int64_t)sizeof *clocks);
-    for (int32_t i = 0; i < g->params; i++) {
-        tchi_param_at(optimizer, g->first_param + i)->clock = clocks == NULL ? NULL : clocks + i;
-    }
-    for (int32_t i = 0; i < g->params; i++) {
-        TCHI_TRY(place_param(&n, g->first_param + i, &g->config, state));
-    }
+    tchi_exchange_layout(optimizer, group, beside);
+    TCHI_TRY(place_params(&n, group, state));
     for (int32_t i = 0; i < g->factor_batches; i++) {
         place_factor_batch(tchi_factor_batch_at(optimizer, g->first_factor_batch + i), state, beside);
     }
@@ -421,6 +499,9 @@ static int64_t rects_of(const tch_optimizer *o, const tchi_block_batch *block_ba
  * keeps little of a device busy. */
 static int64_t chunk_of(int64_t count, int64_t fit)
 {
+    if (count == 0) {
+        return 0;
+    }
     int64_t most = fit < 1 ? 1 : fit > count ? count : fit;
     int64_t passes = (count + most - 1) / most;
     return (count + passes - 1) / passes;

@@ -14,6 +14,9 @@ tch_status tchi_layout_group(tch_optimizer *optimizer, int32_t group);
 tch_status tchi_layout_state(tch_optimizer *optimizer, int32_t group, tchi_arena *state, tchi_arena *beside,
                              bool names);
 
+/* The largest side of a block. */
+int64_t tchi_layout_cut_at(const tch_optimizer *optimizer, int32_t group);
+
 /* How many blocks of each block batch a pass works on at once, and its scratch. */
 void tchi_layout_chunks(tch_optimizer *optimizer, tchi_arena *scratch);
 

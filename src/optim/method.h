@@ -62,6 +62,15 @@ typedef struct tchi_block_method {
     /* The steps of a parameter by which all that the host schedules for it has begun. NULL: it schedules nothing. */
     int64_t (*begins)(const tch_optim_config *config);
 
+    /* --- shared by a group of ranks */
+    /* Where parameters are sharded, the filter of gradients, with moments[0], stays with the shards, and filtered
+     * gradients of this type travel. NULL: gradients travel as they are. */
+    tch_scalar (*filtered_type)(const tch_context *context, tch_scalar real);
+    /* The type that a direction has without loss. NULL: that of the arithmetic. */
+    tch_scalar (*direction_type)(const tch_context *context, tch_scalar real);
+    /* What the learning rate is multiplied by for a matrix of these sides. NULL: 1, or it is in the direction. */
+    double (*step_factor)(const tch_optim_config *config, double rows, double cols);
+
     /* --- the step */
     /* Bytes of work buffers for one block of a block batch. */
     int64_t (*work)(const tch_context *context, const tch_optim_config *config, const tchi_block_batch *block_batch);

@@ -88,14 +88,13 @@ tchi_muon_sides tchi_muon_sides_of(const tchi_param *p)
     return (tchi_muon_sides){m, (double)p->count / m};
 }
 
-double tchi_muon_factor(const tch_optim_config *config, const tchi_param *p)
+double tchi_muon_step_factor(const tch_optim_config *config, double rows, double cols)
 {
-    tchi_muon_sides s = tchi_muon_sides_of(p);
     switch (config->muon_lr) {
     case TCH_MUON_LR_ORIGINAL:
-        return sqrt(fmax(1.0, s.m / s.n));
+        return sqrt(fmax(1.0, rows / cols));
     case TCH_MUON_LR_MATCH_RMS_ADAMW:
-        return 0.2 * sqrt(fmax(s.m, s.n));
+        return 0.2 * sqrt(fmax(rows, cols));
     default:
         return 1.0;
     }
@@ -105,6 +104,10 @@ static tch_status gather(const tchi_muon_run *r)
 {
     tch_optimizer *o = r->optimizer;
     TCHI_RANGE(o->context, "gather gradients");
+    if (tchi_run_param(o, &r->run)->moment[0] == NULL) { /* of a tile whose gradient was filtered where it lies */
+        tch_update filtered = tchi_update_run(o, &r->run, &r->work, o->scratch, NULL);
+        return o->context->backend->update->gather(o->context->state, &filtered, TCH_FILTER_NONE, 0);
+    }
     tch_update update = tchi_update_run(o, &r->run, &r->work, NULL, o->scratch);
     return o->context->backend->update->gather(o->context->state, &update,
                                                r->config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA, 0);
@@ -128,7 +131,9 @@ tch_update tchi_muon_update(const tchi_muon_run *r, const tch_matrices *directio
     work.stride = direction->stride;
     tch_update update = tchi_update_run(o, &r->run, &work, direction->data, NULL);
     for (int64_t i = 0; i < update.count; i++) {
-        o->rects[i].factor = tchi_muon_factor(r->config, tchi_param_at(o, o->rects[i].parameter));
+        tchi_muon_sides s = tchi_muon_sides_of(tchi_run_block_param(o, &r->run, o->rects[i].block_index));
+        bool applied_here = !r->run.block_batch->direction;
+        o->rects[i].factor = !applied_here ? 1.0 : tchi_muon_step_factor(r->config, s.m, s.n);
     }
     return update;
 }
@@ -183,6 +188,9 @@ static const tchi_block_method blocks = {
     .transposes_tall = true,
     .moments = tchi_muon_moments,
     .clock_rule = tchi_muon_clock_rule,
+    .filtered_type = tchi_ortho_type,
+    .direction_type = tchi_ortho_type,
+    .step_factor = tchi_muon_step_factor,
     .work = tchi_muon_work,
     .step = step,
 };

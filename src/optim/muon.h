@@ -40,7 +40,7 @@ typedef struct tchi_muon_sides {
 
 tchi_muon_sides tchi_muon_sides_of(const tchi_param *param);
 
-/* What the learning rate is multiplied by for it, by muon_lr. */
-double tchi_muon_factor(const tch_optim_config *config, const tchi_param *param);
+/* What the learning rate is multiplied by for a matrix, by muon_lr. */
+double tchi_muon_step_factor(const tch_optim_config *config, double rows, double cols);
 
 #endif

@@ -16,6 +16,7 @@
 
 #include "core/check.h"
 #include "core/status.h"
+#include "linalg/orthogonalize.h"
 
 #include "config.h"
 #include "muon.h"
@@ -87,10 +88,10 @@ static double *parts_of(const tchi_muon_run *r)
     return (double *)(void *)(o->scratch + r->run.count * tchi_muon_work(o->context, r->config, r->run.block_batch));
 }
 
-static double orthogonal_norm(const tchi_param *p)
+/* Muon's, and the norm of an orthogonal matrix. */
+static double step_factor(const tch_optim_config *config, double rows, double cols)
 {
-    tchi_muon_sides s = tchi_muon_sides_of(p);
-    return sqrt(fmin(s.m, s.n));
+    return tchi_muon_step_factor(config, rows, cols) * sqrt(fmin(rows, cols));
 }
 
 /* A block is a whole parameter, and its rectangle all of it, in rows. */
@@ -101,14 +102,16 @@ static tch_update update_of(const tchi_muon_run *r, const tch_matrices *directio
     tch_update update = tchi_muon_update(r, direction);
     for (int64_t i = 0; i < update.count; i++) {
         tch_rect *rect = &o->rects[i];
-        const tchi_param *p = tchi_param_at(o, rect->parameter);
+        const tchi_param *p = tchi_run_block_param(o, &r->run, rect->block_index);
         rect->state[1] =
             block_batch->moment + (r->run.first + i) * block_state(block_batch) * tchi_scalar_size(block_batch->real);
         rect->by_column = lies_by_columns(p);
         rect->rows = p->dims.size[0];
         rect->cols = rect->stride = p->dims.size[1];
         rect->block_ld = direction->ld;
-        rect->factor *= orthogonal_norm(p);
+        if (!block_batch->direction) {
+            rect->factor = step_factor(r->config, tchi_muon_sides_of(p).m, tchi_muon_sides_of(p).n);
+        }
     }
     return update;
 }
@@ -137,6 +140,8 @@ static const tchi_block_method blocks = {
     .block_state_name = "exp_avg_sq",
     .block_state_shape = block_state_shape,
     .clock_rule = tchi_muon_clock_rule,
+    .filtered_type = tchi_ortho_type,
+    .step_factor = step_factor,
     .work = work_bytes,
     .step = step,
 };

@@ -35,7 +35,14 @@ typedef struct tchi_param {
     char *name;
     size_t name_bytes;
     int32_t group;
-    bool blocked; /* has blocks; otherwise one elementwise rectangle */
+    int32_t index; /* in the caller's list; of a tile, that of the parameter it is of */
+    int32_t tile;  /* a tile: which of its parameter; -1 for a parameter of the caller's */
+    uint32_t cut;  /* of a tile: bit k is set where its parameter goes on along dimension k */
+    bool blocked;  /* has blocks; otherwise one elementwise rectangle */
+    bool carried;  /* its blocks are tiles, which ranks of a group own: see shared/shared.h */
+    bool filters;  /* of a carried one: its moving average stays with it, the tiles get the filtered gradient */
+    bool by_value; /* of a carried one and of its tiles: what comes back is the parameter itself, not a direction */
+    tch_scalar wire_in, wire_out; /* of a carried one: what travels to the owners of tiles, and back */
     tch_scalar type;
     tch_scalar real; /* of its state */
     char *data;
@@ -48,16 +55,20 @@ typedef struct tchi_param {
     void *moment[TCHI_MOMENTS]; /* meaning by method; NULL where not kept */
     int64_t steps_seen;         /* steps with a gradient, the one under way included */
     uint64_t clock_id;          /* equal for parameters whose clocks are equal */
+    int64_t base;               /* the number of its first element in the whole parameter */
+    char *staged;               /* of a tile: where its gradient is put together */
     /* of the step under way */
-    char *grad; /* laid out as the parameter; NULL when there is none */
+    char *grad;   /* laid out as the parameter; NULL when there is none, and not where a shard of one is empty */
+    bool present; /* there is one */
     tch_scalar grad_type;
 } tchi_param;
 
 typedef struct tchi_block {
-    int32_t param;
+    int32_t param;  /* in the optimizer's list of parameters, or of tiles where it is shared */
     int32_t number; /* in its parameter */
     int32_t transposed;
     int64_t start[TCHI_MOST_ORDER]; /* in the parameter's dims */
+    int64_t among;                  /* which it is of all ranks' blocks of the block batch */
 } tchi_block;
 
 typedef struct tchi_block_batch {
@@ -66,8 +77,12 @@ typedef struct tchi_block_batch {
     int64_t size[TCHI_MOST_ORDER];
     int32_t factor_batch[TCHI_MOST_ORDER]; /* index of the factor batch of each dimension's factors, or -1 for none */
     int64_t position[TCHI_MOST_ORDER];     /* of the first block's factor there */
+    int64_t before[TCHI_MOST_ORDER];       /* factors of other block batches there, on all ranks, before these */
     tch_scalar type, real;                 /* of parameters, and of the arithmetic */
     int64_t count, first;                  /* its blocks in the optimizer's list */
+    int64_t all;                           /* as many as it has on all ranks */
+    bool direction;                        /* its parameters are directions, for others to apply */
+    bool prepared;                         /* its gradients have been unscaled, and had decay added, already */
     int64_t elements;                      /* of one block */
     int64_t rects;                         /* of one block, at most */
     char *moment;                          /* numbers that its blocks have for themselves, block after block, or NULL */
@@ -80,6 +95,7 @@ typedef struct tchi_factor_batch {
     int32_t root; /* 0 where factors have bases instead */
     tch_scalar real;
     int64_t count;
+    int64_t all;           /* as many as it has on all ranks */
     char *factors, *roots; /* count matrices each; roots or bases */
     int32_t *flags;        /* on the device: what became of the latest refresh of each */
     double *residuals;
@@ -91,6 +107,7 @@ typedef struct tchi_factor_batch {
     uint8_t *own;         /* a tchi_user_kernel_state: how it stands with the custom kernel */
     int32_t *block_batch; /* whose it is, and which block of that block batch */
     int64_t *block;
+    int64_t *among; /* which it is of all ranks' factors */
     int32_t phases; /* the period that `phase` was made for, 0 for none yet */
     bool own_root;  /* the custom kernel has passed its check at this size */
 } tchi_factor_batch;
@@ -100,6 +117,7 @@ typedef struct tchi_group_numbers {
     tch_hyper main;    /* of the optimizer's own method */
     tch_hyper scalar;  /* of AdamW for the rest */
     tch_hyper factors; /* SOAP: beta2 is shampoo_beta */
+    tch_hyper tile;    /* `main` with a learning rate of -1 and no decay: a parameter at 0 becomes the direction */
     tch_clock clock;   /* SOAP: weights of the factors' moving average */
 } tchi_group_numbers;
 
@@ -114,6 +132,7 @@ typedef struct tchi_group {
     int32_t first_block_batch, block_batches;
     int32_t first_factor_batch, factor_batches;
     int64_t first_state, states;
+    struct tchi_exchange *exchange; /* where the optimizer is shared, or NULL */
 } tchi_group;
 
 /* One named tensor of the state, in memory of its own: callers hold views of it. */
@@ -151,12 +170,15 @@ typedef struct tchi_user_kernel {
 } tchi_user_kernel;
 
 typedef struct tchi_optim_method tchi_optim_method; /* see method.h */
+typedef struct tchi_shared tchi_shared;             /* see shared/shared.h */
 
 struct tch_optimizer {
     tch_context *context;
     const tchi_optim_method *method;
     tch_state_allocator allocator; /* allocate is NULL for the pool */
+    tchi_shared *shared;           /* NULL: it is alone */
     tchi_list groups, params, blocks, block_batches, factor_batches, states, chunks;
+    tchi_list tiles;       /* tchi_param: those that this rank owns */
     tchi_control *control; /* on the device */
     /* scratch of a step */
     void *scratch_block; /* on the device; the pointers below lead into it */
@@ -206,9 +228,13 @@ static inline tchi_state *tchi_state_at(const tch_optimizer *o, int64_t i)
 {
     return ((tchi_state **)o->states.items)[i];
 }
+static inline tchi_param *tchi_tile_at(const tch_optimizer *o, int32_t i)
+{
+    return (tchi_param *)o->tiles.items + i;
+}
 static inline tchi_param *tchi_block_param(const tch_optimizer *o, const tchi_block *block)
 {
-    return tchi_param_at(o, block->param);
+    return o->shared != NULL ? tchi_tile_at(o, block->param) : tchi_param_at(o, block->param);
 }
 
 #endif

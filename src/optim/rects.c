@@ -46,6 +46,11 @@ const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run 
     return param_of(optimizer, run->block_batch, run->first);
 }
 
+const tchi_param *tchi_run_block_param(const tch_optimizer *optimizer, const tchi_run *run, int64_t block)
+{
+    return param_of(optimizer, run->block_batch, run->first + block);
+}
+
 static bool goes_with(const tchi_param *a, const tchi_param *b)
 {
     return b->grad != NULL && a->grad_type == b->grad_type && a->clock_id == b->clock_id;
@@ -97,9 +102,7 @@ static void *advance_by(void *base, int64_t elements, tch_scalar type)
     return base == NULL ? NULL : (char *)base + elements * tchi_scalar_size(type);
 }
 
-/* A rectangle that begins at element `first` of the parameter. */
-static tch_rect rect_at(const tch_optimizer *o, const tchi_param *p, int64_t first, int64_t rows, int64_t cols,
-                        int64_t stride)
+tch_rect tchi_rect_at(const tchi_param *p, int64_t first, int64_t rows, int64_t cols, int64_t stride)
 {
     tch_rect rect = {
         .param = advance_by(p->data, first, p->type),
@@ -109,8 +112,8 @@ static tch_rect rect_at(const tch_optimizer *o, const tchi_param *p, int64_t fir
         .rows = rows,
         .cols = cols,
         .stride = stride,
-        .first = first,
-        .parameter = (int32_t)(p - tchi_param_at(o, 0)),
+        .first = p->base + first,
+        .parameter = p->index,
         .factor = 1.0,
     };
     for (int k = 0; k < TCHI_MOMENTS; k++) {
@@ -126,6 +129,7 @@ typedef struct extent {
     int64_t first;
 } extent;
 
+/* Sums go rectangle by rectangle, so a tile is cut into the same ones as the block of a whole parameter. */
 static extent extent_of(const tchi_block_batch *block_batch, const tchi_param *p, const tchi_block *block, bool join)
 {
     extent e = {.order = 0};
@@ -133,7 +137,8 @@ static extent extent_of(const tchi_block_batch *block_batch, const tchi_param *p
     for (int32_t k = block_batch->order - 1; k >= 0; k--) {
         int64_t size = block_batch->size[block->transposed ? block_batch->order - 1 - k : k];
         e.first += block->start[k] * stride;
-        if (join && e.order > 0 && stride == e.size[e.order - 1] * e.stride[e.order - 1]) {
+        bool whole = e.order > 0 && (p->cut >> (k + 1) & 1) == 0;
+        if (join && whole && stride == e.size[e.order - 1] * e.stride[e.order - 1]) {
             e.size[e.order - 1] *= size;
         } else {
             e.size[e.order] = size;
@@ -177,7 +182,7 @@ static int64_t add_rects(tch_optimizer *o, const tchi_run *run, const tchi_work 
             first += rest % e.size[k] * e.stride[k];
             rest /= e.size[k];
         }
-        tch_rect rect = rect_at(o, p, first, rows, cols, e.order > 1 ? e.stride[1] : cols);
+        tch_rect rect = tchi_rect_at(p, first, rows, cols, e.order > 1 ? e.stride[1] : cols);
         int64_t at = index * work->stride + i * rows * cols;
         rect.block[0] = advance_by(block0, at, work->type);
         rect.block[1] = advance_by(block1, at, work->type);
@@ -193,8 +198,13 @@ tch_update tchi_update_run(tch_optimizer *optimizer, const tchi_run *run, const 
                            void *block1)
 {
     const tchi_block_batch *block_batch = run->block_batch;
+    tchi_group_numbers *numbers = tchi_group_at(optimizer, block_batch->group)->numbers;
     tch_update update =
-        tchi_update_of(optimizer, block_batch->group, &tchi_group_at(optimizer, block_batch->group)->numbers->main);
+        tchi_update_of(optimizer, block_batch->group, block_batch->direction ? &numbers->tile : &numbers->main);
+    if (block_batch->prepared) {
+        update.grad_scale = NULL;
+        update.maximize = 0;
+    }
     for (int64_t i = 0; i < run->count; i++) {
         update.count = add_rects(optimizer, run, work, i, block0, block1, update.count);
     }
@@ -213,7 +223,7 @@ static int64_t collect(tch_optimizer *o, const tchi_group *group, bool with_bloc
     for (int32_t i = 0; i < group->params; i++) {
         const tchi_param *p = tchi_param_at(o, group->first_param + i);
         if (p->grad != NULL && p->type == type && p->grad_type == grad && (with_blocks || !p->blocked)) {
-            o->rects[used++] = rect_at(o, p, 0, 1, p->count, p->count);
+            o->rects[used++] = tchi_rect_at(p, 0, 1, p->count, p->count);
         }
     }
     return used;

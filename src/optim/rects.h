@@ -28,6 +28,7 @@ typedef struct tchi_run {
 /* The next run from block *at on, no longer than the block batch's chunk; false at the end. */
 bool tchi_next_run(const tch_optimizer *optimizer, int32_t block_batch, int64_t *at, tchi_run *run);
 const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run *run);
+const tchi_param *tchi_run_block_param(const tch_optimizer *optimizer, const tchi_run *run, int64_t block);
 
 /* What recordings of a run's work are found by; `variant` tells apart what differs from step to step. Work
  * on the run's blocks reads neither gradients nor grad_scale, which may lie elsewhere at every step. */
@@ -35,6 +36,9 @@ tchi_recording_key tchi_run_key(const tch_optimizer *optimizer, const tchi_run *
 
 /* How many rectangles a block of a block batch is. */
 int64_t tchi_block_rects(const tch_optimizer *optimizer, const tchi_block_batch *block_batch, int64_t block);
+
+/* A rectangle that begins at element `first` of what this rank has of a parameter. */
+tch_rect tchi_rect_at(const tchi_param *param, int64_t first, int64_t rows, int64_t cols, int64_t stride);
 
 /* What updates of a group have in common. */
 tch_update tchi_update_of(const tch_optimizer *optimizer, int32_t group, const tch_hyper *hyper);

@@ -50,14 +50,16 @@ static void spread(tchi_factor_batch *f, double *load, int32_t parts)
 {
     uint8_t extra[MOST_PERIOD] = {0};
     double cost = (double)f->n * (double)f->n * (double)f->n;
-    for (int64_t rest = f->count % parts; rest > 0; rest--) {
+    for (int64_t rest = f->all % parts; rest > 0; rest--) {
         extra[lightest(load, extra, parts)] = 1;
     }
     int64_t at = 0;
+    int64_t end = 0; /* among the factors of all ranks */
     for (int32_t i = 0; i < parts; i++) {
-        int64_t here = f->count / parts + extra[i];
+        int64_t here = f->all / parts + extra[i];
         load[i] += cost * (double)here;
-        for (; here > 0; here--) {
+        end += here;
+        while (at < f->count && f->among[at] < end) {
             f->phase[at++] = i;
         }
     }

@@ -131,7 +131,7 @@ static tch_status gather(const shampoo_run *r, bool filter)
     tch_update update = tchi_update_run(o, &r->run, &r->work, r->gradient, filter ? r->filtered : NULL);
     return o->context->backend->update->gather(o->context->state, &update,
                                                filter && r->filtered != NULL ? TCH_FILTER_EMA : TCH_FILTER_NONE,
-                                               r->config->decay == TCH_DECAY_L2);
+                                               r->config->decay == TCH_DECAY_L2 && !r->run.block_batch->prepared);
 }
 
 static tch_status update_factors(const shampoo_run *r)

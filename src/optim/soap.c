@@ -177,7 +177,7 @@ static tch_status gather(const soap_run *r)
         o->rects[i].clock = &r->group->numbers->clock;
     }
     return o->context->backend->update->gather(o->context->state, &update, r->first ? TCH_FILTER_NONE : TCH_FILTER_EMA,
-                                               r->group->config.decay == TCH_DECAY_L2);
+                                               r->group->config.decay == TCH_DECAY_L2 && !r->run.block_batch->prepared);
 }
 
 static tch_status apply(const soap_run *r, void *direction)

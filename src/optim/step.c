@@ -11,6 +11,7 @@
 #include "elementwise.h"
 #include "method.h"
 #include "rects.h"
+#include "shared/shared.h"
 
 /* --- gradients --------------------------------------------------------------------------------------------------- */
 
@@ -125,7 +126,7 @@ static tch_status lay_out(tch_optimizer *o, tchi_param *p, const tch_tensor *gra
     p->grad_type = tchi_scalar_of(grad->dtype);
     p->grad = tchi_tensor_data(grad);
     if (p->count == 0) {
-        p->grad = NULL;
+        p->grad = p->carried ? (char *)o->control : NULL; /* nothing is read there */
     } else if (!same_layout(p, grad)) {
         tch_array from = tchi_array_of(grad, strides);
         p->grad = o->copies + *used;
@@ -142,7 +143,8 @@ static tch_status take_gradients(tch_optimizer *o, const tch_tensor *const *grad
     for (int32_t i = 0; i < o->params.count; i++) {
         tchi_param *p = tchi_param_at(o, i);
         p->grad = NULL;
-        if (gradients[i] != NULL) {
+        p->present = gradients[i] != NULL;
+        if (p->present) {
             TCHI_TRY(lay_out(o, p, gradients[i], &used));
         }
     }
@@ -192,7 +194,8 @@ static tch_status name_nonfinite(tch_optimizer *o)
                              "the gradient of '%s' has entries that are infinite or NaN; nothing was changed", p->name);
         }
     }
-    return tchi_fail(TCH_ERR_NUMERIC, "found_inf says that a gradient is not finite; nothing was changed");
+    return tchi_fail(TCH_ERR_NUMERIC, "%s says that a gradient is not finite; nothing was changed",
+                     o->shared != NULL ? "another rank of the group, or found_inf," : "found_inf");
 }
 
 /* Roots and bases are first made at a parameter's first step, by a schedule that the host keeps: it has to know whether
@@ -221,10 +224,14 @@ static tch_status decide(tch_optimizer *o, const tch_tensor *found_inf, bool *sk
     if (look) {
         TCHI_TRY(look_at_all(o));
     }
-    TCHI_TRY(t->update->decide_skip(o->context->state, look ? &o->control->found : NULL, told, &o->control->skip,
-                                    o->control->counts));
+    const int32_t *found = look ? &o->control->found : NULL;
+    if (o->shared != NULL) {
+        TCHI_TRY(tchi_shared_agree(o, found, told, &found));
+        told = NULL;
+    }
+    TCHI_TRY(t->update->decide_skip(o->context->state, found, told, &o->control->skip, o->control->counts));
     *skipped = false;
-    bool possible = look || found_inf != NULL;
+    bool possible = look || found_inf != NULL || o->shared != NULL;
     if (possible && (policy == TCH_NONFINITE_RAISE || t->host_memory || begins_something(o))) {
         int32_t skip;
         TCHI_TRY(t->device->copy_bytes(o->context->state, &skip, &o->control->skip, sizeof skip, TCH_COPY_TO_HOST));
@@ -263,13 +270,16 @@ static tchi_group_numbers numbers_of(const tchi_optim_method *method, const tch_
     if (method->set_numbers != NULL) {
         method->set_numbers(c, &n);
     }
+    n.tile = n.main;
+    n.tile.lr = -1.0;
+    n.tile.weight_decay = 0.0;
     return n;
 }
 
 static tch_status store_numbers(tch_optimizer *o, tchi_group *g)
 {
     tchi_group_numbers n = numbers_of(o->method, &g->config);
-    enum { COUNT = 3 * sizeof(tch_hyper) / sizeof(double) }; /* the three follow each other */
+    enum { COUNT = 4 * sizeof(tch_hyper) / sizeof(double) }; /* the four follow each other */
     double values[COUNT];
     memcpy(values, &n, sizeof values);
     return o->context->backend->device->store_numbers(o->context->state, (double *)g->numbers, values, COUNT);
@@ -348,8 +358,14 @@ static tch_status step_group(tch_optimizer *o, int32_t index)
         TCHI_TRY(read_lr(o, g));
     }
     TCHI_TRY(advance(o, g));
+    if (g->exchange != NULL) {
+        TCHI_TRY(tchi_exchange_in(o, index));
+    }
     if (g->block_batches > 0) {
         TCHI_TRY(o->method->blocks->step(o, index));
+    }
+    if (g->exchange != NULL) {
+        TCHI_TRY(tchi_exchange_out(o, index));
     }
     return tchi_elementwise_step(o, index);
 }
@@ -363,6 +379,9 @@ static tch_status run_step(tch_optimizer *o, const tch_tensor *const *gradients,
         return TCH_OK;
     }
     count_step(o);
+    if (o->shared != NULL) {
+        tchi_shared_follow(o);
+    }
     for (int32_t i = 0; i < o->groups.count; i++) {
         TCHI_TRY(step_group(o, i));
     }
@@ -380,6 +399,9 @@ tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count, co
     TCHI_TRY(check_step(optimizer, count, gradients, grad_scale, found_inf));
     bool skipped = false;
     optimizer->failed = run_step(optimizer, gradients, grad_scale, found_inf, &skipped);
+    if (optimizer->shared != NULL) {
+        TCHI_TRY(tchi_shared_finish(optimizer, skipped));
+    }
     bool raise = skipped && tchi_group_at(optimizer, 0)->config.nonfinite == TCH_NONFINITE_RAISE;
     return raise && optimizer->failed == TCH_OK ? name_nonfinite(optimizer) : optimizer->failed;
 }

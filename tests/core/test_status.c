@@ -21,7 +21,8 @@ static void numbers_do_not_move(void **state)
     assert_int_equal(TCH_ERR_BACKEND, 10);
     assert_int_equal(TCH_ERR_IO, 11);
     assert_int_equal(TCH_ERR_INTERNAL, 12);
-    assert_int_equal(TCH_STATUS_COUNT, 13);
+    assert_int_equal(TCH_ERR_COMM, 13);
+    assert_int_equal(TCH_STATUS_COUNT, 14);
 }
 
 static void every_status_has_a_name_and_a_text(void **state)

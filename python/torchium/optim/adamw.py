@@ -31,6 +31,8 @@ class AdamW(TorchiumOptimizer):
         stochastic_rounding: round bfloat16 parameters without a copy at random; `seed` is that of the random numbers.
         update_kernel: a custom kernel for what is done to one element: a
             :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
+        process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
+            DistributedDataParallel: they divide the work and the state. DTensors need none.
         foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
 
     Example::
@@ -68,5 +70,6 @@ class AdamW(TorchiumOptimizer):
         seed: int = 0,
         memory_budget: int | None = None,
         update_kernel: Kernel | str | None = None,
+        process_group: Any = None,
     ) -> None:
         super().__init__(params, locals())

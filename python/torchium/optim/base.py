@@ -25,8 +25,10 @@ from torchium._functions.transforms import untraced
 
 from ._engine import state as saved_state
 from ._engine.engine import Engine, Members, profiler_enabled
-from ._engine.placement import Arrival, Engines, Group, arrivals, labels_of, place, placed, put_back
+from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, place, placed, put_back
 from ._engine.report import MemoryReport
+from ._shared.group import Group as SharedGroup
+from ._shared.group import make_group, ranks_of
 from .kernel import Kernel, as_kernel, report_of
 from .options import Options, lr_for, plain, shown, stop_adamw
 
@@ -118,6 +120,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         kernels = {part: arguments.get(f"{part}_kernel") for part in self._parts}
         self._kernels = {part: as_kernel(part, given) for part, given in kernels.items() if given is not None}
         self._told: set[tuple[str, str]] = set()  # what was said of kernels that are not in use
+        self._process_group = arguments.get("process_group")
         super().__init__(params, self._options.defaults(arguments))
 
     def _config(self, group: Group, lr: float) -> dict[str, Any]:
@@ -203,8 +206,21 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     # --- who takes part
 
+    def _home_of(self, parameter: torch.Tensor) -> Home:
+        """DTensors are shared by the ranks of their mesh; plain tensors are replicas only where a process group was
+        named."""
+        ranks = ranks_of(parameter, self._process_group)
+        home = parameter.device, ranks
+        if ranks and home not in self._shared_groups:
+            self._shared_groups[home] = make_group(parameter, self._process_group, parameter.device)
+        return home
+
+    def _make_engine(self, home: Home) -> Engine:
+        return Engine(self.kind, home[0], self._shared_groups.get(home))
+
     def _forget_engines(self) -> None:
         self._engines: Engines = {}
+        self._shared_groups: dict[Home, SharedGroup] = {}
         self._option_values = operator.itemgetter(*self._options.names)  # of a group, which every step compares
         self._outside: list[torch.Tensor] = []  # parameters that have no place in an engine
         self._seen: list[list[torch.Tensor]] = []  # the parameters of each group when they were last looked at
@@ -259,19 +275,23 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             engines,
             newcomers,
             lambda engine, arrival: self._join(engine, arrival, groups[arrival.index], labels[arrival.index]),
-            lambda device: Engine(self.kind, device),
+            self._make_engine,
             state,
             strict,
         )
-        for device in dict.fromkeys(arrival.device for arrival in newcomers):
+        for home in dict.fromkeys(arrival.home for arrival in newcomers):
             for part, kernel in self._kernels.items():
-                self._tell(engines[device], part, kernel, engines[device].set_kernel(part, kernel))
+                self._tell(engines[home], part, kernel, engines[home].set_kernel(part, kernel))
         return engines, placed_state
 
     def _admit(self) -> None:
         """Places for all that require a gradient or have one."""
         newcomers = arrivals(
-            self._engines, self.param_groups, self.state, lambda p: p.requires_grad or p.grad is not None
+            self._engines,
+            self.param_groups,
+            self.state,
+            lambda p: p.requires_grad or p.grad is not None,
+            self._home_of,
         )
         try:
             self._engines, state = self._place(self._engines, newcomers, self.param_groups, self.state, strict=False)
@@ -500,7 +520,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" in state:  # from a pickle or a deepcopy: engines come with the next step
             self._forget_engines()
-            self._kernels, self._told = {}, set()
+            self._kernels, self._told, self._process_group = {}, set(), None
             super().__setstate__(state)
             self._complete_groups(self.param_groups)
             return
@@ -526,11 +546,11 @@ class TorchiumOptimizer(torch.optim.Optimizer):
 
     def _engines_for(self, groups: list[Group], loaded: Any) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
         """Engines with this state: those there are, where they fit, or else new ones beside them."""
-        newcomers = arrivals({}, groups, loaded, lambda p: False)
-        wanted = [(str(a.device), a.generation, a.index, [id(p) for p in a.parameters]) for a in newcomers]
+        newcomers = arrivals({}, groups, loaded, lambda p: False, self._home_of)
+        wanted = [(str(a.home), a.generation, a.index, [id(p) for p in a.parameters]) for a in newcomers]
         present = [
-            (str(engine.device), m.generation, m.index, [id(p) for p in m.parameters])
-            for engine in self._engines.values()
+            (str(home), m.generation, m.index, [id(p) for p in m.parameters])
+            for home, engine in self._engines.items()
             for m in engine.groups
         ]
         usable = not any(engine.broken for engine in self._engines.values())
@@ -558,7 +578,10 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         if self._engines:
             return MemoryReport((engine.memory() for engine in self._engines.values()), forecast=False)
         parts = []
-        for arrival in arrivals({}, self.param_groups, self.state, lambda p: p.requires_grad or p.grad is not None):
+        wanted = arrivals(
+            {}, self.param_groups, self.state, lambda p: p.requires_grad or p.grad is not None, self._home_of
+        )
+        for arrival in wanted:
             group = self.param_groups[arrival.index]
             elementwise = self._elementwise(group, arrival.index)
             parameters = [
@@ -566,7 +589,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 for p, k in zip(arrival.parameters, arrival.positions, strict=True)
             ]
             config = self._config(group, lr_for(None, group["lr"])[0])
-            parts.append(_C.optim_forecast(_device_of_forecast(arrival.device), config, parameters))
+            parts.append(_C.optim_forecast(_device_of_forecast(arrival.home[0]), config, parameters))
         return MemoryReport(parts, forecast=True)
 
     def stats(self) -> dict[str, Any]:
@@ -585,7 +608,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             name: max((part[name] for part in parts), default=0.0) for name in ("steps", "skipped", "worst_residual")
         }
         kernels = {
-            part: report_of((str(device), engine.kernel_info(part)) for device, engine in self._engines.items())
+            part: report_of((str(engine.device), engine.kernel_info(part)) for engine in self._engines.values())
             for part in self._kernels
         }
         return {

@@ -48,6 +48,8 @@ class NorMuon(Muon):
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
         update_kernel: a custom kernel for what AdamW does to one element: a
             :class:`torchium.optim.Kernel` or its source; the built-in does it where that fails.
+        process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
+            DistributedDataParallel: they divide the work and the state. DTensors need none.
         foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
 
     Example::
@@ -91,6 +93,7 @@ class NorMuon(Muon):
         seed: int = 0,
         memory_budget: int | None = None,
         update_kernel: Kernel | str | None = None,
+        process_group: Any = None,
     ) -> None:
         method, ns_steps = usual_steps(method, ns_steps, ns_coefficients)
         TorchiumOptimizer.__init__(self, params, locals())

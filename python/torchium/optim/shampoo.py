@@ -55,6 +55,8 @@ class Shampoo(TorchiumOptimizer):
         memory_budget: bytes that a step may take beyond the state; None for an eighth of it, and at least 1 GiB.
         root_kernel, update_kernel: custom kernels for the roots of factors and for what AdamW does to one
             element: a :class:`torchium.optim.Kernel` or its source; the built-in does it where they fail.
+        process_group: the torch.distributed group whose ranks have the same parameters and gradients, as under
+            DistributedDataParallel: they divide the work and the state. DTensors need none.
         foreach, fused, capturable: accepted; a step is fused and can be captured anyway. differentiable: only False.
 
     Example::
@@ -135,6 +137,7 @@ class Shampoo(TorchiumOptimizer):
         memory_budget: int | None = None,
         root_kernel: Kernel | str | None = None,
         update_kernel: Kernel | str | None = None,
+        process_group: Any = None,
     ) -> None:
         super().__init__(params, locals())
 

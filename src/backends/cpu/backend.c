@@ -290,6 +290,7 @@ static const tch_matrix_ops matrix_ops = {
 static const tch_update_ops update_ops = {
     .find_nonfinite = tchi_cpu_find_nonfinite,
     .decide_skip = tchi_cpu_decide_skip,
+    .agree = tchi_cpu_agree,
     .advance = tchi_cpu_advance,
     .adamw = tchi_cpu_adamw,
     .sgd = tchi_cpu_sgd,

@@ -94,6 +94,7 @@ tch_permute_op tchi_cpu_permute;
 tch_store_numbers_op tchi_cpu_store_numbers;
 tch_find_nonfinite_op tchi_cpu_find_nonfinite;
 tch_decide_skip_op tchi_cpu_decide_skip;
+tch_agree_op tchi_cpu_agree;
 tch_advance_op tchi_cpu_advance;
 tch_adamw_op tchi_cpu_adamw;
 tch_sgd_op tchi_cpu_sgd;

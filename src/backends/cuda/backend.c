@@ -114,6 +114,7 @@ static const tch_matrix_ops matrix_ops = {
 static const tch_update_ops update_ops = {
     .find_nonfinite = tchi_cuda_find_nonfinite,
     .decide_skip = tchi_cuda_decide_skip,
+    .agree = tchi_cuda_agree,
     .advance = tchi_cuda_advance,
     .adamw = tchi_cuda_adamw,
     .sgd = tchi_cuda_sgd,

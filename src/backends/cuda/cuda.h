@@ -184,6 +184,7 @@ tch_scratch_bytes_op tchi_cuda_scratch_bytes;
 tch_store_numbers_op tchi_cuda_store_numbers;
 tch_find_nonfinite_op tchi_cuda_find_nonfinite;
 tch_decide_skip_op tchi_cuda_decide_skip;
+tch_agree_op tchi_cuda_agree;
 tch_advance_op tchi_cuda_advance;
 tch_adamw_op tchi_cuda_adamw;
 tch_sgd_op tchi_cuda_sgd;

@@ -18,6 +18,7 @@ import torch
 
 from torchium import _C
 
+from .._shared.sharding import is_sharded, local_gradient, local_tensor, wrap_like
 from ..kernel import Kernel, arguments_of
 
 __all__ = ["Engine", "Members", "allocate_state", "profiled_range", "profiler_enabled", "stream_on"]
@@ -80,17 +81,21 @@ class Ranges:
 
 
 class Engine:
-    """All parameters that an optimizer has on one device."""
+    """All parameters that an optimizer has on one device, alone or shared with the ranks of a group."""
 
-    def __init__(self, kind: str, device: torch.device) -> None:
+    def __init__(self, kind: str, device: torch.device, group: Any = None) -> None:
         self.kind = kind
         self.device = device
+        self.group = group
+        self._parts = False  # of some parameters this process has a part
         self.parameters: list[torch.Tensor] = []
         self.labels: list[str] = []
         self.groups: list[Members] = []
         self.broken = False  # an error of the device has left the state in pieces
         self._profiled = False
-        self._handle = _C.Optimizer(str(device), functools.partial(allocate_state, device))
+        self._handle = _C.Optimizer(
+            str(device), functools.partial(allocate_state, device), group.arguments() if group else None
+        )
 
     def add(
         self,
@@ -101,7 +106,10 @@ class Engine:
         labels: list[str],
         elementwise: list[bool],
     ) -> Members:
-        number = self._handle.add_group(config, parameters, labels, elementwise, stream_on(self.device))
+        placements = tuple(map(self.group.placement_of, parameters)) if self.group else None
+        local = [local_tensor(p) for p in parameters]
+        number = self._handle.add_group(config, local, labels, elementwise, stream_on(self.device), placements)
+        self._parts = self._parts or any(map(is_sharded, parameters))
         members = Members(index, number, generation, parameters)
         self.groups.append(members)
         self.parameters += parameters
@@ -112,8 +120,16 @@ class Engine:
         """The state of each parameter, by name: views of the engine's memory."""
         views: list[dict[str, torch.Tensor]] = [{} for _ in self.parameters]
         for name, parameter, memory in self._handle.states():
-            views[parameter][name] = torch.from_dlpack(memory)
+            view = torch.from_dlpack(memory)
+            views[parameter][name] = self._as_parameter(self.parameters[parameter], name, view)
         return views
+
+    @staticmethod
+    def _as_parameter(parameter: torch.Tensor, name: str, view: torch.Tensor) -> torch.Tensor:
+        """What lies like a parameter is a DTensor where that is one: torch.distributed.checkpoint reshards it. Tiles,
+        whose names end in their numbers, and clocks are what they are."""
+        like = is_sharded(parameter) and name != "step" and "." not in name
+        return wrap_like(view, parameter) if like else view
 
     def generation_of(self, parameter: int) -> int:
         for members in self.groups:
@@ -156,10 +172,31 @@ class Engine:
             self._handle.set_range_hook(ranges and ranges.push, ranges and ranges.pop)
             self._profiled = profiled
         stream = None if _TELLS_STREAM else stream_on(self.device)
+        if self._parts:
+            return self._step_parts(gradients, grad_scale, found_inf, stream)
         outcome = self._handle.step(self.parameters, gradients, grad_scale, found_inf, stream)
         if outcome is None:
             return self.parameters
         return None if isinstance(outcome, int) else outcome
+
+    def _step_parts(
+        self,
+        gradients: list[torch.Tensor | None] | None,
+        grad_scale: torch.Tensor | None,
+        found_inf: torch.Tensor | None,
+        stream: int | None,
+    ) -> list[torch.Tensor] | None:
+        local = [local_tensor(p) for p in self.parameters]
+        if gradients is None:
+            gradients = [local_gradient(p) for p in self.parameters]
+        else:
+            gradients = [
+                None if g is None else local_gradient(p) for p, g in zip(self.parameters, gradients, strict=True)
+            ]
+        outcome = self._handle.step(local, gradients, grad_scale, found_inf, stream)
+        if isinstance(outcome, int):
+            return None
+        return [p for p, g in zip(local, gradients, strict=True) if g is not None]
 
     def set_kernel(self, part: str, kernel: Kernel | None) -> dict[str, Any]:
         """A kernel of the user's for a part of the steps from now on, or the built-in; tells what became of it."""

@@ -17,19 +17,21 @@ import torch
 from . import state as saved_state
 from .engine import Engine, Members
 
-__all__ = ["Arrival", "Engines", "Group", "arrivals", "labels_of", "place", "placed", "put_back"]
+__all__ = ["Arrival", "Engines", "Group", "Home", "arrivals", "labels_of", "place", "placed", "put_back"]
 
 Group = dict[str, Any]
-Engines = dict[torch.device, Engine]
+# A device, and the ranks that share the parameters there, none where they are this process' own: one engine for each.
+Home = tuple[torch.device, tuple[int, ...]]
+Engines = dict[Home, Engine]
 
 _MOST_LABEL = 150  # bytes: the library takes names below 192
 
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """Parameters of one group and one device that come together."""
+    """Parameters of one group and one home that come together."""
 
-    device: torch.device
+    home: Home
     generation: int
     index: int  # of the group
     positions: list[int]  # in it
@@ -42,23 +44,27 @@ def placed(engines: Engines) -> set[int]:
 
 
 def arrivals(
-    engines: Engines, groups: list[Group], state: Mapping[Any, Any], wanted: Callable[[torch.Tensor], bool]
+    engines: Engines,
+    groups: list[Group],
+    state: Mapping[Any, Any],
+    wanted: Callable[[torch.Tensor], bool],
+    home_of: Callable[[torch.Tensor], Home],
 ) -> list[Arrival]:
     """Parameters without a place that are wanted, or that have state, in the order in which they are to come."""
     inside = placed(engines)
     generations = [saved_state.generation_of(state.get(p)) for group in groups for p in group["params"]]
     fresh = 1 + max((g for g in generations if g is not None), default=-1)
-    found: dict[tuple[int, int, torch.device], list[int]] = defaultdict(list)
+    found: dict[tuple[int, int, Home], list[int]] = defaultdict(list)
     for index, group in enumerate(groups):
         for position, p in enumerate(group["params"]):
             saved = state.get(p)
             if id(p) not in inside and (saved_state.has_state(saved) or wanted(p)):
                 generation = saved_state.generation_of(saved)
-                found[fresh if generation is None else generation, index, p.device].append(position)
+                found[fresh if generation is None else generation, index, home_of(p)].append(position)
     in_order = sorted(found.items(), key=lambda item: item[0][:2])
     return [
-        Arrival(device, generation, index, positions, [groups[index]["params"][k] for k in positions])
-        for (generation, index, device), positions in in_order
+        Arrival(home, generation, index, positions, [groups[index]["params"][k] for k in positions])
+        for (generation, index, home), positions in in_order
     ]
 
 
@@ -83,38 +89,38 @@ def place(
     engines: Engines,
     newcomers: Iterable[Arrival],
     join: Callable[[Engine, Arrival], Members],
-    make: Callable[[torch.device], Engine],
+    make: Callable[[Home], Engine],
     state: Mapping[Any, Any],
     strict: bool,
 ) -> tuple[Engines, dict[torch.Tensor, dict[str, Any]]]:
     """Lets them join the engines, made where there is none, and puts their state back; returns both. Where `strict`,
     saved state must be complete. Engines that there were have the newcomers even when this fails."""
     engines = dict(engines)
-    first: dict[torch.device, int] = {}
+    first: dict[Home, int] = {}
     for arrival in newcomers:
-        if arrival.device not in engines:
-            engines[arrival.device] = make(arrival.device)
-        first.setdefault(arrival.device, len(engines[arrival.device].parameters))
-        join(engines[arrival.device], arrival)
+        if arrival.home not in engines:
+            engines[arrival.home] = make(arrival.home)
+        first.setdefault(arrival.home, len(engines[arrival.home].parameters))
+        join(engines[arrival.home], arrival)
     return engines, put_back(engines, first, state, strict)
 
 
 def put_back(
-    engines: Engines, first: Mapping[torch.device, int], state: Mapping[Any, Any], strict: bool
+    engines: Engines, first: Mapping[Home, int], state: Mapping[Any, Any], strict: bool
 ) -> dict[torch.Tensor, dict[str, Any]]:
-    """Saved state into the engines, for the parameters from number first[device] on: everything is compared before
+    """Saved state into the engines, for the parameters from number first[home] on: everything is compared before
     anything is written. Returns the state they have now."""
-    views = {device: engines[device].states() for device in first}
-    for device, start in first.items():
-        engine = engines[device]
+    views = {home: engines[home].states() for home in first}
+    for home, start in first.items():
+        engine = engines[home]
         for i in range(start, len(engine.parameters)):
             saved = state.get(engine.parameters[i])
             if saved_state.has_state(saved):
-                saved_state.check(engine.labels[i], views[device][i], saved, len(engine.counts(i)), strict)
+                saved_state.check(engine.labels[i], views[home][i], saved, len(engine.counts(i)), strict)
     return {
-        engines[device].parameters[i]: _adopt(engines[device], i, views[device][i], state)
-        for device, start in first.items()
-        for i in range(start, len(engines[device].parameters))
+        engines[home].parameters[i]: _adopt(engines[home], i, views[home][i], state)
+        for home, start in first.items()
+        for i in range(start, len(engines[home].parameters))
     }
 
 

@@ -14,6 +14,8 @@ import torch
 
 from torchium._messages import shown
 
+from .._shared.sharding import is_sharded, local_part, local_tensor
+
 __all__ = [
     "COUNTS",
     "MOST_STEPS",
@@ -30,14 +32,15 @@ COUNTS = "counts"
 MOST_STEPS = 2**53  # clocks are float64: above it a step and the next are the same
 _MOST_TROUBLE = 2  # failed refreshes of a factor that make a difference
 _NAMES = {COUNTS, "step", "master", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "grafting_sq"}
-_FAMILIES = ("factor.", "root.", "basis.", "exp_avg_sq.")
+# Of blocks, with their numbers; and the moments and master copies of tiles, which one rank of a group owns.
+_NUMBERED = ("factor.", "root.", "basis.", "exp_avg_sq.", "exp_avg.", "momentum_buffer.", "grafting_sq.", "master.")
 # What may be missing: a clock follows from the rest, a master copy from the parameter, and SGD begins without momentum.
 _MAY_BE_MISSING = ("step", "master", "momentum_buffer")
 
 
 def is_ours(name: Any) -> bool:
     """Whether it is the library's to keep; a user may have put other things beside it."""
-    return isinstance(name, str) and (name in _NAMES or name.startswith(_FAMILIES))
+    return isinstance(name, str) and (name in _NAMES or name.startswith(_NUMBERED))
 
 
 def has_state(saved: Any) -> bool:
@@ -94,7 +97,10 @@ def restore(views: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None
     for name, view in views.items():
         value = saved.get(name)
         if value is not None:
-            view.copy_(torch.as_tensor(value).detach().reshape(view.shape))
+            if is_sharded(view) or is_sharded(value):
+                local_tensor(view).copy_(local_part(value, view))
+            else:
+                view.copy_(torch.as_tensor(value).detach().reshape(view.shape))
     if saved.get("step") is None:
         views["step"].fill_(1.0)
 

@@ -152,6 +152,10 @@ static void apply_chunk(void *argument, const tchi_cpu_chunk *chunk)
         void *p = tchi_cpu_run_param(&run);
         if (momentum) {
             d = with_momentum(&run, d, &scale, ctx->nesterov);
+        } else if (scale != 1.0) { /* rounded by itself, so that a direction can travel before it is applied */
+            run.loops->scale(run.n, scale, d, run.other);
+            d = run.other;
+            scale = 1.0;
         }
         run.loops->combine(run.n, keep, p, -h->lr * (double)rect->factor * scale, d, p);
         tchi_cpu_run_store_param(&run, p);

@@ -22,6 +22,13 @@ tch_status tchi_cpu_decide_skip(void *state, const int32_t *found, const float *
     return TCH_OK;
 }
 
+tch_status tchi_cpu_agree(void *state, int32_t *numbers)
+{
+    (void)state;
+    tchi_rule_agree(numbers);
+    return TCH_OK;
+}
+
 /* --- clocks ----------------------------------------------------------------------------------------------------- */
 
 tch_status tchi_cpu_advance(void *state, int64_t count, tch_clock *const *clocks, const tch_hyper *hyper,

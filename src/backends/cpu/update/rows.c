@@ -154,7 +154,8 @@ tch_status tchi_cpu_row_moments(void *state, const tch_update *update, double *n
 
 /* --- the step --------------------------------------------------------------------------------------------------- */
 
-/* Elements [at, at + n) of a run, all in one row of the rectangle, which begin in its column `col`. */
+/* Elements [at, at + n) of a run, all in one row of the rectangle, which begin in its column `col`. The direction is
+ * rounded by itself, so that it can travel before it is applied. */
 static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, int64_t col, double norm, const void *d,
                        void *p)
 {
@@ -162,16 +163,17 @@ static void apply_part(tchi_cpu_run *run, int64_t at, int64_t n, int64_t row, in
     const tch_hyper *h = u->hyper;
     int64_t size = tchi_cpu_size(u->real);
     double keep = 1.0 - h->lr * h->weight_decay;
-    double step = norm > 0.0 ? -h->lr * run->rect->factor / norm : 0.0;
     const char *from = (const char *)d + at * size;
     char *to = (char *)p + at * size;
-    if (!run->rect->by_column) {
-        double divisor = sqrt(moment_at(u, run->rect, row)) + h->eps;
-        run->loops->combine(n, keep, to, divisor > 0.0 ? step / divisor : 0.0, from, to);
-        return;
+    double divisor = norm;
+    if (run->rect->by_column) {
+        run->steps->divide_by_roots(n, h->eps, (const char *)run->rect->state[1] + col * size, from, run->other);
+        from = run->other;
+    } else {
+        divisor *= sqrt(moment_at(u, run->rect, row)) + h->eps;
     }
-    run->steps->divide_by_roots(n, h->eps, (const char *)run->rect->state[1] + col * size, from, run->other);
-    run->loops->combine(n, keep, to, step, run->other, to);
+    run->loops->scale(n, divisor > 0.0 ? 1.0 / divisor : 0.0, from, run->other);
+    run->loops->combine(n, keep, to, -h->lr * run->rect->factor, run->other, to);
 }
 
 /* A dense rectangle may have been cut as one long row: a run is divided where one of its own begins. */

@@ -49,6 +49,18 @@ tch_status tchi_cuda_decide_skip(void *state, const int32_t *found, const float 
     return tchi_cuda_launched(s, "decide_skip");
 }
 
+static __global__ void agree_kernel(int32_t *numbers)
+{
+    tchi_rule_agree(numbers);
+}
+
+tch_status tchi_cuda_agree(void *state, int32_t *numbers)
+{
+    tchi_cuda_state *s = (tchi_cuda_state *)state;
+    agree_kernel<<<1, 1, 0, s->stream>>>(numbers);
+    return tchi_cuda_launched(s, "agree");
+}
+
 static __global__ void update_scale_kernel(float *scale, int32_t *tracker, const float *found_inf, double growth,
                                            double backoff, int32_t interval)
 {

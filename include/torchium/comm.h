@@ -1,0 +1,93 @@
+/* Groups of processes that train one model together: what tch_optimizer_create_shared divides its work among.
+ *
+ * The library has no transport of its own. A group is a small table of collectives, and there are three ways to get
+ * one: from functions of the caller's (tch_comm_create), over NCCL, which is opened at run time (tch_comm_create_nccl),
+ * and over MPI, by a module beside the library (comm_mpi.h).
+ *
+ * Every rank of a group makes the same calls in the same order. A group serves one optimizer at a time, from one
+ * thread. */
+#ifndef TORCHIUM_COMM_H
+#define TORCHIUM_COMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <torchium/context.h>
+#include <torchium/export.h>
+#include <torchium/status.h>
+
+typedef struct tch_comm tch_comm;
+
+/* What one rank sends to and receives from each rank, itself included, in one all_to_all: bytes, and where they begin.
+ * What is sent may overlap; what is received does not. */
+typedef struct tch_comm_counts {
+    const int64_t *send_offsets, *send_bytes, *receive_offsets, *receive_bytes; /* one for each rank */
+} tch_comm_counts;
+
+/* The collectives of a group. Memory is that of the context the group is used with. `stream` is its stream (a
+ * cudaStream_t on a GPU): work is queued there, behind what is queued and before what follows; with the CPU it is NULL,
+ * and a collective is done when it returns. A status other than TCH_OK ends the step, and the optimizer with it. */
+typedef struct tch_comm_ops {
+    size_t struct_size;
+    /* receive[r * bytes .. (r + 1) * bytes) = what rank r sends, for every r. */
+    tch_status (*all_gather)(void *user, const void *send, void *receive, int64_t bytes, void *stream);
+    tch_status (*all_to_all)(void *user, const void *send, void *receive, const tch_comm_counts *counts, void *stream);
+    /* values[k] = its largest on any rank. */
+    tch_status (*reduce_max)(void *user, int32_t *values, int32_t count, void *stream);
+    /* OPTIONAL: what went wrong since the last call. Never waits. */
+    tch_status (*check)(void *user);
+    /* OPTIONAL: ends what is under way on this rank, so that nothing waits for ranks that are gone. */
+    void (*abort)(void *user);
+    /* OPTIONAL: the group is destroyed. */
+    void (*release)(void *user);
+} tch_comm_ops;
+
+typedef struct tch_comm_config {
+    size_t struct_size;
+    const char *name; /* in messages; NULL for "group" */
+    int32_t rank, size;
+    const tch_comm_ops *ops; /* copied */
+    void *user;
+} tch_comm_config;
+#define TCH_COMM_CONFIG_INIT                                                                                           \
+    {                                                                                                                  \
+        sizeof(tch_comm_config), NULL, 0, 1, NULL, NULL                                                                \
+    }
+
+TCH_BEGIN_DECLS
+
+/* A group from functions of the caller's. */
+TCH_API tch_status tch_comm_create(const tch_comm_config *config, tch_comm **comm);
+
+/* NULL is allowed. Optimizers that use it are destroyed before. */
+TCH_API void tch_comm_destroy(tch_comm *comm);
+
+TCH_API int32_t tch_comm_rank(const tch_comm *comm); /* -1 for NULL */
+TCH_API int32_t tch_comm_size(const tch_comm *comm); /* 0 for NULL */
+
+/* What went through the group so far: for measuring. Bytes are those that leave this rank. */
+typedef struct tch_comm_traffic {
+    size_t struct_size;
+    int64_t collectives;
+    int64_t bytes;
+} tch_comm_traffic;
+#define TCH_COMM_TRAFFIC_INIT                                                                                          \
+    {                                                                                                                  \
+        sizeof(tch_comm_traffic), 0, 0                                                                                 \
+    }
+TCH_API tch_status tch_comm_get_traffic(const tch_comm *comm, tch_comm_traffic *traffic);
+
+/* === NCCL ========================================================================================================= */
+
+/* One rank makes an id and hands it to the others by any means; then all of them call tch_comm_create_nccl, each with
+ * a context on its own GPU. The NCCL that the process has loaded is used, otherwise libnccl.so.2, or the file that
+ * TORCHIUM_NCCL names. `timeout_s` bounds how long creation and a collective may take before the group is given up; 0
+ * is ten minutes. */
+#define TCH_NCCL_ID_BYTES 128
+TCH_API tch_status tch_comm_nccl_id(char id[TCH_NCCL_ID_BYTES]);
+TCH_API tch_status tch_comm_create_nccl(tch_context *context, const char id[TCH_NCCL_ID_BYTES], int32_t rank,
+                                        int32_t size, double timeout_s, tch_comm **comm);
+
+TCH_END_DECLS
+
+#endif

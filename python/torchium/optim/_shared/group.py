@@ -1,0 +1,108 @@
+"""The ranks that share an optimizer, and their collectives."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from .sharding import Placement, is_sharded, placement_of
+
+__all__ = ["Group", "make_group", "ranks_of"]
+
+
+class _OnGPU:
+    """Bytes on a GPU as CUDA's array interface tells them."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def _bytes_at(device: torch.device, address: int, size: int) -> torch.Tensor:
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    if device.type == "cpu":
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+    return torch.as_tensor(_OnGPU(address, size), device=device)
+
+
+class Group:
+    """The collectives of the C library over a process group of torch.distributed; all of them move bytes."""
+
+    def __init__(self, process_group: Any, ranks: tuple[int, ...], device: torch.device) -> None:
+        import torch.distributed as dist
+
+        self._dist = dist
+        self._process_group = process_group
+        self.ranks = ranks
+        self.device = device
+        self.rank = ranks.index(dist.get_rank())
+        self._views: dict[tuple[int, int], torch.Tensor] = {}
+        self._rank_of = {rank: k for k, rank in enumerate(ranks)}
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def placement_of(self, parameter: torch.Tensor) -> Placement | None:
+        return placement_of(parameter, self._rank_of)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What _C.Optimizer takes."""
+        return f"ranks {self.ranks[0]} to {self.ranks[-1]}", self.rank, self.size, self.collective
+
+    def _at(self, address: int, size: int) -> torch.Tensor:
+        key = address, size
+        if key not in self._views:
+            self._views[key] = _bytes_at(self.device, address, size)
+        return self._views[key]
+
+    def collective(self, operation: str, send: int, receive: int, numbers: Any, stream: int) -> None:
+        dist, group = self._dist, self._process_group
+        if operation == "reduce_max":
+            dist.all_reduce(self._at(send, 4 * numbers).view(torch.int32), op=dist.ReduceOp.MAX, group=group)
+        elif operation == "all_gather":
+            parts = list(self._at(receive, self.size * numbers).chunk(self.size))
+            dist.all_gather(parts, self._at(send, numbers), group=group)
+        else:
+            _, sent, _, received = numbers
+            dist.all_to_all_single(
+                self._at(receive, sum(received)), self._at(send, sum(sent)), received, sent, group=group
+            )
+
+
+def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
+    """The ranks that share a parameter, by their numbers in the world: those of a DTensor's mesh, or of the process
+    group whose ranks have the same plain tensors. None where one rank is all there is."""
+    if is_sharded(parameter):
+        ranks = tuple(sorted(parameter.device_mesh.mesh.flatten().tolist()))
+    elif process_group is not None:
+        import torch.distributed as dist
+
+        ranks = tuple(sorted(dist.get_process_group_ranks(process_group)))
+    else:
+        return ()
+    return ranks if len(ranks) > 1 else ()
+
+
+def make_group(parameter: Any, process_group: Any, device: torch.device) -> Group:
+    """The group of those ranks: one that is there, or a new one, made by its own ranks alone."""
+    import torch.distributed as dist
+
+    ranks = ranks_of(parameter, process_group)
+    known = [dist.group.WORLD]
+    if is_sharded(parameter):
+        known += [parameter.device_mesh.get_group()] if parameter.device_mesh.ndim == 1 else []
+    else:
+        known.append(process_group)
+    for group in known:
+        if tuple(sorted(dist.get_process_group_ranks(group))) == ranks:
+            return Group(group, tuple(dist.get_process_group_ranks(group)), device)
+    return Group(dist.new_group(list(ranks), use_local_synchronization=True), ranks, device)

@@ -1,0 +1,148 @@
+"""Where the elements of a DTensor lie.
+
+Every rank needs every rank's rectangles, so they are worked out from the mesh and the placements alone, by cutting the
+indices of each dimension as PyTorch cuts the tensor: that also holds for shards that are uneven, empty, or strided, as
+those of fully_shard over tensor parallelism are.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+
+__all__ = [
+    "Placement",
+    "is_sharded",
+    "local_gradient",
+    "local_part",
+    "local_tensor",
+    "placement_of",
+    "same_layout",
+    "wrap_like",
+]
+
+# (shape, shards), each shard (rank, start, size, offset): what _C.Optimizer takes.
+Shard = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+Placement = tuple[tuple[int, ...], tuple[Shard, ...]]
+# (first index in the whole, first index in the part, length)
+Interval = tuple[int, int, int]
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a DTensor, also one that lies whole on every rank of its mesh."""
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it, in the same memory."""
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad():
+        local = tensor.to_local()
+    return local.wait() if hasattr(local, "wait") else local
+
+
+def same_layout(a: Any, b: Any) -> bool:
+    return is_sharded(a) and a.device_mesh == b.device_mesh and tuple(a.placements) == tuple(b.placements)
+
+
+def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """This rank's part of its gradient, laid out as the parameter is."""
+    gradient = parameter.grad
+    if gradient is None or not is_sharded(gradient):
+        return gradient
+    if not same_layout(gradient, parameter):
+        gradient = gradient.redistribute(parameter.device_mesh, parameter.placements)
+    return local_tensor(gradient)
+
+
+def wrap_like(local: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A DTensor of this rank's part, laid out as the parameter is."""
+    from torch.distributed.tensor import DTensor
+
+    stride = list(itertools.accumulate(parameter.shape[:0:-1], lambda a, b: a * b, initial=1))[::-1]
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=tuple(stride) if parameter.ndim else (),
+    )
+
+
+def local_part(value: Any, like: Any) -> torch.Tensor:
+    """This rank's part of a saved tensor, whole or laid out in any way, where `like` is laid out as wanted."""
+    if not is_sharded(like):
+        return value.full_tensor() if is_sharded(value) else value
+    if is_sharded(value):
+        if not same_layout(value, like):
+            value = value.redistribute(like.device_mesh, like.placements)
+        return local_tensor(value)
+    part = local_tensor(like).new_empty(local_tensor(like).shape)
+    whole = torch.as_tensor(value).reshape(like.shape)
+    sides, at = tuple(like.device_mesh.mesh.shape), tuple(like.device_mesh.get_coordinate())
+    for start, offset, size in _shards_at(tuple(like.shape), tuple(like.placements), sides, at):
+        there = tuple(slice(a, a + n) for a, n in zip(offset, size, strict=True))
+        part[there] = whole[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
+    return part
+
+
+def _cut(indices: torch.Tensor, placement: Any, parts: int, part: int) -> torch.Tensor:
+    """The part of a dimension's indices that a coordinate of the mesh has."""
+    split = getattr(placement, "split_factor", None)
+    if split is None:  # Shard: as torch.chunk cuts, empty parts at the end
+        each = -(-len(indices) // parts)
+        return indices[part * each : (part + 1) * each]
+    return type(placement)(0, split_factor=split)._split_tensor(indices, parts, with_padding=False, contiguous=True)[0][
+        part
+    ]
+
+
+def _intervals(indices: torch.Tensor) -> list[Interval]:
+    """Runs of indices that follow each other."""
+    numbers = indices.tolist()
+    runs: list[Interval] = []
+    first = 0
+    for k in range(1, len(numbers) + 1):
+        if k == len(numbers) or numbers[k] != numbers[k - 1] + 1:
+            runs.append((numbers[first], first, k - first))
+            first = k
+    return runs
+
+
+def _shards_at(shape: tuple[int, ...], placements: tuple[Any, ...], sides: tuple[int, ...], at: tuple[int, ...]) -> Any:
+    """The rectangles of one coordinate of the mesh: (start, size, offset) each."""
+    indices = [torch.arange(size) for size in shape]
+    for placement, parts, part in zip(placements, sides, at, strict=True):
+        if placement.is_partial():
+            raise ValueError("a parameter whose placement is Partial has no values of its own to update")
+        if not placement.is_replicate():
+            indices[placement.dim] = _cut(indices[placement.dim], placement, parts, part)
+    for runs in itertools.product(*map(_intervals, indices)):
+        yield tuple(zip(*runs, strict=True)) if runs else ((), (), ())
+
+
+@functools.lru_cache(maxsize=4096)
+def _placement(
+    shape: tuple[int, ...], placements: tuple[Any, ...], mesh: tuple[tuple[int, ...], tuple[int, ...]]
+) -> Placement:
+    """`mesh` is its shape and the rank in the group of each of its coordinates."""
+    sides, ranks = mesh
+    shards = []
+    for at, rank in zip(itertools.product(*map(range, sides)), ranks, strict=True):
+        for start, offset, size in _shards_at(shape, placements, sides, at):
+            shards.append((rank, start, size, offset))
+    return shape, tuple(shards)
+
+
+def placement_of(parameter: Any, rank_of: dict[int, int]) -> Placement | None:
+    """Of a DTensor, with the ranks of a group by their global numbers; None of a plain tensor, which every rank has."""
+    if not is_sharded(parameter):
+        return None
+    mesh = parameter.device_mesh.mesh
+    ranks = tuple(rank_of[rank] for rank in mesh.flatten().tolist())
+    return _placement(tuple(parameter.shape), tuple(parameter.placements), (tuple(mesh.shape), ranks))

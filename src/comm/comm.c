@@ -1,0 +1,156 @@
+/* See comm.h. */
+#include "comm.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/list.h"
+#include "core/status.h"
+
+#define NAME_SIZE 64
+
+struct tch_comm {
+    tch_comm_ops ops;
+    void *user;
+    char name[NAME_SIZE];
+    int32_t rank, size;
+    bool gone; /* aborted */
+    int64_t collectives, bytes;
+};
+
+static tch_status check_config(const tch_comm_config *config)
+{
+    static const char function[] = "tch_comm_create";
+    if (config == NULL || config->struct_size != sizeof *config) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: config must point to a struct set to TCH_COMM_CONFIG_INIT",
+                         function);
+    }
+    if (config->size < 1 || config->rank < 0 || config->rank >= config->size) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: rank is %d and size %d, expected 0 <= rank < size", function,
+                         config->rank, config->size);
+    }
+    const tch_comm_ops *ops = config->ops;
+    if (ops == NULL || ops->struct_size != sizeof *ops || ops->all_gather == NULL || ops->all_to_all == NULL ||
+        ops->reduce_max == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "%s: ops must have its struct_size, all_gather, all_to_all and reduce_max set", function);
+    }
+    return TCH_OK;
+}
+
+tch_status tch_comm_create(const tch_comm_config *config, tch_comm **comm)
+{
+    if (comm == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_comm_create: comm is NULL");
+    }
+    *comm = NULL;
+    TCHI_TRY(check_config(config));
+    tch_comm *c;
+    TCHI_TRY(tchi_host_take(sizeof *c, "a group", &c));
+    *c = (tch_comm){.ops = *config->ops, .user = config->user, .rank = config->rank, .size = config->size};
+    snprintf(c->name, sizeof c->name, "%s", config->name == NULL ? "group" : config->name);
+    *comm = c;
+    return TCH_OK;
+}
+
+void tch_comm_destroy(tch_comm *comm)
+{
+    if (comm == NULL) {
+        return;
+    }
+    if (comm->ops.release != NULL) {
+        comm->ops.release(comm->user);
+    }
+    tchi_host_release(comm, sizeof *comm);
+}
+
+int32_t tch_comm_rank(const tch_comm *comm)
+{
+    return comm == NULL ? -1 : comm->rank;
+}
+
+int32_t tch_comm_size(const tch_comm *comm)
+{
+    return comm == NULL ? 0 : comm->size;
+}
+
+tch_status tch_comm_get_traffic(const tch_comm *comm, tch_comm_traffic *traffic)
+{
+    if (comm == NULL || traffic == NULL || traffic->struct_size != sizeof *traffic) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "tch_comm_get_traffic: comm is NULL, or traffic is not set to TCH_COMM_TRAFFIC_INIT");
+    }
+    traffic->collectives = comm->collectives;
+    traffic->bytes = comm->bytes;
+    return TCH_OK;
+}
+
+/* --- collectives ------------------------------------------------------------------------------------------------- */
+
+/* The transport's own words, if it left any, behind the group and the operation. */
+static tch_status report(tch_comm *comm, const char *operation, tch_status status)
+{
+    if (status == TCH_OK) {
+        return TCH_OK;
+    }
+    char words[512];
+    snprintf(words, sizeof words, "%s", tch_last_error());
+    return tchi_fail(TCH_ERR_COMM, "%s of '%s', rank %d of %d, failed%s%s", operation, comm->name, comm->rank,
+                     comm->size, words[0] == '\0' ? "" : ": ", words);
+}
+
+static tch_status begin(tch_comm *comm, const char *operation, int64_t bytes)
+{
+    if (comm->gone) {
+        return tchi_fail(TCH_ERR_COMM, "%s of '%s', rank %d of %d: the group has been given up after an error",
+                         operation, comm->name, comm->rank, comm->size);
+    }
+    comm->collectives++;
+    comm->bytes += bytes;
+    tch_clear_error();
+    return TCH_OK;
+}
+
+static void *stream_of(tch_context *context)
+{
+    return context->backend->host_memory ? NULL : context->backend->device->get_stream(context->state);
+}
+
+tch_status tchi_comm_all_gather(tch_comm *comm, tch_context *context, const void *send, void *receive, int64_t bytes)
+{
+    TCHI_TRY(begin(comm, "all_gather", bytes * (comm->size - 1)));
+    return report(comm, "all_gather", comm->ops.all_gather(comm->user, send, receive, bytes, stream_of(context)));
+}
+
+tch_status tchi_comm_all_to_all(tch_comm *comm, tch_context *context, const void *send, void *receive,
+                                const tch_comm_counts *counts)
+{
+    int64_t bytes = 0;
+    for (int32_t r = 0; r < comm->size; r++) {
+        bytes += r == comm->rank ? 0 : counts->send_bytes[r];
+    }
+    TCHI_TRY(begin(comm, "all_to_all", bytes));
+    return report(comm, "all_to_all", comm->ops.all_to_all(comm->user, send, receive, counts, stream_of(context)));
+}
+
+tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *values, int32_t count)
+{
+    TCHI_TRY(begin(comm, "reduce_max", (int64_t)sizeof *values * count));
+    return report(comm, "reduce_max", comm->ops.reduce_max(comm->user, values, count, stream_of(context)));
+}
+
+tch_status tchi_comm_check(tch_comm *comm)
+{
+    tch_clear_error();
+    return comm->ops.check == NULL ? TCH_OK : report(comm, "a collective", comm->ops.check(comm->user));
+}
+
+void tchi_comm_abort(tch_comm *comm)
+{
+    if (!comm->gone && comm->ops.abort != NULL) {
+        comm->ops.abort(comm->user);
+    }
+    comm->gone = true;
+}

@@ -1,0 +1,19 @@
+/* A group as the library uses it: collectives that are counted, that name the group when they fail, and that do nothing
+ * where there is one rank. */
+#ifndef TCHI_COMM_H
+#define TCHI_COMM_H
+
+#include <torchium/comm.h>
+
+#include "core/context.h"
+
+tch_status tchi_comm_all_gather(tch_comm *comm, tch_context *context, const void *send, void *receive, int64_t bytes);
+tch_status tchi_comm_all_to_all(tch_comm *comm, tch_context *context, const void *send, void *receive,
+                                const tch_comm_counts *counts);
+tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *values, int32_t count);
+tch_status tchi_comm_check(tch_comm *comm);
+
+/* Ends the group: every later collective fails. */
+void tchi_comm_abort(tch_comm *comm);
+
+#endif

@@ -1,0 +1,272 @@
+/* Which tiles there are, and who owns them. A pure function of names, shapes, types, options, placements and the number
+ * of ranks, in integers alone: every rank comes to the same plan without asking another. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/status.h"
+
+#include "optim/config.h"
+#include "optim/layout.h"
+#include "optim/method.h"
+#include "optim/shape.h"
+#include "shared.h"
+
+/* --- tiles ------------------------------------------------------------------------------------------------------- */
+
+static tch_status add_tiles(tch_optimizer *o, int32_t index)
+{
+    const tchi_param *p = tchi_param_at(o, index);
+    tchi_cut cut = tchi_cut_of(&p->dims, tchi_layout_cut_at(o, p->group));
+    TCHI_TRY(tchi_list_reserve(&o->shared->tiles, o->shared->tiles.count + cut.blocks));
+    for (int64_t number = 0; number < cut.blocks; number++) {
+        tchi_tile *tile = tchi_list_extend(&o->shared->tiles);
+        *tile = (tchi_tile){.param = index, .number = (int32_t)number, .own = -1};
+        tchi_cut_block(&cut, number, tile->start, tile->size);
+    }
+    return TCH_OK;
+}
+
+/* Multiplications of a refresh and of a step, in units of about a million. */
+static int64_t cost_of(const tch_optimizer *o, const tchi_tile *tile)
+{
+    const tchi_param *p = tchi_param_at(o, tile->param);
+    const tchi_block_method *blocks = o->method->blocks;
+    const tch_optim_config *config = &tchi_group_at(o, p->group)->config;
+    int64_t elements = 1;
+    int64_t cost = 0;
+    int64_t least = INT64_MAX;
+    for (int32_t k = 0; k < p->dims.order; k++) {
+        elements *= tile->size[k];
+        least = tile->size[k] < least ? tile->size[k] : least;
+    }
+    for (int32_t k = 0; k < p->dims.order; k++) {
+        int64_t n = tile->size[k];
+        if (blocks->has_factor != NULL && blocks->has_factor(config, n)) {
+            cost += (n * n / 1024) * n * 16 / 1024 + (elements / 1024) * n * 2 / 1024;
+        }
+    }
+    return cost + (elements / 1024) * least * 4 / 1024 + elements / 1024 + 1;
+}
+
+/* --- owners ------------------------------------------------------------------------------------------------------ */
+
+typedef struct candidate {
+    int64_t cost;
+    int64_t tile;
+} candidate;
+
+/* Falling cost, then the order of tiles: those of equal sizes stand together as they do in a batch. */
+static int by_cost(const void *a, const void *b)
+{
+    const candidate *x = a;
+    const candidate *y = b;
+    return x->cost != y->cost ? (x->cost < y->cost) - (x->cost > y->cost) : (x->tile > y->tile) - (x->tile < y->tile);
+}
+
+typedef struct planner {
+    tch_optimizer *optimizer;
+    const tchi_regions *regions; /* of the group's parameters */
+    int32_t first_param, ranks;
+    int64_t *load, *held; /* one for each rank */
+    int32_t *used;        /* tiles of the window that a rank has */
+} planner;
+
+static void count_held(planner *p, const tchi_tile *tile)
+{
+    const tchi_regions *r = &p->regions[tile->param - p->first_param];
+    memset(p->held, 0, (size_t)p->ranks * sizeof *p->held);
+    for (int64_t i = 0; i < r->list.count; i++) {
+        const tchi_region *region = tchi_region_at(r, i);
+        int64_t from[TCHI_MOST_ORDER];
+        int64_t extent[TCHI_MOST_ORDER];
+        if (region->holders < 0 || !tchi_region_meets(region, r->order, tile->start, tile->size, from, extent)) {
+            continue;
+        }
+        int64_t count = 1;
+        for (int32_t k = 0; k < r->order; k++) {
+            count *= extent[k];
+        }
+        for (int32_t h = 0; h < region->holders; h++) {
+            p->held[((const int32_t *)r->holders.items)[region->first_holder + h]] += count;
+        }
+    }
+}
+
+/* The rank that holds most of it, then the one with the least work, among those that may have another of the window. */
+static int32_t choose_owner(const planner *p, int32_t quota)
+{
+    int32_t best = -1;
+    for (int32_t r = 0; r < p->ranks; r++) {
+        if (p->used[r] < quota &&
+            (best < 0 || p->held[r] > p->held[best] || (p->held[r] == p->held[best] && p->load[r] < p->load[best]))) {
+            best = r;
+        }
+    }
+    return best;
+}
+
+/* Tiles of equal cost that are refreshed at the same step of a period stand together, so each rank gets its share of
+ * every window of that length. */
+static void assign(planner *p, const candidate *list, int64_t count)
+{
+    const tch_optimizer *o = p->optimizer;
+    int64_t period = 1;
+    if (o->method->blocks->has_factor != NULL) {
+        period = tchi_group_at(o, tchi_param_at(o, p->first_param)->group)->config.precondition_frequency;
+    }
+    for (int64_t first = 0; first < count;) {
+        int64_t end = first;
+        while (end < count && list[end].cost == list[first].cost) {
+            end++;
+        }
+        int64_t window = (end - first + period - 1) / period;
+        for (; first < end; first += window) {
+            int64_t n = end - first < window ? end - first : window;
+            memset(p->used, 0, (size_t)p->ranks * sizeof *p->used);
+            for (int64_t i = first; i < first + n; i++) {
+                tchi_tile *tile = tchi_shared_tile(o, list[i].tile);
+                count_held(p, tile);
+                tile->owner = choose_owner(p, (int32_t)((n + p->ranks - 1) / p->ranks));
+                p->used[tile->owner]++;
+                p->load[tile->owner] += list[i].cost;
+            }
+        }
+        first = end;
+    }
+}
+
+static tch_status choose_owners(tch_optimizer *o, int32_t group, const tchi_regions *regions, int64_t first,
+                                int64_t count)
+{
+    planner p = {.optimizer = o,
+                 .regions = regions,
+                 .first_param = tchi_group_at(o, group)->first_param,
+                 .ranks = tch_comm_size(o->shared->comm)};
+    size_t list_bytes = (size_t)count * sizeof(candidate);
+    size_t rank_bytes = (size_t)p.ranks * (2 * sizeof(int64_t) + sizeof(int32_t));
+    candidate *list;
+    TCHI_TRY(tchi_host_take(list_bytes, "a plan of tiles", &list));
+    tch_status status = tchi_host_take(rank_bytes, "a plan of tiles", &p.load);
+    if (status == TCH_OK && count > 0) {
+        p.held = p.load + p.ranks;
+        p.used = (int32_t *)(p.held + p.ranks);
+        for (int64_t i = 0; i < count; i++) {
+            list[i] = (candidate){cost_of(o, tchi_shared_tile(o, first + i)), first + i};
+        }
+        qsort(list, (size_t)count, sizeof *list, by_cost);
+        assign(&p, list, count);
+    }
+    tchi_host_release(p.load, status == TCH_OK ? rank_bytes : 0);
+    tchi_host_release(list, list_bytes);
+    return status;
+}
+
+/* --- this rank's own --------------------------------------------------------------------------------------------- */
+
+static void fill_tile(const tch_optimizer *o, const tchi_tile *tile, tchi_param *t)
+{
+    const tchi_param *p = tchi_param_at(o, tile->param);
+    *t = (tchi_param){.name = p->name,
+                      .group = p->group,
+                      .index = tile->param,
+                      .tile = tile->number,
+                      .blocked = true,
+                      .by_value = p->by_value,
+                      .type = p->wire_out,
+                      .real = p->real,
+                      .grad_type = p->wire_in,
+                      .ndim = p->dims.order,
+                      .count = 1,
+                      .dims = {.order = p->dims.order}};
+    for (int32_t k = p->dims.order - 1; k >= 0; k--) {
+        t->shape[k] = t->dims.size[k] = tile->size[k];
+        t->cut |= (uint32_t)(tile->size[k] != p->dims.size[k]) << k;
+        t->strides[k] = t->count;
+        t->count *= tile->size[k];
+    }
+}
+
+static tch_status take_own(tch_optimizer *o, int64_t first, int64_t count)
+{
+    for (int64_t i = first; i < first + count; i++) {
+        tchi_tile *tile = tchi_shared_tile(o, i);
+        if (tile->owner == tch_comm_rank(o->shared->comm)) {
+            TCHI_TRY(tchi_list_reserve(&o->tiles, o->tiles.count + 1));
+            tile->own = (int32_t)o->tiles.count;
+            fill_tile(o, tile, tchi_list_extend(&o->tiles));
+        }
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_shared_plan(tch_optimizer *optimizer, int32_t group, const tchi_regions *regions)
+{
+    tchi_group *g = tchi_group_at(optimizer, group);
+    int64_t first = optimizer->shared->tiles.count;
+    for (int32_t i = 0; i < g->params; i++) {
+        if (tchi_param_at(optimizer, g->first_param + i)->carried) {
+            TCHI_TRY(add_tiles(optimizer, g->first_param + i));
+        }
+    }
+    int64_t count = optimizer->shared->tiles.count - first;
+    TCHI_TRY(choose_owners(optimizer, group, regions, first, count));
+    TCHI_TRY(take_own(optimizer, first, count));
+    TCHI_TRY(tchi_host_take(sizeof *g->exchange, "an exchange", &g->exchange));
+    g->exchange->first_tile = first;
+    g->exchange->tiles = count;
+    return tchi_exchange_plan(optimizer, group, regions);
+}
+
+/* --- comparing plans --------------------------------------------------------------------------------------------- */
+
+#define PLAN_VERSION 1
+
+static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
+{
+    const unsigned char *c = data;
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ c[i]) * 0x100000001B3u;
+    }
+    return hash;
+}
+
+static uint64_t mix_number(uint64_t hash, int64_t number)
+{
+    return mix(hash, &number, sizeof number);
+}
+
+static uint64_t mix_param(uint64_t hash, const tchi_param *p, const tchi_regions *r)
+{
+    hash = mix(hash, p->name, strlen(p->name));
+    hash = mix_number(hash, p->type);
+    hash = mix_number(hash, p->carried + 2 * p->blocked);
+    for (int32_t k = 0; p->carried && k < p->dims.order; k++) {
+        hash = mix_number(hash, p->dims.size[k]);
+    }
+    for (int64_t i = 0; i < r->list.count; i++) {
+        const tchi_region *region = tchi_region_at(r, i);
+        hash = mix(hash, region->start, sizeof region->start);
+        hash = mix(hash, region->size, sizeof region->size);
+        hash = mix_number(hash, region->holders);
+    }
+    return mix(hash, r->holders.items, (size_t)r->holders.count * sizeof(int32_t));
+}
+
+uint64_t tchi_shared_hash(const tch_optimizer *optimizer, int32_t group, const tchi_regions *regions)
+{
+    const tchi_group *g = tchi_group_at(optimizer, group);
+    uint64_t hash = mix_number(0xCBF29CE484222325u, PLAN_VERSION);
+    hash = mix_number(hash, tch_comm_size(optimizer->shared->comm));
+    hash = mix(hash, optimizer->method->name, strlen(optimizer->method->name));
+    const char *name;
+    int changes;
+    for (int32_t i = 0; tchi_config_option(i, &name, &changes); i++) {
+        double value = tchi_config_get(&g->config, i);
+        hash = mix(hash, &value, sizeof value);
+    }
+    for (int32_t i = 0; i < g->params; i++) {
+        hash = mix_param(hash, tchi_param_at(optimizer, g->first_param + i), &regions[i]);
+    }
+    return hash;
+}

@@ -1,0 +1,288 @@
+/* See regions.h. A shard is a rectangle in the tensor's own dimensions; where dimensions are merged, a rectangle that
+ * does not reach across the inner ones becomes several, one for each of its rows. */
+#include "regions.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/status.h"
+
+enum { MAX_ROWS = 1 << 20 }; /* rectangles that one shard may become */
+
+/* --- from the tensor's dimensions to the parameter's ------------------------------------------------------------- */
+
+/* The tensor's dimensions [first, last] are one dimension of the parameter. */
+typedef struct merged {
+    int32_t first, last;
+} merged;
+
+/* Dimensions of size 1 belong to the one before them, or to the first. */
+static void find_merged(const tch_placement *p, const tchi_dims *dims, merged *groups)
+{
+    int32_t at = 0;
+    for (int32_t k = 0; k < dims->order; k++) {
+        int64_t product = 1;
+        groups[k].first = at;
+        while (at < p->ndim && (product < dims->size[k] || p->shape[at] == 1)) {
+            product *= p->shape[at++];
+        }
+        groups[k].last = at - 1;
+    }
+}
+
+/* What a shard is along one of the parameter's dimensions: `rows` intervals of `length`. */
+typedef struct intervals {
+    int32_t partial; /* the innermost tensor dimension that the shard does not have whole; below `first` for none */
+    int64_t rows, length;
+} intervals;
+
+static intervals intervals_of(const tch_placement *p, const tch_shard *s, merged g)
+{
+    intervals v = {.partial = g.last, .rows = 1, .length = 1};
+    while (v.partial >= g.first && s->size[v.partial] == p->shape[v.partial]) {
+        v.length *= p->shape[v.partial--];
+    }
+    if (v.partial >= g.first) {
+        v.length *= s->size[v.partial];
+    }
+    for (int32_t i = g.first; i < v.partial; i++) {
+        v.rows *= s->size[i];
+    }
+    return v;
+}
+
+/* Interval `row`: where it begins in the whole, and in this rank's tensor (whose strides are given). */
+static void place_interval(const tch_placement *p, const tch_shard *s, merged g, const intervals *v, int64_t row,
+                           const int64_t *strides, int64_t *start, int64_t *at)
+{
+    int64_t inner = 1;
+    *start = *at = 0;
+    for (int32_t i = g.last; i >= g.first; i--) {
+        int64_t index = 0;
+        if (i < v->partial) {
+            index = row % s->size[i];
+            row /= s->size[i];
+        }
+        *start += (s->start[i] + index) * inner;
+        *at += (s->offset[i] + index) * strides[i];
+        inner *= p->shape[i];
+    }
+}
+
+/* The rectangles of one shard. `strides` are those of this rank's tensor, zeros for another's. */
+static tch_status add_shard(const tch_placement *p, const tch_shard *s, const tchi_dims *dims, const int64_t *strides,
+                            bool here, tchi_list *list, const char *name)
+{
+    merged groups[TCH_MAX_RANK];
+    intervals v[TCHI_MOST_ORDER];
+    int64_t rows = 1;
+    find_merged(p, dims, groups);
+    for (int32_t k = 0; k < dims->order; k++) {
+        v[k] = intervals_of(p, s, groups[k]);
+        rows *= v[k].rows;
+        if (rows > MAX_ROWS) {
+            return tchi_fail(TCH_ERR_UNSUPPORTED,
+                             "the shard of '%s' on rank %d is cut along dimensions that are merged, into more than %d "
+                             "rows; shard an outer dimension, or set merge_dims to 0",
+                             name, s->rank, MAX_ROWS);
+        }
+    }
+    for (int64_t row = 0; row < rows; row++) {
+        tchi_region region = {.first_holder = s->rank, .holders = 1, .here = here};
+        int64_t rest = row;
+        for (int32_t k = dims->order - 1; k >= 0; k--) {
+            int64_t at;
+            place_interval(p, s, groups[k], &v[k], rest % v[k].rows, strides, &region.start[k], &at);
+            rest /= v[k].rows;
+            region.size[k] = v[k].length;
+            region.at += at;
+            region.stride[k] = strides[groups[k].last];
+        }
+        TCHI_TRY(tchi_list_add(list, &region));
+    }
+    return TCH_OK;
+}
+
+/* --- checks ------------------------------------------------------------------------------------------------------ */
+
+static tch_status check_placement(const tch_placement *p, int32_t ranks, const char *name)
+{
+    bool good = p->struct_size == sizeof *p && p->ndim >= 0 && p->ndim <= TCH_MAX_RANK && p->count >= 0 &&
+                (p->ndim == 0 || p->shape != NULL) && (p->count == 0 || p->shards != NULL);
+    for (int32_t i = 0; good && i < p->count; i++) {
+        const tch_shard *s = &p->shards[i];
+        good = s->rank >= 0 && s->rank < ranks;
+        for (int32_t k = 0; good && k < p->ndim; k++) {
+            good = s->start[k] >= 0 && s->size[k] >= 0 && s->offset[k] >= 0 && s->start[k] <= p->shape[k] - s->size[k];
+        }
+    }
+    if (!good) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "the placement of '%s' is not set to TCH_PLACEMENT_INIT, or has a shard outside the tensor or "
+                         "the group",
+                         name);
+    }
+    return TCH_OK;
+}
+
+/* A shard of this rank must lie inside its tensor. */
+static tch_status check_own(const tch_placement *p, const tch_shard *s, const tch_tensor *tensor, const char *name)
+{
+    bool good = tensor->ndim == p->ndim;
+    for (int32_t k = 0; good && k < p->ndim; k++) {
+        good = s->offset[k] + s->size[k] <= tensor->shape[k];
+    }
+    return good ? TCH_OK
+                : tchi_fail(TCH_ERR_SHAPE, "a shard of '%s' on this rank lies outside the tensor it was given with",
+                            name);
+}
+
+static int by_start(const void *a, const void *b)
+{
+    const tchi_region *x = a;
+    const tchi_region *y = b;
+    int order = 0;
+    for (int k = 0; k < TCHI_MOST_ORDER && order == 0; k++) {
+        order = (x->start[k] > y->start[k]) - (x->start[k] < y->start[k]);
+    }
+    for (int k = 0; k < TCHI_MOST_ORDER && order == 0; k++) {
+        order = (x->size[k] > y->size[k]) - (x->size[k] < y->size[k]);
+    }
+    return order != 0 ? order : (x->first_holder > y->first_holder) - (x->first_holder < y->first_holder);
+}
+
+static bool same_rectangle(const tchi_region *a, const tchi_region *b)
+{
+    return memcmp(a->start, b->start, sizeof a->start) == 0 && memcmp(a->size, b->size, sizeof a->size) == 0;
+}
+
+/* Equal rectangles of several ranks become one with several holders. */
+static tch_status join_equal(tchi_regions *r)
+{
+    tchi_region *items = r->list.items;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < r->list.count; i++) {
+        int32_t rank = items[i].first_holder;
+        bool again = kept > 0 && same_rectangle(&items[kept - 1], &items[i]);
+        if (!again) {
+            items[kept] = items[i];
+            items[kept].first_holder = (int32_t)r->holders.count;
+            items[kept++].holders = 0;
+        } else if (items[i].here) {
+            items[kept - 1].here = true;
+            items[kept - 1].at = items[i].at;
+            memcpy(items[kept - 1].stride, items[i].stride, sizeof items[i].stride);
+        }
+        items[kept - 1].holders++;
+        TCHI_TRY(tchi_list_add(&r->holders, &rank));
+    }
+    r->list.count = kept;
+    return TCH_OK;
+}
+
+static tch_status check_whole(const tchi_regions *r, const tchi_dims *dims, const char *name)
+{
+    int64_t have = 0;
+    int64_t want = 1;
+    for (int32_t k = 0; k < dims->order; k++) {
+        want *= dims->size[k];
+    }
+    for (int64_t i = 0; i < r->list.count; i++) {
+        const tchi_region *region = tchi_region_at(r, i);
+        int64_t count = 1;
+        for (int32_t k = 0; k < dims->order; k++) {
+            count *= region->size[k];
+        }
+        have += count;
+        int64_t from[TCHI_MOST_ORDER];
+        int64_t extent[TCHI_MOST_ORDER];
+        if (i > 0 &&
+            tchi_region_meets(tchi_region_at(r, i - 1), dims->order, region->start, region->size, from, extent)) {
+            have = -1;
+            break;
+        }
+    }
+    return have == want ? TCH_OK
+                        : tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                                    "the shards of '%s' overlap without being equal, or leave elements out", name);
+}
+
+/* --- making ------------------------------------------------------------------------------------------------------ */
+
+/* Every rank has the whole, laid out without gaps. */
+static tch_status add_whole(const tchi_dims *dims, tchi_list *list)
+{
+    tchi_region region = {.holders = -1, .here = true};
+    int64_t stride = 1;
+    for (int32_t k = dims->order - 1; k >= 0; k--) {
+        region.size[k] = dims->size[k];
+        region.stride[k] = stride;
+        stride *= dims->size[k];
+    }
+    return tchi_list_add(list, &region);
+}
+
+static tch_status add_shards(const tch_placement *p, const tchi_dims *dims, const tch_tensor *tensor, int32_t rank,
+                             const char *name, tchi_regions *r)
+{
+    int64_t strides[TCH_MAX_RANK] = {0};
+    const int64_t nowhere[TCH_MAX_RANK] = {0};
+    int64_t stride = 1;
+    for (int32_t k = tensor->ndim - 1; k >= 0; k--) {
+        strides[k] = stride;
+        stride *= tensor->shape[k];
+    }
+    for (int32_t i = 0; i < p->count; i++) {
+        const tch_shard *s = &p->shards[i];
+        bool here = s->rank == rank;
+        bool empty = false;
+        for (int32_t k = 0; k < p->ndim; k++) {
+            empty = empty || s->size[k] == 0;
+        }
+        if (here && !empty) {
+            TCHI_TRY(check_own(p, s, tensor, name));
+        }
+        if (!empty) {
+            TCHI_TRY(add_shard(p, s, dims, here ? strides : nowhere, here, &r->list, name));
+        }
+    }
+    if (r->list.count > 1) {
+        qsort(r->list.items, (size_t)r->list.count, sizeof(tchi_region), by_start);
+    }
+    TCHI_TRY(join_equal(r));
+    return check_whole(r, dims, name);
+}
+
+tch_status tchi_regions_of(const tch_placement *placement, const tchi_dims *dims, const tch_tensor *tensor,
+                           int32_t rank, int32_t ranks, const char *name, tchi_regions *regions)
+{
+    *regions = (tchi_regions){
+        .order = dims->order, .list = {.item_size = sizeof(tchi_region)}, .holders = {.item_size = sizeof(int32_t)}};
+    if (placement == NULL || placement->count == 0) {
+        return add_whole(dims, &regions->list);
+    }
+    TCHI_TRY(check_placement(placement, ranks, name));
+    return add_shards(placement, dims, tensor, rank, name, regions);
+}
+
+void tchi_regions_release(tchi_regions *regions)
+{
+    tchi_list_release(&regions->list);
+    tchi_list_release(&regions->holders);
+}
+
+bool tchi_region_meets(const tchi_region *region, int32_t order, const int64_t *start, const int64_t *size,
+                       int64_t *from, int64_t *extent)
+{
+    for (int32_t k = 0; k < order; k++) {
+        int64_t a = region->start[k] > start[k] ? region->start[k] : start[k];
+        int64_t x = region->start[k] + region->size[k];
+        int64_t y = start[k] + size[k];
+        from[k] = a;
+        extent[k] = (x < y ? x : y) - a;
+        if (extent[k] <= 0) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,38 @@
+/* Where the elements of a parameter lie among the ranks of a group, in the dimensions by which it is cut into blocks. */
+#ifndef TCHI_OPTIM_REGIONS_H
+#define TCHI_OPTIM_REGIONS_H
+
+#include "optim/optimizer.h"
+
+/* A rectangle that lies whole on some ranks, and the same on each of them. */
+typedef struct tchi_region {
+    int64_t start[TCHI_MOST_ORDER], size[TCHI_MOST_ORDER];
+    int32_t first_holder, holders; /* in the list of holders, by rank; -1 holders: every rank, whole */
+    /* on this rank, where it is among them */
+    bool here;
+    int64_t at, stride[TCHI_MOST_ORDER]; /* elements in its tensor */
+} tchi_region;
+
+typedef struct tchi_regions {
+    int32_t order;
+    tchi_list list;    /* tchi_region, ordered by start, outermost dimension first */
+    tchi_list holders; /* int32_t */
+} tchi_regions;
+
+/* The regions of a parameter whose whole tensor has `dims`; NULL or a placement without shards: every rank has all of
+ * it. `tensor` is what this rank has. The placement is checked: shards lie inside, do not overlap unless they are
+ * equal, and miss nothing. */
+tch_status tchi_regions_of(const tch_placement *placement, const tchi_dims *dims, const tch_tensor *tensor,
+                           int32_t rank, int32_t ranks, const char *name, tchi_regions *regions);
+void tchi_regions_release(tchi_regions *regions);
+
+static inline const tchi_region *tchi_region_at(const tchi_regions *r, int64_t i)
+{
+    return (const tchi_region *)r->list.items + i;
+}
+
+/* The part of a block that a region has: where it begins and its sizes, in the parameter's dims; false for none. */
+bool tchi_region_meets(const tchi_region *region, int32_t order, const int64_t *start, const int64_t *size,
+                       int64_t *from, int64_t *extent);
+
+#endif

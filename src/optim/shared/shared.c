@@ -1,0 +1,250 @@
+/* See shared.h. What a rank keeps of its group, and what the ranks agree on. */
+#include "shared.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/check.h"
+#include "core/status.h"
+
+#include "optim/create.h"
+#include "optim/method.h"
+#include "optim/shape.h"
+
+/* --- opening and closing ----------------------------------------------------------------------------------------- */
+
+tch_status tchi_shared_open(tch_optimizer *optimizer, tch_comm *comm)
+{
+    void *agreement;
+    TCHI_TRY(tchi_host_take(sizeof *optimizer->shared, "a shared optimizer", &optimizer->shared));
+    optimizer->shared->comm = comm;
+    optimizer->shared->tiles.item_size = sizeof(tchi_tile);
+    optimizer->shared->rects.item_size = sizeof(tch_rect);
+    TCHI_TRY(tchi_pool_allocate(optimizer->context->pool, sizeof *optimizer->shared->agreement, &agreement));
+    optimizer->shared->agreement = agreement;
+    return optimizer->context->backend->device->zero_bytes(optimizer->context->state, agreement,
+                                                           sizeof *optimizer->shared->agreement);
+}
+
+void tchi_shared_close(tch_optimizer *optimizer)
+{
+    if (optimizer->shared == NULL) {
+        return;
+    }
+    tchi_pool_free(optimizer->context->pool, optimizer->shared->agreement);
+    tchi_list_release(&optimizer->shared->tiles);
+    tchi_list_release(&optimizer->shared->rects);
+    tchi_host_release(optimizer->shared, sizeof *optimizer->shared);
+    optimizer->shared = NULL;
+}
+
+/* --- parameters -------------------------------------------------------------------------------------------------- */
+
+static bool is_sharded(const tch_placement *placement)
+{
+    return placement != NULL && placement->count > 0;
+}
+
+static bool has_rows_in_order(const tchi_param *p)
+{
+    int64_t stride = 1;
+    for (int32_t k = p->ndim - 1; k >= 0 && p->count > 0; k--) {
+        if (p->shape[k] > 1 && p->strides[k] != stride) {
+            return false;
+        }
+        stride *= p->shape[k];
+    }
+    return true;
+}
+
+/* The number, in the whole tensor, of the first element here, where those that follow are the next ones there: what
+ * random rounding counts by. Elsewhere elements are counted by where they lie. */
+static int64_t base_of(const tch_placement *placement, int32_t rank)
+{
+    for (int32_t i = 0; i < placement->count; i++) {
+        const tch_shard *s = &placement->shards[i];
+        int64_t base = 0;
+        bool rows = s->rank == rank;
+        for (int32_t k = 0; k < placement->ndim; k++) {
+            base = base * placement->shape[k] + s->start[k];
+            rows = rows && (k == 0 || s->size[k] == placement->shape[k]);
+        }
+        if (rows) {
+            return base;
+        }
+    }
+    return 0;
+}
+
+/* Directions that are narrower than the parameter travel; so do those for shards, whose owner has not the parameter. */
+static void choose_wire(const tch_optimizer *o, tchi_param *p, bool sharded)
+{
+    const tchi_block_method *blocks = o->method->blocks;
+    bool l2 = tchi_group_at(o, p->group)->config.decay == TCH_DECAY_L2;
+    tch_scalar direction = blocks->direction_type == NULL ? p->real : blocks->direction_type(o->context, p->real);
+    p->filters = sharded && blocks->filtered_type != NULL;
+    p->by_value = !sharded && tchi_scalar_size(direction) >= tchi_scalar_size(p->type);
+    p->wire_in = p->filters ? blocks->filtered_type(o->context, p->real) : l2 && !p->by_value ? p->real : p->type;
+    p->wire_out = p->by_value ? p->type : direction;
+}
+
+tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *param, const tch_parameter *parameter,
+                                const tch_placement *placement)
+{
+    bool sharded = is_sharded(placement);
+    tchi_dims dims = param->dims;
+    if (sharded) {
+        if (placement->struct_size != sizeof *placement || placement->ndim < 0 || placement->ndim > TCH_MAX_RANK ||
+            (placement->ndim > 0 && placement->shape == NULL) || placement->shards == NULL) {
+            return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the placement of '%s' is not set to TCH_PLACEMENT_INIT",
+                             param->name);
+        }
+        tch_tensor whole = {.ndim = placement->ndim, .shape = (int64_t *)placement->shape};
+        tchi_dims_of(&whole, &dims);
+        param->base = base_of(placement, tch_comm_rank(optimizer->shared->comm));
+    }
+    if (!tchi_optim_set_dims(optimizer, param->group, parameter, &dims)) {
+        return TCH_OK;
+    }
+    if (!has_rows_in_order(param)) {
+        return tchi_fail(TCH_ERR_LAYOUT, "parameter '%s' is shared, and its elements do not lie row by row",
+                         param->name);
+    }
+    param->blocked = param->carried = true;
+    param->dims = dims;
+    choose_wire(optimizer, param, sharded);
+    return TCH_OK;
+}
+
+static tch_status make_regions(const tch_optimizer *o, int32_t group, const tch_parameter *parameters,
+                               const tch_placement *placements, tchi_regions *regions)
+{
+    const tchi_group *g = tchi_group_at(o, group);
+    for (int32_t i = 0; i < g->params; i++) {
+        const tchi_param *p = tchi_param_at(o, g->first_param + i);
+        if (p->carried) {
+            TCHI_TRY(tchi_regions_of(placements == NULL ? NULL : &placements[i], &p->dims, parameters[i].tensor,
+                                     tch_comm_rank(o->shared->comm), tch_comm_size(o->shared->comm), p->name,
+                                     &regions[i]));
+        }
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_shared_plan_group(tch_optimizer *optimizer, int32_t group, const tch_parameter *parameters,
+                                  const tch_placement *placements)
+{
+    int32_t count = tchi_group_at(optimizer, group)->params;
+    size_t bytes = (size_t)count * sizeof(tchi_regions);
+    tchi_regions *regions;
+    TCHI_TRY(tchi_host_take(bytes, "the regions of parameters", &regions));
+    tch_status status = make_regions(optimizer, group, parameters, placements, regions);
+    if (status == TCH_OK) {
+        optimizer->shared->hash = tchi_shared_hash(optimizer, group, regions);
+    }
+    if (status == TCH_OK && optimizer->method->blocks != NULL) {
+        status = tchi_shared_plan(optimizer, group, regions);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        tchi_regions_release(&regions[i]);
+    }
+    tchi_host_release(regions, bytes);
+    return status;
+}
+
+/* --- agreement --------------------------------------------------------------------------------------------------- */
+
+/* The two numbers go down as the bits of one that is stored without waiting. */
+static tch_status store_pair(tch_optimizer *o, int32_t number)
+{
+    int32_t pair[2] = {number, ~number};
+    double bits;
+    memcpy(&bits, pair, sizeof bits);
+    return o->context->backend->device->store_numbers(o->context->state, (double *)o->shared->agreement, &bits, 1);
+}
+
+/* In memory of its own, since a rank that could not even begin takes part too. */
+static tch_status compare(tch_comm *comm, tch_context *context, uint64_t hash, int32_t *numbers)
+{
+    const tch_backend *t = context->backend;
+    const int32_t mine[4] = {(int32_t)(hash & 0x7FFFFFFF), (int32_t)(hash >> 33), ~(int32_t)(hash & 0x7FFFFFFF),
+                             ~(int32_t)(hash >> 33)};
+    int32_t seen[4];
+    double bits[2];
+    memcpy(bits, mine, sizeof bits);
+    TCHI_TRY(t->device->store_numbers(context->state, (double *)(void *)numbers, bits, 2));
+    TCHI_TRY(tchi_comm_reduce_max(comm, context, numbers, 4));
+    TCHI_TRY(t->device->copy_bytes(context->state, seen, numbers, sizeof seen, TCH_COPY_TO_HOST));
+    if (seen[0] != ~seen[2] || seen[1] != ~seen[3]) {
+        return tchi_fail(TCH_ERR_COMM,
+                         "the ranks of the group were given different models, options or placements, or one of them "
+                         "could not make its part: names, shapes, types, options and shards must be the same on all");
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_shared_compare(tch_comm *comm, tch_context *context, uint64_t hash, tch_status status)
+{
+    void *numbers;
+    char message[1024];
+    snprintf(message, sizeof message, "%s", status == TCH_OK ? "" : tch_last_error());
+    TCHI_TRY(tchi_pool_allocate(context->pool, 4 * (int64_t)sizeof(int32_t), &numbers));
+    uint64_t distinct = hash ^ (0x9E3779B97F4A7C15u * (uint64_t)(tch_comm_rank(comm) + 1));
+    tch_status agreed = compare(comm, context, status == TCH_OK ? hash : distinct, numbers);
+    tchi_pool_free(context->pool, numbers);
+    return status == TCH_OK ? agreed : tchi_fail(status, "%s", message);
+}
+
+/* Which gradients are there. */
+static int32_t hash_presence(const tch_optimizer *o)
+{
+    uint32_t hash = 0x811C9DC5u;
+    for (int32_t i = 0; i < o->params.count; i++) {
+        hash = (hash ^ (uint32_t)(tchi_param_at(o, i)->present)) * 0x01000193u;
+    }
+    return (int32_t)(hash & 0x7FFFFFFF);
+}
+
+tch_status tchi_shared_agree(tch_optimizer *optimizer, const int32_t *found, const float *found_inf,
+                             const int32_t **agreed)
+{
+    tchi_agreement *a = optimizer->shared->agreement;
+    const tch_backend *t = optimizer->context->backend;
+    TCHI_TRY(tchi_comm_check(optimizer->shared->comm));
+    TCHI_TRY(store_pair(optimizer, hash_presence(optimizer)));
+    TCHI_TRY(t->update->decide_skip(optimizer->context->state, found, found_inf, &a->found, a->spare));
+    TCHI_TRY(tchi_comm_reduce_max(optimizer->shared->comm, optimizer->context, a->pair, 3));
+    TCHI_TRY(t->update->agree(optimizer->context->state, a->pair));
+    *agreed = &a->found;
+    return TCH_OK;
+}
+
+tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)
+{
+    tchi_agreement seen;
+    if (optimizer->failed != TCH_OK) {
+        tchi_comm_abort(optimizer->shared->comm);
+        return optimizer->failed;
+    }
+    if (!skipped) {
+        return TCH_OK;
+    }
+    TCHI_TRY(optimizer->context->backend->device->copy_bytes(
+        optimizer->context->state, &seen, optimizer->shared->agreement, sizeof seen, TCH_COPY_TO_HOST));
+    return seen.pair[0] == ~seen.pair[1]
+               ? TCH_OK
+               : tchi_fail(TCH_ERR_COMM,
+                           "the ranks of the group came with gradients of different parameters; nothing was changed");
+}
+
+void tchi_shared_follow(tch_optimizer *optimizer)
+{
+    for (int32_t i = 0; i < optimizer->tiles.count; i++) {
+        tchi_param *t = tchi_tile_at(optimizer, i);
+        const tchi_param *p = tchi_param_at(optimizer, t->index);
+        t->grad = p->grad != NULL ? t->staged : NULL;
+        t->steps_seen = p->steps_seen;
+        t->clock_id = p->clock_id;
+    }
+}

@@ -1,0 +1,137 @@
+/* An optimizer whose work and state the ranks of a group divide.
+ *
+ * The unit of ownership is the tile: one block of Shampoo or SOAP with its factors, or one matrix of Muon. Its name,
+ * its companions in a batch and the phase of its refreshes follow from the whole model and never from the number of
+ * ranks; only its owner does. A parameter with blocks is `carried`: the caller's tensor is a shard of it (or all of
+ * it, where every rank has the same), and its blocks are tiles, each a small parameter on the rank that owns it, with
+ * moments, factors and a place for its gradient and its result. A step is
+ *
+ *     in:   gradients go from the ranks that hold them to the owners of tiles
+ *     the method's own step on the tiles that are here
+ *     out:  directions come back, and every rank applies them to what it holds
+ *
+ * A tile's direction is had from the method without a change of its code: the tile begins at 0 and is stepped with a
+ * learning rate of -1 and no decay. Where every rank has the whole parameter and a direction would not be narrower,
+ * the tile is stepped as the parameter itself and its new values come back (`by_value`): so half-precision parameters
+ * need their master copies on owners alone.
+ *
+ * The exchange of a step has the same bytes at every step, whichever gradients are missing: no rank waits for one that
+ * thinks otherwise. What ranks must agree on (that gradients are finite, and which are there) is reduced over the
+ * group before anything is written. */
+#ifndef TCHI_OPTIM_SHARED_H
+#define TCHI_OPTIM_SHARED_H
+
+#include "comm/comm.h"
+#include "optim/optimizer.h"
+
+#include "regions.h"
+
+/* A tile, on every rank alike. */
+typedef struct tchi_tile {
+    int32_t param; /* the caller's */
+    int32_t number;
+    int32_t owner;
+    int32_t own; /* which of this rank's tiles it is, or -1 */
+    int64_t start[TCHI_MOST_ORDER], size[TCHI_MOST_ORDER];
+} tchi_tile;
+
+/* A rectangle on its way: between this rank's tensor and the wire, or between a tile and the wire. */
+typedef struct tchi_part {
+    int32_t tile; /* in the list of tiles */
+    int32_t peer;
+    int64_t size[TCHI_MOST_ORDER];
+    int64_t in_tile;                     /* elements: where it begins in the tile */
+    int64_t at, stride[TCHI_MOST_ORDER]; /* elements: in this rank's tensor, where it is there */
+    int64_t wire;                        /* bytes: in the buffer */
+} tchi_part;
+
+/* One direction of travel. */
+typedef struct tchi_route {
+    tchi_list send, receive; /* tchi_part, in the order of the buffers */
+    int64_t *counts;         /* 4 for each rank, as in tch_comm_counts */
+    int64_t send_bytes, receive_bytes;
+} tchi_route;
+
+/* What a group of parameters exchanges. Sharded parameters go by all_to_all; what every rank has whole needs no way in
+ * and comes back by all_gather. */
+typedef struct tchi_exchange {
+    int64_t first_tile, tiles;
+    bool sharded; /* some parameter is */
+    tchi_route in, out;
+    tchi_list local;              /* parts that owners read from their own whole gradients */
+    tchi_list spread_in, spread;  /* all_gather: parts of this rank's segment, and of all segments */
+    int64_t segment;              /* bytes of each rank's */
+    char *sent, *received;        /* on the device */
+    char *tile_data, *tile_grads; /* of this rank's tiles */
+    int64_t tile_data_bytes;
+    int64_t host_bytes;
+} tchi_exchange;
+
+/* What ranks reduce over the group: a number and its complement, the largest of which are complements where all came
+ * with the same one; and whether something is not finite. */
+typedef struct tchi_agreement {
+    int32_t pair[2], found, unused;
+    double spare[2];
+} tchi_agreement;
+
+struct tchi_shared {
+    tch_comm *comm;
+    tchi_list tiles;           /* tchi_tile */
+    tchi_list rects;           /* tch_rect: scratch of the exchanges */
+    tchi_agreement *agreement; /* on the device */
+    uint64_t hash;             /* of the latest group of parameters, and of how it is divided */
+};
+
+static inline tchi_tile *tchi_shared_tile(const tch_optimizer *o, int64_t i)
+{
+    return (tchi_tile *)o->shared->tiles.items + i;
+}
+
+/* --- making: see create.c */
+
+tch_status tchi_shared_open(tch_optimizer *optimizer, tch_comm *comm);
+void tchi_shared_close(tch_optimizer *optimizer);
+
+/* The dims of the whole parameter, whether it is carried, and what will travel of it. */
+tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *param, const tch_parameter *parameter,
+                                const tch_placement *placement);
+
+/* All that a group of parameters needs before its blocks are laid out; compared with the other ranks. */
+tch_status tchi_shared_plan_group(tch_optimizer *optimizer, int32_t group, const tch_parameter *parameters,
+                                  const tch_placement *placements);
+
+/* The tiles of a group's carried parameters, their owners, this rank's own in the optimizer's list, and what travels.
+ * `regions` has one entry for each parameter of the group. */
+tch_status tchi_shared_plan(tch_optimizer *optimizer, int32_t group, const tchi_regions *regions);
+tch_status tchi_exchange_plan(tch_optimizer *optimizer, int32_t group, const tchi_regions *regions);
+void tchi_exchange_release(tchi_exchange *exchange);
+
+/* Buffers; NULL while measuring. */
+void tchi_exchange_layout(tch_optimizer *optimizer, int32_t group, tchi_arena *beside);
+
+/* Every rank comes here once when it makes or extends an optimizer, also one that cannot, with its error: then none
+ * goes on, and none waits. */
+tch_status tchi_shared_compare(tch_comm *comm, tch_context *context, uint64_t hash, tch_status status);
+uint64_t tchi_shared_hash(const tch_optimizer *optimizer, int32_t group, const tchi_regions *regions);
+
+/* --- stepping: see step.c */
+
+/* After gradients were taken: *agreed, on the device, is not 0 where the group skips the step, because a gradient of
+ * some rank is not finite or because ranks came with different gradients. */
+tch_status tchi_shared_agree(tch_optimizer *optimizer, const int32_t *found, const float *found_inf,
+                             const int32_t **agreed);
+
+/* After the step: says so where it was skipped because ranks came with different gradients; gives the group up where
+ * the optimizer has failed, so that no other rank waits for this one. */
+tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped);
+
+/* Tiles follow their parameters: which have gradients, and their counts of steps. */
+void tchi_shared_follow(tch_optimizer *optimizer);
+
+tch_status tchi_exchange_in(tch_optimizer *optimizer, int32_t group);
+tch_status tchi_exchange_out(tch_optimizer *optimizer, int32_t group);
+
+/* Parameters into the tiles that are stepped by value. */
+tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group);
+
+#endif

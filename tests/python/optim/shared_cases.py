@@ -1,0 +1,292 @@
+"""What processes of a group do for test_optim_shared.py, and what one process does with the same gradients."""
+
+import os
+import traceback
+
+import torch
+import torch.distributed as dist
+import torchium.optim as optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+STEPS = 5
+# Matrices of several shapes, one too small for most groups, a convolution, a vector, experts.
+SHAPES = [(24, 17), (24, 17), (40, 9), (31,), (10, 3, 3, 2), (2, 6), (6, 5, 8), (1, 12)]
+
+OPTIONS = {
+    "SGD": {"lr": 0.1, "momentum": 0.9},
+    "AdamW": {"lr": 0.01},
+    "Lion": {"lr": 0.01},
+    "Shampoo": {"lr": 0.02, "precondition_frequency": 2, "max_preconditioner_dim": 16},
+    "SOAP": {"lr": 0.01, "precondition_frequency": 2},
+    "Muon": {"lr": 0.02},
+    "NorMuon": {"lr": 0.02},
+}
+
+
+def numbers(step):
+    """Gradients of a step, or the parameters before the first one."""
+    generator = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def make(name, parameters, **more):
+    return getattr(optim, name)(parameters, **OPTIONS[name], **more)
+
+
+def run(optimizer, parameters, place, steps, dtype=torch.float32):
+    for step in steps:
+        for p, gradient in zip(parameters, numbers(step), strict=True):
+            p.grad = place(gradient.to(dtype))
+        optimizer.step()
+
+
+def alone(name, steps=STEPS, dtype=torch.float32, **more):
+    """What one process comes to."""
+    parameters = [torch.nn.Parameter(value.to(dtype)) for value in numbers(-1)]
+    optimizer = make(name, parameters, **more)
+    run(optimizer, parameters, lambda gradient: gradient, range(1, steps + 1), dtype)
+    return [p.detach() for p in parameters]
+
+
+# --- placements
+
+
+def on(mesh, *placements):
+    """Distributes along dimensions that a tensor has; others lie whole on the mesh."""
+
+    def place(value):
+        fitting = [Replicate() if isinstance(p, Shard) and p.dim >= value.ndim else p for p in placements]
+        return distribute_tensor(value, mesh, fitting, src_data_rank=None)
+
+    return place
+
+
+def ways(size):
+    """Every way to place parameters on a world of this size."""
+    line = init_device_mesh("cpu", (size,))
+    yield "by rows", on(line, Shard(0))
+    yield "by columns", on(line, Shard(1))
+    yield "whole on every rank", on(line, Replicate())
+    if size == 4:
+        square = init_device_mesh("cpu", (2, 2))
+        yield "in replicas", on(square, Replicate(), Shard(0))
+        yield "by rows and columns", on(square, Shard(0), Shard(1))
+        yield "by rows twice", on(square, Shard(0), Shard(0))
+
+
+def whole(p):
+    return p.detach().full_tensor() if isinstance(p, DTensor) else p.detach()
+
+
+def differing(expected, parameters):
+    return [k for k, (a, p) in enumerate(zip(expected, parameters, strict=True)) if not torch.equal(a, whole(p))]
+
+
+def train(name, place, steps=STEPS, dtype=torch.float32, **more):
+    parameters = [torch.nn.Parameter(place(value.to(dtype))) for value in numbers(-1)]
+    optimizer = make(name, parameters, **more)
+    run(optimizer, parameters, place, range(1, steps + 1), dtype)
+    return optimizer, parameters
+
+
+# --- what is tried in each world
+
+
+def equal_bits(size):
+    for name in OPTIONS:
+        expected = alone(name)
+        for way, place in ways(size):
+            _, parameters = train(name, place)
+            assert not differing(expected, parameters), f"{name} {way}: parameters {differing(expected, parameters)}"
+        _, parameters = train(name, lambda value: value, process_group=dist.group.WORLD)
+        assert not differing(expected, parameters), f"{name} as replicas"
+
+
+def half_precision(size):
+    for name in ("AdamW", "Shampoo", "Muon"):
+        expected = alone(name, dtype=torch.bfloat16, master_weights=True)
+        for _, place in ways(size):
+            _, parameters = train(name, place, dtype=torch.bfloat16, master_weights=True)
+            assert not differing(expected, parameters), name
+
+
+def states_divided(size):
+    """Moments that lie like their parameter are DTensors; of factors each rank has its share."""
+    place = dict(ways(size))["by rows"]
+    optimizer, parameters = train("Muon", place)
+    assert isinstance(optimizer.state[parameters[0]]["momentum_buffer"], DTensor)
+    assert optimizer.state[parameters[0]]["momentum_buffer"].shape == parameters[0].shape
+    optimizer, parameters = train("Shampoo", place)
+    mine = {(i, key) for i, p in enumerate(parameters) for key in optimizer.state[p] if key.startswith("factor.")}
+    every = [None] * size
+    dist.all_gather_object(every, mine)
+    assert sum(map(len, every)) == len(set().union(*every)), "a factor has two owners"
+    assert max(map(len, every)) - min(map(len, every)) <= 6
+
+
+def resumes(size):
+    """From a state_dict of the same world: bit for bit."""
+    for name in OPTIONS:
+        expected = alone(name, 2 * STEPS)
+        place = dict(ways(size))["by rows"]
+        optimizer, parameters = train(name, place)
+        saved = optimizer.state_dict()
+        others = [torch.nn.Parameter(place(whole(p))) for p in parameters]
+        second = make(name, others)
+        second.load_state_dict(saved)
+        run(second, others, place, range(STEPS + 1, 2 * STEPS + 1))
+        assert not differing(expected, others), name
+
+
+def skips_together(size):
+    """A NaN on one rank: nobody takes the step; with "raise", everybody gets the error."""
+    place = dict(ways(size))["by rows"]
+    for policy in ("skip", "raise"):
+        optimizer, parameters = train("Muon", place, nonfinite=policy)
+        before = [whole(p).clone() for p in parameters]
+        for p, gradient in zip(parameters, numbers(50), strict=True):
+            p.grad = place(gradient)
+        if dist.get_rank() == 0:
+            parameters[0].grad.to_local()[0, 0] = float("nan")
+        try:
+            optimizer.step()
+            assert policy == "skip"
+        except RuntimeError as error:
+            assert policy == "raise" and "nothing was changed" in str(error), error
+        assert not differing(before, parameters)
+        assert optimizer.stats()["skipped"] == 1
+
+
+def disagrees(size):
+    """A gradient that one rank lacks: the same error for all, and nothing is changed."""
+    place = dict(ways(size))["by rows"]
+    optimizer, parameters = train("AdamW", place)
+    before = [whole(p).clone() for p in parameters]
+    for p, gradient in zip(parameters, numbers(50), strict=True):
+        p.grad = place(gradient)
+    if dist.get_rank() == size - 1:
+        parameters[2].grad = None
+    try:
+        optimizer.step()
+        raise AssertionError("ranks with other gradients took a step")
+    except RuntimeError as error:
+        assert "gradients of different parameters" in str(error), error
+    assert not differing(before, parameters)
+
+
+def other_options(size):
+    place = dict(ways(size))["by rows"]
+    try:
+        train("Shampoo", place, weight_decay=0.1 * dist.get_rank())
+        raise AssertionError("ranks with other options were taken")
+    except RuntimeError as error:
+        assert "different models, options or placements" in str(error), error
+
+
+def really_trains(size):
+    """fully_shard, backward, clipping and a loss scaler, beside the same on one process with the averaged loss."""
+    from torch.distributed.fsdp import fully_shard
+
+    def model():
+        torch.manual_seed(3)
+        return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16), torch.nn.Tanh())
+
+    def steps(net, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for step in range(4):
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            scaler.scale((net(x) - x).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+
+    for name in ("Muon", "Shampoo", "AdamW"):
+        one, many = model(), model()
+        steps(one, make(name, one.parameters()))
+        for layer in many:
+            fully_shard(layer)
+        fully_shard(many)
+        steps(many, make(name, many.parameters()))
+        for a, b in zip(one.parameters(), many.parameters(), strict=True):
+            assert torch.allclose(a, whole(b), rtol=1e-4, atol=1e-5), name
+
+
+def save(size, folder):
+    import torch.distributed.checkpoint as dcp
+
+    for name in OPTIONS:
+        optimizer, parameters = train(name, dict(ways(size))["by rows"])
+        dcp.save({"model": named(parameters), "optim": flat(optimizer, parameters)}, checkpoint_id=f"{folder}/{name}")
+
+
+def load(size, folder):
+    """A checkpoint of another world goes on as one process would have."""
+    import torch.distributed.checkpoint as dcp
+
+    for name in OPTIONS:
+        expected = alone(name, 2 * STEPS)
+        place = dict(ways(size))["by columns"]
+        optimizer, parameters = train(name, place, 1)  # so that there is state to load into
+        state = {"model": named(parameters), "optim": flat(optimizer, parameters)}
+        dcp.load(state, checkpoint_id=f"{folder}/{name}")
+        restored = [torch.nn.Parameter(state["model"][str(i)]) for i in range(len(parameters))]
+        second = make(name, restored)
+        second.load_state_dict(nested(state["optim"], optimizer))
+        run(second, restored, place, range(STEPS + 1, 2 * STEPS + 1))
+        assert not differing(expected, restored), f"{name}: parameters {differing(expected, restored)}"
+
+
+def named(parameters):
+    return {str(i): p.detach() for i, p in enumerate(parameters)}
+
+
+def flat(optimizer, parameters):
+    state = optimizer.state_dict()["state"]
+    return {f"{i}/{key}": value for i in state for key, value in state[i].items()}
+
+
+def nested(loaded, optimizer):
+    result = optimizer.state_dict()
+    result["state"] = {}
+    for path, value in loaded.items():
+        index, key = path.split("/")
+        result["state"].setdefault(int(index), {})[key] = value
+    return result
+
+
+CASES = {
+    2: [
+        equal_bits,
+        half_precision,
+        states_divided,
+        resumes,
+        skips_together,
+        disagrees,
+        other_options,
+        really_trains,
+        save,
+    ],
+    3: [equal_bits, states_divided, load],
+    4: [equal_bits, half_precision, really_trains],
+}
+
+
+def worker(rank, size, folder, cases):
+    """Runs the cases; what went wrong goes into a file of this rank."""
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    failures = []
+    for case in cases:
+        try:
+            globals()[case](size, *([folder] if case in ("save", "load") else []))
+        except Exception:
+            failures.append(f"{case}, rank {rank}: {traceback.format_exc()}")
+        dist.barrier()
+    with open(f"{folder}/failures.{rank}", "a") as file:
+        file.write("\n".join(failures))
+    dist.destroy_process_group()
