@@ -25,7 +25,7 @@ import time
 import figures
 import torch
 import torchium
-from library import Library, tensor
+from library import Library, fields, tensor
 from timing import row_us, waiter
 from torchium import _C
 
@@ -42,53 +42,34 @@ ROUNDS = 25
 
 
 class Config(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("source", ctypes.c_char_p),
-        ("path", ctypes.c_char_p),
-        ("name", ctypes.c_char_p),
-        ("option_count", ctypes.c_int32),
-        ("options", ctypes.c_void_p),
-        ("include_count", ctypes.c_int32),
-        ("includes", ctypes.c_void_p),
-        ("use_cache", ctypes.c_int32),
-        ("log", ctypes.c_void_p),
-        ("log_size", ctypes.c_size_t),
-    ]
+    _fields_ = fields(
+        "size struct_size",
+        "text source path name",
+        "int option_count",
+        "pointer options",
+        "int include_count",
+        "pointer includes",
+        "int use_cache",
+        "pointer log",
+        "size log_size",
+    )
 
 
 class Argument(ctypes.Structure):
-    _fields_ = [
-        ("kind", ctypes.c_int),
-        ("tensor", ctypes.c_void_p),
-        ("integer", ctypes.c_int64),
-        ("real", ctypes.c_double),
-        ("bytes", ctypes.c_void_p),
-        ("size", ctypes.c_size_t),
-    ]
+    _fields_ = fields("int kind", "pointer tensor", "long integer", "real real", "pointer bytes", "size size")
 
 
 class Shape(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("grid", ctypes.c_int64 * 3),
-        ("block", ctypes.c_int64 * 3),
-        ("shared_bytes", ctypes.c_int64),
-    ]
+    _fields_ = fields("size struct_size", "long grid[3] block[3] shared_bytes")
 
 
 class Info(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("parameters", ctypes.c_int32),
-        ("registers", ctypes.c_int32),
-        ("shared_bytes", ctypes.c_int64),
-        ("local_bytes", ctypes.c_int64),
-        ("max_threads", ctypes.c_int32),
-        ("suggested_threads", ctypes.c_int32),
-        ("suggested_blocks", ctypes.c_int32),
-        ("from_cache", ctypes.c_int32),
-    ]
+    _fields_ = fields(
+        "size struct_size",
+        "int parameters registers",
+        "long shared_bytes local_bytes",
+        "int max_threads suggested_threads suggested_blocks from_cache",
+    )
 
 
 TENSOR, INT, REAL = 0, 1, 2

@@ -21,52 +21,61 @@ _DEVICES = {"cpu": 1, "cuda": 2}
 METHODS = {"auto": 0, "eigen": 1, "newton": 2, "rational": 3}
 
 
+_TYPES = {
+    "size": ctypes.c_size_t,
+    "int": ctypes.c_int32,
+    "long": ctypes.c_int64,
+    "real": ctypes.c_double,
+    "text": ctypes.c_char_p,
+    "pointer": ctypes.c_void_p,
+    "longs": ctypes.POINTER(ctypes.c_int64),
+    "byte": ctypes.c_uint8,
+    "short": ctypes.c_uint16,
+    "unsigned": ctypes.c_uint64,
+    "chars": ctypes.c_char,
+}
+
+
+def fields(*groups):
+    """The fields of a structure, as in the header: a type with its names, of which `name[3]` is an array."""
+    listed = []
+    for group in groups:
+        kind, *names = group.split()
+        for name in names:
+            name, _, length = name.rstrip("]").partition("[")
+            listed.append((name, _TYPES[kind] * int(length) if length else _TYPES[kind]))
+    return listed
+
+
 class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_index", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
+    _fields_ = fields(
+        "pointer data",
+        "int device_type device_index ndim",
+        "byte code bits",
+        "short lanes",
+        "longs shape strides",
+        "unsigned byte_offset",
+    )
 
 
 class _RootConfig(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("eps", ctypes.c_double),
-        ("relative_eps", ctypes.c_double),
-        ("method", ctypes.c_int),
-        ("tolerance", ctypes.c_double),
-        ("degree", ctypes.c_int32),
-        ("exact_residual", ctypes.c_int32),
-    ]
+    _fields_ = fields(
+        "size struct_size", "real eps relative_eps", "int method", "real tolerance", "int degree exact_residual"
+    )
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("kind", ctypes.c_int),
-        ("rounded", ctypes.c_int32),
-        ("scale", ctypes.c_double),
-        ("dims", ctypes.c_int32),
-        ("kernel", ctypes.c_int64 * 3),
-        ("stride", ctypes.c_int64 * 3),
-        ("dilation", ctypes.c_int64 * 3),
-        ("before", ctypes.c_int64 * 3),
-        ("after", ctypes.c_int64 * 3),
-        ("padding", ctypes.c_int),
-        ("groups", ctypes.c_int64),
-        ("rows", ctypes.c_int64),
-        ("padding_index", ctypes.c_int64),
-        ("normalized", ctypes.c_int32),
-        ("eps", ctypes.c_double),
-    ]
+    _fields_ = fields(
+        "size struct_size",
+        "int kind rounded",
+        "real scale",
+        "int dims",
+        "long kernel[3] stride[3] dilation[3] before[3] after[3]",
+        "int padding",
+        "long groups rows padding_index",
+        "int normalized",
+        "real eps",
+    )
 
 
 def linear_layer(rounded=True):
@@ -77,16 +86,7 @@ def linear_layer(rounded=True):
 
 
 class _MemoryInfo(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("total", ctypes.c_int64),
-        ("free", ctypes.c_int64),
-        ("allocated", ctypes.c_int64),
-        ("reserved", ctypes.c_int64),
-        ("peak", ctypes.c_int64),
-        ("requests", ctypes.c_int64),
-        ("misses", ctypes.c_int64),
-    ]
+    _fields_ = fields("size struct_size", "long total free allocated reserved peak requests misses")
 
 
 def tensor(array):
@@ -107,20 +107,16 @@ def tensor(array):
 
 
 class _DeviceInfo(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("name", ctypes.c_char * 128),
-        ("features", ctypes.c_char * 256),
-        ("total_memory", ctypes.c_int64),
-        ("free_memory", ctypes.c_int64),
-        ("compute_major", ctypes.c_int32),
-        ("compute_minor", ctypes.c_int32),
-        ("processors", ctypes.c_int32),
-    ]
+    _fields_ = fields(
+        "size struct_size",
+        "chars name[128] features[256]",
+        "long total_memory free_memory",
+        "int compute_major compute_minor processors",
+    )
 
 
 class _Device(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int32), ("index", ctypes.c_int32)]
+    _fields_ = fields("int type index")
 
 
 class Library:

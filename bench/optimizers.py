@@ -2,7 +2,7 @@
 
 import ctypes
 
-from library import _Tensor, tensor
+from library import _Tensor, fields, tensor
 
 KINDS = {"sgd": 0, "adamw": 1, "shampoo": 2, "soap": 3, "muon": 4, "lion": 5, "normuon": 6}
 GRAFTING = {None: 0, "sgd": 1, "adagrad": 2, "rmsprop": 3, "adam": 4}
@@ -14,53 +14,27 @@ _real, _int = ctypes.c_double, ctypes.c_int32
 class Config(ctypes.Structure):
     """tch_optim_config, field by field."""
 
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("kind", _int),
-        ("lr", _real),
-        ("weight_decay", _real),
-        ("decay", _int),
-        ("maximize", _int),
-        ("momentum", _real),
-        ("dampening", _real),
-        ("nesterov", _int),
-        ("beta1", _real),
-        ("beta2", _real),
-        ("eps", _real),
-        ("bias_correction", _int),
-        ("amsgrad", _int),
-        ("scalar_lr", _real),
-        ("scalar_beta1", _real),
-        ("scalar_beta2", _real),
-        ("scalar_eps", _real),
-        ("scalar_weight_decay", _real),
-        ("max_preconditioner_dim", ctypes.c_int64),
-        ("block", _int),
-        ("merge_dims", _int),
-        ("precondition_1d", _int),
-        ("precondition_frequency", _int),
-        ("start_preconditioning_step", _int),
-        ("stagger", _int),
-        ("precision", _int),
-        ("relative_eps", _real),
-        ("root_tolerance", _real),
-        ("root_method", _int),
-        ("exponent_override", _int),
-        ("grafting", _int),
-        ("grafting_beta2", _real),
-        ("grafting_eps", _real),
-        ("shampoo_beta", _real),
-        ("normalize_grads", _int),
-        ("muon_method", _int),
-        ("muon_coefficients", _real * 3),
-        ("muon_steps", _int),
-        ("muon_lr", _int),
-        ("master_weights", _int),
-        ("stochastic_rounding", _int),
-        ("nonfinite", _int),
-        ("seed", ctypes.c_uint64),
-        ("memory_budget", ctypes.c_int64),
-    ]
+    _fields_ = fields(
+        "size struct_size",
+        "int kind",
+        "real lr weight_decay",
+        "int decay maximize",
+        "real momentum dampening",
+        "int nesterov",
+        "real beta1 beta2 eps",
+        "int bias_correction amsgrad",
+        "real scalar_lr scalar_beta1 scalar_beta2 scalar_eps scalar_weight_decay",
+        "long max_preconditioner_dim",
+        "int block merge_dims precondition_1d precondition_frequency start_preconditioning_step stagger precision",
+        "real relative_eps root_tolerance",
+        "int root_method exponent_override grafting",
+        "real grafting_beta2 grafting_eps shampoo_beta",
+        "int normalize_grads muon_method",
+        "real muon_coefficients[3]",
+        "int muon_steps muon_lr master_weights stochastic_rounding nonfinite",
+        "unsigned seed",
+        "long memory_budget",
+    )
 
 
 class _Parameter(ctypes.Structure):
@@ -68,23 +42,17 @@ class _Parameter(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t)] + [
-        (name, ctypes.c_int64) for name in ("state", "scratch", "refresh", "blocks", "factors")
-    ]
+    _fields_ = fields("size struct_size", "long state scratch refresh blocks factors")
 
 
 class _Stats(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("steps", ctypes.c_int64),
-        ("skipped", ctypes.c_int64),
-        ("refreshes", ctypes.c_int64),
-        ("failed", ctypes.c_int64),
-        ("worst_residual", _real),
-        ("own_root", _int),
-        ("own_update", _int),
-        ("refused", ctypes.c_int64),
-    ]
+    _fields_ = fields(
+        "size struct_size",
+        "long steps skipped refreshes failed",
+        "real worst_residual",
+        "int own_root own_update",
+        "long refused",
+    )
 
 
 def _figures(struct):

@@ -8,7 +8,6 @@
  * the device is busy with large ones. The same holds, on devices that have them, of the products that orthogonalization
  * of large matrices asks for, with a scale for each matrix and in float16 as well. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/context.h"
@@ -54,7 +53,6 @@ static batch make(tch_context *context, int64_t count, int64_t rows, int64_t col
 static void drop(tch_context *context, batch *b)
 {
     context->backend->device->release(context->state, b->memory, b->bytes);
-    free(b->image);
 }
 
 static unsigned char *element(const batch *b, unsigned char *image, int64_t z, int64_t i, int64_t j)
@@ -224,8 +222,6 @@ static void check_half(tch_context *context, const half *h, bool gram, uint64_t 
     CHECK_OK(multiply(context, h, gram));
     unsigned char *second = fetch(context, &h->c);
     CHECK(memcmp(first, second, (size_t)h->c.bytes) == 0, "a second call gives other bits");
-    free(first);
-    free(second);
 }
 
 /* --- the cases --------------------------------------------------------------------------------------------------- */
@@ -398,7 +394,6 @@ static void norms_of_all_sizes(void **state)
                   sqrt(ratio));
             CHECK(scale[z] >= 0x1p-41 && scale[z] <= 0x1p41, "the scale is %g", scale[z]);
         }
-        free(after);
         t->device->release(context->state, there, TCH_NORMALIZE_NUMBERS * (int64_t)sizeof scale);
     }
     drop(context, &x);
@@ -435,7 +430,6 @@ static void large_products_are_the_same_every_time(void **state)
         }
     }
     t->device->release(context->state, largest, count * (int64_t)sizeof(double));
-    free(found);
     drop(context, &a);
     drop(context, &d);
     drop(context, &first);

@@ -3,7 +3,6 @@
  * changed copy of the CPU's table into a context. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/context.h"
@@ -81,8 +80,6 @@ static void every_call_ends_what_it_began(void **state)
     assert_int_equal(begun, 2);
     assert_int_equal(ended, begun);
     assert_int_equal(popped, pushed);
-    test_tensor_free(a);
-    test_tensor_free(out);
 }
 
 /* --- what fails its certificate ---------------------------------------------------------------------------------- */
@@ -117,13 +114,6 @@ static failing_root make_failing(tch_context *context, tch_root_method method)
     return f;
 }
 
-static void free_failing(failing_root *f)
-{
-    test_tensor_free(f->a);
-    test_tensor_free(f->out);
-    test_tensor_free(f->report);
-}
-
 static tch_status take(tch_context *context, failing_root *f, bool with_report)
 {
     return tch_inverse_root(context, &f->a->tensor, 2, &f->config, &f->out->tensor, NULL,
@@ -142,14 +132,12 @@ static void check_root(const failing_root *f)
     ref_compose(N, f->known->v, powers, expected);
     double error = ref_distance(N * N, got, expected) / ref_norm(N * N, expected);
     CHECK(error <= 1e-3, "the root is off by %.3g", error);
-    free(got);
 }
 
 static int32_t reported(const failing_root *f)
 {
     double *values = test_tensor_read(f->report);
     int32_t flag = (int32_t)values[0];
-    free(values);
     return flag;
 }
 
@@ -163,7 +151,6 @@ static void auto_falls_back_on_eigen(void **state)
         check_root(&f);
     }
     assert_int_equal(reported(&f), TCH_REPORT_OK);
-    free_failing(&f);
 }
 
 /* The same on a table that says its memory is a device's; only for the call, since the tests' own copies need the
@@ -188,7 +175,6 @@ static void flags_on_a_device_are_read_only_without_a_report(void **state)
     CHECK_OK(take_as_device(*state, &f, true));
     test_tensor_check_unchanged(f.out, "out");
     assert_int_equal(reported(&f), TCH_REPORT_NO_CONVERGENCE);
-    free_failing(&f);
 }
 
 static void a_method_asked_for_does_not_fall_back(void **state)
@@ -199,7 +185,6 @@ static void a_method_asked_for_does_not_fall_back(void **state)
     assert_int_equal(reported(&f), TCH_REPORT_NO_CONVERGENCE);
     assert_int_equal(take(*state, &f, false), TCH_ERR_NUMERIC);
     test_tensor_check_unchanged(f.out, "out");
-    free_failing(&f);
 }
 
 /* --- sharpened powers -------------------------------------------------------------------------------------------- */
@@ -245,11 +230,6 @@ static double power_error(tch_context *context, const known_matrix *known, doubl
     }
     ref_compose(n, known->v, powers, expected);
     double error = ref_distance(n * n, got, expected) / ref_norm(n * n, expected);
-    free(powers);
-    free(expected);
-    free(got);
-    test_tensor_free(a);
-    test_tensor_free(out);
     return error;
 }
 
@@ -290,10 +270,6 @@ static void powers_keep_to_the_limit(void **state)
     double moved = ref_distance(out->count, parts, whole);
     CHECK(moved <= 1e-10 * ref_norm(out->count, whole), "the limit moved the result by %.3g", moved);
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
-    free(whole);
-    free(parts);
-    test_tensor_free(a);
-    test_tensor_free(out);
 }
 
 int main(int argc, char **argv)

@@ -1,7 +1,6 @@
 /* What second-order optimizers do between parameters and blocks, through the operations table: gather, graft, Adam
  * inside blocks and apply, with every option and type against the reference, blocks as they are and transposed. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/optim/update_cases.h"
@@ -164,8 +163,6 @@ static void norms_do_not_depend_on_threads(void **state)
         CHECK(n == 1 || memcmp(first, now, bytes) == 0, "norms have other bits");
     }
     CHECK_OK(tch_set_num_threads(threads));
-    free(first);
-    free(now);
     world_close(w);
 }
 
@@ -213,8 +210,6 @@ static void fill_scales(world *w, tch_block_scale rule, double *scales)
     world_set(w, wanted, w->wanted, w->blocks * (int64_t)sizeof *wanted);
     world_set(w, norms, w->norms, w->blocks * (int64_t)sizeof *norms);
     scale_rule = rule;
-    free(wanted);
-    free(norms);
 }
 
 static void apply_once(world *w, int options)

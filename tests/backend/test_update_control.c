@@ -1,7 +1,6 @@
 /* What decides about a step, through the operations table: clocks, gradients that are not finite, whether to skip, loss
  * scales, and the factors whose weights the clocks hold. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -56,7 +55,6 @@ static void clocks_advance(void **state)
                 check_clock(&clocks[k], &expected);
             }
         }
-        free(clocks);
         world_close(w);
     }
 }

@@ -2,7 +2,6 @@
  * step, for every type, rows along the rows and along the columns of rectangles, blocks as they are and transposed.
  * Each rectangle is a block of its own here, and its moments lie at the beginning of its state[1]. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -91,8 +90,6 @@ static void end(rows_trial *t)
 {
     CHECK_OK(tch_memory_free(t->w->context, t->norms));
     CHECK_OK(tch_memory_free(t->w->context, t->parts));
-    free(t->first);
-    free(t->host_norms);
     world_close(t->w);
 }
 
@@ -372,9 +369,6 @@ static void the_division_of_work_does_not_matter(void **state)
             compare(&r, &first, "another number of threads");
         }
         CHECK_OK(tch_set_num_threads(threads));
-        free(first.params);
-        free(first.moments);
-        free(first.norms);
         end(&r);
     }
 }

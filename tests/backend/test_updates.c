@@ -2,7 +2,6 @@
  * reference, several steps with real clocks, stochastic rounding to the bit, and that results depend neither on how the
  * work is divided nor on threads. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -39,6 +38,31 @@ static void prepare(world *w, const ref_setting *s)
 
 /* --- against the reference --------------------------------------------------------------------------------------- */
 
+/* An operation and its reference, for each of `options` combinations of what it can be asked for. */
+typedef struct formula {
+    const char *name;
+    uint64_t stream;
+    int options;
+    ref_setting (*setting)(int options);
+    tch_status (*run)(world *w, const ref_setting *s);
+    ref_update reference;
+} formula;
+
+static void check_formula(tch_context *context, const formula *f)
+{
+    for (int t = 0; t < TYPE_CASES; t++) {
+        world *w = world_begin(context, &type_cases[t], shape_cases, SHAPE_CASES, f->stream + (uint64_t)t);
+        for (int options = 0; options < f->options; options += OPTION_STEP(t)) {
+            test_case("%s, %s, options %d", f->name, type_cases[t].name, options);
+            ref_setting s = f->setting(options);
+            prepare(w, &s);
+            world_run(w, f->run, &s);
+            world_check(w, f->reference, &s, NULL);
+        }
+        world_close(w);
+    }
+}
+
 static ref_setting adamw_setting(int options)
 {
     ref_setting s = plain_setting;
@@ -52,17 +76,8 @@ static ref_setting adamw_setting(int options)
 
 static void adamw_follows_the_formula(void **state)
 {
-    for (int t = 0; t < TYPE_CASES; t++) {
-        world *w = world_begin(*state, &type_cases[t], shape_cases, SHAPE_CASES, 100 + (uint64_t)t);
-        for (int options = 0; options < 16; options += OPTION_STEP(t)) {
-            test_case("adamw, %s, options %d", type_cases[t].name, options);
-            ref_setting s = adamw_setting(options);
-            prepare(w, &s);
-            world_run(w, run_adamw, &s);
-            world_check(w, ref_adamw, &s, NULL);
-        }
-        world_close(w);
-    }
+    static const formula f = {"adamw", 100, 16, adamw_setting, run_adamw, ref_adamw};
+    check_formula(*state, &f);
 }
 
 /* From nothing, as an optimizer begins: each step starts from what the device made of the one before. */
@@ -103,17 +118,8 @@ static ref_setting sgd_setting(int options)
 
 static void sgd_follows_the_formula(void **state)
 {
-    for (int t = 0; t < TYPE_CASES; t++) {
-        world *w = world_begin(*state, &type_cases[t], shape_cases, SHAPE_CASES, 300 + (uint64_t)t);
-        for (int options = 0; options < 16; options += OPTION_STEP(t)) {
-            test_case("sgd, %s, options %d", type_cases[t].name, options);
-            ref_setting s = sgd_setting(options);
-            prepare(w, &s);
-            world_run(w, run_sgd, &s);
-            world_check(w, ref_sgd, &s, NULL);
-        }
-        world_close(w);
-    }
+    static const formula f = {"sgd", 300, 16, sgd_setting, run_sgd, ref_sgd};
+    check_formula(*state, &f);
 }
 
 /* At the first step the buffer is not read: it may hold anything. Without a buffer there is no momentum. */
@@ -151,17 +157,8 @@ static ref_setting lion_setting(int options)
 
 static void lion_follows_the_formula(void **state)
 {
-    for (int t = 0; t < TYPE_CASES; t++) {
-        world *w = world_begin(*state, &type_cases[t], shape_cases, SHAPE_CASES, 450 + (uint64_t)t);
-        for (int options = 0; options < 8; options += OPTION_STEP(t)) {
-            test_case("lion, %s, options %d", type_cases[t].name, options);
-            ref_setting s = lion_setting(options);
-            prepare(w, &s);
-            world_run(w, run_lion, &s);
-            world_check(w, ref_lion, &s, NULL);
-        }
-        world_close(w);
-    }
+    static const formula f = {"lion", 450, 8, lion_setting, run_lion, ref_lion};
+    check_formula(*state, &f);
 }
 
 /* The sign of nothing is 0: the parameter stays to the bit. */
@@ -258,7 +255,6 @@ static void rects_may_be_divided_among_calls(void **state)
         world_run(w, one_call_per_rect, &s);
         CHECK(memcmp(together, w->field[REF_PARAM].after, (size_t)bytes) == 0,
               "one call per rectangle gives other bits");
-        free(together);
         world_close(w);
     }
 }
@@ -283,10 +279,8 @@ static void threads_do_not_matter(void **state)
             }
             unsigned char *params = params_after(w, &bytes);
             CHECK(first == NULL || memcmp(first, params, (size_t)bytes) == 0, "threads change bits");
-            free(first);
             first = params;
         }
-        free(first);
         CHECK_OK(tch_set_num_threads(threads));
         world_close(w);
     }
@@ -470,7 +464,6 @@ static void random_bits_do_not_depend_on_rects(void **state)
     w->update.count = 4;
     world_run(w, run_adamw, &s);
     CHECK(memcmp(whole, w->field[REF_PARAM].after, (size_t)bytes) == 0, "rectangles give other bits than the whole");
-    free(whole);
     world_close(w);
 }
 

@@ -2,7 +2,6 @@
  * view; and what the file looks like in between. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -51,7 +50,6 @@ static void fill(test_tensor *t, uint64_t stream)
         values[i] = (double)(bits % 126 + 2) * (bits >> 63 != 0 ? 1.0 : -1.0);
     }
     test_tensor_write(t, values);
-    free(values);
 }
 
 static void check_equal(const test_tensor *got, const test_tensor *expected)
@@ -59,8 +57,6 @@ static void check_equal(const test_tensor *got, const test_tensor *expected)
     double *a = test_tensor_read(got);
     double *b = test_tensor_read(expected);
     CHECK(memcmp(a, b, (size_t)got->count * sizeof *a) == 0, "the elements differ");
-    free(a);
-    free(b);
 }
 
 /* The view, copied to the device and to a layout of its own, is the tensor again. */
@@ -72,13 +68,13 @@ static void check_view(tch_context *context, const tch_checkpoint *checkpoint, c
     test_tensor *copy = test_tensor_make(context, view.dtype, view.ndim, expected->shape, LAYOUT_OFFSET);
     CHECK_OK(tch_tensor_copy(context, &copy->tensor, &view));
     check_equal(copy, expected);
-    test_tensor_free(copy);
 }
 
 static void round_trip(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape, test_layout from,
                        test_layout to)
 {
     test_case("%s rank %d, %s to %s", tch_dtype_name(dtype), ndim, test_layout_name(from), test_layout_name(to));
+    size_t mark = test_mark();
     test_tensor *src = test_tensor_make(context, dtype, ndim, shape, from);
     test_tensor *dst = test_tensor_make(context, dtype, ndim, shape, to);
     fill(src, 1);
@@ -89,8 +85,7 @@ static void round_trip(tch_context *context, tch_dtype dtype, int32_t ndim, cons
     check_equal(dst, src);
     check_view(context, checkpoint, src);
     tch_checkpoint_close(checkpoint);
-    test_tensor_free(src);
-    test_tensor_free(dst);
+    test_release_since(mark);
 }
 
 static void every_type_and_layout(void **state)
@@ -375,9 +370,6 @@ static void saving_again(void **state)
     CHECK(got == 1 && *(const int32_t *)view.data == 1, "an open checkpoint changed");
     tch_checkpoint_close(old);
     tch_checkpoint_writer_destroy(writer);
-    for (int i = 0; i < 3; i++) {
-        free(content[i]);
-    }
 }
 
 static int mode_of(const char *path)
@@ -436,7 +428,6 @@ static void the_file_is_as_documented(void **state)
     }
     assert_memory_equal(content + 8 + padded, &wide, 8);
     assert_memory_equal(content + 8 + padded + 8, narrow, 4);
-    free(content);
 }
 
 static void no_temporary_file_is_left(void **state)

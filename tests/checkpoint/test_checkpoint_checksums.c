@@ -3,7 +3,6 @@
  * definition: one bit after the other. */
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -88,7 +87,6 @@ static void sums_are_the_reference(void **state)
             CHECK(whole == expected && parts == expected, "%08x and %08x, expected %08x", whole, parts, expected);
         }
     }
-    free(bytes);
 }
 
 /* --- one bit ----------------------------------------------------------------------------------------------------- */
@@ -249,7 +247,6 @@ static int silent_changes(const content *expected, const char *path, int *refuse
         CHECK(pwrite(file, &content_of[bit / 8], 1, bit / 8) == 1, "the test cannot change its file");
     }
     close(file);
-    free(content_of);
     return silent;
 }
 
@@ -316,7 +313,6 @@ static void the_tensor_is_named(void **state)
     test_check_refused(tch_checkpoint_verify(NULL, NULL), TCH_ERR_INVALID_ARGUMENT, "checkpoint");
     tch_checkpoint_close(checkpoint);
     tch_checkpoint_writer_destroy(writer);
-    free(file);
 }
 
 /* --- with and without -------------------------------------------------------------------------------------------- */
@@ -515,8 +511,6 @@ static void exchanged_places_are_seen(void **state)
     check_differs(tch_checkpoint_read(checkpoint, NULL, "a", &out), path, "\"a\"");
     check_differs(tch_checkpoint_read(checkpoint, NULL, "b", &out), path, "\"b\"");
     tch_checkpoint_close(checkpoint);
-    free(file);
-    free(text);
 }
 
 int main(int argc, char **argv)

@@ -1,7 +1,6 @@
 /* Files that nobody should believe: each is refused, with a message that says why, and nothing is leaked. And files
  * that are unusual and right, by the rules of the format: they open. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -186,7 +185,6 @@ static void cut_files_are_refused(void **state)
         tch_status status = tch_checkpoint_open(cut, &checkpoint);
         CHECK(status == TCH_ERR_IO && checkpoint == NULL, "gave %s", tch_status_name(status));
     }
-    free(content);
 }
 
 static void what_is_no_file_is_refused(void **state)

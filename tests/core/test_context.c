@@ -203,7 +203,6 @@ static root_case make_roots(tch_context *context, tch_root_method method, tch_dt
         ref_symmetric(&random, N, spectrum, values + i * N * N);
     }
     test_tensor_write(c.a, values);
-    free(values);
     return c;
 }
 
@@ -289,10 +288,8 @@ static void check_limit(tch_context *context, tch_root_method method, tch_dtype 
               (long long)limit, (long long)whole);
         double *got = test_tensor_read(c.out);
         check_same_roots(got, expected, method, dtype, limit);
-        free(got);
     }
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
-    free(expected);
     free_roots(&c);
 }
 
@@ -366,7 +363,6 @@ static void check_against(const test_call *call, double *const *expected, tch_dt
             CHECK(agrees(call->operation, got[k], expected[i][k], largest, dtype),
                   "element %lld of %s was %.17g and is %.17g", (long long)k, operand->name, expected[i][k], got[k]);
         }
-        free(got);
     }
 }
 
@@ -399,9 +395,6 @@ static void limit_operation(tch_context *context, const test_operation *operatio
         test_call_free(&call);
     }
     CHECK(through, "%lld bytes are not enough", (long long)most);
-    for (int32_t i = 0; i < operation->count; i++) {
-        free(expected[i]);
-    }
     test_call_free(&whole);
 }
 

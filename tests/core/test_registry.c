@@ -205,7 +205,6 @@ static void copy_beginning(const char *from, const char *to, long most)
     rewind(in);
     assert_int_equal(fread(bytes, 1, (size_t)size, in), size);
     assert_int_equal(fwrite(bytes, 1, (size_t)size, out), size);
-    free(bytes);
     fclose(in);
     assert_int_equal(fclose(out), 0);
 }
@@ -330,7 +329,6 @@ static void a_very_long_path_is_harmless(void **state)
     test_case("a path of %zu characters", strlen(path));
     in_child(path, NULL, look_in_child, &seen, sizeof seen);
     expect_present(&seen);
-    free(path);
 }
 
 /* The registry may be asked for the first time by many threads at once: all see the same complete list. */

@@ -1,6 +1,5 @@
 /* Tensors: the layout shared with DLPack, creation, questions, copies with conversion, and fills. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -178,7 +177,6 @@ static double *read_owned(tch_context *context, const tch_tensor *t)
     for (int64_t i = 0; i < count; i++) {
         values[i] = test_decode(t->dtype, bytes + (size_t)i * size);
     }
-    free(bytes);
     return values;
 }
 
@@ -201,7 +199,6 @@ static void created_tensors_are_zero_and_aligned(void **state)
             for (int j = 0; j < 105; j++) {
                 CHECK(values[j] == 0.0, "element %d is %g", j, values[j]);
             }
-            free(values);
             CHECK_OK(tch_tensor_fill(context, t, 1.0));
             tch_tensor_destroy(t);
         }
@@ -233,7 +230,6 @@ static void scalars_and_empty_tensors(void **state)
     CHECK_OK(tch_tensor_fill(context, t, 3.5));
     double *value = read_owned(context, t);
     assert_true(value[0] == 3.5);
-    free(value);
     tch_tensor_destroy(t);
     const int64_t empty[] = {3, 0, 2};
     CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 3, empty, TCH_CONTIGUOUS, &t));
@@ -310,9 +306,6 @@ static void copies_convert(void **state)
                 double expected = test_round(dtypes[to], test_round(dtypes[from], delicate[i]));
                 CHECK(same_number(values[i], expected), "%a became %a, expected %a", delicate[i], values[i], expected);
             }
-            free(values);
-            test_tensor_free(src);
-            test_tensor_free(dst);
         }
     }
 }
@@ -331,9 +324,6 @@ static void nan_stays_nan(void **state)
             CHECK_OK(tch_tensor_copy(context, &dst->tensor, &src->tensor));
             double *got = test_tensor_read(dst);
             CHECK(isnan(got[0]) && got[1] == 1.0 && isnan(got[2]), "NaN became %g and %g", got[0], got[2]);
-            free(got);
-            test_tensor_free(src);
-            test_tensor_free(dst);
         }
     }
 }
@@ -360,9 +350,6 @@ static void integers_keep_their_type(void **state)
             if (from != to) {
                 test_tensor_check_unchanged(dst, "dst");
             }
-            free(got);
-            test_tensor_free(src);
-            test_tensor_free(dst);
         }
     }
 }
@@ -383,11 +370,6 @@ static void copy_one(tch_context *context, int32_t ndim, const int64_t *shape, t
     double *expected = test_tensor_read(src);
     double *got = test_tensor_read(dst);
     CHECK(memcmp(got, expected, (size_t)src->count * sizeof *got) == 0, "the copy differs");
-    free(values);
-    free(expected);
-    free(got);
-    test_tensor_free(src);
-    test_tensor_free(dst);
 }
 
 static void copies_follow_any_strides(void **state)
@@ -426,9 +408,6 @@ static void backwards_strides_are_followed(void **state)
     for (int i = 0; i < 12; i++) {
         CHECK(got[i] == 11 - i, "element %d is %g", i, got[i]);
     }
-    free(got);
-    test_tensor_free(src);
-    test_tensor_free(dst);
 }
 
 /* A tensor with negative strides reaches below its first element, and a copy into that memory is an overlap. */
@@ -450,7 +429,6 @@ static void backwards_tensors_overlap_below_their_start(void **state)
     test_tensor_check_unchanged(t, "the block");
     dst.byte_offset += 7 * sizeof(double); /* 6 to 9: beside it */
     CHECK_OK(tch_tensor_copy(context, &dst, &src));
-    test_tensor_free(t);
 }
 
 /* --- between host memory and the device ------------------------------------------------------------------------- */
@@ -483,12 +461,6 @@ static double host_entry(const host_tensor *h, int64_t i)
     return test_decode(h->tensor.dtype, h->bytes + (size_t)i * tch_dtype_size(h->tensor.dtype));
 }
 
-static void host_free(host_tensor *h)
-{
-    free(h->bytes);
-    free(h);
-}
-
 /* The values go from a host tensor of one type to a device tensor of another, strided, and from there to the host in
  * the first type again. Each way rounds once. */
 static void cross_both_ways(tch_context *context, tch_dtype host, tch_dtype device, int32_t ndim, const int64_t *shape,
@@ -512,10 +484,6 @@ static void cross_both_ways(tch_context *context, tch_dtype host, tch_dtype devi
         CHECK(same_number(host_entry(back, i), expected), "element %d came back as %a, expected %a", (int)i,
               host_entry(back, i), expected);
     }
-    free(there);
-    host_free(src);
-    host_free(back);
-    test_tensor_free(t);
 }
 
 static void crossings_convert(void **state)
@@ -595,7 +563,6 @@ static void large_crossings_go_in_chunks(void **state)
         CHECK(values[i] == (double)i, "element %lld is %g", (long long)i, values[i]);
     }
     tch_tensor_destroy(t);
-    free(values);
 }
 
 /* Where a chunk of scratch is not to be had nothing is written; copies that need none are not concerned. */
@@ -624,9 +591,6 @@ static void crossings_without_scratch(void **state)
     for (int64_t i = 0; i < 35; i++) {
         CHECK(host_entry(host, i) == values[i], "element %d of the host is %g", (int)i, host_entry(host, i));
     }
-    test_tensor_free(same);
-    test_tensor_free(other);
-    host_free(host);
 }
 
 /* Nothing on the host's side of a link rearranges: a device refuses, by the tensor's name. */
@@ -650,8 +614,6 @@ static void strided_host_tensors(void **state)
     for (int64_t i = 0; i < 16; i++) {
         CHECK(host_entry(host, i) == values[i], "element %d of the host is %g", (int)i, host_entry(host, i));
     }
-    test_tensor_free(t);
-    host_free(host);
 }
 
 static void fills_round_and_stay_inside(void **state)
@@ -669,8 +631,6 @@ static void fills_round_and_stay_inside(void **state)
             for (int64_t i = 0; i < t->count; i++) {
                 CHECK(got[i] == test_round(dtypes[d], value), "element %d is %a", (int)i, got[i]);
             }
-            free(got);
-            test_tensor_free(t);
         }
     }
 }

@@ -3,7 +3,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/linalg/operations.h"
@@ -23,13 +22,6 @@ static void record(const test_call *call, outcome *result)
 {
     for (int32_t i = 0; i < call->operation->count; i++) {
         result->outputs[i] = test_is_output(&call->operation->operands[i]) ? test_tensor_read(call->tensors[i]) : NULL;
-    }
-}
-
-static void forget(outcome *result)
-{
-    for (int i = 0; i < TEST_MAX_OPERANDS; i++) {
-        free(result->outputs[i]);
     }
 }
 
@@ -76,8 +68,6 @@ static void free_worker(worker *w)
     for (int32_t i = 0; i < test_operation_count(); i++) {
         test_call_free(&w->calls[i]);
     }
-    free(w->calls);
-    free(w->outcomes);
     tch_context_destroy(w->context);
 }
 
@@ -106,7 +96,6 @@ static void compare(const worker *w, const outcome *expected)
                                                    (size_t)w->calls[i].tensors[j]->count * sizeof(double)) == 0,
                   "%s differs from what one thread computes", operation->operands[j].name);
         }
-        forget(&got);
     }
 }
 
@@ -134,10 +123,6 @@ static void run_together(int count, tch_dtype dtype)
         compare(&workers[i], expected);
         free_worker(&workers[i]);
     }
-    for (int32_t i = 0; i < test_operation_count(); i++) {
-        forget(&expected[i]);
-    }
-    free(expected);
     pthread_barrier_destroy(&start);
 }
 
@@ -181,7 +166,6 @@ static void make_root_worker(root_worker *w, tch_root_method method, tch_dtype d
     ref_symmetric(&random, LARGE, spectrum, values);
     ref_symmetric(&random, LARGE, spectrum, values + LARGE * LARGE);
     test_tensor_write(w->a, values);
-    free(values);
 }
 
 static void *take_roots(void *argument)
@@ -234,8 +218,6 @@ static void two_methods_at_once(tch_root_method first, tch_root_method second, t
         double *got = finish_roots(&together[i]);
         CHECK(memcmp(got, expected, sizeof(double) * 2 * LARGE * LARGE) == 0,
               "%s differs from what one thread computes", tch_root_method_name(methods[i]));
-        free(expected);
-        free(got);
     }
     pthread_barrier_destroy(&start);
 }

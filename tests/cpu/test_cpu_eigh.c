@@ -161,7 +161,6 @@ static void fill_spectrum(int64_t n, const double *g, double *a, double (*value)
         w[i] = value(i, n, g);
     }
     ref_symmetric(&random, n, w, a);
-    free(w);
 }
 
 static double value_clustered(int64_t i, int64_t n, const double *g)
@@ -244,6 +243,7 @@ static void *aligned(size_t bytes)
 {
     void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
     CHECK(memory != NULL, "no memory for %zu bytes", bytes);
+    test_own(memory, free);
     return memory;
 }
 
@@ -281,16 +281,7 @@ static problem make_problem(const precision *kind, int64_t n, fill *how, double 
     }
     store(&p);
     memset(p.scratch, 0xff, p.scratch_bytes + GUARD);
-    free(g);
     return p;
-}
-
-static void free_problem(problem *p)
-{
-    free(p->a);
-    free(p->matrix);
-    free(p->w);
-    free(p->scratch);
 }
 
 static void check_surroundings(const problem *p)
@@ -327,8 +318,6 @@ static void check_orthonormal(const problem *p, const double *v)
     }
     double error = ref_norm(n * n, gram), bound = (double)(n + 10) * p->kind->unit * sqrt((double)n);
     CHECK(error <= bound, "|V'V - I| is %.3g > %.3g", error, bound);
-    free(columns);
-    free(gram);
 }
 
 /* a is compared after division by its largest entry, so that norms neither overflow nor vanish. */
@@ -347,8 +336,6 @@ static void check_residual(const problem *p, const double *v)
     }
     double error = ref_norm(n * n, product), bound = (double)(n + 10) * p->kind->unit * ref_norm(n * n, a);
     CHECK(error <= bound, "|AV - VW| / max|A| is %.3g > %.3g", error, bound);
-    free(a);
-    free(product);
 }
 
 static void check_values(const problem *p)
@@ -371,10 +358,6 @@ static void check_values(const problem *p)
         CHECK(fabs(ours - w[i]) <= bound, "eigenvalue %lld is %.17g instead of %.17g", (long long)i, ours, w[i]);
         CHECK(i == 0 || p->kind->get(p->w, i) >= p->kind->get(p->w, i - 1), "eigenvalue %lld descends", (long long)i);
     }
-    free(a);
-    free(w);
-    free(work);
-    free(iwork);
 }
 
 static void check_solved(const problem *p, int result)
@@ -385,7 +368,6 @@ static void check_solved(const problem *p, int result)
     check_orthonormal(p, v);
     check_residual(p, v);
     check_values(p);
-    free(v);
 }
 
 static void check_one(const precision *kind, int64_t n, size_t matrix, double factor)
@@ -393,7 +375,6 @@ static void check_one(const precision *kind, int64_t n, size_t matrix, double fa
     test_case("%s, n = %lld, %s times %g", kind->name, (long long)n, kinds[matrix].name, factor);
     problem p = make_problem(kind, n, kinds[matrix].fill, factor);
     check_solved(&p, kind->solve(n, p.matrix, p.lda, p.w, p.scratch));
-    free_problem(&p);
 }
 
 static void test_kinds(void **state)
@@ -455,8 +436,6 @@ static void check_refused(const precision *kind, int64_t n, int64_t row, int64_t
     CHECK(result == TCHI_EIGH_NOT_FINITE, "it returned %d", result);
     CHECK(memcmp(before, p.matrix, bytes) == 0, "the matrix changed");
     CHECK(isnan(kind->get(p.w, 0)), "the eigenvalues changed");
-    free(before);
-    free_problem(&p);
 }
 
 static void test_not_finite(void **state)
@@ -505,7 +484,6 @@ static void test_batch(void **state)
         for (int i = 0; i < BATCH; i++) {
             test_case("%s, %s of a batch", precisions[t].name, kinds[i].name);
             check_solved(&problems[i], results[i]);
-            free_problem(&problems[i]);
         }
     }
 }

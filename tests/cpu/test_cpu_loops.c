@@ -4,7 +4,6 @@
  * the sizes of the terms. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "backends/cpu/loops/loops.h"
@@ -115,9 +114,6 @@ static void check_conversions(const level *l)
             }
         }
     }
-    free(source);
-    free(one);
-    free(other);
 }
 
 static void conversions(void **state)
@@ -295,9 +291,6 @@ static void check_thin(const tchi_thin_product *thin, test_random *random, int64
               "element (%d, %d) of %d by %d with %d terms is off by %.3g", (int)row, (int)col, (int)rows, (int)cols,
               (int)terms, error);
     }
-    free(a);
-    free(b);
-    free(c);
 }
 
 static void check_thin_products(const level *l)

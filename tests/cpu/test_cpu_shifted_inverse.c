@@ -37,6 +37,7 @@ static void *aligned(size_t bytes)
 {
     void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);
     CHECK(memory != NULL, "no memory for %zu bytes", bytes);
+    test_own(memory, free);
     return memory;
 }
 
@@ -48,13 +49,12 @@ static void *make_scratch(size_t bytes)
     return scratch;
 }
 
-static void free_scratch(void *scratch, size_t bytes)
+static void check_scratch(void *scratch, size_t bytes)
 {
     const unsigned char *guard = (const unsigned char *)scratch + bytes;
     for (int i = 0; i < GUARD; i++) {
         CHECK(guard[i] == 0xff, "byte %d behind the scratch was written", i);
     }
-    free(scratch);
 }
 
 static double round_f32(double value)
@@ -118,9 +118,7 @@ static int fast_f32(const problem *p, double *x)
     for (int64_t i = 0; i < n * n; i++) {
         x[i] = (double)result[GUARD + i % n + i / n * ldx];
     }
-    free(a);
-    free(result);
-    free_scratch(scratch, bytes);
+    check_scratch(scratch, bytes);
     return status;
 }
 
@@ -137,9 +135,7 @@ static int fast_f64(const problem *p, double *x)
     for (int64_t i = 0; i < n * n; i++) {
         x[i] = result[GUARD + i % n + i / n * ldx];
     }
-    free(a);
-    free(result);
-    free_scratch(scratch, bytes);
+    check_scratch(scratch, bytes);
     return status;
 }
 
@@ -149,7 +145,7 @@ static int plain_f64(const problem *p, double *x)
     void *scratch = make_scratch(bytes);
     const int status = tchi_cpu_shifted_inverse_reference_f64(blas, p->n, p->a, p->n, p->poles, p->shifts, p->weights,
                                                               x, p->n, scratch);
-    free_scratch(scratch, bytes);
+    check_scratch(scratch, bytes);
     return status;
 }
 
@@ -165,9 +161,7 @@ static int plain_f32(const problem *p, double *x)
     for (int64_t i = 0; i < n * n; i++) {
         x[i] = (double)result[GUARD + i];
     }
-    free(a);
-    free(result);
-    free_scratch(scratch, bytes);
+    check_scratch(scratch, bytes);
     return status;
 }
 
@@ -209,7 +203,6 @@ static problem make_problem(const precision *kind, int64_t n, int64_t poles, dou
     ref_symmetric(&random, n, w, p.a);
     round_problem(kind, &p);
     choose_poles(&p, poles, 1 / condition);
-    free(w);
     return p;
 }
 
@@ -226,6 +219,7 @@ static void check_symmetric(int64_t n, const double *x)
 /* Both forms must succeed and agree to `tolerance`, relative, in the Frobenius norm. */
 static void compare_forms(const precision *kind, const problem *p, double tolerance)
 {
+    size_t mark = test_mark();
     double *x = square(p->n), *plain = square(p->n);
     int status = plain_f64(p, plain);
     CHECK(status == 0, "the plain form gave %d", status);
@@ -234,8 +228,7 @@ static void compare_forms(const precision *kind, const problem *p, double tolera
     check_symmetric(p->n, x);
     const double error = ref_distance(p->n * p->n, x, plain) / ref_norm(p->n * p->n, plain);
     CHECK(error <= tolerance, "relative error %.3g, at most %.3g expected", error, tolerance);
-    free(x);
-    free(plain);
+    test_release_since(mark);
 }
 
 /* Rounding in sums of n terms adds up like random numbers, and a backward error of a few units in A is magnified by
@@ -269,7 +262,6 @@ static void test_plain_against_eigenvalues(void **state)
             check_symmetric(n, x);
             const double error = ref_distance(n * n, x, exact) / ref_norm(n * n, exact);
             CHECK(error <= precisions[kind].unit + 1e-12, "relative error %.3g", error);
-            free(w), free(f), free(v), free(x), free(exact), free(p.a);
         }
     }
 }
@@ -284,7 +276,6 @@ static void test_sizes(void **state)
             test_case("%s, n = %lld", precisions[kind].name, (long long)sizes[s]);
             problem p = make_problem(&precisions[kind], sizes[s], 5, 1e4);
             compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], p.n, 1e4));
-            free(p.a);
         }
     }
 }
@@ -303,7 +294,6 @@ static void test_conditions(void **state)
                 test_case("%s, n = %lld, condition %g", precisions[kind].name, (long long)sizes[s], conditions[c]);
                 problem p = make_problem(&precisions[kind], sizes[s], 12, conditions[c]);
                 compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], p.n, conditions[c]));
-                free(p.a);
             }
         }
     }
@@ -317,7 +307,6 @@ static void test_numbers_of_poles(void **state)
             test_case("%s, %lld poles", precisions[kind].name, (long long)poles);
             problem p = make_problem(&precisions[kind], 139, poles, 1e3);
             compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], p.n, 1e3));
-            free(p.a);
         }
     }
 }
@@ -342,8 +331,6 @@ static void check_diagonal(const precision *kind, int64_t n, double (*entry)(int
         CHECK(fabs(x[i] - exact) <= 8 * kind->unit * exact, "x(%lld, %lld) is %.17g instead of %.17g",
               (long long)(i % n), (long long)(i / n), x[i], exact);
     }
-    free(x);
-    free(p.a);
 }
 
 static double zero(int64_t i, int64_t n)
@@ -395,8 +382,6 @@ static void test_low_rank(void **state)
             round_problem(&precisions[kind], &p);
             choose_poles(&p, 8, 1e-4);
             compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], n, 2e4));
-            free(w);
-            free(p.a);
         }
     }
 }
@@ -427,9 +412,7 @@ static void test_scaling(void **state)
                 q.shifts[k] *= factor;
             }
             compare_forms(&precisions[kind], &q, expected_error(&precisions[kind], n, 1e3));
-            free(q.a);
         }
-        free(p.a);
     }
 }
 
@@ -452,8 +435,6 @@ static void test_not_finite(void **state)
             p.a[i + j * n] = p.a[j + i * n] = bad[trial % 3];
             CHECK(kind->fast(&p, x) == -1, "the fast form took it");
             CHECK(kind->plain(&p, x) == -1, "the plain form took it");
-            free(x);
-            free(p.a);
         }
     }
 }
@@ -483,9 +464,6 @@ static void test_not_positive_definite(void **state)
             CHECK(precisions[kind].plain(&p, x) == 3, "the plain form did not name pole 3");
             p.poles = 2;
             compare_forms(&precisions[kind], &p, expected_error(&precisions[kind], n, 10));
-            free(w);
-            free(x);
-            free(p.a);
         }
     }
 }
@@ -524,9 +502,6 @@ static void test_inside_a_parallel_region(void **state)
             const double error = ref_distance(count, alone[i], together[i]) / ref_norm(count, alone[i]);
             CHECK(error <= expected_error(&precisions[kind], problems[i].n, 1e3), "matrix %d differs by %.3g", i,
                   error);
-            free(alone[i]);
-            free(together[i]);
-            free(problems[i].a);
         }
     }
 }

@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/linalg/operations.h"
@@ -40,8 +39,6 @@ static void write_matrices(root_case *c, uint64_t stream)
         ref_symmetric(&random, c->n, spectrum, values + b * size);
     }
     test_tensor_write(c->a, values);
-    free(spectrum);
-    free(values);
 }
 
 static root_case make_case(tch_context *context, int64_t n, tch_root_method method)
@@ -108,7 +105,6 @@ static void check_equal(const test_tensor *t, const double *expected, const char
 {
     double *got = test_tensor_read(t);
     CHECK(memcmp(got, expected, (size_t)t->count * sizeof *got) == 0, "the replay's %s differs from the call's", name);
-    free(got);
 }
 
 /* Once the call, then its graph on the same numbers, for two sets of numbers. */
@@ -130,9 +126,6 @@ static void replay(root_case *c, cudaGraphExec_t graph, uint64_t numbers)
     check_equal(c->out, out, "out");
     check_equal(c->residual, residual, "residual");
     check_equal(c->report, report, "report");
-    free(out);
-    free(residual);
-    free(report);
 }
 
 static void check_graph(tch_context *context, int64_t n, tch_root_method method)
@@ -193,10 +186,6 @@ static void a_replay_meets_a_bad_matrix(void **state)
         CHECK(i / 1600 == 1 ? isnan(out[i]) : out[i] == expected[i], "element %d of matrix %d is %g", i % 1600,
               i / 1600, out[i]);
     }
-    free(out);
-    free(report);
-    free(values);
-    free(expected);
     CHECK_CUDA(cudaGraphExecDestroy(graph));
     free_case(&c);
 }
@@ -271,7 +260,6 @@ static void write_batch(const gradient_case *c, uint64_t numbers)
             values[i] = token ? floor(uniform * (double)c->layer.rows) : 2.0 * uniform - 1.0;
         }
         test_tensor_write(inputs[k], values);
-        free(values);
     }
 }
 
@@ -294,7 +282,6 @@ static void replay_gradients(const gradient_case *c, cudaGraphExec_t graph, uint
             test_tensor_check_written(outputs[i], "an output");
             check_equal(outputs[i], expected[i], "output");
         }
-        free(expected[i]);
     }
 }
 
@@ -404,7 +391,6 @@ static void a_change_of_streams_keeps_the_order(void **state)
     for (int i = 0; i < N * N; i++) {
         CHECK(host[i] == 1 << ROUNDS, "element %d is %g", i, host[i]);
     }
-    free(host);
     CHECK_OK(tch_context_set_stream(context, NULL));
     tch_tensor_destroy(t[0]);
     tch_tensor_destroy(t[1]);
@@ -438,7 +424,6 @@ static void calls_are_ordered_on_the_callers_stream(void **state)
             CHECK(got == round, "element %d of round %d is %d", i, round, got);
         }
     }
-    free(host);
     CHECK_OK(tch_context_set_stream(context, NULL));
     tch_tensor_destroy(t);
     CHECK_CUDA(cudaStreamDestroy(stream));

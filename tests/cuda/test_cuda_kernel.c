@@ -83,7 +83,6 @@ static void the_code_is_for_this_gpu(void **state)
     CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
     double *got = test_tensor_read(out);
     CHECK(got[0] == capability, "compiled for %g, the GPU is %d", got[0], capability);
-    free(got);
     tch_kernel_destroy(kernel);
     test_tensor_free(out);
 }
@@ -204,8 +203,6 @@ static void all_the_shared_memory(void **state)
     for (int64_t i = 0; i < n; i++) {
         CHECK(got[i] == values[n - 1 - i], "y[%lld] is %g, expected %g", (long long)i, got[i], values[n - 1 - i]);
     }
-    free(got);
-    free(values);
     tch_kernel_destroy(kernel);
     test_tensor_free(x);
     test_tensor_free(y);
@@ -236,7 +233,6 @@ static void check_added(const test_tensor *x, const double *values, int times)
         }
         CHECK(got[i] == wanted, "x[%lld] is %.9g, expected %.9g", (long long)i, got[i], wanted);
     }
-    free(got);
 }
 
 /* The very first launch is the captured one: the code must be on the GPU by then. What is compiled under capture is
@@ -275,7 +271,6 @@ static void a_launch_is_captured(void **state)
     CHECK_CUDA(cudaStreamDestroy(stream));
     tch_kernel_destroy(kernel);
     test_tensor_free(x);
-    free(values);
 }
 
 typedef struct thread_work {
@@ -326,7 +321,6 @@ static void threads_that_are_new_to_cuda(void **state)
     check_added(x, values, 2);
     tch_kernel_destroy(work.kernel);
     test_tensor_free(x);
-    free(values);
 }
 
 /* --- faults ------------------------------------------------------------------------------------------------------ */

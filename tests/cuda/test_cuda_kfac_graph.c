@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "support/tensors.h"
 #include "support/testing.h"
@@ -109,8 +108,6 @@ static void compare(const training *a, const training *b)
             CHECK(x[k] == y[k] && isfinite(x[k]), "gradient %d, element %lld: %.9g by calls, %.9g by replays", i,
                   (long long)k, x[k], y[k]);
         }
-        free(x);
-        free(y);
     }
 }
 

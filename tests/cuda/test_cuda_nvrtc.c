@@ -401,10 +401,10 @@ static void damaged_images_are_refused(void **state)
         ((unsigned char *)image.data)[i] ^= 0x81;
     }
     for (size_t bytes = 0; bytes < image.bytes; bytes++) {
-        tch_kernel_image cut = {malloc(bytes + 1), bytes};
+        tch_kernel_image cut = {test_alloc(bytes + 1), bytes};
         memcpy(cut.data, image.data, bytes);
         assert_int_equal(tchi_cuda_kernel_load(*state, &cut, &kernel), TCH_ERR_IO);
-        free(cut.data);
+        test_drop(cut.data);
     }
     fake.load_says = cudaErrorInvalidKernelImage;
     assert_int_equal(tchi_cuda_kernel_load(*state, &image, &kernel), TCH_ERR_IO);

@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/tensors.h"
@@ -125,8 +124,6 @@ static void compare(const training *a, const training *b)
             CHECK(x[k] == y[k] && isfinite(x[k]), "parameter %d, element %lld: %.9g by calls, %.9g by replays", i,
                   (long long)k, x[k], y[k]);
         }
-        free(x);
-        free(y);
     }
 }
 
@@ -206,7 +203,6 @@ static void a_replay_skips_a_bad_gradient(void **state)
     double *values = test_tensor_read(t.gradient[1]);
     values[5] = NAN;
     test_tensor_write(t.gradient[1], values);
-    free(values);
     CHECK_CUDA(cudaGraphLaunch(graph, stream));
     set_gradients(&t, 1);
     CHECK_CUDA(cudaGraphLaunch(graph, stream));

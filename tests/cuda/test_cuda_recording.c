@@ -109,8 +109,6 @@ static void compare(const training *t, tch_optim_kind kind)
             CHECK(x[k] == y[k] && isfinite(x[k]), "parameter %d, element %lld: %.9g, and recorded %.9g", i,
                   (long long)k, x[k], y[k]);
         }
-        free(x);
-        free(y);
     }
     end(&other);
 }

@@ -87,13 +87,6 @@ static void world_make(world *w, tch_context *context, tch_layer_kind kind)
     }
 }
 
-static void world_free(world *w)
-{
-    for (int i = 0; i < TENSORS; i++) {
-        test_tensor_free(w->tensors[i]);
-    }
-}
-
 /* --- the functions ----------------------------------------------------------------------------------------------- */
 
 static tch_status call_samples(const world *w)
@@ -176,7 +169,6 @@ static void for_everything(tch_context *context, const char *what, void (*breaks
             w.layer = good_layer((tch_layer_kind)kind);
             w.given = &w.layer;
             CHECK_OK(functions[i].call(&w));
-            world_free(&w);
         }
     }
 }
@@ -459,7 +451,6 @@ static void tied_norms(void **state)
     overlapping.byte_offset = w.t[LOGITS]->byte_offset;
     refuse_tensor(&w, &tied_function, NUMBERS, &overlapping, TCH_ERR_LAYOUT, "norms");
     CHECK_OK(call_tied(&w));
-    world_free(&w);
 }
 
 /* --- clipping and natural gradient ------------------------------------------------------------------------------- */
@@ -481,8 +472,6 @@ static void clipping(void **state)
     test_check_refused(tch_grad_clip_weights(*state, &norms->tensor, 1.0, &shifted), TCH_ERR_LAYOUT, "weights");
     test_tensor_check_unchanged(norms, "norms");
     test_tensor_check_unchanged(weights, "weights");
-    test_tensor_free(norms);
-    test_tensor_free(weights);
 }
 
 static void natural_weights(void **state)
@@ -514,10 +503,6 @@ static void natural_weights(void **state)
     test_tensor_check_unchanged(report, "report");
     CHECK_OK(tch_grad_natural_weights(*state, &gram->tensor, NULL, 1.0, &weights->tensor, &report->tensor));
     test_tensor_check_written(weights, "weights");
-    test_tensor *all[] = {gram, weights, report, reports};
-    for (int i = 0; i < 4; i++) {
-        test_tensor_free(all[i]);
-    }
 }
 
 int main(int argc, char **argv)

@@ -15,7 +15,6 @@
  * Sums on a GPU may take K for more than it is, and rounding may bring a sample over the limit: up to K = 512 S either
  * way is right, and the larger bound counts. */
 #include <math.h>
-#include <stdlib.h>
 
 #include <torchium/grad.h>
 
@@ -134,7 +133,6 @@ static cancelling_matrices make_matrices(const cancelling_case *c, test_random *
         fill_three(c, random, scales, m.a + t * c->d, m.g + t * c->p);
     }
     fill_last(c, random, part, &m);
-    free(scales);
     return m;
 }
 
@@ -182,8 +180,6 @@ static void add_group(const cancelling_case *c, test_random *random, int64_t sam
     t->bound[sample] += bound_of(c, square, size, all);
     place(c, m.a, c->d, sample, group, t->x);
     place(c, m.g, c->p, sample, group, t->y);
-    free(m.a);
-    free(m.g);
 }
 
 static cancelling_trial make_trial(const cancelling_case *c)
@@ -235,12 +231,6 @@ static void check_case(const cancelling_case *c)
               "%g of the terms left: the squared norm is %.9g, expected %.9g, off by %.3g > %.3g of it", parts_left[i],
               got[i], t.expected[i], fabs(got[i] - t.expected[i]) / t.expected[i], t.bound[i] / t.expected[i]);
     }
-    free(got);
-    free(t.x);
-    free(t.y);
-    test_tensor_free(x);
-    test_tensor_free(y);
-    test_tensor_free(norms);
 }
 
 /* Sizes whose norms are taken by inner products of positions on the CPU. */

@@ -6,7 +6,6 @@
  * + T + 8) u M with M the same product of sizes, and its square by 3 e M. Where operands may be rounded to 11 bits,
  * 2^-11 for each: 2^-10 for a factor, 2^-8 for a coordinate, which is a product of products. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -116,7 +115,6 @@ static void check_values(const test_tensor *f, const factor_trial *t, const doub
         CHECK(fabs(got[i] - want) <= bound, "%s: element %lld is %.17g, expected %.17g, off by %.3g > %.3g", name,
               (long long)i, got[i], want, fabs(got[i] - want), bound);
     }
-    free(got);
 }
 
 static void check_symmetric(const test_tensor *f, int64_t n, const char *name)
@@ -128,7 +126,6 @@ static void check_symmetric(const test_tensor *f, int64_t n, const char *name)
         CHECK(got[i] == mirrored, "%s: element %lld is %.17g, its mirror image %.17g", name, (long long)i, got[i],
               mirrored);
     }
-    free(got);
 }
 
 static double factor_errors(const factor_trial *t, const test_positions *r)
@@ -168,14 +165,6 @@ static void check_factors(tch_context *context, const test_layer_case *c, const 
     check_values(fg, t, before_g, expected, sizes, factor_errors(t, &r), "output_factor");
     check_symmetric(fa, n, "input_factor");
     check_symmetric(fg, r.p, "output_factor");
-    free(a);
-    free(expected);
-    free(sizes);
-    free(before_a);
-    free(before_g);
-    test_tensor_free(fa);
-    test_tensor_free(fg);
-    test_positions_free(&r);
 }
 
 static void name_trial(const test_layer_case *c, const factor_trial *t, const char *what)
@@ -246,7 +235,6 @@ static void put(test_tensor *t, int64_t index, double value)
     double *values = test_tensor_read(t);
     values[index] = value;
     test_tensor_write(t, values);
-    free(values);
 }
 
 /* Neither factor changes where what would be added to one of them is not finite. */
@@ -258,18 +246,13 @@ static void nonfinite_batches_change_nothing(void **state)
         test_positions r = test_positions_make(*state, c, t.dtype, LAYOUT_CONTIGUOUS, 33);
         double *before;
         test_tensor *fa = square(*state, &t, r.groups, r.d + 1, r.d + 1, 43, &before);
-        free(before);
         test_tensor *fg = square(*state, &t, r.groups, r.p, r.p, 44, &before);
-        free(before);
         test_case("%s %s in %s", i % 2 == 0 ? "NaN" : "infinity", c->name, i / 2 % 2 == 0 ? "input" : "gradient");
         put(i / 2 % 2 == 0 ? r.input : r.gradient, 3, i % 2 == 0 ? NAN : INFINITY);
         CHECK_OK(tch_grad_factors(*state, &c->layer, &r.input->tensor, &r.gradient->tensor, 1, TCH_SHARING_EXPAND, 0.5,
                                   0.5, &fa->tensor, &fg->tensor));
         test_tensor_check_unchanged(fa, "input_factor");
         test_tensor_check_unchanged(fg, "output_factor");
-        test_tensor_free(fa);
-        test_tensor_free(fg);
-        test_positions_free(&r);
     }
 }
 
@@ -284,16 +267,11 @@ static void an_empty_batch_changes_nothing(void **state)
         test_positions r = test_positions_make(*state, cases[i], TCH_FLOAT32, LAYOUT_CONTIGUOUS, 35);
         double *before;
         test_tensor *fa = square(*state, &t, 1, 5, 5, 45, &before);
-        free(before);
         test_tensor *fg = square(*state, &t, 1, 3, 3, 46, &before);
-        free(before);
         CHECK_OK(tch_grad_factors(*state, &none.layer, &r.input->tensor, &r.gradient->tensor, 1, TCH_SHARING_EXPAND,
                                   0.5, 0.5, &fa->tensor, &fg->tensor));
         test_tensor_check_unchanged(fa, "input_factor");
         test_tensor_check_unchanged(fg, "output_factor");
-        test_tensor_free(fa);
-        test_tensor_free(fg);
-        test_positions_free(&r);
     }
 }
 
@@ -308,7 +286,6 @@ static void one_factor_at_a_time(void **state)
     for (int i = 0; i < 4; i++) {
         int64_t n = i % 2 == 0 ? r.d : r.p;
         f[i] = square(*state, &t, 1, n, n, (uint64_t)(47 + i % 2), &before);
-        free(before);
     }
     tch_sharing sharing = TCH_SHARING_REDUCE;
     test_case("one factor at a time");
@@ -320,13 +297,7 @@ static void one_factor_at_a_time(void **state)
         double *both = test_tensor_read(f[i]);
         double *alone = test_tensor_read(f[i + 2]);
         CHECK(memcmp(both, alone, (size_t)f[i]->count * sizeof *both) == 0, "factor %d differs", i);
-        free(both);
-        free(alone);
     }
-    for (int i = 0; i < 4; i++) {
-        test_tensor_free(f[i]);
-    }
-    test_positions_free(&r);
 }
 
 /* --- scales ------------------------------------------------------------------------------------------------------ */
@@ -349,9 +320,6 @@ static test_tensor *basis(tch_context *context, tch_dtype dtype, int64_t groups,
     for (int64_t i = 0; i < groups * n * n; i++) {
         (*q)[i] = test_round(dtype, (*q)[i]);
     }
-    free(spectrum);
-    free(a);
-    free(v);
     test_tensor *t = groups > 1 ? test_tensor_make(context, dtype, 3, shape, LAYOUT_CONTIGUOUS)
                                 : test_tensor_make(context, dtype, 2, shape + 1, LAYOUT_CONTIGUOUS);
     test_tensor_write(t, *q);
@@ -389,16 +357,6 @@ static void check_scales(tch_context *context, const test_layer_case *c, const f
     double u = roundoff(t);
     double errors = 3.0 * ((double)(n + r.p + r.positions + 8) * u + rounding_of_operands(t, true, 0x1p-8));
     check_values(scales, t, before, expected, sizes, errors + (double)(r.samples + 8) * u, "scales");
-    free(a);
-    free(expected);
-    free(sizes);
-    free(before);
-    free(qa);
-    free(qg);
-    test_tensor_free(scales);
-    test_tensor_free(input_basis);
-    test_tensor_free(output_basis);
-    test_positions_free(&r);
 }
 
 static bool is_large(const test_layer_case *c)
@@ -449,13 +407,6 @@ static void nonfinite_batches_leave_scales(void **state)
     CHECK_OK(tch_grad_scales(*state, &c->layer, &r.input->tensor, &r.gradient->tensor, 0, &input_basis->tensor,
                              &output_basis->tensor, 0.5, 0.5, &scales->tensor));
     test_tensor_check_unchanged(scales, "scales");
-    free(before);
-    free(qa);
-    free(qg);
-    test_tensor_free(scales);
-    test_tensor_free(input_basis);
-    test_tensor_free(output_basis);
-    test_positions_free(&r);
 }
 
 /* --- refused ----------------------------------------------------------------------------------------------------- */
@@ -476,7 +427,6 @@ static void bad_arguments_are_named(void **state)
     tch_tensor *g = &r.gradient->tensor;
     double *before;
     test_tensor *f = square(*state, &t, 1, r.d, r.d, 62, &before);
-    free(before);
     tch_layer norm = TCH_LAYER_INIT(TCH_LAYER_LAYER_NORM);
     test_case("bad arguments");
     check_refused(tch_grad_factors(*state, &c->layer, x, g, 1, TCH_SHARING_EXPAND, 1.0, 0.0, &f->tensor, NULL),
@@ -496,8 +446,6 @@ static void bad_arguments_are_named(void **state)
     check_refused(tch_grad_factors(*state, &c->layer, x, g, 0, TCH_SHARING_EXPAND, 1.0, 0.0, x, NULL), TCH_ERR_SHAPE,
                   "input_factor");
     test_tensor_check_unchanged(f, "input_factor");
-    test_tensor_free(f);
-    test_positions_free(&r);
 }
 
 int main(int argc, char **argv)

@@ -8,7 +8,6 @@
  * s; on the CPU, where float32 and half types have float64 statistics, it is |x - m| / s, so that a mean far larger
  * than the spread costs nothing. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <torchium/grad.h>
@@ -115,15 +114,6 @@ static int64_t parameters(const trial *s)
     return s->weights * (s->has_bias ? 2 : 1);
 }
 
-static double *zeros(int64_t count)
-{
-    double *values = test_alloc((size_t)count * sizeof *values + 1);
-    for (int64_t i = 0; i < count; i++) {
-        values[i] = 0;
-    }
-    return values;
-}
-
 static int64_t product(const int64_t *sizes, int32_t from, int32_t to)
 {
     int64_t count = 1;
@@ -169,8 +159,8 @@ static void draw(trial *s, const kind_case *c, test_random *random)
 {
     int64_t inputs = product(c->shape, 0, c->ndim);
     int64_t outputs = c->kind == TCH_LAYER_EMBEDDING ? inputs * c->cols : inputs;
-    s->x = zeros(inputs);
-    s->g = zeros(outputs);
+    s->x = test_zeros(inputs);
+    s->g = test_zeros(outputs);
     for (int64_t i = 0; i < inputs; i++) {
         s->x[i] = c->kind == TCH_LAYER_EMBEDDING ? draw_token(random, c)
                                                  : test_round(s->dtype, c->mean + test_random_normal(random));
@@ -260,8 +250,8 @@ static void reference(trial *s)
 {
     int64_t count = s->samples * parameters(s);
     double unit = test_arithmetic_roundoff(s->dtype) * (double)(16 + s->positions + s->features);
-    s->j = zeros(count);
-    s->bound = zeros(count);
+    s->j = test_zeros(count);
+    s->bound = test_zeros(count);
     if (s->layer.kind == TCH_LAYER_EMBEDDING) {
         reference_embedding(s);
     } else {
@@ -295,16 +285,6 @@ static void trial_make(trial *s, tch_context *context, const kind_case *c, tch_d
     test_tensor_write(s->input, s->x);
     test_tensor_write(s->gradient, s->g);
     reference(s);
-}
-
-static void trial_free(trial *s)
-{
-    test_tensor_free(s->input);
-    test_tensor_free(s->gradient);
-    free(s->x);
-    free(s->g);
-    free(s->j);
-    free(s->bound);
 }
 
 /* --- calls ------------------------------------------------------------------------------------------------------- */
@@ -367,8 +347,6 @@ static void check_samples(trial *s, test_layout layout)
             int64_t at = row_of(s, i / s->weights) + part * s->weights + i % s->weights;
             check_close(part == 0 ? "weight" : "bias", i, got[i], s->j[at], s->bound[at] + stored(s, s->j[at]));
         }
-        free(got);
-        test_tensor_free(out[part]);
     }
 }
 
@@ -426,9 +404,7 @@ static void check_norms(trial *s, tch_grad_part parts, const double *products, c
             int64_t at = i * s->samples + i;
             check_close("norm", i, got[i], (1 + accumulate) * products[at], (1 + accumulate) * bounds[at]);
         }
-        free(got);
     }
-    test_tensor_free(norms);
 }
 
 static void check_gram(trial *s, tch_grad_part parts, tch_dtype dtype, test_layout layout, const double *products,
@@ -448,16 +424,14 @@ static void check_gram(trial *s, tch_grad_part parts, tch_dtype dtype, test_layo
             CHECK(got[i] == got[i % s->samples * s->samples + i / s->samples], "gram is not symmetric at %lld",
                   (long long)i);
         }
-        free(got);
     }
-    test_tensor_free(gram);
 }
 
 /* Random numbers as they remain in a parameter's type. */
 static double *random_parameter(const trial *s, test_tensor *t, uint64_t stream)
 {
     test_random random = test_random_stream(stream);
-    double *values = zeros(s->weights);
+    double *values = test_zeros(s->weights);
     for (int64_t i = 0; i < s->weights; i++) {
         values[i] = test_round(s->out_dtype, test_random_normal(&random));
     }
@@ -486,13 +460,7 @@ static void check_dots(trial *s, test_layout layout)
             }
             check_close("dot", b, got[b], (1 + accumulate) * sum, (1 + accumulate) * bound);
         }
-        free(got);
     }
-    for (int part = 0; part <= s->has_bias; part++) {
-        test_tensor_free(direction[part]);
-        free(v[part]);
-    }
-    test_tensor_free(dots);
 }
 
 /* One parameter's weighted sum; w NULL: all ones. `before` is what it held, NULL where beta is 0. */
@@ -512,7 +480,6 @@ static void compare_sum(const trial *s, const test_tensor *out, int part, const 
         }
         check_close(part == 0 ? "sum" : "bias sum", k, got[k], sum, bound + stored(s, sum));
     }
-    free(got);
 }
 
 static void check_sum(trial *s, test_layout layout, const double *w, double beta)
@@ -532,17 +499,14 @@ static void check_sum(trial *s, test_layout layout, const double *w, double beta
     for (int part = 0; part <= s->has_bias; part++) {
         test_tensor_check_written(out[part], "a sum");
         compare_sum(s, out[part], part, w, beta, before[part]);
-        test_tensor_free(out[part]);
-        free(before[part]);
     }
-    test_tensor_free(weights);
 }
 
 /* Weights of which every third is 0. */
 static double *draw_weights(const trial *s)
 {
     test_random random = test_random_stream(31);
-    double *w = zeros(s->samples);
+    double *w = test_zeros(s->samples);
     for (int64_t i = 0; i < s->samples; i++) {
         w[i] = i % 3 == 1 ? 0.0 : test_random_normal(&random);
     }
@@ -551,6 +515,7 @@ static double *draw_weights(const trial *s)
 
 static void check_everything(trial *s, test_layout layout)
 {
+    size_t mark = test_mark();
     double *w = draw_weights(s);
     check_samples(s, layout);
     for (int parts = TCH_GRAD_WEIGHT; parts <= TCH_GRAD_BOTH; parts++) {
@@ -559,8 +524,6 @@ static void check_everything(trial *s, test_layout layout)
         check_norms(s, (tch_grad_part)parts, products, bounds);
         check_gram(s, (tch_grad_part)parts, parts == TCH_GRAD_BOTH ? TCH_FLOAT64 : TCH_FLOAT32,
                    parts == TCH_GRAD_BOTH ? LAYOUT_ROW_GAPS : LAYOUT_CONTIGUOUS, products, bounds);
-        free(products);
-        free(bounds);
     }
     check_dots(s, layout);
     check_sum(s, layout, NULL, 0.0);
@@ -568,7 +531,7 @@ static void check_everything(trial *s, test_layout layout)
     check_sum(s, layout, w, -0.5);
     test_tensor_check_unchanged(s->input, "input");
     test_tensor_check_unchanged(s->gradient, "output_gradient");
-    free(w);
+    test_release_since(mark);
 }
 
 /* --- tests ------------------------------------------------------------------------------------------------------- */
@@ -585,7 +548,6 @@ static void every_case_contiguous(void **state)
                 s.out_dtype = TCH_FLOAT32;
                 check_everything(&s, LAYOUT_CONTIGUOUS);
             }
-            trial_free(&s);
         }
     }
 }
@@ -600,7 +562,6 @@ static void every_layout(void **state)
                       test_layout_name((test_layout)layout));
             trial_make(&s, *state, &cases[i], dtype, (test_layout)layout, (uint64_t)(200 + i));
             check_everything(&s, (test_layout)layout);
-            trial_free(&s);
         }
     }
 }
@@ -617,7 +578,6 @@ static void chunks_that_fit_the_workspace(void **state)
             trial_make(&s, *state, &c, dtypes[i % 2], (test_layout)layout, (uint64_t)(300 + i));
             s.squeezed = true;
             check_everything(&s, (test_layout)layout);
-            trial_free(&s);
         }
     }
 }
@@ -643,8 +603,6 @@ static void a_sample_left_out_may_be_anything(void **state)
             s.j[row_of(&s, bad) + k] = 0;
         }
         check_sum(&s, LAYOUT_CONTIGUOUS, w, 0.5);
-        free(w);
-        trial_free(&s);
     }
 }
 
@@ -671,12 +629,11 @@ static void results_do_not_depend_on_threads(void **state)
             results[run] = test_tensor_read(out);
             count = out->count;
             test_tensor_free(out);
-            trial_free(&s);
+            test_tensor_free(s.input);
+            test_tensor_free(s.gradient);
             tch_context_destroy(context);
         }
         CHECK(memcmp(results[0], results[1], (size_t)count * sizeof **results) == 0, "the sums differ");
-        free(results[0]);
-        free(results[1]);
     }
     CHECK_OK(tch_set_num_threads(threads));
 }

@@ -14,7 +14,6 @@
  * for half types, whose elements need no rounding. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <torchium/grad.h>
@@ -86,7 +85,6 @@ static test_tensor *random_tensor(const grad_case *c, int32_t ndim, const int64_
         values[c->poison * of_sample + i] = i % 3 == 0 ? (double)INFINITY : (double)NAN;
     }
     test_tensor_write(t, values);
-    free(values);
     return t;
 }
 
@@ -112,8 +110,6 @@ static trial set_up(const grad_case *c)
     double *x = test_tensor_read(t.x);
     double *g = test_tensor_read(t.g);
     t.reference = grad_reference_make(&c->layer, c->ndim, c->shape, c->outputs, x, g);
-    free(x);
-    free(g);
     return t;
 }
 
@@ -123,7 +119,6 @@ static void tear_down(trial *t)
     test_tensor_check_unchanged(t->g, "output_gradient");
     test_tensor_free(t->x);
     test_tensor_free(t->g);
-    grad_reference_free(t->reference);
 }
 
 static bool is_half(tch_dtype dtype)
@@ -187,7 +182,6 @@ static void check_elements(const trial *t, const char *what, const test_tensor *
         double bound = (length + 8) * t->u * magnitude[i] + test_underflow(dtype) * (length + 8);
         check_near(what, i, got[i], expected[i], bound + 1.01 * test_unit_roundoff(dtype) * fabs(expected[i]));
     }
-    free(got);
 }
 
 static void check_samples(const trial *t, tch_dtype dtype)
@@ -204,8 +198,6 @@ static void check_samples(const trial *t, tch_dtype dtype)
     test_tensor_poison(weight);
     CHECK_OK(tch_grad_samples(t->c->context, &t->c->layer, &t->x->tensor, &t->g->tensor, &weight->tensor, NULL));
     check_elements(t, "weight alone", weight, r->weight, r->magnitude, (double)r->positions);
-    test_tensor_free(weight);
-    test_tensor_free(bias);
 }
 
 /* --- norms, Gram matrices, inner products ------------------------------------------------------------------------ */
@@ -251,7 +243,6 @@ static void compare_norms(const trial *t, int32_t parts, int32_t times, const te
         double bound = times * (positions_length(t) * t->u + rounded_operands(t->c)) * magnitude;
         check_near("norms", i, got[i], times * expected, bound);
     }
-    free(got);
 }
 
 static void check_norms(const trial *t, int32_t parts)
@@ -264,7 +255,6 @@ static void check_norms(const trial *t, int32_t parts)
         compare_norms(t, parts, times, norms);
     }
     test_tensor_check_written(norms, "norms");
-    test_tensor_free(norms);
 }
 
 static void compare_gram(const trial *t, int32_t parts, int32_t times, const test_tensor *gram)
@@ -280,7 +270,6 @@ static void compare_gram(const trial *t, int32_t parts, int32_t times, const tes
         check_near("gram", i, got[i], times * expected, bound);
         CHECK(got[i] == got[i % r->samples * r->samples + i / r->samples], "gram is not symmetric");
     }
-    free(got);
 }
 
 static void check_gram(const trial *t, int32_t parts, tch_dtype dtype, test_layout layout)
@@ -293,7 +282,6 @@ static void check_gram(const trial *t, int32_t parts, tch_dtype dtype, test_layo
         compare_gram(t, parts, times, gram);
     }
     test_tensor_check_written(gram, "gram");
-    test_tensor_free(gram);
 }
 
 /* The direction's parts may be NULL. */
@@ -314,7 +302,6 @@ static void compare_dots(const trial *t, const test_tensor *dots, int32_t times,
         }
         check_near("dots", i, got[i], times * expected, times * positions_length(t) * t->u * magnitude);
     }
-    free(got);
 }
 
 static void check_dots(const trial *t, tch_dtype dtype, bool with_weight, bool with_bias)
@@ -336,14 +323,8 @@ static void check_dots(const trial *t, tch_dtype dtype, bool with_weight, bool w
                                &dots->tensor));
         compare_dots(t, dots, times, with_weight ? w : NULL, with_bias ? b : NULL);
     }
-    free(v);
-    free(w);
-    free(b);
     test_tensor_check_unchanged(weight, "weight");
     test_tensor_check_unchanged(bias, "bias");
-    test_tensor_free(weight);
-    test_tensor_free(bias);
-    test_tensor_free(dots);
 }
 
 /* --- weighted sums ----------------------------------------------------------------------------------------------- */
@@ -369,7 +350,6 @@ static void check_sum_of(const trial *t, const test_tensor *out, const double *b
         double bound = (length * t->u + weighing) * magnitude + test_underflow(dtype);
         check_near("weighted sum", k, got[k], expected, bound + 1.01 * test_unit_roundoff(dtype) * fabs(expected));
     }
-    free(got);
 }
 
 static void check_weighted_sum(const trial *t, tch_dtype dtype, bool weighed, double beta)
@@ -404,13 +384,6 @@ static void check_weighted_sum(const trial *t, tch_dtype dtype, bool weighed, do
                                        weighed ? &weights->tensor : NULL, beta, NULL, &bias->tensor));
         check_sum_of(t, bias, NULL, beta, weighed ? w : NULL, r->outputs, r->bias, r->bias_magnitude);
     }
-    free(before);
-    free(before_weight);
-    free(before_bias);
-    free(w);
-    test_tensor_free(weight);
-    test_tensor_free(bias);
-    test_tensor_free(weights);
 }
 
 /* --- everything, for one case ------------------------------------------------------------------------------------ */
@@ -587,9 +560,7 @@ static void linear_samples_on_any_threads(void **state)
         for (int32_t threads = 2; threads <= 5; threads++) {
             float *got = samples_on_threads(&c, threads, &count);
             CHECK(memcmp(got, expected, (size_t)count * sizeof *got) == 0, "gradients differ on %d threads", threads);
-            free(got);
         }
-        free(expected);
     }
     CHECK_OK(tch_set_num_threads(usual));
 }
@@ -620,7 +591,6 @@ static void linear_huge_results(void **state)
                 check_near("weight", i, (double)got[i], r->weight[i],
                            (double)(r->positions + 8) * t.u * r->magnitude[i]);
             }
-            free(got);
         }
         tch_tensor_destroy(out);
         tear_down(&t);
@@ -821,7 +791,6 @@ static void check_with_little_memory(tch_context *context, const grad_case *c)
     test_random random = test_random_stream(c->stream * 16 + 5);
     test_random_fill_normal(&random, v, r->weights);
     test_tensor_write(direction, v);
-    free(v);
     double *w = test_tensor_read(direction);
     t.direction = direction;
     with_least_memory(call_samples, &t, weight);
@@ -840,13 +809,7 @@ static void check_with_little_memory(tch_context *context, const grad_case *c)
     test_tensor_poison(norms);
     with_least_memory(call_dots, &t, norms);
     compare_dots(&t, norms, 1, w, NULL);
-    free(w);
-    test_tensor_free(direction);
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
-    test_tensor_free(norms);
-    test_tensor_free(gram);
-    test_tensor_free(weight);
-    test_tensor_free(sum);
     tear_down(&t);
 }
 

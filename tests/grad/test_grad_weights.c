@@ -13,18 +13,9 @@
 #include "support/tensors.h"
 #include "support/testing.h"
 
-static double *zeros(int64_t count)
-{
-    double *values = test_alloc((size_t)count * sizeof *values + 1);
-    for (int64_t i = 0; i < count; i++) {
-        values[i] = 0;
-    }
-    return values;
-}
-
 static double *normals(test_random *random, int64_t count, tch_dtype dtype)
 {
-    double *values = zeros(count);
+    double *values = test_zeros(count);
     for (int64_t i = 0; i < count; i++) {
         values[i] = test_round(dtype, test_random_normal(random));
     }
@@ -63,7 +54,7 @@ typedef struct tied_trial {
 /* Tokens from a little below 0 to a little above the last row. */
 static double *draw_tokens(test_random *random, const tied_case *c)
 {
-    double *tokens = zeros(c->samples * c->tokens);
+    double *tokens = test_zeros(c->samples * c->tokens);
     for (int64_t i = 0; i < c->samples * c->tokens; i++) {
         tokens[i] = (double)(int64_t)(test_random_bits(random) % (uint64_t)(c->rows + 2)) - 1;
     }
@@ -97,19 +88,6 @@ static void tied_make(tied_trial *s, tch_context *context, const tied_case *c, t
     s->norms = tensor_of(context, TCH_FLOAT64, 1, shapes[0], s->start, LAYOUT_CONTIGUOUS);
 }
 
-static void tied_free(tied_trial *s)
-{
-    for (int i = 0; i < 4; i++) {
-        test_tensor_free(s->inputs[i]);
-    }
-    test_tensor_free(s->norms);
-    free(s->tokens);
-    free(s->h);
-    free(s->a);
-    free(s->g);
-    free(s->start);
-}
-
 static tch_status tied_run(tied_trial *s, tch_context *context)
 {
     return tch_grad_tied_norms(context, &s->layer, &s->inputs[0]->tensor, &s->inputs[1]->tensor, &s->inputs[2]->tensor,
@@ -121,8 +99,8 @@ static tch_status tied_run(tied_trial *s, tch_context *context)
 static double tied_reference(const tied_trial *s, int64_t b, double unit, double *bound)
 {
     const tied_case *c = &s->c;
-    double *embedding = zeros(c->rows * c->cols);
-    double *embedding_sizes = zeros(c->rows * c->cols);
+    double *embedding = test_zeros(c->rows * c->cols);
+    double *embedding_sizes = test_zeros(c->rows * c->cols);
     double sum = 0;
     *bound = 0;
     for (int64_t i = b * c->tokens; i < (b + 1) * c->tokens; i++) {
@@ -144,8 +122,6 @@ static double tied_reference(const tied_trial *s, int64_t b, double unit, double
             *bound += embedding_sizes[v * c->cols + k] * size;
         }
     }
-    free(embedding);
-    free(embedding_sizes);
     double factor = 2 * s->layer.scale * s->layer.scale;
     *bound *= factor * unit * (double)(16 + c->cols + c->positions + c->tokens);
     return factor * sum;
@@ -164,7 +140,6 @@ static void check_tied(tied_trial *s, tch_context *context, tch_dtype dtype)
     for (int i = 0; i < 4; i++) {
         test_tensor_check_unchanged(s->inputs[i], "an input");
     }
-    free(got);
 }
 
 static void the_cross_term_of_tied_weights(void **state)
@@ -180,7 +155,6 @@ static void the_cross_term_of_tied_weights(void **state)
                 test_case("case %d, %s, %s", i, tch_dtype_name(dtypes[k]), test_layout_name((test_layout)layout));
                 tied_make(&s, *state, &tied_cases[i], dtypes[k], (test_layout)layout, (uint64_t)(100 + i));
                 check_tied(&s, *state, dtypes[k]);
-                tied_free(&s);
             }
         }
     }
@@ -204,7 +178,6 @@ static void the_cross_term_in_chunks(void **state)
     test_tensor_write(s.norms, s.start);
     check_tied(&s, context, TCH_FLOAT32);
     CHECK_OK(tch_context_set_workspace_limit(context, 0));
-    tied_free(&s);
 }
 
 /* --- a language model with one matrix ---------------------------------------------------------------------------- */
@@ -320,12 +293,6 @@ static void a_tied_language_model(void **state)
         CHECK(fabs(got[b] - expected) <= 1e-7 * expected, "norm %d is %.12g, expected %.12g", b, got[b], expected);
         CHECK(fabs(untied[b] - expected) > 1e-3 * expected, "the cross term of %d is nothing", b);
     }
-    free(untied);
-    free(got);
-    free(e);
-    for (int i = 0; i < 5; i++) {
-        test_tensor_free(tensors[i]);
-    }
 }
 
 /* --- clipping ---------------------------------------------------------------------------------------------------- */
@@ -346,12 +313,9 @@ static void weights_of_clipping(void **state)
             CHECK(fabs(got[i] - expected) <= 4e-16 * expected, "weight %lld is %.17g, expected %.17g", (long long)i,
                   got[i], expected);
         }
-        free(got);
         if (!in_place) {
             test_tensor_check_unchanged(norms, "norms");
-            test_tensor_free(out);
         }
-        test_tensor_free(norms);
     }
 }
 
@@ -361,7 +325,6 @@ static void nothing_to_clip(void **state)
     test_case("no samples");
     test_tensor *norms = test_tensor_make(*state, TCH_FLOAT64, 1, &none, LAYOUT_CONTIGUOUS);
     CHECK_OK(tch_grad_clip_weights(*state, &norms->tensor, 1.0, &norms->tensor));
-    test_tensor_free(norms);
 }
 
 /* --- natural gradient -------------------------------------------------------------------------------------------- */
@@ -401,8 +364,8 @@ static void solve_dense(int64_t n, double *a, double *b)
 /* x = (J' J / B + damping I)^-1 (mean of J's rows), all parameters at once. */
 static double *dense_natural(int64_t samples, int64_t n, const double *j, double damping)
 {
-    double *f = zeros(n * n);
-    double *x = zeros(n);
+    double *f = test_zeros(n * n);
+    double *x = test_zeros(n);
     for (int64_t b = 0; b < samples; b++) {
         for (int64_t i = 0; i < n; i++) {
             x[i] += j[b * n + i] / (double)samples;
@@ -415,7 +378,6 @@ static double *dense_natural(int64_t samples, int64_t n, const double *j, double
         f[i * n + i] += damping;
     }
     solve_dense(n, f, x);
-    free(f);
     return x;
 }
 
@@ -432,7 +394,7 @@ static void natural_gradient_of_an_embedding(void **state)
     const double damping = 0.05;
     double tokens[B * S];
     double *g = normals(&random, B * S * D, TCH_FLOAT64);
-    double *j = zeros(B * V * D);
+    double *j = test_zeros(B * V * D);
     test_case("natural gradient of an embedding");
     layer.rows = V;
     for (int i = 0; i < B * S; i++) {
@@ -455,21 +417,13 @@ static void natural_gradient_of_an_embedding(void **state)
     for (int i = 0; i < V * D; i++) {
         CHECK(fabs(got[i] - expected[i]) <= 1e-10, "element %d is %.15g, expected %.15g", i, got[i], expected[i]);
     }
-    free(got);
-    free(expected);
-    free(g);
-    free(j);
-    test_tensor *all[] = {input, gradient, gram, weights, out};
-    for (int i = 0; i < 5; i++) {
-        test_tensor_free(all[i]);
-    }
 }
 
 /* J J' of random J, samples by 2 samples, in the order of the layout. */
 static double *random_gram(test_random *random, int64_t n, tch_dtype dtype)
 {
     double *j = normals(random, 2 * n * n, TCH_FLOAT64);
-    double *gram = zeros(n * n);
+    double *gram = test_zeros(n * n);
     for (int64_t a = 0; a < n; a++) {
         for (int64_t b = 0; b < n; b++) {
             for (int64_t k = 0; k < 2 * n; k++) {
@@ -478,7 +432,6 @@ static double *random_gram(test_random *random, int64_t n, tch_dtype dtype)
             gram[a * n + b] = test_round(dtype, gram[a * n + b]);
         }
     }
-    free(j);
     return gram;
 }
 
@@ -507,14 +460,6 @@ static void check_natural(tch_context *context, int64_t n, tch_dtype dtype, test
         CHECK(fabs(got[i] - b[i]) <= 1e-12, "weight %lld is %.15g, expected %.15g", (long long)i, got[i], b[i]);
     }
     test_tensor_check_unchanged(gram, "gram");
-    test_tensor *all[] = {gram, rhs, weights, report};
-    for (int i = 0; i < 4; i++) {
-        test_tensor_free(all[i]);
-    }
-    free(flag);
-    free(got);
-    free(a);
-    free(b);
 }
 
 static void natural_weights_of_many_sizes(void **state)
@@ -542,10 +487,6 @@ static void check_reported(tch_context *context, const double *values, tch_repor
     tch_status got = tch_grad_natural_weights(context, &gram->tensor, NULL, 0.5, &weights->tensor, NULL);
     test_check_refused(got, TCH_ERR_NUMERIC, "gram");
     test_tensor_check_unchanged(weights, "weights");
-    free(flag);
-    test_tensor_free(gram);
-    test_tensor_free(weights);
-    test_tensor_free(report);
 }
 
 static void bad_gram_matrices(void **state)

@@ -52,10 +52,7 @@ static void damage_is_repaired(void **state)
         assert_int_equal(fake_compile_text(context, SOURCE), 0);
         char *now = test_file_read(path, &again);
         CHECK(again == bytes && memcmp(now, good, (size_t)bytes) == 0, "the entry was not replaced");
-        free(now);
     }
-    free(good);
-    free(bad);
 }
 
 /* Whole, but the backend cannot load it: another driver, say. */

@@ -60,8 +60,6 @@ static int value_of(tch_context *context, int *compiled)
     CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
     double *got = test_tensor_read(y);
     int value = (int)got[0];
-    free(got);
-    test_tensor_free(y);
     tch_kernel_destroy(kernel);
     *compiled = !info.from_cache;
     return value;
@@ -138,7 +136,6 @@ static void the_current_folder(void **state)
     write_text("one/value.h", "#define VALUE 3\n");
     expect(*state, 3, 1);
     assert_int_equal(chdir(before), 0);
-    free(before);
     unsetenv("CPATH");
 }
 
@@ -158,7 +155,6 @@ static int same_after(const tchi_cpu_files *files)
     char *copy = test_alloc(files->bytes); /* of exactly its size */
     memcpy(copy, files->data, files->bytes);
     int same = tchi_cpu_files_same(copy, files->bytes);
-    free(copy);
     return same;
 }
 

@@ -2,7 +2,6 @@
  * without each of their tokens, and with tokens in wrong places must end in a text for the compiler or in an error.
  * Under the sanitizers every read and write is checked, so sources lie in memory of exactly their size. And it must end
  * soon: texts of megabytes that go back over themselves take no longer than others. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "backends/cpu/user_kernel/kernel.h"
@@ -71,7 +70,6 @@ static void check_text(const char *text, size_t length)
         check_prepared(source, names[i]);
     }
     check_directives(source);
-    free(source);
 }
 
 /* --- changed texts ----------------------------------------------------------------------------------------------- */
@@ -94,7 +92,6 @@ static void without_a_token(const char *source, const tchi_kernel_tokens *tokens
         memcpy(less + before, token->at + token->size, length - before - token->size);
         check_text(less, length - token->size);
     }
-    free(less);
 }
 
 /* Every token stays, but for some that stand where others stood, or stand twice. */
@@ -115,7 +112,6 @@ static void in_disorder(const char *source, const tchi_kernel_tokens *tokens, te
         }
         check_text(mixed, used);
     }
-    free(mixed);
 }
 
 static void change_in_every_way(const char *source, test_random *random)
@@ -158,7 +154,6 @@ static void repeat(const char *before, const char *unit, const char *after)
     memcpy(text + used, after, strlen(after));
     test_case("\"%s\" many times", unit);
     check_text(text, used + strlen(after));
-    free(text);
 }
 
 /* A loop over 2 MiB of words, each of which could be a parameter. */

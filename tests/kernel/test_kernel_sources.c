@@ -142,8 +142,6 @@ static void keep_across_a_barrier(tch_context *context, int64_t count)
     for (int64_t i = 0; i < threads; i++) {
         CHECK(got[i] == (double)(count * (count - 1) / 2 + count * i), "thread %lld has %g", (long long)i, got[i]);
     }
-    free(got);
-    test_tensor_free(y);
     tch_kernel_destroy(kernel);
 }
 
@@ -195,8 +193,6 @@ static void returned_threads(void **state)
     for (int64_t i = 0; i < count; i++) {
         CHECK(got[i] == (double)(count - 1 - i), "element %lld is %g", (long long)i, got[i]);
     }
-    free(got);
-    test_tensor_free(y);
     tch_kernel_destroy(kernel);
 }
 
@@ -283,10 +279,8 @@ static void several_kernels(void **state)
         CHECK_OK(tch_kernel_launch(kernels[i], &shape, 1, &argument));
         double *got = test_tensor_read(y);
         CHECK(got[0] == 100 + i, "kernel %d wrote %g", i, got[0]);
-        free(got);
         tch_kernel_destroy(kernels[i]);
     }
-    test_tensor_free(y);
 }
 
 /* The names that people give to macros do not reach the text around their source. */
@@ -309,8 +303,6 @@ static void macros_of_the_source(void **state)
     CHECK_OK(tch_kernel_launch(kernel, &shape, 1, &argument));
     double *got = test_tensor_read(y);
     CHECK(got[0] == 3 + 64 + 9 + 4 + 5 + 1, "the kernel wrote %g", got[0]);
-    free(got);
-    test_tensor_free(y);
     tch_kernel_destroy(kernel);
 }
 

@@ -6,7 +6,6 @@
  * with the gradient differs by a few times that, and the way of all steps by no more, since they do not build up on
  * each other in a training whose gradients are drawn. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/optim/optim_trial.h"
@@ -120,8 +119,6 @@ static bool are_same(const trial *a, const trial *b)
         double *x = test_tensor_read(a->parameters[i].memory);
         double *y = test_tensor_read(b->parameters[i].memory);
         same = same && memcmp(x, y, (size_t)a->parameters[i].memory->count * sizeof *x) == 0;
-        free(x);
-        free(y);
     }
     return same;
 }

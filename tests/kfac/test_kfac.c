@@ -58,7 +58,6 @@ static void run(tch_context *context, const tch_kfac_config *config, tch_dtype d
         test_kfac_precondition(t, lr);
         test_kfac_check_gradients(t);
     }
-    test_kfac_free(t);
 }
 
 static void every_method_and_option(void **state)

@@ -10,7 +10,6 @@
  * must be nearer to the empirical Fisher matrix in the Frobenius norm: what it lacks is orthogonal to all that is
  * diagonal there, so that the distances of Fisher, EKFAC and KFAC obey Pythagoras. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/linalg/reference.h"
@@ -61,7 +60,6 @@ static void forward(linear_network *net)
         double *turned = test_alloc((size_t)(width[l] * width[l + 1]) * sizeof *turned);
         ref_transpose(width[l + 1], width[l], net->weights[l], turned);
         ref_matmul(SAMPLES, width[l], width[l + 1], net->inputs[l], turned, net->inputs[l + 1]);
-        free(turned);
     }
 }
 
@@ -76,16 +74,6 @@ static linear_network make_network(void)
     }
     forward(&net);
     return net;
-}
-
-static void free_network(linear_network *net)
-{
-    for (int l = 0; l <= DEPTH; l++) {
-        free(net->inputs[l]);
-        if (l < DEPTH) {
-            free(net->weights[l]);
-        }
-    }
 }
 
 /* E[J'J] of layer l: J's column is what the outputs change by when one weight grows by 1. */
@@ -110,9 +98,6 @@ static double *gauss_newton(linear_network *net, int l)
     forward(net);
     ref_transpose(outputs, count, jacobian, turned);
     ref_matmul(count, outputs, count, turned, jacobian, product);
-    free(before);
-    free(jacobian);
-    free(turned);
     return product;
 }
 
@@ -141,10 +126,7 @@ static void observe_network(tch_context *context, tch_kfac *kfac, const linear_n
             double *values = output_gradients(net, l, k);
             test_tensor *g = matrix(context, SAMPLES, width[l + 1], values);
             CHECK_OK(tch_kfac_observe(kfac, l, &a->tensor, &g->tensor, sqrt(OUTPUTS), NULL));
-            test_tensor_free(g);
-            free(values);
         }
-        test_tensor_free(a);
     }
 }
 
@@ -185,13 +167,8 @@ static void factors_give_the_gauss_newton_matrix(void **state)
         test_case("layer %d", l);
         CHECK(distance <= 1e-13 * ref_norm(d * p * d * p, exact), "off by %.3g of its size",
               distance / ref_norm(d * p * d * p, exact));
-        free(a);
-        free(g);
-        free(product);
-        free(exact);
     }
     tch_kfac_destroy(kfac);
-    free_network(&net);
 }
 
 /* (E[J'J] + damping I)^-1 gradient by the eigenvectors of the whole matrix. */
@@ -207,9 +184,6 @@ static double *solve_densely(const double *curvature, int64_t n, double damping,
     }
     ref_compose(n, v, w, inverse);
     ref_matmul(n, n, 1, inverse, gradient, out);
-    free(w);
-    free(v);
-    free(inverse);
     return out;
 }
 
@@ -239,14 +213,8 @@ static void the_step_is_the_gauss_newton_step(void **state)
         test_case("layer %d", l);
         CHECK(distance <= 1e-10 * ref_norm(count, expected), "off by %.3g of its size",
               distance / ref_norm(count, expected));
-        free(exact);
-        free(expected);
-        free(got);
-        free(before[l]);
-        test_tensor_free(gradients[l]);
     }
     tch_kfac_destroy(kfac);
-    free_network(&net);
 }
 
 /* --- EKFAC ------------------------------------------------------------------------------------------------------- */
@@ -281,8 +249,6 @@ static void nonlinear_batch(double *a, double *g)
             g[i * P + j] = error * w2[j] * (1.0 - hidden[j] * hidden[j]);
         }
     }
-    free(w1);
-    free(w2);
 }
 
 /* E[v v'] of the per-sample gradients v = g (x) a. */
@@ -345,12 +311,6 @@ static void ekfac_is_nearer_than_kfac(void **state)
           apart);
     CHECK(fabs(near * near + apart * apart - far * far) <= 1e-10 * far * far,
           "EKFAC is not the nearest in its basis: %.17g and %.17g make %.17g", near, apart, far);
-    free(of_factors);
-    free(of_gradients);
-    free(qa);
-    free(qg);
-    test_tensor_free(input);
-    test_tensor_free(gradient);
     tch_kfac_destroy(kfac);
 }
 

@@ -2,7 +2,6 @@
  * refreshes that fail, layers left out, memory that is not there, and bad arguments. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/fakes/counting_allocator.h"
@@ -47,7 +46,6 @@ static tch_status step(const test_kfac_trial *t, uint64_t stream)
     for (int32_t i = 0; i < LAYERS && status == TCH_OK; i++) {
         test_positions batch = test_positions_make(t->context, layers[i].layer, TCH_FLOAT32, LAYOUT_CONTIGUOUS, stream);
         status = tch_kfac_observe(t->kfac, i, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL);
-        test_positions_free(&batch);
         stream += 2;
     }
     status = status == TCH_OK ? tch_kfac_refresh(t->kfac) : status;
@@ -86,8 +84,6 @@ static void check_same_state(const test_kfac_trial *a, const test_kfac_trial *b,
         CHECK(fabs(x[i] - y[i]) <= tolerance * (fabs(x[i]) + fabs(y[i])), "number %lld is %.17g and %.17g",
               (long long)i, x[i], y[i]);
     }
-    free(x);
-    free(y);
 }
 
 static void check_same_gradients(const test_kfac_trial *a, const test_kfac_trial *b)
@@ -97,8 +93,6 @@ static void check_same_gradients(const test_kfac_trial *a, const test_kfac_trial
             double *x = test_tensor_read(a->gradients[i]);
             double *y = test_tensor_read(b->gradients[i]);
             CHECK(memcmp(x, y, (size_t)a->gradients[i]->count * sizeof *x) == 0, "gradient %d differs", i);
-            free(x);
-            free(y);
         }
     }
 }
@@ -144,13 +138,8 @@ static void quarters_are_the_whole(void **state)
                 CHECK(fabs(x[k] - y[k]) <= (rounded ? 0x1p-9 : 24 * 0x1p-24) * 8.0, "element %lld: %.9g and %.9g",
                       (long long)k, x[k], y[k]);
             }
-            free(x);
-            free(y);
         }
-        test_positions_free(&batch);
     }
-    test_kfac_free(whole);
-    test_kfac_free(parts);
 }
 
 /* A loss scale that is a power of two changes nothing, not a bit. */
@@ -174,16 +163,11 @@ static void loss_scales_are_divided_out(void **state)
             test_tensor_write(batch.gradient, g);
             CHECK_OK(
                 tch_kfac_observe(scaled->kfac, i, &batch.input->tensor, &batch.gradient->tensor, 1.0, &by->tensor));
-            free(g);
-            test_positions_free(&batch);
         }
         CHECK_OK(tch_kfac_refresh(plain->kfac));
         CHECK_OK(tch_kfac_refresh(scaled->kfac));
         check_same_state(plain, scaled, 0.0);
     }
-    test_tensor_free(by);
-    test_kfac_free(plain);
-    test_kfac_free(scaled);
 }
 
 /* A float32 input with a bfloat16 gradient, as autocast leaves them: the same as with that gradient in float32, up to
@@ -207,16 +191,9 @@ static void inputs_and_gradients_may_differ_in_type(void **state)
         for (int64_t k = 0; k < count; k++) {
             CHECK(fabs(x[k] - y[k]) <= 24 * 0x1p-24 * 8.0, "element %lld: %.9g and %.9g", (long long)k, x[k], y[k]);
         }
-        free(x);
-        free(y);
         CHECK_OK(tch_kfac_refresh(same->kfac));
         CHECK_OK(tch_kfac_refresh(mixed->kfac));
     }
-    free(g);
-    test_positions_free(&narrow);
-    test_positions_free(&wide);
-    test_kfac_free(same);
-    test_kfac_free(mixed);
 }
 
 /* --- checkpoints ------------------------------------------------------------------------------------------------- */
@@ -269,8 +246,6 @@ static void checkpoints_go_on_bit_for_bit(void **state)
             check_same_gradients(a, b);
             check_same_state(a, b, 0.0);
         }
-        test_kfac_free(a);
-        test_kfac_free(b);
     }
 }
 
@@ -302,8 +277,6 @@ static void state_can_be_copied_by_hand(void **state)
     CHECK_OK(step(a, 430));
     CHECK_OK(step(b, 430));
     check_same_gradients(a, b);
-    test_kfac_free(a);
-    test_kfac_free(b);
 }
 
 static void other_checkpoints_are_refused(void **state)
@@ -323,11 +296,6 @@ static void other_checkpoints_are_refused(void **state)
     CHECK(memcmp(before, after, (size_t)count * sizeof *before) == 0, "the state has changed");
     test_case("another number of layers");
     CHECK(load(fewer, test_path("kfac.safetensors")) == TCH_ERR_SHAPE, "it was taken");
-    free(before);
-    free(after);
-    test_kfac_free(a);
-    test_kfac_free(fewer);
-    test_kfac_free(other);
 }
 
 static void refuse_number(test_kfac_trial *t, const char *path, const char *name)
@@ -344,8 +312,6 @@ static void refuse_number(test_kfac_trial *t, const char *path, const char *name
         CHECK_OK(tch_kfac_get_counts(t->kfac, i, counts));
         CHECK(counts[0] == 0 && counts[1] == 0 && counts[2] == 0 && counts[3] == 0, "the counts have changed");
     }
-    free(before);
-    free(after);
 }
 
 /* Numbers that nothing has counted, and settings that are none: errors that name them before anything is written. */
@@ -384,8 +350,6 @@ static void numbers_that_cannot_be_are_refused(void **state)
         refuse_number(b, bad, key);
     }
     CHECK_OK(load(b, path));
-    test_kfac_free(a);
-    test_kfac_free(b);
 }
 
 /* --- what fails -------------------------------------------------------------------------------------------------- */
@@ -414,11 +378,6 @@ static void observations_that_are_not_finite_are_left_out(void **state)
               (long long)stats.rejected, (long long)stats.refreshes, (long long)stats.failed);
         CHECK(stats.scale > 0.0 && stats.scale < 1.0, "kl_clip gave %g", stats.scale);
         CHECK(stats.worst_residual < 1e-3, "a residual of %g", stats.worst_residual);
-        free(g);
-        free(before);
-        free(after);
-        test_positions_free(&batch);
-        test_kfac_free(t);
     }
 }
 
@@ -444,10 +403,6 @@ static void refreshes_that_fail_keep_the_last(void **state)
         CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
         CHECK(stats.failed == 1, "%lld layers failed", (long long)stats.failed);
         CHECK_OK(precondition(t, -1));
-        free(before);
-        free(factor);
-        free(after);
-        test_kfac_free(t);
     }
 }
 
@@ -484,11 +439,6 @@ static void a_first_observation_may_fail(void **state)
         CHECK_OK(tch_kfac_get_stats(t->kfac, &stats));
         CHECK(stats.failed == 0 && stats.rejected == 1, "%lld failed, %lld rejected", (long long)stats.failed,
               (long long)stats.rejected);
-        free(x);
-        free(before);
-        free(after);
-        test_positions_free(&batch);
-        test_kfac_free(t);
     }
 }
 
@@ -518,7 +468,6 @@ static void unseen_and_left_out_layers_stay(void **state)
     test_tensor_check_unchanged(t->gradients[0], "the weight's gradient");
     test_tensor_check_unchanged(t->gradients[1], "the bias' gradient");
     CHECK(!test_tensor_is_unchanged(t->gradients[4]), "the other layer was left out too");
-    test_kfac_free(t);
 }
 
 static void empty_batches_and_no_layers(void **state)
@@ -533,8 +482,6 @@ static void empty_batches_and_no_layers(void **state)
     CHECK_OK(tch_kfac_observe(t->kfac, 0, &batch.input->tensor, &batch.gradient->tensor, 1.0, NULL));
     CHECK_OK(tch_kfac_get_counts(t->kfac, 0, counts));
     CHECK(counts[0] == 0, "an empty batch was counted");
-    test_positions_free(&batch);
-    test_kfac_free(t);
     test_case("no layers");
     CHECK_OK(tch_kfac_create(*state, &config, 0, NULL, &none));
     CHECK_OK(tch_kfac_refresh(none));
@@ -584,6 +531,7 @@ static bool rounds_without(tch_kfac_method method, long long k)
     CHECK_OK(tch_context_create(test_device(), &context));
     test_kfac_trial t = {.context = context, .layers = layers, .count = LAYERS, .gradients = gradients};
     test_kfac_describe(LAYERS, layers, described);
+    size_t mark = test_mark();
     test_positions batch = test_positions_make(context, layers[0].layer, TCH_FLOAT32, LAYOUT_CONTIGUOUS, 480);
     gradients[0] = test_tensor_make(context, TCH_FLOAT32, 2, (const int64_t[]){3, 4}, LAYOUT_CONTIGUOUS);
     gradients[1] = test_tensor_make(context, TCH_FLOAT32, 1, (const int64_t[]){3}, LAYOUT_CONTIGUOUS);
@@ -603,9 +551,7 @@ static bool rounds_without(tch_kfac_method method, long long k)
           tch_last_error()); /* the pool tries again, and may succeed */
     CHECK(t.kfac == NULL || status == TCH_OK, "it did not go on: %s", tch_last_error());
     tch_kfac_destroy(t.kfac);
-    test_tensor_free(gradients[0]);
-    test_tensor_free(gradients[1]);
-    test_positions_free(&batch);
+    test_release_since(mark);
     tch_context_destroy(context);
     return !reached;
 }
@@ -648,10 +594,6 @@ static void later_steps_allocate_nothing(void **state)
             CHECK(pass < 2 || atomic_load(&counting.calls) == 0, "%lld allocations in step %d",
                   atomic_load(&counting.calls), pass);
         }
-        for (int32_t i = 0; i < LAYERS; i++) {
-            test_positions_free(&batch[i]);
-        }
-        test_kfac_free(t);
     }
 }
 
@@ -807,9 +749,6 @@ static void bad_calls_are_refused(void **state)
     check_refused(tch_kfac_refresh(NULL), "kfac is NULL");
     CHECK_OK(tch_kfac_get_config(t->kfac, &config));
     CHECK(config.method == TCH_KFAC_EIGEN, "the configuration has changed");
-    test_positions_free(&one);
-    test_positions_free(&two);
-    test_kfac_free(t);
 }
 
 static void bad_gradients_are_refused(void **state)
@@ -838,7 +777,6 @@ static void bad_gradients_are_refused(void **state)
             test_tensor_check_unchanged(t->gradients[i], "a gradient");
         }
     }
-    test_kfac_free(t);
 }
 
 int main(int argc, char **argv)

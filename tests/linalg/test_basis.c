@@ -67,7 +67,6 @@ static tch_matrices make(tch_context *context, tch_scalar type, int64_t batch, i
         }
     }
     m.data = to_device(context, image, bytes_of(&m));
-    free(image);
     return m;
 }
 
@@ -90,7 +89,6 @@ static double *read_back(tch_context *context, const tch_matrices *m)
             CHECK(isnan(value), "a gap between rows was written");
         }
     }
-    free(image);
     return values;
 }
 
@@ -142,7 +140,6 @@ static double off_diagonal(int64_t n, const double *q, const double *a)
             sum += b * b;
         }
     }
-    free(s);
     return sqrt(sum) / ref_norm(n * n, a);
 }
 
@@ -186,7 +183,6 @@ static double inverse_square(int64_t n, const double *l)
         }
     }
     double norm = ref_norm(n * n, x);
-    free(x);
     return norm * norm;
 }
 
@@ -209,8 +205,6 @@ static double reference_step(int64_t n, const double *a, const double *q, const 
     }
     gram_schmidt(n, out, s);
     double magnified = inverse_square(n, s);
-    free(shifted);
-    free(s);
     return magnified;
 }
 
@@ -235,9 +229,6 @@ static double factor_residual(int64_t n, const double *x, const double *a)
         product[i * n + i] -= 1.0;
     }
     double worst = ref_largest(n * n, product);
-    free(xa);
-    free(xt);
-    free(product);
     return worst;
 }
 
@@ -273,15 +264,10 @@ static void cholesky_case(tch_context *context, tch_scalar type, int64_t n, int6
     assert_int_equal(got[HAS_NAN], TCH_REPORT_NOT_POSITIVE);
     double residual = factor_residual(n, values, a);
     CHECK(residual <= 10.0 * (double)n * roundoff(type), "|X A X' - I| is %.3g", residual);
-    free(got);
-    free(values);
-    free(poison);
     release(context, device_flags, sizeof flags);
     release(context, scratch, bytes);
     drop(context, &m);
     drop(context, &x);
-    free(a);
-    free(w);
 }
 
 static void factors_are_inverted(void **state)
@@ -330,12 +316,9 @@ static void dots_case(tch_context *context, tch_scalar type, int64_t rows, int64
                        (double)(cols + 4) * DBL_EPSILON * (exponent == 1.0 ? size : fabs(expected));
         CHECK(fabs(got[r] - expected) <= bound, "row %lld: %.17g, expected %.17g", (long long)r, got[r], expected);
     }
-    free(got);
     drop(context, &mx);
     drop(context, &my);
     drop(context, &w);
-    free(x);
-    free(y);
 }
 
 static void rows_are_multiplied(void **state)
@@ -379,7 +362,6 @@ static int32_t *make_order(tch_context *context, tch_scalar type, int64_t n, dou
     tch_matrices m = make(context, type, BATCH, 1, n, 2, w);
     CHECK_OK(context->backend->matrix->descending(context->state, &m, order));
     drop(context, &m);
-    free(poison);
     return order;
 }
 
@@ -397,8 +379,6 @@ static void order_case(tch_context *context, tch_scalar type, int64_t n)
         CHECK(k % n == 0 || stands_before(w + k / n * n, order[k - 1], order[k]), "places %lld and %lld are exchanged",
               (long long)(k - 1), (long long)k);
     }
-    free(order);
-    free(w);
     release(context, device, BATCH * n * (int64_t)sizeof(int32_t));
 }
 
@@ -427,15 +407,10 @@ static void permute_case(tch_context *context, tch_scalar type, int64_t rows, in
         CHECK(got[k] == x[(b * rows + i) * cols + j], "element %lld is not that of row %lld, column %lld", (long long)k,
               (long long)i, (long long)j);
     }
-    free(got);
-    free(row);
-    free(col);
     release(context, row_order, BATCH * rows * (int64_t)sizeof(int32_t));
     release(context, col_order, BATCH * cols * (int64_t)sizeof(int32_t));
     drop(context, &m);
     drop(context, &out);
-    free(x);
-    free(w);
 }
 
 static void numbers_are_put_in_order(void **state)
@@ -490,8 +465,6 @@ static tracked begin_tracking(tch_context *context, tch_scalar type, int64_t n, 
     char *dirt = test_alloc((size_t)t.bytes + 1);
     memset(dirt, 0xff, (size_t)t.bytes);
     t.scratch = to_device(context, dirt, t.bytes);
-    free(dirt);
-    free(poison);
     return t;
 }
 
@@ -502,8 +475,6 @@ static void end_tracking(tracked *t)
     release(t->context, t->flags, t->batch * (int64_t)sizeof *t->flags);
     release(t->context, t->order, t->batch * t->n * (int64_t)sizeof *t->order);
     release(t->context, t->scratch, t->bytes);
-    free(t->a);
-    free(t->q);
 }
 
 static void give_factors(tracked *t)
@@ -515,7 +486,6 @@ static void give_factors(tracked *t)
 
 static void take_basis(tracked *t)
 {
-    free(t->q);
     t->q = read_back(t->context, &t->device_q);
 }
 
@@ -535,7 +505,6 @@ static void check_flag(const tracked *t, int64_t b, int32_t expected)
 {
     int32_t *flags = read_integers(t->context, t->flags, t->batch);
     int32_t got = flags[b];
-    free(flags);
     assert_int_equal(got, expected);
 }
 
@@ -579,7 +548,6 @@ static void add_gradient(tracked *t, test_random *random, double share, int64_t 
             }
         }
     }
-    free(g);
     give_factors(t);
 }
 
@@ -606,8 +574,6 @@ static void check_order(const tracked *t, const double *before, const int32_t *o
             last = value;
         }
     }
-    free(seen);
-    free(s);
 }
 
 /* The library works in float64 unless the device is slow at it. */
@@ -642,8 +608,6 @@ static void check_step(const tracked *t, const double *before)
     }
     bool single_pass = t->type == TCH_SCALAR_F32 && works_in_float64(t);
     check_orthonormal(t, rounding_bound(t) + (single_pass ? magnified : 0.0));
-    free(order);
-    free(expected);
 }
 
 static void steps_of(tracked *t, test_random *random, int steps, double share, int64_t m)
@@ -654,7 +618,6 @@ static void steps_of(tracked *t, test_random *random, int steps, double share, i
         t->q = NULL;
         step_basis(t);
         check_step(t, before);
-        free(before);
     }
 }
 
@@ -756,7 +719,6 @@ static void equal_eigenvalues_do_no_harm(void **state)
             t.q = NULL;
             step_basis(&t);
             check_step(&t, before);
-            free(before);
         }
         for (int b = 0; b < 2; b++) {
             double off = off_diagonal(N, t.q + b * N * N, t.a + b * N * N);
@@ -797,7 +759,6 @@ static void a_first_basis_is_sorted(void **state)
         for (int64_t b = 0; b < t.batch; b++) {
             assert_int_equal(order[b * n], 0);
         }
-        free(order);
         end_tracking(&t);
     }
 }
@@ -838,8 +799,6 @@ static void failures_keep_the_basis(void **state)
                 assert_int_equal(order[b * t.n + i], i);
             }
         }
-        free(order);
-        free(before);
         end_tracking(&t);
     }
 }
@@ -866,13 +825,12 @@ static void a_basis_that_is_none_is_kept(void **state)
     test_random random = test_random_stream(82);
     tracked t = begin_tracking(context, TCH_SCALAR_F32, 20, 1);
     add_gradient(&t, &random, 1.0, 20);
-    double *zeros = calloc(400, sizeof *zeros);
+    double *zeros = test_zeros(400);
     drop(context, &t.device_q);
     t.device_q = make(context, t.type, 1, 20, 20, 2, zeros);
     step_basis(&t);
     check_flag(&t, 0, TCH_REPORT_NOT_POSITIVE);
     assert_true(ref_norm(400, t.q) == 0.0);
-    free(zeros);
     end_tracking(&t);
 }
 

@@ -9,7 +9,6 @@
  * the smallest number of the type. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -38,8 +37,6 @@ static void check_orthonormal(int64_t n, const double *v, tch_dtype dtype)
     double root = sqrt((double)n);
     double bound = (double)(n + 10) * test_arithmetic_roundoff(dtype) * root + 3.0 * storage_roundoff(dtype) * root;
     CHECK(error <= bound, "|V'V - I| is %.3g > %.3g", error, bound);
-    free(transposed);
-    free(gram);
 }
 
 static void check_residual(int64_t n, const double *a, const double *w, const double *v, tch_dtype dtype)
@@ -54,7 +51,6 @@ static void check_residual(int64_t n, const double *a, const double *w, const do
         ((double)(n + 10) * test_arithmetic_roundoff(dtype) + 3.0 * storage_roundoff(dtype) * sqrt((double)n)) *
         ref_norm(n * n, a);
     CHECK(error <= bound, "|AV - VW| is %.3g > %.3g", error, bound);
-    free(product);
 }
 
 static void check_eigenvalues(int64_t n, const double *w, const double *expected, double norm, tch_dtype dtype)
@@ -89,13 +85,6 @@ static void check_eigh(tch_context *context, const test_variation *v, tch_dtype 
         check_orthonormal(v->n, columns + b * size, dtype);
         check_residual(v->n, known->a, values + b * v->n, columns + b * size, dtype);
     }
-    free(values);
-    free(columns);
-    free(codes);
-    test_tensor_free(a);
-    test_tensor_free(w);
-    test_tensor_free(vectors);
-    test_tensor_free(report);
 }
 
 static void check_eigenvalues_only(tch_context *context, const test_variation *v, tch_dtype dtype)
@@ -110,9 +99,6 @@ static void check_eigenvalues_only(tch_context *context, const test_variation *v
         const known_matrix *known = test_known_of(v, b, INDEFINITE, dtype);
         check_eigenvalues(v->n, values + b * v->n, known->w, ref_norm(v->n * v->n, known->a), dtype);
     }
-    free(values);
-    test_tensor_free(a);
-    test_tensor_free(w);
 }
 
 /* --- powers ------------------------------------------------------------------------------------------------------ */
@@ -153,8 +139,6 @@ static void check_power_of(const known_matrix *known, double power, double eps, 
                        (ref_norm(n * n, known->a) * steepness(known, power, eps) + norm) +
                    storage_roundoff(dtype) * norm + (double)n * test_underflow(dtype);
     CHECK(error <= bound, "the power %g with eps %g is off by %.3g > %.3g", power, eps, error, bound);
-    free(f);
-    free(expected);
 }
 
 /* Half types cannot hold a spectrum of ratio 100 without losing its small end: there the damping is raised. */
@@ -177,11 +161,6 @@ static void check_power(tch_context *context, const test_variation *v, tch_dtype
         CHECK(codes[b] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)b, codes[b]);
         check_power_of(test_known_of(v, b, condition, dtype), power, eps, got + b * v->n * v->n, dtype);
     }
-    free(got);
-    free(codes);
-    test_tensor_free(a);
-    test_tensor_free(out);
-    test_tensor_free(report);
 }
 
 /* --- powers of matrices that are not positive -------------------------------------------------------------------- */
@@ -223,9 +202,6 @@ static void check_clamped(tch_context *context, const double *spectrum, double p
     for (int b = 0; b < 3; b++) {
         check_power_of(&known[b], power, eps, got + 9 * b, dtype);
     }
-    free(got);
-    test_tensor_free(in);
-    test_tensor_free(out);
 }
 
 /* max(w + eps, eps)^power whatever the signs: of a matrix without a positive eigenvalue it is eps^power I. */
@@ -306,12 +282,6 @@ static void check_matrices(tch_context *context, const char *name, int64_t count
         check_orthonormal(n, vectors + b * n * n, dtype);
         check_residual(n, held + b * n * n, eigenvalues + b * n, vectors + b * n * n, dtype);
     }
-    free(held);
-    free(eigenvalues);
-    free(vectors);
-    test_tensor_free(a);
-    test_tensor_free(w);
-    test_tensor_free(v);
 }
 
 static void a_thousand(void **state)
@@ -324,8 +294,6 @@ static void a_thousand(void **state)
     ref_symmetric(&random, n, spectrum, a);
     check_matrices(*state, "random", 1, n, a, TCH_FLOAT32);
     check_matrices(*state, "random", 1, n, a, TCH_FLOAT64);
-    free(spectrum);
-    free(a);
 }
 
 /* Matrices at which eigensolvers stumble: nothing to do, everything equal, clusters, tridiagonal with tiny couplings,
@@ -369,7 +337,6 @@ static void awkward_matrices(void **state)
             check_matrices(*state, name, 1, sizes[s], a, TCH_FLOAT64);
         }
     }
-    free(a);
 }
 
 /* The sum of x x' over `rank` random vectors x: what an optimizer's statistics are after a step or two. All but `rank`
@@ -383,7 +350,6 @@ static void add_low_rank(test_random *random, int64_t n, int64_t rank, double *a
             a[i] += x[i / n] * x[i % n];
         }
     }
-    free(x);
 }
 
 /* Each size alone and in a batch, where ranks one and three take turns. */
@@ -405,7 +371,6 @@ static void low_rank(void **state)
             check_matrices(*state, "rank three", 1, n, a + n * n, dtype);
             check_matrices(*state, "low ranks", COUNT, n, a, dtype);
         }
-        free(a);
     }
 }
 

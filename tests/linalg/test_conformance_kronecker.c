@@ -4,7 +4,6 @@
  * test_conformance_products.c with the lengths of both sums added. The solve is checked by its residual: with A' and B'
  * the damped factors, two stable solves leave |A' Y B' - X| <= (m + n + 20) u |A'| |Y| |B'|. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -56,13 +55,6 @@ static void check_product_of(tch_context *context, const test_variation *v, tch_
                   "element %lld is %.17g, expected %.17g", (long long)j, z[i * size + j], expected[j]);
         }
     }
-    free(x);
-    free(y);
-    free(z);
-    free(expected);
-    test_tensor_free(a);
-    test_tensor_free(b);
-    test_tensor_free(out);
 }
 
 static void check_product(tch_context *context, const test_variation *v, tch_dtype dtype)
@@ -99,9 +91,6 @@ static void check_one_matmul(const int64_t *d, int64_t r, const double *a, const
     ref_matmul(rows, cols, r, formed, x, expected);
     ref_matmul_abs(rows, cols, r, formed, x, magnitude);
     check_sums(got, expected, magnitude, rows * r, d[1] + d[3], dtype);
-    free(formed);
-    free(expected);
-    free(magnitude);
 }
 
 static void check_matmul_of(tch_context *context, const test_variation *v, tch_dtype dtype, const int64_t *d, int64_t r)
@@ -123,14 +112,6 @@ static void check_matmul_of(tch_context *context, const test_variation *v, tch_d
         check_one_matmul(d, r, av + i * d[0] * d[1], bv + i * d[2] * d[3], xv + i * d[1] * d[3] * r,
                          got + i * d[0] * d[2] * r, dtype);
     }
-    free(av);
-    free(bv);
-    free(xv);
-    free(got);
-    test_tensor_free(a);
-    test_tensor_free(b);
-    test_tensor_free(x);
-    test_tensor_free(out);
 }
 
 static void check_matmul(tch_context *context, const test_variation *v, tch_dtype dtype)
@@ -153,11 +134,6 @@ static void check_one_apply(const test_variation *v, int64_t p, const double *a,
     ref_matmul_abs(v->n, v->k, v->m, a, x_abs, middle);
     ref_matmul_abs(v->n, v->m, p, middle, transposed, magnitude);
     check_sums(got, expected, magnitude, v->n * p, v->k + v->m, dtype);
-    free(middle);
-    free(transposed);
-    free(expected);
-    free(magnitude);
-    free(x_abs);
 }
 
 static void check_apply(tch_context *context, const test_variation *v, tch_dtype dtype)
@@ -179,14 +155,6 @@ static void check_apply(tch_context *context, const test_variation *v, tch_dtype
     for (int64_t i = 0; i < v->matrices; i++) {
         check_one_apply(v, p, av + i * v->n * v->k, bv + i * p * v->m, xv + i * v->k * v->m, got + i * v->n * p, dtype);
     }
-    free(av);
-    free(bv);
-    free(xv);
-    free(got);
-    test_tensor_free(a);
-    test_tensor_free(b);
-    test_tensor_free(x);
-    test_tensor_free(out);
 }
 
 /* Factors without a batch serve the whole batch, one of them or both. */
@@ -215,10 +183,6 @@ static void check_shared(tch_context *context, tch_dtype dtype, bool share_a, bo
         const double *one_b = values[1] + (share_b ? 0 : i * 10);
         check_one_apply(&many, 2, one_a, one_b, values[2] + i * 15, values[4] + i * 8, dtype);
         check_one_matmul(d, 6, one_a, one_b, values[3] + i * 90, values[5] + i * 48, dtype);
-    }
-    for (int i = 0; i < 6; i++) {
-        free(values[i]);
-        test_tensor_free(tensors[i]);
     }
 }
 
@@ -260,10 +224,6 @@ static void check_one_solve(const known_matrix *a, const known_matrix *b, const 
     double norms = (a->w[m - 1] + ratio * sqrt(damping)) * ref_norm(m * n, got) * (b->w[n - 1] + sqrt(damping) / ratio);
     double bound = ((double)(m + n + 20) * test_arithmetic_roundoff(dtype) + storage_roundoff(dtype)) * norms;
     CHECK(error <= bound, "|A' Y B' - X| is %.3g > %.3g", error, bound);
-    free(left);
-    free(right);
-    free(middle);
-    free(product);
 }
 
 /* A is of size n, B of size k. */
@@ -293,14 +253,6 @@ static void check_solve(tch_context *context, const test_variation *v, tch_dtype
         check_one_solve(test_known_of(v, i, condition, dtype), test_known_of(&other, i, condition, dtype),
                         xv + i * v->n * v->k, damping, got + i * v->n * v->k, dtype);
     }
-    free(xv);
-    free(got);
-    free(codes);
-    test_tensor_free(a);
-    test_tensor_free(b);
-    test_tensor_free(x);
-    test_tensor_free(out);
-    test_tensor_free(report);
 }
 
 /* --- nearest Kronecker product ----------------------------------------------------------------------------------- */
@@ -339,11 +291,6 @@ static double least_distance(const int64_t *d, const double *m)
     for (int64_t i = 0; i + 1 < rows; i++) {
         rest += fmax(w[i], 0.0);
     }
-    free(r);
-    free(t);
-    free(gram);
-    free(w);
-    free(v);
     return sqrt(rest);
 }
 
@@ -379,7 +326,6 @@ static void check_nearest_one(const int64_t *d, const double *m, const double *a
     double slack = (double)(size + 10) * test_arithmetic_roundoff(dtype) + 2.0 * storage_roundoff(dtype);
     CHECK(fabs(norm_a - norm_b) <= slack * norm_a, "the norms are %.9g and %.9g", norm_a, norm_b);
     check_sign(a, d[0] * d[1], dtype);
-    free(formed);
 }
 
 /* A Kronecker product of random factors with a tenth of noise on it. */
@@ -399,9 +345,6 @@ static void fill_nearly_kronecker(test_tensor *m, const int64_t *d, const test_v
         }
     }
     test_tensor_write(m, values);
-    free(values);
-    free(a);
-    free(b);
 }
 
 static void check_nearest_of(tch_context *context, const test_variation *v, tch_dtype dtype, const int64_t *d)
@@ -424,14 +367,6 @@ static void check_nearest_of(tch_context *context, const test_variation *v, tch_
     for (int64_t i = 0; i < v->matrices; i++) {
         check_nearest_one(d, mv + i * size, av + i * d[0] * d[1], bv + i * d[2] * d[3], errors[i], dtype);
     }
-    free(mv);
-    free(av);
-    free(bv);
-    free(errors);
-    test_tensor_free(m);
-    test_tensor_free(a);
-    test_tensor_free(b);
-    test_tensor_free(error);
 }
 
 static void check_nearest(tch_context *context, const test_variation *v, tch_dtype dtype)
@@ -465,8 +400,6 @@ static void exact_products_are_recovered(void **state)
     ref_kronecker(3, 4, av, 5, 2, bv, formed);
     CHECK(ref_distance(120, formed, m) <= 32 * 0x1p-53 * ref_norm(120, m), "off by %.3g", ref_distance(120, formed, m));
     check_sign(av, d[0] * d[1], TCH_FLOAT64);
-    free(av);
-    free(bv);
     test_case("a zero matrix");
     memset(m, 0, sizeof m);
     test_tensor_write(mt, m);
@@ -477,13 +410,6 @@ static void exact_products_are_recovered(void **state)
     double *e = test_tensor_read(error);
     ref_kronecker(3, 4, av, 5, 2, bv, formed);
     CHECK(ref_norm(120, formed) == 0.0 && e[0] == 0.0, "the product is %g, the error %g", ref_norm(120, formed), e[0]);
-    free(av);
-    free(bv);
-    free(e);
-    test_tensor_free(error);
-    test_tensor_free(mt);
-    test_tensor_free(at);
-    test_tensor_free(bt);
 }
 
 /* --- the tests --------------------------------------------------------------------------------------------------- */

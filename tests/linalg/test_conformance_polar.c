@@ -7,7 +7,6 @@
  * four times (X, its Gram matrix, the polynomial and the new X), each of them up to twice as far as the input of the
  * step, whatever the sizes. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -53,10 +52,6 @@ static void newton_schulz(int64_t n, int64_t m, step s, double *x)
     for (int64_t i = 0; i < n * m; i++) {
         x[i] = s.a * x[i] + s.b * once[i] + s.c * twice[i];
     }
-    free(t);
-    free(gram);
-    free(once);
-    free(twice);
 }
 
 static bool in_bfloat16(tch_dtype dtype)
@@ -107,7 +102,6 @@ static void check_one(int64_t n, int64_t m, const double *a, int steps, tch_orth
     double bound = rounding(dtype, n, m) * growth * sqrt((double)(n < m ? n : m)) + storage;
     double error = ref_distance(n * m, got, x);
     CHECK(error <= bound, "%d steps are off by %.3g > %.3g", steps, error, bound);
-    free(x);
 }
 
 static void check_steps(tch_context *context, const test_variation *v, tch_dtype dtype, int64_t rows, int64_t cols)
@@ -126,10 +120,6 @@ static void check_steps(tch_context *context, const test_variation *v, tch_dtype
     for (int64_t i = 0; i < v->matrices; i++) {
         check_one(rows, cols, x + i * rows * cols, steps, method, got + i * rows * cols, dtype);
     }
-    free(x);
-    free(got);
-    test_tensor_free(a);
-    test_tensor_free(out);
 }
 
 static void check_shapes(tch_context *context, const test_variation *v, tch_dtype dtype)
@@ -178,10 +168,6 @@ static void check_long(tch_context *context, tch_dtype dtype, int64_t matrices, 
         double error = ref_distance(rows * cols, got + i * rows * cols, want) / ref_norm(rows * cols, want);
         CHECK(error <= relative, "matrix %lld is off by %.3g > %.3g", (long long)i, error, relative);
     }
-    free(x);
-    free(got);
-    test_tensor_free(a);
-    test_tensor_free(out);
 }
 
 static void long_matrices(void **state)
@@ -236,9 +222,6 @@ static void check_near_one(int64_t n, const near_one *expected, const double *fa
     ref_eigh(n, turned, w, v);
     CHECK(w[0] >= expected->low - slack && w[n - 1] <= expected->high + slack, "singular values from %.6f to %.6f",
           w[0], w[n - 1]);
-    free(turned);
-    free(w);
-    free(v);
 }
 
 static void check_polar_factor(tch_context *context, const known_matrix *known, const double *factor,
@@ -253,9 +236,6 @@ static void check_polar_factor(tch_context *context, const known_matrix *known, 
     CHECK_OK(tch_orthogonalize(context, &a->tensor, expected->steps, expected->method, &out->tensor));
     double *x = test_tensor_read(out);
     check_near_one(n, expected, factor, x, slack);
-    free(x);
-    test_tensor_free(a);
-    test_tensor_free(out);
 }
 
 /* For symmetric A = V diag(w) V' the polar factor is V diag(sign w) V'. With singular values above a hundredth of the
@@ -279,8 +259,6 @@ static void singular_values_come_near_one(void **state)
         check_polar_factor(*state, known, factor, &cases[i], TCH_FLOAT64, 1e-9);
         check_polar_factor(*state, known, factor, &cases[i], TCH_FLOAT32, in_bfloat16(TCH_FLOAT32) ? 0x1p-5 : 1e-4);
     }
-    free(signs);
-    free(factor);
 }
 
 /* A zero matrix has no direction: it stays zero, and is no division by zero. */
@@ -298,9 +276,6 @@ static void zero_stays_zero(void **state)
         CHECK_OK(tch_orthogonalize(context, &a->tensor, 5, TCH_ORTHO_MUON, &out->tensor));
         double *x = test_tensor_read(out);
         CHECK(ref_norm(30, x) == 0.0, "the result has norm %g", ref_norm(30, x));
-        free(x);
-        test_tensor_free(a);
-        test_tensor_free(out);
     }
 }
 
@@ -323,10 +298,6 @@ static void check_scaled(tch_context *context, tch_dtype dtype, int exponent, tc
     CHECK_OK(tch_orthogonalize(context, &a->tensor, 5, method, &out->tensor));
     double *x = test_tensor_read(out);
     check_one(9, 7, values, 5, method, x, dtype);
-    free(values);
-    free(x);
-    test_tensor_free(a);
-    test_tensor_free(out);
 }
 
 /* The result depends on directions only, from the smallest numbers of a type to the largest. A GPU's bfloat16 has the
@@ -371,9 +342,6 @@ static void smallest_numbers(void **state)
         CHECK_OK(tch_orthogonalize(*state, &a->tensor, 5, TCH_ORTHO_MUON, &out->tensor));
         double *x = test_tensor_read(out);
         check_one(1, 2, signs, 5, TCH_ORTHO_MUON, x, dtypes[d]);
-        free(x);
-        test_tensor_free(a);
-        test_tensor_free(out);
     }
 }
 

@@ -3,7 +3,6 @@
  * gamma(k) = k u / (1 - k u); scaling, accumulation and the reference's own float64 rounding add a few u more. Half
  * types are computed wider and rounded once, which adds one rounding of the result. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -39,8 +38,6 @@ static void check_product(double alpha, const double *a, const double *b, double
         magnitude[i] = fabs(alpha) * magnitude[i] + fabs(old);
     }
     check_elements(got, expected, magnitude, n * m, k, dtype);
-    free(expected);
-    free(magnitude);
 }
 
 static void finish(test_tensor *a, test_tensor *b, test_tensor *out)
@@ -67,12 +64,6 @@ static void check_matmul_with(tch_context *context, const test_variation *v, tch
         check_product(1.0, x + i * v->n * v->k, y + i * v->k * v->m, 0.0, NULL, v->n, v->k, v->m, z + i * v->n * v->m,
                       dtype);
     }
-    free(x);
-    free(y);
-    free(z);
-    test_tensor_free(a);
-    test_tensor_free(b);
-    test_tensor_free(out);
 }
 
 static void check_matmul(tch_context *context, const test_variation *v, tch_dtype dtype)
@@ -117,15 +108,6 @@ static void check_gemm(tch_context *context, const test_variation *v, tch_dtype 
         }
         check_product(alpha, left, right, beta, before + i * v->n * v->m, v->n, v->k, v->m, z + i * v->n * v->m, dtype);
     }
-    free(left);
-    free(right);
-    free(before);
-    free(x);
-    free(y);
-    free(z);
-    test_tensor_free(a);
-    test_tensor_free(b);
-    test_tensor_free(out);
 }
 
 /* Element number i of a batch of n by n matrices, mirrored at its matrix's diagonal. */
@@ -164,7 +146,6 @@ static double *fill_lower(test_tensor *out, const test_variation *v)
         values[i] = is_above_the_diagonal(i, v->n) ? NAN : values[i];
     }
     test_tensor_write(out, values);
-    free(values);
     values = test_tensor_read(out);
     mirror_lower(values, v->n, v->matrices);
     return values;
@@ -190,12 +171,6 @@ static void check_gram_with(tch_context *context, const test_variation *v, tch_d
         check_product(0.5, transpose ? other : one, transpose ? one : other, beta,
                       before != NULL ? before + i * v->n * v->n : NULL, v->n, v->k, v->n, z + i * v->n * v->n, dtype);
     }
-    free(before);
-    free(other);
-    free(x);
-    free(z);
-    test_tensor_free(a);
-    test_tensor_free(out);
 }
 
 static void check_gram(tch_context *context, const test_variation *v, tch_dtype dtype)
@@ -214,7 +189,6 @@ static void check_symmetric_product(tch_context *context, const test_variation *
     mirror_lower(values, v->n, v->matrices);
     test_tensor_write(a, values);
     test_tensor *b = test_case_tensor(context, &whole, dtype, v->n, v->n, LAYOUT_ROW_GAPS);
-    free(values);
     values = test_tensor_read(a);
     test_tensor_write(b, values);
     test_tensor *out = test_case_tensor(context, v, dtype, v->n, v->n, v->out);
@@ -226,11 +200,6 @@ static void check_symmetric_product(tch_context *context, const test_variation *
         const double *one = values + i * v->n * v->n;
         check_product(1.0, one, one, 0.0, NULL, v->n, v->n, v->n, z + i * v->n * v->n, dtype);
     }
-    free(values);
-    free(z);
-    test_tensor_free(a);
-    test_tensor_free(b);
-    test_tensor_free(out);
 }
 
 /* Two symmetric matrices that do not commute, as rounding leaves those that should: the lower half of their product is
@@ -246,7 +215,6 @@ static void check_half_of_product(tch_context *context, int64_t n, tch_dtype dty
         values[i] = test_tensor_read(in[i]);
         mirror_lower(values[i], n, 1);
         test_tensor_write(in[i], values[i]);
-        free(values[i]);
         values[i] = test_tensor_read(in[i]);
     }
     test_tensor *out = test_case_tensor(context, &shape, dtype, n, n, LAYOUT_CONTIGUOUS);
@@ -261,14 +229,6 @@ static void check_half_of_product(tch_context *context, int64_t n, tch_dtype dty
         double bound = (double)(n + 4) * test_arithmetic_roundoff(dtype) * scale[i];
         CHECK(i % n > i / n || fabs(z[i] - product[i]) <= bound, "element %lld is off", (long long)i);
     }
-    free(z);
-    free(product);
-    free(scale);
-    free(values[0]);
-    free(values[1]);
-    test_tensor_free(in[0]);
-    test_tensor_free(in[1]);
-    test_tensor_free(out);
 }
 
 static void half_of_a_product(void **state)
@@ -354,8 +314,6 @@ static void check_broadcast(tch_context *context, const broadcast_case *c, tch_d
     test_tensor_write(b, y);
     CHECK_OK(tch_matmul(context, &a->tensor, &b->tensor, &out->tensor));
     finish(a, b, out);
-    free(x);
-    free(y);
     x = test_tensor_read(a);
     y = test_tensor_read(b);
     double *z = test_tensor_read(out);
@@ -364,12 +322,6 @@ static void check_broadcast(tch_context *context, const broadcast_case *c, tch_d
         int64_t right = operand_matrix(i, c->b_rank, c->b, c->out_rank, c->out);
         check_product(1.0, x + left * n * k, y + right * k * m, 0.0, NULL, n, k, m, z + i * n * m, dtype);
     }
-    free(x);
-    free(y);
-    free(z);
-    test_tensor_free(a);
-    test_tensor_free(b);
-    test_tensor_free(out);
 }
 
 static void broadcasting(void **state)
@@ -406,10 +358,7 @@ static void shapes_that_do_not_broadcast(void **state)
         test_tensor *out = test_tensor_make(context, TCH_FLOAT32, 3, shapes[i], LAYOUT_CONTIGUOUS);
         assert_int_equal(tch_matmul(context, &a->tensor, &b->tensor, &out->tensor), TCH_ERR_SHAPE);
         test_tensor_check_unchanged(out, "out");
-        test_tensor_free(out);
     }
-    test_tensor_free(a);
-    test_tensor_free(b);
 }
 
 /* --- special numbers --------------------------------------------------------------------------------------------- */
@@ -440,10 +389,6 @@ static void sums_of_nothing_are_zero(void **state)
         for (int j = 0; j < 24; j++) {
             CHECK(z[j] == (i == 2 ? 0.5 : 0.0), "element %d is %g", j, z[j]);
         }
-        free(z);
-        test_tensor_free(a);
-        test_tensor_free(b);
-        test_tensor_free(out);
     }
 }
 
@@ -465,10 +410,6 @@ static void gram_matrices_of_nothing(void **state)
             CHECK(z[i] == 0.5 * accumulate * before[i], "element %d is %g, expected %g", i, z[i],
                   0.5 * accumulate * before[i]);
         }
-        free(before);
-        free(z);
-        test_tensor_free(a);
-        test_tensor_free(out);
     }
 }
 
@@ -484,10 +425,6 @@ static void one_tensor_may_be_both_operands(void **state)
     double *x = test_tensor_read(a);
     double *z = test_tensor_read(out);
     check_product(1.0, x, x, 0.0, NULL, 19, 19, 19, z, TCH_FLOAT64);
-    free(x);
-    free(z);
-    test_tensor_free(a);
-    test_tensor_free(out);
 }
 
 /* --- large, checked at random elements --------------------------------------------------------------------------- */
@@ -526,13 +463,7 @@ static void a_thousand(void **state)
             finish(a, b, out);
             double *z = test_tensor_read(out);
             check_samples(x, y, z, 1000, dtypes[d]);
-            free(z);
         }
-        free(x);
-        free(y);
-        test_tensor_free(a);
-        test_tensor_free(b);
-        test_tensor_free(out);
     }
 }
 
@@ -555,8 +486,6 @@ static void chunks_stay_inside_the_budget(void **state)
         CHECK_OK(tch_memory_get_info(context, &after));
         CHECK(after.peak - before.allocated <= budget, "%lld bytes with a budget of %lld",
               (long long)(after.peak - before.allocated), (long long)budget);
-        test_tensor_free(a);
-        test_tensor_free(out);
     }
 }
 

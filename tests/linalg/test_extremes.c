@@ -79,13 +79,6 @@ static void make_trial(trial *t, tch_context *context, tch_dtype dtype, int k)
     }
 }
 
-static void free_trial(trial *t)
-{
-    test_tensor_free(t->a);
-    test_tensor_free(t->out);
-    test_tensor_free(t->report);
-}
-
 static void for_each_size(void **state, void (*check)(trial *t))
 {
     for (int d = 0; d < DTYPES; d++) {
@@ -93,7 +86,6 @@ static void for_each_size(void **state, void (*check)(trial *t))
             trial t;
             make_trial(&t, *state, dtypes[d], exponents[d][i]);
             check(&t);
-            free_trial(&t);
         }
     }
 }
@@ -153,9 +145,6 @@ static void check_eigh(trial *t)
         double error = ref_distance(SIZE, composed, t->near[b]);
         CHECK(error <= N * bound + 8.0 * storage_roundoff(t->dtype), "V W V' is off by %.3g", error);
     }
-    free(values);
-    free(vectors);
-    test_tensor_free(w);
 }
 
 /* The spectrum is within a factor of 4, up to rounding: f magnifies relative errors of A by no more than 4 |power|
@@ -180,7 +169,6 @@ static void check_power(trial *t)
             double rounding = (N + 10) * test_arithmetic_roundoff(t->dtype) + granularity(t->dtype, t->k);
             check_result(t, b, got, f, exponent, 64.0 * rounding);
         }
-        free(got);
     }
 }
 
@@ -219,8 +207,6 @@ static void check_root(trial *t, int32_t root, tch_root_method method, double da
         double added = 4.0 * granularity(t->dtype, t->k) / damping; /* of the damping and of eigenvalues */
         check_result(t, b, got, f, exponent, tolerance + added);
     }
-    free(got);
-    test_tensor_free(residual);
 }
 
 static void check_roots(trial *t)
@@ -265,8 +251,6 @@ static void check_gradient(trial *t)
         double rounding = (N + 10) * test_unit_roundoff(t->dtype) + granularity(t->dtype, t->k);
         check_result(t, b, got, f, exponent, 64.0 * rounding);
     }
-    free(got);
-    test_tensor_free(grad);
 }
 
 static void gradients(void **state)
@@ -299,9 +283,6 @@ static void check_solve(trial *t)
         double lost = 64.0 * (granularity(t->dtype, t->k) + granularity(t->dtype, -t->k));
         check_result(t, i, got, f, t->k, 64.0 * (N + 10) * test_arithmetic_roundoff(t->dtype) + lost);
     }
-    free(values);
-    free(got);
-    test_tensor_free(b);
 }
 
 static void solves(void **state)
@@ -332,11 +313,6 @@ static void check_nearest(trial *t)
         CHECK(fabs(product - ldexp(whole[i], -t->k)) <= N * bound, "element %d of the product is %.17g 2^%d", i,
               product, t->k);
     }
-    free(values);
-    free(left);
-    free(right);
-    test_tensor_free(m);
-    test_tensor_free(b);
 }
 
 static void nearest_products(void **state)
@@ -409,11 +385,6 @@ static void check_overflow(tch_context *context, const overflowing *c)
     CHECK(status == TCH_ERR_NUMERIC && strstr(tch_last_error(), "matrix 0 of a") != NULL &&
               strstr(tch_last_error(), "too large for its type") != NULL,
           "without a report it gave %s: %s", tch_status_name(status), tch_last_error());
-    free(codes);
-    free(got);
-    test_tensor_free(a);
-    test_tensor_free(out);
-    test_tensor_free(report);
 }
 
 static void results_too_large(void **state)
@@ -456,11 +427,6 @@ static void eigenvalues_too_large(void **state)
         for (int i = 0; i < 9; i++) {
             CHECK(isnan(values_left[i % 3]) && isnan(vectors_left[i]), "results were written");
         }
-        free(values_left);
-        free(vectors_left);
-        test_tensor_free(a);
-        test_tensor_free(w);
-        test_tensor_free(v);
     }
 }
 
@@ -478,7 +444,6 @@ static void check_reports(const nothing *e, const char *name)
     for (int64_t b = 0; b < e->batch; b++) {
         CHECK(codes[b] == TCH_REPORT_OK, "%s reports %g", name, codes[b]);
     }
-    free(codes);
 }
 
 static void check_empty_roots(const nothing *e)
@@ -545,11 +510,6 @@ static void nothing_at_all(void **state)
         e.residual = test_tensor_make(e.context, TCH_FLOAT64, 1, shape, LAYOUT_CONTIGUOUS);
         check_empty_roots(&e);
         check_empty_others(&e);
-        test_tensor_free(e.a);
-        test_tensor_free(e.out);
-        test_tensor_free(e.w);
-        test_tensor_free(e.report);
-        test_tensor_free(e.residual);
     }
 }
 

@@ -132,10 +132,6 @@ static void reference(const tchi_ortho *ortho, int64_t rows, int64_t cols, doubl
             x[i] = ortho->step[k].a * x[i] + ortho->step[k].b * once[i] + ortho->step[k].c * twice[i];
         }
     }
-    free(t);
-    free(once);
-    free(twice);
-    free(gram);
 }
 
 #define GUARD 0x5A
@@ -147,6 +143,7 @@ static void run_blocks(tch_context *context, const tchi_ortho *ortho, const prob
     int64_t bytes = tchi_orthogonalize_bytes(ortho, &x);
     unsigned char *scratch = aligned_alloc(256, (size_t)(bytes + 256));
     assert_non_null(scratch);
+    test_own(scratch, free);
     memset(scratch, 0xff, (size_t)bytes);
     memset(scratch + bytes, GUARD, 256);
     tch_matrices result;
@@ -159,7 +156,6 @@ static void run_blocks(tch_context *context, const tchi_ortho *ortho, const prob
         int64_t row = i / p->cols;
         got[i] = (double)from[row / p->rows * result.stride + row % p->rows * result.ld + i % p->cols];
     }
-    free(scratch);
 }
 
 static void check_blocks(tch_context *context, const tchi_ortho *ortho, int64_t rows, int64_t cols, int64_t ld,
@@ -181,9 +177,6 @@ static void check_blocks(tch_context *context, const tchi_ortho *ortho, int64_t 
         double error = ref_distance(size, got + b * size, values + b * size) / ref_norm(size, values + b * size);
         CHECK(error <= 1e-4, "matrix %d of %lld by %lld is off by %.3g", b, (long long)rows, (long long)cols, error);
     }
-    free(p.x);
-    free(values);
-    free(got);
 }
 
 /* Rows padded or not, and not at whole 16 bytes either. */
@@ -294,9 +287,6 @@ static void make_power_law(int64_t rows, int64_t cols, double power, double *x)
     ref_symmetric(&random, rows, w, left);
     test_random_fill_normal(&random, right, rows * cols);
     ref_matmul(rows, rows, cols, left, right, x);
-    free(w);
-    free(left);
-    free(right);
 }
 
 /* Normal random numbers and one direction that stands out: what the gradient of a layer often is. */
@@ -311,8 +301,6 @@ static void make_spiked(int64_t rows, int64_t cols, double height, double *x)
     for (int64_t i = 0; i < rows * cols; i++) {
         x[i] += height * left[i / cols] * right[i % cols];
     }
-    free(left);
-    free(right);
 }
 
 /* The smallest and the largest singular value. */
@@ -327,10 +315,6 @@ static void singular_range(int64_t rows, int64_t cols, const double *x, double r
     ref_eigh(rows, gram, w, v);
     range[0] = sqrt(fmax(w[0], 0.0));
     range[1] = sqrt(fmax(w[rows - 1], 0.0));
-    free(t);
-    free(gram);
-    free(v);
-    free(w);
 }
 
 /* A negative power stands for a spike of that height. */
@@ -358,9 +342,6 @@ static void check_in_bfloat16(tch_context *context, const tchi_ortho *ortho, dou
           "singular values %.3f to %.3f, exactly %.3f to %.3f", have[0], have[1], want[0], want[1]);
     double error = ref_distance(rows * cols, got, x) / ref_norm(rows * cols, x);
     CHECK(error <= 0.1, "off by %.3f", error);
-    free(p.x);
-    free(x);
-    free(got);
 }
 
 /* The CPU's table with products that round. */

@@ -2,7 +2,6 @@
  * memory is the device's own and these are plain chunked products; on a GPU they are streamed. Rounding errors are
  * bounded as in test_conformance_products.c: gamma(k) |A||B|, and one rounding of the result to its type. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -58,13 +57,6 @@ static operands make_operands(tch_context *context, const streamed_case *c)
     return o;
 }
 
-static void free_operands(operands *o)
-{
-    test_tensor_free(o->a);
-    test_tensor_free(o->b);
-    test_tensor_free(o->out);
-}
-
 /* Row-major a (m by k), b (k by n) and what was got for their product. */
 static void check_product(const streamed_case *c, const double *a, const double *b, const double *got)
 {
@@ -80,8 +72,6 @@ static void check_product(const streamed_case *c, const double *a, const double 
         CHECK(fabs(got[i] - expected[i]) <= bound, "element %lld is %.17g, expected %.17g, off by %.3g > %.3g",
               (long long)i, got[i], expected[i], fabs(got[i] - expected[i]), bound);
     }
-    free(expected);
-    free(magnitude);
 }
 
 static void check_case(tch_context *context, const streamed_case *c)
@@ -99,10 +89,6 @@ static void check_case(tch_context *context, const streamed_case *c)
     double *b = test_tensor_read(o.b);
     double *out = test_tensor_read(o.out);
     check_product(c, a, b, out);
-    free(a);
-    free(b);
-    free(out);
-    free_operands(&o);
 }
 
 /* --- every mix of places, and tiles in every dimension ----------------------------------------------------------- */
@@ -159,7 +145,6 @@ static void layouts_without_lines(void **state)
         test_check_refused(tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, c.budget, &o.out->tensor),
                            TCH_ERR_LAYOUT, names[i % 3]);
         test_tensor_check_unchanged(o.out, "out");
-        free_operands(&o);
     }
 }
 
@@ -188,10 +173,6 @@ static void batches_broadcast(void **state)
         for (int i = 0; i < 6; i++) {
             check_product(&c, x + i / 2 * 30, y + i % 2 * 42, z + (ptrdiff_t)i * 35);
         }
-        free(x);
-        free(y);
-        free(z);
-        free_operands(&(operands){a, b, out});
     }
 }
 
@@ -263,8 +244,6 @@ static void larger_than_the_buffers(void **state)
                   (long long)j, (double)out[i * n + j], expected[j % 2]);
         }
     }
-    free(a);
-    free(out);
 }
 
 /* --- budgets and refusals ---------------------------------------------------------------------------------------- */
@@ -284,7 +263,6 @@ static void memory_stays_inside_the_budget(void **state)
     CHECK_OK(tch_memory_get_info(*state, &after));
     CHECK(after.peak - before.allocated <= budget, "%lld bytes with a budget of %lld",
           (long long)(after.peak - before.allocated), (long long)budget);
-    free_operands(&o);
 }
 
 /* Where nothing has to be streamed a product in place needs no memory at all. */
@@ -299,7 +277,6 @@ static void budgets_that_are_too_small(void **state)
         CHECK(status == TCH_ERR_OUT_OF_MEMORY, "%s", tch_status_name(status));
         CHECK(strstr(tch_last_error(), "at least") != NULL, "the message is: %s", tch_last_error());
         test_tensor_check_unchanged(o.out, "out");
-        free_operands(&o);
     }
 }
 
@@ -319,7 +296,6 @@ static void other_places_are_refused(void **state)
     o.a->tensor.device = (tch_device){TCH_DEVICE_CPU, 0};
     o.b->tensor.device = (tch_device){99, 0};
     test_check_refused(tch_matmul_chunked(*state, &o.a->tensor, &o.b->tensor, 0, &o.out->tensor), TCH_ERR_DEVICE, "b");
-    free_operands(&o);
 }
 
 int main(int argc, char **argv)

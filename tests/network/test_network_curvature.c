@@ -1,7 +1,6 @@
 /* What a batch leaves behind in a network: each layer's input and output gradient against single samples in float64,
  * gradients summed anew with weights, clipping and the natural gradient made of them, and labels the network draws. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <torchium/grad.h>
@@ -75,9 +74,6 @@ static void check_layer(network_trial *s, int32_t index, int64_t row)
     if (index == 0) {
         network_trial_close("input", in, a + row * in, s->x + row * in, 0.0);
     }
-    free(a);
-    free(g);
-    free(product);
 }
 
 static void check_layers(network_trial *s)
@@ -120,9 +116,7 @@ static void layers_are_those_of_each_sample(void **state)
             network_trial_batch(&s, &random, batches[b], layouts[b % 3]);
             CHECK_OK(network_trial_loss(&s));
             check_layers(&s);
-            network_trial_drop_batch(&s);
         }
-        network_trial_free(&s);
     }
 }
 
@@ -153,8 +147,6 @@ static void check_sums(network_trial *s, double **sums, double tolerance)
         double *got = network_trial_read(s->context, tch_network_gradient(s->net, i));
         network_trial_close(tch_network_parameter_name(s->net, i), reference_network_count(&s->reference, i), got,
                             sums[i], tolerance);
-        free(got);
-        free(sums[i]);
     }
 }
 
@@ -184,8 +176,6 @@ static void check_weighted(network_trial *s, test_random *random)
     reference_sums(s, NULL, s->rows > 0 ? 1.0 / (double)s->rows : 1.0, sums);
     check_sums(s, sums, 1e-5);
     check_layers(s);
-    test_tensor_free(tensor);
-    free(weights);
 }
 
 static void weighted_gradients_are_sums_over_single_samples(void **state)
@@ -203,9 +193,7 @@ static void weighted_gradients_are_sums_over_single_samples(void **state)
             network_trial_batch(&s, &random, batches[b], b % 2 == 0 ? LAYOUT_ROW_GAPS : LAYOUT_CONTIGUOUS);
             CHECK_OK(network_trial_loss(&s));
             check_weighted(&s, &random);
-            network_trial_drop_batch(&s);
         }
-        network_trial_free(&s);
     }
 }
 
@@ -229,9 +217,6 @@ static void a_weight_of_zero_takes_a_sample_out(void **state)
     CHECK_OK(network_trial_loss(&s));
     CHECK_OK(tch_network_weigh_samples(s.net, &tensor->tensor, 1.0));
     check_sums(&s, sums, 1e-5);
-    test_tensor_free(tensor);
-    network_trial_drop_batch(&s);
-    network_trial_free(&s);
 }
 
 /* --- clipping ---------------------------------------------------------------------------------------------------- */
@@ -280,10 +265,6 @@ static void clipped_gradients_are_means_of_clipped_samples(void **state)
     CHECK_OK(tch_network_weigh_samples(s.net, &tensor->tensor, 1.0 / ROWS));
     reference_sums(&s, weights, 1.0 / ROWS, sums);
     check_sums(&s, sums, 2e-5);
-    free(got);
-    test_tensor_free(tensor);
-    network_trial_drop_batch(&s);
-    network_trial_free(&s);
 }
 
 /* --- the natural gradient ---------------------------------------------------------------------------------------- */
@@ -346,8 +327,6 @@ static double *dense_natural(network_trial *s, double damping, double *condition
         a[i * n + i] += damping;
     }
     solve(n, a, x);
-    free(row);
-    free(a);
     return x;
 }
 
@@ -377,11 +356,7 @@ static void check_natural(network_trial *s, double damping)
                   "%.9g (condition %.3g)",
                   tch_network_parameter_name(s->net, i), (long long)k, got[k], wanted[used], condition);
         }
-        free(got);
     }
-    free(wanted);
-    test_tensor_free(gram);
-    test_tensor_free(weights);
 }
 
 static void natural_gradient_is_the_dense_solve(void **state)
@@ -397,9 +372,7 @@ static void natural_gradient_is_the_dense_solve(void **state)
             test_case("loss %d, %lld rows", loss, (long long)batches[b]);
             network_trial_batch(&s, &random, batches[b], LAYOUT_CONTIGUOUS);
             check_natural(&s, 0.05);
-            network_trial_drop_batch(&s);
         }
-        network_trial_free(&s);
     }
 }
 
@@ -474,8 +447,6 @@ static void check_drawn(network_trial *s, uint64_t seed)
               (long long)label, (long long)wanted);
         s->t[row] = (double)label;
     }
-    free(outputs);
-    free(gradient);
 }
 
 static void drawn_labels_follow_the_convention(void **state)
@@ -502,11 +473,7 @@ static void drawn_labels_follow_the_convention(void **state)
             }
             double *after = network_trial_read(*state, tch_network_gradient(s.net, 2));
             CHECK(memcmp(before, after, 30 * sizeof *after) == 0, "gradients of parameters changed");
-            free(before);
-            free(after);
-            network_trial_drop_batch(&s);
         }
-        network_trial_free(&s);
     }
 }
 
@@ -542,8 +509,6 @@ static void drawn_labels_follow_the_softmax(void **state)
         chi += (counts[j] - expected) * (counts[j] - expected) / expected;
     }
     CHECK(chi < 23.5, "chi-square is %g", chi);
-    network_trial_drop_batch(&s);
-    network_trial_free(&s);
 }
 
 /* A row whose outputs are not finite has no softmax: its gradient is 0, and the others' are as ever. */
@@ -567,9 +532,6 @@ static void rows_that_are_not_finite_draw_nothing(void **state)
             double size = network_trial_largest(3, gradient + 3 * row);
             CHECK(row == 2 ? size == 0 : size > 0 && isfinite(size), "row %d has a gradient of size %g", row, size);
         }
-        free(gradient);
-        network_trial_drop_batch(&s);
-        network_trial_free(&s);
     }
 }
 
@@ -605,9 +567,6 @@ static void without_a_batch_everything_is_refused(void **state)
     check_no_batch(&s);
     CHECK_OK(network_trial_loss(&s));
     check_layers(&s);
-    test_tensor_free(outputs);
-    network_trial_drop_batch(&s);
-    network_trial_free(&s);
 }
 
 static void bad_arguments_are_refused(void **state)
@@ -644,13 +603,6 @@ static void bad_arguments_are_refused(void **state)
     test_check_refused(tch_network_weigh_samples(s.net, NULL, (double)INFINITY), TCH_ERR_INVALID_ARGUMENT, "scale");
     double *after = network_trial_read(*state, tch_network_gradient(s.net, 0));
     CHECK(memcmp(before, after, 35 * sizeof *after) == 0, "a refused call wrote gradients");
-    free(before);
-    free(after);
-    test_tensor_free(shape);
-    test_tensor_free(rank);
-    test_tensor_free(dtype);
-    network_trial_drop_batch(&s);
-    network_trial_free(&s);
 }
 
 static void squared_losses_have_no_labels(void **state)
@@ -664,8 +616,6 @@ static void squared_losses_have_no_labels(void **state)
     CHECK_OK(network_trial_loss(&s));
     test_check_refused(tch_network_draw_labels(s.net, 0), TCH_ERR_UNSUPPORTED, "loss");
     check_layers(&s);
-    network_trial_drop_batch(&s);
-    network_trial_free(&s);
 }
 
 static int64_t pool_requests(tch_context *context)
@@ -696,11 +646,6 @@ static void calls_repeat_themselves(void **state)
     }
     CHECK(memcmp(got[0], got[1], 35 * sizeof *got[0]) == 0, "gradients differ from run to run");
     CHECK(requests[0] == requests[1], "a second batch took memory");
-    free(got[0]);
-    free(got[1]);
-    test_tensor_free(tensor);
-    network_trial_drop_batch(&s);
-    network_trial_free(&s);
 }
 
 /* --- no memory --------------------------------------------------------------------------------------------------- */
@@ -720,6 +665,7 @@ static void weights_without_memory(void **state)
         test_case("allocation %lld", k);
         CHECK(k <= MOST_ALLOCATIONS, "it never gets by");
         CHECK_OK(tch_context_create(test_device(), &context));
+        size_t mark = test_mark();
         network_trial_make(&s, context, &config, &random);
         network_trial_batch(&s, &random, 12, LAYOUT_CONTIGUOUS);
         CHECK_OK(network_trial_loss(&s));
@@ -733,8 +679,7 @@ static void weights_without_memory(void **state)
               tch_last_error());
         CHECK_OK(network_trial_loss(&s));
         check_weighted(&s, &random);
-        network_trial_drop_batch(&s);
-        network_trial_free(&s);
+        test_release_since(mark);
         tch_context_destroy(context);
         CHECK(atomic_load(&test_counting.blocks) == 0, "%lld blocks leaked", atomic_load(&test_counting.blocks));
         CHECK(atomic_load(&test_counting.mistakes) == 0, "%lld releases do not match their allocation",

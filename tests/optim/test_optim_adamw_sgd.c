@@ -5,7 +5,6 @@
  * In float32 a step is a dozen roundings, and a moving average carries those of the steps before: 2 (steps + 10) u of
  * the way. A beta that was rounded before it was taken from 1 would cost a hundred times as much. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -30,98 +29,29 @@ static const trial_shape shapes[] = {
 };
 #define SHAPES ((int32_t)(sizeof shapes / sizeof shapes[0]))
 
-typedef struct option {
-    const char *name;
-    void (*set)(tch_optim_config *config);
-} option;
-
-static void as_it_is(tch_optim_config *c)
-{
-    (void)c;
-}
-
-static void maximize(tch_optim_config *c)
-{
-    c->maximize = 1;
-}
-
-static void no_decay(tch_optim_config *c)
-{
-    c->weight_decay = 0.0;
-}
-
-static void l2(tch_optim_config *c)
-{
-    c->decay = TCH_DECAY_L2;
-    c->weight_decay = 0.3;
-}
-
-static void amsgrad(tch_optim_config *c)
-{
-    c->amsgrad = 1;
-    c->beta2 = 0.5; /* so that the largest is not always the latest */
-}
-
-static void amsgrad_maximize_l2(tch_optim_config *c)
-{
-    amsgrad(c);
-    maximize(c);
-    l2(c);
-}
-
-static void other_betas(tch_optim_config *c)
-{
-    c->beta1 = 0.0;
-    c->beta2 = 0.99;
-    c->eps = 0.1;
-}
-
-static const option adamw_options[] = {
-    {"defaults", as_it_is}, {"maximize", maximize},
-    {"no decay", no_decay}, {"l2", l2},
-    {"amsgrad", amsgrad},   {"amsgrad, maximize, l2", amsgrad_maximize_l2},
-    {"betas", other_betas},
+static const trial_option adamw_options[] = {
+    {.name = "defaults"},
+    {"maximize", {SET(maximize, 1)}},
+    {"no decay", {SET(weight_decay, 0.0)}},
+    {"l2", {SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.3)}},
+    {"amsgrad", {SET(amsgrad, 1), SET(beta2, 0.5)}}, /* so that the largest is not always the latest */
+    {"amsgrad, maximize, l2",
+     {SET(amsgrad, 1), SET(beta2, 0.5), SET(maximize, 1), SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.3)}},
+    {"betas", {SET(beta1, 0.0), SET(beta2, 0.99), SET(eps, 0.1)}},
+    {.name = NULL},
 };
 
-static void momentum(tch_optim_config *c)
-{
-    c->momentum = 0.9;
-}
-
-static void dampening(tch_optim_config *c)
-{
-    c->momentum = 0.9;
-    c->dampening = 0.3;
-}
-
-static void nesterov(tch_optim_config *c)
-{
-    c->momentum = 0.8;
-    c->nesterov = 1;
-}
-
-static void all_of_sgd(tch_optim_config *c)
-{
-    dampening(c);
-    maximize(c);
-    l2(c);
-}
-
-static void nesterov_with_decay(tch_optim_config *c)
-{
-    nesterov(c);
-    l2(c);
-}
-
-static const option sgd_options[] = {
-    {"plain", as_it_is},
-    {"maximize", maximize},
-    {"l2", l2},
-    {"momentum", momentum},
-    {"dampening", dampening},
-    {"nesterov", nesterov},
-    {"all of them", all_of_sgd},
-    {"nesterov with decay", nesterov_with_decay},
+static const trial_option sgd_options[] = {
+    {.name = "plain"},
+    {"maximize", {SET(maximize, 1)}},
+    {"l2", {SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.3)}},
+    {"momentum", {SET(momentum, 0.9)}},
+    {"dampening", {SET(momentum, 0.9), SET(dampening, 0.3)}},
+    {"nesterov", {SET(momentum, 0.8), SET(nesterov, 1)}},
+    {"all of them",
+     {SET(momentum, 0.9), SET(dampening, 0.3), SET(maximize, 1), SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.3)}},
+    {"nesterov with decay", {SET(momentum, 0.8), SET(nesterov, 1), SET(decay, TCH_DECAY_L2), SET(weight_decay, 0.3)}},
+    {.name = NULL},
 };
 
 static double tolerance_of(tch_dtype dtype)
@@ -137,34 +67,30 @@ static tch_optim_config base(tch_optim_kind kind)
     return config;
 }
 
-static void run_options(tch_context *context, tch_optim_kind kind, const option *options, size_t count, tch_dtype dtype)
+static void run_options(tch_context *context, tch_optim_kind kind, const trial_option *options, tch_dtype dtype)
 {
-    for (size_t i = 0; i < count; i++) {
-        tch_optim_config config = base(kind);
-        options[i].set(&config);
-        test_case("%s, %s, %s", tch_optim_kind_name(kind), options[i].name, tch_dtype_name(dtype));
-        trial_run(context, dtype, &config, SHAPES, shapes, STEPS, tolerance_of(dtype));
-    }
+    const tch_optim_config config = base(kind);
+    trial_run_options(context, dtype, &config, options, SHAPES, shapes, STEPS, tolerance_of(dtype));
 }
 
 static void adamw_in_float64(void **state)
 {
-    run_options(*state, TCH_OPTIM_ADAMW, adamw_options, sizeof adamw_options / sizeof *adamw_options, TCH_FLOAT64);
+    run_options(*state, TCH_OPTIM_ADAMW, adamw_options, TCH_FLOAT64);
 }
 
 static void adamw_in_float32(void **state)
 {
-    run_options(*state, TCH_OPTIM_ADAMW, adamw_options, sizeof adamw_options / sizeof *adamw_options, TCH_FLOAT32);
+    run_options(*state, TCH_OPTIM_ADAMW, adamw_options, TCH_FLOAT32);
 }
 
 static void sgd_in_float64(void **state)
 {
-    run_options(*state, TCH_OPTIM_SGD, sgd_options, sizeof sgd_options / sizeof *sgd_options, TCH_FLOAT64);
+    run_options(*state, TCH_OPTIM_SGD, sgd_options, TCH_FLOAT64);
 }
 
 static void sgd_in_float32(void **state)
 {
-    run_options(*state, TCH_OPTIM_SGD, sgd_options, sizeof sgd_options / sizeof *sgd_options, TCH_FLOAT32);
+    run_options(*state, TCH_OPTIM_SGD, sgd_options, TCH_FLOAT32);
 }
 
 static void float32_parameters_take_half_gradients(void **state)
@@ -273,7 +199,6 @@ static void learning_rates_on_the_device(void **state)
         t.configs[0].lr = config.lr;
         trial_step(&t);
         trial_check(&t, tolerance_of(TCH_FLOAT64));
-        test_tensor_free(lr);
         trial_close(&t);
     }
 }
@@ -299,8 +224,6 @@ static void parameters_move(void **state)
     trial_steps(&t, STEPS);
     trial_check(&t, 2.0 * tolerance_of(TCH_FLOAT32));
     test_tensor_check_unchanged(old, "the old memory");
-    test_tensor_free(old);
-    free(values);
     trial_close(&t);
 }
 

@@ -3,7 +3,6 @@
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/bad_input.h"
@@ -264,8 +263,6 @@ static void broken_parameters(void **state)
     test_check_refused(tch_optimizer_create(NULL, &c, 2, entries, &none), TCH_ERR_INVALID_ARGUMENT, "context");
     test_tensor_check_unchanged(good, "a parameter");
     test_tensor_check_unchanged(other, "a parameter");
-    test_tensor_free(good);
-    test_tensor_free(other);
 }
 
 static void parameters_that_are_not_dense(void **state)
@@ -278,7 +275,6 @@ static void parameters_that_are_not_dense(void **state)
         test_case("a parameter with %s", test_layout_name(layouts[i]));
         refuse_parameters(*state, 1, &(tch_parameter){&gaps->tensor, "weight", 0}, TCH_ERR_LAYOUT, "weight");
         test_tensor_check_unchanged(gaps, "the parameter");
-        test_tensor_free(gaps);
     }
 }
 
@@ -304,8 +300,6 @@ static void parameters_that_share(void **state)
     test_case("two of one name");
     const tch_parameter named[] = {{&good->tensor, "w", 0}, {&own->tensor, "w", 0}};
     refuse_parameters(context, 2, named, TCH_ERR_INVALID_ARGUMENT, "w");
-    test_tensor_free(good);
-    test_tensor_free(own);
 }
 
 /* No parameters at all, then some: a group may be empty, and a step without gradients takes nothing. */
@@ -448,7 +442,6 @@ static void broken_scales(void **state)
                            "found_inf");
     }
     test_tensor_check_unchanged(t.parameters[0].memory, "a parameter");
-    test_tensor_free(pair);
     trial_close(&t);
 }
 
@@ -540,7 +533,6 @@ static void learning_rates(void **state)
     }
     test_check_refused(tch_optimizer_set_lr_tensor(t.optimizer, 5, &pair->tensor), TCH_ERR_INVALID_ARGUMENT, "group");
     go_on(&t, 1e-5);
-    test_tensor_free(pair);
 }
 
 static void refuse_move(trial *t, int32_t index, tch_tensor *moved, tch_status expected, const char *name)
@@ -580,7 +572,6 @@ static void parameters_that_cannot_move(void **state)
     refuse_move(&t, 1, &b.tensor, TCH_ERR_LAYOUT, "parameter1");
     go_on(&t, 1e-5);
     test_tensor_check_unchanged(other, "what was refused");
-    test_tensor_free(other);
 }
 
 /* --- checkpoints of something else ------------------------------------------------------------------------------- */

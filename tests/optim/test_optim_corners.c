@@ -55,31 +55,6 @@ static double tolerance_of(tch_optim_kind kind)
 
 /* --- the state, by name ------------------------------------------------------------------------------------------ */
 
-static tch_tensor *state_called(const trial *t, const char *name)
-{
-    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
-        if (strcmp(s.name, name) == 0) {
-            return s.tensor;
-        }
-    }
-    test_fail(__FILE__, __LINE__, "there is no state '%s'", name);
-}
-
-static double *read_numbers(tch_context *context, const tch_tensor *tensor)
-{
-    double *values = test_alloc((size_t)tch_tensor_numel(tensor) * sizeof *values);
-    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, tensor->ndim, tensor->shape);
-    tch_tensor *copy = NULL;
-    CHECK_OK(tch_tensor_create(context, TCH_FLOAT64, tensor->ndim, tensor->shape, TCH_CONTIGUOUS, &copy));
-    CHECK_OK(tch_tensor_copy(context, copy, tensor));
-    CHECK_OK(tch_tensor_copy(context, &host, copy));
-    CHECK_OK(tch_context_synchronize(context));
-    tch_tensor_destroy(copy);
-    return values;
-}
-
 /* All state of one parameter, one number after the other. */
 static double *snapshot(const trial *t, int32_t parameter, int64_t *count)
 {
@@ -90,14 +65,14 @@ static double *snapshot(const trial *t, int32_t parameter, int64_t *count)
         CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
         if (s.parameter == parameter) {
             int64_t n = tch_tensor_numel(s.tensor);
-            double *values = read_numbers(t->context, s.tensor);
+            double *values = trial_read(t, s.tensor);
             all = realloc(all, (size_t)(*count + n) * sizeof *all);
             CHECK(all != NULL, "the test itself has no memory");
             memcpy(all + *count, values, (size_t)n * sizeof *all);
             *count += n;
-            free(values);
         }
     }
+    test_own(all, free);
     return all;
 }
 
@@ -106,8 +81,6 @@ static bool same_parameter(const trial *a, const trial *b, int32_t parameter)
     double *first = test_tensor_read(a->parameters[parameter].memory);
     double *second = test_tensor_read(b->parameters[parameter].memory);
     bool same = memcmp(first, second, (size_t)a->parameters[parameter].memory->count * sizeof *first) == 0;
-    free(first);
-    free(second);
     return same;
 }
 
@@ -166,8 +139,6 @@ static void rest(tch_context *context, tch_optim_kind kind)
         trial_steps(&t, 9);
         double *after = snapshot(&t, 1, &count);
         CHECK(memcmp(before, after, (size_t)count * sizeof *after) == 0, "its state has changed, stagger %d", stagger);
-        free(before);
-        free(after);
         trial_close(&t);
     }
 }
@@ -198,7 +169,6 @@ static void two_types(tch_context *context, tch_optim_kind kind)
         trial_step_references(&t);
     }
     trial_check(&t, ref_orthogonalizes(kind) && !test_on_cpu() ? 0.05 : 1e-4);
-    test_tensor_free(half);
     trial_close(&t);
 }
 
@@ -290,7 +260,6 @@ static void blocks_are_rounded_apart(void **state)
         differing += i % COLS < COLS / 2 && after[i] != after[i + COLS / 2];
     }
     CHECK(differing > 0, "both blocks have the same bits");
-    free(after);
     trial_close(&t);
 }
 
@@ -313,7 +282,6 @@ static void rates_for_the_rest(tch_context *context, tch_optim_kind kind)
             trial_step(&t);
         }
         trial_check(&t, tolerance_of(kind));
-        test_tensor_free(lr);
         trial_close(&t);
     }
 }
@@ -382,7 +350,6 @@ static void found_inf_under_every_policy(void **state)
         }
         CHECK(trial_stats(&t).skipped == STEPS / 3, "%lld steps were skipped", (long long)trial_stats(&t).skipped);
         trial_check(&t, tolerance_of(TCH_OPTIM_ADAMW));
-        test_tensor_free(found);
         trial_close(&t);
     }
 }
@@ -416,12 +383,11 @@ static double *root_of(const trial *t, const tch_tensor *factor, tch_root_method
     CHECK_OK(tch_tensor_create(t->context, factor->dtype, 2, factor->shape, TCH_CONTIGUOUS, &out));
     CHECK_OK(tch_tensor_create(t->context, TCH_FLOAT64, 0, NULL, TCH_CONTIGUOUS, &certificate));
     CHECK_OK(tch_inverse_root(t->context, factor, 4, &how, out, certificate, NULL));
-    double *values = read_numbers(t->context, out);
-    double *number = read_numbers(t->context, certificate);
+    double *values = trial_read(t, out);
+    double *number = trial_read(t, certificate);
     if (residual != NULL) {
         *residual = *number;
     }
-    free(number);
     tch_tensor_destroy(out);
     tch_tensor_destroy(certificate);
     return values;
@@ -432,14 +398,12 @@ static double gap(const trial *t, int32_t parameter, tch_root_method method, dou
 {
     char name[64];
     snprintf(name, sizeof name, "parameter%d/factor.0.0", parameter);
-    const tch_tensor *factor = state_called(t, name);
+    const tch_tensor *factor = trial_state(t, name);
     snprintf(name, sizeof name, "parameter%d/root.0.0", parameter);
     double *expected = root_of(t, factor, method, relative_eps, NULL);
-    double *got = read_numbers(t->context, state_called(t, name));
+    double *got = trial_read(t, trial_state(t, name));
     int64_t count = tch_tensor_numel(factor);
     double share = ref_distance(count, got, expected) / ref_norm(count, expected);
-    free(expected);
-    free(got);
     return share;
 }
 
@@ -522,7 +486,7 @@ static void the_worst_residual(void **state)
             char name[64];
             double residual;
             snprintf(name, sizeof name, "parameter%d/factor.0.%d", i, k);
-            free(root_of(&t, state_called(&t, name), TCH_ROOT_NEWTON, c.relative_eps, &residual));
+            root_of(&t, trial_state(&t, name), TCH_ROOT_NEWTON, c.relative_eps, &residual);
             worst = fmax(worst, residual);
         }
     }
@@ -564,11 +528,10 @@ static void roots_begin_at_the_identity(void **state)
     tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
     test_case("roots before the first step");
     trial_open(&t, *state, TCH_FLOAT32, TCH_FLOAT32, &c, 1, shapes);
-    double *root = read_numbers(*state, state_called(&t, "parameter0/root.0.1"));
+    double *root = trial_read(&t, trial_state(&t, "parameter0/root.0.1"));
     for (int i = 0; i < 64; i++) {
         CHECK(root[i] == (i % 9 == 0 ? 1.0 : 0.0), "element %d is %g", i, root[i]);
     }
-    free(root);
     trial_close(&t);
 }
 
@@ -589,14 +552,12 @@ static void small_roots_make_room_for_large_ones(void **state)
     trial_step(&t);
     for (int i = 0; i < 4; i++) {
         int64_t before = trial_stats(&t).refreshes;
-        double *root = read_numbers(*state, state_called(&t, "parameter0/root.0.0"));
+        double *root = trial_read(&t, trial_state(&t, "parameter0/root.0.0"));
         trial_step(&t);
-        double *now = read_numbers(*state, state_called(&t, "parameter0/root.0.0"));
+        double *now = trial_read(&t, trial_state(&t, "parameter0/root.0.0"));
         int64_t others = trial_stats(&t).refreshes - before;
         bool large = memcmp(root, now, 400 * sizeof *now) != 0;
         CHECK(others == (large ? 1 : 3), "%lld roots beside %s", (long long)others, large ? "the large one" : "none");
-        free(root);
-        free(now);
     }
     trial_close(&t);
 }
@@ -693,7 +654,6 @@ static void rewind_training(tch_context *context, tch_optim_kind kind)
     CHECK_OK(try_load(&t[1], path));
     for (int32_t i = 0; i < SHAPES; i++) {
         test_tensor_write(t[1].parameters[i].memory, before[i]);
-        free(before[i]);
     }
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < STEPS; i++) {
@@ -976,7 +936,6 @@ static void unscaling_now_and_then(void **state)
             }
             test_tensor_write(t.parameters[k].gradient_memory, values);
             writable[k] = &t.parameters[k].gradient;
-            free(values);
         }
         if (i % 2 == 0) {
             CHECK_OK(tch_scaler_unscale(scaler, SHAPES, writable));
@@ -1035,8 +994,6 @@ static void a_box_with_gaps_of_one(void **state)
     tch_scaler_state numbers = TCH_SCALER_STATE_INIT;
     CHECK_OK(tch_scaler_get_state(scaler, &numbers));
     CHECK(numbers.scale == 2.0, "an infinity outside the box was found");
-    free(after);
-    test_tensor_free(memory);
     tch_scaler_destroy(scaler);
 }
 

@@ -1,7 +1,6 @@
 /* What a caller needs who keeps an optimizer's state himself: its tensors copied by hand and its counts, with which a
  * new optimizer goes on bit for bit; and the hook that names a step's phases. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/messages.h"
@@ -116,8 +115,6 @@ static void check_same(const trial *a, const trial *b)
         double *second = test_tensor_read(b->parameters[i].memory);
         CHECK(memcmp(first, second, (size_t)a->parameters[i].memory->count * sizeof *first) == 0,
               "parameter %d differs", i);
-        free(first);
-        free(second);
     }
 }
 

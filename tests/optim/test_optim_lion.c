@@ -6,7 +6,6 @@
  * any. The shapes in float32 are small enough for none to be expected; otherwise the bound is that of AdamW, 2 (steps +
  * 10) u of the way. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -38,88 +37,35 @@ static tch_optim_config base(void)
     return c;
 }
 
-typedef struct option {
-    const char *name;
-    void (*set)(tch_optim_config *config);
-} option;
-
-static void as_it_is(tch_optim_config *c)
-{
-    (void)c;
-}
-
-static void decay(tch_optim_config *c)
-{
-    c->weight_decay = 0.3;
-}
-
-static void maximize(tch_optim_config *c)
-{
-    c->maximize = 1;
-}
-
-static void other_betas(tch_optim_config *c)
-{
-    c->beta1 = 0.5;
-    c->beta2 = 0.7;
-}
-
-/* The sign of the gradient itself. */
-static void no_average(tch_optim_config *c)
-{
-    c->beta1 = 0.0;
-    c->beta2 = 0.0;
-}
-
-/* Those of other kinds, which Lion does not read: decay is decoupled in any case. */
-static void options_of_others(tch_optim_config *c)
-{
-    c->weight_decay = 0.3;
-    c->decay = TCH_DECAY_L2;
-    c->momentum = 0.5;
-    c->nesterov = 1;
-    c->eps = 0.1;
-    c->bias_correction = 0;
-    c->scalar_lr = 3.0;
-}
-
-static void all_of_them(tch_optim_config *c)
-{
-    decay(c);
-    maximize(c);
-    other_betas(c);
-}
-
-static const option options[] = {
-    {"defaults", as_it_is},       {"decay", decay},           {"maximize", maximize},
-    {"betas", other_betas},       {"no average", no_average}, {"options of others", options_of_others},
-    {"all of them", all_of_them},
+static const trial_option options[] = {
+    {.name = "defaults"},
+    {"decay", {SET(weight_decay, 0.3)}},
+    {"maximize", {SET(maximize, 1)}},
+    {"betas", {SET(beta1, 0.5), SET(beta2, 0.7)}},
+    {"no average", {SET(beta1, 0.0), SET(beta2, 0.0)}}, /* the sign of the gradient itself */
+    /* Those of other kinds, which Lion does not read: decay is decoupled in any case. */
+    {"options of others",
+     {SET(weight_decay, 0.3), SET(decay, TCH_DECAY_L2), SET(momentum, 0.5), SET(nesterov, 1), SET(eps, 0.1),
+      SET(bias_correction, 0), SET(scalar_lr, 3.0)}},
+    {"all of them", {SET(weight_decay, 0.3), SET(maximize, 1), SET(beta1, 0.5), SET(beta2, 0.7)}},
+    {.name = NULL},
 };
-#define OPTIONS (sizeof options / sizeof *options)
 
 static double tolerance_of(tch_dtype dtype)
 {
     return 2.0 * (STEPS + 10) * test_arithmetic_roundoff(dtype);
 }
 
-static void run_options(tch_context *context, tch_dtype dtype, int32_t count)
-{
-    for (size_t i = 0; i < OPTIONS; i++) {
-        tch_optim_config c = base();
-        options[i].set(&c);
-        test_case("lion, %s, %s", options[i].name, tch_dtype_name(dtype));
-        trial_run(context, dtype, &c, count, shapes, STEPS, tolerance_of(dtype));
-    }
-}
-
 static void every_option_in_float64(void **state)
 {
-    run_options(*state, TCH_FLOAT64, SHAPES);
+    const tch_optim_config c = base();
+    trial_run_options(*state, TCH_FLOAT64, &c, options, SHAPES, shapes, STEPS, tolerance_of(TCH_FLOAT64));
 }
 
 static void every_option_in_float32(void **state)
 {
-    run_options(*state, TCH_FLOAT32, SMALL_SHAPES);
+    const tch_optim_config c = base();
+    trial_run_options(*state, TCH_FLOAT32, &c, options, SMALL_SHAPES, shapes, STEPS, tolerance_of(TCH_FLOAT32));
 }
 
 static void float32_parameters_take_half_gradients(void **state)
@@ -143,7 +89,7 @@ static void groups_and_changing_numbers(void **state)
     tch_optim_config first = base();
     tch_optim_config second = base();
     test_case("two groups whose numbers change");
-    all_of_them(&second);
+    trial_set_option(&second, options, "all of them");
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &first, 4, shapes);
     for (int i = 0; i < 2 * STEPS; i++) {
         if (i == STEPS) {
@@ -186,10 +132,7 @@ static void steps_have_one_length(void **state)
         double expected = 1.0 - 0x1p-6 * ((gradients[i] > 0) - (gradients[i] < 0));
         CHECK(got[i] == expected, "from gradient %g: %.9g, expected %.9g", gradients[i], got[i], expected);
     }
-    free(got);
     tch_optimizer_destroy(optimizer);
-    test_tensor_free(p);
-    test_tensor_free(g);
 }
 
 /* One moment beside the clock, called as others call it. */

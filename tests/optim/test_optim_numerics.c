@@ -123,7 +123,6 @@ static void small_steps_add_up_in_a_master_copy(void **state)
             double expected = master ? 1.5 - 4096.0 * 0x1p-17 : 1.5;
             CHECK(got[i] == expected, "element %d is %.9g, expected %.9g", i, got[i], expected);
         }
-        free(got);
         trial_close(&t);
     }
 }
@@ -156,7 +155,6 @@ static double *round_at_random(tch_context *context, uint64_t seed, int32_t stoc
     for (int i = 0; i < 40; i++) {
         CHECK_OK(tch_optimizer_step(t.optimizer, 1, gradients));
     }
-    free(values);
     values = test_tensor_read(t.parameters[0].memory);
     trial_close(&t);
     return values;
@@ -183,10 +181,6 @@ static void stochastic_rounding_is_right_on_average(void **state)
     CHECK(fabs(sqrt(square) / deviation - 1.0) < 0.05, "the deviation is %g, expected %g", sqrt(square), deviation);
     CHECK(memcmp(got, again, MANY * sizeof *got) == 0, "the same seed gives other bits");
     CHECK(memcmp(got, other, MANY * sizeof *got) != 0, "another seed is bitwise-identical");
-    free(got);
-    free(again);
-    free(other);
-    free(nearest);
 }
 
 static void stochastic_rounding_follows_every_kind(tch_context *context, tch_optim_kind kind)
@@ -234,6 +228,7 @@ static double *snapshot(const trial *t, int64_t *count)
         total += n;
     }
     *count = total;
+    test_own(values, free);
     return values;
 }
 
@@ -268,8 +263,6 @@ static void take_bad_step(trial *t, int32_t parameter, double bad, tch_status ex
         double *after = test_tensor_read(t->parameters[i].memory);
         CHECK(memcmp(before[i], after, (size_t)t->parameters[i].memory->count * sizeof *after) == 0,
               "parameter %d has changed", i);
-        free(before[i]);
-        free(after);
     }
     double *state_after = snapshot(t, &count_after);
     CHECK(count == count_after, "there is more state than before");
@@ -277,8 +270,6 @@ static void take_bad_step(trial *t, int32_t parameter, double bad, tch_status ex
         CHECK(memcmp(&state[i], &state_after[i], sizeof *state) == 0, "%s has changed from %g to %g", owner_of(t, i),
               state[i], state_after[i]);
     }
-    free(state);
-    free(state_after);
 }
 
 /* A GPU may follow a basis once more at a skipped step in which that was due: there it is not. */
@@ -346,8 +337,6 @@ static void bad_gradients_are_ignored(void **state)
     double *good = test_tensor_read(t.parameters[0].memory);
     CHECK(isnan(spoiled[36]) && isfinite(spoiled[0]), "%g and %g", spoiled[36], spoiled[0]);
     CHECK(isfinite(ref_largest(81, good)), "another parameter is spoiled");
-    free(spoiled);
-    free(good);
     trial_close(&t);
 }
 
@@ -389,8 +378,6 @@ static void miss(tch_context *context, tch_optim_kind kind)
         trial_step(&t);
         double *after = test_tensor_read(t.parameters[0].memory);
         CHECK(!t.parameters[0].missing || memcmp(before, after, 81 * sizeof *after) == 0, "step %d changed it", i);
-        free(before);
-        free(after);
     }
     trial_check(&t, exact_tolerance_of(kind));
     trial_close(&t);
@@ -430,7 +417,6 @@ static void compare_runs(double **first, double **second, const char *what)
         int64_t count = large[i].shape[0] * (large[i].ndim > 1 ? large[i].shape[1] : 1);
         CHECK(memcmp(first[i], second[i], (size_t)count * sizeof(double)) == 0, "parameter %d has other bits %s", i,
               what);
-        free(second[i]);
     }
 }
 
@@ -453,9 +439,6 @@ static void repeat(tch_context *context, tch_optim_kind kind)
         compare_runs(first, second, "with another number of threads");
     }
     CHECK_OK(tch_set_num_threads(threads));
-    for (int i = 0; i < 3; i++) {
-        free(first[i]);
-    }
 }
 
 static void results_are_the_same_to_the_bit(void **state)
@@ -514,8 +497,6 @@ static void resume(tch_context *context, tch_optim_kind kind)
         double *second = test_tensor_read(t[1].parameters[i].memory);
         size_t bytes = (size_t)t[0].parameters[i].memory->count * sizeof *first;
         CHECK(memcmp(first, second, bytes) == 0, "parameter %d has other bits", i);
-        free(first);
-        free(second);
     }
     trial_close(&t[0]);
     trial_close(&t[1]);

@@ -112,7 +112,6 @@ static void drop(test_tensor **t)
 {
     if (*t != NULL) {
         test_tensor_poison(*t);
-        test_tensor_free(*t);
     }
     *t = NULL;
 }
@@ -144,9 +143,6 @@ static void close_pair(pair *p)
     for (int k = 0; k < 2; k++) {
         model *m = &p->m[k];
         tch_optimizer_destroy(m->optimizer);
-        for (int i = 0; i < m->count; i++) {
-            test_tensor_free(m->parameter[i]);
-        }
         for (int g = 0; g < GRADIENTS; g++) {
             drop(&m->scale[g]);
             drop(&m->found[g]);
@@ -189,8 +185,6 @@ static void compare(const pair *p)
             CHECK(x[k] == y[k] && isfinite(x[k]), "step %d, parameter %d, element %lld: %.9g, and recorded %.9g",
                   p->steps, i, (long long)k, x[k], y[k]);
         }
-        free(x);
-        free(y);
     }
 }
 
@@ -256,7 +250,6 @@ static void move_parameter(pair *p, int parameter)
         CHECK_OK(tch_optimizer_set_parameter(m->optimizer, parameter, &fresh->tensor));
         drop(&m->parameter[parameter]);
         m->parameter[parameter] = fresh;
-        free(values);
     }
 }
 

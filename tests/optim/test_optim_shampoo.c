@@ -6,7 +6,6 @@
  * 1e-11 leaves room. In float32 the same is 1.5e-5 times 5.6. What the default tolerance of a root and the rounded
  * products of TCH_PRECISION_HIGH cost is bounded by their own promises. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -55,197 +54,55 @@ static tch_optim_config base(void)
     return c;
 }
 
-typedef struct option {
-    const char *name;
-    void (*set)(tch_optim_config *config);
-} option;
-
-static void as_it_is(tch_optim_config *c)
-{
-    (void)c;
-}
-
-static void averaged_factors(tch_optim_config *c)
-{
-    c->beta2 = 0.95;
-    c->bias_correction = 0;
-}
-
-static void corrected_factors(tch_optim_config *c)
-{
-    c->beta2 = 0.95;
-    c->bias_correction = 1;
-}
-
-static void no_filter(tch_optim_config *c)
-{
-    c->beta1 = 0.0;
-}
-
-static void uncorrected_filter(tch_optim_config *c)
-{
-    c->bias_correction = 0;
-}
-
-static void absolute_damping(tch_optim_config *c)
-{
-    c->relative_eps = 0.0;
-    c->eps = 0.05;
-}
-
-static void decoupled_decay(tch_optim_config *c)
-{
-    c->weight_decay = 0.2;
-}
-
-static void l2_decay(tch_optim_config *c)
-{
-    c->weight_decay = 0.2;
-    c->decay = TCH_DECAY_L2;
-}
-
-static void maximize(tch_optim_config *c)
-{
-    c->maximize = 1;
-}
-
-static void momentum(tch_optim_config *c)
-{
-    c->momentum = 0.8;
-}
-
-static void nesterov(tch_optim_config *c)
-{
-    c->momentum = 0.8;
-    c->nesterov = 1;
-}
-
-static void no_merging(tch_optim_config *c)
-{
-    c->merge_dims = 0;
-}
-
-static void vectors_too(tch_optim_config *c)
-{
-    c->precondition_1d = 1;
-}
-
-static void blocks_of_three(tch_optim_config *c)
-{
-    c->max_preconditioner_dim = 3;
-}
-
-static void whole_matrices(tch_optim_config *c)
-{
-    c->max_preconditioner_dim = 1024;
-}
-
-static void staggered_at_every_step(tch_optim_config *c)
-{
-    c->stagger = 1;
-}
-
-static void every_third_step(tch_optim_config *c)
-{
-    c->precondition_frequency = 3;
-}
-
-static void from_the_fifth_step(tch_optim_config *c)
-{
-    c->start_preconditioning_step = 5;
-    c->precondition_frequency = 4;
-}
-
-static void other_scalars(tch_optim_config *c)
-{
-    c->scalar_lr = 0.01;
-    c->scalar_beta1 = 0.7;
-    c->scalar_beta2 = 0.8;
-    c->scalar_eps = 0.1;
-    c->scalar_weight_decay = 0.5;
-    c->weight_decay = 0.1;
-}
-
-/* What people run: Adam's step lengths, moving averages, decay beside the step, momentum after it. */
-static void as_in_practice(tch_optim_config *c)
-{
-    corrected_factors(c);
-    decoupled_decay(c);
-    momentum(c);
-    c->grafting = TCH_GRAFTING_ADAM;
-    c->start_preconditioning_step = 3;
-    c->precondition_frequency = 5;
-}
-
-static void as_in_the_paper(tch_optim_config *c)
-{
-    no_filter(c);
-    momentum(c);
-    absolute_damping(c);
-    c->grafting = TCH_GRAFTING_ADAGRAD;
-}
-
-static void much_at_once(tch_optim_config *c)
-{
-    averaged_factors(c);
-    l2_decay(c);
-    nesterov(c);
-    maximize(c);
-    no_merging(c);
-    vectors_too(c);
-    c->grafting = TCH_GRAFTING_RMSPROP;
-    c->grafting_beta2 = 0.9;
-    c->grafting_eps = 1e-3;
-    c->precondition_frequency = 2;
-}
-
-static const option options[] = {
-    {"sums", as_it_is},
-    {"averaged factors", averaged_factors},
-    {"corrected factors", corrected_factors},
-    {"no filter", no_filter},
-    {"uncorrected filter", uncorrected_filter},
-    {"absolute damping", absolute_damping},
-    {"decoupled decay", decoupled_decay},
-    {"l2", l2_decay},
-    {"maximize", maximize},
-    {"momentum", momentum},
-    {"nesterov", nesterov},
-    {"no merging", no_merging},
-    {"vectors too", vectors_too},
-    {"blocks of 3", blocks_of_three},
-    {"whole matrices", whole_matrices},
-    {"staggered at every step", staggered_at_every_step},
-    {"every third step", every_third_step},
-    {"from the fifth step, every fourth", from_the_fifth_step},
-    {"other numbers for scalars", other_scalars},
-    {"as in practice", as_in_practice},
-    {"as in the paper", as_in_the_paper},
-    {"much at once", much_at_once},
+static const trial_option options[] = {
+    {.name = "sums"},
+    {"averaged factors", {SET(beta2, 0.95), SET(bias_correction, 0)}},
+    {"corrected factors", {SET(beta2, 0.95), SET(bias_correction, 1)}},
+    {"no filter", {SET(beta1, 0.0)}},
+    {"uncorrected filter", {SET(bias_correction, 0)}},
+    {"absolute damping", {SET(relative_eps, 0.0), SET(eps, 0.05)}},
+    {"decoupled decay", {SET(weight_decay, 0.2)}},
+    {"l2", {SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2)}},
+    {"maximize", {SET(maximize, 1)}},
+    {"momentum", {SET(momentum, 0.8)}},
+    {"nesterov", {SET(momentum, 0.8), SET(nesterov, 1)}},
+    {"no merging", {SET(merge_dims, 0)}},
+    {"vectors too", {SET(precondition_1d, 1)}},
+    {"blocks of 3", {SET(max_preconditioner_dim, 3)}},
+    {"whole matrices", {SET(max_preconditioner_dim, 1024)}},
+    {"staggered at every step", {SET(stagger, 1)}},
+    {"every third step", {SET(precondition_frequency, 3)}},
+    {"from the fifth step, every fourth", {SET(start_preconditioning_step, 5), SET(precondition_frequency, 4)}},
+    {"other numbers for scalars",
+     {SET(scalar_lr, 0.01), SET(scalar_beta1, 0.7), SET(scalar_beta2, 0.8), SET(scalar_eps, 0.1),
+      SET(scalar_weight_decay, 0.5), SET(weight_decay, 0.1)}},
+    /* What people run: Adam's step lengths, moving averages, decay beside the step, momentum after it. */
+    {"as in practice",
+     {SET(beta2, 0.95), SET(bias_correction, 1), SET(weight_decay, 0.2), SET(momentum, 0.8),
+      SET(grafting, TCH_GRAFTING_ADAM), SET(start_preconditioning_step, 3), SET(precondition_frequency, 5)}},
+    {"as in the paper",
+     {SET(beta1, 0.0), SET(momentum, 0.8), SET(relative_eps, 0.0), SET(eps, 0.05),
+      SET(grafting, TCH_GRAFTING_ADAGRAD)}},
+    {"much at once",
+     {SET(beta2, 0.95), SET(bias_correction, 0), SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2), SET(momentum, 0.8),
+      SET(nesterov, 1), SET(maximize, 1), SET(merge_dims, 0), SET(precondition_1d, 1),
+      SET(grafting, TCH_GRAFTING_RMSPROP), SET(grafting_beta2, 0.9), SET(grafting_eps, 1e-3),
+      SET(precondition_frequency, 2)}},
+    {.name = NULL},
 };
-#define OPTIONS (sizeof options / sizeof *options)
 
 static void every_option_in_float64(void **state)
 {
-    for (size_t i = 0; i < OPTIONS; i++) {
-        tch_optim_config c = base();
-        options[i].set(&c);
-        test_case("%s, float64", options[i].name);
-        trial_run(*state, TCH_FLOAT64, &c, SHAPES, shapes, STEPS, EXACT);
-    }
+    const tch_optim_config c = base();
+    trial_run_options(*state, TCH_FLOAT64, &c, options, SHAPES, shapes, STEPS, EXACT);
 }
 
 static void every_option_in_float32(void **state)
 {
-    for (size_t i = 0; i < OPTIONS; i++) {
-        tch_optim_config c = base();
-        options[i].set(&c);
-        test_case("%s, float32", options[i].name);
-        trial_run(*state, TCH_FLOAT32, &c, SHAPES, shapes, STEPS, EXACT_F32);
-        c.precision = TCH_PRECISION_HIGH;
-        test_case("%s, float32 with rounded products", options[i].name);
-        trial_run(*state, TCH_FLOAT32, &c, SHAPES, shapes, STEPS, test_on_cpu() ? EXACT_F32 : ROUNDED_F32);
-    }
+    tch_optim_config c = base();
+    trial_run_options(*state, TCH_FLOAT32, &c, options, SHAPES, shapes, STEPS, EXACT_F32);
+    c.precision = TCH_PRECISION_HIGH;
+    trial_run_options(*state, TCH_FLOAT32, &c, options, SHAPES, shapes, STEPS, test_on_cpu() ? EXACT_F32 : ROUNDED_F32);
 }
 
 /* Every grafting, with and without a filter, before and after the first refresh. */
@@ -314,36 +171,17 @@ static void defaults_in_float32(void **state)
 
 static void groups_and_changing_numbers(void **state)
 {
-    trial t;
-    tch_optim_config first = base();
-    tch_optim_config second = base();
-    test_case("two groups whose numbers change");
-    as_in_practice(&first);
-    first.precondition_frequency = 1;
-    second.lr = 0.01;
-    second.max_preconditioner_dim = 5;
-    second.grafting = TCH_GRAFTING_SGD;
-    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &first, 7, shapes);
-    trial_add_group(&t, &second, SHAPES - 7, shapes + 7);
-    for (int i = 0; i < STEPS; i++) {
-        if (i % 7 == 5) {
-            first.lr *= 0.5;
-            first.momentum = 0.6;
-            first.beta1 = 0.8;
-            first.beta2 = 0.9;
-            first.relative_eps = 3e-3;
-            first.grafting_beta2 = 0.99;
-            first.grafting_eps = 1e-5;
-            first.weight_decay = 0.1;
-            second.scalar_beta1 = 0.6;
-            second.scalar_eps = 1e-3;
-            trial_set_config(&t, 0, &first);
-            trial_set_config(&t, 1, &second);
-        }
-        trial_step(&t);
-    }
-    trial_check(&t, EXACT);
-    trial_close(&t);
+    static const trial_setting first[] = {
+        SET(momentum, 0.6),        SET(beta1, 0.8),         SET(beta2, 0.9),        SET(relative_eps, 3e-3),
+        SET(grafting_beta2, 0.99), SET(grafting_eps, 1e-5), SET(weight_decay, 0.1), {{0}, 0}};
+    static const trial_setting second[] = {SET(scalar_beta1, 0.6), SET(scalar_eps, 1e-3), {{0}, 0}};
+    trial_groups groups = {base(), base(), 7, first, second};
+    trial_set_option(&groups.first, options, "as in practice");
+    groups.first.precondition_frequency = 1;
+    groups.second.lr = 0.01;
+    groups.second.max_preconditioner_dim = 5;
+    groups.second.grafting = TCH_GRAFTING_SGD;
+    trial_run_groups(*state, &groups, SHAPES, shapes, STEPS, EXACT);
 }
 
 /* Merging by itself: from the innermost dimension out, never to a vector, and to at most four. */
@@ -387,20 +225,6 @@ typedef struct watched_root {
     int32_t refreshed[4 * PERIOD + 1]; /* by step */
 } watched_root;
 
-static double *read_state(tch_context *context, tch_tensor *tensor)
-{
-    int64_t count = tch_tensor_numel(tensor);
-    double *values = test_alloc((size_t)count * sizeof *values);
-    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, tensor->ndim, tensor->shape);
-    tch_tensor *copy = NULL;
-    CHECK_OK(tch_tensor_create(context, TCH_FLOAT64, tensor->ndim, tensor->shape, TCH_CONTIGUOUS, &copy));
-    CHECK_OK(tch_tensor_copy(context, copy, tensor));
-    CHECK_OK(tch_tensor_copy(context, &host, copy));
-    CHECK_OK(tch_context_synchronize(context));
-    tch_tensor_destroy(copy);
-    return values;
-}
-
 static int32_t find_roots(const trial *t, watched_root *roots)
 {
     int32_t found = 0;
@@ -412,7 +236,7 @@ static int32_t find_roots(const trial *t, watched_root *roots)
             memset(&roots[found], 0, sizeof roots[found]);
             roots[found].tensor = state.tensor;
             roots[found].count = tch_tensor_numel(state.tensor);
-            roots[found].values = read_state(t->context, state.tensor);
+            roots[found].values = trial_read(t, state.tensor);
             found++;
         }
     }
@@ -422,9 +246,8 @@ static int32_t find_roots(const trial *t, watched_root *roots)
 static void see_refreshes(const trial *t, watched_root *roots, int32_t count, int32_t step)
 {
     for (int32_t i = 0; i < count; i++) {
-        double *now = read_state(t->context, roots[i].tensor);
+        double *now = trial_read(t, roots[i].tensor);
         roots[i].refreshed[step] = memcmp(now, roots[i].values, (size_t)roots[i].count * sizeof *now) != 0;
-        free(roots[i].values);
         roots[i].values = now;
     }
 }
@@ -484,13 +307,9 @@ static void staggered_refreshes(void **state)
     for (int32_t from = 2; from + PERIOD - 1 <= steps; from += PERIOD) {
         check_balance(roots, count, from);
     }
-    tch_optim_stats stats = TCH_OPTIM_STATS_INIT;
-    CHECK_OK(tch_optimizer_get_stats(t.optimizer, &stats));
+    tch_optim_stats stats = trial_stats(&t);
     CHECK(stats.refreshes == 4 * (int64_t)count, "%lld refreshes of %d roots", (long long)stats.refreshes, count);
     CHECK(stats.steps == steps && stats.skipped == 0 && stats.failed == 0, "other statistics");
-    for (int32_t i = 0; i < count; i++) {
-        free(roots[i].values);
-    }
     trial_close(&t);
 }
 
@@ -507,9 +326,7 @@ static void zero_gradients(void **state)
         const tch_tensor *gradients[TRIAL_MOST_PARAMETERS];
         trial_list_gradients(&t, gradients);
         for (int32_t i = 0; i < t.count; i++) {
-            trial_parameter *p = &t.parameters[i];
-            memset(p->drawn, 0, (size_t)p->memory->count * sizeof *p->drawn);
-            test_tensor_write(p->gradient_memory, p->drawn);
+            trial_erase(&t, i, t.parameters[i].memory->count);
         }
         for (int i = 0; i < 2; i++) {
             CHECK_OK(tch_optimizer_step(t.optimizer, t.count, gradients));

@@ -46,16 +46,17 @@ typedef struct numbers {
     double *start[PARAMETERS], *gradient[STEPS][PARAMETERS], *end[PARAMETERS];
 } numbers;
 
+/* All tests of the program read these. */
 static void open_numbers(numbers *n)
 {
     test_random random = test_random_stream(19);
     for (int32_t i = 0; i < PARAMETERS; i++) {
         int64_t count = count_of(&model[i]);
-        n->start[i] = test_alloc((size_t)count * sizeof(double));
-        n->end[i] = test_alloc((size_t)count * sizeof(double));
+        n->start[i] = test_keep(test_alloc((size_t)count * sizeof(double)));
+        n->end[i] = test_keep(test_alloc((size_t)count * sizeof(double)));
         test_random_fill_normal(&random, n->start[i], count);
         for (int32_t s = 0; s < STEPS; s++) {
-            n->gradient[s][i] = test_alloc((size_t)count * sizeof(double));
+            n->gradient[s][i] = test_keep(test_alloc((size_t)count * sizeof(double)));
             test_random_fill_normal(&random, n->gradient[s][i], count);
         }
     }
@@ -270,7 +271,7 @@ static void close_model(rank_model *m)
         tch_tensor_destroy(m->parameter[i]);
         tch_tensor_destroy(m->gradient[i]);
     }
-    free(m->values);
+    test_drop(m->values);
 }
 
 static tch_status take_step(const training *t, rank_model *m, tch_context *context, tch_optimizer *optimizer,
@@ -317,7 +318,7 @@ static void train(tch_comm *comm, int32_t rank, void *user)
     }
     tch_optimizer_destroy(optimizer);
     close_model(m);
-    free(m);
+    test_drop(m);
     tch_context_destroy(context);
 }
 
@@ -410,10 +411,6 @@ static void try_all(const numbers *n, const char *name, const tch_optim_config *
             run_group(&t, group_sizes[s], placements[p].place, s == 1);
             compare(n, one, many, test_on_cpu() ? 0.0 : gpu_tolerance, config->kind == TCH_OPTIM_SOAP);
         }
-    }
-    for (int32_t i = 0; i < PARAMETERS; i++) {
-        free(one[i]);
-        free(many[i]);
     }
 }
 
@@ -514,10 +511,6 @@ static void sixty_four_ranks(void **state)
             run_group(&t, ranks, by_rows, false);
             compare(n, one, many, test_on_cpu() ? 0.0 : 0x1p-7, false);
         }
-        for (int32_t i = 0; i < PARAMETERS; i++) {
-            free(one[i]);
-            free(many[i]);
-        }
     }
 }
 
@@ -569,7 +562,6 @@ static void nan_on_one_rank(void **state)
             for (int64_t k = 0; k < count_of(&model[i]); k++) {
                 CHECK(isfinite(ends[i][k]), "parameter %d has %g", i, ends[i][k]);
             }
-            free(ends[i]);
         }
     }
 }
@@ -731,7 +723,7 @@ static void bad_placements(void **state)
 
 static int open_all(void **state)
 {
-    numbers *n = test_alloc(sizeof *n);
+    numbers *n = test_keep(test_alloc(sizeof *n));
     open_numbers(n);
     *state = n;
     return 0;

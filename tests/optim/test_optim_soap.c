@@ -8,7 +8,6 @@
  * direction is second order in neighboring second moments. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -45,120 +44,38 @@ static tch_optim_config base(void)
     return c;
 }
 
-typedef struct option {
-    const char *name;
-    void (*set)(tch_optim_config *config);
-} option;
-
-static void as_it_is(tch_optim_config *c)
-{
-    (void)c;
-}
-
-static void every_step(tch_optim_config *c)
-{
-    c->precondition_frequency = 1;
-}
-
-static void seldom(tch_optim_config *c)
-{
-    c->precondition_frequency = 10;
-}
-
-static void other_betas(tch_optim_config *c)
-{
-    c->beta1 = 0.8;
-    c->beta2 = 0.99;
-    c->eps = 1e-3;
-}
-
-static void own_beta_for_factors(tch_optim_config *c)
-{
-    c->shampoo_beta = 0.7;
-}
-
-static void no_correction(tch_optim_config *c)
-{
-    c->bias_correction = 0;
-}
-
-static void normalized(tch_optim_config *c)
-{
-    c->normalize_grads = 1;
-}
-
-static void no_decay(tch_optim_config *c)
-{
-    c->weight_decay = 0.0;
-}
-
-static void l2_decay(tch_optim_config *c)
-{
-    c->weight_decay = 0.2;
-    c->decay = TCH_DECAY_L2;
-}
-
-static void maximize(tch_optim_config *c)
-{
-    c->maximize = 1;
-}
-
-static void other_scalars(tch_optim_config *c)
-{
-    c->scalar_lr = 0.01;
-    c->scalar_beta1 = 0.7;
-    c->scalar_beta2 = 0.8;
-    c->scalar_eps = 0.1;
-    c->scalar_weight_decay = 0.0;
-}
-
-static void much_at_once(tch_optim_config *c)
-{
-    every_step(c);
-    other_betas(c);
-    own_beta_for_factors(c);
-    normalized(c);
-    l2_decay(c);
-    maximize(c);
-}
-
-static const option options[] = {
-    {"defaults", as_it_is},
-    {"every step", every_step},
-    {"every tenth step", seldom},
-    {"other betas", other_betas},
-    {"own beta for factors", own_beta_for_factors},
-    {"no correction", no_correction},
-    {"normalized", normalized},
-    {"no decay", no_decay},
-    {"l2", l2_decay},
-    {"maximize", maximize},
-    {"other numbers for scalars", other_scalars},
-    {"much at once", much_at_once},
+static const trial_option options[] = {
+    {.name = "defaults"},
+    {"every step", {SET(precondition_frequency, 1)}},
+    {"every tenth step", {SET(precondition_frequency, 10)}},
+    {"other betas", {SET(beta1, 0.8), SET(beta2, 0.99), SET(eps, 1e-3)}},
+    {"own beta for factors", {SET(shampoo_beta, 0.7)}},
+    {"no correction", {SET(bias_correction, 0)}},
+    {"normalized", {SET(normalize_grads, 1)}},
+    {"no decay", {SET(weight_decay, 0.0)}},
+    {"l2", {SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2)}},
+    {"maximize", {SET(maximize, 1)}},
+    {"other numbers for scalars",
+     {SET(scalar_lr, 0.01), SET(scalar_beta1, 0.7), SET(scalar_beta2, 0.8), SET(scalar_eps, 0.1),
+      SET(scalar_weight_decay, 0.0)}},
+    {"much at once",
+     {SET(precondition_frequency, 1), SET(beta1, 0.8), SET(beta2, 0.99), SET(eps, 1e-3), SET(shampoo_beta, 0.7),
+      SET(normalize_grads, 1), SET(weight_decay, 0.2), SET(decay, TCH_DECAY_L2), SET(maximize, 1)}},
+    {.name = NULL},
 };
-#define OPTIONS (sizeof options / sizeof *options)
 
 static void every_option_in_float64(void **state)
 {
-    for (size_t i = 0; i < OPTIONS; i++) {
-        tch_optim_config c = base();
-        options[i].set(&c);
-        test_case("%s, float64", options[i].name);
-        trial_run(*state, TCH_FLOAT64, &c, SHAPES, shapes, STEPS, EXACT);
-    }
+    const tch_optim_config c = base();
+    trial_run_options(*state, TCH_FLOAT64, &c, options, SHAPES, shapes, STEPS, EXACT);
 }
 
 static void every_option_in_float32(void **state)
 {
-    for (size_t i = 0; i < OPTIONS; i++) {
-        tch_optim_config c = base();
-        options[i].set(&c);
-        test_case("%s, float32", options[i].name);
-        trial_run(*state, TCH_FLOAT32, &c, SHAPES, shapes, STEPS, EXACT_F32);
-        c.precision = TCH_PRECISION_HIGH;
-        test_case("%s, float32 with rounded products", options[i].name);
-        trial_run(*state, TCH_FLOAT32, &c, SHAPES, shapes, STEPS, test_on_cpu() ? EXACT_F32 : ROUNDED_F32);
-    }
+    tch_optim_config c = base();
+    trial_run_options(*state, TCH_FLOAT32, &c, options, SHAPES, shapes, STEPS, EXACT_F32);
+    c.precision = TCH_PRECISION_HIGH;
+    trial_run_options(*state, TCH_FLOAT32, &c, options, SHAPES, shapes, STEPS, test_on_cpu() ? EXACT_F32 : ROUNDED_F32);
 }
 
 /* A dimension above the limit has no factor, on either side; blocks of a square matrix have both. */
@@ -195,30 +112,14 @@ static void merged_dimensions(void **state)
 
 static void groups_and_changing_numbers(void **state)
 {
-    trial t;
-    tch_optim_config first = base();
-    tch_optim_config second = base();
-    test_case("two groups whose numbers change");
-    other_betas(&second);
-    second.shampoo_beta = 0.9;
-    trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &first, 5, shapes);
-    trial_add_group(&t, &second, SHAPES - 5, shapes + 5);
-    for (int i = 0; i < STEPS; i++) {
-        if (i % 7 == 5) {
-            first.lr *= 0.5;
-            first.weight_decay = 0.1;
-            second.beta1 = 0.9;
-            second.beta2 = 0.95;
-            second.eps = 1e-5;
-            second.shampoo_beta = 0.8;
-            second.precondition_frequency = 2;
-            trial_set_config(&t, 0, &first);
-            trial_set_config(&t, 1, &second);
-        }
-        trial_step(&t);
-    }
-    trial_check(&t, EXACT);
-    trial_close(&t);
+    static const trial_setting first[] = {SET(weight_decay, 0.1), {{0}, 0}};
+    static const trial_setting second[] = {
+        SET(beta1, 0.9), SET(beta2, 0.95), SET(eps, 1e-5), SET(shampoo_beta, 0.8), SET(precondition_frequency, 2),
+        {{0}, 0}};
+    trial_groups groups = {base(), base(), 5, first, second};
+    trial_set_option(&groups.second, options, "other betas");
+    groups.second.shampoo_beta = 0.9;
+    trial_run_groups(*state, &groups, SHAPES, shapes, STEPS, EXACT);
 }
 
 /* The first gradient only prepares: matrices stay where they are, to the bit, and the others take their step. */
@@ -240,22 +141,6 @@ static void the_first_gradient_prepares(void **state)
 
 /* --- bases that the first gradient leaves open ------------------------------------------------------------------- */
 
-static double *read_state(trial *t, const char *name)
-{
-    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
-        tch_optim_state s = TCH_OPTIM_STATE_INIT;
-        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
-        if (strcmp(s.name, name) == 0) {
-            double *values = test_alloc((size_t)tch_tensor_numel(s.tensor) * sizeof *values);
-            tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, s.tensor->ndim, s.tensor->shape);
-            CHECK_OK(tch_tensor_copy(t->context, &host, s.tensor));
-            return values;
-        }
-    }
-    CHECK(false, "there is no state %s", name);
-    return NULL;
-}
-
 /* Rows of q are orthonormal, and q C q' is diagonal and falling. */
 static void check_basis(int64_t n, const double *q, const double *factor)
 {
@@ -274,9 +159,6 @@ static void check_basis(int64_t n, const double *q, const double *factor)
         CHECK(i / n == i % n || fabs(product[i]) < 1e-12 * size, "the basis does not diagonalize: %g", product[i]);
         CHECK(i / n == 0 || i / n != i % n || product[i] <= product[i - n - 1] + 1e-12 * size, "it is not sorted");
     }
-    free(turned);
-    free(product);
-    free(inner);
 }
 
 static void adopt_bases(trial *t)
@@ -291,10 +173,9 @@ static void adopt_bases(trial *t)
                     continue;
                 }
                 snprintf(name, sizeof name, "parameter%d/basis.%d.%d", i, b, k);
-                double *q = read_state(t, name);
+                double *q = trial_read(t, trial_state(t, name));
                 check_basis(n, q, r->blocks[b].factor[k]);
                 ref_transpose(n, n, q, r->blocks[b].root[k]);
-                free(q);
             }
         }
     }
@@ -341,7 +222,7 @@ static void bases_stay_orthonormal(void **state)
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, 2, open);
     for (int i = 0; i < STEPS; i++) {
         trial_step(&t);
-        double *q = read_state(&t, "parameter0/basis.0.0");
+        double *q = trial_read(&t, trial_state(&t, "parameter0/basis.0.0"));
         double *turned = test_alloc(24 * 24 * sizeof *turned);
         double *product = test_alloc(24 * 24 * sizeof *product);
         ref_transpose(24, 24, q, turned);
@@ -349,15 +230,11 @@ static void bases_stay_orthonormal(void **state)
         for (int k = 0; k < 24 * 24; k++) {
             CHECK(fabs(product[k] - (k / 24 == k % 24)) < 1e-10, "step %d: not orthonormal: %g", i, product[k]);
         }
-        free(q);
-        free(turned);
-        free(product);
     }
     for (int32_t i = 0; i < t.count; i++) {
         double *p = test_tensor_read(t.parameters[i].memory);
         double size = ref_largest(t.parameters[i].memory->count, p);
         CHECK(isfinite(size) && size < 10.0, "parameter %d has grown to %g", i, size);
-        free(p);
     }
     trial_close(&t);
 }

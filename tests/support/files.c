@@ -50,7 +50,7 @@ int test_leftover_count(void)
 
 int test_folder_remove(void **state)
 {
-    (void)state;
+    test_release(state);
     chmod(folder, S_IRWXU);
     visit(remove);
     return rmdir(folder);
@@ -112,7 +112,7 @@ void test_safetensors_write(const char *path, const char *header, int64_t length
         bytes[8 + (int64_t)text + i] = (unsigned char)i;
     }
     test_file_write(path, bytes, 8 + (int64_t)text + data_bytes);
-    free(bytes);
+    test_drop(bytes);
 }
 
 /* --- checkpoints with one thing changed -------------------------------------------------------------------------- */
@@ -176,5 +176,5 @@ void test_checkpoint_set_element(const char *from, const char *to, const char *t
     CHECK_OK(tch_checkpoint_writer_save(writer, NULL, to));
     tch_checkpoint_writer_destroy(writer);
     tch_checkpoint_close(file);
-    free(elements);
+    test_drop(elements);
 }

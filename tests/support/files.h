@@ -24,7 +24,7 @@ int test_leftover_count(void);
 
 void test_file_write(const char *path, const void *bytes, int64_t count);
 
-/* All bytes of a file; free with free. */
+/* All bytes of a file. */
 char *test_file_read(const char *path, int64_t *count);
 
 /* The length of the header, the header, then `data_bytes` bytes that count from 0 up. `length` is what stands before

@@ -93,10 +93,25 @@ static unsigned char *from_device(const test_tensor *t)
     return bytes;
 }
 
+static void release(void *tensor)
+{
+    test_tensor *t = tensor;
+    tch_tensor_destroy(t->block);
+    free(t->image);
+    free(t);
+}
+
+void test_tensor_free(test_tensor *t)
+{
+    if (t != NULL) {
+        release(test_keep(t));
+    }
+}
+
 test_tensor *test_tensor_make(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
                               test_layout layout)
 {
-    test_tensor *t = test_alloc(sizeof *t);
+    test_tensor *t = test_keep(test_alloc(sizeof *t));
     memset(t, 0, sizeof *t);
     memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
     lay_out(t, ndim, layout);
@@ -108,7 +123,7 @@ test_tensor *test_tensor_make(tch_context *context, tch_dtype dtype, int32_t ndi
     t->bytes = (2 * GUARD_BYTES + shift + (reach > 0 ? reach : 0) + size + 3) / 4 * 4;
     int64_t words = t->bytes / 4;
     CHECK_OK(tch_tensor_create_uninitialized(context, TCH_INT32, 1, &words, TCH_CONTIGUOUS, &t->block));
-    t->image = test_alloc((size_t)t->bytes);
+    t->image = test_keep(test_alloc((size_t)t->bytes));
     memset(t->image, POISON, (size_t)t->bytes);
     to_device(t);
     t->tensor = (tch_tensor){t->block->data,
@@ -118,16 +133,8 @@ test_tensor *test_tensor_make(tch_context *context, tch_dtype dtype, int32_t ndi
                              t->shape,
                              layout == LAYOUT_CONTIGUOUS ? NULL : t->strides,
                              t->block->byte_offset + (uint64_t)(GUARD_BYTES + shift)};
+    test_own(t, release);
     return t;
-}
-
-void test_tensor_free(test_tensor *t)
-{
-    if (t != NULL) {
-        tch_tensor_destroy(t->block);
-        free(t->image);
-        free(t);
-    }
 }
 
 /* Goes over the elements in row-major order. Divisions to find each one anew were a third of the time of some tests. */
@@ -172,7 +179,7 @@ void test_tensor_draw_from(test_tensor *t, test_random *random)
     double *values = test_alloc((size_t)t->count * sizeof *values);
     test_random_fill_normal(random, values, t->count);
     test_tensor_write(t, values);
-    free(values);
+    test_drop(values);
 }
 
 void test_tensor_draw(test_tensor *t, uint64_t stream)
@@ -195,7 +202,7 @@ double *test_tensor_read(const test_tensor *t)
     for (int64_t i = 0; i < t->count; i++, walk_on(&w)) {
         values[i] = test_decode(t->tensor.dtype, bytes + w.offset);
     }
-    free(bytes);
+    test_drop(bytes);
     return values;
 }
 
@@ -203,7 +210,7 @@ bool test_tensor_is_unchanged(const test_tensor *t)
 {
     unsigned char *bytes = from_device(t);
     bool same = memcmp(bytes, t->image, (size_t)t->bytes) == 0;
-    free(bytes);
+    test_drop(bytes);
     return same;
 }
 
@@ -233,5 +240,5 @@ void test_tensor_check_written(const test_tensor *t, const char *name)
         memcpy(element, t->image + w.offset, size);
     }
     CHECK(memcmp(bytes, t->image, (size_t)t->bytes) == 0, "memory beside %s was written", name);
-    free(bytes);
+    test_drop(bytes);
 }

@@ -38,7 +38,7 @@ const char *test_layout_name(test_layout layout);
 /* A tensor whose elements, gaps and guards are all poison. */
 test_tensor *test_tensor_make(tch_context *context, tch_dtype dtype, int32_t ndim, const int64_t *shape,
                               test_layout layout);
-void test_tensor_free(test_tensor *t);
+void test_tensor_free(test_tensor *t); /* before the test ends */
 
 /* Stores row-major values, rounded to the dtype. */
 void test_tensor_write(test_tensor *t, const double *values);
@@ -50,7 +50,7 @@ void test_tensor_draw_from(test_tensor *t, test_random *random);
 /* Poisons the elements again. */
 void test_tensor_poison(test_tensor *t);
 
-/* The elements in row-major order as they are on the device; free with free. */
+/* The elements in row-major order as they are on the device, in memory of the test. */
 double *test_tensor_read(const test_tensor *t);
 
 /* Fails the test unless every byte of the block is as it was written or poisoned. */

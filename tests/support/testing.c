@@ -1,6 +1,8 @@
 /* The state here is per process and set once in main, except the case's name, which belongs to the test's thread. */
 #include "testing.h"
 
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,14 +100,100 @@ int test_open_context(void **state)
 
 int test_close_context(void **state)
 {
+    test_release(state);
     tch_context_destroy(*state);
     *state = NULL;
     return 0;
+}
+
+/* --- what the running test owns ---------------------------------------------------------------------------------- */
+
+typedef struct owned {
+    void *thing; /* NULL where it was given back before its turn */
+    void (*release)(void *thing);
+} owned;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static owned *list;
+static size_t listed, room;
+
+void test_own(void *thing, void (*release)(void *thing))
+{
+    pthread_mutex_lock(&lock);
+    if (listed == room) {
+        room = 2 * room + 64;
+        list = realloc(list, room * sizeof *list);
+    }
+    if (list == NULL) {
+        abort();
+    }
+    list[listed++] = (owned){thing, release};
+    pthread_mutex_unlock(&lock);
+}
+
+/* Most of what is given back early came late. */
+void *test_keep(void *thing)
+{
+    pthread_mutex_lock(&lock);
+    size_t i = listed;
+    while (i > 0 && list[i - 1].thing != thing) {
+        i--;
+    }
+    bool found = i > 0;
+    if (found) {
+        list[i - 1].thing = NULL;
+    }
+    while (listed > 0 && list[listed - 1].thing == NULL) {
+        listed--;
+    }
+    pthread_mutex_unlock(&lock);
+    CHECK(found, "the test does not own what it gives away");
+    return thing;
 }
 
 void *test_alloc(size_t bytes)
 {
     void *pointer = malloc(bytes > 0 ? bytes : 1);
     CHECK(pointer != NULL, "the test itself has no memory for %zu bytes", bytes);
+    test_own(pointer, free);
     return pointer;
+}
+
+double *test_zeros(int64_t count)
+{
+    double *values = test_alloc((size_t)count * sizeof *values);
+    memset(values, 0, (size_t)count * sizeof *values);
+    return values;
+}
+
+void test_drop(void *pointer)
+{
+    if (pointer != NULL) {
+        free(test_keep(pointer));
+    }
+}
+
+size_t test_mark(void)
+{
+    return listed;
+}
+
+void test_release_since(size_t mark)
+{
+    while (listed > mark) {
+        owned last = list[--listed];
+        if (last.thing != NULL) {
+            last.release(last.thing);
+        }
+    }
+}
+
+int test_release(void **state)
+{
+    (void)state;
+    test_release_since(0);
+    free(list);
+    list = NULL;
+    room = 0;
+    return 0;
 }

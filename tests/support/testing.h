@@ -55,7 +55,25 @@ int test_on_cpu(void);
  * shifted_inverse, and tests of it are then left out too. The CPU offers every method. */
 int test_offers_method(tch_root_method method);
 
-/* malloc that fails the test instead of returning NULL; free with free. */
+/* What a test takes is its own, and is given back after it, whether it passed or not, the latest first. test_alloc is
+ * malloc that fails the test instead of returning NULL; test_drop gives back earlier, where much would come together,
+ * and test_keep makes it the caller's, to be freed with free. test_own takes anything else, with the way to release it.
+ * All may be called from any thread. */
 void *test_alloc(size_t bytes);
+double *test_zeros(int64_t count);
+void test_drop(void *pointer);
+void *test_keep(void *pointer);
+void test_own(void *thing, void (*release)(void *thing));
+
+/* Gives back what was taken since the mark: where cases of one test would need too much together, or what the memory
+ * belongs to ends before the test does. */
+size_t test_mark(void);
+void test_release_since(size_t mark);
+
+/* The teardown of every test that has none of its own, which calls it; closing a context does so as well. */
+int test_release(void **state);
+
+#undef cmocka_unit_test
+#define cmocka_unit_test(test) cmocka_unit_test_teardown(test, test_release)
 
 #endif

@@ -6,7 +6,6 @@
  * (n + 10) u for composing the result, kappa being the condition number after damping. Where that is more than the
  * tolerance, the eigen method is not asked for better. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -63,7 +62,6 @@ static double *expected_root(const known_matrix *known, int32_t root, const tch_
         f[i] = pow(known->w[i] + damping_of(known, config), -1.0 / root);
     }
     ref_compose(n, known->v, f, expected);
-    free(f);
     return expected;
 }
 
@@ -87,7 +85,6 @@ static void check_error(const known_matrix *known, int32_t root, const tch_root_
     if (config->method == TCH_ROOT_EIGEN && dtype.bits != 16) {
         CHECK(error <= stable, "relative error %.3g > %.3g of a stable eigensolver", error, stable);
     }
-    free(expected);
 }
 
 /* A residual of float64 arithmetic on the stored result agrees with ours to its own rounding, n u64 kappa for each of
@@ -123,14 +120,6 @@ static root_call make_call(tch_context *context, const test_variation *v, double
                        test_case_tensor(context, v, TCH_INT32, -1, -1, LAYOUT_STEPPED)};
 }
 
-static void free_call(root_call *c)
-{
-    test_tensor_free(c->a);
-    test_tensor_free(c->out);
-    test_tensor_free(c->residual);
-    test_tensor_free(c->report);
-}
-
 /* Runs one case and checks every matrix of it: all must be good. */
 static void check_roots(tch_context *context, const test_variation *v, double condition, tch_dtype dtype, int32_t root,
                         const tch_root_config *config)
@@ -155,10 +144,6 @@ static void check_roots(tch_context *context, const test_variation *v, double co
         check_error(known, root, config, x + b * size, dtype);
         check_certificate(known, root, config, x + b * size, residual[b], dtype);
     }
-    free(x);
-    free(residual);
-    free(report);
-    free_call(&c);
 }
 
 static tch_root_config config_with(tch_root_method method, double eps)
@@ -274,8 +259,6 @@ static void defaults_work(void **state)
         for (int b = 0; b < 3; b++) {
             check_error(test_known_of(&v, b, 50.0, dtypes[d]), 4, &defaults, x + b * 1600, dtypes[d]);
         }
-        free(x);
-        free_call(&c);
     }
 }
 
@@ -297,12 +280,9 @@ static bool check_honesty(tch_context *context, double condition, tch_dtype dtyp
         double *x = test_tensor_read(c.out);
         test_tensor_check_written(c.out, "out");
         check_error(test_known_of(&v, 0, condition, dtype), root, config, x, dtype);
-        free(x);
     } else {
         test_tensor_check_unchanged(c.out, "out");
     }
-    free(report);
-    free_call(&c);
     return good;
 }
 
@@ -351,7 +331,6 @@ static void impossible_tolerances_are_refused(void **state)
         tch_status got = tch_inverse_root(context, &c.a->tensor, 4, &config, &c.out->tensor, NULL, NULL);
         CHECK(got == TCH_ERR_INVALID_ARGUMENT || got == TCH_ERR_NUMERIC, "gave %s", tch_status_name(got));
         test_tensor_check_unchanged(c.out, "out");
-        free_call(&c);
     }
 }
 
@@ -392,13 +371,6 @@ static void unusual_spectra(void **state)
         CHECK_OK(tch_inverse_root(context, &a->tensor, 4, &config, &out->tensor, NULL, NULL));
         double *x = test_tensor_read(out);
         check_error(&known, 4, &config, x, TCH_FLOAT64);
-        free(x);
-        free(values);
-        free(w);
-        free(spectrum);
-        free(vectors);
-        test_tensor_free(a);
-        test_tensor_free(out);
     }
 }
 
@@ -437,13 +409,7 @@ static void a_thousand(void **state)
         double error = ref_distance(n * n, x, expected) / ref_norm(n * n, expected);
         double bound = promised_tolerance(&config, dtype) + test_unit_roundoff(dtype) * (1.0 + eps) / eps / 4;
         CHECK(error <= bound, "relative error %.3g > %.3g", error, bound);
-        free(x);
-        test_tensor_free(a);
-        test_tensor_free(out);
     }
-    free(spectrum);
-    free(a_values);
-    free(expected);
 }
 
 /* The plan names the method that `auto` takes, and is itself when a method was chosen. */
@@ -481,7 +447,6 @@ static void methods_not_offered_are_refused(void **state)
     test_tensor_check_unchanged(c.out, "out");
     test_tensor_check_unchanged(c.residual, "residual");
     test_tensor_check_unchanged(c.report, "report");
-    free_call(&c);
 }
 
 int main(int argc, char **argv)

@@ -1,7 +1,6 @@
 /* Roots of many random matrices of low rank by the Newton method, whose polynomials hold only up to the bound they are
  * given. What is looked for is rare: a start of the iteration for the largest eigenvalue with next to nothing along its
  * eigenvector, which settles on the second largest. The damping is far above rounding: every root must be good. */
-#include <stdlib.h>
 
 #include "support/random.h"
 #include "support/tensors.h"
@@ -26,7 +25,6 @@ static double *low_rank(int64_t n, int64_t rank, test_random *random)
             }
         }
     }
-    free(g);
     return values;
 }
 
@@ -48,11 +46,6 @@ static void check_roots(tch_context *context, int64_t n, int64_t rank)
     for (int64_t b = 0; b < MATRICES; b++) {
         CHECK(reports[b] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)b, reports[b]);
     }
-    free(reports);
-    free(values);
-    test_tensor_free(report);
-    test_tensor_free(x);
-    test_tensor_free(a);
 }
 
 static void every_root_is_good(void **state)

@@ -7,7 +7,6 @@
  * in Frobenius norms. */
 #include <float.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "support/elements.h"
@@ -109,8 +108,6 @@ static void rotate(int64_t n, const double *v, int back, const double *g, double
     ref_transpose(n, n, v, turned);
     ref_matmul(n, n, n, back ? v : turned, g, product);
     ref_matmul(n, n, n, product, back ? turned : v, out);
-    free(turned);
-    free(product);
 }
 
 static void ref_backward(const function *f, const known_matrix *known, const double *grad, double *out)
@@ -134,7 +131,6 @@ static void ref_backward(const function *f, const known_matrix *known, const dou
     }
     m[n * n - 1] += f->relative_eps * w[n - 1] > f->eps ? f->relative_eps * through : 0.0;
     rotate(n, known->v, 1, m, out);
-    free(m);
 }
 
 /* --- over the cases ---------------------------------------------------------------------------------------------- */
@@ -155,7 +151,6 @@ static void check_gradient_of(const function *f, const known_matrix *known, cons
     for (int64_t i = 0; i < n * n; i++) {
         CHECK(got[i] == got[i % n * n + i / n], "element %lld differs from its mirror image", (long long)i);
     }
-    free(expected);
 }
 
 static void check_gradient(tch_context *context, const test_variation *v, tch_dtype dtype)
@@ -178,13 +173,6 @@ static void check_gradient(tch_context *context, const test_variation *v, tch_dt
         CHECK(codes[b] == TCH_REPORT_OK, "matrix %lld is reported as %g", (long long)b, codes[b]);
         check_gradient_of(f, test_known_of(v, b, f->condition, dtype), given + b * size, got + b * size, dtype);
     }
-    free(given);
-    free(got);
-    free(codes);
-    test_tensor_free(a);
-    test_tensor_free(grad);
-    test_tensor_free(out);
-    test_tensor_free(report);
 }
 
 static void follows_the_formula(void **state)
@@ -218,10 +206,6 @@ static void gradient_at(tch_context *context, const function *f, const double *a
     CHECK_OK(run_backward(context, f, &ta->tensor, &tgrad->tensor, &tout->tensor, NULL));
     double *got = test_tensor_read(tout);
     memcpy(out, got, N * N * sizeof *out);
-    free(got);
-    test_tensor_free(ta);
-    test_tensor_free(tgrad);
-    test_tensor_free(tout);
 }
 
 static double inner(const double *x, const double *y)
@@ -246,9 +230,6 @@ static double function_at(tch_context *context, const function *f, const double 
     CHECK_OK(run_forward(context, f, &ta->tensor, &tout->tensor));
     double *got = test_tensor_read(tout);
     double result = inner(grad, got);
-    free(got);
-    test_tensor_free(ta);
-    test_tensor_free(tout);
     return result;
 }
 
@@ -373,9 +354,6 @@ static void low_rank(void **state)
     gradient_at(*state, &f, known.a, grad, out);
     ref_backward(&f, &known, grad, expected);
     check_close(out, expected, 1e-7);
-    free(known.a);
-    free(known.w);
-    free(known.v);
 }
 
 /* Far apart and extreme: no overflow on the way to a finite result. */
@@ -435,12 +413,6 @@ static void check_reported(tch_context *context, const function *f, double last,
     CHECK(isnan(got[N * N]), "the bad matrix was written");
     assert_int_equal(run_backward(context, f, &ta->tensor, &grad->tensor, &out->tensor, NULL), TCH_ERR_NUMERIC);
     CHECK(strstr(tch_last_error(), said) != NULL, "the message is: %s", tch_last_error());
-    free(codes);
-    free(got);
-    test_tensor_free(ta);
-    test_tensor_free(grad);
-    test_tensor_free(out);
-    test_tensor_free(report);
 }
 
 static void bad_matrices(void **state)
@@ -486,8 +458,6 @@ static void wrong_numbers(void **state)
     assert_int_equal(tch_inverse_root_backward(*state, &a->tensor, 4, &config, &a->tensor, &out->tensor, NULL),
                      TCH_ERR_INVALID_ARGUMENT);
     test_tensor_check_unchanged(out, "out");
-    test_tensor_free(a);
-    test_tensor_free(out);
 }
 
 /* Under the smallest workspace limit that is enough, the batch goes through in chunks, with the same bits. */
@@ -519,12 +489,6 @@ static void in_chunks(void **state)
     double *whole = test_tensor_read(t[2]);
     double *chunks = test_tensor_read(t[3]);
     CHECK(memcmp(whole, chunks, 7 * N * N * sizeof *whole) == 0, "chunks of the batch differ from the whole");
-    free(whole);
-    free(chunks);
-    free(values);
-    for (int i = 0; i < 4; i++) {
-        test_tensor_free(t[i]);
-    }
 }
 
 int main(int argc, char **argv)

@@ -9,7 +9,6 @@
  * type. Nothing is given up needlessly either: where the second term is far below the tolerance every method has to
  * deliver, unless it says beforehand that it cannot. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "support/elements.h"
 #include "support/linalg/reference.h"
@@ -80,13 +79,6 @@ static known make_known(spectrum_kind kind, int64_t n, tch_dtype dtype)
     return k;
 }
 
-static void free_known(known *k)
-{
-    free(k->a);
-    free(k->w);
-    free(k->v);
-}
-
 static double *expected_root(const known *k, int32_t root, double damping)
 {
     int64_t n = k->n;
@@ -96,7 +88,6 @@ static double *expected_root(const known *k, int32_t root, double damping)
         f[i] = pow(k->w[i] + damping, -1.0 / root);
     }
     ref_compose(n, k->v, f, expected);
-    free(f);
     return expected;
 }
 
@@ -141,9 +132,6 @@ static double *take_root(const trial *t, int32_t root, const tch_root_config *ho
     if (result == NULL) {
         test_tensor_check_unchanged(x, "out");
     }
-    free(said);
-    test_tensor_free(report);
-    test_tensor_free(x);
     return result;
 }
 
@@ -159,7 +147,6 @@ static void check_promise(const trial *t, int32_t root, const tch_root_config *h
     if (x != NULL) {
         double error = ref_distance(size, x, expected) / ref_norm(size, expected);
         CHECK(error <= bound, "relative error %.3g > %.3g promised", error, bound);
-        free(x);
     }
 }
 
@@ -179,6 +166,7 @@ static void check_methods(trial *t, spectrum_kind kind, const known *k, int32_t 
     if (k->w[0] + damping <= 0.0) {
         return; /* rounding has made the matrix indefinite, and the damping does not cover it */
     }
+    size_t mark = test_mark();
     double *expected = expected_root(k, root, damping);
     for (int m = 0; m < METHODS; m++) {
         how->method = methods[m];
@@ -187,7 +175,7 @@ static void check_methods(trial *t, spectrum_kind kind, const known *k, int32_t 
             check_promise(t, root, how, expected);
         }
     }
-    free(expected);
+    test_release_since(mark);
 }
 
 static void check_spectrum(tch_context *context, const settings *s, spectrum_kind kind)
@@ -202,8 +190,6 @@ static void check_spectrum(tch_context *context, const settings *s, spectrum_kin
         how.tolerance = s->tolerance[i / ROOTS / s->dampings];
         check_methods(&t, kind, &k, roots[i % ROOTS], &how);
     }
-    test_tensor_free(t.a);
-    free_known(&k);
 }
 
 static void check_spectra(tch_context *context, const settings *s)
@@ -267,17 +253,7 @@ static low_rank make_low_rank(int64_t n, int64_t rank)
     for (int64_t i = 0; i < n * rank; i++) {
         l.u[i] /= sqrt(l.s[i % rank]);
     }
-    free(transposed);
-    free(gram);
-    free(w);
     return l;
-}
-
-static void free_low_rank(low_rank *l)
-{
-    free(l->g);
-    free(l->s);
-    free(l->u);
 }
 
 /* v diag(f) v' + c I for v n by r. */
@@ -294,8 +270,6 @@ static double *compose_low_rank(int64_t n, int64_t rank, const double *v, const 
     for (int64_t i = 0; i < n; i++) {
         out[i * n + i] += c;
     }
-    free(scaled);
-    free(transposed);
     return out;
 }
 
@@ -306,7 +280,6 @@ static double *low_rank_matrix(const low_rank *l)
         ones[i] = 1.0;
     }
     double *a = compose_low_rank(l->n, l->rank, l->g, ones, 0.0);
-    free(ones);
     return a;
 }
 
@@ -318,7 +291,6 @@ static double *low_rank_root(const low_rank *l, int32_t root, double damping)
         f[i] = pow(l->s[i] + damping, -1.0 / root) - rest;
     }
     double *x = compose_low_rank(l->n, l->rank, l->u, f, rest);
-    free(f);
     return x;
 }
 
@@ -326,6 +298,7 @@ static void check_low_rank(tch_context *context, int64_t n, int64_t rank, int32_
                            const double *relative_eps, int count)
 {
     const int64_t shape[] = {n, n};
+    size_t mark = test_mark();
     low_rank l = make_low_rank(n, rank);
     double *values = low_rank_matrix(&l);
     trial t = {context, TCH_FLOAT32, n, test_tensor_make(context, TCH_FLOAT32, 2, shape, LAYOUT_CONTIGUOUS), 0.0};
@@ -339,11 +312,8 @@ static void check_low_rank(tch_context *context, int64_t n, int64_t rank, int32_
         t.kappa = 1.0 + 1.0 / relative_eps[i];
         name_case(&t, "exactly of low rank", root, &how);
         check_promise(&t, root, &how, expected);
-        free(expected);
     }
-    test_tensor_free(t.a);
-    free(values);
-    free_low_rank(&l);
+    test_release_since(mark);
 }
 
 static void large_matrices_of_low_rank(void **state)

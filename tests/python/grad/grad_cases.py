@@ -11,6 +11,7 @@ import copy
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 BOUND64 = 1e-10
 BOUND32 = 2e-5
@@ -190,6 +191,18 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
 
 
+class CheckpointedGPT(GPT):
+    """Activations of its blocks are computed again in backward."""
+
+    reentrant = False
+
+    def forward(self, x):
+        h = self.tokens(x) + self.positions(torch.arange(x.size(1), device=x.device)[None])
+        for block in self.blocks:
+            h = checkpoint(block, h, use_reentrant=self.reentrant)
+        return self.head(self.norm(h))
+
+
 class Reused(nn.Module):
     """One module of each kind, called twice, on inputs of different lengths."""
 
@@ -257,6 +270,13 @@ MODELS = {
     "sequential with an unused layer": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), numbers(4)),
 }
 ALL = LAYERS | UNITS | MODELS
+
+
+def make_checkpointed(reentrant, device):
+    model = CheckpointedGPT().double().to(device)
+    model.reentrant = reentrant
+    x = torch.randint(11, (3, 6), device=device)
+    return model, x, torch.randn(3, 6, 11, dtype=torch.float64, device=device)
 
 
 def make(name, batch, dtype, device):

@@ -8,7 +8,6 @@ import grad_cases as cases  # noqa: E402
 import torchium  # noqa: E402
 from test_grad_sample import pictures  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torchium.utils.cuda_kernels import CUDAGradientOps  # noqa: E402
 
 
@@ -193,16 +192,7 @@ def test_frozen_parameters_do_not_count(device):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_checkpoints(reentrant, device):
-    class Checkpointed(cases.GPT):
-        def forward(self, x):
-            h = self.tokens(x) + self.positions(torch.arange(x.size(1), device=x.device)[None])
-            for block in self.blocks:
-                h = checkpoint(block, h, use_reentrant=reentrant)
-            return self.head(self.norm(h))
-
-    model = Checkpointed().double().to(device)
-    x = torch.randint(11, (3, 6), device=device)
-    y = torch.randn(3, 6, 11, dtype=torch.float64, device=device)
+    model, x, y = cases.make_checkpointed(reentrant, device)
     gradients = cases.reference(model, x, y)
     expected, norms = clipped(gradients, 0.1)
     with torchium.GhostClipping(model, 0.1) as clipping:

@@ -13,15 +13,6 @@ BOUNDS = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 2e-3, torch.
 LAYOUTS = ("contiguous", "channels_last", "transposed", "strided", "expanded", "negated", "offset")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("kernels")
-        folder.chmod(0o700)
-        patch.setenv("TORCHIUM_CACHE", str(folder))
-        yield folder
-
-
 @pytest.fixture(scope="module")
 def axpy():
     return torchium.elementwise(

@@ -34,15 +34,6 @@ AXPY = """__global__ void axpy(double a, const double *x, double *y, long long n
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("kernels")
-        folder.chmod(0o700)
-        patch.setenv("TORCHIUM_CACHE", str(folder))
-        yield folder
-
-
 @pytest.fixture(scope="module")
 def halve():
     return torchium.kernel(HALVE)

@@ -84,15 +84,6 @@ BROKEN = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("kernels")
-        folder.chmod(0o700)
-        patch.setenv("TORCHIUM_CACHE", str(folder))
-        yield folder
-
-
 def newton(dtype="float", **options):
     return Kernel(NEWTON, f"newton<{dtype}>", **options)
 

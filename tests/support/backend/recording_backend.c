@@ -55,7 +55,7 @@ static void write_down(const entry *e)
     *kept = *e;
     if (e->update.count > 0) {
         size_t bytes = (size_t)e->update.count * sizeof(tch_rect);
-        kept->rects = test_alloc(bytes);
+        kept->rects = test_keep(test_alloc(bytes));
         memcpy(kept->rects, e->update.rects, bytes);
     }
 }
@@ -513,7 +513,7 @@ static tch_status begin(void *state)
     if (recording_fault.begin_fails) {
         return tchi_fail(TCH_ERR_BACKEND, "no recording begins");
     }
-    under_way = test_alloc(sizeof *under_way);
+    under_way = test_keep(test_alloc(sizeof *under_way));
     *under_way = (journal){0};
     return TCH_OK;
 }

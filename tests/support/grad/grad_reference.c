@@ -7,13 +7,6 @@
 
 #include "support/testing.h"
 
-static double *zeros(int64_t count)
-{
-    double *values = test_alloc((size_t)count * sizeof *values);
-    memset(values, 0, (size_t)count * sizeof *values);
-    return values;
-}
-
 /* --- linear ------------------------------------------------------------------------------------------------------ */
 
 static void add_linear(grad_reference *r, double scale, const double *x, const double *g)
@@ -152,10 +145,10 @@ grad_reference *grad_reference_make(const tch_layer *layer, int32_t ndim, const 
         r->inputs = input_shape[ndim - 1];
     }
     r->weights = r->outputs * r->inputs;
-    r->weight = zeros(r->samples * r->weights);
-    r->magnitude = zeros(r->samples * r->weights);
-    r->bias = zeros(r->samples * r->outputs);
-    r->bias_magnitude = zeros(r->samples * r->outputs);
+    r->weight = test_zeros(r->samples * r->weights);
+    r->magnitude = test_zeros(r->samples * r->weights);
+    r->bias = test_zeros(r->samples * r->outputs);
+    r->bias_magnitude = test_zeros(r->samples * r->outputs);
     if (layer->kind == TCH_LAYER_CONV) {
         add_conv(r, &c, layer->scale, x, g);
     } else {
@@ -163,13 +156,4 @@ grad_reference *grad_reference_make(const tch_layer *layer, int32_t ndim, const 
     }
     add_bias(r, layer, g);
     return r;
-}
-
-void grad_reference_free(grad_reference *r)
-{
-    free(r->weight);
-    free(r->magnitude);
-    free(r->bias);
-    free(r->bias_magnitude);
-    free(r);
 }

@@ -20,6 +20,5 @@ void grad_reference_outputs(const tch_layer *layer, const int64_t *input_shape, 
 /* x and g are row-major, of the shapes that grad.h says; gradients are multiplied by the layer's scale. */
 grad_reference *grad_reference_make(const tch_layer *layer, int32_t ndim, const int64_t *input_shape, int64_t outputs,
                                     const double *x, const double *g);
-void grad_reference_free(grad_reference *r);
 
 #endif

@@ -13,16 +13,9 @@
 
 enum { INPUT, OUTPUT };
 
-static double *zeros(int64_t count)
-{
-    double *x = test_alloc((size_t)count * sizeof *x + 1);
-    memset(x, 0, (size_t)count * sizeof *x);
-    return x;
-}
-
 static double *unit_matrices(int64_t groups, int64_t n)
 {
-    double *x = zeros(groups * n * n);
+    double *x = test_zeros(groups * n * n);
     for (int64_t i = 0; i < groups * n; i++) {
         x[i / n * n * n + i % n * (n + 1)] = 1.0;
     }
@@ -56,12 +49,12 @@ static test_kfac_reference make_reference(const tch_kfac_config *config, const t
     r.p = layer->outputs / r.groups;
     for (int side = 0; side < 2; side++) {
         int64_t n = side == INPUT ? r.n : r.p;
-        r.factor[side] = config->bias_correction ? zeros(r.groups * n * n) : unit_matrices(r.groups, n);
+        r.factor[side] = config->bias_correction ? test_zeros(r.groups * n * n) : unit_matrices(r.groups, n);
         r.basis[side] = unit_matrices(r.groups, n);
         r.divisor[side] = unit_matrices(r.groups, n);
-        r.values[side] = zeros(r.groups * n);
+        r.values[side] = test_zeros(r.groups * n);
     }
-    r.scales = zeros(r.groups * r.p * r.n);
+    r.scales = test_zeros(r.groups * r.p * r.n);
     return r;
 }
 
@@ -89,6 +82,11 @@ static void free_gradients(test_kfac_trial *t)
     }
 }
 
+static void destroy(void *kfac)
+{
+    tch_kfac_destroy(kfac);
+}
+
 test_kfac_trial *test_kfac_make(tch_context *context, const tch_kfac_config *config, int32_t count,
                                 const test_kfac_layer *layers, tch_dtype dtype)
 {
@@ -101,33 +99,12 @@ test_kfac_trial *test_kfac_make(tch_context *context, const tch_kfac_config *con
     t->expected = test_alloc((size_t)count * sizeof(double *) + 1);
     for (int32_t i = 0; i < count; i++) {
         t->reference[i] = make_reference(config, &described[i]);
-        t->expected[i] = zeros(described[i].outputs * t->reference[i].n);
+        t->expected[i] = test_zeros(described[i].outputs * t->reference[i].n);
     }
     make_gradients(t, LAYOUT_CONTIGUOUS);
     CHECK_OK(tch_kfac_create(context, config, count, described, &t->kfac));
-    free(described);
+    test_own(t->kfac, destroy);
     return t;
-}
-
-void test_kfac_free(test_kfac_trial *t)
-{
-    tch_kfac_destroy(t->kfac);
-    free_gradients(t);
-    for (int32_t i = 0; i < t->count; i++) {
-        test_kfac_reference *r = &t->reference[i];
-        for (int side = 0; side < 2; side++) {
-            free(r->factor[side]);
-            free(r->basis[side]);
-            free(r->values[side]);
-            free(r->divisor[side]);
-        }
-        free(r->scales);
-        free(t->expected[i]);
-    }
-    free(t->reference);
-    free(t->gradients);
-    free(t->expected);
-    free(t);
 }
 
 static tch_tensor *find_state(const test_kfac_trial *t, int32_t layer, const char *what)
@@ -152,7 +129,7 @@ double *test_kfac_state(const test_kfac_trial *t, int32_t layer, const char *wha
         return NULL;
     }
     *count = tch_tensor_numel(tensor);
-    double *x = zeros(*count);
+    double *x = test_zeros(*count);
     tch_tensor view = tch_tensor_view(x, TCH_FLOAT64, tensor->ndim, tensor->shape);
     CHECK_OK(tch_tensor_copy(t->context, &view, tensor));
     return x;
@@ -216,8 +193,8 @@ static void observe_reference(const test_kfac_trial *t, test_kfac_reference *r, 
     double alpha = share / t->config.accumulation;
     double beta = first ? 1.0 - share : 1.0;
     int64_t most = r->groups * (r->n > r->p ? r->n * r->n : r->p * r->p);
-    double *added = zeros(most);
-    double *sizes = zeros(most);
+    double *added = test_zeros(most);
+    double *sizes = test_zeros(most);
     double *a = test_with_bias(batch, r->bias);
     test_reference_factor(batch, a, r->n, t->config.sharing, 1, alpha, added, sizes);
     add(r->groups * r->n * r->n, beta, added, r->factor[INPUT]);
@@ -229,9 +206,9 @@ static void observe_reference(const test_kfac_trial *t, test_kfac_reference *r, 
                               weight * scale * scale / (double)batch->samples, added, sizes);
         add(r->groups * r->p * r->n, first ? t->config.factor_decay : 1.0, added, r->scales);
     }
-    free(added);
-    free(sizes);
-    free(a);
+    test_drop(added);
+    test_drop(sizes);
+    test_drop(a);
 }
 
 void test_kfac_observe(test_kfac_trial *t, int32_t layer, double scale)
@@ -247,7 +224,6 @@ void test_kfac_observe(test_kfac_trial *t, int32_t layer, double scale)
     test_tensor_check_unchanged(batch.input, "input");
     test_tensor_check_unchanged(batch.gradient, "output_gradient");
     observe_reference(t, &t->reference[layer], &batch, scale);
-    test_positions_free(&batch);
 }
 
 /* --- refreshing -------------------------------------------------------------------------------------------------- */
@@ -264,16 +240,16 @@ static double trace(int64_t n, const double *a)
 /* out = (a + shift I)^-1, and how much larger its largest eigenvalue is than its smallest. */
 static double invert(int64_t n, const double *a, double shift, double *out)
 {
-    double *w = zeros(n);
-    double *v = zeros(n * n);
+    double *w = test_zeros(n);
+    double *v = test_zeros(n * n);
     ref_eigh(n, a, w, v);
     double condition = (w[n - 1] + shift) / (fmax(w[0], 0.0) + shift);
     for (int64_t i = 0; i < n; i++) {
         w[i] = 1.0 / (w[i] + shift);
     }
     ref_compose(n, v, w, out);
-    free(w);
-    free(v);
+    test_drop(w);
+    test_drop(v);
     return condition;
 }
 
@@ -298,14 +274,14 @@ static void refresh_bases(const test_kfac_trial *t, test_kfac_reference *r)
         for (int side = 0; side < 2; side++) {
             int64_t n = side == INPUT ? r->n : r->p;
             double *w = r->values[side] + g * n;
-            double *v = zeros(n * n);
+            double *v = test_zeros(n * n);
             ref_eigh(n, r->factor[side] + g * n * n, w, v);
             ref_transpose(n, n, v, r->basis[side] + g * n * n);
             product *= w[n - 1];
             for (int64_t i = 0; i < n; i++) {
                 w[i] = fmax(w[i], 0.0);
             }
-            free(v);
+            test_drop(v);
         }
         largest = fmax(largest, product);
     }
@@ -350,8 +326,8 @@ static void take_basis(const test_kfac_trial *t, int32_t layer)
         }
         memcpy(r->basis[side], q, (size_t)(r->groups * n * n) * sizeof *q);
         memcpy(r->values[side], w, (size_t)(r->groups * n) * sizeof *w);
-        free(q);
-        free(w);
+        test_drop(q);
+        test_drop(w);
     }
     for (int64_t k = 0; k < r->groups * r->p * r->n; k++) {
         int64_t row = k / r->n;
@@ -393,8 +369,8 @@ void test_kfac_draw_gradients(test_kfac_trial *t, test_layout layout)
     for (int32_t i = 0; i < t->count; i++) {
         test_kfac_reference *r = &t->reference[i];
         int64_t rows = r->groups * r->p;
-        double *weight = zeros(rows * r->inputs);
-        double *bias = zeros(rows);
+        double *weight = test_zeros(rows * r->inputs);
+        double *bias = test_zeros(rows);
         test_random random = test_random_stream(t->stream++);
         for (int64_t k = 0; k < rows * r->n; k++) {
             double value = test_round(t->dtype, test_random_normal(&random));
@@ -406,8 +382,8 @@ void test_kfac_draw_gradients(test_kfac_trial *t, test_layout layout)
         if (r->bias) {
             test_tensor_write(t->gradients[2 * i + 1], bias);
         }
-        free(weight);
-        free(bias);
+        test_drop(weight);
+        test_drop(bias);
     }
 }
 
@@ -415,9 +391,9 @@ void test_kfac_draw_gradients(test_kfac_trial *t, test_layout layout)
 static void sandwich(int64_t p, int64_t n, const double *l, int turn_l, const double *x, const double *r, int turn_r,
                      double *out)
 {
-    double *left = zeros(p * p);
-    double *right = zeros(n * n);
-    double *half = zeros(p * n);
+    double *left = test_zeros(p * p);
+    double *right = test_zeros(n * n);
+    double *half = test_zeros(p * n);
     memcpy(left, l, (size_t)(p * p) * sizeof *left);
     memcpy(right, r, (size_t)(n * n) * sizeof *right);
     if (turn_l) {
@@ -428,20 +404,20 @@ static void sandwich(int64_t p, int64_t n, const double *l, int turn_l, const do
     }
     ref_matmul(p, p, n, left, x, half);
     ref_matmul(p, n, n, half, right, out);
-    free(left);
-    free(right);
-    free(half);
+    test_drop(left);
+    test_drop(right);
+    test_drop(half);
 }
 
 static void precondition_group(const test_kfac_trial *t, const test_kfac_reference *r, int64_t g, double *x)
 {
     const double *qa = r->basis[INPUT] + g * r->n * r->n;
     const double *qg = r->basis[OUTPUT] + g * r->p * r->p;
-    double *y = zeros(r->p * r->n);
+    double *y = test_zeros(r->p * r->n);
     if (t->config.method == TCH_KFAC_INVERSE) {
         sandwich(r->p, r->n, r->divisor[OUTPUT] + g * r->p * r->p, 0, x, r->divisor[INPUT] + g * r->n * r->n, 0, y);
         memcpy(x, y, (size_t)(r->p * r->n) * sizeof *y);
-        free(y);
+        test_drop(y);
         return;
     }
     sandwich(r->p, r->n, qg, 0, x, qa, 1, y);
@@ -452,7 +428,7 @@ static void precondition_group(const test_kfac_trial *t, const test_kfac_referen
         y[k] /= by + t->config.damping;
     }
     sandwich(r->p, r->n, qg, 1, y, qa, 0, x);
-    free(y);
+    test_drop(y);
 }
 
 /* The new gradients in `expected`, and their inner product with the old ones. */
@@ -460,7 +436,7 @@ static double precondition_layer(const test_kfac_trial *t, int32_t layer)
 {
     const test_kfac_reference *r = &t->reference[layer];
     int64_t count = r->groups * r->p * r->n;
-    double *before = zeros(count);
+    double *before = test_zeros(count);
     double dot = 0.0;
     memcpy(before, t->expected[layer], (size_t)count * sizeof *before);
     for (int64_t g = 0; g < r->groups; g++) {
@@ -469,7 +445,7 @@ static double precondition_layer(const test_kfac_trial *t, int32_t layer)
     for (int64_t k = 0; k < count; k++) {
         dot += before[k] * t->expected[layer][k];
     }
-    free(before);
+    test_drop(before);
     return dot;
 }
 
@@ -485,7 +461,7 @@ void test_kfac_precondition(test_kfac_trial *t, double lr)
         status = tch_kfac_precondition(t->kfac, lr, 2 * t->count, arguments);
     }
     CHECK(status == TCH_OK, "tch_kfac_precondition: %s", tch_last_error());
-    free(arguments);
+    test_drop(arguments);
     for (int32_t i = 0; i < t->count; i++) {
         dot += t->reference[i].refreshes > 0 ? precondition_layer(t, i) : 0.0;
     }
@@ -519,8 +495,8 @@ static void check_layer(const test_kfac_trial *t, int32_t layer)
     double errors = 4.0 * (double)(r->n + r->p) * u * fmax(r->condition, 1.0) + test_unit_roundoff(t->dtype);
     CHECK(sqrt(distance) <= errors * size, "layer %s is off by %.3g of its size, more than %.3g",
           t->layers[layer].layer->name, sqrt(distance) / size, errors);
-    free(weight);
-    free(bias);
+    test_drop(weight);
+    test_drop(bias);
 }
 
 void test_kfac_check_gradients(const test_kfac_trial *t)

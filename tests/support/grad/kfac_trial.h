@@ -43,7 +43,6 @@ typedef struct test_kfac_trial {
 
 test_kfac_trial *test_kfac_make(tch_context *context, const tch_kfac_config *config, int32_t count,
                                 const test_kfac_layer *layers, tch_dtype dtype);
-void test_kfac_free(test_kfac_trial *trial);
 
 /* The public descriptions of the layers; `out` has room for `count`. */
 void test_kfac_describe(int32_t count, const test_kfac_layer *layers, tch_kfac_layer *out);
@@ -59,7 +58,7 @@ void test_kfac_precondition(test_kfac_trial *trial, double lr);
 /* Fails unless gradients are what is expected. */
 void test_kfac_check_gradients(const test_kfac_trial *trial);
 
-/* A state of the library by name, e.g. "input_factor", as float64; free with free. NULL if there is none. */
+/* A state of the library by name, e.g. "input_factor", as float64. NULL if there is none. */
 double *test_kfac_state(const test_kfac_trial *trial, int32_t layer, const char *what, int64_t *count);
 void test_kfac_put_state(const test_kfac_trial *trial, int32_t layer, const char *what, double *values);
 

@@ -123,8 +123,8 @@ static void make_conv(test_positions *r, tch_context *context, const test_layer_
     turn(r, y);
     r->input = tensor_of(context, dtype, ndim, in, layout, x);
     r->gradient = tensor_of(context, dtype, ndim, out, layout, y);
-    free(x);
-    free(y);
+    test_drop(x);
+    test_drop(y);
 }
 
 /* One position is a batch without a middle dimension, an even number two of them. */
@@ -169,14 +169,6 @@ test_positions test_positions_make(tch_context *context, const test_layer_case *
         make_linear(&r, context, c, dtype, layout, stream);
     }
     return r;
-}
-
-void test_positions_free(test_positions *r)
-{
-    test_tensor_free(r->input);
-    test_tensor_free(r->gradient);
-    free(r->a);
-    free(r->g);
 }
 
 /* --- curvature --------------------------------------------------------------------------------------------------- */
@@ -243,10 +235,10 @@ void test_reference_factor(const test_positions *r, const double *x, int64_t n, 
     double *sizes_of_rows = pooled(r, absolute, n, mean ? 1.0 / positions : 1.0);
     outer_products(r, sizes_of_rows, 1, n, fabs(alpha) / samples, spare, sizes);
     outer_products(r, rows, 1, n, alpha / samples, f, spare);
-    free(rows);
-    free(absolute);
-    free(sizes_of_rows);
-    free(spare);
+    test_drop(rows);
+    test_drop(absolute);
+    test_drop(sizes_of_rows);
+    test_drop(spare);
 }
 
 /* c (p by n) = the coordinates of one sample's gradient, or with `sizes` those of absolute values throughout. */
@@ -270,7 +262,7 @@ static void coordinates(const test_positions *r, int64_t b, const double *a, int
             c[k] += sizes ? fabs(product) : product;
         }
     }
-    free(gradient);
+    test_drop(gradient);
 }
 
 void test_reference_scales(const test_positions *r, const double *a, int64_t n, const double *qa, const double *qg,
@@ -291,5 +283,5 @@ void test_reference_scales(const test_positions *r, const double *a, int64_t n, 
             sizes[h * each + k] += fabs(weight) * c[k] * c[k];
         }
     }
-    free(c);
+    test_drop(c);
 }

@@ -26,10 +26,8 @@ typedef struct test_positions {
 
 test_positions test_positions_make(tch_context *context, const test_layer_case *c, tch_dtype dtype, test_layout layout,
                                    uint64_t stream);
-void test_positions_free(test_positions *positions);
 
-/* Inputs with the 1 of the bias at the end, where `bias` is 1: [samples, groups, positions, d + bias]; to be
- * freed. */
+/* Inputs with the 1 of the bias at the end, where `bias` is 1: [samples, groups, positions, d + bias]. */
 double *test_with_bias(const test_positions *positions, int bias);
 
 /* alpha times a factor of the batch, f [groups, n, n], from rows x [samples, groups, positions, n], and the same of

@@ -140,6 +140,7 @@ int fake_compiler_open(void **state)
 
 int fake_compiler_close(void **state)
 {
+    test_release(state);
     tch_context_destroy(*state);
     fake_remove_tree(test_path("."));
     return 0;

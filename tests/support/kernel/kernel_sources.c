@@ -38,17 +38,12 @@ static array random_array(kernel_trial *t, tch_dtype dtype, int64_t count, uint6
     double *values = test_alloc((size_t)count * sizeof *values);
     test_random random = test_random_stream(7700 + stream);
     test_random_fill_normal(&random, values, count);
-    array a = filled(t, dtype, count, values);
-    free(values);
-    return a;
+    return filled(t, dtype, count, values);
 }
 
 static array zeros(kernel_trial *t, tch_dtype dtype, int64_t count)
 {
-    double *values = calloc((size_t)count, sizeof *values);
-    array a = filled(t, dtype, count, values);
-    free(values);
-    return a;
+    return filled(t, dtype, count, test_zeros(count));
 }
 
 static array random_integers(kernel_trial *t, int64_t count, int range, uint64_t stream)
@@ -58,15 +53,7 @@ static array random_integers(kernel_trial *t, int64_t count, int range, uint64_t
     for (int64_t i = 0; i < count; i++) {
         values[i] = (double)(test_random_bits(&random) % (uint64_t)range);
     }
-    array a = filled(t, TCH_INT32, count, values);
-    free(values);
-    return a;
-}
-
-static void drop(array a)
-{
-    test_tensor_free(a.tensor);
-    free(a.values);
+    return filled(t, TCH_INT32, count, values);
 }
 
 static void launch(kernel_trial *t, const int64_t grid[3], const int64_t block[3], int64_t shared, int32_t count,
@@ -114,7 +101,6 @@ static void check_axpy(kernel_trial *t, int64_t blocks)
         double product = 1.5 * x.values[i];
         expect(y, i, got[i], product + y.values[i], 2 * U * (fabs(product) + fabs(product + y.values[i])));
     }
-    free(got), drop(x), drop(y);
 }
 
 static void check_one_each(kernel_trial *t)
@@ -139,7 +125,6 @@ static void check_halving(kernel_trial *t)
     for (int64_t i = 0; i < N; i++) {
         expect(y, i, got[i], ldexp(x.values[i], -(int)(i / (3 * 128))), 0.0);
     }
-    free(got), drop(x), drop(y);
 }
 
 /* expf is good to 2 units in the last place on every device. */
@@ -152,7 +137,6 @@ static void check_exp(kernel_trial *t)
     for (int64_t i = 0; i < N; i++) {
         expect(y, i, got[i], exp(x.values[i]), 4 * U * exp(x.values[i]));
     }
-    free(got), drop(x), drop(y);
 }
 
 static void check_stencil(kernel_trial *t)
@@ -169,7 +153,6 @@ static void check_stencil(kernel_trial *t)
         }
         expect(y, i, got[i], sum, 5 * U * size);
     }
-    free(got), drop(x), drop(y);
 }
 
 /* --- reductions -------------------------------------------------------------------------------------------------- */
@@ -188,7 +171,6 @@ static void check_total(kernel_trial *t, int64_t shared, int64_t outputs, int64_
         wanted += x.values[i], size += fabs(x.values[i]);
     }
     expect(y, 0, sum, wanted, N * U * size);
-    free(got), drop(x), drop(y);
 }
 
 static void check_shared_sum(kernel_trial *t)
@@ -216,7 +198,6 @@ static void check_maximum(kernel_trial *t)
         wanted = fmax(wanted, x.values[i]);
     }
     expect(y, 0, got[0], wanted, 0.0);
-    free(got), drop(x), drop(y);
 }
 
 static void check_histogram(kernel_trial *t)
@@ -231,7 +212,6 @@ static void check_histogram(kernel_trial *t)
     for (int64_t i = 0; i < 64; i++) {
         expect(y, i, got[i], wanted[i], 0.0);
     }
-    free(got), drop(x), drop(y);
 }
 
 /* Partial sums of integers: exact. */
@@ -245,7 +225,6 @@ static void check_scan(kernel_trial *t)
         sum += x.values[i];
         expect(y, i, got[i], sum, 0.0);
     }
-    free(got), drop(x), drop(y);
 }
 
 /* How many numbers of each warp are odd, by a vote. */
@@ -262,7 +241,6 @@ static void check_votes(kernel_trial *t)
         }
         expect(y, warp, got[warp], odd, 0.0);
     }
-    free(got), drop(x), drop(y);
 }
 
 /* Sums of the integers before and at each thread, within segments of 8. */
@@ -276,7 +254,6 @@ static void check_segments(kernel_trial *t)
         sum = i % 8 == 0 ? x.values[i] : sum + x.values[i];
         expect(y, i, got[i], sum, 0.0);
     }
-    free(got), drop(x), drop(y);
 }
 
 /* --- matrices ---------------------------------------------------------------------------------------------------- */
@@ -294,7 +271,6 @@ static void check_transpose(kernel_trial *t)
             expect(y, j * ROWS + i, got[j * ROWS + i], x.values[i * COLS + j], 0.0);
         }
     }
-    free(got), drop(x), drop(y);
 }
 
 static void check_product(kernel_trial *t)
@@ -315,7 +291,6 @@ static void check_product(kernel_trial *t)
             expect(c, i * COLS + j, got[i * COLS + j], sum, (INNER + 1) * U * size);
         }
     }
-    free(got), drop(a), drop(b), drop(c);
 }
 
 /* exp, sum and quotient: relative error of a few units and of COLS terms of one sign. */
@@ -339,7 +314,6 @@ static void check_softmax(kernel_trial *t)
             expect(y, i * COLS + j, got[i * COLS + j], wanted, (COLS + 24) * U * wanted);
         }
     }
-    free(got), drop(x), drop(y);
 }
 
 /* --- parameters and types ---------------------------------------------------------------------------------------- */
@@ -353,7 +327,6 @@ static void check_template(kernel_trial *t)
     for (int64_t i = 0; i < N; i++) {
         expect(y, i, got[i], 4.0 * x.values[i], 0.0);
     }
-    free(got), drop(x), drop(y);
 }
 
 /* One rounding of a product that float32 holds exactly. */
@@ -367,7 +340,6 @@ static void check_narrow(kernel_trial *t, tch_dtype dtype, double u)
         double wanted = x.values[i] * x.values[i];
         expect(y, i, got[i], wanted, u * wanted + 3e-8);
     }
-    free(got), drop(x), drop(y);
 }
 
 /* Numbers of all sizes a half has, and some beyond, are rounded as the tests' own arrays round them; back is exact. */
@@ -387,7 +359,6 @@ static void check_conversions(kernel_trial *t)
         CHECK(got[i] == wanted.values[i] && back[i] == wanted.values[i], "%.9g became %.9g and %.9g, not %.9g",
               x.values[i], got[i], back[i], wanted.values[i]);
     }
-    free(values), free(got), free(back), drop(x), drop(wanted), drop(narrow), drop(wide);
 }
 
 /* One thread, one loop: that is enough to crash some compilers, which must not be the end of it. */
@@ -402,7 +373,6 @@ static void check_largest_as_double(kernel_trial *t)
     launch_line(t, 1, 1, 3, arguments);
     double *got = result(y);
     expect(y, 0, got[0], wanted, 0.0);
-    free(got), drop(x), drop(y);
 }
 
 static void check_half(kernel_trial *t)
@@ -429,7 +399,6 @@ static void check_struct(kernel_trial *t)
         double wanted = 2.0 * x.values[i] + 0.25;
         expect(y, i, got[i], wanted, U * fabs(wanted));
     }
-    free(got), drop(x), drop(y);
 }
 
 static void check_table(kernel_trial *t)
@@ -442,7 +411,6 @@ static void check_table(kernel_trial *t)
     for (int64_t i = 0; i < N; i++) {
         expect(y, i, got[i], table[i % 4] * x.values[i], 0.0);
     }
-    free(got), drop(x), drop(y);
 }
 
 /* Every point of a box writes its number once. */
@@ -455,7 +423,6 @@ static void check_box(kernel_trial *t)
     for (int64_t i = 0; i < 11 * 7 * 5; i++) {
         expect(y, i, got[i], (double)i, 0.0);
     }
-    free(got), drop(y);
 }
 
 /* --- the list ---------------------------------------------------------------------------------------------------- */

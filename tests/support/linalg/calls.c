@@ -28,8 +28,8 @@ static void fill_symmetric(test_tensor *t)
         ref_symmetric(&random, n, spectrum, values + i);
     }
     test_tensor_write(t, values);
-    free(spectrum);
-    free(values);
+    test_drop(spectrum);
+    test_drop(values);
 }
 
 void test_call_make(test_call *call, tch_context *context, const test_operation *operation, tch_dtype dtype)

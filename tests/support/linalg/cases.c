@@ -56,7 +56,9 @@ static void run_size(tch_context *context, const char *operation, tch_dtype dtyp
             v.out = (test_layout)(outs > 1 ? out : (size_t)(in + 1) % LAYOUT_COUNT);
             set_batch(&v, step % COUNT(batches));
             name_case(operation, dtype, &v);
+            size_t mark = test_mark();
             check(context, &v, dtype);
+            test_release_since(mark);
         }
     }
 }

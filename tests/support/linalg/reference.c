@@ -44,7 +44,7 @@ void ref_matmul_abs(int64_t m, int64_t k, int64_t n, const double *a, const doub
         b_abs[i] = fabs(b[i]);
     }
     ref_matmul(m, k, n, a_abs, b_abs, c);
-    free(a_abs);
+    test_drop(a_abs);
 }
 
 void ref_transpose(int64_t m, int64_t n, const double *a, double *b)
@@ -167,8 +167,8 @@ void ref_eigh(int64_t n, const double *a, double *w, double *v)
     }
     sort_ascending(n, w, u, work);
     ref_transpose(n, n, u, v);
-    free(work);
-    free(u);
+    test_drop(work);
+    test_drop(u);
 }
 
 void ref_compose(int64_t n, const double *v, const double *f, double *out)
@@ -180,8 +180,8 @@ void ref_compose(int64_t n, const double *v, const double *f, double *out)
     }
     ref_transpose(n, n, v, transposed);
     ref_matmul(n, n, n, scaled, transposed, out);
-    free(scaled);
-    free(transposed);
+    test_drop(scaled);
+    test_drop(transposed);
 }
 
 double ref_root_residual(int64_t n, int32_t root, const double *a, double shift, const double *x)
@@ -205,8 +205,8 @@ double ref_root_residual(int64_t n, int32_t root, const double *a, double shift,
         product[i * n + i] -= 1.0;
     }
     double residual = ref_norm(n * n, product) / sqrt((double)n);
-    free(product);
-    free(next);
+    test_drop(product);
+    test_drop(next);
     return residual;
 }
 
@@ -231,7 +231,7 @@ double ref_distance(int64_t count, const double *x, const double *y)
         difference[i] = x[i] - y[i];
     }
     double norm = ref_norm(count, difference);
-    free(difference);
+    test_drop(difference);
     return norm;
 }
 
@@ -290,8 +290,8 @@ void ref_symmetric(test_random *random, int64_t n, const double *w, double *a)
             a[j * n + i] = a[i * n + j];
         }
     }
-    free(u);
-    free(z);
+    test_drop(u);
+    test_drop(z);
 }
 
 void ref_spectrum(int64_t n, double condition, double *w)
@@ -351,8 +351,8 @@ void ref_long_step(int number, int64_t n, int64_t m, double *x)
     square_and_add(n, a, y, p->t, p->t[2], b);
     ref_matmul(n, n, m, b, x, t);
     memcpy(x, t, (size_t)(n * m) * sizeof *x);
-    free(t);
-    free(y);
-    free(a);
-    free(b);
+    test_drop(t);
+    test_drop(y);
+    test_drop(a);
+    test_drop(b);
 }

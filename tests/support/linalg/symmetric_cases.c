@@ -34,7 +34,13 @@ static void make_matrix(entry *e)
         e->matrix.a[i] = test_round(e->dtype, e->matrix.a[i]);
     }
     ref_eigh(n, e->matrix.a, e->matrix.w, e->matrix.v);
-    free(spectrum);
+    test_drop(spectrum);
+}
+
+/* Other tests of the program want the same matrices. */
+static void *kept(size_t bytes)
+{
+    return test_keep(test_alloc(bytes));
 }
 
 const known_matrix *test_known(int64_t n, int64_t index, double condition, tch_dtype dtype)
@@ -44,13 +50,9 @@ const known_matrix *test_known(int64_t n, int64_t index, double condition, tch_d
             return &e->matrix;
         }
     }
-    entry *e = test_alloc(sizeof *e);
+    entry *e = kept(sizeof *e);
     size_t bytes = (size_t)(n * n) * sizeof(double);
-    *e = (entry){{n, test_alloc(bytes), test_alloc((size_t)n * sizeof(double)), test_alloc(bytes)},
-                 index,
-                 condition,
-                 dtype,
-                 entries};
+    *e = (entry){{n, kept(bytes), kept((size_t)n * sizeof(double)), kept(bytes)}, index, condition, dtype, entries};
     make_matrix(e);
     entries = e;
     return &e->matrix;
@@ -96,6 +98,6 @@ test_tensor *test_known_tensor(tch_context *context, const test_variation *v, do
         memcpy(values + b * size, test_known_of(v, b, condition, dtype)->a, (size_t)size * sizeof *values);
     }
     test_tensor_write(t, values);
-    free(values);
+    test_drop(values);
     return t;
 }

@@ -44,7 +44,7 @@ double *network_trial_read(tch_context *context, const tch_tensor *tensor)
     for (int64_t i = 0; i < count; i++) {
         values[i] = (double)staged[i];
     }
-    free(staged);
+    test_drop(staged);
     return values;
 }
 
@@ -54,7 +54,7 @@ static void set_parameters(network_trial *s, test_random *random)
     for (int i = 0; i < 2 * s->reference.layers; i++) {
         int64_t count = reference_network_count(&s->reference, i);
         double size = i % 2 == 0 ? sqrt(1.5 / (double)s->reference.width[i / 2]) : 0.3;
-        free(s->reference.parameter[i]);
+        test_drop(s->reference.parameter[i]);
         s->reference.parameter[i] = random_floats(random, count, size);
         network_trial_write(s->context, tch_network_parameter(s->net, i), s->reference.parameter[i]);
     }
@@ -79,12 +79,9 @@ void network_trial_batch(network_trial *s, test_random *random, int64_t rows, te
     test_tensor_write(s->targets, s->t);
 }
 
-void network_trial_drop_batch(network_trial *s)
+static void destroy(void *network)
 {
-    test_tensor_free(s->inputs);
-    test_tensor_free(s->targets);
-    free(s->x);
-    free(s->t);
+    tch_network_destroy(network);
 }
 
 void network_trial_make(network_trial *s, tch_context *context, const tch_network_config *config, test_random *random)
@@ -93,16 +90,10 @@ void network_trial_make(network_trial *s, tch_context *context, const tch_networ
     const double zeros[TCH_NETWORK_TOTALS] = {0};
     *s = (network_trial){.context = context, .config = *config, .reference = reference_network_make(config)};
     CHECK_OK(tch_network_create(context, config, &s->net));
+    test_own(s->net, destroy);
     set_parameters(s, random);
     s->totals = test_tensor_make(context, TCH_FLOAT64, 1, four, LAYOUT_CONTIGUOUS);
     test_tensor_write(s->totals, zeros);
-}
-
-void network_trial_free(network_trial *s)
-{
-    tch_network_destroy(s->net);
-    reference_network_free(&s->reference);
-    test_tensor_free(s->totals);
 }
 
 void network_trial_clear(network_trial *s)

@@ -20,16 +20,14 @@ typedef struct network_trial {
 
 /* A network with random weights and biases, and totals of 0. */
 void network_trial_make(network_trial *s, tch_context *context, const tch_network_config *config, test_random *random);
-void network_trial_free(network_trial *s);
 
 /* A random batch. */
 void network_trial_batch(network_trial *s, test_random *random, int64_t rows, test_layout layout);
-void network_trial_drop_batch(network_trial *s);
 
 void network_trial_clear(network_trial *s);      /* totals = 0 */
 tch_status network_trial_loss(network_trial *s); /* loss and gradients */
 
-/* The elements of a float32 tensor, from and to double; what is read is freed with free. */
+/* The elements of a float32 tensor, from and to double. */
 void network_trial_write(tch_context *context, tch_tensor *tensor, const double *values);
 double *network_trial_read(tch_context *context, const tch_tensor *tensor);
 

@@ -7,13 +7,6 @@
 
 #include "support/testing.h"
 
-static double *zeros(int64_t count)
-{
-    double *values = test_alloc((size_t)count * sizeof *values + 1);
-    memset(values, 0, (size_t)count * sizeof *values);
-    return values;
-}
-
 reference_network reference_network_make(const tch_network_config *config)
 {
     reference_network net = {
@@ -24,18 +17,10 @@ reference_network reference_network_make(const tch_network_config *config)
     }
     net.width[net.layers] = config->outputs;
     for (int i = 0; i < 2 * net.layers; i++) {
-        net.parameter[i] = zeros(reference_network_count(&net, i));
-        net.gradient[i] = zeros(reference_network_count(&net, i));
+        net.parameter[i] = test_zeros(reference_network_count(&net, i));
+        net.gradient[i] = test_zeros(reference_network_count(&net, i));
     }
     return net;
-}
-
-void reference_network_free(reference_network *net)
-{
-    for (int i = 0; i < 2 * net->layers; i++) {
-        free(net->parameter[i]);
-        free(net->gradient[i]);
-    }
 }
 
 int64_t reference_network_count(const reference_network *net, int index)
@@ -82,7 +67,7 @@ static double *pre_activation(const reference_network *net, int layer, int64_t r
 {
     int64_t in = net->width[layer];
     int64_t out = net->width[layer + 1];
-    double *z = zeros(rows * out);
+    double *z = test_zeros(rows * out);
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t o = 0; o < out; o++) {
             double sum = net->parameter[2 * layer + 1][o];
@@ -107,7 +92,7 @@ static walk walk_forward(const reference_network *net, int64_t rows, const doubl
     for (int k = 0; k < net->layers; k++) {
         int64_t count = rows * net->width[k + 1];
         w.z[k] = pre_activation(net, k, rows, k == 0 ? inputs : w.a[k - 1]);
-        w.a[k] = zeros(count);
+        w.a[k] = test_zeros(count);
         for (int64_t i = 0; i < count; i++) {
             w.a[k][i] = apply(activation_of(net, k), w.z[k][i]);
         }
@@ -118,8 +103,8 @@ static walk walk_forward(const reference_network *net, int64_t rows, const doubl
 static void walk_free(const reference_network *net, walk *w)
 {
     for (int k = 0; k < net->layers; k++) {
-        free(w->z[k]);
-        free(w->a[k]);
+        test_drop(w->z[k]);
+        test_drop(w->a[k]);
     }
 }
 
@@ -169,7 +154,7 @@ static double *backward(reference_network *net, int layer, int64_t rows, const d
 {
     int64_t in = net->width[layer];
     int64_t out = net->width[layer + 1];
-    double *before = zeros(rows * in);
+    double *before = test_zeros(rows * in);
     memset(net->gradient[2 * layer], 0, (size_t)(in * out) * sizeof(double));
     memset(net->gradient[2 * layer + 1], 0, (size_t)out * sizeof(double));
     for (int64_t r = 0; r < rows; r++) {
@@ -190,7 +175,7 @@ void reference_network_loss(reference_network *net, int64_t rows, const double *
 {
     walk w = walk_forward(net, rows, inputs);
     int64_t n = net->width[net->layers];
-    double *delta = zeros(rows * n);
+    double *delta = test_zeros(rows * n);
     memset(totals, 0, TCH_NETWORK_TOTALS * sizeof *totals);
     for (int64_t r = 0; r < rows; r++) {
         const double *y = w.a[net->layers - 1] + r * n;
@@ -205,9 +190,9 @@ void reference_network_loss(reference_network *net, int64_t rows, const double *
         for (int64_t i = 0; k > 0 && i < rows * net->width[k]; i++) {
             before[i] *= derivative(net->activation, w.z[k - 1][i]);
         }
-        free(delta);
+        test_drop(delta);
         delta = before;
     }
-    free(delta);
+    test_drop(delta);
     walk_free(net, &w);
 }

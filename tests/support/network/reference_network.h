@@ -17,12 +17,11 @@ typedef struct reference_network {
 
 /* Parameters and gradients of the config's shapes, all 0. */
 reference_network reference_network_make(const tch_network_config *config);
-void reference_network_free(reference_network *net);
 
 /* Elements of parameter `index`. */
 int64_t reference_network_count(const reference_network *net, int index);
 
-/* outputs [rows, outputs]; free with free. */
+/* outputs [rows, outputs] */
 double *reference_network_forward(const reference_network *net, int64_t rows, const double *inputs);
 
 /* Sets totals; gradients are written where `with_gradients`. `targets` are labels, or numbers, as doubles. */

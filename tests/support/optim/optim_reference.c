@@ -9,13 +9,6 @@
 #include "support/linalg/reference.h"
 #include "support/testing.h"
 
-static double *zeros(int64_t count)
-{
-    double *x = test_alloc((size_t)count * sizeof *x);
-    memset(x, 0, (size_t)count * sizeof *x);
-    return x;
-}
-
 /* --- which boxes there are --------------------------------------------------------------------------------------- */
 
 static int32_t drop_ones(int32_t ndim, const int64_t *shape, int64_t *dims)
@@ -117,14 +110,14 @@ static void make_block(ref_optim *r, const tch_optim_config *config, int64_t wid
         number /= blocks;
         bool second_order = r->method == TCH_OPTIM_SHAMPOO || r->method == TCH_OPTIM_SOAP;
         if (second_order && b->size[k] <= config->max_preconditioner_dim) {
-            b->factor[k] = zeros(b->size[k] * b->size[k]);
-            b->root[k] = zeros(b->size[k] * b->size[k]);
+            b->factor[k] = test_zeros(b->size[k] * b->size[k]);
+            b->root[k] = test_zeros(b->size[k] * b->size[k]);
         }
     }
-    b->average = zeros(b->count);
-    b->square = zeros(b->count);
-    b->largest = zeros(b->count);
-    b->buffer = zeros(b->count);
+    b->average = test_zeros(b->count);
+    b->square = test_zeros(b->count);
+    b->largest = test_zeros(b->count);
+    b->buffer = test_zeros(b->count);
 }
 
 ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const int64_t *shape, int32_t elementwise,
@@ -137,7 +130,7 @@ ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const in
         r->count *= shape[i];
     }
     choose_method(r, config, ndim, shape, elementwise);
-    r->values = zeros(r->count);
+    r->values = test_zeros(r->count);
     memcpy(r->values, values, (size_t)r->count * sizeof *values);
     int64_t width = is_cut(r, config) ? config->max_preconditioner_dim : INT64_MAX / 2;
     r->block_count = r->count > 0 ? 1 : 0;
@@ -149,26 +142,6 @@ ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const in
         make_block(r, config, width, i, &r->blocks[i]);
     }
     return r;
-}
-
-void ref_optim_free(ref_optim *r)
-{
-    for (int32_t i = 0; r != NULL && i < r->block_count; i++) {
-        ref_block *b = &r->blocks[i];
-        for (int32_t k = 0; k < REF_MAX_ORDER; k++) {
-            free(b->factor[k]);
-            free(b->root[k]);
-        }
-        free(b->average);
-        free(b->square);
-        free(b->largest);
-        free(b->buffer);
-    }
-    if (r != NULL) {
-        free(r->blocks);
-        free(r->values);
-        free(r);
-    }
 }
 
 /* Where element e of the block lies in the parameter. */
@@ -186,7 +159,7 @@ static int64_t place(const ref_optim *r, const ref_block *b, int64_t e)
 
 static double *take(const ref_optim *r, const ref_block *b, const double *from)
 {
-    double *x = zeros(b->count);
+    double *x = test_zeros(b->count);
     for (int64_t e = 0; e < b->count; e++) {
         x[e] = from[place(r, b, e)];
     }
@@ -226,7 +199,7 @@ static void multiply(const ref_optim *r, const ref_block *b, int32_t k, const do
 {
     int64_t n = b->size[k];
     int64_t inner = after(r, b, k);
-    double *column = zeros(n);
+    double *column = test_zeros(n);
     for (int64_t e = 0; e < b->count / n; e++) {
         double *first = x + e / inner * n * inner + e % inner;
         for (int64_t i = 0; i < n; i++) {
@@ -239,7 +212,7 @@ static void multiply(const ref_optim *r, const ref_block *b, int32_t k, const do
             first[i * inner] = column[i];
         }
     }
-    free(column);
+    test_drop(column);
 }
 
 static void multiply_all(const ref_optim *r, const ref_block *b, bool transpose, double *x)
@@ -324,8 +297,8 @@ static void accumulate(ref_optim *r, const tch_optim_config *c, ref_block *b, co
 
 static void take_root(const tch_optim_config *c, int32_t order, int64_t n, const double *factor, double *root)
 {
-    double *w = zeros(n);
-    double *v = zeros(n * n);
+    double *w = test_zeros(n);
+    double *v = test_zeros(n * n);
     ref_eigh(n, factor, w, v);
     double damping = fmax(c->eps, c->relative_eps * w[n - 1]);
     double power = -1.0 / (c->exponent_override > 0 ? c->exponent_override : 2 * order);
@@ -333,8 +306,8 @@ static void take_root(const tch_optim_config *c, int32_t order, int64_t n, const
         w[i] = pow(fmax(w[i], 0.0) + damping, power);
     }
     ref_compose(n, v, w, root);
-    free(w);
-    free(v);
+    test_drop(w);
+    test_drop(v);
 }
 
 static int64_t first_refresh(const tch_optim_config *c)
@@ -371,7 +344,7 @@ static void graft(ref_optim *r, const tch_optim_config *c, ref_block *b, const d
 /* The direction takes the place of f. */
 static void precondition(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g, double *f)
 {
-    double *d = zeros(b->count);
+    double *d = test_zeros(b->count);
     graft(r, c, b, g, f, d);
     if (r->step < first_refresh(c)) {
         memcpy(f, d, (size_t)b->count * sizeof *f);
@@ -383,7 +356,7 @@ static void precondition(ref_optim *r, const tch_optim_config *c, ref_block *b, 
             f[e] *= scale;
         }
     }
-    free(d);
+    test_drop(d);
 }
 
 static void apply(const tch_optim_config *c, ref_block *b, double *p, const double *d)
@@ -408,7 +381,7 @@ static void add_l2(const tch_optim_config *c, const ref_block *b, const double *
 
 static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, double *p, double *g)
 {
-    double *f = zeros(b->count);
+    double *f = test_zeros(b->count);
     double correction = c->bias_correction ? 1.0 - pow(c->beta1, (double)r->step) : 1.0;
     add_l2(c, b, p, g);
     accumulate(r, c, b, g);
@@ -419,7 +392,7 @@ static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, 
     }
     precondition(r, c, b, g, f);
     apply(c, b, p, f);
-    free(f);
+    test_drop(f);
 }
 
 /* --- SOAP -------------------------------------------------------------------------------------------------------- */
@@ -427,14 +400,14 @@ static void step_shampoo(ref_optim *r, const tch_optim_config *c, ref_block *b, 
 /* Eigenvectors in the columns, the largest eigenvalue first. */
 static void first_basis(int64_t n, const double *factor, double *basis)
 {
-    double *w = zeros(n);
-    double *v = zeros(n * n);
+    double *w = test_zeros(n);
+    double *v = test_zeros(n * n);
     ref_eigh(n, factor, w, v);
     for (int64_t i = 0; i < n * n; i++) {
         basis[i] = v[i / n * n + (n - 1 - i % n)];
     }
-    free(w);
-    free(v);
+    test_drop(w);
+    test_drop(v);
 }
 
 /* Gram-Schmidt on the columns, each twice. */
@@ -463,7 +436,7 @@ static void orthonormalize(int64_t n, double *x)
 /* order[i] is the number of the i-th largest diagonal element of Q' C Q. */
 static void order_of(int64_t n, const double *q, const double *cq, int64_t *order)
 {
-    double *w = zeros(n);
+    double *w = test_zeros(n);
     for (int64_t i = 0; i < n * n; i++) {
         w[i % n] += q[i] * cq[i];
     }
@@ -474,7 +447,7 @@ static void order_of(int64_t n, const double *q, const double *cq, int64_t *orde
         }
         w[order[i]] = -HUGE_VAL;
     }
-    free(w);
+    test_drop(w);
 }
 
 /* A factor is followed with this share of its trace added: the eigenvectors are the same, and what lies in its null
@@ -498,8 +471,8 @@ static void track(const ref_optim *r, ref_block *b, int32_t k)
 {
     int64_t n = b->size[k];
     int64_t inner = after(r, b, k);
-    double *product = zeros(n * n);
-    double *square = zeros(b->count);
+    double *product = test_zeros(n * n);
+    double *square = test_zeros(b->count);
     int64_t *order = test_alloc((size_t)n * sizeof *order);
     multiply_shifted(n, b->factor[k], b->root[k], product);
     order_of(n, b->root[k], product, order);
@@ -512,16 +485,16 @@ static void track(const ref_optim *r, ref_block *b, int32_t k)
     }
     memcpy(b->square, square, (size_t)b->count * sizeof *square);
     orthonormalize(n, b->root[k]);
-    free(product);
-    free(square);
-    free(order);
+    test_drop(product);
+    test_drop(square);
+    test_drop(order);
 }
 
 /* m becomes the direction in the original space. */
 static void adam_in_basis(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g, double *m)
 {
     double moments = (double)(r->step - 1);
-    double *rotated = zeros(b->count);
+    double *rotated = test_zeros(b->count);
     double scale = c->bias_correction ? sqrt(1.0 - pow(c->beta2, moments)) / (1.0 - pow(c->beta1, moments)) : 1.0;
     memcpy(rotated, g, (size_t)b->count * sizeof *g);
     multiply_all(r, b, true, rotated);
@@ -535,7 +508,7 @@ static void adam_in_basis(ref_optim *r, const tch_optim_config *c, ref_block *b,
     for (int64_t e = 0; e < b->count && c->normalize_grads; e++) {
         m[e] *= norm > 0.0 ? sqrt((double)b->count) / norm : 0.0;
     }
-    free(rotated);
+    test_drop(rotated);
 }
 
 static void update_bases(ref_optim *r, const tch_optim_config *c, ref_block *b, const double *g)
@@ -559,13 +532,13 @@ static void step_soap(ref_optim *r, const tch_optim_config *c, ref_block *b, dou
 {
     add_l2(c, b, p, g);
     if (r->step > 1) {
-        double *m = zeros(b->count);
+        double *m = test_zeros(b->count);
         for (int64_t e = 0; e < b->count; e++) {
             m[e] = b->average[e] = c->beta1 * b->average[e] + (1.0 - c->beta1) * g[e];
         }
         adam_in_basis(r, c, b, g, m);
         apply(c, b, p, m);
-        free(m);
+        test_drop(m);
     }
     update_bases(r, c, b, g);
 }
@@ -595,9 +568,9 @@ static void ortho_coefficients(const tch_optim_config *config, bool longs, int32
 /* X = (a I + b G + c G^2) X with G = X X'. */
 static void ortho_step(int64_t m, int64_t n, const double *k, double *x)
 {
-    double *turned = zeros(m * n);
-    double *g = zeros(m * m);
-    double *g2 = zeros(m * m);
+    double *turned = test_zeros(m * n);
+    double *g = test_zeros(m * m);
+    double *g2 = test_zeros(m * m);
     ref_transpose(m, n, x, turned);
     ref_matmul(m, n, m, x, turned, g);
     ref_matmul(m, m, m, g, g, g2);
@@ -606,15 +579,15 @@ static void ortho_step(int64_t m, int64_t n, const double *k, double *x)
     }
     ref_matmul(m, m, n, g, x, turned);
     memcpy(x, turned, (size_t)(m * n) * sizeof *x);
-    free(turned);
-    free(g);
-    free(g2);
+    test_drop(turned);
+    test_drop(g);
+    test_drop(g2);
 }
 
 void ref_orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m, int64_t n, double *x)
 {
     double k[3];
-    double *short_side = zeros(m * n);
+    double *short_side = test_zeros(m * n);
     double norm = fmax(ref_norm(m * n, x), config->eps);
     int64_t rows = m < n ? m : n;
     for (int64_t i = 0; i < m * n; i++) {
@@ -642,7 +615,7 @@ void ref_orthogonalize(const tch_optim_config *config, int32_t narrow, int64_t m
     } else {
         memcpy(x, short_side, (size_t)(m * n) * sizeof *x);
     }
-    free(short_side);
+    test_drop(short_side);
 }
 
 /* The learning rate of a matrix by its shape. */
@@ -729,7 +702,7 @@ void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *
         for (int64_t e = 0; e < b->count; e++) {
             r->values[place(r, b, e)] = p[e];
         }
-        free(p);
-        free(g);
+        test_drop(p);
+        test_drop(g);
     }
 }

@@ -42,7 +42,6 @@ typedef struct ref_optim {
 /* `shape` is in the order of memory, outermost first. */
 ref_optim *ref_optim_make(const tch_optim_config *config, int32_t ndim, const int64_t *shape, int32_t elementwise,
                           const double *values);
-void ref_optim_free(ref_optim *r);
 
 /* One step with a gradient in the order of memory. */
 void ref_optim_step(ref_optim *r, const tch_optim_config *config, const double *gradient);

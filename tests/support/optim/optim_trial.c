@@ -12,6 +12,22 @@
 
 #define PARAMETER_SCALE 0.5
 
+void trial_set(tch_optim_config *config, const trial_setting *settings)
+{
+    for (int i = 0; i < TRIAL_MOST_SETTINGS && settings[i].field.name != NULL; i++) {
+        test_field_set(config, &settings[i].field, settings[i].value);
+    }
+}
+
+void trial_set_option(tch_optim_config *config, const trial_option *options, const char *name)
+{
+    while (options->name != NULL && strcmp(options->name, name) != 0) {
+        options++;
+    }
+    CHECK(options->name != NULL, "there is no option %s", name);
+    trial_set(config, options->settings);
+}
+
 static bool is_permuted(const trial_shape *s)
 {
     bool permuted = false;
@@ -89,7 +105,7 @@ static void make_parameter(trial *t, trial_parameter *p, const trial_shape *shap
     p->reference->by_columns = lies_by_columns(p);
     p->reference->narrow = !test_on_cpu() && t->dtype.bits != 64;
     make_gradient(t, p);
-    free(values);
+    test_drop(values);
 }
 
 static void make_group(trial *t, const tch_optim_config *config, int32_t count, const trial_shape *shapes,
@@ -139,11 +155,8 @@ void trial_close(trial *t)
 {
     tch_optimizer_destroy(t->optimizer);
     for (int32_t i = 0; i < t->count; i++) {
-        trial_parameter *p = &t->parameters[i];
-        test_tensor_free(p->memory);
-        test_tensor_free(p->gradient_memory);
-        ref_optim_free(p->reference);
-        free(p->drawn);
+        test_tensor_free(t->parameters[i].memory);
+        test_tensor_free(t->parameters[i].gradient_memory);
     }
     memset(t, 0, sizeof *t);
 }
@@ -173,7 +186,7 @@ static void draw(trial *t, trial_parameter *p)
     }
     double *values = p->shape.gradient_follows ? NULL : in_tensor_order(p, p->drawn);
     test_tensor_write(p->gradient_memory, values == NULL ? p->drawn : values);
-    free(values);
+    test_drop(values);
 }
 
 void trial_draw(trial *t)
@@ -203,7 +216,7 @@ void trial_step_references(trial *t)
         memcpy(before, p->reference->values, bytes);
         ref_optim_step(p->reference, &t->configs[p->group], p->drawn);
         p->path += ref_distance(p->memory->count, before, p->reference->values);
-        free(before);
+        test_drop(before);
     }
 }
 
@@ -223,13 +236,20 @@ void trial_steps(trial *t, int32_t count)
     }
 }
 
+void trial_erase(trial *t, int32_t parameter, int64_t count)
+{
+    trial_parameter *p = &t->parameters[parameter];
+    memset(p->drawn, 0, (size_t)count * sizeof *p->drawn);
+    test_tensor_write(p->gradient_memory, p->drawn);
+}
+
 void trial_spoil(trial *t, int32_t parameter, double value)
 {
     trial_parameter *p = &t->parameters[parameter];
     double *values = test_tensor_read(p->gradient_memory);
     values[p->memory->count - 1] = value;
     test_tensor_write(p->gradient_memory, values);
-    free(values);
+    test_drop(values);
 }
 
 tch_optim_stats trial_stats(const trial *t)
@@ -237,6 +257,31 @@ tch_optim_stats trial_stats(const trial *t)
     tch_optim_stats stats = TCH_OPTIM_STATS_INIT;
     CHECK_OK(tch_optimizer_get_stats(t->optimizer, &stats));
     return stats;
+}
+
+tch_tensor *trial_state(const trial *t, const char *name)
+{
+    for (int32_t i = 0; i < tch_optimizer_state_count(t->optimizer); i++) {
+        tch_optim_state s = TCH_OPTIM_STATE_INIT;
+        CHECK_OK(tch_optimizer_get_state(t->optimizer, i, &s));
+        if (strcmp(s.name, name) == 0) {
+            return s.tensor;
+        }
+    }
+    test_fail(__FILE__, __LINE__, "there is no state '%s'", name);
+}
+
+double *trial_read(const trial *t, const tch_tensor *tensor)
+{
+    double *values = test_alloc((size_t)tch_tensor_numel(tensor) * sizeof *values);
+    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, tensor->ndim, tensor->shape);
+    tch_tensor *copy = NULL;
+    CHECK_OK(tch_tensor_create(t->context, TCH_FLOAT64, tensor->ndim, tensor->shape, TCH_CONTIGUOUS, &copy));
+    CHECK_OK(tch_tensor_copy(t->context, copy, tensor));
+    CHECK_OK(tch_tensor_copy(t->context, &host, copy));
+    CHECK_OK(tch_context_synchronize(t->context));
+    tch_tensor_destroy(copy);
+    return values;
 }
 
 void trial_save(const trial *t, const char *path)
@@ -268,7 +313,7 @@ double trial_error(const trial *t, int32_t parameter, double roundings)
     double *values = test_tensor_read(p->memory);
     double distance = ref_distance(p->memory->count, values, p->reference->values);
     double size = ref_norm(p->memory->count, p->reference->values);
-    free(values);
+    test_drop(values);
     distance -= roundings * test_unit_roundoff(t->dtype) * size;
     return distance <= 0.0 ? 0.0 : distance / (p->path > 0.0 ? p->path : 1e-300);
 }
@@ -292,6 +337,41 @@ void trial_run(tch_context *context, tch_dtype dtype, const tch_optim_config *co
     trial t;
     trial_open(&t, context, dtype, dtype, config, count, shapes);
     trial_steps(&t, steps);
+    trial_check(&t, tolerance);
+    trial_close(&t);
+}
+
+void trial_run_options(tch_context *context, tch_dtype dtype, const tch_optim_config *base, const trial_option *options,
+                       int32_t count, const trial_shape *shapes, int32_t steps, double tolerance)
+{
+    for (; options->name != NULL; options++) {
+        tch_optim_config config = *base;
+        trial_set(&config, options->settings);
+        test_case("%s, %s, %s, precision %d", tch_optim_kind_name(config.kind), options->name, tch_dtype_name(dtype),
+                  config.precision);
+        trial_run(context, dtype, &config, count, shapes, steps, tolerance);
+    }
+}
+
+void trial_run_groups(tch_context *context, const trial_groups *groups, int32_t count, const trial_shape *shapes,
+                      int32_t steps, double tolerance)
+{
+    trial t;
+    tch_optim_config first = groups->first;
+    tch_optim_config second = groups->second;
+    test_case("%s, two groups whose numbers change", tch_optim_kind_name(first.kind));
+    trial_open(&t, context, TCH_FLOAT64, TCH_FLOAT64, &first, groups->split, shapes);
+    trial_add_group(&t, &second, count - groups->split, shapes + groups->split);
+    for (int32_t i = 0; i < steps; i++) {
+        if (i % 7 == 5) {
+            first.lr *= 0.5;
+            trial_set(&first, groups->first_changes);
+            trial_set(&second, groups->second_changes);
+            trial_set_config(&t, 0, &first);
+            trial_set_config(&t, 1, &second);
+        }
+        trial_step(&t);
+    }
     trial_check(&t, tolerance);
     trial_close(&t);
 }

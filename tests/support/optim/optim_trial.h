@@ -5,11 +5,32 @@
 #define TORCHIUM_TESTS_OPTIM_TRIAL_H
 
 #include "optim_reference.h"
+#include "support/bad_input.h"
 #include "support/random.h"
 #include "support/tensors.h"
 
 #define TRIAL_MOST_PARAMETERS 24
 #define TRIAL_MOST_GROUPS 4
+
+/* An option of a kind: its name and the fields of the configuration that it sets, by SET. A list of fields ends where
+ * there are no more, a list of options with one that has no name. */
+typedef struct trial_setting {
+    test_field field; /* no name: none */
+    double value;
+} trial_setting;
+
+/* clang-format off */
+#define SET(member, value) {TEST_FIELD(tch_optim_config, member), value}
+/* clang-format on */
+#define TRIAL_MOST_SETTINGS 14
+
+typedef struct trial_option {
+    const char *name;
+    trial_setting settings[TRIAL_MOST_SETTINGS];
+} trial_option;
+
+void trial_set(tch_optim_config *config, const trial_setting *settings);
+void trial_set_option(tch_optim_config *config, const trial_option *options, const char *name);
 
 /* One parameter of a trial. */
 typedef struct trial_shape {
@@ -63,10 +84,17 @@ void trial_step_references(trial *t);
 void trial_step(trial *t);
 void trial_steps(trial *t, int32_t count);
 
+/* Zeros in place of the first `count` numbers of a gradient that was drawn. */
+void trial_erase(trial *t, int32_t parameter, int64_t count);
+
 /* Puts a number that is not finite, or any other, into the last element of a gradient that was drawn. */
 void trial_spoil(trial *t, int32_t parameter, double value);
 
 tch_optim_stats trial_stats(const trial *t);
+
+/* The state of a name, and the numbers of any tensor on the device, as float64. */
+tch_tensor *trial_state(const trial *t, const char *name);
+double *trial_read(const trial *t, const tch_tensor *tensor);
 
 /* The optimizer as a checkpoint, under the prefix "optimizer". */
 void trial_save(const trial *t, const char *path);
@@ -88,5 +116,20 @@ void trial_check(const trial *t, double tolerance);
 /* Opens, takes `steps`, checks, closes. */
 void trial_run(tch_context *context, tch_dtype dtype, const tch_optim_config *config, int32_t count,
                const trial_shape *shapes, int32_t steps, double tolerance);
+
+/* The same for every option on top of `base`, as a case of its own each. */
+void trial_run_options(tch_context *context, tch_dtype dtype, const tch_optim_config *base, const trial_option *options,
+                       int32_t count, const trial_shape *shapes, int32_t steps, double tolerance);
+
+/* Two groups in float64, the first of `split` parameters, whose numbers change at every seventh step: the first's
+ * learning rate is halved, and its other fields and the second's are set as the lists say. */
+typedef struct trial_groups {
+    tch_optim_config first, second;
+    int32_t split;
+    const trial_setting *first_changes, *second_changes;
+} trial_groups;
+
+void trial_run_groups(tch_context *context, const trial_groups *groups, int32_t count, const trial_shape *shapes,
+                      int32_t steps, double tolerance);
 
 #endif

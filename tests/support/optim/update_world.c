@@ -57,8 +57,6 @@ static void close_field(world *w, world_field *field)
 {
     if (field->before != NULL) {
         CHECK_OK(tch_memory_free(w->context, field->device));
-        free(field->before);
-        free(field->after);
     }
 }
 
@@ -267,11 +265,6 @@ void world_close(world *w)
     for (int i = 0; i < 5; i++) {
         CHECK_OK(tch_memory_free(w->context, device[i]));
     }
-    free(w->rects);
-    free(w->param_at);
-    free(w->block_at);
-    free(w->clock_list);
-    free(w);
 }
 
 /* --- numbers ----------------------------------------------------------------------------------------------------- */
@@ -446,6 +439,6 @@ void world_check(world *w, ref_update operation, const ref_setting *setting, con
         check_bytes(&w->field[f], field_names[f]);
     }
     check_bytes(&w->rounded, "the rounded parameter");
-    free(clocks);
-    free(norms);
+    test_drop(clocks);
+    test_drop(norms);
 }
