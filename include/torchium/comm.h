@@ -80,13 +80,12 @@ TCH_API tch_status tch_comm_get_traffic(const tch_comm *comm, tch_comm_traffic *
 /* === NCCL ========================================================================================================= */
 
 /* One rank makes an id and hands it to the others by any means; then all of them call tch_comm_create_nccl, each with
- * a context on its own GPU. The NCCL that the process has loaded is used, otherwise libnccl.so.2, or the file that
- * TORCHIUM_NCCL names. `timeout_s` bounds how long creation and a collective may take before the group is given up; 0
- * is ten minutes. */
+ * a context on its own GPU. The NCCL that the process has loaded is used, otherwise libnccl.so.2; where TORCHIUM_NCCL
+ * names a file, that one. Errors that NCCL finds later are reported at the next step. */
 #define TCH_NCCL_ID_BYTES 128
 TCH_API tch_status tch_comm_nccl_id(char id[TCH_NCCL_ID_BYTES]);
 TCH_API tch_status tch_comm_create_nccl(tch_context *context, const char id[TCH_NCCL_ID_BYTES], int32_t rank,
-                                        int32_t size, double timeout_s, tch_comm **comm);
+                                        int32_t size, tch_comm **comm);
 
 TCH_END_DECLS
 

@@ -113,8 +113,8 @@ typedef tch_status tch_find_nonfinite_op(void *state, const tch_update *update, 
  * NULL, for no. */
 typedef tch_status tch_decide_skip_op(void *state, const int32_t *found, const float *found_inf, int32_t *skip,
                                       double *counts);
-/* What the ranks of a group must agree on, after the largest of each number was taken over the group: found (numbers[2])
- * is set where numbers[0] is not the complement of numbers[1], that is, where ranks came with different numbers. */
+/* What the ranks of a group must agree on, after the largest of each number was taken over the group: numbers[2] is set
+ * where numbers[0] is not the complement of numbers[1], that is, where ranks came with different ones. */
 typedef tch_status tch_agree_op(void *state, int32_t *numbers);
 /* Every clock takes a step, unless skip is set (the other numbers are filled in all the same): step + 1, corrections
  * from beta1, beta2 and graft_beta2 (correction1 and correction2 are 1 where `correct` is 0), factor weights by the

@@ -1,4 +1,4 @@
-/* Where the elements of a parameter lie among the ranks of a group, in the dimensions by which it is cut into blocks. */
+/* Where the elements of a parameter lie among the ranks of a group, in the dimensions by which it is cut into tiles. */
 #ifndef TCHI_OPTIM_REGIONS_H
 #define TCHI_OPTIM_REGIONS_H
 

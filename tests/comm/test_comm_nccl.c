@@ -1,0 +1,83 @@
+/* A group of one GPU over NCCL: an optimizer in it takes bit for bit the steps of one without, sharded and whole. Where
+ * NCCL is not installed the test is skipped. More GPUs than one are not to be had where this runs. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <torchium/comm.h>
+
+#include "support/random.h"
+#include "support/testing.h"
+
+enum { ROWS = 48, COLS = 32, STEPS = 6 };
+
+static void train(tch_context *context, tch_comm *comm, bool sharded, tch_optim_kind kind, double *end)
+{
+    int64_t shape[2] = {ROWS, COLS};
+    test_random random = test_random_stream(5);
+    double *values = test_alloc(ROWS * COLS * sizeof(double));
+    tch_tensor host = tch_tensor_view(values, TCH_FLOAT64, 2, shape);
+    tch_tensor *parameter, *gradient;
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &parameter));
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, shape, TCH_CONTIGUOUS, &gradient));
+    test_random_fill_normal(&random, values, ROWS * COLS);
+    CHECK_OK(tch_tensor_copy(context, parameter, &host));
+
+    tch_parameter entry = {parameter, "w", 0};
+    tch_shard shard = {.rank = 0, .size = {ROWS, COLS}};
+    tch_placement placement = TCH_PLACEMENT_INIT;
+    placement.ndim = 2;
+    placement.shape = shape;
+    placement.count = sharded;
+    placement.shards = &shard;
+    tch_optim_config config = tch_optim_defaults(kind);
+    config.precondition_frequency = 2;
+    tch_optimizer *optimizer;
+    CHECK_OK(tch_optimizer_create_shared(context, &config, comm, 1, &entry, &placement, NULL, &optimizer));
+    for (int step = 0; step < STEPS; step++) {
+        const tch_tensor *gradients[] = {gradient};
+        test_random_fill_normal(&random, values, ROWS * COLS);
+        CHECK_OK(tch_tensor_copy(context, gradient, &host));
+        CHECK_OK(tch_optimizer_step(optimizer, 1, gradients));
+    }
+    host.data = end;
+    CHECK_OK(tch_tensor_copy(context, &host, parameter));
+    tch_optimizer_destroy(optimizer);
+    tch_tensor_destroy(parameter);
+    tch_tensor_destroy(gradient);
+}
+
+static void one_gpu(void **state)
+{
+    tch_context *context = *state;
+    char id[TCH_NCCL_ID_BYTES];
+    tch_comm *comm;
+    if (tch_comm_nccl_id(id) == TCH_ERR_UNAVAILABLE) {
+        print_message("%s\n", tch_last_error());
+        skip();
+    }
+    CHECK_OK(tch_comm_create_nccl(context, id, 0, 1, &comm));
+    static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP, TCH_OPTIM_MUON};
+    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+        double alone[ROWS * COLS], whole[ROWS * COLS], sharded[ROWS * COLS];
+        test_case("kind %d", (int)kinds[k]);
+        train(context, NULL, false, kinds[k], alone);
+        train(context, comm, false, kinds[k], whole);
+        train(context, comm, true, kinds[k], sharded);
+        assert_memory_equal(alone, whole, sizeof alone);
+        assert_memory_equal(alone, sharded, sizeof alone);
+    }
+    tch_comm_traffic traffic = TCH_COMM_TRAFFIC_INIT;
+    CHECK_OK(tch_comm_get_traffic(comm, &traffic));
+    CHECK(traffic.collectives > 0, "nothing went through NCCL");
+    tch_comm_destroy(comm);
+}
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(one_gpu, test_open_context, test_close_context),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
