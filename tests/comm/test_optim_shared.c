@@ -245,8 +245,7 @@ typedef struct rank_model {
 
 static void open_model(rank_model *m, const training *t, tch_context *context, int32_t rank, int32_t ranks)
 {
-    m->values = malloc(4096 * sizeof(double)); /* threads have no test of their own to release it */
-    assert_non_null(m->values);
+    m->values = test_alloc(4096 * sizeof(double));
     for (int32_t i = 0; i < PARAMETERS; i++) {
         int32_t count = t->place(&model[i], ranks, m->shards[i]);
         m->placement[i] = (tch_placement)TCH_PLACEMENT_INIT;
@@ -275,8 +274,6 @@ static void close_model(rank_model *m)
         tch_tensor_destroy(m->gradient[i]);
     }
     test_drop(m->values);
-    free(m->values);
-    free(m);
 }
 
 static tch_status take_step(const training *t, rank_model *m, tch_context *context, tch_optimizer *optimizer,
@@ -300,8 +297,7 @@ static void train(tch_comm *comm, int32_t rank, void *user)
     training *t = user;
     tch_context *context = NULL;
     tch_optimizer *optimizer = NULL;
-    rank_model *m = calloc(1, sizeof *m);
-    assert_non_null(m);
+    rank_model *m = test_alloc(sizeof *m);
     assert_int_equal(tch_context_create(test_device(), &context), TCH_OK);
     if (t->group != NULL) {
         pretend_use(t->group, rank, context);
