@@ -3,8 +3,9 @@
     python ddp.py                                               # starts two processes itself; some seconds
     torchrun --nproc-per-node 2 ddp.py                          # the same under torchrun
 
-Uses gloo on CPUs, and NCCL where there is a GPU for each process. DDP averages the gradients, every process takes the
-same step, and a step is bitwise-identical everywhere: parameters are sent once, at the beginning.
+Uses gloo on CPUs, and NCCL where there is a GPU for each process. DDP averages the gradients; with `process_group=` the
+processes divide the matrices among them, each orthogonalizes its own and keeps their momentum, and what comes out is
+gathered: bitwise-identical on every process, and to what one process would have computed.
 """
 
 import gc
@@ -44,7 +45,13 @@ def train(rank: int, device: torch.device) -> float:
     torch.manual_seed(rank)  # DDP sends the first process's weights to all
     net = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
     model = DistributedDataParallel(net.to(device))
-    optimizer = Muon(model.parameters(), lr=0.01, adjust_lr_fn="match_rms_adamw", weight_decay=0.0)
+    optimizer = Muon(
+        model.parameters(),
+        lr=0.01,
+        adjust_lr_fn="match_rms_adamw",
+        weight_decay=0.0,
+        process_group=model.process_group,
+    )
     for step in range(STEPS):
         x, y = part_of_batch(step, rank, device)
         optimizer.zero_grad()

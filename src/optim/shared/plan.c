@@ -179,11 +179,15 @@ static void fill_tile(const tch_optimizer *o, const tchi_tile *tile, tchi_param 
                       .ndim = p->dims.order,
                       .count = 1,
                       .dims = {.order = p->dims.order}};
-    for (int32_t k = (p->dims.order < TCHI_MOST_ORDER ? p->dims.order : TCHI_MOST_ORDER) - 1; k >= 0; k--) {
+    for (int32_t k = 0; k < TCHI_MOST_ORDER && k < p->dims.order; k++) {
         t->shape[k] = t->dims.size[k] = tile->size[k];
         t->cut |= (uint32_t)(tile->size[k] != p->dims.size[k]) << k;
-        t->strides[k] = t->count;
         t->count *= tile->size[k];
+    }
+    int64_t stride = t->count;
+    for (int32_t k = 0; k < TCHI_MOST_ORDER && k < p->dims.order; k++) {
+        stride /= tile->size[k];
+        t->strides[k] = stride;
     }
 }
 
