@@ -310,3 +310,10 @@ def test_ddp():
     done = run_apart(str(FOLDER / "ddp.py"))
     assert done.returncode == 0, done.stderr
     assert "replicas after 40 steps: 0.0" in done.stdout
+
+
+def test_fsdp():
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(FOLDER / "fsdp.py"), "--steps", "6"]
+    done = run_apart(*run)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("resumed bitwise identical") == 2, done.stdout
