@@ -68,8 +68,8 @@ typedef struct planner {
     tch_optimizer *optimizer;
     const tchi_regions *regions; /* of the group's parameters */
     int32_t first_param, ranks;
-    int64_t *load, *held; /* one for each rank */
-    int32_t *used;        /* tiles of the window that a rank has */
+    int64_t *load, *held;  /* one for each rank */
+    int32_t *used, *taken; /* tiles that a rank has of the window, and of all of this cost */
 } planner;
 
 static void count_held(planner *p, const tchi_tile *tile)
@@ -93,12 +93,13 @@ static void count_held(planner *p, const tchi_tile *tile)
     }
 }
 
-/* The rank that holds most of it, then the one with the least work, among those that may have another of the window. */
-static int32_t choose_owner(const planner *p, int32_t quota)
+/* The rank that holds most of it, then the one with the least work, among those that may have another of the window
+ * and another of this cost; -1 for none. */
+static int32_t choose_owner(const planner *p, int32_t of_window, int32_t of_cost)
 {
     int32_t best = -1;
     for (int32_t r = 0; r < p->ranks; r++) {
-        if (p->used[r] < quota &&
+        if (p->used[r] < of_window && p->taken[r] < of_cost &&
             (best < 0 || p->held[r] > p->held[best] || (p->held[r] == p->held[best] && p->load[r] < p->load[best]))) {
             best = r;
         }
@@ -121,14 +122,21 @@ static void assign(planner *p, const candidate *list, int64_t count)
             end++;
         }
         int64_t window = (end - first + period - 1) / period;
+        int32_t of_cost = (int32_t)((end - first + p->ranks - 1) / p->ranks);
+        memset(p->taken, 0, (size_t)p->ranks * sizeof *p->taken);
         for (; first < end; first += window) {
             int64_t n = end - first < window ? end - first : window;
             memset(p->used, 0, (size_t)p->ranks * sizeof *p->used);
             for (int64_t i = first; i < first + n; i++) {
                 tchi_tile *tile = tchi_shared_tile(o, list[i].tile);
                 count_held(p, tile);
-                tile->owner = choose_owner(p, (int32_t)((n + p->ranks - 1) / p->ranks));
+                int32_t of_window = (int32_t)((n + p->ranks - 1) / p->ranks);
+                tile->owner = choose_owner(p, of_window, of_cost);
+                if (tile->owner < 0) {
+                    tile->owner = choose_owner(p, of_window, INT32_MAX);
+                }
                 p->used[tile->owner]++;
+                p->taken[tile->owner]++;
                 p->load[tile->owner] += list[i].cost;
             }
         }
@@ -144,13 +152,14 @@ static tch_status choose_owners(tch_optimizer *o, int32_t group, const tchi_regi
                  .first_param = tchi_group_at(o, group)->first_param,
                  .ranks = tch_comm_size(o->shared->comm)};
     size_t list_bytes = (size_t)count * sizeof(candidate);
-    size_t rank_bytes = (size_t)p.ranks * (2 * sizeof(int64_t) + sizeof(int32_t));
+    size_t rank_bytes = (size_t)p.ranks * (2 * sizeof(int64_t) + 2 * sizeof(int32_t));
     candidate *list;
     TCHI_TRY(tchi_host_take(list_bytes, "a plan of tiles", &list));
     tch_status status = tchi_host_take(rank_bytes, "a plan of tiles", &p.load);
     if (status == TCH_OK && count > 0) {
         p.held = p.load + p.ranks;
         p.used = (int32_t *)(p.held + p.ranks);
+        p.taken = p.used + p.ranks;
         for (int64_t i = 0; i < count; i++) {
             list[i] = (candidate){cost_of(o, tchi_shared_tile(o, first + i)), first + i};
         }

@@ -1,0 +1,130 @@
+/* Processes that share an optimizer over MPI. Each has some rows of every matrix; Shampoo's blocks are divided among
+ * them. At the end the first process puts the parameters together and takes the same steps alone: the bits are equal.
+ *
+ *     mpiexec -n 4 example_13_mpi */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <mpi.h>
+
+#include <torchium/comm_mpi.h>
+#include <torchium/torchium.h>
+
+enum { ROWS = 96, COLS = 64, STEPS = 10, MATRICES = 2 };
+
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        tch_status status_ = (call);                                                                                   \
+        if (status_ != TCH_OK) {                                                                                       \
+            fprintf(stderr, "%s: %s\n", tch_status_name(status_), tch_last_error());                                   \
+            MPI_Abort(MPI_COMM_WORLD, 1);                                                                              \
+        }                                                                                                              \
+    } while (0)
+
+/* A number between -1 and 1 for every element, matrix and step. */
+static float number(int64_t element, int matrix, int step)
+{
+    uint64_t x = (uint64_t)element * 2654435761u + (uint64_t)(matrix * 97 + step) * 40503u + 12345u;
+    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
+    return (float)(x >> 40) / 8388608.0F - 1.0F;
+}
+
+static void fill(float *values, int64_t first_row, int64_t rows, int matrix, int step)
+{
+    for (int64_t i = 0; i < rows * COLS; i++) {
+        values[i] = number(first_row * COLS + i, matrix, step);
+    }
+}
+
+/* Trains rows [first, first + rows) of every matrix; with a group, the other processes have the others. */
+static void train(tch_context *context, tch_comm *comm, int64_t first, int64_t rows, const tch_placement *placements,
+                  float *parameters[MATRICES])
+{
+    int64_t shape[2] = {rows, COLS};
+    tch_tensor tensors[MATRICES], gradients[MATRICES];
+    const tch_tensor *given[MATRICES];
+    tch_parameter entries[MATRICES];
+    static const char *const names[MATRICES] = {"first", "second"};
+    for (int m = 0; m < MATRICES; m++) {
+        float *gradient = malloc((size_t)(rows * COLS + 1) * sizeof *gradient);
+        fill(parameters[m], first, rows, m, 0);
+        tensors[m] = tch_tensor_view(parameters[m], TCH_FLOAT32, 2, shape);
+        gradients[m] = tch_tensor_view(gradient, TCH_FLOAT32, 2, shape);
+        given[m] = &gradients[m];
+        entries[m] = (tch_parameter){&tensors[m], names[m], 0};
+    }
+    tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
+    config.max_preconditioner_dim = 32;
+    config.precondition_frequency = 2;
+    tch_optimizer *optimizer;
+    TRY(tch_optimizer_create_shared(context, &config, comm, MATRICES, entries, placements, NULL, &optimizer));
+    for (int step = 1; step <= STEPS; step++) {
+        for (int m = 0; m < MATRICES; m++) {
+            fill(gradients[m].data, first, rows, m, step);
+        }
+        TRY(tch_optimizer_step(optimizer, MATRICES, given));
+    }
+    tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+    TRY(tch_optimizer_get_memory(optimizer, &memory));
+    printf("rank %d: rows %lld to %lld, %lld of the blocks, %.0f kB of state\n",
+           comm == NULL ? -1 : tch_comm_rank(comm), (long long)first, (long long)(first + rows),
+           (long long)memory.blocks, (double)memory.state / 1e3);
+    tch_optimizer_destroy(optimizer);
+    for (int m = 0; m < MATRICES; m++) {
+        free(gradients[m].data);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    int64_t whole[2] = {ROWS, COLS};
+    tch_shard shards[64];
+    tch_placement placements[MATRICES];
+    int counts[64], starts[64];
+    MPI_Init(&argc, &argv);
+    tch_comm *comm;
+    tch_context *context;
+    TRY(tch_comm_create_mpi(MPI_COMM_WORLD, &comm));
+    TRY(tch_context_create("cpu", &context));
+    int32_t size = tch_comm_size(comm) < 64 ? tch_comm_size(comm) : 64;
+    int32_t rank = tch_comm_rank(comm);
+    int64_t each = (ROWS + size - 1) / size;
+    for (int32_t r = 0; r < size; r++) {
+        int64_t first = r * each < ROWS ? r * each : ROWS;
+        int64_t rows = ROWS - first < each ? ROWS - first : each;
+        shards[r] = (tch_shard){.rank = r, .start = {first, 0}, .size = {rows, COLS}};
+        counts[r] = (int)(rows * COLS);
+        starts[r] = (int)(first * COLS);
+    }
+    for (int m = 0; m < MATRICES; m++) {
+        placements[m] = (tch_placement){sizeof placements[m], 2, whole, size, shards};
+    }
+    float *mine[MATRICES], *together[MATRICES], *alone[MATRICES];
+    for (int m = 0; m < MATRICES; m++) {
+        mine[m] = malloc((size_t)(counts[rank] + 1) * sizeof(float));
+        together[m] = malloc(sizeof(float) * ROWS * COLS);
+        alone[m] = malloc(sizeof(float) * ROWS * COLS);
+    }
+    train(context, comm, shards[rank].start[0], shards[rank].size[0], placements, mine);
+    int same = 1;
+    for (int m = 0; m < MATRICES; m++) {
+        MPI_Gatherv(mine[m], counts[rank], MPI_FLOAT, together[m], counts, starts, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    }
+    if (rank == 0) {
+        train(context, NULL, 0, ROWS, NULL, alone);
+        for (int m = 0; m < MATRICES; m++) {
+            same = same && memcmp(together[m], alone[m], sizeof(float) * ROWS * COLS) == 0;
+        }
+        printf("%d processes and one: %s\n", size, same ? "bitwise identical" : "DIFFERENT");
+    }
+    for (int m = 0; m < MATRICES; m++) {
+        free(mine[m]);
+        free(together[m]);
+        free(alone[m]);
+    }
+    tch_context_destroy(context);
+    tch_comm_destroy(comm);
+    MPI_Finalize();
+    return same ? 0 : 1;
+}
