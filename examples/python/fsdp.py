@@ -73,8 +73,8 @@ def main() -> None:
     net = sharded_model(mesh)
     optimizer = make_optimizer(net)
     loss = train(net, optimizer, range(args.steps), device)
-    state = optimizer.memory_report()
-    print(f"rank {distributed.get_rank()}: loss {loss:.3f}, {state['state'] / 1e3:.0f} kB of optimizer state", flush=True)
+    kilobytes = optimizer.memory_report()["state"] / 1e3
+    print(f"rank {distributed.get_rank()}: loss {loss:.3f}, {kilobytes:.0f} kB of optimizer state", flush=True)
 
     folder = [tempfile.mkdtemp()] if distributed.get_rank() == 0 else [None]
     distributed.broadcast_object_list(folder)
