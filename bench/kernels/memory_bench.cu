@@ -217,7 +217,7 @@ static kron::kronecker_params new_kronecker(const tchi_cuda_state &state, tch_sc
     tch_matrices a = filled(type, m, m, 1, 0, 1, 1);
     tch_matrices b = filled(type, p, p, 1, 0, 1, 2);
     tch_matrices out = matrices(type, m * p, m * p, 1);
-    return kron::job_of(&state, &a, &b, &out);
+    return kron::params_of(&state, &a, &b, &out);
 }
 
 static void release(const kron::kronecker_params &params)
