@@ -294,6 +294,7 @@ static tch_status take_scratch(tch_optimizer *o)
     void *list;
     TCHI_TRY(tchi_list_reserve(&o->rect_list, rects));
     TCHI_TRY(tchi_list_reserve(&o->clock_list, o->params.count));
+    TCHI_TRY(tchi_list_reserve(&o->gradient_list, o->params.count + o->tiles.count + 1));
     TCHI_TRY(tchi_pool_allocate_exact(o->context->pool, bytes, &list));
     tchi_recordings_clear(o->context, &o->recordings); /* they work in the old one */
     tchi_pool_free(o->context->pool, o->scratch_block);
@@ -388,6 +389,7 @@ void tchi_optim_prepare(tch_optimizer *o, tch_context *context, const tch_optim_
     o->chunks.item_size = sizeof(tchi_chunk);
     o->rect_list.item_size = sizeof(tch_rect);
     o->clock_list.item_size = sizeof(tch_clock *);
+    o->gradient_list.item_size = sizeof(tchi_gradient);
     o->counts.item_size = sizeof(int64_t);
     if (allocator != NULL) {
         o->allocator = *allocator;
@@ -406,7 +408,7 @@ void tchi_optim_empty(tch_optimizer *o)
     tchi_pool_free(o->context->pool, o->copies);
     tchi_list *const lists[] = {&o->groups,         &o->params, &o->blocks, &o->block_batches,
                                 &o->factor_batches, &o->states, &o->chunks, &o->rect_list,
-                                &o->clock_list,     &o->counts, &o->tiles};
+                                &o->clock_list,     &o->counts, &o->tiles,  &o->gradient_list};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         tchi_list_release(lists[i]);
     }

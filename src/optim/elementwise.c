@@ -27,9 +27,9 @@ const tch_hyper *tchi_elementwise_hyper(const tch_optimizer *optimizer, const tc
     return optimizer->method->elementwise->of_rest ? &group->numbers->scalar : &group->numbers->main;
 }
 
-tch_status tchi_elementwise_step(tch_optimizer *optimizer, int32_t group)
+tch_status tchi_elementwise_step(tch_optimizer *optimizer, const tchi_step *now, int32_t group)
 {
     TCHI_RANGE(optimizer->context, "elementwise");
     const tch_hyper *hyper = tchi_elementwise_hyper(optimizer, tchi_group_at(optimizer, group));
-    return tchi_for_each_type(optimizer, group, false, hyper, apply);
+    return tchi_for_each_type(optimizer, now, group, false, hyper, apply);
 }

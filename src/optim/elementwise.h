@@ -5,7 +5,7 @@
 
 #include "optimizer.h"
 
-tch_status tchi_elementwise_step(tch_optimizer *optimizer, int32_t group);
+tch_status tchi_elementwise_step(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 
 /* Their numbers, on the device. */
 const tch_hyper *tchi_elementwise_hyper(const tch_optimizer *optimizer, const tchi_group *group);

@@ -75,7 +75,7 @@ typedef struct tchi_block_method {
     /* Bytes of work buffers for one block of a block batch. */
     int64_t (*work)(const tch_context *context, const tch_optim_config *config, const tchi_block_batch *block_batch);
     /* One step of all blocks of a group whose parameters have gradients. */
-    tch_status (*step)(tch_optimizer *optimizer, int32_t group);
+    tch_status (*step)(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 } tchi_block_method;
 
 struct tchi_optim_method {

@@ -165,21 +165,21 @@ static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, con
     return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
 }
 
-tch_status tchi_muon_step(tch_optimizer *o, int32_t group, tchi_muon_apply apply)
+tch_status tchi_muon_step(tch_optimizer *o, const tchi_step *now, int32_t group, tchi_muon_apply apply)
 {
     const tchi_group *g = tchi_group_at(o, group);
     for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
         tchi_run run;
-        for (int64_t at = 0; tchi_next_run(o, i, &at, &run);) {
+        for (int64_t at = 0; tchi_next_run(o, now, i, &at, &run);) {
             TCHI_TRY(step_run(o, &g->config, &run, apply));
         }
     }
     return TCH_OK;
 }
 
-static tch_status step(tch_optimizer *o, int32_t group)
+static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    return tchi_muon_step(o, group, apply);
+    return tchi_muon_step(o, now, group, apply);
 }
 
 static const tchi_block_method blocks = {

@@ -28,7 +28,7 @@ tchi_clock_rule tchi_muon_clock_rule(const tch_optim_config *config);
 int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *config, const tchi_block_batch *block_batch);
 
 /* A step of the group up to its directions, with what `apply` does then. */
-tch_status tchi_muon_step(tch_optimizer *optimizer, int32_t group, tchi_muon_apply apply);
+tch_status tchi_muon_step(tch_optimizer *optimizer, const tchi_step *now, int32_t group, tchi_muon_apply apply);
 
 /* The rectangles of a run with the direction in block[0]: one for each block. */
 tch_update tchi_muon_update(const tchi_muon_run *run, const tch_matrices *direction);

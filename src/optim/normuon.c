@@ -126,9 +126,9 @@ static tch_status apply(const tchi_muon_run *r, const tch_matrices *direction)
     return table->apply_rows(o->context->state, &update, o->norms);
 }
 
-static tch_status step(tch_optimizer *o, int32_t group)
+static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    return tchi_muon_step(o, group, apply);
+    return tchi_muon_step(o, now, group, apply);
 }
 
 static const tchi_block_method blocks = {

@@ -57,11 +57,20 @@ typedef struct tchi_param {
     uint64_t clock_id;          /* equal for parameters whose clocks are equal */
     int64_t base;               /* the number of its first element in the whole parameter */
     char *staged;               /* of a tile: where its gradient is put together */
-    /* of the step under way */
-    char *grad;   /* laid out as the parameter; NULL when there is none, and not where a shard of one is empty */
-    bool present; /* there is one */
-    tch_scalar grad_type;
 } tchi_param;
+
+/* A gradient, laid out as its parameter: `data` is NULL where there is none, and not where a shard of one is empty. */
+typedef struct tchi_gradient {
+    char *data;
+    tch_scalar type;
+} tchi_gradient;
+
+/* What one step works with; handed down from its beginning to those who read it. */
+typedef struct tchi_step {
+    tchi_gradient *gradients; /* of the parameters */
+    tchi_gradient *of_tiles;  /* of this rank's tiles */
+    const float *grad_scale;
+} tchi_step;
 
 typedef struct tchi_block {
     int32_t param;  /* in the optimizer's list of parameters, or of tiles where it is shared */
@@ -191,7 +200,7 @@ struct tch_optimizer {
     void *graft_scratch;
     char *copies; /* on the device: gradients whose layout is not their parameter's */
     int64_t copies_bytes;
-    tchi_list rect_list, clock_list;
+    tchi_list rect_list, clock_list, gradient_list;
     tchi_list counts;  /* int64_t, as a checkpoint holds them: see save.c */
     tch_rect *rects;   /* on the host */
     int64_t steps;     /* asked for */
@@ -200,8 +209,6 @@ struct tch_optimizer {
     tch_status failed;          /* not TCH_OK after an error of the device */
     tchi_user_kernel own[2];    /* by tch_optim_part */
     tchi_recordings recordings; /* of what follows the gathering of gradients */
-    /* of the step under way */
-    const float *grad_scale;
 };
 
 static inline tchi_group *tchi_group_at(const tch_optimizer *o, int32_t i)
@@ -231,6 +238,10 @@ static inline tchi_state *tchi_state_at(const tch_optimizer *o, int64_t i)
 static inline tchi_param *tchi_tile_at(const tch_optimizer *o, int32_t i)
 {
     return (tchi_param *)o->tiles.items + i;
+}
+static inline const tchi_gradient *tchi_gradient_of(const tch_optimizer *o, const tchi_step *now, const tchi_param *p)
+{
+    return p->tile < 0 ? &now->gradients[p->index] : &now->of_tiles[p - tchi_tile_at(o, 0)];
 }
 static inline tchi_param *tchi_block_param(const tch_optimizer *o, const tchi_block *block)
 {

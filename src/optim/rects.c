@@ -51,23 +51,26 @@ const tchi_param *tchi_run_block_param(const tch_optimizer *optimizer, const tch
     return param_of(optimizer, run->block_batch, run->first + block);
 }
 
-static bool goes_with(const tchi_param *a, const tchi_param *b)
+static bool goes_with(const tch_optimizer *o, const tchi_step *now, const tchi_param *a, const tchi_param *b)
 {
-    return b->grad != NULL && a->grad_type == b->grad_type && a->clock_id == b->clock_id;
+    const tchi_gradient *first = tchi_gradient_of(o, now, a);
+    const tchi_gradient *next = tchi_gradient_of(o, now, b);
+    return next->data != NULL && first->type == next->type && a->clock_id == b->clock_id;
 }
 
-bool tchi_next_run(const tch_optimizer *optimizer, int32_t block_batch, int64_t *at, tchi_run *run)
+bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, int32_t block_batch, int64_t *at,
+                   tchi_run *run)
 {
     tchi_block_batch *c = tchi_block_batch_at(optimizer, block_batch);
-    while (*at < c->count && param_of(optimizer, c, *at)->grad == NULL) {
+    while (*at < c->count && tchi_gradient_of(optimizer, now, param_of(optimizer, c, *at))->data == NULL) {
         ++*at;
     }
     if (*at >= c->count) {
         return false;
     }
     const tchi_param *first = param_of(optimizer, c, *at);
-    *run = (tchi_run){.block_batch = c, .first = *at};
-    while (*at < c->count && run->count < c->chunk && goes_with(first, param_of(optimizer, c, *at))) {
+    *run = (tchi_run){.block_batch = c, .first = *at, .now = now};
+    while (*at < c->count && run->count < c->chunk && goes_with(optimizer, now, first, param_of(optimizer, c, *at))) {
         run->count++;
         ++*at;
     }
@@ -77,20 +80,20 @@ bool tchi_next_run(const tch_optimizer *optimizer, int32_t block_batch, int64_t 
 tchi_recording_key tchi_run_key(const tch_optimizer *optimizer, const tchi_run *run, int64_t variant)
 {
     int64_t block_batch = run->block_batch - tchi_block_batch_at(optimizer, 0);
-    int64_t grad_type = (int64_t)tchi_run_param(optimizer, run)->grad_type;
+    int64_t grad_type = (int64_t)tchi_gradient_of(optimizer, run->now, tchi_run_param(optimizer, run))->type;
     return (tchi_recording_key){{block_batch, run->first, run->count, grad_type, variant}};
 }
 
 /* --- rectangles -------------------------------------------------------------------------------------------------- */
 
-tch_update tchi_update_of(const tch_optimizer *optimizer, int32_t group, const tch_hyper *hyper)
+tch_update tchi_update_of(const tch_optimizer *optimizer, const tchi_step *now, int32_t group, const tch_hyper *hyper)
 {
     const tch_optim_config *config = &tchi_group_at(optimizer, group)->config;
     return (tch_update){
         .rects = optimizer->rects,
         .hyper = hyper,
         .skip = &optimizer->control->skip,
-        .grad_scale = optimizer->grad_scale,
+        .grad_scale = now == NULL ? NULL : now->grad_scale,
         .maximize = config->maximize,
         .stochastic = config->stochastic_rounding,
         .seed = tchi_group_at(optimizer, 0)->config.seed,
@@ -102,12 +105,13 @@ static void *advance_by(void *base, int64_t elements, tch_scalar type)
     return base == NULL ? NULL : (char *)base + elements * tchi_scalar_size(type);
 }
 
-tch_rect tchi_rect_at(const tchi_param *p, int64_t first, int64_t rows, int64_t cols, int64_t stride)
+tch_rect tchi_rect_at(const tchi_param *p, const tchi_gradient *gradient, int64_t first, int64_t rows, int64_t cols,
+                      int64_t stride)
 {
     tch_rect rect = {
         .param = advance_by(p->data, first, p->type),
         .master = advance_by(p->master, first, p->real),
-        .grad = advance_by(p->grad, first, p->grad_type),
+        .grad = gradient == NULL ? NULL : advance_by(gradient->data, first, gradient->type),
         .clock = p->clock,
         .rows = rows,
         .cols = cols,
@@ -182,7 +186,8 @@ static int64_t add_rects(tch_optimizer *o, const tchi_run *run, const tchi_work 
             first += rest % e.size[k] * e.stride[k];
             rest /= e.size[k];
         }
-        tch_rect rect = tchi_rect_at(p, first, rows, cols, e.order > 1 ? e.stride[1] : cols);
+        tch_rect rect =
+            tchi_rect_at(p, tchi_gradient_of(o, run->now, p), first, rows, cols, e.order > 1 ? e.stride[1] : cols);
         int64_t at = index * work->stride + i * rows * cols;
         rect.block[0] = advance_by(block0, at, work->type);
         rect.block[1] = advance_by(block1, at, work->type);
@@ -199,8 +204,8 @@ tch_update tchi_update_run(tch_optimizer *optimizer, const tchi_run *run, const 
 {
     const tchi_block_batch *block_batch = run->block_batch;
     tchi_group_numbers *numbers = tchi_group_at(optimizer, block_batch->group)->numbers;
-    tch_update update =
-        tchi_update_of(optimizer, block_batch->group, block_batch->direction ? &numbers->tile : &numbers->main);
+    tch_update update = tchi_update_of(optimizer, run->now, block_batch->group,
+                                       block_batch->direction ? &numbers->tile : &numbers->main);
     if (block_batch->prepared) {
         update.grad_scale = NULL;
         update.maximize = 0;
@@ -210,33 +215,35 @@ tch_update tchi_update_run(tch_optimizer *optimizer, const tchi_run *run, const 
     }
     update.real = block_batch->real;
     update.param_type = block_batch->type;
-    update.grad_type = tchi_run_param(optimizer, run)->grad_type;
+    update.grad_type = tchi_gradient_of(optimizer, run->now, tchi_run_param(optimizer, run))->type;
     update.block_type = work->type;
     return update;
 }
 
 /* --- whole parameters -------------------------------------------------------------------------------------------- */
 
-static int64_t collect(tch_optimizer *o, const tchi_group *group, bool with_blocks, tch_scalar type, tch_scalar grad)
+static int64_t collect(tch_optimizer *o, const tchi_step *now, const tchi_group *group, bool with_blocks,
+                       tch_scalar type, tch_scalar grad)
 {
     int64_t used = 0;
     for (int32_t i = 0; i < group->params; i++) {
         const tchi_param *p = tchi_param_at(o, group->first_param + i);
-        if (p->grad != NULL && p->type == type && p->grad_type == grad && (with_blocks || !p->blocked)) {
-            o->rects[used++] = tchi_rect_at(p, 0, 1, p->count, p->count);
+        const tchi_gradient *gradient = tchi_gradient_of(o, now, p);
+        if (gradient->data != NULL && p->type == type && gradient->type == grad && (with_blocks || !p->blocked)) {
+            o->rects[used++] = tchi_rect_at(p, gradient, 0, 1, p->count, p->count);
         }
     }
     return used;
 }
 
-tch_status tchi_for_each_type(tch_optimizer *optimizer, int32_t group, bool with_blocks, const tch_hyper *hyper,
-                              tchi_update_visit visit)
+tch_status tchi_for_each_type(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool with_blocks,
+                              const tch_hyper *hyper, tchi_update_visit visit)
 {
     const tchi_group *g = tchi_group_at(optimizer, group);
-    tch_update update = tchi_update_of(optimizer, group, hyper);
+    tch_update update = tchi_update_of(optimizer, now, group, hyper);
     for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
         for (int grad = 0; grad <= TCH_SCALAR_BF16; grad++) {
-            update.count = collect(optimizer, g, with_blocks, (tch_scalar)type, (tch_scalar)grad);
+            update.count = collect(optimizer, now, g, with_blocks, (tch_scalar)type, (tch_scalar)grad);
             update.param_type = (tch_scalar)type;
             update.grad_type = (tch_scalar)grad;
             update.block_type = update.real = type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;

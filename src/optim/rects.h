@@ -23,10 +23,12 @@ tch_matrices tchi_work_matrices(const tchi_work *work, void *buffer, int64_t blo
 typedef struct tchi_run {
     tchi_block_batch *block_batch;
     int64_t first, count; /* within the block batch */
+    const tchi_step *now;
 } tchi_run;
 
 /* The next run from block *at on, no longer than the block batch's chunk; false at the end. */
-bool tchi_next_run(const tch_optimizer *optimizer, int32_t block_batch, int64_t *at, tchi_run *run);
+bool tchi_next_run(const tch_optimizer *optimizer, const tchi_step *now, int32_t block_batch, int64_t *at,
+                   tchi_run *run);
 const tchi_param *tchi_run_param(const tch_optimizer *optimizer, const tchi_run *run);
 const tchi_param *tchi_run_block_param(const tch_optimizer *optimizer, const tchi_run *run, int64_t block);
 
@@ -37,11 +39,12 @@ tchi_recording_key tchi_run_key(const tch_optimizer *optimizer, const tchi_run *
 /* How many rectangles a block of a block batch is. */
 int64_t tchi_block_rects(const tch_optimizer *optimizer, const tchi_block_batch *block_batch, int64_t block);
 
-/* A rectangle that begins at element `first` of what this rank has of a parameter. */
-tch_rect tchi_rect_at(const tchi_param *param, int64_t first, int64_t rows, int64_t cols, int64_t stride);
+/* A rectangle that begins at element `first` of what this rank has of a parameter. `gradient` may be NULL. */
+tch_rect tchi_rect_at(const tchi_param *param, const tchi_gradient *gradient, int64_t first, int64_t rows, int64_t cols,
+                      int64_t stride);
 
-/* What updates of a group have in common. */
-tch_update tchi_update_of(const tch_optimizer *optimizer, int32_t group, const tch_hyper *hyper);
+/* What updates of a group have in common. `now` may be NULL, for what reads no gradient. */
+tch_update tchi_update_of(const tch_optimizer *optimizer, const tchi_step *now, int32_t group, const tch_hyper *hyper);
 
 /* The same for a run, with its rectangles; block[0] and block[1] point into two work buffers, either of which may be
  * NULL. */
@@ -51,7 +54,7 @@ tch_update tchi_update_run(tch_optimizer *optimizer, const tchi_run *run, const 
 /* Calls visit for every pair of types among the parameters of the group that have a gradient, with whole parameters as
  * rectangles: all, or only those without blocks. */
 typedef tch_status (*tchi_update_visit)(tch_optimizer *optimizer, int32_t group, const tch_update *update);
-tch_status tchi_for_each_type(tch_optimizer *optimizer, int32_t group, bool with_blocks, const tch_hyper *hyper,
-                              tchi_update_visit visit);
+tch_status tchi_for_each_type(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool with_blocks,
+                              const tch_hyper *hyper, tchi_update_visit visit);
 
 #endif

@@ -86,13 +86,14 @@ int64_t tchi_refresh_first(const tch_optim_config *config)
     return config->start_preconditioning_step > 1 ? config->start_preconditioning_step : 1;
 }
 
-static bool is_due(const tch_optimizer *o, const tch_optim_config *config, const tchi_factor_batch *f, int64_t factor)
+static bool is_due(const tch_optimizer *o, const tchi_step *now, const tch_optim_config *config,
+                   const tchi_factor_batch *f, int64_t factor)
 {
     const tchi_block_batch *block_batch = tchi_block_batch_at(o, f->block_batch[factor]);
     const tchi_param *p = tchi_block_param(o, tchi_block_at(o, block_batch->first + f->block[factor]));
     int64_t first = tchi_refresh_first(config);
     int32_t period = config->precondition_frequency;
-    if (p->grad == NULL || p->steps_seen < first) {
+    if (tchi_gradient_of(o, now, p)->data == NULL || p->steps_seen < first) {
         return false;
     }
     if (p->steps_seen == first) {
@@ -101,11 +102,11 @@ static bool is_due(const tch_optimizer *o, const tch_optim_config *config, const
     if (!config->stagger) {
         return (p->steps_seen - first) % period == 0;
     }
-    int64_t now = o->steps % period;
-    return now == (int64_t)f->phase[factor] * period / parts_of(period);
+    int64_t phase = o->steps % period;
+    return phase == (int64_t)f->phase[factor] * period / parts_of(period);
 }
 
-bool tchi_refresh_mark(tch_optimizer *optimizer, int32_t group)
+bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group)
 {
     const tchi_group *g = tchi_group_at(optimizer, group);
     bool any = false;
@@ -115,7 +116,7 @@ bool tchi_refresh_mark(tch_optimizer *optimizer, int32_t group)
             tchi_refresh_plan(optimizer, group, g->config.precondition_frequency);
         }
         for (int64_t k = 0; k < f->count; k++) {
-            f->due[k] = is_due(optimizer, &g->config, f, k);
+            f->due[k] = is_due(optimizer, now, &g->config, f, k);
             any = any || f->due[k];
         }
     }

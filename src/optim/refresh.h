@@ -9,7 +9,7 @@
 void tchi_refresh_plan(tch_optimizer *optimizer, int32_t group, int32_t period);
 
 /* Marks the factors of the group that are due at this step; false when there are none. */
-bool tchi_refresh_mark(tch_optimizer *optimizer, int32_t group);
+bool tchi_refresh_mark(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 
 /* Whether a factor of the block batch is due. */
 bool tchi_block_batch_is_due(const tch_optimizer *optimizer, const tchi_block_batch *block_batch);

@@ -142,12 +142,13 @@ static tch_status update_factors(const shampoo_run *r)
 }
 
 /* The factors of all block batches of which some root is due, then those roots. */
-static tch_status refresh(tch_optimizer *o, int32_t group)
+static tch_status refresh(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
     for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
         tchi_run run;
-        for (int64_t at = 0; tchi_block_batch_is_due(o, tchi_block_batch_at(o, i)) && tchi_next_run(o, i, &at, &run);) {
+        for (int64_t at = 0;
+             tchi_block_batch_is_due(o, tchi_block_batch_at(o, i)) && tchi_next_run(o, now, i, &at, &run);) {
             shampoo_run r = begin_run(o, &g->config, &run);
             TCHI_TRY(gather(&r, false));
             TCHI_TRY(update_factors(&r));
@@ -218,17 +219,17 @@ static tch_status step_run(tch_optimizer *o, const tch_optim_config *config, con
     return tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
 }
 
-static tch_status step(tch_optimizer *o, int32_t group)
+static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
-    bool any_due = tchi_refresh_mark(o, group);
+    bool any_due = tchi_refresh_mark(o, now, group);
     if (any_due) {
-        TCHI_TRY(refresh(o, group));
+        TCHI_TRY(refresh(o, now, group));
     }
     for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
         bool factors_done = any_due && tchi_block_batch_is_due(o, tchi_block_batch_at(o, i));
         tchi_run run;
-        for (int64_t at = 0; tchi_next_run(o, i, &at, &run);) {
+        for (int64_t at = 0; tchi_next_run(o, now, i, &at, &run);) {
             TCHI_TRY(step_run(o, &g->config, &run, factors_done));
         }
     }

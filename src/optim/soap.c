@@ -365,14 +365,14 @@ static tch_status step_run(tch_optimizer *o, const tchi_group *group, const tchi
     return r.first ? after_gather(&r) : tchi_recorded(o->context, &o->recordings, &key, after_gather, &r);
 }
 
-static tch_status step(tch_optimizer *o, int32_t group)
+static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
     tch_status status = TCH_OK;
     int64_t before = tchi_workspace_hold(o);
     for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches && status == TCH_OK; i++) {
         tchi_run run;
-        for (int64_t at = 0; status == TCH_OK && tchi_next_run(o, i, &at, &run);) {
+        for (int64_t at = 0; status == TCH_OK && tchi_next_run(o, now, i, &at, &run);) {
             status = step_run(o, g, &run);
         }
     }

@@ -120,32 +120,31 @@ static tch_status check_step(tch_optimizer *o, int32_t count, const tch_tensor *
 }
 
 /* A dense copy in the layout of the parameter. */
-static tch_status lay_out(tch_optimizer *o, tchi_param *p, const tch_tensor *grad, int64_t *used)
+static tch_status lay_out(tch_optimizer *o, const tchi_param *p, const tch_tensor *grad, int64_t *used,
+                          tchi_gradient *gradient)
 {
     int64_t strides[TCH_MAX_RANK];
-    p->grad_type = tchi_scalar_of(grad->dtype);
-    p->grad = tchi_tensor_data(grad);
+    *gradient = (tchi_gradient){tchi_tensor_data(grad), tchi_scalar_of(grad->dtype)};
     if (p->count == 0) {
-        p->grad = o->shared != NULL ? (char *)o->control : NULL; /* nothing is read there, but its clock goes on */
+        gradient->data =
+            o->shared != NULL ? (char *)o->control : NULL; /* nothing is read there, but its clock goes on */
     } else if (!same_layout(p, grad)) {
         tch_array from = tchi_array_of(grad, strides);
-        p->grad = o->copies + *used;
+        gradient->data = o->copies + *used;
         *used += copy_bytes_of(p, grad);
-        tch_array to = {p->grad, p->grad_type, p->ndim, p->shape, p->strides};
+        tch_array to = {gradient->data, gradient->type, p->ndim, p->shape, p->strides};
         return o->context->backend->matrix->copy(o->context->state, &to, &from);
     }
     return TCH_OK;
 }
 
-static tch_status take_gradients(tch_optimizer *o, const tch_tensor *const *gradients)
+static tch_status take_gradients(tch_optimizer *o, const tch_tensor *const *gradients, const tchi_step *now)
 {
     int64_t used = 0;
     for (int32_t i = 0; i < o->params.count; i++) {
-        tchi_param *p = tchi_param_at(o, i);
-        p->grad = NULL;
-        p->present = gradients[i] != NULL;
-        if (p->present) {
-            TCHI_TRY(lay_out(o, p, gradients[i], &used));
+        now->gradients[i] = (tchi_gradient){0};
+        if (gradients[i] != NULL) {
+            TCHI_TRY(lay_out(o, tchi_param_at(o, i), gradients[i], &used, &now->gradients[i]));
         }
     }
     return TCH_OK;
@@ -159,33 +158,34 @@ static tch_status find_nonfinite(tch_optimizer *o, int32_t group, const tch_upda
     return o->context->backend->update->find_nonfinite(o->context->state, update, &o->control->found);
 }
 
-static tch_status look_at_all(tch_optimizer *o)
+static tch_status look_at_all(tch_optimizer *o, const tchi_step *now)
 {
     const tch_backend *t = o->context->backend;
     TCHI_TRY(t->device->zero_bytes(o->context->state, &o->control->found, sizeof o->control->found));
     for (int32_t i = 0; i < o->groups.count; i++) {
-        TCHI_TRY(tchi_for_each_type(o, i, true, &tchi_group_at(o, i)->numbers->main, find_nonfinite));
+        TCHI_TRY(tchi_for_each_type(o, now, i, true, &tchi_group_at(o, i)->numbers->main, find_nonfinite));
     }
     return TCH_OK;
 }
 
 /* The first parameter whose gradient is bad, for the message: the step has been refused, and time does not matter. */
-static tch_status name_nonfinite(tch_optimizer *o)
+static tch_status name_nonfinite(tch_optimizer *o, const tchi_step *now)
 {
     const tch_backend *t = o->context->backend;
     for (int32_t i = 0; i < o->params.count; i++) {
         const tchi_param *p = tchi_param_at(o, i);
+        const tchi_gradient *gradient = &now->gradients[i];
         int32_t found = 0;
-        if (p->grad == NULL) {
+        if (gradient->data == NULL) {
             continue;
         }
-        tch_update update = tchi_update_of(o, p->group, &tchi_group_at(o, p->group)->numbers->main);
-        tch_rect rect = {.grad = p->grad, .clock = p->clock, .rows = 1, .cols = p->count, .stride = p->count};
+        tch_update update = tchi_update_of(o, now, p->group, &tchi_group_at(o, p->group)->numbers->main);
+        tch_rect rect = {.grad = gradient->data, .clock = p->clock, .rows = 1, .cols = p->count, .stride = p->count};
         update.rects = &rect;
         update.count = 1;
         update.real = update.block_type = p->real;
         update.param_type = p->type;
-        update.grad_type = p->grad_type;
+        update.grad_type = gradient->type;
         TCHI_TRY(t->device->zero_bytes(o->context->state, &o->control->found, sizeof found));
         TCHI_TRY(t->update->find_nonfinite(o->context->state, &update, &o->control->found));
         TCHI_TRY(t->device->copy_bytes(o->context->state, &found, &o->control->found, sizeof found, TCH_COPY_TO_HOST));
@@ -200,13 +200,14 @@ static tch_status name_nonfinite(tch_optimizer *o)
 
 /* Roots and bases are first made at a parameter's first step, by a schedule that the host keeps: it has to know whether
  * that one was taken. Loss scaling skips the first steps of most trainings. */
-static bool begins_something(const tch_optimizer *o)
+static bool begins_something(const tch_optimizer *o, const tchi_step *now)
 {
     const tchi_block_method *blocks = o->method->blocks;
     bool schedules = blocks != NULL && blocks->begins != NULL;
     for (int32_t i = 0; i < o->params.count && schedules; i++) {
         const tchi_param *p = tchi_param_at(o, i);
-        if (p->grad != NULL && p->blocked && p->steps_seen < blocks->begins(&tchi_group_at(o, p->group)->config)) {
+        if (now->gradients[i].data != NULL && p->blocked &&
+            p->steps_seen < blocks->begins(&tchi_group_at(o, p->group)->config)) {
             return true;
         }
     }
@@ -215,24 +216,24 @@ static bool begins_something(const tch_optimizer *o)
 
 /* Leaves the decision on the device. It is also brought here, in *skipped, where that costs no waiting, and where
  * somebody asked for an error or something begins with this step. */
-static tch_status decide(tch_optimizer *o, const tch_tensor *found_inf, bool *skipped)
+static tch_status decide(tch_optimizer *o, const tchi_step *now, const tch_tensor *found_inf, bool *skipped)
 {
     const tch_backend *t = o->context->backend;
     tch_nonfinite policy = tchi_group_at(o, 0)->config.nonfinite;
     bool look = policy != TCH_NONFINITE_IGNORE && found_inf == NULL;
     const float *told = found_inf == NULL ? NULL : tchi_tensor_data(found_inf);
     if (look) {
-        TCHI_TRY(look_at_all(o));
+        TCHI_TRY(look_at_all(o, now));
     }
     const int32_t *found = look ? &o->control->found : NULL;
     if (o->shared != NULL) {
-        TCHI_TRY(tchi_shared_agree(o, found, told, &found));
+        TCHI_TRY(tchi_shared_agree(o, now, found, told, &found));
         told = NULL;
     }
     TCHI_TRY(t->update->decide_skip(o->context->state, found, told, &o->control->skip, o->control->counts));
     *skipped = false;
     bool possible = look || found_inf != NULL || o->shared != NULL;
-    if (possible && (policy == TCH_NONFINITE_RAISE || t->host_memory || begins_something(o))) {
+    if (possible && (policy == TCH_NONFINITE_RAISE || t->host_memory || begins_something(o, now))) {
         int32_t skip;
         TCHI_TRY(t->device->copy_bytes(o->context->state, &skip, &o->control->skip, sizeof skip, TCH_COPY_TO_HOST));
         *skipped = skip != 0;
@@ -241,11 +242,11 @@ static tch_status decide(tch_optimizer *o, const tch_tensor *found_inf, bool *sk
 }
 
 static tch_status look_at_gradients(tch_optimizer *o, const tch_tensor *const *gradients, const tch_tensor *found_inf,
-                                    bool *skipped)
+                                    const tchi_step *now, bool *skipped)
 {
     TCHI_RANGE(o->context, "look at gradients");
-    TCHI_TRY(take_gradients(o, gradients));
-    return decide(o, found_inf, skipped);
+    TCHI_TRY(take_gradients(o, gradients, now));
+    return decide(o, now, found_inf, skipped);
 }
 
 /* --- numbers and clocks ------------------------------------------------------------------------------------------ */
@@ -302,52 +303,52 @@ static bool waits(const tchi_block_method *blocks, const tchi_param *p)
     return p->blocked && blocks->waits != NULL && blocks->waits(p);
 }
 
-static int64_t list_clocks(tch_optimizer *o, const tchi_group *g, bool blocked)
+static int64_t list_clocks(tch_optimizer *o, const tchi_step *now, const tchi_group *g, bool blocked)
 {
     tch_clock **clocks = o->clock_list.items;
     int64_t count = 0;
     for (int32_t i = 0; i < g->params; i++) {
         tchi_param *p = tchi_param_at(o, g->first_param + i);
-        if (p->grad != NULL && p->blocked == blocked && !waits(o->method->blocks, p)) {
+        if (now->gradients[p->index].data != NULL && p->blocked == blocked && !waits(o->method->blocks, p)) {
             clocks[count++] = p->clock;
         }
     }
     return count;
 }
 
-static tch_status advance_blocks(tch_optimizer *o, tchi_group *g)
+static tch_status advance_blocks(tch_optimizer *o, const tchi_step *now, tchi_group *g)
 {
     const tchi_block_method *blocks = o->method->blocks;
-    int64_t count = list_clocks(o, g, true);
+    int64_t count = list_clocks(o, now, g, true);
     tchi_clock_rule rule = blocks->clock_rule(&g->config);
     TCHI_TRY(o->context->backend->update->advance(o->context->state, count, o->clock_list.items, &g->numbers->main,
                                                   &o->control->skip, rule.correct, rule.factors));
     return blocks->advance == NULL ? TCH_OK : blocks->advance(o, g);
 }
 
-static tch_status advance(tch_optimizer *o, tchi_group *g)
+static tch_status advance(tch_optimizer *o, const tchi_step *now, tchi_group *g)
 {
-    int64_t count = list_clocks(o, g, false);
+    int64_t count = list_clocks(o, now, g, false);
     TCHI_TRY(o->context->backend->update->advance(o->context->state, count, o->clock_list.items,
                                                   tchi_elementwise_hyper(o, g), &o->control->skip, 1, TCH_FACTOR_EMA));
-    return o->method->blocks == NULL ? TCH_OK : advance_blocks(o, g);
+    return o->method->blocks == NULL ? TCH_OK : advance_blocks(o, now, g);
 }
 
 /* --- the step ---------------------------------------------------------------------------------------------------- */
 
 /* Counted by the host, a step that was skipped unknown to it included: what the schedule of refreshes goes by. */
-static void count_step(tch_optimizer *o)
+static void count_step(tch_optimizer *o, const tchi_step *now)
 {
     for (int32_t i = 0; i < o->params.count; i++) {
         tchi_param *p = tchi_param_at(o, i);
-        if (p->grad != NULL) {
+        if (now->gradients[i].data != NULL) {
             p->steps_seen++;
             p->clock_id = (p->clock_id ^ (uint64_t)(o->steps + 1)) * 0x9E3779B97F4A7C15u;
         }
     }
 }
 
-static tch_status step_group(tch_optimizer *o, int32_t index)
+static tch_status step_group(tch_optimizer *o, const tchi_step *now, int32_t index)
 {
     tchi_group *g = tchi_group_at(o, index);
     if (g->stale) {
@@ -357,33 +358,32 @@ static tch_status step_group(tch_optimizer *o, int32_t index)
     if (g->lr != NULL) {
         TCHI_TRY(read_lr(o, g));
     }
-    TCHI_TRY(advance(o, g));
+    TCHI_TRY(advance(o, now, g));
     if (g->exchange != NULL) {
-        TCHI_TRY(tchi_exchange_in(o, index));
+        TCHI_TRY(tchi_exchange_in(o, now, index));
     }
     if (g->block_batches > 0) {
-        TCHI_TRY(o->method->blocks->step(o, index));
+        TCHI_TRY(o->method->blocks->step(o, now, index));
     }
     if (g->exchange != NULL) {
-        TCHI_TRY(tchi_exchange_out(o, index));
+        TCHI_TRY(tchi_exchange_out(o, now, index));
     }
-    return tchi_elementwise_step(o, index);
+    return tchi_elementwise_step(o, now, index);
 }
 
-static tch_status run_step(tch_optimizer *o, const tch_tensor *const *gradients, const tch_tensor *grad_scale,
-                           const tch_tensor *found_inf, bool *skipped)
+static tch_status run_step(tch_optimizer *o, const tch_tensor *const *gradients, const tch_tensor *found_inf,
+                           const tchi_step *now, bool *skipped)
 {
-    o->grad_scale = grad_scale == NULL ? NULL : tchi_tensor_data(grad_scale);
-    TCHI_TRY(look_at_gradients(o, gradients, found_inf, skipped));
+    TCHI_TRY(look_at_gradients(o, gradients, found_inf, now, skipped));
     if (*skipped) {
         return TCH_OK;
     }
-    count_step(o);
+    count_step(o, now);
     if (o->shared != NULL) {
-        tchi_shared_follow(o);
+        tchi_shared_follow(o, now);
     }
     for (int32_t i = 0; i < o->groups.count; i++) {
-        TCHI_TRY(step_group(o, i));
+        TCHI_TRY(step_group(o, now, i));
     }
     o->steps++;
     return TCH_OK;
@@ -398,12 +398,15 @@ tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count, co
     TCHI_ENTER(optimizer->context, "tch_optimizer_step");
     TCHI_TRY(check_step(optimizer, count, gradients, grad_scale, found_inf));
     bool skipped = false;
-    optimizer->failed = run_step(optimizer, gradients, grad_scale, found_inf, &skipped);
+    tchi_gradient *taken = optimizer->gradient_list.items; /* with room for all, those of tiles behind the others */
+    const tchi_step now = {taken, taken + optimizer->params.count,
+                           grad_scale == NULL ? NULL : tchi_tensor_data(grad_scale)};
+    optimizer->failed = run_step(optimizer, gradients, found_inf, &now, &skipped);
     if (optimizer->shared != NULL) {
         TCHI_TRY(tchi_shared_finish(optimizer, skipped));
     }
     bool raise = skipped && tchi_group_at(optimizer, 0)->config.nonfinite == TCH_NONFINITE_RAISE;
-    return raise && optimizer->failed == TCH_OK ? name_nonfinite(optimizer) : optimizer->failed;
+    return raise && optimizer->failed == TCH_OK ? name_nonfinite(optimizer, &now) : optimizer->failed;
 }
 
 tch_status tch_optimizer_step(tch_optimizer *optimizer, int32_t count, const tch_tensor *const *gradients)

@@ -243,7 +243,7 @@ static void lay_out_tiles(tch_optimizer *o, int32_t group, tchi_arena *data, tch
         tchi_param *t = tchi_tile_at(o, i);
         if (t->group == group) {
             t->data = tchi_arena_take(data, t->count * tchi_scalar_size(t->type));
-            t->staged = tchi_arena_take(grads, t->count * tchi_scalar_size(t->grad_type));
+            t->staged = tchi_arena_take(grads, t->count * tchi_scalar_size(t->wire_in));
         }
     }
 }
@@ -301,6 +301,7 @@ static view tensor_view(const tchi_part *part)
  * dimensions, once for every index of the outer ones. */
 typedef struct move {
     tch_optimizer *optimizer;
+    const tchi_step *now; /* NULL for what reads no gradient */
     int32_t group;
     tch_update update;
     bool second; /* the filtered gradient, which is the second block */
@@ -335,7 +336,8 @@ static tch_status add_rects(move *m, const tchi_part *part, int32_t order, const
         int64_t stride = order > 1 ? a->stride[order - 2] : cols;
         tch_rect rect = {.grad = from->data + in_a * from->bytes, .rows = rows, .cols = cols, .stride = stride};
         if (from->param != NULL) {
-            rect = tchi_rect_at(from->param, in_a, rows, cols, stride);
+            const tchi_gradient *gradient = tchi_gradient_of(m->optimizer, m->now, from->param);
+            rect = tchi_rect_at(from->param, gradient, in_a, rows, cols, stride);
         }
         rect.block[m->second] = to + in_b * to_bytes;
         rect.block_ld = order > 1 ? b->stride[order - 2] : cols;
@@ -345,10 +347,12 @@ static tch_status add_rects(move *m, const tchi_part *part, int32_t order, const
     return TCH_OK;
 }
 
-static move begin_move(tch_optimizer *o, int32_t group, tch_scalar type)
+static move begin_move(tch_optimizer *o, const tchi_step *now, int32_t group, tch_scalar type)
 {
-    move m = {
-        .optimizer = o, .group = group, .update = tchi_update_of(o, group, &tchi_group_at(o, group)->numbers->main)};
+    move m = {.optimizer = o,
+              .now = now,
+              .group = group,
+              .update = tchi_update_of(o, now, group, &tchi_group_at(o, group)->numbers->main)};
     m.update.real = type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;
     m.update.param_type = type;
     o->shared->rects.count = 0;
@@ -389,19 +393,20 @@ static bool adds_decay(const tch_optimizer *o, int32_t group)
 
 /* Gradients of this rank's tensors, of one pair of types, to the wire or straight to its tiles. What is filtered here,
  * or has decay added to it, is unscaled here too. */
-static tch_status pack_gradients(tch_optimizer *o, int32_t group, const tchi_list *list, bool to_wire, tch_scalar type,
-                                 tch_scalar grad)
+static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
+                                 bool to_wire, tch_scalar type, tch_scalar grad)
 {
     const tch_optim_config *config = &tchi_group_at(o, group)->config;
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    move m = begin_move(o, group, type);
+    move m = begin_move(o, now, group, type);
     tch_filter filter = TCH_FILTER_NONE;
     bool l2 = false;
     for (int64_t i = 0; i < list->count; i++) {
         const tchi_part *part = &parts_of(list)[i];
         const tchi_tile *tile = tchi_shared_tile(o, part->tile);
         const tchi_param *p = param_of(o, part);
-        if (p->grad == NULL || p->type != type || p->grad_type != grad) {
+        const tchi_gradient *gradient = &now->gradients[p->index];
+        if (gradient->data == NULL || p->type != type || gradient->type != grad) {
             continue;
         }
         int32_t order = p->dims.order;
@@ -427,27 +432,27 @@ static tch_status pack_gradients(tch_optimizer *o, int32_t group, const tchi_lis
                : o->context->backend->update->gather(o->context->state, finish_move(&m), filter, l2);
 }
 
-static tch_status pack_all(tch_optimizer *o, int32_t group, const tchi_list *list, bool to_wire)
+static tch_status pack_all(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list, bool to_wire)
 {
     for (int type = 0; type <= TCH_SCALAR_BF16 && list->count > 0; type++) {
         for (int grad = 0; grad <= TCH_SCALAR_BF16; grad++) {
-            TCHI_TRY(pack_gradients(o, group, list, to_wire, (tch_scalar)type, (tch_scalar)grad));
+            TCHI_TRY(pack_gradients(o, now, group, list, to_wire, (tch_scalar)type, (tch_scalar)grad));
         }
     }
     return TCH_OK;
 }
 
 /* What came in for tiles, of one type. */
-static tch_status unpack_tiles(tch_optimizer *o, int32_t group, tch_scalar type)
+static tch_status unpack_tiles(tch_optimizer *o, const tchi_step *now, int32_t group, tch_scalar type)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
     const tchi_list *list = &x->in.receive;
-    move m = begin_move(o, group, type);
+    move m = begin_move(o, now, group, type);
     for (int64_t i = 0; i < list->count; i++) {
         const tchi_part *part = &parts_of(list)[i];
         const tchi_tile *tile = tchi_shared_tile(o, part->tile);
         const tchi_param *p = param_of(o, part);
-        if (p->grad == NULL || p->type != type) {
+        if (now->gradients[p->index].data == NULL || p->type != type) {
             continue;
         }
         int64_t bytes = tchi_scalar_size(p->wire_in);
@@ -476,15 +481,15 @@ static tch_status send_route(tch_optimizer *o, tchi_exchange *x, const tchi_rout
     return x->sharded ? tchi_comm_all_to_all(o->shared->comm, o->context, x->sent, x->received, &counts) : TCH_OK;
 }
 
-tch_status tchi_exchange_in(tch_optimizer *optimizer, int32_t group)
+tch_status tchi_exchange_in(tch_optimizer *optimizer, const tchi_step *now, int32_t group)
 {
     tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
     TCHI_RANGE(optimizer->context, "exchange in");
-    TCHI_TRY(pack_all(optimizer, group, &x->in.send, true));
-    TCHI_TRY(pack_all(optimizer, group, &x->local, false));
+    TCHI_TRY(pack_all(optimizer, now, group, &x->in.send, true));
+    TCHI_TRY(pack_all(optimizer, now, group, &x->local, false));
     TCHI_TRY(send_route(optimizer, x, &x->in));
     for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
-        TCHI_TRY(unpack_tiles(optimizer, group, (tch_scalar)type));
+        TCHI_TRY(unpack_tiles(optimizer, now, group, (tch_scalar)type));
     }
     TCHI_TRY(
         optimizer->context->backend->device->zero_bytes(optimizer->context->state, x->tile_data, x->tile_data_bytes));
@@ -496,7 +501,7 @@ tch_status tchi_exchange_in(tch_optimizer *optimizer, int32_t group)
 static tch_status copy_values(tch_optimizer *o, int32_t group, tch_scalar type)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    move m = begin_move(o, group, type);
+    move m = begin_move(o, NULL, group, type);
     for (int64_t i = 0; i < x->local.count; i++) {
         const tchi_part *part = &parts_of(&x->local)[i];
         const tchi_tile *tile = tchi_shared_tile(o, part->tile);
@@ -526,15 +531,16 @@ tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group)
 }
 
 /* This rank's tiles, of one type, to the wire. */
-static tch_status pack_tiles(tch_optimizer *o, int32_t group, const tchi_list *list, tch_scalar type)
+static tch_status pack_tiles(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
+                             tch_scalar type)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    move m = begin_move(o, group, type);
+    move m = begin_move(o, now, group, type);
     for (int64_t i = 0; i < list->count; i++) {
         const tchi_part *part = &parts_of(list)[i];
         const tchi_tile *tile = tchi_shared_tile(o, part->tile);
         const tchi_param *p = param_of(o, part);
-        if (p->grad == NULL || p->type != type) {
+        if (now->gradients[p->index].data == NULL || p->type != type) {
             continue;
         }
         int64_t bytes = tchi_scalar_size(p->wire_out);
@@ -558,29 +564,31 @@ static double factor_of(const tch_optimizer *o, const tchi_param *p, const tchi_
     return blocks->step_factor == NULL ? 1.0 : blocks->step_factor(&tchi_group_at(o, p->group)->config, rows, cols);
 }
 
-static bool takes_result(const tch_optimizer *o, const tchi_param *p, tch_scalar type, bool by_value)
+static bool takes_result(const tch_optimizer *o, const tchi_step *now, const tchi_param *p, tch_scalar type,
+                         bool by_value)
 {
     const tchi_block_method *blocks = o->method->blocks;
     bool waits = blocks->waits != NULL && blocks->waits(p);
-    return p->grad != NULL && p->type == type && p->by_value == by_value && !waits;
+    return now->gradients[p->index].data != NULL && p->type == type && p->by_value == by_value && !waits;
 }
 
 /* Directions of one type are applied to what this rank holds. */
-static tch_status apply_parts(tch_optimizer *o, int32_t group, const tchi_list *list, tch_scalar type)
+static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
+                              tch_scalar type)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    move m = begin_move(o, group, type);
+    move m = begin_move(o, now, group, type);
     for (int64_t i = 0; i < list->count; i++) {
         const tchi_part *part = &parts_of(list)[i];
         const tchi_tile *tile = tchi_shared_tile(o, part->tile);
         const tchi_param *p = param_of(o, part);
-        if (!takes_result(o, p, type, false)) {
+        if (!takes_result(o, now, p, type, false)) {
             continue;
         }
         source from = {.param = p};
         view a = tensor_view(part);
         view b = dense_view(part->size, p->dims.order, 0);
-        m.update.grad_type = p->grad_type;
+        m.update.grad_type = now->gradients[p->index].type;
         m.update.block_type = p->wire_out;
         TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, x->received + part->wire, tchi_scalar_size(p->wire_out),
                            &b, factor_of(o, p, tile)));
@@ -592,15 +600,15 @@ static tch_status apply_parts(tch_optimizer *o, int32_t group, const tchi_list *
 }
 
 /* New values of one type take the place of the old. Where the step was skipped they are the old. */
-static tch_status store_values(tch_optimizer *o, int32_t group, tch_scalar type)
+static tch_status store_values(tch_optimizer *o, const tchi_step *now, int32_t group, tch_scalar type)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    move m = begin_move(o, group, type);
+    move m = begin_move(o, now, group, type);
     int64_t bytes = tchi_scalar_size(type);
     for (int64_t i = 0; i < x->spread.count; i++) {
         const tchi_part *part = &parts_of(&x->spread)[i];
         const tchi_param *p = param_of(o, part);
-        if (!takes_result(o, p, type, true)) {
+        if (!takes_result(o, now, p, type, true)) {
             continue;
         }
         source from = {NULL, x->received + part->wire, bytes};
@@ -615,39 +623,39 @@ static tch_status store_values(tch_optimizer *o, int32_t group, tch_scalar type)
                : o->context->backend->update->gather(o->context->state, finish_move(&m), TCH_FILTER_NONE, 0);
 }
 
-static tch_status send_back(tch_optimizer *o, int32_t group)
+static tch_status send_back(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
     for (int type = 0; type <= TCH_SCALAR_BF16 && x->sharded; type++) {
-        TCHI_TRY(pack_tiles(o, group, &x->out.send, (tch_scalar)type));
+        TCHI_TRY(pack_tiles(o, now, group, &x->out.send, (tch_scalar)type));
     }
     TCHI_TRY(send_route(o, x, &x->out));
     for (int type = 0; type <= TCH_SCALAR_BF16 && x->sharded; type++) {
-        TCHI_TRY(apply_parts(o, group, &x->out.receive, (tch_scalar)type));
+        TCHI_TRY(apply_parts(o, now, group, &x->out.receive, (tch_scalar)type));
     }
     return TCH_OK;
 }
 
-static tch_status spread_back(tch_optimizer *o, int32_t group)
+static tch_status spread_back(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     tchi_exchange *x = tchi_group_at(o, group)->exchange;
     if (x->segment == 0) {
         return TCH_OK;
     }
     for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
-        TCHI_TRY(pack_tiles(o, group, &x->spread_in, (tch_scalar)type));
+        TCHI_TRY(pack_tiles(o, now, group, &x->spread_in, (tch_scalar)type));
     }
     TCHI_TRY(tchi_comm_all_gather(o->shared->comm, o->context, x->sent, x->received, x->segment));
     for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
-        TCHI_TRY(store_values(o, group, (tch_scalar)type));
-        TCHI_TRY(apply_parts(o, group, &x->spread, (tch_scalar)type));
+        TCHI_TRY(store_values(o, now, group, (tch_scalar)type));
+        TCHI_TRY(apply_parts(o, now, group, &x->spread, (tch_scalar)type));
     }
     return TCH_OK;
 }
 
-tch_status tchi_exchange_out(tch_optimizer *optimizer, int32_t group)
+tch_status tchi_exchange_out(tch_optimizer *optimizer, const tchi_step *now, int32_t group)
 {
     TCHI_RANGE(optimizer->context, "exchange out");
-    TCHI_TRY(send_back(optimizer, group));
-    return spread_back(optimizer, group);
+    TCHI_TRY(send_back(optimizer, now, group));
+    return spread_back(optimizer, now, group);
 }

@@ -184,7 +184,7 @@ static void fill_tile(const tch_optimizer *o, const tchi_tile *tile, tchi_param 
                       .by_value = p->by_value,
                       .type = p->wire_out,
                       .real = p->real,
-                      .grad_type = p->wire_in,
+                      .wire_in = p->wire_in,
                       .ndim = p->dims.order,
                       .count = 1,
                       .dims = {.order = p->dims.order}};

@@ -197,22 +197,22 @@ tch_status tchi_shared_compare(tch_comm *comm, tch_context *context, uint64_t ha
 }
 
 /* Which gradients are there. */
-static int32_t hash_presence(const tch_optimizer *o)
+static int32_t hash_presence(const tch_optimizer *o, const tchi_step *now)
 {
     uint32_t hash = 0x811C9DC5u;
     for (int32_t i = 0; i < o->params.count; i++) {
-        hash = (hash ^ (uint32_t)(tchi_param_at(o, i)->present)) * 0x01000193u;
+        hash = (hash ^ (uint32_t)(now->gradients[i].data != NULL)) * 0x01000193u;
     }
     return (int32_t)(hash & 0x7FFFFFFF);
 }
 
-tch_status tchi_shared_agree(tch_optimizer *optimizer, const int32_t *found, const float *found_inf,
-                             const int32_t **agreed)
+tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, const int32_t *found,
+                             const float *found_inf, const int32_t **agreed)
 {
     tchi_agreement *a = optimizer->shared->agreement;
     const tch_backend *t = optimizer->context->backend;
     TCHI_TRY(tchi_comm_check(optimizer->shared->comm));
-    TCHI_TRY(store_pair(optimizer, hash_presence(optimizer)));
+    TCHI_TRY(store_pair(optimizer, hash_presence(optimizer, now)));
     TCHI_TRY(t->update->decide_skip(optimizer->context->state, found, found_inf, &a->found, a->spare));
     TCHI_TRY(tchi_comm_reduce_max(optimizer->shared->comm, optimizer->context, a->pair, 3));
     TCHI_TRY(t->update->agree(optimizer->context->state, a->pair));
@@ -238,12 +238,13 @@ tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)
                            "the ranks of the group came with gradients of different parameters; nothing was changed");
 }
 
-void tchi_shared_follow(tch_optimizer *optimizer)
+void tchi_shared_follow(tch_optimizer *optimizer, const tchi_step *now)
 {
     for (int32_t i = 0; i < optimizer->tiles.count; i++) {
         tchi_param *t = tchi_tile_at(optimizer, i);
         const tchi_param *p = tchi_param_at(optimizer, t->index);
-        t->grad = p->grad != NULL ? t->staged : NULL;
+        bool present = now->gradients[t->index].data != NULL;
+        now->of_tiles[i] = (tchi_gradient){present ? t->staged : NULL, t->wire_in};
         t->steps_seen = p->steps_seen;
         t->clock_id = p->clock_id;
     }

@@ -118,18 +118,18 @@ uint64_t tchi_shared_hash(const tch_optimizer *optimizer, int32_t group, const t
 
 /* After gradients were taken: *agreed, on the device, is not 0 where the group skips the step, because a gradient of
  * some rank is not finite or because ranks came with different gradients. */
-tch_status tchi_shared_agree(tch_optimizer *optimizer, const int32_t *found, const float *found_inf,
-                             const int32_t **agreed);
+tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, const int32_t *found,
+                             const float *found_inf, const int32_t **agreed);
 
 /* After the step: says so where it was skipped because ranks came with different gradients; gives the group up where
  * the optimizer has failed, so that no other rank waits for this one. */
 tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped);
 
 /* Tiles follow their parameters: which have gradients, and their counts of steps. */
-void tchi_shared_follow(tch_optimizer *optimizer);
+void tchi_shared_follow(tch_optimizer *optimizer, const tchi_step *now);
 
-tch_status tchi_exchange_in(tch_optimizer *optimizer, int32_t group);
-tch_status tchi_exchange_out(tch_optimizer *optimizer, int32_t group);
+tch_status tchi_exchange_in(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
+tch_status tchi_exchange_out(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
 
 /* Parameters into the tiles that are stepped by value. */
 tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group);
