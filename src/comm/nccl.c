@@ -51,7 +51,10 @@ static void *open_library(void)
         return dlopen(named, RTLD_NOW | RTLD_LOCAL);
     }
     void *loaded = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-    return loaded != NULL ? loaded : dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (loaded == NULL) {
+        loaded = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    }
+    return loaded;
 }
 
 static tch_status find_library(nccl_library *library)

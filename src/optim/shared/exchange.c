@@ -69,11 +69,11 @@ static int32_t source_of(const tchi_regions *regions, const tchi_region *region,
         const int32_t *its = (const int32_t *)regions->holders.items + other->first_holder;
         for (int32_t h = 0; h < other->holders; h++) {
             if (its[h] == owner) {
-                return holders[h % region->holders];
+                return holders[region->holders > 0 ? h % region->holders : 0];
             }
         }
     }
-    return holders[owner % region->holders];
+    return holders[region->holders > 0 ? owner % region->holders : 0];
 }
 
 static tchi_part part_of(const tchi_tile *tile, int64_t number, int32_t order, const tchi_region *region,
@@ -216,8 +216,9 @@ tch_status tchi_exchange_plan(tch_optimizer *optimizer, int32_t group, const tch
     return walk_tiles(&r, first_param, regions);
 }
 
-void tchi_exchange_release(tchi_exchange *x)
+void tchi_exchange_release(tchi_exchange *exchange)
 {
+    tchi_exchange *x = exchange;
     if (x == NULL) {
         return;
     }
@@ -560,8 +561,9 @@ static double factor_of(const tch_optimizer *o, const tchi_param *p, const tchi_
 {
     const tchi_block_method *blocks = o->method->blocks;
     double rows = (double)tile->size[0];
-    double cols = (double)(elements_of(tile->size, p->dims.order) / tile->size[0]);
-    return blocks->step_factor == NULL ? 1.0 : blocks->step_factor(&tchi_group_at(o, p->group)->config, rows, cols);
+    int64_t rest = elements_of(tile->size + 1, p->dims.order - 1);
+    return blocks->step_factor == NULL ? 1.0
+                                       : blocks->step_factor(&tchi_group_at(o, p->group)->config, rows, (double)rest);
 }
 
 static bool takes_result(const tch_optimizer *o, const tchi_step *now, const tchi_param *p, tch_scalar type,

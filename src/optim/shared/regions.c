@@ -22,11 +22,11 @@ static void find_merged(const tch_placement *p, const tchi_dims *dims, merged *g
     int32_t at = 0;
     for (int32_t k = 0; k < dims->order; k++) {
         int64_t product = 1;
-        groups[k].first = at;
-        while (at < p->ndim && (product < dims->size[k] || p->shape[at] == 1)) {
-            product *= p->shape[at++];
+        groups[k].first = groups[k].last = at < TCH_MAX_RANK ? at : TCH_MAX_RANK - 1;
+        while (at < p->ndim && at < TCH_MAX_RANK && (product < dims->size[k] || p->shape[at] == 1)) {
+            product *= p->shape[at];
+            groups[k].last = at++;
         }
-        groups[k].last = at - 1;
     }
 }
 
@@ -73,11 +73,12 @@ static void place_interval(const tch_placement *p, const tch_shard *s, merged g,
 static tch_status add_shard(const tch_placement *p, const tch_shard *s, const tchi_dims *dims, const int64_t *strides,
                             bool here, tchi_list *list, const char *name)
 {
-    merged groups[TCH_MAX_RANK];
-    intervals v[TCHI_MOST_ORDER];
+    merged groups[TCH_MAX_RANK] = {{0}};
+    intervals v[TCHI_MOST_ORDER] = {{0}};
     int64_t rows = 1;
+    int32_t order = dims->order < TCHI_MOST_ORDER ? dims->order : TCHI_MOST_ORDER;
     find_merged(p, dims, groups);
-    for (int32_t k = 0; k < dims->order; k++) {
+    for (int32_t k = 0; k < order; k++) {
         v[k] = intervals_of(p, s, groups[k]);
         rows *= v[k].rows;
         if (rows > MAX_ROWS) {
@@ -90,10 +91,11 @@ static tch_status add_shard(const tch_placement *p, const tch_shard *s, const tc
     for (int64_t row = 0; row < rows; row++) {
         tchi_region region = {.first_holder = s->rank, .holders = 1, .here = here};
         int64_t rest = row;
-        for (int32_t k = dims->order - 1; k >= 0; k--) {
+        for (int32_t k = order - 1; k >= 0; k--) {
             int64_t at;
-            place_interval(p, s, groups[k], &v[k], rest % v[k].rows, strides, &region.start[k], &at);
-            rest /= v[k].rows;
+            int64_t of_dimension = v[k].rows > 1 ? v[k].rows : 1;
+            place_interval(p, s, groups[k], &v[k], rest % of_dimension, strides, &region.start[k], &at);
+            rest /= of_dimension;
             region.size[k] = v[k].length;
             region.at += at;
             region.stride[k] = strides[groups[k].last];
