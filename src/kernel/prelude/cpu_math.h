@@ -43,6 +43,14 @@ TCHI_FUNCTION(unsigned, umax, (unsigned a, unsigned b), return max(a, b))
 
 /* --- functions of real numbers ----------------------------------------------------------------------------------- */
 
+/* C23 has these by the same names, and so have C libraries from glibc 2.41 on: CUDA's stand beside them. */
+#define rsqrt tchi_rsqrt
+#define rsqrtf tchi_rsqrtf
+#define sinpi tchi_sinpi
+#define sinpif tchi_sinpif
+#define cospi tchi_cospi
+#define cospif tchi_cospif
+
 #define TCHI_REAL_FUNCTIONS(T, f)                                                                                      \
     TCHI_FUNCTION(T, rsqrt##f, (T x), return (T)1 / sqrt##f(x))                                                        \
     TCHI_FUNCTION(T, rcbrt##f, (T x), return (T)1 / cbrt##f(x))                                                        \
