@@ -5,7 +5,7 @@
  *     p <- (1 - lr weight_decay) p - lr factor orthogonalize(U)
  *
  * Matrices are gathered with their short side first and in the type that is orthogonalized, so that all of one shape,
- * lying or standing, go through as one batch. */
+ * wide or tall, go through as one batch. */
 #include <math.h>
 
 #include "core/check.h"
