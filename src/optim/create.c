@@ -414,18 +414,15 @@ void tchi_optim_empty(tch_optimizer *o)
     }
 }
 
-static tch_status fill_optimizer(tch_optimizer *o, const tch_optim_config *config, tch_comm *comm, int32_t count,
-                                 const tch_parameter *parameters, const tch_placement *placements)
+/* What an optimizer has before it has groups. */
+static tch_status open_optimizer(tch_optimizer *o, tch_comm *comm)
 {
     void *control;
     TCHI_TRY(tchi_recordings_open(o->context, &o->recordings));
     TCHI_TRY(tchi_pool_allocate(o->context->pool, sizeof *o->control, &control));
     o->control = control;
     TCHI_TRY(o->context->backend->device->zero_bytes(o->context->state, o->control, sizeof *o->control));
-    if (comm != NULL) {
-        TCHI_TRY(tchi_shared_open(o, comm));
-    }
-    return add_group(o, config, count, parameters, placements);
+    return comm == NULL ? TCH_OK : tchi_shared_open(o, comm);
 }
 
 static tch_status check_allocator(const tch_state_allocator *allocator)
@@ -438,8 +435,14 @@ static tch_status check_allocator(const tch_state_allocator *allocator)
     return TCH_OK;
 }
 
+static void drop_optimizer(tch_optimizer *o)
+{
+    tchi_optim_empty(o);
+    tchi_host_release(o, sizeof *o);
+}
+
 /* All that can go wrong before ranks of a group meet. */
-static tch_status begin_optimizer(tch_context *context, const tch_optim_config *config, int32_t count,
+static tch_status begin_optimizer(tch_context *context, const tch_optim_config *config, tch_comm *comm, int32_t count,
                                   const tch_parameter *parameters, const tch_state_allocator *allocator,
                                   tch_optimizer **optimizer)
 {
@@ -447,7 +450,11 @@ static tch_status begin_optimizer(tch_context *context, const tch_optim_config *
     TCHI_TRY(tchi_optim_check(context, "tch_optimizer_create", config, count, parameters, true));
     TCHI_TRY(tchi_host_take(sizeof **optimizer, "an optimizer", optimizer));
     tchi_optim_prepare(*optimizer, context, config, allocator);
-    return TCH_OK;
+    tch_status status = open_optimizer(*optimizer, comm);
+    if (status != TCH_OK) {
+        drop_optimizer(*optimizer);
+    }
+    return status;
 }
 
 tch_status tch_optimizer_create_shared(tch_context *context, const tch_optim_config *config, tch_comm *comm,
@@ -460,14 +467,13 @@ tch_status tch_optimizer_create_shared(tch_context *context, const tch_optim_con
     }
     *optimizer = NULL;
     tch_optimizer *o = NULL;
-    tch_status begun = begin_optimizer(context, config, count, parameters, allocator, &o);
+    tch_status begun = begin_optimizer(context, config, comm, count, parameters, allocator, &o);
     if (begun != TCH_OK) {
         return comm == NULL ? begun : tchi_shared_compare(comm, context, 0, begun);
     }
-    tch_status status = fill_optimizer(o, config, comm, count, parameters, placements);
+    tch_status status = add_group(o, config, count, parameters, placements);
     if (status != TCH_OK) {
-        tchi_optim_empty(o);
-        tchi_host_release(o, sizeof *o);
+        drop_optimizer(o);
         return status;
     }
     *optimizer = o;
@@ -487,6 +493,16 @@ tch_status tch_optimizer_create(tch_context *context, const tch_optim_config *co
     return tch_optimizer_create_with(context, config, count, parameters, NULL, optimizer);
 }
 
+static tch_status check_group(const tch_optimizer *o, const tch_optim_config *config, int32_t count,
+                              const tch_parameter *parameters)
+{
+    TCHI_TRY(tchi_optim_check(o->context, "tch_optimizer_add_group", config, count, parameters, true));
+    return tchi_method_of(config) == o->method
+               ? TCH_OK
+               : tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: kind is %s, the optimizer is %s",
+                           tchi_method_of(config)->name, o->method->name);
+}
+
 tch_status tch_optimizer_add_group_shared(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
                                           const tch_parameter *parameters, const tch_placement *placements,
                                           int32_t *group)
@@ -495,10 +511,10 @@ tch_status tch_optimizer_add_group_shared(tch_optimizer *optimizer, const tch_op
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: optimizer is NULL");
     }
     TCHI_ENTER(optimizer->context, "tch_optimizer_add_group");
-    TCHI_TRY(tchi_optim_check(optimizer->context, "tch_optimizer_add_group", config, count, parameters, true));
-    if (tchi_method_of(config) != optimizer->method) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_add_group: kind is %s, the optimizer is %s",
-                         tchi_method_of(config)->name, optimizer->method->name);
+    tch_status checked = check_group(optimizer, config, count, parameters);
+    if (checked != TCH_OK) {
+        tchi_shared *shared = optimizer->shared;
+        return shared == NULL ? checked : tchi_shared_compare(shared->comm, optimizer->context, 0, checked);
     }
     TCHI_TRY(add_group(optimizer, config, count, parameters, placements));
     if (group != NULL) {

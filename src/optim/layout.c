@@ -33,7 +33,8 @@ static int32_t transpose_tall(const tchi_block_method *blocks, tchi_block_batch 
 }
 
 /* The block batch of a block of this parameter with these sizes, as a value that can be compared. */
-static tchi_block_batch describe(const tch_optim_config *config, const tchi_param *param, const int64_t *size)
+static tchi_block_batch describe(const tchi_block_method *blocks, const tch_optim_config *config,
+                                 const tchi_param *param, const int64_t *size)
 {
     bool direction = param->carried && !param->by_value;
     tchi_block_batch c = {.group = param->group,
@@ -41,7 +42,7 @@ static tchi_block_batch describe(const tch_optim_config *config, const tchi_para
                           .type = param->carried ? param->wire_out : param->type,
                           .real = param->real,
                           .direction = direction,
-                          .prepared = direction && (param->filters || config->decay == TCH_DECAY_L2)};
+                          .prepared = direction && (param->filters || tchi_adds_decay(blocks, config))};
     memcpy(c.size, size, (size_t)c.order * sizeof *size);
     return c;
 }
@@ -79,7 +80,7 @@ static tch_status visit_block(tch_optimizer *o, const tchi_param *param, const i
                               block_visit visit)
 {
     tchi_group *group = tchi_group_at(o, param->group);
-    tchi_block_batch wanted = describe(&group->config, param, size);
+    tchi_block_batch wanted = describe(o->method->blocks, &group->config, param, size);
     block.transposed = transpose_tall(o->method->blocks, &wanted);
     tchi_block_batch *block_batch;
     TCHI_TRY(find_block_batch(o, group, &wanted, &block_batch));

@@ -66,6 +66,8 @@ typedef struct tchi_block_method {
     /* Where parameters are sharded, the filter of gradients, with moments[0], stays with the shards, and filtered
      * gradients of this type travel. NULL: gradients travel as they are. */
     tch_scalar (*filtered_type)(const tch_context *context, tch_scalar real);
+    /* TCH_DECAY_L2 adds decay to its gradients; otherwise decay is decoupled whatever the option says. */
+    bool may_add_decay;
     /* The type that a direction has without loss. NULL: that of the arithmetic. */
     tch_scalar (*direction_type)(const tch_context *context, tch_scalar real);
     /* What the learning rate is multiplied by for a matrix of these sides. NULL: 1, or it is in the direction. */
@@ -101,6 +103,12 @@ extern const tchi_optim_method tchi_method_soap;
 extern const tchi_optim_method tchi_method_muon;
 extern const tchi_optim_method tchi_method_lion;
 extern const tchi_optim_method tchi_method_normuon;
+
+/* Whether decay is added to the gradients of parameters with blocks. */
+static inline bool tchi_adds_decay(const tchi_block_method *blocks, const tch_optim_config *config)
+{
+    return blocks->may_add_decay && config->decay == TCH_DECAY_L2;
+}
 
 /* The method of a configuration, NULL where its kind is none; and the same with a message. */
 const tchi_optim_method *tchi_method_of(const tch_optim_config *config);

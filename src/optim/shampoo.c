@@ -244,6 +244,7 @@ static const tchi_block_method blocks = {
     .root = root_of,
     .clock_rule = clock_rule,
     .begins = tchi_refresh_first,
+    .may_add_decay = true,
     .work = work_bytes,
     .step = step,
 };

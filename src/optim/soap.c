@@ -392,6 +392,7 @@ static const tchi_block_method blocks = {
     .waits = only_finds_bases,
     .advance = advance_factors,
     .begins = first_bases,
+    .may_add_decay = true,
     .work = work_bytes,
     .step = step,
 };

@@ -396,7 +396,11 @@ tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count, co
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_optimizer_step: optimizer is NULL");
     }
     TCHI_ENTER(optimizer->context, "tch_optimizer_step");
-    TCHI_TRY(check_step(optimizer, count, gradients, grad_scale, found_inf));
+    tch_status checked = check_step(optimizer, count, gradients, grad_scale, found_inf);
+    if (checked != TCH_OK) {
+        bool meets = optimizer->shared != NULL && optimizer->failed == TCH_OK;
+        return meets ? tchi_shared_refuse(optimizer, checked) : checked;
+    }
     bool skipped = false;
     tchi_gradient *taken = optimizer->gradient_list.items; /* with room for all, those of tiles behind the others */
     const tchi_step now = {taken, taken + optimizer->params.count,

@@ -196,6 +196,7 @@ typedef struct training {
     char messages[PRETEND_MOST][256];
     int64_t state_bytes[PRETEND_MOST];
     int32_t bad_rank, bad_step; /* a NaN in the gradients of this rank at this step; -1 for none */
+    int32_t wrong_rank;         /* has a gradient of another shape at step 1; -1 for none */
     int32_t lacking_rank;       /* has no gradient where others have one, at step 1; -1 for none */
 } training;
 
@@ -287,7 +288,8 @@ static tch_status take_step(const training *t, rank_model *m, tch_context *conte
         }
         move_values(context, m->gradient[i], m->values, true);
         bool lacks = (i == t->missing && step == 2) || (rank == t->lacking_rank && step == 1 && i == 1);
-        gradients[i] = lacks ? NULL : m->gradient[i];
+        bool wrong = rank == t->wrong_rank && step == 1 && i == 1;
+        gradients[i] = lacks ? NULL : m->gradient[wrong ? 2 : i];
     }
     return tch_optimizer_step(optimizer, PARAMETERS, gradients);
 }
@@ -332,6 +334,7 @@ static training training_of(const numbers *n, const tch_optim_config *config, tc
                       .place = replicated,
                       .missing = 4,
                       .bad_rank = -1,
+                      .wrong_rank = -1,
                       .lacking_rank = -1};
 }
 
@@ -475,6 +478,8 @@ static void muon(void **state)
     const numbers *n = *state;
     tch_optim_config c = config_of(TCH_OPTIM_MUON);
     try_all(n, "muon", &c, TCH_FLOAT32, 0x1p-7);
+    c.decay = TCH_DECAY_L2; /* which Muon does not read */
+    try_all(n, "muon with another's decay", &c, TCH_FLOAT32, 0x1p-7);
     c.nesterov = 0;
     c.muon_lr = TCH_MUON_LR_MATCH_RMS_ADAMW;
     c.maximize = 1;
@@ -584,6 +589,26 @@ static void gradient_missing_on_one_rank(void **state)
         check_all(&t, 4, TCH_ERR_COMM, "gradients of different parameters");
         pretend_close(&group);
     }
+}
+
+/* A wrong gradient on one rank: that one has its error, the others do not wait for it, and nothing is changed. */
+static void wrong_gradient_on_one_rank(void **state)
+{
+    pretend_group group;
+    pretend_open(&group, 3);
+    tch_optim_config c = config_of(TCH_OPTIM_MUON);
+    c.nonfinite = TCH_NONFINITE_RAISE;
+    training t = training_of(*state, &c, TCH_FLOAT32);
+    t.group = &group;
+    t.place = replicated;
+    t.wrong_rank = 1;
+    pretend_run(&group, train, &t);
+    CHECK(t.statuses[1] == TCH_ERR_SHAPE, "%s", t.messages[1]);
+    for (int32_t r = 0; r < 3; r += 2) {
+        CHECK(t.statuses[r] == TCH_ERR_COMM && strstr(t.messages[r], "nothing was changed") != NULL, "%s",
+              t.messages[r]);
+    }
+    pretend_close(&group);
 }
 
 static void other_options_on_one_rank(tch_comm *comm, int32_t rank, void *user)
@@ -749,6 +774,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(normuon),
         cmocka_unit_test(sixty_four_ranks),
         cmocka_unit_test(nan_on_one_rank),
+        cmocka_unit_test(wrong_gradient_on_one_rank),
         cmocka_unit_test(gradient_missing_on_one_rank),
         cmocka_unit_test(different_code),
         cmocka_unit_test(refused_by_one_rank),

@@ -335,10 +335,12 @@ static tch_status add_rects(move *m, const tchi_part *part, int32_t order, const
             rest /= part->size[k];
         }
         int64_t stride = order > 1 ? a->stride[order - 2] : cols;
-        tch_rect rect = {.grad = from->data + in_a * from->bytes, .rows = rows, .cols = cols, .stride = stride};
+        tch_rect rect = {.rows = rows, .cols = cols, .stride = stride};
         if (from->param != NULL) {
             const tchi_gradient *gradient = tchi_gradient_of(m->optimizer, m->now, from->param);
             rect = tchi_rect_at(from->param, gradient, in_a, rows, cols, stride);
+        } else {
+            rect.grad = from->data + in_a * from->bytes;
         }
         rect.block[m->second] = to + in_b * to_bytes;
         rect.block_ld = order > 1 ? b->stride[order - 2] : cols;
@@ -389,7 +391,7 @@ static const tchi_part *parts_of(const tchi_list *list)
 
 static bool adds_decay(const tch_optimizer *o, int32_t group)
 {
-    return tchi_group_at(o, group)->config.decay == TCH_DECAY_L2;
+    return tchi_adds_decay(o->method->blocks, &tchi_group_at(o, group)->config);
 }
 
 /* Gradients of this rank's tensors, of one pair of types, to the wire or straight to its tiles. What is filtered here,

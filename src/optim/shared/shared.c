@@ -81,7 +81,7 @@ static int64_t base_of(const tch_placement *placement, int32_t rank)
 static void choose_wire(const tch_optimizer *o, tchi_param *p, bool sharded)
 {
     const tchi_block_method *blocks = o->method->blocks;
-    bool l2 = tchi_group_at(o, p->group)->config.decay == TCH_DECAY_L2;
+    bool l2 = tchi_adds_decay(blocks, &tchi_group_at(o, p->group)->config);
     tch_scalar direction = blocks->direction_type == NULL ? p->real : blocks->direction_type(o->context, p->real);
     p->filters = sharded && blocks->filtered_type != NULL;
     p->by_value = !sharded && tchi_scalar_size(direction) >= tchi_scalar_size(p->type);
@@ -218,6 +218,16 @@ tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, con
     TCHI_TRY(t->update->agree(optimizer->context->state, a->pair));
     *agreed = &a->found;
     return TCH_OK;
+}
+
+/* A number that no rank with gradients has: all of those find that they disagree, and skip. */
+tch_status tchi_shared_refuse(tch_optimizer *optimizer, tch_status status)
+{
+    char message[1024];
+    snprintf(message, sizeof message, "%s", tch_last_error());
+    TCHI_TRY(store_pair(optimizer, -1));
+    TCHI_TRY(tchi_comm_reduce_max(optimizer->shared->comm, optimizer->context, optimizer->shared->agreement->pair, 3));
+    return tchi_fail(status, "%s", message);
 }
 
 tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)

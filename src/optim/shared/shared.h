@@ -121,6 +121,9 @@ uint64_t tchi_shared_hash(const tch_optimizer *optimizer, int32_t group, const t
 tch_status tchi_shared_agree(tch_optimizer *optimizer, const tchi_step *now, const int32_t *found,
                              const float *found_inf, const int32_t **agreed);
 
+/* A rank whose call is wrong has its own error, and the others do not wait for it. */
+tch_status tchi_shared_refuse(tch_optimizer *optimizer, tch_status status);
+
 /* After the step: says so where it was skipped because ranks came with different gradients; gives the group up where
  * the optimizer has failed, so that no other rank waits for this one. */
 tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped);
