@@ -302,7 +302,7 @@ TCH_API tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t ind
  * tensors and the counts of every parameter in its place a new optimizer, made from the same parameters, goes on bit
  * for bit. */
 TCH_API int64_t tch_optimizer_counts_length(const tch_optimizer *optimizer, int32_t parameter); /* 0 if there is none */
-TCH_API tch_status tch_optimizer_get_counts(const tch_optimizer *optimizer, int32_t parameter, int64_t length,
+TCH_API tch_status tch_optimizer_get_counts(tch_optimizer *optimizer, int32_t parameter, int64_t length,
                                             int64_t *counts);
 
 /* After the parameter's tensors: its clock is read. Waits for the device. */
@@ -364,8 +364,8 @@ typedef struct tch_optim_stats {
         sizeof(tch_optim_stats), 0, 0, 0, 0, 0.0, 0, 0, 0                                                              \
     }
 
-/* Waits for the device. Factors found failed get ten times the relative damping from now on; those that fail again go
- * over to the eigen method. */
+/* Waits for the device, and changes nothing: a factor whose refresh failed gets ten times the relative damping at its
+ * next one, and goes over to the eigen method if that fails too, whether anybody looks or not. */
 TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *stats);
 
 /* === Custom kernels ========================================================================================= */
@@ -398,7 +398,7 @@ TCH_API tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_s
  * `roots`, and four matrices of scratch from 4 * b * n * n on. The factors are symmetric, damped, and scaled so that
  * their eigenvalues lie in (0, 1]; the library scales the roots back. A kernel of double pointers serves float64
  * factors instead. Every root is certified as the built-in's are. Where one fails, the factor keeps its last good root,
- * and the built-in takes over: at once on the CPU, on a GPU when tch_optimizer_get_stats has seen it. */
+ * and the built-in takes over: at once on the CPU, on a GPU at its next refresh. */
 typedef enum tch_optim_part { TCH_OPTIM_PART_ROOT = 0, TCH_OPTIM_PART_UPDATE = 1 } tch_optim_part;
 
 typedef struct tch_optim_kernel {
@@ -424,7 +424,7 @@ typedef struct tch_optim_kernel_info {
     int64_t served;   /* factors, or parameters, that it works on */
     int64_t left;     /* those that the built-in keeps */
     int64_t launches; /* in steps, counted by the host: those of a graph that is replayed are not */
-    int64_t refused;  /* roots that failed their certificate; on a GPU as tch_optimizer_get_stats has seen them */
+    int64_t refused;  /* roots that failed their certificate; on a GPU those that the next refresh has seen */
     double worst;     /* the largest certificate or difference that the check of the kernel has seen */
 } tch_optim_kernel_info;
 #define TCH_OPTIM_KERNEL_INFO_INIT                                                                                     \

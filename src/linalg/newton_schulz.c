@@ -379,11 +379,17 @@ static tch_status run_long(tch_context *context, const schulz_arithmetic *how, c
     return context->backend->matrix->gemm(context->state, 1.0, &s->q, 0, x, 0, 0.0, &s->y);
 }
 
-tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x,
+static bool takes_fine(const tch_context *context, const tchi_ortho *ortho, tch_matrices x, int64_t all)
+{
+    const tch_matrix_ops *ops = context->backend->matrix;
+    x.batch = all;
+    return ortho->eps > 0.0 && ops->normalize_takes != NULL && ops->normalize_takes(context->state, &x);
+}
+
+tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x, int64_t all,
                                      void *scratch, tch_matrices *result)
 {
-    const tch_backend *t = context->backend;
-    bool fine = ortho->eps > 0.0 && t->matrix->normalize_takes != NULL && t->matrix->normalize_takes(context->state, x);
+    bool fine = takes_fine(context, ortho, *x, all);
     schulz_buffers s;
     tchi_arena arena = {.base = scratch};
     layout(&s, &arena, ortho, x);

@@ -34,7 +34,7 @@ static tch_status ortho_part(tch_context *context, const tchi_batch *a, const tc
     tch_matrices x = layout(&arena, a, ortho, type, count, &scratch);
     tch_matrices result;
     TCHI_TRY(tchi_batch_read(context, a, first, &x));
-    TCHI_TRY(tchi_orthogonalize_blocks(context, ortho, &x, scratch, &result));
+    TCHI_TRY(tchi_orthogonalize_blocks(context, ortho, &x, a->count, scratch, &result));
     return tchi_batch_write(context, out, first, &result);
 }
 

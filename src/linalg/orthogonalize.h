@@ -38,8 +38,10 @@ tch_scalar tchi_ortho_type(const tch_context *context, tch_scalar type);
 int64_t tchi_orthogonalize_bytes(const tchi_ortho *ortho, const tch_matrices *x);
 
 /* Orthogonalizes every matrix of x, rows <= cols, each row at whole 16 bytes if products are to be fast. `scratch` is
- * aligned to 256 bytes. *result, of x's shape, lies in x or in scratch; all else in both is used up. */
-tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x,
+ * aligned to 256 bytes. *result, of x's shape, lies in x or in scratch; all else in both is used up. x is some of `all`
+ * matrices, over passes and over ranks: which polynomials are used goes by that number, so that neither the memory at
+ * hand nor the number of ranks changes them. */
+tch_status tchi_orthogonalize_blocks(tch_context *context, const tchi_ortho *ortho, const tch_matrices *x, int64_t all,
                                      void *scratch, tch_matrices *result);
 
 /* How many steps a method takes unless told otherwise. */

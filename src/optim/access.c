@@ -153,21 +153,8 @@ tch_status tch_optimizer_get_state(tch_optimizer *optimizer, int32_t index, tch_
     return TCH_OK;
 }
 
-/* A root that the custom kernel failed is the built-in's next time, as if nothing had been. */
-static void note_failure(tch_optimizer *o, tchi_factor_batch *f, int64_t factor, int32_t flag)
-{
-    uint8_t *own = &f->own[factor];
-    if (*own == TCHI_USER_KERNEL_LATEST && flag == TCH_REPORT_NO_CONVERGENCE) {
-        *own = TCHI_USER_KERNEL_REFUSED;
-        o->own[TCH_OPTIM_PART_ROOT].refused++;
-    } else if (*own != TCHI_USER_KERNEL_REFUSED && f->failures[factor] < TCHI_MOST_FAILURES) {
-        f->failures[factor]++;
-    }
-}
-
-/* The flags and residuals of one factor batch, a rectangle at a time; failed factors are marked for another way: see
- * refresh.c. */
-static tch_status read_factor_batch(tch_optimizer *o, tchi_factor_batch *f, tch_optim_stats *stats)
+/* The flags and residuals of one factor batch, some at a time. */
+static tch_status read_factor_batch(const tch_optimizer *o, const tchi_factor_batch *f, tch_optim_stats *stats)
 {
     enum { CHUNK = 128 };
     const tch_backend *t = o->context->backend;
@@ -182,9 +169,8 @@ static tch_status read_factor_batch(tch_optimizer *o, tchi_factor_batch *f, tch_
         for (int64_t k = 0; k < n; k++) {
             bool bad = flags[k] != TCH_REPORT_OK;
             stats->failed += bad;
-            if (bad && f->root > 0) {
-                note_failure(o, f, done + k, flags[k]);
-            }
+            stats->refused += f->unread[done + k] && f->own[done + k] == TCHI_USER_KERNEL_LATEST &&
+                              flags[k] == TCH_REPORT_NO_CONVERGENCE;
             if (!bad && residuals[k] > stats->worst_residual) {
                 stats->worst_residual = residuals[k];
             }
@@ -210,12 +196,12 @@ tch_status tch_optimizer_get_stats(tch_optimizer *optimizer, tch_optim_stats *st
     s.steps = (int64_t)counts[0];
     s.skipped = (int64_t)counts[1];
     s.refreshes = optimizer->refreshes;
+    s.refused = optimizer->own[TCH_OPTIM_PART_ROOT].refused;
     for (int32_t i = 0; i < optimizer->factor_batches.count; i++) {
         TCHI_TRY(read_factor_batch(optimizer, tchi_factor_batch_at(optimizer, i), &s));
     }
     s.own_root = tchi_user_kernel_in_use(&optimizer->own[TCH_OPTIM_PART_ROOT]);
     s.own_update = tchi_user_kernel_in_use(&optimizer->own[TCH_OPTIM_PART_UPDATE]);
-    s.refused = optimizer->own[TCH_OPTIM_PART_ROOT].refused;
     *stats = s;
     return TCH_OK;
 }

@@ -8,6 +8,8 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "failures.h"
+
 enum { STEPS, STEPS_SEEN, TROUBLE }; /* where each begins */
 
 /* Parameters with equal counts and equal clocks have had the same steps, as far as it matters. */
@@ -35,20 +37,19 @@ static bool exists(const tch_optimizer *o, int32_t parameter)
 }
 
 /* Calls visit with every factor of a parameter, in order. */
-typedef void (*failures_visit)(uint8_t *failures, void *user);
+typedef void (*factor_visit)(tchi_factor_batch *f, int64_t factor, void *user);
 
-static void visit_block(const tch_optimizer *o, const tchi_block_batch *block_batch, int64_t block,
-                        failures_visit visit, void *user)
+static void visit_block(const tch_optimizer *o, const tchi_block_batch *block_batch, int64_t block, factor_visit visit,
+                        void *user)
 {
     for (int32_t k = 0; k < block_batch->order; k++) {
         if (block_batch->factor_batch[k] >= 0) {
-            visit(tchi_factor_batch_at(o, block_batch->factor_batch[k])->failures + block_batch->position[k] + block,
-                  user);
+            visit(tchi_factor_batch_at(o, block_batch->factor_batch[k]), block_batch->position[k] + block, user);
         }
     }
 }
 
-static void for_each_factor(const tch_optimizer *o, int32_t parameter, failures_visit visit, void *user)
+static void for_each_factor(const tch_optimizer *o, int32_t parameter, factor_visit visit, void *user)
 {
     const tchi_group *g = tchi_group_at(o, tchi_param_at(o, parameter)->group);
     for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
@@ -61,23 +62,25 @@ static void for_each_factor(const tch_optimizer *o, int32_t parameter, failures_
     }
 }
 
-static void count_one(uint8_t *failures, void *user)
+static void count_one(tchi_factor_batch *f, int64_t factor, void *user)
 {
-    (void)failures;
+    (void)f;
+    (void)factor;
     ++*(int64_t *)user;
 }
 
-static void read_one(uint8_t *failures, void *user)
+static void read_one(tchi_factor_batch *f, int64_t factor, void *user)
 {
     int64_t **at = user;
-    **at = *failures;
+    **at = f->failures[factor];
     ++*at;
 }
 
-static void write_one(uint8_t *failures, void *user)
+static void write_one(tchi_factor_batch *f, int64_t factor, void *user)
 {
     const int64_t **at = user;
-    *failures = (uint8_t) * *at;
+    f->failures[factor] = (uint8_t) * *at;
+    tchi_failures_forget(f, factor);
     ++*at;
 }
 
@@ -106,9 +109,11 @@ static tch_status check(const tch_optimizer *o, const char *function, int32_t pa
     return TCH_OK;
 }
 
-tch_status tch_optimizer_get_counts(const tch_optimizer *optimizer, int32_t parameter, int64_t length, int64_t *counts)
+tch_status tch_optimizer_get_counts(tch_optimizer *optimizer, int32_t parameter, int64_t length, int64_t *counts)
 {
     TCHI_TRY(check(optimizer, "tch_optimizer_get_counts", parameter, length, counts));
+    TCHI_ENTER(optimizer->context, "tch_optimizer_get_counts");
+    TCHI_TRY(tchi_failures_settle(optimizer));
     counts[STEPS] = optimizer->steps;
     counts[STEPS_SEEN] = tchi_param_at(optimizer, parameter)->steps_seen;
     int64_t *at = counts + TROUBLE;

@@ -178,7 +178,11 @@ static void return_to(tch_optimizer *o, const mark *m)
         tchi_host_release(tchi_state_at(o, i), tchi_state_at(o, i)->bytes);
     }
     for (int64_t i = m->factor_batches; i < o->factor_batches.count; i++) {
-        tchi_layout_free_factor_batch(tchi_factor_batch_at(o, (int32_t)i));
+        tchi_factor_batch *f = tchi_factor_batch_at(o, (int32_t)i);
+        if (f->readback != NULL) {
+            o->context->backend->device->readback_destroy(o->context->state, f->readback);
+        }
+        tchi_layout_free_factor_batch(f);
     }
     for (int64_t i = m->params; i < o->params.count; i++) {
         const tchi_param *p = tchi_param_at(o, (int32_t)i);

@@ -207,6 +207,7 @@ static tch_status take_factor_batch_lists(tchi_factor_batch *f)
     TCHI_TRY(tchi_host_take(n * sizeof *f->phase, "a factor batch", &f->phase));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->due));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->failures));
+    TCHI_TRY(tchi_host_take(n, "a factor batch", &f->unread));
     TCHI_TRY(tchi_host_take(n, "a factor batch", &f->own));
     TCHI_TRY(tchi_host_take(n * sizeof *f->block_batch, "a factor batch", &f->block_batch));
     TCHI_TRY(tchi_host_take(n * sizeof *f->among, "a factor batch", &f->among));
@@ -219,6 +220,7 @@ void tchi_layout_free_factor_batch(tchi_factor_batch *f)
     tchi_host_release(f->phase, n * sizeof *f->phase);
     tchi_host_release(f->due, n);
     tchi_host_release(f->failures, n);
+    tchi_host_release(f->unread, n);
     tchi_host_release(f->own, n);
     tchi_host_release(f->block_batch, n * sizeof *f->block_batch);
     tchi_host_release(f->among, n * sizeof *f->among);

@@ -120,7 +120,7 @@ static tch_status orthogonalize(const tchi_muon_run *r, tch_matrices *direction)
     tchi_ortho ortho = ortho_of(r->config);
     tch_matrices x = tchi_work_matrices(&r->work, o->scratch, r->run.count);
     void *scratch = o->scratch + tchi_work_bytes(&r->work, r->run.count);
-    return tchi_orthogonalize_blocks(o->context, &ortho, &x, scratch, direction);
+    return tchi_orthogonalize_blocks(o->context, &ortho, &x, r->run.block_batch->all, scratch, direction);
 }
 
 tch_update tchi_muon_update(const tchi_muon_run *r, const tch_matrices *direction)

@@ -113,12 +113,14 @@ typedef struct tchi_factor_batch {
     int32_t *phase;       /* the step of a period in which it is refreshed */
     uint8_t *due;         /* this step */
     uint8_t *failures;    /* how often a refresh was found failed: then more damping, then the eigen method */
+    uint8_t *unread;      /* what became of its latest refresh has not been looked at: see failures.h */
     uint8_t *own;         /* a tchi_user_kernel_state: how it stands with the custom kernel */
     int32_t *block_batch; /* whose it is, and which block of that block batch */
     int64_t *block;
     int64_t *among; /* which it is of all ranks' factors */
     int32_t phases; /* the period that `phase` was made for, 0 for none yet */
     bool own_root;  /* the custom kernel has passed its check at this size */
+    void *readback; /* of flags, where the device has memory of its own; NULL until the first refresh */
 } tchi_factor_batch;
 
 /* The numbers of a group on the device. */

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/status.h"
 
+#include "failures.h"
 #include "layout.h"
 #include "user_kernel.h"
 
@@ -282,11 +283,11 @@ tch_status tchi_refresh_roots(tch_optimizer *optimizer, int32_t group)
 {
     TCHI_RANGE(optimizer->context, "refresh");
     const tchi_group *g = tchi_group_at(optimizer, group);
-    tch_status status = TCH_OK;
+    tch_status status = tchi_failures_note(optimizer, group);
     int64_t before = tchi_workspace_hold(optimizer);
     for (int32_t i = 0; i < g->factor_batches && status == TCH_OK; i++) {
         status = refresh_factor_batch(optimizer, tchi_factor_batch_at(optimizer, g->first_factor_batch + i));
     }
     tchi_workspace_restore(optimizer, before);
-    return status;
+    return status == TCH_OK ? tchi_failures_ask(optimizer, group) : status;
 }

@@ -9,6 +9,7 @@
 #include "config.h"
 #include "core/list.h"
 #include "counts.h"
+#include "failures.h"
 #include "method.h"
 
 #define FULL_NAME (3 * TCHI_NAME_SIZE)
@@ -66,6 +67,7 @@ static int64_t counts_length(const tch_optimizer *o)
 /* The counts live in the optimizer, in host memory, for as long as the writer may read them. */
 static tch_status refresh_counts(tch_optimizer *o)
 {
+    TCHI_TRY(tchi_failures_settle(o));
     TCHI_TRY(tchi_list_reserve(&o->counts, counts_length(o)));
     int64_t *at = o->counts.items;
     for (int32_t i = 0; i < o->params.count; i++) {
@@ -283,6 +285,7 @@ static void take_host_side(tch_optimizer *o, const host_side *read)
         tchi_factor_batch *f = tchi_factor_batch_at(o, i);
         for (int64_t k = 0; k < f->count; k++) {
             f->failures[k] = (uint8_t)*numbers++;
+            tchi_failures_forget(f, k);
         }
     }
 }

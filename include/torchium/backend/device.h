@@ -75,6 +75,15 @@ typedef tch_status tch_copy_bytes_op(void *state, void *dst, const void *src, in
 typedef tch_status tch_zero_bytes_op(void *state, void *dst, int64_t bytes);
 /* dst[k] = values[k], from the host, without anything of the caller's being read later; count <= 64. */
 typedef tch_status tch_store_numbers_op(void *state, double *dst, const double *values, int32_t count);
+/* Bytes of the device that the host will want later, without a wait now. The four of them are there together.
+ * `readback_post` queues a copy of `bytes`, at most those it was made for, and `readback_wait` waits for the latest one
+ * that was posted, not for what was queued behind it: *data points to them, and is NULL where nothing was posted, or
+ * where the stream is being captured and nothing can be waited for. A post while capturing does nothing. */
+typedef tch_status tch_readback_create_op(void *state, int64_t bytes, void **readback);
+typedef tch_status tch_readback_post_op(void *state, void *readback, const void *src, int64_t bytes);
+typedef tch_status tch_readback_wait_op(void *state, void *readback, const void **data);
+/* Called also outside begin and end; NULL is allowed. */
+typedef void tch_readback_destroy_op(void *state, void *readback);
 /* Bytes of scratch for one of the operations that need it, on matrices of this type and size. */
 typedef int64_t tch_scratch_bytes_op(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows,
                                      int64_t cols, int64_t batch, int64_t extra);
@@ -101,6 +110,10 @@ typedef struct tch_device_ops {
     tch_end_op *end;
     tch_range_push_op *range_push;
     tch_range_pop_op *range_pop;
+    tch_readback_create_op *readback_create;
+    tch_readback_post_op *readback_post;
+    tch_readback_wait_op *readback_wait;
+    tch_readback_destroy_op *readback_destroy;
 } tch_device_ops;
 
 #endif

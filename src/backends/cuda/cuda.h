@@ -70,7 +70,7 @@ tch_status tchi_cuda_launched(const tchi_cuda_state *state, const char *kernel);
 
 #define TCHI_CUDA_TRY(call, what) TCHI_CUDA_PASS(tchi_cuda_check((call), (what)))
 
-/* --- devices, state, memory: device.c, state.c, memory.c, ranges.c ----------------------------------------------- */
+/* --- devices, state, memory: device.c, state.c, memory.c, ranges.c, readback.c ----------------------------------- */
 
 tch_device_count_op tchi_cuda_device_count;
 tch_device_info_op tchi_cuda_device_info;
@@ -91,6 +91,10 @@ tch_get_stream_op tchi_cuda_get_stream;
 tch_synchronize_op tchi_cuda_synchronize;
 tch_range_push_op tchi_cuda_range_push;
 tch_range_pop_op tchi_cuda_range_pop;
+tch_readback_create_op tchi_cuda_readback_create;
+tch_readback_post_op tchi_cuda_readback_post;
+tch_readback_wait_op tchi_cuda_readback_wait;
+tch_readback_destroy_op tchi_cuda_readback_destroy;
 /* recording.c */
 void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder);
 void tchi_cuda_recorder_destroy(tchi_cuda_recorder *recorder);
