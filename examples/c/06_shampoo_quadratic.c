@@ -27,7 +27,7 @@ static double minimize(tch_context *context, const tch_optim_config *config)
     tch_tensor E = tch_tensor_view(error, TCH_FLOAT32, 2, shape), H = tch_tensor_view(half, TCH_FLOAT32, 2, shape);
     tch_tensor G = tch_tensor_view(gradient, TCH_FLOAT32, 2, shape);
     const tch_tensor *gradients[] = {&G};
-    const tch_parameter parameter = {&X, "x", 0};
+    const tch_parameter parameter = {.tensor = &X, .name = "x"};
     tch_optimizer *optimizer;
     must(tch_optimizer_create(context, config, 1, &parameter, &optimizer));
     for (int i = 0; i < N * N; i++) {

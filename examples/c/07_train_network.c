@@ -58,7 +58,8 @@ int main(void)
     tch_parameter parameters[PARAMETERS];
     const tch_tensor *gradients[PARAMETERS];
     for (int32_t i = 0; i < PARAMETERS; i++) {
-        parameters[i] = (tch_parameter){tch_network_parameter(network, i), tch_network_parameter_name(network, i), 0};
+        parameters[i] = (tch_parameter){.tensor = tch_network_parameter(network, i),
+                                        .name = tch_network_parameter_name(network, i)};
         gradients[i] = tch_network_gradient(network, i);
     }
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);

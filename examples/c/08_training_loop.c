@@ -40,7 +40,8 @@ static void model_create(tch_context *context, model *m)
     tch_optim_config shampoo = tch_optim_defaults(TCH_OPTIM_SHAMPOO), adamw = tch_optim_defaults(TCH_OPTIM_ADAMW);
     shampoo.precondition_frequency = 10;
     shampoo.grafting = TCH_GRAFTING_ADAM;
-    const tch_parameter weight = {&m->weight, "weight", 0}, offset = {&m->offset, "offset", 0};
+    const tch_parameter weight = {.tensor = &m->weight, .name = "weight"},
+                        offset = {.tensor = &m->offset, .name = "offset"};
     must(tch_optimizer_create(context, &shampoo, 1, &weight, &m->shampoo));
     must(tch_optimizer_create(context, &adamw, 1, &offset, &m->adamw));
     must(tch_scaler_create(context, NULL, &m->scaler));

@@ -79,7 +79,8 @@ static double train(tch_context *context, const tch_optim_config *config, int wi
     tch_parameter parameters[2 * LAYERS];
     const tch_tensor *gradients[2 * LAYERS];
     for (int32_t i = 0; i < 2 * LAYERS; i++) {
-        parameters[i] = (tch_parameter){tch_network_parameter(network, i), tch_network_parameter_name(network, i), 0};
+        parameters[i] = (tch_parameter){.tensor = tch_network_parameter(network, i),
+                                        .name = tch_network_parameter_name(network, i)};
         gradients[i] = tch_network_gradient(network, i);
     }
     tch_optimizer *optimizer;

@@ -51,7 +51,7 @@ int main(void)
     tch_tensor X = tch_tensor_view(x, TCH_FLOAT32, 1, shape), G = tch_tensor_view(g, TCH_FLOAT32, 1, shape);
     tch_context *context;
     tch_optimizer *optimizer;
-    tch_parameter parameter = {NULL, "x", 0};
+    tch_parameter parameter = {.name = "x"};
     tch_tensor *gradient;
     must(tch_context_create("auto", &context));
     must(tch_tensor_create(context, TCH_FLOAT32, 1, shape, TCH_CONTIGUOUS, &parameter.tensor));

@@ -51,7 +51,7 @@ static void train(tch_context *context, tch_comm *comm, int64_t first, int64_t r
         tensors[m] = tch_tensor_view(parameters[m], TCH_FLOAT32, 2, shape);
         gradients[m] = tch_tensor_view(gradient, TCH_FLOAT32, 2, shape);
         given[m] = &gradients[m];
-        entries[m] = (tch_parameter){&tensors[m], names[m], 0};
+        entries[m] = (tch_parameter){.tensor = &tensors[m], .name = names[m]};
     }
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
     config.max_preconditioner_dim = 32;

@@ -164,6 +164,11 @@ typedef struct tch_parameter {
     tch_tensor *tensor;  /* updated in place; the description is copied, the memory is not */
     const char *name;    /* for state, messages and checkpoints; copied. NULL: "parameterN" */
     int32_t elementwise; /* 1: AdamW for this one, whatever its shape, as for embeddings */
+    /* Several matrices in one tensor, each of which methods with blocks treat as a parameter of its own. The tensor is
+     * then contiguous. */
+    int32_t batch_dims;  /* leading dimensions that only number them: 1 for experts, [E, m, n] */
+    int32_t cut_count;   /* 0, or: the dimension that follows is cut after so many rows each, */
+    const int64_t *cuts; /* as Q, K and V in one weight, or heads; their sum is its size. Copied */
 } tch_parameter;
 
 /* A rectangle of a tensor that ranks of a group share, and where it is in what its rank has. */

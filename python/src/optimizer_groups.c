@@ -141,7 +141,7 @@ static int describe_parameters(PyObject *const *tuples, int32_t count, py_operan
             return -1;
         }
         operands[i] = (py_operand){PyTuple_GetItem(tuples[0], i), name, true};
-        entries[i] = (tch_parameter){NULL, name, elementwise};
+        entries[i] = (tch_parameter){.name = name, .elementwise = elementwise};
     }
     return 0;
 }

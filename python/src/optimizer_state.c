@@ -218,7 +218,7 @@ static int read_parameter(PyObject *item, py_place *place, tch_parameter *parame
         PyErr_Format(PyExc_ValueError, "shape must have at most %d sizes, got %zd", TCH_MAX_RANK, ndim);
     } else {
         *place = (py_place){.tensor = {.ndim = (int32_t)ndim, .shape = place->shape}};
-        *parameter = (tch_parameter){&place->tensor, NULL, elementwise};
+        *parameter = (tch_parameter){.tensor = &place->tensor, .elementwise = elementwise};
         failed = py_take_dtype(dtype, "dtype", &place->tensor.dtype) < 0 || read_numbers(sizes, place->shape) < 0;
     }
     Py_DECREF(sizes);

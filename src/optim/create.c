@@ -95,20 +95,103 @@ static tch_status check_apart(const tch_optimizer *o)
     return status;
 }
 
-bool tchi_optim_set_dims(const tch_optimizer *o, int32_t group, const tch_parameter *parameter, tchi_dims *dims)
+/* Merges what may be merged of the dimensions of one matrix; where matrices lie one after the other along the first,
+ * that one stays as it is. */
+static void merge_dims(const tchi_block_method *blocks, const tch_optim_config *config, bool several, tchi_dims *dims)
 {
-    const tchi_block_method *blocks = o->method->blocks;
-    const tch_optim_config *config = &tchi_group_at(o, group)->config;
-    if (blocks == NULL || tchi_dims_count(dims) == 0 || parameter->elementwise) {
-        return false;
-    }
+    tchi_dims rest = {.order = dims->order - several};
+    memcpy(rest.size, dims->size + several, (size_t)rest.order * sizeof *rest.size);
     if (blocks->set_dims != NULL) {
         blocks->set_dims(config, dims);
-    } else if (config->merge_dims) {
-        tchi_dims_merge(dims, config->max_preconditioner_dim);
+        return;
     }
-    tchi_dims_limit(dims, TCHI_MOST_ORDER);
-    return blocks->takes(config, dims);
+    if (config->merge_dims) {
+        tchi_dims_merge(&rest, config->max_preconditioner_dim, several ? 1 : 2);
+    }
+    tchi_dims_limit(&rest, TCHI_MOST_ORDER - several);
+    dims->order = rest.order + several;
+    memcpy(dims->size + several, rest.size, (size_t)rest.order * sizeof *rest.size);
+}
+
+/* The sizes of one matrix after the other: as they were given, or all of the dimension once. */
+static tch_status take_cuts(tchi_param *p, const tch_parameter *parameter, int64_t rows)
+{
+    int64_t sum = 0;
+    for (int32_t i = 0; i < parameter->cut_count; i++) {
+        bool good = parameter->cuts != NULL && parameter->cuts[i] > 0 && parameter->cuts[i] <= rows - sum;
+        sum = good ? sum + parameter->cuts[i] : -1;
+        if (!good) {
+            break;
+        }
+    }
+    if (parameter->cut_count < 0 || (parameter->cut_count > 0 && sum != rows)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "the cuts of parameter '%s' must be positive numbers whose sum is %lld, the size of the "
+                         "dimension they cut",
+                         p->name, (long long)rows);
+    }
+    p->cut_count = parameter->cut_count > 0 ? parameter->cut_count : 1;
+    TCHI_TRY(tchi_host_take((size_t)p->cut_count * sizeof *p->cuts, "the cuts of a parameter", &p->cuts));
+    memcpy(p->cuts, parameter->cut_count > 0 ? parameter->cuts : &rows, (size_t)p->cut_count * sizeof *p->cuts);
+    return TCH_OK;
+}
+
+/* The dimensions of one of several matrices, of a tensor of this shape; `batch` is how often `cuts` come. */
+static tch_status split_matrices(const tch_parameter *parameter, const char *name, int32_t ndim, const int64_t *shape,
+                                 tchi_dims *dims, int64_t *batch)
+{
+    int32_t first = parameter->batch_dims;
+    if (first < 0 || first >= ndim) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "batch_dims of parameter '%s' is %d, expected 0 to %d: some dimension must be left", name,
+                         first, ndim - 1);
+    }
+    while (parameter->cut_count == 0 && first + 1 < ndim && shape[first] == 1) {
+        first++;
+    }
+    *batch = 1;
+    *dims = (tchi_dims){1, {shape[first]}};
+    for (int32_t k = 0; k < ndim; k++) {
+        *batch *= k < first ? shape[k] : 1;
+        if (k > first && shape[k] != 1) {
+            dims->size[dims->order++] = shape[k];
+        }
+    }
+    return TCH_OK;
+}
+
+/* A tensor of several matrices has blocks where one of them would: the smallest, since methods leave what is large. */
+static bool takes(const tchi_block_method *blocks, const tch_optim_config *config, const tchi_param *p, tchi_dims dims)
+{
+    for (int32_t i = 0; i < p->cut_count; i++) {
+        dims.size[0] = p->cuts[i] < dims.size[0] ? p->cuts[i] : dims.size[0];
+    }
+    return blocks->takes(config, &dims);
+}
+
+tch_status tchi_optim_set_dims(const tch_optimizer *o, tchi_param *p, const tch_parameter *parameter, int32_t ndim,
+                               const int64_t *shape, tchi_dims *dims, bool *taken)
+{
+    const tchi_block_method *blocks = o->method->blocks;
+    const tch_optim_config *config = &tchi_group_at(o, p->group)->config;
+    bool several = parameter->batch_dims != 0 || parameter->cut_count != 0;
+    int64_t batch = 1;
+    *taken = false;
+    if (several) {
+        TCHI_TRY(split_matrices(parameter, p->name, ndim, shape, dims, &batch));
+        TCHI_TRY(take_cuts(p, parameter, dims->size[0]));
+    }
+    if (blocks == NULL || tchi_dims_count(dims) == 0 || batch == 0 || parameter->elementwise) {
+        return TCH_OK;
+    }
+    merge_dims(blocks, config, several, dims);
+    *taken = takes(blocks, config, p, *dims);
+    if (*taken && several && !tchi_is_row_major(p->ndim, p->shape, p->strides)) {
+        return tchi_fail(TCH_ERR_LAYOUT, "parameter '%s' is several matrices, and its elements do not lie row by row",
+                         p->name);
+    }
+    dims->size[0] *= batch;
+    return TCH_OK;
 }
 
 static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter *parameter,
@@ -145,8 +228,7 @@ static tch_status add_param(tch_optimizer *o, int32_t group, const tch_parameter
     if (o->shared != NULL) {
         return tchi_shared_set_dims(o, p, parameter, placement);
     }
-    p->blocked = tchi_optim_set_dims(o, group, parameter, &p->dims);
-    return TCH_OK;
+    return tchi_optim_set_dims(o, p, parameter, p->ndim, p->shape, &p->dims, &p->blocked);
 }
 
 /* --- undoing ----------------------------------------------------------------------------------------------------- */
@@ -186,6 +268,7 @@ static void return_to(tch_optimizer *o, const mark *m)
     }
     for (int64_t i = m->params; i < o->params.count; i++) {
         const tchi_param *p = tchi_param_at(o, (int32_t)i);
+        tchi_host_release(p->cuts, (size_t)p->cut_count * sizeof *p->cuts);
         tchi_host_release(p->name, p->name_bytes);
     }
     for (int64_t i = m->chunks; i < o->chunks.count; i++) {

@@ -16,9 +16,10 @@ void tchi_optim_prepare(tch_optimizer *optimizer, tch_context *context, const tc
 tch_status tchi_optim_plan(tch_optimizer *optimizer, const tch_optim_config *config, int32_t count,
                            const tch_parameter *parameters, const tch_placement *placements, bool with_data);
 
-/* Merges dimensions as the method wants them; whether the parameter has blocks then. */
-bool tchi_optim_set_dims(const tch_optimizer *optimizer, int32_t group, const tch_parameter *parameter,
-                         tchi_dims *dims);
+/* The dimensions of a whole parameter of this shape, merged as the method wants them, and how it is cut into several
+ * matrices; *taken: it has blocks. */
+tch_status tchi_optim_set_dims(const tch_optimizer *optimizer, tchi_param *param, const tch_parameter *parameter,
+                               int32_t ndim, const int64_t *shape, tchi_dims *dims, bool *taken);
 
 /* Frees everything but the struct itself. */
 void tchi_optim_empty(tch_optimizer *optimizer);

@@ -106,7 +106,7 @@ static tch_status for_each_block(tch_optimizer *o, int32_t index, block_visit vi
     }
     for (int32_t p = group->first_param; p < group->first_param + group->params; p++) {
         const tchi_param *param = tchi_param_at(o, p);
-        tchi_cut cut = param->blocked ? tchi_cut_of(&param->dims, tchi_layout_cut_at(o, index)) : (tchi_cut){0};
+        tchi_cut cut = param->blocked ? tchi_cut_of(param, tchi_layout_cut_at(o, index)) : (tchi_cut){0};
         for (int64_t number = 0; number < cut.blocks; number++) {
             tchi_block block = {.param = p, .number = (int32_t)number};
             int64_t size[TCHI_MOST_ORDER];
@@ -414,7 +414,7 @@ static tch_status name_block_state(const naming *n, const tchi_block_batch *bloc
     int64_t shape[TCHI_MOST_ORDER];
     int64_t strides[TCHI_MOST_ORDER];
     int64_t stride = 1;
-    int32_t ndim = blocks->block_state_shape(block_batch, tchi_block_param(n->optimizer, b), shape);
+    int32_t ndim = blocks->block_state_shape(block_batch, b, tchi_block_param(n->optimizer, b), shape);
     for (int32_t k = ndim - 1; k >= 0; k--) {
         strides[k] = stride;
         stride *= shape[k];

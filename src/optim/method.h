@@ -31,7 +31,7 @@ typedef struct tchi_clock_rule {
 /* The parameters with blocks. */
 typedef struct tchi_block_method {
     /* --- how parameters are cut */
-    /* Merges dimensions. NULL: as `merge_dims` says. */
+    /* Merges dimensions, but the first with none. NULL: as `merge_dims` says. */
     void (*set_dims)(const tch_optim_config *config, tchi_dims *dims);
     /* Whether a parameter of these dims has blocks. */
     bool (*takes)(const tch_optim_config *config, const tchi_dims *dims);
@@ -51,7 +51,8 @@ typedef struct tchi_block_method {
     /* What those of one block are called, without the block's number, and what shape they have, without gaps; the
      * function returns how many dimensions that is. */
     const char *block_state_name;
-    int32_t (*block_state_shape)(const tchi_block_batch *block_batch, const tchi_param *param, int64_t *shape);
+    int32_t (*block_state_shape)(const tchi_block_batch *block_batch, const tchi_block *block, const tchi_param *param,
+                                 int64_t *shape);
 
     /* --- when */
     tchi_clock_rule (*clock_rule)(const tch_optim_config *config);

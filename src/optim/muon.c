@@ -78,9 +78,15 @@ int64_t tchi_muon_work(const tch_context *context, const tch_optim_config *confi
     return tchi_work_bytes(&work, 1) + (tchi_orthogonalize_bytes(&ortho, &one) + 255) / 256 * 256;
 }
 
-tchi_muon_sides tchi_muon_sides_of(const tchi_param *p)
+tchi_muon_sides tchi_muon_sides_of(const tch_optimizer *o, const tchi_run *run, int64_t block)
 {
+    const tchi_block *b = tchi_block_at(o, run->block_batch->first + run->first + block);
+    const tchi_param *p = tchi_block_param(o, b);
     int32_t first = 0;
+    if (p->cuts != NULL || p->tile >= 0) { /* in the order of memory, which is that of the shape */
+        return (tchi_muon_sides){(double)tchi_block_rows(run->block_batch, b),
+                                 (double)tchi_block_cols(run->block_batch, b)};
+    }
     while (p->shape[first] == 1) {
         first++;
     }
@@ -131,7 +137,7 @@ tch_update tchi_muon_update(const tchi_muon_run *r, const tch_matrices *directio
     work.stride = direction->stride;
     tch_update update = tchi_update_run(o, &r->run, &work, direction->data, NULL);
     for (int64_t i = 0; i < update.count; i++) {
-        tchi_muon_sides s = tchi_muon_sides_of(tchi_run_block_param(o, &r->run, o->rects[i].block_index));
+        tchi_muon_sides s = tchi_muon_sides_of(o, &r->run, o->rects[i].block_index);
         bool applied_here = !r->run.block_batch->direction;
         o->rects[i].factor = !applied_here ? 1.0 : tchi_muon_step_factor(r->config, s.m, s.n);
     }

@@ -33,12 +33,12 @@ tch_status tchi_muon_step(tch_optimizer *optimizer, const tchi_step *now, int32_
 /* The rectangles of a run with the direction in block[0]: one for each block. */
 tch_update tchi_muon_update(const tchi_muon_run *run, const tch_matrices *direction);
 
-/* A parameter as a matrix of m by n by its shape, in whatever order it lies in memory. */
+/* A matrix of a run as m by n by its parameter's shape, in whatever order it lies in memory. */
 typedef struct tchi_muon_sides {
     double m, n;
 } tchi_muon_sides;
 
-tchi_muon_sides tchi_muon_sides_of(const tchi_param *param);
+tchi_muon_sides tchi_muon_sides_of(const tch_optimizer *optimizer, const tchi_run *run, int64_t block);
 
 /* What the learning rate is multiplied by for a matrix, by muon_lr. */
 double tchi_muon_step_factor(const tch_optim_config *config, double rows, double cols);

@@ -49,21 +49,16 @@ static bool lies_by_columns(const tchi_param *p)
     return sides == 2 && p->strides[first] * p->shape[first] != p->count;
 }
 
-static int64_t row_count(const tchi_param *p)
-{
-    return p->dims.size[lies_by_columns(p) ? 1 : 0];
-}
-
 /* As many as its long side has, since wide and tall matrices share a block batch. */
 static int64_t block_state(const tchi_block_batch *block_batch)
 {
     return block_batch->size[1];
 }
 
-static int32_t block_state_shape(const tchi_block_batch *block_batch, const tchi_param *param, int64_t *shape)
+static int32_t block_state_shape(const tchi_block_batch *block_batch, const tchi_block *block, const tchi_param *param,
+                                 int64_t *shape)
 {
-    (void)block_batch;
-    shape[0] = row_count(param);
+    shape[0] = lies_by_columns(param) ? tchi_block_cols(block_batch, block) : tchi_block_rows(block_batch, block);
     shape[1] = 1;
     return 2;
 }
@@ -94,7 +89,7 @@ static double step_factor(const tch_optim_config *config, double rows, double co
     return tchi_muon_step_factor(config, rows, cols) * sqrt(fmin(rows, cols));
 }
 
-/* A block is a whole parameter, and its rectangle all of it, in rows. */
+/* The rectangle of a block is all of a matrix, in rows. */
 static tch_update update_of(const tchi_muon_run *r, const tch_matrices *direction)
 {
     tch_optimizer *o = r->optimizer;
@@ -102,15 +97,16 @@ static tch_update update_of(const tchi_muon_run *r, const tch_matrices *directio
     tch_update update = tchi_muon_update(r, direction);
     for (int64_t i = 0; i < update.count; i++) {
         tch_rect *rect = &o->rects[i];
-        const tchi_param *p = tchi_run_block_param(o, &r->run, rect->block_index);
+        const tchi_block *block = tchi_block_at(o, block_batch->first + r->run.first + rect->block_index);
+        tchi_muon_sides s = tchi_muon_sides_of(o, &r->run, rect->block_index);
         rect->state[1] =
             block_batch->moment + (r->run.first + i) * block_state(block_batch) * tchi_scalar_size(block_batch->real);
-        rect->by_column = lies_by_columns(p);
-        rect->rows = p->dims.size[0];
-        rect->cols = rect->stride = p->dims.size[1];
+        rect->by_column = lies_by_columns(tchi_block_param(o, block));
+        rect->rows = tchi_block_rows(block_batch, block);
+        rect->cols = rect->stride = tchi_block_cols(block_batch, block);
         rect->block_ld = direction->ld;
         if (!block_batch->direction) {
-            rect->factor = step_factor(r->config, tchi_muon_sides_of(p).m, tchi_muon_sides_of(p).n);
+            rect->factor = step_factor(r->config, s.m, s.n);
         }
     }
     return update;

@@ -50,6 +50,8 @@ typedef struct tchi_param {
     int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
     int64_t count; /* elements */
     tchi_dims dims;
+    int64_t *cuts;     /* where it is several matrices: their sizes along dims.size[0], or NULL */
+    int32_t cut_count; /* the list comes again and again, until all of dims.size[0] is cut */
     tch_clock *clock;
     void *master;
     void *moment[TCHI_MOMENTS]; /* meaning by method; NULL where not kept */

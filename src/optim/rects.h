@@ -36,6 +36,16 @@ const tchi_param *tchi_run_block_param(const tch_optimizer *optimizer, const tch
  * on the run's blocks reads neither gradients nor grad_scale, which may lie elsewhere at every step. */
 tchi_recording_key tchi_run_key(const tch_optimizer *optimizer, const tchi_run *run, int64_t variant);
 
+/* Rows and columns of a matrix as it lies in memory. */
+static inline int64_t tchi_block_rows(const tchi_block_batch *block_batch, const tchi_block *block)
+{
+    return block_batch->size[block->transposed ? 1 : 0];
+}
+static inline int64_t tchi_block_cols(const tchi_block_batch *block_batch, const tchi_block *block)
+{
+    return block_batch->size[block->transposed ? 0 : 1];
+}
+
 /* How many rectangles a block of a block batch is. */
 int64_t tchi_block_rects(const tch_optimizer *optimizer, const tchi_block_batch *block_batch, int64_t block);
 

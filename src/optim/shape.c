@@ -57,9 +57,9 @@ static void merge_at(tchi_dims *dims, int32_t k)
     dims->order--;
 }
 
-void tchi_dims_merge(tchi_dims *dims, int64_t most)
+void tchi_dims_merge(tchi_dims *dims, int64_t most, int32_t least)
 {
-    for (int32_t k = dims->order - 2; k >= 0 && dims->order > 2; k--) {
+    for (int32_t k = dims->order - 2; k >= 0 && dims->order > least; k--) {
         if (dims->size[k] <= most / dims->size[k + 1]) {
             merge_at(dims, k);
         }
@@ -86,24 +86,91 @@ void tchi_dims_as_matrix(tchi_dims *dims)
     }
 }
 
-tchi_cut tchi_cut_of(const tchi_dims *dims, int64_t most)
+bool tchi_is_row_major(int32_t ndim, const int64_t *shape, const int64_t *strides)
 {
-    tchi_cut cut = {.order = dims->order, .most = most, .blocks = 1};
+    int64_t stride = 1;
+    for (int32_t k = ndim - 1; k >= 0; k--) {
+        if (shape[k] == 0) {
+            return true;
+        }
+        if (shape[k] > 1 && strides[k] != stride) {
+            return false;
+        }
+        stride *= shape[k];
+    }
+    return true;
+}
+
+/* --- blocks ------------------------------------------------------------------------------------------------------ */
+
+static int64_t parts_of(int64_t size, int64_t most)
+{
+    return size <= most ? 1 : (size + most - 1) / most;
+}
+
+static int64_t rows_of(const tchi_cut *cut, int32_t matrix)
+{
+    return cut->cuts == NULL ? cut->dims[0] : cut->cuts[matrix];
+}
+
+/* Rows of one round of the list of matrices, and their parts. */
+static void measure_round(const tchi_cut *cut, int64_t *rows, int64_t *parts)
+{
+    *rows = *parts = 0;
+    for (int32_t i = 0; i < cut->cut_count; i++) {
+        *rows += rows_of(cut, i);
+        *parts += parts_of(rows_of(cut, i), cut->most);
+    }
+}
+
+tchi_cut tchi_cut_of(const tchi_param *param, int64_t most)
+{
+    const tchi_dims *dims = &param->dims;
+    tchi_cut cut = {.order = dims->order, .most = most, .cuts = param->cuts, .cut_count = 1, .blocks = 1};
     for (int32_t k = 0; k < dims->order; k++) {
         cut.dims[k] = dims->size[k];
-        cut.counts[k] = dims->size[k] <= most ? 1 : (dims->size[k] + most - 1) / most;
-        cut.blocks *= cut.counts[k];
+        cut.counts[k] = parts_of(dims->size[k], most);
+        cut.blocks *= k > 0 ? cut.counts[k] : 1;
+    }
+    if (cut.order > 0) {
+        int64_t rows;
+        int64_t parts;
+        cut.cut_count = param->cuts == NULL ? 1 : param->cut_count;
+        measure_round(&cut, &rows, &parts);
+        cut.blocks *= cut.dims[0] / rows * parts;
     }
     return cut;
 }
 
+/* Along the first dimension: part `number` of all. */
+static void cut_rows(const tchi_cut *cut, int64_t number, int64_t *start, int64_t *size)
+{
+    int64_t rows;
+    int64_t parts;
+    int32_t matrix = 0;
+    measure_round(cut, &rows, &parts);
+    *start = number / parts * rows;
+    number %= parts;
+    while (number >= parts_of(rows_of(cut, matrix), cut->most)) {
+        number -= parts_of(rows_of(cut, matrix), cut->most);
+        *start += rows_of(cut, matrix++);
+    }
+    int64_t before = number == 0 ? 0 : number * cut->most;
+    int64_t left = rows_of(cut, matrix) - before;
+    *start += before;
+    *size = left < cut->most ? left : cut->most;
+}
+
 void tchi_cut_block(const tchi_cut *cut, int64_t number, int64_t *start, int64_t *size)
 {
-    for (int32_t k = cut->order - 1; k >= 0; k--) {
+    for (int32_t k = cut->order - 1; k > 0; k--) {
         int64_t part = number % cut->counts[k];
         number /= cut->counts[k];
         start[k] = cut->counts[k] == 1 ? 0 : part * cut->most;
         int64_t left = cut->dims[k] - start[k];
         size[k] = cut->counts[k] == 1 || left < cut->most ? left : cut->most;
+    }
+    if (cut->order > 0) {
+        cut_rows(cut, number, &start[0], &size[0]);
     }
 }

@@ -8,8 +8,8 @@
 /* The dimensions above 1, outermost in memory first; false when the elements do not lie without gaps. */
 bool tchi_dims_of(const tch_tensor *tensor, tchi_dims *dims);
 
-/* Merges neighbors, from the innermost out, while their product stays within `most`; at least two dimensions stay. */
-void tchi_dims_merge(tchi_dims *dims, int64_t most);
+/* Merges neighbors, from the innermost out, while their product stays within `most`; at least `least` of them stay. */
+void tchi_dims_merge(tchi_dims *dims, int64_t most, int32_t least);
 
 /* Merges the neighbors with the smallest product until at most `order` dimensions are left. */
 void tchi_dims_limit(tchi_dims *dims, int32_t order);
@@ -19,16 +19,22 @@ void tchi_dims_as_matrix(tchi_dims *dims);
 
 int64_t tchi_dims_count(const tchi_dims *dims);
 
-/* The blocks of a parameter: dimension k is cut into counts[k] parts of `most`, the last one shorter. */
+/* Whether the last dimension is the innermost in memory, and so on outwards. */
+bool tchi_is_row_major(int32_t ndim, const int64_t *shape, const int64_t *strides);
+
+/* The blocks of a parameter: every matrix of it is cut into parts of `most` along each dimension, the last one shorter.
+ * Dimension k > 0 gives counts[k] parts. */
 typedef struct tchi_cut {
     int32_t order;
     int64_t most;
     int64_t dims[TCHI_MOST_ORDER], counts[TCHI_MOST_ORDER];
+    const int64_t *cuts; /* of the parameter, or NULL */
+    int32_t cut_count;
     int64_t blocks;
 } tchi_cut;
 
-/* `most` is INT64_MAX where nothing is cut. */
-tchi_cut tchi_cut_of(const tchi_dims *dims, int64_t most);
+/* `most` is INT64_MAX where nothing is cut but matrices from each other. */
+tchi_cut tchi_cut_of(const tchi_param *param, int64_t most);
 
 /* Where block `number` begins, and its sizes. */
 void tchi_cut_block(const tchi_cut *cut, int64_t number, int64_t *start, int64_t *size);

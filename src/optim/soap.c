@@ -70,8 +70,10 @@ static int64_t block_state(const tchi_block_batch *block_batch)
     return block_batch->elements;
 }
 
-static int32_t block_state_shape(const tchi_block_batch *block_batch, const tchi_param *param, int64_t *shape)
+static int32_t block_state_shape(const tchi_block_batch *block_batch, const tchi_block *block, const tchi_param *param,
+                                 int64_t *shape)
 {
+    (void)block;
     (void)param;
     memcpy(shape, block_batch->size, (size_t)block_batch->order * sizeof *shape);
     return block_batch->order;

@@ -23,7 +23,7 @@ static void train(tch_context *context, tch_comm *comm, bool sharded, tch_optim_
     test_random_fill_normal(&random, values, ROWS * COLS);
     CHECK_OK(tch_tensor_copy(context, parameter, &host));
 
-    tch_parameter entry = {parameter, "w", 0};
+    tch_parameter entry = {.tensor = parameter, .name = "w"};
     tch_shard shard = {.rank = 0, .size = {ROWS, COLS}};
     tch_placement placement = TCH_PLACEMENT_INIT;
     placement.ndim = 2;

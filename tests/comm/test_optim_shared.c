@@ -14,7 +14,6 @@
 #include "support/testing.h"
 
 #define STEPS 7
-#define MOST_PARAMETERS 8
 #define MOST_SHARDS (4 * PRETEND_MOST)
 
 /* --- a small model ----------------------------------------------------------------------------------------------- */
@@ -22,14 +21,24 @@
 typedef struct shape {
     int32_t ndim;
     int64_t size[4];
-    int32_t elementwise;
+    int32_t elementwise, batch_dims, cut_count;
+    int64_t cuts[3];
 } shape;
 
-/* Matrices of one shape and of others, one with a side of 1, a convolution, a vector, an embedding, experts; and a
- * square one, whose factors have full rank from the first gradient on. */
+/* Matrices of one shape and of others, one with a side of 1, a convolution, a vector, an embedding, a tensor; a square
+ * one, whose factors have full rank from the first gradient on; experts, and Q, K and V in one. */
 static const shape model[] = {
-    {2, {24, 17}, 0}, {2, {24, 17}, 0},  {2, {40, 9}, 0}, {1, {31}, 0},     {4, {10, 3, 3, 2}, 0},
-    {2, {33, 6}, 1},  {3, {6, 5, 8}, 0}, {2, {1, 12}, 0}, {2, {14, 14}, 0},
+    {.ndim = 2, .size = {24, 17}},
+    {.ndim = 2, .size = {24, 17}},
+    {.ndim = 2, .size = {40, 9}},
+    {.ndim = 1, .size = {31}},
+    {.ndim = 4, .size = {10, 3, 3, 2}},
+    {.ndim = 2, .size = {33, 6}, .elementwise = 1},
+    {.ndim = 3, .size = {6, 5, 8}},
+    {.ndim = 2, .size = {1, 12}},
+    {.ndim = 2, .size = {14, 14}},
+    {.ndim = 3, .size = {6, 5, 8}, .batch_dims = 1},
+    {.ndim = 2, .size = {28, 11}, .cut_count = 3, .cuts = {14, 7, 7}},
 };
 #define PARAMETERS ((int32_t)TEST_COUNT(model))
 
@@ -264,7 +273,12 @@ static void open_model(rank_model *m, const training *t, tch_context *context, i
         copy_rectangle(&m->own[i], &model[i], t->numbers->start[i], m->values, false);
         move_values(context, m->parameter[i], m->values, true);
         snprintf(m->names[i], sizeof m->names[i], "p%d", i);
-        m->entries[i] = (tch_parameter){m->parameter[i], m->names[i], model[i].elementwise};
+        m->entries[i] = (tch_parameter){.tensor = m->parameter[i],
+                                        .name = m->names[i],
+                                        .elementwise = model[i].elementwise,
+                                        .batch_dims = model[i].batch_dims,
+                                        .cut_count = model[i].cut_count,
+                                        .cuts = model[i].cuts};
     }
 }
 

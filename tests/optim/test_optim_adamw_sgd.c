@@ -252,7 +252,7 @@ static void many_small_parameters(void **state)
             views[k][i].shape = &sizes[i];
             views[k][i].byte_offset += (uint64_t)i * SIZE * sizeof(float);
         }
-        entries[i] = (tch_parameter){&views[0][i], NULL, 0};
+        entries[i] = (tch_parameter){.tensor = &views[0][i]};
         gradients[i] = &views[1][i];
     }
     CHECK_OK(tch_optimizer_create(context, &config, COUNT, entries, &t.optimizer));

@@ -273,7 +273,8 @@ static void parameters_that_are_not_dense(void **state)
     for (int i = 0; i < 5; i++) {
         test_tensor *gaps = test_tensor_make(*state, TCH_FLOAT32, 3, size, layouts[i]);
         test_case("a parameter with %s", test_layout_name(layouts[i]));
-        refuse_parameters(*state, 1, &(tch_parameter){&gaps->tensor, "weight", 0}, TCH_ERR_LAYOUT, "weight");
+        refuse_parameters(*state, 1, &(tch_parameter){.tensor = &gaps->tensor, .name = "weight"}, TCH_ERR_LAYOUT,
+                          "weight");
         test_tensor_check_unchanged(gaps, "the parameter");
     }
 }
@@ -293,12 +294,13 @@ static void parameters_that_share(void **state)
         inside.ndim = i == 0 ? 2 : 1;
         inside.shape = i == 0 ? inside.shape : two;
         test_case("overlapping, case %d", i);
-        const tch_parameter entries[] = {{&good->tensor, "first", 0}, {&own->tensor, NULL, 0}, {&inside, "last", 0}};
+        const tch_parameter entries[] = {
+            {.tensor = &good->tensor, .name = "first"}, {.tensor = &own->tensor}, {.tensor = &inside, .name = "last"}};
         refuse_parameters(context, 3, entries, TCH_ERR_LAYOUT, "first");
         CHECK(test_names_argument(tch_last_error(), "last"), "the message does not name both: %s", tch_last_error());
     }
     test_case("two of one name");
-    const tch_parameter named[] = {{&good->tensor, "w", 0}, {&own->tensor, "w", 0}};
+    const tch_parameter named[] = {{.tensor = &good->tensor, .name = "w"}, {.tensor = &own->tensor, .name = "w"}};
     refuse_parameters(context, 2, named, TCH_ERR_INVALID_ARGUMENT, "w");
 }
 

@@ -123,7 +123,7 @@ static void steps_have_one_length(void **state)
     test_tensor_write(p, (const double[COUNT]){1.0, 1.0, 1.0, 1.0, 1.0});
     test_tensor_write(g, gradients);
     c.lr = 0x1p-6;
-    const tch_parameter entry = {&p->tensor, "p", 0};
+    const tch_parameter entry = {.tensor = &p->tensor, .name = "p"};
     const tch_tensor *gradient = &g->tensor;
     CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &optimizer));
     CHECK_OK(tch_optimizer_step(optimizer, 1, &gradient));

@@ -104,7 +104,7 @@ static void forecast(tch_optim_kind kind, tch_dtype dtype)
         empty[i] = *entries[i].tensor;
         empty[i].data = NULL;
         empty[i].byte_offset = 0;
-        unallocated[i] = (tch_parameter){&empty[i], NULL, 0};
+        unallocated[i] = (tch_parameter){.tensor = &empty[i]};
     }
     int64_t held = memory_of(context).allocated;
     CHECK_OK(tch_optim_forecast(context, &c, SHAPES, unallocated, &before));

@@ -119,7 +119,7 @@ static void check_by_columns(tch_context *context, tch_optim_kind kind, tch_muon
     tch_tensor view = columns->tensor;
     view.shape = sizes;
     view.strides = strides;
-    tch_parameter entry = {&view, NULL, 0};
+    tch_parameter entry = {.tensor = &view};
     tch_optimizer *other = NULL;
     CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &other));
     for (int i = 0; i < STEPS; i++) {

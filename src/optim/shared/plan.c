@@ -17,7 +17,7 @@
 static tch_status add_tiles(tch_optimizer *o, int32_t index)
 {
     const tchi_param *p = tchi_param_at(o, index);
-    tchi_cut cut = tchi_cut_of(&p->dims, tchi_layout_cut_at(o, p->group));
+    tchi_cut cut = tchi_cut_of(p, tchi_layout_cut_at(o, p->group));
     TCHI_TRY(tchi_list_reserve(&o->shared->tiles, o->shared->tiles.count + cut.blocks));
     for (int64_t number = 0; number < cut.blocks; number++) {
         tchi_tile *tile = tchi_list_extend(&o->shared->tiles);
@@ -257,6 +257,7 @@ static uint64_t mix_param(uint64_t hash, const tchi_param *p, const tchi_regions
     for (int32_t k = 0; p->carried && k < p->dims.order; k++) {
         hash = mix_number(hash, p->dims.size[k]);
     }
+    hash = p->cuts == NULL ? hash : mix(hash, p->cuts, (size_t)p->cut_count * sizeof *p->cuts);
     for (int64_t i = 0; i < r->list.count; i++) {
         const tchi_region *region = tchi_region_at(r, i);
         hash = mix(hash, region->start, sizeof region->start);

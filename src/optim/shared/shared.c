@@ -46,18 +46,6 @@ static bool is_sharded(const tch_placement *placement)
     return placement != NULL && placement->count > 0;
 }
 
-static bool has_rows_in_order(const tchi_param *p)
-{
-    int64_t stride = 1;
-    for (int32_t k = p->ndim - 1; k >= 0 && p->count > 0; k--) {
-        if (p->shape[k] > 1 && p->strides[k] != stride) {
-            return false;
-        }
-        stride *= p->shape[k];
-    }
-    return true;
-}
-
 /* The number, in the whole tensor, of the first element here, where those that follow are the next ones there: what
  * random rounding counts by. Elsewhere elements are counted by where they lie. */
 static int64_t base_of(const tch_placement *placement, int32_t rank)
@@ -93,7 +81,10 @@ tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *para
                                 const tch_placement *placement)
 {
     bool sharded = is_sharded(placement);
+    bool taken;
     tchi_dims dims = param->dims;
+    int32_t ndim = sharded ? placement->ndim : param->ndim;
+    const int64_t *shape = sharded ? placement->shape : param->shape;
     if (sharded) {
         if (placement->struct_size != sizeof *placement || placement->ndim < 0 || placement->ndim > TCH_MAX_RANK ||
             (placement->ndim > 0 && placement->shape == NULL) || placement->shards == NULL) {
@@ -104,10 +95,11 @@ tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *para
         tchi_dims_of(&whole, &dims);
         param->base = base_of(placement, tch_comm_rank(optimizer->shared->comm));
     }
-    if (!tchi_optim_set_dims(optimizer, param->group, parameter, &dims)) {
+    TCHI_TRY(tchi_optim_set_dims(optimizer, param, parameter, ndim, shape, &dims, &taken));
+    if (!taken) {
         return TCH_OK;
     }
-    if (!has_rows_in_order(param)) {
+    if (!tchi_is_row_major(param->ndim, param->shape, param->strides)) {
         return tchi_fail(TCH_ERR_LAYOUT, "parameter '%s' is shared, and its elements do not lie row by row",
                          param->name);
     }

@@ -116,7 +116,7 @@ static void make_group(trial *t, const tch_optim_config *config, int32_t count, 
     for (int32_t i = 0; i < count; i++) {
         trial_parameter *p = &t->parameters[t->count + i];
         make_parameter(t, p, &shapes[i], t->groups);
-        entries[i] = (tch_parameter){&p->tensor, NULL, shapes[i].elementwise};
+        entries[i] = (tch_parameter){.tensor = &p->tensor, .elementwise = shapes[i].elementwise};
     }
     t->count += count;
     t->groups++;
