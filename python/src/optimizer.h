@@ -48,6 +48,9 @@ void py_operands_free(py_operands *operands);
 /* Sets the exception of a failed call: what the group or the memory has raised, or the status'. Always -1. */
 int py_optimizer_fail(py_optimizer *self, tch_status status);
 
+/* Whether it is elementwise, or (elementwise, batch_dims, cuts); cuts lie in the object. */
+int py_take_role(PyObject *item, tch_parameter *parameter);
+
 void py_place_set(py_place *place, const tch_tensor *tensor);
 
 /* Methods: of optimizer_groups.c, optimizer_step.c, optimizer_state.c and optimizer_kernel.c. */

@@ -131,17 +131,39 @@ static int make_group(py_optimizer *self, const tch_optim_config *config, int32_
     return status == TCH_OK ? 0 : py_optimizer_fail(self, status);
 }
 
+int py_take_role(PyObject *item, tch_parameter *parameter)
+{
+    bool elementwise;
+    PyObject *cuts;
+    Py_ssize_t bytes = 0;
+    if (!PyTuple_Check(item)) {
+        int failed = py_take_bool(item, "a role", &elementwise);
+        parameter->elementwise = failed == 0 && elementwise;
+        return failed;
+    }
+    char *data = NULL;
+    if (!PyArg_ParseTuple(item, "piO", &parameter->elementwise, &parameter->batch_dims, &cuts) ||
+        PyBytes_AsStringAndSize(cuts, &data, &bytes) < 0 || bytes % (Py_ssize_t)sizeof(int64_t) != 0 ||
+        bytes / (Py_ssize_t)sizeof(int64_t) > INT32_MAX) {
+        PyErr_Clear();
+        return py_wrong_type(item, "a role must be a bool or (elementwise, batch_dims, cuts)");
+    }
+    parameter->cut_count = (int32_t)(bytes / (Py_ssize_t)sizeof(int64_t));
+    parameter->cuts = (const int64_t *)(const void *)data;
+    return 0;
+}
+
 static int describe_parameters(PyObject *const *tuples, int32_t count, py_operand *operands, tch_parameter *entries)
 {
     for (int32_t i = 0; i < count; i++) {
-        bool elementwise;
         const char *name;
+        entries[i] = (tch_parameter){0};
         if (py_take_string(PyTuple_GetItem(tuples[1], i), "a parameter's name", &name) < 0 ||
-            py_take_bool(PyTuple_GetItem(tuples[2], i), "elementwise", &elementwise) < 0) {
+            py_take_role(PyTuple_GetItem(tuples[2], i), &entries[i]) < 0) {
             return -1;
         }
         operands[i] = (py_operand){PyTuple_GetItem(tuples[0], i), name, true};
-        entries[i] = (tch_parameter){.name = name, .elementwise = elementwise};
+        entries[i].name = name;
     }
     return 0;
 }
@@ -168,7 +190,7 @@ static int add_parameters(py_optimizer *self, const tch_optim_config *config, Py
 /* The three lists as tuples, which nobody changes while arrays are asked for; they are new references. */
 static int take_lists(PyObject *const *lists, PyObject **tuples)
 {
-    static const char *const names[] = {"parameters", "names", "elementwise"};
+    static const char *const names[] = {"parameters", "names", "roles"};
     for (int i = 0; i < 3; i++) {
         if (!PyList_Check(lists[i]) || PyList_Size(lists[i]) != PyList_Size(lists[0])) {
             PyErr_Format(PyExc_TypeError, "%s must be a list, as long as that of the parameters", names[i]);
@@ -207,7 +229,7 @@ static int add_with_room(py_optimizer *self, const tch_optim_config *config, PyO
 
 PyObject *py_optimizer_add_group(PY_ARGUMENTS)
 {
-    PY_TAKE("add_group", 4, "config", "parameters", "names", "elementwise", "stream", "placements");
+    PY_TAKE("add_group", 4, "config", "parameters", "names", "roles", "stream", "placements");
     py_optimizer *self = (py_optimizer *)object;
     PyObject *tuples[3] = {NULL};
     tch_optim_config config;

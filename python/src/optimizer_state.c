@@ -197,15 +197,15 @@ PyObject *py_optimizer_stats(PY_ARGUMENTS)
 
 /* --- forecast ---------------------------------------------------------------------------------------------------- */
 
-/* (shape, dtype, elementwise) of a parameter that need not exist. */
+/* (shape, dtype, role) of a parameter that need not exist. */
 static int read_parameter(PyObject *item, py_place *place, tch_parameter *parameter)
 {
     PyObject *shape;
     PyObject *dtype;
-    int elementwise;
-    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOp", &shape, &dtype, &elementwise)) {
+    PyObject *role;
+    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOO", &shape, &dtype, &role)) {
         PyErr_Clear();
-        return py_wrong_type(item, "parameters must have entries (shape, dtype, elementwise)");
+        return py_wrong_type(item, "parameters must have entries (shape, dtype, role)");
     }
     PyObject *sizes = PySequence_Tuple(shape);
     if (sizes == NULL) {
@@ -218,8 +218,9 @@ static int read_parameter(PyObject *item, py_place *place, tch_parameter *parame
         PyErr_Format(PyExc_ValueError, "shape must have at most %d sizes, got %zd", TCH_MAX_RANK, ndim);
     } else {
         *place = (py_place){.tensor = {.ndim = (int32_t)ndim, .shape = place->shape}};
-        *parameter = (tch_parameter){.tensor = &place->tensor, .elementwise = elementwise};
-        failed = py_take_dtype(dtype, "dtype", &place->tensor.dtype) < 0 || read_numbers(sizes, place->shape) < 0;
+        *parameter = (tch_parameter){.tensor = &place->tensor};
+        failed = py_take_role(role, parameter) < 0 || py_take_dtype(dtype, "dtype", &place->tensor.dtype) < 0 ||
+                 read_numbers(sizes, place->shape) < 0;
     }
     Py_DECREF(sizes);
     return failed ? -1 : 0;
@@ -255,7 +256,7 @@ PyObject *py_optim_forecast(PY_ARGUMENTS)
         return NULL;
     }
     if (!PyList_Check(v[2]) || PyList_Size(v[2]) > INT32_MAX) {
-        PyErr_SetString(PyExc_TypeError, "parameters must be a list of (shape, dtype, elementwise)");
+        PyErr_SetString(PyExc_TypeError, "parameters must be a list of (shape, dtype, role)");
         return NULL;
     }
     PyObject *list = PyList_AsTuple(v[2]); /* which nobody changes while its items are read */

@@ -12,6 +12,7 @@ from typing import Any
 Array = Any
 Maybe = Array | None
 Stream = int | None
+Role = bool | tuple[bool, int, bytes]
 
 version: str
 
@@ -242,9 +243,9 @@ def grad_scales(
 
 def optim_defaults(kind: str) -> dict[str, Any]: ...
 def optim_forecast(
-    device: str, config: dict[str, Any], parameters: list[tuple[Sequence[int], str, bool]]
+    device: str, config: dict[str, Any], parameters: list[tuple[Sequence[int], str, Role]]
 ) -> dict[str, int]:
-    """What an optimizer would take: parameters as (shape, dtype, elementwise)."""
+    """What an optimizer would take: parameters as (shape, dtype, role)."""
 
 def same_items(a: list[Any], b: list[Any]) -> bool:
     """Whether two lists hold the same objects."""
@@ -269,11 +270,12 @@ class Optimizer:
         config: dict[str, Any],
         parameters: list[Array],
         names: list[str],
-        elementwise: list[bool],
+        roles: list[Role],
         stream: Stream = None,
         placements: tuple[Any, ...] | None = None,
     ) -> int:
-        """`placements`, of a shared optimizer: for each parameter None, where every rank has all of it, or (shape,
+        """A role is whether the parameter is elementwise, or (elementwise, batch_dims, cuts), those as int64 in bytes.
+        `placements`, of a shared optimizer: for each parameter None, where every rank has all of it, or (shape,
         shards), a shard being (rank, start, size, offset in that rank's tensor)."""
 
     def set_config(self, group: int, config: dict[str, Any]) -> None: ...

@@ -25,6 +25,7 @@ from torchium._functions.transforms import untraced
 
 from ._engine import state as saved_state
 from ._engine.engine import Engine, Members, profiler_enabled
+from ._engine.matrices import Role, roles_of
 from ._engine.placement import Arrival, Engines, Group, Home, arrivals, labels_of, place, placed, put_back
 from ._engine.report import MemoryReport
 from ._shared.group import Group as SharedGroup
@@ -173,7 +174,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                     f"{who}: {name} is {shown(group[name])} in group {index}, expected {shown(groups[0][name])} as in "
                     "group 0: it is of the whole optimizer"
                 )
-        self._elementwise(group, index)
+        self._roles(groups, index)
         required = [position for position, parameter in enumerate(group["params"]) if parameter.requires_grad]
         self._check_parameters(groups, index, required)
 
@@ -203,6 +204,12 @@ class TorchiumOptimizer(torch.optim.Optimizer):
                 "model.named_parameters()"
             )
         return [any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in group["param_names"]]
+
+    def _roles(self, groups: list[Group], index: int) -> list[Role]:
+        """How each parameter of a group is treated: see the options `elementwise`, `batch_dims` and `cuts`."""
+        group = groups[index]
+        elementwise = self._elementwise(group, index)
+        return roles_of(group, elementwise, labels_of(groups)[index], group["params"], type(self).__name__)
 
     # --- who takes part
 
@@ -249,8 +256,9 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         self._seen = [list(group["params"]) for group in self.param_groups]
         self._outside = [p for params in self._seen for p in params if id(p) not in inside]
 
-    def _join(self, engine: Engine, arrival: Arrival, group: Group, labels: list[str]) -> Members:
-        elementwise = self._elementwise(group, arrival.index)
+    def _join(self, engine: Engine, arrival: Arrival, groups: list[Group], labels: list[str]) -> Members:
+        group = groups[arrival.index]
+        roles = self._roles(groups, arrival.index)
         lr, tensor = lr_for(engine.device, group["lr"])
         members = engine.add(
             arrival.index,
@@ -258,7 +266,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
             self._config(group, lr),
             arrival.parameters,
             [labels[position] for position in arrival.positions],
-            [elementwise[position] for position in arrival.positions],
+            [roles[position] for position in arrival.positions],
         )
         engine.set_lr_tensor(members, tensor)
         members.options = plain(self._option_values(group))
@@ -274,7 +282,7 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         engines, placed_state = place(
             engines,
             newcomers,
-            lambda engine, arrival: self._join(engine, arrival, groups[arrival.index], labels[arrival.index]),
+            lambda engine, arrival: self._join(engine, arrival, groups, labels[arrival.index]),
             self._make_engine,
             state,
             strict,
@@ -585,9 +593,9 @@ class TorchiumOptimizer(torch.optim.Optimizer):
         )
         for arrival in wanted:
             group = self.param_groups[arrival.index]
-            elementwise = self._elementwise(group, arrival.index)
+            roles = self._roles(self.param_groups, arrival.index)
             parameters = [
-                (tuple(p.shape), str(p.dtype).removeprefix("torch."), elementwise[k])
+                (tuple(p.shape), str(p.dtype).removeprefix("torch."), roles[k])
                 for p, k in zip(arrival.parameters, arrival.positions, strict=True)
             ]
             config = self._config(group, lr_for(None, group["lr"])[0])

@@ -54,6 +54,8 @@ class Muon(TorchiumOptimizer):
             parameters get; None means lr and weight_decay. Schedulers change lr alone.
         elementwise: True for a group of embeddings and the like, or patterns of names (`"*embed*"`); read when a
             parameter gets its first gradient.
+            A group may also have `batch_dims` and `cuts`: its parameters are several matrices each, experts [E, m, n]
+            with `batch_dims=1`, or Q, K and V with `cuts=(d, d, d)`, heads with `cuts=head_dim`.
         precision: of products with float32 gradients on a GPU: 'high' rounds to TF32, 'highest' does not.
         maximize: maximize the objective.
         nonfinite: what a step does with an infinity or a NaN in a gradient: 'skip' it (counted in `stats()`), 'raise',

@@ -20,6 +20,7 @@ from torchium import _C
 
 from .._shared.sharding import is_sharded, local_gradient, local_tensor, wrap_like
 from ..kernel import Kernel, arguments_of
+from .matrices import Role
 
 __all__ = ["Engine", "Members", "allocate_state", "profiled_range", "profiler_enabled", "stream_on"]
 
@@ -104,11 +105,11 @@ class Engine:
         config: dict[str, Any],
         parameters: list[torch.Tensor],
         labels: list[str],
-        elementwise: list[bool],
+        roles: list[Role],
     ) -> Members:
         placements = tuple(map(self.group.placement_of, parameters)) if self.group else None
         local = [local_tensor(p) for p in parameters]
-        number = self._handle.add_group(config, local, labels, elementwise, stream_on(self.device), placements)
+        number = self._handle.add_group(config, local, labels, roles, stream_on(self.device), placements)
         self._parts = self._parts or any(map(is_sharded, parameters))
         members = Members(index, number, generation, parameters)
         self.groups.append(members)
