@@ -48,10 +48,14 @@ typedef struct tch_comm_config {
     int32_t rank, size;
     const tch_comm_ops *ops; /* copied */
     void *user;
+    int64_t bucket_bytes; /* what travels goes in parts of this size or more, at most eight, so that one is under way
+                             while the next is worked on; 0: 64 MiB */
+    int64_t span_bytes;   /* parameters of this size or more that every rank has, and that are updated element by
+                             element, have their state divided too; 0: 4 MiB */
 } tch_comm_config;
 #define TCH_COMM_CONFIG_INIT                                                                                           \
     {                                                                                                                  \
-        sizeof(tch_comm_config), NULL, 0, 1, NULL, NULL                                                                \
+        sizeof(tch_comm_config), NULL, 0, 1, NULL, NULL, 0, 0                                                          \
     }
 
 TCH_BEGIN_DECLS

@@ -17,6 +17,7 @@ struct tch_comm {
     char name[NAME_SIZE];
     int32_t rank, size;
     bool gone; /* aborted */
+    int64_t bucket_bytes, span_bytes;
     int64_t collectives, bytes;
 };
 
@@ -30,6 +31,10 @@ static tch_status check_config(const tch_comm_config *config)
     if (config->size < 1 || config->rank < 0 || config->rank >= config->size) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: rank is %d and size %d, expected 0 <= rank < size", function,
                          config->rank, config->size);
+    }
+    if (config->bucket_bytes < 0 || config->span_bytes < 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: bucket_bytes is %lld and span_bytes %lld, expected 0 or more",
+                         function, (long long)config->bucket_bytes, (long long)config->span_bytes);
     }
     const tch_comm_ops *ops = config->ops;
     if (ops == NULL || ops->struct_size != sizeof *ops || ops->all_gather == NULL || ops->all_to_all == NULL ||
@@ -50,6 +55,8 @@ tch_status tch_comm_create(const tch_comm_config *config, tch_comm **comm)
     tch_comm *c;
     TCHI_TRY(tchi_host_take(sizeof *c, "a group", &c));
     *c = (tch_comm){.ops = *config->ops, .user = config->user, .rank = config->rank, .size = config->size};
+    c->bucket_bytes = config->bucket_bytes > 0 ? config->bucket_bytes : INT64_C(64) << 20;
+    c->span_bytes = config->span_bytes > 0 ? config->span_bytes : INT64_C(4) << 20;
     snprintf(c->name, sizeof c->name, "%s", config->name == NULL ? "group" : config->name);
     *comm = c;
     return TCH_OK;
@@ -118,21 +125,31 @@ static void *stream_of(tch_context *context)
     return context->backend->host_memory ? NULL : context->backend->device->get_stream(context->state);
 }
 
-tch_status tchi_comm_all_gather(tch_comm *comm, tch_context *context, const void *send, void *receive, int64_t bytes)
+int64_t tchi_comm_bucket_bytes(const tch_comm *comm)
 {
-    TCHI_TRY(begin(comm, "all_gather", bytes * (comm->size - 1)));
-    return report(comm, "all_gather", comm->ops.all_gather(comm->user, send, receive, bytes, stream_of(context)));
+    return comm->bucket_bytes;
 }
 
-tch_status tchi_comm_all_to_all(tch_comm *comm, tch_context *context, const void *send, void *receive,
-                                const tch_comm_counts *counts)
+int64_t tchi_comm_span_bytes(const tch_comm *comm)
+{
+    return comm->span_bytes;
+}
+
+tch_status tchi_comm_all_gather(tch_comm *comm, const void *send, void *receive, int64_t bytes, void *stream)
+{
+    TCHI_TRY(begin(comm, "all_gather", bytes * (comm->size - 1)));
+    return report(comm, "all_gather", comm->ops.all_gather(comm->user, send, receive, bytes, stream));
+}
+
+tch_status tchi_comm_all_to_all(tch_comm *comm, const void *send, void *receive, const tch_comm_counts *counts,
+                                void *stream)
 {
     int64_t bytes = 0;
     for (int32_t r = 0; r < comm->size; r++) {
         bytes += r == comm->rank ? 0 : counts->send_bytes[r];
     }
     TCHI_TRY(begin(comm, "all_to_all", bytes));
-    return report(comm, "all_to_all", comm->ops.all_to_all(comm->user, send, receive, counts, stream_of(context)));
+    return report(comm, "all_to_all", comm->ops.all_to_all(comm->user, send, receive, counts, stream));
 }
 
 tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *values, int32_t count)

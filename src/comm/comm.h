@@ -7,11 +7,15 @@
 
 #include "core/context.h"
 
-tch_status tchi_comm_all_gather(tch_comm *comm, tch_context *context, const void *send, void *receive, int64_t bytes);
-tch_status tchi_comm_all_to_all(tch_comm *comm, tch_context *context, const void *send, void *receive,
-                                const tch_comm_counts *counts);
+/* `stream` is NULL on the CPU; reductions are queued on the context's own. */
+tch_status tchi_comm_all_gather(tch_comm *comm, const void *send, void *receive, int64_t bytes, void *stream);
+tch_status tchi_comm_all_to_all(tch_comm *comm, const void *send, void *receive, const tch_comm_counts *counts,
+                                void *stream);
 tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *values, int32_t count);
 tch_status tchi_comm_check(tch_comm *comm);
+
+int64_t tchi_comm_bucket_bytes(const tch_comm *comm);
+int64_t tchi_comm_span_bytes(const tch_comm *comm);
 
 /* Ends the group: every later collective fails. */
 void tchi_comm_abort(tch_comm *comm);

@@ -183,7 +183,12 @@ tch_status tch_comm_nccl_id(char id[TCH_NCCL_ID_BYTES])
 static tch_status join(nccl_group *g, const char *id, int32_t rank, tch_comm **comm)
 {
     static const tch_comm_ops ops = {sizeof ops, all_gather, all_to_all, reduce_max, check_errors, give_up, release};
-    tch_comm_config config = {sizeof config, "NCCL", rank, g->size, &ops, g};
+    tch_comm_config config = TCH_COMM_CONFIG_INIT;
+    config.name = "NCCL";
+    config.rank = rank;
+    config.size = g->size;
+    config.ops = &ops;
+    config.user = g;
     nccl_id made;
     memcpy(made.bytes, id, sizeof made.bytes);
     TCHI_TRY(find_library(&g->library));

@@ -275,7 +275,7 @@ static void return_to(tch_optimizer *o, const mark *m)
         release_chunk(o, (const tchi_chunk *)o->chunks.items + i);
     }
     for (int64_t i = m->groups; i < o->groups.count; i++) {
-        tchi_exchange_release(tchi_group_at(o, (int32_t)i)->exchange);
+        tchi_exchange_close(o, tchi_group_at(o, (int32_t)i)->exchange);
     }
     o->tiles.count = m->own_tiles;
     if (o->shared != NULL) {
@@ -341,11 +341,13 @@ static tch_status fill_state(tch_optimizer *o, int32_t group, char *state, int64
         TCHI_TRY(fill_master(o, tchi_param_at(o, g->first_param + i)));
     }
     if (g->exchange != NULL) {
+        TCHI_TRY(tchi_exchange_open(o, group));
         TCHI_TRY(tchi_exchange_values(o, group));
     }
     for (int32_t i = 0; i < o->tiles.count; i++) {
-        if (tchi_tile_at(o, i)->group == group) {
-            TCHI_TRY(fill_master(o, tchi_tile_at(o, i)));
+        tchi_param *tile = tchi_tile_at(o, i);
+        if (tile->group == group) {
+            TCHI_TRY(fill_master(o, tchi_shared_find_span(o, tile)));
         }
     }
     return TCH_OK;
@@ -377,7 +379,8 @@ static tch_status take_scratch(tch_optimizer *o)
     int64_t bytes = arena.used;
     int64_t most;
     TCHI_TRY(tchi_forecast_refresh(o, &o->least_workspace, &most));
-    int64_t rects = o->most_rects > o->params.count ? o->most_rects : o->params.count;
+    int64_t whole = o->params.count + o->tiles.count;
+    int64_t rects = o->most_rects > whole ? o->most_rects : whole;
     void *list;
     TCHI_TRY(tchi_list_reserve(&o->rect_list, rects));
     TCHI_TRY(tchi_list_reserve(&o->clock_list, o->params.count));
@@ -429,10 +432,7 @@ tch_status tchi_optim_plan(tch_optimizer *o, const tch_optim_config *config, int
     if (with_data) {
         TCHI_TRY(check_apart(o));
     }
-    if (o->shared != NULL) {
-        TCHI_TRY(tchi_shared_plan_group(o, group, parameters, placements));
-    }
-    return tchi_layout_group(o, group);
+    return o->shared != NULL ? tchi_shared_plan_group(o, group, parameters, placements) : tchi_layout_group(o, group);
 }
 
 static tch_status add_group(tch_optimizer *o, const tch_optim_config *config, int32_t count,
@@ -488,6 +488,7 @@ void tchi_optim_empty(tch_optimizer *o)
     tchi_recordings_close(o->context, &o->recordings);
     tchi_user_kernel_release(&o->own[TCH_OPTIM_PART_ROOT]);
     tchi_user_kernel_release(&o->own[TCH_OPTIM_PART_UPDATE]);
+    tchi_shared_wait(o);
     return_to(o, &(mark){0});
     tchi_shared_close(o);
     tchi_pool_free(o->context->pool, o->control);

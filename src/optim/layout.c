@@ -77,13 +77,14 @@ typedef tch_status (*block_visit)(tch_optimizer *o, tchi_group *group, tchi_bloc
                                   const tchi_block *block);
 
 static tch_status visit_block(tch_optimizer *o, const tchi_param *param, const int64_t *size, tchi_block block,
-                              block_visit visit)
+                              block_visit visit, int32_t *number)
 {
     tchi_group *group = tchi_group_at(o, param->group);
     tchi_block_batch wanted = describe(o->method->blocks, &group->config, param, size);
     block.transposed = transpose_tall(o->method->blocks, &wanted);
     tchi_block_batch *block_batch;
     TCHI_TRY(find_block_batch(o, group, &wanted, &block_batch));
+    *number = (int32_t)(block_batch - tchi_block_batch_at(o, 0));
     return visit(o, group, block_batch, &block);
 }
 
@@ -91,9 +92,11 @@ static tch_status visit_block(tch_optimizer *o, const tchi_param *param, const i
 static tch_status for_each_tile(tch_optimizer *o, const tchi_exchange *exchange, block_visit visit)
 {
     for (int64_t i = exchange->first_tile; i < exchange->first_tile + exchange->tiles; i++) {
-        const tchi_tile *tile = tchi_shared_tile(o, i);
+        tchi_tile *tile = tchi_shared_tile(o, i);
         tchi_block block = {.param = tile->own, .number = 0};
-        TCHI_TRY(visit_block(o, tchi_param_at(o, tile->param), tile->size, block, visit));
+        if (tchi_param_at(o, tile->param)->blocked) {
+            TCHI_TRY(visit_block(o, tchi_param_at(o, tile->param), tile->size, block, visit, &tile->block_batch));
+        }
     }
     return TCH_OK;
 }
@@ -110,8 +113,9 @@ static tch_status for_each_block(tch_optimizer *o, int32_t index, block_visit vi
         for (int64_t number = 0; number < cut.blocks; number++) {
             tchi_block block = {.param = p, .number = (int32_t)number};
             int64_t size[TCHI_MOST_ORDER];
+            int32_t block_batch;
             tchi_cut_block(&cut, number, block.start, size);
-            TCHI_TRY(visit_block(o, param, size, block, visit));
+            TCHI_TRY(visit_block(o, param, size, block, visit, &block_batch));
         }
     }
     return TCH_OK;

@@ -14,6 +14,7 @@
 
 #include "muon.h"
 #include "shape.h"
+#include "shared/shared.h"
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
 
@@ -176,9 +177,11 @@ tch_status tchi_muon_step(tch_optimizer *o, const tchi_step *now, int32_t group,
     const tchi_group *g = tchi_group_at(o, group);
     for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches; i++) {
         tchi_run run;
+        TCHI_TRY(tchi_exchange_arrive(o, now, group, i));
         for (int64_t at = 0; tchi_next_run(o, now, i, &at, &run);) {
             TCHI_TRY(step_run(o, &g->config, &run, apply));
         }
+        TCHI_TRY(tchi_exchange_leave(o, now, group, i));
     }
     return TCH_OK;
 }

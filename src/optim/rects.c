@@ -222,16 +222,29 @@ tch_update tchi_update_run(tch_optimizer *optimizer, const tchi_run *run, const 
 
 /* --- whole parameters -------------------------------------------------------------------------------------------- */
 
-static int64_t collect(tch_optimizer *o, const tchi_step *now, const tchi_group *group, bool with_blocks,
-                       tch_scalar type, tch_scalar grad)
+static int64_t add_whole(tch_optimizer *o, const tchi_step *now, const tchi_param *p, tch_scalar type, tch_scalar grad,
+                         int64_t used)
 {
+    const tchi_gradient *gradient = tchi_gradient_of(o, now, p);
+    if (gradient->data != NULL && p->type == type && gradient->type == grad) {
+        o->rects[used++] = tchi_rect_at(p, gradient, 0, 1, p->count, p->count);
+    }
+    return used;
+}
+
+/* Of an elementwise parameter whose state ranks divide, this rank's spans. */
+static int64_t collect(tch_optimizer *o, const tchi_step *now, int32_t group, bool with_blocks, tch_scalar type,
+                       tch_scalar grad)
+{
+    const tchi_group *g = tchi_group_at(o, group);
     int64_t used = 0;
-    for (int32_t i = 0; i < group->params; i++) {
-        const tchi_param *p = tchi_param_at(o, group->first_param + i);
-        const tchi_gradient *gradient = tchi_gradient_of(o, now, p);
-        if (gradient->data != NULL && p->type == type && gradient->type == grad && (with_blocks || !p->blocked)) {
-            o->rects[used++] = tchi_rect_at(p, gradient, 0, 1, p->count, p->count);
-        }
+    for (int32_t i = g->first_param; i < g->first_param + g->params; i++) {
+        const tchi_param *p = tchi_param_at(o, i);
+        used = with_blocks || (!p->blocked && !p->carried) ? add_whole(o, now, p, type, grad, used) : used;
+    }
+    for (int32_t i = 0; i < o->tiles.count && !with_blocks; i++) {
+        const tchi_param *t = tchi_tile_at(o, i);
+        used = !t->blocked && t->group == group ? add_whole(o, now, t, type, grad, used) : used;
     }
     return used;
 }
@@ -239,11 +252,10 @@ static int64_t collect(tch_optimizer *o, const tchi_step *now, const tchi_group 
 tch_status tchi_for_each_type(tch_optimizer *optimizer, const tchi_step *now, int32_t group, bool with_blocks,
                               const tch_hyper *hyper, tchi_update_visit visit)
 {
-    const tchi_group *g = tchi_group_at(optimizer, group);
     tch_update update = tchi_update_of(optimizer, now, group, hyper);
     for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
         for (int grad = 0; grad <= TCH_SCALAR_BF16; grad++) {
-            update.count = collect(optimizer, now, g, with_blocks, (tch_scalar)type, (tch_scalar)grad);
+            update.count = collect(optimizer, now, group, with_blocks, (tch_scalar)type, (tch_scalar)grad);
             update.param_type = (tch_scalar)type;
             update.grad_type = (tch_scalar)grad;
             update.block_type = update.real = type == TCH_SCALAR_F64 ? TCH_SCALAR_F64 : TCH_SCALAR_F32;

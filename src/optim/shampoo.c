@@ -16,6 +16,7 @@
 #include "method.h"
 #include "rects.h"
 #include "refresh.h"
+#include "shared/shared.h"
 #include "tensor_modes.h"
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
@@ -223,6 +224,7 @@ static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
     const tchi_group *g = tchi_group_at(o, group);
     bool any_due = tchi_refresh_mark(o, now, group);
+    TCHI_TRY(tchi_exchange_arrive(o, now, group, TCHI_LAST_TURN)); /* ranks refresh other factors at the same step */
     if (any_due) {
         TCHI_TRY(refresh(o, now, group));
     }
@@ -232,6 +234,7 @@ static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
         for (int64_t at = 0; tchi_next_run(o, now, i, &at, &run);) {
             TCHI_TRY(step_run(o, &g->config, &run, factors_done));
         }
+        TCHI_TRY(tchi_exchange_leave(o, now, group, i));
     }
     return TCH_OK;
 }

@@ -19,6 +19,7 @@
 #include "method.h"
 #include "rects.h"
 #include "refresh.h"
+#include "shared/shared.h"
 #include "tensor_modes.h"
 
 /* --- options, blocks and state ----------------------------------------------------------------------------------- */
@@ -374,9 +375,11 @@ static tch_status step(tch_optimizer *o, const tchi_step *now, int32_t group)
     int64_t before = tchi_workspace_hold(o);
     for (int32_t i = g->first_block_batch; i < g->first_block_batch + g->block_batches && status == TCH_OK; i++) {
         tchi_run run;
+        status = tchi_exchange_arrive(o, now, group, i);
         for (int64_t at = 0; status == TCH_OK && tchi_next_run(o, now, i, &at, &run);) {
             status = step_run(o, g, &run);
         }
+        status = status == TCH_OK ? tchi_exchange_leave(o, now, group, i) : status;
     }
     tchi_workspace_restore(o, before);
     return status;

@@ -359,16 +359,12 @@ static tch_status step_group(tch_optimizer *o, const tchi_step *now, int32_t ind
         TCHI_TRY(read_lr(o, g));
     }
     TCHI_TRY(advance(o, now, g));
-    if (g->exchange != NULL) {
-        TCHI_TRY(tchi_exchange_in(o, now, index));
-    }
+    TCHI_TRY(tchi_exchange_begin(o, now, index));
     if (g->block_batches > 0) {
         TCHI_TRY(o->method->blocks->step(o, now, index));
     }
-    if (g->exchange != NULL) {
-        TCHI_TRY(tchi_exchange_out(o, now, index));
-    }
-    return tchi_elementwise_step(o, now, index);
+    TCHI_TRY(tchi_elementwise_step(o, now, index));
+    return tchi_exchange_finish(o, now, index);
 }
 
 static tch_status run_step(tch_optimizer *o, const tch_tensor *const *gradients, const tch_tensor *found_inf,
@@ -400,6 +396,9 @@ tch_status tch_optimizer_step_scaled(tch_optimizer *optimizer, int32_t count, co
     if (checked != TCH_OK) {
         bool meets = optimizer->shared != NULL && optimizer->failed == TCH_OK;
         return meets ? tchi_shared_refuse(optimizer, checked) : checked;
+    }
+    if (optimizer->shared != NULL) {
+        TCHI_TRY(tchi_shared_look_back(optimizer));
     }
     bool skipped = false;
     tchi_gradient *taken = optimizer->gradient_list.items; /* with room for all, those of tiles behind the others */

@@ -390,6 +390,8 @@ static void run_group(training *t, int32_t ranks, placer place, bool late)
     pretend_group group;
     pretend_open(&group, ranks);
     group.late = late;
+    group.bucket_bytes = ranks % 2 == 1 ? 300 : 0;         /* a bucket for nearly every block batch, or one */
+    group.span_bytes = ranks == 2 || ranks == 3 ? 100 : 0; /* the state of vectors is divided too, or not */
     t->group = &group;
     t->place = place;
     pretend_run(&group, train, t);
@@ -505,6 +507,80 @@ static void normuon(void **state)
 {
     tch_optim_config c = config_of(TCH_OPTIM_NORMUON);
     try_all(*state, "normuon", &c, TCH_FLOAT32, 0x1p-7);
+}
+
+/* --- elementwise parameters that are large ----------------------------------------------------------------------- */
+
+#define LARGE 2500000 /* ten spans */
+
+typedef struct large_training {
+    pretend_group *group;
+    double *drawn[3], *end[3]; /* the parameter and two gradients; the parameter of each rank */
+    int64_t state_bytes[3];
+} large_training;
+
+static tch_tensor *make_large(tch_context *context, double *values)
+{
+    const int64_t shape[] = {LARGE};
+    tch_tensor *tensor = NULL;
+    assert_int_equal(tch_tensor_create(context, TCH_FLOAT32, 1, shape, TCH_CONTIGUOUS, &tensor), TCH_OK);
+    move_values(context, tensor, values, true);
+    return tensor;
+}
+
+static void train_large(tch_comm *comm, int32_t rank, void *user)
+{
+    large_training *l = user;
+    tch_context *context = NULL;
+    tch_optimizer *optimizer = NULL;
+    tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
+    tch_optim_config c = tch_optim_defaults(TCH_OPTIM_ADAMW);
+    assert_int_equal(tch_context_create(test_device(), &context), TCH_OK);
+    if (comm != NULL && !test_on_cpu()) {
+        pretend_use(l->group, rank, context);
+    }
+    tch_tensor *p = make_large(context, l->drawn[0]);
+    tch_parameter entry = {.tensor = p};
+    assert_int_equal(tch_optimizer_create_shared(context, &c, comm, 1, &entry, NULL, NULL, &optimizer), TCH_OK);
+    for (int step = 1; step < 3; step++) {
+        tch_tensor *g = make_large(context, l->drawn[step]);
+        assert_int_equal(tch_optimizer_step(optimizer, 1, (const tch_tensor *const[]){g}), TCH_OK);
+        tch_tensor_destroy(g);
+    }
+    move_values(context, p, l->end[rank], false);
+    assert_int_equal(tch_optimizer_get_memory(optimizer, &memory), TCH_OK);
+    l->state_bytes[rank] = memory.state;
+    tch_optimizer_destroy(optimizer);
+    tch_tensor_destroy(p);
+    tch_context_destroy(context);
+}
+
+/* Each rank keeps the moments of four spans at most, and the parameter is what it is alone. */
+static void state_of_large_vectors_is_divided(void **state)
+{
+    large_training l = {0};
+    pretend_group group;
+    double *alone = test_alloc(LARGE * sizeof(double));
+    test_random random = test_random_stream(5);
+    (void)state;
+    test_case("a vector of %d elements on 3 ranks", LARGE);
+    for (int32_t i = 0; i < 3; i++) {
+        l.drawn[i] = test_alloc(LARGE * sizeof(double));
+        l.end[i] = test_alloc(LARGE * sizeof(double));
+        test_random_fill_normal(&random, l.drawn[i], LARGE);
+    }
+    train_large(NULL, 0, &l);
+    memcpy(alone, l.end[0], LARGE * sizeof(double));
+    int64_t whole = l.state_bytes[0];
+    pretend_open(&group, 3);
+    l.group = &group;
+    pretend_run(&group, train_large, &l);
+    pretend_close(&group);
+    for (int32_t r = 0; r < 3; r++) {
+        CHECK(memcmp(alone, l.end[r], LARGE * sizeof(double)) == 0, "rank %d has other values", r);
+        CHECK(l.state_bytes[r] <= 2 * (INT64_C(4) << 20) + 4096 && whole >= INT64_C(8) * LARGE,
+              "rank %d keeps %lld bytes, alone %lld", r, (long long)l.state_bytes[r], (long long)whole);
+    }
 }
 
 /* --- many ranks -------------------------------------------------------------------------------------------------- */
@@ -786,6 +862,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(soap),
         cmocka_unit_test(muon),
         cmocka_unit_test(normuon),
+        cmocka_unit_test(state_of_large_vectors_is_divided),
         cmocka_unit_test(sixty_four_ranks),
         cmocka_unit_test(nan_on_one_rank),
         cmocka_unit_test(wrong_gradient_on_one_rank),

@@ -246,7 +246,7 @@ static void broken_parameters(void **state)
     test_broken b;
     test_tensor *good = test_tensor_make(context, TCH_FLOAT32, 2, size, LAYOUT_CONTIGUOUS);
     test_tensor *other = test_tensor_make(context, TCH_FLOAT32, 2, size, LAYOUT_CONTIGUOUS);
-    const tch_parameter entries[] = {{&good->tensor, NULL, 0}, {&b.tensor, "second", 0}};
+    const tch_parameter entries[] = {{.tensor = &good->tensor}, {.tensor = &b.tensor, .name = "second"}};
     for (size_t i = 0; i < TEST_COUNT(flaws); i++) {
         test_case("a parameter with %s", flaws[i].what);
         test_broken_make(&b, &other->tensor, &flaws[i]);
@@ -254,7 +254,7 @@ static void broken_parameters(void **state)
     }
     test_case("NULL");
     test_broken_copy(&b, &other->tensor);
-    refuse_parameters(context, 2, (tch_parameter[]){entries[0], {NULL, "second", 0}}, TCH_ERR_INVALID_ARGUMENT,
+    refuse_parameters(context, 2, (tch_parameter[]){entries[0], {.name = "second"}}, TCH_ERR_INVALID_ARGUMENT,
                       "second");
     refuse_parameters(context, 1, NULL, TCH_ERR_INVALID_ARGUMENT, "parameters");
     refuse_parameters(context, -1, entries, TCH_ERR_INVALID_ARGUMENT, "count");
@@ -330,7 +330,7 @@ static void groups_that_are_refused(void **state)
     tch_optim_config other = config_of(TCH_OPTIM_SOAP);
     trial_open(&t, *state, TCH_FLOAT64, TCH_FLOAT64, &c, SHAPES, shapes);
     trial_step(&t);
-    const tch_parameter again = {&t.parameters[1].tensor, "again", 0};
+    const tch_parameter again = {.tensor = &t.parameters[1].tensor, .name = "again"};
     test_case("a group of another kind");
     test_check_refused(tch_optimizer_add_group(t.optimizer, &other, 0, NULL, &group), TCH_ERR_INVALID_ARGUMENT, "kind");
     test_case("a parameter that is there already");

@@ -89,7 +89,8 @@ static void replace_optimizer(trial *t, const tch_optim_config *config)
 {
     tch_parameter entries[TRIAL_MOST_PARAMETERS];
     for (int32_t i = 0; i < t->count; i++) {
-        entries[i] = (tch_parameter){&t->parameters[i].tensor, NULL, t->parameters[i].shape.elementwise};
+        entries[i] =
+            (tch_parameter){.tensor = &t->parameters[i].tensor, .elementwise = t->parameters[i].shape.elementwise};
     }
     tch_optimizer_destroy(t->optimizer);
     CHECK_OK(tch_optimizer_create(t->context, config, t->count, entries, &t->optimizer));

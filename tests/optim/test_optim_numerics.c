@@ -112,7 +112,7 @@ static void small_steps_add_up_in_a_master_copy(void **state)
         }
         test_tensor_write(t.parameters[0].gradient_memory, t.parameters[0].drawn);
         test_tensor_write(t.parameters[0].memory, values);
-        tch_parameter entry = {&t.parameters[0].tensor, NULL, 0};
+        tch_parameter entry = {.tensor = &t.parameters[0].tensor};
         tch_optimizer_destroy(t.optimizer);
         CHECK_OK(tch_optimizer_create(*state, &c, 1, &entry, &t.optimizer));
         for (int i = 0; i < 4096; i++) {
@@ -486,7 +486,8 @@ static void resume(tch_context *context, tch_optim_kind kind)
             tch_optimizer_destroy(t[1].optimizer);
             other.lr = 7.0;
             for (int32_t k = 0; k < SHAPES; k++) {
-                entries[k] = (tch_parameter){&t[1].parameters[k].tensor, NULL, shapes[k].elementwise};
+                entries[k] =
+                    (tch_parameter){.tensor = &t[1].parameters[k].tensor, .elementwise = shapes[k].elementwise};
             }
             CHECK_OK(tch_optimizer_create(context, &other, SHAPES, entries, &t[1].optimizer));
             load_from(&t[1], path);

@@ -84,6 +84,16 @@ typedef tch_status tch_readback_post_op(void *state, void *readback, const void 
 typedef tch_status tch_readback_wait_op(void *state, void *readback, const void **data);
 /* Called also outside begin and end; NULL is allowed. */
 typedef void tch_readback_destroy_op(void *state, void *readback);
+/* A second stream, for what may run beside the state's own, and events that order the two. The five of them are there
+ * together. The stream is made at the first call and is the state's. */
+typedef tch_status tch_side_stream_op(void *state, void **stream);
+typedef tch_status tch_event_create_op(void *state, void **event);
+/* On the second stream where `side` is set, otherwise on the state's own. */
+typedef tch_status tch_event_record_op(void *state, void *event, int32_t side);
+/* What is queued there from now on waits for the event as it was last recorded. */
+typedef tch_status tch_event_wait_op(void *state, void *event, int32_t side);
+/* Called also outside begin and end; NULL is allowed. */
+typedef void tch_event_destroy_op(void *state, void *event);
 /* Bytes of scratch for one of the operations that need it, on matrices of this type and size. */
 typedef int64_t tch_scratch_bytes_op(void *state, tch_scratch_for operation, tch_scalar type, int64_t rows,
                                      int64_t cols, int64_t batch, int64_t extra);
@@ -114,6 +124,11 @@ typedef struct tch_device_ops {
     tch_readback_post_op *readback_post;
     tch_readback_wait_op *readback_wait;
     tch_readback_destroy_op *readback_destroy;
+    tch_side_stream_op *side_stream;
+    tch_event_create_op *event_create;
+    tch_event_record_op *event_record;
+    tch_event_wait_op *event_wait;
+    tch_event_destroy_op *event_destroy;
 } tch_device_ops;
 
 #endif

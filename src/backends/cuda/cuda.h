@@ -34,6 +34,7 @@ typedef struct tchi_cuda_state {
     tchi_cuda_device device;
     cudaStream_t stream; /* where work is queued: `own`, or the caller's */
     cudaStream_t own;
+    cudaStream_t side; /* NULL until the first call that asks for it */
     tchi_cublas_handle blas;
     void *blas_workspace;        /* device memory, so that cuBLAS allocates none, also under graph capture */
     tchi_cusolver_handle solver; /* NULL until the first decomposition asks for its scratch */
@@ -95,6 +96,11 @@ tch_readback_create_op tchi_cuda_readback_create;
 tch_readback_post_op tchi_cuda_readback_post;
 tch_readback_wait_op tchi_cuda_readback_wait;
 tch_readback_destroy_op tchi_cuda_readback_destroy;
+tch_side_stream_op tchi_cuda_side_stream;
+tch_event_create_op tchi_cuda_event_create;
+tch_event_record_op tchi_cuda_event_record;
+tch_event_wait_op tchi_cuda_event_wait;
+tch_event_destroy_op tchi_cuda_event_destroy;
 /* recording.c */
 void tchi_cuda_recorder_init(tchi_cuda_recorder *recorder);
 void tchi_cuda_recorder_destroy(tchi_cuda_recorder *recorder);

@@ -1,276 +1,13 @@
-/* What travels, and moving it. Rectangles are packed and unpacked by the operations that optimizers use anyway:
- * `gather`, which reads a rectangle of one array into another and converts its type, and `apply`. */
+/* Moving what travels: see shared.h and routes.c. Rectangles are packed and unpacked by the operations that optimizers
+ * use anyway: `gather`, which reads a rectangle of one array into another and converts its type, and `apply`. */
 #include <string.h>
 
-#include "core/allocator.h"
 #include "core/check.h"
 #include "core/status.h"
 
 #include "optim/method.h"
 #include "optim/rects.h"
 #include "shared.h"
-
-enum { ALIGN = 16 }; /* bytes of a part on the wire are rounded up to it */
-
-static int64_t padded(int64_t bytes)
-{
-    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
-}
-
-static int64_t elements_of(const int64_t *size, int32_t order)
-{
-    int64_t count = 1;
-    for (int32_t k = 0; k < order; k++) {
-        count *= size[k];
-    }
-    return count;
-}
-
-/* --- planning ---------------------------------------------------------------------------------------------------- */
-
-typedef struct route_planner {
-    tch_optimizer *optimizer;
-    tchi_exchange *exchange;
-    int32_t rank, ranks;
-    bool fill;         /* false: bytes are counted, parts are not listed */
-    int64_t *gathered; /* bytes of each rank's segment */
-} route_planner;
-
-static int64_t *counts_at(const tchi_route *route, int32_t ranks, int which)
-{
-    return route->counts + (int64_t)which * ranks;
-}
-
-enum { SEND_OFFSETS, SEND_BYTES, RECEIVE_OFFSETS, RECEIVE_BYTES };
-
-/* Counts the bytes of a part to or from a peer; in the second pass the part is listed where they lie. */
-static tch_status add_part(const route_planner *r, tchi_route *route, bool sends, tchi_part part, int64_t bytes)
-{
-    int64_t *used = counts_at(route, r->ranks, sends ? SEND_BYTES : RECEIVE_BYTES) + part.peer;
-    if (r->fill) {
-        part.wire = counts_at(route, r->ranks, sends ? SEND_OFFSETS : RECEIVE_OFFSETS)[part.peer] + *used;
-        TCHI_TRY(tchi_list_add(sends ? &route->send : &route->receive, &part));
-    }
-    *used += bytes;
-    return TCH_OK;
-}
-
-/* The rank that sends a region of a tile: its owner, if it has it; otherwise the holder of the same replica. */
-static int32_t source_of(const tchi_regions *regions, const tchi_region *region, int32_t owner)
-{
-    const int32_t *holders = (const int32_t *)regions->holders.items + region->first_holder;
-    for (int32_t h = 0; h < region->holders; h++) {
-        if (holders[h] == owner) {
-            return owner;
-        }
-    }
-    for (int64_t i = 0; i < regions->list.count; i++) {
-        const tchi_region *other = tchi_region_at(regions, i);
-        const int32_t *its = (const int32_t *)regions->holders.items + other->first_holder;
-        for (int32_t h = 0; h < other->holders; h++) {
-            if (its[h] == owner) {
-                return holders[region->holders > 0 ? h % region->holders : 0];
-            }
-        }
-    }
-    return holders[region->holders > 0 ? owner % region->holders : 0];
-}
-
-static tchi_part part_of(const tchi_tile *tile, int64_t number, int32_t order, const tchi_region *region,
-                         const int64_t *from, const int64_t *extent)
-{
-    tchi_part part = {.tile = (int32_t)number, .at = region->at};
-    int64_t stride = 1;
-    for (int32_t k = order - 1; k >= 0; k--) {
-        part.size[k] = extent[k];
-        part.in_tile += (from[k] - tile->start[k]) * stride;
-        part.at += (from[k] - region->start[k]) * region->stride[k];
-        part.stride[k] = region->stride[k];
-        stride *= tile->size[k];
-    }
-    return part;
-}
-
-static tch_status plan_sharded(const route_planner *r, int64_t number, const tchi_regions *regions,
-                               const tchi_region *region, tchi_part part)
-{
-    const tchi_tile *tile = tchi_shared_tile(r->optimizer, number);
-    const tchi_param *p = tchi_param_at(r->optimizer, tile->param);
-    const int32_t *holders = (const int32_t *)regions->holders.items + region->first_holder;
-    int64_t count = elements_of(part.size, regions->order);
-    int64_t in = padded(count * tchi_scalar_size(p->wire_in));
-    int64_t out = padded(count * tchi_scalar_size(p->wire_out));
-    int32_t source = source_of(regions, region, tile->owner);
-    bool mine = tile->owner == r->rank;
-    r->exchange->sharded = true;
-    if (source == r->rank) {
-        part.peer = tile->owner;
-        TCHI_TRY(add_part(r, &r->exchange->in, true, part, in));
-    }
-    if (mine) {
-        part.peer = source;
-        TCHI_TRY(add_part(r, &r->exchange->in, false, part, in));
-    }
-    for (int32_t h = 0; h < region->holders; h++) {
-        if (mine) {
-            part.peer = holders[h];
-            TCHI_TRY(add_part(r, &r->exchange->out, true, part, out));
-        }
-        if (holders[h] == r->rank) {
-            part.peer = tile->owner;
-            TCHI_TRY(add_part(r, &r->exchange->out, false, part, out));
-        }
-    }
-    return TCH_OK;
-}
-
-static tch_status plan_whole(const route_planner *r, int64_t number, int32_t order, tchi_part part)
-{
-    const tchi_tile *tile = tchi_shared_tile(r->optimizer, number);
-    const tchi_param *p = tchi_param_at(r->optimizer, tile->param);
-    int64_t *used = &r->gathered[tile->owner];
-    part.peer = tile->owner;
-    part.wire = *used;
-    *used += padded(elements_of(part.size, order) * tchi_scalar_size(p->wire_out));
-    if (!r->fill) {
-        return TCH_OK;
-    }
-    if (tile->owner == r->rank) {
-        TCHI_TRY(tchi_list_add(&r->exchange->local, &part));
-        TCHI_TRY(tchi_list_add(&r->exchange->spread_in, &part));
-    }
-    part.wire += tile->owner * r->exchange->segment;
-    return tchi_list_add(&r->exchange->spread, &part);
-}
-
-static tch_status walk_tiles(const route_planner *r, int32_t first_param, const tchi_regions *regions)
-{
-    const tchi_exchange *x = r->exchange;
-    for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
-        const tchi_tile *tile = tchi_shared_tile(r->optimizer, i);
-        const tchi_regions *of = &regions[tile->param - first_param];
-        for (int64_t k = 0; k < of->list.count; k++) {
-            const tchi_region *region = tchi_region_at(of, k);
-            int64_t from[TCHI_MOST_ORDER];
-            int64_t extent[TCHI_MOST_ORDER];
-            if (!tchi_region_meets(region, of->order, tile->start, tile->size, from, extent)) {
-                continue;
-            }
-            tchi_part part = part_of(tile, i, of->order, region, from, extent);
-            TCHI_TRY(region->holders < 0 ? plan_whole(r, i, of->order, part) : plan_sharded(r, i, of, region, part));
-        }
-    }
-    return TCH_OK;
-}
-
-/* From bytes to offsets; bytes begin again at 0 for the second pass. */
-static int64_t lay_out(int64_t *offsets, int64_t *bytes, int32_t ranks)
-{
-    int64_t total = 0;
-    for (int32_t i = 0; i < ranks; i++) {
-        offsets[i] = total;
-        total += bytes[i];
-        bytes[i] = 0;
-    }
-    return total;
-}
-
-static void lay_out_route(tchi_route *route, int32_t ranks)
-{
-    route->send_bytes = lay_out(counts_at(route, ranks, SEND_OFFSETS), counts_at(route, ranks, SEND_BYTES), ranks);
-    route->receive_bytes =
-        lay_out(counts_at(route, ranks, RECEIVE_OFFSETS), counts_at(route, ranks, RECEIVE_BYTES), ranks);
-}
-
-static tch_status open_lists(tchi_exchange *x, int32_t ranks)
-{
-    tchi_list *const lists[] = {&x->in.send, &x->in.receive, &x->out.send, &x->out.receive,
-                                &x->local,   &x->spread_in,  &x->spread};
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
-        lists[i]->item_size = sizeof(tchi_part);
-    }
-    x->host_bytes = 9 * (int64_t)ranks * (int64_t)sizeof(int64_t);
-    TCHI_TRY(tchi_host_take((size_t)x->host_bytes, "the counts of an exchange", &x->in.counts));
-    x->out.counts = x->in.counts + 4 * (int64_t)ranks;
-    return TCH_OK;
-}
-
-tch_status tchi_exchange_plan(tch_optimizer *optimizer, int32_t group, const tchi_regions *regions)
-{
-    tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
-    int32_t first_param = tchi_group_at(optimizer, group)->first_param;
-    route_planner r = {.optimizer = optimizer,
-                       .exchange = x,
-                       .rank = tch_comm_rank(optimizer->shared->comm),
-                       .ranks = tch_comm_size(optimizer->shared->comm)};
-    TCHI_TRY(open_lists(x, r.ranks));
-    r.gathered = x->out.counts + 4 * (int64_t)r.ranks;
-    TCHI_TRY(walk_tiles(&r, first_param, regions));
-    lay_out_route(&x->in, r.ranks);
-    lay_out_route(&x->out, r.ranks);
-    for (int32_t i = 0; i < r.ranks; i++) {
-        x->segment = r.gathered[i] > x->segment ? r.gathered[i] : x->segment;
-        r.gathered[i] = 0;
-    }
-    r.fill = true;
-    return walk_tiles(&r, first_param, regions);
-}
-
-void tchi_exchange_release(tchi_exchange *exchange)
-{
-    tchi_exchange *x = exchange;
-    if (x == NULL) {
-        return;
-    }
-    tchi_list *const lists[] = {&x->in.send, &x->in.receive, &x->out.send, &x->out.receive,
-                                &x->local,   &x->spread_in,  &x->spread};
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
-        tchi_list_release(lists[i]);
-    }
-    tchi_host_release(x->in.counts, (size_t)x->host_bytes);
-    tchi_host_release(x, sizeof *x);
-}
-
-/* --- buffers ----------------------------------------------------------------------------------------------------- */
-
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static void lay_out_tiles(tch_optimizer *o, int32_t group, tchi_arena *data, tchi_arena *grads)
-{
-    for (int32_t i = 0; i < o->tiles.count; i++) {
-        tchi_param *t = tchi_tile_at(o, i);
-        if (t->group == group) {
-            t->data = tchi_arena_take(data, t->count * tchi_scalar_size(t->type));
-            t->staged = tchi_arena_take(grads, t->count * tchi_scalar_size(t->wire_in));
-        }
-    }
-}
-
-void tchi_exchange_layout(tch_optimizer *o, int32_t group, tchi_arena *beside)
-{
-    tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    if (x == NULL) {
-        return;
-    }
-    int64_t ranks = tch_comm_size(o->shared->comm);
-    tchi_arena data = {0};
-    tchi_arena grads = {0};
-    lay_out_tiles(o, group, &data, &grads);
-    x->tile_data_bytes = data.used;
-    x->tile_data = tchi_arena_take(beside, data.used);
-    x->tile_grads = tchi_arena_take(beside, grads.used);
-    x->sent = tchi_arena_take(beside, larger(larger(x->in.send_bytes, x->out.send_bytes), x->segment));
-    x->received =
-        tchi_arena_take(beside, larger(larger(x->in.receive_bytes, x->out.receive_bytes), ranks * x->segment));
-    if (x->tile_data != NULL) {
-        data = (tchi_arena){.base = x->tile_data};
-        grads = (tchi_arena){.base = x->tile_grads};
-        lay_out_tiles(o, group, &data, &grads);
-    }
-}
 
 /* --- moving rectangles ------------------------------------------------------------------------------------------- */
 
@@ -387,20 +124,19 @@ static const tchi_part *parts_of(const tchi_list *list)
     return list->items;
 }
 
-/* --- gradients to tiles ------------------------------------------------------------------------------------------ */
+/* --- gradients to the wire --------------------------------------------------------------------------------------- */
 
 static bool adds_decay(const tch_optimizer *o, int32_t group)
 {
     return tchi_adds_decay(o->method->blocks, &tchi_group_at(o, group)->config);
 }
 
-/* Gradients of this rank's tensors, of one pair of types, to the wire or straight to its tiles. What is filtered here,
+/* Gradients of this rank's tensors, of one pair of types, to the wire or, where that is NULL, straight to its tiles. What is filtered here,
  * or has decay added to it, is unscaled here too. */
 static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
-                                 bool to_wire, tch_scalar type, tch_scalar grad)
+                                 char *wire, tch_scalar type, tch_scalar grad)
 {
     const tch_optim_config *config = &tchi_group_at(o, group)->config;
-    tchi_exchange *x = tchi_group_at(o, group)->exchange;
     move m = begin_move(o, now, group, type);
     tch_filter filter = TCH_FILTER_NONE;
     bool l2 = false;
@@ -416,7 +152,7 @@ static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t
         int64_t bytes = tchi_scalar_size(p->wire_in);
         source from = {.param = p};
         view a = tensor_view(part);
-        view b = to_wire ? dense_view(part->size, order, 0) : dense_view(tile->size, order, part->in_tile);
+        view b = wire != NULL ? dense_view(part->size, order, 0) : dense_view(tile->size, order, part->in_tile);
         if (p->filters) {
             filter = config->nesterov ? TCH_FILTER_NESTEROV : TCH_FILTER_EMA;
         }
@@ -425,7 +161,7 @@ static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t
         m.update.block_type = p->wire_in;
         m.update.grad_type = grad;
         TCHI_TRY(add_rects(&m, part, order, &from, &a,
-                           to_wire ? x->sent + part->wire : tchi_tile_at(o, tile->own)->staged, bytes, &b, 1.0));
+                           wire != NULL ? wire + part->wire : tchi_tile_at(o, tile->own)->staged, bytes, &b, 1.0));
     }
     if (filter == TCH_FILTER_NONE && !l2) {
         keep_raw(&m);
@@ -435,135 +171,65 @@ static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t
                : o->context->backend->update->gather(o->context->state, finish_move(&m), filter, l2);
 }
 
-static tch_status pack_all(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list, bool to_wire)
+static tch_status pack_all(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list, char *wire)
 {
     for (int type = 0; type <= TCH_SCALAR_BF16 && list->count > 0; type++) {
         for (int grad = 0; grad <= TCH_SCALAR_BF16; grad++) {
-            TCHI_TRY(pack_gradients(o, now, group, list, to_wire, (tch_scalar)type, (tch_scalar)grad));
+            TCHI_TRY(pack_gradients(o, now, group, list, wire, (tch_scalar)type, (tch_scalar)grad));
         }
     }
     return TCH_OK;
 }
 
-/* What came in for tiles, of one type. */
-static tch_status unpack_tiles(tch_optimizer *o, const tchi_step *now, int32_t group, tch_scalar type)
+/* --- parts as they are ------------------------------------------------------------------------------------------- */
+
+/* Where a part is read from or put to. */
+typedef enum place {
+    ON_WIRE,
+    STAGED,  /* the gradient of a tile */
+    IN_TILE, /* the tile itself */
+    IN_PARAM /* this rank's tensor */
+} place;
+
+typedef struct copy {
+    tch_optimizer *optimizer;
+    const tchi_step *now; /* NULL: values, which no gradient decides about */
+    int32_t group;
+    const tchi_list *list;
+    place from, to;
+    char *wire;
+} copy;
+
+static char *data_of(const copy *c, place where, const tchi_part *part)
 {
-    tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    const tchi_list *list = &x->in.receive;
-    move m = begin_move(o, now, group, type);
-    for (int64_t i = 0; i < list->count; i++) {
-        const tchi_part *part = &parts_of(list)[i];
-        const tchi_tile *tile = tchi_shared_tile(o, part->tile);
-        const tchi_param *p = param_of(o, part);
-        if (now->gradients[p->index].data == NULL || p->type != type) {
-            continue;
-        }
-        int64_t bytes = tchi_scalar_size(p->wire_in);
-        source from = {NULL, x->received + part->wire, bytes};
-        view a = dense_view(part->size, p->dims.order, 0);
-        view b = dense_view(tile->size, p->dims.order, part->in_tile);
-        m.update.grad_type = m.update.block_type = p->wire_in;
-        TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, tchi_tile_at(o, tile->own)->staged, bytes, &b, 1.0));
+    const tchi_tile *tile = tchi_shared_tile(c->optimizer, part->tile);
+    switch (where) {
+    case ON_WIRE:
+        return c->wire + part->wire;
+    case STAGED:
+        return tchi_tile_at(c->optimizer, tile->own)->staged;
+    case IN_TILE:
+        return tchi_tile_at(c->optimizer, tile->own)->data;
+    default:
+        return tchi_param_at(c->optimizer, tile->param)->data;
     }
-    keep_raw(&m);
-    return o->shared->rects.count == 0
-               ? TCH_OK
-               : o->context->backend->update->gather(o->context->state, finish_move(&m), TCH_FILTER_NONE, 0);
 }
 
-static tch_comm_counts counts_of(const tchi_route *route, int32_t ranks)
+static view view_of(const copy *c, place where, const tchi_part *part)
 {
-    return (tch_comm_counts){counts_at(route, ranks, SEND_OFFSETS), counts_at(route, ranks, SEND_BYTES),
-                             counts_at(route, ranks, RECEIVE_OFFSETS), counts_at(route, ranks, RECEIVE_BYTES)};
-}
-
-/* Some rank has something to send: known to all, since all have the same plan. */
-static tch_status send_route(tch_optimizer *o, tchi_exchange *x, const tchi_route *route)
-{
-    tch_comm_counts counts = counts_of(route, tch_comm_size(o->shared->comm));
-    return x->sharded ? tchi_comm_all_to_all(o->shared->comm, o->context, x->sent, x->received, &counts) : TCH_OK;
-}
-
-tch_status tchi_exchange_in(tch_optimizer *optimizer, const tchi_step *now, int32_t group)
-{
-    tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
-    TCHI_RANGE(optimizer->context, "exchange in");
-    TCHI_TRY(pack_all(optimizer, now, group, &x->in.send, true));
-    TCHI_TRY(pack_all(optimizer, now, group, &x->local, false));
-    TCHI_TRY(send_route(optimizer, x, &x->in));
-    for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
-        TCHI_TRY(unpack_tiles(optimizer, now, group, (tch_scalar)type));
+    const tchi_tile *tile = tchi_shared_tile(c->optimizer, part->tile);
+    int32_t order = param_of(c->optimizer, part)->dims.order;
+    if (where == IN_PARAM) {
+        return tensor_view(part);
     }
-    TCHI_TRY(
-        optimizer->context->backend->device->zero_bytes(optimizer->context->state, x->tile_data, x->tile_data_bytes));
-    return tchi_exchange_values(optimizer, group);
-}
-
-/* --- parameters to tiles, and results back ----------------------------------------------------------------------- */
-
-static tch_status copy_values(tch_optimizer *o, int32_t group, tch_scalar type)
-{
-    tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    move m = begin_move(o, NULL, group, type);
-    for (int64_t i = 0; i < x->local.count; i++) {
-        const tchi_part *part = &parts_of(&x->local)[i];
-        const tchi_tile *tile = tchi_shared_tile(o, part->tile);
-        const tchi_param *p = param_of(o, part);
-        if (!p->by_value || p->type != type) {
-            continue;
-        }
-        int64_t bytes = tchi_scalar_size(type);
-        source from = {NULL, p->data, bytes};
-        view a = tensor_view(part);
-        view b = dense_view(tile->size, p->dims.order, part->in_tile);
-        TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, tchi_tile_at(o, tile->own)->data, bytes, &b, 1.0));
-    }
-    m.update.grad_type = m.update.block_type = type;
-    keep_raw(&m);
-    return o->shared->rects.count == 0
-               ? TCH_OK
-               : o->context->backend->update->gather(o->context->state, finish_move(&m), TCH_FILTER_NONE, 0);
-}
-
-tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group)
-{
-    for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
-        TCHI_TRY(copy_values(optimizer, group, (tch_scalar)type));
-    }
-    return TCH_OK;
-}
-
-/* This rank's tiles, of one type, to the wire. */
-static tch_status pack_tiles(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
-                             tch_scalar type)
-{
-    tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    move m = begin_move(o, now, group, type);
-    for (int64_t i = 0; i < list->count; i++) {
-        const tchi_part *part = &parts_of(list)[i];
-        const tchi_tile *tile = tchi_shared_tile(o, part->tile);
-        const tchi_param *p = param_of(o, part);
-        if (now->gradients[p->index].data == NULL || p->type != type) {
-            continue;
-        }
-        int64_t bytes = tchi_scalar_size(p->wire_out);
-        source from = {NULL, tchi_tile_at(o, tile->own)->data, bytes};
-        view a = dense_view(tile->size, p->dims.order, part->in_tile);
-        view b = dense_view(part->size, p->dims.order, 0);
-        m.update.grad_type = m.update.block_type = p->wire_out;
-        TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, x->sent + part->wire, bytes, &b, 1.0));
-    }
-    keep_raw(&m);
-    return o->shared->rects.count == 0
-               ? TCH_OK
-               : o->context->backend->update->gather(o->context->state, finish_move(&m), TCH_FILTER_NONE, 0);
+    return where == ON_WIRE ? dense_view(part->size, order, 0) : dense_view(tile->size, order, part->in_tile);
 }
 
 static double factor_of(const tch_optimizer *o, const tchi_param *p, const tchi_tile *tile)
 {
     const tchi_block_method *blocks = o->method->blocks;
     double rows = (double)tile->size[0];
-    int64_t rest = elements_of(tile->size + 1, p->dims.order - 1);
+    int64_t rest = tchi_elements(tile->size + 1, p->dims.order - 1);
     return blocks->step_factor == NULL ? 1.0
                                        : blocks->step_factor(&tchi_group_at(o, p->group)->config, rows, (double)rest);
 }
@@ -572,15 +238,14 @@ static bool takes_result(const tch_optimizer *o, const tchi_step *now, const tch
                          bool by_value)
 {
     const tchi_block_method *blocks = o->method->blocks;
-    bool waits = blocks->waits != NULL && blocks->waits(p);
+    bool waits = p->blocked && blocks->waits != NULL && blocks->waits(p);
     return now->gradients[p->index].data != NULL && p->type == type && p->by_value == by_value && !waits;
 }
 
 /* Directions of one type are applied to what this rank holds. */
-static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
+static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list, char *wire,
                               tch_scalar type)
 {
-    tchi_exchange *x = tchi_group_at(o, group)->exchange;
     move m = begin_move(o, now, group, type);
     for (int64_t i = 0; i < list->count; i++) {
         const tchi_part *part = &parts_of(list)[i];
@@ -594,8 +259,8 @@ static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t gr
         view b = dense_view(part->size, p->dims.order, 0);
         m.update.grad_type = now->gradients[p->index].type;
         m.update.block_type = p->wire_out;
-        TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, x->received + part->wire, tchi_scalar_size(p->wire_out),
-                           &b, factor_of(o, p, tile)));
+        TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, wire + part->wire, tchi_scalar_size(p->wire_out), &b,
+                           factor_of(o, p, tile)));
     }
     return o->shared->rects.count == 0
                ? TCH_OK
@@ -603,63 +268,248 @@ static tch_status apply_parts(tch_optimizer *o, const tchi_step *now, int32_t gr
                                                     !adds_decay(o, group));
 }
 
-/* New values of one type take the place of the old. Where the step was skipped they are the old. */
-static tch_status store_values(tch_optimizer *o, const tchi_step *now, int32_t group, tch_scalar type)
+static bool is_copied(const copy *c, const tchi_param *p, tch_scalar type)
 {
-    tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    move m = begin_move(o, now, group, type);
-    int64_t bytes = tchi_scalar_size(type);
-    for (int64_t i = 0; i < x->spread.count; i++) {
-        const tchi_part *part = &parts_of(&x->spread)[i];
+    if (c->from == IN_PARAM) {
+        return p->by_value && p->type == type;
+    }
+    if (c->to == IN_PARAM) {
+        return takes_result(c->optimizer, c->now, p, type, true);
+    }
+    return c->now->gradients[p->index].data != NULL && p->type == type;
+}
+
+static tch_status copy_type(const copy *c, tch_scalar type)
+{
+    tch_optimizer *o = c->optimizer;
+    move m = begin_move(o, c->now, c->group, type);
+    for (int64_t i = 0; i < c->list->count; i++) {
+        const tchi_part *part = &parts_of(c->list)[i];
         const tchi_param *p = param_of(o, part);
-        if (!takes_result(o, now, p, type, true)) {
+        if (!is_copied(c, p, type)) {
             continue;
         }
-        source from = {NULL, x->received + part->wire, bytes};
-        view a = dense_view(part->size, p->dims.order, 0);
-        view b = tensor_view(part);
-        TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, p->data, bytes, &b, 1.0));
+        tch_scalar wire = c->to == STAGED ? p->wire_in : p->wire_out;
+        int64_t bytes = tchi_scalar_size(wire);
+        source from = {NULL, data_of(c, c->from, part), bytes};
+        view a = view_of(c, c->from, part);
+        view b = view_of(c, c->to, part);
+        m.update.grad_type = m.update.block_type = wire;
+        TCHI_TRY(add_rects(&m, part, p->dims.order, &from, &a, data_of(c, c->to, part), bytes, &b, 1.0));
     }
-    m.update.grad_type = m.update.block_type = type;
     keep_raw(&m);
     return o->shared->rects.count == 0
                ? TCH_OK
                : o->context->backend->update->gather(o->context->state, finish_move(&m), TCH_FILTER_NONE, 0);
 }
 
-static tch_status send_back(tch_optimizer *o, const tchi_step *now, int32_t group)
+static tch_status copy_parts(const copy *c)
 {
-    tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    for (int type = 0; type <= TCH_SCALAR_BF16 && x->sharded; type++) {
-        TCHI_TRY(pack_tiles(o, now, group, &x->out.send, (tch_scalar)type));
-    }
-    TCHI_TRY(send_route(o, x, &x->out));
-    for (int type = 0; type <= TCH_SCALAR_BF16 && x->sharded; type++) {
-        TCHI_TRY(apply_parts(o, now, group, &x->out.receive, (tch_scalar)type));
+    for (int type = 0; type <= TCH_SCALAR_BF16 && c->list->count > 0; type++) {
+        TCHI_TRY(copy_type(c, (tch_scalar)type));
     }
     return TCH_OK;
 }
 
-static tch_status spread_back(tch_optimizer *o, const tchi_step *now, int32_t group)
+tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group)
 {
-    tchi_exchange *x = tchi_group_at(o, group)->exchange;
-    if (x->segment == 0) {
+    const tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
+    for (int64_t i = 0; i < x->buckets.count; i++) {
+        copy c = {optimizer, NULL, group, &tchi_bucket_at(x, i)->local, IN_PARAM, IN_TILE, NULL};
+        TCHI_TRY(copy_parts(&c));
+    }
+    return TCH_OK;
+}
+
+/* --- collectives ------------------------------------------------------------------------------------------------- */
+
+static bool has_side(const tch_optimizer *o)
+{
+    return o->shared->packed != NULL;
+}
+
+/* What is sent lies in its buffer once the work queued so far is done: then the second stream goes on, and tells by an
+ * event when it is done. */
+static tch_status begin_side(tch_optimizer *o, void **stream)
+{
+    const tch_device_ops *d = o->context->backend->device;
+    *stream = o->context->backend->host_memory ? NULL : d->get_stream(o->context->state);
+    if (!has_side(o)) {
         return TCH_OK;
     }
-    for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
-        TCHI_TRY(pack_tiles(o, now, group, &x->spread_in, (tch_scalar)type));
+    TCHI_TRY(d->event_record(o->context->state, o->shared->packed, 0));
+    TCHI_TRY(d->event_wait(o->context->state, o->shared->packed, 1));
+    return d->side_stream(o->context->state, stream);
+}
+
+static tch_status end_side(tch_optimizer *o, const tchi_wire *wire)
+{
+    return has_side(o) ? o->context->backend->device->event_record(o->context->state, wire->done, 1) : TCH_OK;
+}
+
+static tch_status wait_for(tch_optimizer *o, const tchi_wire *wire)
+{
+    return has_side(o) ? o->context->backend->device->event_wait(o->context->state, wire->done, 0) : TCH_OK;
+}
+
+static tch_status send_route(tch_optimizer *o, const tchi_route *route, const tchi_wire *wire, void *stream)
+{
+    int32_t ranks = tch_comm_size(o->shared->comm);
+    tch_comm_counts counts = {
+        tchi_route_counts(route, ranks, TCHI_SEND_OFFSETS), tchi_route_counts(route, ranks, TCHI_SEND_BYTES),
+        tchi_route_counts(route, ranks, TCHI_RECEIVE_OFFSETS), tchi_route_counts(route, ranks, TCHI_RECEIVE_BYTES)};
+    return tchi_comm_all_to_all(o->shared->comm, wire->sent, wire->received, &counts, stream);
+}
+
+/* --- a step ------------------------------------------------------------------------------------------------------ */
+
+/* The next bucket's gradients set out. Its buffers are free: the bucket before the last has arrived. */
+static tch_status call_in(tch_optimizer *o, const tchi_step *now, int32_t group)
+{
+    tchi_exchange *x = tchi_group_at(o, group)->exchange;
+    const tchi_bucket *b = tchi_bucket_at(x, x->called_in);
+    const tchi_wire *wire = &x->in[x->called_in++ % 2];
+    if (!b->sharded) { /* known to all, since all have the same plan */
+        return TCH_OK;
     }
-    TCHI_TRY(tchi_comm_all_gather(o->shared->comm, o->context, x->sent, x->received, x->segment));
+    void *stream;
+    TCHI_TRY(pack_all(o, now, group, &b->in.send, wire->sent));
+    TCHI_TRY(begin_side(o, &stream));
+    TCHI_TRY(send_route(o, &b->in, wire, stream));
+    return end_side(o, wire);
+}
+
+static tch_status take_in(tch_optimizer *o, const tchi_step *now, int32_t group)
+{
+    tchi_exchange *x = tchi_group_at(o, group)->exchange;
+    const tchi_bucket *b = tchi_bucket_at(x, x->arrived);
+    const tchi_wire *wire = &x->in[x->arrived++ % 2];
+    copy c = {o, now, group, &b->in.receive, ON_WIRE, STAGED, wire->received};
+    TCHI_TRY(pack_all(o, now, group, &b->local, NULL));
+    if (b->sharded) {
+        TCHI_TRY(wait_for(o, wire));
+        TCHI_TRY(copy_parts(&c));
+    }
+    return x->called_in < x->buckets.count ? call_in(o, now, group) : TCH_OK;
+}
+
+/* Results of the oldest bucket that is on its way back. */
+static tch_status apply_next(tch_optimizer *o, const tchi_step *now, int32_t group)
+{
+    tchi_exchange *x = tchi_group_at(o, group)->exchange;
+    const tchi_bucket *b = tchi_bucket_at(x, x->applied);
+    const tchi_wire *wire = &x->out[x->applied++ % 2];
+    TCHI_RANGE(o->context, "apply what came back");
+    TCHI_TRY(wait_for(o, wire));
+    char *gathered = wire->received + b->out.receive_bytes;
+    copy values = {o, now, group, &b->spread, ON_WIRE, IN_PARAM, gathered};
+    TCHI_TRY(copy_parts(&values));
     for (int type = 0; type <= TCH_SCALAR_BF16; type++) {
-        TCHI_TRY(store_values(o, now, group, (tch_scalar)type));
-        TCHI_TRY(apply_parts(o, now, group, &x->spread, (tch_scalar)type));
+        TCHI_TRY(apply_parts(o, now, group, &b->out.receive, wire->received, (tch_scalar)type));
+        TCHI_TRY(apply_parts(o, now, group, &b->spread, gathered, (tch_scalar)type));
     }
     return TCH_OK;
 }
 
-tch_status tchi_exchange_out(tch_optimizer *optimizer, const tchi_step *now, int32_t group)
+/* Results of the next bucket's tiles set out. */
+static tch_status send_out(tch_optimizer *o, const tchi_step *now, int32_t group)
 {
-    TCHI_RANGE(optimizer->context, "exchange out");
-    TCHI_TRY(send_back(optimizer, now, group));
-    return spread_back(optimizer, now, group);
+    tchi_exchange *x = tchi_group_at(o, group)->exchange;
+    const tchi_bucket *b = tchi_bucket_at(x, x->sent_out);
+    const tchi_wire *wire = &x->out[x->sent_out % 2];
+    if (x->sent_out >= 2) {
+        TCHI_TRY(apply_next(o, now, group));
+    }
+    x->sent_out++;
+    void *stream;
+    char *segment = wire->sent + b->out.send_bytes;
+    copy results = {o, now, group, &b->out.send, IN_TILE, ON_WIRE, wire->sent};
+    copy whole = {o, now, group, &b->spread_in, IN_TILE, ON_WIRE, segment};
+    TCHI_TRY(copy_parts(&results));
+    TCHI_TRY(copy_parts(&whole));
+    TCHI_TRY(begin_side(o, &stream));
+    if (b->sharded) {
+        TCHI_TRY(send_route(o, &b->out, wire, stream));
+    }
+    if (b->segment > 0) {
+        TCHI_TRY(
+            tchi_comm_all_gather(o->shared->comm, segment, wire->received + b->out.receive_bytes, b->segment, stream));
+    }
+    return end_side(o, wire);
+}
+
+tch_status tchi_exchange_begin(tch_optimizer *optimizer, const tchi_step *now, int32_t group)
+{
+    tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
+    if (x == NULL) {
+        return TCH_OK;
+    }
+    const tch_device_ops *d = optimizer->context->backend->device;
+    TCHI_RANGE(optimizer->context, "exchange gradients");
+    x->called_in = x->arrived = x->sent_out = x->applied = 0;
+    while (x->called_in < 2 && x->called_in < x->buckets.count) {
+        TCHI_TRY(call_in(optimizer, now, group));
+    }
+    TCHI_TRY(d->zero_bytes(optimizer->context->state, x->tile_data, x->tile_data_bytes));
+    return tchi_exchange_values(optimizer, group);
+}
+
+tch_status tchi_exchange_arrive(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int32_t block_batch)
+{
+    const tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
+    while (x != NULL && x->arrived < x->buckets.count &&
+           (x->arrived == 0 || tchi_bucket_at(x, x->arrived - 1)->last_turn < block_batch)) {
+        TCHI_TRY(take_in(optimizer, now, group));
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_exchange_leave(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int32_t block_batch)
+{
+    const tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
+    while (x != NULL && x->sent_out < x->buckets.count && tchi_bucket_at(x, x->sent_out)->last_turn <= block_batch) {
+        TCHI_TRY(send_out(optimizer, now, group));
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_exchange_finish(tch_optimizer *optimizer, const tchi_step *now, int32_t group)
+{
+    const tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
+    if (x == NULL) {
+        return TCH_OK;
+    }
+    TCHI_RANGE(optimizer->context, "exchange results");
+    TCHI_TRY(tchi_exchange_arrive(optimizer, now, group, TCHI_LAST_TURN));
+    TCHI_TRY(tchi_exchange_leave(optimizer, now, group, TCHI_LAST_TURN));
+    while (x->applied < x->buckets.count) {
+        TCHI_TRY(apply_next(optimizer, now, group));
+    }
+    return TCH_OK;
+}
+
+/* --- events ------------------------------------------------------------------------------------------------------ */
+
+tch_status tchi_exchange_open(tch_optimizer *optimizer, int32_t group)
+{
+    tchi_exchange *x = tchi_group_at(optimizer, group)->exchange;
+    const tch_device_ops *d = optimizer->context->backend->device;
+    for (int i = 0; x != NULL && has_side(optimizer) && i < 2; i++) {
+        TCHI_TRY(d->event_create(optimizer->context->state, &x->in[i].done));
+        TCHI_TRY(d->event_create(optimizer->context->state, &x->out[i].done));
+    }
+    return TCH_OK;
+}
+
+void tchi_exchange_close(tch_optimizer *optimizer, tchi_exchange *exchange)
+{
+    for (int i = 0; exchange != NULL && i < 2; i++) {
+        if (exchange->in[i].done != NULL) {
+            optimizer->context->backend->device->event_destroy(optimizer->context->state, exchange->in[i].done);
+        }
+        if (exchange->out[i].done != NULL) {
+            optimizer->context->backend->device->event_destroy(optimizer->context->state, exchange->out[i].done);
+        }
+    }
+    tchi_exchange_release(exchange);
 }

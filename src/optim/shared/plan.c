@@ -12,12 +12,14 @@
 #include "optim/shape.h"
 #include "shared.h"
 
+#define TCHI_SPAN (INT64_C(1) << 18) /* elements of an elementwise parameter that are one tile */
+
 /* --- tiles ------------------------------------------------------------------------------------------------------- */
 
 static tch_status add_tiles(tch_optimizer *o, int32_t index)
 {
     const tchi_param *p = tchi_param_at(o, index);
-    tchi_cut cut = tchi_cut_of(p, tchi_layout_cut_at(o, p->group));
+    tchi_cut cut = tchi_cut_of(p, p->blocked ? tchi_layout_cut_at(o, p->group) : TCHI_SPAN);
     TCHI_TRY(tchi_list_reserve(&o->shared->tiles, o->shared->tiles.count + cut.blocks));
     for (int64_t number = 0; number < cut.blocks; number++) {
         tchi_tile *tile = tchi_list_extend(&o->shared->tiles);
@@ -33,6 +35,9 @@ static int64_t cost_of(const tch_optimizer *o, const tchi_tile *tile)
     const tchi_param *p = tchi_param_at(o, tile->param);
     const tchi_block_method *blocks = o->method->blocks;
     const tch_optim_config *config = &tchi_group_at(o, p->group)->config;
+    if (!p->blocked) {
+        return tile->size[0] / 1024 + 1;
+    }
     int64_t elements = 1;
     int64_t cost = 0;
     int64_t least = INT64_MAX;
@@ -113,7 +118,7 @@ static void assign(planner *p, const candidate *list, int64_t count)
 {
     const tch_optimizer *o = p->optimizer;
     int64_t period = 1;
-    if (o->method->blocks->has_factor != NULL) {
+    if (o->method->blocks != NULL && o->method->blocks->has_factor != NULL) {
         period = tchi_group_at(o, tchi_param_at(o, p->first_param)->group)->config.precondition_frequency;
     }
     for (int64_t first = 0; first < count;) {
@@ -180,7 +185,7 @@ static void fill_tile(const tch_optimizer *o, const tchi_tile *tile, tchi_param 
                       .group = p->group,
                       .index = tile->param,
                       .tile = tile->number,
-                      .blocked = true,
+                      .blocked = p->blocked,
                       .by_value = p->by_value,
                       .type = p->wire_out,
                       .real = p->real,
@@ -193,6 +198,7 @@ static void fill_tile(const tch_optimizer *o, const tchi_tile *tile, tchi_param 
         t->cut |= (uint32_t)(tile->size[k] != p->dims.size[k]) << k;
         t->count *= tile->size[k];
     }
+    t->base = p->blocked ? 0 : tile->start[0];
     int64_t stride = t->count;
     for (int32_t k = 0; k < TCHI_MOST_ORDER && k < p->dims.order; k++) {
         stride /= tile->size[k];
@@ -225,10 +231,13 @@ tch_status tchi_shared_plan(tch_optimizer *optimizer, int32_t group, const tchi_
     int64_t count = optimizer->shared->tiles.count - first;
     TCHI_TRY(choose_owners(optimizer, group, regions, first, count));
     TCHI_TRY(take_own(optimizer, first, count));
+    if (count == 0) {
+        return TCH_OK;
+    }
     TCHI_TRY(tchi_host_take(sizeof *g->exchange, "an exchange", &g->exchange));
     g->exchange->first_tile = first;
     g->exchange->tiles = count;
-    return tchi_exchange_plan(optimizer, group, regions);
+    return TCH_OK;
 }
 
 /* --- comparing plans --------------------------------------------------------------------------------------------- */
@@ -272,6 +281,7 @@ uint64_t tchi_shared_hash(const tch_optimizer *optimizer, int32_t group, const t
     const tchi_group *g = tchi_group_at(optimizer, group);
     uint64_t hash = mix_number(0xCBF29CE484222325u, PLAN_VERSION);
     hash = mix_number(hash, tch_comm_size(optimizer->shared->comm));
+    hash = mix_number(hash, tchi_comm_bucket_bytes(optimizer->shared->comm));
     hash = mix(hash, optimizer->method->name, strlen(optimizer->method->name));
     const char *name;
     int changes;

@@ -26,6 +26,15 @@ tch_status tchi_regions_of(const tch_placement *placement, const tchi_dims *dims
                            int32_t rank, int32_t ranks, const char *name, tchi_regions *regions);
 void tchi_regions_release(tchi_regions *regions);
 
+static inline int64_t tchi_elements(const int64_t *size, int32_t order)
+{
+    int64_t count = 1;
+    for (int32_t k = 0; k < order; k++) {
+        count *= size[k];
+    }
+    return count;
+}
+
 static inline const tchi_region *tchi_region_at(const tchi_regions *r, int64_t i)
 {
     return (const tchi_region *)r->list.items + i;

@@ -9,6 +9,7 @@
 #include "core/status.h"
 
 #include "optim/create.h"
+#include "optim/layout.h"
 #include "optim/method.h"
 #include "optim/shape.h"
 
@@ -23,14 +24,38 @@ tch_status tchi_shared_open(tch_optimizer *optimizer, tch_comm *comm)
     optimizer->shared->rects.item_size = sizeof(tch_rect);
     TCHI_TRY(tchi_pool_allocate(optimizer->context->pool, sizeof *optimizer->shared->agreement, &agreement));
     optimizer->shared->agreement = agreement;
-    return optimizer->context->backend->device->zero_bytes(optimizer->context->state, agreement,
-                                                           sizeof *optimizer->shared->agreement);
+    const tch_device_ops *d = optimizer->context->backend->device;
+    if (d->event_create != NULL) {
+        TCHI_TRY(d->event_create(optimizer->context->state, &optimizer->shared->packed));
+    }
+    if (d->readback_create != NULL) {
+        TCHI_TRY(d->readback_create(optimizer->context->state, sizeof(tchi_agreement), &optimizer->shared->seen));
+    }
+    return d->zero_bytes(optimizer->context->state, agreement, sizeof *optimizer->shared->agreement);
+}
+
+void tchi_shared_wait(tch_optimizer *optimizer)
+{
+    const tch_device_ops *d = optimizer->context->backend->device;
+    void *state = optimizer->context->state;
+    if (optimizer->shared != NULL && optimizer->shared->packed != NULL &&
+        d->event_record(state, optimizer->shared->packed, 1) == TCH_OK &&
+        d->event_wait(state, optimizer->shared->packed, 0) == TCH_OK) {
+        d->synchronize(state);
+    }
 }
 
 void tchi_shared_close(tch_optimizer *optimizer)
 {
     if (optimizer->shared == NULL) {
         return;
+    }
+    const tch_device_ops *d = optimizer->context->backend->device;
+    if (optimizer->shared->packed != NULL) {
+        d->event_destroy(optimizer->context->state, optimizer->shared->packed);
+    }
+    if (optimizer->shared->seen != NULL) {
+        d->readback_destroy(optimizer->context->state, optimizer->shared->seen);
     }
     tchi_pool_free(optimizer->context->pool, optimizer->shared->agreement);
     tchi_list_release(&optimizer->shared->tiles);
@@ -77,6 +102,18 @@ static void choose_wire(const tch_optimizer *o, tchi_param *p, bool sharded)
     p->wire_out = p->by_value ? p->type : direction;
 }
 
+/* The state of a large parameter that every rank has is divided, though the work on it is little. */
+static void set_span(const tch_optimizer *o, tchi_param *p, bool sharded)
+{
+    int64_t bytes = p->count * tchi_scalar_size(p->type);
+    if (sharded || bytes < tchi_comm_span_bytes(o->shared->comm) || !tchi_is_row_major(p->ndim, p->shape, p->strides)) {
+        return;
+    }
+    p->carried = p->by_value = true;
+    p->dims = (tchi_dims){1, {p->count}};
+    p->wire_in = p->wire_out = p->type;
+}
+
 tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *param, const tch_parameter *parameter,
                                 const tch_placement *placement)
 {
@@ -97,6 +134,7 @@ tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *para
     }
     TCHI_TRY(tchi_optim_set_dims(optimizer, param, parameter, ndim, shape, &dims, &taken));
     if (!taken) {
+        set_span(optimizer, param, sharded);
         return TCH_OK;
     }
     if (!tchi_is_row_major(param->ndim, param->shape, param->strides)) {
@@ -135,8 +173,14 @@ tch_status tchi_shared_plan_group(tch_optimizer *optimizer, int32_t group, const
     if (status == TCH_OK) {
         optimizer->shared->hash = tchi_shared_hash(optimizer, group, regions);
     }
-    if (status == TCH_OK && optimizer->method->blocks != NULL) {
+    if (status == TCH_OK) {
         status = tchi_shared_plan(optimizer, group, regions);
+    }
+    if (status == TCH_OK) {
+        status = tchi_layout_group(optimizer, group);
+    }
+    if (status == TCH_OK && tchi_group_at(optimizer, group)->exchange != NULL) {
+        status = tchi_exchange_plan(optimizer, group, regions);
     }
     for (int32_t i = 0; i < count; i++) {
         tchi_regions_release(&regions[i]);
@@ -222,6 +266,15 @@ tch_status tchi_shared_refuse(tch_optimizer *optimizer, tch_status status)
     return tchi_fail(status, "%s", message);
 }
 
+static tch_status check_agreement(const tchi_agreement *seen, const char *when)
+{
+    return seen->pair[0] == ~seen->pair[1]
+               ? TCH_OK
+               : tchi_fail(TCH_ERR_COMM,
+                           "%sthe ranks of the group came with gradients of different parameters; nothing was changed",
+                           when);
+}
+
 tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)
 {
     tchi_agreement seen;
@@ -229,15 +282,35 @@ tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)
         tchi_comm_abort(optimizer->shared->comm);
         return optimizer->failed;
     }
-    if (!skipped) {
-        return TCH_OK;
+    const tch_device_ops *d = optimizer->context->backend->device;
+    if (!skipped) { /* perhaps it was, and the host does not know yet */
+        optimizer->shared->asked = optimizer->shared->seen != NULL;
+        return !optimizer->shared->asked ? TCH_OK
+                                         : d->readback_post(optimizer->context->state, optimizer->shared->seen,
+                                                            optimizer->shared->agreement, sizeof seen);
     }
-    TCHI_TRY(optimizer->context->backend->device->copy_bytes(
-        optimizer->context->state, &seen, optimizer->shared->agreement, sizeof seen, TCH_COPY_TO_HOST));
-    return seen.pair[0] == ~seen.pair[1]
-               ? TCH_OK
-               : tchi_fail(TCH_ERR_COMM,
-                           "the ranks of the group came with gradients of different parameters; nothing was changed");
+    TCHI_TRY(d->copy_bytes(optimizer->context->state, &seen, optimizer->shared->agreement, sizeof seen,
+                           TCH_COPY_TO_HOST));
+    return check_agreement(&seen, "");
+}
+
+tch_status tchi_shared_look_back(tch_optimizer *optimizer)
+{
+    const void *seen = NULL;
+    if (optimizer->shared->asked) {
+        TCHI_TRY(optimizer->context->backend->device->readback_wait(optimizer->context->state, optimizer->shared->seen,
+                                                                    &seen));
+    }
+    optimizer->shared->asked = false;
+    return seen == NULL ? TCH_OK : check_agreement(seen, "at the last step ");
+}
+
+tchi_param *tchi_shared_find_span(const tch_optimizer *optimizer, tchi_param *tile)
+{
+    if (!tile->blocked) {
+        tile->data = tchi_param_at(optimizer, tile->index)->data + tile->base * tchi_scalar_size(tile->type);
+    }
+    return tile;
 }
 
 void tchi_shared_follow(tch_optimizer *optimizer, const tchi_step *now)
@@ -245,8 +318,13 @@ void tchi_shared_follow(tch_optimizer *optimizer, const tchi_step *now)
     for (int32_t i = 0; i < optimizer->tiles.count; i++) {
         tchi_param *t = tchi_tile_at(optimizer, i);
         const tchi_param *p = tchi_param_at(optimizer, t->index);
-        bool present = now->gradients[t->index].data != NULL;
-        now->of_tiles[i] = (tchi_gradient){present ? t->staged : NULL, t->wire_in};
+        const tchi_gradient *gradient = &now->gradients[t->index];
+        now->of_tiles[i] = (tchi_gradient){gradient->data != NULL ? t->staged : NULL, t->wire_in};
+        if (!t->blocked) { /* where it lies */
+            tchi_shared_find_span(optimizer, t);
+            now->of_tiles[i] = *gradient;
+            now->of_tiles[i].data += gradient->data == NULL ? 0 : t->base * tchi_scalar_size(gradient->type);
+        }
         t->steps_seen = p->steps_seen;
         t->clock_id = p->clock_id;
     }

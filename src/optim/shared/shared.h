@@ -1,7 +1,7 @@
 /* An optimizer whose work and state the ranks of a group divide.
  *
- * The unit of ownership is the tile: one block of Shampoo or SOAP with its factors, or one matrix of Muon. Its name,
- * its companions in a batch and the phase of its refreshes follow from the whole model and never from the number of
+ * The unit of ownership is the tile: one block of Shampoo or SOAP with its factors, one matrix of Muon, or a span of
+ * a large parameter that every rank has and that is updated element by element. Its name, its companions in a batch and the phase of its refreshes follow from the whole model and never from the number of
  * ranks; only its owner does. A parameter with blocks is `carried`: the caller's tensor is a shard of it (or all of
  * it, where every rank has the same), and its blocks are tiles, each a small parameter on the rank that owns it, with
  * moments, factors and a place for its gradient and its result. A step is
@@ -32,6 +32,7 @@ typedef struct tchi_tile {
     int32_t number;
     int32_t owner;
     int32_t own; /* which of this rank's tiles it is, or -1 */
+    int32_t block_batch, bucket;
     int64_t start[TCHI_MOST_ORDER], size[TCHI_MOST_ORDER];
 } tchi_tile;
 
@@ -52,20 +53,49 @@ typedef struct tchi_route {
     int64_t send_bytes, receive_bytes;
 } tchi_route;
 
-/* What a group of parameters exchanges. Sharded parameters go by all_to_all; what every rank has whole needs no way in
- * and comes back by all_gather. */
+enum { TCHI_SEND_OFFSETS, TCHI_SEND_BYTES, TCHI_RECEIVE_OFFSETS, TCHI_RECEIVE_BYTES };
+
+static inline int64_t *tchi_route_counts(const tchi_route *route, int32_t ranks, int which)
+{
+    return route->counts + (int64_t)which * ranks;
+}
+
+#define TCHI_LAST_TURN INT32_MAX
+
+/* Tiles that travel together. Sharded parameters go by all_to_all; what every rank has whole needs no way in and comes
+ * back by all_gather. */
+typedef struct tchi_bucket {
+    int32_t last_turn; /* the block batch after which its tiles are done; spans are done at the last turn */
+    bool sharded;      /* some parameter is */
+    tchi_route in, out;
+    tchi_list local;             /* parts that owners read from their own whole gradients */
+    tchi_list spread_in, spread; /* all_gather: parts of this rank's segment, and of all segments */
+    int64_t segment;             /* bytes of each rank's */
+    int64_t *gathered;           /* while it is planned: bytes in the segment of each rank */
+    int64_t host_bytes;
+} tchi_bucket;
+
+/* The buffers of a collective, on the device, and an event behind it. */
+typedef struct tchi_wire {
+    char *sent, *received;
+    void *done;
+} tchi_wire;
+
+/* What a group of parameters exchanges: buckets one after the other, on a second stream where there is one, each while
+ * others are worked on. Counts of buckets say how far the step under way has come. */
 typedef struct tchi_exchange {
     int64_t first_tile, tiles;
-    bool sharded; /* some parameter is */
-    tchi_route in, out;
-    tchi_list local;              /* parts that owners read from their own whole gradients */
-    tchi_list spread_in, spread;  /* all_gather: parts of this rank's segment, and of all segments */
-    int64_t segment;              /* bytes of each rank's */
-    char *sent, *received;        /* on the device */
+    tchi_list buckets; /* tchi_bucket */
+    tchi_wire in[2], out[2];
+    int64_t called_in, arrived, sent_out, applied;
     char *tile_data, *tile_grads; /* of this rank's tiles */
     int64_t tile_data_bytes;
-    int64_t host_bytes;
 } tchi_exchange;
+
+static inline tchi_bucket *tchi_bucket_at(const tchi_exchange *x, int64_t i)
+{
+    return (tchi_bucket *)x->buckets.items + i;
+}
 
 /* What ranks reduce over the group: a number and its complement, the largest of which are complements where all came
  * with the same one; and whether something is not finite. */
@@ -80,6 +110,9 @@ struct tchi_shared {
     tchi_list rects;           /* tch_rect: scratch of the exchanges */
     tchi_agreement *agreement; /* on the device */
     uint64_t hash;             /* of the latest group of parameters, and of how it is divided */
+    void *packed;              /* an event: what is sent lies in its buffer */
+    void *seen;                /* a readback of the agreement of the last step, or NULL */
+    bool asked;                /* for it */
 };
 
 static inline tchi_tile *tchi_shared_tile(const tch_optimizer *o, int64_t i)
@@ -92,11 +125,17 @@ static inline tchi_tile *tchi_shared_tile(const tch_optimizer *o, int64_t i)
 tch_status tchi_shared_open(tch_optimizer *optimizer, tch_comm *comm);
 void tchi_shared_close(tch_optimizer *optimizer);
 
+/* After a failure collectives may be under way on the second stream: waits for them. */
+void tchi_shared_wait(tch_optimizer *optimizer);
+
+/* A span is worked on in its parameter, wherever that lies now. Returns the tile. */
+tchi_param *tchi_shared_find_span(const tch_optimizer *optimizer, tchi_param *tile);
+
 /* The dims of the whole parameter, whether it is carried, and what will travel of it. */
 tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *param, const tch_parameter *parameter,
                                 const tch_placement *placement);
 
-/* All that a group of parameters needs before its blocks are laid out; compared with the other ranks. */
+/* All that a group of parameters needs short of memory on the device, its blocks included. */
 tch_status tchi_shared_plan_group(tch_optimizer *optimizer, int32_t group, const tch_parameter *parameters,
                                   const tch_placement *placements);
 
@@ -128,11 +167,23 @@ tch_status tchi_shared_refuse(tch_optimizer *optimizer, tch_status status);
  * the optimizer has failed, so that no other rank waits for this one. */
 tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped);
 
+/* Before a step: says so where the last one was skipped for that reason while the host did not look. */
+tch_status tchi_shared_look_back(tch_optimizer *optimizer);
+
 /* Tiles follow their parameters: which have gradients, and their counts of steps. */
 void tchi_shared_follow(tch_optimizer *optimizer, const tchi_step *now);
 
-tch_status tchi_exchange_in(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
-tch_status tchi_exchange_out(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
+/* The exchange of a step: gradients begin to travel; those for the tiles of a block batch, and of all before it, have
+ * arrived; these tiles have their results, which may go; everything is back. All ranks call the two in the middle for
+ * the same block batches in the same order. They do nothing where the optimizer is alone. */
+tch_status tchi_exchange_begin(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
+tch_status tchi_exchange_arrive(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int32_t block_batch);
+tch_status tchi_exchange_leave(tch_optimizer *optimizer, const tchi_step *now, int32_t group, int32_t block_batch);
+tch_status tchi_exchange_finish(tch_optimizer *optimizer, const tchi_step *now, int32_t group);
+
+/* Events of the exchanges of a new group, where the device has a second stream. */
+tch_status tchi_exchange_open(tch_optimizer *optimizer, int32_t group);
+void tchi_exchange_close(tch_optimizer *optimizer, tchi_exchange *exchange);
 
 /* Parameters into the tiles that are stepped by value. */
 tch_status tchi_exchange_values(tch_optimizer *optimizer, int32_t group);

@@ -193,6 +193,8 @@ tch_comm *pretend_comm(pretend_group *group, int32_t rank)
     config.size = group->size;
     config.ops = &ops;
     config.user = &group->ranks[rank];
+    config.bucket_bytes = group->bucket_bytes;
+    config.span_bytes = group->span_bytes;
     tch_comm *comm = NULL;
     assert_int_equal(tch_comm_create(&config, &comm), TCH_OK);
     return comm;

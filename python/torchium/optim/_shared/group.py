@@ -65,6 +65,15 @@ class Group:
         return self._views[key]
 
     def collective(self, operation: str, send: int, receive: int, numbers: Any, stream: int) -> None:
+        """Queued on `stream`, which may be another than PyTorch's current one: what travels does so beside other
+        work."""
+        if self.device.type != "cuda" or stream == torch.cuda.current_stream(self.device).cuda_stream:
+            self._run(operation, send, receive, numbers)
+            return
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device)):
+            self._run(operation, send, receive, numbers)
+
+    def _run(self, operation: str, send: int, receive: int, numbers: Any) -> None:
         dist, group = self._dist, self._process_group
         if operation == "reduce_max":
             dist.all_reduce(self._at(send, 4 * numbers).view(torch.int32), op=dist.ReduceOp.MAX, group=group)

@@ -218,6 +218,9 @@ static void close_device(tchi_cuda_state *s)
     tchi_cuda_release(s, s->blas_workspace, tchi_cuda_workspace_bytes(s));
     cudaStreamSynchronize(s->own);
     cudaStreamDestroy(s->own);
+    if (s->side != NULL) {
+        cudaStreamDestroy(s->side);
+    }
     cudaGetLastError();
 }
 

@@ -1,0 +1,382 @@
+/* What travels between ranks: which rectangles, in which bucket, and where they lie in its buffers. The plan of a rank
+ * follows from tiles, owners and regions, which all ranks have alike. */
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/status.h"
+
+#include "shared.h"
+
+enum { ALIGN = 16 }; /* bytes of a part on the wire are rounded up to it */
+
+static int64_t padded(int64_t bytes)
+{
+    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+/* --- buckets ----------------------------------------------------------------------------------------------------- */
+
+enum { MOST_BUCKETS = 8 };
+
+static int64_t bytes_of(const tch_optimizer *o, const tchi_tile *tile)
+{
+    const tchi_param *p = tchi_param_at(o, tile->param);
+    return tchi_elements(tile->size, p->dims.order) * tchi_scalar_size(p->wire_out);
+}
+
+/* Tiles in the order in which they are done: by block batch, then those of elementwise parameters. */
+static int32_t turn_of(const tch_optimizer *o, const tchi_tile *tile)
+{
+    return tchi_param_at(o, tile->param)->blocked ? tile->block_batch : TCHI_LAST_TURN;
+}
+
+/* Begins a bucket where the one before is full: as few as may be of those that are worth a collective, so that one
+ * travels while the next is worked on, and no more than two are in memory. */
+static tch_status fill_bucket(tchi_exchange *x, int32_t turn, int64_t bytes, int64_t full, int64_t *filled)
+{
+    if (x->buckets.count == 0 || *filled >= full) {
+        TCHI_TRY(tchi_list_reserve(&x->buckets, x->buckets.count + 1));
+        memset(tchi_list_extend(&x->buckets), 0, sizeof(tchi_bucket));
+        *filled = 0;
+    }
+    tchi_bucket_at(x, x->buckets.count - 1)->last_turn = turn;
+    *filled += bytes;
+    return TCH_OK;
+}
+
+/* Bytes of all tiles of a turn. */
+static int64_t measure_turn(const tch_optimizer *o, const tchi_exchange *x, int32_t turn)
+{
+    int64_t bytes = 0;
+    for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
+        const tchi_tile *tile = tchi_shared_tile(o, i);
+        bytes += turn_of(o, tile) == turn ? bytes_of(o, tile) : 0;
+    }
+    return bytes;
+}
+
+/* Tiles of a block batch are done together, and go together. */
+static tch_status fill_with_blocks(const tch_optimizer *o, const tchi_group *g, int64_t full, int64_t *filled)
+{
+    tchi_exchange *x = g->exchange;
+    for (int32_t b = g->first_block_batch; b < g->first_block_batch + g->block_batches; b++) {
+        TCHI_TRY(fill_bucket(x, b, measure_turn(o, x, b), full, filled));
+        for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
+            tchi_tile *tile = tchi_shared_tile(o, i);
+            tile->bucket = turn_of(o, tile) == b ? (int32_t)x->buckets.count - 1 : tile->bucket;
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status fill_with_spans(const tch_optimizer *o, const tchi_group *g, int64_t full, int64_t *filled)
+{
+    tchi_exchange *x = g->exchange;
+    for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
+        tchi_tile *tile = tchi_shared_tile(o, i);
+        if (turn_of(o, tile) == TCHI_LAST_TURN) {
+            TCHI_TRY(fill_bucket(x, TCHI_LAST_TURN, bytes_of(o, tile), full, filled));
+            tile->bucket = (int32_t)x->buckets.count - 1;
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status make_buckets(tch_optimizer *o, const tchi_group *g)
+{
+    const tchi_exchange *x = g->exchange;
+    int64_t total = 0;
+    int64_t filled = 0;
+    for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
+        total += bytes_of(o, tchi_shared_tile(o, i));
+    }
+    int64_t least = tchi_comm_bucket_bytes(o->shared->comm);
+    int64_t full = total / MOST_BUCKETS > least ? total / MOST_BUCKETS : least;
+    TCHI_TRY(fill_with_blocks(o, g, full, &filled));
+    return fill_with_spans(o, g, full, &filled);
+}
+
+/* --- parts ------------------------------------------------------------------------------------------------------- */
+
+typedef struct route_planner {
+    tch_optimizer *optimizer;
+    tchi_exchange *exchange;
+    int32_t rank, ranks;
+    bool fill; /* false: bytes are counted, parts are not listed */
+} route_planner;
+
+static tchi_bucket *bucket_of(const route_planner *r, int64_t tile)
+{
+    return tchi_bucket_at(r->exchange, tchi_shared_tile(r->optimizer, tile)->bucket);
+}
+
+/* Counts the bytes of a part to or from a peer; in the second pass the part is listed where they lie. */
+static tch_status add_part(const route_planner *r, tchi_route *route, bool sends, tchi_part part, int64_t bytes)
+{
+    int64_t *used = tchi_route_counts(route, r->ranks, sends ? TCHI_SEND_BYTES : TCHI_RECEIVE_BYTES) + part.peer;
+    if (r->fill) {
+        part.wire =
+            tchi_route_counts(route, r->ranks, sends ? TCHI_SEND_OFFSETS : TCHI_RECEIVE_OFFSETS)[part.peer] + *used;
+        TCHI_TRY(tchi_list_add(sends ? &route->send : &route->receive, &part));
+    }
+    *used += bytes;
+    return TCH_OK;
+}
+
+/* The rank that sends a region of a tile: its owner, if it has it; otherwise the holder of the same replica. */
+static int32_t source_of(const tchi_regions *regions, const tchi_region *region, int32_t owner)
+{
+    const int32_t *holders = (const int32_t *)regions->holders.items + region->first_holder;
+    for (int32_t h = 0; h < region->holders; h++) {
+        if (holders[h] == owner) {
+            return owner;
+        }
+    }
+    for (int64_t i = 0; i < regions->list.count; i++) {
+        const tchi_region *other = tchi_region_at(regions, i);
+        const int32_t *its = (const int32_t *)regions->holders.items + other->first_holder;
+        for (int32_t h = 0; h < other->holders; h++) {
+            if (its[h] == owner) {
+                return holders[region->holders > 0 ? h % region->holders : 0];
+            }
+        }
+    }
+    return holders[region->holders > 0 ? owner % region->holders : 0];
+}
+
+static tchi_part part_of(const tchi_tile *tile, int64_t number, int32_t order, const tchi_region *region,
+                         const int64_t *from, const int64_t *extent)
+{
+    tchi_part part = {.tile = (int32_t)number, .at = region->at};
+    int64_t stride = 1;
+    for (int32_t k = order - 1; k >= 0; k--) {
+        part.size[k] = extent[k];
+        part.in_tile += (from[k] - tile->start[k]) * stride;
+        part.at += (from[k] - region->start[k]) * region->stride[k];
+        part.stride[k] = region->stride[k];
+        stride *= tile->size[k];
+    }
+    return part;
+}
+
+static tch_status plan_sharded(const route_planner *r, int64_t number, const tchi_regions *regions,
+                               const tchi_region *region, tchi_part part)
+{
+    const tchi_tile *tile = tchi_shared_tile(r->optimizer, number);
+    const tchi_param *p = tchi_param_at(r->optimizer, tile->param);
+    const int32_t *holders = (const int32_t *)regions->holders.items + region->first_holder;
+    int64_t count = tchi_elements(part.size, regions->order);
+    int64_t in = padded(count * tchi_scalar_size(p->wire_in));
+    int64_t out = padded(count * tchi_scalar_size(p->wire_out));
+    int32_t source = source_of(regions, region, tile->owner);
+    bool mine = tile->owner == r->rank;
+    tchi_bucket *bucket = bucket_of(r, number);
+    bucket->sharded = true;
+    if (source == r->rank) {
+        part.peer = tile->owner;
+        TCHI_TRY(add_part(r, &bucket->in, true, part, in));
+    }
+    if (mine) {
+        part.peer = source;
+        TCHI_TRY(add_part(r, &bucket->in, false, part, in));
+    }
+    for (int32_t h = 0; h < region->holders; h++) {
+        if (mine) {
+            part.peer = holders[h];
+            TCHI_TRY(add_part(r, &bucket->out, true, part, out));
+        }
+        if (holders[h] == r->rank) {
+            part.peer = tile->owner;
+            TCHI_TRY(add_part(r, &bucket->out, false, part, out));
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status plan_whole(const route_planner *r, int64_t number, int32_t order, tchi_part part)
+{
+    const tchi_tile *tile = tchi_shared_tile(r->optimizer, number);
+    const tchi_param *p = tchi_param_at(r->optimizer, tile->param);
+    tchi_bucket *bucket = bucket_of(r, number);
+    int64_t *used = &bucket->gathered[tile->owner];
+    part.peer = tile->owner;
+    part.wire = *used;
+    *used += padded(tchi_elements(part.size, order) * tchi_scalar_size(p->wire_out));
+    if (!r->fill) {
+        return TCH_OK;
+    }
+    if (tile->owner == r->rank) {
+        TCHI_TRY(p->blocked ? tchi_list_add(&bucket->local, &part) : TCH_OK); /* spans lie where they are */
+        TCHI_TRY(tchi_list_add(&bucket->spread_in, &part));
+    }
+    part.wire += tile->owner * bucket->segment;
+    return tchi_list_add(&bucket->spread, &part);
+}
+
+static tch_status walk_tiles(const route_planner *r, int32_t first_param, const tchi_regions *regions)
+{
+    const tchi_exchange *x = r->exchange;
+    for (int64_t i = x->first_tile; i < x->first_tile + x->tiles; i++) {
+        const tchi_tile *tile = tchi_shared_tile(r->optimizer, i);
+        const tchi_regions *of = &regions[tile->param - first_param];
+        for (int64_t k = 0; k < of->list.count; k++) {
+            const tchi_region *region = tchi_region_at(of, k);
+            int64_t from[TCHI_MOST_ORDER];
+            int64_t extent[TCHI_MOST_ORDER];
+            if (!tchi_region_meets(region, of->order, tile->start, tile->size, from, extent)) {
+                continue;
+            }
+            tchi_part part = part_of(tile, i, of->order, region, from, extent);
+            TCHI_TRY(region->holders < 0 ? plan_whole(r, i, of->order, part) : plan_sharded(r, i, of, region, part));
+        }
+    }
+    return TCH_OK;
+}
+
+/* From bytes to offsets; bytes begin again at 0 for the second pass. */
+static int64_t lay_out(int64_t *offsets, int64_t *bytes, int32_t ranks)
+{
+    int64_t total = 0;
+    for (int32_t i = 0; i < ranks; i++) {
+        offsets[i] = total;
+        total += bytes[i];
+        bytes[i] = 0;
+    }
+    return total;
+}
+
+static void lay_out_route(tchi_route *route, int32_t ranks)
+{
+    route->send_bytes = lay_out(tchi_route_counts(route, ranks, TCHI_SEND_OFFSETS),
+                                tchi_route_counts(route, ranks, TCHI_SEND_BYTES), ranks);
+    route->receive_bytes = lay_out(tchi_route_counts(route, ranks, TCHI_RECEIVE_OFFSETS),
+                                   tchi_route_counts(route, ranks, TCHI_RECEIVE_BYTES), ranks);
+}
+
+static tch_status open_bucket(tchi_bucket *b, int32_t ranks)
+{
+    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send, &b->out.receive,
+                                &b->local,   &b->spread_in,  &b->spread};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        lists[i]->item_size = sizeof(tchi_part);
+    }
+    b->host_bytes = 9 * (int64_t)ranks * (int64_t)sizeof(int64_t);
+    TCHI_TRY(tchi_host_take((size_t)b->host_bytes, "the counts of an exchange", &b->in.counts));
+    b->out.counts = b->in.counts + 4 * (int64_t)ranks;
+    b->gathered = b->out.counts + 4 * (int64_t)ranks;
+    return TCH_OK;
+}
+
+static void close_bucket(tchi_bucket *b)
+{
+    tchi_list *const lists[] = {&b->in.send, &b->in.receive, &b->out.send, &b->out.receive,
+                                &b->local,   &b->spread_in,  &b->spread};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        tchi_list_release(lists[i]);
+    }
+    tchi_host_release(b->in.counts, (size_t)b->host_bytes);
+}
+
+/* From what was counted to where it lies. */
+static void lay_out_bucket(tchi_bucket *b, int32_t ranks)
+{
+    lay_out_route(&b->in, ranks);
+    lay_out_route(&b->out, ranks);
+    for (int32_t i = 0; i < ranks; i++) {
+        b->segment = b->gathered[i] > b->segment ? b->gathered[i] : b->segment;
+        b->gathered[i] = 0;
+    }
+}
+
+tch_status tchi_exchange_plan(tch_optimizer *optimizer, int32_t group, const tchi_regions *regions)
+{
+    const tchi_group *g = tchi_group_at(optimizer, group);
+    tchi_exchange *x = g->exchange;
+    route_planner r = {.optimizer = optimizer,
+                       .exchange = x,
+                       .rank = tch_comm_rank(optimizer->shared->comm),
+                       .ranks = tch_comm_size(optimizer->shared->comm)};
+    x->buckets.item_size = sizeof(tchi_bucket);
+    TCHI_TRY(make_buckets(optimizer, g));
+    for (int64_t i = 0; i < x->buckets.count; i++) {
+        TCHI_TRY(open_bucket(tchi_bucket_at(x, i), r.ranks));
+    }
+    TCHI_TRY(walk_tiles(&r, g->first_param, regions));
+    for (int64_t i = 0; i < x->buckets.count; i++) {
+        lay_out_bucket(tchi_bucket_at(x, i), r.ranks);
+    }
+    r.fill = true;
+    return walk_tiles(&r, g->first_param, regions);
+}
+
+void tchi_exchange_release(tchi_exchange *exchange)
+{
+    for (int64_t i = 0; exchange != NULL && i < exchange->buckets.count; i++) {
+        close_bucket(tchi_bucket_at(exchange, i));
+    }
+    if (exchange != NULL) {
+        tchi_list_release(&exchange->buckets);
+        tchi_host_release(exchange, sizeof *exchange);
+    }
+}
+
+/* --- buffers ----------------------------------------------------------------------------------------------------- */
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* A span of an elementwise parameter is worked on where it lies: see tchi_shared_follow. */
+static void lay_out_tiles(tch_optimizer *o, int32_t group, tchi_arena *data, tchi_arena *grads)
+{
+    for (int32_t i = 0; i < o->tiles.count; i++) {
+        tchi_param *t = tchi_tile_at(o, i);
+        if (t->group == group && t->blocked) {
+            t->data = tchi_arena_take(data, t->count * tchi_scalar_size(t->type));
+            t->staged = tchi_arena_take(grads, t->count * tchi_scalar_size(t->wire_in));
+        }
+    }
+}
+
+/* Every second bucket has the same buffers. */
+static void lay_out_wires(tchi_exchange *x, int64_t ranks, tchi_arena *beside)
+{
+    for (int64_t side = 0; side < 2; side++) {
+        int64_t in_sent = 0;
+        int64_t in_received = 0;
+        int64_t out_sent = 0;
+        int64_t out_received = 0;
+        for (int64_t i = side; i < x->buckets.count; i += 2) {
+            const tchi_bucket *b = tchi_bucket_at(x, i);
+            in_sent = larger(in_sent, b->in.send_bytes);
+            in_received = larger(in_received, b->in.receive_bytes);
+            out_sent = larger(out_sent, b->out.send_bytes + b->segment);
+            out_received = larger(out_received, b->out.receive_bytes + ranks * b->segment);
+        }
+        x->in[side].sent = tchi_arena_take(beside, in_sent);
+        x->in[side].received = tchi_arena_take(beside, in_received);
+        x->out[side].sent = tchi_arena_take(beside, out_sent);
+        x->out[side].received = tchi_arena_take(beside, out_received);
+    }
+}
+
+void tchi_exchange_layout(tch_optimizer *o, int32_t group, tchi_arena *beside)
+{
+    tchi_exchange *x = tchi_group_at(o, group)->exchange;
+    if (x == NULL) {
+        return;
+    }
+    tchi_arena data = {0};
+    tchi_arena grads = {0};
+    lay_out_tiles(o, group, &data, &grads);
+    x->tile_data_bytes = data.used;
+    x->tile_data = tchi_arena_take(beside, data.used);
+    x->tile_grads = tchi_arena_take(beside, grads.used);
+    lay_out_wires(x, tch_comm_size(o->shared->comm), beside);
+    if (x->tile_data != NULL) {
+        data = (tchi_arena){.base = x->tile_data};
+        grads = (tchi_arena){.base = x->tile_grads};
+        lay_out_tiles(o, group, &data, &grads);
+    }
+}
