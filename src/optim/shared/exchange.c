@@ -131,8 +131,8 @@ static bool adds_decay(const tch_optimizer *o, int32_t group)
     return tchi_adds_decay(o->method->blocks, &tchi_group_at(o, group)->config);
 }
 
-/* Gradients of this rank's tensors, of one pair of types, to the wire or, where that is NULL, straight to its tiles. What is filtered here,
- * or has decay added to it, is unscaled here too. */
+/* Gradients of this rank's tensors, of one pair of types, to the wire or, where that is NULL, straight to its tiles.
+ * What is filtered here, or has decay added to it, is unscaled here too. */
 static tch_status pack_gradients(tch_optimizer *o, const tchi_step *now, int32_t group, const tchi_list *list,
                                  char *wire, tch_scalar type, tch_scalar grad)
 {

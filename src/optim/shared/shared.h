@@ -1,10 +1,11 @@
 /* An optimizer whose work and state the ranks of a group divide.
  *
  * The unit of ownership is the tile: one block of Shampoo or SOAP with its factors, one matrix of Muon, or a span of
- * a large parameter that every rank has and that is updated element by element. Its name, its companions in a batch and the phase of its refreshes follow from the whole model and never from the number of
- * ranks; only its owner does. A parameter with blocks is `carried`: the caller's tensor is a shard of it (or all of
- * it, where every rank has the same), and its blocks are tiles, each a small parameter on the rank that owns it, with
- * moments, factors and a place for its gradient and its result. A step is
+ * a large parameter that every rank has and that is updated element by element. Its name, its companions in a batch
+ * and the phase of its refreshes follow from the whole model and never from the number of ranks; only its owner
+ * does. A parameter with blocks is `carried`: the caller's tensor is a shard of it (or all of it, where every rank
+ * has the same), and its blocks are tiles, each a small parameter on the rank that owns it, with moments, factors
+ * and a place for its gradient and its result. A step is
  *
  *     in:   gradients go from the ranks that hold them to the owners of tiles
  *     the method's own step on the tiles that are here
