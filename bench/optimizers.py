@@ -38,7 +38,14 @@ class Config(ctypes.Structure):
 
 
 class _Parameter(ctypes.Structure):
-    _fields_ = [("tensor", ctypes.POINTER(_Tensor)), ("name", ctypes.c_char_p), ("elementwise", _int)]
+    _fields_ = [
+        ("tensor", ctypes.POINTER(_Tensor)),
+        ("name", ctypes.c_char_p),
+        ("elementwise", _int),
+        ("batch_dims", _int),
+        ("cut_count", _int),
+        ("cuts", ctypes.POINTER(ctypes.c_int64)),
+    ]
 
 
 class _Memory(ctypes.Structure):
