@@ -193,6 +193,7 @@ static void return_to(tch_optimizer *o, const mark *m)
     o->tiles.count = m->own_tiles;
     if (o->shared != NULL) {
         o->shared->tiles.count = m->tiles;
+        tchi_held_forget(o, m->params);
     }
     o->groups.count = m->groups;
     o->params.count = m->params;

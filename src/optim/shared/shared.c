@@ -21,6 +21,8 @@ tch_status tchi_shared_open(tch_optimizer *optimizer, tch_comm *comm)
     optimizer->shared->comm = comm;
     optimizer->shared->tiles.item_size = sizeof(tchi_tile);
     optimizer->shared->rects.item_size = sizeof(tch_rect);
+    optimizer->shared->params.item_size = sizeof(tchi_shared_param);
+    optimizer->shared->held.item_size = sizeof(tchi_held);
     TCHI_TRY(tchi_pool_allocate(optimizer->context->pool, sizeof *optimizer->shared->agreement, &agreement));
     optimizer->shared->agreement = agreement;
     return optimizer->context->backend->device->zero_bytes(optimizer->context->state, agreement,
@@ -35,6 +37,8 @@ void tchi_shared_close(tch_optimizer *optimizer)
     tchi_pool_free(optimizer->context->pool, optimizer->shared->agreement);
     tchi_list_release(&optimizer->shared->tiles);
     tchi_list_release(&optimizer->shared->rects);
+    tchi_list_release(&optimizer->shared->params);
+    tchi_list_release(&optimizer->shared->held);
     tchi_host_release(optimizer->shared, sizeof *optimizer->shared);
     optimizer->shared = NULL;
 }
@@ -140,6 +144,9 @@ tch_status tchi_shared_plan_group(tch_optimizer *optimizer, int32_t group, const
     tchi_regions *regions;
     TCHI_TRY(tchi_host_take(bytes, "the regions of parameters", &regions));
     tch_status status = make_regions(optimizer, group, parameters, placements, regions);
+    if (status == TCH_OK) {
+        status = tchi_held_note(optimizer, group, placements);
+    }
     if (status == TCH_OK) {
         optimizer->shared->hash = tchi_shared_hash(optimizer, group, regions);
     }
