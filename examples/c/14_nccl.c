@@ -1,13 +1,14 @@
-/* Processes that share an optimizer over NCCL, one for each GPU. Every process has the whole model and the same gradient
- * (after an all-reduce of its own, in a real program); Muon's matrices are divided among them. They save one checkpoint
- * together in the middle, train on, go back to it and train again: the bits are equal.
+/* Processes that share an optimizer over NCCL, one for each GPU. Every process has the whole model and the same
+ * gradient (after an all-reduce of its own, in a real program); Muon's matrices are divided among them. They save one
+ * checkpoint together in the middle, train on, go back to it and train again: the bits are equal.
  *
  *     for rank in 0 1 2 3; do
  *         RANK=$rank WORLD_SIZE=4 CUDA_VISIBLE_DEVICES=$rank example_14_nccl shared-folder &
  *     done; wait
  *
  * Without RANK and WORLD_SIZE it is one process. The first one writes NCCL's id into a file of the folder, and the
- * others wait for it: each run wants an empty folder. Where there is no GPU, or no NCCL, it says so and does nothing. */
+ * others wait for it: each run wants an empty folder. Where there is no GPU, or no NCCL, it says so and does
+ * nothing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -151,6 +151,11 @@ TCH_API tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_con
 TCH_API tch_status tch_checkpoint_read_shard(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
                                              const int64_t *shape, const int64_t *start, tch_tensor *out);
 
+/* Whether that would find all of it, of this shape and type, for those who ask before they write anything. Reads no
+ * element; of `out` only the description is looked at. */
+TCH_API tch_status tch_checkpoint_check_shard(const tch_checkpoint *checkpoint, const char *name, const int64_t *shape,
+                                              const int64_t *start, const tch_tensor *out);
+
 /* A setting as text, or NULL when the file has none of this key. */
 TCH_API const char *tch_checkpoint_text(const tch_checkpoint *checkpoint, const char *key);
 

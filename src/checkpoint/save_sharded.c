@@ -1,6 +1,6 @@
-/* From the writers of all ranks to one checkpoint: a file of each rank, then the index, which takes its name last. Until
- * then the old index stands, with its files beside it: those of a save have a number of their own in their names, and
- * go when the next index stands.
+/* From the writers of all ranks to one checkpoint: a file of each rank, then the index, which takes its name last.
+ * Until then the old index stands, with its files beside it: those of a save have a number of their own in their names,
+ * and go when the next index stands.
  *
  * The ranks meet three times: to take the number, when every file is on the disk, and when the index is. A rank that
  * fails goes on to the next meeting all the same and says so there, and then nobody goes further. */

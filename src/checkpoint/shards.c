@@ -169,12 +169,6 @@ void tchi_shards_release(tchi_shards *shards)
     tchi_names_release(&shards->names);
 }
 
-bool tchi_shards_has(const tch_checkpoint *checkpoint, const char *name)
-{
-    return tchi_names_find(&checkpoint->header.names, name) >= 0 ||
-           tchi_names_find(&checkpoint->shards.names, name) >= 0;
-}
-
 /* --- reading ----------------------------------------------------------------------------------------------------- */
 
 /* Where a rectangle comes from: the tensor itself, where it is there whole, or its shards, one after the other. */
@@ -235,8 +229,9 @@ static tch_status check_source(const source *s, const char *name, const tchi_sli
     return TCH_OK;
 }
 
-tch_status tchi_shards_check(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *wanted,
-                             tch_dtype dtype)
+/* Whether there is all of a rectangle, of this type: looks at no element. */
+static tch_status check_sources(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *wanted,
+                                tch_dtype dtype)
 {
     char quoted[TCHI_QUOTE_SIZE];
     int64_t covered = 0;
@@ -356,36 +351,45 @@ static tch_status read_through_memory(const tch_checkpoint *c, tch_context *cont
     return status;
 }
 
-static tch_status check_out(const tch_context *context, const tch_tensor *out, const int64_t *shape,
-                            const int64_t *start)
+static tch_status check_out(const tch_context *context, const tch_tensor *out)
 {
-    static const char function[] = "tch_checkpoint_read_shard";
     TCHI_TRY(tch_tensor_check(out, "out"));
     TCHI_TRY(tchi_check_writable(out, "out"));
-    tchi_slice wanted = {out->ndim, shape, start, out->shape};
-    if (out->ndim > 0 && (shape == NULL || start == NULL || !tchi_slice_is_sound(&wanted))) {
-        return tchi_fail(TCH_ERR_SHAPE, "%s: shape or start is NULL, or out does not lie inside the whole", function);
-    }
     if (tchi_on_host(out)) {
         return TCH_OK;
     }
     return context != NULL ? tchi_check_device(context, out, "out")
-                           : tchi_fail(TCH_ERR_DEVICE,
-                                       "%s: context is NULL, and out is not in host memory; give a context of its "
-                                       "device",
-                                       function);
+                           : tchi_fail(TCH_ERR_DEVICE, "tch_checkpoint_read_shard: context is NULL, and out is not in "
+                                                       "host memory; give a context of its device");
+}
+
+tch_status tch_checkpoint_check_shard(const tch_checkpoint *checkpoint, const char *name, const int64_t *shape,
+                                      const int64_t *start, const tch_tensor *out)
+{
+    static const char function[] = "tch_checkpoint_check_shard";
+    if (checkpoint == NULL || name == NULL || out == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function,
+                         checkpoint == NULL ? "checkpoint"
+                         : name == NULL     ? "name"
+                                            : "out");
+    }
+    bool has_rank = out->ndim >= 0 && out->ndim <= TCH_MAX_RANK && (out->ndim == 0 || out->shape != NULL);
+    tchi_slice wanted = {has_rank ? out->ndim : 0, shape, start, out->shape};
+    if (!has_rank || (out->ndim > 0 && (shape == NULL || start == NULL || !tchi_slice_is_sound(&wanted)))) {
+        return tchi_fail(TCH_ERR_SHAPE, "%s: shape or start is NULL, or out does not lie inside the whole", function);
+    }
+    return check_sources(checkpoint, name, &wanted, out->dtype);
 }
 
 tch_status tch_checkpoint_read_shard(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
                                      const int64_t *shape, const int64_t *start, tch_tensor *out)
 {
-    if (checkpoint == NULL || name == NULL) {
-        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_read_shard: %s is NULL",
-                         checkpoint == NULL ? "checkpoint" : "name");
+    if (checkpoint == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_read_shard: checkpoint is NULL");
     }
-    TCHI_TRY(check_out(context, out, shape, start));
+    TCHI_TRY(tch_checkpoint_check_shard(checkpoint, name, shape, start, out));
+    TCHI_TRY(check_out(context, out));
     tchi_slice wanted = {out->ndim, shape, start, out->shape};
-    TCHI_TRY(tchi_shards_check(checkpoint, name, &wanted, out->dtype));
     if (tchi_slice_count(&wanted) == 0) {
         return TCH_OK;
     }

@@ -38,13 +38,6 @@ typedef struct tchi_shards {
 tch_status tchi_shards_find(tch_checkpoint *checkpoint);
 void tchi_shards_release(tchi_shards *shards);
 
-/* Whether a rectangle of this tensor, of this type, can be read, all of it: looks at no element. */
-tch_status tchi_shards_check(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *wanted,
-                             tch_dtype dtype);
-
-/* Whether there is a tensor of this name, whole or in shards. */
-bool tchi_shards_has(const tch_checkpoint *checkpoint, const char *name);
-
 /* The end of a shard's name. */
 #define TCHI_SHARD_SUFFIX_SIZE (TCH_MAX_RANK * 42 + 3)
 const char *tchi_shard_suffix(const tchi_slice *slice, char text[TCHI_SHARD_SUFFIX_SIZE]);

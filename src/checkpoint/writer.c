@@ -214,13 +214,13 @@ static tch_status check_shard(const char *name, const tch_tensor *tensor, const 
     static const char function[] = "tch_checkpoint_writer_add_shard";
     TCHI_TRY(check_text(function, "name", name));
     TCHI_TRY(tch_tensor_check(tensor, "tensor"));
+    *slice = (tchi_slice){tensor->ndim, shape, start, tensor->shape};
     if (shape == NULL || start == NULL || tensor->ndim < 1) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s", function,
                          shape == NULL   ? "shape is NULL"
                          : start == NULL ? "start is NULL"
                                          : "tensor is a scalar, which has no shards");
     }
-    *slice = (tchi_slice){tensor->ndim, shape, start, tensor->shape};
     if (!tchi_slice_is_sound(slice)) {
         char quoted[TCHI_QUOTE_SIZE];
         return tchi_fail(TCH_ERR_SHAPE, "%s: tensor does not lie inside the whole \"%s\" of the given shape", function,
@@ -260,7 +260,7 @@ static tch_status add_with_texts(tch_checkpoint_writer *writer, const tch_tensor
 tch_status tch_checkpoint_writer_add_shard(tch_checkpoint_writer *writer, const char *name, const tch_tensor *tensor,
                                            const int64_t *shape, const int64_t *start)
 {
-    tchi_slice slice;
+    tchi_slice slice = {0};
     shard_texts texts = {0};
     if (writer == NULL) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_add_shard: writer is NULL");

@@ -389,11 +389,18 @@ void tchi_saved_counts_take(tch_optimizer *optimizer, const tchi_list *counts)
 
 /* --- the model --------------------------------------------------------------------------------------------------- */
 
-static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
+static uint64_t mix_text(uint64_t hash, const char *text)
 {
-    const unsigned char *c = data;
-    for (size_t i = 0; i < bytes; i++) {
-        hash = (hash ^ c[i]) * 0x100000001B3u;
+    do {
+        hash = (hash ^ (unsigned char)*text) * 0x100000001B3u;
+    } while (*text++ != '\0');
+    return hash;
+}
+
+static uint64_t mix_number(uint64_t hash, int64_t number)
+{
+    for (int i = 0; i < 8; i++) {
+        hash = (hash ^ ((uint64_t)number >> (8 * i) & 0xFF)) * 0x100000001B3u;
     }
     return hash;
 }
@@ -405,10 +412,14 @@ uint64_t tchi_saved_model(const tch_optimizer *optimizer)
         const tchi_param *p = tchi_param_at(optimizer, i);
         const int64_t *shape;
         int32_t ndim = tchi_saved_shape(optimizer, i, &shape);
-        const int32_t facts[4] = {p->group, (int32_t)p->type, p->blocked, ndim};
-        hash = mix(hash, p->name, p->name_bytes);
-        hash = mix(hash, facts, sizeof facts);
-        hash = mix(hash, shape, (size_t)ndim * sizeof *shape);
+        hash = mix_text(hash, p->name);
+        hash = mix_number(hash, p->group);
+        hash = mix_number(hash, p->type);
+        hash = mix_number(hash, p->blocked);
+        hash = mix_number(hash, ndim);
+        for (int32_t k = 0; k < ndim; k++) {
+            hash = mix_number(hash, shape[k]);
+        }
     }
     return hash;
 }

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "checkpoint/shards.h"
 #include "core/check.h"
 #include "core/status.h"
 
@@ -212,9 +211,8 @@ static tch_status check_one(const tch_checkpoint *file, const tchi_state *s, con
     if (!is_like(s) || (!f->sharded && tch_checkpoint_find(file, f->name) >= 0)) {
         return tchi_saved_check(file, f->name, &f->tensor);
     }
-    tchi_slice slice = {f->tensor.ndim, f->whole, f->start, f->sizes};
-    return tchi_shards_has(file, f->name) ? tchi_shards_check(file, f->name, &slice, f->tensor.dtype)
-                                          : is_missing(f->name);
+    tch_status status = tch_checkpoint_check_shard(file, f->name, f->whole, f->start, &f->tensor);
+    return status == TCH_ERR_INVALID_ARGUMENT ? is_missing(f->name) : status;
 }
 
 tch_status tchi_saved_state_check(const tch_optimizer *optimizer, int64_t index, const tch_checkpoint *file,

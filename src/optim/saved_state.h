@@ -50,7 +50,8 @@ void tchi_saved_counts_take(tch_optimizer *optimizer, const tchi_list *counts);
 /* Whether the file was written by ranks. */
 bool tchi_saved_by_ranks(const tch_checkpoint *file, const char *prefix);
 
-/* What two optimizers must have in common for one to go on with the state of the other: names, shapes, types, groups. */
+/* What two optimizers must have in common for one to go on with the state of the other: names, shapes, types and
+ * groups. */
 uint64_t tchi_saved_model(const tch_optimizer *optimizer);
 
 #endif
