@@ -588,6 +588,37 @@ static void good_index(void **state)
     }
 }
 
+/* An index with bytes changed at random, or cut short: it opens or it does not, and nothing else happens. */
+static void changed_index(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 1000 };
+    static const char some[] = "\"{}[]:,\\ 0e-.az/";
+    const char *path = index_path();
+    test_random random = test_random_stream(3);
+    save_well(&cuttings[4], 2, path, "old");
+    int64_t bytes;
+    int opened = 0;
+    const char *good = test_file_read(path, &bytes);
+    char *text = test_alloc((size_t)bytes);
+    for (int i = 0; i < ROUNDS; i++) {
+        memcpy(text, good, (size_t)bytes);
+        for (int k = 0; k <= i % 3; k++) {
+            char with = some[(size_t)(test_random_uniform(&random) * (double)(sizeof some - 1))];
+            text[(int64_t)(test_random_uniform(&random) * (double)bytes)] = with;
+        }
+        test_file_write(path, text, i % 10 == 0 ? (int64_t)(test_random_uniform(&random) * (double)bytes) : bytes);
+        tch_checkpoint *c = NULL;
+        tch_status status = tch_checkpoint_open(path, &c);
+        CHECK((status == TCH_OK) == (c != NULL) && (status == TCH_OK || status == TCH_ERR_IO), "gave %s",
+              tch_status_name(status));
+        opened += status == TCH_OK;
+        tch_checkpoint_close(c);
+    }
+    CHECK(opened > 0 && opened < ROUNDS, "%d of %d opened", opened, ROUNDS);
+    test_counting_check_empty();
+}
+
 #define SHARD(name, shape, begin, end)                                                                                 \
     "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
@@ -717,6 +748,7 @@ int main(int argc, char **argv)
         IN_A_FOLDER(no_memory_to_read),
         IN_A_FOLDER(bad_index),
         IN_A_FOLDER(good_index),
+        IN_A_FOLDER(changed_index),
         IN_A_FOLDER(bad_shards),
         IN_A_FOLDER(damaged_files),
         IN_A_FOLDER(not_what_is_there),
