@@ -1,5 +1,6 @@
 /* An NCCL of one rank, and the events of CUDA's driver, on the processor. What is asked for by fake_nccl_behave happens
  * to the collectives that follow: one of them never ends on the GPU, never begins, or an error is found beside them. */
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -24,9 +25,9 @@ enum { WELL, NEVER_ENDS, NEVER_BEGINS, ERROR_BESIDE, NEVER_MEETS };
 void fake_nccl_behave(int how);
 int fake_nccl_aborts(void);
 
-/* Only one communicator at a time, and reads of a number at the wrong moment change nothing here. */
-static volatile int behavior;
-static volatile int aborts;
+/* Only one communicator at a time. */
+static atomic_int behavior;
+static atomic_int aborts;
 static fake_comm the_comm;
 
 void fake_nccl_behave(int how)
