@@ -1,7 +1,13 @@
 /* Processes that share an optimizer over MPI. Each has some rows of every matrix; Shampoo's blocks are divided among
  * them. At the end the first process puts the parameters together and takes the same steps alone: the bits are equal.
  *
- *     mpiexec -n 4 example_13_mpi */
+ *     mpiexec -n 4 example_13_mpi
+ *
+ * With the path of a checkpoint's index it saves in the middle; where the checkpoint is there already, it goes on from
+ * it, with any number of processes:
+ *
+ *     mpiexec -n 4 example_13_mpi run.safetensors.index.json
+ *     mpiexec -n 3 example_13_mpi run.safetensors.index.json */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -36,40 +42,93 @@ static void fill(float *values, int64_t first_row, int64_t rows, int matrix, int
     }
 }
 
-/* Trains rows [first, first + rows) of every matrix; with a group, the other processes have the others. */
-static void train(tch_context *context, tch_comm *comm, int64_t first, int64_t rows, const tch_placement *placements,
-                  float *parameters[MATRICES])
+/* What one process has: rows [first, first + rows) of every matrix. */
+typedef struct part {
+    tch_context *context;
+    tch_comm *comm; /* NULL: the process is alone */
+    int64_t first, rows;
+    tch_optimizer *optimizer;
+    tch_tensor tensors[MATRICES];
+} part;
+
+static const char *const names[MATRICES] = {"first", "second"};
+static const int64_t whole[2] = {ROWS, COLS};
+
+/* Every process adds its rows of the parameters and its part of the optimizer's state; then all save together. */
+static void save(part *p, const char *path, int step)
 {
-    int64_t shape[2] = {rows, COLS};
-    tch_tensor tensors[MATRICES], gradients[MATRICES];
+    tch_checkpoint_writer *writer;
+    int64_t start[2] = {p->first, 0};
+    TRY(tch_checkpoint_writer_create(&writer));
+    for (int m = 0; m < MATRICES && p->rows > 0; m++) {
+        TRY(tch_checkpoint_writer_add_shard(writer, names[m], &p->tensors[m], whole, start));
+    }
+    TRY(tch_optimizer_save(p->optimizer, writer, "optimizer"));
+    TRY(tch_checkpoint_writer_set_integer(writer, "step", step));
+    TRY(tch_checkpoint_writer_save_sharded(writer, p->context, p->comm, path));
+    tch_checkpoint_writer_destroy(writer);
+}
+
+/* Each reads the rows and the blocks that are its own now, from whichever files have them. */
+static int load(part *p, const char *path)
+{
+    tch_checkpoint *checkpoint;
+    int64_t step;
+    int64_t start[2] = {p->first, 0};
+    TRY(tch_checkpoint_open(path, &checkpoint));
+    TRY(tch_optimizer_load(p->optimizer, checkpoint, "optimizer"));
+    for (int m = 0; m < MATRICES; m++) {
+        TRY(tch_checkpoint_read_shard(checkpoint, p->context, names[m], whole, start, &p->tensors[m]));
+    }
+    TRY(tch_checkpoint_integer(checkpoint, "step", &step));
+    tch_checkpoint_close(checkpoint);
+    return (int)step;
+}
+
+static int exists(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    if (file != NULL) {
+        fclose(file);
+    }
+    return file != NULL;
+}
+
+/* With a group, the other processes have the other rows. */
+static void train(part p, const tch_placement *placements, float *parameters[MATRICES], const char *path)
+{
+    int64_t shape[2] = {p.rows, COLS};
+    tch_tensor gradients[MATRICES];
     const tch_tensor *given[MATRICES];
     tch_parameter entries[MATRICES];
-    static const char *const names[MATRICES] = {"first", "second"};
     for (int m = 0; m < MATRICES; m++) {
-        float *gradient = malloc((size_t)(rows * COLS + 1) * sizeof *gradient);
-        fill(parameters[m], first, rows, m, 0);
-        tensors[m] = tch_tensor_view(parameters[m], TCH_FLOAT32, 2, shape);
+        float *gradient = malloc((size_t)(p.rows * COLS + 1) * sizeof *gradient);
+        fill(parameters[m], p.first, p.rows, m, 0);
+        p.tensors[m] = tch_tensor_view(parameters[m], TCH_FLOAT32, 2, shape);
         gradients[m] = tch_tensor_view(gradient, TCH_FLOAT32, 2, shape);
         given[m] = &gradients[m];
-        entries[m] = (tch_parameter){.tensor = &tensors[m], .name = names[m]};
+        entries[m] = (tch_parameter){.tensor = &p.tensors[m], .name = names[m]};
     }
     tch_optim_config config = tch_optim_defaults(TCH_OPTIM_SHAMPOO);
     config.max_preconditioner_dim = 32;
     config.precondition_frequency = 2;
-    tch_optimizer *optimizer;
-    TRY(tch_optimizer_create_shared(context, &config, comm, MATRICES, entries, placements, NULL, &optimizer));
-    for (int step = 1; step <= STEPS; step++) {
+    TRY(tch_optimizer_create_shared(p.context, &config, p.comm, MATRICES, entries, placements, NULL, &p.optimizer));
+    int done = path != NULL && exists(path) ? load(&p, path) : 0;
+    for (int step = done + 1; step <= STEPS; step++) {
         for (int m = 0; m < MATRICES; m++) {
-            fill(gradients[m].data, first, rows, m, step);
+            fill(gradients[m].data, p.first, p.rows, m, step);
         }
-        TRY(tch_optimizer_step(optimizer, MATRICES, given));
+        TRY(tch_optimizer_step(p.optimizer, MATRICES, given));
+        if (path != NULL && step == STEPS / 2) {
+            save(&p, path, step);
+        }
     }
     tch_optim_memory memory = TCH_OPTIM_MEMORY_INIT;
-    TRY(tch_optimizer_get_memory(optimizer, &memory));
-    printf("rank %d: rows %lld to %lld, %lld of the blocks, %.0f kB of state\n",
-           comm == NULL ? -1 : tch_comm_rank(comm), (long long)first, (long long)(first + rows),
-           (long long)memory.blocks, (double)memory.state / 1e3);
-    tch_optimizer_destroy(optimizer);
+    TRY(tch_optimizer_get_memory(p.optimizer, &memory));
+    printf("rank %d: steps %d to %d, rows %lld to %lld, %lld of the blocks, %.0f kB of state\n",
+           p.comm == NULL ? -1 : tch_comm_rank(p.comm), done + 1, STEPS, (long long)p.first,
+           (long long)(p.first + p.rows), (long long)memory.blocks, (double)memory.state / 1e3);
+    tch_optimizer_destroy(p.optimizer);
     for (int m = 0; m < MATRICES; m++) {
         free(gradients[m].data);
     }
@@ -77,7 +136,6 @@ static void train(tch_context *context, tch_comm *comm, int64_t first, int64_t r
 
 int main(int argc, char **argv)
 {
-    int64_t whole[2] = {ROWS, COLS};
     tch_shard shards[64];
     tch_placement placements[MATRICES];
     int counts[64], starts[64];
@@ -105,13 +163,14 @@ int main(int argc, char **argv)
         together[m] = malloc(sizeof(float) * ROWS * COLS);
         alone[m] = malloc(sizeof(float) * ROWS * COLS);
     }
-    train(context, comm, shards[rank].start[0], shards[rank].size[0], placements, mine);
+    part own = {.context = context, .comm = comm, .first = shards[rank].start[0], .rows = shards[rank].size[0]};
+    train(own, placements, mine, argc > 1 ? argv[1] : NULL);
     int same = 1;
     for (int m = 0; m < MATRICES; m++) {
         MPI_Gatherv(mine[m], counts[rank], MPI_FLOAT, together[m], counts, starts, MPI_FLOAT, 0, MPI_COMM_WORLD);
     }
     if (rank == 0) {
-        train(context, NULL, 0, ROWS, NULL, alone);
+        train((part){.context = context, .rows = ROWS}, NULL, alone, NULL);
         for (int m = 0; m < MATRICES; m++) {
             for (int64_t i = 0; i < ROWS * COLS; i++) {
                 same = same && together[m][i] == alone[m][i];

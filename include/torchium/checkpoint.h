@@ -1,4 +1,4 @@
-/* Checkpoints: named tensors and settings in one file.
+/* Checkpoints: named tensors and settings in one file, or in one for each rank of a group.
  *
  * The file is a safetensors file, which any reader of that format opens (docs/checkpoints.md). Writing collects what
  * belongs in it, then saves all at once; reading opens a file, then takes out what is wanted:
@@ -24,6 +24,17 @@
  * the old file or the new one, whole. A file that is opened is believed in nothing: every name, shape and offset in it
  * is checked before anything is read by it.
  *
+ * Ranks that train one model save it together: each adds what it has to a writer of its own, rectangles of larger
+ * tensors among it, and all call tch_checkpoint_writer_save_sharded. What they leave is a safetensors file of each rank
+ * and an index, "model.safetensors.index.json" in the layout that sharded models have everywhere. It is opened by
+ * tch_checkpoint_open as a file is, and any number of ranks reads from it, each what it needs:
+ *
+ *     tch_checkpoint_writer_add_shard(writer, "layer1.weight", &rows, shape, start);
+ *     tch_checkpoint_writer_save_sharded(writer, context, comm, "model.safetensors.index.json");
+ *
+ *     tch_checkpoint_open("model.safetensors.index.json", &checkpoint);
+ *     tch_checkpoint_read_shard(checkpoint, context, "layer1.weight", shape, other_start, &other_rows);
+ *
  * A writer is used by one thread at a time. A checkpoint that is open never changes, and any number of threads may read
  * from it, each with its own context. Names, keys and text are UTF-8. */
 #ifndef TORCHIUM_CHECKPOINT_H
@@ -32,6 +43,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <torchium/comm.h>
 #include <torchium/context.h>
 #include <torchium/export.h>
 #include <torchium/status.h>
@@ -71,6 +83,13 @@ TCH_API void tch_checkpoint_writer_destroy(tch_checkpoint_writer *writer);
  * elements are read by each save, and their memory must stay until the last one. A name can be given once. */
 TCH_API tch_status tch_checkpoint_writer_add(tch_checkpoint_writer *writer, const char *name, const tch_tensor *tensor);
 
+/* The same for a rectangle of a larger tensor, which has `shape` and in which it begins at `start`, both with as many
+ * numbers as `tensor` has dimensions. In the file it is called by its rectangle, "layer1.weight[0:64,0:128]", and
+ * tch_checkpoint_read_shard finds it under `name`. Rectangles of one name do not overlap. */
+TCH_API tch_status tch_checkpoint_writer_add_shard(tch_checkpoint_writer *writer, const char *name,
+                                                   const tch_tensor *tensor, const int64_t *shape,
+                                                   const int64_t *start);
+
 /* Settings, kept as text under a key. A key that was set before gets the new value. Numbers are written so that they
  * read back exactly, infinities and NaN too. The key "format" and those that begin with "torchium." are the library's
  * own. */
@@ -94,9 +113,23 @@ TCH_API tch_status tch_checkpoint_writer_set_checksums(tch_checkpoint_writer *wr
  * The same writer can save again, to the same path or another. */
 TCH_API tch_status tch_checkpoint_writer_save(tch_checkpoint_writer *writer, tch_context *context, const char *path);
 
+/* Writes one checkpoint of all ranks of a group: every rank calls it, with its own writer and the same `path`, which
+ * ends in ".index.json" and is in a folder that all of them see. The context is the one that the group is used with.
+ * Beside the index lie the files, "model-NUMBER-00001-of-00004.safetensors": NUMBER is another at each save. A tensor
+ * that several ranks add under one name is read from the first one's file. `comm` NULL: one process, one file.
+ *
+ * The index takes its name when every file is on the disk. When the call fails on one rank it fails on all, the files
+ * are removed, and the old index stands with its own; when it succeeds, the first rank removes those of earlier saves
+ * to the same path, also of such as were killed. Who is about to open the old index at that moment finds its files
+ * gone; those who have opened it keep them. */
+TCH_API tch_status tch_checkpoint_writer_save_sharded(tch_checkpoint_writer *writer, tch_context *context,
+                                                      tch_comm *comm, const char *path);
+
 /* --- reading ---------------------------------------------------------------------------------------------------- */
 
-/* Opens a safetensors file of whatever origin. TCH_ERR_IO, with what is wrong and where, for one that cannot be read,
+/* Opens a safetensors file of whatever origin, or the files of an index where the path ends in ".index.json": they lie
+ * in its folder, and stay open until the checkpoint is closed. A setting that several of them have is the first one's.
+ * TCH_ERR_IO, with what is wrong and where, for one that cannot be read,
  * breaks a rule of the format, was written by a later version of Torchium in a form this one does not know, or whose
  * header is not what its checksum says. A file without checksums, of another program or an older version, opens all the
  * same: ask tch_checkpoint_has_checksums. */
@@ -111,6 +144,17 @@ TCH_API void tch_checkpoint_close(tch_checkpoint *checkpoint);
  * checksum, where there is one: TCH_ERR_IO when they differ, and then `out` holds what the file does. */
 TCH_API tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
                                        tch_tensor *out);
+
+/* The same for a rectangle of a tensor that is there in shards, or whole: `out` begins at `start` of a tensor of
+ * `shape`, both with as many numbers as `out` has dimensions. The shards may be cut in another way, and the file's
+ * tensor may have dimensions merged that `shape` has apart. What is not one shard is put together in host memory. */
+TCH_API tch_status tch_checkpoint_read_shard(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
+                                             const int64_t *shape, const int64_t *start, tch_tensor *out);
+
+/* Whether that would find all of it, of this shape and type, for those who ask before they write anything. Reads no
+ * element; of `out` only the description is looked at. */
+TCH_API tch_status tch_checkpoint_check_shard(const tch_checkpoint *checkpoint, const char *name, const int64_t *shape,
+                                              const int64_t *start, const tch_tensor *out);
 
 /* A setting as text, or NULL when the file has none of this key. */
 TCH_API const char *tch_checkpoint_text(const tch_checkpoint *checkpoint, const char *key);

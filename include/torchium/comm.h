@@ -91,6 +91,31 @@ TCH_API tch_status tch_comm_nccl_id(char id[TCH_NCCL_ID_BYTES]);
 TCH_API tch_status tch_comm_create_nccl(tch_context *context, const char id[TCH_NCCL_ID_BYTES], int32_t rank,
                                         int32_t size, tch_comm **comm);
 
+typedef struct tch_comm_nccl_config {
+    size_t struct_size;
+    const char *name; /* in messages; NULL for "NCCL" */
+    double timeout_s; /* 0: a rank that is gone is waited for */
+} tch_comm_nccl_config;
+#define TCH_COMM_NCCL_CONFIG_INIT                                                                                      \
+    {                                                                                                                  \
+        sizeof(tch_comm_nccl_config), NULL, 0.0                                                                        \
+    }
+
+/* The same with options; `config` NULL: the defaults.
+ *
+ * With a time set the communicator does not block (NCCL 2.14 and later), and a thread looks on from beside. When the
+ * ranks do not meet within timeout_s, when a collective does not begin within it, when no collective that is queued
+ * ends for so long, or as soon as NCCL itself reports an error, the communicator is aborted: kernels that wait on the
+ * GPU end, so that whoever waits for the GPU goes on, and the call under way, or the next one of the group, is
+ * TCH_ERR_COMM with the group, the operation and the reason. What the step left behind is not to be used: load a
+ * checkpoint.
+ *
+ * The time counts from when a collective is queued, and what is queued before it on the same stream counts too: take
+ * more than the longest stretch of work between two collectives. With an earlier NCCL calls of the host may block
+ * without end, the meeting of the ranks first of all. Collectives that are captured in a CUDA graph are not watched. */
+TCH_API tch_status tch_comm_create_nccl_with(tch_context *context, const char id[TCH_NCCL_ID_BYTES], int32_t rank,
+                                             int32_t size, const tch_comm_nccl_config *config, tch_comm **comm);
+
 TCH_END_DECLS
 
 #endif

@@ -454,13 +454,20 @@ TCH_API tch_status tch_optimizer_get_kernel(const tch_optimizer *optimizer, tch_
 /* === Checkpoints ================================================================================================== */
 
 /* Adds the whole state to a checkpoint being written, under names that begin with `prefix` and a slash, and the
- * hyperparameters to its metadata. The tensors are read when the writer saves: not after the next step. */
+ * hyperparameters to its metadata. The tensors are read when the writer saves: not after the next step.
+ *
+ * Of an optimizer that ranks share, each adds its part to its own writer, for tch_checkpoint_writer_save_sharded: its
+ * tiles, its shards of what is laid out like a parameter, and some of what all ranks have. */
 TCH_API tch_status tch_optimizer_save(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix);
 
 /* Takes the state from an open checkpoint: the same kind, parameters of the same names and shapes. Training goes on bit
  * for bit as it would have on the same device. Hyperparameters marked (step) are taken too. Everything but the tensors'
  * bytes is compared before the first write, and numbers of steps that cannot be are refused; after an error of the
- * device, or a tensor that is not what its checksum says, the optimizer is marked failed. */
+ * device, or a tensor that is not what its checksum says, the optimizer is marked failed.
+ *
+ * The checkpoint may come from one process or from any number of ranks, replicated or sharded in any way, and so may
+ * the optimizer that loads it. Ranks that share one call this together, and none goes on where another could not load
+ * its part: a rank that could not open the checkpoint calls it with NULL, so that the others do not wait. */
 TCH_API tch_status tch_optimizer_load(tch_optimizer *optimizer, tch_checkpoint *checkpoint, const char *prefix);
 
 TCH_END_DECLS

@@ -268,7 +268,7 @@ tch_status tchi_header_read(tchi_header *header, const char *path, char *text, i
                             .sizes = {.item_size = sizeof(int64_t)},
                             .settings = {.item_size = sizeof(tchi_setting)},
                             .noted = {.item_size = sizeof(tchi_setting)}};
-    tchi_json json = {.path = path, .text = text, .length = length};
+    tchi_json json = {.path = path, .what = "header", .text = text, .length = length};
     if (length == 0 || text[0] != '{') {
         return tchi_json_fail(&json, "a header begins with '{'");
     }

@@ -17,12 +17,13 @@ typedef struct tchi_stored {
     const char *name;
     const tchi_file_type *type;
     int32_t ndim;
+    int32_t file;       /* of an index: which of its files has it */
     int64_t first_size; /* number of its first size in `sizes` */
     int64_t begin;      /* its bytes, counted from the end of the header */
     int64_t end;
     bool has_checksum;
     uint32_t checksum;  /* of those bytes */
-    atomic_bool viewed; /* they were compared with it for a view: the one thing that changes while a file is open */
+    atomic_bool viewed; /* they were compared with it once: the one thing that changes while a file is open */
 } tchi_stored;
 
 typedef struct tchi_setting {

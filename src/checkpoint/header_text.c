@@ -1,61 +1,12 @@
 /* The header of a file as text. The same code runs twice, first without memory and without checksums, to learn the
  * size. */
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
 #include <torchium/version.h>
 
 #include "core/status.h"
 #include "format.h"
 #include "chunks.h"
+#include "json_text.h"
 #include "writer.h"
-
-typedef struct sink {
-    char *text; /* NULL while measuring */
-    int64_t used;
-} sink;
-
-static void put(sink *out, const char *bytes, size_t count)
-{
-    if (out->text != NULL) {
-        memcpy(out->text + out->used, bytes, count);
-    }
-    out->used += (int64_t)count;
-}
-
-/* Of what is short: structure and numbers. */
-static void put_format(sink *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void put_format(sink *out, const char *format, ...)
-{
-    char text[128];
-    va_list arguments;
-    va_start(arguments, format);
-    int length = vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    put(out, text, (size_t)length);
-}
-
-/* UTF-8 as it is; only what JSON does not allow in a string is escaped. */
-static void put_escaped(sink *out, const char *text)
-{
-    for (; *text != '\0'; text++) {
-        unsigned char byte = (unsigned char)*text;
-        if (byte < 0x20) {
-            put_format(out, "\\u%04x", byte);
-        } else {
-            put(out, "\\", byte == '"' || byte == '\\');
-            put(out, text, 1);
-        }
-    }
-}
-
-static void put_string(sink *out, const char *text)
-{
-    put(out, "\"", 1);
-    put_escaped(out, text);
-    put(out, "\"", 1);
-}
 
 bool tchi_user_kernel_setting(int32_t index, const char **key, const char **value)
 {
@@ -72,15 +23,15 @@ bool tchi_user_kernel_setting(int32_t index, const char **key, const char **valu
     return true;
 }
 
-static void put_setting(sink *out, const char *key, const char *value, bool first)
+static void put_setting(tchi_json_text *out, const char *key, const char *value, bool first)
 {
-    put(out, ",", !first);
-    put_string(out, key);
-    put(out, ":", 1);
-    put_string(out, value);
+    tchi_json_put(out, ",", !first);
+    tchi_json_put_string(out, key);
+    tchi_json_put(out, ":", 1);
+    tchi_json_put_string(out, value);
 }
 
-static void put_settings(sink *out, const tch_checkpoint_writer *writer)
+static void put_settings(tchi_json_text *out, const tch_checkpoint_writer *writer)
 {
     const char *key;
     const char *value;
@@ -94,51 +45,51 @@ static void put_settings(sink *out, const tch_checkpoint_writer *writer)
 }
 
 /* `checksums` is NULL while measuring, when any digits will do. */
-static void put_checksums(sink *out, const tch_checkpoint_writer *writer, const tchi_list *order,
+static void put_checksums(tchi_json_text *out, const tch_checkpoint_writer *writer, const tchi_list *order,
                           const uint32_t *checksums, uint32_t own)
 {
     const int64_t *numbers = order->items;
-    put_format(out, ",\"%s\":\"%0*x\"", TCHI_CHECKSUM_KEY, TCHI_CHECKSUM_DIGITS, (unsigned)own);
+    tchi_json_put_format(out, ",\"%s\":\"%0*x\"", TCHI_CHECKSUM_KEY, TCHI_CHECKSUM_DIGITS, (unsigned)own);
     for (int64_t i = 0; i < order->count; i++) {
         const tchi_added *added = (const tchi_added *)writer->tensors.items + numbers[i];
-        put_format(out, ",\"%s", TCHI_CHECKSUM_PREFIX);
-        put_escaped(out, added->name);
-        put_format(out, "\":\"%0*x\"", TCHI_CHECKSUM_DIGITS, checksums != NULL ? (unsigned)checksums[i] : 0);
+        tchi_json_put_format(out, ",\"%s", TCHI_CHECKSUM_PREFIX);
+        tchi_json_put_escaped(out, added->name);
+        tchi_json_put_format(out, "\":\"%0*x\"", TCHI_CHECKSUM_DIGITS, checksums != NULL ? (unsigned)checksums[i] : 0);
     }
 }
 
 /* Returns where the tensor's bytes end, and so where the next one's begin. */
-static int64_t put_tensor(sink *out, const tchi_added *added, int64_t begin)
+static int64_t put_tensor(tchi_json_text *out, const tchi_added *added, int64_t begin)
 {
     tch_tensor tensor = tchi_added_tensor(added);
     int64_t end = begin + tchi_tensor_bytes(&tensor);
-    put(out, ",", 1);
-    put_string(out, added->name);
-    put_format(out, ":{\"dtype\":\"%s\",\"shape\":[", added->type->name);
+    tchi_json_put(out, ",", 1);
+    tchi_json_put_string(out, added->name);
+    tchi_json_put_format(out, ":{\"dtype\":\"%s\",\"shape\":[", added->type->name);
     for (int32_t i = 0; i < tensor.ndim; i++) {
-        put_format(out, "%s%lld", i > 0 ? "," : "", (long long)tensor.shape[i]);
+        tchi_json_put_format(out, "%s%lld", i > 0 ? "," : "", (long long)tensor.shape[i]);
     }
-    put_format(out, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
+    tchi_json_put_format(out, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
     return end;
 }
 
-static void put_header(sink *out, const tch_checkpoint_writer *writer, const tchi_list *order,
+static void put_header(tchi_json_text *out, const tch_checkpoint_writer *writer, const tchi_list *order,
                        const uint32_t *checksums, uint32_t own)
 {
-    put_format(out, "{\"%s\":{", TCHI_SETTINGS_NAME);
+    tchi_json_put_format(out, "{\"%s\":{", TCHI_SETTINGS_NAME);
     put_settings(out, writer);
     if (writer->checksums) {
         put_checksums(out, writer, order, checksums, own);
     }
-    put(out, "}", 1);
+    tchi_json_put(out, "}", 1);
     const int64_t *numbers = order->items;
     int64_t begin = 0;
     for (int64_t i = 0; i < order->count; i++) {
         begin = put_tensor(out, (const tchi_added *)writer->tensors.items + numbers[i], begin);
     }
-    put(out, "}", 1);
+    tchi_json_put(out, "}", 1);
     while (out->used % 8 != 0) {
-        put(out, " ", 1);
+        tchi_json_put(out, " ", 1);
     }
 }
 
@@ -151,7 +102,7 @@ static void put_prefix(char *text, uint64_t length)
 
 tch_status tchi_header_bytes(const tch_checkpoint_writer *writer, const tchi_list *order, int64_t *bytes)
 {
-    sink measure = {0};
+    tchi_json_text measure = {0};
     put_header(&measure, writer, order, NULL, 0);
     if (measure.used > TCHI_MOST_HEADER_BYTES) {
         return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
@@ -167,7 +118,7 @@ tch_status tchi_header_bytes(const tch_checkpoint_writer *writer, const tchi_lis
 void tchi_header_text(const tch_checkpoint_writer *writer, const tchi_list *order, const uint32_t *checksums,
                       uint32_t own, char *text)
 {
-    sink out = {.text = text + TCHI_PREFIX_BYTES};
+    tchi_json_text out = {.text = text + TCHI_PREFIX_BYTES};
     put_header(&out, writer, order, checksums, own);
     put_prefix(text, (uint64_t)out.used);
 }

@@ -17,7 +17,7 @@ tch_status tchi_json_fail(const tchi_json *json, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(problem, sizeof problem, format, arguments);
     va_end(arguments);
-    return tchi_fail(TCH_ERR_IO, "%.600s: header byte %lld: %s", json->path, (long long)json->at, problem);
+    return tchi_fail(TCH_ERR_IO, "%.600s: %s byte %lld: %s", json->path, json->what, (long long)json->at, problem);
 }
 
 static void skip_space(tchi_json *json)
@@ -32,7 +32,8 @@ static void skip_space(tchi_json *json)
 static const char *found(const tchi_json *json, char text[FOUND_SIZE])
 {
     if (json->at >= json->length) {
-        return "the header ends";
+        snprintf(text, FOUND_SIZE, "the %s ends", json->what);
+        return text;
     }
     unsigned char byte = (unsigned char)json->text[json->at];
     snprintf(text, FOUND_SIZE, byte > 0x20 && byte < 0x7f ? "found '%c'" : "found byte 0x%02x", byte);
@@ -57,8 +58,9 @@ tch_status tchi_json_end(tchi_json *json)
 {
     char text[FOUND_SIZE];
     skip_space(json);
-    return json->at == json->length ? TCH_OK
-                                    : tchi_json_fail(json, "expected the end of the header, %s", found(json, text));
+    return json->at == json->length
+               ? TCH_OK
+               : tchi_json_fail(json, "expected the end of the %s, %s", json->what, found(json, text));
 }
 
 /* The four digits after \u. */

@@ -11,6 +11,7 @@
 
 typedef struct tchi_json {
     const char *path; /* for messages */
+    const char *what; /* it is, for messages: "header", "index" */
     char *text;       /* strings are decoded where they lie, so it is written to */
     int64_t length;
     int64_t at;

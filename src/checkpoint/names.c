@@ -75,11 +75,14 @@ static tch_status grow(tchi_names *names)
     return TCH_OK;
 }
 
+tch_status tchi_names_reserve(tchi_names *names)
+{
+    return 2 * (names->count + 1) > names->room ? grow(names) : TCH_OK;
+}
+
 tch_status tchi_names_add(tchi_names *names, const char *name, int64_t number)
 {
-    if (2 * (names->count + 1) > names->room) {
-        TCHI_TRY(grow(names));
-    }
+    TCHI_TRY(tchi_names_reserve(names));
     uint64_t hash = hash_of(names->key, name);
     *slot_of(names, name, hash) = (tchi_name){name, hash, number};
     names->count++;

@@ -23,6 +23,9 @@ typedef struct tchi_names {
 /* The number of a name, or -1. */
 int64_t tchi_names_find(const tchi_names *names, const char *name);
 
+/* Room for one more, so that adding it cannot fail. */
+tch_status tchi_names_reserve(tchi_names *names);
+
 /* Adds a name that is not there yet. It is kept by reference. */
 tch_status tchi_names_add(tchi_names *names, const char *name, int64_t number);
 

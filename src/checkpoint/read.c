@@ -42,19 +42,18 @@ static tchi_stored *find_loadable(const char *function, const tch_checkpoint *ch
 /* As it lies in the file; `data` is where the file's tensors begin in memory. */
 static tch_tensor tensor_of(const tch_checkpoint *checkpoint, const tchi_stored *stored, char *data)
 {
-    int64_t *sizes = (int64_t *)checkpoint->header.sizes.items;
     return tch_tensor_view(data == NULL || stored->begin == stored->end ? NULL : data + stored->begin,
-                           stored->type->dtype, stored->ndim, stored->ndim > 0 ? sizes + stored->first_size : NULL);
+                           stored->type->dtype, stored->ndim, (int64_t *)tchi_checkpoint_sizes(checkpoint, stored));
 }
 
 /* Compared once: a view costs nothing after the first. Two threads may both be the first. */
-static tch_status check_view(const tch_checkpoint *checkpoint, tchi_stored *stored)
+static tch_status check_view(const tch_checkpoint *file, tchi_stored *stored)
 {
     if (!stored->has_checksum || atomic_load_explicit(&stored->viewed, memory_order_relaxed)) {
         return TCH_OK;
     }
-    const char *bytes = checkpoint->map + checkpoint->data_begin + stored->begin;
-    TCHI_TRY(tchi_checkpoint_compare(checkpoint, stored, tchi_crc32c(0, bytes, stored->end - stored->begin)));
+    const char *bytes = file->map + file->data_begin + stored->begin;
+    TCHI_TRY(tchi_checkpoint_compare(file, stored, tchi_crc32c(0, bytes, stored->end - stored->begin)));
     atomic_store_explicit(&stored->viewed, true, memory_order_relaxed);
     return TCH_OK;
 }
@@ -74,19 +73,19 @@ tch_status tch_checkpoint_view(const tch_checkpoint *checkpoint, const char *nam
     if (stored == NULL) {
         return status;
     }
-    if (checkpoint->map == NULL) {
-        return tchi_fail(TCH_ERR_IO, "%.600s: it cannot be mapped into memory: %s; use tch_checkpoint_read",
-                         checkpoint->path, tchi_errno_text(checkpoint->map_error, text));
+    const tch_checkpoint *file = tchi_checkpoint_file(checkpoint, stored);
+    if (file->map == NULL) {
+        return tchi_fail(TCH_ERR_IO, "%.600s: it cannot be mapped into memory: %s; use tch_checkpoint_read", file->path,
+                         tchi_errno_text(file->map_error, text));
     }
-    if ((checkpoint->data_begin + stored->begin) % (int64_t)tch_dtype_size(stored->type->dtype) != 0) {
+    if ((file->data_begin + stored->begin) % (int64_t)tch_dtype_size(stored->type->dtype) != 0) {
         return tchi_fail(TCH_ERR_LAYOUT,
                          "tch_checkpoint_view: the tensor with the name \"%s\" lies at byte %lld of the file, which is "
                          "not aligned for %s; use tch_checkpoint_read",
-                         tchi_quote(name, quoted), (long long)(checkpoint->data_begin + stored->begin),
-                         stored->type->name);
+                         tchi_quote(name, quoted), (long long)(file->data_begin + stored->begin), stored->type->name);
     }
-    TCHI_TRY(check_view(checkpoint, stored));
-    *view = tensor_of(checkpoint, stored, checkpoint->map + checkpoint->data_begin);
+    TCHI_TRY(check_view(file, stored));
+    *view = tensor_of(checkpoint, stored, file->map + file->data_begin);
     return TCH_OK;
 }
 
@@ -178,11 +177,12 @@ tch_status tch_checkpoint_read(const tch_checkpoint *checkpoint, tch_context *co
         return status;
     }
     TCHI_TRY(check_out(checkpoint, context, stored, out));
-    reading r = {.checkpoint = checkpoint, .stored = stored, .context = context};
-    r.at = checkpoint->data_begin + stored->begin;
+    const tch_checkpoint *file = tchi_checkpoint_file(checkpoint, stored);
+    reading r = {.checkpoint = file, .stored = stored, .context = context};
+    r.at = file->data_begin + stored->begin;
     if (stored->begin < stored->end) { /* an empty tensor may have no memory */
         TCHI_TRY(tchi_is_plain(out) ? read_bytes(&r, tchi_tensor_data(out), stored->end - stored->begin)
                                     : read_through_buffer(&r, out));
     }
-    return tchi_checkpoint_compare(checkpoint, stored, r.checksum);
+    return tchi_checkpoint_compare(file, stored, r.checksum);
 }

@@ -43,7 +43,7 @@ tch_status tchi_checkpoint_bytes(int file, const char *path, int64_t offset, voi
 }
 
 /* O_NONBLOCK, so that a pipe does not hold us up before we see that it is one. */
-static tch_status open_file(const char *path, int *file, int64_t *bytes)
+tch_status tchi_open_file(const char *path, int *file, int64_t *bytes)
 {
     struct stat status;
     *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -111,10 +111,14 @@ static void map_file(tch_checkpoint *c, int64_t file_bytes)
 static tch_status open_and_read(tch_checkpoint *c)
 {
     int64_t file_bytes = 0;
-    TCHI_TRY(open_file(c->path, &c->file, &file_bytes));
+    if (tchi_is_index(c->path)) {
+        TCHI_TRY(tchi_index_open(c));
+        return tchi_shards_find(c);
+    }
+    TCHI_TRY(tchi_open_file(c->path, &c->file, &file_bytes));
     TCHI_TRY(read_header(c, file_bytes));
     map_file(c, file_bytes);
-    return TCH_OK;
+    return tchi_shards_find(c);
 }
 
 /* One block for the struct and, behind it, the path. */
@@ -160,9 +164,24 @@ void tch_checkpoint_close(tch_checkpoint *checkpoint)
     if (checkpoint->file >= 0) {
         close(checkpoint->file);
     }
+    for (int64_t i = 0; i < checkpoint->files.count; i++) {
+        tch_checkpoint_close(((tch_checkpoint **)checkpoint->files.items)[i]);
+    }
+    tchi_list_release(&checkpoint->files);
+    tchi_shards_release(&checkpoint->shards);
     tchi_header_release(&checkpoint->header);
     tchi_host_release(checkpoint->text, (size_t)checkpoint->text_bytes);
     tchi_host_release(checkpoint, checkpoint->block_bytes);
+}
+
+const tch_checkpoint *tchi_checkpoint_file(const tch_checkpoint *checkpoint, const tchi_stored *stored)
+{
+    return checkpoint->files.count > 0 ? ((tch_checkpoint **)checkpoint->files.items)[stored->file] : checkpoint;
+}
+
+const int64_t *tchi_checkpoint_sizes(const tch_checkpoint *checkpoint, const tchi_stored *stored)
+{
+    return stored->ndim > 0 ? (const int64_t *)checkpoint->header.sizes.items + stored->first_size : NULL;
 }
 
 /* --- questions -------------------------------------------------------------------------------------------------- */
@@ -206,12 +225,11 @@ tch_status tch_checkpoint_get_info(const tch_checkpoint *checkpoint, int64_t ind
                          "tch_checkpoint_get_info: index is %lld, and the file has %lld tensors", (long long)index,
                          (long long)tch_checkpoint_count(checkpoint));
     }
-    const int64_t *sizes = checkpoint->header.sizes.items;
     info->name = stored->name;
     info->type = stored->type->name;
     info->dtype = stored->type->dtype;
     info->ndim = stored->ndim;
-    info->shape = stored->ndim > 0 ? sizes + stored->first_size : NULL;
+    info->shape = tchi_checkpoint_sizes(checkpoint, stored);
     info->bytes = stored->end - stored->begin;
     info->has_checksum = stored->has_checksum;
     return TCH_OK;

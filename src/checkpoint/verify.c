@@ -21,13 +21,14 @@ tch_status tchi_checkpoint_compare(const tch_checkpoint *checkpoint, const tchi_
 /* `buffer` has TCHI_SUMMED_BYTES. */
 static tch_status verify_tensor(const tch_checkpoint *checkpoint, const tchi_stored *stored, char *buffer)
 {
+    const tch_checkpoint *file = tchi_checkpoint_file(checkpoint, stored);
     uint32_t found = 0;
     for (int64_t at = stored->begin; stored->has_checksum && at < stored->end; at += TCHI_SUMMED_BYTES) {
         int64_t here = stored->end - at < TCHI_SUMMED_BYTES ? stored->end - at : TCHI_SUMMED_BYTES;
-        TCHI_TRY(tchi_checkpoint_bytes(checkpoint->file, checkpoint->path, checkpoint->data_begin + at, buffer, here));
+        TCHI_TRY(tchi_checkpoint_bytes(file->file, file->path, file->data_begin + at, buffer, here));
         found = tchi_crc32c(found, buffer, here);
     }
-    return tchi_checkpoint_compare(checkpoint, stored, found);
+    return tchi_checkpoint_compare(file, stored, found);
 }
 
 static tch_status verify(const tch_checkpoint *checkpoint, int64_t first, int64_t count)
@@ -44,6 +45,16 @@ static tch_status verify(const tch_checkpoint *checkpoint, int64_t first, int64_
     }
     tchi_host_release(buffer, (size_t)TCHI_SUMMED_BYTES);
     return status;
+}
+
+tch_status tchi_checkpoint_verify_once(const tch_checkpoint *checkpoint, tchi_stored *stored)
+{
+    if (!stored->has_checksum || atomic_load_explicit(&stored->viewed, memory_order_relaxed)) {
+        return TCH_OK;
+    }
+    TCHI_TRY(verify(checkpoint, stored - (const tchi_stored *)checkpoint->header.tensors.items, 1));
+    atomic_store_explicit(&stored->viewed, true, memory_order_relaxed);
+    return TCH_OK;
 }
 
 tch_status tch_checkpoint_verify(const tch_checkpoint *checkpoint, const char *name)

@@ -10,6 +10,7 @@
 #include "format.h"
 #include "numbers.h"
 #include "chunks.h"
+#include "shards.h"
 #include "utf8.h"
 
 static char *copy_of(const char *text)
@@ -170,6 +171,109 @@ tch_status tch_checkpoint_writer_add(tch_checkpoint_writer *writer, const char *
     }
     writer->bytes = bytes;
     return TCH_OK;
+}
+
+/* --- shards ----------------------------------------------------------------------------------------------------- */
+
+/* The texts that a shard brings with it. */
+typedef struct shard_texts {
+    char *name, *key, *value;
+} shard_texts;
+
+static void release_texts(const shard_texts *texts)
+{
+    release_text(texts->name);
+    release_text(texts->key);
+    release_text(texts->value);
+}
+
+static char *join(const char *first, const char *second)
+{
+    size_t bytes = strlen(first) + strlen(second) + 1;
+    char *text = tchi_host_allocate(bytes, 1);
+    if (text != NULL) {
+        snprintf(text, bytes, "%s%s", first, second);
+    }
+    return text;
+}
+
+/* "256,128;0,0" */
+static void describe_shard(const tchi_slice *slice, char *text, size_t room)
+{
+    size_t used = 0;
+    for (int32_t k = 0; k < 2 * slice->ndim; k++) {
+        int64_t number = k < slice->ndim ? slice->shape[k] : slice->start[k - slice->ndim];
+        const char *before = k == 0 ? "" : k == slice->ndim ? ";" : ",";
+        used += (size_t)snprintf(text + used, room - used, "%s%lld", before, (long long)number);
+    }
+}
+
+static tch_status check_shard(const char *name, const tch_tensor *tensor, const int64_t *shape, const int64_t *start,
+                              tchi_slice *slice)
+{
+    static const char function[] = "tch_checkpoint_writer_add_shard";
+    TCHI_TRY(check_text(function, "name", name));
+    TCHI_TRY(tch_tensor_check(tensor, "tensor"));
+    *slice = (tchi_slice){tensor->ndim, shape, start, tensor->shape};
+    if (shape == NULL || start == NULL || tensor->ndim < 1) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s", function,
+                         shape == NULL   ? "shape is NULL"
+                         : start == NULL ? "start is NULL"
+                                         : "tensor is a scalar, which has no shards");
+    }
+    if (!tchi_slice_is_sound(slice)) {
+        char quoted[TCHI_QUOTE_SIZE];
+        return tchi_fail(TCH_ERR_SHAPE, "%s: tensor does not lie inside the whole \"%s\" of the given shape", function,
+                         tchi_quote(name, quoted));
+    }
+    return TCH_OK;
+}
+
+static tch_status take_texts(const char *name, const tchi_slice *slice, shard_texts *texts)
+{
+    char text[TCHI_SHARD_SUFFIX_SIZE];
+    texts->name = join(name, tchi_shard_suffix(slice, text));
+    texts->key = texts->name == NULL ? NULL : join(TCHI_SHARD_PREFIX, texts->name);
+    describe_shard(slice, text, sizeof text);
+    texts->value = copy_of(text);
+    return texts->key == NULL || texts->value == NULL ? no_memory("tch_checkpoint_writer_add_shard") : TCH_OK;
+}
+
+/* Room for all of it first: a shard is there with its description, or not at all. */
+static tch_status add_with_texts(tch_checkpoint_writer *writer, const tch_tensor *tensor, const shard_texts *texts)
+{
+    int64_t bytes = 0;
+    TCHI_TRY(check_name(writer, texts->name));
+    TCHI_TRY(check_tensor(writer, tensor, &bytes));
+    TCHI_TRY(tchi_list_reserve(&writer->tensors, writer->tensors.count + 1));
+    TCHI_TRY(tchi_list_reserve(&writer->settings, writer->settings.count + 1));
+    TCHI_TRY(tchi_names_reserve(&writer->names));
+    TCHI_TRY(tchi_names_reserve(&writer->keys));
+    *(tchi_added *)tchi_list_extend(&writer->tensors) = describe(texts->name, tensor);
+    *(tchi_set *)tchi_list_extend(&writer->settings) = (tchi_set){texts->key, texts->value};
+    TCHI_TRY(tchi_names_add(&writer->names, texts->name, writer->tensors.count - 1));
+    TCHI_TRY(tchi_names_add(&writer->keys, texts->key, writer->settings.count - 1));
+    writer->bytes = bytes;
+    return TCH_OK;
+}
+
+tch_status tch_checkpoint_writer_add_shard(tch_checkpoint_writer *writer, const char *name, const tch_tensor *tensor,
+                                           const int64_t *shape, const int64_t *start)
+{
+    tchi_slice slice = {0};
+    shard_texts texts = {0};
+    if (writer == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_writer_add_shard: writer is NULL");
+    }
+    TCHI_TRY(check_shard(name, tensor, shape, start, &slice));
+    tch_status status = take_texts(name, &slice, &texts);
+    if (status == TCH_OK) {
+        status = add_with_texts(writer, tensor, &texts);
+    }
+    if (status != TCH_OK) {
+        release_texts(&texts);
+    }
+    return status;
 }
 
 /* --- settings --------------------------------------------------------------------------------------------------- */

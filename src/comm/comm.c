@@ -158,6 +158,29 @@ tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *v
     return report(comm, "reduce_max", comm->ops.reduce_max(comm->user, values, count, stream_of(context)));
 }
 
+/* By way of the device, where collectives work on its memory. */
+static tch_status largest_on_device(tch_comm *comm, tch_context *context, int32_t values[4], int32_t *there)
+{
+    const tch_device_ops *t = context->backend->device;
+    double bits[2];
+    memcpy(bits, values, sizeof bits);
+    TCHI_TRY(t->store_numbers(context->state, (double *)(void *)there, bits, 2));
+    TCHI_TRY(tchi_comm_reduce_max(comm, context, there, 4));
+    return t->copy_bytes(context->state, values, there, sizeof bits, TCH_COPY_TO_HOST);
+}
+
+tch_status tchi_comm_largest(tch_comm *comm, tch_context *context, int32_t values[4])
+{
+    if (context->backend->host_memory) {
+        return tchi_comm_reduce_max(comm, context, values, 4);
+    }
+    void *there;
+    TCHI_TRY(tchi_pool_allocate(context->pool, 4 * (int64_t)sizeof *values, &there));
+    tch_status status = largest_on_device(comm, context, values, there);
+    tchi_pool_free(context->pool, there);
+    return status;
+}
+
 tch_status tchi_comm_check(tch_comm *comm)
 {
     tch_clear_error();

@@ -12,6 +12,11 @@ tch_status tchi_comm_all_gather(tch_comm *comm, const void *send, void *receive,
 tch_status tchi_comm_all_to_all(tch_comm *comm, const void *send, void *receive, const tch_comm_counts *counts,
                                 void *stream);
 tch_status tchi_comm_reduce_max(tch_comm *comm, tch_context *context, int32_t *values, int32_t count);
+
+/* The same for four numbers of the host; waits for them. Where it fails on the way to the collective the other ranks
+ * wait: with memory of the host there is nothing that could. */
+tch_status tchi_comm_largest(tch_comm *comm, tch_context *context, int32_t values[4]);
+
 tch_status tchi_comm_check(tch_comm *comm);
 
 int64_t tchi_comm_bucket_bytes(const tch_comm *comm);

@@ -130,6 +130,7 @@ static tch_status take_cuts(tchi_param *p, const tch_parameter *parameter, int64
                          "dimension they cut",
                          p->name, (long long)rows);
     }
+    p->batch_dims = parameter->batch_dims;
     p->cut_count = parameter->cut_count > 0 ? parameter->cut_count : 1;
     TCHI_TRY(tchi_host_take((size_t)p->cut_count * sizeof *p->cuts, "the cuts of a parameter", &p->cuts));
     memcpy(p->cuts, parameter->cut_count > 0 ? parameter->cuts : &rows, (size_t)p->cut_count * sizeof *p->cuts);
@@ -280,6 +281,7 @@ static void return_to(tch_optimizer *o, const mark *m)
     o->tiles.count = m->own_tiles;
     if (o->shared != NULL) {
         o->shared->tiles.count = m->tiles;
+        tchi_held_forget(o, m->params);
     }
     o->groups.count = m->groups;
     o->params.count = m->params;

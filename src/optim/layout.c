@@ -284,8 +284,8 @@ static tch_dtype dtype_of(tch_scalar type)
     return type == TCH_SCALAR_F64 ? TCH_FLOAT64 : TCH_FLOAT32;
 }
 
-static tch_status name_state(const naming *n, int32_t param, void *data, tch_scalar type, int32_t ndim,
-                             const int64_t *shape, const int64_t *strides, const char *what)
+static tch_status name_state(const naming *n, int32_t param, tchi_state_kind kind, void *data, tch_scalar type,
+                             int32_t ndim, const int64_t *shape, const int64_t *strides, const char *what)
 {
     tch_optimizer *o = n->optimizer;
     if (!n->on) {
@@ -299,6 +299,7 @@ static tch_status name_state(const naming *n, int32_t param, void *data, tch_sca
     *(tchi_state **)tchi_list_extend(&o->states) = s;
     s->bytes = bytes;
     s->param = param;
+    s->kind = kind;
     snprintf(s->name, bytes - sizeof *s, "%s/%s", p->name, what);
     s->tensor = (tch_tensor){.data = data,
                              .device = tch_context_device(o->context),
@@ -341,7 +342,13 @@ static tch_status place_like(const naming *n, const tchi_param *p, const char *n
     char what[64];
     *data = tchi_arena_take(arena, p->count * tchi_scalar_size(p->real));
     snprintf(what, sizeof what, p->tile < 0 ? "%s" : "%s.%d", name, p->tile);
-    return name_state(n, p->index, *data, p->real, p->ndim, p->shape, p->strides, what);
+    TCHI_TRY(name_state(n, p->index, p->tile < 0 ? TCHI_STATE_LIKE_PARAM : TCHI_STATE_LIKE_TILE, *data, p->real,
+                        p->ndim, p->shape, p->strides, what));
+    if (n->on && p->tile >= 0) {
+        tchi_state_at(n->optimizer, n->optimizer->states.count - 1)->tile =
+            (int32_t)(p - tchi_tile_at(n->optimizer, 0));
+    }
+    return TCH_OK;
 }
 
 static tch_status place_param(const naming *n, tchi_param *p, const tch_optim_config *config, tchi_arena *arena)
@@ -368,7 +375,8 @@ static tch_status place_params(const naming *n, int32_t group, tchi_arena *state
     for (int32_t i = 0; i < g->params; i++) {
         tchi_param *p = tchi_param_at(o, g->first_param + i);
         p->clock = clocks == NULL ? NULL : clocks + i;
-        TCHI_TRY(name_state(n, g->first_param + i, p->clock, TCH_SCALAR_F64, 0, NULL, NULL, "step"));
+        TCHI_TRY(
+            name_state(n, g->first_param + i, TCHI_STATE_OF_PARAM, p->clock, TCH_SCALAR_F64, 0, NULL, NULL, "step"));
         TCHI_TRY(place_param(n, p, &g->config, state));
     }
     for (int32_t i = 0; i < o->tiles.count; i++) {
@@ -379,13 +387,6 @@ static tch_status place_params(const naming *n, int32_t group, tchi_arena *state
         }
     }
     return TCH_OK;
-}
-
-/* The number of a block in the caller's parameter. */
-static int32_t number_of(const tch_optimizer *o, const tchi_block *block)
-{
-    const tchi_param *p = tchi_block_param(o, block);
-    return p->tile < 0 ? block->number : p->tile;
 }
 
 static tch_status name_matrices(const naming *n, const tchi_block_batch *block_batch, int64_t block, int32_t k)
@@ -399,10 +400,10 @@ static tch_status name_matrices(const naming *n, const tchi_block_batch *block_b
     int64_t at = (block_batch->position[k] + block) * f->n * f->n * tchi_scalar_size(f->real);
     char what[64];
     int32_t param = tchi_block_param(o, b)->index;
-    snprintf(what, sizeof what, "factor.%d.%d", number_of(o, b), k);
-    TCHI_TRY(name_state(n, param, f->factors + at, f->real, 2, shape, strides, what));
-    snprintf(what, sizeof what, "%s.%d.%d", kept[f->root == 0], number_of(o, b), k);
-    return name_state(n, param, f->roots + at, f->real, 2, shape, strides, what);
+    snprintf(what, sizeof what, "factor.%d.%d", tchi_block_number(o, b), k);
+    TCHI_TRY(name_state(n, param, TCHI_STATE_OF_BLOCK, f->factors + at, f->real, 2, shape, strides, what));
+    snprintf(what, sizeof what, "%s.%d.%d", kept[f->root == 0], tchi_block_number(o, b), k);
+    return name_state(n, param, TCHI_STATE_OF_BLOCK, f->roots + at, f->real, 2, shape, strides, what);
 }
 
 /* How many numbers a method keeps for each block of a block batch. */
@@ -425,9 +426,9 @@ static tch_status name_block_state(const naming *n, const tchi_block_batch *bloc
     }
     int64_t at = block * block_state_of(blocks, block_batch) * tchi_scalar_size(block_batch->real);
     char what[64];
-    snprintf(what, sizeof what, "%s.%d", blocks->block_state_name, number_of(n->optimizer, b));
-    return name_state(n, tchi_block_param(n->optimizer, b)->index, block_batch->moment + at, block_batch->real, ndim,
-                      shape, strides, what);
+    snprintf(what, sizeof what, "%s.%d", blocks->block_state_name, tchi_block_number(n->optimizer, b));
+    return name_state(n, tchi_block_param(n->optimizer, b)->index, TCHI_STATE_OF_BLOCK, block_batch->moment + at,
+                      block_batch->real, ndim, shape, strides, what);
 }
 
 static tch_status name_block_batch(const naming *n, const tchi_block_batch *block_batch)

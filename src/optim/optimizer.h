@@ -52,6 +52,7 @@ typedef struct tchi_param {
     tchi_dims dims;
     int64_t *cuts;     /* where it is several matrices: their sizes along dims.size[0], or NULL */
     int32_t cut_count; /* the list comes again and again, until all of dims.size[0] is cut */
+    int32_t batch_dims;
     tch_clock *clock;
     void *master;
     void *moment[TCHI_MOMENTS]; /* meaning by method; NULL where not kept */
@@ -148,10 +149,20 @@ typedef struct tchi_group {
     struct tchi_exchange *exchange; /* where the optimizer is shared, or NULL */
 } tchi_group;
 
+/* What a tensor of the state belongs to, and so who has it where ranks share an optimizer. */
+typedef enum tchi_state_kind {
+    TCHI_STATE_OF_BLOCK,   /* a block or tile: its owner */
+    TCHI_STATE_OF_PARAM,   /* a parameter: every rank */
+    TCHI_STATE_LIKE_PARAM, /* the same, laid out like the parameter: of a shard every rank has its own */
+    TCHI_STATE_LIKE_TILE   /* laid out like a tile, a rectangle of what one process has like the parameter */
+} tchi_state_kind;
+
 /* One named tensor of the state, in memory of its own: callers hold views of it. */
 typedef struct tchi_state {
     size_t bytes; /* of this struct, the name included */
     int32_t param;
+    tchi_state_kind kind;
+    int32_t tile; /* LIKE_TILE: which of this rank's */
     tch_tensor tensor;
     int64_t shape[TCH_MAX_RANK], strides[TCH_MAX_RANK];
     char name[];
@@ -250,6 +261,12 @@ static inline const tchi_gradient *tchi_gradient_of(const tch_optimizer *o, cons
 static inline tchi_param *tchi_block_param(const tch_optimizer *o, const tchi_block *block)
 {
     return o->shared != NULL ? tchi_tile_at(o, block->param) : tchi_param_at(o, block->param);
+}
+/* The number of a block in the caller's parameter. */
+static inline int32_t tchi_block_number(const tch_optimizer *o, const tchi_block *block)
+{
+    const tchi_param *p = tchi_block_param(o, block);
+    return p->tile < 0 ? block->number : p->tile;
 }
 
 #endif

@@ -79,6 +79,17 @@ static int as_file(const uint8_t *bytes, size_t count)
     return file;
 }
 
+/* A rectangle of a tensor that some files have in shards. */
+static void check_shards(const tch_checkpoint *checkpoint)
+{
+    static const int64_t shape[] = {2, 2};
+    static const int64_t start[] = {0, 1};
+    int64_t size[] = {2, 1};
+    float values[2];
+    tch_tensor out = tch_tensor_view(values, TCH_FLOAT32, 2, size);
+    (void)tch_checkpoint_read_shard(checkpoint, NULL, "w", shape, start, &out);
+}
+
 static int opened;
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
@@ -94,6 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     if (status == TCH_OK) {
         REQUIRE(check_tensors(checkpoint) < (int64_t)count);
         check_settings(checkpoint);
+        check_shards(checkpoint);
         tch_status verified = tch_checkpoint_verify(checkpoint, NULL);
         REQUIRE(verified == TCH_OK || verified == TCH_ERR_IO);
         tch_checkpoint_close(checkpoint);
@@ -135,6 +147,10 @@ static const char *const seeds[] = {
     "{\"__metadata__\":{\"torchium.crc32c\":\"420467de\",\"torchium.crc32c/a\":\"42709aea\",\"k\":\"v\"},"
     "\"a\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]},"
     "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[16,24]}}",
+    "{\"__metadata__\":{\"torchium.shard/w[0:1,0:2]\":\"2,2;0,0\",\"torchium.shard/w[1:2,0:2]\":\"2,2;1,0\"},"
+    "\"w[0:1,0:2]\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]},"
+    "\"w[1:2,0:2]\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[8,16]},"
+    "\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[16,24]}}",
     "{\"\\u00e9\\ud83d\\udd25\\n\":{\"shape\":[3,1,1,1,1,1,1,1,1],\"dtype\":\"I64\",\"data_offsets\":[0,24]}}",
 };
 #define SEEDS (sizeof seeds / sizeof seeds[0])
@@ -170,6 +186,9 @@ static const char *const chunks[] = {
     " ",
     "null",
     "1e3",
+    "w[0:1,0:2]",
+    "2,2;0,0",
+    ";",
 };
 #define CHUNKS (sizeof chunks / sizeof chunks[0])
 

@@ -194,6 +194,40 @@ def write_theirs(safetensors, path, settings, others=()):
     pathlib.Path(path).write_bytes(bytes(safetensors.serialize(tensors, settings)))
 
 
+def read_their_index(safetensors, library, folder):
+    """A model in two files and an index, as others write them; and ours, read by the package alone."""
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for number, file in enumerate(files):
+        write_theirs(safetensors, os.path.join(folder, file), {"format": "pt", "file": str(number)})
+    listed = {name: files[number % 2] for number, (name, *_) in enumerate(examples())}
+    index = {"metadata": {"total_size": 1.5e3, "more": [None, {"a": True}]}, "weight_map": listed}
+    path = os.path.join(folder, "model.safetensors.index.json")
+    pathlib.Path(path).write_text(json.dumps(index, indent=2), encoding="utf-8")
+    read_ours(library, path, {"format": "pt", "file": "0"}, complete=0)
+
+
+def read_our_index(safetensors, library, folder):
+    path = os.path.join(folder, "ours.safetensors.index.json")
+    writer = ctypes.c_void_p()
+    data = [bytes(range(24)), bytes(range(24, 48))]
+    library("tch_checkpoint_writer_create", ctypes.byref(writer))
+    kept = []
+    for number in range(2):
+        kept.append(tensor_over(ctypes.create_string_buffer(data[number], 24), "F32", (2, 3)))
+        shape, start = (ctypes.c_int64 * 2)(4, 3), (ctypes.c_int64 * 2)(2 * number, 0)
+        library("tch_checkpoint_writer_add_shard", writer, b"w", ctypes.byref(kept[-1]), shape, start)
+    library("tch_checkpoint_writer_save_sharded", writer, None, None, os.fsencode(path))
+    library.library.tch_checkpoint_writer_destroy(writer)
+    index = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    check(index["metadata"]["total_size"] == 48, "the size in an index of ours")
+    for number, name in enumerate(["w[0:2,0:3]", "w[2:4,0:3]"]):
+        file = os.path.join(folder, index["weight_map"][name])
+        found = dict(safetensors.deserialize(pathlib.Path(file).read_bytes()))
+        check(bytes(found[name]["data"]) == data[number], f"{name}, read by the package")
+        check(settings_of(file)["torchium.shard/" + name] == f"4,3;{2 * number},0", f"the place of {name}")
+        check_checksums(file)
+
+
 def main():
     if importlib.util.find_spec("safetensors") is None:
         python = VENV / "bin" / "python"
@@ -221,6 +255,8 @@ def main():
         read_ours(library, theirs, SETTINGS, complete=0, more=1)
         write_theirs(safetensors, theirs, settings_of(ours) | {"step": "13"})
         check_refused(library, theirs, "another program changed it")
+        read_their_index(safetensors, library, folder)
+        read_our_index(safetensors, library, folder)
     print(f"{len(list(examples()))} tensors both ways, safetensors {safetensors.__version__}")
     return 0
 

@@ -1,6 +1,7 @@
 /* A process that saves without pause is killed at a random moment, many times. Afterwards the path always holds one
  * whole version, at least as new as the last one whose save had returned, and what the killed left behind goes with
- * the next save. */
+ * the next save. The same for an index and its files. */
+#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,8 @@
 #define TENSORS 4
 #define SIZE 60000
 
+typedef tch_status (*saver)(tch_checkpoint_writer *writer, const char *path);
+
 static int64_t values[TENSORS][SIZE];
 static int64_t size = SIZE;
 
@@ -27,8 +30,18 @@ static const char *name_of(int i)
     return names[i];
 }
 
+static tch_status save_file(tch_checkpoint_writer *writer, const char *path)
+{
+    return tch_checkpoint_writer_save(writer, NULL, path);
+}
+
+static tch_status save_with_index(tch_checkpoint_writer *writer, const char *path)
+{
+    return tch_checkpoint_writer_save_sharded(writer, NULL, NULL, path);
+}
+
 /* Every element of version v is v, and so is its setting. */
-static tch_status save_version(tch_checkpoint_writer *writer, const char *path, int64_t version)
+static tch_status save_version(saver save, tch_checkpoint_writer *writer, const char *path, int64_t version)
 {
     for (int i = 0; i < TENSORS; i++) {
         for (int j = 0; j < SIZE; j++) {
@@ -36,7 +49,7 @@ static tch_status save_version(tch_checkpoint_writer *writer, const char *path, 
         }
     }
     tch_status status = tch_checkpoint_writer_set_integer(writer, "version", version);
-    return status != TCH_OK ? status : tch_checkpoint_writer_save(writer, NULL, path);
+    return status != TCH_OK ? status : save(writer, path);
 }
 
 static tch_checkpoint_writer *new_writer(void)
@@ -51,10 +64,11 @@ static tch_checkpoint_writer *new_writer(void)
 }
 
 /* The child: saves version after version, and tells each that is done through the pipe. */
-static _Noreturn void save_until_killed(tch_checkpoint_writer *writer, const char *path, int64_t version, int pipe_end)
+static _Noreturn void save_until_killed(saver save, tch_checkpoint_writer *writer, const char *path, int64_t version,
+                                        int pipe_end)
 {
     for (;; version++) {
-        if (save_version(writer, path, version) != TCH_OK ||
+        if (save_version(save, writer, path, version) != TCH_OK ||
             write(pipe_end, &version, sizeof version) != (ssize_t)sizeof version) {
             _exit(1);
         }
@@ -89,7 +103,7 @@ static double seconds(void)
 }
 
 /* Starts a child, lets it live for `life` seconds, kills it, and returns the last version it said was done. */
-static int64_t one_life(tch_checkpoint_writer *writer, const char *path, int64_t version, double life)
+static int64_t one_life(saver save, tch_checkpoint_writer *writer, const char *path, int64_t version, double life)
 {
     int ends[2];
     int64_t done = version - 1;
@@ -97,7 +111,7 @@ static int64_t one_life(tch_checkpoint_writer *writer, const char *path, int64_t
     pid_t child = fork();
     if (child == 0) {
         close(ends[0]);
-        save_until_killed(writer, path, version, ends[1]);
+        save_until_killed(save, writer, path, version, ends[1]);
     }
     CHECK(child > 0, "the test cannot fork");
     close(ends[1]);
@@ -114,22 +128,20 @@ static int64_t one_life(tch_checkpoint_writer *writer, const char *path, int64_t
     return done;
 }
 
-static void killed_at_any_moment(void **state)
+static void kill_often(saver save, const char *path, int kills)
 {
-    (void)state;
-    const char *path = test_path("killed");
     test_random random = test_random_stream(1);
     tch_checkpoint_writer *writer = new_writer();
     int64_t version = 1;
     int leftovers = 0;
     int saves = 0;
     double start = seconds();
-    CHECK_OK(save_version(writer, path, version));
+    CHECK_OK(save_version(save, writer, path, version));
     double longest = SAVES_PER_LIFE * (seconds() - start);
-    for (int i = 0; i < KILLS; i++) {
+    for (int i = 0; i < kills; i++) {
         int64_t before = version;
         test_case("kill %d after version %lld", i, (long long)before);
-        int64_t done = one_life(writer, path, version + 1, longest * test_random_uniform(&random));
+        int64_t done = one_life(save, writer, path, version + 1, longest * test_random_uniform(&random));
         version = version_of(path);
         CHECK(version == done || version == done + 1, "version %lld was done, and version %lld is there",
               (long long)done, (long long)version);
@@ -137,16 +149,41 @@ static void killed_at_any_moment(void **state)
         leftovers += test_leftover_count();
         saves += version > before;
     }
-    printf("%d of %d kills left a temporary file; %d came after a save\n", leftovers, KILLS, saves);
+    printf("%d of %d kills left a temporary file; %d came after a save\n", leftovers, kills, saves);
     CHECK(leftovers > 0 && saves > 0, "the kills came too late or too early to try anything");
-    CHECK_OK(save_version(writer, path, version + 1));
+    CHECK_OK(save_version(save, writer, path, version + 1));
     CHECK(test_leftover_count() == 0, "the last leftover is still there");
     tch_checkpoint_writer_destroy(writer);
 }
 
+static void killed_at_any_moment(void **state)
+{
+    (void)state;
+    kill_often(save_file, test_path("killed"), KILLS);
+}
+
+static int count_files(const char *start)
+{
+    int count = 0;
+    DIR *entries = opendir(test_path(""));
+    CHECK(entries != NULL, "the test has no folder");
+    for (const struct dirent *e = readdir(entries); e != NULL; e = readdir(entries)) {
+        count += strncmp(e->d_name, start, strlen(start)) == 0;
+    }
+    closedir(entries);
+    return count;
+}
+
+static void killed_with_an_index(void **state)
+{
+    (void)state;
+    kill_often(save_with_index, test_path("shards.safetensors.index.json"), KILLS / 2);
+    CHECK(count_files("shards-") == 1, "%d files are there, one of the last save", count_files("shards-"));
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(killed_at_any_moment)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(killed_at_any_moment), cmocka_unit_test(killed_with_an_index)};
     test_begin(argc, argv);
     return cmocka_run_group_tests(tests, test_folder_make, test_folder_remove);
 }

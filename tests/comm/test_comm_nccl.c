@@ -1,5 +1,6 @@
-/* A group of one GPU over NCCL: an optimizer in it takes bit for bit the steps of one without, sharded and whole. Where
- * NCCL is not installed the test is skipped. More GPUs than one are not to be had where this runs. */
+/* A group of one GPU over NCCL: an optimizer in it takes bit for bit the steps of one without, sharded and whole, with
+ * a time set and without. Where NCCL is not installed the test is skipped. More GPUs than one are not to be had where
+ * this runs; a second rank that never comes is. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,16 +48,16 @@ static void train(tch_context *context, tch_comm *comm, bool sharded, tch_optim_
     tch_tensor_destroy(gradient);
 }
 
-static void one_gpu(void **state)
+static void make_id(char id[TCH_NCCL_ID_BYTES])
 {
-    tch_context *context = *state;
-    char id[TCH_NCCL_ID_BYTES];
-    tch_comm *comm;
     if (tch_comm_nccl_id(id) == TCH_ERR_UNAVAILABLE) {
         print_message("%s\n", tch_last_error());
         skip();
     }
-    CHECK_OK(tch_comm_create_nccl(context, id, 0, 1, &comm));
+}
+
+static void compare_all(tch_context *context, tch_comm *comm)
+{
     static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO, TCH_OPTIM_SOAP, TCH_OPTIM_MUON};
     for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
         double alone[ROWS * COLS], whole[ROWS * COLS], sharded[ROWS * COLS];
@@ -70,7 +71,43 @@ static void one_gpu(void **state)
     tch_comm_traffic traffic = TCH_COMM_TRAFFIC_INIT;
     CHECK_OK(tch_comm_get_traffic(comm, &traffic));
     CHECK(traffic.collectives > 0, "nothing went through NCCL");
+}
+
+static void one_gpu(void **state)
+{
+    tch_context *context = *state;
+    char id[TCH_NCCL_ID_BYTES];
+    tch_comm *comm;
+    make_id(id);
+    CHECK_OK(tch_comm_create_nccl(context, id, 0, 1, &comm));
+    compare_all(context, comm);
     tch_comm_destroy(comm);
+}
+
+/* The same by a communicator that does not block, with a thread beside it. */
+static void one_gpu_with_a_timeout(void **state)
+{
+    tch_context *context = *state;
+    char id[TCH_NCCL_ID_BYTES];
+    tch_comm *comm;
+    tch_comm_nccl_config config = TCH_COMM_NCCL_CONFIG_INIT;
+    config.timeout_s = 30.0;
+    make_id(id);
+    CHECK_OK(tch_comm_create_nccl_with(context, id, 0, 1, &config, &comm));
+    compare_all(context, comm);
+    tch_comm_destroy(comm);
+}
+
+static void rank_that_never_comes(void **state)
+{
+    char id[TCH_NCCL_ID_BYTES];
+    tch_comm *comm = NULL;
+    tch_comm_nccl_config config = TCH_COMM_NCCL_CONFIG_INIT;
+    config.timeout_s = 2.0;
+    make_id(id);
+    tch_status status = tch_comm_create_nccl_with(*state, id, 0, 2, &config, &comm);
+    CHECK(status == TCH_ERR_COMM && comm == NULL, "gave %s: %s", tch_status_name(status), tch_last_error());
+    CHECK(strstr(tch_last_error(), "the meeting of the ranks is not done within 2 s") != NULL, "%s", tch_last_error());
 }
 
 int main(int argc, char **argv)
@@ -78,6 +115,8 @@ int main(int argc, char **argv)
     test_begin(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(one_gpu, test_open_context, test_close_context),
+        cmocka_unit_test_setup_teardown(one_gpu_with_a_timeout, test_open_context, test_close_context),
+        cmocka_unit_test_setup_teardown(rank_that_never_comes, test_open_context, test_close_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

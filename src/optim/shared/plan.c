@@ -12,14 +12,18 @@
 #include "optim/shape.h"
 #include "shared.h"
 
-#define TCHI_SPAN (INT64_C(1) << 18) /* elements of an elementwise parameter that are one tile */
+#define SPAN (INT64_C(1) << 18) /* elements of an elementwise parameter that are one tile */
 
 /* --- tiles ------------------------------------------------------------------------------------------------------- */
 
+tchi_cut tchi_shared_cut(const tch_optimizer *optimizer, const tchi_param *param)
+{
+    return tchi_cut_of(param, param->blocked ? tchi_layout_cut_at(optimizer, param->group) : SPAN);
+}
+
 static tch_status add_tiles(tch_optimizer *o, int32_t index)
 {
-    const tchi_param *p = tchi_param_at(o, index);
-    tchi_cut cut = tchi_cut_of(p, p->blocked ? tchi_layout_cut_at(o, p->group) : TCHI_SPAN);
+    tchi_cut cut = tchi_shared_cut(o, tchi_param_at(o, index));
     TCHI_TRY(tchi_list_reserve(&o->shared->tiles, o->shared->tiles.count + cut.blocks));
     for (int64_t number = 0; number < cut.blocks; number++) {
         tchi_tile *tile = tchi_list_extend(&o->shared->tiles);

@@ -22,6 +22,8 @@ tch_status tchi_shared_open(tch_optimizer *optimizer, tch_comm *comm)
     optimizer->shared->comm = comm;
     optimizer->shared->tiles.item_size = sizeof(tchi_tile);
     optimizer->shared->rects.item_size = sizeof(tch_rect);
+    optimizer->shared->params.item_size = sizeof(tchi_shared_param);
+    optimizer->shared->held.item_size = sizeof(tchi_held);
     TCHI_TRY(tchi_pool_allocate(optimizer->context->pool, sizeof *optimizer->shared->agreement, &agreement));
     optimizer->shared->agreement = agreement;
     const tch_device_ops *d = optimizer->context->backend->device;
@@ -60,6 +62,8 @@ void tchi_shared_close(tch_optimizer *optimizer)
     tchi_pool_free(optimizer->context->pool, optimizer->shared->agreement);
     tchi_list_release(&optimizer->shared->tiles);
     tchi_list_release(&optimizer->shared->rects);
+    tchi_list_release(&optimizer->shared->params);
+    tchi_list_release(&optimizer->shared->held);
     tchi_host_release(optimizer->shared, sizeof *optimizer->shared);
     optimizer->shared = NULL;
 }
@@ -171,6 +175,9 @@ tch_status tchi_shared_plan_group(tch_optimizer *optimizer, int32_t group, const
     TCHI_TRY(tchi_host_take(bytes, "the regions of parameters", &regions));
     tch_status status = make_regions(optimizer, group, parameters, placements, regions);
     if (status == TCH_OK) {
+        status = tchi_held_note(optimizer, group, placements);
+    }
+    if (status == TCH_OK) {
         optimizer->shared->hash = tchi_shared_hash(optimizer, group, regions);
     }
     if (status == TCH_OK) {
@@ -200,18 +207,12 @@ static tch_status store_pair(tch_optimizer *o, int32_t number)
     return o->context->backend->device->store_numbers(o->context->state, (double *)o->shared->agreement, &bits, 1);
 }
 
-/* In memory of its own, since a rank that could not even begin takes part too. */
-static tch_status compare(tch_comm *comm, tch_context *context, uint64_t hash, int32_t *numbers)
+static tch_status compare(tch_comm *comm, tch_context *context, uint64_t hash)
 {
-    const tch_backend *t = context->backend;
-    const int32_t mine[4] = {(int32_t)(hash & 0x7FFFFFFF), (int32_t)(hash >> 33), ~(int32_t)(hash & 0x7FFFFFFF),
-                             ~(int32_t)(hash >> 33)};
-    int32_t seen[4];
-    double bits[2];
-    memcpy(bits, mine, sizeof bits);
-    TCHI_TRY(t->device->store_numbers(context->state, (double *)(void *)numbers, bits, 2));
-    TCHI_TRY(tchi_comm_reduce_max(comm, context, numbers, 4));
-    TCHI_TRY(t->device->copy_bytes(context->state, seen, numbers, sizeof seen, TCH_COPY_TO_HOST));
+    int32_t low = (int32_t)(hash & 0x7FFFFFFF);
+    int32_t high = (int32_t)(hash >> 33);
+    int32_t seen[4] = {low, high, ~low, ~high};
+    TCHI_TRY(tchi_comm_largest(comm, context, seen));
     if (seen[0] != ~seen[2] || seen[1] != ~seen[3]) {
         return tchi_fail(TCH_ERR_COMM,
                          "the ranks of the group were given different models, options or placements, or one of them "
@@ -222,13 +223,10 @@ static tch_status compare(tch_comm *comm, tch_context *context, uint64_t hash, i
 
 tch_status tchi_shared_compare(tch_comm *comm, tch_context *context, uint64_t hash, tch_status status)
 {
-    void *numbers;
     char message[1024];
     snprintf(message, sizeof message, "%s", status == TCH_OK ? "" : tch_last_error());
-    TCHI_TRY(tchi_pool_allocate(context->pool, 4 * (int64_t)sizeof(int32_t), &numbers));
     uint64_t distinct = hash ^ (0x9E3779B97F4A7C15u * (uint64_t)(tch_comm_rank(comm) + 1));
-    tch_status agreed = compare(comm, context, status == TCH_OK ? hash : distinct, numbers);
-    tchi_pool_free(context->pool, numbers);
+    tch_status agreed = compare(comm, context, status == TCH_OK ? hash : distinct);
     return status == TCH_OK ? agreed : tchi_fail(status, "%s", message);
 }
 
@@ -289,8 +287,8 @@ tch_status tchi_shared_finish(tch_optimizer *optimizer, bool skipped)
                                          : d->readback_post(optimizer->context->state, optimizer->shared->seen,
                                                             optimizer->shared->agreement, sizeof seen);
     }
-    TCHI_TRY(d->copy_bytes(optimizer->context->state, &seen, optimizer->shared->agreement, sizeof seen,
-                           TCH_COPY_TO_HOST));
+    TCHI_TRY(
+        d->copy_bytes(optimizer->context->state, &seen, optimizer->shared->agreement, sizeof seen, TCH_COPY_TO_HOST));
     return check_agreement(&seen, "");
 }
 

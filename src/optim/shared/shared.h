@@ -25,6 +25,7 @@
 #include "comm/comm.h"
 #include "optim/optimizer.h"
 
+#include "optim/shape.h"
 #include "regions.h"
 
 /* A tile, on every rank alike. */
@@ -105,9 +106,26 @@ typedef struct tchi_agreement {
     double spare[2];
 } tchi_agreement;
 
+/* A parameter as the group has it. */
+typedef struct tchi_shared_param {
+    int32_t ndim;
+    int64_t shape[TCH_MAX_RANK]; /* of the whole */
+    bool sharded;
+    bool replicas;            /* some elements are on several ranks */
+    int64_t first_held, held; /* what of it is here, where it is sharded */
+} tchi_shared_param;
+
+/* A rectangle of a parameter that is here. */
+typedef struct tchi_held {
+    int64_t start[TCH_MAX_RANK], size[TCH_MAX_RANK], offset[TCH_MAX_RANK]; /* as in tch_shard */
+    bool first;                                                            /* no rank before this one has the same */
+} tchi_held;
+
 struct tchi_shared {
     tch_comm *comm;
     tchi_list tiles;           /* tchi_tile */
+    tchi_list params;          /* tchi_shared_param: one for each parameter */
+    tchi_list held;            /* tchi_held: in the order of the parameters */
     tchi_list rects;           /* tch_rect: scratch of the exchanges */
     tchi_agreement *agreement; /* on the device */
     uint64_t hash;             /* of the latest group of parameters, and of how it is divided */
@@ -119,6 +137,15 @@ struct tchi_shared {
 static inline tchi_tile *tchi_shared_tile(const tch_optimizer *o, int64_t i)
 {
     return (tchi_tile *)o->shared->tiles.items + i;
+}
+
+static inline const tchi_shared_param *tchi_shared_param_at(const tch_optimizer *o, int32_t i)
+{
+    return (const tchi_shared_param *)o->shared->params.items + i;
+}
+static inline const tchi_held *tchi_held_at(const tch_optimizer *o, int64_t i)
+{
+    return (const tchi_held *)o->shared->held.items + i;
 }
 
 /* --- making: see create.c */
@@ -140,11 +167,18 @@ tch_status tchi_shared_set_dims(const tch_optimizer *optimizer, tchi_param *para
 tch_status tchi_shared_plan_group(tch_optimizer *optimizer, int32_t group, const tch_parameter *parameters,
                                   const tch_placement *placements);
 
+/* Notes what of the group's parameters is here, for checkpoints; forgets it for all parameters from `params` on. */
+tch_status tchi_held_note(tch_optimizer *optimizer, int32_t group, const tch_placement *placements);
+void tchi_held_forget(tch_optimizer *optimizer, int64_t params);
+
 /* The tiles of a group's carried parameters, their owners, this rank's own in the optimizer's list, and what travels.
  * `regions` has one entry for each parameter of the group. */
 tch_status tchi_shared_plan(tch_optimizer *optimizer, int32_t group, const tchi_regions *regions);
 tch_status tchi_exchange_plan(tch_optimizer *optimizer, int32_t group, const tchi_regions *regions);
 void tchi_exchange_release(tchi_exchange *exchange);
+
+/* How a carried parameter is cut into tiles. */
+tchi_cut tchi_shared_cut(const tch_optimizer *optimizer, const tchi_param *param);
 
 /* Buffers; NULL while measuring. */
 void tchi_exchange_layout(tch_optimizer *optimizer, int32_t group, tchi_arena *beside);

@@ -1,0 +1,259 @@
+/* An index: which of several files has which tensor. The layout is the one that sharded models have everywhere,
+ *
+ *     {"metadata": {...}, "weight_map": {"layer1.weight": "model-00001-of-00002.safetensors", ...}}
+ *
+ * and the files are opened as any other. A file is named by the last part of its path alone, and lies beside the
+ * index: a name that leads elsewhere is refused. */
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/status.h"
+#include "json.h"
+#include "reader.h"
+#include "utf8.h"
+
+#define MOST_INDEX_BYTES ((int64_t)1 << 30) /* ten million names, and no more memory than that for a wrong file */
+
+static const char ending[] = ".index.json";
+
+bool tchi_is_index(const char *path)
+{
+    size_t length = strlen(path);
+    return length > sizeof ending - 1 && strcmp(path + length - (sizeof ending - 1), ending) == 0;
+}
+
+/* --- the text ---------------------------------------------------------------------------------------------------- */
+
+/* An entry of the map. */
+typedef struct mapped {
+    const char *tensor;
+    int32_t file;
+} mapped;
+
+typedef struct index_text {
+    tchi_list map;    /* mapped */
+    tchi_list files;  /* const char * */
+    tchi_names names; /* of files */
+} index_text;
+
+static tch_status read_text(tch_checkpoint *c)
+{
+    int64_t bytes = 0;
+    TCHI_TRY(tchi_open_file(c->path, &c->file, &bytes));
+    if (bytes > MOST_INDEX_BYTES) {
+        return tchi_fail(TCH_ERR_IO, "%.600s: no index: it has %lld bytes, more than the %lld allowed", c->path,
+                         (long long)bytes, (long long)MOST_INDEX_BYTES);
+    }
+    TCHI_TRY(tchi_host_take((size_t)bytes, "an index", &c->text));
+    c->text_bytes = bytes;
+    return tchi_checkpoint_bytes(c->file, c->path, 0, c->text, bytes);
+}
+
+static bool is_word(char c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == 'E' || c == '+' || c == '-' || c == '.';
+}
+
+/* A string, a number or a word. */
+static tch_status skip_scalar(tchi_json *json)
+{
+    const char *string;
+    int64_t before = json->at;
+    if (json->at < json->length && json->text[json->at] == '"') {
+        return tchi_json_string(json, &string);
+    }
+    while (json->at < json->length && is_word(json->text[json->at])) {
+        json->at++;
+    }
+    return json->at > before ? TCH_OK : tchi_json_fail(json, "expected a value");
+}
+
+/* Passes over a value that nobody asks for, of any kind and depth: other programs put there what they like. */
+static tch_status skip_value(tchi_json *json)
+{
+    int64_t depth = 0;
+    do {
+        if (tchi_json_accept(json, '{') || tchi_json_accept(json, '[')) {
+            depth++;
+        } else if (depth > 0 && (tchi_json_accept(json, '}') || tchi_json_accept(json, ']'))) {
+            depth--;
+        } else if (depth == 0 || !(tchi_json_accept(json, ',') || tchi_json_accept(json, ':'))) {
+            TCHI_TRY(skip_scalar(json));
+        }
+    } while (depth > 0);
+    return TCH_OK;
+}
+
+/* The file lies beside the index, whatever the index says. */
+static tch_status check_file_name(const tchi_json *json, const char *name)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    if (name[0] == '\0' || name[0] == '.' || strchr(name, '/') != NULL) {
+        return tchi_json_fail(json, "it names the file \"%s\", expected one of its own folder",
+                              tchi_quote(name, quoted));
+    }
+    return TCH_OK;
+}
+
+static tch_status read_entry(tchi_json *json, index_text *text)
+{
+    mapped entry;
+    const char *file;
+    TCHI_TRY(tchi_json_string(json, &entry.tensor));
+    TCHI_TRY(tchi_json_expect(json, ':'));
+    TCHI_TRY(tchi_json_string(json, &file));
+    TCHI_TRY(check_file_name(json, file));
+    int64_t number = tchi_names_find(&text->names, file);
+    if (number < 0) {
+        number = text->files.count;
+        TCHI_TRY(tchi_list_add(&text->files, &file));
+        TCHI_TRY(tchi_names_add(&text->names, file, number));
+    }
+    entry.file = (int32_t)number; /* an index of 1 GiB has no 2^31 */
+    return tchi_list_add(&text->map, &entry);
+}
+
+static tch_status read_map(tchi_json *json, index_text *text)
+{
+    TCHI_TRY(tchi_json_expect(json, '{'));
+    if (tchi_json_accept(json, '}')) {
+        return TCH_OK;
+    }
+    do {
+        TCHI_TRY(read_entry(json, text));
+    } while (tchi_json_accept(json, ','));
+    return tchi_json_expect(json, '}');
+}
+
+static tch_status parse(const tch_checkpoint *c, index_text *text)
+{
+    tchi_json json = {.path = c->path, .what = "index", .text = c->text, .length = c->text_bytes};
+    bool seen = false;
+    TCHI_TRY(tchi_json_expect(&json, '{'));
+    do {
+        const char *member;
+        TCHI_TRY(tchi_json_string(&json, &member));
+        TCHI_TRY(tchi_json_expect(&json, ':'));
+        bool is_map = strcmp(member, "weight_map") == 0;
+        if (is_map && seen) {
+            return tchi_json_fail(&json, "\"weight_map\" is there twice");
+        }
+        seen = seen || is_map;
+        TCHI_TRY(is_map ? read_map(&json, text) : skip_value(&json));
+    } while (tchi_json_accept(&json, ','));
+    TCHI_TRY(tchi_json_expect(&json, '}'));
+    TCHI_TRY(tchi_json_end(&json));
+    return seen ? TCH_OK : tchi_json_fail(&json, "there is no \"weight_map\"");
+}
+
+/* --- the files --------------------------------------------------------------------------------------------------- */
+
+static tch_status open_one(tch_checkpoint *c, const char *name)
+{
+    const char *slash = strrchr(c->path, '/');
+    size_t folder = slash == NULL ? 0 : (size_t)(slash + 1 - c->path);
+    size_t bytes = folder + strlen(name) + 1;
+    char *path;
+    tch_checkpoint *file = NULL;
+    TCHI_TRY(tchi_list_reserve(&c->files, c->files.count + 1));
+    TCHI_TRY(tchi_host_take(bytes, "the path of a file", &path));
+    memcpy(path, c->path, folder);
+    memcpy(path + folder, name, bytes - folder);
+    tch_status status = tchi_is_index(name)
+                            ? tchi_fail(TCH_ERR_IO, "%.600s: it names another index as one of its files", c->path)
+                            : tch_checkpoint_open(path, &file);
+    tchi_host_release(path, bytes);
+    return status == TCH_OK ? tchi_list_add(&c->files, &file) : status;
+}
+
+static tch_status open_files(tch_checkpoint *c, const index_text *text)
+{
+    const char *const *names = text->files.items;
+    for (int64_t i = 0; i < text->files.count; i++) {
+        TCHI_TRY(open_one(c, names[i]));
+    }
+    return TCH_OK;
+}
+
+static tch_status add_tensor(tch_checkpoint *c, const mapped *entry)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    tchi_header *h = &c->header;
+    const tch_checkpoint *file = ((tch_checkpoint **)c->files.items)[entry->file];
+    int64_t number = tchi_names_find(&file->header.names, entry->tensor);
+    if (number < 0) {
+        return tchi_fail(TCH_ERR_IO, "%.600s: by the index %.600s it has \"%s\", and it has not", file->path, c->path,
+                         tchi_quote(entry->tensor, quoted));
+    }
+    if (tchi_names_find(&h->names, entry->tensor) >= 0) {
+        return tchi_fail(TCH_ERR_IO, "%.600s: two tensors are called \"%s\"", c->path,
+                         tchi_quote(entry->tensor, quoted));
+    }
+    const tchi_stored *theirs = (const tchi_stored *)file->header.tensors.items + number;
+    const int64_t *sizes = tchi_checkpoint_sizes(file, theirs);
+    TCHI_TRY(tchi_list_reserve(&h->tensors, h->tensors.count + 1));
+    tchi_stored *stored = tchi_list_extend(&h->tensors);
+    *stored = (tchi_stored){.name = theirs->name,
+                            .type = theirs->type,
+                            .ndim = theirs->ndim,
+                            .file = entry->file,
+                            .first_size = h->sizes.count,
+                            .begin = theirs->begin,
+                            .end = theirs->end,
+                            .has_checksum = theirs->has_checksum,
+                            .checksum = theirs->checksum};
+    for (int32_t k = 0; k < theirs->ndim; k++) {
+        TCHI_TRY(tchi_list_add(&h->sizes, &sizes[k]));
+    }
+    return tchi_names_add(&h->names, stored->name, h->tensors.count - 1);
+}
+
+/* What several files say is taken from the first. */
+static tch_status add_settings(tchi_header *h, const tchi_header *file)
+{
+    const tchi_setting *settings = file->settings.items;
+    for (int64_t i = 0; i < file->settings.count; i++) {
+        if (tchi_names_find(&h->keys, settings[i].key) < 0) {
+            TCHI_TRY(tchi_list_add(&h->settings, &settings[i]));
+            TCHI_TRY(tchi_names_add(&h->keys, settings[i].key, h->settings.count - 1));
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status put_together(tch_checkpoint *c, const index_text *text)
+{
+    TCHI_TRY(open_files(c, text));
+    const mapped *entries = text->map.items;
+    for (int64_t i = 0; i < text->map.count; i++) {
+        TCHI_TRY(add_tensor(c, &entries[i]));
+    }
+    c->header.complete = true;
+    for (int64_t i = 0; i < c->files.count; i++) {
+        const tchi_header *file = &((tch_checkpoint **)c->files.items)[i]->header;
+        TCHI_TRY(add_settings(&c->header, file));
+        c->header.complete = c->header.complete && file->complete;
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_index_open(tch_checkpoint *checkpoint)
+{
+    checkpoint->files.item_size = sizeof(tch_checkpoint *);
+    checkpoint->header = (tchi_header){.tensors = {.item_size = sizeof(tchi_stored)},
+                                       .sizes = {.item_size = sizeof(int64_t)},
+                                       .settings = {.item_size = sizeof(tchi_setting)},
+                                       .noted = {.item_size = sizeof(tchi_setting)}};
+    index_text text = {.map = {.item_size = sizeof(mapped)}, .files = {.item_size = sizeof(const char *)}};
+    tch_status status = read_text(checkpoint);
+    if (status == TCH_OK) {
+        status = parse(checkpoint, &text);
+    }
+    if (status == TCH_OK) {
+        status = put_together(checkpoint, &text);
+    }
+    tchi_list_release(&text.map);
+    tchi_list_release(&text.files);
+    tchi_names_release(&text.names);
+    return status;
+}

@@ -1,0 +1,404 @@
+/* See shards.h. What the settings say of shards is believed no more than the rest of a file: a description fits the
+ * tensor and its name, or the file is refused. */
+#include "shards.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/check.h"
+#include "core/status.h"
+#include "core/tensor.h"
+#include "chunks.h"
+#include "reader.h"
+#include "utf8.h"
+
+const char *tchi_shard_suffix(const tchi_slice *slice, char text[TCHI_SHARD_SUFFIX_SIZE])
+{
+    size_t used = 0;
+    for (int32_t k = 0; k < slice->ndim; k++) {
+        used += (size_t)snprintf(text + used, TCHI_SHARD_SUFFIX_SIZE - used, "%s%lld:%lld", k == 0 ? "[" : ",",
+                                 (long long)slice->start[k], (long long)(slice->start[k] + slice->size[k]));
+    }
+    snprintf(text + used, TCHI_SHARD_SUFFIX_SIZE - used, "]");
+    return text;
+}
+
+/* --- finding them ------------------------------------------------------------------------------------------------ */
+
+static tchi_stored *stored_at(const tch_checkpoint *c, int64_t number)
+{
+    return (tchi_stored *)c->header.tensors.items + number;
+}
+
+static tchi_shard_entry *entry_at(const tch_checkpoint *c, int64_t number)
+{
+    return (tchi_shard_entry *)c->shards.entries.items + number;
+}
+
+static tchi_whole *whole_at(const tch_checkpoint *c, int64_t number)
+{
+    return (tchi_whole *)c->shards.wholes.items + number;
+}
+
+/* `count` numbers separated by commas, and then `end`. Returns where they end, NULL where they are not there. */
+static const char *parse_numbers(const char *text, int32_t count, char end, int64_t *numbers)
+{
+    for (int32_t k = 0; k < count; k++) {
+        char *after;
+        if (*text < '0' || *text > '9') {
+            return NULL;
+        }
+        numbers[k] = strtoll(text, &after, 10);
+        if (*after != (k + 1 < count ? ',' : end)) {
+            return NULL;
+        }
+        text = after + (*after != '\0');
+    }
+    return text;
+}
+
+/* The rectangle of a tensor by the text of its setting; false where they do not go together. */
+static bool parse_shard(const tch_checkpoint *c, const tchi_stored *stored, const char *text, int64_t *shape,
+                        int64_t *start)
+{
+    if (stored->ndim < 1 || stored->ndim > TCH_MAX_RANK) {
+        return false;
+    }
+    text = parse_numbers(text, stored->ndim, ';', shape);
+    tchi_slice slice = {stored->ndim, shape, start, tchi_checkpoint_sizes(c, stored)};
+    return text != NULL && parse_numbers(text, stored->ndim, '\0', start) != NULL && tchi_slice_is_sound(&slice);
+}
+
+/* Takes over `name` when it succeeds. */
+static tch_status add_whole(tchi_shards *s, char *name, size_t bytes, int32_t ndim, const int64_t *shape)
+{
+    TCHI_TRY(tchi_list_reserve(&s->wholes, s->wholes.count + 1));
+    TCHI_TRY(tchi_names_add(&s->names, name, s->wholes.count));
+    tchi_whole *whole = tchi_list_extend(&s->wholes);
+    *whole = (tchi_whole){.name = name, .name_bytes = bytes, .ndim = ndim, .first = -1};
+    memcpy(whole->shape, shape, (size_t)ndim * sizeof *shape);
+    return TCH_OK;
+}
+
+/* The whole of this name, the first `length` bytes of a shard's; a new one where there is none yet. */
+static tch_status find_whole(tchi_shards *s, const char *shard, size_t length, int32_t ndim, const int64_t *shape,
+                             int64_t *number)
+{
+    char *name;
+    TCHI_TRY(tchi_host_take(length + 1, "the name of a sharded tensor", &name));
+    memcpy(name, shard, length);
+    *number = tchi_names_find(&s->names, name);
+    tch_status status = TCH_OK;
+    bool taken = false;
+    if (*number < 0) {
+        *number = s->wholes.count;
+        status = add_whole(s, name, length + 1, ndim, shape);
+        taken = status == TCH_OK;
+    }
+    if (!taken) {
+        tchi_host_release(name, length + 1);
+    }
+    return status;
+}
+
+static tch_status fail_shard(const tch_checkpoint *c, const char *name, const char *why)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    return tchi_fail(TCH_ERR_IO, "%.600s: the shard \"%s\" %s", c->path, tchi_quote(name, quoted), why);
+}
+
+static bool is_like(const tch_checkpoint *c, const tchi_whole *whole, const tchi_stored *stored, const int64_t *shape)
+{
+    return whole->ndim == stored->ndim && memcmp(whole->shape, shape, (size_t)whole->ndim * sizeof *shape) == 0 &&
+           (whole->first < 0 || stored_at(c, entry_at(c, whole->first)->tensor)->type == stored->type);
+}
+
+static tch_status add_shard(tch_checkpoint *c, const char *name, const char *text)
+{
+    tchi_shard_entry entry = {.tensor = tchi_names_find(&c->header.names, name)};
+    int64_t shape[TCH_MAX_RANK] = {0};
+    char suffix[TCHI_SHARD_SUFFIX_SIZE];
+    if (entry.tensor < 0) {
+        return fail_shard(c, name, "is described, and there is no such tensor");
+    }
+    const tchi_stored *stored = stored_at(c, entry.tensor);
+    if (!parse_shard(c, stored, text, shape, entry.start)) {
+        return fail_shard(c, name, "does not fit its description");
+    }
+    tchi_slice slice = {stored->ndim, shape, entry.start, tchi_checkpoint_sizes(c, stored)};
+    size_t end = strlen(tchi_shard_suffix(&slice, suffix));
+    size_t length = strlen(name);
+    if (length <= end || strcmp(name + length - end, suffix) != 0) {
+        return fail_shard(c, name, "does not have its rectangle in its name");
+    }
+    TCHI_TRY(find_whole(&c->shards, name, length - end, stored->ndim, shape, &entry.whole));
+    tchi_whole *whole = whole_at(c, entry.whole);
+    if (!is_like(c, whole, stored, shape)) {
+        return fail_shard(c, name, "is of another type than another shard of its tensor, or of another whole");
+    }
+    entry.next = whole->first;
+    TCHI_TRY(tchi_list_add(&c->shards.entries, &entry));
+    whole->first = c->shards.entries.count - 1;
+    return TCH_OK;
+}
+
+tch_status tchi_shards_find(tch_checkpoint *checkpoint)
+{
+    const tchi_setting *settings = checkpoint->header.settings.items;
+    size_t prefix = strlen(TCHI_SHARD_PREFIX);
+    checkpoint->shards.entries.item_size = sizeof(tchi_shard_entry);
+    checkpoint->shards.wholes.item_size = sizeof(tchi_whole);
+    for (int64_t i = 0; i < checkpoint->header.settings.count; i++) {
+        if (strncmp(settings[i].key, TCHI_SHARD_PREFIX, prefix) == 0) {
+            TCHI_TRY(add_shard(checkpoint, settings[i].key + prefix, settings[i].value));
+        }
+    }
+    return TCH_OK;
+}
+
+void tchi_shards_release(tchi_shards *shards)
+{
+    const tchi_whole *wholes = shards->wholes.items;
+    for (int64_t i = 0; i < shards->wholes.count; i++) {
+        tchi_host_release(wholes[i].name, wholes[i].name_bytes);
+    }
+    tchi_list_release(&shards->entries);
+    tchi_list_release(&shards->wholes);
+    tchi_names_release(&shards->names);
+}
+
+/* --- reading ----------------------------------------------------------------------------------------------------- */
+
+/* Where a rectangle comes from: the tensor itself, where it is there whole, or its shards, one after the other. */
+typedef struct source {
+    const tch_checkpoint *checkpoint;
+    int64_t tensor; /* its number; -1 past the last one */
+    int64_t shard;  /* the same, or -1 where the tensor is there whole */
+} source;
+
+static source first_source(const tch_checkpoint *c, const char *name)
+{
+    int64_t tensor = tchi_names_find(&c->header.names, name);
+    int64_t whole = tensor >= 0 ? -1 : tchi_names_find(&c->shards.names, name);
+    int64_t shard = whole < 0 ? -1 : whole_at(c, whole)->first;
+    return (source){c, shard < 0 ? tensor : entry_at(c, shard)->tensor, shard};
+}
+
+static void next_source(source *s)
+{
+    s->shard = s->shard < 0 ? -1 : entry_at(s->checkpoint, s->shard)->next;
+    s->tensor = s->shard < 0 ? -1 : entry_at(s->checkpoint, s->shard)->tensor;
+}
+
+static tchi_slice slice_of(const source *s)
+{
+    static const int64_t nowhere[TCH_MAX_RANK];
+    const tchi_stored *stored = stored_at(s->checkpoint, s->tensor);
+    const int64_t *sizes = tchi_checkpoint_sizes(s->checkpoint, stored);
+    if (s->shard < 0) {
+        return (tchi_slice){stored->ndim, sizes, nowhere, sizes};
+    }
+    const tchi_shard_entry *entry = entry_at(s->checkpoint, s->shard);
+    return (tchi_slice){stored->ndim, whole_at(s->checkpoint, entry->whole)->shape, entry->start, sizes};
+}
+
+static const char *describe(const tchi_slice *slice, char *text, size_t size)
+{
+    tch_tensor whole = {.ndim = slice->ndim, .shape = (int64_t *)slice->shape};
+    return tchi_describe_shape(&whole, text, size);
+}
+
+static tch_status check_source(const source *s, const char *name, const tchi_slice *wanted, tch_dtype dtype)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    char theirs[TCHI_DESCRIBE_SIZE];
+    char ours[TCHI_DESCRIBE_SIZE];
+    const tchi_stored *stored = stored_at(s->checkpoint, s->tensor);
+    if (stored->ndim > TCH_MAX_RANK) {
+        return tchi_fail(TCH_ERR_SHAPE, "\"%s\" of %.600s has %d dimensions, this library has %d",
+                         tchi_quote(name, quoted), s->checkpoint->path, stored->ndim, TCH_MAX_RANK);
+    }
+    tchi_slice slice = slice_of(s);
+    if (!tch_dtype_equal(stored->type->dtype, dtype) || !tchi_slice_same_whole(&slice, wanted)) {
+        return tchi_fail(TCH_ERR_SHAPE, "\"%s\" of %.600s is %s %s, expected %s %s", tchi_quote(name, quoted),
+                         s->checkpoint->path, stored->type->name, describe(&slice, theirs, sizeof theirs),
+                         tch_dtype_name(dtype), describe(wanted, ours, sizeof ours));
+    }
+    return TCH_OK;
+}
+
+/* Whether there is all of a rectangle, of this type: looks at no element. */
+static tch_status check_sources(const tch_checkpoint *checkpoint, const char *name, const tchi_slice *wanted,
+                                tch_dtype dtype)
+{
+    char quoted[TCHI_QUOTE_SIZE];
+    int64_t covered = 0;
+    source s = first_source(checkpoint, name);
+    if (s.tensor < 0) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%.600s has no tensor with the name \"%s\", whole or in shards",
+                         checkpoint->path, tchi_quote(name, quoted));
+    }
+    for (; s.tensor >= 0; next_source(&s)) {
+        int64_t shared;
+        TCHI_TRY(check_source(&s, name, wanted, dtype));
+        tchi_slice slice = slice_of(&s);
+        TCHI_TRY(tchi_slice_meet(&slice, wanted, NULL, NULL, &shared));
+        covered += shared;
+    }
+    if (covered != tchi_slice_count(wanted)) {
+        return tchi_fail(TCH_ERR_IO, "%.600s: the shards of \"%s\" have %lld of %lld elements that are asked for",
+                         checkpoint->path, tchi_quote(name, quoted), (long long)covered,
+                         (long long)tchi_slice_count(wanted));
+    }
+    return TCH_OK;
+}
+
+/* A window of a tensor's bytes, which goes forward only. */
+typedef struct window {
+    const tch_checkpoint *file;
+    const tchi_stored *stored;
+    int64_t size; /* of an element */
+    char *buffer;
+    int64_t room, begin, end; /* elements */
+    char *to;
+} window;
+
+static tch_status move_window(window *w, int64_t first)
+{
+    int64_t left = (w->stored->end - w->stored->begin) / w->size - first;
+    w->begin = first;
+    w->end = first + (left < w->room ? left : w->room);
+    return tchi_checkpoint_bytes(w->file->file, w->file->path, w->file->data_begin + w->stored->begin + first * w->size,
+                                 w->buffer, (w->end - w->begin) * w->size);
+}
+
+static tch_status copy_run(void *user, int64_t in_from, int64_t in_to, int64_t count)
+{
+    window *w = user;
+    while (count > 0) {
+        if (in_from < w->begin || in_from >= w->end) {
+            TCHI_TRY(move_window(w, in_from));
+        }
+        int64_t here = w->end - in_from < count ? w->end - in_from : count;
+        memcpy(w->to + in_to * w->size, w->buffer + (in_from - w->begin) * w->size, (size_t)(here * w->size));
+        in_from += here;
+        in_to += here;
+        count -= here;
+    }
+    return TCH_OK;
+}
+
+/* What one source has of the rectangle; nothing is read where that is nothing. */
+static tch_status copy_source(const source *s, const tchi_slice *wanted, char *buffer, int64_t room, char *to)
+{
+    int64_t shared;
+    tchi_slice slice = slice_of(s);
+    TCHI_TRY(tchi_slice_meet(&slice, wanted, NULL, NULL, &shared));
+    if (shared == 0) {
+        return TCH_OK;
+    }
+    tchi_stored *stored = stored_at(s->checkpoint, s->tensor);
+    TCHI_TRY(tchi_checkpoint_verify_once(s->checkpoint, stored));
+    window w = {.file = tchi_checkpoint_file(s->checkpoint, stored),
+                .stored = stored,
+                .size = (int64_t)tch_dtype_size(stored->type->dtype),
+                .buffer = buffer,
+                .to = to};
+    w.room = room / w.size;
+    return tchi_slice_meet(&slice, wanted, copy_run, &w, &shared);
+}
+
+static int64_t buffer_of(const tch_checkpoint *c, const char *name)
+{
+    int64_t most = 0;
+    for (source s = first_source(c, name); s.tensor >= 0; next_source(&s)) {
+        const tchi_stored *stored = stored_at(c, s.tensor);
+        most = stored->end - stored->begin > most ? stored->end - stored->begin : most;
+    }
+    return most < TCHI_BUFFER_BYTES ? most : TCHI_BUFFER_BYTES;
+}
+
+static tch_status copy_sources(const tch_checkpoint *c, const char *name, const tchi_slice *wanted, char *to)
+{
+    char *buffer;
+    int64_t room = buffer_of(c, name);
+    TCHI_TRY(tchi_host_take((size_t)room, "a buffer", &buffer));
+    tch_status status = TCH_OK;
+    for (source s = first_source(c, name); s.tensor >= 0 && status == TCH_OK; next_source(&s)) {
+        status = copy_source(&s, wanted, buffer, room, to);
+    }
+    tchi_host_release(buffer, (size_t)room);
+    return status;
+}
+
+/* Put together in host memory, and then to where it belongs. */
+static tch_status read_through_memory(const tch_checkpoint *c, tch_context *context, const char *name,
+                                      const tchi_slice *wanted, tch_tensor *out)
+{
+    size_t bytes = (size_t)tchi_tensor_bytes(out);
+    char *packed;
+    TCHI_TRY(tchi_host_take(bytes, "a shard", &packed));
+    tch_status status = copy_sources(c, name, wanted, packed);
+    if (status == TCH_OK && tchi_on_host(out)) {
+        tchi_unpack(out, packed);
+    } else if (status == TCH_OK) {
+        tch_tensor view = tch_tensor_view(packed, out->dtype, out->ndim, out->shape);
+        status = tch_tensor_copy(context, out, &view);
+    }
+    tchi_host_release(packed, bytes);
+    return status;
+}
+
+static tch_status check_out(const tch_context *context, const tch_tensor *out)
+{
+    TCHI_TRY(tch_tensor_check(out, "out"));
+    TCHI_TRY(tchi_check_writable(out, "out"));
+    if (tchi_on_host(out)) {
+        return TCH_OK;
+    }
+    return context != NULL ? tchi_check_device(context, out, "out")
+                           : tchi_fail(TCH_ERR_DEVICE, "tch_checkpoint_read_shard: context is NULL, and out is not in "
+                                                       "host memory; give a context of its device");
+}
+
+tch_status tch_checkpoint_check_shard(const tch_checkpoint *checkpoint, const char *name, const int64_t *shape,
+                                      const int64_t *start, const tch_tensor *out)
+{
+    static const char function[] = "tch_checkpoint_check_shard";
+    if (checkpoint == NULL || name == NULL || out == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "%s: %s is NULL", function,
+                         checkpoint == NULL ? "checkpoint"
+                         : name == NULL     ? "name"
+                                            : "out");
+    }
+    bool has_rank = out->ndim >= 0 && out->ndim <= TCH_MAX_RANK && (out->ndim == 0 || out->shape != NULL);
+    tchi_slice wanted = {has_rank ? out->ndim : 0, shape, start, out->shape};
+    if (!has_rank || (out->ndim > 0 && (shape == NULL || start == NULL || !tchi_slice_is_sound(&wanted)))) {
+        return tchi_fail(TCH_ERR_SHAPE, "%s: shape or start is NULL, or out does not lie inside the whole", function);
+    }
+    return check_sources(checkpoint, name, &wanted, out->dtype);
+}
+
+tch_status tch_checkpoint_read_shard(const tch_checkpoint *checkpoint, tch_context *context, const char *name,
+                                     const int64_t *shape, const int64_t *start, tch_tensor *out)
+{
+    if (checkpoint == NULL) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "tch_checkpoint_read_shard: checkpoint is NULL");
+    }
+    TCHI_TRY(tch_checkpoint_check_shard(checkpoint, name, shape, start, out));
+    TCHI_TRY(check_out(context, out));
+    tchi_slice wanted = {out->ndim, shape, start, out->shape};
+    if (tchi_slice_count(&wanted) == 0) {
+        return TCH_OK;
+    }
+    for (source s = first_source(checkpoint, name); s.tensor >= 0; next_source(&s)) {
+        tchi_slice slice = slice_of(&s);
+        if (tchi_slice_equal(&slice, &wanted)) {
+            return tch_checkpoint_read(checkpoint, context, stored_at(checkpoint, s.tensor)->name, out);
+        }
+    }
+    return tchi_is_plain(out) ? copy_sources(checkpoint, name, &wanted, tchi_tensor_data(out))
+                              : read_through_memory(checkpoint, context, name, &wanted, out);
+}

@@ -1,0 +1,45 @@
+/* Tensors that are saved as rectangles, by several ranks. In a file a shard is a tensor like any other, whose name ends
+ * in its rectangle, "layer1.weight[0:64,0:128]", and which has a setting, "torchium.shard/" and its name: the sizes of
+ * the whole and where the shard begins, "256,128;0,0". */
+#ifndef TCHI_CHECKPOINT_SHARDS_H
+#define TCHI_CHECKPOINT_SHARDS_H
+
+#include <torchium/checkpoint.h>
+
+#include "core/list.h"
+#include "names.h"
+#include "slice.h"
+
+#define TCHI_SHARD_PREFIX "torchium.shard/"
+
+typedef struct tchi_shard_entry {
+    int64_t tensor; /* its number */
+    int64_t whole;  /* the number of what it is of */
+    int64_t start[TCH_MAX_RANK];
+    int64_t next; /* of the same whole, or -1 */
+} tchi_shard_entry;
+
+/* A tensor of which there are shards. */
+typedef struct tchi_whole {
+    char *name;
+    size_t name_bytes;
+    int32_t ndim;
+    int64_t shape[TCH_MAX_RANK];
+    int64_t first; /* shard */
+} tchi_whole;
+
+typedef struct tchi_shards {
+    tchi_list entries; /* tchi_shard_entry */
+    tchi_list wholes;  /* tchi_whole */
+    tchi_names names;  /* of wholes */
+} tchi_shards;
+
+/* Finds the shards of an open file or index by its settings. */
+tch_status tchi_shards_find(tch_checkpoint *checkpoint);
+void tchi_shards_release(tchi_shards *shards);
+
+/* The end of a shard's name. */
+#define TCHI_SHARD_SUFFIX_SIZE (TCH_MAX_RANK * 42 + 3)
+const char *tchi_shard_suffix(const tchi_slice *slice, char text[TCHI_SHARD_SUFFIX_SIZE]);
+
+#endif

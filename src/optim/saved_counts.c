@@ -1,0 +1,433 @@
+/* What the host counts, in checkpoints: see saved_state.h. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/allocator.h"
+#include "core/status.h"
+
+#include "counts.h"
+#include "create.h"
+#include "failures.h"
+#include "saved_state.h"
+#include "shared/shared.h"
+
+static const char counts_name[] = "counts";
+
+/* Behind the parameters' counts and the optimizer's come the factors', in the order of factor batches. */
+static int64_t first_of_factors(const tch_optimizer *o, int32_t factor_batch)
+{
+    int64_t at = o->params.count + 1;
+    for (int32_t i = 0; i < factor_batch; i++) {
+        at += tchi_factor_batch_at(o, i)->count;
+    }
+    return at;
+}
+
+static int64_t counts_length(const tch_optimizer *o)
+{
+    return first_of_factors(o, (int32_t)o->factor_batches.count);
+}
+
+static void fill_counts(const tch_optimizer *o, int64_t *at)
+{
+    for (int32_t i = 0; i < o->params.count; i++) {
+        *at++ = tchi_param_at(o, i)->steps_seen;
+    }
+    *at++ = o->steps;
+    for (int32_t i = 0; i < o->factor_batches.count; i++) {
+        const tchi_factor_batch *f = tchi_factor_batch_at(o, i);
+        for (int64_t k = 0; k < f->count; k++) {
+            *at++ = f->failures[k];
+        }
+    }
+}
+
+/* --- blocks ------------------------------------------------------------------------------------------------------ */
+
+/* Calls visit for every block that is here. `at` is where the counts of its factors are in the list, one for each of
+ * its dimensions; -1 for those without a factor. */
+typedef tch_status (*block_visit)(void *user, int32_t param, int32_t number, int32_t order, const int64_t *at);
+
+static tch_status visit_block_batch(const tch_optimizer *o, const tchi_block_batch *batch, const int64_t *first,
+                                    block_visit visit, void *user)
+{
+    for (int64_t b = 0; b < batch->count; b++) {
+        const tchi_block *block = tchi_block_at(o, batch->first + b);
+        int64_t at[TCHI_MOST_ORDER];
+        for (int32_t k = 0; k < batch->order; k++) {
+            at[k] = batch->factor_batch[k] < 0 ? -1 : first[k] + batch->position[k] + b;
+        }
+        TCHI_TRY(visit(user, tchi_block_param(o, block)->index, tchi_block_number(o, block), batch->order, at));
+    }
+    return TCH_OK;
+}
+
+static tch_status for_each_block(const tch_optimizer *o, block_visit visit, void *user)
+{
+    for (int32_t i = 0; i < o->block_batches.count; i++) {
+        const tchi_block_batch *batch = tchi_block_batch_at(o, i);
+        int64_t first[TCHI_MOST_ORDER] = {0};
+        for (int32_t k = 0; k < batch->order; k++) {
+            first[k] = batch->factor_batch[k] < 0 ? 0 : first_of_factors(o, batch->factor_batch[k]);
+        }
+        TCHI_TRY(visit_block_batch(o, batch, first, visit, user));
+    }
+    return TCH_OK;
+}
+
+/* --- saving ------------------------------------------------------------------------------------------------------ */
+
+/* The numbers live in the optimizer, in host memory, for as long as the writer may read them. */
+static tch_status add_numbers(tch_checkpoint_writer *writer, const char *name, int64_t *numbers, int64_t count)
+{
+    tch_tensor view = tch_tensor_view(numbers, TCH_INT64, 1, &count);
+    return tch_checkpoint_writer_add(writer, name, &view);
+}
+
+/* How the counts of a block's factors are called in the file, and how many there are. */
+static int64_t name_failures(const tch_optimizer *o, const char *prefix, int32_t param, int32_t number, int32_t order,
+                             const int64_t *at, char name[TCHI_SAVED_NAME])
+{
+    int64_t factors = 0;
+    for (int32_t k = 0; k < order; k++) {
+        factors += at[k] >= 0;
+    }
+    snprintf(name, TCHI_SAVED_NAME, "%s/%s/failures.%d", prefix, tchi_param_at(o, param)->name, number);
+    return factors;
+}
+
+static void name_counts(const tch_optimizer *o, const char *prefix, int32_t param, char name[TCHI_SAVED_NAME])
+{
+    snprintf(name, TCHI_SAVED_NAME, "%s/%s/%s", prefix, tchi_param_at(o, param)->name, counts_name);
+}
+
+typedef struct adding {
+    tch_optimizer *optimizer;
+    tch_checkpoint_writer *writer;
+    const char *prefix;
+    int64_t *next; /* where the numbers of the next tensor go */
+} adding;
+
+static tch_status add_failures(void *user, int32_t param, int32_t number, int32_t order, const int64_t *at)
+{
+    adding *a = user;
+    char name[TCHI_SAVED_NAME];
+    const int64_t *all = a->optimizer->counts.items;
+    int64_t factors = name_failures(a->optimizer, a->prefix, param, number, order, at, name);
+    int64_t *numbers = a->next;
+    for (int32_t k = 0; k < order; k++) {
+        if (at[k] >= 0) {
+            *a->next++ = all[at[k]];
+        }
+    }
+    return factors == 0 ? TCH_OK : add_numbers(a->writer, name, numbers, factors);
+}
+
+/* By name: for each parameter the steps asked for and those with its gradient, for each tile its factors'. */
+static tch_status add_by_name(adding *a)
+{
+    const tch_optimizer *o = a->optimizer;
+    const int64_t *all = o->counts.items;
+    for (int32_t i = 0; i < o->params.count; i++) {
+        char name[TCHI_SAVED_NAME];
+        if (tchi_saves_param(o, i)) {
+            a->next[0] = o->steps;
+            a->next[1] = all[i];
+            name_counts(o, a->prefix, i, name);
+            TCHI_TRY(add_numbers(a->writer, name, a->next, 2));
+            a->next += 2;
+        }
+    }
+    return for_each_block(o, add_failures, a);
+}
+
+tch_status tchi_saved_counts_add(tch_optimizer *optimizer, tch_checkpoint_writer *writer, const char *prefix)
+{
+    char name[TCHI_SAVED_NAME];
+    int64_t length = counts_length(optimizer);
+    int64_t room = optimizer->shared == NULL ? length : 2 * length + optimizer->params.count;
+    TCHI_TRY(tchi_failures_settle(optimizer));
+    TCHI_TRY(tchi_list_reserve(&optimizer->counts, room));
+    optimizer->counts.count = room;
+    fill_counts(optimizer, optimizer->counts.items);
+    if (optimizer->shared == NULL) {
+        return add_numbers(writer, tchi_saved_name(name, prefix, counts_name), optimizer->counts.items, length);
+    }
+    adding a = {optimizer, writer, prefix, (int64_t *)optimizer->counts.items + length};
+    return add_by_name(&a);
+}
+
+/* --- reading ----------------------------------------------------------------------------------------------------- */
+
+static tch_status check_count(const char *name, const char *what, const char *whose, int64_t count, int64_t most)
+{
+    if (count >= 0 && count <= most) {
+        return TCH_OK;
+    }
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint's '%s' has %lld for %s%s, expected 0 to %lld", name,
+                     (long long)count, what, whose, (long long)most);
+}
+
+static tch_status check_counts(const tch_optimizer *o, const char *name, const int64_t *counts)
+{
+    for (int32_t i = 0; i < o->params.count; i++) {
+        TCHI_TRY(check_count(name, "the steps of ", tchi_param_at(o, i)->name, *counts++, TCHI_MOST_STEPS));
+    }
+    TCHI_TRY(check_count(name, "the steps of the optimizer", "", *counts++, TCHI_MOST_STEPS));
+    for (int64_t left = counts_length(o) - o->params.count - 1; left > 0; left--) {
+        TCHI_TRY(check_count(name, "the failures of a factor", "", *counts++, TCHI_MOST_FAILURES));
+    }
+    return TCH_OK;
+}
+
+static tch_status read_numbers(const tch_checkpoint *file, const char *name, int64_t *numbers, int64_t count)
+{
+    tch_tensor view = tch_tensor_view(numbers, TCH_INT64, 1, &count);
+    TCHI_TRY(tchi_saved_check(file, name, &view));
+    return tch_checkpoint_read(file, NULL, name, &view);
+}
+
+/* What ranks have written. */
+typedef struct reading {
+    const tch_optimizer *optimizer;
+    const tch_checkpoint *file;
+    const char *prefix;
+    int64_t *counts;
+} reading;
+
+static tch_status read_failures(void *user, int32_t param, int32_t number, int32_t order, const int64_t *at)
+{
+    const reading *r = user;
+    char name[TCHI_SAVED_NAME];
+    int64_t numbers[TCHI_MOST_ORDER];
+    int64_t factors = name_failures(r->optimizer, r->prefix, param, number, order, at, name);
+    if (factors == 0) {
+        return TCH_OK;
+    }
+    TCHI_TRY(read_numbers(r->file, name, numbers, factors));
+    for (int32_t k = 0, i = 0; k < order; k++) {
+        if (at[k] >= 0) {
+            r->counts[at[k]] = numbers[i++];
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status read_by_name(reading *r)
+{
+    const tch_optimizer *o = r->optimizer;
+    for (int32_t i = 0; i < o->params.count; i++) {
+        char name[TCHI_SAVED_NAME];
+        int64_t numbers[2];
+        name_counts(o, r->prefix, i, name);
+        TCHI_TRY(read_numbers(r->file, name, numbers, 2));
+        r->counts[i] = numbers[1];
+        r->counts[o->params.count] = numbers[0];
+    }
+    return for_each_block(o, read_failures, r);
+}
+
+/* --- what one process has written, for ranks --------------------------------------------------------------------- */
+
+static tch_dtype dtype_of(tch_scalar type)
+{
+    return type == TCH_SCALAR_F64   ? TCH_FLOAT64
+           : type == TCH_SCALAR_F32 ? TCH_FLOAT32
+           : type == TCH_SCALAR_F16 ? TCH_FLOAT16
+                                    : TCH_BFLOAT16;
+}
+
+/* A group as one process would have it. */
+static tch_status plan_group(const tch_optimizer *o, int32_t group, tch_tensor *tensors, tch_parameter *parameters,
+                             tch_optimizer *alone)
+{
+    const tchi_group *g = tchi_group_at(o, group);
+    for (int32_t i = 0; i < g->params; i++) {
+        const tchi_param *p = tchi_param_at(o, g->first_param + i);
+        const int64_t *shape;
+        int32_t ndim = tchi_saved_shape(o, p->index, &shape);
+        tensors[i] = tch_tensor_view(NULL, dtype_of(p->type), ndim, (int64_t *)shape);
+        parameters[i] = (tch_parameter){.tensor = &tensors[i],
+                                        .name = p->name,
+                                        .elementwise = !p->blocked,
+                                        .batch_dims = p->batch_dims,
+                                        .cut_count = p->cut_count > 1 ? p->cut_count : 0,
+                                        .cuts = p->cuts};
+    }
+    return tchi_optim_plan(alone, &g->config, g->params, parameters, NULL, false);
+}
+
+static tch_status plan_alone(const tch_optimizer *o, tch_optimizer *alone)
+{
+    size_t tensor_bytes = (size_t)o->params.count * sizeof(tch_tensor);
+    size_t parameter_bytes = (size_t)o->params.count * sizeof(tch_parameter);
+    tch_tensor *tensors;
+    tch_parameter *parameters = NULL;
+    TCHI_TRY(tchi_host_take(tensor_bytes, "a plan for one process", &tensors));
+    tch_status status = tchi_host_take(parameter_bytes, "a plan for one process", &parameters);
+    for (int32_t g = 0; g < o->groups.count && status == TCH_OK; g++) {
+        status = plan_group(o, g, tensors, parameters, alone);
+    }
+    tchi_host_release(parameters, parameters == NULL ? 0 : parameter_bytes);
+    tchi_host_release(tensors, tensor_bytes);
+    return status;
+}
+
+/* Where one process has the counts of each block's factors. */
+typedef struct block_places {
+    const tch_optimizer *optimizer; /* the shared one */
+    int64_t (*at)[TCHI_MOST_ORDER]; /* by tile, in the order of the plan */
+    const int64_t *first_tile;      /* of each parameter */
+    const int64_t *theirs;
+    int64_t *counts;
+} block_places;
+
+static tch_status note_place(void *user, int32_t param, int32_t number, int32_t order, const int64_t *at)
+{
+    const block_places *b = user;
+    memcpy(b->at[b->first_tile[param] + number], at, (size_t)order * sizeof *at);
+    return TCH_OK;
+}
+
+static tch_status take_place(void *user, int32_t param, int32_t number, int32_t order, const int64_t *at)
+{
+    const block_places *b = user;
+    const int64_t *theirs = b->at[b->first_tile[param] + number];
+    for (int32_t k = 0; k < order; k++) {
+        if (at[k] >= 0) {
+            b->counts[at[k]] = b->theirs[theirs[k]];
+        }
+    }
+    return TCH_OK;
+}
+
+static tch_status read_alone(const tch_optimizer *o, const tch_optimizer *alone, const tch_checkpoint *file,
+                             const char *name, int64_t *counts)
+{
+    int64_t params = o->params.count;
+    int64_t tiles = o->shared->tiles.count;
+    int64_t length = counts_length(alone);
+    size_t bytes = (size_t)(params + TCHI_MOST_ORDER * tiles + length) * sizeof(int64_t);
+    int64_t *memory;
+    TCHI_TRY(tchi_host_take(bytes, "the counts of one process", &memory));
+    int64_t *theirs = memory + params + TCHI_MOST_ORDER * tiles;
+    block_places b = {o, (int64_t(*)[TCHI_MOST_ORDER])(memory + params), memory, theirs, counts};
+    for (int64_t i = tiles - 1; i >= 0; i--) {
+        memory[tchi_shared_tile(o, i)->param] = i;
+    }
+    tch_status status = read_numbers(file, name, theirs, length);
+    if (status == TCH_OK) {
+        memcpy(counts, theirs, (size_t)(params + 1) * sizeof *counts);
+        status = for_each_block(alone, note_place, &b);
+    }
+    if (status == TCH_OK) {
+        status = for_each_block(o, take_place, &b);
+    }
+    tchi_host_release(memory, bytes);
+    return status;
+}
+
+/* Their places in the list follow from the layout that one process has, which is planned for it. */
+static tch_status read_for_ranks(const tch_optimizer *o, const tch_checkpoint *file, const char *name, int64_t *counts)
+{
+    tch_optimizer alone;
+    tchi_optim_prepare(&alone, o->context, &tchi_group_at(o, 0)->config, NULL);
+    tch_status status = plan_alone(o, &alone);
+    if (status == TCH_OK) {
+        status = read_alone(o, &alone, file, name, counts);
+    }
+    tchi_optim_empty(&alone);
+    return status;
+}
+
+/* --- all of it --------------------------------------------------------------------------------------------------- */
+
+bool tchi_saved_by_ranks(const tch_checkpoint *file, const char *prefix)
+{
+    char name[TCHI_SAVED_NAME];
+    return tch_checkpoint_find(file, tchi_saved_name(name, prefix, counts_name)) < 0 &&
+           tch_checkpoint_text(file, tchi_saved_name(name, prefix, "model")) != NULL;
+}
+
+static tch_status read_counts(const tch_optimizer *o, const tch_checkpoint *file, const char *prefix, const char *name,
+                              tchi_list *counts)
+{
+    if (tchi_saved_by_ranks(file, prefix)) {
+        reading r = {o, file, prefix, counts->items};
+        return read_by_name(&r);
+    }
+    return o->shared == NULL ? read_numbers(file, name, counts->items, counts->count)
+                             : read_for_ranks(o, file, name, counts->items);
+}
+
+tch_status tchi_saved_counts_check(const tch_optimizer *optimizer, const tch_checkpoint *file, const char *prefix)
+{
+    char name[TCHI_SAVED_NAME];
+    int64_t length = counts_length(optimizer);
+    tch_tensor view = tch_tensor_view(NULL, TCH_INT64, 1, &length);
+    bool other = optimizer->shared != NULL || tchi_saved_by_ranks(file, prefix);
+    return other ? TCH_OK : tchi_saved_check(file, tchi_saved_name(name, prefix, counts_name), &view);
+}
+
+tch_status tchi_saved_counts_read(const tch_optimizer *optimizer, const tch_checkpoint *file, const char *prefix,
+                                  tchi_list *counts)
+{
+    char name[TCHI_SAVED_NAME];
+    tchi_saved_name(name, prefix, counts_name);
+    TCHI_TRY(tchi_list_reserve(counts, counts_length(optimizer)));
+    while (counts->count < counts_length(optimizer)) {
+        tchi_list_extend(counts);
+    }
+    TCHI_TRY(read_counts(optimizer, file, prefix, name, counts));
+    return check_counts(optimizer, name, counts->items);
+}
+
+void tchi_saved_counts_take(tch_optimizer *optimizer, const tchi_list *counts)
+{
+    const int64_t *numbers = (const int64_t *)counts->items + optimizer->params.count;
+    optimizer->steps = *numbers++;
+    for (int32_t i = 0; i < optimizer->factor_batches.count; i++) {
+        tchi_factor_batch *f = tchi_factor_batch_at(optimizer, i);
+        for (int64_t k = 0; k < f->count; k++) {
+            f->failures[k] = (uint8_t)*numbers++;
+            tchi_failures_forget(f, k);
+        }
+    }
+}
+
+/* --- the model --------------------------------------------------------------------------------------------------- */
+
+static uint64_t mix_text(uint64_t hash, const char *text)
+{
+    do {
+        hash = (hash ^ (unsigned char)*text) * 0x100000001B3u;
+    } while (*text++ != '\0');
+    return hash;
+}
+
+static uint64_t mix_number(uint64_t hash, int64_t number)
+{
+    for (int i = 0; i < 8; i++) {
+        hash = (hash ^ ((uint64_t)number >> (8 * i) & 0xFF)) * 0x100000001B3u;
+    }
+    return hash;
+}
+
+uint64_t tchi_saved_model(const tch_optimizer *optimizer)
+{
+    uint64_t hash = 0xCBF29CE484222325u;
+    for (int32_t i = 0; i < optimizer->params.count; i++) {
+        const tchi_param *p = tchi_param_at(optimizer, i);
+        const int64_t *shape;
+        int32_t ndim = tchi_saved_shape(optimizer, i, &shape);
+        hash = mix_text(hash, p->name);
+        hash = mix_number(hash, p->group);
+        hash = mix_number(hash, p->type);
+        hash = mix_number(hash, p->blocked);
+        hash = mix_number(hash, ndim);
+        for (int32_t k = 0; k < ndim; k++) {
+            hash = mix_number(hash, shape[k]);
+        }
+    }
+    return hash;
+}

@@ -1,0 +1,243 @@
+/* See saved_state.h. */
+#include "saved_state.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/status.h"
+
+#include "shape.h"
+#include "shared/shared.h"
+
+const char *tchi_saved_name(char text[TCHI_SAVED_NAME], const char *prefix, const char *name)
+{
+    snprintf(text, TCHI_SAVED_NAME, "%s/%s", prefix, name);
+    return text;
+}
+
+int32_t tchi_saved_shape(const tch_optimizer *optimizer, int32_t param, const int64_t **shape)
+{
+    if (optimizer->shared == NULL) {
+        *shape = tchi_param_at(optimizer, param)->shape;
+        return tchi_param_at(optimizer, param)->ndim;
+    }
+    *shape = tchi_shared_param_at(optimizer, param)->shape;
+    return tchi_shared_param_at(optimizer, param)->ndim;
+}
+
+bool tchi_saves_param(const tch_optimizer *optimizer, int32_t param)
+{
+    return optimizer->shared == NULL ||
+           param % tch_comm_size(optimizer->shared->comm) == tch_comm_rank(optimizer->shared->comm);
+}
+
+/* --- rectangles -------------------------------------------------------------------------------------------------- */
+
+/* One rectangle of a tensor of the state, with the name of the whole. */
+typedef struct saved {
+    char name[TCHI_SAVED_NAME];
+    bool sharded; /* it is a rectangle of something larger; otherwise a tensor of its own */
+    bool mine;    /* to save */
+    tch_tensor tensor;
+    int64_t sizes[TCH_MAX_RANK];
+    const int64_t *whole;
+    int64_t start[TCH_MAX_RANK];
+} saved;
+
+static bool is_like_a_shard(const tch_optimizer *o, const tchi_state *s)
+{
+    return s->kind == TCHI_STATE_LIKE_PARAM && o->shared != NULL && tchi_shared_param_at(o, s->param)->sharded;
+}
+
+/* How many rectangles the tensor is in the file. */
+static int64_t count_saved(const tch_optimizer *o, const tchi_state *s)
+{
+    return is_like_a_shard(o, s) ? tchi_shared_param_at(o, s->param)->held : 1;
+}
+
+static void join_name(saved *f, const char *prefix, const tchi_state *s)
+{
+    tchi_saved_name(f->name, prefix, s->name);
+    if (s->kind == TCHI_STATE_LIKE_TILE) { /* without the tile's number: it is a rectangle of the whole */
+        *strrchr(f->name, '.') = '\0';
+    }
+}
+
+/* A tile lies in the parameter's dimensions after merging. */
+static void place_tile(const tch_optimizer *o, const tchi_state *s, saved *f)
+{
+    const tchi_param *p = tchi_param_at(o, s->param);
+    int64_t size[TCHI_MOST_ORDER];
+    tchi_cut cut = tchi_shared_cut(o, p);
+    tchi_cut_block(&cut, tchi_tile_at(o, s->tile)->tile, f->start, size);
+    f->whole = p->dims.size;
+}
+
+static void place_shard(const tch_optimizer *o, const tchi_state *s, int64_t number, saved *f)
+{
+    const tchi_shared_param *p = tchi_shared_param_at(o, s->param);
+    const tchi_held *held = tchi_held_at(o, p->first_held + number);
+    int64_t offset = 0;
+    for (int32_t k = 0; k < p->ndim; k++) {
+        offset += held->offset[k] * s->strides[k];
+        f->sizes[k] = held->size[k];
+        f->start[k] = held->start[k];
+    }
+    f->tensor.byte_offset += (uint64_t)offset * tch_dtype_size(s->tensor.dtype);
+    f->whole = p->shape;
+    f->mine = held->first;
+}
+
+static void find_saved(const tch_optimizer *o, const tchi_state *s, int64_t number, const char *prefix, saved *f)
+{
+    *f = (saved){.tensor = s->tensor, .whole = s->shape, .mine = true};
+    join_name(f, prefix, s);
+    memcpy(f->sizes, s->shape, sizeof f->sizes);
+    f->tensor.shape = f->sizes;
+    if (s->kind == TCHI_STATE_LIKE_TILE) {
+        place_tile(o, s, f);
+    } else if (is_like_a_shard(o, s)) {
+        place_shard(o, s, number, f);
+    } else if (s->kind != TCHI_STATE_OF_BLOCK) {
+        f->mine = tchi_saves_param(o, s->param);
+    }
+    f->sharded = f->tensor.ndim > 0 && (s->kind == TCHI_STATE_LIKE_TILE || is_like_a_shard(o, s));
+}
+
+/* --- saving ------------------------------------------------------------------------------------------------------ */
+
+/* A moving average that stays with its parameter follows gradients where they are sent from: of several ranks that
+ * hold a rectangle one has the average, for each tile. */
+static bool is_with_sources(const tch_optimizer *o, const tchi_state *s)
+{
+    const tchi_param *p = tchi_param_at(o, s->param);
+    return is_like_a_shard(o, s) && p->filters && tchi_shared_param_at(o, s->param)->replicas &&
+           s->tensor.data == p->moment[0];
+}
+
+static tch_status add_source(const tch_optimizer *o, const tchi_state *s, const tchi_part *part,
+                             tch_checkpoint_writer *writer, const char *prefix)
+{
+    const tchi_tile *tile = tchi_shared_tile(o, part->tile);
+    const tchi_dims *dims = &tchi_param_at(o, s->param)->dims;
+    char name[TCHI_SAVED_NAME];
+    int64_t start[TCHI_MOST_ORDER] = {0};
+    int64_t rest = part->in_tile;
+    tch_tensor tensor = s->tensor;
+    tensor.ndim = dims->order;
+    tensor.shape = (int64_t *)part->size;
+    tensor.strides = (int64_t *)part->stride;
+    tensor.byte_offset = (uint64_t)part->at * tch_dtype_size(tensor.dtype);
+    for (int32_t k = dims->order - 1; k >= 0; k--) {
+        start[k] = tile->start[k] + rest % tile->size[k];
+        rest /= tile->size[k];
+    }
+    return tch_checkpoint_writer_add_shard(writer, tchi_saved_name(name, prefix, s->name), &tensor, dims->size, start);
+}
+
+static tch_status add_sources(const tch_optimizer *o, const tchi_state *s, tch_checkpoint_writer *writer,
+                              const char *prefix)
+{
+    const tchi_exchange *x = tchi_group_at(o, tchi_param_at(o, s->param)->group)->exchange;
+    for (int64_t b = 0; b < x->buckets.count; b++) {
+        const tchi_list *sent = &tchi_bucket_at(x, b)->in.send;
+        const tchi_part *parts = sent->items;
+        for (int64_t i = 0; i < sent->count; i++) {
+            if (tchi_shared_tile(o, parts[i].tile)->param == s->param) {
+                TCHI_TRY(add_source(o, s, &parts[i], writer, prefix));
+            }
+        }
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_saved_state_add(const tch_optimizer *optimizer, int64_t index, tch_checkpoint_writer *writer,
+                                const char *prefix)
+{
+    const tchi_state *s = tchi_state_at(optimizer, index);
+    if (is_with_sources(optimizer, s)) {
+        return add_sources(optimizer, s, writer, prefix);
+    }
+    for (int64_t i = 0; i < count_saved(optimizer, s); i++) {
+        saved f;
+        find_saved(optimizer, s, i, prefix, &f);
+        if (f.mine && f.sharded) {
+            TCHI_TRY(tch_checkpoint_writer_add_shard(writer, f.name, &f.tensor, f.whole, f.start));
+        } else if (f.mine) {
+            TCHI_TRY(tch_checkpoint_writer_add(writer, f.name, &f.tensor));
+        }
+    }
+    return TCH_OK;
+}
+
+/* --- loading ----------------------------------------------------------------------------------------------------- */
+
+static tch_status is_missing(const char *name)
+{
+    return tchi_fail(TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no '%s': it is of another model or of other options",
+                     name);
+}
+
+tch_status tchi_saved_check(const tch_checkpoint *file, const char *name, const tch_tensor *tensor)
+{
+    tch_checkpoint_info info = TCH_CHECKPOINT_INFO_INIT;
+    int64_t index = tch_checkpoint_find(file, name);
+    if (index < 0) {
+        return is_missing(name);
+    }
+    TCHI_TRY(tch_checkpoint_get_info(file, index, &info));
+    bool same = info.ndim == tensor->ndim && tch_dtype_equal(info.dtype, tensor->dtype);
+    for (int32_t k = 0; same && k < tensor->ndim; k++) {
+        same = info.shape[k] == tensor->shape[k];
+    }
+    if (!same) {
+        char wanted[TCHI_DESCRIBE_SIZE];
+        char found[TCHI_DESCRIBE_SIZE];
+        tch_tensor theirs = {.ndim = info.ndim > TCH_MAX_RANK ? TCH_MAX_RANK : info.ndim,
+                             .shape = (int64_t *)info.shape};
+        return tchi_fail(TCH_ERR_SHAPE, "the checkpoint's '%s' is %s %s, expected %s %s", name, info.type,
+                         tchi_describe_shape(&theirs, found, sizeof found), tch_dtype_name(tensor->dtype),
+                         tchi_describe_shape(tensor, wanted, sizeof wanted));
+    }
+    return TCH_OK;
+}
+
+static bool is_like(const tchi_state *s)
+{
+    return s->kind == TCHI_STATE_LIKE_PARAM || s->kind == TCHI_STATE_LIKE_TILE;
+}
+
+static tch_status check_one(const tch_checkpoint *file, const tchi_state *s, const saved *f)
+{
+    if (!is_like(s) || (!f->sharded && tch_checkpoint_find(file, f->name) >= 0)) {
+        return tchi_saved_check(file, f->name, &f->tensor);
+    }
+    tch_status status = tch_checkpoint_check_shard(file, f->name, f->whole, f->start, &f->tensor);
+    return status == TCH_ERR_INVALID_ARGUMENT ? is_missing(f->name) : status;
+}
+
+tch_status tchi_saved_state_check(const tch_optimizer *optimizer, int64_t index, const tch_checkpoint *file,
+                                  const char *prefix)
+{
+    const tchi_state *s = tchi_state_at(optimizer, index);
+    for (int64_t i = 0; i < count_saved(optimizer, s); i++) {
+        saved f;
+        find_saved(optimizer, s, i, prefix, &f);
+        TCHI_TRY(check_one(file, s, &f));
+    }
+    return TCH_OK;
+}
+
+tch_status tchi_saved_state_read(const tch_optimizer *optimizer, int64_t index, const tch_checkpoint *file,
+                                 const char *prefix)
+{
+    const tchi_state *s = tchi_state_at(optimizer, index);
+    for (int64_t i = 0; i < count_saved(optimizer, s); i++) {
+        saved f;
+        find_saved(optimizer, s, i, prefix, &f);
+        TCHI_TRY(is_like(s) ? tch_checkpoint_read_shard(file, optimizer->context, f.name, f.whole, f.start, &f.tensor)
+                            : tch_checkpoint_read(file, optimizer->context, f.name, &f.tensor));
+    }
+    return TCH_OK;
+}

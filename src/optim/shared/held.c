@@ -1,0 +1,105 @@
+/* What of each parameter this rank has: by it a checkpoint knows which rectangles to write, and which to read. */
+#include <string.h>
+
+#include "core/status.h"
+
+#include "shared.h"
+
+static bool same_rectangle(const tch_placement *p, const tch_shard *a, const tch_shard *b)
+{
+    bool same = true;
+    for (int32_t k = 0; same && k < p->ndim; k++) {
+        same = a->start[k] == b->start[k] && a->size[k] == b->size[k];
+    }
+    return same;
+}
+
+/* Of equal rectangles on several ranks one is written, the first rank's. */
+static bool is_first(const tch_placement *p, const tch_shard *shard)
+{
+    for (int32_t i = 0; i < p->count; i++) {
+        if (p->shards[i].rank < shard->rank && same_rectangle(p, &p->shards[i], shard)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int64_t count_of(const int64_t *size, int32_t ndim)
+{
+    int64_t count = 1;
+    for (int32_t k = 0; k < ndim; k++) {
+        count *= size[k];
+    }
+    return count;
+}
+
+/* The same on every rank, which all have the placement. */
+static bool has_replicas(const tch_placement *p)
+{
+    int64_t all = 0;
+    for (int32_t i = 0; i < p->count; i++) {
+        all += count_of(p->shards[i].size, p->ndim);
+    }
+    return all > count_of(p->shape, p->ndim);
+}
+
+static bool lies_inside(const tch_placement *p, const tch_shard *s, const tchi_param *param)
+{
+    bool good = param->ndim == p->ndim;
+    for (int32_t k = 0; good && k < p->ndim; k++) {
+        good = s->start[k] >= 0 && s->size[k] >= 0 && s->offset[k] >= 0 && s->start[k] <= p->shape[k] - s->size[k] &&
+               s->offset[k] <= param->shape[k] - s->size[k];
+    }
+    return good;
+}
+
+static tch_status note_shard(tch_optimizer *o, const tchi_param *param, const tch_placement *p, const tch_shard *s)
+{
+    tchi_held held = {.first = is_first(p, s)};
+    size_t bytes = (size_t)p->ndim * sizeof *s->start;
+    if (!lies_inside(p, s, param)) {
+        return tchi_fail(TCH_ERR_INVALID_ARGUMENT,
+                         "a shard of '%s' on this rank lies outside the tensor it was given with, or outside the whole",
+                         param->name);
+    }
+    memcpy(held.start, s->start, bytes);
+    memcpy(held.size, s->size, bytes);
+    memcpy(held.offset, s->offset, bytes);
+    return tchi_list_add(&o->shared->held, &held);
+}
+
+static tch_status note_param(tch_optimizer *o, const tchi_param *param, const tch_placement *p)
+{
+    tchi_shared_param noted = {.ndim = param->ndim, .first_held = o->shared->held.count};
+    noted.sharded = p != NULL && p->count > 0;
+    noted.replicas = noted.sharded && has_replicas(p);
+    noted.ndim = noted.sharded ? p->ndim : param->ndim;
+    memcpy(noted.shape, noted.sharded ? p->shape : param->shape, (size_t)noted.ndim * sizeof *noted.shape);
+    for (int32_t i = 0; noted.sharded && i < p->count; i++) {
+        if (p->shards[i].rank == tch_comm_rank(o->shared->comm) && count_of(p->shards[i].size, p->ndim) > 0) {
+            TCHI_TRY(note_shard(o, param, p, &p->shards[i]));
+        }
+    }
+    noted.held = o->shared->held.count - noted.first_held;
+    return tchi_list_add(&o->shared->params, &noted);
+}
+
+tch_status tchi_held_note(tch_optimizer *optimizer, int32_t group, const tch_placement *placements)
+{
+    const tchi_group *g = tchi_group_at(optimizer, group);
+    for (int32_t i = 0; i < g->params; i++) {
+        TCHI_TRY(note_param(optimizer, tchi_param_at(optimizer, g->first_param + i),
+                            placements == NULL ? NULL : &placements[i]));
+    }
+    return TCH_OK;
+}
+
+void tchi_held_forget(tch_optimizer *optimizer, int64_t params)
+{
+    tchi_shared *shared = optimizer->shared;
+    if (params < shared->params.count) {
+        shared->held.count = tchi_shared_param_at(optimizer, (int32_t)params)->first_held;
+        shared->params.count = params;
+    }
+}

@@ -1,0 +1,757 @@
+/* Checkpoints that ranks save together: whatever was saved in rectangles is read in any others, bit for bit; an index
+ * that lies is refused; and a save that fails on one rank fails on all, with the old checkpoint whole. Ranks are
+ * threads. */
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "support/comm/pretend_group.h"
+#include "support/fakes/counting_allocator.h"
+#include "support/files.h"
+#include "support/messages.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+#define INDEX "model.safetensors.index.json"
+
+/* Longer than test_path keeps it. */
+static const char *index_path(void)
+{
+    static char path[TEST_PATH_SIZE];
+    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    return path;
+}
+
+/* --- a tensor in rectangles -------------------------------------------------------------------------------------- */
+
+enum { ELEMENTS = 12 * 10 * 6 };
+
+/* The same elements, with dimensions apart and merged. */
+static int64_t wholes[][3] = {{12, 10, 6}, {12, 60, 1}, {120, 6, 1}, {720, 1, 1}};
+static const int32_t dimensions[] = {3, 2, 2, 1};
+
+/* Which cuts each dimension of a whole has, one rectangle for every combination. */
+typedef struct cutting {
+    int32_t whole;
+    int64_t cuts[3];
+} cutting;
+
+static const cutting cuttings[] = {
+    {0, {1, 1, 1}}, {0, {4, 1, 1}}, {0, {1, 3, 1}}, {0, {1, 1, 6}}, {0, {3, 2, 2}}, {1, {2, 4, 1}},
+    {1, {5, 7, 1}}, {2, {1, 5, 1}}, {2, {7, 1, 1}}, {3, {1, 1, 1}}, {3, {9, 1, 1}},
+};
+
+/* Rectangle `number` of a cutting; false past the last one. */
+static bool rectangle(const cutting *c, int64_t number, int64_t *start, int64_t *size)
+{
+    for (int32_t k = dimensions[c->whole] - 1; k >= 0; k--) {
+        int64_t length = wholes[c->whole][k];
+        int64_t each = (length + c->cuts[k] - 1) / c->cuts[k];
+        int64_t cuts = (length + each - 1) / each;
+        start[k] = number % cuts * each;
+        size[k] = length - start[k] < each ? length - start[k] : each;
+        number /= cuts;
+    }
+    return number == 0;
+}
+
+/* The elements of a rectangle, each its number in the whole. */
+static int64_t fill(int32_t whole, const int64_t *start, const int64_t *size, double *values)
+{
+    int64_t count = 1;
+    for (int32_t k = 0; k < dimensions[whole]; k++) {
+        count *= size[k];
+    }
+    for (int64_t i = 0; i < count; i++) {
+        int64_t rest = i;
+        int64_t stride = 1;
+        values[i] = 0.0;
+        for (int32_t k = dimensions[whole] - 1; k >= 0; k--) {
+            values[i] += (double)((start[k] + rest % size[k]) * stride);
+            rest /= size[k];
+            stride *= wholes[whole][k];
+        }
+    }
+    return count;
+}
+
+typedef struct trial {
+    const cutting *saved;
+    pretend_group *group;
+    const char *paths[PRETEND_MOST];
+    tch_status status[PRETEND_MOST];
+    char message[PRETEND_MOST][256];
+    const char *mark;
+    tch_context *contexts[PRETEND_MOST];
+} trial;
+
+/* Rectangle i goes to rank i mod W. */
+static tch_status add_rectangles(const trial *t, tch_checkpoint_writer *writer, int32_t rank, int32_t ranks,
+                                 double *values)
+{
+    tch_status status = TCH_OK;
+    int64_t start[3];
+    int64_t size[3];
+    for (int64_t i = 0; rectangle(t->saved, i, start, size) && status == TCH_OK; i++) {
+        if (i % ranks == rank) {
+            values += fill(t->saved->whole, start, size, values);
+            double *first = values;
+            for (int32_t k = 0, n = 1; k < dimensions[t->saved->whole]; k++) {
+                n *= (int32_t)size[k];
+                first = values - n;
+            }
+            tch_tensor view = tch_tensor_view(first, TCH_FLOAT64, dimensions[t->saved->whole], size);
+            status = tch_checkpoint_writer_add_shard(writer, "w", &view, wholes[t->saved->whole], start);
+        }
+    }
+    return status;
+}
+
+static tch_status save_rank(const trial *t, tch_comm *comm, int32_t rank)
+{
+    tch_checkpoint_writer *writer = NULL;
+    double *values = test_alloc(ELEMENTS * sizeof(double));
+    int32_t ranks = comm == NULL ? 1 : tch_comm_size(comm);
+    char own[16];
+    double number = rank;
+    tch_tensor scalar = tch_tensor_view(&number, TCH_FLOAT64, 0, NULL);
+    snprintf(own, sizeof own, "own%d", rank);
+    tch_status status = tch_checkpoint_writer_create(&writer);
+    status = status != TCH_OK ? status : add_rectangles(t, writer, rank, ranks, values);
+    status = status != TCH_OK ? status : tch_checkpoint_writer_add(writer, own, &scalar);
+    status = status != TCH_OK ? status : tch_checkpoint_writer_add(writer, "common", &scalar);
+    status = status != TCH_OK ? status : tch_checkpoint_writer_set_text(writer, "mark", t->mark);
+    status = status != TCH_OK ? status : tch_checkpoint_writer_set_integer(writer, own, rank);
+    if (status == TCH_OK || comm != NULL) {
+        status = tch_checkpoint_writer_save_sharded(status == TCH_OK ? writer : NULL, t->contexts[rank], comm,
+                                                    t->paths[rank]);
+    }
+    tch_checkpoint_writer_destroy(writer);
+    test_drop(values);
+    return status;
+}
+
+static void save_task(tch_comm *comm, int32_t rank, void *user)
+{
+    trial *t = user;
+    t->status[rank] = save_rank(t, comm, rank);
+    snprintf(t->message[rank], sizeof t->message[rank], "%s", t->status[rank] == TCH_OK ? "" : tch_last_error());
+}
+
+static trial trial_of(const cutting *saved, const char *path, const char *mark)
+{
+    trial t = {.saved = saved, .mark = mark};
+    for (int32_t r = 0; r < PRETEND_MOST; r++) {
+        t.paths[r] = path;
+    }
+    return t;
+}
+
+static void open_contexts(trial *t, int32_t ranks)
+{
+    for (int32_t r = 0; r < ranks; r++) {
+        CHECK_OK(tch_context_create("cpu", &t->contexts[r]));
+    }
+}
+
+static void close_contexts(trial *t, int32_t ranks)
+{
+    for (int32_t r = 0; r < ranks; r++) {
+        tch_context_destroy(t->contexts[r]);
+    }
+}
+
+/* With a failure for rank `bad` at its collective `call`, where that is not 0. */
+static void run(trial *t, int32_t ranks, int32_t bad, int64_t call)
+{
+    pretend_group group;
+    pretend_open(&group, ranks);
+    group.timeout_s = call > 0 ? 0.2 : 20.0;
+    group.ranks[bad].gone_at = call;
+    t->group = &group;
+    open_contexts(t, ranks);
+    pretend_run(&group, save_task, t);
+    close_contexts(t, ranks);
+    pretend_close(&group);
+}
+
+static void save_well(const cutting *saved, int32_t ranks, const char *path, const char *mark)
+{
+    trial t = trial_of(saved, path, mark);
+    run(&t, ranks, 0, 0);
+    for (int32_t r = 0; r < ranks; r++) {
+        CHECK(t.status[r] == TCH_OK, "rank %d: %s", r, t.message[r]);
+    }
+}
+
+/* Neither merges dimensions of the other. */
+static bool cannot_be_read(const cutting *saved, const cutting *read)
+{
+    return saved->whole + read->whole == 3 && saved->whole != 0 && read->whole != 0;
+}
+
+/* All elements, by all rectangles of a cutting; into memory with gaps where `strided`. */
+static void check_elements(const tch_checkpoint *c, const cutting *read, bool strided)
+{
+    double *got = test_alloc(2 * ELEMENTS * sizeof(double));
+    double *want = test_alloc(ELEMENTS * sizeof(double));
+    int64_t start[3];
+    int64_t size[3];
+    for (int64_t i = 0; rectangle(read, i, start, size); i++) {
+        int32_t ndim = dimensions[read->whole];
+        int64_t strides[3] = {0};
+        int64_t stride = strided ? 2 : 1;
+        for (int32_t k = ndim - 1; k >= 0; k--) {
+            strides[k] = stride;
+            stride *= size[k];
+        }
+        tch_tensor out = tch_tensor_view(got, TCH_FLOAT64, ndim, size);
+        out.strides = strides;
+        CHECK_OK(tch_checkpoint_read_shard(c, NULL, "w", wholes[read->whole], start, &out));
+        int64_t count = fill(read->whole, start, size, want);
+        for (int64_t k = 0; k < count; k++) {
+            CHECK(got[k * (strided ? 2 : 1)] == want[k], "element %lld of rectangle %lld is %g, expected %g",
+                  (long long)k, (long long)i, got[k * (strided ? 2 : 1)], want[k]);
+        }
+    }
+    test_drop(got);
+    test_drop(want);
+}
+
+static void every_cutting_from_every_other(void **state)
+{
+    (void)state;
+    for (size_t a = 0; a < TEST_COUNT(cuttings); a++) {
+        const char *path = index_path();
+        tch_checkpoint *c;
+        save_well(&cuttings[a], 1 + (int32_t)a % 4, path, "now");
+        CHECK_OK(tch_checkpoint_open(path, &c));
+        CHECK(strcmp(tch_checkpoint_text(c, "mark"), "now") == 0, "another checkpoint is there");
+        CHECK(tch_checkpoint_has_checksums(c) == 1, "checksums are missing");
+        CHECK_OK(tch_checkpoint_verify(c, NULL));
+        for (size_t b = 0; b < TEST_COUNT(cuttings); b++) {
+            test_case("saved by cutting %d, read by %d", (int)a, (int)b);
+            if (cannot_be_read(&cuttings[a], &cuttings[b])) {
+                double value;
+                int64_t one[2] = {1, 1};
+                static const int64_t start[2];
+                tch_tensor out = tch_tensor_view(&value, TCH_FLOAT64, 2, one);
+                CHECK(tch_checkpoint_read_shard(c, NULL, "w", wholes[cuttings[b].whole], start, &out) == TCH_ERR_SHAPE,
+                      "it was read");
+            } else {
+                check_elements(c, &cuttings[b], b % 2 == 1);
+            }
+        }
+        tch_checkpoint_close(c);
+    }
+}
+
+/* A plain file with the tensor whole, as one process saves it. */
+static void whole_from_one_file(void **state)
+{
+    (void)state;
+    double values[ELEMENTS];
+    static const int64_t start[3];
+    tch_checkpoint_writer *writer;
+    tch_checkpoint *c;
+    fill(0, start, wholes[0], values);
+    tch_tensor view = tch_tensor_view(values, TCH_FLOAT64, 3, wholes[0]);
+    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    CHECK_OK(tch_checkpoint_writer_add(writer, "w", &view));
+    CHECK_OK(tch_checkpoint_writer_save(writer, NULL, test_path("whole.safetensors")));
+    tch_checkpoint_writer_destroy(writer);
+    CHECK_OK(tch_checkpoint_open(test_path("whole.safetensors"), &c));
+    for (size_t b = 0; b < TEST_COUNT(cuttings); b++) {
+        check_elements(c, &cuttings[b], b % 2 == 0);
+    }
+    tch_checkpoint_close(c);
+}
+
+/* What ranks add beside shards: tensors and settings of each, and what all have is the first one's. */
+static void what_each_rank_has(void **state)
+{
+    (void)state;
+    const char *path = index_path();
+    tch_checkpoint *c;
+    save_well(&cuttings[1], 3, path, "now");
+    CHECK_OK(tch_checkpoint_open(path, &c));
+    for (int r = 0; r < 3; r++) {
+        char own[16];
+        int64_t setting = -1;
+        double value = -1.0;
+        tch_tensor out = tch_tensor_view(&value, TCH_FLOAT64, 0, NULL);
+        snprintf(own, sizeof own, "own%d", r);
+        CHECK_OK(tch_checkpoint_read(c, NULL, own, &out));
+        CHECK_OK(tch_checkpoint_integer(c, own, &setting));
+        CHECK(value == r && setting == r, "rank %d has %g and %lld", r, value, (long long)setting);
+        CHECK_OK(tch_checkpoint_view(c, own, &out));
+        CHECK_OK(tch_checkpoint_read_shard(c, NULL, own, NULL, NULL,
+                                           &(tch_tensor){.data = &value, .device = out.device, .dtype = TCH_FLOAT64}));
+    }
+    double common = -1.0;
+    tch_tensor out = tch_tensor_view(&common, TCH_FLOAT64, 0, NULL);
+    CHECK_OK(tch_checkpoint_read(c, NULL, "common", &out));
+    CHECK(common == 0.0, "rank %g's is taken", common);
+    CHECK(tch_checkpoint_count(c) == 4 + 3 + 1, "there are %lld tensors", (long long)tch_checkpoint_count(c));
+    tch_checkpoint_close(c);
+}
+
+/* --- files of one save and another ------------------------------------------------------------------------------- */
+
+static int count_files(const char *ending)
+{
+    char folder[TEST_PATH_SIZE];
+    int count = 0;
+    snprintf(folder, sizeof folder, "%s", test_path(""));
+    DIR *entries = opendir(folder);
+    for (const struct dirent *e = readdir(entries); e != NULL; e = readdir(entries)) {
+        size_t length = strlen(e->d_name);
+        count += length > strlen(ending) && strcmp(e->d_name + length - strlen(ending), ending) == 0;
+    }
+    closedir(entries);
+    return count;
+}
+
+static void earlier_files_go(void **state)
+{
+    (void)state;
+    static const char *const others[] = {"model-00001-of-00002.safetensors", "model.safetensors",
+                                         "model-0123456789abcdef-00001-of-00002.safetensors.bak",
+                                         "other-0123456789abcdef-00001-of-00002.safetensors"};
+    const char *path = index_path();
+    for (size_t i = 0; i < TEST_COUNT(others); i++) {
+        test_file_write(test_path(others[i]), "x", 1);
+    }
+    test_file_write(test_path("model-0123456789abcdef-00001-of-00002.safetensors"), "x",
+                    1); /* of one that was killed */
+    save_well(&cuttings[1], 4, path, "first");
+    CHECK(count_files("-of-00004.safetensors") == 4, "there are other files than four");
+    save_well(&cuttings[1], 2, path, "second");
+    CHECK(count_files("-of-00004.safetensors") == 0, "files of the first save are left");
+    CHECK(count_files("-of-00002.safetensors") == 2 + 2, "not two files, and two of others");
+    for (size_t i = 0; i < TEST_COUNT(others); i++) {
+        CHECK(access(test_path(others[i]), F_OK) == 0, "%s is gone", others[i]);
+    }
+}
+
+static void check_mark(const char *path, const char *mark)
+{
+    tch_checkpoint *c;
+    CHECK_OK(tch_checkpoint_open(path, &c));
+    CHECK(strcmp(tch_checkpoint_text(c, "mark"), mark) == 0, "the checkpoint is %s", tch_checkpoint_text(c, "mark"));
+    check_elements(c, &cuttings[4], false);
+    tch_checkpoint_close(c);
+}
+
+/* --- ranks that fail --------------------------------------------------------------------------------------------- */
+
+/* A rank that cannot write, into no folder or over a folder: all fail, its own error is its own, nothing is left. */
+static void one_rank_cannot_write(void **state)
+{
+    (void)state;
+    const char *path = index_path();
+    save_well(&cuttings[1], 3, path, "old");
+    for (int32_t bad = 0; bad < 3; bad++) {
+        test_case("rank %d", bad);
+        trial t = trial_of(&cuttings[1], path, "new");
+        t.paths[bad] = test_path("missing/" INDEX);
+        run(&t, 3, 0, 0);
+        for (int32_t r = 0; r < 3; r++) {
+            const char *words = r == bad ? "its folder cannot be opened" : "another rank could not write its file";
+            CHECK(t.status[r] == TCH_ERR_IO && strstr(t.message[r], words) != NULL, "rank %d: %s", r, t.message[r]);
+        }
+        check_mark(path, "old");
+        CHECK(count_files(".safetensors") == 3 && test_leftover_count() == 0, "files are left");
+    }
+}
+
+static void read_only_folder(void **state)
+{
+    (void)state;
+    const char *path = index_path();
+    save_well(&cuttings[1], 2, path, "old");
+    chmod(test_path(""), S_IRUSR | S_IXUSR);
+    bool closed = access(test_path(""), W_OK) != 0; /* not to the system's administrator */
+    trial t = trial_of(&cuttings[1], path, "new");
+    run(&t, 2, 0, 0);
+    chmod(test_path(""), S_IRWXU);
+    CHECK(!closed || (t.status[0] == TCH_ERR_IO && t.status[1] == TCH_ERR_IO), "%s", t.message[0]);
+    check_mark(path, closed ? "old" : "new");
+}
+
+/* The index cannot be written: where it should be is a folder. */
+static void index_cannot_be_written(void **state)
+{
+    (void)state;
+    const char *path = index_path();
+    CHECK(mkdir(path, 0700) == 0, "the test cannot make a folder");
+    trial t = trial_of(&cuttings[1], path, "new");
+    run(&t, 2, 0, 0);
+    CHECK(t.status[0] == TCH_ERR_IO && strstr(t.message[0], "cannot be replaced") != NULL, "%s", t.message[0]);
+    CHECK(t.status[1] == TCH_ERR_IO && strstr(t.message[1], "could not write the index") != NULL, "%s", t.message[1]);
+    CHECK(count_files(".safetensors") == 0 && test_leftover_count() == 0, "files are left");
+}
+
+/* A rank whose call is wrong: the others do not wait for it. */
+static void one_rank_is_wrong(void **state)
+{
+    (void)state;
+    trial t = trial_of(&cuttings[1], test_path(INDEX), "new");
+    t.paths[1] = test_path("model.safetensors");
+    run(&t, 3, 0, 0);
+    CHECK(t.status[1] == TCH_ERR_INVALID_ARGUMENT && strstr(t.message[1], "the name of an index") != NULL, "%s",
+          t.message[1]);
+    for (int32_t r = 0; r < 3; r += 2) {
+        CHECK(t.status[r] == TCH_ERR_IO && strstr(t.message[r], "could not begin") != NULL, "%s", t.message[r]);
+    }
+    CHECK(count_files(".safetensors") == 0, "files are left");
+}
+
+/* A rank dies at each of the three meetings: the others get an error, and what is there is old or new, and whole; the
+ * next save clears up. */
+static void rank_that_dies(void **state)
+{
+    (void)state;
+    const char *path = index_path();
+    save_well(&cuttings[1], 3, path, "old");
+    for (int32_t bad = 0; bad < 3; bad++) {
+        for (int64_t call = 1; call <= 3; call++) {
+            test_case("rank %d at meeting %lld", bad, (long long)call);
+            trial t = trial_of(&cuttings[1], path, "new");
+            run(&t, 3, bad, call);
+            for (int32_t r = 0; r < 3; r++) {
+                CHECK(t.status[r] == TCH_ERR_COMM, "rank %d: %s", r, t.message[r]);
+            }
+            check_mark(path, call < 3 ? "old" : "new");
+            save_well(&cuttings[1], 3, path, "old");
+            CHECK(count_files(".safetensors") == 3, "files are left");
+        }
+    }
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+typedef struct rank_thread {
+    trial *trial;
+    tch_comm *comm;
+    int32_t rank;
+    pthread_t thread;
+} rank_thread;
+
+static void *run_rank(void *argument)
+{
+    const rank_thread *r = argument;
+    save_task(r->comm, r->rank, r->trial);
+    return NULL;
+}
+
+/* Both ranks with the allocation of this number failing, on whichever it is; the groups have been made before. Returns
+ * how many there were. */
+static long long save_without(trial *t, long long allocation)
+{
+    pretend_group group;
+    rank_thread ranks[2];
+    pretend_open(&group, 2);
+    open_contexts(t, 2);
+    for (int32_t r = 0; r < 2; r++) {
+        ranks[r] = (rank_thread){.trial = t, .comm = pretend_comm(&group, r), .rank = r};
+    }
+    counting_allocator_arm(&test_counting, allocation);
+    for (int32_t r = 0; r < 2; r++) {
+        CHECK(pthread_create(&ranks[r].thread, NULL, run_rank, &ranks[r]) == 0, "the test has no thread");
+    }
+    for (int32_t r = 0; r < 2; r++) {
+        pthread_join(ranks[r].thread, NULL);
+    }
+    long long calls = atomic_load(&test_counting.calls);
+    counting_allocator_arm(&test_counting, 0);
+    for (int32_t r = 0; r < 2; r++) {
+        tch_comm_destroy(ranks[r].comm);
+    }
+    close_contexts(t, 2);
+    pretend_close(&group);
+    return calls;
+}
+
+/* Each allocation in turn fails, on one rank or the other: both get an error, the old checkpoint is there, and nothing
+ * is left beside it. */
+static void no_memory_to_save(void **state)
+{
+    (void)state;
+    const char *path = index_path();
+    save_well(&cuttings[1], 2, path, "old");
+    bool through = false;
+    for (long long k = 1; !through; k++) {
+        test_case("allocation %lld", k);
+        CHECK(k < 2000, "it never gets by");
+        trial t = trial_of(&cuttings[1], path, "new");
+        through = save_without(&t, k) < k;
+        for (int32_t r = 0; r < 2; r++) {
+            CHECK((t.status[r] == TCH_OK) == through, "rank %d gave %s: %s", r, tch_status_name(t.status[r]),
+                  t.message[r]);
+        }
+        test_counting_check_empty();
+        CHECK(test_leftover_count() == 0 && count_files(".safetensors") == 2, "files are left");
+        check_mark(path, through ? "new" : "old");
+    }
+}
+
+static tch_status open_and_read(const char *path)
+{
+    double got[ELEMENTS];
+    static const int64_t start[3];
+    tch_checkpoint *c = NULL;
+    tch_tensor out = tch_tensor_view(got, TCH_FLOAT64, 2, wholes[1]);
+    tch_status status = tch_checkpoint_open(path, &c);
+    status = status != TCH_OK ? status : tch_checkpoint_read_shard(c, NULL, "w", wholes[1], start, &out);
+    tch_checkpoint_close(c);
+    return status;
+}
+
+static void no_memory_to_read(void **state)
+{
+    (void)state;
+    const char *path = index_path();
+    save_well(&cuttings[4], 3, path, "old");
+    bool through = false;
+    for (long long k = 1; !through; k++) {
+        test_case("allocation %lld", k);
+        CHECK(k < 2000, "it never gets by");
+        counting_allocator_arm(&test_counting, k);
+        tch_status status = open_and_read(path);
+        through = atomic_load(&test_counting.calls) < k;
+        counting_allocator_arm(&test_counting, 0);
+        CHECK(status == (through ? TCH_OK : TCH_ERR_OUT_OF_MEMORY), "gave %s: %s", tch_status_name(status),
+              tch_last_error());
+        test_counting_check_empty();
+    }
+}
+
+/* --- indexes that nobody should believe -------------------------------------------------------------------------- */
+
+static void bad_index(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *message;
+    } cases[] = {
+        {"", "index byte 0: expected '{', the index ends"},
+        {"[]", "expected '{'"},
+        {"{}", "expected a string"},
+        {"{\"metadata\":{}}", "there is no \"weight_map\""},
+        {"{\"weight_map\":{\"w\":\"../x.safetensors\"}}", "expected one of its own folder"},
+        {"{\"weight_map\":{\"w\":\"/tmp/x.safetensors\"}}", "expected one of its own folder"},
+        {"{\"weight_map\":{\"w\":\"a/x.safetensors\"}}", "expected one of its own folder"},
+        {"{\"weight_map\":{\"w\":\"..\"}}", "expected one of its own folder"},
+        {"{\"weight_map\":{\"w\":\"\"}}", "expected one of its own folder"},
+        {"{\"weight_map\":{\"w\":\"" INDEX "\"}}", "another index"},
+        {"{\"weight_map\":{\"w\":\"missing.safetensors\"}}", "missing.safetensors: it cannot be opened"},
+        {"{\"weight_map\":{\"w\":\"good\"}}", "by the index"},
+        {"{\"weight_map\":{\"a\":\"good\",\"a\":\"good\"}}", "two tensors are called \"a\""},
+        {"{\"weight_map\":{},\"weight_map\":{}}", "is there twice"},
+        {"{\"weight_map\":{\"a\":1}}", "expected a string"},
+        {"{\"metadata\":{\"a\":[1,{},\"\\u0041\"],\"b\":,}},\"weight_map\":{}}", "expected"},
+        {"{\"weight_map\":{}} x", "expected the end of the index"},
+        {"{\"metadata\":{\"a\":[[[", "expected a value"},
+    };
+    test_safetensors_write(test_path("good"), "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", -1,
+                           8);
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        tch_checkpoint *c = NULL;
+        test_case("%s", cases[i].text);
+        test_file_write(test_path(INDEX), cases[i].text, (int64_t)strlen(cases[i].text));
+        CHECK(tch_checkpoint_open(test_path(INDEX), &c) == TCH_ERR_IO, "it was opened, or failed otherwise");
+        CHECK(strstr(tch_last_error(), cases[i].message) != NULL, "it said: %s", tch_last_error());
+    }
+}
+
+/* As other programs write them: metadata of any kind. */
+static void good_index(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        "{\"weight_map\":{\"a\":\"good\"}}",
+        " {\n \"metadata\" : {\"total_size\": 1.5e3, \"x\": [1, -2, {\"y\": null}], \"z\": {}, \"t\": true},\n"
+        " \"weight_map\": {\"a\": \"good\"} }\n",
+        "{\"weight_map\":{\"a\":\"good\"},\"metadata\":\"none\"}",
+    };
+    test_safetensors_write(test_path("good"), "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", -1,
+                           8);
+    for (size_t i = 0; i < TEST_COUNT(texts); i++) {
+        tch_checkpoint *c = NULL;
+        test_file_write(test_path(INDEX), texts[i], (int64_t)strlen(texts[i]));
+        CHECK_OK(tch_checkpoint_open(test_path(INDEX), &c));
+        CHECK(tch_checkpoint_count(c) == 1 && tch_checkpoint_has_checksums(c) == 0, "it was misread");
+        tch_checkpoint_close(c);
+    }
+}
+
+/* An index with bytes changed at random, or cut short: it opens or it does not, and nothing else happens. */
+static void changed_index(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 1000 };
+    static const char some[] = "\"{}[]:,\\ 0e-.az/";
+    const char *path = index_path();
+    test_random random = test_random_stream(3);
+    save_well(&cuttings[4], 2, path, "old");
+    int64_t bytes;
+    int opened = 0;
+    const char *good = test_file_read(path, &bytes);
+    char *text = test_alloc((size_t)bytes);
+    for (int i = 0; i < ROUNDS; i++) {
+        memcpy(text, good, (size_t)bytes);
+        for (int k = 0; k <= i % 3; k++) {
+            char with = some[(size_t)(test_random_uniform(&random) * (double)(sizeof some - 1))];
+            text[(int64_t)(test_random_uniform(&random) * (double)bytes)] = with;
+        }
+        test_file_write(path, text, i % 10 == 0 ? (int64_t)(test_random_uniform(&random) * (double)bytes) : bytes);
+        tch_checkpoint *c = NULL;
+        tch_status status = tch_checkpoint_open(path, &c);
+        CHECK((status == TCH_OK) == (c != NULL) && (status == TCH_OK || status == TCH_ERR_IO), "gave %s",
+              tch_status_name(status));
+        opened += status == TCH_OK;
+        tch_checkpoint_close(c);
+    }
+    CHECK(opened > 0 && opened < ROUNDS, "%d of %d opened", opened, ROUNDS);
+    test_counting_check_empty();
+}
+
+#define SHARD(name, shape, begin, end)                                                                                 \
+    "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
+
+static void bad_shards(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header, *message;
+    } cases[] = {
+        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;0\"}}", "there is no such tensor"},
+        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "does not fit"},
+        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;3\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "does not fit"},
+        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"1;0\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "does not fit"},
+        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;-0\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "does not fit"},
+        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;0,0\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "does not fit"},
+        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"99999999999999999999;9223372036854775807\"}," SHARD(
+             "w[0:2]", "[2]", 0, 8) "}",
+         "does not fit"},
+        {"{\"__metadata__\":{\"torchium.shard/w[0:2]\":\"4;1\"}," SHARD("w[0:2]", "[2]", 0, 8) "}", "in its name"},
+        {"{\"__metadata__\":{\"torchium.shard/[0:2]\":\"4;0\"}," SHARD("[0:2]", "[2]", 0, 8) "}", "in its name"},
+        {"{\"__metadata__\":{\"torchium.shard/w[0:1]\":\"4;0\",\"torchium.shard/w[1:2]\":\"5;1\"}," SHARD(
+             "w[0:1]", "[1]", 0, 4) "," SHARD("w[1:2]", "[1]", 4, 8) "}",
+         "of another whole"},
+    };
+    for (size_t i = 0; i < TEST_COUNT(cases); i++) {
+        tch_checkpoint *c = NULL;
+        test_case("%s", cases[i].header);
+        test_safetensors_write(test_path("bad"), cases[i].header, -1, strstr(cases[i].header, "dtype") != NULL ? 8 : 0);
+        CHECK(tch_checkpoint_open(test_path("bad"), &c) == TCH_ERR_IO, "it was opened, or failed otherwise");
+        CHECK(strstr(tch_last_error(), cases[i].message) != NULL, "it said: %s", tch_last_error());
+    }
+}
+
+/* A file of the index is gone, is cut short, or has another byte. */
+static void damaged_files(void **state)
+{
+    (void)state;
+    const char *path = index_path();
+    save_well(&cuttings[4], 2, path, "old");
+    int64_t bytes;
+    char *text = test_file_read(path, &bytes);
+    const char *name = strstr(text, "model-");
+    char file[TEST_PATH_SIZE];
+    snprintf(file, sizeof file, "%s%.*s", test_path(""), (int)strcspn(name, "\""), name);
+    char *content = test_file_read(file, &bytes);
+    test_file_write(file, content, bytes - 1);
+    CHECK(open_and_read(path) == TCH_ERR_IO, "it was read");
+    content[bytes - 20] ^= 1; /* of the last shard */
+    test_file_write(file, content, bytes);
+    CHECK(open_and_read(path) == TCH_ERR_IO && strstr(tch_last_error(), "the file is damaged") != NULL, "it said: %s",
+          tch_last_error());
+    content[bytes - 20] ^= 1;
+    test_file_write(file, content, bytes);
+    CHECK_OK(open_and_read(path));
+    CHECK(remove(file) == 0, "the test cannot remove a file");
+    CHECK(open_and_read(path) == TCH_ERR_IO && strstr(tch_last_error(), "cannot be opened") != NULL, "it said: %s",
+          tch_last_error());
+}
+
+/* Rectangles that are not all there, or are asked for as something else. */
+static void not_what_is_there(void **state)
+{
+    (void)state;
+    double values[6] = {0};
+    int64_t size[2] = {2, 3};
+    static const int64_t shape[2] = {4, 3};
+    static const int64_t flipped[2] = {3, 4};
+    static const int64_t zero[2] = {0, 0};
+    static const int64_t later[2] = {1, 0};
+    tch_checkpoint_writer *writer;
+    tch_checkpoint *c;
+    tch_tensor view = tch_tensor_view(values, TCH_FLOAT64, 2, size);
+    tch_tensor scalar = tch_tensor_view(values, TCH_FLOAT64, 0, NULL);
+    CHECK_OK(tch_checkpoint_writer_create(&writer));
+    test_check_refused(tch_checkpoint_writer_add_shard(NULL, "w", &view, shape, zero), TCH_ERR_INVALID_ARGUMENT,
+                       "writer");
+    test_check_refused(tch_checkpoint_writer_add_shard(writer, NULL, &view, shape, zero), TCH_ERR_INVALID_ARGUMENT,
+                       "name");
+    test_check_refused(tch_checkpoint_writer_add_shard(writer, "w", &view, NULL, zero), TCH_ERR_INVALID_ARGUMENT,
+                       "shape");
+    test_check_refused(tch_checkpoint_writer_add_shard(writer, "w", &view, shape, NULL), TCH_ERR_INVALID_ARGUMENT,
+                       "start");
+    test_check_refused(tch_checkpoint_writer_add_shard(writer, "w", &scalar, shape, zero), TCH_ERR_INVALID_ARGUMENT,
+                       "tensor is a scalar");
+    test_check_refused(tch_checkpoint_writer_add_shard(writer, "w", &view, shape, (int64_t[]){3, 0}), TCH_ERR_SHAPE,
+                       "inside the whole");
+    CHECK_OK(tch_checkpoint_writer_add_shard(writer, "w", &view, shape, zero));
+    test_check_refused(tch_checkpoint_writer_add_shard(writer, "w", &view, shape, zero), TCH_ERR_INVALID_ARGUMENT,
+                       "taken");
+    CHECK_OK(tch_checkpoint_writer_save_sharded(writer, NULL, NULL, test_path(INDEX)));
+    tch_checkpoint_writer_destroy(writer);
+    CHECK_OK(tch_checkpoint_open(test_path(INDEX), &c));
+    CHECK_OK(tch_checkpoint_read_shard(c, NULL, "w", shape, zero, &view));
+    test_check_refused(tch_checkpoint_read_shard(c, NULL, "w", shape, later, &view), TCH_ERR_IO, "3 of 6 elements");
+    test_check_refused(tch_checkpoint_read_shard(c, NULL, "v", shape, zero, &view), TCH_ERR_INVALID_ARGUMENT,
+                       "no tensor");
+    int64_t other[2] = {3, 2};
+    tch_tensor turned = tch_tensor_view(values, TCH_FLOAT64, 2, other);
+    test_check_refused(tch_checkpoint_read_shard(c, NULL, "w", flipped, zero, &turned), TCH_ERR_SHAPE,
+                       "expected float64");
+    view.dtype = TCH_INT64;
+    test_check_refused(tch_checkpoint_read_shard(c, NULL, "w", shape, zero, &view), TCH_ERR_SHAPE, "expected int64");
+    test_check_refused(tch_checkpoint_read_shard(c, NULL, "w", shape, NULL, &view), TCH_ERR_SHAPE, "start");
+    test_check_refused(tch_checkpoint_read_shard(NULL, NULL, "w", shape, zero, &view), TCH_ERR_INVALID_ARGUMENT,
+                       "checkpoint");
+    tch_checkpoint_close(c);
+    test_check_refused(tch_checkpoint_writer_save_sharded(NULL, NULL, NULL, test_path(INDEX)), TCH_ERR_INVALID_ARGUMENT,
+                       "writer");
+}
+
+#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, test_folder_make, test_folder_remove)
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const struct CMUnitTest tests[] = {
+        IN_A_FOLDER(every_cutting_from_every_other),
+        IN_A_FOLDER(whole_from_one_file),
+        IN_A_FOLDER(what_each_rank_has),
+        IN_A_FOLDER(earlier_files_go),
+        IN_A_FOLDER(one_rank_cannot_write),
+        IN_A_FOLDER(read_only_folder),
+        IN_A_FOLDER(index_cannot_be_written),
+        IN_A_FOLDER(one_rank_is_wrong),
+        IN_A_FOLDER(rank_that_dies),
+        IN_A_FOLDER(no_memory_to_save),
+        IN_A_FOLDER(no_memory_to_read),
+        IN_A_FOLDER(bad_index),
+        IN_A_FOLDER(good_index),
+        IN_A_FOLDER(changed_index),
+        IN_A_FOLDER(bad_shards),
+        IN_A_FOLDER(damaged_files),
+        IN_A_FOLDER(not_what_is_there),
+    };
+    return cmocka_run_group_tests(tests, test_counting_install, test_counting_remove);
+}

@@ -1,0 +1,616 @@
+/* Training that is interrupted and goes on with other ranks: on the CPU the end is bitwise that of one process that was
+ * never interrupted, for every optimizer and placement. The parameters are in the same checkpoint as the optimizer's
+ * state. Ranks are threads. And what must not go on: the checkpoint of another model, one that a rank cannot read. */
+#include <stdio.h>
+#include <string.h>
+
+#include "support/comm/pretend_group.h"
+#include "support/fakes/counting_allocator.h"
+#include "support/files.h"
+#include "support/random.h"
+#include "support/testing.h"
+
+#define EACH 2 /* steps between interruptions */
+#define MOST_SEGMENTS 5
+#define MOST_STEPS (EACH * MOST_SEGMENTS)
+#define INDEX "model.safetensors.index.json"
+
+/* --- a small model ----------------------------------------------------------------------------------------------- */
+
+typedef struct shape {
+    int32_t ndim;
+    int64_t size[4];
+    int32_t elementwise, batch_dims, cut_count;
+    int64_t cuts[3];
+} shape;
+
+static const shape model[] = {
+    {.ndim = 2, .size = {24, 17}},
+    {.ndim = 2, .size = {24, 17}},
+    {.ndim = 2, .size = {40, 9}},
+    {.ndim = 1, .size = {31}},
+    {.ndim = 4, .size = {10, 3, 3, 2}},
+    {.ndim = 2, .size = {33, 6}, .elementwise = 1},
+    {.ndim = 3, .size = {6, 5, 8}, .batch_dims = 1},
+    {.ndim = 2, .size = {28, 11}, .cut_count = 3, .cuts = {14, 7, 7}},
+};
+#define PARAMETERS ((int32_t)TEST_COUNT(model))
+enum { MOST_ELEMENTS = 512 };
+
+static int64_t count_of(const shape *s)
+{
+    int64_t count = 1;
+    for (int32_t k = 0; k < s->ndim; k++) {
+        count *= s->size[k];
+    }
+    return count;
+}
+
+typedef struct numbers {
+    double start[PARAMETERS][MOST_ELEMENTS], gradient[MOST_STEPS][PARAMETERS][MOST_ELEMENTS];
+} numbers;
+
+static void fill_numbers(numbers *n)
+{
+    test_random random = test_random_stream(23);
+    for (int32_t i = 0; i < PARAMETERS; i++) {
+        test_random_fill_normal(&random, n->start[i], MOST_ELEMENTS);
+        for (int32_t s = 0; s < MOST_STEPS; s++) {
+            test_random_fill_normal(&random, n->gradient[s][i], MOST_ELEMENTS);
+        }
+    }
+}
+
+/* --- placements -------------------------------------------------------------------------------------------------- */
+
+typedef enum placing { REPLICATED, ROWS, COLUMNS, TWICE } placing;
+
+/* Dimension k in equal parts, the last ones shorter or empty. */
+static void cut(tch_shard *shard, int32_t k, int32_t parts, int32_t part)
+{
+    int64_t each = (shard->size[k] + parts - 1) / parts;
+    int64_t first = part * each < shard->size[k] ? part * each : shard->size[k];
+    int64_t end = first + each < shard->size[k] ? first + each : shard->size[k];
+    shard->start[k] = first;
+    shard->size[k] = end - first;
+}
+
+static int32_t place(placing how, const shape *s, int32_t ranks, tch_shard *shards)
+{
+    for (int32_t r = 0; r < ranks; r++) {
+        shards[r] = (tch_shard){.rank = r};
+        memcpy(shards[r].size, s->size, sizeof s->size);
+        if (how == TWICE) { /* two halves, each on every other rank */
+            cut(&shards[r], 0, 2, ranks > 1 ? r % 2 : 0);
+        } else if (how != REPLICATED) {
+            cut(&shards[r], how == COLUMNS && s->ndim > 1 ? 1 : 0, ranks, r);
+        }
+    }
+    return how == REPLICATED || (how == TWICE && ranks < 2) ? 0 : ranks;
+}
+
+/* --- one rank ---------------------------------------------------------------------------------------------------- */
+
+/* Steps by a number of ranks, from a checkpoint on and into the next one. */
+typedef struct segment {
+    int32_t ranks; /* 0: one process without a group */
+    placing how;
+} segment;
+
+typedef struct run {
+    const numbers *numbers;
+    tch_optim_config config;
+    tch_dtype dtype;
+    segment now;
+    int32_t first, steps;
+    const char *from, *to; /* paths; NULL: from the start, or nowhere */
+    int32_t failures;      /* of a factor, set at the start */
+    int32_t other_rank;    /* has another model; -1 for none */
+    int32_t blind_rank;    /* could not open the checkpoint; -1 for none */
+    double (*end)[MOST_ELEMENTS];
+    tch_status status[PRETEND_MOST];
+    char message[PRETEND_MOST][256];
+} run;
+
+typedef struct rank_model {
+    tch_tensor *parameter[PARAMETERS], *gradient[PARAMETERS];
+    tch_shard own[PARAMETERS], shards[PARAMETERS][8];
+    tch_placement placement[PARAMETERS];
+    tch_parameter entries[PARAMETERS];
+    char names[PARAMETERS][16];
+} rank_model;
+
+static void move(const tch_shard *s, const shape *whole, double *values, double *part, bool out)
+{
+    int64_t count = 1;
+    for (int32_t k = 0; k < whole->ndim; k++) {
+        count *= s->size[k];
+    }
+    for (int64_t i = 0; i < count; i++) {
+        int64_t rest = i;
+        int64_t at = 0;
+        int64_t stride = 1;
+        for (int32_t k = whole->ndim - 1; k >= 0; k--) {
+            at += (s->start[k] + rest % s->size[k]) * stride;
+            rest /= s->size[k];
+            stride *= whole->size[k];
+        }
+        *(out ? &values[at] : &part[i]) = *(out ? &part[i] : &values[at]);
+    }
+}
+
+static void to_device(tch_context *context, tch_tensor *tensor, const tch_shard *own, const shape *whole,
+                      const double *values)
+{
+    double part[MOST_ELEMENTS];
+    tch_tensor host = tch_tensor_view(part, TCH_FLOAT64, tensor->ndim, tensor->shape);
+    move(own, whole, (double *)values, part, false);
+    if (tch_tensor_numel(tensor) > 0) {
+        assert_int_equal(tch_tensor_copy(context, tensor, &host), TCH_OK);
+    }
+}
+
+static void open_model(rank_model *m, const run *r, tch_context *context, int32_t rank)
+{
+    int32_t ranks = r->now.ranks > 0 ? r->now.ranks : 1;
+    for (int32_t i = 0; i < PARAMETERS; i++) {
+        const shape *s = &model[i];
+        m->placement[i] =
+            (tch_placement){sizeof(tch_placement), s->ndim, s->size,
+                            r->now.ranks > 0 ? place(r->now.how, s, ranks, m->shards[i]) : 0, m->shards[i]};
+        m->own[i] = (tch_shard){.rank = rank};
+        memcpy(m->own[i].size, s->size, sizeof s->size);
+        if (m->placement[i].count > 0) {
+            m->own[i] = m->shards[i][rank];
+        }
+        assert_int_equal(
+            tch_tensor_create(context, r->dtype, s->ndim, m->own[i].size, TCH_CONTIGUOUS, &m->parameter[i]), TCH_OK);
+        assert_int_equal(tch_tensor_create(context, r->dtype, s->ndim, m->own[i].size, TCH_CONTIGUOUS, &m->gradient[i]),
+                         TCH_OK);
+        to_device(context, m->parameter[i], &m->own[i], s, r->numbers->start[i]);
+        snprintf(m->names[i], sizeof m->names[i], "%s%d", rank == r->other_rank ? "q" : "p", i);
+        m->entries[i] = (tch_parameter){.tensor = m->parameter[i],
+                                        .name = m->names[i],
+                                        .elementwise = s->elementwise,
+                                        .batch_dims = s->batch_dims,
+                                        .cut_count = s->cut_count,
+                                        .cuts = s->cuts};
+    }
+}
+
+static void close_model(rank_model *m)
+{
+    for (int32_t i = 0; i < PARAMETERS; i++) {
+        tch_tensor_destroy(m->parameter[i]);
+        tch_tensor_destroy(m->gradient[i]);
+    }
+}
+
+/* The parameters that this rank has: a shard that several have is saved by all of them, under the same name. */
+static tch_status save_model(const rank_model *m, tch_checkpoint_writer *writer)
+{
+    tch_status status = TCH_OK;
+    for (int32_t i = 0; i < PARAMETERS && status == TCH_OK; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "model/%d", i);
+        if (tch_tensor_numel(m->parameter[i]) > 0) {
+            status = tch_checkpoint_writer_add_shard(writer, name, m->parameter[i], model[i].size, m->own[i].start);
+        }
+    }
+    return status;
+}
+
+static tch_status save(const run *r, const rank_model *m, tch_context *context, tch_comm *comm, tch_optimizer *o)
+{
+    tch_checkpoint_writer *writer = NULL;
+    tch_status status = tch_checkpoint_writer_create(&writer);
+    status = status != TCH_OK ? status : save_model(m, writer);
+    status = status != TCH_OK ? status : tch_optimizer_save(o, writer, "optimizer");
+    if (strstr(r->to, ".index.json") == NULL) {
+        status = status != TCH_OK ? status : tch_checkpoint_writer_save(writer, context, r->to);
+    } else if (status == TCH_OK || comm != NULL) {
+        status = tch_checkpoint_writer_save_sharded(status == TCH_OK ? writer : NULL, context, comm, r->to);
+    }
+    tch_checkpoint_writer_destroy(writer);
+    return status;
+}
+
+/* The optimizer comes first: it is the call that all ranks make together. */
+static tch_status load(const run *r, rank_model *m, tch_context *context, tch_optimizer *o, int32_t rank)
+{
+    tch_checkpoint *c = NULL;
+    tch_status status = rank == r->blind_rank ? TCH_ERR_IO : tch_checkpoint_open(r->from, &c);
+    tch_status loaded = tch_optimizer_load(o, c, "optimizer");
+    status = status != TCH_OK ? status : loaded;
+    for (int32_t i = 0; i < PARAMETERS && status == TCH_OK; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "model/%d", i);
+        status = tch_checkpoint_read_shard(c, context, name, model[i].size, m->own[i].start, m->parameter[i]);
+    }
+    tch_checkpoint_close(c);
+    return status;
+}
+
+/* As if the refreshes of the first factors had failed: they get more damping from then on. */
+static tch_status spoil(tch_optimizer *o, int32_t failures)
+{
+    tch_status status = TCH_OK;
+    for (int32_t i = 0; i < PARAMETERS && status == TCH_OK; i++) {
+        int64_t counts[32] = {0};
+        int64_t length = tch_optimizer_counts_length(o, i);
+        status = tch_optimizer_get_counts(o, i, length, counts);
+        for (int64_t k = 2; k < length; k += 3) {
+            counts[k] = failures;
+        }
+        status = status != TCH_OK ? status : tch_optimizer_set_counts(o, i, length, counts);
+    }
+    return status;
+}
+
+static tch_status step(const run *r, rank_model *m, tch_context *context, tch_optimizer *o, int32_t number)
+{
+    const tch_tensor *gradients[PARAMETERS];
+    for (int32_t i = 0; i < PARAMETERS; i++) {
+        to_device(context, m->gradient[i], &m->own[i], &model[i], r->numbers->gradient[number][i]);
+        gradients[i] = i == 1 && number == 2 ? NULL : m->gradient[i];
+    }
+    return tch_optimizer_step(o, PARAMETERS, gradients);
+}
+
+static tch_status train(run *r, rank_model *m, tch_context *context, tch_comm *comm, int32_t rank, tch_optimizer *o)
+{
+    tch_status status = r->from == NULL ? TCH_OK : load(r, m, context, o, rank);
+    if (status == TCH_OK && r->from == NULL && r->failures > 0) {
+        status = spoil(o, r->failures);
+    }
+    for (int32_t s = r->first; s < r->first + r->steps && status == TCH_OK; s++) {
+        status = step(r, m, context, o, s);
+    }
+    return status != TCH_OK || r->to == NULL ? status : save(r, m, context, comm, o);
+}
+
+static void task(tch_comm *comm, int32_t rank, void *user)
+{
+    run *r = user;
+    rank_model *m = test_alloc(sizeof *m);
+    tch_context *context = NULL;
+    tch_optimizer *o = NULL;
+    assert_int_equal(tch_context_create("cpu", &context), TCH_OK);
+    open_model(m, r, context, rank);
+    tch_status status =
+        tch_optimizer_create_shared(context, &r->config, comm, PARAMETERS, m->entries, m->placement, NULL, &o);
+    r->status[rank] = status != TCH_OK ? status : train(r, m, context, comm, rank, o);
+    snprintf(r->message[rank], sizeof r->message[rank], "%s", r->status[rank] == TCH_OK ? "" : tch_last_error());
+    for (int32_t i = 0; i < PARAMETERS && r->end != NULL; i++) {
+        double part[MOST_ELEMENTS];
+        tch_tensor host = tch_tensor_view(part, TCH_FLOAT64, m->parameter[i]->ndim, m->parameter[i]->shape);
+        if (tch_tensor_numel(m->parameter[i]) > 0) {
+            assert_int_equal(tch_tensor_copy(context, &host, m->parameter[i]), TCH_OK);
+            move(&m->own[i], &model[i], r->end[i], part, true);
+        }
+    }
+    tch_optimizer_destroy(o);
+    close_model(m);
+    test_drop(m);
+    tch_context_destroy(context);
+}
+
+static void run_ranks(run *r)
+{
+    if (r->now.ranks == 0) {
+        task(NULL, 0, r);
+        return;
+    }
+    pretend_group group;
+    pretend_open(&group, r->now.ranks);
+    group.bucket_bytes = 1000;
+    group.span_bytes = r->now.ranks % 2 == 0 ? 100 : 0; /* the state of vectors is divided, or not */
+    pretend_run(&group, task, r);
+    CHECK(group.mismatches == 0, "ranks disagree on counts");
+    pretend_close(&group);
+}
+
+static void run_well(run *r)
+{
+    run_ranks(r);
+    for (int32_t k = 0; k < (r->now.ranks > 0 ? r->now.ranks : 1); k++) {
+        CHECK(r->status[k] == TCH_OK, "rank %d: %s", k, r->message[k]);
+    }
+}
+
+/* --- interrupted and not ----------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    int32_t count;
+    segment segments[MOST_SEGMENTS];
+} sequences[] = {
+    {"replicated", 4, {{2, REPLICATED}, {3, REPLICATED}, {1, REPLICATED}, {4, REPLICATED}}},
+    {"by rows", 4, {{2, ROWS}, {3, ROWS}, {1, ROWS}, {4, ROWS}}},
+    {"by columns", 4, {{2, COLUMNS}, {3, COLUMNS}, {1, COLUMNS}, {4, COLUMNS}}},
+    {"from one process and back", 5, {{0, ROWS}, {2, ROWS}, {3, COLUMNS}, {0, ROWS}, {4, ROWS}}},
+    {"now sharded, now not", 5, {{0, ROWS}, {2, REPLICATED}, {3, ROWS}, {2, TWICE}, {3, REPLICATED}}},
+    {"twice", 4, {{4, TWICE}, {3, TWICE}, {2, COLUMNS}, {0, ROWS}}},
+};
+
+static run run_of(const numbers *n, const tch_optim_config *config, tch_dtype dtype)
+{
+    return (run){.numbers = n, .config = *config, .dtype = dtype, .other_rank = -1, .blind_rank = -1};
+}
+
+static void try_sequence(const numbers *n, const tch_optim_config *config, tch_dtype dtype, int32_t failures, size_t q)
+{
+    static double one[PARAMETERS][MOST_ELEMENTS];
+    static double many[PARAMETERS][MOST_ELEMENTS];
+    char index[TEST_PATH_SIZE];
+    char file[TEST_PATH_SIZE];
+    snprintf(index, sizeof index, "%s", test_path(INDEX));
+    snprintf(file, sizeof file, "%s", test_path("model.safetensors"));
+    run alone = run_of(n, config, dtype);
+    alone.steps = EACH * sequences[q].count;
+    alone.failures = failures;
+    alone.end = one;
+    run_well(&alone);
+    const char *from = NULL;
+    memset(many, 0xFF, sizeof many);
+    for (int32_t k = 0; k < sequences[q].count; k++) {
+        run r = run_of(n, config, dtype);
+        r.now = sequences[q].segments[k];
+        r.first = EACH * k;
+        r.steps = EACH;
+        r.failures = failures;
+        r.from = from;
+        r.to = k == 0 && r.now.ranks == 0 ? file : index; /* of one process a file alone, and one with an index */
+        r.end = many;
+        run_well(&r);
+        from = r.to;
+    }
+    for (int32_t i = 0; i < PARAMETERS; i++) {
+        CHECK(memcmp(one[i], many[i], (size_t)count_of(&model[i]) * sizeof(double)) == 0, "parameter %d differs", i);
+    }
+}
+
+static void try_all(const numbers *n, const char *name, const tch_optim_config *config, tch_dtype dtype)
+{
+    for (size_t q = 0; q < TEST_COUNT(sequences); q++) {
+        test_case("%s, %s, %s", name, tch_dtype_name(dtype), sequences[q].name);
+        try_sequence(n, config, dtype, 0, q);
+    }
+}
+
+static tch_optim_config config_of(tch_optim_kind kind)
+{
+    tch_optim_config c = tch_optim_defaults(kind);
+    c.lr = 0.01;
+    c.weight_decay = 0.1;
+    c.precondition_frequency = 2;
+    c.max_preconditioner_dim = 16;
+    return c;
+}
+
+static void elementwise(void **state)
+{
+    tch_optim_config c = config_of(TCH_OPTIM_SGD);
+    c.momentum = 0.9;
+    try_all(*state, "sgd", &c, TCH_FLOAT32);
+    c = config_of(TCH_OPTIM_ADAMW);
+    c.amsgrad = 1;
+    try_all(*state, "adamw", &c, TCH_FLOAT32);
+    c.master_weights = 1;
+    try_all(*state, "adamw", &c, TCH_BFLOAT16);
+    c = config_of(TCH_OPTIM_LION);
+    try_all(*state, "lion", &c, TCH_FLOAT64);
+}
+
+static void shampoo(void **state)
+{
+    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
+    c.grafting = TCH_GRAFTING_ADAM;
+    c.momentum = 0.5;
+    try_all(*state, "shampoo", &c, TCH_FLOAT32);
+    c.momentum = 0.0;
+    c.merge_dims = 0;
+    c.master_weights = 1;
+    try_all(*state, "shampoo with master weights", &c, TCH_BFLOAT16);
+}
+
+static void soap(void **state)
+{
+    tch_optim_config c = config_of(TCH_OPTIM_SOAP);
+    try_all(*state, "soap", &c, TCH_FLOAT32);
+    c.block = 1;
+    try_all(*state, "soap in blocks", &c, TCH_FLOAT64);
+}
+
+static void muon_and_normuon(void **state)
+{
+    tch_optim_config c = config_of(TCH_OPTIM_MUON);
+    try_all(*state, "muon", &c, TCH_FLOAT32);
+    c.master_weights = 1;
+    try_all(*state, "muon with master weights", &c, TCH_BFLOAT16);
+    c = config_of(TCH_OPTIM_NORMUON);
+    try_all(*state, "normuon", &c, TCH_FLOAT32);
+}
+
+/* Failed refreshes of single factors are remembered through all of it, and make a difference. */
+static void failures(void **state)
+{
+    tch_optim_config c = config_of(TCH_OPTIM_SHAMPOO);
+    double ends[2][PARAMETERS][MOST_ELEMENTS];
+    for (int k = 0; k < 2; k++) {
+        run alone = run_of(*state, &c, TCH_FLOAT64);
+        alone.steps = MOST_STEPS;
+        alone.failures = k;
+        alone.end = ends[k];
+        run_well(&alone);
+    }
+    CHECK(memcmp(ends[0][0], ends[1][0], sizeof(double) * 24 * 17) != 0, "failures make no difference");
+    for (size_t q = 3; q < 5; q++) { /* those that begin with one process, which knows its factors */
+        test_case("failures, %s", sequences[q].name);
+        try_sequence(*state, &c, TCH_FLOAT64, 1, q);
+    }
+}
+
+/* --- what must not go on ----------------------------------------------------------------------------------------- */
+
+static const char *saved_by_two(const numbers *n, tch_optim_config *c, const char *path)
+{
+    run r = run_of(n, c, TCH_FLOAT32);
+    r.now = (segment){2, ROWS};
+    r.steps = EACH;
+    r.to = path;
+    run_well(&r);
+    return path;
+}
+
+static void expect(const run *r, int32_t rank, tch_status status, const char *words)
+{
+    CHECK(r->status[rank] == status && strstr(r->message[rank], words) != NULL, "rank %d gave %s: %s", rank,
+          tch_status_name(r->status[rank]), r->message[rank]);
+}
+
+/* A rank that could not open the checkpoint: no other waits for it, and none goes on alone. */
+static void one_rank_cannot_open(void **state)
+{
+    tch_optim_config c = config_of(TCH_OPTIM_MUON);
+    char path[TEST_PATH_SIZE];
+    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    run r = run_of(*state, &c, TCH_FLOAT32);
+    r.from = saved_by_two(*state, &c, path);
+    r.now = (segment){3, COLUMNS};
+    r.blind_rank = 1;
+    run_ranks(&r);
+    expect(&r, 0, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
+    expect(&r, 1, TCH_ERR_IO, "checkpoint is NULL");
+    expect(&r, 2, TCH_ERR_COMM, "another rank could not load its part; nothing was changed");
+}
+
+static void another_model(void **state)
+{
+    static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO};
+    char path[TEST_PATH_SIZE];
+    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    for (size_t k = 0; k < TEST_COUNT(kinds); k++) {
+        tch_optim_config c = config_of(kinds[k]);
+        run r = run_of(*state, &c, TCH_FLOAT32);
+        r.from = saved_by_two(*state, &c, path);
+        r.other_rank = 0;
+        run_ranks(&r);
+        expect(&r, 0, TCH_ERR_INVALID_ARGUMENT, "the checkpoint has no 'optimizer/q0/step'");
+        r = run_of(*state, &c, TCH_FLOAT64); /* of other types */
+        r.from = path;
+        r.now = (segment){2, ROWS};
+        run_ranks(&r);
+        expect(&r, 0, TCH_ERR_SHAPE, "expected float64");
+        expect(&r, 1, TCH_ERR_SHAPE, "expected float64");
+        c = config_of(TCH_OPTIM_LION);
+        r = run_of(*state, &c, TCH_FLOAT32);
+        r.from = path;
+        r.now = (segment){2, ROWS};
+        run_ranks(&r);
+        expect(&r, 1, TCH_ERR_INVALID_ARGUMENT, "expected one of lion");
+    }
+}
+
+/* The hash tells what no single tensor does: here, that the checkpoint has a parameter more. */
+static void more_than_this_model(void **state)
+{
+    tch_optim_config c = config_of(TCH_OPTIM_ADAMW);
+    const numbers *n = *state;
+    tch_context *context;
+    tch_checkpoint *checkpoint;
+    tch_tensor *tensor;
+    tch_optimizer *o;
+    char path[TEST_PATH_SIZE];
+    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    saved_by_two(n, &c, path);
+    CHECK_OK(tch_context_create("cpu", &context));
+    CHECK_OK(tch_tensor_create(context, TCH_FLOAT32, 2, model[0].size, TCH_CONTIGUOUS, &tensor));
+    tch_parameter entry = {.tensor = tensor, .name = "p0"};
+    CHECK_OK(tch_optimizer_create(context, &c, 1, &entry, &o));
+    CHECK_OK(tch_checkpoint_open(path, &checkpoint));
+    CHECK(tch_optimizer_load(o, checkpoint, "optimizer") == TCH_ERR_INVALID_ARGUMENT &&
+              strstr(tch_last_error(), "is of another model") != NULL,
+          "%s", tch_last_error());
+    tch_checkpoint_close(checkpoint);
+    tch_optimizer_destroy(o);
+    tch_tensor_destroy(tensor);
+    tch_context_destroy(context);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Saving and loading with each allocation failing in turn, in a group of one: an error, and nothing is lost. */
+static void no_memory(void **state)
+{
+    char path[TEST_PATH_SIZE];
+    static const tch_optim_kind kinds[] = {TCH_OPTIM_ADAMW, TCH_OPTIM_SHAMPOO};
+    snprintf(path, sizeof path, "%s", test_path(INDEX));
+    for (size_t kind = 0; kind < TEST_COUNT(kinds); kind++) {
+        tch_optim_config c = config_of(kinds[kind]);
+        run r = run_of(*state, &c, TCH_FLOAT32);
+        rank_model *m = test_alloc(sizeof *m);
+        tch_context *context;
+        tch_optimizer *o;
+        pretend_group group;
+        pretend_open(&group, 1);
+        tch_comm *comm = pretend_comm(&group, 0);
+        r.now = (segment){1, ROWS};
+        r.from = r.to = path;
+        CHECK_OK(tch_context_create("cpu", &context));
+        open_model(m, &r, context, 0);
+        CHECK_OK(tch_optimizer_create_shared(context, &c, comm, PARAMETERS, m->entries, m->placement, NULL, &o));
+        CHECK_OK(save(&r, m, context, comm, o));
+        long long blocks = atomic_load(&test_counting.blocks);
+        for (int loads = 0; loads < 2; loads++) {
+            bool through = false;
+            for (long long k = 1; !through; k++) {
+                test_case("kind %d, %s, allocation %lld", (int)kinds[kind], loads ? "load" : "save", k);
+                CHECK(k < 20000, "it never gets by");
+                counting_allocator_arm(&test_counting, k);
+                tch_status status = loads ? load(&r, m, context, o, 0) : save(&r, m, context, comm, o);
+                through = atomic_load(&test_counting.calls) < k;
+                counting_allocator_arm(&test_counting, 0);
+                CHECK((status == TCH_OK) == through, "gave %s: %s", tch_status_name(status), tch_last_error());
+                CHECK(atomic_load(&test_counting.blocks) == blocks, "%lld blocks leaked",
+                      atomic_load(&test_counting.blocks) - blocks);
+            }
+        }
+        tch_optimizer_destroy(o);
+        close_model(m);
+        tch_context_destroy(context);
+        tch_comm_destroy(comm);
+        pretend_close(&group);
+    }
+}
+
+/* --- all --------------------------------------------------------------------------------------------------------- */
+
+static numbers all_numbers;
+
+static int open_folder(void **state)
+{
+    *state = &all_numbers;
+    return test_folder_make(state);
+}
+
+static int open_all(void **state)
+{
+    fill_numbers(&all_numbers);
+    return test_counting_install(state);
+}
+
+#define IN_A_FOLDER(test) cmocka_unit_test_setup_teardown(test, open_folder, test_folder_remove)
+
+int main(int argc, char **argv)
+{
+    test_begin(argc, argv);
+    const struct CMUnitTest tests[] = {
+        IN_A_FOLDER(elementwise),   IN_A_FOLDER(shampoo),
+        IN_A_FOLDER(soap),          IN_A_FOLDER(muon_and_normuon),
+        IN_A_FOLDER(failures),      IN_A_FOLDER(one_rank_cannot_open),
+        IN_A_FOLDER(another_model), IN_A_FOLDER(more_than_this_model),
+        IN_A_FOLDER(no_memory),
+    };
+    return cmocka_run_group_tests(tests, open_all, test_counting_remove);
+}
