@@ -1,5 +1,7 @@
 """What processes of a group do for test_optim_shared.py, and what one process does with the same gradients."""
 
+import functools
+import inspect
 import os
 import traceback
 
@@ -41,6 +43,7 @@ def run(optimizer, parameters, place, steps, dtype=torch.float32):
         optimizer.step()
 
 
+@functools.cache
 def alone(name, steps=STEPS, dtype=torch.float32, **more):
     """What one process comes to."""
     parameters = [torch.nn.Parameter(value.to(dtype)) for value in numbers(-1)]
@@ -255,6 +258,86 @@ def load(size, folder):
         assert not differing(expected, restored), f"{name}: parameters {differing(expected, restored)}"
 
 
+def consolidates(size, folder):
+    """The last rank has the state of all; one process, replicas and shards go on from it to the bit. The others, and
+    all of them after another step, are told what to do."""
+    to = size - 1
+    for name in OPTIONS:
+        optimizer, parameters = train(name, lambda value: value, process_group=dist.group.WORLD)
+        refuses_to_save(name, optimizer)
+        optimizer.consolidate_state_dict(to=to)
+        if dist.get_rank() == to:
+            saved = {"parameters": [p.detach() for p in parameters], "optimizer": optimizer.state_dict()}
+            torch.save(saved, f"{folder}/{name}.{size}.pt")
+        else:
+            refuses_to_save(name, optimizer)
+        run(optimizer, parameters, lambda gradient: gradient, [STEPS + 1])
+        refuses_to_save(name, optimizer)
+        dist.barrier()
+        goes_on_from(f"{folder}/{name}.{size}.pt", name, size)
+
+
+def refuses_to_save(name, optimizer):
+    """Elementwise state is whole on every rank."""
+    try:
+        optimizer.state_dict()
+        assert name in ("SGD", "AdamW", "Lion"), f"{name} gave a part of the state"
+    except RuntimeError as error:
+        assert "consolidate_state_dict" in str(error) and "torch.distributed.checkpoint" in str(error), error
+
+
+def goes_on_from(file, name, size):
+    saved = torch.load(file)
+    expected = alone(name, 2 * STEPS)
+    for way, place, more in [
+        ("in one process", lambda value: value, {}),
+        ("as replicas", lambda value: value, {"process_group": dist.group.WORLD}),
+        ("by rows", dict(ways(size))["by rows"], {}),
+    ]:
+        others = [torch.nn.Parameter(place(p.clone())) for p in saved["parameters"]]
+        second = make(name, others, **more)
+        second.load_state_dict(saved["optimizer"])
+        run(second, others, place, range(STEPS + 1, 2 * STEPS + 1))
+        assert not differing(expected, others), f"{name} {way}: parameters {differing(expected, others)}"
+
+
+def goes_on_with_more(size, folder):
+    """What two ranks have saved."""
+    for name in OPTIONS:
+        goes_on_from(f"{folder}/{name}.2.pt", name, size)
+
+
+def replicas_by_checkpoint(size, folder):
+    """get_state_dict calls state_dict() on every rank, and gets each rank's part of replicas."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    def model():
+        torch.manual_seed(5)
+        return torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.Tanh(), torch.nn.Linear(24, 16))
+
+    def steps(net, optimizer, numbers):
+        for step in numbers:
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            (net(x) - x).square().mean().backward()
+            optimizer.step()
+
+    for name in ("Shampoo", "Muon"):
+        nets, optimizers = [model(), model()], []
+        for net in nets:
+            optimizers.append(make(name, net.parameters(), process_group=dist.group.WORLD))
+        steps(nets[0], optimizers[0], range(3))
+        net_state, state = get_state_dict(nets[0], optimizers[0])
+        dcp.save({"net": net_state, "optimizer": state}, checkpoint_id=f"{folder}/replicas/{name}")
+        net_state, state = get_state_dict(nets[1], optimizers[1])
+        dcp.load({"net": net_state, "optimizer": state}, checkpoint_id=f"{folder}/replicas/{name}")
+        set_state_dict(nets[1], optimizers[1], model_state_dict=net_state, optim_state_dict=state)
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            steps(net, optimizer, range(3, 6))
+        assert not differing([p.detach() for p in nets[0].parameters()], nets[1].parameters()), name
+
+
 def named(parameters):
     return {str(i): p.detach() for i, p in enumerate(parameters)}
 
@@ -285,8 +368,10 @@ CASES = {
         other_options,
         really_trains,
         save,
+        consolidates,
+        replicas_by_checkpoint,
     ],
-    3: [equal_bits, states_divided, load],
+    3: [equal_bits, states_divided, load, goes_on_with_more, consolidates],
     4: [equal_bits, half_precision, really_trains],
 }
 
@@ -300,7 +385,8 @@ def worker(rank, size, folder, cases):
     failures = []
     for case in cases:
         try:
-            globals()[case](size, *([folder] if case in ("save", "load") else []))
+            function = globals()[case]
+            function(size, *([folder] if "folder" in inspect.signature(function).parameters else []))
         except Exception:
             failures.append(f"{case}, rank {rank}: {traceback.format_exc()}")
         dist.barrier()

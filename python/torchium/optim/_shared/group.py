@@ -77,6 +77,14 @@ class Group:
                 self._at(receive, sum(received)), self._at(send, sum(sent)), received, sent, group=group
             )
 
+    def gather(self, value: Any, to: int) -> list[Any] | None:
+        """What every rank gives, on rank `to` of the world; None on the others."""
+        if to not in self.ranks:
+            raise ValueError(f"to is {to}, expected one of the ranks that share the state: {list(self.ranks)}")
+        every = [None] * self.size if self.ranks[self.rank] == to else None
+        self._dist.gather_object(value, every, dst=to, group=self._process_group)
+        return every
+
 
 def ranks_of(parameter: Any, process_group: Any) -> tuple[int, ...]:
     """The ranks that share a parameter, by their numbers in the world: those of a DTensor's mesh, or of the process
