@@ -54,9 +54,13 @@ class Group:
     def placement_of(self, parameter: torch.Tensor) -> Placement | None:
         return placement_of(parameter, self._rank_of)
 
+    @property
+    def name(self) -> str:
+        return f"ranks {self.ranks[0]} to {self.ranks[-1]}"
+
     def arguments(self) -> tuple[Any, ...]:
         """What _C.Optimizer takes."""
-        return f"ranks {self.ranks[0]} to {self.ranks[-1]}", self.rank, self.size, self.collective
+        return self.name, self.rank, self.size, self.collective
 
     def _at(self, address: int, size: int) -> torch.Tensor:
         key = address, size
@@ -65,6 +69,15 @@ class Group:
         return self._views[key]
 
     def collective(self, operation: str, send: int, receive: int, numbers: Any, stream: int) -> None:
+        try:
+            self._call(operation, send, receive, numbers)
+        except (RuntimeError, ValueError) as error:  # a rank that is gone, or a timeout
+            raise RuntimeError(
+                f"{operation} of {self.name}, rank {self.rank} of {self.size}, failed: {error}\nThe step is not "
+                "whole: resume from a checkpoint"
+            ) from error
+
+    def _call(self, operation: str, send: int, receive: int, numbers: Any) -> None:
         dist, group = self._dist, self._process_group
         if operation == "reduce_max":
             dist.all_reduce(self._at(send, 4 * numbers).view(torch.int32), op=dist.ReduceOp.MAX, group=group)
@@ -111,6 +124,28 @@ def make_group(parameter: Any, process_group: Any, device: torch.device) -> Grou
     else:
         known.append(process_group)
     for group in known:
-        if tuple(sorted(dist.get_process_group_ranks(group))) == ranks:
+        if tuple(sorted(dist.get_process_group_ranks(group))) == ranks and _serves(group, device):
             return Group(group, tuple(dist.get_process_group_ranks(group)), device)
-    return Group(dist.new_group(list(ranks), use_local_synchronization=True), ranks, device)
+    return Group(_new_group(list(ranks), device), ranks, device)
+
+
+def _serves(group: Any, device: torch.device) -> bool:
+    """Whether it has a backend for this device: NCCL has none for host memory, where CPUOffloadPolicy keeps
+    parameters."""
+    import torch.distributed as dist
+
+    return device.type in dist.get_backend_config(group)
+
+
+def _new_group(ranks: list[int], device: torch.device) -> Any:
+    import torch.distributed as dist
+
+    if _serves(dist.group.WORLD, device):
+        return dist.new_group(ranks, use_local_synchronization=True)
+    if device.type != "cpu" or not dist.is_gloo_available():
+        raise RuntimeError(
+            f"the parameters of ranks {ranks[0]} to {ranks[-1]} are on {device}, and the process groups "
+            f"({dist.get_backend_config(dist.group.WORLD)}) have no backend for it: "
+            f"init_process_group('cpu:gloo,cuda:nccl') makes one for each kind of device"
+        )
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
