@@ -90,11 +90,15 @@ class Group:
                 self._at(receive, sum(received)), self._at(send, sum(sent)), received, sent, group=group
             )
 
+    def is_at(self, rank: int) -> bool:
+        """Whether this process is that rank of the world."""
+        return self.ranks[self.rank] == rank
+
     def gather(self, value: Any, to: int) -> list[Any] | None:
         """What every rank gives, on rank `to` of the world; None on the others."""
         if to not in self.ranks:
             raise ValueError(f"to is {to}, expected one of the ranks that share the state: {list(self.ranks)}")
-        every = [None] * self.size if self.ranks[self.rank] == to else None
+        every = [None] * self.size if self.is_at(to) else None
         self._dist.gather_object(value, every, dst=to, group=self._process_group)
         return every
 
