@@ -3,15 +3,16 @@
 Distributed Shampoo, in one run: the same parameters and gradients, replicated (as under DDP) and sharded by rows (as
 under fully_shard).
 
-    PYTHONPATH=build/release/python:DION:SHAMPOO bench/gloo_compare.py [--out FILE] [--width N] [--layers N]
+    PYTHONPATH=build/release/python:DION:SHAMPOO bench/gloo_compare.py [--width N] [--layers N] [--bfloat16]
 
 DION and SHAMPOO are checkouts of github.com/microsoft/dion and github.com/facebookresearch/optimizers; who is not found
 is left out. Rounds go through all of them in turn, so that what else the machine does falls on all alike. Beside the
 milliseconds of a step there is the processor's time that both processes took for it, which a busy machine changes less.
 
-Dion orthogonalizes in bfloat16, which many CPUs have no arithmetic for; the rows "float32" give it a function in
-float32 with as many products. Of Meta's ways to take shards, the default one preconditions each shard by itself, which
-is other mathematics than that of one process; ROUND_ROBIN is the same as one process.
+Dion orthogonalizes in bfloat16, which many CPUs have no arithmetic for: it is given a function in float32 with as many
+products, and --bfloat16 adds its own. Of Meta's ways to take shards, the default one preconditions each shard by
+itself, which is other mathematics than that of one process; REPLICATE is the same as one process. ROUND_ROBIN, which is
+too, sends what gloo does not take.
 """
 
 import argparse
@@ -115,15 +116,15 @@ def meta_shampoo(parameters, mesh, strategy="DEFAULT"):
 
 
 def meta_shampoo_whole(parameters, mesh):
-    return meta_shampoo(parameters, mesh, "ROUND_ROBIN")
+    return meta_shampoo(parameters, mesh, "REPLICATE")
 
 
 OURS = "torchium"
 WORK = {
-    "Muon step": {OURS: our_muon, "Dion": dion_muon, "Dion, float32": dion_muon_float32},
+    "Muon step": {OURS: our_muon, "Dion, float32": dion_muon_float32, "Dion, bfloat16": dion_muon},
     f"Shampoo step, roots every {PERIOD}": {OURS: our_shampoo, "Meta": meta_shampoo},
 }
-ONLY_SHARDED = {f"Shampoo step, roots every {PERIOD}": {"Meta, ROUND_ROBIN": meta_shampoo_whole}}
+ONLY_SHARDED = {f"Shampoo step, roots every {PERIOD}": {"Meta, REPLICATE": meta_shampoo_whole}}
 NEEDS = {"Dion": "dion", "Meta": "distributed_shampoo"}
 
 
@@ -166,6 +167,8 @@ class Trial:
 def measure(work, placement, mesh, args):
     """A row: all trials in turn, round after round."""
     makers = WORK[work] | (ONLY_SHARDED.get(work, {}) if mesh else {})
+    if not args.bfloat16:
+        makers.pop("Dion, bfloat16", None)
     trials = {name: Trial(make, mesh, args) for name, make in makers.items() if found(name)}
     for round_ in range(WARM_UP + args.rounds):
         for trial in trials.values():
@@ -199,7 +202,8 @@ def worker(rank, folder, args):
     if rank == 0:
         import torchium
 
-        described = machine("cpu", torchium.__version__) | {"processes": RANKS, "threads": 1}
+        described = machine("cpu", torchium.__version__)
+        described |= {"device": f"cpu, {os.cpu_count()} cores", "processes": RANKS, "threads": 1}
         figures.write(args.out, {"machine": described, "rows": rows})
     dist.barrier()
     os._exit(0)  # gloo's threads may outlive the group
@@ -210,6 +214,7 @@ def main():
     parser.add_argument("--out", default=os.path.join(figures.RESULTS, "gloo-2-processes.json"))
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--bfloat16", action="store_true", help="Dion's own orthogonalization too")
     parser.add_argument("--rounds", type=int, default=5, help=f"of {PERIOD} steps each")
     mp.spawn(worker, args=(tempfile.mkdtemp(), parser.parse_args()), nprocs=RANKS)
 
